@@ -1,4 +1,7 @@
-//! What is stored of each EM, beside what its tickets say: for audits.
+//! Audit reader: streams each EM row with the live tickets on that EM, grouped.
+//!
+//! Both come from one statement, so an audit compares counters and tickets of one moment. The rows are streamed: memory
+//! is bounded by one row, independent of the number of EMs. The module never writes. Caller: `service::audit`.
 
 use sqlx::{FromRow as _, PgConnection, Row as _, postgres::PgRow};
 use tokio_stream::StreamExt as _;
@@ -11,23 +14,23 @@ use super::{
     user_resource::{EmGroup, EmGroupRow},
 };
 
-/// What an audit is told.
+/// One item of the audit stream.
 #[derive(Debug)]
 pub enum Told {
-    /// The row of an EM. Its tickets follow.
+    /// Row of an EM. Groups of its tickets follow.
     Em(Box<EmBooks>),
-    /// Tickets that are alike: of the EM before, or of one that does not exist.
+    /// Group of equal tickets, on the preceding EM or on an EM without a row.
     Tickets(EmGroup),
-    /// Rows that cannot be read: of an EM, or of tickets there.
+    /// Rows of an EM, or of its tickets, that cannot be parsed.
     Unreadable {
-        /// The EM as it is stored, for display.
+        /// EM as stored, for display.
         em: String,
-        /// Why.
+        /// Parse error.
         error: StoreError,
     },
 }
 
-/// Tells all EMs and their live tickets, by what EMs count of them: however many there are, only one row at a time is kept.
+/// Passes all EMs, each followed by its ticket groups, to `tell`. Keeps one row in memory.
 pub async fn tell_all(connection: &mut PgConnection, mut tell: impl FnMut(Told)) -> Result<(), StoreError> {
     let mut rows = sqlx::query(
         "-- books::tell_all
@@ -60,14 +63,14 @@ pub async fn tell_all(connection: &mut PgConnection, mut tell: impl FnMut(Told))
     Ok(())
 }
 
-/// Returns what names the EM of a row that cannot be read.
+/// Returns a function that builds the item for a row that cannot be parsed.
 fn unreadable(row: &PgRow) -> impl FnOnce(StoreError) -> Told {
     let column = |name| row.try_get::<&str, _>(name).unwrap_or_default();
     let em = format!("em={}/{}", column("em_application_name"), column("em_instance"));
     |error| Told::Unreadable { em, error }
 }
 
-/// Whether two rows are of the same EM.
+/// Returns whether two rows name the same EM.
 fn is_of_same(one: &PgRow, other: &PgRow) -> bool {
     let same = |column| match (one.try_get::<&str, _>(column), other.try_get::<&str, _>(column)) {
         (Ok(one), Ok(other)) => one == other,

@@ -1,8 +1,9 @@
-//! A cell on Citus: a schema with all tables of the service that the coordinator has put on one worker (`citus_schema_distribute`) and may
-//! move to another (`citus_schema_move`).
+//! Cells on Citus: a cell is a schema with all tables of the service, which the coordinator assigns to one worker
+//! (`citus_schema_distribute`) and can move to another (`citus_schema_move`).
 //!
-//! Instances speak to that worker directly, because Citus's own way through the coordinator costs several times as much, and loses
-//! `lock_timeout` and NOTIFY. What changes the schema goes through the coordinator, which tells all workers.
+//! Instances connect to the worker directly: the path through the coordinator costs several times as much and loses
+//! `lock_timeout` and NOTIFY. Schema changes go through the coordinator, which forwards them to all workers. Callers:
+//! the parent module and [`super::primary`].
 
 use std::{
     fmt,
@@ -21,14 +22,14 @@ use super::{
     url::Hosts,
 };
 
-/// How long a cell's name may be: with what is put behind it, it is a schema's.
+/// Maximum length of a cell name in bytes. With the suffix `_local` it is also a schema name.
 const NAME_MAX: usize = 48;
 
-/// The cell that an instance serves: the name of its schema.
+/// Name of the cell that an instance serves, which is the name of its schema.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Cell(Arc<str>);
 
-/// What is no cell's name.
+/// Error of an invalid cell name.
 #[derive(Debug, thiserror::Error)]
 #[error(
     "{0:?} names no cell: say a schema, of up to {NAME_MAX} letters a to z, digits and _, that begins with a letter"
@@ -36,21 +37,21 @@ pub struct Cell(Arc<str>);
 pub struct CellNameError(String);
 
 impl Cell {
-    /// A cell of that name.
+    /// Parses a cell name.
     ///
     /// # Errors
     /// [`CellNameError`].
     pub fn parse(name: &str) -> Result<Self, CellNameError> {
         let is_well = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'_';
         let begins_well = name.bytes().next().is_some_and(|byte| byte.is_ascii_lowercase());
-        // It stands in SQL as it is.
+        // The name is inserted into SQL unquoted.
         match begins_well && name.bytes().all(is_well) && name.len() <= NAME_MAX && !name.starts_with("pg_") {
             true => Ok(Self(name.into())),
             false => Err(CellNameError(name.to_owned())),
         }
     }
 
-    /// `sql` with the cell's name wherever it says `{cell}`.
+    /// Replaces each `{cell}` in `sql` by the name of the cell.
     fn sql(&self, sql: &str) -> AssertSqlSafe<String> {
         AssertSqlSafe(sql.replace("{cell}", &self.0))
     }
@@ -62,43 +63,43 @@ impl fmt::Display for Cell {
     }
 }
 
-/// Whether this process serves a cell: a table that is missing then has gone with it to another worker, and is otherwise a defect. An error
-/// of the database does not say on which connection it was met.
+/// Whether this process serves a cell. A missing table then means that the cell moved to another worker; otherwise it
+/// is a defect. A database error does not name its connection, so the flag is global.
 static IS_SERVED: AtomicBool = AtomicBool::new(false);
 
-/// From now on, this process serves a cell.
+/// Records that this process serves a cell.
 pub(super) fn serve() {
     IS_SERVED.store(true, Ordering::Relaxed);
 }
 
-/// Whether this process serves a cell.
+/// Returns whether this process serves a cell.
 pub(super) fn is_served() -> bool {
     IS_SERVED.load(Ordering::Relaxed)
 }
 
-/// Which tables connections are for.
+/// Tables that a connection is for.
 #[derive(Debug, Clone)]
 pub(super) enum Tables {
-    /// Those of a database.
+    /// Tables of a database without cells.
     All,
-    /// Those of a cell, through the coordinator.
+    /// Tables of a cell, through the coordinator.
     Distributed(Cell),
-    /// Those of a cell, on the worker that has it.
+    /// Tables of a cell, on the worker that owns it.
     Local(Cell),
 }
 
 impl Tables {
-    /// Adds the settings by which a session finds them.
+    /// Adds the settings, such as `search_path`, by which a session finds the tables.
     pub(super) fn seen_by(&self, settings: Settings) -> Settings {
         match self {
             Self::All => settings,
-            // A bound set for a transaction also holds on the workers; and Citus plans nothing without its parameters.
+            // A timeout of a transaction must also apply on the workers, and Citus plans only with custom plans.
             Self::Distributed(cell) => settings.with([
                 ("search_path", cell.0.as_ref()),
                 ("citus.propagate_set_commands", "local"),
                 ("plan_cache_mode", "auto"),
             ]),
-            // Nothing else: without the views, the same names would be Citus's way through the coordinator.
+            // No further schema: without the views, the same names would resolve to the path through the coordinator.
             Self::Local(cell) => {
                 settings.with([("search_path", format!("{cell}_local").as_str()), ("linkis_rm.cell", cell.0.as_ref())])
             }
@@ -106,19 +107,19 @@ impl Tables {
     }
 }
 
-/// Makes the schema of a cell, if there is none.
+/// Creates the schema of a cell, unless it exists.
 ///
 /// # Errors
-/// Those of the database.
+/// Database errors.
 pub async fn make_schema(connection: &mut PgConnection, cell: &Cell) -> Result<(), StoreError> {
     sqlx::raw_sql(cell.sql("CREATE SCHEMA IF NOT EXISTS {cell}")).execute(connection).await?;
     Ok(())
 }
 
-/// Whether the tables that a connection sees are distributed by Citus, as those of a cell are.
+/// Returns whether Citus distributes the tables that a connection sees, as it does those of a cell.
 ///
 /// # Errors
-/// Those of the database.
+/// Database errors.
 pub async fn is_distributed(connection: &mut PgConnection) -> Result<bool, StoreError> {
     let is_citus: bool = sqlx::query_scalar("SELECT to_regclass('pg_catalog.pg_dist_schema') IS NOT NULL")
         .fetch_one(&mut *connection)
@@ -133,10 +134,10 @@ pub async fn is_distributed(connection: &mut PgConnection) -> Result<bool, Store
     Ok(is_distributed.fetch_one(connection).await?)
 }
 
-/// Where the coordinator says that a cell is.
+/// Returns the worker that owns `cell`, as the coordinator names it.
 ///
 /// # Errors
-/// [`StoreError::NoCell`]; [`StoreError::NoPrimary`] if there is no coordinator; those of the database.
+/// [`StoreError::NoCell`]; [`StoreError::NoPrimary`] if there is no coordinator; database errors.
 pub(super) async fn owner(coordinator: &Primary, cell: &Cell) -> Result<Hosts, StoreError> {
     let found = coordinator.found().await?;
     let owner = sqlx::query_as(
@@ -167,7 +168,7 @@ pub(super) async fn owner(coordinator: &Primary, cell: &Cell) -> Result<Hosts, S
     Ok(Hosts { options: vec![options.clone().host(&host).port(port)], ..(*hosts).clone() })
 }
 
-/// Whether the worker of a connection has a cell; makes it usable there if nobody has yet.
+/// Returns whether the worker of a connection owns `cell`. Creates the cell's views there if they do not exist yet.
 pub(super) async fn is_here(connection: &mut PgConnection, cell: &Cell) -> Result<bool, StoreError> {
     let look = sqlx::query_as(
         "-- citus::is_here
@@ -184,7 +185,7 @@ pub(super) async fn is_here(connection: &mut PgConnection, cell: &Cell) -> Resul
     Ok(is_here)
 }
 
-/// Makes all tables that a cell has now usable on the worker of a connection.
+/// Creates the views through which the worker of a connection serves the tables of `cell`.
 pub(super) async fn make_usable(connection: &mut PgConnection, cell: &Cell) -> Result<(), StoreError> {
     answered(sqlx::raw_sql(cell.sql(include_str!("citus/views.sql"))).execute(connection)).await?;
     Ok(())

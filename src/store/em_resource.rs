@@ -1,6 +1,9 @@
-//! `linkis_em_resource_meta_data`: the EMs and their counters.
+//! `linkis_em_resource_meta_data`: EMs with their capacity, counters and labels.
 //!
-//! - `list`: EMs for people, page by page.
+//! Every update states the version that was read and fails with [`StoreError::RowCount`] if the row has changed since.
+//! The counters of a batch are written by `settlement`. Callers: the committer, background tasks, audits and lists.
+//!
+//! Submodule `list`: pages of EMs for operators.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -92,7 +95,7 @@ impl TryFrom<EmRow> for Em {
     }
 }
 
-/// The EMs among `instances` that exist.
+/// Returns the EMs among `instances` that exist.
 pub async fn read(
     executor: impl PgExecutor<'_>,
     instances: impl IntoIterator<Item = &EmInstance>,
@@ -117,8 +120,10 @@ pub async fn read(
     rows.into_iter().map(|row| Em::try_from(row).map(|em| (em.instance.clone(), em))).collect()
 }
 
-/// What a batch reads first, in one statement: the limits in force (`known`, if they have not changed since; in a transaction they
-/// then stay in force until it ends), whether anybody waits in line, and the EMs among `instances` that exist.
+/// Reads the first input of a batch in one statement: the present limits, whether any instance may have waiters, and
+/// the EMs among `instances` that exist.
+///
+/// Returns `known` as the limits if they have not changed. In a transaction the limits cannot change until it ends.
 pub async fn read_in_force(
     connection: &mut PgConnection,
     known: &Arc<Limits>,
@@ -159,7 +164,7 @@ pub async fn read_in_force(
     Ok((InForce { limits, anybody_waits, oldest_writer }, ems))
 }
 
-/// Whether there is any EM.
+/// Returns whether any EM exists.
 pub async fn is_any(executor: impl PgExecutor<'_>) -> Result<bool, StoreError> {
     Ok(sqlx::query_scalar(
         "-- em_resource::is_any
@@ -169,7 +174,7 @@ pub async fn is_any(executor: impl PgExecutor<'_>) -> Result<bool, StoreError> {
     .await?)
 }
 
-/// Up to `limit` EMs whose tickets are being ended, in the order of their keys.
+/// Returns up to `limit` EMs whose tickets are being ended, ordered by key.
 pub async fn going(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<EmInstance>, StoreError> {
     let rows: Vec<(String, String)> = sqlx::query_as(
         "-- em_resource::going
@@ -182,7 +187,8 @@ pub async fn going(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<EmIn
     rows.into_iter().map(|(application_name, instance)| TABLE.em(&application_name, &instance)).collect()
 }
 
-/// Up to `limit` EMs in the order of their keys, from behind `after`, each with the label set up to which its tickets are counted.
+/// Returns up to `limit` EMs after `after`, ordered by key, each with the number of the last label set that its tickets
+/// are counted by.
 pub async fn counted(
     executor: impl PgExecutor<'_>,
     after: Option<&EmInstance>,
@@ -205,7 +211,7 @@ pub async fn counted(
     rows.into_iter().map(of).collect()
 }
 
-/// Writes everything of EMs that registered again, each with the version that was read.
+/// Updates all columns of EMs that registered again, by version.
 pub async fn update(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
     let columns = Columns::of(ems)?;
     let update = sqlx::query(
@@ -230,7 +236,7 @@ pub async fn update(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
     expect_rows(TABLE.0, ems.len(), done.rows_affected())
 }
 
-/// Writes EMs that are new, and their kinds.
+/// Inserts new EMs, and the policies of new kinds.
 pub async fn insert(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
     let columns = Columns::of(ems)?;
     policy::insert(connection, &columns.em_application_name).await?;
@@ -255,7 +261,7 @@ pub async fn insert(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
     expect_rows(TABLE.0, ems.len(), done.rows_affected())
 }
 
-/// Removes EMs, each with the version that was read.
+/// Deletes EMs by version.
 pub async fn delete(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
     let (application_names, instances) = em_columns(ems.iter().map(|em| &em.instance));
     let versions: Vec<i64> = ems.iter().map(|em| em.version).collect();
@@ -273,7 +279,7 @@ pub async fn delete(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
     expect_rows(TABLE.0, ems.len(), done.rows_affected())
 }
 
-/// What audits read of an EM.
+/// Columns of an EM that audits read.
 #[derive(FromRow)]
 pub(super) struct BooksRow {
     em_application_name: String,
@@ -312,7 +318,7 @@ impl TryFrom<BooksRow> for EmBooks {
     }
 }
 
-/// What is stored of an EM, whether or not it makes sense; `None` if there is no such EM.
+/// Returns the stored counters of an EM, also if they contradict one another; `None` if the EM does not exist.
 pub async fn books(connection: &mut PgConnection, em: &EmInstance) -> Result<Option<EmBooks>, StoreError> {
     let row: Option<BooksRow> = sqlx::query_as(
         "-- em_resource::books
@@ -328,7 +334,7 @@ pub async fn books(connection: &mut PgConnection, em: &EmInstance) -> Result<Opt
     row.map(EmBooks::try_from).transpose()
 }
 
-/// Writes the true counters of an EM in place of those of `books`.
+/// Replaces the counters of an EM by `counters`, at the version of `books`.
 pub async fn repair(connection: &mut PgConnection, books: &EmBooks, counters: &TrueCounters) -> Result<(), StoreError> {
     let done = sqlx::query(
         "-- em_resource::repair
@@ -353,7 +359,7 @@ pub async fn repair(connection: &mut PgConnection, books: &EmBooks, counters: &T
 
 type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>;
 
-/// The columns of many EMs.
+/// Columns of several EMs.
 #[derive(Default)]
 pub(super) struct Columns<'a> {
     pub em_application_name: Vec<&'a str>,

@@ -1,4 +1,7 @@
-//! `linkis_rm_lease`: who does what one instance does for all.
+//! `linkis_rm_lease`: leases that select one instance for each task that only one instance runs.
+//!
+//! An instance that stops renewing loses its lease after [`LEASE`]; another instance can then take it. Caller: the
+//! background tasks of `service`.
 
 use std::time::Duration;
 
@@ -7,10 +10,10 @@ use uuid::Uuid;
 
 use super::StoreError;
 
-/// How long a lease lasts without being renewed.
+/// Duration of a lease that is not renewed.
 pub const LEASE: Duration = Duration::from_secs(5);
 
-/// Takes a lease, or renews it; false if another instance has it.
+/// Takes or renews a lease. Returns false if another instance has it.
 pub async fn hold(executor: impl PgExecutor<'_>, name: &str, instance_id: Uuid) -> Result<bool, StoreError> {
     let done = sqlx::query(
         "-- lease::hold
@@ -27,7 +30,7 @@ pub async fn hold(executor: impl PgExecutor<'_>, name: &str, instance_id: Uuid) 
     Ok(done.rows_affected() == 1)
 }
 
-/// Gives a lease back, so that another need not wait for its end.
+/// Releases a lease, so that another instance need not wait for its expiry.
 pub async fn give_back(executor: impl PgExecutor<'_>, name: &str, instance_id: Uuid) -> Result<(), StoreError> {
     sqlx::query(
         "-- lease::give_back

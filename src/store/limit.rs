@@ -1,5 +1,10 @@
-//! `linkis_resource_limit`: the rules, and `linkis_resource_limit_version`: the fence between those who count by them and those
-//! who change them.
+//! `linkis_resource_limit`: the rules. `linkis_resource_limit_version`: the limits fence and the limits version.
+//!
+//! The fence is a table lock. Batches read the version under a weak lock; a change of the rules takes the strong lock
+//! last, so it waits for all batches that use the old rules. The version row also states the oldest release that may
+//! write.
+//!
+//! Never: changes a rule without a new version. Callers: the committer, limit changes and holds.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -23,36 +28,36 @@ use super::{
 
 const TABLE: &str = "linkis_resource_limit";
 
-/// How many bytes of a hash tell one state of a rule from all others.
+/// Length of an etag, in bytes of the hash.
 const ETAG_BYTES: usize = 16;
 
-/// What every batch has to know first, read by [`em_resource::read_in_force`](super::em_resource::read_in_force).
+/// Limits and flags that a batch reads first, by [`em_resource::read_in_force`](super::em_resource::read_in_force).
 #[derive(Debug)]
 pub struct InForce {
-    /// The limits.
+    /// Limits of the present version.
     pub limits: Arc<Limits>,
-    /// Whether anybody may wait in line, anywhere: an instance that has waiters says that it lives before they stand there.
+    /// Whether any instance may have waiters. An instance writes its liveness row before its first queue entry.
     pub anybody_waits: bool,
-    /// The oldest release that may write.
+    /// Oldest release that may write.
     pub oldest_writer: i32,
 }
 
-/// What this release can count by: raised by one that counts otherwise.
+/// Writer number of this release. A release that counts differently raises it.
 pub const WRITER: i32 = 7;
 
-/// What a release has to know that writes where limits have been changed, or EMs are drained.
+/// Writer number required after the first limit change or drain.
 pub const KNOWS_DRAINS: i32 = 5;
 
-/// What a release has to know that writes where a provider has a say in queues.
+/// Writer number required once a provider limits external queues.
 pub const KNOWS_QUEUES: i32 = 6;
 
-/// What a release has to know that writes where tickets without an engine type are counted by families.
+/// Writer number required once tickets without an engine type are counted by engine family.
 pub const KNOWS_FAMILIES: i32 = 7;
 
-/// Writer number of the first release that knows that request ids are of one user each.
+/// Writer number of the first release whose request ids are separate per user.
 const KNOWS_USERS_OF_REQUEST_IDS: i32 = 7;
 
-/// Fails if this release is too old to write.
+/// Checks that this release may write.
 ///
 /// # Errors
 /// [`StoreError::TooOld`].
@@ -60,8 +65,8 @@ pub fn check_writer(oldest_writer: i32) -> Result<(), StoreError> {
     if oldest_writer <= WRITER { Ok(()) } else { Err(StoreError::TooOld { oldest_writer }) }
 }
 
-/// Has no release write any more that is older than `writer`, which would not know what the transaction writes. Whoever takes the same
-/// resource locks later sees it.
+/// Excludes releases older than `writer` from writing, because they would ignore what the transaction writes. Later
+/// owners of the same resource locks see the new value.
 pub async fn keep_older_out(connection: &mut PgConnection, writer: i32) -> Result<(), StoreError> {
     sqlx::query(
         "-- limit::keep_older_out
@@ -73,8 +78,8 @@ pub async fn keep_older_out(connection: &mut PgConnection, writer: i32) -> Resul
     Ok(())
 }
 
-/// Ends the writing of releases to which a request id is one name for all users. Their batches that are under way end first, so that this
-/// release sees each of their request ids before it writes its own.
+/// Excludes releases that share request ids between users. Waits until their batches end, so that this release sees all
+/// of their request ids before it writes its own.
 ///
 /// # Errors
 /// [`StoreError::is_lock_timeout`] if a batch takes longer than `lock_timeout`.
@@ -94,7 +99,7 @@ pub async fn keep_earlier_out(connection: &mut PgConnection) -> Result<(), Store
     Ok(transaction.commit().await?)
 }
 
-/// The limits in force: `known`, if they have not changed since. In a transaction they then stay in force until it ends.
+/// Returns the present limits, or `known` if they have not changed. In a transaction they cannot change until it ends.
 pub async fn current(connection: &mut PgConnection, known: &Arc<Limits>) -> Result<Arc<Limits>, StoreError> {
     let version = sqlx::query_scalar(
         "-- limit::current
@@ -105,7 +110,7 @@ pub async fn current(connection: &mut PgConnection, known: &Arc<Limits>) -> Resu
     of_version(connection, version, known).await
 }
 
-/// The limits of this version: `known`, if they have not changed since.
+/// Returns the limits of `version`, or `known` if that is their version.
 pub(super) async fn of_version(
     connection: &mut PgConnection,
     version: Uuid,
@@ -117,7 +122,7 @@ pub(super) async fn of_version(
     }
 }
 
-/// The limits of this version: of the rules only what has changed since those that are `known`, if that is told.
+/// Reads the limits of `version`. Reads only the rules that changed since `known` if the change log covers them.
 async fn read(connection: &mut PgConnection, version: Uuid, known: &Limits) -> Result<Limits, StoreError> {
     let changes = limit_change::between(&mut *connection, known.version(), version).await?;
     let all = match &changes {
@@ -134,7 +139,7 @@ async fn read(connection: &mut PgConnection, version: Uuid, known: &Limits) -> R
     Ok(limits.with_policies(policies).with_users_held(users_held))
 }
 
-/// All rules.
+/// Returns all rules.
 pub async fn rules(executor: impl PgExecutor<'_>) -> Result<Vec<Rule>, StoreError> {
     let rows: Vec<(String, String, String)> = sqlx::query_as(
         "-- limit::rules
@@ -160,11 +165,11 @@ pub(super) fn rule(pattern_json: &str, mode: &str, max: &str) -> Result<Rule, St
     Ok(Rule { pattern: pattern(pattern_json)?, mode, max })
 }
 
-/// Keeps others from changing the limits until the transaction ends; those who count by them go on, until the fence is closed. The
-/// limits get another version, by which no earlier release may count. Answers the version before.
+/// Starts a change of the limits: excludes other changes until the transaction ends and sets a new version, which
+/// earlier releases may not use. Batches continue until [`close_fence`]. Returns the previous version.
 ///
 /// # Errors
-/// [`StoreError::is_lock_timeout`] if another changes them for longer than `lock_timeout`; [`StoreError::TooOld`].
+/// [`StoreError::is_lock_timeout`] if another change takes longer than `lock_timeout`; [`StoreError::TooOld`].
 pub async fn begin_change(connection: &mut PgConnection) -> Result<Uuid, StoreError> {
     keep_from_changing(connection).await?;
     let (before, oldest_writer) = sqlx::query_as(
@@ -181,12 +186,13 @@ pub async fn begin_change(connection: &mut PgConnection) -> Result<Uuid, StoreEr
     Ok(before)
 }
 
-/// Has users' resource locks taken whatever rules there are, until [`let_users_go`]; whoever counts without them has ended by then.
+/// Makes batches lock users regardless of the rules, until [`let_users_go`]. Returns after all batches without user
+/// locks have ended.
 ///
 /// # Errors
-/// As of [`begin_change`] and [`close_fence`].
+/// Errors of [`begin_change`] and [`close_fence`].
 pub async fn hold_users(connection: &mut PgConnection) -> Result<(), StoreError> {
-    // Whoever lets users go has to see the hold that is taken, or this has to see that users were let go.
+    // Locked first: either the unlock sees the new hold, or this call sees that users are unlocked.
     keep_from_changing(connection).await?;
     if !users_held(&mut *connection).await? {
         let before = begin_change(connection).await?;
@@ -197,10 +203,10 @@ pub async fn hold_users(connection: &mut PgConnection) -> Result<(), StoreError>
     Ok(())
 }
 
-/// Has users' resource locks taken only where rules count by user, if there is no hold on a user any more.
+/// Makes batches lock users only for rules that count by user, if no hold on a user remains.
 ///
 /// # Errors
-/// As of [`begin_change`].
+/// Errors of [`begin_change`].
 pub async fn let_users_go(connection: &mut PgConnection) -> Result<(), StoreError> {
     keep_from_changing(connection).await?;
     if resource_hold::are_users_let_go(&mut *connection).await? {
@@ -220,22 +226,23 @@ async fn users_held(executor: impl PgExecutor<'_>) -> Result<bool, StoreError> {
     .await?)
 }
 
-/// Keeps others from changing the limits until the transaction ends.
+/// Excludes other changes of the limits until the transaction ends.
 async fn keep_from_changing(connection: &mut PgConnection) -> Result<(), StoreError> {
     sqlx::query("LOCK TABLE linkis_resource_limit_version IN SHARE UPDATE EXCLUSIVE MODE").execute(connection).await?;
     Ok(())
 }
 
-/// Waits until nobody counts by the rules, and keeps everybody from doing so until the transaction ends, which has to be soon.
+/// Closes the limits fence: waits until no batch uses the rules, and blocks new batches until the transaction ends. The
+/// caller must commit soon.
 ///
 /// # Errors
-/// [`StoreError::is_lock_timeout`] if somebody counts for longer than `lock_timeout`; who comes later waits meanwhile.
+/// [`StoreError::is_lock_timeout`] if a batch takes longer than `lock_timeout`. Later batches wait meanwhile.
 pub async fn close_fence(connection: &mut PgConnection) -> Result<(), StoreError> {
     sqlx::query("LOCK TABLE linkis_resource_limit_version IN ACCESS EXCLUSIVE MODE").execute(connection).await?;
     Ok(())
 }
 
-/// Writes rules, each in place of another with the same pattern; no two of them have the same.
+/// Inserts or replaces rules by pattern. The patterns must be distinct.
 pub async fn upsert(connection: &mut PgConnection, rules: &[Rule], by: &Principal) -> Result<(), StoreError> {
     let patterns: Vec<String> = rules.iter().map(|rule| pattern_json(&rule.pattern)).collect();
     let max = |rule: &Rule| tally_json(rule.max.iter().map(|(dimension, max)| (dimension, *max)));
@@ -261,7 +268,7 @@ pub async fn upsert(connection: &mut PgConnection, rules: &[Rule], by: &Principa
     expect_rows(TABLE, rules.len(), done.rows_affected())
 }
 
-/// Removes rules, and answers those that were there.
+/// Deletes the rules of `patterns` and returns those that existed.
 pub async fn delete(connection: &mut PgConnection, patterns: &[Pattern]) -> Result<Vec<Rule>, StoreError> {
     let rows: Vec<(String, String, String)> = sqlx::query_as(
         "-- limit::delete
@@ -287,14 +294,14 @@ impl TryFrom<RecordRow> for RuleRecord {
 
     fn try_from(row: RecordRow) -> Result<Self, StoreError> {
         let RecordRow { pattern, mode, max_resource, updated_by, update_time } = row;
-        // Of what is stored, so that it is another also when an earlier release has set the rule.
+        // Over the stored text, so that a change by an earlier release also changes the etag.
         let stored = format!("{pattern} {mode} {max_resource} {} {updated_by}", update_time.unix_timestamp_nanos());
         let etag = hash(&stored).iter().take(ETAG_BYTES).map(|byte| format!("{byte:02x}")).collect();
         Ok(Self { rule: rule(&pattern, &mode, &max_resource)?, updated_by, update_time, etag })
     }
 }
 
-/// The rules of those among `patterns` that have one, and how they came to be.
+/// Returns the rules of `patterns` that exist, with author, time and etag.
 pub async fn records<'a>(
     executor: impl PgExecutor<'_>,
     patterns: impl IntoIterator<Item = &'a Pattern>,
@@ -315,7 +322,7 @@ fn pattern_hashes<'a>(patterns: impl IntoIterator<Item = &'a Pattern>) -> Vec<Ve
     patterns.into_iter().map(|pattern| hash(&pattern_json(pattern)).to_vec()).collect()
 }
 
-/// Those among `label_sets` that rules have. Of each, one row is looked up: whether one equals it, a join would find by reading all.
+/// Returns the label sets among `label_sets` that have rules. One index look-up per set; a join would read all rules.
 pub async fn label_sets(
     executor: impl PgExecutor<'_>,
     label_sets: BTreeSet<BTreeSet<String>>,
@@ -333,9 +340,9 @@ pub async fn label_sets(
     Ok((1..).zip(label_sets).filter(|(number, _)| with_rules(number)).map(|(_, set)| set).collect())
 }
 
-/// The rules, without keeping anybody from changing them.
+/// Returns the rules without blocking changes.
 pub async fn read_unfenced(connection: &mut PgConnection) -> Result<Limits, StoreError> {
-    // The version is not read: whoever does so in a transaction makes the next change wait, and all others behind it.
+    // Without the version: reading it in a transaction would block the next change and every batch behind that.
     let rules = rules(&mut *connection).await?;
     let sets = label_set::read(&mut *connection).await?;
     Ok(Limits::new(Uuid::nil(), sets, rules).with_policies(policy::read(connection).await?))

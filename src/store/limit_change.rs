@@ -1,4 +1,7 @@
-//! `linkis_resource_limit_change`: what each change of the rules has changed, so that nobody reads them all for one.
+//! `linkis_resource_limit_change`: log of rule changes by limits version, so that instances need not read all rules
+//! again.
+//!
+//! Each row links the version before and after a change. Caller: [`super::limit`].
 
 use sqlx::{FromRow, PgConnection, PgExecutor};
 use uuid::Uuid;
@@ -10,14 +13,14 @@ use crate::domain::{
 
 use super::{StoreError, limit, rows::tally_json};
 
-/// How many rules a change may have changed to be told one by one.
+/// Maximum number of changed rules that one change records individually.
 const TOLD_MAX: usize = 1000;
 
-/// How many rows are kept, and how many are followed at most: more is dearer than to read all rules.
+/// Number of rows kept, and maximum number of rows to apply: above it, reading all rules is cheaper.
 const KEPT: i64 = 10_000;
 const FOLLOWED_MAX: usize = 2000;
 
-/// Tells what a change has changed of the rules, whose version was `before` it.
+/// Records the rules that a change modified. `before` is the version before the change.
 pub async fn insert(
     connection: &mut PgConnection,
     before: Uuid,
@@ -54,7 +57,7 @@ pub async fn insert(
     Ok(())
 }
 
-/// Patterns with their rules, or without one if it has gone; in the order in which they came to be.
+/// Patterns with their rules in the order of the changes; `None` for a deleted rule.
 type RuleChanges = Vec<(Pattern, Option<Rule>)>;
 
 #[derive(FromRow)]
@@ -63,12 +66,12 @@ struct ChangeRow {
     version: Uuid,
     pattern: Option<String>,
     max_resource: Option<String>,
-    /// An earlier release tells none, and enforces all.
+    /// `None` in rows of an earlier release, which enforces every limit.
     mode: Option<String>,
     is_whole: bool,
 }
 
-/// What has changed of the rules between two versions; `None` if that is not told, or too much.
+/// Returns the rule changes between two versions; `None` if the log does not cover them or has too many rows.
 pub async fn between(executor: impl PgExecutor<'_>, from: Uuid, to: Uuid) -> Result<Option<RuleChanges>, StoreError> {
     let rows: Vec<ChangeRow> = sqlx::query_as(
         "-- limit_change::between
@@ -83,7 +86,8 @@ pub async fn between(executor: impl PgExecutor<'_>, from: Uuid, to: Uuid) -> Res
     follow(rows, from, to)
 }
 
-/// Each change has to begin where the one before it ended; otherwise somebody made one that is not told.
+/// Follows the chain of versions. Each change must begin at the version where the previous one ended; a gap means that
+/// the log misses a change.
 fn follow(rows: Vec<ChangeRow>, from: Uuid, to: Uuid) -> Result<Option<RuleChanges>, StoreError> {
     let may_be_cut = rows.len() >= FOLLOWED_MAX;
     let (mut at, mut changes) = (from, Vec::new());

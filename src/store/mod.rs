@@ -1,20 +1,14 @@
-//! The PostgreSQL store: SQL and nothing else, one file per table.
+//! PostgreSQL store: every SQL statement of the service, with one module per table.
 //!
-//! - [`em_resource`], [`em_report`], [`em_observed`], [`em_drain`], [`user_resource`], [`label_set`], [`label_resource`], [`limit`],
-//!   [`limit_change`], [`policy`], [`request_id`], [`action_record`], [`history_horizon`], [`resource_lock`], [`waiting`], [`lease`],
-//!   [`token`], [`refusal`], [`usage_hour`], [`cluster_figure`], [`server_instance`], [`external_resource_provider`],
-//!   [`external_queue`], [`external_ticket`], [`external_refresh`], [`external_snapshot`]: the tables;
-//! - [`schema`]: which tables there are; [`history_part`]: the parts of the history; [`resource_hold`]: lock rows that outlive a call;
-//! - [`settlement`]: what nearly every batch writes to several of them at once; `rows`: columns as values of the domain, and back;
-//! - [`overview`], [`books`], [`ended_use`], [`history_end`]: what is read of several of them: for an overview, an audit, use over time,
-//!   and whoever follows the history;
-//! - [`target`], [`url`]: where the database is; [`primary`]: which of its hosts takes writes; [`citus`]: cells, each on a worker of Citus;
-//!   [`session`]: connections, and what bounds their waits; [`standby`]: a host that follows it, for reads that may be a little old;
-//! - [`operators`]: the few connections that operators' calls share;
-//! - [`embedded`]: the private PostgreSQL that is started when no other is named.
+//! A function that writes takes a connection, so that the caller's transaction decides what commits together. Every
+//! write compares the number of changed rows with the expected number. This module never decides a grant. Callers:
+//! `service`, and `commands` for offline commands.
 //!
-//! Functions that change something take a connection: the caller's transaction decides what belongs together. Every write checks
-//! how many rows it touched.
+//! - Writes of a batch: [`settlement`], [`resource_lock`]. Rows to domain values and back: `rows`.
+//! - Reads across tables: [`overview`], [`books`] (audit), [`ended_use`], [`history_end`].
+//! - Schema and history partitions: [`schema`], [`history_part`]. Cells on Citus: [`citus`].
+//! - Hosts and connections: [`target`], [`url`], [`primary`], [`standby`], [`session`], [`operators`], [`embedded`].
+//! - All other modules: one table each, named in their first line.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -75,34 +69,34 @@ use session::{Session, Source};
 use target::Target;
 use url::Hosts;
 
-/// How long to wait for connections to close.
+/// Maximum time that [`Store::close`] waits for connections to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The database, as one instance of the service uses it.
+/// The database connections of one instance: hosts, sessions and permits. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Store {
     target: Target,
-    /// Where the schema is changed: the coordinator of a cell, or the same.
+    /// Host for schema changes: the coordinator of a cell; the primary itself without cells.
     schema: Primary,
     primary: Primary,
     operators: Operators,
     turns: Turns,
 }
 
-/// The kind of background work, of which one step of each runs at a time.
+/// Kind of background work. One step of each kind runs at a time in an instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
-    /// Steps of milliseconds on which an instance depends: deadlines, leases, signs of life.
+    /// Steps of milliseconds that an instance depends on: deadlines, leases, liveness rows.
     Vital,
-    /// Other steps of less than seconds.
+    /// Other steps shorter than a second.
     Short,
     /// Steps of up to minutes.
     Long,
-    /// Snapshots of external clusters.
+    /// Installing snapshots of external clusters.
     Refresh,
 }
 
-/// Permits of sessions that have a connection lent.
+/// Permits of sessions that borrow a connection.
 #[derive(Clone, Debug)]
 struct Turns {
     lanes: Arc<Semaphore>,
@@ -120,7 +114,7 @@ impl Default for Turns {
     }
 }
 
-/// A database that may have to be waited for until one of its hosts takes writes.
+/// A database whose primary may be unknown yet; [`Opening::prepare`] turns it into a [`Store`].
 #[derive(Clone, Debug)]
 pub struct Opening {
     target: Target,
@@ -129,10 +123,10 @@ pub struct Opening {
 }
 
 impl Opening {
-    /// Looks for the database at `target`; says why if none of its hosts takes writes yet.
+    /// Searches for the primary of `target`. The inner result is the reason if no host accepts writes yet.
     ///
     /// # Errors
-    /// [`StoreError::Unreachable`] if waiting for one is of no use; [`StoreError::NoCell`].
+    /// [`StoreError::Unreachable`] if waiting for a primary cannot help; [`StoreError::NoCell`].
     pub async fn find(target: Target) -> Result<(Self, Result<(), Missing>), StoreError> {
         if target.is_unverified() {
             tracing::warn!(%target, "the database is on another machine and has not to show who it is: see sslmode=verify-full");
@@ -144,7 +138,7 @@ impl Opening {
             Some(cell) => {
                 let hosts = match &found {
                     Ok(_) => citus::owner(&schema, &cell).await?,
-                    // As soon as there is a coordinator, it says where the cell is.
+                    // The host of the cell is read from the coordinator once the coordinator is found.
                     Err(_) => Hosts { options: Vec::new(), ..(*target.hosts()).clone() },
                 };
                 let primary = Primary::of_cell(schema.clone(), cell, hosts);
@@ -155,19 +149,16 @@ impl Opening {
         Ok((Self { target, schema, primary }, found.map(|_| ())))
     }
 
-    /// Waits until it takes writes.
+    /// Waits until a host accepts writes.
     pub async fn found(&self) {
         self.primary.awaited().await;
     }
 
-    /// Whether one takes writes, as of the last look; why not.
-    ///
-    /// # Errors
-    /// [`StoreError::NoPrimary`]; [`StoreError::Unreachable`] if waiting for one is of no use.
+    /// Checks whether a host accepts writes, as of the last probe.
     pub fn standing(&self) -> Result<(), StoreError> {
         match self.primary.standing() {
             Ok(_) => Ok(()),
-            // The coordinator of a cell names the hosts.
+            // The hosts of a cell are named by its coordinator, so the coordinator's error comes first.
             Err(_) => Err(self
                 .schema
                 .hopeless()
@@ -176,23 +167,26 @@ impl Opening {
         }
     }
 
-    /// The error of a call that finds no host now.
+    /// Returns the error for a call that finds no primary now.
     pub fn missing(&self) -> StoreError {
         self.primary.missing()
     }
 
-    /// A connection for work that may take its time, and that changes no table.
+    /// Opens a connection without statement timeout, for long work that changes no table.
     ///
     /// # Errors
-    /// Those of the database.
+    /// Database errors.
     pub async fn connect(&self) -> Result<PgConnection, StoreError> {
         Ok(self.primary.connect_with(session::UNBOUNDED).await?.0)
     }
 
-    /// Brings its schema up to date, if it `migrates`, with room for a history that reaches back so far; otherwise the schema has to be.
+    /// Prepares the schema and returns the store.
+    ///
+    /// Applies missing migrations if `migrates` is true, and creates history partitions for `history` into the past.
     ///
     /// # Errors
-    /// [`StoreError::SchemaTooOld`]; [`StoreError::Denied`] if the role may do too little; those of the database.
+    /// [`StoreError::SchemaTooOld`] if migrations are missing and `migrates` is false; [`StoreError::Denied`] if the
+    /// role lacks a privilege; database errors.
     pub async fn prepare(&self, history: Duration, migrates: bool) -> Result<Store, StoreError> {
         let Self { target, schema, primary } = self.clone();
         let (mut connection, _) = schema.connect_with(session::UNBOUNDED).await?;
@@ -207,7 +201,7 @@ impl Opening {
             history_part::make(&mut connection, history).await
         };
         prepared.await.map_err(StoreError::or_denied)?;
-        // A cell's tables are locked and written on the worker that has it.
+        // The tables of a cell are locked and written on the worker that owns the cell.
         if let Some(cell) = target.cell() {
             (connection, _) = primary.connect_with(session::UNBOUNDED).await?;
             citus::make_usable(&mut connection, &cell).await.map_err(StoreError::or_denied)?;
@@ -219,48 +213,49 @@ impl Opening {
 }
 
 impl Store {
-    /// Prepares to use the database at `target`, and brings its schema up to date, with room for a history that reaches back so far.
-    /// Several instances may do so at once. A database that takes no writes yet is waited for.
+    /// Opens the database at `target`: waits for a primary, applies missing migrations, and creates history partitions
+    /// for `history` into the past. Several instances may open a database concurrently.
+    ///
+    /// # Errors
+    /// Errors of [`Opening::find`] and [`Opening::prepare`].
     pub async fn open(target: impl Into<Target>, history: Duration) -> Result<Self, StoreError> {
         let (opening, _) = Opening::find(target.into()).await?;
         opening.found().await;
         opening.prepare(history, true).await
     }
 
-    /// The host that takes writes.
+    /// Returns the primary, the host that accepts writes.
     pub fn primary(&self) -> &Primary {
         &self.primary
     }
 
-    /// For short reads by key, and for whatever is not a hot path; never for what an operator lists.
-    ///
-    /// # Errors
-    /// [`StoreError::NoPrimary`].
+    /// Returns the connection pool for short reads by key and for paths that are not hot. Lists for operators use
+    /// [`Store::operators`] instead.
     pub async fn pool(&self) -> Result<PgPool, StoreError> {
         Ok(self.primary.found().await?.pool.clone())
     }
 
-    /// For what operators list, who must stand in nobody's way but each other's.
+    /// Returns the connections for operators' lists. Lists delay only one another.
     pub fn operators(&self) -> &Operators {
         &self.operators
     }
 
-    /// A connection of its own for a committer.
+    /// Returns a session with its own connection, for a committer.
     pub fn committer_session(&self) -> Session {
         self.of(Source::Own(Seat::Committer))
     }
 
-    /// A connection of its own for one of the tasks that keep one.
+    /// Returns a session with its own connection, for a task that keeps one.
     pub fn session(&self) -> Session {
         self.of(Source::Own(Seat::Other))
     }
 
-    /// A connection for operations that wait for a contended key, lent for as long as they do.
+    /// Returns a session that borrows a connection while operations wait for a contended key.
     pub fn lane_session(&self) -> Session {
         self.of(Source::Lent(Lender::Lanes, self.turns.lanes.clone(), None))
     }
 
-    /// A connection for background work, lent for a step.
+    /// Returns a session that borrows a connection for one step of background work.
     pub fn background_session(&self, work: Work) -> Session {
         let turns = match work {
             Work::Vital => &self.turns.vital,
@@ -271,12 +266,12 @@ impl Store {
         self.of(Source::Lent(Lender::Pool, turns.clone(), None))
     }
 
-    /// A connection for one task, lent while it reads.
+    /// Returns a session that borrows a connection for the reads of one task.
     pub fn lent_session(&self) -> Session {
         self.of(Source::Lent(Lender::Pool, Arc::new(Semaphore::new(1)), None))
     }
 
-    /// A connection for one operator's call that changes something, or reads everything.
+    /// Returns a session that borrows a connection for one operator's call: a change, or a read of everything.
     pub fn operator_session(&self) -> Session {
         self.of(Source::Lent(Lender::Operators, self.operators.connections(), Some(operators::WAIT_MAX)))
     }
@@ -285,13 +280,15 @@ impl Store {
         Session::new(self.primary.clone(), source)
     }
 
-    /// A connection for what changes the schema, through the coordinator of a cell; `None` where any will do.
+    /// Returns a session for schema changes through the coordinator of a cell; `None` without cells, where any session
+    /// serves.
     pub fn schema_session(&self) -> Option<Session> {
         self.target.cell().map(|_| Session::new(self.schema.clone(), Source::Extra))
     }
 
-    /// Takes up what its file says when that changes, until the server stops: connections that are made from then on show it. What is no
-    /// URL leaves things as they are.
+    /// Polls the file of the database URL and applies its changes, until `stopping`.
+    ///
+    /// New connections use the new credentials and hosts. An invalid URL is logged once and ignored.
     pub async fn follow(self, stopping: CancellationToken) {
         let Some(file) = self.target.file() else { return };
         let mut failed = false;
@@ -312,134 +309,135 @@ impl Store {
         }
     }
 
-    /// Closes what is open; what the database does not answer is left to the end of the process.
+    /// Closes all connections. Connections that the database does not close within `CLOSE_TIMEOUT` end with the
+    /// process.
     pub async fn close(&self) {
         let closed = async { tokio::join!(self.primary.close(), self.schema.close()) };
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;
     }
 }
 
-/// Why the store could not do as asked.
+/// Error of the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
-    /// The database refused, or is away.
+    /// A statement or connection failed in the driver or in PostgreSQL.
     #[error("the database could not do it")]
     Database(#[from] sqlx::Error),
-    /// Too many operators ask at once.
+    /// No permit for an operator's call became free in time.
     #[error("too many operators' calls are under way")]
     OperatorsBusy,
-    /// There is no database there, or none that lets us in.
+    /// The database does not exist, or rejects the connection; waiting does not help.
     #[error("cannot use the PostgreSQL at {address}; check DATABASE_URL")]
     Unreachable {
-        /// Where it should be.
+        /// Address of the database.
         address: String,
-        /// Why not.
+        /// Cause.
         source: Arc<StoreError>,
     },
-    /// No host of the database takes writes now.
+    /// No host of the database accepts writes now.
     #[error("{why}: {hosts}")]
     NoPrimary {
-        /// Why not, by the one that comes nearest.
+        /// Reason, from the host that is nearest to accepting writes.
         why: Missing,
-        /// How each was last seen.
+        /// State of each host at its last probe, for display.
         hosts: String,
     },
-    /// A session is not what the service needs: its bounds are not in force, or it is not its own.
+    /// The session does not suit the service: its settings have no effect, or a pooler shares its PostgreSQL process.
     #[error(
         "a connection to the database is no session of its own ({why}); name PostgreSQL itself, or a pooler that pools sessions \
          (PgBouncer: pool_mode = session)"
     )]
     Unfit {
-        /// How that shows.
+        /// Observed difference.
         why: String,
     },
-    /// The database cannot hold every name.
+    /// The encoding of the database cannot store every name.
     #[error("the database has encoding {encoding}: UTF8 is needed; make another with ENCODING 'UTF8'")]
     Encoding {
-        /// Its encoding, as PostgreSQL names it.
+        /// Encoding of the database, as PostgreSQL names it.
         encoding: String,
     },
-    /// There is no such cell.
+    /// The cell does not exist or cannot be used.
     #[error("there is no cell {cell}: {why}")]
     NoCell {
-        /// Which.
+        /// Name of the cell.
         cell: String,
-        /// Why not, and what to do.
+        /// Reason and next action.
         why: String,
     },
-    /// The schema could not be brought up to date.
+    /// A migration failed.
     #[error("the database's schema could not be brought up to date")]
     Migration(#[source] MigrateError),
-    /// The tables are of a state that the migrations do not lead on from.
+    /// The tables were not created by the migrations of this release, so no migration applies to them.
     #[error(
         "the database holds tables of an earlier state of linkis-rm ({what}), which cannot be taken over; name an empty database, register \
          the EMs there, and adopt running engines by AdoptTicket (docs/UPGRADING.md)"
     )]
     EarlierState {
-        /// How that shows.
+        /// Observed difference.
         what: String,
     },
-    /// The schema is not up to date, and is to be left as it is.
+    /// Migrations are missing and the caller does not allow applying them.
     #[error(
         "the database's schema is older than this release ({missing} migrations are missing), and --no-migrate leaves it as it is; type \
          linkis-rm migrate with the DATABASE_URL of a role that may change it, and start again"
     )]
     SchemaTooOld {
-        /// How many migrations are missing.
+        /// Number of missing migrations.
         missing: usize,
     },
-    /// The role of the connection may do too little.
+    /// The database role lacks a privilege.
     #[error(
         "the database does not let its role do this; a role that migrates owns the tables, and docs/SECURITY.md says what to grant to one \
          that serves with --no-migrate"
     )]
     Denied(#[source] Box<StoreError>),
-    /// A row says something that the service never wrote.
+    /// A row holds values that the service never writes.
     #[error("a row of {table} contradicts itself: {what}")]
     Inconsistent {
-        /// Which table.
+        /// Table name.
         table: &'static str,
-        /// Which row and column, and how.
+        /// Row, column and contradiction, for display.
         what: String,
     },
-    /// A later release has written what this one would count wrongly.
+    /// A later release changed how tickets are counted, so this release must not write.
     #[error(
         "a later release ({oldest_writer}) has changed how the database counts, and this one ({}) may only read: start the later one",
         limit::WRITER
     )]
     TooOld {
-        /// The oldest release that may write.
+        /// Oldest release that may write.
         oldest_writer: i32,
     },
-    /// More sets of labels would have limits than every ticket is to be counted by.
+    /// A new limit would exceed the maximum number of label sets that each ticket is counted by.
     #[error(
         "limits are for {most} sets of labels already, which is the most; delete all limits with one of these first"
     )]
     TooManyLabelSets {
-        /// How many may have limits.
+        /// Maximum number of label sets with limits.
         most: usize,
     },
-    /// Rows had changed since they were read under the locks: somebody wrote without taking them.
+    /// A write changed another number of rows than expected: another writer ignored the locks.
     #[error(
         "{table}: {touched} rows were written where {expected} should have been; somebody else writes without the locks"
     )]
     RowCount {
-        /// Which table.
+        /// Table name.
         table: &'static str,
-        /// How many rows should have been written.
+        /// Expected number of rows.
         expected: usize,
-        /// How many were.
+        /// Number of rows changed.
         touched: u64,
     },
 }
 
 impl StoreError {
-    /// A row of `table` that cannot be.
+    /// Returns the error for an invalid row of `table`.
     pub fn inconsistent(table: &'static str, what: impl fmt::Display) -> Self {
         Self::Inconsistent { table, what: what.to_string() }
     }
 
-    /// Whether the database is away: trying again later may help, and nothing else is wrong.
+    /// Returns whether the database is unavailable. A retry may succeed; the statement itself is not at fault.
     pub fn is_unavailable(&self) -> bool {
         match self {
             Self::NoPrimary { .. } | Self::Unfit { .. } | Self::Encoding { .. } => true,
@@ -449,9 +447,11 @@ impl StoreError {
                 | sqlx::Error::PoolClosed
                 | sqlx::Error::WorkerCrashed => true,
                 sqlx::Error::Protocol(_) | sqlx::Error::Tls(_) => true,
-                // 08: connection exceptions; 57: shutdown, crash, cannot connect now, and a statement that took too long;
-                // 25P03: idle in transaction; 25006: a standby after a failover; 53: too many connections, disk or memory full;
-                // 28: a password that was changed and is not known here yet; 42P01: of a cell, which is on another worker now, and not otherwise.
+                // - 08: connection exceptions; 25P03: idle in transaction; 25006: a standby after a failover.
+                // - 57: shutdown, crash, cannot connect now, statement timeout.
+                // - 53: too many connections, disk or memory full.
+                // - 28: a changed password that this instance has not read yet.
+                // - 42P01: only with a cell, which has moved to another worker.
                 _ => {
                     self.code().is_some_and(|code| {
                         ["08", "57", "53", "28"].iter().any(|class| code.starts_with(class))
@@ -464,8 +464,8 @@ impl StoreError {
         }
     }
 
-    /// Whether waiting is of no use. The role is not let in (28), the database is not there (3D000), the certificates do not fit, or the
-    /// database does not suit the service.
+    /// Returns whether waiting cannot help: the role is rejected (28), the database does not exist (3D000), the
+    /// certificates do not match, or the database does not suit the service.
     pub fn is_hopeless(&self) -> bool {
         match self {
             Self::Unfit { .. } | Self::Encoding { .. } | Self::Unreachable { .. } => true,
@@ -474,12 +474,12 @@ impl StoreError {
         }
     }
 
-    /// Whether the database is away, and may come back.
+    /// Returns whether the database is unavailable and may become available without intervention.
     pub fn may_be_waited_for(&self) -> bool {
         self.is_unavailable() && !self.is_hopeless()
     }
 
-    /// The reason that a caller gets while the database is away.
+    /// Returns the reason to report to a caller while the database is unavailable.
     pub fn missing(&self) -> Missing {
         match self {
             Self::NoPrimary { why, .. } => why.clone(),
@@ -490,73 +490,77 @@ impl StoreError {
         }
     }
 
-    /// Whether it was told already, by whoever looks for a host that takes writes: everybody who needs one fails with this.
+    /// Returns whether the search for a primary has already logged this error. All calls without a primary fail with
+    /// it.
     pub fn is_told(&self) -> bool {
         matches!(self, Self::NoPrimary { .. })
     }
 
-    /// Whether the database gave the statement up (57014): it took longer than `statement_timeout`, or an operator cancelled it.
+    /// Returns whether PostgreSQL cancelled the statement (57014): it exceeded `statement_timeout`, or an operator
+    /// cancelled it.
     pub fn is_cancelled(&self) -> bool {
         self.code().is_some_and(|code| code == "57014")
     }
 
-    /// Whether the database just starts or stops (57P03).
+    /// Returns whether the database is starting or stopping (57P03).
     pub fn is_starting(&self) -> bool {
         self.code().is_some_and(|code| code == "57P03")
     }
 
-    /// Whether a table is not there (42P01).
+    /// Returns whether a table does not exist (42P01).
     pub fn is_undefined(&self) -> bool {
         self.code().is_some_and(|code| code == "42P01")
     }
 
-    /// Whether the database has no room for a connection more (53300).
+    /// Returns whether the database has no free connection slot (53300).
     pub fn is_crowded(&self) -> bool {
         matches!(self, Self::Database(error) if Self::is_full(error))
     }
 
-    /// Whether the disk of the database is full (53100).
+    /// Returns whether the disk of the database is full (53100).
     pub fn is_disk_full(&self) -> bool {
         self.code().is_some_and(|code| code == "53100")
     }
 
-    /// Whether an error of the database says so.
+    /// Returns whether `error` is SQLSTATE 53300.
     fn is_full(error: &sqlx::Error) -> bool {
         error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("53300"))
     }
 
-    /// Whether a table is there already (42P07), or just being made by somebody else (23505), also under another name (42P17).
+    /// Returns whether a table exists already (42P07), also under another name (42P17), or another session is creating
+    /// it (23505).
     pub fn is_made_already(&self) -> bool {
         self.code().is_some_and(|code| ["42P07", "42P17", "23505"].contains(&code.as_str()))
     }
 
-    /// Whether a row contradicts a constraint (23514).
+    /// Returns whether a row violates a check constraint (23514).
     pub fn is_check_violation(&self) -> bool {
         self.code().is_some_and(|code| code == "23514")
     }
 
-    /// Whether a lock was not to be had in time (55P03), or waiting for it would never have ended (40P01).
+    /// Returns whether a lock wait timed out (55P03) or was a deadlock (40P01).
     pub fn is_lock_timeout(&self) -> bool {
         self.code().is_some_and(|code| code == "55P03" || code == "40P01")
     }
 
-    /// Says what to do if the role may not do what was tried (42501).
+    /// Converts a missing privilege (42501) into [`StoreError::Denied`], whose text names the next action.
     pub fn or_denied(self) -> Self {
         if self.code().is_some_and(|code| code == "42501") { Self::Denied(Box::new(self)) } else { self }
     }
 
-    /// Whether somebody else wrote the same rows meanwhile: a request id that was used on another EM at the same moment (23505),
-    /// or rows changed without the locks. Trying again reads what the other wrote.
+    /// Returns whether a concurrent write caused the error: the request id was used on another EM at the same moment
+    /// (23505), or rows changed without the locks. A retry reads the other write.
     pub fn is_race(&self) -> bool {
         matches!(self, Self::RowCount { .. }) || self.code().is_some_and(|code| code == "23505")
     }
 
-    /// Whether the database ended the connection with this error, by shutting down or by an operator's hand.
+    /// Returns whether the database ended the connection with this error: it shuts down, or an operator terminated the
+    /// session.
     pub fn is_going_down(error: &dyn sqlx::error::DatabaseError) -> bool {
         error.code().is_none_or(|code| code.starts_with("08") || code.starts_with("57P"))
     }
 
-    /// The SQLSTATE, if the database gave one.
+    /// Returns the SQLSTATE, if the database sent one.
     fn code(&self) -> Option<String> {
         match self {
             Self::Database(error)
@@ -568,7 +572,7 @@ impl StoreError {
     }
 }
 
-/// Checks that a write touched as many rows as it named.
+/// Checks that a write changed the expected number of rows.
 fn expect_rows(table: &'static str, expected: usize, touched: u64) -> Result<(), StoreError> {
     if u64::try_from(expected).is_ok_and(|expected| expected == touched) {
         Ok(())

@@ -1,5 +1,7 @@
-//! The few connections that operators' calls share: however many list at once, and however much, nobody else waits for it, and
-//! whoever would wait long is told to come again.
+//! Connections that operators' calls share.
+//!
+//! Few connections, permits and a rest after each read bound the load of lists, so that they delay only one another. A
+//! call that would wait too long is rejected. Callers: the listing calls and the page of `service` and `transport`.
 
 use std::{
     ops::{Deref, DerefMut},
@@ -16,24 +18,24 @@ use tokio::{
 
 use super::{StoreError, primary::Primary};
 
-/// How many operators' calls have a connection at once.
+/// Maximum number of operators' calls with a connection.
 pub(super) const CONNECTIONS_MAX: u32 = 4;
 
-/// How many of those read at once: as many processes of the database work for them beside those that commit.
+/// Maximum number of them that read concurrently: each occupies a PostgreSQL process beside those that commit.
 const READING_MAX: usize = 2;
 
-/// After a call has read, its turn to read rests so many times as long as that took, and no longer than that: however many list without
-/// end, most of the time is others'.
+/// Rest of a read permit after a read: a multiple of the read's duration, up to a maximum. Endless lists therefore
+/// leave most of the time to other work.
 const REST_TIMES: u32 = 7;
 const REST_MAX: Duration = Duration::from_millis(300);
 
-/// How many more may wait for a connection.
+/// Maximum number of further calls that wait for a connection.
 const WAITING_MAX: usize = 32;
 
-/// For how long they do, and then for their turn to read.
+/// Timeout of the wait for a connection, and then of the wait for a read permit.
 pub(super) const WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// The connections, and who may wait for them; clones share them.
+/// The shared connections and their permits. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Operators {
     primary: Primary,
@@ -42,7 +44,7 @@ pub struct Operators {
     reading: Arc<Semaphore>,
 }
 
-/// A connection for one operator's call, whose turn it is to read.
+/// A connection for one operator's call, with the permit to read. Dropping it starts the rest of the permit.
 #[derive(Debug)]
 pub struct OperatorConnection {
     connection: PoolConnection<Postgres>,
@@ -74,29 +76,29 @@ impl Operators {
         }
     }
 
-    /// The permits of the connections.
+    /// Returns the permits of the connections.
     pub(super) fn connections(&self) -> Arc<Semaphore> {
         self.connections.clone()
     }
 
-    /// Lets a call in that has a connection of its own; it counts as one that waits.
+    /// Admits a call that has its own connection; it counts as a waiting call.
     ///
     /// # Errors
-    /// [`StoreError::OperatorsBusy`] if too many wait.
+    /// [`StoreError::OperatorsBusy`] if too many calls wait.
     pub fn admit(&self) -> Result<OwnedSemaphorePermit, StoreError> {
         self.admitted.clone().try_acquire_owned().map_err(|_| StoreError::OperatorsBusy)
     }
 
-    /// A connection, when it is the caller's turn.
+    /// Waits for a connection and a read permit.
     ///
     /// # Errors
-    /// [`StoreError::OperatorsBusy`] if too many wait, or its turn does not come in time; those of the database.
+    /// [`StoreError::OperatorsBusy`] if too many calls wait or a wait exceeds `WAIT_MAX`; database errors.
     pub async fn acquire(&self) -> Result<OperatorConnection, StoreError> {
         let admitted = self.admit()?;
-        // Apart from the pool's own wait, which would not tell a busy database from one that is away.
+        // Separate from the pool's own wait, which would not distinguish a busy database from an unreachable one.
         let connections = turn(&self.connections).await?;
         let connection = self.primary.found().await?.operators.acquire().await?;
-        // Afterwards, so that a connection that was lost without a word keeps no others from reading.
+        // After the connection, so that a silently lost connection blocks no other reader.
         let reading = Some(turn(&self.reading).await?);
         Ok(OperatorConnection {
             connection,
@@ -122,7 +124,10 @@ impl DerefMut for OperatorConnection {
     }
 }
 
-/// One of so many, when there is one.
+/// Waits for one permit.
+///
+/// # Errors
+/// [`StoreError::OperatorsBusy`] after `WAIT_MAX`.
 async fn turn(turns: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, StoreError> {
     let turn = tokio::time::timeout(WAIT_MAX, turns.clone().acquire_owned()).await;
     Ok(turn.map_err(|_| StoreError::OperatorsBusy)?.map_err(|_| sqlx::Error::PoolClosed)?)

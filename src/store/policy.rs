@@ -1,4 +1,5 @@
-//! `linkis_em_meta_data`: the kinds of EMs, and the policy of each.
+//! `linkis_em_meta_data`: kinds of EMs (application names), and the policy of each. Callers: [`super::limit`],
+//! registration and policy changes.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +11,7 @@ use super::{StoreError, rows::Table};
 
 const TABLE: Table = Table("linkis_em_meta_data");
 
-/// The policies of all kinds of EMs, by application name.
+/// Returns all policies by application name.
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<BTreeMap<Name, Policy>, StoreError> {
     let rows: Vec<(String, String, Vec<String>, String)> = sqlx::query_as(
         "-- policy::read
@@ -27,7 +28,7 @@ pub async fn read(executor: impl PgExecutor<'_>) -> Result<BTreeMap<Name, Policy
     rows.into_iter().map(policy).collect()
 }
 
-/// Gives kinds of EMs that have no policy the one with all limits.
+/// Inserts the default policy, with all limits, for kinds of EMs that have none.
 pub async fn insert(connection: &mut PgConnection, application_names: &[&str]) -> Result<(), StoreError> {
     sqlx::query(
         "-- policy::insert
@@ -41,7 +42,7 @@ pub async fn insert(connection: &mut PgConnection, application_names: &[&str]) -
     Ok(())
 }
 
-/// Gives a kind of EMs a policy.
+/// Inserts or replaces the policy of a kind of EMs.
 pub async fn upsert(connection: &mut PgConnection, application_name: &Name, policy: &Policy) -> Result<(), StoreError> {
     sqlx::query(
         "-- policy::upsert

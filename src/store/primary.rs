@@ -1,14 +1,15 @@
-//! Which of the database's hosts takes writes. One task for each host looks, for all connections of an instance: however many want one,
-//! a host that is dead is tried by one at a time, and nobody is led to one that takes no writes.
+//! Search for the primary, the database host that accepts writes, for all connections of an instance.
 //!
-//! A host that stops taking writes is left at once: its pools are closed, and whoever keeps a connection to it gives that up
-//! ([`Primary::generation`], [`Primary::moved`]). Of several that take writes, as after a split, the one counts whose timeline is the
-//! latest: it was promoted after the others.
+//! One task per host probes it, so a dead host is tried once at a time, and no caller is led to a host without writes.
+//! If several hosts accept writes, as after a split, the primary is the host with the latest timeline: it was promoted
+//! last.
 //!
-//! Hosts are named by a URL or, where a cell is moved from one to another, by the coordinator of Citus ([`owner`]).
+//! When the primary changes, its pools are closed and every session drops its connection ([`Primary::generation`],
+//! [`Primary::moved`]). A URL names the hosts, or the coordinator of Citus for a cell ([`owner`]). Caller:
+//! [`super::Store`].
 //!
-//! - `look`: the tasks that look; `known`: what follows from what they see; `owner`: hosts of a cell, by the coordinator;
-//!   `seats`: the connections that an instance needs; `disk`: a full disk.
+//! Submodules: `look`: probe tasks; `known`: host states and the choice; `owner`: hosts of a cell; `seats`: connections
+//! that an instance needs; `disk`: a full disk.
 
 use std::{
     fmt,
@@ -54,37 +55,37 @@ const POOL_CONNECTIONS_MAX: u32 = 4;
 /// Maximum number of connections for operations that wait for contended keys.
 pub const LANES_MAX: u32 = 3;
 
-/// How many connections an instance with one committer needs at most, beside one to each further host of the database.
+/// Maximum number of connections of an instance with one committer, plus one to each further host of the database.
 pub const CONNECTIONS_MAX: u32 =
     1 + 1 + seats::OTHERS_MAX + 1 + LANES_MAX + operators::CONNECTIONS_MAX + POOL_CONNECTIONS_MAX;
 
-/// The database has no connection left, as it said itself.
+/// Returns the reason for a database without free connection slots. `why` is its error text.
 pub(super) fn full(why: &str) -> Missing {
     let needed = CONNECTIONS_MAX;
     Missing::Full(format!("the database has too few connections ({why}): an instance needs up to {needed}").into())
 }
 
-/// The disk of the database is full, as it said itself.
+/// Returns the reason for a database with a full disk. `why` is its error text.
 pub(super) fn disk_full(why: &str) -> Missing {
     Missing::DiskFull(format!("the database has no space left on its disk ({why})").into())
 }
 
-/// A host that takes writes.
+/// The primary, with its connection pools.
 #[derive(Debug)]
 pub struct Found {
     index: usize,
-    /// Where it is, for people.
+    /// Address for display.
     pub place: String,
     generation: u64,
-    /// For short reads by key, and for whatever is not a hot path; never for what an operator lists.
+    /// Pool for short reads by key and for paths that are not hot; not for operators' lists.
     pub pool: PgPool,
-    /// For what operators list.
+    /// Pool for operators' lists.
     pub(super) operators: PgPool,
-    /// For operations that wait for contended keys.
+    /// Pool for operations that wait for contended keys.
     lanes: PgPool,
 }
 
-/// The pool that lends a connection.
+/// Pool that lends a connection.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Lender {
     Pool,
@@ -101,7 +102,7 @@ impl Found {
         tokio::join!(self.pool.close(), self.operators.close(), self.lanes.close());
     }
 
-    /// Which of the hosts it is.
+    /// Returns the index of the host.
     pub(super) fn index(&self) -> usize {
         self.index
     }
@@ -109,28 +110,28 @@ impl Found {
 
 struct Shared {
     target: Target,
-    /// What connections are for.
+    /// Tables that the connections are for.
     tables: Tables,
     hosts: ArcSwap<Endpoints>,
     known: watch::Sender<Known>,
-    /// The number of the last question.
+    /// Number of the last probe request.
     asked: watch::Sender<u64>,
-    /// The number of the host that is used, counted by how often another was found.
+    /// Generation of the primary: the number of times that another host became the primary.
     generation: AtomicU64,
-    /// The same, for those who wait for another.
+    /// The generation again, for tasks that wait for its change.
     moves: watch::Sender<u64>,
-    /// Number of pooled connections that no longer answered.
+    /// Number of pooled connections that stopped responding.
     losses: AtomicU64,
     seats: Seats,
 }
 
-/// How to connect to each host, and how long each may take to let a connection in.
+/// Endpoints of all hosts, and the connect timeout of each.
 struct Endpoints {
     each: Vec<Endpoint>,
     timeout: Duration,
 }
 
-/// The host that takes writes; clones share what is known of it. While one of them lives, it is looked for.
+/// Handle of the search for the primary. Clones share its state; the search runs while one of them exists.
 #[derive(Clone)]
 pub struct Primary {
     shared: Arc<Shared>,
@@ -144,7 +145,7 @@ impl fmt::Debug for Primary {
 }
 
 impl Primary {
-    /// Looks for it, as long as this or a clone lives. Of a target with a cell, that is the coordinator.
+    /// Starts the search for the primary of `target`; with a cell, for the coordinator.
     pub fn watch(target: Target) -> Self {
         let tables = target.cell().map_or(Tables::All, Tables::Distributed);
         let shared = Shared::new(target.hosts().as_ref(), target, tables);
@@ -152,7 +153,7 @@ impl Primary {
         Self { shared, _looking: Arc::new(looking) }
     }
 
-    /// Looks for the worker that has a cell, which `coordinator` tells; at `hosts` until it does.
+    /// Starts the search for the worker that owns `cell`, as `coordinator` names it; at `hosts` until then.
     pub(super) fn of_cell(coordinator: Self, cell: Cell, hosts: Hosts) -> Self {
         citus::serve();
         let shared = Shared::new(&hosts, coordinator.target().clone(), Tables::Local(cell.clone()));
@@ -165,15 +166,15 @@ impl Primary {
         Self { shared, _looking: Arc::new(AbortOnDropHandle::new(tokio::spawn(looking))) }
     }
 
-    /// Where it is looked for.
+    /// Returns the connect target.
     pub fn target(&self) -> &Target {
         &self.shared.target
     }
 
-    /// The one that takes writes now. If none is known, waits for one more look at each host, but for no longer than it takes to connect.
+    /// Returns the primary. If none is known, waits for one more probe of each host, for up to `CONNECT_TIMEOUT`.
     ///
     /// # Errors
-    /// [`StoreError::NoPrimary`].
+    /// [`StoreError::NoPrimary`], also while the instance has too few connections.
     pub async fn found(&self) -> Result<Arc<Found>, StoreError> {
         {
             let known = self.shared.known.borrow();
@@ -185,7 +186,7 @@ impl Primary {
         self.usable().await
     }
 
-    /// The host that takes writes now, also while the instance has too few connections.
+    /// Returns the primary, also while the instance has too few connections.
     async fn usable(&self) -> Result<Arc<Found>, StoreError> {
         if let Some(found) = self.shared.known.borrow().usable() {
             return Ok(found);
@@ -200,18 +201,18 @@ impl Primary {
         found.ok_or_else(|| self.shared.no_primary())
     }
 
-    /// The same, however long it takes.
+    /// Waits for a primary without a time limit.
     pub async fn awaited(&self) -> Arc<Found> {
         let mut known = self.shared.known.subscribe();
         let found = known.wait_for(|known| known.usable().is_some()).await.ok().and_then(|known| known.usable());
         match found {
             Some(found) => found,
-            // It is looked for as long as this lives.
+            // The sender lives as long as `self`.
             None => std::future::pending().await,
         }
     }
 
-    /// Whether one takes writes, as of the last look; why not.
+    /// Returns the primary as of the last probe, or the reason why calls are not served.
     ///
     /// # Errors
     /// [`Missing`].
@@ -219,21 +220,21 @@ impl Primary {
         self.shared.known.borrow().standing()
     }
 
-    /// Waits until that is not as it is now.
+    /// Returns a future that waits for a change of [`Primary::standing`].
     pub fn changed(&self) -> impl Future<Output = ()> + Send + use<> {
         let stands = |known: &Known| known.standing().map(|found| found.generation);
         let mut known = self.shared.known.subscribe();
         let before = stands(&known.borrow());
         async move {
-            // Its other end goes with the store, and so does whoever waits.
+            // An error means that the store was dropped, and then the waiting task is dropped as well.
             let _ = known.wait_for(|known| stands(known) != before).await;
         }
     }
 
-    /// The one there is when an instance starts, or why there is none yet.
+    /// Returns the primary at the start of an instance, or the reason why there is none yet.
     ///
     /// # Errors
-    /// [`StoreError::Unreachable`] if waiting for one is of no use.
+    /// [`StoreError::Unreachable`] if waiting cannot help.
     pub async fn at_start(&self) -> Result<Result<Arc<Found>, Missing>, StoreError> {
         if let Ok(found) = self.found().await {
             return Ok(Ok(found));
@@ -244,7 +245,8 @@ impl Primary {
         }
     }
 
-    /// Why waiting for one is of no use: no host lets this role in, has the database, or suits the service. `None` while one may.
+    /// Returns the error if waiting cannot help: every host rejects the role, lacks the database, or does not suit the
+    /// service. `None` while a host may still become usable.
     pub fn hopeless(&self) -> Option<StoreError> {
         let states = self.shared.known.borrow().states();
         let errors: Vec<_> = states.iter().filter_map(State::hopeless).collect();
@@ -252,15 +254,16 @@ impl Primary {
         Some(StoreError::Unreachable { address: self.shared.target.to_string(), source: (*source).clone() })
     }
 
-    /// The error of a call that finds no host now.
+    /// Returns the error for a call that finds no primary now.
     pub fn missing(&self) -> StoreError {
         self.shared.no_primary()
     }
 
-    /// A connection to it, with these settings beside those of every session, which is known to take writes.
+    /// Opens a connection to the primary with `settings` in addition to the settings of every session, and checks that
+    /// the host accepts writes. Returns the connection and the generation.
     ///
     /// # Errors
-    /// [`StoreError::NoPrimary`]; those of the database.
+    /// [`StoreError::NoPrimary`]; database errors.
     pub async fn connect_with(&self, settings: &[(&str, &str)]) -> Result<(PgConnection, u64), StoreError> {
         let found = self.found().await?;
         self.connect_to(&found, settings).await
@@ -287,17 +290,18 @@ impl Primary {
         }
     }
 
-    /// Number of pooled connections that no longer answered: while it is the same, the database was not away.
+    /// Returns the number of pooled connections that stopped responding. While the number is constant, the database was
+    /// reachable.
     pub(super) fn losses(&self) -> u64 {
         self.shared.losses.load(Ordering::Acquire)
     }
 
-    /// The number of the host that is used: whoever has a connection of another gives it up.
+    /// Returns the generation of the primary. A connection of an older generation must be dropped.
     pub fn generation(&self) -> u64 {
         self.shared.generation.load(Ordering::Acquire)
     }
 
-    /// Waits until the host that is used now is used no more.
+    /// Returns a future that waits until the present primary is no longer the primary.
     pub fn moved(&self) -> impl Future<Output = ()> + Send + use<> {
         let (mut moves, now) = (self.shared.moves.subscribe(), self.generation());
         async move {
@@ -307,12 +311,13 @@ impl Primary {
         }
     }
 
-    /// Has every host looked at soon: a connection broke.
+    /// Requests a probe of every host, after a connection broke.
     pub fn ask(&self) {
         self.shared.ask();
     }
 
-    /// One connection that is kept for listening, opened when it is first needed; it counts as taken as long as the second value lives.
+    /// Returns a pool of one connection for the listener, opened at first use. The connection counts as taken while the
+    /// second value exists.
     ///
     /// # Errors
     /// [`StoreError::NoPrimary`].
@@ -325,12 +330,12 @@ impl Primary {
         Ok((self.shared.pool_options(1, endpoint).connect_lazy_with(endpoint.options.clone()), taken))
     }
 
-    /// Takes other hosts, or another password for the same.
+    /// Replaces the hosts, or the credentials of the same hosts.
     pub(super) fn show(&self, hosts: Hosts) {
         self.shared.show(hosts);
     }
 
-    /// Closes the pools; the host is not looked for any more.
+    /// Ends the search and closes the pools.
     pub(super) async fn close(&self) {
         self._looking.abort();
         let last = self.shared.known.borrow().last.clone();
@@ -356,7 +361,7 @@ impl Shared {
         })
     }
 
-    /// Has every host looked at soon; answers with the number of the question.
+    /// Requests a probe of every host. Returns the number of the request.
     fn ask(&self) -> u64 {
         let mut question = 0;
         self.asked.send_modify(|asked| {
@@ -366,7 +371,8 @@ impl Shared {
         question
     }
 
-    /// Somebody could not use the host of this generation: nobody else is led there until it was looked at.
+    /// Marks the primary of `generation` as doubted after a failed connection: it is not returned before its next
+    /// probe.
     fn doubt(&self, generation: u64) {
         self.known.send_if_modified(|known| {
             known.is_doubted |= known.found.as_ref().is_some_and(|found| found.generation == generation);
@@ -375,7 +381,8 @@ impl Shared {
         self.ask();
     }
 
-    /// A host has not answered for a while: if it is the one that is used, another may be about to take its place.
+    /// Marks host `index` as late. If it is the primary, requests a probe of all hosts: another host may take its
+    /// place.
     fn late(&self, index: usize) {
         let is_news = self.known.send_if_modified(|known| {
             let is_used = known.found.as_ref().is_some_and(|found| found.index == index);
@@ -407,7 +414,7 @@ impl Shared {
         StoreError::NoPrimary { why: missing(&states), hosts: hosts.join("; ") }
     }
 
-    /// A host was looked at.
+    /// Records the result of a probe and applies its consequences.
     fn note(self: &Arc<Self>, index: usize, seen: Seen) {
         let mut change = None;
         self.known.send_modify(|known| {
@@ -423,14 +430,14 @@ impl Shared {
             Some(Change::Lost) => {
                 let error = self.no_primary();
                 tracing::warn!(error = &error as &dyn std::error::Error, "no host of the database takes writes");
-                // The others look at once.
+                // The other hosts are probed immediately.
                 self.ask();
             }
             Some(Change::None) | None => {}
         }
     }
 
-    /// Which host is to be used, by what is known now.
+    /// Selects the primary by the present host states.
     fn decide(self: &Arc<Self>, known: &mut Known) -> Change {
         let states = known.states();
         let before = known.found.as_ref().map(|found| found.index);
@@ -440,7 +447,7 @@ impl Shared {
         }
         let Some(index) = now else {
             known.found = None;
-            // One that only fell silent may be the same again, and its connections, too.
+            // A silent host may return unchanged, and its connections with it.
             let is_silent = before.and_then(|index| states.get(index)).is_none_or(|s| matches!(s, State::Away { .. }));
             if !is_silent {
                 self.leave(known);
@@ -458,7 +465,7 @@ impl Shared {
         Change::Found(found)
     }
 
-    /// Nobody uses the host any more that was used.
+    /// Drops the present primary: starts a new generation and closes its pools.
     fn leave(&self, known: &mut Known) {
         known.found = None;
         if let Some(left) = known.last.take() {
@@ -482,15 +489,15 @@ impl Shared {
         }))
     }
 
-    /// How pools treat their connections. They have to answer in time when they are taken, and when they are given back: the pool's own
-    /// questions would wait on a connection that was lost without a word until the caller's time is over, or for ever.
+    /// Returns the options of a pool. A connection is pinged, with a timeout, when it is taken and when it is returned.
+    /// The pool's own tests would wait on a silently lost connection until the caller's deadline, or forever.
     fn pool_options(self: &Arc<Self>, connections_max: u32, endpoint: &Endpoint) -> PgPoolOptions {
         let (before, after, made) = (Arc::downgrade(self), Arc::downgrade(self), Arc::downgrade(self));
         let endpoint = endpoint.clone();
         PgPoolOptions::new()
             .max_connections(connections_max)
             .acquire_timeout(CONNECT_TIMEOUT)
-            // A connection that was closed may be another instance's by then.
+            // After a close, another instance may get the connection slot.
             .idle_timeout(None)
             .max_lifetime(None)
             .test_before_acquire(false)
@@ -519,7 +526,7 @@ impl Shared {
     }
 }
 
-/// How to connect to each of `hosts`, for `tables`.
+/// Returns the endpoints of `hosts` for connections to `tables`.
 fn bounded(hosts: &Hosts, tables: &Tables) -> Endpoints {
     let endpoint = |options: &PgConnectOptions| {
         let settings = tables.seen_by(Settings::bounded(options, &hosts.settings));
@@ -528,7 +535,7 @@ fn bounded(hosts: &Hosts, tables: &Tables) -> Endpoints {
     Endpoints { each: hosts.options.iter().map(endpoint).collect(), timeout: hosts.timeout }
 }
 
-/// What a look has changed.
+/// Change that a probe made.
 enum Change {
     None,
     Found(Arc<Found>),

@@ -1,8 +1,12 @@
-//! `linkis_resource_lock`: its unique constraint excludes transactions from one another.
+//! `linkis_resource_lock`: resource locks on EMs and users, by a unique constraint.
 //!
-//! A transaction inserts one row per key, all in one statement and in the one order of [`LockKey`], and deletes them before it
-//! commits. Another transaction on the same key blocks on the unique index until the first ends; if its holder dies, the rows
-//! vanish with it. A row that is visible was committed by somebody else: a hold ([`resource_hold`]), which lasts until it is deleted.
+//! A transaction inserts one row per key in one statement, in the order of [`LockKey`], and deletes the rows before it
+//! commits. Another transaction on the same key blocks on the unique index until the first transaction ends. If the
+//! owner dies, PostgreSQL rolls the rows back. A visible row is therefore a hold ([`resource_hold`]), which lasts until
+//! its deletion.
+//!
+//! The module never waits for one key while it owns another, except inside a single insert. Callers: the committer and
+//! its contended-key queues.
 
 use std::{
     collections::BTreeSet,
@@ -16,28 +20,28 @@ use crate::domain::operation::LockKey;
 
 use super::{StoreError, resource_hold};
 
-/// The locks that a transaction holds.
+/// Resource locks of one transaction.
 #[derive(Debug)]
 pub struct Locks {
-    /// The database's clock once all were taken.
+    /// Clock of the database after the last lock was taken.
     pub now: OffsetDateTime,
-    /// The transaction that holds them.
+    /// Number of the transaction that owns the locks.
     pub transaction_id: String,
     pub(super) count: usize,
-    /// Where their rows lie: an array, as the database writes it.
+    /// Row addresses (ctid) of the lock rows: a PostgreSQL array literal.
     pub(super) places: String,
 }
 
-/// Takes the locks of `keys` for the transaction that `connection` is in; rows must be read in a later statement.
+/// Locks `keys` in the current transaction of `connection`. The caller must read rows in a later statement.
 ///
-/// Answers `None` if some key is held by a committed row; what was taken then has to be rolled back.
+/// Returns `None` if a hold owns one of the keys; the caller must then roll back.
 ///
 /// # Errors
-/// [`StoreError::is_lock_timeout`] if another transaction held a key for longer than `lock_timeout`.
+/// [`StoreError::is_lock_timeout`] if another transaction owns a key for longer than `lock_timeout`.
 pub async fn take(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Result<Option<Locks>, StoreError> {
     let columns = Columns::of(keys);
-    // unnest keeps the order of its arrays, and rows are inserted, and waited for, in the order in which they come. The clock is
-    // read when all are there, unlike now(), which is the transaction's start.
+    // unnest keeps the order of its arrays, so rows are inserted, and waited for, in key order. clock_timestamp() is
+    // read after the last insert; now() would be the start of the transaction.
     let (taken, places, now, transaction_id): (i64, Option<String>, OffsetDateTime, String) = sqlx::query_as(
         r#"-- resource_lock::take
         WITH taken AS (
@@ -57,18 +61,18 @@ pub async fn take(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Re
     Ok(places.filter(|_| all).map(|places| Locks { now, transaction_id, count: keys.len(), places }))
 }
 
-/// What stands in the way of a key.
+/// Result of waiting for a lock key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Obstacle {
-    /// Nothing, at this moment.
+    /// The key was free at that moment.
     None,
-    /// A transaction that holds it.
+    /// Another transaction owns the key.
     Transaction,
-    /// A row that somebody committed.
+    /// A hold owns the key: a committed row.
     Hold,
 }
 
-/// Waits up to `timeout` for one key to become free, without keeping it: whoever waits here stands in nobody's way.
+/// Waits up to `timeout` until one key is free, without locking the key: a waiter here delays no other transaction.
 pub async fn wait(connection: &mut PgConnection, key: &LockKey, timeout: Duration) -> Result<Obstacle, StoreError> {
     let mut transaction = connection.begin().await?;
     sqlx::query("SELECT set_config('lock_timeout', $1, true)")
@@ -79,7 +83,7 @@ pub async fn wait(connection: &mut PgConnection, key: &LockKey, timeout: Duratio
     transaction.rollback().await?;
     match taken {
         Ok(Some(_)) => Ok(Obstacle::None),
-        // One that is over holds nobody up any longer.
+        // An expired hold is removed and no longer blocks the key.
         Ok(None) if resource_hold::end_over(connection, key).await? => Ok(Obstacle::None),
         Ok(None) => Ok(Obstacle::Hold),
         Err(error) if error.is_lock_timeout() => Ok(Obstacle::Transaction),
@@ -87,22 +91,25 @@ pub async fn wait(connection: &mut PgConnection, key: &LockKey, timeout: Duratio
     }
 }
 
-/// Which of `keys` others hold right now. Asked after a batch could not get its locks, to tell the contended keys from the rest:
-/// by halving, because a statement that times out does not say which of its keys it waited for. Of very many, it finds some; the
-/// next batch finds others.
+/// Returns the contended keys among `keys`, after a batch failed to lock them.
+///
+/// Bisects the keys, because a statement that times out does not name the key that it waited for. The time is bounded,
+/// so with many contended keys the result is a part of them; the next batch finds others.
 pub async fn held(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Result<BTreeSet<LockKey>, StoreError> {
     Ok(sift(connection, vec![keys.clone()]).await?.held.into_iter().collect())
 }
 
-/// Which of `keys` nobody holds, however many somebody does: what somebody committed is found by one read, and the others as in [`held`], from
-/// `after` on. Where transactions hold very many, it looks at some, and from the last of these on the next time.
+/// Returns the keys among `keys` that are free.
+///
+/// One read finds the holds. Bisection, as in [`held`], finds the keys of other transactions, starting at `after`. With
+/// many contended keys the time bound ends the search early; `after` is then the key at which the next call resumes.
 pub async fn free(
     connection: &mut PgConnection,
     mut keys: BTreeSet<LockKey>,
     after: &mut Option<LockKey>,
 ) -> Result<BTreeSet<LockKey>, StoreError> {
     for (key, is_over) in resource_hold::among(&mut *connection, &keys).await? {
-        // One that is over holds nobody up any longer.
+        // An expired hold is removed and no longer blocks the key.
         if !is_over || !resource_hold::end_over(connection, &key).await? {
             keys.remove(&key);
         }
@@ -113,19 +120,19 @@ pub async fn free(
     Ok(free)
 }
 
-/// What was found out of some keys.
+/// Keys by result of the check.
 #[derive(Debug, Default)]
 struct Sifted {
     free: BTreeSet<LockKey>,
-    /// As they were found.
+    /// Contended keys, in the order of their checks.
     held: Vec<LockKey>,
 }
 
-/// Looks which keys others hold, the last of `parts` first.
+/// Classifies keys as free or contended. Checks the last of `parts` first.
 async fn sift(connection: &mut PgConnection, mut parts: Vec<BTreeSet<LockKey>>) -> Result<Sifted, StoreError> {
-    /// Long enough for a free key, short enough to try one after another.
+    /// Long enough to lock a free key, short enough to check many keys in turn.
     const TRY: Duration = Duration::from_millis(2);
-    /// The others wait meanwhile.
+    /// Bound of all checks together: other operations wait meanwhile.
     const ALL_TRIES: Duration = Duration::from_millis(150);
     let start = Instant::now();
     let mut sifted = Sifted::default();
@@ -162,7 +169,7 @@ async fn sift(connection: &mut PgConnection, mut parts: Vec<BTreeSet<LockKey>>) 
     Ok(sifted)
 }
 
-/// The columns of many keys.
+/// Columns of several keys.
 pub(super) struct Columns<'a> {
     pub scope: Vec<&'static str>,
     pub user: Vec<&'a str>,
@@ -183,7 +190,7 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// The columns of one key.
+/// Columns of one key.
 pub(super) struct KeyColumns<'a> {
     pub scope: &'static str,
     pub user: &'a str,
@@ -193,7 +200,7 @@ pub(super) struct KeyColumns<'a> {
 
 impl<'a> KeyColumns<'a> {
     pub fn of(key: &'a LockKey) -> Self {
-        // No name is empty: an empty one is none.
+        // No name is empty, so an empty column means "none".
         let (scope, user, em_application_name, em_instance) = match key {
             LockKey::Em(em) => ("em", "", em.application_name.as_str(), em.instance.as_str()),
             LockKey::User(user) => ("user", user.as_str(), "", ""),

@@ -1,4 +1,7 @@
-//! From columns to domain values, and back; what a row cannot mean is an error that names its place.
+//! Conversion between SQL columns and domain values.
+//!
+//! A value that no row of the service can contain becomes [`StoreError::Inconsistent`], which names its table. Callers:
+//! the other modules of `store`. The module executes no SQL.
 
 use std::collections::BTreeMap;
 
@@ -13,7 +16,7 @@ use crate::domain::{
 
 use super::StoreError;
 
-/// A table, for errors that name it.
+/// A table name, for errors.
 #[derive(Clone, Copy)]
 pub(super) struct Table(pub &'static str);
 
@@ -50,24 +53,24 @@ impl Table {
     }
 }
 
-/// Labels as a JSON object.
+/// Returns labels as a JSON object.
 pub(super) fn labels_json(labels: &Labels) -> String {
     let pairs = labels.as_map().iter().map(|(key, value)| (key.clone(), value.clone().into()));
     serde_json::Value::Object(pairs.collect()).to_string()
 }
 
-/// The two columns of many EM keys.
+/// Returns the two key columns of several EMs.
 pub(super) fn em_columns<'a>(ems: impl IntoIterator<Item = &'a EmInstance>) -> (Vec<&'a str>, Vec<&'a str>) {
     ems.into_iter().map(|em| (em.application_name.as_str(), em.instance.as_str())).unzip()
 }
 
-/// Amounts by the keys of their dimensions, as a JSON object.
+/// Returns amounts by dimension key as a JSON object.
 pub(super) fn tally_json<'a>(amounts: impl Iterator<Item = (&'a Dimension, i64)>) -> String {
     let pairs = amounts.map(|(dimension, amount)| (dimension.key(), amount.into()));
     serde_json::Value::Object(pairs.collect()).to_string()
 }
 
-/// The dimension that stands for `key` in `table`.
+/// Returns the dimension that `table` stores as `key`.
 pub(super) fn dimension(table: &'static str, key: &str) -> Result<Dimension, StoreError> {
     let known = match key {
         MILLICORES_BEFORE => Some(Dimension::KubernetesMillicores),
@@ -76,10 +79,10 @@ pub(super) fn dimension(table: &'static str, key: &str) -> Result<Dimension, Sto
     known.ok_or_else(|| StoreError::inconsistent(table, key))
 }
 
-/// What the thousandths of cores in Kubernetes were stored as before they were called so; read, and never written.
+/// Former key of Kubernetes millicores: still read, never written.
 const MILLICORES_BEFORE: &str = "kubernetes_cores";
 
-/// SHA-256, for keys that may be longer than an index takes.
+/// Returns the SHA-256 of `text`, for keys that may exceed the size of an index entry.
 pub(super) fn hash(text: &str) -> [u8; 32] {
     Sha256::digest(text).into()
 }

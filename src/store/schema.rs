@@ -1,7 +1,9 @@
-//! The schema: which tables there are, brought up to date when an instance starts, or by `linkis-rm migrate`.
+//! Database schema: the migrations, applied at the start of an instance or by `linkis-rm migrate`.
 //!
-//! Tables are a cell's or home's. Each side has migrations of its own, and remembers by itself which of them were made. What a later
-//! release has made is left alone: whether this one may still write is said beside the limits (`oldest_writer`).
+//! Tables belong to home or to a cell. Each side has its own migrations and its own table of applied ones. Migrations
+//! of a later release are left alone; `oldest_writer` beside the limits decides whether this release may still write.
+//!
+//! Never: applies a migration in part. Callers: [`super::Opening::prepare`] and `commands`.
 
 use std::collections::HashMap;
 
@@ -12,16 +14,17 @@ use sqlx::{
 
 use super::{StoreError, citus, limit};
 
-/// How often a migration is tried that does not get its locks: each try keeps others waiting for no longer than `lock_timeout`.
+/// Maximum number of attempts of a migration that cannot get its locks. Each attempt delays other sessions for at most
+/// `lock_timeout`.
 const TRIES_MAX: u32 = 60;
 
-/// Migrations, and the table in which those that were made are remembered.
+/// Migrations of one side, and the table that records the applied ones.
 struct Side {
     migrator: Migrator,
     remembered_in: &'static str,
 }
 
-/// Those of home, what is said once for all cells; and those of a cell, what is found by its EM.
+/// Returns the migrations of home (data for all cells) and of a cell (data found by its EM).
 fn sides() -> [Side; 2] {
     [
         Side::new(sqlx::migrate!("migrations/home"), "linkis_rm_migration_home"),
@@ -35,10 +38,10 @@ impl Side {
         Self { migrator, remembered_in }
     }
 
-    /// Its migrations that were not made, and the number of those that were.
+    /// Returns the migrations that are not applied, and the number of applied ones.
     ///
     /// # Errors
-    /// [`StoreError::EarlierState`] if one was made otherwise than it is now; those of the database.
+    /// [`StoreError::EarlierState`] if an applied migration had another content; database errors.
     async fn missing(&self, connection: &mut PgConnection) -> Result<(Vec<&Migration>, usize), StoreError> {
         let is_there: bool = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL")
             .bind(self.remembered_in)
@@ -64,12 +67,12 @@ impl Side {
     }
 }
 
-/// How many migrations of this release were not made.
+/// Returns the number of migrations of this release that are not applied.
 ///
 /// # Errors
-/// [`StoreError::EarlierState`]; those of the database.
+/// [`StoreError::EarlierState`]; database errors.
 pub async fn missing(connection: &mut PgConnection) -> Result<usize, StoreError> {
-    // First: a table is made with what remembers it.
+    // Read first: a migration creates its tables and its record together.
     let table = any_table(&mut *connection).await?;
     let (mut missing, mut made) = (0, 0);
     for side in sides() {
@@ -82,7 +85,7 @@ pub async fn missing(connection: &mut PgConnection) -> Result<usize, StoreError>
     }
 }
 
-/// A table of the service, if there is any.
+/// Returns the name of any table of the service, if one exists.
 async fn any_table(connection: &mut PgConnection) -> Result<Option<String>, StoreError> {
     let table = sqlx::query_scalar(
         "-- schema::any_table
@@ -93,11 +96,13 @@ async fn any_table(connection: &mut PgConnection) -> Result<Option<String>, Stor
     Ok(table.fetch_optional(connection).await?)
 }
 
-/// Makes what has not been made yet; answers how many migrations there were to make. Several may do so at once, and one that dies leaves
-/// each migration whole or undone. Where nothing is missing, it needs no right to change anything.
+/// Applies all missing migrations and returns their number.
+///
+/// Several instances may migrate concurrently, and each migration is applied whole or not at all. If none is missing,
+/// no privilege to change the schema is needed.
 ///
 /// # Errors
-/// [`StoreError::EarlierState`]; those of the database.
+/// [`StoreError::EarlierState`]; database errors.
 pub async fn migrate(connection: &mut PgConnection) -> Result<usize, StoreError> {
     let is_distributed = citus::is_distributed(&mut *connection).await?;
     if missing(&mut *connection).await? == 0 {
@@ -117,14 +122,14 @@ pub async fn migrate(connection: &mut PgConnection) -> Result<usize, StoreError>
     Ok(missing)
 }
 
-/// The same for tables that Citus has distributed. It sends the workers the text that it was sent itself, and takes one statement in that:
-/// each statement is sent alone.
+/// Applies the missing migrations on tables that Citus distributes. Citus forwards the text as it received it and
+/// accepts one statement in a text, so each statement is sent alone.
 async fn one_by_one(side: &Side, connection: &mut PgConnection) -> Result<(), StoreError> {
     connection.lock().await.map_err(StoreError::Migration)?;
     let made = async {
         connection.ensure_migrations_table(side.remembered_in).await.map_err(StoreError::Migration)?;
         let mut tries = 0;
-        // Somebody else may have been faster.
+        // Another instance may have applied migrations since.
         for migration in side.missing(&mut *connection).await?.0 {
             while let Err(error) = make(migration, side.remembered_in, &mut *connection).await {
                 tries += 1;
@@ -138,10 +143,10 @@ async fn one_by_one(side: &Side, connection: &mut PgConnection) -> Result<(), St
     made
 }
 
-/// Makes a migration, whole or not at all.
+/// Applies one migration, whole or not at all.
 async fn make(migration: &Migration, remembered_in: &str, connection: &mut PgConnection) -> Result<(), StoreError> {
     let mut transaction = connection.begin().await?;
-    // Of this transaction alone, it also holds on the workers.
+    // As a setting of this transaction, the bound also applies on the workers.
     let bound = std::iter::once("SET LOCAL lock_timeout = '2s'");
     for statement in bound.chain(statements(migration.sql.as_str())) {
         sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut *transaction).await?;
@@ -158,7 +163,7 @@ async fn make(migration: &Migration, remembered_in: &str, connection: &mut PgCon
     Ok(transaction.commit().await?)
 }
 
-/// The statements of a text.
+/// Splits a text into its statements.
 fn statements(sql: &str) -> impl Iterator<Item = &str> {
     let (mut found, mut begin, mut at) = (Vec::new(), 0, 0);
     while let Some(rest) = sql.get(at..).filter(|rest| !rest.is_empty()) {
@@ -172,7 +177,8 @@ fn statements(sql: &str) -> impl Iterator<Item = &str> {
     found.into_iter().filter(|statement| !statement.trim().is_empty())
 }
 
-/// How long the first piece of a text is, in which no semicolon ends a statement: a comment, or what is quoted; or a letter.
+/// Returns the length of the first piece of `text` in which no semicolon ends a statement: a comment, a quoted text, or
+/// one character.
 fn piece(text: &str) -> usize {
     let until = |mark: &str, from: usize| {
         let end = text.get(from..).and_then(|rest| rest.find(mark)).map(|end| from + end + mark.len());
@@ -189,10 +195,10 @@ fn piece(text: &str) -> usize {
     }
 }
 
-/// Keeps earlier releases from writing beside this one: see [`limit::keep_earlier_out`].
+/// Excludes earlier releases from writing: see [`limit::keep_earlier_out`].
 ///
 /// # Errors
-/// The errors of the database; [`StoreError::is_lock_timeout`] if batches are in the way for very long.
+/// [`StoreError::is_lock_timeout`] if batches keep the lock for all attempts; database errors.
 pub async fn keep_earlier_out(connection: &mut PgConnection) -> Result<(), StoreError> {
     let mut tries = 0;
     while let Err(error) = limit::keep_earlier_out(&mut *connection).await {
@@ -211,7 +217,7 @@ async fn run(migrator: &Migrator, connection: &mut PgConnection) -> Result<(), S
     Ok(())
 }
 
-/// Whether another try may help.
+/// Logs a lock timeout, so that the caller can try again. Returns any other error, and the last lock timeout.
 fn again_if_in_the_way(error: StoreError, tries: u32) -> Result<(), StoreError> {
     if !error.is_lock_timeout() || tries == TRIES_MAX {
         return Err(error);

@@ -1,4 +1,11 @@
-//! Connections, and what bounds their waits: whatever dies or hangs, the database ends it by itself.
+//! Sessions: the database connections of tasks, and the timeouts that bound every wait on them.
+//!
+//! A session opens or borrows its connection at first use and replaces a broken one. PostgreSQL enforces the bounds by
+//! session settings (statement, lock and idle timeouts), so a frozen or dead process cannot keep its locks. The
+//! settings are read back after they are set: a connection behind a transaction pooler is rejected.
+//!
+//! Invariant: a connection whose state is in doubt is closed and never reused. Callers: the committer and all tasks of
+//! `service` that use the database.
 
 use std::{collections::BTreeMap, io, pin::pin, sync::Arc, time::Duration};
 
@@ -20,72 +27,74 @@ use super::{
     primary::{Lender, Primary, Seat, Taken},
 };
 
-/// How long to try for a connection.
+/// Timeout of opening a connection.
 pub const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long a batch waits for one resource lock before the operations on it are set aside: longer than another instance's batch
-/// takes, short enough for the others to bear once.
+/// Maximum time that a batch waits for one resource lock before it moves the operations on that key to the
+/// contended-key queue. Longer than a batch of another instance takes, and short enough for the other operations to
+/// wait once.
 pub const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 
-/// How long a connection from the pool has to show that it is alive: so long a call waits for one that was lost without a word, which
-/// leaves it time for a new one.
+/// Timeout of the ping of a pooled connection. A call on a silently lost connection waits this long, which leaves time
+/// for a new connection.
 pub(super) const ALIVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long one statement may take; it bounds the sum of its waits, which `lock_timeout` does not.
+/// Timeout of one statement. It bounds the sum of lock waits, which `lock_timeout` does not.
 const STATEMENT_TIMEOUT: &str = "10s";
 
-/// How long a transaction may sit idle before the database ends it: a process that froze must not keep its locks.
+/// Maximum idle time of a transaction before PostgreSQL ends it: a frozen process must not keep its locks.
 const IDLE_IN_TRANSACTION_TIMEOUT: &str = "5s";
 
-/// After how long without an answer it is looked whether another host takes the writes: longer than most batches take.
+/// Time without a reply after which the other hosts are probed for a new primary. Longer than most batches take.
 pub(super) const LATE_AFTER: Duration = Duration::from_millis(200);
 
-/// How long the database may leave a batch of statements unanswered: more than `statement_timeout`, so that it is passed only
-/// if the database cannot be reached at all.
+/// Timeout of the reply to a batch of statements. Longer than `statement_timeout`, so that it expires only if the
+/// database is unreachable.
 const ANSWER_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// The same for a statement that waits for nobody and finds what it wants by an index.
+/// Timeout of the reply to a statement that takes no locks and reads by an index.
 const SOON: Duration = Duration::from_secs(3);
 
-/// How long to wait for the end of a transaction whose connection broke: longer than the database lets it sit idle.
+/// Maximum time to wait for the end of a transaction whose connection broke. Longer than the idle timeout of
+/// transactions.
 const FATE_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// For how long one transaction may begin the next. The database counts what was done only between transactions, at most once a
-/// second, and vacuums by what it has counted.
+/// Maximum duration of a chain of transactions (`COMMIT AND CHAIN`). PostgreSQL updates its statistics only between
+/// transactions, at most once a second, and vacuums by these statistics.
 const CHAIN_MAX: Duration = Duration::from_secs(2);
 
-/// How often to ask.
+/// Interval between polls of a transaction's status.
 const FATE_POLL: Duration = Duration::from_millis(50);
 
-/// The settings that every session of the service needs. They are set by statement: a pooler may drop what a connection asks for at
-/// its start.
+/// Settings of every session of the service. They are set by a statement, because a pooler may drop startup parameters.
 const BOUNDS: [(&str, &str); 15] = [
     ("statement_timeout", STATEMENT_TIMEOUT),
     ("idle_in_transaction_session_timeout", IDLE_IN_TRANSACTION_TIMEOUT),
-    // Notices within this time that its client is gone, also while it waits for a lock.
+    // PostgreSQL notices within this time that the client is gone, also during a lock wait.
     ("client_connection_check_interval", "500ms"),
-    // Under a stronger isolation, rows would be read as they were before the wait for the locks.
+    // A stronger isolation level would show rows as of before the lock wait.
     ("default_transaction_isolation", "read committed"),
     (KEEPALIVES[0], "5"),
     (KEEPALIVES[1], "2"),
     (KEEPALIVES[2], "3"),
-    // Every statement looks rows up by key: planned once, and never by scanning a table that was empty when it was planned.
+    // Every statement reads by key. One generic plan suffices, and a plan made on an empty table must not scan a full
+    // one.
     ("plan_cache_mode", "force_generic_plan"),
     ("enable_seqscan", "off"),
     ("enable_hashjoin", "off"),
     ("enable_mergejoin", "off"),
-    // Pages go along an index, although the plan does not know how short they are.
+    // Pages follow an index. The planner does not know how short they are.
     ("enable_sort", "off"),
     ("jit", "off"),
-    // Text of PostgreSQL is read in these forms.
+    // The parser of PostgreSQL's text values expects these forms.
     ("DateStyle", "ISO, MDY"),
     ("TimeZone", "UTC"),
 ];
 
-/// Settings that a Unix socket does not have: PostgreSQL shows them as 0 there.
+/// Settings that PostgreSQL reports as 0 on a Unix socket.
 const KEEPALIVES: [&str; 3] = ["tcp_keepalives_idle", "tcp_keepalives_interval", "tcp_keepalives_count"];
 
-/// Settings of a connection for long work. A caller that comes later waits behind it for at most this `lock_timeout`.
+/// Settings of a connection for long work. Later callers wait behind its locks for at most this `lock_timeout`.
 pub const UNBOUNDED: &[(&str, &str)] = &[
     ("lock_timeout", "2s"),
     ("statement_timeout", "0"),
@@ -94,15 +103,15 @@ pub const UNBOUNDED: &[(&str, &str)] = &[
     ("enable_sort", "on"),
 ];
 
-/// How often the sharing of PostgreSQL's processes is probed when a host is first connected to.
+/// Number of checks for a shared PostgreSQL process at the first connection to a host.
 const PROBES: usize = 3;
 
-/// Settings of a session, by name; a later value replaces an earlier one.
+/// Session settings by name. A later value replaces an earlier one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings(BTreeMap<String, String>);
 
 impl Settings {
-    /// The settings of every session of the service on top of those in the database's URL, which `options` may hold, too.
+    /// Returns the settings of the service on top of those of the database URL, which `options` may also contain.
     pub(super) fn bounded(options: &PgConnectOptions, of_url: &Self) -> Self {
         let at_start = options.get_options().map(Self::parse).unwrap_or_default();
         let lock_timeout = format!("{}ms", LOCK_TIMEOUT.as_millis());
@@ -110,24 +119,24 @@ impl Settings {
         at_start.and(of_url.clone()).with(bounds)
     }
 
-    /// Adds settings; each replaces one of the same name.
+    /// Adds settings. Each replaces the setting of the same name.
     #[must_use]
     pub(super) fn with(mut self, settings: impl IntoIterator<Item = (impl AsRef<str>, impl AsRef<str>)>) -> Self {
         for (name, value) in settings {
-            // PostgreSQL compares names without case.
+            // PostgreSQL compares names case-insensitively.
             self.0.retain(|known, _| !known.eq_ignore_ascii_case(name.as_ref()));
             self.0.insert(name.as_ref().to_owned(), value.as_ref().to_owned());
         }
         self
     }
 
-    /// Adds settings that replace those of the same name.
+    /// Adds `later`, whose settings take precedence.
     #[must_use]
     pub(super) fn and(self, later: Self) -> Self {
         self.with(later.0)
     }
 
-    /// Reads the settings out of command-line options of PostgreSQL: `-c name=value`, `-cname=value` and `--name=value`.
+    /// Parses PostgreSQL command-line options: `-c name=value`, `-cname=value` and `--name=value`.
     pub(super) fn parse(options: &str) -> Self {
         let (mut words, mut word, mut is_escaped) = (vec![], None::<String>, false);
         for letter in options.chars() {
@@ -155,61 +164,61 @@ impl Settings {
         settings
     }
 
-    /// The statement that sets them; its columns show the values as PostgreSQL took them.
+    /// Returns the statement that applies the settings. Its columns return the values as PostgreSQL accepted them.
     fn set(&self) -> String {
         let columns =
             self.0.iter().map(|(name, value)| format!(", set_config({}, {}, false)", quoted(name), quoted(value)));
         format!("SELECT pg_backend_pid(){}", columns.collect::<String>())
     }
 
-    /// The statement that reads them back, with the encoding of the database.
+    /// Returns the statement that reads the settings back, with the encoding of the database.
     fn shown(&self) -> String {
         let columns = self.0.keys().map(|name| format!(", current_setting({}, true)", quoted(name)));
         format!("SELECT pg_backend_pid(){}, getdatabaseencoding()", columns.collect::<String>())
     }
 }
 
-/// A text as SQL says it, with either value of `standard_conforming_strings`.
+/// Quotes a text as an SQL literal for either value of `standard_conforming_strings`.
 fn quoted(text: &str) -> String {
     format!(" E'{}'", text.replace('\\', "\\\\").replace('\'', "''"))
 }
 
-/// A host of the database: the address, and the settings of a session there. Not shown: it holds a password.
+/// A database host: address, credentials and session settings. No `Debug`, because it contains a password.
 #[derive(Clone)]
 pub struct Endpoint {
-    /// The address and the credentials.
+    /// Address and credentials.
     pub options: PgConnectOptions,
     settings: Settings,
 }
 
 impl Endpoint {
-    /// One whose sessions have `settings`.
+    /// Creates an endpoint whose sessions have `settings`.
     pub(super) fn new(options: PgConnectOptions, settings: Settings) -> Self {
-        // Nothing that a pooler would have to know is asked for at the start of a connection.
+        // No startup parameters that a pooler would have to support.
         Self { options: options.application_name("linkis-rm").extra_float_digits(None), settings }
     }
 
-    /// This host for other work.
+    /// Returns this host with further session settings.
     pub(super) fn with(&self, settings: &[(&str, &str)]) -> Self {
         Self { options: self.options.clone(), settings: self.settings.clone().with(settings.iter().copied()) }
     }
 
-    /// Opens a connection, and puts its settings in force.
+    /// Opens a connection and applies its settings.
     ///
     /// # Errors
-    /// [`StoreError::Unfit`]; [`StoreError::Encoding`]; those of the database.
+    /// [`StoreError::Unfit`]; [`StoreError::Encoding`]; database errors.
     pub(super) async fn connect(&self) -> Result<PgConnection, StoreError> {
         let mut connection = self.options.connect().await?;
         self.prepare(&mut connection).await?;
         Ok(connection)
     }
 
-    /// Puts the settings of a new connection in force and reads them back. Returns the number of PostgreSQL's process.
+    /// Applies the settings of a new connection and reads them back. Returns the process id of the PostgreSQL backend.
     ///
     /// # Errors
-    /// [`StoreError::Unfit`]; [`StoreError::Encoding`]; those of the database.
+    /// [`StoreError::Unfit`] if a setting or the process differs; [`StoreError::Encoding`]; database errors.
     pub(super) async fn prepare(&self, connection: &mut PgConnection) -> Result<i32, StoreError> {
-        // As plain text, not prepared: the next statement may be another process's.
+        // As plain text, not prepared: behind a pooler the next statement may run in another process.
         let set = sqlx::raw_sql(AssertSqlSafe(self.settings.set())).fetch_one(&mut *connection).await?;
         let shown = sqlx::raw_sql(AssertSqlSafe(self.settings.shown())).fetch_one(&mut *connection).await?;
         let (pid, pid_after): (i32, i32) = (set.try_get(0)?, shown.try_get(0)?);
@@ -229,24 +238,25 @@ impl Endpoint {
             }
         }
         let encoding: String = shown.try_get(self.settings.0.len() + 1)?;
-        // SQL_ASCII takes the bytes of every text as they are.
+        // SQL_ASCII stores the bytes of any text unchanged.
         match encoding.as_str() {
             "UTF8" | "SQL_ASCII" => Ok(pid),
             _ => Err(StoreError::Encoding { encoding }),
         }
     }
 
-    /// Finds out whether other connections share the process of PostgreSQL that `connection` has, `pid`, as behind a pooler that pools
-    /// transactions or statements. A second connection pins a process, and the first must still have its own.
+    /// Checks whether other connections share the backend process `pid` of `connection`, as behind a transaction or
+    /// statement pooler. A second connection pins a process by a transaction; the first connection must keep its own
+    /// process.
     ///
     /// # Errors
-    /// [`StoreError::Unfit`]; those of the database on the first connection.
+    /// [`StoreError::Unfit`] if the process is shared; database errors on the first connection.
     pub(super) async fn probe(&self, connection: &mut PgConnection, pid: i32) -> Result<(), StoreError> {
-        // Without a second connection, every look at the host still compares the process.
+        // Without a second connection the check is skipped; each probe of the host compares the process anyway.
         let Ok(Ok(mut second)) = timeout(ALIVE_TIMEOUT, self.options.connect()).await else { return Ok(()) };
         let pinned = sqlx::raw_sql("BEGIN; SELECT pg_backend_pid()").fetch_one(&mut second).await;
         let pinned = match pinned.map_err(StoreError::from) {
-            // As statement pooling does.
+            // A statement pooler rejects BEGIN.
             Err(StoreError::Database(error)) if code(&error).is_some_and(|code| code == "08P01") => {
                 let why = format!("it takes no BEGIN: {}", telemetry::terse(&error));
                 return Err(StoreError::Unfit { why });
@@ -257,28 +267,28 @@ impl Endpoint {
         for _ in 0..PROBES {
             is_shared = is_shared || process(connection).await? != pid;
         }
-        // The other end has to know that its transaction is not lost.
+        // A clean close, so that the other end knows that the transaction was not lost.
         let _ = timeout(ALIVE_TIMEOUT, second.close()).await;
         if is_shared { Err(shared()) } else { Ok(()) }
     }
 }
 
-/// The SQLSTATE of an error, if the database gave it.
+/// Returns the SQLSTATE of an error, if the database sent one.
 fn code(error: &sqlx::Error) -> Option<String> {
     error.as_database_error()?.code().map(String::from)
 }
 
-/// The number of PostgreSQL's process that a connection has.
+/// Returns the process id of the PostgreSQL backend of a connection.
 async fn process(connection: &mut PgConnection) -> Result<i32, StoreError> {
     Ok(sqlx::raw_sql("SELECT pg_backend_pid()").fetch_one(connection).await?.try_get(0)?)
 }
 
-/// The error of a connection that shares a process of PostgreSQL with others.
+/// Returns the error for a connection that shares its PostgreSQL process.
 pub(super) fn shared() -> StoreError {
     StoreError::Unfit { why: "several connections share one process of PostgreSQL".to_owned() }
 }
 
-/// The error of a new connection as a pool takes it.
+/// Converts the error of a new connection into the type that a pool accepts.
 pub(super) fn unfit(error: StoreError) -> sqlx::Error {
     match error {
         StoreError::Database(error) => error,
@@ -286,10 +296,11 @@ pub(super) fn unfit(error: StoreError) -> sqlx::Error {
     }
 }
 
-/// How long one that others wait behind waits for a lock at first.
+/// Initial lock timeout of an operation that other operations wait behind.
 pub const HURRY: Duration = Duration::from_millis(40);
 
-/// Has the transaction that `connection` is in wait no longer for a lock, because others wait behind it.
+/// Limits the lock waits of the current transaction of `connection` to `longest`, because other operations wait behind
+/// it.
 pub async fn hurried(connection: &mut PgConnection, longest: Duration) -> Result<(), StoreError> {
     sqlx::query(
         "-- session::hurried
@@ -301,7 +312,7 @@ pub async fn hurried(connection: &mut PgConnection, longest: Duration) -> Result
     Ok(())
 }
 
-/// Lets the transaction that `connection` is in wait longer: it repairs what others may hold.
+/// Extends the timeouts of the current transaction of `connection` for a repair: locks 10 s, statements 60 s.
 pub async fn patient(connection: &mut PgConnection) -> Result<(), StoreError> {
     sqlx::query(
         "-- session::patient
@@ -312,11 +323,11 @@ pub async fn patient(connection: &mut PgConnection) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Lets the transaction that `connection` is in go through whole tables: for two minutes per statement, scanning and hashing as the
-/// planner sees fit, and waiting up to ten seconds for a lock. Answers with the database's clock; under a stronger isolation,
-/// that is the moment that everything is seen at.
+/// Prepares the current transaction of `connection` for reading whole tables: statements 120 s, locks 10 s, idle 60 s,
+/// and sequential scans allowed. Returns the clock of the database. Under a stronger isolation level, that is the
+/// moment of the snapshot.
 pub async fn thorough(connection: &mut PgConnection) -> Result<OffsetDateTime, StoreError> {
-    // Its own work between two statements may take a while, too.
+    // The caller's own work between two statements may also take long.
     let now = sqlx::query_scalar(
         "-- session::thorough
         SELECT clock_timestamp(), set_config('statement_timeout', '120s', true), set_config('lock_timeout', '10s', true),
@@ -327,7 +338,7 @@ pub async fn thorough(connection: &mut PgConnection) -> Result<OffsetDateTime, S
     Ok(now)
 }
 
-/// Lets the statements of the transaction that `connection` is in take so long, and wait for locks for up to ten seconds.
+/// Limits the statements of the current transaction of `connection` to `longest`, and its lock waits to 10 s.
 pub async fn for_as_long_as(connection: &mut PgConnection, longest: Duration) -> Result<(), StoreError> {
     sqlx::query(
         "-- session::for_as_long_as
@@ -339,44 +350,48 @@ pub async fn for_as_long_as(connection: &mut PgConnection, longest: Duration) ->
     Ok(())
 }
 
-/// When the database's server was started: another one than before tells another moment.
+/// Returns the start time of the PostgreSQL server. A restarted server or another host returns another time.
 pub async fn server_start(connection: &mut PgConnection) -> Result<OffsetDateTime, StoreError> {
     Ok(sqlx::query_scalar("SELECT pg_postmaster_start_time()").fetch_one(connection).await?)
 }
 
-/// The database's clock.
+/// Returns the clock of the database.
 pub async fn clock(connection: &mut PgConnection) -> Result<OffsetDateTime, StoreError> {
     Ok(sqlx::query_scalar("SELECT clock_timestamp()").fetch_one(connection).await?)
 }
 
 tokio::task_local! {
-    /// The host that a task's waits are for.
+    /// The primary whose change ends the waits of the task.
     static LEAVES: Primary;
 }
 
-/// Has the waits of a task for the database end as soon as another of its hosts takes the writes: the one that did is gone, or answers for
-/// nobody any more.
+/// Runs `task` so that its database waits fail as soon as another host becomes the primary. The old primary is then
+/// down, or no longer authoritative.
 pub fn leaving<T: Future>(primary: Primary, task: T) -> impl Future<Output = T::Output> {
     LEAVES.scope(primary, task)
 }
 
-/// Fails if the other end of a connection does not answer within [`ALIVE_TIMEOUT`].
+/// Pings the other end of a connection.
+///
+/// # Errors
+/// Fails without a reply within `ALIVE_TIMEOUT`.
 pub async fn check(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
     timeout(ALIVE_TIMEOUT, connection.ping()).await.unwrap_or(Err(sqlx::Error::PoolTimedOut))
 }
 
-/// Bounds a wait for the database. After an error the connection must not be used again: an answer may still come.
+/// Waits for the database for up to `ANSWER_TIMEOUT`. After an error the caller must not reuse the connection: a reply
+/// may still arrive.
 pub async fn answered<T, E: From<sqlx::Error>>(wait: impl Future<Output = Result<T, E>>) -> Result<T, E> {
     answered_within(ANSWER_TIMEOUT, wait).await
 }
 
-/// The same, for a statement that waits for nobody and finds what it wants by an index: if its answer is late, its connection was lost
-/// without a word, and a new one is sooner there.
+/// Like [`answered`], with a shorter timeout, for a statement that takes no locks and reads by an index. A late reply
+/// means that the connection was lost silently; a new connection is faster.
 pub async fn answered_soon<T, E: From<sqlx::Error>>(wait: impl Future<Output = Result<T, E>>) -> Result<T, E> {
     answered_within(SOON, wait).await
 }
 
-/// The same, for work that takes its time.
+/// Like [`answered`], with the timeout `longest`, for long work.
 pub async fn answered_within<T, E: From<sqlx::Error>>(
     longest: Duration,
     wait: impl Future<Output = Result<T, E>>,
@@ -392,7 +407,7 @@ pub async fn answered_within<T, E: From<sqlx::Error>>(
         if let Ok(answered) = timeout(longest.min(LATE_AFTER), &mut wait).await {
             return answered;
         }
-        // The host may be gone without a word, and another may be there already.
+        // The host may be silently lost, and another may be the primary already.
         primary.ask();
         timeout(longest.saturating_sub(LATE_AFTER), wait).await.unwrap_or_else(silent)
     };
@@ -403,14 +418,14 @@ pub async fn answered_within<T, E: From<sqlx::Error>>(
     }
 }
 
-/// Why a connection is given up whose host is used no more.
+/// Returns the error for a connection to a host that is no longer the primary.
 fn left_behind() -> sqlx::Error {
     let why = "another host of the database takes the writes now";
     sqlx::Error::Io(io::Error::new(io::ErrorKind::ConnectionAborted, why))
 }
 
-/// Waits until everything that `connection` sees is as safe as what is committed from now on: with a synchronous standby, what a host
-/// shows after a crash may be on no other, and would be gone with it.
+/// Waits until everything that `connection` sees is as durable as a new commit. With a synchronous standby, the data
+/// that a host shows after a crash may exist on that host only, and could be lost with it.
 pub async fn durable(connection: &mut PgConnection) -> Result<(), StoreError> {
     sqlx::query(
         "-- session::durable
@@ -421,30 +436,30 @@ pub async fn durable(connection: &mut PgConnection) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// The connection that a task works on, opened or lent when it is first needed and again after it broke.
+/// The database connection of one task: opened or borrowed at first use, and replaced after it broke.
 ///
-/// On a connection of the task's own, one transaction follows the other: the end of each begins the next, so that none waits for its
-/// beginning.
+/// On a connection of the task's own, the end of each transaction begins the next one, which saves a round trip.
 #[derive(Debug)]
 pub struct Session {
     primary: Primary,
     source: Source,
     link: Option<Link>,
-    /// Of the host that the connection is to.
+    /// Generation of the primary that the connection belongs to.
     generation: u64,
     transaction: Transaction,
-    /// When a transaction last began that none before it had begun.
+    /// Start of the current chain of transactions.
     chained_since: Instant,
 }
 
-/// The source of the connection of a session.
+/// Source of the connection of a session.
 #[derive(Debug)]
 pub(super) enum Source {
-    /// A connection of its own. An instance is ready when there is one for each such session.
+    /// Its own connection. An instance is ready when each such session has one.
     Own(Seat),
-    /// A connection that a pool lends for a piece of work, with a permit that is waited for, so long at most.
+    /// A connection borrowed from a pool for one piece of work, under a permit. The duration bounds the wait for the
+    /// permit.
     Lent(Lender, Arc<Semaphore>, Option<Duration>),
-    /// A connection of its own beside those that an instance needs.
+    /// Its own connection in addition to those that an instance needs.
     Extra,
 }
 
@@ -463,13 +478,13 @@ impl Link {
     }
 }
 
-/// The transaction that a connection is in.
+/// State of the connection's transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Transaction {
     None,
-    /// Nothing has been done in it yet: it holds and sees nothing.
+    /// Begun and empty: it has no locks and no snapshot.
     Begun,
-    /// It may hold locks, or have failed.
+    /// In use: it may own locks, or have failed.
     InUse,
 }
 
@@ -486,12 +501,16 @@ impl Session {
         Self { primary, source, link: None, generation, transaction, chained_since }
     }
 
-    /// Number of pooled connections that no longer answered, of all sessions: while it is the same, the database was not away.
+    /// Returns the number of pooled connections that stopped responding, over all sessions. While the number is
+    /// constant, the database was reachable.
     pub fn losses(&self) -> u64 {
         self.primary.losses()
     }
 
-    /// The connection, opened if there is none; in no transaction.
+    /// Returns the connection outside a transaction. Opens it if there is none, and rolls an open transaction back.
+    ///
+    /// # Errors
+    /// Errors of opening the connection; database errors.
     pub async fn get(&mut self) -> Result<&mut PgConnection, StoreError> {
         self.leave();
         if self.transaction != Transaction::None {
@@ -500,7 +519,7 @@ impl Session {
         self.connection().await
     }
 
-    /// The same, where only what is as safe as a new commit is seen: see [`durable`].
+    /// Like [`Session::get`], but everything that the connection sees is as durable as a new commit: see [`durable`].
     pub async fn get_durable(&mut self) -> Result<&mut PgConnection, StoreError> {
         self.leave();
         let is_new = self.link.is_none();
@@ -511,7 +530,7 @@ impl Session {
         Ok(connection)
     }
 
-    /// The connection in a new transaction; if it was in one that nobody has committed, that is undone.
+    /// Returns the connection in a new transaction. An uncommitted transaction is rolled back first.
     pub async fn begin(&mut self) -> Result<&mut PgConnection, StoreError> {
         self.leave();
         match self.transaction {
@@ -527,24 +546,27 @@ impl Session {
     }
 
     /// Commits the transaction.
+    ///
+    /// # Errors
+    /// Fails if the primary has changed; database errors. The commit may have taken effect in spite of the error.
     pub async fn commit(&mut self) -> Result<(), StoreError> {
         if self.leave() {
             return Err(left_behind().into());
         }
-        // A connection that is lent goes back in no transaction.
+        // A borrowed connection is returned outside a transaction.
         match matches!(self.link, Some(Link::Own { .. })) && self.chained_since.elapsed() < CHAIN_MAX {
             true => self.control("COMMIT AND CHAIN", Transaction::Begun).await,
             false => self.control("COMMIT", Transaction::None).await,
         }
     }
 
-    /// Undoes the transaction.
+    /// Rolls the transaction back.
     pub async fn roll_back(&mut self) -> Result<(), StoreError> {
         self.control("ROLLBACK AND CHAIN", Transaction::Begun).await
     }
 
-    /// Undoes the transaction, if there is one, and begins none until one is needed: the database ends connections that sit in one
-    /// for long.
+    /// Rolls back an open transaction and begins no new one until it is needed: PostgreSQL ends connections that are
+    /// idle in a transaction.
     pub async fn rest(&mut self) {
         if self.transaction != Transaction::None && answered(self.control("ROLLBACK", Transaction::None)).await.is_err()
         {
@@ -552,7 +574,7 @@ impl Session {
         }
     }
 
-    /// Undoes the transaction, if there is one, and returns a connection that was lent.
+    /// Rolls back an open transaction and returns a borrowed connection.
     pub async fn give_back(&mut self) {
         self.rest().await;
         if matches!(self.link, Some(Link::Lent { .. })) {
@@ -560,7 +582,7 @@ impl Session {
         }
     }
 
-    /// Gives a connection up whose host is used no more; true if it did.
+    /// Drops the connection if its host is no longer the primary. Returns whether it did.
     fn leave(&mut self) -> bool {
         let is_left = self.link.is_some() && self.generation != self.primary.generation();
         if is_left {
@@ -578,7 +600,7 @@ impl Session {
     async fn connection(&mut self) -> Result<&mut PgConnection, StoreError> {
         let link = match self.link.take() {
             Some(link) => link,
-            // Apart: everything that is done on a session would take the room of opening it.
+            // Boxed: otherwise every future that uses a session would contain the size of opening one.
             None => Box::pin(self.open()).await?,
         };
         Ok(self.link.insert(link).connection())
@@ -613,15 +635,16 @@ impl Session {
         Ok(link)
     }
 
-    /// Whether there is a connection that was used before, and so may have broken since.
+    /// Returns whether the session has a connection that was used before, and so may have broken since.
     pub fn is_open(&self) -> bool {
         self.link.is_some()
     }
 
-    /// Waits until a transaction has ended whose connection broke while it committed; answers with a new connection, or `None` if
-    /// the database does not come back in time.
+    /// Waits for the end of a transaction whose connection broke during its commit. Returns a new connection, or `None`
+    /// if the database does not return within `FATE_TIMEOUT`.
     ///
-    /// How it ended is not asked: after a crash of the database, its number may be another's by now; and on another worker of Citus it is.
+    /// The status of the commit is not used: after a crash the transaction number may be reused, and another worker of
+    /// Citus has other numbers.
     pub async fn settled(&mut self, transaction_id: &str) -> Option<&mut PgConnection> {
         let give_up = Instant::now() + FATE_TIMEOUT;
         while Instant::now() < give_up {
@@ -643,7 +666,7 @@ impl Session {
         .fetch_one(connection);
         match answered::<Option<String>, sqlx::Error>(status).await {
             Ok(status) => status.is_none_or(|status| status != "in progress"),
-            // Known to nobody: the database has crashed, and lost it.
+            // PostgreSQL does not know the number: the database crashed and lost the transaction.
             Err(error) if error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("22023")) => {
                 true
             }
@@ -654,7 +677,7 @@ impl Session {
         }
     }
 
-    /// Gives the connection up, until one is needed again. A pool takes one back that is in no transaction.
+    /// Drops the connection until one is needed again. A pool takes back only a connection outside a transaction.
     pub fn close(&mut self) {
         if let (Some(Link::Lent { connection, .. }), true) = (&mut self.link, self.transaction != Transaction::None) {
             connection.close_on_drop();
@@ -663,13 +686,13 @@ impl Session {
         self.transaction = Transaction::None;
     }
 
-    /// Forgets the connection after `error`. A full disk makes the instance not ready.
+    /// Drops the connection after `error`. A full disk makes the instance not ready.
     pub fn reset_after(&mut self, error: &StoreError) {
         self.primary.note_failure(error);
         self.reset();
     }
 
-    /// Forgets the connection: after an error that leaves its state in doubt.
+    /// Drops the connection after an error that leaves its state in doubt, and requests a probe of the hosts.
     pub fn reset(&mut self) {
         if let Some(link) = &mut self.link {
             if let Link::Lent { connection, .. } = link {

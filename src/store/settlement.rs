@@ -1,7 +1,9 @@
-//! What nearly every batch writes, in one statement: a batch waits for the database once, however much has happened in it.
+//! Batch write: one SQL statement that writes all deltas of a batch, so that a batch costs one round trip.
 //!
-//! The statement consists of what there is to write: a grant alone costs no more than the rows of a grant. Each mixture is
-//! planned once.
+//! The statement has one part (CTE) per kind of delta and omits empty parts. PostgreSQL plans each combination of parts
+//! once. Each part states the number of rows that it must change; any other number fails the batch.
+//!
+//! The module never decides: the deltas come from the ledger. Callers: the committer and the repair of an audit.
 
 use sqlx::{PgConnection, Postgres, QueryBuilder};
 use time::OffsetDateTime;
@@ -24,25 +26,29 @@ use super::{
     rows::{em_columns, labels_json},
 };
 
-/// The part that writes the history.
+/// Name of the part that writes the history.
 const TOLD: &str = "told";
 
-/// The columns of a history line of a batch.
+/// Columns of a history line of a batch.
 const LINE_COLUMNS: &str = r#"action, ticket_id, "user", creator, engine_type, labels, engine_application_name, engine_instance,
     em_application_name, em_instance, resource_type, resource, actor, reason, held_since, address, before, after, action_time"#;
 
-/// What there is once all of it is written.
+/// Result of the batch write.
 #[derive(Debug)]
 pub struct Written {
-    /// Whether anybody may wait in line but on one's own instance.
+    /// Whether another live instance may have waiters that the batch concerns.
     pub others_wait: bool,
-    /// The number of the first line of the history, if there are any.
+    /// Number of the first history line; `None` if the batch wrote none.
     pub first_line: Option<i64>,
 }
 
-/// Writes the counters of EMs, each with the version that was read, and those of scopes, whose rows are locked; tickets whose
-/// engine has reported something, that ended and that were granted or adopted; the history of all that at `now`; and drops `locks`, whose rows were
-/// never visible to anyone.
+/// Writes `deltas` and their history at time `now`, and deletes the rows of `locks`.
+///
+/// EM counters are updated by version; scope rows are locked by the caller. The lock rows were inserted in the same
+/// transaction, so no other transaction has seen them. `own` is this instance, which `others_wait` excludes.
+///
+/// # Errors
+/// [`StoreError::RowCount`] if a part changed another number of rows; database errors.
 pub async fn write(
     connection: &mut PgConnection,
     deltas: &Deltas,
@@ -67,12 +73,13 @@ pub async fn write(
     statement.execute(connection, own).await
 }
 
-/// One statement, made of parts that each touch a known number of rows.
+/// A statement under construction. Each part changes a known number of rows.
 struct Statement {
     sql: QueryBuilder<Postgres>,
     parts: Vec<Part>,
 }
 
+/// One part (CTE) with the number of rows that it must change.
 struct Part {
     name: &'static str,
     table: &'static str,
@@ -84,7 +91,7 @@ impl Statement {
         Self { sql: QueryBuilder::new("-- settlement::write\n"), parts: Vec::new() }
     }
 
-    /// Adds a part that is to touch `rows` rows of `table`; nothing, if there are none.
+    /// Adds a part that must change `rows` rows of `table`. Adds nothing if `rows` is 0.
     fn part(
         &mut self,
         name: &'static str,
@@ -236,8 +243,8 @@ impl Statement {
         });
     }
 
-    /// Writes the history in the order decided: `records`, and between them the granted tickets with the line numbers `granted`. Rows take
-    /// their ids in that order.
+    /// Adds the history lines in the order of the decisions: `records`, interleaved with the granted tickets at the
+    /// line numbers `granted`. The ids of the rows ascend in that order.
     fn history(&mut self, records: action_record::Columns<'_>, granted: Vec<i32>, now: OffsetDateTime) {
         let rows = records.line.len() + granted.len();
         self.part(TOLD, "linkis_resource_action_record", rows, |sql| {
@@ -272,7 +279,7 @@ impl Statement {
         });
     }
 
-    /// What clusters' queues hold unseen, whose rows are locked.
+    /// Adds the unseen use of external queues. The caller has locked the cluster rows.
     fn clusters(&mut self, clusters: &[ClusterDelta]) {
         let queues = QueueColumns::of(clusters);
         self.part("clusters", "linkis_external_cluster", clusters.len(), |sql| {
@@ -302,7 +309,7 @@ impl Statement {
         });
     }
 
-    /// What tickets hold of such queues, or held last.
+    /// Adds the external amounts of tickets; an ended ticket keeps its last amounts.
     fn cluster_tickets(&mut self, tickets: &[ClusterTicketDelta]) {
         let phase = |delta: &ClusterTicketDelta| match &delta.ticket.held.phase {
             Phase::Locked => (None, None),
@@ -334,7 +341,7 @@ impl Statement {
 
     fn dropped(&mut self, locks: Locks) {
         self.part("dropped", "linkis_resource_lock", locks.count, |sql| {
-            // By the place that the insert returned: by key, the planner may choose to scan a heap that is full of dead rows.
+            // By ctid: by key, the planner may scan a heap that is full of dead rows.
             sql.push("DELETE FROM linkis_resource_lock WHERE ctid = ANY (").push_bind(locks.places);
             sql.push("::text::tid[]) RETURNING 1");
         });
@@ -362,7 +369,7 @@ impl Statement {
     }
 }
 
-/// Selects the columns of history lines, and with `numbered` also the number of each.
+/// Pushes a query for the columns of history lines, with the number of each line if `numbered`.
 fn push_records(
     sql: &mut QueryBuilder<Postgres>,
     records: action_record::Columns<'_>,
@@ -406,7 +413,7 @@ fn push_records(
     sql.push(if has_acts { ", address, before, after" } else { "" }).push(if numbered { ", line)" } else { ")" });
 }
 
-/// Selects the same columns of the granted tickets, in the order decided.
+/// Pushes a query for the same columns of the granted tickets, in the order of the decisions.
 fn push_granted(sql: &mut QueryBuilder<Postgres>) {
     sql.push("SELECT ").push_bind(Action::Granted.as_str()).push(
         r#", ticket_id, "user", creator, engine_type, labels, NULL, NULL, em_application_name, em_instance, resource_type,
@@ -414,7 +421,7 @@ fn push_granted(sql: &mut QueryBuilder<Postgres>) {
     );
 }
 
-/// The columns of tickets in use.
+/// Columns of confirmed tickets.
 #[derive(Default)]
 struct InUse<'a> {
     ticket_id: Vec<Uuid>,

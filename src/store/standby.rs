@@ -1,7 +1,7 @@
-//! A host of the database that follows another: for reads that may be a little old, and so take nothing from those that commit.
+//! Standby: a database host in recovery, for reads that may be stale and must not delay commits.
 //!
-//! Here is which of the named hosts is one, and the few connections to it. How old what it knows may be is found out by
-//! [`service::standby`](crate::service::standby).
+//! The module finds a standby among the hosts and owns its connection pool. It never decides whether the standby is
+//! recent enough; [`service::standby`](crate::service::standby) does, and is its only caller.
 
 use std::time::Duration;
 
@@ -19,43 +19,43 @@ use super::{
     target::{Target, place},
 };
 
-/// How many reads have a connection at once.
+/// Maximum number of concurrent reads on the standby.
 pub const CONNECTIONS_MAX: u32 = 4;
 
-/// How long a read waits for a new connection before the primary is asked instead.
+/// Timeout of a new connection; the read then goes to the primary.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// A standby that answers.
+/// A standby that responds.
 #[derive(Debug, Clone)]
 pub struct Host {
-    /// Where it is, for people.
+    /// Address for display.
     pub place: String,
-    /// The connections to it.
+    /// Connection pool.
     pub pool: PgPool,
 }
 
-/// Looks for a standby among the hosts of a database, and at the one that was found.
+/// Search for a standby among the hosts of a database, and probes of the standby that was found.
 #[derive(Debug)]
 pub struct Looking {
     target: Target,
-    /// The host that is looked at.
+    /// Index of the probed host.
     index: usize,
-    /// The connection on which that is done.
+    /// Connection for the probes.
     connection: Option<PgConnection>,
     host: Option<Host>,
 }
 
 impl Looking {
-    /// Nothing was found yet.
+    /// Creates a search without a result.
     pub fn new(target: Target) -> Self {
         Self { target, index: 0, connection: None, host: None }
     }
 
-    /// When the instance last said that it lives, as far as the standby knows, and which that is. After a failure another host is looked
-    /// at.
+    /// Probes the standby. Returns it with the last liveness time of `instance_id` that it has replayed. After a
+    /// failure the next call probes the next host.
     ///
     /// # Errors
-    /// Those of the database; if it is no standby, or knows nothing of the instance.
+    /// Database errors; the host is no standby, or has no row of the instance.
     pub async fn look(&mut self, instance_id: Uuid) -> Result<(Host, OffsetDateTime), StoreError> {
         let looked = self.look_at_one(instance_id).await;
         if looked.is_err() {
@@ -82,7 +82,7 @@ impl Looking {
         Ok((host.clone(), marked))
     }
 
-    /// Takes up what the file of the URL says, if it stands in one and says something else. True if it does.
+    /// Reads the URL file again. Returns true, and restarts the search, if the URL changed.
     pub async fn read_again(&mut self) -> bool {
         let Some(Ok(hosts)) = self.target.read_again().await else { return false };
         let told = |options: &[PgConnectOptions]| options.iter().map(ConnectOptions::to_url_lossy).collect::<Vec<_>>();
@@ -95,7 +95,8 @@ impl Looking {
     }
 }
 
-/// Connections have to answer in time when they are taken, and when they are given back, as those to the primary.
+/// Returns the pool of a standby. A connection is pinged when it is taken and when it is returned, as those to the
+/// primary are.
 fn pool(endpoint: Endpoint) -> PgPool {
     let options = endpoint.options.clone();
     PgPoolOptions::new()

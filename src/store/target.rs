@@ -1,4 +1,7 @@
-//! Where the database is, and what it is shown: read again where it stands in a file, because passwords change.
+//! Connect target: the hosts and credentials of a database, re-read from a file because passwords change.
+//!
+//! The module parses a URL by its role (primary or standby) and never connects. Display and errors never contain a
+//! password. Callers: `config`, [`super::Store`] and the standby.
 
 use std::{
     fmt,
@@ -17,10 +20,10 @@ use super::{
     url::{self, HOSTS_MAX, Hosts, SessionAttrs},
 };
 
-/// The largest file that is read for a URL.
+/// Maximum size of a URL file, in bytes.
 const URL_BYTES_MAX: u64 = 64 << 10;
 
-/// How to connect to a database, at one of its hosts; clones share what it is told later. Shows no password.
+/// Connection options of a database. Clones share later updates. `Debug` and `Display` show no password.
 #[derive(Clone)]
 pub struct Target {
     hosts: Arc<ArcSwap<Hosts>>,
@@ -29,60 +32,60 @@ pub struct Target {
     cell: Option<Cell>,
 }
 
-/// What a database is for.
+/// Role of a database host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Purpose {
-    /// To keep everything: of its hosts, the one that takes writes is meant.
+    /// The primary: the host that accepts writes.
     Writes,
-    /// To be read from, where it may be a little behind: one of its hosts that follows another is meant.
+    /// A standby, for reads that may be stale.
     OldReads,
 }
 
-/// Why a file tells of no database.
+/// Reason why a URL, or a file with one, is rejected.
 #[derive(Debug, thiserror::Error)]
 pub enum UrlError {
-    /// It cannot be read.
+    /// The file cannot be read.
     #[error("cannot be read: {0}")]
     Read(#[from] io::Error),
-    /// What stands there is none. It is not repeated: it may hold a password.
+    /// The text is no PostgreSQL URL. The error does not repeat the text, which may contain a password.
     #[error("is not a PostgreSQL URL; for example postgres://user:password@host/database")]
     Url,
-    /// As many hosts as ports have to be named, or one port for all.
+    /// The number of ports or addresses differs from the number of hosts.
     #[error("names {hosts} hosts and {count} {what}; name one for each host, or one port for all")]
     Counts {
-        /// How many hosts.
+        /// Number of hosts.
         hosts: usize,
-        /// What else is counted.
+        /// The other list: ports or addresses.
         what: &'static str,
-        /// How many of these.
+        /// Length of the other list.
         count: usize,
     },
-    /// One of several hosts is empty.
+    /// One of several hosts has an empty name.
     #[error("names several hosts, and one of them without a name")]
     NamelessHost,
-    /// More hosts than anybody has.
+    /// More than `HOSTS_MAX` hosts.
     #[error("names {0} hosts; at most {HOSTS_MAX} are tried")]
     TooManyHosts(usize),
-    /// Not one of libpq's words.
+    /// `target_session_attrs` has no value of libpq.
     #[error("target_session_attrs is none of any, read-write, read-only, primary, standby and prefer-standby")]
     SessionAttrs,
-    /// A host that is of no use here.
+    /// `target_session_attrs` excludes the primary.
     #[error("target_session_attrs={0} asks for a host that takes no writes, and a service writes: say read-write")]
     NoWriter(SessionAttrs),
-    /// Likewise.
+    /// `target_session_attrs` excludes standbys.
     #[error(
         "target_session_attrs={0} asks for a host that takes writes, and this is where to read from a standby: say standby"
     )]
     NoStandby(SessionAttrs),
-    /// The workers of Citus are found by name and port.
+    /// A cell needs a coordinator with a host name and port; this URL names a socket.
     #[error(
         "names a socket, and the workers of Citus that have cells are at other addresses: name the coordinator by host"
     )]
     CellAtSocket,
-    /// Not a number of seconds.
+    /// `connect_timeout` is no number of seconds.
     #[error("connect_timeout is not a number of seconds")]
     Timeout,
-    /// A character that ends the user and the password stands in one of them.
+    /// The user or password contains an unescaped character that ends it.
     #[error(
         "has an @ behind the host, or a user or a password with one of / ? # in it: write @ as %40, / as %2F, ? as %3F and # as %23"
     )]
@@ -90,50 +93,51 @@ pub enum UrlError {
 }
 
 impl Target {
-    /// What a URL says of a database that is written to.
+    /// Parses the URL of a primary.
     ///
     /// # Errors
-    /// [`UrlError::Url`].
+    /// [`UrlError`], except [`UrlError::Read`].
     pub fn parse(url: &str) -> Result<Self, UrlError> {
         Self::parse_for(Purpose::Writes, url)
     }
 
-    /// The same of one that is for something.
+    /// Parses the URL of a host in the role `purpose`.
     ///
     /// # Errors
-    /// [`UrlError::Url`].
+    /// [`UrlError`], except [`UrlError::Read`].
     pub fn parse_for(purpose: Purpose, url: &str) -> Result<Self, UrlError> {
         Ok(Self { purpose, ..Self::from(parse(purpose, url)?) })
     }
 
-    /// What the URL in a file says of a database that is written to, also when it changes.
+    /// Reads the URL of a primary from a file. [`Store::follow`](super::Store::follow) applies later changes of the
+    /// file.
     ///
     /// # Errors
-    /// If there is none.
+    /// [`UrlError`].
     pub fn in_file(path: PathBuf) -> Result<Self, UrlError> {
         Self::in_file_for(Purpose::Writes, path)
     }
 
-    /// The same of one that is for something.
+    /// Reads the URL of a host in the role `purpose` from a file.
     ///
     /// # Errors
-    /// If there is none.
+    /// [`UrlError`].
     pub fn in_file_for(purpose: Purpose, path: PathBuf) -> Result<Self, UrlError> {
         let hosts = Arc::new(ArcSwap::from_pointee(read(purpose, &path)?));
         Ok(Self { hosts, file: Some(path.into()), purpose, cell: None })
     }
 
-    /// What its file says now; `None` if it stands in none.
+    /// Reads the file again. Returns `None` if the target has no file.
     ///
     /// # Errors
-    /// If there is no URL.
+    /// [`UrlError`].
     pub(super) async fn read_again(&self) -> Option<Result<Hosts, UrlError>> {
         let (path, purpose) = (self.file.clone()?, self.purpose);
-        // It may be on a disk that does not answer.
+        // Blocking: the file may be on a disk that does not respond.
         tokio::task::spawn_blocking(move || read(purpose, &path)).await.ok()
     }
 
-    /// A cell of the Citus whose coordinator this is.
+    /// Sets the cell; the target is then the coordinator of Citus.
     ///
     /// # Errors
     /// [`UrlError::CellAtSocket`].
@@ -146,27 +150,27 @@ impl Target {
         }
     }
 
-    /// The cell; `None` where the database is one's own.
+    /// Returns the cell; `None` for a database without cells.
     pub fn cell(&self) -> Option<Cell> {
         self.cell.clone()
     }
 
-    /// As it is told now.
+    /// Returns the present hosts.
     pub fn hosts(&self) -> Arc<Hosts> {
         self.hosts.load_full()
     }
 
-    /// Tells everybody who connects from now on.
+    /// Replaces the hosts for all later connections.
     pub(super) fn set(&self, hosts: Hosts) {
         self.hosts.store(Arc::new(hosts));
     }
 
-    /// The file in which it stands.
+    /// Returns the path of the URL file, if any.
     pub(super) fn file(&self) -> Option<Arc<Path>> {
         self.file.clone()
     }
 
-    /// Whether what is said to the database goes to another machine that has not shown who it is.
+    /// Returns whether a host is on another machine and its certificate is not verified.
     pub fn is_unverified(&self) -> bool {
         let is_unverified = |options: &PgConnectOptions| {
             let host = options.get_host();
@@ -190,7 +194,7 @@ impl From<Hosts> for Target {
     }
 }
 
-/// Where it is, for people.
+/// Addresses and database name, for display.
 impl fmt::Display for Target {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hosts = self.hosts.load();
@@ -200,7 +204,7 @@ impl fmt::Display for Target {
     }
 }
 
-/// Where a host is, for people.
+/// Returns the address of a host, for display.
 pub(super) fn place(options: &PgConnectOptions) -> String {
     match options.get_socket() {
         Some(socket) => socket.display().to_string(),
@@ -214,7 +218,7 @@ impl fmt::Debug for Target {
     }
 }
 
-/// What a URL says of a database that is for something.
+/// Parses a URL and checks that its `target_session_attrs` admits the role.
 fn parse(purpose: Purpose, url: &str) -> Result<Hosts, UrlError> {
     let hosts = url::parse(url)?;
     match purpose {
@@ -224,7 +228,7 @@ fn parse(purpose: Purpose, url: &str) -> Result<Hosts, UrlError> {
     }
 }
 
-/// What the URL in a file says.
+/// Reads and parses the URL in a file.
 fn read(purpose: Purpose, path: &Path) -> Result<Hosts, UrlError> {
     let mut text = String::new();
     File::open(path)?.take(URL_BYTES_MAX).read_to_string(&mut text)?;

@@ -1,4 +1,7 @@
-//! The URL of a database, with several hosts as libpq reads them: sqlx knows one host, and no `target_session_attrs`.
+//! Database URL with several hosts, as libpq parses it. sqlx accepts one host and no `target_session_attrs`.
+//!
+//! The module rewrites a URL into one sqlx URL per host. Errors never contain a piece of the URL, which may be a
+//! password. Caller: [`super::target`].
 
 use std::{fmt, str::FromStr as _, time::Duration};
 
@@ -9,15 +12,15 @@ use super::{
     target::UrlError,
 };
 
-/// How many hosts a URL may name.
+/// Maximum number of hosts in a URL.
 pub const HOSTS_MAX: usize = 16;
 
-/// The shortest and the longest time that one host may have to let a connection in. As for libpq, one second is too short.
+/// Bounds of `connect_timeout` per host. As in libpq, one second is too short.
 const TIMEOUT_MIN: Duration = Duration::from_secs(2);
 const TIMEOUT_MAX: Duration = Duration::from_secs(10);
 
-/// The parameters that sqlx reads, beside those that are read here. It logs the names and values of others, which may be pieces of a
-/// password: others are left out.
+/// Parameters that are passed to sqlx. Others are dropped, because sqlx logs their names and values, which may be
+/// pieces of a password.
 const PARAMETERS: [&str; 13] = [
     "sslmode",
     "ssl-mode",
@@ -34,20 +37,20 @@ const PARAMETERS: [&str; 13] = [
     "password",
 ];
 
-/// Which of several hosts is wanted, as libpq names it.
+/// Value of `target_session_attrs`: which of several hosts to use.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SessionAttrs {
-    /// Any that lets a connection in; what holds if nothing is said.
+    /// Any host that accepts connections; the default.
     Any,
-    /// One that takes writes.
+    /// A host that accepts writes.
     ReadWrite,
-    /// One that takes none.
+    /// A host that accepts no writes.
     ReadOnly,
-    /// One that is not in recovery.
+    /// A host that is not in recovery.
     Primary,
-    /// One that is.
+    /// A host in recovery.
     Standby,
-    /// One that is, or else any.
+    /// A host in recovery, or else any host.
     PreferStandby,
 }
 
@@ -66,12 +69,12 @@ impl SessionAttrs {
         found.map(|(_, attrs)| *attrs).ok_or(UrlError::SessionAttrs)
     }
 
-    /// Whether a host that takes writes may be wanted by it.
+    /// Returns whether the value admits a host that accepts writes.
     pub fn may_write(self) -> bool {
         matches!(self, Self::Any | Self::ReadWrite | Self::Primary)
     }
 
-    /// Whether a host that takes none may be wanted by it.
+    /// Returns whether the value admits a host that accepts no writes.
     pub fn may_read_only(self) -> bool {
         !matches!(self, Self::ReadWrite | Self::Primary)
     }
@@ -83,16 +86,16 @@ impl fmt::Display for SessionAttrs {
     }
 }
 
-/// What a URL says. Not shown: it may hold a password.
+/// Parsed URL. No `Debug`, because it may contain a password.
 #[derive(Clone)]
 pub struct Hosts {
-    /// How to connect to each, in their order; at least one.
+    /// Connection options of each host, in the order of the URL; at least one.
     pub options: Vec<PgConnectOptions>,
-    /// How long each may take to let a connection in.
+    /// Connect timeout per host.
     pub timeout: Duration,
-    /// Which is wanted.
+    /// Which host to use.
     pub attrs: SessionAttrs,
-    /// The settings of its sessions.
+    /// Session settings.
     pub settings: Settings,
 }
 
@@ -107,7 +110,7 @@ impl From<PgConnectOptions> for Hosts {
     }
 }
 
-/// The parts of a URL that sqlx does not know, and the rest.
+/// Split URL: the parts that sqlx does not support, and the rest.
 struct Parts<'a> {
     userinfo: Option<&'a str>,
     path: &'a str,
@@ -116,22 +119,22 @@ struct Parts<'a> {
     timeout: Duration,
     attrs: SessionAttrs,
     settings: Settings,
-    /// The other parameters, as they stand.
+    /// Other parameters, unchanged.
     others: Vec<&'a str>,
-    /// The parameters that say where, as they stand.
+    /// Parameters with the address (`host`, `hostaddr`, `port`), unchanged.
     place: Vec<&'a str>,
     authority: &'a str,
 }
 
-/// Reads a URL.
+/// Parses a URL.
 ///
 /// # Errors
-/// What is wrong with it.
+/// [`UrlError`], by the first fault of the URL.
 pub fn parse(url: &str) -> Result<Hosts, UrlError> {
     let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://")).ok_or(UrlError::Url)?;
     let parts = Parts::of(rest)?;
     let options = match parts.hosts.len() {
-        // A user without a host behind it is nothing that sqlx reads.
+        // sqlx rejects a user without a host after it.
         0 | 1 if !parts.authority.ends_with('@') => vec![parse_one(&parts.alone())?],
         hosts if hosts > HOSTS_MAX => return Err(UrlError::TooManyHosts(hosts)),
         _ => parts.each()?.iter().map(|url| parse_one(url)).collect::<Result<_, _>>()?,
@@ -146,7 +149,7 @@ fn parse_one(url: &str) -> Result<PgConnectOptions, UrlError> {
 impl<'a> Parts<'a> {
     fn of(rest: &'a str) -> Result<Self, UrlError> {
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
-        // The text before it may be the first part of a password, and the supposed host another part.
+        // The text before the end may be the first part of a password, and the supposed host another part.
         if rest.get(end..).is_some_and(|rest| rest.contains('@')) {
             return Err(UrlError::Unescaped);
         }
@@ -175,7 +178,7 @@ impl<'a> Parts<'a> {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             let list = || decode(value).map(|list| list.split(',').map(str::to_owned).collect::<Vec<_>>());
             let key = decode(key)?;
-            // Here, a plus is a space.
+            // In `options`, a plus sign is a space.
             let text = || decode(&value.replace('+', " "));
             match key.as_str() {
                 "host" => parts.hosts = list()?,
@@ -201,7 +204,7 @@ impl<'a> Parts<'a> {
         Ok(parts)
     }
 
-    /// Where hosts are given by address, no name has to be looked up.
+    /// Replaces host names by `hostaddr`, which needs no name resolution.
     fn connect_at(&mut self, addresses: Vec<String>) -> Result<(), UrlError> {
         let named = self.hosts.iter().any(|host| !host.is_empty());
         if named && self.hosts.len() != addresses.len() {
@@ -216,20 +219,20 @@ impl<'a> Parts<'a> {
         Ok(())
     }
 
-    /// For the one host there is: as it stands, without what sqlx does not know.
+    /// Returns the URL of a single host without the parameters that sqlx does not support.
     fn alone(&self) -> String {
         let query: Vec<_> = self.place.iter().chain(&self.others).copied().collect();
         format!("postgres://{}{}?{}", self.authority, self.path, query.join("&"))
     }
 
-    /// For each of several hosts. User and password go where sqlx reads them although the host does not stand behind them.
+    /// Returns one URL per host. User and password become parameters, because no host follows them.
     fn each(&self) -> Result<Vec<String>, UrlError> {
         let as_value = |text: &str| text.replace('&', "%26").replace('+', "%2B");
         let mut common: Vec<String> = self.others.iter().map(|pair| (*pair).to_owned()).collect();
         if let Some(userinfo) = self.userinfo {
             let (user, password) = userinfo.split_once(':').map_or((userinfo, None), |(user, word)| (user, Some(word)));
             let said = [("user", Some(user).filter(|user| !user.is_empty())), ("password", password)];
-            // Before the others, which have the last word.
+            // Placed first: later parameters take precedence.
             let said = said.into_iter().filter_map(|(key, text)| Some(format!("{key}={}", as_value(text?))));
             common.splice(0..0, said);
         }
@@ -252,7 +255,7 @@ impl<'a> Parts<'a> {
     }
 }
 
-/// What stands before the path: `host:port,host:port`. Hosts and ports are two lists, as for libpq.
+/// Splits `host:port,host:port` into the list of hosts and the list of ports, as libpq does.
 fn split_places(places: &str) -> Result<(Vec<String>, Vec<String>), UrlError> {
     let (mut hosts, mut ports) = (vec![], vec![]);
     for place in places.split(',') {
@@ -269,14 +272,14 @@ fn split_places(places: &str) -> Result<(Vec<String>, Vec<String>), UrlError> {
     Ok((hosts, ports))
 }
 
-/// In seconds; nothing, 0 and less are no bound for libpq, and here the longest there is.
+/// Parses `connect_timeout` in seconds. Zero and negative values mean no bound in libpq; here they mean `TIMEOUT_MAX`.
 fn parse_timeout(text: &str) -> Result<Duration, UrlError> {
     let seconds: i64 = text.trim().parse().map_err(|_| UrlError::Timeout)?;
     let timeout = u64::try_from(seconds).ok().filter(|seconds| *seconds > 0).map(Duration::from_secs);
     Ok(timeout.unwrap_or(TIMEOUT_MAX).clamp(TIMEOUT_MIN, TIMEOUT_MAX))
 }
 
-/// Without the percents of a URL.
+/// Decodes percent escapes.
 fn decode(text: &str) -> Result<String, UrlError> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();
@@ -292,7 +295,7 @@ fn decode(text: &str) -> Result<String, UrlError> {
     String::from_utf8(bytes).map_err(|_| UrlError::Url)
 }
 
-/// With them.
+/// Encodes with percent escapes.
 fn encode(text: &str) -> String {
     let is_plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"-._".contains(byte);
     let shown = |byte: u8| if is_plain(&byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
@@ -303,7 +306,7 @@ fn encode(text: &str) -> String {
 mod tests {
     use super::*;
 
-    /// Where each host is, and how it is reached.
+    /// Returns user, address and database of each host, or the error text.
     fn told(url: &str) -> Result<(Vec<String>, SessionAttrs), String> {
         let hosts = parse(url).map_err(|error| error.to_string())?;
         let place = |options: &PgConnectOptions| match options.get_socket() {
@@ -428,7 +431,7 @@ mod tests {
         for template in templates {
             for first in marks {
                 for second in marks {
-                    // Digits first: they could be a port.
+                    // A password that starts with digits could be parsed as a port.
                     for start in ["", "5432"] {
                         let password = format!("{start}{}{first}{}{second}{}", PIECES[0], PIECES[1], PIECES[2]);
                         let password = if start.is_empty() { password } else { password.replacen(PIECES[0], "", 1) };

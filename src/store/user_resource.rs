@@ -1,7 +1,10 @@
-//! `linkis_user_resource_meta_data`: the live tickets.
+//! `linkis_user_resource_meta_data`: live tickets.
 //!
-//! - `of_em`: those of EMs, in parts; `due`: those whose deadline is near; `groups`: all of them, for audits;
-//! - `list`: for people, page by page.
+//! Batches write tickets through `settlement`; this module reads them, and counts missed reports. Callers: the
+//! committer, background tasks, audits and lists.
+//!
+//! Submodules: `of_em`: tickets by EM, in pages; `due`: tickets near their deadline; `groups`: all tickets, grouped for
+//! audits; `list`: pages for operators.
 
 use std::collections::HashMap;
 
@@ -93,7 +96,7 @@ impl TryFrom<TicketRow> for Ticket {
     }
 }
 
-/// The tickets among `ticket_ids` that live.
+/// Returns the live tickets among `ticket_ids`.
 pub async fn read(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<HashMap<Uuid, Ticket>, StoreError> {
     let rows: Vec<TicketRow> = sqlx::query_as(
         r#"-- user_resource::read
@@ -108,7 +111,7 @@ pub async fn read(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<
     rows.into_iter().map(|row| Ticket::try_from(row).map(|ticket| (ticket.id, ticket))).collect()
 }
 
-/// Whose those among `ticket_ids` are that live.
+/// Returns the users of the live tickets among `ticket_ids`.
 pub async fn users(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<Vec<(Uuid, Name)>, StoreError> {
     let rows: Vec<(Uuid, String)> = sqlx::query_as(
         r#"-- user_resource::users
@@ -120,7 +123,7 @@ pub async fn users(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result
     rows.into_iter().map(|(id, user)| TABLE.name("user", &user).map(|user| (id, user))).collect()
 }
 
-/// Whose those among `ticket_ids` are that live, and where.
+/// Returns user and EM of the live tickets among `ticket_ids`.
 pub async fn owners(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<HashMap<Uuid, Released>, StoreError> {
     let rows: Vec<(Uuid, String, String, String)> = sqlx::query_as(
         r#"-- user_resource::owners
@@ -137,9 +140,10 @@ pub async fn owners(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Resul
     rows.into_iter().map(owner).collect()
 }
 
-/// Writes in how many reports in a row used tickets were missing, and notes with their EM's report that some may have been, if
-/// `report` is still the last one of its EM: none that comes is kept before this is done. Tickets that are just being changed are
-/// left out: it waits for nobody, and so nobody for ever for it.
+/// Stores for used tickets the number of consecutive reports that missed them, and marks the EM's report accordingly.
+///
+/// Writes only if `report` is still the last report of its EM; the next report waits for this statement. Skips tickets
+/// that another transaction has locked, so it never waits and cannot take part in a deadlock.
 pub async fn update_missed(
     executor: impl PgExecutor<'_>,
     report: &Report,

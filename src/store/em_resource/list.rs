@@ -1,4 +1,4 @@
-//! EMs for people, page by page.
+//! Pages of EMs for operators, ordered by key.
 
 use std::time::Duration;
 
@@ -13,35 +13,35 @@ use crate::store::{StoreError, rows::labels_json};
 
 use super::{EmRow, TABLE};
 
-/// Which EMs to list.
+/// Filter of a list of EMs. Empty fields match every EM.
 #[derive(Debug, Default)]
 pub struct Filter {
-    /// Only those of this application.
+    /// Application name to match.
     pub application_name: Option<Name>,
-    /// Only those that have all of these labels, reserved or not.
+    /// Labels that an EM must have, reserved or not.
     pub labels: Labels,
-    /// Only those that have reported this since they registered last.
+    /// Health of the last report since the last registration.
     pub health: Option<Health>,
-    /// Only those that are silent, or only those that are not.
+    /// True for silent EMs only; false for others only.
     pub silent: Option<bool>,
-    /// Only those that are drained, or only those that are not.
+    /// True for draining EMs only; false for others only.
     pub draining: Option<bool>,
 }
 
-/// What was found among some EMs.
+/// Result of scanning a range of EMs.
 #[derive(Debug)]
 pub struct Looked {
-    /// Those that match, in the order of their keys.
+    /// Matching EMs, ordered by key.
     pub ems: Vec<Em>,
-    /// The last that was looked at; `None` if nothing may follow.
+    /// Last EM of the scanned range; `None` if no EM follows.
     pub last: Option<EmInstance>,
 }
 
-/// Behind the names of all applications.
+/// Sorts after every application name.
 const LAST_NAME: &str = "\u{10ffff}";
 
-/// Those that match of the next `looked` EMs of the application, or of all, in the order of their keys, from behind `after`. Those are
-/// silent of which nothing was heard for `silent_after`.
+/// Scans the next `looked` EMs after `after`, of one application or of all, and returns those that match. An EM is
+/// silent if it has not reported or registered for `silent_after`.
 pub async fn list(
     executor: impl PgExecutor<'_>,
     filter: &Filter,

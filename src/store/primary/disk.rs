@@ -1,6 +1,6 @@
-//! A full disk of the database. A failed write reports it, and it lasts until a write of more than a page succeeds.
+//! Full disk of the database: detected by a failed write, and ended by a successful write of more than one page.
 //!
-//! Only readiness depends on it: calls are carried out meanwhile. Reads and small writes may still succeed.
+//! The state affects readiness only. Calls are still executed, because reads and small writes may succeed.
 
 use std::time::Duration;
 
@@ -13,14 +13,14 @@ use super::{
     Lender, Missing, Primary,
 };
 
-/// Interval between two attempts to write while the disk is full.
+/// Interval between trial writes while the disk is full.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Interval between two warnings that it is.
+/// Interval between warnings about a full disk.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
 impl Primary {
-    /// Makes the instance not ready if `error` is that of a full disk.
+    /// Makes the instance not ready if `error` reports a full disk.
     pub(in super::super) fn note_failure(&self, error: &StoreError) {
         if !error.is_disk_full() {
             return;
@@ -32,7 +32,8 @@ impl Primary {
         });
     }
 
-    /// Attempts a write every second while the disk is full, until the server stops. The first that succeeds makes the instance ready.
+    /// Tries a write every second while the disk is full, until `stopping`. The first successful write makes the
+    /// instance ready.
     pub async fn watch_disk(self, stopping: CancellationToken) {
         let mut known = self.shared.known.subscribe();
         loop {
@@ -46,7 +47,7 @@ impl Primary {
         }
     }
 
-    /// Waits until a write succeeds.
+    /// Waits until a trial write succeeds.
     async fn await_space(&self, full: Option<Missing>) {
         let mut warned = None::<Instant>;
         loop {
@@ -74,7 +75,7 @@ impl Primary {
     }
 }
 
-/// Writes a row of several pages to a table of the ledger and undoes it. Its pages are free for the next vacuum.
+/// Writes a row of several pages to a table of the ledger and rolls back. The next vacuum frees the pages.
 async fn write(connection: &mut PgConnection) -> Result<(), StoreError> {
     let mut transaction = connection.begin().await?;
     sqlx::query(

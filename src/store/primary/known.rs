@@ -1,32 +1,34 @@
-//! What is known of each host, and what follows from it.
+//! State of each database host as of its last probe, and the choice of the primary.
+//!
+//! The module makes no connection. Callers: the parent module and the probe tasks.
 
 use std::{fmt, sync::Arc};
 
 use super::{super::StoreError, Found};
 
-/// How a host was last seen.
+/// State of a host at its last probe.
 #[derive(Debug, Clone)]
 pub(super) enum State {
-    /// Not yet.
+    /// Not probed yet.
     Unseen,
-    /// It takes writes, on this timeline.
+    /// Accepts writes, on this timeline.
     Writable(i64),
-    /// It follows another, or does not know yet whether it has to.
+    /// In recovery: a standby, or a host that has not finished its start.
     InRecovery,
-    /// It is set to take none.
+    /// Read-only by configuration.
     ReadOnly,
-    /// The cell that is looked for is on another.
+    /// Does not own the cell.
     Elsewhere,
-    /// It starts or stops.
+    /// Starting or stopping.
     NotYet(Arc<StoreError>),
-    /// Its sessions are not what the service needs, or its encoding is not.
+    /// Its sessions or its encoding do not suit the service.
     Unfit(Arc<StoreError>),
-    /// It does not let anybody in, or does not answer; `is_silent` if it says nothing at all.
+    /// Rejects connections, or does not respond; `is_silent` if there was no response at all.
     Away { error: Arc<StoreError>, is_silent: bool },
 }
 
 impl State {
-    /// Why waiting for it is of no use.
+    /// Returns the error if waiting for this host cannot help.
     pub(super) fn hopeless(&self) -> Option<&Arc<StoreError>> {
         match self {
             Self::Unfit(error) => Some(error),
@@ -35,7 +37,7 @@ impl State {
         }
     }
 
-    /// Why the service cannot use it, although it answers.
+    /// Returns the reason why the service cannot use the host although it responds.
     pub(super) fn unfit(&self) -> Option<&Arc<StoreError>> {
         match self {
             Self::Unfit(error) => Some(error),
@@ -43,30 +45,30 @@ impl State {
         }
     }
 
-    /// Whether it lets nobody in because too many are in.
+    /// Returns whether the host rejects connections because all its slots are in use.
     pub(super) fn is_full(&self) -> bool {
         matches!(self, Self::Away { error, .. } if error.is_crowded())
     }
 }
 
-/// Why no host takes writes.
+/// Reason why no host serves writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Missing {
-    /// Nobody answers.
+    /// No host responds.
     Away,
-    /// Only hosts that start or stop do.
+    /// The only responding hosts are starting or stopping.
     Starting,
-    /// Only hosts in recovery do.
+    /// The only responding hosts are in recovery.
     InRecovery,
-    /// Only hosts that are set to take no writes do.
+    /// The only responding hosts are read-only by configuration.
     ReadOnly,
-    /// Only a host does that the cell has left.
+    /// The only responding host does not own the cell any more.
     Elsewhere,
-    /// Only hosts do whose sessions or encoding the service cannot use, for this reason.
+    /// The sessions or the encoding of the responding hosts do not suit the service, for this reason.
     Unfit(Arc<str>),
-    /// It has fewer connections left than the service needs.
+    /// The database has fewer free connections than an instance needs.
     Full(Arc<str>),
-    /// Its disk is full, for this reason.
+    /// The disk of the database is full.
     DiskFull(Arc<str>),
 }
 
@@ -83,33 +85,33 @@ impl fmt::Display for Missing {
     }
 }
 
-/// What is known of a host, and the number of the last question that it answers.
+/// State of a host, and the number of the last probe request that it answers.
 #[derive(Debug, Clone)]
 pub(super) struct Seen {
     pub(super) state: State,
     pub(super) question: u64,
 }
 
-/// What is known of all hosts.
+/// States of all hosts.
 #[derive(Debug)]
 pub(super) struct Known {
-    /// How often other hosts were named.
+    /// Number of times that the hosts were replaced.
     pub(super) round: u64,
     pub(super) hosts: Vec<Seen>,
     pub(super) found: Option<Arc<Found>>,
-    /// The one that was found last, as long as it may be the same again.
+    /// The last primary, while it may become the primary again with its pools.
     pub(super) last: Option<Arc<Found>>,
-    /// Whether somebody had trouble with it since it was last looked at.
+    /// Whether a connection to the primary failed since its last probe.
     pub(super) is_doubted: bool,
-    /// Whether its answer is late.
+    /// Whether the primary's reply is late.
     pub(super) is_late: bool,
-    /// Why it has not all connections that an instance needs.
+    /// Reason why the instance lacks connections that it needs.
     pub(super) short: Option<Missing>,
-    /// Reason for which the last write failed, if it is a full disk.
+    /// Error text of the last failed write, if the disk is full.
     pub(super) full_disk: Option<Missing>,
 }
 
-/// Which of the hosts is to be used: the one on the latest timeline, and of several the one that is used already.
+/// Returns the index of the host to use: the host on the latest timeline, and among equals the present primary.
 pub(super) fn choose(states: &[State], used: Option<usize>) -> Option<usize> {
     let writable = states.iter().enumerate().filter_map(|(index, state)| match state {
         State::Writable(timeline) => Some((*timeline, used == Some(index), std::cmp::Reverse(index))),
@@ -118,7 +120,7 @@ pub(super) fn choose(states: &[State], used: Option<usize>) -> Option<usize> {
     writable.max().map(|(_, _, std::cmp::Reverse(index))| index)
 }
 
-/// Why none can be.
+/// Returns the reason why no host can be used, from the host that is nearest to accepting writes.
 pub(super) fn missing(states: &[State]) -> Missing {
     let is_any = |wanted: fn(&State) -> bool| states.iter().any(wanted);
     if is_any(|state| matches!(state, State::InRecovery)) {
@@ -143,7 +145,7 @@ impl Known {
         Self { round: 0, hosts: vec![unseen; hosts], found, last, is_doubted: false, is_late: false, short, full_disk }
     }
 
-    /// Whether calls are served; why not.
+    /// Returns the primary if calls are served, or the reason why they are not.
     pub(super) fn standing(&self) -> Result<Arc<Found>, Missing> {
         match (&self.found, self.short.as_ref().or(self.full_disk.as_ref())) {
             (Some(_), Some(why)) => Err(why.clone()),
@@ -156,13 +158,13 @@ impl Known {
         self.hosts.iter().map(|seen| seen.state.clone()).collect()
     }
 
-    /// The one to connect to now.
+    /// Returns the primary, unless it is doubted.
     pub(super) fn usable(&self) -> Option<Arc<Found>> {
         self.found.clone().filter(|_| !self.is_doubted)
     }
 
-    /// Whether all that is to be known of a question is known. Nobody waits for a host that said nothing the last time; but where a cell has
-    /// left a host, it is about to be told which has it.
+    /// Returns whether a probe request needs no further wait. A host that was silent at its last probe is not waited
+    /// for. A host that lost the cell is waited for, because the coordinator is about to name the new owner.
     pub(super) fn is_answered(&self, question: u64) -> bool {
         let answers = |seen: &Seen| match seen.state {
             State::Away { is_silent: true, .. } => true,

@@ -1,4 +1,7 @@
-//! Looking at hosts: each has its own task, and every connection is asked where it leads.
+//! Probes of database hosts: one task per host, and checks of pooled connections.
+//!
+//! A probe reads whether the host accepts writes, its timeline, and its backend process. No probe delays the probe of
+//! another host. Caller: the parent module.
 
 use std::{
     sync::{Arc, Weak, atomic::Ordering},
@@ -18,14 +21,14 @@ use super::{
     known::{Seen, State},
 };
 
-/// How often each host is looked at while one takes writes, and while none does.
+/// Intervals between probes of a host while there is a primary, and while there is none.
 pub(super) const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) const SEARCH_INTERVAL: Duration = Duration::from_millis(100);
 
-/// How much time there is between two looks at a host, however many ask for them.
+/// Minimum delay between two probes of a host, however many are requested.
 pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
-/// Looks at every host, each by itself: whom one keeps waiting keeps nobody else. Begins anew when there are other hosts.
+/// Probes every host in its own task. Starts new tasks when the hosts are replaced.
 pub(super) async fn look_at_all(shared: Arc<Shared>) {
     let mut known = shared.known.subscribe();
     loop {
@@ -56,24 +59,24 @@ async fn look_at(shared: Arc<Shared>, index: usize) {
                 looking.await
             }
         };
-        // One that has no room for a connection more is as it was: those that there are go on.
+        // A host without free connection slots keeps its state: the existing connections still work.
         if !state.is_full() || matches!(last, State::Unseen | State::NotYet(_) | State::Unfit(_) | State::Away { .. }) {
             last = state;
         }
         shared.note(index, Seen { state: last.clone(), question });
         tokio::time::sleep(LOOK_PAUSE).await;
-        // Its other end lives as long as this.
+        // The sender lives as long as `shared`.
         let _ = timeout(shared.rest(), asked.changed()).await;
     }
 }
 
-/// The connection on which a host is probed, and the number of PostgreSQL's process that it had when it was opened.
+/// Connection on which a host is probed, and the process id of its backend when it was opened.
 struct Kept {
     connection: PgConnection,
     pid: i32,
 }
 
-/// Looks at a host, on the connection from last time if it still answers. One that fell silent, a new one may replace.
+/// Probes a host on the connection of the last probe, or on a new one if that no longer responds.
 async fn look(kept: &mut Option<Kept>, endpoint: &Endpoint, longest: Duration, tables: &Tables) -> State {
     if let Some(mut last) = kept.take() {
         match timeout(ALIVE_TIMEOUT, ask(&mut last, tables)).await {
@@ -107,10 +110,10 @@ async fn look(kept: &mut Option<Kept>, endpoint: &Endpoint, longest: Duration, t
     }
 }
 
-/// Asks a host what it is.
+/// Reads the state of a host.
 async fn ask(kept: &mut Kept, tables: &Tables) -> Result<State, StoreError> {
     let Kept { connection, pid } = kept;
-    // As plain text: behind a pooler that pools transactions, a prepared statement may be another one.
+    // As plain text: behind a transaction pooler, a prepared statement may belong to another session.
     let row = sqlx::raw_sql(
         "-- primary::ask
         SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',
@@ -132,13 +135,13 @@ async fn ask(kept: &mut Kept, tables: &Tables) -> Result<State, StoreError> {
     })
 }
 
-/// Whether the host of a connection takes writes.
+/// Returns whether the host of a connection accepts writes.
 pub(super) async fn takes_writes(connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     let takes_none = "SELECT pg_is_in_recovery() OR current_setting('transaction_read_only') = 'on'";
     sqlx::query_scalar(takes_none).fetch_one(connection).await.map(|takes_none: bool| !takes_none)
 }
 
-/// Whether a connection of a pool still answers; one that does not has the hosts looked at.
+/// Pings a pooled connection. A failure is counted and requests a probe of all hosts.
 pub(super) async fn check(shared: Weak<Shared>, connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     let checked = session::check(connection).await;
     if let (Err(_), Some(shared)) = (&checked, shared.upgrade()) {
@@ -148,8 +151,8 @@ pub(super) async fn check(shared: Weak<Shared>, connection: &mut PgConnection) -
     checked.map(|()| true)
 }
 
-/// Prepares a new connection of a pool. Waits for ever if it is of no use, or leads to a host that takes no writes. An error would have
-/// the pool try the same host again and again, and log each time.
+/// Prepares a new pooled connection. Never returns if the connection is unusable or its host accepts no writes. An
+/// error would make the pool retry the same host in a loop, with a log line each time.
 pub(super) async fn check_new(
     shared: Weak<Shared>,
     endpoint: Endpoint,

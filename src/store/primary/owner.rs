@@ -1,4 +1,6 @@
-//! The second way of finding hosts: those of a cell are not named by a URL, but by Citus's coordinator, which may move it.
+//! Hosts of a cell, as the coordinator of Citus names them; the coordinator may move the cell.
+//!
+//! The alternative to hosts in a URL. Caller: the parent module.
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,13 +15,13 @@ use super::{
     look::{LOOK_INTERVAL, LOOK_PAUSE, SEARCH_INTERVAL},
 };
 
-/// Asks the coordinator where a cell is, as often as hosts are looked at. While it does not answer, the cell is where it was.
+/// Polls the coordinator for the owner of `cell`, at the rate of the probes. Without a reply, the last owner stays.
 pub(super) async fn follow(shared: Arc<Shared>, coordinator: Primary, cell: Cell) {
     let (mut asked, mut is_told) = (shared.asked.subscribe(), false);
     let mut from = None;
     loop {
         let _ = asked.borrow_and_update();
-        // Whatever was said of the URL since, a password, too.
+        // The URL may have changed since, including its password.
         let url = coordinator.target().hosts();
         match citus::owner(&coordinator, &cell).await {
             Ok(hosts) => {
@@ -43,7 +45,7 @@ pub(super) async fn follow(shared: Arc<Shared>, coordinator: Primary, cell: Cell
 }
 
 impl Shared {
-    /// How long to rest before the next look.
+    /// Returns the delay before the next probe.
     pub(super) fn rest(&self) -> Duration {
         let known = self.known.borrow();
         let is_well = known.usable().is_some() && !known.is_late;

@@ -1,7 +1,10 @@
-//! The connections that an instance needs to be ready: one for each task that keeps one, and one in each pool.
+//! Connections that an instance needs to be ready: one per task that keeps one, and one in each pool.
 //!
-//! They are opened in advance, that of the committer first, and wait here until their tasks take them. An instance that cannot have all of
-//! them serves nothing, and gives those up again that no task has taken yet: another instance may need one of them.
+//! They are opened in advance, the committers' first, and wait here for their tasks. An instance that cannot open all
+//! of them serves no calls. If PostgreSQL refuses one, the instance closes the unused ones: another instance may need
+//! them.
+//!
+//! Callers: the start of the server, and one task that restores missing connections.
 
 use std::{
     sync::{
@@ -26,27 +29,27 @@ use super::{
     Found, Lender, Missing, Primary, full,
 };
 
-/// The number of tasks that keep a connection, beside the committers and the listener. They are the checks of admission, the look-up of
-/// tickets, two tasks for reports and two for the wait queues.
+/// Number of tasks that keep a connection, besides the committers and the listener. The tasks are the checks of
+/// admission, the look-up of tickets, two tasks for reports and two for the wait queues.
 pub(super) const OTHERS_MAX: u32 = 6;
 
-/// Interval between two looks whether a connection is missing.
+/// Interval between checks for missing connections.
 const LOOK_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Number of attempts in a row that may time out before a connection counts as missing: the network may be slow for a while.
+/// Maximum number of consecutive timeouts before a connection counts as missing: the network may be slow for a while.
 const TIMEOUTS_MAX: u32 = 3;
 
-/// Interval between two warnings that one is.
+/// Interval between warnings about a missing connection.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// The task that a connection is for.
+/// Kind of task that a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seat {
     /// A committer.
     Committer,
-    /// Another task that keeps one.
+    /// Another task that keeps a connection.
     Other,
-    /// The task that listens.
+    /// The task that listens for notifications.
     Listener,
 }
 
@@ -54,14 +57,14 @@ impl Seat {
     const COUNT: usize = 3;
 }
 
-/// Connections that tasks have taken, and those that wait to be.
+/// Count of the connections in use by tasks, and the connections opened in advance.
 #[derive(Debug, Default)]
 pub(super) struct Seats {
     taken: Arc<[AtomicU32; Seat::COUNT]>,
     reserved: Mutex<Vec<(Seat, PgConnection, u64)>>,
 }
 
-/// A connection that a task has taken counts as long as this lives.
+/// Counts a connection as in use by a task until dropped.
 #[derive(Debug)]
 pub struct Taken {
     taken: Arc<[AtomicU32; Seat::COUNT]>,
@@ -77,7 +80,7 @@ impl Drop for Taken {
 }
 
 impl Seats {
-    /// The connections for a seat: those that were taken and those that wait.
+    /// Returns the number of connections for `seat`, in use or opened in advance, of `generation`.
     fn count(&self, seat: Seat, generation: u64) -> u32 {
         let taken = self.taken.get(seat as usize).map_or(0, |taken| taken.load(Ordering::Relaxed));
         let mut reserved = self.reserved.lock().unwrap_or_else(PoisonError::into_inner);
@@ -102,11 +105,11 @@ impl Seats {
     }
 }
 
-/// A sign that the database has too few connections.
+/// Evidence that the database has too few connections.
 enum Shortage {
-    /// PostgreSQL refused one, for this reason.
+    /// PostgreSQL refused a connection, with this error text.
     Refused(String),
-    /// PostgreSQL answers on the connections that there are, and no further one is opened in time.
+    /// PostgreSQL responds on existing connections, and no further connection opens in time.
     Timeout,
 }
 
@@ -130,8 +133,10 @@ impl Shortage {
 }
 
 impl Primary {
-    /// A connection that was opened in advance and still answers, and the generation of its host. A committer and
-    /// the listener open their own, because they run apart: this closes the reserved connection and returns nothing.
+    /// Returns a connection opened in advance that still responds, and its generation.
+    ///
+    /// A committer and the listener open their own connection, because they run on another runtime. For them this
+    /// function closes the reserved connection and returns `None`.
     pub(in super::super) async fn reserved(&self, seat: Seat) -> Option<(PgConnection, u64)> {
         let generation = self.generation();
         let mut connection = self.shared.seats.pop(seat, generation)?;
@@ -139,12 +144,12 @@ impl Primary {
             session::check(&mut connection).await.ok()?;
             return Some((connection, generation));
         }
-        // The other end has to know before another is opened.
+        // The close must reach the server before another connection is opened.
         let _ = timeout(ALIVE_TIMEOUT, connection.close()).await;
         None
     }
 
-    /// Counts a connection as taken by a task.
+    /// Counts a connection as in use by a task.
     pub(in super::super) fn take(&self, seat: Seat) -> Taken {
         let taken = self.shared.seats.taken.clone();
         if let Some(taken) = taken.get(seat as usize) {
@@ -153,7 +158,7 @@ impl Primary {
         Taken { taken, seat }
     }
 
-    /// A connection of a pool, and the generation of its host.
+    /// Borrows a connection of a pool. Returns it with the generation of its host.
     pub(in super::super) async fn lend(&self, lender: Lender) -> Result<(PoolConnection<Postgres>, u64), StoreError> {
         let found = self.found().await?;
         let pool = match lender {
@@ -164,10 +169,10 @@ impl Primary {
         Ok((pool.acquire().await?, found.generation))
     }
 
-    /// Opens what is missing of the connections that an instance with so many committers needs, those of the committers first.
+    /// Opens the missing connections of an instance with `committers` committers, the committers' connections first.
     ///
     /// # Errors
-    /// [`StoreError::NoPrimary`], with [`Missing::Full`] if the database has too few; those of the database.
+    /// [`StoreError::NoPrimary`], with [`Missing::Full`] if the database has too few; database errors.
     pub async fn equip(&self, committers: u16) -> Result<(), StoreError> {
         let found = self.usable().await?;
         let opened = self.open_all(&found, committers).await;
@@ -177,7 +182,7 @@ impl Primary {
         })
     }
 
-    /// Opens what is missing, and returns the error of the database unchanged.
+    /// Opens the missing connections. Returns the error of the database unchanged.
     async fn open_all(&self, found: &Arc<Found>, committers: u16) -> Result<(), StoreError> {
         let opened = self.open_missing(found, committers.into()).await;
         if let Err(error) = &opened
@@ -188,8 +193,8 @@ impl Primary {
         opened
     }
 
-    /// Opens the committers' connections first, and the others at once: a busy machine takes long for each. What was opened before an
-    /// error stays for the next look.
+    /// Opens the committers' connections one by one, then the others concurrently: each takes long on a busy machine.
+    /// Connections opened before an error stay for the next check.
     async fn open_missing(&self, found: &Arc<Found>, committers: u32) -> Result<(), StoreError> {
         let all = [(Seat::Committer, committers), (Seat::Other, OTHERS_MAX), (Seat::Listener, 1)];
         for _ in self.shared.seats.count(Seat::Committer, found.generation)..committers {
@@ -205,7 +210,7 @@ impl Primary {
         for pool in found.pools().into_iter().filter(|pool| pool.size() == 0) {
             let (primary, found, pool) = (self.clone(), found.clone(), pool.clone());
             opening.spawn(async move {
-                // The pool itself would not say why it gets none.
+                // A pool does not report why it gets no connection.
                 drop(primary.connect_to(&found, &[]).await?);
                 drop(pool.acquire().await?);
                 Ok(())
@@ -214,7 +219,7 @@ impl Primary {
         while let Some(opened) = opening.join_next().await {
             opened.unwrap_or_else(|_| Err(self.missing()))?;
         }
-        // A task may have opened its own meanwhile.
+        // A task may have opened its own connection meanwhile.
         for (seat, wanted) in all {
             while self.shared.seats.count(seat, found.generation) > wanted
                 && self.shared.seats.pop(seat, found.generation).is_some()
@@ -232,7 +237,7 @@ impl Primary {
         Ok(())
     }
 
-    /// Looks again and again whether a connection is missing, until the server stops. While one is, calls are answered with the reason.
+    /// Checks every second for missing connections, until `stopping`. While one is missing, calls fail with the reason.
     pub async fn stay_equipped(self, committers: u16, stopping: CancellationToken) {
         let (mut warned, mut timeouts) = (None::<Instant>, 0);
         while stopping.run_until_cancelled(tokio::time::sleep(LOOK_INTERVAL)).await.is_some() {
@@ -244,7 +249,7 @@ impl Primary {
                     continue;
                 }
                 Err(Some(shortage)) => Some(shortage.why()),
-                // The host itself is the matter.
+                // The host itself failed; the probe tasks report that.
                 Err(None) => continue,
             };
             timeouts = if short.is_none() { 0 } else { timeouts };

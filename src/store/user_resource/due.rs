@@ -1,4 +1,4 @@
-//! Tickets whose deadline is near.
+//! Locked tickets near their deadline.
 
 use std::time::Duration;
 
@@ -11,30 +11,30 @@ use crate::store::StoreError;
 
 use super::TABLE;
 
-/// The order in which tickets fall due.
+/// Order of tickets by deadline.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct DueKey {
-    /// Its deadline.
+    /// Deadline of the ticket.
     pub expires_at: OffsetDateTime,
-    /// Which ticket.
+    /// Ticket id.
     pub ticket_id: Uuid,
 }
 
-/// A locked ticket whose deadline is near, by the database's clock, and how to expire it.
+/// A locked ticket near its deadline, by the clock of the database.
 #[derive(Debug)]
 pub struct Due {
-    /// Where it stands among all that fall due; unknown of one that was only just granted.
+    /// Key in the order of deadlines; `None` for a ticket that was just granted.
     pub key: Option<DueKey>,
-    /// How far off it is; zero if it has passed.
+    /// Time until the deadline; zero after it.
     pub within: Duration,
-    /// How long ago it passed; zero if it has not.
+    /// Time since the deadline; zero before it.
     pub late: Duration,
-    /// The ticket, its user and its EM.
+    /// Ticket, user and EM.
     pub ticket: Released,
 }
 
-/// Up to `limit` locked tickets whose deadline passes within `horizon`, or passed no longer ago than `since` (`None`: however long ago),
-/// nearest first, from behind `after`.
+/// Returns up to `limit` locked tickets after `after`, in the order of their deadlines. The deadline is within
+/// `horizon`, or passed at most `since` ago (`None`: at any time).
 pub async fn due(
     executor: impl PgExecutor<'_>,
     horizon: time::Duration,
@@ -75,7 +75,7 @@ pub async fn due(
         let key = DueKey { expires_at: row.expires_at, ticket_id: row.ticket_id };
         Ok(Due { key: Some(key), within, late, ticket: Released { ticket_id: row.ticket_id, user, em } })
     };
-    // One row that somebody spoilt must not keep all the others from expiring.
+    // One unreadable row must not block the expiry of the others.
     let told = |error: StoreError| tracing::error!(error = &error as &dyn std::error::Error, "a ticket cannot expire");
     Ok(rows.into_iter().filter_map(|row| due(row).map_err(told).ok()).collect())
 }

@@ -1,4 +1,4 @@
-//! All tickets, by what is the same: for audits.
+//! Ticket groups for audits: all live tickets, grouped by the columns that counters depend on.
 
 use sqlx::{FromRow, PgConnection};
 use tokio_stream::StreamExt as _;
@@ -9,16 +9,16 @@ use crate::store::StoreError;
 
 use super::{TABLE, TicketRow};
 
-/// Tickets that are alike: so many with the same labels, of the same state, that hold the same.
+/// Group of tickets with equal labels, state and amounts.
 #[derive(Debug)]
 pub struct Group {
-    /// One of them, for its labels, its state and what it holds.
+    /// One ticket of the group, for its labels, state and amounts.
     pub ticket: Ticket,
-    /// How many there are.
+    /// Number of tickets in the group.
     pub count: i64,
 }
 
-/// Tells all live tickets, by what scopes count of them: however many there are, only one group at a time is kept.
+/// Passes all live tickets, grouped by the columns that scope counters depend on, to `tell`. Keeps one group in memory.
 pub async fn tell_groups(
     connection: &mut PgConnection,
     mut tell: impl FnMut(Result<Group, StoreError>),
@@ -51,7 +51,7 @@ pub async fn tell_groups(
     Ok(())
 }
 
-/// Adds one ticket of a group that cannot be read to the error.
+/// Adds the id of one ticket of an unreadable group to `error`.
 fn naming(error: StoreError, ticket_id: Uuid) -> StoreError {
     match error {
         StoreError::Inconsistent { table, what } => {
@@ -61,22 +61,22 @@ fn naming(error: StoreError, ticket_id: Uuid) -> StoreError {
     }
 }
 
-/// Tickets on one EM that are alike: so many of the same state, that hold the same.
+/// Group of tickets on one EM with equal state and amounts.
 #[derive(Debug)]
 pub struct EmGroup {
-    /// Where.
+    /// EM of the tickets.
     pub em: EmInstance,
-    /// What each of them holds, or why that cannot be read.
+    /// Amounts of each ticket, or the parse error.
     pub held: Result<Resource, String>,
-    /// Whether their engines have not yet reported in.
+    /// Whether the tickets are locked: no engine is confirmed yet.
     pub is_locked: bool,
-    /// How many there are.
+    /// Number of tickets in the group.
     pub count: u32,
-    /// Which they are, if they are used; of locked ones nothing.
+    /// Digest of the ticket ids if the tickets are used; the default for locked ones.
     pub used_tickets: TicketDigest,
 }
 
-/// What audits read of tickets on one EM that are alike.
+/// Columns of a group of tickets on one EM.
 #[derive(FromRow)]
 pub(in crate::store) struct EmGroupRow {
     em_application_name: String,
@@ -85,7 +85,7 @@ pub(in crate::store) struct EmGroupRow {
     user_locked_resource: Option<String>,
     user_used_resource: Option<String>,
     count: i64,
-    /// 128 binary digits.
+    /// XOR of the ticket ids: 128 binary digits.
     xor: String,
     one: String,
 }
@@ -112,7 +112,7 @@ impl TryFrom<EmGroupRow> for EmGroup {
     }
 }
 
-/// Tells the live tickets of one EM, by what it counts of them.
+/// Passes the live tickets of one EM, grouped by the columns that its counters depend on, to `tell`.
 pub async fn tell_em_groups(
     connection: &mut PgConnection,
     em: &EmInstance,

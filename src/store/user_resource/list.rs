@@ -1,4 +1,4 @@
-//! Tickets for people, page by page.
+//! Pages of tickets for operators and users, oldest first.
 
 use std::collections::BTreeSet;
 
@@ -14,35 +14,36 @@ use crate::store::StoreError;
 
 use super::TicketRow;
 
-/// Which tickets to list.
+/// Filter of a list of tickets. Empty fields match every ticket.
 #[derive(Debug, Default)]
 pub struct Filter {
-    /// Only those on this EM.
+    /// EM to match.
     pub em: Option<EmInstance>,
-    /// Only those of these users.
+    /// Users to match.
     pub users: Option<BTreeSet<Name>>,
-    /// Whether whoever asks may know of those users' tickets alone: then a page never ends at a ticket of somebody else.
+    /// Whether the caller may see only the tickets of `users`. A page then never ends at another user's ticket.
     pub is_bound: bool,
-    /// Only locked (true) or used (false) ones.
+    /// True for locked tickets only; false for used tickets only.
     pub locked: Option<bool>,
-    /// Only those that this engine uses.
+    /// Engine that uses the ticket.
     pub engine: Option<EngineInstance>,
 }
 
 /// A page of tickets.
 #[derive(Debug)]
 pub struct Page {
-    /// Those that match, oldest first.
+    /// Matching tickets, oldest first.
     pub tickets: Vec<Ticket>,
-    /// The ticket behind which the next page begins; `None` if nothing follows.
+    /// Ticket after which the next page begins; `None` on the last page.
     pub next: Option<Uuid>,
 }
 
-/// How many tickets a page looks through if an index answers only one of the filters: of those that match the others it may show few.
+/// Maximum number of tickets that a page scans if an index covers only one of the filters. The page may then be short.
 const SCANNED_MAX: i64 = 1000;
 
-/// The tickets of one, from behind a ticket, in the order of the only index that can find them: PostgreSQL drops from an order what equals a
-/// value, and would then walk all tickets in the order of their ids where one EM, user or engine has nearly all.
+/// Tickets with one value (EM, user or engine) after a ticket, in the order of the only index that serves the query.
+/// PostgreSQL drops a column that equals a value from an order. Where one value has nearly all tickets, it would then
+/// scan all tickets in the order of their ids.
 macro_rules! of_one {
     ($columns:literal, $values:literal, $last:literal) => {
         concat!(
@@ -63,9 +64,9 @@ macro_rules! of_one {
     };
 }
 
-/// A page, read along the index that answers `$condition`: $1 from behind which ticket, $2 how many are looked through, $3 whether
-/// locked, $4 whose, $5 how many are shown; $6 and $7 are the EM, $8 and $9 the engine. Of those that are looked through, all are left
-/// out that do not match the rest.
+/// SQL of a page, read along the index that covers `$condition`. Parameters: $1 last ticket of the previous page, $2
+/// maximum of scanned tickets, $3 locked, $4 users, $5 maximum of returned tickets, $6 and $7 EM, $8 and $9 engine.
+/// Scanned tickets that do not match the other filters are omitted.
 macro_rules! page {
     ($name:literal, $condition:literal) => {
         page!(
@@ -101,7 +102,7 @@ macro_rules! page {
 }
 
 impl Filter {
-    /// The text that is planned for the index that answers most of the filter, and whether it answers all of it.
+    /// Returns the SQL for the index that covers most of the filter, and whether the index covers all of it.
     fn page(&self) -> (&'static str, bool) {
         let Self { em, users, locked, engine, is_bound } = self;
         let is_whole = |rest: [bool; 3]| rest == [false; 3];
@@ -129,7 +130,7 @@ impl Filter {
     }
 }
 
-/// The first of each user's, and of these the first.
+/// Merges the first tickets of each user and returns the first of these.
 const BY_USERS: &str = page!(
     looked: "by users",
     concat!(
@@ -139,8 +140,8 @@ const BY_USERS: &str = page!(
     )
 );
 
-/// A page of up to `limit` tickets, oldest first, from behind the ticket `after` (nil for the first). Where no index answers all of the
-/// filter it may be short, or empty, although more follow.
+/// Returns a page of up to `limit` tickets, oldest first, after the ticket `after` (nil for the first page). A page may
+/// be short or empty although tickets follow, if no index covers the whole filter.
 pub async fn list(executor: impl PgExecutor<'_>, filter: &Filter, after: Uuid, limit: i64) -> Result<Page, StoreError> {
     let (sql, is_answered) = filter.page();
     let shown = limit.saturating_add(1);

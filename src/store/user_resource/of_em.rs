@@ -1,4 +1,4 @@
-//! The tickets of EMs: in parts, in steps, and whether there are any.
+//! Tickets by EM: pages, counts and existence checks.
 
 use std::collections::{HashMap, HashSet};
 
@@ -11,24 +11,26 @@ use crate::store::{StoreError, rows::em_columns};
 
 use super::{TABLE, TicketRow};
 
-/// The first tickets of an EM behind one of them.
+/// Query for the next tickets of an EM, in the order of their ids.
 #[derive(Debug, Clone, Copy)]
 pub struct PageOf<'a> {
-    /// Which EM.
+    /// EM.
     pub em: &'a EmInstance,
-    /// Behind which ticket; nil for the first.
+    /// Ticket after which the page begins; nil for the first page.
     pub after: Uuid,
-    /// How many at most.
+    /// Maximum number of tickets.
     pub limit: usize,
-    /// Only those of registrations up to this one: of an EM that has registered since, very many others may lie between them.
+    /// Last registration whose tickets match; `None` for all. Tickets of later registrations may lie between the
+    /// matches.
     pub epoch_max: Option<i64>,
 }
 
-/// How many tickets one part passes over at most, those that it holds included.
+/// Maximum number of tickets that one page scans.
 const PASSED_MAX: i64 = 1024;
 
-/// The tickets of the EM of `k` behind one and up to another, in the order of the only index that can find them: PostgreSQL drops from an order
-/// what equals a value, and would then walk the tickets of all EMs in the order of their ids where few EMs have nearly all.
+/// Tickets of the EM of `k` in a range of ids, in the order of the only index that serves the query. PostgreSQL drops a
+/// column that equals a value from an order. Where few EMs have nearly all tickets, it would then scan the tickets of
+/// all EMs in the order of their ids.
 macro_rules! of_em {
     ($up_to:literal, $filter:literal) => {
         concat!(
@@ -44,7 +46,7 @@ macro_rules! of_em {
     };
 }
 
-/// Where the parts end that pass over as many tickets as they may; missing where there are fewer.
+/// Returns the last ticket of each page that reaches the maximum of scanned tickets; no entry for other pages.
 async fn ends(connection: &mut PgConnection, pages: &[PageOf<'_>]) -> Result<HashMap<EmInstance, Uuid>, StoreError> {
     let passing = || pages.iter().filter(|page| page.epoch_max.is_some());
     if passing().next().is_none() {
@@ -69,7 +71,7 @@ async fn ends(connection: &mut PgConnection, pages: &[PageOf<'_>]) -> Result<Has
     rows.into_iter().map(|(name, instance, last)| Ok((TABLE.em(&name, &instance)?, last))).collect()
 }
 
-/// Parts of the tickets of EMs, each in the order of their ids; at most one for each EM.
+/// Reads the next page of tickets of several EMs, at most one page per EM, each in the order of ticket ids.
 pub async fn read_pages(
     connection: &mut PgConnection,
     pages: &[PageOf<'_>],
@@ -113,7 +115,7 @@ pub async fn read_pages(
     Ok((pages.iter().map(part).collect(), tickets))
 }
 
-/// All tickets on EMs.
+/// Returns all tickets on EMs.
 pub async fn read_on<'a>(
     executor: impl PgExecutor<'_>,
     ems: impl IntoIterator<Item = &'a EmInstance>,
@@ -137,7 +139,7 @@ pub async fn read_on<'a>(
     rows.into_iter().map(|row| Ticket::try_from(row).map(|ticket| (ticket.id, ticket))).collect()
 }
 
-/// Whether more than `most` tickets live. It reads no more than these.
+/// Returns whether more than `most` tickets are live. Reads at most `most` + 1 rows.
 pub async fn are_more_than(executor: impl PgExecutor<'_>, most: i64) -> Result<bool, StoreError> {
     Ok(sqlx::query_scalar(
         "-- user_resource::are_more_than
@@ -148,7 +150,7 @@ pub async fn are_more_than(executor: impl PgExecutor<'_>, most: i64) -> Result<b
     .await?)
 }
 
-/// How many tickets EMs have, counted up to `most`.
+/// Returns the number of tickets of each EM, counted up to `most`.
 pub async fn count_on(
     executor: impl PgExecutor<'_>,
     ems: &[EmInstance],
@@ -173,8 +175,8 @@ pub async fn count_on(
     rows.into_iter().map(of).collect()
 }
 
-/// The live tickets of EMs, as far as their reports concern them: of each EM the first `limit` behind the ticket given with it, in
-/// their order. One answer per EM, in theirs.
+/// Returns the live tickets of EMs as their reports need them: per EM the first `limit` after the given ticket, ordered
+/// by id. The result has one list per EM, in the order of `ems`.
 pub async fn living(
     connection: &mut PgConnection,
     ems: &[(&EmInstance, Uuid)],
@@ -206,7 +208,7 @@ pub async fn living(
     Ok(living)
 }
 
-/// Those among `ems` that have live tickets.
+/// Returns the EMs among `ems` that have live tickets.
 pub async fn inhabited<'a>(
     executor: impl PgExecutor<'_>,
     ems: impl IntoIterator<Item = &'a EmInstance>,
