@@ -1,11 +1,13 @@
-//! The look before the lock: a request that cannot be granted is refused from what a plain read shows, without taking locks, and
-//! many requests share one read.
+//! Admission: the checks in front of the committer, and the placement of requests without an EM.
 //!
-//! What was last seen of an EM decides only the way a request takes: if it fitted then, it goes straight to the committer, which
-//! decides; if not, or if nothing was seen yet, a fresh look comes first. No answer is ever given from what was seen before.
+//! A check decides a request on a plain read without locks; many requests share one read. A request that cannot be granted is
+//! refused here and never waits for a lock. The cached state only selects the path: a request that fitted by the cache goes
+//! straight to the committer, any other is checked first.
+//! Never: grants; refuses by cached state.
+//! Callers: `request_resource`, `waiting`; `committer` and `heartbeat` update the cache.
 //!
-//! - `cache`: what this instance has last seen; `survey`: what EMs are chosen by, brought up to date;
-//! - `look`: the fresh look, for many requests at a time.
+//! - `cache`: EMs and scopes as last observed; `survey`: updates of the cluster view;
+//! - `look`: the checks, batched.
 
 use std::{
     sync::{
@@ -45,22 +47,22 @@ use look::{Look, State};
 pub use survey::Surveys;
 use survey::survey;
 
-/// How many looks may wait.
+/// Maximum number of checks that wait.
 const QUEUE_MAX: usize = 16_384;
 
-/// How old a survey may be by which it is told that nothing fits.
+/// Maximum age of a survey that shows that a request fits on no EM.
 const SURVEY_AGE: Duration = Duration::from_secs(1);
 
-/// What a look shows.
+/// Result of a check.
 #[derive(Debug)]
 pub enum Verdict {
-    /// It can be granted, if nobody is faster.
+    /// The request can be granted unless another request uses the capacity first.
     Fits,
-    /// It cannot be granted now.
+    /// The request cannot be granted now.
     Refused(Box<Short>),
 }
 
-/// The way to have requests looked at.
+/// Handle of the admission of one instance. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Admission {
     queue: mpsc::Sender<Look>,
@@ -69,21 +71,24 @@ pub struct Admission {
     silent_after: Duration,
     surveyed: SharedTry,
     surveys: Surveys,
-    /// Whether the limits are being changed, and no look gets past that.
+    /// Whether a limit change is in progress, for which all checks wait.
     fenced: Arc<AtomicBool>,
 }
 
 impl Admission {
-    /// Surveys the EMs that have changed, so that what they are chosen by is no older than a second, as far as it is not newer by what came through this
-    /// instance. All who ask at once share one survey, or its failure.
+    /// Surveys the changed EMs, so that the cluster view is at most one second old. Concurrent callers share one survey and its
+    /// failure.
     ///
     /// # Errors
-    /// Those of the database; [`Error::Unavailable`] if it has not answered until `deadline`.
+    /// Database errors; [`Error::Unavailable`] if the database has not replied by `deadline`.
     pub async fn survey(&self, deadline: Instant) -> Result<(), Error> {
         self.surveyed.done(SURVEY_AGE, deadline, || self.surveying()).await
     }
 
-    /// The same, but nobody waits for a survey as long as there was one lately: the next goes on meanwhile.
+    /// Starts a survey if the last one is older than a second, and waits for it only if the last one is older than two seconds.
+    ///
+    /// # Errors
+    /// As of [`Admission::survey`].
     pub async fn survey_beside(&self, deadline: Instant) -> Result<(), Error> {
         self.surveyed.begin(SURVEY_AGE, || self.surveying());
         self.surveyed.done(SURVEY_AGE * 2, deadline, || self.surveying()).await
@@ -93,51 +98,54 @@ impl Admission {
         survey(self.store.clone(), self.seen.clone(), self.silent_after, self.surveys.clone())
     }
 
-    /// Where the look for silent EMs records what it finds.
+    /// Returns the state of the surveys, in which the detection of lost EMs records the silent EMs.
     pub fn surveys(&self) -> Surveys {
         self.surveys.clone()
     }
 
-    /// Sees some EMs anew.
+    /// Reads `ems` and updates them in the cluster view.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn see(&self, ems: &[EmInstance]) -> Result<(), Error> {
         let found = answered(em_resource::read(&self.store.pool().await?, ems)).await?;
         self.seen.take_over(found);
         Ok(())
     }
 
-    /// The best EM on which the request fitted when it was last seen, but for those in `except` and those that somebody holds; what it
-    /// takes there is counted as taken, until the EM is seen anew or [`Admission::settle`]d.
+    /// Returns the best EM for the request by the cluster view, except those in `except` and contended ones.
+    ///
+    /// The request's resource counts as used there until the EM is read again or [`Admission::settle`] is called.
     pub fn choose(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
         self.seen.choose(|view, policies| view.choose(ask, policies, except))
     }
 
-    /// The same, without counting anything as taken.
+    /// Returns the EM of [`Admission::choose`] without counting the resource as used.
     pub fn best(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
         self.seen.choose(|view, policies| view.best(ask, policies, except))
     }
 
-    /// The same among those that somebody is known to hold.
+    /// Returns the best EM for the request among the contended ones, except those in `except`.
     pub fn best_held(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
         self.seen.choose(|view, policies| view.best_held(ask, policies, except))
     }
 
-    /// Whether somebody is known to hold an EM.
+    /// Whether the key of an EM is contended.
     pub fn is_held(&self, em: &EmInstance) -> bool {
         self.seen.choose(|view, _| view.is_held(em))
     }
 
-    /// The EM has not granted what it was chosen for.
+    /// Ends the counting of [`Admission::choose`] on `em`: it did not grant the request.
     pub fn settle(&self, em: &EmInstance) {
         self.seen.choose(|view, _| view.settle(em));
     }
 
-    /// The EM that tells best why the request fits nowhere, and where it may stand in line: one that somebody holds only where no other is
-    /// such.
+    /// Returns the EM that best explains a refusal and at which the request can wait. Contended EMs come last.
     pub fn closest(&self, ask: &RequestSpec) -> Option<EmInstance> {
         self.seen.choose(|view, policies| view.closest(ask, policies))
     }
 
-    /// Why no EM can be chosen for the request.
+    /// Returns the rejection of a request for which no EM can be selected.
     pub fn none_for(&self, ask: &RequestSpec) -> Rejection {
         match self.seen.choose(|view, policies| view.matching(ask, policies)) {
             0 => Rejection::NoEmMatches(ask.selector.to_string()),
@@ -145,7 +153,8 @@ impl Admission {
         }
     }
 
-    /// Starts the task that looks; it ends when all clones of what is answered are gone. EMs that report are silent after `silent_after`.
+    /// Starts the task that runs the checks. It ends when all clones of the handle are dropped. EMs without a report for
+    /// `silent_after` are silent.
     pub fn start(store: &Store, seen: StateCache, silent_after: Duration, tasks: &Tasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let fenced = Arc::new(AtomicBool::new(false));
@@ -154,26 +163,27 @@ impl Admission {
         Self { queue, seen, store: store.clone(), silent_after, surveyed, surveys, fenced }
     }
 
-    /// Whether a fresh look is due before the request goes to the committer.
+    /// Whether the request must be checked before it goes to the committer.
     pub fn is_doubtful(&self, request: &Request) -> bool {
         !self.seen.fitted(request)
     }
 
-    /// Whether nothing was counted by the labels of some cap when the limits were last seen.
+    /// Whether no label set counts the labels of one of `caps`, by the last known limits.
     pub fn lacks_counters(&self, caps: &[Arc<Cap>]) -> bool {
         self.seen.lacks_counters(caps)
     }
 
-    /// How a request that stands in line was to be judged when what it needs was last seen; `None` if that was not seen.
+    /// Returns the verdict on a queued request by the cached state; `None` if the state it needs is not cached.
     pub fn last_seen(&self, request: &Request) -> Option<Verdict> {
         self.seen.verdict(request)
     }
 
-    /// What a fresh look shows. A request whose request id was used before fits, as long as its ticket lives: its answer was given then.
+    /// Checks a request on current data. A request whose request id has a live ticket fits: its reply repeats the grant.
     ///
     /// # Errors
-    /// Why the ledger would reject it, and those of the database. At `deadline`, [`Error::LockTimeout`] if the limits are being
-    /// changed, and [`Error::Unavailable`] if the database has not answered.
+    /// - The rejection that the ledger would return, and database errors.
+    /// - [`Error::LockTimeout`] at `deadline` if a limit change is in progress.
+    /// - [`Error::Unavailable`] at `deadline` if the database has not replied.
     pub fn look<'a>(
         &'a self,
         request: Request,
@@ -182,7 +192,7 @@ impl Admission {
         self.ask(request, None, deadline)
     }
 
-    /// The same, and how much there was room for then, wherever the request is judged.
+    /// Checks a request as [`Admission::look`] does. Also returns the head-room on its EM, whether the request fits or not.
     ///
     /// # Errors
     /// As of [`Admission::look`].
@@ -192,7 +202,7 @@ impl Admission {
         Ok((verdict, told.try_recv().unwrap_or_default()))
     }
 
-    /// It is in the queue when this returns, and not in the future, of which there are as many as calls under way.
+    /// Queues a check before it returns, so that the future, which exists once per active call, does not contain the request.
     fn ask<'a>(
         &'a self,
         request: Request,

@@ -1,8 +1,10 @@
-//! So many places, of which nobody has more than a fair share, however much he wants; and some are always left for who comes next.
+//! Fair semaphore: a fixed number of permits with a bounded share per principal.
 //!
-//! Nobody takes another place unless those that are free, times [`PER_FREE`], are at least as many as he then has. One alone so gets all but one
-//! in sixteen; two get nearly half each, and so on, whoever came first: as places become free, who has few takes them. Nobody has to know how many
-//! there are.
+//! A principal gets another permit only if the free permits times [`PER_FREE`] are at least its resulting number of permits. A
+//! single principal thus gets all but one in sixteen, and two get nearly half each. As permits become free, principals with few
+//! permits get them, regardless of the order of arrival and without configuration of the number of principals.
+//! Never: blocks; a caller without a permit is rejected.
+//! Callers: `waiting`, `overview`, `follow`, and the edge.
 
 use std::{
     collections::HashMap,
@@ -11,10 +13,10 @@ use std::{
 
 use crate::domain::principal::Principal;
 
-/// How many places one may have for each that is free.
+/// Permits that a principal may have per free permit.
 const PER_FREE: usize = 15;
 
-/// The places.
+/// The semaphore.
 #[derive(Debug)]
 pub struct FairShare {
     taken: Mutex<Taken>,
@@ -24,11 +26,11 @@ pub struct FairShare {
 #[derive(Debug, Default)]
 struct Taken {
     all: usize,
-    /// Of those who have any.
+    /// Permits per principal; only principals with permits.
     by: HashMap<Principal, usize>,
 }
 
-/// A place, until it is dropped.
+/// One permit; dropping it returns it.
 #[derive(Debug)]
 pub struct Place {
     share: Arc<FairShare>,
@@ -36,17 +38,17 @@ pub struct Place {
 }
 
 impl FairShare {
-    /// So many, none of which is taken.
+    /// Creates a semaphore with `most` permits.
     pub fn of(most: usize) -> Arc<Self> {
         Arc::new(Self { taken: Mutex::default(), most })
     }
 
-    /// Takes a place for `by`; `None` if there is none for him.
+    /// Acquires a permit for `by`; `None` if the share of `by` is exhausted.
     pub fn take(self: &Arc<Self>, by: &Principal) -> Option<Place> {
         self.take_if(by, |his, free| his <= free.saturating_mul(PER_FREE))
     }
 
-    /// Takes a place for what is more than a share: any that is free.
+    /// Acquires any free permit for `by`, beyond its share; `None` if none is free.
     pub fn take_any(self: &Arc<Self>, by: &Principal) -> Option<Place> {
         self.take_if(by, |_, free| free > 0)
     }
@@ -63,12 +65,12 @@ impl FairShare {
         Some(Place { share: self.clone(), by: by.clone() })
     }
 
-    /// How many are taken.
+    /// Returns the number of permits in use.
     pub fn count(&self) -> usize {
         self.taken().all
     }
 
-    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    /// Locks the counts. They stay consistent if a holder panics.
     fn taken(&self) -> MutexGuard<'_, Taken> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -117,7 +119,7 @@ mod tests {
         let share = FairShare::of(500);
         let mut greedy = all_for(&share, &principal("greedy"));
         let mut modest = all_for(&share, &principal("modest"));
-        // Calls come and go: whenever one of the greedy one's ends, both want its place.
+        // Calls come and go: when a call of the greedy principal ends, both want its permit.
         for _ in 0..2000 {
             greedy.pop();
             modest.extend(share.take(&principal("modest")));

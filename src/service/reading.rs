@@ -1,4 +1,7 @@
-//! What requests are judged by is read in one way, for a look and for a commit.
+//! Reads that a check and a batch share, so that both decide on the same rows.
+//!
+//! Never: writes. `clusters` locks rows if the caller asks for it.
+//! Callers: `admission::look` and `committer::batch`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -24,7 +27,7 @@ use crate::{
     },
 };
 
-/// The request ids among those of `requests` that were used, and what was granted under them and is over.
+/// Returns the used request ids among those of `requests`, and the ended tickets that were granted under them.
 pub(super) async fn request_ids(
     connection: &mut PgConnection,
     requests: &[&Request],
@@ -43,16 +46,16 @@ pub(super) async fn request_ids(
     Ok((used, ended))
 }
 
-/// What is asked for in queues, what becomes of tickets in queues, and the applications that engines tell of.
+/// Use of external queues by a set of operations.
 #[derive(Debug, Default)]
 pub(super) struct QueueUse<'a> {
-    /// What is asked for, with the labels that tell the cluster.
+    /// Requested resources, with the labels that select the cluster.
     pub asked: Vec<(&'a Resource, &'a Labels)>,
-    /// The tickets, with the applications that are told of them.
+    /// Tickets, with the application id that an operation reports for them.
     pub tickets: Vec<(Uuid, Option<&'a str>)>,
 }
 
-/// The clusters in whose queues something is used, locked if it `locks`; nothing is read if there are none.
+/// Reads the clusters whose external queues are used; locks their rows if `locks`. Reads nothing if there are none.
 pub(super) async fn clusters(
     connection: &mut PgConnection,
     queue_use: &QueueUse<'_>,
@@ -98,7 +101,7 @@ pub(super) async fn clusters(
     Ok(Clusters::new(providers, clusters, held))
 }
 
-/// Who waits where `requests` are judged, and wherever those among them stand that are in line themselves.
+/// Reads the queue entries at the wait keys of `requests`, and the entries of those requests themselves.
 pub(super) async fn line(
     connection: &mut PgConnection,
     requests: &[&Request],

@@ -1,7 +1,12 @@
-//! RequestResourceService: from a request to its answer.
+//! `RequestResource`: from a parsed request to its reply.
 //!
-//! A request is judged on its EM, or on one that is chosen for it: first by a look without locks, then again under them, where it
-//! is granted. One that may wait then stands in line, and goes the same way again whenever there may be room for it.
+//! 1. Placement selects an EM, unless the request names one (`admission`).
+//! 2. A check without locks refuses requests that cannot fit (`admission`).
+//! 3. The committer decides under the locks and grants or refuses.
+//! 4. A refused request with a wait deadline enters the wait queue (`waiting`). Each wake-up repeats steps 2 and 3.
+//!
+//! Never: grants or writes; the committer alone does.
+//! Caller: the RPC service `transport::resource_manager`.
 
 use std::{collections::BTreeSet, pin::Pin, sync::Arc};
 
@@ -31,10 +36,10 @@ use super::{
     waiting::{Caller, WaitingLine, Wake, Woken},
 };
 
-/// How many EMs are tried before all are surveyed: if so many have filled up since the last time, that is too old.
+/// Maximum number of EMs to try before a new survey: so many full EMs show that the cluster view is stale.
 const CANDIDATES_MAX: usize = 4;
 
-/// Grants requests, or explains why not.
+/// Decides requests: returns a grant, or a refusal with its reason.
 #[derive(Clone, Debug)]
 pub struct RequestResourceService {
     admission: Admission,
@@ -45,17 +50,18 @@ pub struct RequestResourceService {
     metrics: Metrics,
 }
 
-/// How long a caller has deadlines.
+/// Deadlines of one request.
 #[derive(Debug, Clone, Copy)]
 pub struct Deadlines {
-    /// Until when it waits for resource locks.
+    /// Deadline for resource locks.
     pub locks: Instant,
-    /// Until when it waits in line for resources; `None` to be refused at once.
+    /// Deadline in the wait queue; `None` to be refused immediately.
     pub line: Option<Instant>,
 }
 
 impl Deadlines {
-    /// Whether somebody who was answered so has something to wait for in line: it may fit some day, or is only held where any EM will do.
+    /// Whether a request with this result may enter the wait queue: it can fit later, or only contended EMs have capacity for
+    /// it.
     fn leave_hope(self, any_em: bool, answer: &Result<Outcome, Error>) -> bool {
         match answer {
             Ok(Outcome::Refused(refusal)) => !refusal.never_fits,
@@ -65,7 +71,7 @@ impl Deadlines {
 }
 
 impl RequestResourceService {
-    /// On top of the admission, the committer and the waiting line of this instance; tells `refusals` who was refused.
+    /// Creates the service from the admission, committer and wait queue of this instance. `refusals` records each refusal.
     pub fn new(
         admission: Admission,
         committer: Committer,
@@ -77,7 +83,7 @@ impl RequestResourceService {
         Self { admission, committer, line, limits, refusals, metrics }
     }
 
-    /// Has counted what the caps of a request need, if nothing is counted by their labels.
+    /// Creates the counters that the caps of a request need, if no label set counts their labels yet.
     ///
     /// # Errors
     /// As of [`LimitService::count_on_demand`].
@@ -93,11 +99,16 @@ impl RequestResourceService {
         }
     }
 
-    /// Answers [`Outcome::Granted`] or [`Outcome::Refused`] to the first of `asks` that fits, and which of them that is: they are one ticket's,
-    /// and differ in what they ask for alone. If none fits, it may wait: it stands in line for the first that ever may, and is granted
-    /// whichever fits first. Without an EM, one is chosen. Whoever waits in line gives `active` up: what he had while he was judged at once.
+    /// Decides one request that may be granted as any of `asks`, which are specs of one ticket and differ only in their
+    /// resource.
     ///
-    /// However many they are, they count as one request.
+    /// Tries the specs in order and returns the first [`Outcome::Granted`], or the first [`Outcome::Refused`], with the index
+    /// of the spec. If no spec fits now, the request waits for the first spec that can ever fit, and is granted as the spec
+    /// that fits first. Placement selects an EM if `em` is `None`. The request releases `active` before it enters the wait queue.
+    /// All specs count as one request in the metrics.
+    ///
+    /// # Errors
+    /// [`Error::Rejected`] if no EM can be used, and the errors of [`Committer::submit`].
     pub async fn request_any<A>(
         &self,
         em: Option<EmInstance>,
@@ -110,7 +121,7 @@ impl RequestResourceService {
         let (any_em, may_wait) = (em.is_none(), deadlines.line.is_some());
         let answered = match asks.len() {
             1 => self.judge(em, asked.clone(), (&[], &mut None), deadlines, active).await.map(|answer| (answer, 0)),
-            // Apart, because most name one.
+            // Boxed: most requests have one spec and need no space for this future.
             _ => Box::pin(self.judge_in_turn(em, asks, deadlines, active)).await,
         };
         let (answer, number) = match answered {
@@ -121,7 +132,7 @@ impl RequestResourceService {
         under_way.end(match &answer {
             Ok(Outcome::Refused(refusal)) => {
                 self.refusals.note(&asked.user, refusal, any_em);
-                // Whoever may wait for what may fit some day is refused at the end of his time.
+                // A refusal of a request that waited and could fit later is a timeout.
                 Ended::Refused { refusal, timed_out: may_wait && !refusal.never_fits }
             }
             Ok(_) => Ended::Granted,
@@ -130,7 +141,8 @@ impl RequestResourceService {
         Ok((answer?, number))
     }
 
-    /// One after another, each at once; then the first that may fit some day, in line, where it is granted any of the others as well.
+    /// Tries the specs one after another without waiting. Then waits for the first spec that can fit later; the others stay
+    /// alternatives.
     async fn judge_in_turn<A>(
         &self,
         em: Option<EmInstance>,
@@ -149,7 +161,7 @@ impl RequestResourceService {
                 Ok(refused @ Outcome::Refused(_)) => {
                     first.get_or_insert((refused, number));
                 }
-                // Whatever it would fit on is held.
+                // All EMs with capacity for the spec are contended.
                 Err(_) if fits_some_day => {}
                 answer => return Ok((answer?, number)),
             }
@@ -167,7 +179,8 @@ impl RequestResourceService {
         }
     }
 
-    /// In line, it is granted `others` as well, if it fits there first; and tells which of them, if it is one of them.
+    /// Decides one spec, with waiting. A waiting request may also be granted as one of `others`; the output parameter returns
+    /// its index.
     async fn judge<A>(
         &self,
         em: Option<EmInstance>,
@@ -179,13 +192,13 @@ impl RequestResourceService {
         let any_em = em.is_none();
         if let (Some(em), Some(until)) = (&em, deadlines.line) {
             let request = request(em.clone(), &ask);
-            // It is ready to wait: what a check may show, the ledger would find again. A full wait queue is no reason for a refusal: the
-            // request may fit.
+            // The request is ready to wait, so the check is skipped: the ledger would find the same result. A full wait queue
+            // is no reason for a refusal: the request may fit.
             if self.admission.is_doubtful(&request)
                 && let Some(caller) = self.line.enter_if_room(any_em, &ask, until)
             {
                 drop(active);
-                // Apart, because most calls do not wait, and each takes the room of all that it may do.
+                // Boxed: most calls do not wait and need no space for this future.
                 return traces::within("line", Box::pin(self.wait(request, others, caller))).await;
             }
         }
@@ -197,7 +210,7 @@ impl RequestResourceService {
         traces::within("line", Box::pin(self.wait(request(em, &ask), others, caller))).await
     }
 
-    /// What it is answered before it stands in line.
+    /// Decides one spec without waiting.
     async fn judge_at_once(
         &self,
         em: Option<&EmInstance>,
@@ -210,8 +223,12 @@ impl RequestResourceService {
         }
     }
 
-    /// What the first of `asks` that fits would be answered now, or the first of all, on which EM, how much there is room for there, and
-    /// which of them that was; nothing is granted.
+    /// Decides the request without granting it. Returns the EM, the verdict, the head-room and the index of the spec.
+    ///
+    /// The spec is the first that fits, or the first of all.
+    ///
+    /// # Errors
+    /// [`Error::Rejected`] if no EM can be used, and the errors of the check.
     pub async fn dry_run(
         &self,
         em: Option<EmInstance>,
@@ -259,7 +276,7 @@ impl RequestResourceService {
         self.commit(request, patience).await
     }
 
-    /// Has the request judged under the locks; a grant tells the counters, if they were asked for.
+    /// Submits the request to the committer. A grant includes the counters if the request asks for them.
     async fn commit(&self, request: Request, patience: Patience) -> Result<Outcome, Error> {
         let by = request.ask.principal.clone();
         if !request.ask.return_counters {
@@ -271,9 +288,10 @@ impl RequestResourceService {
         }
     }
 
-    /// Tries the EMs on which the request fits, the best first: by what was seen lately, then by what is there now. If it fits on
-    /// none but those that somebody holds, it waits for one of these, until there is another or its time is over, unless it may stand in line
-    /// instead. If it fits on none at all, the one that comes closest says why.
+    /// Tries the EMs that placement selects: first by the cluster view, then after a new survey.
+    ///
+    /// If only contended EMs have capacity, a request that may not wait in the queue retries until its deadline. If no EM has
+    /// capacity, the closest EM gives the reason of the refusal.
     async fn choose(&self, ask: &Arc<RequestSpec>, deadlines: Deadlines) -> Result<Outcome, Error> {
         let Deadlines { locks: deadline, line } = deadlines;
         self.admission.survey_beside(deadline).await?;
@@ -295,14 +313,14 @@ impl RequestResourceService {
                 Some(_) => Patience::elsewhere(deadline),
             };
             match (self.request_on(request(em, ask), patience).await, held) {
-                // Drained since it was seen: it is not the closest any more, and nobody has named it.
+                // The EM was drained after the cluster view was read; placement no longer selects it as the closest.
                 (Err(Error::Rejected(rejection)), None) if rejection.is_draining() => {
                     drained += 1;
                     if drained == CANDIDATES_MAX {
                         return Err(self.admission.none_for(ask).into());
                     }
                 }
-                // There may be room on another by now.
+                // Another EM may have capacity now.
                 (answer, _) if line.is_none() && patience.turned_away(&answer) => {}
                 (answer, Some(held)) if may_do_elsewhere(&answer, patience) => in_vain.push(held),
                 (answer, _) => return answer,
@@ -310,8 +328,9 @@ impl RequestResourceService {
         }
     }
 
-    /// What the first of some EMs answers on which it fits. Those that turn out to be held do not count: there may be many, and nobody else
-    /// is sent there.
+    /// Returns the first result that is not about one EM alone, or `None` if none of [`CANDIDATES_MAX`] EMs has capacity.
+    ///
+    /// Contended EMs do not count, because there may be many, and placement avoids them from now on.
     async fn try_some(&self, ask: &Arc<RequestSpec>, deadline: Instant) -> Option<Result<Outcome, Error>> {
         let (mut tried, mut full) = (Vec::new(), 0);
         while full < CANDIDATES_MAX {
@@ -329,7 +348,7 @@ impl RequestResourceService {
         None
     }
 
-    /// Stands in line until there is an answer.
+    /// Waits in the queue until the request has a result. Records the result in the metrics.
     async fn wait(
         &self,
         request: Request,
@@ -348,7 +367,7 @@ impl RequestResourceService {
         answer
     }
 
-    /// Tries again whenever there may be room, until the caller's time is up.
+    /// Retries after each wake-up until the wait deadline.
     async fn stand_in_line(
         &self,
         mut request: Request,
@@ -362,7 +381,8 @@ impl RequestResourceService {
             let (until, stands) = (caller.until(), !caller.spots().is_empty());
             let patience = match caller.any_em() {
                 false => until.into(),
-                // Whoever names no EM waits for no holder, unless he stands nowhere, and all that he may stand on are held.
+                // A request without a named EM does not wait for contended EMs, unless it has no queue entry and all its EMs
+                // are contended.
                 true if !stands && turned_away > 0 && self.admission.is_held(&request.em) => {
                     Patience::for_a_moment(until)
                 }
@@ -390,14 +410,14 @@ impl RequestResourceService {
                     continue;
                 }
                 Err(Error::Rejected(rejection)) if *rejection == Rejection::PlaceLost => {
-                    // This instance was away for so long that it was thought dead: to the end of the line.
+                    // This instance missed its renewals and lost its queue entries. The request enters at the end of the queue.
                     caller.is_out();
                     continue;
                 }
                 Err(Error::Rejected(rejection)) if rejection.is_of_em() => {
                     match self.other_home(&request, caller).await? {
                         Some(em) => request.em = em,
-                        // It has named none, and there is no other.
+                        // No other EM is available to a request that names none.
                         None if rejection.is_draining() && caller.any_em() => {
                             return Err(self.admission.none_for(&request.ask).into());
                         }
@@ -417,7 +437,7 @@ impl RequestResourceService {
                     }
                     continue;
                 }
-                // Whoever stands in line outlives a short outage.
+                // A queue entry survives a short outage.
                 Err(error) if error.may_pass() && !caller.spots().is_empty() => match caller.pause().await {
                     Woken::Look(_) => continue,
                     Woken::TimeIsUp => {
@@ -430,7 +450,7 @@ impl RequestResourceService {
             if again.is_none() {
                 turned_away = 0;
             }
-            // What was just tried in vain is not tried again before it is woken.
+            // An alternative that just failed is not checked again before the next wake-up.
             let others = (others, other.is_none());
             match (self.until_worth_trying(&mut request, others, (&mut *caller, again)).await?, refusal.take()) {
                 (Some(worth_trying), still) => (next, refusal) = (worth_trying, still),
@@ -440,8 +460,7 @@ impl RequestResourceService {
         }
     }
 
-    /// Has the request judged under the locks, where it stands, or on another EM or as another ask: then it stays where it stands if it does
-    /// not fit.
+    /// Submits the request, on another EM or as another spec if given. The queue entry stays unchanged if the attempt fails.
     async fn try_in_line(
         &self,
         request: &Request,
@@ -458,7 +477,7 @@ impl RequestResourceService {
         self.commit(tried, patience).await
     }
 
-    /// Where a request that any EM will do for may stand instead of where it cannot.
+    /// Returns another EM at which a request without a named EM can wait; `None` if there is none.
     async fn other_home(&self, request: &Request, caller: &Caller) -> Result<Option<EmInstance>, Error> {
         if !caller.any_em() {
             return Ok(None);
@@ -467,8 +486,9 @@ impl RequestResourceService {
         Ok(self.admission.closest(&request.ask).filter(|em| *em != request.em))
     }
 
-    /// Waits until the request may fit, or has to stand elsewhere in line; `None` when the caller's time is up. Who was woken and is to look
-    /// `again` does not sleep before.
+    /// Parks until an attempt is worthwhile or the queue entry must move; `None` at the wait deadline.
+    ///
+    /// `again` is the wake reason of a request that must check immediately, without parking.
     async fn until_worth_trying(
         &self,
         request: &mut Request,
@@ -503,7 +523,7 @@ impl RequestResourceService {
         }
     }
 
-    /// Whether to try again, and on which EM if it is another than where it stands.
+    /// Checks whether to submit the request again. The inner value is the EM if it differs from the EM of the queue entry.
     async fn is_worth_trying(
         &self,
         request: &mut Request,
@@ -516,9 +536,9 @@ impl RequestResourceService {
         request.wait = Some(caller.wait(request.ask.ticket_id, false).await?);
         if !caller.any_em() {
             match self.admission.last_seen(request) {
-                // The ledger would find the same as a look.
+                // The ledger would find the same result as a check.
                 Some(Verdict::Fits) => return Ok(Some(None)),
-                // What was seen is as new as what it was woken by.
+                // The cache is as new as the wake reason.
                 Some(Verdict::Refused(short)) if !wake.is_news && stands_well(caller, &short) => return Ok(None),
                 _ => {}
             }
@@ -527,13 +547,13 @@ impl RequestResourceService {
         self.look_again(request, caller).await
     }
 
-    /// Which of `others` fits, and where. Where none does, it hears of room from then on.
+    /// Returns the next attempt as one of `others` if one fits. If none fits, subscribes to the wait keys where they are short.
     async fn fits_as_other(&self, request: &Request, others: Others<'_>, caller: &mut Caller) -> Option<Try> {
         if others.is_empty() {
             return None;
         }
         let since = caller.news_count();
-        // What fails costs nothing: it is looked for again with the next news, or the next poll.
+        // An error is ignored: the next freed event or poll repeats the check.
         let wait = caller.wait(request.ask.ticket_id, true).await.ok()?;
         let mut spots = BTreeSet::new();
         for (number, ask) in others.iter().enumerate() {
@@ -570,7 +590,7 @@ impl RequestResourceService {
         if caller.any_em() {
             self.admission.survey_beside(caller.until()).await?;
             let mut tried = Vec::new();
-            // Counted as taken there, so that of many who are woken at once not all go to the same.
+            // Placement counts the EM's capacity as used, so that concurrent waiters select different EMs.
             while tried.len() < CANDIDATES_MAX
                 && let Some(em) = self.admission.choose(&request.ask, &tried)
             {
@@ -587,14 +607,14 @@ impl RequestResourceService {
         }
         match self.admission.look(request.clone(), caller.until()).await {
             Ok(Verdict::Refused(short)) if stands_well(caller, &short) => Ok(None),
-            // The ledger decides, also what to tell about an EM that has gone.
+            // The ledger decides, and reports an EM that was unregistered.
             Ok(_) | Err(Error::Rejected(_)) => Ok(Some(None)),
             Err(error) => Err(error),
         }
     }
 }
 
-/// Whether an answer is about one EM alone, so that there may still be room elsewhere: somebody was faster, holds it, or it is another by now.
+/// Whether a result concerns one EM alone, so that another EM may still fit: it is full, contended or unregistered.
 fn may_do_elsewhere(answer: &Result<Outcome, Error>, patience: Patience) -> bool {
     match answer {
         Ok(Outcome::Refused(refusal)) => refusal.is_of_em_alone(),
@@ -603,8 +623,8 @@ fn may_do_elsewhere(answer: &Result<Outcome, Error>, patience: Patience) -> bool
     }
 }
 
-/// By what somebody who was sent away from a held EM looks again at once: by now it is known to be held, and there may be room on another.
-/// `None` if that was so too often.
+/// Returns the reason for an immediate check after a contended EM: another EM may have capacity. `None` after
+/// [`CANDIDATES_MAX`] contended EMs in a row; the wake-up is then forwarded.
 fn looks_again(woken_by: Option<Wake>, turned_away: usize, caller: &Caller) -> Option<Wake> {
     let mut wake = woken_by.unwrap_or(Wake::NEWS);
     if turned_away >= CANDIDATES_MAX {
@@ -615,23 +635,23 @@ fn looks_again(woken_by: Option<Wake>, turned_away: usize, caller: &Caller) -> O
     Some(wake)
 }
 
-/// Whether it can stay in line where it stands.
+/// Whether the queue entry is unchanged by this refusal, so that the request can stay parked.
 fn stands_well(caller: &Caller, short: &Short) -> bool {
     !short.refusal.never_fits && short.spots == caller.spots()
 }
 
-/// Another try to be granted in line.
+/// Next attempt of a waiting request.
 #[derive(Debug, Default)]
 struct Try {
-    /// On another EM than where it stands.
+    /// EM of the attempt, if it differs from the EM of the queue entry.
     elsewhere: Option<EmInstance>,
-    /// What it was woken by.
+    /// Wake reason of the attempt.
     woken_by: Option<Wake>,
-    /// As another ask than the one that it stands in line for.
+    /// Index of the alternative spec of the attempt; `None` for the spec of the queue entry.
     other: Option<usize>,
 }
 
-/// What a request may be granted instead of what it stands in line for.
+/// Specs that may be granted instead of the spec of the queue entry.
 type Others<'a> = &'a [Arc<RequestSpec>];
 
 fn request(em: EmInstance, ask: &Arc<RequestSpec>) -> Request {

@@ -1,4 +1,9 @@
-//! One try for all who want the same at the same time: a single task does it, and everybody who asks meanwhile is told how it ended.
+//! Single flight: one run of an action that all concurrent callers share.
+//!
+//! A caller states how old a run may be. If no run is recent enough, one task runs the action, and all callers that wait
+//! meanwhile get its result.
+//! Never: runs the action twice at once; cancels a run because a caller is gone.
+//! Callers: `admission` (surveys), `overview` and `waiting` (renewals).
 
 use std::{
     future::Future,
@@ -12,7 +17,7 @@ use crate::{error::Error, store::session::answered_within};
 
 use super::tasks::Tasks;
 
-/// Something that is done again and again, for many at once; clones share it.
+/// Single flight of one action. Clones share it.
 #[derive(Clone, Debug)]
 pub struct SharedTry {
     state: Arc<Mutex<State>>,
@@ -21,13 +26,13 @@ pub struct SharedTry {
 
 #[derive(Debug, Default)]
 struct State {
-    /// When the last try that succeeded began.
+    /// Start of the last successful run.
     done: Option<Instant>,
-    /// The one that is under way.
+    /// The run in progress.
     running: Option<Running>,
 }
 
-/// A try, when it began, and how it ended.
+/// Run of the action: its start, and its result once it has ended.
 #[derive(Clone, Debug)]
 struct Running {
     began: Instant,
@@ -35,15 +40,17 @@ struct Running {
 }
 
 impl SharedTry {
-    /// Never done yet; tries are among `tasks`.
+    /// Creates a single flight without a run. Runs are spawned among `tasks`.
     pub fn new(tasks: &Tasks) -> Self {
         Self { state: Arc::default(), tasks: tasks.clone() }
     }
 
-    /// Comes back when `action` has been done that began no longer than `age` ago. Mostly it has: only what waits takes room for that.
+    /// Waits until a run has succeeded that began at most `age` ago; starts one if necessary.
+    ///
+    /// Mostly a recent run exists; the boxed future of a wait then costs nothing.
     ///
     /// # Errors
-    /// That of a try which failed while the caller waited, whenever it began: one more would tell the same, a little later.
+    /// The error of a run that failed while the caller waited, whenever that run began: another run would soon fail too.
     /// [`Error::Unavailable`] at `deadline`.
     pub async fn done<F>(&self, age: Duration, deadline: Instant, action: impl Fn() -> F) -> Result<(), Error>
     where
@@ -68,11 +75,11 @@ impl SharedTry {
     {
         let is_fresh = |began: Instant| began + age >= asked;
         let shared = async {
-            // At most two: one that is under way but began too early, and the next.
+            // At most two runs: one in progress that began too early, and the next.
             let mut next = Some(running);
             while let Some(mut running) = next {
                 let ended = running.ended.wait_for(Option::is_some).await.map(|ended| ended.clone());
-                // A task that ended without a word has panicked, or its runtime is gone.
+                // A task that ended without a result has panicked, or its runtime has ended.
                 ended.ok().flatten().unwrap_or(Err(Error::ShuttingDown))?;
                 if is_fresh(running.began) {
                     break;
@@ -84,7 +91,7 @@ impl SharedTry {
         answered_within(deadline.saturating_duration_since(asked), shared).await
     }
 
-    /// Begins `action`, unless it is under way or was done that began no longer than `age` ago; nobody waits for it.
+    /// Starts the action without waiting, unless it is running or a run succeeded that began at most `age` ago.
     pub fn begin<F>(&self, age: Duration, action: impl Fn() -> F)
     where
         F: Future<Output = Result<(), Error>> + Send + 'static,
@@ -93,7 +100,7 @@ impl SharedTry {
         drop(self.join(|began| began + age >= asked, &action));
     }
 
-    /// The try that is under way, or a new one; `None` if the last one that succeeded will do.
+    /// Returns the run in progress or a new one; `None` if the last successful run is recent enough.
     fn join<F>(&self, is_fresh: impl Fn(Instant) -> bool, action: impl Fn() -> F) -> Option<Running>
     where
         F: Future<Output = Result<(), Error>> + Send + 'static,
@@ -122,7 +129,7 @@ impl SharedTry {
         Some(running)
     }
 
-    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    /// Locks the state. The state stays consistent if a holder panics.
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -136,7 +143,7 @@ mod tests {
 
     use super::*;
 
-    /// Counts how often it is done, and does it when it is let.
+    /// Action that counts its runs and waits for a permit.
     #[derive(Clone)]
     struct Counted(Arc<AtomicUsize>, Arc<Semaphore>, Result<(), Error>);
 
@@ -173,7 +180,7 @@ mod tests {
         let shared = SharedTry::new(&Tasks::here());
         let counted = Counted(Arc::default(), Arc::new(Semaphore::new(0)), Err(Error::LockTimeout));
         let mut calls = ask(&shared, &counted, 20).await;
-        // Those who came while it was under way do not try again, either.
+        // Callers that came during the run do not start another one either.
         tokio::task::yield_now().await;
         counted.1.add_permits(1);
         while let Some(answer) = calls.join_next().await {

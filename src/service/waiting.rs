@@ -1,15 +1,15 @@
-//! The waiting line of this instance: whose callers wait here, where they stand, and who wakes them.
+//! Local wait queue: the requests that wait on this instance, and their wake-ups.
 //!
-//! The line itself is in the database, and decides who may be granted what. Here is only who looks again, and when. A ticket that is
-//! released here sends the first in line to the committer right behind itself: mostly one commit carries out both. Whoever commits
-//! more room than was taken again, or leaves the line, tells of the spots and of how many made room there: those who wait here at
-//! once, and the other instances by a notification; each wakes so many of its waiters. One for whom there is room by what this
-//! instance has seen goes straight to the committer; others look first. One who is granted wakes the next, so that as many look as can
-//! be served, and hardly more. A slow poll is the net below.
+//! The database owns the wait queues and decides who is granted. This module only decides when a waiting request checks again.
+//! A release here sends the head of the queue to the committer right behind itself. Each commit that frees capacity notifies
+//! the affected wait keys with a count, here directly and on other instances by a notification. A slow poll covers lost
+//! notifications.
+//! Invariant: an instance renews its row while requests wait on it; otherwise other instances delete its queue entries.
+//! Never: grants; reorders the queue.
+//! Callers: `request_resource` (waiting requests) and `committer` (freed capacity).
 //!
-//! - `index`: who waits where, and who is woken by what;
-//! - `wake`: why somebody looks again;
-//! - `keeper`: the tasks that keep the line, and hear of more room.
+//! - `index`: the waiters by position and wait key; `wake`: the reasons of wake-ups;
+//! - `keeper`: background tasks that renew the instance, delete queue entries and receive notifications.
 
 use std::{
     collections::BTreeSet,
@@ -50,16 +50,16 @@ use index::{Index, Sleeper};
 pub use keeper::{listen, live, run};
 pub use wake::Wake;
 
-/// How often an instance with waiters says that it lives, looks for dead ones, and lets the first in line look again.
+/// Interval of an instance with waiters between renewals of its row, searches for dead instances, and polls of the queue heads.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long a connection that was not used for a while has to answer.
+/// Timeout of the first reply on a connection that was idle.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How long a waiter pauses after a failure that may pass.
+/// Pause of a waiter after a transient error.
 const FAILURE_PAUSE: Duration = Duration::from_millis(500);
 
-/// The waiters of this instance; clones share them.
+/// The waiting requests of this instance. Clones share them.
 #[derive(Clone, Debug)]
 pub struct WaitingLine {
     store: Store,
@@ -68,15 +68,16 @@ pub struct WaitingLine {
     leaving: mpsc::UnboundedSender<Uuid>,
     stopping: CancellationToken,
     metrics: Metrics,
-    /// For those who wait here.
+    /// Permits of the waiting requests.
     places: Arc<FairShare>,
-    /// Says that this instance lives, on a connection of its own: whatever else waits for connections, nobody here loses his position.
+    /// Renews the instance's row on its own connection, so that a shortage of connections does not cost any queue entry.
     alive: SharedTry,
     signs: Arc<tokio::sync::Mutex<Session>>,
 }
 
 impl WaitingLine {
-    /// An empty line of the instance for up to `most` callers, and where it hears of those who leave it.
+    /// Creates an empty queue for up to `most` requests. Also returns the receiver of the ticket ids whose queue entries must
+    /// be deleted.
     pub fn new(
         store: Store,
         instance_id: Uuid,
@@ -95,17 +96,17 @@ impl WaitingLine {
         (Self { store, instance_id, index, leaving, stopping, metrics, places, alive, signs }, left)
     }
 
-    /// Where to tell of requests that stand in line although their callers are gone.
+    /// Returns the sender for ticket ids of waiting requests whose callers are gone.
     pub fn leaving(&self) -> mpsc::UnboundedSender<Uuid> {
         self.leaving.clone()
     }
 
-    /// The instance on which these wait, in the database.
+    /// Returns the id of this instance, as stored in the queue entries.
     pub fn instance_id(&self) -> Uuid {
         self.instance_id
     }
 
-    /// Where an operation is going to make room, if anybody waits here.
+    /// Returns the wait key that `operation` will free; `None` if it frees none, or if no request waits here.
     pub fn making_room(&self, operation: &Operation) -> Option<SpotKey> {
         let em = match operation {
             Operation::Released(released) => &released.em,
@@ -115,30 +116,30 @@ impl WaitingLine {
         (self.index().callers > 0).then(|| SpotKey::of(&Spot::Em(em.clone())))
     }
 
-    /// An operation that is going to make room at a spot stands in the committer's queue: the first who waits there is sent after it.
+    /// Wakes the head of the queue at `spot`: an operation that will free capacity there is in the commit queue.
     pub fn room_comes(&self, spot: SpotKey) {
         self.index().room_comes(spot);
     }
 
-    /// A batch was committed here: it freed capacity at `freed`, and granted the requests at the positions `granted`, each at that EM.
-    /// `others_wait` if requests may wait on other instances.
+    /// Handles a committed batch. It freed capacity at `freed` and granted the requests at the positions `granted`, each at
+    /// that EM. `others_wait` states whether requests may wait on other instances.
     pub fn committed<'a>(
         &self,
         freed: &FreedSpots,
         granted: impl Iterator<Item = (QueuePosition, &'a EmInstance)>,
         others_wait: bool,
     ) {
-        // A caller that enters later reads what is committed.
+        // A request that enters later reads the committed state.
         if self.index().callers == 0 {
             return;
         }
-        // The hashes of the keys are computed before the lock is taken.
+        // Computes the hashes of the keys before locking the index.
         let freed = Freed::of(freed);
         let granted: Vec<_> = granted.map(|(position, em)| (position, SpotKey::of(&Spot::Em(em.clone())))).collect();
         self.index().committed(freed, granted, others_wait);
     }
 
-    /// EMs that somebody held are free: there may be room there for those for whom any EM will do.
+    /// Wakes requests without a named EM after contended EMs became free.
     pub fn held_no_more(&self) {
         let mut index = self.index();
         if index.callers > 0 {
@@ -146,10 +147,10 @@ impl WaitingLine {
         }
     }
 
-    /// A caller that is going to wait until `until`.
+    /// Creates a handle for a request that waits until `until`.
     ///
     /// # Errors
-    /// [`Error::Overloaded`] if too many wait here, or too many of whoever asks.
+    /// [`Error::Overloaded`] if too many requests wait here, or too many of this principal.
     pub fn enter(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Result<Caller, Error> {
         self.enter_if_room(any_em, ask, until).ok_or_else(|| {
             self.metrics.line.turned_away.inc();
@@ -157,7 +158,8 @@ impl WaitingLine {
         })
     }
 
-    /// Creates a waiting caller; `None` if too many wait. A request may still be granted without waiting.
+    /// Creates a handle as [`WaitingLine::enter`] does; `None` if too many requests wait. A request may still be granted
+    /// without waiting.
     pub fn enter_if_room(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Option<Caller> {
         let place = self.places.take(&ask.principal)?;
         self.index().callers += 1;
@@ -178,25 +180,26 @@ impl WaitingLine {
         })
     }
 
-    /// Says that this instance lives, unless it was said just now: who waits on one that does not is not in line.
+    /// Renews the instance's row, unless it was renewed within [`POLL_INTERVAL`]. Queue entries of an instance without renewals
+    /// are void.
     async fn keep_alive(&self, deadline: Instant) -> Result<(), Error> {
         let say = || say_alive(self.signs.clone(), self.instance_id);
         self.alive.done(POLL_INTERVAL, deadline, say).await
     }
 
-    /// Connects before anybody waits: whoever comes first may not have the time.
+    /// Connects before the first request waits, which may have a short deadline.
     async fn connect(&self) {
-        // Without a database, the first sign of life tries again.
+        // Without a database, the first renewal connects.
         let _ = self.signs.lock().await.get().await;
     }
 
-    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    /// Locks the index. The index stays consistent if a holder panics.
     fn index(&self) -> MutexGuard<'_, Index> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// A connection that was lost while it was idle costs a moment, and a new one.
+/// Renews the instance's row. Reconnects once if an idle connection does not reply within [`IDLE_TIMEOUT`].
 async fn say_alive(signs: Arc<tokio::sync::Mutex<Session>>, instance_id: Uuid) -> Result<(), Error> {
     let mut session = signs.lock().await;
     if session.is_open() {
@@ -216,43 +219,44 @@ async fn say_alive(signs: Arc<tokio::sync::Mutex<Session>>, instance_id: Uuid) -
     Ok(said?)
 }
 
-/// Somebody who waits. Dropped, he leaves the line.
+/// Handle of one waiting request. Dropping it removes the request from the queue.
 #[derive(Debug)]
 pub struct Caller {
     line: WaitingLine,
     sleeper: Sleeper,
     until: Instant,
-    /// The ticket under which it may stand in the database, whatever was heard of it.
+    /// Ticket id under which a queue entry may exist in the database, also after an unknown commit.
     in_doubt: Option<Uuid>,
     stands: Option<(QueuePosition, Spots)>,
-    /// Where else it hears of room.
+    /// Further wait keys that wake this request.
     hears_of: BTreeSet<Spot>,
-    /// How much news there had been when it was last judged.
+    /// Sequence number of the last freed event before the last decision.
     news_count: u64,
-    /// When it first stood in line, and how it was answered, if it was.
+    /// Time of the first queue entry.
     stood_since: Option<Instant>,
     answered: Option<&'static str>,
-    /// Counts as waiting here as long as it does.
+    /// Gauge of waiting requests.
     _counted: Held,
     _place: Place,
 }
 
-/// Why a caller need not wait any longer.
+/// Reason why a parked request continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Woken {
-    /// There may be room.
+    /// The request must check again.
     Look(Wake),
-    /// The time is up.
+    /// The wait deadline has passed.
     TimeIsUp,
-    /// The server is going down.
+    /// The server is shutting down.
     Stopping,
 }
 
 impl Caller {
-    /// How the request for a ticket waits, for the ledger; `is_elsewhere` if it is tried on another EM than where it stands.
+    /// Renews the instance and returns the wait parameters of the request for the ledger. `is_elsewhere` states whether the
+    /// attempt uses another EM or spec than the queue entry.
     ///
     /// # Errors
-    /// Those of the database: an instance that cannot say that it lives has nobody in line.
+    /// Database errors: an instance without renewal cannot have queue entries.
     pub async fn wait(&mut self, ticket_id: Uuid, is_elsewhere: bool) -> Result<Wait, Error> {
         self.line.keep_alive(self.until).await?;
         self.in_doubt = Some(ticket_id);
@@ -262,22 +266,22 @@ impl Caller {
         Ok(Wait { instance_id: self.line.instance_id, remaining, any_em: self.any_em(), is_elsewhere, position })
     }
 
-    /// Until when.
+    /// Returns the wait deadline.
     pub fn until(&self) -> Instant {
         self.until
     }
 
-    /// Whether any EM will do.
+    /// Whether the request can be granted on any EM.
     pub fn any_em(&self) -> bool {
         self.sleeper.any_em
     }
 
-    /// Where it stands; empty if it is not in line yet.
+    /// Returns the wait keys of the queue entry; empty if the request is not queued.
     pub fn spots(&self) -> Spots {
         self.stands.as_ref().map(|(_, spots)| spots.clone()).unwrap_or_default()
     }
 
-    /// It goes to the committer.
+    /// Records that the request was submitted to the committer.
     pub fn tries(&self) {
         if let Some(position) = self.position() {
             self.line.index().tries(position);
@@ -288,7 +292,7 @@ impl Caller {
         self.stands.as_ref().map(|(position, _)| *position)
     }
 
-    /// It stands in line there now.
+    /// Records the position and wait keys that the ledger has stored.
     pub fn stand(&mut self, waiting: &Waiting) {
         self.stood_since.get_or_insert_with(Instant::now);
         if self.spots() != waiting.spots {
@@ -297,7 +301,7 @@ impl Caller {
         }
     }
 
-    /// It is woken by room at these spots too, although it does not stand there: also by what was told since there were so many news.
+    /// Also wakes the request for freed capacity at `spots`, including freed events since the sequence number `since`.
     pub fn hears_of(&mut self, spots: BTreeSet<Spot>, since: u64) {
         if self.hears_of != spots {
             self.hears_of = spots;
@@ -305,7 +309,7 @@ impl Caller {
         }
     }
 
-    /// How much news there has been.
+    /// Returns the sequence number of the last freed event.
     pub fn news_count(&self) -> u64 {
         self.line.index().news_count()
     }
@@ -318,10 +322,10 @@ impl Caller {
         }
     }
 
-    /// Waits until something has changed that concerns it.
+    /// Parks until a wake-up, the wait deadline or shutdown.
     pub async fn woken(&self) -> Woken {
         let Some(position) = self.position() else { return Woken::Look(Wake::NEWS) };
-        // In a statement of its own: the lock must not be held any longer.
+        // A separate statement, so that the index is unlocked before the wait.
         let untold = self.line.index().rest(position);
         if let Some(wake) = untold {
             return Woken::Look(wake);
@@ -333,20 +337,20 @@ impl Caller {
         }
     }
 
-    /// There was no room for it: there may be for others behind it.
+    /// Forwards a wake-up without a grant to later waiters, because they may need other dimensions.
     pub fn pass_on(&self, wake: Wake) {
         if let Some(position) = self.position() {
             self.line.index().pass_on(position, wake);
         }
     }
 
-    /// Counts a look, or a try that was in vain.
+    /// Counts a check, or an attempt without a grant, by its reason.
     pub fn count_look(&self, wake: Wake) {
         let counts = &self.line.metrics.line;
         if wake.is_poll { counts.polls.inc() } else { counts.looks.inc() }
     }
 
-    /// Pauses after a failure that may pass, and then looks again.
+    /// Waits [`FAILURE_PAUSE`] after a transient error, then checks again.
     pub async fn pause(&self) -> Woken {
         let again = (Instant::now() + FAILURE_PAUSE).min(self.until);
         tokio::select! {
@@ -356,7 +360,7 @@ impl Caller {
         }
     }
 
-    /// It was granted, and left the line with that: so the index was told when it was committed.
+    /// Records a grant. The committed batch has already removed the request from the index.
     pub fn granted(&mut self) {
         self.in_doubt = None;
         if self.stands.take().is_some() {
@@ -364,12 +368,12 @@ impl Caller {
         }
     }
 
-    /// It is told an answer of this kind; otherwise it goes away.
+    /// Records the result for the metrics. Without one, the request counts as cancelled.
     pub fn answered(&mut self, outcome: &'static str) {
         self.answered = Some(outcome);
     }
 
-    /// The ledger has taken it out of the line, or found that it is not there.
+    /// Records that the ledger has deleted the queue entry, or found none.
     pub fn is_out(&mut self) {
         self.in_doubt = None;
         if let Some((position, _)) = self.stands.take() {
@@ -390,7 +394,7 @@ impl Drop for Caller {
         }
         drop(index);
         if let Some(ticket_id) = self.in_doubt {
-            // Without a listener the server has shut down; other instances sweep what it left.
+            // The receiver ends only at shutdown; other instances then delete the entry.
             let _ = self.line.leaving.send(ticket_id);
         }
     }

@@ -1,4 +1,9 @@
-//! What this instance has last seen, by what is committed through it and by what it reads: it decides only which way a request takes.
+//! State cache: EMs and scopes as this instance last observed them, through its own commits and reads.
+//!
+//! The cache selects the path of a request: straight to the committer, or to a check first. It also owns the cluster view of
+//! placement.
+//! Never: grants or refuses; delays a commit. Large evictions are spread over many commits.
+//! Callers: `admission`, `committer` (after each commit and when a key becomes contended or free), and `heartbeat` (reports).
 
 use std::{
     collections::{HashMap, HashSet, VecDeque, hash_map::Entry},
@@ -26,14 +31,14 @@ use crate::{
 
 use super::{State, Verdict};
 
-/// How many EMs and scopes are remembered.
+/// Maximum number of cached EMs, and of cached scopes.
 const EMS_MAX: usize = 100_000;
 const SCOPES_MAX: usize = 100_000;
 
-/// How many entries that are no longer needed each commit drops, besides as many as it brings.
+/// Number of retired entries that each commit drops, besides as many as it inserts.
 const RETIRED_MIN: usize = 64;
 
-/// How things stood when they were last seen, by this instance.
+/// Cache of one instance. Clones share it.
 #[derive(Clone, Debug)]
 pub struct StateCache {
     state: Arc<Mutex<Seen>>,
@@ -42,11 +47,11 @@ pub struct StateCache {
     metrics: Metrics,
 }
 
-/// The last known state, and the order in which its entries came.
+/// Cached state, with its entries in order of insertion.
 #[derive(Debug, Default)]
 struct Seen {
     state: State,
-    /// The EMs and the scopes, the oldest first; some of the EMs may be gone.
+    /// Keys of the EMs and scopes, the oldest first. Some of the EMs may have been removed.
     ems: VecDeque<EmInstance>,
     scopes: VecDeque<Counter>,
     retired: Retired,
@@ -63,8 +68,7 @@ impl Seen {
     }
 }
 
-/// Entries that are no longer needed. Every commit takes the lock of what was seen: so each drops a few, and none waits until all are
-/// dropped.
+/// Retired entries. Each commit locks the cache, so each drops a few of them instead of one dropping all.
 #[derive(Default)]
 struct Retired(VecDeque<Box<dyn Iterator<Item = ()> + Send>>);
 
@@ -75,7 +79,7 @@ impl Retired {
         }
     }
 
-    /// Drops a few, and as many as arrive: so they become fewer with each commit.
+    /// Drops a few entries more than `arrived`, so that the retired entries decrease with each commit.
     fn drop_some(&mut self, arrived: usize) {
         let mut left = arrived.saturating_add(RETIRED_MIN);
         while left > 0
@@ -95,7 +99,7 @@ impl fmt::Debug for Retired {
     }
 }
 
-/// Stores entries; where there are more than `most` keys, each key that arrives evicts the oldest.
+/// Inserts entries. Above `most` keys, each new key evicts the oldest.
 fn store<K: Clone + Eq + Hash, V>(
     seen: &mut HashMap<K, V>,
     order: &mut VecDeque<K>,
@@ -118,31 +122,32 @@ fn store<K: Clone + Eq + Hash, V>(
     }
 }
 
-/// What EMs are chosen by. Whoever chooses, and there may be many at a time, keeps no commit waiting: what was committed is put down
-/// here, and the next one who chooses takes it over.
+/// The cluster view and the changes not yet applied to it.
+///
+/// A commit appends to `changes` and does not wait for `view`. The next placement applies the changes before it reads the view.
 #[derive(Debug, Default)]
 struct Choice {
     view: Mutex<View>,
     changes: Mutex<Changes>,
 }
 
-/// What has changed since somebody chose.
+/// Changes since the last placement.
 #[derive(Debug, Default)]
 struct Changes {
-    /// Nothing as long as nobody has chosen, or when nobody has for long.
+    /// Observed EMs; `None` until the first placement, and after [`EMS_MAX`] changes without a placement.
     seen: Option<SeenEms>,
     retired: Retired,
-    /// The EMs whose keys are contended now.
+    /// EMs whose keys are contended.
     held: HashSet<EmInstance>,
-    /// The EMs that became contended or free since the last look: at most as many as are contended now or were then.
+    /// EMs that became contended or free since the last placement: at most as many as are contended now or were contended then.
     held_changes: HashMap<EmInstance, bool>,
 }
 
 #[derive(Debug, Default)]
 struct SeenEms {
-    /// EMs as they stand, `None` for one that went.
+    /// EMs after their last change; `None` for a removed EM.
     ems: HashMap<EmInstance, Option<Em>>,
-    /// What EMs have said.
+    /// Conditions by the last reports.
     conditions: HashMap<EmInstance, Condition>,
 }
 
@@ -152,7 +157,7 @@ impl Choice {
         changes.retired.drop_some(0);
         if let Some(seen) = &mut changes.seen {
             note(seen);
-            // Nobody has chosen for long: whoever does next surveys all EMs first.
+            // No placement for a long time: the next one surveys all EMs first.
             if seen.ems.len().max(seen.conditions.len()) > EMS_MAX {
                 let SeenEms { ems, conditions } = mem::take(seen);
                 changes.seen = None;
@@ -172,7 +177,7 @@ impl Choice {
     fn note_held(&self, em: &EmInstance, is_held: bool) {
         let Changes { held, held_changes, .. } = &mut *self.changes();
         let is_new = if is_held { held.insert(em.clone()) } else { held.remove(em) };
-        // Two changes before the next look cancel each other.
+        // Two opposite changes before the next placement cancel each other.
         if is_new && held_changes.remove(em).is_none() {
             held_changes.insert(em.clone(), is_held);
         }
@@ -180,7 +185,8 @@ impl Choice {
 
     fn look<T>(&self, look: impl FnOnce(&mut View) -> T) -> T {
         let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
-        // With the view in hand, so that nobody looks at it in between; those who commit wait for neither.
+        // The view is locked first, so that no other placement reads it before the changes are applied. Commits wait for
+        // neither lock.
         let (seen, held) = {
             let mut changes = self.changes();
             (changes.seen.replace(SeenEms::default()), mem::take(&mut changes.held_changes))
@@ -201,31 +207,31 @@ impl Choice {
         look(&mut view)
     }
 
-    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    /// Locks the changes. They stay consistent if a holder panics.
     fn changes(&self) -> MutexGuard<'_, Changes> {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl StateCache {
-    /// Nothing has been seen yet.
+    /// Creates an empty cache.
     pub fn new(metrics: Metrics) -> Self {
         Self { state: Arc::default(), choice: Arc::default(), commits: Arc::default(), metrics }
     }
 
-    /// Remembers how things stand after a commit.
+    /// Stores the state after a commit.
     pub fn update(&self, standing: PostCommitState) {
         self.commits.fetch_add(1, Ordering::Relaxed);
         self.choice.note_ems(&standing.ems, &standing.gone);
         self.remember(&mut self.state(), standing);
     }
 
-    /// How many commits are remembered.
+    /// Returns the number of commits stored.
     pub(super) fn commits(&self) -> u64 {
         self.commits.load(Ordering::Relaxed)
     }
 
-    /// Remembers how things stood when somebody looked, but nothing older than what was committed since there were `commits`.
+    /// Stores the state that a check has read, except what commits have changed since their number was `commits`.
     pub(super) fn update_by_look(&self, mut standing: PostCommitState, commits: u64) {
         let mut seen = self.state();
         if self.commits() != commits {
@@ -249,7 +255,7 @@ impl StateCache {
     fn remember(&self, seen: &mut Seen, standing: PostCommitState) {
         seen.retired.drop_some(standing.scopes.len());
         if standing.limits.version() != seen.state.limits.version() {
-            // Counters of other label sets would only fill the memory.
+            // Counters of other label sets would only use memory.
             seen.drop_scopes();
             seen.state.limits = standing.limits;
         }
@@ -260,7 +266,7 @@ impl StateCache {
             seen.drop_line();
         }
         let Seen { state, ems, scopes, .. } = seen;
-        // An evicted entry costs a check, and no more.
+        // An evicted entry costs a check, and nothing else.
         store(&mut state.ems, ems, EMS_MAX, standing.ems.into_iter().map(|em| (em.instance.clone(), em)));
         store(&mut state.scopes, scopes, SCOPES_MAX, standing.scopes);
         if let Some(spots) = standing.line.spots {
@@ -269,23 +275,23 @@ impl StateCache {
         self.metrics.caches.seen(state.ems.len(), state.scopes.len(), state.line.line.spots());
     }
 
-    /// Whether the request fitted when what it needs was last seen.
+    /// Whether the request fits by the cached state.
     pub(super) fn fitted(&self, request: &Request) -> bool {
         self.state().state.fits(request)
     }
 
-    /// How a request that stands in line would be judged; `None` if that was not seen.
+    /// Returns the verdict on a queued request; `None` if the state it needs is not cached.
     pub(super) fn verdict(&self, request: &Request) -> Option<Verdict> {
         self.state().state.verdict(request).ok()
     }
 
-    /// Remembers how some EMs stand.
+    /// Stores EMs as read.
     pub(super) fn take_over(&self, ems: HashMap<EmInstance, Em>) {
         let ems: Vec<Em> = ems.into_values().collect();
         self.choice.note_ems(&ems, &[]);
     }
 
-    /// Remembers how well an EM says it is.
+    /// Stores the condition of an EM by its report.
     pub fn report(&self, report: &Report) {
         self.choice.note(|seen| {
             seen.conditions.insert(report.em.clone(), Condition::reported(report));
@@ -297,7 +303,7 @@ impl StateCache {
         self.choice.note_held(em, is_held);
     }
 
-    /// Whether nothing was counted by the labels of some cap when the limits were last seen.
+    /// Whether no label set counts the labels of one of `caps`, by the last known limits.
     pub(super) fn lacks_counters(&self, caps: &[Arc<Cap>]) -> bool {
         let limits = self.state().state.limits.clone();
         caps.iter().any(|cap| !limits.is_counted(&cap.keys))
@@ -308,13 +314,13 @@ impl StateCache {
         self.state().state.ems.remove(em);
     }
 
-    /// Chooses among the EMs, by the policies that were last seen.
+    /// Runs a placement on the cluster view, with the last known policies.
     pub(super) fn choose<T>(&self, choose: impl FnOnce(&mut View, &Policies) -> T) -> T {
         let limits = self.state().state.limits.clone();
         self.choice.look(|view| choose(view, limits.policies()))
     }
 
-    /// A survey is over.
+    /// Ends a survey of all EMs.
     pub(super) fn end_survey(&self, survey: u64) {
         let ems = self.choose(|view, _| {
             view.end_survey(survey);
@@ -323,7 +329,7 @@ impl StateCache {
         self.chosen_from(ems);
     }
 
-    /// Publishes how many EMs there are to choose among.
+    /// Publishes the number of EMs in the cluster view.
     pub(super) fn chosen_from(&self, ems: usize) {
         self.metrics.caches.chosen_from(ems);
     }
@@ -348,7 +354,7 @@ mod tests {
         transport::edge::{Bounds, Edge},
     };
 
-    /// How much one commit is about.
+    /// Number of EMs and scopes of one commit.
     const COMMIT: usize = 1000;
 
     fn cache() -> StateCache {
@@ -420,7 +426,7 @@ mod tests {
             cache.choose(|_, _| ());
             let mut most = 0;
             for numbers in commits(EMS_MAX) {
-                // Hosts that come and go, each under a name of its own; or that only report.
+                // EMs that register and unregister under ever new names, or that only report.
                 match of_reports {
                     false => cache.update(PostCommitState { gone: numbers.map(instance).collect(), ..nothing() }),
                     true => numbers.for_each(|number| cache.report(&report(number))),

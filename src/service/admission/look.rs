@@ -1,4 +1,8 @@
-//! The look before the lock: what a plain read shows, for many requests at a time.
+//! Check: decides many requests on one plain read, without locks.
+//!
+//! The check uses the assessment of the domain that the ledger uses, on the same rows ([`reading`]). Its result also updates
+//! the cache.
+//! Never: grants; writes. Caller: `admission`, which queues the checks.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},
@@ -34,18 +38,18 @@ use crate::{
 
 use super::{Room, StateCache, Verdict};
 
-/// How many looks share one read.
+/// Maximum number of checks that share one read.
 const BATCH_MAX: usize = 1024;
 
 #[derive(Debug)]
 pub(super) struct Look {
     pub request: Request,
-    /// Whoever wants to know how much there is room for is told before the verdict.
+    /// Receives the head-room before the verdict, if the caller requested it.
     pub room: Option<oneshot::Sender<Room>>,
     pub reply: oneshot::Sender<Result<Verdict, Error>>,
 }
 
-/// Looks, for many requests at a time, as long as anybody may ask.
+/// Runs the queued checks until all senders are dropped.
 pub(super) async fn run(
     mut inbox: mpsc::Receiver<Look>,
     seen: StateCache,
@@ -63,13 +67,13 @@ pub(super) async fn run(
         let mut state = answered(read(&mut session, &looks, &limits)).await;
         while state.as_ref().is_err_and(StoreError::is_lock_timeout) && looks.iter().any(|look| !look.reply.is_closed())
         {
-            // The limits are being changed: soon there will be others to look by.
+            // A limit change is in progress; the next read waits for it again.
             fenced.store(true, Ordering::Relaxed);
             state = answered(read(&mut session, &looks, &limits)).await;
         }
         fenced.store(false, Ordering::Relaxed);
         if reused && state.is_err() {
-            // A connection that broke while it was idle costs no more than a new one.
+            // A connection that broke while idle costs one new connection.
             session.reset();
             state = answered(read(&mut session, &looks, &limits)).await;
         }
@@ -81,16 +85,16 @@ pub(super) async fn run(
                         seen.forget(&look.request.em);
                     }
                     if let Some(room) = look.room {
-                        // A caller that is gone needs no answer.
+                        // A caller that is gone needs no reply.
                         let _ = room.send(state.room(&look.request));
                     }
                     (state.verdict(&look.request).map_err(Error::from), look.reply)
                 };
                 let answers: Vec<_> = looks.drain(..).map(answer).collect();
-                // Before anybody is told: what follows may depend on it.
+                // The cache is updated before the replies, because callers may act on it.
                 seen.update_by_look(state.into_post_commit_state(), commits);
                 for (answer, reply) in answers {
-                    // A caller that is gone needs no answer.
+                    // A caller that is gone needs no reply.
                     let _ = reply.send(answer);
                 }
             }
@@ -105,25 +109,25 @@ pub(super) async fn run(
     }
 }
 
-/// What requests are judged by.
+/// Rows on which requests are decided, as read by a check or as cached.
 #[derive(Debug, Default)]
 pub(super) struct State {
     pub ems: HashMap<EmInstance, Em>,
-    /// Only by a view of all EMs.
+    /// Limits; in the cache, those of the last commit or check.
     pub limits: Arc<Limits>,
     pub scopes: HashMap<Counter, Usage>,
     pub request_ids: HashMap<RequestKey, RequestRecord>,
-    /// What was granted under those request ids and is over.
+    /// Ended tickets that were granted under these request ids.
     pub ended: HashMap<Uuid, EndedTicket>,
     pub line: LineView,
-    /// The clusters in whose queues something is asked for; only by a look.
+    /// Clusters of the requested external queues; empty in the cache.
     pub clusters: Clusters,
-    /// When it was looked, by the database's clock, if queues were looked at.
+    /// Database time of the read, if external queues were read.
     pub now: Option<OffsetDateTime>,
 }
 
 impl State {
-    /// Whether the request fits, by what is known of what it needs.
+    /// Whether the request fits by this state. State that is missing counts as not fitting.
     pub fn fits(&self, request: &Request) -> bool {
         if request.ask.request_key().is_some_and(|key| self.request_ids.contains_key(&key)) {
             return true;
@@ -171,7 +175,7 @@ impl State {
         })
     }
 
-    /// How much there is room for, and where the request goes beyond what is only watched; nothing where the verdict tells why.
+    /// Returns the head-room and the exceeded advisory limits; empty if the verdict explains the rejection.
     pub fn room(&self, request: &Request) -> Room {
         let Some(em) = self.ems.get(&request.em) else { return Room::default() };
         let (scopes, asked) = (request.scopes(&self.limits), &request.ask.resource);

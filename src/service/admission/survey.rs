@@ -1,13 +1,13 @@
-//! The survey: updates the EMs that requests choose among.
+//! Survey: updates the cluster view, from which placement selects EMs.
 //!
-//! A survey reads the EMs that have changed since the survey before. Three sources name them, at no cost for the writer of a change: the history
-//! lines behind the last one, a partial index of the unhealthy EMs, and the background look for silent EMs.
+//! A survey reads the EMs that changed since the last one. Three sources name them at no cost for the writer of a change: the
+//! history lines after the last one, a partial index of the unhealthy EMs, and the background detection of silent EMs. A survey
+//! of all EMs runs every 30 s, and whenever there are more changes than EMs. It covers missed changes and refreshes the load of
+//! EMs that report to other instances.
 //!
-//! A survey of all EMs runs every 30 s as a net, and whenever there are more changes than EMs. It also refreshes the load of EMs that report to
-//! other instances.
-//!
-//! Invariant: a line that a survey has not seen has a number above [`Mark::floor`]. A line takes its number before its commit, so the floor
-//! moves to a number only when all transactions have ended that may have taken smaller ones.
+//! Invariant: a line that no survey has read has a number above [`Mark::floor`]. A line takes its number before its commit, so
+//! the floor moves to a number only when all transactions have ended that may have taken smaller ones.
+//! Caller: `admission`, through a single flight.
 
 use std::{
     collections::HashSet,
@@ -31,7 +31,7 @@ const SURVEY_PAGE: i64 = 1000;
 /// Interval between surveys of all EMs.
 const WHOLE_PERIOD: Duration = Duration::from_secs(30);
 
-/// Maximum age of the last look for silent EMs: three times its period.
+/// Maximum age of the last detection of silent EMs: three times its period.
 const LOOK_AGE: Duration = Duration::from_secs(3);
 
 /// Number of history lines that a survey reads even if there are fewer EMs.
@@ -46,14 +46,14 @@ struct State {
     mark: Option<Mark>,
     /// When the last survey of all EMs began.
     whole: Option<Instant>,
-    /// The EMs that the last look found silent, and when it began.
+    /// The EMs that the last detection found silent, and when it began.
     look: Option<(Instant, HashSet<EmInstance>)>,
     /// The EMs that surveys found unavailable when they read them last.
     unavailable: HashSet<EmInstance>,
 }
 
 impl Surveys {
-    /// Records which EMs are silent, by a look that began at `began`.
+    /// Records the silent EMs of a detection that began at `began`.
     pub fn note_silent(&self, began: Instant, ems: HashSet<EmInstance>) {
         self.state().look = Some((began, ems));
     }
@@ -64,7 +64,7 @@ impl Surveys {
     }
 }
 
-/// How far a survey has seen the history.
+/// How far surveys have read the history.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Mark {
     /// The generation of the database host.
@@ -103,7 +103,7 @@ pub(super) async fn survey(
     let began = Instant::now();
     let (number, known) = seen.choose(|view, _| (view.begin_survey(), view.len()));
     let generation = store.primary().generation();
-    // In this order, and before anything is surveyed: a transaction that begins later takes a larger number.
+    // In this order and before the survey: a transaction that begins later takes a larger number.
     let last = answered(history_end::last_number(&store.pool().await?)).await?;
     let writers = answered(history_end::writers(&store.pool().await?)).await?;
     let unhealthy = answered(em_report::unhealthy(&store.pool().await?)).await?;
@@ -145,7 +145,7 @@ struct Survey {
     seen: StateCache,
     silent_after: Duration,
     number: u64,
-    /// The EMs that it found unavailable.
+    /// The EMs that the survey found unavailable.
     unavailable: HashSet<EmInstance>,
 }
 
@@ -166,7 +166,7 @@ impl Survey {
         Ok(())
     }
 
-    /// Surveys `ems` alone; those of them that are not registered are removed.
+    /// Surveys only `ems`. Removes those that are not registered.
     async fn some(&mut self, ems: Vec<EmInstance>) -> Result<(), Error> {
         for part in ems.chunks(usize::try_from(SURVEY_PAGE).unwrap_or(usize::MAX)) {
             let pool = self.store.pool().await?;
@@ -184,7 +184,7 @@ impl Survey {
         Ok(())
     }
 
-    /// Takes over what was found of some EMs, and reads those that have changed.
+    /// Applies a page of surveyed EMs, and reads those that have changed.
     async fn take_over(&mut self, page: Vec<Surveyed>) -> Result<(), Error> {
         let unavailable = page.iter().filter(|found| !found.condition.is_available);
         self.unavailable.extend(unavailable.map(|found| found.instance.clone()));

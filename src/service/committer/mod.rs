@@ -2,10 +2,9 @@
 //!
 //! Calls submit operations to a commit queue. The worker applies all queued operations in one transaction and replies after the
 //! commit; later operations form the next batch. The worker never waits for a batch to fill, so a single operation commits at
-//! once. Several committers per instance share only limited scopes, counted users and external clusters, locked in one global
-//! order.
-//! Never: writes without the row count check; replies before the commit; leaves a transaction half done because a call is
-//! cancelled.
+//! once. Several committers share only limited scopes, counted users and external clusters, which all lock in one global order.
+//!
+//! Never: writes without the row count check; replies before the commit; leaves a transaction half done after a cancelled call.
 //! Callers: `request_resource`, `heartbeat`, `background`, and the RPC services of `transport`.
 //!
 //! - `dealt`: selects the committer of an EM; `queue`: selects the operations of the next batch.

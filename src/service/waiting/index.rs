@@ -1,11 +1,14 @@
-//! Who waits where in this instance, who of them sleeps, and who is woken by what.
+//! Index of the waiters of this instance, by position and by wait key.
 //!
-//! Capacity that is freed for `n` requests wakes `n` waiters: the earliest of those that wait for that key, and at an EM of those that
-//! accept any EM. A waiter that is awake already checks once more before it parks. A waiter that is granted wakes the next one, because
-//! there may be capacity for both. A waiter that is not granted wakes a few later waiters that may need something else, unless enough
-//! waiters for the counted capacity are still awake.
+//! A freed event names a wait key and about how many requests now fit. The index wakes that many parked waiters, from the head
+//! of the queue; at an EM, also waiters that accept any EM. An awake waiter gets a new wake reason and checks again before it
+//! parks. A granted waiter wakes the next one, because capacity may remain. A refused waiter wakes a few later ones, which may
+//! need other dimensions, unless enough waiters for the counted capacity are awake.
 //!
-//! Parked waiters have sets of their own: the next one is a look-up, however many are awake.
+//! Invariant: parked waiters are in sets of their own, so that the next one is found directly, regardless of the number of
+//! awake ones.
+//! Never: decides a grant; accesses the database.
+//! Callers: `waiting` and its `keeper`.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
@@ -26,68 +29,69 @@ use crate::{
 
 use super::wake::Wake;
 
-/// How many waiters at a spot are woken if nobody knows how much room there is; each that is granted wakes another.
+/// Maximum number of waiters to wake at a key if the freed capacity is unknown. Each granted waiter wakes another.
 const WAKE_MAX: usize = 16;
 
-/// How many are woken at most by the tickets that ended at a spot: about as many as one commit can serve.
+/// Maximum number of waiters to wake by one freed event: about as many as one commit can grant.
 const SERVED_MAX: u32 = 512;
 
-/// How many others look at each poll, in turn.
+/// Maximum number of waiters besides the queue heads that check at one poll, in rotation.
 const TURN_MAX: usize = 64;
 
-/// How many who sleep behind somebody are asked whether they need something else.
+/// Maximum number of later parked waiters to examine for other dimensions.
 const NEAR_MAX: usize = 64;
 
-/// At how many wait keys the first waiter checks at each poll, in turn.
+/// Maximum number of wait keys whose first waiter checks at one poll, in rotation.
 const POLLED_MAX: usize = 512;
 
-/// How many pieces of news are remembered for those who are just about to stand in line.
+/// Maximum number of stored freed events, for requests that are about to enter the queue.
 const NEWS_MAX: usize = 4096;
 
-/// Where capacity was freed.
+/// Location of freed capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Queue {
-    /// At a scope or an external queue.
+    /// A scope or an external queue.
     At(SpotKey),
-    /// At an EM: also for those that accept any EM.
+    /// An EM; also concerns waiters that accept any EM.
     Em(SpotKey),
-    /// For those that accept any EM.
+    /// Any EM: concerns waiters that accept any EM.
     Anywhere,
-    /// Perhaps everywhere.
+    /// Unknown: concerns all waiters.
     Everywhere,
 }
 
-/// More room somewhere, and up to whom everybody has been woken by it; `None` if nobody was left to be woken.
+/// Freed event. All concerned waiters up to `up_to` have been woken; `None` if all of them have been.
 #[derive(Debug)]
 struct News {
     queue: Queue,
     up_to: Option<QueuePosition>,
 }
 
-/// The waiters of one wait key, or all that accept any EM: each is `idle`, `hinted` or `assigned`.
+/// The waiters of one wait key, or all waiters that accept any EM. Each is `idle`, `hinted` or `assigned`.
 #[derive(Debug, Default)]
 struct Waiters {
     asleep: BTreeSet<QueuePosition>,
-    /// Waiters that sleep, or that check and sleep then.
+    /// Waiters that are parked, or that check and then park.
     idle: BTreeSet<QueuePosition>,
-    /// Waiters that check next, but not because of counted capacity.
+    /// Waiters that check next without counted capacity.
     hinted: BTreeSet<QueuePosition>,
-    /// Waiters that check next because of counted capacity: further capacity wakes others.
+    /// Waiters that check next with counted capacity: further capacity wakes others.
     assigned: BTreeSet<QueuePosition>,
-    /// Capacity that was freed and not granted since. It is emptied when the last awake waiter falls asleep: then all that may fit have
+    /// Capacity that was freed and not granted since. Reset when the last awake waiter parks: all that may fit have then
     /// checked.
     room: Room,
-    /// The first waiter that found nothing and woke no other, because enough were awake. The last awake one does it in its place.
+    /// The first waiter that found nothing and woke no other, because enough were awake. The last awake waiter forwards in its
+    /// place.
     unpassed: Option<QueuePosition>,
 }
 
-/// Capacity that was freed and not granted since, as a number of requests.
+/// Freed capacity that was not granted since, as a number of requests.
 #[derive(Debug, Default)]
 struct Room {
-    /// By EM, for waiters that accept any: a grant takes the room of its own EM, and not what was freed at another.
+    /// By EM, for waiters that accept any EM: a grant uses the capacity of its own EM only.
     by_em: BTreeMap<SpotKey, u64>,
     by_em_sum: u64,
-    /// Not known by EM.
+    /// Capacity without a known EM.
     other: u64,
 }
 
@@ -107,7 +111,7 @@ impl Room {
         }
     }
 
-    /// Takes the room of one request.
+    /// Subtracts the capacity of one request.
     fn take(&mut self, em: SpotKey) {
         match self.by_em.get_mut(&em) {
             Some(requests) => {
@@ -173,15 +177,15 @@ impl Waiters {
         [&self.idle, &self.hinted, &self.assigned].iter().any(|set| set.contains(&position))
     }
 
-    /// The next waiter behind `after` that has no counted capacity assigned.
+    /// Returns the next waiter behind `after` without assigned capacity.
     fn next_unassigned(&self, after: Option<QueuePosition>) -> Option<QueuePosition> {
         let behind = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
         let next = [&self.idle, &self.hinted].map(|set| set.range(behind).next());
         next.into_iter().inspect(|_| visit()).flatten().min().copied()
     }
 
-    /// The position behind which an awake waiter that found nothing wakes another; `None` if enough others are awake for the counted
-    /// capacity.
+    /// Returns the position behind which an unsuccessful waiter wakes another; `None` if enough others are awake for the
+    /// counted capacity.
     fn pass_from(&mut self, position: QueuePosition, is_poll: bool) -> Option<QueuePosition> {
         let first = self.unpassed.map_or(position, |first| first.min(position));
         let is_enough = !is_poll && self.awake() as u64 > self.room.sum();
@@ -190,20 +194,20 @@ impl Waiters {
     }
 }
 
-/// Who waits where.
+/// The waiters of this instance.
 #[derive(Debug, Default)]
 pub(super) struct Index {
-    /// How many callers wait, those that have no position yet included.
+    /// Number of waiting requests, including those without a position.
     pub callers: usize,
     waiters: BTreeMap<QueuePosition, Waiter>,
     at: BTreeMap<SpotKey, Waiters>,
     anywhere: Waiters,
-    /// The last of those whose turn it was to look again although nothing is known to have changed for them.
+    /// The last waiter that was polled in rotation.
     turn: Option<QueuePosition>,
-    /// The last of the wait keys whose first waiters were polled.
+    /// The last wait key whose first waiter was polled.
     polled: Option<SpotKey>,
     news: VecDeque<News>,
-    /// How many pieces of news there have been.
+    /// Sequence number of the last freed event.
     news_count: u64,
 }
 
@@ -212,38 +216,39 @@ struct Waiter {
     sleeper: Sleeper,
     keys: Vec<SpotKey>,
     state: State,
-    /// Whether he has gone to the committer since he last slept: what he is told meanwhile he may have met there.
+    /// Whether the waiter was submitted since it last parked. The submission may have met later events.
     tries: bool,
 }
 
 impl Waiter {
-    /// Whether it checks at this moment, by what may be older than the last news, and has not gone to the committer.
+    /// Whether the waiter checks now, by a state that may be older than the last event, and was not submitted.
     fn is_checking(&self) -> bool {
         self.state == State::Awake(None) && !self.tries
     }
 }
 
-/// Somebody who is to be woken, and what he waits for.
+/// Wake-up handle of a waiter, with its requirements.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Sleeper {
-    /// Wakes him.
+    /// Wakes the waiter.
     pub wake: Arc<Notify>,
-    /// Whether any EM will do.
+    /// Whether the waiter accepts any EM.
     pub any_em: bool,
-    /// The dimensions of which he needs anything.
+    /// Dimensions that the waiter needs.
     pub needs: Arc<[Dimension]>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum State {
     Asleep,
-    /// What it was woken by and has not yet been told, or what came when it was awake already.
+    /// Awake, with the reason that the waiter has not taken yet, if any.
     Awake(Option<Wake>),
 }
 
 impl Index {
-    /// Somebody stands in line, or is to be woken elsewhere than before, since a commit that began after the news number `since`. What was
-    /// told meanwhile may have missed him: then he has to look once more before he sleeps.
+    /// Adds a waiter, or changes its wait keys, after a decision that began at the freed event `since`.
+    ///
+    /// Events since then may have missed the waiter. A concerned waiter must check once more before it parks.
     pub fn insert(
         &mut self,
         position: QueuePosition,
@@ -270,7 +275,7 @@ impl Index {
         self.set_state(position, State::Awake(again));
     }
 
-    /// How many pieces of news there have been until now.
+    /// Returns the sequence number of the last freed event.
     pub fn news_count(&self) -> u64 {
         self.news_count
     }
@@ -289,7 +294,7 @@ impl Index {
         count > self.news.len() || self.news.iter().rev().take(count).any(concerns)
     }
 
-    /// Somebody leaves the line.
+    /// Removes a waiter.
     pub fn remove(&mut self, position: QueuePosition) {
         if let Some(waiter) = self.take(position) {
             self.settle(&waiter);
@@ -335,12 +340,12 @@ impl Index {
         }
     }
 
-    /// Whether anybody waits for whom any EM will do.
+    /// Whether no waiter accepts any EM.
     pub fn is_anywhere_empty(&self) -> bool {
         self.anywhere.is_empty()
     }
 
-    /// Somebody is going to sleep, unless there is something that he has not been told yet.
+    /// Parks a waiter. Returns an untaken wake reason instead, if there is one.
     pub fn rest(&mut self, position: QueuePosition) -> Option<Wake> {
         let waiter = self.waiters.get_mut(&position)?;
         waiter.tries = false;
@@ -352,14 +357,14 @@ impl Index {
         told
     }
 
-    /// Somebody goes to the committer.
+    /// Records that a waiter was submitted to the committer.
     pub fn tries(&mut self, position: QueuePosition) {
         if let Some(waiter) = self.waiters.get_mut(&position) {
             waiter.tries = true;
         }
     }
 
-    /// What somebody who has been woken was woken by.
+    /// Takes the wake reason of a woken waiter.
     pub fn woken_by(&mut self, position: QueuePosition) -> Wake {
         let Some(State::Awake(Some(told))) = self.state(position) else { return Wake::NEWS };
         self.set_state(position, State::Awake(None));
@@ -392,8 +397,10 @@ impl Index {
         }
     }
 
-    /// Wakes the first `count` waiters without assigned capacity, of all that may use what was freed there for `room` requests. At an EM at
-    /// least one waiter of that EM wakes: waiters that accept any EM may not match this one. `wake` returns the reason for each.
+    /// Wakes the first `count` waiters without assigned capacity that can use what was freed at `queue` for `room` requests.
+    ///
+    /// An EM wakes at least one waiter of its own queue, because waiters that accept any EM may not match it. `wake` returns
+    /// the reason for each waiter.
     fn wake_first_of(
         &mut self,
         queue: Queue,
@@ -411,7 +418,7 @@ impl Index {
         let at = key.and_then(|key| self.at.get(&key));
         let anywhere = Some(&self.anywhere).filter(|_| is_anywhere);
         let next = |after| at.iter().chain(&anywhere).filter_map(|waiters| waiters.next_unassigned(after)).min();
-        // A waiter that checks at this moment may be granted what was freed before: then another one is needed.
+        // A waiter that checks now may be granted older capacity; another one must then wake.
         let (mut checking, mut counted) = (0, 0);
         while counted < count
             && let Some(position) = next(woken.last().copied())
@@ -436,14 +443,14 @@ impl Index {
         if let Some(waiters) = key.and_then(|key| self.at.get_mut(&key)) {
             waiters.room.add(None, room);
         }
-        // Without waiters, nothing would ever empty it.
+        // Without waiters, nothing would ever reset it.
         if is_anywhere && !self.anywhere.is_empty() {
             self.anywhere.room.add(key, room);
         }
         woken
     }
 
-    /// A ticket is about to end at a spot: wakes the first who sleeps there.
+    /// Wakes the first parked waiter at a key: an operation that frees capacity there is in the commit queue.
     pub fn room_comes(&mut self, key: SpotKey) {
         let Some(waiters) = self.at.get(&key).filter(|waiters| waiters.awake() < NEAR_MAX) else { return };
         visit();
@@ -452,8 +459,9 @@ impl Index {
         }
     }
 
-    /// A batch was committed, and this instance has seen what it left. The granted requests leave the line, each at the EM with that key.
-    /// Where the batch freed more than they took, others are woken. If others wait elsewhere, there may be more than was seen.
+    /// Handles a committed batch that the cache has observed. Removes the granted requests, each at the EM with that key.
+    ///
+    /// Wakes others where the batch freed more than the grants used. With `others_wait`, other instances may have freed more.
     pub fn committed(
         &mut self,
         mut freed: Freed,
@@ -472,19 +480,20 @@ impl Index {
             }
             left.push((position, waiter));
         }
-        // Only after all of them have left, so that none of them is the next.
+        // All granted waiters have left, so that none of them is the next one.
         let mut last = BTreeSet::new();
         for (position, waiter) in &left {
             last.extend(self.hand_on(*position, waiter));
         }
-        // A request that is about to wait there comes behind all, and no waiter would wake it.
+        // A request that enters now comes behind all of them, and no waiter would wake it.
         last.into_iter().for_each(|key| self.publish(key.map_or(Queue::Anywhere, Queue::At), None));
-        // This instance has seen a waiter that was submitted, and all earlier ones.
+        // The cache has observed a submitted waiter and all earlier ones.
         self.wake_freed(&freed, |waiter| if waiter.tries && !others_wait { Wake::SEEN } else { Wake::NEWS });
         left.iter().for_each(|(_, waiter)| self.settle(waiter));
     }
 
-    /// A request was granted: it took what the same commit freed, or what was freed before.
+    /// Subtracts the capacity of one granted request: from `freed` of the same commit, or from the capacity that was freed
+    /// before.
     fn granted_at(&mut self, key: SpotKey, is_em: bool, freed: &mut Freed) {
         match freed.spots.get_mut(&key) {
             Some(requests) if *requests == MUCH => {}
@@ -498,8 +507,8 @@ impl Index {
         }
     }
 
-    /// Wakes the next waiter behind a granted one, with the wake reason that the granted one did not use. Returns the keys without a next
-    /// waiter; `None` stands for all that accept any EM.
+    /// Wakes the next waiter behind a granted one, with the wake reason that the granted one did not take. Returns the keys
+    /// without a next waiter; `None` stands for all that accept any EM.
     fn hand_on(&mut self, position: QueuePosition, granted: &Waiter) -> Vec<Option<SpotKey>> {
         let told = match granted.state {
             State::Awake(told) => told.map(Wake::handed_on),
@@ -518,12 +527,12 @@ impl Index {
         last
     }
 
-    /// Wakes the first waiters where there is more room, as many as there may be room for.
+    /// Wakes the first waiters where capacity was freed, as many as may fit.
     pub fn wake_at(&mut self, freed: &Freed) {
         self.wake_freed(freed, |_| Wake::NEWS);
     }
 
-    /// Wakes the first of those for whom any EM will do.
+    /// Wakes the first waiters that accept any EM.
     pub fn wake_anywhere(&mut self) {
         self.wake_first_of(Queue::Anywhere, (WAKE_MAX, SERVED_MAX), |_| Wake::NEWS);
     }
@@ -533,7 +542,7 @@ impl Index {
             room if requests == MUCH => (WAKE_MAX, room),
             room => (room as usize, room),
         };
-        // Also where the same batch has granted as much: it may have used other capacity.
+        // Also if the same batch has granted as much: the grants may have used other capacity.
         let mut is_any_told = !freed.spots.keys().any(|key| freed.is_em(key));
         for (key, requests) in &freed.spots {
             let queue = if freed.is_em(key) { Queue::Em(*key) } else { Queue::At(*key) };
@@ -546,7 +555,7 @@ impl Index {
         }
     }
 
-    /// Wakes the first waiter of some keys, and some of the others, all of them in turn: nothing is known to have changed.
+    /// Wakes the first waiter of some keys and some other waiters, both in rotation, without a known change.
     pub fn poll(&mut self) {
         let mut keys = self.at.range((self.polled.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded));
         let mut queues: Vec<&Waiters> = vec![&self.anywhere];
@@ -569,7 +578,7 @@ impl Index {
         }
     }
 
-    /// Wakes the first waiters everywhere: what was told while nobody listened is not known.
+    /// Wakes the first waiters of all keys, after notifications may have been lost.
     pub fn wake_first(&mut self) {
         let at = self.at.values_mut().chain([&mut self.anywhere]);
         let first = |waiters: &mut Waiters| {
@@ -582,8 +591,10 @@ impl Index {
         self.publish(Queue::Everywhere, None);
     }
 
-    /// There was no room for somebody who was woken; there may be for others, who need something else: whoever needs the same behind him
-    /// would find less. One that is to check again passes it on only then.
+    /// Forwards a wake-up without a grant to later waiters that need other dimensions; those with the same needs would find
+    /// less.
+    ///
+    /// A waiter that must check again keeps the reason and forwards it only afterwards.
     pub fn pass_on(&mut self, position: QueuePosition, wake: Wake) {
         let Some(waiter) = self.waiters.get(&position) else { return };
         let Some(passed) = wake.passed() else { return };
@@ -597,7 +608,7 @@ impl Index {
         for key in keys {
             let waiters = key.map_or(Some(&mut self.anywhere), |key| self.at.get_mut(&key));
             let Some(from) = waiters.and_then(|waiters| waiters.pass_from(position, wake.is_poll)) else { continue };
-            // Waiters behind this one at a key that need the same would find less.
+            // Later waiters at a key with the same needs would find less.
             let may_fit = |at, other: &Waiter| {
                 at != position && (key.is_none() || from < position || other.sleeper.needs != needs)
             };
@@ -608,8 +619,8 @@ impl Index {
         }
     }
 
-    /// The next behind `position` at a key, or of those that accept any EM, that is not to check anyway: one of the nearest that
-    /// `concerns` accepts.
+    /// Returns the next idle waiter behind `position` at a key, or of those that accept any EM: the first of the nearest
+    /// [`NEAR_MAX`] that `concerns` accepts.
     fn next_idle(
         &self,
         key: Option<SpotKey>,

@@ -1,4 +1,4 @@
-//! Who is woken by what, in which order, and how many.
+//! Tests of the waiter index: order, number and reasons of wake-ups.
 
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -29,13 +29,13 @@ fn awake(index: &Index) -> Vec<u128> {
     awake.map(|(position, _)| position.ticket_id().as_u128()).collect()
 }
 
-/// Every tenth needs memory, the others cores.
+/// Each tenth waiter needs memory, the others need cores.
 fn sleeper(number: u128) -> Sleeper {
     let needs = [if number.is_multiple_of(10) { Dimension::Memory } else { Dimension::Cores }];
     Sleeper { needs: needs.into(), ..Sleeper::default() }
 }
 
-/// The first waits at b, the others at a; all of them sleep.
+/// The first waiter is at EM b, the others at EM a; all are parked.
 fn line(count: u128) -> Index {
     let mut index = Index { callers: 1, ..Index::default() };
     for number in 0..count {
@@ -55,7 +55,7 @@ fn as_many_wake_as_there_is_room_for_and_each_grant_one_more() {
     commit(&mut index, Freed::default(), &[(1, em("a"))]);
     assert_eq!(awake(&index), [2, 3, 4]);
     index.wake_at(&freed(em("a"), MUCH));
-    // The fourth was not told of any room, and is the first of sixteen.
+    // The fourth waiter had no counted capacity and is the first of sixteen.
     assert_eq!(awake(&index), (2..=3 + 16).collect::<Vec<_>>());
 }
 
@@ -94,7 +94,7 @@ fn a_release_is_followed_by_the_first_who_sleeps() {
         assert!(wake.is_coming && !wake.is_news, "{wake:?}");
         index.tries(position(number));
     }
-    // Both met it: what was freed was taken again, and only the one behind looks whether there is more.
+    // Both requests used the freed capacity. Only the next waiters check for more.
     commit(&mut index, freed(em("a"), 2), &[(1, em("a")), (2, em("a"))]);
     assert_eq!(awake(&index), [3, 4]);
     assert!([3, 4].map(|number| index.woken_by(position(number))).iter().all(|wake| !wake.is_news));
@@ -154,14 +154,14 @@ fn somebody_hears_of_room_where_he_does_not_stand() {
     index.insert(position(1), sleeper(1), [keys[0]], 0);
     let since = index.news_count();
     index.wake_at(&freed(em("b"), 1));
-    // What was told while he was looking there is not missed.
+    // The event during the check is not missed.
     index.insert(position(1), sleeper(1), keys, since);
     assert!(index.rest(position(1)).is_some() && index.rest(position(1)).is_none());
     index.wake_at(&freed(em("b"), 1));
     assert_eq!(awake(&index), [1]);
 }
 
-/// Carries out a commit that grants requests at EMs.
+/// Commits a batch that grants requests at EMs.
 fn commit(index: &mut Index, freed: Freed, granted: &[(u128, Spot)]) {
     index.committed(freed, granted.iter().map(|(number, em)| (position(*number), SpotKey::of(em))), false);
 }
@@ -185,7 +185,7 @@ fn waiter_index_with_many_awake_finds_next_sleeper_directly() {
 fn waiter_index_without_capacity_left_publishes_nothing() {
     let mut index = line(10);
     let since = index.news_count();
-    // One request made room, and one was granted.
+    // One request was freed, and one was granted.
     commit(&mut index, freed(em("a"), 1), &[(1, em("a"))]);
     assert_eq!(awake(&index), [2], "the next after a grant");
     index.insert(position(100), sleeper(1), [SpotKey::of(&em("a"))], since);
@@ -209,11 +209,12 @@ enum Step {
     Submitted(Wake, usize),
 }
 
-/// A model of the service around the index: EMs with free capacity for so many requests, and waiters that check and are granted.
+/// A model of the service around the index: EMs with free capacity for a number of requests, and waiters that check and are
+/// granted.
 struct Model {
     index: Index,
     free: Vec<u32>,
-    /// By position: its step, its home EM, whether any EM will do, and the EMs that it accepts.
+    /// By position: step, home EM, whether the waiter accepts any EM, and the EMs that it accepts.
     waiters: BTreeMap<u128, (Step, usize, bool, Vec<usize>)>,
     checks: u64,
     served: u64,
@@ -244,7 +245,7 @@ impl Model {
         }
     }
 
-    /// Whether there is capacity for a request behind the earlier waiters of the EM.
+    /// Whether a request fits behind the earlier waiters of the EM.
     fn fits(&self, free: &[u32], at: usize, number: u128) -> bool {
         let earlier = self.waiters.range(..number).filter(|(_, (_, home, ..))| *home == at).count();
         free[at] as usize > earlier
@@ -254,7 +255,7 @@ impl Model {
         self.waiters.keys().copied().collect()
     }
 
-    /// One commit: releases at EMs, and the requests that were submitted. Then the waiters that are awake check once.
+    /// Commits releases at EMs and the submitted requests. Then each awake waiter checks once.
     fn advance(&mut self, released: &[usize]) {
         let (mut spots, mut granted, mut refused) = (FreedSpots::default(), vec![], vec![]);
         for &at in released {
@@ -289,11 +290,11 @@ impl Model {
             match step {
                 Step::Checking(wake) => {
                     self.checks += 1;
-                    // A check counts capacity as taken, so that not all submit to the same EM.
+                    // A check counts capacity as used, so that not all waiters submit to the same EM.
                     let best =
                         accepted.into_iter().filter(|at| self.fits(&seen, *at, number)).max_by_key(|at| seen[*at]);
                     if let Some(at) = best {
-                        // At its home, its reservation is counted already.
+                        // The reservation at the home EM is counted already.
                         seen[at] -= u32::from(at != home);
                         self.index.tries(position(number));
                         self.waiters.get_mut(&number).unwrap().0 = Step::Submitted(wake, at);
@@ -311,7 +312,7 @@ impl Model {
         }
     }
 
-    /// A waiter that fits somewhere.
+    /// Returns a waiter that fits on some EM.
     fn fitting(&self) -> Option<u128> {
         let fits = |number: u128, accepted: &[usize]| accepted.iter().any(|at| self.fits(&self.free, *at, number));
         self.waiters.iter().find(|(number, waiter)| fits(**number, &waiter.3)).map(|(number, _)| *number)
@@ -331,7 +332,7 @@ impl Model {
 fn waiter_index_when_all_is_released_checks_few_times() {
     const EMS: usize = 100;
     let costs = |count: usize| {
-        // Most wait at the EM that was the closest when they came.
+        // Most requests wait at the EM that was closest when they entered.
         let any_em = (0..count).map(|number| (number % 3, true, (0..EMS).collect()));
         let mut model = Model::new(EMS, any_em);
         let released: Vec<usize> = (0..count).map(|number| number % EMS).collect();
@@ -348,11 +349,11 @@ fn waiter_index_when_all_is_released_checks_few_times() {
     assert!(many.0 <= 3.0, "{many:?}");
 }
 
-/// Few waiters of all kinds, and releases in any order: each waiter that fits is woken without a poll.
+/// Few waiters of all kinds, and releases in random order: each waiter that fits is woken without a poll.
 #[test]
 fn waiter_index_after_random_releases_leaves_no_fitting_waiter() {
     const EMS: usize = 4;
-    // The last two have needed a waiter before the last awake one, and capacity whose first waiter wakes elsewhere.
+    // The last two seeds needed a waiter before the last awake one, and capacity whose first waiter wakes elsewhere.
     for seed in (0..2000_u64).chain([6734, 39538]) {
         let mut random = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1;
         let mut next = |below: usize| {

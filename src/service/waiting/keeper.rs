@@ -1,4 +1,10 @@
-//! What keeps the line while callers wait here: those who leave it, what dead instances left in it, and the news of more room.
+//! Maintenance of the wait queues: three background tasks of each instance.
+//!
+//! [`run`] deletes queue entries of ended requests and of dead instances, and polls the local waiters. [`live`] renews the
+//! instance's row. [`listen`] receives notifications of other instances and wakes local waiters.
+//!
+//! Never: deletes entries of an instance that lives. After an outage, all instances first have time to renew.
+//! Caller: the server, which spawns the tasks.
 
 use std::time::Duration;
 
@@ -17,39 +23,39 @@ use crate::{
 
 use super::{POLL_INTERVAL, WaitingLine};
 
-/// How often, in polls, what stands in line for nobody is removed in any case.
+/// Number of polls after which entries without a live instance are deleted even if no instance is known to be dead.
 const SWEEP_POLLS: u32 = 30;
 
-/// How many requests one sweep removes.
+/// Maximum number of requests that one sweep deletes.
 const SWEEP_MAX: i64 = 500;
 
-/// How many sweeps there are at most in one poll; the next one removes the rest.
+/// Maximum number of sweeps per poll; the next poll continues.
 const SWEEPS_MAX: usize = 10;
 
-/// How long the database has to have answered before anybody is taken for dead.
+/// Time without a database error before an instance may be considered dead.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// After how much silence the connection on which room is told is tried.
+/// Time without notifications after which the listening connection is probed.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// Maximum number of requests that leave in one statement. After a full one, the keeper pauses for as long as it took, so that a crowd that
-/// leaves takes at most half of the time of one connection.
+/// Maximum number of requests that one statement removes. After a full one, the task pauses for the duration of the statement,
+/// so that a mass cancellation uses at most half of one connection.
 const LEAVE_MAX: usize = 500;
 
-/// How many requests that leave at a wait key wake another request each. They free reservations, and no capacity: however many leave at
-/// once, a few requests check, and each that is granted wakes the next.
+/// Maximum number of requests that removed entries wake at one wait key. Removed entries free reservations, not capacity: a few
+/// requests check, and each granted one wakes the next.
 const LEFT_COUNTED_MAX: u32 = 4;
 
-/// How often a server that stops looks whether everybody has left.
+/// Interval between checks at shutdown whether all requests have ended.
 const LEAVE_POLL: Duration = Duration::from_millis(20);
 
-/// How long to wait before listening again after the connection broke.
+/// Pause before reconnecting after an error of the listening connection.
 const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
-/// Takes those out of the line who leave it, removes what dead instances left there, and lets those who wait here look from time to
-/// time, until the server stops and everybody has left.
+/// Removes ended requests, deletes entries of dead instances, and polls the local waiters. Returns at shutdown, after all
+/// requests have ended.
 pub async fn run(line: WaitingLine, mut leaving: mpsc::UnboundedReceiver<Uuid>) {
-    // Of its own: whatever else waits for connections, who leaves stands in nobody's way.
+    // A session of its own: a shortage of connections must not delay the removal of entries that reserve capacity.
     let mut keeper =
         Keeper { session: line.store.session(), left: Vec::new(), polls: 0, answers_since: Instant::now() };
     let mut polls = tokio::time::interval(POLL_INTERVAL);
@@ -65,7 +71,7 @@ pub async fn run(line: WaitingLine, mut leaving: mpsc::UnboundedReceiver<Uuid>) 
         };
         keeper.note(kept);
     }
-    // All callers are being told; the last of them to go is the last to leave.
+    // All callers get their replies now. The loop ends after the last one has been removed.
     while line.index().callers > 0 || !leaving.is_empty() {
         if tokio::time::timeout(LEAVE_POLL, leaving.recv_many(&mut keeper.left, LEAVE_MAX)).await.is_ok()
             && keeper.leave().await.is_err()
@@ -75,7 +81,7 @@ pub async fn run(line: WaitingLine, mut leaving: mpsc::UnboundedReceiver<Uuid>) 
     }
 }
 
-/// Says that this instance lives, while somebody waits here, until the server stops.
+/// Renews the instance's row while requests wait here, until shutdown.
 pub async fn live(line: WaitingLine) {
     line.connect().await;
     let mut renewals = tokio::time::interval(POLL_INTERVAL);
@@ -96,15 +102,15 @@ pub async fn live(line: WaitingLine) {
 
 struct Keeper {
     session: Session,
-    /// Those who leave, until it is done.
+    /// Ticket ids to remove, until the removal is committed.
     left: Vec<Uuid>,
     polls: u32,
-    /// Since when the database has answered every time.
+    /// Time since which the database has replied without an error.
     answers_since: Instant,
 }
 
 impl Keeper {
-    /// Takes requests out of the line, and tells everybody what they kept for themselves.
+    /// Deletes the entries in `left`, and notifies all instances of the freed reservations.
     async fn leave(&mut self) -> Result<(), StoreError> {
         while !self.left.is_empty() {
             let start = Instant::now();
@@ -119,8 +125,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Does what could not be done before, and removes what dead instances left. After an outage everybody first has time to say that
-    /// he lives.
+    /// Retries failed removals and deletes the entries of dead instances. After an outage, instances first have [`GRACE`] to
+    /// renew.
     async fn poll(&mut self, line: &WaitingLine) -> Result<(), StoreError> {
         self.leave().await?;
         self.polls = self.polls.wrapping_add(1);
@@ -136,7 +142,7 @@ impl Keeper {
                 tracing::warn!(requests = swept, "removed what waited on an instance that is gone");
             }
             self.notify(gone).await?;
-            // Those who leave meanwhile wait no longer than one step takes.
+            // Ended requests wait no longer than one sweep.
             self.leave().await?;
             if swept < SWEEP_MAX.unsigned_abs() {
                 break;
@@ -164,13 +170,13 @@ impl Keeper {
     }
 }
 
-/// Wakes waiters where others have made more room, until the server stops.
+/// Wakes local waiters when other instances free capacity, until shutdown.
 pub async fn listen(line: WaitingLine, admission: Admission) {
     loop {
         tokio::select! {
             () = line.stopping.cancelled() => return,
             heard = hear(&line, &admission) => match heard {
-                // The connection is lost: a new one, at once.
+                // The connection is lost; reconnect immediately.
                 Ok(()) => continue,
                 Err(error) if error.is_told() => {}
                 Err(error) => {
@@ -192,10 +198,10 @@ async fn hear(line: &WaitingLine, admission: &Admission) -> Result<(), StoreErro
     tokio::pin!(moved);
     let (pool, _taken) = primary.listening().await?;
     let mut listener = PgListener::connect_with(&pool).await?;
-    // Here, where its host may be another by then.
+    // The loop reconnects itself, because the primary may be another host by then.
     listener.eager_reconnect(false);
     listener.listen(waiting::CHANNEL).await?;
-    // What was told while nobody listened.
+    // Notifications before `LISTEN` are lost, so wake the heads of all queues.
     line.index().wake_first();
     loop {
         let heard = tokio::select! {
@@ -203,7 +209,7 @@ async fn hear(line: &WaitingLine, admission: &Admission) -> Result<(), StoreErro
             heard = tokio::time::timeout(SILENCE_MAX, listener.try_recv()) => heard,
         };
         let Ok(heard) = heard else {
-            // A connection that is cut somewhere on its way is as silent as one on which nothing is told.
+            // A cut connection is as silent as one without notifications.
             answered(async { sqlx::query("SELECT 1").execute(&mut listener).await.map_err(StoreError::from) }).await?;
             continue;
         };
@@ -211,7 +217,7 @@ async fn hear(line: &WaitingLine, admission: &Admission) -> Result<(), StoreErro
             None => return Ok(()),
             Some(notification) => {
                 let freed = Freed::parse(notification.payload());
-                // What was committed here was told here, too, and sooner.
+                // Commits of this instance have woken its waiters already.
                 if !freed.is_from(line.instance_id) {
                     wake(line, admission, &freed).await;
                 }

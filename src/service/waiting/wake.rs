@@ -1,40 +1,43 @@
-//! Why somebody who waits in line looks again, and what he makes of it.
+//! Wake reasons: why a parked request checks again, and which later waiters it may wake.
+//!
+//! Callers: `index`, which assigns the reasons, and `request_resource`, which decides by them whether a check is needed.
 
-/// To how many behind him a waiter for whom there is no room passes the news.
+/// Number of later waiters that a freed event may reach by forwarding.
 const PASSES_AFTER_NEWS: u8 = 15;
 
-/// Why somebody is awake.
+/// Reason of a wake-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Wake {
-    /// Whether what this instance has last seen may be older than what he was woken by.
+    /// Whether the event may be newer than the cached state of this instance.
     pub is_news: bool,
-    /// Whether it was only his turn, and nothing is known to have changed.
+    /// Whether the wake-up is a poll without a known change.
     pub is_poll: bool,
-    /// Whether free capacity was counted for it: then other waiters are woken by the capacity that is freed next.
+    /// Whether the index counted free capacity for this waiter; the next freed capacity then wakes other waiters.
     pub(super) is_room: bool,
-    /// Whether what makes room has just gone to the committer: who follows it at once meets it there, and need not look before.
+    /// Whether an operation that frees capacity is in the commit queue. The waiter is submitted right behind it, without a
+    /// check.
     pub is_coming: bool,
     passes: u8,
 }
 
 impl Wake {
-    /// There may be more room than anybody has seen.
+    /// Capacity may have been freed that no one on this instance has observed.
     pub const NEWS: Self =
         Self { is_news: true, is_poll: false, is_room: true, is_coming: false, passes: PASSES_AFTER_NEWS };
 
-    /// It is the turn of the first in line, and nothing is known to have changed.
+    /// Poll of a queue head without a known change.
     pub const POLL: Self = Self { is_poll: true, is_room: false, ..Self::NEWS };
 
-    /// It is the turn of somebody else.
+    /// Poll of another waiter, in rotation.
     pub(super) const TURN: Self = Self { passes: 0, ..Self::POLL };
 
-    /// An earlier waiter was granted: there may be capacity for the next one, too.
+    /// An earlier waiter was granted: capacity may remain for the next one.
     pub(super) const GRANT: Self = Self { is_news: false, is_room: false, ..Self::NEWS };
 
     /// An operation that frees capacity is in the commit queue.
     pub(super) const COMING: Self = Self { is_coming: true, ..Self::GRANT };
 
-    /// There may be more room, and this instance has seen it.
+    /// Capacity was freed, and this instance has observed it.
     pub(super) const SEEN: Self = Self { is_news: false, ..Self::NEWS };
 
     pub(super) fn and(self, other: Option<Self>) -> Self {
@@ -48,12 +51,12 @@ impl Wake {
         }
     }
 
-    /// What the next one behind is woken by; `None` if it ends here.
+    /// Returns the reason for the next waiter after an unsuccessful check; `None` if the chain ends.
     pub(super) fn passed(self) -> Option<Self> {
         Some(Self { passes: self.passes.checked_sub(1)?, is_news: false, is_room: false, ..self.handed_on() })
     }
 
-    /// The reason for the next waiter if this one was granted before it checked.
+    /// Returns the reason for the next waiter if this one was granted before it checked.
     pub(super) fn handed_on(self) -> Self {
         Self { is_coming: false, ..self }
     }
