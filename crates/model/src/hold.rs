@@ -1,4 +1,7 @@
-//! Holds: EMs and users about which nobody changes anything for a while, because an operator wants so.
+//! Holds: operator locks on an EM or a user, which block all changes to it for up to ten minutes.
+//!
+//! A hold is a committed row in the lock table, so it does not depend on any instance. Callers: the hold service and the
+//! committer.
 
 use std::{fmt, time::Duration};
 
@@ -6,46 +9,46 @@ use time::OffsetDateTime;
 
 use super::{name::Name, operation::LockKey, principal::Principal};
 
-/// The longest that a hold lasts.
+/// Maximum duration of a hold.
 pub const HOLD_MAX: Duration = Duration::from_secs(600);
 
-/// How many holds there may be that somebody took by a call.
+/// Maximum number of holds that were started by a call.
 pub const HOLDS_MAX: usize = 100;
 
-/// Something that is held.
+/// A hold on an EM or a user.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Hold {
-    /// What.
+    /// The EM or user.
     pub key: LockKey,
-    /// How it was taken; `None` if somebody put it into the table by hand.
+    /// How the hold was started; `None` if its row was inserted by hand.
     pub taken: Option<TakenHold>,
 }
 
-/// How a hold was taken.
+/// Data of a hold that was started by a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct TakenHold {
-    /// Why, for people.
+    /// Reason, for display.
     pub reason: Name,
-    /// Who holds.
+    /// Caller that started the hold.
     pub by: Principal,
-    /// Since when, by the database's clock.
+    /// Start, by the database clock.
     pub since: OffsetDateTime,
-    /// When it ends by itself, by the same clock.
+    /// Deadline after which the hold ends, by the database clock.
     pub until: OffsetDateTime,
 }
 
-/// What an operator wants to hold.
+/// A hold to start.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NewHold {
-    /// What.
+    /// The EM or user.
     pub key: LockKey,
-    /// For how long, from when it is taken.
+    /// Duration from the start of the hold.
     pub duration: Duration,
-    /// Why, for people.
+    /// Reason, for display.
     pub reason: Name,
 }
 
-/// For people: not to be taken apart again.
+/// For display; not parsed.
 impl fmt::Display for LockKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {

@@ -1,4 +1,9 @@
-//! Whether a request can be granted: by its EM and by every limited scope, behind those who stand in line before it.
+//! Assessment: decides whether a request fits on its EM and in every limited scope, after the reservations of earlier queue
+//! entries.
+//!
+//! [`judge`] returns the share that the EM counts, or the refusal with the wait keys. [`fits`] returns the same decision
+//! without the reasons. [`head_room`] returns the amounts that are still grantable. The functions read the state that the
+//! caller gives them and change nothing. Callers: the ledger (under the locks) and the admission check (on a plain read).
 
 use std::sync::Arc;
 
@@ -14,19 +19,19 @@ use super::{
     scope::{Counter, Scope, Tally, Usage},
 };
 
-/// Why a request cannot be granted now.
+/// A request that cannot be granted now.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Short {
-    /// For its caller.
+    /// Refusal for the caller.
     pub refusal: Refusal,
-    /// Everywhere where it is judged; true where it is short.
+    /// All wait keys of the request; true where it is short.
     pub spots: Spots,
 }
 
-/// How many places a grant tells where it goes beyond limits that only watch.
+/// Maximum number of advisory violations that a grant lists.
 const OVER_WATCHED_MAX: usize = 32;
 
-/// Where a request that fits goes beyond limits that only watch: the first such places.
+/// Returns the first advisory limits that a fitting request violates, at most [`OVER_WATCHED_MAX`].
 pub fn beyond_watched<'a>(
     scopes: &[LimitedScope],
     usage: impl Fn(&Counter) -> Option<&'a Usage>,
@@ -41,39 +46,39 @@ pub fn beyond_watched<'a>(
         .collect()
 }
 
-/// What a dry run tells of a request that fits.
+/// Result of a dry run of a fitting request.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Room {
-    /// How much there is room for.
+    /// Grantable amounts.
     pub head_room: Vec<HeadRoom>,
-    /// Where it goes beyond limits that only watch.
+    /// Advisory limits that the request would violate.
     pub over_watched: Vec<Shortfall>,
 }
 
-/// How much one dimension of an EM or a scope has room for.
+/// Grantable amount in one dimension of an EM or a scope.
 #[derive(Debug, Clone, PartialEq)]
 pub struct HeadRoom {
-    /// Where, as key=value, for people.
+    /// EM or scope as `key=value`, for display.
     pub scope: String,
     /// The scope; `None` for an EM.
     pub of: Option<Scope>,
-    /// In which dimension.
+    /// Dimension of the amounts.
     pub dimension: Dimension,
-    /// How much could be granted now; below zero while a capacity or a limit that was lowered drains.
+    /// Amount that can be granted now. Negative while the use exceeds a lowered capacity or limit.
     pub available: i64,
-    /// How much is kept for requests that wait in line, and so is not available.
+    /// Amount that queue entries reserve; not part of `available`.
     pub ahead: i64,
-    /// How much there is in all.
+    /// Capacity or limit in total.
     pub max: i64,
-    /// The limit that decides, for people; empty for an EM.
+    /// The limit that decides, for display; empty for an EM.
     pub rule: String,
 }
 
-/// How much could be granted now to one who has no position in line, wherever it would be judged: on its EM in all dimensions that the
-/// EM provides, in scopes in all that rules limit.
+/// Returns the amounts that are grantable to a request without a queue position: on the EM in all its dimensions, in each
+/// scope in all limited dimensions.
 ///
 /// # Errors
-/// [`Rejection::Inconsistent`].
+/// [`Rejection::Inconsistent`] if the EM's counters contradict each other.
 pub fn head_room<'a>(
     em: &Em,
     scopes: &[LimitedScope],
@@ -115,14 +120,20 @@ pub fn head_room<'a>(
 }
 
 impl Em {
-    /// Whether `share` (what [`Em::project`] returned) can be granted now, while `ahead` is kept for others; a refusal tells
-    /// everything that is short.
+    /// Checks that `share` (the result of [`Em::project`]) fits beyond the reservations `ahead`. The refusal lists all
+    /// short dimensions.
+    ///
+    /// # Errors
+    /// [`ResourceError`] if the EM's counters contradict each other.
     pub fn judge(&self, share: &Resource, ahead: &Tally) -> Result<Result<(), Refusal>, ResourceError> {
         self.judge_growth(&share.zero_like(), share, ahead)
     }
 
-    /// Whether a share that was `from`, and is not counted any more, can become `to`. What does not grow is never short: it
-    /// was granted before.
+    /// Checks that a share can change from `from`, which the counters no longer include, to `to`. A dimension that does not
+    /// grow is never short, because it was granted before.
+    ///
+    /// # Errors
+    /// [`ResourceError`] if the EM's counters contradict each other.
     pub fn judge_growth(
         &self,
         from: &Resource,
@@ -142,9 +153,10 @@ impl Em {
     }
 }
 
-/// Judges a request. `usage` tells what a scope holds; `position` is where it stands in line, if it does.
+/// Decides a request on an EM and its scopes. `usage` returns the stored use of a scope; `position` is the request's queue
+/// position, if any.
 ///
-/// Answers with what the EM would count of it.
+/// Returns the share that the EM counts, or the refusal with the wait keys.
 ///
 /// # Errors
 /// [`Rejection::Unanswerable`], [`Rejection::OtherQueue`], [`Rejection::Inconsistent`].
@@ -187,8 +199,8 @@ pub fn judge<'a>(
     }
 }
 
-/// Whether a request may go to an EM at all, whatever there is room for: whether it is drained, by the labels of both, the policy of its
-/// kind, and whether the request is counted by the labels of its caps.
+/// Checks that an EM accepts a request at all, regardless of capacity. The decision depends on the drain, the labels of
+/// both and the policy of the EM kind. Limits must also count the labels of all caps in the request.
 ///
 /// # Errors
 /// [`Rejection::EmDraining`], [`Rejection::LabelMissing`], [`Rejection::LabelRequired`], [`Rejection::EmReserved`],
@@ -220,7 +232,7 @@ pub fn admit(em: &Em, limits: &Limits, ask: &RequestSpec) -> Result<(), Rejectio
     Ok(())
 }
 
-/// Whether [`judge`] would grant the request to one who has no position in line, without saying why not.
+/// Returns whether [`judge`] would grant a request without a queue position. Cheaper, because it collects no reasons.
 pub fn fits<'a>(
     em: &Em,
     scopes: &[LimitedScope],
@@ -240,7 +252,7 @@ pub fn fits<'a>(
     })
 }
 
-/// Everywhere where a request is judged.
+/// Returns all wait keys that decide a request: its EM and its limited scopes.
 pub fn spots(request: &Request, limits: &Limits) -> impl Iterator<Item = Spot> + use<> {
     let scopes = request.scopes(limits);
     let limited: Vec<Spot> = scopes

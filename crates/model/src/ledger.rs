@@ -1,12 +1,13 @@
-//! The ledger: what is read under the locks goes in, operations are applied one after another, and what has to be written
-//! comes out. Operations of one batch see each other's effects; one that is rejected leaves no trace.
+//! The ledger: applies the operations of one batch to the rows read under the locks, and returns the rows to write.
 //!
-//! Kept here: an EM is never over-committed by a grant, its counters move only together with a ticket, and a ticket ends once.
+//! Operations of a batch see the effects of earlier ones. A rejected operation changes nothing. Invariants: a grant never
+//! over-commits an EM; counters change only together with a ticket; a ticket ends once. Never: performs I/O or reads a
+//! clock. Caller: the committer.
 //!
-//! - `snapshot`: what a batch starts from; `slots`: what it knows of an EM, a scope and a ticket; `deltas`: what it comes to;
-//! - `queueing`: how requests enter the waiting line, and leave it; `in_use`: engines that report in; `ending`: how a ticket ends;
-//! - `adopting`: engines that run already; `draining`: what operators do to EMs and tickets;
-//! - `steps`: what concerns all tickets of an EM, however many.
+//! - `snapshot`: input of a batch; `slots`: state of an EM, a scope and a ticket; `deltas`: output;
+//! - `queueing`: wait queue entries; `in_use`: confirmations and reported use; `ending`: ends of tickets;
+//! - `adopting`: adoption; `draining`: drains and forced releases;
+//! - `steps`: operations on all tickets of an EM.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -49,11 +50,11 @@ pub use deltas::{Deltas, EndedDelta, HistoryLine, MovedDelta, PostCommitState, W
 pub use draining::DrainDelta;
 pub use snapshot::{LineView, Snapshot, TicketPage};
 
-/// The state of one batch.
+/// State of one batch.
 #[derive(Debug)]
 pub struct Ledger {
     now: OffsetDateTime,
-    /// Who asked for the operation that is being carried out.
+    /// Actor of the current operation.
     by: Actor,
     ems: HashMap<EmInstance, EmSlot>,
     tickets: HashMap<Uuid, TicketSlot>,
@@ -73,7 +74,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Starts from what was read.
+    /// Creates the ledger from the rows that a batch read.
     pub fn new(snapshot: Snapshot) -> Self {
         let em_slot = |em: Em| EmSlot { stored_version: Some(em.version), current: Some(em), ..EmSlot::default() };
         let scope_slot = |usage| ScopeSlot { usage, changed: false };
@@ -99,7 +100,10 @@ impl Ledger {
         }
     }
 
-    /// Carries out what `by` asks for, or rejects it and changes nothing.
+    /// Applies an operation of the actor `by`.
+    ///
+    /// # Errors
+    /// [`Rejection`] if the operation is not valid in the current state; nothing is changed.
     pub fn apply(&mut self, by: &Actor, operation: &Operation) -> Result<Outcome, Rejection> {
         self.by = by.clone();
         match operation {
@@ -121,13 +125,13 @@ impl Ledger {
         }
     }
 
-    /// What has to be written, and how everything that was read stands after it.
+    /// Returns the rows to write and the resulting state of everything that was read.
     pub fn finish(mut self) -> (Deltas, PostCommitState) {
         let mut ems = Vec::with_capacity(self.ems.len());
         let mut gone = Vec::new();
         for (instance, slot) in self.ems {
             match &slot.current {
-                // With the version that its row then has.
+                // Version of the row after the write.
                 Some(em) if em.is_registered() => {
                     ems.push(Em { version: em.version + i64::from(slot.is_written()), ..em.clone() });
                 }
@@ -187,7 +191,7 @@ impl Ledger {
                 used_tickets: TicketDigest::default(),
                 labels: op.labels.clone(),
                 reserved: op.reserved.clone(),
-                // It may have gone in this very batch.
+                // An earlier operation of this batch may have removed the EM.
                 epoch: slot.before.as_ref().map_or(0, |before| before.epoch),
                 register_time: self.now,
                 version: slot.stored_version.unwrap_or(0),
@@ -198,7 +202,8 @@ impl Ledger {
             Some(em) => em.clone(),
         };
         if !em.is_counted_like(&op.total) {
-            // Not idle counters, but no tickets: one that holds nothing here may hold something of the other kind.
+            // Checks for tickets, not for zero counters: a ticket with zero amounts here can have amounts of the other
+            // type.
             let is_inhabited = self.inhabited.contains(&op.em) || self.tickets.values().any(|t| t.ticket.em == op.em);
             if is_inhabited {
                 let (current, wanted) = (em.resource_type(), op.total.resource_type());
@@ -214,7 +219,7 @@ impl Ledger {
         em.protected = op.protected.clone();
         em.labels = op.labels.clone();
         em.reserved = op.reserved.clone();
-        // From the clock, so that it also grows over an unregistration, which leaves nothing to count on from.
+        // The clock keeps the epoch increasing across an unregistration, which deletes the earlier epoch.
         let micros = i64::try_from(self.now.unix_timestamp_nanos() / 1000).unwrap_or(i64::MAX);
         em.epoch = micros.max(em.epoch.saturating_add(1));
         em.register_time = self.now;
@@ -291,7 +296,7 @@ impl Ledger {
         Ok(Outcome::Granted(Grant { over_watched, queue, ..grant }))
     }
 
-    /// What is short in the scopes for a resource that was `from` to become `to`.
+    /// Returns the refusal if the scopes are short for a change of a ticket's amounts from `from` to `to`.
     fn short_in_scopes(
         &self,
         scopes: &[LimitedScope],
@@ -307,7 +312,7 @@ impl Ledger {
         Refusal::of_scopes(scopes.iter().map(short).collect())
     }
 
-    /// What scopes will hold after a change, on top of what was counted before.
+    /// Adds the scope counters after `change` to `counted`, which may contain earlier changes of the same operation.
     fn count(
         &self,
         counted: &mut HashMap<Counter, Usage>,
@@ -326,7 +331,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Makes what was counted hold.
+    /// Stores the scope counters that [`Ledger::count`] computed.
     fn apply_usage(&mut self, counted: HashMap<Counter, Usage>) {
         let slots = counted.into_iter().map(|(counter, usage)| (counter, ScopeSlot { usage, changed: true }));
         self.scopes.extend(slots);
@@ -353,7 +358,8 @@ fn give_back(at: &LimitedScope, usage: &mut Usage, ticket: &Ticket) -> Result<()
     held.minus(at.share(ticket.resource()))
 }
 
-/// The counters that a ticket is in, if it lives: all but those that are just being made and have not come to it.
+/// Returns the counters that include a live ticket. Label sets that are still being counted are included only if they have
+/// reached it.
 fn counters(limits: &Limits, counted: Counted, ticket_id: Uuid, labels: &TicketLabels<'_>) -> Vec<LimitedScope> {
     let mut counters = limits.scopes(labels);
     counters.retain(|limited| counted.counts(limited.counter.label_set_id, ticket_id));

@@ -1,4 +1,4 @@
-//! A cluster that is only imagined, with applications of ours and of others, against what is counted of it.
+//! Property tests of external queues: a simulated cluster with applications of this service and of others.
 
 use proptest::prelude::*;
 use uuid::Uuid;
@@ -30,26 +30,26 @@ fn queues(max: [i64; 4], used: impl Fn(&str) -> i64) -> Queues {
     Queues::new(Naming::Fair, PATHS.into_iter().zip(max).map(queue)).unwrap()
 }
 
-/// One of our tickets, and its application in the cluster.
+/// A ticket, and its application in the simulated cluster.
 #[derive(Debug, Clone)]
 struct Engine {
     path: &'static str,
     held: Held,
-    /// What the cluster has given it: never more than it was granted.
+    /// Amount that the cluster allocates to the application; at most the granted amount.
     allocated: i64,
     live: bool,
 }
 
-/// What is true, and what is counted.
+/// State of the simulated cluster, and the counts under test.
 struct World {
     now: i64,
-    /// What others use of each leaf.
+    /// Use by other applications, per leaf queue.
     others: [i64; 2],
     engines: Vec<Engine>,
     rooms: Rooms,
-    /// A snapshot that has been prepared, and what has become of tickets since.
+    /// A prepared snapshot, and the ticket changes since.
     prepared: Option<(Rooms, Vec<Change>)>,
-    /// What is kept from one snapshot that is prepared to the next, whether these come into force or not.
+    /// Preparation that is reused for every snapshot, whether or not it is installed.
     kept: Preparation,
 }
 
@@ -63,7 +63,7 @@ impl World {
         Self { now: 0, others, engines: vec![], rooms, prepared: None, kept }
     }
 
-    /// What the applications of a queue, and of those in it, have.
+    /// Returns the use of all applications in a queue and its descendants.
     fn used(&self, path: &str) -> i64 {
         let others = LEAVES.into_iter().zip(self.others).filter(|(leaf, _)| is_in(leaf, path)).map(|(_, n)| n);
         let ours = self.engines.iter().filter(|engine| is_in(engine.path, path)).map(|engine| engine.allocated);
@@ -128,14 +128,14 @@ impl World {
 #[derive(Debug, Clone)]
 enum Step {
     Grant(usize, i64),
-    /// The engine reports in, with its application or without.
+    /// The engine confirms, with an application id or without.
     Inited(usize, bool),
-    /// Its application becomes known.
+    /// The application id becomes known.
     Known(usize),
     End(usize),
-    /// The cluster gives an application something else.
+    /// The cluster changes the allocation of an application.
     Allocate(usize, i64),
-    /// A snapshot is taken, while the cluster gives one application something else, between these two answers.
+    /// Takes a snapshot while an allocation changes between the queue reply and the application reply.
     Prepare(usize, i64, bool),
     Install,
     Pass(i64),
@@ -159,7 +159,7 @@ impl World {
         let now = self.now;
         let Some(engine) = self.engines.get_mut(n) else { return };
         let granted = engine.held.amounts.memory;
-        // Without an id it is trusted to have all of it when it is taken to be shown, and to keep it.
+        // A ticket without an application id is assumed to use its full grant once it is taken as shown.
         let settled =
             matches!(engine.held.phase, Phase::Used { since, application_id: None } if at(now) - since >= SETTLE);
         engine.allocated = match engine.live {
@@ -224,8 +224,8 @@ impl World {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
 
-    /// However grants, reports, ends and snapshots follow each other, and however late a snapshot is installed: what is counted is what
-    /// the live tickets say, each of them counts with no less than it was granted, and so what was granted fits.
+    /// Any order of grants, reports, ends and snapshots: the counts equal those of the live tickets. Each ticket counts
+    /// with at least its grant, so all grants fit.
     #[test]
     fn nothing_is_counted_twice_and_nothing_is_missed(
         others in [0..30_i64, 0..30_i64],
@@ -253,7 +253,7 @@ proptest! {
         }
     }
 
-    /// Once all applications are known and a snapshot shows them, each counts with exactly what it was granted.
+    /// With all applications known and shown by a snapshot, each ticket counts with exactly its grant.
     #[test]
     fn what_is_shown_is_counted_exactly(
         others in [0..30_i64, 0..30_i64],

@@ -1,4 +1,4 @@
-//! Engines that are put into the books: counted even where there is no room, because they are there.
+//! Adoption in the ledger: counts a running engine even if it does not fit, because it already uses the resources.
 
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ impl Ledger {
         let em = registered_em(&mut self.ems, &op.em)?;
         let unanswerable = |source| Rejection::Unanswerable { field: "used", em: op.em.clone(), source };
         let share = em.current.project(&op.used).map_err(unanswerable)?;
-        // Only that it can be compared: on the same queue, in the same namespace.
+        // Only checks that the amounts are comparable: same queue and same namespace.
         em.current.total.covers(&share).map_err(unanswerable)?;
         let mut after = em.current.clone();
         let overflow = |source| Rejection::Overflow { field: "used", source };

@@ -1,4 +1,4 @@
-//! What a batch comes to: what has to be written, and how everything stands then.
+//! Deltas: the rows that a batch writes, and the state after its commit.
 
 use std::sync::Arc;
 
@@ -23,65 +23,65 @@ use super::{
     snapshot::LineView,
 };
 
-/// What has to be written. The fields stand in the order in which they have to be written.
+/// Rows to write, in the order of the writes.
 #[derive(Debug, Default)]
 pub struct Deltas {
-    /// EMs whose counters changed, with the version that was read.
+    /// EMs with changed counters; with the version that was read.
     pub ems_counted: Vec<Em>,
-    /// EMs that registered again with the same amounts, with the version that was read.
+    /// EMs registered again with the same amounts; with the version that was read.
     pub ems_updated: Vec<Em>,
-    /// EMs that registered again with other amounts, with the version that was read.
+    /// EMs registered again with other amounts; with the version that was read.
     pub ems_resized: Vec<Em>,
-    /// EMs whose tickets were ended or counted in part, or that hold adopted engines beyond what they provide, with the version that was read.
+    /// EMs with a step of ending or counting tickets, or over-committed by an adoption; with the version that was read.
     pub ems_stepped: Vec<Em>,
-    /// EMs that are new.
+    /// New EMs.
     pub ems_inserted: Vec<Em>,
-    /// EMs whose rows go, with the version that was read.
+    /// EMs whose rows are deleted; with the version that was read.
     pub ems_deleted: Vec<Em>,
-    /// The history lines of the batch, in the order decided.
+    /// History lines of the batch, in the order of the decisions.
     pub lines: Vec<HistoryLine>,
-    /// EMs whose reports are over: those that went, also if they came again.
+    /// EMs whose reports are deleted: unregistered or lost, even if they registered again.
     pub reports_ended: Vec<EmInstance>,
-    /// Tickets whose rows are to say what they use.
+    /// Stored tickets with changed use.
     pub in_use: Vec<Ticket>,
-    /// Tickets that ended, in the order decided; each has one [`HistoryLine::Ended`].
+    /// Ended tickets, in the order of the decisions. Each has one [`HistoryLine::Ended`].
     pub ended: Vec<EndedDelta>,
-    /// EMs whose drains changed, and how they are drained now, if at all.
+    /// EMs with changed drains, and the new drain; `None` if the drain ended.
     pub drains: Vec<(EmInstance, Option<Arc<Drain>>)>,
-    /// Request ids that are new.
+    /// New request ids.
     pub request_ids: Vec<RequestRecord>,
-    /// What scopes hold that changed.
+    /// Scopes with changed counters.
     pub scopes: Vec<(Counter, Usage)>,
-    /// Requests that are new in line.
+    /// New queue entries.
     pub waiting: Vec<WaitingDelta>,
-    /// Requests that now stand elsewhere.
+    /// Queue entries with other wait keys.
     pub moved: Vec<MovedDelta>,
-    /// Requests that left the line, by their tickets.
+    /// Ticket ids of the requests that left the wait queue.
     pub left_line: Vec<Uuid>,
-    /// Tickets that are new, and locked; in the order decided.
+    /// New locked tickets, in the order of the decisions.
     pub granted: Vec<Ticket>,
-    /// Tickets that are new, and in use from the start.
+    /// New tickets that are used already.
     pub new_in_use: Vec<Ticket>,
-    /// Clusters whose queues hold something else.
+    /// External clusters with changed unseen amounts.
     pub clusters: Vec<ClusterDelta>,
-    /// What tickets hold, or held, in such queues.
+    /// Tickets with changed amounts in external queues.
     pub cluster_tickets: Vec<ClusterTicketDelta>,
-    /// How many operations went beyond limits that only watch: nothing to write, but something to count.
+    /// Number of operations that violated advisory limits; only for the metrics.
     pub over_watched: u64,
-    /// The number of requests whose check and decision differ on one state: nothing to write, but something to count.
+    /// Number of requests whose check and decision differ on one state; only for the metrics.
     pub check_mismatches: u64,
-    /// Where there is more room now, or a position less ahead: nothing to write, but something to tell those who wait.
+    /// Wait keys with more capacity or fewer reservations; not written, but used to wake waiters.
     pub freed: FreedSpots,
 }
 
 impl Deltas {
-    /// Adds a ticket that ended, and its history line.
+    /// Adds an ended ticket with its history line.
     pub fn end(&mut self, ended: EndedDelta) {
         self.lines.push(HistoryLine::Ended);
         self.ended.push(ended);
     }
 
-    /// Whether there is nothing to write.
+    /// Returns whether there is nothing to write.
     pub fn is_empty(&self) -> bool {
         self.ems_counted.is_empty()
             && self.ems_updated.is_empty()
@@ -104,19 +104,19 @@ impl Deltas {
 /// One history line of a batch.
 #[derive(Debug)]
 pub enum HistoryLine {
-    /// An EM registered: the EM as it was then, whether it was resized, and the actor.
+    /// An EM registered: the EM at that moment, whether it was resized, and the actor.
     Registered(Box<Em>, bool, Principal),
-    /// An EM was unregistered or lost: the EM as it was then, and the actor.
+    /// An EM was unregistered or lost: the EM at that moment, and the actor.
     Gone(Box<Em>, End, Principal),
     /// The next ticket of [`Deltas::granted`] was granted.
     Granted,
-    /// A ticket was granted that is no longer locked at the end of the batch: the ticket as it was granted.
+    /// A granted ticket that is no longer locked at the end of the batch: its state at the grant.
     GrantedBefore(Box<Ticket>),
-    /// A ticket was adopted: the ticket as it was then.
+    /// A ticket was adopted: its state at that moment.
     Adopted(Box<Ticket>, Actor),
-    /// The engine of a ticket was confirmed: the ticket as it was then.
+    /// A ticket was confirmed: its state at that moment.
     Inited(Box<Ticket>, Principal),
-    /// The engine of a ticket reported another use: the ticket as it was then.
+    /// A ticket reported another use: its state at that moment.
     Reported(Box<Ticket>, Principal),
     /// The next ticket of [`Deltas::ended`] ended.
     Ended,
@@ -124,56 +124,56 @@ pub enum HistoryLine {
     Drain(Box<DrainDelta>),
 }
 
-/// How EMs and scopes stand after a batch.
+/// State of the EMs, scopes and wait queues after a batch.
 #[derive(Debug)]
 pub struct PostCommitState {
-    /// The EMs that are registered.
+    /// Registered EMs.
     pub ems: Vec<Em>,
-    /// The EMs that are not.
+    /// EMs that are no longer registered.
     pub gone: Vec<EmInstance>,
-    /// What scopes hold.
+    /// Scope counters.
     pub scopes: Vec<(Counter, Usage)>,
-    /// The limits that were in force.
+    /// Limits that the batch used.
     pub limits: Arc<Limits>,
-    /// Who waits where.
+    /// Wait queues that the batch read.
     pub line: LineView,
 }
 
-/// A request that is new in line.
+/// A request that enters the wait queue.
 #[derive(Debug)]
 pub struct WaitingDelta {
-    /// Its position.
+    /// Position of the request.
     pub position: QueuePosition,
-    /// Since when it waits.
+    /// Start of waiting.
     pub since: OffsetDateTime,
-    /// What it asks for, where and how it waits.
+    /// The request with its waiting parameters.
     pub request: Request,
-    /// Where it stands.
+    /// Wait keys of the request.
     pub spots: Spots,
 }
 
-/// A request that stands elsewhere than before.
+/// A queued request with other wait keys.
 #[derive(Debug)]
 pub struct MovedDelta {
-    /// Its position.
+    /// Position of the request.
     pub position: QueuePosition,
-    /// The EM where it was judged last.
+    /// EM of the latest decision.
     pub em: EmInstance,
-    /// Where it stands.
+    /// New wait keys.
     pub spots: Spots,
 }
 
 /// A ticket that ended.
 #[derive(Debug)]
 pub struct EndedDelta {
-    /// As it was.
+    /// Last state of the ticket.
     pub ticket: Ticket,
-    /// How it ended.
+    /// Reason of the end.
     pub end: End,
-    /// False if it was granted in this very batch.
+    /// Whether the ticket has a row; false if this batch granted it.
     pub stored: bool,
-    /// Who ended it.
+    /// Actor that ended it.
     pub by: Actor,
-    /// Why, if an operator did.
+    /// Reason that an operator gave.
     pub reason: Option<Name>,
 }

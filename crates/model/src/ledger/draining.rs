@@ -1,4 +1,4 @@
-//! EMs that are drained, and tickets that an operator ends.
+//! Operator actions in the ledger: drains, resumptions and forced releases.
 
 use std::sync::Arc;
 
@@ -17,20 +17,20 @@ use super::{
     HistoryLine, Ledger,
 };
 
-/// A line of the history: an EM was drained, or resumed.
+/// History line of a drain or a resumption.
 #[derive(Debug, Clone, PartialEq)]
 pub struct DrainDelta {
-    /// Which EM.
+    /// The EM.
     pub em: EmInstance,
-    /// What it provides; nothing if it is not registered.
+    /// Capacity of the EM; empty if it is not registered.
     pub total: Resource,
-    /// How it was drained before, if it was.
+    /// Drain before the action, if any.
     pub before: Option<Arc<Drain>>,
-    /// How it is drained now; `None` if it was resumed.
+    /// Drain after the action; `None` after a resumption.
     pub after: Option<Arc<Drain>>,
-    /// Why, if that was told.
+    /// Reason, if the operator gave one.
     pub reason: Option<Name>,
-    /// Who wanted it.
+    /// Actor of the action.
     pub by: Actor,
 }
 
@@ -54,10 +54,10 @@ impl Ledger {
         Ok(Outcome::Resumed(was_drained))
     }
 
-    /// The drain of an EM, if there is one.
+    /// Returns the drain of an EM, if any.
     ///
     /// # Errors
-    /// [`Rejection::EmNotRegistered`] if it is neither drained nor registered.
+    /// [`Rejection::EmNotRegistered`] if the EM is neither drained nor registered.
     fn drained_or_registered(&self, em: &EmInstance) -> Result<Option<Arc<Drain>>, Rejection> {
         let drain = self.drains.get(em).cloned();
         let current = self.ems.get(em).and_then(|slot| slot.current.as_ref());
@@ -67,7 +67,8 @@ impl Ledger {
         }
     }
 
-    /// Whoever waits there looks again: after a drain to be told of it or to go elsewhere, after its end to be granted.
+    /// Sets or ends a drain, and wakes all waiters of the EM: a drain sends them to other EMs, its end lets them be
+    /// granted.
     fn set_drain(&mut self, instance: &EmInstance, drain: Option<Arc<Drain>>, reason: Option<Name>) {
         let mut total = Resource::zero(ResourceType::Special);
         if let Some(slot) = self.ems.get_mut(instance)
@@ -75,7 +76,7 @@ impl Ledger {
         {
             total = em.total.clone();
             em.drain.clone_from(&drain);
-            // Its row gets another version, by which other instances see that it is not what it was.
+            // Writes the EM's row, so that its new version shows other instances the change.
             slot.counted = true;
         }
         let before = match &drain {
@@ -89,7 +90,7 @@ impl Ledger {
         self.drains_changed.insert(instance.clone());
     }
 
-    /// Ends a ticket whosever it is; of one that is over, tells how it ended.
+    /// Ends a ticket regardless of its owner. Returns how it ended, also if it had ended before.
     pub(super) fn force(&mut self, op: &Forced) -> Result<Outcome, Rejection> {
         let ticket_id = op.ticket.ticket_id;
         if !self.ended.contains_key(&ticket_id) {

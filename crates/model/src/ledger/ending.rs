@@ -1,4 +1,4 @@
-//! How one ticket ends, and what becomes free with it.
+//! Ends of tickets in the ledger: release, expiry and loss, and the capacity that they free.
 
 use std::collections::HashMap;
 
@@ -19,14 +19,14 @@ use super::{
 };
 
 impl Ledger {
-    /// Notes where there is more room now: about as much as `requests` have held.
+    /// Records freed capacity on the EM and in the scopes, as much as about `requests` requests used.
     pub(super) fn free(&mut self, em: &EmInstance, scopes: &[LimitedScope], requests: u32) {
         self.deltas.freed.note(Spot::Em(em.clone()), requests);
-        // Also where no rule decides: somebody may wait there for a cap of his own.
+        // Scopes without a limit are included, because a request can wait there for its own cap.
         scopes.iter().for_each(|limited| self.deltas.freed.note(Spot::Scope(limited.scope().clone()), requests));
     }
 
-    /// The same in the queue that a ticket is in, before it ends there.
+    /// Records freed capacity in the external queue of a ticket. Call before the ticket ends there.
     pub(super) fn free_queue(&mut self, ticket_id: Uuid) {
         self.clusters.spots_of(ticket_id).into_iter().for_each(|spot| self.deltas.freed.note(spot, 1));
     }
@@ -40,7 +40,7 @@ impl Ledger {
         Ok(Outcome::Released)
     }
 
-    /// Rolls a ticket back whose deadline has passed. Whatever happened to it meanwhile wins.
+    /// Expires a locked ticket whose deadline has passed. A confirmation or release before this operation takes precedence.
     pub(super) fn expire(&mut self, op: &Released) -> Result<Outcome, Rejection> {
         let due = self.tickets.get(&op.ticket_id).is_some_and(|slot| match &slot.ticket.state {
             TicketState::Locked { expires_at, .. } => slot.ticket.em == op.em && *expires_at <= self.now,
@@ -52,7 +52,7 @@ impl Ledger {
         Ok(Outcome::Expired(due))
     }
 
-    /// Gives a ticket up that its EM's reports did not name. One that is locked expires.
+    /// Ends a used ticket that its EM no longer reports. A locked ticket expires instead.
     pub(super) fn lost(&mut self, op: &Released) -> Result<Outcome, Rejection> {
         let is_used = |ticket: &Ticket| ticket.em == op.em && !ticket.is_locked();
         let lost = self.tickets.get(&op.ticket_id).is_some_and(|slot| is_used(&slot.ticket));
@@ -62,7 +62,7 @@ impl Ledger {
         Ok(Outcome::Lost(lost))
     }
 
-    /// Takes back what a live ticket holds.
+    /// Ends a live ticket and subtracts its amounts from all counters.
     pub(super) fn end(&mut self, ticket_id: Uuid, end: End) -> Result<(), Rejection> {
         let not_found = || Rejection::TicketNotFound { ticket_id, ended: None };
         let ticket = self.tickets.get(&ticket_id).ok_or_else(not_found)?.ticket.clone();
@@ -88,7 +88,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// Moves a ticket from those that live to those that ended.
+    /// Moves a ticket from the live ones to the ended ones.
     pub(super) fn end_ticket(&mut self, ticket_id: Uuid, end: End) {
         self.keep_granted(ticket_id);
         if let Some(TicketSlot { ticket, stored, .. }) = self.tickets.remove(&ticket_id) {
@@ -98,7 +98,7 @@ impl Ledger {
         }
     }
 
-    /// Keeps a ticket as this batch granted it, for its history line, before the ticket ends or is in use.
+    /// Saves a ticket in its state at the grant for the history line, before this batch ends or confirms it.
     pub(super) fn keep_granted(&mut self, ticket_id: Uuid) {
         let Some(slot) = self.tickets.get_mut(&ticket_id) else { return };
         if let Some(line) = slot.granted_line.take().and_then(|line| self.deltas.lines.get_mut(line)) {

@@ -1,4 +1,4 @@
-//! Engines that run: that they report in, what they report to use, and what follows for their EMs and scopes.
+//! Use of running engines in the ledger: confirmations and reported amounts, and their effect on EMs and scopes.
 
 use std::collections::HashMap;
 
@@ -25,7 +25,7 @@ impl Ledger {
             TicketState::Used { engine, .. } if *engine != op.engine => {
                 return Err(Rejection::AlreadyInited { ticket_id: op.ticket_id, engine: engine.clone() });
             }
-            // What was granted is not known any more: a report of exactly that says nothing else.
+            // The granted amount is no longer stored, so a repeated confirmation is compared with the recorded use.
             TicketState::Used { resource, .. } if op.used.as_ref().is_none_or(|used| is_known(used, resource)) => {
                 return Ok(Outcome::Inited(Box::new(ticket)));
             }
@@ -60,28 +60,28 @@ impl Ledger {
         Ok(Outcome::Reported(Box::new(ticket)))
     }
 
-    /// Counts `used` as in use, instead of what a ticket holds until now, locked or in use.
+    /// Replaces the amounts of a ticket, locked or used, by `used` in all counters.
     fn use_instead(&mut self, ticket: &Ticket, used: &Resource) -> Result<(), Rejection> {
         let held = ticket.resource();
         let is_covered = held.covers(used).map_err(|source| Rejection::OtherUse { source })?;
         let em = registered_em(&mut self.ems, &ticket.em)?;
         if em.current.going.is_some_and(|going| ticket.em_epoch <= going.epoch) {
-            // It belongs to a registration that is over, and is just about to end.
+            // The ticket belongs to an ended registration and is about to end.
             return Err(Rejection::EmNotRegistered(ticket.em.clone()));
         }
         if let Some(drain) = em.current.drain.as_ref().filter(|_| !is_covered) {
-            // What is more than before is new.
+            // Growth counts as a new grant, which a drained EM refuses.
             return Err(Rejection::EmDraining { em: ticket.em.clone(), drain: drain.clone() });
         }
         let scopes = counters(&self.limits, em.current.counted, ticket.id, &ticket.ticket_labels());
         let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", ticket.em), source };
         let held_share = em.current.share(held).map_err(inconsistent)?;
-        // What is in use already need not be provided any more.
+        // A use that does not grow is accepted even in dimensions that the EM no longer provides.
         let is_no_more = is_covered && !ticket.is_locked();
         let used_share = if is_no_more { em.current.share(used) } else { em.current.project(used) };
         let used_share =
             used_share.map_err(|source| Rejection::Unanswerable { field: "used", em: ticket.em.clone(), source })?;
-        // An engine that runs does not wait in line.
+        // A running engine does not wait, so no reservations apply.
         let nobody_ahead = Tally::default();
         let mut after = em.current.clone();
         let sum = if ticket.is_locked() { &mut after.locked } else { &mut after.used };
@@ -97,7 +97,7 @@ impl Ledger {
             return Err(short(Box::new(refusal)));
         }
         let usage = |counter: &Counter| self.scopes.get(counter).map(|slot| &slot.usage);
-        // What is in use from now on has been locked within them, or goes beyond them.
+        // Compares the growth with the advisory limits while the counters still include the earlier amounts.
         let is_beyond = !beyond_watched(&scopes, usage, held, used).is_empty();
         let mut counted = HashMap::new();
         self.count(&mut counted, &scopes, |at, usage| {
@@ -116,7 +116,7 @@ impl Ledger {
         Ok(())
     }
 
-    /// A ticket says what it uses from now on.
+    /// Stores a ticket with changed use.
     fn put(&mut self, ticket: Ticket) {
         self.clusters.recount(&ticket);
         self.keep_granted(ticket.id);
@@ -127,7 +127,7 @@ impl Ledger {
     }
 }
 
-/// Whether what is said of a use is what is known of it: the same amounts, and no other application.
+/// Returns whether a reported use equals the recorded one: equal amounts and no other application.
 fn is_known(said: &Resource, known: &Resource) -> bool {
     let application = said.application_id().filter(|id| !id.is_empty());
     said == known && application.is_none_or(|id| known.application_id() == Some(id))

@@ -1,4 +1,4 @@
-//! How requests enter the waiting line, move in it, and leave it.
+//! Wait queue entries in the ledger: a request enters a queue, moves between keys, and is removed.
 
 use super::{
     super::{
@@ -10,7 +10,10 @@ use super::{
 };
 
 impl Ledger {
-    /// The position in line that a request has, if any.
+    /// Returns the queue position of a request, if it has one.
+    ///
+    /// # Errors
+    /// [`Rejection::PlaceLost`] if the queue no longer contains the position.
     pub(super) fn position(&self, op: &Request) -> Result<Option<QueuePosition>, Rejection> {
         let position = op.position();
         match position {
@@ -19,7 +22,7 @@ impl Ledger {
         }
     }
 
-    /// Puts a request that does not fit into line, or back to where it stands; or refuses it.
+    /// Queues a request that does not fit, or updates its entry. Refuses it if it may not wait or can never fit.
     pub(super) fn wait_or_refuse(&mut self, op: &Request, position: Option<QueuePosition>, short: Short) -> Outcome {
         let Short { refusal, spots } = short;
         let line = &mut self.line.line;
@@ -48,7 +51,8 @@ impl Ledger {
         Outcome::Waiting(Box::new(Waiting { position, spots, refusal }))
     }
 
-    /// Takes a request out of the line, if it stands there; it makes room wherever it does not stay as a ticket.
+    /// Removes the queue entries of a request, if any. Frees its reservation at all keys except `stays_at`, where its
+    /// ticket now counts.
     pub(super) fn leave_line(&mut self, op: &Request, stays_at: Spots) {
         let Some(position) = op.position() else { return };
         let spots = self.line.line.spots_of(position);

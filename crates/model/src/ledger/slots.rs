@@ -1,4 +1,4 @@
-//! What a batch knows of an EM, a scope and a ticket, and how operations find it.
+//! Slots: the state of an EM, a scope and a ticket within a batch, and the lookups that operations use.
 
 use std::collections::HashMap;
 
@@ -15,21 +15,21 @@ use super::super::{
 #[derive(Debug, Default)]
 pub(super) struct EmSlot {
     pub(super) stored_version: Option<i64>,
-    /// As it was before its row went.
+    /// State before the row was deleted.
     pub(super) before: Option<Em>,
     pub(super) current: Option<Em>,
-    /// Whether it went, if only for a moment.
+    /// Whether the EM was unregistered or lost in this batch, even if it registered again.
     pub(super) went: bool,
     pub(super) registered: bool,
     pub(super) resized: bool,
     pub(super) stepped: bool,
-    /// Whether engines were adopted that it has no room for.
+    /// Whether an adoption over-committed the EM.
     pub(super) exceeded: bool,
     pub(super) counted: bool,
 }
 
 impl EmSlot {
-    /// Whether its row is written, or made.
+    /// Returns whether the row is updated or inserted.
     pub(super) fn is_written(&self) -> bool {
         self.registered || self.resized || self.stepped || self.counted || self.stored_version.is_none()
     }
@@ -45,13 +45,14 @@ pub(super) struct ScopeSlot {
 pub(super) struct TicketSlot {
     pub(super) ticket: Ticket,
     pub(super) stored: bool,
-    /// The index of its [`HistoryLine::Granted`](super::HistoryLine::Granted), as long as it is locked; `None` if this batch did not grant it.
+    /// Index of its [`HistoryLine::Granted`](super::HistoryLine::Granted) while it is locked; `None` if this batch did not
+    /// grant it.
     pub(super) granted_line: Option<usize>,
-    /// Whether its row has yet to say what it uses.
+    /// Whether the row needs an update of the use.
     pub(super) in_use: bool,
 }
 
-/// An EM that has a row, and the mark that its counters have to be written.
+/// An EM with a row, and the mark that its counters must be written.
 pub(super) struct StoredEm<'a> {
     pub(super) current: &'a mut Em,
     pub(super) counted: &'a mut bool,
@@ -67,7 +68,10 @@ pub(super) fn stored_em<'a>(
     }
 }
 
-/// An EM that can be used.
+/// Returns a registered EM.
+///
+/// # Errors
+/// [`Rejection::EmNotRegistered`].
 pub(super) fn registered_em<'a>(
     ems: &'a mut HashMap<EmInstance, EmSlot>,
     instance: &EmInstance,
@@ -76,7 +80,7 @@ pub(super) fn registered_em<'a>(
     if em.current.is_registered() { Ok(em) } else { Err(Rejection::EmNotRegistered(instance.clone())) }
 }
 
-/// Refuses the word of an older incarnation of an EM, and of one that is yet to come.
+/// Rejects a call with the epoch of an earlier registration or of a future one.
 pub(super) fn check_epoch(em: &Em, told: Option<i64>) -> Result<(), Rejection> {
     let registered = em.epoch;
     match told {
@@ -86,7 +90,7 @@ pub(super) fn check_epoch(em: &Em, told: Option<i64>) -> Result<(), Rejection> {
     }
 }
 
-/// A live ticket that `user` holds on `em`. Another's ticket is not found, like one that never was.
+/// Returns a live ticket of `user` on `em`. A ticket of another owner is reported as not found.
 pub(super) fn owned<'a>(
     tickets: &'a mut HashMap<Uuid, TicketSlot>,
     ended: &HashMap<Uuid, EndedTicket>,

@@ -1,4 +1,4 @@
-//! What a batch starts from.
+//! Ledger snapshot: the rows that a batch reads under its locks.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -21,53 +21,53 @@ use super::super::{
     ticket::{EndedTicket, Ticket},
 };
 
-/// What the store holds of everything that a batch touches, read under the locks.
+/// Rows of everything that a batch touches, read under the locks.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// The database's clock, read after the locks.
+    /// Database time, read after the locks.
     pub now: OffsetDateTime,
-    /// The EMs that exist.
+    /// Existing EMs.
     pub ems: HashMap<EmInstance, Em>,
-    /// The tickets that live.
+    /// Live tickets.
     pub tickets: HashMap<Uuid, Ticket>,
-    /// The parts of the tickets of EMs that operations go through.
+    /// Ticket pages of the EMs whose tickets an operation processes in steps.
     pub pages: HashMap<EmInstance, TicketPage>,
-    /// The tickets that history remembers.
+    /// Ended tickets that the history still contains.
     pub ended: HashMap<Uuid, EndedTicket>,
-    /// Those of the EMs that register which have live tickets.
+    /// EMs that register in this batch and have live tickets.
     pub inhabited: HashSet<EmInstance>,
-    /// The last reports of the EMs that may be given up, but for those that never reported.
+    /// Latest reports of the EMs that this batch may mark as lost; without EMs that never reported.
     pub reports: HashMap<EmInstance, ReportNumber>,
-    /// The drains of those of the EMs that register, or are drained or resumed, which are drained.
+    /// Drains of the EMs that this batch registers, drains or resumes.
     pub drains: HashMap<EmInstance, Arc<Drain>>,
-    /// With what use the tickets were adopted that are to be adopted and live, as far as that is remembered.
+    /// Use at adoption of the live tickets that this batch adopts again, if recorded.
     pub adopted: HashMap<Uuid, Resource>,
-    /// The request ids that were used.
+    /// Known request ids.
     pub request_ids: HashMap<RequestKey, RequestRecord>,
-    /// The limits in force.
+    /// Limits in force.
     pub limits: Arc<Limits>,
-    /// What the counters hold that the operations' tickets belong to; one that is missing holds nothing.
+    /// Counters that the tickets of the batch belong to. A missing counter is zero.
     pub scopes: HashMap<Counter, Usage>,
-    /// Who waits where.
+    /// Wait queues that the batch needs.
     pub line: LineView,
-    /// The clusters whose queues the operations are about.
+    /// External clusters that the batch touches.
     pub clusters: Clusters,
 }
 
-/// A part of an EM's tickets in the order of their ids, all of which are among those that were read.
+/// A page of an EM's tickets in order of their ids. All its live tickets are in the snapshot.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TicketPage {
-    /// They are behind this one.
+    /// Id before the first ticket of the page.
     pub after: Uuid,
-    /// The last of them; `None` if there are none behind them.
+    /// Last id of the page; `None` if the page extends to the last ticket.
     pub last: Option<Uuid>,
 }
 
-/// A part of the waiting line.
+/// Part of the wait queues that a batch reads.
 #[derive(Debug, Default)]
 pub struct LineView {
-    /// Who stands at the spots that were looked at; and all spots of those who are in the batch themselves.
+    /// Entries at the keys that were read, and all keys of the queued requests of the batch.
     pub line: Line,
-    /// The spots that were looked at, and how much of each; `None` if nobody waits anywhere.
+    /// Keys that were read, and the extent of each; `None` if no request waits anywhere.
     pub spots: Option<ViewedSpots>,
 }

@@ -1,5 +1,7 @@
-//! What concerns all tickets of an EM, however many: in steps, each of which goes through a part of them in the order of their ids,
-//! and writes into the EM's row how far it came.
+//! Steps in the ledger: operations on all tickets of an EM, such as an unregistration.
+//!
+//! Each step processes a page of tickets in order of their ids and records its progress in the EM's row, so that a
+//! transaction stays bounded and a restart resumes.
 
 use std::collections::HashMap;
 
@@ -24,7 +26,7 @@ impl Ledger {
         Ok(Outcome::Unregistered { removed_tickets, in_progress })
     }
 
-    /// Gives an EM up that nothing was heard of since. Whatever was heard wins.
+    /// Marks an EM as lost if it has sent neither a report nor a registration since `op.last`.
     pub(super) fn reap(&mut self, op: &Reap) -> Result<Outcome, Rejection> {
         let current = self.ems.get(&op.em).and_then(|slot| slot.current.as_ref()).filter(|em| em.is_registered());
         let last = current.zip(self.reports.get(&op.em));
@@ -35,7 +37,8 @@ impl Ledger {
         self.go(&op.em, End::Lost).map(|(removed, _)| Outcome::Reaped(Some(removed)))
     }
 
-    /// An EM begins to go: from now on it grants nothing. Answers how many of its tickets ended, and whether there may be more.
+    /// Starts an unregistration; the EM grants nothing from now on. Returns the number of ended tickets and whether more
+    /// may remain.
     fn go(&mut self, instance: &EmInstance, end: End) -> Result<(usize, bool), Rejection> {
         let em = registered_em(&mut self.ems, instance)?.current;
         em.going = Some(Going { epoch: em.epoch, end, after: Uuid::nil() });
@@ -48,20 +51,20 @@ impl Ledger {
             slot.registered = false;
             slot.resized = false;
         }
-        // What cannot be ended now is tried again in steps.
+        // Later steps retry tickets that cannot be ended now.
         let ended = self.end_page(instance).unwrap_or((0, true));
         self.deltas.lines.push(line);
         Ok(ended)
     }
 
-    /// Ends the next tickets of an EM that goes.
+    /// Ends the next tickets of an EM that is being unregistered.
     pub(super) fn end_tickets(&mut self, instance: &EmInstance) -> Result<Outcome, Rejection> {
         let (tickets, more) = self.end_page(instance)?;
         Ok(Outcome::Stepped { tickets, more })
     }
 
-    /// Ends the tickets of the next part of an EM that goes; with the last of them goes its row, unless it registered again. Answers
-    /// how many ended, and whether there may be more.
+    /// Ends the next page of tickets of an EM that is being unregistered. The last page deletes the row, unless the EM
+    /// registered again. Returns the number of ended tickets and whether more may remain.
     fn end_page(&mut self, instance: &EmInstance) -> Result<(usize, bool), Rejection> {
         let Some(going) = self.stored(instance).and_then(|em| em.going) else { return Ok((0, false)) };
         let Some(page) = self.take_page(instance, going.after) else { return Ok((0, true)) };
@@ -74,7 +77,7 @@ impl Ledger {
         for ticket_id in &tickets {
             match self.end(*ticket_id, going.end) {
                 Ok(()) => ended += 1,
-                // Its counters contradict it: it has to wait for a repair, but those before it do not.
+                // The counters contradict the ticket, which needs a repair. Earlier tickets of the page still end.
                 Err(rejection) if ended == 0 => return Err(rejection),
                 Err(_) => {
                     last = ended.checked_sub(1).and_then(|before| tickets.get(before)).copied();
@@ -88,7 +91,7 @@ impl Ledger {
         Ok((ended, last.is_some()))
     }
 
-    /// Puts the next tickets of an EM into the counters of label sets that are new.
+    /// Counts the next tickets of an EM in new label sets.
     pub(super) fn count_tickets(&mut self, op: &CountTickets) -> Result<Outcome, Rejection> {
         let done = Ok(Outcome::Stepped { tickets: 0, more: false });
         let Some(em) = self.stored(&op.em) else { return done };
@@ -124,11 +127,11 @@ impl Ledger {
         self.ems.get(instance)?.current.as_ref()
     }
 
-    /// The part of an EM's tickets behind `after`, if it was read: once, because the next one begins where it ends; a part that is all
-    /// there is stays so.
+    /// Returns the page of tickets after `after`, if the batch read it. A page can be used once, because the next one
+    /// starts at its end; the last page can be used again.
     fn take_page(&mut self, instance: &EmInstance, after: Uuid) -> Option<TicketPage> {
         if self.ems.get(instance).is_some_and(|slot| slot.stored_version.is_none()) {
-            // It came in this very batch, and so have all of its tickets.
+            // The EM registered in this batch, so all its tickets are in memory.
             return Some(TicketPage { after, last: None });
         }
         let page = self.pages.get(instance).copied().filter(|page| page.after == after)?;
@@ -138,7 +141,7 @@ impl Ledger {
         Some(page)
     }
 
-    /// The live tickets of a part, those that were granted in this batch included.
+    /// Returns the live tickets of a page, including those granted in this batch.
     fn page_tickets<'a>(&'a self, instance: &'a EmInstance, page: TicketPage) -> impl Iterator<Item = &'a Ticket> {
         let is_in = move |ticket: &Ticket| {
             ticket.id > page.after && page.last.is_none_or(|last| ticket.id <= last) && ticket.em == *instance
@@ -148,7 +151,7 @@ impl Ledger {
 }
 
 impl EmSlot {
-    /// All tickets up to `last` have been seen, or all there are.
+    /// Records that all tickets up to `last` are processed, or all tickets if it is `None`.
     fn finish_going(&mut self, last: Option<Uuid>) {
         let Some(em) = &mut self.current else { return };
         self.stepped = true;
