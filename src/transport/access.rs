@@ -1,4 +1,8 @@
-//! Which role may do what with which call: the one table. A call that is not in it is served to nobody.
+//! Access table: the permission of each role on each call.
+//!
+//! The table lists every call of the API, of reflection and of health by its gRPC path. `identity` reads it
+//! once per call. A call that is not in the table is not served. The table decides by role only; a service checks the
+//! EMs and users of a call itself.
 
 use std::collections::HashMap;
 
@@ -8,19 +12,19 @@ use crate::domain::access::{
     Reach, Rights, Role,
 };
 
-/// What a call gives each role.
+/// Permissions of each role on one call.
 #[derive(Debug, Clone, Copy)]
 pub struct Row {
-    /// Its path.
+    /// gRPC path, such as `/linkis.rm.v1.UsageService/GetEm`.
     pub method: &'static str,
     permissions: [Permission; Role::ALL.len()],
 }
 
-/// Calls that whoever reaches the server may make, so that load balancers need no secrets.
+/// Calls that need no authentication, so that load balancers need no credentials.
 const FREE: [&str; 2] = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health/Watch"];
 
-/// Of its own, a role has what concerns the EMs or the users that its holder is bound to; a manager or viewer who is bound to no
-/// users has everything.
+/// Permissions by call. `Own` covers the EMs or users that the caller is bound to. A manager or viewer that is bound to
+/// no user has everything.
 #[rustfmt::skip]
 static TABLE: [Row; 48] = [
     //                                                                     ecm  manager viewer operator admin
@@ -79,7 +83,7 @@ const fn row(method: &'static str, permissions: [Permission; Role::ALL.len()]) -
 }
 
 impl Row {
-    /// What it gives a role.
+    /// Returns the permission of `role` on the call.
     pub fn permission(&self, role: Role) -> Permission {
         let [ecm, manager, viewer, operator, admin] = self.permissions;
         match role {
@@ -91,15 +95,15 @@ impl Row {
         }
     }
 
-    /// Whether it is for those alone who run the cluster.
+    /// Returns true if only operators and administrators have a permission on the call.
     pub fn is_of_administrators(&self) -> bool {
         [Role::Ecm, Role::Manager, Role::Viewer].into_iter().all(|role| self.permission(role) == No)
     }
 
-    /// What is left of the call to a caller with these rights.
+    /// Returns the part of the call that `rights` allow.
     ///
     /// # Errors
-    /// [`Denied`] if nothing is.
+    /// [`Denied`] if no role of the caller has a permission on the call.
     pub fn reach(&self, rights: &Rights) -> Result<Reach, Denied> {
         Reach::of(rights, |role| self.permission(role)).ok_or_else(|| {
             let roles: Vec<_> = Role::ALL.into_iter().filter(|role| self.permission(*role) != No).collect();
@@ -109,16 +113,16 @@ impl Row {
     }
 }
 
-/// What has to be known of a caller for a call.
+/// Identity that a call requires.
 #[derive(Debug, Clone, Copy)]
 pub enum Needed {
-    /// Nothing.
+    /// No identity.
     Nothing,
-    /// Who it is, and that one of its roles has a part in this row.
+    /// An authenticated caller, one of whose roles has a permission in this row.
     Role(&'static Row),
 }
 
-/// The table, by path.
+/// The required identity by gRPC path.
 #[derive(Debug)]
 pub struct Table(HashMap<&'static str, Needed>);
 
@@ -130,7 +134,7 @@ impl Default for Table {
 }
 
 impl Table {
-    /// What the call at this path needs; `None` if there is no such call.
+    /// Returns the required identity of the call at `path`; `None` if no such call exists.
     pub fn needed(&self, path: &str) -> Option<Needed> {
         self.0.get(path).copied()
     }

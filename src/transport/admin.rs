@@ -1,4 +1,7 @@
-//! `AdminService`: whether the books are in order, putting them in order, and putting engines into them; draining EMs, ending tickets, holds.
+//! `AdminService`: audit, repair, adoption, drains, forced releases and holds.
+//!
+//! Each method parses its message, checks the call scope, calls one service and converts the result. The edge has
+//! authenticated the caller already. The module decides nothing and writes nothing. Caller: the gRPC routes.
 
 use std::time::Duration;
 
@@ -19,19 +22,19 @@ use super::{
     resource_manager::{submit, unexpected},
 };
 
-/// What administrators and operators do.
+/// Implementation of `AdminService`.
 #[derive(Debug)]
 pub struct Admin {
     audit: AuditService,
     committer: Committer,
     tickets: TicketLookup,
     holds: HoldService,
-    /// How long a change may take if the call does not say.
+    /// Timeout of a change whose call states no deadline.
     timeout: Duration,
 }
 
 impl Admin {
-    /// On top of the services.
+    /// Creates the implementation on the given services.
     pub fn new(
         audit: AuditService,
         committer: Committer,

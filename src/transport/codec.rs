@@ -1,5 +1,8 @@
-//! How messages are read and written: as protobuf, in buffers of about their own size. Most have some hundred bytes, and every call
-//! that is under way has such buffers, or is answered from one.
+//! Protobuf codec with small buffers.
+//!
+//! Most messages have some hundred bytes, and each call in progress owns such buffers or is sent from one. The codec
+//! therefore starts with a small buffer and reserves the exact size of a larger message. The generated services and
+//! clients use it instead of tonic's codec.
 
 use std::{marker::PhantomData, sync::Arc};
 
@@ -9,13 +12,13 @@ use tonic::{
     codec::{BufferSettings, Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
 };
 
-/// What a buffer has room for to begin with, in bytes. What is larger makes room for itself, all at once.
+/// Initial size of a message buffer, in bytes. A larger message reserves its size in one step.
 const BUFFER_BYTES: usize = 512;
 
-/// How much of a stream of answers is sent at once, in bytes.
+/// Amount of a response stream that is sent in one piece, in bytes.
 const PIECE_BYTES: usize = 32 << 10;
 
-/// Messages of type `D` are read, and of type `E` written.
+/// Codec that decodes messages of type `D` and encodes messages of type `E`.
 #[derive(Debug)]
 pub struct Protobuf<E, D>(PhantomData<(E, D)>);
 
@@ -25,11 +28,11 @@ impl<E, D> Default for Protobuf<E, D> {
     }
 }
 
-/// Writes messages.
+/// Encoder of messages of type `E`.
 #[derive(Debug)]
 pub struct Writer<E>(PhantomData<E>);
 
-/// Reads messages.
+/// Decoder of messages of type `D`.
 #[derive(Debug)]
 pub struct Reader<D>(PhantomData<D>);
 
@@ -70,7 +73,11 @@ impl<D: Message + Default> Decoder for Reader<D> {
     type Item = D;
     type Error = Status;
 
-    /// INTERNAL with its cause: for a client, an answer that is no message is a defect. The edge of a server makes it the caller's fault.
+    /// Decodes one message.
+    ///
+    /// # Errors
+    /// `INTERNAL` with the decode error as source. A client treats an undecodable response as a defect. The edge of a
+    /// server reports an undecodable request as the caller's fault.
     fn decode(&mut self, bytes: &mut DecodeBuf<'_>) -> Result<Option<D>, Status> {
         D::decode(bytes).map(Some).map_err(|error| {
             let mut status = Status::internal(error.to_string());

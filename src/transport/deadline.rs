@@ -1,4 +1,7 @@
-//! How long a call may wait: until its own gRPC deadline, and never longer than the server allows.
+//! Deadlines of calls: until the caller's own gRPC deadline, and at most the server's timeout.
+//!
+//! The edge reads [`of_headers`] and ends a call at its deadline. The services use [`of_call`], which ends a wait
+//! earlier, so that the response still reaches the caller.
 
 use std::time::Duration;
 
@@ -7,16 +10,17 @@ use tonic::{codegen::http::HeaderMap, metadata::MetadataMap};
 
 use crate::domain::name::FieldError;
 
-/// Header with the time that the caller gives the call.
+/// Header with the timeout that the caller gives the call.
 const TIMEOUT: &str = "grpc-timeout";
 
-/// How much of a caller's time is left for the answer to reach it: one part of so many, between these. Many callers may have the same
-/// deadline, and all of them are to be answered before it.
+/// Time that is kept for the response to reach the caller: this fraction of the caller's timeout, between the two
+/// bounds. Many callers may share one deadline, and all of them get a response before it.
 const MARGIN_PART: u32 = 10;
 const MARGIN_MIN: Duration = Duration::from_millis(20);
 const MARGIN_MAX: Duration = Duration::from_millis(500);
 
-/// When the wait of a call that arrives now has to end.
+/// Returns the end of the wait of a call that arrives now. The wait takes at most `longest`, and leaves time for the
+/// response. A malformed timeout counts as none.
 pub fn of_call(metadata: &MetadataMap, longest: Duration) -> Instant {
     let asked = metadata.get(TIMEOUT).and_then(|value| value.to_str().ok()).and_then(parse_timeout);
     let margin = |asked: Duration| (asked / MARGIN_PART).clamp(MARGIN_MIN, MARGIN_MAX).min(asked / 4);
@@ -24,10 +28,10 @@ pub fn of_call(metadata: &MetadataMap, longest: Duration) -> Instant {
     Instant::now() + wait
 }
 
-/// Returns the time that the caller gives a call with these headers; `None` if it does not say.
+/// Returns the timeout in the headers of a call; `None` if the caller states none.
 ///
 /// # Errors
-/// If the header is malformed.
+/// A malformed header.
 pub fn of_headers(headers: &HeaderMap) -> Result<Option<Duration>, FieldError> {
     let Some(value) = headers.get(TIMEOUT) else { return Ok(None) };
     let timeout = value.to_str().ok().and_then(parse_timeout);
@@ -35,7 +39,7 @@ pub fn of_headers(headers: &HeaderMap) -> Result<Option<Duration>, FieldError> {
     timeout.map(Some).ok_or_else(|| FieldError::new(TIMEOUT, problem))
 }
 
-/// A `grpc-timeout` header: up to eight digits and a unit.
+/// Parses a `grpc-timeout` header: up to eight digits and a unit.
 fn parse_timeout(text: &str) -> Option<Duration> {
     let (digits, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
     if digits.is_empty() || digits.len() > 8 || !digits.bytes().all(|byte| byte.is_ascii_digit()) {

@@ -1,4 +1,7 @@
-//! `ExternalResourceService`: clusters whose queues somebody else keeps.
+//! `ExternalResourceService`: providers of external clusters, and their queues and applications.
+//!
+//! Each method parses its message, calls the service and converts the result. Lists come from the latest cluster
+//! snapshot, and each response states its age. The edge has authenticated the caller already. Caller: the gRPC routes.
 
 use std::time::Duration;
 
@@ -20,22 +23,22 @@ use super::{
     server_info::duration,
 };
 
-/// Keeps providers, and tells what they say.
+/// Implementation of `ExternalResourceService`.
 #[derive(Debug)]
 pub struct ExternalResource {
     service: ExternalResourceService,
-    /// How long a change may take if the call does not say.
+    /// Timeout of a change whose call states no deadline.
     timeout: Duration,
 }
 
 impl ExternalResource {
-    /// On top of the service.
+    /// Creates the implementation on the given service.
     pub fn new(service: ExternalResourceService, timeout: Duration) -> Self {
         Self { service, timeout }
     }
 }
 
-/// The queue of a provider that a name means.
+/// Returns the external queue with this name or path in a cluster snapshot.
 fn find<'a>(seen: &'a Seen<Queues>, name: &str) -> Result<&'a Queue, Error> {
     let not_found = |error| ExternalError::Queue { provider: seen.provider.to_string(), error };
     Ok(seen.value.find(name).map_err(not_found)?)
@@ -122,7 +125,7 @@ impl external_resource_service_server::ExternalResourceService for ExternalResou
         &self,
         call: Request<proto::ListApplicationsRequest>,
     ) -> Result<Response<proto::ListApplicationsResponse>, Status> {
-        // A viewer who is bound to users sees nothing of others.
+        // A viewer that is bound to users sees the applications of these users only.
         let own = identity::reach(&call)?.users().cloned();
         let is_seen = |user: &str| own.as_ref().is_none_or(|own| own.iter().any(|name| name.as_str() == user));
         let message = call.into_inner();
@@ -166,7 +169,7 @@ impl external_resource_service_server::ExternalResourceService for ExternalResou
     }
 }
 
-/// Paths of queues may be longer than names.
+/// Checks the name of an external queue. The path of a queue may be longer than a name.
 fn check_queue_name(name: &str) -> Result<(), FieldError> {
     const BYTES_MAX: usize = 1024;
     match name.len() > BYTES_MAX || name.chars().any(char::is_control) {

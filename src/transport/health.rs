@@ -1,6 +1,7 @@
 //! Health service: the library's, except that a watch of an unknown service does not fail.
 //!
-//! Such a watch begins with SERVICE_UNKNOWN and continues, as the protocol demands. When the service becomes known, its status follows.
+//! Such a watch begins with SERVICE_UNKNOWN and continues, as the protocol demands. When the service becomes known, its
+//! status follows. Caller: `server`.
 
 use std::{
     future::Future,
@@ -21,20 +22,20 @@ use tonic_health::{
     server::{HealthReporter, HealthService, WatchStream},
 };
 
-/// Interval between two checks whether a watched service has become known.
+/// Interval between two checks whether a watched service is known.
 const CHECK_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Maximum length of the name of an unknown service that is watched, in bytes: the watch keeps it.
+/// Maximum length of the name of an unknown service, in bytes. The watch stores the name.
 const SERVICE_BYTES_MAX: usize = 255;
 
-/// Serves health checks.
+/// Implementation of the health service.
 #[derive(Debug)]
 pub struct HealthChecks {
     service: Arc<HealthService>,
     interval: Duration,
 }
 
-/// Returns what sets the statuses of services, and the service that publishes them.
+/// Creates the handle that sets the statuses of services, and the service that publishes them.
 pub fn reporter() -> (HealthReporter, HealthServer<HealthChecks>) {
     let reporter = HealthReporter::new();
     let service = Arc::new(HealthService::from_health_reporter(reporter.clone()));

@@ -1,4 +1,9 @@
-//! Who calls: the edge finds it out, once per call, and everything behind carries it along.
+//! Authentication and authorization of calls.
+//!
+//! [`Identity`] finds the caller of a call by token, JWT or certificate, and checks the access table. The edge calls
+//! [`Identity::admit`] once per call and stores the result in the call's extensions. The services read the caller and
+//! the call scope from there with the functions of this module. A service never reads credentials itself: the edge
+//! removes the header.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -27,30 +32,30 @@ use super::{
     convert, edge,
 };
 
-/// What stands before a token.
+/// Prefix of a token in the `authorization` header, in any case.
 const SCHEME: &str = "bearer ";
 
-/// A caller that was let in, and what its call may be about.
+/// An authenticated caller and the scope of its call.
 #[derive(Debug, Clone)]
 pub struct Admitted {
-    /// Who it is.
+    /// The caller and its rights.
     pub caller: Arc<Caller>,
-    /// What is left of the call.
+    /// The part of the call that the rights allow.
     reach: Reach,
-    /// Which call.
+    /// gRPC path of the call.
     method: &'static str,
-    /// Where it comes from.
+    /// Address of the peer, if the call came over a connection.
     address: Option<edge::PeerAddress>,
     metrics: Metrics,
 }
 
 impl Admitted {
-    /// What the call may be about.
+    /// Returns the part of the call that the caller's rights allow.
     pub fn reach(&self) -> &Reach {
         &self.reach
     }
 
-    /// Whether somebody calls who runs the cluster.
+    /// Returns true if the caller is an operator or administrator.
     pub fn is_of_operator(&self) -> bool {
         let roles = &self.caller.rights.roles;
         roles.contains(&Role::Operator) || roles.contains(&Role::Admin)
@@ -62,41 +67,44 @@ impl Admitted {
     }
 }
 
-/// Finds out who calls, and lets in whoever may.
+/// Authenticator: finds the caller of a call and checks its role.
 #[derive(Debug)]
 pub struct Identity {
     tokens: Tokens,
-    /// Of whose issuers JWTs are believed; `None` if none are.
+    /// Verifier of JWTs of the configured issuers; `None` if no issuer is configured.
     jwt: Option<Arc<Jwt>>,
-    /// Whether nobody is asked as long as there are no tokens.
+    /// Accept calls without credentials until the first token is created.
     is_open: bool,
     table: Table,
     metrics: Metrics,
 }
 
-/// What is known of a call before it is read.
+/// The parts of a call that authentication reads, before its message arrives.
 #[derive(Debug, Clone, Copy)]
 pub struct Call<'a> {
-    /// Which call.
+    /// gRPC path.
     pub path: &'a str,
-    /// What comes with it.
+    /// Headers of the call.
     pub headers: &'a HeaderMap,
-    /// Whom the certificate of its connection is for.
+    /// The caller that the certificate of the connection names, if it has one.
     pub certified: Option<&'a Arc<Caller>>,
-    /// Where it comes from.
+    /// Address of the peer.
     pub address: Option<edge::PeerAddress>,
 }
 
 impl Identity {
-    /// By these tokens, and JWTs; if `is_open`, everybody may do everything as long as there are no tokens.
+    /// Creates an authenticator. If `is_open`, calls without credentials have all rights until the first token is
+    /// created.
     pub fn new(tokens: Tokens, jwt: Option<Arc<Jwt>>, is_open: bool, metrics: Metrics) -> Self {
         Self { tokens, jwt, is_open, table: Table::default(), metrics }
     }
 
-    /// Lets a call in; `None` if nobody need know who makes it.
+    /// Authenticates a call and checks its role. Returns `None` for a call that needs no identity.
     ///
     /// # Errors
-    /// [`Error::Unauthenticated`], [`Error::Denied`], [`Error::NoSuchMethod`].
+    /// - [`Error::Unauthenticated`] if the credentials are missing, unknown, expired or revoked.
+    /// - [`Error::Denied`] if no role of the caller has a permission on the call.
+    /// - [`Error::NoSuchMethod`] if no such call exists.
     pub fn admit(&self, call: &Call<'_>) -> Result<Option<Admitted>, Error> {
         let needed = self.table.needed(call.path);
         if let Some(Needed::Nothing) = needed {
@@ -133,7 +141,7 @@ impl Identity {
                 None => Err(Unauthenticated::Missing),
             },
             (Some(shown), None) => self.shown(shown.to_str().ok().and_then(token).unwrap_or_default()),
-            // Which of them would be meant?
+            // Two credentials name no single caller.
             (Some(_), Some(_)) => Err(Unauthenticated::Unknown),
         }
     }
@@ -151,72 +159,72 @@ fn token(header: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case(SCHEME).then_some(token)
 }
 
-/// Logs that somebody wanted what he may not.
+/// Logs a denied call.
 fn tell_denied(call: &str, caller: &Caller, address: Option<edge::PeerAddress>, denied: &Denied) {
     let (Denied { roles, needs }, address) = (denied, address.map(tracing::field::display));
     tracing::warn!(principal = %caller.principal, address, roles, call, needs, "a call is denied");
 }
 
-/// Who makes a call; `None` if nobody need know.
+/// Returns the authenticated caller of a call; `None` for a call that needs no identity.
 pub fn admitted<M>(call: &Request<M>) -> Option<&Admitted> {
     call.extensions().get()
 }
 
-/// Who makes a call, by name; anonymous if nobody need know.
+/// Returns the principal of a call; anonymous for a call that needs no identity.
 pub fn of_call<M>(call: &Request<M>) -> Principal {
     admitted(call).map_or(Principal::Anonymous, |admitted| admitted.caller.principal.clone())
 }
 
-/// Who makes a call that only operators and administrators may make, and where it comes from.
+/// Returns the actor of a call, for the history: its principal and address.
 pub fn actor<M>(call: &Request<M>) -> Actor {
     let address = admitted(call).and_then(|admitted| admitted.address);
     Actor { principal: of_call(call), address: address.map(|address| address.to_string().into()), reason: None }
 }
 
-/// The same with why they make it; an empty text gives no reason.
+/// Returns the actor of a call with the given reason. An empty text gives no reason.
 ///
 /// # Errors
-/// If it is longer than a name may be, or has control characters.
+/// A reason that is longer than a name may be, or that has control characters.
 pub fn actor_with_reason<M>(call: &Request<M>, reason: &str) -> Result<Actor, FieldError> {
     Ok(Actor { reason: convert::operator::reason(reason)?, ..actor(call) })
 }
 
-/// Whether a call is made by somebody who runs the cluster.
+/// Returns true if an operator or administrator makes the call.
 pub fn is_of_operator<M>(call: &Request<M>) -> bool {
     admitted(call).is_some_and(Admitted::is_of_operator)
 }
 
-/// What a call may be about.
+/// Returns the part of the call that the caller's rights allow.
 ///
 /// # Errors
-/// [`Error::Internal`] if nobody has found that out.
+/// [`Error::Internal`] if the call was not authenticated.
 pub fn reach<M>(call: &Request<M>) -> Result<&Reach, Error> {
     admitted(call).map(Admitted::reach).ok_or_else(unasked)
 }
 
-/// Whether a call may be about what it turned out to be about.
+/// Checks that the call scope covers the objects of the call, and counts and logs a denial.
 ///
 /// # Errors
-/// [`Error::Denied`]; as [`reach`].
+/// [`Error::Denied`], and those of [`reach`].
 pub fn check<M>(call: &Request<M>, check: impl FnOnce(&Reach) -> Result<(), Denied>) -> Result<(), Error> {
     let admitted = admitted(call).ok_or_else(unasked)?;
     Ok(check(&admitted.reach).inspect_err(|denied| admitted.tell(denied))?)
 }
 
-/// Whether an administrator makes a call; otherwise it needs what is said.
+/// Checks that an administrator makes the call. `needs` names the missing right in the error.
 ///
 /// # Errors
-/// [`Error::Denied`]; as [`reach`].
+/// [`Error::Denied`], and those of [`reach`].
 pub fn check_admin<M>(call: &Request<M>, needs: &str) -> Result<(), Error> {
     let rights = &admitted(call).ok_or_else(unasked)?.caller.rights;
     let denied = || Denied { roles: rights.role_names(), needs: needs.to_owned() };
     check(call, |_| if rights.roles.contains(&Role::Admin) { Ok(()) } else { Err(denied()) })
 }
 
-/// Carries out what may take long, for no longer than its caller may call.
+/// Runs `work` until it ends or the caller's credentials expire or are revoked.
 ///
 /// # Errors
-/// [`Error::Unauthenticated`]; as `work`.
+/// [`Error::Unauthenticated`] when the credentials end, and those of `work`.
 pub async fn while_admitted<M, T, F>(call: &Request<M>, work: Pin<Box<F>>) -> Result<T, Error>
 where
     F: Future<Output = Result<T, Error>> + ?Sized,

@@ -1,5 +1,8 @@
-//! The API's calls with JSON instead of protobuf, as proto3 maps it, with the names of fields that the schema has: for those who have no
-//! gRPC. Only what reads is told apart here, by its name.
+//! JSON form of the API's reading calls, for callers without gRPC.
+//!
+//! The JSON follows the proto3 mapping, with the field names of the schema. A call is a reading call by its name:
+//! `READS` lists the verbs. Changing and streaming calls are not reachable here. Callers: the monitoring page and its
+//! JSON API in `http`.
 
 use std::collections::HashMap;
 
@@ -21,19 +24,19 @@ use crate::{domain::name::FieldError, error::Error};
 
 use super::proto;
 
-/// The package of the API.
+/// Package of the API.
 const PACKAGE: &str = "linkis.rm.v1";
 
-/// How the name of a call begins that reads.
+/// Name prefixes of the calls that read.
 const READS: [&str; 3] = ["Get", "List", "BatchGet"];
 
-/// How large an answer may be, in bytes: far more than a page of any list.
+/// Maximum size of a response, in bytes. A page of any list is far smaller.
 const ANSWER_BYTES_MAX: usize = 16 << 20;
 
-/// Messages whose JSON is no object, but a text.
+/// Messages whose JSON form is a string instead of an object.
 const TEXTS: [&str; 2] = ["google.protobuf.Timestamp", "google.protobuf.Duration"];
 
-/// The calls that read, by their names, and what they tell.
+/// Reading calls by name, with the descriptors of their messages.
 #[derive(Debug)]
 pub struct Schema {
     pool: DescriptorPool,
@@ -41,10 +44,10 @@ pub struct Schema {
 }
 
 impl Schema {
-    /// That of this release.
+    /// Reads the descriptors of this release.
     ///
     /// # Errors
-    /// If it cannot be read: a defect of the build.
+    /// Unreadable descriptors: a defect of the build.
     pub fn new() -> Result<Self, DescriptorError> {
         let pool = DescriptorPool::decode(proto::DESCRIPTORS)?;
         let is_read = |method: &MethodDescriptor| {
@@ -57,15 +60,15 @@ impl Schema {
         Ok(Self { pool, reads })
     }
 
-    /// The call with this name, if it reads.
+    /// Returns the reading call with this name.
     pub fn read(&self, name: &str) -> Option<&MethodDescriptor> {
         self.reads.get(name)
     }
 
-    /// A message as the fields of an object.
+    /// Converts a message to the fields of a JSON object. `name` is its message type.
     ///
     /// # Errors
-    /// [`Error::Internal`] if the schema does not know it.
+    /// [`Error::Internal`] if the schema has no such message.
     pub fn fields(&self, name: &str, message: &impl Message) -> Result<Map<String, Value>, Error> {
         let descriptor = self.pool.get_message_by_name(&format!("{PACKAGE}.{name}"));
         let descriptor = descriptor.ok_or_else(|| Error::defect(format!("there is no message {name}")))?;
@@ -78,24 +81,26 @@ impl Schema {
     }
 }
 
-/// How messages are written: what is not set is there with its default, unless that would say something else.
+/// Returns the options of the JSON form. Unset fields have their default, unless the default has another meaning.
 pub fn options() -> SerializeOptions {
     SerializeOptions::new().use_proto_field_name(true).skip_default_fields(false)
 }
 
-/// A message by its description.
+/// Converts a message to a dynamic message of its descriptor.
 ///
 /// # Errors
-/// If it is not as described.
+/// Bytes that do not match the descriptor.
 pub fn dynamic(descriptor: &MessageDescriptor, message: &impl Message) -> Result<DynamicMessage, DecodeError> {
     DynamicMessage::decode(descriptor.clone(), message.encode_to_vec().as_slice())
 }
 
-/// What a call is asked: each pair names a field, with the names of those around it before it (`em.instance`) and the key of a map behind
-/// it (`labels.rack`); a field of many has as many pairs.
+/// Builds the request message of a call from query pairs.
+///
+/// A pair names a field by its path, such as `em.instance`, or a map entry by its key, such as `labels.rack`. A
+/// repeated field has one pair per value.
 ///
 /// # Errors
-/// Which of them is no field, or cannot have that value.
+/// The pair that names no field, or a value that its field cannot have.
 pub fn question<K: AsRef<str>, V: AsRef<str>>(
     method: &MethodDescriptor,
     pairs: impl IntoIterator<Item = (K, V)>,
@@ -109,7 +114,7 @@ pub fn question<K: AsRef<str>, V: AsRef<str>>(
     DynamicMessage::deserialize(asked, Value::Object(fields)).map_err(wrong)
 }
 
-/// Puts a text where a path says; `None` if there is no such field.
+/// Inserts a text at the path of a field; `None` if no such field exists.
 fn place(fields: &mut Map<String, Value>, message: &MessageDescriptor, path: &str, text: &str) -> Option<()> {
     let (name, rest) = path.split_once('.').map_or((path, None), |(name, rest)| (name, Some(rest)));
     let field = message.get_field_by_name(name)?;
@@ -135,7 +140,7 @@ fn place(fields: &mut Map<String, Value>, message: &MessageDescriptor, path: &st
     Some(())
 }
 
-/// Numbers and names of enums may be texts in JSON.
+/// Converts a text to a JSON value. Numbers and names of enums are strings in proto3 JSON.
 fn scalar(field: &FieldDescriptor, text: &str) -> Value {
     match (field.kind(), text) {
         (Kind::Bool, "true") => true.into(),
@@ -144,10 +149,10 @@ fn scalar(field: &FieldDescriptor, text: &str) -> Value {
     }
 }
 
-/// Makes a call, and tells the answer as JSON.
+/// Makes a call on `service` and returns the response as JSON.
 ///
 /// # Errors
-/// That of the service.
+/// The status of the service; `INTERNAL` if the response cannot be read or written.
 pub async fn call<S>(service: S, method: &MethodDescriptor, request: Request<DynamicMessage>) -> Result<String, Status>
 where
     S: GrpcService<Body>,
@@ -169,7 +174,7 @@ where
     String::from_utf8(json).map_err(|error| wrong(error.to_string()))
 }
 
-/// Reads answers by their description.
+/// Codec that decodes responses by their descriptor.
 #[derive(Debug, Clone)]
 struct Described(MessageDescriptor);
 
@@ -198,7 +203,7 @@ impl Decoder for Described {
     }
 }
 
-/// Writes questions.
+/// Encoder of dynamic request messages.
 #[derive(Debug)]
 struct Written;
 

@@ -1,4 +1,7 @@
-//! `LimitService`: who may hold how much.
+//! `LimitService`: limits and policies.
+//!
+//! Each method parses its message, calls the service and converts the result. A caller that is bound to users sees the
+//! limits that can apply to these users. The edge has authenticated the caller already. Caller: the gRPC routes.
 
 use std::time::Duration;
 
@@ -17,16 +20,16 @@ use super::{
     proto::{self, limit_service_server::LimitService},
 };
 
-/// Changes and tells the limits.
+/// Implementation of `LimitService`.
 #[derive(Debug)]
 pub struct Limit {
     limits: limits::LimitService,
-    /// How long a change may take if the call does not say.
+    /// Timeout of a change whose call states no deadline.
     timeout: Duration,
 }
 
 impl Limit {
-    /// On top of the service.
+    /// Creates the implementation on the given service.
     pub fn new(limits: limits::LimitService, timeout: Duration) -> Self {
         Self { limits, timeout }
     }
@@ -36,7 +39,7 @@ impl Limit {
     }
 }
 
-/// Keys of pages of limits: the pattern, as JSON.
+/// Page key of a limit: its pattern as JSON.
 fn pattern_key(pattern: &Pattern) -> String {
     serde_json::json!(pattern.labels()).to_string()
 }
@@ -45,7 +48,7 @@ fn parse_pattern_key(key: &str) -> Result<Pattern, FieldError> {
     serde_json::from_str(key).map(Pattern::new).map_err(|_| bad_token())
 }
 
-/// Of a limit for somebody else alone, nobody need know.
+/// Returns false for a limit that names only another user.
 fn is_shown(pattern: &Pattern, reach: &Reach) -> bool {
     let Some(users) = reach.users() else { return true };
     match pattern.labels().get(scope::USER) {

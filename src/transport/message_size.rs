@@ -1,5 +1,8 @@
-//! How large a message may be that is read, once it is unpacked: a heartbeat names all tickets of a host, and limits may be many; every other call has some
-//! dozen short fields.
+//! Maximum sizes of request messages, uncompressed.
+//!
+//! A heartbeat names all tickets of an EM, and a call may replace thousands of limits. Every other call has some dozen
+//! short fields. The edge uses [`limit_of`] before it reads a message; the generated services use the same bounds.
+//! Callers: `edge` and `server`.
 
 use std::{
     convert::Infallible,
@@ -19,19 +22,20 @@ use super::{
     routes::Answered,
 };
 
-/// The largest message that is read, in bytes.
+/// Maximum size of a message, in bytes.
 pub const MESSAGE_BYTES_MAX: usize = 256 * 1024;
 
-/// The largest question about the service itself that is read, in bytes: the name of a service or a symbol.
+/// Maximum size of a message of reflection or health, in bytes. Such a message has the name of a service or a symbol.
 pub const QUESTION_BYTES_MAX: usize = 4 * 1024;
 
-/// The largest heartbeat that is read, in bytes: that of its tickets, and the rest is as in any message.
+/// Maximum size of a heartbeat, in bytes: all its tickets, and the rest of any message.
 pub const HEARTBEAT_BYTES_MAX: usize = TICKETS_MAX * TICKET_BYTES + MESSAGE_BYTES_MAX;
 
-/// The largest message about limits that is read, in bytes: with all of them it is as large as any may be.
+/// Maximum size of a message about limits, in bytes. A call may have all limits, so the bound equals the largest of
+/// all.
 pub const LIMITS_BYTES_MAX: usize = HEARTBEAT_BYTES_MAX;
 
-/// Returns the largest message that a call at `path` accepts, in bytes.
+/// Returns the maximum size of the message of a call at `path`, in bytes.
 pub fn limit_of(path: &str) -> usize {
     match path {
         "/linkis.rm.v1.ResourceManagerService/Heartbeat" => HEARTBEAT_BYTES_MAX,
@@ -41,7 +45,7 @@ pub fn limit_of(path: &str) -> usize {
     }
 }
 
-/// A service that takes what is compressed, and answers so. A macro, because what is generated shares no trait.
+/// Makes a generated service accept and send gzip. A macro, because the generated types share no trait.
 macro_rules! compressible {
     ($service:expr) => {
         $service
@@ -52,7 +56,10 @@ macro_rules! compressible {
 
 pub(crate) use compressible;
 
-/// Serves `ResourceManagerService`, each call with the limit that is right for it: before it is read, and not only after.
+/// `ResourceManagerService` with a size bound per call.
+///
+/// The generated service has one bound for all calls. One copy serves heartbeats, another all other calls, so the bound
+/// holds before a message is read.
 #[derive(Debug)]
 pub struct Limited<T> {
     heartbeats: ResourceManagerServiceServer<T>,
@@ -60,7 +67,7 @@ pub struct Limited<T> {
 }
 
 impl<T: ResourceManagerService> Limited<T> {
-    /// In front of `manager`.
+    /// Creates the service in front of `manager`.
     pub fn new(manager: T) -> Self {
         let manager = Arc::new(manager);
         let with = |bytes| {

@@ -1,17 +1,15 @@
-//! gRPC: decodes, validates and answers; nothing past it knows protobuf, and nothing past it validates again.
+//! gRPC transport: decodes, validates and authorizes calls, and encodes their responses.
 //!
-//! - [`proto`]: the generated code of `proto/linkis/rm/v1`;
-//! - [`convert`]: between protobuf and the domain, the only place that knows both;
-//! - [`status`]: from errors to gRPC statuses;
-//! - [`deadline`]: how long a call may wait;
-//! - [`edge`]: what callers may take of an instance: connections, calls, bytes, time;
-//! - [`identity`]: who calls; [`access`]: who may make which call;
-//! - [`observe`]: counts every call; [`routes`]: which service answers it; [`reflection`]: what the services are; [`health`]: whether they serve;
-//! - [`codec`]: how messages are read and written; [`message_size`]: how large they may be;
-//! - [`page`]: the pages of what is listed;
-//! - [`json`]: the same calls with JSON, for those who have no gRPC;
-//! - [`server_info`]: what an instance tells of itself;
-//! - [`resource_manager`], [`limit`], [`usage`], [`external`], [`admin`]: the services.
+//! Only this module and the client use protobuf. Later layers receive domain values and never validate again. Caller:
+//! `server`.
+//!
+//! - [`edge`]: connections, permits, byte budgets; [`identity`], [`access`]: authentication and permissions;
+//! - [`proto`], [`convert`], [`codec`], [`message_size`]: messages; [`status`]: errors; [`deadline`]: deadlines of
+//!   calls;
+//! - [`routes`], [`observe`]: dispatch and metrics of calls; [`page`]: pages of lists; [`json`]: JSON form of reading
+//!   calls;
+//! - [`resource_manager`], [`limit`], [`usage`], [`external`], [`admin`]: the services;
+//! - [`health`], [`reflection`], [`server_info`]: statuses, descriptors and bounds of the services.
 
 #[cfg(feature = "server")]
 pub mod access;
@@ -53,11 +51,11 @@ pub mod status;
 #[cfg(feature = "server")]
 pub mod usage;
 
-/// The generated code of package `linkis.rm.v1`.
+/// Generated code of package `linkis.rm.v1`.
 #[expect(clippy::too_many_lines, reason = "nobody reads it")]
 pub mod proto {
     tonic::include_proto!("linkis.rm.v1");
 
-    /// The descriptors of all files, for server reflection.
+    /// Descriptors of all files, for server reflection.
     pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));
 }

@@ -1,4 +1,7 @@
-//! Counts every call, in front of all services: by its method, its code, and how long it took; and traces those of its own services.
+//! Call metrics: counts every call by method, code and duration, and traces the calls of the API.
+//!
+//! The layer is in front of all services. It observes the response headers and trailers and never changes a call.
+//! Caller: `server`.
 
 use std::{
     convert::Infallible,
@@ -25,10 +28,10 @@ use crate::{
     transport::edge::FaultOfCaller,
 };
 
-/// All methods of all services that are described there.
+/// Returns the methods of all services in `descriptors`.
 ///
 /// # Errors
-/// If one is no descriptor set: a defect of the build.
+/// Unreadable descriptors: a defect of the build.
 pub fn methods(descriptors: &[&[u8]]) -> Result<Vec<Method>, DecodeError> {
     let mut methods = Vec::new();
     for set in descriptors {
@@ -51,12 +54,12 @@ pub fn methods(descriptors: &[&[u8]]) -> Result<Vec<Method>, DecodeError> {
     Ok(methods)
 }
 
-/// Has the calls of a server counted.
+/// Tower layer that counts the calls of a server.
 #[derive(Clone, Debug)]
 pub struct Observe(Metrics);
 
 impl Observe {
-    /// In `metrics`.
+    /// Creates the layer with the given metrics.
     pub fn new(metrics: Metrics) -> Self {
         Self(metrics)
     }
@@ -70,7 +73,7 @@ impl<S> Layer<S> for Observe {
     }
 }
 
-/// A service whose calls are counted.
+/// Service whose calls are counted.
 #[derive(Clone, Debug)]
 pub struct Observed<S> {
     inner: S,
@@ -97,11 +100,11 @@ where
     }
 }
 
-/// A call that is carried out until it has an answer. No future within another: every call would have the room of both.
+/// Future of a counted call. One future holds both parts: a nested future would add its own size to every call.
 #[derive(Debug)]
 pub struct Observing<F> {
     answer: F,
-    /// Until there is an answer, which goes on with it.
+    /// Metrics and trace of the call until its response takes them over.
     observed: Option<(Call, Trace)>,
 }
 
@@ -113,14 +116,15 @@ where
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Self::Output> {
         let Self { answer, observed } = &mut *self;
-        // Nobody asks again who has the answer.
+        // The caller polls no further after the response.
         let Some((call, trace)) = observed else { return Poll::Pending };
         let work = || Pin::new(answer).poll(context);
         let Ok(answer) = ready!(match &trace.0 {
             Some(traced) => call.carry_out(|| traced.carry_out(work)),
             None => call.carry_out(work),
         });
-        // An answer that is only a status has it here, and no body. A fault of the caller counts as such, whatever its code.
+        // A response without a body carries its status in the headers. A fault of the caller counts as
+        // `INVALID_ARGUMENT`, regardless of its code.
         let fault = answer.extensions().get::<FaultOfCaller>().map(|_| Code::InvalidArgument);
         if let Some(code) = fault.or_else(|| code(answer.headers())) {
             call.end(code);
@@ -131,13 +135,13 @@ where
     }
 }
 
-/// Health and reflection are asked too often to be traced, and what there is not by anybody.
+/// Starts the trace of a call. Calls of health and reflection are too frequent for traces, and unknown calls have none.
 fn trace(call: &Call, headers: &http::HeaderMap) -> Option<traces::Call> {
     let method = call.method().filter(|method| method.grpc_service.starts_with("linkis.rm."))?;
     traces::call(&method.grpc_service, &method.grpc_method, headers)
 }
 
-/// The trace of a call, if it has one. Dropped without an end, it was cancelled.
+/// Trace of a call, if it has one. Dropping it without an end records a cancellation.
 #[derive(Debug)]
 struct Trace(Option<traces::Call>);
 
@@ -159,7 +163,7 @@ fn code(headers: &http::HeaderMap) -> Option<Code> {
     headers.get(Status::GRPC_STATUS).map(|code| Code::from_bytes(code.as_bytes()))
 }
 
-/// The answer to a call; its trailers tell how it ended.
+/// Body of a counted response. Its trailers end the call.
 #[derive(Debug)]
 pub struct ObservedBody<B> {
     body: B,

@@ -1,36 +1,39 @@
-//! Pages: how many entries one has, and the tokens by which the next one is asked for. A token is of its call and of that call's
-//! filters: with others it would begin at a place that means nothing there.
+//! Pages of lists: page sizes and page tokens.
+//!
+//! A token has the key of the last entry and a hash of its call and filters. A token of another call or of other
+//! filters is rejected, because its key would start at an arbitrary entry. Callers: the services that list objects.
 
 use prost::Message;
 use sha2::{Digest as _, Sha256};
 
 use crate::domain::name::FieldError;
 
-/// How many entries a page has if the caller does not say.
+/// Number of entries of a page if the caller states none.
 pub const PAGE_SIZE: i64 = 100;
 
-/// How many entries a page has at most.
+/// Maximum number of entries of a page.
 pub const PAGE_SIZE_MAX: i64 = 1000;
 
-/// How many bytes of a hash tell a call and its filters from all others.
+/// Number of hash bytes in a token that identify a call and its filters.
 const BINDING_BYTES: usize = 8;
 
-/// What stands between them and the key.
+/// Separator between the hash and the key in a token.
 const SEPARATOR: char = '.';
 
-/// The page that a call asks for.
+/// Page that a call requests.
 #[derive(Debug)]
 pub struct Page {
-    /// How many entries it has at most.
+    /// Maximum number of its entries.
     pub size: i64,
     binding: String,
 }
 
 impl Page {
-    /// A page of `asked` entries, of what the call `method` lists with `filters`: its message, without the page.
+    /// Creates the page of the call `method` for `asked` entries; 0 means the default, and a larger size than allowed
+    /// is reduced. `filters` is the message of the call without its page fields.
     ///
     /// # Errors
-    /// A size below zero. One that is too large is the largest.
+    /// A negative size.
     pub fn new(method: &str, asked: i32, filters: &impl Message) -> Result<Self, FieldError> {
         let size = match asked {
             ..0 => {
@@ -41,21 +44,21 @@ impl Page {
             0 => PAGE_SIZE,
             _ => i64::from(asked).min(PAGE_SIZE_MAX),
         };
-        // The name of a method has no zero byte.
+        // The zero byte separates the method from the filters, because no method name contains one.
         let hash =
             Sha256::new().chain_update(method).chain_update([0_u8]).chain_update(filters.encode_to_vec()).finalize();
         Ok(Self { size, binding: hex(hash.iter().take(BINDING_BYTES)) })
     }
 
-    /// The token of the page behind the entry with this key.
+    /// Returns the token of the page that begins after the entry with this key.
     pub fn token(&self, key: &str) -> String {
         format!("{}{SEPARATOR}{key}", self.binding)
     }
 
-    /// The key of the entry behind which the page begins; `None` for the first page.
+    /// Returns the key of the entry before the page; `None` for the first page.
     ///
     /// # Errors
-    /// A token that no call like this one was answered with.
+    /// A token of another call or of other filters.
     pub fn key<'t>(&self, token: &'t str) -> Result<Option<&'t str>, FieldError> {
         if token.is_empty() {
             return Ok(None);
@@ -64,12 +67,12 @@ impl Page {
         if binding == self.binding { Ok(Some(key)) } else { Err(bad_token()) }
     }
 
-    /// [`Page::size`], for what is in memory.
+    /// Returns [`Page::size`] as a length.
     pub fn entries_max(&self) -> usize {
         usize::try_from(self.size).unwrap_or(usize::MAX)
     }
 
-    /// Cuts what was read, one entry more than the page has, to the page; true if there is more behind it.
+    /// Truncates `entries` to the page. Returns true if an entry was cut off, so that another page follows.
     pub fn cut<T>(&self, entries: &mut Vec<T>) -> bool {
         let size = self.entries_max();
         let more = entries.len() > size;
@@ -78,19 +81,19 @@ impl Page {
     }
 }
 
-/// A token that means nothing here.
+/// Returns the error for a token that does not belong to the call.
 pub fn bad_token() -> FieldError {
     let problem = "is none that this call gave with these filters; repeat the call as it was, or leave the token empty for the first \
                    page";
     FieldError::new("page_token", problem)
 }
 
-/// As hexadecimal digits.
+/// Returns hexadecimal digits of `bytes`.
 pub fn hex<'b>(bytes: impl IntoIterator<Item = &'b u8>) -> String {
     bytes.into_iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-/// The reverse of [`hex`].
+/// Parses hexadecimal digits; `None` if the text has others or an odd number of them.
 pub fn parse_hex(text: &str) -> Option<Vec<u8>> {
     let is_hex = text.bytes().all(|byte| byte.is_ascii_hexdigit());
     let byte = |at| u8::from_str_radix(text.get(at..at + 2)?, 16).ok();

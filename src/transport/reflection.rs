@@ -1,7 +1,7 @@
-//! Server reflection, v1 and v1alpha: the files that describe the services, by their names and by the symbols in them.
+//! Server reflection, v1 and v1alpha: descriptors of the services, by file name and by symbol.
 //!
-//! A question without an answer gets an error in the stream, and the stream continues: tools send all their questions on one stream. A
-//! question is read when the answer before it is taken.
+//! A failed query gets an error in the stream, and the stream continues, because tools send all their queries on one
+//! stream. The next query is read when the caller has taken the previous response. Caller: `server`.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -14,18 +14,18 @@ use crate::{domain::name::FieldError, error::Error};
 
 use super::{message_size::QUESTION_BYTES_MAX, proto};
 
-/// Reflection of one version.
+/// Reflection service with the descriptors of one version.
 #[derive(Debug, Clone)]
 pub struct Reflection(Arc<Files>);
 
-/// The described services.
+/// Descriptors of the services.
 #[derive(Debug)]
 struct Files {
     pool: DescriptorPool,
     services: Vec<String>,
 }
 
-/// A question of either version.
+/// Query of either version.
 enum Question {
     File(String),
     Symbol(String),
@@ -34,9 +34,9 @@ enum Question {
     Services,
 }
 
-/// Its answer.
+/// Result of a query.
 enum Found {
-    /// A file, as protobuf.
+    /// A file descriptor, as protobuf.
     File(Vec<u8>),
     /// Numbers of the extensions of a type.
     Extensions(String, Vec<i32>),
@@ -45,25 +45,25 @@ enum Found {
 }
 
 impl Reflection {
-    /// Reflection of v1.
+    /// Creates the service of v1.
     ///
     /// # Errors
-    /// If a file cannot be read: a defect of the build.
+    /// Unreadable descriptors: a defect of the build.
     pub fn v1() -> Result<Self, DescriptorError> {
         Self::with(v1::FILE_DESCRIPTOR_SET)
     }
 
-    /// Reflection of v1alpha.
+    /// Creates the service of v1alpha.
     ///
     /// # Errors
-    /// If a file cannot be read: a defect of the build.
+    /// Unreadable descriptors: a defect of the build.
     pub fn v1alpha() -> Result<Self, DescriptorError> {
         Self::with(v1alpha::FILE_DESCRIPTOR_SET)
     }
 
     fn with(reflection: &[u8]) -> Result<Self, DescriptorError> {
         let mut pool = DescriptorPool::new();
-        // The last one has the details of errors, which tools show.
+        // The last set has the details of errors, which tools display.
         for set in [
             proto::DESCRIPTORS,
             tonic_health::pb::FILE_DESCRIPTOR_SET,
@@ -79,7 +79,7 @@ impl Reflection {
 
 impl Files {
     /// # Errors
-    /// [`Code::NotFound`] if there is nothing of that name.
+    /// [`Code::NotFound`] if no descriptor has this name.
     fn find(&self, question: &Question) -> Result<Found, Status> {
         let file = |file: Option<FileDescriptor>| file.map(|file| Found::File(file.encode_to_vec()));
         let (found, what) = match question {
@@ -101,7 +101,7 @@ impl Files {
         found.ok_or_else(|| Status::not_found(format!("no {what} is known here; ListServices names the services")))
     }
 
-    /// The file of a type, a service, or a part of one.
+    /// Returns the file of a type, a service, or a member of one.
     fn file_of(&self, symbol: &str) -> Option<FileDescriptor> {
         let pool = &self.pool;
         let whole = |name: &str| {
@@ -121,7 +121,7 @@ impl Files {
     }
 }
 
-/// Status of a stream of questions that cannot be read on.
+/// Returns the status of a stream of queries that cannot be read further.
 fn unreadable(status: Status) -> Status {
     match status.code() {
         Code::Internal => {
@@ -133,7 +133,7 @@ fn unreadable(status: Status) -> Status {
     }
 }
 
-/// Serves a version. A macro, because the messages of the two are alike and of different types.
+/// Implements one version. A macro, because the messages of the two versions have equal fields and different types.
 macro_rules! serve {
     ($version:ident) => {
         #[tonic::async_trait]

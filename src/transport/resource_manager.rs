@@ -1,4 +1,8 @@
-//! `ResourceManagerService`: the calls of EMs, of those who ask for them, and of engines.
+//! `ResourceManagerService`: calls of EMs, of requesters, and of engines.
+//!
+//! Each method parses its message, checks the call scope, submits an operation or calls a service, and converts the
+//! result. The edge has authenticated the caller and acquired its permit already. The module never decides and never
+//! writes. Caller: the gRPC routes.
 
 use std::{sync::Arc, time::Duration};
 
@@ -38,34 +42,34 @@ use super::{
     },
 };
 
-/// The longest that a grant may stay locked.
+/// Maximum time for which a grant stays locked without a confirmation.
 pub const LOCK_TTL_MAX: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// What a server lets its callers wait for.
+/// Timeouts that apply to calls.
 #[derive(Debug, Clone, Copy)]
 pub struct RequestTimeouts {
-    /// How long a grant stays locked if the request does not say.
+    /// Time for which a grant stays locked if the request states none.
     pub lock_ttl: Duration,
-    /// How long a call waits for resource locks at most.
+    /// Maximum time for which a call waits for resource locks.
     pub request_timeout: Duration,
-    /// How long a request may wait in line for resources.
+    /// Maximum time for which a request waits in a wait queue.
     pub max_wait: Duration,
 }
 
-/// All calls of the service.
+/// Implementation of `ResourceManagerService`.
 #[derive(Debug)]
 pub struct ResourceManager {
     committer: Committer,
     request_resource: RequestResourceService,
     heartbeat: HeartbeatService,
     tickets: TicketLookup,
-    /// Wakes whoever ends the tickets of EMs that go.
+    /// Wakes the task that ends the tickets of unregistering EMs.
     em_goes: Arc<Notify>,
     times: RequestTimeouts,
 }
 
 impl ResourceManager {
-    /// On top of the services of this instance.
+    /// Creates the implementation on the given services.
     pub fn new(
         committer: Committer,
         request_resource: RequestResourceService,
@@ -77,8 +81,10 @@ impl ResourceManager {
         Self { committer, request_resource, heartbeat, tickets, em_goes, times }
     }
 
-    /// Has what a message says carried out, and tells the counters after it, if they are wanted. Its caller keeps neither the call nor the message: a future has room for whatever it
-    /// ever had.
+    /// Submits the operation that `read` parses, and returns its outcome with the counters after it, if requested.
+    ///
+    /// The returned future owns neither the call nor the message: a future has the size of everything that it ever
+    /// owns.
     fn submit<'a, M, F>(
         &'a self,
         call: Request<M>,
@@ -98,7 +104,7 @@ impl ResourceManager {
         Ok(submit(&self.committer, identity::of_call(&call).into(), operation, (deadline, counters)))
     }
 
-    /// Reads a request, of somebody who may make it.
+    /// Parses a request and checks that its caller may make it.
     fn read_request(
         &self,
         call: Request<proto::RequestResourceRequest>,
@@ -168,7 +174,7 @@ impl ResourceManager {
         Ok(Asked { em, asks, queue_names, is_dry_run, is_repeatable })
     }
 
-    /// Until when the caller of a request waits.
+    /// Returns the deadlines for locks and for the wait queue.
     fn deadlines(
         &self,
         headers: &MetadataMap,
@@ -196,10 +202,10 @@ impl ResourceManager {
     }
 }
 
-/// A request as it was read, and what its answer needs of it.
+/// A validated request, and the parts of it that the response needs.
 struct Asked {
     em: Option<EmInstance>,
-    /// What is asked for: in each of the queues, or once.
+    /// Content of the request: one spec per queue, or a single one.
     asks: Vec<Arc<RequestSpec>>,
     queue_names: Vec<String>,
     is_dry_run: bool,
@@ -212,7 +218,8 @@ impl Asked {
     }
 }
 
-/// What a request id stands for: everything that was asked, but neither how long to wait for it, nor whether to grant it, nor what to tell.
+/// Returns the hash of a request's content. The wait timeout, the dry run flag and the request for counters do not
+/// belong to it.
 fn body_hash(message: &proto::RequestResourceRequest) -> [u8; 32] {
     let body =
         proto::RequestResourceRequest { wait_timeout: None, dry_run: false, return_counters: false, ..message.clone() };
@@ -220,13 +227,13 @@ fn body_hash(message: &proto::RequestResourceRequest) -> [u8; 32] {
     Sha256::digest(body.encode_to_vec()).into()
 }
 
-/// A call that names a ticket, until when it waits, and whether it wants the counters after it.
+/// A call on a ticket, with its deadline and whether it requests the counters.
 type Named = (Request<()>, NamedTicket, (Instant, bool));
 
-/// How an operation ended, and the counters after it, if they were wanted.
+/// Outcome of an operation, and the counters after it, if requested.
 pub(super) type Told = (Outcome, Option<proto::Counters>);
 
-/// Has an operation carried out, and returns the counters after it within what the caller may see, if they are wanted.
+/// Submits an operation. Returns the counters after it, limited to the call scope, if a call scope is given.
 pub(super) fn submit(
     committer: &Committer,
     by: Actor,
@@ -241,20 +248,21 @@ pub(super) fn submit(
     }
 }
 
-/// Returns the counters of a grant within what the caller may see.
+/// Returns the counters of a grant, limited to the call scope.
 fn shown_counters(call: &Request<()>, grant: &Grant) -> Result<Option<Box<proto::Counters>>, Error> {
     let Some(counters) = grant.counters.as_deref() else { return Ok(None) };
     Ok(Some(Box::new(convert::answer::counters(counters, identity::reach(call)?)?)))
 }
 
-/// The headers of a call, what is known of its caller, and its message. Whatever is read is not kept besides: of calls that wait, there
-/// are many.
+/// Splits a call into its headers, its extensions and its message. The headers are dropped after parsing, because many
+/// calls wait.
 fn parted<M>(call: Request<M>) -> (MetadataMap, Request<()>, M) {
     let (headers, extensions, message) = call.into_parts();
     (headers, Request::from_parts(MetadataMap::new(), extensions, ()), message)
 }
 
-/// What a request would be answered, and in which of the queues. A caller that is bound is told the head-room of its own scopes alone.
+/// Converts the result of a dry run to a response. A caller that is bound to users gets only the head-room of its own
+/// scopes.
 fn dry_run(
     (em, verdict, room, chosen): (EmInstance, Verdict, Room, usize),
     queue_names: &[String],
@@ -273,7 +281,7 @@ fn dry_run(
     }
 }
 
-/// An outcome that does not belong to the operation: a defect.
+/// Returns the error of an outcome that does not belong to its operation: a defect.
 pub(super) fn unexpected(outcome: &Outcome) -> Status {
     Error::defect(format!("an outcome that does not belong to its operation: {outcome:?}")).into()
 }
@@ -287,7 +295,7 @@ impl ResourceManagerService for ResourceManager {
         let read = |message| Ok((Operation::Register(convert::request::register(message)?), true));
         match self.submit(call, read)?.await? {
             (Outcome::Registered(em), counters) => {
-                // It may have gone again in the same commit.
+                // The EM may be unregistered in the same commit; then there are no counters.
                 let em = match counters.and_then(|counters| counters.em) {
                     Some(em) => em,
                     None => convert::answer::em_resource(&em, None)?,
@@ -350,7 +358,7 @@ impl ResourceManagerService for ResourceManager {
                 let mut available = convert::answer::available(&grant);
                 available.counters = shown_counters(&call, &grant)?;
                 if let Some(name) = queue_names.get(chosen) {
-                    // Of one that was granted before, its ticket knows.
+                    // The ticket of an earlier grant records its own queue.
                     available.queue_name = match grant.ticket_id == ticket_id {
                         true => name.clone(),
                         false => Box::pin(self.tickets.queue_of(grant.ticket_id)).await?.unwrap_or_default(),

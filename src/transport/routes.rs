@@ -1,7 +1,7 @@
-//! Which service answers a call, by the name in its path.
+//! Routes: dispatch of calls to services, by the service name in the path.
 //!
-//! A path is a service and a method, and nothing else: a router of patterns would copy itself and its services for each call, and put
-//! each body into boxes of its own, on the way in and on the way out.
+//! A gRPC path is a service and a method. A router of patterns would copy itself and its services for each call, and
+//! box each body twice. Callers: `edge` and `server`.
 
 use std::{convert::Infallible, fmt};
 
@@ -12,17 +12,17 @@ use tonic::{
     server::NamedService,
 };
 
-/// A call that is being answered.
+/// Future of a response.
 pub type Answered = BoxFuture<http::Response<Body>, Infallible>;
 
-/// Has calls answered whose bodies are of type `B`.
+/// Handler of calls with bodies of type `B`.
 type Serve<B> = Box<dyn Fn(http::Request<B>) -> Answered + Send + Sync>;
 
-/// The services of an instance; none yet, by default.
+/// Services of an instance; empty by default.
 pub struct Routes<B>(Vec<(&'static str, Serve<B>)>);
 
 impl<B: 'static> Routes<B> {
-    /// With this one, too, which is always ready. Those that are called most come first.
+    /// Adds a service, which must always be ready. Lookup is linear, so the most called services come first.
     pub fn and<S>(mut self, service: S) -> Self
     where
         S: Service<http::Request<B>, Response = http::Response<Body>, Error = Infallible, Future = Answered>
@@ -36,7 +36,7 @@ impl<B: 'static> Routes<B> {
         self
     }
 
-    /// Has a call answered; it is not implemented if there is no such service.
+    /// Dispatches a call to its service. Returns `UNIMPLEMENTED` if no service has its name.
     pub fn call(&self, call: http::Request<B>) -> Answered {
         let path = call.uri().path();
         let name = path.strip_prefix('/').and_then(|path| path.rsplit_once('/')).map(|(name, _)| name);

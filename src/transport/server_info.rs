@@ -1,4 +1,6 @@
-//! What an instance tells of itself, so that nobody who calls it need guess.
+//! Server info: identity, timeouts and bounds of an instance, as `GetServerInfo` returns them.
+//!
+//! A client reads its own timeouts and batch sizes from here instead of assuming them. Caller: `usage`.
 
 use std::time::Duration;
 
@@ -21,23 +23,23 @@ use super::{
     usage::GET_MAX,
 };
 
-/// What an instance was told at its start.
+/// Settings of an instance that callers can read.
 #[derive(Debug, Clone, Copy)]
 pub struct ServerInfo {
-    /// Which it is: another whenever it starts.
+    /// Identifier of the instance, new at each start.
     pub instance_id: Uuid,
-    /// What its callers may wait for.
+    /// Timeouts of calls.
     pub times: RequestTimeouts,
-    /// How long signs of life may be missing.
+    /// Timeouts of missing heartbeats.
     pub liveness: LivenessTimeouts,
-    /// How long ended tickets and request ids are remembered.
+    /// Retention time of ended tickets and request ids.
     pub history: Duration,
     /// Whether connections are encrypted.
     pub tls: bool,
 }
 
 impl ServerInfo {
-    /// As callers are told.
+    /// Converts the settings to a response.
     pub fn message(&self) -> proto::GetServerInfoResponse {
         let Self { instance_id, times, liveness, history, tls } = self;
         proto::GetServerInfoResponse {
@@ -50,7 +52,7 @@ impl ServerInfo {
             lost_after_reports: liveness.lost_after_reports.into(),
             history: duration(*history),
             tls: *tls,
-            // As it turns out: tokens may come at any time.
+            // The service sets it per call, because the first token may be created at any time.
             authentication: false,
             checks: convert::limit::checks(),
         }

@@ -1,8 +1,9 @@
-//! From errors to gRPC statuses: the one place where a failure gets its code, its reason and its details.
+//! gRPC statuses: the code, the reason and the details of each error.
 //!
-//! A status travels in headers, of which clients take 8 KB: all that it says has a bound.
+//! A status travels in headers, of which clients accept 8 KB, so every part of it has a bound. No other module builds
+//! the status of an [`Error`]. Callers: the edge and the services, through `From<Error>`.
 //!
-//! - `facts`: what a status says in fields, `ErrorInfo.metadata`.
+//! - `facts`: the fields of an error, for `ErrorInfo.metadata`.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -21,36 +22,36 @@ use crate::{
 
 mod facts;
 
-/// The domain of all reasons.
+/// Domain of all reasons.
 const DOMAIN: &str = "linkis.rm";
 
-/// When to try again after a lock was not to be had, or the server was too busy.
+/// Retry delay after a lock timeout or an overload.
 const RETRY_SOON: Duration = Duration::from_millis(200);
 
-/// When to try again while the database is away.
+/// Retry delay while the database is unavailable.
 const RETRY_LATER: Duration = Duration::from_secs(2);
 
-/// The longest text of a status, in bytes; as a header it may take three times as many.
+/// Maximum length of the text of a status, in bytes. A header may need three times as many.
 const TEXT_BYTES_MAX: usize = 1024;
 
-/// The longest details of a status, in bytes, its text included; as a header they take a third more.
+/// Maximum length of the details of a status with its text, in bytes. Their header needs a third more.
 const DETAILS_BYTES_MAX: usize = 3 * 1024;
 
-/// The longest of what details say of one thing: a field, a problem, a scope, a shortfall.
+/// Maximum length of one item of the details, in bytes: a field, a problem, a scope, a shortfall.
 const DETAIL_BYTES_MAX: usize = 512;
 
-/// How many bytes of the details are for the reason, and for what stands around it and the text.
+/// Bytes of the details for the reason and for the encoding of reason and text.
 const FRAME_BYTES: usize = 256;
 
-/// How many fields `ErrorInfo.metadata` may have, how long each may be in bytes, and how many bytes stand around it.
+/// Maximum number of fields of `ErrorInfo.metadata`, maximum length of each in bytes, and bytes of its encoding.
 const FACTS_MAX: usize = 16;
 const FACT_BYTES_MAX: usize = 256;
 const FACT_FRAME_BYTES: usize = 16;
 
-/// How many bytes stand around each shortfall.
+/// Bytes of the encoding of one shortfall.
 const SHORTFALL_FRAME_BYTES: usize = 16;
 
-/// Cuts a text at the end of a character.
+/// Truncates a text at a character boundary.
 fn cut(mut text: String, most: usize) -> String {
     const ELLIPSIS: &str = "…";
     if text.len() > most {
@@ -61,7 +62,8 @@ fn cut(mut text: String, most: usize) -> String {
 }
 
 impl From<Error> for Status {
-    /// What is behind a defect goes with the status as its source: where it is answered, the log tells of it.
+    /// Converts an error to a status. A defect, and a fault of the caller with a server's code, is attached as source:
+    /// the edge logs the one and marks the other.
     fn from(error: Error) -> Self {
         let (code, reason, hint) = classify(&error);
         let text = cut(error.to_string(), TEXT_BYTES_MAX);
@@ -80,7 +82,7 @@ impl From<Error> for Status {
             }
             Hint::Shortfalls(shortfalls) => {
                 for (scope, told) in shortfalls.into_iter().map(violation) {
-                    // The first ones; who wants them all asks for as much, and gets them in an answer.
+                    // The first shortfalls that fit. A response has all of them.
                     let Some(rest) = left.checked_sub(scope.len() + told.len() + SHORTFALL_FRAME_BYTES) else { break };
                     details.add_quota_failure_violation(scope, told);
                     left = rest;
@@ -95,7 +97,7 @@ impl From<Error> for Status {
     }
 }
 
-/// What the error says in fields, as far as there are bytes left for it.
+/// Returns the fields of an error that fit into `left` bytes, and reduces `left`.
 fn metadata(error: &Error, left: &mut usize) -> HashMap<String, String> {
     let mut metadata = HashMap::new();
     for (field, value) in facts::of(error).into_iter().take(FACTS_MAX) {
@@ -108,7 +110,7 @@ fn metadata(error: &Error, left: &mut usize) -> HashMap<String, String> {
     metadata
 }
 
-/// What is short, and how much.
+/// Returns the scope and the text of a shortfall.
 fn violation(short: Shortfall) -> (String, String) {
     let Shortfall { scope, dimension, requested, available, max, .. } = short;
     let told = format!("{dimension}: requested {requested}, available {available}, max {max}");
@@ -142,10 +144,10 @@ fn classify(error: &Error) -> (Code, &'static str, Hint) {
         Error::BodyTimeout(_) => (Code::DeadlineExceeded, "BODY_TIMEOUT", Hint::None),
         Error::Unavailable(_) => (Code::Unavailable, "DATABASE_UNAVAILABLE", Hint::Retry(RETRY_LATER)),
         Error::CommitUnknown => (Code::Unavailable, "COMMIT_UNKNOWN", Hint::Retry(RETRY_LATER)),
-        // Of the codes that no client repeats by itself: a repetition would be a second grant.
+        // No client retries this code automatically: a retry would be a second grant.
         Error::GrantUnknown { .. } => (Code::Unknown, "COMMIT_UNKNOWN", Hint::None),
         Error::External(external) => classify_external(external),
-        // Another instance may be of a later release.
+        // Another instance may run a later release.
         Error::Outdated(_) => (Code::Unavailable, "OUTDATED_RELEASE", Hint::Retry(RETRY_LATER)),
         Error::PositionTooOld { .. } => (Code::OutOfRange, "POSITION_TOO_OLD", Hint::None),
         Error::PositionUnknown => (Code::OutOfRange, "POSITION_UNKNOWN", Hint::None),
@@ -186,7 +188,7 @@ fn classify_external(error: &ExternalError) -> (Code, &'static str, Hint) {
         ExternalError::NoSuchProvider { .. } | ExternalError::NoProviderFor { .. } => {
             (Code::NotFound, "NO_SUCH_PROVIDER", Hint::None)
         }
-        // As it is, trying again does not help.
+        // Retrying the unchanged call does not help.
         ExternalError::Changed { .. } => (Code::Aborted, "PROVIDER_CHANGED", Hint::None),
         ExternalError::LabelsTaken { .. } => (Code::AlreadyExists, "PROVIDER_LABELS_TAKEN", Hint::None),
         ExternalError::TooMany => (Code::FailedPrecondition, "TOO_MANY_PROVIDERS", Hint::None),
@@ -239,7 +241,7 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
             (Code::FailedPrecondition, "TICKET_ENDED", Hint::None)
         }
         Rejection::TicketExists { .. } => (Code::AlreadyExists, "TICKET_EXISTS", Hint::None),
-        // No caller is told: whoever lost its place goes to the end of the line.
+        // No caller gets this rejection: the request enters the wait queue again, at its end.
         Rejection::PlaceLost => (Code::Aborted, "PLACE_LOST", Hint::Retry(RETRY_SOON)),
         Rejection::TicketNotFound { .. } | Rejection::NoTicketOfEngine(_) => {
             (Code::NotFound, "TICKET_NOT_FOUND", Hint::None)
@@ -256,7 +258,7 @@ fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
         Rejection::TooManyHolds { .. } => (Code::FailedPrecondition, "TOO_MANY_HOLDS", Hint::None),
         Rejection::ScopeNotCounted { .. } => (Code::NotFound, "SCOPE_NOT_COUNTED", Hint::None),
         Rejection::NoSuchLimit(_) => (Code::NotFound, "NO_SUCH_LIMIT", Hint::None),
-        // As it is, trying again does not help.
+        // Retrying the unchanged call does not help.
         Rejection::LimitChanged { .. } => (Code::Aborted, "LIMIT_CHANGED", Hint::None),
         Rejection::Overflow { field, source } => {
             (Code::InvalidArgument, "INVALID_FIELD", Hint::Field((*field).into(), source.to_string()))

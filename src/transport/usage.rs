@@ -1,7 +1,10 @@
-//! `UsageService`: who holds what.
+//! `UsageService`: reads of EMs, tickets, scopes, wait queues, history and sums.
 //!
-//! - `filters`: which of what is listed; `overview`: the whole cluster;
-//! - `accounting`: what is told in sums; `follow`: the history as it goes on.
+//! Each method parses its filters, reads through one service and converts a page of results. A caller that is bound to
+//! users gets only their objects. The module changes nothing. Caller: the gRPC routes.
+//!
+//! - `filters`: filters of lists; `accounting`: refusals and usage in sums;
+//! - `follow`: stream of the history; `overview`: cluster totals and tasks.
 
 use tonic::{Request, Response, Status};
 use uuid::Uuid;
@@ -40,10 +43,10 @@ mod filters;
 mod follow;
 mod overview;
 
-/// How many one call may get by their keys: as many as a page may have.
+/// Maximum number of keys in one batch call, equal to the maximum page size.
 pub const GET_MAX: usize = 1000;
 
-/// Answers operators' questions.
+/// Implementation of `UsageService`.
 #[derive(Debug)]
 pub struct Usage {
     usage: usage::Usage,
@@ -55,7 +58,7 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// On top of the services; the fullest scopes are listed in `fullest`.
+    /// Creates the implementation on the given services. `fullest` has the list of the fullest scopes.
     pub fn new(
         usage: usage::Usage,
         limits: LimitService,
@@ -67,7 +70,7 @@ impl Usage {
         Self { usage, limits, overviews, fullest, follow, info: info.message() }
     }
 
-    /// The fullest scopes that match, or those that hold more than they may.
+    /// Returns the fullest scopes that match, or the scopes above their limits.
     async fn fullest(
         &self,
         message: &proto::ListScopesRequest,
@@ -95,7 +98,7 @@ impl Usage {
     }
 }
 
-/// Checks that no more are named in `field` than one call may get.
+/// Checks that `field` names at most [`GET_MAX`] objects.
 fn check_count(field: &str, named: usize) -> Result<(), FieldError> {
     match named > GET_MAX {
         true => Err(FieldError::new(
@@ -106,7 +109,7 @@ fn check_count(field: &str, named: usize) -> Result<(), FieldError> {
     }
 }
 
-/// Keys of EM pages: the names, as JSON, because they may hold any separator.
+/// Page key of an EM: its names as JSON, because a name may contain any separator.
 fn em_key(em: &EmInstance) -> String {
     serde_json::json!([em.application_name.as_str(), em.instance.as_str()]).to_string()
 }
@@ -116,7 +119,7 @@ fn parse_em_key(key: &str) -> Result<EmInstance, FieldError> {
     EmInstance::parse("page_token", &application_name, &instance).map_err(|_| bad_token())
 }
 
-/// A ticket that the call may be about; that of somebody else is none, whether it lives or how it ended.
+/// Hides a ticket outside the call scope. A live or ended ticket of another user is reported as not found.
 fn of_reach(found: Result<Ticket, Error>, ticket_id: Uuid, reach: &Reach) -> Result<Ticket, Error> {
     let hidden = || Err(Rejection::TicketNotFound { ticket_id, ended: None }.into());
     match &found {
@@ -321,7 +324,7 @@ impl UsageService for Usage {
                 None => Ok(Response::new(self.fullest(message, &filter, page.entries_max()).await?)),
             };
         }
-        // The hash of the last scope; behind nothing, all of them.
+        // The page key is the hash of the last scope; an empty one starts at the first scope.
         let after = parse_hex(key.unwrap_or_default()).ok_or_else(|| Error::from(bad_token()))?;
         let scopes = self.limits.scopes(&filter, &after, page.entries_max()).await?;
         Ok(Response::new(proto::ListScopesResponse {

@@ -1,4 +1,8 @@
-//! What callers are told; for the RM client, also back again.
+//! Responses: converts domain values to messages, and for the RM client back again.
+//!
+//! The services of `transport` call the functions that return messages. The RM client calls the functions
+//! named `read_…`. A `read_…` function fails with a [`FieldError`] that names the field if a message has no valid value
+//! there. No function here decides or reads state.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -37,12 +41,12 @@ use crate::{
 
 use super::{cap, limit, operator, request, resource};
 
-/// An EM as its callers name it.
+/// Converts an EM instance to a message.
 pub fn em_message(em: &EmInstance) -> proto::EmInstance {
     proto::EmInstance { application_name: em.application_name.to_string(), instance: em.instance.to_string() }
 }
 
-/// An engine as its callers name it.
+/// Converts an engine instance to a message.
 pub fn engine_message(engine: &EngineInstance) -> proto::EngineInstance {
     proto::EngineInstance {
         application_name: engine.application_name.to_string(),
@@ -50,19 +54,19 @@ pub fn engine_message(engine: &EngineInstance) -> proto::EngineInstance {
     }
 }
 
-/// A time as protobuf.
+/// Converts a time to a protobuf timestamp.
 pub fn timestamp(time: OffsetDateTime) -> Timestamp {
-    // A fraction of a second always fits.
+    // The nanoseconds within one second always fit an `i32`.
     Timestamp { seconds: time.unix_timestamp(), nanos: i32::try_from(time.nanosecond()).unwrap_or_default() }
 }
 
-/// A time from protobuf; `None` if it is out of range.
+/// Converts a protobuf timestamp to a time; `None` if it is out of range.
 pub fn time(timestamp: Timestamp) -> Option<OffsetDateTime> {
     let nanos = i128::from(timestamp.seconds) * 1_000_000_000 + i128::from(timestamp.nanos);
     OffsetDateTime::from_unix_timestamp_nanos(nanos).ok()
 }
 
-/// How an EM says it is.
+/// Converts the health of an EM to a message.
 pub fn health(health: Health) -> proto::Health {
     match health {
         Health::Healthy => proto::Health::Healthy,
@@ -71,7 +75,7 @@ pub fn health(health: Health) -> proto::Health {
     }
 }
 
-/// How busy a host is.
+/// Converts the load of a machine to a message: memory in bytes, CPU in thousandths.
 pub fn load(load: Load) -> proto::Load {
     proto::Load {
         memory_used: load.memory_used(),
@@ -80,7 +84,7 @@ pub fn load(load: Load) -> proto::Load {
     }
 }
 
-/// What engines are observed to use.
+/// Converts the observed use of tickets to messages.
 pub fn observations(observed: &Observations) -> Vec<proto::ObservedUse> {
     let message = |(ticket_id, observed): (Uuid, Resource)| proto::ObservedUse {
         ticket_id: ticket_id.as_bytes().to_vec(),
@@ -89,12 +93,15 @@ pub fn observations(observed: &Observations) -> Vec<proto::ObservedUse> {
     observed.iter().map(message).collect()
 }
 
-/// A ticket that does not live where it was reported.
+/// Converts a reported ticket that is not live on its EM to a message.
 pub fn unknown_ticket(unknown: UnknownTicket) -> proto::UnknownTicket {
     proto::UnknownTicket { ticket_id: unknown.id.to_string(), reason: unknown.reason }
 }
 
-/// An EM with its counters, and what is known of it by its reports.
+/// Converts an EM, its counters and its last report to a message.
+///
+/// # Errors
+/// [`Error::Internal`] if the counters of the EM have no valid difference.
 #[cfg(feature = "server")]
 pub fn em_resource(em: &Em, status: Option<&EmStatus>) -> Result<proto::EmResource, Error> {
     let left = em.left().map_err(Error::defect)?;
@@ -119,7 +126,7 @@ pub fn em_resource(em: &Em, status: Option<&EmStatus>) -> Result<proto::EmResour
     })
 }
 
-/// A live ticket.
+/// Converts a live ticket to a message.
 pub fn ticket(ticket: &Ticket) -> proto::Ticket {
     let mut message = proto::Ticket {
         ticket_id: ticket.id.to_string(),
@@ -148,13 +155,13 @@ pub fn ticket(ticket: &Ticket) -> proto::Ticket {
     message
 }
 
-/// A live ticket, with what is observed of it.
+/// Converts a live ticket and its last observed use to a message.
 pub fn observed_ticket(of: &Ticket, observed: Option<&Observed>) -> proto::Ticket {
     let amounts = observed.map(|observed| resource::message(observed.resource.parts()));
     proto::Ticket { observed: amounts, observed_time: observed.map(|observed| timestamp(observed.at)), ..ticket(of) }
 }
 
-/// A request that waits.
+/// Converts a waiting request and its queue entries to a message.
 pub fn waiting(waiting: &WaitingRequest) -> proto::WaitingRequest {
     let spots = waiting.ahead.iter().map(|(scope, ahead)| proto::WaitingSpot { scope: scope.clone(), ahead: *ahead });
     proto::WaitingRequest {
@@ -173,7 +180,7 @@ pub fn waiting(waiting: &WaitingRequest) -> proto::WaitingRequest {
     }
 }
 
-/// A request that waits, as the service told it.
+/// Converts a message of the service to a waiting request.
 pub fn read_waiting(message: proto::WaitingRequest) -> Result<WaitingRequest, FieldError> {
     Ok(WaitingRequest {
         ticket_id: request::ticket_id("ticket_id", &message.ticket_id)?,
@@ -191,7 +198,7 @@ pub fn read_waiting(message: proto::WaitingRequest) -> Result<WaitingRequest, Fi
     })
 }
 
-/// A line of the history; from where it was done is told to those who run the cluster.
+/// Converts a history line to a message. The caller's address is included only if `is_for_operator`.
 pub fn action(record: &ActionRecord, is_for_operator: bool) -> proto::Action {
     let (ticket_id, user) =
         record.ticket.as_ref().map(|(id, user)| (id.to_string(), user.to_string())).unwrap_or_default();
@@ -236,7 +243,10 @@ pub fn action(record: &ActionRecord, is_for_operator: bool) -> proto::Action {
     }
 }
 
-/// Counters as they stood right after a commit.
+/// Converts the counters after a commit to a message, limited to the scopes that `reach` allows.
+///
+/// # Errors
+/// [`Error::Internal`] if the counters of the EM have no valid difference.
 #[cfg(feature = "server")]
 pub fn counters(counters: &Counters, reach: &Reach) -> Result<proto::Counters, Error> {
     let is_shown = |scope: &&ScopeUsage| reach.has_scope(&scope.scope);
@@ -246,7 +256,7 @@ pub fn counters(counters: &Counters, reach: &Reach) -> Result<proto::Counters, E
     })
 }
 
-/// A grant, but for its counters.
+/// Converts a grant to a message. The head-room, the queue name and the counters are left unset.
 pub fn available(grant: &Grant) -> proto::AvailableResource {
     proto::AvailableResource {
         ticket_id: grant.ticket_id.to_string(),
@@ -260,7 +270,7 @@ pub fn available(grant: &Grant) -> proto::AvailableResource {
     }
 }
 
-/// How much there is room for.
+/// Converts the head-room of one dimension to a message.
 pub fn head_room(room: HeadRoom) -> proto::HeadRoom {
     proto::HeadRoom {
         scope: room.scope,
@@ -272,7 +282,7 @@ pub fn head_room(room: HeadRoom) -> proto::HeadRoom {
     }
 }
 
-/// One dimension of one scope that is short.
+/// Converts one dimension of one scope that is short to a message.
 pub fn shortfall(short: &Shortfall) -> proto::Shortfall {
     proto::Shortfall {
         scope: short.scope.clone(),
@@ -286,7 +296,7 @@ pub fn shortfall(short: &Shortfall) -> proto::Shortfall {
     }
 }
 
-/// A refusal.
+/// Converts a refusal to a message. The first shortfall is also written to the fields of a single shortfall.
 pub fn not_enough(refusal: &Refusal) -> proto::NotEnoughResource {
     let shortfalls: Vec<_> = refusal.shortfalls.iter().map(shortfall).collect();
     let first = shortfalls.first().cloned().unwrap_or_default();
@@ -309,7 +319,7 @@ pub(super) fn read_time(field: &str, timestamp: Option<Timestamp>) -> Result<Off
     timestamp.and_then(time).ok_or_else(|| FieldError::new(field, "is missing or out of range"))
 }
 
-/// An EM as the service told it.
+/// Converts a message of the service to an EM.
 pub fn read_em(message: proto::EmResource) -> Result<Em, FieldError> {
     Ok(Em {
         instance: request::em_instance("em", message.em)?,
@@ -333,7 +343,7 @@ pub fn read_em(message: proto::EmResource) -> Result<Em, FieldError> {
     })
 }
 
-/// What is known of an EM by its reports, as the service told it; `None` if it never reported.
+/// Converts the report fields of an EM message; `None` if the EM never reported.
 pub fn read_em_status(message: &proto::EmResource) -> Result<Option<EmStatus>, FieldError> {
     let Some(last_report_time) = message.last_report_time else { return Ok(None) };
     let health = match message.health() {
@@ -350,12 +360,12 @@ pub fn read_em_status(message: &proto::EmResource) -> Result<Option<EmStatus>, F
     }))
 }
 
-/// A ticket that does not live where it was reported, as the service told it.
+/// Converts a message of the service to a reported ticket that is not live on its EM.
 pub fn read_unknown_ticket(message: proto::UnknownTicket) -> Result<UnknownTicket, FieldError> {
     Ok(UnknownTicket { id: request::ticket_id("ticket_id", &message.ticket_id)?, reason: message.reason })
 }
 
-/// A ticket as the service told it.
+/// Converts a message of the service to a ticket.
 pub fn read_ticket(message: proto::Ticket) -> Result<Ticket, FieldError> {
     let state = match message.engine {
         None => TicketState::Locked {
@@ -385,7 +395,7 @@ pub fn read_ticket(message: proto::Ticket) -> Result<Ticket, FieldError> {
     })
 }
 
-/// A grant as the service told it; that of a dry run has the nil ticket and no deadline.
+/// Converts a message of the service to a grant. The grant of a dry run has the nil ticket and no deadline.
 pub fn read_available(message: proto::AvailableResource) -> Result<Grant, FieldError> {
     Ok(Grant {
         ticket_id: match message.ticket_id.as_str() {
@@ -400,7 +410,7 @@ pub fn read_available(message: proto::AvailableResource) -> Result<Grant, FieldE
     })
 }
 
-/// `None` if it does not tell by what.
+/// Converts the basis of a queue decision; `None` if the message states none.
 fn read_queue_check(message: proto::QueueCheck) -> Option<JudgedQueue> {
     let basis = match message.basis() {
         proto::QueueCheckBasis::Unspecified => return None,
@@ -412,7 +422,7 @@ fn read_queue_check(message: proto::QueueCheck) -> Option<JudgedQueue> {
     Some(JudgedQueue { provider: message.provider_name, path: message.path, basis, age })
 }
 
-/// By what a request was judged in its queue.
+/// Converts the basis of a queue decision to a message.
 fn queue_check(queue: &JudgedQueue) -> proto::QueueCheck {
     let basis = match queue.basis {
         Basis::Snapshot => proto::QueueCheckBasis::Snapshot,
@@ -432,7 +442,7 @@ fn queue_check(queue: &JudgedQueue) -> proto::QueueCheck {
 fn read_shortfall(short: proto::Shortfall) -> Shortfall {
     Shortfall {
         scope: short.scope,
-        // A later release may have more kinds.
+        // A later release may add scope kinds.
         kind: ScopeKind::parse(&short.scope_kind).unwrap_or(ScopeKind::Labels),
         dimension: short.dimension.as_str().into(),
         requested: short.requested,
@@ -443,7 +453,7 @@ fn read_shortfall(short: proto::Shortfall) -> Shortfall {
     }
 }
 
-/// A refusal as the service told it.
+/// Converts a message of the service to a refusal.
 pub fn read_not_enough(message: proto::NotEnoughResource) -> Refusal {
     Refusal {
         shortfalls: message.shortfalls.into_iter().map(read_shortfall).collect(),

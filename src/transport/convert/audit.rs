@@ -1,4 +1,7 @@
-//! Audits and repairs, both ways.
+//! Audit and repair reports: converts them to messages and, for the RM client, back.
+//!
+//! A `read_…` function fails with a [`FieldError`] that names the field. Callers: `transport::admin` and the
+//! RM client.
 
 use std::collections::BTreeMap;
 
@@ -33,7 +36,7 @@ fn messages(differences: &Differences) -> (Vec<proto::Difference>, i64) {
     (differences.first.iter().map(difference).collect(), count(differences.count))
 }
 
-/// What an audit found.
+/// Converts an audit report to a message.
 pub fn report(report: &AuditReport) -> proto::AuditResponse {
     let (differences, difference_count) = messages(&report.differences);
     proto::AuditResponse {
@@ -48,7 +51,7 @@ pub fn report(report: &AuditReport) -> proto::AuditResponse {
     }
 }
 
-/// What a repair did.
+/// Converts the result of a repair to a message.
 pub fn repaired(done: &Repaired) -> proto::RepairResponse {
     let (repaired, repaired_count) = messages(&done.repaired);
     let (remaining, remaining_count) = messages(&done.remaining);
@@ -76,7 +79,7 @@ fn read_differences(messages: Vec<proto::Difference>, count: i64) -> Result<Diff
     Ok(Differences { first, count: usize::try_from(count).unwrap_or_default() })
 }
 
-/// What an audit found, as the service told it.
+/// Converts a message of the service to an audit report.
 pub fn read_report(message: proto::AuditResponse) -> Result<AuditReport, FieldError> {
     Ok(AuditReport {
         at: answer::read_time("snapshot_time", message.snapshot_time)?,
@@ -88,7 +91,7 @@ pub fn read_report(message: proto::AuditResponse) -> Result<AuditReport, FieldEr
     })
 }
 
-/// What a repair did, as the service told it.
+/// Converts a message of the service to the result of a repair.
 pub fn read_repaired(message: proto::RepairResponse) -> Result<Repaired, FieldError> {
     Ok(Repaired {
         repaired: read_differences(message.repaired, message.repaired_count)?,

@@ -1,4 +1,7 @@
-//! Caps, both ways.
+//! Caps of a request: parses and checks them, and converts them to messages.
+//!
+//! A parser fails with a [`FieldError`] that names the field and the bound. Callers:
+//! `transport::resource_manager`, `answer` and the RM client.
 
 use std::{collections::BTreeSet, sync::Arc};
 
@@ -14,7 +17,10 @@ use crate::{
 
 use super::limit;
 
-/// The caps of a request, which stand in `field`.
+/// Parses the caps in `field`.
+///
+/// # Errors
+/// More than [`CAPS_MAX`] caps, an invalid cap, or two caps with equal labels.
 pub fn caps(field: &str, caps: &[proto::Cap]) -> Result<Vec<Arc<Cap>>, FieldError> {
     if caps.len() > CAPS_MAX {
         return Err(FieldError::new(field, format!("has {} caps; at most {CAPS_MAX} are allowed", caps.len())));
@@ -51,7 +57,7 @@ fn cap(field: &str, cap: &proto::Cap) -> Result<Cap, FieldError> {
     Ok(Cap { keys, max })
 }
 
-/// A cap as its callers write it.
+/// Converts a cap to a message.
 pub fn message(cap: &Cap) -> proto::Cap {
     let max = cap.max.iter().map(|(dimension, max)| (dimension.key(), *max)).collect();
     proto::Cap { labels: cap.keys.iter().cloned().collect(), max }

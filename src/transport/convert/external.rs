@@ -1,4 +1,7 @@
-//! Providers, queues and applications.
+//! External clusters: converts providers, external queues and applications.
+//!
+//! Parsers fail with a [`FieldError`] that names the field. Messages never contain the secrets of a provider. Caller:
+//! `transport::external`.
 
 use secrecy::SecretString;
 use uuid::Uuid;
@@ -16,10 +19,13 @@ use crate::{
 
 use super::answer::timestamp;
 
-/// The longest configuration, in bytes.
+/// Maximum size of a provider configuration, in bytes.
 const CONFIG_BYTES_MAX: usize = 16 * 1024;
 
-/// A provider to be put.
+/// Parses a provider to be stored.
+///
+/// # Errors
+/// A missing or invalid field, or a configuration above 16 KiB.
 pub fn put(message: Option<proto::Provider>) -> Result<Put, FieldError> {
     let message = message.ok_or_else(|| FieldError::new("provider", "is required"))?;
     let provider = Provider {
@@ -36,7 +42,7 @@ pub fn put(message: Option<proto::Provider>) -> Result<Put, FieldError> {
     Ok(Put { provider, config: SecretString::from(message.config) })
 }
 
-/// What a caller knows of a provider.
+/// Returns the state of a provider that a change expects: any without an etag, absent with an empty one.
 pub fn expected(etag: Option<&str>) -> ExpectedProvider {
     match etag {
         None => ExpectedProvider::Anything,
@@ -45,7 +51,7 @@ pub fn expected(etag: Option<&str>) -> ExpectedProvider {
     }
 }
 
-/// A provider, without its secrets.
+/// Converts a provider to a message, without its secrets.
 pub fn provider(shown: &Shown) -> proto::Provider {
     let Shown { record, config } = shown;
     proto::Provider {
@@ -59,7 +65,10 @@ pub fn provider(shown: &Shown) -> proto::Provider {
     }
 }
 
-/// Which provider is asked.
+/// Parses a provider selector. The resource type defaults to YARN, and labels select without a name.
+///
+/// # Errors
+/// An invalid field, or both a name and labels.
 pub fn selector(message: Option<&proto::ProviderSelector>) -> Result<Selector, FieldError> {
     let unset = proto::ProviderSelector::default();
     let proto::ProviderSelector { resource_type, name, labels } = message.unwrap_or(&unset);
@@ -79,7 +88,7 @@ fn amounts(amounts: queue::QueueAmounts) -> proto::QueueAmounts {
     proto::QueueAmounts { memory: amounts.memory, cores: amounts.cores, millicores: 0 }
 }
 
-/// A queue among all of its cluster.
+/// Converts an external queue to a message. `queues` is its cluster snapshot.
 pub fn queue(queues: &Queues, queue: &queue::Queue) -> proto::Queue {
     let state = match queues.state(queue) {
         queue::QueueState::Running => proto::QueueState::Running,
@@ -107,7 +116,7 @@ pub fn queue(queues: &Queues, queue: &queue::Queue) -> proto::Queue {
     }
 }
 
-/// An application, in the queue with this path, and the live ticket that it is known to be of.
+/// Converts an application to a message. `path` is its queue, and `ticket_id` its live ticket if one is recorded.
 pub fn application(application: &queue::Application, path: &str, ticket_id: Option<Uuid>) -> proto::Application {
     let queue::Application { id, name, user, queue: _, state, allocated, start_millis } = application;
     let start_time = prost_types::Timestamp {

@@ -1,4 +1,8 @@
-//! Limits and scopes, both ways.
+//! Limits, policies and scopes: parses and checks them, and converts them to messages.
+//!
+//! A parser fails with a [`FieldError`] that names the field, the value and the bound. The functions named `new_…` also
+//! check the names that a call creates; the others accept every stored name. Callers: `transport::limit`,
+//! `transport::usage` and the RM client.
 
 use std::{collections::BTreeMap, sync::Arc};
 
@@ -16,13 +20,13 @@ use crate::{
 
 use super::{answer::timestamp, request};
 
-/// How many limits one call may bring.
+/// Maximum number of limits in one call.
 pub const LIMITS_MAX: usize = 10_000;
 
-/// How many limits of a kind an answer names.
+/// Maximum number of limits of one kind of change that a response names.
 const NAMED_MAX: usize = 1000;
 
-/// The labels of a limit that stands in `field`.
+/// Parses the labels of the limit in `field`.
 pub fn pattern(field: &str, limit: &proto::Limit) -> Result<Pattern, FieldError> {
     let count = limit.labels.len() + limit.each.len();
     if count == 0 || count > LABELS_MAX {
@@ -44,7 +48,7 @@ pub fn pattern(field: &str, limit: &proto::Limit) -> Result<Pattern, FieldError>
     Ok(Pattern::new(labels))
 }
 
-/// A limit that stands in `field`.
+/// Parses the limit in `field`. Its maxima are numbers, texts with a unit, or both.
 pub fn rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, FieldError> {
     let limit = limit.ok_or_else(|| FieldError::new(field, "is required"))?;
     let pattern = pattern(field, limit)?;
@@ -65,7 +69,7 @@ pub fn rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, FieldErro
     Ok(Rule { pattern, mode, max })
 }
 
-/// Maxima as people write them, which stand in `field`.
+/// Parses the maxima in `field` that are written as text. A size may have a unit.
 fn written_maxima(field: &str, maxima: &BTreeMap<String, String>) -> Result<BTreeMap<Dimension, i64>, FieldError> {
     if maxima.len() > DIMENSIONS_MAX {
         let problem = format!("names {} dimensions; at most {DIMENSIONS_MAX} are allowed", maxima.len());
@@ -86,7 +90,7 @@ fn written_maxima(field: &str, maxima: &BTreeMap<String, String>) -> Result<BTre
     maxima.iter().map(maximum).collect()
 }
 
-/// Maxima that stand in `field`; at least one, if they are needed.
+/// Parses the maxima in `field`. At least one is required if `needed`.
 pub fn maxima(
     field: &str,
     maxima: &BTreeMap<String, i64>,
@@ -99,7 +103,7 @@ pub fn maxima(
     maxima.iter().map(|(key, max)| Ok((dimension(field, key)?, amount(field, key, *max)?))).collect()
 }
 
-/// What a limit does; unset is enforced.
+/// Parses the mode of a limit; unset means enforced.
 fn mode(field: &str, number: i32) -> Result<LimitMode, FieldError> {
     match proto::LimitMode::try_from(number) {
         Ok(proto::LimitMode::Unspecified | proto::LimitMode::Enforced) => Ok(LimitMode::Enforced),
@@ -109,7 +113,7 @@ fn mode(field: &str, number: i32) -> Result<LimitMode, FieldError> {
     }
 }
 
-/// The same, written down.
+/// Converts the mode of a limit to a message.
 pub fn mode_message(mode: LimitMode) -> proto::LimitMode {
     match mode {
         LimitMode::Enforced => proto::LimitMode::Enforced,
@@ -118,7 +122,7 @@ pub fn mode_message(mode: LimitMode) -> proto::LimitMode {
     }
 }
 
-/// A limit to be set, which stands in `field`.
+/// Parses the limit in `field` that a call sets, and checks its names.
 pub fn new_rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, FieldError> {
     let rule = rule(field, limit)?;
     for (key, value) in rule.pattern.labels() {
@@ -129,7 +133,10 @@ pub fn new_rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, Field
     Ok(rule)
 }
 
-/// All limits that there are to be, which stand in `field`.
+/// Parses the complete set of limits in `field`.
+///
+/// # Errors
+/// More than [`LIMITS_MAX`] limits, an invalid limit, or two limits with equal labels.
 pub fn rules(field: &str, limits: &[proto::Limit]) -> Result<Vec<Rule>, FieldError> {
     if limits.len() > LIMITS_MAX {
         return Err(FieldError::new(field, format!("has {} limits; at most {LIMITS_MAX} are allowed", limits.len())));
@@ -146,7 +153,8 @@ pub fn rules(field: &str, limits: &[proto::Limit]) -> Result<Vec<Rule>, FieldErr
     Ok(rules)
 }
 
-/// What became of all limits, or would.
+/// Converts the result of a replacement, or of its dry run, to a message. Each list has at most 1,000 limits; the
+/// counts are complete.
 pub fn replaced(replaced: &Replaced) -> proto::ReplaceLimitsResponse {
     let Replaced { changes, over, decides } = replaced;
     let first = |rules: &[Rule]| rules.iter().take(NAMED_MAX).map(limit).collect();
@@ -188,7 +196,8 @@ fn amount(field: &str, key: &str, max: i64) -> Result<i64, FieldError> {
     Ok(max)
 }
 
-/// A rule, how it came to be as it is, and whether it decides.
+/// Converts a limit, its last change and its state to a message. `decides` is false while the limit is still being
+/// counted.
 pub fn limit_record(record: &RuleRecord, decides: bool) -> proto::Limit {
     proto::Limit {
         state: state(decides).into(),
@@ -199,7 +208,7 @@ pub fn limit_record(record: &RuleRecord, decides: bool) -> proto::Limit {
     }
 }
 
-/// What a change expects to find: nothing is said without an etag, and an empty one is that of no rule.
+/// Returns the state of a limit that a change expects: any without an etag, absent with an empty one.
 pub fn expected(etag: Option<&str>) -> Expected {
     match etag {
         None => Expected::Anything,
@@ -208,12 +217,12 @@ pub fn expected(etag: Option<&str>) -> Expected {
     }
 }
 
-/// Whether a rule decides.
+/// Converts the state of a limit to a message: in force if it `decides`, else counting.
 pub fn state(decides: bool) -> proto::LimitState {
     if decides { proto::LimitState::InForce } else { proto::LimitState::Counting }
 }
 
-/// A rule as its administrators write it.
+/// Converts a limit to a message, without its last change.
 pub fn limit(rule: &Rule) -> proto::Limit {
     let (mode, name) = (mode_message(rule.mode).into(), rule.pattern.to_string());
     let mut message = proto::Limit { mode, name, ..Default::default() };
@@ -227,7 +236,7 @@ pub fn limit(rule: &Rule) -> proto::Limit {
     message
 }
 
-/// A policy that stands in `field`, and the kind of EM that it is for.
+/// Parses the policy in `field` and the kind of EM that it applies to.
 pub fn policy(field: &str, policy: Option<&proto::Policy>) -> Result<(Name, Policy), FieldError> {
     let policy = policy.ok_or_else(|| FieldError::new(field, "is required"))?;
     let em_kind = Name::parse(&format!("{field}.em_application_name"), &policy.em_application_name)?;
@@ -254,7 +263,7 @@ pub fn policy(field: &str, policy: Option<&proto::Policy>) -> Result<(Name, Poli
     Ok((em_kind, Policy::new(checks).with(policy.required_labels.iter().cloned().collect(), placement)))
 }
 
-/// A policy to be set, which stands in `field`, and the kind of EM that it is for.
+/// Parses the policy in `field` that a call sets, and checks its names. Returns also its kind of EM.
 pub fn new_policy(field: &str, message: Option<&proto::Policy>) -> Result<(Name, Policy), FieldError> {
     let (em_kind, policy) = policy(field, message)?;
     check_new(&format!("{field}.em_application_name"), em_kind.as_str())?;
@@ -270,12 +279,12 @@ fn check_message(check: Check) -> proto::Check {
     }
 }
 
-/// All checks that there are, which hold for kinds of EMs without a policy.
+/// Returns all checks. They apply to kinds of EMs without a policy.
 pub fn checks() -> Vec<i32> {
     Policy::default().checks().map(|kind| check_message(kind).into()).collect()
 }
 
-/// A policy as its administrators write it.
+/// Converts a policy to a message.
 pub fn policy_message(em_kind: &Name, policy: &Policy) -> proto::Policy {
     let checks = policy.checks().map(|kind| check_message(kind).into()).collect();
     proto::Policy {
@@ -286,7 +295,7 @@ pub fn policy_message(em_kind: &Name, policy: &Policy) -> proto::Policy {
     }
 }
 
-/// A scope and what it holds.
+/// Converts a scope, its counters and its limits to a message.
 pub fn scope_usage(scope: &ScopeUsage) -> proto::ScopeUsage {
     let amounts = |tally: &Tally| tally.amounts().map(|(dimension, amount)| (dimension.key(), amount)).collect();
     proto::ScopeUsage {
@@ -305,7 +314,7 @@ fn read_tally(field: &str, amounts: BTreeMap<String, i64>) -> Result<Tally, Fiel
     Ok(Tally::new(entries.collect::<Result<Vec<_>, FieldError>>()?))
 }
 
-/// The labels of scopes, which stand in `field`; their values may be empty.
+/// Checks the labels of scopes in `field`. A value may be empty.
 pub fn scope_labels(field: &str, labels: &BTreeMap<String, String>) -> Result<(), FieldError> {
     if labels.len() > LABELS_MAX {
         let problem = format!("has {} labels; at most {LABELS_MAX} are allowed", labels.len());
@@ -318,7 +327,7 @@ pub fn scope_labels(field: &str, labels: &BTreeMap<String, String>) -> Result<()
     Ok(())
 }
 
-/// Which one scope, by all labels that it has.
+/// Parses the one scope that has exactly these labels.
 pub fn scope(field: &str, labels: &BTreeMap<String, String>) -> Result<Scope, FieldError> {
     if labels.is_empty() {
         return Err(FieldError::new(field, "is required: all labels of the scope, with their values"));
@@ -327,7 +336,7 @@ pub fn scope(field: &str, labels: &BTreeMap<String, String>) -> Result<Scope, Fi
     Ok(Scope::new(labels.clone()))
 }
 
-/// A scope as the service told it.
+/// Converts a message of the service to a scope with its counters and limits.
 pub fn read_scope_usage(message: proto::ScopeUsage) -> Result<ScopeUsage, FieldError> {
     let read = |(number, limit): (usize, &proto::Limit)| rule(&format!("limits[{number}]"), Some(limit)).map(Arc::new);
     let rules = message.limits.iter().enumerate().map(read).collect::<Result<_, _>>()?;

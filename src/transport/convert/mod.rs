@@ -1,14 +1,14 @@
-//! Between protobuf and the domain: the only place that knows both.
+//! Conversion between protobuf and the domain: the only module that uses both.
 //!
-//! - [`resource`]: amounts, both ways;
-//! - [`limit`]: limits and scopes, both ways;
-//! - [`cap`]: caps, both ways;
-//! - [`external`]: providers and queues, both ways;
-//! - [`audit`]: audits and repairs, both ways;
-//! - `overview`: the whole cluster, its instances, and what they do;
-//! - [`operator`]: drains, forced releases and holds, both ways;
-//! - [`request`]: what callers send;
-//! - [`answer`]: what callers are told, and, for the RM client, back again.
+//! Parsers check every field, so that no later code validates again. They fail with a `FieldError` that names the
+//! field. No function here reads or changes state. Callers: the services of `transport` and the RM client.
+//!
+//! - [`resource`]: amounts;
+//! - [`limit`]: limits, policies and scopes; [`cap`]: caps of a request;
+//! - [`external`]: providers, external queues and applications;
+//! - [`audit`]: audits and repairs; [`operator`]: drains, forced releases and holds;
+//! - `overview`: cluster totals, instances and tasks;
+//! - [`request`]: requests; [`answer`]: responses, and back for the RM client.
 
 pub mod answer;
 pub mod audit;

@@ -1,4 +1,7 @@
-//! What operators want of EMs and tickets, and what they are told.
+//! Calls of operators: parses drains, resumes, repairs, forced releases and holds, and converts their results.
+//!
+//! Parsers and `read_…` functions fail with a [`FieldError`] that names the field. Callers: `transport::admin`
+//! and the RM client.
 
 use crate::{
     domain::{
@@ -14,17 +17,17 @@ use crate::{
 
 use super::{answer, limit, request};
 
-/// An EM that is to be drained.
+/// Parses a drain.
 pub fn drain(message: proto::DrainRequest) -> Result<DrainEm, FieldError> {
     Ok(DrainEm { em: request::em_instance("em", message.em)?, reason: Name::parse("reason", &message.reason)? })
 }
 
-/// An EM that is to grant again.
+/// Parses a resume of a drained EM.
 pub fn resume(message: proto::ResumeRequest) -> Result<ResumeEm, FieldError> {
     Ok(ResumeEm { em: request::em_instance("em", message.em)?, reason: reason(&message.reason)? })
 }
 
-/// Why something is done, if that is said.
+/// Parses an optional reason; `None` if it is empty.
 pub fn reason(text: &str) -> Result<Option<Name>, FieldError> {
     match text {
         "" => Ok(None),
@@ -32,7 +35,7 @@ pub fn reason(text: &str) -> Result<Option<Name>, FieldError> {
     }
 }
 
-/// What alone is to be repaired; `None` for everything.
+/// Parses the target of a repair; `None` repairs everything.
 pub fn repair(message: &proto::RepairRequest) -> Result<Option<RepairTarget>, FieldError> {
     match (&message.em, message.scope.is_empty()) {
         (None, true) => Ok(None),
@@ -42,13 +45,13 @@ pub fn repair(message: &proto::RepairRequest) -> Result<Option<RepairTarget>, Fi
     }
 }
 
-/// A ticket that is to end, and why.
+/// Parses a forced release: the ticket and the required reason.
 pub fn force(message: &proto::ForceReleaseRequest) -> Result<(NamedTicket, Name), FieldError> {
     let ticket_id = request::ticket_id("ticket_id", &message.ticket_id)?;
     Ok((NamedTicket { ticket_id, user: None, em: None }, Name::parse("reason", &message.reason)?))
 }
 
-/// What is held or is to be: exactly one of an EM and a user.
+/// Parses the target of a hold: exactly one of an EM and a user.
 pub fn key(em: Option<proto::EmInstance>, user: &str) -> Result<LockKey, FieldError> {
     match (em, user) {
         (Some(em), "") => Ok(LockKey::Em(request::em_instance("em", Some(em))?)),
@@ -58,7 +61,7 @@ pub fn key(em: Option<proto::EmInstance>, user: &str) -> Result<LockKey, FieldEr
     }
 }
 
-/// A hold that is to be taken.
+/// Parses a hold. Its duration is above zero and at most [`HOLD_MAX`].
 pub fn hold(message: proto::HoldRequest) -> Result<NewHold, FieldError> {
     let duration = message.duration.ok_or_else(|| FieldError::new("duration", "is required"))?;
     let duration = request::duration("duration", duration)?;
@@ -70,7 +73,7 @@ pub fn hold(message: proto::HoldRequest) -> Result<NewHold, FieldError> {
     Ok(NewHold { key: key(message.em, &message.user)?, duration, reason })
 }
 
-/// What is held.
+/// Converts a hold to a message. A hold without `taken` has only its target.
 pub fn hold_message(hold: &Hold) -> proto::ResourceHold {
     let (em, user) = match &hold.key {
         LockKey::Em(em) => (Some(answer::em_message(em)), String::new()),
@@ -89,7 +92,7 @@ pub fn hold_message(hold: &Hold) -> proto::ResourceHold {
     }
 }
 
-/// The same as the service told it.
+/// Converts a message of the service to a hold.
 pub fn read_hold(message: proto::ResourceHold) -> Result<Hold, FieldError> {
     let key = key(message.em, &message.user)?;
     if message.held_by.is_empty() {
@@ -104,7 +107,7 @@ pub fn read_hold(message: proto::ResourceHold) -> Result<Hold, FieldError> {
     Ok(Hold { key, taken: Some(taken) })
 }
 
-/// That an EM is drained.
+/// Converts the drain of an EM to a message.
 pub fn drain_message(drain: &Drain) -> proto::EmDrain {
     proto::EmDrain {
         reason: drain.reason.to_string(),
@@ -113,7 +116,7 @@ pub fn drain_message(drain: &Drain) -> proto::EmDrain {
     }
 }
 
-/// The same as the service told it.
+/// Converts a message of the service to a drain.
 pub fn read_drain(message: proto::EmDrain) -> Result<Drain, FieldError> {
     Ok(Drain {
         reason: Name::parse("reason", &message.reason)?,

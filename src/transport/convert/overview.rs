@@ -1,4 +1,7 @@
-//! The whole cluster, its instances, and what they do in the background, as callers are told.
+//! Overview: converts the cluster totals, the instances and their background tasks to messages.
+//!
+//! A caller that is bound to users gets only the totals of the EMs. Callers: `transport::usage` and the
+//! monitoring page.
 
 use std::time::Duration;
 
@@ -17,10 +20,10 @@ use super::{
     limit::scope_usage,
 };
 
-/// How many changes one message tells.
+/// Maximum number of EM changes in one message of a watch.
 const CHANGES_MAX: usize = 1000;
 
-/// The whole cluster; whoever is bound to users is told of the EMs alone.
+/// Converts the cluster totals to a message. A caller that `is_bound` to users gets only the totals of the EMs.
 pub fn overview(overview: &Overview, is_bound: bool) -> proto::Overview {
     let ems = proto::Overview {
         snapshot_time: Some(timestamp(overview.at)),
@@ -45,7 +48,7 @@ pub fn overview(overview: &Overview, is_bound: bool) -> proto::Overview {
     }
 }
 
-/// A number of seconds; none below zero, as a clock that was set back would have it.
+/// Converts seconds to a duration. A negative value, as after a clock that was set back, becomes zero.
 fn seconds(seconds: f64) -> Option<prost_types::Duration> {
     Duration::try_from_secs_f64(seconds.max(0.0)).ok().and_then(|duration| duration.try_into().ok())
 }
@@ -97,7 +100,7 @@ fn scope_totals(totals: &ScopeTotals) -> proto::ScopeTotals {
     }
 }
 
-/// What a watcher is told each second.
+/// Converts one observation of a watch: the totals and the changes since the previous message.
 pub fn watched(seen: &Seen, is_bound: bool) -> proto::WatchResponse {
     let change = |change: &EmChange| proto::EmChange {
         em: Some(em_message(&change.em)),
@@ -111,7 +114,7 @@ pub fn watched(seen: &Seen, is_bound: bool) -> proto::WatchResponse {
     }
 }
 
-/// An instance, and since when it serves.
+/// Converts an instance and its start time to a message.
 pub fn server_instance((instance, start_time): &(ServerInstance, OffsetDateTime)) -> proto::ServerInstance {
     proto::ServerInstance {
         instance_id: instance.id.to_string(),
@@ -123,7 +126,7 @@ pub fn server_instance((instance, start_time): &(ServerInstance, OffsetDateTime)
     }
 }
 
-/// A background task of an instance.
+/// Converts the report of one background task of an instance to a message.
 pub fn task_status(instance: &ServerInstance, report: &TaskReport) -> proto::TaskStatus {
     let count = |number: u64| i64::try_from(number).unwrap_or(i64::MAX);
     proto::TaskStatus {
@@ -138,14 +141,14 @@ pub fn task_status(instance: &ServerInstance, report: &TaskReport) -> proto::Tas
     }
 }
 
-/// A moment in seconds since 1970; none if there was none.
+/// Converts seconds since 1970 to a timestamp; zero and invalid values become `None`.
 fn moment(since_1970: f64) -> Option<Timestamp> {
     let since = Duration::try_from_secs_f64(since_1970).ok().filter(|since| !since.is_zero())?;
     let nanos = i32::try_from(since.subsec_nanos()).ok()?;
     Some(Timestamp { seconds: i64::try_from(since.as_secs()).ok()?, nanos })
 }
 
-/// Large work that is left.
+/// Converts the progress of a background job to a message.
 pub fn job(job: &Job) -> proto::Job {
     proto::Job { kind: job.kind.to_owned(), subject: job.subject.clone(), left: job.left }
 }

@@ -1,4 +1,8 @@
-//! What callers send.
+//! Requests: parses the messages of callers into operations of the domain, and checks every field.
+//!
+//! A parser fails with a [`FieldError`] that names the field, the value and the bound. A field that the message leaves
+//! unset gets its documented default. Callers: the services of `transport`; the RM client uses the shared
+//! parsers for responses.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -22,50 +26,50 @@ use crate::{
 
 use super::resource;
 
-/// For how many labels an EM may be reserved.
+/// Maximum number of reserved labels of an EM.
 pub const RESERVED_MAX: usize = 8;
 
-/// How many tickets one heartbeat may name.
+/// Maximum number of tickets in one heartbeat.
 pub const TICKETS_MAX: usize = 100_000;
 
-/// How many bytes each of them takes.
+/// Size of one ticket in a heartbeat, in bytes.
 pub const TICKET_BYTES: usize = size_of::<Uuid>();
 
-/// How many queues a request may name.
+/// Maximum number of queues in one request.
 const QUEUE_NAMES_MAX: usize = 8;
 
 fn missing(field: &str) -> FieldError {
     FieldError::new(field, "is required")
 }
 
-/// An EM that stands in `field`.
+/// Parses the required EM in `field`.
 pub fn em_instance(field: &str, em: Option<proto::EmInstance>) -> Result<EmInstance, FieldError> {
     let em = em.ok_or_else(|| missing(field))?;
     EmInstance::parse(field, &em.application_name, &em.instance)
 }
 
-/// An engine that stands in `field`.
+/// Parses the required engine in `field`.
 pub fn engine_instance(field: &str, engine: Option<proto::EngineInstance>) -> Result<EngineInstance, FieldError> {
     let engine = engine.ok_or_else(|| missing(field))?;
     EngineInstance::parse(field, &engine.application_name, &engine.instance)
 }
 
-/// A ticket id that stands in `field`.
+/// Parses the ticket id in `field`.
 pub fn ticket_id(field: &str, text: &str) -> Result<Uuid, FieldError> {
     Uuid::parse_str(text)
         .map_err(|_| FieldError::new(field, "is not a UUID; give the ticket_id that RequestResource answered"))
 }
 
-/// A duration that stands in `field`.
+/// Parses the duration in `field`, which must not be negative.
 pub fn duration(field: &str, duration: prost_types::Duration) -> Result<Duration, FieldError> {
-    // Not by the conversion of prost-types, which overflows at its ends.
+    // The conversion of `prost_types` overflows at the ends of its range.
     match (u64::try_from(duration.seconds), u32::try_from(duration.nanos)) {
         (Ok(seconds), Ok(nanos)) => Ok(Duration::new(seconds, nanos)),
         _ => Err(FieldError::new(field, "must not be negative")),
     }
 }
 
-/// A registration.
+/// Parses a registration. The protected amounts default to zero and must not exceed the total.
 pub fn register(request: proto::RegisterRequest) -> Result<Register, FieldError> {
     let em = em_instance("em", request.em)?;
     em.check_new("em")?;
@@ -108,7 +112,7 @@ pub fn register(request: proto::RegisterRequest) -> Result<Register, FieldError>
     Ok(Register { em, total, protected, labels, reserved })
 }
 
-/// Checks that a request asks for nothing that has only a name yet: who set it would be told that he has what he has not.
+/// Rejects fields that are reserved for a later release. Ignoring such a field would promise its effect.
 pub fn check_planned(request: &proto::RequestResourceRequest) -> Result<(), FieldError> {
     let planned = [("priority", request.priority != 0), ("group_id", !request.group_id.is_empty())];
     match planned.into_iter().find(|(_, is_set)| *is_set) {
@@ -119,7 +123,10 @@ pub fn check_planned(request: &proto::RequestResourceRequest) -> Result<(), Fiel
     }
 }
 
-/// The queues, or namespaces, that will do instead of that of a resource, the best first, each in what is asked for then.
+/// Returns `resource` once for each queue or namespace in `names`, in the caller's order of preference.
+///
+/// # Errors
+/// Too many names, an empty or illegal name, or a resource without a queue or namespace.
 pub fn in_queues(names: &[String], resource: &Resource) -> Result<Vec<Resource>, FieldError> {
     if names.len() > QUEUE_NAMES_MAX {
         let problem = format!("has {} queues; at most {QUEUE_NAMES_MAX} are allowed", names.len());
@@ -152,7 +159,7 @@ pub fn in_queues(names: &[String], resource: &Resource) -> Result<Vec<Resource>,
     names.iter().enumerate().map(in_queue).collect()
 }
 
-/// Which EMs a request may go to; and all labels that it carries, those for this included.
+/// Parses the EM selection of a request. Returns also all labels of the request, with the required and preferred ones.
 pub fn selector(request: &proto::RequestResourceRequest) -> Result<(Selector, Labels), FieldError> {
     let application_name = match request.em_application_name.as_str() {
         "" => None,
@@ -207,7 +214,7 @@ fn preferences(field: &str, messages: &[proto::PreferredLabel]) -> Result<Vec<Pr
     messages.iter().enumerate().map(preference).collect()
 }
 
-/// How EMs are chosen; `None` if it is not told.
+/// Parses the placement in `field`; `None` if it is unset.
 pub fn placement(field: &str, number: i32) -> Result<Option<Placement>, FieldError> {
     match proto::Placement::try_from(number) {
         Ok(proto::Placement::Unspecified) => Ok(None),
@@ -217,7 +224,7 @@ pub fn placement(field: &str, number: i32) -> Result<Option<Placement>, FieldErr
     }
 }
 
-/// The same, written down.
+/// Converts a placement to a message.
 pub fn placement_message(placement: Placement) -> proto::Placement {
     match placement {
         Placement::Spread => proto::Placement::Spread,
@@ -225,7 +232,7 @@ pub fn placement_message(placement: Placement) -> proto::Placement {
     }
 }
 
-/// The registration that a caller acts for, in `epoch`; 0 is none.
+/// Parses the epoch of the registration that a caller acts for; 0 means none.
 fn epoch(number: i64) -> Result<Option<i64>, FieldError> {
     match number {
         ..0 => Err(FieldError::new("epoch", "must not be negative")),
@@ -234,12 +241,12 @@ fn epoch(number: i64) -> Result<Option<i64>, FieldError> {
     }
 }
 
-/// An EM that goes.
+/// Parses an unregistration.
 pub fn unregister(request: proto::UnregisterRequest) -> Result<Unregister, FieldError> {
     Ok(Unregister { em: em_instance("em", request.em)?, epoch: epoch(request.epoch)? })
 }
 
-/// A report that an engine runs.
+/// Parses a confirmation: the engine of a ticket runs.
 pub fn inited(request: proto::ResourceInitedRequest) -> Result<Inited, FieldError> {
     let engine = engine_instance("engine", request.engine)?;
     engine.check_new("engine")?;
@@ -253,7 +260,7 @@ pub fn inited(request: proto::ResourceInitedRequest) -> Result<Inited, FieldErro
     })
 }
 
-/// An engine that is put into the books.
+/// Parses the adoption of a running engine.
 pub fn adopt(request: proto::AdoptTicketRequest) -> Result<Adopt, FieldError> {
     let ticket_id = ticket_id("ticket_id", &request.ticket_id)?;
     if ticket_id.is_nil() {
@@ -286,7 +293,7 @@ pub fn adopt(request: proto::AdoptTicketRequest) -> Result<Adopt, FieldError> {
     })
 }
 
-/// A report of what an engine uses.
+/// Parses a report of the use of an engine.
 pub fn reported(request: proto::ResourceReportedRequest) -> Result<Reported, FieldError> {
     Ok(Reported {
         ticket_id: ticket_id("ticket_id", &request.ticket_id)?,
@@ -297,7 +304,7 @@ pub fn reported(request: proto::ResourceReportedRequest) -> Result<Reported, Fie
     })
 }
 
-/// A ticket that is given back; whose it is and where, as far as the caller says so.
+/// Parses a release. The user and the EM of the ticket are optional.
 pub fn released(request: proto::ResourceReleasedRequest) -> Result<NamedTicket, FieldError> {
     Ok(NamedTicket {
         ticket_id: ticket_id("ticket_id", &request.ticket_id)?,
@@ -309,7 +316,7 @@ pub fn released(request: proto::ResourceReleasedRequest) -> Result<NamedTicket, 
     })
 }
 
-/// How an EM says it is; unset is healthy.
+/// Parses the health of an EM; unset means healthy.
 fn health(field: &str, number: i32) -> Result<Health, FieldError> {
     match proto::Health::try_from(number) {
         Ok(proto::Health::Unspecified | proto::Health::Healthy) => Ok(Health::Healthy),
@@ -319,12 +326,12 @@ fn health(field: &str, number: i32) -> Result<Health, FieldError> {
     }
 }
 
-/// A load that stands in `field`.
+/// Parses the load in `field`.
 pub fn load(field: &str, load: proto::Load) -> Result<Load, FieldError> {
     Load::parse(field, load.memory_used, load.memory_max, load.cpu_permille)
 }
 
-/// The tickets that an EM has, each as [`TICKET_BYTES`] bytes.
+/// Parses the tickets of an EM from `field`, [`TICKET_BYTES`] bytes each.
 fn reported_tickets(field: &str, bytes: &[u8]) -> Result<Vec<Uuid>, FieldError> {
     let (ids, rest) = bytes.as_chunks::<TICKET_BYTES>();
     let named = ids.len();
@@ -338,12 +345,12 @@ fn reported_tickets(field: &str, bytes: &[u8]) -> Result<Vec<Uuid>, FieldError> 
     Ok(ids.iter().copied().map(Uuid::from_bytes).collect())
 }
 
-/// The same, written down.
+/// Converts tickets to the bytes of a heartbeat.
 pub fn ticket_bytes<'a>(tickets: impl IntoIterator<Item = &'a Uuid>) -> Vec<u8> {
     tickets.into_iter().flat_map(Uuid::as_bytes).copied().collect()
 }
 
-/// A report of an EM.
+/// Parses the heartbeat of an EM.
 pub fn report(request: proto::HeartbeatRequest) -> Result<Report, FieldError> {
     let em = em_instance("em", request.em)?;
     for (field, number) in [("epoch", request.epoch), ("sequence", request.sequence)] {
@@ -358,7 +365,7 @@ pub fn report(request: proto::HeartbeatRequest) -> Result<Report, FieldError> {
     Ok(Report { em, epoch: request.epoch, sequence: request.sequence, health, load, tickets, observed })
 }
 
-/// What engines are observed to use, which stands in `field`.
+/// Parses the observed use of tickets in `field`. A ticket may occur once.
 fn observations(field: &str, told: Vec<proto::ObservedUse>) -> Result<Option<Observations>, FieldError> {
     if told.len() > TICKETS_MAX {
         let problem = format!("has {} tickets; at most {TICKETS_MAX} are allowed", told.len());

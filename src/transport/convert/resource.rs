@@ -1,4 +1,7 @@
-//! Amounts, both ways.
+//! Resources: converts amounts between messages and the domain.
+//!
+//! An amount is a non-negative integer: bytes of memory, cores, millicores, or a number of engines. A parser fails with
+//! a [`FieldError`] that names the field. Callers: the other converters and the RM client.
 
 use crate::{
     domain::{
@@ -8,15 +11,16 @@ use crate::{
     transport::proto::{self, resource::Kind},
 };
 
-/// A resource that stands in `field` and must be set.
+/// Parses the required resource in `field`.
 pub fn required(field: &str, resource: Option<proto::Resource>) -> Result<Resource, FieldError> {
     optional(field, resource)?.ok_or_else(|| FieldError::new(field, "is required"))
 }
 
-/// The largest amount of one dimension: so that the sums over very many tickets can be counted, and every client can hold it exactly.
+/// Maximum amount in one dimension. Sums over many tickets stay in range, and every client represents the number
+/// exactly.
 const AMOUNT_MAX: i64 = (1 << 53) - 1;
 
-/// A resource that stands in `field`, if it is set.
+/// Parses the resource in `field`; `None` if it is unset.
 pub fn optional(field: &str, resource: Option<proto::Resource>) -> Result<Option<Resource>, FieldError> {
     let resource = of_message(field, resource)?;
     let too_large = resource.iter().flat_map(Resource::amounts).find(|(_, amount)| *amount > AMOUNT_MAX);
@@ -28,10 +32,10 @@ pub fn optional(field: &str, resource: Option<proto::Resource>) -> Result<Option
     }
 }
 
-/// Checks the names in a resource that a call brings into being: its custom dimensions, and its queue or namespace.
+/// Checks the names in a resource that a call creates: its custom dimensions, and its queue or namespace.
 ///
 /// # Errors
-/// The name that is not legal in a new name.
+/// A name that is not legal for new objects.
 pub fn check_new(field: &str, resource: &Resource) -> Result<(), FieldError> {
     let place = resource.queue_name().or(resource.namespace());
     place.map_or(Ok(()), |place| name::check_new(field, place))?;
@@ -57,10 +61,10 @@ fn of_message(field: &str, resource: Option<proto::Resource>) -> Result<Option<R
     }
 }
 
-/// The plain values of a resource, unchecked.
+/// Returns the plain values of a resource, unchecked.
 ///
 /// # Errors
-/// What is JSON has yet to be read.
+/// The document, if the resource is given as Linkis JSON, which the caller has to parse.
 pub fn parts(kind: Kind) -> Result<Parts, proto::LinkisJson> {
     Ok(match kind {
         Kind::Json(json) => return Err(json),
@@ -100,7 +104,7 @@ fn kubernetes(r: proto::KubernetesResource) -> KubernetesAmounts {
     KubernetesAmounts { memory: r.memory, millicores: r.millicores, namespace: r.namespace }
 }
 
-/// An amount as protobuf.
+/// Converts a resource to a message.
 pub fn message(parts: Parts) -> proto::Resource {
     let driver = |r: LoadInstanceAmounts| proto::LoadInstanceResource {
         memory: r.memory,

@@ -1,4 +1,6 @@
-//! What an error says in fields, `ErrorInfo.metadata`: what its text says in words, so that no program has to take texts apart.
+//! Fields of errors, for `ErrorInfo.metadata`: the values that the error text states in words.
+//!
+//! Programs read these fields and need not parse texts. The caller bounds their number and length. Caller: `status`.
 
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -16,10 +18,10 @@ use crate::{
     error::{Error, ExternalError},
 };
 
-/// A field and its value.
+/// Name and value of a field.
 pub type Fact = (&'static str, String);
 
-/// What `error` says, the most telling first; unbounded.
+/// Returns the fields of `error`, the most important first. Neither their number nor their length is bounded.
 pub fn of(error: &Error) -> Vec<Fact> {
     match error {
         Error::Rejected(rejection) => of_rejection(rejection),
@@ -29,7 +31,7 @@ pub fn of(error: &Error) -> Vec<Fact> {
         Error::MessageTooLarge { limit } => vec![("max_bytes", limit.to_string())],
         Error::BodyTimeout(longest) => vec![("timeout", humantime::format_duration(*longest).to_string())],
         Error::Denied(denied) => vec![("role", denied.roles.clone()), ("needs", denied.needs.clone())],
-        // Of a field, BadRequest says it; of the rest, there is nothing but the reason.
+        // `BadRequest` names the field of an invalid one. The other errors have only their reason.
         Error::InvalidField(_)
         | Error::Unauthenticated(_)
         | Error::NoSuchMethod
@@ -50,7 +52,7 @@ pub fn of(error: &Error) -> Vec<Fact> {
     }
 }
 
-/// With Linkis's code, where it has one.
+/// Returns the fields of an error of an external cluster, with the code of Linkis if it has one.
 fn of_external(error: &ExternalError) -> Vec<Fact> {
     let provider = |name: &str| ("provider", name.to_owned());
     let code = |code: &str| ("code", code.to_owned());
@@ -145,7 +147,7 @@ fn em_names(em: &EmInstance) -> [Fact; 2] {
     [("em_application_name", em.application_name.to_string()), ("em_instance", em.instance.to_string())]
 }
 
-/// More about an EM, and which.
+/// Returns `more` and the names of the EM.
 fn of_em(em: &EmInstance, more: impl IntoIterator<Item = Fact>) -> Vec<Fact> {
     more.into_iter().chain(em_names(em)).collect()
 }
@@ -164,7 +166,7 @@ fn stale_report(registered: i64, last: Option<ReportNumber>) -> Vec<Fact> {
     [("current_epoch", registered.to_string())].into_iter().chain(sequence).collect()
 }
 
-/// The first shortfall, as `NotEnoughResource` tells it; `QuotaFailure` tells all of them.
+/// Returns the first shortfall, as `NotEnoughResource` does. `QuotaFailure` has all of them.
 fn shortfall(refusal: &Refusal) -> Vec<Fact> {
     let Some(short) = refusal.shortfalls.first() else { return vec![] };
     vec![

@@ -1,4 +1,6 @@
-//! `ListRefusals` and `GetUsage`: what is told in sums.
+//! `ListRefusals` and `GetUsage`: refusals and usage, summed over periods of time.
+//!
+//! A caller that is bound to users gets only the sums of these users. Caller: `UsageService`.
 
 use time::OffsetDateTime;
 use tonic::Request;
@@ -110,7 +112,7 @@ pub(super) async fn get_usage(
     let page = Page::new("GetUsage", message.page_size, &filters)?;
     let (to, after) = page.key(&message.page_token)?.map(parse_usage_key).transpose()?.unzip();
     let mut query = usage_query(message, identity::reach(call)?)?;
-    // Of a call without times, the first page has said which they are.
+    // Without times in the call, the first page defines the range, and its token has the end.
     query.to = to.or(query.to);
     let Dated { told: mut found, as_of } = usage.used(&query, after.as_ref(), page.size + 1).await?;
     let more = page.cut(&mut found.sums);
@@ -150,7 +152,8 @@ fn usage_query(message: &proto::GetUsageRequest, reach: &Reach) -> Result<UsageQ
     Ok(UsageQuery { by, users, from, to, hourly: message.hourly })
 }
 
-/// The end of the time that is summed over, and whose sum of which hour was the last; as JSON, because names may hold any separator.
+/// Page key of usage sums, as JSON, because a name may contain any separator: the end of the range, the name of the
+/// last sum, and its hour.
 type UsageKey = (i64, Option<(String, String)>, Option<i64>);
 
 fn usage_key(to: OffsetDateTime, at: &UsageAt) -> String {

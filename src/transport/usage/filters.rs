@@ -1,4 +1,6 @@
-//! What callers of `UsageService` ask for: which of what is listed.
+//! Filters of `UsageService`: parses the selection of each list and limits it to the call scope.
+//!
+//! A parser fails with a [`FieldError`] that names the field. Caller: `UsageService`.
 
 use std::collections::BTreeSet;
 
@@ -19,10 +21,11 @@ use crate::{
     transport::{convert, proto},
 };
 
-/// How many actions one call may name: as many as there are.
+/// Maximum number of actions that one call may name.
 const ACTIONS_MAX: usize = 20;
 
-/// Whose things a call is about that names this user, or none; `None` for everybody's. Somebody else's are none, as for a user without any.
+/// Returns the users of a call that names `user` or none; `None` selects all users. A user outside the call scope
+/// selects nothing, as a user without objects does.
 pub(super) fn users(user: &str, reach: &Reach) -> Result<Option<BTreeSet<Name>>, FieldError> {
     if user.is_empty() {
         return Ok(reach.users().cloned());
@@ -31,14 +34,14 @@ pub(super) fn users(user: &str, reach: &Reach) -> Result<Option<BTreeSet<Name>>,
     Ok(Some([user].into_iter().filter(|user| reach.has_user(user)).collect()))
 }
 
-/// A moment that the database knows: its times begin later than those of a message.
+/// Parses a time in `field`. The database stores times since 1970 only.
 pub(super) fn moment(field: &str, timestamp: Option<Timestamp>) -> Result<Option<OffsetDateTime>, FieldError> {
     let Some(timestamp) = timestamp else { return Ok(None) };
     let time = convert::answer::time(timestamp).filter(|time| *time >= OffsetDateTime::UNIX_EPOCH);
     time.map(Some).ok_or_else(|| FieldError::new(field, "must be between the years 1970 and 9999"))
 }
 
-/// Which tickets.
+/// Parses the filter of tickets.
 pub fn tickets(message: &proto::ListTicketsRequest, reach: &Reach) -> Result<user_resource::Filter, FieldError> {
     Ok(user_resource::Filter {
         em: message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?,
@@ -58,7 +61,7 @@ pub fn tickets(message: &proto::ListTicketsRequest, reach: &Reach) -> Result<use
     })
 }
 
-/// Which EMs, and how many hundredths of them have to be held.
+/// Parses the filter of EMs, and the minimum fullness in percent.
 pub fn ems(message: &proto::ListEmsRequest) -> Result<(em_resource::Filter, u8), FieldError> {
     let health = match proto::Health::try_from(message.health) {
         Ok(proto::Health::Unspecified) => None,
@@ -78,7 +81,7 @@ pub fn ems(message: &proto::ListEmsRequest) -> Result<(em_resource::Filter, u8),
     Ok((em_resource::Filter { application_name, labels, health, silent, draining }, percent))
 }
 
-/// Which scopes.
+/// Parses the filter of scopes.
 pub fn scopes(message: &proto::ListScopesRequest, reach: &Reach) -> Result<ScopeFilter, FieldError> {
     convert::limit::scope_labels("labels", &message.labels)?;
     let named = message.labels.get(USER).filter(|user| !user.is_empty());
@@ -86,10 +89,10 @@ pub fn scopes(message: &proto::ListScopesRequest, reach: &Reach) -> Result<Scope
     Ok(ScopeFilter { users, labels: message.labels.clone() })
 }
 
-/// Whether the caller may be told of a scope: everybody of all, or of those of his users.
+/// Checks that the call scope covers `scope`.
 ///
 /// # Errors
-/// [`Denied`] if not.
+/// [`Denied`] if it does not.
 pub fn check_scope(scope: &Scope, reach: &Reach) -> Result<(), Denied> {
     match reach.has_scope(scope) {
         true => Ok(()),
@@ -97,7 +100,7 @@ pub fn check_scope(scope: &Scope, reach: &Reach) -> Result<(), Denied> {
     }
 }
 
-/// Which requests that wait.
+/// Parses the filter of waiting requests.
 pub fn waiting(message: &proto::ListWaitingRequest, reach: &Reach) -> Result<waiting::Filter, FieldError> {
     let em = message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?;
     convert::limit::scope_labels("scope", &message.scope)?;
@@ -107,7 +110,7 @@ pub fn waiting(message: &proto::ListWaitingRequest, reach: &Reach) -> Result<wai
     Ok(waiting::Filter { users: users(&message.user, reach)?, spots })
 }
 
-/// Which lines of the history.
+/// Parses the filter of history lines. Only operators get lines about tokens and providers.
 pub fn actions(
     message: &proto::ListActionsRequest,
     reach: &Reach,

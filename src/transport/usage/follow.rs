@@ -1,4 +1,6 @@
-//! The history as it goes on.
+//! `FollowActions`: stream of new history lines.
+//!
+//! The stream starts at a position or at the present and ends with the caller's credentials. Caller: `UsageService`.
 
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Status};
@@ -9,11 +11,14 @@ use crate::{
     transport::{convert, identity, proto},
 };
 
-/// What is told as it comes.
+/// Response stream of `FollowActions`.
 pub type Following =
     std::pin::Pin<Box<dyn tokio_stream::Stream<Item = Result<proto::FollowActionsResponse, Status>> + Send>>;
 
-/// Every line from behind a position, or from now on.
+/// Starts the stream after the position of the call, or at the present without one.
+///
+/// # Errors
+/// Errors of [`FollowService::follow`]: an unknown or too old position, or too many followers.
 pub async fn follow(follow: &FollowService, call: &Request<proto::FollowActionsRequest>) -> Result<Following, Error> {
     let is_of_operator = identity::is_of_operator(call);
     let view = View { users: identity::reach(call)?.users().cloned(), objects: is_of_operator };

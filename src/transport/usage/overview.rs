@@ -1,4 +1,6 @@
-//! The whole cluster: what it has, what serves it, and what is done in the background.
+//! `GetOverview`, `Watch` and `ListTasks`: cluster totals, instances and background tasks.
+//!
+//! A caller that is bound to users gets only the totals of the EMs. Caller: `UsageService`.
 
 use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Status};
@@ -9,10 +11,13 @@ use crate::{
     transport::{convert, identity, proto},
 };
 
-/// What is told each second.
+/// Response stream of `Watch`: one message each second.
 pub type Watching = std::pin::Pin<Box<dyn tokio_stream::Stream<Item = Result<proto::WatchResponse, Status>> + Send>>;
 
-/// An overview, and then one each second.
+/// Starts a watch: an overview at once, and then one each second.
+///
+/// # Errors
+/// Errors of [`Overviews::watch`]: too many watchers.
 pub fn watch(overviews: &Overviews, call: &Request<proto::WatchRequest>) -> Result<Watching, Error> {
     let is_bound = !identity::reach(call)?.is_all();
     let seen = ReceiverStream::new(overviews.watch(&identity::of_call(call))?);
@@ -23,13 +28,16 @@ pub fn watch(overviews: &Overviews, call: &Request<proto::WatchRequest>) -> Resu
     Ok(Box::pin(told))
 }
 
-/// How all background tasks fare on all instances, and what is left of large work.
+/// Returns the reports of all background tasks of all instances, and the progress of background jobs.
+///
+/// # Errors
+/// Errors of the database.
 pub async fn tasks(overviews: &Overviews) -> Result<proto::ListTasksResponse, Error> {
     let (instances, jobs) = (overviews.instances().await?, overviews.jobs().await?);
     let mut tasks: Vec<_> = (instances.iter())
         .flat_map(|(instance, _)| instance.tasks.iter().map(|report| convert::overview::task_status(instance, report)))
         .collect();
-    // The instances stay in their order.
+    // The sort is stable, so the instances of a task keep their order.
     tasks.sort_by(|one, other| one.task.cmp(&other.task));
     Ok(proto::ListTasksResponse { tasks, jobs: jobs.iter().map(convert::overview::job).collect() })
 }
