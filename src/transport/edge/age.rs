@@ -1,11 +1,14 @@
-//! How old connections get: not all equally, so that those that began together do not all come back in the same second.
+//! Ages of connections: spread, so that connections of one moment do not all return in the same second.
+//!
+//! The server gives each accepted connection the next age in turn. Caller: the server.
 
 use std::time::Duration;
 
-/// How many ages there are; a power of two.
+/// Number of ages; a power of two.
 const AGES: u32 = 64;
 
-/// The ages around `age`, from nine to eleven tenths of it: neighbours are far apart, so that those who come one after the other are.
+/// Returns 64 ages between nine and eleven tenths of `age`. Consecutive ages differ widely, so that connections
+/// in a row do.
 pub fn spread(age: Duration) -> impl Iterator<Item = Duration> {
     (0..AGES).map(move |nth: u32| {
         let place = nth.reverse_bits() >> (u32::BITS - AGES.ilog2());
@@ -17,7 +20,7 @@ pub fn spread(age: Duration) -> impl Iterator<Item = Duration> {
 mod tests {
     use super::*;
 
-    /// Ten thousand that come in the same moment, and get their ages in turn: how many of them go within one second at most.
+    /// Returns the largest number of 10,000 simultaneous connections that end within one second.
     fn most_in_a_second(age: Duration) -> usize {
         let ages: Vec<Duration> = spread(age).collect();
         let mut ends: Vec<Duration> = ages.iter().cycle().take(10_000).copied().collect();

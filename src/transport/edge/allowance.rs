@@ -1,55 +1,62 @@
-//! Allowance of a connection for frames that are no part of an answered call: resets, pings, settings, window updates and the like.
+//! Allowance of a connection for frames that are no part of a completed call: resets, pings, settings, window updates
+//! and the like.
 //!
-//! Each such frame costs credit. Answered calls and sent data earn credit, and so does time, up to a bound. A connection without credit is
-//! ended. So an honest client may send these frames as a share of what it is answered, and a burst of them besides.
+//! Each such frame costs credit. Completed calls, sent data and time earn credit, up to a bound. A connection without
+//! credit is ended. An honest client may send these frames in proportion to its completed calls, and a burst besides.
 //!
-//! The reset of a call that has been under way for a while is free, once for each call. The number of calls that a connection may have
-//! under way bounds such resets. They come when a crowd of waiting calls is cut off, or when deadlines expire.
+//! The reset of a call that has been in progress for a while is free, once for each call. The number of concurrent
+//! calls of a connection bounds such resets. They occur when a crowd of waiting calls is cut off, or when deadlines
+//! expire.
+//!
+//! Caller: `traffic`.
 
 use std::time::{Duration, Instant};
 
 use super::frames::{DATA, Frame, GOAWAY, HEADERS, PING, RST_STREAM, SETTINGS};
 
-/// Credit of a new connection, and the most that it may have, for each call that it may have under way: one reset, or sixteen pings.
+/// Initial and maximum credit of a connection, per call that it may have in progress: one reset, or sixteen pings.
 const CREDIT_PER_STREAM: u32 = 16;
 
-/// The least number of calls under way that credit is reckoned by, so that a small bound leaves room for an honest burst.
+/// Minimum number of calls for the credit, so that a small bound still permits an honest burst.
 const STREAMS_MIN: u32 = 256;
 
-/// Part of the most credit that is regained each second: one of so many.
+/// Fraction of the maximum credit that is regained each second: one of so many.
 const REGAINED_EACH_SECOND: u32 = 4;
 
-/// Interval between two times at which credit is regained: the fractions that are lost are small then.
+/// Interval between two times at which credit is regained. Rounding loses little credit at this interval.
 const REGAINED_EVERY: Duration = Duration::from_millis(20);
 
-/// Credit that an answered call earns: as much as its reset costs.
+/// Credit that a completed call earns: the cost of its reset.
 const ANSWER_EARNS: u32 = 16;
 
-/// Credit that a sent DATA frame earns: window updates and a ping follow it.
+/// Credit that a sent DATA frame earns. Window updates and a ping follow such a frame.
 const DATA_EARNS: u32 = 4;
 
-/// Cost of the reset of a call, by either side: a call is begun for nothing.
+/// Cost of the reset of a call, by either side. Starting a call is free.
 const RESET_COSTS: u32 = 16;
 
-/// Factor of the cost of resets while the caller is not known: such a connection is for a few health checks.
+/// Factor of the cost of resets while the caller is not authenticated. Such a connection serves a few health checks.
 const UNKNOWN_FACTOR: u32 = 4;
 
-/// Cost of a SETTINGS frame: it may concern every stream of the connection.
+/// Cost of a SETTINGS frame: it may affect every stream of the connection.
 const SETTINGS_COSTS: u32 = 16;
 
-/// Cost of every other frame that is no part of a call, and of each piece of a message that is short.
+/// Cost of every other frame that is no part of a call, and of each short piece of a message.
 const FRAME_COSTS: u32 = 1;
 
-/// A DATA frame below this size, in bytes, is a short piece of a message.
+/// Size below which a DATA frame is a short piece of a message, in bytes.
 const SHORT_DATA_BYTES: usize = 64;
 
-/// Interval between two marks of the newest stream. A call is settled one to two intervals after it began; its reset is free then.
+/// Interval between two marks of the newest stream. A call is settled one to two intervals after its start; its reset
+/// is free then.
 const MARKED_EVERY: Duration = Duration::from_millis(25);
 
-/// Error codes (RFC 9113, section 7).
+/// Error code REFUSED_STREAM (RFC 9113, section 7).
 const REFUSED_STREAM: u32 = 7;
+/// Error code ENHANCE_YOUR_CALM: the peer sends too much.
 pub const ENHANCE_YOUR_CALM: u32 = 11;
-/// Errors of the peer, for which the HTTP/2 library resets a stream: PROTOCOL_ERROR, FLOW_CONTROL_ERROR, STREAM_CLOSED, FRAME_SIZE_ERROR.
+/// Error codes for which the HTTP/2 library resets a stream because of the peer: PROTOCOL_ERROR, FLOW_CONTROL_ERROR,
+/// STREAM_CLOSED, FRAME_SIZE_ERROR.
 const PEER_ERRORS: [u32; 4] = [1, 3, 5, 6];
 
 /// Why a connection is ended: the kind of frames that used up its credit.
@@ -63,15 +70,15 @@ pub enum Excess {
     Settings,
     /// Other frames.
     Frames,
-    /// The HTTP/2 library found too many of something.
+    /// An excess that the HTTP/2 library found.
     Library,
 }
 
 impl Excess {
-    /// All of them, each at its index.
+    /// All reasons, each at its index.
     pub const ALL: [Self; 5] = [Self::Resets, Self::Pings, Self::Settings, Self::Frames, Self::Library];
 
-    /// Name in metrics and logs.
+    /// Returns the name in metrics and logs.
     pub fn name(self) -> &'static str {
         match self {
             Self::Resets => "resets",
@@ -82,7 +89,7 @@ impl Excess {
         }
     }
 
-    /// Text for the peer. gRPC clients know `too_many_pings`, and then ping less.
+    /// Returns the text for the peer. A gRPC client that receives `too_many_pings` pings less.
     pub fn text(self) -> &'static str {
         match self {
             Self::Resets => "too_many_resets",
@@ -101,22 +108,22 @@ pub struct Allowance {
     regained_at: Instant,
     /// Number of the newest stream.
     newest: u32,
-    /// Number of calls that the peer began.
+    /// Number of calls that the peer started.
     begun: u64,
     /// Number of settled calls that the peer reset.
     settled_resets: u64,
-    /// Streams up to this one are settled.
+    /// Number of the newest settled stream.
     settled: u32,
     /// The newest stream at `marked_at`.
     mark: u32,
     marked_at: Instant,
-    /// Whether the caller is known.
+    /// Whether the caller is authenticated.
     is_known: bool,
     excess: Option<Excess>,
 }
 
 impl Allowance {
-    /// Allowance of a new connection that may have `streams` calls under way.
+    /// Creates the allowance of a new connection that may have `streams` calls in progress.
     pub fn new(streams: u32, now: Instant) -> Self {
         let most = streams.max(STREAMS_MIN).saturating_mul(CREDIT_PER_STREAM);
         Self {
@@ -139,12 +146,12 @@ impl Allowance {
         self.excess
     }
 
-    /// Sets whether the caller is known.
+    /// Sets whether the caller is authenticated.
     pub fn set_known(&mut self, is_known: bool) {
         self.is_known = is_known;
     }
 
-    /// Number of the newest stream that the peer began.
+    /// Returns the number of the newest stream that the peer started.
     pub fn newest(&self) -> u32 {
         self.newest
     }
@@ -202,7 +209,7 @@ impl Allowance {
         }
     }
 
-    /// Finds which streams are settled by now.
+    /// Updates which streams are settled at `now`.
     fn settle(&mut self, now: Instant) {
         let passed = now.saturating_duration_since(self.marked_at);
         if passed >= MARKED_EVERY {
@@ -219,7 +226,7 @@ mod tests {
 
     const STREAMS: u32 = 1024;
 
-    /// A connection whose frames are made here, at times of its own.
+    /// A connection with generated frames and its own clock.
     struct Connection {
         allowance: Allowance,
         now: Instant,
@@ -271,7 +278,7 @@ mod tests {
     /// Frames of a connection, and the time that passes between them.
     type Step = fn(&mut Connection);
 
-    /// Number of steps until the credit is used up.
+    /// Returns the number of steps until the credit is used up.
     fn steps_until_excess(
         connection: &mut Connection,
         mut step: impl FnMut(&mut Connection),
@@ -295,14 +302,14 @@ mod tests {
                     c.reset(stream);
                 }) as Step,
             ),
-            // One call that is old enough is reset again and again.
+            // One call that is old enough is reset repeatedly.
             (Excess::Resets, 1100, |c| c.reset(1)),
             (Excess::Pings, 20_000, |c| c.receive(PING, 0, &[0; 8])),
             (Excess::Settings, 1100, |c| c.receive(SETTINGS, 0, &[])),
             (Excess::Frames, 20_000, |c| c.receive(8, 0, &[0, 0, 0, 1])),
             (Excess::Frames, 20_000, |c| c.receive(DATA, 1, &[])),
             (Excess::Frames, 20_000, |c| c.receive(0xfe, 0, &[])),
-            // Calls that the library resets, because they are malformed.
+            // Calls that the library resets because they are malformed.
             (Excess::Frames, 1100, |c| {
                 c.begin();
                 c.send(RST_STREAM, 0, &1_u32.to_be_bytes());

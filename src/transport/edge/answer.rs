@@ -1,4 +1,7 @@
-//! What a call is answered. It is read at once, and not as its caller reads: so its size is known, and can have a bound.
+//! Response body of a call.
+//!
+//! A response that is no stream is read completely before it is sent, regardless of the caller's speed. Its size is
+//! then known and is charged to the byte budget. A large message is sent in pieces. Caller: `calls`.
 
 use std::{
     collections::VecDeque,
@@ -19,25 +22,26 @@ use super::{
     calls::{Call, Closing},
 };
 
-/// What a call is answered, as it is sent.
+/// Response body as it is sent.
 #[derive(Debug)]
 pub struct Answer {
-    /// What was read ahead of its sending.
+    /// Frames that were read ahead.
     ahead: VecDeque<Result<Frame<Bytes>, Status>>,
     body: Body,
     closing: Option<Closing>,
     has_ended: bool,
-    /// It is under way until the last of the answer is handed over.
+    /// Keeps the call in progress until the last frame is taken.
     _call: Option<Arc<Call>>,
 }
 
 impl Answer {
     pub(super) fn new(body: Body, closing: Option<Closing>, call: Option<Arc<Call>>) -> Self {
-        // Of most answers there is a message and how it ended.
+        // Most responses have one message and the trailers.
         Self { ahead: VecDeque::with_capacity(2), body, closing, has_ended: false, _call: call }
     }
 
-    /// Reads what there is by now, which is all of an answer without a stream; how many bytes its messages have.
+    /// Reads all frames that are available now: the whole response unless it is a stream. Returns the bytes of its
+    /// messages.
     pub(super) fn read_ahead(&mut self, cx: &mut Context<'_>) -> usize {
         let mut bytes = 0;
         while !self.has_ended {
@@ -57,8 +61,8 @@ impl Answer {
         bytes
     }
 
-    /// The HTTP/2 library takes a piece when the one before has left, and keeps the last one: without pieces, it would keep it all. Each
-    /// is a copy, because a part would keep the whole.
+    /// Queues `data` in pieces. The HTTP/2 library takes a piece when the previous one was sent, and keeps the last
+    /// one. Each piece is a copy, because a slice would keep the whole buffer.
     fn put(&mut self, data: Bytes) {
         if data.len() <= SMALL_ANSWER_BYTES {
             self.ahead.push_back(Ok(Frame::data(data)));
@@ -80,7 +84,8 @@ impl HttpBody for Answer {
         if self.has_ended {
             return Poll::Ready(None);
         }
-        // First: of a stream that has to end, the questions end too, and then its answers would, as if nothing were the matter.
+        // The end of a stream is checked first. Its requests end too, and the stream would otherwise end without an
+        // error.
         let Some(Poll::Ready(why)) = self.closing.as_mut().map(|closing| closing.poll(cx)) else {
             return Pin::new(&mut self.body).poll_frame(cx);
         };

@@ -1,4 +1,8 @@
-//! The body of a call, as it arrives: one message, for which there has to be room before anybody reads it, or the questions of a stream.
+//! Request body of a call, as it arrives: one message, or the queries of a stream.
+//!
+//! The bytes of a message are charged to the byte budgets before the service reads them: the announced length, the
+//! length after decompression, and the size of the decoded fields. A message beyond a budget fails its call. Caller:
+//! `calls`.
 
 use std::{
     fmt,
@@ -20,7 +24,7 @@ use super::{
     gzip,
 };
 
-/// The body of a call, as it arrives.
+/// Request body as it arrives.
 #[derive(Debug)]
 pub struct Received {
     body: Body,
@@ -30,23 +34,23 @@ pub struct Received {
 #[derive(Debug)]
 enum Kind {
     Message(Message),
-    /// Questions of some bytes each, as long as the caller likes, or until the server closes.
+    /// Queries of some bytes each, until the caller or the server ends the stream.
     Stream(Closing),
 }
 
 impl Received {
-    /// The message of `call`, of at most `limit` bytes, which is unpacked here if that is how it comes.
+    /// Creates the body of `call` with one message of at most `limit` bytes. A message in gzip is decompressed here.
     pub(super) fn message(body: Body, call: Arc<Call>, is_gzip: bool, limit: usize) -> Self {
         Self { body, kind: Kind::Message(Message::new(call, is_gzip, limit)) }
     }
 
-    /// Questions, until `closing` ends them.
+    /// Creates the body of a stream that ends with `closing`.
     pub(super) fn stream(body: Body, closing: Closing) -> Self {
         Self { body, kind: Kind::Stream(closing) }
     }
 }
 
-/// The first bytes of a body, which tell how long its message is.
+/// First bytes of a body, with the length of its message.
 #[derive(Debug, Default)]
 struct Prefix {
     bytes: [u8; PREFIX_BYTES],
@@ -54,7 +58,7 @@ struct Prefix {
 }
 
 impl Prefix {
-    /// How long the body is by its own account, if that is known by now.
+    /// Reads bytes of the prefix. Returns the announced size of the body, or `None` until the prefix is complete.
     fn read(&mut self, data: &[u8]) -> Option<usize> {
         for (place, byte) in self.bytes.iter_mut().skip(self.known).zip(data) {
             *place = *byte;
@@ -69,10 +73,10 @@ impl Prefix {
         (self.known == PREFIX_BYTES).then(|| length.saturating_add(PREFIX_BYTES))
     }
 
-    /// Whether the message is compressed, if that is known by now.
+    /// Returns true if the flag of the prefix has arrived and marks a compressed message.
     ///
     /// # Errors
-    /// [`Error::CompressedFlag`] if the flag is neither 0 nor 1, or is 1 and messages are not compressed by gzip.
+    /// [`Error::CompressedFlag`] if the flag is neither 0 nor 1, or is 1 without an encoding.
     fn is_compressed(&self, is_gzip: bool) -> Result<bool, Error> {
         let [flag, ..] = self.bytes;
         match flag {
@@ -84,14 +88,17 @@ impl Prefix {
     }
 }
 
-/// What stands before a message of so many bytes that is not compressed.
+/// Returns the prefix of an uncompressed message of this size in bytes.
 fn prefix(bytes: usize) -> [u8; PREFIX_BYTES] {
     let [a, b, c, d] = u32::try_from(bytes).unwrap_or(u32::MAX).to_be_bytes();
     [0, a, b, c, d]
 }
 
-/// One message. Its room is taken when it is announced, because that much is laid out for it then; that of what a compressed one holds,
-/// before it is unpacked; and that of what its fields become, as they arrive. Nobody is waited for behind it.
+/// One message and its charge to the byte budgets.
+///
+/// Its announced size is charged first, because the decoder allocates it then. A compressed message is charged its
+/// decompressed size before it is decompressed. The size of the decoded fields is charged as they arrive. A charge that
+/// does not fit fails the call and never waits.
 struct Message {
     call: Arc<Call>,
     prefix: Prefix,
@@ -100,7 +107,7 @@ struct Message {
     is_gzip: bool,
     /// Maximum size, in bytes.
     limit: usize,
-    /// All that was received of one that is compressed.
+    /// Bytes of a compressed message that have arrived.
     packed: Vec<u8>,
     late: Option<Pin<Box<Sleep>>>,
 }
@@ -120,12 +127,12 @@ impl Message {
         Self { call, prefix, received: 0, fields, is_gzip, limit, packed: Vec::new(), late: None }
     }
 
-    /// Whether all of it is there.
+    /// Returns true if the whole message has arrived.
     fn is_whole(&self) -> bool {
         self.prefix.body_bytes().is_some_and(|bytes| self.received >= bytes)
     }
 
-    /// Takes room for `data`; what is to be read now, if there is something.
+    /// Charges `data` and returns the bytes that the service reads now, if any.
     fn take(&mut self, mut data: Bytes) -> Result<Option<Bytes>, Error> {
         let (before, announced) = (self.received, self.prefix.read(&data));
         let is_compressed = self.prefix.is_compressed(self.is_gzip)?;
@@ -133,7 +140,7 @@ impl Message {
             if announced > self.limit.saturating_add(PREFIX_BYTES) {
                 return Err(self.too_large());
             }
-            // What comes behind is no part of the call.
+            // Bytes after the message do not belong to the call.
             data.truncate(announced.saturating_sub(before));
         }
         self.received = before.saturating_add(data.len());
@@ -147,7 +154,7 @@ impl Message {
         Ok(Some(data))
     }
 
-    /// The same of a message that is compressed: it is read when all of it is there.
+    /// Charges a piece of a compressed message. Returns the decompressed message when it is complete.
     fn take_packed(&mut self, data: &[u8], announced: Option<usize>) -> Result<Option<Bytes>, Error> {
         self.packed.extend_from_slice(data);
         self.take_room(announced.unwrap_or_default())?;
@@ -158,7 +165,7 @@ impl Message {
         let packed = packed.get(PREFIX_BYTES..).unwrap_or_default();
         let length = gzip::length(packed).ok_or_else(spoilt)?;
         if length > self.limit {
-            // The length is read from the last bytes, which may be anything.
+            // The length is read from the last bytes of the input, which may be arbitrary.
             return Err(if gzip::is_longer(packed, self.limit) { self.too_large() } else { spoilt() });
         }
         self.take_room(self.received.saturating_add(length))?;
@@ -172,14 +179,14 @@ impl Message {
         Ok(Some(unpacked.into()))
     }
 
-    /// Takes room for as much as is known by now: `bytes`, all that was received, and what its fields become.
+    /// Charges the known size to the budgets: `bytes` or the received ones, and the decoded fields.
     fn take_room(&self, bytes: usize) -> Result<(), Error> {
         let fields = self.fields.count();
         if fields > FIELDS_MAX {
             return Err(FieldError::new("the message", format!("has more than {FIELDS_MAX} fields")).into());
         }
         let bytes = bytes.max(self.received).saturating_add(fields.saturating_mul(FIELD_BYTES));
-        // However large it is, it has room if it is alone.
+        // The largest message fits if its connection has no other.
         if self.call.take(bytes.min(self.call.edge.bounds.connection_bytes())) {
             return Ok(());
         }
@@ -191,7 +198,7 @@ impl Message {
         Error::MessageTooLarge { limit: self.limit }
     }
 
-    /// What is wrong with a body that ends before its message does.
+    /// Returns the error of a body that ends before its message.
     fn cut_off(&self) -> Error {
         if self.received == 0 {
             return Error::NoMessage;
@@ -199,7 +206,7 @@ impl Message {
         FieldError::new("the message", "ends before its announced length; send all of it").into()
     }
 
-    /// Ready when nothing more of it is waited for.
+    /// Completes after the timeout without further bytes.
     fn poll_late(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
         let longest = self.call.edge.bounds.body_timeout;
         ready!(self.late.get_or_insert_with(|| Box::pin(sleep(longest))).as_mut().poll(cx));
@@ -245,7 +252,7 @@ impl HttpBody for Received {
         match kind {
             Kind::Message(message) => message.poll_frame(body, cx),
             Kind::Stream(closing) => match body.as_mut().poll_frame(cx) {
-                // Why, the answer tells.
+                // The response states why the stream ends.
                 Poll::Pending => closing.poll(cx).map(|_| None),
                 frame => frame,
             },
@@ -304,7 +311,7 @@ mod tests {
         }
     }
 
-    /// A message of few bytes that becomes many has room for those before anybody reads it.
+    /// A small compressed message is charged its decompressed size before it is read.
     #[test]
     fn what_is_compressed_takes_the_room_of_what_it_holds() {
         let message = [&[10, 0x80, 0x80, 0x40], vec![7; 1 << 20].as_slice()].concat();
@@ -359,7 +366,7 @@ mod tests {
         }
         let least = Caller::new(super::super::BODY_BYTES_LEAST);
         assert!(least.message().take(of(FIELDS_MAX)).is_ok(), "the largest has room if it is alone");
-        // Of a small one, nobody counts.
+        // The fields of a small message are not counted.
         let caller = Caller::new(64 << 20);
         let mut small = caller.message();
         small.take(of(1000)).unwrap();

@@ -1,4 +1,8 @@
-//! In front of every service: who is let in, what a call and its answer may take, and when a stream without an end has to end.
+//! Edge service: authenticates each call, acquires its permits and byte budgets, and ends endless streams.
+//!
+//! The edge rejects a call before any service reads it: a request that is no gRPC call, missing credentials, no permit,
+//! an expired deadline. It logs the cause of a defect, because the caller gets only a general text. Callers: the
+//! server, and the monitoring page for its own calls.
 
 use std::{
     convert::Infallible,
@@ -43,7 +47,7 @@ use crate::{
 
 use super::{Edge, SMALL_ANSWER_BYTES, SMALL_BODY_BYTES, answer::Answer, body::Received, connection::Peer};
 
-/// Serves calls within the bounds of the edge. The HTTP library makes a clone of it for each.
+/// Tower service in front of the routes. The HTTP library clones it for each call.
 #[derive(Debug, Clone)]
 pub struct Calls(Arc<Shared>);
 
@@ -54,38 +58,38 @@ struct Shared {
     door: Door,
 }
 
-/// Who is let in.
+/// Which calls the edge accepts.
 #[derive(Debug, Clone)]
 enum Door {
-    /// Those who show who they are.
+    /// All calls that the authenticator accepts.
     Open(Arc<Identity>),
-    /// Nobody yet, because of this, but those who ask for health.
+    /// Health checks only. Other calls fail with this error.
     Closed(Arc<ArcSwap<Error>>),
 }
 
-/// What is answered while nobody is let in.
+/// Path prefix of the health checks.
 const HEALTH: &str = "/grpc.health.v1.Health/";
 
 impl Calls {
-    /// In front of `routes`, for those whom `identity` lets in.
+    /// Creates the service in front of `routes`. `identity` authenticates the calls.
     pub fn new(routes: Routes<Received>, edge: Arc<Edge>, identity: Arc<Identity>) -> Self {
         Self(Arc::new(Shared { routes: Arc::new(routes), edge, door: Door::Open(identity) }))
     }
 
-    /// The same, for those whom another `identity` lets in.
+    /// Returns a service for the same routes that authenticates with `identity`.
     pub fn known_by(&self, identity: Arc<Identity>) -> Self {
         let Shared { routes, edge, .. } = &*self.0;
         Self(Arc::new(Shared { routes: routes.clone(), edge: edge.clone(), door: Door::Open(identity) }))
     }
 
-    /// In front of `routes`, which serve health; other calls are answered with the `error` of the moment.
+    /// Creates a service in front of the health routes. Other calls fail with the current value of `error`.
     pub fn closed(routes: Routes<Received>, edge: Arc<Edge>, error: Arc<ArcSwap<Error>>) -> Self {
         Self(Arc::new(Shared { routes: Arc::new(routes), edge, door: Door::Closed(error) }))
     }
 }
 
 impl Shared {
-    /// Finds out who makes a call; of its token, nobody behind is told.
+    /// Authenticates a call and removes its credentials, so that no service can log them.
     fn admit(&self, request: &mut http::Request<Body>) -> Result<Option<Admitted>, Error> {
         let identity = match &self.door {
             Door::Open(identity) => identity,
@@ -107,7 +111,8 @@ impl Shared {
     }
 
     fn answer(&self, mut request: http::Request<Body>) -> Answering {
-        // Many clients say of themselves that they accept it: compressing small answers would cost everybody more than it saves.
+        // Many clients accept gzip by default. Compressing small responses would cost more than it saves, so only a
+        // compressed request gets a compressed response.
         let is_gzip = request.headers().get(ENCODING).is_some_and(|encoding| encoding == "gzip");
         if !is_gzip {
             request.headers_mut().remove(ACCEPT_ENCODING);
@@ -148,7 +153,7 @@ impl Shared {
                 return refused(error);
             }
         };
-        // What has no end of its own ends with the token that it began with.
+        // An endless stream ends with the credentials that started it.
         let ended = || admitted.as_ref().map(|admitted| admitted.caller.ended.clone());
         let closing = || Closing::new(self.edge.closing.clone(), ended());
         let questions = (sort == Sort::Reflection).then(closing);
@@ -165,15 +170,15 @@ impl Shared {
     }
 }
 
-/// Why a call is refused before anything is done for it.
+/// Why a call is rejected before it reaches a service.
 enum Refused {
-    /// With a status.
+    /// With a gRPC status.
     Grpc(Error),
-    /// It is no call of gRPC: with a code of HTTP, which other clients know.
+    /// The request is no gRPC call: with an HTTP status for other clients.
     Http(StatusCode),
 }
 
-/// Code for what is no call of gRPC.
+/// Returns the HTTP status for a request that is no gRPC call.
 fn refused_by_http(request: &http::Request<Body>) -> Option<StatusCode> {
     if request.method() != Method::POST {
         return Some(StatusCode::METHOD_NOT_ALLOWED);
@@ -184,7 +189,7 @@ fn refused_by_http(request: &http::Request<Body>) -> Option<StatusCode> {
     (!is_grpc).then_some(StatusCode::UNSUPPORTED_MEDIA_TYPE)
 }
 
-/// Mark of an answer whose code is one of a server's failures although the caller is at fault.
+/// Marks a response with a server's error code as a fault of the caller.
 #[derive(Debug, Clone, Copy)]
 pub struct FaultOfCaller;
 
@@ -202,25 +207,25 @@ impl Service<http::Request<Body>> for Calls {
     }
 }
 
-/// How a message is compressed, and how its answer may be: as it is itself, and only then.
+/// Encoding of the request message, and accepted encodings of the response.
 const ENCODING: &str = "grpc-encoding";
 const ACCEPT_ENCODING: &str = "grpc-accept-encoding";
 
-/// Beside reflection, the calls whose answers go on until somebody ends them.
+/// Calls besides reflection whose response streams have no end.
 const ENDLESS: [&str; 3] =
     ["/grpc.health.v1.Health/Watch", "/linkis.rm.v1.UsageService/Watch", "/linkis.rm.v1.UsageService/FollowActions"];
 
-/// What a call is to the connection that it came on.
+/// How a call counts on its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sort {
-    /// It is finished before the connection ends.
+    /// Completes before the connection ends.
     Work,
-    /// It goes on for ever, and nothing waits for its end.
+    /// Has no end of its own, and the end of the connection does not wait for it.
     Lingers,
-    /// The same, and the instance has few places for it.
+    /// As `Lingers`, and the instance has few permits for it.
     Reflection,
-    /// Whoever reaches the port makes it: it is answered at once or goes on for ever, nothing waits for its end, and the connection has
-    /// few places for it.
+    /// Needs no credentials. The end of the connection does not wait for the call, and the connection has few permits
+    /// for it.
     Health,
 }
 
@@ -235,7 +240,7 @@ impl Sort {
     }
 }
 
-/// A call under way, and what it takes; gives it back at its end.
+/// A call in progress with its permits and its charge to the byte budgets. Dropping it releases them.
 #[derive(Debug)]
 pub(super) struct Call {
     pub(super) edge: Arc<Edge>,
@@ -247,7 +252,7 @@ pub(super) struct Call {
 
 impl Call {
     /// # Errors
-    /// [`Error::Overloaded`] if there is no place for a call of this sort.
+    /// [`Error::Overloaded`] if no permit for this class of calls is available.
     pub(super) fn begin(edge: &Arc<Edge>, peer: Option<&Arc<Peer>>, sort: Sort) -> Result<Self, Error> {
         let peer = peer.cloned().unwrap_or_else(|| Arc::new(Peer::new(edge, None, None)));
         let has_place = match sort {
@@ -263,7 +268,8 @@ impl Call {
         Ok(Self { edge: edge.clone(), peer, sort, bytes: AtomicUsize::new(0), answer_bytes: AtomicUsize::new(0) })
     }
 
-    /// Takes room for `bytes` in all; false if there is not so much.
+    /// Charges `bytes` in total to the budgets of request bodies. Returns false, and charges nothing more, if they do
+    /// not fit.
     pub(super) fn take(&self, bytes: usize) -> bool {
         let before = self.bytes.load(Ordering::Relaxed);
         let Some(more) = bytes.checked_sub(before).filter(|more| *more > 0) else { return true };
@@ -283,12 +289,13 @@ impl Call {
         true
     }
 
-    /// Takes room for an answer of `bytes` until its last is handed over, once; false if there is none. A small one needs none.
+    /// Charges a response of `bytes` until its last frame is taken; called once. Returns false if it does not fit. A
+    /// small response is not charged.
     fn take_answer(&self, bytes: usize) -> bool {
         if bytes <= SMALL_ANSWER_BYTES {
             return true;
         }
-        // However large it is, it has room if it is alone.
+        // The largest response fits if its connection has no other.
         let bytes = bytes.min(self.edge.bounds.connection_bytes());
         if !self.peer.answer_bytes.take(bytes) {
             return false;
@@ -302,7 +309,7 @@ impl Call {
     }
 }
 
-/// What counts of a body as large: all of it, or nothing.
+/// Returns the part of a body that counts as large: all of it, or zero.
 fn large(bytes: usize) -> usize {
     if bytes > SMALL_BODY_BYTES { bytes } else { 0 }
 }
@@ -328,10 +335,10 @@ impl Drop for Call {
     }
 }
 
-/// When a stream without an end has to end, and why.
+/// End of an endless stream, and its reason.
 pub(super) struct Closing {
     wait: Pin<Box<dyn Future<Output = Error> + Send>>,
-    /// What it has told already: it may be asked again.
+    /// The reason, once it is known: several bodies poll it.
     told: Option<Error>,
 }
 
@@ -366,15 +373,15 @@ impl fmt::Debug for Closing {
     }
 }
 
-/// A call that is being answered.
+/// Future of a call.
 pub struct Answering {
     answer: Result<Answered, Refused>,
-    /// Of the call, for the log.
+    /// Request path, for the log.
     path: Option<PathAndQuery>,
     sort: Sort,
     closing: Option<Closing>,
     call: Option<Arc<Call>>,
-    /// End of the time that the caller gives the call.
+    /// The caller's deadline.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
@@ -414,7 +421,7 @@ impl Future for Answering {
 }
 
 impl Answering {
-    /// The answer, or that its deadline has expired.
+    /// Returns the response, or the status of an expired deadline.
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<http::Response<Body>> {
         match &mut self.answer {
             Ok(answer) => {
@@ -439,12 +446,13 @@ impl Answering {
     }
 }
 
-/// Error that a status was made from, of those that go with their statuses.
+/// Returns the error that is attached to a status, if any.
 fn error_of(status: &Status) -> Option<&Error> {
     std::error::Error::source(status).and_then(|source| source.downcast_ref())
 }
 
-/// Error of a call whose bytes are no message. Health reads its messages by itself, and has no other INTERNAL.
+/// Returns the error of a call whose message cannot be decoded. The health service decodes its own messages and has no
+/// other INTERNAL.
 fn unread(status: &Status, sort: Sort) -> Option<Error> {
     let source = std::error::Error::source(status);
     let is_unread = match source {
@@ -455,7 +463,7 @@ fn unread(status: &Status, sort: Sort) -> Option<Error> {
     (is_unread && status.code() == Code::Internal).then(|| FieldError::new("the message", problem()).into())
 }
 
-/// Logs what was behind an answer that only says that there is a defect. What the caller did wrong is its own affair.
+/// Logs the cause of a response that states only a defect. Faults of the caller are not logged.
 fn tell_of_defect(method: &str, status: &Status) {
     if let (Code::Internal, Some(error)) = (status.code(), error_of(status)) {
         tracing::error!(method, error = error as &dyn std::error::Error, "a call met a defect of the service");

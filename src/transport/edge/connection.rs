@@ -1,8 +1,11 @@
-//! One connection: it has to greet in time; while there is a crowd, it has to be told in time who calls; and it ends when the server stops,
-//! or the certificate of its caller is over, and nobody has a call under way on it.
+//! One client connection: its deadlines, its turns and its end.
 //!
-//! A connection takes turns: each frame that is read costs a unit of its task's budget, so that other tasks run. It is ended with a GOAWAY
-//! frame when its [`Traffic`] has used up its allowance.
+//! A connection has to send the HTTP/2 preface in time; in a crowd, it also has to authenticate a call in time. It ends
+//! when the server stops or its client certificate expires, and no call is in progress. A connection that used up its
+//! allowance ends with a GOAWAY frame.
+//!
+//! Each frame that is read costs a unit of the task's budget, so that other tasks run. Writes and timers never wait for
+//! that budget. Callers: `listener` and the HTTP/2 library.
 
 use std::{
     future::poll_fn,
@@ -33,35 +36,35 @@ use crate::{
 
 use super::{Edge, HEALTH_CALLS_MAX, allowance::Excess, share::Share, socket, stream::Stream, traffic::Traffic};
 
-/// What an HTTP/2 client says first.
+/// Size of the HTTP/2 preface of a client, in bytes.
 const GREETING_BYTES: usize = 24;
 
-/// Maximum number of bytes that are read at a time, unless a frame is known to have more: a turn ends at most so many bytes behind the
-/// last frame that the budget of the task allows.
+/// Maximum number of bytes that are read at a time, unless the current frame is known to have more. A turn ends at most
+/// so many bytes after the last frame in the task's budget.
 const READ_BYTES_MAX: usize = 2 << 10;
 
-/// How often a connection of a server that stops is looked at.
+/// Interval between two idle checks of a connection while the server stops.
 const LOOK: Duration = Duration::from_millis(150);
 
-/// More than this since the last look, and an answer is still on its way.
+/// Bytes sent since the last idle check, above which a response is still being sent.
 const QUIET_BYTES: usize = 1024;
 
-/// What is known of the other end, and what its calls take.
+/// The peer of a connection, and the permits and bytes of its calls.
 #[derive(Debug)]
 pub struct Peer {
-    /// Where it is.
+    /// Address; `None` for calls of the process itself.
     pub(super) address: Option<socket::PeerAddress>,
-    /// Whom its certificate is for.
+    /// Caller that the client certificate names, if there is one.
     pub(super) certified: Option<Arc<Caller>>,
-    /// Whether somebody has made a call on it of whom it is known who it is.
+    /// Whether a call of the connection was authenticated.
     pub(super) is_known: AtomicBool,
-    /// How many calls are under way that are finished before it ends.
+    /// Number of calls in progress that have to complete before the connection ends.
     pub(super) work: AtomicUsize,
-    /// Those about health, which whoever reaches the port makes.
+    /// Permits of health calls, which need no credentials.
     pub(super) health: Share,
-    /// Bytes of their bodies.
+    /// Byte budget of request bodies.
     pub(super) bytes: Share,
-    /// Bytes of their answers that are not yet taken.
+    /// Byte budget of responses that are not yet taken.
     pub(super) answer_bytes: Share,
 }
 
@@ -80,17 +83,17 @@ impl Peer {
     }
 }
 
-/// A connection that there is room for, of which nothing is known yet; when it is dropped, there is room for another.
+/// Accepted connection that has sent no byte yet. Dropping it releases its permit.
 #[derive(Debug)]
 pub(super) struct Newcomer {
     stream: socket::Stream,
     address: socket::PeerAddress,
     place: Place,
-    /// Until when it has to have said its first words.
+    /// Deadline of the HTTP/2 preface.
     until: Instant,
 }
 
-/// Room for a connection.
+/// Permit of a connection. Dropping it releases the permit.
 #[derive(Debug)]
 struct Place(Arc<Edge>);
 
@@ -101,7 +104,7 @@ impl Drop for Place {
 }
 
 impl Newcomer {
-    /// `None` if there are too many.
+    /// Acquires a permit for an accepted connection; `None` if all are taken.
     pub(super) fn admit(stream: socket::Stream, address: socket::PeerAddress, edge: &Arc<Edge>) -> Option<Self> {
         if !edge.gauges.held_connections.take(1) {
             return None;
@@ -114,20 +117,20 @@ impl Newcomer {
         Some(Self { stream, address, place, until })
     }
 
-    /// Waits until `turn`; the time for its first words begins then.
+    /// Waits until `turn`. The timeout of the HTTP/2 preface begins then.
     pub(super) async fn wait(self, turn: Instant) -> Self {
         tokio::time::sleep_until(turn).await;
         let until = turn + self.place.0.bounds.handshake_timeout;
         Self { until, ..self }
     }
 
-    /// As it is.
+    /// Continues without TLS.
     pub(super) fn plain(self) -> Connection {
         let Self { stream, address, place, until } = self;
         Connection::new(Stream::Plain(stream), address, place, until, None)
     }
 
-    /// Encrypts it; `None` if the other side does not go along, or not in time.
+    /// Performs the TLS handshake; `None` if it fails or times out.
     pub(super) async fn encrypted(self, tls: &Tls) -> Option<Connection> {
         let Self { stream, address, place, until } = self;
         let gauges = &place.0.gauges;
@@ -149,7 +152,7 @@ impl Newcomer {
     }
 }
 
-/// Who is let in by a certificate that is believed, and until when.
+/// Returns the caller that a verified client certificate names, and when the certificate expires.
 fn certified(certificate: &CertificateDer<'_>) -> Option<(Arc<Caller>, Instant)> {
     let (name, rights) = tls::names::ecm(certificate)?;
     let until = Instant::now().checked_add(tls::expiry::left(certificate)?)?;
@@ -157,23 +160,23 @@ fn certified(certificate: &CertificateDer<'_>) -> Option<(Arc<Caller>, Instant)>
     Some((Arc::new(Caller { principal: Principal::Named(name), rights, ended }), until))
 }
 
-/// A connection that was admitted; when it is dropped, there is room for another.
+/// Accepted connection. Dropping it releases its permit.
 #[derive(Debug)]
 pub struct Connection {
     stream: Stream,
     peer: Arc<Peer>,
     edge: Arc<Edge>,
-    /// Of whom it is not known who it is.
+    /// Deadlines until a call is authenticated; `None` afterwards.
     stranger: Option<Stranger>,
     closing: Pin<Box<WaitForCancellationFutureOwned>>,
-    /// When the certificate is over that it began with.
+    /// Expiry of the client certificate.
     over: Option<Pin<Box<Sleep>>>,
-    /// Who is woken when the server closes.
+    /// The waker that is registered for the end of the server.
     waker: Option<Waker>,
     last_look: Option<Look>,
     written: usize,
     traffic: Traffic,
-    /// Progress of its end, once it has used up its allowance.
+    /// Progress of the end, once the allowance is used up.
     farewell: Farewell,
     _place: Place,
 }
@@ -181,22 +184,22 @@ pub struct Connection {
 /// Progress of the end of a connection that used up its allowance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Farewell {
-    /// It has not used up its allowance.
+    /// The allowance is not used up.
     None,
-    /// The frame that is being sent is finished first, then GOAWAY is sent.
+    /// GOAWAY follows the frame that is being sent.
     Due,
-    /// GOAWAY is sent, as far as the peer took it.
+    /// GOAWAY was sent, as far as the peer took it.
     Sent,
 }
 
-/// What is still missing of the greeting, and until when; then, when it is looked at next whether there is a crowd.
+/// Missing bytes of the HTTP/2 preface and their deadline; afterwards, the time of the next check for a crowd.
 #[derive(Debug)]
 struct Stranger {
     missing: usize,
     until: Pin<Box<Sleep>>,
 }
 
-/// How the connection was at the last look, and when the next one is.
+/// State at the last idle check, and the time of the next one.
 #[derive(Debug)]
 struct Look {
     next: Pin<Box<Sleep>>,
@@ -236,8 +239,8 @@ impl Connection {
         }
     }
 
-    /// Ready if nothing is to be expected any more: the greeting is late, others want the place of one who is not known, or the
-    /// connection is idle when it may go.
+    /// Completes when the connection ends: its preface is late, a crowd needs the permit of an unauthenticated peer, or
+    /// the connection is idle and may end.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let is_known = self.peer.is_known.load(Ordering::Relaxed);
         self.stranger.take_if(|stranger| is_known && stranger.missing == 0);
@@ -253,7 +256,7 @@ impl Connection {
         self.poll_idle(cx).map(Ok)
     }
 
-    /// Ready when the server closes, or the certificate is over, and nobody has a call under way.
+    /// Completes when the server stops or the certificate expires, and no call is in progress.
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         ready!(self.poll_closing(cx));
         loop {
@@ -264,7 +267,7 @@ impl Connection {
             });
             ready!(look.next.as_mut().poll(cx));
             let is_idle = self.peer.work.load(Ordering::Acquire) == 0 && self.written - look.written <= QUIET_BYTES;
-            // Idle for a whole turn: what was answered last has had the time to leave.
+            // Idle for a whole interval, so the last response had the time to be sent.
             if is_idle && look.was_idle {
                 return Poll::Ready(());
             }
@@ -273,8 +276,8 @@ impl Connection {
         }
     }
 
-    /// Ready when the server closes, or the certificate is over. All connections wait at one place: each is added to it once, and not at
-    /// every read.
+    /// Completes when the server stops or the certificate expires. All connections wait on one cancellation token, so
+    /// each registers its waker once instead of at every read.
     fn poll_closing(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if self.edge.closing.is_cancelled() || self.over.as_ref().is_some_and(|over| over.is_elapsed()) {
             return Poll::Ready(());
@@ -291,7 +294,8 @@ impl Connection {
         self.closing.as_mut().poll(cx)
     }
 
-    /// Reads within the turn of this connection. Pending also when the turn is over: the task is then polled again after others.
+    /// Reads within the turn of this connection. Pending also when the turn is over: the task is polled again after
+    /// others.
     fn poll_turn(&mut self, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         let unit = ready!(coop::poll_proceed(cx));
         let (before, most) = (buffer.filled().len(), READ_BYTES_MAX.max(self.traffic.announced()));
@@ -315,8 +319,8 @@ impl Connection {
         Poll::Ready(Ok(()))
     }
 
-    /// Begins the end of a connection that has used up its allowance, and slows new ones of its address. If the HTTP/2 library found the
-    /// excess, it ends the connection by itself.
+    /// Starts the end of a connection that used up its allowance, and slows new connections of its address. The HTTP/2
+    /// library ends the connection itself if it found the excess.
     fn note_excess(&mut self) {
         let (Some(excess), Farewell::None) = (self.traffic.excess(), self.farewell) else { return };
         self.farewell = Farewell::Due;
@@ -327,13 +331,13 @@ impl Connection {
         tracing::warn!(address, too_many = excess.name(), "ended a connection");
     }
 
-    /// Whether the end is for this connection to make.
+    /// Returns true if this type ends the connection, and not the HTTP/2 library.
     fn is_ending(&self) -> bool {
         self.farewell != Farewell::None && self.traffic.excess() != Some(Excess::Library)
     }
 
-    /// Sends GOAWAY, and shuts the stream down. Pending while the HTTP/2 library has to finish a frame. A peer that does not take GOAWAY is
-    /// ended without it.
+    /// Sends GOAWAY and shuts the stream down. Pending while the HTTP/2 library completes a frame. A peer that does not
+    /// take GOAWAY is disconnected without it.
     fn poll_farewell(&mut self, cx: &mut Context<'_>) -> Poll<io::Error> {
         if let (Farewell::Due, Some(excess)) = (self.farewell, self.traffic.excess()) {
             if self.traffic.unfinished() > 0 {
@@ -354,7 +358,7 @@ impl Connection {
         Poll::Ready(io::ErrorKind::ConnectionAborted.into())
     }
 
-    /// Writes what finishes a frame, and nothing else.
+    /// Writes the rest of the current frame, and no further byte.
     fn poll_last_write(&mut self, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let unfinished = self.traffic.unfinished();
         let Some(bytes) = bytes.get(..unfinished.min(bytes.len())).filter(|bytes| !bytes.is_empty()) else {
@@ -369,7 +373,7 @@ impl Connection {
         Poll::Ready(Ok(written))
     }
 
-    /// Counts what is written of `parts`.
+    /// Counts the bytes of `parts` that were written.
     fn has_written(
         &mut self,
         cx: &mut Context<'_>,
@@ -389,7 +393,8 @@ impl Connection {
         self.or_end(cx, polled)
     }
 
-    /// Nothing waits longer for one who does not read than for one who says nothing.
+    /// Checks the end of the connection when an operation is pending. A peer that does not read gets no more time than
+    /// a silent one.
     fn or_end<T>(&mut self, cx: &mut Context<'_>, polled: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
         match polled {
             Poll::Ready(_) => polled,
@@ -398,7 +403,7 @@ impl Connection {
     }
 }
 
-/// Polls apart from the budget of the task: neither what is to be sent nor a timer waits because many frames were read.
+/// Polls outside the task's budget, so that neither writes nor timers wait after many reads.
 fn unbudgeted<T>(cx: &mut Context<'_>, mut poll: impl FnMut(&mut Context<'_>) -> Poll<T>) -> Poll<T> {
     pin!(coop::unconstrained(poll_fn(|cx| poll(cx)))).poll(cx)
 }
@@ -471,7 +476,7 @@ mod tests {
     use super::*;
     use crate::transport::edge::Bounds;
 
-    /// A connection, and the other end of it.
+    /// Returns a connection and its other end.
     fn connection() -> (Connection, UnixStream) {
         let edge = Edge::new(Bounds::DEFAULT, None);
         let (here, there) = UnixStream::pair().unwrap();
@@ -479,7 +484,8 @@ mod tests {
         (Newcomer::admit(socket::Stream::Unix(here), address, &edge).unwrap().plain(), there)
     }
 
-    /// Bytes that one poll of a task reads: the task goes on until it is told to wait, as the HTTP/2 library does.
+    /// Returns the bytes that one poll of a task reads. The task reads until the connection is pending, as the HTTP/2
+    /// library does.
     fn read_in_one_poll(connection: &mut Connection, cx: &mut Context<'_>) -> usize {
         let mut bytes = 0;
         loop {

@@ -1,37 +1,40 @@
-//! How many fields a message has, counted as its bytes arrive and before anybody reads them: two bytes may become a hundred. What is
-//! within fields is not counted. It becomes some ten times its bytes, and that only until it is looked at.
+//! Field counter: counts the fields of a protobuf message as its bytes arrive, before it is decoded.
+//!
+//! Two bytes of a message may decode to a hundred, so the byte budget charges fields besides bytes. Nested content is
+//! not counted: it grows about tenfold, and only until it is converted. The counter never rejects a message. Caller:
+//! `body`.
 
 use crate::transport::{convert::request::TICKETS_MAX, proto};
 
-/// The most fields that a message may have: the longest list, and beside it all that any message has.
+/// Maximum number of fields of a message: the longest list, and all other fields of any message.
 pub const FIELDS_MAX: usize = TICKETS_MAX + 1024;
 
-/// What one of many fields becomes, in bytes: the largest that others than administrators may send.
+/// Size of one decoded field, in bytes: the largest that callers other than administrators may send.
 pub const FIELD_BYTES: usize = size_of::<proto::ObservedUse>();
 
-/// The fields that were seen so far.
+/// Position in a message, and the number of its fields so far.
 #[derive(Debug, Default)]
 pub(super) struct Fields {
     count: usize,
     next: Part,
-    /// What is known of the number that is being read, and of how many bits that is.
+    /// Value and bits so far of the number that is being read.
     number: u64,
     bits: u32,
 }
 
-/// What comes next in a message.
+/// Next part of a message.
 #[derive(Debug, Default, Clone, Copy)]
 enum Part {
-    /// The number and the type of a field.
+    /// Number and type of a field.
     #[default]
     Key,
-    /// A field that is a number.
+    /// Value of a numeric field.
     Number,
-    /// How long a field is.
+    /// Length of a field.
     Length,
-    /// So many bytes of a field.
+    /// Remaining bytes of a field.
     Content(u64),
-    /// Nothing that can be read, by anybody.
+    /// Bytes that are no protobuf.
     Nonsense,
 }
 
@@ -42,12 +45,12 @@ impl Part {
 }
 
 impl Fields {
-    /// How many there are.
+    /// Returns the number of fields so far.
     pub fn count(&self) -> usize {
         self.count
     }
 
-    /// Reads on.
+    /// Reads the next bytes of the message.
     pub fn read(&mut self, mut bytes: &[u8]) {
         while let Some((byte, rest)) = bytes.split_first() {
             bytes = match self.next {
@@ -66,7 +69,7 @@ impl Fields {
         }
     }
 
-    /// Reads a byte of a number, and what it says if it is the last one.
+    /// Reads one byte of a number, and evaluates the number after its last byte.
     fn read_number(&mut self, byte: u8) {
         self.number |= u64::from(byte & 0x7f) << self.bits;
         self.bits += 7;
@@ -79,7 +82,7 @@ impl Fields {
         let number = std::mem::take(&mut self.number);
         self.bits = 0;
         self.next = match self.next {
-            // No field has this number.
+            // Field number 0 is not valid.
             Part::Key if number >> 3 == 0 => Part::Nonsense,
             Part::Key => {
                 self.count += 1;
@@ -87,7 +90,7 @@ impl Fields {
                     0 => Part::Number,
                     1 => Part::Content(8),
                     2 => Part::Length,
-                    // A group: its fields count, too.
+                    // A group: its fields are counted, too.
                     3 | 4 => Part::Key,
                     5 => Part::Content(4),
                     _ => Part::Nonsense,
@@ -112,7 +115,7 @@ mod tests {
         let one = proto::ObservedUse { ticket_id: vec![7; 300], resource: Some(resource) };
         let heartbeat =
             proto::HeartbeatRequest { epoch: -1, sequence: 300, observed: vec![one; 5], ..Default::default() };
-        // A double, a float, and a group with a field of its own, which nobody knows.
+        // A double, a float, and a group with one field, all of unknown numbers.
         let unknown = [0xf9, 1, 1, 2, 3, 4, 5, 6, 7, 8, 0xfd, 1, 1, 2, 3, 4, 0xfb, 1, 8, 1, 0xfc, 1];
         let message = [heartbeat.encode_to_vec().as_slice(), &[0x3a, 0].repeat(50), &unknown].concat();
         assert_eq!(proto::HeartbeatRequest::decode(message.as_slice()).unwrap().observed.len(), 55);

@@ -1,46 +1,51 @@
 //! Frame reader: finds the HTTP/2 frames in the bytes of one direction of a connection, without a copy of them.
 //!
-//! It reads the nine bytes in front of each frame, and the error code of a frame that has one, and skips the payload. It never judges
-//! a frame: the HTTP/2 library does that.
+//! The reader decodes the nine bytes before each payload, and the error code of a frame that has one. It skips the
+//! payload and never validates a frame: the HTTP/2 library does that. Caller: `traffic`.
 
-/// Bytes in front of the payload of a frame.
+/// Size of the header of a frame, in bytes.
 const HEADER_BYTES: usize = 9;
 
-/// Kinds of frames, by their numbers on the wire (RFC 9113, section 6).
+/// Type of a DATA frame, as on the wire (RFC 9113, section 6).
 pub const DATA: u8 = 0;
+/// Type of a HEADERS frame.
 pub const HEADERS: u8 = 1;
+/// Type of a RST_STREAM frame.
 pub const RST_STREAM: u8 = 3;
+/// Type of a SETTINGS frame.
 pub const SETTINGS: u8 = 4;
+/// Type of a PING frame.
 pub const PING: u8 = 6;
+/// Type of a GOAWAY frame.
 pub const GOAWAY: u8 = 7;
 
-/// Flag of SETTINGS and PING: it acknowledges one of ours.
+/// Flag of SETTINGS and PING: an acknowledgement.
 const ACK: u8 = 0x1;
 
 /// Flag of DATA and HEADERS: the last frame of its direction in the stream.
 const END_STREAM: u8 = 0x1;
 
-/// First bytes of a frame, decoded.
+/// Decoded header of a frame.
 #[derive(Debug, Clone, Copy)]
 pub struct Frame {
-    /// Number of its kind.
+    /// Type of the frame.
     pub kind: u8,
     flags: u8,
     /// Number of its stream; 0 for the connection.
     pub stream: u32,
-    /// Bytes of its payload.
+    /// Size of its payload, in bytes.
     pub length: usize,
-    /// Error code of RST_STREAM and GOAWAY; 0 for other kinds.
+    /// Error code of RST_STREAM and GOAWAY; 0 for other types.
     pub code: u32,
 }
 
 impl Frame {
-    /// Whether it acknowledges a SETTINGS or PING frame.
+    /// Returns true if the frame acknowledges a SETTINGS or PING frame.
     pub fn is_ack(&self) -> bool {
         matches!(self.kind, SETTINGS | PING) && self.flags & ACK != 0
     }
 
-    /// Whether it is the last of its direction in its stream.
+    /// Returns true if the frame is the last of its direction in its stream.
     pub fn ends_stream(&self) -> bool {
         matches!(self.kind, DATA | HEADERS) && self.flags & END_STREAM != 0
     }
@@ -58,17 +63,17 @@ pub struct Frames {
 }
 
 impl Frames {
-    /// Reads frames behind `preface` other bytes.
+    /// Creates a reader of frames after `preface` other bytes.
     pub fn behind(preface: usize) -> Self {
         Self { head: [0; HEADER_BYTES + 8], known: 0, left: preface }
     }
 
-    /// Bytes that are known to come before the next frame begins.
+    /// Returns the bytes that are known to precede the next frame.
     pub fn left(&self) -> usize {
         self.left
     }
 
-    /// Bytes that have to follow before the current frame, or the part of it that is known, is complete; 0 between two frames.
+    /// Returns the bytes that complete the known part of the current frame; 0 between two frames.
     pub fn unfinished(&self) -> usize {
         match (self.left, self.known) {
             (0, 0) => 0,
@@ -77,7 +82,7 @@ impl Frames {
         }
     }
 
-    /// Reads `bytes`, and hands each frame on as soon as its first bytes are complete.
+    /// Reads `bytes` and passes each frame to `found` once its header is complete.
     pub fn read(&mut self, mut bytes: &[u8], mut found: impl FnMut(Frame)) {
         while !bytes.is_empty() {
             let skipped = self.left.min(bytes.len());
@@ -99,7 +104,7 @@ impl Frames {
         }
     }
 
-    /// Bytes of `head` that are to be read of the current frame.
+    /// Returns how many bytes of `head` the current frame needs.
     fn head_bytes(&self) -> usize {
         let [a, b, c, kind, ..] = self.head;
         if self.known < HEADER_BYTES {
@@ -131,7 +136,7 @@ fn length([a, b, c]: [u8; 3]) -> usize {
     usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap_or(usize::MAX)
 }
 
-/// A frame as it is on the wire; its payload is short.
+/// Encodes a frame with a short payload.
 pub fn encode(kind: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let [_, length @ ..] = u32::try_from(payload.len()).unwrap_or(u32::MAX).to_be_bytes();
     [&length, [kind, 0].as_slice(), &stream.to_be_bytes(), payload].concat()

@@ -1,4 +1,7 @@
-//! How much of the edge is taken, and how often somebody was turned away.
+//! Gauges and counters of the edge, for the metrics.
+//!
+//! Counters start at zero with the instance. The modules of the edge update them; the metrics read them. No decision
+//! depends on a counter.
 
 use std::sync::{
     Arc,
@@ -9,19 +12,19 @@ use crate::tls::{Expiry, Tls};
 
 use super::{Bounds, allowance::Excess, share::Share};
 
-/// Counted since the instance started, or held now.
+/// Gauges and counters of one edge.
 #[derive(Debug)]
 pub struct EdgeGauges {
     tls: Option<Arc<Tls>>,
     pub(super) held_connections: Share,
     pub(super) held_bytes: Share,
-    /// Those of them that are in bodies which are not small.
+    /// Bytes of large bodies, as part of `held_bytes`.
     pub(super) held_large_bytes: Share,
     pub(super) calls: Counter,
     pub(super) refused: Counter,
     pub(super) accept_errors: Counter,
     pub(super) ungreeted: Counter,
-    /// Connections that were ended, each reason at its index in [`Excess::ALL`].
+    /// Ended connections, each reason at its index in [`Excess::ALL`].
     ended: [Counter; Excess::ALL.len()],
     pub(super) slowed: Counter,
     pub(super) handshakes_failed: Counter,
@@ -30,7 +33,7 @@ pub struct EdgeGauges {
     pub(super) late: Counter,
 }
 
-/// Only grows, except for calls under way.
+/// Counter that only grows, except the one of calls in progress.
 #[derive(Debug, Default)]
 pub(super) struct Counter(AtomicU64);
 
@@ -68,32 +71,33 @@ impl EdgeGauges {
         }
     }
 
-    /// Connections that are open.
+    /// Returns the number of open connections.
     pub fn connections(&self) -> u64 {
         as_u64(self.held_connections.taken())
     }
 
-    /// Calls under way.
+    /// Returns the number of calls in progress.
     pub fn calls(&self) -> u64 {
         self.calls.get()
     }
 
-    /// Bytes of the bodies of calls under way: what is announced counts from its announcement.
+    /// Returns the bytes of the request bodies of calls in progress. A body counts with its announced size.
     pub fn bytes_in_flight(&self) -> u64 {
         as_u64(self.held_bytes.taken())
     }
 
-    /// Connections that were turned away because there were too many.
+    /// Returns the number of connections that were refused at the connection limit.
     pub fn connections_refused(&self) -> u64 {
         self.refused.get()
     }
 
-    /// How often a connection could not be accepted.
+    /// Returns the number of failures to accept a connection.
     pub fn accept_errors(&self) -> u64 {
         self.accept_errors.get()
     }
 
-    /// Connections that were closed because they did not speak HTTP/2 in time, or nobody showed on them who he was.
+    /// Returns the number of connections that were closed at their deadline: no TLS or HTTP/2 preface in time, or no
+    /// authenticated call in a crowd.
     pub fn handshakes_late(&self) -> u64 {
         self.ungreeted.get()
     }
@@ -104,47 +108,48 @@ impl EdgeGauges {
         counted.into_iter().for_each(|(_, counter)| counter.add());
     }
 
-    /// Connections that were ended because of too many frames, by the kind of the frames.
+    /// Returns the number of connections that were ended for too many frames, by the kind of frames.
     pub fn connections_ended(&self) -> impl Iterator<Item = (&'static str, u64)> {
         Excess::ALL.iter().zip(&self.ended).map(|(reason, counter)| (reason.name(), counter.get()))
     }
 
-    /// New connections that waited, or were closed, because a connection of their address had been ended.
+    /// Returns the number of new connections that waited, or were closed, after another connection of their address had
+    /// been ended.
     pub fn connections_slowed(&self) -> u64 {
         self.slowed.get()
     }
 
-    /// Connections whose TLS handshake failed.
+    /// Returns the number of failed TLS handshakes.
     pub fn handshakes_failed(&self) -> u64 {
         self.handshakes_failed.get()
     }
 
-    /// How often certificates that had changed were taken up.
+    /// Returns the number of successful certificate reloads.
     pub fn certificates_reloaded(&self) -> u64 {
         self.tls.as_ref().map_or(0, |tls| tls.reloads())
     }
 
-    /// How often they could not be used.
+    /// Returns the number of failed certificate reloads.
     pub fn certificates_unusable(&self) -> u64 {
         self.tls.as_ref().map_or(0, |tls| tls.failed_reloads())
     }
 
-    /// When the certificates in force are over; `None` if nothing is encrypted.
+    /// Returns when the current certificates expire; `None` without TLS.
     pub fn certificate_expiry(&self) -> Option<Expiry> {
         self.tls.as_ref().map(|tls| tls.expiry())
     }
 
-    /// Calls that were turned away because there was no room for their bodies, or answers.
+    /// Returns the number of calls that were rejected for the size of their request or response.
     pub fn calls_shed(&self) -> u64 {
         self.shed.get()
     }
 
-    /// Calls that were turned away because there were too many.
+    /// Returns the number of calls that were rejected without a permit.
     pub fn calls_turned_away(&self) -> u64 {
         self.turned_away.get()
     }
 
-    /// Calls whose bodies took too long to arrive.
+    /// Returns the number of calls whose body timed out.
     pub fn bodies_late(&self) -> u64 {
         self.late.get()
     }

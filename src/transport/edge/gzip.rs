@@ -1,26 +1,30 @@
-//! Messages that come compressed, unpacked at the edge: whoever unpacks has to know before how much room that takes, and that is only
-//! known for sure if what a message says of itself is held against what it is.
+//! Decompression of gzip messages with a known size.
+//!
+//! The byte budget is charged with the length that the compressed message states. The functions here verify that length
+//! and never produce more bytes than it. Caller: `body`.
 
 use std::io::Read as _;
 
 use flate2::bufread::GzDecoder;
 
-/// How long a compressed message says to be without that, in bytes (RFC 1952: its last four tell); `None` if it does not say.
+/// Returns the uncompressed length that a gzip message states in its last four bytes (RFC 1952); `None` if it is
+/// shorter.
 pub fn length(packed: &[u8]) -> Option<usize> {
     packed.last_chunk().and_then(|length| usize::try_from(u32::from_le_bytes(*length)).ok())
 }
 
-/// Puts `length` bytes that are `packed` behind `unpacked`; `None` if these are not they: no byte more is put there.
+/// Decompresses `packed` and appends the bytes to `unpacked`. Returns `None` if their number is not `length`; at most
+/// one byte more is appended.
 pub fn unpack(packed: &[u8], length: usize, unpacked: &mut Vec<u8>) -> Option<()> {
     let mut reader = GzDecoder::new(packed);
-    // Beyond the last one stands what proves it.
+    // The byte after the last one would prove a wrong length.
     let most = u64::try_from(length).ok()?.checked_add(1)?;
     let read = reader.by_ref().take(most).read_to_end(unpacked).ok()?;
-    // Whatever came behind would have told the length.
+    // Bytes after the member would have stated the length.
     (read == length && reader.into_inner().is_empty()).then_some(())
 }
 
-/// Whether these are more than `length` bytes that are `packed`: they are unpacked so far, and kept nowhere.
+/// Returns true if `packed` decompresses to more than `length` bytes. The bytes are discarded.
 pub fn is_longer(packed: &[u8], length: usize) -> bool {
     let more = u64::try_from(length).unwrap_or(u64::MAX).saturating_add(1);
     std::io::copy(&mut GzDecoder::new(packed).take(more), &mut std::io::sink()).is_ok_and(|read| read == more)
@@ -34,7 +38,7 @@ pub mod tests {
 
     use super::*;
 
-    /// Compressed.
+    /// Compresses `bytes`.
     pub fn pack(bytes: &[u8]) -> Vec<u8> {
         let mut writer = GzEncoder::new(vec![], Compression::best());
         writer.write_all(bytes).unwrap();

@@ -1,4 +1,7 @@
-//! The accept loop.
+//! Accept loop: accepts connections, acquires their permits, and passes them to the server.
+//!
+//! The loop never waits for a peer: a TLS handshake, or the delay of a slowed address, runs in a task of its own.
+//! Caller: the server.
 
 use std::{io, sync::Arc, time::Duration};
 
@@ -6,12 +9,13 @@ use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 
 use super::{Connection, Edge, Listener, connection::Newcomer, slow_addresses::Turn};
 
-/// How long to wait after a connection could not be accepted: what is missing, e.g. a file descriptor, is not there again at once.
+/// Pause after a failure to accept. A missing file descriptor is not available again immediately.
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Accepts connections and hands them on to be served, until nobody serves any more. Those beyond the bound are closed at once. Each has
-/// its handshake by itself, if they are encrypted, and counts as a connection meanwhile. Connections of a slowed address wait for their
-/// turn.
+/// Accepts connections and passes them to `serve` until its receiver is dropped.
+///
+/// Connections above the bound are closed immediately. A connection counts during its TLS handshake. Connections of a
+/// slowed address wait for their turn.
 pub async fn accept(listener: Arc<Listener>, edge: Arc<Edge>, serve: mpsc::Sender<io::Result<Connection>>) {
     let mut pending = JoinSet::new();
     loop {
@@ -41,7 +45,7 @@ pub async fn accept(listener: Arc<Listener>, edge: Arc<Edge>, serve: mpsc::Sende
                 let (edge, serve) = (edge.clone(), serve.clone());
                 pending.spawn(async move {
                     if let Some(connection) = prepare(newcomer, turn, &edge).await {
-                        // Where nobody serves any more, it ends.
+                        // Without a receiver the connection ends.
                         let _ = serve.send(Ok(connection)).await;
                     }
                 });
@@ -57,7 +61,7 @@ pub async fn accept(listener: Arc<Listener>, edge: Arc<Edge>, serve: mpsc::Sende
     }
 }
 
-/// Waits for the turn of a connection, and encrypts it; `None` if the other side does not go along.
+/// Waits for the turn of a connection and performs the TLS handshake; `None` if the handshake fails or times out.
 async fn prepare(newcomer: Newcomer, turn: Option<Instant>, edge: &Edge) -> Option<Connection> {
     let newcomer = match turn {
         Some(turn) => {
@@ -72,7 +76,7 @@ async fn prepare(newcomer: Newcomer, turn: Option<Instant>, edge: &Edge) -> Opti
     }
 }
 
-/// Whether only the one connection failed, before it was accepted.
+/// Returns true if only the one connection failed before it was accepted.
 fn is_of_the_connection(error: &io::Error) -> bool {
     use io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)

@@ -1,21 +1,14 @@
-//! The edge: what the world may use of this instance before anybody has looked at what it wants.
+//! The edge: bounds of every connection and call before a service reads it. Callers: the server and the monitoring
+//! page.
 //!
-//! Every connection, every byte that is kept of a body and every wait for one has a bound, so that no caller, and no crowd of them,
-//! takes what the others need. What one connection can make the process keep is the sum of its streams' headers, of what was
-//! received and not yet read (a window, [`Bounds::connection_window`]), of the bodies of its calls, and what they become (a share of
-//! [`Bounds::body_bytes`]), and of their answers (as much again, and 8 KB for each call).
+//! Every connection, every stored byte and every wait has a bound, so that no caller takes the share of others. One
+//! connection can occupy the headers of its streams and one window of unread bytes. Its requests and their decoded
+//! fields take a fraction of [`Bounds::body_bytes`]; its responses take as much again, and 8 KB per call.
 //!
-//! - `socket`: where it listens; `open_files`: room for connections; `listener`: the accept loop, and who is turned away;
-//! - `stream`: a connection's bytes, encrypted or not;
-//! - `connection`: one connection: its greeting in time, its turns, and its end: in a crowd, after a flood, and when the server stops;
-//! - `traffic`: its frames, counted; `frames`: where they begin; `allowance`: how many of them there may be;
-//! - `slow_addresses`: addresses whose new connections are slowed after a flood;
-//! - `age`: how old connections get;
-//! - `calls`: in front of every service: who is let in, what a call may take, and what is told of a defect;
-//! - `body`: a body, as it arrives; `gzip`: what is compressed; `fields`: what becomes more than it was;
-//! - `answer`: an answer, as it is sent;
-//! - `places`: how many calls there may be, by what they are for;
-//! - [`gauges`]: how much of it all is taken.
+//! - `socket`, `open_files`, `listener`, `slow_addresses`: where connections come from, and which are accepted;
+//! - `connection`, `stream`, `age`: one connection; `traffic`, `frames`, `allowance`: bounds of its frames;
+//! - `calls`, `places`, `share`: authentication, permits and byte budgets of a call;
+//! - `body`, `gzip`, `fields`, `answer`: requests and responses; [`gauges`]: figures for the metrics.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
@@ -57,72 +50,77 @@ pub use open_files::make_room;
 pub use places::ActiveCall;
 pub use socket::{Listen, Listener, PeerAddress};
 
-/// How much one call may have sent that nobody has read.
+/// Maximum number of bytes that one call may have sent and that are not yet read.
 pub const STREAM_WINDOW: u32 = 64 << 10;
 
-/// How much each call of a connection adds to what they all may have sent that nobody has read. A connection with many small unread
-/// pieces is ended by the HTTP/2 library: it reckons each as 256 bytes, and allows for half a window of them. So there is room for
-/// two of each call.
+/// Bytes that each call of a connection adds to the connection window. The HTTP/2 library ends a connection with many
+/// small unread pieces: it counts each as 256 bytes and allows half a window of them. The window thus permits two
+/// pieces per call.
 const WINDOW_PER_CALL: u32 = 1 << 10;
 
-/// The smallest window of a connection.
+/// Minimum window of a connection, in bytes.
 const CONNECTION_WINDOW_MIN: u32 = 256 << 10;
 
-/// How many reflection streams there may be. They are read only as far as their answers are, so that each may leave a window unread.
+/// Maximum number of reflection streams. Such a stream is read only as its responses are taken, so each may leave a
+/// window unread.
 const REFLECTIONS_MAX: usize = 256;
 
-/// How many calls about health one connection may have under way: whoever reaches the port makes them, and each takes some ten KB.
+/// Maximum number of health calls in progress on one connection. They need no credentials, and each takes some 10 KB.
 const HEALTH_CALLS_MAX: usize = 8;
 
-/// The largest headers of a call, uncompressed.
+/// Maximum size of the headers of a call, uncompressed, in bytes.
 pub const HEADER_BYTES_MAX: u32 = 8 << 10;
 
-/// A body up to this size is small: all others together leave half of the room to these.
+/// Maximum size of a small body, in bytes. Large bodies together leave half of the byte budget to small ones.
 const SMALL_BODY_BYTES: usize = 64 << 10;
 
-/// Of a body up to this size nobody counts the fields: what they become is gone when they have been looked at, and that is at once.
+/// Maximum size of a body whose fields are not counted, in bytes. Its decoded fields are converted and freed
+/// immediately.
 const UNCOUNTED_BYTES: usize = 4 << 10;
 
-/// An answer up to this size has room in any case: whatever it tells of is done. As every call has one, this bounds them. Of a larger
-/// one, so much is left when the last of it is handed over.
+/// Size up to which a response is never rejected, in bytes, because its operation is done already. The bound of calls
+/// bounds such responses. A larger response is sent in pieces of this size, so one piece may remain after the last is
+/// taken.
 const SMALL_ANSWER_BYTES: usize = 8 << 10;
 
-/// Which part of the room for bodies one connection may take: one of so many.
+/// Fraction of the byte budget that one connection may take: one of so many.
 const CONNECTION_SHARES: usize = 4;
 
-/// The largest body: a flag and a length stand before its message.
+/// Maximum size of a body, in bytes: a flag, a length and the message.
 const BODY_BYTES_MAX: usize = PREFIX_BYTES + HEARTBEAT_BYTES_MAX;
 
-/// How many bytes stand before a message.
+/// Size of the prefix of a message, in bytes.
 const PREFIX_BYTES: usize = 5;
 
-/// The least room for bodies: one connection's share takes the largest.
+/// Minimum byte budget: the fraction of one connection fits the largest body.
 pub const BODY_BYTES_LEAST: usize = CONNECTION_SHARES * BODY_BYTES_MAX;
 
-/// What callers may take of an instance.
+/// Bounds of the edge of one instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Bounds {
-    /// How many connections there may be.
+    /// Maximum number of connections.
     pub connections: usize,
-    /// How old a connection gets, give or take a tenth, before its client is asked to open another; `None` for as old as it likes.
+    /// Age at which a client is asked to open another connection, with a spread of a tenth; `None` for no bound.
     pub connection_age: Option<Duration>,
-    /// How many calls that ask for something may be judged at once; what frees something is not counted, nor who waits in line.
+    /// Maximum number of requests that are decided at the same time. Waiting requests and calls that free capacity do
+    /// not count.
     pub calls: usize,
-    /// How many requests may wait in line.
+    /// Maximum number of waiting requests.
     pub waiting: usize,
-    /// How many calls one connection may have under way.
+    /// Maximum number of calls in progress on one connection.
     pub connection_streams: u32,
-    /// How long a new connection may take for its first words, and how long one may be there, while more than half of the places are
-    /// taken, of which it is not known who calls on it.
+    /// Timeout of the HTTP/2 preface of a new connection, and of its first authenticated call while more than half of
+    /// the connections are taken.
     pub handshake_timeout: Duration,
-    /// How long the body of a call may take to arrive.
+    /// Timeout of the body of a call.
     pub body_timeout: Duration,
-    /// How many bytes the bodies of all calls under way may have together, and their answers as much again; at least [`BODY_BYTES_LEAST`].
+    /// Byte budget of the request bodies of all calls in progress, and of their responses as much again; at least
+    /// [`BODY_BYTES_LEAST`].
     pub body_bytes: usize,
 }
 
 impl Bounds {
-    /// What holds if nothing else is set.
+    /// Defaults of the settings.
     pub const DEFAULT: Self = Self {
         connections: 16_384,
         connection_age: None,
@@ -134,12 +132,12 @@ impl Bounds {
         body_bytes: 64 << 20,
     };
 
-    /// How much the bodies of the calls of one connection may take, and their answers as much again, in bytes.
+    /// Returns the byte budget of the requests of one connection, and of its responses as much again.
     fn connection_bytes(&self) -> usize {
         self.body_bytes / CONNECTION_SHARES
     }
 
-    /// How much all calls of one connection may have sent that nobody has read, in bytes.
+    /// Returns the window of one connection: the bytes that its calls may have sent and that are not yet read.
     pub fn connection_window(&self) -> u32 {
         self.connection_streams.saturating_mul(WINDOW_PER_CALL).max(CONNECTION_WINDOW_MIN)
     }
@@ -149,20 +147,21 @@ impl Bounds {
 #[derive(Debug)]
 pub struct Edge {
     bounds: Bounds,
-    /// What connections are encrypted with.
+    /// TLS configuration of connections; `None` without TLS.
     tls: Option<Arc<Tls>>,
     gauges: Arc<EdgeGauges>,
     places: Places,
     reflections: Share,
-    /// Bytes of answers that are not yet taken: a room of their own, because nobody has to read them in time.
+    /// Byte budget of responses that are not yet taken. It is separate, because a caller may take a response at any
+    /// time.
     answer_bytes: Share,
     slow_addresses: SlowAddresses,
-    /// Cancelled when whatever only lingers has to end.
+    /// Cancelled when endless streams and idle connections have to end.
     closing: CancellationToken,
 }
 
 impl Edge {
-    /// Nobody is there yet. Connections are encrypted with `tls`, if there is any.
+    /// Creates an edge without connections. Connections use `tls`, if given.
     pub fn new(bounds: Bounds, tls: Option<Arc<Tls>>) -> Arc<Self> {
         Arc::new(Self {
             bounds,
@@ -176,27 +175,27 @@ impl Edge {
         })
     }
 
-    /// What callers may take.
+    /// Returns the bounds.
     pub fn bounds(&self) -> Bounds {
         self.bounds
     }
 
-    /// How much is taken.
+    /// Returns the gauges and counters.
     pub fn gauges(&self) -> Arc<EdgeGauges> {
         self.gauges.clone()
     }
 
-    /// Somebody whose calls do not come over gRPC's own connections.
+    /// Returns a peer for calls that do not come over a gRPC connection.
     pub fn visitor(&self, address: SocketAddr) -> Arc<Peer> {
         Arc::new(Peer::new(self, Some(address.into()), None))
     }
 
-    /// Whether places for connections get scarce.
+    /// Returns true if more than half of the connections are taken.
     fn is_crowded(&self) -> bool {
         self.gauges.held_connections.taken() > self.bounds.connections / 2
     }
 
-    /// Ends what only lingers: streams that have no end of their own, and connections without a call.
+    /// Ends endless streams, and connections without a call in progress.
     pub fn close(&self) {
         self.closing.cancel();
     }

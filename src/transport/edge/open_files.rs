@@ -1,14 +1,16 @@
-//! Room for connections among the files that the process may have open.
+//! Limit of open files: fits the connection bound to what the process may open.
+//!
+//! The reserve keeps file descriptors for the database and the logs. Caller: the server, once at its start.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 use super::Bounds;
 
-/// How many files are kept for everything but callers: the database, logs, libraries.
+/// Number of files that are reserved for everything but connections: the database, logs, libraries.
 const RESERVE: u64 = 128;
 
-/// Raises the number of files that this process may have open to what `bounds` need; if that is not allowed, lowers the bound, so
-/// that callers never take the files that the database is reached by.
+/// Raises the limit of open files to what `bounds` need. If the system does not permit it, returns a lower connection
+/// bound, so that connections never take the descriptors of the database.
 pub fn make_room(bounds: Bounds) -> Bounds {
     let wanted = u64::try_from(bounds.connections).unwrap_or(u64::MAX).saturating_add(RESERVE);
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);

@@ -1,5 +1,7 @@
-//! How many calls there may be at once, by what they are for: those that ask for something are turned away first, and what frees
-//! something never is.
+//! Permits of calls, by the purpose of a call.
+//!
+//! Requests for resources are rejected first when permits are scarce. A call that frees capacity is never rejected.
+//! Permits are fair between callers. Caller: `calls`.
 
 use std::sync::Arc;
 
@@ -12,30 +14,30 @@ use crate::{
 
 use super::Bounds;
 
-/// How many calls of operators there may be at once, apart from those that ask for resources, so that neither keeps the others out. Those of
-/// them that read much, or audit, wait for each other besides, and few of them do.
+/// Maximum number of operator calls at the same time. The bound is separate from that of requests, so that neither
+/// excludes the other. Expensive reads and audits have further bounds of their own.
 const OPERATOR_CALLS_MAX: usize = 256;
 
-/// What a call that asks for resources holds while it is judged. Whoever waits in line instead gives it back.
+/// Permit of a request that is being decided. A request releases its permit when it enters a wait queue.
 pub type ActiveCall = Arc<Place>;
 
-/// The places for calls.
+/// Semaphores of calls by purpose.
 #[derive(Debug)]
 pub(super) struct Places {
     requests: Arc<FairShare>,
     operators: Arc<FairShare>,
 }
 
-/// What a call is for.
+/// Purpose of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Purpose {
-    /// It asks for resources.
+    /// Requests resources.
     Asks,
-    /// It provides some: it has a place as long as there is any, so that those who ask do not keep hosts from coming.
+    /// Provides capacity. It gets any free permit, so that requests do not keep EMs from registering.
     Provides,
-    /// It gives something back, or says that something lives; or asks how the service is: as cheap as it would be to turn it away.
+    /// Frees capacity, reports state, or checks health. Rejecting it would cost as much as serving it.
     Frees,
-    /// Everything else.
+    /// Any other call: of operators and administrators.
     Operates,
 }
 
@@ -47,10 +49,10 @@ impl Purpose {
             Some("ResourceReleased" | "ResourceInited" | "ResourceReported" | "Heartbeat" | "Unregister") => {
                 Self::Frees
             }
-            // Of an engine that runs: thousands come when a database was lost.
+            // Adopts a running engine. Thousands of such calls come after the loss of a database.
             _ if path == "/linkis.rm.v1.AdminService/AdoptTicket" => Self::Frees,
             _ if path.starts_with("/grpc.health.") => Self::Frees,
-            // Reflection has room of its own.
+            // Reflection has a bound of its own.
             _ if path.starts_with("/grpc.reflection.") => Self::Frees,
             _ => Self::Operates,
         }
@@ -62,10 +64,11 @@ impl Places {
         Self { requests: FairShare::of(bounds.calls), operators: FairShare::of(OPERATOR_CALLS_MAX) }
     }
 
-    /// The place that a call at `path` has until it is answered, or gives it back before; `None` for one that needs none.
+    /// Acquires the permit of a call at `path`, until its response or an earlier release. Returns `None` if it needs
+    /// none.
     ///
     /// # Errors
-    /// [`Error::Overloaded`] if there is none for its caller.
+    /// [`Error::Overloaded`] if no permit is available for its caller.
     pub fn admit(&self, path: &str, admitted: Option<&Admitted>) -> Result<Option<ActiveCall>, Error> {
         let by = admitted.map_or(&Principal::Anonymous, |admitted| &admitted.caller.principal);
         let place = match Purpose::of(path) {

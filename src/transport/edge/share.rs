@@ -1,8 +1,10 @@
-//! A part of something that there is only so much of.
+//! Budget: a bounded amount of bytes or permits that many calls share.
+//!
+//! A charge never waits: it fits or it fails. Callers: the modules of the edge.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// How much is taken, and how much may be.
+/// Amount taken, and the maximum.
 #[derive(Debug)]
 pub struct Share {
     taken: AtomicUsize,
@@ -10,23 +12,23 @@ pub struct Share {
 }
 
 impl Share {
-    /// Nothing is taken of `most`.
+    /// Creates an unused budget of `most`.
     pub fn of(most: usize) -> Self {
         Self { taken: AtomicUsize::new(0), most }
     }
 
-    /// Takes `amount`, unless so much is not left.
+    /// Takes `amount`. Returns false, and takes nothing, if it does not fit.
     pub fn take(&self, amount: usize) -> bool {
         let fits = |taken: usize| taken.checked_add(amount).filter(|taken| *taken <= self.most);
         self.taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, fits).is_ok()
     }
 
-    /// Gives back what was taken.
+    /// Returns `amount` to the budget. It must have been taken before.
     pub fn give_back(&self, amount: usize) {
         self.taken.fetch_sub(amount, Ordering::Relaxed);
     }
 
-    /// How much is taken.
+    /// Returns the amount taken.
     pub fn taken(&self) -> usize {
         self.taken.load(Ordering::Relaxed)
     }

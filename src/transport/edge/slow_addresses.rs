@@ -1,7 +1,8 @@
-//! Addresses whose new connections are slowed, because a connection from there was ended for what it sent.
+//! Slowed addresses: addresses of which a connection was ended for its frames.
 //!
-//! New connections of such an address are served one after another, with a pause between them that doubles with each connection that is
-//! ended. Connections that are served already are not concerned, nor are other addresses. The table is bounded.
+//! New connections of such an address are served one after another. The pause between them doubles with each ended
+//! connection. Served connections and other addresses are not affected. The table is bounded. Caller: `listener`;
+//! `connection` adds addresses.
 
 use std::{
     collections::HashMap,
@@ -15,14 +16,16 @@ use tokio::time::Instant;
 /// Maximum number of addresses. A further one replaces the address whose time ends first.
 const ADDRESSES_MAX: usize = 4096;
 
-/// Pause between two new connections of an address, after the first of its connections was ended, and at most.
+/// Initial pause between two new connections of an address.
 const PAUSE: Duration = Duration::from_millis(100);
+/// Maximum pause.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// Time for which an address is slowed, from the last of its connections that was ended.
+/// Time for which an address is slowed, from the last of its ended connections.
 const SLOWED_FOR: Duration = Duration::from_secs(60);
 
-/// Longest time that a new connection waits to be served. It bounds the connections of an address that wait, too.
+/// Maximum time that a new connection waits to be served. It also bounds the number of waiting connections of an
+/// address.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
 /// When a new connection is served.
@@ -36,7 +39,8 @@ pub enum Turn {
     Never,
 }
 
-/// The slowed addresses; `None` for a Unix socket. An IPv6 network of 64 bits counts as one address, because one machine has all of it.
+/// The slowed addresses; `None` for a Unix socket. An IPv6 network of 64 bits counts as one address, because one
+/// machine has all of it.
 #[derive(Debug, Default)]
 pub struct SlowAddresses(Mutex<HashMap<Option<IpAddr>, Slow>>);
 
@@ -44,12 +48,12 @@ pub struct SlowAddresses(Mutex<HashMap<Option<IpAddr>, Slow>>);
 struct Slow {
     pause: Duration,
     until: Instant,
-    /// When the next new connection is served.
+    /// Time at which the next new connection is served.
     next: Instant,
 }
 
 impl SlowAddresses {
-    /// The table stays consistent if a holder panics.
+    /// Locks the table. The table stays consistent if a holder panics.
     fn lock(&self) -> MutexGuard<'_, HashMap<Option<IpAddr>, Slow>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,4 +1,7 @@
-//! Where an instance listens: at a port, or at a file that is a socket.
+//! Listening sockets: a TCP port, or a Unix socket.
+//!
+//! A Unix socket has a lock file, so that two instances never serve one path. Its file is removed when the listener is
+//! dropped. Callers: the server and `listener`.
 
 use std::{
     fmt,
@@ -16,12 +19,12 @@ use tokio::{
     net::{TcpListener, TcpStream, UnixListener, UnixStream},
 };
 
-/// Where to listen.
+/// Address to listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Listen {
-    /// At the first of these addresses that can be had: a name may have several.
+    /// The first of these addresses that can be bound: a name may have several.
     Tcp(Vec<SocketAddr>),
-    /// At this file.
+    /// A Unix socket at this path.
     Unix(PathBuf),
 }
 
@@ -45,29 +48,29 @@ impl fmt::Display for Listen {
     }
 }
 
-/// Takes connections.
+/// Listening socket.
 #[derive(Debug)]
 pub enum Listener {
-    /// At a port.
+    /// TCP port.
     Tcp(TcpListener),
-    /// At a file.
+    /// Unix socket.
     Unix(UnixSocket),
 }
 
-/// A file that is a socket, for as long as this lives.
+/// Unix socket with its file, which is removed on drop.
 #[derive(Debug)]
 pub struct UnixSocket {
     listener: UnixListener,
     path: PathBuf,
-    /// Locked: whoever has it owns the file at `path`.
+    /// Locked file: its holder owns the file at `path`.
     _lock: File,
 }
 
 impl Listener {
-    /// Takes the address.
+    /// Binds the address.
     ///
     /// # Errors
-    /// [`io::ErrorKind::AddrInUse`] if somebody else has it; whatever else the system says.
+    /// [`io::ErrorKind::AddrInUse`] if another process uses it, and other errors of the system.
     pub async fn bind(listen: &Listen) -> io::Result<Self> {
         match listen {
             Listen::Tcp(addresses) => Ok(Self::Tcp(TcpListener::bind(addresses.as_slice()).await?)),
@@ -75,7 +78,10 @@ impl Listener {
         }
     }
 
-    /// Where it listens, as a client is told it.
+    /// Returns the bound address, as clients connect to it.
+    ///
+    /// # Errors
+    /// Errors of the system.
     pub fn address(&self) -> io::Result<Listen> {
         match self {
             Self::Tcp(listener) => Ok(listener.local_addr()?.into()),
@@ -83,7 +89,10 @@ impl Listener {
         }
     }
 
-    /// The next connection, and who is at its other end.
+    /// Waits for the next connection. Returns its stream and the address of its peer.
+    ///
+    /// # Errors
+    /// Errors of the system.
     pub async fn accept(&self) -> io::Result<(Stream, PeerAddress)> {
         match self {
             Self::Tcp(listener) => {
@@ -96,11 +105,12 @@ impl Listener {
 }
 
 impl UnixSocket {
-    /// A file that a process left behind that is gone is replaced; one where somebody answers, and one that is no socket, is not.
+    /// Binds the path. A socket file of a process that has ended is replaced. A socket that accepts connections, and
+    /// any other file, is not.
     async fn bind(path: &Path) -> io::Result<Self> {
         let mut lock = path.as_os_str().to_owned();
         lock.push(".lock");
-        // Two that start at the same time would each take the other's file for one that was left behind.
+        // Without the lock, two instances that start together would each take the other's file for an abandoned one.
         let lock = File::create(lock)?;
         lock.try_lock().map_err(|error| match error {
             TryLockError::WouldBlock => io::ErrorKind::AddrInUse.into(),
@@ -117,7 +127,7 @@ impl UnixSocket {
     }
 }
 
-/// Whether the file is a socket at which nobody answers.
+/// Returns true if the file is a socket that refuses connections.
 async fn is_left_behind(path: &Path) -> bool {
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|file| file.file_type().is_socket());
     let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
@@ -126,17 +136,17 @@ async fn is_left_behind(path: &Path) -> bool {
 
 impl Drop for UnixSocket {
     fn drop(&mut self) {
-        // If it stays, the next one to listen there replaces it.
+        // A remaining file is replaced by the next instance.
         let _ = std::fs::remove_file(&self.path);
     }
 }
 
-/// Who is at the other end of a connection: an address, or somebody on this machine.
+/// Address of a peer; none for a Unix socket.
 #[derive(Debug, Clone, Copy)]
 pub struct PeerAddress(Option<SocketAddr>);
 
 impl PeerAddress {
-    /// Without its port; `None` for somebody on this machine.
+    /// Returns the address without the port; `None` for a Unix socket.
     pub fn ip(&self) -> Option<IpAddr> {
         self.0.map(|address| address.ip())
     }
@@ -157,17 +167,20 @@ impl fmt::Display for PeerAddress {
     }
 }
 
-/// What a caller's bytes come and go on.
+/// Stream of a connection.
 #[derive(Debug)]
 pub enum Stream {
-    /// From a port.
+    /// TCP.
     Tcp(TcpStream),
-    /// From a file.
+    /// Unix socket.
     Unix(UnixStream),
 }
 
 impl Stream {
-    /// Has small packets sent at once.
+    /// Disables the delay of small packets.
+    ///
+    /// # Errors
+    /// Errors of the system.
     pub fn set_nodelay(&self) -> io::Result<()> {
         match self {
             Self::Tcp(stream) => stream.set_nodelay(true),
@@ -176,7 +189,7 @@ impl Stream {
     }
 }
 
-/// The same call of whichever it is.
+/// Makes one call on either stream.
 macro_rules! either {
     ($stream:expr, $inner:ident => $call:expr) => {
         match $stream.get_mut() {
@@ -246,12 +259,12 @@ mod tests {
         drop(first);
         assert!(!path.exists(), "it goes with its listener");
 
-        // As after kill -9.
+        // As after a killed process.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());
         assert!(path.exists());
         drop(bind(&path).await.unwrap());
 
-        // Another program's, which knows nothing of the lock.
+        // A socket of a program without a lock file.
         let other = std::os::unix::net::UnixListener::bind(&path).unwrap();
         assert_eq!(bind(&path).await.unwrap_err(), io::ErrorKind::AddrInUse);
         drop(other);

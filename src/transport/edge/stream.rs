@@ -1,4 +1,4 @@
-//! The bytes of a connection, encrypted or not.
+//! Stream of a connection, with or without TLS. Caller: `connection`.
 
 use std::{
     io,
@@ -11,12 +11,12 @@ use tokio_rustls::server::TlsStream;
 
 use super::socket;
 
-/// Where a connection's bytes come from and go to.
+/// Stream of a connection.
 #[derive(Debug)]
 pub enum Stream {
-    /// As they are.
+    /// Without TLS.
     Plain(socket::Stream),
-    /// Encrypted.
+    /// With TLS.
     Tls(Box<TlsStream<socket::Stream>>),
 }
 

@@ -1,4 +1,4 @@
-//! Traffic of a connection: its frames in both directions, counted against its allowance.
+//! Traffic of a connection: its frames in both directions, counted against its allowance. Caller: `connection`.
 
 use std::time::Instant;
 
@@ -7,9 +7,10 @@ use super::{
     frames::{Frames, GOAWAY, HEADERS, encode},
 };
 
-/// Units of a turn that the first frame of a call takes while the caller is not known, and afterwards. Work for a caller who is not known
-/// comes in small portions between that for others.
+/// Units of a turn for the first frame of a call whose caller is not authenticated. Work for such callers is spread
+/// between other work.
 const CALL_UNITS_UNKNOWN: usize = 8;
+/// Units of a turn for the first frame of a call after authentication.
 const CALL_UNITS: usize = 2;
 
 /// Frames of a connection, and the allowance for them.
@@ -21,7 +22,8 @@ pub struct Traffic {
 }
 
 impl Traffic {
-    /// Traffic of a new connection that may have `streams` calls under way, and whose peer first sends `preface` bytes.
+    /// Creates the traffic of a new connection that may have `streams` calls in progress. Its peer first sends
+    /// `preface` bytes.
     pub fn new(preface: usize, streams: u32) -> Self {
         Self {
             received: Frames::behind(preface),
@@ -30,7 +32,7 @@ impl Traffic {
         }
     }
 
-    /// Counts the frames in `bytes` that the peer sent, and returns how many units of a turn they take.
+    /// Counts the frames in `bytes` that the peer sent. Returns the units of a turn that they take.
     pub fn receive(&mut self, bytes: &[u8], is_known: bool) -> usize {
         let (mut units, now) = (0, Instant::now());
         let call_units = if is_known { CALL_UNITS } else { CALL_UNITS_UNKNOWN };
@@ -48,12 +50,12 @@ impl Traffic {
         self.sent.read(bytes, |frame| self.allowance.sent(frame, now));
     }
 
-    /// Bytes of the payload that the peer is known to be sending.
+    /// Returns the remaining payload of the frame that the peer is sending, in bytes.
     pub fn announced(&self) -> usize {
         self.received.left()
     }
 
-    /// Bytes that have to be sent before another frame may be.
+    /// Returns the bytes that have to be sent before another frame.
     pub fn unfinished(&self) -> usize {
         self.sent.unfinished()
     }
@@ -63,7 +65,7 @@ impl Traffic {
         self.allowance.excess()
     }
 
-    /// The frame that ends the connection for `excess`.
+    /// Returns the GOAWAY frame that ends the connection for `excess`.
     pub fn goaway(&self, excess: Excess) -> Vec<u8> {
         let (newest, code) = (self.allowance.newest().to_be_bytes(), ENHANCE_YOUR_CALM.to_be_bytes());
         encode(GOAWAY, 0, &[&newest, &code, excess.text().as_bytes()].concat())
