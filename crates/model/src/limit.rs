@@ -1,12 +1,15 @@
-//! Limits: who may hold how much, whatever EM it is on.
+//! Limits: maximum amounts for tickets that match label values, independent of their EMs.
 //!
-//! A rule names a set of labels, each with a value or "each", and caps the dimensions that it names. Of the rules with the same
-//! label set, the most specific one that matches a request and names a dimension decides there; rules with different label sets all
-//! apply. A counter is kept for every scope of every label set that some rule has, whatever its rules say, so that a change of a rule
-//! can never unbalance it. A label set that is new is counted in steps, and decides only when all tickets are in its counters.
+//! A rule names a label set, each label with a value or "each", and limits the dimensions that it names. Within one label
+//! set, the most specific matching rule that names a dimension decides it. Rules of different label sets all apply.
 //!
-//! - `label_set`: sets of labels, and how tickets count in their scopes; `rule`: the rules, and which is found for a counter;
-//! - `maximum`: what decides in a scope; `usage`: what scopes hold beside that.
+//! Every label set of a rule has a counter per scope, regardless of its rules, so that a change of rules cannot unbalance a
+//! counter. A new label set is counted in steps and decides only when its counters include all tickets.
+//!
+//! Never: reads or changes counters. Callers: the ledger, the admission check, the store and the limit service.
+//!
+//! - `label_set`: label sets and their scopes; `rule`: rules and their lookup;
+//! - `maximum`: the deciding maxima of a scope; `usage`: rules together with the use of a scope.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -34,54 +37,54 @@ pub use rule::{Expected, Pattern, Rule, RuleChanges, RuleRecord};
 use rule::{RuleSet, check_order};
 pub use usage::{Over, Replaced, ScopeUsage, sort_fullest};
 
-/// How many labels a limit may name.
+/// Maximum number of labels in one limit.
 pub const LABELS_MAX: usize = 8;
 
-/// How many sets of labels may have limits: every ticket counts in a scope of each.
+/// Maximum number of label sets with limits. Every ticket counts in one scope of each.
 pub const LABEL_SETS_MAX: usize = 32;
 
-/// How many dimensions a limit may name.
+/// Maximum number of dimensions in one limit.
 pub const DIMENSIONS_MAX: usize = 64;
 
-/// All rules and all that is counted, as they stand at some version.
+/// All rules, label sets and policies at one limits version.
 #[derive(Debug, Clone, Default)]
 pub struct Limits {
     version: Uuid,
-    /// In the order in which they are checked; each with its rules, if it decides.
+    /// Label sets in check order, each with its rules; empty rules if the label set does not decide yet.
     sets: Vec<(LabelSet, Arc<RuleSet>)>,
     /// All rules by label set, in the same order.
     rules: Vec<(BTreeSet<String>, Arc<RuleSet>)>,
-    /// By the application name of EMs; others have all limits.
+    /// Policies by the application name of EMs. EMs without a policy have all limits.
     policies: BTreeMap<Name, Policy>,
     users_held: bool,
 }
 
-/// A counter that a ticket counts in, and the rules that decide there, if any.
+/// A counter of a ticket, with the rules that decide there, if any.
 #[derive(Debug, Clone)]
 pub struct LimitedScope {
-    /// Which.
+    /// The counter.
     pub counter: Counter,
-    /// Those that match, the most specific first: each decides the dimensions that none before it names. Empty if no rule of the label
-    /// set matches, or the set is still being counted.
+    /// Matching rules, the most specific first. Each decides the dimensions that no earlier rule names. Empty if no rule
+    /// matches or the label set is still being counted.
     pub rules: Vec<Arc<Rule>>,
-    /// How amounts in queues count in it.
+    /// How amounts in external queues count in the scope.
     pub queues: Queues,
-    /// The cap of the request that is judged here, if it has one.
+    /// Cap of the decided request for this label set, if any.
     pub cap: Option<Arc<Cap>>,
 }
 
 impl LimitedScope {
-    /// The scope that is counted.
+    /// Returns the counted scope.
     pub fn scope(&self) -> &Scope {
         &self.counter.scope
     }
 
-    /// The maximum in each dimension that some rule names and that is counted, and the rule that decides it.
+    /// Returns the maximum of each counted dimension that a rule names, with the deciding rule.
     pub fn maxima(&self) -> impl Iterator<Item = (&Dimension, i64, &Rule)> {
         maxima(&self.rules).filter(|(dimension, ..)| self.counts(dimension))
     }
 
-    /// What is counted of a resource.
+    /// Returns the amounts of a resource that this scope counts.
     pub fn share(&self, resource: &Resource) -> impl Iterator<Item = (Dimension, i64)> {
         resource.amounts().filter(|(dimension, _)| self.counts(dimension))
     }
@@ -91,7 +94,7 @@ impl LimitedScope {
     }
 }
 
-/// The maximum in each dimension that some rule names, and the rule that decides it: the first that names it.
+/// Returns the maximum of each dimension that a rule names. The first rule that names the dimension decides.
 pub fn maxima(rules: &[Arc<Rule>]) -> impl Iterator<Item = (&Dimension, i64, &Rule)> {
     rules.iter().enumerate().flat_map(|(number, rule)| {
         let before = rules.iter().take(number);
@@ -102,7 +105,7 @@ pub fn maxima(rules: &[Arc<Rule>]) -> impl Iterator<Item = (&Dimension, i64, &Ru
 }
 
 impl Limits {
-    /// The rules of a version, and the label sets that are counted then.
+    /// Creates the limits of a version from its label sets and rules.
     pub fn new(version: Uuid, sets: Vec<LabelSet>, rules: impl IntoIterator<Item = Rule>) -> Self {
         let mut by_set: BTreeMap<BTreeSet<String>, RuleSet> = BTreeMap::new();
         for rule in rules {
@@ -111,8 +114,8 @@ impl Limits {
         Self::assemble(version, sets, by_set)
     }
 
-    /// What these have become in a version, in which some patterns have other rules, or none any more. It costs what has changed,
-    /// however many rules there are.
+    /// Returns the limits after `changes` of some rules; `None` deletes the rule of the pattern. The cost depends on the
+    /// changes, not on the number of rules.
     pub fn changed(
         &self,
         version: Uuid,
@@ -145,38 +148,38 @@ impl Limits {
         Self { version, sets, rules, policies: BTreeMap::new(), users_held: false }
     }
 
-    /// The same, with the policies of kinds of EMs.
+    /// Replaces the policies.
     pub fn with_policies(self, policies: BTreeMap<Name, Policy>) -> Self {
         Self { policies, ..self }
     }
 
-    /// The same, and whether an operator holds users.
+    /// Sets whether an operator holds users.
     pub fn with_users_held(self, users_held: bool) -> Self {
         Self { users_held, ..self }
     }
 
-    /// The same counters under other rules.
+    /// Returns the same label sets and policies with other rules.
     pub fn with_rules(&self, rules: impl IntoIterator<Item = Rule>) -> Self {
         let sets = self.label_sets().cloned().collect();
         Self::new(self.version, sets, rules).with_policies(self.policies.clone()).with_users_held(self.users_held)
     }
 
-    /// The policies, by the application name of EMs.
+    /// Returns the policies, by the application name of EMs.
     pub fn policies(&self) -> &BTreeMap<Name, Policy> {
         &self.policies
     }
 
-    /// Another with every change.
+    /// Returns the limits version; every change creates a new one.
     pub fn version(&self) -> Uuid {
         self.version
     }
 
-    /// Whether nothing is counted.
+    /// Returns whether no label set is counted.
     pub fn is_empty(&self) -> bool {
         self.sets.is_empty()
     }
 
-    /// All rules, in the order in which they are checked; each with whether it decides already.
+    /// Returns all rules in check order, each with whether it decides already.
     pub fn rules(&self) -> impl Iterator<Item = (&Rule, bool)> {
         self.rules.iter().flat_map(|(keys, rules)| {
             let decides = self.is_counted(keys);
@@ -184,7 +187,7 @@ impl Limits {
         })
     }
 
-    /// The first `limit` of them behind `after`, whether or not there is such a rule.
+    /// Returns at most `limit` rules after the pattern `after`, which need not exist.
     pub fn rules_behind(&self, after: &Pattern, limit: usize) -> Vec<(&Rule, bool)> {
         let keys: BTreeSet<String> = after.keys().map(str::to_owned).collect();
         let mut page = Vec::new();
@@ -196,33 +199,33 @@ impl Limits {
         page
     }
 
-    /// Whether rules of this label set decide.
+    /// Returns whether the rules of this label set decide.
     pub fn is_counted(&self, keys: &BTreeSet<String>) -> bool {
         self.sets.iter().any(|(set, _)| set.is_counted && set.counting.keys == *keys)
     }
 
-    /// What is counted.
+    /// Returns all label sets.
     pub fn label_sets(&self) -> impl Iterator<Item = &LabelSet> {
         self.sets.iter().map(|(set, _)| set)
     }
 
-    /// The number up to which the tickets of an EM without tickets are counted.
+    /// Returns the label set id up to which an EM without tickets is counted.
     pub fn newest_label_set(&self) -> i64 {
         self.sets.iter().map(|(set, _)| set.id).max().unwrap_or(0)
     }
 
-    /// Whether users' resource locks have to be taken: some label set counts by user, or an operator holds users.
+    /// Returns whether operations must lock users: a label set contains the user, or an operator holds users.
     pub fn locks_users(&self) -> bool {
         self.users_held || self.sets.iter().any(|(set, _)| set.counting.keys.contains(USER))
     }
 
-    /// The counters that a ticket with these labels belongs to, in the order in which they are checked. Whether it is in those that
-    /// are still being made, its EM knows.
+    /// Returns the counters of a ticket with these labels, in check order. The EM's row states which counters already
+    /// include the ticket.
     pub fn scopes(&self, labels: &TicketLabels<'_>) -> Vec<LimitedScope> {
         self.scopes_under(labels, &[])
     }
 
-    /// The same, with the caps of a request; of label sets of which not all tickets are counted there is none.
+    /// As [`Limits::scopes`], with the caps of a request. Label sets that are still being counted get no cap.
     pub fn scopes_under(&self, labels: &TicketLabels<'_>, caps: &[Arc<Cap>]) -> Vec<LimitedScope> {
         let in_set = |(set, rules): &(LabelSet, Arc<RuleSet>)| {
             let counter = Counter { label_set_id: set.id, scope: set.counting.scope(labels)? };
@@ -232,7 +235,7 @@ impl Limits {
         self.sets.iter().filter_map(in_set).collect()
     }
 
-    /// The same, of the label sets alone of which all tickets are counted.
+    /// As [`Limits::scopes`], restricted to completely counted label sets.
     pub fn deciding(&self, labels: &TicketLabels<'_>) -> Vec<LimitedScope> {
         let mut scopes = self.scopes(labels);
         scopes.retain(|limited| {
@@ -241,14 +244,14 @@ impl Limits {
         scopes
     }
 
-    /// The counter of a scope; `None` unless all tickets are counted by the names of its labels.
+    /// Returns the counter of a scope; `None` unless its label set is completely counted.
     pub fn deciding_at(&self, scope: &Scope) -> Option<LimitedScope> {
         let is_of = |set: &LabelSet| set.is_counted && set.counting.keys.iter().eq(scope.labels().keys());
         let (set, rules) = self.sets.iter().find(|(set, _)| is_of(set))?;
         Some(decide(rules, set.counting.queues, Counter { label_set_id: set.id, scope: scope.clone() }))
     }
 
-    /// A counter with the rules that decide there.
+    /// Returns a counter with the rules that decide there.
     pub fn of_counter(&self, counter: Counter) -> LimitedScope {
         match self.sets.iter().find(|(set, _)| set.id == counter.label_set_id) {
             Some((set, rules)) => decide(rules, set.counting.queues, counter),

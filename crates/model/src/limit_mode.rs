@@ -1,21 +1,21 @@
-//! What a limit does where it decides: refuse, tell, or only have its label set counted.
+//! Mode of a limit: the effect of a request above the maximum.
 
-/// What a rule does about what goes beyond its maximum.
+/// Effect of a rule above its maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LimitMode {
-    /// It is refused.
+    /// The request is refused.
     #[default]
     Enforced,
-    /// It is granted, told and counted as a violation.
+    /// The request is granted; the violation is returned and counted.
     Watched,
-    /// It is granted. Such a rule needs no maximum: its label set is counted.
+    /// The request is granted. The rule needs no maximum and only makes its label set counted.
     Off,
 }
 
 impl LimitMode {
     const ALL: [Self; 3] = [Self::Enforced, Self::Watched, Self::Off];
 
-    /// As administrators write it, and as it stands in the tables.
+    /// Returns the name in configurations and tables.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Enforced => "enforced",
@@ -24,7 +24,7 @@ impl LimitMode {
         }
     }
 
-    /// The reverse of [`LimitMode::as_str`].
+    /// Parses a name from [`LimitMode::as_str`]; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|mode| mode.as_str() == text)
     }

@@ -1,11 +1,13 @@
-//! The waiting line: who stands where, and how much the positions ahead keep for themselves.
+//! Wait queues: the order of waiting requests at each wait key, and the capacity that earlier entries reserve.
 //!
-//! A waiting request stands at every spot (an EM, or a limited scope) where it is short. Whoever comes later, waiting or not, is
-//! judged as if the requests ahead at its spots were granted already: so it passes only where it takes nothing that they are
-//! waiting for, and a big request gets what is given back until it fits.
+//! A waiting request has an entry at every key (EM, scope or external queue) where it is short. A later request is assessed
+//! as if all earlier entries at its keys were granted. It can overtake only by using nothing that they wait for, so freed
+//! capacity accumulates for a large request until it fits.
 //!
-//! At other spots a waiting request keeps nothing, so that one user who waits for a limit of his own does not block an EM for all
-//! others; but for the first in line at some spot: that one stands at all of its spots, and so its turn comes.
+//! At keys where it is not short, a request reserves nothing: a user who waits for a personal limit does not block an EM.
+//! The exception is the head of a queue, which reserves at all of its keys, so that it is granted eventually.
+//!
+//! Never: wakes or grants a request. Callers: the assessment, the ledger, the store and the state cache.
 
 use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},
@@ -25,23 +27,23 @@ use super::{
     visits::visit,
 };
 
-/// Where one can stand in line.
+/// Wait key: an EM, scope or external queue that requests wait for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Spot {
-    /// At an EM.
+    /// An EM.
     Em(EmInstance),
-    /// At a limited scope.
+    /// A limited scope.
     Scope(Scope),
-    /// At a queue of an external cluster.
+    /// A queue of an external cluster.
     Queue {
-        /// The name of its provider.
+        /// Name of the provider.
         provider: Name,
-        /// Its path.
+        /// Path of the queue.
         path: String,
     },
 }
 
-/// For people: not to be taken apart again.
+/// For display; not parsed.
 impl fmt::Display for Spot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -52,17 +54,17 @@ impl fmt::Display for Spot {
     }
 }
 
-/// How many bytes a [`QueuePosition`] has.
+/// Length of a [`QueuePosition`] in bytes.
 pub const POSITION_BYTES: usize = 26;
 
-/// A position in line: the one key by which everybody stands in order, the same at every spot, so that no two spots can wait for each
-/// other. Its bytes are in the order of those who wait: first the higher priority, then who came first, then the ticket.
+/// Position of a request, the sort key of its entries. The position is the same in all queues, so two queues can never wait
+/// for each other. The bytes sort by priority (highest first), then by entry time, then by ticket id.
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct QueuePosition([u8; POSITION_BYTES]);
 
 impl QueuePosition {
-    /// Of a request that has this priority, has waited `since` then by the database's clock, read under the locks, and will be granted
-    /// that ticket.
+    /// Creates a position from the priority, the entry time (by the database clock, read under the locks) and the id of the
+    /// future ticket.
     pub fn new(priority: i16, since: OffsetDateTime, ticket_id: Uuid) -> Self {
         let rank = u16::MAX - priority.cast_unsigned().wrapping_add(1 << 15);
         let micros = i64::try_from(since.unix_timestamp_nanos() / 1000).unwrap_or(i64::MAX);
@@ -73,17 +75,17 @@ impl QueuePosition {
         Self(bytes)
     }
 
-    /// As it was stored; `None` if it was not.
+    /// Parses a stored position; `None` if the length is wrong.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
 
-    /// As it is stored.
+    /// Returns the bytes to store.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 
-    /// The ticket that will be granted.
+    /// Returns the id of the ticket that a grant creates.
     pub fn ticket_id(&self) -> Uuid {
         let mut ticket_id = [0; 16];
         ticket_id.copy_from_slice(&self.0[POSITION_BYTES - 16..]);
@@ -104,27 +106,27 @@ impl fmt::Display for QueuePosition {
     }
 }
 
-/// How somebody stands at a spot.
+/// Entry of a request in one wait queue.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WaitEntry {
-    /// What is waited for.
+    /// Requested amounts.
     pub resource: Resource,
-    /// Whether the spot is what it waits for; otherwise it only keeps its room there.
+    /// Whether the request is short here; otherwise the entry only reserves capacity.
     pub is_short: bool,
 }
 
-/// The spots where a request stands; true where it is short.
+/// Wait keys of a request; true where it is short.
 pub type Spots = BTreeMap<Spot, bool>;
 
-/// Room for more requests than anybody counted.
+/// Number of requests that stands for "unknown, possibly many".
 pub const MUCH: u32 = u32::MAX;
 
-/// Where there is more room, or a position less ahead, and about how many requests it was that made it.
+/// Wait keys with freed capacity or fewer earlier entries, each with the approximate number of requests that caused it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct FreedSpots(BTreeMap<Spot, u32>);
 
 impl FreedSpots {
-    /// So many requests have made room at a spot.
+    /// Adds freed capacity of `requests` requests at a key.
     pub fn note(&mut self, spot: Spot, requests: u32) {
         let noted = self.0.entry(spot).or_default();
         *noted = noted.saturating_add(requests);
@@ -136,67 +138,67 @@ impl FreedSpots {
         self
     }
 
-    /// Whether there is more room at a spot.
+    /// Returns whether capacity was freed at a key.
     pub fn contains(&self, spot: &Spot) -> bool {
         self.0.contains_key(spot)
     }
 
-    /// Whether there is more room nowhere.
+    /// Returns whether no capacity was freed.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Spot by spot, and how many requests have made room there; [`MUCH`] if nobody knows.
+    /// Returns each key with the number of requests that freed capacity; [`MUCH`] if unknown.
     pub fn iter(&self) -> impl Iterator<Item = (&Spot, u32)> {
         self.0.iter().map(|(spot, requests)| (spot, *requests))
     }
 }
 
-/// A request that waits, as it is shown.
+/// A waiting request as lists show it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct WaitingRequest {
-    /// The ticket that it will get if it is granted.
+    /// Id of the ticket that a grant creates.
     pub ticket_id: Uuid,
-    /// Since when, by the database's clock.
+    /// Start of waiting, by the database clock.
     pub waiting_since: OffsetDateTime,
-    /// For whom.
+    /// User of the request.
     pub user: Name,
-    /// By which application of the user.
+    /// Application of the user.
     pub creator: Name,
-    /// The engine's type; may be empty.
+    /// Engine type; may be empty.
     pub engine_type: String,
-    /// Where it was judged last.
+    /// EM of the latest decision.
     pub em: EmInstance,
-    /// Whether any EM will do.
+    /// Whether the request can be granted on any EM.
     pub any_em: bool,
-    /// How much it waits for.
+    /// Requested amounts.
     pub resource: Resource,
-    /// What it says of itself.
+    /// Labels of the request.
     pub labels: Labels,
-    /// What it allows itself.
+    /// Caps of the request.
     pub caps: Vec<Cap>,
-    /// Until when.
+    /// Deadline of waiting.
     pub wait_until: OffsetDateTime,
-    /// Where it is short, for people, and how many are short there before it.
+    /// Keys where the request is short, for display, with the number of earlier short entries.
     pub ahead: BTreeMap<String, i64>,
 }
 
-/// How much of a spot was looked at.
+/// How much of a wait queue was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
-    /// Everybody who matters to somebody who comes last.
+    /// All entries that affect a request at the end of the queue.
     All,
-    /// Everybody who stands before this one, and he himself.
+    /// All entries up to this position, inclusive.
     UpTo(QueuePosition),
 }
 
 impl Extent {
-    /// What has to be looked at for a request: those before it, if it stands in line.
+    /// Returns the extent that a request needs: the entries before its position, or all.
     pub fn of(position: Option<QueuePosition>) -> Self {
         position.map_or(Self::All, Self::UpTo)
     }
 
-    /// As much as both.
+    /// Returns the extent that includes both.
     pub fn and(self, other: Self) -> Self {
         match (self, other) {
             (Self::UpTo(one), Self::UpTo(two)) => Self::UpTo(one.max(two)),
@@ -205,10 +207,10 @@ impl Extent {
     }
 }
 
-/// Which spots were looked at, and how much of each.
+/// Keys that were read, with their extents.
 pub type ViewedSpots = BTreeMap<Spot, Extent>;
 
-/// The spots that have to be looked at for several requests.
+/// Returns the keys and extents that several requests need together.
 pub fn viewed_spots(requests: impl IntoIterator<Item = (Spot, Extent)>) -> ViewedSpots {
     let mut spots = ViewedSpots::new();
     for (spot, extent) in requests {
@@ -221,23 +223,23 @@ pub fn viewed_spots(requests: impl IntoIterator<Item = (Spot, Extent)>) -> Viewe
 #[derive(Debug, Clone, Default)]
 pub struct Line {
     queues: HashMap<Arc<Spot>, Arc<Queue>>,
-    /// Every operation on one request visits only its own wait keys.
+    /// Wait keys by position, so that an operation on a request visits only its own keys.
     keys: HashMap<QueuePosition, Vec<Arc<Spot>>>,
 }
 
-/// Who stands at one spot.
+/// Entries of one wait key.
 #[derive(Debug, Clone, Default)]
 struct Queue {
     stands: BTreeMap<QueuePosition, WaitEntry>,
     /// The first entry that is short here.
     first_short: Option<QueuePosition>,
-    /// What all of them wait for together, once somebody has asked.
+    /// Sum of all entries; computed at the first use.
     total: OnceLock<Tally>,
-    /// What those before every [`STRIDE`]th wait for together, once somebody far behind has asked.
+    /// Sums of the entries before every [`STRIDE`]th position; computed at the first use by a later position.
     marks: OnceLock<BTreeMap<QueuePosition, Tally>>,
 }
 
-/// From one mark in a queue to the next.
+/// Number of entries between two marks.
 const STRIDE: usize = 32;
 
 impl Queue {
@@ -259,7 +261,7 @@ impl Queue {
         })
     }
 
-    /// What those before `position` wait for together.
+    /// Returns the sum of the entries before `position`.
     fn ahead(&self, position: QueuePosition) -> Tally {
         let (mut near, mut tally) = (self.stands.range(..position), Tally::default());
         if near.clone().nth(STRIDE).is_some()
@@ -298,7 +300,7 @@ impl Queue {
         self.marks.take();
     }
 
-    /// The positions that only this queue has, and those that only `other` has.
+    /// Returns the positions that only this queue contains, and those that only `other` contains.
     fn difference(&self, other: &Self) -> (Vec<QueuePosition>, Vec<QueuePosition>) {
         let only = |one: &Self, two: &Self| {
             let positions = one.stands.keys().inspect(|_| visit());
@@ -309,7 +311,7 @@ impl Queue {
 }
 
 impl Line {
-    /// What those before `position` at a spot wait for together, or all if there is no position yet.
+    /// Returns the sum of the entries at a key before `position`, or of all entries without a position.
     pub fn ahead(&self, spot: &Spot, position: Option<QueuePosition>) -> Tally {
         match (self.queues.get(spot), position) {
             (None, _) => Tally::default(),
@@ -318,12 +320,13 @@ impl Line {
         }
     }
 
-    /// The same, without making the spot if nobody stands anywhere.
+    /// As [`Line::ahead`], without computing the key if all queues are empty.
     pub fn ahead_at(&self, spot: impl FnOnce() -> Spot, position: Option<QueuePosition>) -> Tally {
         if self.is_empty() { Tally::default() } else { self.ahead(&spot(), position) }
     }
 
-    /// Where a request stands that is short at some of its `spots`.
+    /// Selects the keys at which a request is queued: those where it is short, or all if it is the first short entry at one
+    /// of them.
     pub fn stand(&self, position: QueuePosition, spots: &Spots) -> Spots {
         let is_first = |spot: &Spot| {
             let first = self.queues.get(spot).and_then(|queue| queue.first_short);
@@ -337,24 +340,24 @@ impl Line {
             .collect()
     }
 
-    /// Whether a request is in any wait queue.
+    /// Returns whether a request is in any wait queue.
     pub fn has(&self, position: QueuePosition) -> bool {
         self.keys.contains_key(&position)
     }
 
-    /// Where somebody stands; empty for one who is not in line.
+    /// Returns the wait keys of a queued request; empty if it is not queued.
     pub fn spots_of(&self, position: QueuePosition) -> Spots {
         let keys = self.keys.get(&position).into_iter().flatten().inspect(|_| visit());
         let is_short = |key: &Arc<Spot>| Some(self.queues.get(key)?.stands.get(&position)?.is_short);
         keys.filter_map(|key| Some((Spot::clone(key), is_short(key)?))).collect()
     }
 
-    /// Somebody stands at a spot.
+    /// Inserts an entry at a key.
     pub fn insert(&mut self, spot: Spot, position: QueuePosition, stand: WaitEntry) {
         self.insert_at(self.key(spot), position, stand);
     }
 
-    /// Somebody leaves all spots.
+    /// Removes all entries of a request.
     pub fn remove(&mut self, position: QueuePosition) {
         for key in self.keys.remove(&position).unwrap_or_default() {
             visit();
@@ -362,7 +365,7 @@ impl Line {
         }
     }
 
-    /// Puts a request into the wait queues of `spots`, and only there. Queues where nothing changes keep their sums.
+    /// Sets the wait keys of a request to exactly `spots`. Queues without a change keep their sums.
     pub fn put(&mut self, position: QueuePosition, spots: &Spots, resource: &Resource) {
         let left: Vec<Arc<Spot>> = (self.keys.get(&position).into_iter().flatten())
             .inspect(|_| visit())
@@ -381,7 +384,7 @@ impl Line {
         }
     }
 
-    /// Takes over how `other` looked at `spots`, as far as each was looked at.
+    /// Copies the queues of `spots` from `other`, each up to its extent.
     pub fn replace(&mut self, spots: ViewedSpots, other: &Self) {
         for (spot, extent) in spots {
             let (queue, key) = (other.queues.get(&spot), self.key(spot));
@@ -392,12 +395,12 @@ impl Line {
         }
     }
 
-    /// At how many spots somebody is known to stand.
+    /// Returns the number of non-empty wait queues.
     pub fn spots(&self) -> usize {
         self.queues.len()
     }
 
-    /// Takes over a whole wait queue.
+    /// Replaces a whole wait queue.
     fn replace_all(&mut self, key: &Arc<Spot>, other: Option<&Arc<Queue>>) {
         let (before, after) = (self.queues.remove(key).unwrap_or_default(), other.cloned().unwrap_or_default());
         let (left, entered) = before.difference(&after);
@@ -408,7 +411,7 @@ impl Line {
         }
     }
 
-    /// Takes over the entries of a wait queue up to `last`. A queue where nothing differs keeps its sums.
+    /// Replaces the entries of a wait queue up to `last`. A queue without a difference keeps its sums.
     fn replace_first(&mut self, key: &Arc<Spot>, last: QueuePosition, other: Option<&Arc<Queue>>) {
         let before = self.queues.get(key).map(|queue| &queue.stands);
         let after = other.map(|queue| &queue.stands);
@@ -424,7 +427,7 @@ impl Line {
         entered.into_iter().for_each(|(position, stand)| self.insert_at(key.clone(), position, stand));
     }
 
-    /// The wait key as it is stored, if it has a wait queue.
+    /// Returns the stored instance of the wait key, or a new one.
     fn key(&self, spot: Spot) -> Arc<Spot> {
         self.queues.get_key_value(&spot).map(|(key, _)| key.clone()).unwrap_or_else(|| Arc::new(spot))
     }
@@ -437,7 +440,7 @@ impl Line {
         queue.insert(position, stand);
     }
 
-    /// Removes the entry of a request from one wait queue.
+    /// Removes the entry of a request from one wait queue, and the key from the request.
     fn remove_at(&mut self, key: &Arc<Spot>, position: QueuePosition) {
         self.forget(key, position);
         self.remove_entry(key, position);
@@ -463,17 +466,17 @@ impl Line {
         }
     }
 
-    /// Whether somebody is known to stand at a spot.
+    /// Returns whether a key has entries.
     pub fn contains(&self, spot: &Spot) -> bool {
         self.queues.contains_key(spot)
     }
 
-    /// Drops the line, one wait queue or request at a time.
+    /// Drops the content one wait queue or request at a time, so that the caller can yield in between.
     pub fn into_dropped(self) -> impl Iterator<Item = ()> + Send {
         self.queues.into_iter().map(drop).chain(self.keys.into_iter().map(drop))
     }
 
-    /// Whether nobody is known to stand anywhere.
+    /// Returns whether all wait queues are empty.
     pub fn is_empty(&self) -> bool {
         self.queues.is_empty()
     }
@@ -505,7 +508,7 @@ mod tests {
         Spot::Scope(Scope::new(BTreeMap::from([("user".to_owned(), name.to_owned())])))
     }
 
-    /// Stands where it has to, as it says, and asks for as many cores as its number.
+    /// Queues a request at the selected keys. Its number is its position and the number of requested cores.
     fn stand(line: &mut Line, number: u128, spots: &[(Spot, bool)]) -> Spots {
         let stands = line.stand(position(number), &spots.iter().cloned().collect());
         let resource = Resource::cpu(i64::try_from(number).unwrap()).unwrap();
@@ -557,7 +560,7 @@ mod tests {
         assert_eq!((ahead(&line, 101), ahead(&line, 1000)), (0, sum(101..201)));
     }
 
-    /// `count` requests, each of which waits for an EM of its own.
+    /// Creates `count` requests, each waiting for another EM.
     fn line_of_keys(count: u128) -> Line {
         let mut line = Line::default();
         for number in 0..count {
@@ -608,7 +611,7 @@ mod tests {
         assert_flat("retry", |count| {
             let mut line = line_of(count);
             visits::count(|| {
-                // As far behind a mark at either size.
+                // At equal distance from a mark in both sizes.
                 let last = count / 32 * 32 - 1;
                 let resource = Resource::cpu(i64::try_from(last).unwrap()).unwrap();
                 line.put(position(last), &[(em("a"), true)].into(), &resource);

@@ -1,41 +1,46 @@
-//! Names and labels as callers write them: validated once, at the edge, and cheap to clone afterwards.
+//! Names and labels of callers: validated once at the edge, then shared without copying.
+//!
+//! Existing names are parsed by the wide rules of [`Name::parse`]. Names that a call creates must also pass [`check_new`].
+//! Never: accepts control characters. Callers: all services and the store.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
-/// The longest name, key or value, in characters.
+/// Maximum length of a name, label key or label value, in characters.
 pub const NAME_CHARS_MAX: usize = 255;
 
-/// How many labels one EM or request may carry.
+/// Maximum number of labels of one EM or request.
 pub const LABELS_MAX: usize = 32;
 
-/// How many bytes their keys and values may have together: they stand in every row, and on every page, that tells of the EM or the
-/// ticket.
+/// Maximum length of all label keys and values together, in bytes. Every row and page about the EM or ticket contains them.
 pub const LABELS_BYTES_MAX: usize = 6 * 1024;
 
-/// A field of a request that cannot be accepted, and why.
+/// An invalid field of a request.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{field}: {problem}")]
 pub struct FieldError {
-    /// The path of the field in the request, e.g. `em.instance`.
+    /// Path of the field in the request, such as `em.instance`.
     pub field: String,
-    /// What is wrong with it, and what would be right.
+    /// The problem and the valid form.
     pub problem: String,
 }
 
 impl FieldError {
-    /// An error for `field`.
+    /// Creates an error for `field`.
     pub fn new(field: impl Into<String>, problem: impl Into<String>) -> Self {
         Self { field: field.into(), problem: problem.into() }
     }
 }
 
-/// A non-empty name of at most [`NAME_CHARS_MAX`] characters, none of them a control character. Any other character is legal:
-/// names are never joined into strings to be split later. A new name is narrower: [`Name::parse_new`].
+/// A non-empty name of at most [`NAME_CHARS_MAX`] characters without control characters. All other characters are valid,
+/// because names are never joined into strings and split again. [`Name::parse_new`] restricts new names further.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Name(Arc<str>);
 
 impl Name {
-    /// Checks a name that stands in `field`.
+    /// Parses the name in `field`.
+    ///
+    /// # Errors
+    /// An empty text, a control character, or more than [`NAME_CHARS_MAX`] characters.
     pub fn parse(field: &str, text: &str) -> Result<Self, FieldError> {
         if text.is_empty() {
             return Err(FieldError::new(field, "must not be empty"));
@@ -44,16 +49,16 @@ impl Name {
         Ok(Self(text.into()))
     }
 
-    /// Checks a name that a call brings into being, as [`check_new`] does.
+    /// Parses a name that a call creates, by the stricter rules of [`check_new`].
     ///
     /// # Errors
-    /// It is no name, or not legal in a new one.
+    /// The text is not a name, or not valid as a new name.
     pub fn parse_new(field: &str, text: &str) -> Result<Self, FieldError> {
         let name = Self::parse(field, text)?;
         check_new(field, text).map(|()| name)
     }
 
-    /// The text.
+    /// Returns the text.
     pub fn as_str(&self) -> &str {
         &self.0
     }
@@ -65,13 +70,13 @@ impl fmt::Display for Name {
     }
 }
 
-/// Checks the names of an application and of one of its instances; `field` is the path of both in the request.
+/// Parses the application name and the instance below the path `field`.
 pub(super) fn parse_instance(field: &str, application_name: &str, instance: &str) -> Result<(Name, Name), FieldError> {
     let application_name = Name::parse(&format!("{field}.application_name"), application_name)?;
     Ok((application_name, Name::parse(&format!("{field}.instance"), instance)?))
 }
 
-/// Checks a text that may be empty: its length, and that it has no control characters.
+/// Checks the length of a possibly empty text, and that it has no control characters.
 pub fn check_text(field: &str, text: &str) -> Result<(), FieldError> {
     let chars = text.chars().count();
     if chars > NAME_CHARS_MAX {
@@ -83,13 +88,14 @@ pub fn check_text(field: &str, text: &str) -> Result<(), FieldError> {
     }
 }
 
-/// Checks a name, or a part of one, that a call brings into being; empty is legal here.
+/// Checks a name that a call creates, or a part of one; an empty text is valid.
 ///
-/// Names that exist are parsed and not checked by this, so that they are listed, released, unregistered and deleted as before.
+/// Existing names are not checked by this function, so that lists, releases, unregistrations and deletions of them continue
+/// to work.
 ///
 /// # Errors
-/// White space at an end, a line separator, or a format character. U+200C and U+200D are legal between two visible characters, where words of
-/// several scripts and composed emoji need them.
+/// White space at an end, a line separator, or a format character. U+200C and U+200D are valid between two visible
+/// characters, where several scripts and composed emoji need them.
 pub fn check_new(field: &str, name: &str) -> Result<(), FieldError> {
     let wrong = |problem: String| Err(FieldError::new(field, problem));
     if !name.is_empty() && name.chars().all(char::is_whitespace) {
@@ -122,7 +128,7 @@ const JOINER: char = '\u{200d}';
 const LINE_SEPARATOR: char = '\u{2028}';
 const PARAGRAPH_SEPARATOR: char = '\u{2029}';
 
-/// Whether Unicode has the character in its category Cf: it has no shape, or changes that of others.
+/// Returns whether the character is in Unicode category Cf: invisible, or changing the display of others.
 const fn is_format(c: char) -> bool {
     matches!(
         c,
@@ -132,12 +138,15 @@ const fn is_format(c: char) -> bool {
         || matches!(c, '\u{1bca0}'..='\u{1bca3}' | '\u{1d173}'..='\u{1d17a}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// What an EM or a request says of itself: at most [`LABELS_MAX`] keys with their values, of at most [`LABELS_BYTES_MAX`] bytes.
+/// Labels of an EM or request: at most [`LABELS_MAX`] keys with values, at most [`LABELS_BYTES_MAX`] bytes in total.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Labels(Arc<BTreeMap<String, String>>);
 
 impl Labels {
-    /// Checks labels that stand in `field`.
+    /// Parses the labels in `field`.
+    ///
+    /// # Errors
+    /// Too many labels or bytes, or an invalid key or value.
     pub fn parse(field: &str, labels: BTreeMap<String, String>) -> Result<Self, FieldError> {
         if labels.len() > LABELS_MAX {
             return Err(FieldError::new(
@@ -157,24 +166,24 @@ impl Labels {
         Ok(Self(Arc::new(labels)))
     }
 
-    /// Checks labels that a call brings into being, as [`check_new`] does.
+    /// Checks labels that a call creates, by the rules of [`check_new`].
     ///
     /// # Errors
-    /// The first key or value that is not legal in a new name.
+    /// The first key or value that is not valid as a new name.
     pub fn check_new(&self, field: &str) -> Result<(), FieldError> {
         self.0.iter().try_for_each(|(key, value)| check_new_label(field, key, value))
     }
 
-    /// Key by key.
+    /// Returns the labels by key.
     pub fn as_map(&self) -> &BTreeMap<String, String> {
         &self.0
     }
 }
 
-/// Checks a label that a call brings into being, as [`check_new`] does.
+/// Checks a label that a call creates, by the rules of [`check_new`].
 ///
 /// # Errors
-/// The key or the value is not legal in a new name.
+/// The key or the value is not valid as a new name.
 pub fn check_new_label(field: &str, key: &str, value: &str) -> Result<(), FieldError> {
     check_new(&format!("{field} (a key)"), key)?;
     check_new(&format!("{field}[{key:?}]"), value)

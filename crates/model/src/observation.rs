@@ -1,4 +1,8 @@
-//! Observations: what EMs say that the engines of their tickets really use. They stand beside the ledger, which they never move.
+//! Observations: the actual use of engines as their EMs measure it. Observations are stored beside the ledger and change no
+//! counter.
+//!
+//! A report can contain very many, so they are packed into bytes until a task writes them. Callers: the heartbeat service
+//! and the observation task.
 
 use sha2::{Digest as _, Sha256};
 use time::OffsetDateTime;
@@ -10,20 +14,20 @@ use super::{
     ticket::Ticket,
 };
 
-/// How they are packed: what was packed otherwise is not read.
+/// Version of the packed format. Bytes with another version are ignored.
 const FORMAT: u8 = 1;
 
-/// The bytes of a ticket's id.
+/// Length of a ticket id in bytes.
 const ID_BYTES: usize = 16;
 
-/// What an EM observes of some tickets, in the order in which it told it; packed, because very many wait at times.
+/// Observed use of some tickets, in the order of the report, in packed form.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Observations {
     packed: Vec<u8>,
 }
 
 impl Observations {
-    /// Of these tickets; none, if there are none.
+    /// Packs observations; `None` if there are none.
     pub fn new<'a>(observed: impl IntoIterator<Item = (Uuid, &'a Resource)>) -> Option<Self> {
         let mut packed = vec![FORMAT];
         for (ticket_id, resource) in observed {
@@ -33,17 +37,17 @@ impl Observations {
         (packed.len() > 1).then_some(Self { packed })
     }
 
-    /// As they were packed, by [`Observations::packed`].
+    /// Restores the bytes of [`Observations::packed`].
     pub fn from_packed(packed: Vec<u8>) -> Self {
         Self { packed }
     }
 
-    /// Few bytes that say the same.
+    /// Returns the packed bytes.
     pub fn packed(&self) -> &[u8] {
         &self.packed
     }
 
-    /// The tickets with what is observed of each.
+    /// Returns the tickets with their observed use.
     pub fn iter(&self) -> impl Iterator<Item = (Uuid, Resource)> {
         let mut rest = self.packed.strip_prefix(&[FORMAT]).unwrap_or_default();
         std::iter::from_fn(move || {
@@ -53,8 +57,8 @@ impl Observations {
         })
     }
 
-    /// SHA-256 of what they are about: which tickets, and in which types and queues. As long as it stays the same, the amounts fit the
-    /// tickets as they did before.
+    /// Returns the SHA-256 hash of the tickets, resource types and queues, without the amounts. With an equal hash, the
+    /// amounts need no new comparison with the tickets.
     pub fn subject_hash(&self) -> [u8; 32] {
         let mut hash = Sha256::new();
         for (ticket_id, resource) in self.iter() {
@@ -70,19 +74,19 @@ impl Observations {
     }
 }
 
-/// What is observed of a ticket, and since when that is known.
+/// Observed use of a ticket, with its time.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Observed {
-    /// What its engine really uses.
+    /// Amounts that the engine actually uses.
     pub resource: Resource,
-    /// When the report came that told it, by the database's clock.
+    /// Arrival of the report, by the database clock.
     pub at: OffsetDateTime,
 }
 
-/// What an EM says that the engine of a ticket uses, as a use of what the ticket holds.
+/// Converts the use that an EM reports into a use of the ticket's resource.
 ///
 /// # Errors
-/// As [`Resource::as_use_of`]: for another type, or another queue or namespace.
+/// As [`Resource::as_use_of`]: another type, queue or namespace.
 pub fn observed_of(ticket: &Ticket, said: &Resource) -> Result<Resource, ResourceError> {
     said.as_use_of(ticket.resource())
 }

@@ -1,4 +1,4 @@
-//! Sets of labels, and how tickets count in their scopes.
+//! Label sets: the label names that limits count by, and the scope of a ticket in each.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -8,21 +8,21 @@ use crate::{
     scope::{ENGINE_FAMILY, Lacking, Queues, Scope, TicketLabels},
 };
 
-/// One way to count: the labels that scopes have, and the tickets that do not count.
+/// A way of counting: the labels of the scopes and the exempt tickets.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Counting {
-    /// The names of the labels.
+    /// Label names.
     pub keys: BTreeSet<String>,
-    /// Where tickets count that do not carry all of them.
+    /// Scope of tickets that lack one of the labels.
     pub lacking: Lacking,
-    /// How amounts in queues count.
+    /// How amounts in external queues count.
     pub queues: Queues,
-    /// The application names of EMs whose policies leave this label set out.
+    /// Application names of EMs whose policies exclude this label set.
     pub exempt: BTreeSet<Name>,
 }
 
 impl Counting {
-    /// What has to be counted for rules of these label sets under these policies.
+    /// Returns the ways of counting that rules of these label sets need under these policies.
     pub fn wanted(sets: BTreeSet<BTreeSet<String>>, policies: &BTreeMap<Name, Policy>) -> BTreeSet<Self> {
         let exempt = |keys: &BTreeSet<String>| {
             let leaving_out = policies.iter().filter(|(_, policy)| !policy.applies(keys));
@@ -32,12 +32,12 @@ impl Counting {
         sets.into_iter().map(counting).collect()
     }
 
-    /// Whether it counts by engine families.
+    /// Returns whether the label set contains the engine family.
     pub fn has_families(&self) -> bool {
         self.keys.contains(ENGINE_FAMILY)
     }
 
-    /// The scope that a ticket with these labels counts in, if it does in any.
+    /// Returns the scope of a ticket with these labels; `None` if the ticket does not count.
     pub(super) fn scope(&self, labels: &TicketLabels<'_>) -> Option<Scope> {
         match self.exempt.contains(labels.em_kind()) {
             true => None,
@@ -46,13 +46,13 @@ impl Counting {
     }
 }
 
-/// A label set that is counted.
+/// A label set with its counting state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LabelSet {
-    /// Its number: later ones have higher ones, and none is used twice.
+    /// Id of the label set. Later ones have higher ids; ids are never reused.
     pub id: i64,
-    /// How it is counted.
+    /// How the label set counts.
     pub counting: Counting,
-    /// Whether all tickets are in its counters, so that rules decide by them; otherwise they are being counted.
+    /// Whether the counters include all tickets, so that rules decide by them; false while tickets are being counted.
     pub is_counted: bool,
 }

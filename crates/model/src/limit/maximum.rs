@@ -1,4 +1,4 @@
-//! The maxima that decide in a scope: of rules, and of a request's own caps.
+//! Deciding maxima of a scope: from rules and from the caps of a request.
 
 use std::fmt;
 
@@ -6,12 +6,12 @@ use crate::{cap::Cap, limit_mode::LimitMode, resource::Dimension};
 
 use super::{LimitedScope, Rule};
 
-/// What decides a maximum.
+/// Source of a maximum.
 #[derive(Debug, Clone, Copy)]
 pub enum Decider<'a> {
     /// A rule.
     Rule(&'a Rule),
-    /// The request's own cap, because no rule that is enforced allows less.
+    /// A cap of the request, lower than every enforced rule.
     Cap(&'a Cap),
 }
 
@@ -24,19 +24,19 @@ impl fmt::Display for Decider<'_> {
     }
 }
 
-/// The maximum of a scope in one dimension.
+/// Maximum of a scope in one dimension.
 #[derive(Debug, Clone, Copy)]
 pub struct Maximum<'a> {
-    /// Which dimension.
+    /// The dimension.
     pub dimension: &'a Dimension,
-    /// How much.
+    /// Maximum amount.
     pub max: i64,
-    /// Why so much.
+    /// Rule or cap that sets the maximum.
     pub decided_by: Decider<'a>,
 }
 
 impl LimitedScope {
-    /// The maximum in each dimension in which something can be refused: that of the rule, or of the cap if that is lower.
+    /// Returns the maxima that can refuse a request: the enforced rule, or the cap if it is lower.
     pub fn enforced(&self) -> impl Iterator<Item = Maximum<'_>> {
         let cap = self.cap.as_deref();
         let lower = move |rule: Maximum<'_>| {
@@ -56,12 +56,12 @@ impl LimitedScope {
         of_rules.chain(alone)
     }
 
-    /// Whether anything can be refused here.
+    /// Returns whether the scope can refuse any request.
     pub fn is_limited(&self) -> bool {
         self.enforced().next().is_some()
     }
 
-    /// The maximum in each dimension that a rule of this mode decides.
+    /// Returns the maxima that rules of this mode decide.
     pub fn in_mode(&self, mode: LimitMode) -> impl Iterator<Item = Maximum<'_>> {
         let of_mode = self.maxima().filter(move |(.., rule)| rule.mode == mode);
         of_mode.map(|(dimension, max, rule)| Maximum { dimension, max, decided_by: Decider::Rule(rule) })

@@ -1,4 +1,4 @@
-//! Rules: what they are for, how much they allow, and which of them is found for a counter.
+//! Rules: patterns of labels with maxima, and the lookup of the rules for a counter.
 
 use std::{
     cmp::Ordering,
@@ -19,46 +19,46 @@ use crate::{
     scope::{CREATOR, ENGINE_TYPE, Scope, USER, Uncounted},
 };
 
-/// Which tickets a rule is for: its labels, each with a value, or `None` for each value on its own.
+/// Label pattern of a rule: each label with a value, or `None` for "each value separately".
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Pattern(BTreeMap<String, Option<String>>);
 
 impl Pattern {
-    /// A pattern with these labels.
+    /// Creates a pattern from its labels.
     pub fn new(labels: BTreeMap<String, Option<String>>) -> Self {
         Self(labels)
     }
 
-    /// Label by label.
+    /// Returns the labels.
     pub fn labels(&self) -> &BTreeMap<String, Option<String>> {
         &self.0
     }
 
-    /// Its label set.
+    /// Returns the label names.
     pub fn keys(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
     }
 
-    /// Which labels have a value, the weightiest first: `hadoop` + `IDE` before `hadoop` + each before each + `IDE` before each +
-    /// each.
+    /// Returns which labels have values, the label with the highest rank first. `hadoop` + `IDE` precedes `hadoop` + each,
+    /// which precedes each + `IDE`, which precedes each + each.
     fn shape(&self) -> Shape {
         let mut keys: Vec<_> = self.0.iter().collect();
         keys.sort_by_key(|(key, _)| rank(key));
         Shape(keys.into_iter().map(|(key, value)| (key.clone(), value.is_some())).collect())
     }
 
-    /// The values that it names, in the order of its labels.
+    /// Returns the label values in the order of the label names.
     fn values(&self) -> Values {
         self.0.values().flatten().cloned().collect()
     }
 }
 
-/// The labels of a rule, and which of them have a value.
+/// Labels of a pattern, and which of them have a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Shape(Vec<(String, bool)>);
 
 impl Shape {
-    /// The values of a scope that a rule of this shape would name.
+    /// Returns the values that a rule of this shape would name to match a scope.
     fn values(&self, scope: &Scope) -> Values {
         let is_fixed = |key: &str| self.0.iter().any(|(known, is_fixed)| *is_fixed && known == key);
         scope.labels().iter().filter(|(key, _)| is_fixed(key)).map(|(_, value)| value.clone()).collect()
@@ -69,17 +69,16 @@ impl Shape {
     }
 }
 
-/// The values of some labels of a label set, in the order of the labels.
+/// Values of some labels, in the order of the label names.
 type Values = Vec<String>;
 
-/// Rules by the values that they name; copies share what has not changed.
+/// Rules by their values. Copies share unchanged parts.
 type ByValues = RedBlackTreeMapSync<Values, Arc<Rule>>;
 
-/// The rules of a label set, found by the values that they name: however many there are, a look costs one for each way in which its
-/// labels have values.
+/// Rules of one label set, by their values. A lookup costs one map access per shape, regardless of the number of rules.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RuleSet {
-    /// The most specific first.
+    /// Rules by shape, the most specific first.
     shapes: Vec<(Shape, ByValues)>,
 }
 
@@ -105,12 +104,12 @@ impl RuleSet {
         }
     }
 
-    /// Where rules of a shape are, or would be.
+    /// Returns the index of a shape, or the index to insert it at.
     fn find(&self, shape: &Shape) -> Result<usize, usize> {
         self.shapes.binary_search_by(|(known, _)| shape.is_fixed().cmp(known.is_fixed()))
     }
 
-    /// The first `limit` rules behind one, whose label set stands before or behind this one, or is the same.
+    /// Returns at most `limit` rules after the pattern `after`. `of_set` compares this label set with that of `after`.
     pub fn behind(&self, of_set: Ordering, after: &Pattern, limit: usize) -> Vec<&Rule> {
         let (shape, values, mut page) = (after.shape(), after.values(), Vec::new());
         for (known, by_values) in &self.shapes {
@@ -129,18 +128,18 @@ impl RuleSet {
         self.shapes.is_empty()
     }
 
-    /// The rules that match a scope, the most specific first.
+    /// Returns the rules that match a scope, the most specific first.
     pub fn matching(&self, scope: &Scope) -> impl Iterator<Item = &Arc<Rule>> {
         self.shapes.iter().filter_map(|(shape, rules)| rules.get(&shape.values(scope)))
     }
 
-    /// The most specific first, of these by their values.
+    /// Returns all rules: the most specific shape first, then by values.
     pub fn rules(&self) -> impl Iterator<Item = &Arc<Rule>> {
         self.shapes.iter().flat_map(|(_, rules)| rules.values())
     }
 }
 
-/// For people: not to be taken apart again.
+/// For display; not parsed.
 impl fmt::Display for Pattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, (key, value)) in self.0.iter().enumerate() {
@@ -154,7 +153,7 @@ impl fmt::Display for Pattern {
     }
 }
 
-/// The weight of a label, the heaviest first: engine type, user, creator as in Linkis's configuration, then the others by name.
+/// Returns the rank of a label: engine type, user, creator as in Linkis, then the others by name.
 fn rank(key: &str) -> (u8, &str) {
     match key {
         ENGINE_TYPE => (0, key),
@@ -164,7 +163,7 @@ fn rank(key: &str) -> (u8, &str) {
     }
 }
 
-/// The order in which label sets are checked: creator, user, then larger sets.
+/// Check order of label sets: smaller sets first; creator, then user, then the others.
 pub(super) fn check_order(keys: &BTreeSet<String>) -> (usize, u8, Vec<&str>) {
     let first = match keys.iter().next().map(String::as_str) {
         Some(CREATOR) => 0,
@@ -174,68 +173,68 @@ pub(super) fn check_order(keys: &BTreeSet<String>) -> (usize, u8, Vec<&str>) {
     (keys.len(), first, keys.iter().map(String::as_str).collect())
 }
 
-/// One limit: at most so much, in the dimensions that it names; and what it does about more.
+/// One limit: maximum amounts for the tickets of a pattern, and the mode above the maximum.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
-    /// For which tickets. Names the rule: there is one for each pattern.
+    /// Tickets that the rule applies to. The pattern identifies the rule.
     pub pattern: Pattern,
-    /// What it does about what goes beyond its maximum.
+    /// Effect above the maximum.
     pub mode: LimitMode,
-    /// The maximum, dimension by dimension.
+    /// Maximum per dimension.
     pub max: BTreeMap<Dimension, i64>,
 }
 
 impl Rule {
-    /// The names of its labels.
+    /// Returns the label names.
     pub fn label_set(&self) -> BTreeSet<String> {
         self.pattern.keys().map(str::to_owned).collect()
     }
 
-    /// Whether all dimensions that it names are counted by its labels.
+    /// Checks that the label set counts all dimensions of the rule.
     ///
     /// # Errors
-    /// [`Uncounted`] for the first that is not.
+    /// [`Uncounted`] for the first dimension that it does not count.
     pub fn check_labels(&self) -> Result<(), Uncounted> {
         Uncounted::check(self.max.keys(), |label| self.pattern.0.contains_key(label))
     }
 }
 
-/// A rule, and how it came to be as it is.
+/// A stored rule with its latest change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuleRecord {
     /// The rule.
     pub rule: Rule,
-    /// Who set it last.
+    /// Name of the caller that set it last.
     pub updated_by: String,
-    /// When, by the database's clock.
+    /// Time of the latest change, by the database clock.
     pub update_time: OffsetDateTime,
-    /// Another whenever it is set; not to be taken apart.
+    /// Identifier of this state; opaque, changes with every write.
     pub etag: String,
 }
 
 impl RuleRecord {
-    /// Whether it is this rule that this principal set last: who asks for it once more, because the answer was lost, finds his own.
+    /// Returns whether this principal set exactly this rule last. A repeated call, after a lost reply, then succeeds.
     pub fn is_set_already(&self, rule: &Rule, by: &Principal) -> bool {
         self.rule == *rule && self.updated_by == by.as_str()
     }
 }
 
-/// What a change expects to find.
+/// Precondition of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Expected {
-    /// Whatever there is.
+    /// No condition.
     Anything,
-    /// No such rule.
+    /// The rule does not exist.
     Nothing,
-    /// The rule as it was when it had this etag.
+    /// The rule has this etag.
     Etag(String),
 }
 
 impl Expected {
-    /// Whether that is what was found for `pattern`.
+    /// Checks the precondition against the stored rule of `pattern`.
     ///
     /// # Errors
-    /// [`Rejection::LimitChanged`] if it is not.
+    /// [`Rejection::LimitChanged`] if it does not hold.
     pub fn check(&self, pattern: &Pattern, found: Option<&RuleRecord>) -> Result<(), Rejection> {
         let is_there = match (self, found) {
             (Self::Anything, _) | (Self::Nothing, None) => true,
@@ -247,19 +246,19 @@ impl Expected {
     }
 }
 
-/// What is different when other rules are all there are.
+/// Difference between the stored rules and their replacement.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct RuleChanges {
-    /// Those that were not there.
+    /// New rules.
     pub added: Vec<Rule>,
-    /// Those that had another maximum or mode: before and after.
+    /// Rules with another maximum or mode: before and after.
     pub changed: Vec<(Rule, Rule)>,
-    /// Those that are there no more, in the order of their patterns.
+    /// Deleted rules, in pattern order.
     pub removed: Vec<Rule>,
 }
 
 impl RuleChanges {
-    /// From the rules there are to `after`, of which no two have the same pattern.
+    /// Compares the stored rules with `after`, whose patterns are unique.
     pub fn between(before: impl IntoIterator<Item = Rule>, after: &[Rule]) -> Self {
         let mut before: BTreeMap<Pattern, Rule> = before.into_iter().map(|rule| (rule.pattern.clone(), rule)).collect();
         let mut changes = Self::default();

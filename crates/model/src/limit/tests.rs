@@ -1,4 +1,4 @@
-//! Which rules decide, and how scopes are counted; `linkis`: the same as Apache Linkis's own limits.
+//! Tests of deciding rules and scope counting; `linkis` compares them with the limits of Apache Linkis.
 
 mod linkis;
 
@@ -20,7 +20,7 @@ fn decided(limits: &Limits, user: &str, creator: &str) -> Vec<(String, Option<i6
     scopes.into_iter().map(|s| (s.scope().to_string(), instances(&s))).collect()
 }
 
-/// With all label sets counted, or all being counted.
+/// Returns limits whose label sets are all counted, or all being counted.
 fn limits(is_counted: bool, rules: impl IntoIterator<Item = Rule>) -> Limits {
     let rules: Vec<Rule> = rules.into_iter().collect();
     let wanted = Counting::wanted(rules.iter().map(Rule::label_set).collect(), &BTreeMap::new());
@@ -136,7 +136,7 @@ fn rules_come_in_pages_of_any_size_in_one_order() {
     let order: Vec<_> = all.rules().collect();
     assert_eq!(order.len(), 15);
     for (number, (after, _)) in order.iter().enumerate() {
-        // A rule that has gone marks its place all the same.
+        // A deleted rule is still a valid page boundary.
         let without = limits(true, rules.iter().filter(|rule| rule != after).cloned());
         for size in 0..order.len() {
             let expected: Vec<_> = order.iter().skip(number + 1).take(size).copied().collect();

@@ -1,4 +1,4 @@
-//! What scopes hold, beside the rules that decide there.
+//! Use of scopes together with the deciding rules, for lists and for the effect of rule changes.
 
 use std::sync::Arc;
 
@@ -9,30 +9,30 @@ use crate::{
     scope::{Scope, StoredUsage, Usage},
 };
 
-/// A scope, what it holds, and the rules that decide there.
+/// A scope with its use and its deciding rules.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ScopeUsage {
-    /// Which.
+    /// The scope.
     pub scope: Scope,
-    /// The rules that decide there, the most specific first: each decides the dimensions that none before it names.
+    /// Deciding rules, the most specific first. Each decides the dimensions that no earlier rule names.
     pub rules: Vec<Arc<Rule>>,
-    /// What its live tickets hold together.
+    /// Sums of its live tickets.
     pub usage: Usage,
-    /// Which state of its row that is: it grows with each change.
+    /// Row version; increases with each change.
     pub version: i64,
 }
 
 impl ScopeUsage {
-    /// A counter and what it holds.
+    /// Combines a counter with its stored use.
     pub fn new(limited: LimitedScope, stored: StoredUsage) -> Self {
         let StoredUsage { usage, version } = stored;
         Self { scope: limited.counter.scope, rules: limited.rules, usage, version }
     }
 
-    /// The dimension of whose maximum it holds the largest share, of those that are enforced or watched, and that share: 1 is all of it. Of a
-    /// maximum of nothing, what is held counts as so many times. `None` if it has no maximum.
+    /// Returns the fullest dimension of the enforced and advisory maxima, and the used share of its maximum: 1 is the
+    /// maximum. A maximum of zero counts as one unit. `None` without a maximum.
     pub fn fullest(&self) -> Option<(&Dimension, f64)> {
-        // For people: a sum of more than 2^53 need not be told to the last digit.
+        // For display only: precision beyond 2^53 is not needed.
         let number = |amount: i64| amount as f64;
         let held = |dimension| self.usage.used.get(dimension).saturating_add(self.usage.locked.get(dimension));
         let shares = maxima(&self.rules).filter(|(.., rule)| rule.mode != LimitMode::Off);
@@ -40,52 +40,53 @@ impl ScopeUsage {
         shares.max_by(|(_, one), (_, other)| one.total_cmp(other))
     }
 
-    /// The largest share of a maximum that it holds: 0 if it holds nothing, or has no maximum.
+    /// Returns the share of the fullest dimension; 0 without use or maximum.
     pub fn fullness(&self) -> f64 {
         self.fullest().map_or(0.0, |(_, share)| share)
     }
 
-    /// Whether it holds more than its rules allow: one was lowered below what was held, an engine was adopted, or one only watches.
+    /// Returns whether the use exceeds an enforced or advisory maximum. Causes: a lowered limit, an adoption, or an
+    /// advisory limit.
     pub fn is_over(&self) -> bool {
         self.is_over_in(LimitMode::Enforced) || self.is_over_in(LimitMode::Watched)
     }
 
-    /// The same of the rules of one mode. Beyond those that are enforced, nothing is granted until it drains.
+    /// As [`ScopeUsage::is_over`], for one mode. A scope above an enforced maximum gets no grants until its use falls.
     pub fn is_over_in(&self, mode: LimitMode) -> bool {
         let held = |dimension| self.usage.used.get(dimension).saturating_add(self.usage.locked.get(dimension));
         maxima(&self.rules).any(|(dimension, max, rule)| rule.mode == mode && held(dimension) > max)
     }
 }
 
-/// Puts those first that hold the largest share of a maximum; of those that hold the same, in the order of their labels.
+/// Sorts by the share of the fullest dimension, in descending order, then by labels.
 pub fn sort_fullest(scopes: &mut [ScopeUsage]) {
     scopes.sort_by(|one, other| other.fullness().total_cmp(&one.fullness()).then_with(|| one.scope.cmp(&other.scope)));
 }
 
-/// What it changes that other rules are all there are.
+/// Effect of replacing all rules.
 #[derive(Debug, Clone)]
 pub struct Replaced {
-    /// Which rules.
+    /// Changed rules.
     pub changes: RuleChanges,
-    /// Which scopes hold more than the rules allow.
+    /// Scopes whose use exceeds the new rules.
     pub over: Over,
-    /// Whether all rules decide; otherwise there is something to count first.
+    /// Whether all rules decide already; false if tickets must be counted first.
     pub decides: bool,
 }
 
-/// Scopes that hold more than rules allow.
+/// Scopes whose use exceeds their rules.
 #[derive(Debug, Clone, Default)]
 pub struct Over {
-    /// The first of them.
+    /// The first of these scopes.
     pub first: Vec<ScopeUsage>,
-    /// How many there are among those that were looked at.
+    /// Number of these scopes among the checked ones.
     pub count: usize,
-    /// Whether not all scopes were looked at: there are very many, or some are not counted yet.
+    /// Whether some scopes were not checked, because there are too many or some are not counted yet.
     pub is_partial: bool,
 }
 
 impl Over {
-    /// None was looked at.
+    /// Returns the result without any check.
     pub fn unknown() -> Self {
         Self { is_partial: true, ..Self::default() }
     }

@@ -1,6 +1,7 @@
-//! Conformance with how limits that Apache Linkis's users are configured fall back: what its own configuration service and manager
-//! answer, as `tests/fixtures/linkis/limits.json` has it from its classes (`clients/java`, `LimitsTest`), beside what rules decide that
-//! say the same.
+//! Conformance with the fallback of configured limits in Apache Linkis.
+//!
+//! `tests/fixtures/linkis/limits.json` contains the results of Linkis's configuration service and manager, produced by
+//! their classes (`clients/java`, `LimitsTest`). The tests compare them with the decisions of equivalent rules.
 
 use serde::Deserialize;
 
@@ -10,20 +11,20 @@ use crate::{
     scope::{CREATOR, ENGINE_TYPE, QUEUE},
 };
 
-/// The difference that is in every case: what no level names.
+/// The difference that affects every case: dimensions that no level names.
 const DEFAULT: &str = "default";
 
-/// What is configured for everybody.
+/// Configuration for all users, creators and engines.
 const EVERYBODY: &str = "*-*,*-*";
 
-/// Amounts by dimension, as Linkis's tables have them; an empty one is none.
+/// Amounts by dimension in the format of Linkis's tables; an empty text is no amount.
 type Amounts = BTreeMap<String, String>;
 
 #[derive(Deserialize)]
 struct Table {
-    /// What Linkis's manager takes of what it is not told.
+    /// Amounts that Linkis's manager uses without a configuration.
     defaults: Amounts,
-    /// By name, in words.
+    /// Descriptions of the differences, by name.
     differences: BTreeMap<String, String>,
     cases: Vec<Case>,
 }
@@ -31,13 +32,13 @@ struct Table {
 #[derive(Deserialize)]
 struct Case {
     what: String,
-    /// The labels of an engine that is asked for, as `user-creator,engine-version`.
+    /// Labels of the requested engine, as `user-creator,engine-version`.
     asked: String,
-    /// By labels, of which `*` stands for each.
+    /// Amounts by labels; `*` means each.
     configured: BTreeMap<String, Amounts>,
-    /// What Linkis limits, but for what is as by default.
+    /// Amounts that Linkis limits, without the defaults.
     linkis: Amounts,
-    /// Which of the differences this is, if it is one, and what is limited here instead.
+    /// Name of the difference, if this case has one; `here` then has the amounts of this project.
     differs: Option<String>,
     here: Option<Amounts>,
 }
@@ -49,14 +50,14 @@ impl Table {
 }
 
 impl Case {
-    /// What is to be limited here: the same, unless it differs, and then it does.
+    /// Returns the expected amounts: those of Linkis, unless the case is a difference.
     fn here(&self) -> &Amounts {
         assert_eq!(self.differs.is_some(), self.here.is_some(), "{}", self.what);
         assert_ne!(self.here.as_ref(), Some(&self.linkis), "{} does not differ", self.what);
         self.here.as_ref().unwrap_or(&self.linkis)
     }
 
-    /// What is configured, and for everybody what is not, as the manager has it by default.
+    /// Returns the configuration, with the manager's defaults for missing amounts.
     fn with_defaults(&self, defaults: &Amounts) -> BTreeMap<String, Amounts> {
         let mut configured = self.configured.clone();
         let everybody = configured.entry(EVERYBODY.to_owned()).or_default();
@@ -66,12 +67,12 @@ impl Case {
     }
 }
 
-/// The first, but for what the second says of them.
+/// Returns `defaults`, replaced by `said` where both have a value.
 fn over(defaults: &Amounts, said: &Amounts) -> Amounts {
     defaults.clone().into_iter().chain(said.clone()).collect()
 }
 
-/// What stands for user, creator and engine type, of which `None` is each.
+/// Returns the values of user, creator and engine type; `None` means each.
 fn labels(configured: &str) -> [(&'static str, Option<&str>); 3] {
     let (user_creator, engine) = configured.split_once(',').unwrap();
     let (user, creator) = user_creator.split_once('-').unwrap();
@@ -79,7 +80,7 @@ fn labels(configured: &str) -> [(&'static str, Option<&str>); 3] {
     [(USER, value(user, "*")), (CREATOR, value(creator, "*")), (ENGINE_TYPE, value(engine, "*-*"))]
 }
 
-/// What is configured at one level: what is used in a queue has a limit in each queue.
+/// Returns the rules of one configured level. Amounts in external queues get a limit per queue.
 fn rules((configured, amounts): (&String, &Amounts)) -> impl Iterator<Item = Rule> {
     let of = |is_queue: bool| {
         let queue = is_queue.then_some((QUEUE, None));
@@ -94,7 +95,7 @@ fn rules((configured, amounts): (&String, &Amounts)) -> impl Iterator<Item = Rul
     [of(false), of(true)].into_iter().filter(|rule| !rule.max.is_empty())
 }
 
-/// What is limited for who asks, where so much is configured.
+/// Returns the limited amounts of a request under a configuration.
 fn limited(configured: &BTreeMap<String, Amounts>, asked: &str) -> BTreeMap<String, i64> {
     let limits = limits(true, configured.iter().flat_map(rules));
     let [user, creator, engine_type] = labels(asked).map(|(_, value)| value.unwrap());
@@ -102,7 +103,7 @@ fn limited(configured: &BTreeMap<String, Amounts>, asked: &str) -> BTreeMap<Stri
     let in_a_queue = Resource::zero(ResourceType::DriverAndYarn);
     let mut limited = BTreeMap::new();
     for scope in limits.scopes(&TicketLabels::new(user, creator, engine_type, &carried, &em, &in_a_queue)) {
-        // Whatever rule decides, it is the counter of who asks.
+        // Every deciding rule applies to the request's own counter.
         for (key, value) in labels(asked) {
             assert_eq!(scope.scope().labels().get(key).map(String::as_str), value);
         }
