@@ -1,4 +1,4 @@
-//! `linkis_rm_cluster_figure`: what one instance works out of the cluster for all of them to tell.
+//! `linkis_rm_cluster_figure`: results that one instance computes and all instances publish.
 
 use std::time::Duration;
 
@@ -7,22 +7,22 @@ use time::OffsetDateTime;
 
 use super::StoreError;
 
-/// Sums over the cluster.
+/// Name of the sums over the cluster.
 pub const CLUSTER: &str = "cluster";
 
-/// What the last audit found.
+/// Name of the findings of the last audit.
 pub const AUDIT: &str = "audit";
 
-/// What was worked out.
+/// A stored result.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Figure {
-    /// As JSON.
+    /// Result as JSON.
     pub json: String,
-    /// When, by the database's clock.
+    /// Time of the computation, by the clock of the database.
     pub at: OffsetDateTime,
 }
 
-/// Writes it in place of what was there.
+/// Inserts or replaces the result `name`.
 pub async fn write(executor: impl PgExecutor<'_>, name: &str, figure: &Figure) -> Result<(), StoreError> {
     sqlx::query(
         "-- cluster_figure::write
@@ -37,7 +37,8 @@ pub async fn write(executor: impl PgExecutor<'_>, name: &str, figure: &Figure) -
     Ok(())
 }
 
-/// Has it worked out anew as soon as somebody looks whether it is time: it stays until then.
+/// Marks the result as outdated, so that the next check of its age computes it again. The stored result stays until
+/// then.
 pub async fn is_outdated(executor: impl PgExecutor<'_>, name: &str) -> Result<(), StoreError> {
     sqlx::query(
         "-- cluster_figure::is_outdated
@@ -49,7 +50,7 @@ pub async fn is_outdated(executor: impl PgExecutor<'_>, name: &str) -> Result<()
     Ok(())
 }
 
-/// Whether it was worked out longer ago than that; `None` if it never was.
+/// Returns whether the result is older than `age`; `None` if it does not exist.
 pub async fn is_older(executor: impl PgExecutor<'_>, name: &str, age: Duration) -> Result<Option<bool>, StoreError> {
     let is_older = sqlx::query_scalar(
         "-- cluster_figure::is_older
@@ -62,7 +63,7 @@ pub async fn is_older(executor: impl PgExecutor<'_>, name: &str, age: Duration) 
     Ok(is_older)
 }
 
-/// What is there; `None` if it was never worked out.
+/// Returns the result; `None` if it does not exist.
 pub async fn read(executor: impl PgExecutor<'_>, name: &str) -> Result<Option<Figure>, StoreError> {
     let row: Option<(String, OffsetDateTime)> = sqlx::query_as(
         "-- cluster_figure::read

@@ -1,4 +1,4 @@
-//! `linkis_em_drain`: the EMs on which nothing new is granted, registered or not.
+//! `linkis_em_drain`: EMs that accept no new grants, registered or not. The committer writes the rows; lists read them.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -14,7 +14,7 @@ use super::{
 
 const TABLE: Table = Table("linkis_em_drain");
 
-/// What stands beside an EM that is drained; nothing beside others.
+/// Drain columns of an EM; all `None` if the EM is not drained.
 #[derive(FromRow)]
 pub(super) struct DrainColumns {
     reason: Option<String>,
@@ -40,7 +40,7 @@ struct DrainRow {
     drain: DrainColumns,
 }
 
-/// The drains of those among `ems` that are drained.
+/// Returns the drains of those `ems` that are drained.
 pub async fn read(
     executor: impl PgExecutor<'_>,
     ems: impl IntoIterator<Item = &EmInstance>,
@@ -65,7 +65,10 @@ pub async fn read(
     Ok(drains)
 }
 
-/// Writes how EMs are drained now, if at all; their locks are held.
+/// Inserts, replaces or deletes (`None`) the drains of EMs. The caller has locked the EMs.
+///
+/// # Errors
+/// [`StoreError::RowCount`]; database errors.
 pub async fn write(
     connection: &mut PgConnection,
     drains: &[(EmInstance, Option<Arc<Drain>>)],

@@ -1,4 +1,7 @@
-//! `linkis_em_observed`: what EMs observe of the engines of their tickets, as each told it last.
+//! `linkis_em_observed`: observed resource use of engines, as each EM last reported it.
+//!
+//! One packed row per EM. Statements skip locked rows and commit without a disk flush, as in `em_report`. Callers:
+//! `service::heartbeat` writes, the ticket lists read.
 
 use std::collections::{HashMap, HashSet};
 
@@ -21,7 +24,7 @@ use super::{
 
 const TABLE: Table = Table("linkis_em_observed");
 
-/// The observations of those reports that tell any.
+/// Columns of the reports that contain observations.
 struct Columns<'a> {
     em_application_name: Vec<&'a str>,
     em_instance: Vec<&'a str>,
@@ -45,8 +48,8 @@ impl<'a> Columns<'a> {
     }
 }
 
-/// Keeps what is about the same as before, from reports that are newer; there is at most one of each EM. Of which EMs it is. It waits
-/// for nobody: what is left out, the next report brings.
+/// Replaces observations of an unchanged set of tickets by those of newer reports, at most one per EM. Returns the EMs
+/// written. Skips locked rows; the next report repeats the observations.
 pub async fn renew(
     connection: &mut PgConnection,
     reports: &[(&Report, &Observations)],
@@ -80,8 +83,8 @@ pub async fn renew(
     rows.into_iter().map(|(application_name, instance)| TABLE.em(&application_name, &instance)).collect()
 }
 
-/// Keeps what is told of whatever tickets, unless a later report of the EM told something, or the EM has gone. In the order of the EMs,
-/// so that nobody waits for each other.
+/// Inserts or replaces observations of any set of tickets, unless a later report has stored some or the EM was removed.
+/// Writes in the order of the EMs, so that no deadlock occurs.
 pub async fn put(connection: &mut PgConnection, reports: &[(&Report, &Observations)]) -> Result<(), StoreError> {
     let columns = Columns::of(reports);
     sqlx::query(
@@ -119,7 +122,8 @@ struct ObservedRow {
     observed_time: OffsetDateTime,
 }
 
-/// What is observed of those among `tickets` of which their EMs told something. One EM after the other: each may have told of very many.
+/// Returns the observations of those `tickets` that their EMs have observed. Streams one EM at a time, because each may
+/// have very many.
 pub async fn read<'a>(
     connection: &mut PgConnection,
     tickets: impl IntoIterator<Item = &'a Ticket>,
@@ -151,7 +155,7 @@ pub async fn read<'a>(
     Ok(found)
 }
 
-/// Removes what EMs told that went: behind their reports, in a statement of its own.
+/// Deletes the observations of removed EMs. Must run after the deletion of their reports, in a separate statement.
 pub async fn delete(connection: &mut PgConnection, ems: &[EmInstance]) -> Result<(), StoreError> {
     let (application_names, instances) = em_columns(ems);
     sqlx::query(

@@ -1,6 +1,10 @@
-//! `linkis_em_report`: the last report of each EM that has ever sent one.
+//! `linkis_em_report`: the last report (heartbeat) of each EM that has sent one.
 //!
-//! - `status`: what is known of EMs by their reports.
+//! Reports of many EMs are stored by one statement. Statements here skip rows that another transaction has locked, so
+//! that a report never waits and never delays a grant; the next report repeats its content. Reports commit without a
+//! disk flush: a database crash may lose the last ones. Callers: `service::heartbeat` and the lost-EM task.
+//!
+//! Submodule `status`: health, load and silence of EMs.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -28,18 +32,18 @@ pub use status::{read, survey, survey_of, unhealthy};
 
 const TABLE: Table = Table("linkis_em_report");
 
-/// What a report met when it came, and whether it was kept.
+/// State that a report met on arrival, and whether the report was stored.
 #[derive(Debug, Clone, Copy)]
 pub struct Arrived {
-    /// The epoch of the EM's registration.
+    /// Epoch of the EM's registration.
     pub registered: i64,
-    /// The report before, and when it came.
+    /// Number and time of the previous report; `None` if this is the first.
     pub last: Option<(ReportNumber, OffsetDateTime)>,
-    /// Whether the report is the EM's last one now.
+    /// Whether the report is now the last report of its EM.
     pub kept: bool,
-    /// The EM's used tickets.
+    /// Digest of the EM's used tickets.
     pub used_tickets: TicketDigest,
-    /// Whether some ticket of the EM may have been missing from the report before.
+    /// Whether a ticket of the EM may have been missing from the previous report.
     pub any_missed: bool,
 }
 
@@ -70,7 +74,7 @@ impl From<&ArrivalRow> for Arrived {
     }
 }
 
-/// Puts what was found of some of `reports`, counted from 1, where it belongs.
+/// Returns the arrivals in the order of the reports; `None` for reports without a row.
 fn in_place(rows: &[ArrivalRow], reports: usize) -> Vec<Option<Arrived>> {
     let mut met = vec![None; reports];
     for row in rows {
@@ -82,9 +86,13 @@ fn in_place(rows: &[ArrivalRow], reports: usize) -> Vec<Option<Arrived>> {
     met
 }
 
-/// Keeps those of `reports` whose EM is registered with their epoch and that are newer than its last one; there is at most one of
-/// each EM. What each met, in their order; `None` if its EM has not yet reported, or has gone, or if its last report is just being
-/// written or removed: this waits for nobody.
+/// Stores those of `reports` that are newer than the last report of their EM and match its epoch. At most one per EM.
+///
+/// Returns the arrivals in the order of `reports`. `None` means that the EM has not reported yet, is not registered, or
+/// that another transaction has locked its last report: the statement never waits.
+///
+/// # Errors
+/// [`StoreError::RowCount`]; database errors.
 pub async fn update(connection: &mut PgConnection, reports: &[&Report]) -> Result<Vec<Option<Arrived>>, StoreError> {
     #[derive(FromRow)]
     struct UpdatedRow {
@@ -92,10 +100,10 @@ pub async fn update(connection: &mut PgConnection, reports: &[&Report]) -> Resul
         met: ArrivalRow,
         written: i64,
     }
-    // Nothing is lost if a crash of the database makes it forget the last reports: the next ones come soon. So no report waits for
-    // the disk, where it would keep grants waiting.
+    // Asynchronous commit: a database crash loses at most the last reports, and the next ones come soon. A report thus
+    // never waits for the disk, where it would delay grants.
     //
-    // Whoever waited here would keep others waiting for the rows that are locked already; so nobody does.
+    // Locked rows are skipped: a wait here would keep the rows that are locked already from others.
     let update = sqlx::query_as(
         "-- em_report::update
         WITH met AS MATERIALIZED (
@@ -129,8 +137,9 @@ pub async fn update(connection: &mut PgConnection, reports: &[&Report]) -> Resul
     Ok(in_place(&rows.into_iter().map(|row| row.met).collect::<Vec<_>>(), reports.len()))
 }
 
-/// Keeps those of `reports` that are the first of their EM, which is registered with their epoch: of which EMs they are. It waits
-/// neither for whoever removes an EM: so no report is left behind by one.
+/// Stores those of `reports` that are the first of their EM and match its epoch. Returns the EMs stored.
+///
+/// Skips EMs whose row another transaction has locked, so that no report outlives the removal of its EM.
 pub async fn insert(connection: &mut PgConnection, reports: &[&Report]) -> Result<HashSet<EmInstance>, StoreError> {
     let insert = sqlx::query_as(
         "-- em_report::insert
@@ -155,7 +164,7 @@ pub async fn insert(connection: &mut PgConnection, reports: &[&Report]) -> Resul
     rows.into_iter().map(|(application_name, instance, _)| TABLE.em(&application_name, &instance)).collect()
 }
 
-/// What each of `reports` would meet now, in their order, without keeping any; `None` if its EM is not registered.
+/// Returns the state that each of `reports` would meet now, without storing any; `None` if its EM is not registered.
 pub async fn read_arrivals(
     connection: &mut PgConnection,
     reports: &[&Report],
@@ -179,8 +188,8 @@ pub async fn read_arrivals(
     Ok(in_place(&rows, reports.len()))
 }
 
-/// Notes that no ticket was missing from those of `reports` that are still the last ones of their EMs. It waits for nobody: what it
-/// leaves out, the next report does.
+/// Records that no ticket is missing from those of `reports` that are still the last of their EMs. Skips locked rows;
+/// the next report repeats the record.
 pub async fn none_missed(connection: &mut PgConnection, reports: &[&Report]) -> Result<(), StoreError> {
     let (application_names, instances) = em_columns(reports.iter().map(|report| &report.em));
     sqlx::query(
@@ -208,7 +217,7 @@ pub async fn none_missed(connection: &mut PgConnection, reports: &[&Report]) -> 
 
 type QueryAs<'q, O> = sqlx::query::QueryAs<'q, sqlx::Postgres, O, sqlx::postgres::PgArguments>;
 
-/// The columns of many reports.
+/// Columns of several reports.
 struct Columns<'a> {
     em_application_name: Vec<&'a str>,
     em_instance: Vec<&'a str>,
@@ -260,8 +269,8 @@ struct SignRow {
     sequence: i64,
 }
 
-/// Up to `limit` EMs that have reported, but of which nothing was heard for `silent_after` by the database's clock, and the last
-/// that was; in the order of their keys, from behind `after`.
+/// Returns up to `limit` EMs after `after`, ordered by key, that have reported once but neither reported nor registered
+/// for `silent_after`, by the clock of the database. Each comes with its last sign.
 pub async fn silent(
     executor: impl PgExecutor<'_>,
     silent_after: Duration,
@@ -293,7 +302,8 @@ pub async fn silent(
     rows.into_iter().map(sign).collect()
 }
 
-/// The last reports of those among `ems` that have reported; until the transaction ends, no other report of theirs is kept.
+/// Locks and returns the last reports of those among `ems` that have reported. No report of theirs is stored until the
+/// transaction ends.
 pub async fn lock<'a>(
     connection: &mut PgConnection,
     ems: impl IntoIterator<Item = &'a EmInstance>,
@@ -318,7 +328,7 @@ pub async fn lock<'a>(
     rows.into_iter().map(number).collect()
 }
 
-/// Removes the reports of EMs that went; those that never reported have none.
+/// Deletes the reports of removed EMs. EMs that never reported have none.
 pub async fn delete(connection: &mut PgConnection, ems: &[EmInstance]) -> Result<(), StoreError> {
     let (application_names, instances) = em_columns(ems);
     sqlx::query(

@@ -1,4 +1,4 @@
-//! The ends of tickets in the history, as use over time is summed from them.
+//! Ends of tickets in the history, as input of the sums of use over time. Read-only. Caller: the roll-up task.
 
 use sqlx::{FromRow, PgExecutor};
 use time::OffsetDateTime;
@@ -32,7 +32,7 @@ impl EndRow {
         let resource = resource.and_then(|of_type| TABLE.resource("resource", of_type, &self.resource));
         Ok(EndedUse {
             em: TABLE.em(&self.em_application_name, &self.em_instance)?,
-            // One line that somebody spoilt must not keep all that follow from being counted.
+            // One invalid row must not block the count of all later ones.
             resource: resource.unwrap_or_else(|error| {
                 let error: &dyn std::error::Error = &error;
                 tracing::error!(line = self.id, error, "what a ticket held cannot be counted");
@@ -47,7 +47,7 @@ impl EndRow {
     }
 }
 
-/// The number of the first line behind number `after`; `None` if there is none.
+/// Returns the number of the first line after `after`; `None` if there is none.
 pub async fn next_number(executor: impl PgExecutor<'_>, after: i64) -> Result<Option<i64>, StoreError> {
     let number = sqlx::query_scalar(
         "-- ended_use::next_number
@@ -59,7 +59,7 @@ pub async fn next_number(executor: impl PgExecutor<'_>, after: i64) -> Result<Op
     Ok(number)
 }
 
-/// The tickets that ended by the lines behind number `after`, up to number `until`.
+/// Returns the use of the tickets that ended in the lines after `after`, up to `until`.
 pub async fn list(executor: impl PgExecutor<'_>, after: i64, until: i64) -> Result<Vec<EndedUse>, StoreError> {
     let rows: Vec<EndRow> = sqlx::query_as(
         r#"-- ended_use::list

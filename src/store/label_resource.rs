@@ -1,4 +1,8 @@
-//! `linkis_label_resource`: what scopes hold.
+//! `linkis_label_resource`: counters of scopes, one row per label set and scope.
+//!
+//! Rows are found by a hash of label set and scope, and locked in the order of these hashes after the resource locks,
+//! so no deadlock can occur. Batches write the amounts through `settlement`. Empty counters are deleted in the
+//! background. Callers: the committer, checks, lists and audits.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -18,7 +22,7 @@ use super::{
 
 const TABLE: &str = "linkis_label_resource";
 
-/// How often a counter's row is made anew that is removed meanwhile.
+/// Maximum number of inserts of a counter that is deleted concurrently.
 const INSERT_TRIES_MAX: u32 = 3;
 
 #[derive(FromRow)]
@@ -45,7 +49,7 @@ fn tally(json: &str) -> Result<Tally, StoreError> {
     Ok(Tally::new(amounts?))
 }
 
-/// What those among `counters` hold that are known: a plain look.
+/// Returns the usage of those `counters` that have a row, by a plain read.
 pub async fn read(
     executor: impl PgExecutor<'_>,
     counters: &BTreeSet<Counter>,
@@ -61,17 +65,17 @@ pub async fn read(
     rows.into_iter().map(ScopeRow::parse).collect()
 }
 
-/// Locks the rows of `counters` until the transaction ends, and reads what they hold. Counters that are new get a row.
+/// Locks the rows of `counters` until the transaction ends, and returns their usage. Inserts rows for new counters.
 ///
-/// In the order of their hashes, and after the resource locks: so nobody waits for each other. A row that was waited for is read
-/// as its last writer left it. Their versions go into `versions`, if somebody wants them.
+/// Locks in the order of the hashes and after the resource locks, so no deadlock can occur. A row after a lock wait is
+/// read as its last writer committed it. Adds the versions of the rows to `versions`, if given.
 pub async fn lock(
     connection: &mut PgConnection,
     counters: &BTreeSet<Counter>,
     mut versions: Option<&mut HashMap<Counter, i64>>,
 ) -> Result<HashMap<Counter, Usage>, StoreError> {
     let mut found = lock_existing(&mut *connection, counters, versions.as_deref_mut()).await?;
-    // A row of nothing may be removed between the two.
+    // An empty row may be deleted between the two statements.
     for _ in 0..INSERT_TRIES_MAX {
         if found.len() == counters.len() {
             return Ok(found);
@@ -89,7 +93,7 @@ async fn lock_existing(
     mut versions: Option<&mut HashMap<Counter, i64>>,
 ) -> Result<HashMap<Counter, Usage>, StoreError> {
     let by_hash: HashMap<[u8; 32], &Counter> = counters.iter().map(|counter| (scope_hash(counter), counter)).collect();
-    // Told apart by their hashes: the labels of hundreds of scopes need not be written and read again.
+    // Rows are matched by hash, which avoids sending and parsing the labels of hundreds of scopes.
     let rows: Vec<(Vec<u8>, String, String, i64)> = sqlx::query_as(
         "-- label_resource::lock
         SELECT scope_hash, used_resource::text, locked_resource::text, version
@@ -109,8 +113,9 @@ async fn lock_existing(
     rows.into_iter().map(usage).collect()
 }
 
-/// What one counter holds. Where there is no row, it is nothing, of a version between those of the row that was there before, if there was
-/// one, and of the one that is made next: as that may be being made, somewhat before now.
+/// Returns the usage and version of one counter. Without a row, the usage is zero, and the version lies between those
+/// of the deleted row and of the next row. The version is 30 seconds before now, because the next row may be in
+/// creation.
 pub async fn read_one(executor: impl PgExecutor<'_>, counter: &Counter) -> Result<StoredUsage, StoreError> {
     let (used, locked, version): (String, String, i64) = sqlx::query_as(
         "-- label_resource::read_one
@@ -125,7 +130,7 @@ pub async fn read_one(executor: impl PgExecutor<'_>, counter: &Counter) -> Resul
     Ok(StoredUsage { usage: Usage { used: tally(&used)?, locked: tally(&locked)? }, version })
 }
 
-/// Writes rows for counters that have none; one that somebody else wrote meanwhile stays as it is.
+/// Inserts rows for counters without one. A row that another transaction inserted meanwhile stays unchanged.
 pub async fn insert(connection: &mut PgConnection, counters: Vec<(Counter, Usage)>) -> Result<(), StoreError> {
     let mut rows: Vec<_> = counters.iter().map(|(counter, usage)| (scope_hash(counter), counter, usage)).collect();
     rows.sort_by_key(|(hash, ..)| *hash);
@@ -147,7 +152,7 @@ pub async fn insert(connection: &mut PgConnection, counters: Vec<(Counter, Usage
     Ok(())
 }
 
-/// The columns of what counters hold.
+/// Columns of several counters with their usage.
 pub(super) struct Columns {
     pub scope_hash: Vec<Vec<u8>>,
     pub used: Vec<String>,
@@ -164,7 +169,7 @@ impl Columns {
     }
 }
 
-/// Removes up to `limit` counters of a label set that counts no more; true if there may be more.
+/// Deletes up to `limit` counters of a retired label set. Returns whether more may exist.
 pub async fn delete_of_set(executor: impl PgExecutor<'_>, label_set_id: i64, limit: i64) -> Result<bool, StoreError> {
     let done = sqlx::query(
         "-- label_resource::delete_of_set
@@ -179,8 +184,8 @@ pub async fn delete_of_set(executor: impl PgExecutor<'_>, label_set_id: i64, lim
     Ok(i64::try_from(done.rows_affected()).is_ok_and(|rows| rows == limit))
 }
 
-/// The counters of nothing among the next `limit`, but for those that are new, in the order of their hashes from behind `after`; and the last
-/// hash that was looked at, or `None` at the end.
+/// Scans the next `limit` counters after the hash `after`. Returns the hashes of empty counters older than 60 seconds,
+/// and the last hash scanned, or `None` at the end.
 pub async fn idle(
     executor: impl PgExecutor<'_>,
     after: &[u8],
@@ -201,9 +206,10 @@ pub async fn idle(
     Ok((rows.into_iter().filter_map(|(hash, is_idle)| is_idle.then_some(hash)).collect(), last))
 }
 
-/// Removes those of these counters that are of nothing and that nobody is just using. Those that are new stay for a while: so the version of
-/// one that was removed is less than what [`read_one`] then tells. Batches wait for the rows that it locks: few
-/// of them, therefore, and for a statement that does nothing else.
+/// Deletes those counters among `hashes` that are still empty and that no transaction has locked.
+///
+/// Counters newer than 60 seconds stay, so that the version of a deleted row is below the version that [`read_one`]
+/// returns afterwards. Batches wait for the locked rows: pass few hashes, and commit after this statement.
 pub async fn remove_idle(executor: impl PgExecutor<'_>, hashes: &[Vec<u8>]) -> Result<(), StoreError> {
     sqlx::query(
         "-- label_resource::remove_idle
@@ -221,7 +227,7 @@ pub async fn remove_idle(executor: impl PgExecutor<'_>, hashes: &[Vec<u8>]) -> R
     Ok(())
 }
 
-/// Up to `limit` scopes of a label set, in the order of their hashes from behind `after`; each with its hash.
+/// Returns up to `limit` scopes of a label set after the hash `after`, ordered by hash, each with its hash.
 pub async fn list_set(
     executor: impl PgExecutor<'_>,
     label_set_id: i64,
@@ -242,7 +248,7 @@ pub async fn list_set(
     rows.into_iter().map(hashed).collect()
 }
 
-/// A row as lists read it: its hash, its label set, its labels, what is used and locked, and its version.
+/// Row of a list: hash, label set, labels, used, locked, version.
 type ListedRow = (Vec<u8>, i64, String, String, String, i64);
 
 fn hashed(
@@ -252,7 +258,8 @@ fn hashed(
     Ok((hash, counter, StoredUsage { usage, version }))
 }
 
-/// Tells all rows, whether or not they make sense, in the order of their hashes. What cannot be read at all is an error of its own.
+/// Passes all rows to `tell`, ordered by hash, also those with contradictory amounts. An unparsable row becomes an
+/// error.
 pub async fn tell_all(
     connection: &mut PgConnection,
     mut tell: impl FnMut(Result<ScopeBooks, StoreError>),
@@ -285,7 +292,7 @@ fn stored_row(
     Ok(ScopeBooks { usage: usage().map_err(|error: StoreError| error.to_string()), counter, hash, is_in_place })
 }
 
-/// Removes the rows at these hashes.
+/// Deletes the rows with these hashes, all of which must exist.
 pub async fn delete(connection: &mut PgConnection, hashes: &[Vec<u8>]) -> Result<(), StoreError> {
     let done = sqlx::query(
         "-- label_resource::delete
@@ -297,17 +304,17 @@ pub async fn delete(connection: &mut PgConnection, hashes: &[Vec<u8>]) -> Result
     expect_rows(TABLE, hashes.len(), done.rows_affected())
 }
 
-/// What a page of a list looked at.
+/// Result of scanning a range of scopes.
 #[derive(Debug)]
 pub struct Looked {
-    /// The scopes of label sets that decide, in the order of their hashes; each with its hash.
+    /// Scopes of label sets that decide, ordered by hash, each with its hash.
     pub scopes: Vec<(Vec<u8>, Counter, StoredUsage)>,
-    /// The last hash that was looked at, whether or not its scope is among them; `None` at the end.
+    /// Last hash of the scanned range, also if its scope does not match; `None` at the end.
     pub last: Option<Vec<u8>>,
 }
 
-/// `$looked` at, each with whether its label set decides. However many scopes there are of others, that are being counted or go, no more
-/// than those are read.
+/// SQL of a page: the scopes of the query `$looked`, each with whether its label set decides. The page reads no further
+/// rows, however many scopes belong to other label sets.
 macro_rules! list {
     ($name:expr, $looked:expr) => {
         concat!(
@@ -324,7 +331,7 @@ macro_rules! list {
     };
 }
 
-/// The next scopes that match, from behind a hash.
+/// SQL of the next scopes after a hash that match `$condition`.
 macro_rules! next {
     ($condition:expr) => {
         concat!(
@@ -335,8 +342,9 @@ macro_rules! next {
     };
 }
 
-/// The next scopes with `$value` of `$label`, from behind a hash, in the order of the only index that can find them: PostgreSQL drops from an
-/// order what equals a value, and would then walk all scopes in the order of their hashes where one value has nearly all.
+/// SQL of the next scopes with `$value` of `$label` after a hash, in the order of the only index that serves the query.
+/// PostgreSQL drops a column that equals a value from an order. Where one value has nearly all scopes, it would then
+/// scan all scopes in the order of their hashes.
 macro_rules! next_with {
     ($label:literal, $value:literal) => {
         concat!(
@@ -357,12 +365,13 @@ macro_rules! next_with {
     };
 }
 
-/// Scopes of label sets that decide among the next `limit` of all, in the order of their hashes, from behind `after` (empty for the first).
+/// Scans the next `limit` scopes after the hash `after` (empty for the first) and returns those of label sets that
+/// decide.
 pub async fn list(executor: impl PgExecutor<'_>, after: &[u8], limit: i64) -> Result<Looked, StoreError> {
     list_by(list!("list", next!("true")), executor, after, limit).await
 }
 
-/// The same under a name of its own, for who goes through all of them again and again: what it costs is not what a call costs.
+/// Like [`list`], under another statement name, for background scans: statistics then separate them from calls.
 pub async fn walk(executor: impl PgExecutor<'_>, after: &[u8], limit: i64) -> Result<Looked, StoreError> {
     list_by(list!("walk", next!("true")), executor, after, limit).await
 }
@@ -376,7 +385,7 @@ async fn list_by(
     looked(sqlx::query_as(sql).bind(after).bind(limit).fetch_all(executor).await?, limit)
 }
 
-/// A row of a list, and whether its label set decides.
+/// Row of a scan, with whether its label set decides.
 #[derive(FromRow)]
 struct LookedRow {
     scope_hash: Vec<u8>,
@@ -386,7 +395,7 @@ struct LookedRow {
     decides: bool,
 }
 
-/// Of so many rows as were to be looked at, and fewer at the end.
+/// Builds the result of a scan of `limit` rows. Fewer rows mean the end.
 fn looked(rows: Vec<LookedRow>, limit: i64) -> Result<Looked, StoreError> {
     let is_full = i64::try_from(rows.len()).is_ok_and(|seen| seen == limit);
     let last = rows.last().map(|row| row.scope_hash.clone()).filter(|_| is_full);
@@ -398,7 +407,7 @@ fn looked(rows: Vec<LookedRow>, limit: i64) -> Result<Looked, StoreError> {
     Ok(Looked { scopes, last })
 }
 
-/// The same as [`list`], only those of some users.
+/// Like [`list`], for scopes of `users`.
 pub async fn list_of(
     executor: impl PgExecutor<'_>,
     users: &BTreeSet<Name>,
@@ -417,7 +426,7 @@ pub async fn list_of(
     looked(sqlx::query_as(sql).bind(after).bind(limit).bind(users).fetch_all(executor).await?, limit)
 }
 
-/// Those of one creator, or of one engine type.
+/// Label by which scopes can be listed, each with its own index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Indexed {
     /// The label `creator`.
@@ -427,7 +436,7 @@ pub enum Indexed {
 }
 
 impl Indexed {
-    /// Its label.
+    /// Returns the label name.
     pub fn label(self) -> &'static str {
         match self {
             Self::Creator => CREATOR,
@@ -436,14 +445,14 @@ impl Indexed {
     }
 }
 
-/// The same as [`list`], only those with this value of the label.
+/// Like [`list`], for scopes with one value of a label.
 pub async fn list_with(
     executor: impl PgExecutor<'_>,
     (label, value): (Indexed, &str),
     after: &[u8],
     limit: i64,
 ) -> Result<Looked, StoreError> {
-    // One text each, for its own index.
+    // One SQL text per index.
     let sql = match label {
         Indexed::Creator => list!("list_with, a creator", next_with!("creator", "$3")),
         Indexed::EngineType => list!("list_with, an engine type", next_with!("engine_type", "$3")),

@@ -1,4 +1,8 @@
-//! `linkis_label_set`: which label sets are counted, and which decide.
+//! `linkis_label_set`: the label sets that tickets are counted by, and their states.
+//!
+//! A label set passes through [`State`]: it is counted for all tickets before its limits decide, and its counters are
+//! deleted after its last limit. Changes require the limits lock of [`super::limit`]. Callers: limit changes and
+//! background tasks.
 
 use std::collections::BTreeSet;
 
@@ -14,22 +18,22 @@ use super::{StoreError, expect_rows, rows::Table};
 
 const TABLE: Table = Table("linkis_label_set");
 
-/// In `linkis_label_set.lacking`, and in `family` for the engine family.
+/// Values of `linkis_label_set.lacking`, and of `family` for the engine family.
 const SKIPPED: &str = "skipped";
 const EMPTY: &str = "empty";
 
-/// In `linkis_label_set.queues`.
+/// Values of `linkis_label_set.queues`.
 const SUMMED: &str = "summed";
 const APART: &str = "apart";
 
-/// How a label set stands.
+/// State of a label set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// It counts beside the others.
+    /// Its tickets are being counted; its limits do not decide yet.
     Counting,
-    /// It decides.
+    /// All tickets are counted; its limits decide.
     Counted,
-    /// It counts no more, and its counters go.
+    /// No longer counted; its counters are being deleted.
     Retired,
 }
 
@@ -43,7 +47,7 @@ impl State {
     }
 }
 
-/// The label sets that count.
+/// Returns the label sets that are counted, ordered by id.
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<LabelSet>, StoreError> {
     let rows: Vec<(i64, String, String, String, String, String, bool)> = sqlx::query_as(
         "-- label_set::read
@@ -77,7 +81,7 @@ pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<LabelSet>, StoreE
     rows.into_iter().map(set).collect()
 }
 
-/// The numbers of all that have rows, those that count no more included.
+/// Returns the ids of all label sets with a row, retired ones included.
 pub async fn ids(executor: impl PgExecutor<'_>) -> Result<BTreeSet<i64>, StoreError> {
     let ids: Vec<i64> = sqlx::query_scalar(
         "-- label_set::ids
@@ -88,7 +92,7 @@ pub async fn ids(executor: impl PgExecutor<'_>) -> Result<BTreeSet<i64>, StoreEr
     Ok(ids.into_iter().collect())
 }
 
-/// Whether any is counted otherwise than this release would, and nothing is being counted instead.
+/// Returns whether a label set is counted in a way that this release replaces, and no replacement is being counted.
 pub async fn is_any_old(executor: impl PgExecutor<'_>) -> Result<bool, StoreError> {
     Ok(sqlx::query_scalar(
         "-- label_set::is_any_old
@@ -103,7 +107,7 @@ pub async fn is_any_old(executor: impl PgExecutor<'_>) -> Result<bool, StoreErro
     .await?)
 }
 
-/// Those in a state.
+/// Returns the ids of the label sets in `state`.
 pub async fn in_state(executor: impl PgExecutor<'_>, state: State) -> Result<Vec<i64>, StoreError> {
     Ok(sqlx::query_scalar(
         "-- label_set::in_state
@@ -114,7 +118,7 @@ pub async fn in_state(executor: impl PgExecutor<'_>, state: State) -> Result<Vec
     .await?)
 }
 
-/// A new one, which is to be counted; while nobody else changes the limits.
+/// Inserts a label set in the state *counting*. The caller owns the limits lock.
 pub async fn insert(connection: &mut PgConnection, counting: Counting) -> Result<LabelSet, StoreError> {
     let id = sqlx::query_scalar(
         "-- label_set::insert
@@ -142,7 +146,10 @@ pub async fn insert(connection: &mut PgConnection, counting: Counting) -> Result
     Ok(LabelSet { id, counting, is_counted: false })
 }
 
-/// Changes the state of some, all of which have to be there; while nobody else changes the limits.
+/// Sets the state of label sets, all of which must exist and not be retired. The caller owns the limits lock.
+///
+/// # Errors
+/// [`StoreError::RowCount`]; database errors.
 pub async fn set_state(connection: &mut PgConnection, ids: &[i64], state: State) -> Result<(), StoreError> {
     let done = sqlx::query(
         "-- label_set::set_state
@@ -155,7 +162,7 @@ pub async fn set_state(connection: &mut PgConnection, ids: &[i64], state: State)
     expect_rows(TABLE.0, ids.len(), done.rows_affected())
 }
 
-/// Removes one whose counters are gone.
+/// Deletes a retired label set whose counters are deleted.
 pub async fn delete(executor: impl PgExecutor<'_>, id: i64) -> Result<(), StoreError> {
     sqlx::query(
         "-- label_set::delete

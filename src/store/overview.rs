@@ -1,4 +1,6 @@
-//! What the whole cluster has together: sums over the EMs and few rows besides, never over the tickets.
+//! Overview of the cluster: sums over EMs and small tables, never over tickets. Read-only.
+//!
+//! Each function is one statement of bounded cost. Callers: the cluster figures and the overview calls of `service`.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -20,26 +22,26 @@ use super::{
 
 const TABLE: Table = Table("linkis_em_resource_meta_data");
 
-/// How many locked tickets are counted, and how many of an EM that goes.
+/// Maximum number of locked tickets, and of tickets of one EM in removal, that are counted.
 pub const COUNTED_MAX: i64 = 20_000;
 
-/// How many jobs of a kind are told.
+/// Maximum number of jobs of a kind that are returned.
 const JOBS_MAX: i64 = 100;
 
-/// What all EMs have together.
+/// Sums over all EMs.
 #[derive(Debug, Default)]
 pub struct EmSums {
-    /// By application and state.
+    /// Totals by application and state.
     pub totals: BTreeMap<(String, EmState), EmTotals>,
-    /// How each EM stands, by application and instance.
+    /// State of each EM, ordered by application and instance.
     pub states: Vec<(EmInstance, EmState)>,
-    /// How many hundredths of each are held, in its fullest dimension; up to 255.
+    /// Used share of each EM in its fullest dimension, in percent up to 255; in the order of `states`.
     pub held_percent: Vec<u8>,
-    /// How many tickets engines use.
+    /// Number of used tickets.
     pub used_tickets: i64,
 }
 
-/// What the state of an EM follows from.
+/// Columns that determine the state of an EM.
 #[derive(FromRow)]
 struct SignsRow {
     is_going: bool,
@@ -58,7 +60,7 @@ impl SignsRow {
     }
 }
 
-/// EMs of an application that are of one type and state; in each sum, memory, cores and instances.
+/// EMs of one application, resource type and state. Each sum has memory, cores and instances.
 #[derive(FromRow)]
 struct GroupRow {
     em_application_name: String,
@@ -87,10 +89,10 @@ struct AmountsRow {
     signs: SignsRow,
 }
 
-/// The places of dimensions in the sums of a [`GroupRow`].
+/// Order of the dimensions in the sums of a [`GroupRow`].
 const PLACES: [Dimension; 3] = [Dimension::Memory, Dimension::Cores, Dimension::Instances];
 
-/// What the state of an EM follows from, by `$1` seconds after which it is silent.
+/// SQL columns that determine the state of an EM. An EM is silent after `$1` seconds.
 macro_rules! signs {
     () => {
         "going_epoch IS NOT NULL AND going_epoch >= e.epoch AS is_going,
@@ -100,7 +102,7 @@ macro_rules! signs {
     };
 }
 
-/// The EMs, with what is known of them.
+/// SQL of the EMs with their reports and drains.
 macro_rules! ems {
     () => {
         "linkis_em_resource_meta_data e
@@ -111,7 +113,7 @@ macro_rules! ems {
     };
 }
 
-/// A column's memory, cores and instances.
+/// SQL of a column's memory, cores and instances.
 macro_rules! amounts {
     ($column:literal) => {
         concat!(amounts!($column, "memory"), ", ", amounts!($column, "cores"), ", ", amounts!($column, "instances"))
@@ -121,7 +123,7 @@ macro_rules! amounts {
     };
 }
 
-/// The sums of these.
+/// SQL of the sums of these.
 macro_rules! sums {
     ($column:literal) => {
         concat!(
@@ -140,7 +142,8 @@ macro_rules! sums {
     };
 }
 
-/// How many hundredths of one of them are held; rounded down. In numbers that do not overflow, whatever was adopted.
+/// SQL of the used share of a dimension in percent, rounded down. In floating point, so that adopted amounts cannot
+/// overflow.
 macro_rules! held {
     ($key:literal) => {
         concat!(
@@ -157,7 +160,8 @@ macro_rules! held {
     };
 }
 
-/// What all EMs have together; those are silent of which nothing was heard for `silent_after`. The database makes the sums, and reads each EM once.
+/// Returns the sums over all EMs. An EM is silent after `silent_after` without a report. PostgreSQL computes the sums
+/// and reads each EM once.
 pub async fn ems(session: &mut Session, silent_after: Duration) -> Result<EmSums, StoreError> {
     let connection = session.begin().await?;
     let sums = answered(read_ems(connection, silent_after)).await;
@@ -166,7 +170,7 @@ pub async fn ems(session: &mut Session, silent_after: Duration) -> Result<EmSums
 }
 
 async fn read_ems(connection: &mut PgConnection, silent_after: Duration) -> Result<EmSums, StoreError> {
-    // Of a few tables, everything is read: along an index, and looking up row by row, it would take three times as long.
+    // Small tables are scanned whole: index look-ups row by row would take three times as long.
     sqlx::query(
         "-- overview::whole_tables
         SELECT set_config('enable_seqscan', 'on', true), set_config('enable_hashjoin', 'on', true)",
@@ -247,7 +251,7 @@ impl GroupRow {
     }
 }
 
-/// Counts in what EMs of other types have, whose amounts the database does not add up.
+/// Adds EMs of other resource types, whose amounts PostgreSQL does not sum.
 async fn add_others(
     connection: &mut PgConnection,
     silent_after: Duration,
@@ -286,16 +290,16 @@ async fn add_others(
     Ok(())
 }
 
-/// What few rows tell.
+/// Totals of small tables.
 #[derive(Debug)]
 pub struct Totals {
-    /// When it was seen, by the database's clock.
+    /// Time of the read, by the clock of the database.
     pub at: OffsetDateTime,
-    /// How many tickets are locked, up to [`COUNTED_MAX`] and one more.
+    /// Number of locked tickets, counted up to [`COUNTED_MAX`] + 1.
     pub locked_tickets: i64,
-    /// The waiting line.
+    /// Totals of the wait queues.
     pub line: LineTotals,
-    /// What requests are answered, on all instances that live.
+    /// Grants and refusals per second of all live instances.
     pub throughput: Throughput,
 }
 
@@ -309,7 +313,7 @@ struct TotalsRow {
     refusals: f64,
 }
 
-/// What few rows tell.
+/// Returns the totals of small tables.
 pub async fn totals(executor: impl PgExecutor<'_>) -> Result<Totals, StoreError> {
     let row: TotalsRow = sqlx::query_as(
         "-- overview::totals
@@ -333,7 +337,7 @@ pub async fn totals(executor: impl PgExecutor<'_>) -> Result<Totals, StoreError>
     })
 }
 
-/// The first EMs that go, and how many of their tickets are still to end, up to [`COUNTED_MAX`].
+/// Returns the first EMs in removal with the number of their remaining tickets, counted up to [`COUNTED_MAX`].
 pub async fn going(executor: impl PgExecutor<'_>) -> Result<Vec<(EmInstance, i64)>, StoreError> {
     let rows: Vec<(String, String, i64)> = sqlx::query_as(
         "-- overview::going
@@ -357,7 +361,8 @@ pub async fn going(executor: impl PgExecutor<'_>) -> Result<Vec<(EmInstance, i64
     rows.into_iter().map(going).collect()
 }
 
-/// The label sets that are being counted, as the names of their labels, and for each how many EMs have tickets that may not be counted.
+/// Returns the label sets in the state *counting* by their label names, each with the number of EMs whose tickets are
+/// not yet all counted.
 pub async fn counting(executor: impl PgExecutor<'_>) -> Result<Vec<(Vec<String>, i64)>, StoreError> {
     let rows: Vec<(String, i64)> = sqlx::query_as(
         "-- overview::counting

@@ -1,4 +1,7 @@
-//! `linkis_resource_refusal`: who was refused by what, how often, period by period.
+//! `linkis_resource_refusal`: number of refusals by user, scope, dimension and rule, per period and instance.
+//!
+//! Each instance replaces its own rows; lists add them up over the instances. Callers: the refusal statistics of
+//! `service`.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -16,35 +19,35 @@ use super::{StoreError, expect_rows, rows::hash};
 
 const TABLE: &str = "linkis_resource_refusal";
 
-/// How many bytes tell one kind of refusals from all others.
+/// Size of the hash of a refusal key, in bytes.
 const HASH_BYTES: usize = 32;
 
-/// What an instance has counted of one kind in a period so far.
+/// Count of one kind of refusals by one instance in a period so far.
 #[derive(Debug, Clone, Copy)]
 pub struct RefusalRow<'a> {
-    /// Which.
+    /// User, scope, dimension and rule of the refusals.
     pub key: &'a RefusalKey<String>,
-    /// How often, by the database's clock.
+    /// Number of refusals with the last one, by the clock of the database.
     pub count: &'a RefusalCount<OffsetDateTime>,
 }
 
-/// Where a sum stands among all of them: the latest come first.
+/// Key of a sum in a list. Later periods come first.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefusalAt {
-    /// When its period began.
+    /// Start of the period.
     pub period_start: OffsetDateTime,
-    /// Its kind.
+    /// Hash of the refusal key.
     pub key_hash: [u8; HASH_BYTES],
 }
 
 impl RefusalAt {
-    /// Behind all of the periods that begin at `time` or later, and before all others.
+    /// Returns the key after all periods that start at `time` or later, and before all earlier ones.
     pub fn before(time: OffsetDateTime) -> Self {
         Self { period_start: time, key_hash: [0; HASH_BYTES] }
     }
 }
 
-/// Writes what an instance has counted in a period so far, in place of what it wrote before.
+/// Inserts or replaces the counts of an instance in a period.
 pub async fn write(
     executor: impl PgExecutor<'_>,
     period_start: OffsetDateTime,
@@ -112,8 +115,8 @@ impl SumRow {
     }
 }
 
-/// Up to `limit` sums over all instances, the latest period first, from behind `after` and down to the period that begins at `from`. Only
-/// those of `users`, if there are any: for each, its own are found.
+/// Returns up to `limit` sums over all instances, latest period first, after `after` and down to the period that starts
+/// at `from`. Returns only sums of `users` if given.
 pub async fn list(
     executor: impl PgExecutor<'_>,
     users: Option<&BTreeSet<Name>>,
@@ -121,7 +124,7 @@ pub async fn list(
     after: RefusalAt,
     limit: i64,
 ) -> Result<Vec<(RefusalAt, RefusalSum)>, StoreError> {
-    // One text each, so that each is planned for its own index.
+    // One SQL text per index.
     let sql = if users.is_some() {
         r#"-- refusal::list, of users
         SELECT s.* FROM unnest($5::text[]) AS u (name) CROSS JOIN LATERAL (
@@ -155,7 +158,7 @@ pub async fn list(
     rows.into_iter().map(SumRow::parse).collect()
 }
 
-/// Removes up to `limit` sums of periods that are older than `history`; true if there may be more.
+/// Deletes up to `limit` rows of periods older than `history`. Returns whether more may exist.
 pub async fn delete_expired(executor: impl PgExecutor<'_>, history: Duration, limit: i64) -> Result<bool, StoreError> {
     let done = sqlx::query(
         "-- refusal::delete_expired
@@ -171,6 +174,6 @@ pub async fn delete_expired(executor: impl PgExecutor<'_>, history: Duration, li
 }
 
 fn key_hash(key: &RefusalKey<String>) -> [u8; HASH_BYTES] {
-    // As JSON, because each text may hold any separator.
+    // As JSON, because each text may contain any separator.
     hash(&serde_json::json!([key.user, key.kind.as_str(), key.scope, key.dimension, key.rule]).to_string())
 }

@@ -1,10 +1,11 @@
-//! `linkis_user_request_id`: the request ids that each user has used, and what was granted under them.
+//! `linkis_user_request_id`: the request ids that each user has used, and the grant of each.
 //!
-//! Earlier releases wrote `linkis_request_id`, where an id is one name for all users. Its rows are read until they expire, and no row is
-//! added. A row there belongs to the user of its ticket, and so to a request with the same body, which names the user.
+//! Earlier releases wrote `linkis_request_id`, where an id is one name for all users. Its rows are read until they
+//! expire, and no row is added. A row there belongs to the user of its ticket, and so to a request with the same body,
+//! which names the user.
 //!
-//! Invariant: one user and one id have one ticket, in either of the two tables.
-//! Callers: the check and the batch, by `service::reading`; the retention.
+//! Invariant: one user and one id have one ticket, in either of the two tables. Callers: the check and the batch, by
+//! `service::reading`; the retention.
 
 use std::{
     collections::{HashMap, HashSet},
@@ -62,10 +63,10 @@ impl RequestRow {
     }
 }
 
-/// Returns the records of those among `asked` that were used.
+/// Returns the records of those `asked` pairs of user and request id that have been used.
 ///
 /// # Errors
-/// The errors of the database.
+/// Database errors.
 pub async fn read(
     connection: &mut PgConnection,
     asked: &HashSet<(&Name, &RequestId)>,
@@ -101,7 +102,7 @@ pub async fn read(
     Ok(records)
 }
 
-/// Adds those rows of earlier releases that belong to a user among `asked`.
+/// Adds the rows of earlier releases that belong to a user in `asked`.
 async fn add_earlier(
     connection: &mut PgConnection,
     asked: &HashSet<(&Name, &RequestId)>,
@@ -119,7 +120,8 @@ async fn add_earlier(
         }
     }
     if !of_others.is_empty() {
-        // Another body: of the same user, the id is used; of another user, it is free.
+        // With another body, the row belongs to the user of its ticket: for that user the id is used, for other users
+        // it is free.
         let ticket_ids: Vec<Uuid> = of_others.iter().map(|row| row.ticket_id).collect();
         let live = user_resource::read(&mut *connection, &ticket_ids).await?;
         let ended = action_record::read(connection, &ticket_ids).await?;
@@ -136,9 +138,12 @@ async fn add_earlier(
     Ok(())
 }
 
-/// Writes records of new grants.
+/// Inserts the records of new grants.
+///
+/// # Errors
+/// [`StoreError::is_race`] if the same id was used on another EM at the same moment; database errors.
 pub async fn insert(connection: &mut PgConnection, records: &[RequestRecord]) -> Result<(), StoreError> {
-    // In one order: two instances that write the same ids must not wait for each other.
+    // In key order, so that two instances that insert the same ids cannot deadlock.
     let mut records: Vec<&RequestRecord> = records.iter().collect();
     records.sort_by_cached_key(|record| record.key());
     let (application_names, instances) = em_columns(records.iter().map(|record| &record.grant.em));
@@ -162,7 +167,7 @@ pub async fn insert(connection: &mut PgConnection, records: &[RequestRecord]) ->
     expect_rows(TABLE.0, records.len(), done.rows_affected())
 }
 
-/// Removes up to `limit` records older than `history`; true if there may be more.
+/// Deletes up to `limit` records older than `history`. Returns whether more may exist.
 pub async fn delete_expired(executor: impl PgExecutor<'_>, history: Duration, limit: i64) -> Result<bool, StoreError> {
     let done = sqlx::query(
         "-- request_id::delete_expired
@@ -177,7 +182,7 @@ pub async fn delete_expired(executor: impl PgExecutor<'_>, history: Duration, li
     Ok(i64::try_from(done.rows_affected()).is_ok_and(|rows| rows == limit))
 }
 
-/// Removes up to `limit` records of earlier releases, older than `history`; true if there may be more.
+/// Deletes up to `limit` records of earlier releases older than `history`. Returns whether more may exist.
 pub async fn delete_earlier(executor: impl PgExecutor<'_>, history: Duration, limit: i64) -> Result<bool, StoreError> {
     let done = sqlx::query(
         "-- request_id::delete_earlier

@@ -1,4 +1,7 @@
-//! `linkis_rm_server`: the instances of the service that live, and how each of them fares.
+//! `linkis_rm_server`: live instances of the service, with their throughput and the state of their background tasks.
+//!
+//! Each instance renews its row; a row that is not renewed expires. Callers: the announcing task, the standby and the
+//! lists.
 
 use std::time::Duration;
 
@@ -11,48 +14,49 @@ use crate::domain::overview::Throughput;
 
 use super::StoreError;
 
-/// How long an instance is taken to live without renewing its row.
+/// Time for which a row counts after its renewal.
 const ALIVE: Duration = Duration::from_secs(10);
 
-/// How long one that is dead is remembered.
+/// Time after which the row of a dead instance is deleted.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 
-/// How a background task fares.
+/// State of a background task.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TaskReport {
-    /// Its name.
+    /// Name of the task.
     pub task: String,
-    /// When it last ended a step, well or not, in seconds since 1970; 0 if it has not yet.
+    /// Unix time of the last finished step in seconds, successful or not; 0 if none.
     pub last_run: f64,
-    /// When it last did a step well, likewise.
+    /// Unix time of the last successful step in seconds; 0 if none.
     pub last_success: f64,
-    /// How many seconds it was behind what was due.
+    /// Lag behind the due time, in seconds.
     pub lag: f64,
-    /// How many steps it has done well.
+    /// Number of successful steps.
     pub steps: u64,
-    /// How many failed.
+    /// Number of failed steps.
     pub errors: u64,
-    /// Why the last of these did; earlier releases do not tell.
+    /// Error of the last failed step; `None` also in rows of earlier releases.
     #[serde(default)]
     pub last_error: Option<String>,
 }
 
-/// What an instance tells of itself.
+/// An instance as it announces itself.
 #[derive(Debug, Clone)]
 pub struct ServerInstance {
-    /// Another whenever it starts.
+    /// Instance id; new at each start.
     pub id: Uuid,
-    /// Its release.
+    /// Release of the instance.
     pub version: String,
-    /// Where it listens.
+    /// Listening address.
     pub address: String,
-    /// What it answers to requests.
+    /// Grants and refusals per second.
     pub throughput: Throughput,
-    /// How its background tasks fare.
+    /// States of the background tasks.
     pub tasks: Vec<TaskReport>,
 }
 
-/// Says that an instance lives, and how it fares. That does not wait for the disk: what a crash of the database forgets is soon said again.
+/// Inserts or renews the row of an instance. Commits without a disk flush: after a database crash the next renewal
+/// repeats it.
 pub async fn announce(executor: impl PgExecutor<'_>, instance: &ServerInstance) -> Result<(), StoreError> {
     sqlx::query(
         "-- server_instance::announce
@@ -76,8 +80,8 @@ pub async fn announce(executor: impl PgExecutor<'_>, instance: &ServerInstance) 
     Ok(())
 }
 
-/// Says that an instance lives that has announced itself, and when that was, by the database's clock: what a standby knows that knows
-/// of this, is at least as new. Does not wait for the disk, either.
+/// Renews the row of an announced instance and returns the time of the renewal, by the clock of the database. A standby
+/// that shows this time has replayed everything before it. Commits without a disk flush.
 pub async fn mark(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<Option<OffsetDateTime>, StoreError> {
     let at = sqlx::query_scalar(
         "-- server_instance::mark
@@ -92,7 +96,8 @@ pub async fn mark(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<Op
     Ok(at)
 }
 
-/// When an instance last said that it lives, as far as is known there; `None` where nobody knows of it, or where that is no standby.
+/// Returns the last renewal of an instance as the connected standby shows it; `None` if the row is missing or the host
+/// is no standby.
 pub async fn marked_on_standby(
     executor: impl PgExecutor<'_>,
     instance_id: Uuid,
@@ -109,7 +114,7 @@ pub async fn marked_on_standby(
     Ok(at)
 }
 
-/// Forgets instances that died a while ago.
+/// Deletes the rows of instances that have been dead for `FORGOTTEN`.
 pub async fn forget_dead(executor: impl PgExecutor<'_>) -> Result<(), StoreError> {
     sqlx::query(
         "-- server_instance::forget_dead
@@ -123,7 +128,7 @@ pub async fn forget_dead(executor: impl PgExecutor<'_>) -> Result<(), StoreError
     Ok(())
 }
 
-/// An instance that stops is told of no more.
+/// Deletes the row of an instance that stops.
 pub async fn leave(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<(), StoreError> {
     sqlx::query(
         "-- server_instance::leave
@@ -146,7 +151,7 @@ struct InstanceRow {
     tasks: String,
 }
 
-/// Those that live, the oldest first, each with when it started.
+/// Returns the live instances with their start times, oldest first.
 pub async fn list(executor: impl PgExecutor<'_>) -> Result<Vec<(ServerInstance, OffsetDateTime)>, StoreError> {
     let rows: Vec<InstanceRow> = sqlx::query_as(
         "-- server_instance::list

@@ -1,4 +1,8 @@
-//! `linkis_rm_token`: who may call, by the hashes of what they show.
+//! `linkis_rm_token`: access tokens, stored as hashes, with their rights.
+//!
+//! Every change increments a version, by which instances notice that they must read the tokens again. Each change also
+//! writes the history. The module never stores or returns a token itself. Callers: authentication, and token commands
+//! and calls.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -24,83 +28,83 @@ use super::{
 
 const TABLE: Table = Table("linkis_rm_token");
 
-/// How many tokens there may be: every instance keeps all of them.
+/// Maximum number of tokens. Every instance keeps all of them in memory.
 pub const TOKENS_MAX: i64 = 10_000;
 
-/// How long a token that is revoked or over is remembered.
+/// Retention of a revoked or expired token.
 const REMEMBERED: Duration = Duration::from_secs(90 * 24 * 60 * 60);
 
-/// A token that is to be.
+/// Input of [`insert`].
 #[derive(Debug)]
 pub struct NewToken {
-    /// What names it.
+    /// Token id.
     pub id: Uuid,
-    /// What it is recognised by.
+    /// Hash of the token.
     pub hash: TokenHash,
-    /// Who shows it.
+    /// Principal that presents the token.
     pub name: Name,
-    /// What its holder may do.
+    /// Rights of the holder.
     pub rights: Rights,
-    /// Whom to ask about it.
+    /// Contact for questions about the token.
     pub owner: Name,
-    /// How long it is good for.
+    /// Validity from now on.
     pub lifetime: Duration,
 }
 
-/// What an instance has to know of a token.
+/// A token as the authenticator needs it.
 #[derive(Debug)]
 pub struct StoredToken {
-    /// What names it.
+    /// Token id.
     pub id: Uuid,
-    /// What it is recognised by.
+    /// Hash of the token.
     pub hash: TokenHash,
-    /// Who shows it.
+    /// Principal that presents the token.
     pub name: Name,
-    /// What its holder may do.
+    /// Rights of the holder.
     pub rights: Rights,
-    /// For how long it is good from now on, by the database's clock; zero if it is over.
+    /// Remaining validity, by the clock of the database; zero if expired.
     pub left: Duration,
-    /// Whether it was revoked.
+    /// Whether the token is revoked.
     pub is_revoked: bool,
 }
 
-/// A token as an administrator sees it.
+/// A token as administrators list it.
 #[derive(Debug, FromRow)]
 pub struct ListedToken {
-    /// What names it.
+    /// Token id.
     pub token_id: Uuid,
-    /// Who shows it.
+    /// Principal that presents the token.
     pub name: String,
-    /// What its holder may do.
+    /// Roles of the holder.
     pub roles: Vec<String>,
-    /// For which EMs.
+    /// EM patterns that the rights cover.
     pub ems: Vec<String>,
-    /// For which users; `None` for all.
+    /// Users that the rights cover; `None` for all.
     pub users: Option<Vec<String>>,
-    /// Whom to ask about it.
+    /// Contact for questions about the token.
     pub owner: String,
-    /// Who made it.
+    /// Principal that created the token.
     pub created_by: String,
-    /// When.
+    /// Time of creation.
     pub create_time: OffsetDateTime,
-    /// Until when it is good.
+    /// Time of expiry.
     pub expire_time: OffsetDateTime,
-    /// Whether that is past.
+    /// Whether the token is expired.
     pub is_over: bool,
-    /// When it was revoked.
+    /// Time of revocation; `None` if not revoked.
     pub revoke_time: Option<OffsetDateTime>,
-    /// By whom.
+    /// Principal that revoked the token.
     pub revoked_by: Option<String>,
-    /// When it was last shown, give or take a minute.
+    /// Time of the last use, accurate to about a minute; `None` if never used.
     pub last_used_time: Option<OffsetDateTime>,
 }
 
-/// Which tokens are revoked.
+/// Tokens to revoke.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Which {
-    /// This one.
+    /// The token with this id.
     Id(Uuid),
-    /// All of a name.
+    /// All tokens of a principal.
     Name(Name),
 }
 
@@ -115,7 +119,7 @@ struct TokenRow {
     is_revoked: bool,
 }
 
-/// What the holder of a token may do, of its columns.
+/// Columns of the rights of a token.
 #[derive(FromRow)]
 struct RightsColumns {
     roles: Vec<String>,
@@ -153,7 +157,7 @@ impl TryFrom<TokenRow> for StoredToken {
     }
 }
 
-/// Grows with every change.
+/// Returns the version of the tokens. Every change increments it.
 pub async fn version(executor: impl PgExecutor<'_>) -> Result<i64, StoreError> {
     Ok(sqlx::query_scalar(
         "-- token::version
@@ -163,7 +167,8 @@ pub async fn version(executor: impl PgExecutor<'_>) -> Result<i64, StoreError> {
     .await?)
 }
 
-/// All tokens, those included that are remembered only. One that makes no sense is in their stead an error: it lets nobody in.
+/// Returns all tokens, including retained revoked and expired ones. An unparsable row becomes an error and
+/// authenticates no caller.
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<Result<StoredToken, StoreError>>, StoreError> {
     let rows: Vec<TokenRow> = sqlx::query_as(
         "-- token::read
@@ -177,7 +182,7 @@ pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<Result<StoredToke
     Ok(rows.into_iter().map(StoredToken::try_from).collect())
 }
 
-/// Notes that tokens were shown just now.
+/// Records the present time as the last use of tokens.
 pub async fn note_use(executor: impl PgExecutor<'_>, ids: &[Uuid]) -> Result<(), StoreError> {
     sqlx::query(
         "-- token::note_use
@@ -190,7 +195,8 @@ pub async fn note_use(executor: impl PgExecutor<'_>, ids: &[Uuid]) -> Result<(),
     Ok(())
 }
 
-/// Adds a token for `by`, tells of it in the history, and forgets those that have been over for long; false if there are too many.
+/// Inserts a token for `by`, writes the history, and deletes tokens past their retention. Returns false at
+/// `TOKENS_MAX`.
 pub async fn insert(connection: &mut PgConnection, token: &NewToken, by: &Actor) -> Result<bool, StoreError> {
     turn(&mut *connection).await?;
     sqlx::query(
@@ -229,7 +235,7 @@ pub async fn insert(connection: &mut PgConnection, token: &NewToken, by: &Actor)
     Ok(true)
 }
 
-/// As the history names it.
+/// Returns the name of a token in the history.
 fn object(token_id: Uuid, name: &str) -> String {
     format!("token {token_id} of {name}")
 }
@@ -246,7 +252,7 @@ struct RevokedRow {
 }
 
 impl RevokedRow {
-    /// One that makes no sense is revoked all the same.
+    /// A row with invalid rights can also be revoked; its history line has no states.
     fn line(&self) -> OtherLine {
         let rights = self.rights.rights(self.token_id).ok();
         let state = |revoked| Some(State::of_token(rights.as_ref()?, &self.owner, self.expire_time, revoked));
@@ -259,7 +265,7 @@ impl RevokedRow {
     }
 }
 
-/// Revokes tokens that are not revoked yet, and tells of each in the history; answers which those were.
+/// Revokes the selected tokens that are not revoked, and writes the history. Returns the ids of the revoked tokens.
 pub async fn revoke(connection: &mut PgConnection, which: &Which, by: &Actor) -> Result<Vec<Uuid>, StoreError> {
     turn(&mut *connection).await?;
     let (id, name) = match which {
@@ -284,7 +290,7 @@ pub async fn revoke(connection: &mut PgConnection, which: &Which, by: &Actor) ->
     Ok(revoked.into_iter().map(|token| token.token_id).collect())
 }
 
-/// All tokens, the newest first.
+/// Returns all tokens, newest first.
 pub async fn list(executor: impl PgExecutor<'_>) -> Result<Vec<ListedToken>, StoreError> {
     Ok(sqlx::query_as(
         "-- token::list
@@ -297,7 +303,8 @@ pub async fn list(executor: impl PgExecutor<'_>) -> Result<Vec<ListedToken>, Sto
     .await?)
 }
 
-/// Has everybody read the tokens again once this is committed; until then, nobody else changes them.
+/// Increments the version, so that every instance reads the tokens again after the commit. Excludes other changes until
+/// then.
 async fn turn(connection: &mut PgConnection) -> Result<(), StoreError> {
     let done = sqlx::query(
         "-- token::turn

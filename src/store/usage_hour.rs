@@ -1,4 +1,8 @@
-//! `linkis_resource_usage_hour`: what tickets held that ended, by the hour; `linkis_resource_usage_progress`: how far the history is summed.
+//! `linkis_resource_usage_hour`: use of ended tickets, summed by hour and name. `linkis_resource_usage_progress`: the
+//! last history line that is summed.
+//!
+//! Sums and progress change in one transaction, so each history line counts once. Callers: the roll-up task and the
+//! usage calls.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -17,24 +21,24 @@ use super::{StoreError, expect_rows};
 
 const TABLE: &str = "linkis_resource_usage_hour";
 
-/// How many names one page looks at that may have nothing in its hours, and how many sums it adds up: each name may have one of every hour
-/// that is kept, and there may be [`NAMES_MAX`](crate::domain::usage_sum::NAMES_MAX) names in each.
+/// Maximum number of names that a page scans without a result, and of rows that a page adds up. Each name may have one
+/// row per retained hour, with up to [`NAMES_MAX`](crate::domain::usage_sum::NAMES_MAX) names per hour.
 const LOOKED_AT_MAX: i64 = 5000;
 const ADDED_UP_MAX: i64 = 250_000;
 
-/// Behind every hour.
+/// Sorts after every hour.
 const LAST_HOUR: OffsetDateTime = datetime!(9999-12-31 23:00 UTC);
 
-/// How far the history is summed.
+/// Progress of the roll-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Progress {
-    /// The last line that is counted, and all before it.
+    /// Number of the last history line that is summed, with all earlier lines.
     pub last_number: i64,
-    /// All tickets that ended before this are counted.
+    /// All tickets that ended before this time are summed.
     pub complete_until: OffsetDateTime,
 }
 
-/// How far it is.
+/// Returns the progress of the roll-up.
 pub async fn progress(executor: impl PgExecutor<'_>) -> Result<Progress, StoreError> {
     let (last_number, complete_until) = sqlx::query_as(
         "-- usage_hour::progress
@@ -45,8 +49,8 @@ pub async fn progress(executor: impl PgExecutor<'_>) -> Result<Progress, StoreEr
     Ok(Progress { last_number, complete_until })
 }
 
-/// Moves on, if it still stands at the line number `from`; false if somebody else was faster. What is counted in the same transaction
-/// counts once.
+/// Advances the progress from the line number `from`. Returns false if another instance has advanced it. Sums added in
+/// the same transaction count once.
 pub async fn advance(executor: impl PgExecutor<'_>, from: i64, to: Progress) -> Result<bool, StoreError> {
     let done = sqlx::query(
         "-- usage_hour::advance
@@ -61,7 +65,7 @@ pub async fn advance(executor: impl PgExecutor<'_>, from: i64, to: Progress) -> 
     Ok(done.rows_affected() == 1)
 }
 
-/// Where sums stand, column by column.
+/// Key columns of several sums.
 #[derive(Default)]
 struct KeyColumns<'a> {
     used_by: Vec<&'static str>,
@@ -101,7 +105,7 @@ fn usage_by(text: &str) -> Result<UsageBy, StoreError> {
     UsageBy::parse(text).ok_or_else(|| StoreError::inconsistent(TABLE, text))
 }
 
-/// Which of the names of `sums` are told apart already, and how many are in each of their hours.
+/// Returns the names of `sums` that have their own row already, and the number of names in each of their hours.
 pub async fn known(
     connection: &mut PgConnection,
     sums: &UsageSums,
@@ -138,7 +142,7 @@ pub async fn known(
     Ok((known, counts.into_iter().map(names).collect::<Result<_, StoreError>>()?))
 }
 
-/// Counts sums in.
+/// Adds sums to the stored ones.
 pub async fn add(connection: &mut PgConnection, sums: &UsageSums) -> Result<(), StoreError> {
     if sums.0.is_empty() {
         return Ok(());
@@ -175,27 +179,27 @@ pub async fn add(connection: &mut PgConnection, sums: &UsageSums) -> Result<(), 
     expect_rows(TABLE, sums.0.len(), done.rows_affected())
 }
 
-/// Which sums.
+/// Selection of sums.
 #[derive(Debug, Clone)]
 pub struct Range {
-    /// By what.
+    /// Kind of name to sum by.
     pub by: UsageBy,
-    /// Only those of these users, if it is by user.
+    /// Users to match, if the kind is the user; `None` for all.
     pub users: Option<BTreeSet<Name>>,
-    /// The first hour.
+    /// Start of the first hour.
     pub from: OffsetDateTime,
-    /// The end of the last.
+    /// End of the last hour.
     pub to: OffsetDateTime,
-    /// Whether each hour is told apart.
+    /// Whether to return one sum per hour instead of one in total.
     pub hourly: bool,
 }
 
-/// Where a sum stands among all of them; the hour is that of one that is told apart by hours.
+/// Key of a sum in a list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsageAt {
-    /// Whose.
+    /// Name of the sum.
     pub used_by: UsedBy,
-    /// Which hour.
+    /// Hour of an hourly sum; `None` for a total.
     pub hour: Option<OffsetDateTime>,
 }
 
@@ -226,7 +230,7 @@ impl From<SumRow> for UsageSum {
     }
 }
 
-/// What is told of each hour, and of all together.
+/// SQL columns of an hourly sum, or of a total.
 macro_rules! columns {
     (hours) => {
         "hour, tickets, core_seconds::float8 AS core_seconds, byte_seconds::float8 AS byte_seconds,
@@ -239,7 +243,7 @@ macro_rules! columns {
     };
 }
 
-/// From where one goes on that is told: each hour, or each name.
+/// SQL of the hour at which the scan of a name resumes after a hit: the next hour, or the next name.
 macro_rules! go_on {
     (hours) => {
         "l.hour + interval '1 hour'"
@@ -249,7 +253,7 @@ macro_rules! go_on {
     };
 }
 
-/// What is told where one that is told was found. A statement of its own, which is not made for any other.
+/// SQL condition that reads the sum of a hit. A separate subquery, which runs for hits only.
 macro_rules! told {
     (hours) => {
         "u.hour = l.hour LIMIT 1"
@@ -259,8 +263,8 @@ macro_rules! told {
     };
 }
 
-/// Sums of all names in the order of their index: one after the other is looked up there, without those of other hours between them. Where
-/// one was looked at that is not told, its row says no more than that.
+/// SQL of the sums of all names in index order. A recursive query jumps from name to name and skips the hours outside
+/// the range. A name without hours in the range returns a row without a sum.
 macro_rules! of_all {
     ($columns:ident) => {
         concat!(
@@ -297,7 +301,7 @@ macro_rules! of_all {
     };
 }
 
-/// Sums of some users in the same order.
+/// SQL of the sums of given users in the same order.
 macro_rules! of_users {
     ($columns:ident, $grouped:literal) => {
         concat!(
@@ -326,20 +330,21 @@ macro_rules! of_users {
 /// A page of sums.
 #[derive(Debug)]
 pub struct Listed {
-    /// By name and hour; the others last.
+    /// Sums by name and hour; the sum of unnamed others is last.
     pub sums: Vec<UsageSum>,
-    /// Behind which the next page begins, where more was not looked at; `None` if that is known by the sums alone.
+    /// Key after which the next page begins, if the scan was cut off; `None` if the sums alone determine it.
     pub looked_to: Option<UsageAt>,
 }
 
-/// Up to `limit` sums by name and hour, from behind `after`; fewer, if those that are kept have more names, or hours, than one page looks at.
+/// Returns up to `limit` sums by name and hour, after `after`. Returns fewer if the scan passes `LOOKED_AT_MAX` names,
+/// or would add up more than `ADDED_UP_MAX` rows.
 pub async fn list(
     executor: impl PgExecutor<'_>,
     range: &Range,
     after: Option<&UsageAt>,
     limit: i64,
 ) -> Result<Listed, StoreError> {
-    // One text each, so that each is planned for its own order.
+    // One SQL text per order.
     let sql = match (range.users.is_some(), range.hourly) {
         (false, true) => of_all!(hours),
         (true, true) => of_users!(hours, "ORDER BY used_by, is_rest, name, em_instance, hour"),
@@ -371,13 +376,13 @@ pub async fn list(
 }
 
 impl Range {
-    /// How many are told on one page.
+    /// Returns the maximum number of sums per page.
     fn found_max(&self) -> i64 {
         let added_up = if self.hourly { 1 } else { (self.to - self.from).whole_hours().max(1) };
         (ADDED_UP_MAX / added_up).max(1)
     }
 
-    /// What was found, up to `limit`, and where the looks ended.
+    /// Builds a page of up to `limit` sums, with the end of the scan.
     fn looked(&self, rows: &[PgRow], limit: i64) -> Result<Listed, StoreError> {
         let mut sums = Vec::with_capacity(rows.len());
         for row in rows {
@@ -390,14 +395,14 @@ impl Range {
         let hour: OffsetDateTime = last.try_get("looked_hour")?;
         let looked_to = UsageAt {
             used_by: used_by(last.try_get("is_rest")?, last.try_get("name")?, last.try_get("em_instance")?),
-            // Of one that is added up nothing is left; of one that had none of these hours yet, they may follow.
+            // A total is complete. A name without hours in the range so far may still have later ones.
             hour: Some(hour).filter(|hour| self.hourly || *hour < self.from),
         };
         Ok(Listed { sums, looked_to: Some(looked_to).filter(|_| is_cut) })
     }
 }
 
-/// Removes up to `limit` sums of hours that are older than `kept`; true if there may be more.
+/// Deletes up to `limit` rows of hours older than `kept`. Returns whether more may exist.
 pub async fn delete_expired(executor: impl PgExecutor<'_>, kept: Duration, limit: i64) -> Result<bool, StoreError> {
     let done = sqlx::query(
         "-- usage_hour::delete_expired

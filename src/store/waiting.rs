@@ -1,7 +1,12 @@
-//! `linkis_resource_waiting` and `linkis_resource_waiting_spot`: the waiting line; `linkis_rm_instance`: who of those who wait
-//! there still has somebody to be answered; and the notifications that wake them.
+//! Wait queues: `linkis_resource_waiting` has one row per waiting request, `linkis_resource_waiting_spot` one row per
+//! queue entry, and `linkis_rm_instance` one liveness row per instance with waiters.
 //!
-//! - `freed`: the notifications; `json`: how positions, spots and caps are stored; `list`: who waits, for people.
+//! Entries of instances that are not alive do not count, and are deleted later. The committer inserts and moves entries
+//! under the resource locks. A cancelled request is removed without them. The domain decides positions; this module
+//! only stores them.
+//!
+//! Submodules: `freed`: notifications that wake waiters; `json`: stored form of positions, wait keys and caps; `list`:
+//! pages for operators.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -31,29 +36,29 @@ pub use list::{Filter, list};
 
 const TABLE: Table = Table("linkis_resource_waiting");
 
-/// How long an instance is taken to live without renewing its row.
+/// Time for which a liveness row counts after its renewal.
 const ALIVE: Duration = Duration::from_secs(5);
 
-/// How often an instance that has waiters says that it lives, at least.
+/// Maximum interval between renewals of the liveness row of an instance with waiters.
 pub const RENEWAL: Duration = Duration::from_secs(2);
 
-/// How long an instance that is dead is remembered.
+/// Time after which the row of a dead instance is deleted.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 
-/// How long after its time a request is still taken to wait: its instance removes it at once.
+/// Time for which a request counts as waiting after its deadline. Its instance removes it at the deadline.
 const OVERDUE: Duration = Duration::from_secs(5);
 
-/// How many of those who stand at a spot are looked at: whoever comes behind so many has no business before them.
+/// Maximum number of entries that are read per wait key. A later request cannot be granted before so many entries.
 const STANDS_MAX: i64 = 500;
 
-/// Behind everybody.
+/// Sorts after every position.
 const LAST_POSITION: [u8; POSITION_BYTES + 1] = [u8::MAX; POSITION_BYTES + 1];
 
 #[derive(FromRow)]
 struct WaitEntryRow {
-    /// Which of the spots that were asked for, counted from 1.
+    /// Number of the wait key among the requested ones, counted from 1; `None` for another wait key.
     number: Option<i64>,
-    /// If it is another.
+    /// The wait key if it is not among the requested ones.
     spot: Option<String>,
     is_short: bool,
     position: Vec<u8>,
@@ -80,7 +85,7 @@ impl WaitEntryRow {
     }
 }
 
-/// Who stands first at `spots`, as much of each as is wanted, and where those of `ticket_ids` stand, wherever that is.
+/// Returns the first entries at `spots`, to the extent given for each, and all entries of `ticket_ids` at any wait key.
 pub async fn line(executor: impl PgExecutor<'_>, spots: &ViewedSpots, ticket_ids: &[Uuid]) -> Result<Line, StoreError> {
     let last = |extent: &Extent| match extent {
         Extent::All => LAST_POSITION.to_vec(),
@@ -114,7 +119,7 @@ pub async fn line(executor: impl PgExecutor<'_>, spots: &ViewedSpots, ticket_ids
     let asked: Vec<&Spot> = spots.keys().collect();
     let (mut line, mut before) = (Line::default(), None::<(&WaitEntryRow, Resource)>);
     for row in &rows {
-        // Those who wait for the same often stand one behind the other.
+        // Consecutive entries often wait for equal amounts, so the parsed amounts are reused.
         let resource = match before.take() {
             Some((other, resource)) if other.waits_for_same(row) => resource,
             _ => row.resource()?,
@@ -125,7 +130,7 @@ pub async fn line(executor: impl PgExecutor<'_>, spots: &ViewedSpots, ticket_ids
     Ok(line)
 }
 
-/// The queues of a provider at which anybody stands, up to `limit`.
+/// Returns up to `limit` external queues of `provider` with a wait queue.
 pub async fn queues(executor: impl PgExecutor<'_>, provider: &Name, limit: i64) -> Result<Vec<Spot>, StoreError> {
     let spots: Vec<String> = sqlx::query_scalar(
         "-- waiting::queues
@@ -139,7 +144,8 @@ pub async fn queues(executor: impl PgExecutor<'_>, provider: &Name, limit: i64) 
     spots.iter().map(|spot| parse_spot(spot)).collect()
 }
 
-/// Where those among requests stand that are in line.
+/// Returns the wait keys of those requests among `ticket_ids` that are queued, each with whether the request is short
+/// there.
 pub async fn spots_of(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<HashMap<Uuid, Spots>, StoreError> {
     let rows: Vec<(Uuid, String, bool)> = sqlx::query_as(
         "-- waiting::spots_of
@@ -155,7 +161,7 @@ pub async fn spots_of(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Res
     Ok(stands)
 }
 
-/// Writes requests that are new in line.
+/// Inserts newly waiting requests with their entries.
 pub async fn insert(connection: &mut PgConnection, waiting: &[WaitingDelta]) -> Result<(), StoreError> {
     let asks = || waiting.iter().map(|delta| &delta.request.ask);
     let waits = || waiting.iter().map(|delta| delta.request.wait.as_ref());
@@ -199,7 +205,7 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[WaitingDelta]) -> 
     insert_spots(connection, waiting.iter().map(|delta| (delta.position, &delta.spots)).collect()).await
 }
 
-/// Writes where requests stand now.
+/// Replaces the EM and the entries of waiting requests.
 pub async fn update(connection: &mut PgConnection, moved: &[MovedDelta]) -> Result<(), StoreError> {
     let ticket_ids: Vec<Uuid> = moved.iter().map(|delta| delta.position.ticket_id()).collect();
     let (application_names, instances) = em_columns(moved.iter().map(|delta| &delta.em));
@@ -225,7 +231,7 @@ pub async fn update(connection: &mut PgConnection, moved: &[MovedDelta]) -> Resu
     insert_spots(connection, moved.iter().map(|delta| (delta.position, &delta.spots)).collect()).await
 }
 
-/// With what was written with each request.
+/// Inserts entries. Copies the other columns from the rows of the requests.
 async fn insert_spots(connection: &mut PgConnection, stands: Vec<(QueuePosition, &Spots)>) -> Result<(), StoreError> {
     let rows: Vec<(QueuePosition, &Spot, bool)> = (stands.iter())
         .flat_map(|(position, spots)| spots.iter().map(|(spot, is_short)| (*position, spot, *is_short)))
@@ -249,8 +255,11 @@ async fn insert_spots(connection: &mut PgConnection, stands: Vec<(QueuePosition,
     expect_rows("linkis_resource_waiting_spot", rows.len(), done.rows_affected())
 }
 
-/// Removes requests from the line, all of which have to be there, under the locks. Whoever moves one holds them, too: so what is seen
-/// of its spots is where it stands, unless it has left meanwhile.
+/// Deletes requests with their entries. All must be queued, and the caller owns the locks, so no entry can move
+/// meanwhile.
+///
+/// # Errors
+/// [`StoreError::RowCount`] if a request has been cancelled meanwhile; database errors.
 pub async fn delete(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<(), StoreError> {
     let gone: i64 = sqlx::query_scalar(
         "-- waiting::delete
@@ -264,16 +273,16 @@ pub async fn delete(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Resul
     expect_rows(TABLE.0, ticket_ids.len(), gone.unsigned_abs())
 }
 
-/// Requests that left the line.
+/// Requests removed from the queues.
 #[derive(Debug)]
 pub struct Gone {
-    /// How many.
+    /// Number of requests.
     pub requests: u64,
-    /// Where they stood, and how many of them.
+    /// Wait keys of their entries, with the number of requests at each.
     pub spots: FreedSpots,
 }
 
-/// Removes those among requests from the line that are there, with all of their spots or not at all.
+/// Removes the queued requests among `ticket_ids`, each with all of its entries, in one transaction.
 pub async fn leave(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<Gone, StoreError> {
     let mut transaction = connection.begin().await?;
     let gone = remove(&mut transaction, ticket_ids).await?;
@@ -292,7 +301,8 @@ async fn remove(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<Go
     remove_spots(connection, gone).await
 }
 
-/// Removes up to `limit` requests that wait on instances that have been dead for a while, or longer than they said.
+/// Removes up to `limit` requests whose instance has been dead for `FORGOTTEN`, or whose deadline passed as long ago.
+/// Also deletes the rows of dead instances.
 pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<Gone, StoreError> {
     let mut transaction = connection.begin().await?;
     let gone: Vec<Uuid> = sqlx::query_scalar(
@@ -321,7 +331,8 @@ pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<Gone, St
     Ok(gone)
 }
 
-/// The spots in a statement of their own: one that had to wait for the request's row would not see where it has moved to meanwhile.
+/// Deletes the entries in a separate statement: a statement that waited for the request's row would not see entries
+/// that were moved meanwhile.
 async fn remove_spots(connection: &mut PgConnection, gone: Vec<Uuid>) -> Result<Gone, StoreError> {
     let spots: Vec<String> = sqlx::query_scalar(
         "-- waiting::remove_spots
@@ -337,7 +348,8 @@ async fn remove_spots(connection: &mut PgConnection, gone: Vec<Uuid>) -> Result<
     Ok(Gone { requests: gone.len() as u64, spots: freed })
 }
 
-/// Whether some instance has been dead for a while, and may have left requests in line; never for one that is late itself.
+/// Returns whether an instance has been dead for a while and may have left entries. False while `instance_id` itself is
+/// late.
 pub async fn is_any_dead(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<bool, StoreError> {
     Ok(sqlx::query_scalar(
         "-- waiting::is_any_dead
@@ -350,8 +362,9 @@ pub async fn is_any_dead(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Re
     .await?)
 }
 
-/// Says that an instance lives. If it could not say so in time, the database was away: then all others that lived when it last did are
-/// given the same time again, so that nobody loses his position to whoever comes back first.
+/// Renews the liveness row of an instance. A late renewal means that the database was unavailable. It then also extends
+/// the other instances that were alive at the previous renewal, so that no waiter loses its position to the first
+/// instance back.
 pub async fn keep_alive(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<(), StoreError> {
     sqlx::query(
         "-- waiting::keep_alive

@@ -1,4 +1,6 @@
-//! What is known of EMs by their reports, and how long nothing was heard of them.
+//! Health, load and silence of EMs, from their last reports.
+//!
+//! The functions only read. Callers: the survey of placement, lists and the admission of requests.
 
 use std::time::Duration;
 
@@ -54,8 +56,8 @@ impl TryFrom<StatusRow> for (EmInstance, EmStatus) {
     }
 }
 
-/// What is known by their reports of those among `instances` that have reported. Silent are those of which nothing was heard for
-/// `silent_after`, by the database's clock.
+/// Returns the status of those `instances` that have reported. An EM is silent if it neither reported nor registered
+/// for `silent_after`, by the clock of the database.
 pub async fn read(
     executor: impl PgExecutor<'_>,
     instances: impl IntoIterator<Item = &EmInstance>,
@@ -123,7 +125,7 @@ impl TryFrom<SurveyRow> for Surveyed {
     }
 }
 
-/// The columns of a [`SurveyRow`], by `$1` seconds after which an EM is silent.
+/// SQL columns of a [`SurveyRow`]. An EM is silent after `$1` seconds.
 macro_rules! surveyed {
     () => {
         "e.em_application_name, e.em_instance, e.epoch AS registered, e.version, r.epoch = e.epoch AS is_current,
@@ -132,8 +134,8 @@ macro_rules! surveyed {
     };
 }
 
-/// What there is to see of up to `limit` registered EMs without reading what they count, in the order of their keys, from behind
-/// `after`; their statuses as [`read`] tells them.
+/// Returns versions and conditions of up to `limit` registered EMs after `after`, ordered by key, without their
+/// counters. The conditions are those of [`read`].
 pub async fn survey(
     executor: impl PgExecutor<'_>,
     after: Option<&EmInstance>,
@@ -159,7 +161,7 @@ pub async fn survey(
     rows.into_iter().map(TryFrom::try_from).collect()
 }
 
-/// Surveys the registered EMs among `ems`, as [`survey`] does.
+/// Like [`survey`], for the registered EMs among `ems`.
 pub async fn survey_of(
     executor: impl PgExecutor<'_>,
     ems: &[EmInstance],
@@ -185,7 +187,7 @@ pub async fn survey_of(
     rows.into_iter().map(TryFrom::try_from).collect()
 }
 
-/// The EMs whose last report is of their registration and unhealthy.
+/// Returns the EMs whose last report is unhealthy and belongs to their present registration.
 pub async fn unhealthy(executor: impl PgExecutor<'_>) -> Result<Vec<EmInstance>, StoreError> {
     let rows: Vec<(String, String)> = sqlx::query_as(
         "-- em_report::unhealthy

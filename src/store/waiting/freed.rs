@@ -1,4 +1,7 @@
-//! Where there is more room, as the instances of the service tell each other.
+//! Freed capacity: notifications by which an instance wakes the waiters of the others.
+//!
+//! A notification names wait keys by hash, with about how many requests freed capacity there. The content is a hint: a
+//! spurious or collapsed notification causes a check, never a grant. Callers: the committer sends, the listener parses.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -16,52 +19,53 @@ use crate::{
 
 use super::{TABLE, spot_hash};
 
-/// Where instances are told that there is more room somewhere.
+/// Notification channel of freed capacity.
 pub const CHANNEL: &str = "linkis_rm_freed";
 
-/// How many bytes of spots one notification tells: PostgreSQL takes less than 8000 in all.
+/// Maximum size of the wait keys in one notification, in bytes. PostgreSQL accepts payloads below 8000 bytes.
 const PAYLOAD_BYTES_MAX: usize = 7800;
 
-/// What stands around the spots.
+/// Maximum size of the JSON around the wait keys, in bytes.
 const FRAME_BYTES: usize = 150;
 
-/// A spot's key and how many made room there, with what separates them and the EM's name from the next.
+/// Size of one wait key with its count and the separators, in bytes, without the name of the EM.
 const KEY_BYTES: usize = 35;
 
-/// In how many notifications one commit tells where there is more room.
+/// Maximum number of notifications per commit. Above it, one notification means *anywhere*.
 const PARTS_MAX: usize = 8;
 
-/// A short name for a spot. Two spots may share one: then somebody looks in vain.
+/// 64-bit hash of a wait key. A collision causes a spurious check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct SpotKey(u64);
 
 impl SpotKey {
-    /// That of a spot.
+    /// Returns the hash of a wait key.
     pub fn of(spot: &Spot) -> Self {
         let hash = spot_hash(spot);
         Self(hash.iter().take(8).fold(0, |key, byte| key << 8 | u64::from(*byte)))
     }
 }
 
-/// Where there is more room, as instances tell each other.
+/// Payload of a notification: where capacity was freed.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct Freed {
-    /// Perhaps everywhere.
+    /// Whether capacity may have been freed anywhere.
     pub anywhere: bool,
-    /// The spots, and about how many requests have made room there.
+    /// Wait keys with about how many requests freed capacity there.
     pub spots: BTreeMap<SpotKey, u32>,
-    /// Those of the spots that are EMs, by name: some wait for any.
+    /// Names of the EMs among the wait keys, for requests that wait for any EM.
     pub ems: Vec<(String, String)>,
-    /// The keys of these EMs.
+    /// Hashes of these EMs.
     #[serde(skip)]
     em_keys: BTreeSet<SpotKey>,
-    /// The instance that has told its own waiters already.
+    /// Instance that has already woken its own waiters.
     #[serde(default)]
     from: Option<String>,
 }
 
 impl Freed {
-    /// At `spots`: in several parts if one notification cannot hold them, and of very many, anywhere.
+    /// Returns the notifications for `spots`: one or more parts, or a single *anywhere* if more than `PARTS_MAX` are
+    /// needed.
     pub fn at(spots: &FreedSpots) -> Vec<Self> {
         let (mut parts, mut size) = (vec![Self::default()], 0);
         for (spot, requests) in spots.iter() {
@@ -80,7 +84,7 @@ impl Freed {
         if parts.len() <= PARTS_MAX && parts.iter().all(fits) { parts } else { vec![Self::anywhere()] }
     }
 
-    /// At `spots`, however many: for those who need not be notified.
+    /// Returns a single value for `spots`, without a size limit, for use inside the instance.
     pub fn of(spots: &FreedSpots) -> Self {
         let mut freed = Self::default();
         spots.iter().for_each(|(spot, requests)| freed.note(spot, requests, em_of(spot)));
@@ -96,22 +100,22 @@ impl Freed {
         }
     }
 
-    /// Told by an instance whose own waiters know.
+    /// Sets the sending instance, which has already woken its own waiters.
     pub fn from(self, instance_id: Uuid) -> Self {
         Self { from: Some(instance_id.to_string()), ..self }
     }
 
-    /// Whether it is told by that instance.
+    /// Returns whether `instance_id` is the sender.
     pub fn is_from(&self, instance_id: Uuid) -> bool {
         self.from.as_ref().is_some_and(|from| *from == instance_id.to_string())
     }
 
-    /// Perhaps everywhere.
+    /// Returns the value for capacity freed anywhere.
     pub fn anywhere() -> Self {
         Self { anywhere: true, ..Self::default() }
     }
 
-    /// As another instance told it; what cannot be understood may be about anything.
+    /// Parses a notification. An invalid payload counts as *anywhere*.
     pub fn parse(payload: &str) -> Self {
         let mut freed: Self = serde_json::from_str(payload).unwrap_or_else(|_| Self::anywhere());
         freed.em_keys = freed.em_instances().into_iter().map(|em| SpotKey::of(&Spot::Em(em))).collect();
@@ -122,12 +126,12 @@ impl Freed {
         serde_json::json!(self).to_string()
     }
 
-    /// Whether a key is that of an EM.
+    /// Returns whether a wait key is an EM of this value.
     pub fn is_em(&self, key: &SpotKey) -> bool {
         self.em_keys.contains(key)
     }
 
-    /// The EMs among the spots.
+    /// Returns the EMs among the wait keys.
     pub fn em_instances(&self) -> Vec<EmInstance> {
         let parse = |(application_name, instance): &(String, String)| TABLE.em(application_name, instance).ok();
         self.ems.iter().filter_map(parse).collect()
@@ -141,10 +145,10 @@ fn em_of(spot: &Spot) -> Option<(String, String)> {
     }
 }
 
-/// Tells all instances where there is more room, once the transaction commits, if anybody waits.
+/// Notifies all instances at the commit of the transaction, unless no instance has waiters.
 pub async fn notify(executor: impl PgExecutor<'_>, freed: &[Freed]) -> Result<(), StoreError> {
-    // Those who notify commit one after another, in all databases of the server: whoever is slow to write holds up the others, and
-    // nobody wants to know after 100 ms that it was somebody else.
+    // PostgreSQL serializes the commits of notifying transactions over all databases of the server, so a slow writer
+    // delays this one. The usual lock timeout of 100 ms is too short for that.
     sqlx::query(
         "-- waiting::notify
         SELECT pg_notify($1, part), set_config('lock_timeout', '5s', true) FROM unnest($2::text[]) AS d (part)

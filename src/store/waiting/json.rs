@@ -1,4 +1,4 @@
-//! How positions, spots and caps are stored.
+//! Stored form of positions, wait keys and caps. Caller: the parent module. The module executes no SQL.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -20,7 +20,7 @@ use crate::store::{
 
 use super::TABLE;
 
-/// How a cap is stored.
+/// Stored form of a cap.
 #[derive(Serialize, Deserialize)]
 struct CapJson {
     keys: BTreeSet<String>,
@@ -46,7 +46,7 @@ pub(super) fn parse_position(bytes: &[u8]) -> Result<QueuePosition, StoreError> 
     QueuePosition::from_bytes(bytes).ok_or_else(wrong)
 }
 
-/// How a spot is stored.
+/// Stored form of a wait key.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum SpotJson {

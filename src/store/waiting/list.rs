@@ -1,4 +1,4 @@
-//! Requests that wait, for people, page by page.
+//! Pages of waiting requests for operators and users, ordered by position. Entries of dead instances are omitted.
 
 use std::collections::BTreeSet;
 
@@ -61,18 +61,18 @@ impl TryFrom<WaitingRow> for (QueuePosition, WaitingRequest) {
     }
 }
 
-/// Which requests that wait to list.
+/// Filter of a list of waiting requests. Empty fields match every request.
 #[derive(Debug, Default)]
 pub struct Filter {
-    /// Only those of these users.
+    /// Users to match.
     pub users: Option<BTreeSet<Name>>,
-    /// Only those that are short at all of these spots.
+    /// Wait keys at which a request must be short, all of them.
     pub spots: Vec<Spot>,
 }
 
-/// A page of the line, of the requests that `$first` selects: $1 behind which position, $2 how many, $4 whose, $5 where they are short, $6 behind
-/// all positions. Where
-/// each of them stands is looked up for those of the page alone.
+/// SQL of a page of the requests that `$first` selects; only for these the entries are read. Parameters: $1 last
+/// position of the previous page, $2 maximum of requests, $3 maximum of entries per wait key, $4 users, $5 hashes of
+/// wait keys, $6 a position after all others.
 macro_rules! page {
     ($name:literal, $first:literal) => {
         concat!(
@@ -112,7 +112,7 @@ macro_rules! page {
     };
 }
 
-/// Along the line.
+/// Requests in the order of their positions.
 const ALL: &str = page!(
     "all",
     "SELECT w.* FROM linkis_resource_waiting w
@@ -121,7 +121,7 @@ const ALL: &str = page!(
         ORDER BY w.position LIMIT $2"
 );
 
-/// The first of each user's, and of these the first.
+/// Merges the first requests of each user and returns the first of these.
 const BY_USERS: &str = page!(
     "by users",
     r#"SELECT w.* FROM unnest($4::text[]) AS u (name) CROSS JOIN LATERAL (
@@ -136,7 +136,7 @@ const BY_USERS: &str = page!(
         ORDER BY w.position LIMIT $2"#
 );
 
-/// Those at the first of the spots.
+/// Requests with an entry at the first of the wait keys.
 const BY_SPOTS: &str = page!(
     "by spots",
     r#"SELECT w.* FROM (
@@ -154,14 +154,14 @@ const BY_SPOTS: &str = page!(
         CROSS JOIN LATERAL (SELECT * FROM linkis_resource_waiting w WHERE w.ticket_id = f.ticket_id OFFSET 0) w"#
 );
 
-/// Up to `limit` requests that wait and match, the first in line first, from behind the position `after`; each with its own.
+/// Returns up to `limit` matching requests after the position `after`, ordered by position, each with its position.
 pub async fn list(
     executor: impl PgExecutor<'_>,
     filter: &Filter,
     after: Option<QueuePosition>,
     limit: i64,
 ) -> Result<Vec<(QueuePosition, WaitingRequest)>, StoreError> {
-    // One text each, so that each is planned for its own index.
+    // One SQL text per index.
     let sql = match (&filter.users, filter.spots.is_empty()) {
         (Some(_), _) => BY_USERS,
         (None, false) => BY_SPOTS,
