@@ -1,8 +1,9 @@
-//! The history, read so that nothing that is committed late is skipped.
+//! History reader: reads the history in order without skipping lines that commit late.
 //!
-//! Lines have the numbers that they took before their commit, so that behind a line that is seen, one with a smaller number may still
-//! come. Who has read on to the larger one would never see it. So lines are told only up to the first number that is missing, unless it
-//! is known that it never comes: once everybody who could have taken it is done.
+//! A line takes its number before its commit. A line with a smaller number can therefore appear after a larger one was read.
+//! Reads end at the first missing number until all transactions that may have taken it have ended.
+//! Never: waits longer than [`WRITERS_WAIT_MAX`] for writers.
+//! Callers: `follow`, `usage`, `standby` and `background::usage`.
 
 use std::{
     sync::{
@@ -22,25 +23,24 @@ use crate::{
     store::{StoreError, action_record, history_end, session::answered},
 };
 
-/// How long a reader waits for those who write: many times what a batch takes. Whoever takes longer hides what comes behind his
-/// lines from those who read on.
+/// Maximum time that a read waits for writers: many times the duration of a batch. A longer transaction hides all later lines.
 const WRITERS_WAIT_MAX: Duration = Duration::from_millis(250);
 
-/// How often it looks whether they are done.
+/// Interval between checks whether the writers have ended.
 const WRITERS_POLL: Duration = Duration::from_millis(5);
 
-/// Reads the history.
+/// Reads the history. Clones share what is known of it.
 #[derive(Clone, Debug, Default)]
 pub struct History {
-    /// Up to this number nothing comes any more.
+    /// Number up to which the history is complete.
     settled: Arc<AtomicI64>,
 }
 
 impl History {
-    /// Up to `limit` lines, oldest first, from behind number `after`; of one ticket, or of all.
+    /// Returns up to `limit` lines after number `after`, oldest first, of one ticket or of all.
     ///
     /// # Errors
-    /// Those of the database.
+    /// Database errors.
     pub async fn read(
         &self,
         connection: &mut PgConnection,
@@ -49,7 +49,7 @@ impl History {
         limit: i64,
     ) -> Result<Vec<ActionRecord>, Error> {
         let lines = answered(action_record::list(&mut *connection, ticket_id, after, limit)).await?;
-        // What is done to a ticket is done under its EM's lock: one after another, commits included.
+        // Changes of one ticket are serialized by the lock of its EM, commits included.
         if ticket_id.is_some() || self.whole(after, &lines) == lines.len() {
             return Ok(lines);
         }
@@ -59,33 +59,35 @@ impl History {
         Ok(lines)
     }
 
-    /// The number up to which nothing comes any more.
+    /// Waits for writers up to [`WRITERS_WAIT_MAX`] and returns the number up to which the history is complete.
     ///
     /// # Errors
-    /// Those of the database.
+    /// Database errors.
     pub async fn settled(&self, connection: &mut PgConnection) -> Result<i64, Error> {
         answered(self.settle(connection)).await?;
         Ok(self.settled.load(Ordering::Acquire))
     }
 
-    /// Up to which number nothing comes any more; `None` if that cannot be known without waiting for long.
+    /// Returns the last assigned number if the history is complete up to it; `None` if a writer runs longer than
+    /// [`WRITERS_WAIT_MAX`].
     ///
     /// # Errors
-    /// Those of the database.
+    /// Database errors.
     pub async fn settled_number(&self, connection: &mut PgConnection) -> Result<Option<i64>, StoreError> {
         self.settle(connection).await
     }
 
-    /// How many of the lines behind number `after` have nothing between them that may still come.
+    /// Returns the number of lines after number `after` without a gap that may still be filled.
     fn whole(&self, after: i64, lines: &[ActionRecord]) -> usize {
         let settled = self.settled.load(Ordering::Acquire);
         whole(after, settled, lines.iter().map(|line| line.number))
     }
 
-    /// Waits, but not for long, until all that have taken numbers so far are done; answers with the last of these numbers if they are.
+    /// Waits up to [`WRITERS_WAIT_MAX`] until all transactions that have taken numbers so far have ended. Returns the last
+    /// number if they have.
     async fn settle(&self, connection: &mut PgConnection) -> Result<Option<i64>, StoreError> {
         let give_up = Instant::now() + WRITERS_WAIT_MAX;
-        // In this order: whoever begins to write after the first look takes a larger number.
+        // In this order: a transaction that begins after the first read takes a larger number.
         let last = history_end::last_number(&mut *connection).await?;
         let mut writers = history_end::writers(&mut *connection).await?;
         while !writers.is_empty() && Instant::now() < give_up {
@@ -101,7 +103,7 @@ impl History {
     }
 }
 
-/// How many of `numbers`, which follow `after` in order, are at most `settled` or follow without a gap.
+/// Returns how many of `numbers`, which follow `after` in order, are at most `settled` or follow without a gap.
 fn whole(after: i64, settled: i64, numbers: impl IntoIterator<Item = i64>) -> usize {
     let mut before = after.max(settled);
     let follows = |number: &i64| {

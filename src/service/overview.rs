@@ -1,4 +1,8 @@
-//! The whole cluster at a moment: one look a second serves everybody who wants one then, and nobody looks while nobody does.
+//! Overview: the totals of the whole cluster at one moment.
+//!
+//! At most one overview per second is computed, only while it is requested; all callers and watchers of that second share it.
+//! Never: locks rows of the committer; runs periodically without a caller.
+//! Callers: the RPC service `transport::usage` and the web page `http::page`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -28,34 +32,34 @@ use crate::{
 
 use super::{background::fullest::FullestScopes, fair_share::FairShare, shared_try::SharedTry, tasks::Tasks};
 
-/// How old an overview may be: a little less than the time between two that a watcher is told.
+/// Maximum age of an overview: slightly less than the interval of watchers.
 const AGE_MAX: Duration = Duration::from_millis(900);
 
-/// How often a watcher is told one.
+/// Interval between updates of a watcher.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// How long anybody waits for one.
+/// Timeout of the computation for one caller.
 const WAIT_MAX: Duration = Duration::from_secs(10);
 
-/// How many may watch an instance.
+/// Maximum number of watchers of an instance.
 const WATCHERS_MAX: usize = 64;
 
-/// How many of the fullest scopes it names.
+/// Maximum number of fullest scopes in an overview.
 const FULLEST_NAMED: usize = 10;
 
-/// An overview, and what has changed since the one before.
+/// Overview with the changes since the previous one.
 #[derive(Debug)]
 pub struct Snapshot {
-    /// Grows by one.
+    /// Sequence number.
     number: u64,
-    /// What was seen.
+    /// Totals of the cluster.
     pub overview: Overview,
-    /// The EMs that came, went, or stand otherwise than in the one before.
+    /// EMs that were added, removed or changed since the previous overview.
     changes: Vec<EmChange>,
 }
 
 impl Snapshot {
-    /// The EMs that came, went, or stand otherwise than in another, which was taken before.
+    /// Returns the EMs that were added, removed or changed since the earlier overview `before`.
     fn changes_since(&self, before: &Self) -> Vec<EmChange> {
         match before.number.checked_add(1) == Some(self.number) {
             true => self.changes.clone(),
@@ -64,27 +68,27 @@ impl Snapshot {
     }
 }
 
-/// What a watcher is told.
+/// Update of a watcher.
 #[derive(Debug)]
 pub struct Seen {
     /// The overview.
     pub snapshot: Arc<Snapshot>,
-    /// What has changed since the one that the watcher was told before.
+    /// Changes since the watcher's previous update.
     pub changes: Vec<EmChange>,
 }
 
-/// Background work that is left.
+/// Background work left.
 #[derive(Debug)]
 pub struct Job {
-    /// What kind.
+    /// Kind of the work.
     pub kind: &'static str,
-    /// What it is about.
+    /// EM or label set of the work.
     pub subject: String,
-    /// How much of it is left.
+    /// Number of tickets left.
     pub left: i64,
 }
 
-/// Looks at the whole cluster; clones share what they see.
+/// Computes overviews. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Overviews {
     store: Store,
@@ -99,17 +103,17 @@ pub struct Overviews {
 }
 
 impl Overviews {
-    /// Of EMs that are silent after `silent_after`, and of scopes as they are listed there.
+    /// Creates the service. EMs without a report for `silent_after` are silent; `scopes` lists the fullest scopes.
     pub fn new(store: Store, silent_after: Duration, scopes: FullestScopes, metrics: Metrics, tasks: &Tasks) -> Self {
         let (shared, session) = (SharedTry::new(tasks), Arc::new(tokio::sync::Mutex::new(store.lent_session())));
         let (watchers, tasks) = (FairShare::of(WATCHERS_MAX), tasks.clone());
         Self { store, silent_after, scopes, metrics, tasks, shared, session, last: Arc::default(), watchers }
     }
 
-    /// The whole cluster as it was less than a second ago, or is now.
+    /// Returns an overview that is less than a second old; computes one if necessary.
     ///
     /// # Errors
-    /// Those of the database.
+    /// Database errors.
     pub async fn current(&self) -> Result<Arc<Snapshot>, Error> {
         let take = || {
             let this = self.clone();
@@ -119,12 +123,12 @@ impl Overviews {
         self.last.load_full().ok_or_else(|| Error::defect("an overview was taken, and is not there"))
     }
 
-    /// What was seen last, however long ago; `None` if nobody has looked yet.
+    /// Returns the last overview, regardless of its age; `None` if none was computed.
     pub fn last(&self) -> Option<Arc<Snapshot>> {
         self.last.load_full()
     }
 
-    /// Looks at the whole cluster.
+    /// Computes an overview and stores it.
     async fn take(&self) -> Result<(), Error> {
         let mut session = self.session.lock().await;
         let looked = self.look(&mut session).await;
@@ -175,10 +179,11 @@ impl Overviews {
         }
     }
 
-    /// Tells an overview at once and then one each second, as long as somebody takes them; one who takes none costs nothing.
+    /// Starts a stream of overviews: one immediately, then one per second while the receiver takes them. Without a free slot,
+    /// no overview is computed.
     ///
     /// # Errors
-    /// [`Error::Overloaded`] if too many watch, or too many of `by`.
+    /// [`Error::Overloaded`] if there are too many watchers, or too many of `by`.
     pub fn watch(&self, by: &Principal) -> Result<mpsc::Receiver<Result<Seen, Error>>, Error> {
         let place = self.watchers.take(by).ok_or(Error::Overloaded)?;
         let (tell, told) = mpsc::channel(1);
@@ -199,7 +204,7 @@ impl Overviews {
         let mut before: Option<Arc<Snapshot>> = None;
         loop {
             seconds.tick().await;
-            // First: nobody looks for one who has not yet taken what was seen before.
+            // Waits for a free slot first: a watcher that has not taken its update causes no computation.
             let Ok(place) = tell.reserve().await else { return };
             let snapshot = match self.current().await {
                 Ok(snapshot) => snapshot,
@@ -214,13 +219,19 @@ impl Overviews {
         }
     }
 
-    /// The instances that live, the oldest first, each with when it started.
+    /// Returns the live instances, the oldest first, each with its start time.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn instances(&self) -> Result<Vec<(ServerInstance, OffsetDateTime)>, Error> {
         let mut connection = self.store.operators().acquire().await?;
         Ok(answered(server_instance::list(&mut *connection)).await?)
     }
 
-    /// The large work that is left: the first of each kind.
+    /// Returns the large background work that is left: the first entry of each kind.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn jobs(&self) -> Result<Vec<Job>, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let going = answered(overview::going(&mut *connection)).await?;

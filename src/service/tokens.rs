@@ -1,5 +1,9 @@
-//! The tokens that there are, as every instance knows them: read when they change, looked up in memory. However many calls come with
-//! whatever they hold for tokens, the database is not asked for one of them.
+//! Token cache: all tokens in memory, reloaded when they change.
+//!
+//! Lookups never read the database, regardless of the number of calls with unknown tokens. The task compares a version in the
+//! database every two seconds, so a revoked token is rejected after that time at the latest.
+//! Never: holds a token in clear text, only its hash.
+//! Callers: `transport::identity` (lookups); `background` runs the reload.
 
 use std::{
     collections::HashMap,
@@ -30,45 +34,45 @@ use crate::{
 
 use super::background::{Step, Task};
 
-/// How often an instance looks whether tokens have changed: what is revoked is refused after so long.
+/// Interval between comparisons of the version: the maximum time until a revocation is effective.
 const PERIOD: Duration = Duration::from_secs(2);
 
-/// How often they are read although nobody said that they have changed: somebody may have deleted one by hand, and clocks drift.
+/// Interval between reloads without a new version: rows may be deleted by hand, and clocks drift.
 const READ_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How often it is noted which were shown.
+/// Interval between writes of the last use of tokens.
 const USE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// How many tokens one statement notes as used.
+/// Maximum number of tokens per statement that writes the last use.
 const USED_MAX: usize = 1000;
 
-/// Who makes a call, and what that may be.
+/// Caller of a call, with its rights.
 #[derive(Debug, Clone)]
 pub struct Caller {
-    /// As the history names it.
+    /// Principal in the history.
     pub principal: Principal,
-    /// What it may do.
+    /// Rights of the caller.
     pub rights: Rights,
-    /// Tells when it may not call any more; what it began then ends, if it would go on for long.
+    /// Signals that the credential has ended. Long-running streams of the caller then end.
     pub ended: Ended,
 }
 
-/// Tells when a caller may not call any more; clones share it.
+/// Signal that a caller's credential has ended. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Ended {
     cancelled: CancellationToken,
     why: Arc<OnceLock<Unauthenticated>>,
-    /// When its time is over, and what that means. Nobody has to look after it.
+    /// Deadline of the credential, with the reason after it. No task is needed for it.
     until: Option<(Instant, Unauthenticated)>,
 }
 
 impl Ended {
-    /// The same for what is good until then, and afterwards not, for this reason.
+    /// Returns the signal with an additional deadline: at `until` it ends for the reason `why`.
     pub fn until(&self, until: Instant, why: impl Into<Unauthenticated>) -> Self {
         Self { until: Some((until, why.into())), ..self.clone() }
     }
 
-    /// When that is so, why.
+    /// Waits until the credential has ended. Returns the reason.
     pub async fn why(&self) -> Unauthenticated {
         let over = async {
             match self.until {
@@ -85,27 +89,27 @@ impl Ended {
         }
     }
 
-    /// Whether it is so now.
+    /// Whether the credential has ended.
     pub fn is_over(&self) -> bool {
         self.cancelled.is_cancelled() || self.until.is_some_and(|(until, _)| until <= Instant::now())
     }
 
     pub(super) fn end(&self, why: Unauthenticated) {
-        // Who had another reason before has told it.
+        // The first reason is final.
         let _ = self.why.set(why);
         self.cancelled.cancel();
     }
 }
 
-/// A token that is known.
+/// Token in the cache.
 #[derive(Debug)]
 struct Token {
     id: Uuid,
     caller: Arc<Caller>,
-    /// `None` for longer than clocks reach.
+    /// Expiry; `None` beyond the range of the clock.
     until: Option<Instant>,
     is_revoked: bool,
-    /// Whether it was shown since that was last noted.
+    /// Whether the token was used since the last write of its use.
     was_used: Arc<AtomicBool>,
 }
 
@@ -122,49 +126,50 @@ impl Token {
 #[derive(Debug)]
 struct Known {
     by_hash: HashMap<TokenHash, Token>,
-    /// Who calls while nobody needs one; `None` if there is any, even one that makes no sense.
+    /// Caller of calls without a token; `None` if any token exists, even an unreadable one.
     anonymous: Option<Arc<Caller>>,
 }
 
 impl Known {
-    /// There is none.
+    /// Creates a cache without tokens.
     fn nothing() -> Self {
         let (principal, rights, ended) = (Principal::Anonymous, Rights::of_admin(), Ended::default());
         Self { by_hash: HashMap::new(), anonymous: Some(Arc::new(Caller { principal, rights, ended })) }
     }
 }
 
-/// The tokens that are known; clones share them.
+/// Token cache of an instance. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Tokens(Arc<ArcSwap<Known>>);
 
 impl Default for Tokens {
-    /// There is none.
+    /// Creates a cache without tokens.
     fn default() -> Self {
         Self(Arc::new(ArcSwap::from_pointee(Known::nothing())))
     }
 }
 
 impl Tokens {
-    /// Reads them for the first time.
+    /// Reads all tokens for the first time.
     ///
     /// # Errors
-    /// Those of the database.
+    /// Database errors.
     pub async fn read(store: &Store) -> Result<Self, StoreError> {
         let tokens = Self::default();
         tokens.replace(answered(token::read(&store.pool().await?)).await?, Instant::now());
         Ok(tokens)
     }
 
-    /// Who calls without one, and may do everything; `None` if there is or was any: then nobody is let in without one.
+    /// Returns the caller of calls without a token, with all rights. `None` if any token exists: calls without a token are then
+    /// rejected.
     pub fn anonymous(&self) -> Option<Arc<Caller>> {
         self.0.load().anonymous.clone()
     }
 
-    /// Who shows this.
+    /// Returns the caller with the token `shown`.
     ///
     /// # Errors
-    /// Why nobody is let in with it.
+    /// The reason why the token is not accepted.
     pub fn find(&self, shown: &str) -> Result<Arc<Caller>, Unauthenticated> {
         let hash = TokenHash::of(shown).ok_or(Unauthenticated::Unknown)?;
         let known = self.0.load();
@@ -176,7 +181,7 @@ impl Tokens {
         Ok(token.caller.clone())
     }
 
-    /// These are all there are, read after `asked`.
+    /// Replaces all tokens by `stored`, which was read after `asked`.
     fn replace(&self, stored: Vec<Result<StoredToken, StoreError>>, asked: Instant) {
         let before = self.0.load_full();
         let anonymous = match &before.anonymous {
@@ -199,7 +204,7 @@ impl Tokens {
         }
     }
 
-    /// Ends what goes on under tokens that are good no more.
+    /// Ends the streams of tokens that are revoked or expired.
     fn end_overdue(&self) {
         let now = Instant::now();
         for token in self.0.load().by_hash.values() {
@@ -209,7 +214,7 @@ impl Tokens {
         }
     }
 
-    /// Those that were shown since this was last asked, or some of them.
+    /// Returns up to [`USED_MAX`] tokens that were used since the last call.
     fn take_used(&self) -> Vec<Uuid> {
         let known = self.0.load();
         let used = known.by_hash.values().filter(|token| token.was_used.load(Ordering::Relaxed)).take(USED_MAX);
@@ -221,7 +226,7 @@ impl Tokens {
     }
 }
 
-/// What goes on under a token goes on under the same one that was read again.
+/// Converts a row. A token that was cached before keeps its end signal and its use.
 fn known(stored: StoredToken, before: &Known, asked: Instant) -> Token {
     let StoredToken { id, hash, name, rights, left, is_revoked } = stored;
     let (was_used, ended) = match before.by_hash.get(&hash) {
@@ -232,7 +237,7 @@ fn known(stored: StoredToken, before: &Known, asked: Instant) -> Token {
     Token { id, caller, until: asked.checked_add(left), is_revoked, was_used }
 }
 
-/// Keeps what is known of the tokens up to date.
+/// Background task that reloads the token cache.
 #[derive(Debug)]
 pub struct ReadTokens {
     tokens: Tokens,
@@ -242,7 +247,7 @@ pub struct ReadTokens {
 }
 
 impl ReadTokens {
-    /// After they were read for the first time.
+    /// Creates the task after the first read.
     pub fn new(tokens: Tokens) -> Self {
         Self { tokens, version: None, read: Instant::now(), noted: Instant::now() }
     }
@@ -256,7 +261,7 @@ impl Task for ReadTokens {
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
         self.tokens.end_overdue();
         let connection = session.get().await?;
-        // Of a connection that was lost without a word, no answer would ever come, and no revocation be heard of.
+        // Bounded, because a silently lost connection would never reply, and revocations would be missed.
         let (asked, version) = (Instant::now(), answered_soon(token::version(&mut *connection)).await?);
         if self.version != Some(version) || self.read.elapsed() >= READ_INTERVAL {
             self.tokens.replace(answered(token::read(&mut *connection)).await?, asked);

@@ -1,9 +1,9 @@
 //! Survey: updates the cluster view, from which placement selects EMs.
 //!
-//! A survey reads the EMs that changed since the last one. Three sources name them at no cost for the writer of a change: the
-//! history lines after the last one, a partial index of the unhealthy EMs, and the background detection of silent EMs. A survey
-//! of all EMs runs every 30 s, and whenever there are more changes than EMs. It covers missed changes and refreshes the load of
-//! EMs that report to other instances.
+//! A survey reads the EMs that changed since the last one. Three sources name them without a cost for the writer of a change.
+//! They are the history lines after the last one, a partial index of the unhealthy EMs, and the detection of silent EMs. A
+//! survey of all EMs runs every 30 s, and whenever there are more changes than EMs. It covers missed changes and refreshes the
+//! load of EMs that report to other instances.
 //!
 //! Invariant: a line that no survey has read has a number above [`Mark::floor`]. A line takes its number before its commit, so
 //! the floor moves to a number only when all transactions have ended that may have taken smaller ones.

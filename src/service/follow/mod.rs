@@ -1,12 +1,13 @@
-//! The history as it goes on, for those who follow it: every line once, from whatever position.
+//! `FollowActions`: streams the history to followers, each line once, from a given position.
 //!
-//! One reader of an instance reads what is new, as long as anybody follows; what it read lately is kept for all of them. Whoever is further
-//! back reads from the table himself, one at a time, and leaves what he read to the others who come that way. Nobody waits for a
-//! follower: one that takes nothing for long is ended, and goes on from its position.
+//! One reader per instance reads the new lines while there is a follower, and a cache of pages serves all followers. A follower
+//! that is further back reads pages from the table, one follower at a time, and adds them to the cache. A follower that takes
+//! no message for [`SLOW_MAX`] is ended, and can continue from its position.
+//! Never: delays a writer or another follower for a slow one; skips a line that commits late.
+//! Caller: the RPC service `transport::usage`.
 //!
-//! - `position`: how a place in the history is written, and whether it is still good;
-//! - `recent`: what was read lately;
-//! - `reader`: who reads what is new.
+//! - `position`: the position of a follower, as text, and whether it is still valid;
+//! - `recent`: the cache of pages; `reader`: the reader of new lines.
 
 use std::{
     collections::BTreeSet,
@@ -39,25 +40,26 @@ mod recent;
 use position::Position;
 use recent::{PAGE_LINES, Page, Recent};
 
-/// How many may follow an instance.
+/// Maximum number of followers of an instance.
 const FOLLOWERS_MAX: usize = 256;
 
-/// How often a follower hears how far the history is, where there is nothing to tell him.
+/// Interval of messages with the position alone, while there are no new lines.
 const IDLE: Duration = Duration::from_secs(5);
 
-/// How long a follower may leave a message untaken.
+/// Time that a follower may leave a message untaken before the stream ends.
 const SLOW_MAX: Duration = Duration::from_secs(60);
 
-/// How often it is tried again to find a place in the history to begin at, or to read.
+/// Pause between attempts to find the start position or to read a page, and the maximum number of attempts for the start
+/// position.
 const PAUSE: Duration = Duration::from_millis(200);
 const BEGIN_TRIES_MAX: u32 = 10;
 
-/// What a follower is to see.
+/// Filter of the lines that a follower may read.
 #[derive(Debug, Clone)]
 pub struct View {
-    /// Only what was done to tickets of these users.
+    /// Only lines about tickets of these users; `None` for all users.
     pub users: Option<BTreeSet<Name>>,
-    /// Also what was done to tokens and providers.
+    /// Whether lines about tokens and providers are included.
     pub objects: bool,
 }
 
@@ -68,34 +70,34 @@ impl View {
     }
 }
 
-/// What a follower is told.
+/// Message to a follower.
 #[derive(Debug)]
 pub struct Told {
-    /// Lines, behind this number, and some that he is not to see; `None` if there is nothing.
+    /// Page with the new lines, and the number after which they begin; `None` if there are no new lines.
     page: Option<(Arc<Page>, i64)>,
     view: Arc<View>,
-    /// From where to go on.
+    /// Position from which to continue after this message.
     pub position: String,
 }
 
 impl Told {
-    /// The lines, in order.
+    /// Returns the lines that the filter allows, in order.
     pub fn lines(&self) -> impl Iterator<Item = &ActionRecord> {
         let behind = self.page.iter().flat_map(|(page, number)| page.behind(*number));
         behind.filter(|line| self.view.sees(line))
     }
 }
 
-/// How far the reader is.
+/// Progress of the reader.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct Progress {
-    /// Up to which number everything was read that it is the turn of; `None` while nobody reads.
+    /// Number up to which all lines were read; `None` while there is no follower.
     read_to: Option<i64>,
-    /// How often the history was found to be another than before: put back to an earlier state.
+    /// Number of times that the history was found to be reset to an earlier state.
     put_back: u64,
 }
 
-/// Who follows the history on this instance; clones share it.
+/// Followers of the history on this instance. Clones share them.
 #[derive(Clone, Debug)]
 pub struct FollowService {
     store: Store,
@@ -104,17 +106,17 @@ pub struct FollowService {
     tasks: Tasks,
     places: Arc<FairShare>,
     recent: Arc<Recent>,
-    /// The beginning of the history, once it is known which that is.
+    /// Beginning of the history; `None` until it is read.
     origin: Arc<Mutex<Option<Position>>>,
     progress: watch::Sender<Progress>,
-    /// Somebody has begun to follow.
+    /// Notifies the reader of the first follower.
     wanted: Arc<Notify>,
-    /// For those who read from the table.
+    /// Permit to read a page from the table.
     reading: Arc<Semaphore>,
 }
 
 impl FollowService {
-    /// Whom nobody follows yet; [`FollowService::read_on`] has to run.
+    /// Creates the service. [`FollowService::read_on`] must run for followers to get lines.
     pub fn new(store: Store, metrics: Metrics, tasks: &Tasks) -> Self {
         Self {
             store,
@@ -130,11 +132,14 @@ impl FollowService {
         }
     }
 
-    /// Tells what is behind a position, or what comes from now on, as long as somebody takes it.
+    /// Starts a stream of the lines after `position`, or of future lines if `position` is empty. The stream ends when its
+    /// receiver is dropped.
     ///
     /// # Errors
-    /// [`Error::Overloaded`] if too many follow, or too many of `by`; [`Error::PositionTooOld`], [`Error::PositionUnknown`];
-    /// [`Error::InvalidField`].
+    /// - [`Error::Overloaded`] if there are too many followers, or too many of `by`.
+    /// - [`Error::PositionTooOld`] if lines after the position have been deleted.
+    /// - [`Error::PositionUnknown`] if the position is not of this history.
+    /// - [`Error::InvalidField`] if the position is malformed.
     pub async fn follow(
         &self,
         position: &str,
@@ -159,7 +164,7 @@ impl FollowService {
         Ok(told)
     }
 
-    /// Where to begin.
+    /// Returns the start position.
     async fn begin(&self, asked: Option<Position>) -> Result<Position, Error> {
         if let Some(near) = self.near(asked) {
             return Ok(near);
@@ -175,14 +180,15 @@ impl FollowService {
             if let Some(number) = self.settled(&mut connection).await? {
                 return Ok(Position::new(horizon, number));
             }
-            // Somebody takes long to commit: from where on nothing is missing cannot be known.
+            // A long transaction keeps the last complete number unknown.
             sleep(PAUSE).await;
         }
         Err(Error::Overloaded)
     }
 
-    /// Up to which number nothing comes any more, also when another host of the database takes the writes: numbers that were given out
-    /// for nothing, and that no other host has heard of, would be given out there again.
+    /// Returns the number up to which the history is complete, also after a failover; `None` if an open transaction hides it.
+    ///
+    /// The read waits for the standby: after a failover, numbers that the standby has not received would be assigned again.
     async fn settled(&self, connection: &mut PgConnection) -> Result<Option<i64>, StoreError> {
         let settled = self.history.settled_number(&mut *connection).await?;
         if settled.is_some() {
@@ -191,7 +197,7 @@ impl FollowService {
         Ok(settled)
     }
 
-    /// The same without asking the database, for those who begin now or were here a moment ago: by what was read for others.
+    /// Returns the start position without a database read, if the cache or the reader's progress shows it.
     fn near(&self, asked: Option<Position>) -> Option<Position> {
         let (read_to, origin) = (self.progress.borrow().read_to?, (*self.origin())?);
         match asked {
@@ -203,7 +209,7 @@ impl FollowService {
         }
     }
 
-    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    /// Locks the origin. The origin stays consistent if a holder panics.
     fn origin(&self) -> MutexGuard<'_, Option<Position>> {
         self.origin.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -228,7 +234,7 @@ impl FollowService {
                     last_told = Instant::now();
                 }
             } else {
-                // Its sender lives as long as the service.
+                // The sender lives as long as the service.
                 let _ = tokio::time::timeout_at(last_told + IDLE, progress.changed()).await;
             }
             if last_told.elapsed() >= IDLE {
@@ -238,14 +244,14 @@ impl FollowService {
         }
     }
 
-    /// What comes next behind a number, if there is anything.
+    /// Returns the page with the lines after `number`, or `None` if there are none yet.
     async fn next(&self, number: i64, progress: Progress) -> Result<Option<Arc<Page>>, Error> {
         let Some(read_to) = progress.read_to.filter(|read_to| number < *read_to) else { return Ok(None) };
         if let Some(page) = self.recent.next(number) {
             return Ok(Some(page));
         }
         let _turn = self.reading.acquire().await.map_err(|_| Error::ShuttingDown)?;
-        // Whoever had the turn before may have come by here.
+        // The previous permit holder may have cached the page.
         if let Some(page) = self.recent.next(number) {
             return Ok(Some(page));
         }
@@ -257,13 +263,13 @@ impl FollowService {
         }
     }
 
-    /// The same from the table, for all who come by there; nothing that the reader has not seen.
+    /// Reads a page from the table into the cache. Lines that the reader has not read yet are left out.
     async fn read_table(&self, number: i64, read_to: i64) -> Result<Option<Arc<Page>>, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let limit = i64::try_from(PAGE_LINES).unwrap_or(i64::MAX);
         let mut lines = self.history.read(&mut connection, None, number, limit).await?;
         lines.retain(|line| line.number <= read_to);
-        // Afterwards: what was forgotten before it was read is forgotten now.
+        // Reads the horizon afterwards, so that lines deleted before the read are detected.
         let horizon = answered(history_horizon::read(&mut *connection)).await?;
         Position::new(horizon, number).check(horizon, i64::MAX)?;
         self.metrics.follow.read_late.inc_by(u64::try_from(lines.len()).unwrap_or_default());
@@ -272,10 +278,10 @@ impl FollowService {
     }
 }
 
-/// Where a follower is told, one message after another.
+/// Sender of a follower's messages, one at a time.
 struct Outlet {
     tell: mpsc::Sender<Result<Told, Error>>,
-    /// There is room for the last word, whatever he takes.
+    /// Reserved slot for the final error, available even if the follower takes nothing.
     last_word: mpsc::OwnedPermit<Result<Told, Error>>,
     slow_max: Duration,
 }
@@ -287,14 +293,14 @@ impl Outlet {
         Ok((Self { tell, last_word, slow_max }, told))
     }
 
-    /// Tells something as soon as what was told before is taken.
+    /// Sends a message as soon as the previous one is taken.
     ///
     /// # Errors
-    /// [`Error::FollowerTooSlow`] if that takes too long.
+    /// [`Error::FollowerTooSlow`] if the previous message is not taken in time.
     async fn tell(&self, told: Told) -> Result<(), Error> {
         match timeout(self.slow_max, self.tell.reserve()).await {
             Ok(Ok(place)) => place.send(Ok(told)),
-            // He is gone: whoever waits for that ends this.
+            // The follower is gone; the stream's task ends by itself.
             Ok(Err(_)) => {}
             Err(_) => return Err(Error::FollowerTooSlow),
         }

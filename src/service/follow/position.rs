@@ -1,50 +1,54 @@
-//! Positions in the history: the number of a line, and of which history it is.
+//! Position of a follower in the history: the number of a line, with the id of its history.
+//!
+//! The text is opaque to callers. A position of another or a reset history is rejected instead of skipping lines.
+//! Caller: `follow`.
 
 use std::fmt;
 
 use crate::{domain::name::FieldError, error::Error, store::history_horizon::Horizon};
 
-/// What stands between the two.
+/// Separator between history id and number.
 const SEPARATOR: char = '-';
 
-/// The history up to a line, that line included.
+/// Position after a line of the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Position {
-    /// Which history, in short.
+    /// First 32 bits of the history id.
     history: u32,
-    /// The number of the line.
+    /// Number of the line.
     pub number: i64,
 }
 
 impl Position {
-    /// In the history that has this horizon.
+    /// Creates the position of line `number` in the history with this horizon.
     pub fn new(horizon: Horizon, number: i64) -> Self {
         let (history, ..) = horizon.history_id.as_fields();
         Self { history, number }
     }
 
-    /// Of one of the same history.
+    /// Returns the position of line `number` in the same history.
     pub fn at(self, number: i64) -> Self {
         Self { number, ..self }
     }
 
-    /// As it is written.
+    /// Parses the text of a position.
     ///
     /// # Errors
-    /// If it was written by nobody here.
+    /// [`FieldError`] if this service did not write the text.
     pub fn parse(text: &str) -> Result<Self, FieldError> {
         let wrong = || FieldError::new("position", "is none that FollowActions has told; give one as it is, or none");
         let (history, number) = text.split_once(SEPARATOR).ok_or_else(wrong)?;
         let history = u32::from_str_radix(history, 16).map_err(|_| wrong())?;
         let position = Self { history, number: number.parse().map_err(|_| wrong())? };
-        // One way to write each.
+        // Each position has exactly one text.
         if position.number < 0 || position.to_string() != text { Err(wrong()) } else { Ok(position) }
     }
 
-    /// Whether all that follows it is there, where `last` is the last number that was given out.
+    /// Checks that all lines after the position exist. `last` is the last assigned number.
     ///
     /// # Errors
-    /// [`Error::PositionUnknown`], [`Error::PositionTooOld`].
+    /// [`Error::PositionUnknown`] if the position is of another history; [`Error::PositionTooOld`] if later lines have been
+    /// deleted.
     pub fn check(self, horizon: Horizon, last: i64) -> Result<(), Error> {
         let here = Self::new(horizon, self.number);
         if here != self || self.number > last {

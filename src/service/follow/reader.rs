@@ -1,4 +1,5 @@
-//! Who reads what is new in the history, for all who follow it here.
+//! Reader of new history lines, shared by all followers of this instance.
+//! Caller: the server, which spawns [`FollowService::read_on`].
 
 use std::time::Duration;
 
@@ -15,17 +16,17 @@ use crate::{
 
 use super::{FollowService, PAGE_LINES, Page, Progress};
 
-/// How often it looks for what is new.
+/// Interval between reads of new lines.
 const PERIOD: Duration = Duration::from_millis(200);
 
-/// How often it tries again after the database has failed it.
+/// Pause after a database error.
 const FAILED_PAUSE: Duration = Duration::from_secs(1);
 
-/// How long it may have been away, and go on where it was: much less than the history goes back.
+/// Maximum interruption after which reading continues at the last number. The history reaches much further back.
 const AWAY_MAX: Duration = Duration::from_secs(60);
 
 impl FollowService {
-    /// Reads on as long as anybody follows, until the instance stops.
+    /// Reads new lines while there is a follower, until shutdown.
     pub async fn read_on(self, stopping: CancellationToken) {
         let reading = async {
             let mut session = self.store.lent_session();
@@ -40,7 +41,7 @@ impl FollowService {
         stopping.run_until_cancelled(reading).await;
     }
 
-    /// Until nobody follows any more.
+    /// Reads new lines until the last follower is gone.
     async fn read_for_all(&self, session: &mut Session) {
         let (mut at, mut is_sure, mut last_read) = (None, true, Instant::now());
         while self.places.count() > 0 {
@@ -69,7 +70,8 @@ impl FollowService {
         }
     }
 
-    /// Reads what is behind a number; answers how far everything was read, if that is known, and whether there may be more.
+    /// Reads the lines after `at`. Returns the number up to which all lines were read, if known, and whether more lines may
+    /// follow.
     async fn read_new(
         &self,
         session: &mut Session,
@@ -83,7 +85,7 @@ impl FollowService {
             return Ok((settled, false));
         };
         if !is_sure && answered(history_end::last_number(&mut *connection)).await? < at {
-            // Another database took over, and has lost what was committed last.
+            // The new primary has lost the last commits of the old one.
             self.recent.clear();
             *self.origin() = None;
             self.progress.send_modify(|Progress { read_to, put_back }| (*read_to, *put_back) = (None, *put_back + 1));

@@ -1,4 +1,7 @@
-//! What was read of the history lately, for all who follow it.
+//! Cache of the history pages that were read last, shared by all followers.
+//!
+//! Bounded by bytes and by number of pages; the oldest page is evicted first.
+//! Callers: `follow` and its `reader`.
 
 use std::{
     collections::VecDeque,
@@ -7,34 +10,35 @@ use std::{
 
 use crate::domain::action::ActionRecord;
 
-/// How many lines one message has at most.
+/// Maximum number of lines in one message.
 pub const PAGE_LINES: usize = 500;
 
-/// How many bytes one message has, about; a line more may be beyond it. Whoever does not read keeps one of them.
+/// Approximate maximum number of bytes in one message; its last line may exceed it. A follower that does not read retains one
+/// message.
 const PAGE_BYTES: usize = 128 << 10;
 
-/// How much is kept, about.
+/// Approximate maximum number of bytes in the cache.
 const KEPT_BYTES: usize = 16 << 20;
 
-/// In how many pages: few lines each, where little happens.
+/// Maximum number of pages in the cache; pages have few lines each if there is little activity.
 const KEPT_PAGES: usize = 512;
 
-/// What a line takes beside its texts.
+/// Size of a line without its texts, in bytes.
 const LINE_BYTES: usize = 512;
 
-/// All lines behind one number, up to another.
+/// All lines after one number, up to another.
 #[derive(Debug)]
 pub struct Page {
-    /// Behind which.
+    /// Number after which the lines begin.
     after: i64,
-    /// Up to which.
+    /// Number of the last line.
     pub last: i64,
     lines: Vec<ActionRecord>,
     bytes: usize,
 }
 
 impl Page {
-    /// Of all lines behind `after`, pages of the size of a message.
+    /// Splits all lines after `after` into pages of the size of a message.
     pub fn of(after: i64, lines: Vec<ActionRecord>) -> Vec<Self> {
         let mut pages: Vec<Self> = Vec::new();
         for line in lines {
@@ -57,13 +61,13 @@ impl Page {
         self.lines.push(line);
     }
 
-    /// The lines behind a number.
+    /// Returns the lines after `number`.
     pub fn behind(&self, number: i64) -> impl Iterator<Item = &ActionRecord> {
         self.lines.iter().skip_while(move |line| line.number <= number)
     }
 }
 
-/// How many bytes a line has, about.
+/// Approximate size of a line, in bytes.
 fn size(line: &ActionRecord) -> usize {
     let texts = [&line.before, &line.after, &line.reason, &line.address].into_iter().flatten().map(String::len);
     let of_ticket = line.detail.as_deref().map_or(0, |detail| {
@@ -84,13 +88,13 @@ struct Kept {
 }
 
 impl Recent {
-    /// The page with what comes next behind a number, if it is here.
+    /// Returns the page with the line after `number`, if it is cached.
     pub fn next(&self, number: i64) -> Option<Arc<Page>> {
         let kept = self.kept();
         kept.pages.iter().rev().find(|page| page.after <= number && number < page.last).cloned()
     }
 
-    /// Keeps pages; those that were kept the longest go.
+    /// Adds pages; evicts the oldest ones above the bounds.
     pub fn keep(&self, pages: impl IntoIterator<Item = Page>) {
         let mut kept = self.kept();
         for page in pages {
@@ -104,12 +108,12 @@ impl Recent {
         }
     }
 
-    /// Forgets all of them.
+    /// Evicts all pages.
     pub fn clear(&self) {
         *self.kept() = Kept::default();
     }
 
-    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    /// Locks the pages. They stay consistent if a holder panics.
     fn kept(&self) -> MutexGuard<'_, Kept> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -152,7 +156,7 @@ mod tests {
     #[test]
     fn a_page_is_found_for_whoever_stands_in_it_and_has_all_that_follows() {
         let recent = Recent::default();
-        // Between 12 and 15, numbers were given out for nothing.
+        // Numbers 13 and 14 belong to transactions that were rolled back.
         recent.keep(Page::of(10, vec![line(11, 0), line(12, 0), line(15, 0)]));
         let found = |number| recent.next(number).map(|page| numbers(&page, number));
         assert_eq!(found(9), None, "there may be lines between");
