@@ -1,43 +1,50 @@
-//! linkis-rm: the one place that knows what every host, user, creator, label and queue of a cluster in the style of Apache
-//! Linkis may use, grants it before an engine starts, follows it while it runs, and takes it back when it ends or dies.
+//! linkis-rm: a resource manager for compute clusters in the style of Apache Linkis.
+//!
+//! Before an engine starts, linkis-rm grants its resources on an EM within the limits of users, creators, labels and
+//! external queues. It tracks their use while the engine runs, and frees them when the engine ends or fails.
 //!
 //! In reading order:
 //!
 //! - [`domain`]: resources, EMs, tickets and the ledger: pure decisions;
 //! - [`store`]: PostgreSQL: the tables, the resource locks, and the private server;
-//! - [`external`]: clusters whose queues somebody else keeps;
-//! - [`service`]: the use cases, above all the committer, the one way to change anything;
+//! - [`external`]: YARN and Kubernetes clusters;
+//! - [`service`]: the use cases, above all the committer, the only writer of tickets and counters;
 //! - [`transport`]: gRPC, and the conversion between protobuf and the domain;
-//! - [`tls`]: certificates, taken up anew when their files change;
+//! - [`tls`]: certificates, reloaded when their files change;
 //! - [`http`]: metrics, health and the page, on a listener of its own;
-//! - [`server`]: puts an instance together, serves it, and takes it down;
-//! - [`client`]: the RM client, for ECMs, LinkisManager and engines written in Rust;
-//! - [`commands`]: what the program does other than serving, through the client;
-//! - [`config`], [`limits_file`], [`telemetry`], [`metrics`], [`error`]: settings, limits in version control, logs and traces, what is
-//!   counted, and why a call failed; [`files`]: those that are read again; [`notify`]: what systemd is told.
+//! - [`server`]: start, operation and stop of an instance;
+//! - [`client`]: the RM client, for EMs, LinkisManager and engines written in Rust;
+//! - [`commands`]: the commands of the program, through the client;
+//! - [`config`], [`limits_file`]: settings, and limits in version control;
+//! - [`telemetry`], [`metrics`], [`error`]: logs and traces, metrics, and errors of calls;
+//! - [`files`], [`notify`]: files that are read again, and notifications for systemd.
 //!
-//! `main → server → transport → service → {store, external} → domain`: nothing reaches back.
+//! `main → server → transport → service → {store, external} → domain`: no module uses an earlier one.
 //!
-//! With `default-features = false, features = ["client"]` there are `domain`, `client`, and of `transport` what is sent: no database, no
-//! server.
+//! With `default-features = false, features = ["client"]` the crate has `domain`, `client`, and the messages of
+//! `transport`: no database and no server.
 //!
-//! # What is always true, at every commit
+//! # Invariants at every commit
 //!
-//! 1. Never over-committed: on every EM, used + locked ≤ total − protected, in every dimension. A capacity that was lowered under
-//!    live tickets and an engine that was adopted are the visible exceptions; nothing that is short is granted until it drains.
-//! 2. Counters equal tickets: an EM's used and locked are the sums over its live tickets.
-//! 3. All or nothing: a ticket and the counters it moves change in one transaction.
-//! 4. Nothing is held for ever: a locked ticket has a deadline in its row; a used one is given up when its EM reports without it or
-//!    falls silent; a resource lock dies with its transaction, and a hold at the time in its row.
-//! 5. Any instance, same answer: a decision reads the database under its locks, never an instance's memory.
-//! 6. Exactly once per request: a repeated call has the effect of one and gets the same answer, until its ticket is over.
-//! 7. Every refusal explains itself.
+//! 1. No over-commitment: on every EM, used + locked ≤ total − protected, in every dimension. Two visible exceptions
+//!    exist: a capacity that was lowered below the live tickets, and an adopted engine. A dimension that is short
+//!    grants nothing until tickets end.
+//! 2. Counters equal tickets: an EM's used and locked amounts are the sums over its live tickets.
+//! 3. Atomic changes: a ticket and its counters change in one transaction.
+//! 4. No permanent reservation: a locked ticket has a deadline in its row. A used ticket ends when its EM reports
+//!    without it or is lost. A resource lock ends with its transaction, and a hold at the time in its row.
+//! 5. Any instance, one result: a decision reads the database under its locks, never the memory of an instance.
+//! 6. One effect per request: a repeated call has the effect of one and gets its reply, until the ticket ends.
+//! 7. Every refusal states its reason.
 //!
-//! # What is deliberately absent
+//! # Deliberate omissions
 //!
-//! Advisory locks; triggers, but for the one on the workers of Citus; stored procedures, but for the three by which a role that may not
-//! change the schema makes, indexes and drops parts of the history; a second way to write what is granted; a state kept in memory that
-//! an answer depends on.
+//! - advisory locks;
+//! - triggers, except the one on the workers of Citus;
+//! - stored procedures, except three for a role without the right to change the schema: they create, index and drop
+//!   partitions of the history;
+//! - a second path that writes grants;
+//! - state in memory on which a reply depends.
 
 #![warn(
     clippy::unwrap_used,

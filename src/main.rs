@@ -1,4 +1,7 @@
-//! The `linkis-rm` program: settings → database → server → exit code; or a command → exit code.
+//! The `linkis-rm` program: parses the command line, then runs a command or the server, and returns the exit code.
+//!
+//! The server needs settings, a database and its listeners, in this order. A signal stops it in order. This module has
+//! no logic of the service.
 
 use std::{error::Error, process::ExitCode};
 
@@ -16,7 +19,7 @@ use linkis_rm::{
 };
 use tokio::signal::unix::{SignalKind, signal};
 
-/// A call costs some dozens of small allocations, on whatever thread, and as many are freed on another.
+/// A call makes some dozens of small allocations on any thread, and as many are freed on another.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
@@ -27,7 +30,7 @@ async fn main() -> ExitCode {
         Ok(Mode::Command(command)) => return command.run().await,
         Err(NotStarted::CommandLine(error)) => {
             if !error.use_stderr() {
-                // Where nobody reads that, there is nobody to tell it to.
+                // A failure to write to the standard output has no other place to be reported.
                 let _ = error.print();
                 return ExitCode::SUCCESS;
             }
@@ -44,7 +47,7 @@ async fn main() -> ExitCode {
     match run(*config).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
-            // The last line of a log is like the others, so that its collector reads it.
+            // The last line of the log has the format of the others, so that log collectors read it.
             tracing::error!(target: telemetry::EXIT, error = %telemetry::with_causes(&*error), "linkis-rm ends");
             ExitCode::FAILURE
         }
@@ -124,7 +127,7 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-/// Nobody was served yet.
+/// Stops before the instance has served a call.
 async fn stop_early(private: Option<Embedded>) -> Result<(), Box<dyn Error>> {
     notify::tell("STOPPING=1");
     if let Some(private) = private {
@@ -145,7 +148,7 @@ async fn database(database: &Database) -> Result<(Target, Option<Embedded>), emb
     Ok((private.connect_options().into(), Some(private)))
 }
 
-/// Never ends if there is no private PostgreSQL.
+/// Waits for the end of the private PostgreSQL. Never completes without one.
 async fn has_died(private: Option<&Embedded>) -> std::process::ExitStatus {
     match private {
         Some(private) => private.died().await,

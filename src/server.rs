@@ -1,8 +1,10 @@
-//! Puts an instance together, serves it, and takes it down in order.
+//! Server: starts an instance, serves it, and stops it in order.
 //!
-//! - `cell`: the services and background tasks of a cell; `assembly`: what is served of them, put together;
-//! - `connections`: connections as they come, and the HTTP/2 on them;
-//! - `health`: who is told whether calls may be sent here.
+//! [`Server::open`] prepares the database; [`Server::serve`] runs until the stop signal, then completes the calls in
+//! progress within the drain timeout. The server never decides about resources. Caller: `main`.
+//!
+//! - `cell`: services and background tasks of a cell; `assembly`: their gRPC routes;
+//! - `connections`: accepted connections and HTTP/2; `health`: readiness of the instance.
 
 mod assembly;
 mod cell;
@@ -64,62 +66,64 @@ use self::{
     health::{Health, LIVENESS, watch_health},
 };
 
-/// How long a server that stops lets those linger who have no call under way: long enough for them to hear that it stops.
+/// Time between the stop and the end of endless streams and idle connections, so that their peers receive the
+/// announcement.
 const LINGER: Duration = Duration::from_millis(250);
 
-/// How long those may take to end who were told that an instance waits for its database, once it does no more.
+/// Timeout of the calls that got the error of a missing database, once the instance stops waiting for it.
 const WAITED_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How often a database that is waited for is tried, and how often the reason is logged.
+/// Interval between two attempts to use a missing database.
 const WAIT_POLL: Duration = Duration::from_secs(1);
+/// Interval between two log lines of the same reason.
 const WARN_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What a server has to know.
+/// Settings of a server.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// What its callers may wait for.
+    /// Timeouts of calls.
     pub times: RequestTimeouts,
-    /// How long signs of life of its EMs may be missing.
+    /// Timeouts of missing heartbeats.
     pub liveness: LivenessTimeouts,
-    /// How long ended tickets and request ids are remembered.
+    /// Retention time of ended tickets and request ids.
     pub history: Duration,
-    /// How long calls may take to finish when it stops.
+    /// Timeout of the calls in progress when the server stops.
     pub drain_timeout: Duration,
-    /// How long it says that it stops, and lets everybody in all the same, before it does.
+    /// Time for which the server announces its stop and still accepts calls.
     pub shutdown_delay: Duration,
-    /// How many commit, each on a connection and for EMs of its own.
+    /// Number of committers, each with its own connection and EMs.
     pub committers: u16,
-    /// What its callers may take.
+    /// Bounds of the edge.
     pub bounds: Bounds,
-    /// What they have to show.
+    /// Authentication and TLS.
     pub security: Security,
-    /// Which hosts external clusters may be asked at.
+    /// Network hosts at which external clusters may be called.
     pub external_hosts: AllowedHosts,
-    /// Where a standby of its database is, for reads that may be a little old; `None` if the primary answers them, too.
+    /// Standby for reads that may be stale; `None` if the primary serves them.
     pub standby: Option<Target>,
-    /// Whether it brings the schema of its database up to date, or expects to find it so.
+    /// Whether the server migrates the schema of its database. Otherwise it requires the current schema.
     pub migrates: bool,
 }
 
-/// What callers have to show.
+/// Authentication and TLS of callers.
 #[derive(Debug, Clone)]
 pub struct Security {
-    /// The certificates that connections are encrypted with; `None` if they are not.
+    /// Certificates of connections; `None` without TLS.
     pub tls: Option<tls::Files>,
-    /// Whose JWTs are believed, a file that says so; `None` for nobody's.
+    /// File with the trusted issuers of JWTs; `None` if no JWT is accepted.
     pub jwt: Option<PathBuf>,
-    /// Whether everybody may do everything, as long as no token was ever made.
+    /// Whether every call is permitted until the first token is created.
     pub is_open: bool,
-    /// Whether everybody who comes to the page is one of these.
+    /// Whether every viewer of the page has these rights.
     pub is_page_open: bool,
 }
 
 impl Security {
-    /// Nothing: for one machine, or a program of its own.
+    /// No protection: for one machine, or for a program that embeds the server.
     pub const OPEN: Self = Self { tls: None, jwt: None, is_open: true, is_page_open: true };
 }
 
-/// How an instance is protected, for people.
+/// Describes the protection of an instance, for display.
 impl fmt::Display for Security {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let has_certificates = self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
@@ -137,7 +141,7 @@ impl fmt::Display for Security {
     }
 }
 
-/// An instance that is ready to serve.
+/// Instance that is ready to serve.
 #[derive(Debug)]
 pub struct Server {
     instance_id: Uuid,
@@ -150,9 +154,9 @@ pub struct Server {
     jwt: Option<Arc<Jwt>>,
     metrics: Metrics,
     readiness: watch::Sender<Readiness>,
-    /// Serves metrics, health and the page; ends with the server.
+    /// Task of the HTTP listener; ends with the server.
     http: Option<(SocketAddr, AbortOnDropHandle<()>)>,
-    /// Where what the page needs goes.
+    /// Holder of the page's services.
     page: page::Slot,
 }
 
@@ -162,37 +166,37 @@ pub enum ServerError {
     /// The certificates cannot be used.
     #[error("the certificates cannot be used; see --tls-cert, --tls-key and --tls-client-ca")]
     Tls(#[from] TlsError),
-    /// JWTs cannot be checked.
+    /// The settings of JWTs cannot be used.
     #[error("JWTs cannot be checked; see --jwt-config")]
     Jwt(#[from] JwtError),
     /// The database cannot be used.
     #[error("the database cannot be used")]
     Store(#[from] StoreError),
-    /// The address is taken.
+    /// Another process uses the address.
     #[error("cannot listen on {address}: it is taken; is another instance running? choose another with {setting}")]
     Taken {
-        /// Which address.
+        /// The address.
         address: Listen,
-        /// Where it is set.
+        /// Setting of the address.
         setting: &'static str,
     },
-    /// The address cannot be listened on.
+    /// The address cannot be bound.
     #[error("cannot listen on {address}; choose another with {setting}")]
     Listen {
-        /// Which address.
+        /// The address.
         address: Listen,
-        /// Where it is set.
+        /// Setting of the address.
         setting: &'static str,
-        /// Why not.
+        /// Error of the system.
         source: std::io::Error,
     },
-    /// There is no thread for the committer.
+    /// No thread for the committer.
     #[error("cannot start a thread")]
     Thread(#[source] std::io::Error),
-    /// The transport failed.
+    /// The gRPC server failed.
     #[error("the gRPC server failed")]
     Transport(#[from] tonic::transport::Error),
-    /// A task that everything depends on has panicked: the process has to start anew.
+    /// An essential task panicked. The process has to be restarted.
     #[error("a defect stopped a part of the service; its log says which")]
     Defect,
     /// The methods of the API cannot be read: a defect of the build.
@@ -203,22 +207,28 @@ pub enum ServerError {
     Messages(#[from] prost_reflect::DescriptorError),
 }
 
-/// How a server came to its end.
+/// How a server ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Ending {
-    /// All calls under way were answered.
+    /// All calls in progress were completed.
     Drained,
-    /// Some were still under way when their time was over.
+    /// Some calls were in progress at the drain timeout.
     CutOff,
 }
 
-/// Takes an address for gRPC; first of all, because that tells soonest whether another instance has it.
+/// Binds the address for gRPC. The first step of a start, because it shows soonest whether another instance runs.
+///
+/// # Errors
+/// [`ServerError::Taken`], [`ServerError::Listen`].
 pub async fn listen(address: impl Into<Listen>) -> Result<Listener, ServerError> {
     let address = address.into();
     Listener::bind(&address).await.map_err(|source| cannot_listen(address, "--listen", source))
 }
 
-/// Takes an address for metrics and health.
+/// Binds the address for metrics and health.
+///
+/// # Errors
+/// [`ServerError::Taken`], [`ServerError::Listen`].
 pub async fn listen_http(addresses: &[SocketAddr]) -> Result<TcpListener, ServerError> {
     let wrong = |source| cannot_listen(Listen::Tcp(addresses.to_vec()), "--http-listen", source);
     TcpListener::bind(addresses).await.map_err(wrong)
@@ -231,7 +241,7 @@ fn cannot_listen(address: Listen, setting: &'static str, source: std::io::Error)
     }
 }
 
-/// The descriptors of everything that is served.
+/// Descriptors of all services.
 const DESCRIPTORS: [&[u8]; 4] = [
     proto::DESCRIPTORS,
     tonic_health::pb::FILE_DESCRIPTOR_SET,
@@ -240,9 +250,14 @@ const DESCRIPTORS: [&[u8]; 4] = [
 ];
 
 impl Server {
-    /// Brings the schema of the database up to date, if it is to; calls wait at `listener` meanwhile. A database that does not answer, or
-    /// takes no writes yet, is waited for, and health and calls are answered so. Metrics and health are served at `http` from now on, if there is one. Logs
-    /// first which instance this is, and where.
+    /// Prepares an instance: logs its identity and addresses, starts the HTTP listener, and migrates the schema if the
+    /// options require it.
+    ///
+    /// Calls wait at `listener` meanwhile. A database that is unavailable or takes no writes is waited for; health
+    /// checks and calls then get this reason.
+    ///
+    /// # Errors
+    /// An unusable certificate, JWT setting or database.
     pub async fn open(
         listener: Listener,
         http: Option<TcpListener>,
@@ -285,38 +300,44 @@ impl Server {
         Ok(Self { instance_id, listener, store, options, edge, tls, tokens, jwt, metrics, readiness, http, page })
     }
 
-    /// Makes `rules` all the limits there are.
+    /// Replaces all limits with `rules`.
     ///
     /// # Errors
-    /// As of [`LimitService::replace`].
+    /// Errors of [`LimitService::replace`].
     pub async fn replace_limits(&self, rules: Vec<Rule>) -> Result<RuleChanges, Error> {
         let limits = LimitService::new(self.store.clone(), Arc::default());
         limits.replace(&Principal::Service.into(), rules, Instant::now() + self.options.times.request_timeout).await
     }
 
-    /// By what it is told from other instances, in the database and in logs.
+    /// Returns the identifier of the instance, as in the database and in logs.
     pub fn instance_id(&self) -> Uuid {
         self.instance_id
     }
 
-    /// What it counts of itself.
+    /// Returns the metrics of the instance.
     pub fn metrics(&self) -> &Metrics {
         &self.metrics
     }
 
-    /// Where it listens.
+    /// Returns the address for gRPC.
+    ///
+    /// # Errors
+    /// Errors of the system.
     pub fn address(&self) -> std::io::Result<Listen> {
         self.listener.address()
     }
 
-    /// Where it serves metrics and health; `None` if it does not.
+    /// Returns the address for metrics and health; `None` without one.
     pub fn http_address(&self) -> Option<SocketAddr> {
         self.http.as_ref().map(|(address, _)| *address)
     }
 
-    /// Serves until `stop` is done; then finishes what is under way, for no longer than the drain timeout.
+    /// Serves until `stop` completes, then completes the calls in progress within the drain timeout.
+    ///
+    /// # Errors
+    /// A failed gRPC server, and [`ServerError::Defect`] if an essential task panicked.
     pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<Ending, ServerError> {
-        // While calls under way are finished, metrics and health are served on.
+        // Metrics and health are served until the last call is completed.
         let Self {
             instance_id,
             listener,
@@ -371,7 +392,7 @@ impl Server {
         let lame_duck = async {
             stop.await;
             leaving.cancel();
-            // Whoever sends calls here hears that it stops before it does.
+            // Load balancers learn of the stop before it happens.
             tokio::time::sleep(options.shutdown_delay).await;
         };
         let failed = tokio::select! {
@@ -396,7 +417,7 @@ impl Server {
     }
 }
 
-/// Brings the schema up to date, reads the tokens, and opens every connection that the instance needs.
+/// Migrates the schema, reads the tokens, and opens the database connections of the instance.
 async fn prepare(opening: &Opening, options: &Options) -> Result<(Store, Tokens), StoreError> {
     let store = opening.prepare(options.history, options.migrates).await?;
     let tokens = Tokens::read(&store).await?;
@@ -404,11 +425,11 @@ async fn prepare(opening: &Opening, options: &Options) -> Result<(Store, Tokens)
     Ok((store, tokens))
 }
 
-/// Serves health until the database can be used, and answers calls with the reason why it cannot, which is logged again and again. Returns
-/// the prepared database.
+/// Serves health checks until the database can be used. Other calls fail with the reason, which is logged repeatedly.
+/// Returns the prepared database.
 ///
 /// # Errors
-/// [`ServerError::Store`] if waiting is of no use.
+/// [`ServerError::Store`] if waiting cannot help.
 async fn wait_for_database(
     mut error: StoreError,
     (opening, options): (&Opening, &Options),
@@ -416,7 +437,7 @@ async fn wait_for_database(
     edge: Arc<Edge>,
     (readiness, metrics): (watch::Sender<Readiness>, Metrics),
 ) -> Result<(Store, Tokens), ServerError> {
-    // It is up, and cannot do more than whoever waits for it.
+    // The process is ready for systemd: it can only wait.
     notify::tell("READY=1");
     let (tasks, stopping) = (Tasks::here(), CancellationToken::new());
     let (health, health_service) = reporter();
@@ -470,7 +491,7 @@ async fn wait_for_database(
     ended
 }
 
-/// Takes up what changes in files meanwhile: the database's password, certificates, and whose JWTs are believed.
+/// Starts the tasks that reload changed files: database password, certificates, and issuers of JWTs.
 fn take_up_changes(
     tasks: &Tasks,
     store: &Store,
@@ -495,7 +516,7 @@ async fn ended(mut servers: JoinSet<Result<(), tonic::transport::Error>>) -> Res
     Ok(())
 }
 
-/// Waits until the calls under way are answered, and nothing is done any more that they began.
+/// Waits for the calls in progress and for the background work that they started.
 async fn finish(
     serving: impl Future<Output = Result<(), ServerError>>,
     edge: &Edge,
@@ -510,7 +531,7 @@ async fn finish(
     served
 }
 
-/// The URL of the page at a listener of [`listen_http`].
+/// Returns the URL of the page at a listener of [`listen_http`].
 pub fn page_url(http: &TcpListener, is_encrypted: bool) -> Option<String> {
     let scheme = if is_encrypted { "https" } else { "http" };
     Some(format!("{scheme}://{}/", told_address(&http.local_addr().ok()?)))
@@ -529,7 +550,7 @@ fn tell_of(instance_id: Uuid, listener: &Listener, http: Option<&TcpListener>, d
     );
 }
 
-/// The address that others are told.
+/// Returns the address that other instances and callers read.
 fn announced(address: &Listen) -> String {
     match address {
         Listen::Tcp(addresses) => addresses.first().map(told_address).unwrap_or_default(),

@@ -1,9 +1,9 @@
-//! What people and their tools ask over HTTP, on a listener of its own: `/metrics` for Prometheus, `/livez` and `/readyz` for whoever keeps
-//! instances running or sends them calls; [`page`] for whoever looks.
+//! HTTP listener: `/metrics` for Prometheus, `/livez` and `/readyz` for orchestrators and load balancers, and the
+//! monitoring [`page`].
 //!
-//! For metrics and health, nobody is asked who they are, and nothing asks the database: an answer takes no longer when it is away.
-//! One connection is one request, within a time that is bounded ([`visit`]), and only so many are served at once; so whoever connects and
-//! says nothing, or does not read, is soon rid of.
+//! Metrics and health need no authentication and never read the database, so a response takes no longer during an
+//! outage. One connection serves one request within a bounded time ([`visit`]), and the number of connections is
+//! bounded. A silent or unread connection therefore ends soon. Caller: the server.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -36,30 +36,30 @@ pub mod visit;
 
 use visit::Visit;
 
-/// How many connections are served at once, beside those that last; one more takes the place of the oldest, which has had its time: an
-/// answer takes none.
+/// Maximum number of concurrent connections, without endless ones. A further connection replaces the oldest, which had
+/// time enough for its response.
 const CONNECTIONS_MAX: usize = 64;
 
-/// How many bytes of a request, or of an answer, are kept in memory before the other side has to go on.
+/// Maximum size of the part of a request or response in memory, in bytes.
 const BUFFER_MAX: usize = 64 * 1024;
 
-/// How long to wait before accepting again, if that failed: there may be too many open files.
+/// Pause after a failure to accept, for example with too many open files.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
-/// Whether calls may be sent to an instance.
+/// Whether an instance accepts calls.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Readiness {
-    /// Not yet: it is being put together.
+    /// Not yet: the instance starts.
     Starting,
     /// Yes.
     Ready,
-    /// Not while its database is away, or takes no writes.
+    /// No: the database is unavailable or takes no writes.
     NoDatabase(Missing),
-    /// Not any more.
+    /// No: the instance stops.
     Stopping,
 }
 
-/// Serves `listener` until the answer is dropped; the page, while there is one in `slot`.
+/// Serves `listener` until the returned handle is dropped. The page is served while `slot` has one.
 pub fn serve(
     listener: TcpListener,
     tls: Option<Arc<Tls>>,
@@ -82,7 +82,7 @@ pub fn serve(
 }
 
 async fn accept(listener: TcpListener, tls: Option<Arc<Tls>>, router: Router) {
-    // With them, whoever is connected goes when the server does.
+    // Dropping the set ends all connections with the server.
     let mut connections = JoinSet::new();
     let mut oldest_first: VecDeque<(AbortHandle, Arc<Visit>)> = VecDeque::new();
     loop {
@@ -136,7 +136,7 @@ async fn serve_http(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static
     }
 }
 
-/// Whether `?verbose` was asked for, whatever its value.
+/// Returns true if the query has `verbose`, with any value.
 fn is_verbose(query: Option<&str>) -> bool {
     let mut fields = query.unwrap_or_default().split('&');
     fields.any(|field| field == "verbose" || field.starts_with("verbose="))
@@ -153,7 +153,7 @@ fn ready(readiness: &Readiness, is_verbose: bool) -> (StatusCode, String) {
         Readiness::NoDatabase(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}")),
         Readiness::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "not ready: stopping".to_owned()),
     };
-    // While it starts or stops, nobody looks whether the database answers.
+    // During start and stop the state of the database is not known.
     let checks = match readiness {
         Readiness::Ready => "[+]started ok\n[+]database ok\n[+]serving ok\n".to_owned(),
         Readiness::Starting => "[-]started not yet\n[-]serving not yet\n".to_owned(),

@@ -1,4 +1,5 @@
-//! A connection: it is one request within a time that is bounded, unless it lasts by agreement.
+//! Lifetime of an HTTP connection: one request within a bounded time, unless a handler makes it endless. Callers: the
+//! HTTP listener and the handlers of the page.
 
 use std::{
     net::SocketAddr,
@@ -8,42 +9,42 @@ use std::{
 
 use tokio_util::sync::CancellationToken;
 
-/// How long a connection may take, with its one request and the answer.
+/// Timeout of a connection with its one request and the response.
 const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is known of a connection, and how long it may stay.
+/// A connection, with its deadline.
 #[derive(Debug)]
 pub struct Visit {
-    /// Where it comes from.
+    /// Address of the peer.
     pub peer: SocketAddr,
-    /// Whether what is said on it is encrypted.
+    /// Whether the connection uses TLS.
     pub is_encrypted: bool,
     lasts: AtomicBool,
     end: CancellationToken,
 }
 
 impl Visit {
-    /// One that begins.
+    /// Creates the lifetime of a new connection.
     pub fn new(peer: SocketAddr, is_encrypted: bool) -> Self {
         Self { peer, is_encrypted, lasts: AtomicBool::new(false), end: CancellationToken::new() }
     }
 
-    /// From here on it has no end of its own. Whoever lets it last bounds how many do.
+    /// Removes the timeout of the connection. The caller bounds the number of such connections.
     pub fn last(&self) {
         self.lasts.store(true, Ordering::Relaxed);
     }
 
-    /// Whether it has no end of its own.
+    /// Returns true if the connection has no timeout.
     pub fn lasts(&self) -> bool {
         self.lasts.load(Ordering::Relaxed)
     }
 
-    /// Ends it, whatever is still on its way: the other side does not read.
+    /// Ends the connection, with unsent bytes: the peer does not read.
     pub fn cut_off(&self) {
         self.end.cancel();
     }
 
-    /// When it has to end, whether it is done or not.
+    /// Completes when the connection has to end, finished or not.
     pub async fn over(&self) {
         let late = async {
             tokio::time::sleep(CONNECTION_TIMEOUT).await;

@@ -1,4 +1,5 @@
-//! What is served of an instance, put together: each call by the cell that it concerns.
+//! Assembly: builds the gRPC routes of an instance from the services of its cell. Caller: the server, once at its
+//! start.
 
 use std::sync::Arc;
 
@@ -33,20 +34,20 @@ use super::{
     cell::{CellServices, Instance},
 };
 
-/// All calls, and what people are shown of the whole cluster.
+/// Starts the cell. Returns the routes of all calls, and the overviews for the page.
 pub(super) fn assemble(
     instance: &Instance<'_>,
     store: &Store,
     tokens: &Tokens,
 ) -> Result<(Routes<Received>, Overviews), ServerError> {
     let cell = CellServices::start(instance, store)?;
-    // They are the instance's, whatever it serves.
+    // Tokens belong to the instance and not to a cell.
     cell.driver.start(ReadTokens::new(tokens.clone()), Arc::default());
     let overviews = cell.overviews.clone();
     Ok((routes(instance, cell)?, overviews))
 }
 
-/// All calls, by the services of a cell.
+/// Returns the routes of all calls of a cell.
 fn routes(instance: &Instance<'_>, cell: CellServices) -> Result<Routes<Received>, ServerError> {
     let options = instance.options;
     let (times, timeout) = (options.times, options.times.request_timeout);

@@ -1,4 +1,7 @@
-//! What an instance runs for a cell: services and background tasks, all over the tables of that cell and no others.
+//! Cell: starts the services and background tasks over the tables of one cell.
+//!
+//! [`CellServices::start`] creates every object once and connects them. A background task of a cell never touches the
+//! tables of another. Caller: `assembly`.
 
 use std::sync::Arc;
 
@@ -50,10 +53,10 @@ use crate::{
 
 use super::{Options, ServerError};
 
-/// What all that an instance runs has in common, for whichever cell.
+/// Objects that all cells of an instance share.
 pub(super) struct Instance<'a> {
     pub id: Uuid,
-    /// Where it is called.
+    /// Address for gRPC, as other instances read it.
     pub address: String,
     pub options: &'a Options,
     pub metrics: &'a Metrics,
@@ -62,7 +65,7 @@ pub(super) struct Instance<'a> {
 }
 
 impl<'a> Instance<'a> {
-    /// Of that id, called at that address.
+    /// Creates the context of the instance with this identifier and address.
     pub fn new(
         (id, address): (Uuid, String),
         options: &'a Options,
@@ -72,7 +75,7 @@ impl<'a> Instance<'a> {
     }
 }
 
-/// The services of a cell. What is done there although nobody waits for it goes on until the instance stops.
+/// Services of a cell. Its background work continues until the instance stops.
 pub(super) struct CellServices {
     /// Runs the background tasks.
     pub driver: Driver,
@@ -80,7 +83,7 @@ pub(super) struct CellServices {
     pub request_resource: RequestResourceService,
     pub heartbeat: HeartbeatService,
     pub tickets: TicketLookup,
-    /// Wakes whoever ends the tickets of EMs that go.
+    /// Wakes the task that ends the tickets of unregistering EMs.
     pub em_goes: Arc<Notify>,
     pub audit: AuditService,
     pub holds: HoldService,
@@ -93,10 +96,10 @@ pub(super) struct CellServices {
 }
 
 impl CellServices {
-    /// Those of the cell whose tables `store` has.
+    /// Starts the services of the cell whose tables `store` has.
     ///
     /// # Errors
-    /// [`ServerError::Thread`].
+    /// [`ServerError::Thread`] if the committer gets no thread.
     pub fn start(instance: &Instance<'_>, store: &Store) -> Result<Self, ServerError> {
         let &Instance { id, options, metrics, tasks, stopping, .. } = instance;
         let liveness = options.liveness;
@@ -169,7 +172,8 @@ impl CellServices {
     }
 }
 
-/// What people are shown of the cell as a whole, and what keeps it: the list of the fullest scopes, and the signs of life of instances.
+/// Creates the overviews of a cell and starts their sources: the list of the fullest scopes, and the announcements of
+/// the instance.
 fn overviews(instance: &Instance<'_>, store: &Store, driver: &Driver) -> (Overviews, FullestScopes) {
     let fullest = FullestScopes::default();
     driver.start(ListFullest::new(fullest.clone()), Arc::default());
@@ -180,7 +184,7 @@ fn overviews(instance: &Instance<'_>, store: &Store, driver: &Driver) -> (Overvi
     (Overviews::new(store.clone(), silent_after, fullest.clone(), metrics, tasks), fullest)
 }
 
-/// The background tasks that concern no call: what is over goes, and what there is is summed and audited.
+/// Starts the background tasks that serve no call: deletion of expired rows, sums, and audits.
 fn keep_house(
     instance: &Instance<'_>,
     store: &Store,

@@ -1,4 +1,7 @@
-//! Connections as they come, and the HTTP/2 that is served on them.
+//! Accepted connections, and the HTTP/2 servers on them.
+//!
+//! Connections with a bounded age are distributed over several servers, one per age, so that they do not all end
+//! together. Caller: the server.
 
 use std::{sync::Arc, time::Duration};
 
@@ -14,17 +17,18 @@ use crate::{
     },
 };
 
-/// How often a connection without traffic is asked for a sign of life, and how long it may take.
+/// Interval between two keep-alive pings on a connection without traffic.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
+/// Timeout of a keep-alive ping.
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// How many accepted connections wait to be served.
+/// Maximum number of accepted connections that wait for a server.
 const ACCEPTED_MAX: usize = 16;
 
-/// Connections that get as old as this, as they come.
+/// Accepted connections with one age.
 pub(super) type Incoming = (Option<Duration>, ReceiverStream<std::io::Result<edge::Connection>>);
 
-/// The connections of callers that were let in, until the server stops; those that have an age are dealt in turn to ages around it.
+/// Accepts connections until the server stops. With an `age`, distributes them in turn over ages around it.
 pub(super) fn accepted(
     listener: Arc<Listener>,
     edge: &Arc<Edge>,
@@ -46,14 +50,14 @@ pub(super) fn accepted(
     tasks.spawn(async move {
         for door in (0..doors.len()).cycle() {
             let (Some(connection), Some(door)) = (accepted.recv().await, doors.get(door)) else { return };
-            // Where nobody serves any more, it ends.
+            // Without a receiver the connection ends.
             let _ = door.send(connection).await;
         }
     });
     incoming
 }
 
-/// Serves calls on connections of every age, until the server stops; what serves them goes with the last.
+/// Serves calls on connections of every age until the server stops. The set is empty after the last connection.
 pub(super) fn serve_calls(
     calls: Calls,
     incoming: Vec<Incoming>,
@@ -70,19 +74,19 @@ pub(super) fn serve_calls(
     servers
 }
 
-/// HTTP/2 within `bounds`, on connections that get so old.
+/// Returns an HTTP/2 server within `bounds` for connections of this age.
 fn transport_server(bounds: &Bounds, age: Option<Duration>) -> tonic::transport::Server {
     let server = tonic::transport::Server::builder();
-    // Without a time for it: with one, calls under way would be cut off then, and new ones not sent elsewhere before. None of them
-    // lasts longer than it said.
+    // The age has no grace period. A grace period would cut off calls in progress and would not send new calls
+    // elsewhere earlier. Each call ends by its own deadline.
     let server = match age {
         Some(age) => server.max_connection_age(age),
         None => server,
     };
     server
         .max_concurrent_streams(bounds.connection_streams)
-        // As many calls as it may have under way may be cancelled before they were looked at. Of more, a client would be at fault; of
-        // fewer, an instance that stood still would cut off those who still wait, for those who went away.
+        // A connection may cancel as many calls before they are read as it may have in progress. A higher bound would
+        // permit abuse. A lower bound would make a paused instance cut off waiting calls because of cancelled ones.
         .http2_max_pending_accept_reset_streams(usize::try_from(bounds.connection_streams).ok())
         .initial_stream_window_size(edge::STREAM_WINDOW)
         .initial_connection_window_size(bounds.connection_window())

@@ -1,4 +1,4 @@
-//! Who is told whether calls may be sent here.
+//! Health: publishes whether the instance accepts calls, over gRPC and HTTP. Caller: the server.
 
 use std::time::Duration;
 
@@ -23,22 +23,22 @@ use crate::{
     },
 };
 
-/// How often an instance tells how its connections to the database stand.
+/// Interval between two publications without a change.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// The service that health tells to be there as long as the process is, whatever else is not.
+/// Service name whose status is SERVING while the process runs, in every other condition.
 pub(super) const LIVENESS: &str = "liveness";
 
-/// Who is told whether calls may be sent here.
+/// Publishers of the readiness.
 pub(super) struct Health {
     pub grpc: HealthReporter,
     pub readiness: watch::Sender<Readiness>,
     pub metrics: Metrics,
 }
 
-/// Tells load balancers whether to send calls here: while the database answers, and until the server is told to stop.
+/// Publishes the readiness until the server stops: ready while the database accepts writes.
 pub(super) async fn watch_health(health: Health, store: Store, stopping: CancellationToken) {
-    // Whoever would restart an instance because its database is away asks for this.
+    // An orchestrator that checks this service does not restart an instance because of its database.
     health.grpc.set_service_status(LIVENESS, tonic_health::ServingStatus::Serving).await;
     loop {
         let changed = store.primary().changed();

@@ -1,18 +1,23 @@
-//! When certificates are over. Of a certificate's DER, no more is read than leads there.
+//! Expiry of certificates. The parser reads the DER of a certificate up to its validity and never verifies it. Callers:
+//! `Tls` and the edge.
 
 use std::time::Duration;
 
 use rustls::pki_types::CertificateDer;
 use time::{Date, Month, OffsetDateTime, Time};
 
-/// Tags of DER.
+/// DER tag of a sequence.
 const SEQUENCE: u8 = 0x30;
+/// DER tag of an integer.
 const INTEGER: u8 = 0x02;
+/// DER tag of the version of a certificate.
 const VERSION: u8 = 0xa0;
+/// DER tag of a time with a two-digit year.
 const UTC_TIME: u8 = 0x17;
+/// DER tag of a time with a four-digit year.
 const GENERALIZED_TIME: u8 = 0x18;
 
-/// How long a certificate is still good; `None` if it is over, or that cannot be read.
+/// Returns the remaining validity of a certificate; `None` if it has expired or cannot be read.
 #[expect(
     clippy::disallowed_methods,
     reason = "certificates are judged by the clock of this machine, as the handshake does"
@@ -21,16 +26,16 @@ pub fn left(certificate: &CertificateDer<'_>) -> Option<Duration> {
     Duration::try_from(not_after(certificate)? - OffsetDateTime::now_utc()).ok()
 }
 
-/// When the first of these certificates is over; `None` if that cannot be read of any.
+/// Returns the earliest end of validity; `None` if no certificate can be read.
 pub fn earliest<'a>(certificates: impl IntoIterator<Item = &'a CertificateDer<'a>>) -> Option<OffsetDateTime> {
     certificates.into_iter().filter_map(|certificate| not_after(certificate)).min()
 }
 
-/// The end of a certificate's validity.
+/// Returns the end of a certificate's validity.
 fn not_after(certificate: &[u8]) -> Option<OffsetDateTime> {
     let (certificate, _) = element(SEQUENCE, certificate)?;
     let (to_be_signed, _) = element(SEQUENCE, certificate)?;
-    // Versions before the third leave theirs out.
+    // Certificates before version 3 omit the version.
     let rest = element(VERSION, to_be_signed).map_or(to_be_signed, |(_, rest)| rest);
     let (_serial_number, rest) = element(INTEGER, rest)?;
     let (_signature, rest) = element(SEQUENCE, rest)?;
@@ -41,19 +46,19 @@ fn not_after(certificate: &[u8]) -> Option<OffsetDateTime> {
     time_of(tag, not_after)
 }
 
-/// The content of an element that has this tag, and what comes behind it.
+/// Returns the content of an element with the tag `wanted`, and the bytes after it.
 fn element(wanted: u8, bytes: &[u8]) -> Option<(&[u8], &[u8])> {
     let (tag, content, rest) = any_element(bytes)?;
     (tag == wanted).then_some((content, rest))
 }
 
-/// The tag and the content of an element, and what comes behind it.
+/// Returns the tag and the content of an element, and the bytes after it.
 fn any_element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     let (&tag, rest) = bytes.split_first()?;
     let (&first, rest) = rest.split_first()?;
     let (length, rest) = match first {
         0..=0x7f => (usize::from(first), rest),
-        // More digits than these no certificate needs.
+        // No certificate needs a longer length.
         0x81..=0x84 => {
             let (digits, rest) = rest.split_at_checked(usize::from(first - 0x80))?;
             (digits.iter().fold(0, |length: usize, digit| (length << 8) | usize::from(*digit)), rest)
@@ -64,7 +69,7 @@ fn any_element(bytes: &[u8]) -> Option<(u8, &[u8], &[u8])> {
     Some((tag, content, rest))
 }
 
-/// `YYMMDDHHMMSSZ` of the years 1950 to 2049, or `YYYYMMDDHHMMSSZ`.
+/// Parses `YYMMDDHHMMSSZ` of the years 1950 to 2049, or `YYYYMMDDHHMMSSZ`.
 fn time_of(tag: u8, text: &[u8]) -> Option<OffsetDateTime> {
     let text = std::str::from_utf8(text).ok()?.strip_suffix('Z')?;
     let (year, rest) = match tag {
@@ -110,7 +115,7 @@ mod tests {
 
     #[test]
     fn the_end_is_read_in_both_forms_and_the_first_counts() {
-        // Until 2049 in the short form, from then on in the long one.
+        // The short form until 2049, and the long form from then on.
         let ends =
             [datetime!(2049-12-31 23:59:59 UTC), datetime!(2050-01-01 0:00 UTC), datetime!(2031-02-28 1:02:03 UTC)];
         let certificates = ends.map(certificate);

@@ -1,8 +1,11 @@
-//! TLS: the certificate and key that are shown, and the certificates by which callers' own are believed; read again when their files
-//! change, so that nothing has to be started anew for them.
+//! TLS of the listeners: the server certificate, and the CA for client certificates.
 //!
-//! - [`expiry`]: when certificates are over; [`names`]: who a caller's certificate is for;
-//! - `turns`: whose handshake is computed next.
+//! Changed files are reloaded without a restart; unusable ones leave the earlier certificates in force. Handshakes are
+//! bounded. The module authenticates no call: the edge does, with [`names`]. Callers: the server, the edge and the HTTP
+//! listener.
+//!
+//! - [`expiry`]: end of validity; [`names`]: EMs that a client certificate names;
+//! - `turns`: order of the handshakes.
 
 use std::{
     fs::File,
@@ -36,17 +39,17 @@ pub mod expiry;
 pub mod names;
 mod turns;
 
-/// The largest file that is read: thousands of certificates.
+/// Maximum size of a file, in bytes. It fits thousands of certificates.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
-/// Where certificates and keys are; all in PEM.
+/// Paths of certificates and keys, all in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Files {
-    /// The certificate that is shown, and those between it and a root.
+    /// Server certificate with its intermediate certificates.
     pub cert: PathBuf,
-    /// Its key.
+    /// Key of the server certificate.
     pub key: PathBuf,
-    /// By which callers' certificates are believed; `None` if they are not asked for any.
+    /// CA of client certificates; `None` if clients are not asked for one.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -56,38 +59,38 @@ pub enum TlsError {
     /// A file cannot be read.
     #[error("{path}: cannot be read")]
     Read {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the system.
         source: io::Error,
     },
-    /// A file holds no PEM of the kind.
+    /// A file has no PEM of the required kind.
     #[error("{path}: holds no {what} in PEM")]
     Pem {
-        /// Which.
+        /// The file.
         path: PathBuf,
-        /// What it should hold.
+        /// Required kind.
         what: &'static str,
     },
-    /// A certificate is none, or does not go together with its key.
+    /// A certificate is invalid or does not match its key.
     #[error("{path}: its certificate cannot be used")]
     Certificate {
-        /// Where the certificate is.
+        /// File of the certificate.
         path: PathBuf,
-        /// Why not.
+        /// Error of the library.
         source: rustls::Error,
     },
-    /// No caller's certificate can be believed by these.
+    /// The CA file cannot verify client certificates.
     #[error("{path}: nobody's certificate can be believed by it")]
     ClientCa {
-        /// Which file.
+        /// The file.
         path: PathBuf,
-        /// Why not.
+        /// Error of the library.
         source: VerifierBuilderError,
     },
 }
 
-/// What handshakes are made with.
+/// Configurations of handshakes.
 #[derive(Debug)]
 struct Configs {
     grpc: Arc<ServerConfig>,
@@ -95,29 +98,29 @@ struct Configs {
     expiry: Expiry,
 }
 
-/// When the first certificate of each file is over; `None` where there is none.
+/// Earliest end of validity in each file; `None` without one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Expiry {
-    /// Of those that are shown.
+    /// End of the server certificates.
     pub cert: Option<OffsetDateTime>,
-    /// Of those by which callers' own are believed.
+    /// End of the CA of client certificates.
     pub client_ca: Option<OffsetDateTime>,
 }
 
-/// What the files were like at a look.
+/// State of the files at one read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Seen {
-    /// SHA-256 of what they hold.
+    /// SHA-256 of their content.
     Hash([u8; 32]),
-    /// They cannot be read.
+    /// Unreadable.
     Unreadable,
 }
 
-/// The certificates in force.
+/// Certificates in force.
 #[derive(Debug)]
 pub struct Tls {
     files: Files,
-    /// What the files were like at the first look.
+    /// State of the files at the first read.
     first: Seen,
     current: ArcSwap<Configs>,
     turns: Turns,
@@ -126,10 +129,10 @@ pub struct Tls {
 }
 
 impl Tls {
-    /// Reads them for the first time.
+    /// Reads the files for the first time.
     ///
     /// # Errors
-    /// If they cannot be used.
+    /// Files that cannot be read or used.
     pub fn read(files: Files) -> Result<Arc<Self>, TlsError> {
         let contents = Contents::read(&files)?;
         let (current, first) = (ArcSwap::from_pointee(contents.configs(&files)?), Seen::Hash(contents.hash()));
@@ -137,10 +140,10 @@ impl Tls {
         Ok(Arc::new(Self { files, first, current, turns, reloads, failed_reloads }))
     }
 
-    /// Encrypts a connection of gRPC from `address`.
+    /// Performs the handshake of a gRPC connection from `address`.
     ///
     /// # Errors
-    /// If the other side does not go along.
+    /// A failed handshake.
     pub async fn grpc<S>(&self, stream: S, address: Option<IpAddr>) -> io::Result<TlsStream<S>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -149,10 +152,10 @@ impl Tls {
         self.turns.handshake(&acceptor, stream, address).await
     }
 
-    /// Encrypts a connection of HTTP: whoever looks whether an instance is alive has no certificate.
+    /// Performs the handshake of an HTTP connection, without a client certificate: health probes have none.
     ///
     /// # Errors
-    /// If the other side does not go along.
+    /// A failed handshake.
     pub async fn http<S>(&self, stream: S, address: Option<IpAddr>) -> io::Result<TlsStream<S>>
     where
         S: AsyncRead + AsyncWrite + Unpin,
@@ -161,27 +164,27 @@ impl Tls {
         self.turns.handshake(&acceptor, stream, address).await
     }
 
-    /// When the certificates in force are over.
+    /// Returns the expiry of the certificates in force.
     pub fn expiry(&self) -> Expiry {
         self.current.load().expiry
     }
 
-    /// How often files that had changed were taken up.
+    /// Returns the number of successful reloads.
     pub fn reloads(&self) -> u64 {
         self.reloads.load(Ordering::Relaxed)
     }
 
-    /// How often they could not be used.
+    /// Returns the number of failed reloads.
     pub fn failed_reloads(&self) -> u64 {
         self.failed_reloads.load(Ordering::Relaxed)
     }
 
-    /// Takes up what changes, until the server stops. What cannot be used leaves what was before in force.
+    /// Reloads changed files until the server stops. Unusable files leave the certificates in force unchanged.
     pub async fn follow(self: Arc<Self>, stopping: CancellationToken) {
         let mut seen = self.first;
         while stopping.run_until_cancelled(tokio::time::sleep(LOOK_INTERVAL)).await.is_some() {
             let (tls, before) = (self.clone(), seen);
-            // Files may be on a disk that does not answer.
+            // A file may be on a disk that does not respond.
             let looked = tokio::task::spawn_blocking(move || tls.look(before));
             match stopping.run_until_cancelled(looked).await {
                 Some(Ok(now)) => seen = now,
@@ -191,7 +194,7 @@ impl Tls {
         }
     }
 
-    /// Takes up what has changed since the files were like `before`; tells what they are like now.
+    /// Reloads the files if their state differs from `before`. Returns their state.
     fn look(&self, before: Seen) -> Seen {
         let contents = Contents::read(&self.files);
         let seen = contents.as_ref().map_or(Seen::Unreadable, |contents| Seen::Hash(contents.hash()));
@@ -214,7 +217,7 @@ impl Tls {
     }
 }
 
-/// What stands in the files.
+/// Content of the files.
 struct Contents {
     cert: Vec<u8>,
     key: Vec<u8>,
@@ -241,7 +244,7 @@ impl Contents {
                 let ca_error = |source| TlsError::ClientCa { path: path.clone(), source };
                 let roots = Arc::new(roots(path, pem)?);
                 let verifier = WebPkiClientVerifier::builder_with_provider(roots, provider.clone());
-                // Whoever has no certificate shows a token.
+                // A client without a certificate can use a token.
                 Some(verifier.allow_unauthenticated().build().map_err(ca_error)?)
             }
             _ => None,
@@ -258,7 +261,7 @@ impl Contents {
             let mut config = builder.with_single_cert(cert, key).map_err(unusable)?;
             config.alpn_protocols = vec![protocol.to_vec()];
             if asks {
-                // Of a session that is taken up again, nobody would look at the certificate again.
+                // A resumed session would skip the check of the client certificate.
                 config.session_storage = Arc::new(NoServerSessionStorage {});
                 config.send_tls13_tickets = 0;
             }
@@ -280,7 +283,7 @@ impl Contents {
     }
 }
 
-/// TLS 1.2 and 1.3.
+/// Returns a builder for TLS 1.2 and 1.3.
 fn versions(
     provider: Arc<CryptoProvider>,
 ) -> Result<rustls::ConfigBuilder<ServerConfig, rustls::WantsVerifier>, rustls::Error> {
@@ -295,7 +298,10 @@ fn read(path: &PathBuf) -> Result<Vec<u8>, TlsError> {
     Ok(bytes)
 }
 
-/// All certificates of a file; there has to be one.
+/// Returns all certificates of a file.
+///
+/// # Errors
+/// [`TlsError::Pem`] if the file has none.
 fn certificates(path: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, TlsError> {
     let found: Result<Vec<_>, _> = CertificateDer::pem_slice_iter(pem).collect();
     let found = found.ok().filter(|found| !found.is_empty());

@@ -1,5 +1,8 @@
-//! Who a caller's certificate is for, by its alternative names: `linkis-rm://ecm/<application>/<host>`, or where there is none, its
-//! DNS names, each a host whose EMs it speaks for.
+//! Names in client certificates: the EMs that a certificate speaks for.
+//!
+//! A URI name `linkis-rm://ecm/<application>/<host>` names the EMs of one application on one machine. Without such a
+//! URI, each DNS name is a machine whose EMs the certificate speaks for. The functions here do not verify a
+//! certificate. Caller: the edge.
 
 use rustls::pki_types::CertificateDer;
 use webpki::EndEntityCert;
@@ -9,14 +12,13 @@ use crate::domain::{
     name::Name,
 };
 
-/// What stands before the application and the host.
+/// Prefix of a URI name before the application and the host.
 const URI: &str = "linkis-rm://ecm/";
 
-/// How many names of a certificate are read.
+/// Maximum number of names that are read of a certificate.
 const NAMES_MAX: usize = 64;
 
-/// Whom a certificate is for, as the history names it, and what that may do; `None` if it names no EM. Whether it is to be believed
-/// has to be known before.
+/// Returns the principal of a verified certificate and its rights; `None` if it names no EM.
 pub fn ecm(certificate: &CertificateDer<'_>) -> Option<(Name, Rights)> {
     let certificate = EndEntityCert::try_from(certificate).ok()?;
     let uris: Vec<&str> = certificate.valid_uri_names().take(NAMES_MAX).collect();
@@ -26,12 +28,13 @@ pub fn ecm(certificate: &CertificateDer<'_>) -> Option<(Name, Rights)> {
     Some((name, Rights::of_ecm(ems)))
 }
 
-/// A name that has the service's form and is not understood is for nobody, and the host names do not count then.
+/// Returns the EMs that the names stand for. A malformed URI of the service names no EM, and DNS names then do not
+/// count.
 fn ems(uris: &[&str], hosts: &[&str]) -> Vec<EmPattern> {
     let named: Vec<&str> = uris.iter().filter_map(|uri| uri.strip_prefix(URI)).collect();
     match named.is_empty() {
         false => named.into_iter().filter_map(of_uri).collect(),
-        // "*.example.com" is for no host, and for every one.
+        // A wildcard such as "*.example.com" names no single machine.
         true => hosts.iter().filter(|host| !host.contains('*')).map(|host| EmPattern::of_host(None, *host)).collect(),
     }
 }
@@ -43,7 +46,7 @@ fn of_uri(rest: &str) -> Option<EmPattern> {
     (is_name(&application) && is_name(&host)).then(|| EmPattern::of_host(Some(application), host))
 }
 
-/// What `%2F` and the like stand for.
+/// Decodes percent-encoded bytes such as `%2F`.
 fn decoded(text: &str) -> Option<String> {
     let mut bytes = Vec::with_capacity(text.len());
     let mut rest = text.bytes();

@@ -1,6 +1,8 @@
-//! Whose handshake is computed next. However many begin at once, few are computed at a time, so that those who are connected have the
-//! processor, too; and of one address a few stand before the others of that address, so that who comes from elsewhere does not stand
-//! behind a crowd.
+//! Handshake permits: bounds how many TLS handshakes are computed at the same time.
+//!
+//! Half of the processor cores compute handshakes, so that connected clients get the others. A few handshakes of one
+//! address compete for a core at a time, so a crowd does not delay other addresses. A handshake holds no permit while
+//! it waits for its peer. Caller: `Tls`.
 
 use std::{
     collections::HashMap,
@@ -19,18 +21,18 @@ use tokio::{
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_util::sync::PollSemaphore;
 
-/// How many of one address stand before the processor at a time.
+/// Maximum number of handshakes of one address that compete for a core.
 const OF_ADDRESS: usize = 4;
 
-/// The handshakes of an instance.
+/// Semaphores of the handshakes of an instance.
 #[derive(Debug)]
 pub struct Turns {
-    /// A place for each that is computed.
+    /// One permit for each handshake that is being computed.
     processor: Arc<Semaphore>,
     addresses: Mutex<HashMap<Option<IpAddr>, Gate>>,
 }
 
-/// Where those of one address stand.
+/// Handshakes of one address.
 #[derive(Debug)]
 struct Gate {
     places: Arc<Semaphore>,
@@ -38,7 +40,7 @@ struct Gate {
 }
 
 impl Default for Turns {
-    /// For as many as half of the processor's cores.
+    /// Permits for half of the processor's cores, at least one.
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
         Self::of((cores / 2).max(1))
@@ -50,10 +52,10 @@ impl Turns {
         Self { processor: Arc::new(Semaphore::new(processors)), addresses: Mutex::default() }
     }
 
-    /// Carries out the handshake of a connection from `address`.
+    /// Performs the handshake of a connection from `address`.
     ///
     /// # Errors
-    /// If the other side does not go along.
+    /// A failed handshake.
     pub async fn handshake<S>(
         &self,
         acceptor: &TlsAcceptor,
@@ -66,7 +68,7 @@ impl Turns {
         self.compute(acceptor.accept(stream), address).await
     }
 
-    /// Polls `work` whenever it has its turn.
+    /// Polls `work` whenever a permit is available.
     async fn compute<F: Future + Unpin>(&self, mut work: F, address: Option<IpAddr>) -> F::Output {
         let mut turn = Turn::begin(self, address);
         poll_fn(|cx| turn.poll(cx, &mut work)).await
@@ -83,7 +85,7 @@ struct Turn<'a> {
     address: Option<IpAddr>,
     gate: PollSemaphore,
     processor: PollSemaphore,
-    /// Held until it was computed once more.
+    /// Permit of the address, held until the next step is computed.
     place: Option<OwnedSemaphorePermit>,
 }
 
@@ -99,7 +101,8 @@ impl<'a> Turn<'a> {
         Self { turns, address, gate, processor: PollSemaphore::new(turns.processor.clone()), place: None }
     }
 
-    /// Each step of a handshake waits for another turn: nobody keeps one while he waits for the other side.
+    /// Computes one step of the handshake. Each step acquires its own permits, so that no handshake holds one while it
+    /// waits for its peer.
     fn poll<F: Future + Unpin>(&mut self, cx: &mut Context<'_>, work: &mut F) -> Poll<F::Output> {
         if self.place.is_none() {
             self.place = ready!(self.gate.poll_acquire(cx));
@@ -131,7 +134,7 @@ mod tests {
 
     use super::*;
 
-    /// What is ready when it was computed so often.
+    /// Future that completes after a number of polls.
     struct Steps {
         left: usize,
         computed: Arc<AtomicUsize>,
@@ -163,7 +166,7 @@ mod tests {
             let (turns, work) = (turns.clone(), Steps { left: 2, computed: computed.clone() });
             crowd.spawn(async move { turns.compute(work, address(number)).await });
         };
-        // Nothing is computed before all stand there.
+        // No step is computed before all handshakes are registered.
         let processor = turns.processor.clone().acquire_owned().await.unwrap();
         (0..1000).for_each(|_| begin(1, &mut crowd));
         while turns.addresses().get(&address(1)).is_none_or(|gate| gate.handshakes < 1000) {
@@ -174,7 +177,7 @@ mod tests {
         tokio::task::yield_now().await;
         drop(processor);
         let before = other.join_next().await.unwrap().unwrap();
-        // For each of its three steps, those of the other address that stood before the processor then.
+        // Each of its three steps waits for the steps of the other address that competed then.
         assert!(before <= 3 * (OF_ADDRESS + 1), "{before} steps were computed before its last");
         assert_eq!(crowd.join_all().await.len(), 1000);
         assert_eq!(computed.load(Ordering::Relaxed), 3 * 1001, "and nobody is forgotten");

@@ -1,4 +1,7 @@
-//! The calls that read, as JSON: `GET /api/v1/ListTickets?user=alice&page_size=10`.
+//! JSON API of the page: the reading calls, such as `GET /api/v1/ListTickets?user=alice&page_size=10`.
+//!
+//! A request becomes a gRPC call within the process, so the same permissions and bounds apply. Concurrent requests for
+//! one list share a response if the caller accepts an age. The API changes nothing. Callers: the page and HTTP tools.
 
 use std::{sync::Arc, time::Duration};
 
@@ -15,14 +18,15 @@ use crate::{error::Error, http::visit::Visit, transport::json};
 
 use super::{Site, Slot, session, shared::Question};
 
-/// How long a call may take: less than its connection may.
+/// Timeout of a call, below that of its connection.
 const CALL_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// Whose lists many ask for at once, and how long what they ask may be: more, no page asks.
+/// Service whose lists are shared between callers.
 const LISTS: &str = "UsageService";
+/// Maximum length of a shared query, in bytes. The queries of the page are shorter.
 const QUERY_SHARED_MAX: usize = 256;
 
-/// What is answered instead of what was asked.
+/// Error response of the JSON API.
 #[derive(Debug)]
 pub struct Answer {
     status: StatusCode,
@@ -30,7 +34,7 @@ pub struct Answer {
 }
 
 impl Answer {
-    /// With this status, and why.
+    /// Creates an error response with a status and a message.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, message: message.into() }
     }
@@ -66,13 +70,13 @@ impl IntoResponse for Answer {
     }
 }
 
-/// What is told is for whoever asked: nobody keeps it on the way.
+/// Returns a JSON response that no proxy may store, because it is for one caller.
 pub fn json_answer(json: String) -> Response {
     let headers = [(header::CONTENT_TYPE, "application/json"), (header::CACHE_CONTROL, "no-store")];
     (headers, json).into_response()
 }
 
-/// Makes the call with this name, with what the query says.
+/// Makes the reading call named in the path with the fields of the query, and returns its response as JSON.
 pub async fn read(
     State(slot): State<Slot>,
     Extension(visit): Extension<Arc<Visit>>,
@@ -88,7 +92,7 @@ pub async fn read(
     let mut request = Request::new(json::question(method, pairs).map_err(Error::from)?);
     if let Some(shown) = &shown {
         let shown = shown.to_str().ok().and_then(|shown| shown.parse().ok());
-        // What is no text is no token that anybody has.
+        // A value that is no text is no existing token.
         let shown = shown.unwrap_or_else(|| tonic::metadata::AsciiMetadataValue::from_static("bearer"));
         request.metadata_mut().insert(AUTHORIZATION.as_str(), shown);
     }
@@ -110,14 +114,17 @@ pub async fn read(
     Ok(json_answer(answer.map_err(late)??))
 }
 
-/// Whether whoever asks takes an answer that is a second old, as he says in HTTP's way: the page does.
+/// Returns true if the caller accepts a response that is a second old, by `Cache-Control: max-age`. The page does.
 fn takes_older(headers: &HeaderMap) -> bool {
     let says = headers.get(header::CACHE_CONTROL).and_then(|says| says.to_str().ok()).unwrap_or_default();
     let age = says.split(',').find_map(|part| part.trim().strip_prefix("max-age=")?.parse::<u32>().ok());
     age.is_some_and(|seconds| seconds > 0)
 }
 
-/// How a list is called that others are told alike: those who may make the call, and see all of it; `None` if nobody is.
+/// Returns the key of a shared list for a caller with access to all of it; `None` if the response is not shared.
+///
+/// # Errors
+/// The caller may not make the call.
 fn shared(
     site: &Site,
     method: &MethodDescriptor,
@@ -135,10 +142,10 @@ fn shared(
     Ok(admitted.reach().is_all().then_some(Question { method, query, is_of_operator }))
 }
 
-/// A header's value.
+/// Returns a header value.
 ///
 /// # Errors
-/// If it cannot be one.
+/// A text that no header can have.
 pub fn header_value(text: &str) -> Result<HeaderValue, Answer> {
     HeaderValue::from_str(text).map_err(|_| Answer::new(StatusCode::UNAUTHORIZED, "that is no token"))
 }

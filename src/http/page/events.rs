@@ -1,5 +1,7 @@
-//! The stream of what is new, as server-sent events: at once all there is, and then each second what has changed, for as long as somebody
-//! takes it and may. How many there are is bounded with all who watch.
+//! Event stream of the page, as server-sent events: the whole state first, then the changes of each second.
+//!
+//! A stream ends when the caller stops reading, its credentials end, or the instance stops. The bound of watchers
+//! includes these streams. Caller: the page, through `/api/v1/events`.
 
 use std::{convert::Infallible, sync::Arc, time::Duration};
 
@@ -25,11 +27,12 @@ use super::{
     session,
 };
 
-/// How long somebody may take nothing of what is sent to him, and of the last word.
+/// Maximum time for which a caller may take no event.
 const UNREAD_MAX: Duration = Duration::from_secs(10);
+/// Maximum time for which a caller may not take the last event.
 const LAST_WORD_MAX: Duration = Duration::from_millis(500);
 
-/// What is told at once.
+/// Content of one event.
 #[derive(Debug, Serialize)]
 struct Message<'a> {
     #[serde(flatten)]
@@ -42,7 +45,7 @@ struct Message<'a> {
 
 type Taker = mpsc::Sender<Result<String, Infallible>>;
 
-/// Begins a stream.
+/// Starts a stream.
 pub async fn stream(
     State(slot): State<Slot>,
     Extension(visit): Extension<Arc<Visit>>,
@@ -80,18 +83,18 @@ async fn run(
     if send(&tell, end, LAST_WORD_MAX).await.is_some() {
         drop(tell);
         if stopping.is_cancelled() {
-            // All connections end.
+            // The server ends all connections.
             return;
         }
-        // What is taken may still have to be sent.
+        // The last event may still have to be sent.
         tokio::time::sleep(LAST_WORD_MAX).await;
     }
-    // Nobody counts the connection from here on: one that is not read would stay for ever.
+    // No bound counts the connection from here on, so an unread one would never end.
     visit.cut_off();
 }
 
 fn event(kind: &str, json: &str) -> String {
-    // JSON has no line ends of its own.
+    // JSON text contains no line breaks.
     format!("event: {kind}\ndata: {json}\n\n")
 }
 
@@ -99,12 +102,12 @@ fn word(kind: &str, text: &str) -> String {
     event(kind, &Value::from(text).to_string())
 }
 
-/// `None` if it is not taken in time.
+/// Sends an event; `None` if the caller does not take it in time.
 async fn send(tell: &Taker, text: String, longest: Duration) -> Option<()> {
     tokio::time::timeout(longest, tell.send(Ok(text))).await.ok()?.ok()
 }
 
-/// Tells what is seen; why that ends, or `None` if it is not taken.
+/// Sends the changes of each second. Returns the last event, or `None` if the caller does not take one.
 async fn follow(
     site: &Site,
     admitted: &Admitted,
@@ -134,7 +137,7 @@ async fn follow(
 }
 
 impl Site {
-    /// What the page is told first: of the instance, and who looks.
+    /// Returns the fields of the first event about the instance and the caller.
     fn about(&self, admitted: &Admitted) -> Value {
         let mut told = session::who(admitted);
         if let Value::Object(fields) = &mut told {

@@ -1,5 +1,8 @@
-//! The last fifteen minutes, so that a page that is opened shows them at once. They are noted whether or not anybody looks: what the
-//! instances say of themselves, and sums that somebody else has worked out; nothing is counted for it.
+//! Figures of the last fifteen minutes, so that a new page shows them at once.
+//!
+//! One point is recorded every five seconds, with or without a viewer. A point uses the figures of the instances and
+//! sums that other tasks compute; it never causes a count. Callers: the event stream; the server runs
+//! [`History::keep`].
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -25,49 +28,52 @@ use crate::{
     service::overview::{Overviews, Snapshot},
 };
 
-/// How often a point is noted, and how many are kept: a quarter of an hour.
+/// Interval between two points.
 const INTERVAL: Duration = Duration::from_secs(5);
+/// Maximum number of points: a quarter of an hour.
 const POINTS_MAX: usize = 180;
 
-/// What was refused by other instances: why, this one does not know.
+/// Key of refusals by other instances, whose reason this instance does not know.
 const ELSEWHERE: &str = "elsewhere";
 
-/// Of how many dimensions a point tells how much is held.
+/// Maximum number of dimensions in a point.
 const DIMENSIONS_MAX: usize = 8;
 
-/// A moment. What is not known is not told.
+/// Figures at one time. Unknown figures are omitted.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Point {
-    /// When, in seconds since the instance began to note them: by a clock that nobody sets.
+    /// Seconds since the start of the recording, by a monotonic clock.
     t: f64,
-    /// Requests that were granted a second, and refused, on all instances.
+    /// Granted requests per second on all instances.
     #[serde(skip_serializing_if = "Option::is_none")]
+    /// Refused requests per second on all instances.
     grants: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     refusals: Option<f64>,
-    /// Of the refused, how many a second by what was short first.
+    /// Refused requests per second, by the kind of the first shortfall.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     refused: BTreeMap<&'static str, f64>,
-    /// Requests that wait in line.
+    /// Number of requests in wait queues.
     #[serde(skip_serializing_if = "Option::is_none")]
     waiting: Option<i64>,
-    /// Which share of what is not protected is held, by dimension.
+    /// Used and locked fraction of the unprotected capacity, by dimension.
     held: BTreeMap<String, f64>,
 }
 
-/// The points, the oldest first; clones share them.
+/// Points, oldest first; clones share them.
 #[derive(Debug, Clone, Default)]
 pub struct History(Arc<Mutex<Ring>>);
 
 #[derive(Debug, Default)]
 struct Ring {
     points: VecDeque<Point>,
-    /// How many have been noted.
+    /// Number of points recorded so far.
     noted: usize,
 }
 
 impl History {
-    /// The points that were noted after so many, and how many have been by now. Whoever is bound to users is told what is held alone.
+    /// Returns the points after the first `noted` ones, and the number of points so far. A caller that is bound to
+    /// users gets only the used fractions.
     pub fn since(&self, noted: usize, is_bound: bool) -> (Vec<Point>, usize) {
         let ring = self.ring();
         let first = ring.noted - ring.points.len();
@@ -86,12 +92,12 @@ impl History {
         ring.noted += 1;
     }
 
-    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    /// Locks the points. They stay consistent if a holder panics.
     fn ring(&self) -> MutexGuard<'_, Ring> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes points until the instance stops; none while the database is away.
+    /// Records points until the instance stops; none while the database is unavailable.
     pub async fn keep(self, mut sources: Sources, stopping: CancellationToken) {
         let mut ticks = tokio::time::interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
@@ -113,21 +119,21 @@ impl History {
     }
 }
 
-/// Where points come from.
+/// Sources of the points.
 #[derive(Debug)]
 pub struct Sources {
     overviews: Overviews,
     metrics: Metrics,
     instance_id: Uuid,
     start: Instant,
-    /// The last overview that was known at the last point.
+    /// The overview at the last point.
     seen: Option<Arc<Snapshot>>,
-    /// What had been refused at the last point, and when that was.
+    /// Time of the last point, and the refusals until then.
     refused: (Instant, [(ScopeKind, u64); ScopeKind::ALL.len()]),
 }
 
 impl Sources {
-    /// Of this instance.
+    /// Creates the sources of one instance.
     pub fn new(overviews: Overviews, metrics: Metrics, instance_id: Uuid) -> Self {
         let (start, refused) = (Instant::now(), metrics.requests.refused());
         Self { overviews, metrics, instance_id, start, seen: None, refused: (start, refused) }
@@ -149,7 +155,7 @@ impl Sources {
         }
         let cluster = self.metrics.cluster.last();
         let figures = cluster.as_ref().and_then(|cluster| cluster.figures.as_ref()).map(|(figures, _)| figures);
-        // Only what somebody has looked at since: nobody looks for this.
+        // Uses an overview that another caller has requested: the recording requests none.
         let seen = self.overviews.last();
         let is_same = |seen: &Arc<Snapshot>| self.seen.as_ref().is_some_and(|before| Arc::ptr_eq(before, seen));
         let lately = seen.clone().filter(|seen| !is_same(seen));
@@ -157,13 +163,13 @@ impl Sources {
         let mut held = figures.map(held_by_figures).unwrap_or_default();
         held.extend(lately.iter().flat_map(|seen| held_by_overview(&seen.overview)));
         let waiting = lately.as_ref().map(|seen| seen.overview.line.waiting);
-        // Fewer than there are places in line.
+        // The number of waiting requests is far below 2^53.
         let waiting = waiting.or(figures.map(|figures| figures.waiting_requests as i64));
         let t = self.start.elapsed().as_secs_f64();
         Ok(Point { t, grants: Some(grants), refusals: Some(refusals), refused, waiting, held })
     }
 
-    /// What this instance has refused a second since the last point, by what was short first.
+    /// Returns the refusals of this instance per second since the last point, by the kind of the first shortfall.
     fn refused(&mut self) -> BTreeMap<&'static str, f64> {
         let now = (Instant::now(), self.metrics.requests.refused());
         let (then, before) = std::mem::replace(&mut self.refused, now);
@@ -175,7 +181,7 @@ impl Sources {
     }
 }
 
-/// As one instance works it out for all, every few seconds.
+/// Returns the used fractions that one instance computes for all, every few seconds.
 fn held_by_figures(figures: &ClusterFigures) -> BTreeMap<String, f64> {
     let dimensions = [("memory", figures.memory), ("cores", figures.cores), ("instances", figures.instances)];
     let share = |Amounts { total, protected, used, locked }: Amounts| (used + locked) / (total - protected).max(1.0);
@@ -183,7 +189,7 @@ fn held_by_figures(figures: &ClusterFigures) -> BTreeMap<String, f64> {
     there.map(|(name, amounts)| (name.to_owned(), share(amounts))).collect()
 }
 
-/// Which share of what is not protected is held on all EMs together.
+/// Returns the used and locked fraction of the unprotected capacity of all EMs together.
 fn held_by_overview(overview: &Overview) -> BTreeMap<String, f64> {
     let mut sums = BTreeMap::<_, DimensionTotals>::new();
     for totals in overview.ems.values() {
@@ -193,7 +199,7 @@ fn held_by_overview(overview: &Overview) -> BTreeMap<String, f64> {
     }
     let share = |sums: DimensionTotals| {
         let (held, room) = (sums.used.saturating_add(sums.locked), sums.total.saturating_sub(sums.protected));
-        // Exact enough to draw.
+        // The precision suffices for a chart.
         held as f64 / room.max(1) as f64
     };
     sums.into_iter().take(DIMENSIONS_MAX).map(|(dimension, sums)| (dimension, share(sums))).collect()

@@ -1,10 +1,10 @@
-//! The page at `/`, and what it asks: files that are in the program, the API's reads as JSON, and a stream of what is new. It changes
-//! nothing, and whoever looks may see what the same token may see over gRPC.
+//! Monitoring page at `/`: static files of the program, the API's reads as JSON, and an event stream.
 //!
-//! - `session`: who looks: a token that a browser shows as a cookie, or anybody as gRPC has it;
-//! - `api`: the calls that read; [`shared`]: lists that many ask for at once;
-//! - `events`: the stream; [`picture`]: what is in it;
-//! - [`history`]: the last minutes.
+//! The page changes nothing. A viewer sees exactly what the same token sees over gRPC. Caller: the HTTP listener.
+//!
+//! - `session`: credentials of a viewer: a token in a cookie, or the header of gRPC;
+//! - `api`: reading calls; [`shared`]: lists that many viewers request together;
+//! - `events`: the event stream; [`picture`]: its content; [`history`]: the last minutes.
 
 use std::sync::Arc;
 
@@ -37,50 +37,50 @@ pub mod picture;
 mod session;
 pub mod shared;
 
-/// Everything that the page needs of an instance that serves.
+/// Services that the page uses while an instance serves.
 #[derive(Debug)]
 pub struct Site {
-    /// The calls, as gRPC has them, but for the network.
+    /// The calls of gRPC, within the process.
     pub calls: Observed<Calls>,
-    /// Their bounds.
+    /// Bounds of the calls.
     pub edge: Arc<Edge>,
-    /// Who may make them.
+    /// Authenticator of the viewers.
     pub identity: Arc<Identity>,
-    /// Their messages.
+    /// Messages of the calls.
     pub schema: Arc<Schema>,
-    /// What is shown.
+    /// Overviews of the cluster.
     pub overviews: Overviews,
-    /// The same for all who look.
+    /// Snapshots for the event streams, shared by all viewers.
     pub pictures: picture::Pictures,
-    /// What many ask for at once.
+    /// Lists that many viewers request together.
     pub answers: shared::Answers,
-    /// The last minutes.
+    /// Figures of the last minutes.
     pub history: history::History,
-    /// What the page tells of the instance.
+    /// Data of the instance.
     pub about: About,
-    /// What goes on for those who look.
+    /// Runs the event streams.
     pub tasks: Tasks,
     /// Cancelled when the instance stops.
     pub stopping: CancellationToken,
 }
 
-/// What the page tells of the instance.
+/// Data of the instance on the page.
 #[derive(Debug, Clone)]
 pub struct About {
-    /// Which it is.
+    /// Identifier of the instance.
     pub instance_id: Uuid,
-    /// Where it is called.
+    /// Address for gRPC.
     pub grpc: String,
-    /// Whether what is said there is encrypted.
+    /// Whether gRPC connections use TLS.
     pub tls: bool,
 }
 
-/// Where an instance that serves puts what the page needs; clones share it.
+/// Holder of the page's services; clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct Slot(Arc<ArcSwapOption<Site>>);
 
 impl Slot {
-    /// From now on there is a page, until the answer is dropped: what it needs ends then.
+    /// Opens the page. The page closes when the returned guard is dropped.
     #[must_use]
     pub fn open(&self, site: Site) -> Open {
         self.0.store(Some(Arc::new(site)));
@@ -94,7 +94,7 @@ impl Slot {
     }
 }
 
-/// That there is a page.
+/// Keeps the page open until it is dropped.
 #[derive(Debug)]
 pub struct Open(Slot);
 
@@ -104,7 +104,7 @@ impl Drop for Open {
     }
 }
 
-/// The routes of the page.
+/// Returns the routes of the page.
 pub fn routes(slot: Slot) -> Router {
     Router::new()
         .route("/", get(|| async { file(&PAGE) }))
@@ -118,7 +118,7 @@ pub fn routes(slot: Slot) -> Router {
         .with_state(slot)
 }
 
-/// A file, with its media type.
+/// Static file: name, media type and content.
 struct File(&'static str, &'static str, &'static str);
 
 static PAGE: File = File("page.html", "text/html; charset=utf-8", include_str!("assets/page.html"));
@@ -144,12 +144,12 @@ fn named(name: &str) -> Response {
     }
 }
 
-/// A browser asks each time: after an upgrade, the files belong together.
+/// Returns a file. A browser revalidates it each time, so that all files belong to one release after an upgrade.
 fn file(File(_, media_type, text): &File) -> Response {
     ([(header::CONTENT_TYPE, *media_type), (header::CACHE_CONTROL, "no-cache")], *text).into_response()
 }
 
-/// Only what comes from here is loaded, run or asked, nobody puts the page into another, and no answer is anything but what it says.
+/// Headers of every response: content only from this origin, no embedding in other pages, and no guessed media types.
 const GUARDS: [(header::HeaderName, &str); 6] = [
     (
         header::CONTENT_SECURITY_POLICY,

@@ -1,4 +1,7 @@
-//! What those are shown who look at the page: a picture each second, made once for all of them; each is told what of it is new to him.
+//! Content of the event streams: a snapshot of the cluster each second, and its changes for one stream.
+//!
+//! A snapshot is made once for all streams. Each stream stores what it has sent and gets only the changes. Caller:
+//! `events`.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -12,10 +15,10 @@ use crate::{
     transport::{convert, json::Schema},
 };
 
-/// How many hosts' changes one message tells; the rest follows in the next ones. Each takes up to ten bytes.
+/// Maximum number of EMs whose changes one event has; the next events have the rest. Each change takes up to ten bytes.
 const CHANGES_MAX: usize = 5000;
 
-/// A code is the number of the state of a host times this, and how many hundredths of its fullest dimension are held.
+/// Factor of the state in the code of an EM. The code adds the used percentage of the fullest dimension.
 const STATE: u16 = 128;
 
 fn code(state: EmState, held_percent: u8) -> u16 {
@@ -31,19 +34,20 @@ fn code(state: EmState, held_percent: u8) -> u16 {
     state * STATE + u16::from(held_percent).min(STATE - 1)
 }
 
-/// The cluster at a moment.
+/// The cluster at one time.
 #[derive(Debug)]
 pub struct Picture {
-    /// The fields of the overview, as everybody is told it, and as one who is bound to users is.
+    /// Fields of the overview for callers with access to the whole cluster.
     whole: Map<String, Value>,
+    /// Fields of the overview for callers that are bound to users.
     bound: Map<String, Value>,
-    /// The hosts in order; the same list as before where it is like it.
+    /// EMs in order. An unchanged list is shared with the snapshot before.
     names: Arc<[EmInstance]>,
-    /// How each is.
+    /// Code of each EM.
     codes: Vec<u16>,
 }
 
-/// Makes pictures, and each but once.
+/// Creates snapshots, each once.
 #[derive(Debug)]
 pub struct Pictures {
     schema: Arc<Schema>,
@@ -51,17 +55,17 @@ pub struct Pictures {
 }
 
 impl Pictures {
-    /// None yet.
+    /// Creates an empty cache.
     pub fn new(schema: Arc<Schema>) -> Self {
         Self { schema, last: Mutex::default() }
     }
 
-    /// The picture of what was seen.
+    /// Returns the page snapshot of a cluster snapshot.
     ///
     /// # Errors
-    /// [`Error::Internal`] if the schema does not know what was seen.
+    /// [`Error::Internal`] if the schema does not have the message.
     pub fn of(&self, snapshot: &Arc<Snapshot>) -> Result<Arc<Picture>, Error> {
-        // A lock that is poisoned guards nothing that a panic could have left half done.
+        // The guarded state stays consistent if a holder panics.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let before = match &*last {
             Some((seen, picture)) if Arc::ptr_eq(seen, snapshot) => return Ok(picture.clone()),
@@ -85,37 +89,37 @@ impl Pictures {
     }
 }
 
-/// Hosts of one application that came and stand side by side: the place of the first, the application, and of each its name and code.
+/// Consecutive new EMs of one application: index of the first, application, and name and code of each.
 type Run<'a> = (usize, &'a str, Vec<(&'a str, u16)>);
 
-/// What is new in a picture.
+/// Changes since the last event of a stream.
 #[derive(Debug, Default, Serialize)]
 pub struct News<'a> {
-    /// Fields of the overview that are not as they were.
+    /// Changed fields of the overview.
     overview: Map<String, Value>,
-    /// The places, among those before, of hosts that went.
+    /// Indexes of removed EMs, in the list before.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     gone: Vec<usize>,
-    /// Hosts that came, by their places among those that there are now.
+    /// New EMs, by their indexes in the new list.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     came: Vec<Run<'a>>,
-    /// Of hosts that are otherwise than they were, each one's place and code.
+    /// Index and code of each changed EM.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     codes: Vec<usize>,
 }
 
-/// What one who looks was told.
+/// State that a stream has sent.
 #[derive(Debug, Default)]
 pub struct Told {
     overview: Map<String, Value>,
     names: Arc<[EmInstance]>,
     codes: Vec<u16>,
-    /// Where the search for changes goes on.
+    /// Index at which the next search for changes starts.
     place: usize,
 }
 
 impl Told {
-    /// What of a picture is new to him.
+    /// Returns the changes since the last event, and records them as sent.
     pub fn news<'a>(&mut self, picture: &'a Picture, is_bound: bool) -> News<'a> {
         let now = if is_bound { &picture.bound } else { &picture.whole };
         let is_new = |(key, value): &(&String, &Value)| self.overview.get(*key) != Some(*value);
@@ -125,7 +129,7 @@ impl Told {
         News { overview, gone, came, codes: self.changes(picture) }
     }
 
-    /// The hosts that went and came since he was told.
+    /// Returns the EMs that were removed and added since the last event.
     fn steps<'a>(&mut self, picture: &'a Picture) -> (Vec<usize>, Vec<Run<'a>>) {
         let (mut gone, mut came) = (Vec::new(), Vec::<Run<'a>>::new());
         if Arc::ptr_eq(&self.names, &picture.names) {
@@ -153,7 +157,7 @@ impl Told {
         (gone, came)
     }
 
-    /// Changes of hosts that he knows, from where the last search ended, so that each has its turn.
+    /// Returns the changed codes of EMs. The search starts where the last one ended, so that every EM is reached.
     fn changes(&mut self, picture: &Picture) -> Vec<usize> {
         let (len, mut changes) = (self.codes.len(), Vec::new());
         let start = self.place.min(len);
@@ -176,7 +180,7 @@ impl Told {
 mod tests {
     use super::*;
 
-    /// Hosts by name and code, as in "a:128 b:200".
+    /// Creates a snapshot of EMs by name and code, such as "a:128 b:200".
     fn picture(hosts: &str, before: Option<&Picture>) -> Picture {
         let host = |text: &str| {
             let (name, code) = text.split_once(':').unwrap();
@@ -190,7 +194,7 @@ mod tests {
         Picture { whole: field(hosts).into_iter().collect(), bound: field("").into_iter().collect(), names, codes }
     }
 
-    /// What a page knows that takes the news as they come.
+    /// A page that applies the changes in order.
     #[derive(Default)]
     struct Page(Vec<(String, u16)>);
 

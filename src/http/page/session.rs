@@ -1,5 +1,8 @@
-//! Who looks: whoever shows a token, in the header that gRPC has or, because a browser's streams have no headers of their own, in a cookie
-//! that no script can read and no other site can have sent.
+//! Credentials of a viewer: a token in the header of gRPC, or in a cookie.
+//!
+//! The cookie is for browsers, whose event streams have no headers of their own. No script can read it, and no other
+//! site can cause its use. The authenticator of gRPC decides; this module stores no session. Callers: `api`, `events`,
+//! and the sign-in form.
 
 use std::sync::Arc;
 
@@ -23,17 +26,18 @@ use super::{
     api::{Answer, header_value, json_answer},
 };
 
-/// The call that whoever looks must be allowed to make.
+/// Path of the call that a viewer must be allowed to make.
 pub const WATCH: &str = "/linkis.rm.v1.UsageService/Watch";
 
-/// The cookie. Under TLS, its name keeps other hosts of the same domain from setting it.
+/// Name of the cookie without TLS.
 const COOKIE: &str = "linkis_rm_token";
+/// Name of the cookie under TLS. Its prefix prevents other machines of the same domain from setting it.
 const SECURE_COOKIE: &str = "__Host-linkis_rm_token";
 
-/// How long a token may be: a browser keeps no longer cookie.
+/// Maximum length of a token, in bytes. Browsers store no longer cookies.
 const TOKEN_BYTES_MAX: usize = 4000;
 
-/// How long what is sent to sign in may be.
+/// Maximum size of the sign-in form, in bytes.
 const FORM_BYTES_MAX: usize = 3 * TOKEN_BYTES_MAX;
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
@@ -42,7 +46,7 @@ fn cookie_name(visit: &Visit) -> &'static str {
     if visit.is_encrypted { SECURE_COOKIE } else { COOKIE }
 }
 
-/// What somebody shows, as gRPC has it: the header, or else the cookie.
+/// Returns the credentials of a request in the form of gRPC: the header, or else the cookie.
 pub fn shown(headers: &HeaderMap, visit: &Visit) -> Option<HeaderValue> {
     if let Some(shown) = headers.get(header::AUTHORIZATION) {
         return Some(shown.clone());
@@ -59,7 +63,7 @@ fn bearer(token: &str) -> Result<HeaderValue, Answer> {
     Ok(value)
 }
 
-/// Who looks, if he may.
+/// Authenticates a viewer and checks that the viewer may watch.
 ///
 /// # Errors
 /// [`Error::Unauthenticated`], [`Error::Denied`].
@@ -67,7 +71,10 @@ pub fn admit(site: &Site, shown: Option<HeaderValue>, visit: &Visit) -> Result<A
     admit_to(site, WATCH, shown, visit)
 }
 
-/// The same of another call, which is named by its path.
+/// Authenticates a viewer for the call at `path`.
+///
+/// # Errors
+/// [`Error::Unauthenticated`], [`Error::Denied`].
 pub fn admit_to(site: &Site, path: &str, shown: Option<HeaderValue>, visit: &Visit) -> Result<Admitted, Error> {
     let mut headers = HeaderMap::new();
     shown.and_then(|shown| headers.insert(header::AUTHORIZATION, shown));
@@ -75,7 +82,7 @@ pub fn admit_to(site: &Site, path: &str, shown: Option<HeaderValue>, visit: &Vis
     site.identity.admit(&call)?.ok_or_else(|| Error::defect("nobody need be known who calls"))
 }
 
-/// What the page is told of who looks.
+/// Returns the principal and roles of a viewer, as the page gets them.
 pub fn who(admitted: &Admitted) -> Value {
     let caller = &admitted.caller;
     let is_known = caller.principal != crate::domain::principal::Principal::Anonymous;
@@ -83,7 +90,7 @@ pub fn who(admitted: &Admitted) -> Value {
     json!({"principal": caller.principal.as_str(), "roles": roles, "authentication": is_known})
 }
 
-/// Tells whether somebody is signed in who may look; not as a failure, because it is none.
+/// Returns whether the viewer is signed in. Missing credentials are a normal result and no error.
 pub async fn told(
     State(slot): State<Slot>,
     Extension(visit): Extension<Arc<Visit>>,
@@ -102,7 +109,7 @@ pub async fn told(
     Ok(json_answer(told.to_string()))
 }
 
-/// Puts a token into the cookie, if it is one that may look.
+/// Stores a token in the cookie, if it permits watching.
 pub async fn sign_in(
     State(slot): State<Slot>,
     Extension(visit): Extension<Arc<Visit>>,
@@ -129,7 +136,7 @@ pub async fn sign_out(Extension(visit): Extension<Arc<Visit>>, headers: HeaderMa
     Ok(with_cookie(&visit, "", "; Max-Age=0"))
 }
 
-/// Until the browser is closed, or somebody signs out.
+/// Returns a response that sets the cookie until the browser closes or the viewer signs out.
 fn with_cookie(visit: &Visit, token: &str, more: &str) -> Response {
     let secure = if visit.is_encrypted { "; Secure" } else { "" };
     let cookie = format!("{}={token}; Path=/; HttpOnly; SameSite=Strict{secure}{more}", cookie_name(visit));
@@ -137,8 +144,8 @@ fn with_cookie(visit: &Visit, token: &str, more: &str) -> Response {
         .into_response()
 }
 
-/// Another site cannot sign anybody in or out: browsers say which one asks, where the connection is encrypted or local by a header of its
-/// own, otherwise by the origin alone.
+/// Rejects requests that another site causes. Browsers name the site in a header of its own over TLS or on the same
+/// machine, and otherwise in the origin.
 fn check_site(headers: &HeaderMap) -> Result<(), Answer> {
     let is_own_site = match headers.get(FETCH_SITE).map(HeaderValue::as_bytes) {
         None => true,

@@ -1,5 +1,7 @@
-//! Answers that are worked out once for all who ask for the same at about the same time: many have the same page open, and it asks for the
-//! same lists every few seconds.
+//! Shared responses: one computation for all callers of a list within a moment.
+//!
+//! Many viewers open the same page, and each page requests the same lists every few seconds. The cache is bounded in
+//! entries and bytes, and an entry lives for less than a second. Caller: `api`.
 
 use std::{
     collections::HashMap,
@@ -10,37 +12,38 @@ use std::{
 
 use tokio::time::Instant;
 
-/// How old an answer may be: less than the time after which a page asks again.
+/// Maximum age of a response, below the interval at which a page repeats its requests.
 const AGE_MAX: Duration = Duration::from_millis(900);
 
-/// How many are kept at once, and of how many bytes.
+/// Maximum number of cached responses.
 const KEPT_MAX: usize = 64;
+/// Maximum size of a cached response, in bytes.
 const BYTES_MAX: usize = 1 << 16;
 
-/// What was asked, and whose answer it is.
+/// Key of a cached response.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct Question {
-    /// Which call.
+    /// Name of the call.
     pub method: String,
-    /// With what.
+    /// Query of the call.
     pub query: String,
-    /// Whether it is answered as to one who runs the cluster, who is told more than others.
+    /// Whether the caller is an operator. Operators get more fields.
     pub is_of_operator: bool,
 }
 
-/// When an answer was asked for, and what it is; whoever works it out holds the lock.
+/// Time of the request and the response. The caller that computes the response holds the lock.
 type Kept = Arc<tokio::sync::Mutex<Option<(Instant, Arc<str>)>>>;
 
-/// The answers of a moment.
+/// Cached responses.
 #[derive(Debug, Default)]
 pub struct Answers(Mutex<HashMap<Question, Kept>>);
 
 impl Answers {
-    /// The answer to a question, as somebody was given it a moment ago, or as `ask` gives it. Who comes while it is worked out waits for that;
-    /// what fails is tried again by the next.
+    /// Returns the cached response, or the result of `ask`. Callers that arrive during the computation wait for it. A
+    /// failure is not cached, so the next caller repeats it.
     ///
     /// # Errors
-    /// Those of `ask`.
+    /// Errors of `ask`.
     pub async fn get<E>(
         &self,
         question: Question,
@@ -60,9 +63,9 @@ impl Answers {
         Ok(answer)
     }
 
-    /// Where its answer is kept; `None` if there is no room.
+    /// Returns the entry of a key; `None` if the cache is full.
     fn kept(&self, question: Question) -> Option<Kept> {
-        // A lock that is poisoned guards nothing that a panic could have left half done.
+        // The guarded state stays consistent if a holder panics.
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= KEPT_MAX && !all.contains_key(&question) {
             let is_old = |kept: &Kept| {
@@ -88,7 +91,7 @@ mod tests {
         Question { method: "ListTickets".into(), query: query.into(), is_of_operator }
     }
 
-    /// Lets all of them be older than they may be; or young for long.
+    /// Makes all entries too old, or keeps them young.
     fn age(answers: &Answers, are_old: bool) {
         for kept in answers.0.lock().unwrap().values() {
             if let Some((at, _)) = &mut *kept.try_lock().unwrap() {
