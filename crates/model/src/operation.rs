@@ -1,6 +1,9 @@
-//! What can be asked of the ledger, which resource locks each operation takes, and how the ledger can answer.
+//! Operations: the changes that callers and tasks submit to the committer, their lock keys, and their outcomes.
 //!
-//! - `request`: what is asked for, and where; `draining`: drains; `rejection`: why an operation is rejected.
+//! The committer groups operations into batches by their locks and costs; the ledger applies them. Each operation concerns
+//! one EM and at most one user. An operation is data only: it never performs the change itself.
+//!
+//! - `request`: requests; `draining`: drains; `rejection`: error replies.
 
 use std::sync::Arc;
 
@@ -29,177 +32,177 @@ pub use draining::{DrainEm, ResumeEm};
 pub use rejection::{Rejection, ended_at};
 pub use request::{Request, RequestId, RequestKey, RequestRecord, RequestScopes, RequestSpec, Wait};
 
-/// One change that somebody wants.
+/// One change to the state of the ledger.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Operation {
-    /// An EM tells what it provides.
+    /// Registers an EM with its capacity.
     Register(Register),
-    /// An EM goes, and its tickets with it.
+    /// Unregisters an EM and ends its tickets.
     Unregister(Unregister),
-    /// Resources are asked for.
+    /// Requests resources.
     Request(Request),
-    /// An engine that runs is put into the books.
+    /// Adopts a running engine.
     Adopt(Adopt),
-    /// The engine of a ticket has reported in.
+    /// Confirms that the engine of a ticket runs.
     Inited(Inited),
-    /// An engine that runs uses other amounts than before.
+    /// Changes the amounts that a running engine uses.
     Reported(Reported),
-    /// A ticket is given back.
+    /// Releases a ticket.
     Released(Released),
-    /// An operator ends a ticket.
+    /// Ends a ticket by an operator.
     Force(Forced),
-    /// Nothing new is to be granted on an EM.
+    /// Drains an EM.
     Drain(DrainEm),
-    /// An EM is to grant again.
+    /// Ends the drain of an EM.
     Resume(ResumeEm),
-    /// A ticket's deadline may have passed.
+    /// Expires a ticket if its deadline has passed.
     Expire(Released),
-    /// A ticket was missing from its EM's reports.
+    /// Ends a ticket that its EM no longer reports.
     Lost(Released),
-    /// An EM fell silent.
+    /// Marks a silent EM as lost.
     Reap(Reap),
-    /// An EM goes: the next of its tickets end.
+    /// Ends the next tickets of an EM that is being unregistered.
     EndTickets(EmInstance),
-    /// A label set is new: the next of an EM's tickets are put into its counters.
+    /// Counts the next tickets of an EM in new label sets.
     CountTickets(CountTickets),
 }
 
-/// How many tickets of an EM one operation touches: so many that a batch which carries it out keeps nobody waiting for long.
+/// Maximum number of tickets of an EM that one operation touches. The number bounds the duration of its batch for other
+/// callers.
 pub const STEP_TICKETS_MAX: usize = 56;
 
-/// How many tickets one step counts: each of them may concern a scope of its own.
+/// Maximum number of tickets that one step counts. Each ticket can concern a scope of its own, so the number is lower.
 pub const STEP_COUNTED_MAX: usize = STEP_TICKETS_MAX / 2;
 
-/// An EM tells what it provides.
+/// Operation that registers an EM.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Register {
-    /// Which EM.
+    /// The EM.
     pub em: EmInstance,
-    /// Everything it provides.
+    /// Total capacity.
     pub total: Resource,
-    /// The part that is never granted: of the type of `total`, and at most `total`.
+    /// Part that is never granted; has the type of `total` and does not exceed it.
     pub protected: Resource,
-    /// What it says of itself.
+    /// Labels of the EM.
     pub labels: Labels,
-    /// Labels, besides, that it is reserved for; none of them is among `labels`.
+    /// Further labels that the EM is reserved for; disjoint from `labels`.
     pub reserved: Labels,
 }
 
-/// An EM goes, and its tickets with it.
+/// Operation that unregisters an EM and ends its tickets.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Unregister {
-    /// Which EM.
+    /// The EM.
     pub em: EmInstance,
-    /// The registration that its caller acts for; `None` for whichever there is.
+    /// Epoch of the registration that the caller acts for; `None` for the current one.
     pub epoch: Option<i64>,
 }
 
-/// The engine of a ticket has reported in.
+/// Operation that confirms the engine of a ticket.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Inited {
-    /// Which ticket.
+    /// Id of the ticket.
     pub ticket_id: Uuid,
-    /// Who says so.
+    /// User that the caller states.
     pub user: Name,
-    /// Where.
+    /// EM that the caller states.
     pub em: EmInstance,
-    /// What the engine really uses; `None` for exactly what was granted.
+    /// Amounts that the engine uses; `None` for the granted amounts.
     pub used: Option<Resource>,
-    /// The engine.
+    /// The running engine.
     pub engine: EngineInstance,
-    /// The registration of the EM that its caller acts for; `None` for whichever there is. The ticket may be older.
+    /// Epoch of the EM that the caller acts for; `None` for the current one. The ticket may be of an earlier epoch.
     pub epoch: Option<i64>,
 }
 
-/// An engine that runs uses other amounts than before, or its application is known now.
+/// Operation that changes the use of a running engine, or adds its application id.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reported {
-    /// Which ticket.
+    /// Id of the ticket.
     pub ticket_id: Uuid,
-    /// Who says so.
+    /// User that the caller states.
     pub user: Name,
-    /// Where.
+    /// EM that the caller states.
     pub em: EmInstance,
-    /// What the engine uses from now on. Without an application id, the one that is known stays.
+    /// New amounts. Without an application id, the recorded one remains.
     pub used: Resource,
-    /// The registration of the EM that its caller acts for; `None` for whichever there is. The ticket may be older.
+    /// Epoch of the EM that the caller acts for; `None` for the current one. The ticket may be of an earlier epoch.
     pub epoch: Option<i64>,
 }
 
-/// A ticket as its caller names it.
+/// A ticket with the owner that the caller states.
 #[derive(Debug, Clone, PartialEq)]
 pub struct NamedTicket {
-    /// Which ticket.
+    /// Id of the ticket.
     pub ticket_id: Uuid,
-    /// Whose it should be, if the caller says so.
+    /// Owner, if the caller states it.
     pub user: Option<Name>,
-    /// Where it should be, if the caller says so.
+    /// EM, if the caller states it.
     pub em: Option<EmInstance>,
 }
 
-/// An EM is given up, unless something was heard of it since.
+/// Operation that marks an EM as lost, unless it has reported or registered since.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Reap {
-    /// Which EM.
+    /// The EM.
     pub em: EmInstance,
-    /// The last that was heard of it.
+    /// Last report and registration that the caller knows.
     pub last: LastSign,
 }
 
-/// The tickets of an EM are put into the counters of label sets, some at a time.
+/// Operation that counts some tickets of an EM in label sets.
 #[derive(Debug, Clone, PartialEq)]
 pub struct CountTickets {
-    /// Which EM.
+    /// The EM.
     pub em: EmInstance,
-    /// Up to which label set.
+    /// Id of the last label set to count.
     pub to: i64,
-    /// How many tickets this step touches at most: up to [`STEP_COUNTED_MAX`], and fewer if it counts them in several label sets.
+    /// Maximum number of tickets of this step: up to [`STEP_COUNTED_MAX`], fewer for several label sets.
     pub tickets_max: usize,
 }
 
-/// A ticket is given back, or given up.
+/// Operation that ends one ticket by release, expiry or loss.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Released {
-    /// Which ticket.
+    /// Id of the ticket.
     pub ticket_id: Uuid,
-    /// Whose it should be.
+    /// Expected owner.
     pub user: Name,
-    /// Where it should be.
+    /// Expected EM.
     pub em: EmInstance,
 }
 
-/// A ticket is ended by an operator, whosever it is.
+/// Operation that ends a ticket by an operator, regardless of its owner.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Forced {
-    /// Which ticket, whose and where.
+    /// The ticket with its owner and EM.
     pub ticket: Released,
-    /// Why, for people.
+    /// Reason, for display.
     pub reason: Name,
 }
 
-/// From where on an operation goes through the tickets of its EM, in the order of their ids.
+/// Start of a step through the tickets of an EM, in order of their ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum StepFrom {
-    /// From the first.
+    /// The first ticket.
     First,
-    /// From behind those that have been ended.
+    /// The ticket after the last ended one.
     Ended,
-    /// From behind those that have been counted.
+    /// The ticket after the last counted one.
     Counted,
 }
 
-/// What a transaction excludes others from. The order of this type is the one order in which locks are taken: EMs before users,
-/// each by bytes.
+/// Resource lock of a transaction. All transactions lock in the order of this type: EMs before users, each by bytes.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum LockKey {
-    /// All operations on an EM.
+    /// Excludes other operations on an EM.
     Em(EmInstance),
-    /// All operations of a user, on whatever EM: a user's limit spans EMs.
+    /// Excludes other operations of a user on any EM, because limits of a user span EMs.
     User(Name),
 }
 
 impl Operation {
-    /// The EM that it is about.
+    /// Returns the EM of the operation.
     pub fn em(&self) -> &EmInstance {
         match self {
             Self::Register(op) => &op.em,
@@ -218,7 +221,7 @@ impl Operation {
         }
     }
 
-    /// What it is called, in logs and traces.
+    /// Returns the name of the operation in logs and traces.
     pub fn kind(&self) -> &'static str {
         match self {
             Self::Register(_) => "register",
@@ -239,7 +242,7 @@ impl Operation {
         }
     }
 
-    /// What it costs in a batch, beside operations on one ticket.
+    /// Returns the cost in a batch, where an operation on one ticket costs 1.
     pub fn cost(&self) -> usize {
         match self {
             Self::CountTickets(op) => op.tickets_max.clamp(1, STEP_COUNTED_MAX) * 2,
@@ -247,7 +250,7 @@ impl Operation {
         }
     }
 
-    /// How many tickets it touches at most.
+    /// Returns the maximum number of tickets that the operation touches.
     pub fn tickets_max(&self) -> usize {
         match self {
             Self::Unregister(_) | Self::Reap(_) | Self::EndTickets(_) => STEP_TICKETS_MAX,
@@ -266,7 +269,7 @@ impl Operation {
         }
     }
 
-    /// The user that it is for; what concerns a whole EM has none.
+    /// Returns the user of the operation; `None` if it concerns a whole EM.
     pub fn user(&self) -> Option<&Name> {
         match self {
             Self::Register(_)
@@ -285,7 +288,7 @@ impl Operation {
         }
     }
 
-    /// The live or ended ticket that it names, or the one that it adopts.
+    /// Returns the id of the ticket that the operation concerns or adopts; `None` for a request.
     pub fn ticket_id(&self) -> Option<Uuid> {
         match self {
             Self::Register(_)
@@ -304,7 +307,7 @@ impl Operation {
         }
     }
 
-    /// Whether it goes through tickets of its EM, and from where.
+    /// Returns the start of the step if the operation processes tickets of its EM in steps.
     pub fn steps_from(&self) -> Option<StepFrom> {
         match self {
             Self::Unregister(_) | Self::Reap(_) => Some(StepFrom::First),
@@ -314,7 +317,7 @@ impl Operation {
         }
     }
 
-    /// The EM that is given up unless it has reported since.
+    /// Returns the EM of [`Operation::Reap`].
     pub fn reaps(&self) -> Option<&EmInstance> {
         match self {
             Self::Reap(op) => Some(&op.em),
@@ -322,7 +325,7 @@ impl Operation {
         }
     }
 
-    /// The EM that registers.
+    /// Returns the EM of [`Operation::Register`].
     pub fn registers(&self) -> Option<&EmInstance> {
         match self {
             Self::Register(op) => Some(&op.em),
@@ -330,7 +333,7 @@ impl Operation {
         }
     }
 
-    /// The EM of which it has to be known whether it is drained, registered or not.
+    /// Returns the EM if the operation needs its drain.
     pub fn needs_drain(&self) -> Option<&EmInstance> {
         match self {
             Self::Register(_) | Self::Drain(_) | Self::Resume(_) => Some(self.em()),
@@ -338,7 +341,7 @@ impl Operation {
         }
     }
 
-    /// The request that it is.
+    /// Returns the request of [`Operation::Request`].
     pub fn request(&self) -> Option<&Request> {
         match self {
             Self::Request(op) => Some(op),
@@ -346,7 +349,7 @@ impl Operation {
         }
     }
 
-    /// The engine that it puts into the books.
+    /// Returns the adoption of [`Operation::Adopt`].
     pub fn adopts(&self) -> Option<&Adopt> {
         match self {
             Self::Adopt(op) => Some(op),
@@ -354,7 +357,7 @@ impl Operation {
         }
     }
 
-    /// What it asks for, or puts into the books, in a queue, or a namespace, of whichever cluster its labels tell.
+    /// Returns the resource and labels if the operation requests or adopts amounts in an external queue.
     pub fn asks_queue(&self) -> Option<(&Resource, &Labels)> {
         let asked = match self {
             Self::Request(op) => (&op.ask.resource, &op.ask.labels),
@@ -364,7 +367,7 @@ impl Operation {
         place_of(asked.0).map(|_| asked)
     }
 
-    /// The application that it tells of an engine.
+    /// Returns the application id that the operation reports, if any.
     pub fn application_id(&self) -> Option<&str> {
         let used = match self {
             Self::Inited(op) => op.used.as_ref()?,
@@ -375,111 +378,110 @@ impl Operation {
         used.application_id().filter(|id| !id.is_empty())
     }
 
-    /// The position in line of a request that has one.
+    /// Returns the queue position of the request, if it has one.
     pub fn position(&self) -> Option<QueuePosition> {
         self.request()?.position()
     }
 
-    /// The request id that it carries.
+    /// Returns the request id, if the operation has one.
     pub fn request_id(&self) -> Option<&RequestId> {
         self.request()?.ask.request_id.as_ref()
     }
 
-    /// The locks that it takes: that of its EM, and where users are locked, that of its user.
+    /// Returns the lock keys: the EM, and the user if users are locked.
     pub fn lock_keys(&self, locks_users: bool) -> impl Iterator<Item = LockKey> + use<> {
         let user = self.user().filter(|_| locks_users).cloned();
         [Some(LockKey::Em(self.em().clone())), user.map(LockKey::User)].into_iter().flatten()
     }
 }
 
-/// How an operation that was carried out ended.
+/// Outcome of an applied operation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
-    /// The EM as it now stands.
+    /// The registered EM.
     Registered(Box<Em>),
-    /// The EM grants nothing any more, and so many of its tickets have ended.
+    /// The EM is unregistered and grants nothing.
     Unregistered {
-        /// How many live tickets have ended so far.
+        /// Number of live tickets that ended so far.
         removed_tickets: usize,
-        /// Whether there may be more, which end in steps.
+        /// Whether further tickets may end in later steps.
         in_progress: bool,
     },
-    /// The request was granted, now or before under the same request id.
+    /// The request was granted, now or earlier under its request id.
     Granted(Grant),
-    /// The request was not granted.
+    /// The request was refused.
     Refused(Box<Refusal>),
-    /// The request stands in line.
+    /// The request entered a wait queue or remains in it.
     Waiting(Box<Waiting>),
-    /// The ticket as it now stands, adopted now or before.
+    /// The ticket, adopted now or earlier.
     Adopted(Box<Ticket>),
-    /// The ticket as it now stands.
+    /// The confirmed ticket.
     Inited(Box<Ticket>),
-    /// The ticket as it now stands.
+    /// The ticket with its new use.
     Reported(Box<Ticket>),
-    /// The ticket holds nothing any more.
+    /// The ticket has ended.
     Released,
-    /// The ticket is over: an operator ended it now, or it had ended before.
+    /// The ticket has ended, now by an operator or earlier.
     Forced(Box<EndedTicket>),
-    /// Nothing new is granted on the EM.
+    /// The EM is drained.
     Drained(Arc<Drain>),
-    /// The EM grants again; whether it did not before.
+    /// The EM accepts grants; true if it was drained before.
     Resumed(bool),
-    /// The deadline had passed and the ticket was rolled back; false if there was nothing to do.
+    /// True if the ticket expired; false if it had no deadline or the deadline has not passed.
     Expired(bool),
-    /// The ticket was given up; false if there was nothing to do.
+    /// True if the ticket ended as lost; false if there was nothing to end.
     Lost(bool),
-    /// The EM grants nothing any more, and so many of its tickets have ended so far; `None` if it was heard of since, or was gone
-    /// already.
+    /// Number of tickets that ended so far; `None` if the EM had reported since or was not registered.
     Reaped(Option<usize>),
-    /// A step through the tickets of an EM was made; whether there may be another.
+    /// A step through the tickets of an EM was applied.
     Stepped {
-        /// How many tickets it touched.
+        /// Number of tickets that the step touched.
         tickets: usize,
-        /// Whether there may be more.
+        /// Whether further steps may be necessary.
         more: bool,
     },
 }
 
-/// A request that stands in line, and why.
+/// A queued request, with the reason.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Waiting {
-    /// Its position.
+    /// Position of the request.
     pub position: QueuePosition,
-    /// Where it stands.
+    /// Wait keys of the request.
     pub spots: Spots,
-    /// What it would be answered now.
+    /// Refusal that the request would get without waiting.
     pub refusal: Refusal,
 }
 
-/// What a caller is told of a grant.
+/// The grant as the caller gets it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Grant {
-    /// The ticket.
+    /// Id of the ticket.
     pub ticket_id: Uuid,
-    /// Where.
+    /// EM of the ticket.
     pub em: EmInstance,
-    /// When it is rolled back unless the engine reports in.
+    /// Deadline of the confirmation; the ticket expires then.
     pub expires_at: OffsetDateTime,
-    /// Where it went beyond limits that only watch, if it was granted just now: it is not told again under the request id.
+    /// Advisory limits that the grant violates; empty when the grant is returned again for its request id.
     pub over_watched: Vec<Shortfall>,
-    /// In which queue of an external cluster, and by what; likewise.
+    /// External queue of the grant, with the basis of the decision; `None` when returned again.
     pub queue: Option<JudgedQueue>,
-    /// The counters right after it, if they were asked for; likewise.
+    /// Counters after the grant, if requested; `None` when returned again.
     pub counters: Option<Box<Counters>>,
 }
 
 impl Grant {
-    /// The report that `engine` runs and uses exactly what was granted.
+    /// Returns the confirmation of `engine` with exactly the granted amounts.
     pub fn inited(&self, user: Name, engine: EngineInstance) -> Inited {
         Inited { ticket_id: self.ticket_id, user, em: self.em.clone(), used: None, engine, epoch: None }
     }
 
-    /// The report that the engine uses `used` from now on.
+    /// Returns the change of the use to `used`.
     pub fn reported(&self, user: Name, used: Resource) -> Reported {
         Reported { ticket_id: self.ticket_id, user, em: self.em.clone(), used, epoch: None }
     }
 
-    /// The release of what was granted.
+    /// Returns the release of the ticket.
     pub fn released(&self, user: Name) -> Released {
         Released { ticket_id: self.ticket_id, user, em: self.em.clone() }
     }

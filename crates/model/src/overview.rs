@@ -1,4 +1,7 @@
-//! The whole cluster in a few numbers, and what has changed between two looks.
+//! Cluster overview: totals of EMs, tickets, wait queues and scopes at one moment, and the changes of EM states between two
+//! moments.
+//!
+//! The store reads the sums; this module combines them. Callers: the overview service, the page and the cluster metrics.
 
 use std::{cmp::Ordering, collections::BTreeMap};
 
@@ -12,40 +15,40 @@ use super::{
     ticket::Ticket,
 };
 
-/// How an EM stands, the graver the greater.
+/// State of an EM, ordered by severity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum EmState {
-    /// It reports that nothing is wrong.
+    /// The EM reports no problem.
     Healthy,
-    /// It has not reported since it registered last.
+    /// The EM has not reported since its latest registration.
     Unreported,
-    /// It reports that something is wrong, but engines can start.
+    /// The EM reports a problem, but engines can start.
     Warn,
-    /// It reports that it is not to be chosen.
+    /// The EM reports that it must not be selected.
     Unhealthy,
-    /// It is drained.
+    /// The EM is drained.
     Draining,
-    /// Neither a report nor a registration has come for too long.
+    /// Neither a report nor a registration arrived for too long.
     Silent,
-    /// It goes, and its tickets are still being ended.
+    /// The EM is being unregistered; its tickets end in steps.
     Unregistering,
 }
 
-/// What the state of an EM follows from.
+/// Facts that determine the state of an EM.
 #[derive(Debug, Clone, Copy)]
 pub struct Signs {
-    /// Whether it goes.
+    /// Whether it is being unregistered.
     pub is_going: bool,
-    /// Whether nothing was heard of it for too long.
+    /// Whether it is silent.
     pub is_silent: bool,
-    /// Whether nothing new is granted on it.
+    /// Whether it is drained.
     pub is_drained: bool,
-    /// How it says it is, if it has since it registered last.
+    /// Health of its latest report; `None` if it has not reported since its latest registration.
     pub health: Option<Health>,
 }
 
 impl EmState {
-    /// All of them, the gravest last.
+    /// All states, in ascending severity.
     pub const ALL: [Self; 7] = [
         Self::Healthy,
         Self::Unreported,
@@ -56,7 +59,7 @@ impl EmState {
         Self::Unregistering,
     ];
 
-    /// As metrics name it.
+    /// Returns the name in metrics.
     pub fn name(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
@@ -69,7 +72,7 @@ impl EmState {
         }
     }
 
-    /// The gravest that is so.
+    /// Returns the most severe state that applies.
     pub fn of(signs: Signs) -> Self {
         match signs {
             Signs { is_going: true, .. } => Self::Unregistering,
@@ -83,26 +86,26 @@ impl EmState {
     }
 }
 
-/// The sums of one dimension; what is more than a number holds is the largest.
+/// Sums of one dimension; they saturate at the largest number.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct DimensionTotals {
-    /// Everything.
+    /// Total capacity.
     pub total: i64,
-    /// What is never granted.
+    /// Part that is never granted.
     pub protected: i64,
-    /// What engines use.
+    /// Amount used by engines.
     pub used: i64,
-    /// What is granted and not yet in use.
+    /// Amount granted and not yet confirmed.
     pub locked: i64,
 }
 
 impl DimensionTotals {
-    /// What can still be granted; negative where capacity was lowered under live tickets.
+    /// Returns total − protected − used − locked. Negative where a capacity was lowered below the use.
     pub fn left(&self) -> i64 {
         self.total.saturating_sub(self.protected).saturating_sub(self.used).saturating_sub(self.locked)
     }
 
-    /// Counts others in.
+    /// Adds the sums of `other`.
     pub fn add(&mut self, other: &Self) {
         self.total = self.total.saturating_add(other.total);
         self.protected = self.protected.saturating_add(other.protected);
@@ -111,31 +114,31 @@ impl DimensionTotals {
     }
 }
 
-/// The EMs of an application that are in one state.
+/// Totals of the EMs of one application and state.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct EmTotals {
-    /// How many they are.
+    /// Number of EMs.
     pub ems: i64,
-    /// What they have together.
+    /// Sums by dimension.
     pub dimensions: BTreeMap<Dimension, DimensionTotals>,
 }
 
-/// The amounts of an EM.
+/// Amounts of one EM.
 #[derive(Debug)]
 pub struct EmAmounts {
-    /// Everything that it provides.
+    /// Total capacity.
     pub total: Resource,
-    /// The part of it that is never granted.
+    /// Part of `total` that is never granted.
     pub protected: Resource,
-    /// What its engines use.
+    /// Amount used by its engines.
     pub used: Resource,
-    /// What is granted on it and not yet in use.
+    /// Amount granted and not yet confirmed.
     pub locked: Resource,
 }
 
 impl EmAmounts {
-    /// How many hundredths are held of what is not protected, in the fullest dimension; rounded down, up to 255. Of nothing, what is held
-    /// counts as so many times.
+    /// Returns used + locked in percent of the unprotected capacity, in the fullest dimension, rounded down, at most 255.
+    /// An unprotected capacity of zero counts as one unit.
     pub fn held_percent(&self) -> u8 {
         let percent = |(dimension, total): (Dimension, i64)| {
             let room = total.saturating_sub(self.protected.get(&dimension)).max(1);
@@ -147,12 +150,12 @@ impl EmAmounts {
 }
 
 impl EmTotals {
-    /// Counts sums in.
+    /// Adds sums of one dimension.
     pub fn add(&mut self, dimension: Dimension, sums: &DimensionTotals) {
         self.dimensions.entry(dimension).or_default().add(sums);
     }
 
-    /// Counts the amounts of one EM in, which is counted already.
+    /// Adds the amounts of one EM. The caller counts the EM itself.
     pub fn add_amounts(&mut self, amounts: &EmAmounts) {
         let EmAmounts { total, protected, used, locked } = amounts;
         for (dimension, total) in total.amounts() {
@@ -162,8 +165,8 @@ impl EmTotals {
     }
 }
 
-/// The dimensions of which an EM of this type has sums that a database can make: those of its own, and nothing but these. `None` if
-/// its amounts have to be read one by one.
+/// Returns the dimensions of a resource type if the database can sum its amounts; `None` if the amounts must be read EM by
+/// EM.
 pub fn summed_dimensions(resource_type: ResourceType) -> Option<&'static [Dimension]> {
     let dimensions = resource_type.shape();
     let is_of_hosts =
@@ -171,83 +174,84 @@ pub fn summed_dimensions(resource_type: ResourceType) -> Option<&'static [Dimens
     (!dimensions.is_empty() && dimensions.iter().all(is_of_hosts)).then_some(dimensions)
 }
 
-/// The live tickets.
+/// Totals of the live tickets.
 #[derive(Debug, Clone, Default)]
 pub struct TicketTotals {
-    /// Those that engines use.
+    /// Number of used tickets.
     pub used: i64,
-    /// Those that are granted and not yet in use, up to a bound.
+    /// Number of locked tickets, up to a bound.
     pub locked: i64,
-    /// Whether there are more than were counted.
+    /// Whether the bound was reached.
     pub is_locked_partial: bool,
-    /// The one that has been locked the longest.
+    /// The oldest locked ticket.
     pub oldest_locked: Option<Ticket>,
 }
 
-/// The waiting line.
+/// Totals of the wait queues.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct LineTotals {
-    /// How many requests wait.
+    /// Number of waiting requests.
     pub waiting: i64,
-    /// For how many seconds the one has that waits the longest.
+    /// Longest waiting time, in seconds.
     pub longest_seconds: Option<f64>,
 }
 
-/// What requests are answered, a second.
+/// Rates of replies to requests, per second.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Throughput {
-    /// Those that are granted.
+    /// Grants per second.
     pub grants: f64,
-    /// Those that there is not enough for.
+    /// Refusals per second.
     pub refusals: f64,
 }
 
-/// The scopes that limits are for.
+/// Totals of the limited scopes.
 #[derive(Debug, Clone, Default)]
 pub struct ScopeTotals {
-    /// How many.
+    /// Number of scopes.
     pub scopes: i64,
-    /// How many hold more than their limits allow.
+    /// Number of scopes above their limits.
     pub over_limit: i64,
-    /// The fullest, the fullest first.
+    /// The fullest scopes, in descending order.
     pub fullest: Vec<ScopeUsage>,
-    /// When they were looked at.
+    /// Time of the count.
     pub at: Option<OffsetDateTime>,
 }
 
-/// The whole cluster at one moment.
+/// Cluster overview at one moment.
 #[derive(Debug, Clone)]
 pub struct Overview {
-    /// When, by the database's clock.
+    /// Time of the overview, by the database clock.
     pub at: OffsetDateTime,
-    /// The EMs, by application and state.
+    /// EM totals by application and state.
     pub ems: BTreeMap<(String, EmState), EmTotals>,
-    /// How each EM stands, by application and instance.
+    /// State of each EM, sorted by application and instance.
     pub states: Vec<(EmInstance, EmState)>,
-    /// How many hundredths of each are held, in its fullest dimension and rounded down; up to 255.
+    /// Used + locked of each EM in percent of its unprotected capacity, in its fullest dimension, rounded down, at most
+    /// 255.
     pub held_percent: Vec<u8>,
-    /// The live tickets.
+    /// Ticket totals.
     pub tickets: TicketTotals,
-    /// The waiting line.
+    /// Wait queue totals.
     pub line: LineTotals,
-    /// What requests are answered.
+    /// Rates of grants and refusals.
     pub throughput: Throughput,
-    /// The scopes that limits are for.
+    /// Scope totals.
     pub scopes: ScopeTotals,
 }
 
-/// An EM that came, went, or stands otherwise.
+/// A change of an EM's state.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EmChange {
-    /// Which.
+    /// The EM.
     pub em: EmInstance,
-    /// How it stood; `None` if it was not registered.
+    /// Earlier state; `None` if the EM was not registered.
     pub before: Option<EmState>,
-    /// How it stands; `None` if it is registered no more.
+    /// Later state; `None` if the EM is no longer registered.
     pub after: Option<EmState>,
 }
 
-/// What has changed between two looks at EMs, both of which are in the order of these.
+/// Returns the changes between two lists of EM states, both sorted by EM.
 pub fn changes(before: &[(EmInstance, EmState)], after: &[(EmInstance, EmState)]) -> Vec<EmChange> {
     let (mut before, mut after) = (before.iter().peekable(), after.iter().peekable());
     let mut changes = Vec::new();

@@ -1,21 +1,21 @@
-//! That an EM is to be drained, or to grant again.
+//! Operations that start and end the drain of an EM.
 
 use crate::{em::EmInstance, name::Name};
 
-/// Nothing new is to be granted on an EM.
+/// Operation that drains an EM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DrainEm {
-    /// Which EM.
+    /// The EM.
     pub em: EmInstance,
-    /// Why, for people.
+    /// Reason, for display.
     pub reason: Name,
 }
 
-/// An EM is to grant again.
+/// Operation that ends the drain of an EM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ResumeEm {
-    /// Which EM.
+    /// The EM.
     pub em: EmInstance,
-    /// Why, for people, if that is told.
+    /// Reason, for display, if the operator gave one.
     pub reason: Option<Name>,
 }

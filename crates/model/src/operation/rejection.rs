@@ -1,4 +1,7 @@
-//! Why an operation is rejected.
+//! Rejections: errors of operations that are not valid in the current state.
+//!
+//! A rejection changes nothing. Its text is the message of the error reply; the service layer maps each variant to a status
+//! code.
 
 use std::sync::Arc;
 
@@ -17,285 +20,285 @@ use crate::{
     timestamp::rfc3339,
 };
 
-/// Why an operation could not be carried out. It has changed nothing.
+/// Reason for the rejection of an operation, which changed nothing.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum Rejection {
-    /// There is no such EM.
+    /// The EM is not registered.
     #[error("the EM {0} is not registered; register it first, or check its application name and instance")]
     EmNotRegistered(EmInstance),
-    /// No EM is what a request requires that leaves the choice to the service.
+    /// No EM matches a request that names none.
     #[error(
         "there is no EM {0} that lets the request in; register one, require less, or carry the labels that others are reserved for"
     )]
     NoEmMatches(String),
-    /// EMs are what a request requires that leaves the choice to the service, but none of them can be chosen.
+    /// EMs match a request that names none, but none is available.
     #[error(
         "no EM can be chosen: {matching} match the request, but all of them are silent, unhealthy or drained; repair or resume one, or name \
          one that is not drained to use it all the same"
     )]
     NoEmAvailable {
-        /// How many EMs match.
+        /// Number of matching EMs.
         matching: usize,
     },
-    /// A report of an older registration, or one that a later report overtook.
+    /// A report of an earlier registration, or a report overtaken by a later one.
     #[error("{}", stale_report(.em, *.registered, *.last))]
     StaleReport {
-        /// Which EM.
+        /// The EM.
         em: EmInstance,
-        /// The epoch of its registration.
+        /// Current epoch.
         registered: i64,
-        /// Its last report, if there is one.
+        /// Latest report, if any.
         last: Option<ReportNumber>,
     },
-    /// The word of an older incarnation of an EM.
+    /// A call with the epoch of an earlier registration.
     #[error(
         "the EM {em} has registered again: its epoch is {registered}, and {told} is over; whoever acts for that registration has to \
          stop, or to register again"
     )]
     StaleEpoch {
-        /// Which EM.
+        /// The EM.
         em: EmInstance,
-        /// The epoch that was told.
+        /// Epoch of the call.
         told: i64,
-        /// The epoch of its registration.
+        /// Current epoch.
         registered: i64,
     },
-    /// An epoch that no registration has yet.
+    /// A call with an epoch that does not exist yet.
     #[error("epoch: is higher than that of the registration, {registered}; give that one")]
     EpochAhead {
-        /// The epoch of the registration.
+        /// Current epoch.
         registered: i64,
     },
-    /// A registration with another type of resource, while tickets live.
+    /// A registration with another resource type while tickets are live.
     #[error(
         "the EM {em} has live tickets counted as {current}; release them or unregister it before it registers as {wanted}, \
          or on another queue"
     )]
     EmHasTickets {
-        /// Which EM.
+        /// The EM.
         em: EmInstance,
-        /// The type that its counters have.
+        /// Resource type of the counters.
         current: ResourceType,
-        /// The type that the registration has.
+        /// Resource type of the registration.
         wanted: ResourceType,
     },
-    /// The EM has not what the request requires.
+    /// The EM lacks a required label.
     #[error("the EM {em} is not labelled {key}={value}, which the request requires; name another EM, or require less")]
     LabelRequired {
-        /// Which EM.
+        /// The EM.
         em: EmInstance,
-        /// The label.
+        /// Key of the label.
         key: String,
-        /// The value that is required.
+        /// Required value.
         value: String,
     },
-    /// Nothing new is granted on the EM.
+    /// The EM is drained.
     #[error("{}", em_draining(.em, .drain))]
     EmDraining {
-        /// Which EM.
+        /// The EM.
         em: EmInstance,
-        /// Since when, by whom and why.
+        /// Drain with start, actor and reason.
         drain: Arc<Drain>,
     },
-    /// The EM is reserved for others.
+    /// The EM is reserved for a label that the request does not carry.
     #[error("the EM {em} is reserved for {key}={value}; carry that label, or name another EM")]
     EmReserved {
-        /// Which EM.
+        /// The EM.
         em: EmInstance,
-        /// The label.
+        /// Key of the label.
         key: String,
-        /// The value that lets in.
+        /// Value that the request must carry.
         value: String,
     },
-    /// The policy of the kind of EM wants a label that the request does not carry.
+    /// The policy of the EM kind requires a label that the request does not carry.
     #[error("{key}: has to be given for EMs of {}, by their policy; give it among the labels, or as the field of this name", .em.application_name)]
     LabelMissing {
-        /// Which EM.
+        /// The EM.
         em: EmInstance,
-        /// The label.
+        /// Key of the label.
         key: String,
     },
-    /// The request has a cap for labels that it is not counted by.
+    /// The request has a cap for labels that no limit counts it by.
     #[error(
         "caps: no limit has what is on the EM {em} counted by {keys}; have it counted with SetLimit, these labels as each and mode \
          LIMIT_MODE_OFF, or leave the cap out"
     )]
     CapNotCounted {
-        /// Which EM.
+        /// The EM.
         em: EmInstance,
-        /// The names of the labels, for people.
+        /// Label names, for display.
         keys: String,
     },
-    /// The EM does not count something that is asked for.
+    /// The EM does not provide a requested dimension.
     #[error("{field}: the EM {em} cannot answer for it; ask only for what the EM registered")]
     Unanswerable {
-        /// The field of the call.
+        /// Field of the call.
         field: &'static str,
-        /// Which EM.
+        /// The EM.
         em: EmInstance,
-        /// What it does not count.
+        /// Dimension or type that the EM does not provide.
         source: ResourceError,
     },
-    /// The EM provides another queue or namespace than the one that is asked for.
+    /// The EM provides another queue or namespace.
     #[error(
         "resource: the EM {em} provides the queue or namespace {provided:?}, not {asked:?}; ask for that one, or name another EM"
     )]
     OtherQueue {
-        /// Which EM.
+        /// The EM.
         em: EmInstance,
-        /// What it provides.
+        /// Queue or namespace that the EM provides.
         provided: String,
-        /// What is asked for.
+        /// Requested queue or namespace.
         asked: String,
     },
-    /// What the engine reports has another type than what was granted.
+    /// The reported use has another type, queue or namespace than the grant.
     #[error("used: is of another kind than what was granted; report it as the same type, on the same queue")]
     OtherUse {
         /// The difference.
         source: ResourceError,
     },
-    /// The request id stands for another request.
+    /// The request id was used for another request.
     #[error("the request id {0:?} was used with another body; use a new id for a new request")]
     RequestIdReused(String),
-    /// What was granted under the request id is over.
+    /// The ticket of the request id has ended.
     #[error("the request id {request_id:?} was granted the ticket {}, which {}; use a new id for a new request", .ended.id, ended_at(.ended))]
     TicketEnded {
-        /// The caller's name for the request.
+        /// The request id.
         request_id: String,
-        /// The ticket, and how it ended.
+        /// The ticket and its end.
         ended: Box<EndedTicket>,
     },
-    /// An engine is put into the books under a ticket that is over.
+    /// An adoption under the id of an ended ticket.
     #[error("the ticket {} {}; give an engine that runs an id of its own", .0.id, ended_at(.0))]
     AdoptedTooLate(Box<EndedTicket>),
-    /// An engine is put into the books under a ticket that is another's.
+    /// An adoption under the id of another live ticket.
     #[error("there is a ticket {ticket_id} already, which differs in {differs}; give each engine an id of its own")]
     TicketExists {
-        /// Which ticket.
+        /// Id of the ticket.
         ticket_id: Uuid,
-        /// In what.
+        /// Fields that differ.
         differs: String,
     },
-    /// A request that stood in line does so no more: its instance was thought dead.
+    /// The request is no longer queued, because its instance was considered dead.
     #[error("the request has lost its place in line; ask again")]
     PlaceLost,
-    /// There is no such live ticket.
+    /// The ticket is not live, or has another owner.
     #[error("{}", ticket_not_found(*.ticket_id, .ended.as_deref()))]
     TicketNotFound {
-        /// What was asked for.
+        /// Requested id.
         ticket_id: Uuid,
-        /// How it ended, if that is known.
+        /// End of the ticket, if recorded.
         ended: Option<Box<EndedTicket>>,
     },
-    /// No live ticket is used by an engine.
+    /// No live ticket is used by the engine.
     #[error(
         "no live ticket is used by the engine {}/{}; ask by ticket_id, or check the engine's application name and instance",
         .0.application_name, .0.instance
     )]
     NoTicketOfEngine(EngineInstance),
-    /// Several are.
+    /// Several live tickets are used by the engine.
     #[error("several live tickets are used by the engine {}/{}; ListTickets with this engine tells them", .0.application_name, .0.instance)]
     ManyTicketsOfEngine(EngineInstance),
-    /// Another engine has reported in for the ticket.
+    /// The ticket is confirmed by another engine.
     #[error("the ticket {ticket_id} is used by another engine, {}/{}; ask for a ticket of its own", engine.application_name, engine.instance)]
     AlreadyInited {
-        /// Which ticket.
+        /// Id of the ticket.
         ticket_id: Uuid,
-        /// The engine that has it.
+        /// Engine that uses the ticket.
         engine: EngineInstance,
     },
-    /// Its engine has reported in for the ticket, and said something else.
+    /// The ticket is confirmed by this engine with other amounts or another application.
     #[error(
         "the ticket {ticket_id} is in use already, with other amounts or another application than this report says; to change what it \
          uses, call ResourceReported"
     )]
     InitedOtherwise {
-        /// Which ticket.
+        /// Id of the ticket.
         ticket_id: Uuid,
     },
-    /// The engine uses more than was granted, and the extra does not fit.
+    /// The engine uses more than the grant, and the additional amounts do not fit.
     #[error("{}; the ticket stays locked until it expires: report less, or release it", .0.reason)]
     NotEnough(Box<Refusal>),
-    /// No engine has reported in for the ticket.
+    /// The ticket is not confirmed.
     #[error("no engine has reported in for the ticket {ticket_id} yet; call ResourceInited first")]
     NotInited {
-        /// Which ticket.
+        /// Id of the ticket.
         ticket_id: Uuid,
     },
-    /// An engine that runs uses more than before, and the extra does not fit.
+    /// A running engine uses more than before, and the additional amounts do not fit.
     #[error("{}; the ticket holds what it held before: use that much, or release it", .0.reason)]
     NoMore(Box<Refusal>),
-    /// Somebody else holds what is to be held.
+    /// Another hold or transaction owns the lock key.
     #[error("{}", already_held(.key, .taken.as_deref()))]
     AlreadyHeld {
-        /// What.
+        /// The lock key.
         key: LockKey,
-        /// Who holds it and until when; `None` if it was put into the table by hand.
+        /// The existing hold; `None` if its row was inserted by hand.
         taken: Option<Box<TakenHold>>,
     },
-    /// More would be held than operators may hold at a time.
+    /// The maximum number of holds is reached.
     #[error("{most} EMs and users are held already, which is the most; release one of them first")]
     TooManyHolds {
-        /// How many may be.
+        /// Maximum number of holds.
         most: usize,
     },
-    /// Nothing is counted by these labels.
+    /// No limit counts these labels.
     #[error(
         "no limit in force is for the labels {keys}, so that nothing is counted by them; SetLimit with these labels as each and mode          LIMIT_MODE_OFF has them counted, and ListLimits tells whether one is still being counted"
     )]
     ScopeNotCounted {
-        /// Their names, for people.
+        /// Label names, for display.
         keys: String,
     },
-    /// There is no such rule.
+    /// The limit does not exist.
     #[error("there is no limit for {0}; ListLimits tells those that there are")]
     NoSuchLimit(String),
-    /// More sets of labels would have limits than every ticket is to be counted by.
+    /// The maximum number of label sets is reached.
     #[error(
         "limits are for {most} sets of labels already, which is the most; delete all limits with one of these first"
     )]
     TooManyLabelSets {
-        /// How many may have limits.
+        /// Maximum number of label sets.
         most: usize,
     },
-    /// A rule is not what its caller expected to change.
+    /// The limit differs from the precondition of the change.
     #[error("{}", limit_changed(.limit, .last.as_ref()))]
     LimitChanged {
-        /// Its pattern, for people.
+        /// Pattern of the limit, for display.
         limit: String,
-        /// Who set it last, and when; `None` if it is gone.
+        /// Caller and time of the latest change; `None` if the limit does not exist.
         last: Option<(String, OffsetDateTime)>,
     },
-    /// An amount that cannot be added to the counters.
+    /// A counter would overflow.
     #[error("{field}: the sum of what is held would be too large to count")]
     Overflow {
-        /// The field of the call.
+        /// Field of the call.
         field: &'static str,
-        /// Which.
+        /// The overflow.
         source: ResourceError,
     },
-    /// What is stored contradicts itself.
+    /// The stored counters contradict each other.
     #[error("what is stored for {what} contradicts itself")]
     Inconsistent {
-        /// Which EM or scope.
+        /// EM or scope.
         what: String,
-        /// How.
+        /// The contradiction.
         source: ResourceError,
     },
 }
 
-/// How and when a ticket ended, for people.
+/// Returns how and when a ticket ended, for display.
 pub fn ended_at(ended: &EndedTicket) -> String {
     format!("{} at {}", ended.end, rfc3339(ended.at))
 }
 
 impl Rejection {
-    /// Whether nothing new is granted on the EM that was tried.
+    /// Returns whether the EM of the attempt is drained.
     pub fn is_draining(&self) -> bool {
         matches!(self, Self::EmDraining { .. })
     }
 
-    /// Whether it is about the EM that was tried, so that another may do.
+    /// Returns whether the rejection concerns the EM of the attempt, so that another EM may grant the request.
     pub fn is_of_em(&self) -> bool {
         matches!(
             self,

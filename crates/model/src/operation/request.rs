@@ -1,4 +1,4 @@
-//! What is asked for, on which EM, and under which request id.
+//! Requests: the spec, the EM of one attempt, the waiting parameters and the request id.
 
 use std::{
     sync::{Arc, OnceLock},
@@ -22,38 +22,38 @@ use crate::{
 
 use super::Grant;
 
-/// Resources are asked for on an EM.
+/// Operation that requests resources on one EM.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Request {
-    /// Where.
+    /// EM of this attempt.
     pub em: EmInstance,
-    /// What; each try of it shares this.
+    /// Spec, shared by all attempts.
     pub ask: Arc<RequestSpec>,
-    /// How it waits in line if it does not fit; `None` to be refused then.
+    /// Waiting parameters if the request does not fit; `None` to refuse it.
     pub wait: Option<Wait>,
-    /// The counters that it would belong to.
+    /// Cached counters of the request.
     pub scopes: RequestScopes,
 }
 
 impl Request {
-    /// Its position in line, if it has one.
+    /// Returns the queue position, if the request has one.
     pub fn position(&self) -> Option<QueuePosition> {
         self.wait.as_ref()?.position
     }
 
-    /// The counters that it would belong to, in the order in which they are checked.
+    /// Returns the counters of the request with their rules, in check order.
     pub fn scopes(&self, limits: &Limits) -> Arc<[LimitedScope]> {
         self.scopes.get(limits, &self.em, || limits.scopes_under(&self.ask.ticket_labels(&self.em), &self.ask.caps))
     }
 
-    /// The same, without the rules that decide there.
+    /// Returns the counters of the request without their rules.
     pub fn counters(&self, limits: &Limits) -> Vec<Counter> {
         self.scopes(limits).iter().map(|limited| limited.counter.clone()).collect()
     }
 }
 
-/// The counters that a request would belong to, worked out once: with it they go through all rooms. It is equal to any other, because
-/// it says nothing that the request does not.
+/// Counters of a request, computed once and passed along with it. All values compare as equal, because they follow from the
+/// request.
 #[derive(Debug, Clone, Default)]
 pub struct RequestScopes(Arc<OnceLock<KnownScopes>>);
 
@@ -70,7 +70,7 @@ impl RequestScopes {
             self.0.get_or_init(|| KnownScopes { limits: limits.version(), em: em.clone(), scopes: work_out().into() });
         match known.limits == limits.version() && known.em == *em {
             true => known.scopes.clone(),
-            // The limits have changed since, or it tries another EM.
+            // Other limits or another EM: the cached scopes do not apply.
             false => work_out().into(),
         }
     }
@@ -82,64 +82,64 @@ impl PartialEq for RequestScopes {
     }
 }
 
-/// How a request waits in line.
+/// Waiting parameters of a request.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Wait {
-    /// The instance of the service where its caller waits.
+    /// Instance where the caller waits.
     pub instance_id: Uuid,
-    /// For how much longer at most.
+    /// Remaining time to wait.
     pub remaining: Duration,
-    /// Whether any EM will do: it stands at one, and may be granted on another.
+    /// Whether the request can be granted on any EM, although it is queued at one.
     pub any_em: bool,
-    /// Whether this is another EM than where it stands: if it does not fit here, it stays there.
+    /// Whether this attempt is on another EM than the queued one. If it does not fit, the queue entries remain.
     pub is_elsewhere: bool,
-    /// Where it stands in line already.
+    /// Current queue position, if any.
     pub position: Option<QueuePosition>,
 }
 
-/// Resources are asked for, wherever they may be.
+/// Content of a request, without an EM.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestSpec {
-    /// Who asks.
+    /// Principal of the caller.
     pub principal: Principal,
-    /// The name that the ticket will have if it is granted.
+    /// Id of the ticket that a grant creates.
     pub ticket_id: Uuid,
-    /// For whom.
+    /// User of the request.
     pub user: Name,
-    /// By which application of the user.
+    /// Application of the user.
     pub creator: Name,
-    /// The engine's type; may be empty.
+    /// Engine type; may be empty.
     pub engine_type: String,
-    /// How much.
+    /// Requested amounts.
     pub resource: Resource,
-    /// Kept with the ticket, and counted: all that it carries, those that select an EM included.
+    /// All labels of the request, including those that select an EM. The ticket stores them, and scopes count by them.
     pub labels: Labels,
-    /// Which EMs it may go to.
+    /// Conditions on the EM.
     pub selector: Selector,
-    /// What it allows itself, each for other labels: part of the request, and not of its ticket.
+    /// Caps of the request, each for another label set; not part of the ticket.
     pub caps: Vec<Arc<Cap>>,
-    /// How long the grant stays locked.
+    /// Time until the ticket expires without a confirmation.
     pub lock_ttl: Duration,
-    /// Makes the request repeatable.
+    /// Request id, which makes the request repeatable.
     pub request_id: Option<RequestId>,
-    /// Whether the counters are to be told with the grant.
+    /// Whether the grant returns the counters.
     pub return_counters: bool,
 }
 
 impl RequestSpec {
-    /// The labels that decide in which scopes it counts on `em`.
+    /// Returns the labels that determine the scopes of the request on `em`.
     pub fn ticket_labels<'a>(&'a self, em: &'a EmInstance) -> TicketLabels<'a> {
         let (user, creator) = (self.user.as_str(), self.creator.as_str());
         TicketLabels::new(user, creator, &self.engine_type, &self.labels, em, &self.resource)
     }
 
-    /// The key of a request that has a request id.
+    /// Returns the key of the request id, if the request has one.
     pub fn request_key(&self) -> Option<RequestKey> {
         let id = self.request_id.as_ref()?.id.clone();
         Some(RequestKey { user: self.user.clone(), id })
     }
 
-    /// Whether it carries a label with some value.
+    /// Returns whether the request carries a label with any value, in a field or in its labels.
     pub fn carries(&self, key: &str) -> bool {
         match key {
             USER | CREATOR => true,
@@ -148,45 +148,45 @@ impl RequestSpec {
         }
     }
 
-    /// Whether it carries a label with this value, other than by a field of its own.
+    /// Returns whether the labels contain this value; the fields are not compared.
     pub fn has(&self, key: &str, value: &str) -> bool {
         self.labels.as_map().get(key).is_some_and(|ours| ours == value)
     }
 }
 
-/// The user of a request, and the user's name for it. One key gives one ticket.
+/// User and request id. One key gives one ticket.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RequestKey {
     /// User of the request.
     pub user: Name,
-    /// Request id, of the user alone.
+    /// Request id; unique per user.
     pub id: Name,
 }
 
-/// The caller's name for a request, and what it stood for.
+/// A request id with the content that it was used for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct RequestId {
-    /// The caller's name for it.
+    /// The id that the caller chose.
     pub id: Name,
-    /// SHA-256 of the request's body.
+    /// SHA-256 of the request body.
     pub body_hash: [u8; 32],
 }
 
-/// The grant under a request id of a user.
+/// The grant that a user's request id created.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RequestRecord {
     /// User of the request.
     pub user: Name,
-    /// The id and its body.
+    /// The request id.
     pub request_id: RequestId,
     /// The grant.
     pub grant: Grant,
-    /// When, by the database's clock.
+    /// Time of the grant, by the database clock.
     pub create_time: OffsetDateTime,
 }
 
 impl RequestRecord {
-    /// The key that it is found by.
+    /// Returns the lookup key.
     pub fn key(&self) -> RequestKey {
         RequestKey { user: self.user.clone(), id: self.request_id.id.clone() }
     }

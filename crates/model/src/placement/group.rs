@@ -1,4 +1,7 @@
-//! EMs that are alike for many requests, ordered by what is free.
+//! Groups: EMs that are equivalent for many requests, sorted by free capacity.
+//!
+//! A group sorts its available members lazily, once per dominant dimension of a request, so that a search visits few EMs.
+//! Sizes that did not fit are remembered until a member gains capacity. Caller: the cluster view.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap, HashSet},
@@ -15,26 +18,26 @@ use super::{
     hosts::Hosts,
 };
 
-/// How many resources are remembered that fit nowhere.
+/// Maximum number of remembered sizes that fit nowhere.
 const REMEMBERED_MAX: usize = 16;
 
-/// How many orders are kept before nothing is spared any more: each change of an EM costs something in each.
+/// Maximum number of sort orders with spared dimensions. Each change of an EM updates every order.
 const ORDERS_MAX: usize = 16;
 
-/// The number of an EM within a view.
+/// Index of an EM within a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct HostId(pub u32);
 
-/// EMs of one type of resource, whose order is kept for each dimension that somebody has asked the most of; and for those who pack, who spare
-/// what they do not ask for.
+/// EMs of one resource type. A sort order exists for each dimension that was dominant in a request. Pack placement has
+/// further orders, which spare the dimensions that a request does not need.
 #[derive(Debug, Default)]
 pub(super) struct Group {
     members: HashSet<HostId>,
-    /// Of all members together, and of each.
+    /// Capacity of the members per dimension: sum, and amount of each member.
     capacity: BTreeMap<Dimension, Capacity>,
-    /// The members that can be chosen.
+    /// Available members by sort order.
     orders: HashMap<Order, BTreeSet<Rank>>,
-    /// What fits on no member that can be chosen and that nobody holds, and what would not on any even if nothing else were granted.
+    /// `full`: sizes that fit on no available, uncontended member. `small`: sizes that would not fit even on empty members.
     full: Remembered,
     small: Remembered,
 }
@@ -42,7 +45,7 @@ pub(super) struct Group {
 #[derive(Debug, Default)]
 struct Capacity {
     sum: i128,
-    /// The number of members with each amount.
+    /// Number of members by amount.
     members: BTreeMap<i64, usize>,
 }
 
@@ -67,7 +70,7 @@ impl Capacity {
     }
 }
 
-/// Resources for which there is no room, none of which says more than another.
+/// Sizes that do not fit; none contains another.
 #[derive(Debug, Default)]
 struct Remembered(Vec<Resource>);
 
@@ -89,14 +92,14 @@ impl Remembered {
     }
 }
 
-/// Whom to look for in a group.
+/// Search conditions within a group.
 pub(super) struct Wanted<'a> {
-    /// What the EMs would count of the request.
+    /// Share that the EMs would count.
     pub share: &'a Resource,
     pub placement: Placement,
-    /// Whether among those that somebody holds, instead of the others.
+    /// Whether to search the contended EMs instead of the others.
     pub is_held: bool,
-    /// Further conditions, if there are any.
+    /// Further condition, if any.
     pub only: Option<&'a dyn Fn(&Host) -> bool>,
 }
 
@@ -107,7 +110,7 @@ impl Wanted<'_> {
 }
 
 impl Group {
-    /// A group of these.
+    /// Creates a group of these members.
     pub fn new(members: impl IntoIterator<Item = HostId>, hosts: &Hosts) -> Self {
         let mut group = Self::default();
         for id in members {
@@ -138,7 +141,7 @@ impl Group {
         self.rank(id, host);
     }
 
-    /// Takes an EM out that is as it was when it was put in or ranked.
+    /// Removes a member, which must be unchanged since it was inserted or ranked.
     pub fn remove(&mut self, id: HostId, host: &Host) {
         self.members.remove(&id);
         for (dimension, amount) in host.capacity.amounts() {
@@ -152,7 +155,7 @@ impl Group {
         self.unrank(id, host);
     }
 
-    /// Puts a member where it stands now.
+    /// Inserts a member into all sort orders after a change.
     pub fn rank(&mut self, id: HostId, host: &Host) {
         if host.is_available() {
             for (order, ranks) in &mut self.orders {
@@ -165,19 +168,19 @@ impl Group {
         }
     }
 
-    /// Takes a member, which stays one, from where it stands, before it changes.
+    /// Removes a member from all sort orders before a change. The member remains in the group.
     pub fn unrank(&mut self, id: HostId, host: &Host) {
         for (order, ranks) in &mut self.orders {
             ranks.remove(&host.rank(id, order));
         }
     }
 
-    /// Whether each dimension of a share is provided by some member.
+    /// Returns whether each dimension of a share is provided by some member.
     fn may_provide(&self, share: &Resource) -> bool {
         share.amounts().all(|(dimension, _)| self.capacity.contains_key(&dimension))
     }
 
-    /// The dimension that a request takes the most of, beside all that the group has.
+    /// Returns the dimension with the largest part of the group's total capacity in the share.
     fn dominant(&self, share: &Resource) -> Dimension {
         let part = |dimension: &Dimension, asked: i64| {
             let whole = self.capacity.get(dimension).map_or(0, |capacity| capacity.sum).max(1);
@@ -188,19 +191,19 @@ impl Group {
         dominant.map_or(Dimension::Memory, |(dimension, _)| dimension)
     }
 
-    /// Whether it is remembered that a share fits on no member that can be chosen and that nobody holds.
+    /// Returns whether the share is remembered as not fitting on any available, uncontended member.
     #[cfg(test)]
     pub fn is_known_to_be_full_for(&self, share: &Resource) -> bool {
         self.full.applies_to(share)
     }
 
-    /// The best EM with room for what is wanted, and its rank: of those that somebody holds, or of the others.
+    /// Returns the best EM with capacity for the share, with its rank. `is_held` selects the contended EMs or the others.
     pub fn best(&mut self, wanted: &Wanted<'_>, hosts: &Hosts) -> Option<Rank> {
         if !self.may_provide(wanted.share) || !wanted.is_held && self.full.applies_to(wanted.share) {
             return None;
         }
         let dimension = self.dominant(wanted.share);
-        // With a smaller share free, not even the largest has room.
+        // A smaller free share cannot fit even on the largest member.
         let largest = self.capacity.get(&dimension).map_or(0, Capacity::largest);
         let needed = share_of(wanted.share.get(&dimension), largest);
         let has_room = |rank: &&Rank| {
@@ -211,7 +214,7 @@ impl Group {
             Placement::Pack => self.not_asked(wanted.share),
         };
         let is_held = wanted.is_held;
-        // Those that somebody holds stand below the others.
+        // Contended EMs rank below the others.
         let end = if is_held { Bound::Excluded(Rank::lowest(false, false, 0)) } else { Bound::Unbounded };
         let ranks = self.ranks(Order { dimension, spared }, hosts);
         let found = match wanted.placement {
@@ -232,8 +235,8 @@ impl Group {
         found
     }
 
-    /// The EM that tells best why there is no room: of those on which there would be if they were empty, the one with the largest free
-    /// share, and true; otherwise that of all. One that somebody holds only where no other is such.
+    /// Returns the EM that best explains a refusal, with its rank. True: the share would fit on it if it were empty. Among
+    /// equals, the EM has the largest free share; an uncontended EM takes precedence.
     pub fn closest(&mut self, wanted: &Wanted<'_>, hosts: &Hosts) -> Option<(bool, Rank)> {
         if !self.may_provide(wanted.share) {
             return None;
@@ -259,7 +262,7 @@ impl Group {
         self.ranks(Order { dimension, spared: Vec::new() }, hosts).iter().rev().find(may_be).map(|rank| (false, *rank))
     }
 
-    /// Any that can be chosen, whatever it provides.
+    /// Returns any available member that fulfils `only`, regardless of its dimensions.
     pub fn any(&self, hosts: &Hosts, only: &dyn Fn(&Host) -> bool) -> Option<HostId> {
         let can_be = |id: &HostId| hosts.get(*id).is_some_and(|host| host.is_available() && only(host));
         match self.orders.values().next() {
@@ -268,7 +271,7 @@ impl Group {
         }
     }
 
-    /// What some EM of the group has, and a request does not ask for.
+    /// Returns the dimensions of the group that a share does not need.
     fn not_asked(&self, share: &Resource) -> Vec<Dimension> {
         let asked: BTreeSet<Dimension> =
             share.amounts().filter(|(_, asked)| *asked > 0).map(|(dimension, _)| dimension).collect();

@@ -1,4 +1,4 @@
-//! An EM, and what choosing needs of it, worked out once.
+//! Candidate: an EM as the placement last observed it, with derived values computed once.
 
 use std::cmp::Reverse;
 
@@ -10,41 +10,45 @@ use crate::{
 
 use super::{group::HostId, label_sets::SetId};
 
-/// An EM as it was last seen.
+/// An EM as last observed.
 #[derive(Debug)]
 pub(super) struct Host {
     pub em: Em,
     pub condition: Condition,
-    /// The survey before whose end its condition was told by itself.
+    /// Survey that was current when its condition arrived by a report.
     pub reported: u64,
-    /// What is left, also of what is assumed to be taken.
+    /// Free amounts, after assumed grants.
     pub left: Left,
-    /// What there is to grant in all.
+    /// Amounts that an empty EM could grant.
     pub capacity: Left,
-    /// What was proposed to requests that have not been answered yet, and in which survey it was last.
+    /// Sum of proposed shares that are not decided yet, and the latest survey at a proposal.
     assumed: Option<(Resource, u64)>,
-    /// Whether somebody holds it.
+    /// Whether the EM is contended.
     pub is_held: bool,
-    /// When it was chosen or seen last, among all times that any EM was.
+    /// Time of the latest selection or observation, as a counter of the view.
     touched: u64,
-    /// The survey that saw it last.
+    /// Survey that found it last.
     pub surveyed: u64,
-    /// The label sets that it is a member of.
+    /// Label sets that it is a member of.
     pub label_sets: Vec<SetId>,
 }
 
-/// What EMs are ordered by.
+/// Sort order of candidates.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(super) struct Order {
-    /// By the free share of this.
+    /// Dimension whose free share sorts.
     pub dimension: Dimension,
-    /// Those that have none of these left stand below all others.
+    /// EMs without free amounts in any of these dimensions sort below all others.
     pub spared: Vec<Dimension>,
 }
 
-/// Where an EM stands among others: the greatest is held by nobody, has something left of what is spared, if anything is, and the largest free
-/// share of a dimension; of equal ones, its host is the least busy in tenths, where one that does not tell counts as idle; of these, it was
-/// touched the longest ago.
+/// Rank of an EM in a sort order. The criteria, from the most significant:
+///
+/// 1. uncontended;
+/// 2. free amounts in a spared dimension, if the order spares any;
+/// 3. free share of the dimension;
+/// 4. least busy machine, in tenths; an unknown load counts as idle;
+/// 5. longest time since the last selection or observation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
     pub held: Reverse<bool>,
@@ -56,7 +60,7 @@ pub(super) struct Rank {
 }
 
 impl Rank {
-    /// In front of all with this share, held or not.
+    /// Returns the lower bound of all ranks with these values.
     pub fn lowest(is_held: bool, spare: bool, share: u64) -> Self {
         Self {
             held: Reverse(is_held),
@@ -69,10 +73,10 @@ impl Rank {
     }
 }
 
-/// What a free share is counted in: parts of the whole.
+/// Unit of a free share: parts of the whole.
 pub(super) const WHOLE: i128 = 1_000_000_000;
 
-/// An amount as a share of a whole; nothing if there is no whole, or nothing is left of it.
+/// Returns an amount as a share of `whole`; 0 if either is not positive.
 pub(super) fn share_of(amount: i64, whole: i64) -> u64 {
     match (amount, whole) {
         (1.., 1..) => u64::try_from(i128::from(amount) * WHOLE / i128::from(whole)).unwrap_or(u64::MAX),
@@ -81,8 +85,11 @@ pub(super) fn share_of(amount: i64, whole: i64) -> u64 {
 }
 
 impl Host {
+    /// Creates a candidate.
+    ///
     /// # Errors
-    /// If its amounts contradict each other: it is no candidate then, and whoever names it is told so.
+    /// [`ResourceError`] if its amounts contradict each other. Such an EM is never proposed; requests that name it get the
+    /// error.
     pub fn new(em: Em, condition: Condition, touched: u64, surveyed: u64) -> Result<Self, ResourceError> {
         let nothing = em.total.zero_like();
         let capacity = Resource::left(&em.total, &em.protected, &nothing, &nothing)?;
@@ -100,15 +107,15 @@ impl Host {
         })
     }
 
-    /// Sees it anew: it is like it was, as [`Host::is_like`] tells.
+    /// Replaces the observed EM; allowed only if [`Host::is_like`] holds.
     pub fn see(&mut self, em: Em, touched: u64, surveyed: u64) {
-        // As it was granted: what could not be counted would not be there.
+        // Keeps the earlier amounts if the new ones contradict each other.
         if let Ok(left) = em.left() {
             (self.em, self.left, self.assumed, self.touched, self.surveyed) = (em, left, None, touched, surveyed);
         }
     }
 
-    /// Whether an EM is the same but for what is held there.
+    /// Returns whether an EM is unchanged except for its used amounts.
     pub fn is_like(&self, em: &Em) -> bool {
         let of = |em: &Em| (em.epoch, em.is_registered());
         of(&self.em) == of(em)
@@ -119,12 +126,12 @@ impl Host {
             && self.em.drain.is_some() == em.drain.is_some()
     }
 
-    /// Whether it may be chosen for a request.
+    /// Returns whether it can be selected for a request.
     pub fn is_available(&self) -> bool {
         self.condition.is_available && self.em.drain.is_none()
     }
 
-    /// Whether it has a label.
+    /// Returns whether it has a label.
     pub fn has(&self, label: &(String, String)) -> bool {
         self.em.label(&label.0) == Some(&label.1)
     }
@@ -140,7 +147,7 @@ impl Host {
         }
     }
 
-    /// Takes a proposal into account that is not granted yet.
+    /// Counts a proposal as granted until the decision is observed.
     pub fn assume(&mut self, share: &Resource, touched: u64, survey: u64) {
         self.touched = touched;
         let assumed = match &self.assumed {
@@ -155,12 +162,12 @@ impl Host {
         }
     }
 
-    /// Whether anything is assumed, and has been since before a survey.
+    /// Returns whether a proposal was made before a survey and is still assumed.
     pub fn is_assumed_before(&self, survey: u64) -> bool {
         self.assumed.as_ref().is_some_and(|(_, assumed_in)| *assumed_in < survey)
     }
 
-    /// Forgets what was assumed.
+    /// Clears the assumed grants.
     pub fn settle(&mut self) {
         if self.assumed.take().is_some()
             && let Ok(left) = self.em.left()

@@ -1,4 +1,4 @@
-//! The EMs of a view, each with a number.
+//! Candidates of a view, each with an index.
 
 use std::collections::HashMap;
 
@@ -6,13 +6,13 @@ use crate::em::EmInstance;
 
 use super::{group::HostId, host::Host};
 
-/// The EMs, by number and by name.
+/// EMs by index and by name.
 #[derive(Debug, Default)]
 pub(super) struct Hosts {
     slots: Vec<Option<Host>>,
     free: Vec<HostId>,
     ids: HashMap<EmInstance, HostId>,
-    /// Counts the EMs that were looked at.
+    /// Number of visited EMs.
     #[cfg(test)]
     pub visits: std::cell::Cell<u64>,
 }
@@ -40,7 +40,7 @@ impl Hosts {
         self.ids.values().filter_map(|id| Some((*id, self.get(*id)?)))
     }
 
-    /// `None` if there are more than can be counted.
+    /// Inserts a candidate; `None` if the index space is exhausted.
     pub fn insert(&mut self, host: Host) -> Option<HostId> {
         let id = match self.free.pop() {
             Some(id) => id,

@@ -1,10 +1,9 @@
-//! Label sets that requests ask for: each has groups of its own, so that a request looks only at EMs that have all of its labels.
+//! Label sets of searches: each has its own groups, so that a search visits only EMs with all required labels.
 //!
-//! A label set knows its members: all EMs that have all of its labels. It is made when a request asks for it, and stays until another
-//! needs its slot. One with few members has no groups: these are made for each search.
+//! A label set lists its members: all EMs with all of its labels. A search creates it; a later one evicts it. A label set
+//! with few members has no groups and is scanned instead.
 //!
-//! Invariant: `members` of a set and `label_sets` of its members agree.
-//! Caller: `search`.
+//! Invariant: `members` of a set and `label_sets` of its members agree. Caller: `search`.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -12,28 +11,28 @@ use crate::em::Em;
 
 use super::{Label, View, group::HostId, hosts::Hosts, pool_of};
 
-/// Label sets that are kept at most.
+/// Maximum number of label sets.
 pub(super) const SETS_MAX: usize = 1024;
 
-/// Label sets that one EM is a member of at most. Each change of the EM costs something in each.
+/// Maximum number of label sets of one EM. Each change of the EM updates every set.
 pub(super) const SETS_OF_EM_MAX: usize = 32;
 
-/// A label set that one of this many searches asked for is not evicted for a new one, which would cost a group for each search.
+/// A label set used within this number of searches is not evicted, because rebuilding it would cost a group per search.
 pub(super) const RECENT_SEARCHES: u64 = 1024;
 
-/// EMs are searched one by one if they are no more than this.
+/// Maximum number of EMs that a search scans one by one.
 pub(super) const SCANNED_MAX: usize = 32;
 
-/// The number of a label set within a view.
+/// Id of a label set within a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub(super) struct SetId(u64);
 
-/// All label sets that are kept.
+/// All label sets of a view.
 #[derive(Debug, Default)]
 pub(super) struct LabelSets {
     ids: HashMap<BTreeSet<Label>, SetId>,
     sets: HashMap<SetId, LabelSet>,
-    /// The sets by one label of each, the rarest when the set was made.
+    /// Sets by one label of each: the rarest label at the creation of the set.
     by_label: HashMap<Label, HashSet<SetId>>,
     next: u64,
     searches: u64,
@@ -46,18 +45,18 @@ struct LabelSet {
     members: HashSet<HostId>,
     /// Whether the pools have groups of its members.
     is_grouped: bool,
-    /// The last search that asked for it.
+    /// Number of the last search that used it.
     searched: u64,
 }
 
-/// The EMs that a search goes through.
+/// EMs that a search visits.
 #[derive(Debug)]
 pub(super) enum Candidates {
-    /// These, which have all of the labels.
+    /// A few EMs with all labels.
     Few(Vec<HostId>),
-    /// The groups of a label set, whose members have all of the labels.
+    /// Groups of a label set, whose members have all labels.
     Members(SetId),
-    /// The groups of a label set, or of all EMs, whose members need not have all of the labels.
+    /// Groups of a label set, or of all EMs, whose members may lack some labels.
     Among(Option<SetId>),
 }
 
@@ -72,7 +71,7 @@ impl LabelSets {
         self.ids.contains_key(labels)
     }
 
-    /// The sets that an EM belongs to.
+    /// Returns the sets that an EM belongs to.
     fn of(&self, em: &Em) -> Vec<SetId> {
         let filed = em.all_labels().filter_map(|(key, value)| self.by_label.get(&(key.clone(), value.clone())));
         let has_all = |set: &LabelSet| set.labels.iter().all(|(key, value)| em.label(key) == Some(value));
@@ -87,7 +86,7 @@ impl LabelSets {
         self.sets.get(&id).is_some_and(|set| set.is_grouped)
     }
 
-    /// The set of these labels, if it is kept; a search asks for it now.
+    /// Returns the set of these labels, if it exists, and marks it as used by the current search.
     fn find(&mut self, labels: &BTreeSet<Label>) -> Option<SetId> {
         let id = *self.ids.get(labels)?;
         self.sets.get_mut(&id)?.searched = self.searches;
@@ -116,7 +115,7 @@ impl LabelSets {
         Some(set)
     }
 
-    /// An EM enters all sets that it belongs to. Returns these.
+    /// Adds an EM to all sets that it belongs to, and returns them.
     pub fn join(&mut self, host: HostId, em: &Em) -> Vec<SetId> {
         let joined = self.of(em);
         for id in &joined {
@@ -127,7 +126,7 @@ impl LabelSets {
         joined
     }
 
-    /// An EM leaves all sets that it is a member of.
+    /// Removes an EM from the sets in `joined`.
     pub fn leave(&mut self, host: HostId, joined: &[SetId]) {
         for id in joined {
             if let Some(set) = self.sets.get_mut(id) {
@@ -136,12 +135,12 @@ impl LabelSets {
         }
     }
 
-    /// The set of some that was asked for the longest ago.
+    /// Returns the least recently used of some sets.
     pub fn oldest(&self, among: impl Iterator<Item = SetId>) -> Option<SetId> {
         among.min_by_key(|id| (self.sets.get(id).map(|set| set.searched), *id))
     }
 
-    /// The sets to evict for a new one with these members; `None` if one of them is in use.
+    /// Returns the sets to evict for a new one with these members; `None` if one of them was used recently.
     fn to_evict(&self, members: &HashSet<HostId>, hosts: &Hosts) -> Option<BTreeSet<SetId>> {
         let mut evicted = BTreeSet::new();
         let mut evict = |set: Option<SetId>| {
@@ -163,7 +162,7 @@ impl LabelSets {
 }
 
 impl View {
-    /// The EMs for a search that asks for labels.
+    /// Returns the EMs for a search with required labels.
     pub(super) fn candidates(&mut self, labels: &BTreeSet<Label>) -> Candidates {
         let having = |label: &Label| self.labelled.get(label).map_or(0, HashSet::len);
         let Some((len, rarest)) = labels.iter().map(|label| (having(label), label)).min() else {
@@ -196,7 +195,7 @@ impl View {
         Candidates::Members(id)
     }
 
-    /// The EMs that have all labels, one of which is `rarest`.
+    /// Returns the EMs with all labels, one of which is `rarest`.
     fn having_all<'a>(
         &'a self,
         rarest: &'a Label,
@@ -224,7 +223,7 @@ impl View {
         id
     }
 
-    /// Makes the groups of a label set.
+    /// Creates the groups of a label set.
     fn group_label_set(&mut self, id: SetId) {
         let Self { hosts, pools, label_sets, .. } = self;
         let Some(set) = label_sets.sets.get_mut(&id) else { return };

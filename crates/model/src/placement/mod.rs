@@ -1,13 +1,14 @@
-//! Choosing the EM for a request that names none: by what was last seen, so only a proposal; the ledger decides.
+//! Placement: proposes an EM for a request that names none, from the EMs as last observed.
 //!
-//! The EMs stand in groups of those that are alike for many requests: of one application, one type of resource, reserved for the same
-//! labels; and within these, for each set of labels that requests ask for, of those that have all of them. A group is ordered by the free
-//! share of each dimension that somebody asked the most of, so that the best is found without looking at the others; what fits nowhere in
-//! it is remembered until somewhere it does.
+//! The view holds EMs in groups that are equivalent for many requests: same application, resource type and reserved labels,
+//! and per label set of earlier searches. A group is sorted by the free share of each dimension that was dominant in a
+//! request, so the best EM is found without visiting the others. Sizes that fit nowhere are remembered until a member gains
+//! capacity.
 //!
-//! - `host`, `hosts`: the EMs, and what choosing needs of each; `group`: those that are alike, ordered by what is free;
-//! - `label_sets`: the sets of labels that requests ask for, and the EMs that have all labels of a set;
-//! - `search`: the groups that a request may go to.
+//! Never: decides. A proposal may be stale, and the ledger decides it. Caller: the admission's state cache.
+//!
+//! - `host`, `hosts`: candidates; `group`: groups and their sort orders;
+//! - `label_sets`: label sets of searches and their members; `search`: groups that a request may use.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -39,66 +40,66 @@ use hosts::Hosts;
 use label_sets::{LabelSets, SETS_OF_EM_MAX, SetId};
 use search::{Search, Shares, for_each_group, preferences};
 
-/// Later than what tells apart those that nobody has touched yet.
+/// Counter start above the random values of EMs that were never selected.
 const FIRST_TOUCH: u64 = 1 << 40;
 
-/// A label and its value.
+/// Key and value of a label.
 type Label = (String, String);
 
-/// All EMs as they were last seen, ready to choose among.
+/// Cluster view: all EMs as last observed, indexed for searches.
 #[derive(Debug, Default)]
 pub struct View {
     hosts: Hosts,
-    /// Those that are reserved for nobody, under no labels; the others under the labels for which they are.
+    /// Pools by reserved labels; EMs without reserved labels are under the empty list.
     pools: BTreeMap<Vec<Label>, BTreeMap<(Name, ResourceType), Pool>>,
     labelled: HashMap<Label, HashSet<HostId>>,
     label_sets: LabelSets,
-    /// Those that somebody holds, also where they are not among the others.
+    /// Contended EMs, including those that the view does not contain.
     held: HashSet<EmInstance>,
-    /// Counts how often any EM was touched.
+    /// Number of selections and observations of EMs.
     touches: u64,
-    /// Has those that nobody has touched yet stand in another order in each view.
+    /// Random order of the EMs that were never selected; differs between views.
     order: RandomState,
-    /// The number of the last survey that began.
+    /// Number of the latest survey.
     survey: u64,
-    /// The EMs of which something may be assumed to be taken.
+    /// EMs that may have assumed grants.
     assumed: HashSet<EmInstance>,
 }
 
-/// EMs of one application and type, reserved for the same.
+/// EMs of one application, resource type and list of reserved labels.
 #[derive(Debug, Default)]
 struct Pool {
     all: Group,
-    /// The members of label sets that have groups; a set without an EM here has no entry.
+    /// Groups of the label sets with members in this pool.
     by_set: HashMap<SetId, Group>,
 }
 
 /// An EM as a survey found it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Surveyed {
-    /// Which.
+    /// Identity of the EM.
     pub instance: EmInstance,
-    /// Its registration, and the version of its row: what has changed has another.
+    /// Epoch and row version; any change of the EM changes them.
     pub version: (i64, i64),
-    /// What is known of it by its reports.
+    /// Condition by its reports.
     pub condition: Condition,
 }
 
-/// The policies of kinds of EMs, by application name.
+/// Policies by application name of the EMs.
 pub type Policies = BTreeMap<Name, Policy>;
 
 impl View {
-    /// How many EMs there are.
+    /// Returns the number of EMs.
     pub fn len(&self) -> usize {
         self.hosts.len()
     }
 
-    /// Whether there is none.
+    /// Returns whether the view has no EMs.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
 
-    /// An EM is seen anew, unless what is known of it is newer; how well it is stays as it was.
+    /// Replaces an EM, unless the view contains a newer version. The condition remains.
     pub fn update(&mut self, em: Em) {
         let (known, version) = (self.hosts.id(&em.instance).and_then(|id| self.hosts.get(id)), version_of(&em));
         if known.is_some_and(|known| version_of(&known.em) > version) {
@@ -109,13 +110,13 @@ impl View {
             self.change(&instance, |host| host.see(em, touched, survey));
             return;
         }
-        // What it said before it registered again says nothing any more.
+        // A condition from before the latest registration no longer applies.
         let of_registration = known.filter(|known| known.em.epoch == em.epoch);
         let (is_known, told) = (known.is_some(), of_registration.map(|known| (known.condition, known.reported)));
         self.remove(&em.instance);
         if em.is_registered() {
             let touched = if is_known { self.touch() } else { self.order.hash_one(&em.instance) % FIRST_TOUCH };
-            // One that contradicts itself is no candidate; whoever names it is told so.
+            // An EM with contradictory amounts is never proposed. Requests that name it get the error.
             let (condition, reported) = told.unwrap_or_default();
             if let Ok(mut host) = Host::new(em, condition, touched, self.survey) {
                 host.reported = reported;
@@ -124,7 +125,7 @@ impl View {
         }
     }
 
-    /// An EM has said how well it is.
+    /// Records the condition of a report.
     pub fn report(&mut self, em: &EmInstance, condition: Condition) {
         if let Some(host) = self.hosts.id(em).and_then(|id| self.hosts.get_mut(id)) {
             host.reported = self.survey;
@@ -134,7 +135,7 @@ impl View {
         }
     }
 
-    /// Somebody holds an EM, or does no more: as long as it is held, it is chosen by nobody but who asks for one that is.
+    /// Sets whether an EM is contended. [`View::choose`] ignores contended EMs.
     pub fn note_held(&mut self, em: &EmInstance, is_held: bool) {
         match is_held {
             true => self.held.insert(em.clone()),
@@ -143,12 +144,12 @@ impl View {
         self.change(em, |host| host.is_held = is_held);
     }
 
-    /// Whether somebody holds an EM.
+    /// Returns whether an EM is contended.
     pub fn is_held(&self, em: &EmInstance) -> bool {
         self.held.contains(em)
     }
 
-    /// An EM has gone.
+    /// Removes an EM.
     pub fn remove(&mut self, em: &EmInstance) {
         let Some(id) = self.hosts.id(em) else { return };
         let Some(host) = self.hosts.remove(em) else { return };
@@ -176,13 +177,13 @@ impl View {
         }
     }
 
-    /// A survey begins: what it finds is as new as what is told from now on.
+    /// Starts a survey and returns its number. Its results are as recent as reports from now on.
     pub fn begin_survey(&mut self) -> u64 {
         self.survey += 1;
         self.survey
     }
 
-    /// What a survey found of some EMs. Answers with those that have changed, and so have to be read.
+    /// Applies the results of a survey for some EMs. Returns the EMs that changed and must be read.
     pub fn surveyed(&mut self, survey: u64, found: Vec<Surveyed>) -> Vec<EmInstance> {
         let mut changed = Vec::new();
         for Surveyed { instance, version, condition } in found {
@@ -192,7 +193,7 @@ impl View {
             };
             host.surveyed = survey;
             let known = version_of(&host.em);
-            // What it has told since the survey began is at least as new.
+            // A report since the start of the survey is at least as recent.
             let is_other = host.reported < survey && host.condition != condition;
             let is_assumed = host.is_assumed_before(survey);
             if is_other || is_assumed {
@@ -212,7 +213,7 @@ impl View {
         changed
     }
 
-    /// Drops what is assumed to be taken since before a survey, also of EMs that the survey did not read.
+    /// Clears all assumed grants from before a survey, including those of EMs that the survey did not read.
     pub fn settle_before(&mut self, survey: u64) {
         for em in std::mem::take(&mut self.assumed) {
             let host = self.hosts.id(&em).and_then(|id| self.hosts.get(id));
@@ -224,7 +225,7 @@ impl View {
         }
     }
 
-    /// Removes those of `ems` that have not been seen since a survey began.
+    /// Removes those of `ems` that were not found since the start of a survey.
     pub fn remove_unseen<'a>(&mut self, survey: u64, ems: impl IntoIterator<Item = &'a EmInstance>) {
         for em in ems {
             let host = self.hosts.id(em).and_then(|id| self.hosts.get(id));
@@ -234,7 +235,7 @@ impl View {
         }
     }
 
-    /// A survey of all EMs is over: those that it has not found are gone.
+    /// Ends a survey of all EMs: removes the EMs that it did not find.
     pub fn end_survey(&mut self, survey: u64) {
         let gone = self.hosts.iter().filter(|(_, host)| host.surveyed < survey);
         let gone: Vec<EmInstance> = gone.map(|(_, host)| host.em.instance.clone()).collect();
@@ -242,8 +243,8 @@ impl View {
         self.settle_before(survey);
     }
 
-    /// The best EM on which the request fits, but for those in `except` and those that somebody holds; of those whose labels it prefers the
-    /// most, where it prefers any. What it takes there counts as taken, until the EM is seen anew or [`View::settle`]d.
+    /// Selects the best EM on which the request fits, without `except` and contended EMs. EMs with preferred labels take
+    /// precedence. The share counts as granted until the EM is observed again or [`View::settle`] is called.
     pub fn choose(&mut self, ask: &RequestSpec, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
         let (em, share) = self.find(ask, policies, except, false)?;
         let (touched, survey) = (self.touch(), self.survey);
@@ -252,12 +253,12 @@ impl View {
         Some(em)
     }
 
-    /// The same, without taking anything.
+    /// As [`View::choose`], without counting the share as granted.
     pub fn best(&mut self, ask: &RequestSpec, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
         self.find(ask, policies, except, false).map(|(em, _)| em)
     }
 
-    /// The same among those that somebody holds.
+    /// As [`View::best`], among the contended EMs.
     pub fn best_held(&mut self, ask: &RequestSpec, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
         if self.held.is_empty() {
             return None;
@@ -265,14 +266,13 @@ impl View {
         self.find(ask, policies, except, true).map(|(em, _)| em)
     }
 
-    /// What an EM was chosen for was not granted there.
+    /// Clears the assumed grants of an EM after a proposal that was not granted.
     pub fn settle(&mut self, em: &EmInstance) {
         self.change(em, Host::settle);
     }
 
-    /// The EM that tells best why the request fits nowhere: of those that match it, one that could answer for it, with the largest
-    /// free share; rather one that is only full than one that is too small for ever, and of either rather one that nobody holds. `None` if no
-    /// EM matches that is neither silent nor unhealthy.
+    /// Returns the matching EM that best explains a refusal: with the largest free share, and rather full than too small
+    /// even when empty. Among equals, an uncontended EM takes precedence. `None` if no available EM matches.
     pub fn closest(&mut self, ask: &RequestSpec, policies: &Policies) -> Option<EmInstance> {
         let search = Search::new(ask, policies, Vec::new(), &[]);
         let mut shares = Shares::of(ask);
@@ -290,7 +290,7 @@ impl View {
         self.hosts.get(id).map(|host| host.em.instance.clone())
     }
 
-    /// How many EMs match the request, also if they are silent or unhealthy.
+    /// Returns the number of EMs that match the request, including silent and unhealthy ones.
     pub fn matching(&mut self, ask: &RequestSpec, policies: &Policies) -> usize {
         let search = Search::new(ask, policies, Vec::new(), &[]);
         let mut matching = 0;
@@ -331,7 +331,7 @@ impl View {
         }
     }
 
-    /// Changes an EM, if it is there; but neither its labels nor what there is in all.
+    /// Changes an EM, if the view contains it. `change` must not change its labels or capacity.
     fn change(&mut self, em: &EmInstance, change: impl FnOnce(&mut Host)) {
         let Some(id) = self.hosts.id(em) else { return };
         let Some(host) = self.hosts.get_mut(id) else { return };
@@ -377,7 +377,7 @@ impl View {
 }
 
 impl Pool {
-    /// For the groups of an EM of the pool that is a member of some label sets.
+    /// Calls `each` for the pool's groups of an EM with these label sets.
     fn for_each_of(&mut self, label_sets: &[SetId], mut each: impl FnMut(&mut Group)) {
         each(&mut self.all);
         for set in label_sets {
@@ -387,7 +387,7 @@ impl Pool {
         }
     }
 
-    /// Drops the groups of some label sets that have no EM here.
+    /// Drops the empty groups of some label sets.
     fn drop_empty(&mut self, label_sets: &[SetId]) {
         for set in label_sets {
             if self.by_set.get(set).is_some_and(Group::is_empty) {
