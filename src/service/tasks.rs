@@ -1,4 +1,6 @@
-//! The tasks of an instance: all are waited for when it stops, and if one panics, the instance does not go on without it.
+//! Tasks of an instance: spawned here, joined at shutdown. A panic in one of them stops the instance.
+//!
+//! Callers: all modules that spawn; the server waits for the tasks at shutdown.
 
 use std::{future::Future, io, thread};
 
@@ -7,18 +9,18 @@ use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
 use crate::store::{primary::Primary, session};
 
-/// The tasks of an instance.
+/// The tasks of an instance. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Tasks {
     runtime: Handle,
     tracker: TaskTracker,
     defect: CancellationToken,
-    /// Where their waits for the database end as soon as another of its hosts takes the writes.
+    /// Database hosts. Waits of the tasks on a host end when another host becomes primary.
     primary: Option<Primary>,
 }
 
 impl Tasks {
-    /// No tasks yet; they will run where this is called.
+    /// Creates an empty set of tasks on the current runtime.
     ///
     /// # Panics
     /// Outside a runtime.
@@ -31,20 +33,20 @@ impl Tasks {
         }
     }
 
-    /// Tasks that leave a host of the database when another takes the writes.
+    /// Returns tasks whose database waits end when another host becomes primary.
     pub fn leaving(self, primary: Primary) -> Self {
         Self { primary: Some(primary), ..self }
     }
 
-    /// Starts a task.
+    /// Spawns a task.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
         self.tracker.spawn_on(self.alarming(task), &self.runtime);
     }
 
-    /// Starts a task on a thread of its own, where it never waits for its turn behind others.
+    /// Spawns a task on its own thread, where it never waits for other tasks.
     ///
     /// # Errors
-    /// If there are no more threads.
+    /// If a thread cannot be spawned.
     pub fn spawn_apart(&self, name: &str, task: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let task = self.tracker.track_future(self.alarming(task));
@@ -63,12 +65,12 @@ impl Tasks {
         }
     }
 
-    /// Cancelled when a task has panicked.
+    /// Returns the token that is cancelled when a task panics.
     pub fn defect(&self) -> CancellationToken {
         self.defect.clone()
     }
 
-    /// No task is started from outside any more.
+    /// Closes the set: [`Tasks::wait`] can then return.
     pub fn close(&self) {
         self.tracker.close();
     }
@@ -79,7 +81,7 @@ impl Tasks {
     }
 }
 
-/// Goes off if it is dropped by a panic.
+/// Signals a panic when it is dropped by one.
 struct Alarm(CancellationToken);
 
 impl Drop for Alarm {

@@ -1,4 +1,6 @@
-//! Announcing: that the instance lives, where it listens, what it answers to requests, and how its tasks fare. Nothing is decided by it.
+//! Announcement: renews the row of this instance, with its address, throughput and task reports.
+//!
+//! Other instances only list the rows for operators. Never: decides anything; expiry of the row has no effect but its removal.
 
 use std::time::Duration;
 
@@ -17,30 +19,30 @@ use crate::{
 
 use super::{Running, Step, Task};
 
-/// Says again and again that an instance lives.
+/// Background task that renews the instance's row.
 #[derive(Debug)]
 pub struct Announcing {
     id: Uuid,
     address: String,
     metrics: Metrics,
     running: Running,
-    /// What had been answered to requests, and when that was.
+    /// Time, grants and refusals at the previous renewal.
     before: (Instant, u64, u64),
 }
 
 impl Announcing {
-    /// Of an instance at this address, which counts here what it answers, and runs these tasks.
+    /// Creates the task of the instance at `address`, whose requests are counted by `metrics` and whose tasks are `running`.
     pub fn new(id: Uuid, address: String, metrics: Metrics, running: Running) -> Self {
         Self { id, address, metrics, running, before: (Instant::now(), 0, 0) }
     }
 
-    /// What it has answered to requests since it was asked last.
+    /// Returns the grants and refusals per second since the previous call.
     fn throughput(&mut self) -> Throughput {
         let (then, granted_then, refused_then) = self.before;
         let (now, (granted, refused)) = (Instant::now(), self.metrics.requests.answered());
         self.before = (now, granted, refused);
         let seconds = now.duration_since(then).as_secs_f64().max(f64::MIN_POSITIVE);
-        // More than a number of this kind tells exactly, nobody answers in a second.
+        // A rate beyond the range of `u32` cannot occur.
         let rate =
             |now: u64, then: u64| f64::from(u32::try_from(now.saturating_sub(then)).unwrap_or(u32::MAX)) / seconds;
         Throughput { grants: rate(granted, granted_then), refusals: rate(refused, refused_then) }
@@ -74,16 +76,16 @@ impl Task for Announcing {
         Ok(Step::Done)
     }
 
-    /// Nobody need wait for its end.
+    /// Deletes the row, so that the list is correct before its deadline.
     async fn end(&mut self, session: &mut Session) {
         if let Ok(connection) = session.get().await {
-            // Without the database it is forgotten by itself.
+            // Without a database, the row is deleted by other instances after its deadline.
             let _ = answered_soon(server_instance::leave(connection, self.id)).await;
         }
     }
 }
 
-/// The address that an instance is told by: one at which nobody can be called is told with the name of its machine.
+/// Returns the address to announce. The host name replaces an unspecified IP address, at which no client could connect.
 pub fn told_address(address: &std::net::SocketAddr) -> String {
     let machine = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
     match address.ip().is_unspecified().then(machine).flatten() {

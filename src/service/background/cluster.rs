@@ -1,5 +1,8 @@
-//! The cluster as a whole: worked out every few seconds by one instance for all, and read by each for its metrics, so that all tell the same.
-//! In a large cluster it is worked out less often: it never takes more than a small part of the database's time.
+//! Cluster figures: totals that one instance computes for all, and that each instance publishes as metrics.
+//!
+//! All instances publish equal values, because all read the stored figures. The pause after a computation grows with its
+//! duration, so that a large cluster does not load the database.
+//! Never: reads tickets one by one.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -24,16 +27,16 @@ use crate::{
 
 use super::{PAUSE_TIMES, Step, Task, fullest::FullestScopes, lease::Holder};
 
-/// How many of the fullest scopes are told: each is a series.
+/// Maximum number of fullest scopes to publish; each is a time series.
 const FULLEST_MAX: usize = 50;
 
-/// How long the text of a scope may be, in bytes.
+/// Maximum length of a scope's text, in bytes.
 const SCOPE_BYTES_MAX: usize = 256;
 
-/// How often holds are counted: between them lie the dead rows of all locks.
+/// Interval between counts of the holds: the scan passes the dead rows of all locks.
 const HOLDS_EVERY: Duration = Duration::from_secs(30);
 
-/// Works out what is told of the cluster, and tells it.
+/// Background task that computes the cluster figures and publishes them.
 #[derive(Debug)]
 pub struct ClusterAsAWhole {
     store: Store,
@@ -45,7 +48,7 @@ pub struct ClusterAsAWhole {
 }
 
 impl ClusterAsAWhole {
-    /// Of EMs that are silent after `silent_after`, and of scopes as they are listed there; told by `metrics`.
+    /// Creates the task. EMs without a report for `silent_after` are silent; `scopes` lists the fullest scopes.
     pub fn new(
         store: Store,
         holder: Holder,
@@ -82,12 +85,12 @@ impl ClusterAsAWhole {
         }
     }
 
-    /// By short reads: whoever does not work it out needs no connection of its own for that.
+    /// Publishes the stored figures. Uses pooled connections, because an instance that does not compute needs none of its own.
     async fn tell(&self) -> Result<(), StoreError> {
         let figures = answered_soon(cluster_figure::read(&self.store.pool().await?, CLUSTER)).await?;
         let audit = answered_soon(cluster_figure::read(&self.store.pool().await?, AUDIT)).await?;
         self.metrics.publish(Cluster {
-            // What another release writes otherwise is not told.
+            // Figures that another release writes in a different format are not published.
             figures: figures.and_then(|figure| Some((serde_json::from_str(&figure.json).ok()?, seconds(figure.at)))),
             audit: audit.and_then(|figure| serde_json::from_str::<AuditFigures>(&figure.json).ok()),
         });
@@ -111,12 +114,12 @@ impl Task for ClusterAsAWhole {
     }
 }
 
-/// For people: a sum of more than 2^53 need not be told to the last digit.
+/// Converts for display: sums above 2^53 lose precision.
 fn number(amount: i64) -> f64 {
     amount as f64
 }
 
-/// The sums over all EMs.
+/// Adds up the sums over all EMs.
 fn of_ems(sums: &EmSums) -> ClusterFigures {
     let mut figures = ClusterFigures { used_tickets: number(sums.used_tickets), ..ClusterFigures::default() };
     for ((_, state), totals) in &sums.totals {
@@ -136,7 +139,7 @@ fn add(amounts: &mut Amounts, totals: &EmTotals, dimension: &Dimension) {
     amounts.locked += number(*locked);
 }
 
-/// What a scope holds of the maximum of which it holds the most; `None` if it has none.
+/// Returns the dimension of a scope with the largest share of its maximum; `None` if the scope has no maximum.
 fn fullness(scope: &ScopeUsage) -> Option<Fullness> {
     let (dimension, share) = scope.fullest()?;
     let mut text = scope.scope.to_string();
@@ -144,8 +147,8 @@ fn fullness(scope: &ScopeUsage) -> Option<Fullness> {
     Some(Fullness { scope: text, dimension: dimension.class().to_owned(), share })
 }
 
-/// The first of these, which are in that order; of two whose texts are the same when they are cut, the fuller, because one series cannot have
-/// two values.
+/// Returns the first [`FULLEST_MAX`] of the scopes, which are in order. If two scopes have equal truncated texts, only the
+/// fuller one is returned, because a time series has one value.
 fn fullest(scopes: &[ScopeUsage]) -> Vec<Fullness> {
     let mut told = BTreeSet::new();
     let scopes = scopes.iter().filter_map(fullness);
@@ -184,7 +187,7 @@ mod tests {
         let scopes = [scope("bob", 0), scope("alice", 5), scope("carol", 15)];
         let all = [told("carol", "cores", 1.5), told("alice", "cores", 0.5), told("bob", "instances", 0.01)];
         assert_eq!(look(&scopes), all);
-        // Those that are the same when they are cut would be one series twice.
+        // Scopes with equal truncated texts would be one series twice.
         let long = "用".repeat(255);
         let cut = look(&[scope(&format!("{long}a"), 4), scope(&format!("{long}b"), 5)]);
         assert!(cut.len() == 1 && cut[0].0.len() <= SCOPE_BYTES_MAX && cut[0].2 == 0.5, "{cut:?}");

@@ -1,5 +1,8 @@
-//! Label sets that are new are counted EM by EM, in steps, each an operation like any other; when all EMs are done, they decide. The
-//! counters of those that count no more are removed in steps.
+//! Counting of new label sets, and deletion of the counters of retired ones.
+//!
+//! Tickets are counted EM by EM, in steps that are operations of the committer. A label set decides requests only after all EMs
+//! are counted.
+//! Never: writes counters outside the committer.
 
 use std::time::Duration;
 
@@ -27,19 +30,19 @@ use super::{
     steps::{self, STEP_TIMEOUT},
 };
 
-/// How many EMs are looked at in one step.
+/// Maximum number of EMs per step.
 const PAGE: i64 = 256;
 
-/// How many counters one statement removes.
+/// Maximum number of counters that one statement deletes.
 const BITE: i64 = 1000;
 
-/// Counts label sets that are new, and removes the counters of those that count no more.
+/// Background task that counts new label sets and deletes the counters of retired ones.
 #[derive(Debug)]
 pub struct CountLabelSets {
     committer: Committer,
     holder: Holder,
     left: Gauge,
-    /// How far the round is that goes through all EMs, and whether all of them were counted.
+    /// Progress of the pass through all EMs.
     round: Option<Round>,
 }
 
@@ -51,12 +54,12 @@ struct Round {
 }
 
 impl CountLabelSets {
-    /// Tells in `left` how many label sets are left.
+    /// Creates the task. `left` shows the number of label sets left.
     pub fn new(committer: Committer, holder: Holder, left: Gauge) -> Self {
         Self { committer, holder, left, round: None }
     }
 
-    /// Counts the tickets of the next EMs, or has the label sets decide if all were counted.
+    /// Counts the tickets of the next EMs, or activates the label sets if all EMs are counted.
     async fn count(&mut self, session: &mut Session, counting: &[i64]) -> Result<Step, StoreError> {
         let Some(to) = counting.iter().copied().max() else { return Ok(Step::Done) };
         let same = self.round.take().filter(|round| round.to == to);
@@ -76,11 +79,11 @@ impl CountLabelSets {
             let decided = limits::decide(session, counting, Instant::now() + STEP_TIMEOUT).await;
             return Ok(or_later(decided, "label sets that are counted cannot decide yet"));
         }
-        // What could not be counted is tried again, after a while.
+        // EMs that could not be counted are tried again in the next pass.
         Ok(Step::Done)
     }
 
-    /// Counts the tickets of some EMs, up to the last of so many label sets; false if that could not be done for all.
+    /// Counts the tickets of `ems` up to label set `to`, for `label_sets` sets. Returns false if some EM could not be counted.
     async fn count_on(
         &self,
         session: &mut Session,
@@ -91,7 +94,7 @@ impl CountLabelSets {
         session.give_back().await;
         let mut steps: JoinSet<bool> = JoinSet::new();
         for (em, tickets) in sizes {
-            // With room for what is granted meanwhile, so that one step will do.
+            // Adds an eighth for tickets that are granted meanwhile, so that one step is enough.
             let tickets_max = (tickets + tickets / 8 + 1).min((STEP_COUNTED_MAX / label_sets.max(1)).max(1));
             steps.spawn(count_em(self.committer.clone(), CountTickets { em, to, tickets_max }));
         }
@@ -129,7 +132,7 @@ impl Task for CountLabelSets {
     }
 }
 
-/// What could not be done now is tried again, after a while.
+/// Logs an error; the next step after the period retries.
 fn or_later(done: Result<(), Error>, why_not: &'static str) -> Step {
     match done {
         Ok(()) => Step::More,
@@ -140,7 +143,7 @@ fn or_later(done: Result<(), Error>, why_not: &'static str) -> Step {
     }
 }
 
-/// Counts the tickets of an EM, step after step; false if it could not.
+/// Counts the tickets of an EM, step after step. Returns false if a step failed.
 async fn count_em(committer: Committer, step: CountTickets) -> bool {
     let step = Operation::CountTickets(step);
     loop {

@@ -1,10 +1,12 @@
-//! Expiry: what no engine reported in for is rolled back when its deadline passes.
+//! Expiry: ends locked tickets whose deadline passes without a confirmation.
 //!
-//! The deadline in the ticket's row is the truth. One instance looks ahead for deadlines that come near, whoever granted the ticket, a
-//! page at a time in the order in which they fall due, and hands them to its timers; the others see to what is overdue all the same, so
-//! that the tickets of an instance that died expire, too. The timers watch so many tickets at once and no more: of a mass of
-//! deadlines, the next are taken when the first are done. The roll-back itself is an operation like any other, judged again under
-//! the locks.
+//! The deadline in the ticket's row is authoritative. The lease owner reads deadlines up to [`HORIZON`] ahead, in order, and
+//! arms timers for them, regardless of the granting instance. All other instances read only overdue tickets, so that tickets
+//! expire even if the lease owner fails. The number of timers is bounded; more deadlines are read when timers are done.
+//! Never: ends a ticket outside the committer, which checks the deadline again under the locks.
+//! Callers: the server starts the sweep and [`run_timers`]; the committer reports new grants.
+//!
+//! - `shares`: the budgets of each EM for timers and expirations.
 
 use std::{
     sync::{
@@ -39,42 +41,42 @@ mod shares;
 
 use shares::Shares;
 
-/// How far each sweep looks ahead.
+/// How far ahead of a deadline a sweep reads it.
 pub const HORIZON: Duration = Duration::from_secs(2);
 const AHEAD: time::Duration = time::Duration::seconds(2);
 
-/// By how much a ticket is overdue before an instance takes it that does not hold the lease.
+/// Delay after a deadline at which an instance without the lease reads the ticket.
 const OVERDUE: time::Duration = time::Duration::milliseconds(400);
 
-/// Most rounds look back no further than this: what went before leaves dead entries at the front of the index, which the database may
-/// keep for very long.
+/// How far back most sweeps read. Earlier tickets leave dead entries at the front of the index, which PostgreSQL may retain for
+/// long.
 const RECENT: Duration = Duration::from_secs(5);
 
-/// How often a round looks at all that is overdue nevertheless: for what could not go in time, or was committed late. While there is any
-/// such, each round does.
+/// Interval between sweeps of all overdue tickets, for tickets that could not expire in time or were committed late. While
+/// there is any such ticket, each sweep reads all.
 const WHOLE_PERIOD: Duration = Duration::from_secs(10);
 
-/// How many tickets one sweep reads.
+/// Maximum number of tickets per page of a sweep.
 const PAGE: i64 = 2000;
 
-/// How many tickets may wait for a timer.
+/// Capacity of the channel to the timers, in tickets.
 const WAITING_MAX: usize = 1024;
 
-/// So that a timer does not fire just before the database's clock gets there.
+/// Added to each timer, so that it does not fire just before the database's clock reaches the deadline.
 const SLACK: Duration = Duration::from_millis(2);
 
-/// How long one roll-back may wait for its locks; the next sweep tries again.
+/// Timeout of one expiration, lock waits included; the next sweep retries.
 const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// After a round in which tickets were turned down, the next begins after at most so many times as long as reading took.
+/// Maximum pause after a sweep with rejected timers, as a multiple of its reading time.
 const PAUSE_FACTOR: u32 = 4;
 
-/// Where to tell of tickets that fall due soon, and where they are heard of.
+/// Creates the channel of tickets that fall due soon.
 pub fn channel() -> (mpsc::Sender<Due>, mpsc::Receiver<Due>) {
     mpsc::channel(WAITING_MAX)
 }
 
-/// Whether timers have turned tickets down since somebody last asked: those of an EM that has its share.
+/// Whether timers were rejected since the last query, because an EM has used its budget. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct TurnedDown(Arc<AtomicBool>);
 
@@ -88,26 +90,26 @@ impl TurnedDown {
     }
 }
 
-/// Looks for what falls due.
+/// Background task that reads tickets that fall due.
 #[derive(Debug)]
 pub struct Sweep {
     timers: mpsc::Sender<Due>,
     turned_down: TurnedDown,
     holder: Holder,
     metrics: Metrics,
-    /// Where the next page begins.
+    /// Start of the next page.
     after: Option<DueKey>,
-    /// When the round through all that falls due began.
+    /// Start of the current sweep.
     begun: Instant,
-    /// What the database took of it: the rest was waiting for the timers.
+    /// Time in the database during the sweep. The rest was a wait for the timers.
     reading: Duration,
-    /// Whether it looks at all that is overdue, and when the next one has to.
+    /// Whether this sweep reads all overdue tickets, and when the next one must.
     is_whole: bool,
     next_whole: Instant,
 }
 
 impl Sweep {
-    /// Hands what it finds to `timers`, and tells `metrics` how late the first of it is.
+    /// Creates the task. Tickets go to `timers`; `metrics` gets the delay of the first one.
     pub fn new(timers: mpsc::Sender<Due>, turned_down: TurnedDown, holder: Holder, metrics: Metrics) -> Self {
         let begun = Instant::now();
         let (after, reading, is_whole, next_whole) = (None, Duration::ZERO, true, begun);
@@ -141,15 +143,15 @@ impl Task for Sweep {
             self.next_whole = self.begun;
         }
         if is_first {
-            // While anything is older than what most rounds look at, each round looks at all.
+            // While a ticket is older than most sweeps read, each sweep reads all, so the delay is complete.
             self.metrics.requests.expiry_lag.set(late.as_secs_f64());
         }
         let is_full = i64::try_from(page.len()).is_ok_and(|len| len == PAGE);
         self.after = page.last().and_then(|due| due.key).filter(|_| is_full);
-        // Of a mass of deadlines, a batch is to concern few EMs: what is written of each costs more than what is written of a ticket.
+        // Sorted by EM, so that a batch concerns few EMs: writing an EM costs more than writing a ticket.
         page.sort_by(|one, other| one.ticket.em.cmp(&other.ticket.em));
         for due in page {
-            // Waits while the timers have their hands full.
+            // Blocks while all timers are in use.
             if self.timers.send(due).await.is_err() {
                 break;
             }
@@ -162,14 +164,15 @@ impl Task for Sweep {
     }
 }
 
-/// How long to wait after a round that took so long, `reading` of it in the database, and in which tickets were turned down. Of what cannot
-/// go now there may be very much, and it is not read again and again; but whatever else falls due is found in time, where the next round
-/// begins before that is over which this one has looked at.
+/// Returns the pause after a sweep with rejected timers; `reading` is its time in the database and `round` its whole duration.
+///
+/// Many tickets may be blocked and are not read again and again. The next sweep begins before the horizon of this one ends, so
+/// that all other tickets are found in time.
 fn pause(reading: Duration, round: Duration) -> Duration {
     HORIZON.saturating_sub(round).clamp(reading.min(HORIZON), reading * PAUSE_FACTOR)
 }
 
-/// Rolls tickets back when they fall due, until `stop`.
+/// Expires tickets when they fall due, until `stop` is cancelled.
 pub async fn run_timers(
     committer: Committer,
     mut falling_due: mpsc::Receiver<Due>,
@@ -210,7 +213,7 @@ impl Timers {
             let deadline = Instant::now() + ROLLBACK_TIMEOUT;
             let done = committer.submit_in_background(Operation::Expire(ticket.clone()), deadline).await;
             if let Err(error) = &done {
-                // The next sweep tries again, and the lag of this task tells how late it is.
+                // The next sweep retries; the lag metric shows the delay.
                 let (ticket_id, is_defect) = (ticket.ticket_id, error.is_defect());
                 let error: &dyn std::error::Error = error;
                 match is_defect {
@@ -240,13 +243,13 @@ mod tests {
     #[test]
     fn after_tickets_were_turned_down_others_are_found_before_they_are_due() {
         let millis = Duration::from_millis;
-        // What a round waits for the timers is no reason to rest.
+        // The wait for timers is not part of the pause.
         assert!(pause(millis(50), millis(5050)) <= millis(200));
         for reading in [1, 50, 400, 500, 900, 1000].map(millis) {
             let pause = pause(reading, reading);
             assert!(reading + pause <= HORIZON && pause >= reading, "{reading:?}: {pause:?}");
         }
-        // However long it takes, as long again is left to others, and no longer than it looks ahead.
+        // The pause is at least the reading time, and at most the horizon.
         assert_eq!(pause(millis(1500), millis(1500)), millis(1500));
         assert_eq!(pause(millis(60_000), millis(70_000)), HORIZON);
         assert_eq!(pause(millis(10), millis(10)), millis(40));

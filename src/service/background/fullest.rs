@@ -1,5 +1,8 @@
-//! The fullest: the scopes that hold the largest share of a maximum, and those that hold more than they may. An index by that would have to
-//! be written by every grant; so all scopes are looked through instead, again and again, and never for more than a small part of the time.
+//! Fullest scopes: the list of scopes with the largest share of a maximum, and the number of scopes above their limits.
+//!
+//! An index by share would have to be written by each grant. Instead, a scan of all scopes repeats with pauses, so that it uses
+//! only a small part of the time.
+//! Callers: `overview`, `cluster` and `usage` read the list.
 
 use std::{sync::Arc, time::Duration};
 
@@ -17,39 +20,39 @@ use crate::{
 
 use super::{PAUSE_TIMES, Step, Task};
 
-/// How many are listed.
+/// Maximum number of scopes in the list.
 pub const LISTED_MAX: usize = 1000;
 
-/// How many scopes one step looks at.
+/// Maximum number of scopes per step.
 const PAGE: i64 = 1000;
 
-/// The fullest scopes, as they were seen lately.
+/// The fullest scopes by the last scan.
 #[derive(Debug)]
 pub struct FullestList {
-    /// When the look began, by the database's clock.
+    /// Start of the scan, by the database's clock.
     pub at: OffsetDateTime,
-    /// How many scopes there are.
+    /// Number of scopes.
     pub scopes: i64,
-    /// How many of them hold more than their limits allow.
+    /// Number of scopes with more use than their limits allow.
     pub over_limit: i64,
-    /// Those that hold the largest share of a maximum, the largest first.
+    /// Scopes with the largest share of a maximum, the largest first.
     pub fullest: Vec<ScopeUsage>,
-    /// Whether no other scope holds a share of a maximum.
+    /// Whether the list contains all scopes that use a share of a maximum.
     pub is_whole: bool,
 }
 
-/// Where the list is; clones share it.
+/// The current list. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct FullestScopes(Arc<ArcSwapOption<FullestList>>);
 
 impl FullestScopes {
-    /// The list, once there is one.
+    /// Returns the list; `None` before the first scan has ended.
     pub fn list(&self) -> Option<Arc<FullestList>> {
         self.0.load_full()
     }
 }
 
-/// A look through all scopes.
+/// Scan of all scopes.
 #[derive(Debug)]
 struct Look {
     began: Instant,
@@ -58,7 +61,7 @@ struct Look {
 }
 
 impl Look {
-    /// A scope that holds nothing is on its way out, and none of them.
+    /// Adds a scope. Scopes without use are about to be deleted and are not counted.
     fn note(&mut self, scope: ScopeUsage) {
         if scope.usage.is_nothing() {
             return;
@@ -80,7 +83,7 @@ impl Look {
     }
 }
 
-/// Keeps the list up to date.
+/// Background task that updates the list.
 #[derive(Debug)]
 pub struct ListFullest {
     scopes: FullestScopes,
@@ -89,7 +92,7 @@ pub struct ListFullest {
 }
 
 impl ListFullest {
-    /// Which has not looked yet.
+    /// Creates the task without a list.
     pub fn new(scopes: FullestScopes) -> Self {
         Self { scopes, known: Arc::default(), look: None }
     }

@@ -1,8 +1,8 @@
-//! EMs that go: their tickets end in steps, each an operation like any other; their rows go last. What one instance has begun, any
-//! other goes on with: the EM's row says what is to be done, and how far it is.
+//! Unregistered EMs: ends their tickets in steps, and then deletes their rows.
 //!
-//! Some EMs go at once, each for a turn of some steps. The lease on this work goes to another instance only when here no step of any EM
-//! succeeds any more.
+//! Each step is an operation of the committer. The EM's row stores the progress, so any instance can continue. Up to
+//! [`AT_ONCE`] EMs have a turn at once. The lease is released only when no step of any EM succeeds on this instance any more.
+//! Never: ends a ticket outside the committer.
 
 use std::{
     sync::{
@@ -37,16 +37,16 @@ use super::{
     turns::{Turn, Turns},
 };
 
-/// How many EMs go at once; the others have their turn when a turn of one of these is over.
+/// Maximum number of EMs in a turn at once. The next EM begins when one of these turns ends.
 const AT_ONCE: usize = 16;
 
-/// How many are known, and counted where they are only told.
+/// Maximum number of unregistered EMs that are read and counted.
 const KNOWN_MAX: i64 = 1000;
 
-/// How many steps one EM takes in a turn.
+/// Maximum number of steps in a turn.
 const STEPS_PER_TURN: usize = 32;
 
-/// Ends the tickets of EMs that go.
+/// Background task that ends the tickets of unregistered EMs.
 #[derive(Debug)]
 pub struct Going {
     committer: Committer,
@@ -58,7 +58,7 @@ pub struct Going {
 }
 
 impl Going {
-    /// Tells in `left` how many are left.
+    /// Creates the task. `left` shows the number of EMs left.
     pub fn new(committer: Committer, holder: Holder, left: Gauge) -> Self {
         let (turns, under_way, progress) = (Turns::new(AT_ONCE), JoinSet::new(), Progress::new());
         Self { committer, holder, left, turns, under_way, progress }
@@ -73,7 +73,7 @@ impl Going {
     fn note(&mut self, ended: Result<(task::Id, Turn), task::JoinError>) {
         let (id, turn) = ended.unwrap_or_else(|error| (error.id(), Turn::Stuck));
         if turn == Turn::Stuck && self.progress.is_none() {
-            // Another instance may do better.
+            // Another instance may succeed.
             self.holder.hand_over();
         }
         self.turns.ended(id, turn, Instant::now());
@@ -102,7 +102,7 @@ impl Task for Going {
             for em in self.turns.take() {
                 self.begin(em);
             }
-            // Others may have begun to go meanwhile.
+            // The list is read again after the period, for EMs that were unregistered meanwhile.
             match timeout_at(until, self.under_way.join_next_with_id()).await {
                 Ok(Some(ended)) => self.note(ended),
                 Ok(None) => return Ok(Step::Done),
@@ -112,7 +112,7 @@ impl Task for Going {
     }
 }
 
-/// Ends tickets of an EM, step after step for a while, as long as this instance does so for all.
+/// Ends tickets of an EM, step after step, until the turn ends or this instance loses the lease.
 async fn end_tickets(committer: Committer, em: EmInstance, holder: Holder, steps: Arc<AtomicU64>) -> Turn {
     let step = Operation::EndTickets(em);
     for done in 0..STEPS_PER_TURN {
@@ -139,9 +139,9 @@ async fn end_tickets(committer: Committer, em: EmInstance, holder: Holder, steps
 /// Whether any step succeeds.
 #[derive(Debug)]
 struct Progress {
-    /// How many have.
+    /// Number of successful steps.
     steps: Arc<AtomicU64>,
-    /// How many that were when it was last looked, and since when there were no more.
+    /// Number at the last check, and the time since which it is unchanged.
     seen: (u64, Instant),
 }
 
@@ -150,7 +150,7 @@ impl Progress {
         Self { steps: Arc::default(), seen: (0, Instant::now()) }
     }
 
-    /// Whether none has for as long as one is tried; counts from here on if so.
+    /// Whether no step has succeeded for [`STEP_TIMEOUT`]. Starts a new period if so.
     fn is_none(&mut self) -> bool {
         let (now, steps) = (Instant::now(), self.steps.load(Ordering::Relaxed));
         let is_none = steps == self.seen.0 && now.duration_since(self.seen.1) >= STEP_TIMEOUT;

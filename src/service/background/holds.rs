@@ -1,4 +1,4 @@
-//! Holds that are over: whoever needs their keys removes them; the others are removed here.
+//! Expired holds: deletes them. An operation that needs the key deletes an expired hold itself; this task deletes the others.
 
 use std::time::Duration;
 
@@ -9,14 +9,14 @@ use crate::{
 
 use super::{Step, Task, lease::Holder};
 
-/// Removes what is over.
+/// Background task that deletes expired holds.
 #[derive(Debug)]
 pub struct EndHolds {
     holder: Holder,
 }
 
 impl EndHolds {
-    /// Where the lease is held.
+    /// Creates the task of the instance with `holder`.
     pub fn new(holder: Holder) -> Self {
         Self { holder }
     }

@@ -1,5 +1,6 @@
-//! Indexing: parts of the history that are over get the indexes by which lines are found by user, EM and actor. While a part is being
-//! written it has none, because every grant would pay for them.
+//! Indexes of the history: creates the indexes by user, EM and actor on partitions that have ended.
+//!
+//! The current partition has none of them, because each grant would pay for them.
 
 use std::time::Duration;
 
@@ -7,7 +8,7 @@ use crate::store::{StoreError, Work, history_part, session::Session};
 
 use super::{Step, Task, lease::Holder};
 
-/// Has indexes made, one in each step.
+/// Background task that creates one index per step.
 #[derive(Debug)]
 pub struct Indexing {
     holder: Holder,
@@ -15,7 +16,7 @@ pub struct Indexing {
 }
 
 impl Indexing {
-    /// Where the lease is held; by `schema`, if what changes the schema is done elsewhere.
+    /// Creates the task. `schema` is the session for schema changes; `None` to use the session of the step.
     pub fn new(holder: Holder, schema: Option<Session>) -> Self {
         Self { holder, schema }
     }

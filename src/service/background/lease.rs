@@ -1,5 +1,9 @@
-//! Which instance does what one does for all: the one that holds the lease. If it dies, another takes it when it ends; if two hold it
-//! for a moment, some work is done twice, and the second time finds nothing to do.
+//! Lease: selects the instance that runs the tasks that one instance does for all.
+//!
+//! A row with a deadline names the owner, which renews it each second. If the owner dies, another instance takes the lease
+//! after the deadline. Two instances may own it for a moment; some work is then done twice, and the second run finds nothing to
+//! do.
+//! Callers: all tasks that check [`Holder::holds`].
 
 use std::{
     sync::{
@@ -19,13 +23,13 @@ use crate::store::{
 
 use super::{Step, Task};
 
-/// The lease on all background work.
+/// Name of the lease on all background work.
 const BACKGROUND: &str = "background";
 
-/// How long one that hands the lease over leaves it to the others.
+/// Time during which an instance that steps down does not take the lease.
 const HANDED_OVER: Duration = Duration::from_secs(3);
 
-/// Whether this instance holds the lease.
+/// Flag: whether this instance owns the lease. Clones share it.
 #[derive(Clone, Debug, Default)]
 pub struct Holder {
     holds: Arc<AtomicBool>,
@@ -33,38 +37,38 @@ pub struct Holder {
 }
 
 impl Holder {
-    /// Whether it does.
+    /// Whether this instance owns the lease.
     pub fn holds(&self) -> bool {
         self.holds.load(Ordering::Relaxed)
     }
 
-    /// It could not do its work: the lease goes to another instance, if there is one.
+    /// Releases the lease to another instance, because this one fails to do the work.
     pub fn hand_over(&self) {
         self.hands_over.store(true, Ordering::Relaxed);
     }
 }
 
-/// Takes the lease, and renews it.
+/// Background task that takes and renews the lease.
 #[derive(Debug)]
 pub struct Lease {
     instance_id: Uuid,
     holder: Holder,
-    /// Until when others may take it.
+    /// Time until which only other instances may take the lease.
     leaves_it_until: Instant,
 }
 
 impl Lease {
-    /// Of an instance that does not hold it yet.
+    /// Creates the task of an instance that does not own the lease.
     pub fn new(instance_id: Uuid, holder: Holder) -> Self {
         Self { instance_id, holder, leaves_it_until: Instant::now() }
     }
 
-    /// Takes it or renews it, if it is not another's.
+    /// Takes or renews the lease unless another instance owns it.
     async fn hold(&self, session: &mut Session) -> Result<(), StoreError> {
-        // Nobody holds its row for long.
+        // The row is never locked for long.
         let held = async { lease::hold(session.get().await?, BACKGROUND, self.instance_id).await };
         let held = answered_soon(held).await;
-        // Who cannot renew it may have lost it.
+        // Without a renewal, the lease may be lost.
         self.holder.holds.store(matches!(held, Ok(true)), Ordering::Relaxed);
         held.map(drop)
     }
@@ -85,19 +89,19 @@ impl Task for Lease {
         }
         let mut held = self.hold(session).await;
         if held.is_err() {
-            // A connection that broke meanwhile says nothing of the lease: with a new one, nothing that goes on need stop for long.
+            // A broken connection says nothing about the lease. A renewal on a new connection lets running work continue.
             session.reset();
             held = self.hold(session).await;
         }
         held.map(|()| Step::Done)
     }
 
-    /// Another need not wait for the end of the lease.
+    /// Releases the lease, so that another instance need not wait for its deadline.
     async fn end(&mut self, session: &mut Session) {
         if self.holder.holds.swap(false, Ordering::Relaxed)
             && let Ok(connection) = session.get().await
         {
-            // Without the database it ends by itself.
+            // Without a database, the lease ends at its deadline.
             let _ = answered_soon(lease::give_back(connection, BACKGROUND, self.instance_id)).await;
         }
     }

@@ -1,23 +1,15 @@
-//! Background work: what is done although nobody waits for it. One driver runs all of it, each task under a name, step by step: a step
-//! does a bounded amount of work, on a connection of its own, and reports.
+//! Background tasks: work without a caller. Each task has a name, a session and its own metrics.
 //!
-//! - `lease`: which instance does what one does for all;
-//! - `expiry`: locked tickets whose deadline passes;
-//! - `silence`: EMs of which nothing is heard any more;
-//! - `going`: the tickets of EMs that go, in steps;
-//! - `cluster`: what the metrics tell of the cluster as a whole;
-//! - `counting`: the counters of label sets that are new, in steps, and of those that count no more;
-//! - `pruning`: counters of nothing;
-//! - `holds`: those that are over;
-//! - `indexing`: parts of the history that are over get indexes;
-//! - `announcing`: that the instance lives, and how its tasks fare;
-//! - `fullest`: the scopes that hold the largest share of a maximum;
-//! - `refusals`: what was refused on this instance, every few seconds;
-//! - `retention`: what is older than the history reaches;
-//! - `self_audit`: whether the books are in order, every hour;
-//! - `steps`: how a job's step is tried again that failed;
-//! - `turns`: whose turn it is of many EMs;
-//! - `usage`: use over time, summed from the ends in the history.
+//! The driver runs each task step by step. A step does a bounded amount of work; an error delays the next step. Most tasks run
+//! only on the instance that owns the lease. Two instances may own it for a moment, so each step must be safe to repeat.
+//! Never: an unbounded step; a correctness condition on a single run.
+//! Caller: the server, which starts the tasks.
+//!
+//! - Tickets and EMs: `expiry`, `silence` (lost EMs), `going` (unregistered EMs), `holds` (expired holds).
+//! - Counters: `counting` (new label sets), `pruning` (empty counters), `self_audit` (hourly audit).
+//! - History: `indexing`, `retention`, `usage` (sums per hour), `refusals` (sums of this instance).
+//! - Figures: `cluster`, `fullest` (scopes by share of a maximum), `announcing` (the instance and its tasks).
+//! - Shared: `lease`, `steps` (retries of a step), `turns` (round robin among EMs).
 
 use std::{
     future::Future,
@@ -54,50 +46,52 @@ mod steps;
 mod turns;
 pub mod usage;
 
-/// How many times as long as a look at everything took, whoever has looked rests before the next: that takes a connection a twentieth of
-/// its time at most.
+/// Pause after a scan of all rows, as a multiple of its duration: a scan then uses at most a twentieth of a connection's time.
 const PAUSE_TIMES: u32 = 19;
 
-/// The longest pause after steps that failed one after another.
+/// Longest pause after consecutive failures.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 
-/// What a step leaves.
+/// Result of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
-    /// There is nothing more to do for now.
+    /// No work is left for now; the next step follows after the period.
     Done,
-    /// There is more: the next step follows at once.
+    /// Work is left; the next step follows immediately.
     More,
-    /// There is more, but it cannot be done now: the next step follows after so long.
+    /// Work is left that cannot be done now; the next step follows after this duration, or after the period if that is longer.
     Later(Duration),
 }
 
-/// Work that is done in steps.
+/// A background task, done in steps.
 pub trait Task: Send + 'static {
-    /// What it is called, where it reports.
+    /// Name of the task in metrics, logs and reports.
     const NAME: &'static str;
 
-    /// How often to look for something to do.
+    /// Interval between steps without known work.
     const PERIOD: Duration;
 
-    /// How long a step takes.
+    /// Expected duration of a step, which selects its connection.
     const WORK: Work = Work::Short;
 
-    /// Does a part of what there is to do, which is bounded however much that is.
+    /// Does a bounded part of the work.
+    ///
+    /// # Errors
+    /// Database errors; the driver logs them and retries after a pause.
     fn step(&mut self, session: &mut Session) -> impl Future<Output = Result<Step, StoreError>> + Send;
 
-    /// The server stops: nothing more is done.
+    /// Cleans up at shutdown; no further step follows.
     fn end(&mut self, _: &mut Session) -> impl Future<Output = ()> + Send {
         async {}
     }
 }
 
-/// The tasks that run; clones share them.
+/// The running tasks. Clones share them.
 #[derive(Clone, Debug, Default)]
 pub struct Running(Arc<Mutex<Vec<(&'static str, TaskMetrics)>>>);
 
 impl Running {
-    /// What each has reported of itself, by name.
+    /// Returns the metrics of each task, by name.
     pub fn told(&self) -> Vec<(&'static str, Told)> {
         let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         running.iter().map(|(name, report)| (*name, report.told())).collect()
@@ -108,7 +102,7 @@ impl Running {
     }
 }
 
-/// Runs tasks until the server stops.
+/// Runs tasks until shutdown.
 #[derive(Clone, Debug)]
 pub struct Driver {
     store: Store,
@@ -119,17 +113,17 @@ pub struct Driver {
 }
 
 impl Driver {
-    /// No task runs yet.
+    /// Creates a driver without tasks.
     pub fn new(store: Store, tasks: Tasks, metrics: Metrics, stopping: CancellationToken) -> Self {
         Self { store, tasks, metrics, stopping, running: Running::default() }
     }
 
-    /// The tasks that it runs.
+    /// Returns the running tasks.
     pub fn running(&self) -> Running {
         self.running.clone()
     }
 
-    /// Starts a task; whoever knows that there is something to do may wake it by `wake`.
+    /// Starts a task. `wake` starts its next step immediately.
     pub fn start<T: Task>(&self, mut task: T, wake: Arc<Notify>) {
         let (mut session, report, stopping) =
             (self.store.background_session(T::WORK), self.metrics.task(T::NAME), self.stopping.clone());
@@ -140,7 +134,7 @@ impl Driver {
                 () = stopping.cancelled() => {}
                 () = drive(&mut task, &mut session, &report, (&wake, &metrics)) => {}
             }
-            // An answer may still come on this connection.
+            // A reply may still arrive on the old connection.
             session.reset();
             task.end(&mut session).await;
         });
@@ -153,7 +147,7 @@ async fn drive<T: Task>(
     report: &TaskMetrics,
     (wake, metrics): (&Notify, &Metrics),
 ) {
-    // Instances that start together do not look together.
+    // Instances that start together step at different times.
     let mut due = Instant::now() + jitter(T::PERIOD);
     let mut failures = 0_u32;
     loop {
@@ -191,7 +185,7 @@ async fn drive<T: Task>(
     }
 }
 
-/// Some part of a period: by the clock, because nothing depends on it.
+/// Returns up to half of a period, by the clock; nothing depends on its quality.
 fn jitter(period: Duration) -> Duration {
     let nanos = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.subsec_nanos());
     period.mul_f64(f64::from(nanos % 1000) / 2000.0)

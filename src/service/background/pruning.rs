@@ -1,4 +1,5 @@
-//! Pruning: the counters of scopes in which no ticket counts any more.
+//! Pruning: deletes the counters of scopes without tickets.
+//! Never: deletes a counter that a batch may be using; the statement checks it under its lock.
 
 use std::time::Duration;
 
@@ -9,22 +10,22 @@ use crate::store::{
 
 use super::{Step, Task, lease::Holder};
 
-/// How many counters one step looks at: more than a million in the half hour that they may be of nothing.
+/// Maximum number of counters per step: more than a million in the half hour for which counters may be empty.
 const PAGE: i64 = 500;
 
-/// How many one statement locks, for whose rows batches would wait.
+/// Maximum number of counters that one statement locks, because batches wait for these rows.
 const BITE: usize = 32;
 
-/// Goes through all counters, round and round, and removes those of nothing.
+/// Background task that scans all counters repeatedly and deletes the empty ones.
 #[derive(Debug)]
 pub struct Pruning {
     holder: Holder,
-    /// The last that was looked at; empty for none.
+    /// Key of the last scanned counter; empty to begin anew.
     after: Vec<u8>,
 }
 
 impl Pruning {
-    /// From the first.
+    /// Creates the task, which begins with the first counter.
     pub fn new(holder: Holder) -> Self {
         Self { holder, after: Vec::new() }
     }

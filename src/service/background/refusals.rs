@@ -1,4 +1,4 @@
-//! Refusals: what an instance has counted is written every few seconds, in one statement.
+//! Refusal sums: writes the refusals of this instance every two seconds, in one statement.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::{
 
 use super::{Step, Task};
 
-/// Writes what was refused on this instance.
+/// Background task that writes the refusal sums.
 #[derive(Debug)]
 pub struct KeepRefusals {
     refusals: Refusals,
@@ -25,7 +25,7 @@ pub struct KeepRefusals {
 }
 
 impl KeepRefusals {
-    /// What `refusals` are told of, as those of this instance.
+    /// Creates the task, which writes the sums of `refusals` for the instance `instance_id`.
     pub fn new(refusals: Refusals, instance_id: Uuid, metrics: Metrics) -> Self {
         Self { refusals, instance_id, kept: Kept::default(), metrics }
     }
@@ -38,7 +38,7 @@ impl KeepRefusals {
     }
 
     async fn write_all(&mut self, session: &mut Session) -> Result<(), StoreError> {
-        // What could not be written before belongs to the period that ran then.
+        // Refusals of a failed write belong to the period in which they occurred.
         self.write(session).await?;
         if self.refusals.is_empty() {
             return Ok(());
@@ -58,7 +58,7 @@ impl Task for KeepRefusals {
         self.write_all(session).await.map(|()| Step::Done)
     }
 
-    /// Whoever is told to stop leaves nothing uncounted; without the database it is lost.
+    /// Writes the last refusals at shutdown; without a database, they are lost.
     async fn end(&mut self, session: &mut Session) {
         let _ = answered_soon(self.write_all(session)).await;
     }

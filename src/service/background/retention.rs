@@ -1,4 +1,6 @@
-//! Retention: forgets request ids and ended tickets that are older than the history has to reach, and makes room for what comes.
+//! Retention: deletes request ids, ended tickets and sums that are older than the retention period, and creates future
+//! partitions.
+//! Never: locks more than [`BITE`] rows in one statement.
 
 use std::time::Duration;
 
@@ -10,13 +12,13 @@ use crate::store::{
 
 use super::{Step, Task, lease::Holder};
 
-/// How many rows one statement removes: few enough to keep nobody waiting.
+/// Maximum number of rows that one statement deletes, so that no batch waits long.
 const BITE: i64 = 1000;
 
-/// How long use by the hour is told at least, however short the history: three months, and the rest of a day.
+/// Minimum retention of usage per hour, regardless of that of the history: three months and the rest of a day.
 const USAGE_KEPT: Duration = Duration::from_secs(93 * 24 * 3600);
 
-/// Removes what is older than the history, and makes its next parts.
+/// Background task that deletes what exceeds the retention period, and creates partitions.
 #[derive(Debug)]
 pub struct Retention {
     history: Duration,
@@ -25,7 +27,8 @@ pub struct Retention {
 }
 
 impl Retention {
-    /// Of a history that reaches back so far. Its parts are made and dropped by `schema`, if what changes the schema is done elsewhere.
+    /// Creates the task with the retention period `history`. `schema` is the session for schema changes; `None` to use the
+    /// session of the step.
     pub fn new(history: Duration, holder: Holder, schema: Option<Session>) -> Self {
         Self { history, holder, schema }
     }
@@ -55,14 +58,14 @@ impl Task for Retention {
     }
 }
 
-/// What a step leaves.
+/// Result of a step.
 struct Left {
     more: bool,
     failed: Option<StoreError>,
 }
 
 impl Left {
-    /// Makes and drops parts of the history.
+    /// Creates and drops partitions of the history.
     async fn parts(&mut self, history: Duration, session: &mut Session) -> Result<(), StoreError> {
         let made = answered(history_part::make(session.get().await?, history)).await;
         self.note(made.map(|()| false), session)?;
@@ -70,7 +73,7 @@ impl Left {
         self.note(dropped, session)
     }
 
-    /// One kind could not be removed, because somebody holds it: that keeps no other. Without the database, nothing can.
+    /// Records the result of one deletion. A contended table does not stop the others; without a database, the step fails.
     fn note(&mut self, done: Result<bool, StoreError>, session: &mut Session) -> Result<(), StoreError> {
         match done {
             Ok(more) => self.more |= more,

@@ -1,4 +1,7 @@
-//! The audit that nobody asks for: every hour, by one instance for all, of a standby if there is one; the metrics of each tell what it found.
+//! Scheduled audit: compares the stored counters with the tickets every hour, on one instance, on a standby if there is one.
+//!
+//! Each instance publishes the result as metrics (`cluster`).
+//! Never: repairs.
 
 use std::time::Duration;
 
@@ -15,13 +18,13 @@ use crate::{
 
 use super::{Step, Task, lease::Holder};
 
-/// How often.
+/// Interval between audits.
 const INTERVAL: Duration = Duration::from_secs(3600);
 
-/// Where nobody has ever audited, whoever just started has something better to do first.
+/// Delay of the first audit after start, if there has never been one.
 const FIRST_AFTER: Duration = Duration::from_secs(600);
 
-/// Audits when the last audit is old.
+/// Background task that audits when the last audit is old.
 #[derive(Debug)]
 pub struct SelfAudit {
     store: Store,
@@ -31,7 +34,7 @@ pub struct SelfAudit {
 }
 
 impl SelfAudit {
-    /// Where the lease is held.
+    /// Creates the task of the instance with `holder`.
     pub fn new(store: Store, audit: AuditService, holder: Holder) -> Self {
         Self { store, audit, holder, first_due: Instant::now() + FIRST_AFTER }
     }
@@ -54,7 +57,7 @@ impl Task for SelfAudit {
                     tracing::error!(differences, ?first, "the books differ from the tickets: see AdminService/Audit");
                 }
                 Ok(report) => tracing::info!(tickets = report.tickets, "audited: the books are in order"),
-                // Operators are busy, or the database is; the next step tries again.
+                // Too many operator queries, or no database: the next step tries again.
                 Err(error) => {
                     tracing::warn!(error = &error as &dyn std::error::Error, "the hourly audit has to wait");
                 }

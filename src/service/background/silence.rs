@@ -1,11 +1,12 @@
-//! Silence: an EM that used to report and is not heard of any more is given up, with its tickets.
+//! Lost EMs: unregisters EMs that reported and have been silent for longer than allowed.
 //!
-//! Whether an EM is silent is told by the database's clock; that alone is never enough to give it up, because a clock can jump, and
-//! because nobody can report while the service or its database is away. So every instance also watches for itself: only an EM of
-//! which it saw the same last sign, look after look without a gap, for as long as `lost_after` exceeds `silent_after`, is given up.
-//! As that is at least `silent_after`, every EM had the time to report to a service that was there. The removal itself is an
-//! operation like any other, judged again under the locks; so it does not matter how many instances propose it. It may take long, of an EM
-//! that somebody holds, and is done beside the looks: these go on, and nobody else's watch has a gap.
+//! The database's clock alone never makes an EM lost: a clock can jump, and no EM can report during an outage. Each instance
+//! therefore observes silent EMs itself, once per second. An EM is lost only if its last sign stays unchanged, without a gap,
+//! for `lost_after - silent_after`. That is at least `silent_after`, so each EM had time to report to a running service.
+//!
+//! The removal is an operation that is decided again under the locks, so several instances may propose it. A removal on a
+//! contended EM runs beside the observations and causes no gap.
+//! Never: removes an EM after an observation with a gap.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -33,19 +34,19 @@ use super::{
     turns::{Turn, Turns},
 };
 
-/// How many silent EMs one statement reads.
+/// Maximum number of silent EMs per statement.
 const LOOK_PAGE: i64 = 1000;
 
-/// Two looks further apart than this are no unbroken watch: the instance itself was away.
+/// Longest interval between two observations without a gap. After a longer one, the instance itself was suspended.
 const GAP_MAX: Duration = Duration::from_secs(5);
 
-/// How many EMs are given up at once.
+/// Maximum number of removals at once.
 const REAPS_MAX: usize = 64;
 
-/// How long giving one up may wait for its locks; it has another turn later.
+/// Timeout of one removal, lock waits included; the EM then gets another turn.
 const REAP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Gives silent EMs up.
+/// Background task that detects lost EMs and unregisters them.
 #[derive(Debug)]
 pub struct Silence {
     committer: Committer,
@@ -55,13 +56,13 @@ pub struct Silence {
     turns: Turns,
     under_way: JoinSet<Turn>,
     surveys: Surveys,
-    /// Number of lost connections at the last look. Another number means that the database was away between two looks.
+    /// Number of lost connections at the last observation. A different number means that the database was away in between.
     losses: u64,
 }
 
 impl Silence {
-    /// Of EMs that are silent for longer than `patience` allows. Every instance watches; the one that holds the lease gives up. `surveys` get
-    /// the silent EMs that each look finds.
+    /// Creates the task with the timeouts `patience`. All instances observe; the lease owner unregisters. Each observation
+    /// records the silent EMs in `surveys`.
     pub fn new(committer: Committer, patience: LivenessTimeouts, holder: Holder, surveys: Surveys) -> Self {
         let watch = Watch::new(patience.lost_after.saturating_sub(patience.silent_after));
         let (turns, under_way) = (Turns::new(REAPS_MAX), JoinSet::new());
@@ -73,14 +74,14 @@ impl Silence {
         self.turns.ended(id, turn, Instant::now());
     }
 
-    /// Notes those that have ended, without waiting for any.
+    /// Records the removals that have ended, without waiting.
     fn note_ended(&mut self) {
         while let Some(ended) = self.under_way.try_join_next_with_id() {
             self.note(ended);
         }
     }
 
-    /// Gives up so many at once, until it is time for the next look or there is nothing more to do.
+    /// Unregisters `lost`, several at once, until the next observation is due or all are done.
     async fn reap(&mut self, lost: Vec<Reap>) -> Step {
         let until = Instant::now() + Self::PERIOD;
         let mut lost: HashMap<EmInstance, Reap> = lost.into_iter().map(|reap| (reap.em.clone(), reap)).collect();
@@ -96,7 +97,7 @@ impl Silence {
                 Ok(None) => return Step::Done,
                 Err(_) => return Step::More,
             }
-            // Those of one batch end together.
+            // Removals of one batch end together.
             self.note_ended();
         }
     }
@@ -154,12 +155,12 @@ async fn poll(session: &mut Session, silent_after: Duration) -> Result<Vec<(EmIn
     }
 }
 
-/// What one instance has seen of silent EMs, without a gap.
+/// Observations of silent EMs by one instance, without a gap.
 #[derive(Debug)]
 struct Watch {
-    /// How long the same has to be seen of an EM.
+    /// Time for which the last sign of an EM must stay unchanged.
     patience: Duration,
-    /// The last sign of each, and since when it is seen.
+    /// Last sign of each silent EM, and the time since which it is observed.
     seen: HashMap<EmInstance, (LastSign, Instant)>,
     last_look: Option<Instant>,
 }
@@ -169,12 +170,12 @@ impl Watch {
         Self { patience, seen: HashMap::new(), last_look: None }
     }
 
-    /// The look failed, or what was seen does not count any more: the watch begins anew.
+    /// Restarts all observations, after an error or a gap.
     fn clear(&mut self) {
         self.seen.clear();
     }
 
-    /// Sees, at `now`, which EMs are silent; answers with those that were for long enough.
+    /// Records the silent EMs at `now`. Returns the EMs that are lost.
     fn observe(&mut self, now: Instant, silent: Vec<(EmInstance, LastSign)>) -> Vec<Reap> {
         if self.last_look.is_some_and(|last| now.saturating_duration_since(last) > GAP_MAX) {
             self.clear();
@@ -207,7 +208,7 @@ mod tests {
         LastSign { registered, reported: ReportNumber { epoch: 1, sequence } }
     }
 
-    /// Looks each second and always sees `sign` of one EM; answers at which look it is lost.
+    /// Observes `sign` of one EM each second. Returns the second at which the EM is lost.
     fn lost_at(watch: &mut Watch, start: Instant, looks: std::ops::Range<u64>, sign: LastSign) -> Option<u64> {
         looks.into_iter().find(|second| {
             let reaps = watch.observe(start + Duration::from_secs(*second), vec![(em("a"), sign)]);

@@ -1,4 +1,7 @@
-//! Steps of jobs: one that fails is tried again where it stands, so that it costs its job a moment and nobody else anything.
+//! Steps of background jobs: retries a failed operation with exponential back-off, so that a transient error does not end the
+//! turn.
+//!
+//! Callers: `counting` and `going`.
 
 use std::time::Duration;
 
@@ -12,17 +15,17 @@ use crate::{
 
 use super::jitter;
 
-/// How long a step is tried, its waits for locks included; then it is its job's affair when it is tried again.
+/// Timeout of one step, lock waits included. After it, the job decides when to retry.
 pub const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The first pause between two tries, and the longest: each is twice as long as the one before.
+/// First and longest pause between two attempts; each pause doubles the previous one.
 const PAUSE_FIRST: Duration = Duration::from_millis(20);
 const PAUSE_MAX: Duration = Duration::from_millis(640);
 
-/// Carries out one step of a job, which may be done twice: again if another moment may be better, until [`STEP_TIMEOUT`].
+/// Applies one step and retries transient errors until [`STEP_TIMEOUT`]. The step may be applied twice.
 ///
 /// # Errors
-/// Those of the last try.
+/// The error of the last attempt.
 pub async fn carry_out(committer: &Committer, step: &Operation) -> Result<Outcome, Error> {
     let deadline = Instant::now() + STEP_TIMEOUT;
     let mut pause = PAUSE_FIRST;
@@ -31,7 +34,7 @@ pub async fn carry_out(committer: &Committer, step: &Operation) -> Result<Outcom
             Ok(outcome) => return Ok(outcome),
             Err(error) => error,
         };
-        // Some of several that failed together come back a little later than others.
+        // Jitter, so that steps that failed together retry at different times.
         let pause_now = pause / 2 + jitter(pause);
         let may_pass = error.may_pass() || matches!(error, Error::CommitUnknown);
         if !may_pass || Instant::now() + pause_now >= deadline {

@@ -1,5 +1,9 @@
-//! Turns: of many EMs that want something done in the background, so many have their turn at once. One that cannot go on, mostly because
-//! somebody holds it, waits for longer and longer until its next turn, and those that can come first.
+//! Round robin among EMs with background work: a bounded number of EMs have a turn at once.
+//!
+//! An EM whose step fails, mostly because its key is contended, waits with exponential back-off. EMs that can progress come
+//! first.
+//! Never: runs the work itself; the task does.
+//! Callers: `going` and `silence`.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},
@@ -10,57 +14,59 @@ use tokio::{task, time::Instant};
 
 use crate::domain::em::EmInstance;
 
-/// How long one that could not go on waits for its next turn at first, and at most.
+/// Initial and maximum back-off of an EM whose step failed.
 const STUCK_FIRST: Duration = Duration::from_secs(1);
 const STUCK_MAX: Duration = Duration::from_secs(10);
 
 /// How the turn of an EM ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Turn {
-    /// Nothing is left to do; or somebody else goes on.
+    /// No work is left, or another instance continues.
     Done,
-    /// Others have theirs, before it goes on.
+    /// Work is left; other EMs come first.
     Over,
-    /// It went on, and then could not any more.
+    /// Some steps succeeded, and then one failed.
     Halted,
-    /// It could not go on at all.
+    /// The first step failed.
     Stuck,
 }
 
-/// Whose turn it is.
+/// Scheduler of the turns.
 #[derive(Debug)]
 pub struct Turns {
-    /// How many EMs have one at once.
+    /// Maximum number of EMs in a turn at once.
     at_once: usize,
     under_way: HashMap<task::Id, EmInstance>,
-    /// Of EMs that are known, and had a turn.
+    /// EMs that have had a turn and still have work.
     had: HashMap<EmInstance, Had>,
-    /// How many turns there were.
+    /// Number of turns so far.
     count: u64,
-    /// Who is next of those that were known at the last look: those that could go on, and behind all of them those that could not.
+    /// EMs in order of their next turn: those whose last step succeeded, and after them those whose last step failed.
     able: VecDeque<EmInstance>,
     stuck: VecDeque<EmInstance>,
 }
 
-/// What an EM has had.
+/// Record of an EM's last turn.
 #[derive(Debug, Clone, Copy)]
 struct Had {
-    /// In which turn it had its last one.
+    /// Number of its last turn.
     last: u64,
-    /// In how many turns, one after another, it could not go on; and when it is tried again.
+    /// Number of consecutive turns without success, and the end of the back-off.
     stuck: u32,
     not_before: Instant,
 }
 
 impl Turns {
-    /// So many EMs have theirs at once.
+    /// Creates a scheduler for `at_once` concurrent turns.
     pub fn new(at_once: usize) -> Self {
         let (under_way, had, able, stuck) = (HashMap::new(), HashMap::new(), VecDeque::new(), VecDeque::new());
         Self { at_once, under_way, had, count: 0, able, stuck }
     }
 
-    /// All EMs that are known, at `now`: those of them that may have a turn stand in line until the next look, first those that could go on,
-    /// and of these who has waited longest. They are sorted here, and not each time that a turn is over: there may be very many.
+    /// Sets the EMs with work. EMs outside a turn and a back-off are queued: first those that can progress, the longest waiting
+    /// first.
+    ///
+    /// Sorts here, and not at each end of a turn, because there may be very many EMs.
     pub fn look(&mut self, known: Vec<EmInstance>, now: Instant) {
         let under_way: HashSet<&EmInstance> = self.under_way.values().collect();
         let all: HashSet<&EmInstance> = known.iter().chain(under_way.iter().copied()).collect();
@@ -75,18 +81,18 @@ impl Turns {
         self.able = next.into();
     }
 
-    /// Takes those whose turn comes now.
+    /// Removes and returns the EMs whose turn begins now.
     pub fn take(&mut self) -> Vec<EmInstance> {
         let room = self.at_once.saturating_sub(self.under_way.len());
         (0..room).map_while(|_| self.able.pop_front().or_else(|| self.stuck.pop_front())).collect()
     }
 
-    /// The turn of an EM has begun, in this task.
+    /// Records that the turn of an EM has begun in the task `id`.
     pub fn begun(&mut self, id: task::Id, em: EmInstance) {
         self.under_way.insert(id, em);
     }
 
-    /// How the turn in this task ended: one that goes on stands in line again.
+    /// Records the end of the turn in the task `id`. An EM with work left is queued again.
     pub fn ended(&mut self, id: task::Id, turn: Turn, now: Instant) {
         let Some(em) = self.under_way.remove(&id) else { return };
         self.count += 1;
@@ -113,13 +119,13 @@ mod tests {
         (0..count).map(|n| EmInstance::parse("em", "ecm", &format!("host{n:05}")).unwrap()).collect()
     }
 
-    /// Begins the turns that come now, and answers whose they are.
+    /// Begins the turns that are due after an update, and returns their EMs.
     fn begin(turns: &mut Turns, going: &[EmInstance], now: Instant) -> Vec<(task::Id, EmInstance)> {
         turns.look(going.to_vec(), now);
         follow(turns)
     }
 
-    /// Begins those that come next without another look.
+    /// Begins the turns that are due without an update.
     fn follow(turns: &mut Turns) -> Vec<(task::Id, EmInstance)> {
         let begun = turns.take().into_iter().map(|em| (tokio::spawn(async {}).id(), em));
         let begun: Vec<_> = begun.collect();
@@ -136,7 +142,7 @@ mod tests {
         for (id, _) in &first[..6] {
             turns.ended(*id, Turn::Over, now);
         }
-        // Those that had none, and then those whose turn was over first.
+        // First the EMs without a turn, and then the EMs whose turn ended first.
         let next: Vec<_> = begin(&mut turns, &going, now).into_iter().map(|(_, em)| em).collect();
         assert_eq!(next, [&going[AT_ONCE..], &going[..2]].concat());
     }
@@ -153,7 +159,7 @@ mod tests {
         assert_eq!(next, going[AT_ONCE..], "those that can come first");
         let ids: Vec<_> = turns.under_way.keys().copied().collect();
         ids.into_iter().for_each(|id| turns.ended(id, Turn::Over, now));
-        // Nobody else is there any more: they are tried again, and are waited for no longer than at most.
+        // No other EM has work: the failed EMs are tried again, with a bounded back-off.
         for wait in [2, 4, 8, 10, 10, 10] {
             let tried = begin(&mut turns, &going[..AT_ONCE], now);
             assert_eq!(tried.len(), AT_ONCE);
@@ -162,7 +168,7 @@ mod tests {
             now += Duration::from_secs(wait);
         }
         assert_eq!(turns.had.len(), AT_ONCE, "those that are gone are forgotten");
-        // One goes on for a while before it is stuck again: what was before is over.
+        // A turn with some success resets the back-off.
         begin(&mut turns, &going[..AT_ONCE], now).iter().for_each(|(id, _)| turns.ended(*id, Turn::Halted, now));
         assert!(begin(&mut turns, &going[..AT_ONCE], now).is_empty());
         assert_eq!(begin(&mut turns, &going[..AT_ONCE], now + STUCK_FIRST).len(), AT_ONCE);
@@ -191,7 +197,7 @@ mod tests {
             under_way.extend(follow(&mut turns));
         }
         assert_eq!(order, known);
-        // Sorting them as often would take minutes here.
+        // Sorting at each end of a turn would take minutes here.
         assert!(now.elapsed() < Duration::from_secs(10), "{:?}", now.elapsed());
     }
 }

@@ -1,5 +1,8 @@
-//! Use over time: the ends in the history are summed by the hour, step by step, each of them once. How far it is stands in the database and
-//! moves in the transaction that counts, so that any instance goes on where another ended. What is committed late is waited for.
+//! Roll-up of usage: adds the ended tickets of the history to sums per hour, each ticket once.
+//!
+//! The progress is a row that moves in the transaction that adds, so any instance can continue. The roll-up reads only numbers
+//! up to which the history is complete, so lines that commit late are included.
+//! Never: adds a ticket twice.
 
 use std::time::Duration;
 
@@ -18,19 +21,19 @@ use crate::{
 
 use super::{Step, Task, lease::Holder};
 
-/// How many numbers of the history one step goes through, whatever they are of: so little that it is soon done.
+/// Maximum number of history numbers per step, so that a step is short.
 const NUMBERS: i64 = 10_000;
 
-/// A step that has more to do rests so many times as long as it took: of a long history, most of the time is others'.
+/// Pause after a step with work left, as a multiple of its duration: a long history leaves most of the time to other work.
 const REST_TIMES: u32 = 3;
 
-/// How often it is told that nothing has ended.
+/// Interval between updates of the progress while no ticket ends.
 const TOLD_EVERY: time::Duration = time::Duration::seconds(30);
 
-/// How long before a line's commit its time may be, at most: longer than a transaction may take.
+/// Maximum time by which a line's time precedes its commit: longer than a transaction may take.
 const LINES_LATE: time::Duration = time::Duration::seconds(30);
 
-/// Sums what ended.
+/// Background task that sums the ended tickets.
 #[derive(Debug)]
 pub struct RollUpUsage {
     holder: Holder,
@@ -38,15 +41,15 @@ pub struct RollUpUsage {
 }
 
 impl RollUpUsage {
-    /// Where the lease is held.
+    /// Creates the task of the instance with `holder`.
     pub fn new(holder: Holder) -> Self {
         Self { holder, history: History::default() }
     }
 
-    /// Counts what ended by the next lines; true if there are more behind them.
+    /// Adds the tickets that ended by the next lines. Returns whether more lines follow.
     async fn roll_up(&self, session: &mut Session) -> Result<bool, StoreError> {
-        // How far the history is, is asked where it is noted: another host of the database, or the same one after a crash, may not know of
-        // the numbers that were given out last, and gives them to lines that would never be counted.
+        // Reads the end of the history in the transaction that stores the progress. Another primary may not know the numbers
+        // assigned last and would assign them to lines that would never be counted.
         let counted = self.count_next(answered(session.begin()).await?).await?;
         if counted.is_some() {
             answered(session.commit()).await?;
@@ -55,13 +58,13 @@ impl RollUpUsage {
         Ok(counted.unwrap_or(false))
     }
 
-    /// The same in a transaction; `None` if there is nothing to be told, or somebody else was faster.
+    /// Adds in the current transaction. Returns `None` if there is nothing to store or another instance was faster.
     async fn count_next(&self, transaction: &mut PgConnection) -> Result<Option<bool>, StoreError> {
         let now = answered(clock(&mut *transaction)).await?;
         let Some(settled) = answered(self.history.settled_number(&mut *transaction)).await? else { return Ok(None) };
         let from = answered(usage_hour::progress(&mut *transaction)).await?;
         let first = answered(ended_use::next_number(&mut *transaction, from.last_number)).await?;
-        // What went before was given to lines that are gone, or to none.
+        // Numbers before it belong to deleted lines, or to none.
         let first = first.map_or(settled, |first| first - 1).clamp(from.last_number, settled.max(from.last_number));
         let until = settled.min(first.saturating_add(NUMBERS));
         let complete_until = if until == settled { now - LINES_LATE } else { from.complete_until };

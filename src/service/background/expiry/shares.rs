@@ -1,6 +1,9 @@
-//! What each EM with tickets that fall due takes of what there is for all: of the timers, and of the roll-backs under way. Whether
-//! somebody holds an EM is known only when the first of its tickets have been tried in vain; whatever it was given until then, others
-//! have room beside it.
+//! Budgets of each EM for expiry timers and for concurrent expirations.
+//!
+//! Whether an EM is contended is known only after its first tickets failed. Until then its budget is small enough to leave room
+//! for other EMs; each success doubles it, and a failure reduces it to one.
+//! Invariant: the sums never exceed [`WATCHED_MAX`] and [`UNDER_WAY_MAX`].
+//! Caller: `expiry`.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
@@ -10,41 +13,41 @@ use crate::domain::{em::EmInstance, operation::Released};
 
 use super::TurnedDown;
 
-/// How many tickets have a timer, or are being rolled back; and how many of one EM.
+/// Maximum number of tickets with a timer or an expiration in progress, in total and per EM.
 const WATCHED_MAX: usize = 8192;
 const WATCHED_OF_EM_MAX: usize = 4096;
 
-/// How many tickets are being rolled back: some batches of them, so that there is always one that waits; and how many of one EM.
+/// Maximum number of expirations in progress: several batches, so that one is always queued. In total and per EM.
 const UNDER_WAY_MAX: usize = 2048;
 const UNDER_WAY_OF_EM_MAX: usize = 1024;
 
-/// How many of an EM of which none has gone yet, and so that half of the room stays free that it found: of however many EMs that turn out
-/// to be held.
+/// Budget of an EM without a success so far. In addition, half of the free budget stays free, for any number of contended EMs.
 const UNDER_WAY_OF_EM_FIRST: usize = 256;
 
-/// Of how many EMs it is remembered how they fared. Those that have nothing to do any more are forgotten then: most are gone.
+/// Maximum number of EMs with a record. Above it, records of EMs without tickets are dropped; most of these EMs are
+/// unregistered.
 const EMS_MAX: usize = 2 * WATCHED_MAX;
 
-/// The shares of all EMs.
+/// Budgets of all EMs.
 #[derive(Debug)]
 pub(super) struct Shares {
-    /// Tickets with a timer, or whose roll-back is under way.
+    /// Tickets with a timer or an expiration in progress.
     watched: HashSet<Uuid>,
-    /// Of EMs with such tickets, and of those whose last one could not go.
+    /// EMs with such tickets, and EMs whose last expiration failed.
     of_ems: HashMap<EmInstance, Share>,
-    /// How many roll-backs there are.
+    /// Number of expirations in progress.
     under_way: usize,
     turned_down: TurnedDown,
 }
 
-/// What one EM takes of what there is for all.
+/// Use and budget of one EM.
 #[derive(Debug)]
 struct Share {
     watched: usize,
     under_way: usize,
-    /// How many may be under way: one, for an EM that somebody holds; of one that goes on, soon as many as ever.
+    /// Maximum number of expirations in progress: one for a contended EM; doubled by each success.
     under_way_max: usize,
-    /// Overdue, and next when one that is under way is done.
+    /// Overdue tickets that wait for an expiration in progress to end.
     next: VecDeque<Released>,
 }
 
@@ -59,7 +62,7 @@ impl Share {
         WATCHED_OF_EM_MAX.min(self.under_way_max * 4)
     }
 
-    /// `most`, or what is left to an EM of which none has gone yet where there is so much room.
+    /// Returns `most`, or half of `room` if that is less and the EM has no success so far.
     fn of_room(&self, most: usize, room: usize) -> usize {
         if self.under_way_max > UNDER_WAY_OF_EM_FIRST { most } else { most.min((room / 2).max(1)) }
     }
@@ -68,7 +71,7 @@ impl Share {
         self.under_way_max = if went { (self.under_way_max * 2).min(UNDER_WAY_OF_EM_MAX) } else { 1 };
     }
 
-    /// What waits beyond what may be watched, the last first to go: it is watched no longer.
+    /// Removes and returns the last waiting tickets above the budget for timers.
     fn give_back(&mut self) -> VecDeque<Released> {
         let excess = self.watched.saturating_sub(self.watched_max()).min(self.next.len());
         self.watched -= excess;
@@ -77,22 +80,22 @@ impl Share {
 }
 
 impl Shares {
-    /// Tells in `turned_down` that tickets were left to the next sweep.
+    /// Creates empty budgets. `turned_down` records tickets that are left to the next sweep.
     pub fn new(turned_down: TurnedDown) -> Self {
         Self { watched: HashSet::new(), of_ems: HashMap::new(), under_way: 0, turned_down }
     }
 
-    /// Whether more may be watched, of whichever EM.
+    /// Whether another ticket may have a timer.
     pub fn may_watch(&self) -> bool {
         self.watched.len() < WATCHED_MAX
     }
 
-    /// Whether one more roll-back may begin, of whichever EM.
+    /// Whether another expiration may begin.
     pub fn may_begin(&self) -> bool {
         self.under_way < UNDER_WAY_MAX
     }
 
-    /// Whether a ticket is to have a timer: not if it has one, nor if its EM has its share.
+    /// Whether a ticket gets a timer: not if it has one already, or if its EM has used its budget.
     pub fn watch(&mut self, ticket: &Released) -> bool {
         if self.watched.contains(&ticket.ticket_id) {
             return false;
@@ -108,7 +111,8 @@ impl Shares {
         true
     }
 
-    /// A ticket has fallen due: answers it if its roll-back begins now; otherwise it waits for another of its EM.
+    /// Begins the expiration of a ticket that fell due. Returns the ticket, or `None` if it must wait for another ticket of its
+    /// EM.
     pub fn begin(&mut self, ticket: Released) -> Option<Released> {
         let room = UNDER_WAY_MAX.saturating_sub(self.under_way);
         let share = self.share(&ticket.em);
@@ -123,7 +127,7 @@ impl Shares {
         None
     }
 
-    /// A roll-back has ended; answers those that begin now.
+    /// Ends an expiration; `went` states whether it succeeded. Returns the tickets whose expiration begins now.
     pub fn end(&mut self, ticket: &Released, went: bool) -> Vec<Released> {
         self.under_way = self.under_way.saturating_sub(1);
         self.watched.remove(&ticket.ticket_id);
@@ -136,7 +140,7 @@ impl Shares {
             self.of_ems.remove(&ticket.em);
             return Vec::new();
         }
-        // At least one follows where none is left: there is room for the one that has ended.
+        // At least one ticket follows even without free budget: the ended one has freed its unit.
         let more = share.of_room(share.under_way_max, room).saturating_sub(share.under_way);
         let next: Vec<Released> = share.next.drain(..more.min(room).min(share.next.len())).collect();
         share.under_way += next.len();
@@ -146,7 +150,8 @@ impl Shares {
         next
     }
 
-    /// A roll-back has ended, of which it is not known whose it was: without marks, the next sweep finds what is still there.
+    /// Ends an expiration whose task panicked, so that its ticket is unknown. Clears all records; the next sweep finds the
+    /// remaining tickets.
     pub fn lose(&mut self) {
         self.under_way = self.under_way.saturating_sub(1);
         self.watched.clear();
@@ -160,7 +165,7 @@ impl Shares {
         self.of_ems.entry(em.clone()).or_default()
     }
 
-    /// Leaves these to the next sweep, which finds them again.
+    /// Leaves tickets to the next sweep, which finds them again.
     fn unwatch(&mut self, tickets: VecDeque<Released>) {
         if !tickets.is_empty() {
             self.turned_down.note();
@@ -182,7 +187,7 @@ mod tests {
         Released { ticket_id, user: user.unwrap(), em: em.unwrap() }
     }
 
-    /// Has so many overdue tickets of each of these EMs watched and begun, as far as that goes; answers those under way.
+    /// Watches and begins `count` overdue tickets of each EM in `hosts`, up to the budgets. Returns the tickets in progress.
     fn crowd(shares: &mut Shares, hosts: std::ops::Range<usize>, count: usize) -> VecDeque<Released> {
         let tickets = (0..count).flat_map(|n| hosts.clone().map(move |host| ticket(host, n)));
         let watched: Vec<Released> = tickets.filter(|ticket| shares.may_watch() && shares.watch(ticket)).collect();
@@ -252,7 +257,7 @@ mod tests {
         let next = (0..watched - under_way).map(|n| ticket(0, n)).collect();
         let mut share = Share { watched, under_way, under_way_max: under_way, next };
         assert!(share.give_back().is_empty(), "all may be watched while it goes on");
-        // All that are under way are tried in vain, one after another; and some with timers fall due yet.
+        // All expirations in progress fail one after another, while timers of further tickets fire.
         for left in (0..under_way).rev() {
             (share.watched, share.under_way) = (share.watched - 1, left);
             share.note(false);
