@@ -1,7 +1,11 @@
-//! `linkis_resource_action_record`: the history, one row per change; also what a late or repeated call is answered by.
+//! `linkis_resource_action_record`: the history, one line per change. It also answers late and repeated calls.
 //!
-//! - `batch`: the lines of a batch; `acts`: those of what is done outside of batches;
-//! - `row`: a line as it is read; `matching`, `by_key`: lines that are looked for.
+//! Lines are only inserted, and are deleted with their partition. Line numbers ascend, but a lower number can become
+//! visible later, because a line takes its number before its commit. Callers: the batch write, lists, followers and
+//! retries.
+//!
+//! Submodules: `batch`: lines of a batch; `acts`: lines of changes outside batches; `row`: a line as read; `matching`,
+//! `by_key`: searches.
 
 use std::{collections::HashMap, time::Duration};
 
@@ -59,7 +63,7 @@ impl TryFrom<EndedRow> for EndedTicket {
     }
 }
 
-/// How those among `ticket_ids` that are remembered ended.
+/// Returns the ends of those tickets among `ticket_ids` that the history still contains.
 pub async fn read(
     executor: impl PgExecutor<'_>,
     ticket_ids: &[Uuid],
@@ -76,7 +80,7 @@ pub async fn read(
     rows.into_iter().map(|row| EndedTicket::try_from(row).map(|ended| (ended.id, ended))).collect()
 }
 
-/// With what use those among `ticket_ids` were adopted of which that is remembered.
+/// Returns the adopted amounts of those tickets among `ticket_ids` whose adoption the history still contains.
 pub async fn adopted(
     executor: impl PgExecutor<'_>,
     ticket_ids: &[Uuid],
@@ -96,8 +100,8 @@ pub async fn adopted(
     rows.into_iter().map(used).collect()
 }
 
-/// Whether there is a record of this number, of the batch of this moment. A number alone may be another's: a database that crashed, or a
-/// standby that was promoted, gives those out again of which it has not heard.
+/// Returns whether the line `number` with the time `at` exists: the evidence of a commit. The number alone proves
+/// nothing. A crashed database, or a promoted standby, reuses the numbers that it did not know of.
 pub async fn is_there(executor: impl PgExecutor<'_>, number: i64, at: OffsetDateTime) -> Result<bool, StoreError> {
     let is_there = sqlx::query_scalar(
         "-- action_record::is_there
@@ -110,7 +114,7 @@ pub async fn is_there(executor: impl PgExecutor<'_>, number: i64, at: OffsetDate
     Ok(is_there)
 }
 
-/// The EMs of the records behind number `after`, which are of this hour.
+/// Returns the EMs of the lines after `after` within the last hour.
 pub async fn ems_behind(executor: impl PgExecutor<'_>, after: i64) -> Result<Vec<EmInstance>, StoreError> {
     let rows: Vec<(String, String)> = sqlx::query_as(
         "-- action_record::ems_behind
@@ -123,14 +127,14 @@ pub async fn ems_behind(executor: impl PgExecutor<'_>, after: i64) -> Result<Vec
     rows.into_iter().map(|(application_name, instance)| TABLE.em(&application_name, &instance)).collect()
 }
 
-/// Up to `limit` records, oldest first, from behind number `after`; of one ticket, or of all.
+/// Returns up to `limit` lines after `after`, oldest first, of one ticket or of all.
 pub async fn list(
     executor: impl PgExecutor<'_>,
     ticket_id: Option<Uuid>,
     after: i64,
     limit: i64,
 ) -> Result<Vec<ActionRecord>, StoreError> {
-    // One text each, so that each is planned for its own index.
+    // One SQL text per index.
     let sql = if ticket_id.is_some() {
         r#"-- action_record::list, of a ticket
         SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,
@@ -149,7 +153,7 @@ pub async fn list(
     let rows: Vec<ActionRow> = sqlx::query_as(sql).bind(after).bind(limit).bind(ticket_id).fetch_all(executor).await?;
     rows.into_iter().map(ActionRecord::try_from).collect()
 }
-/// Removes up to `limit` records older than `history` that are in no part of their own; true if there may be more.
+/// Deletes up to `limit` lines older than `history` outside the partitions. Returns whether more may exist.
 pub async fn forget_rest(executor: impl PgExecutor<'_>, history: Duration, limit: i64) -> Result<bool, StoreError> {
     let forgotten: i64 = sqlx::query_scalar(
         "-- action_record::forget_rest

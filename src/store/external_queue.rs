@@ -1,5 +1,7 @@
-//! `linkis_external_cluster`, `linkis_external_queue`, and the snapshot in force, as they are read for a batch
-//! or a look: of however many queues there are, those on the path of one that is named, and those with its last name.
+//! External queues for a batch or a check: `linkis_external_cluster`, `linkis_external_queue` and the present snapshot.
+//!
+//! Reads only the queues on the path of a named queue and those with its last name, independent of the size of the
+//! cluster. A batch locks the cluster rows first. Callers: the committer and the checks.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -20,7 +22,7 @@ use super::{StoreError, rows::Table};
 const CLUSTER: Table = Table("linkis_external_cluster");
 const SNAPSHOT: &str = "linkis_external_snapshot";
 
-/// All providers with the numbers of their clusters: there are few.
+/// Returns all providers with their cluster ids. There are few.
 pub async fn providers(executor: impl PgExecutor<'_>) -> Result<Vec<(i64, Provider)>, StoreError> {
     let rows: Vec<(i64, String, String, String)> = sqlx::query_as(
         "-- external_queue::providers
@@ -41,7 +43,7 @@ fn provider(resource_type: &str, name: &str, labels: &str) -> Result<Provider, S
     })
 }
 
-/// A cluster's row.
+/// Row of a cluster.
 #[derive(Debug, Clone, FromRow)]
 pub struct ClusterRow {
     cluster_id: i64,
@@ -59,32 +61,32 @@ pub struct ClusterRow {
 }
 
 impl ClusterRow {
-    /// Its number.
+    /// Returns the cluster id.
     pub fn id(&self) -> i64 {
         self.cluster_id
     }
 
-    /// The snapshot in force.
+    /// Returns the generation of the present snapshot; `None` if there is none.
     pub fn generation(&self) -> Option<i64> {
         self.generation
     }
 
-    /// When the snapshot in force was begun.
+    /// Returns the start time of the present snapshot.
     pub fn begun(&self) -> Option<OffsetDateTime> {
         self.begun
     }
 
-    /// How many changes there were.
+    /// Returns the number of ticket changes in the cluster so far.
     pub fn changes(&self) -> i64 {
         self.changes
     }
 
-    /// Its provider.
+    /// Returns the provider of the cluster.
     pub fn provider(&self) -> Result<Provider, StoreError> {
         provider(&self.resource_type, &self.name, &self.labels)
     }
 
-    /// How its queues are judged.
+    /// Returns the rules by which requests are checked against the queues.
     pub fn rules(&self) -> Result<CheckRules, StoreError> {
         let when_away = WhenAway::parse(&self.when_away);
         Ok(CheckRules {
@@ -116,7 +118,8 @@ impl ClusterRow {
     }
 }
 
-/// The rows of clusters that are there; locked until the transaction ends, if it `locks`, in one order.
+/// Returns the rows of the clusters that exist. With `locks`, locks them in the order of their ids until the
+/// transaction ends.
 pub async fn clusters(
     executor: impl PgExecutor<'_>,
     ids: &BTreeSet<i64>,
@@ -139,18 +142,18 @@ pub async fn clusters(
     Ok(sqlx::query_as(sql).bind(ids.iter().copied().collect::<Vec<_>>()).fetch_all(executor).await?)
 }
 
-/// What is looked up in a cluster.
+/// Queues and applications to read of a cluster.
 #[derive(Debug, Default)]
 pub struct Wanted {
-    /// The names of queues, as requests have them.
+    /// Queue names, as requests give them.
     pub names: BTreeSet<String>,
-    /// The paths of queues in which there are tickets.
+    /// Paths of queues that tickets use.
     pub paths: BTreeSet<String>,
-    /// Applications.
+    /// YARN application ids.
     pub application_ids: BTreeSet<String>,
 }
 
-/// What is known of the queues that are looked up.
+/// Queues and applications that were read.
 #[derive(Debug, Default)]
 struct ClusterState {
     queues: Vec<Queue>,
@@ -158,7 +161,7 @@ struct ClusterState {
     shown: HashMap<String, QueueAmounts>,
 }
 
-/// What is known of clusters, as far as it is wanted; in a statement after the one that has locked `rows`.
+/// Reads the parts of clusters that are `wanted`. In a transaction, call it in a statement after the lock of `rows`.
 pub async fn read(
     connection: &mut PgConnection,
     rows: &[ClusterRow],
@@ -201,7 +204,7 @@ impl QueueRow {
     }
 }
 
-/// Where a queue may be that is called so, and all that this would be in.
+/// Returns the possible paths of a queue with this name, and all of their ancestors.
 fn candidates(name: &str) -> impl Iterator<Item = String> {
     let full = format!("{ROOT}.{name}");
     let paths: BTreeSet<String> = match is_in(name, ROOT) {
@@ -264,12 +267,12 @@ fn generation(rows: &[ClusterRow], cluster_id: i64) -> Option<i64> {
     rows.iter().find(|row| row.cluster_id == cluster_id)?.generation
 }
 
-/// The paths of the queues whose last names these are, in the snapshots in force.
+/// Returns the paths of queues with these last names in the present snapshots.
 async fn by_last_name(
     connection: &mut PgConnection,
     last_names: &[(i64, &str)],
 ) -> Result<Vec<(i64, String)>, StoreError> {
-    // Of very many with one name, a few tell as well that it means none.
+    // A name with several queues is ambiguous; a few of them are enough to detect that.
     const LIMIT: i64 = 100;
     Ok(sqlx::query_as(
         "-- external_queue::by_last_name
@@ -286,7 +289,7 @@ async fn by_last_name(
     .await?)
 }
 
-/// What the snapshots in force show of applications.
+/// Returns the amounts that the present snapshots show for applications.
 async fn applications(
     connection: &mut PgConnection,
     rows: &[ClusterRow],
@@ -317,7 +320,7 @@ async fn applications(
     Ok(shown)
 }
 
-/// The columns of what clusters' queues hold.
+/// Columns of the unseen use of external queues.
 #[derive(Debug, Default)]
 pub(super) struct QueueColumns<'a> {
     pub cluster_id: Vec<i64>,

@@ -1,4 +1,7 @@
-//! `linkis_external_refresh`: who asks a cluster, and when; and what is removed while he has the lease.
+//! `linkis_external_refresh`: per cluster the lease on its refresh, its next due time, and the deletion of old data.
+//!
+//! One instance at a time fetches a cluster. An instance that keeps its counts from the last snapshot is preferred,
+//! because it reads less. Callers: the refresh task and provider changes.
 
 use std::time::{Duration, Instant};
 
@@ -10,25 +13,25 @@ use crate::domain::{external::CheckRules, provider::Provider};
 
 use super::{StoreError, rows::labels_json, session};
 
-/// For how long one instance asks: longer than all that it does takes, and how long it takes to notice that it died.
+/// Duration of the lease. Longer than a refresh takes; another instance takes over after it if the owner dies.
 pub const LEASE: Duration = Duration::from_secs(20);
 
-/// How long a snapshot that comes into force waits for those who count.
+/// Maximum time that the installation of a snapshot waits for batches.
 pub(super) const INSTALL_WAIT: Duration = Duration::from_secs(2);
 
-/// For how long a cluster that is due is left to the instance that keeps what it counted for the last snapshot: it has to read less.
+/// Time for which a due cluster is left to the instance that keeps its counts.
 const KEEPERS_FIRST: Duration = Duration::from_secs(1);
 
-/// How many rows one statement removes.
+/// Maximum number of rows that one statement deletes.
 const REMOVED_MAX: i64 = 200;
 
-/// The same of rows that others may be about to write.
+/// Maximum number of queue rows that one statement deletes: batches may be about to write them.
 const UNUSED_MAX: i64 = 100;
 
-/// The longest rest between pieces: a database that is slow is not waited for twice.
+/// Maximum rest between pieces of work. On a slow database, the rest does not add as much time again.
 const REST_MAX: Duration = Duration::from_millis(10);
 
-/// Does a piece of what nobody waits for, and rests about as long as that took.
+/// Runs a piece of background work, then rests for about its duration, up to `REST_MAX`.
 pub(super) async fn resting_as_long<T>(piece: impl Future<Output = T>) -> T {
     let begun = Instant::now();
     let done = piece.await;
@@ -36,7 +39,7 @@ pub(super) async fn resting_as_long<T>(piece: impl Future<Output = T>) -> T {
     done
 }
 
-/// Says of a cluster what its provider says, new or not: it is asked at once.
+/// Inserts or updates a cluster from its provider. The cluster becomes due immediately.
 pub async fn put(
     connection: &mut PgConnection,
     provider: &Provider,
@@ -72,7 +75,7 @@ pub async fn put(
     Ok(())
 }
 
-/// A cluster counts nothing any more; what was counted is removed by [`clean`].
+/// Deletes a cluster. [`clean_gone`] deletes its data later.
 pub async fn delete(connection: &mut PgConnection, resource_type: &str, name: &str) -> Result<(), StoreError> {
     session::hurried(&mut *connection, INSTALL_WAIT).await?;
     sqlx::query(
@@ -89,7 +92,7 @@ pub async fn delete(connection: &mut PgConnection, resource_type: &str, name: &s
     Ok(())
 }
 
-/// Which clusters are said of which providers, by type, name and etag.
+/// Returns type, name and provider etag of all clusters.
 pub async fn known(executor: impl PgExecutor<'_>) -> Result<Vec<(String, String, Uuid)>, StoreError> {
     Ok(sqlx::query_as(
         "-- external_refresh::known
@@ -99,18 +102,20 @@ pub async fn known(executor: impl PgExecutor<'_>) -> Result<Vec<(String, String,
     .await?)
 }
 
-/// A cluster, and who asks it.
+/// State of a cluster's refresh.
 #[derive(Debug, Clone, Copy, sqlx::FromRow)]
 pub struct RefreshRow {
-    /// Which.
+    /// Cluster id.
     pub cluster_id: i64,
-    /// The lease by which it was asked last, or is asked now; `None` if something has changed since that is not told by changes of tickets.
+    /// The present or last lease; `None` after a change that ticket changes do not show, which makes kept counts
+    /// invalid.
     pub lease: Option<Uuid>,
-    /// Whether it is to be asked now, by this instance.
+    /// Whether this instance is to refresh the cluster now.
     pub is_due: bool,
 }
 
-/// All clusters. Those that are due are first left to whoever asked them last: by the `kept` leases an instance knows that it is him.
+/// Returns the refresh state of all clusters. A due cluster is left for `KEEPERS_FIRST` to the instance with its last
+/// lease; `kept` are the leases of this instance.
 pub async fn all(executor: impl PgExecutor<'_>, kept: &[Uuid]) -> Result<Vec<RefreshRow>, StoreError> {
     Ok(sqlx::query_as(
         "-- external_refresh::all
@@ -126,18 +131,18 @@ pub async fn all(executor: impl PgExecutor<'_>, kept: &[Uuid]) -> Result<Vec<Ref
     .await?)
 }
 
-/// The lease on asking a cluster.
+/// Lease on the refresh of a cluster.
 #[derive(Debug, Clone, Copy, sqlx::FromRow)]
 pub struct Taken {
-    /// The database's clock then.
+    /// Time of taking the lease, by the clock of the database.
     pub begun: OffsetDateTime,
-    /// Whether its provider is gone.
+    /// Whether the provider was deleted.
     pub is_gone: bool,
-    /// The lease before it.
+    /// Previous lease.
     pub before: Option<Uuid>,
 }
 
-/// Takes the lease on asking a cluster; `None` if another has it, or it is not due.
+/// Takes the lease on a due cluster. `None` if another instance has it, or the cluster is not due.
 pub async fn take(executor: impl PgExecutor<'_>, cluster_id: i64, lease: Uuid) -> Result<Option<Taken>, StoreError> {
     Ok(sqlx::query_as(
         "-- external_refresh::take
@@ -154,8 +159,11 @@ pub async fn take(executor: impl PgExecutor<'_>, cluster_id: i64, lease: Uuid) -
     .await?)
 }
 
-/// It was asked in vain; answers how often that was so, one after another. Asked again after `pause`, or `long` once that was so three
-/// times. The lease is over; it stays as a sign if something is kept by it.
+/// Records a failed refresh and ends the lease. Returns the number of consecutive failures; `None` if the lease was
+/// lost.
+///
+/// The next refresh is due after `pause`, from the third failure on after `long`. With `keeps`, the lease remains as
+/// the mark of kept counts.
 pub async fn failed(
     executor: impl PgExecutor<'_>,
     cluster_id: i64,
@@ -179,7 +187,7 @@ pub async fn failed(
     .await?)
 }
 
-/// Takes the lease on a cluster from whoever has it: nothing that was counted before holds.
+/// Revokes the lease on a cluster and invalidates all kept counts.
 pub async fn take_back(executor: impl PgExecutor<'_>, cluster_id: i64) -> Result<(), StoreError> {
     sqlx::query(
         "-- external_refresh::take_back
@@ -191,10 +199,10 @@ pub async fn take_back(executor: impl PgExecutor<'_>, cluster_id: i64) -> Result
     Ok(())
 }
 
-/// Removes some of what nobody needs any more of a cluster while its lease is held: what snapshots before the last two said, tickets that
-/// ended no later than with the change `known`, and queues without any. True if there may be more.
+/// Deletes old data of a cluster under its lease: snapshots before the last two, tickets that ended by the change
+/// `known`, and queues without unseen use. Returns whether more may exist.
 pub async fn clean(connection: &mut PgConnection, cluster_id: i64, known: i64) -> Result<bool, StoreError> {
-    // Whoever looked at the last one may still be reading it.
+    // The previous snapshot stays: a check may still be reading it.
     let removed = sqlx::query_scalar(
         "-- external_refresh::clean
         WITH old AS MATERIALIZED (SELECT generation FROM linkis_external_snapshot
@@ -216,7 +224,7 @@ pub async fn clean(connection: &mut PgConnection, cluster_id: i64, known: i64) -
     .bind(known)
     .fetch_one(&mut *connection);
     let removed: i64 = resting_as_long(removed).await?;
-    // By themselves, and few: whoever is granted something in one of them just now waits for this.
+    // A separate, small statement: a grant in one of these queues waits for it.
     let unused = sqlx::query(
         "-- external_refresh::clean, queues without any
         DELETE FROM linkis_external_queue WHERE ctid = ANY (ARRAY (SELECT ctid FROM linkis_external_queue
@@ -226,7 +234,7 @@ pub async fn clean(connection: &mut PgConnection, cluster_id: i64, known: i64) -
     Ok(removed == REMOVED_MAX || i64::try_from(unused.rows_affected()).is_ok_and(|removed| removed == UNUSED_MAX))
 }
 
-/// Removes some of what was counted of a cluster that is gone, and with the rest all that is known of it. True if there may be more.
+/// Deletes data of a removed cluster, and at last its refresh row. Returns whether more may exist.
 pub async fn clean_gone(connection: &mut PgConnection, cluster_id: i64, lease: Uuid) -> Result<bool, StoreError> {
     let mut more = false;
     macro_rules! remove {

@@ -1,4 +1,5 @@
-//! `linkis_external_resource_provider`: the clusters whose queues somebody else keeps.
+//! `linkis_external_resource_provider`: stored configuration of the external clusters. Callers: provider calls and
+//! commands, and the refresh of clusters.
 
 use secrecy::{ExposeSecret as _, SecretString};
 use sqlx::{FromRow, PgConnection, PgExecutor};
@@ -14,18 +15,18 @@ use super::{
 
 const TABLE: Table = Table("linkis_external_resource_provider");
 
-/// A provider as it is stored.
+/// A provider as stored.
 #[derive(Debug, Clone)]
 pub struct ProviderRecord {
-    /// Which.
+    /// Type, name and labels of the provider.
     pub provider: Provider,
-    /// How it is asked, secrets included.
+    /// Configuration of the access to the cluster, secrets included.
     pub config: SecretString,
-    /// Another whenever it is written.
+    /// New at each write.
     pub etag: Uuid,
-    /// Who wrote it last.
+    /// Principal of the last write.
     pub updated_by: Principal,
-    /// When, by the database's clock.
+    /// Time of the last write, by the clock of the database.
     pub update_time: OffsetDateTime,
 }
 
@@ -55,14 +56,14 @@ impl TryFrom<Row> for ProviderRecord {
     }
 }
 
-/// Keeps others from writing until the transaction ends; they may read.
+/// Excludes other writers until the transaction ends. Readers are not blocked.
 pub async fn lock(connection: &mut PgConnection) -> Result<(), StoreError> {
     let lock = "LOCK TABLE linkis_external_resource_provider IN SHARE ROW EXCLUSIVE MODE";
     sqlx::raw_sql(lock).execute(connection).await?;
     Ok(())
 }
 
-/// All providers, by type and name: there are few.
+/// Returns all providers, ordered by type and name. There are few.
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<ProviderRecord>, StoreError> {
     let rows: Vec<Row> = sqlx::query_as(
         "-- external_resource_provider::read
@@ -74,7 +75,7 @@ pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<ProviderRecord>, 
     rows.into_iter().map(ProviderRecord::try_from).collect()
 }
 
-/// Writes a provider, new or not; answers with when.
+/// Inserts or replaces a provider. Returns the time of the write.
 pub async fn upsert(
     connection: &mut PgConnection,
     provider: &Provider,
@@ -104,7 +105,10 @@ pub async fn upsert(
     .await?)
 }
 
-/// Removes a provider that is there.
+/// Deletes an existing provider.
+///
+/// # Errors
+/// [`StoreError::RowCount`] if it does not exist; database errors.
 pub async fn delete(connection: &mut PgConnection, resource_type: &Name, name: &Name) -> Result<(), StoreError> {
     let done = sqlx::query(
         "-- external_resource_provider::delete

@@ -1,4 +1,9 @@
-//! `linkis_external_snapshot` and `linkis_external_application`: what a cluster shows; and how that comes into force.
+//! `linkis_external_snapshot` and `linkis_external_application`: queues and applications of a cluster at one moment,
+//! and the installation of a new snapshot.
+//!
+//! A snapshot is written beside the present one, its unseen use is computed from all live tickets without locks, and
+//! then brought up to date. The installation locks the cluster for two short statements only. Never: makes a batch wait
+//! for the fetch or the computation. Callers: the refresh task and the repair.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -22,13 +27,14 @@ use super::{
     external_ticket, session,
 };
 
-/// How many tickets may have changed between the last look and the lock: what two batches change. Of more, it is looked again.
+/// Maximum number of changed tickets at installation: about the changes of two batches. With more, the caller catches
+/// up again.
 const CAUGHT_UP_MAX: usize = 1024;
 
-/// How many tickets that have changed one look reads.
+/// Maximum number of changed tickets per catch-up.
 pub const CATCH_UP_PAGE: usize = 2000;
 
-/// How many rows of a snapshot are written at once, unless there are so many that this would be in too many pieces.
+/// Number of snapshot rows per statement; more if the snapshot would otherwise need more than `PIECES_MAX` statements.
 const WRITTEN_AT_ONCE: usize = 100;
 const PIECES_MAX: usize = 50;
 
@@ -36,8 +42,8 @@ fn written_at_once(rows: usize) -> usize {
     WRITTEN_AT_ONCE.max(rows.div_ceil(PIECES_MAX))
 }
 
-/// Writes what a snapshot says, by which nobody judges yet; answers its number. A few rows at a time, and rests as long as these took: a
-/// thousand at once have a processor for so long that others wait for it.
+/// Writes a snapshot that is not yet used, and returns its generation. Writes few rows at a time and rests between: a
+/// thousand rows at once would occupy a processor for too long.
 pub async fn write(connection: &mut PgConnection, cluster_id: i64, snapshot: &Snapshot) -> Result<i64, StoreError> {
     let mut transaction = connection.begin().await?;
     let generation: i64 = sqlx::query_scalar(
@@ -104,28 +110,28 @@ async fn write_applications(
     Ok(())
 }
 
-/// What is counted of a cluster at one moment, and what a snapshot would leave unseen then.
+/// Unseen use of a cluster, counted at one moment for a new snapshot.
 #[derive(Debug)]
 pub struct Prepared {
-    /// When the server was started that told it: the numbers of changes are those of that one. Another may have lost the last of them, and
-    /// given them to others.
+    /// Start time of the PostgreSQL server that the change numbers belong to. Another server may have lost the last
+    /// changes and reused their numbers.
     server: OffsetDateTime,
-    /// How many changes there were.
+    /// Number of the last change that is counted.
     changes: i64,
-    /// What is stored, by path: as it was then or later.
+    /// Stored unseen use by path, as of the count or later.
     stored: BTreeMap<String, QueueAmounts>,
-    /// What a snapshot leaves.
+    /// Unseen use under the new snapshot.
     pub preparation: Preparation,
 }
 
 impl Prepared {
-    /// The number of the last change of a ticket that is known.
+    /// Returns the number of the last change that is counted.
     pub fn changes(&self) -> i64 {
         self.changes
     }
 }
 
-/// Looks at all live tickets of a cluster, in no lock that anybody waits for; `None` if it is gone.
+/// Counts all live tickets of a cluster without blocking locks. `None` if the cluster was deleted.
 pub async fn prepare(
     connection: &mut PgConnection,
     cluster_id: i64,
@@ -147,8 +153,8 @@ pub async fn prepare(
     Ok(Some(Prepared { server, changes, stored, preparation }))
 }
 
-/// How many changes there were since what was prepared for a snapshot before; `None` if the cluster is gone, or these numbers are no longer
-/// what they were.
+/// Returns the number of changes since `prepared`. `None` if the cluster was deleted, or the server restarted, so that
+/// change numbers are no longer comparable.
 pub async fn behind(
     executor: impl PgExecutor<'_>,
     cluster_id: i64,
@@ -166,7 +172,7 @@ pub async fn behind(
     Ok(behind.and_then(|behind| u64::try_from(behind).ok()))
 }
 
-/// Prepares a later snapshot by what was prepared for one before; false if it is not later.
+/// Applies a later snapshot to an earlier count. Returns false if the snapshot is not later.
 pub async fn renew(
     connection: &mut PgConnection,
     cluster_id: i64,
@@ -176,13 +182,13 @@ pub async fn renew(
     if prepared.preparation.renew(snapshot).is_err() {
         return Ok(false);
     }
-    // Whatever has changed since what was prepared changes tickets that are yet to be caught up with.
+    // Changes since the count belong to tickets that a catch-up still reads.
     prepared.stored = stored(connection, cluster_id).await?;
     Ok(true)
 }
 
-/// Brings what was prepared up to date, in no lock that anybody waits for, so that under the lock there is little left to do: some of the
-/// tickets that have changed since. Answers how many those were; `None` if the cluster is gone.
+/// Applies the next page of changed tickets without blocking locks, so that little remains to do under the lock.
+/// Returns the number of tickets; `None` if the cluster was deleted.
 pub async fn catch_up(
     connection: &mut PgConnection,
     cluster_id: i64,
@@ -195,7 +201,7 @@ pub async fn catch_up(
     changed.iter().for_each(|delta| prepared.preparation.catch_up(delta));
     let is_page = changed.len() == CATCH_UP_PAGE;
     prepared.changes = changed.last().filter(|_| is_page).map_or(changes, |last| last.change);
-    // Whatever changes them from here on changes tickets that are yet to be caught up with.
+    // Later changes of these queues belong to tickets that the next catch-up reads.
     let touched = prepared.preparation.take_touched();
     if !touched.is_empty() {
         let now = stored_of(&mut transaction, cluster_id, &touched).await?;
@@ -206,7 +212,7 @@ pub async fn catch_up(
     Ok(Some(changed.len()))
 }
 
-/// What is stored to be unseen of these queues, by path.
+/// Returns the stored unseen use of the given queues, by path.
 async fn stored_of(
     connection: &mut PgConnection,
     cluster_id: i64,
@@ -227,7 +233,7 @@ fn by_path(rows: Vec<(String, i64, i64)>) -> BTreeMap<String, QueueAmounts> {
     rows.into_iter().map(|(path, memory, cores)| (path, QueueAmounts { memory, cores })).collect()
 }
 
-/// What is stored to be unseen in a cluster, by path.
+/// Returns the stored unseen use of all queues of a cluster, by path.
 pub async fn stored(
     connection: &mut PgConnection,
     cluster_id: i64,
@@ -242,7 +248,7 @@ pub async fn stored(
     Ok(by_path(rows))
 }
 
-/// What the live tickets of a cluster leave unseen by the snapshot in force, or without any.
+/// Counts the unseen use of all live tickets under the present snapshot, or without one.
 pub async fn from_tickets(connection: &mut PgConnection, row: &ClusterRow) -> Result<Preparation, StoreError> {
     let shown: Vec<(String, i64, i64)> = sqlx::query_as(
         "-- external_snapshot::from_tickets
@@ -262,20 +268,21 @@ pub async fn from_tickets(connection: &mut PgConnection, row: &ClusterRow) -> Re
     Ok(preparation)
 }
 
-/// How it ended that a snapshot was to come into force.
+/// Result of an installation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Installed {
-    /// It is in force; with how many tickets that had changed since the last look.
+    /// The snapshot is in use; with the number of tickets that had changed since the last catch-up.
     InForce(usize),
-    /// Too much has changed since it was prepared.
+    /// More than `CAUGHT_UP_MAX` tickets have changed since the last catch-up.
     Outrun,
-    /// A later one is, or the lease was lost, or the cluster is gone.
+    /// A later snapshot is in use, the lease was lost, or the cluster was deleted.
     Superseded,
 }
 
-/// Brings a snapshot into force that was prepared, and ends the lease, which stays as a sign if something is kept by it: under the lock of
-/// the cluster, for which all wait who ask for its queues. So it is held for two short statements, whose size is that of what has changed
-/// since the last look, or is shown otherwise.
+/// Installs a prepared snapshot and ends the lease. With `keeps`, the lease remains as the mark of kept counts.
+///
+/// Locks the cluster, for which all requests on its queues wait. The lock covers two short statements, whose size is
+/// that of the changes since the last catch-up and the differing queues.
 pub async fn install(
     connection: &mut PgConnection,
     cluster_id: i64,
@@ -285,7 +292,7 @@ pub async fn install(
 ) -> Result<Installed, StoreError> {
     let mut differing: BTreeMap<_, _> = prepared.preparation.differing(&prepared.stored).into_iter().collect();
     let mut transaction = connection.begin().await?;
-    // Nor for the disk: if it is lost, so is all that was judged by it, because that is committed behind it.
+    // Asynchronous commit: if a crash loses it, all decisions that used it are lost, too, because they commit later.
     sqlx::query(
         "-- external_snapshot::install, without waiting
         SELECT set_config('lock_timeout', $1, true), set_config('synchronous_commit', 'off', true)",
@@ -339,16 +346,16 @@ pub async fn install(
     .execute(&mut *transaction)
     .await?;
     if installed.rows_affected() != 1 {
-        // The lease is another's: nothing of this stays.
+        // Another instance has the lease: the transaction rolls back.
         return Ok(Installed::Superseded);
     }
     transaction.commit().await?;
-    // What is kept is renewed by what is stored then.
+    // The next use of the kept count reads the stored values again.
     prepared.preparation.take_touched();
     Ok(Installed::InForce(changed.len()))
 }
 
-/// Writes what is unseen of queues, under the lock of their cluster.
+/// Writes the unseen use of queues. The caller owns the lock of their cluster.
 pub async fn write_unseen(
     connection: &mut PgConnection,
     cluster_id: i64,

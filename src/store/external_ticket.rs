@@ -1,4 +1,7 @@
-//! `linkis_external_ticket`: what tickets hold in queues of external clusters, or held last.
+//! `linkis_external_ticket`: external amounts of tickets, also of recently ended ones with their last amounts.
+//!
+//! The batch write changes the rows; each change gets the next change number of its cluster. Callers: the committer,
+//! and the refresh and repair of clusters.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -39,7 +42,7 @@ impl From<TicketRow> for ClusterTicketDelta {
     }
 }
 
-/// What live tickets hold of clusters. Under the locks of their EMs it stays so.
+/// Returns the external amounts of live tickets. They cannot change while the caller owns the locks of their EMs.
 pub async fn read(
     executor: impl PgExecutor<'_>,
     ticket_ids: &[Uuid],
@@ -55,7 +58,7 @@ pub async fn read(
     Ok(rows.into_iter().map(ClusterTicketDelta::from).map(|row| (row.ticket_id, row.ticket)).collect())
 }
 
-/// The tickets of a cluster that have changed after `change`, by the numbers of their changes: up to `limit`.
+/// Returns up to `limit` tickets of a cluster that changed after `change`, ordered by change number.
 pub async fn changed(
     executor: impl PgExecutor<'_>,
     cluster_id: i64,
@@ -75,7 +78,7 @@ pub async fn changed(
     Ok(rows.into_iter().map(ClusterTicketDelta::from).collect())
 }
 
-/// All live tickets of a cluster, in whatever order.
+/// Streams all live tickets of a cluster, in no order.
 pub fn live(
     connection: &mut PgConnection,
     cluster_id: i64,
@@ -90,7 +93,7 @@ pub fn live(
     rows.map(|row: Result<TicketRow, sqlx::Error>| Ok(row?.into()))
 }
 
-/// Tickets that count in queues of a cluster and do not live, with the paths of these: the first of them.
+/// Returns the first tickets that count in queues of a cluster and have no live ticket row, with their queue paths.
 pub async fn strays(executor: impl PgExecutor<'_>, cluster_id: i64) -> Result<BTreeMap<Uuid, String>, StoreError> {
     const LIMIT: i64 = 1000;
     let rows: Vec<(Uuid, String)> = sqlx::query_as(
@@ -107,7 +110,7 @@ pub async fn strays(executor: impl PgExecutor<'_>, cluster_id: i64) -> Result<BT
     Ok(rows.into_iter().collect())
 }
 
-/// Removes tickets that count in queues, under the lock of their cluster.
+/// Deletes external tickets. The caller owns the lock of their cluster.
 pub async fn delete(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<(), StoreError> {
     sqlx::query(
         "-- external_ticket::delete
@@ -119,7 +122,7 @@ pub async fn delete(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Resul
     Ok(())
 }
 
-/// The tickets of applications, as far as their engines have told them: live ones.
+/// Returns the live tickets of YARN applications, as far as the engines have reported their application id.
 pub async fn of_applications(
     executor: impl PgExecutor<'_>,
     cluster_name: &str,

@@ -1,5 +1,5 @@
-//! The live end of the history, where lines may still come between others: a line takes its number before it is committed, and which
-//! commits first is nobody's to say.
+//! Live end of the history, where lines can still appear between others: a line takes its number before its commit, and
+//! commits occur in any order. Read-only. Callers: followers and the roll-up of use.
 
 use std::collections::HashSet;
 
@@ -7,7 +7,7 @@ use sqlx::PgExecutor;
 
 use super::StoreError;
 
-/// The last number that was given out, whatever became of its line.
+/// Returns the last number that was assigned, also if its line was never committed.
 pub async fn last_number(executor: impl PgExecutor<'_>) -> Result<i64, StoreError> {
     let last = sqlx::query_scalar(
         "-- history_end::last_number
@@ -18,8 +18,8 @@ pub async fn last_number(executor: impl PgExecutor<'_>) -> Result<i64, StoreErro
     Ok(last)
 }
 
-/// The transactions that may have been given numbers and are not over, by names that no later ones have: whoever writes into a table
-/// locks it, in a mode that keeps out no other writer, before anything else and until its lines are seen by all.
+/// Returns the transactions that may have line numbers and have not ended, by names that later transactions do not
+/// reuse. Every writer locks the table (ROW EXCLUSIVE) before its first insert and until its lines are visible.
 pub async fn writers(executor: impl PgExecutor<'_>) -> Result<HashSet<String>, StoreError> {
     let names: Vec<String> = sqlx::query_scalar(
         "-- history_end::writers

@@ -1,4 +1,5 @@
-//! `linkis_resource_action_horizon`: which history this is, and how much of it was forgotten.
+//! `linkis_resource_action_horizon`: identity of the history, and the number of the last deleted line. Callers:
+//! retention and followers.
 
 use sqlx::{FromRow, PgExecutor};
 use time::OffsetDateTime;
@@ -6,16 +7,19 @@ use uuid::Uuid;
 
 use super::StoreError;
 
-/// How far back the history reaches.
+/// Identity and extent of the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromRow)]
 pub struct Horizon {
-    /// Which history: another in every database that was put up anew.
+    /// Id of the history; a new database has a new id.
     pub history_id: Uuid,
-    /// The largest number of a line that was forgotten.
+    /// Largest number of a deleted line.
     pub forgotten: i64,
 }
 
-/// How far back it reaches now.
+/// Returns the present horizon.
+///
+/// # Errors
+/// [`StoreError::Inconsistent`] if the table is empty; database errors.
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<Horizon, StoreError> {
     let horizon: Option<Horizon> = sqlx::query_as(
         "-- history_horizon::read
@@ -26,7 +30,7 @@ pub async fn read(executor: impl PgExecutor<'_>) -> Result<Horizon, StoreError> 
     horizon.ok_or_else(|| StoreError::inconsistent("linkis_resource_action_horizon", "it is empty"))
 }
 
-/// Lines older than this are about to be forgotten: in the transaction in which they are.
+/// Records that all lines before `before` are deleted, in the transaction of the deletion.
 pub async fn raise(executor: impl PgExecutor<'_>, before: OffsetDateTime) -> Result<(), StoreError> {
     sqlx::query(
         "-- history_horizon::raise

@@ -1,7 +1,8 @@
-//! The parts of `linkis_resource_action_record`: each holds the history of a span of time, is made before that begins, gets indexes when it
-//! is over, and is dropped as a whole when nothing in it is to be remembered any more.
+//! Partitions of `linkis_resource_action_record`. A partition covers a time range, is created before it begins, gets
+//! indexes after it ends, and is dropped as a whole when all of it is older than the retention.
 //!
-//! All of this is done by functions of the database that have the rights of whoever migrates: the service itself needs none to change the schema.
+//! Database functions with the rights of the migrating role do all of this, so the serving role needs no right to
+//! change the schema. Callers: the start of an instance, and the retention and indexing tasks.
 
 use std::time::Duration;
 
@@ -10,43 +11,44 @@ use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::forma
 
 use super::{StoreError, history_horizon, session};
 
-/// How many parts are there before their time.
+/// Number of partitions that are created in advance.
 const AHEAD: i64 = 2;
 
-/// A part's name tells from when until when, in hours of UTC.
+/// Partition names end in start and end of their range, in hours of UTC.
 const PREFIX: &str = "linkis_resource_action_record_";
 const HOUR: &[BorrowedFormatItem<'_>] = format_description!("[year][month][day][hour]");
 
-/// How many parts reach back as far as the history does, about: few, because a ticket's end is looked for in each; but more than
-/// one, because only what is over as a whole is dropped.
+/// Approximate number of partitions within the retention. Few, because the look-up of a ticket's end searches each;
+/// more than one, because only whole partitions are dropped.
 const PARTS: u64 = 12;
 
-/// By what a part that is over is indexed, besides the tickets.
+/// Index keys of a finished partition, besides the ticket.
 const KEYS: [&str; 3] = ["user", "em", "actor"];
 
-/// How long a part is over before that: longer than the function for it wants.
+/// Delay after the end of a partition before it is indexed. Longer than the minimum that the database function accepts.
 const OVER_FOR: time::Duration = time::Duration::minutes(15);
 
-/// How long it takes to index the largest part, by far.
+/// Timeout of indexing a partition: far above the time for the largest one.
 const INDEXING_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
-/// See [`make_first`].
+/// Retention that [`make_first`] assumes.
 const FIRST_HISTORY: Duration = Duration::from_secs(7 * 24 * 60 * 60);
 
-/// How long a part is: whole hours.
+/// Returns the length of a partition in seconds; whole hours.
 fn span(history: Duration) -> i64 {
     let hours = history.as_secs().div_ceil(3600 * PARTS).max(1);
     i64::try_from(hours * 3600).unwrap_or(i64::MAX)
 }
 
-/// The table that has the parts. On a worker of Citus, what is seen by its name is a view; the parts belong to what Citus knows by it.
+/// SQL of the partitioned table. On a worker of Citus, the plain name is a view; the partitions belong to the cell's
+/// table.
 macro_rules! parted {
     () => {
         "concat_ws('.', current_setting('linkis_rm.cell', true), 'linkis_resource_action_record')::regclass"
     };
 }
 
-/// A part that exists.
+/// An existing partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Part {
     name: String,
@@ -65,7 +67,7 @@ impl Part {
         Some(Self { name, until })
     }
 
-    /// When it begins.
+    /// Returns the start of the range.
     fn begins(&self) -> Option<OffsetDateTime> {
         hour(self.name.strip_prefix(PREFIX)?.split_once('_')?.0)
     }
@@ -88,7 +90,7 @@ async fn parts(connection: &mut PgConnection) -> Result<Vec<Part>, StoreError> {
     Ok(names.into_iter().filter_map(Part::parse).collect())
 }
 
-/// Makes the parts for now and for what comes next.
+/// Creates the partitions for now and the near future.
 pub async fn make(connection: &mut PgConnection, history: Duration) -> Result<(), StoreError> {
     let now = session::clock(&mut *connection).await?;
     let span = span(history);
@@ -103,8 +105,8 @@ pub async fn make(connection: &mut PgConnection, history: Duration) -> Result<()
     Ok(())
 }
 
-/// Makes parts if there is none for now: for a command that tells of something while no service runs, or none has ever run. As long as
-/// they are for a history that reaches back a week; what a service needs, it makes behind them.
+/// Creates partitions if there is none for now, for a command that writes history while no service runs. Their length
+/// suits a retention of a week; a service later creates its own partitions after them.
 pub async fn make_first(connection: &mut PgConnection) -> Result<(), StoreError> {
     let now = session::clock(&mut *connection).await?;
     match parts(&mut *connection).await?.iter().any(|part| part.until > now) {
@@ -122,18 +124,18 @@ async fn make_one(connection: &mut PgConnection, from: i64, until: i64) -> Resul
         SELECT linkis_rm_make_history_part($1, $2)",
     );
     match made.bind(from).bind(until).execute(connection).await.map_err(StoreError::from) {
-        // What was written before this part was made stays where it is, and so does all that belongs to its time.
+        // Lines written before this partition was created stay outside it, and so do all later lines of its time range.
         Err(error) if error.is_check_violation() => {
             tracing::warn!(part = part.name, "a part of the history was not made in time");
             Ok(())
         }
-        // Another instance is just as early.
+        // Another instance created it at the same time.
         Err(error) if error.is_made_already() => Ok(()),
         made => made.map(drop),
     }
 }
 
-/// Drops the first part in which nothing is younger than `history`; true if there was one.
+/// Drops the oldest partition whose lines are all older than `history`. Returns whether there was one.
 pub async fn drop_oldest(connection: &mut PgConnection, history: Duration) -> Result<bool, StoreError> {
     let now = session::clock(&mut *connection).await?;
     let over = now.saturating_sub(time::Duration::try_from(history).unwrap_or(time::Duration::MAX));
@@ -151,7 +153,7 @@ pub async fn drop_oldest(connection: &mut PgConnection, history: Duration) -> Re
     Ok(true)
 }
 
-/// The parts that are over for a while and lack indexes, with the keys of those, in no order.
+/// Returns the finished partitions without all indexes, each with a missing index key, in no order.
 async fn lacking(connection: &mut PgConnection) -> Result<Vec<(String, String)>, StoreError> {
     Ok(sqlx::query_as(concat!(
         "-- history_part::lacking
@@ -167,11 +169,11 @@ async fn lacking(connection: &mut PgConnection) -> Result<Vec<(String, String)>,
     .await?)
 }
 
-/// Makes one index of the first part that is over and lacks any; true if there was one. It takes as long as the part is large, and whoever
-/// writes a line that belongs there, although that time is over, waits for it.
+/// Creates one missing index of the oldest finished partition. Returns whether one was missing.
 ///
-/// Meanwhile the database keeps all versions of all rows: see docs/KNOWN_LIMITS.md. One made `CONCURRENTLY` would keep them, too (those that
-/// did not, of PostgreSQL 14.0 to 14.3, lacked rows), for two scans instead of one; and no function of whoever migrates could make it.
+/// The duration grows with the partition, and a late line of that time range waits for it. Meanwhile PostgreSQL keeps
+/// all versions of all rows: see docs/KNOWN_LIMITS.md. `CONCURRENTLY` would keep them, too, for two scans instead of
+/// one. (In PostgreSQL 14.0 to 14.3 it did not, and lost rows.) Also, no database function could run it.
 pub async fn index_oldest(connection: &mut PgConnection) -> Result<bool, StoreError> {
     let over = session::clock(&mut *connection).await?.saturating_sub(OVER_FOR);
     let lacking = lacking(&mut *connection).await?.into_iter();
@@ -190,22 +192,22 @@ pub async fn index_oldest(connection: &mut PgConnection) -> Result<bool, StoreEr
         Ok::<_, StoreError>(())
     };
     match session::answered_within(INDEXING_TIMEOUT, indexing).await {
-        // Another instance did just that.
+        // Another instance created the index at the same time.
         Err(error) if error.is_made_already() => Ok(true),
         made => made.map(|()| true),
     }
 }
 
-/// Where the parts that have all indexes end.
+/// End of the partitions that have all indexes.
 #[derive(Debug, Clone, Copy)]
 pub struct Indexed {
-    /// Lines with smaller numbers are in these parts.
+    /// Lines with smaller numbers are in these partitions.
     pub below: i64,
-    /// The whole hour in which they end.
+    /// End of their range; a whole hour.
     pub until: OffsetDateTime,
 }
 
-/// Where the parts end that have all indexes; `None` if no part is to come, and nothing is known of them.
+/// Returns the end of the partitions that have all indexes; `None` if there is no later partition to derive it from.
 pub async fn indexed(connection: &mut PgConnection) -> Result<Option<Indexed>, StoreError> {
     let lacking = lacking(&mut *connection).await?.into_iter();
     let first = lacking.filter_map(|(part, _)| Part::parse(part)).filter_map(|part| part.begins()).min();
@@ -217,6 +219,6 @@ pub async fn indexed(connection: &mut PgConnection) -> Result<Option<Indexed>, S
     .bind(first)
     .fetch_optional(connection)
     .await?;
-    // Nothing is in the others: their lines are behind all that there are.
+    // Later partitions are empty: all existing lines precede them.
     Ok(Some(Indexed { below: number.unwrap_or(i64::MAX), until: first }))
 }

@@ -1,4 +1,6 @@
-//! What is done outside of batches, as lines of the history: changes of limits, repairs, tokens and providers.
+//! History lines of changes outside batches: limits, repairs, tokens and providers.
+//!
+//! Callers write each line in the transaction of its change.
 
 use std::collections::BTreeSet;
 
@@ -20,16 +22,17 @@ use crate::store::{StoreError, expect_rows, limit};
 
 use super::TABLE;
 
-/// A change of what limits there are.
+/// Change of the limits.
 #[derive(Debug, Clone)]
 pub enum LimitLine {
-    /// A rule is new, or has another maximum; with the one before it, if there was one.
+    /// A rule was added or changed; with the previous rule, if any.
     Set(Rule, Option<Rule>),
-    /// A rule is gone.
+    /// A rule was deleted.
     Deleted(Rule),
-    /// A kind of EMs, by its application name, has another policy; with the one before it, if there was one.
+    /// The policy of a kind of EMs (application name) was set; with the previous policy, if any.
     Policy(Name, Policy, Option<Policy>),
-    /// From here on the rules of a label set decide as they are: all of its tickets are counted, or very many of its rules were told of before.
+    /// The rules of a label set decide from this line on. Either all of its tickets are now counted, or a change of
+    /// very many of its rules was recorded before the fence.
     InForce(BTreeSet<String>),
 }
 
@@ -50,7 +53,7 @@ impl LimitLine {
         }
     }
 
-    /// The service itself has label sets decide, whoever wanted it.
+    /// Returns the actor and address. The actor of `InForce` is the service itself.
     fn actor<'a>(&self, by: &'a Actor) -> (&'a str, Option<&'a str>) {
         match self {
             Self::Set(..) | Self::Deleted(_) | Self::Policy(..) => (by.as_str(), by.address()),
@@ -58,7 +61,7 @@ impl LimitLine {
         }
     }
 
-    /// Nor did anybody give a reason for that.
+    /// Returns the reason that the actor gave. `InForce` has none.
     fn reason<'a>(&self, by: &'a Actor) -> Option<&'a str> {
         match self {
             Self::Set(..) | Self::Deleted(_) | Self::Policy(..) => by.reason(),
@@ -76,7 +79,7 @@ impl LimitLine {
         (before.map(State::into_string), after.map(State::into_string))
     }
 
-    /// The pattern of a rule, or of each label of a label set; what a policy checks.
+    /// Returns the pattern of the rule, or the label names of the label set, or the checks of the policy, as JSON.
     fn scope(&self) -> String {
         match self {
             Self::Set(rule, _) | Self::Deleted(rule) => limit::pattern_json(&rule.pattern),
@@ -89,7 +92,7 @@ impl LimitLine {
         }
     }
 
-    /// What a rule does.
+    /// Returns the mode of the rule.
     fn mode(&self) -> Option<&'static str> {
         match self {
             Self::Set(rule, _) | Self::Deleted(rule) => Some(rule.mode.as_str()),
@@ -97,7 +100,7 @@ impl LimitLine {
         }
     }
 
-    /// The maximum of a rule: nothing, if it is more than a resource may have.
+    /// Returns the maximum of the rule, or zero amounts if it exceeds the range of a resource.
     fn max(&self) -> String {
         let max = match self {
             Self::Set(rule, _) | Self::Deleted(rule) => {
@@ -109,8 +112,12 @@ impl LimitLine {
     }
 }
 
-/// Remembers what limits have changed, and who changed them; inside the fence, so that the numbers of the lines tell who was judged by
-/// them, or, of very many changes, before it: then that is told by the numbers of the lines [`LimitLine::InForce`] inside it.
+/// Records changes of the limits inside the limits fence, so that line numbers show which decisions used the new rules.
+/// A very large change is recorded before the fence; its [`LimitLine::InForce`] lines inside the fence show that
+/// instead.
+///
+/// # Errors
+/// [`StoreError::RowCount`]; database errors.
 pub async fn insert_limits(connection: &mut PgConnection, lines: &[LimitLine], by: &Actor) -> Result<(), StoreError> {
     if lines.is_empty() {
         return Ok(());
@@ -141,18 +148,21 @@ pub async fn insert_limits(connection: &mut PgConnection, lines: &[LimitLine], b
     expect_rows(TABLE.0, lines.len(), done.rows_affected())
 }
 
-/// That the counters of an EM or a scope were repaired.
+/// Repair of the counters of an EM or a scope.
 #[derive(Debug)]
 pub struct Repair {
-    /// Whose.
+    /// EM or scope.
     pub subject: Subject,
-    /// What its tickets hold together.
+    /// Sum of its tickets.
     pub held: Resource,
-    /// What differed.
+    /// Differences that were repaired.
     pub differences: Vec<Difference>,
 }
 
-/// Remembers what was repaired at `now`, and by whom.
+/// Records repairs at time `now`.
+///
+/// # Errors
+/// [`StoreError::RowCount`]; database errors.
 pub async fn insert_repairs(
     connection: &mut PgConnection,
     repairs: &[Repair],
@@ -196,20 +206,23 @@ pub async fn insert_repairs(
     expect_rows(TABLE.0, repairs.len(), done.rows_affected())
 }
 
-/// Something that was done to what no other column names: a token, or a provider.
+/// Change of an object that has no column of its own: a token or a provider.
 #[derive(Debug)]
 pub struct OtherLine {
-    /// What was done.
+    /// Action.
     pub action: Action,
-    /// To what, for people.
+    /// Object, for display.
     pub object: String,
-    /// How it stood before.
+    /// State before the change; `None` if it did not exist.
     pub before: Option<State>,
-    /// How it stands now.
+    /// State after the change; `None` if it was deleted.
     pub after: Option<State>,
 }
 
-/// Remembers what was done to such things, and by whom: in the transaction in which it is done.
+/// Records changes of tokens or providers, in the transaction of the change.
+///
+/// # Errors
+/// [`StoreError::RowCount`]; database errors.
 pub async fn insert_others(connection: &mut PgConnection, lines: &[OtherLine], by: &Actor) -> Result<(), StoreError> {
     let done = sqlx::query(
         "-- action_record::insert_others

@@ -1,4 +1,4 @@
-//! The history lines of a batch, as columns in the order decided. The settlement writes them.
+//! History lines of a batch as columns, in the order of the decisions. `settlement` writes them.
 
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -17,7 +17,7 @@ use crate::domain::{
 
 use crate::store::rows::labels_json;
 
-/// What a record says.
+/// Content of one history line.
 struct Record<'a> {
     action: Action,
     ticket: Option<&'a Ticket>,
@@ -25,7 +25,7 @@ struct Record<'a> {
     resource: &'a Resource,
     actor: &'a str,
     reason: Option<&'a Name>,
-    /// Of an end, when the ticket was granted.
+    /// Grant time of an ended ticket; `None` for other lines.
     held_since: Option<OffsetDateTime>,
     address: Option<&'a str>,
     before: Option<State>,
@@ -76,10 +76,10 @@ impl<'a> Record<'a> {
     }
 }
 
-/// The columns of the history lines of a batch, except those of the granted tickets, whose rows have the same columns.
+/// Columns of the history lines of a batch, without those of granted tickets: their ticket rows have the same columns.
 #[derive(Default)]
 pub(in crate::store) struct Columns<'a> {
-    /// The number of the line within the batch.
+    /// Number of the line within the batch.
     pub line: Vec<i32>,
     pub action: Vec<&'static str>,
     pub ticket_id: Vec<Option<Uuid>>,
@@ -96,11 +96,11 @@ pub(in crate::store) struct Columns<'a> {
     pub actor: Vec<&'a str>,
     pub reason: Vec<Option<&'a str>>,
     pub held_since: Vec<Option<OffsetDateTime>>,
-    /// Of what operators and administrators do; empty if the batch has nothing of it, so that others pay nothing for it.
+    /// Columns of operators' changes; empty if the batch has none, so that other batches send nothing for them.
     pub acts: ActColumns<'a>,
 }
 
-/// From where something was done, and how what it was done to stood before and after it.
+/// Address of the caller, and the states before and after the change.
 #[derive(Default)]
 pub(in crate::store) struct ActColumns<'a> {
     pub address: Vec<Option<&'a str>>,
@@ -109,7 +109,7 @@ pub(in crate::store) struct ActColumns<'a> {
 }
 
 impl<'a> ActColumns<'a> {
-    /// Of the record at `nth`; those before it that are not there are of nothing.
+    /// Sets the columns of line `nth`. Earlier lines without values become `None`.
     fn push(&mut self, nth: usize, address: Option<&'a str>, before: Option<State>, after: Option<State>) {
         self.address.resize(nth, None);
         self.before.resize(nth, None);
@@ -121,8 +121,8 @@ impl<'a> ActColumns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// Returns the history lines of a batch in the order decided, except those of the granted tickets, and the numbers of the lines of
-    /// the granted tickets.
+    /// Returns the history lines of a batch in the order of the decisions, without those of granted tickets, and the
+    /// line numbers of the granted tickets.
     pub fn of(deltas: &'a Deltas) -> (Self, Vec<i32>) {
         let (mut columns, mut granted) = (Self::default(), Vec::with_capacity(deltas.granted.len()));
         let mut ended = deltas.ended.iter();

@@ -1,4 +1,6 @@
-//! Lines of the history by whose they are: found by an index where there is one, in parts of the history that are over.
+//! History lines by user, EM or actor, found by the indexes of finished partitions.
+//!
+//! Partitions without these indexes are scanned by `matching` instead. Caller: the list of history lines.
 
 use sqlx::{AssertSqlSafe, PgConnection};
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
@@ -11,17 +13,17 @@ use super::{
 };
 use crate::store::StoreError;
 
-/// A whole hour of UTC, as PostgreSQL reads it.
+/// Whole hour in UTC, as PostgreSQL parses it.
 const HOUR: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day] [hour]:00:00+00");
 
-/// By what lines are found.
+/// Index key of history lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Key {
-    /// By the users to whose tickets something was done.
+    /// Users of the tickets.
     Users(Vec<String>),
-    /// By the EM.
+    /// Instance of the EM.
     Em(String),
-    /// By who did it.
+    /// Actor.
     Actor(String),
 }
 
@@ -35,7 +37,8 @@ impl Key {
 }
 
 impl Filter {
-    /// By what its lines are found; `None` if they have to be looked through, or an index of all parts finds them.
+    /// Returns the index key of the filter. `None` if a scan is needed, or an index over all partitions serves (a
+    /// ticket).
     pub fn key(&self) -> Option<Key> {
         let of_users = || Some(Key::Users(self.users.as_ref()?.iter().map(Name::to_string).collect()));
         let of_em = || Some(Key::Em(self.em.as_ref()?.instance.to_string()));
@@ -46,19 +49,19 @@ impl Filter {
         }
     }
 
-    /// Whether lines may not match that are found by its key.
+    /// Returns whether lines with the key may still not match the filter.
     fn is_narrower_than_its_key(&self) -> bool {
         let Self { ticket_id: _, users, em, actions, actor, from: _, to: _, objects } = self;
         let is_two = users.is_some() && actor.is_some();
-        // Of two EMs of one name, the application tells which.
+        // EMs of several applications can have the same instance name.
         is_two || em.is_some() || !actions.is_empty() || (actor.is_some() && !objects)
     }
 }
 
-/// Lines of each of these names among these numbers that match, `$order` by number.
+/// SQL of the matching lines of given names in a range of numbers, ordered by number (`$order`).
 ///
-/// `$until` ends the parts of the history that have indexes. With its value in the text, PostgreSQL plans for these parts alone and merges their
-/// indexes. For parts without indexes it would sort all lines of a name.
+/// `$until` ends the partitions that have indexes. As a literal, it lets PostgreSQL plan for these partitions alone and
+/// merge their indexes. For partitions without indexes it would sort all lines of a name.
 macro_rules! of_names {
     ($name:literal, $is_of:expr, $inner:literal, $order:literal, $until:expr) => {
         format!(
@@ -77,7 +80,7 @@ macro_rules! of_names {
     };
 }
 
-/// The numbers of such lines, whether they match or not: the last of so many.
+/// SQL of the last of so many line numbers of given names, matching or not.
 macro_rules! numbers_of_names {
     ($name:literal, $is_of:expr, $inner:literal, $order:literal, $until:expr) => {
         format!(
@@ -99,7 +102,7 @@ macro_rules! numbers_of_names {
     };
 }
 
-/// One text for each key and order, so that each is planned for its own index; and for each set of parts that have indexes.
+/// One SQL text per key, order and set of indexed partitions, so that each has its own plan.
 macro_rules! by_key {
     ($macro:ident, $key:expr, $newest_first:expr, $until:expr) => {
         match ($key, $newest_first) {
@@ -131,9 +134,10 @@ macro_rules! by_key {
     };
 }
 
-/// Returns up to `limit` records that match among `numbers`, oldest first or newest first, and the numbers that were looked at. All parts of the
-/// history with these numbers have indexes and end by `until`. If the filter is narrower than its key, at most `most` lines with the key are
-/// looked at.
+/// Returns up to `limit` matching lines among `numbers`, oldest or newest first, and the numbers that were scanned.
+///
+/// All partitions with these numbers must have indexes and end by `until`. If the filter is narrower than its key, at
+/// most `most` lines with the key are scanned.
 pub async fn list_by_key(
     connection: &mut PgConnection,
     (filter, key): (&Filter, &Key),

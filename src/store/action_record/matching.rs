@@ -1,4 +1,4 @@
-//! Lines of the history that match: looked through among their numbers, in parts.
+//! History lines by filter: a scan of a range of line numbers, in pages.
 
 use std::collections::BTreeSet;
 
@@ -12,29 +12,29 @@ use crate::store::StoreError;
 
 use super::row::ActionRow;
 
-/// Which lines of the history to list.
+/// Filter of history lines. Empty fields match every line.
 #[derive(Debug, Clone, Default)]
 pub struct Filter {
-    /// Only the life of this ticket.
+    /// Ticket to match.
     pub ticket_id: Option<Uuid>,
-    /// Only what was done to tickets of these users.
+    /// Users whose tickets match.
     pub users: Option<BTreeSet<Name>>,
-    /// Only what was done to this EM, or to tickets on it.
+    /// EM to match, with the tickets on it.
     pub em: Option<EmInstance>,
-    /// Only these actions; none for all.
+    /// Actions to match; empty for all.
     pub actions: BTreeSet<&'static str>,
-    /// Only what this one did.
+    /// Actor to match.
     pub actor: Option<Name>,
-    /// Only what was done at this time or later.
+    /// Earliest time, inclusive.
     pub from: Option<OffsetDateTime>,
-    /// Only what was done before this time.
+    /// Latest time, exclusive.
     pub to: Option<OffsetDateTime>,
-    /// Also what was done to tokens and providers, of which only those know who run the cluster.
+    /// Whether to include changes of tokens and providers, which only administrators may see.
     pub objects: bool,
 }
 
 impl Filter {
-    /// Whether it leaves nothing out but by the ticket.
+    /// Returns whether the filter has no condition besides the ticket.
     pub fn is_of_ticket_alone(&self) -> bool {
         let Self { ticket_id, users, em, actions, actor, from, to, objects } = self;
         let leaves_out = !objects && ticket_id.is_none();
@@ -48,16 +48,16 @@ impl Filter {
     }
 }
 
-/// Numbers of lines: behind the first, up to the second.
+/// Range of line numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Numbers {
-    /// Behind which.
+    /// Number before the first of the range.
     pub after: i64,
-    /// Up to which.
+    /// Last number of the range.
     pub last: i64,
 }
 
-/// Lines that are `$of` somebody and match, among these numbers, in `$order`.
+/// SQL of the lines in a range that match the filter and the condition `$of`, in the order `$order`.
 macro_rules! select_matching {
     ($of:expr, $order:expr) => {
         concat!(
@@ -79,8 +79,9 @@ macro_rules! select_matching {
 }
 pub(super) use select_matching;
 
-/// Lines with `$value` in `$column` among these numbers, as a span of the index by both columns. Ordered by both columns, only that index serves:
-/// where one value has nearly all lines, PostgreSQL would otherwise look for the lines of another value by their numbers.
+/// SQL condition of lines with `$value` in `$column` in a range, as a span of the index over both. Ordered by both
+/// columns, only that index serves. Otherwise PostgreSQL would scan by number, also where one value has nearly all
+/// lines.
 macro_rules! is_of {
     ($column:literal, $value:literal) => {
         concat!(
@@ -107,7 +108,7 @@ macro_rules! matching {
 }
 
 impl Filter {
-    /// Binds what matches, from the fifth parameter on.
+    /// Binds the filter as parameters 5 and later.
     pub(super) fn bind<'q, O>(
         &'q self,
         query: QueryAs<'q, Postgres, O, PgArguments>,
@@ -125,8 +126,8 @@ impl Filter {
     }
 }
 
-/// Up to `limit` records among these numbers that match, oldest first or newest first. It looks through all of them but for those of a
-/// ticket, which it finds.
+/// Returns up to `limit` matching lines among `numbers`, oldest or newest first. Scans all of the numbers, except with
+/// a ticket, which has an index.
 pub async fn list_matching(
     executor: impl PgExecutor<'_>,
     filter: &Filter,
@@ -134,7 +135,7 @@ pub async fn list_matching(
     newest_first: bool,
     limit: i64,
 ) -> Result<Vec<ActionRecord>, StoreError> {
-    // One text each, so that each is planned for its own index.
+    // One SQL text per index.
     let sql = match (filter.ticket_id.is_some(), newest_first) {
         (true, false) => matching!("of a ticket", is_of!("ticket_id", "$4"), "ticket_id ASC, id ASC"),
         (true, true) => matching!("of a ticket, newest first", is_of!("ticket_id", "$4"), "ticket_id DESC, id DESC"),
@@ -147,7 +148,7 @@ pub async fn list_matching(
 }
 
 impl Numbers {
-    /// Those up to `edge`, from the beginning or from the end; all of them, if it is not there.
+    /// Returns the range up to `edge`, from its start or its end; the whole range if `edge` is `None`.
     pub(super) fn cut_at(self, edge: Option<i64>, newest_first: bool) -> Self {
         match (edge, newest_first) {
             (None, _) => self,
@@ -157,7 +158,8 @@ impl Numbers {
     }
 }
 
-/// The first so many of these numbers that lines have, from their beginning or from their end; all of them if there are not so many.
+/// Returns the part of the range that contains `many` lines, from its start or its end; the whole range if it has
+/// fewer.
 pub async fn cut(
     executor: impl PgExecutor<'_>,
     numbers: Numbers,
@@ -176,8 +178,8 @@ pub async fn cut(
     Ok(numbers.cut_at(edge, newest_first))
 }
 
-/// The number before the first line that was written at `time` or later, give or take what was written at nearly the same time: lines take
-/// their numbers in the order of time, so that it is found by halves.
+/// Returns the number before the first line of `time` or later, approximately for lines of nearly the same time. Binary
+/// search, because line numbers ascend with time.
 pub async fn number_before(executor: impl PgExecutor<'_>, time: OffsetDateTime) -> Result<i64, StoreError> {
     let number = sqlx::query_scalar(
         "-- action_record::number_before

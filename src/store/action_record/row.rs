@@ -1,4 +1,4 @@
-//! A line of the history, as it is read.
+//! A history line as read, and its conversion to the domain.
 
 use sqlx::FromRow;
 use time::OffsetDateTime;
@@ -43,7 +43,7 @@ pub(super) struct ActionRow {
 }
 
 impl ActionRow {
-    /// What else is known of its ticket.
+    /// Returns the ticket's creator, engine type, labels and engine, if the line has them.
     fn detail(&self) -> Result<Option<Box<TicketDetail>>, StoreError> {
         let (Some(creator), Some(engine_type), Some(labels)) = (&self.creator, &self.engine_type, &self.labels) else {
             return Ok(None);

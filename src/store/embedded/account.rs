@@ -1,4 +1,6 @@
-//! The account the server runs as, and commands run under it.
+//! System account of the private PostgreSQL server, and commands that run under it.
+//!
+//! PostgreSQL refuses to run as root, so a root process selects or creates another account. Caller: the parent module.
 
 use std::fs;
 use std::io;
@@ -9,15 +11,15 @@ use std::process::{Command, Stdio};
 
 use super::error::{EmbeddedError, last_lines};
 
-/// The account root makes for the server where there is none that will do.
+/// Name of the account that root creates for the server if no suitable account exists.
 const OWN: &str = "linkis-rm";
 
-/// The account of programs that have nothing to do with each other, and may reach what is each other's: the server is none of them.
+/// Name of the account that unrelated programs share. The server must not use it, because they could reach its files.
 const SHARED: &str = "nobody";
 
 const STANDARD_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
-/// Who the server runs as. PostgreSQL refuses root, so root hands it to another account.
+/// Account that the server runs as.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Account {
     pub(super) name: String,
@@ -27,25 +29,26 @@ pub(super) struct Account {
     pub(super) switch: bool,
 }
 
-/// Whether this process is root.
+/// Returns whether this process runs as root.
 pub(super) fn is_root() -> bool {
     rustix::process::geteuid().is_root()
 }
 
-/// A command that takes nothing from this process's environment, directory or terminal.
+/// Returns a command without this process's environment, directory and terminal.
 pub(super) fn clean_command(program: impl AsRef<std::ffi::OsStr>) -> Command {
     let mut command = Command::new(program);
     command.env_clear().env("PATH", STANDARD_PATH).env("LC_ALL", "C").env("TZ", "GMT");
-    // A group of its own: Ctrl-C reaches this process only, which then stops the server in order.
+    // A process group of its own: Ctrl-C reaches this process only, which then stops the server in order.
     command.current_dir("/").stdin(Stdio::null()).process_group(0);
     command
 }
 
 impl Account {
-    /// This process's own account, or as root: the owner of the data, else `linkis-rm`, else `postgres`, else a new `linkis-rm`.
+    /// Selects the account: this process's own, or as root the owner of the data, else `linkis-rm`, else `postgres`,
+    /// else a new `linkis-rm`.
     ///
     /// # Errors
-    /// When there is no such account and none can be made, or `getent` cannot be run.
+    /// Fails if there is no such account and none can be created, or `getent` cannot be run.
     pub(super) fn choose(data_dir: &Path) -> Result<Self, EmbeddedError> {
         if !is_root() {
             let uid = rustix::process::geteuid().as_raw();
@@ -73,7 +76,7 @@ impl Account {
         let mut command = clean_command("useradd");
         command.args(["--system", "--user-group", "--no-create-home", "--home-dir", "/nonexistent"]);
         let output = command.args(["--shell", "/usr/sbin/nologin", OWN]).output();
-        // Another instance may have made it just now.
+        // Another instance may have created it at the same time.
         Self::look_up(OWN, true)?.ok_or_else(|| EmbeddedError::NoServerAccount {
             detail: match output {
                 Ok(output) => last_lines(&String::from_utf8_lossy(&output.stderr), 1),
@@ -82,7 +85,7 @@ impl Account {
         })
     }
 
-    /// The name of the account with this user id, if it has one.
+    /// Returns the name of the account with this user id, if it has one.
     pub(super) fn name_of(uid: u32) -> Result<Option<String>, EmbeddedError> {
         Ok(Self::look_up(&uid.to_string(), false)?.map(|account| account.name))
     }
@@ -96,7 +99,7 @@ impl Account {
         Ok(Self::parse(&String::from_utf8_lossy(&output.stdout), switch))
     }
 
-    /// Reads a passwd line: `name:password:uid:gid:...`.
+    /// Parses a passwd line: `name:password:uid:gid:...`.
     fn parse(line: &str, switch: bool) -> Option<Self> {
         let mut fields = line.trim_end().split(':');
         let name = fields.next().filter(|name| !name.is_empty())?.to_owned();
@@ -105,9 +108,9 @@ impl Account {
         Some(Self { name, uid, gid, switch })
     }
 
-    /// A command run as the account that receives `death_signal` when the calling thread ends.
+    /// Returns a command that runs as the account and receives `death_signal` when the calling thread ends.
     ///
-    /// The thread must therefore stay until the command has ended. `setpriv` replaces itself by the program, so the
+    /// The thread must therefore exist until the command has ended. `setpriv` replaces itself by the program, so the
     /// child's pid is the program's.
     pub(super) fn command(&self, program: &Path, death_signal: &str) -> Command {
         let mut command = clean_command("setpriv");
@@ -121,13 +124,14 @@ impl Account {
         command
     }
 
-    /// Gives a file or directory just made to the account.
+    /// Changes the owner of a new file or directory to the account.
     pub(super) fn own(&self, path: &Path) -> io::Result<()> {
         if self.switch { lchown(path, Some(self.uid), Some(self.gid)) } else { Ok(()) }
     }
 
-    /// Gives the account everything in the directory `path` that `former` owned, the directory itself last: after an interruption,
-    /// the next start goes on. A link is not followed, and what others own, to which one may lead, stays theirs.
+    /// Changes the owner of everything in the directory `path` that belongs to `former`, the directory itself last, so
+    /// that an interrupted change continues at the next start. Links are not followed, and files of other owners stay
+    /// unchanged.
     pub(super) fn take_over(&self, path: &Path, former: u32) -> io::Result<()> {
         let mut command = clean_command("chown");
         command.args(["--recursive", "--no-dereference"]).arg(format!("--from={former}"));
@@ -141,12 +145,12 @@ impl Account {
     /// Checks that the account can pass through, or execute, `path`.
     ///
     /// # Errors
-    /// Names the directory on the way that is closed to the account.
+    /// [`EmbeddedError::OutOfReach`] with the directory on the path that denies access.
     pub(super) fn check_reach(&self, path: &Path) -> Result<(), EmbeddedError> {
         if !self.switch {
             return Ok(());
         }
-        // The system is asked first, as it alone knows every rule; the permission bits then tell where it stops.
+        // The system decides, because it alone knows every rule; the permission bits only locate the obstacle.
         let output = self.command(Path::new("test"), "KILL").arg("-x").arg(path).output().map_err(setpriv_failed)?;
         if output.status.success() {
             return Ok(());
@@ -168,7 +172,7 @@ impl Account {
     }
 }
 
-/// What the permission bits say on passing through a directory.
+/// Returns whether the permission bits let the account pass through a directory.
 fn may_pass(mode: u32, is_owner: bool, in_group: bool) -> bool {
     let bit = if is_owner {
         0o100
@@ -180,7 +184,7 @@ fn may_pass(mode: u32, is_owner: bool, in_group: bool) -> bool {
     mode & bit != 0
 }
 
-/// The error for a command of [`Account::command`] that could not be spawned.
+/// Returns the error for a command of [`Account::command`] that could not be spawned.
 pub(super) fn setpriv_failed(source: io::Error) -> EmbeddedError {
     EmbeddedError::Run { program: "setpriv", package: "util-linux", source }
 }

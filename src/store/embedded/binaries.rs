@@ -1,4 +1,4 @@
-//! Which server binaries to run, and fetching them when the machine has none.
+//! Selection of the PostgreSQL server binaries, and their download if the machine has none. Caller: the parent module.
 
 use std::collections::HashSet;
 use std::env;
@@ -9,31 +9,31 @@ use std::process::Command;
 use super::account::{Account, clean_command, setpriv_failed};
 use super::error::{EmbeddedError, last_lines};
 
-/// The oldest server the schema runs on (`NULLS NOT DISTINCT`).
+/// Oldest PostgreSQL major version that the schema supports (`NULLS NOT DISTINCT`).
 pub(super) const OLDEST_MAJOR: u32 = 15;
 
-/// Where Debian and its relatives install each version: `<root>/<major>/bin`.
+/// Directory where Debian and its derivatives install each version: `<root>/<major>/bin`.
 const SYSTEM_ROOT: &str = "/usr/lib/postgresql";
 
-/// A slow network needs minutes for some 30 MB of package lists and packages; beyond this it is taken as broken.
+/// Timeout of the download in seconds. A slow network needs minutes for some 30 MB of package lists and packages.
 const FETCH_SECONDS_MAX: u32 = 600;
 
 const FETCH_SCRIPT: &str = include_str!("fetch.sh");
 
-/// A directory with a server that runs.
+/// A directory with working server binaries.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Binaries {
     pub(super) bin_dir: PathBuf,
     pub(super) major: u32,
-    /// Shared libraries fetched with the server; used for its programs only.
+    /// Shared libraries downloaded with the server, for its programs only.
     library_dir: Option<PathBuf>,
 }
 
 impl Binaries {
-    /// The binaries to use in `state_dir`: of version `wanted` if the data has one, else the first that will do.
+    /// Selects the binaries for `state_dir`: of version `wanted` if the data has one, else the first suitable ones.
     ///
     /// # Errors
-    /// When none will do and none can be fetched; the error says what to type.
+    /// Fails if no suitable binaries exist and none can be downloaded; the error names the command to type.
     pub(super) fn find(state_dir: &Path, wanted: Option<u32>) -> Result<Self, EmbeddedError> {
         if let Some(path) = env::var_os("PG_BINDIR").filter(|value| !value.is_empty()).map(PathBuf::from) {
             let found = probe(&path, None).ok_or(EmbeddedError::BadBinDir { path })?;
@@ -50,12 +50,12 @@ impl Binaries {
         select(found, state_dir, wanted)
     }
 
-    /// The path of one of the programs.
+    /// Returns the path of a program.
     pub(super) fn program(&self, name: &str) -> PathBuf {
         self.bin_dir.join(name)
     }
 
-    /// Lets a command find the fetched libraries.
+    /// Sets the library path of a command to the downloaded libraries.
     pub(super) fn set_environment(&self, command: &mut Command) {
         if let Some(dir) = &self.library_dir {
             command.env("LD_LIBRARY_PATH", dir);
@@ -75,19 +75,19 @@ fn select(found: Vec<Binaries>, state_dir: &Path, wanted: Option<u32>) -> Result
     })
 }
 
-/// A data directory is tied to the major version that made it.
+/// Returns whether a version suits the data. A data directory works only with the major version that created it.
 fn suits(major: u32, wanted: Option<u32>) -> bool {
     wanted.map_or(major >= OLDEST_MAJOR, |wanted| major == wanted)
 }
 
-/// All working binaries, in order of preference.
+/// Returns all working binaries, in order of preference.
 fn installed(state_dir: &Path) -> Vec<Binaries> {
     let mut found: Vec<Binaries> =
         versions_below(Path::new(SYSTEM_ROOT)).iter().filter_map(|dir| probe(dir, None)).collect();
     found.extend(fetched(state_dir));
     let path = env::var_os("PATH").unwrap_or_default();
     found.extend(env::split_paths(&path).filter(|dir| dir.is_absolute()).filter_map(|dir| probe(&dir, None)));
-    // PATH often leads, directly or by links, to what is already listed.
+    // PATH often leads, directly or by links, to binaries that are listed already.
     let mut seen = HashSet::new();
     found.retain(|binaries| seen.insert(binaries.bin_dir.clone()));
     found
@@ -99,7 +99,7 @@ fn fetched(state_dir: &Path) -> Vec<Binaries> {
     versions_below(&tree.join("usr/lib/postgresql")).iter().filter_map(|dir| probe(dir, Some(&libraries))).collect()
 }
 
-/// The `bin` directories of the versions below `root`, newest first.
+/// Returns the `bin` directories of the versions below `root`, newest first.
 fn versions_below(root: &Path) -> Vec<PathBuf> {
     let Ok(entries) = fs::read_dir(root) else { return Vec::new() };
     let names = entries.flatten().filter_map(|entry| entry.file_name().into_string().ok());
@@ -112,9 +112,9 @@ fn newest_first(names: impl Iterator<Item = String>) -> Vec<u32> {
     majors
 }
 
-/// Asks the server in `dir` for its version; `None` if there is none that runs.
+/// Runs the server in `dir` for its version; `None` if there is none that runs.
 fn probe(dir: &Path, library_dir: Option<&Path>) -> Option<Binaries> {
-    // Links are followed, so that the programs beside the real one are found there too.
+    // Links are resolved, so that the programs beside the real one are found, too.
     let bin_dir = fs::canonicalize(dir.join("postgres")).ok()?.parent()?.to_owned();
     if !bin_dir.join("initdb").exists() {
         return None;
@@ -134,7 +134,7 @@ fn probe(dir: &Path, library_dir: Option<&Path>) -> Option<Binaries> {
     Some(binaries)
 }
 
-/// Reads `postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)`, also of a pre-release such as `18beta1`.
+/// Parses `postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)`, also for a pre-release such as `18beta1`.
 fn major_version(text: &str) -> Option<u32> {
     let version = text.split_whitespace().nth(2)?;
     let digits = version.find(|c: char| !c.is_ascii_digit()).map_or(version, |end| &version[..end]);
@@ -147,7 +147,7 @@ fn fetch(state_dir: &Path) -> Result<(), EmbeddedError> {
          nothing outside it is changed",
         state_dir.join("postgresql").display()
     );
-    // `timeout` leads a process group and passes the death signal on to all of it.
+    // `timeout` leads a process group and forwards the death signal to all of it.
     let itself = Account { name: String::new(), uid: 0, gid: 0, switch: false };
     let mut command = itself.command(Path::new("timeout"), "TERM");
     command.args(["--kill-after=10", &FETCH_SECONDS_MAX.to_string(), "sh", "-c", FETCH_SCRIPT, "fetch"]);

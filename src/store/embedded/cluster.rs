@@ -1,4 +1,7 @@
-//! The state directory: its lock, the database's files, the socket directory and the server's log.
+//! State directory of the private server: its lock, the database files, the socket directory and the server log.
+//!
+//! Preparation only creates files; the server starts later. An interrupted preparation never leaves a partial database.
+//! Caller: the parent module.
 
 use std::collections::hash_map::DefaultHasher;
 use std::env;
@@ -19,13 +22,13 @@ use super::error::{EmbeddedError, first_complaints};
 use super::server::end_old;
 use super::{DATA_DIR, PORT, Settings, USER};
 
-/// The socket's directory, below the state directory if the path suits a socket.
+/// Name of the socket directory, below the state directory if that path is short enough for a socket.
 const SOCKET_DIR: &str = "socket";
 
-/// The name of the map from accounts to users.
+/// Name of the map from accounts to database users.
 const MAP: &str = "owner";
 
-/// The files of a state directory that is not finished, and what a new file system holds.
+/// Files of an unfinished state directory, and those of a new file system.
 const OWN_FILES: [&str; 13] = [
     "lock",
     DATA_DIR,
@@ -42,14 +45,14 @@ const OWN_FILES: [&str; 13] = [
     "lost+found",
 ];
 
-/// The longest path of a Unix socket, in bytes.
+/// Maximum length of a Unix socket path, in bytes.
 const SOCKET_PATH_BYTES_MAX: usize = 107;
 
-/// How long a second instance waits for the first to be gone, before it gives up.
+/// Time that a second instance waits for the first to release the directory.
 const LOCK_WAIT: Duration = Duration::from_millis(500);
 const LOCK_POLL: Duration = Duration::from_millis(10);
 
-/// Above this the log is set aside at start; one such older log is kept.
+/// Size in bytes above which the log is rotated at start; one older log is kept.
 const LOG_BYTES_MAX: u64 = 8 << 20;
 
 const SERVER_OPTIONS: [(&str, &str); 13] = [
@@ -58,28 +61,28 @@ const SERVER_OPTIONS: [(&str, &str); 13] = [
     ("max_connections", "100"),
     ("shared_buffers", "256MB"),
     ("max_wal_size", "4GB"),
-    // The work of a client that went away ends soon, and so do its locks.
+    // The statements of a disconnected client, and its locks, end soon.
     ("client_connection_check_interval", "500ms"),
-    // Counter rows are rewritten all the time: their dead versions must not pile up for a minute.
+    // Counter rows are updated continuously: their dead versions must not accumulate for a minute.
     ("autovacuum_naptime", "10s"),
-    // Kept from /dev/shm, which is small in containers and cleared by systemd when an ordinary user logs out.
+    // Avoids /dev/shm, which is small in containers and which systemd clears when an ordinary user logs out.
     ("min_dynamic_shared_memory", "16MB"),
-    // Statements here are short; the compiler may also be absent.
+    // Statements are short, and the compiler may be absent.
     ("jit", "off"),
-    // A failed statement is the business of the client, which gets the error: the log, which only a start bounds,
-    // keeps what concerns the server as a whole.
+    // A failed statement is reported to its client. The log, which is bounded only at start, records events of the
+    // server.
     ("log_min_messages", "log"),
     ("log_checkpoints", "off"),
     ("logging_collector", "off"),
     ("log_destination", "stderr"),
 ];
 
-/// A database ready to be served: everything is decided, nothing runs.
+/// A database ready to start: all settings are decided and no process runs.
 #[derive(Debug)]
 pub(super) struct Cluster {
     pub(super) socket_dir: PathBuf,
     pub(super) binaries: Binaries,
-    /// Held as long as this lives, by this process alone.
+    /// Lock of the state directory, owned by this process until the value is dropped.
     _lock: File,
     state_dir: PathBuf,
     account: Account,
@@ -87,10 +90,10 @@ pub(super) struct Cluster {
 }
 
 impl Cluster {
-    /// Takes the state directory, finds the binaries and creates the database on first use.
+    /// Locks the state directory, selects the binaries, and creates the database on first use.
     ///
     /// # Errors
-    /// See [`EmbeddedError`]; nothing runs after any of them.
+    /// [`EmbeddedError`]; no process runs after any of them.
     pub(super) fn prepare(settings: Settings) -> Result<Self, EmbeddedError> {
         let state_dir = open_state_dir(&settings.data_dir)?;
         check_contents(&state_dir)?;
@@ -116,7 +119,7 @@ impl Cluster {
         self.state_dir.join(DATA_DIR)
     }
 
-    /// The files by which a server claims the data and the socket.
+    /// Returns the files by which a server claims the data and the socket.
     pub(super) fn lock_files(&self) -> [PathBuf; 2] {
         [self.data_dir().join("postmaster.pid"), self.socket_dir.join(format!(".s.PGSQL.{PORT}.lock"))]
     }
@@ -125,7 +128,7 @@ impl Cluster {
         self.state_dir.join("server.log")
     }
 
-    /// Made beside its place and then renamed, so that an interruption never leaves half a database.
+    /// Creates the database under a temporary name and renames it, so that an interruption leaves no partial database.
     fn init(&self, data_dir: &Path) -> Result<(), EmbeddedError> {
         let unfinished = self.state_dir.join("data.init");
         match fs::remove_dir_all(&unfinished) {
@@ -150,8 +153,8 @@ impl Cluster {
         synced.map_err(EmbeddedError::directory(&self.state_dir))
     }
 
-    /// Says anew who may connect, whatever the data says: beside the 0700 socket directory, the system's word on who is at the
-    /// other end of the socket decides.
+    /// Writes the access rules anew, regardless of those in the data. Besides the 0700 socket directory, peer
+    /// authentication by the operating system decides.
     fn write_access_rules(&self) -> Result<(), EmbeddedError> {
         let rules = format!("local all \"{USER}\" peer map={MAP}\n");
         let accounts = [Some(self.account.name.clone()), Account::name_of(0)?];
@@ -173,12 +176,13 @@ impl Cluster {
         Ok(())
     }
 
-    /// Who may connect, and which account is which user; out of the data, as only this program writes them.
+    /// Returns the paths of the access rules and the account map. They are outside the data; only this program writes
+    /// them.
     fn access_files(&self) -> [PathBuf; 2] {
         ["pg_hba.conf", "pg_ident.conf"].map(|name| self.state_dir.join(name))
     }
 
-    /// The command that becomes the server, writing to `log`.
+    /// Returns the command that becomes the server, with output to `log`.
     pub(super) fn server_command(&self, log: File) -> Result<Command, EmbeddedError> {
         let stdout = log.try_clone().map_err(EmbeddedError::directory(self.log_path()))?;
         let mut command = self.account.command(&self.binaries.program("postgres"), "INT");
@@ -194,19 +198,19 @@ impl Cluster {
         for (name, value) in SERVER_OPTIONS {
             command.arg("-c").arg(format!("{name}={value}"));
         }
-        // The last word on an option counts, so these can override the ones above.
+        // A later option overrides an earlier one.
         for (name, value) in &self.options {
             command.arg("-c").arg(format!("{name}={value}"));
         }
         Ok(command)
     }
 
-    /// Opens the log to append to it; an overgrown one is set aside first.
+    /// Opens the log for appending. Rotates it first if it is too large.
     pub(super) fn open_log(&self) -> Result<File, EmbeddedError> {
         let path = self.log_path();
         let open = || {
             match fs::symlink_metadata(&path) {
-                // Anything but a file is not this program's work, and root must not write through a link.
+                // Anything but a plain file is not from this program, and root must not write through a link.
                 Ok(found) if !found.is_file() || found.len() > LOG_BYTES_MAX => {
                     fs::rename(&path, path.with_extension("log.1"))?;
                 }
@@ -217,7 +221,7 @@ impl Cluster {
         open().map_err(EmbeddedError::directory(&path))
     }
 
-    /// What the server complained of after the log had `from` bytes.
+    /// Returns the first complaints in the log after the byte `from`.
     pub(super) fn log_tail(&self, from: u64) -> String {
         let mut text = Vec::new();
         let read = File::open(self.log_path()).and_then(|mut file| {
@@ -231,12 +235,13 @@ impl Cluster {
     }
 }
 
-/// A line of the map from accounts to users.
+/// Returns a line of the map from accounts to database users.
 fn map_line(account: &str) -> String {
     format!("{MAP} \"{}\" \"{USER}\"\n", account.replace('"', "\"\""))
 }
 
-/// Gives the account what the one had that an earlier release ran the server as; the data last, whose owner tells.
+/// Changes the owner of the files of an earlier release's account. The data directory is last, because its owner marks
+/// completion.
 fn take_over(data_dir: &Path, socket_dir: &Path, account: &Account) -> io::Result<()> {
     let former = match fs::metadata(data_dir) {
         Ok(found) if account.switch && found.uid() != 0 && found.uid() != account.uid => found.uid(),
@@ -257,12 +262,12 @@ fn open_state_dir(path: &Path) -> Result<PathBuf, EmbeddedError> {
         if let Some(parent) = path.parent() {
             fs::create_dir_all(parent)?;
         }
-        // The account root hands the server to must pass through; what is secret in it has a 0700 directory of its own.
+        // The account that root selects must pass through the directory; secret content has its own 0700 directory.
         let mode = if is_root() { 0o755 } else { 0o700 };
         match DirBuilder::new().mode(mode).create(path) {
             Ok(()) => fs::set_permissions(path, Permissions::from_mode(mode))?,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
-                // An empty directory was made for this program; one with other things in it is left as it is.
+                // An empty directory was created for this program. A directory with content stays unchanged.
                 let found = fs::metadata(path)?;
                 if is_root() && found.uid() == 0 && fs::read_dir(path)?.next().is_none() {
                     fs::set_permissions(path, Permissions::from_mode(found.mode() | 0o011))?;
@@ -275,7 +280,7 @@ fn open_state_dir(path: &Path) -> Result<PathBuf, EmbeddedError> {
     open().map_err(EmbeddedError::directory(path))
 }
 
-/// Refuses a folder in which other things are, unless a database is among them already.
+/// Rejects a directory with unknown files, unless it contains a database.
 fn check_contents(state_dir: &Path) -> Result<(), EmbeddedError> {
     if has_database(state_dir) {
         return Ok(());
@@ -295,7 +300,7 @@ fn check_contents(state_dir: &Path) -> Result<(), EmbeddedError> {
     }
 }
 
-/// Whether a state directory holds a database.
+/// Returns whether a state directory contains a database.
 pub(super) fn has_database(state_dir: &Path) -> bool {
     state_dir.join(DATA_DIR).join("PG_VERSION").exists()
 }
@@ -308,7 +313,7 @@ fn lock(state_dir: &Path) -> Result<File, EmbeddedError> {
     loop {
         match file.try_lock() {
             Ok(()) => return Ok(file),
-            // A killed process holds its files for a moment more.
+            // The files of a killed process stay open for a moment.
             Err(TryLockError::WouldBlock) if begun.elapsed() < LOCK_WAIT => thread::sleep(LOCK_POLL),
             Err(TryLockError::WouldBlock) => return Err(EmbeddedError::InUse { path: state_dir.to_owned() }),
             Err(TryLockError::Error(error)) => return Err(EmbeddedError::directory(path)(error)),
@@ -316,7 +321,7 @@ fn lock(state_dir: &Path) -> Result<File, EmbeddedError> {
     }
 }
 
-/// The major version that made the data; `None` when there is none yet.
+/// Returns the major version that created the data; `None` if there is none yet.
 fn version_of(data_dir: &Path) -> Result<Option<u32>, EmbeddedError> {
     let path = data_dir.join("PG_VERSION");
     match fs::read_to_string(&path) {
@@ -326,7 +331,7 @@ fn version_of(data_dir: &Path) -> Result<Option<u32>, EmbeddedError> {
             Ok(Some(major))
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            // An empty directory may stand where the database will.
+            // An empty directory may exist at the place of the database.
             if fs::read_dir(data_dir).is_ok_and(|mut entries| entries.next().is_some()) {
                 let other = io::Error::new(io::ErrorKind::InvalidData, "it holds something other than a database");
                 return Err(EmbeddedError::directory(data_dir)(other));
@@ -342,14 +347,15 @@ fn make_private_dir(path: &Path, account: &Account) -> io::Result<()> {
     account.own(path)
 }
 
-/// The socket directory: in the state directory, or in the system's temporary one if the path does not suit a socket.
+/// Creates the socket directory: in the state directory, or in the system's temporary directory if that path is too
+/// long.
 fn open_socket_dir(state_dir: &Path, account: &Account) -> Result<PathBuf, EmbeddedError> {
     let mut hasher = DefaultHasher::new();
     state_dir.hash(&mut hasher);
     let name = format!("linkis-rm-{:016x}", hasher.finish());
     let mut candidates = vec![state_dir.join(SOCKET_DIR)];
     for dir in [env::temp_dir(), PathBuf::from("/tmp")] {
-        // Someone else may have taken a name there.
+        // Another user may have taken a name there.
         candidates.extend((0..8).map(|number| dir.join(format!("{name}-{number}"))));
     }
     let mut refused = io::Error::from(io::ErrorKind::InvalidFilename);
@@ -379,7 +385,7 @@ fn use_socket_dir(path: &Path, account: &Account) -> io::Result<()> {
 fn socket_fits(dir: &Path) -> bool {
     let socket = dir.join(format!(".s.PGSQL.{PORT}"));
     let bytes = socket.as_os_str().as_bytes();
-    // The server reads its option as a list, in which these two mean something.
+    // The server parses this option as a list, in which these two characters are special.
     bytes.len() <= SOCKET_PATH_BYTES_MAX && !bytes.contains(&b',') && !bytes.contains(&b'"')
 }
 

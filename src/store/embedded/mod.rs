@@ -1,11 +1,10 @@
-//! A private PostgreSQL server, started and stopped with this program.
+//! Private PostgreSQL server, started and stopped with this process.
 //!
-//! The server listens on a Unix socket in a directory only its own account may enter; TCP is off; and it lets nobody connect
-//! but that account and root, by the system's word on who it is. It keeps its data between runs with every durability setting on, and
-//! stops in order even when this program is killed.
+//! The server listens on a Unix socket in a directory that only its account may enter; TCP is off. Peer authentication
+//! admits only that account and root. The data persists between runs with every durability setting on, and the server
+//! stops in order even if this process is killed. Callers: `server` and `commands`, if no database URL is given.
 //!
-//! Reading order: [`Embedded`] here; `cluster` for the files, `binaries` for the programs, `account` for who runs
-//! them, `server` for the process, `error` for what may go wrong.
+//! Submodules: `cluster`: files; `binaries`: programs; `account`: system account; `server`: process; `error`: errors.
 
 mod account;
 mod binaries;
@@ -29,36 +28,36 @@ use server::Server;
 
 pub use error::EmbeddedError;
 
-/// The port in the socket's name; clients that read `PGPORT` must be told it.
+/// Port in the name of the socket. Clients that read `PGPORT` need it.
 pub const PORT: u16 = 5432;
-/// The database user to connect as.
+/// Database user to connect as.
 pub const USER: &str = "postgres";
-/// The database there is from the start.
+/// Database that exists from the start.
 pub const DATABASE: &str = "postgres";
 
-/// The database's files, below the state directory.
+/// Directory of the database files, below the state directory.
 const DATA_DIR: &str = "data";
 const NAME: &str = "linkis-rm";
 
-/// Where and how to run the server.
+/// Directory and options of the server.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// The state directory; holds the lock, the database, the socket, the server's log and fetched binaries.
+    /// State directory: lock, database, socket, server log and downloaded binaries.
     pub data_dir: PathBuf,
-    /// Further server options, as name and value; they override the ones chosen here.
+    /// Further server options by name and value. They override the built-in ones.
     pub server_options: Vec<(String, String)>,
 }
 
-/// The name of the account with this user id; `None` if it has none, or the system does not tell.
+/// Returns the name of the account with this user id; `None` if it has none, or the system cannot name it.
 #[must_use]
 pub fn user_name(uid: u32) -> Option<String> {
     account::Account::name_of(uid).ok().flatten()
 }
 
-/// The state directory to use when none is chosen: below `/var/lib` for root, else below the user's data directory.
+/// Returns the default state directory: below `/var/lib` for root, else below the user's data directory.
 ///
 /// # Errors
-/// [`EmbeddedError::NoHome`] when the user has no home directory.
+/// [`EmbeddedError::NoHome`] if the user has no home directory.
 pub fn default_data_dir() -> Result<PathBuf, EmbeddedError> {
     if account::is_root() {
         return Ok(Path::new("/var/lib").join(NAME));
@@ -68,16 +67,17 @@ pub fn default_data_dir() -> Result<PathBuf, EmbeddedError> {
     chosen.or_else(home).map(|path| path.join(NAME)).ok_or(EmbeddedError::NoHome)
 }
 
-/// Whether a state directory holds a database.
+/// Returns whether a state directory contains a database.
 #[must_use]
 pub fn has_database(state_dir: &Path) -> bool {
     cluster::has_database(state_dir)
 }
 
-/// How to connect to the server that runs in a state directory, for its account and for root; `None` if none does.
+/// Returns the connect options of the server that runs in a state directory, for its account and for root; `None` if
+/// none runs.
 #[must_use]
 pub fn running(state_dir: &Path) -> Option<PgConnectOptions> {
-    // PostgreSQL writes down where its socket is, on the fifth line.
+    // PostgreSQL writes its socket directory into the fifth line.
     let told = fs::read_to_string(state_dir.join(DATA_DIR).join("postmaster.pid")).ok()?;
     told.lines().nth(4).filter(|dir| !dir.is_empty()).map(|dir| options(Path::new(dir)))
 }
@@ -90,13 +90,13 @@ fn options(socket_dir: &Path) -> PgConnectOptions {
 /// How the server ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stopped {
-    /// In order, with everything written out.
+    /// In order, with a last checkpoint.
     InOrder(ExitStatus),
-    /// Without a last checkpoint; the next start replays what is missing. Nothing committed is lost.
+    /// Without a last checkpoint; the next start replays the log. Nothing committed is lost.
     AtOnce(ExitStatus),
-    /// By force, as it heeded nothing else; the next start recovers. Nothing committed is lost.
+    /// Killed, because it ignored the other signals; the next start recovers. Nothing committed is lost.
     ByForce(ExitStatus),
-    /// By itself, before it was told to.
+    /// Before this process asked it to stop.
     Before(ExitStatus),
 }
 
@@ -113,7 +113,7 @@ impl fmt::Display for Stopped {
 
 /// A running private server.
 ///
-/// Dropping it tells the server to stop without waiting for it; [`Embedded::stop`] waits.
+/// Dropping it signals the server to stop without waiting; [`Embedded::stop`] waits.
 #[derive(Debug)]
 pub struct Embedded {
     server: Server,
@@ -123,14 +123,14 @@ pub struct Embedded {
 impl Embedded {
     /// Starts the server and returns when it accepts connections.
     ///
-    /// On first use this creates the database, and if the machine has no server binaries it first fetches them, which
-    /// takes up to minutes. Dropping the future abandons the start; what it left half done is redone the next time.
+    /// On first use this creates the database. If the machine has no server binaries, it first downloads them, which
+    /// takes up to minutes. Dropping the future abandons the start; the next start repeats unfinished steps.
     ///
     /// # Errors
-    /// See [`EmbeddedError`]. No server runs after any of them.
+    /// [`EmbeddedError`]; no server runs after any of them.
     pub async fn start(settings: Settings) -> Result<Self, EmbeddedError> {
         let (sender, receiver) = oneshot::channel();
-        // A thread of its own rather than the runtime's, whose shutdown would wait for it.
+        // A separate thread, because the runtime's shutdown would wait for one of its own.
         spawn_thread("postgres-prepare", move || drop(sender.send(Cluster::prepare(settings))))?;
         let lost = |_| EmbeddedError::Thread(io::Error::other("it ended early"));
         let cluster = receiver.await.map_err(lost)??;
@@ -138,40 +138,38 @@ impl Embedded {
         Ok(Self { server, cluster })
     }
 
-    /// The directory of the server's socket: connect with it as the host, as [`USER`], on [`PORT`].
+    /// Returns the socket directory: connect with it as the host, as [`USER`], on [`PORT`].
     #[must_use]
     pub fn socket_dir(&self) -> &Path {
         &self.cluster.socket_dir
     }
 
-    /// How to connect to it.
+    /// Returns the options for connecting to the server.
     #[must_use]
     pub fn connect_options(&self) -> PgConnectOptions {
         options(self.socket_dir())
     }
 
-    /// The directory of the server's programs.
+    /// Returns the directory of the server's programs.
     #[must_use]
     pub fn bin_dir(&self) -> &Path {
         &self.cluster.binaries.bin_dir
     }
 
-    /// The server's log file.
+    /// Returns the path of the server log.
     #[must_use]
     pub fn log_path(&self) -> PathBuf {
         self.cluster.log_path()
     }
 
-    /// Waits until the server ends, which it does by itself only in trouble; for use beside the work that needs it.
-    ///
-    /// May be dropped and called again at any time.
+    /// Waits until the server ends, which happens only after a failure. May be dropped and called again at any time.
     pub async fn died(&self) -> ExitStatus {
         self.server.ended().await
     }
 
-    /// Stops the server and says how it ended. Clients still connected are cut off.
+    /// Stops the server and returns how it ended. Connected clients are disconnected.
     ///
-    /// In order within 10 s; failing that without a checkpoint within 5 s; failing that by force.
+    /// In order within 10 s; failing that without a checkpoint within 5 s; failing that by SIGKILL.
     pub async fn stop(self) -> Stopped {
         self.server.stop().await
     }

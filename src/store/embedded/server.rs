@@ -1,4 +1,6 @@
-//! The server process: starting it, watching it and stopping it.
+//! Process of the private server: start, supervision and stop.
+//!
+//! Signals are sent under a lock, so that none reaches another process with a reused pid. Caller: the parent module.
 
 use std::fs;
 use std::io;
@@ -19,25 +21,26 @@ use super::cluster::Cluster;
 use super::error::EmbeddedError;
 use super::{Stopped, spawn_thread};
 
-/// After a crash of this program its old server may still be stopping.
+/// Time to wait for the server of an earlier run, which may still be stopping.
 const OLD_SERVER_WAIT: Duration = Duration::from_secs(10);
-/// An old server not stopping on its own is told to after this.
+/// Time after which the server of an earlier run is signalled to stop.
 const OLD_SERVER_PATIENCE: Duration = Duration::from_secs(1);
 const OLD_SERVER_POLL: Duration = Duration::from_millis(200);
-/// After a crash the server first replays up to `max_wal_size` of changes.
+/// Timeout of the start. After a crash the server first replays up to `max_wal_size` of changes.
 const READY_WAIT: Duration = Duration::from_secs(600);
 const READY_POLL: Duration = Duration::from_millis(10);
 const FAST_STOP_WAIT: Duration = Duration::from_secs(10);
 const IMMEDIATE_STOP_WAIT: Duration = Duration::from_secs(5);
 
-/// A running server, told to stop when dropped.
+/// A running server, signalled to stop when dropped.
 ///
-/// The thread that watches it is not joined: it ends with the server, and this process's end must not wait for it.
+/// The thread that watches the server is not joined: it ends with the server, and the end of this process must not wait
+/// for it.
 #[derive(Debug)]
 pub(super) struct Server {
     pid: Pid,
-    /// False from before the pid is given back to the system; signals are sent under this lock, so that none ever
-    /// reaches another process that was given the same pid.
+    /// False from before the pid is released. Signals are sent under this lock, so that none reaches another process
+    /// with the same pid.
     alive: Arc<Mutex<bool>>,
     ended: watch::Receiver<Option<ExitStatus>>,
 }
@@ -46,7 +49,7 @@ impl Server {
     /// Starts the server and waits until it accepts connections.
     ///
     /// # Errors
-    /// When it ends early, with its own last words, or is not ready in time.
+    /// [`EmbeddedError::Ended`] with the complaints in its log; [`EmbeddedError::NotReady`] after the timeout.
     pub(super) async fn start(cluster: &Cluster) -> Result<Self, EmbeddedError> {
         let pid_file = cluster.data_dir().join("postmaster.pid");
         let begun = Instant::now();
@@ -58,7 +61,8 @@ impl Server {
             let log_from = log.metadata().map(|metadata| metadata.len()).unwrap_or(0);
             let server = Self::spawn(cluster.server_command(log)?).await?;
             let Some(status) = server.ready(&pid_file, cluster).await? else { return Ok(server) };
-            // A lock file that is or was there belongs to another server, whose end is worth waiting for; it may just have come.
+            // A lock file that exists or existed belongs to another server, which may have started in between; its end
+            // is waited for.
             if !(was_locked || is_locked()) || begun.elapsed() >= OLD_SERVER_WAIT {
                 let detail = cluster.log_tail(log_from);
                 return Err(EmbeddedError::Ended { status, detail, log: cluster.log_path() });
@@ -70,7 +74,8 @@ impl Server {
         }
     }
 
-    /// Spawns the server from a thread that stays until it has ended: the death signal comes when the thread ends.
+    /// Spawns the server from a thread that lives until the server has ended: the death signal is sent when the thread
+    /// ends.
     async fn spawn(mut command: Command) -> Result<Self, EmbeddedError> {
         let alive = Arc::new(Mutex::new(true));
         let (started_tx, started_rx) = oneshot::channel();
@@ -90,7 +95,7 @@ impl Server {
         }
     }
 
-    /// Waits until the server is ready; returns how it ended if it ended instead.
+    /// Waits until the server is ready; returns its exit status if it ended instead.
     async fn ready(&self, pid_file: &Path, cluster: &Cluster) -> Result<Option<ExitStatus>, EmbeddedError> {
         let pid = self.pid.as_raw_nonzero().get();
         let polled = async {
@@ -107,15 +112,15 @@ impl Server {
         }
     }
 
-    /// Waits for the server's end.
+    /// Waits for the end of the server.
     pub(super) async fn ended(&self) -> ExitStatus {
         let mut ended = self.ended.clone();
         let status = ended.wait_for(Option::is_some).await.map(|status| *status);
-        // The thread reports before it ends, so there is always a status.
+        // The thread reports a status before it ends, so one always exists.
         status.ok().flatten().unwrap_or_else(|| ExitStatus::from_raw(-1))
     }
 
-    /// Stops the server: in order, then at once without a last checkpoint, then by force.
+    /// Stops the server: in order, then without a last checkpoint, then by SIGKILL.
     pub(super) async fn stop(&self) -> Stopped {
         if let Some(status) = *self.ended.borrow() {
             return Stopped::Before(status);
@@ -154,30 +159,31 @@ fn wait(mut child: Child, alive: &Mutex<bool>) -> ExitStatus {
     child.wait().unwrap_or_else(|_| ExitStatus::from_raw(-1))
 }
 
-/// Whether `postmaster.pid` is that of `pid` and its eighth line says that connections are accepted.
+/// Returns whether `postmaster.pid` belongs to `pid` and its eighth line says that connections are accepted.
 fn is_ready(pid_file: &str, pid: i32) -> bool {
     owner(pid_file) == Some(pid) && pid_file.lines().nth(7).is_some_and(|line| line.trim() == "ready")
 }
 
-/// The server's pid, on the first line of `postmaster.pid`.
+/// Returns the pid of the server, from the first line of `postmaster.pid`.
 fn owner(pid_file: &str) -> Option<i32> {
     pid_file.lines().next()?.trim().parse().ok().filter(|pid| *pid > 0)
 }
 
-/// Removes the lock files a crash left behind, whose pid may now belong to another process, which PostgreSQL cannot
-/// tell from a running server. This process holds the state directory, and every process of a server is in its data.
+/// Removes the lock files of a crash. Their pid may now belong to another process, which PostgreSQL cannot distinguish
+/// from a running server. This process owns the state directory, and every server process has the data as its
+/// directory.
 fn remove_stale(cluster: &Cluster) {
     let left: Vec<_> = cluster.lock_files().into_iter().filter(|file| file.exists()).collect();
     if !left.is_empty() && processes_in(&cluster.data_dir()).is_ok_and(|pids| pids.is_empty()) {
         tracing::warn!("the PostgreSQL server did not stop in order the last time; it recovers now");
         for file in left {
-            // If this fails PostgreSQL names the file.
+            // If this fails, PostgreSQL names the file in its error.
             let _ = fs::remove_file(file);
         }
     }
 }
 
-/// Tells a server left behind by a crash of this program to stop.
+/// Signals the server of an earlier, crashed run to stop.
 fn interrupt_old(pid_file: &Path, data_dir: &Path) {
     let Some(old) = fs::read_to_string(pid_file).ok().as_deref().and_then(owner) else { return };
     if processes_in(data_dir).is_ok_and(|pids| pids.contains(&old))
@@ -188,10 +194,10 @@ fn interrupt_old(pid_file: &Path, data_dir: &Path) {
     }
 }
 
-/// Waits for the end of a server an earlier run left behind, and tells it to stop if it does not on its own; false if it goes on.
+/// Waits for the end of an earlier run's server, and signals it if it does not stop. Returns false if it continues.
 pub(super) fn end_old(data_dir: &Path) -> bool {
     let begun = Instant::now();
-    // Without a look at the processes there is nothing to wait for.
+    // Without access to the process list there is nothing to wait for.
     while processes_in(data_dir).is_ok_and(|pids| !pids.is_empty()) {
         if begun.elapsed() >= OLD_SERVER_WAIT {
             return false;
@@ -204,7 +210,7 @@ pub(super) fn end_old(data_dir: &Path) -> bool {
     true
 }
 
-/// The processes whose working directory is `dir`, by whatever path.
+/// Returns the processes whose working directory is `dir`, by any path.
 fn processes_in(dir: &Path) -> io::Result<Vec<i32>> {
     let identity = |path: &Path| fs::metadata(path).map(|found| (found.dev(), found.ino()));
     let wanted = identity(dir)?;
