@@ -1,4 +1,4 @@
-//! Policies: which limits are for the tickets on a kind of EM. The EM itself is always checked.
+//! Policies: the limits, required labels and placement for one kind of EM. The capacity of the EM itself is always checked.
 
 use std::{collections::BTreeSet, fmt};
 
@@ -7,19 +7,19 @@ use super::{
     selector::Placement,
 };
 
-/// A kind of limits.
+/// Class of limits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Check {
-    /// Those for creators alone.
+    /// Limits for creators alone.
     Creator,
-    /// Those for users alone.
+    /// Limits for users alone.
     User,
-    /// Those for any other label, or for several together.
+    /// Limits for any other label, or for several labels together.
     Labels,
 }
 
 impl Check {
-    /// All there are, in the order in which they are made.
+    /// All classes, in check order.
     pub const ALL: [Self; 3] = [Self::Creator, Self::User, Self::Labels];
 
     fn of(label_set: &BTreeSet<String>) -> Self {
@@ -40,64 +40,65 @@ impl Check {
     }
 }
 
-/// How many labels a policy may require.
+/// Maximum number of labels that a policy requires.
 pub const REQUIRED_MAX: usize = 8;
 
-/// What holds for requests to a kind of EM.
+/// Rules for requests to one kind of EM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Policy {
-    /// The kinds of limits that their tickets count in, and are judged by.
+    /// Classes of limits that count and decide tickets on these EMs.
     checks: BTreeSet<Check>,
-    /// The labels that they have to carry: at most [`REQUIRED_MAX`].
+    /// Labels that requests must carry; at most [`REQUIRED_MAX`].
     required_labels: BTreeSet<String>,
     placement: Placement,
 }
 
 impl Default for Policy {
-    /// All limits.
+    /// All limits, no required labels, spread.
     fn default() -> Self {
         Self::new(Check::ALL)
     }
 }
 
 impl Policy {
-    /// A policy with these checks, none for EMs that no limit is for; requests need no labels, and are spread.
+    /// Creates a policy with these checks, without required labels, and with spread placement. No checks exempt the EMs
+    /// from all limits.
     pub fn new(checks: impl IntoIterator<Item = Check>) -> Self {
         let checks = checks.into_iter().collect();
         Self { checks, required_labels: BTreeSet::new(), placement: Placement::default() }
     }
 
-    /// The same with these labels required, and EMs chosen so.
+    /// Replaces the required labels and the placement.
     pub fn with(self, required_labels: BTreeSet<String>, placement: Placement) -> Self {
         Self { required_labels, placement, ..self }
     }
 
-    /// Its checks, in order.
+    /// Returns the checks, in order.
     pub fn checks(&self) -> impl Iterator<Item = Check> {
         self.checks.iter().copied()
     }
 
-    /// The labels that requests have to carry.
+    /// Returns the labels that requests must carry.
     pub fn required_labels(&self) -> &BTreeSet<String> {
         &self.required_labels
     }
 
-    /// Which EM is chosen, if the request does not say.
+    /// Returns the placement of requests that do not choose one.
     pub fn placement(&self) -> Placement {
         self.placement
     }
 
-    /// A label that a request has to carry and does not.
+    /// Returns a required label that a request does not carry.
     pub fn lacking(&self, carries: impl Fn(&str) -> bool) -> Option<&str> {
         self.required_labels.iter().map(String::as_str).find(|key| !carries(key))
     }
 
-    /// Whether limits with these labels apply.
+    /// Returns whether limits of this label set apply.
     pub fn applies(&self, label_set: &BTreeSet<String>) -> bool {
         self.checks.contains(&Check::of(label_set))
     }
 
-    /// Reads the checks that [`Policy`] displays. What does not begin with the EM itself was written by somebody who knew no policies: all
+    /// Parses the displayed checks. A text that does not begin with `em` was written by a release without policies: all
     /// limits apply.
     pub fn parse(text: &str) -> Self {
         let mut names = text.split(',');

@@ -1,31 +1,31 @@
-//! Who calls: carried from the edge to what is written, so that it is known of everything who did it.
+//! Principals and actors: the caller of a change, carried from the edge to the history line.
 
 use std::{fmt, sync::Arc};
 
 use super::name::{FieldError, Name};
 
-/// Who wants something done.
+/// Name under which a caller acts.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub enum Principal {
-    /// A caller that did not say who it is: it may do everything.
+    /// A caller without authentication, where none is required; may do everything.
     Anonymous,
-    /// The service itself, which does what falls due and ends what is lost.
+    /// The service itself, for expiry, loss and other background work.
     Service,
-    /// A caller by name.
+    /// A named caller.
     Named(Name),
 }
 
 impl Principal {
-    /// A principal by its name.
+    /// Parses the name of a principal.
     ///
     /// # Errors
-    /// If it is no name.
+    /// The text is not a valid name.
     pub fn parse(field: &str, text: &str) -> Result<Self, FieldError> {
         let known = [Self::Anonymous, Self::Service].into_iter().find(|principal| principal.as_str() == text);
         known.map_or_else(|| Name::parse(field, text).map(Self::Named), Ok)
     }
 
-    /// Its name.
+    /// Returns the name.
     pub fn as_str(&self) -> &str {
         match self {
             Self::Anonymous => "anonymous",
@@ -35,29 +35,29 @@ impl Principal {
     }
 }
 
-/// Who does something, from where, and why: the history remembers the latter two of what operators and administrators do.
+/// A principal with address and reason. The history records the latter two for operators and administrators.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Actor {
-    /// Who.
+    /// Principal of the change.
     pub principal: Principal,
-    /// The address that the call comes from, or the machine where a command was typed; `None` where that is not remembered.
+    /// Network address of the call, or name of the machine of a command; `None` if it is not recorded.
     pub address: Option<Arc<str>>,
-    /// Why, in their own words; `None` where none was given, or what is done tells it itself.
+    /// Reason in the caller's words; `None` if none was given or the change contains it.
     pub reason: Option<Name>,
 }
 
 impl Actor {
-    /// The name of the principal.
+    /// Returns the name of the principal.
     pub fn as_str(&self) -> &str {
         self.principal.as_str()
     }
 
-    /// Where from, if that is remembered.
+    /// Returns the address, if recorded.
     pub fn address(&self) -> Option<&str> {
         self.address.as_deref()
     }
 
-    /// Why, if that was said.
+    /// Returns the reason, if given.
     pub fn reason(&self) -> Option<&str> {
         self.reason.as_ref().map(Name::as_str)
     }

@@ -1,32 +1,32 @@
-//! Providers: clusters whose queues somebody else keeps, and which of them a request belongs to.
+//! Providers: configured external clusters, and the choice of the cluster for a request.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 
 use super::name::{Labels, Name};
 
-/// How many providers there may be: all of them are looked at whenever one is chosen.
+/// Maximum number of providers. Each choice compares all of them.
 pub const PROVIDERS_MAX: usize = 32;
 
-/// A cluster, by what it is called.
+/// Identity of an external cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Provider {
-    /// What it is, as Linkis calls it.
+    /// Provider type, as Linkis names it.
     pub resource_type: Name,
-    /// Its name.
+    /// Name of the provider.
     pub name: Name,
-    /// The labels of the requests that it is for.
+    /// Labels that requests must carry to use this cluster.
     pub labels: Labels,
 }
 
 impl Provider {
-    /// Whether `labels` has all of its own.
+    /// Returns whether `labels` contains all labels of the provider.
     fn is_for(&self, labels: &BTreeMap<String, String>) -> bool {
         self.labels.as_map().iter().all(|(key, value)| labels.get(key) == Some(value))
     }
 }
 
-/// The provider among those of a type that a request with these labels belongs to: the one with most labels, all of which the request
-/// carries; of several, the first by name.
+/// Selects the provider of a type for a request with these labels. The provider with the most labels that the request all
+/// carries wins; among equals, the first by name.
 pub fn choose<'a>(
     providers: impl IntoIterator<Item = &'a Provider>,
     resource_type: &str,

@@ -1,61 +1,62 @@
-//! Queues that live elsewhere: what a cluster's scheduler says of them, and which one a name means. A namespace of Kubernetes is one, too, in
-//! the cluster's nodes.
+//! External queues as their scheduler reports them: amounts, states, and the lookup of a queue by name.
+//!
+//! A Kubernetes namespace is a queue below the cluster's nodes. Callers: the external readers and [`super::external`].
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},
     sync::Arc,
 };
 
-/// The name of the queue that all others are in.
+/// Name of the root queue.
 pub const ROOT: &str = "root";
 
-/// How many queues an ambiguous name is said to mean.
+/// Maximum number of paths that an error about an ambiguous name lists.
 const AMBIGUOUS_TOLD_MAX: usize = 8;
 
-/// The maximum of a namespace whose quotas say nothing of a dimension: the nodes decide.
+/// Maximum of a namespace without a quota in a dimension; the nodes limit it then.
 pub const NO_MAXIMUM: i64 = i64::MAX;
 
-/// So much of a queue.
+/// Amounts in an external queue.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct QueueAmounts {
-    /// In bytes.
+    /// Memory, in bytes.
     pub memory: i64,
-    /// Virtual cores; in Kubernetes, thousandths of a core.
+    /// Virtual cores; for Kubernetes, thousandths of a core.
     pub cores: i64,
 }
 
 impl QueueAmounts {
-    /// The smaller of both, in each dimension.
+    /// Returns the minimum per dimension.
     pub fn least(self, other: Self) -> Self {
         Self { memory: self.memory.min(other.memory), cores: self.cores.min(other.cores) }
     }
 
-    /// The larger of both, in each dimension.
+    /// Returns the maximum per dimension.
     pub fn most(self, other: Self) -> Self {
         Self { memory: self.memory.max(other.memory), cores: self.cores.max(other.cores) }
     }
 
-    /// Whether it is no less, in each dimension.
+    /// Returns whether each dimension is at least that of `other`.
     pub fn covers(self, other: Self) -> bool {
         self.memory >= other.memory && self.cores >= other.cores
     }
 
-    /// Both together, as far as numbers go.
+    /// Returns the saturating sum.
     pub fn plus(self, other: Self) -> Self {
         Self { memory: self.memory.saturating_add(other.memory), cores: self.cores.saturating_add(other.cores) }
     }
 
-    /// What is left of it; below zero where `other` is more.
+    /// Returns the saturating difference; negative where `other` is larger.
     pub fn minus(self, other: Self) -> Self {
         Self { memory: self.memory.saturating_sub(other.memory), cores: self.cores.saturating_sub(other.cores) }
     }
 
-    /// What is granted less what is shown of it: nothing where more is shown.
+    /// Returns the granted amount minus the shown amount, at least 0.
     pub fn unseen(self, shown: Self) -> Self {
         self.minus(shown).most(Self::default())
     }
 
-    /// In each dimension this where `decides` says so, and otherwise `other`.
+    /// Returns this amount in the dimensions of `decides`, and `other` elsewhere.
     fn where_decided(self, decides: Decides, other: Self) -> Self {
         Self {
             memory: if decides.memory { self.memory } else { other.memory },
@@ -66,7 +67,7 @@ impl QueueAmounts {
 
 const MOST: QueueAmounts = QueueAmounts { memory: i64::MAX, cores: i64::MAX };
 
-/// In which dimensions a queue decides what there is.
+/// Dimensions in which a queue limits its capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decides {
     memory: bool,
@@ -76,7 +77,7 @@ pub struct Decides {
 impl Decides {
     const ALL: Self = Self { memory: true, cores: true };
 
-    /// Where there is a maximum.
+    /// Returns the dimensions with a maximum.
     fn where_limited(max: QueueAmounts) -> Self {
         Self { memory: max.memory != NO_MAXIMUM, cores: max.cores != NO_MAXIMUM }
     }
@@ -85,25 +86,25 @@ impl Decides {
         Self { memory: !self.memory, cores: !self.cores }
     }
 
-    /// What is left where it is decided, and elsewhere more than anybody needs.
+    /// Returns `left` in these dimensions, and an unlimited amount elsewhere.
     pub fn left(self, left: QueueAmounts) -> QueueAmounts {
         left.where_decided(self, MOST)
     }
 }
 
-/// Whether a queue takes applications. In this order, so that the greatest along a path holds.
+/// Whether a queue accepts applications. The order makes the most restrictive state of a path the maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum QueueState {
-    /// It does.
+    /// The queue accepts applications.
     Running,
-    /// Not any more: those that it has are finished first.
+    /// The queue accepts none, and its running applications finish.
     Draining,
-    /// It does not.
+    /// The queue accepts none.
     Stopped,
 }
 
 impl QueueState {
-    /// As YARN calls it.
+    /// Returns the name that YARN uses.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Running => "RUNNING",
@@ -112,90 +113,90 @@ impl QueueState {
         }
     }
 
-    /// The reverse of [`QueueState::as_str`].
+    /// Parses a name from [`QueueState::as_str`]; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Running, Self::Draining, Self::Stopped].into_iter().find(|state| state.as_str() == text)
     }
 }
 
-/// How much there may be of something else than memory and cores, and how much of that is used.
+/// Maximum and use of a dimension other than memory and cores.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct CustomAmounts {
-    /// How much there may be.
+    /// Maximum amount.
     pub max: i64,
-    /// How much is used.
+    /// Used amount.
     pub used: i64,
 }
 
-/// The same of all that there is, by the names of custom dimensions.
+/// Amounts by the names of custom dimensions.
 pub type Custom = BTreeMap<Arc<str>, CustomAmounts>;
 
-/// A queue, as its scheduler says.
+/// A queue as its scheduler reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Queue {
-    /// Its names from the root on, joined by dots.
+    /// Names from the root to the queue, joined by dots.
     pub path: String,
-    /// How much its applications may have together.
+    /// Maximum of all its applications together.
     pub max: QueueAmounts,
-    /// How much they have.
+    /// Use of all its applications together.
     pub used: QueueAmounts,
-    /// Whether it takes more of them, whatever those above it do.
+    /// State of this queue alone, without its ancestors.
     pub state: QueueState,
-    /// How many of them run; `None` if the scheduler does not say.
+    /// Number of running applications; `None` if the scheduler does not report it.
     pub running_applications: Option<i64>,
-    /// How many wait to run; likewise.
+    /// Number of pending applications; `None` if the scheduler does not report it.
     pub pending_applications: Option<i64>,
-    /// What else there is: it is told, and nothing is judged by it.
+    /// Amounts in custom dimensions, for display only: no decision uses them.
     pub custom: Custom,
 }
 
-/// Which names a scheduler knows its queues by, beside their paths.
+/// Names of queues besides their full paths.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Naming {
     /// The path without the root.
     #[default]
     Fair,
-    /// That, and the last name alone.
+    /// The path without the root, and the last name alone.
     Capacity,
-    /// Namespaces of Kubernetes, by their names alone: what quotas say nothing of, all have of the root, the cluster's nodes.
+    /// Kubernetes namespaces by their names. The nodes, as the root, limit every dimension that no quota limits.
     Namespaces,
 }
 
-/// All queues of a cluster, at one moment.
+/// All queues of an external cluster at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Queues {
     naming: Naming,
     by_path: BTreeMap<String, Queue>,
 }
 
-/// Why a name means no queue.
+/// Reason why a name refers to no queue.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
-    /// There is none.
+    /// No queue has the name.
     #[error("there is no queue {name:?}; ListQueues tells which there are")]
     NotFound {
-        /// As it was asked for.
+        /// Requested name.
         name: String,
     },
-    /// There are several.
+    /// Several queues have the name.
     #[error("the queue {name:?} may be {}; give one of these paths", paths.join(" or "))]
     Ambiguous {
-        /// As it was asked for.
+        /// Requested name.
         name: String,
-        /// The first of those that it may be.
+        /// Paths of the first matching queues.
         paths: Vec<String>,
     },
 }
 
-/// Two queues have the same path.
+/// Error: two queues have this path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct SamePath(pub String);
 
 impl Queues {
-    /// All of them.
+    /// Creates the set of all queues.
     ///
     /// # Errors
-    /// If two have the same path.
+    /// [`SamePath`] if two queues have the same path.
     pub fn new(naming: Naming, queues: impl IntoIterator<Item = Queue>) -> Result<Self, SamePath> {
         let mut by_path = BTreeMap::new();
         for queue in queues {
@@ -207,15 +208,15 @@ impl Queues {
         Ok(Self { naming, by_path })
     }
 
-    /// Which names they are known by.
+    /// Returns the naming of the queues.
     pub fn naming(&self) -> Naming {
         self.naming
     }
 
-    /// The queue that `name` means.
+    /// Returns the queue that `name` refers to.
     ///
     /// # Errors
-    /// If there is none, or more than one.
+    /// [`QueueError`] if no queue or several queues match.
     pub fn find(&self, name: &str) -> Result<&Queue, QueueError> {
         if let Some(queue) = self.by_path.get(name) {
             return Ok(queue);
@@ -237,15 +238,15 @@ impl Queues {
         }
     }
 
-    /// The queue and all that it is in, up to the root.
+    /// Returns the queue and its ancestors, up to the root.
     pub fn along<'a>(&'a self, queue: &'a Queue) -> impl Iterator<Item = &'a Queue> {
         let ends = queue.path.match_indices('.').map(|(end, _)| end).rev();
         let above = ends.filter_map(|end| self.by_path.get(queue.path.get(..end)?));
         std::iter::once(queue).chain(above)
     }
 
-    /// The same, each with where it decides how much there is of `queue`: all of them, everywhere. Of a namespace, its quotas, and the nodes
-    /// where these say nothing.
+    /// As [`Queues::along`], each queue with the dimensions that it limits. For a namespace: its quotas, and the nodes in
+    /// the other dimensions.
     pub fn deciding<'a>(&'a self, queue: &'a Queue) -> impl Iterator<Item = (&'a Queue, Decides)> {
         let own = match self.naming {
             Naming::Fair | Naming::Capacity => None,
@@ -258,18 +259,18 @@ impl Queues {
         })
     }
 
-    /// How much of the queue is left, by its own maximum and that of each that it is in.
+    /// Returns the capacity left in the queue, limited by its ancestors.
     pub fn left(&self, queue: &Queue) -> QueueAmounts {
         self.least(queue, |queue| queue.max.minus(queue.used))
     }
 
-    /// The least of what all that decide have `left`.
+    /// Returns the minimum of `left` over all limiting queues.
     pub fn least(&self, queue: &Queue, left: impl Fn(&Queue) -> QueueAmounts) -> QueueAmounts {
         self.deciding(queue).fold(MOST, |least, (queue, decides)| least.least(decides.left(left(queue))))
     }
 
-    /// How much there may be of a queue alone, and how much of that is used: of a namespace where quotas say nothing, by the nodes. `None` if
-    /// nobody knows.
+    /// Returns the maximum and the use of one queue; for a namespace without a quota, those of the nodes. The maximum is
+    /// `None` if it is unknown.
     pub fn told(&self, queue: &Queue) -> (Option<QueueAmounts>, QueueAmounts) {
         if self.naming != Naming::Namespaces {
             return (Some(queue.max), queue.used);
@@ -282,19 +283,19 @@ impl Queues {
         (is_known.then_some(max), used)
     }
 
-    /// What there is of other resources: of a namespace by its quotas, and by the nodes where these do not name it.
+    /// Returns the amounts in custom dimensions; for a namespace, its quotas and otherwise the nodes.
     pub fn custom<'a>(&'a self, queue: &'a Queue) -> BTreeMap<&'a str, CustomAmounts> {
         let nodes = self.by_path.get(ROOT).filter(|_| self.naming == Naming::Namespaces);
         let all = nodes.into_iter().chain([queue]).flat_map(|queue| &queue.custom);
         all.map(|(name, amounts)| (&**name, *amounts)).collect()
     }
 
-    /// Whether applications get into the queue: all that it is in have to take them, too.
+    /// Returns the most restrictive state of the queue and its ancestors.
     pub fn state(&self, queue: &Queue) -> QueueState {
         self.along(queue).map(|queue| queue.state).max().unwrap_or(queue.state)
     }
 
-    /// Those behind `after` in the order of their paths.
+    /// Returns the queues after the path `after`, in path order.
     pub fn behind(&self, after: Option<&str>) -> impl Iterator<Item = &Queue> {
         use std::ops::Bound;
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
@@ -302,7 +303,7 @@ impl Queues {
     }
 }
 
-/// Whether a path is that of a queue, or of one that is in it.
+/// Returns whether a path is that of the queue or of a descendant.
 pub fn is_in(path: &str, queue: &str) -> bool {
     path.strip_prefix(queue).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
 }
@@ -311,22 +312,22 @@ fn last_name(path: &str) -> &str {
     path.rsplit('.').next().unwrap_or(path)
 }
 
-/// An application that runs in a queue, or waits to.
+/// An application that runs in an external queue or is pending.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Application {
-    /// Its id, e.g. `application_1795304054064_0001`.
+    /// Application id, such as `application_1795304054064_0001`.
     pub id: String,
-    /// What its user calls it.
+    /// Name that the user gave.
     pub name: String,
-    /// Whose it is.
+    /// User of the application.
     pub user: String,
-    /// Its queue, as the scheduler calls it: by path or by its last name.
+    /// Queue in the scheduler's notation: the path or the last name.
     pub queue: String,
-    /// How far it is, as YARN says.
+    /// State, as YARN reports it.
     pub state: String,
-    /// What it has been given.
+    /// Allocated amounts.
     pub allocated: QueueAmounts,
-    /// When it was started, in milliseconds since 1970.
+    /// Start time, in milliseconds since 1970.
     pub start_millis: i64,
 }
 
@@ -412,7 +413,7 @@ mod tests {
         let amounts = |memory, cores| QueueAmounts { memory, cores };
         assert_eq!(told("a"), (Some(amounts(50, 100)), amounts(10, 90)));
         assert_eq!(told("b"), (Some(amounts(100, 100)), amounts(90, 90)));
-        // Nobody has to ask for nodes where quotas say everything.
+        // The nodes need not be readable if quotas limit everything.
         let none = Queue { max: amounts(NO_MAXIMUM, NO_MAXIMUM), used: amounts(0, 0), ..queue("root", 0, 0) };
         let queues = Queues::new(Naming::Namespaces, [none, queue("root.c", 5, 1)]).unwrap();
         assert_eq!(queues.left(queues.find("c").unwrap()), amounts(4, 4));

@@ -1,4 +1,6 @@
-//! "Not enough resources", explained: what is short, by how much, and in the words and codes that Linkis's users know.
+//! Refusals: negative replies to requests, with the short dimensions and the codes and words of Linkis.
+//!
+//! The assessment creates them; services return them to callers and count them. Texts and codes stay equal to Linkis's.
 
 use std::fmt;
 
@@ -12,76 +14,76 @@ use super::{
     scope_kind::ScopeKind,
 };
 
-/// Why a request cannot be granted. [`Refusal::shortfalls`] is never empty; its first one is the headline.
+/// Reason why a request cannot be granted. [`Refusal::shortfalls`] is never empty; the first one determines code and text.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Refusal {
-    /// Everything that is short, in Linkis's order of precedence: cores, memory, instances, then the rest.
+    /// All short dimensions, in Linkis's order of precedence: cores, memory, instances, others.
     pub shortfalls: Vec<Shortfall>,
-    /// Linkis's code for the headline, from its `RMErrorCode`.
+    /// Code of the first shortfall, from Linkis's `RMErrorCode`.
     pub code: i32,
-    /// Linkis's message for the headline.
+    /// Linkis's message for the first shortfall.
     pub reason: String,
-    /// True if it would not fit even if nothing were granted.
+    /// True if the request would not fit without any other ticket.
     pub never_fits: bool,
 }
 
-/// One dimension of one scope that is short.
+/// One short dimension of one scope.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shortfall {
-    /// What is short, as key=value, for people.
+    /// EM, scope or queue as `key=value`, for display.
     pub scope: String,
-    /// What that is.
+    /// Kind of the scope.
     pub kind: ScopeKind,
-    /// In which dimension.
+    /// Short dimension.
     pub dimension: Dimension,
-    /// How much was asked.
+    /// Requested amount.
     pub requested: i64,
-    /// How much could have been granted; negative while a capacity that was lowered drains.
+    /// Grantable amount. Negative while the use exceeds a lowered capacity.
     pub available: i64,
-    /// How much is kept for requests that wait in line before this one; it is not available.
+    /// Amount that earlier queue entries reserve; not part of `available`.
     pub ahead: i64,
-    /// How much there is in all.
+    /// Capacity or limit in total.
     pub max: i64,
-    /// The limit that decided, or the request's own cap, for people; empty for an EM.
+    /// Deciding limit or the request's own cap, for display; empty for an EM.
     pub rule: String,
 }
 
-/// What is short in one scope, and whether it always would be.
+/// Short dimensions of one scope.
 #[derive(Debug, Default)]
 pub struct ScopeShortage {
-    /// In order of precedence.
+    /// Short dimensions in order of precedence.
     pub shortfalls: Vec<Shortfall>,
-    /// True if something would not fit even if nothing were granted.
+    /// True if a dimension would not fit without any other ticket.
     pub never_fits: bool,
 }
 
 impl ScopeShortage {
-    /// What is short in a limited scope for a resource that is counted as `from` to become `to`, while `ahead` is kept for others.
-    /// What does not grow is never short.
+    /// Returns the short dimensions of a scope for a change of a ticket's amounts from `from` to `to`, beyond the
+    /// reservations `ahead`. A dimension that does not grow is never short.
     pub fn of(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource, ahead: &Tally) -> Self {
         let shortfalls = shortfalls(limited, missing(limited.enforced(), usage, from, to, ahead));
         let never_fits = shortfalls.iter().any(|short| short.requested > short.max);
         Self { shortfalls, never_fits }
     }
 
-    /// Whether anything would be, without saying what.
+    /// Returns whether [`ScopeShortage::of`] would find a short dimension.
     pub fn is_any(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource, ahead: &Tally) -> bool {
         missing(limited.enforced(), usage, from, to, ahead).next().is_some()
     }
 
-    /// Whether nothing is short.
+    /// Returns whether no dimension is short.
     pub fn is_none(&self) -> bool {
         self.shortfalls.is_empty()
     }
 }
 
-/// Where a resource that is counted as `from` to become `to` goes beyond rules that only watch.
+/// Returns the advisory limits that a change of a ticket's amounts from `from` to `to` violates.
 pub fn over_watched(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource) -> Vec<Shortfall> {
     let nobody_ahead = Tally::default();
     shortfalls(limited, missing(limited.in_mode(LimitMode::Watched), usage, from, to, &nobody_ahead))
 }
 
-/// What is missing in a scope, in order of precedence.
+/// Converts short dimensions into shortfalls, in order of precedence.
 fn shortfalls<'a>(limited: &LimitedScope, missing: impl Iterator<Item = ShortDimension<'a>>) -> Vec<Shortfall> {
     let shortfall = |short: ShortDimension<'_>| Shortfall {
         scope: limited.scope().to_string(),
@@ -98,7 +100,7 @@ fn shortfalls<'a>(limited: &LimitedScope, missing: impl Iterator<Item = ShortDim
     shortfalls
 }
 
-/// A dimension in which not so much is allowed.
+/// A dimension whose maximum is exceeded.
 struct ShortDimension<'a> {
     decided_by: Decider<'a>,
     dimension: &'a Dimension,
@@ -117,7 +119,7 @@ fn missing<'a>(
 ) -> impl Iterator<Item = ShortDimension<'a>> {
     maxima.filter_map(move |Maximum { dimension, max, decided_by }| {
         let requested = to.get(dimension);
-        // Both are sums of amounts that were granted, which together fit.
+        // Both are sums of granted amounts, so their sum does not overflow.
         let held = usage.used.get(dimension).saturating_add(usage.locked.get(dimension));
         let left = max.saturating_sub(held).saturating_add(from.get(dimension));
         let ahead = ahead.get(dimension);
@@ -139,7 +141,7 @@ impl fmt::Display for Rule {
 }
 
 impl Refusal {
-    /// The refusal that a list of shortages makes, in the order in which they were checked; none if nothing is short.
+    /// Returns the refusal for shortages in check order; `None` if nothing is short.
     pub fn of_scopes(shortages: Vec<ScopeShortage>) -> Option<Self> {
         let never_fits = shortages.iter().any(|shortage| shortage.never_fits);
         let shortfalls: Vec<_> = shortages.into_iter().flat_map(|shortage| shortage.shortfalls).collect();
@@ -149,12 +151,12 @@ impl Refusal {
         Some(Self { shortfalls, code, reason, never_fits })
     }
 
-    /// Whether no limit has a part in it, so that another EM may grant it.
+    /// Returns whether no limit takes part, so that another EM may grant the request.
     pub fn is_of_em_alone(&self) -> bool {
         self.shortfalls.iter().all(|short| short.rule.is_empty())
     }
 
-    /// All that is short on an EM and in scopes; the headline is the EM's, if it is short.
+    /// Combines the refusals of the EM and the scopes; code and text are those of the EM, if it is short.
     pub fn first_of(on_em: Option<Self>, in_scopes: Option<Self>) -> Option<Self> {
         match (on_em, in_scopes) {
             (Some(mut refusal), Some(more)) => {
@@ -166,9 +168,9 @@ impl Refusal {
         }
     }
 
-    /// The refusal that shortfalls in queues of a cluster make, the queue that was asked for first; they must not be empty.
+    /// Returns the refusal for shortfalls in external queues. The requested queue is first; `shortfalls` must not be empty.
     pub(super) fn of_queues(shortfalls: Vec<Shortfall>) -> Self {
-        // A cluster without a node, as after a failover, has nothing; that does not last.
+        // A cluster temporarily without nodes, as after a failover, has a maximum of zero.
         let never_fits = shortfalls.iter().any(|short| short.requested > short.max && short.max > 0);
         let (code, text) = shortfalls.first().map_or((11_006, ""), |first| queue_code(&first.dimension));
         let detail = shortfalls.first().map(|first| format!("{} ({})", shortage_text(first), first.scope));
@@ -176,7 +178,7 @@ impl Refusal {
         Self { shortfalls, code, reason, never_fits }
     }
 
-    /// A refusal by `em`; `shortages` must not be empty, and comes in order of precedence.
+    /// Returns the refusal of an EM. `shortages` must not be empty and must be in order of precedence.
     pub(super) fn of_em(em: &Em, shortages: Vec<Shortage>, never_fits: bool) -> Self {
         let scope = format!("em={}", em.instance);
         let shortfalls: Vec<_> = shortages
@@ -201,7 +203,7 @@ impl Refusal {
 
 const EM_SHORT: &str = "ECM resources are insufficient";
 
-/// Linkis's code and text for a dimension of an EM (its `RMErrorCode`, 11000 to 11003).
+/// Returns Linkis's code and text for a dimension of an EM (`RMErrorCode` 11000 to 11003).
 fn em_code(dimension: &Dimension) -> (i32, &'static str) {
     match dimension {
         Dimension::Memory => (11001, "ECM memory resources are insufficient"),
@@ -211,8 +213,8 @@ fn em_code(dimension: &Dimension) -> (i32, &'static str) {
     }
 }
 
-/// Linkis's code and text for a dimension of a limit (its `RMErrorCode`, 12001 to 12006). What Linkis cannot limit gets the code
-/// by which it refuses requests in general.
+/// Returns Linkis's code and text for a dimension of a limit (`RMErrorCode` 12001 to 12006). Dimensions that Linkis cannot
+/// limit get its general code for refused requests.
 fn limit_code(dimension: &Dimension) -> (i32, &'static str) {
     match dimension {
         Dimension::QueueCores => (12001, "Queue CPU resources are insufficient, reduce the number of executors."),
@@ -225,7 +227,8 @@ fn limit_code(dimension: &Dimension) -> (i32, &'static str) {
     }
 }
 
-/// Linkis's code and text for a dimension of a cluster's queue (its `RMErrorCode`, 12010 and 12011), or namespace (12110 and 12111, in 1.6).
+/// Returns Linkis's code and text for a dimension of a queue (`RMErrorCode` 12010, 12011) or namespace (12110, 12111, since
+/// 1.6).
 fn queue_code(dimension: &Dimension) -> (i32, &'static str) {
     match dimension {
         Dimension::QueueCores => (12011, "Insufficient cluster queue cpu"),
@@ -235,7 +238,7 @@ fn queue_code(dimension: &Dimension) -> (i32, &'static str) {
     }
 }
 
-/// The suffix that Linkis appends to every shortage, to the letter, its blanks included.
+/// Returns the suffix that Linkis appends to every shortage, including its blanks.
 fn shortage_text(short: &Shortfall) -> String {
     let (name, unit): (&str, &str) = match &short.dimension {
         Dimension::Memory | Dimension::QueueMemory | Dimension::KubernetesMemory => ("Memory", "GB"),
@@ -261,7 +264,7 @@ mod tests {
         Shortfall { scope, kind: ScopeKind::Em, dimension, requested, available, ahead: 0, max, rule }
     }
 
-    /// The vector of Linkis's own test of its message.
+    /// The example of Linkis's own test of its message.
     #[test]
     fn the_message_is_linkis_s_to_the_letter() {
         assert_eq!(

@@ -1,39 +1,39 @@
-//! Refusals, summed: who met which limit, how often, and how much was asked last.
+//! Refusal statistics: numbers of refusals by user, scope, dimension and limit, with the amounts of the latest one.
 
 use time::OffsetDateTime;
 
 use super::{refusal::Shortfall, scope_kind::ScopeKind};
 
-/// Instead of the EM, of a request that named none: which one came closest says nothing.
+/// Replaces the EM of a request that named none, because the closest EM is arbitrary.
 const ANY_EM: &str = "em=any";
 
-/// How long a text about one kind of refusals may be, in bytes: one that is longer is counted among the others.
+/// Maximum length of a key's texts in bytes. A refusal with a longer key counts among the others.
 pub const KEY_BYTES_MAX: usize = 4096;
 
-/// What refusals are told apart by. Of those that are not told apart any further, the others, all texts but the dimension are empty.
+/// Key of the statistics. The key of the others, which have no individual count, has empty texts except the dimension.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct RefusalKey<T> {
-    /// Whose request.
+    /// User of the request.
     pub user: T,
-    /// What was short first: a scope of which kind.
+    /// Kind of the first short scope.
     pub kind: ScopeKind,
-    /// Which, as the answer said; `em=any` of a request that named no EM.
+    /// First short scope, as in the reply; `em=any` if the request named no EM.
     pub scope: T,
-    /// In which dimension.
+    /// Short dimension.
     pub dimension: T,
-    /// By which limit, as the answer said; empty for an EM.
+    /// Deciding limit, as in the reply; empty for an EM.
     pub rule: T,
 }
 
 impl<'a> RefusalKey<&'a str> {
-    /// What a refusal counts as whose first shortfall is `first`.
+    /// Returns the key of a refusal whose first shortfall is `first`.
     pub fn of(user: &'a str, first: &'a Shortfall, any_em: bool) -> Self {
         let scope = if any_em && first.kind == ScopeKind::Em { ANY_EM } else { first.scope.as_str() };
         let key = Self { user, kind: first.kind, scope, dimension: first.dimension.name(), rule: &first.rule };
         if key.bytes() > KEY_BYTES_MAX { Self::others(first.kind, first.dimension.class()) } else { key }
     }
 
-    /// What those are counted as of which there would be too many kinds: so few that there is always room for them.
+    /// Returns the key of the others. There are few such keys, so they always fit.
     pub fn others(kind: ScopeKind, dimension: &'static str) -> Self {
         Self { user: "", kind, scope: "", dimension, rule: "" }
     }
@@ -42,7 +42,7 @@ impl<'a> RefusalKey<&'a str> {
         self.user.len() + self.scope.len() + self.dimension.len() + self.rule.len()
     }
 
-    /// The same with texts of its own.
+    /// Returns a copy with owned texts.
     pub fn to_owned(&self) -> RefusalKey<String> {
         RefusalKey {
             user: self.user.to_owned(),
@@ -55,7 +55,7 @@ impl<'a> RefusalKey<&'a str> {
 }
 
 impl RefusalKey<String> {
-    /// The same, borrowed.
+    /// Returns a copy with borrowed texts.
     pub fn as_ref(&self) -> RefusalKey<&str> {
         RefusalKey {
             user: &self.user,
@@ -66,27 +66,27 @@ impl RefusalKey<String> {
         }
     }
 
-    /// Whether it is of those that are not told apart any further.
+    /// Returns whether the key is one of the others.
     pub fn is_others(&self) -> bool {
         self.user.is_empty()
     }
 }
 
-/// How often, and how it was last.
+/// Number of refusals, and the latest one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RefusalCount<At> {
-    /// How often.
+    /// Number of refusals.
     pub refusals: u64,
-    /// How much was asked the last time.
+    /// Requested amount of the latest refusal.
     pub last_requested: i64,
-    /// How much there would have been.
+    /// Grantable amount at the latest refusal.
     pub last_available: i64,
-    /// When that was.
+    /// Time of the latest refusal.
     pub last: At,
 }
 
 impl<At> RefusalCount<At> {
-    /// The same by another clock.
+    /// Replaces the time, for a conversion between clocks.
     pub fn at<Other>(self, last: Other) -> RefusalCount<Other> {
         let Self { refusals, last_requested, last_available, .. } = self;
         RefusalCount { refusals, last_requested, last_available, last }
@@ -94,21 +94,21 @@ impl<At> RefusalCount<At> {
 }
 
 impl<At: Ord + Copy> RefusalCount<At> {
-    /// Counts more in.
+    /// Adds refusals and keeps the latest one of both.
     pub fn add(&mut self, more: Self) {
         let latest = if more.last >= self.last { more } else { *self };
         *self = Self { refusals: self.refusals.saturating_add(more.refusals), ..latest };
     }
 }
 
-/// Refusals of one kind within one period, by all instances.
+/// Refusals of one key within one period, over all instances.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RefusalSum {
-    /// When the period began, by the database's clock.
+    /// Start of the period, by the database clock.
     pub period_start: OffsetDateTime,
-    /// Which.
+    /// Key of the refusals.
     pub key: RefusalKey<String>,
-    /// How often.
+    /// Number of refusals, and the latest one.
     pub count: RefusalCount<OffsetDateTime>,
 }
 

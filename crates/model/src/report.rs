@@ -1,4 +1,8 @@
-//! Reports of EMs: signs of life, and which engines live there; what follows from one for the tickets.
+//! Reports: heartbeats of EMs with health, load and running tickets, and the consequences for the tickets.
+//!
+//! [`Arrival::of`] orders reports; [`reconcile`] compares the reported with the live tickets. A report itself never ends a
+//! ticket: the committer does, after the result is checked again under the locks. Callers: the heartbeat service and
+//! placement.
 
 use std::{cmp::Ordering, collections::HashMap};
 
@@ -7,19 +11,19 @@ use uuid::Uuid;
 
 use super::{em::EmInstance, name::FieldError, observation::Observations};
 
-/// How well an EM says it is.
+/// Health that an EM reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Health {
-    /// Nothing is wrong.
+    /// No problem.
     Healthy,
-    /// Something is wrong, but engines can start.
+    /// A problem, but engines can start.
     Warn,
-    /// It is not chosen for requests.
+    /// The EM must not be selected.
     Unhealthy,
 }
 
 impl Health {
-    /// As it stands in `linkis_em_report.health`.
+    /// Returns the value of `linkis_em_report.health`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Healthy => "healthy",
@@ -28,22 +32,22 @@ impl Health {
         }
     }
 
-    /// The reverse of [`Health::as_str`].
+    /// Parses a value from [`Health::as_str`]; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Healthy, Self::Warn, Self::Unhealthy].into_iter().find(|health| health.as_str() == text)
     }
 }
 
-/// A ticket that an EM reported although it does not live there: its engine has to stop.
+/// A reported ticket that is not live on the EM; its engine must stop.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UnknownTicket {
-    /// Which.
+    /// Id of the ticket.
     pub id: Uuid,
-    /// How it ended, if that is known; for people.
+    /// How it ended, if known; for display.
     pub reason: String,
 }
 
-/// How busy a host is, whoever keeps it busy.
+/// Load of the EM's machine by all its processes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Load {
     memory_used: i64,
@@ -52,10 +56,11 @@ pub struct Load {
 }
 
 impl Load {
-    /// The bytes in use, of how many, and the thousandths of the cores that are busy; `field` is the path of the load in the request.
+    /// Checks a load: used and total memory in bytes, and thousandths of busy cores. `field` is the path of the load in the
+    /// request.
     ///
     /// # Errors
-    /// For amounts below zero, more used than there is, or more than 1000 thousandths.
+    /// Negative amounts, more used than total memory, or more than 1000 thousandths.
     pub fn parse(field: &str, memory_used: i64, memory_max: i64, cpu_permille: i32) -> Result<Self, FieldError> {
         if memory_max < 0 {
             return Err(FieldError::new(format!("{field}.memory_max"), "must not be negative"));
@@ -69,23 +74,23 @@ impl Load {
         Ok(Self { memory_used, memory_max, cpu_permille })
     }
 
-    /// Bytes in use.
+    /// Returns the used memory in bytes.
     pub fn memory_used(&self) -> i64 {
         self.memory_used
     }
 
-    /// Bytes that there are.
+    /// Returns the total memory in bytes.
     pub fn memory_max(&self) -> i64 {
         self.memory_max
     }
 
-    /// Thousandths of the cores that are busy.
+    /// Returns the thousandths of busy cores.
     pub fn cpu_permille(&self) -> i16 {
         self.cpu_permille
     }
 
-    /// How busy it is in tenths, by the busier of memory and cores: 0 to 10. No finer, so that hosts which are about as busy share
-    /// what comes.
+    /// Returns the load in tenths, by the busier of memory and cores: 0 to 10. The coarse unit lets EMs of similar load
+    /// share requests.
     pub fn tenths(&self) -> u8 {
         let memory = i128::from(self.memory_used) * 10 / i128::from(self.memory_max.max(1));
         let cpu = i128::from(self.cpu_permille / 100);
@@ -93,56 +98,56 @@ impl Load {
     }
 }
 
-/// What an EM reports.
+/// A heartbeat of an EM.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Report {
-    /// Which EM.
+    /// The EM.
     pub em: EmInstance,
-    /// The registration that it belongs to.
+    /// Epoch of the registration that sends the report.
     pub epoch: i64,
-    /// Above zero; grows with each report of an epoch.
+    /// Positive number; increases with each report of an epoch.
     pub sequence: i64,
-    /// How well it is.
+    /// Reported health.
     pub health: Health,
-    /// How busy its host is, if it tells.
+    /// Load of the machine, if reported.
     pub load: Option<Load>,
-    /// The tickets whose engines live there, in any order; to name one twice says no more than once.
+    /// Tickets with running engines, in any order; duplicates are ignored.
     pub tickets: Vec<Uuid>,
-    /// What their engines really use, as far as it tells; `None` leaves what an earlier report told.
+    /// Observed use of the engines; `None` keeps the earlier observations.
     pub observed: Option<Observations>,
 }
 
-/// What is known of an EM by its reports; of one that has never reported there is none.
+/// State of an EM by its reports; does not exist for an EM that never reported.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct EmStatus {
-    /// How well it is; `None` if it has not reported since it registered last.
+    /// Latest health; `None` if it has not reported since its latest registration.
     pub health: Option<Health>,
-    /// How busy its host is, if it has told since it registered last.
+    /// Latest load, if reported since its latest registration.
     pub load: Option<Load>,
-    /// When its last report came, by the database's clock.
+    /// Arrival of the latest report, by the database clock.
     pub last_report_time: OffsetDateTime,
-    /// Whether neither a report nor a registration has come for too long.
+    /// Whether the EM is silent: neither a report nor a registration for too long.
     pub silent: bool,
 }
 
-/// What choosing needs to know of an EM by its reports.
+/// Facts from reports that the placement uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Condition {
-    /// Whether it may be chosen for a request.
+    /// Whether the EM may be selected.
     pub is_available: bool,
-    /// How busy its host is, as [`Load::tenths`].
+    /// Load of the machine, as [`Load::tenths`].
     pub busy: u8,
 }
 
 impl Default for Condition {
-    /// Of one that has never reported: nothing speaks against it, and it counts as idle.
+    /// Condition of an EM that never reported: available and idle.
     fn default() -> Self {
         Self { is_available: true, busy: 0 }
     }
 }
 
 impl Condition {
-    /// By a report that has just come.
+    /// Returns the condition after a report that just arrived.
     pub fn reported(report: &Report) -> Self {
         Self::of(Some(report.health), report.load, false)
     }
@@ -159,49 +164,49 @@ impl From<EmStatus> for Condition {
     }
 }
 
-/// What is known of EMs by their reports.
+/// Reported state by EM.
 pub type Statuses = HashMap<EmInstance, EmStatus>;
 
-/// The last sign of life of an EM: as long as it stays the same, nothing was heard.
+/// Latest sign of life of an EM: while it is unchanged, no report and no registration arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LastSign {
-    /// The epoch of its registration.
+    /// Epoch of the registration.
     pub registered: i64,
-    /// Its last report.
+    /// Latest report.
     pub reported: ReportNumber,
 }
 
-/// Which report of an EM: later ones are greater.
+/// Number of a report; later reports of an EM have greater numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct ReportNumber {
-    /// The registration that it belongs to.
+    /// Epoch of the registration that sent the report.
     pub epoch: i64,
-    /// Its number within the epoch.
+    /// Sequence within the epoch.
     pub sequence: i64,
 }
 
 impl ReportNumber {
-    /// That of `report`.
+    /// Returns the number of `report`.
     pub fn of(report: &Report) -> Self {
         Self { epoch: report.epoch, sequence: report.sequence }
     }
 }
 
-/// What a report is to those that came before it.
+/// Order of a report relative to earlier ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arrival {
-    /// It is new.
+    /// The report is new.
     New,
-    /// It came before: it counts once.
+    /// The report arrived before and has no further effect.
     Repeat,
-    /// A later one, or a later registration, came before.
+    /// A later report or registration arrived before.
     Stale,
-    /// No registration has its epoch yet.
+    /// No registration has this epoch yet.
     FutureEpoch,
 }
 
 impl Arrival {
-    /// What `report` is to an EM that registered last as `registered`, and whose last report was `last`.
+    /// Classifies `report` of an EM whose current epoch is `registered` and whose latest report is `last`.
     pub fn of(report: ReportNumber, registered: i64, last: Option<ReportNumber>) -> Self {
         match (report.epoch.cmp(&registered), last.map(|last| report.cmp(&last))) {
             (Ordering::Greater, _) => Self::FutureEpoch,
@@ -212,32 +217,35 @@ impl Arrival {
     }
 }
 
-/// A live ticket, as far as reports concern it.
+/// A live ticket, reduced to the data that reports concern.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LiveTicket {
-    /// Its name.
+    /// Id of the ticket.
     pub id: Uuid,
-    /// When its engine reported in; `None` while it is locked.
+    /// Time of its confirmation; `None` while it is locked.
     pub used_time: Option<OffsetDateTime>,
-    /// In how many reports in a row it was missing.
+    /// Number of consecutive reports without it.
     pub missed_reports: i16,
 }
 
-/// What follows from a report for tickets.
+/// Consequences of a report for tickets.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Reconciliation {
-    /// Reported, but not living on the EM: those engines have to stop.
+    /// Reported tickets that are not live on the EM; their engines must stop.
     pub unknown: Vec<Uuid>,
-    /// Tickets whose count of missed reports changes, and what to.
+    /// Tickets whose number of missed reports changes, with the new number.
     pub missed: Vec<(Uuid, i16)>,
-    /// Tickets that were missing too often: to be given up.
+    /// Tickets with too many missed reports, to be ended as lost.
     pub lost: Vec<Uuid>,
 }
 
-/// Compares the tickets that an EM reports with those that live on it; both in the order of their ids, and each once. `previous` is
-/// when the report before came; `None` if there was none, or if this one is a repeat: then nothing is counted as missing. So it is
-/// for a ticket whose engine reported in since the report before: this one may have been written earlier. A ticket is lost after
-/// `lost_after` reports in a row without it. A locked ticket never is: it expires.
+/// Compares the tickets of a report with the live tickets of the EM. Both lists are sorted by id and have no duplicates.
+///
+/// `previous` is the arrival of the previous report. `None` means that there was none or that this one is a repeat; then no
+/// ticket counts as missing. A ticket confirmed since the previous report does not count either, because this report may be
+/// older than the confirmation.
+///
+/// A ticket is lost after `lost_after` consecutive reports without it. A locked ticket is never lost; it expires.
 pub fn reconcile(
     reported: &[Uuid],
     living: &[LiveTicket],

@@ -1,4 +1,4 @@
-//! Where to look for an EM: the groups that a request may go to.
+//! Search: the groups that a request may be placed in, by its labels, reservations and the policies.
 
 use std::{
     cmp::Reverse,
@@ -22,11 +22,11 @@ use super::{
     pool_of,
 };
 
-/// What a request asks of EMs, beside room.
+/// Conditions of a request on EMs, besides capacity.
 pub(super) struct Search<'a> {
     ask: &'a RequestSpec,
     policies: &'a Policies,
-    /// What the EM must have.
+    /// Labels that the EM must have.
     labels: BTreeSet<Label>,
     except: &'a [EmInstance],
 }
@@ -37,7 +37,7 @@ impl<'a> Search<'a> {
         Self { ask, policies, labels: required.chain(preferred).collect(), except }
     }
 
-    /// Whether EMs of an application are candidates at all.
+    /// Returns whether EMs of an application are candidates at all.
     fn serves(&self, application_name: &Name) -> bool {
         let wanted = self.ask.selector.application_name.as_ref();
         wanted.is_none_or(|wanted| wanted == application_name)
@@ -48,7 +48,7 @@ impl<'a> Search<'a> {
     }
 }
 
-/// Goes through all groups of EMs that a request may go to, each with the condition that not all of it may satisfy.
+/// Calls `each` for all groups that a request may use, with a condition if some members may not fulfil it.
 pub(super) fn for_each_group(
     view: &mut View,
     search: &Search<'_>,
@@ -77,7 +77,7 @@ pub(super) fn for_each_group(
     }
 }
 
-/// Goes through groups of few EMs, which are made for this once.
+/// Calls `each` for temporary groups of a few EMs.
 fn for_each_of_few(
     view: &View,
     search: &Search<'_>,
@@ -99,7 +99,7 @@ fn for_each_of_few(
     }
 }
 
-/// The labels for which EMs are reserved that let the request in; none first.
+/// Returns the lists of reserved labels that the request carries completely; the empty list first.
 fn reservations<P>(pools: &BTreeMap<Vec<Label>, P>, ask: &RequestSpec) -> Vec<Vec<Label>> {
     let mut let_in = vec![Vec::new()];
     for (key, value) in ask.labels.as_map() {
@@ -111,7 +111,7 @@ fn reservations<P>(pools: &BTreeMap<Vec<Label>, P>, ask: &RequestSpec) -> Vec<Ve
     let_in
 }
 
-/// All ways to have some of the labels that a request prefers, the weightiest first; the last is to have none.
+/// Returns all combinations of preferred labels, by descending weight; the last one is empty.
 pub(super) fn preferences(ask: &RequestSpec) -> Vec<Vec<Label>> {
     let preferred = ask.selector.preferred.get(..PREFERENCES_MAX).unwrap_or(&ask.selector.preferred);
     let way = |bits: u32| {
@@ -125,7 +125,7 @@ pub(super) fn preferences(ask: &RequestSpec) -> Vec<Vec<Label>> {
     ways.into_iter().map(|(_, labels)| labels).collect()
 }
 
-/// What EMs of each type would count of a request: the same for all of them.
+/// Shares that EMs of each resource type would count of a request.
 pub(super) struct Shares<'a> {
     ask: &'a RequestSpec,
     by_type: Vec<(ResourceType, Option<Resource>)>,
@@ -136,7 +136,7 @@ impl<'a> Shares<'a> {
         Self { ask, by_type: Vec::new() }
     }
 
-    /// `None` if EMs of the type cannot answer for the request.
+    /// Returns the share; `None` if EMs of the type cannot provide the request.
     pub fn on(&mut self, kind: ResourceType) -> Option<&Resource> {
         let known = self.by_type.iter().position(|(known, _)| *known == kind).unwrap_or_else(|| {
             self.by_type.push((kind, self.ask.resource.project(kind).ok()));

@@ -1,4 +1,4 @@
-//! Which EM is chosen: by hand, and against a choice that looks at all of them.
+//! Tests of placement, with examples and against an exhaustive choice.
 
 use std::{collections::BTreeSet, time::Duration};
 
@@ -68,7 +68,7 @@ fn ask(memory: i64, cores: i64) -> RequestSpec {
     }
 }
 
-/// A request that carries, requires and prefers labels.
+/// Returns a request that carries, requires and prefers labels.
 fn asking(carried: &[(&str, &str)], required: &[(&str, &str)], preferred: &[(&str, &str, u32)]) -> RequestSpec {
     let preference = |(key, value, weight): &(&str, &str, u32)| Preference {
         key: (*key).into(),
@@ -90,7 +90,7 @@ fn view(ems: impl IntoIterator<Item = Em>) -> View {
     view
 }
 
-/// All on which the request fits, the best first.
+/// Returns all EMs on which the request fits, the best first.
 fn in_order(view: &mut View, ask: &RequestSpec) -> Vec<String> {
     let mut found: Vec<EmInstance> = Vec::new();
     while let Some(em) = view.best(ask, &Policies::new(), &found) {
@@ -124,7 +124,7 @@ fn the_freest_in_the_dimension_that_is_asked_the_most_of_comes_first_and_full_on
 
 #[test]
 fn who_packs_spares_what_is_not_asked_for() {
-    // Of memory, the fullest has cores left, the others have none.
+    // The fullest EM in memory has free cores; the others have none.
     let mut view = view([
         em("cores left", (100, 100), (80, 40)),
         em("none left", (100, 100), (30, 100)),
@@ -228,7 +228,7 @@ fn a_label_that_many_have_has_an_order_of_its_own() {
     assert_eq!(view.matching(&wants, &Policies::new()), hosts / 2 - 1);
 }
 
-/// Thousands of labels that many have, among EMs that are each reserved for somebody else: what is kept is as much as the EMs have.
+/// Thousands of common labels on EMs with different reservations: the size depends only on the labels of the EMs.
 #[test]
 fn many_common_labels_among_many_reservations_take_little_room() {
     let (rows, reservations) = (40, 40 * (SCANNED_MAX + 1));
@@ -291,7 +291,7 @@ fn what_was_chosen_counts_as_taken_until_the_truth_is_known() {
     assert_eq!(view.choose(&ask(1, 1), &Policies::new(), &[]), None);
     view.settle(&ems[3].instance);
     assert_eq!(best(&mut view, &ask(1, 1)).as_deref(), Some("host3"), "what fitted nowhere fits again");
-    // A survey knows better, but for what was chosen while it went on.
+    // A survey clears assumed grants, except those made during the survey.
     for _ in 0..100 {
         assert!(view.choose(&ask(1, 1), &Policies::new(), &[]).is_some());
     }
@@ -311,7 +311,7 @@ fn a_survey_finds_what_is_new_what_has_changed_and_what_is_gone() {
         condition: condition(is_available, 0),
     };
     let survey = view.begin_survey();
-    // Told after it began: a survey may have read that before.
+    // A report after the start of the survey is more recent than its result.
     view.report(&em("same", (9, 9), (0, 0)).instance, condition(true, 3));
     let changed = view.surveyed(
         survey,
@@ -335,7 +335,7 @@ fn the_silent_and_the_unhealthy_are_left_out_but_count_as_matching() {
     view.report(&ems[1].instance, condition(false, 0));
     assert_eq!(view.closest(&ask(99, 1), &Policies::new()), None);
     assert_eq!(view.matching(&ask(1, 1), &Policies::new()), 2);
-    // Nobody knows how it is since it registered again.
+    // The health is unknown after a new registration.
     view.update(Em { epoch: 2, ..ems[0].clone() });
     assert_eq!(in_order(&mut view, &ask(1, 1)), ["sick"]);
 }
@@ -369,7 +369,7 @@ fn whoever_stands_in_line_does_so_on_a_held_em_only_where_it_fits_on_no_other() 
     view.note_held(&held.instance, true);
     assert_eq!(home(&mut view, 20), "full");
     assert_eq!(home(&mut view, 80), "held");
-    // On the small one it never fits.
+    // The request never fits on the small EM.
     view.note_held(&full.instance, true);
     assert_eq!(home(&mut view, 20), "held");
 }
@@ -388,14 +388,14 @@ fn what_somebody_holds_is_chosen_by_nobody_who_does_not_ask_for_that() {
     let packed =
         RequestSpec { selector: Selector { placement: Some(Placement::Pack), ..Selector::default() }, ..ask(60, 0) };
     assert_eq!(best(&mut view, &packed), None);
-    // The emptiest but one of those that are held.
+    // The second-freest of the contended EMs.
     view.update(Em { version: 2, ..em("held7", (100, 100), (1, 1)) });
     let others: Vec<EmInstance> =
         held.iter().map(|em| em.instance.clone()).filter(|em| em != &held[7].instance).collect();
     assert_eq!(held_best(&mut view, &ask(60, 1), &others).as_deref(), Some("held7"));
     assert_eq!(held_best(&mut view, &packed, &[]).as_deref(), Some("held7"));
     assert_eq!(held_best(&mut view, &ask(100, 1), &others), None);
-    // It stays held when it registers anew, and fits again at once when it is let go.
+    // The EM stays contended across a registration, and is used again as soon as it is released.
     view.update(Em { epoch: 2, ..em("held7", (200, 200), (0, 0)) });
     assert_eq!(best(&mut view, &ask(60, 1)), None);
     view.note_held(&held[7].instance, false);
@@ -405,7 +405,7 @@ fn what_somebody_holds_is_chosen_by_nobody_who_does_not_ask_for_that() {
     assert!(view.is_held(&held[8].instance) && !in_order(&mut view, &ask(60, 1)).contains(&"held8".to_owned()));
 }
 
-/// They are full in what requests ask for little of, so that none is ruled out by the share of what they ask for the most of.
+/// The EMs are full in the dimension that requests need little of, so the dominant dimension excludes none.
 #[test]
 fn that_nobody_else_has_room_is_remembered_although_somebody_holds_one_that_has() {
     let full = |n: usize| em(&format!("host{n}"), (100, 100), (0, 100));
@@ -426,10 +426,10 @@ fn that_nobody_else_has_room_is_remembered_although_somebody_holds_one_that_has(
     assert_eq!(best(&mut view, &wants).as_deref(), Some("held"));
 }
 
-/// EMs of which a quarter has any two labels that requests require: more than are searched one by one.
+/// Number of EMs: a quarter of them has any two required labels, which is more than the scan bound.
 const HOSTS: u8 = 5 * SCANNED_MAX as u8;
 
-/// What happens to a view, and to a plain list that is looked through from end to end.
+/// A step that is applied to the view and to a plain list.
 #[derive(Debug, Clone)]
 enum Step {
     See { host: u8, total: (i64, i64), locked: (i64, i64), own: Vec<(u8, u8)>, reserved: Vec<(u8, u8)> },
@@ -463,7 +463,7 @@ fn to_labels(pairs: &[(u8, u8)], offset: u8) -> Labels {
     Labels::parse("labels", pairs.collect::<BTreeMap<_, _>>()).unwrap()
 }
 
-/// The dimension that a request takes the most of, beside all that the EMs have that match it and are reserved for the same.
+/// Returns the dominant dimension of a request among the matching EMs with the same reserved labels.
 fn dominant(ems: &[&Em], reserved: &Labels, ask: &RequestSpec) -> Dimension {
     let alike: Vec<&&Em> = ems.iter().filter(|em| em.reserved == *reserved).collect();
     let part = |dimension: &Dimension| {
@@ -474,7 +474,7 @@ fn dominant(ems: &[&Em], reserved: &Labels, ask: &RequestSpec) -> Dimension {
     asked.max_by_key(part).unwrap_or(Dimension::Memory)
 }
 
-/// How good an EM is for a request.
+/// Returns the score of an EM for a request.
 fn score(em: &Em, dominant: &Dimension, ask: &RequestSpec) -> (bool, i64) {
     let left = em.left().unwrap();
     let share = left.get(dominant) * 1_000_000_000 / em.total.get(dominant).max(1);
@@ -488,7 +488,7 @@ fn score(em: &Em, dominant: &Dimension, ask: &RequestSpec) -> (bool, i64) {
 }
 
 proptest! {
-    /// However EMs stand in groups and orders, and whatever is remembered of what did not fit: the answer is that of looking at each.
+    /// With any groups, orders and remembered sizes, the search returns the same as an exhaustive comparison.
     #[test]
     fn it_finds_what_looking_at_each_finds(steps in prop::collection::vec(steps(), 1..200)) {
         let (mut view, mut plain, mut version) = (View::default(), BTreeMap::<EmInstance, (Em, bool)>::new(), 0);
@@ -535,7 +535,7 @@ proptest! {
                 Step::Settle => {
                     let all: Vec<EmInstance> = plain.keys().cloned().collect();
                     all.iter().for_each(|em| view.settle(em));
-                    // Nothing is granted here: the truth is as it was.
+                    // No grant happens here, so the stored amounts are unchanged.
                 }
                 Step::Choose { amount, carried, required, pack } => {
                     let required = to_labels(&required, 0);
@@ -574,7 +574,7 @@ proptest! {
                     let known = plain.values().any(|(em, is_available)| *is_available && matches(em));
                     prop_assert_eq!(closest.is_some(), known);
                     prop_assert_eq!(view.matching(&ask, &Policies::new()), plain.values().filter(|(em, _)| matches(em)).count());
-                    // What is taken is no longer there, until it is settled.
+                    // The chosen share counts as granted until it is settled.
                     if let Some(em) = view.choose(&ask, &Policies::new(), &[]) {
                         view.settle(&em);
                     }
@@ -584,7 +584,7 @@ proptest! {
     }
 }
 
-/// How many EMs a request visits that was tried before: when it is placed, refused and counted.
+/// Number of EMs that a repeated request visits for placement, refusal and count.
 fn visits(view: &mut View, ask: &RequestSpec) -> u64 {
     let policies = Policies::new();
     let decide = |view: &mut View| {
@@ -598,7 +598,7 @@ fn visits(view: &mut View, ask: &RequestSpec) -> u64 {
     decide(view)
 }
 
-/// The visits among few and among many EMs.
+/// Returns the visits among few and among many EMs.
 fn visits_at_two_sizes(ask: &RequestSpec, em: impl Fn(usize) -> Em) -> (u64, u64) {
     let [few, many] = [100, 10_000].map(|size| visits(&mut view((0..size).map(&em)), ask));
     (few, many)
@@ -659,14 +659,14 @@ fn placement_largest_em_removed_narrows_search() {
     assert_eq!(view.hosts.visits.get() - before, 0, "none has so large a share free");
 }
 
-/// Labels of ten kinds, and a view of EMs that have all of them.
+/// Returns ten labels, and a view of EMs that have all of them.
 fn view_of_ten_labels() -> (View, Vec<(String, String)>) {
     let ten: Vec<_> = (0..10).map(|n| (format!("k{n}"), "v".to_owned())).collect();
     let pairs: Vec<(&str, &str)> = ten.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
     (view((0..2 * SCANNED_MAX).map(|n| labelled(&format!("host{n}"), &pairs, &[]))), ten)
 }
 
-/// A request that requires the labels whose bits are set.
+/// Returns a request that requires the labels whose bits are set.
 fn requiring(ten: &[(String, String)], bits: usize) -> RequestSpec {
     let required = ten.iter().enumerate().filter(|(number, _)| bits >> number & 1 == 1);
     let required: Vec<_> = required.map(|(_, (key, value))| (key.as_str(), value.as_str())).collect();
@@ -685,7 +685,7 @@ fn label_sets_of_one_em_are_bounded() {
     let groups =
         |view: &View| view.pools.values().flat_map(BTreeMap::values).map(|pool| pool.by_set.len()).sum::<usize>();
     assert_eq!(groups(&view), SETS_OF_EM_MAX);
-    // One set stays in use, and the others are not asked for any more.
+    // One set stays in use; the others are no longer requested.
     (0..RECENT_SEARCHES).for_each(|_| assert!(best(&mut view, &requiring(&ten, 1)).is_some()));
     (1000..1010).for_each(|bits| assert!(best(&mut view, &requiring(&ten, bits)).is_some()));
     let kept = |bits| {
