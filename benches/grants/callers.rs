@@ -1,4 +1,5 @@
-//! Callers in a closed loop, until they are told to stop.
+//! Closed-loop callers: each sends its next call after the reply to the last one, until they are stopped. Caller:
+//! `load`.
 
 use std::{
     sync::{
@@ -17,25 +18,25 @@ use crate::{
     random::Random,
 };
 
-/// After a call that failed, so that a server that does not answer is not flooded.
+/// Pause after a failed call, so that an unresponsive server is not flooded.
 const ERROR_PAUSE: Duration = Duration::from_millis(20);
 
-/// Calls under way; dropped, they are cancelled.
+/// Calls in progress. Dropping them cancels them.
 pub(crate) struct Calls {
     progress: Arc<Progress>,
     tasks: JoinSet<Vec<Duration>>,
 }
 
-/// How calls have ended.
+/// Result of a run of callers.
 pub(crate) struct Ended {
     pub times: Vec<Duration>,
     pub errors: u64,
-    /// The first of them.
+    /// The first error.
     pub error: Option<String>,
 }
 
 impl Calls {
-    /// Begins, with a caller for each of the connections, which come with the numbers of their instances.
+    /// Starts one caller for each connection. A connection comes with the number of its instance.
     pub fn start(job: Job, clients: impl Iterator<Item = (usize, Client)>, tally: &Arc<Tally>) -> Self {
         let progress = Arc::new(Progress::new(job.instances));
         let mut tasks = JoinSet::new();
@@ -47,22 +48,22 @@ impl Calls {
         Self { progress, tasks }
     }
 
-    /// How many operations were answered so far.
+    /// Returns the number of completed operations.
     pub fn done(&self) -> u64 {
         self.done_by_instance().iter().sum()
     }
 
-    /// The same, by the instance that answered.
+    /// Returns the number of completed operations by instance.
     pub fn done_by_instance(&self) -> Vec<u64> {
         self.progress.done.iter().map(|done| done.load(Relaxed)).collect()
     }
 
-    /// Whether calls that begin from now on are timed one by one.
+    /// Sets whether calls that begin from now on are timed individually.
     pub fn set_timing(&self, timing: bool) {
         self.progress.timing.store(timing, Relaxed);
     }
 
-    /// Lets what is under way finish.
+    /// Stops the callers and waits for the calls in progress.
     pub async fn finish(mut self) -> Result<Ended, Failure> {
         self.progress.stop.store(true, Relaxed);
         let mut times = Vec::new();
@@ -76,9 +77,9 @@ impl Calls {
 
 struct Progress {
     done: Vec<AtomicU64>,
-    /// Whether calls are timed one by one.
+    /// Whether calls are timed individually.
     timing: AtomicBool,
-    /// Whether no more calls are made.
+    /// Whether the callers stop.
     stop: AtomicBool,
     errors: AtomicU64,
     error: OnceLock<String>,
@@ -111,7 +112,7 @@ impl Caller {
         while !self.progress.stop.load(Relaxed) {
             if let Err(error) = self.turn().await {
                 self.progress.errors.fetch_add(1, Relaxed);
-                // Only the first is kept.
+                // Only the first error is kept.
                 let _ = self.progress.error.set(error.to_string());
                 tokio::time::sleep(ERROR_PAUSE).await;
             }
@@ -142,7 +143,7 @@ impl Caller {
         Ok(())
     }
 
-    /// When a call begins; `None` if it is not timed.
+    /// Returns the start of a call; `None` if it is not timed.
     fn begin(&self) -> Option<Instant> {
         self.progress.timing.load(Relaxed).then(Instant::now)
     }

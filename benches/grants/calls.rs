@@ -1,4 +1,5 @@
-//! The calls that the load is made of, every answer looked at.
+//! Calls of the load: grants, confirmations, releases and refusals. Every reply is checked, and an unexpected one is an
+//! error.
 
 use std::time::Duration;
 
@@ -14,58 +15,58 @@ use tonic::{
 
 use crate::{Failure, Workload, random::Random, secured::Credentials};
 
-/// How many users ask.
+/// Number of users that request resources.
 const USERS: u64 = 1000;
 const CREATOR: &str = "IDE";
 
-/// As a client sets it; no call is expected to come near.
+/// Deadline of a call, as a client sets it. No call is expected to take nearly as long.
 const CALL_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// More than is ever asked for.
+/// Capacity above every demand: bytes of memory, cores, instances.
 const PLENTY: (i64, i64, i64) = (1 << 52, 1 << 52, 1 << 52);
-/// The queue that engines are in, if they are in one: two levels below the root.
+/// External queue of the engines, if they use one: two levels below the root.
 pub(crate) const QUEUE: &str = "root.eng.etl";
-/// What every engine needs.
+/// Demand of every engine: bytes of memory, cores, instances.
 const ONE_ENGINE: (i64, i64, i64) = (1 << 30, 1, 1);
 
-/// A connection to a server; clones share it.
+/// Connection to a server; clones share it.
 #[derive(Clone)]
 pub(crate) struct Client {
     service: ResourceManagerServiceClient<Channel>,
-    /// What says who calls, if anybody asks.
+    /// Credentials of the caller, if the server requires any.
     authorization: Option<MetadataValue<Ascii>>,
-    /// Whether engines need something of a queue, too.
+    /// Whether engines also use an external queue.
     in_queue: bool,
 }
 
-/// For whom an engine is to be started, and where.
+/// User and EM of an engine.
 pub(crate) struct Place {
     em: proto::EmInstance,
     user: String,
 }
 
 impl Place {
-    /// One of the users, on one of the EMs that have plenty.
+    /// Selects a user and an EM with ample capacity.
     pub fn choose(workload: Workload, random: &mut Random) -> Self {
         let em = em(workload, random.up_to(workload.ems()));
         Self { em, user: format!("user{}", random.up_to(USERS)) }
     }
 
-    /// One of the users, on one of the EMs that are full.
+    /// Selects a user and a full EM.
     pub fn choose_full(workload: Workload, random: &mut Random) -> Self {
         let em = full_em(workload, random.up_to(workload.ems()));
         Self { em, user: format!("user{}", random.up_to(USERS)) }
     }
 }
 
-/// A grant.
+/// A live grant.
 pub(crate) struct Ticket {
     id: String,
     place: Place,
 }
 
 impl Client {
-    /// Connects to the server at `url`, encrypted and with a token if there are credentials.
+    /// Connects to the server at `url`. With credentials, the connection uses TLS and a token.
     pub async fn connect(url: &str, credentials: Option<&Credentials>) -> Result<Self, Failure> {
         let endpoint = Endpoint::from_shared(url.to_owned())?.tcp_nodelay(true);
         let (channel, authorization) = match credentials {
@@ -84,12 +85,12 @@ impl Client {
         request
     }
 
-    /// From now on engines need as much of a queue as of their EM.
+    /// Makes engines use an external queue, with the amounts that they use of their EM.
     pub fn use_queue(&mut self) {
         self.in_queue = true;
     }
 
-    /// What every engine needs.
+    /// Returns the demand of one engine.
     fn one_engine(&self) -> Option<proto::Resource> {
         if !self.in_queue {
             return resource(ONE_ENGINE);
@@ -107,7 +108,7 @@ impl Client {
         Some(proto::Resource { kind: Some(Kind::DriverAndYarn(both)) })
     }
 
-    /// Registers the EMs of a workload: those so large that nothing is ever refused, and as many with room for one engine.
+    /// Registers the EMs of a workload: those with ample capacity, and as many with capacity for one engine.
     pub async fn register(&mut self, workload: Workload) -> Result<(), Failure> {
         for number in 1..=workload.ems() {
             for (em, total) in [(em(workload, number), PLENTY), (full_em(workload, number), ONE_ENGINE)] {
@@ -119,7 +120,7 @@ impl Client {
         Ok(())
     }
 
-    /// Fills the EMs that have room for one engine; answers how many grants that took.
+    /// Fills the EMs with capacity for one engine. Returns the number of grants.
     pub async fn fill(&mut self, workload: Workload) -> Result<u64, Failure> {
         for number in 1..=workload.ems() {
             self.grant(Place { em: full_em(workload, number), user: "user1".to_owned() }).await?;
@@ -127,7 +128,7 @@ impl Client {
         Ok(workload.ems())
     }
 
-    /// Asks for an engine's resources, which have to be granted.
+    /// Requests the resources of an engine; any reply but a grant is an error.
     pub async fn grant(&mut self, place: Place) -> Result<Ticket, Failure> {
         match self.ask(&place).await? {
             Some(Answer::Available(available)) if !available.ticket_id.is_empty() => {
@@ -138,7 +139,7 @@ impl Client {
         }
     }
 
-    /// Asks for an engine's resources, which have to be refused.
+    /// Requests the resources of an engine; any reply but a temporary refusal is an error.
     pub async fn refusal(&mut self, place: Place) -> Result<(), Failure> {
         match self.ask(&place).await? {
             Some(Answer::NotEnough(refusal)) if !refusal.never_fits => Ok(()),
@@ -158,7 +159,7 @@ impl Client {
         Ok(self.service.request_resource(call).await?.into_inner().result)
     }
 
-    /// Reports that the engine of a ticket runs, and uses all of it.
+    /// Confirms the engine of a ticket with its full demand as use.
     pub async fn inited(&mut self, ticket: &Ticket) -> Result<(), Failure> {
         let engine = proto::EngineInstance { application_name: "engine".to_owned(), instance: ticket.id.clone() };
         let message = proto::ResourceInitedRequest {
@@ -174,7 +175,7 @@ impl Client {
         Ok(())
     }
 
-    /// Gives back what a ticket holds.
+    /// Releases a ticket.
     pub async fn released(&mut self, ticket: Ticket) -> Result<(), Failure> {
         let Place { em, user } = ticket.place;
         let message = proto::ResourceReleasedRequest { ticket_id: ticket.id, user, em: Some(em), ..Default::default() };

@@ -1,17 +1,17 @@
-//! Whether the service's tables agree with its answers, and with each other.
+//! Check of the database after a run: the tables agree with the replies and with each other.
 
 use sqlx::PgConnection;
 
 use crate::{Failure, report::thousands};
 
-/// What was found.
+/// Result of the check.
 #[derive(Debug)]
 pub(crate) struct Checked {
     pub text: String,
     pub passed: bool,
 }
 
-/// EMs whose counters are not what their tickets say.
+/// EMs whose counters differ from the sums of their tickets.
 const WRONG_EMS: &str = "
     SELECT count(*) FROM linkis_em_resource_meta_data e
     LEFT JOIN (
@@ -35,8 +35,8 @@ const WRONG_EMS: &str = "
         OR (e.left_resource ->> dimension)::numeric
             IS DISTINCT FROM (e.total_resource ->> dimension)::numeric - locked - used";
 
-/// Scopes whose counters are not what their tickets say, and users, creators and pairs of them that have none although limits are
-/// set for them.
+/// Scopes whose counters differ from the sums of their tickets, and limited users, creators or pairs of them without a
+/// counter.
 const WRONG_SCOPES: &str = r#"
     WITH sums AS (
         SELECT jsonb_strip_nulls(jsonb_build_object('user', "user", 'creator', creator)) AS scope,
@@ -52,13 +52,14 @@ const WRONG_SCOPES: &str = r#"
         OR coalesce((s.locked_resource ->> 'cores')::numeric, 0) IS DISTINCT FROM coalesce(t.locked, 0)
         OR coalesce((s.used_resource ->> 'cores')::numeric, 0) IS DISTINCT FROM coalesce(t.used, 0)"#;
 
-/// Queues of external clusters in which something else is counted than their tickets hold: of those, none has an application.
+/// External queues whose counters differ from the sums of their tickets. No ticket has an application, so all use is
+/// unseen.
 const WRONG_QUEUES: &str = "
     SELECT count(*) FROM linkis_external_queue q
     WHERE unseen_memory <> (SELECT coalesce(sum(memory), 0) FROM linkis_external_ticket t
         WHERE t.cluster_id = q.cluster_id AND NOT t.ended AND (t.path = q.path OR starts_with(t.path, q.path || '.')))";
 
-/// Compares the tables with the number of tickets that have to be there.
+/// Compares the tables with the expected number of tickets.
 pub(crate) async fn run(connection: &mut PgConnection, database: &str, tickets: i64) -> Result<Checked, Failure> {
     let mut wrong = Vec::new();
     let stored = count(connection, "SELECT count(*) FROM linkis_user_resource_meta_data").await?;

@@ -1,4 +1,5 @@
-//! Whether the service stays as fast: whole lives for minutes on end, while its tables fill with dead rows.
+//! Churn: whole ticket lives for minutes, while dead rows fill the tables. The result shows whether the rate stays
+//! level.
 
 use std::time::{Duration, Instant};
 
@@ -14,7 +15,7 @@ const INTERVAL: Duration = Duration::from_secs(10);
 const INTERVALS_PER_MINUTE: u64 = 6;
 const OPERATIONS_PER_LIFE: f64 = 3.0;
 
-/// What was seen.
+/// Result of one workload.
 #[derive(Debug)]
 pub(crate) struct Churn {
     pub workload: Workload,
@@ -25,19 +26,19 @@ pub(crate) struct Churn {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Minute {
     pub grants_per_second: f64,
-    /// How large the table of resource locks was at its end, with its index.
+    /// Size of the table of resource locks with its index at the end of the minute, in bytes.
     pub lock_table_bytes: i64,
 }
 
 impl Churn {
-    /// The last minute's rate as a part of the first's, if they are not the same.
+    /// Returns the last minute's rate as a fraction of the first's; `None` for a single minute.
     pub fn kept(&self) -> Option<f64> {
         let (first, others) = self.minutes.split_first()?;
         Some(others.last()?.grants_per_second / first.grants_per_second)
     }
 }
 
-/// Runs one workload for so many minutes.
+/// Runs one workload for `minutes`.
 pub(crate) async fn run(service: &Service, workload: Workload, minutes: u64) -> Result<Churn, Failure> {
     let calls = service.load().start(Job { work: Work::Lives, workload, callers: ENOUGH, first: 0, instances: 1 });
     tokio::time::sleep(WARM_UP).await;

@@ -1,23 +1,23 @@
-//! What several committers make of it: each has EMs of its own, and shares with the others what limits count.
+//! Several committers per instance: each has its own EMs and shares the limited scopes with the others.
 
 use linkis_rm::transport::proto::{self, limit_service_client::LimitServiceClient};
 
 use crate::{Failure, plan::ENOUGH};
 
-/// How many committers an instance has; there is one of each on every database.
+/// Numbers of committers of an instance. Each database has one instance of each number.
 pub(crate) const COMMITTERS: [usize; 3] = [1, 2, 4];
 
-/// By how many callers they are looked at.
+/// Numbers of callers of a measurement.
 pub(crate) const CALLERS: [usize; 3] = [1, ENOUGH, crate::plan::MANY];
 
-/// What the batches of different committers share.
+/// Counters that the batches of several committers share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Sharing {
-    /// Nothing: there are no limits.
+    /// No counter: no limit exists.
     Nothing,
-    /// Users, a thousand of them, each with a limit.
+    /// Counters of a thousand users, each with a limit.
     Users,
-    /// The one creator that everybody comes from.
+    /// The counter of one creator that all requests have.
     Creator,
 }
 
@@ -32,7 +32,7 @@ impl Sharing {
         }
     }
 
-    /// For a heading.
+    /// Returns the name for a heading.
     pub fn name(self) -> &'static str {
         match self {
             Self::Nothing => "",
@@ -41,7 +41,7 @@ impl Sharing {
         }
     }
 
-    /// Of what label each value has a limit of its own.
+    /// Returns the labels whose values have a limit each.
     pub fn limits(self) -> &'static [&'static [&'static str]] {
         match self {
             Self::Nothing => &[],
@@ -51,7 +51,8 @@ impl Sharing {
     }
 }
 
-/// Limits every value, or combination of values, of these labels, so high that nothing is refused.
+/// Sets a limit for every value, or combination of values, of these labels. The maximum is so high that nothing is
+/// refused.
 pub(crate) async fn set_limits(url: &str, labels: &[&[&str]]) -> Result<(), Failure> {
     let mut client = LimitServiceClient::connect(url.to_owned()).await?;
     for each in labels {

@@ -1,4 +1,4 @@
-//! The crowds' own callers: their EMs and users, and many calls of a kind at once.
+//! Callers of the crowds: their EMs and users, and many concurrent calls of one kind. Callers: the crowd modules.
 
 use std::{
     future::Future,
@@ -24,21 +24,22 @@ use uuid::Uuid;
 
 use crate::{Failure, report::thousands};
 
-/// The kind of the crowds' EMs; nobody else's EMs are of it.
+/// Application name of the crowds' EMs; no other EM has it.
 pub(crate) const KIND: &str = "crowd";
 
-/// How many calls prepare a crowd at once: enough for the service to be as fast as it gets.
+/// Number of concurrent calls that prepare a crowd: enough for the maximum rate of the service.
 const AT_ONCE: u64 = 512;
 const CONNECTIONS: u64 = 8;
 
-/// The users whose tickets are many.
+/// Number of users that share the tickets.
 pub(crate) const USERS: u64 = 1000;
 
-/// More than is ever asked for, and what every engine needs.
+/// Capacity above every demand.
 pub(crate) const PLENTY: i64 = 1 << 52;
+/// Memory demand of every engine, in bytes.
 const MEMORY: i64 = 1 << 30;
 
-/// No call is given up sooner by its caller; the service's own limits are shorter.
+/// Deadline of a call, above all timeouts of the service.
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Connections to one instance.
@@ -47,19 +48,18 @@ pub(crate) struct Callers(Arc<[RmClient]>);
 
 impl Callers {
     pub fn connect(url: &str) -> Result<Self, Failure> {
-        // What is measured is what is asked for: nothing is asked twice.
+        // A retry would change the measured load, so each call is made once.
         let client = |_| RmClient::with(url, &ClientSettings::once(CALL_TIMEOUT));
         let clients: Result<Vec<_>, _> = (0..CONNECTIONS).map(client).collect();
         Ok(Self(clients?.into()))
     }
 
-    /// The connection for one of many.
+    /// Returns a connection by number.
     pub fn client(&self, number: u64) -> RmClient {
         self.0[(number % CONNECTIONS) as usize].clone()
     }
 
-    /// Makes `count` calls, many at once, each with its number from 0 on; answers with what they did, in that order. Ends with the
-    /// first that fails.
+    /// Makes `count` concurrent calls, numbered from 0. Returns their results in this order, or the first error.
     pub async fn each<T: Send + 'static, F>(
         &self,
         what: &str,
@@ -95,7 +95,7 @@ impl Callers {
         Ok(all.into_iter().map(|(_, done)| done).collect())
     }
 
-    /// Registers `count` EMs that have plenty, numbered from 0.
+    /// Registers `count` EMs with ample capacity, numbered from 0.
     pub async fn register(&self, count: u64) -> Result<Vec<Em>, Failure> {
         let register = |client: RmClient, number: u64| async move {
             Ok(client.register(registration(em(number)?, PLENTY)?).await?)
@@ -103,7 +103,7 @@ impl Callers {
         self.each("EMs register", count, register).await
     }
 
-    /// Lets `count` tickets be granted, `per_em` on each EM in turn, from the EM of that number on.
+    /// Requests `count` tickets that stay locked, `per_em` on each EM, starting with the EM `first`.
     pub async fn grant(&self, first: u64, count: u64, per_em: u64) -> Result<Vec<Uuid>, Failure> {
         let grant = move |client: RmClient, number: u64| async move {
             Ok(granted(client.request_resource(&ask(em(first + number / per_em)?, number)?).await?)?.ticket_id)
@@ -111,7 +111,7 @@ impl Callers {
         self.each("tickets are granted", count, grant).await
     }
 
-    /// Starts `count` engines, `per_em` on each EM in turn.
+    /// Starts `count` engines, `per_em` on each EM.
     pub async fn start_engines(&self, count: u64, per_em: u64) -> Result<Vec<Uuid>, Failure> {
         let start = move |client: RmClient, number: u64| async move {
             let request = ask(em(number / per_em)?, number)?;
@@ -123,23 +123,23 @@ impl Callers {
     }
 }
 
-/// The crowds' EM of that number.
+/// Returns the crowds' EM with this number.
 pub(crate) fn em(number: u64) -> Result<EmInstance, Failure> {
     Ok(EmInstance::parse("em", KIND, &format!("host{number}:9102"))?)
 }
 
-/// An EM with room for so many engines.
+/// Returns the registration of an EM with capacity for `engines`.
 pub(crate) fn registration(em: EmInstance, engines: i64) -> Result<Register, Failure> {
     let total = Resource::load_instance(engines.saturating_mul(MEMORY).min(PLENTY), engines, engines)?;
     Ok(Register { em, protected: total.zero_like(), total, labels: Labels::default(), reserved: Labels::default() })
 }
 
-/// The crowds' user of that number, which may be any.
+/// Returns a user of the crowds; every number is valid.
 pub(crate) fn user(number: u64) -> Result<Name, Failure> {
     Ok(Name::parse("user", &format!("crowd-user{}", number % USERS))?)
 }
 
-/// What one engine of one of the users needs on an EM.
+/// Returns the request of one engine on an EM, for a user by number.
 pub(crate) fn ask(em: EmInstance, number: u64) -> Result<ResourceRequest, Failure> {
     ask_for(em, user(number)?)
 }
@@ -153,7 +153,7 @@ pub(crate) fn engine(ticket_id: Uuid) -> Result<EngineInstance, Failure> {
     Ok(EngineInstance::parse("engine", "engine", &ticket_id.to_string())?)
 }
 
-/// The grant, which there has to be.
+/// Returns the grant of a reply; a refusal is an error.
 pub(crate) fn granted(answer: ResultResource) -> Result<Grant, Failure> {
     match answer {
         ResultResource::Available(grant) => Ok(grant),
@@ -161,7 +161,7 @@ pub(crate) fn granted(answer: ResultResource) -> Result<Grant, Failure> {
     }
 }
 
-/// The release of a ticket of one of the users.
+/// Returns the release of a ticket of a user by number.
 pub(crate) fn release(ticket_id: Uuid, em: EmInstance, number: u64) -> Result<Released, Failure> {
     Ok(Released { ticket_id, user: user(number)?, em })
 }

@@ -1,4 +1,4 @@
-//! Requests that name no EM, among very many; beside such as name one of the same.
+//! Crowd `choosing`: requests without an EM among very many EMs, compared with requests that name one of these EMs.
 
 use std::time::Duration;
 
@@ -21,14 +21,14 @@ use super::{
     stage::Stage,
 };
 
-/// How many EMs there are, one size after the other, and what is wanted of many callers then, as a part of those who name one.
+/// Numbers of EMs, one after the other. The wanted rate of many callers is a fraction of the rate with named EMs.
 const SIZES: [(u64, f64); 2] = [(10_000, 0.85), (50_000, 0.8)];
 
-/// Of one caller alone.
+/// Wanted rate of a single caller, as the same fraction.
 const ONE_CALLER_MIN: f64 = 0.95;
-/// Of refusals.
+/// Wanted rate of refusals, as the same fraction.
 const REFUSED_MIN: f64 = 0.85;
-/// Of what the fullest EM holds, as a multiple of the mean, after [`EVEN`].
+/// Maximum use of the fullest EM, as a multiple of the mean, after [`EVEN`].
 const FULLEST_MAX: f64 = 1.2;
 
 const MANY: u64 = 256;
@@ -81,13 +81,13 @@ async fn pair(stage: &Stage, ems: u64, count: u64, refused: bool) -> Result<(See
     ))
 }
 
-/// How many cores each EM holds.
+/// Returns the used and locked cores of each EM.
 async fn held(client: &RmClient) -> Result<Vec<i64>, Failure> {
     let cores = |em: &Em| em.used.get(&Dimension::Cores) + em.locked.get(&Dimension::Cores);
     Ok(client.ems().await?.iter().map(cores).collect())
 }
 
-/// For any EM; one in ten for sixteen times as much as the others.
+/// Returns requests for any EM. One in ten needs sixteen times as many cores as the others.
 fn of_any_size(ems: u64) -> impl Fn(&mut Random) -> Result<ResourceRequest, Failure> + Clone + Send + 'static {
     let anywhere = request(ems, false, false);
     move |random| {
@@ -99,7 +99,7 @@ fn of_any_size(ems: u64) -> impl Fn(&mut Random) -> Result<ResourceRequest, Fail
     }
 }
 
-/// For some EM, named or not; if it is to be refused, for more than any has.
+/// Returns requests for a random EM, named or not. A request to be refused needs more than any EM has.
 fn request(
     ems: u64,
     named: bool,

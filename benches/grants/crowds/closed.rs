@@ -1,4 +1,4 @@
-//! Callers who ask again as soon as they are answered, for a while.
+//! Closed-loop callers of the crowds: each repeats its request immediately after the reply, for a bounded time.
 
 use std::{
     collections::HashMap,
@@ -19,17 +19,17 @@ use crate::{Failure, load::WARM_UP, random::Random, sample::median};
 
 use super::{callers::Callers, findings::millis};
 
-/// How long they ask, after a warm-up.
+/// Duration of the measurement, after a warm-up.
 pub(crate) const WINDOW: Duration = Duration::from_secs(5);
 
-/// What they have seen.
+/// Result of the callers.
 #[derive(Default)]
 pub(crate) struct Seen {
-    /// Answers in the window, per second.
+    /// Replies per second.
     pub rate: f64,
-    /// In milliseconds.
+    /// Median duration of a call, in milliseconds.
     pub p50: f64,
-    /// Of all grants, with those of the warm-up.
+    /// Number of grants by EM, with those of the warm-up.
     pub on: HashMap<EmInstance, i64>,
 }
 
@@ -39,7 +39,7 @@ impl Seen {
     }
 }
 
-/// So many callers ask for `window`, all of whom have to be granted or all to be refused.
+/// Runs `count` callers for `window`. All requests must be refused if `refused`, else granted.
 pub(crate) async fn ask(
     callers: &Callers,
     count: u64,

@@ -1,4 +1,4 @@
-//! Tickets whose deadlines all fall into the same two seconds.
+//! Crowd `deadlines`: tickets whose deadlines all fall into the same two seconds.
 
 use std::{
     sync::atomic::{AtomicI64, Ordering::Relaxed},
@@ -19,7 +19,7 @@ const FEW_SECONDS_MAX: f64 = 5.0;
 
 const MANY: u64 = 500_000;
 const MANY_LIMIT: Duration = Duration::from_secs(240);
-/// Wanted of the rate at which they are taken back, as a part of the rate of grants on an idle service.
+/// Minimum rate of expiry, as a fraction of the rate of grants on an idle service.
 const IDLE_RATIO_MIN: f64 = 0.7;
 const BESIDE_RATIO_MIN: f64 = 0.3;
 
@@ -27,7 +27,7 @@ const SPREAD: Duration = Duration::from_secs(2);
 const EMS: u64 = 100;
 const POLL: Duration = Duration::from_millis(100);
 
-/// From the end of the preparation to the first deadline: for the calm, and some more.
+/// Time between the preparation and the first deadline: the calm phase and a margin.
 const BEFORE: Duration = Duration::from_secs(4);
 
 pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<Option<i64>, Failure> {
@@ -50,7 +50,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     many(stage, findings, idle).await
 }
 
-/// Many at once: alone, beside others at half load, and beside a full load.
+/// Expires many tickets at the same time: alone, beside others at half load, and beside a full load.
 async fn many(stage: &Stage, findings: &mut Findings, idle: f64) -> Result<Option<i64>, Failure> {
     let many = stage.scaled(MANY);
     let left = AtomicI64::new(0);
@@ -99,14 +99,14 @@ async fn many(stage: &Stage, findings: &mut Findings, idle: f64) -> Result<Optio
     Ok(Some(0))
 }
 
-/// Lets so many tickets be granted that all fall due together; answers when the first of them does.
+/// Requests `count` tickets that all expire within two seconds. Returns the first deadline.
 async fn deal(stage: &Stage, count: u64, idle: f64) -> Result<Instant, Failure> {
-    // As long as the preparation may take, at a third of the rate that the service can make.
+    // Time that the preparation may take at a third of the service's rate.
     let first = Instant::now() + Duration::from_secs_f64(3.0 * count as f64 / idle) + CALM + BEFORE;
     let last = count.saturating_sub(1).max(1);
     let grant = move |client: linkis_rm::client::RmClient, number: u64| async move {
         let mut request = ask(em(number % EMS)?, number)?;
-        // In any order, so that neither an EM's tickets nor a second's follow one another.
+        // Deadlines in a scattered order, so that neither the tickets of an EM nor those of a second are consecutive.
         let due = first + SPREAD.mul_f64((number.wrapping_mul(7919) % (last + 1)) as f64 / last as f64);
         request.lock_ttl = Some(due.saturating_duration_since(Instant::now()));
         granted(client.request_resource(&request).await?)
@@ -118,7 +118,7 @@ async fn deal(stage: &Stage, count: u64, idle: f64) -> Result<Instant, Failure> 
     }
 }
 
-/// Waits until all have been taken back; answers how many seconds after the first deadline that was.
+/// Waits until all tickets have expired. Returns the seconds since the first deadline.
 async fn drained(stage: &Stage, first: Instant, left: &AtomicI64) -> Result<f64, Failure> {
     tokio::time::sleep_until(first.into()).await;
     loop {

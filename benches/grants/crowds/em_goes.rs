@@ -1,4 +1,5 @@
-//! An EM goes with very many tickets: it unregisters, or it falls silent and is given up; and the server dies while it goes.
+//! Crowd `em-goes`: an EM with very many tickets unregisters, or is lost; and the server is killed during an
+//! unregistration.
 
 use std::{
     sync::{
@@ -31,16 +32,16 @@ const LIMIT: Duration = Duration::from_secs(120);
 const VERY_MANY_LIMIT: Duration = Duration::from_secs(300);
 const POLL: Duration = Duration::from_millis(100);
 
-/// Wanted of the longest time in which no other is served.
+/// Maximum time without service for other callers, in milliseconds.
 const GAP_MILLIS_MAX: f64 = 50.0;
-/// Wanted of the answer, whatever the EM has.
+/// Maximum time until the reply, for any number of tickets.
 const ANSWER_SECONDS_MAX: f64 = 1.0;
 
-/// An EM is given up after so long, and reports more often until then.
+/// Server options: an EM is lost after a short time. The interval below keeps it alive until then.
 const IMPATIENT: [&str; 4] = ["--em-silent-after", "4s", "--em-lost-after", "8s"];
 const REPORT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// What it is killed in the middle of: less than that part of the tickets is left.
+/// Fraction of the tickets below which the server is killed.
 const MIDDLE: f64 = 0.9;
 const MIDDLE_LIMIT: Duration = Duration::from_secs(30);
 
@@ -63,7 +64,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     Ok(findings.unfinished.is_empty().then_some(0))
 }
 
-/// Whether an EM with so many tickets went in time after it had unregistered.
+/// Unregisters an EM with `tickets`. Returns true if it was removed within `limit`.
 async fn unregisters(stage: &Stage, findings: &mut Findings, tickets: u64, limit: Duration) -> Result<bool, Failure> {
     let em = fill(stage, tickets).await?;
     let name = format!("an EM with {tickets} tickets unregisters");
@@ -85,7 +86,7 @@ async fn unregisters(stage: &Stage, findings: &mut Findings, tickets: u64, limit
     finish(stage, findings, &name, &em, done).await
 }
 
-/// Whether an EM with so many tickets was given up in time after it had fallen silent.
+/// Stops the reports of an EM with `tickets`. Returns true if it was lost and removed in time.
 async fn is_lost(stage: &Stage, findings: &mut Findings, tickets: u64) -> Result<bool, Failure> {
     let em = em(0)?;
     let client = stage.callers.client(1);
@@ -121,7 +122,7 @@ async fn is_lost(stage: &Stage, findings: &mut Findings, tickets: u64) -> Result
     finish(stage, findings, &name, &em, done).await
 }
 
-/// The server is killed while an EM goes, and another goes on.
+/// Kills the server while an EM is being unregistered. Another instance has to continue.
 async fn killed(stage: &mut Stage, findings: &mut Findings, tickets: u64) -> Result<(), Failure> {
     let em = fill(stage, tickets).await?;
     let name = format!("kill -9 while an EM with {tickets} tickets goes");
@@ -168,7 +169,7 @@ async fn fill(stage: &Stage, tickets: u64) -> Result<EmInstance, Failure> {
     em(0)
 }
 
-/// Calls until it is answered, or there is no such EM any more; notes what the tries said.
+/// Calls until the reply or until no such EM exists. Records the errors of the attempts.
 async fn unregister(client: &RmClient, em: &EmInstance, tries: &Mutex<Vec<String>>) -> Result<(), Failure> {
     loop {
         let begun = Instant::now();
@@ -185,7 +186,7 @@ async fn unregister(client: &RmClient, em: &EmInstance, tries: &Mutex<Vec<String
     }
 }
 
-/// Waits until there is no such EM.
+/// Waits until no such EM exists.
 async fn gone(stage: &Stage, em: &EmInstance) -> Result<(), Failure> {
     loop {
         if let Err(error) = stage.callers.client(2).em(em).await
@@ -197,7 +198,7 @@ async fn gone(stage: &Stage, em: &EmInstance) -> Result<(), Failure> {
     }
 }
 
-/// The longest time in which no other was served, of the last pass.
+/// Records the longest time without service for others in the last pass.
 fn gap(findings: &mut Findings, name: &str) {
     let passes = findings.passes.iter().find(|passes| passes.name == name);
     if let Some(gap) = passes.and_then(|passes| passes.pairs.last()).map(|pair| millis(pair.gap)) {

@@ -1,4 +1,5 @@
-//! What a crowd has shown. It is filled as the crowd goes, so that one which does not finish tells how far it got.
+//! Findings of one crowd: figures, passes, notes and failures. A crowd adds findings as it runs, so an unfinished one
+//! still shows its progress.
 
 use std::time::Duration;
 
@@ -6,23 +7,23 @@ use crate::{ratios::Wanted, sample::median};
 
 use super::open::{Seen, Times};
 
-/// How much more than in the calm the slowest of a hundred others may wait while a crowd passes, in milliseconds.
+/// Maximum increase of the others' p99 while a crowd passes, in milliseconds.
 const MORE_FOR_OTHERS_MAX: f64 = 25.0;
 
-/// Everything about one crowd.
+/// All findings of one crowd.
 #[derive(Debug, Default)]
 pub(crate) struct Findings {
     pub figures: Vec<Figure>,
     pub passes: Vec<Passes>,
-    /// What is worth knowing, in words.
+    /// Observations in words.
     pub notes: Vec<String>,
-    /// What did not come to its end, and how far it got.
+    /// Parts that did not finish, with their progress.
     pub unfinished: Vec<String>,
-    /// What is not as it should be.
+    /// Wrong results.
     pub wrong: Vec<String>,
 }
 
-/// A figure of merit, once for each round.
+/// Figure of merit, with one value per round.
 #[derive(Debug)]
 pub(crate) struct Figure {
     pub name: String,
@@ -31,24 +32,25 @@ pub(crate) struct Figure {
     pub wanted: Option<Wanted>,
 }
 
-/// Others in the calm and while the same passes, once for each round.
+/// Durations of others' calls, in the calm phase and during one kind of event, with one pair per round.
 #[derive(Debug)]
 pub(crate) struct Passes {
     pub name: String,
     pub pairs: Vec<Pair>,
 }
 
-/// One calm, and one pass after it.
+/// One calm phase and the event after it.
 #[derive(Debug)]
 pub(crate) struct Pair {
     pub calm: Times,
     pub during: Times,
-    /// The longest time in which no other was served while it passed.
+    /// Longest time without service for others during the event.
     pub gap: Duration,
-    /// How many of others' calls failed, in both.
+    /// Failed calls of others, in both phases.
     pub failed: u64,
-    /// The server's memory before, in megabytes, and how far above that it went; `None` if the server ended.
+    /// Memory of the server before the event, in megabytes.
     pub idle: f64,
+    /// Maximum memory above `idle` during the event, in megabytes; `None` if the server ended.
     pub peak: Option<f64>,
 }
 
@@ -69,7 +71,7 @@ impl Findings {
         self.figure(name, unit, value, Some(Wanted::AtLeast(bound)));
     }
 
-    /// A figure of which nothing is wanted.
+    /// Adds a figure without a bound.
     pub fn told(&mut self, name: impl Into<String>, unit: &'static str, value: f64) {
         self.figure(name, unit, value, None);
     }
@@ -81,14 +83,14 @@ impl Findings {
         }
     }
 
-    /// Tells what failed of others' calls.
+    /// Records the failed calls of others.
     pub fn note_failed(&mut self, when: &str, seen: &Seen) {
         if let Some(error) = &seen.error {
             self.notes.push(format!("{} calls of others failed {when}; the first: {error}", seen.failed));
         }
     }
 
-    /// Whether it came to its end, and the books agree.
+    /// Returns true if the crowd finished and the stored counters agree.
     pub fn sound(&self) -> bool {
         self.unfinished.is_empty() && self.wrong.is_empty()
     }
@@ -105,12 +107,12 @@ impl Figure {
 }
 
 impl Passes {
-    /// A median over the rounds.
+    /// Returns the median over the rounds.
     pub fn median(&self, of: impl Fn(&Pair) -> f64) -> f64 {
         median(self.pairs.iter().map(of))
     }
 
-    /// How many milliseconds more the slowest of a hundred others waited: the median of the pairs' differences.
+    /// Returns the increase of the others' p99 in milliseconds: the median of the differences of the pairs.
     pub fn more(&self) -> f64 {
         self.median(|pair| millis(pair.during.p99) - millis(pair.calm.p99))
     }

@@ -1,4 +1,4 @@
-//! Many EMs with engines, all of which report.
+//! Fleet: many EMs with engines that all report.
 
 use std::{
     sync::{
@@ -25,19 +25,19 @@ use super::{
 pub(crate) const EMS: u64 = 10_000;
 pub(crate) const PER_EM: u64 = 100;
 
-/// How often each reports.
+/// Interval between two reports of an EM.
 const INTERVAL: Duration = Duration::from_secs(10);
 
 #[derive(Clone)]
 pub(crate) struct Fleet {
     ems: Arc<[(Em, Vec<Uuid>)]>,
     callers: Callers,
-    /// Grows with each report of anybody, and so with each of an EM.
+    /// Number of the last report of the fleet; it also increases for each single EM.
     sequence: Arc<AtomicI64>,
 }
 
 impl Fleet {
-    /// Registers it, and starts its engines.
+    /// Registers the EMs and starts their engines.
     pub async fn start(stage: &Stage) -> Result<Self, Failure> {
         let count = stage.scaled(EMS);
         let ems = stage.callers.register(count).await?;
@@ -59,7 +59,7 @@ impl Fleet {
         &self.ems[(number % self.len()) as usize].0.instance
     }
 
-    /// The reports of all of them, in turn.
+    /// Returns the reports of all EMs, in turn.
     pub fn reports(&self) -> open::Calls<impl FnMut(u64, Random) -> OtherCall + Send + 'static> {
         let fleet = self.clone();
         let call = move |_, _| -> OtherCall {

@@ -1,4 +1,4 @@
-//! Callers who leave the choice of an EM to the service, while its database stands still.
+//! Crowd `frozen`: requests without an EM while the processes of the database are stopped.
 
 use std::{
     collections::BTreeMap,
@@ -20,19 +20,19 @@ use super::{
     stage::Stage,
 };
 
-/// How long the service lets calls wait.
+/// Server options: timeout of a call.
 pub(crate) const SERVER: [&str; 2] = ["--request-timeout", "2s"];
 
 const CALLERS: u64 = 20;
 
-/// Of those who do not leave it to the service, which would let them wait a little longer.
+/// Deadline of callers that set one, shortly below the timeout of the service.
 const OWN_DEADLINE: Duration = Duration::from_millis(1900);
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// Wanted of the last answer: the callers' deadline, and some time for it to arrive.
+/// Maximum time until the last reply: the callers' deadline and a margin.
 const LAST_SECONDS_MAX: f64 = 2.5;
 
-/// How soon somebody is served when the database goes on; then it is given up.
+/// Timeout of the first grant after the database continues.
 const SERVED_LIMIT: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(50);
 
@@ -43,7 +43,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
         let whose = if timeout.is_some() { "deadlines of their own" } else { "the service's deadline" };
         serve(stage).await?;
         let connection = Arc::new(Connection::open(&stage.url()).await?);
-        // Nobody knows of these whether they were granted when the database went on.
+        // The results of these calls are unknown once the database continues.
         stage.unknown(CALLERS);
         let frozen = Frozen::stop(meter.postgresql())?;
         let last = tokio::time::timeout(LIMIT, ask_all(connection, timeout)).await;
@@ -72,14 +72,14 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     Ok(None)
 }
 
-/// Asks, and gives it back.
+/// Requests a ticket and releases it.
 async fn serve(stage: &Stage) -> Result<(), Failure> {
     let client = stage.callers.client(0);
     let grant = granted(client.request_resource(&ask(em(0)?, 0)?).await?)?;
     Ok(client.resource_released(&release(grant.ticket_id, em(0)?, 0)?).await?)
 }
 
-/// Answers with what they were told, and how many seconds the last took.
+/// Makes the calls. Returns the codes of their replies and the seconds until the last one.
 async fn ask_all(connection: Arc<Connection>, timeout: Option<Duration>) -> Result<(String, f64), Failure> {
     let resource = proto::InstanceResource { instances: 1 };
     let resource = proto::Resource { kind: Some(proto::resource::Kind::Instance(resource)) };
@@ -105,7 +105,7 @@ async fn ask_all(connection: Arc<Connection>, timeout: Option<Duration>) -> Resu
     Ok((codes.join(", "), begun.elapsed().as_secs_f64()))
 }
 
-/// Processes that stand still until this is dropped.
+/// Stopped processes; they continue when the value is dropped.
 struct Frozen(Vec<Pid>);
 
 impl Frozen {
@@ -113,7 +113,7 @@ impl Frozen {
         let processes = processes.into_iter().filter_map(|process| Pid::from_raw(i32::try_from(process).ok()?));
         let frozen = Self(processes.collect());
         for process in &frozen.0 {
-            // One that has ended since is no obstacle.
+            // A process may have ended in the meantime.
             let _ = kill_process(*process, Signal::STOP);
         }
         if frozen.0.is_empty() { Err("PostgreSQL's processes cannot be seen in /proc".into()) } else { Ok(frozen) }

@@ -1,4 +1,4 @@
-//! Heartbeats that are begun and never finished: as large as they may be, but for the last byte.
+//! Crowd `half-sent`: heartbeats of the maximum size that are never completed, because the last byte is not sent.
 
 use std::{
     sync::{
@@ -21,22 +21,23 @@ use super::{
     stage::Stage,
 };
 
-/// How many, on how many connections.
+/// Numbers of calls and connections.
 const SHAPES: [(u64, u64); 3] = [(400, 1), (4096, 1), (1000, 1000)];
 
-/// Wanted of the memory above idle, in megabytes.
+/// Maximum memory above idle, in megabytes.
 const MEMORY_MAX: f64 = 64.0;
 
-/// Above that no more is sent: the rest of the machine is needed.
+/// Memory of the server above which sending stops, to protect the machine, in megabytes.
 const ENOUGH_MEGABYTES: f64 = 4096.0;
 const LOOK: Duration = Duration::from_millis(20);
 
-/// How long the senders go on, whether or not the server takes anything, and how long they then hold what they have.
+/// Time for which the senders continue, whether or not the server reads.
 const SENDING: Duration = Duration::from_secs(15);
+/// Time for which the senders then keep their calls open.
 const HOLDING: Duration = Duration::from_secs(3);
 const LIMIT: Duration = Duration::from_secs(60);
 
-/// For the memory to be given back.
+/// Time for the server to free its memory.
 const AFTER: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
@@ -59,7 +60,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     Ok(Some(0))
 }
 
-/// As many connections need as many files, also in the server.
+/// Raises the limit of open files, also for the server: each connection needs one.
 fn allow_files() -> Result<(), Failure> {
     let mut limit = getrlimit(Resource::Nofile);
     limit.current = limit.maximum;
@@ -68,7 +69,7 @@ fn allow_files() -> Result<(), Failure> {
 
 async fn one(stage: &mut Stage, findings: &mut Findings, calls: u64, connections: u64) -> Result<(), Failure> {
     let name = format!("{calls} half-sent heartbeats on {connections} connections");
-    // Each begins at a server that has seen nothing yet.
+    // Each run starts with a new server.
     stage.restart(false, &[]).await?;
     let (memory, progress) = (stage.memory()?, Arc::new(Progress::default()));
     let looks = tokio::spawn(look(memory, progress.clone()));
@@ -130,7 +131,7 @@ async fn send(url: String, calls: u64, connections: u64, progress: Arc<Progress>
     Ok(())
 }
 
-/// The call if all but its last byte was sent; `None` if the server did not want it, or enough was sent.
+/// Sends all but the last byte of a message. Returns `None` if the server rejects the call or enough was sent.
 async fn half_send(connection: &Connection, progress: &Progress) -> Option<HalfSent> {
     let sent = |bytes: usize| {
         progress.bytes.fetch_add(bytes as u64, Relaxed);
@@ -150,7 +151,7 @@ async fn half_send(connection: &Connection, progress: &Progress) -> Option<HalfS
     }
 }
 
-/// Notices when the server has taken enough.
+/// Stops the senders when the server has taken enough memory.
 async fn look(memory: Memory, progress: Arc<Progress>) {
     while memory.above().is_some_and(|megabytes| megabytes < ENOUGH_MEGABYTES) {
         tokio::time::sleep(LOOK).await;

@@ -1,4 +1,4 @@
-//! EMs that report every ten seconds, each with its engines' tickets.
+//! Crowd `heartbeats`: EMs that report every ten seconds, each with the tickets of its engines.
 
 use std::time::{Duration, Instant};
 
@@ -10,16 +10,16 @@ use super::{
     stage::Stage,
 };
 
-/// Wanted of the processor time of server and PostgreSQL, as percent of one core, for the full size.
+/// Maximum processor time of server and PostgreSQL at full size, in percent of one core.
 const PERCENT_MAX: f64 = 15.0;
 
 const WINDOW: Duration = Duration::from_secs(20);
 const IDLE_WINDOW: Duration = Duration::from_secs(5);
 
-/// For the first report of each EM, whose tickets are compared one by one.
+/// Time for the first report of each EM, whose tickets are compared one by one.
 const FIRST_WINDOW: Duration = Duration::from_secs(12);
 
-/// Longer than the window: it has its own end.
+/// Timeout above the window, which ends by itself.
 const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<Option<i64>, Failure> {
@@ -53,7 +53,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     Ok(Some(fleet.tickets()))
 }
 
-/// What the server and PostgreSQL take while something goes on.
+/// Runs `work`. Returns the processor time of server and PostgreSQL meanwhile, in percent of one core.
 async fn percent<T>(meter: &mut Meter, work: impl Future<Output = Result<T, Failure>>) -> Result<(f64, T), Failure> {
     let (before, begun) = (meter.read().await?, Instant::now());
     let done = work.await?;

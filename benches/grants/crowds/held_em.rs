@@ -1,4 +1,4 @@
-//! Very many calls on an EM that an operator holds.
+//! Crowd `held-em`: very many calls on an EM that an operator holds.
 
 use std::{
     collections::BTreeMap,
@@ -20,17 +20,17 @@ use super::{
     stage::Stage,
 };
 
-/// How long the service lets calls wait.
+/// Server options: timeout of a call.
 pub(crate) const SERVER: [&str; 2] = ["--request-timeout", "8s"];
 
 const CALLS: u64 = 30_000;
 const CONNECTIONS: usize = 8;
 const LIMIT: Duration = Duration::from_secs(90);
 
-/// Of those who do not leave it to the service.
+/// Deadline of callers that set one.
 const OWN_DEADLINE: Duration = Duration::from_secs(4);
 
-/// How soon a call is served when the hold is over.
+/// Maximum time until a call is served after the end of the hold.
 const SERVED_SECONDS_MAX: f64 = 2.0;
 
 pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<Option<i64>, Failure> {
@@ -58,7 +58,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     Ok(Some(0))
 }
 
-/// How many were answered how, and after how long the last.
+/// Number of calls by reply, and the time until the last one.
 type Answers = (BTreeMap<String, u64>, Duration);
 
 async fn ask_all(url: String, calls: u64, timeout: Option<Duration>) -> Result<Answers, Failure> {

@@ -1,4 +1,4 @@
-//! A limit with a label set that no other has is set over a million live tickets.
+//! Crowd `limit`: a limit with a new label set is set while a million tickets are live.
 
 use std::{
     collections::BTreeMap,
@@ -25,7 +25,7 @@ const EMS: u64 = 100;
 const LIMIT: Duration = Duration::from_secs(300);
 const PAUSE: Duration = Duration::from_millis(100);
 
-/// Wanted of the longest time in which nobody is granted anything.
+/// Maximum time without any grant, in milliseconds.
 const GAP_MILLIS_MAX: f64 = 50.0;
 
 pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<Option<i64>, Failure> {
@@ -51,7 +51,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
                 };
                 tokio::time::sleep(PAUSE).await;
             };
-            // It may have answered that it is still being counted: what switches is looked at, too.
+            // The reply may state that the limit is still being counted, so the switch is observed, too.
             while !is_in_force(&stage.url()).await? {
                 tokio::time::sleep(PAUSE).await;
             }
@@ -71,18 +71,18 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
         findings.told("SetLimit answered after", "s", answered);
         findings.told("the limit in force after", "s", in_force);
     }
-    // The audit compares its counters, too.
+    // The audit compares the counters of the limit, too.
     Ok(Some(i64::try_from(tickets)?))
 }
 
-/// Whether all limits are.
+/// Returns true if all limits are in force.
 async fn is_in_force(url: &str) -> Result<bool, Failure> {
     let call = proto::ListLimitsRequest::default();
     let listed = LimitServiceClient::connect(url.to_owned()).await?.list_limits(call).await?.into_inner();
     Ok(listed.limits.iter().all(|limit| limit.state() == proto::LimitState::InForce))
 }
 
-/// A limit that refuses nobody, for each value of a label.
+/// Returns a limit without effect for each value of a label.
 pub(crate) fn each(label: &str) -> Rule {
     let pattern = Pattern::new(BTreeMap::from([(label.to_owned(), None)]));
     Rule { pattern, mode: Default::default(), max: BTreeMap::from([(Dimension::Instances, i64::MAX)]) }

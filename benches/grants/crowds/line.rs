@@ -1,4 +1,4 @@
-//! Requests in line for few slots, each of which is given back as soon as it is granted.
+//! Crowd `line`: requests that wait for few slots. Each slot is released immediately after its grant.
 
 use std::{
     sync::{
@@ -21,7 +21,7 @@ use super::{
 const WAITING: u64 = 3500;
 const SLOTS: [u64; 2] = [10, 1000];
 
-/// Wanted of how many are served per second.
+/// Minimum number of served requests per second.
 const SERVED_MIN: f64 = 1500.0;
 
 const WAIT: Duration = Duration::from_secs(300);
@@ -41,7 +41,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     Ok(Some(0))
 }
 
-/// Whether all in line were served in time.
+/// Runs one wait queue. Returns true if all waiting requests were served in time.
 async fn one(
     stage: &Stage,
     findings: &mut Findings,

@@ -1,4 +1,4 @@
-//! Requests that each wait at another EM, and requests that each wait at another user's limit.
+//! Crowd `many-queues`: waiting requests with different wait keys, either an EM or the limit of a user for each.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -22,7 +22,7 @@ use super::{
     stage::Stage,
 };
 
-/// Numbers of waiting requests: the second must not cost more for each than the first.
+/// Numbers of waiting requests. The cost per request must not grow with the number.
 const SIZES: [u64; 2] = [350, 3500];
 
 /// Maximum cost of a request among many, as a multiple of its cost among few.
@@ -42,9 +42,9 @@ const IDLE: Duration = Duration::from_secs(10);
 /// Wait keys of the requests.
 #[derive(Debug, Clone, Copy)]
 enum Keys {
-    /// An EM of its own for each.
+    /// A different EM for each request.
     Ems,
-    /// A user with a limit of its own for each.
+    /// A different user with a limit for each request.
     UserLimits,
 }
 
@@ -56,7 +56,7 @@ impl Keys {
         }
     }
 
-    /// A request that a ticket of the same number keeps from being granted.
+    /// Returns a request that a ticket of the same number blocks.
     fn request(self, number: u64) -> Result<ResourceRequest, Failure> {
         let user = Name::parse("user", &format!("crowd-queued{number}"))?;
         match self {
@@ -102,7 +102,7 @@ async fn one(stage: &Stage, findings: &mut Findings, keys: Keys, waiting: u64) -
         granted(client.request_resource(&keys.request(number)?).await?)
     };
     let held = stage.callers.each("tickets are granted", waiting, fill).await?;
-    // The calm before is without any that wait.
+    // The calm phase has no waiting requests.
     let enter = async {
         let mut queued = JoinSet::new();
         for number in 0..waiting {
@@ -142,7 +142,7 @@ async fn one(stage: &Stage, findings: &mut Findings, keys: Keys, waiting: u64) -
     Ok(Some(cost.server))
 }
 
-/// Releases all tickets, and awaits the requests that they kept from being granted.
+/// Releases all tickets, and waits for the requests that they blocked.
 async fn serve(
     stage: &Stage,
     keys: Keys,

@@ -1,33 +1,33 @@
-//! How much memory a process has, by the kernel.
+//! Memory of a process, as the kernel reports it.
 
 use std::fs;
 
 use crate::Failure;
 
-/// What resets the peak, written into `/proc/PID/clear_refs`.
+/// Value that resets the peak when it is written to `/proc/PID/clear_refs`.
 const RESET_PEAK: &str = "5";
 
-/// The memory of a process, and what it was when the look began.
+/// A process with its memory at the start of the measurement.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Memory {
     process: u32,
-    /// Megabytes.
+    /// Resident memory at the start, in megabytes.
     pub idle: f64,
 }
 
 impl Memory {
-    /// Takes what the process has now as idle, and forgets its peak so far.
+    /// Records the current memory as idle and resets the peak.
     pub fn of(process: u32) -> Result<Self, Failure> {
         fs::write(format!("/proc/{process}/clear_refs"), RESET_PEAK)?;
         Ok(Self { process, idle: megabytes(process, "VmRSS:")? })
     }
 
-    /// How far it went above that, in megabytes; `None` if it has ended.
+    /// Returns the peak above idle, in megabytes; `None` if the process has ended.
     pub fn peak(self) -> Option<f64> {
         Some(megabytes(self.process, "VmHWM:").ok()? - self.idle)
     }
 
-    /// How far above that it is now, in megabytes; `None` if it has ended.
+    /// Returns the current memory above idle, in megabytes; `None` if the process has ended.
     pub fn above(self) -> Option<f64> {
         Some(megabytes(self.process, "VmRSS:").ok()? - self.idle)
     }

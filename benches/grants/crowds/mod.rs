@@ -1,11 +1,12 @@
-//! Crowds: very many of one thing at once, each at the service in a process of its own, with a PostgreSQL of its own. How it copes,
-//! what that does to others who are served at half load meanwhile, and whether the books agree afterwards.
+//! Crowds: very many objects of one kind at the same time, each against a new service process with a new PostgreSQL.
 //!
-//! A crowd is a file here: it prepares itself by calls, like anybody, and adds what it sees to its [`findings`]. What they have in
-//! common is the [`stage`]; others, whose calls become due whether or not anybody is served, are in [`open`].
+//! A run shows the cost of a crowd, its effect on other callers at half load, and whether the stored counters agree
+//! afterwards. Each crowd is a module: it prepares its objects by ordinary calls and adds to its [`findings`]. The
+//! [`stage`] has the common parts; [`open`] makes the calls of others, which become due whether or not the service
+//! replies.
 //!
-//! Each crowd has its time; one that does not finish is told with how far it got, and the next one comes. The exit code tells whether
-//! all finished and all books agree, not whether everything was as wanted.
+//! Each crowd has a timeout. An unfinished one is reported with its progress, and the next one starts. The exit code
+//! states whether all finished and all counters agree, not whether every figure is within its bound.
 
 use std::time::Duration;
 
@@ -46,60 +47,60 @@ mod stage;
 mod tables;
 mod two_labels;
 
-/// For a crowd to prepare itself, pass as often as told, and be looked at.
+/// Timeout of one crowd: preparation, all rounds, and the check.
 const CROWD_LIMIT: Duration = Duration::from_secs(45 * 60);
 
-/// Of many, one crowd.
+/// Kind of a crowd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Crowd {
-    /// Tickets whose deadlines come together.
+    /// Tickets with simultaneous deadlines
     Deadlines,
-    /// An EM that goes with its tickets.
+    /// An EM that unregisters with very many tickets
     EmGoes,
-    /// A limit that is set over many live tickets.
+    /// A limit that is set over many live tickets
     Limit,
-    /// Messages that are begun and never finished.
+    /// Messages that are never completed
     HalfSent,
-    /// EMs that report.
+    /// EMs that report
     Heartbeats,
-    /// Calls on an EM that an operator holds.
+    /// Calls on an EM that an operator holds
     HeldEm,
-    /// Users who come once.
+    /// Users with a single request
     Once,
-    /// Operators who list tickets.
+    /// Operators that list tickets
     Operators,
-    /// Callers while the database stands still.
+    /// Callers while the database is stopped
     Frozen,
-    /// Requests in line.
+    /// Requests in a wait queue
     Line,
-    /// Requests that name no EM.
+    /// Requests that name no EM
     Choosing,
-    /// Limits.
+    /// Very many limits
     Rules,
-    /// Queues of an external cluster, which is away at times.
+    /// Queues of an external cluster that is sometimes unavailable
     Queues,
-    /// Requests that each wait at another EM or limit.
+    /// Requests that each wait for another EM or limit
     ManyQueues,
-    /// EMs with few tickets beside one with very many.
+    /// EMs with few tickets beside one with very many
     SmallEm,
-    /// Requests for two labels that no EM has together.
+    /// Requests for two labels that no EM has together
     TwoLabels,
-    /// Calls that are begun and reset.
+    /// Calls that are begun and reset
     Resets,
 }
 
-/// How the crowds come.
+/// Options of all crowds.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Options {
-    /// Their size, as a part of the full one.
+    /// Fraction of the full size.
     pub scale: f64,
-    /// How often calm and crowd take turns.
+    /// Number of rounds of calm phase and event.
     pub rounds: u64,
-    /// How long the service is given to forget what is over.
+    /// Time for the service to delete expired data.
     pub forget: Duration,
 }
 
-/// What passes: a crowd, or all that happens in so many minutes.
+/// Event of a run: a crowd, or a mix of everything for some minutes.
 #[derive(Debug, Clone, Copy)]
 enum Event {
     Crowd(Crowd),
@@ -130,7 +131,7 @@ impl Event {
         }
     }
 
-    /// What the service is told at its start.
+    /// Returns the server options of the event.
     fn server_arguments(self) -> &'static [&'static str] {
         match self {
             Self::Crowd(Crowd::HeldEm) => &held_em::SERVER,
@@ -140,7 +141,7 @@ impl Event {
         }
     }
 
-    /// Lets it pass; answers how many tickets it has in the end, if that is known.
+    /// Runs the event. Returns the number of tickets that it leaves, if it is known.
     async fn pass(self, stage: &mut Stage, findings: &mut Findings) -> Result<Option<i64>, Failure> {
         match self {
             Self::Crowd(Crowd::Deadlines) => deadlines::pass(stage, findings).await,
@@ -165,7 +166,7 @@ impl Event {
     }
 }
 
-/// Lets all crowds pass that were asked for, and tells of them.
+/// Runs the requested crowds and reports their findings.
 pub(crate) async fn run(arguments: &Arguments) -> Result<(), Failure> {
     let begun = Begun::now();
     let options = Options {

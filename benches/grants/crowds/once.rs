@@ -1,4 +1,5 @@
-//! Users who come once, under a limit for each user, and what is kept of them.
+//! Crowd `once`: users with a single request each, under a limit for each user. The figures show what the service keeps
+//! afterwards.
 
 use std::time::{Duration, Instant};
 
@@ -48,7 +49,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     Ok(Some(0))
 }
 
-/// Waits until they are forgotten, or should have been.
+/// Waits until the counters are deleted, or until the timeout.
 async fn forgotten(stage: &Stage, findings: &mut Findings) -> Result<(), Failure> {
     let begun = Instant::now();
     while begun.elapsed() < stage.options.forget && kept(stage).await? > 0.0 {

@@ -1,5 +1,7 @@
-//! Calls that become due by themselves for as long as something else goes on: an answer's time counts from when its call was due,
-//! so nothing that a standstill delays is left out.
+//! Open-loop calls: they become due by a clock while other work runs, whether or not the service replies.
+//!
+//! The duration of a call starts when it is due, so the effect of a pause is measured completely. Caller:
+//! `stage`.
 
 use std::{
     future::Future,
@@ -14,26 +16,26 @@ use tokio::{
 
 use crate::{Failure, load::WARM_UP, open_loop::pace, random::Random};
 
-/// How many calls are on their way at once; more that are due wait here, and their time counts.
+/// Maximum number of calls in progress. Further due calls wait here, and their waiting time counts.
 const ON_THEIR_WAY_MAX: usize = 8000;
 
-/// Nothing goes on for longer than that.
+/// Maximum duration of a run.
 const LENGTH_MAX: Duration = Duration::from_secs(24 * 3600);
 
-/// What was seen of the calls that were due while something else went on.
+/// Results of the calls that became due during the work.
 #[derive(Debug, Default)]
 pub(crate) struct Seen {
-    /// Of each call, from when it was due to its answer, whatever that was.
+    /// Duration of each call from its due time to its reply, of any kind.
     times: Vec<Duration>,
-    /// When calls were answered as they should be, from the beginning on.
+    /// Times of the expected replies, since the start.
     served: Vec<Duration>,
     pub failed: u64,
-    /// What the first of those said.
+    /// The first error.
     pub error: Option<String>,
     length: Duration,
 }
 
-/// Of how many calls, and how long they took.
+/// Number of calls and their durations.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct Times {
     pub calls: usize,
@@ -53,7 +55,7 @@ impl Seen {
         Times { calls: sorted.len(), p50: at(0.5), p99: at(0.99), max: at(1.0) }
     }
 
-    /// The longest time in which nobody was served, counting what was due until the end.
+    /// Returns the longest time without an expected reply, up to the end of the run.
     pub fn gap(&self) -> Duration {
         let mut served = self.served.clone();
         served.sort_unstable();
@@ -69,7 +71,7 @@ impl Seen {
     }
 }
 
-/// How many calls become due each second, at random, and how each is made: it answers with when it was served.
+/// Rate and function of the calls. They become due at random. The function returns the time of its reply.
 pub(crate) struct Calls<C> {
     pub per_second: f64,
     pub call: C,
@@ -80,7 +82,7 @@ where
     C: FnMut(u64, Random) -> F + Send + 'static,
     F: Future<Output = Result<Instant, Failure>> + Send + 'static,
 {
-    /// Makes the calls while `work` goes on, which begins after a warm-up and is given up after `limit`.
+    /// Makes the calls during `work`. The work starts after a warm-up and is cancelled after `limit`.
     pub async fn during<T>(self, limit: Duration, work: impl Future<Output = T>) -> Result<(Option<T>, Seen), Failure> {
         #[expect(
             clippy::disallowed_methods,
@@ -89,14 +91,14 @@ where
         let (due, calls_due) = mpsc::unbounded_channel();
         let (stop, stopped) = oneshot::channel();
         let (begun, rate) = (Instant::now(), self.per_second);
-        // A thread, because the runtime's own timer has steps of a millisecond.
+        // A thread, because the timer of the runtime has a resolution of a millisecond.
         thread::spawn(move || pace(begun, rate, LENGTH_MAX, &due));
         let counted_from = begun + WARM_UP;
         let flow = Flow { call: self.call, counted_from, tasks: JoinSet::new(), seen: Seen::default(), number: 0 };
         let flow = tokio::spawn(flow.run(calls_due, stopped));
         tokio::time::sleep_until(counted_from.into()).await;
         let done = tokio::time::timeout(limit, work).await.ok();
-        // If it is not there any more, the flow has failed, and says so next.
+        // A receiver that was dropped means that the flow failed; its error follows.
         let _ = stop.send(());
         Ok((done, flow.await??))
     }

@@ -1,4 +1,4 @@
-//! Operators who list the locked tickets, of which there are few among very many live ones, again and again.
+//! Crowd `operators`: operators that repeatedly list the few locked tickets among very many live ones.
 
 use std::{
     sync::{
@@ -22,13 +22,13 @@ use super::{
 };
 
 const OPERATORS: usize = 12;
-/// Of a million.
+/// Number of locked tickets beside the engines of the fleet.
 const LOCKED: u64 = 10_000;
 const PAGE: i32 = 1000;
 
-/// Of others, who look at an EM.
+/// Rate of other callers, each of which reads an EM.
 const LOOKS_PER_SECOND: f64 = 200.0;
-/// Wanted of what half of them wait longer, in milliseconds.
+/// Maximum increase of their median duration, in milliseconds.
 const MORE_MAX: f64 = 25.0;
 
 const WINDOW: Duration = Duration::from_secs(10);
@@ -54,7 +54,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
                 let client = UsageServiceClient::connect(stage.url()).await?;
                 operators.spawn(list(client, seen.clone()));
             }
-            // They end with it.
+            // The operators end with the future.
             looks(stage, &fleet).during(WINDOW, operators.join_all()).await
         };
         let name = format!("{OPERATORS} operators list {locked} locked of {} tickets", fleet.tickets());
@@ -95,7 +95,7 @@ fn request() -> ListTicketsRequest {
     ListTicketsRequest { state: "locked".to_owned(), page_size: PAGE, ..Default::default() }
 }
 
-/// Others, each of whom looks at some EM.
+/// Returns the calls of other callers, each of which reads a random EM.
 fn looks(stage: &Stage, fleet: &Fleet) -> open::Calls<impl FnMut(u64, Random) -> OtherCall + Send + 'static> {
     let (callers, fleet) = (stage.callers.clone(), fleet.clone());
     let call = move |number: u64, mut random: Random| -> OtherCall {

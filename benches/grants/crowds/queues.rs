@@ -1,4 +1,5 @@
-//! Grants in a queue of an external cluster, beside others that need none: while it tells of very many queues, and while it is away.
+//! Crowd `queues`: grants in an external queue beside grants without one, while the cluster reports very many queues,
+//! and while it is unavailable.
 
 use std::{
     sync::{
@@ -24,25 +25,26 @@ use super::{
 
 pub(crate) const SERVER: [&str; 2] = ["--external-hosts", "127.0.0.1"];
 
-/// How many queues it tells of, and how much of each: nine megabytes, every second.
+/// Number of queues that the cluster reports, and the bytes of each: nine megabytes every second.
 const QUEUES: u64 = 1000;
 const BYTES_EACH: usize = 9000;
 
-/// What a snapshot of so many may cost anybody's grant, in milliseconds.
+/// Maximum increase of the p99 of any grant by such snapshots, in milliseconds.
 const MORE_MAX: f64 = 5.0;
 
-/// When what it showed last is too old, so that requests in its queues are refused.
+/// Provider settings: requests are refused once the last snapshot is too old.
 const RULES: &str = r#", "whenDown": "refuse", "maxAge": "3s""#;
 const OLD: Duration = Duration::from_secs(3);
 
-/// How long each is looked at, and how soon it has to be served again: one refresh of a second, and what it takes.
+/// Duration of each measurement.
 const WINDOW: Duration = Duration::from_secs(15);
+/// Maximum time until the queue is served again: one refresh interval of a second, and the refresh.
 const BACK_SECONDS_MAX: f64 = 2.0;
 
-/// Of callers in the queue; as many others as a stage has.
+/// Rate of the callers in the external queue, beside the others of the stage.
 const PER_SECOND: f64 = 300.0;
 
-/// How fast others have to be while it is away, as a part of how fast they are.
+/// Minimum rate of other callers while the cluster is unavailable, as a fraction of their usual rate.
 const AWAY_MIN: f64 = 0.9;
 
 pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<Option<i64>, Failure> {
@@ -71,7 +73,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     Ok(Some(i64::try_from(granted.load(Relaxed))?))
 }
 
-/// It dies under load, and comes back.
+/// Makes the cluster unavailable under load, and available again.
 async fn away(
     stage: &Stage,
     findings: &mut Findings,
@@ -92,7 +94,7 @@ async fn away(
     let meanwhile = stage.rate_of_grants().await?;
     cluster.be_away(false);
     served_again(stage, findings, granted).await?;
-    // A table grows all the while, and a machine is not the same for minutes: what was before counts as much as what comes after.
+    // A table grows and the machine changes within minutes, so the rates before and after count equally.
     let around = f64::midpoint(before, stage.rate_of_grants().await?);
     findings.at_least(
         "without a queue, as fast as before and after: the cluster is away",
@@ -103,7 +105,7 @@ async fn away(
     Ok(())
 }
 
-/// How soon its queues are served again.
+/// Measures how soon the queue is served again.
 async fn served_again(stage: &Stage, findings: &mut Findings, granted: &Arc<AtomicU64>) -> Result<(), Failure> {
     let (client, begun) = (stage.callers.client(0), Instant::now());
     while begun.elapsed() < WINDOW * 2 {
@@ -125,7 +127,7 @@ fn request(number: u64) -> Result<ResourceRequest, Failure> {
     Ok(ResourceRequest { resource, ..ask(em(0)?, number)? })
 }
 
-/// Callers in the queue; one that is refused counts as failed.
+/// Returns the calls in the external queue. A refusal counts as a failure.
 fn in_queue(
     stage: &Stage,
     granted: &Arc<AtomicU64>,

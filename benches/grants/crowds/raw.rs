@@ -1,5 +1,5 @@
-//! A caller who speaks HTTP/2 without the help of a gRPC client: it may leave messages half sent, and sees what the server really
-//! answers, and when, where a client would give up by itself.
+//! Raw HTTP/2 caller without a gRPC client. It can leave messages incomplete, and it observes the server's reply and
+//! its time where a client would cancel the call.
 
 use std::{future::poll_fn, time::Duration};
 
@@ -18,20 +18,20 @@ use crate::Failure;
 
 const SERVICE: &str = "linkis.rm.v1.ResourceManagerService";
 
-/// Until the server tells how many it allows.
+/// Initial number of streams, until the server states its bound.
 const STREAMS_AT_FIRST: usize = 4096;
 
-/// What is sent at once, at most.
+/// Maximum amount sent in one piece.
 const CHUNK: [u8; 16 * 1024] = [0; 16 * 1024];
 
-/// A connection; it breaks when this is dropped.
+/// A connection; dropping it breaks it.
 pub(crate) struct Connection {
     url: String,
     sender: SendRequest<Bytes>,
     driver: JoinHandle<()>,
 }
 
-/// A call whose message is not complete; it is cancelled when this is dropped.
+/// A call with an incomplete message; dropping it cancels the call.
 pub(crate) struct HalfSent {
     response: ResponseFuture,
     _body: SendStream<Bytes>,
@@ -45,7 +45,7 @@ impl Connection {
         let mut builder = h2::client::Builder::new();
         builder.initial_max_send_streams(STREAMS_AT_FIRST);
         let (sender, connection) = builder.handshake(stream).await?;
-        // How it ends, its calls are told.
+        // The calls of a connection get its error.
         let driver = tokio::spawn(async move { drop(connection.await) });
         Ok(Self { url: url.to_owned(), sender, driver })
     }
@@ -65,7 +65,7 @@ impl Connection {
         Ok(sender.send_request(request.body(())?, false)?)
     }
 
-    /// Makes a call; answers with what the server says, however late.
+    /// Makes a call. Returns the server's status, regardless of the deadline.
     pub async fn call(&self, call: &str, message: &[u8], timeout: Option<Duration>) -> Result<Status, Failure> {
         let (response, mut body) = self.begin(call, timeout).await?;
         let mut framed = prefix(message.len())?.to_vec();
@@ -74,8 +74,9 @@ impl Connection {
         status(response).await
     }
 
-    /// Begins a call whose message should have `claimed` bytes, and sends all but the last as fast as the server takes them, telling
-    /// `sent` of each piece. Ends by itself only when all is sent, or the server refuses.
+    /// Starts a call whose message should have `claimed` bytes, and sends all but the last as fast as the server takes
+    /// them. Passes the size of each piece to `sent`. Returns when all is sent, or fails when the server rejects the
+    /// call.
     pub async fn half_send(&self, call: &str, claimed: usize, sent: impl Fn(usize)) -> Result<HalfSent, Failure> {
         let (response, mut body) = self.begin(call, None).await?;
         body.send_data(Bytes::copy_from_slice(&prefix(claimed)?), false)?;
@@ -94,9 +95,9 @@ impl Connection {
 }
 
 impl HalfSent {
-    /// Waits until the server ends the call by itself.
+    /// Waits until the server ends the call.
     pub async fn ended(self) {
-        // With an answer or a reset: both are an end.
+        // A response and a reset are both an end.
         drop(self.response.await);
     }
 }
@@ -107,13 +108,13 @@ impl Drop for Connection {
     }
 }
 
-/// What stands before a message: that it is not compressed, and its length.
+/// Returns the prefix of an uncompressed message of this length.
 fn prefix(length: usize) -> Result<[u8; 5], Failure> {
     let [a, b, c, d] = u32::try_from(length)?.to_be_bytes();
     Ok([0, a, b, c, d])
 }
 
-/// The status, which stands in front of an answer that has no message, and else behind it.
+/// Returns the status: in the headers of a response without a message, else in the trailers.
 async fn status(response: ResponseFuture) -> Result<Status, Failure> {
     let response = response.await?;
     if let Some(status) = Status::from_header_map(response.headers()) {
@@ -127,7 +128,7 @@ async fn status(response: ResponseFuture) -> Result<Status, Failure> {
     Status::from_header_map(&trailers).ok_or_else(|| "an answer without a status".into())
 }
 
-/// The code, and the reason where one is given.
+/// Returns the code, and the reason if there is one.
 pub(crate) fn told(status: &Status) -> String {
     match status.get_details_error_info() {
         Some(info) => format!("{:?}/{}", status.code(), info.reason),

@@ -1,4 +1,4 @@
-//! What is told in the end: a table for people, and a file for whoever wants to keep it.
+//! Report of the crowds: a table for display, and a JSON file.
 
 use std::{fs, path::Path, time::Duration};
 
@@ -21,7 +21,7 @@ pub(super) struct Report {
 }
 
 impl Report {
-    /// Whether all finished, and all books agree.
+    /// Returns true if all crowds finished and all stored counters agree.
     pub fn sound(&self) -> bool {
         self.passed.iter().all(|(_, findings)| findings.sound())
     }
@@ -62,7 +62,7 @@ impl Report {
         )
     }
 
-    /// How many are as wanted, of how many.
+    /// Returns how many bounds are met, and how many exist.
     fn met(&self) -> (usize, usize) {
         let figures = self.passed.iter().flat_map(|(_, findings)| &findings.figures).filter_map(Figure::met);
         let passes = self.passed.iter().flat_map(|(_, findings)| &findings.passes).map(Passes::met);
@@ -145,7 +145,7 @@ fn verdict(wanted: Wanted, is_met: bool) -> String {
     format!("  wanted {} {:<5} {}", wanted.sign(), number(wanted.bound()), if is_met { "met" } else { "NOT MET" })
 }
 
-/// With as many digits as matter.
+/// Formats a number with its significant digits.
 fn number(value: f64) -> String {
     match value.abs() {
         large if large >= 100.0 || value == value.trunc() => thousands(value),

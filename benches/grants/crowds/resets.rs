@@ -1,4 +1,4 @@
-//! Connections without a token that begin health checks and reset them, as fast as the service reads.
+//! Crowd `resets`: connections without a token that begin and reset health checks as fast as the service reads.
 
 use std::{
     io::{Read as _, Write as _},
@@ -23,16 +23,16 @@ use super::{
 
 const CONNECTIONS: usize = 4;
 
-/// Address of the attack: another one than that of others.
+/// Source address of the attack, different from that of others.
 const FROM: &str = "127.0.0.2:0";
 
 /// Duration of an attack, and of the spinning that it is compared with.
 const ATTACK: Duration = Duration::from_secs(10);
 
-/// Maximum of others' p99 beside the attack, as a multiple of their p99 beside a process that takes as much processor time.
+/// Maximum p99 of others during the attack, as a multiple of their p99 beside threads that use as much processor time.
 const BESIDE_SPINNING_MAX: f64 = 3.0;
 
-/// Calls in one write: below the number of unaccepted resets that ends a connection.
+/// Number of calls in one write, below the number of unaccepted resets that ends a connection.
 const CALLS_AT_ONCE: usize = 8;
 
 /// Highest stream id of HTTP/2.
@@ -81,7 +81,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     Ok(Some(0))
 }
 
-/// Returns the cores that this process, the service and PostgreSQL took.
+/// Returns the cores that this process, the service and PostgreSQL used.
 async fn cores(spent: Spent) -> Result<f64, Failure> {
     let (cost, elapsed) = spent.each(1).await?;
     Ok((cost.load + cost.server + cost.postgresql) / 1e6 / elapsed.as_secs_f64())
@@ -112,7 +112,7 @@ impl Attack {
         Ok(Self { threads: threads.collect(), stop, resets })
     }
 
-    /// Returns the number of calls that were begun and reset.
+    /// Stops the attack. Returns the number of calls that were begun and reset.
     fn end(self) -> Result<u64, Failure> {
         self.stop.store(true, Relaxed);
         for thread in self.threads {
@@ -163,7 +163,7 @@ fn frame(frames: &mut Vec<u8>, kind: u8, flags: u8, stream_id: u32, payload: &[u
     frames.extend_from_slice(payload);
 }
 
-/// The headers of a health check, without indexing.
+/// Returns the headers of a health check, without indexing.
 fn header_block(address: SocketAddr) -> Vec<u8> {
     // :method POST and :scheme http, of the static table.
     let mut block = vec![0x83, 0x86];
@@ -179,7 +179,7 @@ fn header_block(address: SocketAddr) -> Vec<u8> {
     block
 }
 
-/// Threads that take so much processor time.
+/// Threads that use a given amount of processor time.
 struct Spin {
     stop: Arc<AtomicBool>,
     threads: Vec<JoinHandle<()>>,

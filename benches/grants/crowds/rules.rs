@@ -1,4 +1,4 @@
-//! Very many limits, one for each user, beside one for each of the same users.
+//! Crowd `rules`: very many limits, one for each user by name, compared with a single limit for each user.
 
 use std::{
     fmt::Write as _,
@@ -24,14 +24,14 @@ use super::{
     stage::Stage,
 };
 
-/// How many rules there are, one size after the other, and what is wanted of the grants, as a part of those with one rule.
+/// Numbers of limits, one after the other. The wanted rate of grants is a fraction of the rate with a single limit.
 const SIZES: [(u64, f64); 2] = [(10_000, 0.9), (100_000, 0.8)];
 
 const EMS: u64 = 100;
 const MANY: u64 = 256;
 const ROOM: u64 = 1_000_000_000;
 
-/// How many rules are changed one after another, beside others.
+/// Number of limits that are changed one after another, beside others.
 const CHANGES: u64 = 50;
 const LIMIT: Duration = Duration::from_secs(120);
 

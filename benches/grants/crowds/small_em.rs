@@ -1,4 +1,4 @@
-//! EMs with few tickets that unregister, beside an EM with very many.
+//! Crowd `small-em`: EMs with few tickets that unregister beside an EM with very many.
 
 use linkis_rm::client::RmClient;
 
@@ -11,11 +11,12 @@ use super::{
     stage::Stage,
 };
 
-/// Tickets of the large EM.
+/// Number of tickets of the large EM.
 const MANY: u64 = 300_000;
 
-/// Number of small EMs, and the tickets of each: enough of them to be seen by the kernel's clock.
+/// Number of small EMs: enough for the resolution of the kernel's clock.
 const SMALL: u64 = 300;
+/// Number of tickets of a small EM.
 const FEW: u64 = 3;
 
 /// Maximum cost of an unregistration beside the large EM, as a multiple of its cost before.
@@ -45,8 +46,8 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     Ok(Some(i64::try_from(many)?))
 }
 
-/// Unregisters the small EMs twice: alone, and then beside others' grants. Returns the time of PostgreSQL for each, in milliseconds;
-/// `None` if not all went in time.
+/// Unregisters the small EMs twice: alone, and then beside others' grants. Returns the time of PostgreSQL per EM, in
+/// milliseconds; `None` if the EMs were not removed in time.
 async fn unregister(stage: &Stage, findings: &mut Findings, beside: &str) -> Result<Option<f64>, Failure> {
     let name = format!("{SMALL} EMs with {FEW} tickets unregister beside {beside}");
     fill(stage).await?;
@@ -68,7 +69,7 @@ async fn unregister(stage: &Stage, findings: &mut Findings, beside: &str) -> Res
     Ok(Some(millis))
 }
 
-/// Registers the small EMs, and fills them.
+/// Registers the small EMs and fills them.
 async fn fill(stage: &Stage) -> Result<(), Failure> {
     let register = |client: RmClient, number: u64| async move {
         client.register(registration(em(1 + number)?, PLENTY)?).await?;

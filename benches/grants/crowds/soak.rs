@@ -1,5 +1,7 @@
-//! Everything at once, for minutes: a fleet that reports, a million live tickets, requests that name their EM, lives, expiries, and an
-//! EM that goes with very many tickets in the middle.
+//! Soak: everything together, for minutes.
+//!
+//! A fleet reports, a million tickets are live, requests name their EMs, and tickets are released or expire. An EM with
+//! very many tickets unregisters in the middle.
 
 use std::time::{Duration, Instant};
 
@@ -15,26 +17,26 @@ use super::{
     stage::{CALM, OtherCall, Stage},
 };
 
-/// Of the EM that goes in the middle.
+/// Number of tickets of the EM that unregisters.
 const GOING: u64 = 300_000;
 
-/// Two and a half operations each: half load on a small machine.
+/// Rate of requests, with two and a half operations each: half load on a small machine.
 const REQUESTS_PER_SECOND: f64 = 800.0;
-/// Of those tickets that nobody gives back.
+/// Lock time of the tickets that expire.
 const SHORT_TTL: Duration = Duration::from_secs(5);
 
 const MINUTE: Duration = Duration::from_secs(60);
 const POLL: Duration = Duration::from_millis(200);
 
-/// For what is left to expire in the end.
+/// Timeout of the remaining expiries at the end.
 const REST_LIMIT: Duration = Duration::from_secs(60);
 
-/// How often its memory is looked at: batches of unusual size show for some seconds.
+/// Interval between two memory readings: large batches are visible for some seconds.
 const LOOK: Duration = Duration::from_secs(1);
 
-/// Wanted of the memory in the last minute, as a part of the second's.
+/// Maximum memory of the last minute, as a fraction of the second minute's.
 const MEMORY_RATIO_MAX: f64 = 1.1;
-/// Wanted of the slowest of a hundred requests, above the calm, in milliseconds.
+/// Maximum increase of the p99 of requests over the calm phase, in milliseconds.
 const MORE_MAX: f64 = 25.0;
 
 pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings, minutes: u64) -> Result<Option<i64>, Failure> {
@@ -68,7 +70,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings, minutes: u6
     }
 }
 
-/// Minute after minute.
+/// Runs the load minute by minute.
 async fn all(stage: &Stage, findings: &mut Findings, fleet: &Fleet, minutes: u64) -> Result<(), Failure> {
     let memory = stage.memory()?;
     for minute in 1..=minutes {
@@ -80,7 +82,7 @@ async fn all(stage: &Stage, findings: &mut Findings, fleet: &Fleet, minutes: u64
                     gone = Some(go(stage, fleet).await);
                 }
             };
-            // Whatever goes on, the minute has its length.
+            // The readings never end, so the minute always has its full length.
             let look = async {
                 loop {
                     seen_memory.extend(memory.above());
@@ -115,7 +117,7 @@ async fn all(stage: &Stage, findings: &mut Findings, fleet: &Fleet, minutes: u64
 const P99: &str = "requests by minute: p99";
 const MEMORY: &str = "memory by minute";
 
-/// Whether memory is level, and requests are as fast as in the calm.
+/// Records whether the memory stays level and requests stay as fast as in the calm phase.
 fn judge(findings: &mut Findings, calm: f64) {
     let of = |name: &str| findings.figures.iter().find(|figure| figure.name == name);
     let p99 = of(P99).map(super::findings::Figure::median);
@@ -131,7 +133,7 @@ fn judge(findings: &mut Findings, calm: f64) {
     }
 }
 
-/// The EM that has more tickets than all others unregisters; answers when it is gone.
+/// Unregisters the EM with the most tickets. Returns the seconds until it is removed.
 async fn go(stage: &Stage, fleet: &Fleet) -> Result<f64, Failure> {
     let (begun, em, client) = (Instant::now(), em(fleet.len())?, stage.callers.client(0));
     let is_gone = |code| code == Some(Code::NotFound);
@@ -144,7 +146,8 @@ async fn go(stage: &Stage, fleet: &Fleet) -> Result<f64, Failure> {
     Ok(begun.elapsed().as_secs_f64())
 }
 
-/// Requests for some EM of the fleet: most are whole lives, some are given back before their engine has started, and some expire.
+/// Returns requests for EMs of the fleet. Most are whole lives; some tickets are released before a confirmation, and
+/// some expire.
 fn requests(stage: &Stage, fleet: &Fleet) -> open::Calls<impl FnMut(u64, Random) -> OtherCall + Send + 'static> {
     let (callers, fleet) = (stage.callers.clone(), fleet.clone());
     let call = move |number: u64, mut random: Random| -> OtherCall {

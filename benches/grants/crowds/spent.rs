@@ -1,4 +1,4 @@
-//! Processor time of the service and of PostgreSQL while a crowd does something.
+//! Processor time of the service and of PostgreSQL during a phase of a crowd.
 
 use std::time::{Duration, Instant};
 
@@ -9,7 +9,7 @@ use crate::{
 
 use super::stage::Stage;
 
-/// A reading that later ones are compared with.
+/// A meter reading that later readings are compared with.
 pub(crate) struct Spent {
     meter: Meter,
     before: Reading,
@@ -23,13 +23,13 @@ impl Spent {
         Ok(Self { meter, before, begun: Instant::now() })
     }
 
-    /// Returns the cost of each of `operations` since the beginning, and the time since then.
+    /// Returns the cost per operation since the first reading, and the time since then.
     pub async fn each(mut self, operations: u64) -> Result<(Cost, Duration), Failure> {
         let cost = self.meter.read().await?.since(self.before, operations);
         Ok((cost, self.begun.elapsed()))
     }
 
-    /// Returns the percentages of one core that the service and PostgreSQL took since the beginning.
+    /// Returns the processor time of the service and of PostgreSQL since the first reading, in percent of one core.
     pub async fn percent(self) -> Result<[f64; 2], Failure> {
         let (cost, elapsed) = self.each(1).await?;
         Ok([cost.server, cost.postgresql].map(|micros| micros / 1e4 / elapsed.as_secs_f64()))

@@ -1,4 +1,7 @@
-//! Where a crowd passes: the service in a process of its own, with others who are served meanwhile.
+//! Stage of a crowd: the service in its own process, and the calls of others meanwhile.
+//!
+//! Others request grants at half load. The stage compares their durations in a calm phase with those during an event,
+//! and checks the stored counters at the end. Callers: the crowd modules.
 
 use std::{
     future::Future,
@@ -30,20 +33,21 @@ use super::{
     tables::Tables,
 };
 
-/// How many grants others ask for per second: half load on a small machine.
+/// Rate of the grants that others request: half load on a small machine.
 const OTHERS_PER_SECOND: f64 = 2000.0;
 
-/// How long others are looked at before a crowd passes, and at least while it does.
+/// Duration of the calm phase.
 pub(crate) const CALM: Duration = Duration::from_secs(5);
+/// Minimum duration of an event.
 const PASS_MIN: Duration = Duration::from_secs(1);
 
-/// Of a full load beside a crowd, until the batches have found their size.
+/// Duration of a full load, until the batches have reached their size.
 const RATE_WINDOW: Duration = Duration::from_secs(3);
 
-/// For the service to look at all that it has stored.
+/// Timeout of the audit, which reads all stored data.
 const AUDIT_TIMEOUT: Duration = Duration::from_secs(180);
 
-/// So that a server whose callers stay connected ends soon.
+/// Server options: a server whose callers stay connected stops soon.
 const SERVER: [&str; 2] = ["--drain-timeout", "1s"];
 
 pub(crate) struct Stage {
@@ -53,14 +57,14 @@ pub(crate) struct Stage {
     database: PgConnectOptions,
     server: Server,
     load: Arc<Load>,
-    /// What others were granted by servers that have ended.
+    /// Tickets granted to others by earlier servers.
     granted_before: u64,
-    /// Calls of others that failed: nobody knows of each whether it was granted.
+    /// Failed calls of others, of which each may have been granted.
     failed: AtomicU64,
 }
 
 impl Stage {
-    /// Starts the service with these options on a database that is empty.
+    /// Starts the service with `arguments` on an empty database.
     pub async fn start(options: Options, database: PgConnectOptions, arguments: &[&str]) -> Result<Self, Failure> {
         let server = start_server(&database, &[arguments, &SERVER].concat()).await?;
         let mut load = Load::connect(&[server.url()], None).await?;
@@ -71,8 +75,8 @@ impl Stage {
         Ok(Self { options, callers, tables, database, server, load: Arc::new(load), granted_before: 0, failed })
     }
 
-    /// Starts another instance with other options, and ends the one before: first of all and by kill -9 if so told, else in order when
-    /// the other one serves.
+    /// Starts another instance with other options and ends the earlier one. With `kill`, the earlier one is killed
+    /// first; otherwise it stops in order once the new one serves.
     pub async fn restart(&mut self, kill: bool, arguments: &[&str]) -> Result<(), Failure> {
         if kill {
             self.server.kill()?;
@@ -86,7 +90,7 @@ impl Stage {
         Ok(())
     }
 
-    /// A number of the full size, at the scale of this run.
+    /// Scales a number of the full size to this run.
     pub fn scaled(&self, full: u64) -> u64 {
         ((full as f64 * self.options.scale) as u64).max(1)
     }
@@ -103,12 +107,12 @@ impl Stage {
         &self.database
     }
 
-    /// What the service has now is idle.
+    /// Records the current memory of the service as idle.
     pub fn memory(&self) -> Result<Memory, Failure> {
         Memory::of(self.server.process_id())
     }
 
-    /// Others, at half load.
+    /// Returns the calls of others, at half load.
     pub fn others(&self) -> open::Calls<impl FnMut(u64, Random) -> OtherCall + Send + 'static> {
         let load = self.load.clone();
         let call = move |number: u64, mut random: Random| -> OtherCall {
@@ -123,7 +127,7 @@ impl Stage {
         open::Calls { per_second: OTHERS_PER_SECOND, call }
     }
 
-    /// Looks at others in the calm, and then while `work` goes on; `None` if that was not done within `limit`.
+    /// Measures others in a calm phase and then during `work`. Returns `None` if the work was not done within `limit`.
     pub async fn pair<T>(
         &self,
         findings: &mut Findings,
@@ -162,13 +166,13 @@ impl Stage {
         findings.note_failed(&format!("while: {name}"), during);
     }
 
-    /// Begins as many grants at once as the service can make.
+    /// Starts as many grants as the service can make.
     pub fn full_load(&self) -> crate::callers::Calls {
         let job = Job { work: Work::Grants, workload: Workload::Spread, callers: ENOUGH, first: 0, instances: 1 };
         self.load.start(job)
     }
 
-    /// How many grants a second the service makes when it does nothing else.
+    /// Returns the grants per second of an otherwise idle service.
     pub async fn rate_of_grants(&self) -> Result<f64, Failure> {
         let calls = self.full_load();
         tokio::time::sleep(WARM_UP).await;
@@ -179,25 +183,25 @@ impl Stage {
         Ok(rate)
     }
 
-    /// Lets a full load finish; answers how many of its calls failed.
+    /// Stops a full load. Returns the number of its failed calls.
     pub async fn finish(&self, calls: crate::callers::Calls) -> Result<u64, Failure> {
         let ended = calls.finish().await?;
         self.failed.fetch_add(ended.errors, Relaxed);
         Ok(ended.errors)
     }
 
-    /// Of so many calls on others' EMs nobody knows whether they were granted.
+    /// Records calls on others' EMs whose results are unknown.
     pub fn unknown(&self, calls: u64) {
         self.failed.fetch_add(calls, Relaxed);
     }
 
-    /// What others were granted and did not release.
+    /// Returns the number of tickets that others were granted and did not release.
     fn others_live(&self) -> u64 {
         let Tally { granted, released } = &**self.load.tally();
         self.granted_before + granted.load(Relaxed) - released.load(Relaxed)
     }
 
-    /// Whether the books agree, in which the crowd has so many tickets; `None` if it is not known how many.
+    /// Checks the stored counters. `own` is the expected number of the crowd's tickets, if it is known.
     pub async fn check(&self, findings: &mut Findings, own: Option<i64>) {
         if let Err(error) = self.look(findings, own).await {
             findings.wrong.push(format!("the books could not be looked at: {error}"));
@@ -239,5 +243,5 @@ impl Stage {
     }
 }
 
-/// A call of one of the others.
+/// Future of one call of others.
 pub(crate) type OtherCall = std::pin::Pin<Box<dyn Future<Output = Result<Instant, Failure>> + Send>>;
