@@ -1,15 +1,16 @@
-//! Checked arithmetic. The right-hand side is first seen as the left-hand type ([`Resource::project`]); the result has
-//! the left-hand type. Nothing wraps and nothing clamps (differs from Linkis, whose amounts wrap and may be negative).
+//! Checked arithmetic of resources. The right operand is first projected onto the left type ([`Resource::project`]); the
+//! result has the left type. Arithmetic never wraps and never saturates (unlike Linkis, whose amounts wrap and can be
+//! negative).
 //!
-//! Amounts of different queues or namespaces don't mix (differs from Linkis, which renames the result to the
-//! right-hand queue), but a side with nothing in its queue does not matter. The application id does not survive, as in
+//! Amounts of different queues or namespaces cannot be combined (unlike Linkis, which gives the result the right-hand
+//! queue). An operand without amounts in its queue is compatible with every queue. The result has no application id, as in
 //! Linkis.
 
 use super::amounts::Amounts;
 use super::{Dimension, Resource, ResourceError, ResourceType};
 
 impl Resource {
-    /// The sum in every dimension.
+    /// Returns the sum per dimension.
     ///
     /// # Errors
     /// [`ResourceError::Overflow`], [`ResourceError::Unanswerable`], [`ResourceError::DifferentQueue`], and
@@ -18,10 +19,10 @@ impl Resource {
         self.combine(right, |dimension, left, right| left.checked_add(right).ok_or_else(|| overflow(dimension)))
     }
 
-    /// The difference in every dimension.
+    /// Returns the difference per dimension.
     ///
     /// # Errors
-    /// [`ResourceError::BelowZero`] where there is less than is to be taken; and those of [`Resource::add`].
+    /// [`ResourceError::BelowZero`] if `right` is larger in a dimension; and those of [`Resource::add`].
     pub fn minus(&self, right: &Self) -> Result<Self, ResourceError> {
         self.combine(right, |dimension, left, right| {
             // Both are zero or more, so the difference always fits.
@@ -32,18 +33,18 @@ impl Resource {
         })
     }
 
-    /// The product in every dimension. (Linkis refuses it for DriverAndYarn and DriverAndKubernetes; here it works.)
+    /// Returns the product per dimension. (Linkis rejects it for DriverAndYarn and DriverAndKubernetes.)
     ///
     /// # Errors
-    /// Those of [`Resource::add`].
+    /// As [`Resource::add`].
     pub fn multiply(&self, right: &Self) -> Result<Self, ResourceError> {
         self.combine(right, |dimension, left, right| left.checked_mul(right).ok_or_else(|| overflow(dimension)))
     }
 
-    /// The whole quotient in every dimension, truncated. (Linkis refuses it for DriverAndYarn and
-    /// DriverAndKubernetes; here it works.)
+    /// Returns the integer quotient per dimension, truncated. (Linkis rejects it for DriverAndYarn and
+    /// DriverAndKubernetes.)
     ///
-    /// A custom name that is zero on both sides is as good as missing, and stays zero.
+    /// A custom dimension that is zero on both sides stays zero.
     ///
     /// # Errors
     /// [`ResourceError::DivideByZero`]; and those of [`Resource::add`].
@@ -55,9 +56,9 @@ impl Resource {
         })
     }
 
-    /// All amounts times a rate. As in Linkis, the result is truncated, but rounded for the cores of Load, LoadInstance
-    /// (and so of drivers) and Kubernetes. Both parts of a DriverAndKubernetes are scaled (differs from Linkis, which
-    /// scales its driver only).
+    /// Multiplies all amounts by a rate. As in Linkis, the result is truncated, except the rounded cores of Load,
+    /// LoadInstance, drivers and Kubernetes. Both parts of a DriverAndKubernetes are scaled (unlike Linkis, which scales
+    /// only the driver).
     ///
     /// # Errors
     /// [`ResourceError::InvalidRate`] for a negative or non-finite rate, [`ResourceError::Overflow`].
@@ -71,7 +72,7 @@ impl Resource {
         })
     }
 
-    /// All amounts so many times.
+    /// Multiplies all amounts by a count.
     ///
     /// # Errors
     /// [`ResourceError::Overflow`].
@@ -79,8 +80,8 @@ impl Resource {
         self.each(|dimension, amount| amount.checked_mul(count.into()).ok_or_else(|| overflow(dimension)))
     }
 
-    /// All amounts divided by a whole number, truncated. Both parts of a DriverAndKubernetes are divided (differs from
-    /// Linkis, which divides its driver only).
+    /// Divides all amounts by an integer, truncated. Both parts of a DriverAndKubernetes are divided (unlike Linkis, which
+    /// divides only the driver).
     ///
     /// # Errors
     /// [`ResourceError::InvalidDivisor`] for a divisor below 1.
@@ -120,12 +121,12 @@ fn overflow(dimension: &Dimension) -> ResourceError {
 #[derive(Clone, Copy)]
 enum Rounding {
     Truncate,
-    /// To the nearest, halves up.
+    /// To the nearest integer, halves up.
     Nearest,
 }
 
 impl ResourceType {
-    /// How Linkis brings a scaled amount back to a whole one.
+    /// Returns how Linkis rounds a scaled amount.
     const fn rounding(self, dimension: &Dimension) -> Rounding {
         match dimension {
             Dimension::Cores if !matches!(self, Self::Cpu) => Rounding::Nearest,
@@ -135,19 +136,18 @@ impl ResourceType {
     }
 }
 
-/// Amounts up to here are exact in an `f32`.
+/// Integers up to this value are exact in an `f32`.
 const EXACT_IN_F32: i64 = 1 << 24;
-/// 2^63, the first number beyond `i64`; exact in an `f32`.
+/// 2^63, the first number above `i64`; exact in an `f32`.
 const BEYOND_I64: f32 = 9_223_372_036_854_775_808.0;
 
-/// `amount * rate` as a whole number, `None` if it doesn't fit. `rate` is finite and not negative, `amount` not
+/// Returns `amount * rate` as an integer; `None` if it overflows. `rate` is finite and not negative, `amount` is not
 /// negative.
 fn scaled(amount: i64, rate: f32, rounding: Rounding) -> Option<i64> {
     if amount > EXACT_IN_F32 {
         return scaled_exactly(amount, rate, rounding);
     }
-    // Small amounts go through single precision as in Linkis, so that 10 cores * 0.7 is 7 though the nearest f32 to 0.7
-    // lies below it.
+    // Small amounts use single precision as in Linkis: 10 cores * 0.7 is 7, although the nearest f32 to 0.7 is below it.
     #[expect(clippy::cast_precision_loss, reason = "exact up to EXACT_IN_F32")]
     let product = amount as f32 * rate;
     let whole = match rounding {
@@ -158,8 +158,8 @@ fn scaled(amount: i64, rate: f32, rounding: Rounding) -> Option<i64> {
     (whole < BEYOND_I64).then_some(whole as i64)
 }
 
-/// The same in whole numbers: single precision would lose the low bits of a large amount (as it does in Linkis), so
-/// that even a rate of 1 would change it.
+/// As [`scaled`], in integers. Single precision would lose the low bits of a large amount (as in Linkis), even at a rate of
+/// 1.
 fn scaled_exactly(amount: i64, rate: f32, rounding: Rounding) -> Option<i64> {
     // An f32 is mantissa / 2^shift.
     let bits = rate.to_bits();

@@ -1,4 +1,4 @@
-//! The vector under every resource: amounts by dimension, without type or sign rules.
+//! Amounts of a resource by dimension, without type or sign rules.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,13 +6,13 @@ use std::sync::Arc;
 use super::dimension::FIXED;
 use super::{Dimension, ResourceError};
 
-/// Most custom names in one Special.
+/// Maximum number of custom names in one Special.
 const NAMES_MAX: usize = 64;
-/// Most bytes all custom names of one Special take together, so that its JSON (where a character may need an escape)
-/// stays within what the reader accepts.
+/// Maximum length of all custom names of one Special in bytes. The bound keeps its JSON, with escapes, within the limit of
+/// the reader.
 const NAMES_BYTES_MAX: usize = 6 * 1024;
 
-/// Amounts by dimension. Slots outside a resource's shape stay zero. An empty `custom` does not allocate.
+/// Amounts by dimension. Slots outside the shape of the resource stay zero. An empty `custom` does not allocate.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Amounts {
     fixed: [i64; FIXED],
@@ -36,23 +36,23 @@ impl Amounts {
         }
     }
 
-    /// Whether this is a custom dimension that is named here, be it with zero.
+    /// Returns whether the dimension is custom and exists here, even with zero.
     pub(super) fn names(&self, dimension: &Dimension) -> bool {
         matches!(dimension, Dimension::Custom(name) if self.custom.contains_key(&**name))
     }
 
-    /// The amounts of the shape in its order, then the custom ones by name.
+    /// Returns the amounts of the shape in its order, then the custom ones by name.
     pub(super) fn iter(&self, shape: &'static [Dimension]) -> impl Iterator<Item = (Dimension, i64)> + '_ {
         let fixed = shape.iter().map(|dimension| (dimension.clone(), self.get(dimension)));
         fixed.chain(self.custom().map(|(name, amount)| (Dimension::Custom(name.clone()), amount)))
     }
 
-    /// The custom amounts by name.
+    /// Returns the custom amounts by name.
     pub(super) fn custom(&self) -> impl Iterator<Item = (&Arc<str>, i64)> {
         self.custom.iter().map(|(name, amount)| (name, *amount))
     }
 
-    /// Both amounts of every dimension of the shape and of every custom one that either side names; a missing one is
+    /// Returns both amounts of every dimension of the shape and of every custom dimension of either side; a missing one is
     /// zero.
     pub(super) fn pairs(
         &self,
@@ -67,7 +67,7 @@ impl Amounts {
         ours.chain(theirs.map(|(name, amount)| (Dimension::Custom(name.clone()), 0, amount)))
     }
 
-    /// Combines two vectors dimension by dimension, up to the first error.
+    /// Combines two vectors per dimension, up to the first error.
     pub(super) fn zip(
         &self,
         right: &Self,
@@ -82,8 +82,8 @@ impl Amounts {
         Ok(combined)
     }
 
-    /// Holds the custom names to their limits. Names of nothing are only for display, so they go first: a ledger that
-    /// has seen many names over time must not run full of zeros.
+    /// Enforces the limits of custom names. Names with zero amounts are for display only and are dropped first, so that a
+    /// long-lived sum does not fill up with zeros.
     pub(super) fn within_limits(mut self) -> Result<Self, ResourceError> {
         if self.check_limits().is_err() {
             self.custom.retain(|_, amount| *amount != 0);

@@ -1,63 +1,64 @@
-//! The comparisons: a partial order over every dimension of the shape.
+//! Comparisons of resources: a partial order over all dimensions of the shape.
 //!
-//! Of two resources each may have more of something; then all of these answer `false` in both directions. In
-//! particular `less_than` is not the negation of `not_less_than` (differs from Linkis, where it is, so that two
-//! resources can each be less than the other). All dimensions count, the instances of a queue included (differs from
-//! Linkis). There is no `PartialOrd`: an operator couldn't say that two resources can't be compared.
+//! If each of two resources is larger in some dimension, all comparisons are `false` in both directions. `less_than` is
+//! therefore not the negation of `not_less_than` (unlike Linkis, where two resources can each be less than the other). All
+//! dimensions count, including queue instances (unlike Linkis). `PartialOrd` is not implemented, because an operator cannot
+//! return an error.
 //!
-//! The right-hand side is first seen as the left-hand type ([`Resource::project`]). For Specials a missing name is zero,
-//! and a name that is zero on both sides is as good as missing.
+//! The right operand is first projected onto the left type ([`Resource::project`]). In Specials, a missing name is zero,
+//! and a name that is zero on both sides is ignored.
 
 use super::{Dimension, Resource, ResourceError};
 
 impl Resource {
-    /// `>`: strictly more in every dimension. Nothing is not more than nothing, even without any dimension (an empty
-    /// Special; differs from Linkis).
+    /// `>`: strictly larger in every dimension; false if there is no dimension to compare (an empty Special; unlike
+    /// Linkis).
     ///
     /// # Errors
-    /// [`ResourceError::Unanswerable`] if the right-hand type has no view as this type (Linkis takes it as infinite),
-    /// [`ResourceError::DifferentQueue`] if both have something in queues or namespaces of different names.
+    /// [`ResourceError::Unanswerable`] if the right type cannot be projected (Linkis treats it as infinite);
+    /// [`ResourceError::DifferentQueue`] if both have amounts in different queues or namespaces.
     pub fn more_than(&self, right: &Self) -> Result<bool, ResourceError> {
         self.compare(right, |left, right| left > right, Strict(true))
     }
 
-    /// `<`: strictly less in every dimension, the mirror of [`Resource::more_than`].
+    /// `<`: strictly smaller in every dimension, the mirror of [`Resource::more_than`].
     ///
     /// # Errors
-    /// Those of [`Resource::more_than`].
+    /// As [`Resource::more_than`].
     pub fn less_than(&self, right: &Self) -> Result<bool, ResourceError> {
         self.compare(right, |left, right| left < right, Strict(true))
     }
 
-    /// `=`: the same in every dimension. The application id is not compared, as in Linkis. Unlike `==` it sees the
-    /// right-hand side as this type and refuses different queues.
+    /// `=`: equal in every dimension. The application id is not compared, as in Linkis. Unlike `==`, the function projects
+    /// the right operand and rejects different queues.
     ///
     /// # Errors
-    /// Those of [`Resource::more_than`].
+    /// As [`Resource::more_than`].
     pub fn equals(&self, right: &Self) -> Result<bool, ResourceError> {
         self.compare(right, |left, right| left == right, Strict(false))
     }
 
-    /// `>=`: at least as much in every dimension. [`Resource::covers`] is the same.
+    /// `>=`: at least as large in every dimension, as [`Resource::covers`].
     ///
     /// # Errors
-    /// Those of [`Resource::more_than`].
+    /// As [`Resource::more_than`].
     pub fn not_less_than(&self, right: &Self) -> Result<bool, ResourceError> {
         self.compare(right, |left, right| left >= right, Strict(false))
     }
 
-    /// `<=`: at most as much in every dimension.
+    /// `<=`: at most as large in every dimension.
     ///
     /// # Errors
-    /// Those of [`Resource::more_than`].
+    /// As [`Resource::more_than`].
     pub fn not_more_than(&self, right: &Self) -> Result<bool, ResourceError> {
         self.compare(right, |left, right| left <= right, Strict(false))
     }
 
-    /// Whether this suffices for `asked`: at least as much in every dimension. The question behind every grant.
+    /// Returns whether this suffices for `asked`: at least as large in every dimension. Every grant depends on this
+    /// comparison.
     ///
     /// # Errors
-    /// Those of [`Resource::more_than`].
+    /// As [`Resource::more_than`].
     pub fn covers(&self, asked: &Self) -> Result<bool, ResourceError> {
         self.not_less_than(asked)
     }
@@ -79,7 +80,7 @@ impl Resource {
     }
 }
 
-/// Whether a comparison fails where there is nothing to compare.
+/// Whether a comparison without any dimension is false.
 struct Strict(bool);
 
 #[cfg(test)]

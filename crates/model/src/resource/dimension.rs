@@ -1,38 +1,38 @@
-//! The dimensions: what a resource counts.
+//! Dimensions: the quantities that a resource counts, with their names and keys.
 
 use std::fmt;
 use std::sync::Arc;
 
-/// One thing that is counted.
+/// One counted quantity.
 ///
-/// Its `Display` is the name used in messages: `memory`, `queue_cores`, ..., or the custom name itself.
+/// `Display` writes the name used in messages: `memory`, `queue_cores`, ..., or the custom name itself.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Dimension {
-    /// Memory of managers and drivers, in bytes.
+    /// Memory of EMs and drivers, in bytes.
     Memory,
-    /// Virtual cores of managers and drivers, whole.
+    /// Virtual cores of EMs and drivers, as integers.
     Cores,
-    /// Engine instances.
+    /// Number of engines.
     Instances,
-    /// Memory of a Yarn queue, in bytes.
+    /// Memory of a YARN queue, in bytes.
     QueueMemory,
-    /// Virtual cores of a Yarn queue, whole.
+    /// Virtual cores of a YARN queue, as integers.
     QueueCores,
-    /// Instances in a Yarn queue.
+    /// Instances in a YARN queue.
     QueueInstances,
     /// Memory of a Kubernetes namespace, in bytes.
     KubernetesMemory,
-    /// Processor time of a Kubernetes namespace, in thousandths of a core (Linkis calls them cores).
+    /// CPU of a Kubernetes namespace, in thousandths of a core (Linkis calls them cores).
     KubernetesMillicores,
-    /// A custom dimension of a Special; its unit is its owner's business.
+    /// A custom dimension of a Special; its unit is defined by its users.
     Custom(Arc<str>),
 }
 
-/// How many dimensions are not custom.
+/// Number of dimensions that are not custom.
 pub(super) const FIXED: usize = 8;
 
 impl Dimension {
-    /// The place in the array of fixed amounts, below [`FIXED`]; none for a custom dimension.
+    /// Returns the index in the array of fixed amounts, below [`FIXED`]; `None` for a custom dimension.
     pub(super) const fn slot(&self) -> Option<usize> {
         match self {
             Self::Memory => Some(0),
@@ -47,7 +47,7 @@ impl Dimension {
         }
     }
 
-    /// Whether it is counted in a queue or a namespace, which has a name.
+    /// Returns whether the dimension belongs to a named queue or namespace.
     pub(super) const fn is_external(&self) -> bool {
         matches!(
             self,
@@ -59,13 +59,13 @@ impl Dimension {
         )
     }
 
-    /// Whether it is counted in bytes, and may be written as a size such as `20g`.
+    /// Returns whether the unit is bytes, so that a size such as `20g` is accepted.
     #[must_use]
     pub const fn is_size(&self) -> bool {
         matches!(self, Self::Memory | Self::QueueMemory | Self::KubernetesMemory)
     }
 
-    /// The place in messages about shortages: Linkis speaks of cores first, then memory, then instances.
+    /// Returns the order in shortage messages: as in Linkis, cores before memory before instances.
     pub const fn precedence(&self) -> u8 {
         match self {
             Self::Cores => 0,
@@ -80,10 +80,10 @@ impl Dimension {
         }
     }
 
-    /// What custom dimensions are told by wherever a mistyped name has to be noticed.
+    /// Prefix of custom dimensions in keys, which makes a mistyped fixed name detectable.
     pub const CUSTOM_PREFIX: &str = "special.";
 
-    /// The key of the dimension in a limit: the name, for a custom one behind [`Dimension::CUSTOM_PREFIX`].
+    /// Returns the key of the dimension in a limit: the name, with [`Dimension::CUSTOM_PREFIX`] for a custom one.
     #[must_use]
     pub fn key(&self) -> String {
         match self {
@@ -92,7 +92,7 @@ impl Dimension {
         }
     }
 
-    /// The reverse of [`Dimension::key`]; `None` for a name that is neither fixed nor said to be custom.
+    /// Parses a key from [`Dimension::key`]; `None` for a name that is neither fixed nor prefixed.
     #[must_use]
     pub fn parse_key(key: &str) -> Option<Self> {
         match key.strip_prefix(Self::CUSTOM_PREFIX) {
@@ -102,7 +102,7 @@ impl Dimension {
         }
     }
 
-    /// The name, as `Display` writes it.
+    /// Returns the name, as `Display` writes it.
     #[must_use]
     pub fn name(&self) -> &str {
         match self {
@@ -111,7 +111,7 @@ impl Dimension {
         }
     }
 
-    /// The name, where there have to be few: `special` for all custom dimensions.
+    /// Returns a name from a fixed set, for metrics: `special` for all custom dimensions.
     #[must_use]
     pub const fn class(&self) -> &'static str {
         match self {
@@ -128,7 +128,7 @@ impl Dimension {
     }
 }
 
-/// The reverse of `Display`; a name that is none of the fixed ones is a custom one.
+/// Parses a name from `Display`; any name that is not fixed is custom.
 impl From<&str> for Dimension {
     fn from(name: &str) -> Self {
         let fixed = [

@@ -1,173 +1,173 @@
-//! What can be wrong with a resource.
+//! Errors of creating, parsing, combining and comparing resources.
 
 use super::{Dimension, ResourceType};
 
-/// Most characters of somebody else's text that a message repeats.
+/// Maximum length of input text in a message, in characters.
 const SHOWN_MAX: usize = 64;
 
-/// Why a resource can't be made, read, combined or compared. The message says what is wrong, where, and what to do
-/// where that isn't obvious.
+/// Reason why a resource cannot be created, parsed, combined or compared. The message names the problem, its place and,
+/// where it is not obvious, the remedy.
 #[derive(Clone, Debug, PartialEq, thiserror::Error)]
 pub enum ResourceError {
-    /// No resource type has this name.
+    /// The name is not a resource type.
     #[error("unknown resource type `{name}`: use one of {}", ResourceType::ALL.map(ResourceType::as_str).join(", "))]
     UnknownType {
-        /// The name as given, shortened.
+        /// The given name, shortened.
         name: String,
     },
-    /// An amount was given below zero.
+    /// A given amount is negative.
     #[error("{dimension} is {amount}: an amount can't be negative")]
     Negative {
-        /// Where.
+        /// The dimension.
         dimension: Dimension,
-        /// What was given.
+        /// The given amount.
         amount: i64,
     },
-    /// Subtracting would leave less than nothing.
+    /// A subtraction would have a negative result.
     #[error("can't take {taken} of {dimension} from {from}: it would go below zero")]
     BelowZero {
-        /// Where.
+        /// The dimension.
         dimension: Dimension,
-        /// What there was.
+        /// The amount before.
         from: i64,
-        /// What was to be taken away.
+        /// The amount to subtract.
         taken: i64,
     },
     /// The result does not fit in 63 bits.
     #[error("{dimension} overflows: the largest amount is {max}", max = i64::MAX)]
     Overflow {
-        /// Where.
+        /// The dimension.
         dimension: Dimension,
     },
-    /// A divisor has nothing in a dimension.
+    /// A divisor is zero in a dimension.
     #[error("can't divide {dimension} by zero")]
     DivideByZero {
-        /// Where.
+        /// The dimension.
         dimension: Dimension,
     },
-    /// A scaling rate that isn't a finite number of zero or more.
+    /// The rate is not a finite number of zero or more.
     #[error("can't scale a resource by {rate}: the rate must be a finite number, zero or more")]
     InvalidRate {
-        /// What was given.
+        /// The given rate.
         rate: f32,
     },
-    /// A whole divisor below one.
+    /// The integer divisor is below one.
     #[error("can't divide a resource by {divisor}: the divisor must be 1 or more")]
     InvalidDivisor {
-        /// What was given.
+        /// The given divisor.
         divisor: i64,
     },
-    /// Amounts of two queues or two namespaces can't be combined or compared.
+    /// Amounts of different queues or namespaces cannot be combined or compared.
     #[error("the resources are in different queues or namespaces: `{left}` and `{right}`")]
     DifferentQueue {
-        /// The name on the left-hand side.
+        /// Name on the left side.
         left: String,
-        /// The name on the right-hand side.
+        /// Name on the right side.
         right: String,
     },
-    /// One type has no view as the other.
+    /// One type cannot be projected onto the other.
     #[error("a {from} resource can't stand for a {onto} resource: give one of type {onto}")]
     Unanswerable {
-        /// The type given.
+        /// The given type.
         from: ResourceType,
-        /// The type needed.
+        /// The required type.
         onto: ResourceType,
     },
-    /// A custom dimension is asked of something that does not count it.
+    /// A requested dimension is not provided.
     #[error("{dimension} is not counted there: ask only for the dimensions that were registered")]
     UnknownDimension {
-        /// Which.
+        /// The dimension.
         dimension: Dimension,
     },
-    /// A queue name, namespace, application id or custom name that can't be one.
+    /// An invalid queue name, namespace, application id or custom name.
     #[error("the {what} {problem}")]
     InvalidName {
-        /// What it names: `queue name`, `namespace`, ...
+        /// Kind of the name: `queue name`, `namespace`, ...
         what: &'static str,
-        /// What is wrong with it.
+        /// The problem.
         problem: &'static str,
     },
-    /// A Special with too many custom names, or too long ones in all.
+    /// A Special with too many or too long custom names.
     #[error(
         "a Special resource of {names} names in {bytes} bytes is too large: at most {names_max} names in {bytes_max} \
          bytes"
     )]
     TooManyNames {
-        /// How many names.
+        /// Number of names.
         names: usize,
-        /// The bytes of all names together.
+        /// Length of all names, in bytes.
         bytes: usize,
-        /// How many names there may be.
+        /// Maximum number of names.
         names_max: usize,
-        /// How many bytes there may be.
+        /// Maximum length of all names, in bytes.
         bytes_max: usize,
     },
-    /// A JSON document beyond the limit.
+    /// A JSON document above the maximum length.
     #[error("the JSON of a resource takes {bytes} bytes: at most {max}")]
     DocumentTooLong {
-        /// Its length.
+        /// Length in bytes.
         bytes: usize,
-        /// The limit.
+        /// Maximum length in bytes.
         max: usize,
     },
-    /// Text that isn't JSON.
+    /// The text is not JSON.
     #[error("the resource is not valid JSON: {reason}")]
     Syntax {
-        /// What the parser says, with line and column.
+        /// Message of the parser, with line and column.
         reason: String,
     },
-    /// A JSON field that must be there and isn't. Linkis reads it as unlimited.
+    /// A required JSON field is missing. Linkis reads a missing field as unlimited.
     #[error("field `{field}` is missing: every amount must be given, none is unlimited")]
     MissingField {
-        /// The path, e.g. `yarnResource.queueMemory`.
+        /// Path, such as `yarnResource.queueMemory`.
         field: String,
     },
-    /// A JSON field that has no meaning in this type.
+    /// A JSON field that the type does not have.
     #[error("field `{field}` is unknown here: known are {known}")]
     UnknownField {
-        /// The path, shortened.
+        /// Path, shortened.
         field: String,
-        /// The fields that mean something at that place.
+        /// Known fields at this place.
         known: String,
     },
-    /// A JSON field that is there twice.
+    /// A JSON field occurs twice.
     #[error("field `{field}` is given twice")]
     DuplicateField {
-        /// The path, shortened.
+        /// Path, shortened.
         field: String,
     },
-    /// A JSON field with a value of the wrong kind.
+    /// A JSON field has a value of the wrong kind.
     #[error("field `{field}` is {found}: it must be {expected}")]
     InvalidField {
-        /// The path, shortened.
+        /// Path, shortened.
         field: String,
-        /// What was found.
+        /// Kind of the given value.
         found: String,
-        /// What is needed.
+        /// Required kind.
         expected: &'static str,
     },
-    /// Two JSON fields that stand for one amount and differ.
+    /// Two JSON fields that mean one amount differ.
     #[error("fields `{field}` ({value}) and `{other}` ({other_value}) are one amount and must agree")]
     Disagreement {
-        /// One path.
+        /// Path of the first field.
         field: String,
-        /// Its value.
+        /// Value of the first field.
         value: i64,
-        /// The other path.
+        /// Path of the second field.
         other: String,
-        /// The other value.
+        /// Value of the second field.
         other_value: i64,
     },
-    /// A size string that isn't one.
+    /// A text that is not a size.
     #[error("`{text}` is not a size: write a number and one of b, k, m, g, t, p, for example 50b, 100k, 1.5g")]
     InvalidSize {
-        /// What was given, shortened.
+        /// The given text, shortened.
         text: String,
     },
-    /// A size string beyond what an amount can hold.
+    /// A size above the largest amount.
     #[error("`{text}` is too large: a size is at most {max} bytes", max = i64::MAX)]
     SizeOverflow {
-        /// What was given, shortened.
+        /// The given text, shortened.
         text: String,
     },
 }
@@ -178,7 +178,7 @@ impl ResourceError {
     }
 }
 
-/// Somebody else's text as a message may repeat it: short and printable.
+/// Returns input text in a form for messages: short and printable.
 pub(super) fn shown(text: &str) -> String {
     let mut shown: String = text.chars().take(SHOWN_MAX).flat_map(char::escape_debug).collect();
     if text.chars().nth(SHOWN_MAX).is_some() {

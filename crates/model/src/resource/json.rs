@@ -1,4 +1,4 @@
-//! The JSON of resources: the newest of Linkis's forms is written, that and both older ones are read.
+//! JSON form of resources: writes the newest form of Linkis, and reads it and both older ones.
 
 mod node;
 mod read;
@@ -8,9 +8,9 @@ use std::collections::BTreeMap;
 use super::{KubernetesAmounts, LoadInstanceAmounts, Parts, Resource, YarnAmounts};
 
 impl Resource {
-    /// The resource as Linkis has written it since 1.4, field by field in its order; the type is not part of it. The
-    /// fields that Linkis keeps for older readers (`instance`, the `cores` of an Instance, `moduleOperate`) are there
-    /// too. The names of a Special are sorted.
+    /// Returns the form that Linkis has written since 1.4, with its fields in its order; without the type. Includes the
+    /// fields that Linkis keeps for older readers: `instance`, the `cores` of an Instance, `moduleOperate`. The names of a
+    /// Special are sorted.
     #[must_use]
     pub fn to_json(&self) -> String {
         write(&self.parts())

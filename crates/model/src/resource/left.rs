@@ -1,12 +1,12 @@
-//! What is left, which may be a deficit, and what an ask lacks.
+//! Left amounts, which may be a deficit, and the shortages of a request.
 
 use std::sync::Arc;
 
 use super::amounts::Amounts;
 use super::{Dimension, Parts, Resource, ResourceError, ResourceType};
 
-/// What is left of a total after what is protected, used and locked. Unlike those of a [`Resource`] its amounts may be
-/// negative: a total may shrink under what is already in use.
+/// Total − protected − used − locked. Unlike those of a [`Resource`], the amounts can be negative: a total can be lowered
+/// below the use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Left {
     resource_type: ResourceType,
@@ -14,31 +14,30 @@ pub struct Left {
     place: Option<Arc<str>>,
 }
 
-/// A dimension in which more is asked than is left.
+/// A dimension in which more is requested than available.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Shortage {
-    /// Where.
+    /// The dimension.
     pub dimension: Dimension,
-    /// What is asked, above zero.
+    /// Requested amount, above zero.
     pub requested: i64,
-    /// What is left, below what is asked and perhaps below zero.
+    /// Available amount, below the requested amount and possibly negative.
     pub available: i64,
-    /// What is kept for others, and so is not left.
+    /// Amount that earlier queue entries reserve; not part of `available`.
     pub ahead: i64,
 }
 
 impl Resource {
-    /// `total - protected - used - locked` in every dimension. (Linkis forgets the locked in some places; then two
-    /// grants can take the same resource.)
+    /// Returns `total - protected - used - locked` per dimension. (Linkis omits the locked amounts in some places, so that
+    /// two grants can use the same resource.)
     ///
     /// # Errors
-    /// [`ResourceError::Unanswerable`] if the four are not of one type (nothing is widened here),
-    /// [`ResourceError::DifferentQueue`] as in arithmetic, [`ResourceError::Overflow`] if a deficit is too deep to
-    /// count.
+    /// [`ResourceError::Unanswerable`] if the four differ in type (no projection here), [`ResourceError::DifferentQueue`]
+    /// as in arithmetic, [`ResourceError::Overflow`] if the deficit is too large for a number.
     pub fn left(total: &Self, protected: &Self, used: &Self, locked: &Self) -> Result<Left, ResourceError> {
         let onto = total.resource_type;
         let mut amounts = total.amounts.clone();
-        // Whoever has something in a queue or namespace first names it; the others must agree.
+        // The first operand with amounts in a queue or namespace names it; the others must agree.
         let mut named = total;
         for taken in [protected, used, locked] {
             if taken.resource_type != onto {
@@ -57,64 +56,64 @@ impl Resource {
 }
 
 impl Left {
-    /// The type, that of the total.
+    /// Returns the type, which is that of the total.
     #[must_use]
     pub fn resource_type(&self) -> ResourceType {
         self.resource_type
     }
 
-    /// What is left in one dimension; zero if it does not exist here.
+    /// Returns the amount in one dimension; zero if the type does not have it.
     #[must_use]
     pub fn get(&self, dimension: &Dimension) -> i64 {
         self.amounts.get(dimension)
     }
 
-    /// What is left in all dimensions, in the order of [`Resource::amounts`].
+    /// Returns the amounts in all dimensions, in the order of [`Resource::amounts`].
     pub fn amounts(&self) -> impl Iterator<Item = (Dimension, i64)> + '_ {
         self.amounts.iter(self.resource_type.shape())
     }
 
-    /// The plain values, some of them perhaps negative.
+    /// Returns the plain values, possibly negative.
     #[must_use]
     pub fn parts(&self) -> Parts {
         Parts::of(self.resource_type, &self.amounts, self.place.as_ref(), None)
     }
 
-    /// The JSON of [`Resource::to_json`], some amounts perhaps negative.
+    /// Returns the JSON form of [`Resource::to_json`], with possibly negative amounts.
     #[must_use]
     pub fn to_json(&self) -> String {
         super::json::write(&self.parts())
     }
 
-    /// Whether any dimension is below zero.
+    /// Returns whether any dimension is negative.
     #[must_use]
     pub fn is_negative_anywhere(&self) -> bool {
         self.amounts().any(|(_, amount)| amount < 0)
     }
 
-    /// Whether nothing that is asked is short: exactly when [`Left::shortages`] is empty.
+    /// Returns whether `asked` fits: exactly when [`Left::shortages`] is empty.
     #[must_use]
     pub fn covers(&self, asked: &Resource) -> bool {
         self.missing(asked, |_| 0).next().is_none()
     }
 
-    /// The same, while so much of each dimension as `ahead` tells is kept for others.
+    /// As [`Left::covers`], with the amounts `ahead` reserved for earlier entries.
     #[must_use]
     pub fn covers_behind(&self, asked: &Resource, ahead: impl Fn(&Dimension) -> i64) -> bool {
         self.missing(asked, ahead).next().is_none()
     }
 
-    /// Every dimension in which more is asked than is left, in Linkis's order for messages: cores, memory, instances,
-    /// then the same of the queue and of the namespace, then custom names.
+    /// Returns every dimension in which more is requested than left, in Linkis's order: cores, memory, instances, then
+    /// those of the queue and of the namespace, then custom names.
     ///
-    /// Where nothing is asked nothing is short, even if the rest is negative. A dimension, or a queue or namespace, that
-    /// does not exist here has nothing left; project what is asked first if only a part of it counts.
+    /// A dimension without a requested amount is never short, even if the left amount is negative. A dimension, queue or
+    /// namespace that does not exist here has nothing left; project the request first if only a part of it counts.
     #[must_use]
     pub fn shortages(&self, asked: &Resource) -> Vec<Shortage> {
         self.shortages_behind(asked, |_| 0)
     }
 
-    /// The same, while so much of each dimension as `ahead` tells is kept for others.
+    /// As [`Left::shortages`], with the amounts `ahead` reserved for earlier entries.
     #[must_use]
     pub fn shortages_behind(&self, asked: &Resource, ahead: impl Fn(&Dimension) -> i64) -> Vec<Shortage> {
         let mut shortages: Vec<_> = self.missing(asked, ahead).collect();
@@ -139,7 +138,7 @@ impl Left {
     }
 }
 
-/// What is left for those behind `ahead`. Below zero only if nothing was left for anybody.
+/// Returns the amount left after the reservations `ahead`. Negative only if `left` is negative.
 pub fn behind(left: i64, ahead: i64) -> i64 {
     left.saturating_sub(ahead).max(left.min(0))
 }

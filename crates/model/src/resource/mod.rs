@@ -1,20 +1,19 @@
-//! Resources: what managers offer, what engines ask for, and the one algebra over both.
+//! Resources: the amounts that EMs provide and engines request, and their arithmetic.
 //!
-//! A [`Resource`] is a vector of named, non-negative, whole amounts. Its [`ResourceType`] says which [`Dimension`]s it
-//! has; a dimension outside that shape does not exist in it. Memory is in bytes, cores are whole virtual cores, the
-//! cores of Kubernetes are millicores, as in Linkis.
+//! A [`Resource`] is a vector of named non-negative integers. Its [`ResourceType`] defines its [`Dimension`]s; other
+//! dimensions do not exist in it. Units are those of Linkis: bytes, whole virtual cores, and millicores for Kubernetes.
 //!
-//! Reading order: [`ResourceType`] and [`Dimension`] (the shapes), [`Parts`] (the way in and out, checked once),
-//! the arithmetic, the comparisons, [`Resource::project`] (one type seen as another), [`Left`] (the signed rest that
-//! decides a grant), the JSON forms and the size strings.
+//! Reading order: [`ResourceType`] and [`Dimension`], [`Parts`] (checked conversion from and to plain values), arithmetic,
+//! comparisons, [`Resource::project`] (conversion between types), [`Left`] (the signed amounts that decide a grant), JSON
+//! forms, sizes.
 //!
-//! The service adds, subtracts, and asks what covers what. Products, quotients and the other comparisons are there because
-//! Linkis's resources have them: `conformance` compares every one with what Linkis answers.
+//! The service needs addition, subtraction and `covers`. The other operations exist because Linkis has them; `conformance`
+//! compares each with the results of Linkis.
 //!
-//! What always holds:
-//! - an amount in a `Resource` is never negative; only a [`Left`] may show a deficit;
-//! - arithmetic never wraps and never clamps: it answers or it says which dimension stood in the way;
-//! - a type that can't be seen as the other is an error (differs from Linkis, where it becomes an infinite resource);
+//! Invariants:
+//! - an amount in a `Resource` is never negative; only a [`Left`] can contain a deficit;
+//! - arithmetic never wraps or saturates: it returns a result or the dimension that prevents it;
+//! - a type that cannot be projected is an error (unlike Linkis, where it becomes infinite);
 //! - comparisons are a partial order: `less_than` is not the negation of `not_less_than`;
 //! - every resource written as JSON can be read back.
 
@@ -44,68 +43,68 @@ pub use self::parts::{KubernetesAmounts, LoadInstanceAmounts, Parts, YarnAmounts
 pub use self::resource_type::ResourceType;
 pub use self::size::{format_size, parse_size, whole_gb};
 
-/// The queue and the namespace of a resource that names none, as in Linkis.
+/// Default name of a queue or namespace, as in Linkis.
 pub const DEFAULT_PLACE: &str = "default";
 
 /// A typed vector of non-negative amounts.
 ///
-/// Cloning does not allocate, custom names of a Special aside.
+/// Cloning does not allocate, except for the custom names of a Special.
 ///
-/// `==` holds between resources of one type with the same amounts (a custom name that is missing counts as zero) in
-/// the same queue or namespace; where there is nothing in the queue or namespace, its name doesn't matter. The
-/// application id is not compared, as in Linkis. It agrees with [`Resource::equals`] where that answers.
+/// `==` compares type, amounts (a missing custom name is zero) and queue or namespace; the name is ignored where the queue
+/// or namespace has no amounts. The application id is not compared, as in Linkis. The result agrees with
+/// [`Resource::equals`] where that returns one.
 #[derive(Clone, Debug)]
 pub struct Resource {
     resource_type: ResourceType,
     amounts: Amounts,
-    /// The queue name or the namespace (no type has both); `None` is [`DEFAULT_PLACE`], which saves the allocation.
+    /// Queue name or namespace (no type has both); `None` is [`DEFAULT_PLACE`], which saves an allocation.
     place: Option<Arc<str>>,
-    /// The application of a Yarn part; `None` is the empty id.
+    /// Application id of a YARN part; `None` is the empty id.
     application_id: Option<Arc<str>>,
 }
 
 impl Resource {
-    /// A Memory resource of `memory` bytes.
+    /// Creates a Memory resource of `memory` bytes.
     ///
     /// # Errors
-    /// [`ResourceError::Negative`] if the amount is below zero.
+    /// [`ResourceError::Negative`] if the amount is negative.
     pub fn memory(memory: i64) -> Result<Self, ResourceError> {
         Self::from_parts(Parts::Memory { memory })
     }
 
-    /// A CPU resource of whole `cores`.
+    /// Creates a CPU resource of whole `cores`.
     ///
     /// # Errors
-    /// [`ResourceError::Negative`] if the amount is below zero.
+    /// [`ResourceError::Negative`] if the amount is negative.
     pub fn cpu(cores: i64) -> Result<Self, ResourceError> {
         Self::from_parts(Parts::Cpu { cores })
     }
 
-    /// A Load resource: `memory` in bytes and whole `cores`.
+    /// Creates a Load resource of `memory` in bytes and whole `cores`.
     ///
     /// # Errors
-    /// [`ResourceError::Negative`] if an amount is below zero.
+    /// [`ResourceError::Negative`] if an amount is negative.
     pub fn load(memory: i64, cores: i64) -> Result<Self, ResourceError> {
         Self::from_parts(Parts::Load { memory, cores })
     }
 
-    /// An Instance resource: a number of engine `instances`.
+    /// Creates an Instance resource: a number of engines.
     ///
     /// # Errors
-    /// [`ResourceError::Negative`] if the amount is below zero.
+    /// [`ResourceError::Negative`] if the amount is negative.
     pub fn instance(instances: i64) -> Result<Self, ResourceError> {
         Self::from_parts(Parts::Instance { instances })
     }
 
-    /// A LoadInstance resource: `memory` in bytes, whole `cores`, a number of engine `instances`.
+    /// Creates a LoadInstance resource: `memory` in bytes, whole `cores`, a number of engines.
     ///
     /// # Errors
-    /// [`ResourceError::Negative`] if an amount is below zero.
+    /// [`ResourceError::Negative`] if an amount is negative.
     pub fn load_instance(memory: i64, cores: i64, instances: i64) -> Result<Self, ResourceError> {
         Self::from_parts(Parts::LoadInstance(LoadInstanceAmounts { memory, cores, instances }))
     }
 
-    /// A Special resource: amounts of custom dimensions under their names (e.g. `gpu_milli`).
+    /// Creates a Special resource: amounts of custom dimensions by name, such as `gpu_milli`.
     ///
     /// # Errors
     /// [`ResourceError::Negative`], [`ResourceError::InvalidName`] or [`ResourceError::TooManyNames`]; see
@@ -114,68 +113,68 @@ impl Resource {
         Self::from_parts(Parts::Special(amounts))
     }
 
-    /// Nothing of the type: all amounts zero, in the default queue or namespace; a Special has no names.
+    /// Returns zero of a type, in the default queue or namespace; a Special has no names.
     #[must_use]
     pub fn zero(resource_type: ResourceType) -> Self {
         Self { resource_type, amounts: Amounts::default(), place: None, application_id: None }
     }
 
-    /// Nothing of the same type in the same queue or namespace (Linkis forgets the queue of a Yarn resource here and
-    /// fails for Kubernetes). The custom names of a Special are not kept: a missing one is zero.
+    /// Returns zero of the same type, queue and namespace (Linkis drops the queue of a Yarn resource and fails for
+    /// Kubernetes). Custom names are dropped, because a missing one is zero.
     #[must_use]
     pub fn zero_like(&self) -> Self {
         Self { place: self.place.clone(), ..Self::zero(self.resource_type) }
     }
 
-    /// The type, which is the shape.
+    /// Returns the type, which defines the shape.
     #[must_use]
     pub fn resource_type(&self) -> ResourceType {
         self.resource_type
     }
 
-    /// The amounts of all dimensions of the shape, zero ones included, in the order of [`Dimension`]; custom ones by
+    /// Returns the amounts of all dimensions of the shape, including zeros, in the order of [`Dimension`]; custom ones by
     /// name.
     pub fn amounts(&self) -> impl Iterator<Item = (Dimension, i64)> + '_ {
         self.amounts.iter(self.resource_type.shape())
     }
 
-    /// The amount of one dimension; zero if the resource does not have it.
+    /// Returns the amount of one dimension; zero if the resource does not have it.
     #[must_use]
     pub fn get(&self, dimension: &Dimension) -> i64 {
         self.amounts.get(dimension)
     }
 
-    /// Whether the dimension exists in this resource, be it with zero.
+    /// Returns whether the dimension exists in this resource, even with zero.
     #[must_use]
     pub fn has(&self, dimension: &Dimension) -> bool {
         self.resource_type.shape().contains(dimension) || self.amounts.names(dimension)
     }
 
-    /// Whether all amounts are zero.
+    /// Returns whether all amounts are zero.
     #[must_use]
     pub fn is_zero(&self) -> bool {
         self.amounts().all(|(_, amount)| amount == 0)
     }
 
-    /// The name of the Yarn queue, if the type has a Yarn part.
+    /// Returns the name of the YARN queue, if the type has a YARN part.
     #[must_use]
     pub fn queue_name(&self) -> Option<&str> {
         self.resource_type.has_queue().then(|| place_name(self.place.as_ref()))
     }
 
-    /// The Kubernetes namespace, if the type has a Kubernetes part.
+    /// Returns the Kubernetes namespace, if the type has a Kubernetes part.
     #[must_use]
     pub fn namespace(&self) -> Option<&str> {
         self.resource_type.has_namespace().then(|| place_name(self.place.as_ref()))
     }
 
-    /// The application id of the Yarn part (empty if none was given), if the type has one.
+    /// Returns the application id of the YARN part (may be empty), if the type has one.
     #[must_use]
     pub fn application_id(&self) -> Option<&str> {
         self.resource_type.has_queue().then(|| self.application_id.as_deref().unwrap_or_default())
     }
 
-    /// Whether there is nothing in the queue or namespace, so that its name doesn't matter.
+    /// Returns whether the queue or namespace has no amounts, so that its name is irrelevant.
     fn is_zero_outside(&self) -> bool {
         self.amounts().all(|(dimension, amount)| amount == 0 || !dimension.is_external())
     }

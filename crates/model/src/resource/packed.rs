@@ -1,11 +1,11 @@
-//! A resource in few bytes, for what is kept in bulk and soon replaced.
+//! Packed form of a resource in few bytes, for observations that are stored in bulk and soon replaced.
 
 use std::sync::Arc;
 
 use super::{Dimension, Resource, ResourceType};
 
 impl Resource {
-    /// Appends it, without its application id.
+    /// Appends the packed form, without the application id.
     pub fn pack(&self, to: &mut Vec<u8>) {
         let number = ResourceType::ALL.iter().position(|known| *known == self.resource_type);
         put_number(to, number.unwrap_or(ResourceType::ALL.len()));
@@ -20,7 +20,7 @@ impl Resource {
         self.resource_type.shape().iter().for_each(|dimension| put_amount(to, self.get(dimension)));
     }
 
-    /// Takes one from the front of what was packed; `None` if there is none.
+    /// Takes one resource from the front of packed bytes; `None` if they are not valid.
     #[must_use]
     pub fn unpack(from: &mut &[u8]) -> Option<Self> {
         let mut read = Self::zero(*ResourceType::ALL.get(take_number(from)?)?);
@@ -39,7 +39,7 @@ impl Resource {
 }
 
 fn put_amount(to: &mut Vec<u8>, amount: i64) {
-    // Seven bits a byte, the lowest first; all but the last byte have the eighth.
+    // Variable-length encoding: seven bits per byte, the lowest first; the eighth bit marks that another byte follows.
     let mut rest = amount.unsigned_abs();
     while rest >= 0x80 {
         to.push(rest.to_le_bytes()[0] | 0x80);

@@ -1,4 +1,4 @@
-//! Resources as plain values: the one way in, where everything is checked, and the one way out.
+//! Plain values of resources: the checked conversion into a [`Resource`] and the conversion back.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -6,16 +6,16 @@ use std::sync::Arc;
 use super::amounts::Amounts;
 use super::{DEFAULT_PLACE, Dimension, Resource, ResourceError, ResourceType, place_name};
 
-/// Most characters in a queue name, namespace, application id or custom name.
+/// Maximum length of a queue name, namespace, application id or custom name, in characters.
 const NAME_CHARS_MAX: usize = 255;
 
-/// The plain values of a resource of each type; unchecked until [`Resource::from_parts`]. Those of a
-/// [`Left`](super::Left) may be negative.
+/// Plain values of a resource of each type, unchecked until [`Resource::from_parts`]. The values of a [`Left`](super::Left)
+/// may be negative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Parts {
     /// [`ResourceType::Memory`].
     Memory {
-        /// Bytes.
+        /// Memory in bytes.
         memory: i64,
     },
     /// [`ResourceType::Cpu`].
@@ -25,72 +25,72 @@ pub enum Parts {
     },
     /// [`ResourceType::Load`].
     Load {
-        /// Bytes.
+        /// Memory in bytes.
         memory: i64,
         /// Whole cores.
         cores: i64,
     },
     /// [`ResourceType::Instance`].
     Instance {
-        /// Engine instances.
+        /// Number of engines.
         instances: i64,
     },
     /// [`ResourceType::LoadInstance`].
     LoadInstance(LoadInstanceAmounts),
     /// [`ResourceType::Yarn`].
     Yarn(YarnAmounts),
-    /// [`ResourceType::DriverAndYarn`]: the driver's part and the queue's.
+    /// [`ResourceType::DriverAndYarn`]: the driver part and the queue part.
     DriverAndYarn(LoadInstanceAmounts, YarnAmounts),
     /// [`ResourceType::Kubernetes`].
     Kubernetes(KubernetesAmounts),
-    /// [`ResourceType::DriverAndKubernetes`]: the driver's part and the namespace's.
+    /// [`ResourceType::DriverAndKubernetes`]: the driver part and the namespace part.
     DriverAndKubernetes(LoadInstanceAmounts, KubernetesAmounts),
     /// [`ResourceType::Special`]: amounts by custom name.
     Special(BTreeMap<String, i64>),
 }
 
-/// What a manager or a driver has.
+/// Amounts of an EM or a driver.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct LoadInstanceAmounts {
-    /// Bytes.
+    /// Memory in bytes.
     pub memory: i64,
     /// Whole cores.
     pub cores: i64,
-    /// Engine instances.
+    /// Number of engines.
     pub instances: i64,
 }
 
-/// What there is in a Yarn queue.
+/// Amounts in a YARN queue.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct YarnAmounts {
-    /// Bytes.
+    /// Memory in bytes.
     pub queue_memory: i64,
     /// Whole cores.
     pub queue_cores: i64,
-    /// Instances.
+    /// Number of instances.
     pub queue_instances: i64,
-    /// The queue; empty means [`DEFAULT_PLACE`].
+    /// Queue name; empty means [`DEFAULT_PLACE`].
     pub queue_name: String,
-    /// The Yarn application, if known; lost in arithmetic, as in Linkis.
+    /// Id of the YARN application, if known; arithmetic drops it, as in Linkis.
     pub application_id: String,
 }
 
-/// What there is in a Kubernetes namespace.
+/// Amounts in a Kubernetes namespace.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct KubernetesAmounts {
-    /// Bytes.
+    /// Memory in bytes.
     pub memory: i64,
     /// Thousandths of a core; Linkis calls them cores.
     pub millicores: i64,
-    /// The namespace; empty means [`DEFAULT_PLACE`].
+    /// Namespace; empty means [`DEFAULT_PLACE`].
     pub namespace: String,
 }
 
 impl Resource {
-    /// Checks plain values and makes the resource of them; [`Resource::parts`] is the inverse.
+    /// Checks plain values and creates the resource; [`Resource::parts`] is the inverse.
     ///
     /// # Errors
-    /// - [`ResourceError::Negative`]: an amount below zero (Linkis keeps it);
+    /// - [`ResourceError::Negative`]: a negative amount (Linkis accepts it);
     /// - [`ResourceError::InvalidName`]: a queue name, namespace, application id or custom name with more than 255
     ///   characters or with control characters, or an empty custom name;
     /// - [`ResourceError::TooManyNames`]: more than 64 custom names, or more than 6 KiB of them.
@@ -120,7 +120,7 @@ impl Resource {
         Ok(made)
     }
 
-    /// The plain values: what [`Resource::from_parts`] takes. An empty queue name or namespace reads "default" here.
+    /// Returns the plain values that [`Resource::from_parts`] accepts. An empty queue name or namespace becomes "default".
     #[must_use]
     pub fn parts(&self) -> Parts {
         Parts::of(self.resource_type, &self.amounts, self.place.as_ref(), self.application_id.as_ref())
@@ -170,7 +170,7 @@ impl Resource {
 }
 
 impl Parts {
-    /// The type these values are for.
+    /// Returns the type of the values.
     #[must_use]
     pub const fn resource_type(&self) -> ResourceType {
         match self {
@@ -187,7 +187,7 @@ impl Parts {
         }
     }
 
-    /// The amounts, in the order of the type's shape; and the queue or namespace that they are of.
+    /// Returns the amounts in the order of the type's shape, and the queue or namespace.
     #[must_use]
     pub fn amounts(&self) -> (Vec<(Dimension, i64)>, Option<&str>) {
         use Dimension::{

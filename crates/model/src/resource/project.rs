@@ -1,4 +1,4 @@
-//! One type seen as another, and the common queue of two operands.
+//! Projection of a resource onto another type, and the common queue of two operands.
 
 use std::borrow::Cow;
 use std::sync::Arc;
@@ -6,24 +6,24 @@ use std::sync::Arc;
 use super::{Resource, ResourceError, ResourceType, place_name};
 
 impl Resource {
-    /// The resource as another type: the explicit form of the widening that Linkis does inside its operators.
+    /// Converts the resource to another type, the explicit form of the widening in Linkis's operators.
     ///
-    /// - every type is itself;
-    /// - Memory, CPU, Load and Instance widen to Load, LoadInstance or a driver part that has all their dimensions; what
-    ///   they don't have is zero (Instance as LoadInstance differs from Linkis, where it is infinite);
-    /// - DriverAndYarn and DriverAndKubernetes give their driver part as LoadInstance (what a manager is asked for), or
-    ///   their other part as Yarn or Kubernetes (what a queue or namespace is asked for);
-    /// - LoadInstance, Yarn and Kubernetes become the matching part of DriverAndYarn or DriverAndKubernetes, the other
-    ///   part being zero (and its queue or namespace, if it is that one, "default").
+    /// - Every type converts to itself.
+    /// - Memory, CPU, Load and Instance widen to Load, LoadInstance or a driver part that has all their dimensions. Other
+    ///   dimensions are zero (Instance as LoadInstance differs from Linkis, where it is infinite).
+    /// - DriverAndYarn and DriverAndKubernetes convert to their driver part as LoadInstance, which an EM provides, or to
+    ///   their other part as Yarn or Kubernetes, which a queue or namespace provides.
+    /// - LoadInstance, Yarn and Kubernetes become the matching part of DriverAndYarn or DriverAndKubernetes. The other part
+    ///   is zero, in the queue or namespace "default".
     ///
     /// # Errors
-    /// [`ResourceError::Unanswerable`] for everything else, such as Yarn as LoadInstance (differs from Linkis, where the
-    /// result is infinite).
+    /// [`ResourceError::Unanswerable`] for all other pairs, such as Yarn to LoadInstance (unlike Linkis, where the result
+    /// is infinite).
     pub fn project(&self, onto: ResourceType) -> Result<Self, ResourceError> {
         self.widened(onto).map(Cow::into_owned)
     }
 
-    /// [`Resource::project`] without a copy where nothing changes.
+    /// As [`Resource::project`], without a copy if the type is the same.
     pub(super) fn widened(&self, onto: ResourceType) -> Result<Cow<'_, Self>, ResourceError> {
         let from = self.resource_type;
         if from == onto {
@@ -36,7 +36,7 @@ impl Resource {
         for dimension in onto.shape() {
             seen.amounts.set(dimension.clone(), self.amounts.get(dimension));
         }
-        // Only a part that goes along brings its name.
+        // The name is copied only with its part.
         if onto.has_queue() || onto.has_namespace() {
             seen.place.clone_from(&self.place);
         }
@@ -46,11 +46,12 @@ impl Resource {
         Ok(Cow::Owned(seen))
     }
 
-    /// This, as what is used of `granted`: the same amounts in its queue or namespace, and of its application unless another is named.
+    /// Converts this into a use of `granted`: the same amounts in the queue or namespace of `granted`. Without an
+    /// application id, that of `granted` is kept.
     ///
     /// # Errors
-    /// [`ResourceError::Unanswerable`] for another type; [`ResourceError::DifferentQueue`] for something in another queue or namespace,
-    /// although nothing is granted in its own.
+    /// [`ResourceError::Unanswerable`] for another type; [`ResourceError::DifferentQueue`] for amounts in another queue or
+    /// namespace, even if `granted` has no amounts in its own.
     pub fn as_use_of(&self, granted: &Self) -> Result<Self, ResourceError> {
         let (from, onto) = (self.resource_type, granted.resource_type);
         if from != onto {
@@ -63,8 +64,8 @@ impl Resource {
         Ok(Self { place: granted.place.clone(), application_id, ..self.clone() })
     }
 
-    /// The queue or namespace of an operation on two resources of one type. A side that has nothing there does not
-    /// matter; the other's name is kept.
+    /// Returns the common queue or namespace of two resources of one type. A side without amounts there takes the name of
+    /// the other side.
     pub(super) fn common_place(&self, right: &Self) -> Result<Option<Arc<str>>, ResourceError> {
         if self.place == right.place || right.is_zero_outside() {
             Ok(self.place.clone())
@@ -83,7 +84,7 @@ fn different_queue(left: &Resource, right: &Resource) -> ResourceError {
     }
 }
 
-/// Whether a resource of one type has a view as another type.
+/// Returns whether one type can be projected onto another.
 const fn answers(from: ResourceType, onto: ResourceType) -> bool {
     use ResourceType::{
         Cpu, DriverAndKubernetes, DriverAndYarn, Instance, Kubernetes, Load, LoadInstance, Memory, Special, Yarn,
@@ -148,7 +149,7 @@ mod tests {
 
     #[test]
     fn exactly_the_allowed_views_exist() {
-        // One line per type, in Linkis's order: which types it can be seen as.
+        // One line per type, in Linkis's order: the types that it can be projected onto.
         let views = [
             "Memory: Memory Load LoadInstance DriverAndYarn DriverAndKubernetes",
             "CPU: CPU Load LoadInstance DriverAndYarn DriverAndKubernetes",

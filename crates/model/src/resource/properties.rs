@@ -1,4 +1,4 @@
-//! What holds for all resources, checked on random ones.
+//! Property tests of resources with random values.
 
 use std::collections::BTreeMap;
 
@@ -6,7 +6,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-/// Small amounts meet often, large ones overflow.
+/// Small amounts often coincide, large ones overflow.
 fn amount() -> impl Strategy<Value = i64> {
     prop_oneof![8 => 0..4_i64, 1 => 0..=i64::MAX]
 }
@@ -75,7 +75,7 @@ fn any_resource() -> impl Strategy<Value = Resource> {
     resource_type().prop_flat_map(of_type)
 }
 
-/// Three resources of one type.
+/// Returns three resources of one type.
 fn three() -> impl Strategy<Value = (Resource, Resource, Resource)> {
     resource_type()
         .prop_flat_map(|resource_type| (of_type(resource_type), of_type(resource_type), of_type(resource_type)))

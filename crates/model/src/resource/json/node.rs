@@ -1,4 +1,4 @@
-//! JSON values as they were written, so that what is wrong with one can be said by its path.
+//! JSON values in their written form, so that an error can name the path of a field.
 
 use std::fmt;
 
@@ -6,7 +6,7 @@ use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Vis
 
 use crate::resource::ResourceError;
 
-/// What a message calls the document itself.
+/// Name of the whole document in messages.
 const DOCUMENT: &str = "(document)";
 const WHOLE_NUMBER: &str = "a whole number from 0 to 9223372036854775807";
 const OBJECT: &str = "an object";
@@ -15,13 +15,13 @@ pub(super) fn parse(json: &str) -> Result<Node, ResourceError> {
     serde_json::from_str(json).map_err(|error| ResourceError::Syntax { reason: error.to_string() })
 }
 
-/// A JSON value, as far as a resource has a use for it. Not `serde_json::Value`: that forgets fields given twice.
+/// A JSON value, as far as resources need it. `serde_json::Value` is not used, because it drops duplicate fields.
 pub(super) enum Node {
     Null,
     Integer(i64),
     Text(String),
     Object(Vec<(String, Node)>),
-    /// What no resource contains; says what it is.
+    /// A kind of value that no resource contains, described for messages.
     Useless(&'static str),
 }
 
@@ -33,7 +33,7 @@ impl Node {
         }
     }
 
-    /// The amount; none for null.
+    /// Returns the amount; `None` for null.
     pub(super) fn amount(&self, field: &str) -> Result<Option<i64>, ResourceError> {
         match self {
             Self::Null => Ok(None),
@@ -85,7 +85,7 @@ impl<'de> Visitor<'de> for NodeVisitor {
         Ok(i64::try_from(value).map_or(Node::Useless("out of range"), Node::Integer))
     }
 
-    /// The parser gives this for fractions, exponents and whole numbers beyond 64 bits.
+    /// The parser calls this for fractions, exponents and integers beyond 64 bits.
     fn visit_f64<E>(self, value: f64) -> Result<Node, E> {
         let beyond = value.abs() >= 9_223_372_036_854_775_808.0;
         Ok(Node::Useless(if beyond { "out of range" } else { "a fraction or in exponent form" }))

@@ -1,4 +1,4 @@
-//! Reading: strict about values, tolerant only about the forms that Linkis has written.
+//! Parser of the JSON forms: strict about values, and tolerant only about the forms that Linkis has written.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -10,25 +10,24 @@ use crate::resource::{
     Dimension, KubernetesAmounts, Left, LoadInstanceAmounts, Parts, Resource, ResourceError, ResourceType, YarnAmounts,
 };
 
-/// Most bytes in one document.
+/// Maximum length of a document in bytes.
 const DOCUMENT_BYTES_MAX: usize = 16 * 1024;
 
 impl Resource {
-    /// Reads a resource of a known type from any form that Linkis has written:
+    /// Parses a resource of a known type from any form that Linkis has written:
     ///
-    /// - that of 1.4 and later, which [`Resource::to_json`] writes;
-    /// - that of 1.0 to 1.3 and of 0.x, in any order of fields: `instance` for `instances`, an Instance under
+    /// - the form of 1.4 and later, which [`Resource::to_json`] writes;
+    /// - the forms of 1.0 to 1.3 and of 0.x, with fields in any order: `instance` for `instances`, an Instance under
     ///   `instance`, `instances` or `cores`, a DriverAndYarn wrapped in `DriverAndYarnResource`, the `resources` of a
-    ///   Special as a string of JSON.
+    ///   Special as a JSON string.
     ///
-    /// Where two fields stand for one amount they must agree. `queueName` and `namespace` may be absent or null
-    /// ("default"), `applicationId` too (empty); `moduleOperate` is ignored.
+    /// Two fields that mean one amount must agree. `queueName` and `namespace` may be absent or null ("default"), and so
+    /// may `applicationId` (empty); `moduleOperate` is ignored.
     ///
     /// # Errors
-    /// One that names the field if it is missing (differs from Linkis, which reads that as unlimited), unknown, given
-    /// twice, contradicted by another, or not a whole number in range (Linkis truncates 1.9 and reads "3");
-    /// [`ResourceError::DocumentTooLong`] above 16 KiB; [`ResourceError::Syntax`]; and those of
-    /// [`Resource::from_parts`].
+    /// - a field that is missing (Linkis reads it as unlimited), unknown, duplicate or contradicted by another;
+    /// - a value that is not an integer in range (Linkis truncates 1.9 and reads "3");
+    /// - [`ResourceError::DocumentTooLong`] above 16 KiB, [`ResourceError::Syntax`], and those of [`Resource::from_parts`].
     pub fn from_json(resource_type: ResourceType, json: &str) -> Result<Self, ResourceError> {
         if json.len() > DOCUMENT_BYTES_MAX {
             return Err(ResourceError::DocumentTooLong { bytes: json.len(), max: DOCUMENT_BYTES_MAX });
@@ -38,17 +37,17 @@ impl Resource {
 }
 
 impl Left {
-    /// The amounts, perhaps negative, of a document that [`Left::to_json`] wrote, without zeros.
+    /// Parses the amounts, possibly negative, of a document from [`Left::to_json`]; zeros are omitted.
     ///
     /// # Errors
-    /// Those of [`Resource::from_json`].
+    /// As [`Resource::from_json`].
     pub fn amounts_from_json(
         resource_type: ResourceType,
         json: &str,
     ) -> Result<BTreeMap<Dimension, i64>, ResourceError> {
         let document: Value =
             serde_json::from_str(json).map_err(|error| ResourceError::Syntax { reason: error.to_string() })?;
-        // Amounts are read without signs: once those above zero, once those below it.
+        // The parser accepts no signs, so the positive and the negative amounts are parsed separately.
         let above = Resource::from_json(resource_type, &signed(&document, false).to_string())?;
         let below = Resource::from_json(resource_type, &signed(&document, true).to_string())?;
         let amount = |(dimension, amount): (Dimension, i64)| {
@@ -59,7 +58,7 @@ impl Left {
     }
 }
 
-/// The document with only those amounts that are below zero, without their sign, or only the others; the rest are zero.
+/// Returns the document with only its negative amounts, without their sign, or only the others; the rest are zero.
 fn signed(document: &Value, below: bool) -> Value {
     match document {
         Value::Object(fields) => {
@@ -167,7 +166,7 @@ fn custom(node: &Node, path: &str) -> Result<BTreeMap<String, i64>, ResourceErro
     Ok(amounts)
 }
 
-/// An object whose fields are all known and there once.
+/// An object whose fields are all known and occur once.
 struct Fields<'a> {
     path: &'a str,
     entries: &'a [(String, Node)],
@@ -201,7 +200,7 @@ impl<'a> Fields<'a> {
         self.optional_amount(name)?.ok_or_else(|| self.missing(name))
     }
 
-    /// One amount under several names: at least one must be there, and all that are must agree.
+    /// Returns one amount that has several names. At least one must be present, and all present ones must agree.
     fn agreed(&self, names: &[&'static str]) -> Result<i64, ResourceError> {
         let mut agreed: Option<(&str, i64)> = None;
         for name in names {
@@ -217,7 +216,7 @@ impl<'a> Fields<'a> {
         agreed.map(|(_, value)| value).ok_or_else(|| self.missing(names.first().copied().unwrap_or_default()))
     }
 
-    /// A name; absent or null is empty, which means the default.
+    /// Returns a name; absent or null is empty, which means the default.
     fn text(&self, name: &str) -> Result<String, ResourceError> {
         match self.get(name) {
             Node::Null => Ok(String::new()),

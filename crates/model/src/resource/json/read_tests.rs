@@ -1,4 +1,4 @@
-//! What is read of Linkis's JSON forms, and what is said of the rest.
+//! Tests of reading Linkis's JSON forms, and of the errors for all other input.
 
 use super::*;
 
