@@ -1,4 +1,7 @@
-//! Scopes: a set of labels with their values, and what the tickets that carry them hold together.
+//! Scopes: combinations of label values, the labels of a ticket, and the counters of both.
+//!
+//! [`Scope::of`] selects the scope of a ticket in a label set. [`Tally`] sums amounts of tickets and never becomes
+//! negative. Callers: limits, the assessment, the ledger and the store.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -8,29 +11,29 @@ use super::{
     resource::{Dimension, Resource, ResourceError},
 };
 
-/// The label that every ticket has by its user.
+/// Label of every ticket: its user.
 pub const USER: &str = "user";
-/// The label that every ticket has by its creator.
+/// Label of every ticket: its creator.
 pub const CREATOR: &str = "creator";
-/// The label that a ticket has by its engine's type, if it names one.
+/// Label of a ticket with an engine type.
 pub const ENGINE_TYPE: &str = "engine_type";
 
-/// The derived label for what stands before the version in an engine's type: `spark` of `spark-3.2.1`.
+/// Derived label: the part of the engine type before the version, such as `spark` of `spark-3.2.1`.
 pub const ENGINE_FAMILY: &str = "engine_family";
-/// The derived label for the application name of the EM.
+/// Derived label: the application name of the EM.
 const EM_APPLICATION: &str = "em_application";
-/// The derived label for the instance of the EM.
+/// Derived label: the instance of the EM.
 pub const EM: &str = "em";
 
-/// The derived label for the Yarn queue that a resource names.
+/// Derived label: the YARN queue that a resource names.
 pub const QUEUE: &str = "queue";
-/// The derived label for the Kubernetes namespace that a resource names.
+/// Derived label: the Kubernetes namespace that a resource names.
 pub const NAMESPACE: &str = "namespace";
 
-/// Labels that no request may carry: they are a ticket's by its own fields, or derived from these.
+/// Labels that no request may carry, because fields of the ticket define them.
 pub const RESERVED: [&str; 8] = [USER, CREATOR, ENGINE_TYPE, ENGINE_FAMILY, EM_APPLICATION, EM, QUEUE, NAMESPACE];
 
-/// The label without which a dimension is not counted: amounts of two queues, or of two namespaces, are never one sum.
+/// Returns the label that a dimension requires to be counted, because amounts of two queues or namespaces are never summed.
 pub fn label_of(dimension: &Dimension) -> Option<&'static str> {
     match dimension {
         Dimension::QueueMemory | Dimension::QueueCores | Dimension::QueueInstances => Some(QUEUE),
@@ -39,21 +42,21 @@ pub fn label_of(dimension: &Dimension) -> Option<&'static str> {
     }
 }
 
-/// A maximum is said for a dimension that the labels do not count.
+/// Error: a maximum for a dimension that the label set does not count.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("names {dimension:?}, which each {label} has of its own: add the label {label:?}, with a value or in each")]
 pub struct Uncounted {
-    /// The dimension, as limits name it.
+    /// Key of the dimension.
     dimension: String,
-    /// The label that it is counted by.
+    /// Label that the dimension requires.
     label: &'static str,
 }
 
 impl Uncounted {
-    /// Whether labels count all of some dimensions.
+    /// Checks that a label set counts all dimensions.
     ///
     /// # Errors
-    /// The first that they do not.
+    /// [`Uncounted`] for the first dimension that it does not count.
     pub fn check<'a>(
         mut dimensions: impl Iterator<Item = &'a Dimension>,
         has_label: impl Fn(&str) -> bool,
@@ -66,8 +69,8 @@ impl Uncounted {
     }
 }
 
-/// All labels of a ticket: those of its own fields, those that came with the request, and those that are derived. All of them stay
-/// the same as long as the ticket lives: what it uses is of the type that was granted, and in the same queue or namespace.
+/// All labels of a ticket: from its fields, from the request, and derived ones. All of them are constant while the ticket
+/// lives, because its use keeps the granted type, queue and namespace.
 #[derive(Debug, Clone)]
 pub struct TicketLabels<'a> {
     user: &'a str,
@@ -79,7 +82,7 @@ pub struct TicketLabels<'a> {
 }
 
 impl<'a> TicketLabels<'a> {
-    /// Of a ticket or a request; of `resource`, only the queue or namespace counts.
+    /// Returns the labels of a ticket or request. Only the queue or namespace of `resource` is used.
     pub fn new(
         user: &'a str,
         creator: &'a str,
@@ -91,12 +94,12 @@ impl<'a> TicketLabels<'a> {
         Self { user, creator, engine_type, labels, em, resource }
     }
 
-    /// The application name of the EM: its policy decides which limits apply.
+    /// Returns the application name of the EM, whose policy determines the limits.
     pub fn em_kind(&self) -> &'a Name {
         &self.em.application_name
     }
 
-    /// The value of a label, if the ticket carries it.
+    /// Returns the value of a label, if the ticket has it.
     pub fn get(&self, key: &str) -> Option<&'a str> {
         match key {
             USER => Some(self.user),
@@ -111,50 +114,51 @@ impl<'a> TicketLabels<'a> {
         }
     }
 
-    /// The value of a label that came with the request.
+    /// Returns the value of a label that the request carried.
     fn carried(&self, key: &str) -> Option<&'a str> {
         self.labels.as_map().get(key).map(String::as_str)
     }
 }
 
-/// Where a ticket counts that lacks a label.
+/// Scope of a ticket that lacks a label of the label set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Lacking {
-    /// Nowhere in the label set: so the first release counted.
+    /// No scope: the counting of the first release.
     Skipped,
-    /// In the scope with the value "" there, but nowhere in the label set if the label is the engine family: so earlier releases counted.
+    /// The scope with the value ""; no scope if the label is the engine family: the counting of earlier releases.
     EmptyButFamily,
-    /// In the scope with the value "" there. A request that leaves something out escapes no limit.
+    /// The scope with the value "", so that a request without the label does not escape the limit.
     Empty,
 }
 
-/// How amounts in queues and namespaces count.
+/// Counting of amounts in queues and namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Queues {
-    /// All together, whatever the labels are: so earlier releases counted.
+    /// All in one sum, regardless of the labels: the counting of earlier releases.
     Summed,
-    /// Each on its own: where the labels name the queue or namespace, and nowhere else.
+    /// Separately, only in label sets that contain the queue or namespace.
     Apart,
 }
 
-/// Labels with their values: what a counter is kept for.
+/// Label values that a counter belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scope(Arc<BTreeMap<String, String>>);
 
 impl Scope {
-    /// The scope with these labels.
+    /// Creates the scope with these labels.
     pub fn new(labels: BTreeMap<String, String>) -> Self {
         Self(Arc::new(labels))
     }
 
-    /// The scope of a ticket in a label set, if it counts there. A ticket that uses no queue or namespace counts in no scope of one.
+    /// Returns the scope of a ticket in a label set; `None` if it does not count there. A ticket without a queue or
+    /// namespace counts in no scope of one.
     pub fn of<'k>(
         labels: &TicketLabels<'_>,
         keys: impl Iterator<Item = &'k str>,
         lacking: Lacking,
         queues: Queues,
     ) -> Option<Self> {
-        // Before queues were told apart, these labels were like any other.
+        // With [`Queues::Summed`], these labels were ordinary labels.
         let is_derived = |key| matches!(key, QUEUE | NAMESPACE) && queues == Queues::Apart;
         let find = |key| match key {
             QUEUE | NAMESPACE if !is_derived(key) => labels.carried(key),
@@ -163,7 +167,7 @@ impl Scope {
         let value = |key: &'k str| match (find(key), lacking) {
             (None, Lacking::Skipped) => None,
             (None, Lacking::EmptyButFamily) if key == ENGINE_FAMILY => None,
-            // It uses nothing there: a limit on it is not escaped.
+            // The ticket uses nothing there, so no limit is escaped.
             (None, _) if is_derived(key) => None,
             (value, _) => Some(value.unwrap_or_default()),
         };
@@ -172,32 +176,32 @@ impl Scope {
         pairs.map(Self::new)
     }
 
-    /// Label by label.
+    /// Returns the labels with their values.
     pub fn labels(&self) -> &BTreeMap<String, String> {
         &self.0
     }
 
-    /// The names of its labels, for people.
+    /// Returns the label names, for display.
     pub fn keys(&self) -> String {
         self.0.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
     }
 
-    /// Whether a dimension is counted here, where queues are told apart.
+    /// Returns whether the scope counts a dimension under [`Queues::Apart`].
     pub fn counts(&self, dimension: &Dimension) -> bool {
         label_of(dimension).is_none_or(|label| self.0.contains_key(label))
     }
 }
 
-/// A counter: a scope, as one label set counts it.
+/// A counter: a scope in one label set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Counter {
-    /// The number of the label set. While another way to count the same labels is being prepared, there are two.
+    /// Id of the label set. While a new way of counting the same labels is prepared, the labels have two ids.
     pub label_set_id: i64,
-    /// What is counted.
+    /// The counted scope.
     pub scope: Scope,
 }
 
-/// For people: not to be taken apart again.
+/// For display; not parsed.
 impl fmt::Display for Scope {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, (key, value)) in self.0.iter().enumerate() {
@@ -207,30 +211,30 @@ impl fmt::Display for Scope {
     }
 }
 
-/// A sum over resources of any types, dimension by dimension. Never negative.
+/// A sum of resources of any types, per dimension. Never negative.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Tally(BTreeMap<Dimension, i64>);
 
 impl Tally {
-    /// A tally with these amounts; zeros are left out.
+    /// Creates a tally; zeros are omitted.
     pub fn new(amounts: impl IntoIterator<Item = (Dimension, i64)>) -> Self {
         Self(amounts.into_iter().filter(|(_, amount)| *amount != 0).collect())
     }
 
-    /// How much there is of a dimension.
+    /// Returns the amount of a dimension.
     pub fn get(&self, dimension: &Dimension) -> i64 {
         self.0.get(dimension).copied().unwrap_or(0)
     }
 
-    /// Dimension by dimension, without zeros.
+    /// Returns the amounts that are not zero.
     pub fn amounts(&self) -> impl Iterator<Item = (&Dimension, i64)> {
         self.0.iter().map(|(dimension, amount)| (dimension, *amount))
     }
 
-    /// Counts the amounts of a resource in.
+    /// Adds amounts, multiplied by `times`.
     ///
     /// # Errors
-    /// [`ResourceError::Overflow`]; nothing is counted then.
+    /// [`ResourceError::Overflow`]; the tally is then unchanged.
     pub fn add(
         &mut self,
         amounts: impl IntoIterator<Item = (Dimension, i64)>,
@@ -250,7 +254,7 @@ impl Tally {
         Ok(())
     }
 
-    /// Counts a resource in, as far as numbers go: for what is only kept free, never for what is held.
+    /// Adds a resource with saturation; only for reservations, never for stored sums.
     pub fn add_up(&mut self, resource: &Resource) {
         for (dimension, amount) in resource.amounts().filter(|(_, amount)| *amount != 0) {
             let sum = self.0.entry(dimension).or_default();
@@ -258,7 +262,7 @@ impl Tally {
         }
     }
 
-    /// Reverts [`Tally::add_up`]; returns false, and changes nothing, where a sum may have been cut off.
+    /// Reverts [`Tally::add_up`]. Returns false, without a change, if a sum may have saturated.
     pub fn take_off(&mut self, resource: &Resource) -> bool {
         let amounts = || resource.amounts().filter(|(_, amount)| *amount != 0);
         if amounts().any(|(dimension, amount)| !(amount..i64::MAX).contains(&self.get(&dimension))) {
@@ -273,10 +277,10 @@ impl Tally {
         true
     }
 
-    /// Counts the amounts of a resource out.
+    /// Subtracts amounts.
     ///
     /// # Errors
-    /// [`ResourceError::BelowZero`] if they were not counted in; nothing is counted then.
+    /// [`ResourceError::BelowZero`] if the amounts exceed the sum; the tally is then unchanged.
     pub fn minus(&mut self, amounts: impl IntoIterator<Item = (Dimension, i64)>) -> Result<(), ResourceError> {
         let mut sums = self.0.clone();
         for (dimension, taken) in amounts {
@@ -291,33 +295,33 @@ impl Tally {
         Ok(())
     }
 
-    /// Whether nothing is counted.
+    /// Returns whether the tally is empty.
     pub fn is_zero(&self) -> bool {
         self.0.is_empty()
     }
 }
 
-/// What the live tickets of a scope hold together.
+/// Sums of the live tickets of a scope.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Usage {
-    /// What engines use.
+    /// Sum used by engines.
     pub used: Tally,
-    /// What is granted and not yet in use.
+    /// Sum granted and not yet confirmed.
     pub locked: Tally,
 }
 
 impl Usage {
-    /// Whether nothing is held.
+    /// Returns whether both sums are zero.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
 }
 
-/// What a scope's row says.
+/// Counters in a scope's row.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct StoredUsage {
-    /// What is held.
+    /// Sums of the live tickets.
     pub usage: Usage,
-    /// It grows with each commit that changes that.
+    /// Row version; increases with each commit that changes the sums.
     pub version: i64,
 }

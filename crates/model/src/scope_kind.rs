@@ -1,8 +1,8 @@
-//! Kinds of scopes: few, so that they can be told apart wherever names would be too many.
+//! Kinds of scopes: a small fixed set, for metrics and statistics that cannot have one entry per scope.
 
 use super::scope::{CREATOR, NAMESPACE, QUEUE, Scope, USER};
 
-/// What a scope is, by the labels that it has.
+/// Kind of a scope, by its labels.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ScopeKind {
     /// An EM.
@@ -13,15 +13,15 @@ pub enum ScopeKind {
     User,
     /// Any other label, or several together.
     Labels,
-    /// A queue or a namespace alone.
+    /// An external queue or a namespace alone.
     Queue,
 }
 
 impl ScopeKind {
-    /// All there are, in the order in which they are checked.
+    /// All kinds, in check order.
     pub const ALL: [Self; 5] = [Self::Em, Self::Creator, Self::User, Self::Labels, Self::Queue];
 
-    /// That of a limited scope.
+    /// Returns the kind of a limited scope.
     pub fn of(scope: &Scope) -> Self {
         let mut keys = scope.labels().keys().map(String::as_str);
         match (keys.next(), keys.next()) {
@@ -32,7 +32,7 @@ impl ScopeKind {
         }
     }
 
-    /// As it is told.
+    /// Returns the name in replies and metrics.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Em => "em",
@@ -43,7 +43,7 @@ impl ScopeKind {
         }
     }
 
-    /// The reverse of [`ScopeKind::as_str`].
+    /// Parses a name from [`ScopeKind::as_str`]; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|kind| kind.as_str() == text)
     }

@@ -1,29 +1,30 @@
-//! Which EMs a request may go to, and which it would rather.
+//! Selectors: the EMs that a request may use, and its preferences among them.
 
 use std::fmt;
 
 use super::name::{Labels, Name};
 
-/// How many preferences a request may have.
+/// Maximum number of preferences in one request.
 pub const PREFERENCES_MAX: usize = 4;
 
-/// The heaviest preference.
+/// Maximum weight of a preference.
 pub const WEIGHT_MAX: u32 = 100;
 
-/// What a request says of the EM that it wants. What it requires holds for an EM that it names, too; the rest only where one is chosen.
+/// Conditions of a request on its EM. Required labels also apply to an EM that the request names; the other conditions only
+/// apply to placement.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Selector {
-    /// Only EMs of this application.
+    /// Application name of the EM; `None` for any.
     pub application_name: Option<Name>,
-    /// Labels that the EM must have, with these values.
+    /// Labels with values that the EM must have.
     pub required: Labels,
-    /// Labels that it had better have: at most [`PREFERENCES_MAX`].
+    /// Preferred labels of the EM; at most [`PREFERENCES_MAX`].
     pub preferred: Vec<Preference>,
-    /// Whether to spread or to pack; `None` as the policy of the kind of EM says.
+    /// Placement; `None` for that of the EM kind's policy.
     pub placement: Option<Placement>,
 }
 
-/// For people: what an EM must have to be chosen.
+/// For display: the conditions on an EM.
 impl fmt::Display for Selector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(name) = &self.application_name {
@@ -33,29 +34,29 @@ impl fmt::Display for Selector {
     }
 }
 
-/// A label that an EM had better have.
+/// A preferred label of the EM.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Preference {
-    /// Which.
+    /// Key of the label.
     pub key: String,
-    /// With which value.
+    /// Value of the label.
     pub value: String,
-    /// What it weighs beside the others: 1 to [`WEIGHT_MAX`].
+    /// Weight relative to other preferences: 1 to [`WEIGHT_MAX`].
     pub weight: u32,
 }
 
-/// Which of the EMs with room is chosen.
+/// Selection among the EMs with capacity.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Placement {
-    /// The one with the largest free share: hosts fill evenly.
+    /// The EM with the largest free share, so that EMs fill evenly.
     #[default]
     Spread,
-    /// The one with the smallest free share that still does: hosts fill one after another, and others stay free for what is large.
+    /// The EM with the smallest sufficient free share, so that other EMs stay free for large requests.
     Pack,
 }
 
 impl Placement {
-    /// As it stands in `linkis_em_meta_data.placement`.
+    /// Returns the value of `linkis_em_meta_data.placement`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Spread => "spread",
@@ -63,7 +64,7 @@ impl Placement {
         }
     }
 
-    /// The reverse of [`Placement::as_str`].
+    /// Parses a value from [`Placement::as_str`]; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         [Self::Spread, Self::Pack].into_iter().find(|placement| placement.as_str() == text)
     }

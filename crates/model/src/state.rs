@@ -1,5 +1,6 @@
-//! How something stood before an act of an operator or administrator, and after it: small JSON documents for the history. None of them
-//! ever holds a secret.
+//! Recorded states: the `before` and `after` of administrative actions in the history, as small JSON documents.
+//!
+//! Never: contains a secret. Callers: the services and commands that write history lines.
 
 use std::collections::BTreeMap;
 
@@ -16,13 +17,13 @@ use super::{
     timestamp::rfc3339,
 };
 
-/// The longest that one is, in bytes; of what is longer, its beginning is told.
+/// Maximum length of a document in bytes. Longer documents are replaced by their beginning.
 pub const STATE_BYTES_MAX: usize = 4096;
 
-/// What is told beside such a beginning takes less than this.
+/// Maximum length of the JSON around such a beginning, in bytes.
 const FRAME_BYTES: usize = 64;
 
-/// How something stood: a JSON object of at most [`STATE_BYTES_MAX`].
+/// State of an object: a JSON object of at most [`STATE_BYTES_MAX`] bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct State(String);
 
@@ -32,7 +33,7 @@ impl State {
         if text.len() <= STATE_BYTES_MAX {
             return Self(text);
         }
-        // As a string in a document, each quote and backslash takes two bytes.
+        // Each quote and backslash takes two bytes inside a JSON string.
         let (mut room, mut end) = (STATE_BYTES_MAX - FRAME_BYTES, 0);
         for (at, character) in text.char_indices() {
             let bytes = if matches!(character, '"' | '\\') { 2 } else { character.len_utf8() };
@@ -42,24 +43,24 @@ impl State {
         Self(json!({ "beginning": text.get(..end).unwrap_or_default(), "bytes": text.len() }).to_string())
     }
 
-    /// The document.
+    /// Returns the document.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 
-    /// The document.
+    /// Returns the document.
     pub fn into_string(self) -> String {
         self.0
     }
 
-    /// What a rule says.
+    /// Returns the state of a limit.
     pub fn of_rule(rule: &Rule) -> Self {
         let max: Map<String, Value> =
             rule.max.iter().map(|(dimension, max)| (dimension.key(), (*max).into())).collect();
         Self::new(&json!({ "max": max, "mode": rule.mode.as_str() }))
     }
 
-    /// What a policy says.
+    /// Returns the state of a policy.
     pub fn of_policy(policy: &Policy) -> Self {
         let checks = policy.to_string();
         Self::new(&json!({
@@ -69,13 +70,13 @@ impl State {
         }))
     }
 
-    /// Why an EM is drained, by whom, and since when.
+    /// Returns the state of a drain: reason, actor and start.
     pub fn of_drain(drain: &Drain) -> Self {
         let Drain { reason, by, since } = drain;
         Self::new(&json!({ "reason": reason.as_str(), "drained_by": by.as_str(), "drain_time": time(*since) }))
     }
 
-    /// What a ticket holds, and for which engine.
+    /// Returns the state of a ticket: amounts and engine.
     pub fn of_ticket(ticket: &Ticket) -> Self {
         let amounts = ticket.resource().amounts().map(|(dimension, amount)| (dimension.key(), amount.into()));
         let resource = Value::Object(amounts.collect());
@@ -90,7 +91,7 @@ impl State {
         })
     }
 
-    /// What the holder of a token may, whom to ask about it, and until when it is good; and when it was revoked.
+    /// Returns the state of a token: rights, owner, expiry and, if revoked, the time.
     pub fn of_token(
         rights: &Rights,
         owner: &str,
@@ -110,13 +111,13 @@ impl State {
         Self::new(&state)
     }
 
-    /// For which requests a provider is, and how it is asked: `config` is JSON without secrets.
+    /// Returns the state of a provider: labels and configuration. `config` is JSON without secrets.
     pub fn of_provider(labels: &BTreeMap<String, String>, config: &str) -> Self {
         let config: Value = serde_json::from_str(config).unwrap_or_default();
         Self::new(&json!({ "labels": labels, "config": config }))
     }
 
-    /// What counters said, and what they say now; only of those that differed.
+    /// Returns the states before and after a repair, with only the counters that differed.
     pub fn of_repair(differences: &[Difference]) -> (Self, Self) {
         let (mut before, mut after) = (Map::new(), Map::new());
         for Difference { counter, stored, from_tickets, problem, .. } in differences {

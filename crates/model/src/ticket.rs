@@ -1,4 +1,4 @@
-//! Tickets: one grant, from the request until it is released, expired, or gone with its EM.
+//! Tickets: grants, from the request until their release, expiry, loss or the removal of their EM.
 
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -12,26 +12,29 @@ use super::{
     scope::TicketLabels,
 };
 
-/// A process that uses resources.
+/// Identity of an engine: the process that uses a ticket.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct EngineInstance {
-    /// The name of the application, e.g. `linkis-cg-engineconn`.
+    /// Application name, such as `linkis-cg-engineconn`.
     pub application_name: Name,
-    /// The instance, by convention host:port.
+    /// Instance, by convention `host:port`.
     pub instance: Name,
 }
 
 impl EngineInstance {
-    /// Checks both parts; `field` is the path of the instance in the request.
+    /// Parses both parts; `field` is the path of the instance in the request.
+    ///
+    /// # Errors
+    /// The part that is not a valid name.
     pub fn parse(field: &str, application_name: &str, instance: &str) -> Result<Self, FieldError> {
         let (application_name, instance) = parse_instance(field, application_name, instance)?;
         Ok(Self { application_name, instance })
     }
 
-    /// Checks both parts of an engine that a call brings into being, as [`check_new`] does.
+    /// Checks both parts of an engine that a call creates, by the stricter rules of [`check_new`].
     ///
     /// # Errors
-    /// The part that is not legal in a new name.
+    /// The part that is not valid as a new name.
     pub fn check_new(&self, field: &str) -> Result<(), FieldError> {
         check_new(&format!("{field}.application_name"), self.application_name.as_str())?;
         check_new(&format!("{field}.instance"), self.instance.as_str())
@@ -41,91 +44,91 @@ impl EngineInstance {
 /// A live grant.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Ticket {
-    /// Its name.
+    /// Id of the ticket.
     pub id: Uuid,
-    /// For whom.
+    /// User of the request.
     pub user: Name,
-    /// By which application of the user.
+    /// Application of the user.
     pub creator: Name,
-    /// The engine's type; may be empty.
+    /// Engine type; may be empty.
     pub engine_type: String,
-    /// Where.
+    /// EM of the ticket.
     pub em: EmInstance,
-    /// The labels of the request.
+    /// Labels of the request.
     pub labels: Labels,
-    /// When it was granted, by the database's clock.
+    /// Time of the grant, by the database clock.
     pub locked_time: OffsetDateTime,
-    /// How far it has come.
+    /// State of the ticket.
     pub state: TicketState,
-    /// Who asked for it.
+    /// Principal that requested the ticket.
     pub principal: Principal,
-    /// The registration of its EM under which it was granted.
+    /// Epoch of the EM at the grant.
     pub em_epoch: i64,
 }
 
-/// How far a live ticket has come.
+/// State of a live ticket.
 #[derive(Debug, Clone, PartialEq)]
 pub enum TicketState {
-    /// Granted; the engine has not reported in.
+    /// Granted; the engine has not confirmed.
     Locked {
-        /// What is reserved.
+        /// Granted amounts.
         resource: Resource,
-        /// When it is rolled back.
+        /// Deadline of the confirmation; the ticket expires then.
         expires_at: OffsetDateTime,
     },
-    /// The engine has reported in.
+    /// Confirmed by the engine.
     Used {
-        /// What it uses.
+        /// Amounts that the engine uses.
         resource: Resource,
-        /// Who it is.
+        /// Engine that uses the ticket.
         engine: EngineInstance,
-        /// When it reported in.
+        /// Time of the confirmation.
         used_time: OffsetDateTime,
     },
 }
 
 impl Ticket {
-    /// The labels that decide in which scopes it counts.
+    /// Returns the labels that determine the scopes of the ticket.
     pub fn ticket_labels(&self) -> TicketLabels<'_> {
         let (user, creator) = (self.user.as_str(), self.creator.as_str());
         TicketLabels::new(user, creator, &self.engine_type, &self.labels, &self.em, self.resource())
     }
 
-    /// What it holds, locked or used.
+    /// Returns its amounts, locked or used.
     pub fn resource(&self) -> &Resource {
         match &self.state {
             TicketState::Locked { resource, .. } | TicketState::Used { resource, .. } => resource,
         }
     }
 
-    /// Whether its engine has not yet reported in.
+    /// Returns whether its engine has not confirmed.
     pub fn is_locked(&self) -> bool {
         matches!(self.state, TicketState::Locked { .. })
     }
 
-    /// The type of what it holds.
+    /// Returns the type of its amounts.
     pub fn resource_type(&self) -> ResourceType {
         self.resource().resource_type()
     }
 }
 
-/// What history remembers of a ticket that is over.
+/// Data of an ended ticket that the history contains.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EndedTicket {
-    /// Its name.
+    /// Id of the ticket.
     pub id: Uuid,
-    /// For whom it was.
+    /// User of the ticket.
     pub user: Name,
-    /// Where it was.
+    /// EM of the ticket.
     pub em: EmInstance,
     /// How it ended.
     pub end: End,
-    /// When it ended, by the database's clock.
+    /// Time of the end, by the database clock.
     pub at: OffsetDateTime,
 }
 
 impl EndedTicket {
-    /// Whether it was this user's, on this EM.
+    /// Returns whether the ticket had this user and EM.
     pub fn is_of(&self, user: &Name, em: &EmInstance) -> bool {
         self.user == *user && self.em == *em
     }

@@ -1,41 +1,42 @@
-//! Digests of sets of tickets: whether two sets are the same is told by comparing a few bytes.
+//! Digests of ticket sets: comparing two digests shows whether two sets are equal without reading the tickets.
 
 use uuid::Uuid;
 
-/// How many tickets a set has, and their ids, all xored.
+/// Number of the tickets in a set, and the XOR of their ids.
 ///
-/// Sets that differ have the same digest only by an accident of random ids, or because somebody chose ids for it. That needs no
-/// protection: an EM chooses only what it reports of itself, and could as well name tickets whose engines are gone.
+/// Different sets have the same digest only by coincidence of random ids, or if the ids were chosen for it. No protection
+/// is needed: an EM can choose only what it reports about itself, and could as well report tickets whose engines have
+/// ended.
 ///
-/// A digest only spares reading tickets, so it must never be in the way of an operation on one: a digest that was spoilt counts on
-/// from where it is, below zero if it must, until a repair mends it.
+/// A digest only saves reads, so it must never prevent an operation on a ticket. A wrong digest continues from its value,
+/// even below zero, until a repair corrects it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TicketDigest {
-    /// How many tickets.
+    /// Number of tickets.
     pub count: i64,
-    /// Their ids, all xored.
+    /// XOR of their ids.
     pub xor: Uuid,
 }
 
 impl TicketDigest {
-    /// That of a set; each ticket may occur only once.
+    /// Returns the digest of a set without duplicates.
     pub fn of<'a>(ids: impl IntoIterator<Item = &'a Uuid>) -> Self {
         let mut digest = Self::default();
         ids.into_iter().for_each(|id| digest.insert(*id));
         digest
     }
 
-    /// Adds a ticket that is not in the set.
+    /// Adds a ticket that the set does not contain.
     pub fn insert(&mut self, id: Uuid) {
         self.join(&Self { count: 1, xor: id });
     }
 
-    /// Removes a ticket that is in the set.
+    /// Removes a ticket of the set.
     pub fn remove(&mut self, id: Uuid) {
         self.join(&Self { count: -1, xor: id });
     }
 
-    /// Adds another set, which has no ticket in common with this one.
+    /// Adds a disjoint set.
     pub fn join(&mut self, other: &Self) {
         self.count = self.count.saturating_add(other.count);
         self.xor = Uuid::from_u128(self.xor.as_u128() ^ other.xor.as_u128());
@@ -63,7 +64,7 @@ mod tests {
     fn other_sets_have_others() {
         let ids = [1, 2, 3].map(Uuid::from_u128);
         let digest = TicketDigest::of(&ids);
-        // 1 ^ 2 ^ 3 is 0: as many tickets with another sum, and another number with the same one.
+        // 1 ^ 2 ^ 3 is 0: an equal number with another XOR, and another number with an equal XOR.
         for other in [&ids[..2], &[ids[0], ids[1], Uuid::from_u128(4)], &[], &[Uuid::nil()]] {
             assert_ne!(TicketDigest::of(other), digest, "{other:?}");
         }

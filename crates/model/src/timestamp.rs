@@ -1,8 +1,8 @@
-//! Moments as people and programs read them.
+//! Times as text.
 
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-/// As RFC 3339 has it; years that it has no digits for, in a form of their own.
+/// Returns the time in RFC 3339 form; years outside its range use another form.
 pub fn rfc3339(at: OffsetDateTime) -> String {
     at.format(&Rfc3339).unwrap_or_else(|_| at.to_string())
 }

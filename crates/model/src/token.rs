@@ -1,31 +1,32 @@
-//! Tokens: what a caller shows to say who it is. `lrm_`, 43 characters that nobody can guess, and 6 by which a mistyped one is told
-//! from an unknown one without looking anything up. Only its hash is ever stored.
+//! Tokens: random credentials of callers, `lrm_` followed by 43 random characters and a checksum of 6 characters.
+//!
+//! The checksum distinguishes a mistyped token from an unknown one without a lookup. Only the hash of a token is stored.
 
 use std::fmt;
 
 use secrecy::SecretString;
 use sha2::{Digest as _, Sha256};
 
-/// What every token begins with, so that scanners find those that were left lying about.
+/// Prefix of every token, by which secret scanners find published ones.
 const PREFIX: &str = "lrm_";
 
-/// How many characters are chance: 256 bits of it.
+/// Number of random characters: 256 bits.
 const RANDOM_CHARS: usize = 43;
 
-/// How many characters the checksum has.
+/// Length of the checksum, in characters.
 const CHECK_CHARS: usize = 6;
 
 const DIGITS: &[u8; 62] = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz";
 
-/// Bytes from here on would make some characters likelier than others.
+/// First byte value that is discarded, because it would make some characters more likely.
 const FAIR_BYTES: u8 = 248;
 
-/// What is known of a token: enough to recognise it, and not to use it.
+/// Stored hash of a token: sufficient to recognize the token, but not to use it.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct TokenHash([u8; 32]);
 
 impl TokenHash {
-    /// Of a token as its caller shows it; `None` if it is none that was ever made.
+    /// Returns the hash of a token; `None` if the text is not a token of this service.
     pub fn of(token: &str) -> Option<Self> {
         let rest = token.strip_prefix(PREFIX)?;
         let (random, check) = rest.split_once('_')?;
@@ -33,30 +34,30 @@ impl TokenHash {
         is_token.then(|| Self(Sha256::digest(token).into()))
     }
 
-    /// One that is stored.
+    /// Parses a stored hash.
     pub fn from_bytes(bytes: &[u8]) -> Option<Self> {
         bytes.try_into().ok().map(Self)
     }
 
-    /// As it is stored.
+    /// Returns the bytes to store.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
     }
 }
 
-/// Not even the hash: whoever has it knows which guess is right.
+/// The hash is hidden too, because it confirms a guessed token.
 impl fmt::Debug for TokenHash {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("TokenHash(…)")
     }
 }
 
-/// Whether it begins as this service's tokens do.
+/// Returns whether the text has the prefix of this service's tokens.
 pub fn is_of_service(token: &str) -> bool {
     token.starts_with(PREFIX)
 }
 
-/// A new token, made of bytes that nobody can guess; `None` if `random` ends too early.
+/// Creates a token from random bytes; `None` if `random` has too few.
 pub fn make(random: impl IntoIterator<Item = u8>) -> Option<(SecretString, TokenHash)> {
     let fair = random.into_iter().filter(|byte| *byte < FAIR_BYTES);
     let chars: Vec<u8> = fair.map(|byte| digit(u32::from(byte))).take(RANDOM_CHARS).collect();
@@ -66,7 +67,7 @@ pub fn make(random: impl IntoIterator<Item = u8>) -> Option<(SecretString, Token
     TokenHash::of(&token).map(|hash| (SecretString::from(token), hash))
 }
 
-/// The digit for what `number` leaves when it is divided by 62.
+/// Returns the digit for `number` modulo 62.
 fn digit(number: u32) -> u8 {
     let digits = u32::try_from(DIGITS.len()).unwrap_or(u32::MAX);
     usize::try_from(number % digits).ok().and_then(|place| DIGITS.get(place)).copied().unwrap_or(b'0')
@@ -82,7 +83,7 @@ fn checksum(chars: &[u8]) -> [u8; CHECK_CHARS] {
     check
 }
 
-/// As in zlib and Ethernet.
+/// CRC-32 as in zlib and Ethernet.
 fn crc32(bytes: &[u8]) -> u32 {
     const POLYNOMIAL: u32 = 0xEDB8_8320;
     let step = |crc: u32, _| if crc & 1 == 1 { (crc >> 1) ^ POLYNOMIAL } else { crc >> 1 };

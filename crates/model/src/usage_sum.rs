@@ -1,4 +1,4 @@
-//! Use over time: what tickets held that ended, summed by the hour of their ends.
+//! Use over time: amounts of ended tickets multiplied by their duration, summed by the hour of their end.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -9,27 +9,27 @@ use super::{
     resource::{Dimension, Resource},
 };
 
-/// How many names are told apart in an hour, for each way to sum: the rest are others.
+/// Maximum number of individual names per hour and grouping; further names are summed as others.
 pub const NAMES_MAX: usize = 10_000;
 
-/// By what use is summed.
+/// Grouping of the sums.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum UsageBy {
     /// By user.
     User,
-    /// By the applications of users.
+    /// By application of the user.
     Creator,
-    /// By the type of engine, which may be empty.
+    /// By engine type, which may be empty.
     EngineType,
     /// By EM.
     Em,
 }
 
 impl UsageBy {
-    /// All there are.
+    /// All groupings.
     pub const ALL: [Self; 4] = [Self::User, Self::Creator, Self::EngineType, Self::Em];
 
-    /// As it stands in `linkis_resource_usage_hour.used_by`.
+    /// Returns the value of `linkis_resource_usage_hour.used_by`.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::User => "user",
@@ -39,37 +39,37 @@ impl UsageBy {
         }
     }
 
-    /// The reverse of [`UsageBy::as_str`].
+    /// Parses a value from [`UsageBy::as_str`]; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|by| by.as_str() == text)
     }
 }
 
-/// Whose use; the others, who are not told apart any further, come last.
+/// Name that a sum belongs to; the others sort last.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum UsedBy {
-    /// By name: that of a user, creator or type of engine, or the application's of an EM; and the instance of the EM, otherwise empty.
+    /// Name of a user, creator, engine type or EM application; and the instance of an EM, otherwise empty.
     Name(String, String),
-    /// All others.
+    /// All further names together.
     Others,
 }
 
 /// A ticket that ended.
 #[derive(Debug, Clone, PartialEq)]
 pub struct EndedUse {
-    /// For whom it was.
+    /// User of the ticket.
     pub user: String,
-    /// By which application of the user.
+    /// Application of the user.
     pub creator: String,
-    /// The engine's type; may be empty.
+    /// Engine type; may be empty.
     pub engine_type: String,
-    /// Where.
+    /// EM of the ticket.
     pub em: EmInstance,
-    /// What it held at its end.
+    /// Amounts at its end.
     pub resource: Resource,
-    /// When it was granted; `None` if nobody remembers.
+    /// Time of the grant; `None` if unknown.
     pub since: Option<OffsetDateTime>,
-    /// When it ended.
+    /// Time of the end.
     pub until: OffsetDateTime,
 }
 
@@ -85,15 +85,14 @@ impl EndedUse {
     }
 }
 
-/// What tickets used, exactly. One ticket of the largest amounts there are could live for thousands of years; what goes beyond that
-/// stays there.
+/// Exact use of tickets. One ticket of the largest amounts can live for thousands of years before a sum saturates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Used {
-    /// How many.
+    /// Number of tickets.
     pub tickets: i64,
-    /// Thousandths of cores of hosts, times microseconds.
+    /// Thousandths of cores on EMs, times microseconds.
     pub cores: i128,
-    /// Bytes of hosts, times microseconds.
+    /// Bytes on EMs, times microseconds.
     pub bytes: i128,
     /// Thousandths of cores in queues and namespaces, times microseconds.
     pub queue_cores: i128,
@@ -102,7 +101,7 @@ pub struct Used {
 }
 
 impl Used {
-    /// By one ticket.
+    /// Returns the use of one ticket.
     pub fn of(ended: &EndedUse) -> Self {
         let micros = ended.since.map_or(0, |since| (ended.until - since).whole_microseconds().max(0));
         let times = |dimension: &Dimension| i128::from(ended.resource.get(dimension)).saturating_mul(micros);
@@ -125,15 +124,15 @@ impl Used {
     }
 }
 
-/// Where sums are kept: an hour, and a way to sum.
+/// Key of the sums: hour and grouping.
 pub type HourBy = (OffsetDateTime, UsageBy);
 
-/// Sums, by hour and name.
+/// Sums by hour, grouping and name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct UsageSums(pub BTreeMap<(HourBy, UsedBy), Used>);
 
 impl UsageSums {
-    /// Those of some tickets, each of which counts in the hour of its end.
+    /// Returns the sums of some tickets. Each ticket counts in the hour of its end.
     pub fn of<'a>(ended: impl IntoIterator<Item = &'a EndedUse>) -> Self {
         let mut sums = Self::default();
         for ended in ended {
@@ -149,8 +148,8 @@ impl UsageSums {
         self.0.entry((hour_by, used_by)).or_default().add(used);
     }
 
-    /// The same with names that are new as long as there is room for them: `known` are told apart already, and of so many there are
-    /// `names` in each hour.
+    /// Moves new names to the others where the hour has no more capacity for names. `known` contains the names with
+    /// individual sums, and `names` their number per hour and grouping.
     pub fn within_bounds(
         self,
         known: &BTreeSet<(HourBy, UsedBy)>,
@@ -174,24 +173,24 @@ impl UsageSums {
     }
 }
 
-/// The hour that a moment is in.
+/// Returns the start of the hour.
 pub fn hour_of(at: OffsetDateTime) -> OffsetDateTime {
     let start = at.unix_timestamp() - at.unix_timestamp().rem_euclid(3600);
     OffsetDateTime::from_unix_timestamp(start).unwrap_or(at)
 }
 
-/// A sum as it is told.
+/// A sum for display.
 #[derive(Debug, Clone, PartialEq)]
 pub struct UsageSum {
-    /// Whose.
+    /// Name that the sum belongs to.
     pub used_by: UsedBy,
-    /// Which hour; `None` for all that were asked for.
+    /// Start of the hour; `None` for the whole requested range.
     pub hour: Option<OffsetDateTime>,
-    /// How many tickets.
+    /// Number of tickets.
     pub tickets: i64,
-    /// Cores of hosts, times seconds.
+    /// Cores on EMs, times seconds.
     pub core_seconds: f64,
-    /// Bytes of hosts, times seconds.
+    /// Bytes on EMs, times seconds.
     pub byte_seconds: f64,
     /// Cores in queues and namespaces, times seconds.
     pub queue_core_seconds: f64,
@@ -256,7 +255,7 @@ mod tests {
         let used = UsageSums::of(&tickets).0.into_values().next().unwrap();
         assert_eq!(used.tickets, 100);
         assert!(used.cores > 0 && used.bytes > 0);
-        // And a clock that went back makes nobody a debtor.
+        // A clock that was set back does not make the use negative.
         assert_eq!(Used::of(&ended("alice", cores(1), NOON, long)).cores, 0);
         assert_eq!(Used::of(&EndedUse { since: None, ..ended("alice", cores(1), NOON, NOON) }).cores, 0);
     }
@@ -268,7 +267,7 @@ mod tests {
         let known = BTreeSet::from([((NOON, UsageBy::User), UsedBy::Name("user9".to_owned(), String::new()))]);
         let within = sums.within_bounds(&known, BTreeMap::from([((NOON, UsageBy::User), 2)]), 5);
         let users: Vec<_> = within.0.iter().filter(|(((_, by), _), _)| *by == UsageBy::User).collect();
-        // Three that are new have room beside the two that were there, of which one has more.
+        // Three new names fit beside the two known ones, one of which has more use.
         assert_eq!(users.len(), 3 + 1 + 1, "{users:?}");
         assert_eq!(users.last().unwrap().0.1, UsedBy::Others);
         assert_eq!(users.iter().map(|(_, used)| used.tickets).sum::<i64>(), 10);

@@ -1,13 +1,13 @@
-//! The types of resources: named shapes over the dimensions.
+//! Resource types: named shapes over the dimensions.
 
 use std::fmt;
 use std::str::FromStr;
 
 use super::{Dimension, ResourceError};
 
-/// The type of a resource: which dimensions it has. The names are those of Linkis.
+/// The type of a resource, which defines its dimensions. The names are those of Linkis.
 ///
-/// Linkis's `Default` does not exist here (differs from Linkis: there it reads as Load, as does any unknown name).
+/// Linkis's `Default` does not exist here (Linkis reads it as Load, as it does any unknown name).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ResourceType {
     /// Memory in bytes.
@@ -16,19 +16,19 @@ pub enum ResourceType {
     Cpu,
     /// Memory and cores.
     Load,
-    /// A number of engine instances.
+    /// A number of engines.
     Instance,
-    /// Memory, cores and instances: what a manager offers.
+    /// Memory, cores and instances: the capacity of an EM.
     LoadInstance,
-    /// Memory, cores and instances of one Yarn queue.
+    /// Memory, cores and instances of one YARN queue.
     Yarn,
-    /// A LoadInstance for the driver and a Yarn part for its executors.
+    /// A LoadInstance for the driver and a YARN part for its executors.
     DriverAndYarn,
     /// Memory and millicores of one Kubernetes namespace.
     Kubernetes,
     /// A LoadInstance for the driver and a Kubernetes part for its executors.
     DriverAndKubernetes,
-    /// Amounts of custom dimensions under their names.
+    /// Amounts of custom dimensions by name.
     Special,
 }
 
@@ -70,7 +70,7 @@ impl ResourceType {
         Self::Special,
     ];
 
-    /// The name, as Linkis writes it.
+    /// Returns the name, as Linkis writes it.
     #[must_use]
     pub const fn as_str(self) -> &'static str {
         match self {
@@ -87,7 +87,7 @@ impl ResourceType {
         }
     }
 
-    /// The fixed dimensions of the type; a Special has none, only custom ones.
+    /// Returns the fixed dimensions of the type; a Special has only custom ones.
     pub(crate) const fn shape(self) -> &'static [Dimension] {
         match self {
             Self::Memory => MEMORY,
@@ -121,7 +121,7 @@ impl fmt::Display for ResourceType {
 impl FromStr for ResourceType {
     type Err = ResourceError;
 
-    /// Reads a name as Linkis writes it, exactly.
+    /// Parses a name exactly as Linkis writes it.
     fn from_str(name: &str) -> Result<Self, ResourceError> {
         Self::ALL
             .into_iter()

@@ -1,5 +1,5 @@
-//! Sizes as people write them (`20g`), with Linkis's rules, and as they are shown to them (`20.0 GB`). All units are binary:
-//! 1k is 1024 bytes.
+//! Sizes as text: parsed by Linkis's rules (`20g`), and formatted for display (`20.0 GB`). All units are binary: 1k is 1024
+//! bytes.
 
 use super::ResourceError;
 use super::error::shown;
@@ -10,13 +10,14 @@ const GB: i64 = 1 << 30;
 const TB: i64 = 1 << 40;
 const PB: i64 = 1 << 50;
 
-/// Reads a size and gives bytes: a whole number or a fraction, perhaps one blank, perhaps a unit (b, k, kb, m, mb, g,
-/// gb, t, tb, p, pb in either case). Without a unit it is bytes. Of a fraction two decimals count, and the result is
-/// truncated, as in Linkis: `1.259g` is 1.25 GB. Blanks around it don't matter.
+/// Parses a size in bytes: an integer or a decimal fraction, optionally one blank, optionally a unit.
+///
+/// The units are b, k, kb, m, mb, g, gb, t, tb, p and pb in either case; the default is bytes. Two decimals count, and the
+/// result is truncated, as in Linkis: `1.259g` is 1.25 GB. Surrounding blanks are ignored.
 ///
 /// # Errors
-/// [`ResourceError::InvalidSize`] for anything else, signs and exponents included; [`ResourceError::SizeOverflow`] if
-/// the bytes don't fit.
+/// [`ResourceError::InvalidSize`] for any other text, including signs and exponents; [`ResourceError::SizeOverflow`] if the
+/// size exceeds the largest amount.
 pub fn parse_size(text: &str) -> Result<i64, ResourceError> {
     let invalid = || ResourceError::InvalidSize { text: shown(text) };
     let overflow = || ResourceError::SizeOverflow { text: shown(text) };
@@ -35,21 +36,21 @@ pub fn parse_size(text: &str) -> Result<i64, ResourceError> {
     };
     let unit = unit(rest.strip_prefix([' ', '\t', '\n', '\x0b', '\x0c', '\r']).unwrap_or(rest)).ok_or_else(invalid)?;
 
-    let whole: i64 = whole.parse().map_err(|_| overflow())?; // only digits: it can only be too large
+    let whole: i64 = whole.parse().map_err(|_| overflow())?; // only digits, so the only error is an overflow
     let mut digits = decimals.bytes().map(|digit| i128::from(digit - b'0'));
     let hundredths = digits.next().unwrap_or(0) * 10 + digits.next().unwrap_or(0);
-    // Below 2^63 * 100 * 2^50: fits.
+    // Below 2^63 * 100 * 2^50, so the product does not overflow.
     let bytes = (i128::from(whole) * 100 + hundredths) * i128::from(unit) / 100;
     i64::try_from(bytes).map_err(|_| overflow())
 }
 
-/// Writes a size for people: in the largest unit of which there is one, with one decimal, and bytes as they are. It is parsed as it
-/// stands there. Negative sizes keep their sign.
+/// Formats a size for display: in the largest unit of which there is at least one, with one decimal; below 1 KB in bytes.
+/// The result can be parsed. Negative sizes keep their sign.
 #[must_use]
 pub fn format_size(bytes: i64) -> String {
     let size = u128::from(bytes.unsigned_abs());
     let sign = if bytes < 0 { "-" } else { "" };
-    // Halves go away from zero. What is rounded to 1024 of a unit is one of the next.
+    // Halves round away from zero. A value that rounds to 1024 of a unit is written as one of the next unit.
     let tenths = |unit: i64| (size * 20 + u128::from(unit.unsigned_abs())) / (2 * u128::from(unit.unsigned_abs()));
     for (unit, smaller, name) in [(TB, GB, "TB"), (GB, MB, "GB"), (MB, KB, "MB")] {
         if tenths(smaller) >= 10 * 1024 {
@@ -62,7 +63,7 @@ pub fn format_size(bytes: i64) -> String {
     }
 }
 
-/// Whole gigabytes (2^30 bytes), truncated toward zero: the amount in Linkis's messages about shortages.
+/// Returns whole gigabytes (2^30 bytes), truncated toward zero, as Linkis's shortage messages show them.
 #[must_use]
 pub const fn whole_gb(bytes: i64) -> i64 {
     bytes / GB
