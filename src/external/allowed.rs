@@ -1,41 +1,42 @@
-//! Which hosts the service may ask: an administrator of the service names addresses, and whoever runs it says which may be named.
+//! Hosts that the service may contact. Administrators of the service set addresses; the operator of the process limits
+//! the hosts by `--external-hosts`. Caller: `http`.
 
 use super::{Address, http::Failure};
 
-/// Hosts that may be asked.
+/// Patterns of allowed hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AllowedHosts(Vec<Pattern>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Pattern {
     host: Host,
-    /// Any port without one.
+    /// Port to match; `None` for any.
     port: Option<u16>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Host {
     Any,
-    /// All names that end so, with the dot before it.
+    /// Names that end in this text, which begins with a dot.
     Under(String),
     Named(String),
 }
 
 impl AllowedHosts {
-    /// No host at all.
+    /// Allows no host.
     pub const NONE: Self = Self(Vec::new());
 
-    /// Reads `HOST`, `HOST:PORT`, `*.DOMAIN`, `*.DOMAIN:PORT` or `*`, separated by commas. A host is a name or an IP address as it stands
-    /// in an address: it is compared by letters, and nothing is resolved.
+    /// Parses a comma-separated list of `HOST`, `HOST:PORT`, `*.DOMAIN`, `*.DOMAIN:PORT` and `*`. Hosts are names or IP
+    /// addresses as written in an address; they are compared as text and never resolved.
     ///
     /// # Errors
-    /// The first part that is none of these.
+    /// The first invalid part.
     pub fn parse(text: &str) -> Result<Self, String> {
         let parts = text.split(',').map(str::trim).filter(|part| !part.is_empty());
         parts.map(pattern).collect::<Result<_, _>>().map(Self)
     }
 
-    /// Whether the address may be asked.
+    /// Checks that the host of an address is allowed.
     ///
     /// # Errors
     /// [`Failure::NotAllowed`].
@@ -60,7 +61,7 @@ impl Pattern {
 fn pattern(text: &str) -> Result<Pattern, String> {
     let wrong = || format!("{text:?} is none of HOST, HOST:PORT, *.DOMAIN and *");
     let (host, port) = match text.rsplit_once(':') {
-        // The colons of an IPv6 address stand in brackets.
+        // The colons of an IPv6 address are within brackets.
         Some((host, port)) if !port.ends_with(']') => (host, Some(port.parse().map_err(|_| wrong())?)),
         _ => (text, None),
     };

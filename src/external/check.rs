@@ -1,5 +1,6 @@
-//! What every configuration has: keys of a JSON object, and among them, beside those that Linkis writes, how the queues of its cluster
-//! are judged.
+//! Keys that every provider configuration has: the check rules, beside the keys of Linkis.
+//!
+//! Also the helpers by which the cluster types parse their own keys. Errors name a key and never repeat a value.
 
 use humantime::{format_duration, parse_duration};
 use serde_json::{Map, Value};
@@ -10,7 +11,7 @@ use crate::domain::{
     name::FieldError,
 };
 
-/// What holds where nothing is said.
+/// Default check rules.
 pub const DEFAULT: CheckRules = CheckRules {
     max_age: Duration::seconds(30),
     when_away: WhenAway::Refuse,
@@ -23,10 +24,10 @@ const MAX_AGE: &str = "maxAge";
 const LAST_KNOWN_FOR: &str = "lastKnownFor";
 const REFRESH_INTERVAL: &str = "refreshInterval";
 
-/// Takes what it says out of a configuration's keys.
+/// Removes the check rules from the keys of a configuration and parses them.
 ///
 /// # Errors
-/// What is wrong, by key.
+/// Names the faulty key.
 pub fn read(keys: &mut Map<String, Value>) -> Result<CheckRules, FieldError> {
     let when_away = match keys.remove(WHEN_DOWN) {
         None | Some(Value::Null) => DEFAULT.when_away,
@@ -46,7 +47,7 @@ pub fn read(keys: &mut Map<String, Value>) -> Result<CheckRules, FieldError> {
     Ok(CheckRules { max_age, when_away, last_known_for, refresh_interval })
 }
 
-/// Writes them as they are read.
+/// Inserts the rules in the form that [`read`] parses.
 pub fn write(rules: &CheckRules, keys: &mut Map<String, Value>) {
     let text = |duration: Duration| {
         let duration = std::time::Duration::try_from(duration).unwrap_or_default();
@@ -58,14 +59,14 @@ pub fn write(rules: &CheckRules, keys: &mut Map<String, Value>) {
     keys.insert(REFRESH_INTERVAL.into(), text(rules.refresh_interval));
 }
 
-/// What is wrong with a key.
+/// Returns the error of a key.
 pub(super) fn wrong(key: &str, problem: impl Into<String>) -> FieldError {
     FieldError::new(format!("config.{key}"), problem)
 }
 
-/// The keys of a configuration.
+/// Parses a configuration into its keys.
 pub(super) fn keys(json: &str) -> Result<Map<String, Value>, FieldError> {
-    // The text of the error is not told: it may repeat what is there.
+    // Without the parser's text, which may repeat a value.
     let not_json = |error: serde_json::Error| {
         let place = format!("is no JSON object; see line {}, column {}", error.line(), error.column());
         FieldError::new("config", place)
@@ -73,7 +74,7 @@ pub(super) fn keys(json: &str) -> Result<Map<String, Value>, FieldError> {
     serde_json::from_str(json).map_err(not_json)
 }
 
-/// Takes a text of at most so many bytes; none if it is not there, or null.
+/// Removes a text of at most `most` bytes; `None` if the key is missing or null.
 pub(super) fn text(keys: &mut Map<String, Value>, key: &str, most: usize) -> Result<Option<String>, FieldError> {
     match keys.remove(key) {
         None | Some(Value::Null) => Ok(None),
@@ -83,7 +84,7 @@ pub(super) fn text(keys: &mut Map<String, Value>, key: &str, most: usize) -> Res
     }
 }
 
-/// That nothing is left but what is `known`, of which the error tells.
+/// Checks that no further key is left. `known` lists the known keys for the error.
 pub(super) fn nothing_else(keys: &Map<String, Value>, known: &str) -> Result<(), FieldError> {
     match keys.keys().next() {
         Some(key) => Err(wrong(&key.chars().take(64).collect::<String>(), format!("is not known; known are {known}"))),

@@ -1,4 +1,4 @@
-//! Servers for tests, which behave as clusters do, and as none should.
+//! Test servers that behave as clusters do, and as clusters must not.
 
 use std::{
     net::SocketAddr,
@@ -17,31 +17,31 @@ use super::{
     http::{Http, Times},
 };
 
-/// What a server does with a request.
+/// Response of a test server.
 pub(super) enum Reply {
     Json(String),
-    /// The whole answer, as it goes over the wire.
+    /// The whole response as sent.
     Raw(String),
-    /// A head, and then the same for ever.
+    /// A head, followed by spaces without end.
     Endless(&'static str),
-    /// A part of an answer, and nothing more.
+    /// The beginning of a response, then nothing.
     Begun(String),
     Silence,
 }
 
-/// A server that remembers the heads of the requests it got.
+/// Test server that records the heads of its requests.
 pub(super) struct Fake {
     pub address: SocketAddr,
     pub heads: Arc<Mutex<Vec<String>>>,
 }
 
 impl Fake {
-    /// One that looks at paths alone.
+    /// Starts a server whose reply depends on the path.
     pub async fn start(reply: impl Fn(&str) -> Reply + Send + Sync + 'static) -> Self {
         Self::start_with(on_path(reply), None).await
     }
 
-    /// One that looks at whole heads.
+    /// Starts a server whose reply depends on the whole head.
     pub async fn start_with(reply: impl Fn(&str) -> Reply + Send + Sync + 'static, tls: Option<TlsAcceptor>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, heads) = (listener.local_addr().unwrap(), Arc::<Mutex<Vec<String>>>::default());
@@ -108,12 +108,12 @@ pub(super) fn http(status: &str, content_type: &str, body: &str) -> String {
     )
 }
 
-/// What is answered by the path of a request.
+/// Adapts a function of the path to one of the head.
 pub(super) fn on_path(reply: impl Fn(&str) -> Reply + Send + Sync) -> impl Fn(&str) -> Reply + Send + Sync {
     move |head| reply(head.split(' ').nth(1).unwrap())
 }
 
-/// Asks these hosts, and waits for nobody long.
+/// Returns a client with short timeouts for the allowed hosts.
 pub(super) fn client(allowed: &str) -> Http {
     let millis = Duration::from_millis;
     let (connect, read, answer, turn) = (millis(500), millis(300), millis(600), millis(600));
@@ -121,7 +121,7 @@ pub(super) fn client(allowed: &str) -> Http {
     Http::with_times(AllowedHosts::parse(allowed).unwrap(), times)
 }
 
-/// A server with a certificate of its own for these names; and that certificate, in PEM.
+/// Returns a TLS acceptor with a self-signed certificate for `names`, and that certificate in PEM.
 pub(super) fn certified(names: &[&str]) -> (TlsAcceptor, String) {
     let _ = rustls::crypto::ring::default_provider().install_default();
     let names: Vec<_> = names.iter().map(|name| (*name).to_owned()).collect();

@@ -1,4 +1,7 @@
-//! Requests over HTTP to clusters: bounded in time and size, never redirected, and with credentials for named addresses alone.
+//! HTTP client for external clusters. Requests are bounded in time and size and are never redirected. Credentials are
+//! sent only to configured addresses.
+//!
+//! Callers: the cluster types of this module, and the fetch of JWT key sets.
 
 use std::{
     ops::Deref,
@@ -19,18 +22,18 @@ use super::{
     turns::{Turn, Turns},
 };
 
-/// How long things may take.
+/// Timeouts of a fetch.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Times {
-    /// A connection.
+    /// Timeout of a connection.
     pub connect: Duration,
-    /// Until the other side says something, or something more.
+    /// Timeout between two pieces of a response.
     pub read: Duration,
-    /// An answer, with all that stands in it, but for the wait for a turn.
+    /// Timeout of a response, without the wait for a permit.
     pub answer: Duration,
-    /// What is left of an answer that has its turn, or it is slow.
+    /// Time with a permit after which a response counts as slow.
     pub turn: Duration,
-    /// All that is asked, of whichever addresses and however often, until something is fetched.
+    /// Timeout of a fetch over all addresses and attempts.
     pub fetch: Duration,
 }
 
@@ -42,37 +45,39 @@ const TIMES: Times = Times {
     fetch: Duration::from_secs(20),
 };
 
-/// The largest answer, unpacked: that of 3,000 queues of a capacity scheduler.
+/// Maximum size of an unpacked response, in bytes: that of 3,000 queues of a capacity scheduler.
 const BODY_BYTES_MAX: usize = 32 << 20;
 
-/// What is no larger waits for no turn: of all clusters together it is little.
+/// Maximum size of a response that needs no permit, in bytes: little, even for all clusters together.
 const SMALL_BYTES_MAX: usize = 64 << 10;
 
-/// How often a cluster is tried, with a rest between: neither too many instances at the same moment, nor all the while.
+/// Maximum number of attempts per fetch, and the minimum pause before the second. Pauses keep instances from retrying
+/// in lockstep or continuously.
 pub(super) const ROUNDS_MAX: u32 = 3;
 const REST: Duration = Duration::from_millis(200);
 
-/// How long to rest before a round: each time twice as long, and up to twice as long as that, so that instances do not come back together.
+/// Returns the pause before an attempt: doubled with each attempt, plus up to its own length at random, so that
+/// instances do not retry together.
 pub(super) fn rest(round: u32) -> Duration {
     let least = REST * 2_u32.saturating_pow(round.saturating_sub(1));
-    // A few bits of chance; a clock's would do as well.
+    // A few random bits; of any source.
     let chance = u32::try_from(uuid::Uuid::new_v4().as_u128() % 1000).unwrap_or_default();
     least + least * chance / 1000
 }
 
-/// Asks clusters; clones share it.
+/// HTTP client for external clusters. Clones share it.
 #[derive(Debug, Clone)]
 pub struct Http {
-    /// Why there is none, if it cannot be made.
+    /// The client, or the reason why it cannot be created.
     client: Arc<OnceLock<Result<Client, Failure>>>,
     allowed: Arc<AllowedHosts>,
     turns: Turns,
     times: Times,
-    /// By which certificates the other side is believed, in PEM; `None` for those of the machine.
+    /// Trusted certificates in PEM; `None` for the system's.
     ca: Option<Arc<Vec<u8>>>,
 }
 
-/// What stands at an address. If it is large, it has its turn for as long as this lives.
+/// Body of a response. A large body owns its permit until dropped.
 #[derive(Debug)]
 pub(super) struct Answer {
     body: Vec<u8>,
@@ -87,73 +92,73 @@ impl Deref for Answer {
     }
 }
 
-/// Who asks: a user and a password.
+/// User and password.
 pub type Login<'a> = (&'a str, &'a SecretString);
 
-/// Why an address gave no answer that can be used.
+/// Failure of a request to one address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum Failure {
-    /// It is not among the hosts that may be asked.
+    /// The host is not among the allowed ones.
     #[error(
         "is not among the hosts that this server may ask: start it with --external-hosts (LINKIS_RM_EXTERNAL_HOSTS) that name it"
     )]
     NotAllowed,
-    /// It cannot be asked.
+    /// The address is invalid.
     #[error("is no address that can be asked")]
     Address,
-    /// There is no connection.
+    /// The connection failed.
     #[error("cannot be connected to")]
     Connect,
-    /// Its certificate is none that is trusted here, or it speaks no TLS.
+    /// The certificate is not trusted, or the server does not use TLS.
     #[error("has no certificate that is trusted here, or speaks no TLS")]
     Tls,
-    /// It took too long.
+    /// A timeout expired.
     #[error("did not answer in time")]
     Timeout,
-    /// The connection broke, or what came was no HTTP.
+    /// The connection broke, or the response is no HTTP.
     #[error("broke off its answer, or gave none in HTTP")]
     Broken,
-    /// It is there, but another one is active.
+    /// The ResourceManager is a standby.
     #[error("is not the active ResourceManager")]
     NotActive,
-    /// It wants credentials, or others.
+    /// The credentials are missing or rejected.
     #[error("answered {0}: it wants a user and a password, or others; see authorEnable, user and pwd")]
     Unauthorized(u16),
-    /// It sends elsewhere.
+    /// The response is a redirect.
     #[error("answered {0}: it sends elsewhere, and no redirect is followed; name the address that answers")]
     Redirect(u16),
-    /// It refuses.
+    /// Another error status.
     #[error("answered {0}")]
     Status(u16),
-    /// What it answered is too large.
+    /// The response exceeds the maximum size.
     #[error("answered more than {0} bytes")]
     TooLarge(usize),
-    /// What it answered is something else.
+    /// The response has an unexpected content.
     #[error("answered what {0}")]
     Unreadable(String),
-    /// Whoever asks is not known there.
+    /// The Kubernetes server rejects the token or certificate.
     #[error(
         "answered 401: it does not know who asks; see that the token, or the certificate, is its own and still valid"
     )]
     Unknown,
-    /// Whoever asks may not.
+    /// The Kubernetes role may not list this kind of object.
     #[error(
         "answered 403: whoever asks may not list {0}; give it the ClusterRole of deploy/kubernetes/external-resources.yaml"
     )]
     Forbidden(&'static str),
-    /// It is not known how to ask.
+    /// The configuration does not define the access.
     #[error("cannot be asked: {0}")]
     NoAccess(&'static str),
-    /// The server could not prepare to ask.
+    /// The system has no trusted certificates.
     #[error("cannot be asked: this server has no trusted certificates; install the system's (ca-certificates)")]
     NoClient,
-    /// The server stopped while it read the answer.
+    /// The instance stopped during the parsing of the response.
     #[error("was asked by a server that stops")]
     Stopping,
 }
 
 impl Failure {
-    /// Whether it is about the moment: trying again may help.
+    /// Returns whether a retry may succeed.
     pub fn may_pass(&self) -> bool {
         match self {
             Self::Connect | Self::Timeout | Self::Broken | Self::NotActive => true,
@@ -162,7 +167,7 @@ impl Failure {
         }
     }
 
-    /// What kind it is, for metrics.
+    /// Returns the class of the failure, for metrics.
     pub fn class(&self) -> &'static str {
         match self {
             Self::Connect => "connect",
@@ -179,7 +184,7 @@ impl Failure {
 }
 
 impl Http {
-    /// Asks no hosts but these.
+    /// Creates a client for the hosts `allowed`.
     pub fn new(allowed: AllowedHosts) -> Self {
         Self::with_times(allowed, TIMES)
     }
@@ -189,12 +194,12 @@ impl Http {
         Self { client: Arc::default(), allowed: Arc::new(allowed), turns, times, ca: None }
     }
 
-    /// The same, and believes those whom these certificates vouch for, in PEM, and nobody else; `None` for whom the machine believes.
+    /// Creates a client for the hosts `allowed` that trusts only the certificates `ca` (PEM); `None` for the system's.
     pub fn believing(allowed: AllowedHosts, ca: Option<Vec<u8>>) -> Self {
         Self { ca: ca.map(Arc::new), ..Self::new(allowed) }
     }
 
-    /// Made when it is first needed: it reads the machine's trusted certificates.
+    /// Returns the client, created at first use because it reads the system's certificates.
     fn client(&self) -> Result<&Client, Failure> {
         let client = self.client.get_or_init(|| {
             let client = self.builder();
@@ -211,19 +216,20 @@ impl Http {
     }
 
     fn builder(&self) -> ClientBuilder {
-        // Whoever was first has installed the same one.
+        // A provider may be installed already; it is the same one.
         let _ = rustls::crypto::ring::default_provider().install_default();
         Client::builder()
             .connect_timeout(self.times.connect)
             .redirect(redirect::Policy::none())
-            // A proxy of the environment would be told credentials, and asked for hosts that nobody allowed it.
+            // A proxy from the environment would receive credentials, and requests for hosts that were not allowed to
+            // it.
             .no_proxy()
             .pool_max_idle_per_host(1)
             .referer(false)
             .user_agent(concat!("linkis-rm/", env!("CARGO_PKG_VERSION")))
     }
 
-    /// What asks a server that is believed by these certificates alone, if there are any, and is shown this one.
+    /// Returns a client that trusts only `roots`, if given, and authenticates with `identity`.
     pub(super) fn client_of(
         &self,
         roots: Option<Vec<Certificate>>,
@@ -240,7 +246,7 @@ impl Http {
         client.build().map_err(|_| Failure::NoAccess("its certificates are none that can be used"))
     }
 
-    /// Whether an address may be asked.
+    /// Checks that the host of an address is allowed.
     ///
     /// # Errors
     /// [`Failure::NotAllowed`].
@@ -248,12 +254,12 @@ impl Http {
         self.allowed.check(address)
     }
 
-    /// How long all may take until something is fetched.
+    /// Returns the timeout of a fetch over all addresses and attempts.
     pub(super) fn fetch_timeout(&self) -> Duration {
         self.times.fetch
     }
 
-    /// What stands under `path` at an address.
+    /// Fetches `path` at an address, with basic authentication if `login` is given.
     pub(super) async fn get(&self, address: &Address, path: &str, login: Option<Login<'_>>) -> Result<Answer, Failure> {
         self.check(address)?;
         let url: Url = address.join(path)?;
@@ -265,7 +271,7 @@ impl Http {
         self.answer(request, BODY_BYTES_MAX).await
     }
 
-    /// What stands under `path` with this query at an address, by a client of its own, for whoever shows this token.
+    /// Fetches `path` with a query at an address, with the given client and bearer token.
     pub(super) async fn get_by(
         &self,
         client: &Client,
@@ -284,10 +290,10 @@ impl Http {
         self.answer(request, BODY_BYTES_MAX).await
     }
 
-    /// The document at an address, of at most so many bytes, for whoever shows this token.
+    /// Fetches the document at an address, with a bearer token if given.
     ///
     /// # Errors
-    /// Why there is none.
+    /// [`Failure`]; [`Failure::TooLarge`] above `most` bytes.
     pub async fn get_document(
         &self,
         address: &Address,
@@ -303,12 +309,12 @@ impl Http {
         Ok(self.answer(request, most).await?.body)
     }
 
-    /// The answer to a request, of at most so many bytes.
+    /// Sends a request and reads the body, of at most `most` bytes.
     async fn answer(&self, request: RequestBuilder, most: usize) -> Result<Answer, Failure> {
         let mut deadline = Instant::now() + self.times.answer;
         let mut response = self.until(deadline, request.send()).await?;
         check_status(&response)?;
-        // As it comes: nothing is kept for what is only said to come, and who says nothing has no turn that others wait for.
+        // Memory grows with the received bytes only, and a silent server gets no permit.
         let mut answer = Answer { body: Vec::new(), turn: None };
         loop {
             let coming = self.until(deadline, response.chunk());
@@ -334,7 +340,8 @@ impl Http {
         Ok(answer)
     }
 
-    /// What the other side says next, if it does in time. Its time is counted here: a client's own would go on while a turn is waited for.
+    /// Waits for the next piece. The timeout is counted here, because the client's own would include the wait for a
+    /// permit.
     async fn until<T>(
         &self,
         deadline: Instant,
@@ -357,14 +364,14 @@ fn check_status(response: &Response) -> Result<(), Failure> {
     }
 }
 
-/// What has failed, without what it says: that may hold the address with all that stands in it.
+/// Classifies an error. Its text is dropped, because it may contain the address with its secrets.
 fn failure(error: &reqwest::Error) -> Failure {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = source {
         if error.is::<rustls::Error>() {
             return Failure::Tls;
         }
-        // Its source would be that of what it wraps.
+        // The `source` of an I/O error is the source of the wrapped error, not the wrapped error.
         let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         source = match wrapped {
             Some(wrapped) => Some(wrapped),
@@ -398,7 +405,7 @@ mod tests {
             let http = http.clone();
             async move { http.get(&address, "/large", None).await }
         });
-        // Longer than an answer may take.
+        // Longer than the timeout of a response.
         tokio::time::sleep(http.times.answer * 2).await;
         assert!(!large.is_finished());
         drop(others);
@@ -420,7 +427,7 @@ mod tests {
         })
         .await;
         let address = Address::parse(&format!("http://{}", fake.address)).unwrap();
-        // The first time it is not known of them; then it is, and they wait for one another.
+        // In the first round the addresses are not known as slow; in the second they are, and wait for one another.
         for round in 0..2 {
             let slow: JoinSet<_> = (0..2 * LARGE_ANSWERS_MAX)
                 .map(|n| {

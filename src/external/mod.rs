@@ -1,14 +1,12 @@
-//! What lives elsewhere: clusters whose queues somebody else keeps.
+//! Clients of external clusters (YARN, Kubernetes): configuration and fetching of queues and applications.
 //!
-//! - [`ExternalResource`]: what a type of cluster has to offer, one file or folder each: [`yarn`], [`kubernetes`];
-//! - [`http`]: requests to them, bounded in time and size;
-//! - [`allowed`]: which hosts may be asked;
-//! - [`check`]: what every configuration says of how queues are judged.
+//! [`ExternalResource`] is the interface of a cluster type; [`yarn`] and [`kubernetes`] implement it. [`http`] bounds
+//! each request in time and size, [`allowed`] restricts the hosts, [`check`] parses the keys that all types share.
+//! Internal: `patient` parses large replies on a low-priority thread, `turns` limits their number, `fake` has test
+//! servers.
 //!
-//! Nothing here knows the database or a caller. What an answer holds stands in no error: otherwise whoever may name an address could
-//! read by it what is not meant for him.
-//!
-//! `patient` reads what is large in a thread that lets all others go first; `turns` says who may send it; `fake` are servers for tests.
+//! The module knows no database and no caller. Errors never contain data of a response: a caller that may set an
+//! address could otherwise read other services with it. Callers: `service::external` and the provider calls.
 
 use std::{fmt, future::Future, pin::Pin};
 
@@ -33,41 +31,41 @@ pub mod yarn;
 
 use http::{Failure, Http};
 
-/// Something that is being fetched.
+/// Future of a fetch.
 pub type Fetching<'a, T> = Pin<Box<dyn Future<Output = Result<T, FetchError>> + Send + 'a>>;
 
-/// A cluster that can be asked what it has.
+/// A configured external cluster.
 pub trait ExternalResource: fmt::Debug + Send + Sync {
-    /// Where it is asked, as far as its configuration says. What files of an instance say is checked when it is asked.
+    /// Returns the addresses in the configuration. Addresses in files of an instance are checked at each fetch.
     fn addresses(&self) -> &[Address];
 
-    /// Its whole configuration, secrets included, as it is kept.
+    /// Returns the whole configuration as JSON, secrets included, for storage.
     fn stored(&self) -> SecretString;
 
-    /// The same without secrets.
+    /// Returns the configuration as JSON without secrets.
     fn shown(&self) -> String;
 
-    /// How its queues are judged.
+    /// Returns the rules by which requests are checked against the queues.
     fn rules(&self) -> CheckRules;
 
-    /// All its queues.
+    /// Fetches all queues.
     fn queues<'a>(&'a self, http: &'a Http) -> Fetching<'a, Queues>;
 
-    /// The applications that run in it, or wait to, by their ids.
+    /// Fetches the running and pending applications, ordered by id.
     fn applications<'a>(&'a self, http: &'a Http) -> Fetching<'a, Vec<Application>>;
 }
 
-/// Reads a configuration; what it leaves out of secrets may be taken from the one before.
+/// Parser of a configuration. The second argument is the stored configuration, for secrets that the new one omits.
 type Read = fn(&str, Option<&str>) -> Result<Box<dyn ExternalResource>, FieldError>;
 
-/// All types, by the names that Linkis has for them.
+/// All cluster types, by the names that Linkis uses.
 const TYPES: [(&str, Read); 2] = [(YARN, yarn::read), (KUBERNETES, kubernetes::read)];
 
-/// Reads the configuration of a cluster of a type. Secrets that it leaves out are those of `before`, the configuration that was stored
-/// last, if they are for the same addresses.
+/// Parses the configuration of a cluster. Omitted secrets are copied from `before`, the stored configuration, if they
+/// belong to the same addresses.
 ///
 /// # Errors
-/// An unknown type, and whatever is wrong with the configuration: `resource_type`, or `config` with the key.
+/// Names `resource_type` if the type is unknown, or else the faulty key of `config`.
 pub fn read(resource_type: &str, config: &str, before: Option<&str>) -> Result<Box<dyn ExternalResource>, FieldError> {
     let known = TYPES.iter().find(|(name, _)| *name == resource_type);
     let unknown = || {
@@ -77,7 +75,7 @@ pub fn read(resource_type: &str, config: &str, before: Option<&str>) -> Result<B
     known.ok_or_else(unknown)?.1(config, before)
 }
 
-/// Where a server is: scheme, host, port and path.
+/// Address of a server: scheme, host, port and path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Address {
     text: String,
@@ -85,13 +83,13 @@ pub struct Address {
 }
 
 impl Address {
-    /// Checks an address.
+    /// Parses an address.
     ///
     /// # Errors
-    /// What is wrong with it.
+    /// The expected form, if the text is no address.
     pub fn parse(text: &str) -> Result<Self, String> {
         const FORM: &str = "must be http://HOST:PORT or https://HOST:PORT, with a path at most";
-        // Neither the text nor the parser's error is repeated: there may be a password in it.
+        // The error repeats neither the text nor the parser's error, which may contain a password.
         let url: Url = text.trim_end_matches('/').parse().map_err(|_| FORM.to_owned())?;
         let is_plain = matches!(url.scheme(), "http" | "https")
             && url.has_host()
@@ -105,36 +103,36 @@ impl Address {
         }
     }
 
-    /// As it is kept.
+    /// Returns the normalized text.
     pub fn as_str(&self) -> &str {
         &self.text
     }
 
-    /// Whether nobody on the way can read what is sent there.
+    /// Returns whether the connection is encrypted.
     fn is_encrypted(&self) -> bool {
         self.url.scheme() == "https"
     }
 
-    /// What stands there under a path with its query.
+    /// Returns the URL of a path, with its query, at the address.
     fn join(&self, path: &str) -> Result<Url, Failure> {
         format!("{}{path}", self.text).parse().map_err(|_| Failure::Address)
     }
 }
 
-/// Why nothing was fetched: what became of it at each address.
+/// Error of a fetch: the failure at each address.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FetchError {
-    /// Address by address.
+    /// Address and failure, in the order of the attempts.
     pub failures: Vec<(String, Failure)>,
 }
 
 impl FetchError {
-    /// Whether it is about the moment: trying again may help.
+    /// Returns whether a retry may succeed.
     pub fn may_pass(&self) -> bool {
         self.failures.iter().any(|(_, failure)| failure.may_pass())
     }
 
-    /// The failure that tells most: that another is active says little where that one failed, too.
+    /// Returns the class of the most significant failure, for metrics. `NotActive` is the least significant.
     pub fn class(&self) -> &'static str {
         let failures = || self.failures.iter().map(|(_, failure)| failure);
         let telling = failures().find(|failure| **failure != Failure::NotActive).or(failures().next());

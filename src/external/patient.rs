@@ -1,4 +1,4 @@
-//! Work that nobody waits for within milliseconds, in a thread that lets all others go first.
+//! Parsing on a background thread of low priority, for large responses. Callers: the fetches of the cluster types.
 
 use std::thread;
 
@@ -6,21 +6,21 @@ use tokio::sync::oneshot;
 
 use super::http::Failure;
 
-/// How little of a processor it gets that somebody else wants: a tenth of what each of them gets, so that it is done in time even where
-/// many do.
+/// Niceness of the thread. It gets about a tenth of the share of a normal thread, so that it finishes in time under
+/// load.
 const NICE: i32 = 10;
 
-/// Does something that takes a while, in a thread of its own: what a cluster of a thousand queues says is megabytes, and who asks for
-/// resources meanwhile does not wait for it to be read.
+/// Runs `work` on a new thread of low priority. A response of a cluster with a thousand queues has megabytes, and
+/// requests must not wait for its parsing.
 ///
 /// # Errors
-/// [`Failure::Stopping`], if it could not be done to its end.
+/// [`Failure::Stopping`] if the thread cannot start or `work` panics.
 pub(super) async fn patiently<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
     let (done, result) = oneshot::channel();
     let begun = thread::Builder::new().name("patient".to_owned()).spawn(move || {
-        // It concerns this thread alone, which nobody else uses. Where it is not allowed, the work is done all the same.
+        // The priority applies to this thread only. If it cannot be lowered, the work runs at normal priority.
         let _ = rustix::process::setpriority_process(None, NICE);
-        // Whoever asked may have given up.
+        // The receiver may have been dropped.
         let _ = done.send(work());
     });
     begun.map_err(|_| Failure::Stopping)?;

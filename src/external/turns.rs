@@ -1,5 +1,7 @@
-//! Turns: few large answers are taken in at once. Whoever is slow to send his shares a part of the turns with others who are, so that those
-//! who are not wait for none of them.
+//! Permits for large responses: a semaphore that bounds the memory of concurrent responses.
+//!
+//! Slow responses are limited to a part of the permits, so that slow servers cannot block quick ones. An address whose
+//! last response was slow waits for a permit of that part first. Caller: `http`.
 
 use std::{
     collections::HashSet,
@@ -16,26 +18,27 @@ use tokio::{
 
 use super::http::Failure;
 
-/// How many large answers are taken in at once: each may have the largest size, and takes what is read of it besides.
+/// Maximum number of concurrent large responses. Each may have the maximum size, plus the memory of its parsed form.
 pub(super) const LARGE_ANSWERS_MAX: usize = 4;
 
-/// How many of them may be slow.
+/// Maximum number of slow responses among them.
 const SLOW_ANSWERS_MAX: usize = LARGE_ANSWERS_MAX - 1;
 
-/// Of how many addresses it is known that they are slow; then all are found out anew. There are few providers, of few addresses each.
+/// Maximum number of addresses recorded as slow; then the record is cleared. There are few providers with few
+/// addresses.
 const KNOWN_MAX: usize = 1024;
 
-/// Who may send a large answer; clones share it.
+/// Semaphores for large responses. Clones share them.
 #[derive(Debug, Clone)]
 pub(super) struct Turns {
     all: Arc<Semaphore>,
     slow: Arc<Semaphore>,
     known: Arc<Known>,
-    /// How long an answer may take that has its turn, or it is slow.
+    /// Time with a permit after which a response counts as slow.
     quick: Duration,
 }
 
-/// What was slow the last time, without what is asked there.
+/// Addresses whose last response was slow, without their queries.
 #[derive(Debug, Default)]
 struct Known(Mutex<HashSet<Url>>);
 
@@ -45,25 +48,26 @@ impl Known {
     }
 }
 
-/// A turn, for as long as this lives.
+/// Permit for a large response, returned when dropped.
 #[derive(Debug)]
 pub(super) struct Turn {
     turns: Turns,
     of: Url,
     begun: Instant,
-    /// That of those who are slow.
+    /// Second permit, of the slow part.
     slow: Option<OwnedSemaphorePermit>,
     _one: OwnedSemaphorePermit,
 }
 
 impl Turns {
-    /// An answer that takes longer than `quick` once it has its turn is slow.
+    /// Creates the semaphores. A response with a permit for longer than `quick` counts as slow.
     pub fn new(quick: Duration) -> Self {
         let (all, slow) = (Semaphore::new(LARGE_ANSWERS_MAX), Semaphore::new(SLOW_ANSWERS_MAX));
         Self { all: Arc::new(all), slow: Arc::new(slow), known: Arc::default(), quick }
     }
 
-    /// Waits for the turn of what stands at an address: if it was slow the last time, behind all others who were.
+    /// Waits for a permit for the response of an address. If its last response was slow, waits for a permit of the slow
+    /// part first.
     ///
     /// # Errors
     /// [`Failure::Stopping`].
@@ -79,13 +83,13 @@ impl Turns {
         Ok(Turn { turns: self.clone(), of, begun: Instant::now(), slow, _one: one })
     }
 
-    /// How many there are just now.
+    /// Returns the number of free permits.
     #[cfg(test)]
     pub fn free(&self) -> usize {
         self.all.available_permits()
     }
 
-    /// All of them.
+    /// Takes all permits.
     #[cfg(test)]
     pub async fn all(&self) -> OwnedSemaphorePermit {
         let all = u32::try_from(LARGE_ANSWERS_MAX).unwrap();
@@ -98,10 +102,11 @@ async fn take(from: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Failure> {
 }
 
 impl Turn {
-    /// What comes next of the answer: if it does not come until then, among those that are slow.
+    /// Waits for the next piece of the response. If the response becomes slow meanwhile, takes a permit of the slow
+    /// part.
     ///
     /// # Errors
-    /// [`Failure::Timeout`]: others who are slow have all that is left to them; and its own.
+    /// [`Failure::Timeout`] if the slow part has no free permit; errors of `coming`.
     pub async fn keep<T>(&mut self, coming: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
         let mut coming = pin!(coming);
         if let Some(until) = self.until() {
@@ -113,12 +118,12 @@ impl Turn {
         coming.await
     }
 
-    /// Until when the answer may come; `None` for one that is slow already.
+    /// Returns when the response becomes slow; `None` if it is slow already.
     fn until(&self) -> Option<Instant> {
         self.slow.is_none().then(|| self.begun + self.turns.quick)
     }
 
-    /// The answer did not come until then: it goes on only where no more are slow than may be, and is known for it in either case.
+    /// Records the address as slow, and takes a permit of the slow part if one is free.
     fn becomes_slow(&mut self) -> Result<(), Failure> {
         let mut known = self.turns.known.lock();
         if known.len() >= KNOWN_MAX {
@@ -130,7 +135,7 @@ impl Turn {
         Ok(())
     }
 
-    /// All of the answer has come: if that was soon enough, it is slow no longer.
+    /// Ends the reading of the response. If it was quick, the address no longer counts as slow.
     pub fn read(&self) {
         if self.begun.elapsed() < self.turns.quick {
             self.turns.known.lock().remove(&self.of);
@@ -154,7 +159,8 @@ mod tests {
         let became: Vec<_> = first.iter_mut().map(Turn::becomes_slow).collect();
         assert_eq!(became, [Ok(()), Ok(()), Ok(()), Err(Failure::Timeout)]);
         drop(first.pop());
-        // The one that gave up has no turn before one of the others, and whoever is quick has his at once.
+        // The response without a slow permit waits for another slow one, and a quick response gets a permit
+        // immediately.
         let again = tokio::spawn({
             let turns = turns.clone();
             async move { turns.wait(&url("slow3?page=2")).await.unwrap() }

@@ -1,4 +1,4 @@
-//! Partitions of `linkis_resource_action_record`. A partition covers a time range, is created before it begins, gets
+//! Partitions of `linkis_resource_action_record`. A partition covers a time range. It is created before it begins, gets
 //! indexes after it ends, and is dropped as a whole when all of it is older than the retention.
 //!
 //! Database functions with the rights of the migrating role do all of this, so the serving role needs no right to

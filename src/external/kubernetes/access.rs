@@ -1,5 +1,7 @@
-//! Where a cluster's server is, by what it is believed, and who asks it. Files are read again for each fetch: tokens and certificates are
-//! renewed in them, and nothing here has to notice. How much of a file is read is bounded, and nothing of it is told.
+//! Access to a Kubernetes server: address, trusted certificates and credentials.
+//!
+//! Files are read again for each fetch, because tokens and certificates are renewed in place. The size of each file is
+//! bounded, and errors never repeat its content. Caller: `fetch`.
 
 use std::{
     fs::File,
@@ -20,12 +22,12 @@ use super::{
     kubeconfig::{self, KubeconfigError},
 };
 
-/// What a pod is told of its cluster, and where.
+/// Files and environment variables that Kubernetes provides to each pod.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount";
 const SERVICE_HOST: &str = "KUBERNETES_SERVICE_HOST";
 const SERVICE_PORT: &str = "KUBERNETES_SERVICE_PORT";
 
-/// How large a file may be, in bytes.
+/// Maximum size of a file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
 const NO_POD: &str = "this server runs in no pod that is told of its cluster; name k8sConfig or k8sMasterUrl";
@@ -39,7 +41,7 @@ const NOT_ENCRYPTED: &str = "its address must begin with https:// where a token 
 const NOT_OFFERED: &str = "its kubeconfig runs a program, logs in by a password or for somebody else, goes through a proxy, or believes any \
                            certificate or one of another name; none of that is offered: use a token, a token's file or a certificate";
 
-/// How a server is asked.
+/// Access to a server.
 #[derive(Debug)]
 pub(super) struct Access {
     pub address: Address,
@@ -47,7 +49,7 @@ pub(super) struct Access {
     pub client: Client,
 }
 
-/// The same, before there is a client.
+/// Access data before the client is built.
 struct Told {
     address: Address,
     roots: Option<Vec<Certificate>>,
@@ -56,7 +58,7 @@ struct Told {
 }
 
 impl Access {
-    /// As it is told now.
+    /// Reads the present access data of a source.
     ///
     /// # Errors
     /// [`Failure::NoAccess`], [`Failure::NotAllowed`].
@@ -115,7 +117,7 @@ fn kubeconfig(path: &Path, context: Option<&str>) -> Result<Told, Failure> {
     })?;
     let server = cluster.server.unwrap_or_default();
     let address = Address::parse(&server).map_err(|_| Failure::NoAccess(NO_ADDRESS))?;
-    // What it names is found from where it stands.
+    // Relative paths in a kubeconfig start from its own directory.
     let folder = path.parent().unwrap_or(path);
     let text = |data: Option<String>, file: Option<String>| match (data, file) {
         (Some(data), _) => Ok(Some(SecretString::from(data))),
@@ -154,7 +156,8 @@ fn read_token(path: &Path) -> Result<SecretString, Failure> {
     token.filter(|token| !token.expose_secret().is_empty()).ok_or(Failure::NoAccess(NO_TOKEN))
 }
 
-/// A text of at most [`FILE_BYTES_MAX`]: not a device that never ends, and not a pipe that never begins.
+/// Reads a text of at most [`FILE_BYTES_MAX`]. Rejects anything but plain files: a device may never end, a pipe may
+/// never begin.
 fn read_file(path: &Path) -> Option<SecretString> {
     if !std::fs::metadata(path).ok()?.is_file() {
         return None;

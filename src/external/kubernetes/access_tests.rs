@@ -1,11 +1,11 @@
-//! Files as kubectl and the kubelet write them.
+//! Access from files as kubectl and the kubelet write them.
 
 use std::{fs, path::PathBuf};
 
 use super::*;
 use crate::external::fake::certified;
 
-/// A folder that goes with the test.
+/// Temporary folder, removed when dropped.
 struct Folder(PathBuf);
 
 impl Folder {

@@ -1,4 +1,7 @@
-//! Pages of lists, and of what is listed no more than is looked at. Each kind is read into as little as is kept of it.
+//! Parsing of list pages, and the reduction of each object to the few values that are needed.
+//!
+//! Objects are reduced one at a time during the parsing. Lists, names and amounts are bounded (`bounded`). Caller:
+//! `fetch`.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -15,39 +18,39 @@ use super::{
     quantity::{Quantity, Rounds},
 };
 
-/// The longest that a name, or what tells where a list goes on, may be, in bytes.
+/// Maximum length of a name, and of the continue token of a list, in bytes.
 const NAME_BYTES_MAX: usize = 63;
 const CONTINUE_BYTES_MAX: usize = 8192;
 
-/// A page, and where the list goes on.
+/// A page of a list, and the continue token of the next page.
 #[derive(Debug)]
 pub(super) struct Page<T> {
     pub items: Vec<T>,
     pub next: Option<String>,
 }
 
-/// Something that is listed.
+/// Kind of object in a list.
 pub(super) trait Listed: DeserializeOwned {
-    /// What is kept of it.
+    /// Reduced form of the object.
     type Kept: Send + 'static;
 
-    /// What Kubernetes calls a list of it.
+    /// Kind of the list in the Kubernetes API.
     const KIND: &'static str;
 
-    /// As rules and people call it.
+    /// Plural resource name, as in RBAC rules.
     const NAME: &'static str;
 
-    /// Of how many at most something is kept.
+    /// Maximum number of reduced objects.
     const MOST: usize;
 
-    /// What is kept of one, if anything is.
+    /// Reduces an object; `None` if it does not matter.
     ///
     /// # Errors
-    /// What is none of what Kubernetes writes.
+    /// [`ParseError::Malformed`] if a value has no valid form.
     fn keep(self) -> Result<Option<Self::Kept>, ParseError>;
 }
 
-/// Reads a page.
+/// Parses a page.
 pub(super) fn page<T: Listed>(json: &[u8]) -> Result<Page<T::Kept>, ParseError> {
     let List { kind, metadata, items } = serde_json::from_slice::<List<T>>(json).map_err(|error| {
         ParseError::NotJson { kind: T::KIND, line: error.line(), column: error.column(), is_cut: error.is_eof() }
@@ -76,7 +79,7 @@ struct ListMetadata {
     next: Option<String>,
 }
 
-/// What an object is called, and where.
+/// Name and namespace of an object.
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct Metadata {
@@ -85,7 +88,7 @@ struct Metadata {
     deletion_timestamp: Option<IgnoredAny>,
 }
 
-/// A name that can stand in a path.
+/// Checks a name that becomes a part of a queue path.
 fn name(name: Option<String>) -> Result<String, ParseError> {
     let is_name = |name: &String| {
         !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains(|c: char| c == '.' || c.is_control())
@@ -109,16 +112,17 @@ fn bytes(amount: Amount, rounds: Rounds) -> Result<i64, ParseError> {
     Ok(quantity(amount)?.parts(1, rounds))
 }
 
-/// How long the name of an extended resource may be that is kept, in bytes: as long as that of a custom dimension.
+/// Maximum length of the name of an extended resource, in bytes: that of a custom dimension.
 const EXTENDED_BYTES_MAX: usize = 255;
 
-/// How many extended resources of something are kept: as many as a resource may have custom dimensions, the first by name.
+/// Maximum number of extended resources per object: that of custom dimensions per resource. The first by name are kept.
 pub(super) const EXTENDED_MAX: usize = 64;
 
 /// Domains whose names in a quota count objects or storage of a class.
 const CLASS_DOMAINS: [&str; 2] = [".storageclass.storage.k8s.io/", ".deviceclass.resource.k8s.io/"];
 
-/// Whether it is what Kubernetes calls an extended resource: one that a domain names, and not its own. `count/` is followed by objects.
+/// Returns whether a name is an extended resource of Kubernetes: a name in a domain other than Kubernetes's own. After
+/// `count/`, object kinds follow.
 fn is_extended(name: &str) -> bool {
     name.contains('/')
         && !name.contains("kubernetes.io/")
@@ -128,10 +132,10 @@ fn is_extended(name: &str) -> bool {
         && !name.contains(char::is_control)
 }
 
-/// So much of each extended resource.
+/// Amounts of extended resources, by name.
 pub(super) type Extended = BTreeMap<Arc<str>, i64>;
 
-/// What is asked for, or there to be had; of other resources than these, nothing is kept.
+/// Requested or allocatable amounts. Other resources are dropped.
 #[derive(Default)]
 struct Amounts {
     cpu: Option<Amount>,
@@ -158,7 +162,7 @@ impl<'de> Visitor<'de> for AmountsVisitor {
         let mut amounts = Amounts::default();
         while let Some(name) = map.next_key::<String>()? {
             match name.as_str() {
-                // Null is no amount, and not a missing one.
+                // Null is an invalid amount, not a missing one.
                 "cpu" => amounts.cpu = Some(map.next_value()?),
                 "memory" => amounts.memory = Some(map.next_value()?),
                 _ if is_extended(&name) && amounts.extended.len() < EXTENDED_MAX => {
@@ -183,20 +187,20 @@ impl Amounts {
         Ok(Requested { amounts: QueueAmounts { memory, cores }, extended: self.extended(rounds)? })
     }
 
-    /// Extended resources are counted in whole ones.
+    /// Returns extended resources in whole units.
     fn extended(&self, rounds: Rounds) -> Result<Extended, ParseError> {
         self.extended.iter().map(|(name, amount)| Ok((name.clone(), bytes(*amount, rounds)?))).collect()
     }
 }
 
-/// Leaves out what is too much.
+/// Keeps the first [`EXTENDED_MAX`] entries.
 pub(super) fn keep_first<T>(extended: &mut BTreeMap<Arc<str>, T>) {
     while extended.len() > EXTENDED_MAX {
         extended.pop_last();
     }
 }
 
-/// So much of everything.
+/// Amounts of all dimensions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Requested {
     pub amounts: QueueAmounts,
@@ -209,7 +213,7 @@ impl Requested {
         self
     }
 
-    /// Adds as much, as far as numbers go.
+    /// Adds amounts, saturating.
     pub fn add(&mut self, other: &Self) {
         self.amounts = self.amounts.plus(other.amounts);
         for (name, more) in &other.extended {
@@ -229,7 +233,7 @@ impl Requested {
     }
 }
 
-/// A namespace, and whether it is going.
+/// A namespace, reduced to its name and whether it is terminating.
 #[derive(Deserialize)]
 pub(super) struct Namespace {
     metadata: Metadata,
@@ -255,24 +259,24 @@ impl Listed for Namespace {
     }
 }
 
-/// How much there may be of something in a namespace, and how much of that is used.
+/// Maximum and use of a dimension in a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Limit {
     pub max: i64,
     pub used: i64,
 }
 
-/// What a quota says of a namespace.
+/// Quota of a namespace, reduced to the limits that matter.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Quota {
     pub namespace: String,
     pub memory: Option<Limit>,
     pub cores: Option<Limit>,
-    /// Of extended resources, by name.
+    /// Limits of extended resources, by name.
     pub extended: BTreeMap<Arc<str>, Limit>,
 }
 
-/// A quota as it is listed.
+/// A quota as listed.
 #[derive(Deserialize)]
 pub(super) struct ResourceQuota {
     metadata: Metadata,
@@ -307,8 +311,8 @@ struct ScopeExpression {
     operator: String,
 }
 
-/// Whether a scope matches the pods of engines: they ask for memory and processor time, run until they are told to end, and have
-/// no class of priority; what else there is, or will be, they are not taken to be.
+/// Returns whether a quota scope matches the pods of engines. Engine pods request memory and processor time, run until
+/// they are stopped, and have no priority class. Unknown scopes do not match.
 fn is_of_engines(scope: &str, operator: &str) -> bool {
     match scope {
         "NotBestEffort" | "NotTerminating" => operator == "Exists",
@@ -339,12 +343,12 @@ impl Listed for ResourceQuota {
         }
         let find = |amounts: &Option<Named>, key: &str| amounts.as_ref()?.0.get(key).copied();
         let limit = |names: [&str; 2], read: fn(Amount, Rounds) -> Result<i64, ParseError>| {
-            // What is asked for counts, and both names mean that: the telling one is looked at first.
+            // Requests count, and both names mean requests; the explicit name is tried first.
             let hard =
                 names.into_iter().find_map(|name| Some((name, find(&status.hard, name).or(find(&spec.hard, name))?)));
             let Some((name, hard)) = hard else { return Ok(None) };
             let max = read(hard, Rounds::Down)?;
-            // Just made: nobody has counted yet what is used.
+            // A new quota without status counts as fully used.
             let used = find(&status.used, name).map_or(Ok(max), |used| read(used, Rounds::Up))?;
             Ok(Some(Limit { max, used }))
         };
@@ -365,7 +369,7 @@ impl Listed for ResourceQuota {
     }
 }
 
-/// A node as it is listed.
+/// A node as listed.
 #[derive(Deserialize)]
 pub(super) struct Node {
     metadata: Metadata,
@@ -398,21 +402,21 @@ struct Condition {
 }
 
 impl Condition {
-    /// Whether the node is not ready, or has not reported for too long (`Unknown`).
+    /// Returns whether the node is not ready, or has not reported for too long (`Unknown`).
     fn is_not_ready(&self) -> bool {
         self.kind.as_deref() == Some("Ready") && self.status.as_deref() != Some("True")
     }
 }
 
 impl Listed for Node {
-    /// Its name, and what there is to be had of it.
+    /// Node name and allocatable amounts.
     type Kept = (String, Requested);
 
     const KIND: &'static str = "NodeList";
     const NAME: &'static str = "nodes";
     const MOST: usize = 20_000;
 
-    /// Keeps a node that takes pods without tolerations. The taint of a node that is not ready follows its condition.
+    /// Keeps a node that accepts pods without tolerations. The taint of a node that is not ready follows its condition.
     fn keep(self) -> Result<Option<Self::Kept>, ParseError> {
         let (spec, status) = (self.spec.unwrap_or_default(), self.status.unwrap_or_default());
         let keeps_out = |taint: &Taint| matches!(taint.effect.as_deref(), Some("NoSchedule" | "NoExecute"));
@@ -426,7 +430,7 @@ impl Listed for Node {
     }
 }
 
-/// A pod as it is listed.
+/// A pod as listed.
 #[derive(Deserialize)]
 pub(super) struct Pod {
     spec: Option<PodSpec>,
@@ -460,7 +464,8 @@ fn requested(resources: Option<&Resources>) -> Result<Requested, ParseError> {
 }
 
 impl PodSpec {
-    /// What the scheduler counts for it: its containers together, or what it takes to begin if that is more, unless it says so as a whole.
+    /// Returns the requests as the scheduler counts them: the sum over containers, or the peak of the init containers
+    /// if that is larger. Pod-level requests replace both.
     fn requested(&self) -> Result<Requested, ParseError> {
         let (mut runs, mut sidecars, mut begins) = <(Requested, Requested, Requested)>::default();
         for container in parts(self.containers.as_ref()) {
@@ -488,7 +493,7 @@ impl PodSpec {
 }
 
 impl Listed for Pod {
-    /// Its node, and what it asked for.
+    /// Node name and requests of the pod.
     type Kept = (String, Requested);
 
     const KIND: &'static str = "PodList";

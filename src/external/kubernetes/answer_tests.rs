@@ -1,4 +1,4 @@
-//! Shapes as Kubernetes's own documentation has them.
+//! Objects in the forms of the Kubernetes documentation.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -68,7 +68,7 @@ fn requests_are_looked_at_before_the_bare_names() {
     let read = quota(json!({"hard": hard}), json!({"hard": hard, "used": used})).unwrap();
     assert_eq!(read.cores, Some(Limit { max: 4000, used: 1500 }));
     assert_eq!(read.memory, Some(Limit { max: 9 << 30, used: (1 << 30) + 1 }));
-    // What the status says is in force.
+    // The hard limits of the status take precedence.
     let read =
         quota(json!({"hard": {"memory": "2Gi"}}), json!({"hard": {"memory": "1Gi"}, "used": {"memory": "0"}})).unwrap();
     assert_eq!((read.memory, read.cores), (Some(Limit { max: 1 << 30, used: 0 }), None));
@@ -154,7 +154,7 @@ fn a_pod_asks_for_what_the_scheduler_counts() {
     assert!(waits.is_empty(), "it is on no node yet");
 }
 
-/// What is named with a domain, and is not Kubernetes's own.
+/// Names in a domain other than Kubernetes's own are extended resources.
 #[test]
 fn extended_resources_are_read_of_quotas_nodes_and_pods() {
     let of = |amounts: &Extended| amounts.iter().map(|(name, amount)| format!("{name}={amount}")).collect::<Vec<_>>();
@@ -179,7 +179,7 @@ fn extended_resources_are_read_of_quotas_nodes_and_pods() {
     for wrong in ["some", "", "1Q"] {
         assert_eq!(pod(wrong).unwrap_err(), ParseError::Malformed { what: "an amount" }, "told, and not guessed");
     }
-    // Of very many, the first by name; what has no name that a custom dimension may have is left out.
+    // The first 64 by name are kept; names too long for a custom dimension are dropped.
     let many = |from: usize| {
         (from..from + 80).map(|n| (format!("example.com/{n}"), json!("1"))).collect::<serde_json::Map<_, _>>()
     };
@@ -191,11 +191,11 @@ fn extended_resources_are_read_of_quotas_nodes_and_pods() {
     assert_eq!(kept::<Node>(node).unwrap()[0].1.extended.len(), 64);
 }
 
-/// How many of a list's objects there are at a time, and how many there ever were.
+/// Present and maximum number of live list objects.
 static LIVE: AtomicUsize = AtomicUsize::new(0);
 static LIVE_MOST: AtomicUsize = AtomicUsize::new(0);
 
-/// What stands in a list, and nothing is kept of.
+/// List object of which nothing is kept.
 struct Nothing;
 
 impl<'de> Deserialize<'de> for Nothing {
@@ -259,7 +259,7 @@ fn what_is_in_an_object_is_bounded_too() {
     let quota = format!(r#"{{"metadata": {{"namespace": "etl"}}, "spec": {{"hard": {{{}}}}}}}"#, names.join(","));
     let quotas = format!(r#"{{"kind": "ResourceQuotaList", "items": [{quota}]}}"#);
     assert!(matches!(page::<ResourceQuota>(quotas.as_bytes()), Err(ParseError::NotJson { .. })));
-    // Nothing is kept of what stands where an amount should.
+    // Nested values in place of an amount are dropped.
     for none in [json!([[0], 1]), json!({"a": {}}), json!(null), json!(true)] {
         let node = json!({"metadata": {"name": "n1"}, "status": {"allocatable": {"special.io/gpu": none}}});
         assert_eq!(kept::<Node>(json!([node])), Err(ParseError::Malformed { what: "an amount" }));

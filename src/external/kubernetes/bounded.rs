@@ -1,5 +1,7 @@
-//! What an answer may make of the memory, whatever stands in it: a list is looked at as it comes, and what is in lists of it ends where
-//! Kubernetes's own do. A few bytes of JSON would be a hundred of what they are read into.
+//! Bounded deserialization: memory is bounded whatever a response contains.
+//!
+//! Lists of objects are reduced one object at a time. Lists and maps inside an object have at most [`PARTS_MAX`] parts,
+//! because a few bytes of JSON can take a hundred times as much memory. Caller: `answer`.
 
 use std::{collections::BTreeMap, fmt, marker::PhantomData};
 
@@ -10,10 +12,11 @@ use serde::{
 
 use super::{ParseError, answer::Listed, quantity::Quantity};
 
-/// How many parts an object's lists and maps may have: an object has 1.5 MB at most, and containers and quotas some hundred bytes each.
+/// Maximum number of parts in a list or map of an object. An object has at most 1.5 MB, and a container or quota has
+/// some hundred bytes.
 pub(super) const PARTS_MAX: usize = 10_000;
 
-/// What is kept of a list, or why nothing is.
+/// Reduced objects of a list, or the reason why the list is rejected.
 pub(super) struct Items<T: Listed>(pub Result<Vec<T::Kept>, ParseError>);
 
 impl<'de, T: Listed> Deserialize<'de> for Items<T> {
@@ -44,7 +47,7 @@ impl<'de, T: Listed> Visitor<'de> for ItemsVisitor<T> {
                 Err(error) => error,
             };
             drop(kept);
-            // Of the rest it is only looked whether it is JSON.
+            // The rest is only checked to be JSON.
             while seq.next_element::<IgnoredAny>()?.is_some() {}
             return Ok(Items(Err(error)));
         }
@@ -52,7 +55,7 @@ impl<'de, T: Listed> Visitor<'de> for ItemsVisitor<T> {
     }
 }
 
-/// A list of [`PARTS_MAX`] parts at most.
+/// List of at most [`PARTS_MAX`] parts.
 pub(super) struct Few<T>(pub Vec<T>);
 
 impl<'de, T: Deserialize<'de>> Deserialize<'de> for Few<T> {
@@ -82,7 +85,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for FewVisitor<T> {
     }
 }
 
-/// Amounts by name, [`PARTS_MAX`] at most.
+/// Map from names to amounts, of at most [`PARTS_MAX`] entries.
 #[derive(Default)]
 pub(super) struct Named(pub BTreeMap<String, Amount>);
 
@@ -113,7 +116,7 @@ impl<'de> Visitor<'de> for NamedVisitor {
     }
 }
 
-/// An amount, as a text or a number, if it is one: what else stands there is not kept, however much it is.
+/// Amount given as text or number; `None` for anything else, whose content is dropped.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Amount(pub Option<Quantity>);
 
@@ -145,7 +148,7 @@ impl<'de> Visitor<'de> for AmountVisitor {
     }
 
     fn visit_f64<E: Error>(self, number: f64) -> Result<Amount, E> {
-        // As JSON writes it, which is with an exponent where it is large.
+        // Formatted as JSON, with an exponent if the number is large.
         self.visit_str(&serde_json::Number::from_f64(number).map(|number| number.to_string()).unwrap_or_default())
     }
 

@@ -1,4 +1,7 @@
-//! What is known of a cluster: Linkis's own keys, and a context.
+//! Configuration of a Kubernetes provider: the keys of Linkis and a context.
+//!
+//! Parses and validates JSON, and formats it with and without secrets. Errors name a key and never repeat a value.
+//! Callers: the parent module and `access`.
 
 use std::fmt;
 
@@ -17,45 +20,45 @@ use crate::{
 
 use super::Kubernetes;
 
-/// How long a text may be, in bytes: a bundle of certificates.
+/// Maximum length of a text value, in bytes: a bundle of certificates.
 const TEXT_BYTES_MAX: usize = 16 * 1024;
 
 const KEYS: &str = "k8sConfig, context, k8sMasterUrl, k8sCaCertData, k8sClientCertData, k8sClientKeyData, whenDown, maxAge, lastKnownFor \
                     and refreshInterval";
 
-/// A cluster.
+/// Configuration of a provider.
 #[derive(Debug)]
 pub(super) struct Config {
-    /// How it is asked.
+    /// Source of the access data.
     pub source: Source,
-    /// How its namespaces are judged.
+    /// Rules by which requests are checked against the namespaces.
     pub rules: CheckRules,
 }
 
-/// What tells how a cluster is asked.
+/// Source of the access data of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Source {
-    /// Whatever pods of it are told.
+    /// The service account of this instance's pod.
     InCluster,
     /// A kubeconfig on the machine of each instance.
     Kubeconfig {
-        /// Its file.
+        /// Path of the file.
         path: String,
-        /// Which of its contexts; the current one if none is named.
+        /// Context in the file; `None` for the current one.
         context: Option<String>,
     },
     /// The configuration itself.
     Named(Box<Named>),
 }
 
-/// A server that is named, with what is said of it.
+/// A server with its access data in the configuration.
 #[derive(Debug, Clone)]
 pub(super) struct Named {
-    /// Where it is.
+    /// Address of the server.
     pub address: Address,
-    /// By which certificates it is believed; those that the machine trusts if there are none.
+    /// Trusted certificates (PEM or base64 of it); `None` for the system's.
     pub ca: Option<String>,
-    /// The certificate that it is shown, and its key.
+    /// Client certificate and key; `None` for no client authentication.
     pub client: Option<(String, SecretString)>,
 }
 
@@ -68,7 +71,7 @@ impl PartialEq for Named {
 
 impl Eq for Named {}
 
-/// As failures name it.
+/// Name of the cluster in failures.
 impl fmt::Display for Source {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -81,7 +84,7 @@ impl fmt::Display for Source {
 }
 
 impl Source {
-    /// Where it is, if the configuration says.
+    /// Returns the address, if the configuration contains it.
     pub fn address(&self) -> Option<&Address> {
         match self {
             Self::Named(named) => Some(&named.address),
@@ -90,7 +93,7 @@ impl Source {
     }
 }
 
-/// What stands in PEM, as it is or in base64, as in a kubeconfig.
+/// Returns the PEM in `text`, which is plain or base64 as in a kubeconfig.
 pub(super) fn pem(text: &str) -> Option<Vec<u8>> {
     const BEGIN: &[u8] = b"-----BEGIN ";
     let is_pem = |bytes: &[u8]| bytes.windows(BEGIN.len()).any(|window| window == BEGIN);
@@ -101,12 +104,12 @@ pub(super) fn pem(text: &str) -> Option<Vec<u8>> {
     BASE64_STANDARD.decode(base64).ok().filter(|decoded| is_pem(decoded))
 }
 
-/// The certificates of a text; `None` if there are none.
+/// Parses the certificates in a text; `None` if there are none.
 pub(super) fn certificates(text: &str) -> Option<Vec<Certificate>> {
     Certificate::from_pem_bundle(&pem(text)?).ok().filter(|all| !all.is_empty())
 }
 
-/// Who shows a certificate, and has its key; `None` if they are none.
+/// Parses a client certificate with its key; `None` if they are invalid.
 pub(super) fn identity(certificate: &str, key: &SecretString) -> Option<Identity> {
     let mut both = pem(key.expose_secret())?;
     both.push(b'\n');
@@ -114,10 +117,10 @@ pub(super) fn identity(certificate: &str, key: &SecretString) -> Option<Identity
     Identity::from_pem(&both).ok()
 }
 
-/// Reads a configuration. A key that it leaves out is that of `before`, if it is for the same certificate at the same address.
+/// Parses a configuration. An omitted key is copied from `before`, if it belongs to the same certificate and address.
 ///
 /// # Errors
-/// What is wrong with it, by key.
+/// Names the faulty key.
 pub fn read(json: &str, before: Option<&str>) -> Result<Box<dyn ExternalResource>, FieldError> {
     let before = before.and_then(|before| parse(before, None).ok());
     let config = parse(json, before.as_ref().map(|before| &before.source))?;
@@ -126,7 +129,7 @@ pub fn read(json: &str, before: Option<&str>) -> Result<Box<dyn ExternalResource
 
 fn parse(json: &str, before: Option<&Source>) -> Result<Config, FieldError> {
     let mut keys = check::keys(json)?;
-    // Linkis writes what is not there as an empty text, too.
+    // Linkis writes a missing value as an empty text.
     let mut text =
         |key: &str| check::text(&mut keys, key, TEXT_BYTES_MAX).map(|text| text.filter(|text| !text.trim().is_empty()));
     let (path, context, address) = (text("k8sConfig")?, text("context")?, text("k8sMasterUrl")?);
@@ -236,7 +239,7 @@ impl Config {
         keys
     }
 
-    /// All of it.
+    /// Returns the whole configuration as JSON, secrets included.
     pub fn stored(&self) -> SecretString {
         let mut keys = self.keys();
         if let Source::Named(named) = &self.source
@@ -247,7 +250,7 @@ impl Config {
         Value::Object(keys).to_string().into()
     }
 
-    /// All but the key.
+    /// Returns the configuration as JSON without the key.
     pub fn shown(&self) -> String {
         Value::Object(self.keys()).to_string()
     }
@@ -257,7 +260,7 @@ impl Config {
 mod tests {
     use super::*;
 
-    /// A certificate and its key.
+    /// Returns a certificate and its key in PEM.
     fn certified(name: &str) -> (String, String) {
         let own = rcgen::generate_simple_self_signed([name.to_owned()]).unwrap();
         (own.cert.pem(), own.signing_key.serialize_pem())

@@ -1,4 +1,6 @@
-//! Asks the server of a cluster, page by page.
+//! Fetches the lists of a Kubernetes server page by page, and computes the queues from them.
+//!
+//! Each fetch is bounded by one deadline and [`ROUNDS_MAX`] attempts. Caller: the parent module.
 
 use tokio::time::Instant;
 
@@ -19,16 +21,16 @@ use super::{
     room::{self, Quotas},
 };
 
-/// How many stand on a page: of pods that say much, some megabytes.
+/// Number of objects per page. A page of large pods has some megabytes.
 const PAGE_SIZE: &str = "500";
 
-/// How often a list is begun anew that took so long that the server does not know any more how it was.
+/// Maximum number of restarts of a list whose continue token expired (status 410).
 const RESTARTS_MAX: usize = 2;
 
-/// Pods that are on a node and not over: whatever else there is asks for nothing there.
+/// Selects pods that are on a node and have not ended: only these have requests there.
 const ON_NODES: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed";
 
-/// Where a list is, and what of it is asked for.
+/// Path and field selector of a list.
 #[derive(Clone, Copy)]
 struct What {
     path: &'static str,
@@ -40,7 +42,7 @@ const QUOTAS: What = What { path: "/api/v1/resourcequotas", selector: None };
 const NODES: What = What { path: "/api/v1/nodes", selector: None };
 const PODS: What = What { path: "/api/v1/pods", selector: Some(ON_NODES) };
 
-/// All namespaces, with what is left of them.
+/// Fetches all namespaces with their free capacity.
 pub(super) async fn queues(source: &Source, http: &Http) -> Result<Queues, FetchError> {
     let deadline = Instant::now() + http.fetch_timeout();
     let (mut round, mut is_renewed) = (0, false);
@@ -53,7 +55,7 @@ pub(super) async fn queues(source: &Source, http: &Http) -> Result<Queues, Fetch
             Ok(queues) => return Ok(queues),
             Err(failure) => failure,
         };
-        // What it was shown may have been renewed just then.
+        // The credentials may have been renewed at that moment.
         let again = failure == Failure::Unknown && !is_renewed;
         is_renewed |= again;
         round += 1;
@@ -75,14 +77,14 @@ async fn look(source: &Source, http: &Http) -> Result<Queues, Failure> {
     Ok(room::queues(&namespaces, &quotas, nodes)?)
 }
 
-/// A server that is asked.
+/// A server with its access data.
 struct Asked<'a> {
     access: Access,
     http: &'a Http,
 }
 
 impl Asked<'_> {
-    /// All that is kept of a list.
+    /// Fetches a whole list in its reduced form.
     async fn list<T: Listed>(&self, what: What) -> Result<Vec<T::Kept>, Failure> {
         for _ in 0..RESTARTS_MAX {
             match self.pages::<T>(what).await {
@@ -94,7 +96,7 @@ impl Asked<'_> {
     }
 
     async fn pages<T: Listed>(&self, what: What) -> Result<Vec<T::Kept>, Failure> {
-        // So many pages, too: one that is empty may go on for ever.
+        // The number of pages is bounded, too: empty pages could follow without end.
         let (mut all, mut next, mut pages) = (Vec::new(), None, 0);
         loop {
             let Page { items, next: more } = self.page::<T>(what, next.as_deref()).await?;

@@ -1,4 +1,4 @@
-//! Against servers that behave as Kubernetes's does, and as none should.
+//! Fetches from servers that behave as Kubernetes does, and as it must not.
 
 use std::{
     fs,
@@ -49,14 +49,14 @@ fn pod(node: &str, cpu: &str, memory: &str) -> Value {
     json!({"metadata": {"name": "p"}, "spec": {"nodeName": node, "containers": [{"resources": requests}]}})
 }
 
-/// What is asked for, and where it goes on.
+/// Returns the requested list and the continue token.
 fn asked(path: &str) -> (&str, &str) {
     let (path, query) = path.split_once('?').unwrap();
     let next = query.split('&').find_map(|part| part.strip_prefix("continue="));
     (path.rsplit('/').next().unwrap(), next.unwrap_or_default())
 }
 
-/// A cluster with two nodes and two namespaces, one of which has a quota.
+/// Replies of a cluster with two nodes and two namespaces, one of them with a quota.
 fn serving(path: &str) -> Reply {
     match asked(path).0 {
         "namespaces" => list("NamespaceList", &namespaces(&["etl", "free"]), ""),
@@ -136,14 +136,14 @@ async fn a_list_without_end_ends() {
         _ => serving(path),
     })
     .await;
-    // By its pages, if the time has not ended it before.
+    // The bound of the pages ends it, unless the timeout does.
     assert!(matches!(failure, Failure::Unreadable(_) | Failure::Timeout), "{failure}");
     assert!(fake.paths().len() <= 201);
 }
 
 #[tokio::test]
 async fn many_thousands_are_kept_in_little() {
-    // Pages of 500 pods that say much, as they do: 20 MB in all, of which a name and two numbers of each are kept.
+    // Pages of 500 large pods, 20 MB in total; a name and two numbers are kept of each pod.
     let padding = "x".repeat(2000);
     let page: Value = (0..500)
         .map(|_| {
@@ -226,7 +226,7 @@ async fn hosts_that_are_not_allowed_are_not_asked_whatever_file_names_them() {
     assert!(fake.paths().is_empty());
 }
 
-/// A folder with a kubeconfig and a token, which goes with the test.
+/// Temporary folder with a kubeconfig and a token, removed when dropped.
 struct Folder(PathBuf);
 
 impl Folder {
@@ -259,7 +259,7 @@ impl Drop for Folder {
     }
 }
 
-/// As tokens are: each is good until the next one is.
+/// As with real tokens, each is valid until the next one.
 #[tokio::test]
 async fn a_token_that_was_renewed_is_taken_up_by_the_same_fetch() {
     let folder = Folder::new("renewed");
@@ -268,7 +268,7 @@ async fn a_token_that_was_renewed_is_taken_up_by_the_same_fetch() {
     let fake = Fake::start_with(
         move |head| {
             let shown = head.lines().find_map(|line| line.strip_prefix("authorization: Bearer ")).unwrap_or_default();
-            // The first one is not good any more, and the kubelet writes the next at that moment.
+            // The first token has expired, and the kubelet writes the next one at that moment.
             match shown == "renewed" {
                 true => serving(head.split(' ').nth(1).unwrap()),
                 false => {
@@ -303,7 +303,7 @@ async fn a_server_that_nobody_vouches_for_is_not_asked() {
     let error = folder.kubeconfig(&address, &other).queues(&client("127.0.0.1")).await.unwrap_err();
     assert_eq!(error.failures[0].1, Failure::Tls);
     assert!(fake.paths().is_empty(), "and shown no token");
-    // Nor over a connection that others read.
+    // An unencrypted connection gets no token either.
     let open = folder.kubeconfig(&format!("http://{}", fake.address), &other).queues(&client("127.0.0.1")).await;
     let told = open.unwrap_err().to_string();
     assert!(told.contains("must begin with https://") && !told.contains(TOKEN), "{told}");

@@ -1,10 +1,10 @@
-//! A kubeconfig: the keys by which a cluster is asked, and those that are refused because nothing here does what they want. All other keys
-//! are ignored, as kubectl ignores those that it does not know.
+//! Parsing of a kubeconfig: the keys that define the access, and keys that are rejected because their effect is
+//! unsupported. Other keys are ignored, as kubectl ignores unknown keys. Caller: `access`.
 
 use secrecy::SecretString;
 use serde::{Deserialize, de::IgnoredAny};
 
-/// A kubeconfig, as its keys say.
+/// Keys of a kubeconfig.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 struct Kubeconfig {
@@ -38,7 +38,7 @@ struct Context {
     user: Option<String>,
 }
 
-/// A server, and the certificates by which it is believed.
+/// Server address with its trusted certificates.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct Cluster {
@@ -50,7 +50,7 @@ pub(super) struct Cluster {
     tls_server_name: Option<String>,
 }
 
-/// The credentials that a server is shown.
+/// Credentials for the server.
 #[derive(Default, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub(super) struct User {
@@ -70,14 +70,14 @@ pub(super) struct User {
     as_groups: Option<Vec<IgnoredAny>>,
 }
 
-/// Why a kubeconfig does not say how a cluster is asked.
+/// Reason why a kubeconfig cannot be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum KubeconfigError {
     /// The text is no kubeconfig.
     Unreadable,
-    /// The context, its cluster or its user is not there.
+    /// The context, its cluster or its user does not exist.
     NoContext,
-    /// A key wants what is not offered.
+    /// A key has an unsupported effect.
     NotOffered,
 }
 
@@ -105,14 +105,14 @@ impl Kubeconfig {
 }
 
 impl Cluster {
-    /// Whether a key wants what is not offered.
+    /// Returns whether a key has an unsupported effect.
     fn wants_more(&self) -> bool {
         self.insecure_skip_tls_verify.unwrap_or(false) || is_set(&self.proxy_url) || is_set(&self.tls_server_name)
     }
 }
 
 impl User {
-    /// Whether a key wants what is not offered.
+    /// Returns whether a key has an unsupported effect.
     fn wants_more(&self) -> bool {
         self.exec.is_some()
             || self.auth_provider.is_some()

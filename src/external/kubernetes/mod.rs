@@ -1,12 +1,10 @@
-//! Kubernetes, by the API of its server: its namespaces are queues, and its nodes the root that they are in.
+//! Kubernetes clusters, by the API of their server. Namespaces are queues; the nodes together are the root queue.
 //!
-//! - `quantity`: amounts as Kubernetes writes them;
-//! - `answer`: pages of lists, and of what is listed no more than is looked at;
-//! - `bounded`: lists and amounts that are bounded while they are read;
-//! - `room`: what quotas, nodes and pods leave each namespace;
-//! - `config`: what Linkis writes of a cluster, and what is told of it;
-//! - `access`: where the server is, and who asks, from files that are read again each time;
-//! - `fetch`: asks.
+//! The fetch lists namespaces and quotas, and also nodes and pods if a namespace has no complete quota. There are no
+//! applications. Caller: the parent module.
+//!
+//! Submodules: `quantity`: Kubernetes amounts; `answer`: list pages; `bounded`: bounded lists; `room`: free capacity;
+//! `config`: configuration; `kubeconfig`: kubeconfig files; `access`: address and credentials; `fetch`: requests.
 
 use secrecy::SecretString;
 
@@ -32,39 +30,39 @@ mod room;
 use config::Config;
 pub use config::read;
 
-/// Why an answer cannot be used. It does not repeat what the answer holds.
+/// Reason why a response is rejected. The text never contains data of the response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum ParseError {
-    /// It is no such list.
+    /// The response is no JSON of the expected list.
     #[error("is no {kind} in JSON: it {} at line {line}, column {column}", if *is_cut { "ends in the middle" } else { "breaks off" })]
     NotJson {
-        /// Which list it should be.
+        /// Expected kind of list.
         kind: &'static str,
-        /// Where, from 1 on.
+        /// Line of the error, from 1.
         line: usize,
-        /// Likewise.
+        /// Column of the error, from 1.
         column: usize,
-        /// Whether it ends there.
+        /// Whether the text ends there.
         is_cut: bool,
     },
-    /// It is something else.
+    /// The response is another object.
     #[error("is no {kind}")]
     Other {
-        /// Which list it should be.
+        /// Expected kind of list.
         kind: &'static str,
     },
-    /// There is more than is kept.
+    /// The list exceeds its maximum length.
     #[error("has more than {most} {what}")]
     TooMany {
-        /// How much is kept.
+        /// Maximum number of objects.
         most: usize,
-        /// Of what.
+        /// Kind of the objects.
         what: &'static str,
     },
-    /// Something in it is none of what Kubernetes writes.
+    /// A value has no valid form.
     #[error("is not to be understood: there is {what} that is none")]
     Malformed {
-        /// What it should be.
+        /// Expected value.
         what: &'static str,
     },
 }
@@ -102,7 +100,7 @@ impl ExternalResource for Kubernetes {
         Box::pin(fetch::queues(&self.config.source, http))
     }
 
-    /// It has none: pods belong to whoever made them, and a request says nothing of that.
+    /// Returns none: a pod belongs to the application that created it, which a request does not name.
     fn applications<'a>(&'a self, _: &'a Http) -> Fetching<'a, Vec<Application>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }

@@ -1,17 +1,17 @@
-//! Amounts as Kubernetes writes them: `500m`, `1.5`, `2Gi`, `1e3`.
+//! Kubernetes quantities, such as `500m`, `1.5`, `2Gi` and `1e3`. Callers: `answer` and `bounded`.
 
-/// How long one may be: Kubernetes's own have a dozen characters.
+/// Maximum length of a quantity, in bytes: Kubernetes writes about a dozen characters.
 const BYTES_MAX: usize = 64;
 
-/// What one of the smallest units is of the whole: Kubernetes counts down to a billionth.
+/// Number of smallest units in one: Kubernetes counts in billionths.
 const NANO: i128 = 1_000_000_000;
 
-/// An amount, in billionths.
+/// A quantity in billionths.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Quantity(i128);
 
 impl Quantity {
-    /// Reads one; `None` if it is none, or too large to count with.
+    /// Parses a quantity; `None` if it is invalid or too large.
     pub fn parse(text: &str) -> Option<Self> {
         if text.len() > BYTES_MAX {
             return None;
@@ -27,7 +27,7 @@ impl Quantity {
         if !is_number || !whole.bytes().chain(fraction.bytes()).all(|byte| byte.is_ascii_digit()) {
             return None;
         }
-        // What is smaller than a billionth of the unit is left out: Kubernetes rounds it up, by at most one of them.
+        // Digits below a billionth are dropped. Kubernetes rounds them up, by at most one billionth.
         let fraction = fraction.get(..9).unwrap_or(fraction);
         let mut nanos = if whole.is_empty() { 0 } else { whole.parse::<i128>().ok()?.checked_mul(NANO)? };
         if !fraction.is_empty() {
@@ -41,7 +41,8 @@ impl Quantity {
         Some(Self(if is_negative { -nanos } else { nanos }))
     }
 
-    /// In such parts of the whole, as far as numbers go; what is over counts as one where it is used, and as none where it is there to be.
+    /// Returns the quantity in units of 1/`of_whole`, saturating and never negative. Rounds down for a capacity, up for
+    /// a use.
     pub fn parts(self, of_whole: i128, rounds: Rounds) -> i64 {
         let unit = NANO / of_whole;
         let parts = match rounds {
@@ -52,12 +53,12 @@ impl Quantity {
     }
 }
 
-/// Where to what is not whole goes.
+/// Direction of rounding.
 #[derive(Debug, Clone, Copy)]
 pub(super) enum Rounds {
-    /// Of what there may be.
+    /// Down, for a capacity.
     Down,
-    /// Of what is used.
+    /// Up, for a use.
     Up,
 }
 

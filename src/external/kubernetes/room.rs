@@ -1,4 +1,4 @@
-//! What quotas, nodes and pods leave each namespace.
+//! Free capacity of each namespace, computed from quotas, nodes and pods. Caller: `fetch`. The module makes no request.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashSet},
@@ -14,12 +14,12 @@ use super::{
     answer::{Limit, Quota, Requested, keep_first},
 };
 
-/// What all quotas of a namespace leave in a dimension: what the one leaves that leaves least.
+/// Returns the limit of a dimension that leaves least, over all quotas of a namespace.
 fn least(quotas: &[Quota], of: impl Fn(&Quota) -> Option<Limit>) -> Option<Limit> {
     quotas.iter().filter_map(of).min_by_key(|limit| (limit.max.saturating_sub(limit.used), limit.max))
 }
 
-/// The quotas that matter, by namespace.
+/// Quotas by namespace.
 #[derive(Debug, Default)]
 pub(super) struct Quotas(BTreeMap<String, Vec<Quota>>);
 
@@ -37,7 +37,7 @@ impl Quotas {
         [least(quotas, |quota| quota.memory), least(quotas, |quota| quota.cores)]
     }
 
-    /// What they say of extended resources in a namespace.
+    /// Returns the limits of extended resources in a namespace.
     fn custom(&self, namespace: &str) -> Custom {
         let quotas = self.0.get(namespace).map(Vec::as_slice).unwrap_or_default();
         let names: BTreeSet<&Arc<str>> = quotas.iter().flat_map(|quota| quota.extended.keys()).collect();
@@ -50,7 +50,7 @@ impl Quotas {
         all
     }
 
-    /// Whether they say everything of a namespace.
+    /// Returns whether the quotas of a namespace limit both memory and cores, so that nodes do not matter.
     pub fn decide_alone(&self, namespace: &str) -> bool {
         self.of(namespace).iter().all(Option::is_some)
     }
@@ -70,10 +70,11 @@ impl Quotas {
     }
 }
 
-/// So much of a node, by its name.
+/// Amounts on a node, with the node name.
 type OnNode = (String, Requested);
 
-/// All namespaces, in the nodes that take pods if these were asked for, with what the pods on them asked for.
+/// Returns the namespaces as queues below the root. The root has the capacity of the schedulable nodes, and the
+/// requests of the pods on them as use. Without `nodes`, the root has no maximum.
 pub(super) fn queues(
     namespaces: &[(String, bool)],
     quotas: &Quotas,
@@ -85,7 +86,7 @@ pub(super) fn queues(
             let names: HashSet<&str> = nodes.iter().map(|(name, _)| name.as_str()).collect();
             let there = pods.iter().filter(|(node, _)| names.contains(node.as_str()));
             let (max, used) = (sum(nodes.iter()), sum(there));
-            // The largest number is what there is no maximum by.
+            // The largest number means "no maximum".
             let most = QueueAmounts { memory: NO_MAXIMUM - 1, cores: NO_MAXIMUM - 1 };
             (max.amounts.least(most), used.amounts, custom(&max, &used))
         }
@@ -104,14 +105,14 @@ pub(super) fn queues(
         .map_err(|SamePath(_)| ParseError::Malformed { what: "a namespace that is there twice, and so one" })
 }
 
-/// All together.
+/// Returns the sum of amounts.
 fn sum<'a>(all: impl Iterator<Item = &'a OnNode>) -> Requested {
     let mut sum = Requested::default();
     all.for_each(|(_, requested)| sum.add(requested));
     sum
 }
 
-/// What there is on nodes of extended resources, and what pods there have of it: also of what no node offers any more.
+/// Returns maximum and use of the extended resources on nodes, also of those that no node offers any more.
 fn custom(max: &Requested, used: &Requested) -> Custom {
     let of = |amounts: &Requested, name| amounts.extended.get(name).copied().unwrap_or_default();
     let names = max.extended.keys().chain(used.extended.keys());

@@ -1,4 +1,5 @@
-//! `/ws/v1/cluster/info`, `/metrics` and `/apps`: who is active, how large the cluster is, and what runs in it.
+//! Parsing of `/ws/v1/cluster/info`, `/metrics` and `/apps`: the active state, the size and the applications of a
+//! cluster. Caller: `fetch`.
 
 use crate::domain::queue::{Application, QueueAmounts};
 
@@ -7,11 +8,11 @@ use super::{
     json::{self, Rounds, Value},
 };
 
-/// How many applications may run at once, or wait to, and how long what is kept of each text of theirs is, in bytes.
+/// Maximum number of applications, and maximum length of a text of an application in bytes.
 const APPLICATIONS_MAX: usize = 50_000;
 const TEXT_BYTES_MAX: usize = 255;
 
-/// Whether the ResourceManager that answered is the active one; one without others is.
+/// Returns whether the ResourceManager is the active one. A single ResourceManager is active.
 pub(super) fn is_active(json: &[u8]) -> Result<bool, ParseError> {
     let answer = json::read(json, &["clusterInfo", "haState"])?;
     let info = answer.objects("clusterInfo").next().ok_or(ParseError::Missing { what: "clusterInfo" })?;
@@ -19,7 +20,7 @@ pub(super) fn is_active(json: &[u8]) -> Result<bool, ParseError> {
     Ok(state.eq_ignore_ascii_case("ACTIVE"))
 }
 
-/// How large the cluster is.
+/// Returns the size of the cluster.
 pub(super) fn size(json: &[u8]) -> Result<QueueAmounts, ParseError> {
     let answer = json::read(json, &["clusterMetrics", "totalMB", "totalVirtualCores"])?;
     let metrics = answer.objects("clusterMetrics").next().ok_or(ParseError::Missing { what: "clusterMetrics" })?;
@@ -33,7 +34,7 @@ pub(super) fn size(json: &[u8]) -> Result<QueueAmounts, ParseError> {
 const APPLICATION_KEYS: &[&str] =
     &["apps", "app", "id", "name", "user", "queue", "state", "allocatedMB", "allocatedVCores", "startedTime"];
 
-/// The applications of an answer, by their ids.
+/// Parses the applications, ordered by id.
 pub(super) fn applications(json: &[u8]) -> Result<Vec<Application>, ParseError> {
     let answer = json::read(json, APPLICATION_KEYS)?;
     if answer.all("apps").next().is_none() {

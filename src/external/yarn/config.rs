@@ -1,4 +1,7 @@
-//! What is known of a cluster: Linkis's own JSON, as it stands in its table of providers.
+//! Configuration of a YARN provider: the JSON of Linkis's provider table.
+//!
+//! Parses and validates JSON, and formats it with and without secrets. Errors name a key and never repeat a value.
+//! Caller: the parent module.
 
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Map, Value};
@@ -13,45 +16,45 @@ use crate::{
 
 use super::{Capacity, Yarn, fetch::LastActive};
 
-/// How many addresses there may be, and how long user and password, in bytes.
+/// Maximum number of addresses, and maximum length of user and password in bytes.
 const ADDRESSES_MAX: usize = 8;
 const CREDENTIAL_BYTES_MAX: usize = 1024;
 
-/// The keys that Linkis writes and that decide nothing here: which release it is follows from what it answers.
+/// Keys of Linkis without effect: the responses reveal the release.
 const UNUSED: [&str; 4] = ["hadoopVersion", "principalName", "keytabPath", "krb5Path"];
 
-/// Why Kerberos is none of the ways to log in.
+/// Reason why Kerberos is not supported.
 const NO_KERBEROS: &str = "is not offered: it would bring a C library and files of keys to each instance. Name an address that takes a \
                            user and a password, such as that of a gateway (Apache Knox), and set it to false";
 
-/// A cluster.
+/// Configuration of a provider.
 #[derive(Debug)]
 pub(super) struct Config {
-    /// Of its ResourceManagers.
+    /// Addresses of the ResourceManagers.
     pub addresses: Vec<Address>,
-    /// How to log in.
+    /// Credentials; `None` for no authentication.
     pub login: Option<Login>,
-    /// How much its queues have.
+    /// Which capacity of a queue counts.
     pub capacity: Capacity,
-    /// How its queues are judged.
+    /// Rules by which requests are checked against the queues.
     pub rules: CheckRules,
-    /// What is kept and told, but not used.
+    /// Keys without effect, which are stored and returned.
     unused: Map<String, Value>,
 }
 
-/// A user and a password.
+/// User and password.
 #[derive(Debug)]
 pub(super) struct Login {
-    /// The user.
+    /// User.
     pub user: String,
-    /// The password.
+    /// Password.
     pub password: SecretString,
 }
 
-/// Reads a configuration. A password that it leaves out is that of `before`, if it is for the same user at the same addresses.
+/// Parses a configuration. An omitted password is copied from `before`, if it belongs to the same user and addresses.
 ///
 /// # Errors
-/// What is wrong with it, by key.
+/// Names the faulty key.
 pub fn read(json: &str, before: Option<&str>) -> Result<Box<dyn ExternalResource>, FieldError> {
     let before = before.and_then(|before| parse(before, None).ok());
     let config = parse(json, before.as_ref())?;
@@ -68,7 +71,7 @@ fn parse(json: &str, before: Option<&Config>) -> Result<Config, FieldError> {
         (flag(&mut keys, "authorEnable")?, text(&mut keys, "user")?, text(&mut keys, "pwd")?);
     let login = match enabled {
         true => Some(login(user.unwrap_or_default(), password, before.filter(|before| before.addresses == addresses))?),
-        // Linkis writes both, whether they are used or not.
+        // Linkis always writes both keys.
         false => None,
     };
     let capacity = match text(&mut keys, "queueCapacity")?.as_deref() {
@@ -95,7 +98,7 @@ fn text(keys: &mut Map<String, Value>, key: &str) -> Result<Option<String>, Fiel
     check::text(keys, key, CREDENTIAL_BYTES_MAX * ADDRESSES_MAX)
 }
 
-/// Takes a yes or no; no if it is not there.
+/// Removes a flag; false if the key is missing.
 fn flag(keys: &mut Map<String, Value>, key: &str) -> Result<bool, FieldError> {
     match keys.remove(key) {
         None | Some(Value::Null) => Ok(false),
@@ -116,7 +119,8 @@ fn addresses(text: Option<&str>) -> Result<Vec<Address>, FieldError> {
     }
 }
 
-/// `before` is what was known of the same addresses: a password is never sent to others than those it was given for.
+/// Parses the credentials. `before` is the configuration of the same addresses: a password is never sent to other
+/// addresses than it was given for.
 fn login(user: String, password: Option<String>, before: Option<&Config>) -> Result<Login, FieldError> {
     if user.is_empty() || user.contains(':') || user.chars().any(char::is_control) {
         return Err(wrong("user", "must be a name without colon, because authorEnable is true"));
@@ -156,7 +160,7 @@ impl Config {
         keys
     }
 
-    /// All of it.
+    /// Returns the whole configuration as JSON, secrets included.
     pub fn stored(&self) -> SecretString {
         let mut keys = self.keys();
         if let Some(login) = &self.login {
@@ -165,7 +169,7 @@ impl Config {
         Value::Object(keys).to_string().into()
     }
 
-    /// All but the password.
+    /// Returns the configuration as JSON without the password.
     pub fn shown(&self) -> String {
         Value::Object(self.keys()).to_string()
     }
@@ -177,7 +181,7 @@ mod tests {
 
     const SECRET: &str = "gr8-s3cret";
 
-    /// As Linkis's own first row has it.
+    /// The first row of Linkis's own table.
     const LINKIS: &str = r#"{"rmWebAddress": "http://127.0.0.1:8088", "hadoopVersion": "3.3.4", "authorEnable": false, "user": "hadoop",
         "pwd": "gr8-s3cret", "kerberosEnable": false, "principalName": "p@R", "keytabPath": "/k", "krb5Path": "/k5"}"#;
 

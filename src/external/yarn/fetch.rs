@@ -1,4 +1,7 @@
-//! Asks the ResourceManager that is active, whichever of the addresses it has.
+//! Fetches queues and applications from the active ResourceManager among several addresses.
+//!
+//! Each fetch starts with the address that was active last, and is bounded by one deadline and [`ROUNDS_MAX`] attempts.
+//! Caller: the parent module.
 
 use std::{
     pin::Pin,
@@ -22,18 +25,18 @@ const INFO: &str = "/ws/v1/cluster/info";
 const METRICS: &str = "/ws/v1/cluster/metrics";
 const SCHEDULER: &str = "/ws/v1/cluster/scheduler";
 
-/// Those that are not over, without what is large in them and not looked at; older releases do not know how to leave it out.
+/// Applications that have not ended, without large unused fields. Older releases ignore `deSelects`.
 const APPLICATIONS: &str = "/ws/v1/cluster/apps?states=NEW,NEW_SAVING,SUBMITTED,ACCEPTED,RUNNING\
                             &deSelects=resourceRequests,timeouts,appNodeLabelExpression,amNodeLabelExpression,resourceInfo";
 
-/// How the standby of old releases begins to say so, with a good status.
+/// First words of an old release's standby, which replies with status 200.
 const STANDBY: &[u8] = b"This is standby RM";
 
-/// Which address was the active one's.
+/// Index of the address that was active last.
 #[derive(Debug, Default)]
 pub(super) struct LastActive(AtomicUsize);
 
-/// A ResourceManager that is asked.
+/// A ResourceManager that is queried.
 #[derive(Clone, Copy)]
 struct Asked<'a> {
     yarn: &'a Yarn,
@@ -41,20 +44,20 @@ struct Asked<'a> {
     address: &'a Address,
 }
 
-/// Something that is asked of the active one.
+/// Request to the active ResourceManager.
 type Ask<T> = for<'a> fn(Asked<'a>) -> Pin<Box<dyn Future<Output = Result<T, Failure>> + Send + 'a>>;
 
-/// All queues.
+/// Fetches all queues.
 pub(super) async fn queues(yarn: &Yarn, http: &Http) -> Result<Queues, FetchError> {
     from_active(yarn, http, |asked| Box::pin(asked.queues())).await
 }
 
-/// All applications that are not over.
+/// Fetches all applications that have not ended.
 pub(super) async fn applications(yarn: &Yarn, http: &Http) -> Result<Vec<Application>, FetchError> {
     from_active(yarn, http, |asked| Box::pin(asked.applications())).await
 }
 
-/// Fetches from whichever is active, beginning with the one that was.
+/// Fetches from the active ResourceManager. Tries the addresses in turn, starting with the last active one.
 async fn from_active<T>(yarn: &Yarn, http: &Http, ask: Ask<T>) -> Result<T, FetchError> {
     let addresses = &yarn.config.addresses;
     let deadline = Instant::now() + http.fetch_timeout();
@@ -86,7 +89,8 @@ async fn from_active<T>(yarn: &Yarn, http: &Http, ask: Ask<T>) -> Result<T, Fetc
 }
 
 impl Asked<'_> {
-    /// Asks, if this is the active one. A single one need not be asked whether it is: it says so.
+    /// Sends the request if this ResourceManager is active. A single one is not queried for its state, because its
+    /// reply shows the state.
     async fn if_active<T>(self, ask: Ask<T>) -> Result<T, Failure> {
         if self.yarn.config.addresses.len() > 1 && !cluster::is_active(&self.get(INFO).await?)? {
             return Err(Failure::NotActive);
@@ -110,7 +114,7 @@ impl Asked<'_> {
     async fn get(self, path: &str) -> Result<Answer, Failure> {
         let login = self.yarn.config.login.as_ref().map(|login| (login.user.as_str(), &login.password));
         match self.http.get(self.address, path, login).await {
-            // A standby names the active one as that calls itself, or says when to come again.
+            // A standby redirects to the active one by its own name, or states when to retry.
             Err(Failure::Redirect(307)) => Err(Failure::NotActive),
             Ok(body) if body.starts_with(STANDBY) => Err(Failure::NotActive),
             answer => answer,
@@ -118,7 +122,7 @@ impl Asked<'_> {
     }
 }
 
-/// Reads megabytes.
+/// Parses a body of megabytes on a background thread.
 async fn read<T: Send + 'static>(body: Answer, parse: fn(&[u8]) -> Result<T, ParseError>) -> Result<T, Failure> {
     Ok(patiently(move || parse(&body)).await??)
 }

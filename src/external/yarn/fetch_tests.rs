@@ -1,4 +1,4 @@
-//! Against servers that behave as ResourceManagers do, and as none should.
+//! Fetches from servers that behave as ResourceManagers do, and as they must not.
 
 use std::time::Duration;
 
@@ -19,7 +19,7 @@ const ALONE: &str = include_str!("../../../tests/fixtures/yarn/standby-alone-3.4
 const ACTIVE: &str = r#"{"clusterInfo": {"haState": "ACTIVE"}}"#;
 const STANDBY: &str = r#"{"clusterInfo": {"haState": "STANDBY"}}"#;
 
-/// The active one, with these queues.
+/// Replies of an active ResourceManager with these queues.
 fn active(scheduler: &'static str) -> impl Fn(&str) -> Reply + Send + Sync {
     move |path| match path.rsplit('/').next().unwrap().split('?').next().unwrap() {
         "info" => Reply::Json(ACTIVE.into()),
@@ -36,7 +36,7 @@ async fn paths(addresses: &str, more: &str) -> Result<usize, FetchError> {
     Ok(cluster.queues(&client("127.0.0.1")).await?.behind(None).count())
 }
 
-/// How it failed at the only address.
+/// Returns the failure at the only address.
 async fn failure(reply: impl Fn(&str) -> Reply + Send + Sync + 'static) -> (Failure, Fake) {
     let fake = Fake::start(reply).await;
     let error = paths(&format!("http://{}", fake.address), "").await.unwrap_err();
@@ -62,7 +62,8 @@ async fn queues_and_applications_are_fetched_from_a_single_one() {
 #[tokio::test]
 async fn the_active_one_of_several_is_found_and_remembered() {
     let standby = Fake::start(|_| Reply::Json(STANDBY.into())).await;
-    // It says so, however it is asked: 3.x as a redirect, to the active one if it knows of one, and older ones as text with a good status.
+    // Every path of a standby shows the state. Release 3.x sends a redirect, to the active one if known. Older ones
+    // send text with status 200.
     let redirecting = Fake::start(|_| Reply::Raw(REDIRECTING.into())).await;
     let alone = Fake::start(|_| Reply::Raw(ALONE.into())).await;
     let old = Fake::start(|_| Reply::Raw(http("200 OK", "text/plain", "This is standby RM. Redirecting to..."))).await;
@@ -89,7 +90,7 @@ async fn where_none_is_active_it_is_tried_again_and_told() {
     assert!(error.failures.iter().all(|(_, failure)| *failure == Failure::NotActive), "{error}");
     assert_eq!((error.failures.len(), error.class()), (2, "not_active"));
     assert_eq!(fakes[0].paths().len(), 3);
-    // A single one is asked at once, and says so in its own way.
+    // A single one is queried directly, and its reply shows the state.
     let (failure, fake) =
         failure(|_| Reply::Raw(http("200 OK", "text/plain", "This is standby RM. Redirecting to..."))).await;
     assert_eq!((failure, fake.paths().len()), (Failure::NotActive, 3));
@@ -140,7 +141,7 @@ async fn what_is_no_answer_is_told_without_what_it_holds() {
 
 #[tokio::test]
 async fn an_endless_answer_ends() {
-    // With so much time that its size alone can end it.
+    // The timeouts are long, so that only the size can end it.
     let seconds = Duration::from_secs;
     let times =
         Times { connect: seconds(2), read: seconds(10), answer: seconds(60), turn: seconds(60), fetch: seconds(60) };
@@ -158,7 +159,7 @@ async fn silence_is_not_waited_for() {
     let (failure, fake) = failure(|_| Reply::Silence).await;
     assert_eq!((failure, fake.paths().len()), (Failure::Timeout, 3));
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
-    // However many addresses are silent.
+    // The bound is independent of the number of silent addresses.
     let begun = Instant::now();
     let error = paths(&vec![format!("http://{}", fake.address); 8].join(";"), "").await.unwrap_err();
     assert_eq!(error.failures.len(), 8);

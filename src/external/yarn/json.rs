@@ -1,5 +1,5 @@
-//! A reader of JSON from schedulers of any age: what is not asked for is skipped, keys may stand there twice, and there is no more of
-//! it in memory than a bound.
+//! JSON reader for schedulers of any release. Keeps only given keys, accepts repeated keys, and bounds depth and
+//! memory. Callers: `scheduler` and `cluster`.
 
 use std::{cell::Cell, fmt};
 
@@ -7,32 +7,32 @@ use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess,
 
 use super::ParseError;
 
-/// How many values are kept of one answer: those of tens of thousands of queues.
+/// Maximum number of values kept of one response: those of tens of thousands of queues.
 const VALUES_MAX: usize = 1_000_000;
 
-/// What is kept of an answer.
+/// A parsed value, reduced to the given keys.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
     /// Null, true or false.
     Nothing,
-    /// A number.
+    /// A whole number.
     Int(i64),
-    /// A number that is not whole, or too large.
+    /// A number with a fraction, or above the range of `i64`.
     Real(f64),
     /// A text.
     Text(String),
     /// A list.
     List(Vec<Value>),
-    /// The entries of an object whose keys were asked for; a key may be there more than once.
+    /// Entries of an object whose keys were given; a key may occur more than once.
     Object(Vec<(&'static str, Value)>),
 }
 
-/// Reads `json`, and keeps what stands under `keys`.
+/// Parses `json` and keeps the entries under `keys`.
 pub(super) fn read(json: &[u8], keys: &'static [&'static str]) -> Result<Value, ParseError> {
     let left = Cell::new(VALUES_MAX);
     let mut deserializer = serde_json::Deserializer::from_slice(json);
     let value = Reader { keys, left: &left }.deserialize(&mut deserializer);
-    // What is kept says nothing of errors, and so these say nothing of what the answer holds.
+    // The values produce no error texts, so an error contains no data of the response.
     let value = value.and_then(|value| deserializer.end().map(|()| value)).map_err(|error| match left.get() {
         0 => ParseError::TooMany { most: VALUES_MAX },
         _ => ParseError::NotJson { line: error.line(), column: error.column(), is_cut: error.is_eof() },
@@ -41,7 +41,7 @@ pub(super) fn read(json: &[u8], keys: &'static [&'static str]) -> Result<Value, 
 }
 
 impl Value {
-    /// All that stands directly under `key`: of lists, what is in them.
+    /// Returns all values directly under `key`; lists are flattened.
     pub fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Value> {
         let entries = match self {
             Self::Object(entries) => entries.as_slice(),
@@ -54,12 +54,12 @@ impl Value {
         })
     }
 
-    /// The objects there.
+    /// Returns the objects under `key`.
     pub fn objects<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Value> {
         self.all(key).filter(|value| matches!(value, Self::Object(_)))
     }
 
-    /// The text there.
+    /// Returns the text under `key`.
     pub fn text<'a>(&'a self, key: &'a str) -> Option<&'a str> {
         self.all(key).find_map(|value| match value {
             Self::Text(text) => Some(text.as_str()),
@@ -67,12 +67,12 @@ impl Value {
         })
     }
 
-    /// The number there, without what is behind its point; old releases write some as text.
+    /// Returns the number under `key`, without its fraction. Old releases write some numbers as text.
     pub fn int(&self, key: &str) -> Option<i64> {
         self.all(key).find_map(|value| value.whole(Rounds::Down))
     }
 
-    /// Returns the value as a whole number, at most the largest; `None` if it is no number.
+    /// Returns the value as a whole number, saturating; `None` if it is no number.
     pub fn whole(&self, rounds: Rounds) -> Option<i64> {
         match self {
             Self::Int(number) => Some(*number),
@@ -82,7 +82,7 @@ impl Value {
         }
     }
 
-    /// Whether the value states nothing: null, an empty text, or an object without any key that was asked for.
+    /// Returns whether the value states nothing: null, an empty text, or an object without any of the given keys.
     pub fn is_empty(&self) -> bool {
         match self {
             Self::Nothing => true,
@@ -92,7 +92,7 @@ impl Value {
         }
     }
 
-    /// The number there, if it is one that can be counted with.
+    /// Returns the number under `key`, if it is finite.
     pub fn real(&self, key: &str) -> Option<f64> {
         let real = self.all(key).find_map(|value| match value {
             Self::Int(number) => Some(*number as f64),
@@ -104,17 +104,17 @@ impl Value {
     }
 }
 
-/// The direction in which a number with a fraction becomes a whole one.
+/// Direction of rounding a number with a fraction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Rounds {
-    /// A maximum: a part of a unit cannot be granted.
+    /// Down, for a maximum: a part of a unit cannot be granted.
     Down,
-    /// A use: a part of a unit cannot be granted again.
+    /// Up, for a use: a part of a unit cannot be granted again.
     Up,
 }
 
 impl Rounds {
-    /// Returns `number` as a whole number, at most the largest.
+    /// Returns `number` as a whole number, saturating.
     pub fn whole(self, number: f64) -> i64 {
         match self {
             Self::Down => number.floor() as i64,
@@ -123,17 +123,17 @@ impl Rounds {
     }
 }
 
-/// Returns the whole number that `text` is, at most the largest; `None` if it is no number.
+/// Parses `text` as a whole number, saturating; `None` if it is no number.
 pub(super) fn whole(text: &str, rounds: Rounds) -> Option<i64> {
     let text = text.trim();
     text.parse().ok().or_else(|| Some(rounds.whole(text.parse().ok().filter(|number: &f64| number.is_finite())?)))
 }
 
-/// Reads one value. How deep it may go is serde_json's to bound, at 128.
+/// Reader of one value. serde_json bounds the depth at 128.
 #[derive(Clone, Copy)]
 struct Reader<'a> {
     keys: &'static [&'static str],
-    /// How many more values may be kept.
+    /// Number of further values that may be kept.
     left: &'a Cell<usize>,
 }
 
@@ -204,7 +204,7 @@ impl<'de> Visitor<'de> for Reader<'_> {
     }
 }
 
-/// Finds a key among those that are asked for.
+/// Filter of the given keys.
 struct Key(&'static [&'static str]);
 
 impl<'de> DeserializeSeed<'de> for Key {

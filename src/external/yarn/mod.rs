@@ -1,10 +1,8 @@
-//! YARN, by the REST API of its ResourceManagers.
+//! YARN clusters, by the REST API of their ResourceManagers. Supports the fair and the capacity scheduler of any
+//! release. Caller: the parent module.
 //!
-//! - `json`: reads answers of any release, within bounds;
-//! - `scheduler`: the queues, of the fair and of the capacity scheduler;
-//! - `cluster`: who is active, how large the cluster is, which applications it has;
-//! - `config`: what Linkis writes of a cluster, and what is told of it;
-//! - `fetch`: asks the ResourceManager that is active.
+//! Submodules: `json`: bounded reader; `scheduler`: queues; `cluster`: active state, size and applications; `config`:
+//! configuration; `fetch`: requests to the active ResourceManager.
 
 use secrecy::SecretString;
 
@@ -27,56 +25,57 @@ mod scheduler;
 use config::Config;
 pub use config::read;
 
-/// YARN counts memory in these.
+/// Unit of YARN's memory amounts, in bytes.
 const MIB: i64 = 1 << 20;
 
-/// How much of the cluster a queue of the capacity scheduler has.
+/// Which capacity of a queue of the capacity scheduler counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Capacity {
-    /// As much as others leave it, up to its maximum.
+    /// The maximum, which is available if other queues leave it.
     Maximum,
-    /// What it gets in any case, as Linkis counts: a queue that could grow is full early.
+    /// The guarantee, as Linkis counts. A queue that could grow is then full early.
     Guaranteed,
 }
 
-/// Why an answer cannot be used. It does not repeat what the answer holds: whoever may name an address must not read by it what is there.
+/// Reason why a response is rejected. The text never contains data of the response, because a caller that may set an
+/// address could otherwise read other services with it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum ParseError {
-    /// It is no JSON, or nested too deep.
+    /// The response is no JSON, or nested too deep.
     #[error("is no JSON, or none of at most 128 levels: it {} at line {line}, column {column}", if *is_cut { "ends in the middle" } else { "breaks off" })]
     NotJson {
-        /// Where, from 1 on.
+        /// Line of the error, from 1.
         line: usize,
-        /// Likewise.
+        /// Column of the error, from 1.
         column: usize,
-        /// Whether it ends there.
+        /// Whether the text ends there.
         is_cut: bool,
     },
-    /// There is more than is kept.
+    /// The response exceeds a maximum number of values.
     #[error("has more than {most} of what is asked for")]
     TooMany {
-        /// How much is kept.
+        /// Maximum number.
         most: usize,
     },
-    /// Something is not there.
+    /// A value is missing.
     #[error("lacks {what}")]
     Missing {
-        /// What.
+        /// Key or kind of the value.
         what: &'static str,
     },
-    /// Neither the fair nor the capacity scheduler.
+    /// The scheduler is neither the fair nor the capacity scheduler.
     #[error("is of the scheduler {kind:?}; the fair and the capacity scheduler have queues")]
     UnknownScheduler {
-        /// As it calls itself.
+        /// Type that the scheduler states.
         kind: String,
     },
-    /// A queue does not say how much it may have.
+    /// A queue states no capacity.
     #[error("is not to be understood: the queue {path} says neither how much nor which share it may have")]
     NoSize {
-        /// Which queue.
+        /// Path of the queue.
         path: String,
     },
-    /// A queue's use or maximum is there and is not read.
+    /// Use or maximum of a queue is present and cannot be parsed.
     #[error("is not to be understood: the {what} of the queue {path} is no amount of memory and cores")]
     NoAmounts {
         /// Use or maximum.
@@ -84,13 +83,13 @@ enum ParseError {
         /// Path of the queue.
         path: String,
     },
-    /// A queue without queues in it states no use.
+    /// A queue without child queues states no use.
     #[error("is not to be understood: the queue {path} does not state its use")]
     NoUse {
         /// Path of the queue.
         path: String,
     },
-    /// An amount of an application is there and is not read.
+    /// An amount of an application is present and cannot be parsed.
     #[error("is not to be understood: {what} of the application {id} is no amount")]
     NoAllocation {
         /// Key of the amount.
@@ -98,16 +97,16 @@ enum ParseError {
         /// Id of the application.
         id: String,
     },
-    /// Two queues are the same.
+    /// Two queues have the same path.
     #[error("is not to be understood: it has the queue {path} twice")]
     SamePath {
-        /// Which.
+        /// Path of the queues.
         path: String,
     },
-    /// A path is too long.
+    /// The path of a queue is too long.
     #[error("has a queue whose path has more than {most} bytes")]
     LongPath {
-        /// How long it may be.
+        /// Maximum length of a path, in bytes.
         most: usize,
     },
 }

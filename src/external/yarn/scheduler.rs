@@ -1,4 +1,4 @@
-//! `/ws/v1/cluster/scheduler`: all queues, of the fair and of the capacity scheduler.
+//! Parsing of `/ws/v1/cluster/scheduler`: all queues of the fair and the capacity scheduler. Caller: `fetch`.
 
 use crate::domain::queue::{Custom, Naming, Queue, QueueAmounts, QueueState, Queues, ROOT};
 
@@ -7,7 +7,7 @@ use super::{
     json::{self, Rounds, Value},
 };
 
-/// What is kept of an answer.
+/// Keys that are kept of a response.
 const KEYS: &[&str] = &[
     "scheduler",
     "schedulerInfo",
@@ -40,21 +40,21 @@ const KEYS: &[&str] = &[
     "numPendingApplications",
 ];
 
-/// How many queues there may be, and how long the path of each, in bytes.
+/// Maximum number of queues, and maximum length of a queue path in bytes.
 const QUEUES_MAX: usize = 20_000;
 const PATH_BYTES_MAX: usize = 1024;
 
-/// By how much a share of a cluster may be off: it was written with seven digits.
+/// Relative error of a share of the cluster, which is written with seven digits.
 const SHARE_ERROR: f64 = 1e-6;
 
-/// An answer whose amounts have yet to be told.
+/// Queues of a response before shares are converted into amounts.
 #[derive(Debug)]
 pub(super) struct Scheduler {
     naming: Naming,
     queues: Vec<Found>,
 }
 
-/// A queue as it was found.
+/// A queue of a response.
 #[derive(Debug)]
 struct Found {
     path: String,
@@ -65,28 +65,28 @@ struct Found {
     size: Size,
 }
 
-/// The use of a queue, as the scheduler states it.
+/// Use of a queue, as the scheduler states it.
 #[derive(Debug, Clone, Copy)]
 enum Use {
-    /// In memory and cores.
+    /// Memory and cores.
     Amounts(QueueAmounts),
-    /// In hundredths of the cluster: of its memory or of its cores, the larger part.
+    /// Percent of the cluster: of its memory or of its cores, whichever is larger.
     Share(f64),
-    /// Not at all. A queue with queues in it uses what they use.
+    /// Not stated. The use is then the sum over the child queues.
     Unstated,
 }
 
-/// How much a queue may have.
+/// Capacity of a queue.
 #[derive(Debug, Clone, Copy)]
 enum Size {
-    /// So much in any case, and so much if others leave it.
+    /// Guaranteed and maximum amounts.
     Amounts { guaranteed: QueueAmounts, maximum: QueueAmounts },
-    /// So much of the cluster, in hundredths; likewise.
+    /// Guaranteed and maximum share of the cluster, in percent.
     Shares { guaranteed: f64, maximum: f64 },
 }
 
 impl Scheduler {
-    /// Reads an answer.
+    /// Parses a response.
     pub fn read(json: &[u8]) -> Result<Self, ParseError> {
         let answer = json::read(json, KEYS)?;
         let info = answer.objects("scheduler").flat_map(|value| value.objects("schedulerInfo")).next();
@@ -107,7 +107,7 @@ impl Scheduler {
         Ok(scheduler)
     }
 
-    /// Adds a queue and all that are in it.
+    /// Adds a queue and all queues below it.
     fn add(&mut self, queue: &Value, parent: Option<&str>) -> Result<(), ParseError> {
         let path = path(queue, parent)?;
         if self.queues.len() >= QUEUES_MAX {
@@ -136,7 +136,7 @@ impl Scheduler {
         queue.objects("childQueues").chain(queue.objects("queues")).try_for_each(|inner| self.add_inner(inner, &path))
     }
 
-    /// Adds queues, which stand there as such or under `queue`.
+    /// Adds child queues, which are listed directly or under `queue`.
     fn add_inner(&mut self, inner: &Value, parent: &str) -> Result<(), ParseError> {
         match inner.text("queueName") {
             Some(_) => self.add(inner, Some(parent)),
@@ -144,14 +144,14 @@ impl Scheduler {
         }
     }
 
-    /// Whether amounts are only told as shares of the cluster.
+    /// Returns whether a queue states only shares, so that the size of the cluster is needed.
     pub fn needs_cluster(&self) -> bool {
         let is_share =
             |queue: &Found| matches!((queue.size, queue.used), (Size::Shares { .. }, _) | (_, Use::Share(_)));
         self.queues.iter().any(is_share)
     }
 
-    /// The queues, of a cluster of this size.
+    /// Returns the queues of a cluster of size `cluster`.
     pub fn queues(self, capacity: Capacity, cluster: QueueAmounts) -> Result<Queues, ParseError> {
         let sums = self.sums(cluster)?;
         let queues = self.queues.into_iter().zip(sums).map(|(found, used)| Queue {
@@ -166,10 +166,10 @@ impl Scheduler {
         Queues::new(self.naming, queues).map_err(|same| ParseError::SamePath { path: same.0 })
     }
 
-    /// The use of each queue: as stated, or else the sum over the queues in it, or else as a share of the cluster. A queue stands before
-    /// all that are in it.
+    /// Returns the use of each queue: the stated amounts, or else the sum over its child queues, or else its share of
+    /// the cluster. A queue precedes its children in the list.
     fn sums(&self, cluster: QueueAmounts) -> Result<Vec<QueueAmounts>, ParseError> {
-        // `None` of a queue without any in it.
+        // `None` for a queue without children.
         let mut sums: Vec<Option<QueueAmounts>> = vec![None; self.queues.len()];
         let places: std::collections::HashMap<&str, usize> =
             self.queues.iter().enumerate().map(|(place, queue)| (queue.path.as_str(), place)).collect();
@@ -201,7 +201,7 @@ impl Size {
     }
 }
 
-/// So many hundredths of the cluster, in whole MiB and cores.
+/// Returns a share of the cluster in whole MiB and cores.
 fn share(cluster: QueueAmounts, hundredths: f64, rounds: Rounds) -> QueueAmounts {
     let exact = match rounds {
         Rounds::Down => 1.0 + SHARE_ERROR,
@@ -211,7 +211,7 @@ fn share(cluster: QueueAmounts, hundredths: f64, rounds: Rounds) -> QueueAmounts
     QueueAmounts { memory: of(cluster.memory / MIB).saturating_mul(MIB), cores: of(cluster.cores) }
 }
 
-/// The path of a queue: some schedulers write it, some the last name alone.
+/// Returns the path of a queue. Some schedulers write the path, others the last name only.
 fn path(queue: &Value, parent: Option<&str>) -> Result<String, ParseError> {
     let name = queue.text("queueName").ok_or(ParseError::Missing { what: "queueName" })?;
     let written = queue.text("queuePath").unwrap_or(name);
@@ -227,10 +227,10 @@ fn path(queue: &Value, parent: Option<&str>) -> Result<String, ParseError> {
     }
 }
 
-/// A value is there and is not read as an amount of memory and one of cores.
+/// Error: a value is present and is no amount of memory and cores.
 struct NotAmounts;
 
-/// Returns the first of `values` that is read; `None` if none states anything.
+/// Parses the first of `values` that has a valid form; `None` if none states anything.
 fn amounts<'a>(values: impl Iterator<Item = &'a Value>, rounds: Rounds) -> Result<Option<QueueAmounts>, NotAmounts> {
     let mut read = Ok(None);
     for value in values.filter(|value| !value.is_empty()) {
@@ -244,7 +244,7 @@ fn amounts<'a>(values: impl Iterator<Item = &'a Value>, rounds: Rounds) -> Resul
     read
 }
 
-/// Returns MiB and cores, of an object or of a text such as `<memory:61440, vCores:60>`.
+/// Returns MiB and cores of an object, or of a text such as `<memory:61440, vCores:60>`.
 fn pair(value: &Value, rounds: Rounds) -> Option<[i64; 2]> {
     const KEYS: [[&str; 2]; 2] = [["memory", "memorySize"], ["vCores", "virtualCores"]];
     let [memory, cores] = match value {
@@ -267,7 +267,7 @@ fn pair(value: &Value, rounds: Rounds) -> Option<[i64; 2]> {
 
 fn used(queue: &Value) -> Result<Use, NotAmounts> {
     let values = queue.all("usedResources").chain(queue.all("resourcesUsed"));
-    // Releases that write one as text and one as an object: the object is exact.
+    // Some releases write one as a text and one as an object; the object is exact.
     let (objects, others): (Vec<_>, Vec<_>) = values.partition(|value| matches!(value, Value::Object(_)));
     let amounts = amounts(objects.into_iter().chain(others), Rounds::Up)?.map(Use::Amounts);
     Ok(amounts.or(queue.real("absoluteUsedCapacity").map(Use::Share)).unwrap_or(Use::Unstated))
@@ -275,11 +275,11 @@ fn used(queue: &Value) -> Result<Use, NotAmounts> {
 
 fn fair_size(queue: &Value) -> Result<Option<Size>, NotAmounts> {
     let maximum = amounts(queue.all("maxResources"), Rounds::Down)?;
-    // What it guarantees depends on who else asks.
+    // The guarantee depends on the demand of the other queues.
     Ok(maximum.map(|maximum| Size::Amounts { guaranteed: maximum, maximum }))
 }
 
-/// Of the nodes that have no label; partitions of others are not looked at.
+/// Returns the capacity on nodes without a label. Partitions of labelled nodes are ignored.
 fn capacity_size(queue: &Value) -> Result<Option<Size>, NotAmounts> {
     let mut partitions = queue.objects("capacities").flat_map(|value| value.objects("queueCapacitiesByPartition"));
     let plain = partitions.find(|partition| partition.text("partitionName").unwrap_or_default().is_empty());
@@ -287,7 +287,7 @@ fn capacity_size(queue: &Value) -> Result<Option<Size>, NotAmounts> {
     if let Some((guaranteed, maximum)) = effective("effectiveMinResource")?.zip(effective("effectiveMaxResource")?) {
         return Ok(Some(Size::Amounts { guaranteed, maximum }));
     }
-    // The root of old releases has no share: it is everything.
+    // The root of old releases states no share: it is the whole cluster.
     let is_root = queue.text("queueName") == Some(ROOT);
     let share = |key| queue.real(key).or(is_root.then_some(100.0));
     let shares = share("absoluteCapacity").zip(share("absoluteMaxCapacity"));

@@ -1,4 +1,4 @@
-//! What real schedulers answered, and what older ones do.
+//! Responses of real schedulers, and forms of older releases.
 
 use super::*;
 use crate::domain::queue::QueueError;
@@ -20,7 +20,7 @@ fn read(json: &str, capacity: Capacity) -> Queues {
     queues.unwrap()
 }
 
-/// Paths with the maximum, what is used of it, both in MiB and cores, and how many applications run.
+/// Returns the paths with maximum and use in MiB and cores, and the number of running applications.
 fn told(queues: &Queues) -> Vec<(&str, [i64; 4], Option<i64>)> {
     let mut told = Vec::new();
     for Queue { path, max, used, running_applications, .. } in queues.behind(None) {
@@ -145,7 +145,7 @@ fn names_and_numbers_of_queues_are_bounded() {
     assert!(matches!(read(&deep), Err(ParseError::NotJson { .. })));
 }
 
-/// Reads a root with one queue `etl`, whose fields of one scheduler are these. The cluster has 100 GiB and 100 cores.
+/// Parses a root with one queue `etl`, whose fields are given. The cluster has 100 GiB and 100 cores.
 fn read_etl(scheduler: &str, etl: &str) -> Result<[i64; 4], String> {
     let (root, inner) = match scheduler {
         "fairScheduler" => {
