@@ -3,6 +3,7 @@
 //! A check decides a request on a plain read without locks; many requests share one read. A request that cannot be granted is
 //! refused here and never waits for a lock. The cached state only selects the path: a request that fitted by the cache goes
 //! straight to the committer, any other is checked first.
+//!
 //! Never: grants; refuses by cached state.
 //! Callers: `request_resource`, `waiting`; `committer` and `heartbeat` update the cache.
 //!

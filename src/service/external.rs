@@ -1,9 +1,12 @@
-//! Clusters whose queues somebody else keeps: which there are, and what they say of their queues and applications.
+//! External clusters: stores their providers, and reads queues and applications from them.
 //!
-//! Which provider a call is about is read from the database each time, so that a change holds at once everywhere. What a cluster
-//! says is kept for a moment: however many ask an instance, it asks the cluster once, and for one that is dead once in that moment.
+//! The provider of a call is read from the database each time, so a change is effective immediately on all instances. Replies
+//! of a cluster are cached for [`REFRESH`], so concurrent callers cost one fetch, also if the cluster does not reply.
 //!
-//! - `refresh`: snapshots, by which requests are judged in queues; `kept`: what was counted for the last one.
+//! Never: returns secrets of a provider's configuration.
+//! Callers: `transport::external`, and the server, which spawns [`refresh`].
+//!
+//! - `refresh`: snapshots by which requests for external queues are decided; `kept`: cache of their preparations.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -49,87 +52,87 @@ mod refresh;
 
 pub use refresh::run as refresh;
 
-/// For how long nothing is asked again.
+/// Time for which a reply of a cluster is reused.
 const REFRESH: Duration = Duration::from_secs(2);
 
-/// A provider to be put.
+/// Provider to store.
 #[derive(Debug)]
 pub struct Put {
-    /// Which.
+    /// The provider.
     pub provider: Provider,
-    /// How it is asked: a JSON object, as its type has it.
+    /// Configuration: a JSON object of the provider's type.
     pub config: SecretString,
 }
 
-/// What a caller knows of a provider.
+/// Precondition of a change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ExpectedProvider {
-    /// Nothing.
+    /// No precondition.
     Anything,
-    /// That there is none.
+    /// No provider of this name exists.
     Nothing,
-    /// That it is this one.
+    /// The provider has this etag.
     Etag(Uuid),
-    /// That it is what no provider ever is.
+    /// Never satisfied: the caller's etag cannot be one.
     Unknown,
 }
 
-/// Which provider is asked.
+/// Selects the provider to read from.
 #[derive(Debug, Clone)]
 pub struct Selector {
-    /// Of which type.
+    /// Type of the provider.
     pub resource_type: Name,
-    /// By its name, or as the one for requests with these labels.
+    /// Name, or labels of a request.
     pub by: SelectBy,
 }
 
-/// How a provider is told from others.
+/// Key of a provider.
 #[derive(Debug, Clone)]
 pub enum SelectBy {
-    /// By its name.
+    /// Its name.
     Name(Name),
-    /// By the labels of a request.
+    /// The labels of a request; the best match is selected.
     Labels(BTreeMap<String, String>),
 }
 
-/// A provider as it may be told: without secrets.
+/// Provider without secrets.
 #[derive(Debug, Clone)]
 pub struct Shown {
-    /// All but its configuration, which must not be told.
+    /// The record; its configuration contains secrets and must not be returned.
     pub record: ProviderRecord,
-    /// Its configuration, without secrets.
+    /// Configuration without secrets.
     pub config: String,
 }
 
-/// What a provider said.
+/// Reply of a provider.
 #[derive(Debug, Clone)]
 pub struct Seen<T> {
-    /// Its name.
+    /// Name of the provider.
     pub provider: Name,
-    /// What it said.
+    /// The reply.
     pub value: Arc<T>,
-    /// How long ago.
+    /// Age of the reply.
     pub age: Duration,
 }
 
-/// Keeps providers, and asks them.
+/// Service for external clusters. Clones share it.
 #[derive(Clone, Debug)]
 pub struct ExternalResourceService {
     store: Store,
     http: Http,
     metrics: Metrics,
-    /// One change at a time.
+    /// Serializes changes of providers.
     changing: Arc<Mutex<()>>,
-    /// A cluster is to be asked at once.
+    /// Wakes the task that refreshes snapshots.
     changed: Arc<Notify>,
-    /// As they were when they were last asked: at most as many as there may be.
+    /// Providers as last read, at most [`PROVIDERS_MAX`].
     sources: Arc<StdMutex<Sources>>,
 }
 
 /// Providers by type and name.
 type Sources = HashMap<(Name, Name), Arc<Source>>;
 
-/// A provider that is asked.
+/// Provider with its cached replies.
 #[derive(Debug)]
 struct Source {
     name: Name,
@@ -139,13 +142,13 @@ struct Source {
     applications: Kept<Vec<Application>>,
 }
 
-/// What came of a fetch.
+/// Result of a fetch.
 type Fetched<T> = Result<Arc<T>, Arc<FetchError>>;
 
-/// When something was fetched, and what came of it.
+/// Last fetch: its time and result.
 type Last<T> = Option<(Instant, Fetched<T>)>;
 
-/// What was last said.
+/// Cached reply.
 #[derive(Debug)]
 struct Kept<T>(Arc<Mutex<Last<T>>>);
 
@@ -156,8 +159,8 @@ impl<T> Default for Kept<T> {
 }
 
 impl<T: Send + Sync + 'static> Kept<T> {
-    /// What was said no longer than [`REFRESH`] ago, or what is said now. Whoever comes while it is being fetched waits for that, and it
-    /// is fetched to the end, also if nobody waits any more.
+    /// Returns the cached reply if it is at most [`REFRESH`] old, else a new one. Concurrent callers share the fetch, which
+    /// continues even if all of them are gone.
     async fn get(
         &self,
         metrics: &Metrics,
@@ -174,7 +177,7 @@ impl<T: Send + Sync + 'static> Kept<T> {
             let begun = Instant::now();
             let fetched = fetch.await.map(Arc::new).map_err(Arc::new);
             metrics.external.fetched(fetched.as_ref().err().map(|error| error.class()), begun.elapsed());
-            // An answer is as old as the question; a failure counts from its end, so that there is a rest before it is tried again.
+            // A reply is as old as its request. A failure counts from its end, so that the cluster has a pause.
             let at = if fetched.is_ok() { begun } else { Instant::now() };
             *kept = Some((at, fetched.clone()));
             (fetched, at.elapsed())
@@ -184,16 +187,17 @@ impl<T: Send + Sync + 'static> Kept<T> {
 }
 
 impl ExternalResourceService {
-    /// On top of the store; asks by `http`.
+    /// Creates the service.
     pub fn new(store: Store, http: Http, metrics: Metrics) -> Self {
         Self { store, http, metrics, changing: Arc::default(), changed: Arc::default(), sources: Arc::default() }
     }
 
-    /// Adds a provider, or changes it.
+    /// Adds or changes a provider.
     ///
     /// # Errors
-    /// A field that is wrong; [`ExternalError::Changed`], [`ExternalError::LabelsTaken`], [`ExternalError::TooMany`];
-    /// [`Error::LockTimeout`]; [`Error::CommitUnknown`].
+    /// - [`Error::InvalidField`] for the configuration or an address that is not allowed.
+    /// - [`ExternalError::Changed`] if `expected` does not match; [`ExternalError::LabelsTaken`]; [`ExternalError::TooMany`].
+    /// - [`Error::LockTimeout`] at `deadline`; [`Error::CommitUnknown`].
     pub async fn put(
         &self,
         by: &Actor,
@@ -222,7 +226,7 @@ impl ExternalResourceService {
         Ok(Shown { record, config: cluster.shown() })
     }
 
-    /// Whether a provider can be put beside, or instead of, those that there are.
+    /// Checks that a provider can be stored besides, or in place of, the existing ones.
     fn check(
         &self,
         put: &Put,
@@ -252,10 +256,11 @@ impl ExternalResourceService {
         }
     }
 
-    /// Removes a provider.
+    /// Deletes a provider.
     ///
     /// # Errors
-    /// [`ExternalError::NoSuchProvider`], [`ExternalError::Changed`]; [`Error::LockTimeout`]; [`Error::CommitUnknown`].
+    /// - [`ExternalError::NoSuchProvider`]; [`ExternalError::Changed`] if `expected` does not match.
+    /// - [`Error::LockTimeout`] at `deadline`; [`Error::CommitUnknown`].
     pub async fn delete(
         &self,
         by: &Actor,
@@ -283,13 +288,16 @@ impl ExternalResourceService {
         Ok(())
     }
 
-    /// All providers, by type and name.
+    /// Returns all providers, by type and name.
+    ///
+    /// # Errors
+    /// Database errors, and stored configurations that cannot be read.
     pub async fn providers(&self) -> Result<Vec<Shown>, Error> {
         let records = answered(table::read(&self.store.pool().await?)).await?;
         records.into_iter().map(shown).collect()
     }
 
-    /// The queues of a provider.
+    /// Returns the queues of a provider.
     ///
     /// # Errors
     /// [`ExternalError::NoSuchProvider`], [`ExternalError::NoProviderFor`], [`ExternalError::Fetch`].
@@ -300,7 +308,7 @@ impl ExternalResourceService {
         source.seen(source.queues.get(&self.metrics, fetch).await?)
     }
 
-    /// The applications of a provider that are not over, by their ids.
+    /// Returns the running applications of a provider, by id.
     ///
     /// # Errors
     /// As of [`ExternalResourceService::queues`].
@@ -311,7 +319,10 @@ impl ExternalResourceService {
         source.seen(source.applications.get(&self.metrics, fetch).await?)
     }
 
-    /// The tickets of applications of a provider, as far as their engines have told them.
+    /// Returns the tickets of applications of a provider, for those that engines have reported.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn tickets_of(&self, provider: &Name, ids: &[&str]) -> Result<HashMap<String, Uuid>, Error> {
         if ids.is_empty() {
             return Ok(HashMap::new());
@@ -319,7 +330,7 @@ impl ExternalResourceService {
         Ok(answered(external_ticket::of_applications(&self.store.pool().await?, provider.as_str(), ids)).await?)
     }
 
-    /// The provider as it is stored now, with what is kept of it unless it was changed since.
+    /// Returns the provider as stored, with its cached replies unless it has changed.
     async fn source(&self, selector: &Selector) -> Result<Arc<Source>, Error> {
         let records = answered(table::read(&self.store.pool().await?)).await?;
         let providers = records.iter().map(|record| &record.provider);
@@ -350,12 +361,12 @@ impl ExternalResourceService {
         Ok(source)
     }
 
-    /// The turn to change providers.
+    /// Waits for the permit to change providers.
     async fn turn(&self, deadline: Instant) -> Result<MutexGuard<'_, ()>, Error> {
         timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)
     }
 
-    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    /// Locks the providers. They stay consistent if a holder panics.
     fn sources(&self) -> StdMutexGuard<'_, Sources> {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -382,7 +393,7 @@ impl ExpectedProvider {
     }
 }
 
-/// Begins a change while nobody else makes one; with all providers.
+/// Begins a change under the table lock. Returns all providers.
 async fn begin(session: &mut Session) -> Result<(Transaction<'_, Postgres>, Vec<ProviderRecord>), Error> {
     let connection = session.get().await?;
     let begun = answered(async {
@@ -402,7 +413,7 @@ async fn commit(transaction: Transaction<'_, Postgres>) -> Result<(), Error> {
     })
 }
 
-/// Has a cluster judge by its queues from now on. Whoever does not know how that is counted writes no more.
+/// Makes a cluster decide requests by its queues. Releases that do not count external queues can no longer write.
 async fn put_cluster(
     transaction: &mut Transaction<'_, Postgres>,
     provider: &Provider,
@@ -421,18 +432,19 @@ fn no_such_provider(resource_type: &Name, name: &Name) -> ExternalError {
     ExternalError::NoSuchProvider { resource_type: resource_type.to_string(), name: name.to_string() }
 }
 
-/// As the history names it.
+/// Returns the object name in the history.
 fn object(provider: &Provider) -> String {
     format!("provider {}/{}", provider.resource_type, provider.name)
 }
 
-/// How it stands, without secrets; of one that cannot be read, its labels.
+/// Returns the state for the history, without secrets; only the labels if the configuration cannot be read.
 fn state(record: &ProviderRecord) -> State {
     let config = cluster(record).map(|cluster| cluster.shown()).unwrap_or_default();
     State::of_provider(record.provider.labels.as_map(), &config)
 }
 
-/// What was stored was read before, unless by a later release, or by hand; what is wrong with it is told without its text.
+/// Parses a stored configuration. Only a later release or a manual change can have stored an invalid one. The error does not
+/// quote it.
 fn cluster(record: &ProviderRecord) -> Result<Box<dyn ExternalResource>, Error> {
     let Provider { resource_type, name, .. } = &record.provider;
     let read = external::read(resource_type.as_str(), record.config.expose_secret(), None);

@@ -3,6 +3,7 @@
 //! A principal gets another permit only if the free permits times [`PER_FREE`] are at least its resulting number of permits. A
 //! single principal thus gets all but one in sixteen, and two get nearly half each. As permits become free, principals with few
 //! permits get them, regardless of the order of arrival and without configuration of the number of principals.
+//!
 //! Never: blocks; a caller without a permit is rejected.
 //! Callers: `waiting`, `overview`, `follow`, and the edge.
 

@@ -1,12 +1,14 @@
-//! Heartbeats: what EMs report, and what follows for their tickets.
+//! Reports (heartbeats) of EMs: stores them, and detects used tickets that they no longer contain.
 //!
-//! A report is no operation of the committer: it takes no resource lock, and so never stands in a grant's way. Reports wait in a
-//! queue; a task keeps all that wait with one statement. The same statement answers with the digest of each EM's used tickets:
-//! a report that has the same one is complete, and no ticket is read for it. Only for the others a second task reads tickets, many
-//! EMs at a time. What a report only proposes, to give up a ticket, is an operation like any other, judged again under the locks.
+//! A task stores all queued reports in one statement. The statement returns the digest of each EM's used tickets; a report with
+//! an equal digest is complete, and no ticket is read. A second task compares the tickets of all other reports.
 //!
-//! - `keep`: the first task, and `observe` for what reports tell of the engines;
-//! - `compare`: the second.
+//! Never: takes a resource lock, so a report never delays a grant. A ticket that is lost is ended by an operation of the
+//! committer, which decides again under the locks.
+//! Caller: the RPC service `transport::resource_manager`.
+//!
+//! - `keep`: the first task; `observe`: the observed use of engines in the reports;
+//! - `compare`: the second task.
 
 use std::{
     sync::{
@@ -39,86 +41,86 @@ mod compare;
 mod keep;
 mod observe;
 
-/// How many reports may wait.
+/// Maximum number of queued reports.
 const QUEUE_MAX: usize = 16_384;
 
-/// How many tickets the reports that wait may name together: 16 bytes each. What they observe counts by its bytes.
+/// Maximum number of tickets in all queued reports, in units of 16 bytes. Observations count by their bytes.
 const TICKETS_WAITING_MAX: usize = 2 << 20;
 const TICKET_BYTES: usize = 16;
 
-/// How many tickets of a report are given up at once, so that grants find room in the same batches.
+/// Number of lost tickets of a report that are submitted at once, so that grants fit into the same batches.
 const LOST_AT_ONCE: usize = 256;
 
-/// How long giving up the tickets of one report may take; the next report does the rest.
+/// Timeout for ending the lost tickets of one report; the next report continues.
 const LOST_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How long signs of life may be missing.
+/// Timeouts after missing reports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LivenessTimeouts {
-    /// An EM of which nothing was heard for so long is not chosen.
+    /// Time without a report after which placement does not select the EM.
     pub silent_after: Duration,
-    /// An EM of which nothing was heard for so long is given up: at least twice `silent_after`.
+    /// Time without a report after which the EM is lost: at least twice `silent_after`.
     pub lost_after: Duration,
-    /// A used ticket that is missing from so many reports in a row is given up.
+    /// Number of consecutive reports without a used ticket after which the ticket is lost.
     pub lost_after_reports: i16,
 }
 
 impl LivenessTimeouts {
-    /// What holds if nothing else is set.
+    /// Timeouts without configuration.
     pub const DEFAULT: Self =
         Self { silent_after: Duration::from_secs(30), lost_after: Duration::from_secs(300), lost_after_reports: 3 };
 
-    /// How often an EM should report: so that one report may get lost before it falls silent.
+    /// Interval at which an EM should report. A single lost report does not make the EM silent.
     pub fn report_interval(&self) -> Duration {
         self.silent_after / 3
     }
 }
 
-/// A report that waits, and who waits for its answer.
+/// Report with its reply channel.
 #[derive(Debug)]
 struct Pending {
-    /// Its tickets are in order, and each is named once.
+    /// The report; its ticket ids are sorted and unique.
     report: Report,
-    /// Of its tickets.
+    /// Digest of its tickets.
     tickets: TicketDigest,
     deadline: Instant,
     reply: oneshot::Sender<Result<Found, Error>>,
-    /// Whether another transaction locked what it writes.
+    /// Whether another transaction locks the rows that the report writes.
     is_contended: Arc<AtomicBool>,
-    /// The room that its tickets take.
+    /// Permits for its size.
     _room: OwnedSemaphorePermit,
 }
 
 impl Pending {
-    /// Whether somebody still waits for it.
+    /// Whether the caller still waits.
     fn is_wanted(&self) -> bool {
         !self.reply.is_closed() && self.deadline > Instant::now()
     }
 
     fn answer(self, answer: Result<Found, Error>) {
-        // A caller that is gone needs no answer.
+        // A caller that is gone needs no reply.
         let _ = self.reply.send(answer);
     }
 }
 
-/// A report that was kept, or repeats one that was, and that does not name just the used tickets of its EM.
+/// Report that is stored, or repeats a stored one, and whose tickets differ from the used tickets of its EM.
 #[derive(Debug)]
 struct Differing {
     pending: Pending,
-    /// When the report before came; `None` if nothing can be missing by this one.
+    /// Time of the previous report; `None` if no ticket can be missing in this one.
     previous: Option<OffsetDateTime>,
-    /// Whether some ticket of the EM may have been missing from the report before.
+    /// Whether a ticket of the EM may have been missing in the previous report.
     any_missed: bool,
 }
 
-/// What follows from a report.
+/// Consequences of a report.
 #[derive(Debug, Default)]
 struct Found {
     unknown: Vec<UnknownTicket>,
     lost: Vec<Released>,
 }
 
-/// Takes reports.
+/// Service for reports. Clones share the queue.
 #[derive(Clone, Debug)]
 pub struct HeartbeatService {
     queue: mpsc::Sender<Pending>,
@@ -128,7 +130,7 @@ pub struct HeartbeatService {
 }
 
 impl HeartbeatService {
-    /// Starts the tasks that take reports; they end when all clones of the service are gone. What EMs say of themselves is `seen`.
+    /// Starts the tasks. They end when all clones of the service are dropped. `seen` gets the reported conditions of the EMs.
     pub fn start(
         store: &Store,
         seen: StateCache,
@@ -143,20 +145,23 @@ impl HeartbeatService {
         Self { queue, room: Arc::new(Semaphore::new(TICKETS_WAITING_MAX)), committer, liveness }
     }
 
-    /// How often an EM should report.
+    /// Returns the interval at which an EM should report.
     pub fn interval(&self) -> Duration {
         self.liveness.report_interval()
     }
 
-    /// Takes a report, gives up the tickets that are lost by it, and names those that are unknown.
+    /// Stores a report and ends the tickets that are lost by it. Returns the unknown tickets of the report.
     ///
     /// # Errors
-    /// [`Rejection::EmNotRegistered`]; [`Rejection::StaleReport`] for an older epoch or sequence, which changes nothing;
-    /// [`Error::InvalidField`] for an epoch that is yet to come, and for what is observed in another type or queue than the ticket's,
-    /// although the report is a sign of life then; [`Error::NotBegun`] if it was not its turn until `deadline`;
-    /// [`Error::LockTimeout`] if another transaction locked what it writes; [`Error::Overloaded`] if too many reports wait, or too many of its EM.
+    /// - [`Rejection::EmNotRegistered`]; [`Rejection::StaleReport`] for an older epoch or sequence, which changes nothing.
+    /// - [`Error::InvalidField`] for a future epoch, and for observations in another type or queue than the ticket's. The
+    ///   report with such observations still counts as a sign of life.
+    /// - [`Error::NotBegun`] if the report was not stored by `deadline`; [`Error::LockTimeout`] if another transaction locked
+    ///   its rows.
+    /// - [`Error::Overloaded`] if too many reports wait, in total or of this EM.
     ///
     /// [`Rejection::EmNotRegistered`]: crate::domain::operation::Rejection::EmNotRegistered
+    ///
     /// [`Rejection::StaleReport`]: crate::domain::operation::Rejection::StaleReport
     pub async fn report(&self, mut report: Report, deadline: Instant) -> Result<Vec<UnknownTicket>, Error> {
         report.tickets.sort_unstable();
@@ -174,14 +179,14 @@ impl HeartbeatService {
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
         })?;
         let answered = tokio::time::timeout_at(deadline, answer).await.map_err(|_| timeout())?;
-        // A report is dropped unanswered when its time is over, maybe just before its caller finds that.
+        // A report is dropped without a reply at its deadline, maybe shortly before its caller's timer fires.
         let dropped = || if deadline <= Instant::now() { timeout() } else { Error::ShuttingDown };
         let Found { unknown, lost } = answered.unwrap_or_else(|_| Err(dropped()))?;
         self.give_up(&lost, deadline.min(Instant::now() + LOST_TIMEOUT)).await;
         Ok(unknown)
     }
 
-    /// Has lost tickets given up. What fails is done by the next report, which misses them again.
+    /// Ends lost tickets. The next report repeats those that fail.
     async fn give_up(&self, lost: &[Released], deadline: Instant) {
         for part in lost.chunks(LOST_AT_ONCE) {
             let mut under_way: JoinSet<()> = part
@@ -191,7 +196,7 @@ impl HeartbeatService {
                     async move { give_up_one(&committer, ticket, deadline).await }
                 })
                 .collect();
-            // Dropped with a call that is cancelled: operations that did not begin leave the queue.
+            // Dropped if the call is cancelled; operations that have not begun then leave the commit queue.
             while under_way.join_next().await.is_some() {}
         }
     }

@@ -2,6 +2,7 @@
 //!
 //! A line takes its number before its commit. A line with a smaller number can therefore appear after a larger one was read.
 //! Reads end at the first missing number until all transactions that may have taken it have ended.
+//!
 //! Never: waits longer than [`WRITERS_WAIT_MAX`] for writers.
 //! Callers: `follow`, `usage`, `standby` and `background::usage`.
 

@@ -1,9 +1,12 @@
-//! Holds: an operator keeps everybody from changing anything about an EM or a user for a while.
+//! Holds: an operator blocks all changes of an EM or a user for a limited time.
 //!
-//! A hold is a committed row of `linkis_resource_lock`: the unique constraint, which makes transactions wait for each other, makes all
-//! wait for it. To put it there, its transaction waits for whoever has the key; and where users are not locked because no rule counts
-//! by them, it has them locked from then on, behind the fence, so that whoever does not has ended. So when a hold is answered, nothing
-//! that began before it is under way.
+//! A hold is a committed row of `linkis_resource_lock`, whose unique constraint blocks all transactions on the key. Inserting
+//! it waits for the transaction that owns the key. If no limit counts by user, user locks are switched on behind the limits
+//! fence, so that all transactions without them have ended. When [`HoldService::hold`] returns, no earlier transaction on the
+//! key is in progress.
+//!
+//! Never: keeps a database lock after its transaction.
+//! Callers: `transport::admin` and `background::holds`.
 
 use std::{sync::Arc, time::Duration};
 
@@ -23,28 +26,28 @@ use crate::{
     },
 };
 
-/// How many holds are listed.
+/// Maximum number of holds in a list.
 const LISTED_MAX: i64 = 1000;
 
-/// How long to wait for a lock at most, before others have their turn.
+/// Maximum wait for a lock per attempt, so that operations behind it are not delayed for long.
 const PATIENCE_MAX: Duration = Duration::from_secs(1);
 
-/// How long to pause before trying again.
+/// Pause between attempts.
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// Takes, ends and lists holds.
+/// Service for holds. Clones share it.
 #[derive(Clone, Debug)]
 pub struct HoldService {
     store: Store,
-    /// One at a time, on one connection, however many are wanted.
+    /// Serializes changes, so that they use one connection.
     changing: Arc<Mutex<()>>,
 }
 
-/// Why a hold was not taken.
+/// Reason why a hold was not set.
 enum HoldError {
     Rejected(Rejection),
     Store(StoreError),
-    /// The connection broke while it committed: it may have been.
+    /// The connection broke during the commit; the hold may be set.
     Unknown(StoreError),
 }
 
@@ -74,16 +77,17 @@ impl From<HoldError> for Error {
 }
 
 impl HoldService {
-    /// On top of the store.
+    /// Creates the service.
     pub fn new(store: Store) -> Self {
         Self { store, changing: Arc::default() }
     }
 
-    /// Takes a hold, or takes one that the caller has anew.
+    /// Sets a hold, or replaces the caller's own hold on the key.
     ///
     /// # Errors
-    /// [`Rejection::AlreadyHeld`]; [`Rejection::TooManyHolds`]; [`Error::LockTimeout`] if others had the key until `deadline`;
-    /// [`Error::CommitUnknown`].
+    /// - [`Rejection::AlreadyHeld`] if another caller holds the key; [`Rejection::TooManyHolds`].
+    /// - [`Error::LockTimeout`] if other transactions owned the key until `deadline`.
+    /// - [`Error::CommitUnknown`] if the connection broke during the commit.
     pub async fn hold(&self, by: &Actor, new: &NewHold, deadline: Instant) -> Result<Hold, Error> {
         let _turn = tokio::time::timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)?;
         let mut session = self.store.operator_session();
@@ -91,7 +95,7 @@ impl HoldService {
         loop {
             let prepared = async { prepare(session.get().await?, patience, by, new).await };
             match tokio::time::timeout_at(deadline, prepared).await {
-                // Not given up while it commits: what is answered then would not be known.
+                // The commit has no timeout: its outcome would be unknown.
                 Ok(Ok((transaction, hold))) => {
                     let committed = answered(async { transaction.commit().await.map_err(StoreError::from) });
                     committed.await.map_err(HoldError::Unknown)?;
@@ -103,33 +107,33 @@ impl HoldService {
                 Ok(Err(error)) => return Err(error.into()),
                 Err(_) => return Err(Error::LockTimeout),
             }
-            // Those who waited behind it go on for a moment.
+            // Transactions that waited behind this one proceed during the pause.
             session.reset();
             tokio::time::sleep(PAUSE).await;
         }
     }
 
-    /// Ends a hold before its time, whoever holds; false if there is none.
+    /// Ends a hold before its deadline, regardless of its owner. Returns false if there is none.
     ///
     /// # Errors
-    /// Those of the database.
+    /// Database errors.
     pub async fn release(&self, by: &Actor, key: &LockKey) -> Result<bool, Error> {
         let mut session = self.store.operator_session();
         let was_over = answered(resource_hold::end_over(session.get().await?, key)).await?;
         Ok(!was_over && answered(resource_hold::release(session.get().await?, key, by)).await?)
     }
 
-    /// The holds that there are, the first of them.
+    /// Returns the first [`LISTED_MAX`] holds.
     ///
     /// # Errors
-    /// Those of the database.
+    /// Database errors.
     pub async fn list(&self) -> Result<Vec<Hold>, Error> {
         let mut connection = self.store.operators().acquire().await?;
         Ok(answered(resource_hold::list(&mut *connection, LISTED_MAX)).await?)
     }
 }
 
-/// Takes a hold, which counts when the transaction is committed.
+/// Inserts a hold in a transaction, which the caller must commit.
 async fn prepare<'c>(
     connection: &'c mut PgConnection,
     patience: Duration,
@@ -157,13 +161,13 @@ async fn prepare<'c>(
     .await
 }
 
-/// How many holds that are over one step removes.
+/// Maximum number of expired holds that one step deletes.
 const OVER_MAX: i64 = 100;
 
-/// Removes holds that are over and that nobody has run into, and has users locked no longer than some are held.
+/// Deletes expired holds that no operation has met, and switches user locks off when no user is held any more.
 ///
 /// # Errors
-/// Those of the database.
+/// Database errors.
 pub async fn clear(session: &mut Session) -> Result<(), StoreError> {
     for key in answered(resource_hold::over(session.get().await?, OVER_MAX)).await? {
         answered(resource_hold::end_over(session.get().await?, &key)).await?;

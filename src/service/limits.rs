@@ -1,9 +1,14 @@
-//! Limits: who may hold how much. Rules change behind a fence that is closed for a moment, in which nobody grants or gives back; so
-//! every ticket is counted by the rules before a change or by those after it. A label set that is new is counted in the background,
-//! beside the running counters, and decides when all tickets are counted.
+//! Limits: stores, changes and lists the rules, and starts the counting that new rules need.
 //!
-//! - `fence`: one change behind it; `replace`: all rules at once; `scopes`: what scopes hold, as it is listed;
-//! - `on_demand`: label sets that requests have counted by their caps.
+//! A change takes effect behind the limits fence: a table lock under which no batch runs. Each ticket is therefore counted by
+//! the rules before or after the change. A new label set is counted in the background and decides requests when all tickets are
+//! counted.
+//!
+//! Never: changes a rule outside the fence.
+//! Callers: `transport::admin`, `request_resource` (caps), and `background::counting`.
+//!
+//! - `fence`: one change behind the fence; `replace`: all rules at once; `scopes`: use of scopes;
+//! - `on_demand`: label sets that requests need for their caps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -43,63 +48,65 @@ use fence::{Change, Made, patiently};
 
 pub use scopes::{ScopeFilter, Scopes};
 
-/// How many scopes over their limit an answer names.
+/// Maximum number of scopes above their limit in a reply.
 const OVER_MAX: usize = 100;
 
-/// How many scopes are looked at for those: in pages, up to so many.
+/// Maximum number of scopes to examine for them, and per page.
 const LOOKED_AT_MAX: i64 = 20_000;
 const PAGE: i64 = 1000;
 
-/// How many calls look whether their rules decide already, each on a connection; the others have their turn.
+/// Maximum number of calls that check at once whether their rules decide, each on a connection.
 const LOOKING_MAX: usize = 4;
 
-/// How often to look whether a rule decides already.
+/// Interval between checks whether a rule decides.
 const POLL: Duration = Duration::from_millis(20);
 
-/// How much of the caller's time is left for the answer, when a rule does not decide yet.
+/// Time before the caller's deadline that is reserved for the reply if a rule does not decide yet.
 const MARGIN: Duration = Duration::from_millis(100);
 
-/// Changes and tells the limits.
+/// Service for limits. Clones share it.
 #[derive(Clone, Debug)]
 pub struct LimitService {
     store: Store,
-    /// There is something to count.
+    /// Wakes the task that counts label sets.
     counting: Arc<Notify>,
-    /// One change at a time, on one connection, however many are wanted: the fence lets no more through.
+    /// Serializes changes, so that they use one connection; the fence admits only one anyway.
     changing: Arc<Mutex<()>>,
-    /// One request at a time has label sets counted.
+    /// Serializes requests that start the counting of label sets.
     on_demand: Arc<Mutex<()>>,
     looking: Arc<Semaphore>,
-    /// The rules as they were last read, so that pages of them need not be read again and again.
+    /// The rules as last read, so that pages do not read them again.
     known: Arc<std::sync::Mutex<Arc<Limits>>>,
 }
 
-/// What became of a rule that was set.
+/// State of a rule after its change.
 #[derive(Debug, Clone)]
 pub enum Set {
-    /// It decides; these scopes hold more than it allows, or the first of them.
+    /// The rule decides. Contains the scopes above its limit, up to [`OVER_MAX`].
     InForce(Vec<ScopeUsage>),
-    /// It is set, and decides as soon as all tickets are counted.
+    /// The rule is stored, and decides when all tickets are counted.
     Counting,
 }
 
 impl LimitService {
-    /// On top of the store; `counting` wakes whoever counts.
+    /// Creates the service. `counting` wakes the task that counts label sets.
     pub fn new(store: Store, counting: Arc<Notify>) -> Self {
         let looking = Arc::new(Semaphore::new(LOOKING_MAX));
         let (changing, on_demand) = Default::default();
         Self { store, counting, changing, on_demand, looking, known: Arc::default() }
     }
 
-    /// Adds a rule, or changes the one with the same pattern if that is `expected`, and waits until it decides. If it is so already, and by
-    /// the same principal, nothing is changed, whatever was expected.
+    /// Adds a rule, or replaces the rule with the same pattern if it matches `expected`, and waits until the rule decides.
+    ///
+    /// If the same principal has stored an equal rule, nothing changes, regardless of `expected`.
     ///
     /// # Errors
-    /// [`Rejection::LimitChanged`]; [`Error::LockTimeout`] if the fence could not be closed until `deadline`;
-    /// [`Error::CommitUnknown`].
+    /// - [`Rejection::LimitChanged`] if the stored rule differs from `expected`.
+    /// - [`Error::LockTimeout`] if the fence could not be closed by `deadline`.
+    /// - [`Error::CommitUnknown`] if the outcome is unknown.
     pub async fn set(&self, by: &Actor, rule: Rule, expected: Expected, deadline: Instant) -> Result<Set, Error> {
         self.change(by, deadline, &Change::Set(rule.clone(), expected)).await?;
-        // Whatever happens now, the rule is set: no error may claim that it is not.
+        // The rule is stored from here on: no error may state that it is not.
         let told = tokio::time::timeout_at(deadline, self.until_in_force(&rule.pattern, deadline)).await;
         told.unwrap_or(Ok(Set::Counting)).map_err(|error| {
             tracing::warn!(error = &error as &dyn std::error::Error, "a limit was set, and cannot be told of");
@@ -107,11 +114,11 @@ impl LimitService {
         })
     }
 
-    /// Removes a rule, if it is what was `expected`.
+    /// Deletes a rule if it matches `expected`.
     ///
     /// # Errors
-    /// [`Rejection::NoSuchLimit`]; [`Rejection::LimitChanged`]; [`Error::LockTimeout`] if the fence could not be closed until
-    /// `deadline`.
+    /// - [`Rejection::NoSuchLimit`]; [`Rejection::LimitChanged`] if the stored rule differs from `expected`.
+    /// - [`Error::LockTimeout`] if the fence could not be closed by `deadline`.
     pub async fn delete(
         &self,
         by: &Actor,
@@ -123,10 +130,10 @@ impl LimitService {
         if !made.lines.is_empty() { Ok(()) } else { Err(Rejection::NoSuchLimit(pattern.to_string()).into()) }
     }
 
-    /// Gives a kind of EMs, by its application name, a policy. It takes effect when what it changes has been counted.
+    /// Sets the policy of an EM kind (an application name). It takes effect when its label sets are counted.
     ///
     /// # Errors
-    /// [`Error::LockTimeout`] if the fence could not be closed until `deadline`.
+    /// [`Error::LockTimeout`] if the fence could not be closed by `deadline`.
     pub async fn set_policy(
         &self,
         by: &Actor,
@@ -135,18 +142,26 @@ impl LimitService {
         deadline: Instant,
     ) -> Result<(), Error> {
         self.change(by, deadline, &Change::Policy(em_kind.clone(), policy.clone())).await?;
-        // Set in any case; who does not want to wait any longer is not told when it is counted.
+        // The policy is stored. An error only means that the end of the counting is unknown.
         self.until_counted(deadline).await.map(drop).map_err(|_| Error::CommitUnknown)
     }
 
-    /// The policies of all kinds of EMs there are or were, by application name.
+    /// Returns the policies of all EM kinds that are or were registered, by application name.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn policies(&self) -> Result<BTreeMap<Name, Policy>, Error> {
         let mut connection = self.store.operators().acquire().await?;
         Ok(answered(policy::read(&mut *connection)).await?)
     }
 
-    /// Up to `limit` rules in the order in which they are checked, from behind `after`, each with whether it decides already; and
-    /// the last of them, if more follow. Those whose pattern is not to be shown are left out.
+    /// Returns up to `limit` rules after `after`, in the order of their evaluation, each with whether it decides. Rules whose
+    /// pattern `is_shown` excludes are left out.
+    ///
+    /// Also returns the pattern of the last rule if more rules follow.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn list(
         &self,
         after: Option<&Pattern>,
@@ -171,12 +186,12 @@ impl LimitService {
         let patterns = page.iter().map(|(rule, _)| &rule.pattern);
         let mut records = answered(limit::records(&mut *connection, patterns)).await?;
         let next = page.last().filter(|_| !is_last).map(|(rule, _)| rule.pattern.clone());
-        // One that was removed meanwhile is left out.
+        // A rule that was deleted meanwhile is left out.
         let record = |(rule, decides): (&Rule, bool)| Some((records.remove(&rule.pattern)?, decides));
         Ok((page.into_iter().filter_map(record).collect(), next))
     }
 
-    /// The rules, and which of them decide. They are read again only if they have changed.
+    /// Returns the current rules, and which of them decide. Reads them only if they have changed.
     async fn current(&self, connection: &mut PgConnection) -> Result<Arc<Limits>, StoreError> {
         let known = self.known().clone();
         let limits = limit::current(connection, &known).await?;
@@ -184,12 +199,12 @@ impl LimitService {
         Ok(limits)
     }
 
-    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    /// Locks the rules. They stay consistent if a holder panics.
     fn known(&self) -> MutexGuard<'_, Arc<Limits>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Changes rules, and has counted what there is to count then.
+    /// Applies a change and wakes the task that counts label sets.
     async fn change(&self, by: &Actor, deadline: Instant, change: &Change) -> Result<Made, Error> {
         let _turn = tokio::time::timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)?;
         let made = patiently(&mut self.store.operator_session(), deadline, change, by).await;
@@ -197,11 +212,11 @@ impl LimitService {
         made
     }
 
-    /// Waits until nothing is being counted; false if that is not so at `deadline`, with a margin for the answer.
+    /// Waits until no label set is being counted. Returns false at `deadline`, less [`MARGIN`].
     async fn until_counted(&self, deadline: Instant) -> Result<bool, Error> {
         let counted = async {
             loop {
-                // Held for the look alone, as by those who wait for a limit.
+                // The permit covers one check, not the pause.
                 let turn = self.looking.acquire().await;
                 if answered(label_set::in_state(&self.store.pool().await?, State::Counting)).await?.is_empty() {
                     return Ok::<bool, StoreError>(true);
@@ -214,17 +229,17 @@ impl LimitService {
         Ok(tokio::time::timeout_at(until, counted).await.unwrap_or(Ok(false))?)
     }
 
-    /// Waits until rules of this pattern's label set decide; then tells the scopes that hold more than theirs allows.
+    /// Waits until the label set of `pattern` decides. Returns the scopes above their limits.
     async fn until_in_force(&self, pattern: &Pattern, deadline: Instant) -> Result<Set, Error> {
         let keys: BTreeSet<String> = pattern.keys().map(str::to_owned).collect();
         loop {
-            // Held for the look alone: others look, too, while this one waits.
+            // The permit covers one check, not the pause.
             let turn = self.looking.acquire().await.map_err(|_| Error::ShuttingDown)?;
             let sets = answered(label_set::read(&self.store.pool().await?)).await?;
             let of_keys: Vec<&LabelSet> = sets.iter().filter(|set| set.counting.keys == keys).collect();
             match of_keys.iter().find(|set| set.is_counted) {
                 Some(set) => return self.over(&mut self.store.operator_session(), set.id).await.map(Set::InForce),
-                // Somebody has deleted it again.
+                // Another caller has deleted the rule.
                 None if of_keys.is_empty() => return Ok(Set::Counting),
                 None if Instant::now() + POLL + MARGIN > deadline => return Ok(Set::Counting),
                 None => {}
@@ -234,7 +249,7 @@ impl LimitService {
         }
     }
 
-    /// Scopes of a label set that hold more than their rules allow.
+    /// Returns scopes of a label set that are above their limits.
     async fn over(&self, session: &mut Session, label_set_id: i64) -> Result<Vec<ScopeUsage>, Error> {
         let limits = answered(self.current(session.get().await?)).await?;
         let (mut over, mut after, mut looked_at) = (Vec::new(), Vec::new(), 0);
@@ -251,16 +266,16 @@ impl LimitService {
     }
 }
 
-/// Has label sets decide whose tickets are all counted; those that counted the same labels before count no more.
+/// Activates label sets whose tickets are all counted, and retires those that counted the same labels before.
 ///
 /// # Errors
-/// [`Error::LockTimeout`] if the fence could not be closed until `deadline`; [`Error::CommitUnknown`].
+/// [`Error::LockTimeout`] if the fence could not be closed by `deadline`; [`Error::CommitUnknown`].
 pub async fn decide(session: &mut Session, counted: &[i64], deadline: Instant) -> Result<(), Error> {
     patiently(session, deadline, &Change::Decide(counted.to_vec()), &Principal::Service.into()).await?;
     Ok(())
 }
 
-/// Has label sets counted anew that an earlier release counts otherwise; until that is done, they decide as they did.
+/// Starts counting the label sets again that an earlier release counts differently. Until then, the old counters decide.
 ///
 /// # Errors
 /// As [`decide`].

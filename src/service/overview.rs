@@ -1,6 +1,7 @@
 //! Overview: the totals of the whole cluster at one moment.
 //!
 //! At most one overview per second is computed, only while it is requested; all callers and watchers of that second share it.
+//!
 //! Never: locks rows of the committer; runs periodically without a caller.
 //! Callers: the RPC service `transport::usage` and the web page `http::page`.
 

@@ -1,5 +1,10 @@
-//! Refusals, remembered without costing one: summed in memory where they are told, and written every few seconds by a background task
-//! (`background::refusals`), each instance its own sums. Of many kinds, those that come first are told apart, and the rest are others.
+//! Refusal recorder: sums refusals in memory, for a background task that writes them (`background::refusals`).
+//!
+//! Each instance writes its own sums. The number of kinds per period is bounded; refusals of further kinds are summed as
+//! others.
+//!
+//! Never: accesses the database; delays a request.
+//! Callers: `request_resource` and `background::refusals`.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -22,15 +27,14 @@ use crate::{
     store::refusal::RefusalRow,
 };
 
-/// Over how long refusals are summed.
+/// Duration of a period of sums.
 pub const PERIOD: Duration = Duration::from_secs(PERIOD_SECONDS.unsigned_abs());
 const PERIOD_SECONDS: i64 = 300;
 
-/// How many kinds of refusals one instance tells apart in a period: they and their texts are kept in memory, and a row is written for
-/// each.
+/// Maximum number of kinds per instance and period. Each kind uses memory and one row.
 const KINDS_MAX: usize = 1000;
 
-/// What was refused since it was last taken.
+/// Refusals since the last [`Refusals::take`]. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Refusals {
     sums: Arc<Mutex<Sums<Instant>>>,
@@ -39,12 +43,12 @@ pub struct Refusals {
 }
 
 impl Refusals {
-    /// None yet.
+    /// Creates an empty recorder.
     pub fn new(metrics: Metrics) -> Self {
         Self { sums: Arc::default(), hasher: RandomState::new(), metrics }
     }
 
-    /// A request of `user` was refused; `any_em` if it named no EM.
+    /// Records the refusal of a request of `user`; `any_em` if the request named no EM.
     pub fn note(&self, user: &Name, refusal: &Refusal, any_em: bool) {
         let Some(first) = refusal.shortfalls.first() else { return };
         let key = RefusalKey::of(user.as_str(), first, any_em);
@@ -58,26 +62,27 @@ impl Refusals {
         }
     }
 
-    /// Whether nothing was refused since it was last taken.
+    /// Whether there were no refusals since the last [`Refusals::take`].
     pub fn is_empty(&self) -> bool {
         self.sums().is_empty()
     }
 
-    /// What was refused since this was last asked.
+    /// Returns and clears the recorded refusals.
     pub fn take(&self) -> Sums<Instant> {
         std::mem::take(&mut self.sums())
     }
 
-    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    /// Locks the sums. They stay consistent if a holder panics.
     fn sums(&self) -> MutexGuard<'_, Sums<Instant>> {
         self.sums.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// Sums of refusals: so many kinds, and the others.
+/// Sums by kind, and of all other kinds.
 #[derive(Debug)]
 pub struct Sums<At> {
-    /// By a hash, so that a kind that is known is found without a copy of its texts. Two kinds with one hash are not told apart.
+    /// By hash of the kind, so that a known kind is found without copying its texts. A kind with the hash of another counts as
+    /// others.
     kinds: HashMap<u64, (RefusalKey<String>, RefusalCount<At>)>,
     others: BTreeMap<RefusalKey<String>, RefusalCount<At>>,
 }
@@ -89,7 +94,7 @@ impl<At> Default for Sums<At> {
 }
 
 impl<At: Ord + Copy> Sums<At> {
-    /// Counts in; false if there is no room for one more kind.
+    /// Adds to a kind. Returns false if there is no capacity for another kind.
     fn add(&mut self, hash: u64, key: RefusalKey<&str>, count: RefusalCount<At>) -> bool {
         let has_room = self.kinds.len() < KINDS_MAX;
         match self.kinds.get_mut(&hash) {
@@ -110,8 +115,8 @@ impl<At: Ord + Copy> Sums<At> {
     }
 }
 
-/// What an instance has counted in the period that runs, and what of it is not written yet. It writes sums and not what came to them, so
-/// that writing twice does no harm.
+/// Sums of the current period, and those that are not written yet. Rows contain sums, not increments, so that writing twice is
+/// harmless.
 #[derive(Debug, Default)]
 pub struct Kept {
     period_start: Option<OffsetDateTime>,
@@ -120,21 +125,22 @@ pub struct Kept {
 }
 
 impl Kept {
-    /// The sums that are not written yet, and the period that they are of.
+    /// Returns the unwritten sums and the start of their period; `None` if there are none.
     pub fn unwritten(&self) -> Option<(OffsetDateTime, Vec<RefusalRow<'_>>)> {
         let rows: Vec<_> = self.unwritten.iter().map(|(key, count)| RefusalRow { key, count }).collect();
         self.period_start.filter(|_| !rows.is_empty()).map(|period_start| (period_start, rows))
     }
 
-    /// They are written.
+    /// Records that the unwritten sums have been written.
     pub fn written(&mut self) {
         self.unwritten.clear();
     }
 
-    /// Counts in what was refused until `now`, which belongs to the period that runs then; nothing of an earlier one may be unwritten.
-    /// Answers how many refusals were counted among the others for want of room here.
+    /// Adds the refusals taken at `now` to the period of `now`. Sums of an earlier period must have been written.
+    ///
+    /// Returns the number of refusals that count as others because of [`KINDS_MAX`].
     pub fn count(&mut self, taken: Sums<Instant>, now: OffsetDateTime) -> u64 {
-        // Never back, where a clock goes: what was counted there is forgotten, and would be written over.
+        // A clock that goes back does not return to an earlier period: its sums are dropped and would be overwritten.
         let period_start = self.period_start.map_or(start_of(now), |current| current.max(start_of(now)));
         if self.period_start != Some(period_start) {
             *self = Self { period_start: Some(period_start), ..Self::default() };
@@ -168,7 +174,7 @@ impl Kept {
     }
 }
 
-/// When the period began that `now` is in: periods begin at the same moments for everybody.
+/// Returns the start of the period of `now`. Periods are aligned equally on all instances.
 fn start_of(now: OffsetDateTime) -> OffsetDateTime {
     let start = now.unix_timestamp() - now.unix_timestamp().rem_euclid(PERIOD_SECONDS);
     OffsetDateTime::from_unix_timestamp(start).unwrap_or(now)
@@ -217,18 +223,18 @@ mod tests {
         assert_eq!(rows(&kept)[0].1.last_requested, 5);
         kept.written();
         assert!(kept.unwritten().is_none());
-        // Only what has changed, and all of it.
+        // Only changed kinds are unwritten, each with its full sum.
         refusals.note(&user(2), &refusal(Dimension::Cores, 4), false);
         kept.count(refusals.take(), NOON + PERIOD / 2);
         let told: Vec<_> = rows(&kept).into_iter().map(|(key, count)| (key.user, count.refusals)).collect();
         assert_eq!(told, [("user2".to_owned(), 2)]);
         kept.written();
-        // The next period begins with nothing.
+        // The next period begins at zero.
         refusals.note(&user(2), &refusal(Dimension::Cores, 4), false);
         kept.count(refusals.take(), NOON + PERIOD);
         assert_eq!(kept.unwritten().unwrap().0, NOON + PERIOD);
         assert_eq!(rows(&kept)[0].1.refusals, 1);
-        // And goes on if the clock goes back: what was written for the first would be written over.
+        // A clock that goes back does not change the period: sums of the first period would be overwritten.
         refusals.note(&user(2), &refusal(Dimension::Cores, 4), false);
         kept.count(refusals.take(), NOON);
         assert_eq!((kept.unwritten().unwrap().0, rows(&kept)[0].1.refusals), (NOON + PERIOD, 2));
@@ -242,7 +248,7 @@ mod tests {
         }
         assert_eq!(kept.count(refusals.take(), NOON), 0);
         assert_eq!(refusals.metrics.requests.refusals_other.get(), 10);
-        // And across what is taken at once, too: the first again, and some more that are new.
+        // Kinds that exceed the maximum only when they are added to the period are counted as others too.
         for number in (0..5).chain(KINDS_MAX..KINDS_MAX + 7) {
             refusals.note(&user(number), &refusal(Dimension::Custom("disk".into()), 2), false);
         }

@@ -2,6 +2,7 @@
 //!
 //! A caller states how old a run may be. If no run is recent enough, one task runs the action, and all callers that wait
 //! meanwhile get its result.
+//!
 //! Never: runs the action twice at once; cancels a run because a caller is gone.
 //! Callers: `admission` (surveys), `overview` and `waiting` (renewals).
 

@@ -1,8 +1,11 @@
-//! Reads that may be a little old, from a standby of the database: they take nothing from those that commit.
+//! Standby reads: reads that may be stale by up to 10 seconds, on a standby, so that they do not load the primary.
 //!
-//! How old an answer may be is known without comparing clocks or places in logs: about once a second an instance says in the database that
-//! it lives, and at which moment that was. A standby that knows of it knows everything that was committed before. One that has not heard
-//! for `LAG_MAX`, does not answer, or follows nobody any more is not asked: the primary is.
+//! The age is known without comparing clocks or log positions. The instance writes a timestamp (mark) to the primary about once
+//! a second. A standby that has replayed a mark has all earlier commits. A standby that is too old, silent or not replicating
+//! is not used; the primary is.
+//!
+//! Never: returns a read of unknown age.
+//! Callers: `usage` and `audit`; the server spawns the monitor.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
 
@@ -29,41 +32,41 @@ use crate::{
 
 use super::history::History;
 
-/// The oldest that an answer may be; beyond it the primary is asked.
+/// Maximum age of a read; beyond it, the primary is used.
 const LAG_MAX: Duration = Duration::from_secs(10);
 
-/// How long after the instance has said that it lives it is looked whether the standby knows, and how long after that it says so again.
+/// Pause between writing a mark and checking it on the standby, and between that check and the next mark.
 const PAUSE: Duration = Duration::from_millis(500);
 
-/// How many moments are kept of which the standby has not heard yet: those of twice as long as it may be behind.
+/// Maximum number of marks that the standby has not replayed: those of twice the maximum age.
 const MARKS_MAX: usize = 20;
 
-/// How many reads may wait for a connection, and for how long.
+/// Maximum number of reads that wait for a connection, and their timeout.
 const WAITING_MAX: usize = 32;
 const WAIT_MAX: Duration = Duration::from_secs(2);
 
-/// A moment.
+/// A mark: a moment that the primary has recorded.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Mark {
-    /// By the database's clock.
+    /// Time by the database's clock.
     pub at: OffsetDateTime,
-    /// Up to which number the history was whole then.
+    /// Number up to which the history was complete.
     pub settled: i64,
-    /// By this machine's clock, or sooner.
+    /// Lower bound of the time by the local clock.
     noted: Instant,
 }
 
-/// A standby that can be asked.
+/// A usable standby.
 #[derive(Debug, Clone)]
 struct Well {
     host: Host,
-    /// Everything that was committed before is known there.
+    /// Last replayed mark: all earlier commits are on the standby.
     mark: Mark,
-    /// Counts up whenever another host is asked.
+    /// Sequence number of the host; changes with the host.
     number: u64,
 }
 
-/// The standby, if there is one; clones share it.
+/// Handle of the standby, if one is configured. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Standby(Option<Arc<Shared>>);
 
@@ -75,19 +78,19 @@ struct Shared {
     metrics: Metrics,
 }
 
-/// A connection to the standby for one read, and what is known of it.
+/// Connection to the standby for one read.
 #[derive(Debug)]
 pub struct Reading {
-    /// To the standby.
+    /// The connection.
     pub connection: PoolConnection<Postgres>,
-    /// What holds of it.
+    /// Age and validity of the read.
     pub guard: Guard,
 }
 
-/// How old an answer may be, and whether the standby is still there that gives it.
+/// Bound on the age of a read. Detects that the standby was lost during the read.
 #[derive(Debug)]
 pub struct Guard {
-    /// Everything that was committed before is in the answer.
+    /// Mark of the standby: all earlier commits are in the read.
     pub mark: Mark,
     number: u64,
     shared: Arc<Shared>,
@@ -95,7 +98,8 @@ pub struct Guard {
 }
 
 impl Standby {
-    /// At `target`, if there is one: looked for from now on, for the instance that announces itself by this name, until the server stops.
+    /// Creates the handle for the standby at `target`, if any, and starts its monitor by `spawn`. The monitor writes marks
+    /// under `instance_id`.
     pub fn start(
         target: Option<Target>,
         store: &Store,
@@ -125,10 +129,10 @@ impl Standby {
         Self(shared)
     }
 
-    /// A connection to it, if it knows all but the last moments; `None` if the primary is to be asked.
+    /// Returns a connection to the standby; `None` if the primary must be used.
     ///
     /// # Errors
-    /// [`Error::Overloaded`] if too many read there.
+    /// [`Error::Overloaded`] if too many reads use the standby.
     pub async fn acquire(&self) -> Result<Option<Reading>, Error> {
         let Some(shared) = &self.0 else { return Ok(None) };
         if shared.usable().is_none() {
@@ -138,7 +142,7 @@ impl Standby {
         let admitted = shared.admitted.clone().try_acquire_owned().map_err(|_| Error::Overloaded)?;
         let turn = timeout(WAIT_MAX, shared.connections.clone().acquire_owned()).await;
         let turn = turn.map_err(|_| Error::Overloaded)?.map_err(|_| Error::ShuttingDown)?;
-        // As it is now.
+        // Checked again after the wait.
         if let Some(Well { host, mark, number }) = shared.usable()
             && let Ok(connection) = host.pool.acquire().await
         {
@@ -157,11 +161,11 @@ impl Shared {
 }
 
 impl Guard {
-    /// How a read at the standby ended; `None` if the primary is to be asked instead, because the standby has gone meanwhile or could not do
-    /// it: it may have to end a read to go on following.
+    /// Awaits a read on the standby. Returns `None` if the primary must be used, because the standby was lost or failed. A
+    /// standby may have to cancel a read in order to continue its replay.
     ///
     /// # Errors
-    /// What the caller did wrong.
+    /// [`Error::InvalidField`] and [`Error::Denied`], which the primary would return too.
     pub async fn answered<T>(&self, read: impl Future<Output = Result<T, Error>>) -> Result<Option<T>, Error> {
         let mut well = self.shared.well.subscribe();
         let left = well.wait_for(|well| well.as_ref().is_none_or(|well| well.number != self.number));
@@ -185,29 +189,29 @@ impl Guard {
     }
 }
 
-/// What keeps looking at the standby.
+/// Monitor of the standby.
 pub struct Watching {
     shared: Arc<Shared>,
     looking: Looking,
     store: Store,
     history: History,
     instance_id: Uuid,
-    /// Of which the standby may not have heard yet, the oldest first; and the last of which it has.
+    /// Last mark that the standby has replayed, and later ones, the oldest first.
     marks: VecDeque<Mark>,
-    /// Of the primary that they were made at.
+    /// Generation of the primary on which the marks were written.
     generation: u64,
     number: u64,
 }
 
 impl Watching {
-    /// Looks until the server stops.
+    /// Monitors the standby until shutdown.
     pub async fn run(mut self, stopping: CancellationToken) {
         let mut session = self.store.background_session(Work::Short);
         let watched = async {
             let (mut was_well, mut file_read) = (false, Instant::now());
             loop {
                 if self.mark(&mut session).await.is_err() {
-                    // Whoever looks for the primary tells of it.
+                    // The search for a primary logs the error.
                     session.reset();
                 }
                 session.give_back().await;
@@ -230,11 +234,11 @@ impl Watching {
         stopping.run_until_cancelled(watched).await;
     }
 
-    /// Says at the primary that the instance lives.
+    /// Writes a mark on the primary.
     async fn mark(&mut self, session: &mut Session) -> Result<(), StoreError> {
         let (noted, generation) = (Instant::now(), self.store.primary().generation());
         if generation != self.generation {
-            // What another primary knew, the next one may not.
+            // The new primary may lack commits of the old one.
             self.generation = generation;
             self.marks.clear();
             self.forget();
@@ -252,7 +256,7 @@ impl Watching {
         Ok(())
     }
 
-    /// Looks of which of these moments the standby knows.
+    /// Reads the last mark that the standby has replayed.
     async fn look(&mut self) -> Result<(), StoreError> {
         let looked = self.looking.look(self.instance_id).await;
         let (before, metrics) = (self.shared.well.borrow().clone(), &self.shared.metrics.standby);
@@ -263,7 +267,7 @@ impl Watching {
                 return Err(error);
             }
         };
-        // Just that moment, and not a later one: by another machine's clock it may be later, and be of another life of the database.
+        // Only an equal time counts: a later time may come from another clock, or from another history of the database.
         let known = self.marks.iter().position(|mark| mark.at == marked);
         self.marks.drain(..known.unwrap_or_default());
         let before = before.filter(|before| before.host.place == host.place);
@@ -278,7 +282,7 @@ impl Watching {
         Ok(())
     }
 
-    /// Nothing is known of a standby.
+    /// Records that there is no usable standby.
     fn forget(&self) {
         self.shared.well.send_replace(None);
         self.shared.metrics.standby.away();

@@ -1,7 +1,9 @@
-//! Finds out whose a ticket is and where, for callers that know no more than its id. Many look-ups share one read.
+//! Ticket lookup: returns the user and EM of a ticket for calls with only its id. Many lookups share one read.
 //!
-//! A plain read: a ticket never changes hands, nor its EM, so what it shows cannot be out of date. Whether the ticket still lives, the
-//! ledger reads again under the locks.
+//! A plain read is enough, because user and EM of a ticket never change. The ledger checks under the locks whether the ticket
+//! lives.
+//!
+//! Caller: the RPC service `transport::resource_manager`.
 
 use std::collections::{HashMap, HashSet};
 
@@ -25,13 +27,13 @@ use crate::{
     },
 };
 
-/// How many look-ups may wait.
+/// Maximum number of lookups that wait.
 const QUEUE_MAX: usize = 16_384;
 
-/// How many look-ups share one read.
+/// Maximum number of lookups that share one read.
 const BATCH_MAX: usize = 1024;
 
-/// The way to have tickets looked up; clones share it.
+/// Handle of the lookups. Clones share it.
 #[derive(Clone, Debug)]
 pub struct TicketLookup {
     queue: mpsc::Sender<Lookup>,
@@ -45,27 +47,29 @@ struct Lookup {
 }
 
 impl TicketLookup {
-    /// Starts the task that reads; it ends when all clones of this are gone.
+    /// Starts the task that reads; it ends when all clones of the handle are dropped.
     pub fn start(store: &Store, tasks: &Tasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         tasks.spawn(run(inbox, store.session()));
         Self { queue, store: store.clone() }
     }
 
-    /// The queue, or namespace, in which a live ticket holds something, as its request named it.
+    /// Returns the external queue (YARN queue or Kubernetes namespace) of a live ticket, as its request named it. `None` if it
+    /// has none.
     ///
     /// # Errors
-    /// Those of the database.
+    /// Database errors.
     pub async fn queue_of(&self, ticket_id: Uuid) -> Result<Option<String>, Error> {
         let found = answered(user_resource::read(&self.store.pool().await?, &[ticket_id])).await?;
         Ok(found.get(&ticket_id).and_then(|ticket| place_of(ticket.resource())).map(|(_, name)| name.to_owned()))
     }
 
-    /// Adds what the caller did not say. What was said has to be right.
+    /// Completes a ticket reference with the user and EM that the caller omitted.
     ///
     /// # Errors
-    /// [`Rejection::TicketNotFound`] if the ticket neither lives nor is remembered, or is of another user or EM than the caller said; [`Error::Overloaded`] if too many look-ups wait;
-    /// those of the database, and [`Error::Unavailable`] if it has not answered until `deadline`.
+    /// - [`Rejection::TicketNotFound`] if the ticket is neither live nor in the history, or if the given user or EM is wrong.
+    /// - [`Error::Overloaded`] if too many lookups wait.
+    /// - Database errors; [`Error::Unavailable`] if the database has not replied by `deadline`.
     pub async fn complete(&self, named: NamedTicket, deadline: Instant) -> Result<Released, Error> {
         match named {
             NamedTicket { ticket_id, user: Some(user), em: Some(em) } => Ok(Released { ticket_id, user, em }),
@@ -98,7 +102,7 @@ async fn run(mut inbox: mpsc::Receiver<Lookup>, mut session: Session) {
         let reused = session.is_open();
         let mut found = answered(read(&mut session, &lookups)).await;
         if reused && found.is_err() {
-            // A connection that broke while it was idle costs no more than a new one.
+            // A connection that broke while idle costs one new connection.
             session.reset();
             found = answered(read(&mut session, &lookups)).await;
         }
@@ -114,14 +118,14 @@ async fn run(mut inbox: mpsc::Receiver<Lookup>, mut session: Session) {
                     .ok_or_else(|| Rejection::TicketNotFound { ticket_id, ended: None }.into()),
                 Err(error) => Err(error.clone()),
             };
-            // A caller that is gone needs no answer.
+            // A caller that is gone needs no reply.
             let _ = reply.send(answer);
         }
     }
 }
 
-/// Whose they are and where, those that live; whose they were and where, those that are remembered. In this order: what ends
-/// meanwhile is remembered by then.
+/// Reads user and EM of live tickets, and then of ended ones. In this order, a ticket that ends in between is found by the
+/// second read.
 async fn read(session: &mut Session, lookups: &[Lookup]) -> Result<HashMap<Uuid, Released>, StoreError> {
     let connection = session.get().await?;
     let ids: HashSet<Uuid> = lookups.iter().map(|lookup| lookup.ticket_id).collect();

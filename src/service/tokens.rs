@@ -2,6 +2,7 @@
 //!
 //! Lookups never read the database, regardless of the number of calls with unknown tokens. The task compares a version in the
 //! database every two seconds, so a revoked token is rejected after that time at the latest.
+//!
 //! Never: holds a token in clear text, only its hash.
 //! Callers: `transport::identity` (lookups); `background` runs the reload.
 

@@ -1,7 +1,12 @@
-//! Who holds what: plain reads, without locks. What EMs and managers ask, and what operators list, have connections of their own.
+//! Queries of operators, managers and EMs: plain reads of EMs, tickets, wait queues and the history, without locks.
 //!
-//! - [`accounting`]: what is told in sums: refusals, and use over time;
-//! - `search`: what is found in the history.
+//! Lookups by key use the pool. Lists use the connections for operators, so that they do not delay other work. Long reads of
+//! the history and of sums use a standby if it is usable.
+//!
+//! Never: writes; locks.
+//! Callers: `transport::usage`, `transport::resource_manager` and `http::page`.
+//!
+//! - [`accounting`]: sums of refusals and of usage; `search`: search in the history.
 
 use std::{
     collections::{BTreeSet, HashMap},
@@ -44,43 +49,43 @@ mod search;
 
 use search::{Found, find, span};
 
-/// How many EMs are read at once for those that are full, and how often for one page.
+/// Number of EMs per read if a filter without an index applies, and maximum number of reads per page.
 const LOOKED_AT_ONCE: usize = 1000;
 const LOOKS_MAX: usize = 5;
 
-/// A page of EMs.
+/// Page of EMs.
 #[derive(Debug)]
 pub struct Ems {
-    /// In the order of their keys, each with what is known of it by its reports.
+    /// EMs in the order of their keys, each with the status by its reports.
     pub shown: Vec<(Em, Option<EmStatus>)>,
-    /// The one behind which the next page begins; `None` if nothing follows.
+    /// EM after which the next page begins; `None` at the end.
     pub next: Option<EmInstance>,
 }
 
-/// How much a page of the history tells of how things stood before and after; a line more may be beyond it.
+/// Approximate maximum size of the states before and after in a page of the history, in bytes; the last line may exceed it.
 const STATES_BYTES_MAX: usize = 1 << 20;
 
-/// Lines of the history.
+/// Page of history lines.
 #[derive(Debug)]
 pub struct Lines {
-    /// In order.
+    /// Lines in the requested order.
     pub shown: Vec<ActionRecord>,
-    /// The number of the last that was looked at.
+    /// Number of the last line that was examined.
     pub last: i64,
-    /// Whether there may be more behind it now.
+    /// Whether more lines may follow.
     pub more: bool,
 }
 
-/// What was read, and how old that may be.
+/// Result with its age.
 #[derive(Debug)]
 pub struct Dated<T> {
-    /// What was read.
+    /// The result.
     pub told: T,
-    /// Everything that was committed before is in it; `None` if just everything is.
+    /// Time up to which all commits are included; `None` if the primary was read.
     pub as_of: Option<OffsetDateTime>,
 }
 
-/// Cuts what was read to a page; true if there is more.
+/// Truncates lines to a page. Returns whether more lines exist.
 fn cut(mut found: Vec<ActionRecord>, limit: usize) -> (Vec<ActionRecord>, bool) {
     let mut states = 0;
     let mut fits = |line: &ActionRecord| {
@@ -94,7 +99,7 @@ fn cut(mut found: Vec<ActionRecord>, limit: usize) -> (Vec<ActionRecord>, bool) 
     (found, is_cut)
 }
 
-/// Answers operators' questions.
+/// Service for queries. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Usage {
     store: Store,
@@ -104,12 +109,16 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// On top of the store, and of its standby for what may be a little old. EMs that report are silent after `silent_after`.
+    /// Creates the service. Reads that may be stale use `standby` if it is usable. EMs without a report for `silent_after` are
+    /// silent.
     pub fn new(store: Store, standby: Standby, silent_after: Duration) -> Self {
         Self { store, standby, silent_after, history: History::default() }
     }
 
-    /// One EM, and what is known of it by its reports.
+    /// Returns an EM with the status by its reports.
+    ///
+    /// # Errors
+    /// [`Rejection::EmNotRegistered`]; database errors.
     pub async fn em(&self, instance: &EmInstance) -> Result<(Em, Option<EmStatus>), Error> {
         let mut found = answered(em_resource::read(&self.store.pool().await?, [instance])).await?;
         let em = found.remove(instance).ok_or_else(|| Rejection::EmNotRegistered(instance.clone()))?;
@@ -118,8 +127,11 @@ impl Usage {
         Ok((em, answered(statuses).await?.remove(instance)))
     }
 
-    /// The EMs among `instances` that there are, and what is known of each by its reports. As much work as a page of all EMs, it takes
-    /// its turn with those.
+    /// Returns the registered EMs among `instances`, each with the status by its reports. Uses an operator connection, because
+    /// it costs as much as a page of EMs.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn ems_by_name(
         &self,
         instances: &[EmInstance],
@@ -134,8 +146,11 @@ impl Usage {
         Ok(found.into_iter().map(with_status).collect())
     }
 
-    /// Those among `ticket_ids` that live, and what is observed of them. As much work as a page of all tickets, it takes its turn with
-    /// those.
+    /// Returns the live tickets among `ticket_ids`, with their observed use. Uses an operator connection, because it costs as
+    /// much as a page of tickets.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn tickets_by_id(
         &self,
         ticket_ids: &[Uuid],
@@ -146,8 +161,13 @@ impl Usage {
         Ok((tickets, observed))
     }
 
-    /// A page of up to `limit` EMs that match and of which at least `min_fullness` hundredths are held, in the order of their keys, from
-    /// behind `after`; and what is known of each by its reports. It looks through so many, and may find few.
+    /// Returns up to `limit` matching EMs after `after`, in the order of their keys, with a fullness of at least `min_fullness`
+    /// percent, each with the status by its reports.
+    ///
+    /// The number of EMs examined is bounded, so a page may be short.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn ems(
         &self,
         filter: &em_resource::Filter,
@@ -157,7 +177,7 @@ impl Usage {
     ) -> Result<Ems, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let (mut ems, mut next) = (Vec::new(), after.cloned());
-        // One more than are shown tells whether there is more: without filters, that is all.
+        // One EM more than the page shows whether another page follows; without filters, one read is enough.
         let mut at_once = limit.saturating_add(1).min(LOOKED_AT_ONCE);
         'page: for _ in 0..LOOKS_MAX {
             let read = i64::try_from(at_once).unwrap_or(i64::MAX);
@@ -185,7 +205,10 @@ impl Usage {
         Ok(Ems { shown: ems.into_iter().map(with_status).collect(), next })
     }
 
-    /// What is observed of a live ticket, if anything.
+    /// Returns the observed use of a live ticket, if any.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn observed(&self, ticket: &Ticket) -> Result<Option<Observed>, Error> {
         let read = async {
             let mut connection = self.store.pool().await?.acquire().await?;
@@ -194,7 +217,10 @@ impl Usage {
         Ok(answered(read).await?.remove(&ticket.id))
     }
 
-    /// One live ticket.
+    /// Returns a live ticket.
+    ///
+    /// # Errors
+    /// [`Rejection::TicketNotFound`]; database errors.
     pub async fn ticket(&self, ticket_id: Uuid) -> Result<Ticket, Error> {
         let pool = self.store.pool().await?;
         if let Some(ticket) = answered(user_resource::read(&pool, &[ticket_id])).await?.remove(&ticket_id) {
@@ -204,10 +230,10 @@ impl Usage {
         Err(Rejection::TicketNotFound { ticket_id, ended }.into())
     }
 
-    /// The one live ticket that an engine uses; of `users`, if there are any.
+    /// Returns the only live ticket of an engine, among those of `users` if given.
     ///
     /// # Errors
-    /// [`Rejection::NoTicketOfEngine`]; [`Rejection::ManyTicketsOfEngine`].
+    /// [`Rejection::NoTicketOfEngine`]; [`Rejection::ManyTicketsOfEngine`]; database errors.
     pub async fn ticket_of_engine(
         &self,
         engine: EngineInstance,
@@ -223,7 +249,10 @@ impl Usage {
         }
     }
 
-    /// Up to `limit` requests that wait and match, the first in line first, from behind the position `after`; each with its own.
+    /// Returns up to `limit` matching waiting requests after the position `after`, in queue order, each with its position.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn waiting(
         &self,
         filter: &waiting::Filter,
@@ -233,8 +262,13 @@ impl Usage {
         Ok(answered(waiting::list(&mut *self.store.operators().acquire().await?, filter, after, limit)).await?)
     }
 
-    /// Up to `limit` lines of the history that match, oldest first, from behind number `after`. Nothing comes between them later. But for
-    /// those of a ticket, it looks through so many lines, and may find few. A standby may answer: then they end where nothing is missing there.
+    /// Returns up to `limit` matching history lines after number `after`, oldest first. No line can later appear between them.
+    ///
+    /// The number of lines examined is bounded, except for those of one ticket, so a page may be short. A standby may be read;
+    /// its lines end where its history is incomplete.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn actions(
         &self,
         filter: &action_record::Filter,
@@ -259,9 +293,9 @@ impl Usage {
         filter: &action_record::Filter,
         (after, limit): (i64, usize),
     ) -> Result<Lines, Error> {
-        // One more than are shown tells whether there is more.
+        // One line more than the page shows whether another page follows.
         let read = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
-        // Which numbers may still come, a standby cannot tell by itself; among those of one ticket none does.
+        // A standby cannot determine the numbers that may still appear; lines of one ticket have no such gap.
         if filter.is_of_ticket_alone() && (mark.is_none() || filter.ticket_id.is_some()) {
             let mut shown = self.history.read(connection, filter.ticket_id, after, read).await?;
             let more = shown.len() > limit;
@@ -277,14 +311,18 @@ impl Usage {
         let (shown, is_cut) = cut(lines, limit);
         let last = match shown.last().filter(|_| is_cut) {
             Some(line) => line.number,
-            // Who follows goes on behind all that was looked through, also behind what is not of the time that was asked for.
+            // A follower continues after all examined lines, also those outside the requested time.
             None if looked.last == span.last => end.max(after),
             None => looked.last,
         };
         Ok(Lines { more: is_cut || looked.last < span.last, shown, last })
     }
 
-    /// The same newest first, as it is now, of the numbers below `before`; what is just being committed may be missing.
+    /// Returns up to `limit` matching history lines below number `before`, newest first. Lines that are being committed may be
+    /// missing.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn newest_actions(
         &self,
         filter: &action_record::Filter,
@@ -302,8 +340,11 @@ impl Usage {
         Ok(Dated { told: lines, as_of: None })
     }
 
-    /// A page of up to `limit` live tickets, oldest first, from behind the ticket `after` (nil for the first), and what is observed of
-    /// them.
+    /// Returns up to `limit` matching live tickets after the ticket `after` (nil for the first page), oldest first, with their
+    /// observed use.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn tickets(
         &self,
         filter: &Filter,

@@ -2,6 +2,7 @@
 //!
 //! The cache selects the path of a request: straight to the committer, or to a check first. It also owns the cluster view of
 //! placement.
+//!
 //! Never: grants or refuses; delays a commit. Large evictions are spread over many commits.
 //! Callers: `admission`, `committer` (after each commit and when a key becomes contended or free), and `heartbeat` (reports).
 

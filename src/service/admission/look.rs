@@ -2,6 +2,7 @@
 //!
 //! The check uses the assessment of the domain that the ledger uses, on the same rows ([`reading`]). Its result also updates
 //! the cache.
+//!
 //! Never: grants; writes. Caller: `admission`, which queues the checks.
 
 use std::{

@@ -1,4 +1,7 @@
-//! One audit, in one snapshot.
+//! One audit in one snapshot: compares EMs, scopes and external queues with their tickets.
+//!
+//! Never: locks a row. All reads are in one read-only transaction.
+//! Callers: `audit` and `repair`.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
@@ -27,18 +30,18 @@ use crate::{
     },
 };
 
-/// What an audit found, and what a repair has to see to.
+/// Result of an audit, with the subjects to repair.
 pub(super) struct Findings {
     pub report: AuditReport,
-    /// EMs that differ.
+    /// EMs with a difference.
     pub ems: BTreeSet<EmInstance>,
-    /// EMs that do not exist, but have tickets.
+    /// EMs that do not exist but have tickets.
     pub strays: BTreeSet<EmInstance>,
     /// Whether some scope differs.
     pub scopes: bool,
-    /// Clusters in whose queues something differs, with the names of their providers.
+    /// Clusters with a difference in an external queue, with the names of their providers.
     pub clusters: BTreeMap<i64, Name>,
-    /// Rows that nobody can repair.
+    /// Rows that cannot be read, and so cannot be repaired.
     pub unreadable: Vec<Difference>,
 }
 
@@ -62,7 +65,10 @@ impl Findings {
     }
 }
 
-/// Looks at everything as it stands at one moment, and takes no lock that anybody waits for.
+/// Audits all counters in one snapshot, without a lock that blocks a batch.
+///
+/// # Errors
+/// Database errors.
 pub(super) async fn snapshot(connection: &mut PgConnection) -> Result<Findings, StoreError> {
     let mut transaction = connection.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
     let at = session::thorough(&mut transaction).await?;
@@ -90,7 +96,10 @@ pub(super) async fn snapshot(connection: &mut PgConnection) -> Result<Findings, 
     Ok(findings)
 }
 
-/// Whether one scope differs; likewise without a lock.
+/// Whether one scope differs, without a lock that blocks a batch.
+///
+/// # Errors
+/// As of [`compare_scopes`].
 pub(super) async fn differs(connection: &mut PgConnection, scope: &Scope) -> Result<bool, StoreError> {
     let mut transaction = connection.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
     session::thorough(&mut transaction).await?;
@@ -192,7 +201,7 @@ async fn clusters(connection: &mut PgConnection, findings: &mut Findings) -> Res
     Ok(())
 }
 
-/// Everything about a cluster's queues that is not as the tickets say.
+/// Returns all differences between a cluster's external queues and the tickets.
 pub(super) async fn compare_cluster(
     connection: &mut PgConnection,
     row: &ClusterRow,
@@ -208,11 +217,11 @@ pub(super) async fn compare_cluster(
     Ok(differences)
 }
 
-/// Compares all scopes with what the tickets say: tells each row in `see`, and in `found` each scope that differs, with what has to
-/// be done about it.
+/// Compares all scopes with the tickets. Calls `see` for each row, and `found` for each scope with a difference, with its
+/// repair.
 ///
 /// # Errors
-/// [`StoreError::Inconsistent`] if some ticket or row cannot be read: then no sum can be trusted.
+/// [`StoreError::Inconsistent`] if some ticket or row cannot be read: no sum can then be trusted.
 pub(super) async fn compare_scopes(
     connection: &mut PgConnection,
     limits: &Limits,
@@ -238,7 +247,7 @@ pub(super) async fn compare_scopes(
     unreadable
 }
 
-/// What the live tickets hold in each scope of the label sets that are counted.
+/// Returns the use of the live tickets in each scope of the label sets that are counted.
 ///
 /// # Errors
 /// [`StoreError::Inconsistent`] for a ticket that cannot be counted.

@@ -1,8 +1,14 @@
-//! The audit: recomputes every counter from the tickets, at one moment, while others go on granting. The repair writes what the
-//! tickets say where an audit finds that something differs.
+//! Audit: recomputes each counter from the tickets in one snapshot, while batches run. Repair: writes the sums of the tickets
+//! where an audit finds a difference.
+//!
+//! Audits are serialized per instance, because each reads all tickets.
+//!
+//! Never: an audit blocks no batch; a repair changes no ticket that lives on an existing EM.
+//! Callers: `transport::admin` and `background::self_audit`.
 //!
 //! - `look`: one audit, in one snapshot;
-//! - `repair`: EMs one by one under their locks; scopes, and tickets on no EM, while nobody counts; external clusters under theirs.
+//! - `repair`: EMs one by one under their locks; scopes, and tickets without an EM, behind the limits fence; external clusters
+//!   under their locks.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -34,40 +40,43 @@ mod repair;
 
 use repair::Done;
 
-/// How long an audit or a repair may take: no single statement takes so long, so it is passed only if the database is silent, or if
-/// there is very much to repair.
+/// Timeout of an audit or repair. Each statement is much shorter, so it passes only if the database does not reply or very much
+/// must be repaired.
 const TIMEOUT: Duration = Duration::from_secs(600);
 
-/// How long an audit waits for another to end.
+/// Maximum wait of an audit for another one.
 const TURN_WAIT: Duration = Duration::from_secs(10);
 
-/// Audits and repairs.
+/// Service for audits and repairs. Clones share it.
 #[derive(Clone, Debug)]
 pub struct AuditService {
     store: Store,
     standby: Standby,
-    /// One at a time: each reads everything.
+    /// Serializes audits: each reads all tickets.
     turn: Arc<Mutex<()>>,
 }
 
 impl AuditService {
-    /// On top of the store, and of its standby for what nobody asked for.
+    /// Creates the service. Scheduled audits use `standby` if it is usable.
     pub fn new(store: Store, standby: Standby) -> Self {
         Self { store, standby, turn: Arc::default() }
     }
 
-    /// Compares everything that is stored with what the tickets say at one moment. Its memory grows with the scopes, not
-    /// with the EMs or the tickets.
+    /// Compares all stored counters with the tickets in one snapshot. Memory grows with the number of scopes, not of EMs or
+    /// tickets.
+    ///
+    /// # Errors
+    /// [`Error::Overloaded`] if another audit does not end in time; database errors.
     pub async fn audit(&self) -> Result<AuditReport, Error> {
         let _turns = self.turn().await?;
-        // Of its own: if the caller goes, it is closed, and the database stops.
+        // A session of its own: if the caller is gone, the connection is closed, and the database cancels the statement.
         let mut session = self.store.operator_session();
         let report = answered_within(TIMEOUT, look::snapshot(session.get().await?)).await?.report;
         self.note(&mut session, &report).await;
         Ok(report)
     }
 
-    /// The same, of a standby if there is one: everything is read, and nobody waits for what it says of the last moments.
+    /// Audits as [`AuditService::audit`] does, on a standby if there is one. The result may be stale by some seconds.
     ///
     /// # Errors
     /// As of [`AuditService::audit`].
@@ -85,7 +94,7 @@ impl AuditService {
         Box::pin(self.audit()).await
     }
 
-    /// Has the metrics of all instances tell what was found.
+    /// Stores the result for the metrics of all instances.
     async fn note(&self, session: &mut Session, report: &AuditReport) {
         let differences = u32::try_from(report.differences.count).unwrap_or(u32::MAX).into();
         let figures = AuditFigures { differences, at: seconds(report.at) };
@@ -98,21 +107,23 @@ impl AuditService {
         }
     }
 
-    /// Waits until nobody else audits: not for long, and not too many at once.
+    /// Waits up to [`TURN_WAIT`] for the permit to audit. The number of waiting calls is bounded.
     async fn turn(&self) -> Result<(OwnedSemaphorePermit, MutexGuard<'_, ()>), Error> {
         let admitted = self.store.operators().admit()?;
         let turn = tokio::time::timeout(TURN_WAIT, self.turn.lock()).await.map_err(|_| Error::Overloaded)?;
         Ok((admitted, turn))
     }
 
-    /// Audits, and writes what the tickets say where something differs. What a caller that goes leaves undone, the next one does.
+    /// Audits, and writes the sums of the tickets where they differ, for all subjects or `only` one. A cancelled repair is
+    /// continued by the next one.
     ///
     /// # Errors
-    /// [`Rejection::EmNotRegistered`], [`Rejection::ScopeNotCounted`], if it is for one alone.
+    /// [`Rejection::EmNotRegistered`] or [`Rejection::ScopeNotCounted`] for a single subject; otherwise as of
+    /// [`AuditService::audit`].
     pub async fn repair(&self, by: &Actor, only: Option<&RepairTarget>) -> Result<Repaired, Error> {
         let mut session = self.store.operator_session();
         let repaired = match only {
-            // It reads no more than that EM's tickets: many may do that at once.
+            // Reads only the tickets of that EM, so several such repairs may run at once.
             Some(RepairTarget::Em(em)) => {
                 let _admitted = self.store.operators().admit()?;
                 answered_within(TIMEOUT, repair_em(session.get().await?, em, by)).await?
@@ -126,7 +137,7 @@ impl AuditService {
                 answered_within(TIMEOUT, repair_all(session.get().await?, by)).await?
             }
         };
-        // Whoever looks at the metrics wants to know whether it helped.
+        // The next scheduled audit is due immediately, so that the metrics show the effect.
         if let Err(error) = answered_soon(cluster_figure::is_outdated(session.get().await?, AUDIT)).await {
             tracing::warn!(error = &error as &dyn std::error::Error, "the metrics tell of a repair after an hour");
         }
@@ -180,7 +191,7 @@ async fn repair_all(connection: &mut PgConnection, by: &Actor) -> Result<Repaire
     Ok(repaired)
 }
 
-/// Takes in what one transaction repaired. What one cannot do must not keep the next from being done.
+/// Adds the result of one repair transaction. A failure of one subject does not stop the others.
 fn absorb(repaired: &mut Repaired, what: &str, done: Result<Done, StoreError>) -> Result<(), Error> {
     match done {
         Ok(done) => {

@@ -1,4 +1,7 @@
-//! Makes counters what the tickets say.
+//! Repair: writes the sums of the tickets to counters that differ, one subject per transaction.
+//!
+//! Never: repairs while a batch can change the tickets that it counts.
+//! Caller: `audit`.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},
@@ -31,19 +34,22 @@ use crate::{
 
 use super::look::{compare_cluster, compare_scopes};
 
-/// How many scopes one statement writes.
+/// Maximum number of scopes that one statement writes.
 const SCOPES_PER_STATEMENT: usize = 1000;
 
-/// What one transaction did.
+/// Result of one repair transaction.
 #[derive(Debug, Default)]
 pub(super) struct Done {
-    /// What differed, and now is what the tickets say.
+    /// Differences that were repaired.
     pub repaired: Vec<Difference>,
-    /// What could not be repaired, and why.
+    /// Differences that remain, with the reason.
     pub remaining: Vec<Difference>,
 }
 
-/// Repairs one EM in a transaction like any batch's: under its lock, no ticket on it comes or goes. Does nothing if it has gone.
+/// Repairs one EM under its lock, which blocks all changes of its tickets. Does nothing if the EM was removed.
+///
+/// # Errors
+/// Database errors; [`StoreError::is_lock_timeout`] if the lock is contended.
 pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance, by: &Actor) -> Result<Done, StoreError> {
     let mut transaction = connection.begin().await?;
     session::patient(&mut transaction).await?;
@@ -56,7 +62,7 @@ pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance, by: &Acto
         let held = Difference::in_words(Subject::Em(em.clone()), "row", problem);
         return Ok(Done { remaining: vec![held], ..Done::default() });
     };
-    // Like every batch: no rule changes, and no scope is repaired, meanwhile.
+    // Locks the limits as each batch does, so that no rule changes and no scope is repaired meanwhile.
     limit::current(&mut transaction, &Arc::default()).await?;
     let now = locks.now;
     let done = em_under_lock(&mut transaction, em, now, by).await?;
@@ -65,7 +71,7 @@ pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance, by: &Acto
         return Ok(done);
     }
     settlement::write(&mut transaction, &Deltas::default(), now, Some(locks), None).await?;
-    // The true sums may leave more room.
+    // The new sums may free capacity.
     waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
     transaction.commit().await?;
     Ok(done)
@@ -106,8 +112,11 @@ async fn em_under_lock(
     Ok(Done { repaired: differences, ..Done::default() })
 }
 
-/// Repairs what is counted of a cluster, under its lock: no ticket in its queues comes or goes, and no snapshot comes into force. Does
-/// nothing if it has gone.
+/// Repairs the counters of an external cluster under its lock, which blocks its tickets and its snapshots. Does nothing if the
+/// cluster was deleted.
+///
+/// # Errors
+/// Database errors.
 pub(super) async fn cluster(connection: &mut PgConnection, cluster_id: i64, by: &Actor) -> Result<Done, StoreError> {
     let mut transaction = connection.begin().await?;
     session::thorough(&mut transaction).await?;
@@ -125,7 +134,7 @@ pub(super) async fn cluster(connection: &mut PgConnection, cluster_id: i64, by: 
     let from_tickets = external_snapshot::from_tickets(&mut transaction, row).await?;
     let unseen = from_tickets.differing(&stored);
     external_snapshot::write_unseen(&mut transaction, cluster_id, &unseen).await?;
-    // A snapshot that was prepared by what was stored before is none any more.
+    // A snapshot that was prepared with the old counters becomes invalid.
     external_refresh::take_back(&mut *transaction, cluster_id).await?;
     let mut found: HashMap<&str, Vec<Difference>> = HashMap::new();
     for difference in &differences {
@@ -147,9 +156,10 @@ pub(super) async fn cluster(connection: &mut PgConnection, cluster_id: i64, by: 
     Ok(Done { repaired: differences, ..Done::default() })
 }
 
-/// Removes the tickets on `strays`, which are EMs that do not exist, and repairs all scopes, or `only` one, in a transaction like one that
-/// changes rules: nobody counts meanwhile, on whatever EM, so that nothing moves between what is read and what is written. Answers with what
-/// differed.
+/// Ends the tickets on `strays`, which are EMs that do not exist, and repairs all scopes, or `only` one. Returns the
+/// differences.
+///
+/// Runs behind the limits fence, so that no batch changes a ticket or counter between the reads and the writes.
 ///
 /// # Errors
 /// [`StoreError::Inconsistent`] if some ticket or row cannot be read.
@@ -189,7 +199,7 @@ pub(super) async fn scopes(
     Ok(Done { repaired: differences, ..Done::default() })
 }
 
-/// Ends the tickets on those EMs that still do not exist, as if each had been unregistered: nobody could release or expire them.
+/// Ends the tickets on EMs that still do not exist, as if the EM had been unregistered: they could not be released or expire.
 async fn remove_strays(
     connection: &mut PgConnection,
     strays: &BTreeSet<EmInstance>,
@@ -236,7 +246,7 @@ async fn write_scopes(
             ScopeFix::Delete(_, hash) => delete.push(hash),
         }
     }
-    // First, so that a row that is in the way of one that is missing makes room for it.
+    // Deletions come first, because a wrong row may block the insertion of a missing one.
     for hashes in delete.chunks(SCOPES_PER_STATEMENT) {
         label_resource::delete(connection, hashes).await?;
     }
@@ -253,8 +263,8 @@ async fn write_scopes(
     Ok(())
 }
 
-/// What the tickets of a scope hold, used and locked together, by the keys of dimensions. Nothing, if those are more or longer than
-/// a resource may have: the repair matters more than what history says of it.
+/// Returns the sum of used and locked amounts of a scope, by dimension. Returns zero if a resource cannot represent it: the
+/// repair matters more than its history line.
 fn together(usage: &Usage) -> Resource {
     let mut sums = BTreeMap::<String, i64>::new();
     for (dimension, amount) in usage.used.amounts().chain(usage.locked.amounts()) {

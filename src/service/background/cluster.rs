@@ -2,6 +2,7 @@
 //!
 //! All instances publish equal values, because all read the stored figures. The pause after a computation grows with its
 //! duration, so that a large cluster does not load the database.
+//!
 //! Never: reads tickets one by one.
 
 use std::{collections::BTreeSet, time::Duration};

@@ -2,6 +2,7 @@
 //!
 //! Tickets are counted EM by EM, in steps that are operations of the committer. A label set decides requests only after all EMs
 //! are counted.
+//!
 //! Never: writes counters outside the committer.
 
 use std::time::Duration;

@@ -3,6 +3,7 @@
 //! The deadline in the ticket's row is authoritative. The lease owner reads deadlines up to [`HORIZON`] ahead, in order, and
 //! arms timers for them, regardless of the granting instance. All other instances read only overdue tickets, so that tickets
 //! expire even if the lease owner fails. The number of timers is bounded; more deadlines are read when timers are done.
+//!
 //! Never: ends a ticket outside the committer, which checks the deadline again under the locks.
 //! Callers: the server starts the sweep and [`run_timers`]; the committer reports new grants.
 //!

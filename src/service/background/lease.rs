@@ -3,6 +3,7 @@
 //! A row with a deadline names the owner, which renews it each second. If the owner dies, another instance takes the lease
 //! after the deadline. Two instances may own it for a moment; some work is then done twice, and the second run finds nothing to
 //! do.
+//!
 //! Callers: all tasks that check [`Holder::holds`].
 
 use std::{

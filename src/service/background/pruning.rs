@@ -1,4 +1,5 @@
 //! Pruning: deletes the counters of scopes without tickets.
+//!
 //! Never: deletes a counter that a batch may be using; the statement checks it under its lock.
 
 use std::time::Duration;

@@ -1,5 +1,6 @@
 //! Retention: deletes request ids, ended tickets and sums that are older than the retention period, and creates future
 //! partitions.
+//!
 //! Never: locks more than [`BITE`] rows in one statement.
 
 use std::time::Duration;

@@ -1,6 +1,7 @@
 //! Scheduled audit: compares the stored counters with the tickets every hour, on one instance, on a standby if there is one.
 //!
 //! Each instance publishes the result as metrics (`cluster`).
+//!
 //! Never: repairs.
 
 use std::time::Duration;

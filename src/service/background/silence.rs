@@ -6,6 +6,7 @@
 //!
 //! The removal is an operation that is decided again under the locks, so several instances may propose it. A removal on a
 //! contended EM runs beside the observations and causes no gap.
+//!
 //! Never: removes an EM after an observation with a gap.
 
 use std::{collections::HashMap, time::Duration};

@@ -2,6 +2,7 @@
 //!
 //! An EM whose step fails, mostly because its key is contended, waits with exponential back-off. EMs that can progress come
 //! first.
+//!
 //! Never: runs the work itself; the task does.
 //! Callers: `going` and `silence`.
 

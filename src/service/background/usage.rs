@@ -2,6 +2,7 @@
 //!
 //! The progress is a row that moves in the transaction that adds, so any instance can continue. The roll-up reads only numbers
 //! up to which the history is complete, so lines that commit late are included.
+//!
 //! Never: adds a ticket twice.
 
 use std::time::Duration;

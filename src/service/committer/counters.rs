@@ -1,6 +1,7 @@
 //! Counters after a batch, from the state that the batch has in memory.
 //!
 //! A caller that requests counters gets its EM and the scopes of its ticket as of the commit, without a further read.
+//!
 //! Caller: `batch`.
 
 use std::collections::{HashMap, HashSet};

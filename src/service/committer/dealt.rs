@@ -3,6 +3,7 @@
 //! Each EM belongs to one committer, so that batches of different committers share no EM and operations on an EM share one
 //! queue. Instances with the same number of committers assign EMs equally. A committer then waits for at most one committer of
 //! each other instance.
+//!
 //! Never: a correctness condition. The locks alone decide which operation proceeds.
 
 use std::{iter, sync::Arc};

@@ -5,6 +5,7 @@
 //!
 //! The queues are bounded by permits. Requests may take only half of them, so that operations that free resources can still
 //! enter.
+//!
 //! Caller: the committer (`submit` and its run loop).
 
 use std::{

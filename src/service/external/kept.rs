@@ -1,7 +1,10 @@
-//! What was counted for the snapshots in force, kept for the next ones: so these cost what has changed, and not all live tickets.
+//! Preparation cache: the counts behind the current snapshot of each cluster, so that the next one reads only changes.
 //!
-//! It proposes, as all that an instance keeps: what is kept is good as long as the lease by which it was counted is the last one of its cluster,
-//! because nobody else has removed tickets that ended since, and whoever changes something without a number takes the lease back.
+//! A preparation is valid while the lease under which it was made is the latest of its cluster. Only another lease owner may
+//! have removed ended tickets, and unnumbered changes revoke the lease.
+//!
+//! Never: decides; an invalid preparation is dropped and all tickets are read.
+//! Caller: `refresh`.
 
 use std::{
     collections::HashMap,
@@ -12,36 +15,37 @@ use uuid::Uuid;
 
 use crate::store::{external_refresh::RefreshRow, external_snapshot::Prepared};
 
-/// Of how many live tickets something is kept, of all clusters together: some 250 bytes of each. What is beyond them is read for each snapshot.
+/// Maximum number of live tickets in the cache, of all clusters together: some 250 bytes each. Beyond it, each snapshot reads
+/// all tickets.
 pub(super) const KEPT_TICKETS_MAX: usize = 1_000_000;
 
-/// What was counted, by cluster, each with the lease by which that was.
+/// Preparations by cluster, each with its lease.
 #[derive(Debug, Clone, Default)]
 pub(super) struct Kept(Arc<Mutex<HashMap<i64, (Uuid, Prepared)>>>);
 
 impl Kept {
-    /// What is kept of a cluster: it is its refresh's until that ends.
+    /// Removes and returns the preparation of a cluster; a refresh owns it until it ends.
     pub fn take(&self, cluster_id: i64) -> Option<(Uuid, Prepared)> {
         self.lock().remove(&cluster_id)
     }
 
-    /// Whether so many tickets more can be kept.
+    /// Whether `tickets` more can be cached.
     pub fn has_room(&self, tickets: usize) -> bool {
         let kept: usize = self.lock().values().map(|(_, prepared)| prepared.preparation.tickets()).sum();
         kept.saturating_add(tickets) <= KEPT_TICKETS_MAX
     }
 
-    /// Keeps what was counted of a cluster.
+    /// Caches the preparation of a cluster.
     pub fn put(&self, cluster_id: i64, lease: Uuid, prepared: Prepared) {
         self.lock().insert(cluster_id, (lease, prepared));
     }
 
-    /// The leases by which something was counted, by cluster.
+    /// Returns the leases of the cached preparations, by cluster.
     pub fn leases(&self) -> Vec<(i64, Uuid)> {
         self.lock().iter().map(|(cluster_id, (lease, _))| (*cluster_id, *lease)).collect()
     }
 
-    /// Forgets what was kept by `leases`, where another has asked since, or the cluster is gone.
+    /// Evicts the preparations of `leases` whose cluster has a newer lease or was deleted.
     pub fn retain(&self, leases: &[(i64, Uuid)], rows: &[RefreshRow]) {
         let mut kept = self.lock();
         for (cluster_id, lease) in leases {
@@ -52,7 +56,7 @@ impl Kept {
         }
     }
 
-    /// A lock that is poisoned guards nothing that a panic could have left half done.
+    /// Locks the cache. It stays consistent if a holder panics.
     fn lock(&self) -> MutexGuard<'_, HashMap<i64, (Uuid, Prepared)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

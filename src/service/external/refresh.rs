@@ -1,7 +1,10 @@
-//! Snapshots of clusters, by which requests are judged in their queues: one instance asks, under a lease, and all judge by what it wrote.
+//! Cluster snapshots: the queues and applications by which requests for external queues are decided.
 //!
-//! Nobody who asks for resources waits for a cluster: a snapshot is in use until the next one comes into force, and one that fails costs
-//! its task and nobody else.
+//! One instance per cluster fetches a snapshot under a lease and stores it; all instances decide by the stored one. A snapshot
+//! is in force until the next one, so no request waits for a cluster. A failed fetch affects only its own task.
+//!
+//! Never: decides a request; blocks a batch while it fetches or counts.
+//! Caller: the server, which spawns [`run`].
 
 use std::{
     collections::HashSet,
@@ -34,45 +37,44 @@ use crate::{
 
 use super::{ExternalResourceService, SelectBy, Selector, Source, begin, commit, kept::Kept};
 
-/// How often to look which clusters are to be asked.
+/// Interval between polls for due clusters.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// In how many looks it is made sure that there are clusters for all providers, and for no others.
+/// Number of polls between checks that each provider has a cluster, and no other cluster exists.
 const LOOKS_PER_RECONCILIATION: u32 = 40;
 
-/// How long a cluster has to answer all that it is asked for a snapshot.
+/// Timeout of all fetches for one snapshot.
 const ASK_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// How long all of it may take: as long as the lease lasts.
+/// Timeout of one refresh: the duration of the lease.
 const REFRESH_TIMEOUT: Duration = external_refresh::LEASE;
 
-/// How long a cluster rests that failed several times, if it is not asked less often anyway: nobody waits for it, and once it is back it is
-/// served again within one refresh.
+/// Minimum pause of a cluster that failed several times. After its recovery, requests are served within one refresh.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// How often a snapshot is to come into force, if too much changes each time until it could.
+/// Maximum number of attempts to install a snapshot that too many changes outrun.
 const INSTALL_TRIES_MAX: u32 = 5;
 
-/// How often what was prepared is brought up to date before that, and when it is: if so few tickets changed meanwhile.
+/// Maximum number of updates of a preparation before an attempt, and the number of changes that is small enough to begin it.
 const CATCH_UPS_MAX: u32 = 20;
 const CAUGHT_UP: usize = 32;
 
-/// How many changes what is kept is always brought up to date by. If it is behind by more than these and by more than its tickets, all of them
-/// are read instead.
+/// Number of changes up to which a cached preparation is always updated. If it lacks more changes than that and than its
+/// tickets, all tickets are read instead.
 const BEHIND_MAX: usize = 20_000;
 
-/// At how many queues waiters are woken at once; the others look from time to time.
+/// Maximum number of external queues whose waiters are woken at once; other waiters check at the next poll.
 const WOKEN_QUEUES_MAX: i64 = 1000;
 
-/// In how many steps what is known of a cluster that is gone is removed at once, and for how long what is old of one that is there; the next
-/// refresh removes the rest.
+/// Maximum number of steps that delete the rows of a deleted cluster at once, and the maximum time to delete old rows of
+/// another one. The next refresh continues.
 const CLEAN_STEPS_MAX: usize = 500;
 const CLEAN_MAX: Duration = Duration::from_secs(3);
 
-/// The clusters that this instance is just asking.
+/// Clusters that this instance is refreshing.
 type UnderWay = Arc<Mutex<HashSet<i64>>>;
 
-/// Asks the clusters that are due, until the server stops.
+/// Refreshes the clusters that are due, until shutdown.
 pub async fn run(service: ExternalResourceService, line: WaitingLine, tasks: Tasks, stopping: CancellationToken) {
     let mut session = service.store.lent_session();
     let mut looks = interval(LOOK_INTERVAL);
@@ -113,7 +115,7 @@ pub async fn run(service: ExternalResourceService, line: WaitingLine, tasks: Tas
     }
 }
 
-/// The clusters that are due.
+/// Returns the due clusters.
 async fn look(
     service: &ExternalResourceService,
     session: &mut Session,
@@ -130,7 +132,7 @@ async fn look(
     Ok(rows.into_iter().filter(|row| row.is_due).map(|row| row.cluster_id).collect())
 }
 
-/// Has a cluster asked, unless this instance does so already.
+/// Starts the refresh of a cluster, unless this instance is refreshing it already.
 fn start(refresh: Refresh, under_way: &UnderWay, tasks: &Tasks, stopping: &CancellationToken) {
     let cluster_id = refresh.cluster_id;
     let is_new = under_way.lock().unwrap_or_else(PoisonError::into_inner).insert(cluster_id);
@@ -146,7 +148,7 @@ fn start(refresh: Refresh, under_way: &UnderWay, tasks: &Tasks, stopping: &Cance
                 tracing::warn!(error = error as &dyn std::error::Error, "a snapshot of a cluster could not be stored");
                 refresh.service.metrics.external.refreshed("store");
             }
-            // Another may try at once; without the database, when the lease is over.
+            // Another instance may try immediately; without a database, after the lease.
             session.reset();
             let pauses = [if done.is_none() { Duration::ZERO } else { PROBE_INTERVAL }; 2];
             if let Ok(connection) = session.get().await {
@@ -158,7 +160,7 @@ fn start(refresh: Refresh, under_way: &UnderWay, tasks: &Tasks, stopping: &Cance
     });
 }
 
-/// One snapshot of one cluster.
+/// One refresh of one cluster.
 struct Refresh {
     service: ExternalResourceService,
     line: WaitingLine,
@@ -181,14 +183,14 @@ impl Refresh {
             return Ok(());
         }
         let kept = self.still_good(session, &taken).await?;
-        // What is kept has to be told of those that ended behind it.
+        // A cached preparation must be updated with tickets that ended after it.
         self.clean(session, kept.as_ref().map_or(i64::MAX, Prepared::changes)).await?;
         let rows = external_queue::clusters(session.get().await?, &[cluster_id].into(), false).await?;
         let Some(row) = rows.first() else { return Ok(()) };
         let (provider, rules) = (row.provider()?, row.rules()?);
         let selector =
             Selector { resource_type: provider.resource_type.clone(), by: SelectBy::Name(provider.name.clone()) };
-        // Gone just now, or written by a later release.
+        // The provider was just deleted, or a later release wrote it.
         let Ok(source) = self.service.source(&selector).await else { return Ok(()) };
         session.give_back().await;
         let asked = timeout(ASK_TIMEOUT, self.ask(&source, taken.begun)).await;
@@ -205,7 +207,7 @@ impl Refresh {
         }
     }
 
-    /// What is kept of the cluster, up to date; or why there is nothing that holds.
+    /// Returns the updated preparation from the cache, or the reason why there is no valid one.
     async fn still_good(
         &self,
         session: &mut Session,
@@ -226,7 +228,8 @@ impl Refresh {
         Ok(Err("outdated"))
     }
 
-    /// Counts what a snapshot leaves unseen: by what is kept, or by all live tickets. `None` if the cluster is gone.
+    /// Counts what the snapshot does not show: by the cached preparation, or by all live tickets. `None` if the cluster was
+    /// deleted.
     async fn prepare(
         &self,
         session: &mut Session,
@@ -243,7 +246,7 @@ impl Refresh {
                     external.prepared("kept");
                     return Ok(Some(kept));
                 }
-                // The database's clock was put back.
+                // The database's clock was set back.
                 "renumbered"
             }
         };
@@ -255,7 +258,7 @@ impl Refresh {
         Ok(prepared)
     }
 
-    /// Brings what was prepared into force, and keeps it for the next snapshot.
+    /// Puts a prepared snapshot into force, and caches the preparation for the next one.
     async fn install(
         &self,
         session: &mut Session,
@@ -291,7 +294,7 @@ impl Refresh {
         Err(StoreError::inconsistent("linkis_external_ticket", "more changes than a snapshot can catch up with"))
     }
 
-    /// Brings what was prepared up to date, while nobody waits for it; false if the cluster is gone.
+    /// Updates the preparation before any lock is taken. Returns false if the cluster was deleted.
     async fn catch_up(&self, session: &mut Session, prepared: &mut Prepared) -> Result<bool, StoreError> {
         let mut looks = 0;
         while looks < CATCH_UPS_MAX {
@@ -302,13 +305,14 @@ impl Refresh {
             if changed <= CAUGHT_UP {
                 break;
             }
-            // Whole pages are what had changed before, and come to an end.
+            // Full pages are older changes, which are finite; only other pages count.
             looks += u32::from(changed < external_snapshot::CATCH_UP_PAGE);
         }
         Ok(true)
     }
 
-    /// What the cluster says: applications before and after its queues, so that nothing is taken to be included which is not.
+    /// Fetches the snapshot. Applications are read before and after the queues, so that use counts as included only if it
+    /// certainly is.
     async fn ask(&self, source: &Source, begun: time::OffsetDateTime) -> Result<Snapshot, FetchError> {
         let http = &self.service.http;
         let before = source.cluster.applications(http).await?;
@@ -332,7 +336,7 @@ impl Refresh {
         if let Some(kept) = kept.filter(|_| failures.is_some()) {
             self.kept.put(cluster_id, lease, kept);
         }
-        // Once, and not each time.
+        // Logged once, not at each failure.
         if failures == Some(1) {
             let why = error.map_or_else(|| "it did not answer in time".to_owned(), ToString::to_string);
             tracing::warn!(%provider, why, "a cluster does not tell what its queues have");
@@ -340,7 +344,7 @@ impl Refresh {
         Ok(())
     }
 
-    /// Wakes those who wait for queues that have room now, here and on other instances.
+    /// Wakes requests that wait for external queues with free capacity, here and on other instances.
     async fn wake(&self, session: &mut Session, provider: &Name, rooms: &Rooms) -> Result<(), StoreError> {
         let connection = session.get().await?;
         let spots = answered(waiting::queues(&mut *connection, provider, WOKEN_QUEUES_MAX)).await?;
@@ -375,7 +379,7 @@ impl Refresh {
 }
 
 impl ExternalResourceService {
-    /// Makes sure that there are clusters for all providers as they are now, and for no others: those of an earlier release had none.
+    /// Creates clusters for all current providers and deletes all others. Providers of an earlier release have no cluster yet.
     async fn reconcile(&self, session: &mut Session) -> Result<(), Error> {
         let providers = answered(super::table::read(&self.store.pool().await?)).await?;
         let known = answered(external_refresh::known(&self.store.pool().await?)).await?;

@@ -1,6 +1,7 @@
 //! Position of a follower in the history: the number of a line, with the id of its history.
 //!
 //! The text is opaque to callers. A position of another or a reset history is rejected instead of skipping lines.
+//!
 //! Caller: `follow`.
 
 use std::fmt;

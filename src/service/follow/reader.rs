@@ -1,4 +1,5 @@
 //! Reader of new history lines, shared by all followers of this instance.
+//!
 //! Caller: the server, which spawns [`FollowService::read_on`].
 
 use std::time::Duration;

@@ -1,6 +1,7 @@
 //! Cache of the history pages that were read last, shared by all followers.
 //!
 //! Bounded by bytes and by number of pages; the oldest page is evicted first.
+//!
 //! Callers: `follow` and its `reader`.
 
 use std::{

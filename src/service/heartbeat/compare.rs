@@ -1,4 +1,10 @@
-//! Compares the tickets that EMs report with those that live on them: many EMs at a time, and of each a page at a time.
+//! Comparison of reported tickets with the live tickets of an EM: many EMs at a time, a page of tickets each.
+//!
+//! A used ticket that is missing from several consecutive reports is lost; a reported ticket that does not live on the EM is
+//! unknown.
+//!
+//! Never: ends a ticket; it only returns the lost ones.
+//! Caller: `heartbeat`, which spawns [`run`].
 
 use std::collections::HashMap;
 
@@ -23,33 +29,33 @@ use crate::{
 
 use super::{Differing, Found};
 
-/// How many reports are compared at once.
+/// Maximum number of reports that are compared at once.
 const BATCH_MAX: usize = 64;
 
-/// How many tickets one statement reads, of all EMs together.
+/// Maximum number of tickets that one statement reads, of all EMs together.
 const PAGE: usize = 16_384;
 
-/// How many unknown tickets an answer names; the next answers name the rest.
+/// Maximum number of unknown tickets in a reply; later replies contain the others.
 const UNKNOWN_MAX: usize = 1000;
 
-/// How many tickets are given up by one report: as many as there is time for. The next report does the rest.
+/// Maximum number of tickets that one report makes lost: as many as the timeout allows. The next report continues.
 const LOST_MAX: usize = 16_384;
 
-/// A report that is being compared.
+/// Report in comparison.
 struct Comparison {
     differing: Differing,
-    /// The last ticket of the EM that was read.
+    /// Id of the last ticket of the EM that was read.
     cursor: Uuid,
-    /// How many of the reported tickets were compared.
+    /// Number of reported tickets compared so far.
     compared: usize,
     is_done: bool,
-    /// Whether some ticket is missing, or was missing until now.
+    /// Whether a ticket is missing, or was missing until this report.
     any_missed: bool,
     unknown: Vec<Uuid>,
     lost: Vec<Uuid>,
 }
 
-/// Compares what comes until nobody is left who could send anything.
+/// Compares reports until all senders are dropped.
 pub(super) async fn run(mut inbox: mpsc::Receiver<Differing>, mut session: Session, lost_after: i16) {
     let mut arrived = Vec::with_capacity(BATCH_MAX);
     while inbox.recv_many(&mut arrived, BATCH_MAX).await > 0 {
@@ -74,12 +80,12 @@ pub(super) async fn run(mut inbox: mpsc::Receiver<Differing>, mut session: Sessi
     }
 }
 
-/// What to do about reports that the store failed to compare: the parts to try again.
+/// Decides the retry after a database error. Returns the parts to try again; all others get `error`.
 fn after_error(part: Vec<Comparison>, error: StoreError, reused: bool) -> Vec<Vec<Comparison>> {
     let is_unavailable = error.is_unavailable();
     if is_unavailable && !reused || error.is_lock_timeout() || !is_unavailable && part.len() == 1 {
         let error = Error::from(error);
-        // Of a defect, those who answer the calls tell.
+        // Defects are logged where the call is answered.
         if !error.is_defect() {
             let (error, reports): (&dyn std::error::Error, _) = (&error, part.len());
             tracing::error!(error, reports, "reports could not be compared");
@@ -89,10 +95,10 @@ fn after_error(part: Vec<Comparison>, error: StoreError, reused: bool) -> Vec<Ve
     }
     let mut part: Vec<Comparison> = part.into_iter().map(Comparison::again).collect();
     if is_unavailable {
-        // A connection that broke while it was idle costs no more than a new one.
+        // A connection that broke while idle costs one new connection.
         return vec![part];
     }
-    // One report must not fail its neighbours: halves find out which one it was.
+    // One report must not fail the others; halving identifies it.
     tracing::warn!(error = &error as &dyn std::error::Error, reports = part.len(), "reports failed; trying halves");
     let rest = part.split_off(part.len() / 2);
     vec![rest, part]
@@ -104,7 +110,7 @@ impl Comparison {
         Self { differing, cursor: Uuid::nil(), compared: 0, is_done: false, any_missed: false, unknown, lost }
     }
 
-    /// From the beginning; what is missing counts once, even if that was written before it failed.
+    /// Restarts the comparison. A missing ticket is counted once, even if the count was written before the error.
     fn again(self) -> Self {
         let written = self.any_missed;
         let previous = self.differing.previous.filter(|_| !written);
@@ -115,8 +121,8 @@ impl Comparison {
         &self.differing.pending.report
     }
 
-    /// Compares the next tickets of the EM; answers with those whose count of missed reports changes, and what to. The last page is
-    /// shorter than `limit`.
+    /// Compares the next tickets of the EM, which are fewer than `limit` on the last page. Returns the tickets whose number of
+    /// missed reports changes, with the new number.
     fn page(&mut self, living: &[LiveTicket], limit: usize, lost_after: i16) -> Vec<(Uuid, i16)> {
         let rest = &self.differing.pending.report.tickets[self.compared..];
         let upto = match living.last().filter(|_| living.len() >= limit) {
@@ -139,13 +145,13 @@ impl Comparison {
     }
 }
 
-/// Adds `ids` as long as there are no more than `most`.
+/// Appends `ids` up to a total of `most`.
 fn extend(all: &mut Vec<Uuid>, ids: Vec<Uuid>, most: usize) {
     let room = most.saturating_sub(all.len());
     all.extend(ids.into_iter().take(room));
 }
 
-/// Compares reports; what follows from each.
+/// Compares reports and returns the consequences of each.
 async fn compare(session: &mut Session, part: &mut [Comparison], lost_after: i16) -> Result<Vec<Found>, StoreError> {
     let connection = answered(session.get()).await?;
     loop {
@@ -180,7 +186,7 @@ async fn compare(session: &mut Session, part: &mut [Comparison], lost_after: i16
     Ok(found)
 }
 
-/// The tickets that reports name and that have ended, on whichever EM.
+/// Reads the ended tickets among the unknown ones, on any EM.
 async fn ended(connection: &mut PgConnection, part: &[Comparison]) -> Result<HashMap<Uuid, EndedTicket>, StoreError> {
     let unknown: Vec<Uuid> = part.iter().flat_map(|comparison| &comparison.unknown).copied().collect();
     let mut ended = HashMap::new();
@@ -190,7 +196,7 @@ async fn ended(connection: &mut PgConnection, part: &[Comparison]) -> Result<Has
     Ok(ended)
 }
 
-/// Returns what became of a ticket on an EM. A ticket of another EM is as unknown as one that never was.
+/// Returns the reason for an unknown ticket. A ticket of another EM gets the reason of a ticket that never existed.
 fn reason(ended: &HashMap<Uuid, EndedTicket>, id: &Uuid, em: &EmInstance) -> String {
     match ended.get(id).filter(|ended| ended.em == *em) {
         Some(ended) => ended_at(ended),
@@ -198,7 +204,7 @@ fn reason(ended: &HashMap<Uuid, EndedTicket>, id: &Uuid, em: &EmInstance) -> Str
     }
 }
 
-/// What has to be given up by a report.
+/// Returns the tickets that the report makes lost, with their users.
 async fn lost(connection: &mut PgConnection, comparison: &Comparison) -> Result<Vec<Released>, StoreError> {
     if comparison.lost.is_empty() {
         return Ok(vec![]);

@@ -1,4 +1,10 @@
-//! Keeps reports: all that wait, in one statement.
+//! Storage of reports: all queued reports in one statement, at most one per EM.
+//!
+//! A report whose row another transaction locks is deferred up to [`HELD_TIMEOUT`]. Reports of one EM are stored in order of
+//! arrival.
+//!
+//! Never: waits for a row lock; replies before the observations are stored.
+//! Caller: `heartbeat`, which spawns [`run`].
 
 use std::{collections::HashSet, sync::atomic::Ordering};
 
@@ -27,26 +33,26 @@ use crate::{
 
 use super::{Differing, Found, Pending, observe};
 
-/// How many reports share one statement, beside those that wait from the last one.
+/// Maximum number of reports per statement, besides deferred ones.
 const BATCH_MAX: usize = 256;
 
-/// How many reports may wait for the next statement, because another one of their EM is in this one, or somebody holds their row.
+/// Maximum number of deferred reports: those behind another report of their EM, or with a locked row.
 const CARRIED_MAX: usize = 256;
 
-/// For how long somebody may hold the row that a report writes; nobody does for long who is well.
+/// Maximum time for which a report's row may be locked. Transactions of a healthy service end sooner.
 const HELD_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// How far apart statements begin at least, unless one was full: nobody is in a hurry with a report, and those that come meanwhile
-/// share the next statement. A report that comes alone waits for nothing.
+/// Minimum interval between statements unless the last one was full. Reports are not urgent, so those that arrive meanwhile
+/// share the next statement. A single report after a pause is stored immediately.
 const INTERVAL: Duration = Duration::from_millis(50);
 
-/// A report, and since when the row that it writes is held by somebody.
+/// Report, and the time since which its row is locked by another transaction.
 struct Waiting {
     pending: Pending,
     held_since: Option<Instant>,
 }
 
-/// Keeps what comes until nobody is left who could send anything; what differs is passed on.
+/// Stores reports until all senders are dropped. Reports with different tickets go to `differing`.
 pub(super) async fn run(
     mut inbox: mpsc::Receiver<Pending>,
     differing: mpsc::Sender<Differing>,
@@ -59,7 +65,7 @@ pub(super) async fn run(
     let mut not_before = Instant::now();
     loop {
         tokio::time::sleep_until(not_before).await;
-        // Those that wait already wait for no other.
+        // Deferred reports do not wait for new ones.
         let longest = if waiting.is_empty() { Duration::MAX } else { Duration::ZERO };
         let received = tokio::time::timeout(longest, inbox.recv_many(&mut arrived, BATCH_MAX)).await;
         if received == Ok(0) {
@@ -68,7 +74,7 @@ pub(super) async fn run(
         not_before = Instant::now() + if arrived.len() < BATCH_MAX { INTERVAL } else { Duration::ZERO };
         waiting.extend(arrived.drain(..).map(|pending| Waiting { pending, held_since: None }));
         let (batch, mut later) = first_of_each(std::mem::take(&mut waiting));
-        // In front of later ones of the same EM.
+        // Blocked reports come before later ones of their EM.
         waiting = keeper.upsert(batch).await;
         waiting.append(&mut later);
         for turned_away in waiting.drain(CARRIED_MAX.min(waiting.len())..) {
@@ -77,11 +83,11 @@ pub(super) async fn run(
     }
 }
 
-/// The first report of each EM, in the order of the EMs, in which their rows are locked; and the others, in their order.
+/// Splits off the first report of each EM, in the order of their row locks. All others follow in order of arrival.
 fn first_of_each(waiting: Vec<Waiting>) -> (Vec<Waiting>, Vec<Waiting>) {
     let wanted = waiting.into_iter().filter(|waiting| waiting.pending.is_wanted());
     let (mut batch, mut later): (Vec<Waiting>, Vec<Waiting>) = (wanted.collect(), Vec::new());
-    // Stable: of each EM, what came first stays first.
+    // A stable sort keeps the order of arrival per EM.
     batch.sort_by(|a, b| a.pending.report.em.cmp(&b.pending.report.em));
     let mut firsts: Vec<Waiting> = Vec::with_capacity(batch.len());
     for next in batch {
@@ -96,13 +102,12 @@ fn first_of_each(waiting: Vec<Waiting>) -> (Vec<Waiting>, Vec<Waiting>) {
 struct Keeper {
     session: Session,
     differing: mpsc::Sender<Differing>,
-    /// By which EMs are chosen.
+    /// Placement's cache.
     seen: StateCache,
 }
 
 impl Keeper {
-    /// Keeps reports, one of each EM, and answers those that are complete or refused; returns those that somebody stands in the way
-    /// of.
+    /// Stores reports, one per EM, and replies to those that are complete or refused. Returns the reports with a locked row.
     async fn upsert(&mut self, batch: Vec<Waiting>) -> Vec<Waiting> {
         let (mut parts, mut held) = (vec![batch], Vec::new());
         while let Some(part) = parts.pop() {
@@ -120,7 +125,7 @@ impl Keeper {
                     }
                 }
                 Err(error) if error.is_lock_timeout() => {
-                    // Somebody holds the whole table.
+                    // Another transaction locks the whole table.
                     let tried = part.into_iter().filter_map(|waiting| hold(waiting.pending, waiting.held_since));
                     held.extend(tried);
                 }
@@ -133,11 +138,11 @@ impl Keeper {
         held
     }
 
-    /// Tells what a report met, or why what it observes was not kept; returns it if it has to be tried again.
+    /// Replies to a report by its verdict, or with the error of its observations. Returns the report if its row is locked.
     fn respond(&self, waiting: Waiting, met: Option<Arrived>, not_observed: Option<Error>) -> Option<Waiting> {
         let Waiting { pending, held_since } = waiting;
         if met.is_some_and(|met| met.kept) {
-            // Before it is answered: whoever knows that it was taken is right to expect that it counts.
+            // The cache is updated before the reply, so that a caller can rely on it.
             self.seen.report(&pending.report);
         }
         if let Some(error) = not_observed {
@@ -149,7 +154,7 @@ impl Keeper {
             Ok(Verdict::Differs { previous, any_missed }) => {
                 let sent = self.differing.try_send(Differing { pending, previous, any_missed });
                 if let Err(mpsc::error::TrySendError::Full(differing)) = sent {
-                    // It is kept; repeated, it will be compared.
+                    // The report is stored; its repetition will be compared.
                     differing.pending.answer(Err(Error::Overloaded));
                 }
             }
@@ -160,7 +165,7 @@ impl Keeper {
     }
 }
 
-/// Has a report wait that somebody has stood in the way of since `since`, or answers it if that is too long.
+/// Defers a report that is blocked since `since`, or fails it after [`HELD_TIMEOUT`].
 fn hold(pending: Pending, since: Option<Instant>) -> Option<Waiting> {
     let since = since.unwrap_or_else(Instant::now);
     pending.is_contended.store(true, Ordering::Relaxed);
@@ -171,20 +176,20 @@ fn hold(pending: Pending, since: Option<Instant>) -> Option<Waiting> {
     None
 }
 
-/// What to do about reports that the store failed to keep: the parts to try again.
+/// Decides the retry after a database error. Returns the parts to try again; all others get `error`.
 fn after_error(mut part: Vec<Waiting>, error: StoreError, reused: bool) -> Vec<Vec<Waiting>> {
     if reused && error.is_unavailable() {
-        // A connection that broke while it was idle costs no more than a new one.
+        // A connection that broke while idle costs one new connection.
         return vec![part];
     }
     if !error.is_unavailable() && part.len() > 1 {
-        // One report must not fail its neighbours: halves find out which one it was.
+        // One report must not fail the others; halving identifies it.
         tracing::warn!(error = &error as &dyn std::error::Error, reports = part.len(), "reports failed; trying halves");
         let rest = part.split_off(part.len() / 2);
         return vec![rest, part];
     }
     let error = Error::from(error);
-    // Of a defect, those who answer the calls tell.
+    // Defects are logged where the call is answered.
     if !error.is_defect() {
         tracing::error!(error = &error as &dyn std::error::Error, reports = part.len(), "reports failed");
     }
@@ -192,7 +197,7 @@ fn after_error(mut part: Vec<Waiting>, error: StoreError, reused: bool) -> Vec<V
     vec![]
 }
 
-/// Those of `reports` that are the last ones of their EMs: kept now, or repeats of one that was.
+/// Returns the reports that are the latest of their EMs: stored now, or repetitions of the stored one.
 fn taken<'a>(reports: &[&'a Report], met: &[Option<Arrived>]) -> Vec<&'a Report> {
     let is_last = |report: &Report, met: &Arrived| {
         let last = met.last.map(|(last, _)| last);
@@ -202,7 +207,7 @@ fn taken<'a>(reports: &[&'a Report], met: &[Option<Arrived>]) -> Vec<&'a Report>
     taken.map(|(report, _)| *report).collect()
 }
 
-/// Keeps reports; what each met, or `None` if its EM is not registered.
+/// Stores reports. Returns the state that each one met; `None` if its EM is not registered.
 async fn upsert(session: &mut Session, reports: &[&Report]) -> Result<Vec<Option<Arrived>>, StoreError> {
     let connection = answered(session.get()).await?;
     let mut all = answered(em_report::update(&mut *connection, reports)).await?;
@@ -220,7 +225,7 @@ async fn upsert(session: &mut Session, reports: &[&Report]) -> Result<Vec<Option
     Ok(all)
 }
 
-/// What a report met before which there was none, if it was kept: it does not meet itself.
+/// Corrects the state that an EM's first report met: the statement reads the row that it has inserted.
 fn of_first(report: &Report, met: Arrived, first: &HashSet<EmInstance>) -> Arrived {
     match first.contains(&report.em) {
         true => Arrived { last: None, kept: true, ..met },
@@ -228,19 +233,19 @@ fn of_first(report: &Report, met: Arrived, first: &HashSet<EmInstance>) -> Arriv
     }
 }
 
-/// What a report is, by what it met.
+/// Verdict on a report by the state that it met.
 #[derive(Debug, PartialEq)]
 enum Verdict {
-    /// It names the used tickets of its EM, and nothing else has to be written.
+    /// The report contains exactly the used tickets of its EM; no comparison is needed.
     Complete,
-    /// Its tickets have to be compared.
+    /// The tickets must be compared.
     Differs {
-        /// When the report before came; `None` if nothing can be missing by this one.
+        /// Time of the previous report; `None` if no ticket can be missing in this one.
         previous: Option<OffsetDateTime>,
-        /// Whether some ticket may have been missing from the report before.
+        /// Whether a ticket may have been missing in the previous report.
         any_missed: bool,
     },
-    /// Somebody was just writing where it is to be kept.
+    /// Another transaction locks the row.
     Held,
 }
 
@@ -356,7 +361,7 @@ mod tests {
         assert_eq!(told(&first), [("a".to_owned(), 3), ("b".to_owned(), 1)]);
         let (first, later) = first_of_each(later);
         assert_eq!(told(&first), [("a".to_owned(), 1), ("b".to_owned(), 2)]);
-        // Nobody waits for it any more.
+        // The caller is gone.
         answers.clear();
         assert!(first_of_each(later).0.is_empty());
     }

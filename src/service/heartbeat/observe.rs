@@ -1,5 +1,10 @@
-//! Keeps what reports tell of the engines of their tickets. As long as an EM tells of the same tickets in the same types, none is read
-//! for it.
+//! Observations of engines in reports: stores the observed use per EM.
+//!
+//! If an EM reports the same tickets and types as before, no ticket is read. Otherwise each observation is checked against its
+//! ticket.
+//!
+//! Never: stores an observation that contradicts its ticket.
+//! Caller: `keep`.
 
 use std::collections::HashMap;
 
@@ -21,14 +26,16 @@ use crate::{
     },
 };
 
-/// How many tickets one statement reads, of all EMs together.
+/// Maximum number of tickets that one statement reads, of all EMs together.
 const PAGE: usize = 16_384;
 
-/// A report, and what it tells.
+/// Report with its observations.
 type Observed<'a> = (&'a Report, &'a Observations);
 
-/// Keeps what `reports` tell, of which there is at most one of each EM. Why not, for those of which it was not kept. Tickets that do not
-/// live on the EM are none of its business: what is told of them is never shown.
+/// Stores the observations of `reports`, at most one report per EM. Returns the error of each EM whose observations were not
+/// stored.
+///
+/// Observations of tickets that do not live on the EM are stored but never returned.
 pub(super) async fn upsert(session: &mut Session, reports: &[&Report]) -> HashMap<EmInstance, Error> {
     let told = reports.iter().filter_map(|report| Some((*report, report.observed.as_ref()?)));
     let (mut parts, mut failed) = (vec![Vec::from_iter(told)], HashMap::new());
@@ -42,13 +49,13 @@ pub(super) async fn upsert(session: &mut Session, reports: &[&Report]) -> HashMa
                 session.reset_after(&error);
                 let is_of_one = !error.is_unavailable() && !error.is_lock_timeout();
                 if is_of_one && part.len() > 1 {
-                    // One report must not fail its neighbours: halves find out which one it was.
+                    // One report must not fail the others; halving identifies it.
                     let rest = part.split_off(part.len() / 2);
                     parts.extend([rest, part]);
                     continue;
                 }
                 let error = Error::from(error);
-                // Of a defect, those who answer the calls tell.
+                // Defects are logged where the call is answered.
                 if !error.is_defect() {
                     let (error, reports): (&dyn std::error::Error, _) = (&error, part.len());
                     tracing::error!(error, reports, "what reports observe could not be kept");
@@ -77,7 +84,7 @@ async fn upsert_part(
     Ok(wrong)
 }
 
-/// The first thing that is wrong with each, if any; some tickets at a time, however many are told of.
+/// Returns the first invalid observation of each report. Reads a bounded number of tickets at a time.
 async fn check(
     connection: &mut PgConnection,
     told: &[Observed<'_>],

@@ -1,5 +1,8 @@
-//! The JWTs that were believed, by their hashes: whoever shows one again is known without anything being checked. Those that nobody
-//! shows are forgotten when there are many; however many there are, they take no more room.
+//! Cache of verified JWTs, by hash, in two generations: when the young one is full, it replaces the old one.
+//!
+//! A repeated JWT is found without a verification. Memory is bounded; JWTs that are not used are evicted.
+//!
+//! Caller: `jwt`.
 
 use std::{collections::HashMap, sync::Arc};
 
@@ -8,20 +11,20 @@ use crate::service::tokens::Caller;
 /// SHA-256 of a JWT.
 pub type Hash = [u8; 32];
 
-/// How many may be known, of which half are those shown last.
+/// Maximum number of JWTs in the cache. At least the most recent half stays.
 const KNOWN_MAX: usize = 16_384;
 
-/// What is known.
+/// The cache.
 #[derive(Debug, Default)]
 pub struct Cache {
-    /// Shown since the others were set aside.
+    /// JWTs used since the last change of generations.
     young: HashMap<Hash, Arc<Caller>>,
-    /// Those before.
+    /// JWTs used before it.
     old: HashMap<Hash, Arc<Caller>>,
 }
 
 impl Cache {
-    /// Who shows it, if that is known and may still call.
+    /// Returns the caller of a cached JWT, unless its credential has ended.
     pub fn get(&mut self, hash: &Hash) -> Option<Arc<Caller>> {
         let found = match self.young.get(hash) {
             Some(caller) => caller.clone(),
@@ -38,7 +41,7 @@ impl Cache {
         Some(found)
     }
 
-    /// It is known who shows it.
+    /// Adds a verified JWT.
     pub fn put(&mut self, hash: Hash, caller: Arc<Caller>) {
         if self.young.len() >= KNOWN_MAX / 2 {
             self.old = std::mem::take(&mut self.young);
@@ -46,7 +49,7 @@ impl Cache {
         self.young.insert(hash, caller);
     }
 
-    /// How many are known.
+    /// Returns the number of cached JWTs.
     pub fn len(&self) -> usize {
         self.young.len() + self.old.len()
     }

@@ -1,4 +1,6 @@
-//! What the claims of a JWT make of its caller.
+//! Claims: derives the principal and the rights of a caller from the claims of a verified JWT.
+//!
+//! Caller: `jwt`.
 
 use serde_json::{Map, Value};
 
@@ -9,11 +11,11 @@ use crate::domain::{
 
 use super::config::{Bound, Claim, Grant, Issuer};
 
-/// The claims of a JWT, by their names.
+/// Claims of a JWT, by name.
 pub type Claims = Map<String, Value>;
 
-/// Whom a JWT is for, as the history names it, and what that may do: nothing, if its claims are those of no grant. `None` if it is for
-/// nobody.
+/// Returns the principal and rights of a caller. The rights are empty if no grant applies; `None` if the claims name no
+/// principal.
 pub fn caller(issuer: &Issuer, claims: &Claims) -> Option<(Name, Rights)> {
     let names = texts(&issuer.principal, claims);
     let [name] = names.as_slice() else { return None };
@@ -23,7 +25,7 @@ pub fn caller(issuer: &Issuer, claims: &Claims) -> Option<(Name, Rights)> {
     Some((name, rights.unwrap_or(nothing)))
 }
 
-/// What this grant makes of a caller, if its conditions hold, and there is whatever it is bound to.
+/// Returns the rights of a grant, if its conditions hold and its bounds can be resolved.
 fn rights(grant: &Grant, claims: &Claims) -> Option<Rights> {
     let holds = |(claim, wanted): (&Claim, &Vec<String>)| {
         texts(claim, claims).iter().any(|text| wanted.iter().any(|wanted| wanted == text))
@@ -46,14 +48,14 @@ fn rights(grant: &Grant, claims: &Claims) -> Option<Rights> {
     Some(Rights { roles: grant.roles.clone(), ems, users })
 }
 
-/// The names that a claim says; `None` if there are none, too many, or something that is no name.
+/// Returns the names in a claim; `None` if there are none, too many, or an invalid one.
 fn named(claim: &Claim, claims: &Claims) -> Option<Vec<Name>> {
     let names: Vec<Name> =
         texts(claim, claims).iter().map(|text| Name::parse("jwt", text).ok()).collect::<Option<_>>()?;
     (1..=USERS_MAX).contains(&names.len()).then_some(names)
 }
 
-/// The texts of a claim: its own, or those of its list.
+/// Returns the text of a claim, or the texts of its list.
 fn texts<'a>(claim: &Claim, claims: &'a Claims) -> Vec<&'a str> {
     match at(claim, claims) {
         Some(Value::String(text)) => vec![text],
@@ -62,7 +64,7 @@ fn texts<'a>(claim: &Claim, claims: &'a Claims) -> Vec<&'a str> {
     }
 }
 
-/// A claim by its name, or by its path.
+/// Returns the value of a claim, by name or by path.
 fn at<'a>(claim: &Claim, claims: &'a Claims) -> Option<&'a Value> {
     let Some(path) = claim.0.strip_prefix('/') else { return claims.get(&claim.0) };
     let (first, rest) = path.split_once('/').map_or((path, None), |(first, rest)| (first, Some(rest)));
@@ -118,7 +120,7 @@ mod tests {
                 "idp/x",
                 "ecm */n1 all",
             ),
-            // Nothing to be bound to, and so not this one.
+            // The grant's bound cannot be resolved, so the grant does not apply.
             (json!({"sub": "x", "kubernetes.io": {"namespace": "linkis"}, "names": "alice"}), "idp/x", "viewer  alice"),
             (json!({"sub": "fixed"}), "idp/fixed", "ecm,viewer a/host1 bob"),
             (json!({"sub": "x", "names": ["alice", "bob"]}), "idp/x", "viewer  alice+bob"),

@@ -1,4 +1,7 @@
-//! What `--jwt-config` says: which issuers are believed, by which keys, and what their claims make of a caller.
+//! Configuration of JWTs (`--jwt-config`): the accepted issuers, their keys, and the rights that their claims give.
+//!
+//! Never: reads keys; `source` does.
+//! Callers: `jwt`, and `claims`, which evaluates the grants.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -15,75 +18,75 @@ use crate::{
     external::{Address, allowed::AllowedHosts},
 };
 
-/// How many issuers there may be, how many audiences each may have, and how many grants.
+/// Maximum numbers of issuers, of audiences per issuer, and of grants per issuer.
 const ISSUERS_MAX: usize = 16;
 const AUDIENCES_MAX: usize = 16;
 const GRANTS_MAX: usize = 256;
 
-/// The longest name of an issuer.
+/// Maximum length of an issuer's name.
 const NAME_CHARS_MAX: usize = 32;
 
-/// What stands before the names of those who show a certificate.
+/// Prefix of the principals of certificates, which no issuer may have.
 const CERTIFIED: &str = "ecm";
 
-/// Who issues JWTs, and what is believed of them.
+/// Issuer of JWTs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Issuer {
-    /// What stands before the names of its callers, in the history and the log.
+    /// Prefix of its principals in the history and the log.
     pub name: String,
-    /// The claim `iss` of its JWTs.
+    /// Required claim `iss`.
     pub issuer: String,
-    /// One of these is among their claim `aud`.
+    /// Accepted audiences: the claim `aud` must contain one of them.
     pub audiences: Vec<String>,
-    /// Where its keys are.
+    /// Source of its keys.
     pub source: Source,
-    /// Which claim names its callers.
+    /// Claim with the name of the caller.
     pub principal: Claim,
-    /// What they may do: the first whose conditions hold.
+    /// Grants; the first whose conditions hold applies.
     pub grants: Vec<Grant>,
 }
 
-/// Where keys are.
+/// Source of keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source {
-    /// In a file.
+    /// A file.
     File(PathBuf),
-    /// At an address.
+    /// An address.
     Address {
-        /// Which.
+        /// The address.
         address: Address,
-        /// By which certificates it is believed; `None` for those of the system.
+        /// File with the accepted CA certificates; `None` for those of the system.
         ca: Option<PathBuf>,
-        /// Where the token is that it is shown.
+        /// File with the token that the address requires; `None` for none.
         token: Option<PathBuf>,
     },
 }
 
-/// Where something stands among the claims: a name, or a path with `/` before each of its names (RFC 6901).
+/// Claim: a name, or a JSON Pointer (RFC 6901), which begins with `/`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Claim(pub String);
 
-/// What a caller may do whose claims are these.
+/// Rights of callers with certain claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Grant {
-    /// Each of these claims is one of the texts, or has one of them among its own.
+    /// Conditions: each of these claims must contain one of the texts.
     pub conditions: BTreeMap<Claim, Vec<String>>,
-    /// What the caller is.
+    /// Roles of the caller.
     pub roles: BTreeSet<Role>,
-    /// As an ecm, for which EMs it speaks.
+    /// EMs that a caller with role `ecm` may act for.
     pub ems: Bound<Vec<EmPattern>>,
-    /// As a manager or viewer, whose tickets it deals with.
+    /// Users whose tickets a manager or viewer may access.
     pub users: Bound<BTreeSet<Name>>,
 }
 
-/// What a grant is bound to.
+/// Bound of a grant.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Bound<T> {
-    /// Nothing.
+    /// Unbounded.
     Not,
-    /// To these.
+    /// Bounded to these.
     To(T),
-    /// To what a claim says.
+    /// Bounded to the names in a claim.
     From(Claim),
 }
 
@@ -125,21 +128,21 @@ enum OneOrMany {
     Many(Vec<String>),
 }
 
-/// What is wrong with a configuration.
+/// Error in a configuration.
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
-    /// It is no JSON, or not of this form.
+    /// The text is not JSON, or has another structure.
     #[error("it cannot be read")]
     Json(#[from] serde_json::Error),
-    /// A part of it makes no sense.
+    /// A field is invalid.
     #[error(transparent)]
     Field(#[from] FieldError),
 }
 
-/// Reads a configuration. Keys may be at the hosts that are `allowed`.
+/// Parses a configuration. Addresses of keys must be on `allowed` hosts.
 ///
 /// # Errors
-/// The first thing that is wrong with it, and where.
+/// [`ConfigError`] with the first invalid field.
 pub fn read(json: &[u8], allowed: &AllowedHosts) -> Result<Vec<Issuer>, ConfigError> {
     let file: FileForm = serde_json::from_slice(json)?;
     check_count("issuers", file.issuers.len(), ISSUERS_MAX)?;
@@ -288,7 +291,7 @@ impl Grant {
         if self.users != Bound::Not && !has(Role::Manager) && !has(Role::Viewer) {
             return wrong("users", "is for managers and viewers; nobody else is bound to users");
         }
-        // Whoever can get a JWT of the issuer at all, for any audience he names, would have it.
+        // Otherwise all principals of the issuer would have these rights: a principal can often choose the audience of its JWT.
         let is_for_oneself =
             self.roles.iter().all(|role| *role == Role::Viewer) && matches!(self.users, Bound::From(_));
         if self.conditions.is_empty() && !is_for_oneself {

@@ -1,4 +1,7 @@
-//! The keys of an issuer, and whether one of them has signed a JWT. The signatures are checked by ring, as those of TLS are.
+//! Keys of an issuer, and verification of JWT signatures by ring, as for TLS.
+//!
+//! Never: accepts an algorithm other than the key's own.
+//! Caller: `jwt`.
 
 use jsonwebtoken::{
     Algorithm, AlgorithmFamily, DecodingKey, DecodingKeyKind, Validation,
@@ -15,50 +18,50 @@ use crate::{domain::access::BadJwt, service::tokens::Ended};
 
 use super::{claims::Claims, config::Issuer};
 
-/// How many keys an issuer may have.
+/// Maximum number of keys of an issuer.
 const KEYS_MAX: usize = 64;
 
-/// The least modulus of a key of RSA, in bytes.
+/// Minimum size of an RSA modulus, in bytes.
 const RSA_BYTES_MIN: usize = 2048 / 8;
 
-/// How far clocks may be apart, in seconds: so much longer is a JWT good, and so much earlier.
+/// Tolerated clock difference, in seconds: a JWT is accepted that much longer, and that much earlier.
 pub const LEEWAY_SECONDS: u64 = 30;
 
 /// The keys of an issuer.
 #[derive(Debug, Default)]
 pub struct Keys(Vec<Key>);
 
-/// One of them.
+/// One key.
 #[derive(Debug)]
 pub struct Key {
     id: Option<String>,
-    /// The one way in which it signs.
+    /// The only algorithm of the key.
     algorithm: Algorithm,
     key: DecodingKey,
     public: AlgorithmParameters,
-    /// Tells when it is not in force any more.
+    /// Ends the streams of callers when the key is withdrawn.
     pub ended: Ended,
 }
 
-/// Why keys cannot be used.
+/// Reason why a key set is not usable.
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
-    /// They are no JSON Web Key Set.
+    /// The text is not a JSON Web Key Set.
     #[error("holds no JSON Web Key Set")]
     Json(#[from] serde_json::Error),
-    /// There are too many.
+    /// The set has too many keys.
     #[error("holds {0} keys; at most {KEYS_MAX} are read")]
     TooMany(usize),
-    /// None of them can check anything.
+    /// No key of the set can verify a signature.
     #[error("holds no key that can be used: RSA of 2048 bits and more for RS256, P-256 for ES256, Ed25519 for EdDSA")]
     None,
 }
 
 impl Keys {
-    /// Reads a JSON Web Key Set. Keys for something else are left out.
+    /// Parses a JSON Web Key Set. Keys of other types or uses are left out.
     ///
     /// # Errors
-    /// If there is none that can be used.
+    /// [`KeysError`] if no usable key is left.
     pub fn read(json: &[u8]) -> Result<Self, KeysError> {
         let set: JwkSet = serde_json::from_slice(json)?;
         if set.keys.len() > KEYS_MAX {
@@ -68,7 +71,7 @@ impl Keys {
         if keys.is_empty() { Err(KeysError::None) } else { Ok(Self(keys)) }
     }
 
-    /// What goes on under keys that are among those of `before`, too, goes on.
+    /// Takes over the end signals of keys that are also in `before`, so that their streams continue.
     pub fn after(mut self, before: &Self) -> Self {
         for key in &mut self.0 {
             let same = before.0.iter().find(|before| before.is_same(key));
@@ -77,13 +80,13 @@ impl Keys {
         self
     }
 
-    /// Ends what goes on under keys that are not among `now`.
+    /// Ends the streams under keys that are not in `now`.
     pub fn end_others(&self, now: &Self) {
         let gone = self.0.iter().filter(|key| !now.0.iter().any(|now| now.is_same(key)));
         gone.for_each(|key| key.ended.end(BadJwt::Withdrawn.into()));
     }
 
-    /// The same, each in force for itself.
+    /// Returns the same keys with end signals of their own.
     pub fn apart(&self) -> Self {
         let apart = |key: &Key| Key {
             id: key.id.clone(),
@@ -95,7 +98,10 @@ impl Keys {
         Self(self.0.iter().map(apart).collect())
     }
 
-    /// The key of this id; without an id, the only one for this way to sign.
+    /// Returns the key with this id; without an id, the only key with this algorithm.
+    ///
+    /// # Errors
+    /// [`BadJwt::UnknownKey`]; [`BadJwt::Algorithm`] if the key has another algorithm.
     pub fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Result<&Key, BadJwt> {
         let Some(id) = id else {
             let mut able = self.0.iter().filter(|key| key.algorithm == algorithm);
@@ -108,7 +114,7 @@ impl Keys {
         if key.algorithm == algorithm { Ok(key) } else { Err(BadJwt::Algorithm) }
     }
 
-    /// How many there are.
+    /// Returns the number of keys.
     pub fn len(&self) -> usize {
         self.0.len()
     }
@@ -119,12 +125,12 @@ impl Key {
         (&self.id, self.algorithm, &self.public) == (&other.id, other.algorithm, &other.public)
     }
 
-    /// The claims of a JWT that this key has signed, that is for us, and good now.
+    /// Verifies a JWT by this key, for this service and the current time. Returns its claims.
     ///
     /// # Errors
-    /// Why it is not to be believed.
+    /// The reason why the JWT is not accepted.
     pub fn check(&self, jwt: &str, issuer: &Issuer) -> Result<Claims, BadJwt> {
-        // Whoever was first has installed the same one.
+        // An error means that the provider is installed already.
         let _ = RING.install_default();
         let mut wanted = Validation::new(self.algorithm);
         wanted.set_issuer(&[&issuer.issuer]);
@@ -136,7 +142,7 @@ impl Key {
     }
 }
 
-/// A key that can check something; `None` if it is for something else.
+/// Converts a key for signatures; `None` if it has another type or use.
 fn key(jwk: Jwk) -> Option<Key> {
     let Jwk { common, algorithm: public } = jwk;
     let (algorithm, named) = match &public {
@@ -183,7 +189,7 @@ fn bad(kind: &ErrorKind) -> BadJwt {
     }
 }
 
-/// How jsonwebtoken checks signatures here; it makes none.
+/// Signature provider of jsonwebtoken, for verification only.
 static RING: CryptoProvider = CryptoProvider {
     signer_factory: |_, _| Err(new_error(ErrorKind::UnsupportedAlgorithm)),
     verifier_factory: verifier,
@@ -237,7 +243,7 @@ mod tests {
     use super::*;
     use crate::{external::allowed::AllowedHosts, service::jwt::config};
 
-    /// The key and the JWT of RFC 7515, A.2.
+    /// Key and JWT of RFC 7515, A.2.
     const RSA: &str = "ofgWCuLjybRlzo0tZWJjNiuSfb4p4fAkd_wWJcyQoTbji9k0l8W26mPddxHmfHQp-Vaw-4qPCJrcS2mJPMEzP1Pt0Bm4d4QlL-yRT-SFd2lZS-\
         pCgNMsD1W_YpRPEwOWvG6b32690r2jZ47soMZo9wGzjb_7OMg0LOL-bSf63kpaSHSXndS5z5rexMdbBYUsLA9e-KXBdQOS-UTo7WTBEMa2R2CapHg665xsmtdV\
         MTBQY4uDZlxvb3qCo5ZwKh9kG4LT6_I5IhlJH7aGhyxXFvUK-DWNmoudF8NAco9_h9iaGNj8q2ethFkMLs91kzk2PAcDTW9gb54h4FRWyuXpoQ";
@@ -246,13 +252,13 @@ mod tests {
         nZcAcQjbKBYNX4BAynRFdiuB--f_nZLgrnbyTyWzO75vRK5h6xBArLIARNPvkSjtQBMHlb1L07Qe7K0GarZRmB_eSN9383LcOLn6_dO--xi12jzDwusC-eOkHW\
         EsqtFZESc6BfI7noOPqvhJ1phCnvWh6IeYI2w9QOYEUipUTI8np6LbgGY9Fs98rqVt5AXLIhWkWywlVmtVrBp0igcN_IoypGlUPQGe77Rw";
 
-    /// Those of RFC 7515, A.3.
+    /// Key and JWT of RFC 7515, A.3.
     const EC: [&str; 2] =
         ["f83OJ3D2xF1Bg8vub9tLe1gHMzV76e8Tus9uPHvRVEU", "x_FEzRu9m36HLN_tue659LNpXW6pCyStikYjKIWI5a0"];
     const ES256: &str = "eyJhbGciOiJFUzI1NiJ9.eyJpc3MiOiJqb2UiLA0KICJleHAiOjEzMDA4MTkzODAsDQogImh0dHA6Ly9leGFtcGxlLmNvbS9pc19yb290Ijp\
         0cnVlfQ.DtEhU3ljbEg8L38VWAfUAqOyKAM6-Xx-F4GawxaepmXFCgfTjDxw5djxLa8ISlSApmWQxfKTUJqPP3-Kg6NU1Q";
 
-    /// Those of RFC 8037, A.4; its payload is no claims.
+    /// Key and JWS of RFC 8037, A.4. Its payload is not a set of claims.
     const ED: &str = "11qYAYKxCrfVS_7TyWQHOg7hcvPapiMlrwIaaPcHURo";
     const EDDSA: &str = "eyJhbGciOiJFZERTQSJ9.RXhhbXBsZSBvZiBFZDI1NTE5IHNpZ25pbmc.hgyY0il_MGCjP0JzlnLWG1PPOt7-09PGcvMg3AIbQR6dWbhijcNR4\
         ki4iylGjg5BhVsPt9g7sVvpAr_MuM0KAg";

@@ -1,13 +1,13 @@
-//! JWTs: what others issue to say who somebody is, Kubernetes for its service accounts, or a provider of OpenID Connect for people.
+//! JWT authentication: verifies JWTs of configured issuers, such as Kubernetes or an OpenID Connect provider.
 //!
-//! - [`config`]: which issuers are believed, and what their claims make of a caller;
-//! - `claims`: that, applied;
-//! - `keys`: the keys of an issuer, and whether one of them has signed a JWT;
-//! - `source`: where keys come from;
-//! - `cache`: the JWTs that were believed.
+//! A verified JWT is cached by its hash until it expires. Before a signature is checked, cheap conditions on the unverified
+//! claims reject most invalid JWTs. Configuration and keys are reloaded when they change.
 //!
-//! To find out who shows a JWT, nobody is asked: neither the database nor the issuer. One that was believed is known by its hash until
-//! its time is over; of another, what can be seen without cryptography is looked at first, and then one signature is checked.
+//! Never: contacts the database or an issuer to authenticate a call.
+//! Callers: `transport::identity`, and the server, which spawns [`Jwt::follow`].
+//!
+//! - [`config`]: issuers, and the rights that their claims give; `claims`: the evaluation of claims;
+//! - `keys`: keys of an issuer, and signatures; `source`: where keys come from; `cache`: verified JWTs.
 
 use std::{
     path::PathBuf,
@@ -44,68 +44,68 @@ pub mod config;
 mod keys;
 mod source;
 
-/// The largest configuration that is read.
+/// Maximum size of the configuration, in bytes.
 const CONFIG_BYTES_MAX: u64 = 1 << 20;
 
-/// How long a server that starts waits for keys from addresses; whoever does not answer by then is asked on.
+/// Maximum wait for keys from addresses at start; later replies are still accepted.
 const FIRST_KEYS_WITHIN: Duration = Duration::from_secs(5);
 
-/// The longest time for which a JWT is believed to be good, which is as good as for ever.
+/// Maximum lifetime of a JWT, in effect unlimited.
 const LIFETIME_MAX: Duration = Duration::from_secs(10 * 366 * 24 * 3600);
 
-/// Why JWTs cannot be checked.
+/// Reason why JWTs cannot be verified.
 #[derive(Debug, thiserror::Error)]
 pub enum JwtError {
-    /// The configuration cannot be read.
+    /// The configuration file cannot be read.
     #[error("{path}: cannot be read")]
     Read {
-        /// Where it is.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// The I/O error.
         source: std::io::Error,
     },
-    /// It makes no sense.
+    /// The configuration is invalid.
     #[error("{path}")]
     Config {
-        /// Where it is.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// The error in the configuration.
         source: ConfigError,
     },
-    /// The keys of an issuer, in a file, cannot be used.
+    /// The key file of an issuer is not usable.
     #[error("the keys of {issuer:?} cannot be used")]
     Keys {
-        /// Its name.
+        /// Name of the issuer.
         issuer: String,
-        /// Why not.
+        /// The error in the keys.
         source: SourceError,
     },
 }
 
-/// Checks JWTs.
+/// Authenticator of JWTs.
 #[derive(Debug)]
 pub struct Jwt {
     path: PathBuf,
     allowed: AllowedHosts,
-    /// What the configuration was like at the first look.
+    /// Hash of the configuration at start.
     first: Seen,
     issuers: ArcSwap<Vec<Arc<Issuing>>>,
     known: Mutex<Cache>,
     metrics: Metrics,
 }
 
-/// What the configuration is like: SHA-256 of what it holds; `None` if it cannot be read.
+/// SHA-256 of the configuration; `None` if it cannot be read.
 type Seen = Option<[u8; 32]>;
 
-/// What came of the looks at the configuration.
+/// Result of the last reload.
 #[derive(Debug, Clone, Copy)]
 struct Looked {
     in_force: Seen,
-    /// It is tried again, because keys that it names may come, and told once.
+    /// Hash of a configuration that is not usable. Retried, because keys that it names may appear, but logged once.
     unusable: Option<Seen>,
 }
 
-/// What is looked at of a JWT before its signature is.
+/// Claims that are read before the signature is verified.
 #[derive(Deserialize)]
 struct Glance {
     iss: Option<String>,
@@ -113,10 +113,10 @@ struct Glance {
 }
 
 impl Jwt {
-    /// Reads the configuration, and the keys that are in files. Keys may be at the hosts that are `allowed`.
+    /// Reads the configuration and the key files. Addresses of keys must be on `allowed` hosts.
     ///
     /// # Errors
-    /// If any of it cannot be used.
+    /// [`JwtError`] if a file cannot be read or is invalid.
     pub fn read(path: PathBuf, allowed: AllowedHosts, metrics: Metrics) -> Result<Arc<Self>, JwtError> {
         let json =
             source::read(&path, CONFIG_BYTES_MAX).map_err(|source| JwtError::Read { path: path.clone(), source })?;
@@ -138,10 +138,10 @@ impl Jwt {
         }))
     }
 
-    /// Who shows this.
+    /// Returns the caller with the JWT `shown`.
     ///
     /// # Errors
-    /// Why nobody is let in with it.
+    /// The reason why the JWT is not accepted.
     pub fn find(&self, shown: &str) -> Result<Arc<Caller>, BadJwt> {
         let found = match shown.len() > JWT_BYTES_MAX {
             true => Err(BadJwt::TooLarge),
@@ -191,7 +191,8 @@ impl Jwt {
         Ok(Caller { principal: Principal::Named(name), rights, ended: key.ended.until(until, BadJwt::Expired) })
     }
 
-    /// Asks for the keys that are at addresses, for a short while: who starts knows whom to believe, as a rule.
+    /// Fetches the keys from addresses, for at most [`FIRST_KEYS_WITHIN`], so that an instance can authenticate callers when it
+    /// starts.
     pub async fn first_keys(&self) {
         let mut asked = JoinSet::new();
         for issuing in self.issuers.load().iter().filter(|issuing| issuing.is_elsewhere()) {
@@ -203,13 +204,14 @@ impl Jwt {
         }
     }
 
-    /// Takes up what changes, until the server stops. What cannot be used leaves what was before in force.
+    /// Reloads configuration and keys when they change, until shutdown. An unusable configuration leaves the previous one in
+    /// force.
     pub async fn follow(self: Arc<Self>, stopping: CancellationToken) {
         let mut following = self.follow_all();
         let mut looked = Looked { in_force: self.first, unusable: None };
         while stopping.run_until_cancelled(tokio::time::sleep(LOOK_INTERVAL)).await.is_some() {
             let (jwt, before) = (self.clone(), looked);
-            // Files may be on a disk that does not answer.
+            // A blocking task: a file system may not reply.
             let looking = tokio::task::spawn_blocking(move || jwt.look(before));
             match stopping.run_until_cancelled(looking).await {
                 Some(Ok(now)) => {
@@ -225,14 +227,14 @@ impl Jwt {
         drop(following);
     }
 
-    /// Follows the keys of each issuer, until this is dropped.
+    /// Starts the reload of each issuer's keys; it ends when the handles are dropped.
     fn follow_all(&self) -> Vec<AbortOnDropHandle<()>> {
         let issuers = self.issuers.load();
         let follow = |issuing: &Arc<Issuing>| issuing.clone().follow(self.allowed.clone(), self.metrics.clone());
         issuers.iter().map(|issuing| AbortOnDropHandle::new(tokio::spawn(follow(issuing)))).collect()
     }
 
-    /// Takes up the configuration, if it is not as it was at the looks before.
+    /// Applies the configuration if it has changed since `before`.
     fn look(&self, before: Looked) -> Looked {
         let json = source::read(&self.path, CONFIG_BYTES_MAX);
         let seen = json.as_ref().ok().map(|json| Sha256::digest(json).into());
@@ -260,7 +262,7 @@ impl Jwt {
         Looked { unusable: Some(seen), ..before }
     }
 
-    /// What is believed of an issuer goes on if nothing has changed about it.
+    /// Applies a configuration. Issuers without a change keep their keys and streams.
     fn take_up(&self, json: &[u8]) -> Result<(), JwtError> {
         let read = config::read(json, &self.allowed);
         let read = read.map_err(|source| JwtError::Config { path: self.path.clone(), source })?;
@@ -273,7 +275,7 @@ impl Jwt {
             }
             let name = issuer.name.clone();
             let issuing = match before.iter().find(|before| before.issuer.source == issuer.source) {
-                // The same keys, which may be away just now, for other claims: what goes on under the old ones ends.
+                // The keys stay, because their source may be unavailable now. Streams under the old claims end.
                 Some(before) => before.again(issuer),
                 None => Issuing::new(issuer),
             };
@@ -288,7 +290,8 @@ impl Jwt {
     }
 }
 
-/// How long a JWT is still good that is over at this second of the epoch; `None` if it is over.
+/// Returns the remaining lifetime of a JWT with this `exp` (seconds since the epoch), leeway included; `None` if it has
+/// expired.
 fn left(end: f64) -> Option<Duration> {
     let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
     let end = Duration::try_from_secs_f64(end.clamp(0.0, 1e12)).ok()? + Duration::from_secs(LEEWAY_SECONDS);

@@ -1,4 +1,7 @@
-//! Where the keys of an issuer come from: a file that is looked at, or an address that is asked.
+//! Key source of an issuer: a file that is polled, or an address that is fetched.
+//!
+//! Never: replaces usable keys after a failure.
+//! Caller: `jwt`.
 
 use std::{
     fs::File,
@@ -31,97 +34,97 @@ use super::{
     keys::{Keys, KeysError},
 };
 
-/// The most that is read of keys, certificates or a token.
+/// Maximum size of a key set, certificate or token file, in bytes.
 const BYTES_MAX: u64 = 1 << 20;
 
-/// How often an address is asked, and how often at most if somebody shows a JWT with a key that is not known.
+/// Interval between fetches of an address, and its minimum after a JWT with an unknown key.
 const ASK_INTERVAL: Duration = Duration::from_secs(60);
 const ASK_AGAIN_AFTER: Duration = Duration::from_secs(2);
 
-/// Why keys cannot be had.
+/// Reason why keys are not available.
 #[derive(Debug, thiserror::Error)]
 pub enum SourceError {
     /// A file cannot be read.
     #[error("{path}: cannot be read")]
     Read {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// Why not.
+        /// The I/O error.
         source: io::Error,
     },
-    /// A file holds something else.
+    /// A file does not contain usable keys.
     #[error("{path}: {source}")]
     File {
-        /// Which.
+        /// Path of the file.
         path: PathBuf,
-        /// What is wrong.
+        /// The error in the keys.
         source: KeysError,
     },
-    /// An address did not answer.
+    /// A fetch failed.
     #[error("{address} {failure}")]
     Fetch {
-        /// Which.
+        /// The address.
         address: String,
-        /// Why not.
+        /// The reason.
         failure: Failure,
     },
-    /// An address wants to know who asks.
+    /// An address requires a token.
     #[error("{address} answered {status}: it wants a token, or another; see token_file")]
     Unauthorized {
-        /// Which.
+        /// The address.
         address: String,
-        /// What it answered.
+        /// HTTP status of the response.
         status: u16,
     },
-    /// It answered something else.
+    /// The response does not contain usable keys.
     #[error("{address}: what it answers {source}")]
     Answer {
-        /// Which.
+        /// The address.
         address: String,
-        /// What is wrong.
+        /// The error in the keys.
         source: KeysError,
     },
 }
 
-/// An issuer, and its keys as they are now.
+/// Issuer with its current keys.
 #[derive(Debug)]
 pub struct Issuing {
     pub issuer: Issuer,
     keys: ArcSwap<Keys>,
-    /// What the keys were read from, by its hash; `None` if it could not be read.
+    /// Hash of the last key set; `None` if it could not be read.
     seen: Mutex<Option<[u8; 32]>>,
-    /// Somebody has shown a JWT with a key that is not known.
+    /// Notified of a JWT with an unknown key.
     unknown: Notify,
 }
 
 impl Issuing {
-    /// Without any keys.
+    /// Creates an issuer without keys.
     pub fn new(issuer: Issuer) -> Self {
         Self { issuer, keys: ArcSwap::default(), seen: Mutex::default(), unknown: Notify::new() }
     }
 
-    /// The same keys for another configuration of the issuer; what goes on under them goes on its own way.
+    /// Creates an issuer with the same keys for another configuration. Its streams end independently of the old ones.
     pub fn again(&self, issuer: Issuer) -> Self {
         let (keys, seen) = (self.keys.load().apart(), *self.seen());
         Self { issuer, keys: ArcSwap::from_pointee(keys), seen: Mutex::new(seen), unknown: Notify::new() }
     }
 
-    /// Its keys.
+    /// Returns the current keys.
     pub fn keys(&self) -> Arc<Keys> {
         self.keys.load_full()
     }
 
-    /// Whether somebody has to be asked for its keys.
+    /// Whether the keys are fetched from an address.
     pub fn is_elsewhere(&self) -> bool {
         matches!(self.issuer.source, Source::Address { .. })
     }
 
-    /// Has its keys asked for before it is time.
+    /// Requests an early fetch of the keys.
     pub fn ask_soon(&self) {
         self.unknown.notify_one();
     }
 
-    /// Ends whatever goes on under its keys.
+    /// Ends all streams under the keys of this issuer.
     pub fn end(&self) {
         self.keys.load().end_others(&Keys::default());
     }
@@ -130,10 +133,10 @@ impl Issuing {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes up its keys, if they are in a file; tells whether they have changed.
+    /// Applies the key file, if the source is one. Returns whether the keys have changed.
     ///
     /// # Errors
-    /// If they cannot be used; what was before stays in force.
+    /// [`SourceError`] if the file is not usable; the previous keys then stay in force.
     pub fn read_file(&self) -> Result<bool, SourceError> {
         let Source::File(path) = &self.issuer.source else { return Ok(false) };
         let json = read(path, BYTES_MAX);
@@ -155,7 +158,7 @@ impl Issuing {
         Ok(())
     }
 
-    /// Asks for its keys once; says and counts what came of it.
+    /// Fetches the keys once. Logs and counts the result.
     pub async fn ask(self: Arc<Self>, allowed: AllowedHosts, metrics: Metrics) {
         let Source::Address { address, ca, token } = &self.issuer.source else { return };
         let taken = self.fetch(address, ca.as_deref(), token.as_deref(), allowed).await;
@@ -195,7 +198,7 @@ impl Issuing {
             None => None,
         };
         let token = match token {
-            // As it is now: whoever issues it renews it.
+            // Read anew for each fetch, because its issuer renews it.
             Some(path) => Some(SecretString::from(String::from_utf8_lossy(&read_aside(path).await?).trim())),
             None => None,
         };
@@ -205,7 +208,7 @@ impl Issuing {
             Failure::Unauthorized(status) => SourceError::Unauthorized { address: own(), status },
             failure => SourceError::Fetch { address: own(), failure },
         };
-        // Made anew each time, so that it believes what stands in the file then, and keeps no connection.
+        // Created anew for each fetch, so that it uses the current certificates and retains no connection.
         let json = Http::believing(allowed, ca).get_document(address, token.as_ref(), most).await.map_err(failed)?;
         let seen = Some(Sha256::digest(&json).into());
         if std::mem::replace(&mut *self.seen(), seen) == seen {
@@ -215,7 +218,7 @@ impl Issuing {
         Ok(true)
     }
 
-    /// Takes up keys that change, for as long as this is polled.
+    /// Reloads the keys when they change, while the future is polled.
     pub async fn follow(self: Arc<Self>, allowed: AllowedHosts, metrics: Metrics) {
         match &self.issuer.source {
             Source::File(_) => self.follow_file(metrics).await,
@@ -229,7 +232,7 @@ impl Issuing {
             sleep(LOOK_INTERVAL).await;
             let issuing = self.clone();
             let Ok(taken) = tokio::task::spawn_blocking(move || issuing.read_file()).await else { return };
-            // A file that is away is told once.
+            // A missing file is logged once.
             let is_read = !matches!(taken, Err(SourceError::Read { .. }));
             if is_read || was_read {
                 self.tell(&metrics, taken);
@@ -240,7 +243,7 @@ impl Issuing {
 
     async fn follow_address(self: Arc<Self>, allowed: AllowedHosts, metrics: Metrics) {
         let mut asked = Instant::now();
-        // Who has none yet asks at once.
+        // Fetches immediately if there are no keys.
         if self.keys.load().len() == 0 {
             self.clone().ask(allowed.clone(), metrics.clone()).await;
         }
@@ -262,7 +265,10 @@ async fn read_aside(path: &Path) -> Result<Vec<u8>, SourceError> {
     read.map_err(|source| SourceError::Read { path: path.to_owned(), source })
 }
 
-/// What stands in a file of at most so many bytes.
+/// Reads a file of at most `most` bytes.
+///
+/// # Errors
+/// I/O errors, and a file that is larger.
 pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
     File::open(path)?.take(most + 1).read_to_end(&mut bytes)?;

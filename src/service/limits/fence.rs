@@ -1,4 +1,9 @@
-//! Changes behind the fence: what each is, made while others grant and give back, and the moment in which nobody does.
+//! Limit changes behind the fence: prepares a change while batches run, and closes the fence for its last statements and the
+//! commit.
+//!
+//! Invariant: inside the fence no batch runs, so the history shows the change after all grants under the old rules.
+//! Never: reads or writes an unbounded number of rows inside the fence.
+//! Callers: the other modules of `limits`.
 
 use std::{collections::BTreeSet, slice, time::Duration};
 
@@ -25,54 +30,54 @@ use crate::{
     },
 };
 
-/// How long to wait for the fence at most, where batches take long.
+/// Maximum wait for the fence, for a database with slow batches.
 const PATIENCE_MAX: Duration = Duration::from_secs(2);
 
-/// How long to pause before the fence is tried again.
+/// Pause before another attempt to close the fence.
 const PAUSE: Duration = Duration::from_millis(25);
 
-/// How many lines of the history are written inside the fence: where there are more, they go before it, and inside it stand only those that
-/// say from where on they hold.
+/// Maximum number of history lines that are written inside the fence. More lines are written before it; inside it, only the
+/// lines that mark the start of their effect.
 const LINES_INSIDE_MAX: usize = 100;
 
-/// What can be changed behind the fence.
+/// Change of the limits.
 pub(super) enum Change {
-    /// How is counted: by this release.
+    /// Count all label sets as this release does.
     Recount,
-    /// A rule is new, or has another maximum, if there was what was expected.
+    /// Add or replace a rule, if the stored one is as expected.
     Set(Rule, Expected),
-    /// The rule of this pattern goes, if it is what was expected.
+    /// Delete the rule of this pattern, if it is as expected.
     Delete(Pattern, Expected),
-    /// These are all the rules.
+    /// Replace all rules.
     Replace(Vec<Rule>),
-    /// A kind of EMs has another policy.
+    /// Set the policy of an EM kind.
     Policy(Name, Policy),
-    /// Label sets whose tickets are all counted decide.
+    /// Activate label sets whose tickets are all counted.
     Decide(Vec<i64>),
 }
 
-/// What a change has changed.
+/// Result of a change.
 #[derive(Default)]
 pub(super) struct Made {
-    /// For the history.
+    /// History lines of the change.
     pub(super) lines: Vec<LimitLine>,
-    /// Which rules are others than before, where all were replaced.
+    /// Rules that differ from before, if all were replaced.
     pub(super) changes: RuleChanges,
     counted: Recounted,
 }
 
-/// What a change begins to count, beside what decides.
+/// Label sets whose counting a change starts.
 #[derive(Default)]
 struct Recounted {
-    /// Label sets that are new, and those that decide until they do.
+    /// New label sets, and the label sets that decide until the new ones do.
     begun: Vec<LabelSet>,
     before: Vec<i64>,
-    /// The labels that limits decided for until the change.
+    /// Labels whose limits decided before the change.
     decided: BTreeSet<BTreeSet<String>>,
 }
 
 impl Change {
-    /// While others grant and give back, who see nothing of it yet.
+    /// Applies the change while batches run, which cannot see it yet.
     async fn make(&self, connection: &mut PgConnection, by: &Actor) -> Result<Made, FencedError> {
         let mut changes = RuleChanges::default();
         let lines = match self {
@@ -122,23 +127,25 @@ impl Change {
 }
 
 impl Made {
-    /// What it has changed of the rules: patterns with their rules, or without one if it has gone.
+    /// Returns the changed patterns with their rules; without a rule if it was deleted.
     fn of_rules(&self) -> Vec<(&Pattern, Option<&Rule>)> {
         self.lines.iter().filter_map(of_rule).collect()
     }
 
-    /// Whether so much has changed that it is told before the fence is closed.
+    /// Whether the history lines are too many for the fence.
     fn is_much(&self) -> bool {
         self.lines.len() > LINES_INSIDE_MAX
     }
 
-    /// Before the fence: of many changes, the history tells beforehand; they hold from the lines on that [`Made::finish`] writes.
+    /// Writes many history lines before the fence. They take effect at the lines that [`Made::finish`] writes.
     async fn tell_much(&self, connection: &mut PgConnection, by: &Actor) -> Result<(), StoreError> {
         if self.is_much() { action_record::insert_limits(connection, &self.lines, by).await } else { Ok(()) }
     }
 
-    /// Inside the fence: where there is no EM, there is no ticket to count, and none registers meanwhile; and the history tells of
-    /// the change behind what was granted before it, and before what is granted after it. However much has changed, that is little.
+    /// Completes the change inside the fence. Its cost does not depend on the size of the change.
+    ///
+    /// Without any EM there is no ticket to count, and no EM can register meanwhile, so new label sets decide immediately. The
+    /// history line comes after all grants before the change and before all grants after it.
     async fn finish(&self, connection: &mut PgConnection, by: &Actor) -> Result<(), StoreError> {
         let mut lines = if self.is_much() { self.in_force() } else { self.lines.clone() };
         let Recounted { begun, before, .. } = &self.counted;
@@ -150,7 +157,8 @@ impl Made {
         action_record::insert_limits(connection, &lines, by).await
     }
 
-    /// That what was told beforehand holds, of each set of labels that limits decided for: one that is new decides when it is counted.
+    /// Returns the lines that mark the start of effect of lines written in advance: one per label set that decided before. A
+    /// new label set gets its line when it is counted.
     fn in_force(&self) -> Vec<LimitLine> {
         let label_set = |line: &LimitLine| match line {
             LimitLine::Set(rule, _) | LimitLine::Deleted(rule) => Some(rule.label_set()),
@@ -161,7 +169,7 @@ impl Made {
     }
 }
 
-/// What a line tells of a rule.
+/// Returns the pattern and rule of a history line.
 fn of_rule(line: &LimitLine) -> Option<(&Pattern, Option<&Rule>)> {
     match line {
         LimitLine::Set(rule, _) => Some((&rule.pattern, Some(rule))),
@@ -178,15 +186,15 @@ fn in_force(set: &LabelSet) -> LimitLine {
     LimitLine::InForce(set.counting.keys.clone())
 }
 
-/// Those that were there.
+/// Deletes rules. Returns the lines of those that existed.
 async fn delete(connection: &mut PgConnection, patterns: &[Pattern]) -> Result<Vec<LimitLine>, StoreError> {
     Ok(limit::delete(connection, patterns).await?.into_iter().map(LimitLine::Deleted).collect())
 }
 
-/// Has label sets decide instead of those that counted the same labels.
+/// Activates counted label sets in place of those that counted the same labels.
 async fn switch(connection: &mut PgConnection, counted: &[i64]) -> Result<Vec<LimitLine>, StoreError> {
     let sets = label_set::read(&mut *connection).await?;
-    // One that was given up meanwhile is not there.
+    // A label set that was retired meanwhile is not in the table.
     let (now, others): (Vec<_>, Vec<_>) =
         sets.into_iter().partition(|set| counted.contains(&set.id) && !set.is_counted);
     let keys: BTreeSet<_> = now.iter().map(|set| &set.counting.keys).collect();
@@ -196,16 +204,16 @@ async fn switch(connection: &mut PgConnection, counted: &[i64]) -> Result<Vec<Li
     Ok(now.iter().map(in_force).collect())
 }
 
-/// Why a change inside the fence was not made.
+/// Reason why a change was not made.
 #[derive(Debug)]
 enum FencedError {
-    /// It could not be.
+    /// The store failed.
     Refused(StoreError),
-    /// It was not to be.
+    /// The change is not valid.
     Rejected(Rejection),
-    /// There was no time left for it.
+    /// The deadline passed before the commit.
     Late,
-    /// It was being committed, and may have been: the connection broke, or there was no time left.
+    /// The connection broke or the deadline passed during the commit; the change may be stored.
     Unknown(Option<StoreError>),
 }
 
@@ -236,8 +244,9 @@ impl From<FencedError> for Error {
     }
 }
 
-/// Makes a change, trying again until `deadline`: where somebody counts for longer than others should wait, they go on for a moment
-/// first; where all batches take so long, nobody waits longer for this than for those.
+/// Applies a change, with retries until `deadline`.
+///
+/// Each attempt waits longer for the fence, up to [`PATIENCE_MAX`]. Between attempts, operations that waited behind it proceed.
 pub(super) async fn patiently(
     session: &mut Session,
     deadline: Instant,
@@ -261,8 +270,9 @@ pub(super) async fn patiently(
     }
 }
 
-/// Makes a change while nobody else changes the limits: most of it while others grant and give back; then the fence is closed, in
-/// which nobody does, for what has to be there and for the commit. What is late before that is not made; later, it may have been.
+/// Applies a change. Most of it is done before the fence is closed, while batches run.
+///
+/// Returns [`FencedError::Late`] if the deadline passes before the commit, and [`FencedError::Unknown`] if it passes during it.
 async fn fenced(
     session: &mut Session,
     patience: Duration,
@@ -292,8 +302,7 @@ async fn fenced(
     }
 }
 
-/// Brings what is counted in line with the rules and policies there are now: what is missing is begun, and what is not wanted any
-/// more ends.
+/// Starts the counting of label sets that the rules and policies need, and retires those that are no longer needed.
 async fn reconcile(connection: &mut PgConnection, lines: &[LimitLine]) -> Result<Recounted, StoreError> {
     let policies = policy::read(&mut *connection).await?;
     let sets = label_set::read(&mut *connection).await?;
@@ -301,16 +310,16 @@ async fn reconcile(connection: &mut PgConnection, lines: &[LimitLine]) -> Result
         LimitLine::Set(rule, _) => Some(rule.label_set()),
         LimitLine::Deleted(_) | LimitLine::Policy(..) | LimitLine::InForce(_) => None,
     };
-    // Of all others, no rule is there, or they would be counted.
+    // Other label sets have no rule; otherwise they would be counted.
     let known = sets.iter().map(|set| set.counting.keys.clone()).chain(lines.iter().filter_map(of_new_rule)).collect();
     let wanted = Counting::wanted(limit::label_sets(&mut *connection, known).await?, &policies);
-    // What there was before goes on, also if it is more than that.
+    // More label sets than the maximum stay if they existed before.
     if wanted.len() > LABEL_SETS_MAX.max(sets.len()) {
         return Err(StoreError::TooManyLabelSets { most: LABEL_SETS_MAX });
     }
     let wanted_keys: BTreeSet<_> = wanted.iter().map(|counting| &counting.keys).collect();
     let decided = sets.iter().filter(|set| set.is_counted).map(|set| set.counting.keys.clone()).collect();
-    // One that decides goes on until its successor does.
+    // A deciding label set stays until its successor decides.
     let is_over = |set: &LabelSet| match set.is_counted {
         true => !wanted_keys.contains(&set.counting.keys),
         false => !wanted.contains(&set.counting),

@@ -1,9 +1,9 @@
-//! Label sets that requests have counted by their caps, where no limit has.
+//! Label sets that are counted on demand, because the cap of a request needs them and no limit does.
 //!
-//! A request with a cap for labels that nothing is counted by sets the limit that has them counted: for each value, in the mode off. The
-//! call waits until all tickets are counted. It does so only while this is cheap; else the ledger rejects the cap, and names `SetLimit`.
+//! Such a request sets a limit for its labels in mode off, which starts the counting, and waits until all tickets are counted.
+//! If that is too expensive, nothing is set; the ledger then rejects the cap and names `SetLimit`.
 //!
-//! Invariant: a label set is counted as after `SetLimit`, behind the fence and by the background task.
+//! Invariant: the label set is counted as after `SetLimit`, behind the fence and by the background task.
 //! Caller: `request_resource`.
 
 use std::{collections::BTreeMap, sync::Arc};
@@ -25,28 +25,28 @@ use crate::{
 
 use super::{LimitService, MARGIN, POLL, fence::Change};
 
-/// Maximum number of live tickets that a call has counted. Counting them takes about a second.
+/// Maximum number of live tickets for which counting starts on demand. Counting them takes about a second.
 const TICKETS_MAX: i64 = 10_000;
 
-/// Maximum number of label sets up to which a request has another one counted. The rest is left to administrators.
+/// Maximum number of label sets up to which a request may add one. More are left to administrators.
 const LABEL_SETS_MAX: usize = 8;
 
-/// What a label set of a cap needs.
+/// The step that is missing for a cap.
 enum Needed {
-    /// Nothing: it decides, or must not be counted by a call.
+    /// Nothing: its label set decides, or must not be counted on demand.
     Nothing,
-    /// A limit that has it counted.
+    /// A limit that starts the counting.
     Limit,
-    /// Time: it is being counted.
+    /// Time: the label set is being counted.
     Time,
 }
 
 impl LimitService {
-    /// Has the label sets of caps counted that nothing is counted by, and waits until they decide. However many requests need a label set,
-    /// one limit is set for it.
+    /// Starts the counting of label sets that `caps` need, and waits until they decide. Concurrent requests share one limit per
+    /// label set.
     ///
     /// # Errors
-    /// [`Error::LockTimeout`] if that was not possible until `deadline`; [`Error::CommitUnknown`]; those of the database.
+    /// [`Error::LockTimeout`] if the fence could not be closed by `deadline`; [`Error::CommitUnknown`]; database errors.
     pub async fn count_on_demand(&self, by: Actor, caps: Vec<Arc<Cap>>, deadline: Instant) -> Result<(), Error> {
         let _turn = tokio::time::timeout_at(deadline, self.on_demand.lock()).await.map_err(|_| Error::LockTimeout)?;
         for cap in caps {
@@ -55,7 +55,7 @@ impl LimitService {
                 let change = Change::Set(has_counted(&cap), Expected::Nothing);
                 match self.change(&by, deadline, &change).await {
                     Ok(_) => {}
-                    // Another instance was first.
+                    // Another instance was faster.
                     Err(Error::Rejected(rejection)) if matches!(*rejection, Rejection::LimitChanged { .. }) => {}
                     Err(error) => return Err(error),
                 }
@@ -86,7 +86,7 @@ async fn needed(connection: &mut PgConnection, cap: &Cap) -> Result<Needed, Stor
     Ok(if is_there { Needed::Time } else { Needed::Limit })
 }
 
-/// The limit that has the labels of a cap counted, and limits nothing.
+/// Returns the limit in mode off that starts the counting of a cap's labels.
 fn has_counted(cap: &Cap) -> Rule {
     let each = cap.keys.iter().map(|key| (key.clone(), None)).collect();
     Rule { pattern: Pattern::new(each), mode: LimitMode::Off, max: BTreeMap::new() }

@@ -1,4 +1,6 @@
-//! All rules at once: what it changes that others are all there are, and who holds more than they allow.
+//! Replacement of all rules at once, with its changes and the scopes that are above the new limits.
+//!
+//! Caller: `transport::admin`.
 
 use sqlx::PgConnection;
 use tokio::time::Instant;
@@ -15,16 +17,15 @@ use crate::{
 use super::{Change, LOOKED_AT_MAX, LimitService, OVER_MAX, PAGE};
 
 impl LimitService {
-    /// Makes `rules` all the rules there are; no two of them have the same pattern. Those with new labels decide when all tickets
-    /// are counted.
+    /// Replaces all rules by `rules`, which have distinct patterns. Rules with new labels decide when all tickets are counted.
     ///
     /// # Errors
-    /// [`Error::LockTimeout`] if the fence could not be closed until `deadline`; [`Error::CommitUnknown`].
+    /// [`Error::LockTimeout`] if the fence could not be closed by `deadline`; [`Error::CommitUnknown`].
     pub async fn replace(&self, by: &Actor, rules: Vec<Rule>, deadline: Instant) -> Result<RuleChanges, Error> {
         Ok(self.change(by, deadline, &Change::Replace(rules)).await?.changes)
     }
 
-    /// Makes `rules` all the rules there are, as [`LimitService::replace`] does, and waits until all of them decide.
+    /// Replaces all rules as [`LimitService::replace`] does, and waits until all of them decide.
     ///
     /// # Errors
     /// As of [`LimitService::replace`].
@@ -36,7 +37,7 @@ impl LimitService {
             let limits = answered(self.current(&mut connection)).await?;
             Ok::<_, Error>((decides, over_any(&mut connection, &limits).await?))
         };
-        // Whatever happens now, they are all there are: no error may claim that they are not.
+        // The rules are stored from here on: no error may state that they are not.
         let (decides, over) = match tokio::time::timeout_at(deadline, standing).await {
             Ok(Ok(standing)) => standing,
             Ok(Err(error)) => {
@@ -48,7 +49,10 @@ impl LimitService {
         Ok(Replaced { changes, over, decides })
     }
 
-    /// What [`LimitService::replace_and_wait`] would answer. Nothing is changed.
+    /// Returns the result that [`LimitService::replace_and_wait`] would have, and changes nothing.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn replace_dry_run(&self, rules: Vec<Rule>) -> Result<Replaced, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let limits = answered(self.current(&mut connection)).await?;
@@ -59,7 +63,7 @@ impl LimitService {
     }
 }
 
-/// Scopes that hold more than `limits` allow, among the first there are.
+/// Returns the scopes above `limits`, among the first [`LOOKED_AT_MAX`].
 async fn over_any(connection: &mut PgConnection, limits: &Limits) -> Result<Over, Error> {
     let (mut over, mut after) = (Over::default(), Vec::new());
     over.is_partial = limits.rules().any(|(_, decides)| !decides);

@@ -1,4 +1,6 @@
-//! What scopes hold, as it is listed.
+//! Use of scopes: single scopes, and pages of scopes with a filter.
+//!
+//! Caller: `transport::usage`.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,26 +22,26 @@ use crate::{
 
 use super::LimitService;
 
-/// How many scopes are looked at at once where not all of them are shown, and how often, at most, for one page.
+/// Number of scopes per read if a filter applies, and maximum number of reads per page.
 const SCOPES_AT_ONCE: usize = 1000;
 const SCOPE_LOOKS_MAX: usize = 5;
 
-/// Which scopes.
+/// Filter of scopes.
 #[derive(Debug, Default)]
 pub struct ScopeFilter {
-    /// Only those of these users.
+    /// Only scopes of these users; `None` for all.
     pub users: Option<BTreeSet<Name>>,
-    /// Only those with all of these labels.
+    /// Only scopes with all of these labels.
     pub labels: BTreeMap<String, String>,
 }
 
 impl ScopeFilter {
-    /// Whether a scope is among them, but for its user.
+    /// Whether a scope has the labels of the filter; its user is not checked.
     pub fn matches(&self, scope: &Scope) -> bool {
         self.labels.iter().all(|(key, value)| scope.labels().get(key) == Some(value))
     }
 
-    /// Those that the index finds which finds the fewest, and others besides.
+    /// Reads scopes by the most selective index. The result may contain scopes that do not match.
     async fn read(&self, connection: &mut PgConnection, after: &[u8], limit: i64) -> Result<Looked, Error> {
         if let Some(users) = &self.users {
             return Ok(answered(label_resource::list_of(connection, users, after, limit)).await?);
@@ -56,20 +58,20 @@ impl ScopeFilter {
     }
 }
 
-/// A page of scopes.
+/// Page of scopes.
 #[derive(Debug)]
 pub struct Scopes {
-    /// In no order that means anything.
+    /// Scopes, in no particular order.
     pub shown: Vec<ScopeUsage>,
-    /// The place behind which the next page begins; `None` if nothing follows.
+    /// Key after which the next page begins; `None` at the end.
     pub next: Option<Vec<u8>>,
 }
 
 impl LimitService {
-    /// One scope, by its labels; it holds nothing if nobody counts there.
+    /// Returns one scope, by its labels. A scope without tickets has no use.
     ///
     /// # Errors
-    /// [`Rejection::ScopeNotCounted`].
+    /// [`Rejection::ScopeNotCounted`] if no label set counts these labels.
     pub async fn scope(&self, scope: &Scope) -> Result<ScopeUsage, Error> {
         let mut connection = self.store.pool().await?.acquire().await?;
         let limits = answered(self.current(&mut connection)).await?;
@@ -79,14 +81,18 @@ impl LimitService {
         Ok(ScopeUsage::new(limited, stored))
     }
 
-    /// A page of up to `limit` scopes that hold something and match, from behind the place `after` (empty for the first). It looks through so
-    /// many scopes, those included that are just being counted or go, and may find few.
+    /// Returns up to `limit` matching scopes with use, after the key `after` (empty for the first page).
+    ///
+    /// The number of scopes read is bounded, including those of label sets that do not decide, so a page may be short.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn scopes(&self, filter: &ScopeFilter, after: &[u8], limit: usize) -> Result<Scopes, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let limits = answered(self.current(&mut connection)).await?;
         let (mut shown, mut last) = (Vec::new(), after.to_vec());
         for look in 0..SCOPE_LOOKS_MAX {
-            // Mostly all of those without labels to look for are shown; one more tells whether there are more.
+            // Without a label filter, mostly all scopes match. One more scope shows whether another page follows.
             let is_whole = look == 0 && filter.labels.is_empty();
             let at_once = if is_whole { limit.saturating_add(1) } else { SCOPES_AT_ONCE };
             let read = i64::try_from(at_once).unwrap_or(i64::MAX);
@@ -108,7 +114,11 @@ impl LimitService {
         Ok(Scopes { shown, next: Some(last) })
     }
 
-    /// The scopes of some users that match and hold a share of a maximum, the largest first; and whether not all were looked at.
+    /// Returns the matching scopes of the filter's users that use a share of a maximum, the largest share first. Also returns
+    /// whether some scopes were not read.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn fullest_of_users(&self, filter: &ScopeFilter) -> Result<(Vec<ScopeUsage>, bool), Error> {
         let (mut fullest, mut after) = (Vec::new(), Vec::new());
         for _ in 0..SCOPE_LOOKS_MAX {

@@ -1,4 +1,6 @@
-//! What is told in sums: refusals, and use over time.
+//! Sums of refusals, and of usage per hour.
+//!
+//! Caller: `transport::usage`.
 
 use std::collections::BTreeSet;
 
@@ -22,31 +24,31 @@ use crate::{
 
 use super::{Dated, LOOKED_AT_ONCE, LOOKS_MAX, Reading, Usage};
 
-/// After everything.
+/// Later than any time in the tables.
 const LAST: OffsetDateTime = datetime!(9999-12-31 23:00 UTC);
 
-/// The longest time over which use is summed by one call.
+/// Maximum time range of one usage query.
 pub const USAGE_RANGE_MAX: Duration = Duration::days(92);
 
-/// Which refusals.
+/// Filter of refusal sums.
 #[derive(Debug, Clone, Default)]
 pub struct RefusalFilter {
-    /// Of these users; `None` for all.
+    /// Only these users; `None` for all.
     pub users: Option<BTreeSet<Name>>,
-    /// By a scope of this kind.
+    /// Only scopes of this kind.
     pub kind: Option<ScopeKind>,
-    /// By this scope.
+    /// Only this scope.
     pub scope: Option<String>,
-    /// In this dimension.
+    /// Only this dimension.
     pub dimension: Option<String>,
-    /// In periods that begin then or later.
+    /// Only periods that begin at this time or later.
     pub from: Option<OffsetDateTime>,
-    /// In periods that begin before.
+    /// Only periods that begin before this time.
     pub to: Option<OffsetDateTime>,
 }
 
 impl RefusalFilter {
-    /// Whether it asks for more than an index finds.
+    /// Whether the filter has conditions without an index.
     fn looks_through(&self) -> bool {
         self.kind.is_some() || self.scope.is_some() || self.dimension.is_some()
     }
@@ -58,32 +60,35 @@ impl RefusalFilter {
     }
 }
 
-/// A page of refusals.
+/// Page of refusal sums.
 #[derive(Debug)]
 pub struct Refusals {
-    /// The latest first.
+    /// Sums, the latest first.
     pub shown: Vec<RefusalSum>,
-    /// Where to go on; `None` at the end.
+    /// Key after which the next page begins; `None` at the end.
     pub next: Option<RefusalAt>,
 }
 
-/// Whose use, and of when; as it was asked.
+/// Query of usage sums.
 #[derive(Debug, Clone)]
 pub struct UsageQuery {
-    /// By what.
+    /// Name by which usage is summed.
     pub by: UsageBy,
-    /// Only of these users, if it is by user.
+    /// Only these users, if summed by user; `None` for all.
     pub users: Option<BTreeSet<Name>>,
-    /// From when.
+    /// Start of the time range; `None` for a day before its end.
     pub from: Option<OffsetDateTime>,
-    /// Until when.
+    /// End of the time range; `None` for now.
     pub to: Option<OffsetDateTime>,
-    /// Whether each hour is told apart.
+    /// Whether each hour has its own sum.
     pub hourly: bool,
 }
 
 impl UsageQuery {
-    /// Which hours that are.
+    /// Returns the range in full hours at the time `now`.
+    ///
+    /// # Errors
+    /// [`FieldError`] if the range is empty or longer than [`USAGE_RANGE_MAX`].
     fn range(self, now: OffsetDateTime) -> Result<Range, FieldError> {
         let ceiling = |at: OffsetDateTime| if hour_of(at) == at { at } else { hour_of(at) + Duration::HOUR };
         let to = ceiling(self.to.unwrap_or(now).clamp(OffsetDateTime::UNIX_EPOCH, LAST));
@@ -99,22 +104,26 @@ impl UsageQuery {
     }
 }
 
-/// A page of use.
+/// Page of usage sums.
 #[derive(Debug)]
 pub struct UsedPage {
-    /// Up to one more than were asked for.
+    /// Sums, up to one more than requested.
     pub sums: Vec<UsageSum>,
-    /// Behind which the next page begins, where fewer were found among all that this one looks at.
+    /// Key after which the next page begins, if the bounded scan found fewer sums than requested.
     pub looked_to: Option<UsageAt>,
-    /// Of which hours.
+    /// Range of the sums.
     pub range: Range,
-    /// All that ended before this is in it.
+    /// Time up to which all ended tickets are included.
     pub complete_until: OffsetDateTime,
 }
 
 impl Usage {
-    /// Up to `limit` sums of refusals, the latest first, from behind `after`. With filters that no index helps, it looks through so many,
-    /// and may find few.
+    /// Returns up to `limit` matching refusal sums after `after`, the latest first.
+    ///
+    /// The number of sums examined is bounded if the filter has conditions without an index, so a page may be short.
+    ///
+    /// # Errors
+    /// Database errors.
     pub async fn refusals(
         &self,
         filter: &RefusalFilter,
@@ -124,7 +133,7 @@ impl Usage {
         let mut connection = self.store.operators().acquire().await?;
         let from = filter.from.unwrap_or(OffsetDateTime::UNIX_EPOCH);
         let mut last = after.unwrap_or_else(|| RefusalAt::before(filter.to.unwrap_or(LAST)));
-        // One more than are shown tells whether there is more.
+        // One sum more than the page shows whether another page follows.
         let (at_once, looks) =
             if filter.looks_through() { (LOOKED_AT_ONCE, LOOKS_MAX) } else { (limit.saturating_add(1), 1) };
         let mut shown = Vec::new();
@@ -146,10 +155,11 @@ impl Usage {
         Ok(Refusals { shown, next: Some(last) })
     }
 
-    /// Up to `limit` sums of what was used, by name and hour, from behind `after`. It looks through so many names, and may find few.
+    /// Returns up to `limit` usage sums after `after`, by name and hour. The number of names examined is bounded, so a page may
+    /// be short.
     ///
     /// # Errors
-    /// [`Error::InvalidField`] for a time that cannot be summed over.
+    /// [`Error::InvalidField`] for an invalid time range; database errors.
     pub async fn used(
         &self,
         query: &UsageQuery,
@@ -198,7 +208,7 @@ mod tests {
         assert_eq!(range(Some(noon), Some(noon)).unwrap_err().field, "from_time");
         assert!(range(Some(one - USAGE_RANGE_MAX), Some(one)).is_ok());
         assert!(range(Some(noon - USAGE_RANGE_MAX), Some(one)).is_err());
-        // However far away it is, nothing overflows.
+        // Times far in the past or future do not overflow.
         for far in [datetime!(-9999-01-01 0:00 UTC), datetime!(9999-12-31 23:59:59 UTC)] {
             assert!(range(Some(far), None).is_err());
             let _ = range(None, Some(far));

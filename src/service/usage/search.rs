@@ -1,4 +1,6 @@
-//! Searching the history: by time and by whose lines they are, as far as there are indexes; the rest is looked through, page by page.
+//! Search in the history: by index where partitions have one, else by scanning a bounded number of lines per page.
+//!
+//! Caller: `usage`.
 
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -13,15 +15,15 @@ use crate::{
     },
 };
 
-/// How many lines of the history are looked through for one page: at first, because what is asked for is mostly among these, and at most. Each may
-/// stand on a page of the database of its own.
+/// Number of lines to scan per page: at first, because matches are mostly recent, and at most. Each line may be on a separate
+/// database page.
 const LINES_LOOKED_FIRST: i64 = 200;
 const LINES_LOOKED_MAX: i64 = 3000;
 
-/// How much later a line may be written than its time says: from the moment at which a batch reads the clock to where it takes numbers.
+/// Maximum delay between a line's time and its number: from the clock read of its batch to its insertion.
 const LATE: time::Duration = time::Duration::seconds(5);
 
-/// The numbers that lines of the time may have which is asked for, within `numbers`.
+/// Narrows `numbers` to those that lines of the filter's time range may have.
 pub(super) async fn span(
     connection: &mut PgConnection,
     filter: &action_record::Filter,
@@ -39,15 +41,15 @@ pub(super) async fn span(
     Ok(Numbers { after, last: last.max(after) })
 }
 
-/// What a page of the history found.
+/// Result of a search.
 pub(super) struct Found {
-    /// In order.
+    /// Lines in the requested order.
     pub lines: Vec<ActionRecord>,
-    /// Which numbers were looked at.
+    /// Numbers that were examined.
     pub looked: Numbers,
 }
 
-/// Up to `limit` lines of `span` that match: what an index finds, or else what is found among so many as one page looks through.
+/// Returns up to `limit` matching lines of `span`: by an index, or by a bounded scan.
 pub(super) async fn find(
     connection: &mut PgConnection,
     filter: &action_record::Filter,
@@ -67,7 +69,7 @@ pub(super) async fn find(
     let Some(key) = filter.key() else {
         return look_through(connection, filter, span, newest_first, (limit, LINES_LOOKED_MAX)).await;
     };
-    // What an index finds, and what has to be looked through.
+    // One part has indexes, the other is scanned.
     let indexes = answered(history_part::indexed(connection)).await?;
     let edge = indexes.map_or(0, |indexes| indexes.below.saturating_sub(1)).clamp(span.after, span.last);
     let (indexed, rest) = (Numbers { last: edge, ..span }, Numbers { after: edge, ..span });
@@ -79,7 +81,7 @@ pub(super) async fn find(
             None => look_through(connection, filter, part, newest_first, (left, LINES_LOOKED_MAX)).await?,
         };
         found.lines.extend(lines);
-        // What was before it was looked at as a whole.
+        // Earlier parts were examined completely.
         found.looked = match newest_first {
             true => Numbers { after: looked.after, ..span },
             false => Numbers { last: looked.last, ..span },
@@ -95,7 +97,7 @@ fn count(lines: &[ActionRecord]) -> i64 {
     i64::try_from(lines.len()).unwrap_or(i64::MAX)
 }
 
-/// Up to `limit` lines of `span`, all of which indexes find, in parts that end by a whole hour, that match.
+/// Returns up to `limit` matching lines of `span`, where each partition has an index. Partitions end at full hours.
 async fn find_by_key(
     connection: &mut PgConnection,
     by: (&action_record::Filter, &Key),
@@ -108,7 +110,7 @@ async fn find_by_key(
     Ok(Found { lines, looked })
 }
 
-/// Up to `limit` lines that match among the first `many` of `span`.
+/// Returns up to `limit` matching lines among the first `many` of `span`.
 async fn look_through(
     connection: &mut PgConnection,
     filter: &action_record::Filter,

@@ -2,6 +2,7 @@
 //!
 //! Whether an EM is contended is known only after its first tickets failed. Until then its budget is small enough to leave room
 //! for other EMs; each success doubles it, and a failure reduces it to one.
+//!
 //! Invariant: the sums never exceed [`WATCHED_MAX`] and [`UNDER_WAY_MAX`].
 //! Caller: `expiry`.
 
