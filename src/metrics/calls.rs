@@ -1,4 +1,4 @@
-//! gRPC calls by method, under the names that dashboards and alerts for gRPC know.
+//! gRPC calls by method, under the metric names of common gRPC dashboards and alerts. Caller: the edge.
 
 use std::{
     cell::Cell,
@@ -17,7 +17,7 @@ use tonic::Code;
 
 use super::{Counter, add};
 
-/// The names of all codes, by their numbers, as other implementations of gRPC write them in metrics.
+/// Names of all status codes, by number, as other gRPC implementations write them in metrics.
 const CODES: [&str; 17] = [
     "OK",
     "Canceled",
@@ -38,27 +38,27 @@ const CODES: [&str; 17] = [
     "Unauthenticated",
 ];
 
-/// What a method that does not exist is called.
+/// Label value of a method that does not exist.
 const UNKNOWN: &str = "unknown";
 
-/// From 1 ms to a minute; a histogram of it.
+/// Returns a histogram with bounds from 1 ms to one minute.
 fn seconds() -> Histogram {
     Histogram::new([0.001, 0.002, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0])
 }
 
-/// A method that a server serves.
+/// Labels of a method.
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct Method {
     /// `unary`, `client_stream`, `server_stream` or `bidi_stream`.
     pub grpc_type: &'static str,
-    /// The service, with its package.
+    /// Full name of the service, with its package.
     pub grpc_service: String,
-    /// The method's own name.
+    /// Name of the method.
     pub grpc_method: String,
 }
 
 impl Method {
-    /// What calls of methods that do not exist are counted as: whoever makes up names makes no series.
+    /// Returns the labels for all unknown methods, so that invented names create no series.
     fn unknown() -> Self {
         Self { grpc_type: UNKNOWN, grpc_service: UNKNOWN.to_owned(), grpc_method: UNKNOWN.to_owned() }
     }
@@ -71,7 +71,7 @@ struct Handled {
     grpc_code: &'static str,
 }
 
-/// The calls of all methods.
+/// Metrics of all methods.
 #[derive(Debug)]
 pub struct Calls {
     methods: HashMap<String, Arc<Series>>,
@@ -86,7 +86,7 @@ struct Families {
     may_wait: Histogram,
 }
 
-/// The series of one method, each looked up once.
+/// Series of one method, each looked up once.
 struct Series {
     method: Method,
     families: Families,
@@ -135,7 +135,7 @@ impl Calls {
         Self { methods, unknown: Arc::new(Series::new(Method::unknown(), &families)) }
     }
 
-    /// A call has begun.
+    /// Begins a call.
     pub fn begin(&self, path: &str) -> Call {
         let series = self.methods.get(path).unwrap_or(&self.unknown);
         series.started.inc();
@@ -167,18 +167,18 @@ impl Series {
 }
 
 tokio::task_local! {
-    /// Whether the call that is being carried out may wait.
+    /// Whether the current call may wait.
     static MAY_WAIT: Cell<bool>;
 }
 
-/// Says, while a call is carried out, that its caller is ready to wait for what it asks: then its time tells nothing about the
-/// service.
+/// Marks the current call as one that may wait for resources. Its duration then says nothing about the service, and is
+/// counted separately.
 pub fn may_wait() {
-    // Nobody counts a call that did not come through the edge.
+    // A call outside the edge is not counted.
     let _ = MAY_WAIT.try_with(|may_wait| may_wait.set(true));
 }
 
-/// A call that is under way. Dropped without an end, it was cancelled.
+/// A call in progress. Dropping it without an end counts as cancelled.
 #[derive(Debug)]
 pub struct Call {
     series: Arc<Series>,
@@ -188,12 +188,12 @@ pub struct Call {
 }
 
 impl Call {
-    /// Which method is called; `None` of one that there is not.
+    /// Returns the method of the call; `None` if it does not exist.
     pub fn method(&self) -> Option<&Method> {
         Some(&self.series.method).filter(|method| method.grpc_type != UNKNOWN)
     }
 
-    /// Carries out a part of the call.
+    /// Runs a part of the call, in which [`may_wait`] applies to it.
     pub fn carry_out<T>(&mut self, work: impl FnOnce() -> T) -> T {
         MAY_WAIT.sync_scope(Cell::new(self.may_wait), || {
             let done = work();
@@ -202,7 +202,7 @@ impl Call {
         })
     }
 
-    /// It has ended; only the first end counts.
+    /// Ends the call with `code`. Only the first end counts.
     pub fn end(&mut self, code: Code) {
         if std::mem::replace(&mut self.ended, true) {
             return;
@@ -238,7 +238,7 @@ mod tests {
             call.end(Code::Ok);
         }
         drop(metrics.calls.begin("/some.Service/Do"));
-        // One that may wait and is answered, and one whose caller goes away first.
+        // A call that may wait and ends, and one that its caller cancels.
         let mut call = metrics.calls.begin("/some.Service/Do");
         call.carry_out(may_wait);
         call.carry_out(|| ());

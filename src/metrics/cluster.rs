@@ -1,4 +1,6 @@
-//! The cluster as a whole: worked out by one instance for all, and told by each as it was read last, all of it at one moment.
+//! Metrics of the whole cluster: computed by one instance, stored, and published by every instance as last read.
+//!
+//! All values of a reading belong to one moment. Callers: the cluster-figures task publishes; the encoder reads.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 
@@ -13,107 +15,107 @@ use time::OffsetDateTime;
 
 use crate::domain::overview::EmState;
 
-/// What all EMs have of a dimension.
+/// Sums of one dimension over all EMs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Amounts {
-    /// Everything.
+    /// Capacity.
     pub total: f64,
-    /// What is never granted.
+    /// Part of the capacity that is never granted.
     pub protected: f64,
-    /// What engines use.
+    /// Amount used by engines.
     pub used: f64,
-    /// What is granted and not yet in use.
+    /// Amount granted and not yet confirmed.
     pub locked: f64,
 }
 
-/// A scope that a limit is for.
+/// Fullness of a limited scope.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Fullness {
-    /// Which.
+    /// Scope.
     pub scope: String,
-    /// The dimension of whose maximum it holds most.
+    /// Dimension in which the scope is fullest.
     pub dimension: String,
-    /// How much: 1 is full.
+    /// Used share of the maximum: 1 is full.
     pub share: f64,
 }
 
-/// What is worked out of the cluster: what another release does not know of is nothing.
+/// Stored figures of the cluster. Members that another release does not write are zero.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct ClusterFigures {
-    /// Bytes of EMs.
+    /// Memory of EMs, in bytes.
     pub memory: Amounts,
     /// Cores of EMs.
     pub cores: Amounts,
     /// Engines on EMs.
     pub instances: Amounts,
-    /// How many EMs are in which state.
+    /// Number of EMs by state.
     pub ems: BTreeMap<String, f64>,
-    /// Live tickets that engines use.
+    /// Number of confirmed tickets.
     pub used_tickets: f64,
-    /// Live tickets that are granted and not yet in use.
+    /// Number of granted tickets that are not yet confirmed.
     pub locked_tickets: f64,
-    /// Requests in line.
+    /// Number of waiting requests.
     pub waiting_requests: f64,
-    /// For how many seconds the first of them has waited.
+    /// Waiting time of the oldest waiting request, in seconds.
     pub waiting_oldest_seconds: f64,
-    /// What is held by hand.
+    /// Number of holds.
     pub holds: f64,
-    /// The fullest scopes.
+    /// Fullest scopes.
     pub fullest: Vec<Fullness>,
-    /// All ends of tickets before are summed, in seconds since 1970.
+    /// Unix time in seconds before which the use of all ended tickets is summed.
     pub usage_rolled_up: f64,
 }
 
-/// What the last audit found.
+/// Result of the last audit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AuditFigures {
-    /// How many differences.
+    /// Number of differences.
     pub differences: f64,
-    /// When, in seconds since 1970.
+    /// Unix time of the audit, in seconds.
     pub at: f64,
 }
 
-/// All of it as it was read last.
+/// Last reading of the stored figures.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Cluster {
-    /// Sums, and when they were worked out, in seconds since 1970.
+    /// Figures with the Unix time of their computation, in seconds.
     pub figures: Option<(ClusterFigures, f64)>,
-    /// The last audit.
+    /// Last audit.
     pub audit: Option<AuditFigures>,
 }
 
-/// As it is stored.
+/// Returns figures in their stored form.
 pub fn json<F: Serialize>(figures: &F) -> String {
-    // Numbers and texts can always be written.
+    // Numbers and texts always have a JSON form.
     serde_json::to_string(figures).unwrap_or_default()
 }
 
-/// A moment in seconds since 1970.
+/// Returns a time as Unix time in seconds.
 pub fn seconds(at: OffsetDateTime) -> f64 {
     (at - OffsetDateTime::UNIX_EPOCH).as_seconds_f64()
 }
 
-/// Where it is put; clones share it.
+/// Published reading. Clones share it.
 #[derive(Debug, Clone, Default)]
 pub struct ClusterMetrics(Arc<ArcSwapOption<Cluster>>);
 
 impl ClusterMetrics {
-    /// Tells this from now on.
+    /// Publishes a reading.
     pub fn publish(&self, cluster: Cluster) {
         self.0.store(Some(Arc::new(cluster)));
     }
 
-    /// What is told now; `None` if nothing was read yet.
+    /// Returns the published reading; `None` before the first.
     pub fn last(&self) -> Option<Arc<Cluster>> {
         self.0.load_full()
     }
 }
 
-/// Writes gauges.
+/// Encoder of gauges.
 struct Writer<'a, 'e>(&'a mut DescriptorEncoder<'e>);
 
 impl Writer<'_, '_> {
@@ -123,7 +125,7 @@ impl Writer<'_, '_> {
         ConstGauge::new(value).encode(encoder)
     }
 
-    /// A gauge for each combination of values of labels; none without one.
+    /// Encodes a gauge per combination of label values; nothing without any.
     fn family<const LABELS: usize>(
         &mut self,
         name: &str,

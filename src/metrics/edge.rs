@@ -1,4 +1,4 @@
-//! The edge of the server, which counts by itself: read when it is asked.
+//! Metrics of the edge, read from the edge's own counters at each scrape.
 
 use std::{fmt, sync::Arc};
 
@@ -10,11 +10,11 @@ use prometheus_client::{
 
 use crate::transport::edge::gauges::EdgeGauges;
 
-/// Reads the edge's gauges when it is asked.
+/// Collector of the edge's counters.
 #[derive(Debug)]
 pub(super) struct Edge(pub Arc<EdgeGauges>);
 
-/// A gauge: its name, what an operator does with it, what it is, and where it is read.
+/// Definition of a metric: name, help text, type and source.
 type Row = (&'static str, &'static str, MetricType, fn(&EdgeGauges) -> u64);
 
 const ROWS: [Row; 13] = [

@@ -1,4 +1,4 @@
-//! What is fetched from clusters whose queues somebody else keeps.
+//! Metrics of fetches from external clusters and of their snapshots. Caller: `service::external`.
 
 use std::time::Duration;
 
@@ -28,7 +28,7 @@ struct Read {
     read: &'static str,
 }
 
-/// Fetches from clusters.
+/// Metrics of external clusters.
 #[derive(Debug)]
 pub struct External {
     fetches: Family<Outcome, Counter>,
@@ -75,22 +75,22 @@ impl External {
         }
     }
 
-    /// A snapshot was made, and is in force, or why it is not.
+    /// Counts a refresh with its result.
     pub fn refreshed(&self, result: &'static str) {
         self.refreshes.get_or_create(&Outcome { result }).inc();
     }
 
-    /// What a snapshot leaves was counted by what was kept, or by all live tickets, and why.
+    /// Counts a count of unseen use with its source: kept counts, or the reason for reading all live tickets.
     pub fn prepared(&self, by: &'static str) {
         self.preparations.get_or_create(&By { by }).inc();
     }
 
-    /// So many tickets were read for that: those that have changed, or all.
+    /// Counts tickets that were read for a snapshot: changed ones or all.
     pub fn read(&self, read: &'static str, tickets: usize) {
         self.tickets.get_or_create(&Read { read }).inc_by(tickets.try_into().unwrap_or(u64::MAX));
     }
 
-    /// Something was fetched, or failed in a way of this class.
+    /// Counts a fetch with the class of its failure, if any, and its duration.
     pub fn fetched(&self, failed: Option<&'static str>, took: Duration) {
         self.fetches.get_or_create(&Outcome { result: failed.unwrap_or("ok") }).inc();
         self.seconds.observe(took.as_secs_f64());

@@ -1,19 +1,20 @@
-//! JWTs: whether they are believed, and whether keys and configuration are taken up.
+//! Metrics of JWT authentication and of the reload of its keys and configuration. Callers: the authenticator and its
+//! tasks.
 
 use prometheus_client::{metrics::gauge::Gauge, registry::Registry};
 
 use super::{Counter, add};
 
-/// JWTs.
+/// Metrics of JWTs.
 #[derive(Debug)]
 pub struct Jwt {
-    /// Those that were refused.
+    /// Number of rejected JWTs.
     pub refused: Counter,
-    /// How many are known, whose signatures need no check.
+    /// Number of cached JWTs, whose signatures need no further check.
     pub known: Gauge,
-    /// Keys, and configurations, that were taken up.
+    /// Number of applied changes of keys and configurations.
     pub reloads: Counter,
-    /// Those that could not be had, or used.
+    /// Number of failed reloads of keys and configurations.
     pub reload_failures: Counter,
 }
 

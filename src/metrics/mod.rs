@@ -1,21 +1,12 @@
-//! What an instance counts of itself, for Prometheus.
+//! Metrics of an instance, in Prometheus text format.
 //!
-//! Every server has a [`Metrics`] of its own, so that several in one process do not mix. Each room is handed a clone and moves its
-//! own group; nothing here asks a room, or the database, for anything: to read it all is to read atomics and a few files of
-//! `/proc/self`. The number of series is bounded by the code: no label holds a name that a caller has chosen.
+//! Each server owns a [`Metrics`], so that several in one process stay separate. A component gets a clone and updates
+//! its own group. A scrape reads atomics and a few files of `/proc/self`; it never waits for a component or the
+//! database. The number of series is bounded: no label value is chosen by a caller.
 //!
-//! - [`Metrics`]: all families, grouped by the room that moves them;
-//! - `edge`: what callers take, counted there;
-//! - [`rooms`]: the committer, the waiting line, the caches, the database;
-//! - [`standby`]: who answers what may be a little old;
-//! - [`requests`]: what was decided, and which tickets ended;
-//! - [`external`]: what is fetched from clusters;
-//! - [`jwt`]: JWTs, and the keys they are believed by;
-//! - [`calls`]: gRPC calls by method;
-//! - [`cluster`]: the cluster as a whole, the same on every instance;
-//! - [`tasks`]: background tasks, and the jobs that are left;
-//! - `process`: memory, processor time and files of the process; `traces`: the spans that it sends;
-//! - `value`: counters as Prometheus' text format has them, gauges of what is held, and how long something took.
+//! Groups: [`rooms`]: committer, wait queue, caches, database; [`requests`], [`calls`], [`tasks`], [`external`],
+//! [`jwt`], [`standby`]: by component; [`cluster`]: the whole cluster; `edge`, `process`, `traces`: read at each
+//! scrape; `value`: counter, gauge guard and timer guard.
 
 use std::{fmt, ops::Deref, sync::Arc};
 
@@ -46,43 +37,43 @@ mod value;
 pub use tasks::{TaskMetrics, Told};
 pub use value::{Counter, Held, Timed};
 
-/// The media type of what [`Metrics::text`] writes.
+/// Media type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
-/// Everything that one server counts; clones share it.
+/// Metrics of one server. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Metrics(Arc<Families>);
 
-/// All families, by the room that moves them.
+/// Metric families by component.
 #[derive(Debug)]
 pub struct Families {
     registry: Registry,
     tasks: Tasks,
     /// gRPC calls.
     pub calls: Calls,
-    /// The committer.
+    /// Committer.
     pub committer: rooms::Committer,
-    /// The cluster as a whole.
+    /// The whole cluster.
     pub cluster: cluster::ClusterMetrics,
-    /// Callers that are not let in.
+    /// Failed authentication and authorization.
     pub access: rooms::Access,
     /// Requests for resources.
     pub requests: requests::Requests,
-    /// Callers that wait in line.
+    /// Wait queue.
     pub line: rooms::Line,
-    /// What is remembered of the database.
+    /// Caches of the database state.
     pub caches: rooms::Caches,
-    /// The database.
+    /// Database.
     pub database: rooms::Database,
-    /// A standby of it.
+    /// Standby of the database.
     pub standby: standby::Standby,
-    /// Fetches from clusters.
+    /// Fetches from external clusters.
     pub external: external::External,
-    /// JWTs.
+    /// JWT authentication.
     pub jwt: jwt::Jwt,
     /// Overviews of the cluster.
     pub overviews: rooms::Overviews,
-    /// Those who follow the history.
+    /// Followers of the history.
     pub follow: rooms::Follow,
 }
 
@@ -95,7 +86,7 @@ impl Deref for Metrics {
 }
 
 impl Metrics {
-    /// Nothing has been counted yet; `methods` are all that the server serves, and `edge` is counted there.
+    /// Creates the metrics of a server that serves `methods`, and whose edge counts in `edge`.
     pub fn new(methods: impl IntoIterator<Item = Method>, edge: Arc<EdgeGauges>) -> Self {
         let mut registry = Registry::default();
         registry.register_collector(Box::new(process::Process::new()));
@@ -139,28 +130,28 @@ impl Metrics {
         }))
     }
 
-    /// Everything, in Prometheus' text format.
+    /// Returns all metrics in Prometheus text format.
     ///
     /// # Errors
-    /// If a value is outside the range that can be written.
+    /// Fails if a value cannot be written.
     pub fn text(&self) -> Result<String, fmt::Error> {
         let mut text = String::new();
         text::encode_registry(&mut text, &self.registry)?;
         Ok(text)
     }
 
-    /// What the background task `task` reports of itself. Its name is a label: of the program, so that there are few.
+    /// Returns the metrics of the background task `task`. The name is a label value, from a fixed set.
     pub fn task(&self, task: &'static str) -> TaskMetrics {
         self.tasks.task(task)
     }
 
-    /// How many jobs of a kind are left, to be set by whoever counts them. The kind is a label: of the program, too.
+    /// Returns the gauge of open jobs of a kind. The kind is a label value, from a fixed set.
     pub fn jobs(&self, kind: &'static str) -> Gauge {
         self.tasks.jobs(kind)
     }
 }
 
-/// Registers a metric, and hands it to whoever moves it.
+/// Registers a metric and returns it for its component.
 fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
     registry.register(name, help, metric.clone());
     metric
@@ -173,7 +164,7 @@ mod tests {
     use super::*;
     use crate::transport::edge::{Bounds, Edge};
 
-    /// What is told of families whose names begin so.
+    /// Returns the lines of families whose names begin with `family`.
     fn told(metrics: &Metrics, family: &str) -> Vec<String> {
         metrics.text().unwrap().lines().filter(|line| line.starts_with(family)).map(str::to_owned).collect()
     }

@@ -1,4 +1,4 @@
-//! The process, as the kernel sees it: memory, processor time, open files. Elsewhere than on Linux there is nothing to tell.
+//! Metrics of the process from `/proc/self`: memory, processor time, open files. Absent on systems other than Linux.
 
 use std::{fmt, fs, os::unix::fs::MetadataExt as _};
 
@@ -8,16 +8,17 @@ use prometheus_client::{
     metrics::{MetricType, gauge::ConstGauge},
 };
 
-/// Reads `/proc/self` when it is asked.
+/// Collector that reads `/proc/self` at each scrape.
 #[derive(Debug)]
 pub(super) struct Process {
-    /// In seconds since 1970.
+    /// Unix time of the start of the process, in seconds.
     start_time: Option<f64>,
 }
 
 impl Process {
     pub fn new() -> Self {
-        // It does not change, and the kernel's own statistics take longer to read than those of a process.
+        // Read once: the start time is constant, and the kernel's statistics take longer to read than those of a
+        // process.
         let start_time = Stat::read().zip(boot_time()).map(|(stat, boot_time)| boot_time + stat.started);
         Self { start_time }
     }
@@ -45,14 +46,14 @@ impl Collector for Process {
     }
 }
 
-/// What is of use in `/proc/self/stat`.
+/// Values of `/proc/self/stat`.
 #[derive(Debug, PartialEq)]
 struct Stat {
-    /// Seconds.
+    /// Processor time in seconds.
     cpu: f64,
-    /// Seconds since the machine was started.
+    /// Start of the process in seconds after the boot of the machine.
     started: f64,
-    /// Bytes.
+    /// Resident memory in bytes.
     resident_memory: f64,
 }
 
@@ -63,9 +64,9 @@ impl Stat {
     }
 
     fn parse(text: &str, ticks_per_second: f64, page_size: f64) -> Option<Self> {
-        // The name of the program comes second, in brackets, and may have spaces and brackets in it.
+        // The second field is the program name in brackets, which may contain spaces and brackets.
         let (_, rest) = text.rsplit_once(')')?;
-        // As proc(5) counts them, the first that is left is field 3.
+        // By the numbers of proc(5), the first remaining field is field 3.
         let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
         let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
         Some(Self {
@@ -76,13 +77,14 @@ impl Stat {
     }
 }
 
-/// When the machine was started, in seconds since 1970.
+/// Returns the Unix time of the machine's boot, in seconds.
 fn boot_time() -> Option<f64> {
     let text = fs::read_to_string("/proc/stat").ok()?;
     text.lines().find_map(|line| line.strip_prefix("btime "))?.trim().parse().ok()
 }
 
-/// How many files are open. Kernels since 6.2 say so in the size of the folder; older ones have to be asked for each.
+/// Returns the number of open files. Kernels since 6.2 show it as the size of the directory; for older ones the entries
+/// are counted.
 fn open_files() -> Option<f64> {
     let folder = "/proc/self/fd";
     match fs::metadata(folder).ok()?.size() {

@@ -1,4 +1,4 @@
-//! Requests for resources, by how they ended, and tickets that did.
+//! Metrics of requests by outcome, and of ended tickets by reason. Callers: the request service and the committer.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -34,21 +34,21 @@ struct Waited {
     outcome: &'static str,
 }
 
-/// How a request ended.
+/// End of a request.
 #[derive(Debug, Clone, Copy)]
 pub enum Ended<'a> {
-    /// It was granted.
+    /// Granted.
     Granted,
-    /// It was refused, at once or because its time in line was over.
+    /// Refused, immediately or at the end of its waiting time.
     Refused {
-        /// Why.
+        /// The refusal.
         refusal: &'a Refusal,
-        /// Whether it stood in line until its time was over.
+        /// Whether the request waited until its deadline.
         timed_out: bool,
     },
-    /// It was answered by an error.
+    /// Failed with an error.
     Failed,
-    /// Its caller went away first.
+    /// Cancelled by its caller.
     Cancelled,
 }
 
@@ -74,18 +74,18 @@ impl Ended<'_> {
     }
 }
 
-/// What was decided.
+/// Metrics of requests.
 #[derive(Debug)]
 pub struct Requests {
     ended: Family<Decided, Counter>,
     granted: Counter,
-    /// Refusals by what was short first, in the order of [`ScopeKind::ALL`].
+    /// Number of refusals by the first short kind of scope, in the order of [`ScopeKind::ALL`].
     refused: [AtomicU64; ScopeKind::ALL.len()],
     waited: Family<Waited, Histogram, fn() -> Histogram>,
     tickets: Family<How, Counter>,
-    /// Refusals that are remembered among the others.
+    /// Number of refusals stored in the group of others.
     pub refusals_other: Counter,
-    /// For how long the oldest deadline has passed that is not rolled back yet, in seconds.
+    /// Age of the oldest expired ticket that is not yet rolled back, in seconds.
     pub expiry_lag: Gauge<f64, AtomicU64>,
 }
 
@@ -99,7 +99,7 @@ impl Requests {
         for how in End::ALL {
             drop(tickets.get_or_create(&How { how: how.as_str() }));
         }
-        // From 5 ms to 11 minutes, each bound twice the one before.
+        // Bounds from 5 ms to 11 minutes, each twice the previous one.
         let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.005, 2.0, 18));
         Self {
             granted: ended.get_or_create_owned(&Ended::Granted.decided()),
@@ -137,17 +137,17 @@ impl Requests {
         }
     }
 
-    /// How many requests were refused by now, by the kind of scope that was short first.
+    /// Returns the number of refusals by the first short kind of scope.
     pub fn refused(&self) -> [(ScopeKind, u64); ScopeKind::ALL.len()] {
         std::array::from_fn(|place| (ScopeKind::ALL[place], self.refused[place].load(Ordering::Relaxed)))
     }
 
-    /// How many were granted by now, and how many refused.
+    /// Returns the numbers of grants and of refusals.
     pub fn answered(&self) -> (u64, u64) {
         (self.granted.get(), self.refused().iter().map(|(_, count)| count).sum())
     }
 
-    /// A request has ended.
+    /// Counts the end of a request.
     pub fn ended(&self, how: Ended<'_>) {
         if let Ended::Refused { refusal, .. } = how
             && let Some(first) = refusal.shortfalls.first()
@@ -161,12 +161,12 @@ impl Requests {
         }
     }
 
-    /// Somebody who stood in line since then does no more.
+    /// Records the waiting time of a request that entered the wait queue at `since`.
     pub fn waited(&self, since: Instant, outcome: &'static str) {
         self.waited.get_or_create(&Waited { outcome }).observe(since.elapsed().as_secs_f64());
     }
 
-    /// So many tickets ended.
+    /// Counts ended tickets.
     pub fn tickets_ended(&self, how: End, count: u64) {
         if count > 0 {
             self.tickets.get_or_create(&How { how: how.as_str() }).inc_by(count);
@@ -174,7 +174,7 @@ impl Requests {
     }
 }
 
-/// A request under way: dropped without an end, it was cancelled.
+/// A request in progress. Dropping it without an end counts as cancelled.
 #[derive(Debug)]
 pub struct RequestUnderWay<'a> {
     requests: &'a Requests,
@@ -182,12 +182,12 @@ pub struct RequestUnderWay<'a> {
 }
 
 impl<'a> RequestUnderWay<'a> {
-    /// One that begins.
+    /// Begins a request.
     pub fn begin(requests: &'a Requests) -> Self {
         Self { requests, ended: false }
     }
 
-    /// It has ended.
+    /// Ends the request.
     pub fn end(mut self, how: Ended<'_>) {
         self.ended = true;
         self.requests.ended(how);

@@ -1,4 +1,4 @@
-//! The families of each room, which moves them itself.
+//! Metric families by component; each component updates its own.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,
@@ -19,28 +19,28 @@ use crate::{
 
 use super::{Counter, Held, add};
 
-/// From 0.1 ms to 13 s, each bound twice the one before: what a batch, or a part of it, may take.
+/// Returns a histogram for the duration of a batch or a part of it: 0.1 ms to 13 s, each bound twice the previous one.
 fn batch_seconds() -> Histogram {
     Histogram::new(exponential_buckets(0.0001, 2.0, 18))
 }
 
-/// The committer.
+/// Metrics of the committer.
 #[derive(Debug)]
 pub struct Committer {
     queue: Gauge,
     set_aside: Gauge,
     set_aside_total: Counter,
     failed: Family<Class, Counter>,
-    /// Operations that went beyond limits that only watch.
+    /// Number of operations that exceeded advisory limits.
     pub over_watched: Counter,
     check_mismatches: Counter,
-    /// Operations in each batch that is tried.
+    /// Operations per attempted batch.
     pub batch_operations: Histogram,
-    /// Seconds that a batch waits for its resource locks.
+    /// Time that a batch waits for its resource locks, in seconds.
     pub lock_wait: Histogram,
-    /// Seconds from the beginning of a batch to the end of its commit.
+    /// Time from the beginning of a batch to the end of its commit, in seconds.
     pub batch: Histogram,
-    /// Seconds of the commit alone.
+    /// Duration of the commit alone, in seconds.
     pub commit: Histogram,
 }
 
@@ -60,7 +60,7 @@ const CLASSES: [&str; 8] = [
     "internal",
 ];
 
-/// What kind of failure it is, to whoever would act upon it.
+/// Returns the class of a failure, by the action that it calls for.
 fn class(error: &Error) -> Class {
     let class = match error {
         Error::InvalidField(_)
@@ -157,18 +157,18 @@ impl Committer {
         }
     }
 
-    /// An operation waits in the queue for as long as the answer lives.
+    /// Counts an operation in the commit queue while the returned value exists.
     pub fn queued(&self) -> Held {
         Held::in_gauge(&self.queue)
     }
 
-    /// An operation was set aside, and waits there for as long as the answer lives.
+    /// Counts an operation in a contended-key queue while the returned value exists.
     pub fn set_aside(&self) -> Held {
         self.set_aside_total.inc();
         Held::in_gauge(&self.set_aside)
     }
 
-    /// Counts requests whose check and decision differ on one state. Logs the first.
+    /// Counts requests whose check and decision differ for the same state. Logs the first.
     pub fn mismatched(&self, requests: u64) {
         if requests > 0 && self.check_mismatches.get() == 0 {
             tracing::error!(
@@ -178,7 +178,7 @@ impl Committer {
         self.check_mismatches.inc_by(requests);
     }
 
-    /// An operation was not carried out.
+    /// Counts a failed operation.
     pub fn failed(&self, error: &Error) {
         self.failed.get_or_create(&class(error)).inc();
     }
@@ -189,13 +189,13 @@ struct Reason {
     reason: &'static str,
 }
 
-/// Callers that are not let in.
+/// Metrics of authentication and authorization.
 #[derive(Debug)]
 pub struct Access {
     failures: Family<Reason, Counter>,
 }
 
-/// Why a call that nobody answers for is refused.
+/// Returns the label of a failed authentication.
 fn unknown(why: Unauthenticated) -> Reason {
     let reason = match why {
         Unauthenticated::Missing => "token_missing",
@@ -226,28 +226,28 @@ impl Access {
         Self { failures }
     }
 
-    /// It is not known who calls.
+    /// Counts a failed authentication.
     pub fn unauthenticated(&self, why: Unauthenticated) {
         self.failures.get_or_create(&unknown(why)).inc();
     }
 
-    /// Somebody wanted what he may not.
+    /// Counts a call that the caller's rights do not allow.
     pub fn denied(&self) {
         self.failures.get_or_create(&ROLE_DENIED).inc();
     }
 }
 
-/// Callers that wait in line.
+/// Metrics of the wait queue.
 #[derive(Debug)]
 pub struct Line {
     callers: Gauge,
-    /// Looks of those who wait, or tries in vain, because more room was told.
+    /// Number of checks of waiting requests after a wake-up, failed attempts included.
     pub looks: Counter,
-    /// The same, because it was somebody's turn in the slow poll.
+    /// Number of checks by the slow poll.
     pub polls: Counter,
-    /// Requests that were granted after they had stood in line.
+    /// Number of requests granted after they had waited.
     pub served: Counter,
-    /// Requests that were not let into the line.
+    /// Number of requests rejected by the wait queue.
     pub turned_away: Counter,
 }
 
@@ -287,7 +287,7 @@ impl Line {
         }
     }
 
-    /// A caller waits for as long as the answer lives.
+    /// Counts a waiting caller while the returned value exists.
     pub fn caller(&self) -> Held {
         Held::in_gauge(&self.callers)
     }
@@ -302,7 +302,7 @@ struct Cache {
     cache: &'static str,
 }
 
-/// What is remembered of the database, in entries.
+/// Sizes of the caches of the database state, in entries.
 #[derive(Debug)]
 pub struct Caches {
     ems: Gauge,
@@ -325,14 +325,14 @@ impl Caches {
         caches
     }
 
-    /// EMs, scopes, and spots with somebody in line, as they were last seen.
+    /// Sets the numbers of cached EMs, scopes, and wait keys with a wait queue.
     pub fn seen(&self, ems: usize, scopes: usize, line_spots: usize) {
         set(&self.ems, ems);
         set(&self.scopes, scopes);
         set(&self.line_spots, line_spots);
     }
 
-    /// EMs to choose among.
+    /// Sets the number of EMs in the cluster view.
     pub fn chosen_from(&self, ems: usize) {
         set(&self.placement, ems);
     }
@@ -343,7 +343,7 @@ struct State {
     state: &'static str,
 }
 
-/// The database.
+/// Metrics of the database.
 #[derive(Debug)]
 pub struct Database {
     up: Gauge,
@@ -354,7 +354,7 @@ pub struct Database {
 
 const DATABASE_CLASSES: [&str; 6] = ["away", "lock_timeout", "cancelled", "race", "inconsistent", "other"];
 
-/// What kind of failure of the database it is.
+/// Returns the class of a database failure.
 fn database_class(error: &StoreError) -> Class {
     let class = match error {
         error if error.is_cancelled() => "cancelled",
@@ -396,12 +396,12 @@ impl Database {
         database
     }
 
-    /// The database failed a batch, or a background step.
+    /// Counts a failed batch or background step.
     pub fn failed(&self, error: &StoreError) {
         self.errors.get_or_create(&database_class(error)).inc();
     }
 
-    /// How the pool stands of the host that takes writes; `None` if none does.
+    /// Sets the connection gauges from the primary's pool; `None` without a primary.
     pub fn observe(&self, pool: Option<&PgPool>) {
         let stands = |pool: &PgPool| (usize::try_from(pool.size()).unwrap_or(usize::MAX), pool.num_idle());
         let (size, idle) = pool.map_or((0, 0), stands);
@@ -411,11 +411,11 @@ impl Database {
     }
 }
 
-/// Overviews of the cluster.
+/// Metrics of overviews of the cluster.
 #[derive(Debug)]
 pub struct Overviews {
     watchers: Gauge,
-    /// Those that were taken, each for all who wanted one then.
+    /// Number of overviews read, each shared by all callers that wait for one.
     pub taken: Counter,
 }
 
@@ -437,19 +437,19 @@ impl Overviews {
         }
     }
 
-    /// Somebody watches for as long as the answer lives.
+    /// Counts a watcher while the returned value exists.
     pub fn watcher(&self) -> Held {
         Held::in_gauge(&self.watchers)
     }
 }
 
-/// Those who follow the history.
+/// Metrics of followers of the history.
 #[derive(Debug)]
 pub struct Follow {
     followers: Gauge,
-    /// Lines that were read once for all of them.
+    /// Number of lines read once for all followers.
     pub read: Counter,
-    /// Lines that were read for those who were further back.
+    /// Number of lines read again for followers that are further back.
     pub read_late: Counter,
 }
 
@@ -477,7 +477,7 @@ impl Follow {
         }
     }
 
-    /// Somebody follows for as long as the answer lives.
+    /// Counts a follower while the returned value exists.
     pub fn follower(&self) -> Held {
         Held::in_gauge(&self.followers)
     }

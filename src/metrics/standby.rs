@@ -1,4 +1,4 @@
-//! A standby of the database, and who answers reads that may be a little old.
+//! Metrics of the standby, and of the source of reads that may be stale. Caller: `service::standby`.
 
 use std::{sync::atomic::AtomicU64, time::Duration};
 
@@ -18,7 +18,7 @@ struct AnsweredBy {
 const STANDBY: AnsweredBy = AnsweredBy { answered_by: "standby" };
 const PRIMARY: AnsweredBy = AnsweredBy { answered_by: "primary" };
 
-/// The standby, if one is named.
+/// Metrics of the standby; all zero if none is configured.
 #[derive(Debug)]
 pub struct Standby {
     up: Gauge,
@@ -54,23 +54,23 @@ impl Standby {
         }
     }
 
-    /// What it knows may be so old.
+    /// Sets the maximum staleness of the standby.
     pub fn lags(&self, lag: Duration) {
         self.up.set(1);
         self.lag.set(lag.as_secs_f64());
     }
 
-    /// None is known to follow.
+    /// Records that no standby is available.
     pub fn away(&self) {
         self.up.set(0);
     }
 
-    /// It answered.
+    /// Counts a read by the standby.
     pub fn answered(&self) {
         self.reads.get_or_create(&STANDBY).inc();
     }
 
-    /// The primary has to.
+    /// Counts a read by the primary.
     pub fn passed_on(&self) {
         self.reads.get_or_create(&PRIMARY).inc();
     }

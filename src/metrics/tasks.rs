@@ -1,4 +1,5 @@
-//! Background tasks, and the jobs that are left.
+//! Metrics of background tasks and of open jobs. Callers: the background tasks; the announcing task stores the
+//! readings.
 
 use std::{
     sync::Arc,
@@ -24,10 +25,10 @@ struct Kind {
     kind: &'static str,
 }
 
-/// Seconds, or a moment in seconds since 1970.
+/// Gauge in seconds: a duration or a Unix time.
 type Seconds = Gauge<f64, std::sync::atomic::AtomicU64>;
 
-/// The families of all tasks.
+/// Families of all tasks.
 #[derive(Debug)]
 pub(super) struct Tasks {
     last_run: Family<Task, Seconds>,
@@ -92,7 +93,7 @@ impl Tasks {
     }
 }
 
-/// What one background task reports of itself; made once, when it starts.
+/// Metrics of one background task, created when it starts.
 #[derive(Clone, Debug)]
 pub struct TaskMetrics {
     last_run: Seconds,
@@ -103,11 +104,11 @@ pub struct TaskMetrics {
     last_error: Arc<ArcSwapOption<String>>,
 }
 
-/// How much is told of an error, in bytes.
+/// Maximum length of a stored error text, in bytes.
 const ERROR_BYTES_MAX: usize = 1024;
 
 impl TaskMetrics {
-    /// It has done a step, also if there was nothing to do.
+    /// Records a successful step, also one without work.
     pub fn step(&self) {
         self.steps.inc();
         let now = now();
@@ -115,12 +116,12 @@ impl TaskMetrics {
         self.last_success.set(now);
     }
 
-    /// How far it is behind what is due; zero if it has caught up.
+    /// Sets the lag behind the due time; zero if the task has caught up.
     pub fn lag(&self, behind: Duration) {
         self.lag.set(behind.as_secs_f64());
     }
 
-    /// A step has failed, and why, in words that operators may read.
+    /// Records a failed step with its error, in a text for operators.
     pub fn failed(&self, mut why: String) {
         self.errors.inc();
         self.last_run.set(now());
@@ -128,7 +129,7 @@ impl TaskMetrics {
         self.last_error.store(Some(Arc::new(why)));
     }
 
-    /// What it has reported.
+    /// Returns the present values.
     pub fn told(&self) -> Told {
         Told {
             last_run: self.last_run.get(),
@@ -141,24 +142,24 @@ impl TaskMetrics {
     }
 }
 
-/// What a background task has reported of itself.
+/// Values of one background task.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Told {
-    /// When it last ended a step, well or not, in seconds since 1970; 0 if it has not yet.
+    /// Unix time of the last finished step in seconds, successful or not; 0 if none.
     pub last_run: f64,
-    /// When it last did a step well, likewise.
+    /// Unix time of the last successful step in seconds; 0 if none.
     pub last_success: f64,
-    /// How many seconds it was behind what was due.
+    /// Lag behind the due time, in seconds.
     pub lag: f64,
-    /// How many steps it has done well.
+    /// Number of successful steps.
     pub steps: u64,
-    /// How many failed.
+    /// Number of failed steps.
     pub errors: u64,
-    /// Why the last of these did.
+    /// Error of the last failed step.
     pub last_error: Option<String>,
 }
 
-/// Seconds since 1970.
+/// Returns the present Unix time in seconds.
 fn now() -> f64 {
     SystemTime::UNIX_EPOCH.elapsed().map_or(0.0, |since| since.as_secs_f64())
 }

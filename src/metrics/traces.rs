@@ -1,4 +1,4 @@
-//! Spans on their way to a collector: of the process, which sends them for all that it serves.
+//! Metrics of the span export. Process-wide: the export serves all servers of the process.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ use prometheus_client::{
 
 use crate::telemetry::traces::export;
 
-/// Reads what was counted when it is asked.
+/// Collector that reads the counters of the export at each scrape.
 #[derive(Debug)]
 pub(super) struct Traces;
 

@@ -1,4 +1,4 @@
-//! Counters as Prometheus' text format has them, gauges of what is held, and how long something took.
+//! Metric types: a counter in Prometheus text format, a gauge guard, and a timer guard.
 
 use std::{
     fmt,
@@ -14,22 +14,22 @@ use prometheus_client::{
     metrics::{MetricType, TypedMetric, gauge::Gauge, histogram::Histogram},
 };
 
-/// A number that only grows. Its name is written as it was registered: in OpenMetrics, `_total` would be no part of it.
+/// Counter. Its name is written as registered; OpenMetrics would append `_total`.
 #[derive(Clone, Debug, Default)]
 pub struct Counter(Arc<AtomicU64>);
 
 impl Counter {
-    /// One more.
+    /// Adds one.
     pub fn inc(&self) {
         self.inc_by(1);
     }
 
-    /// So many more.
+    /// Adds `more`.
     pub fn inc_by(&self, more: u64) {
         self.0.fetch_add(more, Ordering::Relaxed);
     }
 
-    /// How many there were.
+    /// Returns the count.
     pub fn get(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -49,12 +49,12 @@ impl TypedMetric for Counter {
     const TYPE: MetricType = MetricType::Counter;
 }
 
-/// Counts as one in a gauge for as long as it lives, however it ends.
+/// Adds one to a gauge until dropped.
 #[derive(Debug)]
 pub struct Held(Gauge);
 
 impl Held {
-    /// One more in `gauge`.
+    /// Adds one to `gauge`.
     pub fn in_gauge(gauge: &Gauge) -> Self {
         gauge.inc();
         Self(gauge.clone())
@@ -67,7 +67,7 @@ impl Drop for Held {
     }
 }
 
-/// Puts down, when it is dropped, for how many seconds it has lived. Unlike something wrapped around a future, it makes none larger.
+/// Observes the seconds of its life in a histogram when dropped. A guard, because a wrapper would enlarge each future.
 #[derive(Debug)]
 pub struct Timed {
     seconds: Histogram,
@@ -75,7 +75,7 @@ pub struct Timed {
 }
 
 impl Timed {
-    /// In the histogram `seconds`.
+    /// Starts the time for the histogram `seconds`.
     pub fn in_histogram(seconds: &Histogram) -> Self {
         Self { seconds: seconds.clone(), since: Instant::now() }
     }

@@ -1,4 +1,6 @@
-//! Warnings and errors at a bounded rate: a crowd can cause very many of the same.
+//! Rate limit of warnings and errors: many callers can cause the same line many times.
+//!
+//! The limit is per place in the code. A line after dropped ones states their number. Caller: [`super::start`].
 
 use std::{
     collections::HashMap,
@@ -13,22 +15,22 @@ use tracing_subscriber::{
     registry::LookupSpan,
 };
 
-/// How many of one kind, that is from one place in the code, are told [`WITHIN`] a time.
+/// Maximum number of lines of one kind (one place in the code) per [`WITHIN`].
 const TOLD_MAX: u32 = 20;
 
-/// See [`TOLD_MAX`].
+/// Period of [`TOLD_MAX`].
 const WITHIN: Duration = Duration::from_secs(10);
 
-/// Writes a line before which some were left out, and how many.
+/// Writes a line after a statement of the number of dropped lines before it.
 pub(super) type LeftOut = fn(u64, &str, &mut Writer<'_>) -> fmt::Result;
 
-/// As text: a line of its own before it.
+/// Writes the number of dropped lines as a line of text before the line.
 pub(super) fn left_out(left_out: u64, line: &str, writer: &mut Writer<'_>) -> fmt::Result {
     write!(writer, "({left_out} like the next line were left out)\n{line}")
 }
 
-/// Formats events as `F` does, but of warnings and errors of one kind only the first few; the next one that is told says how many
-/// were left out before it.
+/// Formats events as `F` does. Drops warnings and errors of one kind above the limit; the next line of the kind states
+/// how many were dropped.
 #[derive(Debug)]
 pub(super) struct Bounded<F> {
     format: F,
@@ -36,7 +38,7 @@ pub(super) struct Bounded<F> {
     kinds: Mutex<HashMap<Identifier, Kind>>,
 }
 
-/// What was told of one kind.
+/// Line count of one kind.
 #[derive(Debug)]
 struct Kind {
     since: Instant,
@@ -45,7 +47,7 @@ struct Kind {
 }
 
 impl<F> Bounded<F> {
-    /// On top of a format, and of how that tells that something was left out.
+    /// Creates a rate-limited format. `left_out` writes the number of dropped lines.
     pub fn new(format: F, left_out: LeftOut) -> Self {
         Self { format, left_out, kinds: Mutex::default() }
     }
@@ -61,7 +63,8 @@ impl Kind {
         Self { since: now, told: 0, left_out: 0 }
     }
 
-    /// Whether one more is told, at `now`: then how many were left out since the last one that was.
+    /// Counts one more line at `now`. Returns the number of dropped lines before it, or `None` if the line is to be
+    /// dropped.
     fn tell(&mut self, now: Instant) -> Option<u64> {
         if now.saturating_duration_since(self.since) >= WITHIN {
             (self.since, self.told) = (now, 0);

@@ -1,6 +1,7 @@
-//! What was decided: one line for each decision, at debug, and the same in the trace of its call.
+//! Decision log: one line per decision at level debug, and the same fields in the trace of the call.
 //!
-//! A request is told once, however often it was tried; everything else when its operation has been carried out.
+//! A request is logged once, independent of its number of attempts; any other operation is logged when it is applied.
+//! Callers: the request service and the committer.
 
 use opentelemetry::KeyValue;
 use tracing::{Level, field::display};
@@ -19,14 +20,14 @@ use crate::{
 
 use super::{traces, with_causes};
 
-/// Of whom these lines are: `RUST_LOG=info,linkis_rm::decisions=debug` shows them alone.
+/// Log target of the decisions: `RUST_LOG=info,linkis_rm::decisions=debug` enables these lines.
 pub const TARGET: &str = "linkis_rm::decisions";
 
 fn is_told() -> bool {
     tracing::enabled!(target: TARGET, Level::DEBUG)
 }
 
-/// How something was decided, in a word, and what was short.
+/// Returns the name of the outcome, and the first shortfall of a refusal.
 fn outcome(answer: &Result<Outcome, Error>) -> (&'static str, Option<&Shortfall>) {
     match answer {
         Err(_) => ("failed", None),
@@ -40,10 +41,10 @@ fn outcome(answer: &Result<Outcome, Error>) -> (&'static str, Option<&Shortfall>
     }
 }
 
-/// A request was decided, for a caller that was ready to wait or was not.
+/// Logs the decision of a request. `may_wait`: whether the caller allowed the request to wait.
 pub fn request(ask: &RequestSpec, may_wait: bool, answer: &Result<Outcome, Error>) {
     let (outcome, short) = match outcome(answer) {
-        // At the end of its time.
+        // A waiting request that is refused has reached its deadline.
         ("refused", short) if may_wait => ("timed_out", short),
         decided => decided,
     };
@@ -84,7 +85,7 @@ fn error(answer: &Result<Outcome, Error>) -> Option<String> {
     answer.as_ref().err().map(|error| with_causes(error))
 }
 
-/// An operation that is going to be carried out, as far as somebody wants to read of it.
+/// An operation before it is applied; empty unless the decision log is enabled.
 #[derive(Debug)]
 pub struct Told(Option<Box<Words>>);
 
@@ -98,7 +99,7 @@ struct Words {
 }
 
 impl Told {
-    /// What will be told of `operation`; nothing of requests, which are told by [`request`].
+    /// Captures the fields of `operation`. Empty for requests, which [`request`] logs.
     pub fn of(by: &Principal, operation: &Operation) -> Self {
         if operation.request().is_some() || !is_told() {
             return Self(None);
@@ -112,7 +113,7 @@ impl Told {
         })))
     }
 
-    /// It was carried out, or not.
+    /// Logs the outcome of the operation.
     pub fn tell(self, answer: &Result<Outcome, Error>) {
         let Some(words) = self.0 else { return };
         let Words { operation, by, ticket_id, user, em } = *words;

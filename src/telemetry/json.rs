@@ -1,6 +1,6 @@
-//! Lines as JSON objects: `timestamp`, `level`, `target`, `message`, and the fields of the event beside them.
+//! Log lines as JSON objects with `timestamp`, `level`, `target`, `message` and the fields of the event.
 //!
-//! Errors are told with all that caused them, which is why this is not the format of the library: that one tells the first alone.
+//! Replaces the format of the library, which logs an error without its causes. Caller: [`super::start`].
 
 use std::{error::Error, fmt};
 
@@ -19,7 +19,7 @@ use tracing_subscriber::{
 
 use super::with_causes;
 
-/// Writes an event as one line of JSON.
+/// Format of an event as one line of JSON.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Json;
 
@@ -40,12 +40,12 @@ where
     }
 }
 
-/// The same line, which says how many before it were left out.
+/// Writes a line with the number of dropped lines before it as the member `left_out`.
 pub(super) fn left_out(left_out: u64, line: &str, writer: &mut Writer<'_>) -> fmt::Result {
     write!(writer, "{{\"left_out\":{left_out},{}", line.strip_prefix('{').unwrap_or(line))
 }
 
-/// Writes each field as a member of an object.
+/// Visitor that writes each field as a member of the object.
 struct Fields<'a, 'writer> {
     writer: &'a mut Writer<'writer>,
     written: fmt::Result,
@@ -92,7 +92,7 @@ impl Visit for Fields<'_, '_> {
     }
 }
 
-/// A string of JSON, in quotes.
+/// A text as a quoted JSON string.
 struct Text<'a>(&'a str);
 
 impl fmt::Display for Text<'_> {

@@ -1,12 +1,10 @@
-//! What an instance tells of itself, beside its [`crate::metrics`]: logs and traces.
+//! Telemetry of an instance besides its [`crate::metrics`]: logs and traces.
 //!
-//! Logs go to standard error: readable alone, with fields, and never more than somebody can read.
+//! Logs go to standard error, as text or JSON, with a rate limit for warnings and errors. Error texts contain all
+//! causes and no passwords. Callers: every module logs by `tracing`; `server` and `commands` start the logging.
 //!
-//! - [`settings`]: what is logged, and how it is written;
-//! - `bounded`: what goes wrong ten thousand times in a second is told a few times, and then how often it was not;
-//! - `json`: one object for each line;
-//! - [`decisions`]: what was decided, a line for each;
-//! - [`traces`]: where the time of a call went.
+//! - [`settings`]: filter and format of logs; `bounded`: rate limit; `json`: JSON lines;
+//! - [`decisions`]: decision log, one line per operation; [`traces`]: spans of calls and batches.
 
 use std::{error::Error, io::IsTerminal as _};
 
@@ -27,12 +25,12 @@ use bounded::Bounded;
 use json::Json;
 use settings::LogFormat;
 
-/// Target of the line with which a failed process ends. Every filter keeps it.
+/// Log target of the final error of a process. Every filter includes it.
 pub const EXIT: &str = "linkis_rm::exit";
 
-/// Starts logging, once for the process.
+/// Starts the logging of the process. Must be called once.
 pub fn start(settings: &LogSettings) {
-    // It was checked when it was read.
+    // The filter was validated when it was parsed.
     let filter: Targets = settings.filter.parse().unwrap_or_default();
     let filter = filter.with_target(EXIT, tracing::Level::ERROR);
     let is_terminal = std::io::stderr().is_terminal();
@@ -48,8 +46,8 @@ pub fn start(settings: &LogSettings) {
     }
 }
 
-/// The text of an error alone, and whether it includes its causes. PostgreSQL's text adds the line of its own source, which means nothing to
-/// others.
+/// Returns the text of an error without its causes, and whether that text includes the causes. PostgreSQL's own text
+/// would add the line of PostgreSQL's source code.
 fn said(error: &(dyn Error + 'static)) -> (String, bool) {
     match (error.downcast_ref::<sqlx::Error>(), error.downcast_ref()) {
         (Some(error), _) => (terse(error), error.as_database_error().is_some()),
@@ -61,12 +59,12 @@ fn said(error: &(dyn Error + 'static)) -> (String, bool) {
     }
 }
 
-/// The message of the database, without the line of its own source.
+/// Returns the message of a database error, without the line of PostgreSQL's source code.
 pub fn terse(error: &sqlx::Error) -> String {
     error.as_database_error().map_or_else(|| error.to_string(), |error| error.message().to_owned())
 }
 
-/// An error and what caused it, each once: some libraries repeat the cause in the error.
+/// Returns the text of an error with its causes, each once: some libraries repeat the cause in the error.
 pub fn with_causes(error: &(dyn Error + 'static)) -> String {
     let (mut text, mut is_whole) = said(error);
     let mut cause = error.source();
@@ -80,8 +78,8 @@ pub fn with_causes(error: &(dyn Error + 'static)) -> String {
     without_passwords(&text)
 }
 
-/// A text without what stands between the scheme of a URL and its last @ on that line, which may hold a password: in an error, a
-/// mistyped argument is repeated.
+/// Replaces the text between the scheme of a URL and the last @ of its line, which may be a password. Errors repeat
+/// mistyped arguments.
 pub fn without_passwords(text: &str) -> String {
     let without = |line: &str| match (line.find("://"), line.rfind('@')) {
         (Some(scheme), Some(at)) if scheme < at => {

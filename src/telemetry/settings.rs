@@ -1,29 +1,32 @@
-//! What is logged, and how it is written.
+//! Settings of the log: filter and format. Callers: `config` and `commands`.
 
 use tracing_subscriber::filter::Targets;
 
-/// How lines are written, and which.
+/// Filter and format of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogSettings {
-    /// How.
+    /// Format of the lines.
     pub format: LogFormat,
-    /// Which, in the language of `RUST_LOG`.
+    /// Filter in the syntax of `RUST_LOG`.
     pub filter: String,
 }
 
-/// How lines are written.
+/// Format of log lines.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LogFormat {
-    /// As text for a person at a terminal, and else as JSON for whoever collects them.
+    /// Text on a terminal, else JSON.
     Auto,
-    /// As text.
+    /// Text.
     Text,
-    /// As JSON, an object to a line.
+    /// JSON, one object per line.
     Json,
 }
 
 impl LogFormat {
-    /// As it is typed; the mistake otherwise.
+    /// Parses a format.
+    ///
+    /// # Errors
+    /// A text with the setting `name` and the valid formats.
     pub fn parse(name: &str, text: &str) -> Result<Self, String> {
         match text {
             "auto" => Ok(Self::Auto),
@@ -34,8 +37,11 @@ impl LogFormat {
     }
 }
 
-/// The filter that a level stands for; the mistake otherwise. What the libraries below tell in detail is of use to few, so that
-/// `debug` and `trace` are of this program alone: `RUST_LOG` takes more than a level.
+/// Returns the filter of a log level. `debug` and `trace` apply to this program only, because few readers need the
+/// detail of its libraries; `RUST_LOG` allows any filter.
+///
+/// # Errors
+/// A text with the setting `name` and the valid levels.
 pub fn filter(name: &str, level: &str) -> Result<String, String> {
     match level {
         "error" | "warn" => Ok(level.to_owned()),
@@ -45,7 +51,10 @@ pub fn filter(name: &str, level: &str) -> Result<String, String> {
     }
 }
 
-/// What `RUST_LOG` asks for, if it can be understood; the mistake otherwise.
+/// Checks the value of `RUST_LOG`.
+///
+/// # Errors
+/// A text with the fault and an example.
 pub fn directives(text: &str) -> Result<String, String> {
     match text.parse::<Targets>() {
         Ok(_) => Ok(text.to_owned()),

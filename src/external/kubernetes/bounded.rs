@@ -1,4 +1,4 @@
-//! Bounded deserialization: memory is bounded whatever a response contains.
+//! Bounded deserialization: memory is bounded for any response.
 //!
 //! Lists of objects are reduced one object at a time. Lists and maps inside an object have at most [`PARTS_MAX`] parts,
 //! because a few bytes of JSON can take a hundred times as much memory. Caller: `answer`.

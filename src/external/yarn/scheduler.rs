@@ -70,7 +70,7 @@ struct Found {
 enum Use {
     /// Memory and cores.
     Amounts(QueueAmounts),
-    /// Percent of the cluster: of its memory or of its cores, whichever is larger.
+    /// Percent of the cluster: the larger of the shares of its memory and of its cores.
     Share(f64),
     /// Not stated. The use is then the sum over the child queues.
     Unstated,

@@ -1,4 +1,4 @@
-//! The trace of a call: what it brings, and how it ends.
+//! Trace of one call: its parent from the headers, and its end. Caller: the edge.
 
 use opentelemetry::{
     Context, KeyValue,
@@ -15,16 +15,16 @@ use tracing::Level;
 use super::TRACES;
 use crate::telemetry::decisions;
 
-/// How much may be carried along from who knows where: what the standard asks for.
+/// Maximum size of a trace header in bytes: the minimum that the standard asks implementations to propagate.
 const STATE_BYTES_MAX: usize = 512;
 
-/// The trace of one call.
+/// Trace of one call.
 #[derive(Debug)]
 pub struct Call {
     span: Context,
 }
 
-/// A call of `service` begins; `None` if nobody wants to know where its time goes, nor in logs of which trace it is.
+/// Begins the trace of a call. `None` if neither spans are exported nor the decision log needs a trace id.
 pub fn call(service: &str, method: &str, headers: &HeaderMap) -> Option<Call> {
     let Some(traces) = TRACES.get() else {
         let is_told = tracing::enabled!(target: decisions::TARGET, Level::DEBUG);
@@ -42,19 +42,19 @@ pub fn call(service: &str, method: &str, headers: &HeaderMap) -> Option<Call> {
     Some(Call { span })
 }
 
-/// What the caller says of its trace; nothing if it says nothing, or nothing that can be understood.
+/// Parses the trace context of the headers; empty without a valid one.
 fn parent(headers: &HeaderMap) -> Context {
     TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers))
 }
 
 impl Call {
-    /// What `work` does is done for this call.
+    /// Runs `work` with the trace of this call as the current one.
     pub fn carry_out<T>(&self, work: impl FnOnce() -> T) -> T {
         let _attached = self.span.clone().attach();
         work()
     }
 
-    /// It has ended; only the first end counts.
+    /// Ends the span with the status `code`. Only the first end counts.
     pub fn end(&self, code: Code) {
         let span = self.span.span();
         if !span.is_recording() {
@@ -68,13 +68,14 @@ impl Call {
     }
 }
 
-/// Whether the service is to blame, and not the caller: as the conventions for gRPC servers have it.
+/// Returns whether the code is an error of the server, not of the caller, by the OpenTelemetry conventions for gRPC
+/// servers.
 fn is_ours(code: Code) -> bool {
     use Code::{DataLoss, DeadlineExceeded, Internal, Unavailable, Unimplemented, Unknown};
     matches!(code, Unknown | DeadlineExceeded | Unimplemented | Internal | Unavailable | DataLoss)
 }
 
-/// The headers of a call, as far as they tell of its trace.
+/// Trace headers of a call.
 struct Headers<'a>(&'a HeaderMap);
 
 impl Extractor for Headers<'_> {

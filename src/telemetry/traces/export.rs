@@ -1,6 +1,7 @@
-//! Spans on their way to a collector: through a queue that never makes anybody wait, by one task that sends them.
+//! Export of spans: a bounded queue and one task that sends them to a collector.
 //!
-//! A collector that is slow or away costs spans, which are counted, and nothing else: what ends while the queue is full is dropped.
+//! Ending a span never waits. A slow or unreachable collector costs spans only, which are counted: a span that ends
+//! while the queue is full is dropped. Caller: the start of the server.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -26,26 +27,26 @@ use uuid::Uuid;
 
 use super::{TRACES, Traces, settings::Settings};
 
-/// How long a process that ends waits for its last spans to be taken.
+/// Timeout of the last export when the process ends.
 const LAST_TIMEOUT: Duration = Duration::from_millis(300);
 
-/// How many spans of this process a collector has taken.
+/// Number of spans that a collector accepted from this process.
 static EXPORTED: AtomicU64 = AtomicU64::new(0);
 
-/// How many were lost: the queue was full, or the collector did not take them.
+/// Number of lost spans: the queue was full, or the collector rejected them.
 static DROPPED: AtomicU64 = AtomicU64::new(0);
 
-/// How many spans of this process were taken by a collector.
+/// Returns the number of spans that a collector accepted from this process.
 pub fn exported() -> u64 {
     EXPORTED.load(Ordering::Relaxed)
 }
 
-/// How many spans of this process were lost on the way.
+/// Returns the number of lost spans of this process.
 pub fn dropped() -> u64 {
     DROPPED.load(Ordering::Relaxed)
 }
 
-/// Sends spans for as long as it lives.
+/// Handle of the span export, which ends when dropped.
 #[derive(Debug)]
 pub struct Export {
     ending: CancellationToken,
@@ -53,10 +54,10 @@ pub struct Export {
 }
 
 impl Export {
-    /// Traces this process from now on. The instance of the service is a part of what is told of it.
+    /// Starts the export. All later spans of the process carry `instance_id` in their resource.
     ///
     /// # Errors
-    /// If the settings cannot be used.
+    /// Fails if the settings are invalid.
     ///
     /// # Panics
     /// Outside a runtime.
@@ -72,17 +73,17 @@ impl Export {
         };
         let scope = env!("CARGO_PKG_NAME");
         let calls = provider().build().tracer(scope);
-        // One is traced because a call in it is.
+        // A batch is traced because an operation in it is.
         let batches = provider().with_sampler(Sampler::AlwaysOn).build().tracer(scope);
         let ending = CancellationToken::new();
         let sending = Sending { exporter, settings, ended, batch: Vec::new(), ending: ending.clone(), is_taken: true };
         let task = tokio::spawn(sending.run());
-        // A process has one: whoever comes second is traced by the first.
+        // A process has one exporter; a second one has no effect.
         let _ = TRACES.set(Traces { calls, batches });
         Ok(Self { ending, task: AbortOnDropHandle::new(task) })
     }
 
-    /// Sends what is left, for no longer than that is worth.
+    /// Sends the remaining spans, for up to `LAST_TIMEOUT`.
     pub async fn finish(self) {
         self.ending.cancel();
         if timeout(LAST_TIMEOUT, self.task).await.is_err() {
@@ -91,7 +92,7 @@ impl Export {
     }
 }
 
-/// What is told of the process with every span; what the environment says of it wins.
+/// Returns the resource attributes of the process. Those of the environment take precedence.
 fn resource(settings: &Settings, instance_id: Uuid) -> Resource {
     let own = [
         KeyValue::new("service.name", env!("CARGO_PKG_NAME")),
@@ -107,7 +108,7 @@ fn resource(settings: &Settings, instance_id: Uuid) -> Resource {
     }
 }
 
-/// Where spans go when they end: whoever ends one never waits.
+/// Queue of ended spans. Ending a span never waits.
 #[derive(Debug)]
 struct Queue(mpsc::Sender<SpanData>);
 
@@ -129,15 +130,15 @@ impl SpanProcessor for Queue {
     }
 }
 
-/// Sends spans, some at a time.
+/// Task that sends spans in batches.
 struct Sending {
     exporter: OtlpExporter,
     settings: Settings,
     ended: mpsc::Receiver<SpanData>,
-    /// The next to be sent.
+    /// Spans of the next batch.
     batch: Vec<SpanData>,
     ending: CancellationToken,
-    /// Whether the collector took the last ones: only a change is told.
+    /// Whether the collector accepted the last batch. Only changes are logged.
     is_taken: bool,
 }
 
@@ -146,7 +147,7 @@ impl Sending {
         let ending = self.ending.clone();
         loop {
             if ending.run_until_cancelled(self.gather()).await.is_none() {
-                // What is there now is all that there will be.
+                // The queue receives no further spans.
                 while self.batch.len() < self.settings.batch_max
                     && let Ok(span) = self.ended.try_recv()
                 {
@@ -160,7 +161,8 @@ impl Sending {
         }
     }
 
-    /// Waits until there are enough, or the first of them has waited long enough. What it has when it is dropped, it keeps.
+    /// Waits until the batch is full or its first span has waited for `delay`. Cancel-safe: the spans stay in the
+    /// batch.
     async fn gather(&mut self) {
         if self.batch.is_empty() {
             self.batch.extend(self.ended.recv().await);

@@ -1,24 +1,15 @@
-//! Traces: where the time of a call went, from its first byte to its last.
+//! Traces: the spans of calls, operations and batches.
 //!
-//! A call goes on with the trace that it comes with (W3C `traceparent`), or begins one; what it waits for here are spans in it. A batch
-//! serves many calls, and so belongs to none of them: it is a trace of its own, linked with those of its operations, and they with it.
-//! A batch is traced if one of its operations is.
+//! A call continues the trace of its headers (W3C `traceparent`), or begins one. A batch serves many calls, so it is a
+//! trace of its own, linked with the traces of its operations. A batch is traced if one of its operations is. Without
+//! an endpoint in [`Settings`], each function here is one check and allocates nothing. Callers: the edge and the
+//! committer.
 //!
-//! | span | |
+//! | span | content |
 //! |---|---|
-//! | `linkis.rm.v1.…/…` | a call, with what was decided |
-//! | `look` | the read-only look |
-//! | `line` | waiting in line for resources |
-//! | `operation` | from the committer's queue to the answer; linked with its batches |
-//! | `queue`, `set aside` | of that, waiting for a batch; for somebody who holds its EM or user |
-//! | `batch` | one transaction; linked with its operations |
-//! | `lock`, `read`, `write`, `commit` | its parts |
-//!
-//! Nothing is traced unless it is set where spans go ([`Settings`]): then everything here is one look at whether it is, and nothing is
-//! allocated.
-//!
-//! - [`settings`]: where they go; [`export`]: how;
-//! - `call`: what a call brings, and how it ends.
+//! | `linkis.rm.v1.…/…`, `look`, `line` | a call with its decision; its check without locks; its wait in a queue |
+//! | `operation`, `queue`, `set aside` | an operation until its reply; its waits for a batch, and for a contended key |
+//! | `batch`, `lock`, `read`, `write`, `commit` | a transaction and its parts |
 
 use std::{
     fmt,
@@ -42,29 +33,29 @@ pub use call::{Call, call};
 pub use export::Export;
 pub use settings::Settings;
 
-/// How this process traces; nothing until it does.
+/// Span factory of the process; empty until the export starts.
 static TRACES: OnceLock<Traces> = OnceLock::new();
 
-/// What makes spans.
+/// Factory of spans.
 #[derive(Debug)]
 struct Traces {
-    /// By the sampler that is set.
+    /// Spans of calls, selected by the configured sampler.
     calls: SdkTracer,
-    /// All that are asked for.
+    /// Spans of batches, always recorded.
     batches: SdkTracer,
 }
 
-/// With how many operations a batch is linked at most.
+/// Maximum number of operations that a batch is linked with.
 const LINKS_MAX: usize = 128;
 
-/// What is being traced here and now, and how; `None` if nothing is.
+/// Returns the factory and the current context; `None` if nothing is traced.
 fn current() -> Option<(&'static Traces, Context)> {
     let traces = TRACES.get()?;
     let context = Context::current();
     context.span().span_context().is_sampled().then_some((traces, context))
 }
 
-/// The trace of the call that is being carried out, for logs; `None` if nobody wants it known.
+/// Returns the trace id of the current call, for logs; `None` if the call has no trace.
 pub fn trace_id() -> Option<impl fmt::Display + fmt::Debug + use<>> {
     Context::map_current(|context| {
         let span = context.span();
@@ -73,14 +64,14 @@ pub fn trace_id() -> Option<impl fmt::Display + fmt::Debug + use<>> {
     })
 }
 
-/// Adds what is known by now to the span of the call that is being carried out; asked only if there is one.
+/// Adds attributes to the span of the current call. Calls `attributes` only if there is one.
 pub fn add(attributes: impl FnOnce() -> Vec<KeyValue>) {
     if let Some((_, context)) = current() {
         context.span().set_attributes(attributes());
     }
 }
 
-/// A piece of what is being traced; ends when it is dropped. None of it, if nothing is, and small: calls are mostly not traced.
+/// Span of a step, ended when dropped. Empty and small if nothing is traced, as most calls are not.
 #[derive(Debug, Default)]
 pub struct Step(Option<Box<Span>>);
 
@@ -98,19 +89,19 @@ impl Drop for Step {
     }
 }
 
-/// A piece of the call that is being carried out begins.
+/// Begins a step of the current call.
 pub fn step(name: &'static str) -> Step {
     current().map(|(traces, context)| Step::of(traces, name, &context)).unwrap_or_default()
 }
 
-/// Work whose steps are those of one span, which ends with it.
+/// Future inside a span, which is the parent of its steps and ends with it.
 #[derive(Debug)]
 pub struct Within<F: ?Sized> {
     span: Option<Context>,
     work: Pin<Box<F>>,
 }
 
-/// Carries `work` out as a piece of the call that is being carried out.
+/// Runs `work` as a step of the current call.
 pub fn within<F: ?Sized>(name: &'static str, work: Pin<Box<F>>) -> Within<F> {
     let begin = |(traces, context): (&Traces, Context)| {
         let span = traces.calls.build_with_context(traces.calls.span_builder(name), &context);
@@ -128,19 +119,19 @@ impl<F: Future + ?Sized> Future for Within<F> {
     }
 }
 
-/// The trace of an operation, with which it goes through the committer.
+/// Trace of an operation in the committer. Empty if nothing is traced.
 #[derive(Debug, Default)]
 pub struct Operation(Option<Box<Traced>>);
 
 #[derive(Debug)]
 struct Traced {
-    /// With its span.
+    /// Context with the span of the operation.
     operation: Context,
-    /// What it waits for now.
+    /// Span of the present wait.
     waits: Step,
 }
 
-/// An operation of the call that is being carried out goes into the committer's queue.
+/// Begins the trace of an operation of the current call, at its entry into the commit queue.
 pub fn operation(kind: &'static str) -> Operation {
     let Some((traces, call)) = current() else { return Operation(None) };
     let builder = traces.calls.span_builder("operation").with_attributes([KeyValue::new("linkis_rm.operation", kind)]);
@@ -150,14 +141,14 @@ pub fn operation(kind: &'static str) -> Operation {
 }
 
 impl Operation {
-    /// Somebody holds what it needs.
+    /// Records that the operation waits for a contended key.
     pub fn set_aside(&mut self) {
         if let (Some(traced), Some(traces)) = (&mut self.0, TRACES.get()) {
             traced.waits = Step::of(traces, "set aside", &traced.operation);
         }
     }
 
-    /// It was not carried out.
+    /// Records that the operation failed.
     pub fn failed(&self) {
         if let Some(traced) = &self.0 {
             traced.operation.span().set_status(Status::error(""));
@@ -165,11 +156,11 @@ impl Operation {
     }
 }
 
-/// The trace of a batch.
+/// Trace of a batch. Empty if nothing is traced.
 #[derive(Debug, Default)]
 pub struct Batch(Option<Context>);
 
-/// A batch begins of operations with these traces.
+/// Begins the trace of a batch of operations with these traces.
 pub fn batch<'a>(operations: impl ExactSizeIterator<Item = &'a mut Operation>) -> Batch {
     let Some(traces) = TRACES.get() else { return Batch(None) };
     let size = i64::try_from(operations.len()).unwrap_or(i64::MAX);
@@ -190,13 +181,13 @@ pub fn batch<'a>(operations: impl ExactSizeIterator<Item = &'a mut Operation>) -
 }
 
 impl Batch {
-    /// A part of it begins.
+    /// Begins a step of the batch.
     pub fn step(&self, name: &'static str) -> Step {
         let traced = self.0.as_ref().zip(TRACES.get());
         traced.map(|(batch, traces)| Step::of(traces, name, batch)).unwrap_or_default()
     }
 
-    /// It was not committed.
+    /// Records that the batch was not committed.
     pub fn failed(&self) {
         if let Some(batch) = &self.0 {
             batch.span().set_status(Status::error(""));
@@ -208,7 +199,7 @@ fn link(to: &SpanContext) -> Link {
     Link::with_context(without_state(to))
 }
 
-/// A link names a span, whatever its caller carries along.
+/// Removes the trace state of the caller: a link needs the ids only.
 fn without_state(span: &SpanContext) -> SpanContext {
     let (trace_id, span_id, flags) = (span.trace_id(), span.span_id(), span.trace_flags());
     SpanContext::new(trace_id, span_id, flags, span.is_remote(), TraceState::NONE)

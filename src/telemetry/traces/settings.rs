@@ -1,28 +1,28 @@
-//! Where traces go and how many: by the variables that OpenTelemetry has for all programs.
+//! Settings of the trace export, from the standard environment variables of OpenTelemetry.
 //!
-//! What is read here is what this program decides by, and what would otherwise be passed over in silence. Headers, time limits,
-//! compression, limits of spans and attributes of the resource are read by the libraries, where they are used.
+//! Only variables that this program acts on, or that the libraries would ignore silently, are parsed here. The
+//! libraries read headers, compression, span limits and resource attributes themselves. Caller: `config`.
 
 use std::{fmt, fs, time::Duration};
 
 use tonic::transport::{Certificate, ClientTlsConfig, Identity, Uri};
 
-/// Where traces go. Shows no key.
+/// Settings of the trace export. `Debug` shows no key.
 #[derive(Clone)]
 pub struct Settings {
-    /// Where a collector speaks OTLP over gRPC.
+    /// URL of a collector with OTLP over gRPC.
     pub(super) endpoint: String,
-    /// Whom to trust there, and as whom to come.
+    /// Trusted certificates and client certificate.
     pub(super) tls: ClientTlsConfig,
-    /// What this service is called.
+    /// Name of the service in its resource.
     pub(super) service_name: Option<String>,
-    /// How many spans may wait to be sent; more are dropped.
+    /// Maximum number of queued spans; further ones are dropped.
     pub(super) queue_max: usize,
-    /// How many are sent at once.
+    /// Maximum number of spans per export.
     pub(super) batch_max: usize,
-    /// How long one waits for others to be sent with.
+    /// Maximum time that a span waits for further ones.
     pub(super) delay: Duration,
-    /// How long sending some may take.
+    /// Timeout of an export.
     pub(super) timeout: Duration,
 }
 
@@ -32,10 +32,10 @@ impl fmt::Debug for Settings {
     }
 }
 
-/// Of what several mistakes are made.
+/// A setting, or the text of its fault.
 type Checked<T> = Result<T, String>;
 
-/// A value of the environment; an empty one is none.
+/// Reader of environment variables. An empty variable counts as unset.
 struct Environment<R>(R);
 
 impl<R: Fn(&str) -> Option<String>> Environment<R> {
@@ -43,7 +43,7 @@ impl<R: Fn(&str) -> Option<String>> Environment<R> {
         (self.0)(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
     }
 
-    /// What is said for traces, or else for all that is exported; and by which name.
+    /// Returns the value and name of a variable for traces, or else of the one for all signals.
     fn of_traces(&self, what: &str) -> Option<(String, String)> {
         let names = [format!("OTEL_EXPORTER_OTLP_TRACES_{what}"), format!("OTEL_EXPORTER_OTLP_{what}")];
         names.into_iter().find_map(|name| Some((self.get(&name)?, name)))
@@ -66,7 +66,7 @@ impl<R: Fn(&str) -> Option<String>> Environment<R> {
     }
 }
 
-/// The largest number that is taken: of spans, or milliseconds.
+/// Maximum value of a number of spans or milliseconds.
 const NUMBER_MAX: usize = 1_000_000;
 
 const SAMPLERS: [&str; 6] = [
@@ -79,10 +79,11 @@ const SAMPLERS: [&str; 6] = [
 ];
 
 impl Settings {
-    /// What the environment says; `None` if traces go nowhere.
+    /// Reads the settings. `None` if no traces are exported.
     ///
     /// # Errors
-    /// The mistake: else spans would be lost in silence, or there would be many more than were asked for.
+    /// The name and fault of a variable. Otherwise spans would be lost silently, or far more would be recorded than
+    /// intended.
     pub fn read(variable: impl Fn(&str) -> Option<String>) -> Checked<Option<Self>> {
         let environment = Environment(variable);
         let exporter = environment.get("OTEL_TRACES_EXPORTER");
@@ -114,7 +115,7 @@ impl Settings {
     }
 }
 
-/// The sampler itself is made by the library, which would take all for one that it does not know.
+/// Checks the sampler variables. The library, which creates the sampler, would record everything for an unknown name.
 fn check_sampler(environment: &Environment<impl Fn(&str) -> Option<String>>) -> Checked<()> {
     let Some(sampler) = environment.get("OTEL_TRACES_SAMPLER") else { return Ok(()) };
     if !SAMPLERS.contains(&sampler.as_str()) {
@@ -129,7 +130,7 @@ fn check_sampler(environment: &Environment<impl Fn(&str) -> Option<String>>) -> 
     Ok(())
 }
 
-/// By those whom browsers trust, unless it is said who vouches for the collector.
+/// Returns the TLS settings. Trusts the public certificate authorities unless a certificate is configured.
 fn tls(environment: &Environment<impl Fn(&str) -> Option<String>>) -> Checked<ClientTlsConfig> {
     let tls = match environment.file("CERTIFICATE")? {
         Some(ca) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)),
@@ -161,7 +162,7 @@ mod tests {
             &[("OTEL_EXPORTER_OTLP_ENDPOINT", "")],
             &[ON, ("OTEL_SDK_DISABLED", "TRUE")],
             &[ON, ("OTEL_TRACES_EXPORTER", "none"), ("OTEL_TRACES_SAMPLER", "odd")],
-            // Of no use to anybody, and no reason not to start.
+            // Without an endpoint, the protocol has no effect and is no reason to fail.
             &[("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")],
         ] {
             assert!(read(off).unwrap().is_none(), "{off:?}");
