@@ -1,4 +1,4 @@
-//! The ceiling: a server of the same API whose handler answers at once.
+//! Empty server: a server of the same API whose handler replies immediately. Its rate is the ceiling for the service.
 
 use std::time::SystemTime;
 
@@ -15,10 +15,10 @@ use tonic::{Request, Response, Status, transport::server::TcpIncoming};
 
 use crate::Failure;
 
-/// As many as the real server allows.
+/// Maximum number of concurrent calls on a connection, above the load of the benchmark.
 const STREAMS_PER_CONNECTION_MAX: u32 = 4096;
 
-/// Serves until it is told to stop; tells its address as the real server does.
+/// Serves until a signal. Logs its address as the real server does.
 pub(crate) async fn serve() -> Result<(), Failure> {
     let mut terminate = signal(SignalKind::terminate())?;
     let listener = TcpListener::bind("127.0.0.1:0").await?;

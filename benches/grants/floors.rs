@@ -1,4 +1,4 @@
-//! The floors: the same work by pgbench, with no service and no network in between.
+//! Floors: the same work by pgbench, without the service and the network.
 
 use std::{
     fs::{self, File},
@@ -17,21 +17,21 @@ use crate::{
     sample::Sample,
 };
 
-/// A floor is its best over these numbers of clients.
+/// Numbers of clients. A floor is its best rate over them.
 pub(crate) const CLIENTS: [usize; 4] = [1, 4, 16, 64];
 
-/// Theirs.
+/// Name of the floors' database.
 pub(crate) const DATABASE: &str = "floors";
 const SCHEMA: &str = include_str!("floors/schema.sql");
 
-/// A way to make a grant.
+/// Method of a grant.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Floor {
-    /// One transaction that locks both counters: what a good engineer writes by default.
+    /// One transaction that locks both counters: the usual solution.
     ForUpdate,
-    /// One transaction that inserts lock rows, for whose unique index others wait.
+    /// One transaction that inserts lock rows. Other transactions wait for their unique index.
     InTransaction,
-    /// Every statement a transaction of its own, with lock rows that are polled for.
+    /// One transaction per statement, with lock rows that are polled.
     Literal,
 }
 
@@ -55,7 +55,7 @@ impl Floor {
     }
 }
 
-/// Runs pgbench in a database of its own.
+/// Runs pgbench in a separate database.
 pub(crate) struct Floors {
     pgbench: PathBuf,
     libraries: Option<PathBuf>,
@@ -82,7 +82,8 @@ impl Floors {
         })
     }
 
-    /// Grants for `window`, with so many clients at once; a single one is also timed, grant by grant.
+    /// Makes grants for `window` with `clients` concurrent clients. The grants of a single client are also timed
+    /// individually.
     pub async fn measure(
         &self,
         floor: Floor,
@@ -114,7 +115,7 @@ impl Floors {
         command
     }
 
-    /// Answers what it says.
+    /// Runs pgbench and returns its output.
     async fn run(&self, mut command: Command) -> Result<String, Failure> {
         let (output, errors) = (self.dir.join("pgbench.out"), self.dir.join("pgbench.err"));
         command.stdout(Stdio::from(File::create(&output)?)).stderr(Stdio::from(File::create(&errors)?));
@@ -127,7 +128,7 @@ impl Floors {
         Ok(fs::read_to_string(&output)?)
     }
 
-    /// The times that pgbench has logged, which are removed.
+    /// Returns the durations in the logs of pgbench and removes the logs.
     fn take_times(&self) -> Result<Vec<Duration>, Failure> {
         let mut times = Vec::new();
         for entry in fs::read_dir(&self.dir)? {
@@ -145,17 +146,17 @@ impl Floors {
     }
 }
 
-/// From `tps = 2880.123 (without initial connection time)`.
+/// Parses `tps = 2880.123 (without initial connection time)`.
 fn rate(line: &str) -> Option<f64> {
     line.strip_prefix("tps = ")?.split(' ').next()?.parse().ok()
 }
 
-/// From `number of transactions actually processed: 14400`, which may go on with how many were planned.
+/// Parses `number of transactions actually processed: 14400`, which may continue with the planned number.
 fn done(line: &str) -> Option<u64> {
     line.strip_prefix("number of transactions actually processed: ")?.split('/').next()?.parse().ok()
 }
 
-/// Beside the server's programs, else on `PATH`.
+/// Finds pgbench beside the server's programs, else on `PATH`.
 fn find_pgbench(bin_dir: &Path) -> Result<PathBuf, Failure> {
     let path = std::env::var_os("PATH").unwrap_or_default();
     let dirs = std::iter::once(bin_dir.to_owned()).chain(std::env::split_paths(&path));
@@ -168,7 +169,8 @@ fn find_pgbench(bin_dir: &Path) -> Result<PathBuf, Failure> {
     })
 }
 
-/// Programs that were fetched, rather than installed, come with their libraries: `libraries` beside `usr/lib/postgresql/15/bin`.
+/// Returns the libraries of downloaded programs: `libraries` beside `usr/lib/postgresql/15/bin`. Installed programs
+/// have none there.
 fn fetched_libraries(bin_dir: &Path) -> Option<PathBuf> {
     bin_dir.ancestors().nth(5).map(|tree| tree.join("libraries")).filter(|dir| dir.is_dir())
 }

@@ -1,4 +1,5 @@
-//! The load: callers in a closed loop over a few connections to each instance. A call is made as soon as another is answered.
+//! Load of the service: callers in a closed loop over a few connections to each instance. Each sends its next call
+//! after the last reply.
 
 use std::{
     sync::{
@@ -12,38 +13,39 @@ use crate::{Failure, Workload, callers::Calls, calls::Client, meter::Meter, samp
 
 const CONNECTIONS_PER_INSTANCE: usize = 4;
 
-/// Before anything is counted: until the batches have found their size.
+/// Time before a measurement, until the batches have reached their size.
 pub(crate) const WARM_UP: Duration = Duration::from_millis(500);
 
-/// What callers do.
+/// Work of the callers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Work {
-    /// Ask for what is granted, and keep it.
+    /// Requests that are granted and stay locked.
     Grants,
-    /// Ask, report in, release: three operations.
+    /// Request, confirmation, release: three operations.
     Lives,
-    /// Ask for what is refused, because the EM is full.
+    /// Requests that are refused because the EM is full.
     Refusals,
 }
 
-/// Who does what, where.
+/// One measurement: work, workload, callers and instances.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Job {
     pub work: Work,
     pub workload: Workload,
     pub callers: usize,
-    /// The first of the instances that are asked, and how many are.
+    /// First of the instances that get calls.
     pub first: usize,
+    /// Number of the instances that get calls.
     pub instances: usize,
 }
 
-/// Connections to the instances of a service, and what they have granted so far.
+/// Connections to the instances of a service, and the number of its grants.
 pub(crate) struct Load {
     clients: Vec<Vec<Client>>,
     tally: Arc<Tally>,
 }
 
-/// What was answered, over all measurements.
+/// Numbers of replies over all measurements.
 #[derive(Default)]
 pub(crate) struct Tally {
     pub granted: AtomicU64,
@@ -51,7 +53,7 @@ pub(crate) struct Tally {
 }
 
 impl Load {
-    /// Connects to all of `urls`, with these credentials if there are any.
+    /// Connects to all of `urls`, with credentials if given.
     pub async fn connect(urls: &[String], credentials: Option<&Credentials>) -> Result<Self, Failure> {
         let mut clients = Vec::new();
         for url in urls {
@@ -64,7 +66,7 @@ impl Load {
         Ok(Self { clients, tally: Arc::default() })
     }
 
-    /// Registers the EMs of a workload, and fills those that are to be full.
+    /// Registers the EMs of a workload and fills the full ones.
     pub async fn register(&mut self, workload: Workload) -> Result<(), Failure> {
         let client = &mut self.clients[0][0];
         client.register(workload).await?;
@@ -73,12 +75,12 @@ impl Load {
         Ok(())
     }
 
-    /// From now on engines need something of a queue, too.
+    /// Makes engines also use an external queue.
     pub fn use_queue(&mut self) {
         self.clients.iter_mut().flatten().for_each(Client::use_queue);
     }
 
-    /// How many tickets live, as far as the answers tell.
+    /// Returns the number of live tickets, by the replies.
     pub fn live(&self) -> u64 {
         self.tally.granted.load(Relaxed) - self.tally.released.load(Relaxed)
     }
@@ -87,7 +89,8 @@ impl Load {
         &self.tally
     }
 
-    /// The connection for one of many who call `instances` of the instances in turn, and the number of its instance.
+    /// Returns a connection by number, with the number of its instance. Connections alternate between `instances`
+    /// instances.
     pub fn client(&self, number: usize, instances: usize) -> (usize, Client) {
         self.client_from(0, number, instances)
     }
@@ -98,13 +101,13 @@ impl Load {
         (instance, connections[number / instances % connections.len()].clone())
     }
 
-    /// Begins to call.
+    /// Starts the callers of a job.
     pub fn start(&self, job: Job) -> Calls {
         let clients = (0..job.callers).map(|number| self.client_from(job.first, number, job.instances));
         Calls::start(job, clients, &self.tally)
     }
 
-    /// Calls for `window`, after a warm-up.
+    /// Measures a job for `window`, after a warm-up.
     pub async fn measure(&self, job: Job, window: Duration, meter: &mut Meter) -> Result<Sample, Failure> {
         let calls = self.start(job);
         tokio::time::sleep(WARM_UP).await;

@@ -1,4 +1,4 @@
-//! What the numbers were measured on, and the databases on it.
+//! Machine of the measurement, and the databases on it.
 
 use std::{collections::BTreeMap, fmt, fs, path::Path};
 
@@ -8,10 +8,10 @@ use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConne
 
 use crate::{Failure, process};
 
-/// Settings without which a commit would not be durable, and cheaper.
+/// Settings that make a commit durable. Without them a commit would be cheaper.
 const DURABLE: [&str; 3] = ["fsync", "synchronous_commit", "full_page_writes"];
 
-/// What the numbers were measured on.
+/// Hardware, kernel and PostgreSQL of the measurement.
 #[derive(Debug, Serialize)]
 pub(crate) struct Machine {
     cores: usize,
@@ -19,13 +19,13 @@ pub(crate) struct Machine {
     memory_bytes: u64,
     kernel: String,
     postgresql: String,
-    /// PostgreSQL's settings that were looked at.
+    /// Relevant settings of PostgreSQL.
     settings: BTreeMap<String, String>,
     file_system: String,
 }
 
 impl Machine {
-    /// Looks at everything; fails if commits are not durable.
+    /// Reads the machine's data. Fails if commits are not durable.
     pub async fn look(database: &Embedded, dir: &Path) -> Result<Self, Failure> {
         let mut connection = database.connect_options().connect().await?;
         let mut settings = BTreeMap::new();
@@ -73,7 +73,7 @@ async fn setting(connection: &mut PgConnection, name: &str) -> Result<String, Fa
     Ok(sqlx::query_scalar("SELECT current_setting($1)").bind(name).fetch_one(connection).await?)
 }
 
-/// A fresh database on the same server.
+/// Creates an empty database on the same server.
 pub(crate) async fn create_database(database: &Embedded, name: &'static str) -> Result<PgConnectOptions, Failure> {
     let mut connection = database.connect_options().connect().await?;
     // The name is a constant of this program: a statement that creates a database takes no parameters.
@@ -82,14 +82,14 @@ pub(crate) async fn create_database(database: &Embedded, name: &'static str) -> 
     Ok(database.connect_options().database(name))
 }
 
-/// Makes each round begin alike: with nothing left to write out.
+/// Writes a checkpoint, so that each round starts without pending writes.
 pub(crate) async fn checkpoint(database: &Embedded) -> Result<(), Failure> {
     let mut connection: PgConnection = database.connect_options().connect().await?;
     sqlx::raw_sql("CHECKPOINT").execute(&mut connection).await?;
     Ok(connection.close().await?)
 }
 
-/// What the first line says that begins with `name`.
+/// Returns the value of the first line that begins with `name`.
 fn field(file: &str, name: &str) -> Option<String> {
     let text = fs::read_to_string(file).ok()?;
     let line = text.lines().find(|line| line.starts_with(name))?;

@@ -1,32 +1,30 @@
-//! What the service does per second, how long that takes and what it costs, as ratios to what plain PostgreSQL does for the same
-//! work on the same server in the same run.
+//! Benchmark of the service: operations per second, durations and cost, as ratios to plain PostgreSQL with the same
+//! work in the same run.
 //!
-//! Measured, interleaved and repeated (rates are medians over the rounds, ratios are medians of the rounds' ratios,
-//! percentiles are over all calls of all rounds):
+//! Measurements are interleaved and repeated. Rates are medians over the rounds, ratios are medians of the rounds'
+//! ratios, and percentiles are over all calls of all rounds.
 //!
-//! - the floors: pgbench makes one grant after another, prepared, with no service and no network in between, in three ways
-//!   (`floors`); a floor is its best over 1, 4, 16 and 64 clients;
-//! - the service: the real server in processes of its own, called over gRPC from this process, in a closed loop with N calls
-//!   in flight: a call is made as soon as another is answered. Grants, with none and with three limited scopes, and in a queue of an
-//!   external cluster, two levels below its root; whole lives, which are three operations; refusals, of EMs that are full; grants by two and three instances on one database;
-//! - half load: grants in an open loop, half as many per second as the service can make, due at random; a late answer
-//!   counts from when its call was due;
-//! - the ceiling: a server whose handler answers at once, under the same load;
-//! - with `--preload`, the main figures with a million live tickets on 10,000 EMs, counted in 100,000 scopes, beside the same
-//!   without them; both have three limited scopes;
-//! - with `--churn`, whole lives for minutes on end;
-//! - with `--secured`, instead of all this: grants with TLS and a token, and the same without;
-//! - with `--watched`, instead of all this: half load while pages and `top`s are open, and the same without them; with `--preload` also among a
-//!   million live tickets;
-//! - with `--committers`, instead of all this: grants by an instance with one, two and four committers.
+//! - Floors (`floors`): pgbench makes prepared grants in three ways, without the service and the network. A floor is
+//!   its best over 1, 4, 16 and 64 clients.
+//! - Service: the real server in processes of its own, called over gRPC in a closed loop with N calls in flight.
+//!   Measured are grants without limits, with three limited scopes, and in an external queue two levels below its root.
+//!   Whole lives are three operations each; refusals are of full EMs. Two and three instances also share one database.
+//! - Half load: grants in an open loop at half the maximum rate, due at random. The duration of a call starts when it
+//!   is due.
+//! - Ceiling: a server whose handler replies immediately, under the same load.
+//! - `--preload`: the main figures with a million live tickets on 10,000 EMs and 100,000 scopes, beside the same
+//!   without them; both have three limited scopes.
+//! - `--churn`: whole lives for minutes.
+//! - `--secured`, instead of all these: grants with TLS and a token, and without.
+//! - `--watched`, instead of all these: half load with open pages and `top`s, and without; with `--preload` also among
+//!   a million live tickets.
+//! - `--committers`, instead of all these: grants by an instance with one, two and four committers.
+//! - `--crowds`, instead of all these: very many objects of one kind ([`crowds`]).
 //!
-//! With `--crowds`, instead of all this: very many of one thing at once ([`crowds`]).
-//!
-//! One hot EM takes all grants, or 100 EMs share them at random; there are 1000 users. Commits are durable. Load, servers and
-//! database share the machine. Every answer is looked at; afterwards the stored tickets are counted, and compared with what was
-//! granted and with the counters. The exit code tells whether everything agreed, not whether it was as fast as wanted.
-//!
-//! Not measured: a database on another machine.
+//! One hot EM takes all grants, or 100 EMs share them at random; there are 1,000 users. Commits are durable. Load,
+//! servers and database share the machine; a database on another machine is not measured. Every reply is checked.
+//! Afterwards the stored tickets are compared with the grants and with the counters. The exit code states whether
+//! everything agreed, not whether every bound was met.
 //!
 //! `cargo bench --bench grants -- --seconds 5 --rounds 5 --preload --churn 10 --json grants.json --svg grants.svg`
 #![expect(clippy::print_stdout, reason = "the report is what this program is for")]
@@ -76,83 +74,83 @@ use crate::{
     report::{Begun, Report},
 };
 
-/// Why there is no result.
+/// Why a run has no result.
 type Failure = Box<dyn Error + Send + Sync>;
 
-/// Measures the service against what plain PostgreSQL does for the same work.
+/// Measures the service against plain PostgreSQL with the same work
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// How long each measurement takes.
+    /// Duration of each measurement in seconds
     #[arg(long, default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..))]
     seconds: u64,
 
-    /// How often everything is measured; with 0 there is only the churn.
+    /// Number of rounds; 0 measures only the churn
     #[arg(long, default_value_t = 3)]
     rounds: u64,
 
-    /// Measure also with a million live tickets.
+    /// Measure also with a million live tickets
     #[arg(long)]
     preload: bool,
 
-    /// Measure only what TLS and a token cost: grants of one hot EM over kept connections with them, and without.
+    /// Measure only the cost of TLS and a token: grants of one hot EM over persistent connections with and without them
     #[arg(long, conflicts_with_all = ["preload", "only"])]
     secured: bool,
 
-    /// Measure only what it costs that people look: grants beside few and many pages and `top`s, and beside none.
+    /// Measure only the cost of viewers: grants beside few and many pages and `top`s, and beside none
     #[arg(long, conflicts_with = "secured")]
     watched: bool,
 
-    /// Measure only what several committers of an instance make of it: grants by one, two and four, that share nothing, users with limits,
-    /// or a creator with one.
+    /// Measure only several committers of an instance: grants by one, two and four, which share nothing, users with
+    /// limits, or a creator with one
     #[arg(long, conflicts_with_all = ["preload", "secured", "watched", "only"])]
     committers: bool,
 
-    /// Then let tickets come and go for so long, and look whether that stays as fast: on one hot EM, and on 100 EMs.
+    /// Then run whole ticket lives for this time, on one hot EM and on 100 EMs, and report whether the rate stays level
     #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..))]
     churn: Option<u64>,
 
-    /// Write everything that was measured into this file.
+    /// Write all results to this file
     #[arg(long, value_name = "FILE")]
     json: Option<PathBuf>,
 
-    /// Draw the ratios into this file.
+    /// Draw the ratios to this file
     #[arg(long, value_name = "FILE")]
     svg: Option<PathBuf>,
 
-    /// Only one of the two.
+    /// Measure only one of the two workloads
     #[arg(long)]
     only: Option<Workload>,
 
-    /// Only let crowds pass, of all kinds if none is named, and tell how the service and others cope.
+    /// Run only crowds, of all kinds if none is named, and report their cost and their effect on others
     #[arg(long, value_enum, value_name = "NAME", num_args = 0..)]
     crowds: Option<Vec<Crowd>>,
 
-    /// The size of the crowds, as a part of the full one.
+    /// Size of the crowds, as a fraction of the full one
     #[arg(long, default_value_t = 1.0, value_name = "PART", value_parser = part)]
     crowds_scale: f64,
 
-    /// How often a calm and a crowd take turns.
+    /// Number of rounds of calm phase and crowd
     #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     crowd_rounds: u64,
 
-    /// How long to wait, at most, until the service has forgotten users who came once: what is new stays for a minute, and of the full size
-    /// it looks through all in some more. 0 is for not at all.
+    /// Maximum time to wait until the service has deleted the counters of users with a single request; 0 does not wait.
+    /// New counters stay for a minute, and a scan of the full size takes some minutes more
     #[arg(long, default_value_t = 5, value_name = "MINUTES")]
     crowds_forget: u64,
 
-    /// Only let everything happen at once for so many minutes, after the crowds that were asked for.
+    /// Run only a mix of everything for this time, after the requested crowds
     #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..))]
     crowds_soak: Option<u64>,
 
-    /// Measure nothing: tell what many committers would make on other machines, by simulation.
+    /// Measure nothing: report the rates of many committers on other machines, by simulation
     #[arg(long)]
     simulate: bool,
 
-    /// Given by `cargo bench`.
+    /// Passed by `cargo bench`.
     #[arg(long, hide = true)]
     bench: bool,
 
-    /// Serve as the ceiling: this is how the benchmark runs itself.
+    /// Serve as the ceiling: the benchmark starts itself with this option.
     #[arg(long, hide = true)]
     empty_server: bool,
 }
@@ -163,7 +161,7 @@ impl Arguments {
             return vec![Workload::Hot];
         }
         if self.committers {
-            // One EM is one committer's.
+            // An EM belongs to one committer, so a single EM would use only one.
             return vec![Workload::Spread];
         }
         self.only.map_or_else(|| vec![Workload::Hot, Workload::Spread], |only| vec![only])
@@ -174,17 +172,17 @@ impl Arguments {
     }
 }
 
-/// Where the grants go.
+/// Distribution of the grants over EMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum Workload {
-    /// All to one EM.
+    /// All to one EM
     Hot,
-    /// To 100 EMs at random.
+    /// To 100 EMs at random
     Spread,
 }
 
 impl Workload {
-    /// How many EMs there are.
+    /// Returns the number of EMs.
     fn ems(self) -> u64 {
         match self {
             Self::Hot => 1,
@@ -221,12 +219,12 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Runs with a PostgreSQL of its own, and takes it down whatever happens.
+/// Runs `work` with a private PostgreSQL and stops it in every case.
 async fn with_database<T>(work: impl AsyncFnOnce(&Embedded, &Path) -> Result<T, Failure>) -> Result<T, Failure> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let dir = TemporaryDir::create()?;
     eprintln!("starting PostgreSQL");
-    // For pgbench's 64 clients and all instances at once.
+    // Enough for pgbench's 64 clients and all instances together.
     let server_options = vec![("max_connections".to_owned(), "300".to_owned())];
     let settings = Settings { data_dir: dir.path().join("postgresql"), server_options };
     let database = Embedded::start(settings).await?;

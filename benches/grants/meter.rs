@@ -1,4 +1,4 @@
-//! What it costs: the processor time of everybody who takes part, and how much PostgreSQL writes into its log.
+//! Meter: processor time of the load, the servers and PostgreSQL, and the bytes that PostgreSQL writes to its log.
 
 use std::fs;
 
@@ -6,19 +6,19 @@ use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 
 use crate::Failure;
 
-/// In which the kernel counts processor time for programs (`USER_HZ`): the same on every machine that Rust runs on.
+/// Unit of processor time for programs (`USER_HZ`), equal on every machine that Rust supports.
 const TICKS_PER_SECOND: f64 = 100.0;
 
-/// Where to read.
+/// Processes to read.
 pub(crate) struct Meter {
     servers: Vec<u32>,
     postmaster: u32,
-    /// Only what PostgreSQL does for this one, or for all of its databases, counts: other services go on meanwhile.
+    /// Database whose processes count, besides those that serve all databases. Other services run meanwhile.
     database: String,
     connection: PgConnection,
 }
 
-/// What everybody had used at some time.
+/// Totals at one time.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Reading {
     load_ticks: u64,
@@ -27,21 +27,22 @@ pub(crate) struct Reading {
     wal_bytes: i64,
 }
 
-/// What one operation costs.
+/// Cost of one operation.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Cost {
-    /// Microseconds of processor time, of the load generator (or pgbench).
+    /// Processor time of the load generator or pgbench, in microseconds.
     pub load: f64,
-    /// Of the servers.
+    /// Processor time of the servers, in microseconds.
     pub server: f64,
-    /// Of PostgreSQL's processes that work for the measured database, or for all. Vacuum counts nowhere: it comes in pieces, which are
-    /// more than what is measured in a second or two, and which then would be some other measurement's.
+    /// Processor time of PostgreSQL's processes for the measured database or for all, in microseconds. Vacuum does not
+    /// count: it comes in bursts longer than a measurement, and would be charged to another one.
     pub postgresql: f64,
+    /// Bytes written to PostgreSQL's log.
     pub wal_bytes: f64,
 }
 
 impl Meter {
-    /// For servers with these process ids.
+    /// Creates a meter for servers with these process ids.
     pub async fn new(options: &PgConnectOptions, servers: Vec<u32>) -> Result<Self, Failure> {
         let mut connection = options.connect().await?;
         let backend: i32 = sqlx::query_scalar("SELECT pg_backend_pid()").fetch_one(&mut connection).await?;
@@ -50,13 +51,13 @@ impl Meter {
         Ok(Self { servers, postmaster: backend.parent, database, connection })
     }
 
-    /// Reads of others from now on: of these servers, and of what PostgreSQL does for this database.
+    /// Reads other servers and another database from now on.
     pub fn turn_to(&mut self, database: &str, servers: Vec<u32>) {
         self.database = database.to_owned();
         self.servers = servers;
     }
 
-    /// All processes of PostgreSQL.
+    /// Returns all processes of PostgreSQL.
     pub fn postgresql(&self) -> Vec<u32> {
         let children = processes().filter(|stat| stat.parent == self.postmaster).map(|stat| stat.process);
         std::iter::once(self.postmaster).chain(children).collect()
@@ -68,7 +69,7 @@ impl Meter {
         let server_ticks = servers.map(|stat| stat.ticks).sum();
         let postmaster = Stat::read(self.postmaster).ok_or("PostgreSQL has ended")?;
         let children = processes().filter(|stat| stat.parent == self.postmaster && self.counts(stat.process));
-        // Those who connect by themselves, because there is no server, have ended when it is read what they cost.
+        // Clients that connect without a server have ended at the second reading.
         let ended_ticks = if self.servers.is_empty() { postmaster.ended_ticks } else { 0 };
         let postgresql_ticks = postmaster.ticks + ended_ticks + children.map(|stat| stat.ticks).sum::<u64>();
         let wal = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint";
@@ -76,7 +77,7 @@ impl Meter {
         Ok(Reading { load_ticks: own.with_ended(), server_ticks, postgresql_ticks, wal_bytes })
     }
 
-    /// Whether a child of PostgreSQL works for the measured database, or for all, as its title says.
+    /// Returns true if a child of PostgreSQL works for the measured database or for all, by its title.
     fn counts(&self, process: u32) -> bool {
         let title = fs::read_to_string(format!("/proc/{process}/cmdline")).unwrap_or_default();
         let words: Vec<&str> = title.split([' ', '\0']).collect();
@@ -91,7 +92,7 @@ impl Meter {
 }
 
 impl Reading {
-    /// What each of so many operations has cost since `before`.
+    /// Returns the cost per operation since `before`.
     pub fn since(self, before: Self, operations: u64) -> Cost {
         let operations = operations.max(1) as f64;
         let micros = |now: u64, before: u64| now.saturating_sub(before) as f64 * 1e6 / TICKS_PER_SECOND / operations;
@@ -104,12 +105,12 @@ impl Reading {
     }
 }
 
-/// What `/proc/PID/stat` says of a process.
+/// Content of `/proc/PID/stat`.
 struct Stat {
     process: u32,
     parent: u32,
     ticks: u64,
-    /// Of the children that have ended, and were waited for.
+    /// Ticks of the children that have ended and were waited for.
     ended_ticks: u64,
 }
 

@@ -1,5 +1,5 @@
-//! The load as it comes when nobody waits for anybody: calls become due by themselves, and a late answer counts from when its call
-//! was due.
+//! Open-loop load: calls become due by a clock, whether or not the service replies. The duration of a call starts when
+//! it is due.
 
 use std::{
     sync::atomic::Ordering::Relaxed,
@@ -20,7 +20,7 @@ use crate::{
 
 type Answered = Result<Option<Duration>, String>;
 
-/// Asks for grants that become due so many times per second, at random, for `window` after a warm-up.
+/// Requests grants that become due at random with this rate per second, for `window` after a warm-up.
 pub(crate) async fn measure(
     load: &Load,
     workload: Workload,
@@ -31,7 +31,7 @@ pub(crate) async fn measure(
     #[expect(clippy::disallowed_methods, reason = "the load does not wait for the service: that is what is measured")]
     let (due, calls_due) = mpsc::unbounded_channel();
     let begun = Instant::now();
-    // A thread, because the runtime's own timer has steps of a millisecond.
+    // A thread, because the timer of the runtime has a resolution of a millisecond.
     thread::spawn(move || pace(begun, rate, WARM_UP + window, &due));
     let mut flow = Flow::new(load, workload, begun + WARM_UP);
     flow.run(calls_due, meter).await?;
@@ -48,7 +48,7 @@ pub(crate) async fn measure(
     Ok(Sample { rate: count as f64 / elapsed.as_secs_f64(), times, cost, shares: Vec::new(), errors, error })
 }
 
-/// Says when calls are due, for as long as somebody listens.
+/// Sends the due times of calls until the receiver is dropped.
 pub(crate) fn pace(begun: Instant, rate: f64, length: Duration, due: &mpsc::UnboundedSender<Instant>) {
     let mut random = Random::new(begun.elapsed().as_nanos() as u64);
     let mut next = begun;

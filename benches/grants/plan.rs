@@ -1,4 +1,4 @@
-//! What is measured.
+//! Plan of the measurements: which steps a round has, and in which order.
 
 use crate::{
     Workload,
@@ -9,37 +9,37 @@ use crate::{
     watchers::Audience,
 };
 
-/// How many calls are in flight.
+/// Numbers of calls in flight.
 pub(crate) const CALLERS: [usize; 4] = [1, 16, 256, 1000];
-/// The callers whose rates are compared: many should not be slower than some.
+/// Number of callers that the rate of many is compared with. Many should not be slower.
 pub(crate) const SOME: usize = 16;
 pub(crate) const MANY: usize = 1000;
-/// Enough for what does not depend on their number.
+/// Number of callers for figures that do not depend on it.
 pub(crate) const ENOUGH: usize = 256;
 
-/// So many instances share one database at most.
+/// Maximum number of instances that share one database.
 pub(crate) const INSTANCES_MAX: usize = 3;
 
-/// Who is measured.
+/// Subject of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Subject {
     /// pgbench.
     Floor(Floor),
-    /// The server whose handler answers at once.
+    /// The empty server.
     Empty,
-    /// The service, its callers in a closed loop.
+    /// The service with closed-loop callers.
     Service(Site, Work),
-    /// So many instances of the service, asked for grants in a closed loop.
+    /// Several instances of the service, with closed-loop grants.
     Instances(usize),
-    /// The instance of the service with so many committers, asked for grants in a closed loop.
+    /// An instance with this number of committers, with closed-loop grants.
     Committers(Sharing, usize),
-    /// The same as [`Self::HalfLoad`], while pages and `top`s are open.
+    /// As [`Self::HalfLoad`], with open pages and `top`s.
     Watched(Site, Audience),
-    /// The service, asked for half as many grants as it can make, in an open loop.
+    /// The service with open-loop grants at half its maximum rate.
     HalfLoad(Site),
 }
 
-/// One thing to measure.
+/// One measurement of a round.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Step {
     pub subject: Subject,
@@ -75,7 +75,7 @@ impl Step {
         Self { subject, workload, callers }
     }
 
-    /// What the callers do, if the service is measured in a closed loop.
+    /// Returns the job of the callers, if the step is a closed loop.
     pub fn job(self) -> Option<(Site, Job)> {
         let (site, work, instances) = match self.subject {
             Subject::Service(site, work) => (site, work, 0..1),
@@ -92,28 +92,28 @@ impl Step {
     }
 }
 
-/// What a round consists of.
+/// Returns the steps of a round.
 pub(crate) fn round(workloads: &[Workload], preload: bool) -> Vec<Step> {
     let mut steps = Vec::new();
     for workload in workloads {
-        // From the least to the most important, so that this one is measured close to the service.
+        // The most important floor comes last, so that it is measured close to the service.
         for floor in Floor::ALL.into_iter().rev() {
             steps.extend(CLIENTS.map(|clients| Step::new(Subject::Floor(floor), *workload, clients)));
         }
-        // The empty handler does not look at what is asked of it, so that one workload is enough.
+        // The empty handler ignores the request, so one workload suffices.
         steps.extend(of_service(*workload, *workload == workloads[0], preload));
     }
     steps
 }
 
-/// What a round consists of where only TLS and a token are looked at.
+/// Returns the steps of a round that measures only TLS and a token.
 pub(crate) fn secured_round(workload: Workload) -> Vec<Step> {
     let sites = [Site::Plain, Site::Secured];
     let of = |callers| sites.map(|site| Step::new(Subject::Service(site, Work::Grants), workload, callers));
     SECURED.into_iter().flat_map(of).collect()
 }
 
-/// What a round consists of where only the number of committers is looked at.
+/// Returns the steps of a round that measures only the number of committers.
 pub(crate) fn committers_round(workload: Workload) -> Vec<Step> {
     let of = |sharing: Sharing, callers: usize| {
         COMMITTERS.map(|number| Step::new(Subject::Committers(sharing, number), workload, callers))
@@ -123,18 +123,18 @@ pub(crate) fn committers_round(workload: Workload) -> Vec<Step> {
     alone.chain(sharing).collect()
 }
 
-/// By how many callers TLS and a token are looked at.
+/// Numbers of callers for the measurements of TLS and a token.
 pub(crate) const SECURED: [usize; 3] = [1, SOME, ENOUGH];
 
-/// On which sites pages and `top`s are looked at.
+/// Returns the sites on which pages and `top`s are measured.
 pub(crate) fn watched_sites(preload: bool) -> Vec<Site> {
     [Site::Plain].into_iter().chain(preload.then_some(Site::Loaded)).collect()
 }
 
-/// What a round consists of where only pages and `top`s are looked at.
+/// Returns the steps of a round that measures only pages and `top`s.
 pub(crate) fn watched_round(workloads: &[Workload], preload: bool) -> Vec<Step> {
     let watched = |(site, audience)| Subject::Watched(site, audience);
-    // Nobody beside those who look; and first what a whole load is, of which theirs is half.
+    // First the full load, which determines half load, and half load without viewers.
     let alone = |site| [Subject::Service(site, Work::Grants), Subject::HalfLoad(site)];
     let [few, many, loaded] = WATCHED;
     let plain = alone(Site::Plain).into_iter().chain([watched(few), watched(many)]);
@@ -147,11 +147,12 @@ pub(crate) fn watched_round(workloads: &[Workload], preload: bool) -> Vec<Step> 
     workloads.iter().flat_map(of).collect()
 }
 
-/// Who looks at what. That ten list 10,000 hosts at once, beside a full load, is no measure of those who look on.
+/// Viewers of each site. Ten viewers that list 10,000 EMs beside a full load would measure the lists and not the
+/// viewers.
 pub(crate) const WATCHED: [(Site, Audience); 3] =
     [(Site::Plain, Audience::Few), (Site::Plain, Audience::Many), (Site::Loaded, Audience::Few)];
 
-/// Everything but the floors about one workload. What is compared with each other is measured close to each other.
+/// Returns all steps of one workload except the floors. Compared steps are adjacent.
 fn of_service(workload: Workload, ceiling: bool, preload: bool) -> Vec<Step> {
     let mut steps = Vec::new();
     let mut add = |subject, callers| steps.push(Step::new(subject, workload, callers));
@@ -183,6 +184,6 @@ fn of_service(workload: Workload, ceiling: bool, preload: bool) -> Vec<Step> {
     steps
 }
 
-/// The main figures, which a million tickets should not change.
+/// Main figures, which a million live tickets should not change.
 pub(crate) const PRELOADED: [(Work, usize); 5] =
     [(Work::Grants, ENOUGH), (Work::Grants, MANY), (Work::Lives, ENOUGH), (Work::Refusals, ENOUGH), (Work::Grants, 1)];

@@ -1,4 +1,4 @@
-//! A million live tickets on 10,000 EMs, counted in 100,000 scopes, written in bulk.
+//! Preloaded data: a million live tickets on 10,000 EMs, counted in 100,000 scopes, written in bulk.
 
 use std::time::Instant;
 
@@ -8,7 +8,7 @@ use crate::Failure;
 
 const TICKETS: i64 = 1_000_000;
 
-/// The statements, in order: what they write, and how. Counters are computed from the tickets.
+/// Statements in order, with the data that they write. Counters are computed from the tickets.
 const STATEMENTS: [(&str, &str); 5] = [
     ("1,000,000 tickets", include_str!("preload/tickets.sql")),
     ("their history", include_str!("preload/history.sql")),
@@ -17,7 +17,7 @@ const STATEMENTS: [(&str, &str); 5] = [
     ("statistics", "VACUUM ANALYZE"),
 ];
 
-/// What is there before the first call.
+/// Data before the first call.
 #[derive(Debug, Default)]
 pub(crate) struct Preloaded {
     pub tickets: i64,

@@ -1,4 +1,4 @@
-//! Child processes, none of which outlives this one, and the folder for everything that is temporary.
+//! Child processes, none of which outlives this process, and the folder for temporary files.
 
 use std::{
     ffi::OsStr,
@@ -15,15 +15,15 @@ use tokio::sync::oneshot;
 
 use crate::Failure;
 
-/// How long a server may take until it serves: it brings up its schema first.
+/// Timeout until a server serves. It migrates its schema first.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// How long a child may take to end when told to, before it is forced.
+/// Timeout of a child that was asked to end, before it is killed.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 const STOP_POLL: Duration = Duration::from_millis(20);
 
-/// A command that sees nothing of this process's environment but where programs are and what to log, and gets a signal if this
-/// process's main thread, which has to start it, ends without having ended it.
+/// Returns a command without this process's environment, except the search path and the log filter. The child gets a
+/// signal if this process's main thread ends without ending the child; that thread has to start it.
 pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "TERM"]).arg(program);
@@ -34,7 +34,7 @@ pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
     command
 }
 
-/// A child that ends when this is dropped.
+/// Child process that ends when the value is dropped.
 #[derive(Debug)]
 pub(crate) struct Running(Child);
 
@@ -47,7 +47,7 @@ impl Running {
             .map_err(|error| format!("cannot start {name} by setpriv (util-linux): {error}").into())
     }
 
-    /// Waits for its end.
+    /// Waits for the end of the child.
     pub async fn ended(&mut self) -> io::Result<ExitStatus> {
         loop {
             if let Some(status) = self.0.try_wait()? {
@@ -57,7 +57,7 @@ impl Running {
         }
     }
 
-    /// Whether it has not ended.
+    /// Returns true until the child has ended.
     pub fn is_alive(&mut self) -> bool {
         matches!(self.0.try_wait(), Ok(None))
     }
@@ -67,7 +67,7 @@ impl Drop for Running {
     fn drop(&mut self) {
         let begun = Instant::now();
         if self.is_alive() {
-            // If it cannot be told, it is forced below.
+            // A child that gets no signal is killed below.
             let _ = kill_process(Pid::from_child(&self.0), Signal::TERM);
         }
         while self.is_alive() {
@@ -81,14 +81,14 @@ impl Drop for Running {
     }
 }
 
-/// A server in a process of its own, which tells its address in its log.
+/// Server in its own process, which logs its addresses.
 #[derive(Debug)]
 pub(crate) struct Server {
     process: Running,
     told: Told,
 }
 
-/// Where a server serves, as its log tells.
+/// Addresses in the log of a server.
 #[derive(Debug, Default)]
 struct Told {
     grpc: String,
@@ -96,7 +96,7 @@ struct Told {
 }
 
 impl Server {
-    /// Starts it, and waits until it serves.
+    /// Starts the server and waits until it serves.
     pub async fn start(mut command: Command) -> Result<Self, Failure> {
         command.env("LINKIS_RM_LOG_FORMAT", "text");
         let mut process = Running::start(command.stdout(Stdio::null()).stderr(Stdio::piped()))?;
@@ -114,25 +114,25 @@ impl Server {
         self.process.0.id()
     }
 
-    /// Ends it by kill -9.
+    /// Kills the server.
     pub fn kill(&mut self) -> Result<(), Failure> {
         self.process.0.kill()?;
         self.process.0.wait()?;
         Ok(())
     }
 
-    /// Where it serves.
+    /// Returns the gRPC address.
     pub fn url(&self) -> String {
         format!("http://{}", self.told.grpc)
     }
 
-    /// Where it serves the page.
+    /// Returns the address of the page.
     pub fn http_address(&self) -> &str {
         &self.told.http
     }
 }
 
-/// Reads a server's log to its end, so that the server never waits for a reader, and shows what is worth it.
+/// Reads a server's log to its end, so that the server never waits for a reader. Prints warnings and errors.
 fn follow_log(log: impl io::BufRead, found: oneshot::Sender<Told>) {
     let (mut found, mut told) = (Some(found), Told::default());
     let word = |text: &str| text.split_whitespace().next().unwrap_or_default().to_owned();
@@ -151,12 +151,12 @@ fn follow_log(log: impl io::BufRead, found: oneshot::Sender<Told>) {
     }
 }
 
-/// A folder that goes with everything in it when this is dropped.
+/// Temporary folder that is removed with its content when the value is dropped.
 #[derive(Debug)]
 pub(crate) struct TemporaryDir(PathBuf);
 
 impl TemporaryDir {
-    /// In the folder for temporary files (`TMPDIR`).
+    /// Creates the folder in `TMPDIR`.
     pub fn create() -> Result<Self, Failure> {
         let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?.as_millis();
         let path = std::env::temp_dir().join(format!("linkis-rm-grants-{}-{now}", std::process::id()));

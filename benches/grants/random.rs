@@ -1,8 +1,8 @@
-//! SplitMix64: good enough to choose by, and the same in every run.
+//! SplitMix64: a random generator of sufficient quality for choices, with equal numbers in every run.
 
 use std::time::Duration;
 
-/// A sequence of numbers that a seed determines.
+/// Sequence of numbers that a seed determines.
 pub(crate) struct Random(u64);
 
 impl Random {
@@ -10,12 +10,12 @@ impl Random {
         Self(seed.wrapping_mul(0xD1B5_4A32_D192_ED03))
     }
 
-    /// From 1 to `most`.
+    /// Returns a number from 1 to `most`.
     pub fn up_to(&mut self, most: u64) -> u64 {
         self.next() % most + 1
     }
 
-    /// How long until the next of those that come independently of each other, so many per second.
+    /// Returns the time until the next of independent events with this rate.
     pub fn pause(&mut self, per_second: f64) -> Duration {
         // Above 0 and at most 1.
         let uniform = ((self.next() >> 11) + 1) as f64 / (1_u64 << 53) as f64;

@@ -1,4 +1,4 @@
-//! What matters: ratios within this run, and what they are wanted to be.
+//! Ratios within one run, and their bounds.
 
 use crate::{
     Workload,
@@ -12,7 +12,7 @@ use crate::{
     watchers::Audience,
 };
 
-/// A ratio, and what is wanted of it.
+/// A ratio with its bound, if it has one.
 #[derive(Debug)]
 pub(crate) struct Ratio {
     pub name: String,
@@ -42,7 +42,7 @@ impl Wanted {
 }
 
 impl Ratio {
-    /// Whether it is as wanted; `None` if nothing is.
+    /// Returns true if the bound is met; `None` without a bound.
     pub fn met(&self) -> Option<bool> {
         self.wanted.map(|wanted| match wanted {
             Wanted::AtLeast(bound) => self.value >= bound,
@@ -58,13 +58,13 @@ const LIVES: Subject = Subject::Service(Site::Plain, Work::Lives);
 const REFUSALS: Subject = Subject::Service(Site::Plain, Work::Refusals);
 const FOR_UPDATE: Subject = Subject::Floor(Floor::ForUpdate);
 
-/// All of them that were measured.
+/// Returns all ratios that were measured.
 pub(crate) fn all(results: &Results) -> Vec<Ratio> {
     let of = |workload: &Workload| Of { results, workload: *workload }.ratios();
     results.workloads.iter().flat_map(of).collect()
 }
 
-/// Those of one workload.
+/// Ratios of one workload.
 struct Of<'a> {
     results: &'a Results,
     workload: Workload,
@@ -86,7 +86,7 @@ impl Of<'_> {
     }
 
     fn to_floors(&self) -> Vec<Ratio> {
-        // A whole life is three operations, at no less.
+        // The bound also applies to whole lives, which are three operations each.
         let wanted = Wanted::AtLeast(match self.workload {
             Workload::Hot => 8.0,
             Workload::Spread => 2.0,

@@ -1,4 +1,4 @@
-//! Everything that was measured.
+//! Results of all measurements.
 
 use std::time::Duration;
 
@@ -11,7 +11,7 @@ use crate::{
     sample::{Sample, median},
 };
 
-/// Below this many times, nothing is said of one in a thousand.
+/// Minimum number of durations for a p99.9.
 const TIMES_MIN_FOR_P999: usize = 1000;
 
 #[derive(Debug)]
@@ -19,7 +19,7 @@ pub(crate) struct Results {
     pub workloads: Vec<Workload>,
     pub series: Vec<Series>,
     pub churns: Vec<Churn>,
-    /// What the service's tables said afterwards.
+    /// Results of the database checks.
     pub checked: Vec<Checked>,
 }
 
@@ -29,32 +29,32 @@ impl Results {
         self.series.iter().find(|series| series.step == step)
     }
 
-    /// The series with the highest rate.
+    /// Returns the series with the highest rate.
     pub fn best(&self, subject: Subject, workload: Workload) -> Option<&Series> {
         let of = |series: &&Series| series.step.subject == subject && series.step.workload == workload;
         self.series.iter().filter(of).max_by(|a, b| a.rate().total_cmp(&b.rate()))
     }
 
-    /// How many calls failed.
+    /// Returns the number of failed calls.
     pub fn errors(&self) -> u64 {
         let samples = self.series.iter().flat_map(|series| &series.samples);
         samples.map(|sample| sample.errors).sum::<u64>() + self.churns.iter().map(|churn| churn.errors).sum::<u64>()
     }
 
-    /// Whether nothing was answered or stored that should not have been.
+    /// Returns true if no call failed and all checks passed.
     pub fn correct(&self) -> bool {
         self.errors() == 0 && self.checked.iter().all(|checked| checked.passed)
     }
 }
 
-/// One thing, measured in every round.
+/// Samples of one step, one per round.
 #[derive(Debug)]
 pub(crate) struct Series {
     pub step: Step,
     pub samples: Vec<Sample>,
 }
 
-/// The times that half, 99 %, and 99.9 % of the calls did not exceed, over all rounds.
+/// Percentiles of the durations over all rounds: p50, p99 and p99.9.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Latency {
     pub p50: Duration,
@@ -63,18 +63,18 @@ pub(crate) struct Latency {
 }
 
 impl Series {
-    /// The median.
+    /// Returns the median rate.
     pub fn rate(&self) -> f64 {
         median(self.rates())
     }
 
-    /// Its rate as a part of another's: the median of the rounds' ratios, so that a machine that changes its speed from round to
-    /// round does not matter.
+    /// Returns the rate as a fraction of another's: the median of the rounds' ratios. A machine that changes its speed
+    /// between rounds does not affect it.
     pub fn part_of(&self, other: &Self) -> f64 {
         median(self.rates().zip(other.rates()).map(|(rate, other)| rate / other))
     }
 
-    /// A part of what an operation costs as a part of another's: the median of the rounds' ratios.
+    /// Returns one part of the cost as a fraction of another series': the median of the rounds' ratios.
     pub fn cost_part_of(&self, other: &Self, cost: fn(&Cost) -> f64) -> Option<f64> {
         let times = |series: &Self| -> Option<Vec<f64>> {
             series.samples.iter().map(|sample| sample.cost.as_ref().map(cost)).collect()
@@ -82,7 +82,7 @@ impl Series {
         Some(median(times(self)?.into_iter().zip(times(other)?).map(|(time, other)| time / other)))
     }
 
-    /// The same of the times that half of the calls did not exceed.
+    /// Returns the median duration as a fraction of another series': the median of the rounds' ratios.
     pub fn p50_part_of(&self, other: &Self) -> Option<f64> {
         let p50s = |series: &Self| series.samples.iter().map(Sample::p50).collect::<Option<Vec<f64>>>();
         Some(median(p50s(self)?.into_iter().zip(p50s(other)?).map(|(p50, other)| p50 / other)))
@@ -100,7 +100,7 @@ impl Series {
         Some(Latency { p50: *at(0.5)?, p99: *at(0.99)?, p999: p999.copied() })
     }
 
-    /// What one operation costs: the medians.
+    /// Returns the medians of the cost per operation.
     pub fn cost(&self) -> Option<Cost> {
         let costs: Option<Vec<Cost>> = self.samples.iter().map(|sample| sample.cost).collect();
         let costs = costs?;
@@ -113,7 +113,7 @@ impl Series {
         })
     }
 
-    /// The smallest part that an instance answered, of what would be its fair one.
+    /// Returns the smallest fraction of its fair share that an instance served.
     pub fn least_share(&self) -> Option<f64> {
         let least = |sample: &Sample| {
             let fair = 1.0 / sample.shares.len() as f64;

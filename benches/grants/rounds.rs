@@ -1,4 +1,4 @@
-//! All measurements, interleaved and repeated, so that a machine that changes its speed changes it for all alike.
+//! Rounds: all measurements, interleaved and repeated, so that a change of the machine's speed affects all of them.
 
 use std::{path::Path, time::Duration};
 
@@ -22,7 +22,7 @@ use crate::{
     watchers::Watchers,
 };
 
-/// Measures everything.
+/// Runs all measurements.
 pub(crate) async fn run(arguments: &Arguments, database: &Embedded, dir: &Path) -> Result<Results, Failure> {
     let mut bench = Bench::start(arguments, database, dir).await?;
     if arguments.rounds > 0 {
@@ -52,7 +52,7 @@ pub(crate) async fn run(arguments: &Arguments, database: &Embedded, dir: &Path) 
     Ok(Results { workloads: arguments.workloads(), series: grouped(bench.series), churns, checked })
 }
 
-/// In the order in which it is told: what differs only in its callers stands together.
+/// Groups series that differ only in their callers, in the order of the report.
 fn grouped(series: Vec<Series>) -> Vec<Series> {
     let mut groups: Vec<Vec<Series>> = Vec::new();
     for one in series {
@@ -142,7 +142,7 @@ impl Bench {
                 _ => None,
             };
             let sample = open_loop::measure(service.load(), workload, rate, window, &mut self.meter).await?;
-            // Closed as soon as that is over: what they cost counts in everything else that is measured, too.
+            // Closed immediately, because their cost would count in every other measurement.
             watchers.map_or(Ok(()), Watchers::close)?;
             return Ok(sample);
         }
@@ -156,7 +156,7 @@ impl Bench {
         service.load().measure(job, window, &mut self.meter).await
     }
 
-    /// Half of what the service has made so far.
+    /// Returns half of the median rate of the service so far.
     fn half_rate(&self, site: Site, workload: Workload) -> f64 {
         let full = Step::new(Subject::Service(site, Work::Grants), workload, ENOUGH);
         let rate = self.series.iter().find(|series| series.step == full).map_or(0.0, Series::rate);
@@ -172,7 +172,7 @@ impl Bench {
         Ok(checked)
     }
 
-    /// Says what comes next, which takes `window`.
+    /// Prints the next measurement, which takes `window`.
     fn tell(&mut self, when: &str, step: Step, window: Duration) {
         let (what, place) = (step.subject.name(), step.workload.name());
         let at_once = if step.callers > 0 { format!(", {} at once", step.callers) } else { String::new() };
@@ -181,7 +181,7 @@ impl Bench {
     }
 }
 
-/// How long a measurement takes.
+/// Returns the duration of a measurement.
 fn length(step: Step, window: Duration) -> Duration {
     let warm_up = if matches!(step.subject, Subject::Floor(_)) { Duration::ZERO } else { WARM_UP };
     window + warm_up

@@ -1,4 +1,4 @@
-//! What one measurement found.
+//! Result of one measurement.
 
 use std::time::Duration;
 
@@ -9,25 +9,25 @@ use crate::meter::Cost;
 pub(crate) struct Sample {
     /// Operations per second.
     pub rate: f64,
-    /// How long each took, if they were timed.
+    /// Durations of the operations, if they were timed.
     pub times: Vec<Duration>,
     pub cost: Option<Cost>,
-    /// What part of the operations each instance answered.
+    /// Fraction of the operations that each instance served.
     pub shares: Vec<f64>,
-    /// How many calls were not answered as they should be.
+    /// Number of failed calls.
     pub errors: u64,
-    /// What the first of them said.
+    /// The first error.
     pub error: Option<String>,
 }
 
 impl Sample {
-    /// The median time, in seconds; `None` if none were taken.
+    /// Returns the median duration in seconds; `None` without durations.
     pub fn p50(&self) -> Option<f64> {
         (!self.times.is_empty()).then(|| median(self.times.iter().map(Duration::as_secs_f64)))
     }
 }
 
-/// The value in the middle, or between the two there; zero of nothing.
+/// Returns the median; zero without values.
 pub(crate) fn median(values: impl IntoIterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.into_iter().collect();
     values.sort_by(f64::total_cmp);

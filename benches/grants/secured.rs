@@ -1,4 +1,4 @@
-//! What callers show where the service is encrypted and asks who calls: as far as it goes, what it costs beside the same without.
+//! Credentials for a service with TLS and tokens, whose cost is compared with a service without them.
 
 use std::{
     fs, io,
@@ -23,7 +23,7 @@ use tonic::{
 
 use crate::{Failure, process};
 
-/// Whom the certificate is for.
+/// Name in the certificate.
 const HOST: &str = "rm.example";
 
 /// A certificate and its key.
@@ -34,7 +34,7 @@ pub(crate) struct Files {
 }
 
 impl Files {
-    /// Makes them.
+    /// Generates the certificate and writes the files.
     pub fn write(dir: &Path) -> Result<Self, Failure> {
         let CertifiedKey { cert, signing_key } = rcgen::generate_simple_self_signed([HOST.to_owned()])?;
         let files = Self { cert: dir.join("cert.pem"), key: dir.join("key.pem"), der: cert.der().clone() };
@@ -43,20 +43,20 @@ impl Files {
         Ok(files)
     }
 
-    /// How a server is told of them.
+    /// Returns the server options for the files.
     pub fn arguments(&self) -> [&str; 4] {
         ["--tls-cert", self.cert.to_str().unwrap_or_default(), "--tls-key", self.key.to_str().unwrap_or_default()]
     }
 }
 
-/// What callers show, and whom they believe.
+/// Token of the callers, and their TLS configuration.
 pub(crate) struct Credentials {
     connector: TlsConnector,
     pub authorization: MetadataValue<Ascii>,
 }
 
 impl Credentials {
-    /// A new token of an administrator.
+    /// Creates a token with the role admin.
     pub fn new(files: &Files, database: &PgConnectOptions) -> Result<Self, Failure> {
         let mut create = process::command(env!("CARGO_BIN_EXE_linkis-rm"));
         create.args(["tokens", "create", "--name", "bench", "--owner", "bench", "--role", "admin"]);
@@ -76,7 +76,7 @@ impl Credentials {
         Ok(Self { connector: Arc::new(config).into(), authorization })
     }
 
-    /// Connects, encrypted, to where `endpoint` is.
+    /// Connects to `endpoint` with TLS.
     pub async fn connect(&self, endpoint: &Endpoint) -> Result<Channel, Failure> {
         let connector = self.connector.clone();
         let connect = tower::service_fn(move |uri: http::Uri| {

@@ -1,4 +1,4 @@
-//! The service: the real server, in as many processes as there are instances, on a database of its own.
+//! Service under test: the real server with one process per instance, on a separate database.
 
 use std::path::Path;
 
@@ -15,27 +15,27 @@ use crate::{
     secured, yarn,
 };
 
-/// Which database the service works on.
+/// Database and settings of a service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Site {
     /// Empty at first.
     Plain,
-    /// Empty at first, and every grant counts in three limited scopes.
+    /// Empty at first; every grant counts in three limited scopes.
     Limited,
-    /// Empty at first, and every grant is in a queue of a cluster, two levels below the root.
+    /// Empty at first; every grant uses an external queue two levels below the root.
     Queued,
-    /// As [`Site::Limited`], but with a million live tickets.
+    /// As [`Site::Limited`], with a million live tickets.
     Loaded,
     /// Empty at first, for the churn.
     Churn,
-    /// Empty at first, and encrypted; who calls shows a token.
+    /// Empty at first, with TLS and tokens.
     Secured,
     /// Empty at first; its instances have different numbers of committers.
     Committers(Sharing),
 }
 
 impl Site {
-    /// The name of its database.
+    /// Returns the name of the database.
     pub fn database(self) -> &'static str {
         match self {
             Self::Plain => "service",
@@ -48,7 +48,7 @@ impl Site {
         }
     }
 
-    /// How many committers each instance has.
+    /// Returns the number of committers of each instance.
     fn committers(self) -> Vec<usize> {
         match self {
             Self::Plain => vec![1; crate::plan::INSTANCES_MAX],
@@ -57,7 +57,7 @@ impl Site {
         }
     }
 
-    /// What has limits in it.
+    /// Returns the label sets with a limit for each value.
     fn limits(self) -> &'static [&'static [&'static str]] {
         match self {
             Self::Limited | Self::Loaded => &[&["user"], &["creator"], &["user", "creator"]],
@@ -77,8 +77,8 @@ pub(crate) struct Service {
 }
 
 impl Service {
-    /// Starts it on a fresh database, with EMs.
-    /// Certificates are in `dir`, where there are any.
+    /// Starts the service on an empty database and registers the EMs. Certificates are written to `dir`, if the site
+    /// has any.
     pub async fn start(database: &Embedded, site: Site, workloads: &[Workload], dir: &Path) -> Result<Self, Failure> {
         let database = machine::create_database(database, site.database()).await?;
         let mut servers = Vec::new();
@@ -121,7 +121,7 @@ impl Service {
         self.servers.iter().map(Server::process_id).collect()
     }
 
-    /// Its first instance.
+    /// Returns the first instance.
     pub fn server(&self) -> Result<&Server, Failure> {
         self.servers.first().ok_or_else(|| "no instance".into())
     }
@@ -130,24 +130,24 @@ impl Service {
         &self.load
     }
 
-    /// How large the table of resource locks and its index are, in bytes.
+    /// Returns the size of the table of resource locks with its index, in bytes.
     pub async fn lock_table_bytes(&self) -> Result<i64, Failure> {
         let size = sqlx::query_scalar("SELECT pg_total_relation_size('linkis_resource_lock')");
         Ok(size.fetch_one(&mut self.database.connect().await?).await?)
     }
 
-    /// Whether the tables agree with what was answered, and with each other.
+    /// Checks that the tables agree with the replies and with each other.
     pub async fn check(&self) -> Result<check::Checked, Failure> {
         let tickets = i64::try_from(self.load.live())? + self.preloaded.tickets;
         check::run(&mut self.database.connect().await?, self.site.database(), tickets).await
     }
 }
 
-/// Starts one instance, with some more options.
+/// Starts one instance with additional options.
 pub(crate) async fn start_server(database: &PgConnectOptions, arguments: &[&str]) -> Result<Server, Failure> {
     let mut command = process::command(env!("CARGO_BIN_EXE_linkis-rm"));
     command.arg("--database-url").arg(database.to_url_lossy().as_str());
-    // No ticket expires while its rows are to be counted.
+    // A long lock time, so that no ticket expires before the check.
     command.args(["--listen", "127.0.0.1:0", "--lock-ttl", "1d"]).args(arguments);
     Server::start(command).await
 }

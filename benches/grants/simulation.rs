@@ -1,9 +1,10 @@
-//! Where many committers would stand in each other's way, on a database with more cores than there are here: by simulation, from what
-//! their steps cost by the figures in `docs/MEASURING.md`.
+//! Simulation of many committers on a database with more cores than this machine has. The steps cost what
+//! `docs/MEASURING.md` states.
 //!
-//! Callers ask, hear, and ask again, each time for an EM at random; each committer takes all that waits for its EMs, up to 512, and goes
-//! through the steps of a batch. What it waits for besides its own steps: one of the database's cores, whoever holds users or scopes that it
-//! wants, whoever commits with a notification, and the disk, which writes the log for all who wait for it at once.
+//! Each caller repeats its request for a random EM after the reply. Each committer takes all operations that wait for
+//! its EMs, up to 512, and performs the steps of a batch. A batch also waits for a database core, for committers that
+//! lock the same users or scopes, for commits with a notification, and for the disk. The disk writes the log for all
+//! waiting commits together.
 
 mod cells;
 
@@ -15,33 +16,33 @@ use std::{
 
 use crate::{committers::Sharing, random::Random, report::thousands};
 
-/// Of an instance's callers, as many as are judged at once.
+/// Number of callers: the default bound of concurrent requests of an instance.
 const CALLERS: usize = 4096;
 const BATCH_MAX: usize = 512;
 const USERS: u64 = 1000;
 const COMMITTERS: [usize; 5] = [1, 2, 4, 8, 16];
 const SECONDS: f64 = 4.0;
 
-/// What the steps cost, in microseconds. Those of a batch, and of each operation in it.
+/// Cost of the steps in microseconds. A pair is the cost of a batch and of each operation in it.
 struct Costs {
-    /// From one machine to the other and back, four times or five in a batch.
+    /// Network round trip; a batch has four or five.
     round_trip: f64,
-    /// The database's work until everything is locked and read.
+    /// Work of the database until all rows are locked and read.
     read: (f64, f64),
-    /// The same for scopes.
+    /// Additional read work with scopes.
     scopes: (f64, f64),
-    /// Deciding, and writing.
+    /// Decision and writes.
     write: (f64, f64),
-    /// The same for scopes, each of which is another's row.
+    /// Additional write work per scope row.
     write_scopes: f64,
-    /// Until the disk has the log.
+    /// Duration of a log write.
     flush: f64,
-    /// From the commit until a caller has heard of it, and asks again.
+    /// Time from the commit to the caller's next request.
     heard: f64,
 }
 
-/// So that PostgreSQL works 0.6 ms for a grant alone, and for each of 256 in a batch 30 µs, 48 where each user has a limit; and besides, a way
-/// between machines, and a disk, as are usual.
+/// With these costs PostgreSQL works 0.6 ms for a single grant. In a batch of 256, a grant costs 30 µs, or 48 µs with a
+/// limit per user. Network and disk have usual values.
 const COSTS: Costs = Costs {
     round_trip: 100.0,
     read: (250.0, 6.0),
@@ -52,17 +53,17 @@ const COSTS: Costs = Costs {
     heard: 500.0,
 };
 
-/// A setting that is simulated.
+/// Setting of a simulation.
 #[derive(Clone, Copy)]
 struct Setting {
     cores: usize,
     committers: usize,
     sharing: Sharing,
-    /// Whether somebody waits in line elsewhere, so that every commit notifies.
+    /// Whether a request waits elsewhere, so that every commit notifies.
     notifies: bool,
 }
 
-/// What is told of each number of committers.
+/// Returns a table of the rates by number of committers.
 pub(crate) fn text() -> String {
     let columns = [
         ("nothing", Sharing::Nothing, false),
@@ -92,10 +93,10 @@ pub(crate) fn text() -> String {
     text
 }
 
-/// What came of it.
+/// Result of a simulation.
 struct Found {
     per_second: f64,
-    /// For what batches waited most beside their own steps, and what part of their time.
+    /// Largest cause of waiting, with its fraction of the batches' time.
     wall: (&'static str, f64),
 }
 
@@ -106,7 +107,7 @@ impl Found {
     }
 }
 
-/// Where a committer is.
+/// Step of a committer.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Step {
     Begin,
@@ -120,11 +121,11 @@ enum Step {
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Event {
     Go(usize, Step),
-    /// So many callers ask again.
+    /// This number of callers repeat their requests.
     Ask(usize),
 }
 
-/// The earliest is the greatest.
+/// Event with its time. The earliest is the greatest.
 #[derive(PartialEq)]
 struct At(f64, Event);
 
@@ -148,11 +149,11 @@ struct Committer {
     batch: usize,
     busy: bool,
     wants: BTreeSet<u64>,
-    /// Since when it waits for what others hold.
+    /// Start of the wait for rows that other committers lock.
     since: f64,
 }
 
-/// For what batches waited, in microseconds of all of them.
+/// Waiting times of all batches by cause, in microseconds.
 #[derive(Default)]
 struct Waits {
     cores: f64,
@@ -166,13 +167,13 @@ struct Simulation {
     random: Random,
     events: BinaryHeap<At>,
     committers: Vec<Committer>,
-    /// When each core is free.
+    /// Time at which each core is free.
     cores: Vec<f64>,
     held: BTreeSet<u64>,
-    /// Who waits for what is held, the first first.
+    /// Committers that wait for locked rows, in order.
     queue: VecDeque<usize>,
     notify_free: f64,
-    /// When the last writing of the log that is planned begins.
+    /// Start of the last planned log write.
     flush_begins: f64,
     waits: Waits,
     done: usize,
@@ -264,7 +265,7 @@ impl Simulation {
         };
         let (random, wants) = (&mut self.random, 0..if users > 0 { committer.batch } else { 0 });
         committer.wants = wants.map(|_| random.up_to(users)).collect();
-        // Users have resource locks, which come first; scopes' rows are locked when all else is read.
+        // Resource locks of users are acquired first; scope rows are locked after all reads.
         let next = if self.setting.sharing == Sharing::Users { Step::Lock } else { Step::Read };
         self.at(now, Event::Go(number, next));
     }
@@ -275,7 +276,8 @@ impl Simulation {
         self.serve(now);
     }
 
-    /// Lets those go on who want nothing that is held, nor what somebody before them wants: he has locked a part of it.
+    /// Continues every committer whose rows are neither locked nor wanted by an earlier waiter, because that one
+    /// already locks a part of them.
     fn serve(&mut self, now: f64) {
         let mut wanted = BTreeSet::new();
         for number in std::mem::take(&mut self.queue) {
@@ -293,7 +295,7 @@ impl Simulation {
         }
     }
 
-    /// On the core that is free first.
+    /// Uses the core that is free first. Returns the end of the work.
     fn work(&mut self, now: f64, takes: f64) -> f64 {
         let Some(core) = self.cores.iter_mut().min_by(|a, b| a.total_cmp(b)) else { return now + takes };
         let begins = core.max(now);
@@ -302,7 +304,7 @@ impl Simulation {
         *core
     }
 
-    /// With whoever else waits for the disk.
+    /// Joins the next log write. Returns its end.
     fn flush(&mut self, now: f64) -> f64 {
         if now > self.flush_begins {
             self.flush_begins = now.max(self.flush_begins + COSTS.flush);

@@ -1,5 +1,5 @@
-//! Those who look while others work: pages and `top`s, which ask what they ask when people have them open. What they cost the service is
-//! what it is asked; browsers and terminals themselves are not measured.
+//! Viewers of the service during a measurement: pages and `top`s with the requests of real ones. The figures have the
+//! cost of the service; browsers and terminals are not measured.
 
 use std::{fs::File, io, os::fd::OwnedFd, process::Stdio, thread, time::Duration};
 
@@ -18,10 +18,10 @@ use crate::{
     process::{self, Running, Server},
 };
 
-/// Who looks.
+/// Viewers of a measurement.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Audience {
-    /// One page, and who scrapes metrics.
+    /// One page, and a scrape of the metrics.
     Few,
     /// Ten pages and ten `top`s.
     Many,
@@ -50,28 +50,29 @@ impl Audience {
     }
 }
 
-/// How often metrics are scraped.
+/// Interval between two scrapes.
 const SCRAPE: Duration = Duration::from_secs(1);
 
-/// How often a page asks for its lists, and for refusals, as `lists.js` says.
+/// Interval at which a page requests its lists, as in `lists.js`.
 const SOON: Duration = Duration::from_secs(2);
+/// Interval at which a page requests refusals, as in `lists.js`.
 const LATER: Duration = Duration::from_secs(30);
 
-/// How long they may take to show something.
+/// Timeout until a page has its first event.
 const READY_TIMEOUT: Duration = Duration::from_secs(20);
 
-/// How long they look before anything is measured: each list is asked for at once when a page is opened.
+/// Time before a measurement: a new page requests all lists immediately.
 const SETTLE: Duration = Duration::from_secs(2);
 
-/// Pages and `top`s that are open until this is closed.
+/// Open pages and `top`s.
 pub(crate) struct Watchers {
-    /// Each ends only if it fails.
+    /// A task ends only if it fails.
     pages: JoinSet<Failure>,
     tops: Vec<Running>,
 }
 
 impl Watchers {
-    /// Opens them, and waits until all pages have a picture.
+    /// Opens the viewers and waits until all pages have their first event.
     pub async fn open(server: &Server, audience: Audience) -> Result<Self, Failure> {
         let (mut pages, mut tops) = (JoinSet::new(), Vec::new());
         let (seen, mut ready) = tokio::sync::mpsc::channel(audience.pages());
@@ -107,7 +108,7 @@ impl Watchers {
         Ok(Self { pages, tops })
     }
 
-    /// Closes them; all of them have to have been open until now.
+    /// Closes the viewers. Fails if one of them ended before.
     pub fn close(mut self) -> Result<(), Failure> {
         if let Some(failure) = self.pages.try_join_next() {
             return Err(format!("a page: {}", failure?).into());
@@ -119,7 +120,7 @@ impl Watchers {
     }
 }
 
-/// Takes the stream, and tells when the first picture was there.
+/// Reads the event stream, and signals the first event.
 async fn follow(address: &str, seen: tokio::sync::mpsc::Sender<()>) -> Failure {
     let following = async {
         let mut stream = send(address, "/api/v1/events").await?;
@@ -140,7 +141,7 @@ async fn follow(address: &str, seen: tokio::sync::mpsc::Sender<()>) -> Failure {
     following.await.err().unwrap_or_else(|| "the stream ended".into())
 }
 
-/// Asks again and again, each time so long after the answer before.
+/// Repeats a request, with a pause after each response.
 async fn ask(address: &str, path: &str, pause: Duration) -> Failure {
     loop {
         let asked = async {
@@ -164,11 +165,11 @@ async fn send(address: &str, path: &str) -> Result<TcpStream, Failure> {
     Ok(stream)
 }
 
-/// The program itself, on a terminal that somebody reads.
+/// Starts the program's `top` on a terminal whose output is read.
 fn top(url: &str) -> Result<Running, Failure> {
     let (mut ours, theirs) = terminal()?;
     let end = || theirs.try_clone().map(Stdio::from);
-    // Elsewhere it would draw with another machine's processor.
+    // Low priority, because on another machine it would not share the processor.
     let mut command = process::command("nice");
     command
         .args(["-n", "19", env!("CARGO_BIN_EXE_linkis-rm")])
@@ -178,12 +179,12 @@ fn top(url: &str) -> Result<Running, Failure> {
         .stdout(end()?)
         .stderr(end()?);
     let running = Running::start(&mut command)?;
-    // The end of a terminal is told as an error.
+    // The end of a terminal appears as an error.
     thread::spawn(move || drop(io::copy(&mut ours, &mut io::sink())));
     Ok(running)
 }
 
-/// A terminal, and the end that programs have of it.
+/// Returns both ends of a pseudo-terminal.
 fn terminal() -> Result<(File, OwnedFd), Failure> {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY)?;
     grantpt(&ours)?;

@@ -1,4 +1,4 @@
-//! A cluster with a queue that is never full, as large as it is told to be, and away when it is told to.
+//! YARN cluster for the benchmark: a queue that is never full, and further queues on demand. It can become unavailable.
 
 use std::{
     sync::{
@@ -18,14 +18,14 @@ use tokio::{
 
 use crate::{Failure, calls::QUEUE};
 
-/// How long the service may take to know what the cluster has.
+/// Timeout until the service has the cluster's first snapshot.
 const KNOWN_TIMEOUT: Duration = Duration::from_secs(20);
 const KNOWN_POLL: Duration = Duration::from_millis(50);
 
-/// How little of a processor it gets that somebody else wants.
+/// Priority of the cluster's thread, below all others.
 const NICE: i32 = 19;
 
-/// How it behaves; clones share it.
+/// Behaviour of the cluster; clones share it.
 #[derive(Clone)]
 pub(crate) struct Cluster {
     scheduler: Arc<Mutex<Arc<str>>>,
@@ -33,12 +33,12 @@ pub(crate) struct Cluster {
 }
 
 impl Cluster {
-    /// It has so many queues more, of each of which it says so many bytes.
+    /// Adds `queues` further queues with `bytes` bytes each.
     pub fn grow(&self, queues: usize, bytes: usize) {
         *self.scheduler.lock().unwrap_or_else(PoisonError::into_inner) = scheduler(queues, bytes).into();
     }
 
-    /// Whether it breaks off all that it is asked.
+    /// Sets whether the cluster breaks off every request.
     pub fn be_away(&self, is_away: bool) {
         self.is_away.store(is_away, Relaxed);
     }
@@ -62,21 +62,22 @@ impl Cluster {
     }
 }
 
-/// Starts it, and tells the service at `url` of it, which judges by it from then on, by these other keys of its configuration.
+/// Starts the cluster and configures it at the service at `url`. `more` has further keys of the configuration. Returns
+/// after the first snapshot.
 pub(crate) async fn put(url: &str, database: &PgConnectOptions, more: &str) -> Result<Cluster, Failure> {
     let listener = std::net::TcpListener::bind("127.0.0.1:0")?;
     listener.set_nonblocking(true)?;
     let address = listener.local_addr()?;
     let cluster = Cluster { scheduler: Arc::new(Mutex::new(scheduler(0, 0).into())), is_away: Arc::default() };
     let serving = cluster.clone();
-    // It would be elsewhere: what it sends is not to hold those up who measure.
+    // Low priority, because on another machine it would not share the processor.
     std::thread::spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build()?;
         setpriority_process(None, NICE)?;
         runtime.block_on(async move {
             let listener = TcpListener::from_std(listener)?;
             while let Ok((stream, _)) = listener.accept().await {
-                // One that breaks off is asked again.
+                // The service repeats a request that breaks off.
                 let serving = serving.clone();
                 tokio::spawn(async move { drop(serving.answer(stream).await) });
             }
@@ -102,7 +103,8 @@ pub(crate) async fn put(url: &str, database: &PgConnectOptions, more: &str) -> R
     Err("the service does not know the cluster".into())
 }
 
-/// The queue, and those that it is in, each with more than is ever asked for; and others beside it.
+/// Returns the scheduler's reply: the queue and its parents with more capacity than any demand, and further queues
+/// beside it.
 fn scheduler(others: usize, bytes: usize) -> String {
     let remark = "x".repeat(bytes);
     let queue = |path: &str, children: &str| {

@@ -1,4 +1,4 @@
-//! Requests that require two labels, each of which many EMs have, and no EM both.
+//! Crowd `two-labels`: requests that require two labels. Many EMs have one of them, and no EM has both.
 
 use std::{
     collections::BTreeMap,
@@ -39,10 +39,10 @@ const LABELS: [&str; 2] = ["disk", "zone"];
 const CALLERS: u64 = 8;
 const WINDOW: Duration = Duration::from_secs(5);
 
-/// Grants per second that name no EM, beside the requests with two labels.
+/// Rate of the grants without an EM, beside the requests with two labels.
 const CHOOSING_PER_SECOND: f64 = 200.0;
 
-/// Maximum of their p99, as a multiple of their p99 before.
+/// Maximum p99 of these grants, as a multiple of their p99 before.
 const CHOOSING_MAX: f64 = 1.5;
 
 pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<Option<i64>, Failure> {
@@ -79,7 +79,7 @@ fn request(labels: &[&str]) -> Result<ResourceRequest, Failure> {
     Ok(ResourceRequest { em: None, selector, ..ask(em(0)?, 0)? })
 }
 
-/// Requests that no EM suits, from several callers until they are stopped; counts the replies.
+/// Requests that no EM matches, from several callers until they are stopped. Counts the replies.
 struct Asking {
     stop: Arc<AtomicBool>,
     replies: Arc<AtomicU64>,
@@ -116,7 +116,7 @@ impl Asking {
     }
 }
 
-/// Returns the time of the service for each request, in microseconds.
+/// Measures the requests alone. Returns the time of the service per request, in microseconds.
 async fn alone(stage: &Stage, findings: &mut Findings, name: &str) -> Result<f64, Failure> {
     let asking = Asking::begin(stage, CALLERS)?;
     tokio::time::sleep(WARM_UP).await;
@@ -131,7 +131,8 @@ async fn alone(stage: &Stage, findings: &mut Findings, name: &str) -> Result<f64
     Ok(cost.server)
 }
 
-/// Compares the times of requests that name no EM without and with one caller that asks so. Returns the number of their grants.
+/// Compares the durations of requests without an EM, with and without one caller of unmatched requests. Returns the
+/// number of grants.
 async fn beside(stage: &Stage, findings: &mut Findings, name: &str) -> Result<i64, Failure> {
     let granted_in_all = Arc::<AtomicU64>::default();
     let choosing = || {

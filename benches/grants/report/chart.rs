@@ -1,5 +1,5 @@
-//! The ratios as an SVG chart: a bar for each, as a part of what is wanted of it, and a line where that is. Readable on a light and
-//! on a dark page.
+//! SVG chart of the ratios: a bar for each, as a fraction of its bound, and a line at the bound. Readable on light and
+//! dark pages.
 
 use std::fmt::Write as _;
 
@@ -9,14 +9,14 @@ use super::{Report, ratio};
 
 const WIDTH: f64 = 860.0;
 const NAMES: f64 = 350.0;
-/// The length of a bar that is exactly as wanted.
+/// Length of a bar that equals its bound.
 const WANTED: f64 = 200.0;
-/// The longest bar, in parts of what is wanted; those that go beyond end in an arrow.
+/// Maximum length of a bar, as a multiple of the bound. Longer bars end in an arrow.
 const PARTS_MAX: f64 = 2.0;
 const TOP: f64 = 64.0;
 const ROW: f64 = 22.0;
 const BAR: f64 = 14.0;
-/// The height of a line below the bars.
+/// Height of a text line below the bars.
 const FOOT: f64 = 18.0;
 
 const STYLE: &str = "
@@ -76,7 +76,7 @@ fn bar(svg: &mut String, top: f64, of: &Ratio, wanted: Wanted) {
         let _ = writeln!(svg, "<path class=\"{class}\" d=\"M{end} {top} L{tip} {middle} L{end} {bottom} Z\"/>");
     }
     let label = format!("{} ({} {})", ratio(of.value), wanted.sign(), wanted.bound());
-    // Beyond the line, so that it does not cross the number.
+    // To the right of the line, so that the line does not cross the number.
     text(svg, end.max(NAMES + WANTED) + 12.0, top + 11.0, "small", &label);
 }
 

@@ -1,4 +1,4 @@
-//! Everything as JSON. Rates are operations per second, times are milliseconds.
+//! JSON report of all results. Rates are operations per second, durations are milliseconds.
 
 use std::time::Duration;
 

@@ -1,4 +1,4 @@
-//! What is told in the end: a table for people, and a file and a chart for whoever wants to keep it.
+//! Report of a run: a table for display, a JSON file and a chart.
 
 use std::{
     fs,
@@ -14,11 +14,11 @@ mod chart;
 mod json;
 mod table;
 
-/// Everything about a run.
+/// All data of a run.
 pub(crate) struct Report<'a> {
     pub arguments: &'a Arguments,
     pub machine: Machine,
-    /// When it began.
+    /// Start of the run.
     pub date: String,
     pub duration: Duration,
     pub results: Results,
@@ -26,12 +26,12 @@ pub(crate) struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// The table.
+    /// Returns the table.
     pub fn text(&self) -> String {
         table::render(self)
     }
 
-    /// Writes the files that were asked for.
+    /// Writes the requested files.
     pub fn write_files(&self) -> Result<(), Failure> {
         let write = |path: &Option<PathBuf>, render: fn(&Self) -> String| match path {
             Some(path) => fs::write(path, render(self)).map_err(|error| format!("{}: {error}", path.display())),
@@ -43,7 +43,7 @@ impl Report<'_> {
     }
 }
 
-/// When something began.
+/// Start of a run.
 pub(crate) struct Begun(SystemTime, Instant);
 
 impl Begun {
@@ -51,7 +51,7 @@ impl Begun {
         Self(SystemTime::now(), Instant::now())
     }
 
-    /// To the second, in UTC.
+    /// Returns the time of the start, to the second, in UTC.
     pub fn date(&self) -> Result<String, Failure> {
         Ok(OffsetDateTime::from(self.0).replace_nanosecond(0)?.format(&Rfc3339)?)
     }
@@ -61,7 +61,7 @@ impl Begun {
     }
 }
 
-/// A whole number with a comma after every three digits.
+/// Formats a whole number with a comma after every three digits.
 pub(crate) fn thousands(number: f64) -> String {
     let digits = format!("{number:.0}");
     let mut text = String::new();
@@ -74,7 +74,7 @@ pub(crate) fn thousands(number: f64) -> String {
     text
 }
 
-/// A ratio, with as many digits as matter.
+/// Formats a ratio with its significant digits.
 fn ratio(value: f64) -> String {
     if value.abs() < 10.0 { format!("{value:.2}") } else { format!("{value:.1}") }
 }

@@ -1,4 +1,4 @@
-//! The table for people.
+//! Table of the results, for display.
 
 use std::{fmt::Write as _, time::Duration};
 

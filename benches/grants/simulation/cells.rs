@@ -1,5 +1,5 @@
-//! A cluster of a hundred cells with a million EMs: what its parts take of processors, by what they cost in one cell; and what home takes
-//! when a hundred thousand users have a limit over all cells, by simulation of their shares.
+//! Figures of a cluster with a hundred cells and a million EMs, from the cost in one cell. A simulation of shares
+//! estimates the load of the home database when a hundred thousand users have a limit over all cells.
 
 use std::fmt::Write as _;
 
@@ -12,24 +12,25 @@ const EMS: f64 = 1_000_000.0;
 const USERS: u64 = 100_000;
 const MAXIMUM: u8 = 10;
 
-/// Each EM starts an engine a minute, and says every ten seconds how it is.
+/// Rate of started engines: each EM starts one per minute.
 const ENGINES_PER_SECOND: f64 = EMS / 60.0;
+/// Rate of reports: each EM sends one every ten seconds.
 const REPORTS_PER_SECOND: f64 = EMS / 10.0;
 
-/// Of the service and PostgreSQL, for a grant, a start or an end alone, and among 256 in three limited scopes, in microseconds
-/// (`benches/results`).
+/// Processor time of service and PostgreSQL for a single operation, in microseconds (`benches/results`).
 const LONE_OPERATION: f64 = 1188.0;
+/// Processor time of service and PostgreSQL for one of 256 operations in three limited scopes, in microseconds.
 const OPERATION_AT_FULL_LOAD: f64 = 113.0;
-/// The same for a report with a hundred tickets (`--crowds heartbeats`).
+/// Processor time of a report with a hundred tickets, in microseconds (`--crowds heartbeats`).
 const REPORT: f64 = 259.0;
-/// How many such grants there are in a second, if nothing else is done.
+/// Maximum rate of such grants.
 const GRANTS_PER_SECOND: f64 = 9652.0;
-/// How many EMs register in a second (`--crowds heartbeats`).
+/// Rate of registrations (`--crowds heartbeats`).
 const REGISTERED_PER_SECOND: f64 = 6482.0;
-/// How many connections an instance has to a database at most.
+/// Number of connections of an instance to a database in this estimate.
 const CONNECTIONS: f64 = 40.0;
 
-/// What is told of a hundred cells.
+/// Returns a table of the figures of a hundred cells.
 pub(super) fn text() -> String {
     let cells = CELLS as f64;
     let cores = |per_second: f64, each: f64| per_second * each / 1e6;
@@ -78,30 +79,30 @@ pub(super) fn text() -> String {
     text
 }
 
-/// Where the requests of a user go.
+/// Cells that get the requests of a user.
 #[derive(Clone, Copy)]
 enum Placement {
-    /// To any of so many cells.
+    /// Any of this number of cells.
     Of(u64),
-    /// To any cell, but first to one that has a share for it.
+    /// Any cell; cells with a free share of the limit come first.
     IdleFirst,
 }
 
-/// What a cell has of a user's limit.
+/// Share of a user's limit in one cell.
 struct Share {
     cell: u64,
     amount: u8,
     held: u8,
 }
 
-/// How requests were answered.
+/// Numbers of requests by result.
 #[derive(Default)]
 struct Found {
-    /// By the cell alone.
+    /// Granted by the cell alone.
     alone: f64,
-    /// After home gave what was free.
+    /// Granted after the home database assigned a free share.
     home: f64,
-    /// After another cell gave back what lay idle there.
+    /// Granted after another cell returned an idle share.
     another: f64,
     refused: f64,
 }
@@ -110,14 +111,14 @@ impl Found {
     fn text(&self) -> String {
         let granted = self.alone + self.home + self.another;
         let part = |number: f64| format!("{:.1} %", 100.0 * number / (granted + self.refused));
-        // A change is two commits at home; one that takes back comes before one that gives.
+        // A change takes two commits at home; a returned share precedes an assigned one.
         let steps = 2.0 * (self.home + 2.0 * self.another) / granted;
         let step = COSTS.read.1 + COSTS.scopes.1 + COSTS.write_scopes;
         let refusals = self.refused / granted * (COSTS.read.1 + COSTS.scopes.1);
         let batch = COSTS.read.0 + COSTS.scopes.0 + COSTS.write.0;
         let taken = steps * (step + batch / BATCH_MAX as f64) + refusals;
         let waits = (5.0 * COSTS.round_trip + COSTS.flush) / BATCH_MAX as f64;
-        // One committer at home, whose batches are full.
+        // One committer at home, with full batches.
         let full = 1e6 / (taken + steps * waits);
         let full = if steps < 1e-3 { "-".to_owned() } else { thousands(full) };
         format!(
@@ -134,7 +135,7 @@ struct Shares {
     placement: Placement,
     random: Random,
     users: Vec<Vec<Share>>,
-    /// Of which user, and where.
+    /// User and cell of each ticket.
     tickets: Vec<(usize, u64)>,
 }
 
@@ -144,7 +145,8 @@ impl Shares {
         Self { placement, random: Random::new(11), users, tickets: vec![] }
     }
 
-    /// Until each user has come and gone often, and then as long again; a user wants so much on average.
+    /// Runs until every user's tickets have changed often, and then as long again for the result. A user wants `wanted`
+    /// tickets on average.
     fn run(mut self, wanted: u64) -> Found {
         let requests = 40 * USERS * wanted / 10;
         for _ in 0..requests {
@@ -157,7 +159,7 @@ impl Shares {
         found
     }
 
-    /// One request; and before it, what ends until it comes, each ticket with the same chance.
+    /// Makes one request, after the ends of tickets until then. Each ticket is equally likely to end.
     fn next(&mut self, wanted: u64, found: &mut Found) {
         let arriving = USERS * wanted;
         while self.random.up_to(arriving + self.tickets.len() as u64) > arriving {
