@@ -1,9 +1,9 @@
-//! The RM client: the service's calls with the types of the domain, for ECMs, LinkisManager and engines written in Rust.
+//! RM client: the calls of the service with the types of the model, for EMs, LinkisManager and engines written in Rust.
 //!
-//! A client knows one address or several, separated by commas: `http://host:port`, `https://host:port`, `host:port` or `unix:/path`. It
-//! spreads calls over all instances that serve. One that cannot be reached, or says that it does not serve (it is being stopped, or its
-//! database is away), gets no calls until it does again; they go to the others at once. A call that fails on the way, or of which the
-//! service says that trying again helps, is tried again if that is safe: a few times, with pauses that grow, within its time.
+//! A client has one or several addresses, separated by commas: `http://host:port`, `https://host:port`, `host:port` or
+//! `unix:/path`. Calls are spread over all serving instances. An instance that is unreachable or reports that it does not
+//! serve gets no calls until it serves again. A failed call is repeated if that is safe: a limited number of times, with
+//! growing pauses, within its deadline.
 //!
 //! ```no_run
 //! # use std::time::Duration;
@@ -21,12 +21,13 @@
 //! # }
 //! ```
 //!
-//! - `manager`, `limits`, `usage`, `admin`: the calls, a file for each service;
-//! - [`calls`]: their table, and which are safe to repeat; [`RmClient::make`] makes any of them with the API's own messages;
-//! - `follow`: [`Follower`], the history as it goes on, over whatever connections;
-//! - `call`: one call, with its tries; `retry`: whether there is another, and when;
-//! - `pool`: which address is next; `connection`, `health`: one of them, of which [`check_health`] asks how it is;
-//! - `address`, `settings`, `error`: what goes in, and what goes wrong.
+//! - `manager`, `limits`, `usage`, `admin`: the calls, one file per service;
+//! - [`calls`]: table of all calls and their idempotency; [`RmClient::make`] makes any of them with the messages of the
+//!   API;
+//! - `follow`: [`Follower`], which follows the history across connections;
+//! - `call`: one call with its attempts; `retry`: decisions about further attempts;
+//! - `pool`: selection of an address; `connection`, `health`: one connection and its health, and [`check_health`];
+//! - `address`, `settings`, `error`: input and errors.
 
 use std::{sync::Arc, time::Duration};
 
@@ -64,10 +65,10 @@ use pool::Pool;
 
 type Result<T> = std::result::Result<T, ClientError>;
 
-/// How many elements of a list are asked for at once.
+/// Number of elements per page of a list.
 const PAGE_SIZE: i32 = 1000;
 
-/// Calls the service; clones share its connections.
+/// Client of the service. Clones share its connections.
 #[derive(Clone, Debug)]
 pub struct RmClient {
     pool: Arc<Pool>,
@@ -75,8 +76,8 @@ pub struct RmClient {
 }
 
 impl RmClient {
-    /// A client of the service at these addresses (see [the module](self)), with which it connects when the first call needs it. No call
-    /// takes longer than `timeout`, and what its request is ready to wait in line.
+    /// Creates a client for these addresses (see [the module](self)). The first call connects. `timeout` bounds each call,
+    /// in addition to the wait timeout of its request.
     ///
     /// # Errors
     /// [`ClientError::Address`], [`ClientError::TooManyAddresses`].
@@ -84,10 +85,10 @@ impl RmClient {
         Self::with(addresses, &ClientSettings::new(timeout))
     }
 
-    /// The same, with all that can be set.
+    /// As [`RmClient::new`], with all settings.
     ///
     /// # Errors
-    /// As of [`RmClient::new`]; and [`ClientError::Secret`] for certificates, keys and tokens that cannot be used.
+    /// As [`RmClient::new`]; and [`ClientError::Secret`] for unusable certificates, keys and tokens.
     pub fn with(addresses: &str, settings: &ClientSettings) -> Result<Self> {
         let addresses = Address::parse_all(addresses)?;
         let tls = settings.encryption(&addresses)?;
@@ -95,15 +96,16 @@ impl RmClient {
         Ok(Self { pool, patience: Patience { timeout: settings.timeout, attempts: settings.attempts } })
     }
 
-    /// Makes a call with the API's own messages.
+    /// Makes a call with the messages of the API.
     ///
     /// # Errors
-    /// [`ClientError::Status`] if the service answered with one, or could not be reached.
+    /// [`ClientError::Status`] for an error reply of the service, or if no instance is reachable.
     pub async fn make<Q: Message, A: Message + Default + 'static>(&self, call: &Call<Q, A>, message: &Q) -> Result<A> {
         call.make(&self.pool, message, self.patience).await
     }
 
-    /// All elements of a list, page by page: what `ask` asks for behind a page, and what is `read` of the `elements` that are answered.
+    /// Returns all elements of a list. `ask` creates the request after a page token, `elements` splits a page, and `read`
+    /// converts an element.
     async fn list<Q, A, E, T>(
         &self,
         call: &Call<Q, A>,
@@ -129,7 +131,7 @@ impl RmClient {
     }
 }
 
-/// Some random bytes, at most 6.
+/// Returns random bytes, at most 6.
 fn random<const N: usize>() -> [u8; N] {
     let mut bytes = [0; N];
     for (byte, random) in bytes.iter_mut().zip(Uuid::new_v4().into_bytes()) {

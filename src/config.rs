@@ -1,6 +1,9 @@
-//! Settings: by flag and environment, read once into typed values, all mistakes reported together.
+//! Settings of the server: read once from flags and environment into typed values. All mistakes are reported together.
 //!
-//! - `parse`: durations, numbers and sizes out of their texts; `listen`: addresses; `database`: which PostgreSQL.
+//! Callers: `main` and the tests of the documentation. Never: prints a secret; a setting with one has no `Debug` output for
+//! it.
+//!
+//! - `parse`: durations, numbers and sizes; `listen`: listen addresses; `database`: selection of the PostgreSQL.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -33,7 +36,7 @@ use database::StandbyArguments;
 pub use database::{Database, DatabaseArguments};
 pub use parse::{parse_duration, read_limits};
 
-/// More connections that commit would only wait for each other, and for the disk.
+/// Maximum number of committers. More would only wait for each other and for the disk.
 const COMMITTERS_MAX: u16 = 32;
 
 /// A resource manager for compute clusters in the style of Apache Linkis.
@@ -190,25 +193,25 @@ struct Arguments {
     #[arg(long, env = "LINKIS_RM_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
     log_level: String,
 
-    /// What RUST_LOG asks for.
+    /// Value of the variable RUST_LOG.
     #[arg(skip = std::env::var("RUST_LOG").unwrap_or_default())]
     rust_log: String,
 }
 
-/// What the process was started for.
+/// Parsed launch of the process.
 #[derive(Debug)]
 pub enum Mode {
-    /// To serve, with these settings.
+    /// Serve with these settings.
     Serve(Box<Config>),
-    /// To ask a service that runs.
+    /// Run a command against a running service.
     Command(Command),
 }
 
 impl Mode {
-    /// From the command line and the environment.
+    /// Parses the command line and the environment.
     ///
     /// # Errors
-    /// [`NotStarted`] also where help or the version is asked for.
+    /// [`NotStarted`], also for requests of help or the version.
     pub fn from_command_line() -> Result<Self, NotStarted> {
         let CommandLine { task, serve } = CommandLine::try_parse()?;
         match task {
@@ -219,73 +222,73 @@ impl Mode {
     }
 }
 
-/// Why nothing is done.
+/// Reason why the process does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum NotStarted {
-    /// The command line cannot be understood, or asks for help: it knows what to print, and where.
+    /// The command line is not valid, or requests help; the error knows its text and output stream.
     #[error(transparent)]
     CommandLine(#[from] clap::Error),
-    /// The settings cannot be used.
+    /// The settings are not valid.
     #[error(transparent)]
     Settings(#[from] ConfigError),
 }
 
-/// The command line with all commands and settings, for those who describe it.
+/// Returns the command line with all commands and settings, for completions and documentation.
 pub fn command_line() -> clap::Command {
     CommandLine::command()
 }
 
-/// Everything that can be set, checked.
+/// Validated settings of the server.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// Where to serve gRPC.
+    /// Address of the gRPC server.
     pub listen: Listen,
-    /// Where to serve metrics and health: at the first of these addresses that can be had. `None` for nowhere.
+    /// Addresses for metrics and health; the first free one is used. `None` to disable them.
     pub http_listen: Option<Vec<SocketAddr>>,
-    /// Which PostgreSQL to use.
+    /// The PostgreSQL to use.
     pub database: Database,
-    /// Where a standby of it is, if one is named.
+    /// Connection target of a standby, if set.
     pub standby: Option<Target>,
-    /// Whether the database's schema is brought up to date.
+    /// Whether the server migrates the schema.
     pub migrates: bool,
-    /// All limits to start with; `None` to leave them as they are.
+    /// Complete set of limits at the start; `None` to keep the stored ones.
     pub limits: Option<Vec<Rule>>,
-    /// How long a grant stays locked if the request does not say.
+    /// Default time until a grant expires without a confirmation.
     pub lock_ttl: Duration,
-    /// How long a call may wait for resource locks.
+    /// Maximum time of a call for its resource locks.
     pub request_timeout: Duration,
-    /// How long a request may wait in line for resources.
+    /// Maximum time of a request in a wait queue.
     pub max_wait: Duration,
-    /// How long signs of life of EMs may be missing.
+    /// Timeouts of missing reports.
     pub liveness: LivenessTimeouts,
-    /// How long ended tickets and request ids are remembered.
+    /// Retention of ended tickets and request ids.
     pub history: Duration,
-    /// How long calls may take to finish when the server stops.
+    /// Timeout of calls in progress at shutdown.
     pub drain_timeout: Duration,
-    /// How long to go on serving before the server stops.
+    /// Time between the shutdown announcement and the shutdown.
     pub shutdown_delay: Duration,
-    /// How many commit.
+    /// Number of committers.
     pub committers: u16,
-    /// What callers may take.
+    /// Bounds of connections, calls and messages.
     pub bounds: Bounds,
-    /// What callers have to show.
+    /// Authentication and encryption.
     pub security: Security,
-    /// Which hosts external clusters may be asked at.
+    /// Hosts that the service may contact for external clusters.
     pub external_hosts: AllowedHosts,
-    /// What is logged, and where traces go.
+    /// Logs and traces.
     pub telemetry: Telemetry,
 }
 
-/// What is told beside metrics.
+/// Log and trace settings.
 #[derive(Debug, Clone)]
 pub struct Telemetry {
-    /// What is logged.
+    /// Log settings.
     pub log: LogSettings,
-    /// Where traces go; `None` for nowhere.
+    /// Trace export; `None` to disable it.
     pub traces: Option<traces::Settings>,
 }
 
-/// All that is wrong with the settings.
+/// All mistakes in the settings.
 #[derive(Debug, thiserror::Error)]
 #[error("the settings cannot be used:\n{}", .0.iter().map(|m| format!("  - {m}\n")).collect::<String>())]
 pub struct ConfigError(Vec<String>);
@@ -294,7 +297,7 @@ impl Arguments {
     fn check(self) -> Result<Config, ConfigError> {
         let mut mistakes = Vec::new();
         let tls = self.tls(&mut mistakes);
-        // What is wrong with the certificates is told by itself.
+        // Mistakes in the certificates are reported separately.
         let may_leave = self.insecure || tls.as_ref().is_none_or(Option::is_some);
         let listen = ok_or_record(&mut mistakes, parse_listen(&self.listen, may_leave));
         let http_listen = match &self.http_listen {
@@ -313,7 +316,7 @@ impl Arguments {
         let request_timeout =
             duration("--request-timeout (LINKIS_RM_REQUEST_TIMEOUT)", &self.request_timeout, "1ms", "1h");
         let max_wait = duration("--max-wait (LINKIS_RM_MAX_WAIT)", &self.max_wait, "1s", "24h");
-        // Shorter, and a call that is repeated after an outage would not be known any more.
+        // A shorter retention could forget a call that is repeated after an outage.
         let history = duration("--history (LINKIS_RM_HISTORY)", &self.history, "1h", "3650d");
         let drain_timeout = duration("--drain-timeout (LINKIS_RM_DRAIN_TIMEOUT)", &self.drain_timeout, "1ms", "1h");
         let shutdown_delay = duration("--shutdown-delay (LINKIS_RM_SHUTDOWN_DELAY)", &self.shutdown_delay, "0s", "1h");
@@ -323,7 +326,7 @@ impl Arguments {
         let bounds = self.bounds(&mut mistakes);
         let external_hosts = self.external_hosts(&mut mistakes);
         let telemetry = self.telemetry(&mut mistakes);
-        // One that is missing has left a mistake.
+        // A missing value has recorded a mistake.
         let config = || {
             let listen = listen?;
             Some(Config {
@@ -428,7 +431,7 @@ impl Arguments {
         let reports = "--lost-after-reports (LINKIS_RM_LOST_AFTER_REPORTS)";
         let reports = ok_or_record(mistakes, parse_number(reports, &self.lost_after_reports, 1, 100));
         let (silent_after, lost_after) = silent_after.zip(lost_after)?;
-        // So that every EM has the time for a report after the service was away, or after its clock jumped.
+        // Every EM then has time for a report after an outage of the service or a jump of its clock.
         if lost_after < silent_after * 2 {
             mistakes.push(format!(
                 "{lost}: {:?} must be at least twice {silent}, which is {:?}",
@@ -440,7 +443,8 @@ impl Arguments {
     }
 }
 
-/// Everybody may do everything only where nobody else comes, or on purpose; and never if certificates or JWTs tell who calls.
+/// Unauthenticated callers are accepted only on local addresses or with `insecure`, and never with client certificates or
+/// JWTs configured.
 fn security(
     tls: Option<tls::Files>,
     jwt: Option<PathBuf>,
@@ -451,7 +455,7 @@ fn security(
     let are_here = |addresses: &[SocketAddr]| addresses.iter().all(|address| address.ip().is_loopback());
     let (is_here, is_http_as_open) = match listen {
         Listen::Tcp(addresses) => (are_here(addresses), true),
-        // Its rights say who may call; who may come to the page, they do not.
+        // File permissions of the socket control the callers, but not the visitors of the page.
         Listen::Unix(_) => (true, insecure),
     };
     let is_here = is_here && http_listen.is_none_or(are_here);

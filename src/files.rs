@@ -1,6 +1,6 @@
-//! Files that are read again while the service runs: URLs with passwords, certificates, and whose JWTs are believed.
+//! Files that are reloaded while the service runs: database URLs, certificates and the JWT configuration.
 
 use std::time::Duration;
 
-/// How often they are looked at. By their content, because Kubernetes changes a link somewhere above them.
+/// Interval of reload checks. They compare contents, because Kubernetes replaces a symbolic link in the path.
 pub const LOOK_INTERVAL: Duration = Duration::from_secs(3);

@@ -1,4 +1,4 @@
-//! Limits in a TOML file, so that a cluster's limits can be kept under version control.
+//! Limits file: all limits of a cluster in TOML, for version control.
 //!
 //! ```toml
 //! # At most 2 engines and 20 GB for hadoop through each creator, wherever they run.
@@ -6,12 +6,12 @@
 //! labels = { user = "hadoop" }
 //! each = ["creator"]
 //! max = { instances = 2, memory = "20g", "special.gpu" = 1 }
-//! # Only told of, if it is more; "off" only counts, and needs no max.
+//! Above the maximum, only a violation is counted; "off" only counts the use and needs no max.
 //! mode = "watched"
 //! ```
 //!
-//! A file is taken whole or not at all, and all its mistakes are told at once. Of a limit that is not TOML only the
-//! first such place is told: what was meant after it is not guessed.
+//! A file is accepted or rejected as a whole, and all its mistakes are reported. In a limit with TOML errors, only the
+//! first one is reported, because the rest is ambiguous. Callers: the server at its start, and the `limits` commands.
 
 use std::collections::BTreeMap;
 
@@ -25,15 +25,15 @@ use crate::domain::{
     resource::{Dimension, parse_size},
 };
 
-/// All that is wrong with a file of limits, in its order: the line, counted from 1, and what is wrong there.
+/// All mistakes in a limits file: line number from 1, and text.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{}", .0.iter().map(|(line, text)| format!("line {line}: {text}")).collect::<Vec<_>>().join("\n"))]
 pub struct LimitsFileError(pub Vec<(usize, String)>);
 
-/// Reads the limits of a file, in its order. A file without any is fine.
+/// Parses the limits of a file, in their order. A file without limits is valid.
 ///
 /// # Errors
-/// All mistakes of the file: what is not TOML, what is no limit, and limits that have the same labels as another one.
+/// All mistakes: TOML errors, invalid limits, and duplicate label patterns.
 pub fn parse(text: &str) -> Result<Vec<Rule>, LimitsFileError> {
     let (document, errors) = DeTable::parse_recoverable(text);
     let starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
@@ -47,19 +47,19 @@ pub fn parse(text: &str) -> Result<Vec<Rule>, LimitsFileError> {
     if reader.mistakes.is_empty() { Ok(rules) } else { Err(LimitsFileError(reader.mistakes)) }
 }
 
-/// A value and where it stands.
+/// A TOML value with its position.
 type Value<'t> = Spanned<DeValue<'t>>;
 
 /// Maxima by dimension.
 type Maxima = BTreeMap<Dimension, i64>;
 
-/// Reads a file and gathers its mistakes. What its methods read is `None` after a mistake.
+/// Parser that collects mistakes. Its methods return `None` after a mistake.
 struct Reader {
-    /// Where the lines start.
+    /// Offset of each line.
     starts: Vec<usize>,
-    /// The lines that are not TOML, and why.
+    /// Lines with TOML errors, and their texts.
     unreadable: BTreeMap<usize, String>,
-    /// Line and text.
+    /// Line number and text.
     mistakes: Vec<(usize, String)>,
 }
 
@@ -102,7 +102,7 @@ impl Reader {
         rules
     }
 
-    /// Whether what starts here is TOML up to the next limit; if not, that is a mistake.
+    /// Returns whether the text from here to the next limit is valid TOML; records a mistake otherwise.
     fn is_readable(&mut self, start: usize, next: Option<&&Value<'_>>) -> bool {
         let end = next.map_or(usize::MAX, |next| self.line(next.span().start));
         let first = self.unreadable.range(self.line(start)..).next().filter(|(line, _)| **line < end);

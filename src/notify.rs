@@ -1,6 +1,7 @@
-//! What whoever started the process wants to be told: systemd's `Type=notify`.
+//! State notifications for systemd (`Type=notify`).
 //!
-//! There is no watchdog: it would restart a process that waits for its database, and one that a defect stops ends by itself.
+//! The watchdog is not used: it would restart a process that waits for its database, and a process with a defect ends
+//! anyway. Caller: the server's start and shutdown. Never: blocks or fails the service.
 
 use std::{
     env,
@@ -15,7 +16,7 @@ use std::{
     },
 };
 
-/// Tells `state`, e.g. `READY=1`, if somebody wants to know. Nobody is served worse if he cannot be told.
+/// Sends a state such as `READY=1` to `NOTIFY_SOCKET`, if set. A failure is only logged.
 pub fn tell(state: &str) {
     let Some(socket) = env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
     if let Err(error) = tell_at(&socket, state) {
@@ -23,14 +24,14 @@ pub fn tell(state: &str) {
     }
 }
 
-/// At a file, or at an abstract name after an @.
+/// Sends to a socket file, or to an abstract name after an @.
 fn tell_at(socket: &OsStr, state: &str) -> io::Result<()> {
     let address = match socket.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(socket)?,
     };
     let datagram = UnixDatagram::unbound()?;
-    // Nobody may keep the service waiting who does not read.
+    // A receiver that does not read must not block the service.
     datagram.set_nonblocking(true)?;
     datagram.send_to_addr(state.as_bytes(), &address)?;
     Ok(())

@@ -1,4 +1,4 @@
-//! Where instances of the service are, as people type it.
+//! Addresses of service instances, parsed from their text.
 
 use std::path::PathBuf;
 
@@ -6,21 +6,21 @@ use http::Uri;
 
 use super::ClientError;
 
-/// How many addresses one client may have.
+/// Maximum number of addresses of one client.
 const ADDRESSES_MAX: usize = 64;
 
-/// Where one instance is.
+/// Address of one instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Address {
     pub place: Place,
     pub is_tls: bool,
-    /// What stands before the path of each call.
+    /// URI in front of the path of each call.
     pub origin: Uri,
-    /// As it was typed.
+    /// Text of the address.
     pub text: String,
 }
 
-/// How to get there.
+/// Transport endpoint of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Place {
     Tcp { host: String, port: u16 },
@@ -28,8 +28,8 @@ pub(super) enum Place {
 }
 
 impl Address {
-    /// `http://host:port`, `https://host:port`, `host:port` for the first of them, or `unix:/path`; several of them with commas. Each
-    /// counts once.
+    /// Parses `http://host:port`, `https://host:port`, `host:port` (as http) or `unix:/path`, separated by commas.
+    /// Duplicates are dropped.
     pub fn parse_all(text: &str) -> Result<Vec<Self>, ClientError> {
         let wrong = |part: &str| ClientError::Address(part.to_owned());
         let mut addresses = Vec::new();
@@ -56,13 +56,13 @@ impl Address {
         let origin: Uri = with_scheme.parse().ok()?;
         let authority = origin.authority()?.as_str();
         let default_port = match origin.scheme_str()? {
-            // Who names no scheme, names a port.
+            // Without a scheme, the port is required.
             "http" if text.contains("://") => Some(80),
             "http" => None,
             "https" => Some(443),
             _ => return None,
         };
-        // What stands behind a colon has to be a port, and there is nobody to log in as.
+        // The part after a colon must be a port; user names are not supported.
         let has_odd_port = origin.port_u16().is_none() && authority.ends_with(|c: char| c != ']') && {
             authority.rsplit_once(']').map_or(authority, |(_, rest)| rest).contains(':')
         };

@@ -1,4 +1,4 @@
-//! What administrators ask: `AdminService`.
+//! Calls of administrators and operators: `AdminService`.
 
 use std::collections::BTreeMap;
 
@@ -24,7 +24,7 @@ use crate::{
 use super::{Result, RmClient, calls};
 
 impl RmClient {
-    /// Puts an engine that runs into the books, also where there is no room. Needs an administrator.
+    /// Adopts a running engine, even if it does not fit. Requires an administrator.
     pub async fn adopt_ticket(&self, adopt: &Adopt) -> Result<Ticket> {
         let message = proto::AdoptTicketRequest {
             ticket_id: adopt.ticket_id.to_string(),
@@ -41,20 +41,20 @@ impl RmClient {
         Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
     }
 
-    /// Has nothing new granted on an EM, until [`RmClient::resume`]. Needs an operator.
+    /// Drains an EM until [`RmClient::resume`]. Requires an operator.
     pub async fn drain(&self, em: &EmInstance, reason: &str) -> Result<Drain> {
         let message = proto::DrainRequest { em: Some(answer::em_message(em)), reason: reason.to_owned() };
         let answer = self.make(&calls::DRAIN, &message).await?;
         Ok(operator::read_drain(answer.drain.unwrap_or_default())?)
     }
 
-    /// Has an EM grant again; answers whether it was drained. Needs an operator.
+    /// Ends the drain of an EM; returns whether it was drained. Requires an operator.
     pub async fn resume(&self, em: &EmInstance, reason: &str) -> Result<bool> {
         let message = proto::ResumeRequest { em: Some(answer::em_message(em)), reason: reason.to_owned() };
         Ok(self.make(&calls::RESUME, &message).await?.was_drained)
     }
 
-    /// Ends a ticket, whosever it is; answers how it ended, which may have been before. Needs an operator.
+    /// Ends a ticket regardless of its owner; returns how it ended, possibly earlier. Requires an operator.
     pub async fn force_release(&self, ticket_id: Uuid, reason: &str) -> Result<String> {
         let message = proto::ForceReleaseRequest {
             ticket_id: ticket_id.to_string(),
@@ -64,7 +64,7 @@ impl RmClient {
         Ok(self.make(&calls::FORCE_RELEASE, &message).await?.ended)
     }
 
-    /// Keeps everybody from changing anything about an EM or a user for a while. Needs an operator.
+    /// Blocks all changes to an EM or a user for a bounded time. Requires an operator.
     pub async fn hold(&self, new: &NewHold) -> Result<Hold> {
         let (em, user) = named(&new.key);
         let duration = new.duration.try_into().map_err(|_| FieldError::new("duration", "is too long"))?;
@@ -73,35 +73,35 @@ impl RmClient {
         Ok(operator::read_hold(answer.hold.unwrap_or_default())?)
     }
 
-    /// Ends a hold before its time; answers whether there was one. Needs an operator.
+    /// Ends a hold before its deadline; returns whether it existed. Requires an operator.
     pub async fn release_hold(&self, key: &LockKey) -> Result<bool> {
         let (em, user) = named(key);
         Ok(self.make(&calls::RELEASE_HOLD, &proto::ReleaseHoldRequest { em, user }).await?.was_held)
     }
 
-    /// The holds that there are. Needs an operator.
+    /// Returns all holds. Requires an operator.
     pub async fn holds(&self) -> Result<Vec<Hold>> {
         let answer = self.make(&calls::LIST_HOLDS, &proto::ListHoldsRequest {}).await?;
         answer.holds.into_iter().map(|hold| Ok(operator::read_hold(hold)?)).collect()
     }
 
-    /// Compares every counter with what the tickets say, at one moment.
+    /// Compares all stored counters with the tickets, on one snapshot.
     pub async fn audit(&self) -> Result<AuditReport> {
         let answer = self.make(&calls::AUDIT, &proto::AuditRequest {}).await?;
         Ok(audit::read_report(answer)?)
     }
 
-    /// Makes every counter what the tickets say.
+    /// Repairs all stored counters to the sums of the tickets.
     pub async fn repair(&self) -> Result<Repaired> {
         self.repair_some(proto::RepairRequest::default()).await
     }
 
-    /// The same of one EM's counters alone.
+    /// As [`RmClient::repair`], for the counters of one EM.
     pub async fn repair_em(&self, em: &EmInstance) -> Result<Repaired> {
         self.repair_some(proto::RepairRequest { em: Some(answer::em_message(em)), ..Default::default() }).await
     }
 
-    /// The same of one scope's counters alone.
+    /// As [`RmClient::repair`], for the counters of one scope.
     pub async fn repair_scope(&self, labels: &BTreeMap<String, String>) -> Result<Repaired> {
         self.repair_some(proto::RepairRequest { scope: labels.clone(), ..Default::default() }).await
     }
@@ -112,7 +112,7 @@ impl RmClient {
     }
 }
 
-/// What is held, as it is named.
+/// Returns the EM or the user of a lock key as message fields.
 fn named(key: &LockKey) -> (Option<proto::EmInstance>, String) {
     match key {
         LockKey::Em(em) => (Some(answer::em_message(em)), String::new()),

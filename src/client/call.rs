@@ -1,4 +1,4 @@
-//! One call: tried on one address after another, as often as it is safe, within its deadline.
+//! One call: attempts on one address after another, while safe and before its deadline.
 
 use std::{marker::PhantomData, time::Duration};
 
@@ -23,20 +23,20 @@ use super::{
     retry::{Failure, Repeat},
 };
 
-/// The longest that any call may take.
+/// Maximum timeout of any call.
 const TIMEOUT_MAX: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 
-/// On how many connections a call may come too late, because they are being closed, before that counts as failed tries.
+/// Maximum number of connections that close before a call begins, until the next one counts as a failed attempt.
 const NOT_BEGUN_MAX: u32 = 16;
 
-/// A call of the API: with which message, and how it is answered.
+/// A call of the API with the types of its request and reply.
 #[derive(Debug)]
 pub struct Call<Q, A> {
-    /// Where it goes.
+    /// Path of the method.
     pub path: &'static str,
-    /// Whether it may be made again when nobody knows what became of it.
+    /// Whether the call may be repeated when its result is unknown.
     pub(super) repeat: Repeat,
-    /// The largest answer that is read, in bytes.
+    /// Maximum size of a reply, in bytes.
     pub(super) answer_bytes_max: usize,
     types: PhantomData<fn(Q) -> A>,
 }
@@ -51,7 +51,7 @@ impl<Q, A> Call<Q, A> {
     }
 }
 
-/// How often, and for how long, a call is tried.
+/// Number of attempts and time allowed for a call.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Patience {
     pub timeout: Duration,
@@ -62,13 +62,13 @@ impl<Q: Message, A: Message + Default + 'static> Call<Q, A> {
     /// Makes the call.
     pub(super) async fn make(&self, pool: &Pool, message: &Q, patience: Patience) -> Result<A, ClientError> {
         let deadline = Instant::now() + patience.timeout.min(TIMEOUT_MAX);
-        // Once, however often it is sent.
+        // Encoded once for all attempts.
         let body = Bytes::from(message.encode_to_vec());
         let (mut failed, mut not_begun, mut on) = (0, 0, None);
         loop {
             let failure = match self.attempt(pool, body.clone(), deadline, &mut on).await {
                 Ok(answer) => return Ok(answer),
-                // That was no try: the next connection takes it, which is there or comes at once.
+                // Not an attempt: another connection takes the call, now or as soon as it is open.
                 Err(Failure::NotBegun(_)) if not_begun < NOT_BEGUN_MAX => {
                     not_begun += 1;
                     tokio::task::yield_now().await;
@@ -89,18 +89,18 @@ impl<Q: Message, A: Message + Default + 'static> Call<Q, A> {
             tracing::debug!(call = self.path, failed, ?pause, reason = status.message(), "a call will be tried again");
             match is_of_the_way {
                 true if failed == 1 && pool.another_serves(on) => {}
-                // As soon as there is somebody to ask.
+                // Waits until an instance serves.
                 true if !pool.another_serves(on) => pool.someone_serves(pause).await,
                 _ => sleep(pause).await,
             }
         }
     }
 
-    /// Opens a call that is answered by many messages, on the next address that serves; once.
+    /// Opens a streaming call on the next serving address, with one attempt.
     pub(super) async fn open(&self, pool: &Pool, message: &Q, patience: Patience) -> Result<Streaming<A>, Failure> {
         let opening = async {
             let (at, sender) = pool.next(None).await.map_err(Failure::NotSent)?;
-            // Without a deadline: it has no end.
+            // Without a deadline, because the stream has no end.
             let request = Self::request(pool, Bytes::from(message.encode_to_vec()));
             let mut grpc = Grpc::with_origin(sender, pool.origin(at)).max_decoding_message_size(self.answer_bytes_max);
             let path = PathAndQuery::from_static(self.path);
@@ -119,7 +119,7 @@ impl<Q: Message, A: Message + Default + 'static> Call<Q, A> {
         request
     }
 
-    /// Tries it once. Writes down on which address.
+    /// Makes one attempt and stores its address in `on`.
     async fn attempt(&self, pool: &Pool, body: Bytes, deadline: Instant, on: &mut Option<usize>) -> Result<A, Failure> {
         let trying = async {
             let (at, sender) = pool.next(*on).await.map_err(Failure::NotSent)?;
@@ -140,7 +140,7 @@ impl<Q: Message, A: Message + Default + 'static> Call<Q, A> {
     }
 }
 
-/// Sends what is encoded already, and reads answers.
+/// Codec that sends an encoded message and decodes replies.
 struct Encoded<A>(PhantomData<fn() -> A>);
 
 impl<A: Message + Default + 'static> Codec for Encoded<A> {

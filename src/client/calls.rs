@@ -1,17 +1,17 @@
-//! The table of calls: whether each may be made again when nobody knows whether it was carried out. `Watch` is left out: nothing here
-//! follows it.
+//! Table of calls with their idempotency: whether a call may be repeated when its result is unknown. `Watch` is not in the
+//! table, because this client does not use it.
 
 use crate::transport::proto;
 
 use super::{call::Call, retry::Repeat};
 
-/// The largest answers, such as the report of an audit: it may name a thousand scopes with long names.
+/// Maximum size of the largest replies, in bytes: an audit report can contain a thousand scopes with long names.
 const AUDIT_BYTES_MAX: usize = 64 << 20;
 
 const SAFE: Repeat = Repeat::Safe;
 const ONLY_IF_NOT_DONE: Repeat = Repeat::OnlyIfNotDone;
 
-/// One row for each call, and all their paths.
+/// Defines one constant per call, and the list of all paths.
 macro_rules! calls {
     ($($(#[$why:meta])* $name:ident: $service:literal / $call:literal, $question:ident => $answer:ident, $repeat:expr;)*) => {
         $(
@@ -26,102 +26,102 @@ macro_rules! calls {
 }
 
 calls! {
-    /// The same again is success.
+    /// A repetition succeeds.
     REGISTER: "ResourceManagerService" / "Register", RegisterRequest => RegisterResponse, SAFE;
-    /// Again, it tells that there is no such EM, or removes one that has registered since.
+    /// A repetition fails because the EM does not exist, or removes a later registration.
     UNREGISTER: "ResourceManagerService" / "Unregister", UnregisterRequest => UnregisterResponse, ONLY_IF_NOT_DONE;
-    /// Once for each request id, and nothing at all if it is a dry run.
+    /// Granted once per request id; a dry run changes nothing.
     REQUEST_RESOURCE: "ResourceManagerService" / "RequestResource", RequestResourceRequest => RequestResourceResponse, SAFE;
-    /// The same again is success.
+    /// A repetition succeeds.
     RESOURCE_INITED: "ResourceManagerService" / "ResourceInited", ResourceInitedRequest => ResourceInitedResponse, SAFE;
-    /// The same again is success.
+    /// A repetition succeeds.
     RESOURCE_REPORTED: "ResourceManagerService" / "ResourceReported", ResourceReportedRequest => ResourceReportedResponse, SAFE;
-    /// The same again is success.
+    /// A repetition succeeds.
     RESOURCE_RELEASED: "ResourceManagerService" / "ResourceReleased", ResourceReleasedRequest => ResourceReleasedResponse, SAFE;
-    /// A report with the same sequence counts once.
+    /// A report with an equal sequence has no further effect.
     HEARTBEAT: "ResourceManagerService" / "Heartbeat", HeartbeatRequest => HeartbeatResponse, SAFE;
-    /// The same again is success, also if it expects what there was before.
+    /// A repetition succeeds, even with the etag of the earlier state.
     SET_LIMIT: "LimitService" / "SetLimit", SetLimitRequest => SetLimitResponse, SAFE;
-    /// Again, it tells that there is no such limit, or removes one that was set since.
+    /// A repetition fails because the limit does not exist, or deletes a later limit.
     DELETE_LIMIT: "LimitService" / "DeleteLimit", DeleteLimitRequest => DeleteLimitResponse, ONLY_IF_NOT_DONE;
-    /// Again, it no longer tells what was changed, or undoes what was set since.
+    /// A repetition does not return the changes, or reverts later changes.
     REPLACE_LIMITS_SMALL: "LimitService" / "ReplaceLimits", ReplaceLimitsRequest => ReplaceLimitsResponse, ONLY_IF_NOT_DONE;
-    /// It only reads.
+    /// Only reads.
     LIST_LIMITS: "LimitService" / "ListLimits", ListLimitsRequest => ListLimitsResponse, SAFE;
-    /// The same again changes nothing.
+    /// A repetition changes nothing.
     SET_POLICY: "LimitService" / "SetPolicy", SetPolicyRequest => SetPolicyResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     LIST_POLICIES: "LimitService" / "ListPolicies", ListPoliciesRequest => ListPoliciesResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     LIST_SCOPES: "UsageService" / "ListScopes", ListScopesRequest => ListScopesResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     LIST_REFUSALS: "UsageService" / "ListRefusals", ListRefusalsRequest => ListRefusalsResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     GET_USAGE: "UsageService" / "GetUsage", GetUsageRequest => GetUsageResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     LIST_ACTIONS: "UsageService" / "ListActions", ListActionsRequest => ListActionsResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     FOLLOW_ACTIONS: "UsageService" / "FollowActions", FollowActionsRequest => FollowActionsResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     GET_SCOPE: "UsageService" / "GetScope", GetScopeRequest => GetScopeResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     BATCH_GET_EMS: "UsageService" / "BatchGetEms", BatchGetEmsRequest => BatchGetEmsResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     BATCH_GET_TICKETS: "UsageService" / "BatchGetTickets", BatchGetTicketsRequest => BatchGetTicketsResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     LIST_WAITING: "UsageService" / "ListWaiting", ListWaitingRequest => ListWaitingResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     GET_SERVER_INFO: "UsageService" / "GetServerInfo", GetServerInfoRequest => GetServerInfoResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     GET_EM: "UsageService" / "GetEm", GetEmRequest => GetEmResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     LIST_EMS: "UsageService" / "ListEms", ListEmsRequest => ListEmsResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     GET_TICKET: "UsageService" / "GetTicket", GetTicketRequest => GetTicketResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     LIST_TICKETS: "UsageService" / "ListTickets", ListTicketsRequest => ListTicketsResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     GET_OVERVIEW: "UsageService" / "GetOverview", GetOverviewRequest => GetOverviewResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     LIST_INSTANCES: "UsageService" / "ListInstances", ListInstancesRequest => ListInstancesResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     LIST_TASKS: "UsageService" / "ListTasks", ListTasksRequest => ListTasksResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     AUDIT_SMALL: "AdminService" / "Audit", AuditRequest => AuditResponse, SAFE;
-    /// Again, it no longer tells what was repaired.
+    /// A repetition does not return the repairs.
     REPAIR: "AdminService" / "Repair", RepairRequest => RepairResponse, ONLY_IF_NOT_DONE;
-    /// The same again is success.
+    /// A repetition succeeds.
     ADOPT_TICKET: "AdminService" / "AdoptTicket", AdoptTicketRequest => AdoptTicketResponse, SAFE;
-    /// The same again changes nothing.
+    /// A repetition changes nothing.
     DRAIN: "AdminService" / "Drain", DrainRequest => DrainResponse, SAFE;
-    /// Again, it no longer tells that it was drained, or ends a drain that came since.
+    /// A repetition does not return that the EM was drained, or ends a later drain.
     RESUME: "AdminService" / "Resume", ResumeRequest => ResumeResponse, ONLY_IF_NOT_DONE;
-    /// The same again is success.
+    /// A repetition succeeds.
     FORCE_RELEASE: "AdminService" / "ForceRelease", ForceReleaseRequest => ForceReleaseResponse, SAFE;
-    /// Again, it counts from then on.
+    /// A repetition restarts the duration.
     HOLD: "AdminService" / "Hold", HoldRequest => HoldResponse, SAFE;
-    /// Again, it no longer tells that it was held, or ends a hold that came since.
+    /// A repetition does not return that the hold existed, or ends a later hold.
     RELEASE_HOLD: "AdminService" / "ReleaseHold", ReleaseHoldRequest => ReleaseHoldResponse, ONLY_IF_NOT_DONE;
-    /// It only reads.
+    /// Only reads.
     LIST_HOLDS: "AdminService" / "ListHolds", ListHoldsRequest => ListHoldsResponse, SAFE;
-    /// Again, it is put anew under another etag, over what was put since.
+    /// A repetition writes the provider again under another etag and overwrites later changes.
     PUT_PROVIDER: "ExternalResourceService" / "PutProvider", PutProviderRequest => PutProviderResponse, ONLY_IF_NOT_DONE;
-    /// Again, it tells that there is no such provider, or removes one that was put since.
+    /// A repetition fails because the provider does not exist, or deletes a later provider.
     DELETE_PROVIDER: "ExternalResourceService" / "DeleteProvider", DeleteProviderRequest => DeleteProviderResponse, ONLY_IF_NOT_DONE;
-    /// It only reads.
+    /// Only reads.
     LIST_PROVIDERS: "ExternalResourceService" / "ListProviders", ListProvidersRequest => ListProvidersResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     GET_QUEUE: "ExternalResourceService" / "GetQueue", GetQueueRequest => GetQueueResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     LIST_QUEUES: "ExternalResourceService" / "ListQueues", ListQueuesRequest => ListQueuesResponse, SAFE;
-    /// It only reads.
+    /// Only reads.
     LIST_APPLICATIONS: "ExternalResourceService" / "ListApplications", ListApplicationsRequest => ListApplicationsResponse, SAFE;
 }
 
-/// An audit may be told at length.
+/// [`AUDIT_SMALL`] with the size limit for large replies.
 pub const AUDIT: Call<proto::AuditRequest, proto::AuditResponse> = AUDIT_SMALL.with_large_answers(AUDIT_BYTES_MAX);
 
-/// And so may what becomes of thousands of limits.
+/// [`REPLACE_LIMITS_SMALL`] with the size limit for large replies: thousands of limits can change.
 pub const REPLACE_LIMITS: Call<proto::ReplaceLimitsRequest, proto::ReplaceLimitsResponse> =
     REPLACE_LIMITS_SMALL.with_large_answers(AUDIT_BYTES_MAX);
 
@@ -133,7 +133,7 @@ mod tests {
 
     use super::*;
 
-    /// What this client does not call.
+    /// Method that this client does not call.
     const LEFT_OUT: &str = "linkis.rm.v1.UsageService/Watch";
 
     fn of_api() -> BTreeSet<String> {
@@ -148,7 +148,7 @@ mod tests {
         calls
     }
 
-    /// The paths of those that are not repeated when it is in doubt whether they were carried out.
+    /// Returns the paths of the calls that are not repeated when their result is unknown.
     fn once() -> BTreeSet<&'static str> {
         let once = ALL.iter().filter(|(_, repeat)| *repeat == ONLY_IF_NOT_DONE);
         once.map(|(path, _)| path.trim_start_matches('/')).collect()

@@ -1,4 +1,4 @@
-//! One connection with one instance: how it is made, and how a call goes over it.
+//! One HTTP/2 connection to an instance: its setup, and the calls over it.
 
 use std::{
     future::Future,
@@ -31,34 +31,34 @@ use super::{
     retry::Failure,
 };
 
-/// How long a connection may take to be made, until the service says over it that it serves.
+/// Timeout of the connection setup, including the first health reply.
 pub(super) const CONNECT_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// How long nothing may be heard before a sign of life is asked for, and how long that may take.
+/// Interval without received data before a keep-alive ping, and timeout of its reply.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(10);
 const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(5);
 
 const AGENT: HeaderValue = HeaderValue::from_static(concat!("linkis-rm/", env!("CARGO_PKG_VERSION")));
 
-/// Makes calls over a connection; clones share it.
+/// Sends calls over a connection. Clones share it.
 #[derive(Clone, Debug)]
 pub(super) struct Sender(http2::SendRequest<Body>);
 
-/// A connection that was made.
+/// An established connection.
 pub(super) struct Open {
     pub sender: Sender,
-    /// Ends when it takes no calls any more. Those under way outlive it.
+    /// Ends when the connection accepts no further calls. Calls in progress outlive it.
     pub ended: JoinHandle<hyper::Result<()>>,
 }
 
 impl Sender {
-    /// Whether it takes no calls any more.
+    /// Returns whether the connection accepts no further calls.
     pub fn is_closed(&self) -> bool {
         self.0.is_closed()
     }
 }
 
-/// Makes a connection.
+/// Opens a connection.
 pub(super) async fn open(address: &Address, tls: Option<&Tls>) -> io::Result<Open> {
     match &address.place {
         Place::Unix(path) => greet(UnixStream::connect(path).await?).await,
@@ -74,7 +74,7 @@ pub(super) async fn open(address: &Address, tls: Option<&Tls>) -> io::Result<Ope
                 None => ServerName::try_from(host.clone()).map_err(io::Error::other)?,
             };
             let stream = tls.connector.connect(name, stream).await?;
-            // Else the two would not speak the same language.
+            // Without HTTP/2 on both sides, no call would succeed.
             if stream.get_ref().1.alpn_protocol() != Some(b"h2") {
                 return Err(io::Error::other("what answers there speaks no HTTP/2 over TLS"));
             }
@@ -83,7 +83,7 @@ pub(super) async fn open(address: &Address, tls: Option<&Tls>) -> io::Result<Ope
     }
 }
 
-/// Connects with the first address of a host that answers; each has its part of the time.
+/// Connects to the first reachable address of a host name. All addresses share the timeout equally.
 async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
     let addresses: Vec<_> = lookup_host((host, port)).await?.collect();
     let share = CONNECT_TIMEOUT / u32::try_from(addresses.len().max(1)).unwrap_or(u32::MAX);
@@ -110,18 +110,18 @@ async fn greet(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> 
     Ok(Open { sender: Sender(sender), ended: tokio::spawn(connection) })
 }
 
-/// What is behind a status when the way is to blame, and not the service.
+/// Source of a status that the connection caused, not the service.
 #[derive(Debug, thiserror::Error)]
 #[error("{source}")]
 struct Broken {
-    /// Whether the call never left, or the other side has said that it does not begin it.
+    /// Whether the call was never sent, or the peer refused to begin it.
     is_not_begun: bool,
     source: hyper::Error,
 }
 
 impl Broken {
     fn new(error: TrySendError<Request<Body>>) -> Self {
-        // What comes back was not sent.
+        // A returned request was not sent.
         let is_returned = error.message().is_some();
         let source = error.into_error();
         let is_refused = std::error::Error::source(&source)
@@ -131,8 +131,8 @@ impl Broken {
     }
 }
 
-/// Whether a stream was not begun: where a connection is closed in order, those behind the last one that is carried out; and those that
-/// are refused (RFC 9113, 6.8 and 8.7).
+/// Returns whether the peer refused a stream: one after the last processed stream of a closing connection, or a refused one
+/// (RFC 9113, 6.8 and 8.7).
 fn is_refusal(error: &h2::Error) -> bool {
     match error.reason() {
         Some(h2::Reason::NO_ERROR) => error.is_go_away() && error.is_remote(),
@@ -141,13 +141,13 @@ fn is_refusal(error: &h2::Error) -> bool {
     }
 }
 
-/// How a try failed: the service's own words have nothing behind them.
+/// Classifies a failed attempt. A status from the service itself has no source.
 pub(super) fn failure(status: Status) -> Failure {
     let Some(source) = std::error::Error::source(&status) else { return Failure::Answered(status) };
     match source.downcast_ref::<Broken>() {
         Some(broken) if broken.is_not_begun => Failure::NotBegun(status),
         Some(_) => Failure::Lost(status),
-        // In the middle of the answer.
+        // The connection broke during the reply.
         None => Failure::Lost(lost(source.to_string(), None)),
     }
 }

@@ -1,4 +1,4 @@
-//! Why a call of the client failed.
+//! Errors of client calls.
 
 use std::time::Duration;
 
@@ -7,28 +7,28 @@ use tonic_types::StatusExt as _;
 
 use crate::domain::name::FieldError;
 
-/// Why a call failed.
+/// Reason why a call failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
-    /// The service answered with an error, or could not be reached.
+    /// The service replied with an error, or no instance is reachable.
     #[error("{}: {}", .0.code(), .0.message())]
     Status(Box<Status>),
-    /// The service answered with something that this client does not understand: their versions differ.
+    /// The reply cannot be parsed: client and service have incompatible versions.
     #[error("the service's answer cannot be understood")]
     Answer(#[from] FieldError),
-    /// The address cannot be used.
+    /// The address is not valid.
     #[error(
         "{0:?} is not the address of a service; give one like http://127.0.0.1:50051, https://rm.example.com or unix:/run/rm.sock, or \
          several with commas between them"
     )]
     Address(String),
-    /// There are more addresses than a client takes.
+    /// The maximum number of addresses is exceeded.
     #[error("there are more than {most} addresses; name some of the instances, or a load balancer")]
     TooManyAddresses {
-        /// How many it takes.
+        /// Maximum number of addresses.
         most: usize,
     },
-    /// A certificate, a key or a token cannot be used.
+    /// A certificate, key or token is not usable.
     #[error("{0}")]
     Secret(String),
 }
@@ -40,7 +40,7 @@ impl From<Status> for ClientError {
 }
 
 impl ClientError {
-    /// The gRPC code, if the service gave one; UNAVAILABLE if it could not be reached or the connection broke.
+    /// Returns the gRPC code, if any; UNAVAILABLE if no instance is reachable or the connection broke.
     pub fn code(&self) -> Option<Code> {
         match self {
             Self::Status(status) => Some(status.code()),
@@ -48,7 +48,7 @@ impl ClientError {
         }
     }
 
-    /// The reason in capitals, as the API documents it, e.g. `TICKET_NOT_FOUND`.
+    /// Returns the documented reason in capitals, such as `TICKET_NOT_FOUND`.
     pub fn reason(&self) -> Option<String> {
         match self {
             Self::Status(status) => Some(status.get_details_error_info()?.reason),
@@ -56,7 +56,7 @@ impl ClientError {
         }
     }
 
-    /// What the service says in fields besides the reason, as the API documents it: "ended" with `TICKET_NOT_FOUND`, for one.
+    /// Returns a documented metadata field of the error, such as "ended" for `TICKET_NOT_FOUND`.
     pub fn fact(&self, field: &str) -> Option<String> {
         match self {
             Self::Status(status) => status.get_details_error_info()?.metadata.remove(field),
@@ -64,19 +64,19 @@ impl ClientError {
         }
     }
 
-    /// How long to wait before the call is worth repeating; `None` if repeating it does not help.
+    /// Returns the time to wait before a repetition; `None` if a repetition is useless.
     pub fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Status(status) => match status.get_details_retry_info() {
                 Some(retry) => retry.retry_delay,
-                // From the way there, not from the service: a connection that could not be made, or broke.
+                // Without a delay from the service: the connection could not be opened, or broke.
                 None => (status.code() == Code::Unavailable).then_some(Duration::from_secs(1)),
             },
             _ => None,
         }
     }
 
-    /// The first field that the service complained about.
+    /// Returns the first invalid field that the service reported.
     pub fn field(&self) -> Option<String> {
         match self {
             Self::Status(status) => Some(status.get_details_bad_request()?.field_violations.into_iter().next()?.field),

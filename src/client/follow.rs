@@ -1,4 +1,4 @@
-//! The history as it goes on, over one connection after another.
+//! Follower of the history, across connections.
 
 use std::time::Duration;
 
@@ -12,16 +12,16 @@ use super::{
     retry::{Failure, Repeat},
 };
 
-/// After how long without a word the service is gone: it has one to say every five seconds.
+/// Timeout without a message. The service sends one at least every five seconds.
 const SILENT_MAX: Duration = Duration::from_secs(30);
 
-/// Follows the history: see [`RmClient::follow_actions`].
+/// Follows the history; see [`RmClient::follow_actions`].
 #[derive(Debug)]
 pub struct Follower {
     client: RmClient,
     position: String,
     stream: Option<Streaming<proto::FollowActionsResponse>>,
-    /// How often it failed since something was told last.
+    /// Number of failures since the last message.
     failed: u32,
 }
 
@@ -30,18 +30,19 @@ impl Follower {
         Self { client, position, stream: None, failed: 0 }
     }
 
-    /// The position of the last message: whoever is done with it may go on from there, at any time and with any client.
+    /// Returns the position of the last message. Any client can resume from it at any time.
     pub fn position(&self) -> &str {
         &self.position
     }
 
-    /// The next message: lines, or none, if only the position is further on. What breaks meanwhile is taken up again from the last
-    /// position, as often as the client tries a call.
+    /// Returns the next message: history lines, or none if only the position advanced. A broken stream is resumed from the
+    /// last position, with as many attempts as a call.
     ///
-    /// Dropped before it is done, it has lost nothing.
+    /// Cancel safe: dropping the future loses no line.
     ///
     /// # Errors
-    /// [`ClientError::Status`](super::ClientError::Status): what comes behind the position is forgotten, say; or nobody could be reached.
+    /// [`ClientError::Status`](super::ClientError::Status): the lines after the position are deleted, or no instance is
+    /// reachable.
     pub async fn next(&mut self) -> Result<proto::FollowActionsResponse> {
         loop {
             let failure = match self.try_next().await {

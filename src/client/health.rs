@@ -1,4 +1,4 @@
-//! What an instance says of its health (`grpc.health.v1`): for as long as it is connected, or once.
+//! Health of an instance (`grpc.health.v1`): watched over a connection, or checked once.
 
 use std::future::pending;
 
@@ -17,32 +17,32 @@ use super::{
     connection::{self, CONNECT_TIMEOUT, Sender},
 };
 
-/// What it is asked: how one of its services is, or without a name, how it is as a whole.
+/// Request: the health of one service, or of the whole instance for an empty name.
 #[derive(Clone, PartialEq, prost::Message)]
 struct HealthCheckRequest {
     #[prost(string, tag = "1")]
     service: String,
 }
 
-/// What it answers, whenever that changes.
+/// Reply to a check, and each message of a watch.
 #[derive(Clone, Copy, PartialEq, prost::Message)]
 struct HealthCheckResponse {
     #[prost(int32, tag = "1")]
     status: i32,
 }
 
-/// The one status with which calls may be sent.
+/// The only status with which calls may be sent.
 const SERVING: i32 = 1;
 
 const WATCH: &str = "/grpc.health.v1.Health/Watch";
 const CHECK: &str = "/grpc.health.v1.Health/Check";
 
-/// Asks each instance at `addresses` once whether it serves `service` (without a name: whether calls may be sent to it), and tells what
-/// each said, by its address.
+/// Checks each instance at `addresses` once, and returns by address whether it serves `service`. With an empty name, the
+/// result states whether calls may be sent to the instance.
 ///
 /// # Errors
-/// As of [`super::RmClient::with`]. Of each instance, what it answered instead; [`tonic::Code::Unavailable`] if nobody answered within the
-/// time of a call.
+/// As [`super::RmClient::with`]. The entry of an instance contains its error; [`tonic::Code::Unavailable`] without a reply
+/// within the call timeout.
 pub async fn check_health(
     addresses: &str,
     settings: &ClientSettings,
@@ -72,16 +72,16 @@ pub async fn check_health(
     Ok(told)
 }
 
-/// What an instance says of itself.
+/// Health that an instance reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Word {
     /// Calls may be sent.
     Serves,
-    /// It stops, or its database is away.
+    /// The instance is stopping, or its database is unavailable.
     DoesNotServe,
 }
 
-/// Tells whatever an instance says of itself; ends with the reason when it says nothing more.
+/// Calls `heard` with each health report of an instance; returns the reason when the reports end.
 pub(super) async fn listen(
     sender: Sender,
     origin: Uri,
@@ -117,7 +117,7 @@ pub(super) async fn listen(
     }
 }
 
-/// What answers there is no service that can be asked, or does not let this client ask: a call will tell.
+/// Returns whether the peer has no health service, or denies it to this client. The next call shows whether it serves.
 fn knows_nothing_of_health(status: &Status) -> bool {
     use Code::{NotFound, PermissionDenied, Unauthenticated, Unimplemented};
     let is_of_the_service = std::error::Error::source(status).is_none();

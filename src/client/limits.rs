@@ -1,4 +1,4 @@
-//! What administrators ask of limits: `LimitService`.
+//! Calls that administrators make for limits: `LimitService`.
 
 use std::collections::BTreeMap;
 
@@ -15,14 +15,14 @@ use crate::{
 use super::{PAGE_SIZE, Result, RmClient, calls};
 
 impl RmClient {
-    /// Adds a limit, or changes the one with the same pattern. Answers with scopes that hold more than they may.
+    /// Adds a limit, or changes the one with the same pattern. Returns scopes whose use exceeds it.
     pub async fn set_limit(&self, rule: &Rule) -> Result<Vec<ScopeUsage>> {
         let message = proto::SetLimitRequest { limit: Some(limit::limit(rule)), expected_etag: None };
         let answer = self.make(&calls::SET_LIMIT, &message).await?;
         answer.over_limit.into_iter().map(|scope| Ok(limit::read_scope_usage(scope)?)).collect()
     }
 
-    /// Removes a limit.
+    /// Deletes a limit.
     pub async fn delete_limit(&self, pattern: &Pattern) -> Result<()> {
         let rule = Rule { pattern: pattern.clone(), mode: LimitMode::Off, max: BTreeMap::new() };
         let message = proto::DeleteLimitRequest { limit: Some(limit::limit(&rule)), ..Default::default() };
@@ -30,21 +30,21 @@ impl RmClient {
         Ok(())
     }
 
-    /// All limits, in the order in which they are checked.
+    /// Returns all limits, in check order.
     pub async fn limits(&self) -> Result<Vec<Rule>> {
         let ask = |page_token| proto::ListLimitsRequest { page_size: PAGE_SIZE, page_token };
         let rule = |message: proto::Limit| limit::rule("limit", Some(&message));
         self.list(&calls::LIST_LIMITS, ask, |page| (page.limits, page.next_page_token), rule).await
     }
 
-    /// Decides which limits are for the tickets on a kind of EM.
+    /// Sets the policy of an EM kind.
     pub async fn set_policy(&self, em_kind: &Name, policy: &Policy) -> Result<()> {
         let message = proto::SetPolicyRequest { policy: Some(limit::policy_message(em_kind, policy)) };
         self.make(&calls::SET_POLICY, &message).await?;
         Ok(())
     }
 
-    /// The policies of all kinds of EMs, by application name.
+    /// Returns the policies of all EM kinds, by application name.
     pub async fn policies(&self) -> Result<BTreeMap<Name, Policy>> {
         let answer = self.make(&calls::LIST_POLICIES, &proto::ListPoliciesRequest {}).await?;
         answer.policies.iter().map(|message| Ok(limit::policy("policy", Some(message))?)).collect()

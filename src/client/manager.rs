@@ -1,4 +1,4 @@
-//! What ECMs, LinkisManager and engines ask: `ResourceManagerService`.
+//! Calls of EMs, LinkisManager and engines: `ResourceManagerService`.
 
 use std::time::Duration;
 
@@ -24,37 +24,37 @@ use crate::{
 
 use super::{Result, RmClient, call::Patience, calls};
 
-/// What an engine to be started will need.
+/// A request for the resources of an engine.
 #[derive(Clone, Debug)]
 pub struct ResourceRequest {
-    /// Where to start it; `None` leaves the choice to the service.
+    /// EM of the engine; `None` for placement by the service.
     pub em: Option<EmInstance>,
-    /// For whom.
+    /// User of the engine.
     pub user: Name,
-    /// By which application of the user.
+    /// Application of the user.
     pub creator: Name,
-    /// The engine's type; may be empty.
+    /// Engine type; may be empty.
     pub engine_type: String,
-    /// How much.
+    /// Requested amounts.
     pub resource: Resource,
-    /// The queues, or namespaces, that will do instead of the one in the resource, the best first: at most 8.
+    /// Alternatives to the queue or namespace of the resource, the best first; at most 8.
     pub queue_names: Vec<String>,
-    /// Kept with the ticket; those of the selector count the same, and need not stand here.
+    /// Labels of the ticket. The labels of the selector count as well and need not be repeated.
     pub labels: Labels,
-    /// Which EMs will do, and which it would rather have.
+    /// Required and preferred EMs.
     pub selector: Selector,
-    /// What it allows itself, each for other labels that some limit has counted: at most 4.
+    /// Caps of the request, each for another label set that a limit counts; at most 4.
     pub caps: Vec<Cap>,
-    /// How long to wait in line if there is not enough now; zero is not at all.
+    /// Maximum time to wait in the queue; zero to be refused immediately.
     pub wait_timeout: Duration,
-    /// How long the grant stays locked; `None` for the server's default.
+    /// Time until the grant expires without a confirmation; `None` for the server's default.
     pub lock_ttl: Option<Duration>,
-    /// Makes the request repeatable: set one whenever a lost answer is to be asked for again.
+    /// Request id, which makes the request repeatable after a lost reply.
     pub request_id: Option<String>,
 }
 
 impl ResourceRequest {
-    /// A request with what every request needs.
+    /// Creates a request from the required fields.
     pub fn new(em: Option<EmInstance>, user: Name, creator: Name, resource: Resource) -> Self {
         Self {
             em,
@@ -73,26 +73,26 @@ impl ResourceRequest {
     }
 }
 
-/// The answer to a request.
+/// Reply to a request.
 #[derive(Clone, Debug, PartialEq)]
 pub enum ResultResource {
     /// Granted.
     Available(Grant),
-    /// Not granted, and why.
+    /// Refused, with the reason.
     NotEnough(Refusal),
 }
 
-/// The answer to a report.
+/// Reply to a report.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Heartbeat {
-    /// Tickets that were reported, but do not live on the EM: their engines have to stop.
+    /// Reported tickets that are not live on the EM; their engines must stop.
     pub unknown_tickets: Vec<UnknownTicket>,
-    /// How often the service wants a report.
+    /// Interval at which the service expects reports.
     pub interval: Duration,
 }
 
 impl RmClient {
-    /// Tells what an EM provides; again is a resize.
+    /// Registers the capacity of an EM; a repetition with other amounts resizes it.
     pub async fn register(&self, registration: Register) -> Result<Em> {
         let message = proto::RegisterRequest {
             em: Some(answer::em_message(&registration.em)),
@@ -105,12 +105,12 @@ impl RmClient {
         Ok(answer::read_em(answer.em.unwrap_or_default())?)
     }
 
-    /// Removes an EM; answers how many tickets went with it.
+    /// Unregisters an EM; returns the number of tickets that ended.
     pub async fn unregister(&self, em: &EmInstance) -> Result<i64> {
         self.unregister_any(em, None).await
     }
 
-    /// The same on behalf of the registration that was answered with `epoch`: one that came after it is left alone.
+    /// As [`RmClient::unregister`], only for the registration with `epoch`. A later registration is not removed.
     pub async fn unregister_fenced(&self, em: &EmInstance, epoch: i64) -> Result<i64> {
         self.unregister_any(em, Some(epoch)).await
     }
@@ -120,13 +120,13 @@ impl RmClient {
         Ok(self.make(&calls::UNREGISTER, &message).await?.removed_tickets)
     }
 
-    /// Asks for resources. If the request has no id, and calls are tried more than once, it gets one: however often it was sent, it is
-    /// granted once. A grant whose answer never arrived stays locked until it expires.
+    /// Requests resources. If attempts can be repeated, a request without an id gets one, so that it is granted once. A
+    /// grant whose reply is lost stays locked until it expires.
     pub async fn request_resource(&self, request: &ResourceRequest) -> Result<ResultResource> {
         self.ask(request, false).await
     }
 
-    /// Asks how [`RmClient::request_resource`] would be answered. A grant then has the nil ticket.
+    /// Returns the result that [`RmClient::request_resource`] would have. A grant has the nil ticket id.
     pub async fn dry_run(&self, request: &ResourceRequest) -> Result<ResultResource> {
         self.ask(request, true).await
     }
@@ -140,7 +140,7 @@ impl RmClient {
             value: preference.value.clone(),
             weight: i32::try_from(preference.weight).unwrap_or(i32::MAX),
         };
-        // An id costs the service a row: who asks once, and who only wants to know, needs none.
+        // A request id costs the service a row, so single attempts and dry runs have none.
         let own_id = || (self.patience.attempts > 1 && !dry_run).then(|| Uuid::new_v4().to_string());
         let message = proto::RequestResourceRequest {
             em: request.em.as_ref().map(answer::em_message),
@@ -170,7 +170,7 @@ impl RmClient {
         }
     }
 
-    /// Reports that the engine of a ticket runs.
+    /// Confirms the engine of a ticket.
     pub async fn resource_inited(&self, report: &Inited) -> Result<Ticket> {
         let message = proto::ResourceInitedRequest {
             ticket_id: report.ticket_id.to_string(),
@@ -185,7 +185,7 @@ impl RmClient {
         Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
     }
 
-    /// Reports that an engine uses other amounts than before, or which application it is.
+    /// Reports other amounts or the application id of a running engine.
     pub async fn resource_reported(&self, report: &Reported) -> Result<Ticket> {
         let message = proto::ResourceReportedRequest {
             ticket_id: report.ticket_id.to_string(),
@@ -199,7 +199,7 @@ impl RmClient {
         Ok(answer::read_ticket(answer.ticket.unwrap_or_default())?)
     }
 
-    /// Gives back what a ticket holds.
+    /// Releases a ticket.
     pub async fn resource_released(&self, ticket: &Released) -> Result<()> {
         let message = proto::ResourceReleasedRequest {
             ticket_id: ticket.ticket_id.to_string(),
@@ -211,14 +211,14 @@ impl RmClient {
         Ok(())
     }
 
-    /// Gives back what a ticket holds, by its id alone.
+    /// Releases a ticket by its id alone.
     pub async fn ticket_released(&self, ticket_id: Uuid) -> Result<()> {
         let message = proto::ResourceReleasedRequest { ticket_id: ticket_id.to_string(), ..Default::default() };
         self.make(&calls::RESOURCE_RELEASED, &message).await?;
         Ok(())
     }
 
-    /// Reports that an EM lives, how it is, and which tickets have engines there.
+    /// Sends a heartbeat with the health of an EM and its running tickets.
     pub async fn heartbeat(&self, report: &Report) -> Result<Heartbeat> {
         let message = proto::HeartbeatRequest {
             em: Some(answer::em_message(&report.em)),

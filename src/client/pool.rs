@@ -1,8 +1,8 @@
-//! The connections with all instances, and which of them takes the next call.
+//! Connection pool: the connections to all instances, and the selection of one for each call.
 //!
-//! Each address has a keeper, a task that connects with it, listens to what the instance says of its health, and connects again when that
-//! ends. What the keepers know stands in one place, `states`; a call takes the next address in turn that serves. Only where none does, it
-//! waits for what the keepers find out.
+//! Each address has a task that connects, watches the health of the instance, and reconnects after a failure. The tasks
+//! store the states in `states`. A call takes the next serving address in turn, and waits only while none serves but one
+//! may soon.
 
 use std::{
     sync::{
@@ -31,40 +31,41 @@ use super::{
     random,
 };
 
-/// How long an address is left alone after it failed: so long at least, and so long at most while no call asks for it.
+/// Minimum and maximum back-off of an address after a failure. The maximum applies while no call requests an attempt.
 const PAUSE_MIN: Duration = Duration::from_millis(100);
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
-/// A connection that lasted so long was none that fails at once: less than any that is closed because it has become old.
+/// Minimum lifetime of a connection that does not count as failed. Shorter than the age at which a server closes
+/// connections.
 const LASTED: Duration = Duration::from_millis(500);
 
-/// How it is with an address.
+/// State of an address.
 #[derive(Clone, Debug)]
 enum State {
-    /// It will be known soon: a connection is being made.
+    /// A connection is being opened.
     Connecting,
-    /// It takes calls.
+    /// Accepts calls.
     Serving(Sender),
-    /// It is there and says that it serves nobody: it stops, or its database is away.
+    /// Connected, but reports that it does not serve: it is stopping, or its database is unavailable.
     NotServing(Sender),
-    /// It cannot be reached, and until then nobody tries.
+    /// Not reachable; no attempt before `until`.
     Down { until: Instant, why: Arc<str> },
 }
 
-/// Which address takes a call.
+/// Result of the selection for a call.
 #[derive(Debug)]
 enum Choice {
-    /// This one.
+    /// Use this address.
     Take(usize, Sender),
-    /// That will be known soon.
+    /// Wait: a state is about to change.
     Wait,
-    /// None, but it is time to try again.
+    /// No address serves, but the back-off of one has ended.
     TryAgain,
-    /// None.
+    /// No address serves.
     Nobody(Arc<str>),
 }
 
-/// The addresses in turn, and how it is with each; a call that failed `on` one goes to another, if it can.
+/// Selects the next serving address in turn. A call that failed `on` an address prefers another one.
 fn choose(states: &[State], turn: usize, on: Option<usize>, now: Instant) -> Choice {
     let in_turn =
         || (0..states.len()).map(|n| turn.wrapping_add(n) % states.len()).filter_map(|at| Some((at, states.get(at)?)));
@@ -80,10 +81,10 @@ fn choose(states: &[State], turn: usize, on: Option<usize>, now: Instant) -> Cho
     let (mut not_serving, mut is_time, mut down) = (None, false, None);
     for (at, state) in in_turn() {
         match state {
-            // One that serves and is closed is about to be connected again.
+            // A serving address with a closed connection is about to reconnect.
             State::Connecting | State::Serving(_) => return Choice::Wait,
             State::NotServing(sender) if sender.is_closed() => return Choice::Wait,
-            // It tells why it does not, and when to ask again.
+            // The instance replies with the reason and the time of the next attempt.
             State::NotServing(sender) => not_serving = not_serving.or_else(|| Some((at, sender.clone()))),
             State::Down { until, why } => {
                 is_time |= *until <= now;
@@ -98,11 +99,11 @@ fn choose(states: &[State], turn: usize, on: Option<usize>, now: Instant) -> Cho
     }
 }
 
-/// The connections with all instances.
+/// The connections to all instances.
 #[derive(Debug)]
 pub(super) struct Pool {
     shared: Arc<Shared>,
-    /// They end with the pool; there are none before the first call.
+    /// Tasks of the addresses. Started by the first call; they end with the pool.
     keepers: OnceLock<JoinSet<()>>,
     turn: AtomicUsize,
 }
@@ -118,15 +119,15 @@ struct Shared {
 #[derive(Debug)]
 struct Node {
     address: Address,
-    /// A call asks for it to be tried again.
+    /// Signal for an immediate attempt.
     wanted: Notify,
 }
 
-/// How connections are encrypted. A connector cannot be shown.
+/// TLS of the connections. The connector has no `Debug` output.
 pub(super) struct Tls {
-    /// What encrypts them.
+    /// TLS connector.
     pub connector: TlsConnector,
-    /// Whom the certificate has to be for; `None` for the host of the address.
+    /// Required name of the certificate; `None` for the host of the address.
     pub name: Option<ServerName<'static>>,
 }
 
@@ -137,30 +138,31 @@ impl std::fmt::Debug for Tls {
 }
 
 impl Pool {
-    /// Nobody connects before the first call.
+    /// Creates the pool; the first call starts the connections.
     pub fn new(addresses: Vec<Address>, tls: Option<Tls>, authorization: Option<MetadataValue<Ascii>>) -> Self {
         let states = watch::Sender::new(addresses.iter().map(|_| State::Connecting).collect());
         let nodes = addresses.into_iter().map(|address| Node { address, wanted: Notify::new() }).collect();
         let shared = Shared { nodes, states, tls, authorization };
-        // So that not all clients begin with the same one.
+        // A random start spreads clients over the instances.
         let turn = AtomicUsize::new(usize::from(u16::from_be_bytes(random())));
         Self { shared: Arc::new(shared), keepers: OnceLock::new(), turn }
     }
 
-    /// What says who calls.
+    /// Returns the credential of the calls.
     pub fn authorization(&self) -> Option<&MetadataValue<Ascii>> {
         self.shared.authorization.as_ref()
     }
 
-    /// What stands before the path of each call to an address.
+    /// Returns the URI in front of the path of each call to an address.
     pub fn origin(&self, at: usize) -> Uri {
         self.shared.nodes.get(at).map(|node| node.address.origin.clone()).unwrap_or_default()
     }
 
-    /// Which address takes the next call of somebody whose last one failed `on` that one; waits while it is not known whether one can.
+    /// Selects the address of the next call, for a call that failed `on` an address. Waits while a state is about to
+    /// change.
     ///
     /// # Errors
-    /// None can be reached.
+    /// UNAVAILABLE if no address is reachable.
     pub async fn next(&self, on: Option<usize>) -> Result<(usize, Sender), Status> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
         if let Choice::Take(at, sender) = choose(&self.shared.states.borrow(), turn, on, Instant::now()) {
@@ -180,17 +182,17 @@ impl Pool {
         }
     }
 
-    /// Whether another address than this one serves.
+    /// Returns whether an address other than `on` serves.
     pub fn another_serves(&self, on: Option<usize>) -> bool {
         let states = self.shared.states.borrow();
         let mut others = states.iter().enumerate().filter(|(at, _)| on != Some(*at));
         others.any(|(_, state)| state.takes_calls())
     }
 
-    /// Waits until one serves, and no longer than `longest`.
+    /// Waits until an address serves, at most `longest`.
     pub async fn someone_serves(&self, longest: Duration) {
         let mut states = self.shared.states.subscribe();
-        // Either way the next try is due.
+        // The next attempt is due in both cases.
         let _ = timeout(longest, states.wait_for(|states| states.iter().any(State::takes_calls))).await;
     }
 }
@@ -202,7 +204,7 @@ impl State {
 }
 
 impl Shared {
-    /// Has all addresses tried again whose time has come.
+    /// Requests an attempt at all addresses whose back-off has ended.
     fn try_again(&self) {
         let now = Instant::now();
         self.states.send_if_modified(|states| {
@@ -230,7 +232,7 @@ impl Shared {
         });
     }
 
-    /// One connection with an address, from its first try to its end; answers why it ended.
+    /// Runs one connection of an address until it ends; returns the reason.
     async fn connect(&self, at: usize, node: &Node) -> String {
         let address = &node.address.text;
         let opened = timeout(CONNECT_TIMEOUT, connection::open(&node.address, self.tls.as_ref())).await;
@@ -240,7 +242,7 @@ impl Shared {
             Err(_) => return format!("cannot connect with {address}: it does not answer within {CONNECT_TIMEOUT:?}"),
         };
         let listening = async {
-            // Who is alone is asked in any case.
+            // A single address gets calls regardless of its health.
             if self.nodes.len() == 1 {
                 self.set(at, State::Serving(sender));
                 return std::future::pending().await;
@@ -262,7 +264,7 @@ impl Shared {
     }
 }
 
-/// Keeps up the connection with one address.
+/// Maintains the connection of one address.
 async fn keep(shared: Arc<Shared>, at: usize) {
     let Some(node) = shared.nodes.get(at) else { return };
     let mut failures = 0_u32;
@@ -276,7 +278,7 @@ async fn keep(shared: Arc<Shared>, at: usize) {
             continue;
         }
         failures = failures.saturating_add(1);
-        // Of an address that stays away, once.
+        // Logs an unreachable address once.
         if failures == 1 {
             tracing::warn!("{why}");
         }
@@ -286,7 +288,7 @@ async fn keep(shared: Arc<Shared>, at: usize) {
         let until = now + PAUSE_MIN;
         shared.set(at, State::Down { until, why: why.into() });
         sleep_until(until).await;
-        // With one address alone, nobody has to know sooner than a call.
+        // With a single address, only a call triggers the next attempt.
         let is_alone = shared.nodes.len() == 1;
         tokio::select! {
             () = node.wanted.notified() => {}

@@ -1,39 +1,40 @@
-//! Whether a call that failed is tried again, and when: pure decisions.
+//! Retry decisions: whether and when a failed call is repeated. Pure functions without I/O.
 
 use std::time::Duration;
 
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
-/// The pause after the first failure; it doubles with each.
+/// Pause after the first failure; doubles with each further one.
 const PAUSE_FIRST: Duration = Duration::from_millis(100);
 
-/// The longest pause, unless the service asks for a longer one, and the longest that it may ask for.
+/// Maximum pause, unless the service requests a longer one; and maximum of the requested pause.
 const PAUSE_MAX: Duration = Duration::from_secs(2);
 const PAUSE_ASKED_MAX: Duration = Duration::from_secs(30);
 
-/// The one reason that leaves in doubt whether something was done although the service answered.
+/// The only reason of a reply that leaves the result unknown.
 const COMMIT_UNKNOWN: &str = "COMMIT_UNKNOWN";
 
-/// Whether a call may be made again when nobody knows whether it was carried out.
+/// Whether a call may be repeated when its result is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Repeat {
-    /// Twice is once, and is answered alike.
+    /// A repetition has no further effect and gets an equal reply.
     Safe,
-    /// Not unless it surely was not carried out: a repetition would do more, or its answer would tell something else.
+    /// Repeat only if the call had no effect: a repetition would do more, or get another reply.
     OnlyIfNotDone,
 }
 
-/// How a try failed.
+/// Failure of one attempt.
 #[derive(Debug)]
 pub(super) enum Failure {
-    /// It never left: there was no connection.
+    /// Not sent: no connection could be opened.
     NotSent(Status),
-    /// It never left, or was not begun: its connection was being closed, as one is that has become old. Another takes it.
+    /// Not sent or not begun, because the connection was closing, for example for its age. Another connection takes the
+    /// call.
     NotBegun(Status),
-    /// The connection broke before the answer was there.
+    /// The connection broke before the reply was complete.
     Lost(Status),
-    /// The service answered so.
+    /// The service replied with an error.
     Answered(Status),
 }
 
@@ -44,19 +45,19 @@ impl Failure {
         }
     }
 
-    /// Whether the address is to blame, and another one may do better at once.
+    /// Returns whether the connection is the cause, so that another address may succeed immediately.
     pub fn is_of_the_way(&self) -> bool {
         matches!(self, Self::NotSent(_) | Self::NotBegun(_) | Self::Lost(_))
     }
 
-    /// Whether the call is worth another try, and may have one.
+    /// Returns whether the call is worth another attempt and may be repeated.
     pub fn may_be_repeated(&self, repeat: Repeat) -> bool {
         match self {
             Self::NotSent(_) | Self::NotBegun(_) => true,
             Self::Lost(_) => repeat == Repeat::Safe,
             Self::Answered(status) => match (repeat, asked_pause(status)) {
                 (Repeat::Safe, asked) => asked.is_some() || status.code() == Code::Unavailable,
-                // Where trying again helps, nothing was changed, but for the one reason.
+                // A reply with a retry delay changed nothing, except for this reason.
                 (Repeat::OnlyIfNotDone, asked) => {
                     asked.is_some() && status.get_details_error_info().is_some_and(|info| info.reason != COMMIT_UNKNOWN)
                 }
@@ -64,14 +65,14 @@ impl Failure {
         }
     }
 
-    /// How long to wait before the next try after so many failed ones; `random` is from 0 to 1, another for each caller.
+    /// Returns the pause after `failed` attempts; `random` is from 0 to 1.
     pub fn pause(&self, failed: u32, random: f64) -> Duration {
         let doubled = PAUSE_FIRST.saturating_mul(1 << failed.saturating_sub(1).min(16)).min(PAUSE_MAX);
         let own = doubled.mul_f64(0.5 + random / 2.0);
         match self {
             Self::Answered(status) => {
                 let asked = asked_pause(status).unwrap_or_default().min(PAUSE_ASKED_MAX);
-                // Never sooner than asked for, and not all at once.
+                // At least the requested pause, spread so that callers do not repeat simultaneously.
                 own.max(asked.mul_f64(1.0 + random / 4.0))
             }
             Self::NotSent(_) | Self::NotBegun(_) | Self::Lost(_) => own,
@@ -79,7 +80,7 @@ impl Failure {
     }
 }
 
-/// What the service says when trying again helps.
+/// Returns the retry delay that the service requests.
 fn asked_pause(status: &Status) -> Option<Duration> {
     status.get_details_retry_info()?.retry_delay
 }
@@ -115,7 +116,7 @@ mod tests {
             (answered(Code::Unknown, "COMMIT_UNKNOWN", None), false, false),
             (answered(Code::Aborted, "LIMIT_CHANGED", None), false, false),
             (answered(Code::NotFound, "TICKET_NOT_FOUND", None), false, false),
-            // A gateway's.
+            // Reply of a gateway.
             (Failure::Answered(Status::unavailable("no upstream")), true, false),
             (Failure::Answered(Status::deadline_exceeded("late")), false, false),
         ] {

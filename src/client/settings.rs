@@ -1,4 +1,4 @@
-//! What a client can be told.
+//! Settings of a client: timeouts, attempts, TLS and token.
 
 use std::{fmt, sync::Arc, time::Duration};
 
@@ -13,34 +13,33 @@ use tonic::metadata::{Ascii, MetadataValue};
 
 use super::{ClientError, address::Address, pool};
 
-/// How a client behaves. What is not set here is the same for all: a connection has 3 seconds to be made, and is asked for a sign of life
-/// when nothing was heard for 10 seconds, for which it has 5.
+/// Settings of a client. Fixed for all clients: 3 seconds for a connection setup, a keep-alive ping after 10 seconds
+/// without data, 5 seconds for its reply.
 #[derive(Clone)]
 pub struct ClientSettings {
-    /// How long a call may take, all its tries together, besides what its request is ready to wait in line.
+    /// Timeout of a call over all attempts, in addition to the wait timeout of its request.
     pub timeout: Duration,
-    /// How often a call is tried, counting the first: as long as it is safe to repeat, worth it, and there is time. With 1, no request id
-    /// is made either.
+    /// Maximum number of attempts, including the first. With 1, requests get no generated request id.
     pub attempts: u32,
-    /// How `https://` addresses are spoken to.
+    /// TLS of `https://` addresses.
     pub tls: Tls,
-    /// What says who calls: sent with every call as `authorization: Bearer …`. To addresses that are not `https://`, too: whoever
-    /// listens there reads it.
+    /// Token, sent with every call as `authorization: Bearer …`. Over addresses without `https://`, it is readable on the
+    /// network.
     pub token: Option<String>,
 }
 
 impl ClientSettings {
-    /// Calls may take so long; what is safe to repeat is repeated.
+    /// Creates settings with a call timeout and 8 attempts.
     pub fn new(timeout: Duration) -> Self {
         Self { timeout, attempts: 8, tls: Tls::default(), token: None }
     }
 
-    /// The same, and whatever fails is the caller's to judge: nothing is repeated.
+    /// Creates settings with a call timeout and a single attempt.
     pub fn once(timeout: Duration) -> Self {
         Self { attempts: 1, ..Self::new(timeout) }
     }
 
-    /// How connections with these are encrypted, if any are.
+    /// Returns the TLS of the connections; `None` if no address uses it.
     pub(super) fn encryption(&self, addresses: &[Address]) -> Result<Option<pool::Tls>, ClientError> {
         if !addresses.iter().any(|address| address.is_tls) {
             return Ok(None);
@@ -53,7 +52,7 @@ impl ClientSettings {
         let value = |token: &String| format!("Bearer {token}").parse::<MetadataValue<Ascii>>().map_err(wrong);
         let mut authorization = self.token.as_ref().map(value).transpose()?;
         if let Some(value) = &mut authorization {
-            // Not to be kept in tables of headers, nor shown.
+            // Excluded from header compression tables and `Debug` output.
             value.set_sensitive(true);
         }
         Ok(authorization)
@@ -69,23 +68,23 @@ impl fmt::Debug for ClientSettings {
     }
 }
 
-/// Whom to trust at `https://` addresses, and as whom to come there.
+/// Trusted certificates and the client identity for `https://` addresses.
 #[derive(Clone, Debug, Default)]
 pub struct Tls {
-    /// The certificates, as PEM, of those who may vouch for the service; `None` for those whom browsers trust.
+    /// Trusted CA certificates as PEM; `None` for those that browsers trust.
     pub ca: Option<Vec<u8>>,
-    /// What shows who calls, if the service asks for it.
+    /// Client certificate, if the service requires one.
     pub identity: Option<Identity>,
-    /// The name that the service's certificate has to be for; `None` for the host of its address.
+    /// Required name of the service's certificate; `None` for the host of the address.
     pub server_name: Option<String>,
 }
 
-/// A certificate and its key.
+/// A client certificate with its key.
 #[derive(Clone)]
 pub struct Identity {
-    /// The certificate and those that vouch for it, as PEM.
+    /// The certificate and its chain as PEM.
     pub certificates: Vec<u8>,
-    /// The private key of the first of them, as PEM.
+    /// Private key of the first certificate as PEM.
     pub key: Vec<u8>,
 }
 
@@ -96,20 +95,20 @@ impl fmt::Debug for Identity {
 }
 
 impl Tls {
-    /// The name that certificates have to be for, if it is not that of the address.
+    /// Returns the required name of the certificate, if set.
     ///
     /// # Errors
-    /// [`ClientError::Secret`] for what is no name.
+    /// [`ClientError::Secret`] if the text is not a server name.
     pub(super) fn server_name(&self) -> Result<Option<ServerName<'static>>, ClientError> {
         let wrong = |name: &String| ClientError::Secret(format!("{name:?} is not the name of a server"));
         let parse = |name: &String| ServerName::try_from(name.clone()).map_err(|_| wrong(name));
         self.server_name.as_ref().map(parse).transpose()
     }
 
-    /// What opens connections so.
+    /// Creates the connector for these settings.
     ///
     /// # Errors
-    /// [`ClientError::Secret`] for PEM that holds no certificate or key, and for a key that is not the certificate's.
+    /// [`ClientError::Secret`] for PEM without a certificate or key, and for a key that does not match the certificate.
     pub(super) fn connector(&self) -> Result<TlsConnector, ClientError> {
         let wrong =
             |what: &str, error: &dyn fmt::Display| ClientError::Secret(format!("{what} cannot be used: {error}"));

@@ -1,4 +1,4 @@
-//! Which PostgreSQL to use.
+//! Selection of the PostgreSQL: an external one by URL or file, or a private one.
 
 use std::path::PathBuf;
 
@@ -34,7 +34,7 @@ pub struct DatabaseArguments {
 }
 
 impl DatabaseArguments {
-    /// What is said; the mistake otherwise.
+    /// Returns the selected database, or the mistake.
     pub fn choose(&self) -> Result<Database, String> {
         let url = self.database_url.as_ref().filter(|url| !url.expose_secret().is_empty());
         let file = self.database_url_file.clone().filter(|path| is_set(path));
@@ -80,7 +80,7 @@ pub struct StandbyArguments {
 }
 
 impl StandbyArguments {
-    /// What is said, of a database that is known unless there is a mistake in it; the mistake otherwise.
+    /// Returns the standby target, or the mistake. `database` is `None` if it has a mistake itself.
     pub fn choose(&self, database: Option<&Database>) -> Result<Option<Target>, String> {
         let url = self.standby_url.as_ref().filter(|url| !url.expose_secret().is_empty());
         let file = self.standby_url_file.clone().filter(|path| is_set(path));
@@ -109,11 +109,11 @@ impl StandbyArguments {
     }
 }
 
-/// Which PostgreSQL to use.
+/// The PostgreSQL to use.
 #[derive(Debug, Clone)]
 pub enum Database {
-    /// One that somebody else runs.
+    /// A PostgreSQL that is operated elsewhere.
     External(Target),
-    /// A private one, started here; `None` for the default folder.
+    /// A private PostgreSQL, started by this process; `None` for the default folder.
     Embedded(Option<PathBuf>),
 }

@@ -1,25 +1,26 @@
-//! Where to listen: addresses by name or number, and files.
+//! Listen addresses: host names, IP addresses and Unix sockets.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 
 use crate::transport::edge::Listen;
 
-/// A setting that says where to listen, and an example of it.
+/// Name of a listen setting, and an example value.
 type ListenSetting = (&'static str, &'static str);
 
 const LISTEN: ListenSetting = ("--listen (LINKIS_RM_LISTEN)", "127.0.0.1:50051");
 pub(super) const HTTP_LISTEN: ListenSetting = ("--http-listen (LINKIS_RM_HTTP_LISTEN)", "127.0.0.1:51051");
 
-/// How far above the port of gRPC that of metrics and health is, unless it is set.
+/// Offset of the default HTTP port from the gRPC port.
 const HTTP_PORT_ABOVE: u16 = 1000;
 
-/// Where metrics and health are if gRPC is at no port.
+/// Default HTTP port if gRPC has no port.
 const HTTP_PORT: u16 = 51_051;
 
-/// What stands before a path.
+/// Prefix of a socket path.
 const UNIX: &str = "unix:";
 
-/// On this machine only, wherever gRPC is served; on any free port if gRPC is, or if there is none so far above it.
+/// Returns the default HTTP address: always local, at the gRPC port plus the offset. A free port is used if gRPC uses one
+/// or the sum is out of range.
 pub(super) fn http_default(listen: &Listen) -> SocketAddr {
     let first = match listen {
         Listen::Tcp(addresses) => addresses.first(),
@@ -31,7 +32,7 @@ pub(super) fn http_default(listen: &Listen) -> SocketAddr {
     SocketAddr::new(loopback, port)
 }
 
-/// A file that is a socket is on this machine, and its rights say who may call.
+/// Parses the gRPC address. A Unix socket is local, and its file permissions control the callers.
 pub(super) fn parse_listen(text: &str, may_leave: bool) -> Result<Listen, String> {
     let Some(path) = text.strip_prefix(UNIX) else { return parse_addresses(LISTEN, text, may_leave).map(Listen::Tcp) };
     let path = path.strip_prefix("//").unwrap_or(path);
@@ -41,7 +42,7 @@ pub(super) fn parse_listen(text: &str, may_leave: bool) -> Result<Listen, String
     }
 }
 
-/// All addresses that a host has, each with the port.
+/// Returns all addresses of a host name, each with the port.
 pub(super) fn parse_addresses(
     (name, example): ListenSetting,
     text: &str,

@@ -1,4 +1,4 @@
-//! Settings out of their text: each mistake names its setting and what would be right.
+//! Parsers of single settings. Each mistake names its setting and the valid form.
 
 use std::{fmt::Display, path::Path, str::FromStr, time::Duration};
 
@@ -7,12 +7,12 @@ use crate::{
     limits_file,
 };
 
-/// As with other settings, an empty one is none.
+/// Returns whether a path is set; an empty one counts as unset.
 pub(super) fn is_set(path: &Path) -> bool {
     !path.as_os_str().is_empty()
 }
 
-/// A whole number between `least` and `most`.
+/// Parses an integer between `least` and `most`.
 pub(super) fn parse_number<N: FromStr + PartialOrd + Display>(
     name: &str,
     text: &str,
@@ -23,7 +23,7 @@ pub(super) fn parse_number<N: FromStr + PartialOrd + Display>(
     number.ok_or_else(|| format!("{name}: {text:?} is not a number from {least} to {most}"))
 }
 
-/// A size of at least `least` bytes.
+/// Parses a size of at least `least` bytes.
 pub(super) fn parse_bytes(name: &str, text: &str, least: usize) -> Result<usize, String> {
     let bytes = parse_size(text).ok().and_then(|bytes| usize::try_from(bytes).ok());
     bytes.filter(|bytes| *bytes >= least).ok_or_else(|| {
@@ -32,15 +32,15 @@ pub(super) fn parse_bytes(name: &str, text: &str, least: usize) -> Result<usize,
     })
 }
 
-/// What was parsed; its mistake is put with the others.
+/// Returns the parsed value, or records its mistake.
 pub(super) fn ok_or_record<T>(mistakes: &mut Vec<String>, parsed: Result<T, String>) -> Option<T> {
     parsed.map_err(|mistake| mistakes.push(mistake)).ok()
 }
 
-/// The largest limits file that is read: a hundred thousand limits, and as much again.
+/// Maximum size of a limits file in bytes: a hundred thousand limits, doubled.
 const LIMITS_BYTES_MAX: u64 = 16 << 20;
 
-/// The limits in the file that a setting names; all mistakes otherwise.
+/// Reads the limits in the file of a setting. Returns all mistakes as one text.
 pub fn read_limits(setting: &str, path: &Path) -> Result<Vec<Rule>, String> {
     let name = format!("{setting}: {}", path.display());
     let size = std::fs::metadata(path).map_err(|error| format!("{name}: {error}"))?.len();
@@ -51,7 +51,7 @@ pub fn read_limits(setting: &str, path: &Path) -> Result<Vec<Rule>, String> {
     limits_file::parse(&text).map_err(|error| format!("{name}:\n{}", error.to_string().replace("line ", "    line ")))
 }
 
-/// A duration between `least` and `most`, which are durations themselves; the mistake otherwise.
+/// Parses a duration between the durations `least` and `most`. Returns the mistake as text.
 pub fn parse_duration(name: &str, text: &str, least: &str, most: &str) -> Result<Duration, String> {
     let wrong = |_| format!("{name}: {text:?} is not a duration; for example 500ms, 30s, 10m or 7d");
     let duration = humantime::parse_duration(text).map_err(wrong)?;

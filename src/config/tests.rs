@@ -1,4 +1,4 @@
-//! What is read from flags and texts, what is said of mistakes, and that docs/CONFIGURATION.md has every setting.
+//! Tests of parsing and mistakes, and of the completeness of docs/CONFIGURATION.md.
 
 use std::collections::BTreeSet;
 
@@ -217,7 +217,7 @@ fn everybody_may_do_everything_only_where_nobody_else_comes_or_on_purpose() {
         let security = check(&arguments).unwrap().security;
         assert_eq!((security.is_open, security.is_page_open), (is_open, is_open), "{arguments:?}");
     }
-    // Who may open the file may call; who comes to the page need not be one of these.
+    // File permissions allow the callers of the socket, but the page may have other visitors.
     let socket = ["--listen", "unix:/run/rm.sock"];
     for (arguments, is_page_open) in [(socket.to_vec(), false), ([&socket[..], &insecure].concat(), true)] {
         let security = check(&arguments).unwrap().security;
@@ -274,7 +274,7 @@ fn a_database_is_said_once_and_its_password_shows_nowhere() {
     std::fs::remove_file(file).unwrap();
 }
 
-/// The flags and variables of serving, and the tables of docs/CONFIGURATION.md, name the same settings.
+/// The flags and variables of the server equal the settings in the tables of docs/CONFIGURATION.md.
 #[test]
 fn configuration_page_lists_every_setting() {
     let page = include_str!("../../docs/CONFIGURATION.md");

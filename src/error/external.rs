@@ -1,4 +1,4 @@
-//! Why a call about clusters failed whose queues somebody else keeps.
+//! Errors of calls about external clusters.
 
 use std::sync::Arc;
 
@@ -7,52 +7,52 @@ use crate::{
     external::FetchError,
 };
 
-/// Why a call about clusters failed.
+/// Reason why a call about an external cluster failed.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ExternalError {
-    /// No provider has that name.
+    /// No provider of the type has the name.
     #[error("there is no provider {name:?} of the type {resource_type:?}; ListProviders tells which there are")]
     NoSuchProvider {
-        /// Of which type.
+        /// Provider type.
         resource_type: String,
-        /// Which.
+        /// Name of the provider.
         name: String,
     },
-    /// No provider is for these labels.
+    /// No provider matches the labels of the request.
     #[error("no provider of the type {resource_type:?} is for these labels, and none for all: put one without labels")]
     NoProviderFor {
-        /// Of which type.
+        /// Provider type.
         resource_type: String,
     },
-    /// It is not what its caller expected.
+    /// The provider differs from the expected etag.
     #[error("the provider {name:?} is not what expected_etag says; nothing was changed: read it again")]
     Changed {
-        /// Which.
+        /// Name of the provider.
         name: String,
     },
-    /// Another one has the same labels.
+    /// Another provider has equal labels.
     #[error("the provider {name:?} is for the same labels; give others, or change that one")]
     LabelsTaken {
-        /// Which.
+        /// Name of that provider.
         name: String,
     },
-    /// There are enough.
+    /// The maximum number of providers is reached.
     #[error("there are {PROVIDERS_MAX} providers already, which is the most; delete one first")]
     TooMany,
-    /// A name means no queue, or several.
+    /// A name refers to no queue, or to several.
     #[error("the provider {provider:?} does not say which queue that is: {error}")]
     Queue {
-        /// Which provider.
+        /// Name of the provider.
         provider: String,
-        /// Why not.
+        /// Reason of the lookup.
         error: QueueError,
     },
-    /// The cluster said nothing that can be used.
+    /// The cluster sent no usable reply.
     #[error("the provider {provider:?} does not tell: {error}")]
     Fetch {
-        /// Which provider.
+        /// Name of the provider.
         provider: String,
-        /// Why not.
+        /// Reason of the failure.
         error: Arc<FetchError>,
     },
 }
