@@ -1,5 +1,5 @@
-//! One engine's life, seen from both of its sides: an ECM that offers its host and asks for room on it, and the engine that it
-//! starts there.
+//! Life of one engine, from both sides: an EM that provides the capacity of its machine and requests resources, and the
+//! engine that it starts.
 //!
 //! Start the service with `cargo run --release`; then, in another terminal:
 //!
@@ -55,7 +55,7 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     let em = EmInstance::parse("em", "linkis-cg-engineconnmanager", "example-host:9102")?;
     let user = Name::parse("user", "alice")?;
 
-    // The ECM offers its host. What is protected stays for the host itself.
+    // The EM registers with its capacity. The protected part is never granted.
     let total = Resource::load_instance(16 * GIB, 8, 4)?;
     let protected = Resource::load_instance(2 * GIB, 1, 0)?;
     let registration =
@@ -64,8 +64,9 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     step("registered", &em.to_string());
     step("", &fullness(&registered)?);
 
-    // It asks before it starts an engine. The request id makes it safe to ask again when an answer was lost: the client does that by
-    // itself, with an id of its own if there is none. Whoever asks again after a restart of his own keeps one.
+    // The EM requests resources before it starts an engine. The request id makes a repetition safe when a reply is
+    // lost: the client repeats such a call automatically, and generates an id if there is none. A caller that repeats a
+    // request after its own restart stores the id.
     let creator = Name::parse("creator", "IDE")?;
     let request = ResourceRequest {
         engine_type: "spark-3.2.1".into(),
@@ -81,10 +82,11 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     step("asked again", if same { "the same ticket, and nothing more is locked" } else { "another answer: a defect" });
     step("", &fullness(&client.em(&em).await?)?);
 
-    // The engine runs, and needs less than was locked: the difference is given back.
+    // The engine runs and needs less than was locked: the service frees the difference.
     let engine = EngineInstance::parse("engine", "linkis-cg-engineconn", "example-host:41001")?;
     let used = Some(Resource::load_instance(6 * GIB, 2, 1)?);
-    // The epoch says for which registration the ECM acts: one that was forgotten, and runs on beside its successor, changes nothing.
+    // The epoch names the registration that the EM acts for. A stale EM process that still runs beside its successor
+    // thus changes nothing.
     let inited = Inited { used, epoch: Some(registered.epoch), ..grant.inited(user.clone(), engine) };
     let ticket = client.resource_inited(&inited).await?;
     if let TicketState::Used { engine, resource, .. } = &ticket.state {
@@ -95,7 +97,7 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     }
     step("", &fullness(&client.em(&em).await?)?);
 
-    // The ECM reports that it lives, and which engines it has: what it ceases to name is given up in the end.
+    // The EM reports its state and its engines. A ticket that is missing from several reports is ended.
     let report = Report {
         em: em.clone(),
         epoch: registered.epoch,
@@ -109,7 +111,7 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     let (unknown, interval) = (heartbeat.unknown_tickets.len(), heartbeat.interval);
     step("reported", &format!("one engine; {unknown} are unknown, and the next report is wanted within {interval:?}"));
 
-    // Too much is not an error but an answer, and it says what is short.
+    // A request above the capacity gets a refusal and no error. The refusal states which dimensions are short.
     let too_much = Resource::load_instance(12 * GIB, 6, 1)?;
     let request = ResourceRequest { resource: too_much, request_id: None, ..request };
     if let ResultResource::NotEnough(refusal) = client.request_resource(&request).await? {
@@ -122,7 +124,7 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
         step("", if refusal.never_fits { "it will never fit here" } else { "it fits once others have gone" });
     }
 
-    // The engine ends, and the host goes.
+    // The engine ends, and the EM unregisters.
     client.resource_released(&grant.released(user)).await?;
     step("released", &fullness(&client.em(&em).await?)?);
     let removed = client.unregister_fenced(&em, registered.epoch).await?;
@@ -134,7 +136,7 @@ fn step(what: &str, text: &str) {
     println!("{what:<13} {text}");
 }
 
-/// How full an EM is.
+/// Returns the used, locked and left amounts of an EM.
 fn fullness(em: &Em) -> Result<String, Box<dyn Error>> {
     let (used, locked, left) =
         (amounts(em.used.amounts()), amounts(em.locked.amounts()), amounts(em.left()?.amounts()));

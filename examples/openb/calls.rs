@@ -1,4 +1,4 @@
-//! The calls of one task, repeated where the API says that repeating helps.
+//! Calls of one task, repeated where the API permits it.
 
 use std::{
     sync::OnceLock,
@@ -24,16 +24,16 @@ use super::{
     trace::{Node, Task},
 };
 
-/// The application under which all nodes register.
+/// Application name of all nodes.
 pub const APPLICATION: &str = "openb";
 
-/// The longest that the service grants: trace time may be much slower than a task's wait.
+/// Lock time of a grant: the maximum of the service, because the replay may be much slower than the trace.
 const LOCK_TTL: Duration = Duration::from_secs(24 * 3600);
 
-/// How often a call is made before the replay gives up.
+/// Maximum number of attempts of a call before the replay fails.
 const ATTEMPTS_MAX: u32 = 5;
 
-/// Why the replay cannot go on.
+/// Why the replay fails.
 #[derive(Debug, thiserror::Error)]
 pub enum CallError {
     #[error("{what} failed")]
@@ -46,18 +46,18 @@ pub enum CallError {
     Lost(#[from] tokio::task::JoinError),
 }
 
-/// What came of a step.
+/// Result of a step.
 #[derive(Debug)]
 pub enum Outcome {
     Granted(EmInstance),
     Refused(Refusal),
     Inited,
     Released,
-    /// The task was refused: there is nothing to report or to release.
+    /// The task was refused, so it has nothing to confirm or release.
     Nothing,
 }
 
-/// A finished call.
+/// Result of a finished call.
 #[derive(Debug)]
 pub struct Answered {
     pub outcome: Outcome,
@@ -65,23 +65,23 @@ pub struct Answered {
     pub repeats: u32,
 }
 
-/// A task as the service knows it.
+/// A task as an engine of the service.
 #[derive(Debug)]
 pub struct Engine {
     request: ResourceRequest,
     instance: EngineInstance,
-    /// Set once it is granted.
+    /// The grant, once the task has it.
     grant: OnceLock<Grant>,
 }
 
-/// A node as the service knows it.
+/// Returns the EM instance of a node.
 pub fn em_instance(node: &Node) -> Result<EmInstance, FieldError> {
     EmInstance::parse("em", APPLICATION, &node.name)
 }
 
 impl Engine {
-    /// Asks on `em`, or wherever the service chooses among the nodes, and waits as the terms say. `replay` tells this replay's requests
-    /// from those of earlier ones, which the service remembers for days.
+    /// Creates the engine of a task. Its request names `em`, or any node, and waits as `terms` state. `replay` makes
+    /// the request ids of this replay unique, because the service stores earlier ids for days.
     pub fn new(replay: Uuid, task: &Task, em: Option<EmInstance>, terms: Terms) -> Result<Self, CallError> {
         let application_name = em.is_none().then(|| Name::parse("em", APPLICATION)).transpose()?;
         let (user, creator) = (Name::parse("user", &task.user())?, Name::parse("creator", APPLICATION)?);
@@ -134,7 +134,10 @@ impl Answered {
     }
 }
 
-/// Makes a call that has the effect of one however often it is made: the answer, how long that took, and how often it was repeated.
+/// Makes an idempotent call. Returns the reply, the time until it, and the number of repetitions.
+///
+/// # Errors
+/// [`CallError::Call`] if the error is permanent, or after five attempts.
 pub async fn repeated<T, F: Future<Output = Result<T, ClientError>>>(
     what: impl Fn() -> String,
     call: impl Fn() -> F,

@@ -1,5 +1,5 @@
-//! The invariants, seen from outside: what every EM counts is what its live tickets hold, and never more than there is; and the
-//! same of what every user counts, and of the limit.
+//! Check of the invariants over the API. The counters of every EM and user equal the sums of their live tickets, and
+//! stay within the capacity and the limit.
 
 use std::collections::{BTreeSet, HashMap};
 
@@ -18,20 +18,20 @@ use super::{
     trace::{Amounts, Node},
 };
 
-/// What is used and what is locked.
+/// Used and locked amounts.
 type Counters = (Amounts, Amounts);
 
-/// What a check has found.
+/// Result of a check.
 #[derive(Debug)]
 pub struct Checked {
     pub tickets: usize,
-    /// What all nodes hold together.
+    /// Amounts of all nodes together.
     pub held: Amounts,
     pub violations: Vec<String>,
 }
 
-/// Compares the counters of every node with its tickets, with its total, and with what the replay knows it holds; with a limit,
-/// also those of every user. Nothing may be under way.
+/// Compares the counters of every node with its tickets, its total, and the model of the replay; with a limit, also
+/// those of every user. No call may be in progress.
 pub async fn counters_against_tickets(
     client: &RmClient,
     nodes: &[Node],
@@ -72,7 +72,7 @@ pub async fn counters_against_tickets(
     Ok(checked)
 }
 
-/// Compares the counters of every user with its tickets, with the limit, and with what the replay knows it holds.
+/// Compares the counters of every user with its tickets, the limit, and the model of the replay.
 async fn users_against_tickets(
     client: &RmClient,
     limit: Amounts,
@@ -120,7 +120,7 @@ fn of_tally(tally: &Tally) -> Amounts {
 }
 
 impl Checked {
-    /// One line for people.
+    /// Returns one line, for display.
     pub fn summary(&self, when: &str, peaks: &[&str]) -> String {
         let peaks = if peaks.is_empty() { String::new() } else { format!(" (peak of {})", peaks.join(", ")) };
         let tickets = HumanCount(self.tickets as u64);

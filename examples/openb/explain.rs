@@ -1,4 +1,4 @@
-//! Whether a refusal explains itself, and whether what it says is true.
+//! Checks of replies: a refusal states its reason completely, and agrees with the model of the cluster.
 
 use linkis_rm::domain::refusal::{Refusal, Shortfall};
 
@@ -9,7 +9,8 @@ use super::{
     user_limit,
 };
 
-/// What is missing in a refusal, whatever the cluster holds: it has to name all that it takes to understand it.
+/// Returns what is missing in a refusal, for any state of the cluster. A refusal has to name everything that explains
+/// it.
 pub fn gaps(refusal: &Refusal, task: &Task) -> Vec<String> {
     let mut gaps = Vec::new();
     let mut claim = |holds: bool, gap: &str| {
@@ -36,7 +37,8 @@ fn is_explained(short: &Shortfall, task: &Task) -> bool {
         && is_of_limit != short.rule.is_empty()
 }
 
-/// What is wrong with a grant on a node, if nothing else was under way: room or a limit that was not there.
+/// Returns what is wrong with a grant on a node while no other call is in progress: missing capacity, or an exceeded
+/// limit.
 pub fn wrong_grant(model: &Model<'_>, trace: &Trace, task: &Task, node: usize) -> Vec<String> {
     let mut short = model.short_on(node, task);
     short.extend(model.short_of_limit(task));
@@ -46,8 +48,9 @@ pub fn wrong_grant(model: &Model<'_>, trace: &Trace, task: &Task, node: usize) -
     }
 }
 
-/// What is wrong with a refusal, if nothing else was under way: it has to name exactly what was short by the model, on its node and
-/// of the limit. `asked` is the node that the task named; if it named none, a node may be short only if all were.
+/// Returns what is wrong with a refusal while no other call is in progress. It has to name exactly the shortage of the
+/// model, on its node and in the limit. `asked` is the node of the request; without it, a node may be short only if all
+/// nodes are.
 pub fn wrong_refusal(
     model: &Model<'_>,
     trace: &Trace,

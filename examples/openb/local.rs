@@ -1,4 +1,4 @@
-//! A service of its own for one replay: a private PostgreSQL in a temporary folder, and a server on a free port.
+//! Service for one replay: a private PostgreSQL in a temporary folder, and a server on a free port.
 
 use std::{error::Error, net::SocketAddr, path::PathBuf, time::Duration};
 
@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 const ANY_FREE_PORT: SocketAddr = SocketAddr::new(std::net::IpAddr::V4(std::net::Ipv4Addr::LOCALHOST), 0);
 
-/// What the `linkis-rm` program has by default.
+/// Default settings of the `linkis-rm` program.
 const OPTIONS: Options = Options {
     times: RequestTimeouts {
         lock_ttl: Duration::from_secs(600),
@@ -75,7 +75,7 @@ impl Local {
         Ok((address, stop, serving))
     }
 
-    /// Stops the server, then the database, and removes what they wrote.
+    /// Stops the server, then the database, and removes their data.
     pub async fn stop(self) -> Result<(), Box<dyn Error>> {
         self.stop.cancel();
         let served = self.serving.await;

@@ -1,27 +1,31 @@
-//! Replays a trace of a production cluster: 1,523 nodes register as EMs, and 8,152 tasks ask for a ticket when they were created,
-//! are inited when they were scheduled, and are released when they were deleted.
+//! Replay of a trace of a production cluster.
+//!
+//! 1,523 nodes register as EMs. 8,152 tasks request a ticket at their creation, confirm it at their start, and release
+//! it at their deletion.
 //!
 //! ```text
-//! cargo run --release --example openb                                      with a service of its own, as fast as it goes
-//! cargo run --release --example openb -- --address http://127.0.0.1:50051  with a running one
+//! cargo run --release --example openb                                      with its own service, at full speed
+//! cargo run --release --example openb -- --address http://127.0.0.1:50051  with a running service
 //! cargo run --release --example openb -- --hold                            until the cluster is full
-//! cargo run --release --example openb -- --choose --user-limits            the service chooses, within limits
+//! cargo run --release --example openb -- --choose --user-limits            the service selects nodes, within limits
 //! ```
 //!
-//! In the trace hardly more than fifty tasks live at the same time, so nothing is ever short. With `--hold` no task ends before the
-//! last one has started; together they want nearly all GPUs there are, and the service has to refuse what does not fit.
+//! In the trace hardly more than fifty tasks live at the same time, so nothing is ever short. With `--hold` no task
+//! ends before the last one has started. All tasks together need nearly all GPUs, and the service has to refuse some.
 //!
-//! By default the replay says which node a task is to run on, by first fit (see `plan.rs`). With `--choose` it does not, and the
-//! service chooses. With `--user-limits` no user may hold more than three quarters of what the hungriest one would. In either case
-//! one request is made after the other, unless `--overtake` is given, and every answer has to be true by a model of the cluster that
-//! the replay keeps (see `explain.rs`). Next to what was granted stands what first fit grants under the same limit.
+//! By default the replay names the node of a task, by first fit (see `plan.rs`). With `--choose` the service selects
+//! the nodes. With `--user-limits` no user may use more than three quarters of what the largest user would. In both
+//! cases requests are made one after another, unless `--overtake` is given. Every reply then has to agree with the
+//! replay's model of the cluster (see `explain.rs`). The report compares the grants with those of first fit under the
+//! same limit.
 //!
-//! At the peaks, in the middle and at the end it compares, over the API, the counters of every EM and every user with all live
-//! tickets. The exit code tells whether they agreed, all answers were true, no fewer were granted than by first fit, and, with `--pack`, no
-//! less of any dimension was placed.
+//! At the peaks, in the middle and at the end, the replay compares the counters of every EM and user with all live
+//! tickets, over the API. The exit code is zero if they agree, all replies are right, and the service granted at least
+//! as many tasks as first fit. With `--pack`, it must also have placed at least as much of each dimension.
 //!
-//! The data are from the public trace set alibaba/clusterdata, cluster-trace-gpu-v2023, published with "Beware of Fragmentation:
-//! Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent" (USENIX ATC 2023); see `data/README.md`.
+//! The data are from the public trace set alibaba/clusterdata, cluster-trace-gpu-v2023, published with "Beware of
+//! Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent" (USENIX ATC 2023); see
+//! `data/README.md`.
 
 #![expect(clippy::print_stdout, reason = "an example speaks to whoever runs it")]
 
@@ -61,37 +65,37 @@ use trace::{Trace, TraceError};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Replays a trace of a production cluster against the resource manager.
+/// Replay a trace of a production cluster against the resource manager
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// The service to use, e.g. http://127.0.0.1:50051. Without it, one is started for the replay.
+    /// Service to use, such as http://127.0.0.1:50051; without it, the replay starts one
     #[arg(long)]
     address: Option<String>,
-    /// How many trace seconds go by in a second; "none" makes no pauses.
+    /// Trace seconds per second; "none" makes no pauses
     #[arg(long, default_value = "none", value_parser = parse_speed)]
     speed: Speed,
-    /// How many calls may be under way at the same time.
+    /// Maximum number of calls in progress
     #[arg(long, default_value = "64")]
     in_flight: NonZeroUsize,
-    /// With --choose or --user-limits: let requests overtake each other too, instead of comparing every answer with what is held.
+    /// With --choose or --user-limits: let requests overtake each other, and do not compare every reply with the model
     #[arg(long)]
     overtake: bool,
-    /// Name no node, and let the service choose.
+    /// Name no node, and let the service select it
     #[arg(long)]
     choose: bool,
-    /// With --choose: fill one node after the other, instead of all evenly.
+    /// With --choose: fill one node after another instead of all evenly
     #[arg(long, requires = "choose")]
     pack: bool,
-    /// Let no user hold more than three quarters of what the hungriest one would.
+    /// Limit each user to three quarters of what the largest user would use
     #[arg(long)]
     user_limits: bool,
-    /// Let no task end before the last one has started, so that the cluster fills up.
+    /// Let no task end before the last one has started, so that the cluster fills up
     #[arg(long)]
     hold: bool,
-    /// With --overtake: how many seconds a request waits in line before it is refused.
+    /// With --overtake: seconds for which a request waits before it is refused
     #[arg(long, default_value = "0", value_name = "SECONDS", requires = "overtake")]
     wait: u32,
-    /// First remove the nodes and the limit that an interrupted replay left behind.
+    /// First remove the nodes and the limit that an interrupted replay left behind
     #[arg(long)]
     replace: bool,
 }
@@ -121,7 +125,7 @@ async fn main() -> ExitCode {
     }
 }
 
-/// Answers whether all was as it should be.
+/// Runs the replay. Returns true if every check passed.
 async fn run(arguments: &Arguments) -> Result<bool, Box<dyn Error>> {
     let trace = Trace::read(arguments.hold)?;
     let terms = terms(&trace, arguments)?;
@@ -176,7 +180,7 @@ fn describe(trace: &Trace, plan: &Plan, terms: Terms) {
     }
 }
 
-/// The nodes must be new to the service: what others hold on them would not be in the plan.
+/// Removes earlier nodes of the trace, or fails without `--replace`. Their tickets would not be in the plan.
 async fn make_room(
     client: &RmClient,
     address: &str,

@@ -1,20 +1,20 @@
-//! The cluster as the replay knows it: what every node and every user holds by the answers that it got. It shares nothing with
-//! the service, and so can tell whether an answer is true.
+//! Model of the cluster: the amounts of every node and user, by the replies that the replay received. It shares no code
+//! with the service, so it can verify the service's replies.
 
 use std::{cmp::Reverse, collections::HashMap};
 
 use super::trace::{Amounts, Task, Trace};
 
-/// Who holds what.
+/// Amounts by node and user.
 #[derive(Debug)]
 pub struct Model<'a> {
     trace: &'a Trace,
-    /// How much each user may hold; `None` for no limit.
+    /// Limit of each user; `None` without a limit.
     limit: Option<Amounts>,
-    /// What each node holds.
+    /// Granted amounts of each node.
     nodes: Vec<Amounts>,
     users: HashMap<String, Amounts>,
-    /// On which node each task is, if it is on one.
+    /// Node of each task; `None` without a grant.
     on: Vec<Option<usize>>,
 }
 
@@ -38,7 +38,7 @@ impl<'a> Model<'a> {
         }
     }
 
-    /// A task is granted on a node.
+    /// Records the grant of a task on a node.
     pub fn hold(&mut self, task: usize, node: usize) {
         let (user, need) = (self.trace.tasks[task].user(), self.trace.tasks[task].need());
         let of_user = self.users.entry(user).or_default();
@@ -46,7 +46,7 @@ impl<'a> Model<'a> {
         self.on[task] = Some(node);
     }
 
-    /// A task is released, if it was granted.
+    /// Records the release of a task, if it has a grant.
     pub fn free(&mut self, task: usize) {
         let Some(node) = self.on[task].take() else { return };
         let (user, need) = (self.trace.tasks[task].user(), self.trace.tasks[task].need());
@@ -54,17 +54,17 @@ impl<'a> Model<'a> {
         (self.nodes[node], *of_user) = (self.nodes[node] - need, *of_user - need);
     }
 
-    /// What each node holds, in the order of the nodes.
+    /// Returns the granted amounts of each node, in the order of the nodes.
     pub fn nodes(&self) -> &[Amounts] {
         &self.nodes
     }
 
-    /// What each user holds who ever held anything.
+    /// Returns the granted amounts of each user that ever had a grant.
     pub fn users(&self) -> &HashMap<String, Amounts> {
         &self.users
     }
 
-    /// How much each user may hold.
+    /// Returns the limit of each user.
     pub fn limit(&self) -> Option<Amounts> {
         self.limit
     }
@@ -77,27 +77,27 @@ impl<'a> Model<'a> {
         (0..self.nodes.len()).filter(|node| task.accepts(&self.trace.nodes[*node]))
     }
 
-    /// The first node that has room.
+    /// Returns the first node on which the task fits.
     pub fn first_fit(&self, task: &Task) -> Option<usize> {
         self.candidates(task).find(|node| task.need().fits_in(self.room(*node)))
     }
 
-    /// The node with most room; none if no node will ever do.
+    /// Returns the node with the most free capacity for the task; `None` if no node accepts it.
     pub fn most_room(&self, task: &Task) -> Option<usize> {
         self.candidates(task).min_by_key(|node| {
             let room = self.room(*node);
-            // What is rarest counts first; of equals the first one.
+            // The rarest dimension counts first; of equal nodes the first one.
             let gpu_milli = if task.need().gpu_milli > 0 { room.gpu_milli } else { 0 };
             (Reverse(gpu_milli), Reverse(room.cpu_milli), Reverse(room.memory_mib))
         })
     }
 
-    /// What a task lacks on a node.
+    /// Returns the shortages of a task on a node.
     pub fn short_on(&self, node: usize, task: &Task) -> Vec<Short> {
         short(task.need(), self.room(node), self.trace.nodes[node].total())
     }
 
-    /// What a task's user may not hold any more.
+    /// Returns the shortages of a task in its user's limit.
     pub fn short_of_limit(&self, task: &Task) -> Vec<Short> {
         let held = self.users.get(&task.user()).copied().unwrap_or_default();
         self.limit.map_or(vec![], |limit| short(task.need(), limit - held, limit))

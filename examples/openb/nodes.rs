@@ -1,4 +1,4 @@
-//! The nodes of the trace as EMs of the service.
+//! Nodes of the trace as EMs of the service.
 
 use std::{collections::HashSet, error::Error};
 
@@ -14,7 +14,7 @@ use super::{
     trace::{Node, Trace},
 };
 
-/// The nodes that are registered at the service.
+/// Returns the nodes that are registered at the service.
 pub async fn registered<'a>(
     client: &RmClient,
     address: &str,
@@ -34,13 +34,13 @@ pub async fn registered<'a>(
     Ok(trace.nodes.iter().filter(|node| names.contains(node.name.as_str())).collect())
 }
 
-/// What a node says of itself: the tasks of the trace take any model, so it keeps none of them out.
+/// Returns the labels of a node. They exclude no task, because the tasks of the trace accept every GPU model.
 fn labels(node: &Node) -> Result<Labels, CallError> {
     let model = Some(("gpu_model".to_owned(), node.model.clone())).filter(|(_, model)| !model.is_empty());
     Ok(Labels::parse("labels", model.into_iter().collect())?)
 }
 
-/// Registers all of them, so many at once.
+/// Registers all nodes, `in_flight` at a time.
 pub async fn register(client: &RmClient, nodes: &[Node], in_flight: usize) -> Result<(), CallError> {
     let mut calls = JoinSet::new();
     for node in nodes {
@@ -59,7 +59,7 @@ pub async fn register(client: &RmClient, nodes: &[Node], in_flight: usize) -> Re
     Ok(())
 }
 
-/// Unregisters them, so many at once; answers how many tickets went with them.
+/// Unregisters the nodes, `in_flight` at a time. Returns the number of their tickets.
 pub async fn unregister(client: &RmClient, nodes: &[&Node], in_flight: usize) -> Result<i64, CallError> {
     let (mut calls, mut removed) = (JoinSet::new(), 0);
     for node in nodes {

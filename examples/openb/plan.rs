@@ -1,35 +1,37 @@
-//! The plan: every call of the replay in the order of the trace, and for each request the node to ask, by first fit in a model of
-//! the cluster. It depends on nothing but the trace and the limit, so that every replay of it is the same. Where the service chooses
-//! the nodes, it is what the choice is compared with.
+//! Plan of the replay: every call in the order of the trace, and the node of each request, by first fit in a model of
+//! the cluster.
+//!
+//! The plan depends only on the trace and the limit, so every replay of it is equal. If the service selects the nodes,
+//! its result is compared with the plan.
 
 use super::{
     model::Model,
     trace::{Amounts, Task, Trace, TraceError},
 };
 
-/// What a replay does, and when it stops to check.
+/// Calls and checks of a replay.
 #[derive(Debug)]
 pub struct Plan {
     pub steps: Vec<Step>,
-    /// Where each task goes, in the order of the tasks.
+    /// Planned node of each task, in the order of the tasks.
     pub places: Vec<Place>,
-    /// After which steps to check, in order.
+    /// Checks, in the order of the steps that they follow.
     pub checkpoints: Vec<Checkpoint>,
-    /// How many tasks were there at most, at the same time.
+    /// Maximum number of tasks at the same time.
     pub most_tasks: usize,
-    /// What first fit grants.
+    /// Result of first fit.
     pub first_fit: Answers,
 }
 
-/// How many tasks were granted and refused.
+/// Numbers of granted and refused tasks.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Answers {
     pub granted: u64,
-    /// What those who were granted asked for, together.
+    /// Amounts of all granted tasks together.
     pub amounts: Amounts,
-    /// Only an EM was short.
+    /// Refusals in which only an EM was short.
     pub refused_by_em: u64,
-    /// A limit was short, and perhaps an EM as well.
+    /// Refusals in which a limit was short, and possibly an EM.
     pub refused_by_limit: u64,
 }
 
@@ -56,7 +58,7 @@ pub struct Step {
     pub action: Action,
 }
 
-/// The calls of a task, in their order.
+/// Calls of a task, in order.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     Ask,
@@ -64,22 +66,22 @@ pub enum Action {
     Release,
 }
 
-/// Where a task asks.
+/// Planned node of a task.
 #[derive(Debug, Clone, Copy)]
 pub struct Place {
     pub node: usize,
-    /// Whether it fits and its user's limit allows it; if not, the service is to say no. It then asks where it would fit but for
-    /// the limit, or else where there is most room.
+    /// True if the task fits and its user's limit permits it; otherwise the service has to refuse it. A refused task
+    /// names a node on which it would fit without the limit, or else the node with the most free capacity.
     pub fits: bool,
 }
 
-/// A moment at which all counters are compared with all tickets.
+/// Point at which all counters are compared with all tickets.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// How many steps have been done.
+    /// Number of finished steps.
     pub steps_done: usize,
     pub at: i64,
-    /// Which peaks these are; empty for the middle of the replay.
+    /// Dimensions that peak here; empty in the middle of the replay.
     pub peaks: Vec<&'static str>,
 }
 
@@ -126,14 +128,15 @@ impl Plan {
     }
 }
 
-/// The first node with enough room, or else the one with most of it.
+/// Returns the first node on which the task fits, or else the node with the most free capacity.
 fn place(model: &Model<'_>, task: &Task) -> Result<Place, TraceError> {
     let found = model.first_fit(task);
     let node = found.or_else(|| model.most_room(task)).ok_or_else(|| TraceError::Model(task.name.clone()))?;
     Ok(Place { node, fits: found.is_some() && model.short_of_limit(task).is_empty() })
 }
 
-/// By time; within a second whoever goes makes room for whoever comes, except for tasks that come and go within it.
+/// Returns the steps by time. Within a second releases precede requests, except those of tasks that were created in the
+/// same second.
 pub fn ordered_steps(tasks: &[Task]) -> Vec<Step> {
     let mut steps: Vec<Step> = Vec::with_capacity(tasks.len() * 3);
     for (number, task) in tasks.iter().enumerate() {

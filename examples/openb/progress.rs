@@ -1,4 +1,4 @@
-//! Shows how far the replay is: a bar on a terminal, a line now and then elsewhere.
+//! Progress of the replay: a bar on a terminal, and else a line at each tenth.
 
 use std::{
     io::{IsTerminal as _, stderr},
@@ -9,7 +9,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 const LINES: u64 = 10;
 
-/// Where to show it.
+/// Progress display.
 #[derive(Debug)]
 pub struct Progress {
     bar: Option<ProgressBar>,
@@ -27,7 +27,7 @@ impl Progress {
         Self { bar, steps, lines_shown: AtomicU64::new(0) }
     }
 
-    /// So many steps have been started.
+    /// Sets the number of started steps.
     pub fn set(&self, step: usize) {
         let step = step as u64;
         match &self.bar {
@@ -41,7 +41,7 @@ impl Progress {
         }
     }
 
-    /// Something worth a line of its own.
+    /// Prints a line beside the progress.
     pub fn line(&self, text: &str) {
         match &self.bar {
             Some(bar) => bar.println(text),
@@ -49,7 +49,7 @@ impl Progress {
         }
     }
 
-    /// Takes the bar away.
+    /// Removes the bar.
     pub fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

@@ -1,15 +1,15 @@
-//! The replay: makes the calls of the plan, many at once, and keeps those in order that depend on each other.
+//! Replay: makes the calls of the plan concurrently, and keeps dependent calls in order.
 //!
-//! - A task's own calls wait for each other.
-//! - On one node a request waits for the releases under way if it needs the room that they make.
-//! - One that is to be refused waits for every earlier change of its node, and later releases wait for it, so that the room it is
-//!   judged by is that of the plan.
+//! - The calls of one task wait for each other.
+//! - A request waits for the releases in progress on its node if it needs their capacity.
+//! - A request to be refused waits for every earlier change of its node, and later releases wait for it. The service
+//!   then decides by the amounts of the plan.
 //!
-//! Everything else may overtake: requests that fit in the plan fit together, in any order.
+//! All other calls may overtake each other: requests that fit in the plan fit together, in any order.
 //!
-//! Where the service chooses the nodes, or a limit is set, no plan can tell the answers in advance. Then a request is made alone:
-//! after every earlier call, and before every later one. So its answer can be compared with a model of the cluster. Or requests
-//! overtake each other like everything else, and refusals are only asked to explain themselves.
+//! If the service selects the nodes, or a limit is set, no plan can predict the replies. A request is then made alone,
+//! after every earlier call and before every later one, so that its reply can be compared with a model of the cluster.
+//! With `--overtake` requests overtake each other, and refusals are only checked for completeness.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
@@ -32,38 +32,38 @@ use super::{
     trace::{Amounts, Trace},
 };
 
-/// How fast to go.
+/// Speed of the replay.
 #[derive(Debug, Clone, Copy)]
 pub struct Pace {
-    /// Trace seconds in one second; none for no pauses at all.
+    /// Trace seconds per second; `None` without pauses.
     pub speed: Option<f64>,
-    /// How many calls may be under way.
+    /// Maximum number of calls in progress.
     pub in_flight: usize,
 }
 
-/// What decides the answers.
+/// Settings that determine the replies.
 #[derive(Debug, Clone, Copy)]
 pub struct Terms {
-    /// The service chooses the nodes, instead of the plan.
+    /// Whether the service selects the nodes, instead of the plan.
     pub choose: bool,
-    /// Whether it is to spread or to pack; `None` as its policy says.
+    /// Placement of the requests; `None` for the policy of the service.
     pub placement: Option<Placement>,
-    /// How much each user may hold; `None` for no limit.
+    /// Limit of each user; `None` without a limit.
     pub limit: Option<Amounts>,
-    /// Requests are made alone, in the order of the trace, so that every answer can be compared with what is held.
+    /// Whether requests are made alone, in the order of the trace, so that every reply can be compared with the model.
     pub in_order: bool,
-    /// How long a request waits in line before it is refused.
+    /// Time for which a request waits before it is refused.
     pub wait: Duration,
 }
 
 impl Terms {
-    /// Whether every answer is known before it is given, in whatever order the calls are made.
+    /// Returns true if the plan determines every reply, in any order of the calls.
     pub fn are_planned(self) -> bool {
         !self.choose && self.limit.is_none()
     }
 }
 
-/// A finished step.
+/// Result of a step.
 type Done = Result<(Step, Answered), CallError>;
 
 struct Replay<'a> {
@@ -76,26 +76,26 @@ struct Replay<'a> {
     under_way: JoinSet<Done>,
     /// The latest call of each task.
     latest: Vec<CancellationToken>,
-    /// The calls under way on each node.
+    /// Calls in progress on each node.
     changes: Vec<Changes>,
-    /// What each node should hold by the plan once everything under way is done.
+    /// Amounts of each node by the plan, after all calls in progress.
     held: Vec<Amounts>,
-    /// Who holds what by the answers.
+    /// Amounts by node and user, by the replies.
     model: Model<'a>,
     node_numbers: HashMap<EmInstance, usize>,
     tally: Tally,
 }
 
-/// Calls under way on one node. Each token is cancelled when its call is done.
+/// Calls in progress on one node. The token of a call is cancelled when the call is done.
 #[derive(Debug, Clone, Default)]
 struct Changes {
     fitting: Vec<CancellationToken>,
     refused: Vec<CancellationToken>,
-    /// With what they give back.
+    /// Releases, with the amounts that they free.
     releases: Vec<(CancellationToken, Amounts)>,
 }
 
-/// Replays the plan on nodes that are registered and empty, and leaves them so.
+/// Replays the plan on registered, empty nodes and leaves them empty.
 pub async fn run(
     client: &RmClient,
     trace: &Trace,
@@ -173,9 +173,9 @@ impl Replay<'_> {
         check::counters_against_tickets(self.client, &self.trace.nodes, &self.model).await
     }
 
-    /// Waits for a place in the window and starts the call, which first waits for those that it depends on.
+    /// Waits for a permit and starts the call, which first waits for the calls that it depends on.
     async fn start(&mut self, step: Step) {
-        // The semaphore is never closed: without a permit the call is merely not counted.
+        // The semaphore is never closed. Without a permit the call is only not counted.
         let permit = self.window.clone().acquire_owned().await.ok();
         let done = CancellationToken::new();
         let mut earlier = self.depends_on(step, &done);
@@ -198,7 +198,7 @@ impl Replay<'_> {
         });
     }
 
-    /// Notes what the call will change on its node, and answers which calls on it have to be done before.
+    /// Records the change of a call on its node. Returns the calls on the node that it depends on.
     fn depends_on(&mut self, step: Step, done: &CancellationToken) -> Vec<CancellationToken> {
         if !self.terms.are_planned() {
             return vec![];

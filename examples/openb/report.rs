@@ -1,4 +1,4 @@
-//! What is counted while the replay runs, and the table at its end.
+//! Figures of the replay, and the table at its end.
 
 use std::{
     collections::BTreeMap,
@@ -17,26 +17,26 @@ use super::{
     trace::{Amounts, Task, Trace},
 };
 
-/// How many violations are told one by one.
+/// Maximum number of violations in the table.
 const VIOLATIONS_SHOWN_MAX: usize = 20;
 
-/// What has happened so far.
+/// Figures so far.
 #[derive(Debug, Default)]
 pub struct Tally {
     answers: Answers,
-    /// By class.
+    /// Number of refusals by class.
     refused: BTreeMap<String, u64>,
     inited: u64,
     released: u64,
-    /// Released by tasks that never were scheduled: still locked.
+    /// Releases of tasks that were never scheduled, and whose tickets were still locked.
     cancelled: u64,
     repeats: u64,
     latencies: Vec<Duration>,
     peaks: BTreeMap<&'static str, (i64, Amounts)>,
     checks: usize,
-    /// Without the time that checks took.
+    /// Duration of the replay, without the checks.
     pub elapsed: Duration,
-    /// The longest that a step began after it was due.
+    /// Longest delay of a step after its due time.
     pub behind: Duration,
     pub violations: Vec<String>,
 }
@@ -64,34 +64,34 @@ impl Tally {
         self.peaks.extend(checkpoint.peaks.iter().map(|peak| (*peak, (checkpoint.at, checked.held))));
     }
 
-    /// Whether as many tasks were granted as first fit grants.
+    /// Returns true if at least as many tasks were granted as by first fit.
     pub fn grants_no_fewer(&self, first_fit: &Answers) -> bool {
         self.answers.granted >= first_fit.granted
     }
 
-    /// Of which dimensions less was granted than first fit grants.
+    /// Returns the dimensions of which less was granted than by first fit.
     pub fn less_than(&self, first_fit: &Answers) -> Vec<&'static str> {
         let amounts = self.answers.amounts.values().into_iter().zip(first_fit.amounts.values());
         let less = Amounts::NAMES.into_iter().zip(amounts).filter(|(_, (service, first_fit))| service < first_fit);
         less.map(|(name, _)| name).collect()
     }
 
-    /// Whether all answers were true, and the service did as well as it should: if it packs, it places no less of any dimension than
-    /// first fit, either.
+    /// Returns true if no check failed and the service granted at least as many tasks as first fit. A packing service
+    /// must also have placed at least as much of each dimension.
     pub fn is_good(&self, first_fit: &Answers, terms: Terms) -> bool {
         let packs = terms.placement == Some(Placement::Pack);
         let places_no_less = !packs || self.less_than(first_fit).is_empty();
         self.violations.is_empty() && self.grants_no_fewer(first_fit) && places_no_less
     }
 
-    /// The table for people.
+    /// Returns the table, for display.
     pub fn report<'a>(&'a self, trace: &Trace, plan: &'a Plan, terms: Terms) -> Report<'a> {
         let (cluster, tasks) = (trace.cluster(), trace.tasks.len());
         Report { tally: self, cluster, tasks, first_fit: &plan.first_fit, terms }
     }
 }
 
-/// What was short first, in the words of the service, without the amounts.
+/// Returns the class of a refusal: what was short, in the words of the service, without the amounts.
 fn class(refusal: &Refusal) -> String {
     let short: Vec<_> = refusal.shortfalls.iter().map(|short| short.dimension.to_string()).collect();
     let text = refusal.reason.split(" use ").next().unwrap_or_default();
@@ -130,7 +130,7 @@ impl fmt::Display for Report<'_> {
 }
 
 impl Report<'_> {
-    /// What the service answered, and next to it what first fit would have, on the same nodes with the same limit.
+    /// Writes the results of the service beside those of first fit, on the same nodes with the same limit.
     fn answers(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let (service, first_fit) = (&self.tally.answers, self.first_fit);
         let line = |f: &mut Formatter<'_>, what: &str, service: &str, first_fit: &str| {

@@ -1,4 +1,4 @@
-//! The trace: nodes and tasks as the two files tell them.
+//! Trace: nodes and tasks of the two data files.
 
 use std::{
     fmt,
@@ -43,28 +43,28 @@ pub struct Node {
     pub model: String,
 }
 
-/// A task, which asks for a ticket. Times are in seconds since the trace began.
+/// A task, which requests a ticket. Times are in seconds since the start of the trace.
 #[derive(Debug, Clone, Deserialize)]
 pub struct Task {
     pub name: String,
     cpu_milli: i64,
     memory_mib: i64,
     num_gpu: i64,
-    /// The share of each GPU.
+    /// Thousandths of each GPU.
     gpu_milli: i64,
-    /// The models that it accepts, with `|` between them; empty for any.
+    /// Accepted GPU models, separated by `|`; empty for any model.
     gpu_spec: String,
     pub qos: String,
     #[serde(rename = "creation_time")]
     pub created: i64,
-    /// None if it never was: it waited in vain until it was deleted.
+    /// `None` for a task that waited without success until its deletion.
     #[serde(rename = "scheduled_time")]
     pub scheduled: Option<i64>,
     #[serde(rename = "deletion_time")]
     pub deleted: i64,
 }
 
-/// All of it, in the order of the files: tasks by creation.
+/// Nodes and tasks in the order of the files: tasks by creation.
 #[derive(Debug)]
 pub struct Trace {
     pub nodes: Vec<Node>,
@@ -73,6 +73,9 @@ pub struct Trace {
 
 impl Trace {
     /// Reads both files. With `hold`, no task ends before the last one has started.
+    ///
+    /// # Errors
+    /// An unreadable line, or a task whose times are not in order.
     pub fn read(hold: bool) -> Result<Self, TraceError> {
         let nodes = read_lines("the list of nodes", NODES)?;
         let mut tasks: Vec<Task> = read_lines("the list of tasks", TASKS)?;
@@ -89,13 +92,16 @@ impl Trace {
         Ok(Self { nodes, tasks })
     }
 
-    /// Whether the service can choose for all tasks: whatever counts what they need will do.
+    /// Checks that the service can select nodes for all tasks: any node with the task's dimensions is suitable.
+    ///
+    /// # Errors
+    /// [`TraceError::ModelUnsaid`] for a task that accepts only some GPU models.
     pub fn check_choosable(&self) -> Result<(), TraceError> {
         let choosy = self.tasks.iter().find(|task| task.num_gpu > 0 && !task.gpu_spec.is_empty());
         choosy.map_or(Ok(()), |task| Err(TraceError::ModelUnsaid(task.name.clone())))
     }
 
-    /// All nodes together.
+    /// Returns the capacity of all nodes together.
     pub fn cluster(&self) -> Amounts {
         self.nodes.iter().fold(Amounts::default(), |sum, node| sum + node.total())
     }
@@ -113,20 +119,21 @@ impl Node {
 }
 
 impl Task {
-    /// GPUs are counted as one sum for a node: whether the shares can be cut from single cards is not looked at.
+    /// Returns the demand of the task. GPUs count as one sum per node, regardless of how their fractions fit on single
+    /// cards.
     pub fn need(&self) -> Amounts {
         Amounts { cpu_milli: self.cpu_milli, memory_mib: self.memory_mib, gpu_milli: self.num_gpu * self.gpu_milli }
     }
 
-    /// Whether it may run on the node at all, however full that is.
+    /// Returns true if the task may run on the node, regardless of the node's free capacity.
     pub fn accepts(&self, node: &Node) -> bool {
         let any = self.num_gpu == 0 || self.gpu_spec.is_empty();
         let counted = self.num_gpu == 0 || node.gpu > 0;
         counted && (any || self.gpu_spec.split('|').any(|model| model == node.model))
     }
 
-    /// Tasks come without users. Theirs are made of the class and the last two digits of the name, e.g. `ls-07`: a hundred users
-    /// a class, the same ones in every replay.
+    /// Returns the user of the task. The trace has no users, so they are built from the class and the last two digits
+    /// of the name, such as `ls-07`. Each class has a hundred users, equal in every replay.
     pub fn user(&self) -> String {
         let digits = self.name.get(self.name.len().saturating_sub(2)..).unwrap_or(&self.name);
         format!("{}-{digits}", self.qos.to_lowercase())
@@ -134,20 +141,20 @@ impl Task {
 }
 
 impl Amounts {
-    /// The names under which the service counts them.
+    /// Names of the dimensions at the service.
     pub const NAMES: [&str; 3] = ["cpu_milli", "memory_mib", "gpu_milli"];
 
     pub fn values(self) -> [i64; 3] {
         [self.cpu_milli, self.memory_mib, self.gpu_milli]
     }
 
-    /// The larger of both, in each dimension.
+    /// Returns the larger amount in each dimension.
     pub fn max(self, other: Self) -> Self {
         let [cpu_milli, memory_mib, gpu_milli] = [0, 1, 2].map(|index| self.values()[index].max(other.values()[index]));
         Self { cpu_milli, memory_mib, gpu_milli }
     }
 
-    /// Each amount changed in the same way.
+    /// Applies `change` to each amount.
     pub fn map(self, change: impl Fn(i64) -> i64) -> Self {
         let [cpu_milli, memory_mib, gpu_milli] = self.values().map(change);
         Self { cpu_milli, memory_mib, gpu_milli }
@@ -157,8 +164,8 @@ impl Amounts {
         self.values().iter().zip(room.values()).all(|(need, room)| *need <= room)
     }
 
-    /// As the service counts it. Nothing of GPUs is left out, of a node as of a task: a node without any then does not count them,
-    /// and to ask it for one is a mistake of the caller instead of a shortage that might pass.
+    /// Converts the amounts to a resource of the service. Zero GPUs are omitted, for a node and for a task. A node
+    /// without GPUs then does not provide the dimension, so a request for one is an error and no temporary shortage.
     pub fn to_resource(self) -> Result<Resource, ResourceError> {
         let named = Self::NAMES.into_iter().zip(self.values());
         let counted = named.filter(|(name, amount)| *name != "gpu_milli" || *amount > 0);
@@ -170,7 +177,7 @@ impl Amounts {
         Self::by_dimension(|dimension| resource.get(dimension))
     }
 
-    /// What is counted of each dimension.
+    /// Returns the amounts by a function of the dimension.
     pub fn by_dimension(counted: impl Fn(&Dimension) -> i64) -> Self {
         let [cpu_milli, memory_mib, gpu_milli] = Self::NAMES.map(|name| counted(&Dimension::from(name)));
         Self { cpu_milli, memory_mib, gpu_milli }

@@ -1,4 +1,4 @@
-//! The limit that `--user-limits` sets: the same one for every user of the trace.
+//! Limit of `--user-limits`: an equal one for every user of the trace.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -17,10 +17,12 @@ use super::{
     trace::{Amounts, Trace},
 };
 
-/// How much of what the hungriest user would hold: low enough to stop him and some others, high enough to leave most alone.
+/// Fraction of what the largest user would use. It restricts that user and some others, and leaves most users
+/// unrestricted.
 const SHARE: (i64, i64) = (3, 4);
 
-/// In each dimension three quarters of the most that any user would hold at the same time if nothing were ever refused.
+/// Returns the limit: in each dimension three quarters of the most that any user would use at the same time without
+/// refusals.
 pub fn amounts(trace: &Trace) -> Amounts {
     let mut users: HashMap<String, Amounts> = HashMap::new();
     let mut most = Amounts::default();
@@ -37,12 +39,13 @@ pub fn amounts(trace: &Trace) -> Amounts {
     most.map(|amount| amount * SHARE.0 / SHARE.1)
 }
 
-/// Each user, but only by what the replay asks for: a running service may have other users.
+/// Returns the pattern of the limit: each user, but only with the creator of the replay, because a running service may
+/// have other users.
 fn pattern() -> Pattern {
     Pattern::new(BTreeMap::from([(CREATOR.into(), Some(APPLICATION.into())), (USER.into(), None)]))
 }
 
-/// The scope in which the user's tickets count, as the service tells it.
+/// Returns the scope of the user's tickets, as the service names it.
 pub fn scope(user: &str) -> String {
     format!("{CREATOR}={APPLICATION},{USER}={user}")
 }
@@ -54,7 +57,7 @@ pub async fn set(client: &RmClient, amounts: Amounts) -> Result<(), CallError> {
     Ok(())
 }
 
-/// Removes the limit, if it is there.
+/// Removes the limit, if it exists.
 pub async fn remove(client: &RmClient) -> Result<(), CallError> {
     let (limits, ..) = repeated(|| "listing the limits".into(), || client.limits()).await?;
     let pattern = pattern();
