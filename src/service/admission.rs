@@ -154,7 +154,7 @@ impl Admission {
         }
     }
 
-    /// Starts the task that runs the checks. It ends when all clones of the handle are dropped. EMs without a report for
+    /// Starts the task that runs the checks. The task ends when all clones of the handle are dropped. EMs without a report for
     /// `silent_after` are silent.
     pub fn start(store: &Store, seen: StateCache, silent_after: Duration, tasks: &Tasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);

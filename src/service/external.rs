@@ -1,10 +1,10 @@
 //! External clusters: stores their providers, and reads queues and applications from them.
 //!
 //! The provider of a call is read from the database each time, so a change is effective immediately on all instances. Replies
-//! of a cluster are cached for [`REFRESH`], so concurrent callers cost one fetch, also if the cluster does not reply.
+//! of a cluster are cached for `REFRESH`, so concurrent callers cost one fetch, also if the cluster does not reply.
 //!
 //! Never: returns secrets of a provider's configuration.
-//! Callers: `transport::external`, and the server, which spawns [`refresh`].
+//! Callers: `transport::external`, and the server, which spawns `refresh`.
 //!
 //! - `refresh`: snapshots by which requests for external queues are decided; `kept`: cache of their preparations.
 
@@ -366,7 +366,7 @@ impl ExternalResourceService {
         timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)
     }
 
-    /// Locks the providers. They stay consistent if a holder panics.
+    /// Locks the providers. The map stays consistent if a holder panics.
     fn sources(&self) -> StdMutexGuard<'_, Sources> {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }

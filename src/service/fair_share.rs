@@ -1,8 +1,8 @@
 //! Fair semaphore: a fixed number of permits with a bounded share per principal.
 //!
-//! A principal gets another permit only if the free permits times [`PER_FREE`] are at least its resulting number of permits. A
-//! single principal thus gets all but one in sixteen, and two get nearly half each. As permits become free, principals with few
-//! permits get them, regardless of the order of arrival and without configuration of the number of principals.
+//! A principal gets another permit only if the free permits times `PER_FREE` are at least its resulting number of permits. A
+//! single principal thus gets all but one in sixteen, and two get nearly half each. Permits that become free go to principals
+//! with few permits, regardless of the order of arrival. The number of principals need not be configured.
 //!
 //! Never: blocks; a caller without a permit is rejected.
 //! Callers: `waiting`, `overview`, `follow`, and the edge.
@@ -71,7 +71,7 @@ impl FairShare {
         self.taken().all
     }
 
-    /// Locks the counts. They stay consistent if a holder panics.
+    /// Locks the counts. The counts stay consistent if a holder panics.
     fn taken(&self) -> MutexGuard<'_, Taken> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }

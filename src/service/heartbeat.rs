@@ -130,7 +130,8 @@ pub struct HeartbeatService {
 }
 
 impl HeartbeatService {
-    /// Starts the tasks. They end when all clones of the service are dropped. `seen` gets the reported conditions of the EMs.
+    /// Starts the tasks. The tasks end when all clones of the service are dropped. `seen` gets the reported conditions of the
+    /// EMs.
     pub fn start(
         store: &Store,
         seen: StateCache,

@@ -3,7 +3,7 @@
 //! A line takes its number before its commit. A line with a smaller number can therefore appear after a larger one was read.
 //! Reads end at the first missing number until all transactions that may have taken it have ended.
 //!
-//! Never: waits longer than [`WRITERS_WAIT_MAX`] for writers.
+//! Never: waits longer than `WRITERS_WAIT_MAX` for writers.
 //! Callers: `follow`, `usage`, `standby` and `background::usage`.
 
 use std::{
@@ -60,7 +60,7 @@ impl History {
         Ok(lines)
     }
 
-    /// Waits for writers up to [`WRITERS_WAIT_MAX`] and returns the number up to which the history is complete.
+    /// Waits for writers up to `WRITERS_WAIT_MAX` and returns the number up to which the history is complete.
     ///
     /// # Errors
     /// Database errors.
@@ -70,7 +70,7 @@ impl History {
     }
 
     /// Returns the last assigned number if the history is complete up to it; `None` if a writer runs longer than
-    /// [`WRITERS_WAIT_MAX`].
+    /// `WRITERS_WAIT_MAX`.
     ///
     /// # Errors
     /// Database errors.
@@ -88,7 +88,7 @@ impl History {
     /// number if they have.
     async fn settle(&self, connection: &mut PgConnection) -> Result<Option<i64>, StoreError> {
         let give_up = Instant::now() + WRITERS_WAIT_MAX;
-        // In this order: a transaction that begins after the first read takes a larger number.
+        // The number is read first: a transaction that begins later takes a larger number.
         let last = history_end::last_number(&mut *connection).await?;
         let mut writers = history_end::writers(&mut *connection).await?;
         while !writers.is_empty() && Instant::now() < give_up {

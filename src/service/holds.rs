@@ -5,7 +5,7 @@
 //! fence, so that all transactions without them have ended. When [`HoldService::hold`] returns, no earlier transaction on the
 //! key is in progress.
 //!
-//! Never: keeps a database lock after its transaction.
+//! Never: owns a database lock beyond its transaction.
 //! Callers: `transport::admin` and `background::holds`.
 
 use std::{sync::Arc, time::Duration};
@@ -123,7 +123,7 @@ impl HoldService {
         Ok(!was_over && answered(resource_hold::release(session.get().await?, key, by)).await?)
     }
 
-    /// Returns the first [`LISTED_MAX`] holds.
+    /// Returns the first `LISTED_MAX` holds.
     ///
     /// # Errors
     /// Database errors.

@@ -130,7 +130,7 @@ impl LimitService {
         if !made.lines.is_empty() { Ok(()) } else { Err(Rejection::NoSuchLimit(pattern.to_string()).into()) }
     }
 
-    /// Sets the policy of an EM kind (an application name). It takes effect when its label sets are counted.
+    /// Sets the policy of an EM kind (an application name). The policy takes effect when its label sets are counted.
     ///
     /// # Errors
     /// [`Error::LockTimeout`] if the fence could not be closed by `deadline`.
@@ -199,7 +199,7 @@ impl LimitService {
         Ok(limits)
     }
 
-    /// Locks the rules. They stay consistent if a holder panics.
+    /// Locks the rules. The rules stay consistent if a holder panics.
     fn known(&self) -> MutexGuard<'_, Arc<Limits>> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }

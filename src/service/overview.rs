@@ -1,6 +1,6 @@
 //! Overview: the totals of the whole cluster at one moment.
 //!
-//! At most one overview per second is computed, only while it is requested; all callers and watchers of that second share it.
+//! The service computes at most one overview per second, and only on request. All callers and watchers of that second share it.
 //!
 //! Never: locks rows of the committer; runs periodically without a caller.
 //! Callers: the RPC service `transport::usage` and the web page `http::page`.
@@ -180,8 +180,8 @@ impl Overviews {
         }
     }
 
-    /// Starts a stream of overviews: one immediately, then one per second while the receiver takes them. Without a free slot,
-    /// no overview is computed.
+    /// Starts a stream of overviews: one immediately, then one per second while the receiver takes them. No overview is
+    /// computed while the receiver is full.
     ///
     /// # Errors
     /// [`Error::Overloaded`] if there are too many watchers, or too many of `by`.

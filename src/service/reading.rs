@@ -1,6 +1,6 @@
 //! Reads that a check and a batch share, so that both decide on the same rows.
 //!
-//! Never: writes. `clusters` locks rows if the caller asks for it.
+//! Never: writes. Locks rows only in [`clusters`], on request.
 //! Callers: `admission::look` and `committer::batch`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};

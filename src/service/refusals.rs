@@ -72,7 +72,7 @@ impl Refusals {
         std::mem::take(&mut self.sums())
     }
 
-    /// Locks the sums. They stay consistent if a holder panics.
+    /// Locks the sums. The sums stay consistent if a holder panics.
     fn sums(&self) -> MutexGuard<'_, Sums<Instant>> {
         self.sums.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -81,8 +81,8 @@ impl Refusals {
 /// Sums by kind, and of all other kinds.
 #[derive(Debug)]
 pub struct Sums<At> {
-    /// By hash of the kind, so that a known kind is found without copying its texts. A kind with the hash of another counts as
-    /// others.
+    /// Sums by hash of the kind, so that a known kind is found without copying its texts. A kind with the hash of another
+    /// counts as others.
     kinds: HashMap<u64, (RefusalKey<String>, RefusalCount<At>)>,
     others: BTreeMap<RefusalKey<String>, RefusalCount<At>>,
 }
@@ -138,7 +138,7 @@ impl Kept {
 
     /// Adds the refusals taken at `now` to the period of `now`. Sums of an earlier period must have been written.
     ///
-    /// Returns the number of refusals that count as others because of [`KINDS_MAX`].
+    /// Returns the number of refusals that count as others because of `KINDS_MAX`.
     pub fn count(&mut self, taken: Sums<Instant>, now: OffsetDateTime) -> u64 {
         // A clock that goes back does not return to an earlier period: its sums are dropped and would be overwritten.
         let period_start = self.period_start.map_or(start_of(now), |current| current.max(start_of(now)));

@@ -141,8 +141,8 @@ impl RequestResourceService {
         Ok((answer?, number))
     }
 
-    /// Tries the specs one after another without waiting. Then waits for the first spec that can fit later; the others stay
-    /// alternatives.
+    /// Tries the specs one after another without waiting. If none is granted, waits for the first spec that can fit later; the
+    /// others stay alternatives.
     async fn judge_in_turn<A>(
         &self,
         em: Option<EmInstance>,
@@ -276,7 +276,7 @@ impl RequestResourceService {
         self.commit(request, patience).await
     }
 
-    /// Submits the request to the committer. A grant includes the counters if the request asks for them.
+    /// Submits the request to the committer. A grant includes the counters if the request has requested them.
     async fn commit(&self, request: Request, patience: Patience) -> Result<Outcome, Error> {
         let by = request.ask.principal.clone();
         if !request.ask.return_counters {
@@ -410,7 +410,7 @@ impl RequestResourceService {
                     continue;
                 }
                 Err(Error::Rejected(rejection)) if *rejection == Rejection::PlaceLost => {
-                    // This instance missed its renewals and lost its queue entries. The request enters at the end of the queue.
+                    // The instance missed its renewals and lost its queue entries. The request enters at the end of the queue.
                     caller.is_out();
                     continue;
                 }

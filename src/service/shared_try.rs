@@ -76,7 +76,7 @@ impl SharedTry {
     {
         let is_fresh = |began: Instant| began + age >= asked;
         let shared = async {
-            // At most two runs: one in progress that began too early, and the next.
+            // Waits for two runs at most: one in progress that began too early, and the next.
             let mut next = Some(running);
             while let Some(mut running) = next {
                 let ended = running.ended.wait_for(Option::is_some).await.map(|ended| ended.clone());

@@ -124,8 +124,7 @@ async fn run(mut inbox: mpsc::Receiver<Lookup>, mut session: Session) {
     }
 }
 
-/// Reads user and EM of live tickets, and then of ended ones. In this order, a ticket that ends in between is found by the
-/// second read.
+/// Reads user and EM of live tickets, and then of ended ones. A ticket that ends between the reads is found by the second one.
 async fn read(session: &mut Session, lookups: &[Lookup]) -> Result<HashMap<Uuid, Released>, StoreError> {
     let connection = session.get().await?;
     let ids: HashSet<Uuid> = lookups.iter().map(|lookup| lookup.ticket_id).collect();

@@ -161,8 +161,8 @@ impl Usage {
         Ok((tickets, observed))
     }
 
-    /// Returns up to `limit` matching EMs after `after`, in the order of their keys, with a fullness of at least `min_fullness`
-    /// percent, each with the status by its reports.
+    /// Returns up to `limit` matching EMs after `after` with at least `min_fullness` percent used or locked, in the order of their
+    /// keys. Each has the status by its reports.
     ///
     /// The number of EMs examined is bounded, so a page may be short.
     ///

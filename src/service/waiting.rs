@@ -1,9 +1,9 @@
 //! Local wait queue: the requests that wait on this instance, and their wake-ups.
 //!
-//! The database owns the wait queues and decides who is granted. This module only decides when a waiting request checks again.
-//! A release here sends the head of the queue to the committer right behind itself. Each commit that frees capacity notifies
-//! the affected wait keys with a count, here directly and on other instances by a notification. A slow poll covers lost
-//! notifications.
+//! The database owns the wait queues and decides who is granted. The local queue only decides when a waiting request checks
+//! again. A release here sends the head of the queue to the committer right behind itself. Each commit that frees capacity
+//! notifies the affected wait keys with a count, here directly and on other instances by a notification. A slow poll covers
+//! lost notifications.
 //! Invariant: an instance renews its row while requests wait on it; otherwise other instances delete its queue entries.
 //! Never: grants; reorders the queue.
 //! Callers: `request_resource` (waiting requests) and `committer` (freed capacity).
@@ -121,8 +121,8 @@ impl WaitingLine {
         self.index().room_comes(spot);
     }
 
-    /// Handles a committed batch. It freed capacity at `freed` and granted the requests at the positions `granted`, each at
-    /// that EM. `others_wait` states whether requests may wait on other instances.
+    /// Handles a committed batch. The batch freed capacity at `freed` and granted the requests at the positions `granted`, each
+    /// at that EM. `others_wait` states whether requests may wait on other instances.
     pub fn committed<'a>(
         &self,
         freed: &FreedSpots,
@@ -189,7 +189,7 @@ impl WaitingLine {
 
     /// Connects before the first request waits, which may have a short deadline.
     async fn connect(&self) {
-        // Without a database, the first renewal connects.
+        // The first renewal connects if the database does not reply now.
         let _ = self.signs.lock().await.get().await;
     }
 
@@ -350,7 +350,7 @@ impl Caller {
         if wake.is_poll { counts.polls.inc() } else { counts.looks.inc() }
     }
 
-    /// Waits [`FAILURE_PAUSE`] after a transient error, then checks again.
+    /// Waits `FAILURE_PAUSE` after a transient error, then checks again.
     pub async fn pause(&self) -> Woken {
         let again = (Instant::now() + FAILURE_PAUSE).min(self.until);
         tokio::select! {
@@ -368,7 +368,7 @@ impl Caller {
         }
     }
 
-    /// Records the result for the metrics. Without one, the request counts as cancelled.
+    /// Records the result for the metrics. A request without a result counts as cancelled.
     pub fn answered(&mut self, outcome: &'static str) {
         self.answered = Some(outcome);
     }

@@ -1,7 +1,7 @@
 //! State cache: EMs and scopes as this instance last observed them, through its own commits and reads.
 //!
-//! The cache selects the path of a request: straight to the committer, or to a check first. It also owns the cluster view of
-//! placement.
+//! The cache selects the path of a request: straight to the committer, or to a check first. The cluster view of placement is
+//! part of the cache.
 //!
 //! Never: grants or refuses; delays a commit. Large evictions are spread over many commits.
 //! Callers: `admission`, `committer` (after each commit and when a key becomes contended or free), and `heartbeat` (reports).
@@ -100,7 +100,7 @@ impl fmt::Debug for Retired {
     }
 }
 
-/// Inserts entries. Above `most` keys, each new key evicts the oldest.
+/// Inserts entries. Each new key above `most` keys evicts the oldest.
 fn store<K: Clone + Eq + Hash, V>(
     seen: &mut HashMap<K, V>,
     order: &mut VecDeque<K>,
@@ -208,7 +208,7 @@ impl Choice {
         look(&mut view)
     }
 
-    /// Locks the changes. They stay consistent if a holder panics.
+    /// Locks the changes. The changes stay consistent if a holder panics.
     fn changes(&self) -> MutexGuard<'_, Changes> {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,7 +1,7 @@
 //! Check: decides many requests on one plain read, without locks.
 //!
-//! The check uses the assessment of the domain that the ledger uses, on the same rows ([`reading`]). Its result also updates
-//! the cache.
+//! The check uses the assessment of the domain that the ledger uses, on the same rows ([`reading`]). The result of a check also
+//! updates the cache.
 //!
 //! Never: grants; writes. Caller: `admission`, which queues the checks.
 

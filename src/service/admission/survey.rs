@@ -1,12 +1,12 @@
 //! Survey: updates the cluster view, from which placement selects EMs.
 //!
-//! A survey reads the EMs that changed since the last one. Three sources name them without a cost for the writer of a change.
-//! They are the history lines after the last one, a partial index of the unhealthy EMs, and the detection of silent EMs. A
-//! survey of all EMs runs every 30 s, and whenever there are more changes than EMs. It covers missed changes and refreshes the
-//! load of EMs that report to other instances.
+//! A survey reads the EMs that changed since the last one. Three sources name them without a cost for the writer of a change:
+//! the history after the last line read, an index of unhealthy EMs, and the detection of silent EMs. A survey of all EMs runs
+//! every 30 s, and whenever there are more changes than EMs. The full survey covers missed changes and refreshes the load of
+//! EMs that report to other instances.
 //!
-//! Invariant: a line that no survey has read has a number above [`Mark::floor`]. A line takes its number before its commit, so
-//! the floor moves to a number only when all transactions have ended that may have taken smaller ones.
+//! Invariant: a line that no survey has read has a number above [`Mark::floor`]. A line takes its number before its commit. The
+//! floor therefore moves to a number only when all transactions with possibly smaller numbers have ended.
 //! Caller: `admission`, through a single flight.
 
 use std::{
@@ -103,7 +103,7 @@ pub(super) async fn survey(
     let began = Instant::now();
     let (number, known) = seen.choose(|view, _| (view.begin_survey(), view.len()));
     let generation = store.primary().generation();
-    // In this order and before the survey: a transaction that begins later takes a larger number.
+    // The number is read first, and both before the survey: a transaction that begins later takes a larger number.
     let last = answered(history_end::last_number(&store.pool().await?)).await?;
     let writers = answered(history_end::writers(&store.pool().await?)).await?;
     let unhealthy = answered(em_report::unhealthy(&store.pool().await?)).await?;

@@ -79,7 +79,7 @@ impl Task for Announcing {
     /// Deletes the row, so that the list is correct before its deadline.
     async fn end(&mut self, session: &mut Session) {
         if let Ok(connection) = session.get().await {
-            // Without a database, the row is deleted by other instances after its deadline.
+            // Other instances delete the row after its deadline if the database does not reply now.
             let _ = answered_soon(server_instance::leave(connection, self.id)).await;
         }
     }

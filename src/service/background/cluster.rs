@@ -1,4 +1,4 @@
-//! Cluster figures: totals that one instance computes for all, and that each instance publishes as metrics.
+//! Cluster figures: totals that one instance computes and each instance publishes as metrics.
 //!
 //! All instances publish equal values, because all read the stored figures. The pause after a computation grows with its
 //! duration, so that a large cluster does not load the database.

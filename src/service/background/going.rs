@@ -1,7 +1,7 @@
 //! Unregistered EMs: ends their tickets in steps, and then deletes their rows.
 //!
 //! Each step is an operation of the committer. The EM's row stores the progress, so any instance can continue. Up to
-//! [`AT_ONCE`] EMs have a turn at once. The lease is released only when no step of any EM succeeds on this instance any more.
+//! `AT_ONCE` EMs have a turn at once. The lease is released only when no step of any EM succeeds on this instance any more.
 //!
 //! Never: ends a ticket outside the committer.
 

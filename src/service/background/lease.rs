@@ -69,7 +69,7 @@ impl Lease {
         // The row is never locked for long.
         let held = async { lease::hold(session.get().await?, BACKGROUND, self.instance_id).await };
         let held = answered_soon(held).await;
-        // Without a renewal, the lease may be lost.
+        // The lease may be lost if its renewal failed.
         self.holder.holds.store(matches!(held, Ok(true)), Ordering::Relaxed);
         held.map(drop)
     }
@@ -102,7 +102,7 @@ impl Task for Lease {
         if self.holder.holds.swap(false, Ordering::Relaxed)
             && let Ok(connection) = session.get().await
         {
-            // Without a database, the lease ends at its deadline.
+            // The lease ends at its deadline if the database does not reply.
             let _ = answered_soon(lease::give_back(connection, BACKGROUND, self.instance_id)).await;
         }
     }

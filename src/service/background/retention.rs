@@ -1,7 +1,7 @@
 //! Retention: deletes request ids, ended tickets and sums that are older than the retention period, and creates future
 //! partitions.
 //!
-//! Never: locks more than [`BITE`] rows in one statement.
+//! Never: locks more than `BITE` rows in one statement.
 
 use std::time::Duration;
 

@@ -2,7 +2,8 @@
 //!
 //! The database's clock alone never makes an EM lost: a clock can jump, and no EM can report during an outage. Each instance
 //! therefore observes silent EMs itself, once per second. An EM is lost only if its last sign stays unchanged, without a gap,
-//! for `lost_after - silent_after`. That is at least `silent_after`, so each EM had time to report to a running service.
+//! for `lost_after - silent_after`. This duration is at least `silent_after`, so each EM had time to report to a running
+//! service.
 //!
 //! The removal is an operation that is decided again under the locks, so several instances may propose it. A removal on a
 //! contended EM runs beside the observations and causes no gap.
@@ -38,7 +39,7 @@ use super::{
 /// Maximum number of silent EMs per statement.
 const LOOK_PAGE: i64 = 1000;
 
-/// Longest interval between two observations without a gap. After a longer one, the instance itself was suspended.
+/// Longest interval between two observations without a gap. A longer interval means that the instance itself was suspended.
 const GAP_MAX: Duration = Duration::from_secs(5);
 
 /// Maximum number of removals at once.

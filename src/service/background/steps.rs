@@ -15,7 +15,7 @@ use crate::{
 
 use super::jitter;
 
-/// Timeout of one step, lock waits included. After it, the job decides when to retry.
+/// Timeout of one step, lock waits included. The job decides when to retry a step that timed out.
 pub const STEP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// First and longest pause between two attempts; each pause doubles the previous one.

@@ -114,7 +114,7 @@ impl Lane {
         }
     }
 
-    /// Fails an operation so that its caller tries another EM. Its transaction never began or was rolled back.
+    /// Fails an operation so that its caller tries another EM. The transaction of the operation never began or was rolled back.
     fn send_elsewhere(&mut self, pending: Pending) {
         self.is_watched = true;
         pending.answer(Err(Error::LockTimeout));

@@ -97,7 +97,7 @@ impl Patience {
         Self { until, goes_at: Some(Instant::now()) }
     }
 
-    /// Waits [`HOLDER_PATIENCE`] for a contended EM, because no other EM was available.
+    /// Waits `HOLDER_PATIENCE` for a contended EM, because no other EM was available.
     pub fn for_a_moment(until: Instant) -> Self {
         Self { until, goes_at: Some(Instant::now() + HOLDER_PATIENCE) }
     }
@@ -398,7 +398,7 @@ struct Pending {
     _room: Option<Place>,
 }
 
-/// State of an operation. Its caller and the committer change it atomically, so that only one of them succeeds.
+/// State of an operation. Caller and committer change the state atomically, so that only one of them succeeds.
 #[derive(Clone, Debug, Default)]
 struct Progress(Arc<AtomicU8>);
 

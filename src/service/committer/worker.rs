@@ -56,7 +56,7 @@ pub(super) struct Worker {
     metrics: Metrics,
     /// Limits of the last batch.
     limits: Arc<Limits>,
-    /// This instance, which wakes its own waiters without a notification.
+    /// Id of this instance, which wakes its own waiters without a notification.
     own: Uuid,
 }
 
@@ -405,7 +405,7 @@ impl Responder {
         let ticket = grant.released(request.ask.user.clone());
         if request.ask.lock_ttl <= expiry::HORIZON {
             let due = Due { key: None, within: request.ask.lock_ttl, late: Duration::ZERO, ticket: ticket.clone() };
-            // The next sweep finds tickets that do not fit the channel. At shutdown, the sweep of another instance finds them.
+            // The next sweep finds tickets that do not fit the channel. The sweep of another instance finds them at shutdown.
             let _ = self.after_commit.expiring_soon.try_send(due);
         }
         request.ask.request_id.is_none().then(|| Undo::Release(by.clone(), ticket))

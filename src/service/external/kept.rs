@@ -15,8 +15,8 @@ use uuid::Uuid;
 
 use crate::store::{external_refresh::RefreshRow, external_snapshot::Prepared};
 
-/// Maximum number of live tickets in the cache, of all clusters together: some 250 bytes each. Beyond it, each snapshot reads
-/// all tickets.
+/// Maximum number of live tickets in the cache, of all clusters together: some 250 bytes each. Each snapshot reads all tickets
+/// of clusters beyond it.
 pub(super) const KEPT_TICKETS_MAX: usize = 1_000_000;
 
 /// Preparations by cluster, each with its lease.
@@ -56,7 +56,7 @@ impl Kept {
         }
     }
 
-    /// Locks the cache. It stays consistent if a holder panics.
+    /// Locks the cache. The cache stays consistent if a holder panics.
     fn lock(&self) -> MutexGuard<'_, HashMap<i64, (Uuid, Prepared)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

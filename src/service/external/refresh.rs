@@ -49,7 +49,7 @@ const ASK_TIMEOUT: Duration = Duration::from_secs(15);
 /// Timeout of one refresh: the duration of the lease.
 const REFRESH_TIMEOUT: Duration = external_refresh::LEASE;
 
-/// Minimum pause of a cluster that failed several times. After its recovery, requests are served within one refresh.
+/// Minimum pause of a cluster that failed several times. Requests are served again within one refresh after its recovery.
 const PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Maximum number of attempts to install a snapshot that too many changes outrun.

@@ -2,7 +2,7 @@
 //!
 //! One reader per instance reads the new lines while there is a follower, and a cache of pages serves all followers. A follower
 //! that is further back reads pages from the table, one follower at a time, and adds them to the cache. A follower that takes
-//! no message for [`SLOW_MAX`] is ended, and can continue from its position.
+//! no message for `SLOW_MAX` is ended, and can continue from its position.
 //!
 //! Never: delays a writer or another follower for a slow one; skips a line that commits late.
 //! Caller: the RPC service `transport::usage`.

@@ -114,7 +114,7 @@ impl Recent {
         *self.kept() = Kept::default();
     }
 
-    /// Locks the pages. They stay consistent if a holder panics.
+    /// Locks the pages. The pages stay consistent if a holder panics.
     fn kept(&self) -> MutexGuard<'_, Kept> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }

@@ -1,6 +1,6 @@
 //! Storage of reports: all queued reports in one statement, at most one per EM.
 //!
-//! A report whose row another transaction locks is deferred up to [`HELD_TIMEOUT`]. Reports of one EM are stored in order of
+//! A report whose row another transaction locks is deferred up to `HELD_TIMEOUT`. Reports of one EM are stored in order of
 //! arrival.
 //!
 //! Never: waits for a row lock; replies before the observations are stored.

@@ -11,7 +11,7 @@ use crate::service::tokens::Caller;
 /// SHA-256 of a JWT.
 pub type Hash = [u8; 32];
 
-/// Maximum number of JWTs in the cache. At least the most recent half stays.
+/// Maximum number of JWTs in the cache. The most recent half always stays.
 const KNOWN_MAX: usize = 16_384;
 
 /// The cache.

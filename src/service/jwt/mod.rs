@@ -1,7 +1,7 @@
 //! JWT authentication: verifies JWTs of configured issuers, such as Kubernetes or an OpenID Connect provider.
 //!
-//! A verified JWT is cached by its hash until it expires. Before a signature is checked, cheap conditions on the unverified
-//! claims reject most invalid JWTs. Configuration and keys are reloaded when they change.
+//! A verified JWT is cached by its hash until it expires. Cheap conditions on the unverified claims reject most invalid JWTs
+//! before a signature is checked. Configuration and keys are reloaded when they change.
 //!
 //! Never: contacts the database or an issuer to authenticate a call.
 //! Callers: `transport::identity`, and the server, which spawns [`Jwt::follow`].
@@ -191,7 +191,7 @@ impl Jwt {
         Ok(Caller { principal: Principal::Named(name), rights, ended: key.ended.until(until, BadJwt::Expired) })
     }
 
-    /// Fetches the keys from addresses, for at most [`FIRST_KEYS_WITHIN`], so that an instance can authenticate callers when it
+    /// Fetches the keys from addresses, for at most `FIRST_KEYS_WITHIN`, so that an instance can authenticate callers when it
     /// starts.
     pub async fn first_keys(&self) {
         let mut asked = JoinSet::new();
@@ -262,7 +262,7 @@ impl Jwt {
         Looked { unusable: Some(seen), ..before }
     }
 
-    /// Applies a configuration. Issuers without a change keep their keys and streams.
+    /// Applies a configuration. Issuers without a change retain their keys and streams.
     fn take_up(&self, json: &[u8]) -> Result<(), JwtError> {
         let read = config::read(json, &self.allowed);
         let read = read.map_err(|source| JwtError::Config { path: self.path.clone(), source })?;

@@ -103,7 +103,8 @@ impl Issuing {
         Self { issuer, keys: ArcSwap::default(), seen: Mutex::default(), unknown: Notify::new() }
     }
 
-    /// Creates an issuer with the same keys for another configuration. Its streams end independently of the old ones.
+    /// Creates an issuer with the same keys for another configuration. Streams under the copied keys end independently of the
+    /// old ones.
     pub fn again(&self, issuer: Issuer) -> Self {
         let (keys, seen) = (self.keys.load().apart(), *self.seen());
         Self { issuer, keys: ArcSwap::from_pointee(keys), seen: Mutex::new(seen), unknown: Notify::new() }

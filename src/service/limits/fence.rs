@@ -1,7 +1,7 @@
 //! Limit changes behind the fence: prepares a change while batches run, and closes the fence for its last statements and the
 //! commit.
 //!
-//! Invariant: inside the fence no batch runs, so the history shows the change after all grants under the old rules.
+//! Invariant: no batch runs inside the fence, so the history shows the change after all grants under the old rules.
 //! Never: reads or writes an unbounded number of rows inside the fence.
 //! Callers: the other modules of `limits`.
 
@@ -137,14 +137,14 @@ impl Made {
         self.lines.len() > LINES_INSIDE_MAX
     }
 
-    /// Writes many history lines before the fence. They take effect at the lines that [`Made::finish`] writes.
+    /// Writes many history lines before the fence. The change takes effect at the lines that [`Made::finish`] writes.
     async fn tell_much(&self, connection: &mut PgConnection, by: &Actor) -> Result<(), StoreError> {
         if self.is_much() { action_record::insert_limits(connection, &self.lines, by).await } else { Ok(()) }
     }
 
-    /// Completes the change inside the fence. Its cost does not depend on the size of the change.
+    /// Completes the change inside the fence. The cost does not depend on the size of the change.
     ///
-    /// Without any EM there is no ticket to count, and no EM can register meanwhile, so new label sets decide immediately. The
+    /// New label sets decide immediately if no EM exists: there is no ticket to count, and no EM can register meanwhile. The
     /// history line comes after all grants before the change and before all grants after it.
     async fn finish(&self, connection: &mut PgConnection, by: &Actor) -> Result<(), StoreError> {
         let mut lines = if self.is_much() { self.in_force() } else { self.lines.clone() };
@@ -246,7 +246,8 @@ impl From<FencedError> for Error {
 
 /// Applies a change, with retries until `deadline`.
 ///
-/// Each attempt waits longer for the fence, up to [`PATIENCE_MAX`]. Between attempts, operations that waited behind it proceed.
+/// Each attempt waits longer for the fence, up to [`PATIENCE_MAX`]. Operations that waited behind the fence proceed between
+/// attempts.
 pub(super) async fn patiently(
     session: &mut Session,
     deadline: Instant,

@@ -1,7 +1,7 @@
 //! Label sets that are counted on demand, because the cap of a request needs them and no limit does.
 //!
-//! Such a request sets a limit for its labels in mode off, which starts the counting, and waits until all tickets are counted.
-//! If that is too expensive, nothing is set; the ledger then rejects the cap and names `SetLimit`.
+//! The request sets a limit for its labels in mode off, which starts the counting, and waits until all tickets are counted. If
+//! that is too expensive, nothing is set; the ledger then rejects the cap and names `SetLimit`.
 //!
 //! Invariant: the label set is counted as after `SetLimit`, behind the fence and by the background task.
 //! Caller: `request_resource`.

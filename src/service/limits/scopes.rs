@@ -92,7 +92,7 @@ impl LimitService {
         let limits = answered(self.current(&mut connection)).await?;
         let (mut shown, mut last) = (Vec::new(), after.to_vec());
         for look in 0..SCOPE_LOOKS_MAX {
-            // Without a label filter, mostly all scopes match. One more scope shows whether another page follows.
+            // Mostly all scopes match if there is no label filter. One more scope shows whether another page follows.
             let is_whole = look == 0 && filter.labels.is_empty();
             let at_once = if is_whole { limit.saturating_add(1) } else { SCOPES_AT_ONCE };
             let read = i64::try_from(at_once).unwrap_or(i64::MAX);

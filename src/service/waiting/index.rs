@@ -88,7 +88,7 @@ struct Waiters {
 /// Freed capacity that was not granted since, as a number of requests.
 #[derive(Debug, Default)]
 struct Room {
-    /// By EM, for waiters that accept any EM: a grant uses the capacity of its own EM only.
+    /// Capacity by EM, for waiters that accept any EM: a grant uses the capacity of its own EM only.
     by_em: BTreeMap<SpotKey, u64>,
     by_em_sum: u64,
     /// Capacity without a known EM.
@@ -177,7 +177,7 @@ impl Waiters {
         [&self.idle, &self.hinted, &self.assigned].iter().any(|set| set.contains(&position))
     }
 
-    /// Returns the next waiter behind `after` without assigned capacity.
+    /// Returns the next waiter after `after` without assigned capacity.
     fn next_unassigned(&self, after: Option<QueuePosition>) -> Option<QueuePosition> {
         let behind = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
         let next = [&self.idle, &self.hinted].map(|set| set.range(behind).next());
@@ -443,7 +443,7 @@ impl Index {
         if let Some(waiters) = key.and_then(|key| self.at.get_mut(&key)) {
             waiters.room.add(None, room);
         }
-        // Without waiters, nothing would ever reset it.
+        // An empty set has no waiter that would ever reset the count.
         if is_anywhere && !self.anywhere.is_empty() {
             self.anywhere.room.add(key, room);
         }
@@ -461,7 +461,7 @@ impl Index {
 
     /// Handles a committed batch that the cache has observed. Removes the granted requests, each at the EM with that key.
     ///
-    /// Wakes others where the batch freed more than the grants used. With `others_wait`, other instances may have freed more.
+    /// Wakes others where the batch freed more than the grants used. Other instances may have freed more if `others_wait`.
     pub fn committed(
         &mut self,
         mut freed: Freed,

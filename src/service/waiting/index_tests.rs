@@ -214,7 +214,7 @@ enum Step {
 struct Model {
     index: Index,
     free: Vec<u32>,
-    /// By position: step, home EM, whether the waiter accepts any EM, and the EMs that it accepts.
+    /// Waiters by position: step, home EM, whether the waiter accepts any EM, and the accepted EMs.
     waiters: BTreeMap<u128, (Step, usize, bool, Vec<usize>)>,
     checks: u64,
     served: u64,
@@ -255,7 +255,7 @@ impl Model {
         self.waiters.keys().copied().collect()
     }
 
-    /// Commits releases at EMs and the submitted requests. Then each awake waiter checks once.
+    /// Commits releases at EMs and the submitted requests, and lets each awake waiter check once.
     fn advance(&mut self, released: &[usize]) {
         let (mut spots, mut granted, mut refused) = (FreedSpots::default(), vec![], vec![]);
         for &at in released {

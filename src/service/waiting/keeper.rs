@@ -3,7 +3,7 @@
 //! [`run`] deletes queue entries of ended requests and of dead instances, and polls the local waiters. [`live`] renews the
 //! instance's row. [`listen`] receives notifications of other instances and wakes local waiters.
 //!
-//! Never: deletes entries of an instance that lives. After an outage, all instances first have time to renew.
+//! Never: deletes entries of an instance that lives. All instances first have time to renew after an outage.
 //! Caller: the server, which spawns the tasks.
 
 use std::time::Duration;
@@ -38,8 +38,8 @@ const GRACE: Duration = Duration::from_secs(5);
 /// Time without notifications after which the listening connection is probed.
 const SILENCE_MAX: Duration = Duration::from_secs(10);
 
-/// Maximum number of requests that one statement removes. After a full one, the task pauses for the duration of the statement,
-/// so that a mass cancellation uses at most half of one connection.
+/// Maximum number of requests that one statement removes. The task pauses after a full statement for its duration, so that a
+/// mass cancellation uses at most half of one connection.
 const LEAVE_MAX: usize = 500;
 
 /// Maximum number of requests that removed entries wake at one wait key. Removed entries free reservations, not capacity: a few
@@ -125,8 +125,8 @@ impl Keeper {
         Ok(())
     }
 
-    /// Retries failed removals and deletes the entries of dead instances. After an outage, instances first have [`GRACE`] to
-    /// renew.
+    /// Retries failed removals and deletes the entries of dead instances. Instances first have [`GRACE`] to renew after an
+    /// outage.
     async fn poll(&mut self, line: &WaitingLine) -> Result<(), StoreError> {
         self.leave().await?;
         self.polls = self.polls.wrapping_add(1);

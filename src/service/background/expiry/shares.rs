@@ -1,9 +1,9 @@
 //! Budgets of each EM for expiry timers and for concurrent expirations.
 //!
-//! Whether an EM is contended is known only after its first tickets failed. Until then its budget is small enough to leave room
-//! for other EMs; each success doubles it, and a failure reduces it to one.
+//! Whether an EM is contended is known only after its first tickets failed. Its budget until then is small enough for other EMs
+//! to progress. Each success doubles the budget, and a failure reduces it to one.
 //!
-//! Invariant: the sums never exceed [`WATCHED_MAX`] and [`UNDER_WAY_MAX`].
+//! Invariant: the sums never exceed `WATCHED_MAX` and `UNDER_WAY_MAX`.
 //! Caller: `expiry`.
 
 use std::collections::{HashMap, HashSet, VecDeque};
@@ -18,14 +18,14 @@ use super::TurnedDown;
 const WATCHED_MAX: usize = 8192;
 const WATCHED_OF_EM_MAX: usize = 4096;
 
-/// Maximum number of expirations in progress: several batches, so that one is always queued. In total and per EM.
+/// Maximum number of expirations in progress, in total and per EM: several batches, so that one is always queued.
 const UNDER_WAY_MAX: usize = 2048;
 const UNDER_WAY_OF_EM_MAX: usize = 1024;
 
-/// Budget of an EM without a success so far. In addition, half of the free budget stays free, for any number of contended EMs.
+/// Budget of an EM without a success so far. Half of the free budget also stays free, for any number of contended EMs.
 const UNDER_WAY_OF_EM_FIRST: usize = 256;
 
-/// Maximum number of EMs with a record. Above it, records of EMs without tickets are dropped; most of these EMs are
+/// Maximum number of EMs with a record. Records of EMs without tickets are dropped above it; most of these EMs are
 /// unregistered.
 const EMS_MAX: usize = 2 * WATCHED_MAX;
 
@@ -141,7 +141,7 @@ impl Shares {
             self.of_ems.remove(&ticket.em);
             return Vec::new();
         }
-        // At least one ticket follows even without free budget: the ended one has freed its unit.
+        // The ended expiration has freed its unit, so at least one ticket follows even without free budget.
         let more = share.of_room(share.under_way_max, room).saturating_sub(share.under_way);
         let next: Vec<Released> = share.next.drain(..more.min(room).min(share.next.len())).collect();
         share.under_way += next.len();
