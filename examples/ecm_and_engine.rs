@@ -65,7 +65,7 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     step("", &fullness(&registered)?);
 
     // The EM requests resources before it starts an engine. The request id makes a repetition safe when a reply is
-    // lost: the client repeats such a call automatically, and generates an id if there is none. A caller that repeats a
+    // lost. The client repeats such a call automatically, and generates an id if there is none. A caller that repeats a
     // request after its own restart stores the id.
     let creator = Name::parse("creator", "IDE")?;
     let request = ResourceRequest {

@@ -2,9 +2,9 @@
 //! `docs/MEASURING.md` states.
 //!
 //! Each caller repeats its request for a random EM after the reply. Each committer takes all operations that wait for
-//! its EMs, up to 512, and performs the steps of a batch. A batch also waits for a database core, for committers that
-//! lock the same users or scopes, for commits with a notification, and for the disk. The disk writes the log for all
-//! waiting commits together.
+//! its EMs, up to 512, and performs the steps of a batch. A batch also waits for a database core and for committers
+//! that lock the same users or scopes. It waits for commits with a notification, and for the disk, which writes the log
+//! for all waiting commits together.
 
 mod cells;
 

@@ -1,8 +1,7 @@
-//! Plan of the replay: every call in the order of the trace, and the node of each request, by first fit in a model of
-//! the cluster.
+//! Plan of the replay: every call in the order of the trace, and the node of each request.
 //!
-//! The plan depends only on the trace and the limit, so every replay of it is equal. If the service selects the nodes,
-//! its result is compared with the plan.
+//! Nodes are selected by first fit in a model of the cluster. The plan depends only on the trace and the limit, so
+//! every replay of it is equal. If the service selects the nodes, its result is compared with the plan.
 
 use super::{
     model::Model,

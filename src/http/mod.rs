@@ -153,7 +153,7 @@ fn ready(readiness: &Readiness, is_verbose: bool) -> (StatusCode, String) {
         Readiness::NoDatabase(why) => (StatusCode::SERVICE_UNAVAILABLE, format!("not ready: {why}")),
         Readiness::Stopping => (StatusCode::SERVICE_UNAVAILABLE, "not ready: stopping".to_owned()),
     };
-    // During start and stop the state of the database is not known.
+    // During start and stop the database is not checked.
     let checks = match readiness {
         Readiness::Ready => "[+]started ok\n[+]database ok\n[+]serving ok\n".to_owned(),
         Readiness::Starting => "[-]started not yet\n[-]serving not yet\n".to_owned(),

@@ -56,6 +56,7 @@ pub(super) async fn watch_health(health: Health, store: Store, stopping: Cancell
 }
 
 impl Health {
+    /// Publishes a readiness over gRPC and HTTP.
     pub async fn publish(&self, readiness: Readiness) {
         let is_ready = readiness == Readiness::Ready;
         let _ = self.readiness.send_replace(readiness);

@@ -19,7 +19,7 @@ const IDLE_WINDOW: Duration = Duration::from_secs(5);
 /// Time for the first report of each EM, whose tickets are compared one by one.
 const FIRST_WINDOW: Duration = Duration::from_secs(12);
 
-/// Timeout above the window, which ends by itself.
+/// Timeout above the window, which ends on its own.
 const LIMIT: Duration = Duration::from_secs(60);
 
 pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<Option<i64>, Failure> {

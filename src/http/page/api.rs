@@ -77,6 +77,9 @@ pub fn json_answer(json: String) -> Response {
 }
 
 /// Makes the reading call named in the path with the fields of the query, and returns its response as JSON.
+///
+/// # Errors
+/// 404 for an unknown or changing call, 504 after the timeout, and the status of the call as HTTP.
 pub async fn read(
     State(slot): State<Slot>,
     Extension(visit): Extension<Arc<Visit>>,

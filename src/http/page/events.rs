@@ -46,6 +46,9 @@ struct Message<'a> {
 type Taker = mpsc::Sender<Result<String, Infallible>>;
 
 /// Starts a stream.
+///
+/// # Errors
+/// 401 or 403 if the caller may not watch, 429 above the bound of watchers, 503 while the instance starts or stops.
 pub async fn stream(
     State(slot): State<Slot>,
     Extension(visit): Extension<Arc<Visit>>,

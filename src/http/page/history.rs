@@ -1,4 +1,4 @@
-//! Figures of the last fifteen minutes, so that a new page shows them at once.
+//! Figures of the last fifteen minutes, so that a new page shows them immediately.
 //!
 //! One point is recorded every five seconds, with or without a viewer. A point uses the figures of the instances and
 //! sums that other tasks compute; it never causes a count. Callers: the event stream; the server runs

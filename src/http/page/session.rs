@@ -110,6 +110,10 @@ pub async fn told(
 }
 
 /// Stores a token in the cookie, if it permits watching.
+///
+/// # Errors
+/// 400, 401 or 413 for a missing or invalid token; 403 for a token without the permission, or a request of another
+/// site.
 pub async fn sign_in(
     State(slot): State<Slot>,
     Extension(visit): Extension<Arc<Visit>>,
@@ -131,6 +135,9 @@ pub async fn sign_in(
 }
 
 /// Removes the cookie.
+///
+/// # Errors
+/// 403 for a request of another site.
 pub async fn sign_out(Extension(visit): Extension<Arc<Visit>>, headers: HeaderMap) -> Result<Response, Answer> {
     check_site(&headers)?;
     Ok(with_cookie(&visit, "", "; Max-Age=0"))

@@ -20,7 +20,7 @@ const CREDIT_PER_STREAM: u32 = 16;
 /// Minimum number of calls for the credit, so that a small bound still permits an honest burst.
 const STREAMS_MIN: u32 = 256;
 
-/// Fraction of the maximum credit that is regained each second: one of so many.
+/// Divisor of the maximum credit; the quotient is regained each second.
 const REGAINED_EACH_SECOND: u32 = 4;
 
 /// Interval between two times at which credit is regained. Rounding loses little credit at this interval.

@@ -1,8 +1,8 @@
 //! Request body of a call, as it arrives: one message, or the queries of a stream.
 //!
-//! The bytes of a message are charged to the byte budgets before the service reads them: the announced length, the
-//! length after decompression, and the size of the decoded fields. A message beyond a budget fails its call. Caller:
-//! `calls`.
+//! The byte budgets are charged before the service reads a message. The charges are the announced length, the length
+//! after decompression, and the size of the decoded fields. A message beyond a budget fails its call and never waits.
+//! Caller: `calls`.
 
 use std::{
     fmt,

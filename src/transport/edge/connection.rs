@@ -39,8 +39,8 @@ use super::{Edge, HEALTH_CALLS_MAX, allowance::Excess, share::Share, socket, str
 /// Size of the HTTP/2 preface of a client, in bytes.
 const GREETING_BYTES: usize = 24;
 
-/// Maximum number of bytes that are read at a time, unless the current frame is known to have more. A turn ends at most
-/// so many bytes after the last frame in the task's budget.
+/// Maximum number of bytes of one read, unless the current frame has more. A turn ends at most this many bytes after
+/// the last frame in the task's budget.
 const READ_BYTES_MAX: usize = 2 << 10;
 
 /// Interval between two idle checks of a connection while the server stops.
@@ -239,8 +239,8 @@ impl Connection {
         }
     }
 
-    /// Completes when the connection ends: its preface is late, a crowd needs the permit of an unauthenticated peer, or
-    /// the connection is idle and may end.
+    /// Completes when the connection ends. Its preface is late, a crowd needs the permit of an unauthenticated peer, or
+    /// an idle connection may end.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let is_known = self.peer.is_known.load(Ordering::Relaxed);
         self.stranger.take_if(|stranger| is_known && stranger.missing == 0);

@@ -38,10 +38,12 @@ pub struct EdgeGauges {
 pub(super) struct Counter(AtomicU64);
 
 impl Counter {
+    /// Counts one more.
     pub fn add(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
     }
 
+    /// Counts one less: a call has ended.
     pub fn take_away(&self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }

@@ -83,7 +83,7 @@ const UNCOUNTED_BYTES: usize = 4 << 10;
 /// taken.
 const SMALL_ANSWER_BYTES: usize = 8 << 10;
 
-/// Fraction of the byte budget that one connection may take: one of so many.
+/// Divisor of the byte budget; one connection may take the quotient.
 const CONNECTION_SHARES: usize = 4;
 
 /// Maximum size of a body, in bytes: a flag, a length and the message.

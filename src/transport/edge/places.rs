@@ -60,6 +60,7 @@ impl Purpose {
 }
 
 impl Places {
+    /// Creates the semaphores with the bounds of the edge.
     pub fn new(bounds: &Bounds) -> Self {
         Self { requests: FairShare::of(bounds.calls), operators: FairShare::of(OPERATOR_CALLS_MAX) }
     }

@@ -152,8 +152,8 @@ fn usage_query(message: &proto::GetUsageRequest, reach: &Reach) -> Result<UsageQ
     Ok(UsageQuery { by, users, from, to, hourly: message.hourly })
 }
 
-/// Page key of usage sums, as JSON, because a name may contain any separator: the end of the range, the name of the
-/// last sum, and its hour.
+/// Page key of usage sums: the end of the range, the name of the last sum, and its hour. JSON, because a name may
+/// contain any separator.
 type UsageKey = (i64, Option<(String, String)>, Option<i64>);
 
 fn usage_key(to: OffsetDateTime, at: &UsageAt) -> String {

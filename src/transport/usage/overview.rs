@@ -14,7 +14,7 @@ use crate::{
 /// Response stream of `Watch`: one message each second.
 pub type Watching = std::pin::Pin<Box<dyn tokio_stream::Stream<Item = Result<proto::WatchResponse, Status>> + Send>>;
 
-/// Starts a watch: an overview at once, and then one each second.
+/// Starts a watch: an overview immediately, and then one each second.
 ///
 /// # Errors
 /// Errors of [`Overviews::watch`]: too many watchers.
