@@ -95,6 +95,7 @@ impl Ended {
         self.cancelled.is_cancelled() || self.until.is_some_and(|(until, _)| until <= Instant::now())
     }
 
+    /// Ends the credential for the reason `why`.
     pub(super) fn end(&self, why: Unauthenticated) {
         // The first reason is final.
         let _ = self.why.set(why);

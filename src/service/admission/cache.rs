@@ -310,6 +310,7 @@ impl StateCache {
         caps.iter().any(|cap| !limits.is_counted(&cap.keys))
     }
 
+    /// Evicts an EM that is not registered any more.
     pub(super) fn forget(&self, em: &EmInstance) {
         self.choice.note_ems(&[], std::slice::from_ref(em));
         self.state().state.ems.remove(em);

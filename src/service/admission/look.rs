@@ -42,6 +42,7 @@ use super::{Room, StateCache, Verdict};
 /// Maximum number of checks that share one read.
 const BATCH_MAX: usize = 1024;
 
+/// Check of one request, with its reply channel.
 #[derive(Debug)]
 pub(super) struct Look {
     pub request: Request,
@@ -141,6 +142,10 @@ impl State {
         )
     }
 
+    /// Decides the request by this state.
+    ///
+    /// # Errors
+    /// The rejection that the ledger would return.
     pub fn verdict(&self, request: &Request) -> Result<Verdict, Rejection> {
         if let (Some(asked), Some(key)) = (&request.ask.request_id, request.ask.request_key())
             && let Some(record) = self.request_ids.get(&key)
@@ -187,6 +192,7 @@ impl State {
         }
     }
 
+    /// Converts the state for the cache.
     pub fn into_post_commit_state(self) -> PostCommitState {
         let (ems, scopes) = (self.ems.into_values().collect(), self.scopes.into_iter().collect());
         PostCommitState { ems, gone: vec![], scopes, limits: self.limits, line: self.line }

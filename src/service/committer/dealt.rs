@@ -18,6 +18,7 @@ pub(super) struct Dealt<D> {
 }
 
 impl<D> Dealt<D> {
+    /// Creates the values of the first committer and of all others.
     pub fn new(first: D, others: impl IntoIterator<Item = D>) -> Self {
         Self { first, others: others.into_iter().collect() }
     }

@@ -181,6 +181,7 @@ pub(super) struct Lanes {
 }
 
 impl Lanes {
+    /// Creates the set without queues. `seen` avoids contended EMs; `line` is woken when one becomes free.
     pub fn new(
         store: Store,
         (answers, seen, line): (Answers, StateCache, WaitingLine),
@@ -192,6 +193,7 @@ impl Lanes {
         Self { store, answers, seen, line, open, is_closing, active, watching, metrics, tasks }
     }
 
+    /// Returns the sender of replies, shared with the committers.
     pub fn answers(&self) -> Answers {
         self.answers.clone()
     }

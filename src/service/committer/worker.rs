@@ -111,6 +111,7 @@ impl Worker {
         self.limits.clone()
     }
 
+    /// Returns the session on which the worker commits.
     pub fn session(&mut self) -> &mut Session {
         &mut self.session
     }

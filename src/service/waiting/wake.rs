@@ -40,6 +40,7 @@ impl Wake {
     /// Capacity was freed, and this instance has observed it.
     pub(super) const SEEN: Self = Self { is_news: false, ..Self::NEWS };
 
+    /// Merges two reasons: the merged one requires every check that either of them requires.
     pub(super) fn and(self, other: Option<Self>) -> Self {
         let other = other.unwrap_or(self);
         Self {
