@@ -5,7 +5,8 @@
 //! counted.
 //!
 //! Never: changes a rule outside the fence.
-//! Callers: `transport::admin`, `request_resource` (caps), and `background::counting`.
+//! Callers: `transport::limit`, `transport::usage`, `request_resource` (caps), `background::counting`, and the server (limits
+//! file).
 //!
 //! - `fence`: one change behind the fence; `replace`: all rules at once; `scopes`: use of scopes;
 //! - `on_demand`: label sets that requests need for their caps.

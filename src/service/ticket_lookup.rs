@@ -3,7 +3,7 @@
 //! A plain read is enough, because user and EM of a ticket never change. The ledger checks under the locks whether the ticket
 //! lives.
 //!
-//! Caller: the RPC service `transport::resource_manager`.
+//! Callers: the RPC services `transport::resource_manager` and `transport::admin`.
 
 use std::collections::{HashMap, HashSet};
 

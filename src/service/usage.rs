@@ -4,7 +4,7 @@
 //! the history and of sums use a standby if it is usable.
 //!
 //! Never: writes; locks.
-//! Callers: `transport::usage`, `transport::resource_manager` and `http::page`.
+//! Caller: the RPC service `transport::usage`.
 //!
 //! - [`accounting`]: sums of refusals and of usage; `search`: search in the history.
 

@@ -1,6 +1,6 @@
 //! Replacement of all rules at once, with its changes and the scopes that are above the new limits.
 //!
-//! Caller: `transport::admin`.
+//! Callers: `transport::limit`, and the server, which applies the limits file.
 
 use sqlx::PgConnection;
 use tokio::time::Instant;
