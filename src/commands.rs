@@ -1,11 +1,12 @@
-//! The commands beside serving: they ask a running service, and print what it answers; [`tokens`] and [`migrate`] ask its database,
-//! and [`health`] each instance by itself.
+//! Commands of the CLI other than `serve`: they call a running service and print its replies.
 //!
-//! - `service`: which service is asked, and as whom; `failure`: why there is no answer, and exit codes;
-//! - `output`: tables, JSON, terminals; `list`: lists, page by page; `consent`: what destroys is asked about;
-//! - `asking`: the flags that commands have in common; `roles`: what a command's help says of roles;
-//! - `named`: hosts and engines as they are typed; `opened`: the database, for the commands that ask it;
-//! - all others: a file for each command, or for a few that belong together.
+//! [`tokens`] and [`migrate`] use the database directly, and [`health`] checks each instance separately. A command never
+//! reads the tables of a running service otherwise.
+//!
+//! - `service`: connection to the service; `failure`: failures and exit codes; `asking`: common arguments;
+//! - `output`: tables, JSON, terminals; `list`: paged lists; `consent`: confirmation of destructive commands;
+//! - `roles`: roles in help texts; `named`: parsers of argument values; `opened`: database of a command;
+//! - all others: one file per command or group of commands.
 
 use std::process::ExitCode;
 
@@ -149,7 +150,7 @@ pub enum Command {
 }
 
 impl Command {
-    /// Asks the service, prints its answer, and says how the process ends.
+    /// Runs the command, prints its reply, and returns the exit code.
     pub async fn run(self) -> ExitCode {
         let answer = match self {
             Self::Migrate(migrate) => return migrate.run().await,

@@ -1,4 +1,4 @@
-//! What the flags of all commands have in common that ask a service.
+//! Arguments that all commands for a service share.
 
 use std::time::Duration;
 
@@ -23,15 +23,15 @@ pub struct Asking {
 }
 
 impl Asking {
-    /// A client whose calls may take so long.
+    /// Returns a client with a call timeout.
     ///
     /// # Errors
-    /// As of [`Service::ask`].
+    /// As [`Service::ask`].
     pub fn service(&self, timeout: Duration) -> Result<Asked, Failure> {
         self.service.ask(timeout)
     }
 
-    /// What answers are printed by.
+    /// Returns the printer of the replies.
     pub fn printer(&self) -> Printer {
         self.output.printer()
     }
@@ -48,15 +48,15 @@ pub struct Watching {
 }
 
 impl Watching {
-    /// For what has no rounds.
+    /// Returns the arguments without those of `--watch`.
     pub fn asking(&self) -> &Asking {
         &self.asking
     }
 
-    /// Asks with calls that may take so long, and prints round after round, as often as it is watched.
+    /// Calls `round` once, or repeatedly with `--watch`, with a client of this call timeout.
     ///
     /// # Errors
-    /// As of [`Service::ask`] and [`Printer::repeat`].
+    /// As [`Service::ask`] and [`Printer::repeat`].
     pub async fn rounds(
         &self,
         timeout: Duration,

@@ -1,4 +1,4 @@
-//! `audit`, `repair`: whether the books are in order, and putting them in order.
+//! `audit`, `repair`: comparison of the stored counters with the tickets, and their repair.
 
 use std::fmt::Write as _;
 
@@ -46,7 +46,7 @@ pub struct Repair {
     asking: Asking,
 }
 
-/// Amounts are exact here: one byte is a difference.
+/// Columns with exact amounts, because a difference of one byte matters.
 const COLUMNS: &[Column] = &[
     Column::text("WHAT"),
     Column::text("COUNTER"),
@@ -56,7 +56,7 @@ const COLUMNS: &[Column] = &[
 ];
 
 impl Audit {
-    /// Tells what differs.
+    /// Prints the differences.
     pub async fn run(self) -> Result<Answer, Failure> {
         let service = self.asking.service(TIMEOUT_LONG)?;
         let report = service.make_slowly("auditing", &calls::AUDIT, &AuditRequest {}).await?;
@@ -72,7 +72,7 @@ impl Audit {
 }
 
 impl Repair {
-    /// Tells what differed.
+    /// Prints the repaired and the remaining differences.
     pub async fn run(self) -> Result<Answer, Failure> {
         let service = self.asking.service(TIMEOUT_LONG)?;
         let everything = "This makes every counter what the tickets say; tickets on EMs that do not exist end. Repair?";
@@ -122,7 +122,7 @@ fn tell(printer: &mut Printer, done: &RepairResponse) -> Result<(), Failure> {
     Ok(())
 }
 
-/// One line for each difference that is told.
+/// Prints one line per listed difference.
 fn table(printer: &mut Printer, differences: &[Difference], count: i64) -> Result<(), Failure> {
     if differences.is_empty() {
         return Ok(());

@@ -1,4 +1,4 @@
-//! `completions`: what a shell needs to complete commands.
+//! `completions`: completion scripts for shells.
 
 use clap::Args;
 use clap_complete::{Shell, generate};

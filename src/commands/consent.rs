@@ -1,4 +1,4 @@
-//! What destroys is asked about first.
+//! Confirmation and reason of destructive commands.
 
 use std::io::{self, BufRead as _, Write as _};
 
@@ -19,10 +19,10 @@ pub struct Consent {
 }
 
 impl Consent {
-    /// Asks what was not said already; answers why it is done.
+    /// Asks for the confirmation and the reason unless they are given as arguments; returns the reason.
     ///
     /// # Errors
-    /// [`Failure::Declined`]; [`Failure::Usage`] if there is nobody to ask, or no reason is told.
+    /// [`Failure::Declined`]; [`Failure::Usage`] without a terminal, or without a reason.
     pub fn ask(&self, question: &str) -> Result<String, Failure> {
         if !self.yes {
             self.confirm(question)?;
@@ -30,7 +30,7 @@ impl Consent {
         reason(self.reason.as_deref())
     }
 
-    /// Whether somebody is asked, for whom things may change while he thinks.
+    /// Returns whether the user is asked, so that the state can change in the meantime.
     pub fn asks(&self) -> bool {
         !self.yes
     }
@@ -48,10 +48,10 @@ impl Consent {
     }
 }
 
-/// Why something is done, which is kept with it; asked for where somebody sits at a terminal.
+/// Returns the reason that the history records; asks for it on a terminal.
 ///
 /// # Errors
-/// [`Failure::Usage`] if none is told.
+/// [`Failure::Usage`] without a reason.
 pub fn reason(told: Option<&str>) -> Result<String, Failure> {
     let reason = match told {
         Some(reason) => reason.to_owned(),
@@ -64,7 +64,7 @@ pub fn reason(told: Option<&str>) -> Result<String, Failure> {
     }
 }
 
-/// What somebody types.
+/// Reads one line from the terminal.
 fn prompt(question: &str) -> Result<String, Failure> {
     let mut to = io::stderr();
     to.write_all(output::text::clean_lines(question).as_bytes())?;

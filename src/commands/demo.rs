@@ -6,7 +6,7 @@
 //!
 //! Bounds: [`cluster::EMS`], [`life::ENGINES_MAX`], [`pace::INTERVAL`], [`DURATION_MAX`].
 //!
-//! - `cluster`: the objects of the demo and the course of its engines, without IO;
+//! - `cluster`: objects and schedule of the demo, without I/O;
 //! - `life`: engines, reports and drains, until the end of the demo;
 //! - `objects`: creation and removal of EMs and limits;
 //! - `pace`: the bound on calls.

@@ -1,4 +1,4 @@
-//! `drain`, `resume`: a host before it is maintained, and after.
+//! `drain`, `resume`: start and end of the maintenance of an EM.
 
 use clap::Args;
 
@@ -47,7 +47,7 @@ pub struct Resume {
 }
 
 impl Drain {
-    /// Drains it.
+    /// Drains the EM.
     pub async fn run(self) -> Result<Answer, Failure> {
         let service = self.asking.service(TIMEOUT)?;
         let reason = consent::reason(self.reason.as_deref())?;

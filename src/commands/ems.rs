@@ -1,4 +1,4 @@
-//! `ems`, `em`: how full hosts are, and how they are.
+//! `ems`, `em`: lists and details of EMs.
 
 use clap::Args;
 
@@ -83,7 +83,7 @@ const COLUMNS: &[Column] = &[
 listed!(LIST_EMS: ListEmsRequest => ListEmsResponse, ems: EmResource, COLUMNS, |em| vec![row(em)]);
 
 impl Ems {
-    /// Lists them.
+    /// Lists the EMs.
     pub async fn run(self) -> Result<Answer, Failure> {
         let question = ListEmsRequest {
             em_application_name: self.application.unwrap_or_default(),
@@ -98,7 +98,7 @@ impl Ems {
 }
 
 impl Em {
-    /// Shows it.
+    /// Shows the EM.
     pub async fn run(self) -> Result<Answer, Failure> {
         let question = proto::GetEmRequest { em: Some(self.em.clone()) };
         let show = async |service: &Asked, printer: &mut Printer| {
@@ -111,32 +111,32 @@ impl Em {
     }
 }
 
-/// What an EM has in one dimension.
+/// Use of an EM in one dimension.
 #[derive(Debug, Clone)]
 pub struct Share {
-    /// Of what.
+    /// The dimension.
     pub dimension: Dimension,
-    /// What its engines use.
+    /// Amount used by its engines.
     pub used: i64,
-    /// What is granted and not yet in use.
+    /// Amount granted and not yet confirmed.
     pub locked: i64,
-    /// What of the total is not protected.
+    /// Total without the protected part.
     pub max: i64,
 }
 
 impl Share {
-    /// Used and locked.
+    /// Returns used + locked.
     pub fn held(&self) -> i64 {
         self.used.saturating_add(self.locked)
     }
 
-    /// How much of it is taken, in hundredths.
+    /// Returns used + locked in percent of the maximum; `None` as for [`percent`].
     pub fn percent(&self) -> Option<i64> {
         percent(self.held(), self.max)
     }
 }
 
-/// What an EM has in each dimension.
+/// Returns the use of an EM in all its dimensions.
 pub fn shares(em: &EmResource) -> Vec<Share> {
     let of = |resource: &Option<proto::Resource>, wanted: &Dimension| {
         let (amounts, _) = text::amounts(resource.as_ref());
@@ -151,7 +151,7 @@ pub fn shares(em: &EmResource) -> Vec<Share> {
     text::amounts(em.total.as_ref()).0.into_iter().map(share).collect()
 }
 
-/// How much of it is taken, in hundredths; `None` if there is nothing to take.
+/// Returns `held` in percent of `max`. With a `max` of zero: `None` if `held` is zero, otherwise 100.
 pub fn percent(held: i64, max: i64) -> Option<i64> {
     match (held, max) {
         (held, max) if max > 0 => i64::try_from(i128::from(held) * 100 / i128::from(max)).ok(),
@@ -160,7 +160,7 @@ pub fn percent(held: i64, max: i64) -> Option<i64> {
     }
 }
 
-/// How an EM is, in words.
+/// Returns the state of an EM, for display.
 pub fn state(em: &EmResource) -> String {
     let health = match em.health() {
         Health::Unspecified => "unreported",

@@ -1,4 +1,4 @@
-//! `providers`, `queues`, `applications`: what clusters say whose queues somebody else keeps.
+//! `providers`, `queues`, `applications`: lists of external clusters and their content.
 
 use clap::Args;
 
@@ -108,14 +108,14 @@ fn selector(resource_type: &str, name: Option<String>) -> ProviderSelector {
 }
 
 impl Providers {
-    /// Lists them.
+    /// Lists the providers.
     pub async fn run(self) -> Result<Answer, Failure> {
         self.list.list(ListProvidersRequest {}).await
     }
 }
 
 impl Queues {
-    /// Lists them.
+    /// Lists the queues.
     pub async fn run(self) -> Result<Answer, Failure> {
         let provider = Some(selector(&self.resource_type, self.provider));
         self.list.list(ListQueuesRequest { provider, ..Default::default() }).await
@@ -123,7 +123,7 @@ impl Queues {
 }
 
 impl Applications {
-    /// Lists them.
+    /// Lists the applications.
     pub async fn run(self) -> Result<Answer, Failure> {
         let question = ListApplicationsRequest {
             provider: Some(selector(YARN, self.provider)),
@@ -156,7 +156,7 @@ fn queue_row(queue: &Queue) -> Row {
     };
     let or_zero = |amounts: &Option<QueueAmounts>| amounts.unwrap_or_default();
     let (max, used, left) = (or_zero(&queue.max), or_zero(&queue.used), or_zero(&queue.left));
-    // One of both is zero.
+    // One of the two is zero.
     let of_cores = |amounts: QueueAmounts| amounts.cores.saturating_add(amounts.millicores);
     let is_kubernetes = [max, used, left].iter().any(|amounts| amounts.millicores != 0);
     let unit = if is_kubernetes { "m" } else { "" };

@@ -1,4 +1,4 @@
-//! Why a command has no answer, what to type next, and how the process ends then.
+//! Failures of commands: messages, advice on the next command, and exit codes.
 
 use std::{io, io::Write as _, process::ExitCode};
 
@@ -8,29 +8,29 @@ use crate::{client::ClientError, domain::name::FieldError, telemetry};
 
 use super::output::{json::SchemaError, text::clean_lines};
 
-/// What was asked for is so.
+/// The reply is positive.
 const EXIT_YES: u8 = 0;
 
-/// The answer is "no": something differs, is not there, or was not done.
+/// The reply is negative: a difference, a missing object, or no action.
 pub const EXIT_NO: u8 = 1;
 
-/// There is no answer.
+/// There is no reply.
 pub const EXIT_NO_ANSWER: u8 = 2;
 
-/// As sysexits.h has it: the command was used wrongly.
+/// Usage error, as in sysexits.h.
 pub const EXIT_USAGE: u8 = 64;
 
-/// How a command was answered.
+/// Reply of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
-    /// It is so, or was done.
+    /// The condition holds, or the action was done.
     Yes,
-    /// It is not so.
+    /// The condition does not hold.
     No,
 }
 
 impl Answer {
-    /// Yes, if that holds.
+    /// Returns `Yes` if the condition holds.
     pub fn yes_if(holds: bool) -> Self {
         if holds { Self::Yes } else { Self::No }
     }
@@ -45,43 +45,43 @@ impl From<Answer> for ExitCode {
     }
 }
 
-/// Why a command has no answer.
+/// Reason why a command failed.
 #[derive(Debug, thiserror::Error)]
 pub enum Failure {
-    /// The service did not answer, or said no.
+    /// The service is unreachable or replied with an error.
     #[error("{}{}", said(.error), advice(.error, .address))]
     Service {
-        /// What it said.
+        /// The error.
         error: ClientError,
-        /// Where it was asked.
+        /// Address of the service.
         address: String,
     },
-    /// The command was used wrongly.
+    /// The arguments are not valid.
     #[error("{0}")]
     Usage(String),
     /// The command is not possible in the current state.
     #[error("{0}")]
     Refused(String),
-    /// Somebody was asked, and did not want it.
+    /// The user declined the confirmation.
     #[error("nothing was done")]
     Declined,
-    /// Somebody was asked, and it is not any more what he was asked about.
+    /// The object of the confirmation changed before the user replied.
     #[error(
         "somebody else has changed the limits meanwhile, so nothing was done.\nType the same again to see what it would change now."
     )]
     Changed,
-    /// It was looked for far enough.
+    /// The search ended at its page limit.
     #[error(
         "{pages} pages after another had nothing of it, and there is more to look through.\nSay more of it: since and until when (--since, --until), or which ticket."
     )]
     NotFound {
-        /// How many.
+        /// Number of pages without a match.
         pages: u64,
     },
-    /// What was answered cannot be printed.
+    /// The reply cannot be written.
     #[error("the answer cannot be written")]
     Output(#[from] io::Error),
-    /// What was answered cannot be shown as JSON.
+    /// The reply cannot be converted to JSON.
     #[error(transparent)]
     Schema(#[from] SchemaError),
 }
@@ -93,7 +93,7 @@ impl From<FieldError> for Failure {
 }
 
 impl Failure {
-    /// How the process ends.
+    /// Returns the exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {
             Self::Declined | Self::Changed | Self::Refused(_) => EXIT_NO,
@@ -109,7 +109,7 @@ impl Failure {
         })
     }
 
-    /// Whether it may be over when the same is asked again.
+    /// Returns whether a repetition may succeed.
     pub fn passes(&self) -> bool {
         let Self::Service { error, .. } = self else { return false };
         matches!(
@@ -118,16 +118,16 @@ impl Failure {
         )
     }
 
-    /// Tells it on standard error.
+    /// Prints the failure to standard error.
     pub fn tell(&self) {
         let causes = std::iter::successors(std::error::Error::source(self), |error| error.source());
         let text = causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"));
-        // Where nobody reads that, there is nobody to tell it to.
+        // Without a reader of standard error, the message is dropped.
         let _ = writeln!(io::stderr(), "linkis-rm: {}", clean_lines(&telemetry::without_passwords(&text)));
     }
 }
 
-/// What the service said, without the name of the code.
+/// Returns the message of the service, without the name of the code.
 fn said(error: &ClientError) -> String {
     match error {
         ClientError::Status(status) if !status.message().is_empty() => status.message().to_owned(),
@@ -135,10 +135,11 @@ fn said(error: &ClientError) -> String {
     }
 }
 
-/// What the client says of a connection that was made, and then broke or was closed; of one that was not made, it says that it cannot connect.
+/// Beginning of the client's message for a connection that was opened and then closed. Other messages mean that none could
+/// be opened.
 const BROKE: &str = "the connection";
 
-/// The addresses with encryption, if there are some without that could have it.
+/// Returns the addresses with `https`, if any of them can be changed to it.
 fn encrypted(addresses: &str) -> Option<String> {
     let encrypted = |address: &str| match address.strip_prefix("http://") {
         Some(rest) => format!("https://{rest}"),
@@ -149,7 +150,7 @@ fn encrypted(addresses: &str) -> Option<String> {
     (all != addresses).then_some(all)
 }
 
-/// What to type next.
+/// Returns advice on the next command.
 fn advice(error: &ClientError, address: &str) -> String {
     match error.code() {
         Some(Code::Unavailable) if error.reason().is_none() => match encrypted(address) {

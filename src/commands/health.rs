@@ -1,4 +1,4 @@
-//! `linkis-rm health`: whether an instance serves, for whoever looks after containers.
+//! `linkis-rm health`: health check of instances, for container runtimes.
 
 use std::{io::Write as _, process::ExitCode, time::Duration};
 
@@ -33,7 +33,7 @@ fn timeout(text: &str) -> Result<Duration, String> {
 }
 
 impl Health {
-    /// Prints what the instance says, of several what each does, and says how the process ends.
+    /// Prints the health of each instance, and returns the exit code.
     pub async fn run(self) -> ExitCode {
         let address = &self.instance.address;
         let asked = match self.instance.settings(self.timeout) {
@@ -50,11 +50,11 @@ impl Health {
         let mut all_serve = true;
         for (address, answer) in told {
             match self.problem(&answer) {
-                // Whoever has stopped reading still gets the exit code.
+                // A closed output still gets the exit code.
                 None => drop(writeln!(std::io::stdout(), "{address} serves")),
                 Some(problem) => {
                     all_serve = false;
-                    // Another program's words may be in it.
+                    // The text may contain output of another program.
                     eprintln!(
                         "linkis-rm: {}",
                         clean_lines(&telemetry::without_passwords(&format!("{address} {problem}")))
@@ -65,7 +65,7 @@ impl Health {
         if all_serve { ExitCode::SUCCESS } else { ExitCode::FAILURE }
     }
 
-    /// What is wrong, if anything is.
+    /// Returns the problem, if any.
     fn problem(&self, answer: &Result<bool, ClientError>) -> Option<String> {
         let error = match answer {
             Ok(true) => return None,

@@ -1,4 +1,4 @@
-//! `history`: what was done, by whom and why.
+//! `history`: actions with their actors and reasons.
 
 use clap::Args;
 
@@ -73,7 +73,7 @@ const COLUMNS: &[Column] = &[
 listed!(LIST_ACTIONS: ListActionsRequest => ListActionsResponse, actions: Action, COLUMNS, |action| vec![row(action)]);
 
 impl History {
-    /// Lists it.
+    /// Lists the history.
     pub async fn run(self) -> Result<Answer, Failure> {
         if self.follow {
             return self.follow().await;
@@ -94,7 +94,7 @@ impl History {
 }
 
 impl History {
-    /// Shows what happens from now on.
+    /// Prints the actions from now on.
     async fn follow(self) -> Result<Answer, Failure> {
         let mut printer = self.list.watching.asking().printer();
         let lines = match printer.format() {
@@ -131,7 +131,7 @@ impl History {
         Ok(Answer::Yes)
     }
 
-    /// Whether a line is one that was asked for.
+    /// Returns whether a line matches the filters.
     fn is_shown(&self, action: &Action) -> bool {
         let is = |asked: &Option<String>, is: &str| asked.as_deref().is_none_or(|asked| asked == is);
         is(&self.ticket, &action.ticket_id)

@@ -1,4 +1,4 @@
-//! `hold`, `unhold`, `holds`: nothing changes about a host or a user for a while.
+//! `hold`, `unhold`, `holds`: operator locks on EMs and users.
 
 use std::time::Duration;
 
@@ -90,14 +90,14 @@ const COLUMNS: &[Column] =
 listed!(whole LIST_HOLDS: ListHoldsRequest => ListHoldsResponse, holds: ResourceHold, COLUMNS, |hold| vec![row(hold)]);
 
 impl Holds {
-    /// Lists them.
+    /// Lists the holds.
     pub async fn run(self) -> Result<Answer, Failure> {
         self.list.list(ListHoldsRequest {}).await
     }
 }
 
 impl Hold {
-    /// Holds it.
+    /// Starts the hold.
     pub async fn run(self) -> Result<Answer, Failure> {
         let service = self.asking.service(TIMEOUT)?;
         let reason = consent::reason(self.reason.as_deref())?;

@@ -1,4 +1,4 @@
-//! `limits`: who may hold how much, and how that comes to be what a file says.
+//! `limits`: list, comparison with a file, replacement and deletion of limits.
 
 use std::{fmt::Write as _, path::PathBuf};
 
@@ -94,7 +94,7 @@ pub struct Delete {
     asking: Asking,
 }
 
-/// How many limits a page has.
+/// Number of limits per page.
 const PAGE: i32 = 1000;
 
 const COLUMNS: &[Column] = &[
@@ -110,7 +110,7 @@ const COLUMNS: &[Column] = &[
 listed!(LIST_LIMITS: ListLimitsRequest => ListLimitsResponse, limits: Limit, COLUMNS, |limit| vec![row(limit)]);
 
 impl Limits {
-    /// Does it.
+    /// Runs the subcommand.
     pub async fn run(self) -> Result<Answer, Failure> {
         match self {
             Self::List(List { list }) => list.list(ListLimitsRequest::default()).await,
@@ -139,7 +139,7 @@ impl Apply {
         let mut printer = self.asking.printer();
         let mut changes = compare(&service, limits.clone()).await?;
         if count(&changes) > 0 {
-            // Who is asked sees what it is about; the answer tells it again, as it was done.
+            // The user confirms the changes as compared. The reply contains them as applied.
             let reason = self.consent.ask(&format!("{}Change the limits so?", changes_text(&changes, "would be ")))?;
             if self.consent.asks() && !is_same(&changes, &compare(&service, limits.clone()).await?) {
                 return Err(Failure::Changed);
@@ -176,25 +176,25 @@ impl Delete {
     }
 }
 
-/// The limits of a file, as the API has them.
+/// Returns the limits of a file as messages of the API.
 fn read(file: PathBuf) -> Result<Vec<Limit>, Failure> {
     let rules = config::read_limits("FILE", &file).map_err(Failure::Usage)?;
     Ok(rules.iter().map(convert::limit::limit).collect())
 }
 
-/// What would change if these were all limits.
+/// Returns the changes that these limits would make.
 async fn compare(service: &Asked, limits: Vec<Limit>) -> Result<ReplaceLimitsResponse, Failure> {
     let question = ReplaceLimitsRequest { limits, dry_run: true, ..Default::default() };
     service.make_slowly("comparing the limits", &calls::REPLACE_LIMITS, &question).await
 }
 
-/// Whether they change the same limits, whoever holds too much then.
+/// Returns whether two comparisons change the same limits, regardless of the scopes above them.
 fn is_same(a: &ReplaceLimitsResponse, b: &ReplaceLimitsResponse) -> bool {
     let limits = |changes: &ReplaceLimitsResponse| (changes.added_count, changes.changed_count, changes.removed_count);
     limits(a) == limits(b) && a.added == b.added && a.changed == b.changed && a.removed == b.removed
 }
 
-/// What tells the limit with these labels from what it may become; empty if there is none.
+/// Returns the etag of the limit with these labels; empty if it does not exist.
 async fn etag(service: &Asked, pattern: &Pattern) -> Result<String, Failure> {
     let mut question = ListLimitsRequest { page_size: PAGE, ..Default::default() };
     loop {
@@ -223,7 +223,7 @@ fn name(limit: &Limit) -> String {
     convert::limit::pattern("limit", limit).map_or_else(|_| limit.name.clone(), |pattern| pattern.to_string())
 }
 
-/// What changes, and who holds too much then; `would` stands before what was done to them.
+/// Describes the changes and the scopes above their limits; `would` precedes the participles.
 fn changes_text(changes: &ReplaceLimitsResponse, would: &str) -> String {
     let mut text = String::new();
     // Writing to a string cannot fail.

@@ -1,4 +1,4 @@
-//! Lists, a page at a time: however long they are, little of them is held.
+//! Paged lists: fetched and printed one page at a time, so that memory does not grow with the length.
 
 use std::cell::Cell;
 
@@ -17,44 +17,44 @@ use super::{
     service::{Asked, TIMEOUT},
 };
 
-/// How many elements a page has.
+/// Number of elements per page.
 const PAGE: u64 = 1000;
 
-/// How many pages one after another may have nothing in them: of the history, six million lines of others.
+/// Maximum number of consecutive empty pages: in the history, six million lines that do not match.
 const EMPTY_PAGES_MAX: u64 = 2000;
 
-/// A call that lists, as commands need it.
+/// A list call with the conversions that commands need.
 pub trait Listed: Message + Default + Clone + 'static {
-    /// What it is answered.
+    /// Reply of the call.
     type Answer: Message + Default + 'static;
-    /// What the list is of.
+    /// Element of the list.
     type Item: Message;
 
     /// The call.
     const CALL: Call<Self, Self::Answer>;
-    /// The field of the answer with the list.
+    /// Name of the reply field with the list.
     const FIELD: &'static str;
-    /// The columns of a table.
+    /// Columns of the table.
     const COLUMNS: &'static [Column];
 
-    /// Asks for so many elements of the page that the token stands for.
+    /// Sets the page size and the page token of the request.
     fn turn(&mut self, page_size: i32, page_token: String);
 
-    /// Takes a page out of an answer, and tells the token of the next, which is empty after the last.
+    /// Takes the elements and the next page token out of a reply; the token is empty after the last page.
     fn take(answer: &mut Self::Answer) -> (Vec<Self::Item>, String);
 
-    /// The rows of a table that an element has.
+    /// Returns the table rows of an element.
     fn rows(item: &Self::Item) -> Vec<Row>;
 }
 
-/// Implements [`Listed`] for a call, with its columns and the function that makes rows.
+/// Implements [`Listed`] for a call, with its columns and a function that creates rows.
 macro_rules! listed {
     ($call:ident: $question:ty => $answer:ty, $field:ident: $item:ty, $columns:expr, $rows:expr) => {
         listed!(@ $call, $question, $answer, $field, $item, $columns, $rows,
             (|question: &mut $question, size, token| (question.page_size, question.page_token) = (size, token)),
             (|answer: &mut $answer| answer.next_page_token.clone()));
     };
-    // All at once.
+    // A list without pages.
     (whole $call:ident: $question:ty => $answer:ty, $field:ident: $item:ty, $columns:expr, $rows:expr) => {
         listed!(@ $call, $question, $answer, $field, $item, $columns, $rows, (|_, _, _| ()), (|_| String::new()));
     };
@@ -98,7 +98,7 @@ pub struct ListArguments {
 }
 
 impl ListArguments {
-    /// Lists what is asked for.
+    /// Prints the list.
     pub async fn list<Q: Listed>(&self, question: Q) -> Result<Answer, Failure> {
         let round = async |service: &Asked, printer: &mut Printer| {
             let seen = printer.rows_max().map(|rows| u64::try_from(rows).unwrap_or(u64::MAX));
@@ -110,7 +110,7 @@ impl ListArguments {
     }
 }
 
-/// Lists up to so many elements.
+/// Prints at most `limit` elements.
 async fn list<Q: Listed>(service: &Asked, question: Q, printer: &mut Printer, limit: u64) -> Result<(), Failure> {
     match printer.format() {
         Format::Table | Format::Wide => {
@@ -120,7 +120,7 @@ async fn list<Q: Listed>(service: &Asked, question: Q, printer: &mut Printer, li
                 printer.print(&table.rows(&rows))
             })
             .await?;
-            // The headers of an empty list.
+            // Prints the headers of an empty list.
             let headers = table.rows(&[]);
             printer.print(&headers)
         }
@@ -137,14 +137,14 @@ async fn list<Q: Listed>(service: &Asked, question: Q, printer: &mut Printer, li
     }
 }
 
-/// One message of the API with all pages in it: its other fields are those of the last page.
+/// Prints one message of the API with the elements of all pages. Its other fields are those of the last page.
 async fn document<Q: Listed>(service: &Asked, question: Q, printer: &mut Printer, limit: u64) -> Result<(), Failure> {
     let answer = json::answer_of(&Q::CALL)?;
     let item = json::items_of(&answer, Q::FIELD)?;
     let head = format!("{{\n  \"{}\": [", Q::FIELD);
     let mut is_first = true;
     let last = pages(service, question, printer, limit, |printer, items| {
-        // Nothing before the first answer: there may be none.
+        // Prints nothing before the first reply, which may be an error.
         let mut text = if is_first { head.clone() } else { String::new() };
         for each in items {
             text.push_str(if is_first { "\n    " } else { ",\n    " });
@@ -161,7 +161,7 @@ async fn document<Q: Listed>(service: &Asked, question: Q, printer: &mut Printer
     printer.print(&(end + "\n}\n"))
 }
 
-/// Gets page after page, up to so many elements, for as long as somebody reads them. Answers what the last page told besides.
+/// Fetches pages up to `limit` elements, until the output is closed. Returns the other fields of the last page.
 async fn pages<Q: Listed>(
     service: &Asked,
     mut question: Q,
@@ -173,7 +173,7 @@ async fn pages<Q: Listed>(
     loop {
         let size = i32::try_from(left.min(PAGE)).unwrap_or(i32::MAX);
         let (answer, mut items, next) = next_page(service, &mut question, size, token).await?;
-        // Of what is told all at once.
+        // A list without pages ignores the page size.
         items.truncate(usize::try_from(left).unwrap_or(usize::MAX));
         left -= u64::try_from(items.len()).unwrap_or(left).min(left);
         if !items.is_empty() {
@@ -186,10 +186,11 @@ async fn pages<Q: Listed>(
     }
 }
 
-/// A page: the answer without its elements, these, and the token of the next.
+/// A page: reply without its elements, elements, and next page token.
 type Paged<Q> = (<Q as Listed>::Answer, Vec<<Q as Listed>::Item>, String);
 
-/// The next page that has something, or the last one: a page may be empty although more follow. How many were is said on a terminal.
+/// Fetches the next page with elements, or the last page. Empty pages can precede further ones; a terminal shows their
+/// number.
 async fn next_page<Q: Listed>(
     service: &Asked,
     question: &mut Q,

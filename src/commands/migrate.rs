@@ -1,4 +1,4 @@
-//! `linkis-rm migrate`: brings the database's schema up to date, for services whose role may not.
+//! `linkis-rm migrate`: migrates the schema, for services whose database role may not.
 
 use std::{io::Write as _, process::ExitCode};
 
@@ -23,7 +23,7 @@ pub struct Migrate {
     database: DatabaseArguments,
 }
 
-/// Why it was not done.
+/// Reason why the migration failed.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error(transparent)]
@@ -33,7 +33,7 @@ enum Failure {
 }
 
 impl Migrate {
-    /// Does it, prints what was done, and says how the process ends.
+    /// Migrates the schema, prints the number of migrations, and returns the exit code.
     pub async fn run(self) -> ExitCode {
         match self.migrate().await {
             Ok(made) => {
@@ -41,7 +41,7 @@ impl Migrate {
                     0 => "the schema is up to date\n".to_owned(),
                     made => format!("{made} migrations were made\n"),
                 };
-                // Whoever has stopped reading still gets the exit code.
+                // A closed output still gets the exit code.
                 let _ = std::io::stdout().write_all(text.as_bytes());
                 ExitCode::SUCCESS
             }

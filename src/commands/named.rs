@@ -1,4 +1,4 @@
-//! Things as people name them on the command line.
+//! Parsers of argument values: EMs, engines, times and labels.
 
 use std::time::SystemTime;
 
@@ -11,20 +11,20 @@ use crate::{
 
 use super::output::text::EM_APPLICATION;
 
-/// An EM as tables show it: `APPLICATION/INSTANCE`, or the instance alone where the application is Linkis's.
+/// Parses an EM as tables show it: `APPLICATION/INSTANCE`, or the instance alone for Linkis's application.
 pub fn em(text: &str) -> Result<proto::EmInstance, String> {
     let (application, instance) = text.split_once('/').unwrap_or((EM_APPLICATION, text));
     let em = EmInstance::parse("EM", application, instance).map_err(|error| error.to_string())?;
     Ok(answer::em_message(&em))
 }
 
-/// An engine: `APPLICATION/INSTANCE`, or the instance alone where the application is Linkis's.
+/// Parses an engine: `APPLICATION/INSTANCE`, or the instance alone for Linkis's application.
 pub fn engine(text: &str) -> Result<proto::EngineInstance, String> {
     let (application_name, instance) = text.split_once('/').unwrap_or(("linkis-cg-engineconn", text));
     Ok(proto::EngineInstance { application_name: application_name.to_owned(), instance: instance.to_owned() })
 }
 
-/// A moment: RFC 3339, or how long ago, as `90m` or `7d`.
+/// Parses a time: RFC 3339, or a duration before now, such as `90m` or `7d`.
 pub fn time(text: &str) -> Result<Timestamp, String> {
     let at = match humantime::parse_duration(text) {
         Ok(ago) => SystemTime::now().checked_sub(ago),
@@ -34,7 +34,7 @@ pub fn time(text: &str) -> Result<Timestamp, String> {
     at.map(Timestamp::from).ok_or_else(wrong)
 }
 
-/// A label: `KEY=VALUE`.
+/// Parses a label: `KEY=VALUE`.
 pub fn label(text: &str) -> Result<(String, String), String> {
     let (key, value) = text.split_once('=').ok_or_else(|| format!("{text:?} is not KEY=VALUE"))?;
     Ok((key.to_owned(), value.to_owned()))

@@ -1,4 +1,4 @@
-//! The database of a command that asks it straight.
+//! Database connection of the commands that do not call a service.
 
 use std::{fmt, path::PathBuf};
 
@@ -17,12 +17,12 @@ use crate::{
     },
 };
 
-/// A connection for work that may take its time.
+/// A connection without a statement timeout.
 pub(super) struct Opened {
-    /// Where the schema is changed.
+    /// Connection for schema changes: that of the coordinator in a cell.
     pub connection: PgConnection,
     pub target: Target,
-    /// The private PostgreSQL, if no service runs it.
+    /// The private PostgreSQL, if this process started it.
     private: Option<Embedded>,
     place: Place,
 }
@@ -42,7 +42,7 @@ impl fmt::Display for Place {
     }
 }
 
-/// Why there is none.
+/// Reason why the connection failed.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum OpenError {
     #[error("{0}")]
@@ -69,11 +69,11 @@ impl Opened {
         Ok(Self { connection, target, private, place })
     }
 
-    /// Says on standard error which database was used, and how many instances serve from it: a command on another one than the
-    /// service's has no effect there.
+    /// Prints the database and the number of its instances to standard error, because a command on another database than
+    /// the service's has no effect on the service.
     pub async fn describe(&mut self) -> Result<(), StoreError> {
         let serving = match self.private {
-            // This process owns it now.
+            // This process owns the database now.
             Some(_) => 0,
             None => server_instance::list(&mut self.connection).await?.len(),
         };
@@ -86,7 +86,7 @@ impl Opened {
         Ok(())
     }
 
-    /// Has `connection` lead to where the tables are: a cell's are written on the worker that has it.
+    /// Reconnects to the server with the tables; those of a cell are on its worker.
     pub async fn go_to_tables(&mut self) -> Result<(), StoreError> {
         if self.target.cell().is_some() {
             let (opening, _) = Opening::find(self.target.clone()).await?;
@@ -96,7 +96,7 @@ impl Opened {
     }
 
     pub async fn close(self) {
-        // What was done is done.
+        // The command has finished; a failed close changes nothing.
         let _ = self.connection.close().await;
         if let Some(private) = self.private {
             private.stop().await;
@@ -104,7 +104,7 @@ impl Opened {
     }
 }
 
-/// The private PostgreSQL: that of the service that runs, or else one for as long as this takes. It never makes a database.
+/// Returns the private PostgreSQL: that of a running service, or one started for this command. Never creates a database.
 async fn private(data_dir: PathBuf) -> Result<(Target, Option<Embedded>), OpenError> {
     if !embedded::has_database(&data_dir) {
         return Err(OpenError::NoDatabase(data_dir));

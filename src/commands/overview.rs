@@ -1,4 +1,4 @@
-//! `overview`: the whole cluster in a few numbers.
+//! `overview`: cluster totals.
 
 use std::{collections::BTreeMap, fmt::Write as _};
 
@@ -40,7 +40,7 @@ const DIMENSIONS: &[Column] = &[
 ];
 
 impl Overview {
-    /// Shows it.
+    /// Shows the overview.
     pub async fn run(self) -> Result<Answer, Failure> {
         let show = async |service: &Asked, printer: &mut Printer| {
             let answer = service.make(&calls::GET_OVERVIEW, &GetOverviewRequest {}).await?;
@@ -56,7 +56,7 @@ impl Overview {
     }
 }
 
-/// What all EMs have together, by dimension.
+/// Returns the totals of all EMs by dimension.
 pub fn totals(overview: &Message) -> BTreeMap<&str, DimensionTotals> {
     let mut totals: BTreeMap<&str, DimensionTotals> = BTreeMap::new();
     for (dimension, some) in overview.ems.iter().flat_map(|ems| &ems.dimensions) {
@@ -70,12 +70,12 @@ pub fn totals(overview: &Message) -> BTreeMap<&str, DimensionTotals> {
     totals
 }
 
-/// How much of what can be granted is held, in hundredths.
+/// Returns used + locked in percent of the grantable amount.
 pub fn fullness(totals: &DimensionTotals) -> Option<i64> {
     percent(totals.used.saturating_add(totals.locked), totals.total.saturating_sub(totals.protected_amount))
 }
 
-/// How many EMs there are, and in which states.
+/// Returns the number of EMs, in total and by state.
 pub fn ems_text(overview: &Message) -> String {
     let mut states: BTreeMap<i32, i64> = BTreeMap::new();
     for ems in &overview.ems {
@@ -100,13 +100,13 @@ pub fn ems_text(overview: &Message) -> String {
     }
 }
 
-/// How many tickets live.
+/// Returns the number of live tickets.
 pub fn tickets_text(tickets: &TicketTotals) -> String {
     let more = if tickets.locked_partial { " or more" } else { "" };
     format!("{} used, {}{more} locked", tickets.used, tickets.locked)
 }
 
-/// How many wait, and how long.
+/// Returns the number of waiting requests and the longest wait.
 pub fn line_text(line: &LineTotals) -> String {
     let longest = line.longest_wait.map(|longest| format!(", longest {}", text::seconds(longest.seconds)));
     format!("{}{}", line.waiting, longest.unwrap_or_default())

@@ -1,4 +1,4 @@
-//! `policies`: which limits are for which kinds of hosts.
+//! `policies`: the limits that apply to each kind of EM.
 
 use clap::Args;
 
@@ -26,7 +26,7 @@ const COLUMNS: &[Column] =
 listed!(whole LIST_POLICIES: ListPoliciesRequest => ListPoliciesResponse, policies: Policy, COLUMNS, |policy| vec![row(policy)]);
 
 impl Policies {
-    /// Lists them.
+    /// Lists the policies.
     pub async fn run(self) -> Result<Answer, Failure> {
         self.list.list(ListPoliciesRequest {}).await
     }

@@ -1,4 +1,4 @@
-//! `refusals`: who was refused by what, and how often.
+//! `refusals`: refusal statistics by user, scope and limit.
 
 use clap::Args;
 
@@ -51,7 +51,7 @@ const COLUMNS: &[Column] = &[
 listed!(LIST_REFUSALS: ListRefusalsRequest => ListRefusalsResponse, refusals: RefusalSum, COLUMNS, |sum| vec![row(sum)]);
 
 impl Refusals {
-    /// Lists them.
+    /// Lists the refusals.
     pub async fn run(self) -> Result<Answer, Failure> {
         let question = ListRefusalsRequest {
             user: self.user.unwrap_or_default(),

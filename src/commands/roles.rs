@@ -1,4 +1,4 @@
-//! Which roles a command needs: those of its call, from the one table.
+//! Roles in help texts, from the table of calls.
 
 use crate::{
     client::Call,
@@ -6,17 +6,17 @@ use crate::{
     transport::access::{Needed, Table},
 };
 
-/// The sentence at the end of a command's help.
+/// Returns the sentence about roles at the end of a command's help.
 pub fn needs<Q, A>(call: &Call<Q, A>) -> String {
     needs_by(call.path)
 }
 
-/// The same of the call at a path.
+/// As [`needs`], for the call at a path.
 fn needs_by(path: &str) -> String {
     let row = match Table::default().needed(path) {
         Some(Needed::Role(row)) => row,
         Some(Needed::Nothing) => return "Needs no role.".to_owned(),
-        // A service that has the call, and does not know who may make it, serves it to nobody.
+        // A service with the call, but without its roles, denies it to all callers.
         None => return "No role may do this.".to_owned(),
     };
     let with = |permission: Permission| {

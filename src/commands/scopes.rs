@@ -1,4 +1,4 @@
-//! `scopes`: what is held against limits.
+//! `scopes`: use of limited scopes.
 
 use std::collections::BTreeMap;
 
@@ -36,7 +36,7 @@ pub struct Scopes {
     list: ListArguments,
 }
 
-/// A row for each dimension that is limited; of a scope where nothing is, for each that something is held of.
+/// One row per limited dimension; for a scope without limits, one per used dimension.
 pub const COLUMNS: &[Column] = &[
     Column::text("SCOPE"),
     Column::text("DIMENSION"),
@@ -52,7 +52,7 @@ pub const COLUMNS: &[Column] = &[
 listed!(LIST_SCOPES: ListScopesRequest => ListScopesResponse, scopes: ScopeUsage, COLUMNS, rows);
 
 impl Scopes {
-    /// Lists them.
+    /// Lists the scopes.
     pub async fn run(self) -> Result<Answer, Failure> {
         let question = ListScopesRequest {
             labels: self.labels.into_iter().collect(),
@@ -64,7 +64,7 @@ impl Scopes {
     }
 }
 
-/// What a limit does, in a word.
+/// Returns the mode of a limit as a word.
 pub fn mode(limit: &Limit) -> &'static str {
     match limit.mode() {
         LimitMode::Unspecified | LimitMode::Enforced => "enforced",
@@ -73,7 +73,7 @@ pub fn mode(limit: &Limit) -> &'static str {
     }
 }
 
-/// The maximum in each dimension, and the limit that decides it: the first that names it.
+/// Returns the maximum of each dimension with its deciding limit: the first that names the dimension.
 pub fn maxima(scope: &ScopeUsage) -> BTreeMap<&str, (i64, &Limit)> {
     let mut maxima = BTreeMap::new();
     for limit in scope.limits.iter().rev().filter(|limit| limit.mode() != LimitMode::Off) {
@@ -82,7 +82,7 @@ pub fn maxima(scope: &ScopeUsage) -> BTreeMap<&str, (i64, &Limit)> {
     maxima
 }
 
-/// The rows of a scope.
+/// Returns the rows of a scope.
 pub fn rows(scope: &ScopeUsage) -> Vec<Row> {
     let maxima = maxima(scope);
     let held = scope.used.keys().chain(scope.locked.keys()).map(String::as_str);

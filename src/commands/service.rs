@@ -1,4 +1,4 @@
-//! Which service a command asks, and as whom.
+//! Connection of a command to the service: address, credentials and calls.
 
 use std::{
     path::{Path, PathBuf},
@@ -12,13 +12,13 @@ use crate::client::{Call, ClientError, ClientSettings, Follower, Identity, RmCli
 
 use super::{failure::Failure, output::progress};
 
-/// How long an answer may take.
+/// Timeout of a call.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
-/// The same for what reads, counts or changes everything.
+/// Timeout of calls that read, count or change everything.
 pub const TIMEOUT_LONG: Duration = Duration::from_secs(600);
 
-/// How often it is asked: somebody waits to hear that nobody answers.
+/// Maximum number of attempts: a user waits for the failure.
 const ATTEMPTS: u32 = 3;
 
 /// Which service to ask, and as whom.
@@ -50,7 +50,7 @@ pub struct Service {
     tls_server_name: Option<String>,
 }
 
-/// A service that is being asked.
+/// A service with its client.
 #[derive(Debug, Clone)]
 pub struct Asked {
     client: RmClient,
@@ -58,10 +58,10 @@ pub struct Asked {
 }
 
 impl Service {
-    /// A client of it, whose calls may take so long. Of several addresses, one that does not answer is passed over.
+    /// Returns a client with a call timeout. With several addresses, unreachable ones are skipped.
     ///
     /// # Errors
-    /// [`Failure::Service`] if the address, a certificate, a key or a token cannot be used.
+    /// [`Failure::Service`] if the address, a certificate, a key or a token is not usable.
     pub fn ask(&self, timeout: Duration) -> Result<Asked, Failure> {
         self.client(self.settings(timeout))
     }
@@ -69,7 +69,7 @@ impl Service {
     /// Returns a client that repeats no call.
     ///
     /// # Errors
-    /// As of [`Service::ask`].
+    /// As [`Service::ask`].
     pub fn ask_once(&self, timeout: Duration) -> Result<Asked, Failure> {
         self.client(self.settings(timeout).map(|settings| ClientSettings { attempts: 1, ..settings }))
     }
@@ -80,7 +80,7 @@ impl Service {
         Ok(Asked { client: client.map_err(failed)?, address: self.address.clone() })
     }
 
-    /// As whom it is asked, and how long that may take.
+    /// Returns the client settings, with credentials and a call timeout.
     ///
     /// # Errors
     /// [`ClientError::Secret`] if a certificate, a key or a token cannot be read.
@@ -102,17 +102,17 @@ impl Service {
 }
 
 impl Asked {
-    /// Where it is asked.
+    /// Returns the address of the service.
     pub fn address(&self) -> &str {
         &self.address
     }
 
-    /// The history as it goes on, from now on.
+    /// Follows the history from now on.
     pub fn follow(&self) -> Follower {
         self.client.follow_actions("")
     }
 
-    /// What went wrong there.
+    /// Returns the failure of a call to this service.
     pub fn failed(&self, error: ClientError) -> Failure {
         Failure::Service { error, address: self.address.clone() }
     }
@@ -130,7 +130,7 @@ impl Asked {
         answer.map_err(|error| self.failed(error))
     }
 
-    /// The same, and says on a terminal how long it takes.
+    /// As [`Asked::make`], and shows the duration on a terminal.
     pub async fn make_slowly<Q, A>(&self, what: &str, call: &Call<Q, A>, question: &Q) -> Result<A, Failure>
     where
         Q: Message,
@@ -140,10 +140,10 @@ impl Asked {
     }
 }
 
-/// The largest file with a secret: certificates of some dozen authorities.
+/// Maximum size of a file with a secret, in bytes: the certificates of some dozen authorities.
 const SECRET_BYTES_MAX: u64 = 4 << 20;
 
-/// A file that a setting names.
+/// Reads the file of a setting.
 fn read(setting: &str, file: &Path) -> Result<Vec<u8>, ClientError> {
     let wrong = |error: &dyn std::fmt::Display| {
         ClientError::Secret(format!("{setting}: {} cannot be read: {error}", file.display()))

@@ -1,4 +1,4 @@
-//! `tasks`: what the service does in the background; `instances`: who serves.
+//! `tasks`: background tasks of the service; `instances`: its live instances.
 
 use clap::Args;
 
@@ -61,14 +61,14 @@ listed!(whole LIST_INSTANCES: ListInstancesRequest => ListInstancesResponse, ins
     |instance| vec![instance_row(instance)]);
 
 impl Instances {
-    /// Lists them.
+    /// Lists the instances.
     pub async fn run(self) -> Result<Answer, Failure> {
         self.list.list(ListInstancesRequest {}).await
     }
 }
 
 impl Tasks {
-    /// Shows how they fare.
+    /// Shows the background tasks.
     pub async fn run(self) -> Result<Answer, Failure> {
         let show = async |service: &Asked, printer: &mut Printer| {
             let answer = service.make(&calls::LIST_TASKS, &ListTasksRequest {}).await?;

@@ -1,4 +1,4 @@
-//! `tickets`, `ticket`, `release`: what is granted, and taking it back.
+//! `tickets`, `ticket`, `release`: live tickets and their forced release.
 
 use clap::Args;
 
@@ -92,7 +92,7 @@ const COLUMNS: &[Column] = &[
 listed!(LIST_TICKETS: ListTicketsRequest => ListTicketsResponse, tickets: Message, COLUMNS, |ticket| vec![row(ticket)]);
 
 impl Tickets {
-    /// Lists them.
+    /// Lists the tickets.
     pub async fn run(self) -> Result<Answer, Failure> {
         let Self { em, user, state, engine, list } = self;
         let (user, state) = (user.unwrap_or_default(), state.unwrap_or_default());
@@ -101,7 +101,7 @@ impl Tickets {
 }
 
 impl Ticket {
-    /// Shows it.
+    /// Shows the ticket.
     pub async fn run(self) -> Result<Answer, Failure> {
         let question = proto::GetTicketRequest { ticket_id: self.ticket_id.clone(), engine: None };
         let show = async |service: &Asked, printer: &mut Printer| {
@@ -115,7 +115,7 @@ impl Ticket {
 }
 
 impl Release {
-    /// Ends it.
+    /// Releases the ticket.
     pub async fn run(self) -> Result<Answer, Failure> {
         let Self { ticket_id, consent, asking } = self;
         let service = asking.service(TIMEOUT)?;
@@ -129,7 +129,7 @@ impl Release {
     }
 }
 
-/// The amounts that have columns of their own, and all others.
+/// Returns the amounts with columns of their own, and all others in one text.
 pub fn amount_cells(resource: Option<&proto::Resource>) -> [String; 4] {
     use Dimension::{Cores, Instances, Memory};
     let (amounts, queue) = text::amounts(resource);

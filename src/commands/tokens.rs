@@ -1,4 +1,4 @@
-//! `linkis-rm tokens`: what callers show to say who they are, made, listed and revoked straight on the database.
+//! `linkis-rm tokens`: creates, lists and revokes tokens directly in the database.
 
 use std::{
     collections::BTreeSet,
@@ -35,7 +35,7 @@ use super::{
 
 mod listed;
 
-/// How many random bytes are drawn for a token: of 256 bytes, four and more in five are used.
+/// Number of random bytes for a token; more than four fifths of 256 bytes are usable.
 const RANDOM_BYTES: usize = 256;
 
 /// What to do with tokens.
@@ -108,7 +108,7 @@ pub struct Revoke {
     consent: Consent,
 }
 
-/// Why a command was not carried out.
+/// Reason why a command failed.
 #[derive(Debug, thiserror::Error)]
 enum Failure {
     #[error("{0}")]
@@ -140,11 +140,11 @@ impl From<sqlx::Error> for Failure {
 }
 
 impl Tokens {
-    /// Carries it out, prints what there is to print, and says how the process ends.
+    /// Runs the subcommand, prints its result, and returns the exit code.
     pub async fn run(self) -> ExitCode {
         match self.carry_out().await {
             Ok((text, exit)) => {
-                // What it tells is done: whoever has stopped reading still gets the exit code.
+                // The action is complete: a closed output still gets the exit code.
                 let _ = write(&text);
                 exit
             }
@@ -257,7 +257,7 @@ fn write(text: &str) -> io::Result<()> {
     to.flush()
 }
 
-/// Who types this, by the system's word, and on which machine.
+/// Returns the actor of the command: the user by the system's account database, and the machine.
 fn person() -> Result<Actor, FieldError> {
     let uid = rustix::process::getuid().as_raw();
     let who = embedded::user_name(uid).map_or_else(|| format!("uid {uid}"), |name| format!("{name} (uid {uid})"));
@@ -265,7 +265,7 @@ fn person() -> Result<Actor, FieldError> {
     Ok(Actor { principal: Principal::Named(Name::parse("user", &who)?), address: Some(machine.into()), reason: None })
 }
 
-/// The database, with the tables of this release.
+/// Opens the database and migrates it to this release.
 async fn open(database: &DatabaseArguments) -> Result<Opened, Failure> {
     let mut opened = Opened::new(database).await?;
     schema::migrate(&mut opened.connection).await.map_err(StoreError::or_denied)?;

@@ -1,4 +1,4 @@
-//! `usage`: what was used over time, and by whom.
+//! `usage`: use over time, by user, creator, engine type or EM.
 
 use clap::{Args, ValueEnum};
 
@@ -58,7 +58,7 @@ const COLUMNS: &[Column] = &[
 listed!(GET_USAGE: GetUsageRequest => GetUsageResponse, sums: UsageSum, COLUMNS, |sum| vec![row(sum)]);
 
 impl Usage {
-    /// Lists it.
+    /// Lists the use.
     pub async fn run(self) -> Result<Answer, Failure> {
         let by = match self.by {
             By::User => UsageBy::User,

@@ -1,4 +1,4 @@
-//! `waiting`: who stands in line, and for what.
+//! `waiting`: waiting requests with the resources that they are short of.
 
 use clap::Args;
 
@@ -50,14 +50,14 @@ const COLUMNS: &[Column] = &[
 listed!(LIST_WAITING: ListWaitingRequest => ListWaitingResponse, waiting: WaitingRequest, COLUMNS, |one| vec![row(one)]);
 
 impl Waiting {
-    /// Lists them.
+    /// Lists the waiting requests.
     pub async fn run(self) -> Result<Answer, Failure> {
         let user = self.user.unwrap_or_default();
         self.list.list(ListWaitingRequest { user, em: self.em, ..Default::default() }).await
     }
 }
 
-/// The place in line is the last of those that it has where it is short.
+/// The displayed position is the last one among the queues where the request is short.
 fn row(waiting: &WaitingRequest) -> Row {
     let spots: Vec<String> = waiting.spots.iter().map(|spot| spot.scope.clone()).collect();
     let ahead = waiting.spots.iter().map(|spot| spot.ahead).max().unwrap_or(0);

@@ -1,4 +1,4 @@
-//! Objects of the demo and the course of its engines: pure values.
+//! Objects and schedule of the demo: pure values without I/O.
 
 use std::time::Duration;
 
@@ -123,7 +123,7 @@ impl DemoEngine {
         }
     }
 
-    /// Returns whether the engine reports in. One of 23 does not: its ticket expires.
+    /// Returns whether the engine confirms. One of 23 does not: its ticket expires.
     pub fn reports_in(self) -> bool {
         !self.number.is_multiple_of(23)
     }

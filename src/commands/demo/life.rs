@@ -120,7 +120,8 @@ async fn start_engines(cluster: &Arc<DemoCluster>) {
     }
 }
 
-/// One engine, from its request to its release. A call that fails ends it: the service ends the ticket then by its deadline, or as lost.
+/// Runs one engine, from its request to its release. A failed call ends it; the service then ends the ticket by its
+/// deadline or as lost.
 async fn run_engine(cluster: Arc<DemoCluster>, engine: DemoEngine) {
     let Some(grant) = cluster.request(engine).await else { return };
     let Some(em) = grant.em.clone() else { return };
@@ -154,7 +155,7 @@ async fn run_engine(cluster: Arc<DemoCluster>, engine: DemoEngine) {
     }
 }
 
-/// One EM after the other reports, each once in [`REPORT_INTERVAL`].
+/// Sends the reports of the EMs in turn, each EM once per [`REPORT_INTERVAL`].
 async fn send_reports(cluster: &DemoCluster) {
     let mut ticks = ticks(REPORT_INTERVAL / u32::try_from(cluster.ems.len().max(1)).unwrap_or(1));
     for sequence in 1.. {

@@ -16,7 +16,7 @@ use crate::{
 /// Shortest time between two calls: at most 20 a second.
 pub const INTERVAL: Duration = Duration::from_millis(50);
 
-/// Timeout of a call, its time in a wait queue included.
+/// Timeout of a call, including its time in a wait queue.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A client that begins at most one call in each [`INTERVAL`], and repeats none.

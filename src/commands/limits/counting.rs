@@ -1,4 +1,4 @@
-//! What is left to count by limits that are new, told on a terminal until they decide.
+//! Progress of counting by new limits, shown on a terminal until the limits decide.
 
 use std::{cell::RefCell, time::Duration};
 
@@ -9,11 +9,11 @@ use crate::{
 
 use super::super::{failure::Failure, output::progress, service::Asked};
 
-/// How often it is asked.
+/// Interval between progress checks.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Replaces the limits. On a terminal, it is told meanwhile on how many hosts is left to count, and waited until nothing is: the service
-/// itself does not wait for longer than for other calls.
+/// Replaces the limits. On a terminal, shows the number of EMs that remain to be counted and waits until none remains. The
+/// service itself waits only as long as in other calls.
 ///
 /// # Errors
 /// [`Failure::Service`].
@@ -41,7 +41,7 @@ pub async fn replaced(service: &Asked, question: &ReplaceLimitsRequest) -> Resul
         };
         while changes.state() == LimitState::Counting {
             match look().await {
-                // Who is not told how far it is does not wait for it.
+                // Without progress, the command does not wait.
                 None => break,
                 Some(false) => changes.set_state(LimitState::InForce),
                 Some(true) => tokio::time::sleep(INTERVAL).await,
@@ -56,13 +56,13 @@ pub async fn replaced(service: &Asked, question: &ReplaceLimitsRequest) -> Resul
     progress::told(so_far, replaced).await
 }
 
-/// What is being counted; `None` if it is not told.
+/// Returns the counting jobs; `None` if the call fails.
 async fn left_to_count(service: &Asked) -> Option<Vec<Job>> {
     let tasks = service.make(&calls::LIST_TASKS, &ListTasksRequest {}).await.ok()?;
     Some(tasks.jobs.into_iter().filter(|job| job.kind == "label_sets").collect())
 }
 
-/// As short as it has to be to stand on one line of a terminal.
+/// Returns a text that fits on one line of a terminal.
 fn text(jobs: &[Job]) -> String {
     match jobs.iter().map(|job| job.left).max() {
         None => String::new(),

@@ -1,4 +1,4 @@
-//! The API's own messages as JSON, as proto3 maps them, with the names of fields that the schema has.
+//! JSON output: messages of the API in the proto3 mapping, with the field names of the schema.
 
 use std::sync::OnceLock;
 
@@ -16,7 +16,7 @@ use crate::{
 
 use super::text::is_harmful;
 
-/// What the API's schema has to say, and does not: the program was put together wrongly.
+/// Error: the embedded schema lacks an expected element, which is a defect of the build.
 #[derive(Debug, thiserror::Error)]
 #[error("the answer does not fit the API's own schema: {0}")]
 pub struct SchemaError(String);
@@ -25,7 +25,7 @@ fn wrong(what: impl ToString) -> SchemaError {
     SchemaError(what.to_string())
 }
 
-/// What a call answers.
+/// Returns the reply type of a call.
 pub fn answer_of<Q, A>(call: &Call<Q, A>) -> Result<MessageDescriptor, SchemaError> {
     static POOL: OnceLock<Option<DescriptorPool>> = OnceLock::new();
     let pool = POOL.get_or_init(|| DescriptorPool::decode(proto::DESCRIPTORS).ok());
@@ -36,7 +36,7 @@ pub fn answer_of<Q, A>(call: &Call<Q, A>) -> Result<MessageDescriptor, SchemaErr
     Ok(found.ok_or_else(|| wrong(call.path))?.output())
 }
 
-/// What stands in a field that holds many of something.
+/// Returns the element type of a repeated field.
 pub fn items_of(message: &MessageDescriptor, field: &str) -> Result<MessageDescriptor, SchemaError> {
     match message.get_field_by_name(field).map(|field| field.kind()) {
         Some(Kind::Message(item)) => Ok(item),
@@ -44,7 +44,7 @@ pub fn items_of(message: &MessageDescriptor, field: &str) -> Result<MessageDescr
     }
 }
 
-/// A message on one line.
+/// Returns a message as JSON on one line.
 pub fn line(descriptor: &MessageDescriptor, message: &impl Message) -> Result<String, SchemaError> {
     let mut json = Vec::new();
     let mut serializer = serde_json::Serializer::new(&mut json);
@@ -53,17 +53,17 @@ pub fn line(descriptor: &MessageDescriptor, message: &impl Message) -> Result<St
     Ok(harmless(&String::from_utf8(json).map_err(wrong)?))
 }
 
-/// The same on several lines, each but the first as far in as `indent` says.
+/// Returns a message as JSON on several lines, each but the first indented by `indent`.
 pub fn pretty(descriptor: &MessageDescriptor, message: &impl Message, indent: usize) -> Result<String, SchemaError> {
     let mut json = Vec::new();
     let mut serializer = serde_json::Serializer::pretty(&mut json);
     let message = dynamic(descriptor, message).map_err(wrong)?;
     message.serialize_with_options(&mut serializer, &options()).map_err(wrong)?;
-    // Line ends of texts are escaped: these are between tokens.
+    // Line ends in texts are escaped, so these are between tokens.
     Ok(harmless(&String::from_utf8(json).map_err(wrong)?.replace('\n', &format!("\n{}", " ".repeat(indent)))))
 }
 
-/// All fields of a message but one, each as JSON.
+/// Returns all fields of a message except one, each as JSON.
 pub fn fields_beside(
     descriptor: &MessageDescriptor,
     message: &impl Message,
@@ -79,7 +79,8 @@ pub fn fields_beside(
         .collect())
 }
 
-/// What does something to a terminal stands in texts alone, where it may be escaped; JSON itself escapes only some of it.
+/// Escapes characters that could control a terminal. Such characters occur only in JSON strings, and JSON itself escapes
+/// only some of them.
 fn harmless(json: &str) -> String {
     let mut text = String::with_capacity(json.len());
     for c in json.chars() {

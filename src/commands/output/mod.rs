@@ -1,4 +1,6 @@
-//! What commands print: tables for people, the API's own messages for programs, and nothing that does something to a terminal.
+//! Output of commands: tables for display, API messages as JSON for programs. Control characters never reach a terminal.
+//!
+//! - `table`, `text`: tables and texts; `json`: JSON; `progress`: progress of slow calls; `terminal`: terminal size.
 
 use std::{
     io::{self, IsTerminal as _, Write},
@@ -65,7 +67,7 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 impl OutputArguments {
-    /// To print so.
+    /// Returns a printer with these settings.
     pub fn printer(&self) -> Printer {
         let size = terminal::size();
         Printer {
@@ -79,54 +81,54 @@ impl OutputArguments {
     }
 }
 
-/// Prints what commands are answered. When nobody reads any more, it stays silent.
+/// Printer of replies. After its output is closed, it discards all text.
 pub struct Printer {
     to: Box<dyn Write>,
     format: Format,
     has_headers: bool,
-    /// Of the terminal, if that is where it goes.
+    /// Size of the terminal, if the output is one.
     size: Option<terminal::Size>,
     is_closed: bool,
-    /// What is to be on the screen, while it is gathered.
+    /// Collected text of the next screen.
     screen: Option<String>,
 }
 
 impl Printer {
-    /// As it was asked for.
+    /// Returns the output format.
     pub fn format(&self) -> Format {
         self.format
     }
 
-    /// Whether programs read it.
+    /// Returns whether the output is JSON.
     pub fn is_json(&self) -> bool {
         matches!(self.format, Format::Json | Format::Jsonl)
     }
 
-    /// Whether nobody reads it any more.
+    /// Returns whether the output is closed.
     pub fn is_closed(&self) -> bool {
         self.is_closed
     }
 
-    /// How many rows can be seen, if not all of them.
+    /// Returns the number of visible rows, if limited.
     pub fn rows_max(&self) -> Option<usize> {
         let size = self.size.filter(|_| self.screen.is_some() && !self.is_json());
         size.map(|size| size.rows.saturating_sub(2).max(1))
     }
 
-    /// A table to be printed.
+    /// Returns a table with these columns.
     pub fn table(&self, columns: &'static [Column]) -> Table {
         let is_wide = self.format == Format::Wide;
         let fit = self.size.filter(|_| !is_wide).map(|size| size.columns);
         Table::new(columns, is_wide, self.has_headers, fit)
     }
 
-    /// A table of few rows.
+    /// Prints a table of a few rows.
     pub fn rows(&mut self, columns: &'static [Column], rows: &[Row]) -> Result<(), Failure> {
         let text = self.table(columns).rows(rows);
         self.print(&text)
     }
 
-    /// Text as it is: nothing harmful may stand in it.
+    /// Prints text unchanged. The caller must have escaped control characters.
     pub fn print(&mut self, text: &str) -> Result<(), Failure> {
         if let Some(screen) = &mut self.screen {
             screen.push_str(text);
@@ -144,7 +146,7 @@ impl Printer {
         }
     }
 
-    /// An answer that is no list: the message for programs, and a text for people, of which what is harmful is taken out.
+    /// Prints a reply that is not a list: the message as JSON, or a text with control characters escaped.
     pub fn answer<Q, A: Message>(
         &mut self,
         call: &Call<Q, A>,
@@ -159,8 +161,8 @@ impl Printer {
         self.print(&text)
     }
 
-    /// Prints round after round, as often as it is watched; on a terminal each in the place of the one before. What passes is waited
-    /// for, once there was a first round.
+    /// Calls `round` repeatedly at the interval of `--watch`, or once. On a terminal, each round replaces the last one.
+    /// After a first success, temporary failures are printed and retried.
     pub async fn repeat<T>(
         &mut self,
         watch: &WatchArguments,
@@ -184,12 +186,12 @@ impl Printer {
             }
             is_first = false;
             tokio::time::sleep(interval).await;
-            // Resized meanwhile, perhaps.
+            // The terminal size can change between rounds.
             self.size = self.size.and_then(|_| terminal::size());
         }
     }
 
-    /// Shows as much on the terminal as there is room for.
+    /// Shows as many lines as the terminal has.
     fn show(&mut self, text: &str) -> Result<(), Failure> {
         let rows = self.size.map_or(usize::MAX, |size| size.rows.saturating_sub(1).max(1));
         let seen: String = text.split_inclusive('\n').take(if self.is_json() { usize::MAX } else { rows }).collect();
@@ -197,7 +199,7 @@ impl Printer {
     }
 }
 
-/// Whether somebody sits at a terminal, and can be asked.
+/// Returns whether the user can be asked on a terminal.
 pub fn is_attended() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }

@@ -1,4 +1,4 @@
-//! Says on a terminal that something is under way.
+//! Progress of slow calls, shown on a terminal.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},
@@ -7,23 +7,23 @@ use std::{
 
 use tokio::time::{Instant, interval_at};
 
-/// How long something takes before that is said, and how often then.
+/// Delay of the first progress line, and interval of its updates.
 const INTERVAL: Duration = Duration::from_secs(1);
 
-/// Back to the start of the line, which becomes empty.
+/// Returns to the start of the line and erases it.
 const ERASE: &str = "\r\x1b[K";
 
-/// Whether there is a terminal where it is said.
+/// Returns whether progress is shown: standard error is a terminal.
 pub fn is_told() -> bool {
     io::stderr().is_terminal()
 }
 
-/// Waits for something, and says on a terminal how long it has taken.
+/// Awaits a task and shows its duration on a terminal.
 pub async fn shown<T>(what: &str, task: impl Future<Output = T>) -> T {
     told(|| Some(what.to_owned()), task).await
 }
 
-/// The same, and how far it has come, if that is to be said.
+/// As [`shown`], with a progress text; `None` hides it.
 pub async fn told<T>(so_far: impl Fn() -> Option<String>, task: impl Future<Output = T>) -> T {
     if !is_told() {
         return task.await;
@@ -49,7 +49,7 @@ pub async fn told<T>(so_far: impl Fn() -> Option<String>, task: impl Future<Outp
     }
 }
 
-/// Where nobody reads that, it does not matter.
+/// A closed standard error is ignored.
 fn say(text: &str) {
     let mut to = io::stderr();
     let _ = to.write_all(text.as_bytes()).and_then(|()| to.flush());

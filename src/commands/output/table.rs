@@ -1,81 +1,81 @@
-//! Tables: columns of texts and numbers, a page at a time, and on a terminal no wider than it.
+//! Tables: columns of texts and numbers, written one page at a time, at most as wide as the terminal.
 
 use super::text::{clean, cut, width};
 
-/// What stands in a column.
+/// Content of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Content {
-    /// A text, of which the middle may be left out where there is no room.
+    /// A text, whose middle is omitted if it is too long.
     Text,
-    /// A number: to the right, and whole.
+    /// A number: right-aligned and never shortened.
     Number,
-    /// What is copied into the next command: whole.
+    /// An identifier for use in other commands: never shortened.
     Id,
 }
 
-/// A column of a table. The more important stand further left.
+/// A column of a table. The columns are in order of importance.
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
     title: &'static str,
     content: Content,
-    /// Whether only wide tables have it.
+    /// Whether only the wide format has the column.
     is_wide: bool,
 }
 
 impl Column {
-    /// A column of texts.
+    /// Creates a text column.
     pub const fn text(title: &'static str) -> Self {
         Self { title, content: Content::Text, is_wide: false }
     }
 
-    /// A column of numbers.
+    /// Creates a number column.
     pub const fn number(title: &'static str) -> Self {
         Self { title, content: Content::Number, is_wide: false }
     }
 
-    /// A column of what is never cut.
+    /// Creates a column that is never shortened.
     pub const fn id(title: &'static str) -> Self {
         Self { title, content: Content::Id, is_wide: false }
     }
 
-    /// The same in wide tables alone.
+    /// Restricts the column to the wide format.
     pub const fn wide(self) -> Self {
         Self { is_wide: true, ..self }
     }
 }
 
-/// A cell for each column, wide or not.
+/// Cells of all columns, wide ones included.
 pub type Row = Vec<String>;
 
-/// What stands between columns.
+/// Separator of columns.
 const GAP: &str = "  ";
 
-/// How far texts are cut before columns are left away.
+/// Minimum width of shortened texts, before columns are omitted.
 const TEXT_LEAST: usize = 8;
 
-/// A table that is being written.
+/// A table in progress.
 #[derive(Debug)]
 pub struct Table {
     columns: &'static [Column],
-    /// Which of them are shown.
+    /// Indexes of the visible columns.
     shown: Vec<usize>,
-    /// How wide each of these is; they only grow.
+    /// Widths of the visible columns; they only increase.
     widths: Vec<usize>,
     has_headers: bool,
-    /// How wide all may be together.
+    /// Maximum total width.
     fit: Option<usize>,
     is_begun: bool,
 }
 
 impl Table {
-    /// A table of these columns; no wider than `fit`, if that is told.
+    /// Creates a table of these columns, at most `fit` wide if set.
     pub fn new(columns: &'static [Column], is_wide: bool, has_headers: bool, fit: Option<usize>) -> Self {
         let shown = columns.iter().enumerate().filter(|(_, column)| is_wide || !column.is_wide);
         let shown: Vec<usize> = shown.map(|(at, _)| at).collect();
         Self { columns, widths: vec![0; shown.len()], shown, has_headers, fit, is_begun: false }
     }
 
-    /// The next rows, below the headers if they are the first.
+    /// Returns the next rows, with the headers before the first.
     pub fn rows(&mut self, rows: &[Row]) -> String {
         let mut lines: Vec<Vec<String>> = Vec::with_capacity(rows.len() + 1);
         if !self.is_begun && self.has_headers {
@@ -88,7 +88,7 @@ impl Table {
         lines.iter().map(|line| self.line(line)).collect()
     }
 
-    /// Makes columns as wide as their cells, as far as there is room. What is left away stays away.
+    /// Widens columns to their cells within the maximum width. An omitted column stays omitted.
     fn measure(&mut self, lines: &[Vec<String>]) {
         for line in lines {
             for (widest, cell) in self.widths.iter_mut().zip(line) {
@@ -113,7 +113,7 @@ impl Table {
         self.widths.iter().sum::<usize>() + GAP.len() * self.widths.len().saturating_sub(1)
     }
 
-    /// How wide the table is with its texts cut.
+    /// Returns the width with all texts shortened.
     fn least(&self) -> usize {
         let least = self.shown.iter().zip(&self.widths).map(|(at, width)| match self.columns.get(*at) {
             Some(column) if column.content == Content::Text => (*width).min(TEXT_LEAST),
@@ -137,14 +137,14 @@ impl Table {
             }
         }
         line.truncate(line.trim_end().len());
-        // Of one column that is wider than the terminal.
+        // A single column can be wider than the terminal.
         let mut line = self.fit.map_or_else(|| line.clone(), |fit| cut(&line, fit).into_owned());
         line.push('\n');
         line
     }
 }
 
-/// One row as lines: a title and what stands there. What is nothing is left out.
+/// Returns one row as lines of title and value. Empty values are omitted.
 pub fn details(columns: &'static [Column], row: &Row) -> String {
     let shown = || columns.iter().zip(row).filter(|(_, cell)| !cell.is_empty() && *cell != super::text::NOTHING);
     let widest = shown().map(|(column, _)| width(column.title)).max().unwrap_or(0);

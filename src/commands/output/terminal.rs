@@ -1,23 +1,23 @@
-//! The terminal that standard output is, if it is one.
+//! Terminal of standard output: size and control sequences.
 
 use std::io::{self, IsTerminal as _};
 
-/// Cursor to the upper left, and everything behind it gone.
+/// Moves the cursor to the top left and clears the screen.
 pub const CLEAR: &str = "\x1b[H\x1b[2J";
 
-/// How much fits on it.
+/// Size of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Size {
-    /// Characters of a line.
+    /// Characters per line.
     pub columns: usize,
-    /// Lines.
+    /// Number of lines.
     pub rows: usize,
 }
 
-/// What fits where the terminal does not say.
+/// Default size if the terminal reports none.
 const USUAL: Size = Size { columns: 80, rows: 24 };
 
-/// Its size; `None` if it is no terminal.
+/// Returns the size of the terminal; `None` if standard output is not one.
 pub fn size() -> Option<Size> {
     let output = io::stdout();
     if !output.is_terminal() {

@@ -1,4 +1,4 @@
-//! Texts for people: sizes, times, names, and what others wrote made harmless.
+//! Texts for display: sizes, times, names, and escaped input of other programs.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt::Write as _};
 
@@ -11,21 +11,21 @@ use crate::{
     transport::{convert, proto},
 };
 
-/// The application that hosts are of in Linkis: they are told by their instance alone.
+/// Application name of EMs in Linkis, which is omitted in output.
 pub const EM_APPLICATION: &str = "linkis-cg-engineconnmanager";
 
-/// What stands where there is nothing.
+/// Placeholder for an empty value.
 pub const NOTHING: &str = "-";
 
-/// Whether a character could do something to a terminal, or to the order in which others are read: control characters, of which some
-/// begin escape sequences, those that change the direction of writing, and those that nobody sees.
+/// Returns whether a character can affect a terminal or the reading order of a text: control characters (some begin escape
+/// sequences), direction marks and invisible characters.
 pub fn is_harmful(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')
         || matches!(c, '\u{2060}'..='\u{206f}' | '\u{feff}' | '\u{fff9}'..='\u{fffb}' | '\u{e0000}'..='\u{e007f}')
 }
 
-/// What others wrote, on one line of a terminal: what is harmful is written as `\u{1b}`.
+/// Escapes such characters as `\u{1b}`, including line ends.
 pub fn clean(text: &str) -> Cow<'_, str> {
     if !text.contains(is_harmful) {
         return Cow::Borrowed(text);
@@ -37,17 +37,17 @@ pub fn clean(text: &str) -> Cow<'_, str> {
     Cow::Owned(clean)
 }
 
-/// The same with its lines.
+/// As [`clean`], but keeps line ends.
 pub fn clean_lines(text: &str) -> String {
     text.split('\n').map(clean).collect::<Vec<_>>().join("\n")
 }
 
-/// How many columns of a terminal it takes.
+/// Returns the width in terminal columns.
 pub fn width(text: &str) -> usize {
     text.width()
 }
 
-/// The same in at most so many columns: of what is longer, the middle is left out.
+/// Shortens a text to a width in columns; omits the middle.
 pub fn cut(text: &str, columns: usize) -> Cow<'_, str> {
     if width(text) <= columns {
         return Cow::Borrowed(text);
@@ -70,7 +70,7 @@ pub fn cut(text: &str, columns: usize) -> Cow<'_, str> {
     Cow::Owned(head + "…" + &tail.into_iter().rev().collect::<String>())
 }
 
-/// An EM as commands are told it, too.
+/// Returns an EM in the form that arguments accept.
 pub fn em(em: Option<&proto::EmInstance>) -> String {
     match em {
         None => NOTHING.to_owned(),
@@ -80,13 +80,13 @@ pub fn em(em: Option<&proto::EmInstance>) -> String {
     }
 }
 
-/// To the second, in UTC.
+/// Returns a time in UTC, to the second.
 pub fn time(time: Option<&Timestamp>) -> String {
     let at = time.and_then(|time| OffsetDateTime::from_unix_timestamp(time.seconds).ok());
     at.and_then(|at| at.format(&Rfc3339).ok()).unwrap_or_else(|| NOTHING.to_owned())
 }
 
-/// A time that passed, in its two largest units.
+/// Returns a duration in its two largest units.
 pub fn seconds(seconds: i64) -> String {
     let (days, hours, minutes) = (seconds / 86_400, seconds / 3600 % 24, seconds / 60 % 60);
     match (days, hours, minutes) {
@@ -97,40 +97,40 @@ pub fn seconds(seconds: i64) -> String {
     }
 }
 
-/// What may be empty.
+/// Returns the text, or [`NOTHING`] if it is empty.
 pub fn or_nothing(text: &str) -> String {
     if text.is_empty() { NOTHING.to_owned() } else { text.to_owned() }
 }
 
-/// Texts with commas between them.
+/// Returns the texts, separated by commas.
 pub fn list(texts: &[String]) -> String {
     or_nothing(&texts.join(","))
 }
 
-/// Labels as limits and scopes show them.
+/// Returns labels in the form of limits and scopes.
 pub fn labels(labels: &BTreeMap<String, String>) -> String {
     let pairs: Vec<String> = labels.iter().map(|(key, value)| format!("{key}={value}")).collect();
     list(&pairs)
 }
 
-/// An amount of a dimension: of memory as a size.
+/// Returns an amount of a dimension; memory as a size.
 pub fn amount(dimension: &Dimension, amount: i64) -> String {
     if dimension.is_size() { format_size(amount) } else { amount.to_string() }
 }
 
-/// The same by the key of the dimension, as in `Limit.max`.
+/// As [`amount`], by the key of the dimension, as in `Limit.max`.
 pub fn amount_by_key(key: &str, value: i64) -> String {
     Dimension::parse_key(key).map_or_else(|| value.to_string(), |dimension| amount(&dimension, value))
 }
 
-/// Maxima and other amounts by keys of dimensions.
+/// Returns amounts by keys of dimensions.
 pub fn amounts_by_key(amounts: &BTreeMap<String, i64>) -> String {
     let pairs: Vec<String> =
         amounts.iter().map(|(key, amount)| format!("{key}={}", amount_by_key(key, *amount))).collect();
     or_nothing(&pairs.join(" "))
 }
 
-/// The amounts of a resource, whatever its kind, in the order of its shape; and the queue or namespace that it is of.
+/// Returns the amounts of a resource of any type in the order of its shape, and its queue or namespace.
 pub fn amounts(resource: Option<&proto::Resource>) -> (Vec<(Dimension, i64)>, Option<String>) {
     let kind = resource.and_then(|resource| resource.kind.clone());
     let Some(Ok(parts)) = kind.map(convert::resource::parts) else { return (vec![], None) };
@@ -138,7 +138,7 @@ pub fn amounts(resource: Option<&proto::Resource>) -> (Vec<(Dimension, i64)>, Op
     (amounts, queue.map(str::to_owned))
 }
 
-/// A resource on one line.
+/// Returns a resource on one line.
 pub fn resource(resource: Option<&proto::Resource>) -> String {
     let (amounts, queue) = amounts(resource);
     let mut text = String::new();

@@ -1,4 +1,4 @@
-//! Tokens as they are listed. No call of the API tells of them: their JSON is the command line's own.
+//! List of tokens. The API has no call for tokens, so this module defines their JSON.
 
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
@@ -27,10 +27,10 @@ const COLUMNS: &[Column] = &[
     Column::text("CREATED BY"),
 ];
 
-/// Prints them.
+/// Prints the tokens.
 ///
 /// # Errors
-/// Those of writing.
+/// As [`Printer::print`].
 pub fn print(tokens: &[ListedToken], printer: &mut Printer) -> Result<(), Failure> {
     match printer.format() {
         Format::Table | Format::Wide => printer.rows(COLUMNS, &tokens.iter().map(row).collect::<Vec<_>>()),
@@ -42,7 +42,7 @@ pub fn print(tokens: &[ListedToken], printer: &mut Printer) -> Result<(), Failur
     }
 }
 
-/// "good", "expired" or "revoked".
+/// Returns "good", "expired" or "revoked".
 fn state(token: &ListedToken) -> &'static str {
     match (&token.revoke_time, token.is_over) {
         (Some(_), _) => "revoked",
@@ -71,7 +71,7 @@ fn row(token: &ListedToken) -> Row {
     ]
 }
 
-/// What does not apply is null; so are the users of a token that is for everybody's tickets.
+/// Returns a token as JSON. Inapplicable fields are null; `users` is null for a token for all users.
 fn object(token: &ListedToken) -> Value {
     let ListedToken { token_id, name, roles, ems, users, owner, created_by, revoked_by, .. } = token;
     json!({

@@ -1,4 +1,4 @@
-//! What `top` shows: lines of a terminal, drawn from nothing but what is known and how it is looked at.
+//! Rendering of `top`: lines of a terminal from the cluster feed and the view state. Pure functions.
 
 use crate::transport::proto::{DimensionTotals, ScopeUsage, WaitingRequest};
 
@@ -12,34 +12,34 @@ use super::super::{
 };
 use super::state::{Cluster, Host, Look, hosts};
 
-/// How a piece of a line looks, where there are colours.
+/// Style of a piece of a line, if the terminal has colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Style {
-    /// As all text.
+    /// Default style.
     Plain,
-    /// What stands above others.
+    /// A heading.
     Title,
-    /// What is well, or has room.
+    /// A healthy state, or low use.
     Good,
-    /// What gets full.
+    /// High use.
     Warn,
-    /// What is full, or not well.
+    /// Full, or an unhealthy state.
     Bad,
 }
 
-/// A line: pieces with their styles, together no wider than the terminal.
+/// Styled pieces of one line, together at most as wide as the terminal.
 pub type Line = Vec<(Style, String)>;
 
-/// What stands on the terminal, and how many hosts are seen.
+/// Content of the terminal, and the number of visible EMs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Picture {
-    /// No more of them than the terminal has.
+    /// Lines, at most as many as the terminal has.
     pub lines: Vec<Line>,
-    /// How many lines hosts have.
+    /// Number of lines for EMs.
     pub page: usize,
 }
 
-/// How many of the fullest scopes, and of those who wait, are shown on so many lines.
+/// Returns the number of scopes and of waiting requests to show on a terminal with `rows` lines.
 fn shares_of(rows: usize) -> (usize, usize) {
     match rows {
         0..=19 => (2, 1),
@@ -49,7 +49,7 @@ fn shares_of(rows: usize) -> (usize, usize) {
     }
 }
 
-/// Draws it.
+/// Renders the screen.
 pub fn draw(cluster: &Cluster, look: &mut Look, size: Size) -> Picture {
     let Size { columns, rows } = size;
     let mut lines = Vec::with_capacity(rows);
@@ -57,7 +57,7 @@ pub fn draw(cluster: &Cluster, look: &mut Look, size: Size) -> Picture {
     let (most_scopes, most_waiting) = shares_of(rows);
     scopes_lines(cluster, columns, most_scopes, &mut lines);
     line_lines(cluster, columns, most_waiting, &mut lines);
-    // The last line is for keys.
+    // The last line shows the keys.
     let page = rows.saturating_sub(lines.len() + 2);
     hosts_lines(cluster, look, columns, page, &mut lines);
     lines.truncate(rows.saturating_sub(1));
@@ -67,7 +67,7 @@ pub fn draw(cluster: &Cluster, look: &mut Look, size: Size) -> Picture {
     Picture { lines, page }
 }
 
-/// As much of a text as fits.
+/// Returns a text shortened to the width.
 fn plain(text: &str, columns: usize) -> Line {
     vec![(Style::Plain, cut(&clean(text), columns).into_owned())]
 }
@@ -84,7 +84,7 @@ fn style_of(percent: i64) -> Style {
     }
 }
 
-/// `[####++..]`: what is used, locked and free.
+/// Returns `[####++..]`: used, locked and free.
 fn bar(used: i64, locked: i64, max: i64, columns: usize) -> Line {
     let room = columns.saturating_sub(2);
     let full = percent(used.saturating_add(locked), max).unwrap_or(0);
@@ -100,7 +100,7 @@ fn bar(used: i64, locked: i64, max: i64, columns: usize) -> Line {
     vec![(Style::Plain, "[".to_owned()), (style, filled), (Style::Plain, free + "]")]
 }
 
-/// The cluster as a whole.
+/// Renders the totals of the cluster.
 fn head(cluster: &Cluster, columns: usize, lines: &mut Vec<Line>) {
     let overview = &cluster.overview;
     let at = text::time(overview.snapshot_time.as_ref());
@@ -116,7 +116,7 @@ fn head(cluster: &Cluster, columns: usize, lines: &mut Vec<Line>) {
     lines.push(plain(&format!("tickets  {tickets}   waiting {line}"), columns));
     lines.push(plain(&format!("rates    {grants:.1} grants/s  {refusals:.1} refusals/s"), columns));
     let totals = overview::totals(overview);
-    // Those that every host of Linkis has before those that few have.
+    // Dimensions that all EMs of Linkis have come first.
     let order = |key: &str| ["memory", "cores", "instances"].iter().position(|known| *known == key).unwrap_or(3);
     let mut totals: Vec<_> = totals.into_iter().collect();
     totals.sort_by_key(|(dimension, _)| order(dimension));
@@ -134,7 +134,7 @@ fn head(cluster: &Cluster, columns: usize, lines: &mut Vec<Line>) {
     }
 }
 
-/// How many dimensions have a bar.
+/// Maximum number of dimensions with a bar.
 const TOTALS_MAX: usize = 5;
 
 fn grantable(totals: &DimensionTotals) -> i64 {
@@ -147,19 +147,19 @@ fn numbers(dimension: &str, totals: &DimensionTotals) -> String {
     format!("{full} {} used, {} locked of {}", shown(totals.used), shown(totals.locked), shown(grantable(totals)))
 }
 
-/// The key of a dimension without what all keys begin with of those that have no meaning of their own: there is little room.
+/// Returns the key of a dimension without the prefix of custom ones, to save columns.
 fn short(key: &str) -> &str {
     key.strip_prefix("special.").unwrap_or(key)
 }
 
-/// A name in so many columns, and a blank.
+/// Returns a name padded to a width, and one blank.
 fn padded(name: &str, columns: usize) -> String {
     let name = cut(&clean(name), columns).into_owned();
     let blanks = " ".repeat(columns.saturating_sub(width(&name)) + 1);
     name + &blanks
 }
 
-/// As many of these texts as fit, each whole, but the first.
+/// Joins as many texts as fit unshortened; the first one may be shortened.
 fn whole(texts: impl IntoIterator<Item = String>, columns: usize) -> String {
     let mut line = String::new();
     for text in texts {
@@ -173,7 +173,7 @@ fn whole(texts: impl IntoIterator<Item = String>, columns: usize) -> String {
     line
 }
 
-/// The same no wider than the terminal.
+/// Shortens a line to the width of the terminal.
 fn fit(line: Line, columns: usize) -> Line {
     let mut left = columns;
     let mut fitting = Line::new();
@@ -195,7 +195,7 @@ fn scopes_lines(cluster: &Cluster, columns: usize, most: usize, lines: &mut Vec<
     lines.append(&mut shown);
 }
 
-/// In the dimension in which it is fullest.
+/// Renders a scope in its fullest dimension.
 fn scope_line(scope: &ScopeUsage, columns: usize) -> Option<Line> {
     let of = |amounts: &std::collections::BTreeMap<String, i64>, key: &str| amounts.get(key).copied().unwrap_or(0);
     let maxima = scopes::maxima(scope);

@@ -1,4 +1,4 @@
-//! What is drawn, at the sizes of usual terminals and at odd ones.
+//! Tests of the rendering at usual and unusual terminal sizes.
 
 use std::collections::BTreeMap;
 
@@ -34,7 +34,7 @@ fn host(number: i64) -> EmResource {
     }
 }
 
-/// 100 hosts, and what the service tells of them.
+/// Returns a feed of 100 EMs.
 fn cluster() -> Cluster {
     let totals = |total, protected_amount, used, locked| DimensionTotals {
         total,
@@ -89,7 +89,7 @@ fn cluster() -> Cluster {
     }
 }
 
-/// Without styles.
+/// Returns the text without styles.
 fn text_of(picture: &Picture) -> String {
     let text = |line: &Line| line.iter().map(|(_, text)| text.as_str()).collect::<String>() + "\n";
     picture.lines.iter().map(text).collect()

@@ -1,8 +1,8 @@
-//! What a terminal sends, as keys.
+//! Parser of terminal input into keys.
 
 use super::state::Key;
 
-/// The keys that these bytes stand for. What is unknown is left out.
+/// Returns the keys of these bytes; unknown ones are dropped.
 pub fn keys(bytes: &[u8]) -> Vec<Key> {
     let text = String::from_utf8_lossy(bytes);
     let mut rest = text.as_ref();
@@ -22,7 +22,7 @@ pub fn keys(bytes: &[u8]) -> Vec<Key> {
     keys
 }
 
-/// What begins with an escape: the key alone, or a sequence, and how long that is.
+/// Parses an escape: the key alone or a sequence, with its length.
 fn sequence(text: &str) -> (Option<Key>, usize) {
     let body = match text.get(1..2) {
         Some("[" | "O") => text.get(2..).unwrap_or_default(),

@@ -1,7 +1,10 @@
-//! `top`: the cluster as it is, second by second.
+//! `top`: live view of the cluster on a terminal.
 //!
-//! - `state`: what is known, and how it is looked at; `draw`: lines from nothing but these;
-//! - `keys`: what a terminal sends; `screen`: the terminal; here: who asks the service, and who waits for what.
+//! A task calls the service at an interval and sends the cluster feed; the main loop renders it and handles keys. Nothing
+//! is written to the service.
+//!
+//! - `state`: cluster feed and view state; `draw`: rendering of both;
+//! - `keys`: parser of terminal input; `screen`: the terminal.
 
 use std::time::Duration;
 
@@ -32,16 +35,16 @@ pub mod state;
 use screen::Screen;
 use state::{Cluster, Look};
 
-/// How long an answer may take before that is shown.
+/// Timeout of a call, after which the view shows the failure.
 const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// How many hosts are shown at most.
+/// Maximum number of EMs.
 const HOSTS_MAX: usize = 20_000;
 
-/// How many of those who wait are shown at most.
+/// Maximum number of waiting requests.
 const LINE_MAX: i32 = 8;
 
-/// Of the time that it takes to list all hosts, how many times as long it is not done again: nobody may notice who looks, also not ten who do.
+/// Pause between two lists of all EMs, as a multiple of the duration of the list. The load stays low even with ten viewers.
 const HOSTS_REST: u32 = 100;
 
 /// The cluster as it is.
@@ -60,13 +63,13 @@ fn interval(text: &str) -> Result<Duration, String> {
 }
 
 impl Top {
-    /// Shows it until somebody has seen enough.
+    /// Shows the cluster until the user quits.
     pub async fn run(self) -> Result<Answer, Failure> {
         let service = self.service.ask(TIMEOUT)?;
         if !is_attended() || terminal::size().is_none() {
             return Err(Failure::Usage("top needs a terminal; linkis-rm overview tells the same once".to_owned()));
         }
-        // What cannot be asked at all is told before the terminal is taken.
+        // The first calls run before the terminal is taken, so that their failure is printed normally.
         let mut cluster = Cluster { address: service.address().to_owned(), ..Cluster::default() };
         let mut next_hosts = Instant::now();
         look(&service, &mut cluster, &mut next_hosts).await?;
@@ -79,7 +82,7 @@ impl Top {
     }
 }
 
-/// Draws what is heard, and does what keys say.
+/// Renders each new feed and handles keys, resizes and signals.
 async fn show(heard: &mut watch::Receiver<Cluster>) -> Result<(), Failure> {
     let (mut terminate, mut hangup) = (signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
     let mut resized = signal(SignalKind::window_change())?;
@@ -103,7 +106,7 @@ async fn show(heard: &mut watch::Receiver<Cluster>) -> Result<(), Failure> {
     }
 }
 
-/// Asks again and again, for as long as somebody looks.
+/// Calls the service at the interval, while the view is open.
 async fn follow(
     service: Asked,
     mut cluster: Cluster,
@@ -123,11 +126,11 @@ async fn follow(
     }
 }
 
-/// Asks once: for the overview and the head of the line, and now and then for all hosts.
+/// Fetches the overview and the head of the wait queues, and at longer intervals all EMs.
 async fn look(service: &Asked, cluster: &mut Cluster, next_hosts: &mut Instant) -> Result<(), Failure> {
     let overview = service.make(&calls::GET_OVERVIEW, &GetOverviewRequest {}).await?;
     let overview = overview.overview.unwrap_or_default();
-    // Mostly nobody waits: then nothing is asked.
+    // Without waiting requests, the call is omitted.
     let line = match overview.line.is_some_and(|line| line.waiting > 0) {
         true => {
             let head = ListWaitingRequest { page_size: LINE_MAX, ..Default::default() };
@@ -145,7 +148,7 @@ async fn look(service: &Asked, cluster: &mut Cluster, next_hosts: &mut Instant) 
     Ok(())
 }
 
-/// Hosts, and whether there are more.
+/// Returns the EMs, and whether there are more.
 async fn hosts(service: &Asked) -> Result<(Vec<EmResource>, bool), Failure> {
     let mut hosts = Vec::new();
     let mut page_token = String::new();

@@ -1,4 +1,4 @@
-//! The terminal while `top` has it: keys come one by one, and what stood there before is put back at the end.
+//! Terminal while `top` runs: raw input and an alternate screen. The earlier content is restored at the end.
 
 use std::{
     fmt::Write as _,
@@ -14,27 +14,27 @@ use super::{
     state::Key,
 };
 
-/// Another screen, without a cursor; and back.
+/// Enters the alternate screen and hides the cursor; and the reverse.
 const ENTER: &str = "\x1b[?1049h\x1b[?25l\x1b[2J";
 const LEAVE: &str = "\x1b[?25h\x1b[?1049l";
 
-/// How many key strokes may wait to be looked at.
+/// Maximum number of unprocessed keys.
 const KEYS_MAX: usize = 64;
 
-/// A terminal that is drawn on.
+/// A terminal in raw mode.
 pub struct Screen {
     before: Termios,
     has_colours: bool,
 }
 
 impl Screen {
-    /// Takes the terminal.
+    /// Enters raw mode and the alternate screen.
     pub fn enter() -> io::Result<Self> {
         let before = tcgetattr(io::stdin())?;
         let mut raw = before.clone();
         raw.make_raw();
         tcsetattr(io::stdin(), OptionalActions::Now, &raw)?;
-        // As https://no-color.org has it: whatever it is, if it is something.
+        // As defined by https://no-color.org: any non-empty value disables colours.
         let has_colours = std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
             && std::env::var_os("TERM").is_none_or(|term| term != "dumb");
         let screen = Self { before, has_colours };
@@ -42,7 +42,7 @@ impl Screen {
         Ok(screen)
     }
 
-    /// Puts a picture in the place of the one before, without a moment of nothing.
+    /// Replaces the content of the screen without flicker.
     pub fn show(&self, picture: &Picture) -> io::Result<()> {
         let mut text = String::from("\x1b[H");
         for (number, line) in picture.lines.iter().enumerate() {
@@ -75,7 +75,7 @@ impl Screen {
 
 impl Drop for Screen {
     fn drop(&mut self) {
-        // Whoever is left without a terminal does not see it.
+        // A closed terminal is ignored.
         let _ = write(LEAVE);
         let _ = tcsetattr(io::stdin(), OptionalActions::Now, &self.before);
     }
@@ -87,10 +87,10 @@ fn write(text: &str) -> io::Result<()> {
     to.flush()
 }
 
-/// What is typed from now on.
+/// Returns the keys typed from now on.
 pub fn typed() -> mpsc::Receiver<Key> {
     let (sender, receiver) = mpsc::channel(KEYS_MAX);
-    // Reading from a terminal cannot be given up: the thread ends with the process, or when nobody listens.
+    // A terminal read cannot be cancelled. The thread ends with the process, or after the receiver is dropped.
     std::thread::spawn(move || {
         let mut bytes = [0; 64];
         while let Ok(read) = io::stdin().read(&mut bytes) {

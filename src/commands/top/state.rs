@@ -1,4 +1,4 @@
-//! What `top` knows of the cluster, and how somebody looks at it. No terminal, no clock, no calls.
+//! State of `top`: the data of the cluster, and the view settings. Pure, without terminal, clock or calls.
 
 use crate::{
     domain::resource::Dimension,
@@ -10,43 +10,43 @@ use super::super::{
     output::text,
 };
 
-/// What was heard of the cluster.
+/// Data of the cluster from the service.
 #[derive(Debug, Clone, Default)]
 pub struct Cluster {
-    /// Where it is heard from.
+    /// Address of the service.
     pub address: String,
-    /// As the service told it last.
+    /// Latest overview.
     pub overview: Overview,
-    /// Hosts, as they were told last.
+    /// Latest list of EMs.
     pub hosts: Vec<EmResource>,
-    /// Whether there are more hosts than are shown.
+    /// Whether the list of EMs is incomplete.
     pub has_more_hosts: bool,
-    /// The head of the line.
+    /// Head of the wait queues.
     pub line: Vec<WaitingRequest>,
-    /// Why nothing newer is known.
+    /// Failure since the latest data.
     pub problem: Option<String>,
 }
 
-/// By what hosts are sorted.
+/// Sort order of the EMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Sort {
-    /// The fullest first.
+    /// By use in percent, descending.
     #[default]
     Full,
     /// By name.
     Name,
-    /// Those that hold most memory first.
+    /// By used + locked memory, descending.
     Memory,
-    /// Those that hold most cores first.
+    /// By used + locked cores, descending.
     Cores,
-    /// Those that are not well first.
+    /// By state, healthy ones last.
     State,
 }
 
 impl Sort {
     const ALL: [Self; 5] = [Self::Full, Self::Name, Self::Memory, Self::Cores, Self::State];
 
-    /// Its name.
+    /// Returns the name of the order.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Full => "fullness",
@@ -63,47 +63,47 @@ impl Sort {
     }
 }
 
-/// A key that somebody pressed.
+/// A pressed key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Key {
-    /// One that stands for a character.
+    /// A character.
     Char(char),
-    /// The last character goes.
+    /// Deletes the last character.
     Backspace,
-    /// What was typed is done.
+    /// Finishes the input.
     Enter,
-    /// What was typed does not count.
+    /// Discards the input.
     Escape,
-    /// Lines up (below zero) or down.
+    /// Moves by lines; negative is up.
     Move(i32),
-    /// Pages up (below zero) or down.
+    /// Moves by pages; negative is up.
     Page(i32),
-    /// To the first line.
+    /// Moves to the first line.
     Home,
     /// Ctrl-C.
     Interrupt,
 }
 
-/// How somebody looks at it.
+/// View settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Look {
-    /// By what hosts are sorted.
+    /// Sort order of the EMs.
     pub sort: Sort,
-    /// Whether they stand the other way round.
+    /// Whether the order is reversed.
     pub is_reversed: bool,
-    /// What hosts have to have in their name, state or labels.
+    /// Text that the name, state or labels of EMs must contain.
     pub filter: String,
-    /// Whether that is being typed.
+    /// Whether the filter is being typed.
     pub is_typing: bool,
-    /// How many hosts have passed the upper end.
+    /// Number of EMs above the visible ones.
     pub offset: usize,
 }
 
-/// The longest filter.
+/// Maximum length of the filter, in characters.
 const FILTER_CHARS_MAX: usize = 64;
 
 impl Look {
-    /// What a key does; `page` is how many hosts are seen. Whether to go on.
+    /// Handles a key; `page` is the number of visible EMs. Returns false to quit.
     pub fn press(&mut self, key: Key, page: usize) -> bool {
         match key {
             Key::Interrupt => return false,
@@ -142,21 +142,21 @@ impl Look {
     }
 }
 
-/// A host as it is shown.
+/// An EM as displayed.
 #[derive(Debug, Clone)]
 pub struct Host<'c> {
-    /// As it was told.
+    /// Data of the EM.
     pub em: &'c EmResource,
-    /// Its name.
+    /// Name of the EM.
     pub name: String,
-    /// How it is.
+    /// State of the EM, for display.
     pub state: String,
-    /// What it has.
+    /// Use per dimension.
     pub shares: Vec<Share>,
 }
 
 impl Host<'_> {
-    /// How much is taken of what it has least left of, in hundredths.
+    /// Returns the use in percent in the fullest dimension.
     pub fn fullness(&self) -> i64 {
         self.shares.iter().filter_map(Share::percent).max().unwrap_or(0)
     }
@@ -171,7 +171,7 @@ impl Host<'_> {
     }
 }
 
-/// The hosts that somebody looks at, in order.
+/// Returns the EMs that match the filter, in the sort order.
 pub fn hosts<'c>(cluster: &'c Cluster, look: &Look) -> Vec<Host<'c>> {
     let host = |em: &'c EmResource| Host {
         em,
