@@ -49,7 +49,7 @@ pub use failure::EXIT_USAGE;
 
 use roles::needs;
 
-/// What to do other than to serve.
+/// Commands of the CLI other than `serve`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
     /// Tells of the whole cluster in a few numbers.

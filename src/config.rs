@@ -52,7 +52,7 @@ struct CommandLine {
     serve: Arguments,
 }
 
-/// What the process is to do.
+/// Task of the process: serve, or run a command.
 #[derive(Debug, Subcommand)]
 enum Task {
     /// Serves: the same as no command at all.
@@ -61,7 +61,7 @@ enum Task {
     Command(Command),
 }
 
-/// All that can be set of serving, as it is said.
+/// Arguments of `serve`, not validated.
 #[derive(Debug, Args)]
 struct Arguments {
     /// Where to serve gRPC: HOST:PORT, of which port 0 picks a free one, or unix:/PATH for a socket on this machine.

@@ -12,7 +12,7 @@ use super::{
     service::{Asked, Service},
 };
 
-/// Which service to ask, and how to print what it answers.
+/// Arguments of commands for a service: connection and output.
 #[derive(Debug, Clone, Args)]
 pub struct Asking {
     #[command(flatten)]
@@ -37,7 +37,7 @@ impl Asking {
     }
 }
 
-/// The same for what may be asked again and again.
+/// As [`Asking`], with `--watch`.
 #[derive(Debug, Clone, Args)]
 pub struct Watching {
     #[command(flatten)]
@@ -68,7 +68,7 @@ impl Watching {
     }
 }
 
-/// From when on, and until when.
+/// Time range: `--since` and `--until`.
 #[derive(Debug, Clone, Args)]
 pub struct Period {
     /// From then on: a time, or how long ago.

@@ -21,14 +21,14 @@ use super::{
     service::TIMEOUT_LONG,
 };
 
-/// Everything is compared.
+/// Arguments of `audit`.
 #[derive(Debug, Clone, Args)]
 pub struct Audit {
     #[command(flatten)]
     asking: Asking,
 }
 
-/// Everything is made what the tickets say.
+/// Arguments of `repair`.
 #[derive(Debug, Clone, Args)]
 pub struct Repair {
     /// Only the counters of this EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.

@@ -10,7 +10,7 @@ use super::{
     output::OutputArguments,
 };
 
-/// For a shell.
+/// Arguments of `completions`.
 #[derive(Debug, Clone, Args)]
 pub struct Completions {
     /// Which shell.

@@ -6,7 +6,7 @@ use clap::Args;
 
 use super::{failure::Failure, output};
 
-/// Whether it was thought about, and why it is done.
+/// Arguments of destructive commands: `--reason` and `--yes`.
 #[derive(Debug, Clone, Args)]
 pub struct Consent {
     /// Why; the history keeps it.

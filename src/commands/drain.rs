@@ -16,7 +16,7 @@ use super::{
     service::TIMEOUT,
 };
 
-/// A host that is to grant nothing new.
+/// Arguments of `drain`.
 #[derive(Debug, Clone, Args)]
 pub struct Drain {
     /// Which: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
@@ -31,7 +31,7 @@ pub struct Drain {
     asking: Asking,
 }
 
-/// A host that is to grant again.
+/// Arguments of `resume`.
 #[derive(Debug, Clone, Args)]
 pub struct Resume {
     /// Which: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.

@@ -21,7 +21,7 @@ use super::{
     service::{Asked, TIMEOUT},
 };
 
-/// All hosts.
+/// Arguments of `ems`.
 #[derive(Debug, Clone, Args)]
 pub struct Ems {
     /// Only those of this application.
@@ -48,7 +48,7 @@ pub struct Ems {
     list: ListArguments,
 }
 
-/// One host.
+/// Arguments of `em`.
 #[derive(Debug, Clone, Args)]
 pub struct Em {
     /// Which: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.

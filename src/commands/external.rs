@@ -18,14 +18,14 @@ use super::{
 };
 use crate::domain::{external::YARN, resource::format_size};
 
-/// All clusters.
+/// Arguments of `providers`.
 #[derive(Debug, Clone, Args)]
 pub struct Providers {
     #[command(flatten)]
     list: ListArguments,
 }
 
-/// All queues of a cluster; of Kubernetes, its namespaces.
+/// Arguments of `queues`.
 #[derive(Debug, Clone, Args)]
 pub struct Queues {
     /// The name of the cluster; without it, the one that has no labels.
@@ -40,7 +40,7 @@ pub struct Queues {
     list: ListArguments,
 }
 
-/// The applications of a cluster.
+/// Arguments of `applications`.
 #[derive(Debug, Clone, Args)]
 pub struct Applications {
     /// The name of the cluster; without it, the one that has no labels.

@@ -13,7 +13,7 @@ use crate::{
 
 use super::{output::text::clean_lines, service::Service};
 
-/// Whom to ask, and of what.
+/// Arguments of `health`.
 #[derive(Debug, Clone, Args)]
 pub struct Health {
     #[command(flatten)]

@@ -21,7 +21,7 @@ use super::{
     service::TIMEOUT,
 };
 
-/// The history, oldest first.
+/// Arguments of `history`.
 #[derive(Debug, Clone, Args)]
 pub struct History {
     /// Only the life of this ticket.

@@ -23,7 +23,7 @@ use super::{
     service::TIMEOUT,
 };
 
-/// What is held.
+/// The EM or user of a hold.
 #[derive(Debug, Clone, Args)]
 #[group(required = true, multiple = false)]
 pub struct Which {
@@ -45,7 +45,7 @@ impl Which {
     }
 }
 
-/// What is to be held.
+/// Arguments of `hold`.
 #[derive(Debug, Clone, Args)]
 pub struct Hold {
     #[command(flatten)]
@@ -63,7 +63,7 @@ pub struct Hold {
     asking: Asking,
 }
 
-/// What is not to be held any more.
+/// Arguments of `unhold`.
 #[derive(Debug, Clone, Args)]
 pub struct Unhold {
     #[command(flatten)]
@@ -73,7 +73,7 @@ pub struct Unhold {
     asking: Asking,
 }
 
-/// All that is held.
+/// Arguments of `holds`.
 #[derive(Debug, Clone, Args)]
 pub struct Holds {
     #[command(flatten)]

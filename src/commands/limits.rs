@@ -33,7 +33,7 @@ use super::{
 
 mod counting;
 
-/// What to do with limits.
+/// Subcommands of `limits`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Limits {
     /// Lists them, in the order in which they are checked.
@@ -50,14 +50,14 @@ pub enum Limits {
     Delete(Delete),
 }
 
-/// All limits.
+/// Arguments of `limits list`.
 #[derive(Debug, Clone, Args)]
 pub struct List {
     #[command(flatten)]
     list: ListArguments,
 }
 
-/// What would change.
+/// Arguments of `limits diff`.
 #[derive(Debug, Clone, Args)]
 pub struct Diff {
     /// A TOML file with all limits, as --limits of the server takes it.
@@ -67,7 +67,7 @@ pub struct Diff {
     asking: Asking,
 }
 
-/// Limits that are to be all.
+/// Arguments of `limits apply`.
 #[derive(Debug, Clone, Args)]
 pub struct Apply {
     /// A TOML file with all limits, as --limits of the server takes it.
@@ -80,7 +80,7 @@ pub struct Apply {
     asking: Asking,
 }
 
-/// A limit that is to go.
+/// Arguments of `limits delete`.
 #[derive(Debug, Clone, Args)]
 pub struct Delete {
     /// Its labels: KEY=VALUE, or KEY of a label of which every value has a maximum of its own.

@@ -86,7 +86,7 @@ macro_rules! listed {
 }
 pub(super) use listed;
 
-/// How to list.
+/// Arguments of list commands: connection, output, `--watch` and `--limit`.
 #[derive(Debug, Clone, Args)]
 pub struct ListArguments {
     #[command(flatten)]

@@ -16,7 +16,7 @@ use super::{
     output::{progress, text::clean_lines},
 };
 
-/// Which database.
+/// Arguments of `migrate`.
 #[derive(Debug, Clone, Args)]
 pub struct Migrate {
     #[command(flatten)]

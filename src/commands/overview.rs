@@ -22,7 +22,7 @@ use super::{
     service::{Asked, TIMEOUT},
 };
 
-/// The whole cluster.
+/// Arguments of `overview`.
 #[derive(Debug, Clone, Args)]
 pub struct Overview {
     #[command(flatten)]

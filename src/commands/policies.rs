@@ -13,7 +13,7 @@ use super::{
     },
 };
 
-/// All policies.
+/// Arguments of `policies`.
 #[derive(Debug, Clone, Args)]
 pub struct Policies {
     #[command(flatten)]

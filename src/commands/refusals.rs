@@ -14,7 +14,7 @@ use super::{
     },
 };
 
-/// Refusals, the latest first.
+/// Arguments of `refusals`.
 #[derive(Debug, Clone, Args)]
 pub struct Refusals {
     /// Only those of this user's requests.

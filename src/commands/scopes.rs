@@ -17,7 +17,7 @@ use super::{
     },
 };
 
-/// All scopes.
+/// Arguments of `scopes`.
 #[derive(Debug, Clone, Args)]
 pub struct Scopes {
     /// Only those with this label, KEY=VALUE; may be repeated.

@@ -21,7 +21,7 @@ pub const TIMEOUT_LONG: Duration = Duration::from_secs(600);
 /// Maximum number of attempts: a user waits for the failure.
 const ATTEMPTS: u32 = 3;
 
-/// Which service to ask, and as whom.
+/// Connection arguments: address, token and certificates.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "The service")]
 pub struct Service {

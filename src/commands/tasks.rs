@@ -21,14 +21,14 @@ use super::{
     service::{Asked, TIMEOUT},
 };
 
-/// What is done in the background.
+/// Arguments of `tasks`.
 #[derive(Debug, Clone, Args)]
 pub struct Tasks {
     #[command(flatten)]
     watching: Watching,
 }
 
-/// Who serves.
+/// Arguments of `instances`.
 #[derive(Debug, Clone, Args)]
 pub struct Instances {
     #[command(flatten)]

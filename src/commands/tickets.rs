@@ -22,7 +22,7 @@ use super::{
     service::{Asked, TIMEOUT},
 };
 
-/// Live tickets.
+/// Arguments of `tickets`.
 #[derive(Debug, Clone, Args)]
 pub struct Tickets {
     /// Only those on this EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
@@ -45,7 +45,7 @@ pub struct Tickets {
     list: ListArguments,
 }
 
-/// One live ticket.
+/// Arguments of `ticket`.
 #[derive(Debug, Clone, Args)]
 pub struct Ticket {
     /// Its id.
@@ -56,7 +56,7 @@ pub struct Ticket {
     watching: Watching,
 }
 
-/// A ticket that is to end.
+/// Arguments of `release`.
 #[derive(Debug, Clone, Args)]
 pub struct Release {
     /// Its id.

@@ -38,7 +38,7 @@ mod listed;
 /// Number of random bytes for a token; more than four fifths of 256 bytes are usable.
 const RANDOM_BYTES: usize = 256;
 
-/// What to do with tokens.
+/// Subcommands of `tokens`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Tokens {
     /// Makes a token and prints it, this once. Several may be for one name: make the new one, hand it out, revoke the old one by its id.
@@ -49,7 +49,7 @@ pub enum Tokens {
     Revoke(Revoke),
 }
 
-/// A token to be made.
+/// Arguments of `tokens create`.
 #[derive(Debug, Clone, Args)]
 pub struct Create {
     #[command(flatten)]
@@ -80,7 +80,7 @@ pub struct Create {
     lifetime: String,
 }
 
-/// All tokens.
+/// Arguments of `tokens list`.
 #[derive(Debug, Clone, Args)]
 pub struct List {
     #[command(flatten)]
@@ -90,7 +90,7 @@ pub struct List {
     output: OutputArguments,
 }
 
-/// Tokens to be revoked.
+/// Arguments of `tokens revoke`.
 #[derive(Debug, Clone, Args)]
 pub struct Revoke {
     #[command(flatten)]

@@ -14,7 +14,7 @@ use super::{
     },
 };
 
-/// By what it is summed.
+/// Grouping of the sums.
 #[derive(Debug, Clone, Copy, ValueEnum)]
 enum By {
     User,
@@ -23,7 +23,7 @@ enum By {
     Em,
 }
 
-/// What tickets held that ended in these hours, by default of the last day, times how long they lived.
+/// Arguments of `usage`.
 #[derive(Debug, Clone, Args)]
 pub struct Usage {
     /// By what it is summed.

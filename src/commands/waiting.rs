@@ -15,7 +15,7 @@ use super::{
     tickets::amount_cells,
 };
 
-/// All requests that wait.
+/// Arguments of `waiting`.
 #[derive(Debug, Clone, Args)]
 pub struct Waiting {
     /// Only those of this user.

@@ -13,7 +13,7 @@ use crate::store::{
 
 const CELL: &str = "--cell (LINKIS_RM_CELL)";
 
-/// Which PostgreSQL to use, as it is said.
+/// Arguments that select the PostgreSQL.
 #[derive(Debug, Clone, Args)]
 pub struct DatabaseArguments {
     /// The PostgreSQL (15 or newer) to use, e.g. postgres://user:password@host/database. Without it, a private one is started.
@@ -66,7 +66,7 @@ impl DatabaseArguments {
     }
 }
 
-/// Where a standby of it is, as it is said.
+/// Arguments of the standby.
 #[derive(Debug, Clone, Args)]
 pub struct StandbyArguments {
     /// A standby of the same PostgreSQL, or several hosts of which one is: the history, use over time and the hourly audit are read there, a

@@ -22,7 +22,7 @@ pub mod text;
 
 use table::{Column, Row, Table};
 
-/// How answers are printed.
+/// Output format of replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// For people; on a terminal no wider than it.
@@ -35,7 +35,7 @@ pub enum Format {
     Jsonl,
 }
 
-/// How to print.
+/// Output arguments: format and headers.
 #[derive(Debug, Clone, Args)]
 pub struct OutputArguments {
     /// How to print what is answered.
@@ -47,7 +47,7 @@ pub struct OutputArguments {
     no_headers: bool,
 }
 
-/// Whether to ask again and again.
+/// Argument `--watch`.
 #[derive(Debug, Clone, Args)]
 pub struct WatchArguments {
     /// Ask again and again, until the command is interrupted.

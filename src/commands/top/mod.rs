@@ -47,7 +47,7 @@ const LINE_MAX: i32 = 8;
 /// Pause between two lists of all EMs, as a multiple of the duration of the list. The load stays low even with ten viewers.
 const HOSTS_REST: u32 = 100;
 
-/// The cluster as it is.
+/// Arguments of `top`.
 #[derive(Debug, Clone, Args)]
 pub struct Top {
     #[command(flatten)]
