@@ -89,7 +89,7 @@ pub struct Selector {
 /// Key of a provider.
 #[derive(Debug, Clone)]
 pub enum SelectBy {
-    /// Its name.
+    /// Name of the provider.
     Name(Name),
     /// The labels of a request; the best match is selected.
     Labels(BTreeMap<String, String>),

@@ -1,9 +1,9 @@
 //! Local wait queue: the requests that wait on this instance, and their wake-ups.
 //!
-//! The database owns the wait queues and decides who is granted. The local queue only decides when a waiting request checks
-//! again. A release here sends the head of the queue to the committer right behind itself. Each commit that frees capacity
-//! notifies the affected wait keys with a count, here directly and on other instances by a notification. A slow poll covers
-//! lost notifications.
+//! The database owns the wait queues, and the ledger decides who is granted. The local queue decides only when a waiting
+//! request checks again. A release sends the head of the queue to the committer right behind itself. Each commit that frees
+//! capacity notifies the wait keys with a count: here directly, other instances by a notification. A slow poll covers lost
+//! notifications.
 //! Invariant: an instance renews its row while requests wait on it; otherwise other instances delete its queue entries.
 //! Never: grants; reorders the queue.
 //! Callers: `request_resource` (waiting requests) and `committer` (freed capacity).

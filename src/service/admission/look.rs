@@ -1,9 +1,10 @@
 //! Check: decides many requests on one plain read, without locks.
 //!
-//! The check uses the assessment of the domain that the ledger uses, on the same rows ([`reading`]). The result of a check also
-//! updates the cache.
+//! The check uses the same assessment as the ledger, on the same rows ([`reading`]). The result of a check also updates the
+//! cache.
 //!
-//! Never: grants; writes. Caller: `admission`, which queues the checks.
+//! Never: grants; writes.
+//! Caller: `admission`, which queues the checks.
 
 use std::{
     collections::{BTreeSet, HashMap, HashSet},

@@ -1,9 +1,9 @@
 //! Survey: updates the cluster view, from which placement selects EMs.
 //!
-//! A survey reads the EMs that changed since the last one. Three sources name them without a cost for the writer of a change:
-//! the history after the last line read, an index of unhealthy EMs, and the detection of silent EMs. A survey of all EMs runs
-//! every 30 s, and whenever there are more changes than EMs. The full survey covers missed changes and refreshes the load of
-//! EMs that report to other instances.
+//! A survey reads the EMs that changed since the last one. Three sources name them without a cost for the writer of a change.
+//! The sources are the history after the last line read, an index of unhealthy EMs, and the detection of silent EMs. A survey
+//! of all EMs runs every 30 s, and whenever there are more changes than EMs. The full survey covers missed changes and
+//! refreshes the load of EMs that report to other instances.
 //!
 //! Invariant: a line that no survey has read has a number above [`Mark::floor`]. A line takes its number before its commit. The
 //! floor therefore moves to a number only when all transactions with possibly smaller numbers have ended.

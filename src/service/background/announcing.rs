@@ -1,6 +1,9 @@
 //! Announcement: renews the row of this instance, with its address, throughput and task reports.
 //!
-//! Other instances only list the rows for operators. Never: decides anything; expiry of the row has no effect but its removal.
+//! Other instances list the rows for operators, and delete rows that are not renewed.
+//!
+//! Never: decides anything about tickets or EMs.
+//! Caller: the task driver (`background`).
 
 use std::time::Duration;
 

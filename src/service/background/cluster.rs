@@ -4,6 +4,7 @@
 //! duration, so that a large cluster does not load the database.
 //!
 //! Never: reads tickets one by one.
+//! Caller: the task driver (`background`).
 
 use std::{collections::BTreeSet, time::Duration};
 

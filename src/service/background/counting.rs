@@ -3,7 +3,8 @@
 //! Tickets are counted EM by EM, in steps that are operations of the committer. A label set decides requests only after all EMs
 //! are counted.
 //!
-//! Never: writes counters outside the committer.
+//! Never: writes counters outside the committer; deletes only those of retired label sets.
+//! Caller: the task driver (`background`); `limits` wakes the task.
 
 use std::time::Duration;
 

@@ -1,9 +1,10 @@
 //! Unregistered EMs: ends their tickets in steps, and then deletes their rows.
 //!
-//! Each step is an operation of the committer. The EM's row stores the progress, so any instance can continue. Up to
-//! `AT_ONCE` EMs have a turn at once. The lease is released only when no step of any EM succeeds on this instance any more.
+//! Each step is an operation of the committer. The EM's row stores the progress, so any instance can continue. Up to `AT_ONCE`
+//! EMs have a turn at once. The lease is released only when no step of any EM succeeds on this instance any more.
 //!
 //! Never: ends a ticket outside the committer.
+//! Caller: the task driver (`background`).
 
 use std::{
     sync::{

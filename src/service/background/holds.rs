@@ -1,4 +1,6 @@
 //! Expired holds: deletes them. An operation that needs the key deletes an expired hold itself; this task deletes the others.
+//!
+//! Caller: the task driver (`background`).
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
 //! Indexes of the history: creates the indexes by user, EM and actor on partitions that have ended.
 //!
-//! The current partition has none of them, because each grant would pay for them.
+//! Never: indexes the current partition, because each grant would pay for it.
+//! Caller: the task driver (`background`).
 
 use std::time::Duration;
 

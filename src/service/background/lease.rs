@@ -4,7 +4,8 @@
 //! after the deadline. Two instances may own it for a moment; some work is then done twice, and the second run finds nothing to
 //! do.
 //!
-//! Callers: all tasks that check [`Holder::holds`].
+//! Never: a condition of correctness; the locks and versions of the rows decide.
+//! Callers: all tasks that check [`Holder::holds`]; the task driver (`background`) runs the renewal.
 
 use std::{
     sync::{

@@ -2,7 +2,7 @@
 //!
 //! The driver runs each task step by step. A step does a bounded amount of work; an error delays the next step. Most tasks run
 //! only on the instance that owns the lease. Two instances may own it for a moment, so each step must be safe to repeat.
-//! Never: an unbounded step; a correctness condition on a single run.
+//! Never: does unbounded work in one step; relies on being the only run.
 //! Caller: the server, which starts the tasks.
 //!
 //! - Tickets and EMs: `expiry`, `silence` (lost EMs), `going` (unregistered EMs), `holds` (expired holds).

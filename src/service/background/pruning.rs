@@ -1,6 +1,7 @@
 //! Pruning: deletes the counters of scopes without tickets.
 //!
 //! Never: deletes a counter that a batch may be using; the statement checks it under its lock.
+//! Caller: the task driver (`background`).
 
 use std::time::Duration;
 

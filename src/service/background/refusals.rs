@@ -1,4 +1,6 @@
 //! Refusal sums: writes the refusals of this instance every two seconds, in one statement.
+//!
+//! Caller: the task driver (`background`).
 
 use std::time::Duration;
 

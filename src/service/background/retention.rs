@@ -2,6 +2,7 @@
 //! partitions.
 //!
 //! Never: locks more than `BITE` rows in one statement.
+//! Caller: the task driver (`background`).
 
 use std::time::Duration;
 

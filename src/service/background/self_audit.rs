@@ -3,6 +3,7 @@
 //! Each instance publishes the result as metrics (`cluster`).
 //!
 //! Never: repairs.
+//! Caller: the task driver (`background`).
 
 use std::time::Duration;
 

@@ -2,13 +2,12 @@
 //!
 //! The database's clock alone never makes an EM lost: a clock can jump, and no EM can report during an outage. Each instance
 //! therefore observes silent EMs itself, once per second. An EM is lost only if its last sign stays unchanged, without a gap,
-//! for `lost_after - silent_after`. This duration is at least `silent_after`, so each EM had time to report to a running
-//! service.
-//!
-//! The removal is an operation that is decided again under the locks, so several instances may propose it. A removal on a
-//! contended EM runs beside the observations and causes no gap.
+//! for `lost_after - silent_after`. The difference is at least `silent_after`, so each EM had time to report to a running
+//! service. The removal is an operation that is decided again under the locks, so several instances may propose it. A removal
+//! on a contended EM runs beside the observations and causes no gap.
 //!
 //! Never: removes an EM after an observation with a gap.
+//! Caller: the task driver (`background`).
 
 use std::{collections::HashMap, time::Duration};
 

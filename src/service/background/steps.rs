@@ -1,6 +1,7 @@
 //! Steps of background jobs: retries a failed operation with exponential back-off, so that a transient error does not end the
 //! turn.
 //!
+//! Never: retries an error that depends on the operation itself.
 //! Callers: `counting` and `going`.
 
 use std::time::Duration;

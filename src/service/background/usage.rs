@@ -4,6 +4,7 @@
 //! up to which the history is complete, so lines that commit late are included.
 //!
 //! Never: adds a ticket twice.
+//! Caller: the task driver (`background`).
 
 use std::time::Duration;
 

@@ -4,7 +4,8 @@
 //! queue. Instances with the same number of committers assign EMs equally. A committer then waits for at most one committer of
 //! each other instance.
 //!
-//! Never: a correctness condition. The locks alone decide which operation proceeds.
+//! Never: a condition of correctness; the locks alone decide which operation proceeds.
+//! Callers: the committer (`submit` and undo operations).
 
 use std::{iter, sync::Arc};
 

@@ -35,8 +35,8 @@ const REQUESTS_MAX: usize = WAITING_MAX / 2;
 /// Maximum cost of one batch. Larger batches cost hardly less per operation and increase the latency of all callers.
 pub(super) const BATCH_COST_MAX: usize = 512;
 
-/// Maximum cost of large and background operations in a batch while callers are active. Such operations then progress, under
-/// full load, at three tenths of the rate of an idle service.
+/// Maximum cost of large and background operations in a batch while callers are active. The bound lets such operations
+/// progress, under full load, at three tenths of the rate of an idle service.
 const BACKGROUND_COST_MAX: usize = 64;
 
 /// Time after a caller's operation during which the next one is expected.

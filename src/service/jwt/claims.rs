@@ -1,5 +1,6 @@
 //! Claims: derives the principal and the rights of a caller from the claims of a verified JWT.
 //!
+//! Never: reads a claim before the signature is verified.
 //! Caller: `jwt`.
 
 use serde_json::{Map, Value};

@@ -1,7 +1,7 @@
 //! Budgets of each EM for expiry timers and for concurrent expirations.
 //!
-//! Whether an EM is contended is known only after its first tickets failed. Its budget until then is small enough for other EMs
-//! to progress. Each success doubles the budget, and a failure reduces it to one.
+//! Whether an EM is contended is known only after its first tickets failed. The initial budget is small enough for other EMs to
+//! progress. Each success doubles the budget, and a failure reduces it to one.
 //!
 //! Invariant: the sums never exceed `WATCHED_MAX` and `UNDER_WAY_MAX`.
 //! Caller: `expiry`.
