@@ -1,6 +1,6 @@
 //! Keys that every provider configuration has: the check rules, beside the keys of Linkis.
 //!
-//! Also the helpers by which the cluster types parse their own keys. Errors name a key and never repeat a value.
+//! The cluster types parse their own keys with the helpers of this module. Errors name a key and never repeat a value.
 
 use humantime::{format_duration, parse_duration};
 use serde_json::{Map, Value};
@@ -66,7 +66,7 @@ pub(super) fn wrong(key: &str, problem: impl Into<String>) -> FieldError {
 
 /// Parses a configuration into its keys.
 pub(super) fn keys(json: &str) -> Result<Map<String, Value>, FieldError> {
-    // Without the parser's text, which may repeat a value.
+    // Omits the parser's text, which may repeat a value.
     let not_json = |error: serde_json::Error| {
         let place = format!("is no JSON object; see line {}, column {}", error.line(), error.column());
         FieldError::new("config", place)

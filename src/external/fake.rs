@@ -64,6 +64,7 @@ impl Fake {
         Self { address, heads }
     }
 
+    /// Returns the last path segment of each request.
     pub fn paths(&self) -> Vec<String> {
         let path = |head: &String| head.split([' ', '?']).nth(1).unwrap().rsplit('/').next().unwrap().to_owned();
         self.heads.lock().unwrap().iter().map(path).collect()
@@ -101,6 +102,7 @@ async fn answer(
     let _ = stream.write_all(answer.as_bytes()).await;
 }
 
+/// Returns a complete HTTP response that closes the connection.
 pub(super) fn http(status: &str, content_type: &str, body: &str) -> String {
     let length = body.len();
     format!(

@@ -364,7 +364,7 @@ fn check_status(response: &Response) -> Result<(), Failure> {
     }
 }
 
-/// Classifies an error. Its text is dropped, because it may contain the address with its secrets.
+/// Classifies an error and drops its text, which may contain the address with its secrets.
 fn failure(error: &reqwest::Error) -> Failure {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = source {
@@ -427,7 +427,8 @@ mod tests {
         })
         .await;
         let address = Address::parse(&format!("http://{}", fake.address)).unwrap();
-        // In the first round the addresses are not known as slow; in the second they are, and wait for one another.
+        // The addresses are not recorded as slow in the first round. The second round finds them recorded, and they
+        // wait for one another.
         for round in 0..2 {
             let slow: JoinSet<_> = (0..2 * LARGE_ANSWERS_MAX)
                 .map(|n| {

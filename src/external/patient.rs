@@ -6,7 +6,7 @@ use tokio::sync::oneshot;
 
 use super::http::Failure;
 
-/// Niceness of the thread. It gets about a tenth of the share of a normal thread, so that it finishes in time under
+/// Niceness of the thread, which gets about a tenth of the share of a normal thread, and so finishes in time under
 /// load.
 const NICE: i32 = 10;
 

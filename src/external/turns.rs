@@ -24,8 +24,8 @@ pub(super) const LARGE_ANSWERS_MAX: usize = 4;
 /// Maximum number of slow responses among them.
 const SLOW_ANSWERS_MAX: usize = LARGE_ANSWERS_MAX - 1;
 
-/// Maximum number of addresses recorded as slow; then the record is cleared. There are few providers with few
-/// addresses.
+/// Maximum number of addresses recorded as slow; then the record is cleared. The bound is generous: providers are few,
+/// with few addresses each.
 const KNOWN_MAX: usize = 1024;
 
 /// Semaphores for large responses. Clones share them.

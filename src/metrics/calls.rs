@@ -171,8 +171,8 @@ tokio::task_local! {
     static MAY_WAIT: Cell<bool>;
 }
 
-/// Marks the current call as one that may wait for resources. Its duration then says nothing about the service, and is
-/// counted separately.
+/// Marks the current call as waiting for resources if necessary. The duration of such a call says nothing about the
+/// service, and is counted separately.
 pub fn may_wait() {
     // A call outside the edge is not counted.
     let _ = MAY_WAIT.try_with(|may_wait| may_wait.set(true));
@@ -238,7 +238,7 @@ mod tests {
             call.end(Code::Ok);
         }
         drop(metrics.calls.begin("/some.Service/Do"));
-        // A call that may wait and ends, and one that its caller cancels.
+        // A call that may wait and ends, and a cancelled one.
         let mut call = metrics.calls.begin("/some.Service/Do");
         call.carry_out(may_wait);
         call.carry_out(|| ());

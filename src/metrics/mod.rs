@@ -4,9 +4,9 @@
 //! its own group. A scrape reads atomics and a few files of `/proc/self`; it never waits for a component or the
 //! database. The number of series is bounded: no label value is chosen by a caller.
 //!
-//! Groups: [`rooms`]: committer, wait queue, caches, database; [`requests`], [`calls`], [`tasks`], [`external`],
-//! [`jwt`], [`standby`]: by component; [`cluster`]: the whole cluster; `edge`, `process`, `traces`: read at each
-//! scrape; `value`: counter, gauge guard and timer guard.
+//! Submodules: [`rooms`] has the committer, the wait queue, caches and the database. [`requests`], [`calls`],
+//! [`tasks`], [`external`], [`jwt`] and [`standby`] have one component each. [`cluster`] has the whole cluster. A
+//! scrape reads `edge`, `process` and `traces`. `value` has the metric types.
 
 use std::{fmt, ops::Deref, sync::Arc};
 

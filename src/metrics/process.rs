@@ -66,7 +66,7 @@ impl Stat {
     fn parse(text: &str, ticks_per_second: f64, page_size: f64) -> Option<Self> {
         // The second field is the program name in brackets, which may contain spaces and brackets.
         let (_, rest) = text.rsplit_once(')')?;
-        // By the numbers of proc(5), the first remaining field is field 3.
+        // The first remaining field is field 3 of proc(5).
         let fields: Vec<&str> = rest.split_ascii_whitespace().collect();
         let field = |number: usize| fields.get(number - 3)?.parse::<f64>().ok();
         Some(Self {

@@ -14,7 +14,7 @@ use prometheus_client::{
     metrics::{MetricType, TypedMetric, gauge::Gauge, histogram::Histogram},
 };
 
-/// Counter. Its name is written as registered; OpenMetrics would append `_total`.
+/// Counter, written under its registered name; OpenMetrics would append `_total`.
 #[derive(Clone, Debug, Default)]
 pub struct Counter(Arc<AtomicU64>);
 

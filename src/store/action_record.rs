@@ -1,8 +1,9 @@
-//! `linkis_resource_action_record`: the history, one line per change. It also answers late and repeated calls.
+//! `linkis_resource_action_record`: the history, one line per change. Late and repeated calls get their replies from
+//! its lines.
 //!
-//! Lines are only inserted, and are deleted with their partition. Line numbers ascend, but a lower number can become
-//! visible later, because a line takes its number before its commit. Callers: the batch write, lists, followers and
-//! retries.
+//! Lines never change; the retention deletes them, as a rule with their partition. Line numbers ascend, but a lower
+//! number can become visible later, because a line takes its number before its commit. Callers: the batch write, lists,
+//! followers and retries.
 //!
 //! Submodules: `batch`: lines of a batch; `acts`: lines of changes outside batches; `row`: a line as read; `matching`,
 //! `by_key`: searches.
@@ -134,7 +135,7 @@ pub async fn list(
     after: i64,
     limit: i64,
 ) -> Result<Vec<ActionRecord>, StoreError> {
-    // One SQL text per index.
+    // A separate SQL text per index.
     let sql = if ticket_id.is_some() {
         r#"-- action_record::list, of a ticket
         SELECT id, action, ticket_id, "user", em_application_name, em_instance, scope::text, resource_type, resource::text,

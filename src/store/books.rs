@@ -1,7 +1,7 @@
 //! Audit reader: streams each EM row with the live tickets on that EM, grouped.
 //!
-//! Both come from one statement, so an audit compares counters and tickets of one moment. The rows are streamed: memory
-//! is bounded by one row, independent of the number of EMs. The module never writes. Caller: `service::audit`.
+//! A single statement reads both, so an audit compares counters and tickets of one moment. The rows are streamed:
+//! memory is bounded by one row, independent of the number of EMs. The module never writes. Caller: `service::audit`.
 
 use sqlx::{FromRow as _, PgConnection, Row as _, postgres::PgRow};
 use tokio_stream::StreamExt as _;
@@ -14,7 +14,7 @@ use super::{
     user_resource::{EmGroup, EmGroupRow},
 };
 
-/// One item of the audit stream.
+/// An item of the audit stream.
 #[derive(Debug)]
 pub enum Told {
     /// Row of an EM. Groups of its tickets follow.

@@ -1,9 +1,9 @@
-//! Cells on Citus: a cell is a schema with all tables of the service, which the coordinator assigns to one worker
-//! (`citus_schema_distribute`) and can move to another (`citus_schema_move`).
+//! Cells on Citus: a cell is a schema with all tables of the service. The coordinator assigns the schema to one worker
+//! (`citus_schema_distribute`) and can move it to another (`citus_schema_move`).
 //!
 //! Instances connect to the worker directly: the path through the coordinator costs several times as much and loses
 //! `lock_timeout` and NOTIFY. Schema changes go through the coordinator, which forwards them to all workers. Callers:
-//! the parent module and [`super::primary`].
+//! [`super::primary`], `config` and the migration.
 
 use std::{
     fmt,
@@ -22,7 +22,7 @@ use super::{
     url::Hosts,
 };
 
-/// Maximum length of a cell name in bytes. With the suffix `_local` it is also a schema name.
+/// Maximum length of a cell name in bytes. A schema name consists of it and the suffix `_local`.
 const NAME_MAX: usize = 48;
 
 /// Name of the cell that an instance serves, which is the name of its schema.

@@ -1,7 +1,7 @@
 //! `linkis_em_report`: the last report (heartbeat) of each EM that has sent one.
 //!
 //! Reports of many EMs are stored by one statement. Statements here skip rows that another transaction has locked, so
-//! that a report never waits and never delays a grant; the next report repeats its content. Reports commit without a
+//! that a report never waits and never delays a grant. The next report repeats the content. Reports commit without a
 //! disk flush: a database crash may lose the last ones. Callers: `service::heartbeat` and the lost-EM task.
 //!
 //! Submodule `status`: health, load and silence of EMs.
@@ -86,7 +86,8 @@ fn in_place(rows: &[ArrivalRow], reports: usize) -> Vec<Option<Arrived>> {
     met
 }
 
-/// Stores those of `reports` that are newer than the last report of their EM and match its epoch. At most one per EM.
+/// Stores those of `reports` that are newer than the last report of their EM and match its epoch. The slice has at most
+/// one report per EM.
 ///
 /// Returns the arrivals in the order of `reports`. `None` means that the EM has not reported yet, is not registered, or
 /// that another transaction has locked its last report: the statement never waits.
@@ -269,8 +270,8 @@ struct SignRow {
     sequence: i64,
 }
 
-/// Returns up to `limit` EMs after `after`, ordered by key, that have reported once but neither reported nor registered
-/// for `silent_after`, by the clock of the database. Each comes with its last sign.
+/// Returns up to `limit` EMs after `after` that have become silent, ordered by key, each with its last sign. A silent
+/// EM has reported once, but neither reported nor registered for `silent_after`, by the clock of the database.
 pub async fn silent(
     executor: impl PgExecutor<'_>,
     silent_after: Duration,

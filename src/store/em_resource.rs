@@ -120,10 +120,10 @@ pub async fn read(
     rows.into_iter().map(|row| Em::try_from(row).map(|em| (em.instance.clone(), em))).collect()
 }
 
-/// Reads the first input of a batch in one statement: the present limits, whether any instance may have waiters, and
-/// the EMs among `instances` that exist.
+/// Reads the first input of a batch in one statement: the present limits, a flag for waiters, and the EMs among
+/// `instances` that exist.
 ///
-/// Returns `known` as the limits if they have not changed. In a transaction the limits cannot change until it ends.
+/// Returns `known` as the limits if they have not changed. The limits cannot change until the transaction ends.
 pub async fn read_in_force(
     connection: &mut PgConnection,
     known: &Arc<Limits>,
@@ -211,7 +211,7 @@ pub async fn counted(
     rows.into_iter().map(of).collect()
 }
 
-/// Updates all columns of EMs that registered again, by version.
+/// Updates all columns of EMs that registered again. Fails with [`StoreError::RowCount`] if a version has changed.
 pub async fn update(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
     let columns = Columns::of(ems)?;
     let update = sqlx::query(
@@ -261,7 +261,7 @@ pub async fn insert(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
     expect_rows(TABLE.0, ems.len(), done.rows_affected())
 }
 
-/// Deletes EMs by version.
+/// Deletes EMs. Fails with [`StoreError::RowCount`] if a version has changed.
 pub async fn delete(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
     let (application_names, instances) = em_columns(ems.iter().map(|em| &em.instance));
     let versions: Vec<i64> = ems.iter().map(|em| em.version).collect();
@@ -334,7 +334,8 @@ pub async fn books(connection: &mut PgConnection, em: &EmInstance) -> Result<Opt
     row.map(EmBooks::try_from).transpose()
 }
 
-/// Replaces the counters of an EM by `counters`, at the version of `books`.
+/// Replaces the counters of an EM by `counters`. Fails with [`StoreError::RowCount`] if the version of `books` has
+/// changed.
 pub async fn repair(connection: &mut PgConnection, books: &EmBooks, counters: &TrueCounters) -> Result<(), StoreError> {
     let done = sqlx::query(
         "-- em_resource::repair

@@ -32,7 +32,7 @@ impl EndRow {
         let resource = resource.and_then(|of_type| TABLE.resource("resource", of_type, &self.resource));
         Ok(EndedUse {
             em: TABLE.em(&self.em_application_name, &self.em_instance)?,
-            // One invalid row must not block the count of all later ones.
+            // An invalid row must not block the count of all later ones.
             resource: resource.unwrap_or_else(|error| {
                 let error: &dyn std::error::Error = &error;
                 tracing::error!(line = self.id, error, "what a ticket held cannot be counted");

@@ -22,7 +22,7 @@ use super::{StoreError, rows::Table};
 const CLUSTER: Table = Table("linkis_external_cluster");
 const SNAPSHOT: &str = "linkis_external_snapshot";
 
-/// Returns all providers with their cluster ids. There are few.
+/// Returns all providers with their cluster ids; their number is small.
 pub async fn providers(executor: impl PgExecutor<'_>) -> Result<Vec<(i64, Provider)>, StoreError> {
     let rows: Vec<(i64, String, String, String)> = sqlx::query_as(
         "-- external_queue::providers
@@ -118,8 +118,8 @@ impl ClusterRow {
     }
 }
 
-/// Returns the rows of the clusters that exist. With `locks`, locks them in the order of their ids until the
-/// transaction ends.
+/// Returns the rows of the clusters that exist. Locks them until the transaction ends if `locks` is set, in the order
+/// of their ids.
 pub async fn clusters(
     executor: impl PgExecutor<'_>,
     ids: &BTreeSet<i64>,
@@ -161,7 +161,7 @@ struct ClusterState {
     shown: HashMap<String, QueueAmounts>,
 }
 
-/// Reads the parts of clusters that are `wanted`. In a transaction, call it in a statement after the lock of `rows`.
+/// Reads the parts of clusters that are `wanted`. A batch must lock `rows` in an earlier statement.
 pub async fn read(
     connection: &mut PgConnection,
     rows: &[ClusterRow],

@@ -1,7 +1,7 @@
 //! `linkis_external_refresh`: per cluster the lease on its refresh, its next due time, and the deletion of old data.
 //!
-//! One instance at a time fetches a cluster. An instance that keeps its counts from the last snapshot is preferred,
-//! because it reads less. Callers: the refresh task and provider changes.
+//! The lease lets one instance at a time fetch a cluster. An instance that keeps its counts from the last snapshot is
+//! preferred, because it reads less. Callers: the refresh task and provider changes.
 
 use std::time::{Duration, Instant};
 
@@ -28,7 +28,7 @@ const REMOVED_MAX: i64 = 200;
 /// Maximum number of queue rows that one statement deletes: batches may be about to write them.
 const UNUSED_MAX: i64 = 100;
 
-/// Maximum rest between pieces of work. On a slow database, the rest does not add as much time again.
+/// Maximum rest between pieces of work, so that rests on a slow database stay short.
 const REST_MAX: Duration = Duration::from_millis(10);
 
 /// Runs a piece of background work, then rests for about its duration, up to `REST_MAX`.
@@ -162,8 +162,8 @@ pub async fn take(executor: impl PgExecutor<'_>, cluster_id: i64, lease: Uuid) -
 /// Records a failed refresh and ends the lease. Returns the number of consecutive failures; `None` if the lease was
 /// lost.
 ///
-/// The next refresh is due after `pause`, from the third failure on after `long`. With `keeps`, the lease remains as
-/// the mark of kept counts.
+/// The next refresh is due after `pause`, from the third failure on after `long`. The lease remains as the mark of kept
+/// counts if `keeps` is set.
 pub async fn failed(
     executor: impl PgExecutor<'_>,
     cluster_id: i64,
@@ -199,8 +199,8 @@ pub async fn take_back(executor: impl PgExecutor<'_>, cluster_id: i64) -> Result
     Ok(())
 }
 
-/// Deletes old data of a cluster under its lease: snapshots before the last two, tickets that ended by the change
-/// `known`, and queues without unseen use. Returns whether more may exist.
+/// Deletes old data of a cluster under its lease. Old are snapshots before the last two, tickets that ended by the
+/// change `known`, and queues without unseen use. Returns whether more may exist.
 pub async fn clean(connection: &mut PgConnection, cluster_id: i64, known: i64) -> Result<bool, StoreError> {
     // The previous snapshot stays: a check may still be reading it.
     let removed = sqlx::query_scalar(

@@ -63,7 +63,7 @@ pub async fn lock(connection: &mut PgConnection) -> Result<(), StoreError> {
     Ok(())
 }
 
-/// Returns all providers, ordered by type and name. There are few.
+/// Returns all providers, ordered by type and name; their number is small.
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<ProviderRecord>, StoreError> {
     let rows: Vec<Row> = sqlx::query_as(
         "-- external_resource_provider::read

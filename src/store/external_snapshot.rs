@@ -27,8 +27,8 @@ use super::{
     external_ticket, session,
 };
 
-/// Maximum number of changed tickets at installation: about the changes of two batches. With more, the caller catches
-/// up again.
+/// Maximum number of changed tickets at installation: about the changes of two batches. Above it, the caller catches up
+/// again.
 const CAUGHT_UP_MAX: usize = 1024;
 
 /// Maximum number of changed tickets per catch-up.
@@ -279,7 +279,7 @@ pub enum Installed {
     Superseded,
 }
 
-/// Installs a prepared snapshot and ends the lease. With `keeps`, the lease remains as the mark of kept counts.
+/// Installs a prepared snapshot and ends the lease. The lease remains as the mark of kept counts if `keeps` is set.
 ///
 /// Locks the cluster, for which all requests on its queues wait. The lock covers two short statements, whose size is
 /// that of the changes since the last catch-up and the differing queues.

@@ -42,7 +42,8 @@ impl From<TicketRow> for ClusterTicketDelta {
     }
 }
 
-/// Returns the external amounts of live tickets. They cannot change while the caller owns the locks of their EMs.
+/// Returns the external amounts of live tickets. The amounts cannot change while the caller owns the locks of their
+/// EMs.
 pub async fn read(
     executor: impl PgExecutor<'_>,
     ticket_ids: &[Uuid],

@@ -1,4 +1,4 @@
-//! Live end of the history, where lines can still appear between others: a line takes its number before its commit, and
+//! Live end of the history, where lines can still appear between others. A line takes its number before its commit, and
 //! commits occur in any order. Read-only. Callers: followers and the roll-up of use.
 
 use std::collections::HashSet;

@@ -1,5 +1,5 @@
-//! Partitions of `linkis_resource_action_record`. A partition covers a time range. It is created before it begins, gets
-//! indexes after it ends, and is dropped as a whole when all of it is older than the retention.
+//! Partitions of `linkis_resource_action_record`. A partition covers a time range. A partition is created before it
+//! begins, gets indexes after it ends, and is dropped as a whole after the retention.
 //!
 //! Database functions with the rights of the migrating role do all of this, so the serving role needs no right to
 //! change the schema. Callers: the start of an instance, and the retention and indexing tasks.
@@ -40,7 +40,7 @@ fn span(history: Duration) -> i64 {
     i64::try_from(hours * 3600).unwrap_or(i64::MAX)
 }
 
-/// SQL of the partitioned table. On a worker of Citus, the plain name is a view; the partitions belong to the cell's
+/// SQL of the partitioned table. The plain name is a view on a worker of Citus; the partitions belong to the cell's
 /// table.
 macro_rules! parted {
     () => {
@@ -105,8 +105,8 @@ pub async fn make(connection: &mut PgConnection, history: Duration) -> Result<()
     Ok(())
 }
 
-/// Creates partitions if there is none for now, for a command that writes history while no service runs. Their length
-/// suits a retention of a week; a service later creates its own partitions after them.
+/// Creates partitions if there is none for now, for a command that writes history while no service runs. The length
+/// suits a retention of a week; a service later creates its own partitions after these.
 pub async fn make_first(connection: &mut PgConnection) -> Result<(), StoreError> {
     let now = session::clock(&mut *connection).await?;
     match parts(&mut *connection).await?.iter().any(|part| part.until > now) {
@@ -173,7 +173,7 @@ async fn lacking(connection: &mut PgConnection) -> Result<Vec<(String, String)>,
 ///
 /// The duration grows with the partition, and a late line of that time range waits for it. Meanwhile PostgreSQL keeps
 /// all versions of all rows: see docs/KNOWN_LIMITS.md. `CONCURRENTLY` would keep them, too, for two scans instead of
-/// one. (In PostgreSQL 14.0 to 14.3 it did not, and lost rows.) Also, no database function could run it.
+/// one. (PostgreSQL 14.0 to 14.3 did not keep them, and lost rows.) A database function could not run it, either.
 pub async fn index_oldest(connection: &mut PgConnection) -> Result<bool, StoreError> {
     let over = session::clock(&mut *connection).await?.saturating_sub(OVER_FOR);
     let lacking = lacking(&mut *connection).await?.into_iter();

@@ -1,7 +1,7 @@
 //! `linkis_label_resource`: counters of scopes, one row per label set and scope.
 //!
-//! Rows are found by a hash of label set and scope, and locked in the order of these hashes after the resource locks,
-//! so no deadlock can occur. Batches write the amounts through `settlement`. Empty counters are deleted in the
+//! Rows are found by a hash of label set and scope. Batches lock them in the order of these hashes after the resource
+//! locks, so no deadlock can occur. Batches write the amounts through `settlement`. Empty counters are deleted in the
 //! background. Callers: the committer, checks, lists and audits.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -113,9 +113,8 @@ async fn lock_existing(
     rows.into_iter().map(usage).collect()
 }
 
-/// Returns the usage and version of one counter. Without a row, the usage is zero, and the version lies between those
-/// of the deleted row and of the next row. The version is 30 seconds before now, because the next row may be in
-/// creation.
+/// Returns the usage and version of one counter. A counter without a row has zero usage, and a version between those of
+/// the deleted row and of the next row. The version is 30 seconds before now, because the next row may be in creation.
 pub async fn read_one(executor: impl PgExecutor<'_>, counter: &Counter) -> Result<StoredUsage, StoreError> {
     let (used, locked, version): (String, String, i64) = sqlx::query_as(
         "-- label_resource::read_one
@@ -343,8 +342,8 @@ macro_rules! next {
 }
 
 /// SQL of the next scopes with `$value` of `$label` after a hash, in the order of the only index that serves the query.
-/// PostgreSQL drops a column that equals a value from an order. Where one value has nearly all scopes, it would then
-/// scan all scopes in the order of their hashes.
+/// PostgreSQL drops a column that equals a value from an order. PostgreSQL would then scan all scopes in the order of
+/// their hashes where one value has nearly all.
 macro_rules! next_with {
     ($label:literal, $value:literal) => {
         concat!(
@@ -371,7 +370,8 @@ pub async fn list(executor: impl PgExecutor<'_>, after: &[u8], limit: i64) -> Re
     list_by(list!("list", next!("true")), executor, after, limit).await
 }
 
-/// Like [`list`], under another statement name, for background scans: statistics then separate them from calls.
+/// Like [`list`], under another statement name, for background scans, so that statement statistics separate them from
+/// calls.
 pub async fn walk(executor: impl PgExecutor<'_>, after: &[u8], limit: i64) -> Result<Looked, StoreError> {
     list_by(list!("walk", next!("true")), executor, after, limit).await
 }
@@ -452,7 +452,7 @@ pub async fn list_with(
     after: &[u8],
     limit: i64,
 ) -> Result<Looked, StoreError> {
-    // One SQL text per index.
+    // A separate SQL text per index.
     let sql = match label {
         Indexed::Creator => list!("list_with, a creator", next_with!("creator", "$3")),
         Indexed::EngineType => list!("list_with, an engine type", next_with!("engine_type", "$3")),

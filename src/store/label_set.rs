@@ -29,7 +29,7 @@ const APART: &str = "apart";
 /// State of a label set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum State {
-    /// Its tickets are being counted; its limits do not decide yet.
+    /// Tickets are being counted; the limits do not decide yet.
     Counting,
     /// All tickets are counted; its limits decide.
     Counted,

@@ -1,6 +1,6 @@
 //! `linkis_resource_limit`: the rules. `linkis_resource_limit_version`: the limits fence and the limits version.
 //!
-//! The fence is a table lock. Batches read the version under a weak lock; a change of the rules takes the strong lock
+//! The fence is a table lock. Batches read the version under a weak lock. A change of the rules takes the strong lock
 //! last, so it waits for all batches that use the old rules. The version row also states the oldest release that may
 //! write.
 //!
@@ -99,7 +99,8 @@ pub async fn keep_earlier_out(connection: &mut PgConnection) -> Result<(), Store
     Ok(transaction.commit().await?)
 }
 
-/// Returns the present limits, or `known` if they have not changed. In a transaction they cannot change until it ends.
+/// Returns the present limits, or `known` if they have not changed. The limits cannot change until the transaction
+/// ends.
 pub async fn current(connection: &mut PgConnection, known: &Arc<Limits>) -> Result<Arc<Limits>, StoreError> {
     let version = sqlx::query_scalar(
         "-- limit::current
@@ -150,10 +151,12 @@ pub async fn rules(executor: impl PgExecutor<'_>) -> Result<Vec<Rule>, StoreErro
     rows.into_iter().map(|(pattern, mode, max)| rule(&pattern, &mode, &max)).collect()
 }
 
+/// Parses the pattern of a rule from JSON.
 pub(super) fn pattern(json: &str) -> Result<Pattern, StoreError> {
     Ok(Pattern::new(serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE, error))?))
 }
 
+/// Parses a rule from its columns.
 pub(super) fn rule(pattern_json: &str, mode: &str, max: &str) -> Result<Rule, StoreError> {
     let max: BTreeMap<String, i64> =
         serde_json::from_str(max).map_err(|error| StoreError::inconsistent(TABLE, error))?;
@@ -322,7 +325,8 @@ fn pattern_hashes<'a>(patterns: impl IntoIterator<Item = &'a Pattern>) -> Vec<Ve
     patterns.into_iter().map(|pattern| hash(&pattern_json(pattern)).to_vec()).collect()
 }
 
-/// Returns the label sets among `label_sets` that have rules. One index look-up per set; a join would read all rules.
+/// Returns the label sets among `label_sets` that have rules. Reads one index entry per set; a join would read all
+/// rules.
 pub async fn label_sets(
     executor: impl PgExecutor<'_>,
     label_sets: BTreeSet<BTreeSet<String>>,
@@ -342,12 +346,13 @@ pub async fn label_sets(
 
 /// Returns the rules without blocking changes.
 pub async fn read_unfenced(connection: &mut PgConnection) -> Result<Limits, StoreError> {
-    // Without the version: reading it in a transaction would block the next change and every batch behind that.
+    // The version is not read: a read in a transaction would block the next change and every batch behind that.
     let rules = rules(&mut *connection).await?;
     let sets = label_set::read(&mut *connection).await?;
     Ok(Limits::new(Uuid::nil(), sets, rules).with_policies(policy::read(connection).await?))
 }
 
+/// Returns the stored form of a pattern; its hash is the key of the rule.
 pub(super) fn pattern_json(pattern: &Pattern) -> String {
     serde_json::json!(pattern.labels()).to_string()
 }

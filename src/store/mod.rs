@@ -1,8 +1,9 @@
 //! PostgreSQL store: every SQL statement of the service, with one module per table.
 //!
-//! A function that writes takes a connection, so that the caller's transaction decides what commits together. Every
-//! write compares the number of changed rows with the expected number. This module never decides a grant. Callers:
-//! `service`, and `commands` for offline commands.
+//! A function that writes takes a connection, so that the caller's transaction decides what commits together. A write
+//! compares the number of changed rows with the expected one and fails with [`StoreError::RowCount`]. All functions
+//! return database errors; `# Errors` names the others. The store never decides a grant. Callers: `service`, and
+//! `commands` for offline commands.
 //!
 //! - Writes of a batch: [`settlement`], [`resource_lock`]. Rows to domain values and back: `rows`.
 //! - Reads across tables: [`overview`], [`books`] (audit), [`ended_use`], [`history_end`].
@@ -83,16 +84,16 @@ pub struct Store {
     turns: Turns,
 }
 
-/// Kind of background work. One step of each kind runs at a time in an instance.
+/// Kind of background work. An instance runs one step of each kind at a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Work {
     /// Steps of milliseconds that an instance depends on: deadlines, leases, liveness rows.
     Vital,
-    /// Other steps shorter than a second.
+    /// Steps shorter than a second, not vital.
     Short,
     /// Steps of up to minutes.
     Long,
-    /// Installing snapshots of external clusters.
+    /// Snapshots of external clusters: reading, preparing and installing them.
     Refresh,
 }
 
@@ -114,7 +115,7 @@ impl Default for Turns {
     }
 }
 
-/// A database whose primary may be unknown yet; [`Opening::prepare`] turns it into a [`Store`].
+/// A database whose primary may be unknown yet; [`Opening::prepare`] makes a [`Store`] of it.
 #[derive(Clone, Debug)]
 pub struct Opening {
     target: Target,
@@ -182,7 +183,8 @@ impl Opening {
 
     /// Prepares the schema and returns the store.
     ///
-    /// Applies missing migrations if `migrates` is true, and creates history partitions for `history` into the past.
+    /// Applies missing migrations if `migrates` is true, and creates the next history partitions. The retention
+    /// `history` determines their length.
     ///
     /// # Errors
     /// [`StoreError::SchemaTooOld`] if migrations are missing and `migrates` is false; [`StoreError::Denied`] if the
@@ -213,8 +215,8 @@ impl Opening {
 }
 
 impl Store {
-    /// Opens the database at `target`: waits for a primary, applies missing migrations, and creates history partitions
-    /// for `history` into the past. Several instances may open a database concurrently.
+    /// Opens the database at `target`: waits for a primary, applies missing migrations, and creates the next history
+    /// partitions for the retention `history`. Several instances may open a database concurrently.
     ///
     /// # Errors
     /// Errors of [`Opening::find`] and [`Opening::prepare`].
@@ -464,7 +466,7 @@ impl StoreError {
         }
     }
 
-    /// Returns whether waiting cannot help: the role is rejected (28), the database does not exist (3D000), the
+    /// Returns whether waiting cannot help. The role is rejected (28), the database does not exist (3D000), the
     /// certificates do not match, or the database does not suit the service.
     pub fn is_hopeless(&self) -> bool {
         match self {
@@ -548,7 +550,7 @@ impl StoreError {
         if self.code().is_some_and(|code| code == "42501") { Self::Denied(Box::new(self)) } else { self }
     }
 
-    /// Returns whether a concurrent write caused the error: the request id was used on another EM at the same moment
+    /// Returns whether a concurrent write caused the error. The request id was used on another EM at the same moment
     /// (23505), or rows changed without the locks. A retry reads the other write.
     pub fn is_race(&self) -> bool {
         matches!(self, Self::RowCount { .. }) || self.code().is_some_and(|code| code == "23505")

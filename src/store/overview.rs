@@ -1,6 +1,7 @@
 //! Overview of the cluster: sums over EMs and small tables, never over tickets. Read-only.
 //!
-//! Each function is one statement of bounded cost. Callers: the cluster figures and the overview calls of `service`.
+//! The cost grows with the number of EMs, not of tickets; counts of tickets are bounded. Callers: the cluster figures
+//! and the overview calls of `service`.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -142,8 +143,8 @@ macro_rules! sums {
     };
 }
 
-/// SQL of the used share of a dimension in percent, rounded down. In floating point, so that adopted amounts cannot
-/// overflow.
+/// SQL of the used share of a dimension in percent, rounded down. Floating-point numbers prevent an overflow by adopted
+/// amounts.
 macro_rules! held {
     ($key:literal) => {
         concat!(

@@ -1,10 +1,10 @@
 //! Search for the primary, the database host that accepts writes, for all connections of an instance.
 //!
-//! One task per host probes it, so a dead host is tried once at a time, and no caller is led to a host without writes.
-//! If several hosts accept writes, as after a split, the primary is the host with the latest timeline: it was promoted
-//! last.
+//! Each host has one probe task. A dead host is therefore tried once at a time, and no caller uses a host without
+//! writes. If several hosts accept writes, as after a split, the primary is the host with the latest timeline: it was
+//! promoted last.
 //!
-//! When the primary changes, its pools are closed and every session drops its connection ([`Primary::generation`],
+//! A change of the primary closes its pools, and every session drops its connection ([`Primary::generation`],
 //! [`Primary::moved`]). A URL names the hosts, or the coordinator of Citus for a cell ([`owner`]). Caller:
 //! [`super::Store`].
 //!
@@ -290,7 +290,7 @@ impl Primary {
         }
     }
 
-    /// Returns the number of pooled connections that stopped responding. While the number is constant, the database was
+    /// Returns the number of pooled connections that stopped responding. A constant number means that the database was
     /// reachable.
     pub(super) fn losses(&self) -> u64 {
         self.shared.losses.load(Ordering::Acquire)

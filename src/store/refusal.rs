@@ -124,7 +124,7 @@ pub async fn list(
     after: RefusalAt,
     limit: i64,
 ) -> Result<Vec<(RefusalAt, RefusalSum)>, StoreError> {
-    // One SQL text per index.
+    // A separate SQL text per index.
     let sql = if users.is_some() {
         r#"-- refusal::list, of users
         SELECT s.* FROM unnest($5::text[]) AS u (name) CROSS JOIN LATERAL (
@@ -174,6 +174,6 @@ pub async fn delete_expired(executor: impl PgExecutor<'_>, history: Duration, li
 }
 
 fn key_hash(key: &RefusalKey<String>) -> [u8; HASH_BYTES] {
-    // As JSON, because each text may contain any separator.
+    // JSON, because each text may contain any separator.
     hash(&serde_json::json!([key.user, key.kind.as_str(), key.scope, key.dimension, key.rule]).to_string())
 }

@@ -1,6 +1,6 @@
 //! `linkis_user_request_id`: the request ids that each user has used, and the grant of each.
 //!
-//! Earlier releases wrote `linkis_request_id`, where an id is one name for all users. Its rows are read until they
+//! Earlier releases wrote `linkis_request_id`, where an id is one name for all users. The rows are read until they
 //! expire, and no row is added. A row there belongs to the user of its ticket, and so to a request with the same body,
 //! which names the user.
 //!
@@ -120,8 +120,7 @@ async fn add_earlier(
         }
     }
     if !of_others.is_empty() {
-        // With another body, the row belongs to the user of its ticket: for that user the id is used, for other users
-        // it is free.
+        // A row with another body belongs to the user of its ticket. The id is used for that user and free for others.
         let ticket_ids: Vec<Uuid> = of_others.iter().map(|row| row.ticket_id).collect();
         let live = user_resource::read(&mut *connection, &ticket_ids).await?;
         let ended = action_record::read(connection, &ticket_ids).await?;
@@ -143,7 +142,7 @@ async fn add_earlier(
 /// # Errors
 /// [`StoreError::is_race`] if the same id was used on another EM at the same moment; database errors.
 pub async fn insert(connection: &mut PgConnection, records: &[RequestRecord]) -> Result<(), StoreError> {
-    // In key order, so that two instances that insert the same ids cannot deadlock.
+    // Sorted, so that two instances that insert the same ids cannot deadlock.
     let mut records: Vec<&RequestRecord> = records.iter().collect();
     records.sort_by_cached_key(|record| record.key());
     let (application_names, instances) = em_columns(records.iter().map(|record| &record.grant.em));

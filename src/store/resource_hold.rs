@@ -1,5 +1,8 @@
-//! Holds: committed rows of `linkis_resource_lock`. One that was taken by a call has a time at which it ends: from then on it does not
-//! count, and whoever needs its key removes the row; where nobody does, a task does.
+//! Holds: committed rows of `linkis_resource_lock`, which keep an EM or user locked beyond a transaction.
+//!
+//! A hold of a call has a deadline. An expired hold no longer counts; the next transaction that needs its key removes
+//! it, or else a background task does. A hold without a deadline is a row that an operator wrote by SQL. Changes and
+//! their history lines commit together. Callers: `service::holds`, and [`super::resource_lock`] for contended keys.
 
 use std::collections::BTreeSet;
 
@@ -23,7 +26,7 @@ use super::{
 
 const TABLE: Table = Table("linkis_resource_lock");
 
-/// How many of all that is held are counted.
+/// Maximum number of counted holds.
 const HELD_COUNTED_MAX: i64 = 20_000;
 
 #[derive(FromRow)]
@@ -38,7 +41,7 @@ struct HoldRow {
     hold_until: Option<OffsetDateTime>,
 }
 
-/// The key of a row.
+/// Returns the lock key of a row.
 fn key_of(scope: &str, user: &str, (application_name, instance): (&str, &str)) -> Result<LockKey, StoreError> {
     Ok(match scope {
         "user" => LockKey::User(TABLE.name("user", user)?),
@@ -64,7 +67,7 @@ impl TryFrom<HoldRow> for Hold {
     }
 }
 
-/// A hold as the history shows it, in SQL; nothing of one that is over, or not begun.
+/// SQL of a hold as JSON for the history; NULL for an expired hold, or before [`begin`].
 macro_rules! state {
     () => {
         "CASE WHEN hold_until > clock_timestamp() THEN json_build_object(
@@ -72,18 +75,20 @@ macro_rules! state {
     };
 }
 
-/// That a key is one's own.
+/// A hold row that the caller owns, before [`begin`].
 #[derive(Debug)]
 pub struct Taken {
-    /// How one held it before, as the history shows it, if one did.
+    /// Previous state of the caller's own hold, in the form of the history; `None` if there was none.
     before: Option<String>,
 }
 
-/// Takes a hold for `by`, or takes one again that `by` holds already, or that is over; `None` if somebody else holds. It counts from
-/// [`begin`] on. It waits for whoever has the key in a transaction.
+/// Takes a hold on `key` for `by`, or takes over the caller's own or an expired hold. `None` if another principal owns
+/// a hold. The hold takes effect with [`begin`].
+///
+/// Waits for another transaction that owns the key.
 ///
 /// # Errors
-/// [`StoreError::is_lock_timeout`] if that one had it for longer than `lock_timeout`.
+/// [`StoreError::is_lock_timeout`] if the other transaction takes longer than `lock_timeout`; database errors.
 pub async fn take(
     connection: &mut PgConnection,
     key: &LockKey,
@@ -113,7 +118,7 @@ pub async fn take(
     Ok(before.map(|before| Taken { before }))
 }
 
-/// A hold that was just taken lasts for its time from now on, and the history tells of it.
+/// Starts a hold that was just taken: sets reason, owner and deadline from now on, and writes the history.
 pub async fn begin(
     connection: &mut PgConnection,
     new: &NewHold,
@@ -157,7 +162,7 @@ pub async fn begin(
     row.try_into()
 }
 
-/// How many holds there are that were taken by calls, and have not been removed.
+/// Returns the number of hold rows that calls have created, expired ones included.
 pub async fn count(executor: impl PgExecutor<'_>) -> Result<usize, StoreError> {
     let count: i64 = sqlx::query_scalar(
         "-- resource_hold::count
@@ -168,9 +173,9 @@ pub async fn count(executor: impl PgExecutor<'_>) -> Result<usize, StoreError> {
     Ok(usize::try_from(count).unwrap_or(usize::MAX))
 }
 
-/// How many keys somebody holds, by a call or by a row that was put there by hand; up to `HELD_COUNTED_MAX`.
+/// Returns the number of locked keys, by calls or by rows that operators wrote, counted up to `HELD_COUNTED_MAX`.
 pub async fn count_held(executor: impl PgExecutor<'_>) -> Result<i64, StoreError> {
-    // In the order of an index: the table itself is full of what batches have left, and scanning it would read all that.
+    // Reads by an index: the table is full of dead rows of batches, which a scan would read.
     Ok(sqlx::query_scalar(
         r#"-- resource_hold::count_held
         SELECT count(*) FROM (
@@ -182,7 +187,7 @@ pub async fn count_held(executor: impl PgExecutor<'_>) -> Result<i64, StoreError
     .await?)
 }
 
-/// The hold on a key, if there is one.
+/// Returns the hold on a key, if there is one.
 pub async fn read(executor: impl PgExecutor<'_>, key: &LockKey) -> Result<Option<Hold>, StoreError> {
     let key = KeyColumns::of(key);
     let row: Option<HoldRow> = sqlx::query_as(
@@ -200,7 +205,7 @@ pub async fn read(executor: impl PgExecutor<'_>, key: &LockKey) -> Result<Option
     row.map(Hold::try_from).transpose()
 }
 
-/// The keys among `keys` that somebody holds, and whether that hold is over.
+/// Returns those `keys` that have a hold row, each with whether that hold is expired.
 pub(super) async fn among(
     executor: impl PgExecutor<'_>,
     keys: &BTreeSet<LockKey>,
@@ -229,7 +234,7 @@ pub(super) async fn among(
         .collect()
 }
 
-/// Up to `limit` holds in the order of their keys, those that were put there by hand included.
+/// Returns up to `limit` holds in key order, rows that operators wrote included.
 pub async fn list(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<Hold>, StoreError> {
     let rows: Vec<HoldRow> = sqlx::query_as(
         r#"-- resource_hold::list
@@ -243,12 +248,12 @@ pub async fn list(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<Hold>
     rows.into_iter().map(Hold::try_from).collect()
 }
 
-/// Removes a hold before its time, whoever holds; false if there is none.
+/// Removes a hold before its deadline, regardless of its owner. Returns false if there is none.
 pub async fn release(connection: &mut PgConnection, key: &LockKey, by: &Actor) -> Result<bool, StoreError> {
     end(connection, key, by, false).await
 }
 
-/// Removes a hold that is over; false if there is none.
+/// Removes an expired hold. Returns false if there is none.
 pub async fn end_over(connection: &mut PgConnection, key: &LockKey) -> Result<bool, StoreError> {
     end(connection, key, &Principal::Service.into(), true).await
 }
@@ -284,7 +289,7 @@ async fn end(connection: &mut PgConnection, key: &LockKey, by: &Actor, only_over
     Ok(done.rows_affected() > 0)
 }
 
-/// Up to `limit` keys whose holds are over, and that nobody has removed.
+/// Returns up to `limit` keys of expired holds that are not removed, oldest deadline first.
 pub async fn over(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<LockKey>, StoreError> {
     let rows: Vec<HoldRow> = sqlx::query_as(
         r#"-- resource_hold::over
@@ -297,7 +302,7 @@ pub async fn over(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<LockK
     rows.into_iter().map(|row| Hold::try_from(row).map(|hold| hold.key)).collect()
 }
 
-/// Whether users' resource locks are taken for holds' sake although there is no hold on a user any more.
+/// Returns whether user locks are still enabled for holds although no hold on a user exists.
 pub async fn are_users_let_go(executor: impl PgExecutor<'_>) -> Result<bool, StoreError> {
     Ok(sqlx::query_scalar(
         "-- resource_hold::are_users_let_go
@@ -308,7 +313,7 @@ pub async fn are_users_let_go(executor: impl PgExecutor<'_>) -> Result<bool, Sto
     .await?)
 }
 
-/// Says whether users' resource locks are taken for holds' sake.
+/// Sets whether users are locked because of holds.
 pub(super) async fn set_users_held(connection: &mut PgConnection, are_held: bool) -> Result<(), StoreError> {
     let done = sqlx::query(
         "-- resource_hold::set_users_held

@@ -5,8 +5,8 @@
 //! owner dies, PostgreSQL rolls the rows back. A visible row is therefore a hold ([`resource_hold`]), which lasts until
 //! its deletion.
 //!
-//! The module never waits for one key while it owns another, except inside a single insert. Callers: the committer and
-//! its contended-key queues.
+//! The module never waits for one key while it owns another, except inside a single insert. Callers: the committer, its
+//! contended-key queues, and the repair of an audit.
 
 use std::{
     collections::BTreeSet,
@@ -40,8 +40,8 @@ pub struct Locks {
 /// [`StoreError::is_lock_timeout`] if another transaction owns a key for longer than `lock_timeout`.
 pub async fn take(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Result<Option<Locks>, StoreError> {
     let columns = Columns::of(keys);
-    // unnest keeps the order of its arrays, so rows are inserted, and waited for, in key order. clock_timestamp() is
-    // read after the last insert; now() would be the start of the transaction.
+    // `unnest` keeps the order of its arrays, so rows are inserted, and waited for, in key order. The clock is read
+    // after the last insert; `now()` would be the start of the transaction.
     let (taken, places, now, transaction_id): (i64, Option<String>, OffsetDateTime, String) = sqlx::query_as(
         r#"-- resource_lock::take
         WITH taken AS (
@@ -101,8 +101,8 @@ pub async fn held(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Re
 
 /// Returns the keys among `keys` that are free.
 ///
-/// One read finds the holds. Bisection, as in [`held`], finds the keys of other transactions, starting at `after`. With
-/// many contended keys the time bound ends the search early; `after` is then the key at which the next call resumes.
+/// A single read finds the holds. Bisection, as in [`held`], finds the keys of other transactions, starting at `after`.
+/// The time bound ends a search with many contended keys early; `after` is then the key at which the next call resumes.
 pub async fn free(
     connection: &mut PgConnection,
     mut keys: BTreeSet<LockKey>,

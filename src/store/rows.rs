@@ -21,28 +21,34 @@ use super::StoreError;
 pub(super) struct Table(pub &'static str);
 
 impl Table {
+    /// Parses a name. `column` names it in the error.
     pub fn name(self, column: &str, text: &str) -> Result<Name, StoreError> {
         Name::parse(column, text).map_err(|error| StoreError::inconsistent(self.0, error))
     }
 
+    /// Parses the key of an EM.
     pub fn em(self, application_name: &str, instance: &str) -> Result<EmInstance, StoreError> {
         EmInstance::parse("em", application_name, instance).map_err(|error| StoreError::inconsistent(self.0, error))
     }
 
+    /// Parses the identity of an engine.
     pub fn engine(self, application_name: &str, instance: &str) -> Result<EngineInstance, StoreError> {
         EngineInstance::parse("engine", application_name, instance)
             .map_err(|error| StoreError::inconsistent(self.0, error))
     }
 
+    /// Parses a resource type.
     pub fn resource_type(self, text: &str) -> Result<ResourceType, StoreError> {
         text.parse().map_err(|error| StoreError::inconsistent(self.0, error))
     }
 
+    /// Parses amounts of a resource type from JSON. `column` names them in the error.
     pub fn resource(self, column: &str, resource_type: ResourceType, json: &str) -> Result<Resource, StoreError> {
         Resource::from_json(resource_type, json)
             .map_err(|error| StoreError::inconsistent(self.0, format!("{column} {json}: {error}")))
     }
 
+    /// Parses labels from a JSON object.
     pub fn labels(self, json: &str) -> Result<Labels, StoreError> {
         if json == "{}" {
             return Ok(Labels::default());

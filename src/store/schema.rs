@@ -146,7 +146,7 @@ async fn one_by_one(side: &Side, connection: &mut PgConnection) -> Result<(), St
 /// Applies one migration, whole or not at all.
 async fn make(migration: &Migration, remembered_in: &str, connection: &mut PgConnection) -> Result<(), StoreError> {
     let mut transaction = connection.begin().await?;
-    // As a setting of this transaction, the bound also applies on the workers.
+    // The bound of a transaction also applies on the workers.
     let bound = std::iter::once("SET LOCAL lock_timeout = '2s'");
     for statement in bound.chain(statements(migration.sql.as_str())) {
         sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut *transaction).await?;

@@ -39,7 +39,7 @@ pub const LOCK_TIMEOUT: Duration = Duration::from_millis(100);
 /// for a new connection.
 pub(super) const ALIVE_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Timeout of one statement. It bounds the sum of lock waits, which `lock_timeout` does not.
+/// Timeout of one statement. The timeout bounds the sum of lock waits, which `lock_timeout` does not.
 const STATEMENT_TIMEOUT: &str = "10s";
 
 /// Maximum idle time of a transaction before PostgreSQL ends it: a frozen process must not keep its locks.
@@ -66,18 +66,18 @@ const CHAIN_MAX: Duration = Duration::from_secs(2);
 /// Interval between polls of a transaction's status.
 const FATE_POLL: Duration = Duration::from_millis(50);
 
-/// Settings of every session of the service. They are set by a statement, because a pooler may drop startup parameters.
+/// Settings of every session of the service, set by a statement, because a pooler may drop startup parameters.
 const BOUNDS: [(&str, &str); 15] = [
     ("statement_timeout", STATEMENT_TIMEOUT),
     ("idle_in_transaction_session_timeout", IDLE_IN_TRANSACTION_TIMEOUT),
-    // PostgreSQL notices within this time that the client is gone, also during a lock wait.
+    // PostgreSQL notices within this time that the client has disconnected, also during a lock wait.
     ("client_connection_check_interval", "500ms"),
     // A stronger isolation level would show rows as of before the lock wait.
     ("default_transaction_isolation", "read committed"),
     (KEEPALIVES[0], "5"),
     (KEEPALIVES[1], "2"),
     (KEEPALIVES[2], "3"),
-    // Every statement reads by key. One generic plan suffices, and a plan made on an empty table must not scan a full
+    // Every statement reads by key. A generic plan suffices, and a plan made on an empty table must not scan a full
     // one.
     ("plan_cache_mode", "force_generic_plan"),
     ("enable_seqscan", "off"),
@@ -164,7 +164,7 @@ impl Settings {
         settings
     }
 
-    /// Returns the statement that applies the settings. Its columns return the values as PostgreSQL accepted them.
+    /// Returns the statement that applies the settings and returns the values as PostgreSQL accepted them.
     fn set(&self) -> String {
         let columns =
             self.0.iter().map(|(name, value)| format!(", set_config({}, {}, false)", quoted(name), quoted(value)));
@@ -218,7 +218,7 @@ impl Endpoint {
     /// # Errors
     /// [`StoreError::Unfit`] if a setting or the process differs; [`StoreError::Encoding`]; database errors.
     pub(super) async fn prepare(&self, connection: &mut PgConnection) -> Result<i32, StoreError> {
-        // As plain text, not prepared: behind a pooler the next statement may run in another process.
+        // Plain text, not prepared: behind a pooler the next statement may run in another process.
         let set = sqlx::raw_sql(AssertSqlSafe(self.settings.set())).fetch_one(&mut *connection).await?;
         let shown = sqlx::raw_sql(AssertSqlSafe(self.settings.shown())).fetch_one(&mut *connection).await?;
         let (pid, pid_after): (i32, i32) = (set.try_get(0)?, shown.try_get(0)?);
@@ -252,7 +252,7 @@ impl Endpoint {
     /// # Errors
     /// [`StoreError::Unfit`] if the process is shared; database errors on the first connection.
     pub(super) async fn probe(&self, connection: &mut PgConnection, pid: i32) -> Result<(), StoreError> {
-        // Without a second connection the check is skipped; each probe of the host compares the process anyway.
+        // A failed second connection skips the check; each probe of the host compares the process anyway.
         let Ok(Ok(mut second)) = timeout(ALIVE_TIMEOUT, self.options.connect()).await else { return Ok(()) };
         let pinned = sqlx::raw_sql("BEGIN; SELECT pg_backend_pid()").fetch_one(&mut second).await;
         let pinned = match pinned.map_err(StoreError::from) {
@@ -324,8 +324,8 @@ pub async fn patient(connection: &mut PgConnection) -> Result<(), StoreError> {
 }
 
 /// Prepares the current transaction of `connection` for reading whole tables: statements 120 s, locks 10 s, idle 60 s,
-/// and sequential scans allowed. Returns the clock of the database. Under a stronger isolation level, that is the
-/// moment of the snapshot.
+/// and sequential scans allowed. Returns the clock of the database. The clock is the moment of the snapshot under a
+/// stronger isolation level.
 pub async fn thorough(connection: &mut PgConnection) -> Result<OffsetDateTime, StoreError> {
     // The caller's own work between two statements may also take long.
     let now = sqlx::query_scalar(
@@ -424,8 +424,8 @@ fn left_behind() -> sqlx::Error {
     sqlx::Error::Io(io::Error::new(io::ErrorKind::ConnectionAborted, why))
 }
 
-/// Waits until everything that `connection` sees is as durable as a new commit. With a synchronous standby, the data
-/// that a host shows after a crash may exist on that host only, and could be lost with it.
+/// Waits until everything that `connection` sees is as durable as a new commit. A host with a synchronous standby may
+/// show data after a crash that exists on no other host, and could be lost with it.
 pub async fn durable(connection: &mut PgConnection) -> Result<(), StoreError> {
     sqlx::query(
         "-- session::durable
@@ -438,7 +438,7 @@ pub async fn durable(connection: &mut PgConnection) -> Result<(), StoreError> {
 
 /// The database connection of one task: opened or borrowed at first use, and replaced after it broke.
 ///
-/// On a connection of the task's own, the end of each transaction begins the next one, which saves a round trip.
+/// The end of each transaction begins the next one on a connection of the task's own, which saves a round trip.
 #[derive(Debug)]
 pub struct Session {
     primary: Primary,
@@ -454,12 +454,12 @@ pub struct Session {
 /// Source of the connection of a session.
 #[derive(Debug)]
 pub(super) enum Source {
-    /// Its own connection. An instance is ready when each such session has one.
+    /// A connection of the session's own. An instance is ready when each such session has one.
     Own(Seat),
     /// A connection borrowed from a pool for one piece of work, under a permit. The duration bounds the wait for the
     /// permit.
     Lent(Lender, Arc<Semaphore>, Option<Duration>),
-    /// Its own connection in addition to those that an instance needs.
+    /// A connection of the session's own, in addition to those that an instance needs.
     Extra,
 }
 
@@ -484,7 +484,7 @@ enum Transaction {
     None,
     /// Begun and empty: it has no locks and no snapshot.
     Begun,
-    /// In use: it may own locks, or have failed.
+    /// Used: may own locks, or have failed.
     InUse,
 }
 
@@ -501,8 +501,8 @@ impl Session {
         Self { primary, source, link: None, generation, transaction, chained_since }
     }
 
-    /// Returns the number of pooled connections that stopped responding, over all sessions. While the number is
-    /// constant, the database was reachable.
+    /// Returns the number of pooled connections that stopped responding, over all sessions. A constant number means
+    /// that the database was reachable.
     pub fn losses(&self) -> u64 {
         self.primary.losses()
     }

@@ -36,7 +36,7 @@ const LINE_COLUMNS: &str = r#"action, ticket_id, "user", creator, engine_type, l
 /// Result of the batch write.
 #[derive(Debug)]
 pub struct Written {
-    /// Whether another live instance may have waiters that the batch concerns.
+    /// Whether another live instance may have waiters, which must then be notified.
     pub others_wait: bool,
     /// Number of the first history line; `None` if the batch wrote none.
     pub first_line: Option<i64>,
@@ -45,7 +45,7 @@ pub struct Written {
 /// Writes `deltas` and their history at time `now`, and deletes the rows of `locks`.
 ///
 /// EM counters are updated by version; scope rows are locked by the caller. The lock rows were inserted in the same
-/// transaction, so no other transaction has seen them. `own` is this instance, which `others_wait` excludes.
+/// transaction, so no other transaction has seen them. [`Written::others_wait`] excludes the instance `own`.
 ///
 /// # Errors
 /// [`StoreError::RowCount`] if a part changed another number of rows; database errors.
@@ -79,7 +79,7 @@ struct Statement {
     parts: Vec<Part>,
 }
 
-/// One part (CTE) with the number of rows that it must change.
+/// A part (CTE) with the number of rows that it must change.
 struct Part {
     name: &'static str,
     table: &'static str,
@@ -341,7 +341,7 @@ impl Statement {
 
     fn dropped(&mut self, locks: Locks) {
         self.part("dropped", "linkis_resource_lock", locks.count, |sql| {
-            // By ctid: by key, the planner may scan a heap that is full of dead rows.
+            // Deletes by ctid. The planner may scan a heap that is full of dead rows for a deletion by key.
             sql.push("DELETE FROM linkis_resource_lock WHERE ctid = ANY (").push_bind(locks.places);
             sql.push("::text::tid[]) RETURNING 1");
         });

@@ -1,7 +1,7 @@
 //! Standby: a database host in recovery, for reads that may be stale and must not delay commits.
 //!
-//! The module finds a standby among the hosts and owns its connection pool. It never decides whether the standby is
-//! recent enough; [`service::standby`](crate::service::standby) does, and is its only caller.
+//! The module finds a standby among the hosts and owns its connection pool. The module never decides whether the
+//! standby is recent enough; its caller [`service::standby`](crate::service::standby) does.
 
 use std::time::Duration;
 
@@ -22,7 +22,7 @@ use super::{
 /// Maximum number of concurrent reads on the standby.
 pub const CONNECTIONS_MAX: u32 = 4;
 
-/// Timeout of a new connection; the read then goes to the primary.
+/// Timeout of a new connection; the primary then serves the read.
 const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A standby that responds.

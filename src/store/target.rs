@@ -60,7 +60,7 @@ pub enum UrlError {
         /// Length of the other list.
         count: usize,
     },
-    /// One of several hosts has an empty name.
+    /// A host of several has an empty name.
     #[error("names several hosts, and one of them without a name")]
     NamelessHost,
     /// More than `HOSTS_MAX` hosts.

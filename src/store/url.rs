@@ -15,12 +15,12 @@ use super::{
 /// Maximum number of hosts in a URL.
 pub const HOSTS_MAX: usize = 16;
 
-/// Bounds of `connect_timeout` per host. As in libpq, one second is too short.
+/// Bounds of `connect_timeout` per host. A second is too short, as in libpq.
 const TIMEOUT_MIN: Duration = Duration::from_secs(2);
 const TIMEOUT_MAX: Duration = Duration::from_secs(10);
 
-/// Parameters that are passed to sqlx. Others are dropped, because sqlx logs their names and values, which may be
-/// pieces of a password.
+/// Parameters that are passed to sqlx. The parser drops all others, because sqlx logs their names and values, which may
+/// be pieces of a password.
 const PARAMETERS: [&str; 13] = [
     "sslmode",
     "ssl-mode",
@@ -119,7 +119,7 @@ struct Parts<'a> {
     timeout: Duration,
     attrs: SessionAttrs,
     settings: Settings,
-    /// Other parameters, unchanged.
+    /// Parameters for sqlx, unchanged.
     others: Vec<&'a str>,
     /// Parameters with the address (`host`, `hostaddr`, `port`), unchanged.
     place: Vec<&'a str>,
@@ -178,7 +178,7 @@ impl<'a> Parts<'a> {
             let (key, value) = pair.split_once('=').unwrap_or((pair, ""));
             let list = || decode(value).map(|list| list.split(',').map(str::to_owned).collect::<Vec<_>>());
             let key = decode(key)?;
-            // In `options`, a plus sign is a space.
+            // A plus sign in `options` is a space.
             let text = || decode(&value.replace('+', " "));
             match key.as_str() {
                 "host" => parts.hosts = list()?,

@@ -344,7 +344,7 @@ pub async fn list(
     after: Option<&UsageAt>,
     limit: i64,
 ) -> Result<Listed, StoreError> {
-    // One SQL text per order.
+    // A separate SQL text per order.
     let sql = match (range.users.is_some(), range.hourly) {
         (false, true) => of_all!(hours),
         (true, true) => of_users!(hours, "ORDER BY used_by, is_rest, name, em_instance, hour"),

@@ -45,7 +45,8 @@ pub const RENEWAL: Duration = Duration::from_secs(2);
 /// Time after which the row of a dead instance is deleted.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 
-/// Time for which a request counts as waiting after its deadline. Its instance removes it at the deadline.
+/// Grace period before requests of a dead instance, or past their deadline, are swept. A live instance removes a
+/// request at its deadline.
 const OVERDUE: Duration = Duration::from_secs(5);
 
 /// Maximum number of entries that are read per wait key. A later request cannot be granted before so many entries.
@@ -301,8 +302,8 @@ async fn remove(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<Go
     remove_spots(connection, gone).await
 }
 
-/// Removes up to `limit` requests whose instance has been dead for `FORGOTTEN`, or whose deadline passed as long ago.
-/// Also deletes the rows of dead instances.
+/// Removes up to `limit` requests whose instance has been dead for `OVERDUE`, or whose deadline passed as long ago.
+/// Deletes the rows of instances dead for `FORGOTTEN`, too.
 pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<Gone, StoreError> {
     let mut transaction = connection.begin().await?;
     let gone: Vec<Uuid> = sqlx::query_scalar(
@@ -348,8 +349,8 @@ async fn remove_spots(connection: &mut PgConnection, gone: Vec<Uuid>) -> Result<
     Ok(Gone { requests: gone.len() as u64, spots: freed })
 }
 
-/// Returns whether an instance has been dead for a while and may have left entries. False while `instance_id` itself is
-/// late.
+/// Returns whether an instance has been dead for `OVERDUE` and may have left entries. False while `instance_id` itself
+/// is late.
 pub async fn is_any_dead(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<bool, StoreError> {
     Ok(sqlx::query_scalar(
         "-- waiting::is_any_dead
@@ -362,9 +363,8 @@ pub async fn is_any_dead(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Re
     .await?)
 }
 
-/// Renews the liveness row of an instance. A late renewal means that the database was unavailable. It then also extends
-/// the other instances that were alive at the previous renewal, so that no waiter loses its position to the first
-/// instance back.
+/// Renews the liveness row of an instance. A late renewal means that the database was unavailable. The renewal then
+/// also extends the instances that were alive at the previous renewal, so that their waiters keep their positions.
 pub async fn keep_alive(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<(), StoreError> {
     sqlx::query(
         "-- waiting::keep_alive

@@ -135,7 +135,7 @@ fn is_extended(name: &str) -> bool {
 /// Amounts of extended resources, by name.
 pub(super) type Extended = BTreeMap<Arc<str>, i64>;
 
-/// Requested or allocatable amounts. Other resources are dropped.
+/// Requested or allocatable amounts, without other resources.
 #[derive(Default)]
 struct Amounts {
     cpu: Option<Amount>,
@@ -465,7 +465,7 @@ fn requested(resources: Option<&Resources>) -> Result<Requested, ParseError> {
 
 impl PodSpec {
     /// Returns the requests as the scheduler counts them: the sum over containers, or the peak of the init containers
-    /// if that is larger. Pod-level requests replace both.
+    /// if that is larger. Pod-level requests replace both. The overhead of the pod is added.
     fn requested(&self) -> Result<Requested, ParseError> {
         let (mut runs, mut sidecars, mut begins) = <(Requested, Requested, Requested)>::default();
         for container in parts(self.containers.as_ref()) {

@@ -259,7 +259,7 @@ impl Drop for Folder {
     }
 }
 
-/// As with real tokens, each is valid until the next one.
+/// Each token is valid until the next one, as real tokens are.
 #[tokio::test]
 async fn a_token_that_was_renewed_is_taken_up_by_the_same_fetch() {
     let folder = Folder::new("renewed");

@@ -1,5 +1,5 @@
 //! Parsing of a kubeconfig: the keys that define the access, and keys that are rejected because their effect is
-//! unsupported. Other keys are ignored, as kubectl ignores unknown keys. Caller: `access`.
+//! unsupported. The parser ignores other keys, as kubectl does. Caller: `access`.
 
 use secrecy::SecretString;
 use serde::{Deserialize, de::IgnoredAny};

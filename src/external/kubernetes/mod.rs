@@ -1,7 +1,7 @@
 //! Kubernetes clusters, by the API of their server. Namespaces are queues; the nodes together are the root queue.
 //!
-//! The fetch lists namespaces and quotas, and also nodes and pods if a namespace has no complete quota. There are no
-//! applications. Caller: the parent module.
+//! The fetch lists namespaces and quotas, and also nodes and pods if a namespace has no complete quota. Kubernetes has
+//! no applications. Caller: the parent module.
 //!
 //! Submodules: `quantity`: Kubernetes amounts; `answer`: list pages; `bounded`: bounded lists; `room`: free capacity;
 //! `config`: configuration; `kubeconfig`: kubeconfig files; `access`: address and credentials; `fetch`: requests.

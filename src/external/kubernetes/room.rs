@@ -74,7 +74,7 @@ impl Quotas {
 type OnNode = (String, Requested);
 
 /// Returns the namespaces as queues below the root. The root has the capacity of the schedulable nodes, and the
-/// requests of the pods on them as use. Without `nodes`, the root has no maximum.
+/// requests of the pods on them as use. The root has no maximum if `nodes` is `None`.
 pub(super) fn queues(
     namespaces: &[(String, bool)],
     quotas: &Quotas,

@@ -211,7 +211,7 @@ fn share(cluster: QueueAmounts, hundredths: f64, rounds: Rounds) -> QueueAmounts
     QueueAmounts { memory: of(cluster.memory / MIB).saturating_mul(MIB), cores: of(cluster.cores) }
 }
 
-/// Returns the path of a queue. Some schedulers write the path, others the last name only.
+/// Returns the path of a queue. Schedulers write either the path or the last name only.
 fn path(queue: &Value, parent: Option<&str>) -> Result<String, ParseError> {
     let name = queue.text("queueName").ok_or(ParseError::Missing { what: "queueName" })?;
     let written = queue.text("queuePath").unwrap_or(name);
@@ -267,7 +267,7 @@ fn pair(value: &Value, rounds: Rounds) -> Option<[i64; 2]> {
 
 fn used(queue: &Value) -> Result<Use, NotAmounts> {
     let values = queue.all("usedResources").chain(queue.all("resourcesUsed"));
-    // Some releases write one as a text and one as an object; the object is exact.
+    // Releases exist that write one as a text and one as an object; the object is exact.
     let (objects, others): (Vec<_>, Vec<_>) = values.partition(|value| matches!(value, Value::Object(_)));
     let amounts = amounts(objects.into_iter().chain(others), Rounds::Up)?.map(Use::Amounts);
     Ok(amounts.or(queue.real("absoluteUsedCapacity").map(Use::Share)).unwrap_or(Use::Unstated))

@@ -121,8 +121,8 @@ impl<'a> ActColumns<'a> {
 }
 
 impl<'a> Columns<'a> {
-    /// Returns the history lines of a batch in the order of the decisions, without those of granted tickets, and the
-    /// line numbers of the granted tickets.
+    /// Returns the history lines of a batch in the order of the decisions, without the granted tickets. Returns the
+    /// line numbers of those separately.
     pub fn of(deltas: &'a Deltas) -> (Self, Vec<i32>) {
         let (mut columns, mut granted) = (Self::default(), Vec::with_capacity(deltas.granted.len()));
         let mut ended = deltas.ended.iter();

@@ -60,8 +60,8 @@ impl Filter {
 
 /// SQL of the matching lines of given names in a range of numbers, ordered by number (`$order`).
 ///
-/// `$until` ends the partitions that have indexes. As a literal, it lets PostgreSQL plan for these partitions alone and
-/// merge their indexes. For partitions without indexes it would sort all lines of a name.
+/// `$until` ends the partitions that have indexes. The literal lets PostgreSQL plan for these partitions alone and
+/// merge their indexes. PostgreSQL would sort all lines of a name for partitions without indexes.
 macro_rules! of_names {
     ($name:literal, $is_of:expr, $inner:literal, $order:literal, $until:expr) => {
         format!(
@@ -102,7 +102,7 @@ macro_rules! numbers_of_names {
     };
 }
 
-/// One SQL text per key, order and set of indexed partitions, so that each has its own plan.
+/// A separate SQL text per key, order and set of indexed partitions, so that each has its own plan.
 macro_rules! by_key {
     ($macro:ident, $key:expr, $newest_first:expr, $until:expr) => {
         match ($key, $newest_first) {

@@ -135,7 +135,7 @@ pub async fn list_matching(
     newest_first: bool,
     limit: i64,
 ) -> Result<Vec<ActionRecord>, StoreError> {
-    // One SQL text per index.
+    // A separate SQL text per index.
     let sql = match (filter.ticket_id.is_some(), newest_first) {
         (true, false) => matching!("of a ticket", is_of!("ticket_id", "$4"), "ticket_id ASC, id ASC"),
         (true, true) => matching!("of a ticket, newest first", is_of!("ticket_id", "$4"), "ticket_id DESC, id DESC"),

@@ -129,9 +129,9 @@ impl Account {
         if self.switch { lchown(path, Some(self.uid), Some(self.gid)) } else { Ok(()) }
     }
 
-    /// Changes the owner of everything in the directory `path` that belongs to `former`, the directory itself last, so
-    /// that an interrupted change continues at the next start. Links are not followed, and files of other owners stay
-    /// unchanged.
+    /// Changes the owner of everything in the directory `path` that belongs to `former`. The directory itself is last,
+    /// so that an interrupted change continues at the next start. Links are not followed, and files of other owners
+    /// stay unchanged.
     pub(super) fn take_over(&self, path: &Path, former: u32) -> io::Result<()> {
         let mut command = clean_command("chown");
         command.args(["--recursive", "--no-dereference"]).arg(format!("--from={former}"));

@@ -153,8 +153,8 @@ impl Cluster {
         synced.map_err(EmbeddedError::directory(&self.state_dir))
     }
 
-    /// Writes the access rules anew, regardless of those in the data. Besides the 0700 socket directory, peer
-    /// authentication by the operating system decides.
+    /// Writes the access rules anew, regardless of those in the data. Peer authentication by the operating system
+    /// decides, besides the 0700 socket directory.
     fn write_access_rules(&self) -> Result<(), EmbeddedError> {
         let rules = format!("local all \"{USER}\" peer map={MAP}\n");
         let accounts = [Some(self.account.name.clone()), Account::name_of(0)?];
@@ -176,8 +176,8 @@ impl Cluster {
         Ok(())
     }
 
-    /// Returns the paths of the access rules and the account map. They are outside the data; only this program writes
-    /// them.
+    /// Returns the paths of the access rules and the account map, which are outside the data, because only this program
+    /// writes them.
     fn access_files(&self) -> [PathBuf; 2] {
         ["pg_hba.conf", "pg_ident.conf"].map(|name| self.state_dir.join(name))
     }
@@ -210,7 +210,7 @@ impl Cluster {
         let path = self.log_path();
         let open = || {
             match fs::symlink_metadata(&path) {
-                // Anything but a plain file is not from this program, and root must not write through a link.
+                // Any other kind of file was not created here, and root must not write through a link.
                 Ok(found) if !found.is_file() || found.len() > LOG_BYTES_MAX => {
                     fs::rename(&path, path.with_extension("log.1"))?;
                 }

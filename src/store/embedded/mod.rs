@@ -44,7 +44,7 @@ const NAME: &str = "linkis-rm";
 pub struct Settings {
     /// State directory: lock, database, socket, server log and downloaded binaries.
     pub data_dir: PathBuf,
-    /// Further server options by name and value. They override the built-in ones.
+    /// Further server options by name and value, which override the built-in ones.
     pub server_options: Vec<(String, String)>,
 }
 
@@ -87,16 +87,16 @@ fn options(socket_dir: &Path) -> PgConnectOptions {
     options.username(USER).database(DATABASE)
 }
 
-/// How the server ended.
+/// Way in which the server ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Stopped {
-    /// In order, with a last checkpoint.
+    /// Orderly stop, with a last checkpoint.
     InOrder(ExitStatus),
-    /// Without a last checkpoint; the next start replays the log. Nothing committed is lost.
+    /// Stop without a last checkpoint; the next start replays the log. No committed data is lost.
     AtOnce(ExitStatus),
-    /// Killed, because it ignored the other signals; the next start recovers. Nothing committed is lost.
+    /// Killed, because it ignored the other signals; the next start recovers. No committed data is lost.
     ByForce(ExitStatus),
-    /// Before this process asked it to stop.
+    /// Ended before this process stopped it.
     Before(ExitStatus),
 }
 
@@ -123,8 +123,8 @@ pub struct Embedded {
 impl Embedded {
     /// Starts the server and returns when it accepts connections.
     ///
-    /// On first use this creates the database. If the machine has no server binaries, it first downloads them, which
-    /// takes up to minutes. Dropping the future abandons the start; the next start repeats unfinished steps.
+    /// The first start creates the database. A machine without server binaries downloads them first, which takes up to
+    /// minutes. Dropping the future abandons the start; the next start repeats unfinished steps.
     ///
     /// # Errors
     /// [`EmbeddedError`]; no server runs after any of them.
@@ -169,7 +169,7 @@ impl Embedded {
 
     /// Stops the server and returns how it ended. Connected clients are disconnected.
     ///
-    /// In order within 10 s; failing that without a checkpoint within 5 s; failing that by SIGKILL.
+    /// The server has 10 s for an orderly stop, then 5 s for a stop without a checkpoint, and is then killed (SIGKILL).
     pub async fn stop(self) -> Stopped {
         self.server.stop().await
     }

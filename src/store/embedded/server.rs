@@ -169,8 +169,8 @@ fn owner(pid_file: &str) -> Option<i32> {
     pid_file.lines().next()?.trim().parse().ok().filter(|pid| *pid > 0)
 }
 
-/// Removes the lock files of a crash. Their pid may now belong to another process, which PostgreSQL cannot distinguish
-/// from a running server. This process owns the state directory, and every server process has the data as its
+/// Removes the lock files of a crash. The pid in them may now belong to another process, which PostgreSQL cannot
+/// distinguish from a running server. The caller owns the state directory, and every server process has the data as its
 /// directory.
 fn remove_stale(cluster: &Cluster) {
     let left: Vec<_> = cluster.lock_files().into_iter().filter(|file| file.exists()).collect();
@@ -197,7 +197,7 @@ fn interrupt_old(pid_file: &Path, data_dir: &Path) {
 /// Waits for the end of an earlier run's server, and signals it if it does not stop. Returns false if it continues.
 pub(super) fn end_old(data_dir: &Path) -> bool {
     let begun = Instant::now();
-    // Without access to the process list there is nothing to wait for.
+    // An unreadable process list ends the wait.
     while processes_in(data_dir).is_ok_and(|pids| !pids.is_empty()) {
         if begun.elapsed() >= OLD_SERVER_WAIT {
             return false;

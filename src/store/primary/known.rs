@@ -13,7 +13,7 @@ pub(super) enum State {
     Unseen,
     /// Accepts writes, on this timeline.
     Writable(i64),
-    /// In recovery: a standby, or a host that has not finished its start.
+    /// Recovers: a standby, or a host that has not finished its start.
     InRecovery,
     /// Read-only by configuration.
     ReadOnly,
@@ -21,7 +21,7 @@ pub(super) enum State {
     Elsewhere,
     /// Starting or stopping.
     NotYet(Arc<StoreError>),
-    /// Its sessions or its encoding do not suit the service.
+    /// Unsuitable sessions or encoding.
     Unfit(Arc<StoreError>),
     /// Rejects connections, or does not respond; `is_silent` if there was no response at all.
     Away { error: Arc<StoreError>, is_silent: bool },

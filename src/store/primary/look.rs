@@ -113,7 +113,7 @@ async fn look(kept: &mut Option<Kept>, endpoint: &Endpoint, longest: Duration, t
 /// Reads the state of a host.
 async fn ask(kept: &mut Kept, tables: &Tables) -> Result<State, StoreError> {
     let Kept { connection, pid } = kept;
-    // As plain text: behind a transaction pooler, a prepared statement may belong to another session.
+    // Plain text, not prepared: behind a transaction pooler, a prepared statement may belong to another session.
     let row = sqlx::raw_sql(
         "-- primary::ask
         SELECT pg_is_in_recovery(), current_setting('transaction_read_only') = 'on',

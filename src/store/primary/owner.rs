@@ -15,7 +15,8 @@ use super::{
     look::{LOOK_INTERVAL, LOOK_PAUSE, SEARCH_INTERVAL},
 };
 
-/// Polls the coordinator for the owner of `cell`, at the rate of the probes. Without a reply, the last owner stays.
+/// Polls the coordinator for the owner of `cell`, at the rate of the probes. A missing reply leaves the last owner in
+/// place.
 pub(super) async fn follow(shared: Arc<Shared>, coordinator: Primary, cell: Cell) {
     let (mut asked, mut is_told) = (shared.asked.subscribe(), false);
     let mut from = None;

@@ -1,8 +1,8 @@
 //! Connections that an instance needs to be ready: one per task that keeps one, and one in each pool.
 //!
-//! They are opened in advance, the committers' first, and wait here for their tasks. An instance that cannot open all
-//! of them serves no calls. If PostgreSQL refuses one, the instance closes the unused ones: another instance may need
-//! them.
+//! The connections are opened in advance, the committers' first, and wait here for their tasks. An instance that cannot
+//! open all of them serves no calls. If PostgreSQL refuses one, the instance closes the unused ones: another instance
+//! may need them.
 //!
 //! Callers: the start of the server, and one task that restores missing connections.
 
@@ -135,8 +135,8 @@ impl Shortage {
 impl Primary {
     /// Returns a connection opened in advance that still responds, and its generation.
     ///
-    /// A committer and the listener open their own connection, because they run on another runtime. For them this
-    /// function closes the reserved connection and returns `None`.
+    /// A committer and the listener open their own connection, because they run on another runtime. The reserved
+    /// connection of such a seat is closed, and the result is `None`.
     pub(in super::super) async fn reserved(&self, seat: Seat) -> Option<(PgConnection, u64)> {
         let generation = self.generation();
         let mut connection = self.shared.seats.pop(seat, generation)?;
@@ -237,7 +237,7 @@ impl Primary {
         Ok(())
     }
 
-    /// Checks every second for missing connections, until `stopping`. While one is missing, calls fail with the reason.
+    /// Checks every second for missing connections, until `stopping`. Calls fail with the reason while one is missing.
     pub async fn stay_equipped(self, committers: u16, stopping: CancellationToken) {
         let (mut warned, mut timeouts) = (None::<Instant>, 0);
         while stopping.run_until_cancelled(tokio::time::sleep(LOOK_INTERVAL)).await.is_some() {

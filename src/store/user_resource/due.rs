@@ -75,7 +75,7 @@ pub async fn due(
         let key = DueKey { expires_at: row.expires_at, ticket_id: row.ticket_id };
         Ok(Due { key: Some(key), within, late, ticket: Released { ticket_id: row.ticket_id, user, em } })
     };
-    // One unreadable row must not block the expiry of the others.
+    // An unreadable row must not block the expiry of the others.
     let told = |error: StoreError| tracing::error!(error = &error as &dyn std::error::Error, "a ticket cannot expire");
     Ok(rows.into_iter().filter_map(|row| due(row).map_err(told).ok()).collect())
 }

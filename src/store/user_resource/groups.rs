@@ -12,7 +12,7 @@ use super::{TABLE, TicketRow};
 /// Group of tickets with equal labels, state and amounts.
 #[derive(Debug)]
 pub struct Group {
-    /// One ticket of the group, for its labels, state and amounts.
+    /// A ticket of the group, for its labels, state and amounts.
     pub ticket: Ticket,
     /// Number of tickets in the group.
     pub count: i64,

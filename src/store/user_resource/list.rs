@@ -42,8 +42,8 @@ pub struct Page {
 const SCANNED_MAX: i64 = 1000;
 
 /// Tickets with one value (EM, user or engine) after a ticket, in the order of the only index that serves the query.
-/// PostgreSQL drops a column that equals a value from an order. Where one value has nearly all tickets, it would then
-/// scan all tickets in the order of their ids.
+/// PostgreSQL drops a column that equals a value from an order. PostgreSQL would then scan all tickets in the order of
+/// their ids where one value has nearly all.
 macro_rules! of_one {
     ($columns:literal, $values:literal, $last:literal) => {
         concat!(

@@ -29,8 +29,8 @@ pub struct PageOf<'a> {
 const PASSED_MAX: i64 = 1024;
 
 /// Tickets of the EM of `k` in a range of ids, in the order of the only index that serves the query. PostgreSQL drops a
-/// column that equals a value from an order. Where few EMs have nearly all tickets, it would then scan the tickets of
-/// all EMs in the order of their ids.
+/// column that equals a value from an order. PostgreSQL would then scan the tickets of all EMs in the order of their
+/// ids where few EMs have nearly all.
 macro_rules! of_em {
     ($up_to:literal, $filter:literal) => {
         concat!(

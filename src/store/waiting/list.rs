@@ -71,8 +71,8 @@ pub struct Filter {
 }
 
 /// SQL of a page of the requests that `$first` selects; only for these the entries are read. Parameters: $1 last
-/// position of the previous page, $2 maximum of requests, $3 maximum of entries per wait key, $4 users, $5 hashes of
-/// wait keys, $6 a position after all others.
+/// position of the previous page, $2 maximum of requests, $3 maximum of entries per wait key. Filters: $4 users, $5
+/// hashes of wait keys, $6 a position after all others.
 macro_rules! page {
     ($name:literal, $first:literal) => {
         concat!(
@@ -161,7 +161,7 @@ pub async fn list(
     after: Option<QueuePosition>,
     limit: i64,
 ) -> Result<Vec<(QueuePosition, WaitingRequest)>, StoreError> {
-    // One SQL text per index.
+    // A separate SQL text per index.
     let sql = match (&filter.users, filter.spots.is_empty()) {
         (Some(_), _) => BY_USERS,
         (None, false) => BY_SPOTS,

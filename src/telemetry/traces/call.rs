@@ -15,7 +15,7 @@ use tracing::Level;
 use super::TRACES;
 use crate::telemetry::decisions;
 
-/// Maximum size of a trace header in bytes: the minimum that the standard asks implementations to propagate.
+/// Maximum size of a trace header in bytes: the minimum that the standard requires implementations to propagate.
 const STATE_BYTES_MAX: usize = 512;
 
 /// Trace of one call.

@@ -92,7 +92,7 @@ impl Export {
     }
 }
 
-/// Returns the resource attributes of the process. Those of the environment take precedence.
+/// Returns the resource attributes of the process. Attributes from the environment take precedence.
 fn resource(settings: &Settings, instance_id: Uuid) -> Resource {
     let own = [
         KeyValue::new("service.name", env!("CARGO_PKG_NAME")),

@@ -1,8 +1,8 @@
 //! Traces: the spans of calls, operations and batches.
 //!
 //! A call continues the trace of its headers (W3C `traceparent`), or begins one. A batch serves many calls, so it is a
-//! trace of its own, linked with the traces of its operations. A batch is traced if one of its operations is. Without
-//! an endpoint in [`Settings`], each function here is one check and allocates nothing. Callers: the edge and the
+//! trace of its own, linked with the traces of its operations. A batch is traced if one of its operations is. Each
+//! function here is one check and allocates nothing unless [`Settings`] has an endpoint. Callers: the edge and the
 //! committer.
 //!
 //! | span | content |

@@ -162,7 +162,7 @@ mod tests {
             &[("OTEL_EXPORTER_OTLP_ENDPOINT", "")],
             &[ON, ("OTEL_SDK_DISABLED", "TRUE")],
             &[ON, ("OTEL_TRACES_EXPORTER", "none"), ("OTEL_TRACES_SAMPLER", "odd")],
-            // Without an endpoint, the protocol has no effect and is no reason to fail.
+            // A protocol without an endpoint has no effect and is no reason to fail.
             &[("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf")],
         ] {
             assert!(read(off).unwrap().is_none(), "{off:?}");
