@@ -70,7 +70,7 @@ use self::{
 /// announcement.
 const LINGER: Duration = Duration::from_millis(250);
 
-/// Timeout of the calls that got the error of a missing database, once the instance stops waiting for it.
+/// Timeout of the connections that were served while the instance waited for its database.
 const WAITED_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Interval between two attempts to use a missing database.

@@ -1,13 +1,11 @@
 //! gRPC transport: decodes, validates and authorizes calls, and encodes their responses.
 //!
-//! Only this module and the client use protobuf. Later layers receive domain values and never validate again. Caller:
-//! `server`.
+//! The services behind this module use no protobuf. They receive domain values and never validate again. The transport
+//! never decides about resources and never writes. Callers: `server`; the RM client uses the messages and `convert`.
 //!
 //! - [`edge`]: connections, permits, byte budgets; [`identity`], [`access`]: authentication and permissions;
-//! - [`proto`], [`convert`], [`codec`], [`message_size`]: messages; [`status`]: errors; [`deadline`]: deadlines of
-//!   calls;
-//! - [`routes`], [`observe`]: dispatch and metrics of calls; [`page`]: pages of lists; [`json`]: JSON form of reading
-//!   calls;
+//! - [`proto`], [`convert`], [`codec`], [`message_size`]: messages; [`status`]: errors; [`deadline`]: deadlines;
+//! - [`routes`], [`observe`]: dispatch and metrics of calls; [`page`]: pages of lists; [`json`]: calls as JSON;
 //! - [`resource_manager`], [`limit`], [`usage`], [`external`], [`admin`]: the services;
 //! - [`health`], [`reflection`], [`server_info`]: statuses, descriptors and bounds of the services.
 

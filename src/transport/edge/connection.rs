@@ -52,7 +52,7 @@ const QUIET_BYTES: usize = 1024;
 /// The peer of a connection, and the permits and bytes of its calls.
 #[derive(Debug)]
 pub struct Peer {
-    /// Address; `None` for calls of the process itself.
+    /// Address; `None` if the call came over no connection.
     pub(super) address: Option<socket::PeerAddress>,
     /// Caller that the client certificate names, if there is one.
     pub(super) certified: Option<Arc<Caller>>,
