@@ -22,8 +22,8 @@ use linkis_rm::{
     domain::{
         em::{Em, EmInstance},
         name::{Labels, Name},
-        operation::{Inited, Register},
-        report::{Health, Report},
+        operation::{ConfirmTicket, RegisterEm},
+        report::{EmReport, Health},
         resource::{Dimension, Resource, format_size},
         ticket::{EngineInstance, TicketState},
     },
@@ -59,7 +59,7 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     let total = Resource::load_instance(16 * GIB, 8, 4)?;
     let protected = Resource::load_instance(2 * GIB, 1, 0)?;
     let registration =
-        Register { em: em.clone(), total, protected, labels: Labels::default(), reserved: Labels::default() };
+        RegisterEm { em: em.clone(), total, protected, labels: Labels::default(), reserved: Labels::default() };
     let registered = client.register(registration).await?;
     step("registered", &em.to_string());
     step("", &fullness(&registered)?);
@@ -87,7 +87,7 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     let used = Some(Resource::load_instance(6 * GIB, 2, 1)?);
     // The epoch names the registration that the EM acts for. A stale EM process that still runs beside its successor
     // thus changes nothing.
-    let inited = Inited { used, epoch: Some(registered.epoch), ..grant.inited(user.clone(), engine) };
+    let inited = ConfirmTicket { used, epoch: Some(registered.epoch), ..grant.inited(user.clone(), engine) };
     let ticket = client.resource_inited(&inited).await?;
     if let TicketState::Used { engine, resource, .. } = &ticket.state {
         step(
@@ -98,7 +98,7 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     step("", &fullness(&client.em(&em).await?)?);
 
     // The EM reports its state and its engines. A ticket that is missing from several reports is ended.
-    let report = Report {
+    let report = EmReport {
         em: em.clone(),
         epoch: registered.epoch,
         sequence: 1,

@@ -22,7 +22,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     // The client has its own way to call (`client/call.rs`): it needs the messages alone.
     let with_stubs = env::var_os("CARGO_FEATURE_SERVER").is_some();
     // Ordered maps: equal messages have equal bytes, which is what a request id is checked by.
-    let messages = tonic_prost_build::configure().btree_map(".").codec_path("crate::transport::codec::Protobuf");
+    let messages = tonic_prost_build::configure().btree_map(".").codec_path("crate::transport::codec::ProtobufCodec");
     // Few want them, and they are larger than all the rest of an answer.
     let messages = messages.boxed(".linkis.rm.v1.AvailableResource.counters");
     messages.build_client(with_stubs).build_server(with_stubs).compile_fds(descriptors)?;

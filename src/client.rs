@@ -51,17 +51,17 @@ mod retry;
 mod settings;
 mod usage;
 
-pub use call::Call;
+pub use call::ApiCall;
 pub use error::ClientError;
 pub use follow::Follower;
 pub use health::check_health;
-pub use manager::{Heartbeat, ResourceRequest, ResultResource};
-pub use settings::{ClientSettings, Identity, Tls};
+pub use manager::{HeartbeatReply, ResourceRequest, ResultResource};
+pub use settings::{ClientIdentity, ClientSettings, TlsSettings};
 pub use tonic::Code;
 
-use address::Address;
-use call::Patience;
-use pool::Pool;
+use address::InstanceAddress;
+use call::RetryBudget;
+use pool::ConnectionPool;
 
 type Result<T> = std::result::Result<T, ClientError>;
 
@@ -71,8 +71,8 @@ const PAGE_SIZE: i32 = 1000;
 /// Client of the service. Clones share its connections.
 #[derive(Clone, Debug)]
 pub struct RmClient {
-    pool: Arc<Pool>,
-    patience: Patience,
+    pool: Arc<ConnectionPool>,
+    patience: RetryBudget,
 }
 
 impl RmClient {
@@ -90,17 +90,21 @@ impl RmClient {
     /// # Errors
     /// As [`RmClient::new`]; and [`ClientError::Secret`] for unusable certificates, keys and tokens.
     pub fn with(addresses: &str, settings: &ClientSettings) -> Result<Self> {
-        let addresses = Address::parse_all(addresses)?;
+        let addresses = InstanceAddress::parse_all(addresses)?;
         let tls = settings.encryption(&addresses)?;
-        let pool = Arc::new(Pool::new(addresses, tls, settings.authorization()?));
-        Ok(Self { pool, patience: Patience { timeout: settings.timeout, attempts: settings.attempts } })
+        let pool = Arc::new(ConnectionPool::new(addresses, tls, settings.authorization()?));
+        Ok(Self { pool, patience: RetryBudget { timeout: settings.timeout, attempts: settings.attempts } })
     }
 
     /// Makes a call with the messages of the API.
     ///
     /// # Errors
     /// [`ClientError::Status`] for an error reply of the service, or if no instance is reachable.
-    pub async fn make<Q: Message, A: Message + Default + 'static>(&self, call: &Call<Q, A>, message: &Q) -> Result<A> {
+    pub async fn make<Q: Message, A: Message + Default + 'static>(
+        &self,
+        call: &ApiCall<Q, A>,
+        message: &Q,
+    ) -> Result<A> {
         call.make(&self.pool, message, self.patience).await
     }
 
@@ -108,7 +112,7 @@ impl RmClient {
     /// converts an element.
     async fn list<Q, A, E, T>(
         &self,
-        call: &Call<Q, A>,
+        call: &ApiCall<Q, A>,
         ask: impl Fn(String) -> Q,
         elements: impl Fn(A) -> (Vec<E>, String),
         read: impl Fn(E) -> std::result::Result<T, FieldError>,

@@ -54,99 +54,99 @@ use roles::needs;
 pub enum Command {
     /// Tells of the whole cluster in a few numbers.
     #[command(after_help = needs(&calls::GET_OVERVIEW))]
-    Overview(Box<overview::Overview>),
+    Overview(Box<overview::OverviewCommand>),
     /// Shows the cluster second by second: hosts as bars, the fullest scopes, the line. Needs a terminal.
     #[command(after_help = needs(&calls::GET_OVERVIEW))]
-    Top(Box<top::Top>),
+    Top(Box<top::TopCommand>),
     /// Lists hosts, and how full they are.
     #[command(after_help = needs(&calls::LIST_EMS))]
-    Ems(Box<ems::Ems>),
+    Ems(Box<ems::ListEmsCommand>),
     /// Shows a host. Ends with 1 if it is not registered.
     #[command(after_help = needs(&calls::GET_EM))]
-    Em(Box<ems::Em>),
+    Em(Box<ems::GetEmCommand>),
     /// Lists what users, creators and other labels hold that limits are for, against these.
     #[command(after_help = needs(&calls::LIST_SCOPES))]
-    Scopes(Box<scopes::Scopes>),
+    Scopes(Box<scopes::ListScopesCommand>),
     /// Lists what is granted, the oldest first.
     #[command(after_help = needs(&calls::LIST_TICKETS))]
-    Tickets(Box<tickets::Tickets>),
+    Tickets(Box<tickets::ListTicketsCommand>),
     /// Shows a live ticket. Ends with 1 if there is none; what is known of its end is told.
     #[command(after_help = needs(&calls::GET_TICKET))]
-    Ticket(Box<tickets::Ticket>),
+    Ticket(Box<tickets::GetTicketCommand>),
     /// Lists the requests that wait in line, and what they are short of.
     #[command(after_help = needs(&calls::LIST_WAITING))]
-    Waiting(Box<waiting::Waiting>),
+    Waiting(Box<waiting::ListWaitingCommand>),
     /// Lists who was refused by what, how often, the latest first.
     #[command(after_help = needs(&calls::LIST_REFUSALS))]
-    Refusals(Box<refusals::Refusals>),
+    Refusals(Box<refusals::ListRefusalsCommand>),
     /// Lists what was used over time, by user, creator, engine type or host: of tickets that ended in the last day, unless it is said otherwise.
     #[command(after_help = needs(&calls::GET_USAGE))]
-    Usage(Box<usage::Usage>),
+    Usage(Box<usage::UsageCommand>),
     /// Lists what was done, the oldest first.
     #[command(after_help = needs(&calls::LIST_ACTIONS))]
-    History(Box<history::History>),
+    History(Box<history::HistoryCommand>),
     /// Lists limits, compares them with a file, makes them those of a file, or removes one.
     #[command(subcommand)]
-    Limits(Box<limits::Limits>),
+    Limits(Box<limits::LimitsCommand>),
     /// Lists which limits are for which kinds of hosts.
     #[command(after_help = needs(&calls::LIST_POLICIES))]
-    Policies(Box<policies::Policies>),
+    Policies(Box<policies::ListPoliciesCommand>),
     /// Has nothing new granted on a host; what lives there stays.
     #[command(after_help = needs(&calls::DRAIN))]
-    Drain(Box<drain::Drain>),
+    Drain(Box<drain::DrainCommand>),
     /// Has a host grant again. Ends with 1 if it was not drained.
     #[command(after_help = needs(&calls::RESUME))]
-    Resume(Box<drain::Resume>),
+    Resume(Box<drain::ResumeCommand>),
     /// Gives back what a ticket holds, whether or not its engine still runs. Ends with 1 if there never was such a ticket.
     #[command(after_help = needs(&calls::FORCE_RELEASE))]
-    Release(Box<tickets::Release>),
+    Release(Box<tickets::ReleaseCommand>),
     /// Keeps everybody from changing anything about a host or a user for up to ten minutes. Ends with 1 if somebody else does.
     #[command(after_help = needs(&calls::HOLD))]
-    Hold(Box<holds::Hold>),
+    Hold(Box<holds::HoldCommand>),
     /// Ends a hold before its time. Ends with 1 if there was none.
     #[command(after_help = needs(&calls::RELEASE_HOLD))]
-    Unhold(Box<holds::Unhold>),
+    Unhold(Box<holds::ReleaseHoldCommand>),
     /// Lists what is held.
     #[command(after_help = needs(&calls::LIST_HOLDS))]
-    Holds(Box<holds::Holds>),
+    Holds(Box<holds::ListHoldsCommand>),
     /// Lists the clusters whose queues can be asked for.
     #[command(after_help = needs(&calls::LIST_PROVIDERS))]
-    Providers(Box<external::Providers>),
+    Providers(Box<external::ListProvidersCommand>),
     /// Lists the queues of a cluster.
     #[command(after_help = needs(&calls::LIST_QUEUES))]
-    Queues(Box<external::Queues>),
+    Queues(Box<external::ListQueuesCommand>),
     /// Lists the applications of a cluster that run or wait to.
     #[command(after_help = needs(&calls::LIST_APPLICATIONS))]
-    Applications(Box<external::Applications>),
+    Applications(Box<external::ListApplicationsCommand>),
     /// Lists the instances of the service that live.
     #[command(after_help = needs(&calls::LIST_INSTANCES))]
-    Instances(Box<tasks::Instances>),
+    Instances(Box<tasks::ListInstancesCommand>),
     /// Shows what is done in the background, and what is left of large work.
     #[command(after_help = needs(&calls::LIST_TASKS))]
-    Tasks(Box<tasks::Tasks>),
+    Tasks(Box<tasks::ListTasksCommand>),
     /// Compares every counter with what the tickets say, while the service runs. Ends with 0 if nothing differs, 1 if something
     /// does, 2 if the service does not answer.
     #[command(after_help = needs(&calls::AUDIT))]
-    Audit(Box<audit::Audit>),
+    Audit(Box<audit::AuditCommand>),
     /// Makes every counter what the tickets say, while the service runs. Ends with 0 if all is in order then, 1 if something could
     /// not be repaired, 2 if the service does not answer.
     #[command(after_help = needs(&calls::REPAIR))]
-    Repair(Box<audit::Repair>),
+    Repair(Box<audit::RepairCommand>),
     /// Makes, lists and revokes what callers show to say who they are. Straight on the database: whoever may write there needs no token.
     /// Ends with 0 if that was done, 1 if there was nothing to revoke, 2 if the database does not answer, 64 if something was said wrongly.
     #[command(subcommand)]
-    Tokens(tokens::Tokens),
+    Tokens(tokens::TokensCommand),
     /// Brings the schema of a database up to date, for services that run with --no-migrate. Several may do so at once, also beside services
     /// that run. Ends with 0 if it is up to date then, 2 if the database does not answer or does not allow it, 64 if something was said wrongly.
-    Migrate(migrate::Migrate),
+    Migrate(migrate::MigrateCommand),
     /// Asks an instance, or each of several, whether calls may be sent to it. Ends with 0 if so, else with 1, and says why: for whoever
     /// looks after containers.
-    Health(health::Health),
+    Health(health::HealthCommand),
     /// Runs a small cluster on a service without EMs for up to ten minutes, then removes it. Ends with 1 if another EM is registered.
     #[command(after_help = needs(&calls::SET_LIMIT))]
     Demo(Box<demo::DemoCommand>),
     /// Prints what a shell needs to complete commands.
-    Completions(completions::Completions),
+    Completions(completions::CompletionsCommand),
 }
 
 impl Command {

@@ -13,16 +13,16 @@ use crate::{
     commands::Command,
     domain::limit::Rule,
     external::allowed::AllowedHosts,
-    server::Security,
+    server::SecuritySettings,
     service::heartbeat::LivenessTimeouts,
-    store::target::Target,
+    store::target::ConnectTarget,
     telemetry::{
         LogSettings,
         settings::{self, LogFormat},
         traces,
     },
     tls,
-    transport::edge::{BODY_BYTES_LEAST, Bounds, Listen},
+    transport::edge::{BODY_BYTES_LEAST, EdgeBounds, ListenAddress},
 };
 
 mod database;
@@ -33,7 +33,7 @@ use listen::{HTTP_LISTEN, http_default, parse_addresses, parse_listen};
 use parse::{is_set, ok_or_record, parse_bytes, parse_number};
 
 use database::StandbyArguments;
-pub use database::{Database, DatabaseArguments};
+pub use database::{DatabaseArguments, DatabaseSource};
 pub use parse::{parse_duration, read_limits};
 
 /// Maximum number of committers. More would only wait for each other and for the disk.
@@ -46,7 +46,7 @@ const COMMITTERS_MAX: u16 = 32;
 #[command(name = "linkis-rm", version, args_conflicts_with_subcommands = true)]
 struct CommandLine {
     #[command(subcommand)]
-    task: Option<Task>,
+    task: Option<ProcessTask>,
 
     #[command(flatten)]
     serve: Arguments,
@@ -54,7 +54,7 @@ struct CommandLine {
 
 /// Task of the process: serve, or run a command.
 #[derive(Debug, Subcommand)]
-enum Task {
+enum ProcessTask {
     /// Serves: the same as no command at all.
     Serve(Box<Arguments>),
     #[command(flatten)]
@@ -200,23 +200,23 @@ struct Arguments {
 
 /// Parsed launch of the process.
 #[derive(Debug)]
-pub enum Mode {
+pub enum LaunchMode {
     /// Serve with these settings.
-    Serve(Box<Config>),
+    Serve(Box<ServiceConfig>),
     /// Run a command against a running service.
     Command(Command),
 }
 
-impl Mode {
+impl LaunchMode {
     /// Parses the command line and the environment.
     ///
     /// # Errors
-    /// [`NotStarted`], also for requests of help or the version.
-    pub fn from_command_line() -> Result<Self, NotStarted> {
+    /// [`StartFailure`], also for requests of help or the version.
+    pub fn from_command_line() -> Result<Self, StartFailure> {
         let CommandLine { task, serve } = CommandLine::try_parse()?;
         match task {
-            Some(Task::Command(command)) => Ok(Self::Command(command)),
-            Some(Task::Serve(serve)) => Ok(Self::Serve(Box::new(serve.check()?))),
+            Some(ProcessTask::Command(command)) => Ok(Self::Command(command)),
+            Some(ProcessTask::Serve(serve)) => Ok(Self::Serve(Box::new(serve.check()?))),
             None => Ok(Self::Serve(Box::new(serve.check()?))),
         }
     }
@@ -224,13 +224,13 @@ impl Mode {
 
 /// Reason why the process does not start.
 #[derive(Debug, thiserror::Error)]
-pub enum NotStarted {
+pub enum StartFailure {
     /// The command line is not valid, or requests help; the error knows its text and output stream.
     #[error(transparent)]
     CommandLine(#[from] clap::Error),
     /// The settings are not valid.
     #[error(transparent)]
-    Settings(#[from] ConfigError),
+    Settings(#[from] ServiceConfigError),
 }
 
 /// Returns the command line with all commands and settings, for completions and documentation.
@@ -240,15 +240,15 @@ pub fn command_line() -> clap::Command {
 
 /// Validated settings of the server.
 #[derive(Debug, Clone)]
-pub struct Config {
+pub struct ServiceConfig {
     /// Address of the gRPC server.
-    pub listen: Listen,
+    pub listen: ListenAddress,
     /// Addresses for metrics and health; the first free one is used. `None` to disable them.
     pub http_listen: Option<Vec<SocketAddr>>,
     /// The PostgreSQL to use.
-    pub database: Database,
+    pub database: DatabaseSource,
     /// Connection target of a standby, if set.
-    pub standby: Option<Target>,
+    pub standby: Option<ConnectTarget>,
     /// Whether the server migrates the schema.
     pub migrates: bool,
     /// Complete set of limits at the start; `None` to keep the stored ones.
@@ -270,9 +270,9 @@ pub struct Config {
     /// Number of committers.
     pub committers: u16,
     /// Bounds of connections, calls and messages.
-    pub bounds: Bounds,
+    pub bounds: EdgeBounds,
     /// Authentication and encryption.
-    pub security: Security,
+    pub security: SecuritySettings,
     /// Hosts that the service may contact for external clusters.
     pub external_hosts: AllowedHosts,
     /// Logs and traces.
@@ -285,16 +285,16 @@ pub struct Telemetry {
     /// Log settings.
     pub log: LogSettings,
     /// Trace export; `None` to disable it.
-    pub traces: Option<traces::Settings>,
+    pub traces: Option<traces::TraceSettings>,
 }
 
 /// All mistakes in the settings.
 #[derive(Debug, thiserror::Error)]
 #[error("the settings cannot be used:\n{}", .0.iter().map(|m| format!("  - {m}\n")).collect::<String>())]
-pub struct ConfigError(Vec<String>);
+pub struct ServiceConfigError(Vec<String>);
 
 impl Arguments {
-    fn check(self) -> Result<Config, ConfigError> {
+    fn check(self) -> Result<ServiceConfig, ServiceConfigError> {
         let mut mistakes = Vec::new();
         let tls = self.tls(&mut mistakes);
         // Mistakes in the certificates are reported separately.
@@ -329,7 +329,7 @@ impl Arguments {
         // A missing value has recorded a mistake.
         let config = || {
             let listen = listen?;
-            Some(Config {
+            Some(ServiceConfig {
                 security: security(
                     tls?,
                     self.jwt_config.filter(|path| is_set(path)),
@@ -355,7 +355,7 @@ impl Arguments {
                 telemetry: telemetry?,
             })
         };
-        config().ok_or(ConfigError(mistakes))
+        config().ok_or(ServiceConfigError(mistakes))
     }
 
     fn external_hosts(&self, mistakes: &mut Vec<String>) -> Option<AllowedHosts> {
@@ -374,17 +374,17 @@ impl Arguments {
             directives => settings::directives(directives),
         };
         let filter = ok_or_record(mistakes, filter);
-        let traces = ok_or_record(mistakes, traces::Settings::read(|name| std::env::var(name).ok()));
+        let traces = ok_or_record(mistakes, traces::TraceSettings::read(|name| std::env::var(name).ok()));
         Some(Telemetry { log: LogSettings { format: format?, filter: filter? }, traces: traces? })
     }
 
-    fn tls(&self, mistakes: &mut Vec<String>) -> Option<Option<tls::Files>> {
+    fn tls(&self, mistakes: &mut Vec<String>) -> Option<Option<tls::TlsFiles>> {
         let (cert, key) =
             (self.tls_cert.clone().filter(|path| is_set(path)), self.tls_key.clone().filter(|path| is_set(path)));
         let client_ca = self.tls_client_ca.clone().filter(|path| is_set(path));
         let missing = match (cert, key, client_ca) {
             (None, None, None) => return Some(None),
-            (Some(cert), Some(key), client_ca) => return Some(Some(tls::Files { cert, key, client_ca })),
+            (Some(cert), Some(key), client_ca) => return Some(Some(tls::TlsFiles { cert, key, client_ca })),
             (None, ..) => "--tls-cert (LINKIS_RM_TLS_CERT)",
             (Some(_), None, _) => "--tls-key (LINKIS_RM_TLS_KEY)",
         };
@@ -392,7 +392,7 @@ impl Arguments {
         None
     }
 
-    fn bounds(&self, mistakes: &mut Vec<String>) -> Option<Bounds> {
+    fn bounds(&self, mistakes: &mut Vec<String>) -> Option<EdgeBounds> {
         let name = "--max-connections (LINKIS_RM_MAX_CONNECTIONS)";
         let connections = ok_or_record(mistakes, parse_number(name, &self.max_connections, 1, 1_000_000));
         let name = "--max-connection-age (LINKIS_RM_MAX_CONNECTION_AGE)";
@@ -411,7 +411,7 @@ impl Arguments {
         let body_timeout = ok_or_record(mistakes, parse_duration(name, &self.body_timeout, "100ms", "1h"));
         let name = "--max-body-bytes (LINKIS_RM_MAX_BODY_BYTES)";
         let body_bytes = ok_or_record(mistakes, parse_bytes(name, &self.max_body_bytes, BODY_BYTES_LEAST));
-        Some(Bounds {
+        Some(EdgeBounds {
             connections: connections?,
             connection_age: connection_age?,
             calls: calls?,
@@ -446,21 +446,21 @@ impl Arguments {
 /// Unauthenticated callers are accepted only on local addresses or with `insecure`, and never with client certificates or
 /// JWTs configured.
 fn security(
-    tls: Option<tls::Files>,
+    tls: Option<tls::TlsFiles>,
     jwt: Option<PathBuf>,
-    (listen, http_listen): (&Listen, Option<&[SocketAddr]>),
+    (listen, http_listen): (&ListenAddress, Option<&[SocketAddr]>),
     insecure: bool,
-) -> Security {
+) -> SecuritySettings {
     let has_client_ca = tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
     let are_here = |addresses: &[SocketAddr]| addresses.iter().all(|address| address.ip().is_loopback());
     let (is_here, is_http_as_open) = match listen {
-        Listen::Tcp(addresses) => (are_here(addresses), true),
+        ListenAddress::Tcp(addresses) => (are_here(addresses), true),
         // File permissions of the socket control the callers, but not the visitors of the page.
-        Listen::Unix(_) => (true, insecure),
+        ListenAddress::Unix(_) => (true, insecure),
     };
     let is_here = is_here && http_listen.is_none_or(are_here);
     let is_open = !has_client_ca && jwt.is_none() && (insecure || is_here);
-    Security { is_open, is_page_open: is_open && is_http_as_open, tls, jwt }
+    SecuritySettings { is_open, is_page_open: is_open && is_http_as_open, tls, jwt }
 }
 
 #[cfg(test)]

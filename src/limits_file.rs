@@ -19,7 +19,7 @@ use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
 use crate::domain::{
-    limit::{DIMENSIONS_MAX, LABELS_MAX, Pattern, Rule},
+    limit::{DIMENSIONS_MAX, LABELS_MAX, LabelPattern, Rule},
     limit_mode::LimitMode,
     name::{FieldError, Name},
     resource::{Dimension, parse_size},
@@ -37,7 +37,7 @@ pub struct LimitsFileError(pub Vec<(usize, String)>);
 pub fn parse(text: &str) -> Result<Vec<Rule>, LimitsFileError> {
     let (document, errors) = DeTable::parse_recoverable(text);
     let starts = std::iter::once(0).chain(text.match_indices('\n').map(|(at, _)| at + 1)).collect();
-    let mut reader = Reader { starts, unreadable: BTreeMap::new(), mistakes: Vec::new() };
+    let mut reader = LimitsReader { starts, unreadable: BTreeMap::new(), mistakes: Vec::new() };
     for error in errors {
         let line = reader.line(error.span().map_or(0, |span| span.start));
         reader.unreadable.entry(line).or_insert_with(|| format!("not TOML: {}", error.message()));
@@ -48,13 +48,13 @@ pub fn parse(text: &str) -> Result<Vec<Rule>, LimitsFileError> {
 }
 
 /// A TOML value with its position.
-type Value<'t> = Spanned<DeValue<'t>>;
+type SpannedValue<'t> = Spanned<DeValue<'t>>;
 
 /// Maxima by dimension.
 type Maxima = BTreeMap<Dimension, i64>;
 
 /// Parser that collects mistakes. Its methods return `None` after a mistake.
-struct Reader {
+struct LimitsReader {
     /// Offset of each line.
     starts: Vec<usize>,
     /// Lines with TOML errors, and their texts.
@@ -63,7 +63,7 @@ struct Reader {
     mistakes: Vec<(usize, String)>,
 }
 
-impl Reader {
+impl LimitsReader {
     fn line(&self, at: usize) -> usize {
         self.starts.partition_point(|start| *start <= at)
     }
@@ -103,14 +103,14 @@ impl Reader {
     }
 
     /// Returns whether the text from here to the next limit is valid TOML; records a mistake otherwise.
-    fn is_readable(&mut self, start: usize, next: Option<&&Value<'_>>) -> bool {
+    fn is_readable(&mut self, start: usize, next: Option<&&SpannedValue<'_>>) -> bool {
         let end = next.map_or(usize::MAX, |next| self.line(next.span().start));
         let first = self.unreadable.range(self.line(start)..).next().filter(|(line, _)| **line < end);
         self.mistakes.extend(first.map(|(line, text)| (*line, text.clone())));
         first.is_none()
     }
 
-    fn limits<'d, 't>(&mut self, document: &'d DeTable<'t>) -> Vec<&'d Value<'t>> {
+    fn limits<'d, 't>(&mut self, document: &'d DeTable<'t>) -> Vec<&'d SpannedValue<'t>> {
         let mut limits = Vec::new();
         for (key, value) in document {
             if key.get_ref() == "limit" {
@@ -125,7 +125,7 @@ impl Reader {
         limits
     }
 
-    fn limit(&mut self, at: usize, limit: &DeTable<'_>) -> (Option<Pattern>, Option<LimitMode>, Option<Maxima>) {
+    fn limit(&mut self, at: usize, limit: &DeTable<'_>) -> (Option<LabelPattern>, Option<LimitMode>, Option<Maxima>) {
         let (mut labels, mut each, mut max) = (Some((at, None)), Some(None), Some((at, None)));
         let mut mode = Some(LimitMode::Enforced);
         for (key, value) in limit {
@@ -147,7 +147,7 @@ impl Reader {
         (pattern, mode, max.and_then(|(at, max)| self.max(at, max, needs_max)))
     }
 
-    fn mode(&mut self, value: &Value<'_>) -> Option<LimitMode> {
+    fn mode(&mut self, value: &SpannedValue<'_>) -> Option<LimitMode> {
         let mode = self.typed("mode", value, "a string", DeValue::as_str)?;
         let known = LimitMode::parse(mode);
         if known.is_none() {
@@ -157,7 +157,7 @@ impl Reader {
         known
     }
 
-    fn pattern(&mut self, at: usize, labels: Option<&DeTable<'_>>, each: Option<&DeArray<'_>>) -> Option<Pattern> {
+    fn pattern(&mut self, at: usize, labels: Option<&DeTable<'_>>, each: Option<&DeArray<'_>>) -> Option<LabelPattern> {
         let count = labels.map_or(0, DeTable::len) + each.map_or(0, |each| each.len());
         if count == 0 || count > LABELS_MAX {
             self.wrong(at, "labels", format!("names {count} labels (with each); must name 1 to {LABELS_MAX}"));
@@ -177,7 +177,7 @@ impl Reader {
                 pattern.entry(key).or_insert(None);
             }
         }
-        (pattern.len() == count).then(|| Pattern::new(pattern))
+        (pattern.len() == count).then(|| LabelPattern::new(pattern))
     }
 
     fn max(&mut self, at: usize, max: Option<&DeTable<'_>>, needed: bool) -> Option<Maxima> {
@@ -193,7 +193,7 @@ impl Reader {
         (amounts.len() == count).then_some(amounts)
     }
 
-    fn dimension(&mut self, at: usize, key: &str, value: &Value<'_>) -> Option<(Dimension, i64)> {
+    fn dimension(&mut self, at: usize, key: &str, value: &SpannedValue<'_>) -> Option<(Dimension, i64)> {
         let Some(dimension) = Dimension::parse_key(key) else {
             let problem = format!(
                 "has the unknown dimension {key:?}; known are memory, cores, instances, queue_memory, queue_cores, \
@@ -208,7 +208,7 @@ impl Reader {
         name.and(Some((dimension, amount.ok()?)))
     }
 
-    fn string(&mut self, field: &str, value: &Value<'_>) -> Option<String> {
+    fn string(&mut self, field: &str, value: &SpannedValue<'_>) -> Option<String> {
         let text = self.typed(field, value, "a string", DeValue::as_str)?;
         self.name(value.span().start, field, text)
     }
@@ -221,7 +221,7 @@ impl Reader {
     fn typed<'d, 't, T: ?Sized>(
         &mut self,
         field: &str,
-        value: &'d Value<'t>,
+        value: &'d SpannedValue<'t>,
         wanted: &str,
         read: impl FnOnce(&'d DeValue<'t>) -> Option<&'d T>,
     ) -> Option<&'d T> {

@@ -7,14 +7,14 @@ use std::{error::Error, process::ExitCode};
 
 use linkis_rm::{
     commands::EXIT_USAGE,
-    config::{Config, Database, Mode, NotStarted},
+    config::{DatabaseSource, LaunchMode, ServiceConfig, StartFailure},
     notify,
-    server::{self, Ending, Options, Server},
+    server::{self, Options, Server, ServerExit},
     store::{
-        embedded::{self, Embedded},
-        target::Target,
+        embedded::{self, EmbeddedPostgres},
+        target::ConnectTarget,
     },
-    telemetry::{self, traces::Export},
+    telemetry::{self, traces::TraceExport},
     transport::{edge, resource_manager::RequestTimeouts},
 };
 use tokio::signal::unix::{SignalKind, signal};
@@ -25,10 +25,10 @@ static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 
 #[tokio::main]
 async fn main() -> ExitCode {
-    let config = match Mode::from_command_line() {
-        Ok(Mode::Serve(config)) => config,
-        Ok(Mode::Command(command)) => return command.run().await,
-        Err(NotStarted::CommandLine(error)) => {
+    let config = match LaunchMode::from_command_line() {
+        Ok(LaunchMode::Serve(config)) => config,
+        Ok(LaunchMode::Command(command)) => return command.run().await,
+        Err(StartFailure::CommandLine(error)) => {
             if !error.use_stderr() {
                 // A failure to write to the standard output has no other place to be reported.
                 let _ = error.print();
@@ -37,7 +37,7 @@ async fn main() -> ExitCode {
             eprint!("{}", telemetry::without_passwords(&error.render().to_string()));
             return ExitCode::from(EXIT_USAGE);
         }
-        Err(NotStarted::Settings(error)) => {
+        Err(StartFailure::Settings(error)) => {
             let text = telemetry::without_passwords(&error.to_string());
             eprintln!("{text}Type linkis-rm --help for what can be set.");
             return ExitCode::from(EXIT_USAGE);
@@ -54,7 +54,7 @@ async fn main() -> ExitCode {
     }
 }
 
-async fn run(config: Config) -> Result<(), Box<dyn Error>> {
+async fn run(config: ServiceConfig) -> Result<(), Box<dyn Error>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
     let listener = server::listen(config.listen).await?;
@@ -87,7 +87,8 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         _ = terminate.recv() => return stop_early(private).await,
         _ = interrupt.recv() => return stop_early(private).await,
     };
-    let traces = config.telemetry.traces.map(|settings| Export::start(settings, server.instance_id())).transpose()?;
+    let traces =
+        config.telemetry.traces.map(|settings| TraceExport::start(settings, server.instance_id())).transpose()?;
     if let Some(rules) = config.limits {
         let limits = rules.len();
         let changes = server.replace_limits(rules).await?;
@@ -121,14 +122,14 @@ async fn run(config: Config) -> Result<(), Box<dyn Error>> {
         tracing::info!("the private PostgreSQL {}", private.stop().await);
     }
     match ending {
-        Ending::Drained => tracing::info!("stopped; every call was answered"),
-        Ending::CutOff => tracing::warn!("stopped; some calls were still under way after the drain timeout"),
+        ServerExit::Drained => tracing::info!("stopped; every call was answered"),
+        ServerExit::CutOff => tracing::warn!("stopped; some calls were still under way after the drain timeout"),
     }
     Ok(())
 }
 
 /// Stops before the instance has served a call.
-async fn stop_early(private: Option<Embedded>) -> Result<(), Box<dyn Error>> {
+async fn stop_early(private: Option<EmbeddedPostgres>) -> Result<(), Box<dyn Error>> {
     notify::tell("STOPPING=1");
     if let Some(private) = private {
         tracing::info!("the private PostgreSQL {}", private.stop().await);
@@ -137,19 +138,21 @@ async fn stop_early(private: Option<Embedded>) -> Result<(), Box<dyn Error>> {
     Ok(())
 }
 
-async fn database(database: &Database) -> Result<(Target, Option<Embedded>), embedded::EmbeddedError> {
+async fn database(
+    database: &DatabaseSource,
+) -> Result<(ConnectTarget, Option<EmbeddedPostgres>), embedded::EmbeddedError> {
     let data_dir = match database {
-        Database::External(target) => return Ok((target.clone(), None)),
-        Database::Embedded(Some(data_dir)) => data_dir.clone(),
-        Database::Embedded(None) => embedded::default_data_dir()?,
+        DatabaseSource::External(target) => return Ok((target.clone(), None)),
+        DatabaseSource::Embedded(Some(data_dir)) => data_dir.clone(),
+        DatabaseSource::Embedded(None) => embedded::default_data_dir()?,
     };
     tracing::info!(data_dir = %data_dir.display(), "using a private PostgreSQL");
-    let private = Embedded::start(embedded::Settings { data_dir, server_options: vec![] }).await?;
+    let private = EmbeddedPostgres::start(embedded::EmbeddedSettings { data_dir, server_options: vec![] }).await?;
     Ok((private.connect_options().into(), Some(private)))
 }
 
 /// Waits for the end of the private PostgreSQL. Never completes without one.
-async fn has_died(private: Option<&Embedded>) -> std::process::ExitStatus {
+async fn has_died(private: Option<&EmbeddedPostgres>) -> std::process::ExitStatus {
     match private {
         Some(private) => private.died().await,
         None => std::future::pending().await,

@@ -29,9 +29,9 @@ use crate::{
     http::{
         self, Readiness,
         page::{
-            self, Site,
-            history::{History, Sources},
-            picture::Pictures,
+            self, PageServices,
+            history::{MetricHistory, PointSources},
+            picture::PageSnapshots,
         },
     },
     metrics::Metrics,
@@ -39,20 +39,20 @@ use crate::{
     service::{
         background::announcing::told_address,
         heartbeat::LivenessTimeouts,
-        jwt::{Jwt, JwtError},
+        jwt::{JwtAuthenticator, JwtError},
         limits::LimitService,
-        tasks::Tasks,
-        tokens::Tokens,
+        tasks::InstanceTasks,
+        tokens::TokenCache,
     },
-    store::{Opening, Store, StoreError, primary::Missing, target::Target},
+    store::{PendingStore, Store, StoreError, primary::NoPrimaryReason, target::ConnectTarget},
     tls::{self, Tls, TlsError},
     transport::{
-        edge::{Bounds, Calls, Edge, Listen, Listener},
+        edge::{Edge, EdgeBounds, EdgeService, ListenAddress, Listener},
         health::reporter,
-        identity::Identity,
-        json::Schema,
+        identity::Authenticator,
+        json::ReadCalls,
         message_size::{QUESTION_BYTES_MAX, compressible},
-        observe::{self, Observe},
+        observe::{self, ObserveLayer},
         proto,
         resource_manager::RequestTimeouts,
         routes::Routes,
@@ -61,9 +61,9 @@ use crate::{
 
 use self::{
     assembly::assemble,
-    cell::Instance,
+    cell::InstanceContext,
     connections::{accepted, serve_calls},
-    health::{Health, LIVENESS, watch_health},
+    health::{HealthState, LIVENESS, watch_health},
 };
 
 /// Time between the stop and the end of endless streams and idle connections, so that their peers receive the
@@ -94,22 +94,22 @@ pub struct Options {
     /// Number of committers, each with its own connection and EMs.
     pub committers: u16,
     /// Bounds of the edge.
-    pub bounds: Bounds,
+    pub bounds: EdgeBounds,
     /// Authentication and TLS.
-    pub security: Security,
+    pub security: SecuritySettings,
     /// Network hosts at which external clusters may be called.
     pub external_hosts: AllowedHosts,
     /// Standby for reads that may be stale; `None` if the primary serves them.
-    pub standby: Option<Target>,
+    pub standby: Option<ConnectTarget>,
     /// Whether the server migrates the schema of its database. Otherwise it requires the current schema.
     pub migrates: bool,
 }
 
 /// Authentication and TLS of callers.
 #[derive(Debug, Clone)]
-pub struct Security {
+pub struct SecuritySettings {
     /// Certificates of connections; `None` without TLS.
-    pub tls: Option<tls::Files>,
+    pub tls: Option<tls::TlsFiles>,
     /// File with the trusted issuers of JWTs; `None` if no JWT is accepted.
     pub jwt: Option<PathBuf>,
     /// Whether every call is permitted until the first token is created.
@@ -118,13 +118,13 @@ pub struct Security {
     pub is_page_open: bool,
 }
 
-impl Security {
+impl SecuritySettings {
     /// No protection: for one machine, or for a program that embeds the server.
     pub const OPEN: Self = Self { tls: None, jwt: None, is_open: true, is_page_open: true };
 }
 
 /// Describes the protection of an instance, for display.
-impl fmt::Display for Security {
+impl fmt::Display for SecuritySettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let has_certificates = self.tls.as_ref().is_some_and(|tls| tls.client_ca.is_some());
         let shown = match (has_certificates, &self.jwt) {
@@ -150,14 +150,14 @@ pub struct Server {
     options: Options,
     edge: Arc<Edge>,
     tls: Option<Arc<Tls>>,
-    tokens: Tokens,
-    jwt: Option<Arc<Jwt>>,
+    tokens: TokenCache,
+    jwt: Option<Arc<JwtAuthenticator>>,
     metrics: Metrics,
     readiness: watch::Sender<Readiness>,
     /// Task of the HTTP listener; ends with the server.
     http: Option<(SocketAddr, AbortOnDropHandle<()>)>,
     /// Holder of the page's services.
-    page: page::Slot,
+    page: page::PageSlot,
 }
 
 /// Why a server cannot serve.
@@ -176,7 +176,7 @@ pub enum ServerError {
     #[error("cannot listen on {address}: it is taken; is another instance running? choose another with {setting}")]
     Taken {
         /// The address.
-        address: Listen,
+        address: ListenAddress,
         /// Setting of the address.
         setting: &'static str,
     },
@@ -184,7 +184,7 @@ pub enum ServerError {
     #[error("cannot listen on {address}; choose another with {setting}")]
     Listen {
         /// The address.
-        address: Listen,
+        address: ListenAddress,
         /// Setting of the address.
         setting: &'static str,
         /// Error of the system.
@@ -209,7 +209,7 @@ pub enum ServerError {
 
 /// How a server ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ending {
+pub enum ServerExit {
     /// All calls in progress were completed.
     Drained,
     /// Some calls were in progress at the drain timeout.
@@ -220,7 +220,7 @@ pub enum Ending {
 ///
 /// # Errors
 /// [`ServerError::Taken`], [`ServerError::Listen`].
-pub async fn listen(address: impl Into<Listen>) -> Result<Listener, ServerError> {
+pub async fn listen(address: impl Into<ListenAddress>) -> Result<Listener, ServerError> {
     let address = address.into();
     Listener::bind(&address).await.map_err(|source| cannot_listen(address, "--listen", source))
 }
@@ -230,11 +230,11 @@ pub async fn listen(address: impl Into<Listen>) -> Result<Listener, ServerError>
 /// # Errors
 /// [`ServerError::Taken`], [`ServerError::Listen`].
 pub async fn listen_http(addresses: &[SocketAddr]) -> Result<TcpListener, ServerError> {
-    let wrong = |source| cannot_listen(Listen::Tcp(addresses.to_vec()), "--http-listen", source);
+    let wrong = |source| cannot_listen(ListenAddress::Tcp(addresses.to_vec()), "--http-listen", source);
     TcpListener::bind(addresses).await.map_err(wrong)
 }
 
-fn cannot_listen(address: Listen, setting: &'static str, source: std::io::Error) -> ServerError {
+fn cannot_listen(address: ListenAddress, setting: &'static str, source: std::io::Error) -> ServerError {
     match source.kind() {
         std::io::ErrorKind::AddrInUse => ServerError::Taken { address, setting },
         _ => ServerError::Listen { address, setting, source },
@@ -261,7 +261,7 @@ impl Server {
     pub async fn open(
         listener: Listener,
         http: Option<TcpListener>,
-        database: impl Into<Target>,
+        database: impl Into<ConnectTarget>,
         options: Options,
     ) -> Result<Self, ServerError> {
         let (instance_id, database) = (Uuid::new_v4(), database.into());
@@ -270,16 +270,18 @@ impl Server {
         let edge = Edge::new(options.bounds, tls.clone());
         let metrics = Metrics::new(observe::methods(&DESCRIPTORS)?, edge.gauges());
         let jwt = options.security.jwt.clone();
-        let jwt = jwt.map(|path| Jwt::read(path, options.external_hosts.clone(), metrics.clone())).transpose()?;
+        let jwt = jwt
+            .map(|path| JwtAuthenticator::read(path, options.external_hosts.clone(), metrics.clone()))
+            .transpose()?;
         let (readiness, seen) = watch::channel(Readiness::Starting);
-        let page = page::Slot::default();
+        let page = page::PageSlot::default();
         let serve = |listener: TcpListener| {
             let address = listener.local_addr().ok()?;
             Some((address, http::serve(listener, tls.clone(), metrics.clone(), seen, page.clone())))
         };
         let http = http.and_then(serve);
         let listener = Arc::new(listener);
-        let (opening, found) = Opening::find(database).await?;
+        let (opening, found) = PendingStore::find(database).await?;
         let prepared = match found {
             Ok(()) => prepare(&opening, &options).await,
             Err(_) => Err(opening.standing().err().unwrap_or_else(|| opening.missing())),
@@ -323,7 +325,7 @@ impl Server {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn address(&self) -> std::io::Result<Listen> {
+    pub fn address(&self) -> std::io::Result<ListenAddress> {
         self.listener.address()
     }
 
@@ -336,7 +338,7 @@ impl Server {
     ///
     /// # Errors
     /// A failed gRPC server, and [`ServerError::Defect`] if an essential task panicked.
-    pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<Ending, ServerError> {
+    pub async fn serve(self, stop: impl Future<Output = ()>) -> Result<ServerExit, ServerError> {
         // Metrics and health are served until the last call is completed.
         let Self {
             instance_id,
@@ -352,15 +354,15 @@ impl Server {
             http: _http,
             page,
         } = self;
-        let tasks = Tasks::here().leaving(store.primary().clone());
+        let tasks = InstanceTasks::here().leaving(store.primary().clone());
         let (stopping, leaving) = (CancellationToken::new(), CancellationToken::new());
         let defect = tasks.defect();
         let (health, health_service) = reporter();
         let address = listener.address().map(|address| announced(&address)).unwrap_or_default();
-        let instance = Instance::new((instance_id, address.clone()), &options, (&metrics, &tasks, &stopping));
+        let instance = InstanceContext::new((instance_id, address.clone()), &options, (&metrics, &tasks, &stopping));
         let (routes, overviews) = assemble(&instance, &store, &tokens)?;
         let routes = routes.and(compressible!(health_service).max_decoding_message_size(QUESTION_BYTES_MAX));
-        let health = Health { grpc: health, readiness, metrics: metrics.clone() };
+        let health = HealthState { grpc: health, readiness, metrics: metrics.clone() };
         tasks.spawn(watch_health(health, store.clone(), leaving.clone()));
         tasks.spawn(store.primary().clone().stay_equipped(options.committers, stopping.clone()));
         tasks.spawn(store.primary().clone().watch_disk(stopping.clone()));
@@ -368,22 +370,22 @@ impl Server {
         let incoming = accepted(listener, &edge, &tasks, &stopping, options.bounds.connection_age);
         tasks.close();
 
-        let known_by = |is_open| Arc::new(Identity::new(tokens.clone(), jwt.clone(), is_open, metrics.clone()));
-        let calls = Calls::new(routes, edge.clone(), known_by(options.security.is_open));
+        let known_by = |is_open| Arc::new(Authenticator::new(tokens.clone(), jwt.clone(), is_open, metrics.clone()));
+        let calls = EdgeService::new(routes, edge.clone(), known_by(options.security.is_open));
         let identity = known_by(options.security.is_page_open);
-        let observe = Observe::new(metrics.clone());
-        let (history, schema) = (History::default(), Arc::new(Schema::new()?));
-        tasks.spawn(history.clone().keep(Sources::new(overviews.clone(), metrics, instance_id), stopping.clone()));
-        let page = page.open(Site {
+        let observe = ObserveLayer::new(metrics.clone());
+        let (history, schema) = (MetricHistory::default(), Arc::new(ReadCalls::new()?));
+        tasks.spawn(history.clone().keep(PointSources::new(overviews.clone(), metrics, instance_id), stopping.clone()));
+        let page = page.open(PageServices {
             calls: observe.layer(calls.known_by(identity.clone())),
             edge: edge.clone(),
             identity,
-            pictures: Pictures::new(schema.clone()),
+            pictures: PageSnapshots::new(schema.clone()),
             schema,
             overviews,
-            answers: page::shared::Answers::default(),
+            answers: page::shared::ReplyCache::default(),
             history,
-            about: page::About { instance_id, grpc: address, tls: tls.is_some() },
+            about: page::InstanceInfo { instance_id, grpc: address, tls: tls.is_some() },
             tasks: tasks.clone(),
             stopping: stopping.clone(),
         });
@@ -405,22 +407,22 @@ impl Server {
         drop(page);
         if let Some(ended) = failed {
             store.close().await;
-            return ended.map(|()| Ending::Drained);
+            return ended.map(|()| ServerExit::Drained);
         }
         tracing::info!("stopping: finishing the calls under way");
         let drained = tokio::time::timeout(options.drain_timeout, finish(serving, &edge, &tasks)).await;
         store.close().await;
         match drained {
-            Ok(served) => served.map(|()| Ending::Drained),
-            Err(_) => Ok(Ending::CutOff),
+            Ok(served) => served.map(|()| ServerExit::Drained),
+            Err(_) => Ok(ServerExit::CutOff),
         }
     }
 }
 
 /// Migrates the schema, reads the tokens, and opens the database connections of the instance.
-async fn prepare(opening: &Opening, options: &Options) -> Result<(Store, Tokens), StoreError> {
+async fn prepare(opening: &PendingStore, options: &Options) -> Result<(Store, TokenCache), StoreError> {
     let store = opening.prepare(options.history, options.migrates).await?;
-    let tokens = Tokens::read(&store).await?;
+    let tokens = TokenCache::read(&store).await?;
     store.primary().equip(options.committers).await?;
     Ok((store, tokens))
 }
@@ -432,27 +434,27 @@ async fn prepare(opening: &Opening, options: &Options) -> Result<(Store, Tokens)
 /// [`ServerError::Store`] if waiting cannot help.
 async fn wait_for_database(
     mut error: StoreError,
-    (opening, options): (&Opening, &Options),
+    (opening, options): (&PendingStore, &Options),
     listener: &Arc<Listener>,
     edge: Arc<Edge>,
     (readiness, metrics): (watch::Sender<Readiness>, Metrics),
-) -> Result<(Store, Tokens), ServerError> {
+) -> Result<(Store, TokenCache), ServerError> {
     // The process is ready for systemd: it can only wait.
     notify::tell("READY=1");
-    let (tasks, stopping) = (Tasks::here(), CancellationToken::new());
+    let (tasks, stopping) = (InstanceTasks::here(), CancellationToken::new());
     let (health, health_service) = reporter();
-    let health = Health { grpc: health, readiness, metrics: metrics.clone() };
+    let health = HealthState { grpc: health, readiness, metrics: metrics.clone() };
     health.grpc.set_service_status(LIVENESS, tonic_health::ServingStatus::Serving).await;
     let routes = Routes::default().and(compressible!(health_service).max_decoding_message_size(QUESTION_BYTES_MAX));
     let away = |error: &StoreError| {
         Error::Unavailable(Arc::new(StoreError::NoPrimary { why: error.missing(), hosts: String::new() }))
     };
     let answer = Arc::new(ArcSwap::from_pointee(away(&error)));
-    let calls = Calls::closed(routes, edge.clone(), answer.clone());
+    let calls = EdgeService::closed(routes, edge.clone(), answer.clone());
     let incoming = accepted(listener.clone(), &edge, &tasks, &stopping, None);
-    let mut servers = serve_calls(calls, incoming, &edge.bounds(), &Observe::new(metrics), &stopping);
+    let mut servers = serve_calls(calls, incoming, &edge.bounds(), &ObserveLayer::new(metrics), &stopping);
     let preparing = async {
-        let mut warned = None::<(Missing, Instant)>;
+        let mut warned = None::<(NoPrimaryReason, Instant)>;
         loop {
             let why = error.missing();
             let is_news = warned.as_ref().is_none_or(|(before, at)| *before != why || at.elapsed() >= WARN_INTERVAL);
@@ -493,10 +495,10 @@ async fn wait_for_database(
 
 /// Starts the tasks that reload changed files: database password, certificates, and issuers of JWTs.
 fn take_up_changes(
-    tasks: &Tasks,
+    tasks: &InstanceTasks,
     store: &Store,
     tls: Option<&Arc<Tls>>,
-    jwt: Option<&Arc<Jwt>>,
+    jwt: Option<&Arc<JwtAuthenticator>>,
     stopping: &CancellationToken,
 ) {
     tasks.spawn(store.clone().follow(stopping.clone()));
@@ -520,7 +522,7 @@ async fn ended(mut servers: JoinSet<Result<(), tonic::transport::Error>>) -> Res
 async fn finish(
     serving: impl Future<Output = Result<(), ServerError>>,
     edge: &Edge,
-    tasks: &Tasks,
+    tasks: &InstanceTasks,
 ) -> Result<(), ServerError> {
     let close = async {
         tokio::time::sleep(LINGER).await;
@@ -538,7 +540,13 @@ pub fn page_url(http: &TcpListener, is_encrypted: bool) -> Option<String> {
 }
 
 /// Logs the identity, the addresses and the protection of the instance.
-fn tell_of(instance_id: Uuid, listener: &Listener, http: Option<&TcpListener>, database: &Target, security: &Security) {
+fn tell_of(
+    instance_id: Uuid,
+    listener: &Listener,
+    http: Option<&TcpListener>,
+    database: &ConnectTarget,
+    security: &SecuritySettings,
+) {
     let (address, http) = (listener.address().ok(), http.and_then(|http| http.local_addr().ok()));
     tracing::info!(
         instance = %instance_id,
@@ -551,9 +559,9 @@ fn tell_of(instance_id: Uuid, listener: &Listener, http: Option<&TcpListener>, d
 }
 
 /// Returns the address that other instances and callers read.
-fn announced(address: &Listen) -> String {
+fn announced(address: &ListenAddress) -> String {
     match address {
-        Listen::Tcp(addresses) => addresses.first().map(told_address).unwrap_or_default(),
-        Listen::Unix(_) => address.to_string(),
+        ListenAddress::Tcp(addresses) => addresses.first().map(told_address).unwrap_or_default(),
+        ListenAddress::Unix(_) => address.to_string(),
     }
 }

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 
 use crate::{
     Failure,
-    calls::{Client, Place},
+    calls::{Client, TargetEm},
     load::{Job, Tally, Work},
     random::Random,
 };
@@ -22,23 +22,23 @@ use crate::{
 const ERROR_PAUSE: Duration = Duration::from_millis(20);
 
 /// Calls in progress. Dropping them cancels them.
-pub(crate) struct Calls {
-    progress: Arc<Progress>,
+pub(crate) struct CallHandles {
+    progress: Arc<CallerProgress>,
     tasks: JoinSet<Vec<Duration>>,
 }
 
 /// Result of a run of callers.
-pub(crate) struct Ended {
+pub(crate) struct CallCounts {
     pub times: Vec<Duration>,
     pub errors: u64,
     /// The first error.
     pub error: Option<String>,
 }
 
-impl Calls {
+impl CallHandles {
     /// Starts one caller for each connection. A connection comes with the number of its instance.
     pub fn start(job: Job, clients: impl Iterator<Item = (usize, Client)>, tally: &Arc<Tally>) -> Self {
-        let progress = Arc::new(Progress::new(job.instances));
+        let progress = Arc::new(CallerProgress::new(job.instances));
         let mut tasks = JoinSet::new();
         for (seed, (instance, client)) in (1..).zip(clients) {
             let (random, times) = (Random::new(seed), Vec::new());
@@ -64,18 +64,18 @@ impl Calls {
     }
 
     /// Stops the callers and waits for the calls in progress.
-    pub async fn finish(mut self) -> Result<Ended, Failure> {
+    pub async fn finish(mut self) -> Result<CallCounts, Failure> {
         self.progress.stop.store(true, Relaxed);
         let mut times = Vec::new();
         while let Some(caller) = self.tasks.join_next().await {
             times.extend(caller?);
         }
         let (errors, error) = (self.progress.errors.load(Relaxed), self.progress.error.get().cloned());
-        Ok(Ended { times, errors, error })
+        Ok(CallCounts { times, errors, error })
     }
 }
 
-struct Progress {
+struct CallerProgress {
     done: Vec<AtomicU64>,
     /// Whether calls are timed individually.
     timing: AtomicBool,
@@ -85,7 +85,7 @@ struct Progress {
     error: OnceLock<String>,
 }
 
-impl Progress {
+impl CallerProgress {
     fn new(instances: usize) -> Self {
         Self {
             done: (0..instances).map(|_| AtomicU64::new(0)).collect(),
@@ -102,7 +102,7 @@ struct Caller {
     instance: usize,
     job: Job,
     random: Random,
-    progress: Arc<Progress>,
+    progress: Arc<CallerProgress>,
     tally: Arc<Tally>,
     times: Vec<Duration>,
 }
@@ -124,11 +124,11 @@ impl Caller {
         let workload = self.job.workload;
         let begun = self.begin();
         if self.job.work == Work::Refusals {
-            self.client.refusal(Place::choose_full(workload, &mut self.random)).await?;
+            self.client.refusal(TargetEm::choose_full(workload, &mut self.random)).await?;
             self.count(begun);
             return Ok(());
         }
-        let ticket = self.client.grant(Place::choose(workload, &mut self.random)).await?;
+        let ticket = self.client.grant(TargetEm::choose(workload, &mut self.random)).await?;
         self.count(begun);
         self.tally.granted.fetch_add(1, Relaxed);
         if self.job.work == Work::Lives {

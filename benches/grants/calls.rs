@@ -40,12 +40,12 @@ pub(crate) struct Client {
 }
 
 /// User and EM of an engine.
-pub(crate) struct Place {
+pub(crate) struct TargetEm {
     em: proto::EmInstance,
     user: String,
 }
 
-impl Place {
+impl TargetEm {
     /// Selects a user and an EM with ample capacity.
     pub fn choose(workload: Workload, random: &mut Random) -> Self {
         let em = em(workload, random.up_to(workload.ems()));
@@ -62,7 +62,7 @@ impl Place {
 /// A live grant.
 pub(crate) struct Ticket {
     id: String,
-    place: Place,
+    place: TargetEm,
 }
 
 impl Client {
@@ -123,13 +123,13 @@ impl Client {
     /// Fills the EMs with capacity for one engine. Returns the number of grants.
     pub async fn fill(&mut self, workload: Workload) -> Result<u64, Failure> {
         for number in 1..=workload.ems() {
-            self.grant(Place { em: full_em(workload, number), user: "user1".to_owned() }).await?;
+            self.grant(TargetEm { em: full_em(workload, number), user: "user1".to_owned() }).await?;
         }
         Ok(workload.ems())
     }
 
     /// Requests the resources of an engine; any reply but a grant is an error.
-    pub async fn grant(&mut self, place: Place) -> Result<Ticket, Failure> {
+    pub async fn grant(&mut self, place: TargetEm) -> Result<Ticket, Failure> {
         match self.ask(&place).await? {
             Some(Answer::Available(available)) if !available.ticket_id.is_empty() => {
                 Ok(Ticket { id: available.ticket_id, place })
@@ -140,14 +140,14 @@ impl Client {
     }
 
     /// Requests the resources of an engine; any reply but a temporary refusal is an error.
-    pub async fn refusal(&mut self, place: Place) -> Result<(), Failure> {
+    pub async fn refusal(&mut self, place: TargetEm) -> Result<(), Failure> {
         match self.ask(&place).await? {
             Some(Answer::NotEnough(refusal)) if !refusal.never_fits => Ok(()),
             _ => Err("granted on an EM that is full, or said never to fit".into()),
         }
     }
 
-    async fn ask(&mut self, place: &Place) -> Result<Option<Answer>, Failure> {
+    async fn ask(&mut self, place: &TargetEm) -> Result<Option<Answer>, Failure> {
         let message = proto::RequestResourceRequest {
             em: Some(place.em.clone()),
             user: place.user.clone(),
@@ -177,7 +177,7 @@ impl Client {
 
     /// Releases a ticket.
     pub async fn released(&mut self, ticket: Ticket) -> Result<(), Failure> {
-        let Place { em, user } = ticket.place;
+        let TargetEm { em, user } = ticket.place;
         let message = proto::ResourceReleasedRequest { ticket_id: ticket.id, user, em: Some(em), ..Default::default() };
         let call = self.call(message);
         self.service.resource_released(call).await?;

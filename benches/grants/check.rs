@@ -6,7 +6,7 @@ use crate::{Failure, report::thousands};
 
 /// Result of the check.
 #[derive(Debug)]
-pub(crate) struct Checked {
+pub(crate) struct CheckResult {
     pub text: String,
     pub passed: bool,
 }
@@ -60,7 +60,7 @@ const WRONG_QUEUES: &str = "
         WHERE t.cluster_id = q.cluster_id AND NOT t.ended AND (t.path = q.path OR starts_with(t.path, q.path || '.')))";
 
 /// Compares the tables with the expected number of tickets.
-pub(crate) async fn run(connection: &mut PgConnection, database: &str, tickets: i64) -> Result<Checked, Failure> {
+pub(crate) async fn run(connection: &mut PgConnection, database: &str, tickets: i64) -> Result<CheckResult, Failure> {
     let mut wrong = Vec::new();
     let stored = count(connection, "SELECT count(*) FROM linkis_user_resource_meta_data").await?;
     if stored != tickets {
@@ -85,7 +85,7 @@ pub(crate) async fn run(connection: &mut PgConnection, database: &str, tickets: 
     } else {
         format!("WRONG: {}", wrong.join("; "))
     };
-    Ok(Checked { text: format!("checked {database}: {text}"), passed: wrong.is_empty() })
+    Ok(CheckResult { text: format!("checked {database}: {text}"), passed: wrong.is_empty() })
 }
 
 async fn count(connection: &mut PgConnection, query: &'static str) -> Result<i64, Failure> {

@@ -12,7 +12,7 @@ pub(crate) const CALLERS: [usize; 3] = [1, ENOUGH, crate::plan::MANY];
 
 /// Counters that the batches of several committers share.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Sharing {
+pub(crate) enum SharedScope {
     /// No counter: no limit exists.
     Nothing,
     /// Counters of a thousand users, each with a limit.
@@ -21,7 +21,7 @@ pub(crate) enum Sharing {
     Creator,
 }
 
-impl Sharing {
+impl SharedScope {
     pub const ALL: [Self; 3] = [Self::Nothing, Self::Users, Self::Creator];
 
     pub fn database(self) -> &'static str {

@@ -7,13 +7,13 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::store::embedded::{Embedded, PORT, USER};
+use linkis_rm::store::embedded::{EmbeddedPostgres, PORT, USER};
 use sqlx::ConnectOptions as _;
 
 use crate::{
     Failure, Workload, machine,
     meter::Meter,
-    process::{self, Running},
+    process::{self, ChildGuard},
     sample::Sample,
 };
 
@@ -66,7 +66,7 @@ pub(crate) struct Floors {
 
 impl Floors {
     /// Finds pgbench and creates its tables.
-    pub async fn prepare(database: &Embedded, dir: &Path) -> Result<Self, Failure> {
+    pub async fn prepare(database: &EmbeddedPostgres, dir: &Path) -> Result<Self, Failure> {
         let pgbench = find_pgbench(database.bin_dir())?;
         let options = machine::create_database(database, DATABASE).await?;
         sqlx::raw_sql(SCHEMA).execute(&mut options.connect().await?).await?;
@@ -119,7 +119,7 @@ impl Floors {
     async fn run(&self, mut command: Command) -> Result<String, Failure> {
         let (output, errors) = (self.dir.join("pgbench.out"), self.dir.join("pgbench.err"));
         command.stdout(Stdio::from(File::create(&output)?)).stderr(Stdio::from(File::create(&errors)?));
-        let status = Running::start(&mut command)?.ended().await?;
+        let status = ChildGuard::start(&mut command)?.ended().await?;
         if !status.success() {
             let errors = fs::read_to_string(&errors).unwrap_or_default();
             let last = errors.lines().last().unwrap_or("it says nothing");

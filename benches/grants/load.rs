@@ -9,7 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use crate::{Failure, Workload, callers::Calls, calls::Client, meter::Meter, sample::Sample, secured::Credentials};
+use crate::{
+    Failure, Workload, callers::CallHandles, calls::Client, meter::Meter, sample::Sample, secured::Credentials,
+};
 
 const CONNECTIONS_PER_INSTANCE: usize = 4;
 
@@ -102,9 +104,9 @@ impl Load {
     }
 
     /// Starts the callers of a job.
-    pub fn start(&self, job: Job) -> Calls {
+    pub fn start(&self, job: Job) -> CallHandles {
         let clients = (0..job.callers).map(|number| self.client_from(job.first, number, job.instances));
-        Calls::start(job, clients, &self.tally)
+        CallHandles::start(job, clients, &self.tally)
     }
 
     /// Measures a job for `window`, after a warm-up.

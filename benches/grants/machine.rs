@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, fs, path::Path};
 
-use linkis_rm::store::embedded::Embedded;
+use linkis_rm::store::embedded::EmbeddedPostgres;
 use serde::Serialize;
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions};
 
@@ -26,7 +26,7 @@ pub(crate) struct Machine {
 
 impl Machine {
     /// Reads the machine's data. Fails if commits are not durable.
-    pub async fn look(database: &Embedded, dir: &Path) -> Result<Self, Failure> {
+    pub async fn look(database: &EmbeddedPostgres, dir: &Path) -> Result<Self, Failure> {
         let mut connection = database.connect_options().connect().await?;
         let mut settings = BTreeMap::new();
         for name in DURABLE.into_iter().chain(["shared_buffers", "max_wal_size", "wal_sync_method"]) {
@@ -74,7 +74,10 @@ async fn setting(connection: &mut PgConnection, name: &str) -> Result<String, Fa
 }
 
 /// Creates an empty database on the same server.
-pub(crate) async fn create_database(database: &Embedded, name: &'static str) -> Result<PgConnectOptions, Failure> {
+pub(crate) async fn create_database(
+    database: &EmbeddedPostgres,
+    name: &'static str,
+) -> Result<PgConnectOptions, Failure> {
     let mut connection = database.connect_options().connect().await?;
     // The name is a constant of this program: a statement that creates a database takes no parameters.
     sqlx::raw_sql(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut connection).await?;
@@ -83,7 +86,7 @@ pub(crate) async fn create_database(database: &Embedded, name: &'static str) -> 
 }
 
 /// Writes a checkpoint, so that each round starts without pending writes.
-pub(crate) async fn checkpoint(database: &Embedded) -> Result<(), Failure> {
+pub(crate) async fn checkpoint(database: &EmbeddedPostgres) -> Result<(), Failure> {
     let mut connection: PgConnection = database.connect_options().connect().await?;
     sqlx::raw_sql("CHECKPOINT").execute(&mut connection).await?;
     Ok(connection.close().await?)

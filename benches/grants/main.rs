@@ -64,14 +64,14 @@ use std::{
 };
 
 use clap::{Parser, ValueEnum};
-use linkis_rm::store::embedded::{Embedded, Settings};
+use linkis_rm::store::embedded::{EmbeddedPostgres, EmbeddedSettings};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{
     crowds::Crowd,
     machine::Machine,
     process::TemporaryDir,
-    report::{Begun, Report},
+    report::{Report, StartTime},
 };
 
 /// Why a run has no result.
@@ -220,14 +220,16 @@ async fn main() -> ExitCode {
 }
 
 /// Runs `work` with a private PostgreSQL and stops it in every case.
-async fn with_database<T>(work: impl AsyncFnOnce(&Embedded, &Path) -> Result<T, Failure>) -> Result<T, Failure> {
+async fn with_database<T>(
+    work: impl AsyncFnOnce(&EmbeddedPostgres, &Path) -> Result<T, Failure>,
+) -> Result<T, Failure> {
     let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
     let dir = TemporaryDir::create()?;
     eprintln!("starting PostgreSQL");
     // Enough for pgbench's 64 clients and all instances together.
     let server_options = vec![("max_connections".to_owned(), "300".to_owned())];
-    let settings = Settings { data_dir: dir.path().join("postgresql"), server_options };
-    let database = Embedded::start(settings).await?;
+    let settings = EmbeddedSettings { data_dir: dir.path().join("postgresql"), server_options };
+    let database = EmbeddedPostgres::start(settings).await?;
     let outcome = tokio::select! {
         outcome = work(&database, dir.path()) => outcome,
         status = database.died() => Err(format!("PostgreSQL ended by itself ({status})").into()),
@@ -238,8 +240,8 @@ async fn with_database<T>(work: impl AsyncFnOnce(&Embedded, &Path) -> Result<T, 
     outcome
 }
 
-async fn run(arguments: &Arguments, database: &Embedded, dir: &Path) -> Result<(), Failure> {
-    let begun = Begun::now();
+async fn run(arguments: &Arguments, database: &EmbeddedPostgres, dir: &Path) -> Result<(), Failure> {
+    let begun = StartTime::now();
     let machine = Machine::look(database, dir).await?;
     let results = rounds::run(arguments, database, dir).await?;
     let ratios = ratios::all(&results);

@@ -20,7 +20,7 @@ pub(crate) struct Meter {
 
 /// Totals at one time.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct Reading {
+pub(crate) struct UsageSample {
     load_ticks: u64,
     server_ticks: u64,
     postgresql_ticks: u64,
@@ -63,7 +63,7 @@ impl Meter {
         std::iter::once(self.postmaster).chain(children).collect()
     }
 
-    pub async fn read(&mut self) -> Result<Reading, Failure> {
+    pub async fn read(&mut self) -> Result<UsageSample, Failure> {
         let own = Stat::read(std::process::id()).ok_or("/proc cannot be read")?;
         let servers = self.servers.iter().filter_map(|server| Stat::read(*server));
         let server_ticks = servers.map(|stat| stat.ticks).sum();
@@ -74,7 +74,7 @@ impl Meter {
         let postgresql_ticks = postmaster.ticks + ended_ticks + children.map(|stat| stat.ticks).sum::<u64>();
         let wal = "SELECT pg_wal_lsn_diff(pg_current_wal_lsn(), '0/0')::bigint";
         let wal_bytes = sqlx::query_scalar(wal).fetch_one(&mut self.connection).await?;
-        Ok(Reading { load_ticks: own.with_ended(), server_ticks, postgresql_ticks, wal_bytes })
+        Ok(UsageSample { load_ticks: own.with_ended(), server_ticks, postgresql_ticks, wal_bytes })
     }
 
     /// Returns true if a child of PostgreSQL works for the measured database or for all, by its title.
@@ -91,7 +91,7 @@ impl Meter {
     }
 }
 
-impl Reading {
+impl UsageSample {
     /// Returns the cost per operation since `before`.
     pub fn since(self, before: Self, operations: u64) -> Cost {
         let operations = operations.max(1) as f64;

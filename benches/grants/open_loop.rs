@@ -11,14 +11,14 @@ use tokio::{sync::mpsc, task::JoinSet};
 
 use crate::{
     Failure, Workload,
-    calls::Place,
+    calls::TargetEm,
     load::{Load, WARM_UP},
-    meter::{Meter, Reading},
+    meter::{Meter, UsageSample},
     random::Random,
     sample::Sample,
 };
 
-type Answered = Result<Option<Duration>, String>;
+type CallResult = Result<Option<Duration>, String>;
 
 /// Requests grants that become due at random with this rate per second, for `window` after a warm-up.
 pub(crate) async fn measure(
@@ -33,7 +33,7 @@ pub(crate) async fn measure(
     let begun = Instant::now();
     // A thread, because the timer of the runtime has a resolution of a millisecond.
     thread::spawn(move || pace(begun, rate, WARM_UP + window, &due));
-    let mut flow = Flow::new(load, workload, begun + WARM_UP);
+    let mut flow = LoadLoop::new(load, workload, begun + WARM_UP);
     flow.run(calls_due, meter).await?;
     let elapsed = flow.counted_from.elapsed();
     let count = flow.times.len();
@@ -61,19 +61,19 @@ pub(crate) fn pace(begun: Instant, rate: f64, length: Duration, due: &mpsc::Unbo
     }
 }
 
-struct Flow<'a> {
+struct LoadLoop<'a> {
     load: &'a Load,
     workload: Workload,
     counted_from: Instant,
-    before: Option<Reading>,
+    before: Option<UsageSample>,
     random: Random,
-    tasks: JoinSet<Answered>,
+    tasks: JoinSet<CallResult>,
     times: Vec<Duration>,
     errors: u64,
     error: Option<String>,
 }
 
-impl<'a> Flow<'a> {
+impl<'a> LoadLoop<'a> {
     fn new(load: &'a Load, workload: Workload, counted_from: Instant) -> Self {
         let (random, tasks) = (Random::new(7), JoinSet::new());
         Self { load, workload, counted_from, before: None, random, tasks, times: vec![], errors: 0, error: None }
@@ -99,7 +99,7 @@ impl<'a> Flow<'a> {
 
     fn start(&mut self, number: usize, due: Instant) {
         let (_, mut client) = self.load.client(number, 1);
-        let place = Place::choose(self.workload, &mut self.random);
+        let place = TargetEm::choose(self.workload, &mut self.random);
         let (tally, counts) = (self.load.tally().clone(), due >= self.counted_from);
         self.tasks.spawn(async move {
             client.grant(place).await.map_err(|error| error.to_string())?;
@@ -108,7 +108,7 @@ impl<'a> Flow<'a> {
         });
     }
 
-    fn count(&mut self, answered: Answered) {
+    fn count(&mut self, answered: CallResult) {
         match answered {
             Ok(time) => self.times.extend(time),
             Err(error) => {

@@ -2,7 +2,7 @@
 
 use crate::{
     Workload,
-    committers::{self, COMMITTERS, Sharing},
+    committers::{self, COMMITTERS, SharedScope},
     floors::{CLIENTS, Floor},
     load::{Job, Work},
     service::Site,
@@ -32,7 +32,7 @@ pub(crate) enum Subject {
     /// Several instances of the service, with closed-loop grants.
     Instances(usize),
     /// An instance with this number of committers, with closed-loop grants.
-    Committers(Sharing, usize),
+    Committers(SharedScope, usize),
     /// As [`Self::HalfLoad`], with open pages and `top`s.
     Watched(Site, Audience),
     /// The service with open-loop grants at half its maximum rate.
@@ -115,11 +115,11 @@ pub(crate) fn secured_round(workload: Workload) -> Vec<Step> {
 
 /// Returns the steps of a round that measures only the number of committers.
 pub(crate) fn committers_round(workload: Workload) -> Vec<Step> {
-    let of = |sharing: Sharing, callers: usize| {
+    let of = |sharing: SharedScope, callers: usize| {
         COMMITTERS.map(|number| Step::new(Subject::Committers(sharing, number), workload, callers))
     };
-    let alone = committers::CALLERS.into_iter().flat_map(|callers| of(Sharing::Nothing, callers));
-    let sharing = [Sharing::Users, Sharing::Creator].into_iter().flat_map(|sharing| of(sharing, ENOUGH));
+    let alone = committers::CALLERS.into_iter().flat_map(|callers| of(SharedScope::Nothing, callers));
+    let sharing = [SharedScope::Users, SharedScope::Creator].into_iter().flat_map(|sharing| of(sharing, ENOUGH));
     alone.chain(sharing).collect()
 }
 

@@ -19,12 +19,12 @@ const STATEMENTS: [(&str, &str); 5] = [
 
 /// Data before the first call.
 #[derive(Debug, Default)]
-pub(crate) struct Preloaded {
+pub(crate) struct InitialState {
     pub tickets: i64,
 }
 
 /// Fills a database that has its schema, and limits for users, creators and pairs of them.
-pub(crate) async fn run(database: &PgConnectOptions) -> Result<Preloaded, Failure> {
+pub(crate) async fn run(database: &PgConnectOptions) -> Result<InitialState, Failure> {
     let mut connection = database.connect().await?;
     for (what, statement) in STATEMENTS {
         let begun = Instant::now();
@@ -32,5 +32,5 @@ pub(crate) async fn run(database: &PgConnectOptions) -> Result<Preloaded, Failur
         sqlx::raw_sql(statement).execute(&mut connection).await?;
         eprintln!(": {:.0} s", begun.elapsed().as_secs_f64());
     }
-    Ok(Preloaded { tickets: TICKETS })
+    Ok(InitialState { tickets: TICKETS })
 }

@@ -36,9 +36,9 @@ pub(crate) fn command(program: impl AsRef<OsStr>) -> Command {
 
 /// Child process that ends when the value is dropped.
 #[derive(Debug)]
-pub(crate) struct Running(Child);
+pub(crate) struct ChildGuard(Child);
 
-impl Running {
+impl ChildGuard {
     pub fn start(command: &mut Command) -> Result<Self, Failure> {
         let name = command.get_args().nth(2).unwrap_or_default().to_string_lossy().into_owned();
         command
@@ -63,7 +63,7 @@ impl Running {
     }
 }
 
-impl Drop for Running {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         let begun = Instant::now();
         if self.is_alive() {
@@ -84,13 +84,13 @@ impl Drop for Running {
 /// Server in its own process, which logs its addresses.
 #[derive(Debug)]
 pub(crate) struct Server {
-    process: Running,
-    told: Told,
+    process: ChildGuard,
+    told: ServerAddresses,
 }
 
 /// Addresses in the log of a server.
 #[derive(Debug, Default)]
-struct Told {
+struct ServerAddresses {
     grpc: String,
     http: String,
 }
@@ -99,7 +99,7 @@ impl Server {
     /// Starts the server and waits until it serves.
     pub async fn start(mut command: Command) -> Result<Self, Failure> {
         command.env("LINKIS_RM_LOG_FORMAT", "text");
-        let mut process = Running::start(command.stdout(Stdio::null()).stderr(Stdio::piped()))?;
+        let mut process = ChildGuard::start(command.stdout(Stdio::null()).stderr(Stdio::piped()))?;
         let log = process.0.stderr.take().ok_or("a server's log cannot be read")?;
         let (found, told) = oneshot::channel();
         thread::spawn(move || follow_log(BufReader::new(log), found));
@@ -133,8 +133,8 @@ impl Server {
 }
 
 /// Reads a server's log to its end, so that the server never waits for a reader. Prints warnings and errors.
-fn follow_log(log: impl io::BufRead, found: oneshot::Sender<Told>) {
-    let (mut found, mut told) = (Some(found), Told::default());
+fn follow_log(log: impl io::BufRead, found: oneshot::Sender<ServerAddresses>) {
+    let (mut found, mut told) = (Some(found), ServerAddresses::default());
     let word = |text: &str| text.split_whitespace().next().unwrap_or_default().to_owned();
     for line in log.lines().map_while(Result::ok) {
         if let Some((_, address)) = line.split_once("http_address=") {

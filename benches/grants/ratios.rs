@@ -2,7 +2,7 @@
 
 use crate::{
     Workload,
-    committers::{self, COMMITTERS, Sharing},
+    committers::{self, COMMITTERS, SharedScope},
     floors::Floor,
     load::Work,
     meter::Cost,
@@ -17,16 +17,16 @@ use crate::{
 pub(crate) struct Ratio {
     pub name: String,
     pub value: f64,
-    pub wanted: Option<Wanted>,
+    pub wanted: Option<RatioTarget>,
 }
 
 #[derive(Debug, Clone, Copy)]
-pub(crate) enum Wanted {
+pub(crate) enum RatioTarget {
     AtLeast(f64),
     AtMost(f64),
 }
 
-impl Wanted {
+impl RatioTarget {
     pub fn bound(self) -> f64 {
         match self {
             Self::AtLeast(bound) | Self::AtMost(bound) => bound,
@@ -45,8 +45,8 @@ impl Ratio {
     /// Returns true if the bound is met; `None` without a bound.
     pub fn met(&self) -> Option<bool> {
         self.wanted.map(|wanted| match wanted {
-            Wanted::AtLeast(bound) => self.value >= bound,
-            Wanted::AtMost(bound) => self.value <= bound,
+            RatioTarget::AtLeast(bound) => self.value >= bound,
+            RatioTarget::AtMost(bound) => self.value <= bound,
         })
     }
 }
@@ -81,13 +81,13 @@ impl Of<'_> {
         ratios.extend(self.churn());
         ratios.extend(self.watched());
         ratios.extend(SECURED.iter().filter_map(|callers| self.secured(*callers)));
-        ratios.extend(Sharing::ALL.into_iter().flat_map(|sharing| self.committers(sharing)));
+        ratios.extend(SharedScope::ALL.into_iter().flat_map(|sharing| self.committers(sharing)));
         ratios
     }
 
     fn to_floors(&self) -> Vec<Ratio> {
         // The bound also applies to whole lives, which are three operations each.
-        let wanted = Wanted::AtLeast(match self.workload {
+        let wanted = RatioTarget::AtLeast(match self.workload {
             Workload::Hot => 8.0,
             Workload::Spread => 2.0,
         });
@@ -102,21 +102,21 @@ impl Of<'_> {
 
     fn within(&self) -> Vec<Ratio> {
         let grants = self.best(GRANTS);
-        let share = (self.workload == Workload::Hot).then_some(Wanted::AtLeast(0.45));
+        let share = (self.workload == Workload::Hot).then_some(RatioTarget::AtLeast(0.45));
         let empty =
             grants.and_then(|best| self.results.find(Subject::Empty, self.results.workloads[0], best.step.callers));
         let (queued, limited) = (self.find(QUEUED, ENOUGH), self.find(LIMITED, ENOUGH));
         let (some, many) = (self.find(GRANTS, SOME), self.find(GRANTS, MANY));
         let found = [
             self.ratio("grants / empty handler", grants, empty, share),
-            self.ratio("refusals / grants", self.best(REFUSALS), grants, Some(Wanted::AtLeast(3.0))),
-            self.ratio("3 limited scopes / none", self.best(LIMITED), grants, Some(Wanted::AtLeast(0.85))),
+            self.ratio("refusals / grants", self.best(REFUSALS), grants, Some(RatioTarget::AtLeast(3.0))),
+            self.ratio("3 limited scopes / none", self.best(LIMITED), grants, Some(RatioTarget::AtLeast(0.85))),
             self.ratio("a queue / 3 limited scopes", queued, limited, None),
-            self.ratio("1,000 callers / 16", many, some, Some(Wanted::AtLeast(0.9))),
+            self.ratio("1,000 callers / 16", many, some, Some(RatioTarget::AtLeast(0.9))),
         ];
         let cost = |whose, cost: fn(&Cost) -> f64| {
             let name = self.name(&format!("{whose} time, a queue / 3 limited scopes"));
-            Some(Ratio { name, value: queued?.cost_part_of(limited?, cost)?, wanted: Some(Wanted::AtMost(1.4)) })
+            Some(Ratio { name, value: queued?.cost_part_of(limited?, cost)?, wanted: Some(RatioTarget::AtMost(1.4)) })
         };
         let costs = [cost("server's", |cost| cost.server), cost("PostgreSQL's", |cost| cost.postgresql)];
         found.into_iter().chain(costs).flatten().collect()
@@ -125,14 +125,14 @@ impl Of<'_> {
     fn alone(&self) -> Option<Ratio> {
         let value = self.find(GRANTS, 1)?.p50_part_of(self.find(FOR_UPDATE, 1)?)?;
         let name = self.name("one caller's p50 / for_update's");
-        Some(Ratio { name, value, wanted: Some(Wanted::AtMost(1.5)) })
+        Some(Ratio { name, value, wanted: Some(RatioTarget::AtMost(1.5)) })
     }
 
     fn instances(&self) -> Vec<Ratio> {
         let one = self.find(GRANTS, ENOUGH);
         let of = |instances| self.find(Subject::Instances(instances), ENOUGH);
-        let two = self.ratio("2 instances / 1", of(2), one, Some(Wanted::AtLeast(0.9)));
-        two.into_iter().chain(self.ratio("3 instances / 1", of(3), one, Some(Wanted::AtLeast(0.8)))).collect()
+        let two = self.ratio("2 instances / 1", of(2), one, Some(RatioTarget::AtLeast(0.9)));
+        two.into_iter().chain(self.ratio("3 instances / 1", of(3), one, Some(RatioTarget::AtLeast(0.8)))).collect()
     }
 
     fn preloaded(&self, work: Work, callers: usize) -> Option<Ratio> {
@@ -143,14 +143,14 @@ impl Of<'_> {
             Work::Refusals => "refusals",
         };
         let name = format!("preloaded / not: {what}, {callers} at once");
-        self.ratio(&name, of(Site::Loaded), of(Site::Limited), Some(Wanted::AtLeast(0.9)))
+        self.ratio(&name, of(Site::Loaded), of(Site::Limited), Some(RatioTarget::AtLeast(0.9)))
     }
 
     fn secured(&self, callers: usize) -> Option<Ratio> {
         let of = |site| self.find(Subject::Service(site, Work::Grants), callers);
         let value = of(Site::Secured)?.cost_part_of(of(Site::Plain)?, |cost| cost.server)?;
         let name = self.name(&format!("server's time with TLS and a token / without, {callers} at once"));
-        Some(Ratio { name, value, wanted: Some(Wanted::AtMost(1.1)) })
+        Some(Ratio { name, value, wanted: Some(RatioTarget::AtMost(1.1)) })
     }
 
     fn watched(&self) -> Vec<Ratio> {
@@ -160,14 +160,14 @@ impl Of<'_> {
             let among = if site == Site::Loaded { ", preloaded" } else { "" };
             let ratio = |whose, cost: fn(&Cost) -> f64| {
                 let name = self.name(&format!("{whose} time, {} / nobody{among}", audience.name()));
-                Some(Ratio { name, value: watched.cost_part_of(plain, cost)?, wanted: Some(Wanted::AtMost(1.05)) })
+                Some(Ratio { name, value: watched.cost_part_of(plain, cost)?, wanted: Some(RatioTarget::AtMost(1.05)) })
             };
             Some([ratio("server's", |cost| cost.server), ratio("PostgreSQL's", |cost| cost.postgresql)])
         };
         WATCHED.into_iter().filter_map(of).flatten().flatten().collect()
     }
 
-    fn committers(&self, sharing: Sharing) -> Vec<Ratio> {
+    fn committers(&self, sharing: SharedScope) -> Vec<Ratio> {
         let mut ratios = Vec::new();
         for callers in committers::CALLERS {
             let of = |number: usize| self.find(Subject::Committers(sharing, number), callers);
@@ -176,7 +176,7 @@ impl Of<'_> {
                 let name =
                     |what| self.name(&format!("{number} committers / 1{}, {callers} at once: {what}", sharing.name()));
                 if callers == 1 {
-                    let alone = |value| Ratio { name: name("p50"), value, wanted: Some(Wanted::AtMost(1.1)) };
+                    let alone = |value| Ratio { name: name("p50"), value, wanted: Some(RatioTarget::AtMost(1.1)) };
                     ratios.extend(several.p50_part_of(one).map(alone));
                     continue;
                 }
@@ -195,10 +195,16 @@ impl Of<'_> {
     fn churn(&self) -> Option<Ratio> {
         let churn = self.results.churns.iter().find(|churn| churn.workload == self.workload)?;
         let name = self.name("churn: last minute / first");
-        Some(Ratio { name, value: churn.kept()?, wanted: Some(Wanted::AtLeast(0.9)) })
+        Some(Ratio { name, value: churn.kept()?, wanted: Some(RatioTarget::AtLeast(0.9)) })
     }
 
-    fn ratio(&self, name: &str, of: Option<&Series>, to: Option<&Series>, wanted: Option<Wanted>) -> Option<Ratio> {
+    fn ratio(
+        &self,
+        name: &str,
+        of: Option<&Series>,
+        to: Option<&Series>,
+        wanted: Option<RatioTarget>,
+    ) -> Option<Ratio> {
         Some(Ratio { name: self.name(name), value: of?.part_of(to?), wanted })
     }
 

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use crate::{
     Workload,
-    check::Checked,
+    check::CheckResult,
     churn::Churn,
     meter::Cost,
     plan::{Step, Subject},
@@ -20,7 +20,7 @@ pub(crate) struct Results {
     pub series: Vec<Series>,
     pub churns: Vec<Churn>,
     /// Results of the database checks.
-    pub checked: Vec<Checked>,
+    pub checked: Vec<CheckResult>,
 }
 
 impl Results {

@@ -2,13 +2,13 @@
 
 use std::{path::Path, time::Duration};
 
-use linkis_rm::store::embedded::Embedded;
+use linkis_rm::store::embedded::EmbeddedPostgres;
 
 use crate::{
     Arguments, Failure, Workload,
-    check::Checked,
+    check::CheckResult,
     churn,
-    committers::Sharing,
+    committers::SharedScope,
     floors::{self, Floors},
     load::{Load, WARM_UP, Work},
     machine,
@@ -23,7 +23,7 @@ use crate::{
 };
 
 /// Runs all measurements.
-pub(crate) async fn run(arguments: &Arguments, database: &Embedded, dir: &Path) -> Result<Results, Failure> {
+pub(crate) async fn run(arguments: &Arguments, database: &EmbeddedPostgres, dir: &Path) -> Result<Results, Failure> {
     let mut bench = Bench::start(arguments, database, dir).await?;
     if arguments.rounds > 0 {
         let steps = match (arguments.secured, arguments.watched, arguments.committers) {
@@ -76,7 +76,7 @@ struct Bench {
 }
 
 impl Bench {
-    async fn start(arguments: &Arguments, database: &Embedded, dir: &Path) -> Result<Self, Failure> {
+    async fn start(arguments: &Arguments, database: &EmbeddedPostgres, dir: &Path) -> Result<Self, Failure> {
         let floors = Floors::prepare(database, dir).await?;
         let mut command = process::command(std::env::current_exe()?);
         command.arg("--empty-server");
@@ -89,7 +89,7 @@ impl Bench {
             let sites = match (arguments.secured, arguments.watched, arguments.committers) {
                 (true, ..) => vec![Site::Plain, Site::Secured],
                 (_, true, _) => plan::watched_sites(arguments.preload),
-                (.., true) => Sharing::ALL.map(Site::Committers).to_vec(),
+                (.., true) => SharedScope::ALL.map(Site::Committers).to_vec(),
                 _ => {
                     let loaded = arguments.preload.then_some(Site::Loaded);
                     [Site::Plain, Site::Limited, Site::Queued].into_iter().chain(loaded).collect()
@@ -104,7 +104,7 @@ impl Bench {
 
     async fn add_service(
         &mut self,
-        database: &Embedded,
+        database: &EmbeddedPostgres,
         site: Site,
         workloads: &[Workload],
         dir: &Path,
@@ -163,7 +163,7 @@ impl Bench {
         (rate / 2.0).max(1.0)
     }
 
-    async fn check(&self) -> Result<Vec<Checked>, Failure> {
+    async fn check(&self) -> Result<Vec<CheckResult>, Failure> {
         let mut checked = Vec::new();
         for service in &self.services {
             eprintln!("comparing the service's tables with its answers ({:?})", service.site);

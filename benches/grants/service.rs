@@ -2,15 +2,15 @@
 
 use std::path::Path;
 
-use linkis_rm::store::embedded::Embedded;
+use linkis_rm::store::embedded::EmbeddedPostgres;
 use sqlx::{ConnectOptions as _, postgres::PgConnectOptions};
 
 use crate::{
     Failure, Workload, check,
-    committers::{self, COMMITTERS, Sharing},
+    committers::{self, COMMITTERS, SharedScope},
     load::Load,
     machine,
-    preload::{self, Preloaded},
+    preload::{self, InitialState},
     process::{self, Server},
     secured, yarn,
 };
@@ -31,7 +31,7 @@ pub(crate) enum Site {
     /// Empty at first, with TLS and tokens.
     Secured,
     /// Empty at first; its instances have different numbers of committers.
-    Committers(Sharing),
+    Committers(SharedScope),
 }
 
 impl Site {
@@ -73,13 +73,18 @@ pub(crate) struct Service {
     servers: Vec<Server>,
     load: Load,
     database: PgConnectOptions,
-    preloaded: Preloaded,
+    preloaded: InitialState,
 }
 
 impl Service {
     /// Starts the service on an empty database and registers the EMs. Certificates are written to `dir`, if the site
     /// has any.
-    pub async fn start(database: &Embedded, site: Site, workloads: &[Workload], dir: &Path) -> Result<Self, Failure> {
+    pub async fn start(
+        database: &EmbeddedPostgres,
+        site: Site,
+        workloads: &[Workload],
+        dir: &Path,
+    ) -> Result<Self, Failure> {
         let database = machine::create_database(database, site.database()).await?;
         let mut servers = Vec::new();
         if site == Site::Secured {
@@ -93,7 +98,7 @@ impl Service {
         committers::set_limits(&urls[0], site.limits()).await?;
         let preloaded = match site {
             Site::Loaded => preload::run(&database).await?,
-            _ => Preloaded::default(),
+            _ => InitialState::default(),
         };
         let mut load = Load::connect(&urls, None).await?;
         if site == Site::Queued {
@@ -114,7 +119,7 @@ impl Service {
         for workload in workloads {
             load.register(*workload).await?;
         }
-        Ok(Self { site: Site::Secured, servers: vec![server], load, database, preloaded: Preloaded::default() })
+        Ok(Self { site: Site::Secured, servers: vec![server], load, database, preloaded: InitialState::default() })
     }
 
     pub fn process_ids(&self) -> Vec<u32> {
@@ -137,7 +142,7 @@ impl Service {
     }
 
     /// Checks that the tables agree with the replies and with each other.
-    pub async fn check(&self) -> Result<check::Checked, Failure> {
+    pub async fn check(&self) -> Result<check::CheckResult, Failure> {
         let tickets = i64::try_from(self.load.live())? + self.preloaded.tickets;
         check::run(&mut self.database.connect().await?, self.site.database(), tickets).await
     }

@@ -14,7 +14,7 @@ use std::{
     fmt::Write as _,
 };
 
-use crate::{committers::Sharing, random::Random, report::thousands};
+use crate::{committers::SharedScope, random::Random, report::thousands};
 
 /// Number of callers: the default bound of concurrent requests of an instance.
 const CALLERS: usize = 4096;
@@ -58,7 +58,7 @@ const COSTS: Costs = Costs {
 struct Setting {
     cores: usize,
     committers: usize,
-    sharing: Sharing,
+    sharing: SharedScope,
     /// Whether a request waits elsewhere, so that every commit notifies.
     notifies: bool,
 }
@@ -66,10 +66,10 @@ struct Setting {
 /// Returns a table of the rates by number of committers.
 pub(crate) fn text() -> String {
     let columns = [
-        ("nothing", Sharing::Nothing, false),
-        ("notifying", Sharing::Nothing, true),
-        ("users", Sharing::Users, false),
-        ("a creator", Sharing::Creator, false),
+        ("nothing", SharedScope::Nothing, false),
+        ("notifying", SharedScope::Nothing, true),
+        ("users", SharedScope::Users, false),
+        ("a creator", SharedScope::Creator, false),
     ];
     let mut text = format!(
         "grants/s by simulation, {CALLERS} callers, 100 EMs and more; batches share\n{:>6} {:>10}",
@@ -94,13 +94,13 @@ pub(crate) fn text() -> String {
 }
 
 /// Result of a simulation.
-struct Found {
+struct SimulationResult {
     per_second: f64,
     /// Largest cause of waiting, with its fraction of the batches' time.
     wall: (&'static str, f64),
 }
 
-impl Found {
+impl SimulationResult {
     fn text(&self) -> String {
         let (what, part) = self.wall;
         format!("{} ({what} {:.0} %)", thousands(self.per_second), 100.0 * part)
@@ -109,7 +109,7 @@ impl Found {
 
 /// Step of a committer.
 #[derive(Clone, Copy, Debug, PartialEq)]
-enum Step {
+enum CommitterStage {
     Begin,
     Read,
     Lock,
@@ -120,7 +120,7 @@ enum Step {
 
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Event {
-    Go(usize, Step),
+    Go(usize, CommitterStage),
     /// This number of callers repeat their requests.
     Ask(usize),
 }
@@ -188,7 +188,7 @@ impl Simulation {
         Self { setting, random, events, committers, cores, held, queue, notify_free, flush_begins, waits, done }
     }
 
-    fn run(mut self) -> Found {
+    fn run(mut self) -> SimulationResult {
         let end = SECONDS * 1e6;
         while let Some(At(now, event)) = self.events.pop().filter(|At(now, _)| *now < end) {
             match event {
@@ -200,7 +200,7 @@ impl Simulation {
         let Waits { cores, shared, notify, disk } = self.waits;
         let waits = [("cores", cores), ("rows", shared), ("notify", notify), ("disk", disk)];
         let most = waits.into_iter().max_by(|a, b| a.1.total_cmp(&b.1)).unwrap_or(("", 0.0));
-        Found { per_second: self.done as f64 / SECONDS, wall: (most.0, most.1 / all) }
+        SimulationResult { per_second: self.done as f64 / SECONDS, wall: (most.0, most.1 / all) }
     }
 
     fn at(&mut self, time: f64, event: Event) {
@@ -216,31 +216,35 @@ impl Simulation {
             let committer = &mut self.committers[number];
             if committer.waiting > 0 && !committer.busy {
                 committer.busy = true;
-                self.at(now, Event::Go(number, Step::Begin));
+                self.at(now, Event::Go(number, CommitterStage::Begin));
             }
         }
     }
 
-    fn go(&mut self, now: f64, number: usize, step: Step) {
+    fn go(&mut self, now: f64, number: usize, step: CommitterStage) {
         let operations = self.committers[number].batch as f64;
         let of = |(batch, each): (f64, f64)| batch + each * operations;
-        let is_counted = self.setting.sharing != Sharing::Nothing;
+        let is_counted = self.setting.sharing != SharedScope::Nothing;
         match step {
-            Step::Begin => self.begin(now, number),
-            Step::Read => {
+            CommitterStage::Begin => self.begin(now, number),
+            CommitterStage::Read => {
                 let scopes = if is_counted { of(COSTS.scopes) + COSTS.round_trip } else { 0.0 };
                 let read = self.work(now + 2.0 * COSTS.round_trip, of(COSTS.read) + scopes);
-                let next = if self.setting.sharing == Sharing::Creator { Step::Lock } else { Step::Write };
+                let next = if self.setting.sharing == SharedScope::Creator {
+                    CommitterStage::Lock
+                } else {
+                    CommitterStage::Write
+                };
                 self.at(read, Event::Go(number, next));
             }
-            Step::Lock => self.lock(now, number),
-            Step::Write => {
+            CommitterStage::Lock => self.lock(now, number),
+            CommitterStage::Write => {
                 let scopes =
                     if is_counted { COSTS.write_scopes * self.committers[number].wants.len() as f64 } else { 0.0 };
                 let written = self.work(now + COSTS.round_trip, of(COSTS.write) + scopes);
-                self.at(written, Event::Go(number, Step::Commit));
+                self.at(written, Event::Go(number, CommitterStage::Commit));
             }
-            Step::Commit => {
+            CommitterStage::Commit => {
                 let begins = if self.setting.notifies { self.notify_free.max(now) } else { now };
                 let done = self.flush(begins + COSTS.round_trip);
                 self.waits.notify += begins - now;
@@ -248,9 +252,9 @@ impl Simulation {
                 if self.setting.notifies {
                     self.notify_free = done;
                 }
-                self.at(done, Event::Go(number, Step::End));
+                self.at(done, Event::Go(number, CommitterStage::End));
             }
-            Step::End => self.end(now, number),
+            CommitterStage::End => self.end(now, number),
         }
     }
 
@@ -259,14 +263,14 @@ impl Simulation {
         committer.batch = committer.waiting.min(BATCH_MAX);
         committer.waiting -= committer.batch;
         let users = match self.setting.sharing {
-            Sharing::Nothing => 0,
-            Sharing::Users => USERS,
-            Sharing::Creator => 1,
+            SharedScope::Nothing => 0,
+            SharedScope::Users => USERS,
+            SharedScope::Creator => 1,
         };
         let (random, wants) = (&mut self.random, 0..if users > 0 { committer.batch } else { 0 });
         committer.wants = wants.map(|_| random.up_to(users)).collect();
         // Resource locks of users are acquired first; scope rows are locked after all reads.
-        let next = if self.setting.sharing == Sharing::Users { Step::Lock } else { Step::Read };
+        let next = if self.setting.sharing == SharedScope::Users { CommitterStage::Lock } else { CommitterStage::Read };
         self.at(now, Event::Go(number, next));
     }
 
@@ -286,7 +290,11 @@ impl Simulation {
             if is_free {
                 self.waits.shared += now - committer.since;
                 self.held.extend(&committer.wants);
-                let next = if self.setting.sharing == Sharing::Users { Step::Read } else { Step::Write };
+                let next = if self.setting.sharing == SharedScope::Users {
+                    CommitterStage::Read
+                } else {
+                    CommitterStage::Write
+                };
                 self.at(now, Event::Go(number, next));
             } else {
                 wanted.extend(&committer.wants);
@@ -321,7 +329,7 @@ impl Simulation {
         let committer = &mut self.committers[number];
         committer.busy = committer.waiting > 0;
         if committer.busy {
-            self.at(now, Event::Go(number, Step::Begin));
+            self.at(now, Event::Go(number, CommitterStage::Begin));
         }
         self.serve(now);
     }

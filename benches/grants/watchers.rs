@@ -15,7 +15,7 @@ use tokio::{
 
 use crate::{
     Failure,
-    process::{self, Running, Server},
+    process::{self, ChildGuard, Server},
 };
 
 /// Viewers of a measurement.
@@ -68,7 +68,7 @@ const SETTLE: Duration = Duration::from_secs(2);
 pub(crate) struct Watchers {
     /// A task ends only if it fails.
     pages: JoinSet<Failure>,
-    tops: Vec<Running>,
+    tops: Vec<ChildGuard>,
 }
 
 impl Watchers {
@@ -113,7 +113,7 @@ impl Watchers {
         if let Some(failure) = self.pages.try_join_next() {
             return Err(format!("a page: {}", failure?).into());
         }
-        if !self.tops.iter_mut().all(Running::is_alive) {
+        if !self.tops.iter_mut().all(ChildGuard::is_alive) {
             return Err("a top ended by itself".into());
         }
         Ok(())
@@ -166,7 +166,7 @@ async fn send(address: &str, path: &str) -> Result<TcpStream, Failure> {
 }
 
 /// Starts the program's `top` on a terminal whose output is read.
-fn top(url: &str) -> Result<Running, Failure> {
+fn top(url: &str) -> Result<ChildGuard, Failure> {
     let (mut ours, theirs) = terminal()?;
     let end = || theirs.try_clone().map(Stdio::from);
     // Low priority, because on another machine it would not share the processor.
@@ -178,7 +178,7 @@ fn top(url: &str) -> Result<Running, Failure> {
         .stdin(end()?)
         .stdout(end()?)
         .stderr(end()?);
-    let running = Running::start(&mut command)?;
+    let running = ChildGuard::start(&mut command)?;
     // The end of a terminal appears as an error.
     thread::spawn(move || drop(io::copy(&mut ours, &mut io::sink())));
     Ok(running)

@@ -13,7 +13,7 @@ use linkis_rm::{
         operation::Grant,
         refusal::Refusal,
         resource::ResourceError,
-        selector::Selector,
+        selector::EmSelector,
         ticket::EngineInstance,
     },
 };
@@ -59,7 +59,7 @@ pub enum Outcome {
 
 /// Result of a finished call.
 #[derive(Debug)]
-pub struct Answered {
+pub struct FinishedCall {
     pub outcome: Outcome,
     pub latency: Duration,
     pub repeats: u32,
@@ -89,7 +89,7 @@ impl Engine {
             engine_type: task.qos.clone(),
             lock_ttl: Some(LOCK_TTL),
             wait_timeout: terms.wait,
-            selector: Selector { application_name, placement: terms.placement, ..Selector::default() },
+            selector: EmSelector { application_name, placement: terms.placement, ..EmSelector::default() },
             request_id: Some(format!("{replay}/{}", task.name)),
             ..ResourceRequest::new(em, user, creator, task.need().to_resource()?)
         };
@@ -97,7 +97,7 @@ impl Engine {
         Ok(Self { request, instance, grant: OnceLock::new() })
     }
 
-    pub async fn ask(&self, client: &RmClient) -> Result<Answered, CallError> {
+    pub async fn ask(&self, client: &RmClient) -> Result<FinishedCall, CallError> {
         let what = || format!("asking for {}", self.instance.instance);
         let (answer, latency, repeats) = repeated(what, || client.request_resource(&self.request)).await?;
         let outcome = match answer {
@@ -108,27 +108,27 @@ impl Engine {
             }
             ResultResource::NotEnough(refusal) => Outcome::Refused(refusal),
         };
-        Ok(Answered { outcome, latency, repeats })
+        Ok(FinishedCall { outcome, latency, repeats })
     }
 
-    pub async fn init(&self, client: &RmClient) -> Result<Answered, CallError> {
-        let Some(grant) = self.grant.get() else { return Ok(Answered::nothing()) };
+    pub async fn init(&self, client: &RmClient) -> Result<FinishedCall, CallError> {
+        let Some(grant) = self.grant.get() else { return Ok(FinishedCall::nothing()) };
         let report = grant.inited(self.request.user.clone(), self.instance.clone());
         let what = || format!("reporting {} as inited", self.instance.instance);
         let (_, latency, repeats) = repeated(what, || client.resource_inited(&report)).await?;
-        Ok(Answered { outcome: Outcome::Inited, latency, repeats })
+        Ok(FinishedCall { outcome: Outcome::Inited, latency, repeats })
     }
 
-    pub async fn release(&self, client: &RmClient) -> Result<Answered, CallError> {
-        let Some(grant) = self.grant.get() else { return Ok(Answered::nothing()) };
+    pub async fn release(&self, client: &RmClient) -> Result<FinishedCall, CallError> {
+        let Some(grant) = self.grant.get() else { return Ok(FinishedCall::nothing()) };
         let ticket = grant.released(self.request.user.clone());
         let what = || format!("releasing {}", self.instance.instance);
         let ((), latency, repeats) = repeated(what, || client.resource_released(&ticket)).await?;
-        Ok(Answered { outcome: Outcome::Released, latency, repeats })
+        Ok(FinishedCall { outcome: Outcome::Released, latency, repeats })
     }
 }
 
-impl Answered {
+impl FinishedCall {
     fn nothing() -> Self {
         Self { outcome: Outcome::Nothing, latency: Duration::ZERO, repeats: 0 }
     }

@@ -23,7 +23,7 @@ type Counters = (Amounts, Amounts);
 
 /// Result of a check.
 #[derive(Debug)]
-pub struct Checked {
+pub struct CheckResult {
     pub tickets: usize,
     /// Amounts of all nodes together.
     pub held: Amounts,
@@ -36,12 +36,12 @@ pub async fn counters_against_tickets(
     client: &RmClient,
     nodes: &[Node],
     model: &Model<'_>,
-) -> Result<Checked, CallError> {
+) -> Result<CheckResult, CallError> {
     let (ems, ..) = repeated(|| "listing the EMs".into(), || client.ems()).await?;
     let (tickets, ..) = repeated(|| "listing the tickets".into(), || client.tickets(None)).await?;
     let mut ems: HashMap<_, _> = ems.into_iter().map(|em| (em.instance.clone(), em)).collect();
     let (mut sums, mut of_users): (HashMap<_, Counters>, HashMap<_, Counters>) = Default::default();
-    let mut checked = Checked { tickets: 0, held: Amounts::default(), violations: vec![] };
+    let mut checked = CheckResult { tickets: 0, held: Amounts::default(), violations: vec![] };
     for ticket in tickets.into_iter().filter(|ticket| ticket.em.application_name.as_str() == APPLICATION) {
         checked.tickets += 1;
         count(of_users.entry(ticket.user.to_string()).or_default(), &ticket);
@@ -119,7 +119,7 @@ fn of_tally(tally: &Tally) -> Amounts {
     Amounts::by_dimension(|dimension| tally.get(dimension))
 }
 
-impl Checked {
+impl CheckResult {
     /// Returns one line, for display.
     pub fn summary(&self, when: &str, peaks: &[&str]) -> String {
         let peaks = if peaks.is_empty() { String::new() } else { format!(" (peak of {})", peaks.join(", ")) };

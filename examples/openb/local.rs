@@ -4,10 +4,10 @@ use std::{error::Error, net::SocketAddr, path::PathBuf, time::Duration};
 
 use linkis_rm::{
     external::allowed::AllowedHosts,
-    server::{Ending, Options, Security, Server, ServerError, listen},
+    server::{Options, SecuritySettings, Server, ServerError, ServerExit, listen},
     service::heartbeat::LivenessTimeouts,
-    store::embedded::{Embedded, Settings},
-    transport::{edge::Bounds, resource_manager::RequestTimeouts},
+    store::embedded::{EmbeddedPostgres, EmbeddedSettings},
+    transport::{edge::EdgeBounds, resource_manager::RequestTimeouts},
 };
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
@@ -27,8 +27,8 @@ const OPTIONS: Options = Options {
     drain_timeout: Duration::from_secs(10),
     shutdown_delay: Duration::ZERO,
     committers: 1,
-    bounds: Bounds::DEFAULT,
-    security: Security::OPEN,
+    bounds: EdgeBounds::DEFAULT,
+    security: SecuritySettings::OPEN,
     external_hosts: AllowedHosts::NONE,
     standby: None,
     migrates: true,
@@ -39,16 +39,16 @@ const OPTIONS: Options = Options {
 pub struct Local {
     pub address: String,
     stop: CancellationToken,
-    serving: JoinHandle<Result<Ending, ServerError>>,
-    postgres: Embedded,
+    serving: JoinHandle<Result<ServerExit, ServerError>>,
+    postgres: EmbeddedPostgres,
     data_dir: PathBuf,
 }
 
 impl Local {
     pub async fn start() -> Result<Self, Box<dyn Error>> {
         let data_dir = std::env::temp_dir().join(format!("linkis-rm-openb-{}", Uuid::new_v4().simple()));
-        let settings = Settings { data_dir: data_dir.clone(), server_options: vec![] };
-        let postgres = match Embedded::start(settings).await {
+        let settings = EmbeddedSettings { data_dir: data_dir.clone(), server_options: vec![] };
+        let postgres = match EmbeddedPostgres::start(settings).await {
             Ok(postgres) => postgres,
             Err(error) => {
                 remove(&data_dir);
@@ -66,8 +66,8 @@ impl Local {
     }
 
     async fn serve(
-        postgres: &Embedded,
-    ) -> Result<(String, CancellationToken, JoinHandle<Result<Ending, ServerError>>), Box<dyn Error>> {
+        postgres: &EmbeddedPostgres,
+    ) -> Result<(String, CancellationToken, JoinHandle<Result<ServerExit, ServerError>>), Box<dyn Error>> {
         let listener = listen(ANY_FREE_PORT).await?;
         let server = Server::open(listener, None, postgres.connect_options(), OPTIONS).await?;
         let (address, stop) = (format!("http://{}", server.address()?), CancellationToken::new());

@@ -4,7 +4,7 @@ use std::{collections::HashSet, error::Error};
 
 use linkis_rm::{
     client::RmClient,
-    domain::{name::Labels, operation::Register},
+    domain::{name::Labels, operation::RegisterEm},
 };
 use tokio::task::JoinSet;
 use tonic::Code;
@@ -46,7 +46,7 @@ pub async fn register(client: &RmClient, nodes: &[Node], in_flight: usize) -> Re
     for node in nodes {
         let (client, total) = (client.clone(), node.total().to_resource()?);
         let (labels, reserved) = (labels(node)?, Labels::default());
-        let registration = Register { em: em_instance(node)?, protected: total.zero_like(), total, labels, reserved };
+        let registration = RegisterEm { em: em_instance(node)?, protected: total.zero_like(), total, labels, reserved };
         if calls.len() == in_flight {
             joined(&mut calls).await?;
         }

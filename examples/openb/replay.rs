@@ -22,8 +22,8 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::{
-    calls::{Answered, CallError, Engine, Outcome, em_instance},
-    check::{self, Checked},
+    calls::{CallError, Engine, FinishedCall, Outcome, em_instance},
+    check::{self, CheckResult},
     explain,
     model::Model,
     plan::{Action, Plan, Step},
@@ -64,7 +64,7 @@ impl Terms {
 }
 
 /// Result of a step.
-type Done = Result<(Step, Answered), CallError>;
+type StepResult = Result<(Step, FinishedCall), CallError>;
 
 struct Replay<'a> {
     client: &'a RmClient,
@@ -73,7 +73,7 @@ struct Replay<'a> {
     terms: Terms,
     engines: Vec<Arc<Engine>>,
     window: Arc<Semaphore>,
-    under_way: JoinSet<Done>,
+    under_way: JoinSet<StepResult>,
     /// The latest call of each task.
     latest: Vec<CancellationToken>,
     /// Calls in progress on each node.
@@ -169,7 +169,7 @@ impl Replay<'_> {
         Ok(self.tally)
     }
 
-    async fn check(&self) -> Result<Checked, CallError> {
+    async fn check(&self) -> Result<CheckResult, CallError> {
         check::counters_against_tickets(self.client, &self.trace.nodes, &self.model).await
     }
 
@@ -240,7 +240,7 @@ impl Replay<'_> {
         Ok(())
     }
 
-    fn count(&mut self, done: Done) -> Result<(), CallError> {
+    fn count(&mut self, done: StepResult) -> Result<(), CallError> {
         let (step, answered) = done?;
         let task = &self.trace.tasks[step.task];
         match &answered.outcome {

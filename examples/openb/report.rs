@@ -10,8 +10,8 @@ use indicatif::{HumanCount, HumanFloatCount};
 use linkis_rm::domain::{refusal::Refusal, selector::Placement};
 
 use super::{
-    calls::{Answered, Outcome},
-    check::Checked,
+    calls::{FinishedCall, Outcome},
+    check::CheckResult,
     plan::{Answers, Checkpoint, Plan},
     replay::Terms,
     trace::{Amounts, Task, Trace},
@@ -42,7 +42,7 @@ pub struct Tally {
 }
 
 impl Tally {
-    pub fn add_call(&mut self, answered: Answered, task: &Task) {
+    pub fn add_call(&mut self, answered: FinishedCall, task: &Task) {
         match answered.outcome {
             Outcome::Granted(_) => self.answers.grant(task.need()),
             Outcome::Refused(refusal) => {
@@ -58,7 +58,7 @@ impl Tally {
         self.repeats += u64::from(answered.repeats);
     }
 
-    pub fn add_check(&mut self, checkpoint: &Checkpoint, checked: Checked) {
+    pub fn add_check(&mut self, checkpoint: &Checkpoint, checked: CheckResult) {
         self.checks += 1;
         self.violations.extend(checked.violations);
         self.peaks.extend(checkpoint.peaks.iter().map(|peak| (*peak, (checkpoint.at, checked.held))));

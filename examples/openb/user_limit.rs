@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, HashMap};
 use linkis_rm::{
     client::RmClient,
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         resource::Dimension,
         scope::{CREATOR, USER},
     },
@@ -41,8 +41,8 @@ pub fn amounts(trace: &Trace) -> Amounts {
 
 /// Returns the pattern of the limit: each user, but only with the creator of the replay, because a running service may
 /// have other users.
-fn pattern() -> Pattern {
-    Pattern::new(BTreeMap::from([(CREATOR.into(), Some(APPLICATION.into())), (USER.into(), None)]))
+fn pattern() -> LabelPattern {
+    LabelPattern::new(BTreeMap::from([(CREATOR.into(), Some(APPLICATION.into())), (USER.into(), None)]))
 }
 
 /// Returns the scope of the user's tickets, as the service names it.

@@ -11,8 +11,8 @@ const ADDRESSES_MAX: usize = 64;
 
 /// Address of one instance.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Address {
-    pub place: Place,
+pub(super) struct InstanceAddress {
+    pub place: Endpoint,
     pub is_tls: bool,
     /// URI in front of the path of each call.
     pub origin: Uri,
@@ -22,12 +22,12 @@ pub(super) struct Address {
 
 /// Transport endpoint of an address.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Place {
+pub(super) enum Endpoint {
     Tcp { host: String, port: u16 },
     Unix(PathBuf),
 }
 
-impl Address {
+impl InstanceAddress {
     /// Parses `http://host:port`, `https://host:port`, `host:port` (as http) or `unix:/path`, separated by commas.
     /// Duplicates are dropped.
     pub fn parse_all(text: &str) -> Result<Vec<Self>, ClientError> {
@@ -48,7 +48,7 @@ impl Address {
     fn parse(text: &str) -> Option<Self> {
         if let Some(path) = text.strip_prefix("unix:") {
             let path = path.strip_prefix("//").unwrap_or(path);
-            let place = Place::Unix(path.into());
+            let place = Endpoint::Unix(path.into());
             let origin = Uri::from_static("http://localhost");
             return (!path.is_empty()).then(|| Self { place, is_tls: false, origin, text: text.to_owned() });
         }
@@ -72,7 +72,7 @@ impl Address {
         let host = origin.host()?.trim_start_matches('[').trim_end_matches(']').to_owned();
         let port = origin.port_u16().or(default_port).filter(|port| *port != 0)?;
         let is_tls = origin.scheme_str() == Some("https");
-        (!host.is_empty()).then(|| Self { place: Place::Tcp { host, port }, is_tls, origin, text: text.to_owned() })
+        (!host.is_empty()).then(|| Self { place: Endpoint::Tcp { host, port }, is_tls, origin, text: text.to_owned() })
     }
 }
 
@@ -81,11 +81,11 @@ mod tests {
     use super::*;
 
     fn told(text: &str) -> Vec<String> {
-        let place = |address: Address| match address.place {
-            Place::Tcp { host, port } => format!("{host} {port}{}", if address.is_tls { " tls" } else { "" }),
-            Place::Unix(path) => format!("unix {}", path.display()),
+        let place = |address: InstanceAddress| match address.place {
+            Endpoint::Tcp { host, port } => format!("{host} {port}{}", if address.is_tls { " tls" } else { "" }),
+            Endpoint::Unix(path) => format!("unix {}", path.display()),
         };
-        Address::parse_all(text).unwrap().into_iter().map(place).collect()
+        InstanceAddress::parse_all(text).unwrap().into_iter().map(place).collect()
     }
 
     #[test]
@@ -114,9 +114,9 @@ mod tests {
             "unix:",
             "rm1:1,",
         ] {
-            assert!(matches!(Address::parse_all(wrong), Err(ClientError::Address(_))), "{wrong}");
+            assert!(matches!(InstanceAddress::parse_all(wrong), Err(ClientError::Address(_))), "{wrong}");
         }
         let many = (0..=ADDRESSES_MAX).map(|n| format!("rm{n}:1")).collect::<Vec<_>>().join(",");
-        assert!(matches!(Address::parse_all(&many), Err(ClientError::TooManyAddresses { .. })));
+        assert!(matches!(InstanceAddress::parse_all(&many), Err(ClientError::TooManyAddresses { .. })));
     }
 }

@@ -6,11 +6,11 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        adopt::Adopt,
-        audit::{AuditReport, Repaired},
-        drain::Drain,
+        adopt::AdoptTicket,
+        audit::{AuditReport, RepairReport},
+        drain::EmDrain,
         em::EmInstance,
-        hold::{Hold, NewHold},
+        hold::{NewHold, ResourceHold},
         name::FieldError,
         operation::LockKey,
         ticket::Ticket,
@@ -25,7 +25,7 @@ use super::{Result, RmClient, calls};
 
 impl RmClient {
     /// Adopts a running engine, even if it does not fit. Requires an administrator.
-    pub async fn adopt_ticket(&self, adopt: &Adopt) -> Result<Ticket> {
+    pub async fn adopt_ticket(&self, adopt: &AdoptTicket) -> Result<Ticket> {
         let message = proto::AdoptTicketRequest {
             ticket_id: adopt.ticket_id.to_string(),
             em: Some(answer::em_message(&adopt.em)),
@@ -42,7 +42,7 @@ impl RmClient {
     }
 
     /// Drains an EM until [`RmClient::resume`]. Requires an operator.
-    pub async fn drain(&self, em: &EmInstance, reason: &str) -> Result<Drain> {
+    pub async fn drain(&self, em: &EmInstance, reason: &str) -> Result<EmDrain> {
         let message = proto::DrainRequest { em: Some(answer::em_message(em)), reason: reason.to_owned() };
         let answer = self.make(&calls::DRAIN, &message).await?;
         Ok(operator::read_drain(answer.drain.unwrap_or_default())?)
@@ -65,7 +65,7 @@ impl RmClient {
     }
 
     /// Blocks all changes to an EM or a user for a bounded time. Requires an operator.
-    pub async fn hold(&self, new: &NewHold) -> Result<Hold> {
+    pub async fn hold(&self, new: &NewHold) -> Result<ResourceHold> {
         let (em, user) = named(&new.key);
         let duration = new.duration.try_into().map_err(|_| FieldError::new("duration", "is too long"))?;
         let message = proto::HoldRequest { em, user, duration: Some(duration), reason: new.reason.to_string() };
@@ -80,7 +80,7 @@ impl RmClient {
     }
 
     /// Returns all holds. Requires an operator.
-    pub async fn holds(&self) -> Result<Vec<Hold>> {
+    pub async fn holds(&self) -> Result<Vec<ResourceHold>> {
         let answer = self.make(&calls::LIST_HOLDS, &proto::ListHoldsRequest {}).await?;
         answer.holds.into_iter().map(|hold| Ok(operator::read_hold(hold)?)).collect()
     }
@@ -92,21 +92,21 @@ impl RmClient {
     }
 
     /// Repairs all stored counters to the sums of the tickets.
-    pub async fn repair(&self) -> Result<Repaired> {
+    pub async fn repair(&self) -> Result<RepairReport> {
         self.repair_some(proto::RepairRequest::default()).await
     }
 
     /// As [`RmClient::repair`], for the counters of one EM.
-    pub async fn repair_em(&self, em: &EmInstance) -> Result<Repaired> {
+    pub async fn repair_em(&self, em: &EmInstance) -> Result<RepairReport> {
         self.repair_some(proto::RepairRequest { em: Some(answer::em_message(em)), ..Default::default() }).await
     }
 
     /// As [`RmClient::repair`], for the counters of one scope.
-    pub async fn repair_scope(&self, labels: &BTreeMap<String, String>) -> Result<Repaired> {
+    pub async fn repair_scope(&self, labels: &BTreeMap<String, String>) -> Result<RepairReport> {
         self.repair_some(proto::RepairRequest { scope: labels.clone(), ..Default::default() }).await
     }
 
-    async fn repair_some(&self, question: proto::RepairRequest) -> Result<Repaired> {
+    async fn repair_some(&self, question: proto::RepairRequest) -> Result<RepairReport> {
         let answer = self.make(&calls::REPAIR, &question).await?;
         Ok(audit::read_repaired(answer)?)
     }

@@ -18,9 +18,9 @@ use tonic_prost::ProstDecoder;
 use super::{
     ClientError,
     connection::{self, Sender},
-    pool::Pool,
+    pool::ConnectionPool,
     random,
-    retry::{Failure, Repeat},
+    retry::{AttemptFailure, Idempotency},
 };
 
 /// Maximum timeout of any call.
@@ -31,18 +31,18 @@ const NOT_BEGUN_MAX: u32 = 16;
 
 /// A call of the API with the types of its request and reply.
 #[derive(Debug)]
-pub struct Call<Q, A> {
+pub struct ApiCall<Q, A> {
     /// Path of the method.
     pub path: &'static str,
     /// Whether the call may be repeated when its result is unknown.
-    pub(super) repeat: Repeat,
+    pub(super) repeat: Idempotency,
     /// Maximum size of a reply, in bytes.
     pub(super) answer_bytes_max: usize,
     types: PhantomData<fn(Q) -> A>,
 }
 
-impl<Q, A> Call<Q, A> {
-    pub(super) const fn new(path: &'static str, repeat: Repeat) -> Self {
+impl<Q, A> ApiCall<Q, A> {
+    pub(super) const fn new(path: &'static str, repeat: Idempotency) -> Self {
         Self { path, repeat, answer_bytes_max: 4 << 20, types: PhantomData }
     }
 
@@ -53,14 +53,19 @@ impl<Q, A> Call<Q, A> {
 
 /// Number of attempts and time allowed for a call.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Patience {
+pub(super) struct RetryBudget {
     pub timeout: Duration,
     pub attempts: u32,
 }
 
-impl<Q: Message, A: Message + Default + 'static> Call<Q, A> {
+impl<Q: Message, A: Message + Default + 'static> ApiCall<Q, A> {
     /// Makes the call.
-    pub(super) async fn make(&self, pool: &Pool, message: &Q, patience: Patience) -> Result<A, ClientError> {
+    pub(super) async fn make(
+        &self,
+        pool: &ConnectionPool,
+        message: &Q,
+        patience: RetryBudget,
+    ) -> Result<A, ClientError> {
         let deadline = Instant::now() + patience.timeout.min(TIMEOUT_MAX);
         // Encoded once for all attempts.
         let body = Bytes::from(message.encode_to_vec());
@@ -69,7 +74,7 @@ impl<Q: Message, A: Message + Default + 'static> Call<Q, A> {
             let failure = match self.attempt(pool, body.clone(), deadline, &mut on).await {
                 Ok(answer) => return Ok(answer),
                 // Not an attempt: another connection takes the call, now or as soon as it is open.
-                Err(Failure::NotBegun(_)) if not_begun < NOT_BEGUN_MAX => {
+                Err(AttemptFailure::NotBegun(_)) if not_begun < NOT_BEGUN_MAX => {
                     not_begun += 1;
                     tokio::task::yield_now().await;
                     continue;
@@ -97,21 +102,26 @@ impl<Q: Message, A: Message + Default + 'static> Call<Q, A> {
     }
 
     /// Opens a streaming call on the next serving address, with one attempt.
-    pub(super) async fn open(&self, pool: &Pool, message: &Q, patience: Patience) -> Result<Streaming<A>, Failure> {
+    pub(super) async fn open(
+        &self,
+        pool: &ConnectionPool,
+        message: &Q,
+        patience: RetryBudget,
+    ) -> Result<Streaming<A>, AttemptFailure> {
         let opening = async {
-            let (at, sender) = pool.next(None).await.map_err(Failure::NotSent)?;
+            let (at, sender) = pool.next(None).await.map_err(AttemptFailure::NotSent)?;
             // Without a deadline, because the stream has no end.
             let request = Self::request(pool, Bytes::from(message.encode_to_vec()));
             let mut grpc = Grpc::with_origin(sender, pool.origin(at)).max_decoding_message_size(self.answer_bytes_max);
             let path = PathAndQuery::from_static(self.path);
-            let opened = grpc.server_streaming(request, path, Encoded(PhantomData)).await;
+            let opened = grpc.server_streaming(request, path, RawCodec(PhantomData)).await;
             opened.map(tonic::Response::into_inner).map_err(connection::failure)
         };
-        let late = |_| Failure::Lost(Status::unavailable("there was no answer in time"));
+        let late = |_| AttemptFailure::Lost(Status::unavailable("there was no answer in time"));
         timeout(patience.timeout.min(TIMEOUT_MAX), opening).await.map_err(late)?
     }
 
-    fn request(pool: &Pool, body: Bytes) -> Request<Bytes> {
+    fn request(pool: &ConnectionPool, body: Bytes) -> Request<Bytes> {
         let mut request = Request::new(body);
         if let Some(authorization) = pool.authorization() {
             request.metadata_mut().insert("authorization", authorization.clone());
@@ -120,37 +130,50 @@ impl<Q: Message, A: Message + Default + 'static> Call<Q, A> {
     }
 
     /// Makes one attempt and stores its address in `on`.
-    async fn attempt(&self, pool: &Pool, body: Bytes, deadline: Instant, on: &mut Option<usize>) -> Result<A, Failure> {
+    async fn attempt(
+        &self,
+        pool: &ConnectionPool,
+        body: Bytes,
+        deadline: Instant,
+        on: &mut Option<usize>,
+    ) -> Result<A, AttemptFailure> {
         let trying = async {
-            let (at, sender) = pool.next(*on).await.map_err(Failure::NotSent)?;
+            let (at, sender) = pool.next(*on).await.map_err(AttemptFailure::NotSent)?;
             *on = Some(at);
             self.send(pool, at, sender, body, deadline).await.map_err(connection::failure)
         };
-        let late = |_| Failure::Answered(Status::deadline_exceeded("there was no answer in time"));
+        let late = |_| AttemptFailure::Answered(Status::deadline_exceeded("there was no answer in time"));
         timeout_at(deadline, trying).await.map_err(late)?
     }
 
-    async fn send(&self, pool: &Pool, at: usize, sender: Sender, body: Bytes, deadline: Instant) -> Result<A, Status> {
+    async fn send(
+        &self,
+        pool: &ConnectionPool,
+        at: usize,
+        sender: Sender,
+        body: Bytes,
+        deadline: Instant,
+    ) -> Result<A, Status> {
         let mut request = Self::request(pool, body);
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
         let grpc = Grpc::with_origin(sender, pool.origin(at));
         let path = PathAndQuery::from_static(self.path);
         let mut grpc = grpc.max_decoding_message_size(self.answer_bytes_max);
-        Ok(grpc.unary(request, path, Encoded(PhantomData)).await?.into_inner())
+        Ok(grpc.unary(request, path, RawCodec(PhantomData)).await?.into_inner())
     }
 }
 
 /// Codec that sends an encoded message and decodes replies.
-struct Encoded<A>(PhantomData<fn() -> A>);
+struct RawCodec<A>(PhantomData<fn() -> A>);
 
-impl<A: Message + Default + 'static> Codec for Encoded<A> {
+impl<A: Message + Default + 'static> Codec for RawCodec<A> {
     type Encode = Bytes;
     type Decode = A;
-    type Encoder = Verbatim;
+    type Encoder = RawEncoder;
     type Decoder = ProstDecoder<A>;
 
-    fn encoder(&mut self) -> Verbatim {
-        Verbatim
+    fn encoder(&mut self) -> RawEncoder {
+        RawEncoder
     }
 
     fn decoder(&mut self) -> ProstDecoder<A> {
@@ -158,9 +181,9 @@ impl<A: Message + Default + 'static> Codec for Encoded<A> {
     }
 }
 
-struct Verbatim;
+struct RawEncoder;
 
-impl Encoder for Verbatim {
+impl Encoder for RawEncoder {
     type Item = Bytes;
     type Error = Status;
 

@@ -3,25 +3,25 @@
 
 use crate::transport::proto;
 
-use super::{call::Call, retry::Repeat};
+use super::{call::ApiCall, retry::Idempotency};
 
 /// Maximum size of the largest replies, in bytes: an audit report can contain a thousand scopes with long names.
 const AUDIT_BYTES_MAX: usize = 64 << 20;
 
-const SAFE: Repeat = Repeat::Safe;
-const ONLY_IF_NOT_DONE: Repeat = Repeat::OnlyIfNotDone;
+const SAFE: Idempotency = Idempotency::Safe;
+const ONLY_IF_NOT_DONE: Idempotency = Idempotency::OnlyIfNotDone;
 
 /// Defines one constant per call, and the list of all paths.
 macro_rules! calls {
     ($($(#[$why:meta])* $name:ident: $service:literal / $call:literal, $question:ident => $answer:ident, $repeat:expr;)*) => {
         $(
             $(#[$why])*
-            pub const $name: Call<proto::$question, proto::$answer> =
-                Call::new(concat!("/linkis.rm.v1.", $service, "/", $call), $repeat);
+            pub const $name: ApiCall<proto::$question, proto::$answer> =
+                ApiCall::new(concat!("/linkis.rm.v1.", $service, "/", $call), $repeat);
         )*
 
         #[cfg(test)]
-        const ALL: &[(&str, Repeat)] = &[$(($name.path, $name.repeat)),*];
+        const ALL: &[(&str, Idempotency)] = &[$(($name.path, $name.repeat)),*];
     };
 }
 
@@ -119,10 +119,10 @@ calls! {
 }
 
 /// [`AUDIT_SMALL`] with the size limit for large replies.
-pub const AUDIT: Call<proto::AuditRequest, proto::AuditResponse> = AUDIT_SMALL.with_large_answers(AUDIT_BYTES_MAX);
+pub const AUDIT: ApiCall<proto::AuditRequest, proto::AuditResponse> = AUDIT_SMALL.with_large_answers(AUDIT_BYTES_MAX);
 
 /// [`REPLACE_LIMITS_SMALL`] with the size limit for large replies: thousands of limits can change.
-pub const REPLACE_LIMITS: Call<proto::ReplaceLimitsRequest, proto::ReplaceLimitsResponse> =
+pub const REPLACE_LIMITS: ApiCall<proto::ReplaceLimitsRequest, proto::ReplaceLimitsResponse> =
     REPLACE_LIMITS_SMALL.with_large_answers(AUDIT_BYTES_MAX);
 
 #[cfg(test)]

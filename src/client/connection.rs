@@ -26,9 +26,9 @@ use tonic::{Status, body::Body};
 use tower_service::Service;
 
 use super::{
-    address::{Address, Place},
-    pool::Tls,
-    retry::Failure,
+    address::{Endpoint, InstanceAddress},
+    pool::PoolTls,
+    retry::AttemptFailure,
 };
 
 /// Timeout of the connection setup, including the first health reply.
@@ -45,7 +45,7 @@ const AGENT: HeaderValue = HeaderValue::from_static(concat!("linkis-rm/", env!("
 pub(super) struct Sender(http2::SendRequest<Body>);
 
 /// An established connection.
-pub(super) struct Open {
+pub(super) struct OpenConnection {
     pub sender: Sender,
     /// Ends when the connection accepts no further calls. Calls in progress outlive it.
     pub ended: JoinHandle<hyper::Result<()>>,
@@ -59,10 +59,10 @@ impl Sender {
 }
 
 /// Opens a connection.
-pub(super) async fn open(address: &Address, tls: Option<&Tls>) -> io::Result<Open> {
+pub(super) async fn open(address: &InstanceAddress, tls: Option<&PoolTls>) -> io::Result<OpenConnection> {
     match &address.place {
-        Place::Unix(path) => greet(UnixStream::connect(path).await?).await,
-        Place::Tcp { host, port } => {
+        Endpoint::Unix(path) => greet(UnixStream::connect(path).await?).await,
+        Endpoint::Tcp { host, port } => {
             let stream = connect(host, *port).await?;
             stream.set_nodelay(true)?;
             if !address.is_tls {
@@ -98,7 +98,7 @@ async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
     Err(last)
 }
 
-async fn greet(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> io::Result<Open> {
+async fn greet(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> io::Result<OpenConnection> {
     let (sender, connection) = http2::Builder::new(TokioExecutor::new())
         .timer(TokioTimer::new())
         .keep_alive_interval(KEEPALIVE_INTERVAL)
@@ -107,19 +107,19 @@ async fn greet(stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static) -> 
         .handshake(TokioIo::new(stream))
         .await
         .map_err(io::Error::other)?;
-    Ok(Open { sender: Sender(sender), ended: tokio::spawn(connection) })
+    Ok(OpenConnection { sender: Sender(sender), ended: tokio::spawn(connection) })
 }
 
 /// Source of a status that the connection caused, not the service.
 #[derive(Debug, thiserror::Error)]
 #[error("{source}")]
-struct Broken {
+struct ConnectionFailure {
     /// Whether the call was never sent, or the peer refused to begin it.
     is_not_begun: bool,
     source: hyper::Error,
 }
 
-impl Broken {
+impl ConnectionFailure {
     fn new(error: TrySendError<Request<Body>>) -> Self {
         // A returned request was not sent.
         let is_returned = error.message().is_some();
@@ -142,17 +142,17 @@ fn is_refusal(error: &h2::Error) -> bool {
 }
 
 /// Classifies a failed attempt. A status from the service itself has no source.
-pub(super) fn failure(status: Status) -> Failure {
-    let Some(source) = std::error::Error::source(&status) else { return Failure::Answered(status) };
-    match source.downcast_ref::<Broken>() {
-        Some(broken) if broken.is_not_begun => Failure::NotBegun(status),
-        Some(_) => Failure::Lost(status),
+pub(super) fn failure(status: Status) -> AttemptFailure {
+    let Some(source) = std::error::Error::source(&status) else { return AttemptFailure::Answered(status) };
+    match source.downcast_ref::<ConnectionFailure>() {
+        Some(broken) if broken.is_not_begun => AttemptFailure::NotBegun(status),
+        Some(_) => AttemptFailure::Lost(status),
         // The connection broke during the reply.
-        None => Failure::Lost(lost(source.to_string(), None)),
+        None => AttemptFailure::Lost(lost(source.to_string(), None)),
     }
 }
 
-fn lost(cause: String, source: Option<Arc<Broken>>) -> Status {
+fn lost(cause: String, source: Option<Arc<ConnectionFailure>>) -> Status {
     let mut status = Status::unavailable(format!("the connection broke: {cause}"));
     if let Some(source) = source {
         status.set_source(source);
@@ -174,7 +174,7 @@ impl Service<Request<Body>> for Sender {
         let sent = self.0.try_send_request(request);
         Box::pin(async move {
             sent.await.map_err(|error| {
-                let broken = Broken::new(error);
+                let broken = ConnectionFailure::new(error);
                 let cause = std::error::Error::source(&broken.source);
                 let cause = cause.map_or_else(|| broken.source.to_string(), ToString::to_string);
                 lost(cause, Some(Arc::new(broken)))

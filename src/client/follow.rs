@@ -9,7 +9,7 @@ use crate::transport::proto;
 
 use super::{
     Result, RmClient, calls, connection, random,
-    retry::{Failure, Repeat},
+    retry::{AttemptFailure, Idempotency},
 };
 
 /// Timeout without a message. The service sends one at least every five seconds.
@@ -55,7 +55,7 @@ impl Follower {
             };
             self.stream = None;
             self.failed += 1;
-            if self.failed >= self.client.patience.attempts || !failure.may_be_repeated(Repeat::Safe) {
+            if self.failed >= self.client.patience.attempts || !failure.may_be_repeated(Idempotency::Safe) {
                 return Err(failure.into_status().into());
             }
             let [high, low] = random();
@@ -64,7 +64,7 @@ impl Follower {
         }
     }
 
-    async fn try_next(&mut self) -> std::result::Result<proto::FollowActionsResponse, Failure> {
+    async fn try_next(&mut self) -> std::result::Result<proto::FollowActionsResponse, AttemptFailure> {
         let stream = match &mut self.stream {
             Some(stream) => stream,
             None => {
@@ -73,7 +73,7 @@ impl Follower {
                 self.stream.insert(opened)
             }
         };
-        let lost = |why: &str| Failure::Lost(Status::unavailable(why));
+        let lost = |why: &str| AttemptFailure::Lost(Status::unavailable(why));
         match timeout(SILENT_MAX, stream.message()).await {
             Ok(Ok(Some(message))) => Ok(message),
             Ok(Ok(None)) => Err(lost("the service has ended the answer without a word")),

@@ -13,7 +13,7 @@ use tonic_prost::ProstCodec;
 
 use super::{
     ClientError, ClientSettings,
-    address::Address,
+    address::InstanceAddress,
     connection::{self, CONNECT_TIMEOUT, Sender},
 };
 
@@ -48,7 +48,7 @@ pub async fn check_health(
     settings: &ClientSettings,
     service: &str,
 ) -> Result<Vec<(String, Result<bool, ClientError>)>, ClientError> {
-    let addresses = Address::parse_all(addresses)?;
+    let addresses = InstanceAddress::parse_all(addresses)?;
     let tls = settings.encryption(&addresses)?;
     let authorization = settings.authorization()?;
     let mut told = Vec::with_capacity(addresses.len());
@@ -74,7 +74,7 @@ pub async fn check_health(
 
 /// Health that an instance reports.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Word {
+pub(super) enum InstanceStatus {
     /// Calls may be sent.
     Serves,
     /// The instance is stopping, or its database is unavailable.
@@ -86,7 +86,7 @@ pub(super) async fn listen(
     sender: Sender,
     origin: Uri,
     authorization: Option<&MetadataValue<Ascii>>,
-    heard: impl Fn(Word),
+    heard: impl Fn(InstanceStatus),
 ) -> String {
     let mut question = Request::new(HealthCheckRequest::default());
     if let Some(authorization) = authorization {
@@ -101,7 +101,7 @@ pub(super) async fn listen(
     let (mut word, mut words) = match timeout(CONNECT_TIMEOUT, first).await {
         Ok(Ok(first)) => first,
         Ok(Err(status)) if knows_nothing_of_health(&status) => {
-            heard(Word::Serves);
+            heard(InstanceStatus::Serves);
             return pending().await;
         }
         Ok(Err(status)) => return format!("does not tell its health: {}", status.message()),
@@ -109,7 +109,7 @@ pub(super) async fn listen(
     };
     loop {
         let Some(HealthCheckResponse { status }) = word else { return "tells its health no more".to_owned() };
-        heard(if status == SERVING { Word::Serves } else { Word::DoesNotServe });
+        heard(if status == SERVING { InstanceStatus::Serves } else { InstanceStatus::DoesNotServe });
         word = match words.message().await {
             Ok(word) => word,
             Err(status) => return format!("tells its health no more: {}", status.message()),

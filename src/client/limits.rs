@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     domain::{
-        limit::{Pattern, Rule, ScopeUsage},
+        limit::{LabelPattern, Rule, ScopeUsage},
         limit_mode::LimitMode,
         name::Name,
         policy::Policy,
@@ -23,7 +23,7 @@ impl RmClient {
     }
 
     /// Deletes a limit.
-    pub async fn delete_limit(&self, pattern: &Pattern) -> Result<()> {
+    pub async fn delete_limit(&self, pattern: &LabelPattern) -> Result<()> {
         let rule = Rule { pattern: pattern.clone(), mode: LimitMode::Off, max: BTreeMap::new() };
         let message = proto::DeleteLimitRequest { limit: Some(limit::limit(&rule)), ..Default::default() };
         self.make(&calls::DELETE_LIMIT, &message).await?;

@@ -9,11 +9,11 @@ use crate::{
         cap::Cap,
         em::{Em, EmInstance},
         name::{FieldError, Labels, Name},
-        operation::{Grant, Inited, Register, Released, Reported},
+        operation::{ConfirmTicket, Grant, RegisterEm, ReleaseTicket, UpdateTicket},
         refusal::Refusal,
-        report::{Report, UnknownTicket},
+        report::{EmReport, UnknownTicket},
         resource::Resource,
-        selector::{Preference, Selector},
+        selector::{EmSelector, Preference},
         ticket::Ticket,
     },
     transport::{
@@ -22,7 +22,7 @@ use crate::{
     },
 };
 
-use super::{Result, RmClient, call::Patience, calls};
+use super::{Result, RmClient, call::RetryBudget, calls};
 
 /// A request for the resources of an engine.
 #[derive(Clone, Debug)]
@@ -42,7 +42,7 @@ pub struct ResourceRequest {
     /// Labels of the ticket. The labels of the selector count as well and need not be repeated.
     pub labels: Labels,
     /// Required and preferred EMs.
-    pub selector: Selector,
+    pub selector: EmSelector,
     /// Caps of the request, each for another label set that a limit counts; at most 4.
     pub caps: Vec<Cap>,
     /// Maximum time to wait in the queue; zero to be refused immediately.
@@ -64,7 +64,7 @@ impl ResourceRequest {
             resource,
             queue_names: Vec::new(),
             labels: Labels::default(),
-            selector: Selector::default(),
+            selector: EmSelector::default(),
             caps: Vec::new(),
             wait_timeout: Duration::ZERO,
             lock_ttl: None,
@@ -84,7 +84,7 @@ pub enum ResultResource {
 
 /// Reply to a report.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Heartbeat {
+pub struct HeartbeatReply {
     /// Reported tickets that are not live on the EM; their engines must stop.
     pub unknown_tickets: Vec<UnknownTicket>,
     /// Interval at which the service expects reports.
@@ -93,7 +93,7 @@ pub struct Heartbeat {
 
 impl RmClient {
     /// Registers the capacity of an EM; a repetition with other amounts resizes it.
-    pub async fn register(&self, registration: Register) -> Result<Em> {
+    pub async fn register(&self, registration: RegisterEm) -> Result<Em> {
         let message = proto::RegisterRequest {
             em: Some(answer::em_message(&registration.em)),
             total: Some(resource::message(registration.total.parts())),
@@ -162,7 +162,8 @@ impl RmClient {
             ..Default::default()
         };
         let timeout = self.patience.timeout.saturating_add(request.wait_timeout);
-        let answer = calls::REQUEST_RESOURCE.make(&self.pool, &message, Patience { timeout, ..self.patience }).await?;
+        let answer =
+            calls::REQUEST_RESOURCE.make(&self.pool, &message, RetryBudget { timeout, ..self.patience }).await?;
         match answer.result {
             Some(Answer::Available(available)) => Ok(ResultResource::Available(answer::read_available(available)?)),
             Some(Answer::NotEnough(refusal)) => Ok(ResultResource::NotEnough(answer::read_not_enough(refusal))),
@@ -171,7 +172,7 @@ impl RmClient {
     }
 
     /// Confirms the engine of a ticket.
-    pub async fn resource_inited(&self, report: &Inited) -> Result<Ticket> {
+    pub async fn resource_inited(&self, report: &ConfirmTicket) -> Result<Ticket> {
         let message = proto::ResourceInitedRequest {
             ticket_id: report.ticket_id.to_string(),
             user: report.user.to_string(),
@@ -186,7 +187,7 @@ impl RmClient {
     }
 
     /// Reports other amounts or the application id of a running engine.
-    pub async fn resource_reported(&self, report: &Reported) -> Result<Ticket> {
+    pub async fn resource_reported(&self, report: &UpdateTicket) -> Result<Ticket> {
         let message = proto::ResourceReportedRequest {
             ticket_id: report.ticket_id.to_string(),
             user: report.user.to_string(),
@@ -200,7 +201,7 @@ impl RmClient {
     }
 
     /// Releases a ticket.
-    pub async fn resource_released(&self, ticket: &Released) -> Result<()> {
+    pub async fn resource_released(&self, ticket: &ReleaseTicket) -> Result<()> {
         let message = proto::ResourceReleasedRequest {
             ticket_id: ticket.ticket_id.to_string(),
             user: ticket.user.to_string(),
@@ -219,7 +220,7 @@ impl RmClient {
     }
 
     /// Sends a heartbeat with the health of an EM and its running tickets.
-    pub async fn heartbeat(&self, report: &Report) -> Result<Heartbeat> {
+    pub async fn heartbeat(&self, report: &EmReport) -> Result<HeartbeatReply> {
         let message = proto::HeartbeatRequest {
             em: Some(answer::em_message(&report.em)),
             epoch: report.epoch,
@@ -233,7 +234,7 @@ impl RmClient {
         let unknown_tickets = answer.unknown_tickets.into_iter().map(answer::read_unknown_ticket);
         let unknown_tickets = unknown_tickets.collect::<std::result::Result<_, _>>()?;
         let interval = request::duration("report_interval", answer.report_interval.unwrap_or_default())?;
-        Ok(Heartbeat { unknown_tickets, interval })
+        Ok(HeartbeatReply { unknown_tickets, interval })
     }
 }
 

@@ -25,9 +25,9 @@ use tonic::{
 };
 
 use super::{
-    address::Address,
-    connection::{self, CONNECT_TIMEOUT, Open, Sender},
-    health::{self, Word},
+    address::InstanceAddress,
+    connection::{self, CONNECT_TIMEOUT, OpenConnection, Sender},
+    health::{self, InstanceStatus},
     random,
 };
 
@@ -41,7 +41,7 @@ const LASTED: Duration = Duration::from_millis(500);
 
 /// State of an address.
 #[derive(Clone, Debug)]
-enum State {
+enum EndpointState {
     /// A connection is being opened.
     Connecting,
     /// Accepts calls.
@@ -54,7 +54,7 @@ enum State {
 
 /// Result of the selection for a call.
 #[derive(Debug)]
-enum Choice {
+enum EndpointChoice {
     /// Use this address.
     Take(usize, Sender),
     /// Wait: a state is about to change.
@@ -66,83 +66,89 @@ enum Choice {
 }
 
 /// Selects the next serving address in turn. A call that failed `on` an address prefers another one.
-fn choose(states: &[State], turn: usize, on: Option<usize>, now: Instant) -> Choice {
+fn choose(states: &[EndpointState], turn: usize, on: Option<usize>, now: Instant) -> EndpointChoice {
     let in_turn =
         || (0..states.len()).map(|n| turn.wrapping_add(n) % states.len()).filter_map(|at| Some((at, states.get(at)?)));
     let serving = |other: bool| {
         in_turn().find_map(|(at, state)| match state {
-            State::Serving(sender) if !sender.is_closed() && (on != Some(at)) == other => Some((at, sender.clone())),
+            EndpointState::Serving(sender) if !sender.is_closed() && (on != Some(at)) == other => {
+                Some((at, sender.clone()))
+            }
             _ => None,
         })
     };
     if let Some((at, sender)) = serving(true).or_else(|| serving(false)) {
-        return Choice::Take(at, sender);
+        return EndpointChoice::Take(at, sender);
     }
     let (mut not_serving, mut is_time, mut down) = (None, false, None);
     for (at, state) in in_turn() {
         match state {
             // A serving address with a closed connection is about to reconnect.
-            State::Connecting | State::Serving(_) => return Choice::Wait,
-            State::NotServing(sender) if sender.is_closed() => return Choice::Wait,
+            EndpointState::Connecting | EndpointState::Serving(_) => return EndpointChoice::Wait,
+            EndpointState::NotServing(sender) if sender.is_closed() => return EndpointChoice::Wait,
             // The instance replies with the reason and the time of the next attempt.
-            State::NotServing(sender) => not_serving = not_serving.or_else(|| Some((at, sender.clone()))),
-            State::Down { until, why } => {
+            EndpointState::NotServing(sender) => not_serving = not_serving.or_else(|| Some((at, sender.clone()))),
+            EndpointState::Down { until, why } => {
                 is_time |= *until <= now;
                 down = down.or_else(|| Some(why.clone()));
             }
         }
     }
     match (not_serving, down) {
-        (Some((at, sender)), _) => Choice::Take(at, sender),
-        (None, _) if is_time => Choice::TryAgain,
-        (None, why) => Choice::Nobody(why.unwrap_or_default()),
+        (Some((at, sender)), _) => EndpointChoice::Take(at, sender),
+        (None, _) if is_time => EndpointChoice::TryAgain,
+        (None, why) => EndpointChoice::Nobody(why.unwrap_or_default()),
     }
 }
 
 /// The connections to all instances.
 #[derive(Debug)]
-pub(super) struct Pool {
-    shared: Arc<Shared>,
+pub(super) struct ConnectionPool {
+    shared: Arc<PoolInner>,
     /// Tasks of the addresses. Started by the first call; they end with the pool.
     keepers: OnceLock<JoinSet<()>>,
     turn: AtomicUsize,
 }
 
 #[derive(Debug)]
-struct Shared {
-    nodes: Box<[Node]>,
-    states: watch::Sender<Box<[State]>>,
-    tls: Option<Tls>,
+struct PoolInner {
+    nodes: Box<[PooledEndpoint]>,
+    states: watch::Sender<Box<[EndpointState]>>,
+    tls: Option<PoolTls>,
     authorization: Option<MetadataValue<Ascii>>,
 }
 
 #[derive(Debug)]
-struct Node {
-    address: Address,
+struct PooledEndpoint {
+    address: InstanceAddress,
     /// Signal for an immediate attempt.
     wanted: Notify,
 }
 
 /// TLS of the connections. The connector has no `Debug` output.
-pub(super) struct Tls {
+pub(super) struct PoolTls {
     /// TLS connector.
     pub connector: TlsConnector,
     /// Required name of the certificate; `None` for the host of the address.
     pub name: Option<ServerName<'static>>,
 }
 
-impl std::fmt::Debug for Tls {
+impl std::fmt::Debug for PoolTls {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Tls")
     }
 }
 
-impl Pool {
+impl ConnectionPool {
     /// Creates the pool; the first call starts the connections.
-    pub fn new(addresses: Vec<Address>, tls: Option<Tls>, authorization: Option<MetadataValue<Ascii>>) -> Self {
-        let states = watch::Sender::new(addresses.iter().map(|_| State::Connecting).collect());
-        let nodes = addresses.into_iter().map(|address| Node { address, wanted: Notify::new() }).collect();
-        let shared = Shared { nodes, states, tls, authorization };
+    pub fn new(
+        addresses: Vec<InstanceAddress>,
+        tls: Option<PoolTls>,
+        authorization: Option<MetadataValue<Ascii>>,
+    ) -> Self {
+        let states = watch::Sender::new(addresses.iter().map(|_| EndpointState::Connecting).collect());
+        let nodes = addresses.into_iter().map(|address| PooledEndpoint { address, wanted: Notify::new() }).collect();
+        let shared = PoolInner { nodes, states, tls, authorization };
         // A random start spreads clients over the instances.
         let turn = AtomicUsize::new(usize::from(u16::from_be_bytes(random())));
         Self { shared: Arc::new(shared), keepers: OnceLock::new(), turn }
@@ -165,7 +171,7 @@ impl Pool {
     /// UNAVAILABLE if no address is reachable.
     pub async fn next(&self, on: Option<usize>) -> Result<(usize, Sender), Status> {
         let turn = self.turn.fetch_add(1, Ordering::Relaxed);
-        if let Choice::Take(at, sender) = choose(&self.shared.states.borrow(), turn, on, Instant::now()) {
+        if let EndpointChoice::Take(at, sender) = choose(&self.shared.states.borrow(), turn, on, Instant::now()) {
             return Ok((at, sender));
         }
         self.keepers.get_or_init(|| (0..self.shared.nodes.len()).map(|at| keep(self.shared.clone(), at)).collect());
@@ -173,11 +179,11 @@ impl Pool {
         loop {
             let choice = choose(&states.borrow_and_update(), turn, on, Instant::now());
             match choice {
-                Choice::Take(at, sender) => return Ok((at, sender)),
-                Choice::Nobody(why) => return Err(Status::unavailable(&*why)),
-                Choice::TryAgain => self.shared.try_again(),
+                EndpointChoice::Take(at, sender) => return Ok((at, sender)),
+                EndpointChoice::Nobody(why) => return Err(Status::unavailable(&*why)),
+                EndpointChoice::TryAgain => self.shared.try_again(),
                 // The sender lives as long as the pool.
-                Choice::Wait => drop(states.changed().await),
+                EndpointChoice::Wait => drop(states.changed().await),
             }
         }
     }
@@ -193,25 +199,25 @@ impl Pool {
     pub async fn someone_serves(&self, longest: Duration) {
         let mut states = self.shared.states.subscribe();
         // The next attempt is due in both cases.
-        let _ = timeout(longest, states.wait_for(|states| states.iter().any(State::takes_calls))).await;
+        let _ = timeout(longest, states.wait_for(|states| states.iter().any(EndpointState::takes_calls))).await;
     }
 }
 
-impl State {
+impl EndpointState {
     fn takes_calls(&self) -> bool {
         matches!(self, Self::Serving(sender) if !sender.is_closed())
     }
 }
 
-impl Shared {
+impl PoolInner {
     /// Requests an attempt at all addresses whose back-off has ended.
     fn try_again(&self) {
         let now = Instant::now();
         self.states.send_if_modified(|states| {
             let mut any = false;
             for (state, node) in states.iter_mut().zip(&self.nodes) {
-                if matches!(state, State::Down { until, .. } if *until <= now) {
-                    *state = State::Connecting;
+                if matches!(state, EndpointState::Down { until, .. } if *until <= now) {
+                    *state = EndpointState::Connecting;
                     node.wanted.notify_one();
                     any = true;
                 }
@@ -221,10 +227,10 @@ impl Shared {
     }
 
     fn is_up(&self, at: usize) -> bool {
-        matches!(self.states.borrow().get(at), Some(State::Serving(_) | State::NotServing(_)))
+        matches!(self.states.borrow().get(at), Some(EndpointState::Serving(_) | EndpointState::NotServing(_)))
     }
 
-    fn set(&self, at: usize, state: State) {
+    fn set(&self, at: usize, state: EndpointState) {
         self.states.send_modify(|states| {
             if let Some(place) = states.get_mut(at) {
                 *place = state;
@@ -233,10 +239,10 @@ impl Shared {
     }
 
     /// Runs one connection of an address until it ends; returns the reason.
-    async fn connect(&self, at: usize, node: &Node) -> String {
+    async fn connect(&self, at: usize, node: &PooledEndpoint) -> String {
         let address = &node.address.text;
         let opened = timeout(CONNECT_TIMEOUT, connection::open(&node.address, self.tls.as_ref())).await;
-        let Open { sender, ended } = match opened {
+        let OpenConnection { sender, ended } = match opened {
             Ok(Ok(open)) => open,
             Ok(Err(error)) => return format!("cannot connect with {address}: {error}"),
             Err(_) => return format!("cannot connect with {address}: it does not answer within {CONNECT_TIMEOUT:?}"),
@@ -244,13 +250,20 @@ impl Shared {
         let listening = async {
             // A single address gets calls regardless of its health.
             if self.nodes.len() == 1 {
-                self.set(at, State::Serving(sender));
+                self.set(at, EndpointState::Serving(sender));
                 return std::future::pending().await;
             }
             let heard = |word| {
                 tracing::debug!(address, ?word, "an instance says how it is");
                 let sender = sender.clone();
-                self.set(at, if word == Word::Serves { State::Serving(sender) } else { State::NotServing(sender) });
+                self.set(
+                    at,
+                    if word == InstanceStatus::Serves {
+                        EndpointState::Serving(sender)
+                    } else {
+                        EndpointState::NotServing(sender)
+                    },
+                );
             };
             health::listen(sender.clone(), node.address.origin.clone(), self.authorization.as_ref(), heard).await
         };
@@ -265,11 +278,11 @@ impl Shared {
 }
 
 /// Maintains the connection of one address.
-async fn keep(shared: Arc<Shared>, at: usize) {
+async fn keep(shared: Arc<PoolInner>, at: usize) {
     let Some(node) = shared.nodes.get(at) else { return };
     let mut failures = 0_u32;
     loop {
-        shared.set(at, State::Connecting);
+        shared.set(at, EndpointState::Connecting);
         let begin = Instant::now();
         let why = shared.connect(at, node).await;
         if shared.is_up(at) && begin.elapsed() >= LASTED {
@@ -286,7 +299,7 @@ async fn keep(shared: Arc<Shared>, at: usize) {
         let [byte] = random();
         let (now, pause) = (Instant::now(), doubled.mul_f64(0.5 + f64::from(byte) / 512.0));
         let until = now + PAUSE_MIN;
-        shared.set(at, State::Down { until, why: why.into() });
+        shared.set(at, EndpointState::Down { until, why: why.into() });
         sleep_until(until).await;
         // With a single address, only a call triggers the next attempt.
         let is_alone = shared.nodes.len() == 1;
@@ -301,17 +314,19 @@ async fn keep(shared: Arc<Shared>, at: usize) {
 mod tests {
     use super::*;
 
-    fn down(until: Instant) -> State {
-        State::Down { until, why: "refused".into() }
+    fn down(until: Instant) -> EndpointState {
+        EndpointState::Down { until, why: "refused".into() }
     }
 
     #[tokio::test]
     async fn who_is_down_is_tried_when_it_is_time_and_waited_for_meanwhile() {
         let now = Instant::now();
         let (past, later) = (now - Duration::from_millis(1), now + Duration::from_secs(1));
-        assert!(matches!(choose(&[down(later), down(later)], 1, None, now), Choice::Nobody(why) if &*why == "refused"));
-        assert!(matches!(choose(&[down(later), down(past)], 0, None, now), Choice::TryAgain));
-        assert!(matches!(choose(&[down(past), State::Connecting], 0, None, now), Choice::Wait));
-        assert!(matches!(choose(&[], 7, None, now), Choice::Nobody(_)));
+        assert!(
+            matches!(choose(&[down(later), down(later)], 1, None, now), EndpointChoice::Nobody(why) if &*why == "refused")
+        );
+        assert!(matches!(choose(&[down(later), down(past)], 0, None, now), EndpointChoice::TryAgain));
+        assert!(matches!(choose(&[down(past), EndpointState::Connecting], 0, None, now), EndpointChoice::Wait));
+        assert!(matches!(choose(&[], 7, None, now), EndpointChoice::Nobody(_)));
     }
 }

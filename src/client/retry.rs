@@ -17,7 +17,7 @@ const COMMIT_UNKNOWN: &str = "COMMIT_UNKNOWN";
 
 /// Whether a call may be repeated when its result is unknown.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Repeat {
+pub(super) enum Idempotency {
     /// A repetition has no further effect and gets an equal reply.
     Safe,
     /// Repeat only if the call had no effect: a repetition would do more, or get another reply.
@@ -26,7 +26,7 @@ pub(super) enum Repeat {
 
 /// Failure of one attempt.
 #[derive(Debug)]
-pub(super) enum Failure {
+pub(super) enum AttemptFailure {
     /// Not sent: no connection could be opened.
     NotSent(Status),
     /// Not sent or not begun, because the connection was closing, for example for its age. Another connection takes the
@@ -38,7 +38,7 @@ pub(super) enum Failure {
     Answered(Status),
 }
 
-impl Failure {
+impl AttemptFailure {
     pub fn into_status(self) -> Status {
         match self {
             Self::NotSent(status) | Self::NotBegun(status) | Self::Lost(status) | Self::Answered(status) => status,
@@ -51,14 +51,14 @@ impl Failure {
     }
 
     /// Returns whether the call is worth another attempt and may be repeated.
-    pub fn may_be_repeated(&self, repeat: Repeat) -> bool {
+    pub fn may_be_repeated(&self, repeat: Idempotency) -> bool {
         match self {
             Self::NotSent(_) | Self::NotBegun(_) => true,
-            Self::Lost(_) => repeat == Repeat::Safe,
+            Self::Lost(_) => repeat == Idempotency::Safe,
             Self::Answered(status) => match (repeat, asked_pause(status)) {
-                (Repeat::Safe, asked) => asked.is_some() || status.code() == Code::Unavailable,
+                (Idempotency::Safe, asked) => asked.is_some() || status.code() == Code::Unavailable,
                 // A reply with a retry delay changed nothing, except for this reason.
-                (Repeat::OnlyIfNotDone, asked) => {
+                (Idempotency::OnlyIfNotDone, asked) => {
                     asked.is_some() && status.get_details_error_info().is_some_and(|info| info.reason != COMMIT_UNKNOWN)
                 }
             },
@@ -91,13 +91,13 @@ mod tests {
 
     use super::*;
 
-    fn answered(code: Code, reason: &str, retry: Option<Duration>) -> Failure {
+    fn answered(code: Code, reason: &str, retry: Option<Duration>) -> AttemptFailure {
         let mut details = ErrorDetails::new();
         details.set_error_info(reason, "linkis.rm", [("a", "b")].map(|(k, v)| (k.to_owned(), v.to_owned())));
         if retry.is_some() {
             details.set_retry_info(retry);
         }
-        Failure::Answered(Status::with_error_details(code, "text", details))
+        AttemptFailure::Answered(Status::with_error_details(code, "text", details))
     }
 
     #[test]
@@ -105,9 +105,9 @@ mod tests {
         let soon = Some(Duration::from_millis(200));
         let broken = || Status::unavailable("broken");
         for (failure, safe, other) in [
-            (Failure::NotSent(broken()), true, true),
-            (Failure::NotBegun(broken()), true, true),
-            (Failure::Lost(broken()), true, false),
+            (AttemptFailure::NotSent(broken()), true, true),
+            (AttemptFailure::NotBegun(broken()), true, true),
+            (AttemptFailure::Lost(broken()), true, false),
             (answered(Code::Unavailable, "DATABASE_UNAVAILABLE", soon), true, true),
             (answered(Code::ResourceExhausted, "OVERLOADED", soon), true, true),
             (answered(Code::Aborted, "LOCK_TIMEOUT", soon), true, true),
@@ -117,17 +117,18 @@ mod tests {
             (answered(Code::Aborted, "LIMIT_CHANGED", None), false, false),
             (answered(Code::NotFound, "TICKET_NOT_FOUND", None), false, false),
             // Reply of a gateway.
-            (Failure::Answered(Status::unavailable("no upstream")), true, false),
-            (Failure::Answered(Status::deadline_exceeded("late")), false, false),
+            (AttemptFailure::Answered(Status::unavailable("no upstream")), true, false),
+            (AttemptFailure::Answered(Status::deadline_exceeded("late")), false, false),
         ] {
-            let told = (failure.may_be_repeated(Repeat::Safe), failure.may_be_repeated(Repeat::OnlyIfNotDone));
+            let told =
+                (failure.may_be_repeated(Idempotency::Safe), failure.may_be_repeated(Idempotency::OnlyIfNotDone));
             assert_eq!(told, (safe, other), "{failure:?}");
         }
     }
 
     #[test]
     fn pauses_grow_are_spread_and_no_shorter_than_asked_for() {
-        let lost = Failure::Lost(Status::unavailable("broken"));
+        let lost = AttemptFailure::Lost(Status::unavailable("broken"));
         let pauses = |random| [1, 2, 5, 6, 100].map(|failed| lost.pause(failed, random).as_millis());
         assert_eq!(pauses(0.0), [50, 100, 800, 1000, 1000]);
         assert_eq!(pauses(1.0), [100, 200, 1600, 2000, 2000]);

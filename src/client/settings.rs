@@ -11,7 +11,7 @@ use tokio_rustls::{
 };
 use tonic::metadata::{Ascii, MetadataValue};
 
-use super::{ClientError, address::Address, pool};
+use super::{ClientError, address::InstanceAddress, pool};
 
 /// Settings of a client. Fixed for all clients: 3 seconds for a connection setup, a keep-alive ping after 10 seconds
 /// without data, 5 seconds for its reply.
@@ -22,7 +22,7 @@ pub struct ClientSettings {
     /// Maximum number of attempts, including the first. With 1, requests get no generated request id.
     pub attempts: u32,
     /// TLS of `https://` addresses.
-    pub tls: Tls,
+    pub tls: TlsSettings,
     /// Token, sent with every call as `authorization: Bearer …`. Over addresses without `https://`, it is readable on the
     /// network.
     pub token: Option<String>,
@@ -31,7 +31,7 @@ pub struct ClientSettings {
 impl ClientSettings {
     /// Creates settings with a call timeout and 8 attempts.
     pub fn new(timeout: Duration) -> Self {
-        Self { timeout, attempts: 8, tls: Tls::default(), token: None }
+        Self { timeout, attempts: 8, tls: TlsSettings::default(), token: None }
     }
 
     /// Creates settings with a call timeout and a single attempt.
@@ -40,11 +40,11 @@ impl ClientSettings {
     }
 
     /// Returns the TLS of the connections; `None` if no address uses it.
-    pub(super) fn encryption(&self, addresses: &[Address]) -> Result<Option<pool::Tls>, ClientError> {
+    pub(super) fn encryption(&self, addresses: &[InstanceAddress]) -> Result<Option<pool::PoolTls>, ClientError> {
         if !addresses.iter().any(|address| address.is_tls) {
             return Ok(None);
         }
-        Ok(Some(pool::Tls { connector: self.tls.connector()?, name: self.tls.server_name()? }))
+        Ok(Some(pool::PoolTls { connector: self.tls.connector()?, name: self.tls.server_name()? }))
     }
 
     pub(super) fn authorization(&self) -> Result<Option<MetadataValue<Ascii>>, ClientError> {
@@ -70,31 +70,31 @@ impl fmt::Debug for ClientSettings {
 
 /// Trusted certificates and the client identity for `https://` addresses.
 #[derive(Clone, Debug, Default)]
-pub struct Tls {
+pub struct TlsSettings {
     /// Trusted CA certificates as PEM; `None` for those that browsers trust.
     pub ca: Option<Vec<u8>>,
     /// Client certificate, if the service requires one.
-    pub identity: Option<Identity>,
+    pub identity: Option<ClientIdentity>,
     /// Required name of the service's certificate; `None` for the host of the address.
     pub server_name: Option<String>,
 }
 
 /// A client certificate with its key.
 #[derive(Clone)]
-pub struct Identity {
+pub struct ClientIdentity {
     /// The certificate and its chain as PEM.
     pub certificates: Vec<u8>,
     /// Private key of the first certificate as PEM.
     pub key: Vec<u8>,
 }
 
-impl fmt::Debug for Identity {
+impl fmt::Debug for ClientIdentity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Identity").finish_non_exhaustive()
     }
 }
 
-impl Tls {
+impl TlsSettings {
     /// Returns the required name of the certificate, if set.
     ///
     /// # Errors
@@ -126,7 +126,7 @@ impl Tls {
         let config = config.map_err(|error| wrong("TLS", &error))?.with_root_certificates(roots);
         let mut config = match &self.identity {
             None => config.with_no_client_auth(),
-            Some(Identity { certificates: chain, key }) => {
+            Some(ClientIdentity { certificates: chain, key }) => {
                 let key = PrivateKeyDer::from_pem_slice(key).map_err(|error| wrong("the client's key", &error))?;
                 let chain = certificates("the client's certificate", chain)?;
                 config.with_client_auth_cert(chain, key).map_err(|error| wrong("the client's certificate", &error))?
@@ -160,14 +160,17 @@ mod tests {
         let broken = ClientSettings { token: Some("a\nb".into()), ..settings };
         assert!(matches!(broken.authorization(), Err(ClientError::Secret(_))));
 
-        assert!(Tls::default().connector().is_ok());
-        let named = |name: &str| Tls { server_name: Some(name.into()), ..Tls::default() }.server_name();
+        assert!(TlsSettings::default().connector().is_ok());
+        let named = |name: &str| TlsSettings { server_name: Some(name.into()), ..TlsSettings::default() }.server_name();
         assert!(named("rm.example.com").is_ok() && matches!(named("not a name"), Err(ClientError::Secret(_))));
-        let ca = |pem: &str| Tls { ca: Some(pem.into()), ..Tls::default() }.connector().err().unwrap().to_string();
+        let ca = |pem: &str| {
+            TlsSettings { ca: Some(pem.into()), ..TlsSettings::default() }.connector().err().unwrap().to_string()
+        };
         assert_eq!(ca("nothing"), "the CA cannot be used: its PEM holds no certificate");
-        let identity = Identity { certificates: "nothing".into(), key: "k3y".into() };
+        let identity = ClientIdentity { certificates: "nothing".into(), key: "k3y".into() };
         assert!(!format!("{identity:?}").contains("107"), "the key's first byte");
-        let error = Tls { identity: Some(identity), ..Tls::default() }.connector().err().unwrap().to_string();
+        let error =
+            TlsSettings { identity: Some(identity), ..TlsSettings::default() }.connector().err().unwrap().to_string();
         assert!(error.starts_with("the client's key cannot be used"), "{error}");
     }
 }

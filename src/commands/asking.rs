@@ -6,28 +6,28 @@ use clap::Args;
 use prost_types::Timestamp;
 
 use super::{
-    failure::Failure,
+    failure::CommandFailure,
     named,
     output::{OutputArguments, Printer, WatchArguments},
-    service::{Asked, Service},
+    service::{EndpointArguments, ServiceClient},
 };
 
 /// Arguments of commands for a service: connection and output.
 #[derive(Debug, Clone, Args)]
-pub struct Asking {
+pub struct ServiceArguments {
     #[command(flatten)]
-    service: Service,
+    service: EndpointArguments,
 
     #[command(flatten)]
     output: OutputArguments,
 }
 
-impl Asking {
+impl ServiceArguments {
     /// Returns a client with a call timeout.
     ///
     /// # Errors
-    /// As [`Service::ask`].
-    pub fn service(&self, timeout: Duration) -> Result<Asked, Failure> {
+    /// As [`EndpointArguments::ask`].
+    pub fn service(&self, timeout: Duration) -> Result<ServiceClient, CommandFailure> {
         self.service.ask(timeout)
     }
 
@@ -37,31 +37,31 @@ impl Asking {
     }
 }
 
-/// As [`Asking`], with `--watch`.
+/// As [`ServiceArguments`], with `--watch`.
 #[derive(Debug, Clone, Args)]
-pub struct Watching {
+pub struct PollArguments {
     #[command(flatten)]
-    asking: Asking,
+    asking: ServiceArguments,
 
     #[command(flatten)]
     watch: WatchArguments,
 }
 
-impl Watching {
+impl PollArguments {
     /// Returns the arguments without those of `--watch`.
-    pub fn asking(&self) -> &Asking {
+    pub fn asking(&self) -> &ServiceArguments {
         &self.asking
     }
 
     /// Calls `round` once, or repeatedly with `--watch`, with a client of this call timeout.
     ///
     /// # Errors
-    /// As [`Service::ask`] and [`Printer::repeat`].
+    /// As [`EndpointArguments::ask`] and [`Printer::repeat`].
     pub async fn rounds(
         &self,
         timeout: Duration,
-        mut round: impl AsyncFnMut(&Asked, &mut Printer) -> Result<(), Failure>,
-    ) -> Result<(), Failure> {
+        mut round: impl AsyncFnMut(&ServiceClient, &mut Printer) -> Result<(), CommandFailure>,
+    ) -> Result<(), CommandFailure> {
         let service = self.asking.service(timeout)?;
         let round = async |printer: &mut Printer| round(&service, printer).await;
         self.asking.printer().repeat(&self.watch, round).await
@@ -70,7 +70,7 @@ impl Watching {
 
 /// Time range: `--since` and `--until`.
 #[derive(Debug, Clone, Args)]
-pub struct Period {
+pub struct TimeRange {
     /// From then on: a time, or how long ago.
     #[arg(long, value_name = "TIME", value_parser = named::time)]
     pub since: Option<Timestamp>,

@@ -10,27 +10,27 @@ use crate::{
 };
 
 use super::{
-    asking::Asking,
+    asking::ServiceArguments,
     consent::Consent,
-    failure::{Answer, Failure},
+    failure::{CommandFailure, CommandReply},
     named,
     output::{
         Printer,
-        table::{Column, Row},
+        table::{Column, TableRow},
     },
     service::TIMEOUT_LONG,
 };
 
 /// Arguments of `audit`.
 #[derive(Debug, Clone, Args)]
-pub struct Audit {
+pub struct AuditCommand {
     #[command(flatten)]
-    asking: Asking,
+    asking: ServiceArguments,
 }
 
 /// Arguments of `repair`.
 #[derive(Debug, Clone, Args)]
-pub struct Repair {
+pub struct RepairCommand {
     /// Only the counters of this EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
     #[arg(long, value_parser = named::em, conflicts_with = "scope")]
     em: Option<EmInstance>,
@@ -43,7 +43,7 @@ pub struct Repair {
     consent: Consent,
 
     #[command(flatten)]
-    asking: Asking,
+    asking: ServiceArguments,
 }
 
 /// Columns with exact amounts, because a difference of one byte matters.
@@ -55,9 +55,9 @@ const COLUMNS: &[Column] = &[
     Column::text("PROBLEM"),
 ];
 
-impl Audit {
+impl AuditCommand {
     /// Prints the differences.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let service = self.asking.service(TIMEOUT_LONG)?;
         let report = service.make_slowly("auditing", &calls::AUDIT, &AuditRequest {}).await?;
         let mut printer = self.asking.printer();
@@ -67,13 +67,13 @@ impl Audit {
             table(&mut printer, &report.differences, report.difference_count)?;
             printer.answer(&calls::AUDIT, &report, || summary(&report))?;
         }
-        Ok(Answer::yes_if(report.difference_count == 0))
+        Ok(CommandReply::yes_if(report.difference_count == 0))
     }
 }
 
-impl Repair {
+impl RepairCommand {
     /// Prints the repaired and the remaining differences.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let service = self.asking.service(TIMEOUT_LONG)?;
         let everything = "This makes every counter what the tickets say; tickets on EMs that do not exist end. Repair?";
         let one = "This makes these counters what the tickets say. Repair?";
@@ -87,7 +87,7 @@ impl Repair {
         } else {
             tell(&mut printer, &done)?;
         }
-        Ok(Answer::yes_if(done.remaining_count == 0))
+        Ok(CommandReply::yes_if(done.remaining_count == 0))
     }
 }
 
@@ -107,7 +107,7 @@ fn summary(report: &AuditResponse) -> String {
     text
 }
 
-fn tell(printer: &mut Printer, done: &RepairResponse) -> Result<(), Failure> {
+fn tell(printer: &mut Printer, done: &RepairResponse) -> Result<(), CommandFailure> {
     table(printer, &done.repaired, done.repaired_count)?;
     match done.repaired_count {
         0 => printer.print("nothing was repaired\n")?,
@@ -123,11 +123,11 @@ fn tell(printer: &mut Printer, done: &RepairResponse) -> Result<(), Failure> {
 }
 
 /// Prints one line per listed difference.
-fn table(printer: &mut Printer, differences: &[Difference], count: i64) -> Result<(), Failure> {
+fn table(printer: &mut Printer, differences: &[Difference], count: i64) -> Result<(), CommandFailure> {
     if differences.is_empty() {
         return Ok(());
     }
-    let rows: Vec<Row> = differences.iter().map(row).collect();
+    let rows: Vec<TableRow> = differences.iter().map(row).collect();
     printer.rows(COLUMNS, &rows)?;
     match count.saturating_sub(i64::try_from(differences.len()).unwrap_or(i64::MAX)) {
         more if more > 0 => printer.print(&format!("... and {more} more\n")),
@@ -135,7 +135,7 @@ fn table(printer: &mut Printer, differences: &[Difference], count: i64) -> Resul
     }
 }
 
-fn row(difference: &Difference) -> Row {
+fn row(difference: &Difference) -> TableRow {
     let amounts = |amounts: &std::collections::BTreeMap<String, i64>| {
         let pairs: Vec<String> = amounts.iter().map(|(dimension, amount)| format!("{dimension}={amount}")).collect();
         pairs.join(" ")

@@ -6,26 +6,26 @@ use clap_complete::{Shell, generate};
 use crate::config;
 
 use super::{
-    failure::{Answer, Failure},
+    failure::{CommandFailure, CommandReply},
     output::OutputArguments,
 };
 
 /// Arguments of `completions`.
 #[derive(Debug, Clone, Args)]
-pub struct Completions {
+pub struct CompletionsCommand {
     /// Which shell.
     #[arg(value_enum)]
     shell: Shell,
 }
 
-impl Completions {
+impl CompletionsCommand {
     /// Prints the script.
-    pub fn run(self) -> Result<Answer, Failure> {
+    pub fn run(self) -> Result<CommandReply, CommandFailure> {
         let mut script = Vec::new();
         let mut command = config::command_line();
         let name = command.get_name().to_owned();
         generate(self.shell, &mut command, name, &mut script);
         OutputArguments::default().printer().print(&String::from_utf8_lossy(&script))?;
-        Ok(Answer::Yes)
+        Ok(CommandReply::Yes)
     }
 }

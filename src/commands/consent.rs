@@ -4,7 +4,7 @@ use std::io::{self, BufRead as _, Write as _};
 
 use clap::Args;
 
-use super::{failure::Failure, output};
+use super::{failure::CommandFailure, output};
 
 /// Arguments of destructive commands: `--reason` and `--yes`.
 #[derive(Debug, Clone, Args)]
@@ -22,8 +22,8 @@ impl Consent {
     /// Asks for the confirmation and the reason unless they are given as arguments; returns the reason.
     ///
     /// # Errors
-    /// [`Failure::Declined`]; [`Failure::Usage`] without a terminal, or without a reason.
-    pub fn ask(&self, question: &str) -> Result<String, Failure> {
+    /// [`CommandFailure::Declined`]; [`CommandFailure::Usage`] without a terminal, or without a reason.
+    pub fn ask(&self, question: &str) -> Result<String, CommandFailure> {
         if !self.yes {
             self.confirm(question)?;
         }
@@ -35,15 +35,15 @@ impl Consent {
         !self.yes
     }
 
-    fn confirm(&self, question: &str) -> Result<(), Failure> {
+    fn confirm(&self, question: &str) -> Result<(), CommandFailure> {
         if !output::is_attended() {
             let more = if self.reason.is_none() { ", and --reason," } else { "" };
             let advice = format!("Add --yes{more} if that is wanted: nobody can be asked here.");
-            return Err(Failure::Usage(format!("{question} {advice}")));
+            return Err(CommandFailure::Usage(format!("{question} {advice}")));
         }
         match prompt(&format!("{question} [y/N] "))?.to_ascii_lowercase().as_str() {
             "y" | "yes" => Ok(()),
-            _ => Err(Failure::Declined),
+            _ => Err(CommandFailure::Declined),
         }
     }
 }
@@ -51,21 +51,21 @@ impl Consent {
 /// Returns the reason that the history records; asks for it on a terminal.
 ///
 /// # Errors
-/// [`Failure::Usage`] without a reason.
-pub fn reason(told: Option<&str>) -> Result<String, Failure> {
+/// [`CommandFailure::Usage`] without a reason.
+pub fn reason(told: Option<&str>) -> Result<String, CommandFailure> {
     let reason = match told {
         Some(reason) => reason.to_owned(),
         None if output::is_attended() => prompt("Why? ")?,
         None => String::new(),
     };
     match reason.trim() {
-        "" => Err(Failure::Usage("--reason: say why; it is kept in the history".to_owned())),
+        "" => Err(CommandFailure::Usage("--reason: say why; it is kept in the history".to_owned())),
         reason => Ok(reason.to_owned()),
     }
 }
 
 /// Reads one line from the terminal.
-fn prompt(question: &str) -> Result<String, Failure> {
+fn prompt(question: &str) -> Result<String, CommandFailure> {
     let mut to = io::stderr();
     to.write_all(output::text::clean_lines(question).as_bytes())?;
     to.flush()?;

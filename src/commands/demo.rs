@@ -19,9 +19,9 @@ use tonic::Code;
 use crate::{client::ClientError, config::parse_duration};
 
 use super::{
-    failure::{Answer, Failure},
+    failure::{CommandFailure, CommandReply},
     output::{OutputArguments, Printer},
-    service::Service,
+    service::EndpointArguments,
 };
 
 mod cluster;
@@ -46,7 +46,7 @@ pub struct DemoCommand {
     clean: bool,
 
     #[command(flatten)]
-    service: Service,
+    service: EndpointArguments,
 }
 
 fn duration(text: &str) -> Result<Duration, String> {
@@ -57,8 +57,8 @@ impl DemoCommand {
     /// Runs the demo until its duration has passed or a signal arrives, then removes its objects.
     ///
     /// # Errors
-    /// [`Failure::Refused`] if another EM or another demo is registered, or the caller is not an administrator; [`Failure::Service`].
-    pub async fn run(self) -> Result<Answer, Failure> {
+    /// [`CommandFailure::Refused`] if another EM or another demo is registered, or the caller is not an administrator; [`CommandFailure::Service`].
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let client = Arc::new(PacedClient::new(self.service.ask_once(pace::TIMEOUT)?));
         let mut printer = OutputArguments::default().printer();
         let removed = if self.clean {
@@ -71,13 +71,13 @@ impl DemoCommand {
             let removed = objects::remove(&client).await;
             lived.map_err(explain)?;
             removed.map_err(explain).map_err(|failure| {
-                Failure::Refused(format!(
+                CommandFailure::Refused(format!(
                     "{failure}\nObjects of the demo remain; remove them with: linkis-rm demo --clean"
                 ))
             })?
         };
         printer.print(&format!("removed {} EMs and {} limits of the demo\n", removed.ems, removed.limits))?;
-        Ok(Answer::Yes)
+        Ok(CommandReply::Yes)
     }
 
     async fn live(
@@ -85,7 +85,7 @@ impl DemoCommand {
         client: &Arc<PacedClient>,
         end: impl Future<Output = ()>,
         printer: &mut Printer,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CommandFailure> {
         let registered = objects::create(client).await?;
         printer.print(&format!(
             "a demo cluster of {} EMs runs at {} for {}; Ctrl-C ends it\n\
@@ -100,13 +100,13 @@ impl DemoCommand {
 }
 
 /// Adds the required role to a failure of authentication or authorization.
-fn explain(failure: Failure) -> Failure {
+fn explain(failure: CommandFailure) -> CommandFailure {
     let code = match &failure {
-        Failure::Service { error: error @ ClientError::Status(_), .. } => error.code(),
+        CommandFailure::Service { error: error @ ClientError::Status(_), .. } => error.code(),
         _ => None,
     };
     match code {
-        Some(Code::Unauthenticated | Code::PermissionDenied) => Failure::Refused(format!(
+        Some(Code::Unauthenticated | Code::PermissionDenied) => CommandFailure::Refused(format!(
             "{failure}\nThe demo sets limits and registers EMs: it needs an administrator's token (linkis-rm tokens create --role admin)"
         )),
         _ => failure,

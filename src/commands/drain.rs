@@ -8,9 +8,9 @@ use crate::{
 };
 
 use super::{
-    asking::Asking,
+    asking::ServiceArguments,
     consent,
-    failure::{Answer, Failure},
+    failure::{CommandFailure, CommandReply},
     named,
     output::text,
     service::TIMEOUT,
@@ -18,7 +18,7 @@ use super::{
 
 /// Arguments of `drain`.
 #[derive(Debug, Clone, Args)]
-pub struct Drain {
+pub struct DrainCommand {
     /// Which: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
     #[arg(value_parser = named::em)]
     em: proto::EmInstance,
@@ -28,12 +28,12 @@ pub struct Drain {
     reason: Option<String>,
 
     #[command(flatten)]
-    asking: Asking,
+    asking: ServiceArguments,
 }
 
 /// Arguments of `resume`.
 #[derive(Debug, Clone, Args)]
-pub struct Resume {
+pub struct ResumeCommand {
     /// Which: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
     #[arg(value_parser = named::em)]
     em: proto::EmInstance,
@@ -43,12 +43,12 @@ pub struct Resume {
     reason: Option<String>,
 
     #[command(flatten)]
-    asking: Asking,
+    asking: ServiceArguments,
 }
 
-impl Drain {
+impl DrainCommand {
     /// Drains the EM.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let service = self.asking.service(TIMEOUT)?;
         let reason = consent::reason(self.reason.as_deref())?;
         let answer = service.make(&calls::DRAIN, &DrainRequest { em: Some(self.em.clone()), reason }).await?;
@@ -58,19 +58,19 @@ impl Drain {
             format!("{em} is drained since {since} by {}: {}\n", drain.drained_by, drain.reason)
         };
         self.asking.printer().answer(&calls::DRAIN, &answer, drained)?;
-        Ok(Answer::Yes)
+        Ok(CommandReply::Yes)
     }
 }
 
-impl Resume {
+impl ResumeCommand {
     /// Ends the drain.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let service = self.asking.service(TIMEOUT)?;
         let question = ResumeRequest { em: Some(self.em.clone()), reason: self.reason.unwrap_or_default() };
         let answer = service.make(&calls::RESUME, &question).await?;
         let em = text::em(Some(&self.em));
         let resumed = if answer.was_drained { "grants again" } else { "was not drained" };
         self.asking.printer().answer(&calls::RESUME, &answer, || format!("{em} {resumed}\n"))?;
-        Ok(Answer::yes_if(answer.was_drained))
+        Ok(CommandReply::yes_if(answer.was_drained))
     }
 }

@@ -9,21 +9,21 @@ use crate::{
 };
 
 use super::{
-    asking::Watching,
-    failure::{Answer, Failure},
+    asking::PollArguments,
+    failure::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     named,
     output::{
         Printer,
-        table::{Column, Row, details},
+        table::{Column, TableRow, details},
         text,
     },
-    service::{Asked, TIMEOUT},
+    service::{ServiceClient, TIMEOUT},
 };
 
 /// Arguments of `ems`.
 #[derive(Debug, Clone, Args)]
-pub struct Ems {
+pub struct ListEmsCommand {
     /// Only those of this application.
     #[arg(long, value_name = "NAME")]
     application: Option<String>,
@@ -50,13 +50,13 @@ pub struct Ems {
 
 /// Arguments of `em`.
 #[derive(Debug, Clone, Args)]
-pub struct Em {
+pub struct GetEmCommand {
     /// Which: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
     #[arg(value_parser = named::em)]
     em: proto::EmInstance,
 
     #[command(flatten)]
-    watching: Watching,
+    watching: PollArguments,
 }
 
 const COLUMNS: &[Column] = &[
@@ -82,9 +82,9 @@ const COLUMNS: &[Column] = &[
 
 listed!(LIST_EMS: ListEmsRequest => ListEmsResponse, ems: EmResource, COLUMNS, |em| vec![row(em)]);
 
-impl Ems {
+impl ListEmsCommand {
     /// Lists the EMs.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let question = ListEmsRequest {
             em_application_name: self.application.unwrap_or_default(),
             labels: self.labels.into_iter().collect(),
@@ -97,23 +97,23 @@ impl Ems {
     }
 }
 
-impl Em {
+impl GetEmCommand {
     /// Shows the EM.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let question = proto::GetEmRequest { em: Some(self.em.clone()) };
-        let show = async |service: &Asked, printer: &mut Printer| {
+        let show = async |service: &ServiceClient, printer: &mut Printer| {
             let answer = service.make(&calls::GET_EM, &question).await?;
             let text = || details(COLUMNS, &row(&answer.em.clone().unwrap_or_default()));
             printer.answer(&calls::GET_EM, &answer, text)
         };
         self.watching.rounds(TIMEOUT, show).await?;
-        Ok(Answer::Yes)
+        Ok(CommandReply::Yes)
     }
 }
 
 /// Use of an EM in one dimension.
 #[derive(Debug, Clone)]
-pub struct Share {
+pub struct DimensionUse {
     /// The dimension.
     pub dimension: Dimension,
     /// Amount used by its engines.
@@ -124,7 +124,7 @@ pub struct Share {
     pub max: i64,
 }
 
-impl Share {
+impl DimensionUse {
     /// Returns used + locked.
     pub fn held(&self) -> i64 {
         self.used.saturating_add(self.locked)
@@ -137,12 +137,12 @@ impl Share {
 }
 
 /// Returns the use of an EM in all its dimensions.
-pub fn shares(em: &EmResource) -> Vec<Share> {
+pub fn shares(em: &EmResource) -> Vec<DimensionUse> {
     let of = |resource: &Option<proto::Resource>, wanted: &Dimension| {
         let (amounts, _) = text::amounts(resource.as_ref());
         amounts.into_iter().filter(|(dimension, _)| dimension == wanted).map(|(_, amount)| amount).sum::<i64>()
     };
-    let share = |(dimension, total): (Dimension, i64)| Share {
+    let share = |(dimension, total): (Dimension, i64)| DimensionUse {
         used: of(&em.used, &dimension),
         locked: of(&em.locked, &dimension),
         max: total.saturating_sub(of(&em.protected_resource, &dimension)),
@@ -177,10 +177,10 @@ pub fn state(em: &EmResource) -> String {
     words.into_iter().flatten().collect::<Vec<_>>().join(",")
 }
 
-fn row(em: &EmResource) -> Row {
+fn row(em: &EmResource) -> TableRow {
     use Dimension::{Cores, Instances, Memory};
     let shares = shares(em);
-    let shown = |share: &Share| {
+    let shown = |share: &DimensionUse| {
         let amount = |amount| text::amount(&share.dimension, amount);
         format!("{}/{}", amount(share.held()), amount(share.max))
     };
@@ -189,7 +189,7 @@ fn row(em: &EmResource) -> Row {
     };
     let others = shares.iter().filter(|share| ![Memory, Cores, Instances].contains(&share.dimension));
     let others: Vec<String> = others.map(|share| format!("{}={}", share.dimension.key(), shown(share))).collect();
-    let fullest = shares.iter().filter_map(Share::percent).max();
+    let fullest = shares.iter().filter_map(DimensionUse::percent).max();
     let load = em.load.as_ref().map(|load| {
         let memory = percent(load.memory_used, load.memory_max).map_or_else(String::new, |of| format!(" memory={of}%"));
         format!("cpu={}%{memory}", load.cpu_permille / 10)

@@ -9,10 +9,10 @@ use crate::transport::proto::{
 
 use super::{
     ems::percent,
-    failure::{Answer, Failure},
+    failure::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     output::{
-        table::{Column, Row},
+        table::{Column, TableRow},
         text,
     },
 };
@@ -20,14 +20,14 @@ use crate::domain::{external::YARN, resource::format_size};
 
 /// Arguments of `providers`.
 #[derive(Debug, Clone, Args)]
-pub struct Providers {
+pub struct ListProvidersCommand {
     #[command(flatten)]
     list: ListArguments,
 }
 
 /// Arguments of `queues`.
 #[derive(Debug, Clone, Args)]
-pub struct Queues {
+pub struct ListQueuesCommand {
     /// The name of the cluster; without it, the one that has no labels.
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
@@ -42,7 +42,7 @@ pub struct Queues {
 
 /// Arguments of `applications`.
 #[derive(Debug, Clone, Args)]
-pub struct Applications {
+pub struct ListApplicationsCommand {
     /// The name of the cluster; without it, the one that has no labels.
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
@@ -107,24 +107,24 @@ fn selector(resource_type: &str, name: Option<String>) -> ProviderSelector {
     ProviderSelector { resource_type, name, ..Default::default() }
 }
 
-impl Providers {
+impl ListProvidersCommand {
     /// Lists the providers.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         self.list.list(ListProvidersRequest {}).await
     }
 }
 
-impl Queues {
+impl ListQueuesCommand {
     /// Lists the queues.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let provider = Some(selector(&self.resource_type, self.provider));
         self.list.list(ListQueuesRequest { provider, ..Default::default() }).await
     }
 }
 
-impl Applications {
+impl ListApplicationsCommand {
     /// Lists the applications.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let question = ListApplicationsRequest {
             provider: Some(selector(YARN, self.provider)),
             queue_name: self.queue.unwrap_or_default(),
@@ -136,7 +136,7 @@ impl Applications {
     }
 }
 
-fn provider_row(provider: &Provider) -> Row {
+fn provider_row(provider: &Provider) -> TableRow {
     vec![
         provider.name.clone(),
         provider.resource_type.clone(),
@@ -147,7 +147,7 @@ fn provider_row(provider: &Provider) -> Row {
     ]
 }
 
-fn queue_row(queue: &Queue) -> Row {
+fn queue_row(queue: &Queue) -> TableRow {
     let state = match queue.state() {
         QueueState::Unspecified => text::NOTHING,
         QueueState::Running => "running",
@@ -178,7 +178,7 @@ fn queue_row(queue: &Queue) -> Row {
     ]
 }
 
-fn application_row(application: &Application) -> Row {
+fn application_row(application: &Application) -> TableRow {
     let allocated = application.allocated.unwrap_or_default();
     vec![
         application.application_id.clone(),

@@ -22,32 +22,32 @@ pub const EXIT_USAGE: u8 = 64;
 
 /// Reply of a command.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
+pub enum CommandReply {
     /// The condition holds, or the action was done.
     Yes,
     /// The condition does not hold.
     No,
 }
 
-impl Answer {
+impl CommandReply {
     /// Returns `Yes` if the condition holds.
     pub fn yes_if(holds: bool) -> Self {
         if holds { Self::Yes } else { Self::No }
     }
 }
 
-impl From<Answer> for ExitCode {
-    fn from(answer: Answer) -> Self {
+impl From<CommandReply> for ExitCode {
+    fn from(answer: CommandReply) -> Self {
         Self::from(match answer {
-            Answer::Yes => EXIT_YES,
-            Answer::No => EXIT_NO,
+            CommandReply::Yes => EXIT_YES,
+            CommandReply::No => EXIT_NO,
         })
     }
 }
 
 /// Reason why a command failed.
 #[derive(Debug, thiserror::Error)]
-pub enum Failure {
+pub enum CommandFailure {
     /// The service is unreachable or replied with an error.
     #[error("{}{}", said(.error), advice(.error, .address))]
     Service {
@@ -86,13 +86,13 @@ pub enum Failure {
     Schema(#[from] SchemaError),
 }
 
-impl From<FieldError> for Failure {
+impl From<FieldError> for CommandFailure {
     fn from(error: FieldError) -> Self {
         Self::Usage(error.to_string())
     }
 }
 
-impl Failure {
+impl CommandFailure {
     /// Returns the exit code.
     pub fn exit_code(&self) -> ExitCode {
         ExitCode::from(match self {

@@ -11,13 +11,13 @@ use crate::{
     telemetry,
 };
 
-use super::{output::text::clean_lines, service::Service};
+use super::{output::text::clean_lines, service::EndpointArguments};
 
 /// Arguments of `health`.
 #[derive(Debug, Clone, Args)]
-pub struct Health {
+pub struct HealthCommand {
     #[command(flatten)]
-    instance: Service,
+    instance: EndpointArguments,
 
     /// Of which service to ask: liveness is served for as long as the process is, whatever its database does [default: of all]
     #[arg(long, default_value = "", value_name = "NAME", hide_default_value = true)]
@@ -32,7 +32,7 @@ fn timeout(text: &str) -> Result<Duration, String> {
     parse_duration("--timeout", text, "1ms", "1h")
 }
 
-impl Health {
+impl HealthCommand {
     /// Prints the health of each instance, and returns the exit code.
     pub async fn run(self) -> ExitCode {
         let address = &self.instance.address;

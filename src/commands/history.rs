@@ -8,14 +8,14 @@ use crate::{
 };
 
 use super::{
-    asking::Period,
-    failure::{Answer, Failure},
+    asking::TimeRange,
+    failure::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     named,
     output::{
         Format,
         json::{self, SchemaError},
-        table::{Column, Row},
+        table::{Column, TableRow},
         text,
     },
     service::TIMEOUT,
@@ -23,7 +23,7 @@ use super::{
 
 /// Arguments of `history`.
 #[derive(Debug, Clone, Args)]
-pub struct History {
+pub struct HistoryCommand {
     /// Only the life of this ticket.
     #[arg(long, value_name = "TICKET")]
     ticket: Option<String>,
@@ -45,7 +45,7 @@ pub struct History {
     actor: Option<String>,
 
     #[command(flatten)]
-    period: Period,
+    period: TimeRange,
 
     /// The newest first.
     #[arg(long)]
@@ -72,9 +72,9 @@ const COLUMNS: &[Column] = &[
 
 listed!(LIST_ACTIONS: ListActionsRequest => ListActionsResponse, actions: Action, COLUMNS, |action| vec![row(action)]);
 
-impl History {
+impl HistoryCommand {
     /// Lists the history.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         if self.follow {
             return self.follow().await;
         }
@@ -93,15 +93,15 @@ impl History {
     }
 }
 
-impl History {
+impl HistoryCommand {
     /// Prints the actions from now on.
-    async fn follow(self) -> Result<Answer, Failure> {
+    async fn follow(self) -> Result<CommandReply, CommandFailure> {
         let mut printer = self.list.watching.asking().printer();
         let lines = match printer.format() {
             Format::Table | Format::Wide => None,
             Format::Jsonl => Some(json::items_of(&json::answer_of(&calls::LIST_ACTIONS)?, "actions")?),
             Format::Json => {
-                return Err(Failure::Usage("--follow has no end, and so no JSON: use --output jsonl".into()));
+                return Err(CommandFailure::Usage("--follow has no end, and so no JSON: use --output jsonl".into()));
             }
         };
         let service = self.list.watching.asking().service(TIMEOUT)?;
@@ -128,7 +128,7 @@ impl History {
             };
             printer.print(&text)?;
         }
-        Ok(Answer::Yes)
+        Ok(CommandReply::Yes)
     }
 
     /// Returns whether a line matches the filters.
@@ -142,7 +142,7 @@ impl History {
     }
 }
 
-fn row(action: &Action) -> Row {
+fn row(action: &Action) -> TableRow {
     let labels = action.scope.iter().map(|(key, value)| format!("{key}={value}"));
     let labels: Vec<String> = labels.chain(action.each.iter().map(|key| format!("each {key}"))).collect();
     let place = if labels.is_empty() { text::em(action.em.as_ref()) } else { labels.join(",") };

@@ -11,13 +11,13 @@ use crate::{
 };
 
 use super::{
-    asking::Asking,
+    asking::ServiceArguments,
     consent,
-    failure::{Answer, Failure},
+    failure::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     named,
     output::{
-        table::{Column, Row},
+        table::{Column, TableRow},
         text,
     },
     service::TIMEOUT,
@@ -26,7 +26,7 @@ use super::{
 /// The EM or user of a hold.
 #[derive(Debug, Clone, Args)]
 #[group(required = true, multiple = false)]
-pub struct Which {
+pub struct HoldTarget {
     /// This EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
     #[arg(long, value_parser = named::em)]
     em: Option<proto::EmInstance>,
@@ -36,7 +36,7 @@ pub struct Which {
     user: Option<String>,
 }
 
-impl Which {
+impl HoldTarget {
     fn text(&self) -> String {
         match (&self.em, &self.user) {
             (_, Some(user)) => format!("user {user}"),
@@ -47,9 +47,9 @@ impl Which {
 
 /// Arguments of `hold`.
 #[derive(Debug, Clone, Args)]
-pub struct Hold {
+pub struct HoldCommand {
     #[command(flatten)]
-    which: Which,
+    which: HoldTarget,
 
     /// For how long, up to 10m.
     #[arg(long = "for", value_name = "DURATION", value_parser = length)]
@@ -60,22 +60,22 @@ pub struct Hold {
     reason: Option<String>,
 
     #[command(flatten)]
-    asking: Asking,
+    asking: ServiceArguments,
 }
 
 /// Arguments of `unhold`.
 #[derive(Debug, Clone, Args)]
-pub struct Unhold {
+pub struct ReleaseHoldCommand {
     #[command(flatten)]
-    which: Which,
+    which: HoldTarget,
 
     #[command(flatten)]
-    asking: Asking,
+    asking: ServiceArguments,
 }
 
 /// Arguments of `holds`.
 #[derive(Debug, Clone, Args)]
-pub struct Holds {
+pub struct ListHoldsCommand {
     #[command(flatten)]
     list: ListArguments,
 }
@@ -89,20 +89,20 @@ const COLUMNS: &[Column] =
 
 listed!(whole LIST_HOLDS: ListHoldsRequest => ListHoldsResponse, holds: ResourceHold, COLUMNS, |hold| vec![row(hold)]);
 
-impl Holds {
+impl ListHoldsCommand {
     /// Lists the holds.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         self.list.list(ListHoldsRequest {}).await
     }
 }
 
-impl Hold {
+impl HoldCommand {
     /// Starts the hold.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let service = self.asking.service(TIMEOUT)?;
         let reason = consent::reason(self.reason.as_deref())?;
         let duration = prost_types::Duration::try_from(self.duration).ok();
-        let Which { em, user } = self.which.clone();
+        let HoldTarget { em, user } = self.which.clone();
         let question = HoldRequest { em, user: user.unwrap_or_default(), duration, reason };
         let answer = service.make_slowly("waiting for what is under way there", &calls::HOLD, &question).await?;
         let held = || {
@@ -110,25 +110,25 @@ impl Hold {
             format!("{} is held until {}\n", self.which.text(), text::time(hold.hold_until.as_ref()))
         };
         self.asking.printer().answer(&calls::HOLD, &answer, held)?;
-        Ok(Answer::Yes)
+        Ok(CommandReply::Yes)
     }
 }
 
-impl Unhold {
+impl ReleaseHoldCommand {
     /// Ends the hold.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let service = self.asking.service(TIMEOUT)?;
-        let Which { em, user } = self.which.clone();
+        let HoldTarget { em, user } = self.which.clone();
         let question = ReleaseHoldRequest { em, user: user.unwrap_or_default() };
         let answer = service.make(&calls::RELEASE_HOLD, &question).await?;
         let done = if answer.was_held { "is not held any more" } else { "was not held" };
         let text = || format!("{} {done}\n", self.which.text());
         self.asking.printer().answer(&calls::RELEASE_HOLD, &answer, text)?;
-        Ok(Answer::yes_if(answer.was_held))
+        Ok(CommandReply::yes_if(answer.was_held))
     }
 }
 
-fn row(hold: &ResourceHold) -> Row {
+fn row(hold: &ResourceHold) -> TableRow {
     let what = if hold.em.is_some() { text::em(hold.em.as_ref()) } else { format!("user {}", hold.user) };
     let by = if hold.held_by.is_empty() { "hand, in linkis_resource_lock" } else { &hold.held_by };
     vec![

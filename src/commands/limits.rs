@@ -7,7 +7,7 @@ use clap::{Args, Subcommand};
 use crate::{
     client::calls,
     config,
-    domain::limit::Pattern,
+    domain::limit::LabelPattern,
     transport::{
         convert,
         proto::{
@@ -18,58 +18,58 @@ use crate::{
 };
 
 use super::{
-    asking::Asking,
+    asking::ServiceArguments,
     consent::Consent,
-    failure::{Answer, Failure},
+    failure::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     output::{
-        table::{Column, Row},
+        table::{Column, TableRow},
         text,
     },
     roles::needs,
     scopes,
-    service::{Asked, TIMEOUT, TIMEOUT_LONG},
+    service::{ServiceClient, TIMEOUT, TIMEOUT_LONG},
 };
 
 mod counting;
 
 /// Subcommands of `limits`.
 #[derive(Debug, Clone, Subcommand)]
-pub enum Limits {
+pub enum LimitsCommand {
     /// Lists them, in the order in which they are checked.
     #[command(after_help = needs(&calls::LIST_LIMITS))]
-    List(List),
+    List(ListLimitsCommand),
     /// Tells what a file of limits would change. Ends with 0 if nothing, 1 if something.
     #[command(after_help = needs(&calls::REPLACE_LIMITS))]
-    Diff(Diff),
+    Diff(DiffLimitsCommand),
     /// Makes the limits of a file all that there are: what is not in it goes.
     #[command(after_help = needs(&calls::REPLACE_LIMITS))]
-    Apply(Apply),
+    Apply(ApplyLimitsCommand),
     /// Removes a limit. Ends with 1 if there is none.
     #[command(after_help = needs(&calls::DELETE_LIMIT))]
-    Delete(Delete),
+    Delete(DeleteLimitCommand),
 }
 
 /// Arguments of `limits list`.
 #[derive(Debug, Clone, Args)]
-pub struct List {
+pub struct ListLimitsCommand {
     #[command(flatten)]
     list: ListArguments,
 }
 
 /// Arguments of `limits diff`.
 #[derive(Debug, Clone, Args)]
-pub struct Diff {
+pub struct DiffLimitsCommand {
     /// A TOML file with all limits, as --limits of the server takes it.
     file: PathBuf,
 
     #[command(flatten)]
-    asking: Asking,
+    asking: ServiceArguments,
 }
 
 /// Arguments of `limits apply`.
 #[derive(Debug, Clone, Args)]
-pub struct Apply {
+pub struct ApplyLimitsCommand {
     /// A TOML file with all limits, as --limits of the server takes it.
     file: PathBuf,
 
@@ -77,12 +77,12 @@ pub struct Apply {
     consent: Consent,
 
     #[command(flatten)]
-    asking: Asking,
+    asking: ServiceArguments,
 }
 
 /// Arguments of `limits delete`.
 #[derive(Debug, Clone, Args)]
-pub struct Delete {
+pub struct DeleteLimitCommand {
     /// Its labels: KEY=VALUE, or KEY of a label of which every value has a maximum of its own.
     #[arg(required = true, value_name = "LABEL")]
     labels: Vec<String>,
@@ -91,7 +91,7 @@ pub struct Delete {
     consent: Consent,
 
     #[command(flatten)]
-    asking: Asking,
+    asking: ServiceArguments,
 }
 
 /// Number of limits per page.
@@ -109,11 +109,11 @@ const COLUMNS: &[Column] = &[
 
 listed!(LIST_LIMITS: ListLimitsRequest => ListLimitsResponse, limits: Limit, COLUMNS, |limit| vec![row(limit)]);
 
-impl Limits {
+impl LimitsCommand {
     /// Runs the subcommand.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         match self {
-            Self::List(List { list }) => list.list(ListLimitsRequest::default()).await,
+            Self::List(ListLimitsCommand { list }) => list.list(ListLimitsRequest::default()).await,
             Self::Diff(diff) => diff.run().await,
             Self::Apply(apply) => apply.run().await,
             Self::Delete(delete) => delete.run().await,
@@ -121,19 +121,19 @@ impl Limits {
     }
 }
 
-impl Diff {
-    async fn run(self) -> Result<Answer, Failure> {
+impl DiffLimitsCommand {
+    async fn run(self) -> Result<CommandReply, CommandFailure> {
         let limits = read(self.file)?;
         let service = self.asking.service(TIMEOUT_LONG)?;
         let changes = compare(&service, limits).await?;
         let mut printer = self.asking.printer();
         printer.answer(&calls::REPLACE_LIMITS, &changes, || changes_text(&changes, "would be "))?;
-        Ok(Answer::yes_if(count(&changes) == 0))
+        Ok(CommandReply::yes_if(count(&changes) == 0))
     }
 }
 
-impl Apply {
-    async fn run(self) -> Result<Answer, Failure> {
+impl ApplyLimitsCommand {
+    async fn run(self) -> Result<CommandReply, CommandFailure> {
         let limits = read(self.file)?;
         let service = self.asking.service(TIMEOUT_LONG)?;
         let mut printer = self.asking.printer();
@@ -142,17 +142,17 @@ impl Apply {
             // The user confirms the changes as compared. The reply contains them as applied.
             let reason = self.consent.ask(&format!("{}Change the limits so?", changes_text(&changes, "would be ")))?;
             if self.consent.asks() && !is_same(&changes, &compare(&service, limits.clone()).await?) {
-                return Err(Failure::Changed);
+                return Err(CommandFailure::Changed);
             }
             changes = counting::replaced(&service, &ReplaceLimitsRequest { limits, dry_run: false, reason }).await?;
         }
         printer.answer(&calls::REPLACE_LIMITS, &changes, || changes_text(&changes, ""))?;
-        Ok(Answer::Yes)
+        Ok(CommandReply::Yes)
     }
 }
 
-impl Delete {
-    async fn run(self) -> Result<Answer, Failure> {
+impl DeleteLimitCommand {
+    async fn run(self) -> Result<CommandReply, CommandFailure> {
         let mut limit = Limit::default();
         for label in &self.labels {
             match label.split_once('=') {
@@ -172,18 +172,18 @@ impl Delete {
         let question = DeleteLimitRequest { limit: Some(limit), expected_etag, reason };
         let answer = service.make(&calls::DELETE_LIMIT, &question).await?;
         self.asking.printer().answer(&calls::DELETE_LIMIT, &answer, || format!("removed the limit {pattern}\n"))?;
-        Ok(Answer::Yes)
+        Ok(CommandReply::Yes)
     }
 }
 
 /// Returns the limits of a file as messages of the API.
-fn read(file: PathBuf) -> Result<Vec<Limit>, Failure> {
-    let rules = config::read_limits("FILE", &file).map_err(Failure::Usage)?;
+fn read(file: PathBuf) -> Result<Vec<Limit>, CommandFailure> {
+    let rules = config::read_limits("FILE", &file).map_err(CommandFailure::Usage)?;
     Ok(rules.iter().map(convert::limit::limit).collect())
 }
 
 /// Returns the changes that these limits would make.
-async fn compare(service: &Asked, limits: Vec<Limit>) -> Result<ReplaceLimitsResponse, Failure> {
+async fn compare(service: &ServiceClient, limits: Vec<Limit>) -> Result<ReplaceLimitsResponse, CommandFailure> {
     let question = ReplaceLimitsRequest { limits, dry_run: true, ..Default::default() };
     service.make_slowly("comparing the limits", &calls::REPLACE_LIMITS, &question).await
 }
@@ -195,7 +195,7 @@ fn is_same(a: &ReplaceLimitsResponse, b: &ReplaceLimitsResponse) -> bool {
 }
 
 /// Returns the etag of the limit with these labels; empty if it does not exist.
-async fn etag(service: &Asked, pattern: &Pattern) -> Result<String, Failure> {
+async fn etag(service: &ServiceClient, pattern: &LabelPattern) -> Result<String, CommandFailure> {
     let mut question = ListLimitsRequest { page_size: PAGE, ..Default::default() };
     loop {
         let page = service.make(&calls::LIST_LIMITS, &question).await?;
@@ -281,7 +281,7 @@ fn over(scope: &ScopeUsage) -> String {
     format!("{}: {}", text::labels(&scope.labels), over.join(" "))
 }
 
-fn row(limit: &Limit) -> Row {
+fn row(limit: &Limit) -> TableRow {
     let state = match limit.state() {
         LimitState::Counting => "counting",
         LimitState::InForce => "in force",

@@ -5,16 +5,16 @@ use std::cell::Cell;
 use clap::Args;
 use prost::Message;
 
-use crate::client::Call;
+use crate::client::ApiCall;
 
 use super::{
-    asking::Watching,
-    failure::{Answer, Failure},
+    asking::PollArguments,
+    failure::{CommandFailure, CommandReply},
     output::{
         Format, Printer, json, progress,
-        table::{Column, Row},
+        table::{Column, TableRow},
     },
-    service::{Asked, TIMEOUT},
+    service::{ServiceClient, TIMEOUT},
 };
 
 /// Number of elements per page.
@@ -24,14 +24,14 @@ const PAGE: u64 = 1000;
 const EMPTY_PAGES_MAX: u64 = 2000;
 
 /// A list call with the conversions that commands need.
-pub trait Listed: Message + Default + Clone + 'static {
+pub trait ListCall: Message + Default + Clone + 'static {
     /// Reply of the call.
     type Answer: Message + Default + 'static;
     /// Element of the list.
     type Item: Message;
 
     /// The call.
-    const CALL: Call<Self, Self::Answer>;
+    const CALL: ApiCall<Self, Self::Answer>;
     /// Name of the reply field with the list.
     const FIELD: &'static str;
     /// Columns of the table.
@@ -44,10 +44,10 @@ pub trait Listed: Message + Default + Clone + 'static {
     fn take(answer: &mut Self::Answer) -> (Vec<Self::Item>, String);
 
     /// Returns the table rows of an element.
-    fn rows(item: &Self::Item) -> Vec<Row>;
+    fn rows(item: &Self::Item) -> Vec<TableRow>;
 }
 
-/// Implements [`Listed`] for a call, with its columns and a function that creates rows.
+/// Implements [`ListCall`] for a call, with its columns and a function that creates rows.
 macro_rules! listed {
     ($call:ident: $question:ty => $answer:ty, $field:ident: $item:ty, $columns:expr, $rows:expr) => {
         listed!(@ $call, $question, $answer, $field, $item, $columns, $rows,
@@ -59,11 +59,11 @@ macro_rules! listed {
         listed!(@ $call, $question, $answer, $field, $item, $columns, $rows, (|_, _, _| ()), (|_| String::new()));
     };
     (@ $call:ident, $question:ty, $answer:ty, $field:ident, $item:ty, $columns:expr, $rows:expr, $turn:expr, $next:expr) => {
-        impl $crate::commands::list::Listed for $question {
+        impl $crate::commands::list::ListCall for $question {
             type Answer = $answer;
             type Item = $item;
 
-            const CALL: $crate::client::Call<Self, $answer> = $crate::client::calls::$call;
+            const CALL: $crate::client::ApiCall<Self, $answer> = $crate::client::calls::$call;
             const FIELD: &'static str = stringify!($field);
             const COLUMNS: &'static [$crate::commands::output::table::Column] = $columns;
 
@@ -77,8 +77,8 @@ macro_rules! listed {
                 (std::mem::take(&mut answer.$field), next(answer))
             }
 
-            fn rows(item: &$item) -> Vec<$crate::commands::output::table::Row> {
-                let rows: fn(&$item) -> Vec<$crate::commands::output::table::Row> = $rows;
+            fn rows(item: &$item) -> Vec<$crate::commands::output::table::TableRow> {
+                let rows: fn(&$item) -> Vec<$crate::commands::output::table::TableRow> = $rows;
                 rows(item)
             }
         }
@@ -90,7 +90,7 @@ pub(super) use listed;
 #[derive(Debug, Clone, Args)]
 pub struct ListArguments {
     #[command(flatten)]
-    pub watching: Watching,
+    pub watching: PollArguments,
 
     /// List so many at most; all without it.
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
@@ -99,24 +99,29 @@ pub struct ListArguments {
 
 impl ListArguments {
     /// Prints the list.
-    pub async fn list<Q: Listed>(&self, question: Q) -> Result<Answer, Failure> {
-        let round = async |service: &Asked, printer: &mut Printer| {
+    pub async fn list<Q: ListCall>(&self, question: Q) -> Result<CommandReply, CommandFailure> {
+        let round = async |service: &ServiceClient, printer: &mut Printer| {
             let seen = printer.rows_max().map(|rows| u64::try_from(rows).unwrap_or(u64::MAX));
             let limit = self.limit.unwrap_or(u64::MAX).min(seen.unwrap_or(u64::MAX));
             list(service, question.clone(), printer, limit).await
         };
         self.watching.rounds(TIMEOUT, round).await?;
-        Ok(Answer::Yes)
+        Ok(CommandReply::Yes)
     }
 }
 
 /// Prints at most `limit` elements.
-async fn list<Q: Listed>(service: &Asked, question: Q, printer: &mut Printer, limit: u64) -> Result<(), Failure> {
+async fn list<Q: ListCall>(
+    service: &ServiceClient,
+    question: Q,
+    printer: &mut Printer,
+    limit: u64,
+) -> Result<(), CommandFailure> {
     match printer.format() {
         Format::Table | Format::Wide => {
             let mut table = printer.table(Q::COLUMNS);
             pages(service, question, printer, limit, |printer, items| {
-                let rows: Vec<Row> = items.iter().flat_map(Q::rows).collect();
+                let rows: Vec<TableRow> = items.iter().flat_map(Q::rows).collect();
                 printer.print(&table.rows(&rows))
             })
             .await?;
@@ -138,7 +143,12 @@ async fn list<Q: Listed>(service: &Asked, question: Q, printer: &mut Printer, li
 }
 
 /// Prints one message of the API with the elements of all pages. Its other fields are those of the last page.
-async fn document<Q: Listed>(service: &Asked, question: Q, printer: &mut Printer, limit: u64) -> Result<(), Failure> {
+async fn document<Q: ListCall>(
+    service: &ServiceClient,
+    question: Q,
+    printer: &mut Printer,
+    limit: u64,
+) -> Result<(), CommandFailure> {
     let answer = json::answer_of(&Q::CALL)?;
     let item = json::items_of(&answer, Q::FIELD)?;
     let head = format!("{{\n  \"{}\": [", Q::FIELD);
@@ -162,13 +172,13 @@ async fn document<Q: Listed>(service: &Asked, question: Q, printer: &mut Printer
 }
 
 /// Fetches pages up to `limit` elements, until the output is closed. Returns the other fields of the last page.
-async fn pages<Q: Listed>(
-    service: &Asked,
+async fn pages<Q: ListCall>(
+    service: &ServiceClient,
     mut question: Q,
     printer: &mut Printer,
     limit: u64,
-    mut print: impl FnMut(&mut Printer, &[Q::Item]) -> Result<(), Failure>,
-) -> Result<Q::Answer, Failure> {
+    mut print: impl FnMut(&mut Printer, &[Q::Item]) -> Result<(), CommandFailure>,
+) -> Result<Q::Answer, CommandFailure> {
     let (mut left, mut token) = (limit, String::new());
     loop {
         let size = i32::try_from(left.min(PAGE)).unwrap_or(i32::MAX);
@@ -187,16 +197,16 @@ async fn pages<Q: Listed>(
 }
 
 /// A page: reply without its elements, elements, and next page token.
-type Paged<Q> = (<Q as Listed>::Answer, Vec<<Q as Listed>::Item>, String);
+type ListPage<Q> = (<Q as ListCall>::Answer, Vec<<Q as ListCall>::Item>, String);
 
 /// Fetches the next page with elements, or the last page. Empty pages can precede further ones; a terminal shows their
 /// number.
-async fn next_page<Q: Listed>(
-    service: &Asked,
+async fn next_page<Q: ListCall>(
+    service: &ServiceClient,
     question: &mut Q,
     size: i32,
     mut token: String,
-) -> Result<Paged<Q>, Failure> {
+) -> Result<ListPage<Q>, CommandFailure> {
     let empty = Cell::new(0_u64);
     let pages = async {
         loop {
@@ -208,7 +218,7 @@ async fn next_page<Q: Listed>(
             }
             empty.set(empty.get() + 1);
             if empty.get() >= EMPTY_PAGES_MAX {
-                return Err(Failure::NotFound { pages: EMPTY_PAGES_MAX });
+                return Err(CommandFailure::NotFound { pages: EMPTY_PAGES_MAX });
             }
             token = next;
         }

@@ -12,27 +12,27 @@ use crate::{
 
 use super::{
     failure::{EXIT_NO_ANSWER, EXIT_USAGE},
-    opened::{OpenError, Opened},
+    opened::{ConnectError, DatabaseConnection},
     output::{progress, text::clean_lines},
 };
 
 /// Arguments of `migrate`.
 #[derive(Debug, Clone, Args)]
-pub struct Migrate {
+pub struct MigrateCommand {
     #[command(flatten)]
     database: DatabaseArguments,
 }
 
 /// Reason why the migration failed.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum MigrateFailure {
     #[error(transparent)]
-    Open(#[from] OpenError),
+    Open(#[from] ConnectError),
     #[error("the schema could not be brought up to date; what was begun is undone, so the same can be typed again")]
     Migration(#[source] StoreError),
 }
 
-impl Migrate {
+impl MigrateCommand {
     /// Migrates the schema, prints the number of migrations, and returns the exit code.
     pub async fn run(self) -> ExitCode {
         match self.migrate().await {
@@ -47,14 +47,14 @@ impl Migrate {
             }
             Err(failure) => {
                 eprintln!("linkis-rm: {}", clean_lines(&telemetry::with_causes(&failure)));
-                let is_usage = matches!(failure, Failure::Open(OpenError::Usage(_)));
+                let is_usage = matches!(failure, MigrateFailure::Open(ConnectError::Usage(_)));
                 ExitCode::from(if is_usage { EXIT_USAGE } else { EXIT_NO_ANSWER })
             }
         }
     }
 
-    async fn migrate(&self) -> Result<usize, Failure> {
-        let mut opened = Opened::new(&self.database).await?;
+    async fn migrate(&self) -> Result<usize, MigrateFailure> {
+        let mut opened = DatabaseConnection::new(&self.database).await?;
         let migrated = async {
             if let Some(cell) = opened.target.cell() {
                 citus::make_schema(&mut opened.connection, &cell).await?;
@@ -66,7 +66,7 @@ impl Migrate {
         };
         let made = progress::shown("bringing the schema up to date", migrated)
             .await
-            .map_err(|error: StoreError| Failure::Migration(error.or_denied()))?;
+            .map_err(|error: StoreError| MigrateFailure::Migration(error.or_denied()))?;
         opened.close().await;
         Ok(made)
     }

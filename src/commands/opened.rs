@@ -7,30 +7,30 @@ use sqlx::{Connection as _, PgConnection};
 use super::output::text::clean_lines;
 
 use crate::{
-    config::{Database, DatabaseArguments},
+    config::{DatabaseArguments, DatabaseSource},
     store::{
-        Opening, StoreError,
-        embedded::{self, Embedded, EmbeddedError},
+        PendingStore, StoreError,
+        embedded::{self, EmbeddedError, EmbeddedPostgres},
         primary::Primary,
         server_instance, session,
-        target::Target,
+        target::ConnectTarget,
     },
 };
 
 /// A connection without a statement timeout.
-pub(super) struct Opened {
+pub(super) struct DatabaseConnection {
     /// Connection for schema changes: that of the coordinator in a cell.
     pub connection: PgConnection,
-    pub target: Target,
+    pub target: ConnectTarget,
     /// The private PostgreSQL, if this process started it.
-    private: Option<Embedded>,
+    private: Option<EmbeddedPostgres>,
     place: Place,
 }
 
 /// The database, for display.
 enum Place {
     Folder(PathBuf),
-    Server(Target),
+    Server(ConnectTarget),
 }
 
 impl fmt::Display for Place {
@@ -44,7 +44,7 @@ impl fmt::Display for Place {
 
 /// Reason why the connection failed.
 #[derive(Debug, thiserror::Error)]
-pub(super) enum OpenError {
+pub(super) enum ConnectError {
     #[error("{0}")]
     Usage(String),
     #[error("no database at {}; name the service's by --data-dir or DATABASE_URL", .0.display())]
@@ -55,11 +55,11 @@ pub(super) enum OpenError {
     Embedded(#[from] EmbeddedError),
 }
 
-impl Opened {
-    pub async fn new(arguments: &DatabaseArguments) -> Result<Self, OpenError> {
-        let (target, private, place) = match arguments.choose().map_err(OpenError::Usage)? {
-            Database::External(target) => (target.clone(), None, Place::Server(target)),
-            Database::Embedded(data_dir) => {
+impl DatabaseConnection {
+    pub async fn new(arguments: &DatabaseArguments) -> Result<Self, ConnectError> {
+        let (target, private, place) = match arguments.choose().map_err(ConnectError::Usage)? {
+            DatabaseSource::External(target) => (target.clone(), None, Place::Server(target)),
+            DatabaseSource::Embedded(data_dir) => {
                 let folder = data_dir.map_or_else(embedded::default_data_dir, Ok)?;
                 let (target, private) = private(folder.clone()).await?;
                 (target, private, Place::Folder(folder))
@@ -89,7 +89,7 @@ impl Opened {
     /// Reconnects to the server with the tables; those of a cell are on its worker.
     pub async fn go_to_tables(&mut self) -> Result<(), StoreError> {
         if self.target.cell().is_some() {
-            let (opening, _) = Opening::find(self.target.clone()).await?;
+            let (opening, _) = PendingStore::find(self.target.clone()).await?;
             self.connection = opening.connect().await?;
         }
         Ok(())
@@ -105,11 +105,13 @@ impl Opened {
 }
 
 /// Returns the private PostgreSQL: that of a running service, or one started for this command. Never creates a database.
-async fn private(data_dir: PathBuf) -> Result<(Target, Option<Embedded>), OpenError> {
+async fn private(data_dir: PathBuf) -> Result<(ConnectTarget, Option<EmbeddedPostgres>), ConnectError> {
     if !embedded::has_database(&data_dir) {
-        return Err(OpenError::NoDatabase(data_dir));
+        return Err(ConnectError::NoDatabase(data_dir));
     }
-    match Embedded::start(embedded::Settings { data_dir: data_dir.clone(), server_options: vec![] }).await {
+    match EmbeddedPostgres::start(embedded::EmbeddedSettings { data_dir: data_dir.clone(), server_options: vec![] })
+        .await
+    {
         Ok(private) => Ok((private.connect_options().into(), Some(private))),
         Err(error @ EmbeddedError::InUse { .. }) => Ok((embedded::running(&data_dir).ok_or(error)?.into(), None)),
         Err(error) => Err(error.into()),

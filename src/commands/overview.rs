@@ -10,23 +10,23 @@ use crate::{
 };
 
 use super::{
-    asking::Watching,
+    asking::PollArguments,
     ems::percent,
-    failure::{Answer, Failure},
+    failure::{CommandFailure, CommandReply},
     output::{
         Printer,
-        table::{Column, Row, Table},
+        table::{Column, TableRow, TextTable},
         text,
     },
     scopes,
-    service::{Asked, TIMEOUT},
+    service::{ServiceClient, TIMEOUT},
 };
 
 /// Arguments of `overview`.
 #[derive(Debug, Clone, Args)]
-pub struct Overview {
+pub struct OverviewCommand {
     #[command(flatten)]
-    watching: Watching,
+    watching: PollArguments,
 }
 
 const DIMENSIONS: &[Column] = &[
@@ -39,10 +39,10 @@ const DIMENSIONS: &[Column] = &[
     Column::number("TOTAL"),
 ];
 
-impl Overview {
+impl OverviewCommand {
     /// Shows the overview.
-    pub async fn run(self) -> Result<Answer, Failure> {
-        let show = async |service: &Asked, printer: &mut Printer| {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
+        let show = async |service: &ServiceClient, printer: &mut Printer| {
             let answer = service.make(&calls::GET_OVERVIEW, &GetOverviewRequest {}).await?;
             if printer.is_json() {
                 return printer.answer(&calls::GET_OVERVIEW, &answer, String::new);
@@ -52,7 +52,7 @@ impl Overview {
             printer.print(&overview_text(&overview, totals, fullest))
         };
         self.watching.rounds(TIMEOUT, show).await?;
-        Ok(Answer::Yes)
+        Ok(CommandReply::Yes)
     }
 }
 
@@ -112,7 +112,7 @@ pub fn line_text(line: &LineTotals) -> String {
     format!("{}{}", line.waiting, longest.unwrap_or_default())
 }
 
-fn overview_text(overview: &Message, mut dimensions: Table, mut fullest: Table) -> String {
+fn overview_text(overview: &Message, mut dimensions: TextTable, mut fullest: TextTable) -> String {
     let tickets = overview.tickets.clone().unwrap_or_default();
     let line = overview.line.unwrap_or_default();
     let throughput = overview.throughput.unwrap_or_default();
@@ -128,18 +128,18 @@ fn overview_text(overview: &Message, mut dimensions: Table, mut fullest: Table) 
     let _ = writeln!(text, "Grants/s    {:.1}", throughput.grants_per_second);
     let _ = writeln!(text, "Refusals/s  {:.1}", throughput.refusals_per_second);
     let _ = writeln!(text, "Scopes      {}, {} over their limits", of_scopes.scopes, of_scopes.over_limit);
-    let rows: Vec<Row> = totals(overview).into_iter().map(|(dimension, totals)| row(dimension, &totals)).collect();
+    let rows: Vec<TableRow> = totals(overview).into_iter().map(|(dimension, totals)| row(dimension, &totals)).collect();
     if !rows.is_empty() {
         let _ = write!(text, "\n{}", dimensions.rows(&rows));
     }
-    let rows: Vec<Row> = of_scopes.fullest.iter().flat_map(scopes::rows).collect();
+    let rows: Vec<TableRow> = of_scopes.fullest.iter().flat_map(scopes::rows).collect();
     if !rows.is_empty() {
         let _ = write!(text, "\n{}", fullest.rows(&rows));
     }
     text
 }
 
-fn row(dimension: &str, totals: &DimensionTotals) -> Row {
+fn row(dimension: &str, totals: &DimensionTotals) -> TableRow {
     let shown = |amount| text::amount_by_key(dimension, amount);
     vec![
         dimension.to_owned(),

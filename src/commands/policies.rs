@@ -5,17 +5,17 @@ use clap::Args;
 use crate::transport::proto::{Check, ListPoliciesRequest, ListPoliciesResponse, Placement, Policy};
 
 use super::{
-    failure::{Answer, Failure},
+    failure::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     output::{
-        table::{Column, Row},
+        table::{Column, TableRow},
         text,
     },
 };
 
 /// Arguments of `policies`.
 #[derive(Debug, Clone, Args)]
-pub struct Policies {
+pub struct ListPoliciesCommand {
     #[command(flatten)]
     list: ListArguments,
 }
@@ -25,14 +25,14 @@ const COLUMNS: &[Column] =
 
 listed!(whole LIST_POLICIES: ListPoliciesRequest => ListPoliciesResponse, policies: Policy, COLUMNS, |policy| vec![row(policy)]);
 
-impl Policies {
+impl ListPoliciesCommand {
     /// Lists the policies.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         self.list.list(ListPoliciesRequest {}).await
     }
 }
 
-fn row(policy: &Policy) -> Row {
+fn row(policy: &Policy) -> TableRow {
     let check = |check| match check {
         Check::Creator => Some("creator"),
         Check::User => Some("user"),

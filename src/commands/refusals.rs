@@ -5,18 +5,18 @@ use clap::Args;
 use crate::transport::proto::{ListRefusalsRequest, ListRefusalsResponse, RefusalSum};
 
 use super::{
-    asking::Period,
-    failure::{Answer, Failure},
+    asking::TimeRange,
+    failure::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     output::{
-        table::{Column, Row},
+        table::{Column, TableRow},
         text,
     },
 };
 
 /// Arguments of `refusals`.
 #[derive(Debug, Clone, Args)]
-pub struct Refusals {
+pub struct ListRefusalsCommand {
     /// Only those of this user's requests.
     #[arg(long)]
     user: Option<String>,
@@ -30,7 +30,7 @@ pub struct Refusals {
     dimension: Option<String>,
 
     #[command(flatten)]
-    period: Period,
+    period: TimeRange,
 
     #[command(flatten)]
     list: ListArguments,
@@ -50,9 +50,9 @@ const COLUMNS: &[Column] = &[
 
 listed!(LIST_REFUSALS: ListRefusalsRequest => ListRefusalsResponse, refusals: RefusalSum, COLUMNS, |sum| vec![row(sum)]);
 
-impl Refusals {
+impl ListRefusalsCommand {
     /// Lists the refusals.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let question = ListRefusalsRequest {
             user: self.user.unwrap_or_default(),
             scope: self.scope.unwrap_or_default(),
@@ -65,7 +65,7 @@ impl Refusals {
     }
 }
 
-fn row(sum: &RefusalSum) -> Row {
+fn row(sum: &RefusalSum) -> TableRow {
     let or_others = |text: &str| if sum.others { "(others)".to_owned() } else { text::or_nothing(text) };
     let shown = |amount| text::amount_by_key(&sum.dimension, amount);
     vec![

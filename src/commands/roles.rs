@@ -1,21 +1,21 @@
 //! Roles in help texts, from the table of calls.
 
 use crate::{
-    client::Call,
+    client::ApiCall,
     domain::access::{Permission, Role},
-    transport::access::{Needed, Table},
+    transport::access::{AccessTable, RequiredIdentity},
 };
 
 /// Returns the sentence about roles at the end of a command's help.
-pub fn needs<Q, A>(call: &Call<Q, A>) -> String {
+pub fn needs<Q, A>(call: &ApiCall<Q, A>) -> String {
     needs_by(call.path)
 }
 
 /// As [`needs`], for the call at a path.
 fn needs_by(path: &str) -> String {
-    let row = match Table::default().needed(path) {
-        Some(Needed::Role(row)) => row,
-        Some(Needed::Nothing) => return "Needs no role.".to_owned(),
+    let row = match AccessTable::default().needed(path) {
+        Some(RequiredIdentity::Role(row)) => row,
+        Some(RequiredIdentity::Nothing) => return "Needs no role.".to_owned(),
         // A service with the call, but without its roles, denies it to all callers.
         None => return "No role may do this.".to_owned(),
     };

@@ -8,18 +8,18 @@ use crate::transport::proto::{Limit, LimitMode, ListScopesRequest, ListScopesRes
 
 use super::{
     ems::percent,
-    failure::{Answer, Failure},
+    failure::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     named,
     output::{
-        table::{Column, Row},
+        table::{Column, TableRow},
         text,
     },
 };
 
 /// Arguments of `scopes`.
 #[derive(Debug, Clone, Args)]
-pub struct Scopes {
+pub struct ListScopesCommand {
     /// Only those with this label, KEY=VALUE; may be repeated.
     #[arg(long = "label", value_parser = named::label)]
     labels: Vec<(String, String)>,
@@ -51,9 +51,9 @@ pub const COLUMNS: &[Column] = &[
 
 listed!(LIST_SCOPES: ListScopesRequest => ListScopesResponse, scopes: ScopeUsage, COLUMNS, rows);
 
-impl Scopes {
+impl ListScopesCommand {
     /// Lists the scopes.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let question = ListScopesRequest {
             labels: self.labels.into_iter().collect(),
             over_limit_only: self.over,
@@ -83,7 +83,7 @@ pub fn maxima(scope: &ScopeUsage) -> BTreeMap<&str, (i64, &Limit)> {
 }
 
 /// Returns the rows of a scope.
-pub fn rows(scope: &ScopeUsage) -> Vec<Row> {
+pub fn rows(scope: &ScopeUsage) -> Vec<TableRow> {
     let maxima = maxima(scope);
     let held = scope.used.keys().chain(scope.locked.keys()).map(String::as_str);
     let mut dimensions: Vec<&str> = if maxima.is_empty() { held.collect() } else { maxima.keys().copied().collect() };

@@ -8,9 +8,9 @@ use std::{
 use clap::Args;
 use prost::Message;
 
-use crate::client::{Call, ClientError, ClientSettings, Follower, Identity, RmClient, Tls};
+use crate::client::{ApiCall, ClientError, ClientIdentity, ClientSettings, Follower, RmClient, TlsSettings};
 
-use super::{failure::Failure, output::progress};
+use super::{failure::CommandFailure, output::progress};
 
 /// Timeout of a call.
 pub const TIMEOUT: Duration = Duration::from_secs(60);
@@ -24,7 +24,7 @@ const ATTEMPTS: u32 = 3;
 /// Connection arguments: address, token and certificates.
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "The service")]
-pub struct Service {
+pub struct EndpointArguments {
     /// Where it serves gRPC: HOST:PORT, https://HOST:PORT or unix:/PATH; several with commas, of which one that serves is asked.
     #[arg(long, env = "LINKIS_RM_ADDRESS", default_value = "127.0.0.1:50051", value_name = "ADDRESS")]
     pub address: String,
@@ -52,32 +52,32 @@ pub struct Service {
 
 /// A service with its client.
 #[derive(Debug, Clone)]
-pub struct Asked {
+pub struct ServiceClient {
     client: RmClient,
     address: String,
 }
 
-impl Service {
+impl EndpointArguments {
     /// Returns a client with a call timeout. With several addresses, unreachable ones are skipped.
     ///
     /// # Errors
-    /// [`Failure::Service`] if the address, a certificate, a key or a token is not usable.
-    pub fn ask(&self, timeout: Duration) -> Result<Asked, Failure> {
+    /// [`CommandFailure::Service`] if the address, a certificate, a key or a token is not usable.
+    pub fn ask(&self, timeout: Duration) -> Result<ServiceClient, CommandFailure> {
         self.client(self.settings(timeout))
     }
 
     /// Returns a client that repeats no call.
     ///
     /// # Errors
-    /// As [`Service::ask`].
-    pub fn ask_once(&self, timeout: Duration) -> Result<Asked, Failure> {
+    /// As [`EndpointArguments::ask`].
+    pub fn ask_once(&self, timeout: Duration) -> Result<ServiceClient, CommandFailure> {
         self.client(self.settings(timeout).map(|settings| ClientSettings { attempts: 1, ..settings }))
     }
 
-    fn client(&self, settings: Result<ClientSettings, ClientError>) -> Result<Asked, Failure> {
+    fn client(&self, settings: Result<ClientSettings, ClientError>) -> Result<ServiceClient, CommandFailure> {
         let client = settings.and_then(|settings| RmClient::with(&self.address, &settings));
-        let failed = |error| Failure::Service { error, address: self.address.clone() };
-        Ok(Asked { client: client.map_err(failed)?, address: self.address.clone() })
+        let failed = |error| CommandFailure::Service { error, address: self.address.clone() };
+        Ok(ServiceClient { client: client.map_err(failed)?, address: self.address.clone() })
     }
 
     /// Returns the client settings, with credentials and a call timeout.
@@ -88,7 +88,7 @@ impl Service {
         let set = |file: &Option<PathBuf>| file.clone().filter(|file| !file.as_os_str().is_empty());
         let identity = match (set(&self.client_cert), set(&self.client_key)) {
             (Some(cert), Some(key)) => {
-                Some(Identity { certificates: read("--client-cert", &cert)?, key: read("--client-key", &key)? })
+                Some(ClientIdentity { certificates: read("--client-cert", &cert)?, key: read("--client-key", &key)? })
             }
             _ => None,
         };
@@ -96,12 +96,12 @@ impl Service {
         let server_name = self.tls_server_name.clone().filter(|name| !name.is_empty());
         let token = set(&self.token_file).map(|file| read("--token-file", &file)).transpose()?;
         let token = token.map(|token| String::from_utf8_lossy(&token).trim().to_owned());
-        let tls = Tls { ca, identity, server_name };
+        let tls = TlsSettings { ca, identity, server_name };
         Ok(ClientSettings { attempts: ATTEMPTS, tls, token, ..ClientSettings::new(timeout) })
     }
 }
 
-impl Asked {
+impl ServiceClient {
     /// Returns the address of the service.
     pub fn address(&self) -> &str {
         &self.address
@@ -113,15 +113,15 @@ impl Asked {
     }
 
     /// Returns the failure of a call to this service.
-    pub fn failed(&self, error: ClientError) -> Failure {
-        Failure::Service { error, address: self.address.clone() }
+    pub fn failed(&self, error: ClientError) -> CommandFailure {
+        CommandFailure::Service { error, address: self.address.clone() }
     }
 
     /// Makes a call.
     ///
     /// # Errors
-    /// [`Failure::Service`].
-    pub async fn make<Q, A>(&self, call: &Call<Q, A>, question: &Q) -> Result<A, Failure>
+    /// [`CommandFailure::Service`].
+    pub async fn make<Q, A>(&self, call: &ApiCall<Q, A>, question: &Q) -> Result<A, CommandFailure>
     where
         Q: Message,
         A: Message + Default + 'static,
@@ -130,8 +130,8 @@ impl Asked {
         answer.map_err(|error| self.failed(error))
     }
 
-    /// As [`Asked::make`], and shows the duration on a terminal.
-    pub async fn make_slowly<Q, A>(&self, what: &str, call: &Call<Q, A>, question: &Q) -> Result<A, Failure>
+    /// As [`ServiceClient::make`], and shows the duration on a terminal.
+    pub async fn make_slowly<Q, A>(&self, what: &str, call: &ApiCall<Q, A>, question: &Q) -> Result<A, CommandFailure>
     where
         Q: Message,
         A: Message + Default + 'static,

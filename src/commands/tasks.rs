@@ -10,27 +10,27 @@ use crate::{
 };
 
 use super::{
-    asking::Watching,
-    failure::{Answer, Failure},
+    asking::PollArguments,
+    failure::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     output::{
         Printer,
-        table::{Column, Row},
+        table::{Column, TableRow},
         text,
     },
-    service::{Asked, TIMEOUT},
+    service::{ServiceClient, TIMEOUT},
 };
 
 /// Arguments of `tasks`.
 #[derive(Debug, Clone, Args)]
-pub struct Tasks {
+pub struct ListTasksCommand {
     #[command(flatten)]
-    watching: Watching,
+    watching: PollArguments,
 }
 
 /// Arguments of `instances`.
 #[derive(Debug, Clone, Args)]
-pub struct Instances {
+pub struct ListInstancesCommand {
     #[command(flatten)]
     list: ListArguments,
 }
@@ -60,36 +60,36 @@ const INSTANCE_COLUMNS: &[Column] = &[
 listed!(whole LIST_INSTANCES: ListInstancesRequest => ListInstancesResponse, instances: ServerInstance, INSTANCE_COLUMNS,
     |instance| vec![instance_row(instance)]);
 
-impl Instances {
+impl ListInstancesCommand {
     /// Lists the instances.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         self.list.list(ListInstancesRequest {}).await
     }
 }
 
-impl Tasks {
+impl ListTasksCommand {
     /// Shows the background tasks.
-    pub async fn run(self) -> Result<Answer, Failure> {
-        let show = async |service: &Asked, printer: &mut Printer| {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
+        let show = async |service: &ServiceClient, printer: &mut Printer| {
             let answer = service.make(&calls::LIST_TASKS, &ListTasksRequest {}).await?;
             if printer.is_json() {
                 return printer.answer(&calls::LIST_TASKS, &answer, String::new);
             }
-            let rows: Vec<Row> = answer.tasks.iter().map(task_row).collect();
+            let rows: Vec<TableRow> = answer.tasks.iter().map(task_row).collect();
             printer.rows(TASK_COLUMNS, &rows)?;
             if !answer.jobs.is_empty() {
                 printer.print("\n")?;
-                let rows: Vec<Row> = answer.jobs.iter().map(job_row).collect();
+                let rows: Vec<TableRow> = answer.jobs.iter().map(job_row).collect();
                 printer.rows(JOB_COLUMNS, &rows)?;
             }
             Ok(())
         };
         self.watching.rounds(TIMEOUT, show).await?;
-        Ok(Answer::Yes)
+        Ok(CommandReply::Yes)
     }
 }
 
-fn task_row(task: &TaskStatus) -> Row {
+fn task_row(task: &TaskStatus) -> TableRow {
     vec![
         task.task.clone(),
         task.instance_id.clone(),
@@ -102,11 +102,11 @@ fn task_row(task: &TaskStatus) -> Row {
     ]
 }
 
-fn job_row(job: &Job) -> Row {
+fn job_row(job: &Job) -> TableRow {
     vec![job.kind.clone(), job.subject.clone(), job.left.to_string()]
 }
 
-fn instance_row(instance: &ServerInstance) -> Row {
+fn instance_row(instance: &ServerInstance) -> TableRow {
     vec![
         instance.instance_id.clone(),
         text::or_nothing(&instance.address),

@@ -9,22 +9,22 @@ use crate::{
 };
 
 use super::{
-    asking::{Asking, Watching},
+    asking::{PollArguments, ServiceArguments},
     consent::Consent,
-    failure::{Answer, Failure},
+    failure::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     named,
     output::{
         Printer,
-        table::{Column, Row, details},
+        table::{Column, TableRow, details},
         text,
     },
-    service::{Asked, TIMEOUT},
+    service::{ServiceClient, TIMEOUT},
 };
 
 /// Arguments of `tickets`.
 #[derive(Debug, Clone, Args)]
-pub struct Tickets {
+pub struct ListTicketsCommand {
     /// Only those on this EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
     #[arg(long, value_parser = named::em)]
     em: Option<proto::EmInstance>,
@@ -47,18 +47,18 @@ pub struct Tickets {
 
 /// Arguments of `ticket`.
 #[derive(Debug, Clone, Args)]
-pub struct Ticket {
+pub struct GetTicketCommand {
     /// Its id.
     #[arg(value_name = "TICKET")]
     ticket_id: String,
 
     #[command(flatten)]
-    watching: Watching,
+    watching: PollArguments,
 }
 
 /// Arguments of `release`.
 #[derive(Debug, Clone, Args)]
-pub struct Release {
+pub struct ReleaseCommand {
     /// Its id.
     #[arg(value_name = "TICKET")]
     ticket_id: String,
@@ -67,7 +67,7 @@ pub struct Release {
     consent: Consent,
 
     #[command(flatten)]
-    asking: Asking,
+    asking: ServiceArguments,
 }
 
 const COLUMNS: &[Column] = &[
@@ -91,32 +91,32 @@ const COLUMNS: &[Column] = &[
 
 listed!(LIST_TICKETS: ListTicketsRequest => ListTicketsResponse, tickets: Message, COLUMNS, |ticket| vec![row(ticket)]);
 
-impl Tickets {
+impl ListTicketsCommand {
     /// Lists the tickets.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let Self { em, user, state, engine, list } = self;
         let (user, state) = (user.unwrap_or_default(), state.unwrap_or_default());
         list.list(ListTicketsRequest { em, user, state, engine, ..Default::default() }).await
     }
 }
 
-impl Ticket {
+impl GetTicketCommand {
     /// Shows the ticket.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let question = proto::GetTicketRequest { ticket_id: self.ticket_id.clone(), engine: None };
-        let show = async |service: &Asked, printer: &mut Printer| {
+        let show = async |service: &ServiceClient, printer: &mut Printer| {
             let answer = service.make(&calls::GET_TICKET, &question).await?;
             let text = || details(COLUMNS, &row(&answer.ticket.clone().unwrap_or_default()));
             printer.answer(&calls::GET_TICKET, &answer, text)
         };
         self.watching.rounds(TIMEOUT, show).await?;
-        Ok(Answer::Yes)
+        Ok(CommandReply::Yes)
     }
 }
 
-impl Release {
+impl ReleaseCommand {
     /// Releases the ticket.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let Self { ticket_id, consent, asking } = self;
         let service = asking.service(TIMEOUT)?;
         let question = "This gives back what the ticket holds, whether or not its engine still runs. End it?";
@@ -125,7 +125,7 @@ impl Release {
         let answer = service.make(&calls::FORCE_RELEASE, &question).await?;
         let ended = || format!("ticket {ticket_id} {} at {}\n", answer.ended, text::time(answer.end_time.as_ref()));
         asking.printer().answer(&calls::FORCE_RELEASE, &answer, ended)?;
-        Ok(Answer::Yes)
+        Ok(CommandReply::Yes)
     }
 }
 
@@ -144,7 +144,7 @@ pub fn amount_cells(resource: Option<&proto::Resource>) -> [String; 4] {
     [of(&Memory), of(&Cores), of(&Instances), text::or_nothing(&others.join(" "))]
 }
 
-fn row(ticket: &Message) -> Row {
+fn row(ticket: &Message) -> TableRow {
     let engine = ticket.engine.as_ref().map(|engine| format!("{}/{}", engine.application_name, engine.instance));
     let [memory, cores, instances, others] = amount_cells(ticket.used.as_ref().or(ticket.locked.as_ref()));
     vec![

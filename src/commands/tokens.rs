@@ -21,7 +21,7 @@ use crate::{
     },
     store::{
         StoreError, embedded, history_part, schema,
-        token::{self as table, NewToken, TOKENS_MAX, Which},
+        token::{self as table, NewToken, TOKENS_MAX, TokenSelection},
     },
     telemetry,
 };
@@ -29,7 +29,7 @@ use crate::{
 use super::{
     consent::Consent,
     failure::{self, EXIT_NO, EXIT_NO_ANSWER, EXIT_USAGE},
-    opened::{OpenError, Opened},
+    opened::{ConnectError, DatabaseConnection},
     output::{OutputArguments, text::clean_lines},
 };
 
@@ -40,18 +40,18 @@ const RANDOM_BYTES: usize = 256;
 
 /// Subcommands of `tokens`.
 #[derive(Debug, Clone, Subcommand)]
-pub enum Tokens {
+pub enum TokensCommand {
     /// Makes a token and prints it, this once. Several may be for one name: make the new one, hand it out, revoke the old one by its id.
-    Create(Box<Create>),
+    Create(Box<CreateTokenCommand>),
     /// Lists all tokens, without what would let anybody in.
-    List(List),
+    List(ListTokensCommand),
     /// Revokes a token, or all of a name, for good. Every instance knows within 5 s.
-    Revoke(Revoke),
+    Revoke(RevokeTokensCommand),
 }
 
 /// Arguments of `tokens create`.
 #[derive(Debug, Clone, Args)]
-pub struct Create {
+pub struct CreateTokenCommand {
     #[command(flatten)]
     database: DatabaseArguments,
 
@@ -82,7 +82,7 @@ pub struct Create {
 
 /// Arguments of `tokens list`.
 #[derive(Debug, Clone, Args)]
-pub struct List {
+pub struct ListTokensCommand {
     #[command(flatten)]
     database: DatabaseArguments,
 
@@ -92,7 +92,7 @@ pub struct List {
 
 /// Arguments of `tokens revoke`.
 #[derive(Debug, Clone, Args)]
-pub struct Revoke {
+pub struct RevokeTokensCommand {
     #[command(flatten)]
     database: DatabaseArguments,
 
@@ -110,13 +110,13 @@ pub struct Revoke {
 
 /// Reason why a command failed.
 #[derive(Debug, thiserror::Error)]
-enum Failure {
+enum TokensFailure {
     #[error("{0}")]
     Usage(String),
     #[error("the database cannot be used")]
     Store(#[from] StoreError),
     #[error(transparent)]
-    Open(#[from] OpenError),
+    Open(#[from] ConnectError),
     #[error("there are {TOKENS_MAX} tokens, which is the most; revoke some, they are forgotten 90 days later")]
     TooMany,
     #[error("the system gives no random bytes")]
@@ -124,22 +124,22 @@ enum Failure {
     #[error("the token cannot be written, so nobody has it; revoke it: linkis-rm tokens revoke --id {id}")]
     Unwritten { id: Uuid, source: io::Error },
     #[error(transparent)]
-    Common(#[from] failure::Failure),
+    Common(#[from] failure::CommandFailure),
 }
 
-impl From<FieldError> for Failure {
+impl From<FieldError> for TokensFailure {
     fn from(error: FieldError) -> Self {
         Self::Usage(error.to_string())
     }
 }
 
-impl From<sqlx::Error> for Failure {
+impl From<sqlx::Error> for TokensFailure {
     fn from(error: sqlx::Error) -> Self {
         Self::Store(error.into())
     }
 }
 
-impl Tokens {
+impl TokensCommand {
     /// Runs the subcommand, prints its result, and returns the exit code.
     pub async fn run(self) -> ExitCode {
         match self.carry_out().await {
@@ -151,29 +151,29 @@ impl Tokens {
             Err(failure) => {
                 eprintln!("linkis-rm: {}", clean_lines(&telemetry::with_causes(&failure)));
                 match failure {
-                    Failure::Common(failure) => failure.exit_code(),
-                    Failure::Usage(_) | Failure::Open(OpenError::Usage(_)) => ExitCode::from(EXIT_USAGE),
+                    TokensFailure::Common(failure) => failure.exit_code(),
+                    TokensFailure::Usage(_) | TokensFailure::Open(ConnectError::Usage(_)) => ExitCode::from(EXIT_USAGE),
                     _ => ExitCode::from(EXIT_NO_ANSWER),
                 }
             }
         }
     }
 
-    async fn carry_out(self) -> Result<(String, ExitCode), Failure> {
+    async fn carry_out(self) -> Result<(String, ExitCode), TokensFailure> {
         match self {
             Self::Create(create) => {
                 let (token, new) = create.token()?;
                 let mut database = open(&create.database).await?;
                 let mut transaction = database.connection.begin().await?;
                 if !table::insert(&mut transaction, &new, &person()?).await? {
-                    return Err(Failure::TooMany);
+                    return Err(TokensFailure::TooMany);
                 }
                 transaction.commit().await?;
                 database.describe().await?;
                 database.close().await;
                 eprintln!("token {} of {}; it is shown this once:", new.id, new.name);
                 write(&format!("{}\n", token.expose_secret()))
-                    .map_err(|source| Failure::Unwritten { id: new.id, source })?;
+                    .map_err(|source| TokensFailure::Unwritten { id: new.id, source })?;
                 Ok((String::new(), ExitCode::SUCCESS))
             }
             Self::List(list) => {
@@ -187,8 +187,8 @@ impl Tokens {
             Self::Revoke(revoke) => {
                 let which = revoke.which()?;
                 let reason = revoke.consent.ask(&match &which {
-                    Which::Id(id) => format!("This revokes the token {id}. Revoke it?"),
-                    Which::Name(name) => format!("This revokes every token of {name}. Revoke them?"),
+                    TokenSelection::Id(id) => format!("This revokes the token {id}. Revoke it?"),
+                    TokenSelection::Name(name) => format!("This revokes every token of {name}. Revoke them?"),
                 })?;
                 let by = Actor { reason: Some(Name::parse("--reason", &reason)?), ..person()? };
                 let mut database = open(&revoke.database).await?;
@@ -207,46 +207,48 @@ impl Tokens {
     }
 }
 
-impl Create {
-    fn token(&self) -> Result<(SecretString, NewToken), Failure> {
+impl CreateTokenCommand {
+    fn token(&self) -> Result<(SecretString, NewToken), TokensFailure> {
         let name = Name::parse_new("--name", &self.name)?;
         if Principal::parse("--name", name.as_str())? != Principal::Named(name.clone()) {
-            return Err(Failure::Usage(format!("--name: {name} is nobody's name: the service uses it itself")));
+            return Err(TokensFailure::Usage(format!("--name: {name} is nobody's name: the service uses it itself")));
         }
         let role = |text: &String| {
             let names = Role::ALL.map(Role::as_str).join(", ");
-            Role::parse(text).ok_or_else(|| Failure::Usage(format!("--role: {text:?} is none of {names}")))
+            Role::parse(text).ok_or_else(|| TokensFailure::Usage(format!("--role: {text:?} is none of {names}")))
         };
         let roles: BTreeSet<Role> = self.role.iter().map(role).collect::<Result<_, _>>()?;
         let ems: Vec<_> = self.em.iter().map(|em| EmPattern::parse("--em", em)).collect::<Result<_, _>>()?;
         let users: BTreeSet<_> = self.user.iter().map(|user| Name::parse("--user", user)).collect::<Result<_, _>>()?;
         let has_users = roles.contains(&Role::Manager) || roles.contains(&Role::Viewer);
         if roles.contains(&Role::Ecm) == ems.is_empty() {
-            return Err(Failure::Usage(
+            return Err(TokensFailure::Usage(
                 "--em: an ecm needs the hosts that it speaks for, and nobody else has any".into(),
             ));
         }
         if !users.is_empty() && !has_users {
-            return Err(Failure::Usage("--user: is for managers and viewers alone".into()));
+            return Err(TokensFailure::Usage("--user: is for managers and viewers alone".into()));
         }
         if users.len().max(ems.len()) > USERS_MAX {
-            return Err(Failure::Usage(format!("--user, --em: at most {USERS_MAX} of each; make several tokens")));
+            return Err(TokensFailure::Usage(format!(
+                "--user, --em: at most {USERS_MAX} of each; make several tokens"
+            )));
         }
-        let lifetime = parse_duration("--lifetime", &self.lifetime, "1s", "366d").map_err(Failure::Usage)?;
+        let lifetime = parse_duration("--lifetime", &self.lifetime, "1s", "366d").map_err(TokensFailure::Usage)?;
         let mut random = [0; RANDOM_BYTES];
-        getrandom::fill(&mut random).map_err(|_| Failure::Random)?;
-        let (token, hash) = token::make(random).ok_or(Failure::Random)?;
+        getrandom::fill(&mut random).map_err(|_| TokensFailure::Random)?;
+        let (token, hash) = token::make(random).ok_or(TokensFailure::Random)?;
         let rights = Rights { roles, ems, users: Some(users).filter(|users| !users.is_empty()) };
         let owner = Name::parse_new("--owner", &self.owner)?;
         Ok((token, NewToken { id: Uuid::now_v7(), hash, name, rights, owner, lifetime }))
     }
 }
 
-impl Revoke {
-    fn which(&self) -> Result<Which, Failure> {
+impl RevokeTokensCommand {
+    fn which(&self) -> Result<TokenSelection, TokensFailure> {
         match (self.id, &self.name) {
-            (Some(id), _) => Ok(Which::Id(id)),
-            (None, name) => Ok(Which::Name(Name::parse("--name", name.as_deref().unwrap_or_default())?)),
+            (Some(id), _) => Ok(TokenSelection::Id(id)),
+            (None, name) => Ok(TokenSelection::Name(Name::parse("--name", name.as_deref().unwrap_or_default())?)),
         }
     }
 }
@@ -266,8 +268,8 @@ fn person() -> Result<Actor, FieldError> {
 }
 
 /// Opens the database and migrates it to this release.
-async fn open(database: &DatabaseArguments) -> Result<Opened, Failure> {
-    let mut opened = Opened::new(database).await?;
+async fn open(database: &DatabaseArguments) -> Result<DatabaseConnection, TokensFailure> {
+    let mut opened = DatabaseConnection::new(database).await?;
     schema::migrate(&mut opened.connection).await.map_err(StoreError::or_denied)?;
     history_part::make_first(&mut opened.connection).await.map_err(StoreError::or_denied)?;
     opened.go_to_tables().await?;

@@ -5,18 +5,18 @@ use clap::{Args, ValueEnum};
 use crate::transport::proto::{GetUsageRequest, GetUsageResponse, UsageBy, UsageSum};
 
 use super::{
-    asking::Period,
-    failure::{Answer, Failure},
+    asking::TimeRange,
+    failure::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     output::{
-        table::{Column, Row},
+        table::{Column, TableRow},
         text,
     },
 };
 
 /// Grouping of the sums.
 #[derive(Debug, Clone, Copy, ValueEnum)]
-enum By {
+enum UsageGroupBy {
     User,
     Creator,
     EngineType,
@@ -25,13 +25,13 @@ enum By {
 
 /// Arguments of `usage`.
 #[derive(Debug, Clone, Args)]
-pub struct Usage {
+pub struct UsageCommand {
     /// By what it is summed.
     #[arg(long, value_enum, default_value = "user")]
-    by: By,
+    by: UsageGroupBy,
 
     #[command(flatten)]
-    period: Period,
+    period: TimeRange,
 
     /// Tell each hour apart.
     #[arg(long)]
@@ -57,14 +57,14 @@ const COLUMNS: &[Column] = &[
 
 listed!(GET_USAGE: GetUsageRequest => GetUsageResponse, sums: UsageSum, COLUMNS, |sum| vec![row(sum)]);
 
-impl Usage {
+impl UsageCommand {
     /// Lists the use.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let by = match self.by {
-            By::User => UsageBy::User,
-            By::Creator => UsageBy::Creator,
-            By::EngineType => UsageBy::EngineType,
-            By::Em => UsageBy::Em,
+            UsageGroupBy::User => UsageBy::User,
+            UsageGroupBy::Creator => UsageBy::Creator,
+            UsageGroupBy::EngineType => UsageBy::EngineType,
+            UsageGroupBy::Em => UsageBy::Em,
         };
         let question = GetUsageRequest {
             by: by.into(),
@@ -78,7 +78,7 @@ impl Usage {
     }
 }
 
-fn row(sum: &UsageSum) -> Row {
+fn row(sum: &UsageSum) -> TableRow {
     const HOUR: f64 = 3600.0;
     const GB: f64 = (1_u64 << 30) as f64;
     let name = match &sum.em {

@@ -5,11 +5,11 @@ use clap::Args;
 use crate::transport::proto::{EmInstance, ListWaitingRequest, ListWaitingResponse, WaitingRequest};
 
 use super::{
-    failure::{Answer, Failure},
+    failure::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     named,
     output::{
-        table::{Column, Row},
+        table::{Column, TableRow},
         text,
     },
     tickets::amount_cells,
@@ -17,7 +17,7 @@ use super::{
 
 /// Arguments of `waiting`.
 #[derive(Debug, Clone, Args)]
-pub struct Waiting {
+pub struct ListWaitingCommand {
     /// Only those of this user.
     #[arg(long)]
     user: Option<String>,
@@ -49,16 +49,16 @@ const COLUMNS: &[Column] = &[
 
 listed!(LIST_WAITING: ListWaitingRequest => ListWaitingResponse, waiting: WaitingRequest, COLUMNS, |one| vec![row(one)]);
 
-impl Waiting {
+impl ListWaitingCommand {
     /// Lists the waiting requests.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let user = self.user.unwrap_or_default();
         self.list.list(ListWaitingRequest { user, em: self.em, ..Default::default() }).await
     }
 }
 
 /// The displayed position is the last one among the queues where the request is short.
-fn row(waiting: &WaitingRequest) -> Row {
+fn row(waiting: &WaitingRequest) -> TableRow {
     let spots: Vec<String> = waiting.spots.iter().map(|spot| spot.scope.clone()).collect();
     let ahead = waiting.spots.iter().map(|spot| spot.ahead).max().unwrap_or(0);
     let [memory, cores, instances, others] = amount_cells(waiting.resource.as_ref());

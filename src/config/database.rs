@@ -8,7 +8,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use super::parse::is_set;
 use crate::store::{
     citus::Cell,
-    target::{Purpose, Target},
+    target::{ConnectTarget, DatabaseRole},
 };
 
 const CELL: &str = "--cell (LINKIS_RM_CELL)";
@@ -35,7 +35,7 @@ pub struct DatabaseArguments {
 
 impl DatabaseArguments {
     /// Returns the selected database, or the mistake.
-    pub fn choose(&self) -> Result<Database, String> {
+    pub fn choose(&self) -> Result<DatabaseSource, String> {
         let url = self.database_url.as_ref().filter(|url| !url.expose_secret().is_empty());
         let file = self.database_url_file.clone().filter(|path| is_set(path));
         let cell = self.cell.as_deref().filter(|cell| !cell.is_empty()).map(Cell::parse).transpose();
@@ -44,14 +44,14 @@ impl DatabaseArguments {
             (None, None) if cell.is_some() => {
                 return Err(format!("{CELL}: is on Citus; say by DATABASE_URL where its coordinator is"));
             }
-            (None, None) => return Ok(Database::Embedded(self.data_dir.clone())),
+            (None, None) => return Ok(DatabaseSource::Embedded(self.data_dir.clone())),
             (Some(_), Some(_)) => {
                 return Err(
                     "--database-url-file (DATABASE_URL_FILE): DATABASE_URL is set, too; set only one of them".into()
                 );
             }
-            (Some(url), None) => ("--database-url (DATABASE_URL)", Target::parse(url.expose_secret())),
-            (None, Some(file)) => ("--database-url-file (DATABASE_URL_FILE)", Target::in_file(file)),
+            (Some(url), None) => ("--database-url (DATABASE_URL)", ConnectTarget::parse(url.expose_secret())),
+            (None, Some(file)) => ("--database-url-file (DATABASE_URL_FILE)", ConnectTarget::in_file(file)),
         };
         if self.data_dir.is_some() {
             return Err(format!(
@@ -62,7 +62,7 @@ impl DatabaseArguments {
             Some(cell) => target.with_cell(cell),
             None => Ok(target),
         });
-        target.map(Database::External).map_err(|error| format!("{name}: {error}"))
+        target.map(DatabaseSource::External).map_err(|error| format!("{name}: {error}"))
     }
 }
 
@@ -81,7 +81,7 @@ pub struct StandbyArguments {
 
 impl StandbyArguments {
     /// Returns the standby target, or the mistake. `database` is `None` if it has a mistake itself.
-    pub fn choose(&self, database: Option<&Database>) -> Result<Option<Target>, String> {
+    pub fn choose(&self, database: Option<&DatabaseSource>) -> Result<Option<ConnectTarget>, String> {
         let url = self.standby_url.as_ref().filter(|url| !url.expose_secret().is_empty());
         let file = self.standby_url_file.clone().filter(|path| is_set(path));
         let (name, target) = match (url, file) {
@@ -90,30 +90,32 @@ impl StandbyArguments {
                 let problem = "LINKIS_RM_STANDBY_URL is set, too; set only one of them";
                 return Err(format!("--standby-url-file (LINKIS_RM_STANDBY_URL_FILE): {problem}"));
             }
-            (Some(url), None) => {
-                ("--standby-url (LINKIS_RM_STANDBY_URL)", Target::parse_for(Purpose::OldReads, url.expose_secret()))
-            }
-            (None, Some(file)) => {
-                ("--standby-url-file (LINKIS_RM_STANDBY_URL_FILE)", Target::in_file_for(Purpose::OldReads, file))
-            }
+            (Some(url), None) => (
+                "--standby-url (LINKIS_RM_STANDBY_URL)",
+                ConnectTarget::parse_for(DatabaseRole::OldReads, url.expose_secret()),
+            ),
+            (None, Some(file)) => (
+                "--standby-url-file (LINKIS_RM_STANDBY_URL_FILE)",
+                ConnectTarget::in_file_for(DatabaseRole::OldReads, file),
+            ),
         };
         match database {
-            Some(Database::Embedded(_)) => {
+            Some(DatabaseSource::Embedded(_)) => {
                 Err(format!("{name}: is of no use without DATABASE_URL: the private PostgreSQL has no standby"))
             }
-            Some(Database::External(target)) if target.cell().is_some() => {
+            Some(DatabaseSource::External(target)) if target.cell().is_some() => {
                 Err(format!("{name}: is of no use with {CELL}: a cell may move to another worker"))
             }
-            Some(Database::External(_)) | None => target.map(Some).map_err(|error| format!("{name}: {error}")),
+            Some(DatabaseSource::External(_)) | None => target.map(Some).map_err(|error| format!("{name}: {error}")),
         }
     }
 }
 
 /// The PostgreSQL to use.
 #[derive(Debug, Clone)]
-pub enum Database {
+pub enum DatabaseSource {
     /// A PostgreSQL that is operated elsewhere.
-    External(Target),
+    External(ConnectTarget),
     /// A private PostgreSQL, started by this process; `None` for the default folder.
     Embedded(Option<PathBuf>),
 }

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 
-use crate::transport::edge::Listen;
+use crate::transport::edge::ListenAddress;
 
 /// Name of a listen setting, and an example value.
 type ListenSetting = (&'static str, &'static str);
@@ -21,10 +21,10 @@ const UNIX: &str = "unix:";
 
 /// Returns the default HTTP address: always local, at the gRPC port plus the offset. A free port is used if gRPC uses one
 /// or the sum is out of range.
-pub(super) fn http_default(listen: &Listen) -> SocketAddr {
+pub(super) fn http_default(listen: &ListenAddress) -> SocketAddr {
     let first = match listen {
-        Listen::Tcp(addresses) => addresses.first(),
-        Listen::Unix(_) => None,
+        ListenAddress::Tcp(addresses) => addresses.first(),
+        ListenAddress::Unix(_) => None,
     };
     let Some(listen) = first else { return (Ipv4Addr::LOCALHOST, HTTP_PORT).into() };
     let loopback: IpAddr = if listen.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
@@ -33,12 +33,14 @@ pub(super) fn http_default(listen: &Listen) -> SocketAddr {
 }
 
 /// Parses the gRPC address. A Unix socket is local, and its file permissions control the callers.
-pub(super) fn parse_listen(text: &str, may_leave: bool) -> Result<Listen, String> {
-    let Some(path) = text.strip_prefix(UNIX) else { return parse_addresses(LISTEN, text, may_leave).map(Listen::Tcp) };
+pub(super) fn parse_listen(text: &str, may_leave: bool) -> Result<ListenAddress, String> {
+    let Some(path) = text.strip_prefix(UNIX) else {
+        return parse_addresses(LISTEN, text, may_leave).map(ListenAddress::Tcp);
+    };
     let path = path.strip_prefix("//").unwrap_or(path);
     match path {
         "" => Err(format!("{}: {text:?} names no file; for example unix:/run/linkis-rm/rm.sock", LISTEN.0)),
-        path => Ok(Listen::Unix(path.into())),
+        path => Ok(ListenAddress::Unix(path.into())),
     }
 }
 

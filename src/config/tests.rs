@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::*;
 
-fn check(arguments: &[&str]) -> Result<Config, ConfigError> {
+fn check(arguments: &[&str]) -> Result<ServiceConfig, ServiceConfigError> {
     CommandLine::parse_from(std::iter::once(&"linkis-rm").chain(arguments)).serve.check()
 }
 
@@ -14,7 +14,7 @@ fn the_defaults_hold() {
     assert_eq!(config.listen.to_string(), "127.0.0.1:50051");
     assert_eq!(config.lock_ttl, Duration::from_secs(600));
     assert_eq!(config.liveness, LivenessTimeouts::DEFAULT);
-    assert_eq!(config.bounds, Bounds::DEFAULT);
+    assert_eq!(config.bounds, EdgeBounds::DEFAULT);
 }
 
 #[test]
@@ -123,7 +123,7 @@ fn a_command_needs_none_of_the_settings() {
         assert!(parse(line).is_err(), "{line}");
     }
     assert!(parse("linkis-rm --listen 127.0.0.1:1").unwrap().task.is_none());
-    let Some(Task::Serve(serve)) = parse("linkis-rm serve --listen 127.0.0.1:1").unwrap().task else {
+    let Some(ProcessTask::Serve(serve)) = parse("linkis-rm serve --listen 127.0.0.1:1").unwrap().task else {
         panic!("it serves");
     };
     assert_eq!(serve.listen, "127.0.0.1:1");
@@ -173,9 +173,9 @@ fn metrics_are_beside_grpc_and_on_this_machine_unless_told_otherwise() {
 fn it_listens_at_names_and_files() {
     let told = |listen: &str| check(&["--listen", listen]).map(|config| config.listen);
     for listen in ["unix:/run/rm.sock", "unix:///run/rm.sock"] {
-        assert_eq!(told(listen).unwrap(), Listen::Unix("/run/rm.sock".into()));
+        assert_eq!(told(listen).unwrap(), ListenAddress::Unix("/run/rm.sock".into()));
     }
-    let Listen::Tcp(addresses) = told("localhost:7").unwrap() else { panic!("a name is no file") };
+    let ListenAddress::Tcp(addresses) = told("localhost:7").unwrap() else { panic!("a name is no file") };
     assert!(!addresses.is_empty() && addresses.iter().all(|address| address.port() == 7), "{addresses:?}");
     for (wrong, why) in [
         ("unix:", "names no file"),

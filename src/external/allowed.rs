@@ -1,21 +1,21 @@
 //! Hosts that the service may contact. Administrators of the service set addresses; the operator of the process limits
 //! the hosts by `--external-hosts`. Caller: `http`.
 
-use super::{Address, http::Failure};
+use super::{ServerAddress, http::HttpFailure};
 
 /// Patterns of allowed hosts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AllowedHosts(Vec<Pattern>);
+pub struct AllowedHosts(Vec<HostPattern>);
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Pattern {
-    host: Host,
+struct HostPattern {
+    host: HostName,
     /// Port to match; `None` for any.
     port: Option<u16>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-enum Host {
+enum HostName {
     Any,
     /// Names that end in this text, which begins with a dot.
     Under(String),
@@ -39,26 +39,26 @@ impl AllowedHosts {
     /// Checks that the host of an address is allowed.
     ///
     /// # Errors
-    /// [`Failure::NotAllowed`].
-    pub fn check(&self, address: &Address) -> Result<(), Failure> {
+    /// [`HttpFailure::NotAllowed`].
+    pub fn check(&self, address: &ServerAddress) -> Result<(), HttpFailure> {
         let (host, port) = (address.url.host_str().unwrap_or_default(), address.url.port_or_known_default());
         let is_allowed = self.0.iter().any(|pattern| pattern.allows(host, port));
-        is_allowed.then_some(()).ok_or(Failure::NotAllowed)
+        is_allowed.then_some(()).ok_or(HttpFailure::NotAllowed)
     }
 }
 
-impl Pattern {
+impl HostPattern {
     fn allows(&self, host: &str, port: Option<u16>) -> bool {
         let is_host = match &self.host {
-            Host::Any => true,
-            Host::Under(domain) => host.strip_suffix(domain.as_str()).is_some_and(|rest| !rest.is_empty()),
-            Host::Named(name) => host == name,
+            HostName::Any => true,
+            HostName::Under(domain) => host.strip_suffix(domain.as_str()).is_some_and(|rest| !rest.is_empty()),
+            HostName::Named(name) => host == name,
         };
         is_host && self.port.is_none_or(|own| port == Some(own))
     }
 }
 
-fn pattern(text: &str) -> Result<Pattern, String> {
+fn pattern(text: &str) -> Result<HostPattern, String> {
     let wrong = || format!("{text:?} is none of HOST, HOST:PORT, *.DOMAIN and *");
     let (host, port) = match text.rsplit_once(':') {
         // The colons of an IPv6 address are within brackets.
@@ -69,14 +69,14 @@ fn pattern(text: &str) -> Result<Pattern, String> {
     let is_name =
         |name: &str| !name.is_empty() && name.chars().all(|c| c.is_ascii_alphanumeric() || ".-_[]:".contains(c));
     let host = match host.strip_prefix('*') {
-        Some("") => Host::Any,
+        Some("") => HostName::Any,
         Some(domain) if domain.starts_with('.') && is_name(domain) && domain.len() > 1 => {
-            Host::Under(domain.to_owned())
+            HostName::Under(domain.to_owned())
         }
-        None if is_name(&host) => Host::Named(host),
+        None if is_name(&host) => HostName::Named(host),
         _ => return Err(wrong()),
     };
-    Ok(Pattern { host, port })
+    Ok(HostPattern { host, port })
 }
 
 #[cfg(test)]
@@ -84,7 +84,7 @@ mod tests {
     use super::*;
 
     fn allows(hosts: &str, address: &str) -> bool {
-        AllowedHosts::parse(hosts).unwrap().check(&Address::parse(address).unwrap()).is_ok()
+        AllowedHosts::parse(hosts).unwrap().check(&ServerAddress::parse(address).unwrap()).is_ok()
     }
 
     #[test]

@@ -7,14 +7,14 @@ use serde_json::{Map, Value};
 use time::Duration;
 
 use crate::domain::{
-    external::{CheckRules, WhenAway},
+    external::{CheckRules, UnavailablePolicy},
     name::FieldError,
 };
 
 /// Default check rules.
 pub const DEFAULT: CheckRules = CheckRules {
     max_age: Duration::seconds(30),
-    when_away: WhenAway::Refuse,
+    when_away: UnavailablePolicy::Refuse,
     last_known_for: Duration::minutes(10),
     refresh_interval: Duration::seconds(5),
 };
@@ -31,8 +31,8 @@ const REFRESH_INTERVAL: &str = "refreshInterval";
 pub fn read(keys: &mut Map<String, Value>) -> Result<CheckRules, FieldError> {
     let when_away = match keys.remove(WHEN_DOWN) {
         None | Some(Value::Null) => DEFAULT.when_away,
-        Some(value) => value.as_str().and_then(WhenAway::parse).ok_or_else(|| {
-            let all = WhenAway::ALL.map(WhenAway::as_str).join(", ");
+        Some(value) => value.as_str().and_then(UnavailablePolicy::parse).ok_or_else(|| {
+            let all = UnavailablePolicy::ALL.map(UnavailablePolicy::as_str).join(", ");
             wrong(WHEN_DOWN, format!("must be one of {all}"))
         })?,
     };
@@ -126,7 +126,7 @@ mod tests {
         assert_eq!(read(&mut keys("{}")), Ok(DEFAULT));
         let said = r#"{"whenDown": "last_known", "maxAge": "20s", "lastKnownFor": "1h", "refreshInterval": "500ms"}"#;
         let rules = read(&mut keys(said)).unwrap();
-        assert_eq!((rules.when_away, rules.max_age), (WhenAway::LastKnown, Duration::seconds(20)));
+        assert_eq!((rules.when_away, rules.max_age), (UnavailablePolicy::LastKnown, Duration::seconds(20)));
         let mut written = Map::new();
         write(&rules, &mut written);
         assert_eq!(read(&mut written), Ok(rules));

@@ -14,11 +14,11 @@ use tokio_rustls::{TlsAcceptor, rustls};
 
 use super::{
     allowed::AllowedHosts,
-    http::{Http, Times},
+    http::{ClusterHttp, HttpTimeouts},
 };
 
 /// Response of a test server.
-pub(super) enum Reply {
+pub(super) enum FakeReply {
     Json(String),
     /// The whole response as sent.
     Raw(String),
@@ -30,19 +30,22 @@ pub(super) enum Reply {
 }
 
 /// Test server that records the heads of its requests.
-pub(super) struct Fake {
+pub(super) struct FakeServer {
     pub address: SocketAddr,
     pub heads: Arc<Mutex<Vec<String>>>,
 }
 
-impl Fake {
+impl FakeServer {
     /// Starts a server whose reply depends on the path.
-    pub async fn start(reply: impl Fn(&str) -> Reply + Send + Sync + 'static) -> Self {
+    pub async fn start(reply: impl Fn(&str) -> FakeReply + Send + Sync + 'static) -> Self {
         Self::start_with(on_path(reply), None).await
     }
 
     /// Starts a server whose reply depends on the whole head.
-    pub async fn start_with(reply: impl Fn(&str) -> Reply + Send + Sync + 'static, tls: Option<TlsAcceptor>) -> Self {
+    pub async fn start_with(
+        reply: impl Fn(&str) -> FakeReply + Send + Sync + 'static,
+        tls: Option<TlsAcceptor>,
+    ) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let (address, heads) = (listener.local_addr().unwrap(), Arc::<Mutex<Vec<String>>>::default());
         let (seen, reply) = (heads.clone(), Arc::new(reply));
@@ -74,7 +77,7 @@ impl Fake {
 async fn answer(
     mut stream: impl AsyncRead + AsyncWrite + Unpin,
     seen: Arc<Mutex<Vec<String>>>,
-    reply: &(dyn Fn(&str) -> Reply + Send + Sync),
+    reply: &(dyn Fn(&str) -> FakeReply + Send + Sync),
 ) {
     let (mut head, mut byte) = (Vec::new(), [0]);
     while !head.ends_with(b"\r\n\r\n") {
@@ -86,18 +89,18 @@ async fn answer(
     let head = String::from_utf8(head).unwrap();
     seen.lock().unwrap().push(head.clone());
     let answer = match reply(&head) {
-        Reply::Json(body) => http("200 OK", "application/json", &body),
-        Reply::Raw(answer) => answer,
-        Reply::Endless(head) => {
+        FakeReply::Json(body) => http("200 OK", "application/json", &body),
+        FakeReply::Raw(answer) => answer,
+        FakeReply::Endless(head) => {
             let _ = stream.write_all(head.as_bytes()).await;
             while stream.write_all(&[b' '; 65_536]).await.is_ok() {}
             return;
         }
-        Reply::Begun(part) => {
+        FakeReply::Begun(part) => {
             let _ = stream.write_all(part.as_bytes()).await;
             return std::future::pending().await;
         }
-        Reply::Silence => return std::future::pending().await,
+        FakeReply::Silence => return std::future::pending().await,
     };
     let _ = stream.write_all(answer.as_bytes()).await;
 }
@@ -111,16 +114,16 @@ pub(super) fn http(status: &str, content_type: &str, body: &str) -> String {
 }
 
 /// Adapts a function of the path to one of the head.
-pub(super) fn on_path(reply: impl Fn(&str) -> Reply + Send + Sync) -> impl Fn(&str) -> Reply + Send + Sync {
+pub(super) fn on_path(reply: impl Fn(&str) -> FakeReply + Send + Sync) -> impl Fn(&str) -> FakeReply + Send + Sync {
     move |head| reply(head.split(' ').nth(1).unwrap())
 }
 
 /// Returns a client with short timeouts for the allowed hosts.
-pub(super) fn client(allowed: &str) -> Http {
+pub(super) fn client(allowed: &str) -> ClusterHttp {
     let millis = Duration::from_millis;
     let (connect, read, answer, turn) = (millis(500), millis(300), millis(600), millis(600));
-    let times = Times { connect, read, answer, turn, fetch: millis(3000) };
-    Http::with_times(AllowedHosts::parse(allowed).unwrap(), times)
+    let times = HttpTimeouts { connect, read, answer, turn, fetch: millis(3000) };
+    ClusterHttp::with_times(AllowedHosts::parse(allowed).unwrap(), times)
 }
 
 /// Returns a TLS acceptor with a self-signed certificate for `names`, and that certificate in PEM.

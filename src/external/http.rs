@@ -17,14 +17,14 @@ use tokio::time::{Instant, timeout_at};
 use tokio_rustls::rustls;
 
 use super::{
-    Address,
+    ServerAddress,
     allowed::AllowedHosts,
-    turns::{Turn, Turns},
+    turns::{LargeReplyPermit, LargeReplyPermits},
 };
 
 /// Timeouts of a fetch.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Times {
+pub(super) struct HttpTimeouts {
     /// Timeout of a connection.
     pub connect: Duration,
     /// Timeout between two pieces of a response.
@@ -37,7 +37,7 @@ pub(super) struct Times {
     pub fetch: Duration,
 }
 
-const TIMES: Times = Times {
+const TIMES: HttpTimeouts = HttpTimeouts {
     connect: Duration::from_secs(2),
     read: Duration::from_secs(5),
     answer: Duration::from_secs(10),
@@ -67,24 +67,24 @@ pub(super) fn rest(round: u32) -> Duration {
 
 /// HTTP client for external clusters. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Http {
+pub struct ClusterHttp {
     /// The client, or the reason why it cannot be created.
-    client: Arc<OnceLock<Result<Client, Failure>>>,
+    client: Arc<OnceLock<Result<Client, HttpFailure>>>,
     allowed: Arc<AllowedHosts>,
-    turns: Turns,
-    times: Times,
+    turns: LargeReplyPermits,
+    times: HttpTimeouts,
     /// Trusted certificates in PEM; `None` for the system's.
     ca: Option<Arc<Vec<u8>>>,
 }
 
 /// Body of a response. A large body owns its permit until dropped.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct HttpReply {
     body: Vec<u8>,
-    turn: Option<Turn>,
+    turn: Option<LargeReplyPermit>,
 }
 
-impl Deref for Answer {
+impl Deref for HttpReply {
     type Target = [u8];
 
     fn deref(&self) -> &[u8] {
@@ -93,11 +93,11 @@ impl Deref for Answer {
 }
 
 /// User and password.
-pub type Login<'a> = (&'a str, &'a SecretString);
+pub type Credentials<'a> = (&'a str, &'a SecretString);
 
 /// Failure of a request to one address.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum HttpFailure {
     /// The host is not among the allowed ones.
     #[error(
         "is not among the hosts that this server may ask: start it with --external-hosts (LINKIS_RM_EXTERNAL_HOSTS) that name it"
@@ -157,7 +157,7 @@ pub enum Failure {
     Stopping,
 }
 
-impl Failure {
+impl HttpFailure {
     /// Returns whether a retry may succeed.
     pub fn may_pass(&self) -> bool {
         match self {
@@ -183,14 +183,14 @@ impl Failure {
     }
 }
 
-impl Http {
+impl ClusterHttp {
     /// Creates a client for the hosts `allowed`.
     pub fn new(allowed: AllowedHosts) -> Self {
         Self::with_times(allowed, TIMES)
     }
 
-    pub(super) fn with_times(allowed: AllowedHosts, times: Times) -> Self {
-        let turns = Turns::new(times.turn);
+    pub(super) fn with_times(allowed: AllowedHosts, times: HttpTimeouts) -> Self {
+        let turns = LargeReplyPermits::new(times.turn);
         Self { client: Arc::default(), allowed: Arc::new(allowed), turns, times, ca: None }
     }
 
@@ -200,7 +200,7 @@ impl Http {
     }
 
     /// Returns the client, created at first use because it reads the system's certificates.
-    fn client(&self) -> Result<&Client, Failure> {
+    fn client(&self) -> Result<&Client, HttpFailure> {
         let client = self.client.get_or_init(|| {
             let client = self.builder();
             let client = match self.ca.as_deref().map(|pem| Certificate::from_pem_bundle(pem)) {
@@ -209,7 +209,7 @@ impl Http {
             };
             client.map_err(|error| {
                 tracing::warn!(error = &error as &dyn std::error::Error, "no cluster can be asked");
-                Failure::NoClient
+                HttpFailure::NoClient
             })
         });
         client.as_ref().map_err(Clone::clone)
@@ -234,7 +234,7 @@ impl Http {
         &self,
         roots: Option<Vec<Certificate>>,
         identity: Option<Identity>,
-    ) -> Result<Client, Failure> {
+    ) -> Result<Client, HttpFailure> {
         let client = match roots {
             Some(roots) => self.builder().tls_certs_only(roots),
             None => self.builder(),
@@ -243,14 +243,14 @@ impl Http {
             Some(identity) => client.identity(identity),
             None => client,
         };
-        client.build().map_err(|_| Failure::NoAccess("its certificates are none that can be used"))
+        client.build().map_err(|_| HttpFailure::NoAccess("its certificates are none that can be used"))
     }
 
     /// Checks that the host of an address is allowed.
     ///
     /// # Errors
-    /// [`Failure::NotAllowed`].
-    pub fn check(&self, address: &Address) -> Result<(), Failure> {
+    /// [`HttpFailure::NotAllowed`].
+    pub fn check(&self, address: &ServerAddress) -> Result<(), HttpFailure> {
         self.allowed.check(address)
     }
 
@@ -260,7 +260,12 @@ impl Http {
     }
 
     /// Fetches `path` at an address, with basic authentication if `login` is given.
-    pub(super) async fn get(&self, address: &Address, path: &str, login: Option<Login<'_>>) -> Result<Answer, Failure> {
+    pub(super) async fn get(
+        &self,
+        address: &ServerAddress,
+        path: &str,
+        login: Option<Credentials<'_>>,
+    ) -> Result<HttpReply, HttpFailure> {
         self.check(address)?;
         let url: Url = address.join(path)?;
         let request = self.client()?.get(url).header(header::ACCEPT, "application/json");
@@ -275,10 +280,10 @@ impl Http {
     pub(super) async fn get_by(
         &self,
         client: &Client,
-        address: &Address,
+        address: &ServerAddress,
         (path, query): (&str, &[(&str, &str)]),
         token: Option<&SecretString>,
-    ) -> Result<Answer, Failure> {
+    ) -> Result<HttpReply, HttpFailure> {
         self.check(address)?;
         let mut url = address.join(path)?;
         url.query_pairs_mut().extend_pairs(query);
@@ -293,13 +298,13 @@ impl Http {
     /// Fetches the document at an address, with a bearer token if given.
     ///
     /// # Errors
-    /// [`Failure`]; [`Failure::TooLarge`] above `most` bytes.
+    /// [`HttpFailure`]; [`HttpFailure::TooLarge`] above `most` bytes.
     pub async fn get_document(
         &self,
-        address: &Address,
+        address: &ServerAddress,
         token: Option<&SecretString>,
         most: usize,
-    ) -> Result<Vec<u8>, Failure> {
+    ) -> Result<Vec<u8>, HttpFailure> {
         self.check(address)?;
         let request = self.client()?.get(address.url.clone()).header(header::ACCEPT, "application/json");
         let request = match token {
@@ -310,12 +315,12 @@ impl Http {
     }
 
     /// Sends a request and reads the body, of at most `most` bytes.
-    async fn answer(&self, request: RequestBuilder, most: usize) -> Result<Answer, Failure> {
+    async fn answer(&self, request: RequestBuilder, most: usize) -> Result<HttpReply, HttpFailure> {
         let mut deadline = Instant::now() + self.times.answer;
         let mut response = self.until(deadline, request.send()).await?;
         check_status(&response)?;
         // Memory grows with the received bytes only, and a silent server gets no permit.
-        let mut answer = Answer { body: Vec::new(), turn: None };
+        let mut answer = HttpReply { body: Vec::new(), turn: None };
         loop {
             let coming = self.until(deadline, response.chunk());
             let come = match &mut answer.turn {
@@ -325,7 +330,7 @@ impl Http {
             let Some(chunk) = come else { break };
             let bytes = answer.body.len() + chunk.len();
             if bytes > most {
-                return Err(Failure::TooLarge(most));
+                return Err(HttpFailure::TooLarge(most));
             }
             if bytes > SMALL_BYTES_MAX && answer.turn.is_none() {
                 let asked = Instant::now();
@@ -346,30 +351,30 @@ impl Http {
         &self,
         deadline: Instant,
         coming: impl Future<Output = Result<T, reqwest::Error>>,
-    ) -> Result<T, Failure> {
+    ) -> Result<T, HttpFailure> {
         match timeout_at(deadline.min(Instant::now() + self.times.read), coming).await {
             Ok(come) => come.map_err(|error| failure(&error)),
-            Err(_) => Err(Failure::Timeout),
+            Err(_) => Err(HttpFailure::Timeout),
         }
     }
 }
 
-fn check_status(response: &Response) -> Result<(), Failure> {
+fn check_status(response: &Response) -> Result<(), HttpFailure> {
     let status = response.status();
     match status {
         StatusCode::OK => Ok(()),
-        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(Failure::Unauthorized(status.as_u16())),
-        _ if status.is_redirection() => Err(Failure::Redirect(status.as_u16())),
-        _ => Err(Failure::Status(status.as_u16())),
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(HttpFailure::Unauthorized(status.as_u16())),
+        _ if status.is_redirection() => Err(HttpFailure::Redirect(status.as_u16())),
+        _ => Err(HttpFailure::Status(status.as_u16())),
     }
 }
 
 /// Classifies an error and drops its text, which may contain the address with its secrets.
-fn failure(error: &reqwest::Error) -> Failure {
+fn failure(error: &reqwest::Error) -> HttpFailure {
     let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
     while let Some(error) = source {
         if error.is::<rustls::Error>() {
-            return Failure::Tls;
+            return HttpFailure::Tls;
         }
         // The `source` of an I/O error is the source of the wrapped error, not the wrapped error.
         let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
@@ -379,9 +384,9 @@ fn failure(error: &reqwest::Error) -> Failure {
         };
     }
     match error {
-        error if error.is_timeout() => Failure::Timeout,
-        error if error.is_connect() => Failure::Connect,
-        _ => Failure::Broken,
+        error if error.is_timeout() => HttpFailure::Timeout,
+        error if error.is_connect() => HttpFailure::Connect,
+        _ => HttpFailure::Broken,
     }
 }
 
@@ -391,14 +396,15 @@ mod tests {
 
     use super::*;
     use crate::external::{
-        fake::{self, Fake, Reply, client},
+        fake::{self, FakeReply, FakeServer, client},
         turns::LARGE_ANSWERS_MAX,
     };
 
     #[tokio::test]
     async fn what_is_large_waits_for_its_turn_in_nobodys_time() {
-        let fake = Fake::start(|path| Reply::Json("x".repeat(if path == "/large" { 1 << 20 } else { 100 }))).await;
-        let (http, address) = (client("127.0.0.1"), Address::parse(&format!("http://{}", fake.address)).unwrap());
+        let fake =
+            FakeServer::start(|path| FakeReply::Json("x".repeat(if path == "/large" { 1 << 20 } else { 100 }))).await;
+        let (http, address) = (client("127.0.0.1"), ServerAddress::parse(&format!("http://{}", fake.address)).unwrap());
         let others = http.turns.all().await;
         assert_eq!(http.get(&address, "/small", None).await.unwrap().len(), 100);
         let large = tokio::spawn({
@@ -419,14 +425,14 @@ mod tests {
     async fn who_is_slow_leaves_a_turn_to_others() {
         let seconds = Duration::from_secs;
         let (read, turn) = (seconds(60), Duration::from_millis(200));
-        let times = Times { connect: seconds(2), read, answer: seconds(60), turn, fetch: seconds(60) };
-        let http = Http::with_times(AllowedHosts::parse("127.0.0.1").unwrap(), times);
-        let fake = Fake::start(|path| match path {
-            "/large" => Reply::Json("x".repeat(1 << 20)),
-            _ => Reply::Begun(fake::http("200 OK", "application/json", &"x".repeat(1 << 20))[..1 << 19].to_owned()),
+        let times = HttpTimeouts { connect: seconds(2), read, answer: seconds(60), turn, fetch: seconds(60) };
+        let http = ClusterHttp::with_times(AllowedHosts::parse("127.0.0.1").unwrap(), times);
+        let fake = FakeServer::start(|path| match path {
+            "/large" => FakeReply::Json("x".repeat(1 << 20)),
+            _ => FakeReply::Begun(fake::http("200 OK", "application/json", &"x".repeat(1 << 20))[..1 << 19].to_owned()),
         })
         .await;
-        let address = Address::parse(&format!("http://{}", fake.address)).unwrap();
+        let address = ServerAddress::parse(&format!("http://{}", fake.address)).unwrap();
         // The addresses are not recorded as slow in the first round. The second round finds them recorded, and they
         // wait for one another.
         for round in 0..2 {

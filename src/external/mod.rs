@@ -1,6 +1,6 @@
 //! Clients of external clusters (YARN, Kubernetes): configuration and fetching of queues and applications.
 //!
-//! [`ExternalResource`] is the interface of a cluster type; [`yarn`] and [`kubernetes`] implement it. [`http`] bounds
+//! [`ExternalCluster`] is the interface of a cluster type; [`yarn`] and [`kubernetes`] implement it. [`http`] bounds
 //! each request in time and size, [`allowed`] restricts the hosts, [`check`] parses the keys that all types share.
 //! Internal: `patient` parses large replies on a low-priority thread, `turns` limits their number, `fake` has test
 //! servers.
@@ -16,7 +16,7 @@ use secrecy::SecretString;
 use crate::domain::{
     external::{CheckRules, KUBERNETES, YARN},
     name::FieldError,
-    queue::{Application, Queues},
+    queue::{Application, QueueTree},
 };
 
 pub mod allowed;
@@ -29,15 +29,15 @@ mod patient;
 mod turns;
 pub mod yarn;
 
-use http::{Failure, Http};
+use http::{ClusterHttp, HttpFailure};
 
 /// Future of a fetch.
-pub type Fetching<'a, T> = Pin<Box<dyn Future<Output = Result<T, FetchError>> + Send + 'a>>;
+pub type FetchFuture<'a, T> = Pin<Box<dyn Future<Output = Result<T, FetchError>> + Send + 'a>>;
 
 /// A configured external cluster.
-pub trait ExternalResource: fmt::Debug + Send + Sync {
+pub trait ExternalCluster: fmt::Debug + Send + Sync {
     /// Returns the addresses in the configuration. Addresses in files of an instance are checked at each fetch.
-    fn addresses(&self) -> &[Address];
+    fn addresses(&self) -> &[ServerAddress];
 
     /// Returns the whole configuration as JSON, secrets included, for storage.
     fn stored(&self) -> SecretString;
@@ -49,24 +49,24 @@ pub trait ExternalResource: fmt::Debug + Send + Sync {
     fn rules(&self) -> CheckRules;
 
     /// Fetches all queues.
-    fn queues<'a>(&'a self, http: &'a Http) -> Fetching<'a, Queues>;
+    fn queues<'a>(&'a self, http: &'a ClusterHttp) -> FetchFuture<'a, QueueTree>;
 
     /// Fetches the running and pending applications, ordered by id.
-    fn applications<'a>(&'a self, http: &'a Http) -> Fetching<'a, Vec<Application>>;
+    fn applications<'a>(&'a self, http: &'a ClusterHttp) -> FetchFuture<'a, Vec<Application>>;
 }
 
 /// Parser of a configuration. The second argument is the stored configuration, for secrets that the new one omits.
-type Read = fn(&str, Option<&str>) -> Result<Box<dyn ExternalResource>, FieldError>;
+type ConfigReader = fn(&str, Option<&str>) -> Result<Box<dyn ExternalCluster>, FieldError>;
 
 /// All cluster types, by the names that Linkis uses.
-const TYPES: [(&str, Read); 2] = [(YARN, yarn::read), (KUBERNETES, kubernetes::read)];
+const TYPES: [(&str, ConfigReader); 2] = [(YARN, yarn::read), (KUBERNETES, kubernetes::read)];
 
 /// Parses the configuration of a cluster. Omitted secrets are copied from `before`, the stored configuration, if they
 /// belong to the same addresses.
 ///
 /// # Errors
 /// Names `resource_type` if the type is unknown, or else the faulty key of `config`.
-pub fn read(resource_type: &str, config: &str, before: Option<&str>) -> Result<Box<dyn ExternalResource>, FieldError> {
+pub fn read(resource_type: &str, config: &str, before: Option<&str>) -> Result<Box<dyn ExternalCluster>, FieldError> {
     let known = TYPES.iter().find(|(name, _)| *name == resource_type);
     let unknown = || {
         let names: Vec<_> = TYPES.iter().map(|(name, _)| *name).collect();
@@ -77,12 +77,12 @@ pub fn read(resource_type: &str, config: &str, before: Option<&str>) -> Result<B
 
 /// Address of a server: scheme, host, port and path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Address {
+pub struct ServerAddress {
     text: String,
     url: Url,
 }
 
-impl Address {
+impl ServerAddress {
     /// Parses an address.
     ///
     /// # Errors
@@ -114,8 +114,8 @@ impl Address {
     }
 
     /// Returns the URL of a path, with its query, at the address.
-    fn join(&self, path: &str) -> Result<Url, Failure> {
-        format!("{}{path}", self.text).parse().map_err(|_| Failure::Address)
+    fn join(&self, path: &str) -> Result<Url, HttpFailure> {
+        format!("{}{path}", self.text).parse().map_err(|_| HttpFailure::Address)
     }
 }
 
@@ -123,7 +123,7 @@ impl Address {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FetchError {
     /// Address and failure, in the order of the attempts.
-    pub failures: Vec<(String, Failure)>,
+    pub failures: Vec<(String, HttpFailure)>,
 }
 
 impl FetchError {
@@ -135,8 +135,8 @@ impl FetchError {
     /// Returns the class of the most significant failure, for metrics. `NotActive` is the least significant.
     pub fn class(&self) -> &'static str {
         let failures = || self.failures.iter().map(|(_, failure)| failure);
-        let telling = failures().find(|failure| **failure != Failure::NotActive).or(failures().next());
-        telling.map_or("not_asked", Failure::class)
+        let telling = failures().find(|failure| **failure != HttpFailure::NotActive).or(failures().next());
+        telling.map_or("not_asked", HttpFailure::class)
     }
 }
 
@@ -169,9 +169,9 @@ mod tests {
             ("http://rm1#x", None),
             ("", None),
         ] {
-            assert_eq!(Address::parse(text).ok().as_ref().map(Address::as_str), kept, "{text}");
+            assert_eq!(ServerAddress::parse(text).ok().as_ref().map(ServerAddress::as_str), kept, "{text}");
         }
-        let joined = Address::parse("https://gate/yarn/").unwrap().join("/ws/v1/cluster/info").unwrap();
+        let joined = ServerAddress::parse("https://gate/yarn/").unwrap().join("/ws/v1/cluster/info").unwrap();
         assert_eq!(joined.as_str(), "https://gate/yarn/ws/v1/cluster/info");
     }
 

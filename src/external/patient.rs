@@ -4,7 +4,7 @@ use std::thread;
 
 use tokio::sync::oneshot;
 
-use super::http::Failure;
+use super::http::HttpFailure;
 
 /// Niceness of the thread, which gets about a tenth of the share of a normal thread, and so finishes in time under
 /// load.
@@ -14,8 +14,8 @@ const NICE: i32 = 10;
 /// requests must not wait for its parsing.
 ///
 /// # Errors
-/// [`Failure::Stopping`] if the thread cannot start or `work` panics.
-pub(super) async fn patiently<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, Failure> {
+/// [`HttpFailure::Stopping`] if the thread cannot start or `work` panics.
+pub(super) async fn patiently<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, HttpFailure> {
     let (done, result) = oneshot::channel();
     let begun = thread::Builder::new().name("patient".to_owned()).spawn(move || {
         // The priority applies to this thread only. If it cannot be lowered, the work runs at normal priority.
@@ -23,8 +23,8 @@ pub(super) async fn patiently<T: Send + 'static>(work: impl FnOnce() -> T + Send
         // The receiver may have been dropped.
         let _ = done.send(work());
     });
-    begun.map_err(|_| Failure::Stopping)?;
-    result.await.map_err(|_| Failure::Stopping)
+    begun.map_err(|_| HttpFailure::Stopping)?;
+    result.await.map_err(|_| HttpFailure::Stopping)
 }
 
 #[cfg(test)]
@@ -42,6 +42,6 @@ mod tests {
     #[tokio::test]
     async fn work_that_panics_is_an_error() {
         let panics = || panic!("as it happens");
-        assert_eq!(patiently::<()>(panics).await, Err(Failure::Stopping));
+        assert_eq!(patiently::<()>(panics).await, Err(HttpFailure::Stopping));
     }
 }

@@ -16,7 +16,7 @@ use tokio::{
     time::{Instant, timeout_at},
 };
 
-use super::http::Failure;
+use super::http::HttpFailure;
 
 /// Maximum number of concurrent large responses. Each may have the maximum size, plus the memory of its parsed form.
 pub(super) const LARGE_ANSWERS_MAX: usize = 4;
@@ -30,19 +30,19 @@ const KNOWN_MAX: usize = 1024;
 
 /// Semaphores for large responses. Clones share them.
 #[derive(Debug, Clone)]
-pub(super) struct Turns {
+pub(super) struct LargeReplyPermits {
     all: Arc<Semaphore>,
     slow: Arc<Semaphore>,
-    known: Arc<Known>,
+    known: Arc<SlowServers>,
     /// Time with a permit after which a response counts as slow.
     quick: Duration,
 }
 
 /// Addresses whose last response was slow, without their queries.
 #[derive(Debug, Default)]
-struct Known(Mutex<HashSet<Url>>);
+struct SlowServers(Mutex<HashSet<Url>>);
 
-impl Known {
+impl SlowServers {
     fn lock(&self) -> MutexGuard<'_, HashSet<Url>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -50,8 +50,8 @@ impl Known {
 
 /// Permit for a large response, returned when dropped.
 #[derive(Debug)]
-pub(super) struct Turn {
-    turns: Turns,
+pub(super) struct LargeReplyPermit {
+    turns: LargeReplyPermits,
     of: Url,
     begun: Instant,
     /// Second permit, of the slow part.
@@ -59,7 +59,7 @@ pub(super) struct Turn {
     _one: OwnedSemaphorePermit,
 }
 
-impl Turns {
+impl LargeReplyPermits {
     /// Creates the semaphores. A response with a permit for longer than `quick` counts as slow.
     pub fn new(quick: Duration) -> Self {
         let (all, slow) = (Semaphore::new(LARGE_ANSWERS_MAX), Semaphore::new(SLOW_ANSWERS_MAX));
@@ -70,8 +70,8 @@ impl Turns {
     /// part first.
     ///
     /// # Errors
-    /// [`Failure::Stopping`].
-    pub async fn wait(&self, address: &Url) -> Result<Turn, Failure> {
+    /// [`HttpFailure::Stopping`].
+    pub async fn wait(&self, address: &Url) -> Result<LargeReplyPermit, HttpFailure> {
         let mut of = address.clone();
         of.set_query(None);
         let is_slow = self.known.lock().contains(&of);
@@ -80,7 +80,7 @@ impl Turns {
             false => None,
         };
         let one = take(&self.all).await?;
-        Ok(Turn { turns: self.clone(), of, begun: Instant::now(), slow, _one: one })
+        Ok(LargeReplyPermit { turns: self.clone(), of, begun: Instant::now(), slow, _one: one })
     }
 
     /// Returns the number of free permits.
@@ -97,17 +97,17 @@ impl Turns {
     }
 }
 
-async fn take(from: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, Failure> {
-    from.clone().acquire_owned().await.map_err(|_| Failure::Stopping)
+async fn take(from: &Arc<Semaphore>) -> Result<OwnedSemaphorePermit, HttpFailure> {
+    from.clone().acquire_owned().await.map_err(|_| HttpFailure::Stopping)
 }
 
-impl Turn {
+impl LargeReplyPermit {
     /// Waits for the next piece of the response. If the response becomes slow meanwhile, takes a permit of the slow
     /// part.
     ///
     /// # Errors
-    /// [`Failure::Timeout`] if the slow part has no free permit; errors of `coming`.
-    pub async fn keep<T>(&mut self, coming: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
+    /// [`HttpFailure::Timeout`] if the slow part has no free permit; errors of `coming`.
+    pub async fn keep<T>(&mut self, coming: impl Future<Output = Result<T, HttpFailure>>) -> Result<T, HttpFailure> {
         let mut coming = pin!(coming);
         if let Some(until) = self.until() {
             match timeout_at(until, &mut coming).await {
@@ -124,14 +124,14 @@ impl Turn {
     }
 
     /// Records the address as slow, and takes a permit of the slow part if one is free.
-    fn becomes_slow(&mut self) -> Result<(), Failure> {
+    fn becomes_slow(&mut self) -> Result<(), HttpFailure> {
         let mut known = self.turns.known.lock();
         if known.len() >= KNOWN_MAX {
             known.clear();
         }
         known.insert(self.of.clone());
         drop(known);
-        self.slow = Some(self.turns.slow.clone().try_acquire_owned().map_err(|_| Failure::Timeout)?);
+        self.slow = Some(self.turns.slow.clone().try_acquire_owned().map_err(|_| HttpFailure::Timeout)?);
         Ok(())
     }
 
@@ -149,15 +149,15 @@ mod tests {
 
     #[tokio::test]
     async fn who_was_slow_waits_for_others_who_were_until_he_is_quick() {
-        let turns = Turns::new(Duration::from_secs(60));
+        let turns = LargeReplyPermits::new(Duration::from_secs(60));
         let url = |path: &str| Url::parse(&format!("http://rm/{path}")).unwrap();
         let mut first = Vec::new();
         for n in 0..LARGE_ANSWERS_MAX {
             first.push(turns.wait(&url(&format!("slow{n}?page=1"))).await.unwrap());
         }
         assert!(first.iter().all(|turn| turn.until() == Some(turn.begun + turns.quick)));
-        let became: Vec<_> = first.iter_mut().map(Turn::becomes_slow).collect();
-        assert_eq!(became, [Ok(()), Ok(()), Ok(()), Err(Failure::Timeout)]);
+        let became: Vec<_> = first.iter_mut().map(LargeReplyPermit::becomes_slow).collect();
+        assert_eq!(became, [Ok(()), Ok(()), Ok(()), Err(HttpFailure::Timeout)]);
         drop(first.pop());
         // The response without a slow permit waits for another slow one, and a quick response gets a permit
         // immediately.

@@ -27,14 +27,14 @@ use tower_service::Service as _;
 
 use crate::{
     metrics::{self, Metrics},
-    store::primary::Missing,
+    store::primary::NoPrimaryReason,
     tls::Tls,
 };
 
 pub mod page;
 pub mod visit;
 
-use visit::Visit;
+use visit::ConnectionLifetime;
 
 /// Maximum number of concurrent connections, without endless ones. A further connection replaces the oldest, which had
 /// time enough for its response.
@@ -54,7 +54,7 @@ pub enum Readiness {
     /// Yes.
     Ready,
     /// No: the database is unavailable or takes no writes.
-    NoDatabase(Missing),
+    NoDatabase(NoPrimaryReason),
     /// No: the instance stops.
     Stopping,
 }
@@ -65,7 +65,7 @@ pub fn serve(
     tls: Option<Arc<Tls>>,
     metrics: Metrics,
     readiness: watch::Receiver<Readiness>,
-    slot: page::Slot,
+    slot: page::PageSlot,
 ) -> AbortOnDropHandle<()> {
     let router =
         Router::new()
@@ -84,7 +84,7 @@ pub fn serve(
 async fn accept(listener: TcpListener, tls: Option<Arc<Tls>>, router: Router) {
     // Dropping the set ends all connections with the server.
     let mut connections = JoinSet::new();
-    let mut oldest_first: VecDeque<(AbortHandle, Arc<Visit>)> = VecDeque::new();
+    let mut oldest_first: VecDeque<(AbortHandle, Arc<ConnectionLifetime>)> = VecDeque::new();
     loop {
         match listener.accept().await {
             Ok((stream, peer)) => {
@@ -95,7 +95,7 @@ async fn accept(listener: TcpListener, tls: Option<Arc<Tls>>, router: Router) {
                 {
                     oldest.abort();
                 }
-                let visit = Arc::new(Visit::new(peer, tls.is_some()));
+                let visit = Arc::new(ConnectionLifetime::new(peer, tls.is_some()));
                 let connection = connections.spawn(serve_one(stream, visit.clone(), tls.clone(), router.clone()));
                 oldest_first.push_back((connection, visit));
             }
@@ -107,7 +107,7 @@ async fn accept(listener: TcpListener, tls: Option<Arc<Tls>>, router: Router) {
     }
 }
 
-async fn serve_one(stream: TcpStream, visit: Arc<Visit>, tls: Option<Arc<Tls>>, router: Router) {
+async fn serve_one(stream: TcpStream, visit: Arc<ConnectionLifetime>, tls: Option<Arc<Tls>>, router: Router) {
     let peer = visit.peer;
     let served = async {
         match tls {
@@ -124,7 +124,11 @@ async fn serve_one(stream: TcpStream, visit: Arc<Visit>, tls: Option<Arc<Tls>>, 
     }
 }
 
-async fn serve_http(stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static, visit: &Arc<Visit>, router: Router) {
+async fn serve_http(
+    stream: impl AsyncRead + AsyncWrite + Send + Unpin + 'static,
+    visit: &Arc<ConnectionLifetime>,
+    router: Router,
+) {
     let service = service_fn(|mut request: Request<Incoming>| {
         request.extensions_mut().insert(visit.clone());
         router.clone().call(request)

@@ -14,7 +14,7 @@ const CONNECTION_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection, with its deadline.
 #[derive(Debug)]
-pub struct Visit {
+pub struct ConnectionLifetime {
     /// Address of the peer.
     pub peer: SocketAddr,
     /// Whether the connection uses TLS.
@@ -23,7 +23,7 @@ pub struct Visit {
     end: CancellationToken,
 }
 
-impl Visit {
+impl ConnectionLifetime {
     /// Creates the lifetime of a new connection.
     pub fn new(peer: SocketAddr, is_encrypted: bool) -> Self {
         Self { peer, is_encrypted, lasts: AtomicBool::new(false), end: CancellationToken::new() }

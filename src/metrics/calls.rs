@@ -65,7 +65,7 @@ impl Method {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Handled {
+struct HandledLabels {
     #[prometheus(flatten)]
     method: Method,
     grpc_code: &'static str,
@@ -73,37 +73,37 @@ struct Handled {
 
 /// Metrics of all methods.
 #[derive(Debug)]
-pub struct Calls {
-    methods: HashMap<String, Arc<Series>>,
-    unknown: Arc<Series>,
+pub struct CallMetrics {
+    methods: HashMap<String, Arc<MethodSeries>>,
+    unknown: Arc<MethodSeries>,
 }
 
 #[derive(Clone)]
-struct Families {
+struct CallFamilies {
     started: Family<Method, Counter>,
-    handled: Family<Handled, Counter>,
+    handled: Family<HandledLabels, Counter>,
     seconds: Family<Method, Histogram, fn() -> Histogram>,
     may_wait: Histogram,
 }
 
 /// Series of one method, each looked up once.
-struct Series {
+struct MethodSeries {
     method: Method,
-    families: Families,
+    families: CallFamilies,
     started: Counter,
     handled: [OnceLock<Counter>; CODES.len()],
     seconds: OnceLock<Histogram>,
 }
 
-impl fmt::Debug for Series {
+impl fmt::Debug for MethodSeries {
     fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.method.fmt(formatter)
     }
 }
 
-impl Calls {
+impl CallMetrics {
     pub(super) fn register(registry: &mut Registry, methods: impl IntoIterator<Item = Method>) -> Self {
-        let families = Families {
+        let families = CallFamilies {
             started: add(
                 registry,
                 "grpc_server_started_total",
@@ -131,20 +131,20 @@ impl Calls {
         };
         let path = |method: &Method| format!("/{}/{}", method.grpc_service, method.grpc_method);
         let methods = methods.into_iter();
-        let methods = methods.map(|method| (path(&method), Arc::new(Series::new(method, &families)))).collect();
-        Self { methods, unknown: Arc::new(Series::new(Method::unknown(), &families)) }
+        let methods = methods.map(|method| (path(&method), Arc::new(MethodSeries::new(method, &families)))).collect();
+        Self { methods, unknown: Arc::new(MethodSeries::new(Method::unknown(), &families)) }
     }
 
     /// Begins a call.
-    pub fn begin(&self, path: &str) -> Call {
+    pub fn begin(&self, path: &str) -> CallTimer {
         let series = self.methods.get(path).unwrap_or(&self.unknown);
         series.started.inc();
-        Call { series: series.clone(), since: Instant::now(), may_wait: false, ended: false }
+        CallTimer { series: series.clone(), since: Instant::now(), may_wait: false, ended: false }
     }
 }
 
-impl Series {
-    fn new(method: Method, families: &Families) -> Self {
+impl MethodSeries {
+    fn new(method: Method, families: &CallFamilies) -> Self {
         Self {
             started: families.started.get_or_create_owned(&method),
             handled: Default::default(),
@@ -157,7 +157,7 @@ impl Series {
     fn handled(&self, code: Code) -> Option<&Counter> {
         let number = usize::try_from(i32::from(code)).ok()?;
         let (counter, grpc_code) = (self.handled.get(number)?, *CODES.get(number)?);
-        let handled = || Handled { method: self.method.clone(), grpc_code };
+        let handled = || HandledLabels { method: self.method.clone(), grpc_code };
         Some(counter.get_or_init(|| self.families.handled.get_or_create_owned(&handled())))
     }
 
@@ -180,14 +180,14 @@ pub fn may_wait() {
 
 /// A call in progress. Dropping it without an end counts as cancelled.
 #[derive(Debug)]
-pub struct Call {
-    series: Arc<Series>,
+pub struct CallTimer {
+    series: Arc<MethodSeries>,
     since: Instant,
     may_wait: bool,
     ended: bool,
 }
 
-impl Call {
+impl CallTimer {
     /// Returns the method of the call; `None` if it does not exist.
     pub fn method(&self) -> Option<&Method> {
         Some(&self.series.method).filter(|method| method.grpc_type != UNKNOWN)
@@ -215,7 +215,7 @@ impl Call {
     }
 }
 
-impl Drop for Call {
+impl Drop for CallTimer {
     fn drop(&mut self) {
         self.end(Code::Cancelled);
     }
@@ -225,13 +225,13 @@ impl Drop for Call {
 mod tests {
     use super::*;
     use crate::metrics::Metrics;
-    use crate::transport::edge::{Bounds, Edge};
+    use crate::transport::edge::{Edge, EdgeBounds};
 
     #[test]
     fn every_code_has_its_name_and_only_the_first_end_counts() {
         let method =
             || Method { grpc_type: "unary", grpc_service: "some.Service".to_owned(), grpc_method: "Do".to_owned() };
-        let metrics = Metrics::new([method()], Edge::new(Bounds::DEFAULT, None).gauges());
+        let metrics = Metrics::new([method()], Edge::new(EdgeBounds::DEFAULT, None).gauges());
         for number in 0..17 {
             let mut call = metrics.calls.begin("/some.Service/Do");
             call.end(Code::from_i32(number));

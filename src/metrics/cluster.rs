@@ -18,7 +18,7 @@ use crate::domain::overview::EmState;
 /// Sums of one dimension over all EMs.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Amounts {
+pub struct DimensionFigures {
     /// Capacity.
     pub total: f64,
     /// Part of the capacity that is never granted.
@@ -32,7 +32,7 @@ pub struct Amounts {
 /// Fullness of a limited scope.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct Fullness {
+pub struct ScopeFullness {
     /// Scope.
     pub scope: String,
     /// Dimension in which the scope is fullest.
@@ -46,11 +46,11 @@ pub struct Fullness {
 #[serde(default)]
 pub struct ClusterFigures {
     /// Memory of EMs, in bytes.
-    pub memory: Amounts,
+    pub memory: DimensionFigures,
     /// Cores of EMs.
-    pub cores: Amounts,
+    pub cores: DimensionFigures,
     /// Engines on EMs.
-    pub instances: Amounts,
+    pub instances: DimensionFigures,
     /// Number of EMs by state.
     pub ems: BTreeMap<String, f64>,
     /// Number of confirmed tickets.
@@ -64,7 +64,7 @@ pub struct ClusterFigures {
     /// Number of holds.
     pub holds: f64,
     /// Fullest scopes.
-    pub fullest: Vec<Fullness>,
+    pub fullest: Vec<ScopeFullness>,
     /// Unix time in seconds before which the use of all ended tickets is summed.
     pub usage_rolled_up: f64,
 }
@@ -81,7 +81,7 @@ pub struct AuditFigures {
 
 /// Last reading of the stored figures.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Cluster {
+pub struct ClusterReading {
     /// Figures with the Unix time of their computation, in seconds.
     pub figures: Option<(ClusterFigures, f64)>,
     /// Last audit.
@@ -101,24 +101,24 @@ pub fn seconds(at: OffsetDateTime) -> f64 {
 
 /// Published reading. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct ClusterMetrics(Arc<ArcSwapOption<Cluster>>);
+pub struct ClusterMetrics(Arc<ArcSwapOption<ClusterReading>>);
 
 impl ClusterMetrics {
     /// Publishes a reading.
-    pub fn publish(&self, cluster: Cluster) {
+    pub fn publish(&self, cluster: ClusterReading) {
         self.0.store(Some(Arc::new(cluster)));
     }
 
     /// Returns the published reading; `None` before the first.
-    pub fn last(&self) -> Option<Arc<Cluster>> {
+    pub fn last(&self) -> Option<Arc<ClusterReading>> {
         self.0.load_full()
     }
 }
 
 /// Encoder of gauges.
-struct Writer<'a, 'e>(&'a mut DescriptorEncoder<'e>);
+struct GaugeWriter<'a, 'e>(&'a mut DescriptorEncoder<'e>);
 
-impl Writer<'_, '_> {
+impl GaugeWriter<'_, '_> {
     fn gauge(&mut self, name: &str, help: &str, value: f64) -> fmt::Result {
         let name = format!("linkis_rm_{name}");
         let encoder = self.0.encode_descriptor(&name, &format!("{help}."), None, MetricType::Gauge)?;
@@ -144,8 +144,8 @@ impl Writer<'_, '_> {
         Ok(())
     }
 
-    fn amounts(&mut self, name: &str, help: &str, amounts: &Amounts) -> fmt::Result {
-        let Amounts { total, protected, used, locked } = *amounts;
+    fn amounts(&mut self, name: &str, help: &str, amounts: &DimensionFigures) -> fmt::Result {
+        let DimensionFigures { total, protected, used, locked } = *amounts;
         let kinds = [("total", total), ("protected", protected), ("used", used), ("locked", locked)];
         self.family(name, help, kinds.map(|(kind, amount)| ([("kind", kind.to_owned())], amount)))
     }
@@ -197,7 +197,7 @@ impl Writer<'_, '_> {
 impl Collector for ClusterMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let Some(cluster) = self.0.load_full() else { return Ok(()) };
-        let mut writer = Writer(&mut encoder);
+        let mut writer = GaugeWriter(&mut encoder);
         if let Some((figures, at)) = &cluster.figures {
             writer.figures(figures, *at)?;
         }

@@ -12,12 +12,12 @@ use crate::transport::edge::gauges::EdgeGauges;
 
 /// Collector of the edge's counters.
 #[derive(Debug)]
-pub(super) struct Edge(pub Arc<EdgeGauges>);
+pub(super) struct EdgeMetrics(pub Arc<EdgeGauges>);
 
 /// Definition of a metric: name, help text, type and source.
-type Row = (&'static str, &'static str, MetricType, fn(&EdgeGauges) -> u64);
+type GaugeRow = (&'static str, &'static str, MetricType, fn(&EdgeGauges) -> u64);
 
-const ROWS: [Row; 13] = [
+const ROWS: [GaugeRow; 13] = [
     (
         "connections",
         "Open gRPC connections: if they only grow, some client opens one for each call",
@@ -93,7 +93,7 @@ const ROWS: [Row; 13] = [
     ),
 ];
 
-impl Edge {
+impl EdgeMetrics {
     fn ended_connections(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let name = "linkis_rm_connections_ended_total";
         let help = "Connections ended because of too many frames that are no part of an answered call, by the kind of frames: an attack, or a faulty client.";
@@ -119,7 +119,7 @@ impl Edge {
     }
 }
 
-impl Collector for Edge {
+impl Collector for EdgeMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for (name, help, kind, read) in ROWS {
             let name = format!("linkis_rm_{name}");

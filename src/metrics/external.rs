@@ -14,31 +14,31 @@ use prometheus_client::{
 use super::{Counter, add};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Outcome {
+struct OutcomeLabels {
     result: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct By {
+struct JudgedByLabels {
     by: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Read {
+struct ReadLabels {
     read: &'static str,
 }
 
 /// Metrics of external clusters.
 #[derive(Debug)]
-pub struct External {
-    fetches: Family<Outcome, Counter>,
-    refreshes: Family<Outcome, Counter>,
-    preparations: Family<By, Counter>,
-    tickets: Family<Read, Counter>,
+pub struct ExternalMetrics {
+    fetches: Family<OutcomeLabels, Counter>,
+    refreshes: Family<OutcomeLabels, Counter>,
+    preparations: Family<JudgedByLabels, Counter>,
+    tickets: Family<ReadLabels, Counter>,
     seconds: Histogram,
 }
 
-impl External {
+impl ExternalMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let (fetches, refreshes) = (Family::default(), Family::default());
         Self {
@@ -77,22 +77,22 @@ impl External {
 
     /// Counts a refresh with its result.
     pub fn refreshed(&self, result: &'static str) {
-        self.refreshes.get_or_create(&Outcome { result }).inc();
+        self.refreshes.get_or_create(&OutcomeLabels { result }).inc();
     }
 
     /// Counts a count of unseen use with its source: kept counts, or the reason for reading all live tickets.
     pub fn prepared(&self, by: &'static str) {
-        self.preparations.get_or_create(&By { by }).inc();
+        self.preparations.get_or_create(&JudgedByLabels { by }).inc();
     }
 
     /// Counts tickets that were read for a snapshot: changed ones or all.
     pub fn read(&self, read: &'static str, tickets: usize) {
-        self.tickets.get_or_create(&Read { read }).inc_by(tickets.try_into().unwrap_or(u64::MAX));
+        self.tickets.get_or_create(&ReadLabels { read }).inc_by(tickets.try_into().unwrap_or(u64::MAX));
     }
 
     /// Counts a fetch with the class of its failure, if any, and its duration.
     pub fn fetched(&self, failed: Option<&'static str>, took: Duration) {
-        self.fetches.get_or_create(&Outcome { result: failed.unwrap_or("ok") }).inc();
+        self.fetches.get_or_create(&OutcomeLabels { result: failed.unwrap_or("ok") }).inc();
         self.seconds.observe(took.as_secs_f64());
     }
 }

@@ -7,7 +7,7 @@ use super::{Counter, add};
 
 /// Metrics of JWTs.
 #[derive(Debug)]
-pub struct Jwt {
+pub struct JwtMetrics {
     /// Number of rejected JWTs.
     pub refused: Counter,
     /// Number of cached JWTs, whose signatures need no further check.
@@ -18,7 +18,7 @@ pub struct Jwt {
     pub reload_failures: Counter,
 }
 
-impl Jwt {
+impl JwtMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
         Self {
             refused: add(

@@ -18,8 +18,8 @@ use prometheus_client::{
 
 use crate::transport::edge::gauges::EdgeGauges;
 
-use calls::{Calls, Method};
-use tasks::Tasks;
+use calls::{CallMetrics, Method};
+use tasks::TaskFamilies;
 
 pub mod calls;
 pub mod cluster;
@@ -34,53 +34,53 @@ pub mod tasks;
 mod traces;
 mod value;
 
-pub use tasks::{TaskMetrics, Told};
-pub use value::{Counter, Held, Timed};
+pub use tasks::{TaskMetrics, TaskReading};
+pub use value::{Counter, GaugeGuard, TimerGuard};
 
 /// Media type of [`Metrics::text`].
 pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 
 /// Metrics of one server. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Metrics(Arc<Families>);
+pub struct Metrics(Arc<MetricFamilies>);
 
 /// Metric families by component.
 #[derive(Debug)]
-pub struct Families {
+pub struct MetricFamilies {
     registry: Registry,
-    tasks: Tasks,
+    tasks: TaskFamilies,
     /// gRPC calls.
-    pub calls: Calls,
+    pub calls: CallMetrics,
     /// Committer.
-    pub committer: rooms::Committer,
+    pub committer: rooms::CommitterMetrics,
     /// The whole cluster.
     pub cluster: cluster::ClusterMetrics,
     /// Failed authentication and authorization.
-    pub access: rooms::Access,
+    pub access: rooms::AccessMetrics,
     /// Requests for resources.
-    pub requests: requests::Requests,
+    pub requests: requests::RequestMetrics,
     /// Wait queue.
-    pub line: rooms::Line,
+    pub line: rooms::WaitQueueMetrics,
     /// Caches of the database state.
-    pub caches: rooms::Caches,
+    pub caches: rooms::CacheMetrics,
     /// Database.
-    pub database: rooms::Database,
+    pub database: rooms::DatabaseMetrics,
     /// Standby of the database.
-    pub standby: standby::Standby,
+    pub standby: standby::StandbyMetrics,
     /// Fetches from external clusters.
-    pub external: external::External,
+    pub external: external::ExternalMetrics,
     /// JWT authentication.
-    pub jwt: jwt::Jwt,
+    pub jwt: jwt::JwtMetrics,
     /// Overviews of the cluster.
-    pub overviews: rooms::Overviews,
+    pub overviews: rooms::OverviewMetrics,
     /// Followers of the history.
-    pub follow: rooms::Follow,
+    pub follow: rooms::FollowMetrics,
 }
 
 impl Deref for Metrics {
-    type Target = Families;
+    type Target = MetricFamilies;
 
-    fn deref(&self) -> &Families {
+    fn deref(&self) -> &MetricFamilies {
         &self.0
     }
 }
@@ -89,12 +89,12 @@ impl Metrics {
     /// Creates the metrics of a server that serves `methods`, and whose edge counts in `edge`.
     pub fn new(methods: impl IntoIterator<Item = Method>, edge: Arc<EdgeGauges>) -> Self {
         let mut registry = Registry::default();
-        registry.register_collector(Box::new(process::Process::new()));
-        registry.register_collector(Box::new(traces::Traces));
-        registry.register_collector(Box::new(edge::Edge(edge)));
+        registry.register_collector(Box::new(process::ProcessMetrics::new()));
+        registry.register_collector(Box::new(traces::TraceMetrics));
+        registry.register_collector(Box::new(edge::EdgeMetrics(edge)));
         let cluster = cluster::ClusterMetrics::default();
         registry.register_collector(Box::new(cluster.clone()));
-        let calls = Calls::register(&mut registry, methods);
+        let calls = CallMetrics::register(&mut registry, methods);
         let ours = registry.sub_registry_with_prefix("linkis_rm");
         let version = ("version".into(), env!("CARGO_PKG_VERSION").into());
         ours.sub_registry_with_labels([version].into_iter()).register(
@@ -102,16 +102,16 @@ impl Metrics {
             "Which release this is: compare the instances while you upgrade",
             ConstGauge::new(1_i64),
         );
-        let committer = rooms::Committer::register(ours);
-        let (access, requests) = (rooms::Access::register(ours), requests::Requests::register(ours));
-        let (line, caches) = (rooms::Line::register(ours), rooms::Caches::register(ours));
-        let (database, tasks) = (rooms::Database::register(ours), Tasks::register(ours));
-        let standby = standby::Standby::register(ours);
-        let external = external::External::register(ours);
-        let jwt = jwt::Jwt::register(ours);
-        let overviews = rooms::Overviews::register(ours);
-        let follow = rooms::Follow::register(ours);
-        Self(Arc::new(Families {
+        let committer = rooms::CommitterMetrics::register(ours);
+        let (access, requests) = (rooms::AccessMetrics::register(ours), requests::RequestMetrics::register(ours));
+        let (line, caches) = (rooms::WaitQueueMetrics::register(ours), rooms::CacheMetrics::register(ours));
+        let (database, tasks) = (rooms::DatabaseMetrics::register(ours), TaskFamilies::register(ours));
+        let standby = standby::StandbyMetrics::register(ours);
+        let external = external::ExternalMetrics::register(ours);
+        let jwt = jwt::JwtMetrics::register(ours);
+        let overviews = rooms::OverviewMetrics::register(ours);
+        let follow = rooms::FollowMetrics::register(ours);
+        Self(Arc::new(MetricFamilies {
             registry,
             tasks,
             calls,
@@ -162,7 +162,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::transport::edge::{Bounds, Edge};
+    use crate::transport::edge::{Edge, EdgeBounds};
 
     /// Returns the lines of families whose names begin with `family`.
     fn told(metrics: &Metrics, family: &str) -> Vec<String> {
@@ -171,7 +171,7 @@ mod tests {
 
     #[test]
     fn a_task_tells_how_it_fares() {
-        let metrics = Metrics::new([], Edge::new(Bounds::DEFAULT, None).gauges());
+        let metrics = Metrics::new([], Edge::new(EdgeBounds::DEFAULT, None).gauges());
         assert_eq!(told(&metrics, "linkis_rm_task"), [""; 0]);
         let task = metrics.task("expiry");
         task.lag(Duration::from_millis(1500));
@@ -190,7 +190,7 @@ mod tests {
 
     #[test]
     fn what_is_held_counts_however_it_ends() {
-        let metrics = Metrics::new([], Edge::new(Bounds::DEFAULT, None).gauges());
+        let metrics = Metrics::new([], Edge::new(EdgeBounds::DEFAULT, None).gauges());
         let (first, second) = (metrics.committer.set_aside(), metrics.committer.set_aside());
         drop(first);
         assert_eq!(told(&metrics, "linkis_rm_set_aside"), ["linkis_rm_set_aside_operations 1"]);

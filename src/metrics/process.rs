@@ -10,27 +10,27 @@ use prometheus_client::{
 
 /// Collector that reads `/proc/self` at each scrape.
 #[derive(Debug)]
-pub(super) struct Process {
+pub(super) struct ProcessMetrics {
     /// Unix time of the start of the process, in seconds.
     start_time: Option<f64>,
 }
 
-impl Process {
+impl ProcessMetrics {
     pub fn new() -> Self {
         // Read once: the start time is constant, and the kernel's statistics take longer to read than those of a
         // process.
-        let start_time = Stat::read().zip(boot_time()).map(|(stat, boot_time)| boot_time + stat.started);
+        let start_time = ProcessStat::read().zip(boot_time()).map(|(stat, boot_time)| boot_time + stat.started);
         Self { start_time }
     }
 }
 
-impl Collector for Process {
+impl Collector for ProcessMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let mut write = |name: &str, help: &str, kind: MetricType, value: Option<f64>| match value {
             Some(value) => ConstGauge::new(value).encode(encoder.encode_descriptor(name, help, None, kind)?),
             None => Ok(()),
         };
-        let stat = Stat::read();
+        let stat = ProcessStat::read();
         let (cpu, memory) = (stat.as_ref().map(|stat| stat.cpu), stat.as_ref().map(|stat| stat.resident_memory));
         write("process_cpu_seconds_total", "Processor time of the process.", MetricType::Counter, cpu)?;
         write("process_resident_memory_bytes", "Memory of the process that is in RAM.", MetricType::Gauge, memory)?;
@@ -48,7 +48,7 @@ impl Collector for Process {
 
 /// Values of `/proc/self/stat`.
 #[derive(Debug, PartialEq)]
-struct Stat {
+struct ProcessStat {
     /// Processor time in seconds.
     cpu: f64,
     /// Start of the process in seconds after the boot of the machine.
@@ -57,7 +57,7 @@ struct Stat {
     resident_memory: f64,
 }
 
-impl Stat {
+impl ProcessStat {
     fn read() -> Option<Self> {
         let text = fs::read_to_string("/proc/self/stat").ok()?;
         Self::parse(&text, rustix::param::clock_ticks_per_second() as f64, rustix::param::page_size() as f64)
@@ -101,19 +101,19 @@ mod tests {
     fn a_program_may_be_called_anything() {
         let stat =
             "42 (a) b (c) S 1 42 42 0 -1 4194560 1 2 3 4 250 50 5 6 20 0 9 0 1000 123456 2560 18446744073709551615";
-        let parsed = Stat::parse(stat, 100.0, 4096.0);
-        assert_eq!(parsed, Some(Stat { cpu: 3.0, started: 10.0, resident_memory: 2560.0 * 4096.0 }));
+        let parsed = ProcessStat::parse(stat, 100.0, 4096.0);
+        assert_eq!(parsed, Some(ProcessStat { cpu: 3.0, started: 10.0, resident_memory: 2560.0 * 4096.0 }));
         for cut in ["", "42 (a", "42 (a) S 1 2 3"] {
-            assert_eq!(Stat::parse(cut, 100.0, 4096.0), None, "{cut}");
+            assert_eq!(ProcessStat::parse(cut, 100.0, 4096.0), None, "{cut}");
         }
     }
 
     #[test]
     fn this_process_has_been_running() {
-        let stat = Stat::read().unwrap();
+        let stat = ProcessStat::read().unwrap();
         assert!(stat.resident_memory > 1e6, "{stat:?}");
         let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs_f64();
-        let age = now - Process::new().start_time.unwrap();
+        let age = now - ProcessMetrics::new().start_time.unwrap();
         assert!((-2.0..3600.0).contains(&age), "{age}");
         assert!(open_files().unwrap() >= 3.0);
     }

@@ -13,30 +13,30 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
-use crate::domain::{end::End, refusal::Refusal, scope_kind::ScopeKind};
+use crate::domain::{end::TicketEnd, refusal::Refusal, scope_kind::ScopeKind};
 
 use super::{Counter, add};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Decided {
+struct DecisionLabels {
     outcome: &'static str,
     scope: &'static str,
     dimension: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct How {
+struct PlacementLabels {
     how: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Waited {
+struct WaitLabels {
     outcome: &'static str,
 }
 
 /// End of a request.
 #[derive(Debug, Clone, Copy)]
-pub enum Ended<'a> {
+pub enum RequestEnd<'a> {
     /// Granted.
     Granted,
     /// Refused, immediately or at the end of its waiting time.
@@ -52,7 +52,7 @@ pub enum Ended<'a> {
     Cancelled,
 }
 
-impl Ended<'_> {
+impl RequestEnd<'_> {
     fn outcome(self) -> &'static str {
         match self {
             Self::Granted => "granted",
@@ -64,45 +64,45 @@ impl Ended<'_> {
         }
     }
 
-    fn decided(self) -> Decided {
+    fn decided(self) -> DecisionLabels {
         let short = match self {
             Self::Refused { refusal, .. } => refusal.shortfalls.first(),
             _ => None,
         };
         let (scope, dimension) = short.map_or(("", ""), |short| (short.kind.as_str(), short.dimension.class()));
-        Decided { outcome: self.outcome(), scope, dimension }
+        DecisionLabels { outcome: self.outcome(), scope, dimension }
     }
 }
 
 /// Metrics of requests.
 #[derive(Debug)]
-pub struct Requests {
-    ended: Family<Decided, Counter>,
+pub struct RequestMetrics {
+    ended: Family<DecisionLabels, Counter>,
     granted: Counter,
     /// Number of refusals by the first short kind of scope, in the order of [`ScopeKind::ALL`].
     refused: [AtomicU64; ScopeKind::ALL.len()],
-    waited: Family<Waited, Histogram, fn() -> Histogram>,
-    tickets: Family<How, Counter>,
+    waited: Family<WaitLabels, Histogram, fn() -> Histogram>,
+    tickets: Family<PlacementLabels, Counter>,
     /// Number of refusals stored in the group of others.
     pub refusals_other: Counter,
     /// Age of the oldest expired ticket that is not yet rolled back, in seconds.
     pub expiry_lag: Gauge<f64, AtomicU64>,
 }
 
-impl Requests {
+impl RequestMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
-        let ended: Family<Decided, Counter> = Family::default();
-        for nothing_short in [Ended::Granted, Ended::Failed, Ended::Cancelled] {
+        let ended: Family<DecisionLabels, Counter> = Family::default();
+        for nothing_short in [RequestEnd::Granted, RequestEnd::Failed, RequestEnd::Cancelled] {
             drop(ended.get_or_create(&nothing_short.decided()));
         }
-        let tickets: Family<How, Counter> = Family::default();
-        for how in End::ALL {
-            drop(tickets.get_or_create(&How { how: how.as_str() }));
+        let tickets: Family<PlacementLabels, Counter> = Family::default();
+        for how in TicketEnd::ALL {
+            drop(tickets.get_or_create(&PlacementLabels { how: how.as_str() }));
         }
         // Bounds from 5 ms to 11 minutes, each twice the previous one.
         let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.005, 2.0, 18));
         Self {
-            granted: ended.get_or_create_owned(&Ended::Granted.decided()),
+            granted: ended.get_or_create_owned(&RequestEnd::Granted.decided()),
             refused: Default::default(),
             ended: add(
                 registry,
@@ -148,56 +148,56 @@ impl Requests {
     }
 
     /// Counts the end of a request.
-    pub fn ended(&self, how: Ended<'_>) {
-        if let Ended::Refused { refusal, .. } = how
+    pub fn ended(&self, how: RequestEnd<'_>) {
+        if let RequestEnd::Refused { refusal, .. } = how
             && let Some(first) = refusal.shortfalls.first()
             && let Some((_, count)) = ScopeKind::ALL.iter().zip(&self.refused).find(|(kind, _)| **kind == first.kind)
         {
             count.fetch_add(1, Ordering::Relaxed);
         }
         match how {
-            Ended::Granted => self.granted.inc(),
+            RequestEnd::Granted => self.granted.inc(),
             how => self.ended.get_or_create(&how.decided()).inc(),
         }
     }
 
     /// Records the waiting time of a request that entered the wait queue at `since`.
     pub fn waited(&self, since: Instant, outcome: &'static str) {
-        self.waited.get_or_create(&Waited { outcome }).observe(since.elapsed().as_secs_f64());
+        self.waited.get_or_create(&WaitLabels { outcome }).observe(since.elapsed().as_secs_f64());
     }
 
     /// Counts ended tickets.
-    pub fn tickets_ended(&self, how: End, count: u64) {
+    pub fn tickets_ended(&self, how: TicketEnd, count: u64) {
         if count > 0 {
-            self.tickets.get_or_create(&How { how: how.as_str() }).inc_by(count);
+            self.tickets.get_or_create(&PlacementLabels { how: how.as_str() }).inc_by(count);
         }
     }
 }
 
 /// A request in progress. Dropping it without an end counts as cancelled.
 #[derive(Debug)]
-pub struct RequestUnderWay<'a> {
-    requests: &'a Requests,
+pub struct RequestTimer<'a> {
+    requests: &'a RequestMetrics,
     ended: bool,
 }
 
-impl<'a> RequestUnderWay<'a> {
+impl<'a> RequestTimer<'a> {
     /// Begins a request.
-    pub fn begin(requests: &'a Requests) -> Self {
+    pub fn begin(requests: &'a RequestMetrics) -> Self {
         Self { requests, ended: false }
     }
 
     /// Ends the request.
-    pub fn end(mut self, how: Ended<'_>) {
+    pub fn end(mut self, how: RequestEnd<'_>) {
         self.ended = true;
         self.requests.ended(how);
     }
 }
 
-impl Drop for RequestUnderWay<'_> {
+impl Drop for RequestTimer<'_> {
     fn drop(&mut self) {
         if !self.ended {
-            self.requests.ended(Ended::Cancelled);
+            self.requests.ended(RequestEnd::Cancelled);
         }
     }
 }

@@ -12,12 +12,12 @@ use prometheus_client::{
 use sqlx::postgres::PgPool;
 
 use crate::{
-    domain::access::{BadJwt, Unauthenticated},
+    domain::access::{JwtRejection, Unauthenticated},
     error::Error,
     store::StoreError,
 };
 
-use super::{Counter, Held, add};
+use super::{Counter, GaugeGuard, add};
 
 /// Returns a histogram for the duration of a batch or a part of it: 0.1 ms to 13 s, each bound twice the previous one.
 fn batch_seconds() -> Histogram {
@@ -26,11 +26,11 @@ fn batch_seconds() -> Histogram {
 
 /// Metrics of the committer.
 #[derive(Debug)]
-pub struct Committer {
+pub struct CommitterMetrics {
     queue: Gauge,
     set_aside: Gauge,
     set_aside_total: Counter,
-    failed: Family<Class, Counter>,
+    failed: Family<FailureLabels, Counter>,
     /// Number of operations that exceeded advisory limits.
     pub over_watched: Counter,
     check_mismatches: Counter,
@@ -45,7 +45,7 @@ pub struct Committer {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Class {
+struct FailureLabels {
     class: &'static str,
 }
 
@@ -61,7 +61,7 @@ const CLASSES: [&str; 8] = [
 ];
 
 /// Returns the class of a failure, by the action that it calls for.
-fn class(error: &Error) -> Class {
+fn class(error: &Error) -> FailureLabels {
     let class = match error {
         Error::InvalidField(_)
         | Error::Rejected(_)
@@ -84,14 +84,14 @@ fn class(error: &Error) -> Class {
         Error::ShuttingDown => "shutting_down",
         Error::Internal(_) => "internal",
     };
-    Class { class }
+    FailureLabels { class }
 }
 
-impl Committer {
+impl CommitterMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
-        let failed: Family<Class, Counter> = Family::default();
+        let failed: Family<FailureLabels, Counter> = Family::default();
         for class in CLASSES {
-            drop(failed.get_or_create(&Class { class }));
+            drop(failed.get_or_create(&FailureLabels { class }));
         }
         Self {
             queue: add(
@@ -158,14 +158,14 @@ impl Committer {
     }
 
     /// Counts an operation in the commit queue while the returned value exists.
-    pub fn queued(&self) -> Held {
-        Held::in_gauge(&self.queue)
+    pub fn queued(&self) -> GaugeGuard {
+        GaugeGuard::in_gauge(&self.queue)
     }
 
     /// Counts an operation in a contended-key queue while the returned value exists.
-    pub fn set_aside(&self) -> Held {
+    pub fn set_aside(&self) -> GaugeGuard {
         self.set_aside_total.inc();
-        Held::in_gauge(&self.set_aside)
+        GaugeGuard::in_gauge(&self.set_aside)
     }
 
     /// Counts requests whose check and decision differ for the same state. Logs the first.
@@ -185,18 +185,18 @@ impl Committer {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Reason {
+struct ReasonLabels {
     reason: &'static str,
 }
 
 /// Metrics of authentication and authorization.
 #[derive(Debug)]
-pub struct Access {
-    failures: Family<Reason, Counter>,
+pub struct AccessMetrics {
+    failures: Family<ReasonLabels, Counter>,
 }
 
 /// Returns the label of a failed authentication.
-fn unknown(why: Unauthenticated) -> Reason {
+fn unknown(why: Unauthenticated) -> ReasonLabels {
     let reason = match why {
         Unauthenticated::Missing => "token_missing",
         Unauthenticated::Unknown => "token_unknown",
@@ -205,15 +205,15 @@ fn unknown(why: Unauthenticated) -> Reason {
         Unauthenticated::CertificateExpired => "certificate_expired",
         Unauthenticated::Jwt(_) => "jwt_not_believed",
     };
-    Reason { reason }
+    ReasonLabels { reason }
 }
 
-const ROLE_DENIED: Reason = Reason { reason: "role_denied" };
+const ROLE_DENIED: ReasonLabels = ReasonLabels { reason: "role_denied" };
 
-impl Access {
+impl AccessMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
-        let failures: Family<Reason, Counter> = Family::default();
-        for why in Unauthenticated::ALL.into_iter().chain([BadJwt::Malformed.into()]) {
+        let failures: Family<ReasonLabels, Counter> = Family::default();
+        for why in Unauthenticated::ALL.into_iter().chain([JwtRejection::Malformed.into()]) {
             drop(failures.get_or_create(&unknown(why)));
         }
         drop(failures.get_or_create(&ROLE_DENIED));
@@ -239,7 +239,7 @@ impl Access {
 
 /// Metrics of the wait queue.
 #[derive(Debug)]
-pub struct Line {
+pub struct WaitQueueMetrics {
     callers: Gauge,
     /// Number of checks of waiting requests after a wake-up, failed attempts included.
     pub looks: Counter,
@@ -251,7 +251,7 @@ pub struct Line {
     pub turned_away: Counter,
 }
 
-impl Line {
+impl WaitQueueMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
         Self {
             callers: add(
@@ -288,8 +288,8 @@ impl Line {
     }
 
     /// Counts a waiting caller while the returned value exists.
-    pub fn caller(&self) -> Held {
-        Held::in_gauge(&self.callers)
+    pub fn caller(&self) -> GaugeGuard {
+        GaugeGuard::in_gauge(&self.callers)
     }
 }
 
@@ -298,23 +298,23 @@ fn set(gauge: &Gauge, entries: usize) {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Cache {
+struct CacheLabels {
     cache: &'static str,
 }
 
 /// Sizes of the caches of the database state, in entries.
 #[derive(Debug)]
-pub struct Caches {
+pub struct CacheMetrics {
     ems: Gauge,
     scopes: Gauge,
     line_spots: Gauge,
     placement: Gauge,
 }
 
-impl Caches {
+impl CacheMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
-        let entries: Family<Cache, Gauge> = Family::default();
-        let of = |cache| entries.get_or_create_owned(&Cache { cache });
+        let entries: Family<CacheLabels, Gauge> = Family::default();
+        let of = |cache| entries.get_or_create_owned(&CacheLabels { cache });
         let caches =
             Self { ems: of("ems"), scopes: of("scopes"), line_spots: of("line_spots"), placement: of("placement") };
         registry.register(
@@ -339,23 +339,23 @@ impl Caches {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct State {
+struct StateLabels {
     state: &'static str,
 }
 
 /// Metrics of the database.
 #[derive(Debug)]
-pub struct Database {
+pub struct DatabaseMetrics {
     up: Gauge,
     used: Gauge,
     idle: Gauge,
-    errors: Family<Class, Counter>,
+    errors: Family<FailureLabels, Counter>,
 }
 
 const DATABASE_CLASSES: [&str; 6] = ["away", "lock_timeout", "cancelled", "race", "inconsistent", "other"];
 
 /// Returns the class of a database failure.
-fn database_class(error: &StoreError) -> Class {
+fn database_class(error: &StoreError) -> FailureLabels {
     let class = match error {
         error if error.is_cancelled() => "cancelled",
         error if error.is_lock_timeout() => "lock_timeout",
@@ -364,10 +364,10 @@ fn database_class(error: &StoreError) -> Class {
         StoreError::Inconsistent { .. } => "inconsistent",
         _ => "other",
     };
-    Class { class }
+    FailureLabels { class }
 }
 
-impl Database {
+impl DatabaseMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
         let up = add(
             registry,
@@ -375,11 +375,11 @@ impl Database {
             "1 while a host of the database takes writes, else 0: this instance is not ready then, and its calls fail",
             Gauge::default(),
         );
-        let connections: Family<State, Gauge> = Family::default();
-        let of = |state| connections.get_or_create_owned(&State { state });
-        let errors: Family<Class, Counter> = Family::default();
+        let connections: Family<StateLabels, Gauge> = Family::default();
+        let of = |state| connections.get_or_create_owned(&StateLabels { state });
+        let errors: Family<FailureLabels, Counter> = Family::default();
         for class in DATABASE_CLASSES {
-            drop(errors.get_or_create(&Class { class }));
+            drop(errors.get_or_create(&FailureLabels { class }));
         }
         let errors = add(
             registry,
@@ -413,13 +413,13 @@ impl Database {
 
 /// Metrics of overviews of the cluster.
 #[derive(Debug)]
-pub struct Overviews {
+pub struct OverviewMetrics {
     watchers: Gauge,
     /// Number of overviews read, each shared by all callers that wait for one.
     pub taken: Counter,
 }
 
-impl Overviews {
+impl OverviewMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
         Self {
             watchers: add(
@@ -438,14 +438,14 @@ impl Overviews {
     }
 
     /// Counts a watcher while the returned value exists.
-    pub fn watcher(&self) -> Held {
-        Held::in_gauge(&self.watchers)
+    pub fn watcher(&self) -> GaugeGuard {
+        GaugeGuard::in_gauge(&self.watchers)
     }
 }
 
 /// Metrics of followers of the history.
 #[derive(Debug)]
-pub struct Follow {
+pub struct FollowMetrics {
     followers: Gauge,
     /// Number of lines read once for all followers.
     pub read: Counter,
@@ -453,7 +453,7 @@ pub struct Follow {
     pub read_late: Counter,
 }
 
-impl Follow {
+impl FollowMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
         Self {
             followers: add(
@@ -478,7 +478,7 @@ impl Follow {
     }
 
     /// Counts a follower while the returned value exists.
-    pub fn follower(&self) -> Held {
-        Held::in_gauge(&self.followers)
+    pub fn follower(&self) -> GaugeGuard {
+        GaugeGuard::in_gauge(&self.followers)
     }
 }

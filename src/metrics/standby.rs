@@ -11,24 +11,24 @@ use prometheus_client::{
 use super::{Counter, add};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct AnsweredBy {
+struct ReadSourceLabels {
     answered_by: &'static str,
 }
 
-const STANDBY: AnsweredBy = AnsweredBy { answered_by: "standby" };
-const PRIMARY: AnsweredBy = AnsweredBy { answered_by: "primary" };
+const STANDBY: ReadSourceLabels = ReadSourceLabels { answered_by: "standby" };
+const PRIMARY: ReadSourceLabels = ReadSourceLabels { answered_by: "primary" };
 
 /// Metrics of the standby; all zero if none is configured.
 #[derive(Debug)]
-pub struct Standby {
+pub struct StandbyMetrics {
     up: Gauge,
     lag: Gauge<f64, AtomicU64>,
-    reads: Family<AnsweredBy, Counter>,
+    reads: Family<ReadSourceLabels, Counter>,
 }
 
-impl Standby {
+impl StandbyMetrics {
     pub(super) fn register(registry: &mut Registry) -> Self {
-        let reads: Family<AnsweredBy, Counter> = Family::default();
+        let reads: Family<ReadSourceLabels, Counter> = Family::default();
         for by in [STANDBY, PRIMARY] {
             drop(reads.get_or_create(&by));
         }

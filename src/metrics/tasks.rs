@@ -16,12 +16,12 @@ use prometheus_client::{
 use super::{Counter, add};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Task {
+struct TaskLabels {
     task: &'static str,
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct Kind {
+struct JobLabels {
     kind: &'static str,
 }
 
@@ -30,16 +30,16 @@ type Seconds = Gauge<f64, std::sync::atomic::AtomicU64>;
 
 /// Families of all tasks.
 #[derive(Debug)]
-pub(super) struct Tasks {
-    last_run: Family<Task, Seconds>,
-    last_success: Family<Task, Seconds>,
-    lag: Family<Task, Seconds>,
-    steps: Family<Task, Counter>,
-    errors: Family<Task, Counter>,
-    jobs: Family<Kind, Gauge>,
+pub(super) struct TaskFamilies {
+    last_run: Family<TaskLabels, Seconds>,
+    last_success: Family<TaskLabels, Seconds>,
+    lag: Family<TaskLabels, Seconds>,
+    steps: Family<TaskLabels, Counter>,
+    errors: Family<TaskLabels, Counter>,
+    jobs: Family<JobLabels, Gauge>,
 }
 
-impl Tasks {
+impl TaskFamilies {
     pub fn register(registry: &mut Registry) -> Self {
         Self {
             last_run: add(
@@ -77,7 +77,7 @@ impl Tasks {
     }
 
     pub fn task(&self, task: &'static str) -> TaskMetrics {
-        let task = Task { task };
+        let task = TaskLabels { task };
         TaskMetrics {
             last_run: self.last_run.get_or_create_owned(&task),
             last_success: self.last_success.get_or_create_owned(&task),
@@ -89,7 +89,7 @@ impl Tasks {
     }
 
     pub fn jobs(&self, kind: &'static str) -> Gauge {
-        self.jobs.get_or_create_owned(&Kind { kind })
+        self.jobs.get_or_create_owned(&JobLabels { kind })
     }
 }
 
@@ -130,8 +130,8 @@ impl TaskMetrics {
     }
 
     /// Returns the present values.
-    pub fn told(&self) -> Told {
-        Told {
+    pub fn told(&self) -> TaskReading {
+        TaskReading {
             last_run: self.last_run.get(),
             last_success: self.last_success.get(),
             lag: self.lag.get(),
@@ -144,7 +144,7 @@ impl TaskMetrics {
 
 /// Values of one background task.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Told {
+pub struct TaskReading {
     /// Unix time of the last finished step in seconds, successful or not; 0 if none.
     pub last_run: f64,
     /// Unix time of the last successful step in seconds; 0 if none.

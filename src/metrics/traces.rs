@@ -12,9 +12,9 @@ use crate::telemetry::traces::export;
 
 /// Collector that reads the counters of the export at each scrape.
 #[derive(Debug)]
-pub(super) struct Traces;
+pub(super) struct TraceMetrics;
 
-impl Collector for Traces {
+impl Collector for TraceMetrics {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         for (name, help, count) in [
             (

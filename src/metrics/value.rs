@@ -51,9 +51,9 @@ impl TypedMetric for Counter {
 
 /// Adds one to a gauge until dropped.
 #[derive(Debug)]
-pub struct Held(Gauge);
+pub struct GaugeGuard(Gauge);
 
-impl Held {
+impl GaugeGuard {
     /// Adds one to `gauge`.
     pub fn in_gauge(gauge: &Gauge) -> Self {
         gauge.inc();
@@ -61,7 +61,7 @@ impl Held {
     }
 }
 
-impl Drop for Held {
+impl Drop for GaugeGuard {
     fn drop(&mut self) {
         self.0.dec();
     }
@@ -69,19 +69,19 @@ impl Drop for Held {
 
 /// Observes the seconds of its life in a histogram when dropped. A guard, because a wrapper would enlarge each future.
 #[derive(Debug)]
-pub struct Timed {
+pub struct TimerGuard {
     seconds: Histogram,
     since: Instant,
 }
 
-impl Timed {
+impl TimerGuard {
     /// Starts the time for the histogram `seconds`.
     pub fn in_histogram(seconds: &Histogram) -> Self {
         Self { seconds: seconds.clone(), since: Instant::now() }
     }
 }
 
-impl Drop for Timed {
+impl Drop for TimerGuard {
     fn drop(&mut self) {
         self.seconds.observe(self.since.elapsed().as_secs_f64());
     }

@@ -7,23 +7,23 @@ use tonic_reflection::pb::{v1, v1alpha};
 
 use crate::{
     service::{
-        overview::Overviews,
-        tokens::{ReadTokens, Tokens},
+        overview::OverviewService,
+        tokens::{RefreshTokens, TokenCache},
     },
     store::Store,
     transport::{
         self,
-        admin::Admin,
-        edge::Received,
-        external::ExternalResource,
-        limit::Limit,
-        message_size::{LIMITS_BYTES_MAX, Limited, MESSAGE_BYTES_MAX, QUESTION_BYTES_MAX, compressible},
+        admin::AdminRpc,
+        edge::RequestBody,
+        external::ExternalResourceRpc,
+        limit::LimitRpc,
+        message_size::{LIMITS_BYTES_MAX, MESSAGE_BYTES_MAX, MessageSizeLimit, QUESTION_BYTES_MAX, compressible},
         proto::{
             admin_service_server::AdminServiceServer, external_resource_service_server::ExternalResourceServiceServer,
             limit_service_server::LimitServiceServer, usage_service_server::UsageServiceServer,
         },
         reflection::Reflection,
-        resource_manager::ResourceManager,
+        resource_manager::ResourceManagerRpc,
         routes::Routes,
         server_info::ServerInfo,
     },
@@ -31,24 +31,24 @@ use crate::{
 
 use super::{
     ServerError,
-    cell::{CellServices, Instance},
+    cell::{CellServices, InstanceContext},
 };
 
 /// Starts the cell. Returns the routes of all calls, and the overviews for the page.
 pub(super) fn assemble(
-    instance: &Instance<'_>,
+    instance: &InstanceContext<'_>,
     store: &Store,
-    tokens: &Tokens,
-) -> Result<(Routes<Received>, Overviews), ServerError> {
+    tokens: &TokenCache,
+) -> Result<(Routes<RequestBody>, OverviewService), ServerError> {
     let cell = CellServices::start(instance, store)?;
     // Tokens belong to the instance and not to a cell.
-    cell.driver.start(ReadTokens::new(tokens.clone()), Arc::default());
+    cell.driver.start(RefreshTokens::new(tokens.clone()), Arc::default());
     let overviews = cell.overviews.clone();
     Ok((routes(instance, cell)?, overviews))
 }
 
 /// Returns the routes of all calls of a cell.
-fn routes(instance: &Instance<'_>, cell: CellServices) -> Result<Routes<Received>, ServerError> {
+fn routes(instance: &InstanceContext<'_>, cell: CellServices) -> Result<Routes<RequestBody>, ServerError> {
     let options = instance.options;
     let (times, timeout) = (options.times, options.times.request_timeout);
     let info = ServerInfo {
@@ -59,16 +59,17 @@ fn routes(instance: &Instance<'_>, cell: CellServices) -> Result<Routes<Received
         tls: options.security.tls.is_some(),
     };
     let CellServices { committer, tickets, limits, .. } = cell;
-    let admin = Admin::new(cell.audit, committer.clone(), tickets.clone(), cell.holds, timeout);
-    let manager = ResourceManager::new(committer, cell.request_resource, cell.heartbeat, tickets, cell.em_goes, times);
+    let admin = AdminRpc::new(cell.audit, committer.clone(), tickets.clone(), cell.holds, timeout);
+    let manager =
+        ResourceManagerRpc::new(committer, cell.request_resource, cell.heartbeat, tickets, cell.em_goes, times);
     let usage =
-        transport::usage::Usage::new(cell.usage, limits.clone(), cell.overviews, cell.fullest, cell.follow, info);
-    let external = ExternalResource::new(cell.external, timeout);
-    let limits = Limit::new(limits, timeout);
+        transport::usage::UsageRpc::new(cell.usage, limits.clone(), cell.overviews, cell.fullest, cell.follow, info);
+    let external = ExternalResourceRpc::new(cell.external, timeout);
+    let limits = LimitRpc::new(limits, timeout);
     let reflection = v1::server_reflection_server::ServerReflectionServer::new(Reflection::v1()?);
     let reflection_alpha = v1alpha::server_reflection_server::ServerReflectionServer::new(Reflection::v1alpha()?);
     Ok(Routes::default()
-        .and(Limited::new(manager))
+        .and(MessageSizeLimit::new(manager))
         .and(compressible!(LimitServiceServer::new(limits)).max_decoding_message_size(LIMITS_BYTES_MAX))
         .and(compressible!(UsageServiceServer::new(usage)).max_decoding_message_size(MESSAGE_BYTES_MAX))
         .and(compressible!(ExternalResourceServiceServer::new(external)).max_decoding_message_size(MESSAGE_BYTES_MAX))

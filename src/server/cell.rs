@@ -10,43 +10,43 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
-    external::http::Http,
+    external::http::ClusterHttp,
     metrics::Metrics,
     service::{
         admission::{Admission, StateCache},
         audit::AuditService,
         background::{
             Driver,
-            announcing::Announcing,
-            cluster::ClusterAsAWhole,
+            announcing::AnnounceInstance,
+            cluster::ExportClusterFigures,
             counting::CountLabelSets,
             expiry,
-            fullest::{FullestScopes, ListFullest},
-            going::Going,
+            fullest::{FullestScopes, RefreshFullest},
+            going::FinishUnregistrations,
             holds::EndHolds,
-            indexing::Indexing,
-            lease::{Holder, Lease},
-            pruning::Pruning,
-            refusals::KeepRefusals,
-            retention::Retention,
-            self_audit::SelfAudit,
-            silence::Silence,
+            indexing::BuildIndexes,
+            lease::{LeaseFlag, RenewLease},
+            pruning::PruneCounters,
+            refusals::FlushRefusals,
+            retention::PruneHistory,
+            self_audit::ScheduledAudit,
+            silence::DetectLostEms,
             usage::RollUpUsage,
         },
-        committer::{AfterCommit, Committer},
+        committer::{CommitListeners, Committer},
         external::{ExternalResourceService, refresh},
         follow::FollowService,
         heartbeat::HeartbeatService,
         holds::HoldService,
         limits::LimitService,
-        overview::Overviews,
-        refusals::Refusals,
+        overview::OverviewService,
+        refusals::RefusalRecorder,
         request_resource::RequestResourceService,
-        standby::{Standby, Watching},
-        tasks::Tasks,
+        standby::{StandbyMonitor, StandbyReader},
+        tasks::InstanceTasks,
         ticket_lookup::TicketLookup,
-        usage::Usage,
-        waiting::{self, WaitingLine},
+        usage::UsageQueries,
+        waiting::{self, LocalWaitQueue},
     },
     store::Store,
 };
@@ -54,22 +54,22 @@ use crate::{
 use super::{Options, ServerError};
 
 /// Objects that all cells of an instance share.
-pub(super) struct Instance<'a> {
+pub(super) struct InstanceContext<'a> {
     pub id: Uuid,
     /// Address for gRPC, as other instances read it.
     pub address: String,
     pub options: &'a Options,
     pub metrics: &'a Metrics,
-    pub tasks: &'a Tasks,
+    pub tasks: &'a InstanceTasks,
     pub stopping: &'a CancellationToken,
 }
 
-impl<'a> Instance<'a> {
+impl<'a> InstanceContext<'a> {
     /// Creates the context of the instance with this identifier and address.
     pub fn new(
         (id, address): (Uuid, String),
         options: &'a Options,
-        (metrics, tasks, stopping): (&'a Metrics, &'a Tasks, &'a CancellationToken),
+        (metrics, tasks, stopping): (&'a Metrics, &'a InstanceTasks, &'a CancellationToken),
     ) -> Self {
         Self { id, address, options, metrics, tasks, stopping }
     }
@@ -88,8 +88,8 @@ pub(super) struct CellServices {
     pub audit: AuditService,
     pub holds: HoldService,
     pub limits: LimitService,
-    pub usage: Usage,
-    pub overviews: Overviews,
+    pub usage: UsageQueries,
+    pub overviews: OverviewService,
     pub fullest: FullestScopes,
     pub follow: FollowService,
     pub external: ExternalResourceService,
@@ -100,14 +100,14 @@ impl CellServices {
     ///
     /// # Errors
     /// [`ServerError::Thread`] if the committer gets no thread.
-    pub fn start(instance: &Instance<'_>, store: &Store) -> Result<Self, ServerError> {
-        let &Instance { id, options, metrics, tasks, stopping, .. } = instance;
+    pub fn start(instance: &InstanceContext<'_>, store: &Store) -> Result<Self, ServerError> {
+        let &InstanceContext { id, options, metrics, tasks, stopping, .. } = instance;
         let liveness = options.liveness;
         let seen = StateCache::new(metrics.clone());
         let (expiring_soon, expiring) = expiry::channel();
         let (line, leaving) =
-            WaitingLine::new(store.clone(), id, options.bounds.waiting, metrics.clone(), tasks, stopping.clone());
-        let after_commit = AfterCommit {
+            LocalWaitQueue::new(store.clone(), id, options.bounds.waiting, metrics.clone(), tasks, stopping.clone());
+        let after_commit = CommitListeners {
             seen: seen.clone(),
             expiring_soon: expiring_soon.clone(),
             abandoned: line.leaving(),
@@ -117,19 +117,22 @@ impl CellServices {
         let committer = committer.map_err(ServerError::Thread)?;
         let admission = Admission::start(store, seen.clone(), liveness.silent_after, tasks);
         let (em_goes, counting) = (Arc::<Notify>::default(), Arc::<Notify>::default());
-        let turned_down = expiry::TurnedDown::default();
+        let turned_down = expiry::RejectedTimers::default();
         tasks.spawn(expiry::run_timers(committer.clone(), expiring, turned_down.clone(), stopping.clone()));
         let driver = Driver::new(store.clone(), tasks.clone(), metrics.clone(), stopping.clone());
-        let (holder, wake) = (Holder::default(), Arc::default);
-        driver.start(expiry::Sweep::new(expiring_soon, turned_down, holder.clone(), metrics.clone()), wake());
-        driver.start(Silence::new(committer.clone(), liveness, holder.clone(), admission.surveys()), wake());
-        let refusals = Refusals::new(metrics.clone());
-        driver.start(KeepRefusals::new(refusals.clone(), line.instance_id(), metrics.clone()), wake());
-        driver.start(Going::new(committer.clone(), holder.clone(), metrics.jobs("em_goes")), em_goes.clone());
+        let (holder, wake) = (LeaseFlag::default(), Arc::default);
+        driver.start(expiry::ExpirySweep::new(expiring_soon, turned_down, holder.clone(), metrics.clone()), wake());
+        driver.start(DetectLostEms::new(committer.clone(), liveness, holder.clone(), admission.surveys()), wake());
+        let refusals = RefusalRecorder::new(metrics.clone());
+        driver.start(FlushRefusals::new(refusals.clone(), line.instance_id(), metrics.clone()), wake());
+        driver.start(
+            FinishUnregistrations::new(committer.clone(), holder.clone(), metrics.jobs("em_goes")),
+            em_goes.clone(),
+        );
         let jobs = metrics.jobs("label_sets");
         driver.start(CountLabelSets::new(committer.clone(), holder.clone(), jobs), counting.clone());
-        let watch = |watching: Watching| tasks.spawn(watching.run(stopping.clone()));
-        let standby = Standby::start(options.standby.clone(), store, id, metrics, watch);
+        let watch = |watching: StandbyMonitor| tasks.spawn(watching.run(stopping.clone()));
+        let standby = StandbyReader::start(options.standby.clone(), store, id, metrics, watch);
         let audit = AuditService::new(store.clone(), standby.clone());
 
         tasks.spawn(waiting::run(line.clone(), leaving));
@@ -150,7 +153,7 @@ impl CellServices {
         let heartbeat = HeartbeatService::start(store, seen, committer.clone(), liveness, tasks);
         let follow = FollowService::new(store.clone(), metrics.clone(), tasks);
         tasks.spawn(follow.clone().read_on(stopping.clone()));
-        let external = Http::new(options.external_hosts.clone());
+        let external = ClusterHttp::new(options.external_hosts.clone());
         let external = ExternalResourceService::new(store.clone(), external, metrics.clone());
         tasks.spawn(refresh(external.clone(), line, tasks.clone(), stopping.clone()));
         Ok(Self {
@@ -163,7 +166,7 @@ impl CellServices {
             audit,
             holds: HoldService::new(store.clone()),
             limits,
-            usage: Usage::new(store.clone(), standby, liveness.silent_after),
+            usage: UsageQueries::new(store.clone(), standby, liveness.silent_after),
             overviews,
             fullest,
             follow,
@@ -174,33 +177,34 @@ impl CellServices {
 
 /// Creates the overviews of a cell and starts their sources: the list of the fullest scopes, and the announcements of
 /// the instance.
-fn overviews(instance: &Instance<'_>, store: &Store, driver: &Driver) -> (Overviews, FullestScopes) {
+fn overviews(instance: &InstanceContext<'_>, store: &Store, driver: &Driver) -> (OverviewService, FullestScopes) {
     let fullest = FullestScopes::default();
-    driver.start(ListFullest::new(fullest.clone()), Arc::default());
-    let announcing = Announcing::new(instance.id, instance.address.clone(), instance.metrics.clone(), driver.running());
+    driver.start(RefreshFullest::new(fullest.clone()), Arc::default());
+    let announcing =
+        AnnounceInstance::new(instance.id, instance.address.clone(), instance.metrics.clone(), driver.running());
     driver.start(announcing, Arc::default());
     let silent_after = instance.options.liveness.silent_after;
     let (metrics, tasks) = (instance.metrics.clone(), instance.tasks);
-    (Overviews::new(store.clone(), silent_after, fullest.clone(), metrics, tasks), fullest)
+    (OverviewService::new(store.clone(), silent_after, fullest.clone(), metrics, tasks), fullest)
 }
 
 /// Starts the background tasks that serve no call: deletion of expired rows, sums, and audits.
 fn keep_house(
-    instance: &Instance<'_>,
+    instance: &InstanceContext<'_>,
     store: &Store,
-    (driver, holder): (&Driver, &Holder),
+    (driver, holder): (&Driver, &LeaseFlag),
     audit: AuditService,
     scopes: FullestScopes,
 ) {
     let options = instance.options;
-    driver.start(Lease::new(instance.id, holder.clone()), Arc::default());
-    driver.start(Retention::new(options.history, holder.clone(), store.schema_session()), Arc::default());
-    driver.start(Indexing::new(holder.clone(), store.schema_session()), Arc::default());
-    driver.start(Pruning::new(holder.clone()), Arc::default());
+    driver.start(RenewLease::new(instance.id, holder.clone()), Arc::default());
+    driver.start(PruneHistory::new(options.history, holder.clone(), store.schema_session()), Arc::default());
+    driver.start(BuildIndexes::new(holder.clone(), store.schema_session()), Arc::default());
+    driver.start(PruneCounters::new(holder.clone()), Arc::default());
     driver.start(EndHolds::new(holder.clone()), Arc::default());
     driver.start(RollUpUsage::new(holder.clone()), Arc::default());
-    driver.start(SelfAudit::new(store.clone(), audit, holder.clone()), Arc::default());
+    driver.start(ScheduledAudit::new(store.clone(), audit, holder.clone()), Arc::default());
     let (silent_after, metrics) = (options.liveness.silent_after, instance.metrics.cluster.clone());
-    let cluster = ClusterAsAWhole::new(store.clone(), holder.clone(), silent_after, scopes, metrics);
+    let cluster = ExportClusterFigures::new(store.clone(), holder.clone(), silent_after, scopes, metrics);
     driver.start(cluster, Arc::default());
 }

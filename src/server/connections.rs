@@ -10,10 +10,10 @@ use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
 use crate::{
-    service::tasks::Tasks,
+    service::tasks::InstanceTasks,
     transport::{
-        edge::{self, Bounds, Calls, Edge, Listener},
-        observe::Observe,
+        edge::{self, Edge, EdgeBounds, EdgeService, Listener},
+        observe::ObserveLayer,
     },
 };
 
@@ -26,16 +26,16 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 const ACCEPTED_MAX: usize = 16;
 
 /// Accepted connections with one age.
-pub(super) type Incoming = (Option<Duration>, ReceiverStream<std::io::Result<edge::Connection>>);
+pub(super) type IncomingConnections = (Option<Duration>, ReceiverStream<std::io::Result<edge::Connection>>);
 
 /// Accepts connections until the server stops. With an `age`, distributes them in turn over ages around it.
 pub(super) fn accepted(
     listener: Arc<Listener>,
     edge: &Arc<Edge>,
-    tasks: &Tasks,
+    tasks: &InstanceTasks,
     stopping: &CancellationToken,
     age: Option<Duration>,
-) -> Vec<Incoming> {
+) -> Vec<IncomingConnections> {
     let (serve, mut accepted) = mpsc::channel(ACCEPTED_MAX);
     let accepting = edge::accept(listener, edge.clone(), serve);
     let stopping = stopping.clone();
@@ -59,10 +59,10 @@ pub(super) fn accepted(
 
 /// Serves calls on connections of every age until the server stops. The set is empty after the last connection.
 pub(super) fn serve_calls(
-    calls: Calls,
-    incoming: Vec<Incoming>,
-    bounds: &Bounds,
-    observe: &Observe,
+    calls: EdgeService,
+    incoming: Vec<IncomingConnections>,
+    bounds: &EdgeBounds,
+    observe: &ObserveLayer,
     stopping: &CancellationToken,
 ) -> JoinSet<Result<(), tonic::transport::Error>> {
     let mut servers = JoinSet::new();
@@ -75,7 +75,7 @@ pub(super) fn serve_calls(
 }
 
 /// Returns an HTTP/2 server within `bounds` for connections of this age.
-fn transport_server(bounds: &Bounds, age: Option<Duration>) -> tonic::transport::Server {
+fn transport_server(bounds: &EdgeBounds, age: Option<Duration>) -> tonic::transport::Server {
     let server = tonic::transport::Server::builder();
     // The age has no grace period. A grace period would cut off calls in progress and would not send new calls
     // elsewhere earlier. Each call ends by its own deadline.

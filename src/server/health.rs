@@ -12,14 +12,14 @@ use crate::{
     store::Store,
     transport::{
         self,
-        admin::Admin,
-        external::ExternalResource,
+        admin::AdminRpc,
+        external::ExternalResourceRpc,
         proto::{
             admin_service_server::AdminServiceServer, external_resource_service_server::ExternalResourceServiceServer,
             limit_service_server::LimitServiceServer, resource_manager_service_server::ResourceManagerServiceServer,
             usage_service_server::UsageServiceServer,
         },
-        resource_manager::ResourceManager,
+        resource_manager::ResourceManagerRpc,
     },
 };
 
@@ -30,14 +30,14 @@ const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
 pub(super) const LIVENESS: &str = "liveness";
 
 /// Publishers of the readiness.
-pub(super) struct Health {
+pub(super) struct HealthState {
     pub grpc: HealthReporter,
     pub readiness: watch::Sender<Readiness>,
     pub metrics: Metrics,
 }
 
 /// Publishes the readiness until the server stops: ready while the database accepts writes.
-pub(super) async fn watch_health(health: Health, store: Store, stopping: CancellationToken) {
+pub(super) async fn watch_health(health: HealthState, store: Store, stopping: CancellationToken) {
     // An orchestrator that checks this service does not restart an instance because of its database.
     health.grpc.set_service_status(LIVENESS, tonic_health::ServingStatus::Serving).await;
     loop {
@@ -55,24 +55,24 @@ pub(super) async fn watch_health(health: Health, store: Store, stopping: Cancell
     health.publish(Readiness::Stopping).await;
 }
 
-impl Health {
+impl HealthState {
     /// Publishes a readiness over gRPC and HTTP.
     pub async fn publish(&self, readiness: Readiness) {
         let is_ready = readiness == Readiness::Ready;
         let _ = self.readiness.send_replace(readiness);
         if is_ready {
-            self.grpc.set_serving::<ResourceManagerServiceServer<ResourceManager>>().await;
-            self.grpc.set_serving::<UsageServiceServer<transport::usage::Usage>>().await;
-            self.grpc.set_serving::<LimitServiceServer<transport::limit::Limit>>().await;
-            self.grpc.set_serving::<AdminServiceServer<Admin>>().await;
-            self.grpc.set_serving::<ExternalResourceServiceServer<ExternalResource>>().await;
+            self.grpc.set_serving::<ResourceManagerServiceServer<ResourceManagerRpc>>().await;
+            self.grpc.set_serving::<UsageServiceServer<transport::usage::UsageRpc>>().await;
+            self.grpc.set_serving::<LimitServiceServer<transport::limit::LimitRpc>>().await;
+            self.grpc.set_serving::<AdminServiceServer<AdminRpc>>().await;
+            self.grpc.set_serving::<ExternalResourceServiceServer<ExternalResourceRpc>>().await;
             self.grpc.set_service_status("", tonic_health::ServingStatus::Serving).await;
         } else {
-            self.grpc.set_not_serving::<ResourceManagerServiceServer<ResourceManager>>().await;
-            self.grpc.set_not_serving::<UsageServiceServer<transport::usage::Usage>>().await;
-            self.grpc.set_not_serving::<LimitServiceServer<transport::limit::Limit>>().await;
-            self.grpc.set_not_serving::<AdminServiceServer<Admin>>().await;
-            self.grpc.set_not_serving::<ExternalResourceServiceServer<ExternalResource>>().await;
+            self.grpc.set_not_serving::<ResourceManagerServiceServer<ResourceManagerRpc>>().await;
+            self.grpc.set_not_serving::<UsageServiceServer<transport::usage::UsageRpc>>().await;
+            self.grpc.set_not_serving::<LimitServiceServer<transport::limit::LimitRpc>>().await;
+            self.grpc.set_not_serving::<AdminServiceServer<AdminRpc>>().await;
+            self.grpc.set_not_serving::<ExternalResourceServiceServer<ExternalResourceRpc>>().await;
             self.grpc.set_service_status("", tonic_health::ServingStatus::NotServing).await;
         }
     }

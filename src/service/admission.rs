@@ -27,11 +27,11 @@ use crate::{
     domain::{
         cap::Cap,
         em::EmInstance,
-        judgement::{Room, Short},
-        operation::{Rejection, Request, RequestSpec},
+        judgement::{BlockedRequest, DryRunResult},
+        operation::{PlacedRequest, Rejection, RequestSpec},
     },
     error::Error,
-    service::{shared_try::SharedTry, tasks::Tasks},
+    service::{shared_try::SingleFlight, tasks::InstanceTasks},
     store::{
         Store, em_resource,
         session::{answered, answered_within},
@@ -44,7 +44,7 @@ mod look;
 mod survey;
 
 pub use cache::StateCache;
-use look::{Look, State};
+use look::{CheckState, CheckTask};
 pub use survey::Surveys;
 use survey::survey;
 
@@ -60,17 +60,17 @@ pub enum Verdict {
     /// The request can be granted unless another request uses the capacity first.
     Fits,
     /// The request cannot be granted now.
-    Refused(Box<Short>),
+    Refused(Box<BlockedRequest>),
 }
 
 /// Handle of the admission of one instance. Clones share it.
 #[derive(Clone, Debug)]
 pub struct Admission {
-    queue: mpsc::Sender<Look>,
+    queue: mpsc::Sender<CheckTask>,
     seen: StateCache,
     store: Store,
     silent_after: Duration,
-    surveyed: SharedTry,
+    surveyed: SingleFlight,
     surveys: Surveys,
     /// Whether a limit change is in progress, for which all checks wait.
     fenced: Arc<AtomicBool>,
@@ -156,16 +156,16 @@ impl Admission {
 
     /// Starts the task that runs the checks. The task ends when all clones of the handle are dropped. EMs without a report for
     /// `silent_after` are silent.
-    pub fn start(store: &Store, seen: StateCache, silent_after: Duration, tasks: &Tasks) -> Self {
+    pub fn start(store: &Store, seen: StateCache, silent_after: Duration, tasks: &InstanceTasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let fenced = Arc::new(AtomicBool::new(false));
         tasks.spawn(look::run(inbox, seen.clone(), store.session(), fenced.clone()));
-        let (surveyed, surveys) = (SharedTry::new(tasks), Surveys::default());
+        let (surveyed, surveys) = (SingleFlight::new(tasks), Surveys::default());
         Self { queue, seen, store: store.clone(), silent_after, surveyed, surveys, fenced }
     }
 
     /// Whether the request must be checked before it goes to the committer.
-    pub fn is_doubtful(&self, request: &Request) -> bool {
+    pub fn is_doubtful(&self, request: &PlacedRequest) -> bool {
         !self.seen.fitted(request)
     }
 
@@ -175,7 +175,7 @@ impl Admission {
     }
 
     /// Returns the verdict on a queued request by the cached state; `None` if the state it needs is not cached.
-    pub fn last_seen(&self, request: &Request) -> Option<Verdict> {
+    pub fn last_seen(&self, request: &PlacedRequest) -> Option<Verdict> {
         self.seen.verdict(request)
     }
 
@@ -187,7 +187,7 @@ impl Admission {
     /// - [`Error::Unavailable`] at `deadline` if the database has not replied.
     pub fn look<'a>(
         &'a self,
-        request: Request,
+        request: PlacedRequest,
         deadline: Instant,
     ) -> impl Future<Output = Result<Verdict, Error>> + Send + use<'a> {
         self.ask(request, None, deadline)
@@ -197,7 +197,11 @@ impl Admission {
     ///
     /// # Errors
     /// As of [`Admission::look`].
-    pub async fn look_closely(&self, request: Request, deadline: Instant) -> Result<(Verdict, Room), Error> {
+    pub async fn look_closely(
+        &self,
+        request: PlacedRequest,
+        deadline: Instant,
+    ) -> Result<(Verdict, DryRunResult), Error> {
         let (room, mut told) = oneshot::channel();
         let verdict = self.ask(request, Some(room), deadline).await?;
         Ok((verdict, told.try_recv().unwrap_or_default()))
@@ -206,13 +210,13 @@ impl Admission {
     /// Queues a check before it returns, so that the future, which exists once per active call, does not contain the request.
     fn ask<'a>(
         &'a self,
-        request: Request,
-        room: Option<oneshot::Sender<Room>>,
+        request: PlacedRequest,
+        room: Option<oneshot::Sender<DryRunResult>>,
         deadline: Instant,
     ) -> impl Future<Output = Result<Verdict, Error>> + Send + use<'a> {
         let traced = traces::step("look");
         let (reply, answer) = oneshot::channel();
-        let queued = self.queue.try_send(Look { request, room, reply }).map_err(|error| match error {
+        let queued = self.queue.try_send(CheckTask { request, room, reply }).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
         });

@@ -31,15 +31,15 @@ use crate::{
         name::{FieldError, Name},
         principal::Actor,
         provider::{PROVIDERS_MAX, Provider, choose},
-        queue::{Application, Queues},
-        state::State,
+        queue::{Application, QueueTree},
+        state::RecordedState,
     },
     error::{Error, ExternalError},
-    external::{self, ExternalResource, FetchError, http::Http},
+    external::{self, ExternalCluster, FetchError, http::ClusterHttp},
     metrics::Metrics,
     store::{
         Store, StoreError,
-        action_record::{self, OtherLine},
+        action_record::{self, OtherAct},
         external_refresh,
         external_resource_provider::{self as table, ProviderRecord},
         external_ticket, limit,
@@ -57,7 +57,7 @@ const REFRESH: Duration = Duration::from_secs(2);
 
 /// Provider to store.
 #[derive(Debug)]
-pub struct Put {
+pub struct PutProvider {
     /// The provider.
     pub provider: Provider,
     /// Configuration: a JSON object of the provider's type.
@@ -79,16 +79,16 @@ pub enum ExpectedProvider {
 
 /// Selects the provider to read from.
 #[derive(Debug, Clone)]
-pub struct Selector {
+pub struct ProviderSelector {
     /// Type of the provider.
     pub resource_type: Name,
     /// Name, or labels of a request.
-    pub by: SelectBy,
+    pub by: ProviderKey,
 }
 
 /// Key of a provider.
 #[derive(Debug, Clone)]
-pub enum SelectBy {
+pub enum ProviderKey {
     /// Name of the provider.
     Name(Name),
     /// The labels of a request; the best match is selected.
@@ -97,7 +97,7 @@ pub enum SelectBy {
 
 /// Provider without secrets.
 #[derive(Debug, Clone)]
-pub struct Shown {
+pub struct ProviderView {
     /// The record; its configuration contains secrets and must not be returned.
     pub record: ProviderRecord,
     /// Configuration without secrets.
@@ -106,7 +106,7 @@ pub struct Shown {
 
 /// Reply of a provider.
 #[derive(Debug, Clone)]
-pub struct Seen<T> {
+pub struct ProviderReply<T> {
     /// Name of the provider.
     pub provider: Name,
     /// The reply.
@@ -119,53 +119,53 @@ pub struct Seen<T> {
 #[derive(Clone, Debug)]
 pub struct ExternalResourceService {
     store: Store,
-    http: Http,
+    http: ClusterHttp,
     metrics: Metrics,
     /// Serializes changes of providers.
     changing: Arc<Mutex<()>>,
     /// Wakes the task that refreshes snapshots.
     changed: Arc<Notify>,
     /// Providers as last read, at most [`PROVIDERS_MAX`].
-    sources: Arc<StdMutex<Sources>>,
+    sources: Arc<StdMutex<ProviderSources>>,
 }
 
 /// Providers by type and name.
-type Sources = HashMap<(Name, Name), Arc<Source>>;
+type ProviderSources = HashMap<(Name, Name), Arc<ProviderSource>>;
 
 /// Provider with its cached replies.
 #[derive(Debug)]
-struct Source {
+struct ProviderSource {
     name: Name,
     etag: Uuid,
-    cluster: Box<dyn ExternalResource>,
-    queues: Kept<Queues>,
-    applications: Kept<Vec<Application>>,
+    cluster: Box<dyn ExternalCluster>,
+    queues: CachedReading<QueueTree>,
+    applications: CachedReading<Vec<Application>>,
 }
 
 /// Result of a fetch.
-type Fetched<T> = Result<Arc<T>, Arc<FetchError>>;
+type FetchResult<T> = Result<Arc<T>, Arc<FetchError>>;
 
 /// Last fetch: its time and result.
-type Last<T> = Option<(Instant, Fetched<T>)>;
+type LastFetch<T> = Option<(Instant, FetchResult<T>)>;
 
 /// Cached reply.
 #[derive(Debug)]
-struct Kept<T>(Arc<Mutex<Last<T>>>);
+struct CachedReading<T>(Arc<Mutex<LastFetch<T>>>);
 
-impl<T> Default for Kept<T> {
+impl<T> Default for CachedReading<T> {
     fn default() -> Self {
         Self(Arc::default())
     }
 }
 
-impl<T: Send + Sync + 'static> Kept<T> {
+impl<T: Send + Sync + 'static> CachedReading<T> {
     /// Returns the cached reply if it is at most [`REFRESH`] old, else a new one. Concurrent callers share the fetch, which
     /// continues even if all of them are gone.
     async fn get(
         &self,
         metrics: &Metrics,
         fetch: impl Future<Output = Result<T, FetchError>> + Send + 'static,
-    ) -> Result<(Fetched<T>, Duration), Error> {
+    ) -> Result<(FetchResult<T>, Duration), Error> {
         let mut kept = self.0.clone().lock_owned().await;
         if let Some((at, fetched)) = &*kept
             && at.elapsed() < REFRESH
@@ -188,7 +188,7 @@ impl<T: Send + Sync + 'static> Kept<T> {
 
 impl ExternalResourceService {
     /// Creates the service.
-    pub fn new(store: Store, http: Http, metrics: Metrics) -> Self {
+    pub fn new(store: Store, http: ClusterHttp, metrics: Metrics) -> Self {
         Self { store, http, metrics, changing: Arc::default(), changed: Arc::default(), sources: Arc::default() }
     }
 
@@ -201,18 +201,18 @@ impl ExternalResourceService {
     pub async fn put(
         &self,
         by: &Actor,
-        put: Put,
+        put: PutProvider,
         expected: ExpectedProvider,
         deadline: Instant,
-    ) -> Result<Shown, Error> {
+    ) -> Result<ProviderView, Error> {
         let _turn = self.turn(deadline).await?;
         let mut session = self.store.operator_session();
         let (mut transaction, records) = begin(&mut session).await?;
         let cluster = self.check(&put, &records, expected)?;
-        let (Put { provider, .. }, etag, config) = (put, Uuid::new_v4(), cluster.stored());
+        let (PutProvider { provider, .. }, etag, config) = (put, Uuid::new_v4(), cluster.stored());
         let before = records.iter().find(|record| is(record, &provider.resource_type, &provider.name)).map(state);
-        let after = Some(State::of_provider(provider.labels.as_map(), &cluster.shown()));
-        let line = OtherLine { action: Action::ProviderPut, object: object(&provider), before, after };
+        let after = Some(RecordedState::of_provider(provider.labels.as_map(), &cluster.shown()));
+        let line = OtherAct { action: Action::ProviderPut, object: object(&provider), before, after };
         let written = answered(async {
             let update_time = table::upsert(&mut transaction, &provider, &config, etag, &by.principal).await?;
             put_cluster(&mut transaction, &provider, etag, &cluster.rules()).await?;
@@ -223,17 +223,17 @@ impl ExternalResourceService {
         commit(transaction).await?;
         self.changed.notify_one();
         let record = ProviderRecord { provider, config, etag, updated_by: by.principal.clone(), update_time };
-        Ok(Shown { record, config: cluster.shown() })
+        Ok(ProviderView { record, config: cluster.shown() })
     }
 
     /// Checks that a provider can be stored besides, or in place of, the existing ones.
     fn check(
         &self,
-        put: &Put,
+        put: &PutProvider,
         records: &[ProviderRecord],
         expected: ExpectedProvider,
-    ) -> Result<Box<dyn ExternalResource>, Error> {
-        let Put { provider, config } = put;
+    ) -> Result<Box<dyn ExternalCluster>, Error> {
+        let PutProvider { provider, config } = put;
         let before = records.iter().find(|record| is(record, &provider.resource_type, &provider.name));
         expected.check(&provider.name, before)?;
         let known = before.map(|before| before.config.expose_secret());
@@ -276,7 +276,7 @@ impl ExternalResourceService {
         let before = before.ok_or_else(|| no_such_provider(resource_type, name))?;
         expected.check(name, Some(before))?;
         let (object, before) = (object(&before.provider), Some(state(before)));
-        let line = OtherLine { action: Action::ProviderDeleted, object, before, after: None };
+        let line = OtherAct { action: Action::ProviderDeleted, object, before, after: None };
         let deleted = answered(async {
             table::delete(&mut transaction, resource_type, name).await?;
             external_refresh::delete(&mut transaction, resource_type.as_str(), name.as_str()).await?;
@@ -292,7 +292,7 @@ impl ExternalResourceService {
     ///
     /// # Errors
     /// Database errors, and stored configurations that cannot be read.
-    pub async fn providers(&self) -> Result<Vec<Shown>, Error> {
+    pub async fn providers(&self) -> Result<Vec<ProviderView>, Error> {
         let records = answered(table::read(&self.store.pool().await?)).await?;
         records.into_iter().map(shown).collect()
     }
@@ -301,7 +301,7 @@ impl ExternalResourceService {
     ///
     /// # Errors
     /// [`ExternalError::NoSuchProvider`], [`ExternalError::NoProviderFor`], [`ExternalError::Fetch`].
-    pub async fn queues(&self, selector: &Selector) -> Result<Seen<Queues>, Error> {
+    pub async fn queues(&self, selector: &ProviderSelector) -> Result<ProviderReply<QueueTree>, Error> {
         let source = self.source(selector).await?;
         let (asked, http) = (source.clone(), self.http.clone());
         let fetch = async move { asked.cluster.queues(&http).await };
@@ -312,7 +312,7 @@ impl ExternalResourceService {
     ///
     /// # Errors
     /// As of [`ExternalResourceService::queues`].
-    pub async fn applications(&self, selector: &Selector) -> Result<Seen<Vec<Application>>, Error> {
+    pub async fn applications(&self, selector: &ProviderSelector) -> Result<ProviderReply<Vec<Application>>, Error> {
         let source = self.source(selector).await?;
         let (asked, http) = (source.clone(), self.http.clone());
         let fetch = async move { asked.cluster.applications(&http).await };
@@ -331,13 +331,13 @@ impl ExternalResourceService {
     }
 
     /// Returns the provider as stored, with its cached replies unless it has changed.
-    async fn source(&self, selector: &Selector) -> Result<Arc<Source>, Error> {
+    async fn source(&self, selector: &ProviderSelector) -> Result<Arc<ProviderSource>, Error> {
         let records = answered(table::read(&self.store.pool().await?)).await?;
         let providers = records.iter().map(|record| &record.provider);
         let resource_type = &selector.resource_type;
         let name = match &selector.by {
-            SelectBy::Name(name) => name.clone(),
-            SelectBy::Labels(labels) => {
+            ProviderKey::Name(name) => name.clone(),
+            ProviderKey::Labels(labels) => {
                 let none = || ExternalError::NoProviderFor { resource_type: resource_type.to_string() };
                 choose(providers, resource_type.as_str(), labels).ok_or_else(none)?.name.clone()
             }
@@ -350,12 +350,12 @@ impl ExternalResourceService {
         if let Some(source) = sources.get(&key).filter(|source| source.etag == record.etag) {
             return Ok(source.clone());
         }
-        let source = Arc::new(Source {
+        let source = Arc::new(ProviderSource {
             name,
             etag: record.etag,
             cluster: cluster(&record)?,
-            queues: Kept::default(),
-            applications: Kept::default(),
+            queues: CachedReading::default(),
+            applications: CachedReading::default(),
         });
         sources.insert(key, source.clone());
         Ok(source)
@@ -367,15 +367,15 @@ impl ExternalResourceService {
     }
 
     /// Locks the providers. The map stays consistent if a holder panics.
-    fn sources(&self) -> StdMutexGuard<'_, Sources> {
+    fn sources(&self) -> StdMutexGuard<'_, ProviderSources> {
         self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Source {
-    fn seen<T>(&self, (fetched, age): (Fetched<T>, Duration)) -> Result<Seen<T>, Error> {
+impl ProviderSource {
+    fn seen<T>(&self, (fetched, age): (FetchResult<T>, Duration)) -> Result<ProviderReply<T>, Error> {
         match fetched {
-            Ok(value) => Ok(Seen { provider: self.name.clone(), value, age }),
+            Ok(value) => Ok(ProviderReply { provider: self.name.clone(), value, age }),
             Err(error) => Err(ExternalError::Fetch { provider: self.name.to_string(), error }.into()),
         }
     }
@@ -438,14 +438,14 @@ fn object(provider: &Provider) -> String {
 }
 
 /// Returns the state for the history, without secrets; only the labels if the configuration cannot be read.
-fn state(record: &ProviderRecord) -> State {
+fn state(record: &ProviderRecord) -> RecordedState {
     let config = cluster(record).map(|cluster| cluster.shown()).unwrap_or_default();
-    State::of_provider(record.provider.labels.as_map(), &config)
+    RecordedState::of_provider(record.provider.labels.as_map(), &config)
 }
 
 /// Parses a stored configuration. Only a later release or a manual change can have stored an invalid one. The error does not
 /// quote it.
-fn cluster(record: &ProviderRecord) -> Result<Box<dyn ExternalResource>, Error> {
+fn cluster(record: &ProviderRecord) -> Result<Box<dyn ExternalCluster>, Error> {
     let Provider { resource_type, name, .. } = &record.provider;
     let read = external::read(resource_type.as_str(), record.config.expose_secret(), None);
     let inconsistent = |error: &dyn fmt::Display| {
@@ -454,7 +454,7 @@ fn cluster(record: &ProviderRecord) -> Result<Box<dyn ExternalResource>, Error> 
     Ok(read.map_err(|error| inconsistent(&error))?)
 }
 
-fn shown(record: ProviderRecord) -> Result<Shown, Error> {
+fn shown(record: ProviderRecord) -> Result<ProviderView, Error> {
     let config = cluster(&record)?.shown();
-    Ok(Shown { record, config })
+    Ok(ProviderView { record, config })
 }

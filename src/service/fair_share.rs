@@ -19,13 +19,13 @@ const PER_FREE: usize = 15;
 
 /// The semaphore.
 #[derive(Debug)]
-pub struct FairShare {
-    taken: Mutex<Taken>,
+pub struct FairSemaphore {
+    taken: Mutex<PermitCounts>,
     most: usize,
 }
 
 #[derive(Debug, Default)]
-struct Taken {
+struct PermitCounts {
     all: usize,
     /// Permits per principal; only principals with permits.
     by: HashMap<Principal, usize>,
@@ -33,28 +33,28 @@ struct Taken {
 
 /// One permit; dropping it returns it.
 #[derive(Debug)]
-pub struct Place {
-    share: Arc<FairShare>,
+pub struct FairPermit {
+    share: Arc<FairSemaphore>,
     by: Principal,
 }
 
-impl FairShare {
+impl FairSemaphore {
     /// Creates a semaphore with `most` permits.
     pub fn of(most: usize) -> Arc<Self> {
         Arc::new(Self { taken: Mutex::default(), most })
     }
 
     /// Acquires a permit for `by`; `None` if the share of `by` is exhausted.
-    pub fn take(self: &Arc<Self>, by: &Principal) -> Option<Place> {
+    pub fn take(self: &Arc<Self>, by: &Principal) -> Option<FairPermit> {
         self.take_if(by, |his, free| his <= free.saturating_mul(PER_FREE))
     }
 
     /// Acquires any free permit for `by`, beyond its share; `None` if none is free.
-    pub fn take_any(self: &Arc<Self>, by: &Principal) -> Option<Place> {
+    pub fn take_any(self: &Arc<Self>, by: &Principal) -> Option<FairPermit> {
         self.take_if(by, |_, free| free > 0)
     }
 
-    fn take_if(self: &Arc<Self>, by: &Principal, may: impl Fn(usize, usize) -> bool) -> Option<Place> {
+    fn take_if(self: &Arc<Self>, by: &Principal, may: impl Fn(usize, usize) -> bool) -> Option<FairPermit> {
         let taken = &mut *self.taken();
         let free = self.most.saturating_sub(taken.all);
         match taken.by.get_mut(by) {
@@ -63,7 +63,7 @@ impl FairShare {
             _ => return None,
         }
         taken.all += 1;
-        Some(Place { share: self.clone(), by: by.clone() })
+        Some(FairPermit { share: self.clone(), by: by.clone() })
     }
 
     /// Returns the number of permits in use.
@@ -72,12 +72,12 @@ impl FairShare {
     }
 
     /// Locks the counts. The counts stay consistent if a holder panics.
-    fn taken(&self) -> MutexGuard<'_, Taken> {
+    fn taken(&self) -> MutexGuard<'_, PermitCounts> {
         self.taken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl Drop for Place {
+impl Drop for FairPermit {
     fn drop(&mut self) {
         let mut taken = self.share.taken();
         taken.all = taken.all.saturating_sub(1);
@@ -99,13 +99,13 @@ mod tests {
         Principal::Named(Name::parse("name", name).unwrap())
     }
 
-    fn all_for(share: &Arc<FairShare>, by: &Principal) -> Vec<Place> {
+    fn all_for(share: &Arc<FairSemaphore>, by: &Principal) -> Vec<FairPermit> {
         std::iter::from_fn(|| share.take(by)).collect()
     }
 
     #[test]
     fn one_alone_has_nearly_all_and_the_next_still_finds_some() {
-        let share = FairShare::of(500);
+        let share = FairSemaphore::of(500);
         let greedy = all_for(&share, &Principal::Anonymous);
         assert_eq!(greedy.len(), 469);
         assert!(share.take_any(&Principal::Anonymous).is_some(), "for what is more than a share");
@@ -117,7 +117,7 @@ mod tests {
 
     #[test]
     fn as_places_become_free_who_has_few_takes_them() {
-        let share = FairShare::of(500);
+        let share = FairSemaphore::of(500);
         let mut greedy = all_for(&share, &principal("greedy"));
         let mut modest = all_for(&share, &principal("modest"));
         // Calls come and go: when a call of the greedy principal ends, both want its permit.
@@ -139,8 +139,8 @@ mod tests {
     #[test]
     fn few_places_are_all_given_out() {
         for most in 1..=15 {
-            assert_eq!(all_for(&FairShare::of(most), &Principal::Anonymous).len(), most);
+            assert_eq!(all_for(&FairSemaphore::of(most), &Principal::Anonymous).len(), most);
         }
-        assert!(FairShare::of(0).take(&Principal::Anonymous).is_none());
+        assert!(FairSemaphore::of(0).take(&Principal::Anonymous).is_none());
     }
 }

@@ -27,15 +27,15 @@ use tokio::{
 
 use crate::{
     domain::{
-        operation::{Operation, Outcome, Released},
-        report::{Report, UnknownTicket},
+        operation::{Operation, Outcome, ReleaseTicket},
+        report::{EmReport, UnknownTicket},
         ticket_digest::TicketDigest,
     },
     error::Error,
     store::Store,
 };
 
-use super::{admission::StateCache, committer::Committer, tasks::Tasks};
+use super::{admission::StateCache, committer::Committer, tasks::InstanceTasks};
 
 mod compare;
 mod keep;
@@ -78,26 +78,26 @@ impl LivenessTimeouts {
 
 /// Report with its reply channel.
 #[derive(Debug)]
-struct Pending {
+struct QueuedReport {
     /// The report; its ticket ids are sorted and unique.
-    report: Report,
+    report: EmReport,
     /// Digest of its tickets.
     tickets: TicketDigest,
     deadline: Instant,
-    reply: oneshot::Sender<Result<Found, Error>>,
+    reply: oneshot::Sender<Result<ReportResult, Error>>,
     /// Whether another transaction locks the rows that the report writes.
     is_contended: Arc<AtomicBool>,
     /// Permits for its size.
     _room: OwnedSemaphorePermit,
 }
 
-impl Pending {
+impl QueuedReport {
     /// Whether the caller still waits.
     fn is_wanted(&self) -> bool {
         !self.reply.is_closed() && self.deadline > Instant::now()
     }
 
-    fn answer(self, answer: Result<Found, Error>) {
+    fn answer(self, answer: Result<ReportResult, Error>) {
         // A caller that is gone needs no reply.
         let _ = self.reply.send(answer);
     }
@@ -105,8 +105,8 @@ impl Pending {
 
 /// Report that is stored, or repeats a stored one, and whose tickets differ from the used tickets of its EM.
 #[derive(Debug)]
-struct Differing {
-    pending: Pending,
+struct ReportMismatch {
+    pending: QueuedReport,
     /// Time of the previous report; `None` if no ticket can be missing in this one.
     previous: Option<OffsetDateTime>,
     /// Whether a ticket of the EM may have been missing in the previous report.
@@ -115,15 +115,15 @@ struct Differing {
 
 /// Consequences of a report.
 #[derive(Debug, Default)]
-struct Found {
+struct ReportResult {
     unknown: Vec<UnknownTicket>,
-    lost: Vec<Released>,
+    lost: Vec<ReleaseTicket>,
 }
 
 /// Service for reports. Clones share the queue.
 #[derive(Clone, Debug)]
 pub struct HeartbeatService {
-    queue: mpsc::Sender<Pending>,
+    queue: mpsc::Sender<QueuedReport>,
     room: Arc<Semaphore>,
     committer: Committer,
     liveness: LivenessTimeouts,
@@ -137,7 +137,7 @@ impl HeartbeatService {
         seen: StateCache,
         committer: Committer,
         liveness: LivenessTimeouts,
-        tasks: &Tasks,
+        tasks: &InstanceTasks,
     ) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let (differing, compared) = mpsc::channel(QUEUE_MAX);
@@ -164,7 +164,7 @@ impl HeartbeatService {
     /// [`Rejection::EmNotRegistered`]: crate::domain::operation::Rejection::EmNotRegistered
     ///
     /// [`Rejection::StaleReport`]: crate::domain::operation::Rejection::StaleReport
-    pub async fn report(&self, mut report: Report, deadline: Instant) -> Result<Vec<UnknownTicket>, Error> {
+    pub async fn report(&self, mut report: EmReport, deadline: Instant) -> Result<Vec<UnknownTicket>, Error> {
         report.tickets.sort_unstable();
         report.tickets.dedup();
         let tickets = TicketDigest::of(&report.tickets);
@@ -174,7 +174,8 @@ impl HeartbeatService {
         let (reply, answer) = oneshot::channel();
         let is_contended = Arc::new(AtomicBool::new(false));
         let timeout = || if is_contended.load(Ordering::Relaxed) { Error::LockTimeout } else { Error::NotBegun };
-        let pending = Pending { report, tickets, deadline, reply, is_contended: is_contended.clone(), _room: room };
+        let pending =
+            QueuedReport { report, tickets, deadline, reply, is_contended: is_contended.clone(), _room: room };
         self.queue.try_send(pending).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
@@ -182,13 +183,13 @@ impl HeartbeatService {
         let answered = tokio::time::timeout_at(deadline, answer).await.map_err(|_| timeout())?;
         // A report is dropped without a reply at its deadline, maybe shortly before its caller's timer fires.
         let dropped = || if deadline <= Instant::now() { timeout() } else { Error::ShuttingDown };
-        let Found { unknown, lost } = answered.unwrap_or_else(|_| Err(dropped()))?;
+        let ReportResult { unknown, lost } = answered.unwrap_or_else(|_| Err(dropped()))?;
         self.give_up(&lost, deadline.min(Instant::now() + LOST_TIMEOUT)).await;
         Ok(unknown)
     }
 
     /// Ends lost tickets. The next report repeats those that fail.
-    async fn give_up(&self, lost: &[Released], deadline: Instant) {
+    async fn give_up(&self, lost: &[ReleaseTicket], deadline: Instant) {
         for part in lost.chunks(LOST_AT_ONCE) {
             let mut under_way: JoinSet<()> = part
                 .iter()
@@ -203,8 +204,8 @@ impl HeartbeatService {
     }
 }
 
-async fn give_up_one(committer: &Committer, ticket: Released, deadline: Instant) {
-    let Released { ticket_id, user, em } = ticket.clone();
+async fn give_up_one(committer: &Committer, ticket: ReleaseTicket, deadline: Instant) {
+    let ReleaseTicket { ticket_id, user, em } = ticket.clone();
     match committer.submit_in_background(Operation::Lost(ticket), deadline).await {
         Ok(Outcome::Lost(true)) => {
             tracing::warn!(%ticket_id, %user, %em, "a ticket is lost: its EM reports without it");

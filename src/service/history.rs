@@ -32,12 +32,12 @@ const WRITERS_POLL: Duration = Duration::from_millis(5);
 
 /// Reads the history. Clones share what is known of it.
 #[derive(Clone, Debug, Default)]
-pub struct History {
+pub struct HistoryReader {
     /// Number up to which the history is complete.
     settled: Arc<AtomicI64>,
 }
 
-impl History {
+impl HistoryReader {
     /// Returns up to `limit` lines after number `after`, oldest first, of one ticket or of all.
     ///
     /// # Errors

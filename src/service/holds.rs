@@ -15,7 +15,7 @@ use tokio::{sync::Mutex, time::Instant};
 
 use crate::{
     domain::{
-        hold::{HOLDS_MAX, Hold, NewHold},
+        hold::{HOLDS_MAX, NewHold, ResourceHold},
         operation::{LockKey, Rejection},
         principal::Actor,
     },
@@ -88,7 +88,7 @@ impl HoldService {
     /// - [`Rejection::AlreadyHeld`] if another caller holds the key; [`Rejection::TooManyHolds`].
     /// - [`Error::LockTimeout`] if other transactions owned the key until `deadline`.
     /// - [`Error::CommitUnknown`] if the connection broke during the commit.
-    pub async fn hold(&self, by: &Actor, new: &NewHold, deadline: Instant) -> Result<Hold, Error> {
+    pub async fn hold(&self, by: &Actor, new: &NewHold, deadline: Instant) -> Result<ResourceHold, Error> {
         let _turn = tokio::time::timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)?;
         let mut session = self.store.operator_session();
         let mut patience = session::HURRY;
@@ -127,7 +127,7 @@ impl HoldService {
     ///
     /// # Errors
     /// Database errors.
-    pub async fn list(&self) -> Result<Vec<Hold>, Error> {
+    pub async fn list(&self) -> Result<Vec<ResourceHold>, Error> {
         let mut connection = self.store.operators().acquire().await?;
         Ok(answered(resource_hold::list(&mut *connection, LISTED_MAX)).await?)
     }
@@ -139,7 +139,7 @@ async fn prepare<'c>(
     patience: Duration,
     by: &Actor,
     new: &NewHold,
-) -> Result<(Transaction<'c, Postgres>, Hold), HoldError> {
+) -> Result<(Transaction<'c, Postgres>, ResourceHold), HoldError> {
     answered(async {
         let mut transaction = connection.begin().await?;
         session::hurried(&mut transaction, patience).await?;

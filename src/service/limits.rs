@@ -25,7 +25,7 @@ use tokio::{
 
 use crate::{
     domain::{
-        limit::{Expected, LabelSet, Limits, Pattern, Rule, RuleRecord, ScopeUsage},
+        limit::{LabelPattern, LabelSet, Limits, Rule, RulePrecondition, RuleRecord, ScopeUsage},
         name::Name,
         operation::Rejection,
         policy::Policy,
@@ -34,7 +34,7 @@ use crate::{
     error::Error,
     store::{
         Store, StoreError, label_resource,
-        label_set::{self, State},
+        label_set::{self, LabelSetState},
         limit, policy,
         session::{Session, answered},
     },
@@ -45,9 +45,9 @@ mod on_demand;
 mod replace;
 mod scopes;
 
-use fence::{Change, Made, patiently};
+use fence::{ChangeResult, FencedChange, patiently};
 
-pub use scopes::{ScopeFilter, Scopes};
+pub use scopes::{ScopeFilter, ScopePage};
 
 /// Maximum number of scopes above their limit in a reply.
 const OVER_MAX: usize = 100;
@@ -82,7 +82,7 @@ pub struct LimitService {
 
 /// State of a rule after its change.
 #[derive(Debug, Clone)]
-pub enum Set {
+pub enum SetResult {
     /// The rule decides. Contains the scopes above its limit, up to [`OVER_MAX`].
     InForce(Vec<ScopeUsage>),
     /// The rule is stored, and decides when all tickets are counted.
@@ -105,11 +105,17 @@ impl LimitService {
     /// - [`Rejection::LimitChanged`] if the stored rule differs from `expected`.
     /// - [`Error::LockTimeout`] if the fence could not be closed by `deadline`.
     /// - [`Error::CommitUnknown`] if the outcome is unknown.
-    pub async fn set(&self, by: &Actor, rule: Rule, expected: Expected, deadline: Instant) -> Result<Set, Error> {
-        self.change(by, deadline, &Change::Set(rule.clone(), expected)).await?;
+    pub async fn set(
+        &self,
+        by: &Actor,
+        rule: Rule,
+        expected: RulePrecondition,
+        deadline: Instant,
+    ) -> Result<SetResult, Error> {
+        self.change(by, deadline, &FencedChange::Set(rule.clone(), expected)).await?;
         // The rule is stored from here on: no error may state that it is not.
         let told = tokio::time::timeout_at(deadline, self.until_in_force(&rule.pattern, deadline)).await;
-        told.unwrap_or(Ok(Set::Counting)).map_err(|error| {
+        told.unwrap_or(Ok(SetResult::Counting)).map_err(|error| {
             tracing::warn!(error = &error as &dyn std::error::Error, "a limit was set, and cannot be told of");
             Error::CommitUnknown
         })
@@ -123,11 +129,11 @@ impl LimitService {
     pub async fn delete(
         &self,
         by: &Actor,
-        pattern: &Pattern,
-        expected: Expected,
+        pattern: &LabelPattern,
+        expected: RulePrecondition,
         deadline: Instant,
     ) -> Result<(), Error> {
-        let made = self.change(by, deadline, &Change::Delete(pattern.clone(), expected)).await?;
+        let made = self.change(by, deadline, &FencedChange::Delete(pattern.clone(), expected)).await?;
         if !made.lines.is_empty() { Ok(()) } else { Err(Rejection::NoSuchLimit(pattern.to_string()).into()) }
     }
 
@@ -142,7 +148,7 @@ impl LimitService {
         policy: &Policy,
         deadline: Instant,
     ) -> Result<(), Error> {
-        self.change(by, deadline, &Change::Policy(em_kind.clone(), policy.clone())).await?;
+        self.change(by, deadline, &FencedChange::Policy(em_kind.clone(), policy.clone())).await?;
         // The policy is stored. An error only means that the end of the counting is unknown.
         self.until_counted(deadline).await.map(drop).map_err(|_| Error::CommitUnknown)
     }
@@ -165,10 +171,10 @@ impl LimitService {
     /// Database errors.
     pub async fn list(
         &self,
-        after: Option<&Pattern>,
+        after: Option<&LabelPattern>,
         limit: usize,
-        is_shown: impl Fn(&Pattern) -> bool,
-    ) -> Result<(Vec<(RuleRecord, bool)>, Option<Pattern>), Error> {
+        is_shown: impl Fn(&LabelPattern) -> bool,
+    ) -> Result<(Vec<(RuleRecord, bool)>, Option<LabelPattern>), Error> {
         let mut connection = self.store.operators().acquire().await?;
         let limits = answered(self.current(&mut connection)).await?;
         let more = limit.saturating_add(1);
@@ -206,7 +212,7 @@ impl LimitService {
     }
 
     /// Applies a change and wakes the task that counts label sets.
-    async fn change(&self, by: &Actor, deadline: Instant, change: &Change) -> Result<Made, Error> {
+    async fn change(&self, by: &Actor, deadline: Instant, change: &FencedChange) -> Result<ChangeResult, Error> {
         let _turn = tokio::time::timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)?;
         let made = patiently(&mut self.store.operator_session(), deadline, change, by).await;
         self.counting.notify_one();
@@ -219,7 +225,7 @@ impl LimitService {
             loop {
                 // The permit covers one check, not the pause.
                 let turn = self.looking.acquire().await;
-                if answered(label_set::in_state(&self.store.pool().await?, State::Counting)).await?.is_empty() {
+                if answered(label_set::in_state(&self.store.pool().await?, LabelSetState::Counting)).await?.is_empty() {
                     return Ok::<bool, StoreError>(true);
                 }
                 drop(turn);
@@ -231,7 +237,7 @@ impl LimitService {
     }
 
     /// Waits until the label set of `pattern` decides. Returns the scopes above their limits.
-    async fn until_in_force(&self, pattern: &Pattern, deadline: Instant) -> Result<Set, Error> {
+    async fn until_in_force(&self, pattern: &LabelPattern, deadline: Instant) -> Result<SetResult, Error> {
         let keys: BTreeSet<String> = pattern.keys().map(str::to_owned).collect();
         loop {
             // The permit covers one check, not the pause.
@@ -239,10 +245,12 @@ impl LimitService {
             let sets = answered(label_set::read(&self.store.pool().await?)).await?;
             let of_keys: Vec<&LabelSet> = sets.iter().filter(|set| set.counting.keys == keys).collect();
             match of_keys.iter().find(|set| set.is_counted) {
-                Some(set) => return self.over(&mut self.store.operator_session(), set.id).await.map(Set::InForce),
+                Some(set) => {
+                    return self.over(&mut self.store.operator_session(), set.id).await.map(SetResult::InForce);
+                }
                 // Another caller has deleted the rule.
-                None if of_keys.is_empty() => return Ok(Set::Counting),
-                None if Instant::now() + POLL + MARGIN > deadline => return Ok(Set::Counting),
+                None if of_keys.is_empty() => return Ok(SetResult::Counting),
+                None if Instant::now() + POLL + MARGIN > deadline => return Ok(SetResult::Counting),
                 None => {}
             }
             drop(turn);
@@ -272,7 +280,7 @@ impl LimitService {
 /// # Errors
 /// [`Error::LockTimeout`] if the fence could not be closed by `deadline`; [`Error::CommitUnknown`].
 pub async fn decide(session: &mut Session, counted: &[i64], deadline: Instant) -> Result<(), Error> {
-    patiently(session, deadline, &Change::Decide(counted.to_vec()), &Principal::Service.into()).await?;
+    patiently(session, deadline, &FencedChange::Decide(counted.to_vec()), &Principal::Service.into()).await?;
     Ok(())
 }
 
@@ -281,6 +289,6 @@ pub async fn decide(session: &mut Session, counted: &[i64], deadline: Instant) -
 /// # Errors
 /// As [`decide`].
 pub async fn recount(session: &mut Session, deadline: Instant) -> Result<(), Error> {
-    patiently(session, deadline, &Change::Recount, &Principal::Service.into()).await?;
+    patiently(session, deadline, &FencedChange::Recount, &Principal::Service.into()).await?;
     Ok(())
 }

@@ -27,11 +27,13 @@ use crate::{
         overview::{self, COUNTED_MAX},
         server_instance::{self, ServerInstance},
         session::{Session, answered},
-        user_resource::{self, Filter},
+        user_resource::{self, TicketFilter},
     },
 };
 
-use super::{background::fullest::FullestScopes, fair_share::FairShare, shared_try::SharedTry, tasks::Tasks};
+use super::{
+    background::fullest::FullestScopes, fair_share::FairSemaphore, shared_try::SingleFlight, tasks::InstanceTasks,
+};
 
 /// Maximum age of an overview: slightly less than the interval of watchers.
 const AGE_MAX: Duration = Duration::from_millis(900);
@@ -50,7 +52,7 @@ const FULLEST_NAMED: usize = 10;
 
 /// Overview with the changes since the previous one.
 #[derive(Debug)]
-pub struct Snapshot {
+pub struct OverviewSnapshot {
     /// Sequence number.
     number: u64,
     /// Totals of the cluster.
@@ -59,7 +61,7 @@ pub struct Snapshot {
     changes: Vec<EmChange>,
 }
 
-impl Snapshot {
+impl OverviewSnapshot {
     /// Returns the EMs that were added, removed or changed since the earlier overview `before`.
     fn changes_since(&self, before: &Self) -> Vec<EmChange> {
         match before.number.checked_add(1) == Some(self.number) {
@@ -71,16 +73,16 @@ impl Snapshot {
 
 /// Update of a watcher.
 #[derive(Debug)]
-pub struct Seen {
+pub struct WatchUpdate {
     /// The overview.
-    pub snapshot: Arc<Snapshot>,
+    pub snapshot: Arc<OverviewSnapshot>,
     /// Changes since the watcher's previous update.
     pub changes: Vec<EmChange>,
 }
 
 /// Background work left.
 #[derive(Debug)]
-pub struct Job {
+pub struct RemainingWork {
     /// Kind of the work.
     pub kind: &'static str,
     /// EM or label set of the work.
@@ -91,23 +93,29 @@ pub struct Job {
 
 /// Computes overviews. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Overviews {
+pub struct OverviewService {
     store: Store,
     silent_after: Duration,
     scopes: FullestScopes,
     metrics: Metrics,
-    tasks: Tasks,
-    shared: SharedTry,
+    tasks: InstanceTasks,
+    shared: SingleFlight,
     session: Arc<tokio::sync::Mutex<Session>>,
-    last: Arc<ArcSwapOption<Snapshot>>,
-    watchers: Arc<FairShare>,
+    last: Arc<ArcSwapOption<OverviewSnapshot>>,
+    watchers: Arc<FairSemaphore>,
 }
 
-impl Overviews {
+impl OverviewService {
     /// Creates the service. EMs without a report for `silent_after` are silent; `scopes` lists the fullest scopes.
-    pub fn new(store: Store, silent_after: Duration, scopes: FullestScopes, metrics: Metrics, tasks: &Tasks) -> Self {
-        let (shared, session) = (SharedTry::new(tasks), Arc::new(tokio::sync::Mutex::new(store.lent_session())));
-        let (watchers, tasks) = (FairShare::of(WATCHERS_MAX), tasks.clone());
+    pub fn new(
+        store: Store,
+        silent_after: Duration,
+        scopes: FullestScopes,
+        metrics: Metrics,
+        tasks: &InstanceTasks,
+    ) -> Self {
+        let (shared, session) = (SingleFlight::new(tasks), Arc::new(tokio::sync::Mutex::new(store.lent_session())));
+        let (watchers, tasks) = (FairSemaphore::of(WATCHERS_MAX), tasks.clone());
         Self { store, silent_after, scopes, metrics, tasks, shared, session, last: Arc::default(), watchers }
     }
 
@@ -115,7 +123,7 @@ impl Overviews {
     ///
     /// # Errors
     /// Database errors.
-    pub async fn current(&self) -> Result<Arc<Snapshot>, Error> {
+    pub async fn current(&self) -> Result<Arc<OverviewSnapshot>, Error> {
         let take = || {
             let this = self.clone();
             async move { this.take().await }
@@ -125,7 +133,7 @@ impl Overviews {
     }
 
     /// Returns the last overview, regardless of its age; `None` if none was computed.
-    pub fn last(&self) -> Option<Arc<Snapshot>> {
+    pub fn last(&self) -> Option<Arc<OverviewSnapshot>> {
         self.last.load_full()
     }
 
@@ -143,13 +151,13 @@ impl Overviews {
         let before = self.last.load_full();
         let number = before.as_ref().map_or(0, |before| before.number.saturating_add(1));
         let changes = before.map(|before| changes(&before.overview.states, &overview.states)).unwrap_or_default();
-        self.last.store(Some(Arc::new(Snapshot { number, overview, changes })));
+        self.last.store(Some(Arc::new(OverviewSnapshot { number, overview, changes })));
         Ok(())
     }
 
     async fn look(&self, session: &mut Session) -> Result<Overview, Error> {
         let totals = answered(overview::totals(session.get().await?)).await?;
-        let locked = Filter { locked: Some(true), ..Filter::default() };
+        let locked = TicketFilter { locked: Some(true), ..TicketFilter::default() };
         let oldest = answered(user_resource::list(session.get().await?, &locked, Uuid::nil(), 1)).await?;
         let ems = overview::ems(session, self.silent_after).await?;
         let tickets = TicketTotals {
@@ -185,7 +193,7 @@ impl Overviews {
     ///
     /// # Errors
     /// [`Error::Overloaded`] if there are too many watchers, or too many of `by`.
-    pub fn watch(&self, by: &Principal) -> Result<mpsc::Receiver<Result<Seen, Error>>, Error> {
+    pub fn watch(&self, by: &Principal) -> Result<mpsc::Receiver<Result<WatchUpdate, Error>>, Error> {
         let place = self.watchers.take(by).ok_or(Error::Overloaded)?;
         let (tell, told) = mpsc::channel(1);
         let (this, watcher) = (self.clone(), self.metrics.overviews.watcher());
@@ -199,10 +207,10 @@ impl Overviews {
         Ok(told)
     }
 
-    async fn tell(&self, tell: &mpsc::Sender<Result<Seen, Error>>) {
+    async fn tell(&self, tell: &mpsc::Sender<Result<WatchUpdate, Error>>) {
         let mut seconds = tokio::time::interval(INTERVAL);
         seconds.set_missed_tick_behavior(MissedTickBehavior::Delay);
-        let mut before: Option<Arc<Snapshot>> = None;
+        let mut before: Option<Arc<OverviewSnapshot>> = None;
         loop {
             seconds.tick().await;
             // Waits for a free slot first: a watcher that has not taken its update causes no computation.
@@ -214,7 +222,7 @@ impl Overviews {
             let is_new = before.as_ref().is_none_or(|before| before.number != snapshot.number);
             if is_new {
                 let changes = before.map(|before| snapshot.changes_since(&before)).unwrap_or_default();
-                place.send(Ok(Seen { snapshot: snapshot.clone(), changes }));
+                place.send(Ok(WatchUpdate { snapshot: snapshot.clone(), changes }));
             }
             before = Some(snapshot);
         }
@@ -233,13 +241,17 @@ impl Overviews {
     ///
     /// # Errors
     /// Database errors.
-    pub async fn jobs(&self) -> Result<Vec<Job>, Error> {
+    pub async fn jobs(&self) -> Result<Vec<RemainingWork>, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let going = answered(overview::going(&mut *connection)).await?;
         let counting = answered(overview::counting(&mut *connection)).await?;
-        let going = going.into_iter().map(|(em, left)| Job { kind: "em_goes", subject: em.to_string(), left });
-        let counting =
-            counting.into_iter().map(|(keys, left)| Job { kind: "label_sets", subject: keys.join(","), left });
+        let going =
+            going.into_iter().map(|(em, left)| RemainingWork { kind: "em_goes", subject: em.to_string(), left });
+        let counting = counting.into_iter().map(|(keys, left)| RemainingWork {
+            kind: "label_sets",
+            subject: keys.join(","),
+            left,
+        });
         Ok(going.chain(counting).collect())
     }
 }

@@ -10,19 +10,19 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        external::{Clusters, Phase, place_of},
+        external::{Clusters, TicketPhase, place_of},
         judgement,
-        ledger::LineView,
+        ledger::WaitQueueView,
         limit::Limits,
-        line::{Extent, Line, viewed_spots},
+        line::{ViewExtent, WaitQueues, viewed_spots},
         name::{Labels, Name},
-        operation::{Request, RequestId, RequestKey, RequestRecord},
+        operation::{PlacedRequest, RequestId, RequestKey, RequestRecord},
         resource::Resource,
         ticket::EndedTicket,
     },
     store::{
         StoreError, action_record,
-        external_queue::{self, Wanted},
+        external_queue::{self, QueueLookup},
         external_ticket, request_id, waiting,
     },
 };
@@ -30,7 +30,7 @@ use crate::{
 /// Returns the used request ids among those of `requests`, and the ended tickets that were granted under them.
 pub(super) async fn request_ids(
     connection: &mut PgConnection,
-    requests: &[&Request],
+    requests: &[&PlacedRequest],
 ) -> Result<(HashMap<RequestKey, RequestRecord>, HashMap<Uuid, EndedTicket>), StoreError> {
     let asked: HashSet<(&Name, &RequestId)> =
         requests.iter().filter_map(|request| Some((&request.ask.user, request.ask.request_id.as_ref()?))).collect();
@@ -74,7 +74,7 @@ pub(super) async fn clusters(
         true => HashMap::new(),
         false => external_ticket::read(&mut *connection, &ids).await?,
     };
-    let mut wanted: BTreeMap<i64, Wanted> = BTreeMap::new();
+    let mut wanted: BTreeMap<i64, QueueLookup> = BTreeMap::new();
     for (resource, labels) in asked {
         let Some((resource_type, name)) = place_of(resource) else { continue };
         if let Some(id) = Clusters::chosen(&providers, resource_type, labels) {
@@ -88,7 +88,7 @@ pub(super) async fn clusters(
             let wanted = wanted.entry(ticket.cluster_id).or_default();
             wanted.paths.insert(ticket.path.clone());
             wanted.application_ids.extend(told.map(str::to_owned));
-            if let Phase::Used { application_id: Some(known), .. } = &ticket.held.phase {
+            if let TicketPhase::Used { application_id: Some(known), .. } = &ticket.held.phase {
                 wanted.application_ids.insert(known.clone());
             }
         }
@@ -104,12 +104,12 @@ pub(super) async fn clusters(
 /// Reads the queue entries at the wait keys of `requests`, and the entries of those requests themselves.
 pub(super) async fn line(
     connection: &mut PgConnection,
-    requests: &[&Request],
+    requests: &[&PlacedRequest],
     limits: &Limits,
     clusters: &Clusters,
-) -> Result<LineView, StoreError> {
+) -> Result<WaitQueueView, StoreError> {
     let spots = viewed_spots(requests.iter().flat_map(|request| {
-        let extent = Extent::of(request.position());
+        let extent = ViewExtent::of(request.position());
         let in_queue = clusters.asked(&request.ask.resource, &request.ask.labels).map(|asked| asked.spots());
         let in_queue = in_queue.unwrap_or_default();
         judgement::spots(request, limits).chain(in_queue).map(move |spot| (spot, extent))
@@ -117,8 +117,8 @@ pub(super) async fn line(
     let in_line: Vec<Uuid> =
         requests.iter().filter_map(|request| request.position()).map(|position| position.ticket_id()).collect();
     let line = match spots.is_empty() {
-        true => Line::default(),
+        true => WaitQueues::default(),
         false => waiting::line(connection, &spots, &in_line).await?,
     };
-    Ok(LineView { line, spots: Some(spots) })
+    Ok(WaitQueueView { line, spots: Some(spots) })
 }

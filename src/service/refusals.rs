@@ -34,15 +34,15 @@ const PERIOD_SECONDS: i64 = 300;
 /// Maximum number of kinds per instance and period. Each kind uses memory and one row.
 const KINDS_MAX: usize = 1000;
 
-/// Refusals since the last [`Refusals::take`]. Clones share them.
+/// Refusals since the last [`RefusalRecorder::take`]. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Refusals {
-    sums: Arc<Mutex<Sums<Instant>>>,
+pub struct RefusalRecorder {
+    sums: Arc<Mutex<RefusalSums<Instant>>>,
     hasher: RandomState,
     metrics: Metrics,
 }
 
-impl Refusals {
+impl RefusalRecorder {
     /// Creates an empty recorder.
     pub fn new(metrics: Metrics) -> Self {
         Self { sums: Arc::default(), hasher: RandomState::new(), metrics }
@@ -62,38 +62,38 @@ impl Refusals {
         }
     }
 
-    /// Whether there were no refusals since the last [`Refusals::take`].
+    /// Whether there were no refusals since the last [`RefusalRecorder::take`].
     pub fn is_empty(&self) -> bool {
         self.sums().is_empty()
     }
 
     /// Returns and clears the recorded refusals.
-    pub fn take(&self) -> Sums<Instant> {
+    pub fn take(&self) -> RefusalSums<Instant> {
         std::mem::take(&mut self.sums())
     }
 
     /// Locks the sums. The sums stay consistent if a holder panics.
-    fn sums(&self) -> MutexGuard<'_, Sums<Instant>> {
+    fn sums(&self) -> MutexGuard<'_, RefusalSums<Instant>> {
         self.sums.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// Sums by kind, and of all other kinds.
 #[derive(Debug)]
-pub struct Sums<At> {
+pub struct RefusalSums<At> {
     /// Sums by hash of the kind, so that a known kind is found without copying its texts. A kind with the hash of another
     /// counts as others.
     kinds: HashMap<u64, (RefusalKey<String>, RefusalCount<At>)>,
     others: BTreeMap<RefusalKey<String>, RefusalCount<At>>,
 }
 
-impl<At> Default for Sums<At> {
+impl<At> Default for RefusalSums<At> {
     fn default() -> Self {
         Self { kinds: HashMap::new(), others: BTreeMap::new() }
     }
 }
 
-impl<At: Ord + Copy> Sums<At> {
+impl<At: Ord + Copy> RefusalSums<At> {
     /// Adds to a kind. Returns false if there is no capacity for another kind.
     fn add(&mut self, hash: u64, key: RefusalKey<&str>, count: RefusalCount<At>) -> bool {
         let has_room = self.kinds.len() < KINDS_MAX;
@@ -118,13 +118,13 @@ impl<At: Ord + Copy> Sums<At> {
 /// Sums of the current period, and those that are not written yet. Rows contain sums, not increments, so that writing twice is
 /// harmless.
 #[derive(Debug, Default)]
-pub struct Kept {
+pub struct PeriodSums {
     period_start: Option<OffsetDateTime>,
-    sums: Sums<OffsetDateTime>,
+    sums: RefusalSums<OffsetDateTime>,
     unwritten: BTreeMap<RefusalKey<String>, RefusalCount<OffsetDateTime>>,
 }
 
-impl Kept {
+impl PeriodSums {
     /// Returns the unwritten sums and the start of their period; `None` if there are none.
     pub fn unwritten(&self) -> Option<(OffsetDateTime, Vec<RefusalRow<'_>>)> {
         let rows: Vec<_> = self.unwritten.iter().map(|(key, count)| RefusalRow { key, count }).collect();
@@ -139,7 +139,7 @@ impl Kept {
     /// Adds the refusals taken at `now` to the period of `now`. Sums of an earlier period must have been written.
     ///
     /// Returns the number of refusals that count as others because of `KINDS_MAX`.
-    pub fn count(&mut self, taken: Sums<Instant>, now: OffsetDateTime) -> u64 {
+    pub fn count(&mut self, taken: RefusalSums<Instant>, now: OffsetDateTime) -> u64 {
         // A clock that goes back does not return to an earlier period: its sums are dropped and would be overwritten.
         let period_start = self.period_start.map_or(start_of(now), |current| current.max(start_of(now)));
         if self.period_start != Some(period_start) {
@@ -184,10 +184,10 @@ fn start_of(now: OffsetDateTime) -> OffsetDateTime {
 mod tests {
     use super::*;
     use crate::domain::{refusal::Shortfall, scope_kind::ScopeKind};
-    use crate::transport::edge::{Bounds, Edge};
+    use crate::transport::edge::{Edge, EdgeBounds};
 
-    fn refusals() -> Refusals {
-        Refusals::new(Metrics::new([], Edge::new(Bounds::DEFAULT, None).gauges()))
+    fn refusals() -> RefusalRecorder {
+        RefusalRecorder::new(Metrics::new([], Edge::new(EdgeBounds::DEFAULT, None).gauges()))
     }
 
     fn refusal(dimension: Dimension, requested: i64) -> Refusal {
@@ -201,7 +201,7 @@ mod tests {
         Name::parse("user", &format!("user{number}")).unwrap()
     }
 
-    fn rows(kept: &Kept) -> Vec<(RefusalKey<String>, RefusalCount<OffsetDateTime>)> {
+    fn rows(kept: &PeriodSums) -> Vec<(RefusalKey<String>, RefusalCount<OffsetDateTime>)> {
         let (_, rows) = kept.unwritten().unwrap();
         rows.into_iter().map(|row| (row.key.clone(), *row.count)).collect()
     }
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn sums_are_written_and_not_what_came_to_them() {
-        let (refusals, mut kept) = (refusals(), Kept::default());
+        let (refusals, mut kept) = (refusals(), PeriodSums::default());
         refusals.note(&user(1), &refusal(Dimension::Cores, 3), false);
         refusals.note(&user(1), &refusal(Dimension::Cores, 5), false);
         refusals.note(&user(2), &refusal(Dimension::Cores, 3), false);
@@ -242,7 +242,7 @@ mod tests {
 
     #[test]
     fn of_too_many_kinds_the_rest_are_others_and_none_is_lost() {
-        let (refusals, mut kept) = (refusals(), Kept::default());
+        let (refusals, mut kept) = (refusals(), PeriodSums::default());
         for number in 0..KINDS_MAX + 10 {
             refusals.note(&user(number), &refusal(Dimension::Custom("gpu".into()), 2), false);
         }

@@ -16,24 +16,24 @@ use crate::{
     domain::{
         cap::Cap,
         em::EmInstance,
-        judgement::{Room, Short},
-        operation::{Grant, Operation, Outcome, Rejection, Request, RequestScopes, RequestSpec},
+        judgement::{BlockedRequest, DryRunResult},
+        operation::{Grant, Operation, Outcome, PlacedRequest, Rejection, RequestScopes, RequestSpec},
         principal::Actor,
     },
     error::Error,
     metrics::{
         Metrics,
-        requests::{Ended, RequestUnderWay},
+        requests::{RequestEnd, RequestTimer},
     },
     telemetry::{decisions, traces},
 };
 
 use super::{
     admission::{Admission, Verdict},
-    committer::{Committer, Patience},
+    committer::{Committer, LockWait},
     limits::LimitService,
-    refusals::Refusals,
-    waiting::{Caller, WaitingLine, Wake, Woken},
+    refusals::RefusalRecorder,
+    waiting::{LocalWaitQueue, WaitHandle, WaitResult, WakeReason},
 };
 
 /// Maximum number of EMs to try before a new survey: so many full EMs show that the cluster view is stale.
@@ -44,28 +44,28 @@ const CANDIDATES_MAX: usize = 4;
 pub struct RequestResourceService {
     admission: Admission,
     committer: Committer,
-    line: WaitingLine,
+    line: LocalWaitQueue,
     limits: LimitService,
-    refusals: Refusals,
+    refusals: RefusalRecorder,
     metrics: Metrics,
 }
 
 /// Deadlines of one request.
 #[derive(Debug, Clone, Copy)]
-pub struct Deadlines {
+pub struct RequestDeadlines {
     /// Deadline for resource locks.
     pub locks: Instant,
     /// Deadline in the wait queue; `None` to be refused immediately.
     pub line: Option<Instant>,
 }
 
-impl Deadlines {
+impl RequestDeadlines {
     /// Whether a request with this result may enter the wait queue: it can fit later, or only contended EMs have capacity for
     /// it.
     fn leave_hope(self, any_em: bool, answer: &Result<Outcome, Error>) -> bool {
         match answer {
             Ok(Outcome::Refused(refusal)) => !refusal.never_fits,
-            answer => any_em && self.line.is_some() && Patience::elsewhere(self.locks).turned_away(answer),
+            answer => any_em && self.line.is_some() && LockWait::elsewhere(self.locks).turned_away(answer),
         }
     }
 }
@@ -75,9 +75,9 @@ impl RequestResourceService {
     pub fn new(
         admission: Admission,
         committer: Committer,
-        line: WaitingLine,
+        line: LocalWaitQueue,
         limits: LimitService,
-        refusals: Refusals,
+        refusals: RefusalRecorder,
         metrics: Metrics,
     ) -> Self {
         Self { admission, committer, line, limits, refusals, metrics }
@@ -113,11 +113,11 @@ impl RequestResourceService {
         &self,
         em: Option<EmInstance>,
         asks: Vec<Arc<RequestSpec>>,
-        deadlines: Deadlines,
+        deadlines: RequestDeadlines,
         active: A,
     ) -> Result<(Outcome, usize), Error> {
         let asked = asks.first().cloned().ok_or_else(|| Error::defect("a request without a request"))?;
-        let under_way = RequestUnderWay::begin(&self.metrics.requests);
+        let under_way = RequestTimer::begin(&self.metrics.requests);
         let (any_em, may_wait) = (em.is_none(), deadlines.line.is_some());
         let answered = match asks.len() {
             1 => self.judge(em, asked.clone(), (&[], &mut None), deadlines, active).await.map(|answer| (answer, 0)),
@@ -133,10 +133,10 @@ impl RequestResourceService {
             Ok(Outcome::Refused(refusal)) => {
                 self.refusals.note(&asked.user, refusal, any_em);
                 // A refusal of a request that waited and could fit later is a timeout.
-                Ended::Refused { refusal, timed_out: may_wait && !refusal.never_fits }
+                RequestEnd::Refused { refusal, timed_out: may_wait && !refusal.never_fits }
             }
-            Ok(_) => Ended::Granted,
-            Err(_) => Ended::Failed,
+            Ok(_) => RequestEnd::Granted,
+            Err(_) => RequestEnd::Failed,
         });
         Ok((answer?, number))
     }
@@ -147,7 +147,7 @@ impl RequestResourceService {
         &self,
         em: Option<EmInstance>,
         asks: Vec<Arc<RequestSpec>>,
-        deadlines: Deadlines,
+        deadlines: RequestDeadlines,
         active: A,
     ) -> Result<(Outcome, usize), Error> {
         let (mut may_fit, mut first) = (Vec::new(), None);
@@ -185,8 +185,8 @@ impl RequestResourceService {
         &self,
         em: Option<EmInstance>,
         ask: Arc<RequestSpec>,
-        others: (Others<'_>, &mut Option<usize>),
-        deadlines: Deadlines,
+        others: (AlternativeSpecs<'_>, &mut Option<usize>),
+        deadlines: RequestDeadlines,
         active: A,
     ) -> Result<Outcome, Error> {
         let any_em = em.is_none();
@@ -215,7 +215,7 @@ impl RequestResourceService {
         &self,
         em: Option<&EmInstance>,
         ask: &Arc<RequestSpec>,
-        deadlines: Deadlines,
+        deadlines: RequestDeadlines,
     ) -> Result<Outcome, Error> {
         match em {
             Some(em) => self.request_on(request(em.clone(), ask), deadlines.locks.into()).await,
@@ -234,7 +234,7 @@ impl RequestResourceService {
         em: Option<EmInstance>,
         asks: Vec<Arc<RequestSpec>>,
         deadline: Instant,
-    ) -> Result<(EmInstance, Verdict, Room, usize), Error> {
+    ) -> Result<(EmInstance, Verdict, DryRunResult, usize), Error> {
         let mut first = None;
         for (number, ask) in asks.into_iter().enumerate() {
             let (em, verdict, room) = self.dry_run_of(em.clone(), ask, deadline).await?;
@@ -251,7 +251,7 @@ impl RequestResourceService {
         em: Option<EmInstance>,
         ask: Arc<RequestSpec>,
         deadline: Instant,
-    ) -> Result<(EmInstance, Verdict, Room), Error> {
+    ) -> Result<(EmInstance, Verdict, DryRunResult), Error> {
         let em = match em {
             Some(em) => em,
             None => {
@@ -267,7 +267,7 @@ impl RequestResourceService {
         Ok((em, verdict, room))
     }
 
-    async fn request_on(&self, request: Request, patience: Patience) -> Result<Outcome, Error> {
+    async fn request_on(&self, request: PlacedRequest, patience: LockWait) -> Result<Outcome, Error> {
         if self.admission.is_doubtful(&request)
             && let Verdict::Refused(short) = self.admission.look(request.clone(), patience.until).await?
         {
@@ -277,7 +277,7 @@ impl RequestResourceService {
     }
 
     /// Submits the request to the committer. A grant includes the counters if the request has requested them.
-    async fn commit(&self, request: Request, patience: Patience) -> Result<Outcome, Error> {
+    async fn commit(&self, request: PlacedRequest, patience: LockWait) -> Result<Outcome, Error> {
         let by = request.ask.principal.clone();
         if !request.ask.return_counters {
             return self.committer.submit(by.into(), Operation::Request(request), patience).await;
@@ -292,8 +292,8 @@ impl RequestResourceService {
     ///
     /// If only contended EMs have capacity, a request that may not wait in the queue retries until its deadline. If no EM has
     /// capacity, the closest EM gives the reason of the refusal.
-    async fn choose(&self, ask: &Arc<RequestSpec>, deadlines: Deadlines) -> Result<Outcome, Error> {
-        let Deadlines { locks: deadline, line } = deadlines;
+    async fn choose(&self, ask: &Arc<RequestSpec>, deadlines: RequestDeadlines) -> Result<Outcome, Error> {
+        let RequestDeadlines { locks: deadline, line } = deadlines;
         self.admission.survey_beside(deadline).await?;
         if let Some(answer) = self.try_some(ask, deadline).await {
             return answer;
@@ -309,8 +309,8 @@ impl RequestResourceService {
             let em = held.clone().or_else(|| self.admission.closest(ask));
             let em = em.ok_or_else(|| self.admission.none_for(ask))?;
             let patience = match line {
-                None => Patience::for_a_moment(deadline),
-                Some(_) => Patience::elsewhere(deadline),
+                None => LockWait::for_a_moment(deadline),
+                Some(_) => LockWait::elsewhere(deadline),
             };
             match (self.request_on(request(em, ask), patience).await, held) {
                 // The EM was drained after the cluster view was read; placement no longer selects it as the closest.
@@ -334,7 +334,7 @@ impl RequestResourceService {
     async fn try_some(&self, ask: &Arc<RequestSpec>, deadline: Instant) -> Option<Result<Outcome, Error>> {
         let (mut tried, mut full) = (Vec::new(), 0);
         while full < CANDIDATES_MAX {
-            let (em, patience) = (self.admission.choose(ask, &tried)?, Patience::elsewhere(deadline));
+            let (em, patience) = (self.admission.choose(ask, &tried)?, LockWait::elsewhere(deadline));
             let answer = self.request_on(request(em.clone(), ask), patience).await;
             if !matches!(answer, Ok(Outcome::Granted(_))) {
                 self.admission.settle(&em);
@@ -351,9 +351,9 @@ impl RequestResourceService {
     /// Waits in the queue until the request has a result. Records the result in the metrics.
     async fn wait(
         &self,
-        request: Request,
-        (others, other): (Others<'_>, &mut Option<usize>),
-        mut caller: Caller,
+        request: PlacedRequest,
+        (others, other): (AlternativeSpecs<'_>, &mut Option<usize>),
+        mut caller: WaitHandle,
     ) -> Result<Outcome, Error> {
         let answer = self.stand_in_line(request, others, &mut caller).await.map(|(answer, granted)| {
             *other = granted;
@@ -370,11 +370,11 @@ impl RequestResourceService {
     /// Retries after each wake-up until the wait deadline.
     async fn stand_in_line(
         &self,
-        mut request: Request,
-        others: Others<'_>,
-        caller: &mut Caller,
+        mut request: PlacedRequest,
+        others: AlternativeSpecs<'_>,
+        caller: &mut WaitHandle,
     ) -> Result<(Outcome, Option<usize>), Error> {
-        let (mut next, mut refusal, mut turned_away) = (Try::default(), None, 0);
+        let (mut next, mut refusal, mut turned_away) = (QueuedAttempt::default(), None, 0);
         loop {
             let (other, mut again) = (next.other.take(), None);
             let ask = other.and_then(|other| others.get(other)).unwrap_or(&request.ask).clone();
@@ -384,9 +384,9 @@ impl RequestResourceService {
                 // A request without a named EM does not wait for contended EMs, unless it has no queue entry and all its EMs
                 // are contended.
                 true if !stands && turned_away > 0 && self.admission.is_held(&request.em) => {
-                    Patience::for_a_moment(until)
+                    LockWait::for_a_moment(until)
                 }
-                true => Patience::elsewhere(until),
+                true => LockWait::elsewhere(until),
             };
             match self.try_in_line(&request, ask, next.elsewhere.take(), (&mut *caller, patience)).await {
                 Ok(Outcome::Waiting(waiting)) => {
@@ -439,11 +439,11 @@ impl RequestResourceService {
                 }
                 // A queue entry survives a short outage.
                 Err(error) if error.may_pass() && !caller.spots().is_empty() => match caller.pause().await {
-                    Woken::Look(_) => continue,
-                    Woken::TimeIsUp => {
+                    WaitResult::Look(_) => continue,
+                    WaitResult::TimeIsUp => {
                         return refusal.map_or(Err(error), |refusal| Ok((Outcome::Refused(refusal), None)));
                     }
-                    Woken::Stopping => return Err(Error::ShuttingDown),
+                    WaitResult::Stopping => return Err(Error::ShuttingDown),
                 },
                 Err(error) => return Err(error),
             }
@@ -463,22 +463,22 @@ impl RequestResourceService {
     /// Submits the request, on another EM or as another spec if given. The queue entry stays unchanged if the attempt fails.
     async fn try_in_line(
         &self,
-        request: &Request,
+        request: &PlacedRequest,
         ask: Arc<RequestSpec>,
         elsewhere: Option<EmInstance>,
-        (caller, patience): (&mut Caller, Patience),
+        (caller, patience): (&mut WaitHandle, LockWait),
     ) -> Result<Outcome, Error> {
         let is_other = !Arc::ptr_eq(&ask, &request.ask);
         let wait = caller.wait(request.ask.ticket_id, is_other || elsewhere.is_some()).await?;
         let em = elsewhere.unwrap_or_else(|| request.em.clone());
         let scopes = if is_other { RequestScopes::default() } else { request.scopes.clone() };
-        let tried = Request { em, ask, wait: Some(wait), scopes };
+        let tried = PlacedRequest { em, ask, wait: Some(wait), scopes };
         caller.tries();
         self.commit(tried, patience).await
     }
 
     /// Returns another EM at which a request without a named EM can wait; `None` if there is none.
-    async fn other_home(&self, request: &Request, caller: &Caller) -> Result<Option<EmInstance>, Error> {
+    async fn other_home(&self, request: &PlacedRequest, caller: &WaitHandle) -> Result<Option<EmInstance>, Error> {
         if !caller.any_em() {
             return Ok(None);
         }
@@ -491,28 +491,28 @@ impl RequestResourceService {
     /// `again` is the wake reason of a request that must check immediately, without parking.
     async fn until_worth_trying(
         &self,
-        request: &mut Request,
-        (others, at_once): (Others<'_>, bool),
-        (caller, again): (&mut Caller, Option<Wake>),
-    ) -> Result<Option<Try>, Error> {
+        request: &mut PlacedRequest,
+        (others, at_once): (AlternativeSpecs<'_>, bool),
+        (caller, again): (&mut WaitHandle, Option<WakeReason>),
+    ) -> Result<Option<QueuedAttempt>, Error> {
         if at_once && let Some(fits) = self.fits_as_other(request, others, caller).await {
             return Ok(Some(fits));
         }
         let mut woken = match again {
-            Some(wake) => Woken::Look(wake),
+            Some(wake) => WaitResult::Look(wake),
             None => caller.woken().await,
         };
         loop {
             let wake = match woken {
-                Woken::TimeIsUp => return Ok(None),
-                Woken::Stopping => return Err(Error::ShuttingDown),
-                Woken::Look(wake) => wake,
+                WaitResult::TimeIsUp => return Ok(None),
+                WaitResult::Stopping => return Err(Error::ShuttingDown),
+                WaitResult::Look(wake) => wake,
             };
             woken = match self.is_worth_trying(request, caller, wake).await {
-                Ok(Some(elsewhere)) => return Ok(Some(Try { elsewhere, woken_by: Some(wake), other: None })),
+                Ok(Some(elsewhere)) => return Ok(Some(QueuedAttempt { elsewhere, woken_by: Some(wake), other: None })),
                 Ok(None) => {
                     if let Some(fits) = self.fits_as_other(request, others, caller).await {
-                        return Ok(Some(Try { woken_by: Some(wake), ..fits }));
+                        return Ok(Some(QueuedAttempt { woken_by: Some(wake), ..fits }));
                     }
                     caller.pass_on(wake);
                     caller.woken().await
@@ -526,9 +526,9 @@ impl RequestResourceService {
     /// Checks whether to submit the request again. The inner value is the EM if it differs from the EM of the queue entry.
     async fn is_worth_trying(
         &self,
-        request: &mut Request,
-        caller: &mut Caller,
-        wake: Wake,
+        request: &mut PlacedRequest,
+        caller: &mut WaitHandle,
+        wake: WakeReason,
     ) -> Result<Option<Option<EmInstance>>, Error> {
         if wake.is_coming {
             return Ok(Some(None));
@@ -548,7 +548,12 @@ impl RequestResourceService {
     }
 
     /// Returns the next attempt as one of `others` if one fits. If none fits, subscribes to the wait keys where they are short.
-    async fn fits_as_other(&self, request: &Request, others: Others<'_>, caller: &mut Caller) -> Option<Try> {
+    async fn fits_as_other(
+        &self,
+        request: &PlacedRequest,
+        others: AlternativeSpecs<'_>,
+        caller: &mut WaitHandle,
+    ) -> Option<QueuedAttempt> {
         if others.is_empty() {
             return None;
         }
@@ -564,11 +569,11 @@ impl RequestResourceService {
             };
             while let Some(there) = em.take() {
                 let (ask, wait, scopes) = (ask.clone(), Some(wait.clone()), RequestScopes::default());
-                let look = Request { em: there.clone(), ask: ask.clone(), wait, scopes };
+                let look = PlacedRequest { em: there.clone(), ask: ask.clone(), wait, scopes };
                 match self.admission.look(look, caller.until()).await {
                     Ok(Verdict::Fits) => {
                         let elsewhere = Some(there).filter(|em| *em != request.em);
-                        return Some(Try { elsewhere, woken_by: None, other: Some(number) });
+                        return Some(QueuedAttempt { elsewhere, woken_by: None, other: Some(number) });
                     }
                     Ok(Verdict::Refused(short)) => {
                         let short = short.spots.into_iter().filter(|(_, is_short)| *is_short);
@@ -586,7 +591,11 @@ impl RequestResourceService {
         None
     }
 
-    async fn look_again(&self, request: &Request, caller: &Caller) -> Result<Option<Option<EmInstance>>, Error> {
+    async fn look_again(
+        &self,
+        request: &PlacedRequest,
+        caller: &WaitHandle,
+    ) -> Result<Option<Option<EmInstance>>, Error> {
         if caller.any_em() {
             self.admission.survey_beside(caller.until()).await?;
             let mut tried = Vec::new();
@@ -594,7 +603,7 @@ impl RequestResourceService {
             while tried.len() < CANDIDATES_MAX
                 && let Some(em) = self.admission.choose(&request.ask, &tried)
             {
-                let there = Request { em: em.clone(), ..request.clone() };
+                let there = PlacedRequest { em: em.clone(), ..request.clone() };
                 if matches!(self.admission.look(there, caller.until()).await, Ok(Verdict::Fits)) {
                     return Ok(Some(Some(em).filter(|em| *em != request.em)));
                 }
@@ -615,7 +624,7 @@ impl RequestResourceService {
 }
 
 /// Whether a result concerns one EM alone, so that another EM may still fit: it is full, contended or unregistered.
-fn may_do_elsewhere(answer: &Result<Outcome, Error>, patience: Patience) -> bool {
+fn may_do_elsewhere(answer: &Result<Outcome, Error>, patience: LockWait) -> bool {
     match answer {
         Ok(Outcome::Refused(refusal)) => refusal.is_of_em_alone(),
         Err(Error::Rejected(rejection)) => rejection.is_of_em(),
@@ -625,8 +634,8 @@ fn may_do_elsewhere(answer: &Result<Outcome, Error>, patience: Patience) -> bool
 
 /// Returns the reason for an immediate check after a contended EM: another EM may have capacity. `None` after
 /// [`CANDIDATES_MAX`] contended EMs in a row; the wake-up is then forwarded.
-fn looks_again(woken_by: Option<Wake>, turned_away: usize, caller: &Caller) -> Option<Wake> {
-    let mut wake = woken_by.unwrap_or(Wake::NEWS);
+fn looks_again(woken_by: Option<WakeReason>, turned_away: usize, caller: &WaitHandle) -> Option<WakeReason> {
+    let mut wake = woken_by.unwrap_or(WakeReason::NEWS);
     if turned_away >= CANDIDATES_MAX {
         caller.pass_on(wake);
         return None;
@@ -636,24 +645,24 @@ fn looks_again(woken_by: Option<Wake>, turned_away: usize, caller: &Caller) -> O
 }
 
 /// Whether the queue entry is unchanged by this refusal, so that the request can stay parked.
-fn stands_well(caller: &Caller, short: &Short) -> bool {
+fn stands_well(caller: &WaitHandle, short: &BlockedRequest) -> bool {
     !short.refusal.never_fits && short.spots == caller.spots()
 }
 
 /// Next attempt of a waiting request.
 #[derive(Debug, Default)]
-struct Try {
+struct QueuedAttempt {
     /// EM of the attempt, if it differs from the EM of the queue entry.
     elsewhere: Option<EmInstance>,
     /// Wake reason of the attempt.
-    woken_by: Option<Wake>,
+    woken_by: Option<WakeReason>,
     /// Index of the alternative spec of the attempt; `None` for the spec of the queue entry.
     other: Option<usize>,
 }
 
 /// Specs that may be granted instead of the spec of the queue entry.
-type Others<'a> = &'a [Arc<RequestSpec>];
+type AlternativeSpecs<'a> = &'a [Arc<RequestSpec>];
 
-fn request(em: EmInstance, ask: &Arc<RequestSpec>) -> Request {
-    Request { em, ask: ask.clone(), wait: None, scopes: RequestScopes::default() }
+fn request(em: EmInstance, ask: &Arc<RequestSpec>) -> PlacedRequest {
+    PlacedRequest { em, ask: ask.clone(), wait: None, scopes: RequestScopes::default() }
 }

@@ -16,33 +16,33 @@ use tokio::{sync::watch, time::Instant};
 
 use crate::{error::Error, store::session::answered_within};
 
-use super::tasks::Tasks;
+use super::tasks::InstanceTasks;
 
 /// Single flight of one action. Clones share it.
 #[derive(Clone, Debug)]
-pub struct SharedTry {
-    state: Arc<Mutex<State>>,
-    tasks: Tasks,
+pub struct SingleFlight {
+    state: Arc<Mutex<FlightState>>,
+    tasks: InstanceTasks,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct FlightState {
     /// Start of the last successful run.
     done: Option<Instant>,
     /// The run in progress.
-    running: Option<Running>,
+    running: Option<Flight>,
 }
 
 /// Run of the action: its start, and its result once it has ended.
 #[derive(Clone, Debug)]
-struct Running {
+struct Flight {
     began: Instant,
     ended: watch::Receiver<Option<Result<(), Error>>>,
 }
 
-impl SharedTry {
+impl SingleFlight {
     /// Creates a single flight without a run. Runs are spawned among `tasks`.
-    pub fn new(tasks: &Tasks) -> Self {
+    pub fn new(tasks: &InstanceTasks) -> Self {
         Self { state: Arc::default(), tasks: tasks.clone() }
     }
 
@@ -66,7 +66,7 @@ impl SharedTry {
 
     async fn wait<F>(
         &self,
-        running: Running,
+        running: Flight,
         age: Duration,
         (asked, deadline): (Instant, Instant),
         action: &impl Fn() -> F,
@@ -102,7 +102,7 @@ impl SharedTry {
     }
 
     /// Returns the run in progress or a new one; `None` if the last successful run is recent enough.
-    fn join<F>(&self, is_fresh: impl Fn(Instant) -> bool, action: impl Fn() -> F) -> Option<Running>
+    fn join<F>(&self, is_fresh: impl Fn(Instant) -> bool, action: impl Fn() -> F) -> Option<Flight>
     where
         F: Future<Output = Result<(), Error>> + Send + 'static,
     {
@@ -114,7 +114,7 @@ impl SharedTry {
             return Some(running.clone());
         }
         let (end, ended) = watch::channel(None);
-        let running = Running { began: Instant::now(), ended };
+        let running = Flight { began: Instant::now(), ended };
         let (began, shared, action) = (running.began, self.clone(), action());
         self.tasks.spawn(async move {
             let result = action.await;
@@ -131,7 +131,7 @@ impl SharedTry {
     }
 
     /// Locks the state. The state stays consistent if a holder panics.
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, FlightState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -146,9 +146,9 @@ mod tests {
 
     /// Action that counts its runs and waits for a permit.
     #[derive(Clone)]
-    struct Counted(Arc<AtomicUsize>, Arc<Semaphore>, Result<(), Error>);
+    struct CountingAction(Arc<AtomicUsize>, Arc<Semaphore>, Result<(), Error>);
 
-    impl Counted {
+    impl CountingAction {
         async fn act(self) -> Result<(), Error> {
             self.0.fetch_add(1, Ordering::Relaxed);
             self.1.acquire().await.unwrap().forget();
@@ -164,7 +164,7 @@ mod tests {
         Instant::now() + Duration::from_secs(10)
     }
 
-    async fn ask(shared: &SharedTry, counted: &Counted, count: usize) -> JoinSet<Result<(), Error>> {
+    async fn ask(shared: &SingleFlight, counted: &CountingAction, count: usize) -> JoinSet<Result<(), Error>> {
         let mut calls = JoinSet::new();
         for _ in 0..count {
             let (shared, counted) = (shared.clone(), counted.clone());
@@ -178,8 +178,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_failure_is_shared_by_all_who_wait_for_it() {
-        let shared = SharedTry::new(&Tasks::here());
-        let counted = Counted(Arc::default(), Arc::new(Semaphore::new(0)), Err(Error::LockTimeout));
+        let shared = SingleFlight::new(&InstanceTasks::here());
+        let counted = CountingAction(Arc::default(), Arc::new(Semaphore::new(0)), Err(Error::LockTimeout));
         let mut calls = ask(&shared, &counted, 20).await;
         // Callers that came during the run do not start another one either.
         tokio::task::yield_now().await;
@@ -192,8 +192,8 @@ mod tests {
 
     #[tokio::test]
     async fn whoever_comes_while_it_is_done_has_it_done_once_more_together() {
-        let shared = SharedTry::new(&Tasks::here());
-        let counted = Counted(Arc::default(), Arc::new(Semaphore::new(0)), Ok(()));
+        let shared = SingleFlight::new(&InstanceTasks::here());
+        let counted = CountingAction(Arc::default(), Arc::new(Semaphore::new(0)), Ok(()));
         let first = ask(&shared, &counted, 1).await;
         let later = ask(&shared, &counted, 20).await;
         counted.1.add_permits(2);
@@ -205,8 +205,8 @@ mod tests {
 
     #[tokio::test]
     async fn nobody_waits_beyond_his_deadline() {
-        let shared = SharedTry::new(&Tasks::here());
-        let counted = Counted(Arc::default(), Arc::new(Semaphore::new(0)), Ok(()));
+        let shared = SingleFlight::new(&InstanceTasks::here());
+        let counted = CountingAction(Arc::default(), Arc::new(Semaphore::new(0)), Ok(()));
         let deadline = Instant::now() + Duration::from_millis(20);
         let answer = shared.done(Duration::ZERO, deadline, || counted.clone().act()).await;
         assert!(matches!(answer, Err(Error::Unavailable(_))), "{answer:?}");

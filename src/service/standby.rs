@@ -25,12 +25,12 @@ use crate::{
     store::{
         Store, StoreError, Work, server_instance,
         session::{Session, answered_soon},
-        standby::{CONNECTIONS_MAX, Host, Looking},
-        target::Target,
+        standby::{CONNECTIONS_MAX, StandbyHost, StandbySearch},
+        target::ConnectTarget,
     },
 };
 
-use super::history::History;
+use super::history::HistoryReader;
 
 /// Maximum age of a read; beyond it, the primary is used.
 const LAG_MAX: Duration = Duration::from_secs(10);
@@ -47,7 +47,7 @@ const WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// A mark: a moment that the primary has recorded.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Mark {
+pub struct ReplayMark {
     /// Time by the database's clock.
     pub at: OffsetDateTime,
     /// Number up to which the history was complete.
@@ -58,21 +58,21 @@ pub struct Mark {
 
 /// A usable standby.
 #[derive(Debug, Clone)]
-struct Well {
-    host: Host,
+struct UsableStandby {
+    host: StandbyHost,
     /// Last replayed mark: all earlier commits are on the standby.
-    mark: Mark,
+    mark: ReplayMark,
     /// Sequence number of the host; changes with the host.
     number: u64,
 }
 
 /// Handle of the standby, if one is configured. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Standby(Option<Arc<Shared>>);
+pub struct StandbyReader(Option<Arc<StandbyInner>>);
 
 #[derive(Debug)]
-struct Shared {
-    well: watch::Sender<Option<Well>>,
+struct StandbyInner {
+    well: watch::Sender<Option<UsableStandby>>,
     admitted: Arc<Semaphore>,
     connections: Arc<Semaphore>,
     metrics: Metrics,
@@ -80,45 +80,45 @@ struct Shared {
 
 /// Connection to the standby for one read.
 #[derive(Debug)]
-pub struct Reading {
+pub struct StandbyRead {
     /// The connection.
     pub connection: PoolConnection<Postgres>,
     /// Age and validity of the read.
-    pub guard: Guard,
+    pub guard: FreshnessGuard,
 }
 
 /// Bound on the age of a read. Detects that the standby was lost during the read.
 #[derive(Debug)]
-pub struct Guard {
+pub struct FreshnessGuard {
     /// Mark of the standby: all earlier commits are in the read.
-    pub mark: Mark,
+    pub mark: ReplayMark,
     number: u64,
-    shared: Arc<Shared>,
+    shared: Arc<StandbyInner>,
     _permits: [OwnedSemaphorePermit; 2],
 }
 
-impl Standby {
+impl StandbyReader {
     /// Creates the handle for the standby at `target`, if any, and starts its monitor by `spawn`. The monitor writes marks
     /// under `instance_id`.
     pub fn start(
-        target: Option<Target>,
+        target: Option<ConnectTarget>,
         store: &Store,
         instance_id: Uuid,
         metrics: &Metrics,
-        spawn: impl FnOnce(Watching),
+        spawn: impl FnOnce(StandbyMonitor),
     ) -> Self {
         let shared = target.map(|target| {
-            let shared = Arc::new(Shared {
+            let shared = Arc::new(StandbyInner {
                 well: watch::Sender::new(None),
                 admitted: Arc::new(Semaphore::new(CONNECTIONS_MAX as usize + WAITING_MAX)),
                 connections: Arc::new(Semaphore::new(CONNECTIONS_MAX as usize)),
                 metrics: metrics.clone(),
             });
-            spawn(Watching {
+            spawn(StandbyMonitor {
                 shared: shared.clone(),
-                looking: Looking::new(target),
+                looking: StandbySearch::new(target),
                 store: store.clone(),
-                history: History::default(),
+                history: HistoryReader::default(),
                 instance_id,
                 marks: VecDeque::new(),
                 generation: store.primary().generation(),
@@ -133,7 +133,7 @@ impl Standby {
     ///
     /// # Errors
     /// [`Error::Overloaded`] if too many reads use the standby.
-    pub async fn acquire(&self) -> Result<Option<Reading>, Error> {
+    pub async fn acquire(&self) -> Result<Option<StandbyRead>, Error> {
         let Some(shared) = &self.0 else { return Ok(None) };
         if shared.usable().is_none() {
             shared.metrics.standby.passed_on();
@@ -143,24 +143,24 @@ impl Standby {
         let turn = timeout(WAIT_MAX, shared.connections.clone().acquire_owned()).await;
         let turn = turn.map_err(|_| Error::Overloaded)?.map_err(|_| Error::ShuttingDown)?;
         // Checked again after the wait.
-        if let Some(Well { host, mark, number }) = shared.usable()
+        if let Some(UsableStandby { host, mark, number }) = shared.usable()
             && let Ok(connection) = host.pool.acquire().await
         {
-            let guard = Guard { mark, number, shared: shared.clone(), _permits: [admitted, turn] };
-            return Ok(Some(Reading { connection, guard }));
+            let guard = FreshnessGuard { mark, number, shared: shared.clone(), _permits: [admitted, turn] };
+            return Ok(Some(StandbyRead { connection, guard }));
         }
         shared.metrics.standby.passed_on();
         Ok(None)
     }
 }
 
-impl Shared {
-    fn usable(&self) -> Option<Well> {
+impl StandbyInner {
+    fn usable(&self) -> Option<UsableStandby> {
         self.well.borrow().clone().filter(|well| well.mark.noted.elapsed() < LAG_MAX)
     }
 }
 
-impl Guard {
+impl FreshnessGuard {
     /// Awaits a read on the standby. Returns `None` if the primary must be used, because the standby was lost or failed. A
     /// standby may have to cancel a read in order to continue its replay.
     ///
@@ -190,20 +190,20 @@ impl Guard {
 }
 
 /// Monitor of the standby.
-pub struct Watching {
-    shared: Arc<Shared>,
-    looking: Looking,
+pub struct StandbyMonitor {
+    shared: Arc<StandbyInner>,
+    looking: StandbySearch,
     store: Store,
-    history: History,
+    history: HistoryReader,
     instance_id: Uuid,
     /// Last mark that the standby has replayed, and later ones, the oldest first.
-    marks: VecDeque<Mark>,
+    marks: VecDeque<ReplayMark>,
     /// Generation of the primary on which the marks were written.
     generation: u64,
     number: u64,
 }
 
-impl Watching {
+impl StandbyMonitor {
     /// Monitors the standby until shutdown.
     pub async fn run(mut self, stopping: CancellationToken) {
         let mut session = self.store.background_session(Work::Short);
@@ -252,7 +252,7 @@ impl Watching {
         if self.marks.len() == MARKS_MAX {
             self.marks.pop_front();
         }
-        self.marks.push_back(Mark { at, settled, noted });
+        self.marks.push_back(ReplayMark { at, settled, noted });
         Ok(())
     }
 
@@ -278,7 +278,7 @@ impl Watching {
             tracing::info!(host = host.place, "a standby answers what may be a little old");
         }
         metrics.lags(mark.noted.elapsed());
-        self.shared.well.send_replace(Some(Well { host, mark, number: self.number }));
+        self.shared.well.send_replace(Some(UsableStandby { host, mark, number: self.number }));
         Ok(())
     }
 

@@ -11,7 +11,7 @@ use crate::store::{primary::Primary, session};
 
 /// The tasks of an instance. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Tasks {
+pub struct InstanceTasks {
     runtime: Handle,
     tracker: TaskTracker,
     defect: CancellationToken,
@@ -19,7 +19,7 @@ pub struct Tasks {
     primary: Option<Primary>,
 }
 
-impl Tasks {
+impl InstanceTasks {
     /// Creates an empty set of tasks on the current runtime.
     ///
     /// # Panics
@@ -55,7 +55,7 @@ impl Tasks {
     }
 
     fn alarming(&self, task: impl Future<Output = ()> + Send + 'static) -> impl Future<Output = ()> + Send + 'static {
-        let (alarm, primary) = (Alarm(self.defect.clone()), self.primary.clone());
+        let (alarm, primary) = (PanicAlarm(self.defect.clone()), self.primary.clone());
         async move {
             match primary {
                 Some(primary) => session::leaving(primary, task).await,
@@ -70,7 +70,7 @@ impl Tasks {
         self.defect.clone()
     }
 
-    /// Closes the set: [`Tasks::wait`] can then return.
+    /// Closes the set: [`InstanceTasks::wait`] can then return.
     pub fn close(&self) {
         self.tracker.close();
     }
@@ -82,9 +82,9 @@ impl Tasks {
 }
 
 /// Signals a panic when it is dropped by one.
-struct Alarm(CancellationToken);
+struct PanicAlarm(CancellationToken);
 
-impl Drop for Alarm {
+impl Drop for PanicAlarm {
     fn drop(&mut self) {
         if std::thread::panicking() {
             self.0.cancel();
@@ -98,7 +98,7 @@ mod tests {
 
     #[tokio::test]
     async fn only_a_panic_is_a_defect() {
-        let tasks = Tasks::here();
+        let tasks = InstanceTasks::here();
         tasks.spawn(async {});
         tasks.spawn_apart("calm", async {}).unwrap();
         tasks.close();
@@ -111,7 +111,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_panic_on_a_thread_of_its_own_is_one_too() {
-        let tasks = Tasks::here();
+        let tasks = InstanceTasks::here();
         tasks.spawn_apart("panicking", async { panic!("on purpose") }).unwrap();
         tasks.close();
         tasks.wait().await;
@@ -120,7 +120,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_thread_of_its_own_starts_does_not_end_with_it() {
-        let tasks = Tasks::here();
+        let tasks = InstanceTasks::here();
         let (started, mut seen) = tokio::sync::mpsc::channel(1);
         let starter = tasks.clone();
         let later = async move {

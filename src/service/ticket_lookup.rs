@@ -16,10 +16,10 @@ use uuid::Uuid;
 use crate::{
     domain::{
         external::place_of,
-        operation::{NamedTicket, Rejection, Released},
+        operation::{Rejection, ReleaseTicket, TicketRef},
     },
     error::Error,
-    service::tasks::Tasks,
+    service::tasks::InstanceTasks,
     store::{
         Store, StoreError, action_record,
         session::{Session, answered, answered_within},
@@ -43,12 +43,12 @@ pub struct TicketLookup {
 #[derive(Debug)]
 struct Lookup {
     ticket_id: Uuid,
-    reply: oneshot::Sender<Result<Released, Error>>,
+    reply: oneshot::Sender<Result<ReleaseTicket, Error>>,
 }
 
 impl TicketLookup {
     /// Starts the task that reads; it ends when all clones of the handle are dropped.
-    pub fn start(store: &Store, tasks: &Tasks) -> Self {
+    pub fn start(store: &Store, tasks: &InstanceTasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         tasks.spawn(run(inbox, store.session()));
         Self { queue, store: store.clone() }
@@ -70,10 +70,10 @@ impl TicketLookup {
     /// - [`Rejection::TicketNotFound`] if the ticket is neither live nor in the history, or if the given user or EM is wrong.
     /// - [`Error::Overloaded`] if too many lookups wait.
     /// - Database errors; [`Error::Unavailable`] if the database has not replied by `deadline`.
-    pub async fn complete(&self, named: NamedTicket, deadline: Instant) -> Result<Released, Error> {
+    pub async fn complete(&self, named: TicketRef, deadline: Instant) -> Result<ReleaseTicket, Error> {
         match named {
-            NamedTicket { ticket_id, user: Some(user), em: Some(em) } => Ok(Released { ticket_id, user, em }),
-            NamedTicket { ticket_id, user, em } => {
+            TicketRef { ticket_id, user: Some(user), em: Some(em) } => Ok(ReleaseTicket { ticket_id, user, em }),
+            TicketRef { ticket_id, user, em } => {
                 let found = self.find(ticket_id, deadline).await?;
                 let is_right = user.is_none_or(|user| user == found.user) && em.is_none_or(|em| em == found.em);
                 is_right.then_some(found).ok_or_else(|| Rejection::TicketNotFound { ticket_id, ended: None }.into())
@@ -81,7 +81,7 @@ impl TicketLookup {
         }
     }
 
-    async fn find(&self, ticket_id: Uuid, deadline: Instant) -> Result<Released, Error> {
+    async fn find(&self, ticket_id: Uuid, deadline: Instant) -> Result<ReleaseTicket, Error> {
         let (reply, answer) = oneshot::channel();
         self.queue.try_send(Lookup { ticket_id, reply }).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
@@ -125,7 +125,7 @@ async fn run(mut inbox: mpsc::Receiver<Lookup>, mut session: Session) {
 }
 
 /// Reads user and EM of live tickets, and then of ended ones. A ticket that ends between the reads is found by the second one.
-async fn read(session: &mut Session, lookups: &[Lookup]) -> Result<HashMap<Uuid, Released>, StoreError> {
+async fn read(session: &mut Session, lookups: &[Lookup]) -> Result<HashMap<Uuid, ReleaseTicket>, StoreError> {
     let connection = session.get().await?;
     let ids: HashSet<Uuid> = lookups.iter().map(|lookup| lookup.ticket_id).collect();
     let mut ids: Vec<Uuid> = ids.into_iter().collect();
@@ -133,7 +133,9 @@ async fn read(session: &mut Session, lookups: &[Lookup]) -> Result<HashMap<Uuid,
     ids.retain(|id| !found.contains_key(id));
     if !ids.is_empty() {
         let ended = action_record::read(&mut *connection, &ids).await?.into_values();
-        found.extend(ended.map(|ended| (ended.id, Released { ticket_id: ended.id, user: ended.user, em: ended.em })));
+        found.extend(
+            ended.map(|ended| (ended.id, ReleaseTicket { ticket_id: ended.id, user: ended.user, em: ended.em })),
+        );
     }
     Ok(found)
 }

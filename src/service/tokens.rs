@@ -55,19 +55,19 @@ pub struct Caller {
     /// Rights of the caller.
     pub rights: Rights,
     /// Signals that the credential has ended. Long-running streams of the caller then end.
-    pub ended: Ended,
+    pub ended: CallerExpiry,
 }
 
 /// Signal that a caller's credential has ended. Clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Ended {
+pub struct CallerExpiry {
     cancelled: CancellationToken,
     why: Arc<OnceLock<Unauthenticated>>,
     /// Deadline of the credential, with the reason after it. No task is needed for it.
     until: Option<(Instant, Unauthenticated)>,
 }
 
-impl Ended {
+impl CallerExpiry {
     /// Returns the signal with an additional deadline: at `until` it ends for the reason `why`.
     pub fn until(&self, until: Instant, why: impl Into<Unauthenticated>) -> Self {
         Self { until: Some((until, why.into())), ..self.clone() }
@@ -126,32 +126,32 @@ impl Token {
 }
 
 #[derive(Debug)]
-struct Known {
+struct KnownTokens {
     by_hash: HashMap<TokenHash, Token>,
     /// Caller of calls without a token; `None` if any token exists, even an unreadable one.
     anonymous: Option<Arc<Caller>>,
 }
 
-impl Known {
+impl KnownTokens {
     /// Creates a cache without tokens.
     fn nothing() -> Self {
-        let (principal, rights, ended) = (Principal::Anonymous, Rights::of_admin(), Ended::default());
+        let (principal, rights, ended) = (Principal::Anonymous, Rights::of_admin(), CallerExpiry::default());
         Self { by_hash: HashMap::new(), anonymous: Some(Arc::new(Caller { principal, rights, ended })) }
     }
 }
 
 /// Token cache of an instance. Clones share it.
 #[derive(Debug, Clone)]
-pub struct Tokens(Arc<ArcSwap<Known>>);
+pub struct TokenCache(Arc<ArcSwap<KnownTokens>>);
 
-impl Default for Tokens {
+impl Default for TokenCache {
     /// Creates a cache without tokens.
     fn default() -> Self {
-        Self(Arc::new(ArcSwap::from_pointee(Known::nothing())))
+        Self(Arc::new(ArcSwap::from_pointee(KnownTokens::nothing())))
     }
 }
 
-impl Tokens {
+impl TokenCache {
     /// Reads all tokens for the first time.
     ///
     /// # Errors
@@ -189,7 +189,7 @@ impl Tokens {
         let anonymous = match &before.anonymous {
             _ if !stored.is_empty() => None,
             Some(anonymous) => Some(anonymous.clone()),
-            None => Known::nothing().anonymous,
+            None => KnownTokens::nothing().anonymous,
         };
         let sound = stored.into_iter().filter_map(|stored| {
             let told =
@@ -197,7 +197,7 @@ impl Tokens {
             stored.inspect_err(told).ok()
         });
         let by_hash = sound.map(|stored| (stored.hash, known(stored, &before, asked))).collect();
-        let known = Arc::new(Known { by_hash, anonymous });
+        let known = Arc::new(KnownTokens { by_hash, anonymous });
         self.0.store(known.clone());
         let gone = before.by_hash.iter().filter(|(hash, _)| !known.by_hash.contains_key(*hash));
         gone.for_each(|(_, token)| token.caller.ended.end(Unauthenticated::Unknown));
@@ -229,7 +229,7 @@ impl Tokens {
 }
 
 /// Converts a row. A token that was cached before keeps its end signal and its use.
-fn known(stored: StoredToken, before: &Known, asked: Instant) -> Token {
+fn known(stored: StoredToken, before: &KnownTokens, asked: Instant) -> Token {
     let StoredToken { id, hash, name, rights, left, is_revoked } = stored;
     let (was_used, ended) = match before.by_hash.get(&hash) {
         Some(token) => (token.was_used.clone(), token.caller.ended.clone()),
@@ -241,21 +241,21 @@ fn known(stored: StoredToken, before: &Known, asked: Instant) -> Token {
 
 /// Background task that reloads the token cache.
 #[derive(Debug)]
-pub struct ReadTokens {
-    tokens: Tokens,
+pub struct RefreshTokens {
+    tokens: TokenCache,
     version: Option<i64>,
     read: Instant,
     noted: Instant,
 }
 
-impl ReadTokens {
+impl RefreshTokens {
     /// Creates the task after the first read.
-    pub fn new(tokens: Tokens) -> Self {
+    pub fn new(tokens: TokenCache) -> Self {
         Self { tokens, version: None, read: Instant::now(), noted: Instant::now() }
     }
 }
 
-impl Task for ReadTokens {
+impl Task for RefreshTokens {
     const NAME: &'static str = "tokens";
 
     const PERIOD: Duration = PERIOD;
@@ -297,7 +297,7 @@ mod tests {
 
     #[test]
     fn a_token_is_let_in_until_it_is_over_or_revoked() {
-        let (hour, now, tokens) = (Duration::from_secs(3600), Instant::now(), Tokens::default());
+        let (hour, now, tokens) = (Duration::from_secs(3600), Instant::now(), TokenCache::default());
         let anonymous = tokens.anonymous().expect("nobody needs one");
         let ((good, a), (over, b), (revoked, c)) =
             (stored(1, hour, false), stored(2, Duration::ZERO, false), stored(3, hour, true));
@@ -324,7 +324,7 @@ mod tests {
 
     #[test]
     fn what_goes_on_under_a_token_ends_when_its_row_is_gone() {
-        let (tokens, (token, row)) = (Tokens::default(), stored(1, Duration::MAX, false));
+        let (tokens, (token, row)) = (TokenCache::default(), stored(1, Duration::MAX, false));
         tokens.replace(vec![Ok(row)], Instant::now());
         let caller = tokens.find(&token).unwrap();
         tokens.replace(vec![], Instant::now());

@@ -23,7 +23,7 @@ use crate::{
         em::{Em, EmInstance},
         line::{QueuePosition, WaitingRequest},
         name::Name,
-        observation::Observed,
+        observation::ObservedUse,
         operation::Rejection,
         report::EmStatus,
         ticket::{EngineInstance, Ticket},
@@ -31,23 +31,23 @@ use crate::{
     error::Error,
     store::{
         Store,
-        action_record::{self, Numbers},
+        action_record::{self, NumberRange},
         em_observed, em_report, em_resource,
         session::answered,
-        user_resource::{self, Filter, Page},
+        user_resource::{self, TicketFilter, TicketListPage},
         waiting,
     },
 };
 
 use super::{
-    history::History,
-    standby::{Mark, Reading, Standby},
+    history::HistoryReader,
+    standby::{ReplayMark, StandbyRead, StandbyReader},
 };
 
 pub mod accounting;
 mod search;
 
-use search::{Found, find, span};
+use search::{SearchPage, find, span};
 
 /// Number of EMs per read if a filter without an index applies, and maximum number of reads per page.
 const LOOKED_AT_ONCE: usize = 1000;
@@ -55,7 +55,7 @@ const LOOKS_MAX: usize = 5;
 
 /// Page of EMs.
 #[derive(Debug)]
-pub struct Ems {
+pub struct EmPage {
     /// EMs in the order of their keys, each with the status by its reports.
     pub shown: Vec<(Em, Option<EmStatus>)>,
     /// EM after which the next page begins; `None` at the end.
@@ -67,7 +67,7 @@ const STATES_BYTES_MAX: usize = 1 << 20;
 
 /// Page of history lines.
 #[derive(Debug)]
-pub struct Lines {
+pub struct ActionPage {
     /// Lines in the requested order.
     pub shown: Vec<ActionRecord>,
     /// Number of the last line that was examined.
@@ -78,7 +78,7 @@ pub struct Lines {
 
 /// Result with its age.
 #[derive(Debug)]
-pub struct Dated<T> {
+pub struct DatedResult<T> {
     /// The result.
     pub told: T,
     /// Time up to which all commits are included; `None` if the primary was read.
@@ -101,18 +101,18 @@ fn cut(mut found: Vec<ActionRecord>, limit: usize) -> (Vec<ActionRecord>, bool) 
 
 /// Service for queries. Clones share it.
 #[derive(Clone, Debug)]
-pub struct Usage {
+pub struct UsageQueries {
     store: Store,
-    standby: Standby,
+    standby: StandbyReader,
     silent_after: Duration,
-    history: History,
+    history: HistoryReader,
 }
 
-impl Usage {
+impl UsageQueries {
     /// Creates the service. Reads that may be stale use `standby` if it is usable. EMs without a report for `silent_after` are
     /// silent.
-    pub fn new(store: Store, standby: Standby, silent_after: Duration) -> Self {
-        Self { store, standby, silent_after, history: History::default() }
+    pub fn new(store: Store, standby: StandbyReader, silent_after: Duration) -> Self {
+        Self { store, standby, silent_after, history: HistoryReader::default() }
     }
 
     /// Returns an EM with the status by its reports.
@@ -154,7 +154,7 @@ impl Usage {
     pub async fn tickets_by_id(
         &self,
         ticket_ids: &[Uuid],
-    ) -> Result<(HashMap<Uuid, Ticket>, HashMap<Uuid, Observed>), Error> {
+    ) -> Result<(HashMap<Uuid, Ticket>, HashMap<Uuid, ObservedUse>), Error> {
         let mut connection = self.store.operators().acquire().await?;
         let tickets = answered(user_resource::read(&mut *connection, ticket_ids)).await?;
         let observed = answered(em_observed::read(&mut connection, tickets.values())).await?;
@@ -170,11 +170,11 @@ impl Usage {
     /// Database errors.
     pub async fn ems(
         &self,
-        filter: &em_resource::Filter,
+        filter: &em_resource::EmFilter,
         min_fullness: u8,
         after: Option<&EmInstance>,
         limit: usize,
-    ) -> Result<Ems, Error> {
+    ) -> Result<EmPage, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let (mut ems, mut next) = (Vec::new(), after.cloned());
         // One EM more than the page shows whether another page follows; without filters, one read is enough.
@@ -202,14 +202,14 @@ impl Usage {
             let status = statuses.remove(&em.instance);
             (em, status)
         };
-        Ok(Ems { shown: ems.into_iter().map(with_status).collect(), next })
+        Ok(EmPage { shown: ems.into_iter().map(with_status).collect(), next })
     }
 
     /// Returns the observed use of a live ticket, if any.
     ///
     /// # Errors
     /// Database errors.
-    pub async fn observed(&self, ticket: &Ticket) -> Result<Option<Observed>, Error> {
+    pub async fn observed(&self, ticket: &Ticket) -> Result<Option<ObservedUse>, Error> {
         let read = async {
             let mut connection = self.store.pool().await?.acquire().await?;
             em_observed::read(&mut connection, [ticket]).await
@@ -240,7 +240,7 @@ impl Usage {
         users: Option<&BTreeSet<Name>>,
     ) -> Result<Ticket, Error> {
         let (is_bound, users) = (users.is_some(), users.cloned());
-        let filter = Filter { engine: Some(engine.clone()), users, is_bound, ..Filter::default() };
+        let filter = TicketFilter { engine: Some(engine.clone()), users, is_bound, ..TicketFilter::default() };
         let mut page = answered(user_resource::list(&self.store.pool().await?, &filter, Uuid::nil(), 1)).await?;
         match (page.tickets.pop(), page.next) {
             (Some(ticket), None) => Ok(ticket),
@@ -255,7 +255,7 @@ impl Usage {
     /// Database errors.
     pub async fn waiting(
         &self,
-        filter: &waiting::Filter,
+        filter: &waiting::WaitingFilter,
         after: Option<QueuePosition>,
         limit: i64,
     ) -> Result<Vec<(QueuePosition, WaitingRequest)>, Error> {
@@ -271,28 +271,28 @@ impl Usage {
     /// Database errors.
     pub async fn actions(
         &self,
-        filter: &action_record::Filter,
+        filter: &action_record::ActionFilter,
         after: i64,
         limit: usize,
-    ) -> Result<Dated<Lines>, Error> {
-        if let Some(Reading { mut connection, guard }) = self.standby.acquire().await? {
+    ) -> Result<DatedResult<ActionPage>, Error> {
+        if let Some(StandbyRead { mut connection, guard }) = self.standby.acquire().await? {
             let read = Box::pin(self.actions_on(&mut connection, Some(guard.mark), filter, (after, limit)));
             if let Some(lines) = guard.answered(read).await? {
-                return Ok(Dated { told: lines, as_of: Some(guard.mark.at) });
+                return Ok(DatedResult { told: lines, as_of: Some(guard.mark.at) });
             }
         }
         let mut connection = self.store.operators().acquire().await?;
         let lines = Box::pin(self.actions_on(&mut connection, None, filter, (after, limit))).await?;
-        Ok(Dated { told: lines, as_of: None })
+        Ok(DatedResult { told: lines, as_of: None })
     }
 
     async fn actions_on(
         &self,
         connection: &mut PgConnection,
-        mark: Option<Mark>,
-        filter: &action_record::Filter,
+        mark: Option<ReplayMark>,
+        filter: &action_record::ActionFilter,
         (after, limit): (i64, usize),
-    ) -> Result<Lines, Error> {
+    ) -> Result<ActionPage, Error> {
         // One line more than the page shows whether another page follows.
         let read = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
         // A standby cannot determine the numbers that may still appear; lines of one ticket have no such gap.
@@ -300,14 +300,14 @@ impl Usage {
             let mut shown = self.history.read(connection, filter.ticket_id, after, read).await?;
             let more = shown.len() > limit;
             shown.truncate(limit);
-            return Ok(Lines { last: shown.last().map_or(after, |line| line.number), shown, more });
+            return Ok(ActionPage { last: shown.last().map_or(after, |line| line.number), shown, more });
         }
         let end = match mark {
             Some(mark) => mark.settled,
             None => self.history.settled(connection).await?,
         };
-        let span = span(connection, filter, Numbers { after, last: end }).await?;
-        let Found { lines, looked } = find(connection, filter, span, false, read).await?;
+        let span = span(connection, filter, NumberRange { after, last: end }).await?;
+        let SearchPage { lines, looked } = find(connection, filter, span, false, read).await?;
         let (shown, is_cut) = cut(lines, limit);
         let last = match shown.last().filter(|_| is_cut) {
             Some(line) => line.number,
@@ -315,7 +315,7 @@ impl Usage {
             None if looked.last == span.last => end.max(after),
             None => looked.last,
         };
-        Ok(Lines { more: is_cut || looked.last < span.last, shown, last })
+        Ok(ActionPage { more: is_cut || looked.last < span.last, shown, last })
     }
 
     /// Returns up to `limit` matching history lines below number `before`, newest first. Lines that are being committed may be
@@ -325,19 +325,19 @@ impl Usage {
     /// Database errors.
     pub async fn newest_actions(
         &self,
-        filter: &action_record::Filter,
+        filter: &action_record::ActionFilter,
         before: Option<i64>,
         limit: usize,
-    ) -> Result<Dated<Lines>, Error> {
-        if let Some(Reading { mut connection, guard }) = self.standby.acquire().await? {
+    ) -> Result<DatedResult<ActionPage>, Error> {
+        if let Some(StandbyRead { mut connection, guard }) = self.standby.acquire().await? {
             let read = Box::pin(newest_actions_on(&mut connection, filter, before, limit));
             if let Some(lines) = guard.answered(read).await? {
-                return Ok(Dated { told: lines, as_of: Some(guard.mark.at) });
+                return Ok(DatedResult { told: lines, as_of: Some(guard.mark.at) });
             }
         }
         let mut connection = self.store.operators().acquire().await?;
         let lines = Box::pin(newest_actions_on(&mut connection, filter, before, limit)).await?;
-        Ok(Dated { told: lines, as_of: None })
+        Ok(DatedResult { told: lines, as_of: None })
     }
 
     /// Returns up to `limit` matching live tickets after the ticket `after` (nil for the first page), oldest first, with their
@@ -347,10 +347,10 @@ impl Usage {
     /// Database errors.
     pub async fn tickets(
         &self,
-        filter: &Filter,
+        filter: &TicketFilter,
         after: Uuid,
         limit: i64,
-    ) -> Result<(Page, HashMap<Uuid, Observed>), Error> {
+    ) -> Result<(TicketListPage, HashMap<Uuid, ObservedUse>), Error> {
         let mut connection = self.store.operators().acquire().await?;
         let page = answered(user_resource::list(&mut *connection, filter, after, limit)).await?;
         let observed = answered(em_observed::read(&mut connection, &page.tickets)).await?;
@@ -360,18 +360,18 @@ impl Usage {
 
 async fn newest_actions_on(
     connection: &mut PgConnection,
-    filter: &action_record::Filter,
+    filter: &action_record::ActionFilter,
     before: Option<i64>,
     limit: usize,
-) -> Result<Lines, Error> {
+) -> Result<ActionPage, Error> {
     let read = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
     let last = before.map_or(i64::MAX, |before| before.saturating_sub(1));
-    let span = span(connection, filter, Numbers { after: 0, last }).await?;
-    let Found { lines, looked } = find(connection, filter, span, true, read).await?;
+    let span = span(connection, filter, NumberRange { after: 0, last }).await?;
+    let SearchPage { lines, looked } = find(connection, filter, span, true, read).await?;
     let (shown, is_cut) = cut(lines, limit);
     let last = match shown.last().filter(|_| is_cut) {
         Some(line) => line.number,
         None => looked.after.saturating_add(1),
     };
-    Ok(Lines { more: is_cut || looked.after > span.after, shown, last })
+    Ok(ActionPage { more: is_cut || looked.after > span.after, shown, last })
 }

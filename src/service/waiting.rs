@@ -24,31 +24,31 @@ use uuid::Uuid;
 use crate::{
     domain::{
         em::EmInstance,
-        line::{FreedSpots, QueuePosition, Spot, Spots},
-        operation::{Operation, RequestSpec, Wait, Waiting},
+        line::{FreedKeys, QueuePosition, WaitKey, WaitKeys},
+        operation::{Operation, QueuedOutcome, RequestSpec, WaitParameters},
     },
     error::Error,
-    metrics::{Held, Metrics},
+    metrics::{GaugeGuard, Metrics},
     store::{
         Store,
         session::{Session, answered, answered_within},
-        waiting::{self, Freed, SpotKey},
+        waiting::{self, FreedNotification, WaitKeyHash},
     },
 };
 
 use super::{
-    fair_share::{FairShare, Place},
-    shared_try::SharedTry,
-    tasks::Tasks,
+    fair_share::{FairPermit, FairSemaphore},
+    shared_try::SingleFlight,
+    tasks::InstanceTasks,
 };
 
 mod index;
 mod keeper;
 mod wake;
 
-use index::{Index, Sleeper};
+use index::{WaiterIndex, WaiterProfile};
 pub use keeper::{listen, live, run};
-pub use wake::Wake;
+pub use wake::WakeReason;
 
 /// Interval of an instance with waiters between renewals of its row, searches for dead instances, and polls of the queue heads.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -61,21 +61,21 @@ const FAILURE_PAUSE: Duration = Duration::from_millis(500);
 
 /// The waiting requests of this instance. Clones share them.
 #[derive(Clone, Debug)]
-pub struct WaitingLine {
+pub struct LocalWaitQueue {
     store: Store,
     instance_id: Uuid,
-    index: Arc<Mutex<Index>>,
+    index: Arc<Mutex<WaiterIndex>>,
     leaving: mpsc::UnboundedSender<Uuid>,
     stopping: CancellationToken,
     metrics: Metrics,
     /// Permits of the waiting requests.
-    places: Arc<FairShare>,
+    places: Arc<FairSemaphore>,
     /// Renews the instance's row on its own connection, so that a shortage of connections does not cost any queue entry.
-    alive: SharedTry,
+    alive: SingleFlight,
     signs: Arc<tokio::sync::Mutex<Session>>,
 }
 
-impl WaitingLine {
+impl LocalWaitQueue {
     /// Creates an empty queue for up to `most` requests. Also returns the receiver of the ticket ids whose queue entries must
     /// be deleted.
     pub fn new(
@@ -83,7 +83,7 @@ impl WaitingLine {
         instance_id: Uuid,
         most: usize,
         metrics: Metrics,
-        tasks: &Tasks,
+        tasks: &InstanceTasks,
         stopping: CancellationToken,
     ) -> (Self, mpsc::UnboundedReceiver<Uuid>) {
         #[expect(
@@ -91,8 +91,8 @@ impl WaitingLine {
             reason = "one for each call that ends, and calls are bounded; a drop cannot wait"
         )]
         let (leaving, left) = mpsc::unbounded_channel();
-        let (alive, signs) = (SharedTry::new(tasks), Arc::new(tokio::sync::Mutex::new(store.session())));
-        let (index, places) = (Arc::default(), FairShare::of(most));
+        let (alive, signs) = (SingleFlight::new(tasks), Arc::new(tokio::sync::Mutex::new(store.session())));
+        let (index, places) = (Arc::default(), FairSemaphore::of(most));
         (Self { store, instance_id, index, leaving, stopping, metrics, places, alive, signs }, left)
     }
 
@@ -107,17 +107,17 @@ impl WaitingLine {
     }
 
     /// Returns the wait key that `operation` will free; `None` if it frees none, or if no request waits here.
-    pub fn making_room(&self, operation: &Operation) -> Option<SpotKey> {
+    pub fn making_room(&self, operation: &Operation) -> Option<WaitKeyHash> {
         let em = match operation {
             Operation::Released(released) => &released.em,
             Operation::Force(forced) => &forced.ticket.em,
             _ => return None,
         };
-        (self.index().callers > 0).then(|| SpotKey::of(&Spot::Em(em.clone())))
+        (self.index().callers > 0).then(|| WaitKeyHash::of(&WaitKey::Em(em.clone())))
     }
 
     /// Wakes the head of the queue at `spot`: an operation that will free capacity there is in the commit queue.
-    pub fn room_comes(&self, spot: SpotKey) {
+    pub fn room_comes(&self, spot: WaitKeyHash) {
         self.index().room_comes(spot);
     }
 
@@ -125,7 +125,7 @@ impl WaitingLine {
     /// at that EM. `others_wait` states whether requests may wait on other instances.
     pub fn committed<'a>(
         &self,
-        freed: &FreedSpots,
+        freed: &FreedKeys,
         granted: impl Iterator<Item = (QueuePosition, &'a EmInstance)>,
         others_wait: bool,
     ) {
@@ -134,8 +134,9 @@ impl WaitingLine {
             return;
         }
         // Computes the hashes of the keys before locking the index.
-        let freed = Freed::of(freed);
-        let granted: Vec<_> = granted.map(|(position, em)| (position, SpotKey::of(&Spot::Em(em.clone())))).collect();
+        let freed = FreedNotification::of(freed);
+        let granted: Vec<_> =
+            granted.map(|(position, em)| (position, WaitKeyHash::of(&WaitKey::Em(em.clone())))).collect();
         self.index().committed(freed, granted, others_wait);
     }
 
@@ -151,21 +152,21 @@ impl WaitingLine {
     ///
     /// # Errors
     /// [`Error::Overloaded`] if too many requests wait here, or too many of this principal.
-    pub fn enter(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Result<Caller, Error> {
+    pub fn enter(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Result<WaitHandle, Error> {
         self.enter_if_room(any_em, ask, until).ok_or_else(|| {
             self.metrics.line.turned_away.inc();
             Error::Overloaded
         })
     }
 
-    /// Creates a handle as [`WaitingLine::enter`] does; `None` if too many requests wait. A request may still be granted
+    /// Creates a handle as [`LocalWaitQueue::enter`] does; `None` if too many requests wait. A request may still be granted
     /// without waiting.
-    pub fn enter_if_room(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Option<Caller> {
+    pub fn enter_if_room(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Option<WaitHandle> {
         let place = self.places.take(&ask.principal)?;
         self.index().callers += 1;
         let needs = ask.resource.amounts().filter(|(_, amount)| *amount > 0).map(|(dimension, _)| dimension);
-        let sleeper = Sleeper { wake: Arc::default(), any_em, needs: needs.collect() };
-        Some(Caller {
+        let sleeper = WaiterProfile { wake: Arc::default(), any_em, needs: needs.collect() };
+        Some(WaitHandle {
             line: self.clone(),
             sleeper,
             until,
@@ -194,7 +195,7 @@ impl WaitingLine {
     }
 
     /// Locks the index. The index stays consistent if a holder panics.
-    fn index(&self) -> MutexGuard<'_, Index> {
+    fn index(&self) -> MutexGuard<'_, WaiterIndex> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -221,49 +222,55 @@ async fn say_alive(signs: Arc<tokio::sync::Mutex<Session>>, instance_id: Uuid) -
 
 /// Handle of one waiting request. Dropping it removes the request from the queue.
 #[derive(Debug)]
-pub struct Caller {
-    line: WaitingLine,
-    sleeper: Sleeper,
+pub struct WaitHandle {
+    line: LocalWaitQueue,
+    sleeper: WaiterProfile,
     until: Instant,
     /// Ticket id under which a queue entry may exist in the database, also after an unknown commit.
     in_doubt: Option<Uuid>,
-    stands: Option<(QueuePosition, Spots)>,
+    stands: Option<(QueuePosition, WaitKeys)>,
     /// Further wait keys that wake this request.
-    hears_of: BTreeSet<Spot>,
+    hears_of: BTreeSet<WaitKey>,
     /// Sequence number of the last freed event before the last decision.
     news_count: u64,
     /// Time of the first queue entry.
     stood_since: Option<Instant>,
     answered: Option<&'static str>,
     /// Gauge of waiting requests.
-    _counted: Held,
-    _place: Place,
+    _counted: GaugeGuard,
+    _place: FairPermit,
 }
 
 /// Reason why a parked request continues.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Woken {
+pub enum WaitResult {
     /// The request must check again.
-    Look(Wake),
+    Look(WakeReason),
     /// The wait deadline has passed.
     TimeIsUp,
     /// The server is shutting down.
     Stopping,
 }
 
-impl Caller {
+impl WaitHandle {
     /// Renews the instance and returns the wait parameters of the request for the ledger. `is_elsewhere` states whether the
     /// attempt uses another EM or spec than the queue entry.
     ///
     /// # Errors
     /// Database errors: an instance without renewal cannot have queue entries.
-    pub async fn wait(&mut self, ticket_id: Uuid, is_elsewhere: bool) -> Result<Wait, Error> {
+    pub async fn wait(&mut self, ticket_id: Uuid, is_elsewhere: bool) -> Result<WaitParameters, Error> {
         self.line.keep_alive(self.until).await?;
         self.in_doubt = Some(ticket_id);
         self.news_count = self.line.index().news_count();
         let remaining = self.until.saturating_duration_since(Instant::now());
         let position = self.position();
-        Ok(Wait { instance_id: self.line.instance_id, remaining, any_em: self.any_em(), is_elsewhere, position })
+        Ok(WaitParameters {
+            instance_id: self.line.instance_id,
+            remaining,
+            any_em: self.any_em(),
+            is_elsewhere,
+            position,
+        })
     }
 
     /// Returns the wait deadline.
@@ -277,7 +284,7 @@ impl Caller {
     }
 
     /// Returns the wait keys of the queue entry; empty if the request is not queued.
-    pub fn spots(&self) -> Spots {
+    pub fn spots(&self) -> WaitKeys {
         self.stands.as_ref().map(|(_, spots)| spots.clone()).unwrap_or_default()
     }
 
@@ -293,7 +300,7 @@ impl Caller {
     }
 
     /// Records the position and wait keys that the ledger has stored.
-    pub fn stand(&mut self, waiting: &Waiting) {
+    pub fn stand(&mut self, waiting: &QueuedOutcome) {
         self.stood_since.get_or_insert_with(Instant::now);
         if self.spots() != waiting.spots {
             self.stands = Some((waiting.position, waiting.spots.clone()));
@@ -302,7 +309,7 @@ impl Caller {
     }
 
     /// Also wakes the request for freed capacity at `spots`, including freed events since the sequence number `since`.
-    pub fn hears_of(&mut self, spots: BTreeSet<Spot>, since: u64) {
+    pub fn hears_of(&mut self, spots: BTreeSet<WaitKey>, since: u64) {
         if self.hears_of != spots {
             self.hears_of = spots;
             self.enlist(since);
@@ -317,46 +324,46 @@ impl Caller {
     fn enlist(&self, since: u64) {
         if let Some((position, spots)) = &self.stands {
             let short = spots.iter().filter(|(_, is_short)| **is_short).map(|(spot, _)| spot);
-            let keys: BTreeSet<SpotKey> = short.chain(&self.hears_of).map(SpotKey::of).collect();
+            let keys: BTreeSet<WaitKeyHash> = short.chain(&self.hears_of).map(WaitKeyHash::of).collect();
             self.line.index().insert(*position, self.sleeper.clone(), keys, since);
         }
     }
 
     /// Parks until a wake-up, the wait deadline or shutdown.
-    pub async fn woken(&self) -> Woken {
-        let Some(position) = self.position() else { return Woken::Look(Wake::NEWS) };
+    pub async fn woken(&self) -> WaitResult {
+        let Some(position) = self.position() else { return WaitResult::Look(WakeReason::NEWS) };
         // A separate statement, so that the index is unlocked before the wait.
         let untold = self.line.index().rest(position);
         if let Some(wake) = untold {
-            return Woken::Look(wake);
+            return WaitResult::Look(wake);
         }
         tokio::select! {
-            () = self.line.stopping.cancelled() => Woken::Stopping,
-            () = tokio::time::sleep_until(self.until) => Woken::TimeIsUp,
-            () = self.sleeper.wake.notified() => Woken::Look(self.line.index().woken_by(position)),
+            () = self.line.stopping.cancelled() => WaitResult::Stopping,
+            () = tokio::time::sleep_until(self.until) => WaitResult::TimeIsUp,
+            () = self.sleeper.wake.notified() => WaitResult::Look(self.line.index().woken_by(position)),
         }
     }
 
     /// Forwards a wake-up without a grant to later waiters, because they may need other dimensions.
-    pub fn pass_on(&self, wake: Wake) {
+    pub fn pass_on(&self, wake: WakeReason) {
         if let Some(position) = self.position() {
             self.line.index().pass_on(position, wake);
         }
     }
 
     /// Counts a check, or an attempt without a grant, by its reason.
-    pub fn count_look(&self, wake: Wake) {
+    pub fn count_look(&self, wake: WakeReason) {
         let counts = &self.line.metrics.line;
         if wake.is_poll { counts.polls.inc() } else { counts.looks.inc() }
     }
 
     /// Waits `FAILURE_PAUSE` after a transient error, then checks again.
-    pub async fn pause(&self) -> Woken {
+    pub async fn pause(&self) -> WaitResult {
         let again = (Instant::now() + FAILURE_PAUSE).min(self.until);
         tokio::select! {
-            () = self.line.stopping.cancelled() => Woken::Stopping,
-            () = tokio::time::sleep_until(again), if again < self.until => Woken::Look(Wake::NEWS),
-            () = tokio::time::sleep_until(self.until) => Woken::TimeIsUp,
+            () = self.line.stopping.cancelled() => WaitResult::Stopping,
+            () = tokio::time::sleep_until(again), if again < self.until => WaitResult::Look(WakeReason::NEWS),
+            () = tokio::time::sleep_until(self.until) => WaitResult::TimeIsUp,
         }
     }
 
@@ -382,7 +389,7 @@ impl Caller {
     }
 }
 
-impl Drop for Caller {
+impl Drop for WaitHandle {
     fn drop(&mut self) {
         if let Some(since) = self.stood_since {
             self.line.metrics.requests.waited(since, self.answered.unwrap_or("cancelled"));

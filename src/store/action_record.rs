@@ -17,12 +17,12 @@ use uuid::Uuid;
 use crate::domain::{
     action::{Action, ActionRecord},
     em::EmInstance,
-    end::End,
+    end::TicketEnd,
     resource::Resource,
     ticket::EndedTicket,
 };
 
-use super::{StoreError, rows::Table};
+use super::{StoreError, rows::TableName};
 
 mod acts;
 mod batch;
@@ -30,15 +30,15 @@ mod by_key;
 mod matching;
 mod row;
 
-pub(super) use self::batch::Columns;
+pub(super) use self::batch::ActionColumns;
 use self::row::ActionRow;
 pub use self::{
-    acts::{LimitLine, OtherLine, Repair, insert_limits, insert_others, insert_repairs},
-    by_key::{Key, list_by_key},
-    matching::{Filter, Numbers, cut, list_matching, number_before},
+    acts::{LimitAct, OtherAct, RepairAct, insert_limits, insert_others, insert_repairs},
+    by_key::{ActionKey, list_by_key},
+    matching::{ActionFilter, NumberRange, cut, list_matching, number_before},
 };
 
-const TABLE: Table = Table("linkis_resource_action_record");
+const TABLE: TableName = TableName("linkis_resource_action_record");
 
 #[derive(FromRow)]
 struct EndedRow {
@@ -58,7 +58,7 @@ impl TryFrom<EndedRow> for EndedTicket {
             id: row.ticket_id,
             user: TABLE.name("user", &row.user)?,
             em: TABLE.em(&row.em_application_name, &row.em_instance)?,
-            end: End::parse(&row.action).ok_or_else(|| StoreError::inconsistent(TABLE.0, &row.action))?,
+            end: TicketEnd::parse(&row.action).ok_or_else(|| StoreError::inconsistent(TABLE.0, &row.action))?,
             at: row.action_time,
         })
     }

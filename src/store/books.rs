@@ -6,21 +6,21 @@
 use sqlx::{FromRow as _, PgConnection, Row as _, postgres::PgRow};
 use tokio_stream::StreamExt as _;
 
-use crate::domain::audit::EmBooks;
+use crate::domain::audit::StoredEmCounters;
 
 use super::{
     StoreError,
-    em_resource::BooksRow,
-    user_resource::{EmGroup, EmGroupRow},
+    em_resource::StoredCountersRow,
+    user_resource::{EmTicketGroup, EmTicketGroupRow},
 };
 
 /// An item of the audit stream.
 #[derive(Debug)]
-pub enum Told {
+pub enum AuditRow {
     /// Row of an EM. Groups of its tickets follow.
-    Em(Box<EmBooks>),
+    Em(Box<StoredEmCounters>),
     /// Group of equal tickets, on the preceding EM or on an EM without a row.
-    Tickets(EmGroup),
+    Tickets(EmTicketGroup),
     /// Rows of an EM, or of its tickets, that cannot be parsed.
     Unreadable {
         /// EM as stored, for display.
@@ -31,7 +31,7 @@ pub enum Told {
 }
 
 /// Passes all EMs, each followed by its ticket groups, to `tell`. Keeps one row in memory.
-pub async fn tell_all(connection: &mut PgConnection, mut tell: impl FnMut(Told)) -> Result<(), StoreError> {
+pub async fn tell_all(connection: &mut PgConnection, mut tell: impl FnMut(AuditRow)) -> Result<(), StoreError> {
     let mut rows = sqlx::query(
         "-- books::tell_all
         SELECT em_application_name, em_instance, e.resource_type, total_resource::text, protected_resource::text,
@@ -53,10 +53,12 @@ pub async fn tell_all(connection: &mut PgConnection, mut tell: impl FnMut(Told))
         let row = row?;
         let is_stored = row.try_get::<Option<i64>, _>("version")?.is_some();
         if is_stored && !last.as_ref().is_some_and(|last| is_of_same(last, &row)) {
-            tell(BooksRow::from_row(&row)?.try_into().map(Box::new).map_or_else(unreadable(&row), Told::Em));
+            tell(
+                StoredCountersRow::from_row(&row)?.try_into().map(Box::new).map_or_else(unreadable(&row), AuditRow::Em),
+            );
         }
         if row.try_get::<Option<i64>, _>("count")?.is_some() {
-            tell(EmGroupRow::from_row(&row)?.try_into().map_or_else(unreadable(&row), Told::Tickets));
+            tell(EmTicketGroupRow::from_row(&row)?.try_into().map_or_else(unreadable(&row), AuditRow::Tickets));
         }
         last = Some(row);
     }
@@ -64,10 +66,10 @@ pub async fn tell_all(connection: &mut PgConnection, mut tell: impl FnMut(Told))
 }
 
 /// Returns a function that builds the item for a row that cannot be parsed.
-fn unreadable(row: &PgRow) -> impl FnOnce(StoreError) -> Told {
+fn unreadable(row: &PgRow) -> impl FnOnce(StoreError) -> AuditRow {
     let column = |name| row.try_get::<&str, _>(name).unwrap_or_default();
     let em = format!("em={}/{}", column("em_application_name"), column("em_instance"));
-    |error| Told::Unreadable { em, error }
+    |error| AuditRow::Unreadable { em, error }
 }
 
 /// Returns whether two rows name the same EM.

@@ -19,7 +19,7 @@ use super::{
     StoreError,
     primary::Primary,
     session::{Settings, answered, answered_soon},
-    url::Hosts,
+    url::UrlHosts,
 };
 
 /// Maximum length of a cell name in bytes. A schema name consists of it and the suffix `_local`.
@@ -79,7 +79,7 @@ pub(super) fn is_served() -> bool {
 
 /// Tables that a connection is for.
 #[derive(Debug, Clone)]
-pub(super) enum Tables {
+pub(super) enum TableSet {
     /// Tables of a database without cells.
     All,
     /// Tables of a cell, through the coordinator.
@@ -88,7 +88,7 @@ pub(super) enum Tables {
     Local(Cell),
 }
 
-impl Tables {
+impl TableSet {
     /// Adds the settings, such as `search_path`, by which a session finds the tables.
     pub(super) fn seen_by(&self, settings: Settings) -> Settings {
         match self {
@@ -138,7 +138,7 @@ pub async fn is_distributed(connection: &mut PgConnection) -> Result<bool, Store
 ///
 /// # Errors
 /// [`StoreError::NoCell`]; [`StoreError::NoPrimary`] if there is no coordinator; database errors.
-pub(super) async fn owner(coordinator: &Primary, cell: &Cell) -> Result<Hosts, StoreError> {
+pub(super) async fn owner(coordinator: &Primary, cell: &Cell) -> Result<UrlHosts, StoreError> {
     let found = coordinator.found().await?;
     let owner = sqlx::query_as(
         "-- citus::owner
@@ -165,7 +165,7 @@ pub(super) async fn owner(coordinator: &Primary, cell: &Cell) -> Result<Hosts, S
         return Err(StoreError::NoCell { cell: cell.to_string(), why });
     };
     let port = u16::try_from(port).map_err(|error| StoreError::inconsistent("pg_dist_node", error))?;
-    Ok(Hosts { options: vec![options.clone().host(&host).port(port)], ..(*hosts).clone() })
+    Ok(UrlHosts { options: vec![options.clone().host(&host).port(port)], ..(*hosts).clone() })
 }
 
 /// Returns whether the worker of a connection owns `cell`. Creates the cell's views there if they do not exist yet.

@@ -15,7 +15,7 @@ pub const AUDIT: &str = "audit";
 
 /// A stored result.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Figure {
+pub struct ClusterFigure {
     /// Result as JSON.
     pub json: String,
     /// Time of the computation, by the clock of the database.
@@ -23,7 +23,7 @@ pub struct Figure {
 }
 
 /// Inserts or replaces the result `name`.
-pub async fn write(executor: impl PgExecutor<'_>, name: &str, figure: &Figure) -> Result<(), StoreError> {
+pub async fn write(executor: impl PgExecutor<'_>, name: &str, figure: &ClusterFigure) -> Result<(), StoreError> {
     sqlx::query(
         "-- cluster_figure::write
         INSERT INTO linkis_rm_cluster_figure (name, figures, work_time) VALUES ($1, $2::text::jsonb, $3)
@@ -64,7 +64,7 @@ pub async fn is_older(executor: impl PgExecutor<'_>, name: &str, age: Duration) 
 }
 
 /// Returns the result; `None` if it does not exist.
-pub async fn read(executor: impl PgExecutor<'_>, name: &str) -> Result<Option<Figure>, StoreError> {
+pub async fn read(executor: impl PgExecutor<'_>, name: &str) -> Result<Option<ClusterFigure>, StoreError> {
     let row: Option<(String, OffsetDateTime)> = sqlx::query_as(
         "-- cluster_figure::read
         SELECT figures::text, work_time FROM linkis_rm_cluster_figure WHERE name = $1",
@@ -72,5 +72,5 @@ pub async fn read(executor: impl PgExecutor<'_>, name: &str) -> Result<Option<Fi
     .bind(name)
     .fetch_optional(executor)
     .await?;
-    Ok(row.map(|(json, at)| Figure { json, at }))
+    Ok(row.map(|(json, at)| ClusterFigure { json, at }))
 }

@@ -5,14 +5,14 @@ use std::{collections::HashMap, sync::Arc};
 use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
 
-use crate::domain::{drain::Drain, em::EmInstance, principal::Principal};
+use crate::domain::{drain::EmDrain, em::EmInstance, principal::Principal};
 
 use super::{
     StoreError, expect_rows,
-    rows::{Table, em_columns},
+    rows::{TableName, em_columns},
 };
 
-const TABLE: Table = Table("linkis_em_drain");
+const TABLE: TableName = TableName("linkis_em_drain");
 
 /// Drain columns of an EM; all `None` if the EM is not drained.
 #[derive(FromRow)]
@@ -23,12 +23,12 @@ pub(super) struct DrainColumns {
 }
 
 impl DrainColumns {
-    pub fn drain(&self) -> Result<Option<Arc<Drain>>, StoreError> {
+    pub fn drain(&self) -> Result<Option<Arc<EmDrain>>, StoreError> {
         let (Some(reason), Some(by), Some(since)) = (&self.reason, &self.drained_by, self.drain_time) else {
             return Ok(None);
         };
         let by = Principal::parse("drained_by", by).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
-        Ok(Some(Arc::new(Drain { reason: TABLE.name("reason", reason)?, by, since })))
+        Ok(Some(Arc::new(EmDrain { reason: TABLE.name("reason", reason)?, by, since })))
     }
 }
 
@@ -44,7 +44,7 @@ struct DrainRow {
 pub async fn read(
     executor: impl PgExecutor<'_>,
     ems: impl IntoIterator<Item = &EmInstance>,
-) -> Result<HashMap<EmInstance, Arc<Drain>>, StoreError> {
+) -> Result<HashMap<EmInstance, Arc<EmDrain>>, StoreError> {
     let (application_names, instances) = em_columns(ems);
     let rows: Vec<DrainRow> = sqlx::query_as(
         "-- em_drain::read
@@ -71,7 +71,7 @@ pub async fn read(
 /// [`StoreError::RowCount`]; database errors.
 pub async fn write(
     connection: &mut PgConnection,
-    drains: &[(EmInstance, Option<Arc<Drain>>)],
+    drains: &[(EmInstance, Option<Arc<EmDrain>>)],
 ) -> Result<(), StoreError> {
     let over: Vec<&EmInstance> = drains.iter().filter(|(_, drain)| drain.is_none()).map(|(em, _)| em).collect();
     if !over.is_empty() {
@@ -86,7 +86,7 @@ pub async fn write(
         .execute(&mut *connection)
         .await?;
     }
-    let now: Vec<(&EmInstance, &Drain)> =
+    let now: Vec<(&EmInstance, &EmDrain)> =
         drains.iter().filter_map(|(em, drain)| Some((em, drain.as_deref()?))).collect();
     if now.is_empty() {
         return Ok(());

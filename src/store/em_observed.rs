@@ -12,20 +12,20 @@ use uuid::Uuid;
 
 use crate::domain::{
     em::EmInstance,
-    observation::{Observations, Observed, observed_of},
-    report::Report,
+    observation::{Observations, ObservedUse, observed_of},
+    report::EmReport,
     ticket::Ticket,
 };
 
 use super::{
     StoreError,
-    rows::{Table, em_columns},
+    rows::{TableName, em_columns},
 };
 
-const TABLE: Table = Table("linkis_em_observed");
+const TABLE: TableName = TableName("linkis_em_observed");
 
 /// Columns of the reports that contain observations.
-struct Columns<'a> {
+struct ObservationColumns<'a> {
     em_application_name: Vec<&'a str>,
     em_instance: Vec<&'a str>,
     epoch: Vec<i64>,
@@ -34,8 +34,8 @@ struct Columns<'a> {
     observed: Vec<&'a [u8]>,
 }
 
-impl<'a> Columns<'a> {
-    fn of(reports: &[(&'a Report, &'a Observations)]) -> Self {
+impl<'a> ObservationColumns<'a> {
+    fn of(reports: &[(&'a EmReport, &'a Observations)]) -> Self {
         let (em_application_name, em_instance) = em_columns(reports.iter().map(|(report, _)| &report.em));
         Self {
             em_application_name,
@@ -52,9 +52,9 @@ impl<'a> Columns<'a> {
 /// written. Skips locked rows; the next report repeats the observations.
 pub async fn renew(
     connection: &mut PgConnection,
-    reports: &[(&Report, &Observations)],
+    reports: &[(&EmReport, &Observations)],
 ) -> Result<HashSet<EmInstance>, StoreError> {
-    let columns = Columns::of(reports);
+    let columns = ObservationColumns::of(reports);
     let rows: Vec<(String, String)> = sqlx::query_as(
         "-- em_observed::renew
         WITH same AS MATERIALIZED (
@@ -85,8 +85,8 @@ pub async fn renew(
 
 /// Inserts or replaces observations of any set of tickets, unless a later report has stored some or the EM was removed.
 /// Writes in the order of the EMs, so that no deadlock occurs.
-pub async fn put(connection: &mut PgConnection, reports: &[(&Report, &Observations)]) -> Result<(), StoreError> {
-    let columns = Columns::of(reports);
+pub async fn put(connection: &mut PgConnection, reports: &[(&EmReport, &Observations)]) -> Result<(), StoreError> {
+    let columns = ObservationColumns::of(reports);
     sqlx::query(
         "-- em_observed::put
         INSERT INTO linkis_em_observed AS o (em_application_name, em_instance, epoch, sequence, subject_hash, observed, observed_time)
@@ -127,7 +127,7 @@ struct ObservedRow {
 pub async fn read<'a>(
     connection: &mut PgConnection,
     tickets: impl IntoIterator<Item = &'a Ticket>,
-) -> Result<HashMap<Uuid, Observed>, StoreError> {
+) -> Result<HashMap<Uuid, ObservedUse>, StoreError> {
     let tickets: HashMap<Uuid, &Ticket> = tickets.into_iter().map(|ticket| (ticket.id, ticket)).collect();
     let ems: HashSet<&EmInstance> = tickets.values().map(|ticket| &ticket.em).collect();
     let (application_names, instances) = em_columns(ems);
@@ -148,7 +148,7 @@ pub async fn read<'a>(
         for (ticket_id, said) in Observations::from_packed(row.observed).iter() {
             let ticket = tickets.get(&ticket_id).filter(|ticket| ticket.em == em);
             if let Some(resource) = ticket.and_then(|ticket| observed_of(ticket, &said).ok()) {
-                found.insert(ticket_id, Observed { resource, at: row.observed_time });
+                found.insert(ticket_id, ObservedUse { resource, at: row.observed_time });
             }
         }
     }

@@ -17,24 +17,24 @@ use uuid::Uuid;
 
 use crate::domain::{
     em::EmInstance,
-    report::{LastSign, Report, ReportNumber},
+    report::{EmReport, LastSignOfLife, ReportNumber},
     ticket_digest::TicketDigest,
 };
 
 use super::{
     StoreError, expect_rows,
-    rows::{Table, em_columns},
+    rows::{TableName, em_columns},
 };
 
 mod status;
 
 pub use status::{read, survey, survey_of, unhealthy};
 
-const TABLE: Table = Table("linkis_em_report");
+const TABLE: TableName = TableName("linkis_em_report");
 
 /// State that a report met on arrival, and whether the report was stored.
 #[derive(Debug, Clone, Copy)]
-pub struct Arrived {
+pub struct ReportArrival {
     /// Epoch of the EM's registration.
     pub registered: i64,
     /// Number and time of the previous report; `None` if this is the first.
@@ -60,7 +60,7 @@ struct ArrivalRow {
     any_missed: bool,
 }
 
-impl From<&ArrivalRow> for Arrived {
+impl From<&ArrivalRow> for ReportArrival {
     fn from(row: &ArrivalRow) -> Self {
         let number = row.last_epoch.zip(row.last_sequence);
         let number = number.map(|(epoch, sequence)| ReportNumber { epoch, sequence });
@@ -75,12 +75,12 @@ impl From<&ArrivalRow> for Arrived {
 }
 
 /// Returns the arrivals in the order of the reports; `None` for reports without a row.
-fn in_place(rows: &[ArrivalRow], reports: usize) -> Vec<Option<Arrived>> {
+fn in_place(rows: &[ArrivalRow], reports: usize) -> Vec<Option<ReportArrival>> {
     let mut met = vec![None; reports];
     for row in rows {
         let place = usize::try_from(row.number).ok().and_then(|number| met.get_mut(number.checked_sub(1)?));
         if let Some(place) = place {
-            *place = Some(Arrived::from(row));
+            *place = Some(ReportArrival::from(row));
         }
     }
     met
@@ -94,7 +94,10 @@ fn in_place(rows: &[ArrivalRow], reports: usize) -> Vec<Option<Arrived>> {
 ///
 /// # Errors
 /// [`StoreError::RowCount`]; database errors.
-pub async fn update(connection: &mut PgConnection, reports: &[&Report]) -> Result<Vec<Option<Arrived>>, StoreError> {
+pub async fn update(
+    connection: &mut PgConnection,
+    reports: &[&EmReport],
+) -> Result<Vec<Option<ReportArrival>>, StoreError> {
     #[derive(FromRow)]
     struct UpdatedRow {
         #[sqlx(flatten)]
@@ -132,7 +135,7 @@ pub async fn update(connection: &mut PgConnection, reports: &[&Report]) -> Resul
             (SELECT count(*) FROM kept) AS written
         FROM met",
     );
-    let rows: Vec<UpdatedRow> = Columns::of(reports).bind(update).fetch_all(connection).await?;
+    let rows: Vec<UpdatedRow> = ReportColumns::of(reports).bind(update).fetch_all(connection).await?;
     let written = rows.first().map_or(0, |row| row.written.unsigned_abs());
     expect_rows(TABLE.0, rows.iter().filter(|row| row.met.kept).count(), written)?;
     Ok(in_place(&rows.into_iter().map(|row| row.met).collect::<Vec<_>>(), reports.len()))
@@ -141,7 +144,7 @@ pub async fn update(connection: &mut PgConnection, reports: &[&Report]) -> Resul
 /// Stores those of `reports` that are the first of their EM and match its epoch. Returns the EMs stored.
 ///
 /// Skips EMs whose row another transaction has locked, so that no report outlives the removal of its EM.
-pub async fn insert(connection: &mut PgConnection, reports: &[&Report]) -> Result<HashSet<EmInstance>, StoreError> {
+pub async fn insert(connection: &mut PgConnection, reports: &[&EmReport]) -> Result<HashSet<EmInstance>, StoreError> {
     let insert = sqlx::query_as(
         "-- em_report::insert
         WITH first AS (
@@ -161,15 +164,15 @@ pub async fn insert(connection: &mut PgConnection, reports: &[&Report]) -> Resul
         )
         SELECT em_application_name, em_instance, (SELECT set_config('synchronous_commit', 'off', true)) FROM first",
     );
-    let rows: Vec<(String, String, String)> = Columns::of(reports).bind(insert).fetch_all(connection).await?;
+    let rows: Vec<(String, String, String)> = ReportColumns::of(reports).bind(insert).fetch_all(connection).await?;
     rows.into_iter().map(|(application_name, instance, _)| TABLE.em(&application_name, &instance)).collect()
 }
 
 /// Returns the state that each of `reports` would meet now, without storing any; `None` if its EM is not registered.
 pub async fn read_arrivals(
     connection: &mut PgConnection,
-    reports: &[&Report],
-) -> Result<Vec<Option<Arrived>>, StoreError> {
+    reports: &[&EmReport],
+) -> Result<Vec<Option<ReportArrival>>, StoreError> {
     let (application_names, instances) = em_columns(reports.iter().map(|report| &report.em));
     let rows: Vec<ArrivalRow> = sqlx::query_as(
         "-- em_report::read_arrivals
@@ -191,7 +194,7 @@ pub async fn read_arrivals(
 
 /// Records that no ticket is missing from those of `reports` that are still the last of their EMs. Skips locked rows;
 /// the next report repeats the record.
-pub async fn none_missed(connection: &mut PgConnection, reports: &[&Report]) -> Result<(), StoreError> {
+pub async fn none_missed(connection: &mut PgConnection, reports: &[&EmReport]) -> Result<(), StoreError> {
     let (application_names, instances) = em_columns(reports.iter().map(|report| &report.em));
     sqlx::query(
         "-- em_report::none_missed
@@ -219,7 +222,7 @@ pub async fn none_missed(connection: &mut PgConnection, reports: &[&Report]) -> 
 type QueryAs<'q, O> = sqlx::query::QueryAs<'q, sqlx::Postgres, O, sqlx::postgres::PgArguments>;
 
 /// Columns of several reports.
-struct Columns<'a> {
+struct ReportColumns<'a> {
     em_application_name: Vec<&'a str>,
     em_instance: Vec<&'a str>,
     epoch: Vec<i64>,
@@ -230,8 +233,8 @@ struct Columns<'a> {
     cpu_permille: Vec<Option<i16>>,
 }
 
-impl<'a> Columns<'a> {
-    fn of(reports: &[&'a Report]) -> Self {
+impl<'a> ReportColumns<'a> {
+    fn of(reports: &[&'a EmReport]) -> Self {
         let (em_application_name, em_instance) = em_columns(reports.iter().map(|report| &report.em));
         Self {
             em_application_name,
@@ -277,7 +280,7 @@ pub async fn silent(
     silent_after: Duration,
     after: Option<&EmInstance>,
     limit: i64,
-) -> Result<Vec<(EmInstance, LastSign)>, StoreError> {
+) -> Result<Vec<(EmInstance, LastSignOfLife)>, StoreError> {
     let after = after.map_or(("", ""), |em| (em.application_name.as_str(), em.instance.as_str()));
     let rows: Vec<SignRow> = sqlx::query_as(
         "-- em_report::silent
@@ -298,7 +301,7 @@ pub async fn silent(
     let sign = |row: SignRow| {
         let reported = ReportNumber { epoch: row.epoch, sequence: row.sequence };
         let em = TABLE.em(&row.em_application_name, &row.em_instance)?;
-        Ok((em, LastSign { registered: row.registered, reported }))
+        Ok((em, LastSignOfLife { registered: row.registered, reported }))
     };
     rows.into_iter().map(sign).collect()
 }

@@ -12,11 +12,11 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::domain::{
-    audit::{EmBooks, TrueCounters},
-    em::{Counted, Em, EmInstance, Going},
-    end::End,
+    audit::{StoredEmCounters, TrueCounters},
+    em::{Em, EmInstance, LabelSetProgress, UnregisterProgress},
+    end::TicketEnd,
     limit::Limits,
-    resource::Left,
+    resource::LeftResource,
     ticket_digest::TicketDigest,
 };
 
@@ -24,16 +24,16 @@ use super::{
     StoreError,
     em_drain::DrainColumns,
     expect_rows,
-    limit::{self, InForce},
+    limit::{self, CurrentLimits},
     policy,
-    rows::{Table, em_columns, labels_json},
+    rows::{TableName, em_columns, labels_json},
 };
 
 mod list;
 
-pub use list::{Filter, Looked, list};
+pub use list::{EmFilter, EmScan, list};
 
-const TABLE: Table = Table("linkis_em_resource_meta_data");
+const TABLE: TableName = TableName("linkis_em_resource_meta_data");
 
 #[derive(FromRow)]
 struct EmRow {
@@ -62,12 +62,12 @@ struct EmRow {
 }
 
 impl EmRow {
-    fn going(&self) -> Result<Option<Going>, StoreError> {
+    fn going(&self) -> Result<Option<UnregisterProgress>, StoreError> {
         let (Some(epoch), Some(end), Some(after)) = (self.going_epoch, &self.going_end, self.going_after) else {
             return Ok(None);
         };
-        let end = End::parse(end).ok_or_else(|| StoreError::inconsistent(TABLE.0, end))?;
-        Ok(Some(Going { epoch, end, after }))
+        let end = TicketEnd::parse(end).ok_or_else(|| StoreError::inconsistent(TABLE.0, end))?;
+        Ok(Some(UnregisterProgress { epoch, end, after }))
     }
 }
 
@@ -89,7 +89,7 @@ impl TryFrom<EmRow> for Em {
             register_time: row.register_time,
             version: row.version,
             going: row.going()?,
-            counted: Counted { to: row.counted_to, under_way: row.counting_to.zip(row.counted_after) },
+            counted: LabelSetProgress { to: row.counted_to, under_way: row.counting_to.zip(row.counted_after) },
             drain: row.drain.drain()?,
         })
     }
@@ -128,7 +128,7 @@ pub async fn read_in_force(
     connection: &mut PgConnection,
     known: &Arc<Limits>,
     instances: impl IntoIterator<Item = &EmInstance>,
-) -> Result<(InForce, HashMap<EmInstance, Em>), StoreError> {
+) -> Result<(CurrentLimits, HashMap<EmInstance, Em>), StoreError> {
     let (application_names, em_instances) = em_columns(instances);
     let rows = sqlx::query(
         "-- em_resource::read_in_force
@@ -161,7 +161,7 @@ pub async fn read_in_force(
         }
     }
     let limits = limit::of_version(connection, version, known).await?;
-    Ok((InForce { limits, anybody_waits, oldest_writer }, ems))
+    Ok((CurrentLimits { limits, anybody_waits, oldest_writer }, ems))
 }
 
 /// Returns whether any EM exists.
@@ -213,7 +213,7 @@ pub async fn counted(
 
 /// Updates all columns of EMs that registered again. Fails with [`StoreError::RowCount`] if a version has changed.
 pub async fn update(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
-    let columns = Columns::of(ems)?;
+    let columns = EmColumns::of(ems)?;
     let update = sqlx::query(
         "-- em_resource::update
         UPDATE linkis_em_resource_meta_data e SET
@@ -238,7 +238,7 @@ pub async fn update(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
 
 /// Inserts new EMs, and the policies of new kinds.
 pub async fn insert(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
-    let columns = Columns::of(ems)?;
+    let columns = EmColumns::of(ems)?;
     policy::insert(connection, &columns.em_application_name).await?;
     let insert = sqlx::query(
         "-- em_resource::insert
@@ -281,7 +281,7 @@ pub async fn delete(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
 
 /// Columns of an EM that audits read.
 #[derive(FromRow)]
-pub(super) struct BooksRow {
+pub(super) struct StoredCountersRow {
     em_application_name: String,
     em_instance: String,
     resource_type: String,
@@ -296,10 +296,10 @@ pub(super) struct BooksRow {
     version: i64,
 }
 
-impl TryFrom<BooksRow> for EmBooks {
+impl TryFrom<StoredCountersRow> for StoredEmCounters {
     type Error = StoreError;
 
-    fn try_from(row: BooksRow) -> Result<Self, StoreError> {
+    fn try_from(row: StoredCountersRow) -> Result<Self, StoreError> {
         let resource_type = TABLE.resource_type(&row.resource_type)?;
         let counter =
             |column: &str, json: &str| TABLE.resource(column, resource_type, json).map_err(|error| error.to_string());
@@ -309,7 +309,7 @@ impl TryFrom<BooksRow> for EmBooks {
             protected: TABLE.resource("protected_resource", resource_type, &row.protected_resource)?,
             used: counter("used_resource", &row.used_resource),
             locked: counter("locked_resource", &row.locked_resource),
-            left: Left::amounts_from_json(resource_type, &row.left_resource)
+            left: LeftResource::amounts_from_json(resource_type, &row.left_resource)
                 .map_err(|error| format!("left_resource {}: {error}", row.left_resource)),
             used_tickets: TicketDigest { count: row.used_tickets, xor: row.used_tickets_xor },
             over_committed: row.over_committed,
@@ -319,8 +319,8 @@ impl TryFrom<BooksRow> for EmBooks {
 }
 
 /// Returns the stored counters of an EM, also if they contradict one another; `None` if the EM does not exist.
-pub async fn books(connection: &mut PgConnection, em: &EmInstance) -> Result<Option<EmBooks>, StoreError> {
-    let row: Option<BooksRow> = sqlx::query_as(
+pub async fn books(connection: &mut PgConnection, em: &EmInstance) -> Result<Option<StoredEmCounters>, StoreError> {
+    let row: Option<StoredCountersRow> = sqlx::query_as(
         "-- em_resource::books
         SELECT em_application_name, em_instance, resource_type, total_resource::text, protected_resource::text,
             used_resource::text, locked_resource::text, left_resource::text, used_tickets, used_tickets_xor, over_committed,
@@ -331,12 +331,16 @@ pub async fn books(connection: &mut PgConnection, em: &EmInstance) -> Result<Opt
     .bind(em.instance.as_str())
     .fetch_optional(connection)
     .await?;
-    row.map(EmBooks::try_from).transpose()
+    row.map(StoredEmCounters::try_from).transpose()
 }
 
 /// Replaces the counters of an EM by `counters`. Fails with [`StoreError::RowCount`] if the version of `books` has
 /// changed.
-pub async fn repair(connection: &mut PgConnection, books: &EmBooks, counters: &TrueCounters) -> Result<(), StoreError> {
+pub async fn repair(
+    connection: &mut PgConnection,
+    books: &StoredEmCounters,
+    counters: &TrueCounters,
+) -> Result<(), StoreError> {
     let done = sqlx::query(
         "-- em_resource::repair
         UPDATE linkis_em_resource_meta_data SET used_resource = $3::text::jsonb, locked_resource = $4::text::jsonb,
@@ -362,7 +366,7 @@ type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArgume
 
 /// Columns of several EMs.
 #[derive(Default)]
-pub(super) struct Columns<'a> {
+pub(super) struct EmColumns<'a> {
     pub em_application_name: Vec<&'a str>,
     pub em_instance: Vec<&'a str>,
     resource_type: Vec<&'a str>,
@@ -387,11 +391,11 @@ pub(super) struct Columns<'a> {
     pub used_tickets_xor: Vec<Uuid>,
 }
 
-impl<'a> Columns<'a> {
+impl<'a> EmColumns<'a> {
     pub fn of(ems: &'a [Em]) -> Result<Self, StoreError> {
         let mut columns = Self::default();
         for em in ems {
-            let left: Left = em.left().map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
+            let left: LeftResource = em.left().map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
             columns.em_application_name.push(em.instance.application_name.as_str());
             columns.em_instance.push(em.instance.instance.as_str());
             columns.resource_type.push(em.resource_type().as_str());

@@ -5,12 +5,12 @@ use time::OffsetDateTime;
 
 use crate::domain::{
     resource::{Resource, ResourceType},
-    usage_sum::EndedUse,
+    usage_sum::EndedTicketUse,
 };
 
-use super::{StoreError, rows::Table};
+use super::{StoreError, rows::TableName};
 
-const TABLE: Table = Table("linkis_resource_action_record");
+const TABLE: TableName = TableName("linkis_resource_action_record");
 
 #[derive(FromRow)]
 struct EndRow {
@@ -27,10 +27,10 @@ struct EndRow {
 }
 
 impl EndRow {
-    fn parse(self) -> Result<EndedUse, StoreError> {
+    fn parse(self) -> Result<EndedTicketUse, StoreError> {
         let resource = TABLE.resource_type(&self.resource_type);
         let resource = resource.and_then(|of_type| TABLE.resource("resource", of_type, &self.resource));
-        Ok(EndedUse {
+        Ok(EndedTicketUse {
             em: TABLE.em(&self.em_application_name, &self.em_instance)?,
             // An invalid row must not block the count of all later ones.
             resource: resource.unwrap_or_else(|error| {
@@ -60,7 +60,7 @@ pub async fn next_number(executor: impl PgExecutor<'_>, after: i64) -> Result<Op
 }
 
 /// Returns the use of the tickets that ended in the lines after `after`, up to `until`.
-pub async fn list(executor: impl PgExecutor<'_>, after: i64, until: i64) -> Result<Vec<EndedUse>, StoreError> {
+pub async fn list(executor: impl PgExecutor<'_>, after: i64, until: i64) -> Result<Vec<EndedTicketUse>, StoreError> {
     let rows: Vec<EndRow> = sqlx::query_as(
         r#"-- ended_use::list
         SELECT r.id, r."user", r.creator, r.engine_type, r.em_application_name, r.em_instance, r.resource_type,

@@ -12,14 +12,16 @@ use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::{Duration, OffsetDateTime};
 
 use crate::domain::{
-    external::{CheckRules, Cluster, ClusterDelta, KUBERNETES, Rooms, Snapshot, WhenAway, along},
+    external::{
+        CheckRules, ClusterDelta, ClusterSnapshot, KUBERNETES, LockedCluster, QueueCapacities, UnavailablePolicy, along,
+    },
     provider::Provider,
-    queue::{Custom, Naming, Queue, QueueAmounts, QueueState, Queues, ROOT, is_in},
+    queue::{CustomAmountsByName, ExternalQueue, QueueAmounts, QueueNaming, QueueState, QueueTree, ROOT, is_in},
 };
 
-use super::{StoreError, rows::Table};
+use super::{StoreError, rows::TableName};
 
-const CLUSTER: Table = Table("linkis_external_cluster");
+const CLUSTER: TableName = TableName("linkis_external_cluster");
 const SNAPSHOT: &str = "linkis_external_snapshot";
 
 /// Returns all providers with their cluster ids; their number is small.
@@ -88,7 +90,7 @@ impl ClusterRow {
 
     /// Returns the rules by which requests are checked against the queues.
     pub fn rules(&self) -> Result<CheckRules, StoreError> {
-        let when_away = WhenAway::parse(&self.when_away);
+        let when_away = UnavailablePolicy::parse(&self.when_away);
         Ok(CheckRules {
             max_age: Duration::milliseconds(self.max_age),
             when_away: when_away.ok_or_else(|| StoreError::inconsistent(CLUSTER.0, &self.when_away))?,
@@ -97,23 +99,23 @@ impl ClusterRow {
         })
     }
 
-    fn cluster(&self, state: ClusterState) -> Result<Cluster, StoreError> {
-        let ClusterState { queues, unseen, shown } = state;
+    fn cluster(&self, state: QueueLookupResult) -> Result<LockedCluster, StoreError> {
+        let QueueLookupResult { queues, unseen, shown } = state;
         let naming = match self.resource_type.as_str() {
-            KUBERNETES => Naming::Namespaces,
-            _ if self.by_last_name => Naming::Capacity,
-            _ => Naming::Fair,
+            KUBERNETES => QueueNaming::Namespaces,
+            _ if self.by_last_name => QueueNaming::Capacity,
+            _ => QueueNaming::Fair,
         };
-        let twice = |same: crate::domain::queue::SamePath| StoreError::inconsistent(SNAPSHOT, same.0);
+        let twice = |same: crate::domain::queue::DuplicatePath| StoreError::inconsistent(SNAPSHOT, same.0);
         let begun = self.begun.unwrap_or(OffsetDateTime::UNIX_EPOCH);
-        let snapshot = Snapshot::stored(begun, Queues::new(naming, queues).map_err(twice)?, shown);
-        Ok(Cluster {
+        let snapshot = ClusterSnapshot::stored(begun, QueueTree::new(naming, queues).map_err(twice)?, shown);
+        Ok(LockedCluster {
             id: self.cluster_id,
             provider: self.provider()?,
             rules: self.rules()?,
             is_known: self.generation.is_some(),
             changes: self.changes,
-            rooms: Rooms::stored(Arc::new(snapshot), unseen),
+            rooms: QueueCapacities::stored(Arc::new(snapshot), unseen),
         })
     }
 }
@@ -144,7 +146,7 @@ pub async fn clusters(
 
 /// Queues and applications to read of a cluster.
 #[derive(Debug, Default)]
-pub struct Wanted {
+pub struct QueueLookup {
     /// Queue names, as requests give them.
     pub names: BTreeSet<String>,
     /// Paths of queues that tickets use.
@@ -155,8 +157,8 @@ pub struct Wanted {
 
 /// Queues and applications that were read.
 #[derive(Debug, Default)]
-struct ClusterState {
-    queues: Vec<Queue>,
+struct QueueLookupResult {
+    queues: Vec<ExternalQueue>,
     unseen: BTreeMap<String, QueueAmounts>,
     shown: HashMap<String, QueueAmounts>,
 }
@@ -165,8 +167,8 @@ struct ClusterState {
 pub async fn read(
     connection: &mut PgConnection,
     rows: &[ClusterRow],
-    wanted: &BTreeMap<i64, Wanted>,
-) -> Result<Vec<Cluster>, StoreError> {
+    wanted: &BTreeMap<i64, QueueLookup>,
+) -> Result<Vec<LockedCluster>, StoreError> {
     let mut states = queues(&mut *connection, rows, wanted).await?;
     for (cluster_id, shown) in applications(connection, rows, wanted).await? {
         states.entry(cluster_id).or_default().shown = shown;
@@ -188,7 +190,7 @@ struct QueueRow {
 }
 
 impl QueueRow {
-    fn queue(&self) -> Result<Option<Queue>, StoreError> {
+    fn queue(&self) -> Result<Option<ExternalQueue>, StoreError> {
         let amounts = |memory: Option<i64>, cores: Option<i64>| Some(QueueAmounts { memory: memory?, cores: cores? });
         let (Some(max), Some(used), Some(state)) = (
             amounts(self.max_memory, self.max_cores),
@@ -199,8 +201,8 @@ impl QueueRow {
         };
         let state = QueueState::parse(state).ok_or_else(|| StoreError::inconsistent(SNAPSHOT, state))?;
         let path = self.path.clone();
-        let (running_applications, pending_applications, custom) = (None, None, Custom::new());
-        Ok(Some(Queue { path, max, used, state, running_applications, pending_applications, custom }))
+        let (running_applications, pending_applications, custom) = (None, None, CustomAmountsByName::new());
+        Ok(Some(ExternalQueue { path, max, used, state, running_applications, pending_applications, custom }))
     }
 }
 
@@ -217,8 +219,8 @@ fn candidates(name: &str) -> impl Iterator<Item = String> {
 async fn queues(
     connection: &mut PgConnection,
     rows: &[ClusterRow],
-    wanted: &BTreeMap<i64, Wanted>,
-) -> Result<HashMap<i64, ClusterState>, StoreError> {
+    wanted: &BTreeMap<i64, QueueLookup>,
+) -> Result<HashMap<i64, QueueLookupResult>, StoreError> {
     let mut paths: BTreeSet<(i64, String)> = BTreeSet::new();
     let mut last_names: Vec<(i64, &str)> = Vec::new();
     for row in rows {
@@ -234,7 +236,7 @@ async fn queues(
         let found = by_last_name(&mut *connection, &last_names).await?;
         paths.extend(found.iter().flat_map(|(id, path)| along(path).map(|path| (*id, path.to_owned()))));
     }
-    let mut states: HashMap<i64, ClusterState> = HashMap::new();
+    let mut states: HashMap<i64, QueueLookupResult> = HashMap::new();
     if paths.is_empty() {
         return Ok(states);
     }
@@ -293,7 +295,7 @@ async fn by_last_name(
 async fn applications(
     connection: &mut PgConnection,
     rows: &[ClusterRow],
-    wanted: &BTreeMap<i64, Wanted>,
+    wanted: &BTreeMap<i64, QueueLookup>,
 ) -> Result<HashMap<i64, HashMap<String, QueueAmounts>>, StoreError> {
     let keys: Vec<(i64, &str)> = (wanted.iter())
         .flat_map(|(id, wanted)| wanted.application_ids.iter().map(move |application| (*id, application.as_str())))

@@ -133,7 +133,7 @@ pub async fn all(executor: impl PgExecutor<'_>, kept: &[Uuid]) -> Result<Vec<Ref
 
 /// Lease on the refresh of a cluster.
 #[derive(Debug, Clone, Copy, sqlx::FromRow)]
-pub struct Taken {
+pub struct RefreshLease {
     /// Time of taking the lease, by the clock of the database.
     pub begun: OffsetDateTime,
     /// Whether the provider was deleted.
@@ -143,7 +143,11 @@ pub struct Taken {
 }
 
 /// Takes the lease on a due cluster. `None` if another instance has it, or the cluster is not due.
-pub async fn take(executor: impl PgExecutor<'_>, cluster_id: i64, lease: Uuid) -> Result<Option<Taken>, StoreError> {
+pub async fn take(
+    executor: impl PgExecutor<'_>,
+    cluster_id: i64,
+    lease: Uuid,
+) -> Result<Option<RefreshLease>, StoreError> {
     Ok(sqlx::query_as(
         "-- external_refresh::take
         UPDATE linkis_external_refresh r SET lease = $2, leased_until = clock_timestamp() + make_interval(secs => $3)

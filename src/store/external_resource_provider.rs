@@ -10,10 +10,10 @@ use crate::domain::{name::Name, principal::Principal, provider::Provider};
 
 use super::{
     StoreError, expect_rows,
-    rows::{Table, hash, labels_json},
+    rows::{TableName, hash, labels_json},
 };
 
-const TABLE: Table = Table("linkis_external_resource_provider");
+const TABLE: TableName = TableName("linkis_external_resource_provider");
 
 /// A provider as stored.
 #[derive(Debug, Clone)]
@@ -31,7 +31,7 @@ pub struct ProviderRecord {
 }
 
 #[derive(FromRow)]
-struct Row {
+struct ProviderRow {
     resource_type: String,
     name: String,
     labels: String,
@@ -41,10 +41,10 @@ struct Row {
     update_time: OffsetDateTime,
 }
 
-impl TryFrom<Row> for ProviderRecord {
+impl TryFrom<ProviderRow> for ProviderRecord {
     type Error = StoreError;
 
-    fn try_from(row: Row) -> Result<Self, StoreError> {
+    fn try_from(row: ProviderRow) -> Result<Self, StoreError> {
         let provider = Provider {
             resource_type: TABLE.name("resource_type", &row.resource_type)?,
             name: TABLE.name("name", &row.name)?,
@@ -65,7 +65,7 @@ pub async fn lock(connection: &mut PgConnection) -> Result<(), StoreError> {
 
 /// Returns all providers, ordered by type and name; their number is small.
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<ProviderRecord>, StoreError> {
-    let rows: Vec<Row> = sqlx::query_as(
+    let rows: Vec<ProviderRow> = sqlx::query_as(
         "-- external_resource_provider::read
         SELECT resource_type, name, labels::text, config, etag, updated_by, update_time
         FROM linkis_external_resource_provider ORDER BY resource_type, name",

@@ -16,8 +16,8 @@ use tokio_stream::StreamExt as _;
 use uuid::Uuid;
 
 use crate::domain::{
-    external::{Preparation, Snapshot},
-    queue::{Naming, Queue, QueueAmounts, Queues},
+    external::{ClusterSnapshot, SnapshotPreparation},
+    queue::{ExternalQueue, QueueAmounts, QueueNaming, QueueTree},
 };
 
 use super::{
@@ -44,7 +44,11 @@ fn written_at_once(rows: usize) -> usize {
 
 /// Writes a snapshot that is not yet used, and returns its generation. Writes few rows at a time and rests between: a
 /// thousand rows at once would occupy a processor for too long.
-pub async fn write(connection: &mut PgConnection, cluster_id: i64, snapshot: &Snapshot) -> Result<i64, StoreError> {
+pub async fn write(
+    connection: &mut PgConnection,
+    cluster_id: i64,
+    snapshot: &ClusterSnapshot,
+) -> Result<i64, StoreError> {
     let mut transaction = connection.begin().await?;
     let generation: i64 = sqlx::query_scalar(
         "-- external_snapshot::write, its number
@@ -52,7 +56,7 @@ pub async fn write(connection: &mut PgConnection, cluster_id: i64, snapshot: &Sn
     )
     .fetch_one(&mut *transaction)
     .await?;
-    let queues: Vec<&Queue> = snapshot.queues.behind(None).collect();
+    let queues: Vec<&ExternalQueue> = snapshot.queues.behind(None).collect();
     for queues in queues.chunks(written_at_once(queues.len())) {
         resting_as_long(write_queues(&mut transaction, (cluster_id, generation), queues)).await?;
     }
@@ -68,7 +72,7 @@ pub async fn write(connection: &mut PgConnection, cluster_id: i64, snapshot: &Sn
 async fn write_queues(
     connection: &mut PgConnection,
     (cluster_id, generation): (i64, i64),
-    queues: &[&Queue],
+    queues: &[&ExternalQueue],
 ) -> Result<(), StoreError> {
     sqlx::query(
         "-- external_snapshot::write
@@ -112,7 +116,7 @@ async fn write_applications(
 
 /// Unseen use of a cluster, counted at one moment for a new snapshot.
 #[derive(Debug)]
-pub struct Prepared {
+pub struct PreparedSnapshot {
     /// Start time of the PostgreSQL server that the change numbers belong to. Another server may have lost the last
     /// changes and reused their numbers.
     server: OffsetDateTime,
@@ -121,10 +125,10 @@ pub struct Prepared {
     /// Stored unseen use by path, as of the count or later.
     stored: BTreeMap<String, QueueAmounts>,
     /// Unseen use under the new snapshot.
-    pub preparation: Preparation,
+    pub preparation: SnapshotPreparation,
 }
 
-impl Prepared {
+impl PreparedSnapshot {
     /// Returns the number of the last change that is counted.
     pub fn changes(&self) -> i64 {
         self.changes
@@ -135,22 +139,22 @@ impl Prepared {
 pub async fn prepare(
     connection: &mut PgConnection,
     cluster_id: i64,
-    snapshot: Arc<Snapshot>,
-) -> Result<Option<Prepared>, StoreError> {
+    snapshot: Arc<ClusterSnapshot>,
+) -> Result<Option<PreparedSnapshot>, StoreError> {
     let mut transaction = connection.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
     session::thorough(&mut transaction).await?;
     let server = session::server_start(&mut transaction).await?;
     let rows = external_queue::clusters(&mut *transaction, &[cluster_id].into(), false).await?;
     let Some(changes) = rows.first().map(ClusterRow::changes) else { return Ok(None) };
     let stored = stored(&mut transaction, cluster_id).await?;
-    let mut preparation = Preparation::new(snapshot);
+    let mut preparation = SnapshotPreparation::new(snapshot);
     let mut tickets = external_ticket::live(&mut transaction, cluster_id);
     while let Some(ticket) = tickets.next().await {
         preparation.put(&ticket?);
     }
     drop(tickets);
     transaction.rollback().await?;
-    Ok(Some(Prepared { server, changes, stored, preparation }))
+    Ok(Some(PreparedSnapshot { server, changes, stored, preparation }))
 }
 
 /// Returns the number of changes since `prepared`. `None` if the cluster was deleted, or the server restarted, so that
@@ -158,7 +162,7 @@ pub async fn prepare(
 pub async fn behind(
     executor: impl PgExecutor<'_>,
     cluster_id: i64,
-    prepared: &Prepared,
+    prepared: &PreparedSnapshot,
 ) -> Result<Option<u64>, StoreError> {
     let behind: Option<i64> = sqlx::query_scalar(
         "-- external_snapshot::behind
@@ -176,8 +180,8 @@ pub async fn behind(
 pub async fn renew(
     connection: &mut PgConnection,
     cluster_id: i64,
-    prepared: &mut Prepared,
-    snapshot: Arc<Snapshot>,
+    prepared: &mut PreparedSnapshot,
+    snapshot: Arc<ClusterSnapshot>,
 ) -> Result<bool, StoreError> {
     if prepared.preparation.renew(snapshot).is_err() {
         return Ok(false);
@@ -192,7 +196,7 @@ pub async fn renew(
 pub async fn catch_up(
     connection: &mut PgConnection,
     cluster_id: i64,
-    prepared: &mut Prepared,
+    prepared: &mut PreparedSnapshot,
 ) -> Result<Option<usize>, StoreError> {
     let mut transaction = connection.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
     let rows = external_queue::clusters(&mut *transaction, &[cluster_id].into(), false).await?;
@@ -249,7 +253,7 @@ pub async fn stored(
 }
 
 /// Counts the unseen use of all live tickets under the present snapshot, or without one.
-pub async fn from_tickets(connection: &mut PgConnection, row: &ClusterRow) -> Result<Preparation, StoreError> {
+pub async fn from_tickets(connection: &mut PgConnection, row: &ClusterRow) -> Result<SnapshotPreparation, StoreError> {
     let shown: Vec<(String, i64, i64)> = sqlx::query_as(
         "-- external_snapshot::from_tickets
         SELECT application_id, memory, cores FROM linkis_external_application WHERE cluster_id = $1 AND generation = $2",
@@ -260,7 +264,8 @@ pub async fn from_tickets(connection: &mut PgConnection, row: &ClusterRow) -> Re
     .await?;
     let shown = shown.into_iter().map(|(id, memory, cores)| (id, QueueAmounts { memory, cores })).collect();
     let begun = row.begun().unwrap_or(OffsetDateTime::UNIX_EPOCH);
-    let mut preparation = Preparation::new(Arc::new(Snapshot::stored(begun, Queues::default(), shown)));
+    let mut preparation =
+        SnapshotPreparation::new(Arc::new(ClusterSnapshot::stored(begun, QueueTree::default(), shown)));
     let mut tickets = external_ticket::live(connection, row.id());
     while let Some(ticket) = tickets.next().await {
         preparation.put(&ticket?);
@@ -270,7 +275,7 @@ pub async fn from_tickets(connection: &mut PgConnection, row: &ClusterRow) -> Re
 
 /// Result of an installation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Installed {
+pub enum InstallResult {
     /// The snapshot is in use; with the number of tickets that had changed since the last catch-up.
     InForce(usize),
     /// More than `CAUGHT_UP_MAX` tickets have changed since the last catch-up.
@@ -288,8 +293,8 @@ pub async fn install(
     cluster_id: i64,
     (lease, keeps): (Uuid, bool),
     generation: i64,
-    prepared: &mut Prepared,
-) -> Result<Installed, StoreError> {
+    prepared: &mut PreparedSnapshot,
+) -> Result<InstallResult, StoreError> {
     let mut differing: BTreeMap<_, _> = prepared.preparation.differing(&prepared.stored).into_iter().collect();
     let mut transaction = connection.begin().await?;
     // Asynchronous commit: if a crash loses it, all decisions that used it are lost, too, because they commit later.
@@ -302,14 +307,14 @@ pub async fn install(
     .await?;
     let rows = external_queue::clusters(&mut *transaction, &[cluster_id].into(), true).await?;
     let snapshot = prepared.preparation.rooms().snapshot();
-    let (begun, by_last_name) = (snapshot.begun, snapshot.queues.naming() == Naming::Capacity);
+    let (begun, by_last_name) = (snapshot.begun, snapshot.queues.naming() == QueueNaming::Capacity);
     let Some(changes) = rows.first().filter(|row| row.begun().is_none_or(|in_force| in_force < begun)) else {
-        return Ok(Installed::Superseded);
+        return Ok(InstallResult::Superseded);
     };
     let changes = changes.changes();
     let changed = external_ticket::changed(&mut *transaction, cluster_id, prepared.changes, CAUGHT_UP_MAX + 1).await?;
     if changed.len() > CAUGHT_UP_MAX {
-        return Ok(Installed::Outrun);
+        return Ok(InstallResult::Outrun);
     }
     changed.iter().for_each(|delta| prepared.preparation.catch_up(delta));
     prepared.changes = changes;
@@ -347,12 +352,12 @@ pub async fn install(
     .await?;
     if installed.rows_affected() != 1 {
         // Another instance has the lease: the transaction rolls back.
-        return Ok(Installed::Superseded);
+        return Ok(InstallResult::Superseded);
     }
     transaction.commit().await?;
     // The next use of the kept count reads the stored values again.
     prepared.preparation.take_touched();
-    Ok(Installed::InForce(changed.len()))
+    Ok(InstallResult::InForce(changed.len()))
 }
 
 /// Writes the unseen use of queues. The caller owns the lock of their cluster.

@@ -11,14 +11,14 @@ use tokio_stream::{Stream, StreamExt as _};
 use uuid::Uuid;
 
 use crate::domain::{
-    external::{ClusterTicket, ClusterTicketDelta, Held, Phase},
+    external::{ClusterTicket, ClusterTicketDelta, QueueHolding, TicketPhase},
     queue::QueueAmounts,
 };
 
 use super::StoreError;
 
 #[derive(FromRow)]
-struct TicketRow {
+struct ExternalTicketRow {
     ticket_id: Uuid,
     cluster_id: i64,
     path: String,
@@ -30,13 +30,13 @@ struct TicketRow {
     ended: bool,
 }
 
-impl From<TicketRow> for ClusterTicketDelta {
-    fn from(row: TicketRow) -> Self {
+impl From<ExternalTicketRow> for ClusterTicketDelta {
+    fn from(row: ExternalTicketRow) -> Self {
         let phase = match row.used_since {
-            Some(since) => Phase::Used { since, application_id: row.application_id },
-            None => Phase::Locked,
+            Some(since) => TicketPhase::Used { since, application_id: row.application_id },
+            None => TicketPhase::Locked,
         };
-        let held = Held { amounts: QueueAmounts { memory: row.memory, cores: row.cores }, phase };
+        let held = QueueHolding { amounts: QueueAmounts { memory: row.memory, cores: row.cores }, phase };
         let ticket = ClusterTicket { cluster_id: row.cluster_id, path: row.path, held };
         Self { ticket_id: row.ticket_id, ticket, change: row.change, ended: row.ended }
     }
@@ -48,7 +48,7 @@ pub async fn read(
     executor: impl PgExecutor<'_>,
     ticket_ids: &[Uuid],
 ) -> Result<HashMap<Uuid, ClusterTicket>, StoreError> {
-    let rows: Vec<TicketRow> = sqlx::query_as(
+    let rows: Vec<ExternalTicketRow> = sqlx::query_as(
         "-- external_ticket::read
         SELECT ticket_id, cluster_id, path, memory, cores, used_since, application_id, change, ended
         FROM linkis_external_ticket WHERE ticket_id = ANY ($1) AND NOT ended",
@@ -66,7 +66,7 @@ pub async fn changed(
     change: i64,
     limit: usize,
 ) -> Result<Vec<ClusterTicketDelta>, StoreError> {
-    let rows: Vec<TicketRow> = sqlx::query_as(
+    let rows: Vec<ExternalTicketRow> = sqlx::query_as(
         "-- external_ticket::changed
         SELECT ticket_id, cluster_id, path, memory, cores, used_since, application_id, change, ended
         FROM linkis_external_ticket WHERE cluster_id = $1 AND change > $2 ORDER BY cluster_id, change LIMIT $3",
@@ -91,7 +91,7 @@ pub fn live(
     )
     .bind(cluster_id)
     .fetch(connection);
-    rows.map(|row: Result<TicketRow, sqlx::Error>| Ok(row?.into()))
+    rows.map(|row: Result<ExternalTicketRow, sqlx::Error>| Ok(row?.into()))
 }
 
 /// Returns the first tickets that count in queues of a cluster and have no live ticket row, with their queue paths.

@@ -9,7 +9,7 @@ use super::StoreError;
 
 /// Identity and extent of the history.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, FromRow)]
-pub struct Horizon {
+pub struct HistoryHorizon {
     /// Id of the history; a new database has a new id.
     pub history_id: Uuid,
     /// Largest number of a deleted line.
@@ -20,8 +20,8 @@ pub struct Horizon {
 ///
 /// # Errors
 /// [`StoreError::Inconsistent`] if the table is empty; database errors.
-pub async fn read(executor: impl PgExecutor<'_>) -> Result<Horizon, StoreError> {
-    let horizon: Option<Horizon> = sqlx::query_as(
+pub async fn read(executor: impl PgExecutor<'_>) -> Result<HistoryHorizon, StoreError> {
+    let horizon: Option<HistoryHorizon> = sqlx::query_as(
         "-- history_horizon::read
         SELECT history_id, forgotten FROM linkis_resource_action_horizon",
     )

@@ -50,12 +50,12 @@ macro_rules! parted {
 
 /// An existing partition.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Part {
+struct HistoryPart {
     name: String,
     until: OffsetDateTime,
 }
 
-impl Part {
+impl HistoryPart {
     fn new(from: OffsetDateTime, until: OffsetDateTime) -> Result<Self, StoreError> {
         let text = |at: OffsetDateTime| at.format(HOUR).map_err(|error| StoreError::inconsistent(PREFIX, error));
         Ok(Self { name: format!("{PREFIX}{}_{}", text(from)?, text(until)?), until })
@@ -79,7 +79,7 @@ fn hour(text: &str) -> Option<OffsetDateTime> {
     Some(hour.ok()?.assume_utc())
 }
 
-async fn parts(connection: &mut PgConnection) -> Result<Vec<Part>, StoreError> {
+async fn parts(connection: &mut PgConnection) -> Result<Vec<HistoryPart>, StoreError> {
     let names: Vec<String> = sqlx::query_scalar(concat!(
         "-- history_part::parts
         SELECT c.relname::text FROM pg_inherits i JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = ",
@@ -87,7 +87,7 @@ async fn parts(connection: &mut PgConnection) -> Result<Vec<Part>, StoreError> {
     ))
     .fetch_all(connection)
     .await?;
-    Ok(names.into_iter().filter_map(Part::parse).collect())
+    Ok(names.into_iter().filter_map(HistoryPart::parse).collect())
 }
 
 /// Creates the partitions for now and the near future.
@@ -118,7 +118,7 @@ pub async fn make_first(connection: &mut PgConnection) -> Result<(), StoreError>
 async fn make_one(connection: &mut PgConnection, from: i64, until: i64) -> Result<(), StoreError> {
     let at =
         |second| OffsetDateTime::from_unix_timestamp(second).map_err(|error| StoreError::inconsistent(PREFIX, error));
-    let part = Part::new(at(from)?, at(until)?)?;
+    let part = HistoryPart::new(at(from)?, at(until)?)?;
     let made = sqlx::query(
         "-- history_part::make_one
         SELECT linkis_rm_make_history_part($1, $2)",
@@ -178,7 +178,7 @@ pub async fn index_oldest(connection: &mut PgConnection) -> Result<bool, StoreEr
     let over = session::clock(&mut *connection).await?.saturating_sub(OVER_FOR);
     let lacking = lacking(&mut *connection).await?.into_iter();
     let lacking =
-        lacking.filter_map(|(part, key)| Some((Part::parse(part)?, key))).filter(|(part, _)| part.until <= over);
+        lacking.filter_map(|(part, key)| Some((HistoryPart::parse(part)?, key))).filter(|(part, _)| part.until <= over);
     let Some((part, key)) = lacking.min_by_key(|(part, _)| part.until) else { return Ok(false) };
     let indexing = async {
         let mut transaction = connection.begin().await?;
@@ -200,7 +200,7 @@ pub async fn index_oldest(connection: &mut PgConnection) -> Result<bool, StoreEr
 
 /// End of the partitions that have all indexes.
 #[derive(Debug, Clone, Copy)]
-pub struct Indexed {
+pub struct IndexedRange {
     /// Lines with smaller numbers are in these partitions.
     pub below: i64,
     /// End of their range; a whole hour.
@@ -208,9 +208,9 @@ pub struct Indexed {
 }
 
 /// Returns the end of the partitions that have all indexes; `None` if there is no later partition to derive it from.
-pub async fn indexed(connection: &mut PgConnection) -> Result<Option<Indexed>, StoreError> {
+pub async fn indexed(connection: &mut PgConnection) -> Result<Option<IndexedRange>, StoreError> {
     let lacking = lacking(&mut *connection).await?.into_iter();
-    let first = lacking.filter_map(|(part, _)| Part::parse(part)).filter_map(|part| part.begins()).min();
+    let first = lacking.filter_map(|(part, _)| HistoryPart::parse(part)).filter_map(|part| part.begins()).min();
     let Some(first) = first else { return Ok(None) };
     let number: Option<i64> = sqlx::query_scalar(
         "-- history_part::indexed
@@ -220,5 +220,5 @@ pub async fn indexed(connection: &mut PgConnection) -> Result<Option<Indexed>, S
     .fetch_optional(connection)
     .await?;
     // Later partitions are empty: all existing lines precede them.
-    Ok(Some(Indexed { below: number.unwrap_or(i64::MAX), until: first }))
+    Ok(Some(IndexedRange { below: number.unwrap_or(i64::MAX), until: first }))
 }

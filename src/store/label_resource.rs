@@ -10,9 +10,9 @@ use sqlx::{FromRow, PgConnection, PgExecutor};
 use tokio_stream::StreamExt as _;
 
 use crate::domain::{
-    audit::ScopeBooks,
+    audit::StoredScopeCounters,
     name::Name,
-    scope::{CREATOR, Counter, ENGINE_TYPE, Scope, StoredUsage, Tally, Usage},
+    scope::{CREATOR, ENGINE_TYPE, Scope, ScopeCounter, ScopeHoldings, StoredScopeHoldings, Tally},
 };
 
 use super::{
@@ -34,10 +34,10 @@ struct ScopeRow {
 }
 
 impl ScopeRow {
-    fn parse(self) -> Result<(Counter, Usage), StoreError> {
+    fn parse(self) -> Result<(ScopeCounter, ScopeHoldings), StoreError> {
         let labels = serde_json::from_str(&self.scope).map_err(|error| StoreError::inconsistent(TABLE, error))?;
-        let usage = Usage { used: tally(&self.used_resource)?, locked: tally(&self.locked_resource)? };
-        Ok((Counter { label_set_id: self.label_set_id, scope: Scope::new(labels) }, usage))
+        let usage = ScopeHoldings { used: tally(&self.used_resource)?, locked: tally(&self.locked_resource)? };
+        Ok((ScopeCounter { label_set_id: self.label_set_id, scope: Scope::new(labels) }, usage))
     }
 }
 
@@ -52,8 +52,8 @@ fn tally(json: &str) -> Result<Tally, StoreError> {
 /// Returns the usage of those `counters` that have a row, by a plain read.
 pub async fn read(
     executor: impl PgExecutor<'_>,
-    counters: &BTreeSet<Counter>,
-) -> Result<HashMap<Counter, Usage>, StoreError> {
+    counters: &BTreeSet<ScopeCounter>,
+) -> Result<HashMap<ScopeCounter, ScopeHoldings>, StoreError> {
     let rows: Vec<ScopeRow> = sqlx::query_as(
         "-- label_resource::read
         SELECT label_set_id, scope::text, used_resource::text, locked_resource::text
@@ -71,17 +71,18 @@ pub async fn read(
 /// read as its last writer committed it. Adds the versions of the rows to `versions`, if given.
 pub async fn lock(
     connection: &mut PgConnection,
-    counters: &BTreeSet<Counter>,
-    mut versions: Option<&mut HashMap<Counter, i64>>,
-) -> Result<HashMap<Counter, Usage>, StoreError> {
+    counters: &BTreeSet<ScopeCounter>,
+    mut versions: Option<&mut HashMap<ScopeCounter, i64>>,
+) -> Result<HashMap<ScopeCounter, ScopeHoldings>, StoreError> {
     let mut found = lock_existing(&mut *connection, counters, versions.as_deref_mut()).await?;
     // An empty row may be deleted between the two statements.
     for _ in 0..INSERT_TRIES_MAX {
         if found.len() == counters.len() {
             return Ok(found);
         }
-        let new: BTreeSet<Counter> = counters.iter().filter(|counter| !found.contains_key(counter)).cloned().collect();
-        insert(&mut *connection, new.into_iter().map(|counter| (counter, Usage::default())).collect()).await?;
+        let new: BTreeSet<ScopeCounter> =
+            counters.iter().filter(|counter| !found.contains_key(counter)).cloned().collect();
+        insert(&mut *connection, new.into_iter().map(|counter| (counter, ScopeHoldings::default())).collect()).await?;
         found = lock_existing(&mut *connection, counters, versions.as_deref_mut()).await?;
     }
     Ok(found)
@@ -89,10 +90,11 @@ pub async fn lock(
 
 async fn lock_existing(
     connection: &mut PgConnection,
-    counters: &BTreeSet<Counter>,
-    mut versions: Option<&mut HashMap<Counter, i64>>,
-) -> Result<HashMap<Counter, Usage>, StoreError> {
-    let by_hash: HashMap<[u8; 32], &Counter> = counters.iter().map(|counter| (scope_hash(counter), counter)).collect();
+    counters: &BTreeSet<ScopeCounter>,
+    mut versions: Option<&mut HashMap<ScopeCounter, i64>>,
+) -> Result<HashMap<ScopeCounter, ScopeHoldings>, StoreError> {
+    let by_hash: HashMap<[u8; 32], &ScopeCounter> =
+        counters.iter().map(|counter| (scope_hash(counter), counter)).collect();
     // Rows are matched by hash, which avoids sending and parsing the labels of hundreds of scopes.
     let rows: Vec<(Vec<u8>, String, String, i64)> = sqlx::query_as(
         "-- label_resource::lock
@@ -108,14 +110,17 @@ async fn lock_existing(
         if let Some(versions) = &mut versions {
             versions.insert((*counter).clone(), version);
         }
-        Ok(((*counter).clone(), Usage { used: tally(&used)?, locked: tally(&locked)? }))
+        Ok(((*counter).clone(), ScopeHoldings { used: tally(&used)?, locked: tally(&locked)? }))
     };
     rows.into_iter().map(usage).collect()
 }
 
 /// Returns the usage and version of one counter. A counter without a row has zero usage, and a version between those of
 /// the deleted row and of the next row. The version is 30 seconds before now, because the next row may be in creation.
-pub async fn read_one(executor: impl PgExecutor<'_>, counter: &Counter) -> Result<StoredUsage, StoreError> {
+pub async fn read_one(
+    executor: impl PgExecutor<'_>,
+    counter: &ScopeCounter,
+) -> Result<StoredScopeHoldings, StoreError> {
     let (used, locked, version): (String, String, i64) = sqlx::query_as(
         "-- label_resource::read_one
         SELECT used_resource::text, locked_resource::text, version FROM linkis_label_resource WHERE scope_hash = $1
@@ -126,11 +131,14 @@ pub async fn read_one(executor: impl PgExecutor<'_>, counter: &Counter) -> Resul
     .bind(scope_hash(counter).as_slice())
     .fetch_one(executor)
     .await?;
-    Ok(StoredUsage { usage: Usage { used: tally(&used)?, locked: tally(&locked)? }, version })
+    Ok(StoredScopeHoldings { usage: ScopeHoldings { used: tally(&used)?, locked: tally(&locked)? }, version })
 }
 
 /// Inserts rows for counters without one. A row that another transaction inserted meanwhile stays unchanged.
-pub async fn insert(connection: &mut PgConnection, counters: Vec<(Counter, Usage)>) -> Result<(), StoreError> {
+pub async fn insert(
+    connection: &mut PgConnection,
+    counters: Vec<(ScopeCounter, ScopeHoldings)>,
+) -> Result<(), StoreError> {
     let mut rows: Vec<_> = counters.iter().map(|(counter, usage)| (scope_hash(counter), counter, usage)).collect();
     rows.sort_by_key(|(hash, ..)| *hash);
     sqlx::query(
@@ -152,14 +160,14 @@ pub async fn insert(connection: &mut PgConnection, counters: Vec<(Counter, Usage
 }
 
 /// Columns of several counters with their usage.
-pub(super) struct Columns {
+pub(super) struct ScopeColumns {
     pub scope_hash: Vec<Vec<u8>>,
     pub used: Vec<String>,
     pub locked: Vec<String>,
 }
 
-impl Columns {
-    pub fn of(counters: &[(Counter, Usage)]) -> Self {
+impl ScopeColumns {
+    pub fn of(counters: &[(ScopeCounter, ScopeHoldings)]) -> Self {
         Self {
             scope_hash: counters.iter().map(|(counter, _)| scope_hash(counter).to_vec()).collect(),
             used: counters.iter().map(|(_, usage)| tally_json(usage.used.amounts())).collect(),
@@ -232,7 +240,7 @@ pub async fn list_set(
     label_set_id: i64,
     after: &[u8],
     limit: i64,
-) -> Result<Vec<(Vec<u8>, Counter, StoredUsage)>, StoreError> {
+) -> Result<Vec<(Vec<u8>, ScopeCounter, StoredScopeHoldings)>, StoreError> {
     let rows: Vec<ListedRow> = sqlx::query_as(
         "-- label_resource::list_set
         SELECT scope_hash, label_set_id, scope::text, used_resource::text, locked_resource::text, version
@@ -252,16 +260,16 @@ type ListedRow = (Vec<u8>, i64, String, String, String, i64);
 
 fn hashed(
     (hash, label_set_id, scope, used_resource, locked_resource, version): ListedRow,
-) -> Result<(Vec<u8>, Counter, StoredUsage), StoreError> {
+) -> Result<(Vec<u8>, ScopeCounter, StoredScopeHoldings), StoreError> {
     let (counter, usage) = ScopeRow { label_set_id, scope, used_resource, locked_resource }.parse()?;
-    Ok((hash, counter, StoredUsage { usage, version }))
+    Ok((hash, counter, StoredScopeHoldings { usage, version }))
 }
 
 /// Passes all rows to `tell`, ordered by hash, also those with contradictory amounts. An unparsable row becomes an
 /// error.
 pub async fn tell_all(
     connection: &mut PgConnection,
-    mut tell: impl FnMut(Result<ScopeBooks, StoreError>),
+    mut tell: impl FnMut(Result<StoredScopeCounters, StoreError>),
 ) -> Result<(), StoreError> {
     let mut rows = sqlx::query_as(
         "-- label_resource::tell_all
@@ -282,13 +290,18 @@ fn stored_row(
     scope: &str,
     used: &str,
     locked: &str,
-) -> Result<ScopeBooks, StoreError> {
+) -> Result<StoredScopeCounters, StoreError> {
     let labels: BTreeMap<String, String> =
         serde_json::from_str(scope).map_err(|error| StoreError::inconsistent(TABLE, format!("{scope}: {error}")))?;
-    let counter = Counter { label_set_id, scope: Scope::new(labels) };
+    let counter = ScopeCounter { label_set_id, scope: Scope::new(labels) };
     let is_in_place = hash == scope_hash(&counter);
-    let usage = || Ok(Usage { used: tally(used)?, locked: tally(locked)? });
-    Ok(ScopeBooks { usage: usage().map_err(|error: StoreError| error.to_string()), counter, hash, is_in_place })
+    let usage = || Ok(ScopeHoldings { used: tally(used)?, locked: tally(locked)? });
+    Ok(StoredScopeCounters {
+        usage: usage().map_err(|error: StoreError| error.to_string()),
+        counter,
+        hash,
+        is_in_place,
+    })
 }
 
 /// Deletes the rows with these hashes, all of which must exist.
@@ -305,9 +318,9 @@ pub async fn delete(connection: &mut PgConnection, hashes: &[Vec<u8>]) -> Result
 
 /// Result of scanning a range of scopes.
 #[derive(Debug)]
-pub struct Looked {
+pub struct ScopeScan {
     /// Scopes of label sets that decide, ordered by hash, each with its hash.
-    pub scopes: Vec<(Vec<u8>, Counter, StoredUsage)>,
+    pub scopes: Vec<(Vec<u8>, ScopeCounter, StoredScopeHoldings)>,
     /// Last hash of the scanned range, also if its scope does not match; `None` at the end.
     pub last: Option<Vec<u8>>,
 }
@@ -366,13 +379,13 @@ macro_rules! next_with {
 
 /// Scans the next `limit` scopes after the hash `after` (empty for the first) and returns those of label sets that
 /// decide.
-pub async fn list(executor: impl PgExecutor<'_>, after: &[u8], limit: i64) -> Result<Looked, StoreError> {
+pub async fn list(executor: impl PgExecutor<'_>, after: &[u8], limit: i64) -> Result<ScopeScan, StoreError> {
     list_by(list!("list", next!("true")), executor, after, limit).await
 }
 
 /// Like [`list`], under another statement name, for background scans, so that statement statistics separate them from
 /// calls.
-pub async fn walk(executor: impl PgExecutor<'_>, after: &[u8], limit: i64) -> Result<Looked, StoreError> {
+pub async fn walk(executor: impl PgExecutor<'_>, after: &[u8], limit: i64) -> Result<ScopeScan, StoreError> {
     list_by(list!("walk", next!("true")), executor, after, limit).await
 }
 
@@ -381,13 +394,13 @@ async fn list_by(
     executor: impl PgExecutor<'_>,
     after: &[u8],
     limit: i64,
-) -> Result<Looked, StoreError> {
+) -> Result<ScopeScan, StoreError> {
     looked(sqlx::query_as(sql).bind(after).bind(limit).fetch_all(executor).await?, limit)
 }
 
 /// Row of a scan, with whether its label set decides.
 #[derive(FromRow)]
-struct LookedRow {
+struct ScopeScanRow {
     scope_hash: Vec<u8>,
     #[sqlx(flatten)]
     row: ScopeRow,
@@ -396,15 +409,15 @@ struct LookedRow {
 }
 
 /// Builds the result of a scan of `limit` rows. Fewer rows mean the end.
-fn looked(rows: Vec<LookedRow>, limit: i64) -> Result<Looked, StoreError> {
+fn looked(rows: Vec<ScopeScanRow>, limit: i64) -> Result<ScopeScan, StoreError> {
     let is_full = i64::try_from(rows.len()).is_ok_and(|seen| seen == limit);
     let last = rows.last().map(|row| row.scope_hash.clone()).filter(|_| is_full);
-    let scope = |row: LookedRow| {
+    let scope = |row: ScopeScanRow| {
         let (counter, usage) = row.row.parse()?;
-        Ok((row.scope_hash, counter, StoredUsage { usage, version: row.version }))
+        Ok((row.scope_hash, counter, StoredScopeHoldings { usage, version: row.version }))
     };
     let scopes = rows.into_iter().filter(|row| row.decides).map(scope).collect::<Result<_, StoreError>>()?;
-    Ok(Looked { scopes, last })
+    Ok(ScopeScan { scopes, last })
 }
 
 /// Like [`list`], for scopes of `users`.
@@ -413,7 +426,7 @@ pub async fn list_of(
     users: &BTreeSet<Name>,
     after: &[u8],
     limit: i64,
-) -> Result<Looked, StoreError> {
+) -> Result<ScopeScan, StoreError> {
     let sql = list!(
         "list_of",
         concat!(
@@ -428,14 +441,14 @@ pub async fn list_of(
 
 /// Label by which scopes can be listed, each with its own index.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Indexed {
+pub enum IndexFilter {
     /// The label `creator`.
     Creator,
     /// The label `engine_type`.
     EngineType,
 }
 
-impl Indexed {
+impl IndexFilter {
     /// Returns the label name.
     pub fn label(self) -> &'static str {
         match self {
@@ -448,14 +461,14 @@ impl Indexed {
 /// Like [`list`], for scopes with one value of a label.
 pub async fn list_with(
     executor: impl PgExecutor<'_>,
-    (label, value): (Indexed, &str),
+    (label, value): (IndexFilter, &str),
     after: &[u8],
     limit: i64,
-) -> Result<Looked, StoreError> {
+) -> Result<ScopeScan, StoreError> {
     // A separate SQL text per index.
     let sql = match label {
-        Indexed::Creator => list!("list_with, a creator", next_with!("creator", "$3")),
-        Indexed::EngineType => list!("list_with, an engine type", next_with!("engine_type", "$3")),
+        IndexFilter::Creator => list!("list_with, a creator", next_with!("creator", "$3")),
+        IndexFilter::EngineType => list!("list_with, an engine type", next_with!("engine_type", "$3")),
     };
     looked(sqlx::query_as(sql).bind(after).bind(limit).bind(value).fetch_all(executor).await?, limit)
 }
@@ -464,6 +477,6 @@ fn scope_json(scope: &Scope) -> String {
     serde_json::json!(scope.labels()).to_string()
 }
 
-fn scope_hash(counter: &Counter) -> [u8; 32] {
+fn scope_hash(counter: &ScopeCounter) -> [u8; 32] {
     hash(&format!("{}:{}", counter.label_set_id, scope_json(&counter.scope)))
 }

@@ -1,6 +1,6 @@
 //! `linkis_label_set`: the label sets that tickets are counted by, and their states.
 //!
-//! A label set passes through [`State`]: it is counted for all tickets before its limits decide, and its counters are
+//! A label set passes through [`LabelSetState`]: it is counted for all tickets before its limits decide, and its counters are
 //! deleted after its last limit. Changes require the limits lock of [`super::limit`]. Callers: limit changes and
 //! background tasks.
 
@@ -9,14 +9,14 @@ use std::collections::BTreeSet;
 use sqlx::{PgConnection, PgExecutor};
 
 use crate::domain::{
-    limit::{Counting, LabelSet},
+    limit::{CountingRule, LabelSet},
     name::Name,
-    scope::{Lacking, Queues},
+    scope::{MissingLabelPolicy, QueueCounting},
 };
 
-use super::{StoreError, expect_rows, rows::Table};
+use super::{StoreError, expect_rows, rows::TableName};
 
-const TABLE: Table = Table("linkis_label_set");
+const TABLE: TableName = TableName("linkis_label_set");
 
 /// Values of `linkis_label_set.lacking`, and of `family` for the engine family.
 const SKIPPED: &str = "skipped";
@@ -28,7 +28,7 @@ const APART: &str = "apart";
 
 /// State of a label set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum State {
+pub enum LabelSetState {
     /// Tickets are being counted; the limits do not decide yet.
     Counting,
     /// All tickets are counted; its limits decide.
@@ -37,7 +37,7 @@ pub enum State {
     Retired,
 }
 
-impl State {
+impl LabelSetState {
     fn as_str(self) -> &'static str {
         match self {
             Self::Counting => "counting",
@@ -63,20 +63,20 @@ pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<LabelSet>, StoreE
                 serde_json::from_str(&exempt).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
             let exempt = exempt.iter().map(|kind| TABLE.name("exempt", kind)).collect::<Result<_, _>>()?;
             let lacking = match (lacking.as_str(), family.as_str()) {
-                (SKIPPED, SKIPPED) => Lacking::Skipped,
-                (EMPTY, SKIPPED) => Lacking::EmptyButFamily,
-                (EMPTY, EMPTY) => Lacking::Empty,
+                (SKIPPED, SKIPPED) => MissingLabelPolicy::Skipped,
+                (EMPTY, SKIPPED) => MissingLabelPolicy::EmptyButFamily,
+                (EMPTY, EMPTY) => MissingLabelPolicy::Empty,
                 (lacking, family) => {
                     let found = format!("lacking {lacking} and family {family}");
                     return Err(StoreError::inconsistent(TABLE.0, found));
                 }
             };
             let queues = match queues.as_str() {
-                SUMMED => Queues::Summed,
-                APART => Queues::Apart,
+                SUMMED => QueueCounting::Summed,
+                APART => QueueCounting::Apart,
                 other => return Err(StoreError::inconsistent(TABLE.0, format!("queues {other}"))),
             };
-            Ok(LabelSet { id, counting: Counting { keys, lacking, queues, exempt }, is_counted })
+            Ok(LabelSet { id, counting: CountingRule { keys, lacking, queues, exempt }, is_counted })
         };
     rows.into_iter().map(set).collect()
 }
@@ -108,7 +108,7 @@ pub async fn is_any_old(executor: impl PgExecutor<'_>) -> Result<bool, StoreErro
 }
 
 /// Returns the ids of the label sets in `state`.
-pub async fn in_state(executor: impl PgExecutor<'_>, state: State) -> Result<Vec<i64>, StoreError> {
+pub async fn in_state(executor: impl PgExecutor<'_>, state: LabelSetState) -> Result<Vec<i64>, StoreError> {
     Ok(sqlx::query_scalar(
         "-- label_set::in_state
         SELECT label_set_id FROM linkis_label_set WHERE state = $1 ORDER BY label_set_id",
@@ -119,7 +119,7 @@ pub async fn in_state(executor: impl PgExecutor<'_>, state: State) -> Result<Vec
 }
 
 /// Inserts a label set in the state *counting*. The caller owns the limits lock.
-pub async fn insert(connection: &mut PgConnection, counting: Counting) -> Result<LabelSet, StoreError> {
+pub async fn insert(connection: &mut PgConnection, counting: CountingRule) -> Result<LabelSet, StoreError> {
     let id = sqlx::query_scalar(
         "-- label_set::insert
         INSERT INTO linkis_label_set (label_set, exempt, lacking, family, queues, state)
@@ -129,18 +129,18 @@ pub async fn insert(connection: &mut PgConnection, counting: Counting) -> Result
     .bind(serde_json::json!(counting.keys).to_string())
     .bind(serde_json::json!(counting.exempt.iter().map(Name::as_str).collect::<Vec<_>>()).to_string())
     .bind(match counting.lacking {
-        Lacking::Skipped => SKIPPED,
-        Lacking::EmptyButFamily | Lacking::Empty => EMPTY,
+        MissingLabelPolicy::Skipped => SKIPPED,
+        MissingLabelPolicy::EmptyButFamily | MissingLabelPolicy::Empty => EMPTY,
     })
     .bind(match counting.lacking {
-        Lacking::Skipped | Lacking::EmptyButFamily => SKIPPED,
-        Lacking::Empty => EMPTY,
+        MissingLabelPolicy::Skipped | MissingLabelPolicy::EmptyButFamily => SKIPPED,
+        MissingLabelPolicy::Empty => EMPTY,
     })
     .bind(match counting.queues {
-        Queues::Summed => SUMMED,
-        Queues::Apart => APART,
+        QueueCounting::Summed => SUMMED,
+        QueueCounting::Apart => APART,
     })
-    .bind(State::Counting.as_str())
+    .bind(LabelSetState::Counting.as_str())
     .fetch_one(connection)
     .await?;
     Ok(LabelSet { id, counting, is_counted: false })
@@ -150,7 +150,7 @@ pub async fn insert(connection: &mut PgConnection, counting: Counting) -> Result
 ///
 /// # Errors
 /// [`StoreError::RowCount`]; database errors.
-pub async fn set_state(connection: &mut PgConnection, ids: &[i64], state: State) -> Result<(), StoreError> {
+pub async fn set_state(connection: &mut PgConnection, ids: &[i64], state: LabelSetState) -> Result<(), StoreError> {
     let done = sqlx::query(
         "-- label_set::set_state
         UPDATE linkis_label_set SET state = $2 WHERE label_set_id = ANY ($1) AND state <> 'retired'",

@@ -16,7 +16,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::domain::{
-    limit::{Limits, Pattern, Rule, RuleRecord},
+    limit::{LabelPattern, Limits, Rule, RuleRecord},
     limit_mode::LimitMode,
     principal::Principal,
 };
@@ -33,7 +33,7 @@ const ETAG_BYTES: usize = 16;
 
 /// Limits and flags that a batch reads first, by [`em_resource::read_in_force`](super::em_resource::read_in_force).
 #[derive(Debug)]
-pub struct InForce {
+pub struct CurrentLimits {
     /// Limits of the present version.
     pub limits: Arc<Limits>,
     /// Whether any instance may have waiters. An instance writes its liveness row before its first queue entry.
@@ -152,8 +152,8 @@ pub async fn rules(executor: impl PgExecutor<'_>) -> Result<Vec<Rule>, StoreErro
 }
 
 /// Parses the pattern of a rule from JSON.
-pub(super) fn pattern(json: &str) -> Result<Pattern, StoreError> {
-    Ok(Pattern::new(serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE, error))?))
+pub(super) fn pattern(json: &str) -> Result<LabelPattern, StoreError> {
+    Ok(LabelPattern::new(serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE, error))?))
 }
 
 /// Parses a rule from its columns.
@@ -272,7 +272,7 @@ pub async fn upsert(connection: &mut PgConnection, rules: &[Rule], by: &Principa
 }
 
 /// Deletes the rules of `patterns` and returns those that existed.
-pub async fn delete(connection: &mut PgConnection, patterns: &[Pattern]) -> Result<Vec<Rule>, StoreError> {
+pub async fn delete(connection: &mut PgConnection, patterns: &[LabelPattern]) -> Result<Vec<Rule>, StoreError> {
     let rows: Vec<(String, String, String)> = sqlx::query_as(
         "-- limit::delete
         DELETE FROM linkis_resource_limit WHERE pattern_hash = ANY ($1) RETURNING pattern::text, mode, max_resource::text",
@@ -307,8 +307,8 @@ impl TryFrom<RecordRow> for RuleRecord {
 /// Returns the rules of `patterns` that exist, with author, time and etag.
 pub async fn records<'a>(
     executor: impl PgExecutor<'_>,
-    patterns: impl IntoIterator<Item = &'a Pattern>,
-) -> Result<HashMap<Pattern, RuleRecord>, StoreError> {
+    patterns: impl IntoIterator<Item = &'a LabelPattern>,
+) -> Result<HashMap<LabelPattern, RuleRecord>, StoreError> {
     let rows: Vec<RecordRow> = sqlx::query_as(
         "-- limit::records
         SELECT pattern::text, mode, max_resource::text, updated_by, update_time
@@ -321,7 +321,7 @@ pub async fn records<'a>(
     rows.into_iter().map(record).collect()
 }
 
-fn pattern_hashes<'a>(patterns: impl IntoIterator<Item = &'a Pattern>) -> Vec<Vec<u8>> {
+fn pattern_hashes<'a>(patterns: impl IntoIterator<Item = &'a LabelPattern>) -> Vec<Vec<u8>> {
     patterns.into_iter().map(|pattern| hash(&pattern_json(pattern)).to_vec()).collect()
 }
 
@@ -353,6 +353,6 @@ pub async fn read_unfenced(connection: &mut PgConnection) -> Result<Limits, Stor
 }
 
 /// Returns the stored form of a pattern; its hash is the key of the rule.
-pub(super) fn pattern_json(pattern: &Pattern) -> String {
+pub(super) fn pattern_json(pattern: &LabelPattern) -> String {
     serde_json::json!(pattern.labels()).to_string()
 }

@@ -7,7 +7,7 @@ use sqlx::{FromRow, PgConnection, PgExecutor};
 use uuid::Uuid;
 
 use crate::domain::{
-    limit::{Pattern, Rule},
+    limit::{LabelPattern, Rule},
     limit_mode::LimitMode,
 };
 
@@ -24,7 +24,7 @@ const FOLLOWED_MAX: usize = 2000;
 pub async fn insert(
     connection: &mut PgConnection,
     before: Uuid,
-    changed: &[(&Pattern, Option<&Rule>)],
+    changed: &[(&LabelPattern, Option<&Rule>)],
 ) -> Result<(), StoreError> {
     let is_whole = changed.len() > TOLD_MAX;
     let max = |rule: &Rule| tally_json(rule.max.iter().map(|(dimension, max)| (dimension, *max)));
@@ -58,7 +58,7 @@ pub async fn insert(
 }
 
 /// Patterns with their rules in the order of the changes; `None` for a deleted rule.
-type RuleChanges = Vec<(Pattern, Option<Rule>)>;
+type RuleChangeLog = Vec<(LabelPattern, Option<Rule>)>;
 
 #[derive(FromRow)]
 struct ChangeRow {
@@ -72,7 +72,7 @@ struct ChangeRow {
 }
 
 /// Returns the rule changes between two versions; `None` if the log does not cover them or has too many rows.
-pub async fn between(executor: impl PgExecutor<'_>, from: Uuid, to: Uuid) -> Result<Option<RuleChanges>, StoreError> {
+pub async fn between(executor: impl PgExecutor<'_>, from: Uuid, to: Uuid) -> Result<Option<RuleChangeLog>, StoreError> {
     let rows: Vec<ChangeRow> = sqlx::query_as(
         "-- limit_change::between
         SELECT before, version, pattern::text, max_resource::text, mode, is_whole FROM linkis_resource_limit_change
@@ -88,7 +88,7 @@ pub async fn between(executor: impl PgExecutor<'_>, from: Uuid, to: Uuid) -> Res
 
 /// Follows the chain of versions. Each change must begin at the version where the previous one ended; a gap means that
 /// the log misses a change.
-fn follow(rows: Vec<ChangeRow>, from: Uuid, to: Uuid) -> Result<Option<RuleChanges>, StoreError> {
+fn follow(rows: Vec<ChangeRow>, from: Uuid, to: Uuid) -> Result<Option<RuleChangeLog>, StoreError> {
     let may_be_cut = rows.len() >= FOLLOWED_MAX;
     let (mut at, mut changes) = (from, Vec::new());
     for row in rows {

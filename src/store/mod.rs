@@ -64,11 +64,11 @@ pub mod waiting;
 
 mod rows;
 
-use operators::Operators;
-use primary::{Lender, Missing, Primary, Seat};
+use operators::OperatorPool;
+use primary::{Lender, NoPrimaryReason, Primary, Seat};
 use session::{Session, Source};
-use target::Target;
-use url::Hosts;
+use target::ConnectTarget;
+use url::UrlHosts;
 
 /// Maximum time that [`Store::close`] waits for connections to close.
 const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
@@ -76,11 +76,11 @@ const CLOSE_TIMEOUT: Duration = Duration::from_secs(1);
 /// The database connections of one instance: hosts, sessions and permits. Clones share them.
 #[derive(Clone, Debug)]
 pub struct Store {
-    target: Target,
+    target: ConnectTarget,
     /// Host for schema changes: the coordinator of a cell; the primary itself without cells.
     schema: Primary,
     primary: Primary,
-    operators: Operators,
+    operators: OperatorPool,
     turns: Turns,
 }
 
@@ -115,20 +115,20 @@ impl Default for Turns {
     }
 }
 
-/// A database whose primary may be unknown yet; [`Opening::prepare`] makes a [`Store`] of it.
+/// A database whose primary may be unknown yet; [`PendingStore::prepare`] makes a [`Store`] of it.
 #[derive(Clone, Debug)]
-pub struct Opening {
-    target: Target,
+pub struct PendingStore {
+    target: ConnectTarget,
     schema: Primary,
     primary: Primary,
 }
 
-impl Opening {
+impl PendingStore {
     /// Searches for the primary of `target`. The inner result is the reason if no host accepts writes yet.
     ///
     /// # Errors
     /// [`StoreError::Unreachable`] if waiting for a primary cannot help; [`StoreError::NoCell`].
-    pub async fn find(target: Target) -> Result<(Self, Result<(), Missing>), StoreError> {
+    pub async fn find(target: ConnectTarget) -> Result<(Self, Result<(), NoPrimaryReason>), StoreError> {
         if target.is_unverified() {
             tracing::warn!(%target, "the database is on another machine and has not to show who it is: see sslmode=verify-full");
         }
@@ -140,7 +140,7 @@ impl Opening {
                 let hosts = match &found {
                     Ok(_) => citus::owner(&schema, &cell).await?,
                     // The host of the cell is read from the coordinator once the coordinator is found.
-                    Err(_) => Hosts { options: Vec::new(), ..(*target.hosts()).clone() },
+                    Err(_) => UrlHosts { options: Vec::new(), ..(*target.hosts()).clone() },
                 };
                 let primary = Primary::of_cell(schema.clone(), cell, hosts);
                 let found = if found.is_ok() { primary.at_start().await? } else { found };
@@ -209,7 +209,7 @@ impl Opening {
             citus::make_usable(&mut connection, &cell).await.map_err(StoreError::or_denied)?;
         }
         schema::keep_earlier_out(&mut connection).await.map_err(StoreError::or_denied)?;
-        let operators = Operators::new(primary.clone());
+        let operators = OperatorPool::new(primary.clone());
         Ok(Store { target, schema, primary, operators, turns: Turns::default() })
     }
 }
@@ -219,9 +219,9 @@ impl Store {
     /// partitions for the retention `history`. Several instances may open a database concurrently.
     ///
     /// # Errors
-    /// Errors of [`Opening::find`] and [`Opening::prepare`].
-    pub async fn open(target: impl Into<Target>, history: Duration) -> Result<Self, StoreError> {
-        let (opening, _) = Opening::find(target.into()).await?;
+    /// Errors of [`PendingStore::find`] and [`PendingStore::prepare`].
+    pub async fn open(target: impl Into<ConnectTarget>, history: Duration) -> Result<Self, StoreError> {
+        let (opening, _) = PendingStore::find(target.into()).await?;
         opening.found().await;
         opening.prepare(history, true).await
     }
@@ -238,7 +238,7 @@ impl Store {
     }
 
     /// Returns the connections for operators' lists. Lists delay only one another.
-    pub fn operators(&self) -> &Operators {
+    pub fn operators(&self) -> &OperatorPool {
         &self.operators
     }
 
@@ -340,7 +340,7 @@ pub enum StoreError {
     #[error("{why}: {hosts}")]
     NoPrimary {
         /// Reason, from the host that is nearest to accepting writes.
-        why: Missing,
+        why: NoPrimaryReason,
         /// State of each host at its last probe, for display.
         hosts: String,
     },
@@ -482,13 +482,13 @@ impl StoreError {
     }
 
     /// Returns the reason to report to a caller while the database is unavailable.
-    pub fn missing(&self) -> Missing {
+    pub fn missing(&self) -> NoPrimaryReason {
         match self {
             Self::NoPrimary { why, .. } => why.clone(),
-            Self::Unfit { .. } | Self::Encoding { .. } => Missing::Unfit(self.to_string().into()),
+            Self::Unfit { .. } | Self::Encoding { .. } => NoPrimaryReason::Unfit(self.to_string().into()),
             Self::Database(error) if self.is_crowded() => primary::full(&crate::telemetry::terse(error)),
             Self::Database(error) if self.is_disk_full() => primary::disk_full(&crate::telemetry::terse(error)),
-            _ => Missing::Away,
+            _ => NoPrimaryReason::Away,
         }
     }
 

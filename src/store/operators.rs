@@ -37,7 +37,7 @@ pub(super) const WAIT_MAX: Duration = Duration::from_secs(2);
 
 /// The shared connections and their permits. Clones share them.
 #[derive(Clone, Debug)]
-pub struct Operators {
+pub struct OperatorPool {
     primary: Primary,
     admitted: Arc<Semaphore>,
     connections: Arc<Semaphore>,
@@ -66,7 +66,7 @@ impl Drop for OperatorConnection {
     }
 }
 
-impl Operators {
+impl OperatorPool {
     pub(super) fn new(primary: Primary) -> Self {
         Self {
             primary,

@@ -10,18 +10,18 @@ use time::OffsetDateTime;
 
 use crate::domain::{
     em::EmInstance,
-    overview::{DimensionTotals, EmAmounts, EmState, EmTotals, LineTotals, Signs, Throughput, summed_dimensions},
+    overview::{DimensionTotals, EmAmounts, EmSignals, EmState, EmTotals, LineTotals, Throughput, summed_dimensions},
     report::Health,
     resource::{Dimension, ResourceType},
 };
 
 use super::{
     StoreError,
-    rows::Table,
+    rows::TableName,
     session::{Session, answered},
 };
 
-const TABLE: Table = Table("linkis_em_resource_meta_data");
+const TABLE: TableName = TableName("linkis_em_resource_meta_data");
 
 /// Maximum number of locked tickets, and of tickets of one EM in removal, that are counted.
 pub const COUNTED_MAX: i64 = 20_000;
@@ -31,7 +31,7 @@ const JOBS_MAX: i64 = 100;
 
 /// Sums over all EMs.
 #[derive(Debug, Default)]
-pub struct EmSums {
+pub struct AllEmSums {
     /// Totals by application and state.
     pub totals: BTreeMap<(String, EmState), EmTotals>,
     /// State of each EM, ordered by application and instance.
@@ -57,13 +57,13 @@ impl SignsRow {
             |text: &String| Health::parse(text).ok_or_else(|| StoreError::inconsistent("linkis_em_report", text));
         let health = self.health.as_ref().map(parse).transpose()?;
         let Self { is_going, is_silent, is_drained, .. } = *self;
-        Ok(EmState::of(Signs { is_going, is_silent, is_drained, health }))
+        Ok(EmState::of(EmSignals { is_going, is_silent, is_drained, health }))
     }
 }
 
 /// EMs of one application, resource type and state. Each sum has memory, cores and instances.
 #[derive(FromRow)]
-struct GroupRow {
+struct EmStateGroupRow {
     em_application_name: String,
     resource_type: String,
     #[sqlx(flatten)]
@@ -90,7 +90,7 @@ struct AmountsRow {
     signs: SignsRow,
 }
 
-/// Order of the dimensions in the sums of a [`GroupRow`].
+/// Order of the dimensions in the sums of a [`EmStateGroupRow`].
 const PLACES: [Dimension; 3] = [Dimension::Memory, Dimension::Cores, Dimension::Instances];
 
 /// SQL columns that determine the state of an EM. An EM is silent after `$1` seconds.
@@ -163,14 +163,14 @@ macro_rules! held {
 
 /// Returns the sums over all EMs. An EM is silent after `silent_after` without a report. PostgreSQL computes the sums
 /// and reads each EM once.
-pub async fn ems(session: &mut Session, silent_after: Duration) -> Result<EmSums, StoreError> {
+pub async fn ems(session: &mut Session, silent_after: Duration) -> Result<AllEmSums, StoreError> {
     let connection = session.begin().await?;
     let sums = answered(read_ems(connection, silent_after)).await;
     session.rest().await;
     sums
 }
 
-async fn read_ems(connection: &mut PgConnection, silent_after: Duration) -> Result<EmSums, StoreError> {
+async fn read_ems(connection: &mut PgConnection, silent_after: Duration) -> Result<AllEmSums, StoreError> {
     // Small tables are scanned whole: index look-ups row by row would take three times as long.
     sqlx::query(
         "-- overview::whole_tables
@@ -178,7 +178,7 @@ async fn read_ems(connection: &mut PgConnection, silent_after: Duration) -> Resu
     )
     .execute(&mut *connection)
     .await?;
-    let rows: Vec<GroupRow> = sqlx::query_as(concat!(
+    let rows: Vec<EmStateGroupRow> = sqlx::query_as(concat!(
         "-- overview::ems
         SELECT em_application_name, resource_type, is_going, is_silent, is_drained, health,
             array_agg(em_instance) AS instances, least(sum(used_tickets), 9223372036854775807)::bigint AS used_tickets,
@@ -214,7 +214,7 @@ async fn read_ems(connection: &mut PgConnection, silent_after: Duration) -> Resu
     .bind(silent_after.as_secs_f64())
     .fetch_all(&mut *connection)
     .await?;
-    let (mut sums, mut others) = (EmSums::default(), Vec::new());
+    let (mut sums, mut others) = (AllEmSums::default(), Vec::new());
     let mut standings = Vec::new();
     for row in rows {
         let (resource_type, state) = (TABLE.resource_type(&row.resource_type)?, row.signs.state()?);
@@ -242,7 +242,7 @@ async fn read_ems(connection: &mut PgConnection, silent_after: Duration) -> Resu
     Ok(sums)
 }
 
-impl GroupRow {
+impl EmStateGroupRow {
     fn sums(&self, dimension: &Dimension) -> DimensionTotals {
         let place = PLACES.iter().position(|one| one == dimension);
         let sum = |sums: &[i64]| place.and_then(|place| sums.get(place).copied()).unwrap_or_default();
@@ -257,7 +257,7 @@ async fn add_others(
     connection: &mut PgConnection,
     silent_after: Duration,
     resource_types: Vec<String>,
-    sums: &mut EmSums,
+    sums: &mut AllEmSums,
 ) -> Result<(), StoreError> {
     let rows: Vec<AmountsRow> = sqlx::query_as(concat!(
         "-- overview::other_ems
@@ -293,7 +293,7 @@ async fn add_others(
 
 /// Totals of small tables.
 #[derive(Debug)]
-pub struct Totals {
+pub struct SmallTotals {
     /// Time of the read, by the clock of the database.
     pub at: OffsetDateTime,
     /// Number of locked tickets, counted up to [`COUNTED_MAX`] + 1.
@@ -315,7 +315,7 @@ struct TotalsRow {
 }
 
 /// Returns the totals of small tables.
-pub async fn totals(executor: impl PgExecutor<'_>) -> Result<Totals, StoreError> {
+pub async fn totals(executor: impl PgExecutor<'_>) -> Result<SmallTotals, StoreError> {
     let row: TotalsRow = sqlx::query_as(
         "-- overview::totals
         SELECT clock_timestamp() AS at, locked_tickets, waiting, longest_seconds, grants, refusals FROM
@@ -330,7 +330,7 @@ pub async fn totals(executor: impl PgExecutor<'_>) -> Result<Totals, StoreError>
     .bind(COUNTED_MAX)
     .fetch_one(executor)
     .await?;
-    Ok(Totals {
+    Ok(SmallTotals {
         at: row.at,
         locked_tickets: row.locked_tickets,
         line: LineTotals { waiting: row.waiting, longest_seconds: row.longest_seconds },

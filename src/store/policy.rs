@@ -7,9 +7,9 @@ use sqlx::{PgConnection, PgExecutor};
 
 use crate::domain::{name::Name, policy::Policy, selector::Placement};
 
-use super::{StoreError, rows::Table};
+use super::{StoreError, rows::TableName};
 
-const TABLE: Table = Table("linkis_em_meta_data");
+const TABLE: TableName = TableName("linkis_em_meta_data");
 
 /// Returns all policies by application name.
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<BTreeMap<Name, Policy>, StoreError> {

@@ -30,11 +30,11 @@ use tokio_util::task::AbortOnDropHandle;
 
 use super::{
     StoreError,
-    citus::{self, Cell, Tables},
+    citus::{self, Cell, TableSet},
     operators,
-    session::{CONNECT_TIMEOUT, Endpoint, Settings},
-    target::{Target, place},
-    url::Hosts,
+    session::{CONNECT_TIMEOUT, DatabaseEndpoint, Settings},
+    target::{ConnectTarget, place},
+    url::UrlHosts,
 };
 
 mod disk;
@@ -43,11 +43,11 @@ mod look;
 mod owner;
 mod seats;
 
-pub use known::Missing;
-use known::{Known, Seen, State, choose, missing};
+pub use known::NoPrimaryReason;
+use known::{HostObservation, HostState, HostStates, choose, missing};
 use look::{check, check_new, look_at_all, takes_writes};
 use seats::Seats;
-pub(super) use seats::{Seat, Taken};
+pub(super) use seats::{Seat, TakenSeat};
 
 /// Maximum number of connections for short reads by key, and for steps of background work.
 const POOL_CONNECTIONS_MAX: u32 = 4;
@@ -60,19 +60,21 @@ pub const CONNECTIONS_MAX: u32 =
     1 + 1 + seats::OTHERS_MAX + 1 + LANES_MAX + operators::CONNECTIONS_MAX + POOL_CONNECTIONS_MAX;
 
 /// Returns the reason for a database without free connection slots. `why` is its error text.
-pub(super) fn full(why: &str) -> Missing {
+pub(super) fn full(why: &str) -> NoPrimaryReason {
     let needed = CONNECTIONS_MAX;
-    Missing::Full(format!("the database has too few connections ({why}): an instance needs up to {needed}").into())
+    NoPrimaryReason::Full(
+        format!("the database has too few connections ({why}): an instance needs up to {needed}").into(),
+    )
 }
 
 /// Returns the reason for a database with a full disk. `why` is its error text.
-pub(super) fn disk_full(why: &str) -> Missing {
-    Missing::DiskFull(format!("the database has no space left on its disk ({why})").into())
+pub(super) fn disk_full(why: &str) -> NoPrimaryReason {
+    NoPrimaryReason::DiskFull(format!("the database has no space left on its disk ({why})").into())
 }
 
 /// The primary, with its connection pools.
 #[derive(Debug)]
-pub struct Found {
+pub struct PrimaryHost {
     index: usize,
     /// Address for display.
     pub place: String,
@@ -93,7 +95,7 @@ pub(super) enum Lender {
     Lanes,
 }
 
-impl Found {
+impl PrimaryHost {
     fn pools(&self) -> [&PgPool; 3] {
         [&self.pool, &self.operators, &self.lanes]
     }
@@ -108,12 +110,12 @@ impl Found {
     }
 }
 
-struct Shared {
-    target: Target,
+struct PrimaryInner {
+    target: ConnectTarget,
     /// Tables that the connections are for.
-    tables: Tables,
+    tables: TableSet,
     hosts: ArcSwap<Endpoints>,
-    known: watch::Sender<Known>,
+    known: watch::Sender<HostStates>,
     /// Number of the last probe request.
     asked: watch::Sender<u64>,
     /// Generation of the primary: the number of times that another host became the primary.
@@ -127,14 +129,14 @@ struct Shared {
 
 /// Endpoints of all hosts, and the connect timeout of each.
 struct Endpoints {
-    each: Vec<Endpoint>,
+    each: Vec<DatabaseEndpoint>,
     timeout: Duration,
 }
 
 /// Handle of the search for the primary. Clones share its state; the search runs while one of them exists.
 #[derive(Clone)]
 pub struct Primary {
-    shared: Arc<Shared>,
+    shared: Arc<PrimaryInner>,
     _looking: Arc<AbortOnDropHandle<()>>,
 }
 
@@ -146,17 +148,17 @@ impl fmt::Debug for Primary {
 
 impl Primary {
     /// Starts the search for the primary of `target`; with a cell, for the coordinator.
-    pub fn watch(target: Target) -> Self {
-        let tables = target.cell().map_or(Tables::All, Tables::Distributed);
-        let shared = Shared::new(target.hosts().as_ref(), target, tables);
+    pub fn watch(target: ConnectTarget) -> Self {
+        let tables = target.cell().map_or(TableSet::All, TableSet::Distributed);
+        let shared = PrimaryInner::new(target.hosts().as_ref(), target, tables);
         let looking = AbortOnDropHandle::new(tokio::spawn(look_at_all(shared.clone())));
         Self { shared, _looking: Arc::new(looking) }
     }
 
     /// Starts the search for the worker that owns `cell`, as `coordinator` names it; at `hosts` until then.
-    pub(super) fn of_cell(coordinator: Self, cell: Cell, hosts: Hosts) -> Self {
+    pub(super) fn of_cell(coordinator: Self, cell: Cell, hosts: UrlHosts) -> Self {
         citus::serve();
-        let shared = Shared::new(&hosts, coordinator.target().clone(), Tables::Local(cell.clone()));
+        let shared = PrimaryInner::new(&hosts, coordinator.target().clone(), TableSet::Local(cell.clone()));
         let looking = {
             let shared = shared.clone();
             async move {
@@ -167,7 +169,7 @@ impl Primary {
     }
 
     /// Returns the connect target.
-    pub fn target(&self) -> &Target {
+    pub fn target(&self) -> &ConnectTarget {
         &self.shared.target
     }
 
@@ -175,7 +177,7 @@ impl Primary {
     ///
     /// # Errors
     /// [`StoreError::NoPrimary`], also while the instance has too few connections.
-    pub async fn found(&self) -> Result<Arc<Found>, StoreError> {
+    pub async fn found(&self) -> Result<Arc<PrimaryHost>, StoreError> {
         {
             let known = self.shared.known.borrow();
             if let Some(why) = known.short.clone().filter(|_| known.found.is_some()) {
@@ -187,7 +189,7 @@ impl Primary {
     }
 
     /// Returns the primary, also while the instance has too few connections.
-    async fn usable(&self) -> Result<Arc<Found>, StoreError> {
+    async fn usable(&self) -> Result<Arc<PrimaryHost>, StoreError> {
         if let Some(found) = self.shared.known.borrow().usable() {
             return Ok(found);
         }
@@ -202,7 +204,7 @@ impl Primary {
     }
 
     /// Waits for a primary without a time limit.
-    pub async fn awaited(&self) -> Arc<Found> {
+    pub async fn awaited(&self) -> Arc<PrimaryHost> {
         let mut known = self.shared.known.subscribe();
         let found = known.wait_for(|known| known.usable().is_some()).await.ok().and_then(|known| known.usable());
         match found {
@@ -215,14 +217,14 @@ impl Primary {
     /// Returns the primary as of the last probe, or the reason why calls are not served.
     ///
     /// # Errors
-    /// [`Missing`].
-    pub fn standing(&self) -> Result<Arc<Found>, Missing> {
+    /// [`NoPrimaryReason`].
+    pub fn standing(&self) -> Result<Arc<PrimaryHost>, NoPrimaryReason> {
         self.shared.known.borrow().standing()
     }
 
     /// Returns a future that waits for a change of [`Primary::standing`].
     pub fn changed(&self) -> impl Future<Output = ()> + Send + use<> {
-        let stands = |known: &Known| known.standing().map(|found| found.generation);
+        let stands = |known: &HostStates| known.standing().map(|found| found.generation);
         let mut known = self.shared.known.subscribe();
         let before = stands(&known.borrow());
         async move {
@@ -235,7 +237,7 @@ impl Primary {
     ///
     /// # Errors
     /// [`StoreError::Unreachable`] if waiting cannot help.
-    pub async fn at_start(&self) -> Result<Result<Arc<Found>, Missing>, StoreError> {
+    pub async fn at_start(&self) -> Result<Result<Arc<PrimaryHost>, NoPrimaryReason>, StoreError> {
         if let Ok(found) = self.found().await {
             return Ok(Ok(found));
         }
@@ -249,7 +251,7 @@ impl Primary {
     /// service. `None` while a host may still become usable.
     pub fn hopeless(&self) -> Option<StoreError> {
         let states = self.shared.known.borrow().states();
-        let errors: Vec<_> = states.iter().filter_map(State::hopeless).collect();
+        let errors: Vec<_> = states.iter().filter_map(HostState::hopeless).collect();
         let source = errors.first().filter(|_| errors.len() == states.len())?;
         Some(StoreError::Unreachable { address: self.shared.target.to_string(), source: (*source).clone() })
     }
@@ -269,7 +271,11 @@ impl Primary {
         self.connect_to(&found, settings).await
     }
 
-    async fn connect_to(&self, found: &Found, settings: &[(&str, &str)]) -> Result<(PgConnection, u64), StoreError> {
+    async fn connect_to(
+        &self,
+        found: &PrimaryHost,
+        settings: &[(&str, &str)],
+    ) -> Result<(PgConnection, u64), StoreError> {
         let hosts = self.shared.hosts.load_full();
         let Some(endpoint) = hosts.each.get(found.index) else { return Err(self.shared.no_primary()) };
         let endpoint = endpoint.with(settings);
@@ -321,7 +327,7 @@ impl Primary {
     ///
     /// # Errors
     /// [`StoreError::NoPrimary`].
-    pub async fn listening(&self) -> Result<(PgPool, Taken), StoreError> {
+    pub async fn listening(&self) -> Result<(PgPool, TakenSeat), StoreError> {
         let found = self.found().await?;
         let _ = self.reserved(Seat::Listener).await;
         let taken = self.take(Seat::Listener);
@@ -331,7 +337,7 @@ impl Primary {
     }
 
     /// Replaces the hosts, or the credentials of the same hosts.
-    pub(super) fn show(&self, hosts: Hosts) {
+    pub(super) fn show(&self, hosts: UrlHosts) {
         self.shared.show(hosts);
     }
 
@@ -345,11 +351,11 @@ impl Primary {
     }
 }
 
-impl Shared {
-    fn new(hosts: &Hosts, target: Target, tables: Tables) -> Arc<Self> {
+impl PrimaryInner {
+    fn new(hosts: &UrlHosts, target: ConnectTarget, tables: TableSet) -> Arc<Self> {
         let hosts = bounded(hosts, &tables);
         Arc::new(Self {
-            known: watch::Sender::new(Known::of(hosts.each.len())),
+            known: watch::Sender::new(HostStates::of(hosts.each.len())),
             asked: watch::Sender::new(0),
             generation: AtomicU64::new(0),
             losses: AtomicU64::new(0),
@@ -397,15 +403,15 @@ impl Shared {
 
     fn no_primary(&self) -> StoreError {
         let (states, hosts) = (self.known.borrow().states(), self.hosts.load());
-        let told = |(endpoint, state): (&Endpoint, &State)| {
+        let told = |(endpoint, state): (&DatabaseEndpoint, &HostState)| {
             let place = place(&endpoint.options);
             match state {
-                State::Unseen => format!("{place} has not been looked at"),
-                State::Writable(_) => format!("{place} is just being looked at again"),
-                State::InRecovery => format!("{place} is in recovery"),
-                State::ReadOnly => format!("{place} takes no writes"),
-                State::Elsewhere => format!("{place} has the cell no more"),
-                State::NotYet(error) | State::Unfit(error) | State::Away { error, .. } => {
+                HostState::Unseen => format!("{place} has not been looked at"),
+                HostState::Writable(_) => format!("{place} is just being looked at again"),
+                HostState::InRecovery => format!("{place} is in recovery"),
+                HostState::ReadOnly => format!("{place} takes no writes"),
+                HostState::Elsewhere => format!("{place} has the cell no more"),
+                HostState::NotYet(error) | HostState::Unfit(error) | HostState::Away { error, .. } => {
                     format!("{place}: {}", crate::telemetry::with_causes(&**error))
                 }
             }
@@ -415,7 +421,7 @@ impl Shared {
     }
 
     /// Records the result of a probe and applies its consequences.
-    fn note(self: &Arc<Self>, index: usize, seen: Seen) {
+    fn note(self: &Arc<Self>, index: usize, seen: HostObservation) {
         let mut change = None;
         self.known.send_modify(|known| {
             let Some(place) = known.hosts.get_mut(index) else { return };
@@ -426,47 +432,48 @@ impl Shared {
             change = Some(self.decide(known));
         });
         match change {
-            Some(Change::Found(found)) => tracing::info!(host = found.place, "found the host that takes writes"),
-            Some(Change::Lost) => {
+            Some(HostChange::Found(found)) => tracing::info!(host = found.place, "found the host that takes writes"),
+            Some(HostChange::Lost) => {
                 let error = self.no_primary();
                 tracing::warn!(error = &error as &dyn std::error::Error, "no host of the database takes writes");
                 // The other hosts are probed immediately.
                 self.ask();
             }
-            Some(Change::None) | None => {}
+            Some(HostChange::None) | None => {}
         }
     }
 
     /// Selects the primary by the present host states.
-    fn decide(self: &Arc<Self>, known: &mut Known) -> Change {
+    fn decide(self: &Arc<Self>, known: &mut HostStates) -> HostChange {
         let states = known.states();
         let before = known.found.as_ref().map(|found| found.index);
         let now = choose(&states, known.last.as_ref().map(|last| last.index));
         if now == before {
-            return Change::None;
+            return HostChange::None;
         }
         let Some(index) = now else {
             known.found = None;
             // A silent host may return unchanged, and its connections with it.
-            let is_silent = before.and_then(|index| states.get(index)).is_none_or(|s| matches!(s, State::Away { .. }));
+            let is_silent =
+                before.and_then(|index| states.get(index)).is_none_or(|s| matches!(s, HostState::Away { .. }));
             if !is_silent {
                 self.leave(known);
             }
-            return Change::Lost;
+            return HostChange::Lost;
         };
         if let Some(last) = known.last.clone().filter(|last| last.index == index) {
             known.found = Some(last.clone());
-            return Change::Found(last);
+            return HostChange::Found(last);
         }
         self.leave(known);
-        let Some(found) = self.used(index) else { return Change::None };
+        let Some(found) = self.used(index) else { return HostChange::None };
         known.found = Some(found.clone());
         known.last = Some(found.clone());
-        Change::Found(found)
+        HostChange::Found(found)
     }
 
     /// Drops the present primary: starts a new generation and closes its pools.
-    fn leave(&self, known: &mut Known) {
+    fn leave(&self, known: &mut HostStates) {
         known.found = None;
         if let Some(left) = known.last.take() {
             let generation = self.generation.fetch_add(1, Ordering::AcqRel) + 1;
@@ -475,11 +482,11 @@ impl Shared {
         }
     }
 
-    fn used(self: &Arc<Self>, index: usize) -> Option<Arc<Found>> {
+    fn used(self: &Arc<Self>, index: usize) -> Option<Arc<PrimaryHost>> {
         let hosts = self.hosts.load();
         let endpoint = hosts.each.get(index)?;
         let pool = |most| self.pool_options(most, endpoint).connect_lazy_with(endpoint.options.clone());
-        Some(Arc::new(Found {
+        Some(Arc::new(PrimaryHost {
             index,
             place: place(&endpoint.options),
             generation: self.generation.load(Ordering::Acquire),
@@ -491,7 +498,7 @@ impl Shared {
 
     /// Returns the options of a pool. A connection is pinged, with a timeout, when it is taken and when it is returned.
     /// The pool's own tests would wait on a silently lost connection until the caller's deadline, or forever.
-    fn pool_options(self: &Arc<Self>, connections_max: u32, endpoint: &Endpoint) -> PgPoolOptions {
+    fn pool_options(self: &Arc<Self>, connections_max: u32, endpoint: &DatabaseEndpoint) -> PgPoolOptions {
         let (before, after, made) = (Arc::downgrade(self), Arc::downgrade(self), Arc::downgrade(self));
         let endpoint = endpoint.clone();
         PgPoolOptions::new()
@@ -506,7 +513,7 @@ impl Shared {
             .after_connect(move |connection, _| Box::pin(check_new(made.clone(), endpoint.clone(), connection)))
     }
 
-    fn show(self: &Arc<Self>, hosts: Hosts) {
+    fn show(self: &Arc<Self>, hosts: UrlHosts) {
         let before = self.hosts.load_full();
         let hosts = Arc::new(bounded(&hosts, &self.tables));
         let places = |hosts: &Endpoints| hosts.each.iter().map(|host| place(&host.options)).collect::<Vec<_>>();
@@ -515,7 +522,7 @@ impl Shared {
         if are_others {
             self.known.send_modify(|known| {
                 self.leave(known);
-                *known = Known { round: known.round + 1, ..Known::of(hosts.each.len()) };
+                *known = HostStates { round: known.round + 1, ..HostStates::of(hosts.each.len()) };
             });
             return;
         }
@@ -527,17 +534,17 @@ impl Shared {
 }
 
 /// Returns the endpoints of `hosts` for connections to `tables`.
-fn bounded(hosts: &Hosts, tables: &Tables) -> Endpoints {
+fn bounded(hosts: &UrlHosts, tables: &TableSet) -> Endpoints {
     let endpoint = |options: &PgConnectOptions| {
         let settings = tables.seen_by(Settings::bounded(options, &hosts.settings));
-        Endpoint::new(options.clone(), settings)
+        DatabaseEndpoint::new(options.clone(), settings)
     };
     Endpoints { each: hosts.options.iter().map(endpoint).collect(), timeout: hosts.timeout }
 }
 
 /// Change that a probe made.
-enum Change {
+enum HostChange {
     None,
-    Found(Arc<Found>),
+    Found(Arc<PrimaryHost>),
     Lost,
 }

@@ -84,7 +84,7 @@ pub async fn write(
 }
 
 #[derive(FromRow)]
-struct SumRow {
+struct RefusalSumRow {
     period_start: OffsetDateTime,
     key_hash: Vec<u8>,
     user: String,
@@ -98,7 +98,7 @@ struct SumRow {
     last_time: OffsetDateTime,
 }
 
-impl SumRow {
+impl RefusalSumRow {
     fn parse(self) -> Result<(RefusalAt, RefusalSum), StoreError> {
         let unknown = |what: &str| StoreError::inconsistent(TABLE, what);
         let key_hash = self.key_hash.try_into().map_err(|_| unknown("the length of a hash"))?;
@@ -147,7 +147,7 @@ pub async fn list(
         WHERE (period_start, key_hash) < ($1, $2) AND period_start >= $3 AND $5::text[] IS NULL
         GROUP BY period_start, key_hash ORDER BY period_start DESC, key_hash DESC LIMIT $4"#
     };
-    let rows: Vec<SumRow> = sqlx::query_as(sql)
+    let rows: Vec<RefusalSumRow> = sqlx::query_as(sql)
         .bind(after.period_start)
         .bind(after.key_hash.to_vec())
         .bind(from)
@@ -155,7 +155,7 @@ pub async fn list(
         .bind(users.map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
         .fetch_all(executor)
         .await?;
-    rows.into_iter().map(SumRow::parse).collect()
+    rows.into_iter().map(RefusalSumRow::parse).collect()
 }
 
 /// Deletes up to `limit` rows of periods older than `history`. Returns whether more may exist.

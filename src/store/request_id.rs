@@ -23,11 +23,11 @@ use crate::domain::{
 
 use super::{
     StoreError, action_record, expect_rows,
-    rows::{Table, em_columns},
+    rows::{TableName, em_columns},
     user_resource,
 };
 
-const TABLE: Table = Table("linkis_user_request_id");
+const TABLE: TableName = TableName("linkis_user_request_id");
 
 #[derive(FromRow)]
 struct RequestRow {

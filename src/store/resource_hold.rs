@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 
 use crate::domain::{
     action::Action,
-    hold::{Hold, NewHold, TakenHold},
+    hold::{ExistingHold, NewHold, ResourceHold},
     name::Name,
     operation::LockKey,
     principal::{Actor, Principal},
@@ -20,11 +20,11 @@ use crate::domain::{
 
 use super::{
     StoreError, expect_rows,
-    resource_lock::{Columns, KeyColumns},
-    rows::Table,
+    resource_lock::{LockColumns, LockKeyColumns},
+    rows::TableName,
 };
 
-const TABLE: Table = Table("linkis_resource_lock");
+const TABLE: TableName = TableName("linkis_resource_lock");
 
 /// Maximum number of counted holds.
 const HELD_COUNTED_MAX: i64 = 20_000;
@@ -50,15 +50,15 @@ fn key_of(scope: &str, user: &str, (application_name, instance): (&str, &str)) -
 }
 
 impl HoldRow {
-    fn taken(&self) -> Result<Option<TakenHold>, StoreError> {
+    fn taken(&self) -> Result<Option<ExistingHold>, StoreError> {
         let (Some(reason), Some(by)) = (&self.reason, &self.held_by) else { return Ok(None) };
         let (Some(since), Some(until)) = (self.hold_time, self.hold_until) else { return Ok(None) };
         let by = Principal::parse("held_by", by).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
-        Ok(Some(TakenHold { reason: TABLE.name("reason", reason)?, by, since, until }))
+        Ok(Some(ExistingHold { reason: TABLE.name("reason", reason)?, by, since, until }))
     }
 }
 
-impl TryFrom<HoldRow> for Hold {
+impl TryFrom<HoldRow> for ResourceHold {
     type Error = StoreError;
 
     fn try_from(row: HoldRow) -> Result<Self, StoreError> {
@@ -77,7 +77,7 @@ macro_rules! state {
 
 /// A hold row that the caller owns, before [`begin`].
 #[derive(Debug)]
-pub struct Taken {
+pub struct OwnHold {
     /// Previous state of the caller's own hold, in the form of the history; `None` if there was none.
     before: Option<String>,
 }
@@ -94,8 +94,8 @@ pub async fn take(
     key: &LockKey,
     by: &Principal,
     reason: &Name,
-) -> Result<Option<Taken>, StoreError> {
-    let key = KeyColumns::of(key);
+) -> Result<Option<OwnHold>, StoreError> {
+    let key = LockKeyColumns::of(key);
     let before: Option<Option<String>> = sqlx::query_scalar(concat!(
         r#"-- resource_hold::take
         INSERT INTO linkis_resource_lock AS l (scope, "user", em_application_name, em_instance, reason, held_by, hold_time,
@@ -115,17 +115,17 @@ pub async fn take(
     .bind(by.as_str())
     .fetch_optional(connection)
     .await?;
-    Ok(before.map(|before| Taken { before }))
+    Ok(before.map(|before| OwnHold { before }))
 }
 
 /// Starts a hold that was just taken: sets reason, owner and deadline from now on, and writes the history.
 pub async fn begin(
     connection: &mut PgConnection,
     new: &NewHold,
-    taken: &Taken,
+    taken: &OwnHold,
     by: &Actor,
-) -> Result<Hold, StoreError> {
-    let columns = KeyColumns::of(&new.key);
+) -> Result<ResourceHold, StoreError> {
+    let columns = LockKeyColumns::of(&new.key);
     let row: HoldRow = sqlx::query_as(concat!(
         r#"-- resource_hold::begin
         WITH begun AS (
@@ -188,8 +188,8 @@ pub async fn count_held(executor: impl PgExecutor<'_>) -> Result<i64, StoreError
 }
 
 /// Returns the hold on a key, if there is one.
-pub async fn read(executor: impl PgExecutor<'_>, key: &LockKey) -> Result<Option<Hold>, StoreError> {
-    let key = KeyColumns::of(key);
+pub async fn read(executor: impl PgExecutor<'_>, key: &LockKey) -> Result<Option<ResourceHold>, StoreError> {
+    let key = LockKeyColumns::of(key);
     let row: Option<HoldRow> = sqlx::query_as(
         r#"-- resource_hold::read
         SELECT scope, "user", em_application_name, em_instance, reason, held_by, hold_time, hold_until FROM linkis_resource_lock
@@ -202,7 +202,7 @@ pub async fn read(executor: impl PgExecutor<'_>, key: &LockKey) -> Result<Option
     .bind(key.em_instance)
     .fetch_optional(executor)
     .await?;
-    row.map(Hold::try_from).transpose()
+    row.map(ResourceHold::try_from).transpose()
 }
 
 /// Returns those `keys` that have a hold row, each with whether that hold is expired.
@@ -210,7 +210,7 @@ pub(super) async fn among(
     executor: impl PgExecutor<'_>,
     keys: &BTreeSet<LockKey>,
 ) -> Result<Vec<(LockKey, bool)>, StoreError> {
-    let columns = Columns::of(keys);
+    let columns = LockColumns::of(keys);
     let rows: Vec<(String, String, String, String, bool)> = sqlx::query_as(
         r#"-- resource_hold::among
         SELECT k.*, l.is_over FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
@@ -235,7 +235,7 @@ pub(super) async fn among(
 }
 
 /// Returns up to `limit` holds in key order, rows that operators wrote included.
-pub async fn list(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<Hold>, StoreError> {
+pub async fn list(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<ResourceHold>, StoreError> {
     let rows: Vec<HoldRow> = sqlx::query_as(
         r#"-- resource_hold::list
         SELECT scope, "user", em_application_name, em_instance, reason, held_by, hold_time, hold_until FROM linkis_resource_lock
@@ -245,7 +245,7 @@ pub async fn list(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<Hold>
     .bind(limit)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(Hold::try_from).collect()
+    rows.into_iter().map(ResourceHold::try_from).collect()
 }
 
 /// Removes a hold before its deadline, regardless of its owner. Returns false if there is none.
@@ -259,7 +259,7 @@ pub async fn end_over(connection: &mut PgConnection, key: &LockKey) -> Result<bo
 }
 
 async fn end(connection: &mut PgConnection, key: &LockKey, by: &Actor, only_over: bool) -> Result<bool, StoreError> {
-    let key = KeyColumns::of(key);
+    let key = LockKeyColumns::of(key);
     let done = sqlx::query(concat!(
         r#"-- resource_hold::end
         WITH ended AS (
@@ -299,7 +299,7 @@ pub async fn over(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<LockK
     .bind(limit)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(|row| Hold::try_from(row).map(|hold| hold.key)).collect()
+    rows.into_iter().map(|row| ResourceHold::try_from(row).map(|hold| hold.key)).collect()
 }
 
 /// Returns whether user locks are still enabled for holds although no hold on a user exists.

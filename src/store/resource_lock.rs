@@ -39,7 +39,7 @@ pub struct Locks {
 /// # Errors
 /// [`StoreError::is_lock_timeout`] if another transaction owns a key for longer than `lock_timeout`.
 pub async fn take(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Result<Option<Locks>, StoreError> {
-    let columns = Columns::of(keys);
+    let columns = LockColumns::of(keys);
     // `unnest` keeps the order of its arrays, so rows are inserted, and waited for, in key order. The clock is read
     // after the last insert; `now()` would be the start of the transaction.
     let (taken, places, now, transaction_id): (i64, Option<String>, OffsetDateTime, String) = sqlx::query_as(
@@ -63,7 +63,7 @@ pub async fn take(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Re
 
 /// Result of waiting for a lock key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Obstacle {
+pub enum LockConflict {
     /// The key was free at that moment.
     None,
     /// Another transaction owns the key.
@@ -73,7 +73,7 @@ pub enum Obstacle {
 }
 
 /// Waits up to `timeout` until one key is free, without locking the key: a waiter here delays no other transaction.
-pub async fn wait(connection: &mut PgConnection, key: &LockKey, timeout: Duration) -> Result<Obstacle, StoreError> {
+pub async fn wait(connection: &mut PgConnection, key: &LockKey, timeout: Duration) -> Result<LockConflict, StoreError> {
     let mut transaction = connection.begin().await?;
     sqlx::query("SELECT set_config('lock_timeout', $1, true)")
         .bind(format!("{}ms", timeout.as_millis().max(1)))
@@ -82,11 +82,11 @@ pub async fn wait(connection: &mut PgConnection, key: &LockKey, timeout: Duratio
     let taken = take(&mut transaction, &BTreeSet::from([key.clone()])).await;
     transaction.rollback().await?;
     match taken {
-        Ok(Some(_)) => Ok(Obstacle::None),
+        Ok(Some(_)) => Ok(LockConflict::None),
         // An expired hold is removed and no longer blocks the key.
-        Ok(None) if resource_hold::end_over(connection, key).await? => Ok(Obstacle::None),
-        Ok(None) => Ok(Obstacle::Hold),
-        Err(error) if error.is_lock_timeout() => Ok(Obstacle::Transaction),
+        Ok(None) if resource_hold::end_over(connection, key).await? => Ok(LockConflict::None),
+        Ok(None) => Ok(LockConflict::Hold),
+        Err(error) if error.is_lock_timeout() => Ok(LockConflict::Transaction),
         Err(error) => Err(error),
     }
 }
@@ -115,27 +115,27 @@ pub async fn free(
         }
     }
     let behind = after.take().map(|after| keys.split_off(&after)).unwrap_or_default();
-    let Sifted { free, held } = sift(connection, vec![keys, behind]).await?;
+    let KeyCheck { free, held } = sift(connection, vec![keys, behind]).await?;
     *after = held.last().cloned();
     Ok(free)
 }
 
 /// Keys by result of the check.
 #[derive(Debug, Default)]
-struct Sifted {
+struct KeyCheck {
     free: BTreeSet<LockKey>,
     /// Contended keys, in the order of their checks.
     held: Vec<LockKey>,
 }
 
 /// Classifies keys as free or contended. Checks the last of `parts` first.
-async fn sift(connection: &mut PgConnection, mut parts: Vec<BTreeSet<LockKey>>) -> Result<Sifted, StoreError> {
+async fn sift(connection: &mut PgConnection, mut parts: Vec<BTreeSet<LockKey>>) -> Result<KeyCheck, StoreError> {
     /// Long enough to lock a free key, short enough to check many keys in turn.
     const TRY: Duration = Duration::from_millis(2);
     /// Bound of all checks together: other operations wait meanwhile.
     const ALL_TRIES: Duration = Duration::from_millis(150);
     let start = Instant::now();
-    let mut sifted = Sifted::default();
+    let mut sifted = KeyCheck::default();
     let mut transaction = connection.begin().await?;
     sqlx::query("SELECT set_config('lock_timeout', $1, true)")
         .bind(format!("{}ms", TRY.as_millis()))
@@ -170,17 +170,17 @@ async fn sift(connection: &mut PgConnection, mut parts: Vec<BTreeSet<LockKey>>) 
 }
 
 /// Columns of several keys.
-pub(super) struct Columns<'a> {
+pub(super) struct LockColumns<'a> {
     pub scope: Vec<&'static str>,
     pub user: Vec<&'a str>,
     pub em_application_name: Vec<&'a str>,
     pub em_instance: Vec<&'a str>,
 }
 
-impl<'a> Columns<'a> {
+impl<'a> LockColumns<'a> {
     pub fn of(keys: &'a BTreeSet<LockKey>) -> Self {
         let mut columns = Self { scope: vec![], user: vec![], em_application_name: vec![], em_instance: vec![] };
-        for key in keys.iter().map(KeyColumns::of) {
+        for key in keys.iter().map(LockKeyColumns::of) {
             columns.scope.push(key.scope);
             columns.user.push(key.user);
             columns.em_application_name.push(key.em_application_name);
@@ -191,14 +191,14 @@ impl<'a> Columns<'a> {
 }
 
 /// Columns of one key.
-pub(super) struct KeyColumns<'a> {
+pub(super) struct LockKeyColumns<'a> {
     pub scope: &'static str,
     pub user: &'a str,
     pub em_application_name: &'a str,
     pub em_instance: &'a str,
 }
 
-impl<'a> KeyColumns<'a> {
+impl<'a> LockKeyColumns<'a> {
     pub fn of(key: &'a LockKey) -> Self {
         // No name is empty, so an empty column means "none".
         let (scope, user, em_application_name, em_instance) = match key {

@@ -18,9 +18,9 @@ use super::StoreError;
 
 /// A table name, for errors.
 #[derive(Clone, Copy)]
-pub(super) struct Table(pub &'static str);
+pub(super) struct TableName(pub &'static str);
 
-impl Table {
+impl TableName {
     /// Parses a name. `column` names it in the error.
     pub fn name(self, column: &str, text: &str) -> Result<Name, StoreError> {
         Name::parse(column, text).map_err(|error| StoreError::inconsistent(self.0, error))

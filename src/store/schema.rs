@@ -3,7 +3,7 @@
 //! Tables belong to home or to a cell. Each side has its own migrations and its own table of applied ones. Migrations
 //! of a later release are left alone; `oldest_writer` beside the limits decides whether this release may still write.
 //!
-//! Never: applies a migration in part. Callers: [`super::Opening::prepare`] and `commands`.
+//! Never: applies a migration in part. Callers: [`super::PendingStore::prepare`] and `commands`.
 
 use std::collections::HashMap;
 
@@ -19,20 +19,20 @@ use super::{StoreError, citus, limit};
 const TRIES_MAX: u32 = 60;
 
 /// Migrations of one side, and the table that records the applied ones.
-struct Side {
+struct MigrationSet {
     migrator: Migrator,
     remembered_in: &'static str,
 }
 
 /// Returns the migrations of home (data for all cells) and of a cell (data found by its EM).
-fn sides() -> [Side; 2] {
+fn sides() -> [MigrationSet; 2] {
     [
-        Side::new(sqlx::migrate!("migrations/home"), "linkis_rm_migration_home"),
-        Side::new(sqlx::migrate!("migrations/cell"), "linkis_rm_migration_cell"),
+        MigrationSet::new(sqlx::migrate!("migrations/home"), "linkis_rm_migration_home"),
+        MigrationSet::new(sqlx::migrate!("migrations/cell"), "linkis_rm_migration_cell"),
     ]
 }
 
-impl Side {
+impl MigrationSet {
     fn new(mut migrator: Migrator, remembered_in: &'static str) -> Self {
         migrator.set_ignore_missing(true).dangerous_set_table_name(remembered_in);
         Self { migrator, remembered_in }
@@ -124,7 +124,7 @@ pub async fn migrate(connection: &mut PgConnection) -> Result<usize, StoreError>
 
 /// Applies the missing migrations on tables that Citus distributes. Citus forwards the text as it received it and
 /// accepts one statement in a text, so each statement is sent alone.
-async fn one_by_one(side: &Side, connection: &mut PgConnection) -> Result<(), StoreError> {
+async fn one_by_one(side: &MigrationSet, connection: &mut PgConnection) -> Result<(), StoreError> {
     connection.lock().await.map_err(StoreError::Migration)?;
     let made = async {
         connection.ensure_migrations_table(side.remembered_in).await.map_err(StoreError::Migration)?;

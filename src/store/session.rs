@@ -24,7 +24,7 @@ use crate::telemetry;
 
 use super::{
     StoreError,
-    primary::{Lender, Primary, Seat, Taken},
+    primary::{Lender, Primary, Seat, TakenSeat},
 };
 
 /// Timeout of opening a connection.
@@ -185,13 +185,13 @@ fn quoted(text: &str) -> String {
 
 /// A database host: address, credentials and session settings. No `Debug`, because it contains a password.
 #[derive(Clone)]
-pub struct Endpoint {
+pub struct DatabaseEndpoint {
     /// Address and credentials.
     pub options: PgConnectOptions,
     settings: Settings,
 }
 
-impl Endpoint {
+impl DatabaseEndpoint {
     /// Creates an endpoint whose sessions have `settings`.
     pub(super) fn new(options: PgConnectOptions, settings: Settings) -> Self {
         // No startup parameters that a pooler would have to support.
@@ -465,7 +465,7 @@ pub(super) enum Source {
 
 #[derive(Debug)]
 enum Link {
-    Own { connection: PgConnection, _taken: Option<Taken> },
+    Own { connection: PgConnection, _taken: Option<TakenSeat> },
     Lent { connection: PoolConnection<Postgres>, _permit: OwnedSemaphorePermit },
 }
 

@@ -12,9 +12,9 @@ use uuid::Uuid;
 use crate::domain::{
     action::Action,
     em::Em,
-    external::{ClusterDelta, ClusterTicketDelta, Phase},
+    external::{ClusterDelta, ClusterTicketDelta, TicketPhase},
     ledger::Deltas,
-    scope::{Counter, Usage},
+    scope::{ScopeCounter, ScopeHoldings},
     ticket::{Ticket, TicketState},
 };
 
@@ -35,7 +35,7 @@ const LINE_COLUMNS: &str = r#"action, ticket_id, "user", creator, engine_type, l
 
 /// Result of the batch write.
 #[derive(Debug)]
-pub struct Written {
+pub struct WriteResult {
     /// Whether another live instance may have waiters, which must then be notified.
     pub others_wait: bool,
     /// Number of the first history line; `None` if the batch wrote none.
@@ -45,7 +45,7 @@ pub struct Written {
 /// Writes `deltas` and their history at time `now`, and deletes the rows of `locks`.
 ///
 /// EM counters are updated by version; scope rows are locked by the caller. The lock rows were inserted in the same
-/// transaction, so no other transaction has seen them. [`Written::others_wait`] excludes the instance `own`.
+/// transaction, so no other transaction has seen them. [`WriteResult::others_wait`] excludes the instance `own`.
 ///
 /// # Errors
 /// [`StoreError::RowCount`] if a part changed another number of rows; database errors.
@@ -55,14 +55,14 @@ pub async fn write(
     now: OffsetDateTime,
     locks: Option<Locks>,
     own: Option<Uuid>,
-) -> Result<Written, StoreError> {
+) -> Result<WriteResult, StoreError> {
     let mut statement = Statement::new();
     statement.counted(&deltas.ems_counted)?;
     statement.in_use(&deltas.in_use);
     statement.ended(deltas.ended.iter().filter(|ended| ended.stored).map(|ended| ended.ticket.id).collect());
     statement.granted(&deltas.granted);
     statement.new_in_use(&deltas.new_in_use);
-    let (records, granted) = action_record::Columns::of(deltas);
+    let (records, granted) = action_record::ActionColumns::of(deltas);
     statement.history(records, granted, now);
     statement.scopes(&deltas.scopes);
     statement.clusters(&deltas.clusters);
@@ -76,11 +76,11 @@ pub async fn write(
 /// A statement under construction. Each part changes a known number of rows.
 struct Statement {
     sql: QueryBuilder<Postgres>,
-    parts: Vec<Part>,
+    parts: Vec<StatementPart>,
 }
 
 /// A part (CTE) with the number of rows that it must change.
-struct Part {
+struct StatementPart {
     name: &'static str,
     table: &'static str,
     rows: usize,
@@ -105,11 +105,11 @@ impl Statement {
         self.sql.push(if self.parts.is_empty() { "WITH " } else { ", " }).push(name).push(" AS (");
         write(&mut self.sql);
         self.sql.push(")");
-        self.parts.push(Part { name, table, rows });
+        self.parts.push(StatementPart { name, table, rows });
     }
 
     fn counted(&mut self, ems: &[Em]) -> Result<(), StoreError> {
-        let ems = em_resource::Columns::of(ems)?;
+        let ems = em_resource::EmColumns::of(ems)?;
         self.part("counted", "linkis_em_resource_meta_data", ems.version.len(), |sql| {
             sql.push(
                 "UPDATE linkis_em_resource_meta_data e SET
@@ -142,7 +142,7 @@ impl Statement {
     }
 
     fn in_use(&mut self, tickets: &[Ticket]) {
-        let in_use = InUse::of(tickets);
+        let in_use = UsedTicketColumns::of(tickets);
         self.part("in_use", "linkis_user_resource_meta_data", tickets.len(), |sql| {
             sql.push(
                 "UPDATE linkis_user_resource_meta_data t SET
@@ -208,7 +208,7 @@ impl Statement {
 
     fn new_in_use(&mut self, tickets: &[Ticket]) {
         let (application_names, instances) = em_columns(tickets.iter().map(|ticket| &ticket.em));
-        let in_use = InUse::of(tickets);
+        let in_use = UsedTicketColumns::of(tickets);
         self.part("new_in_use", "linkis_user_resource_meta_data", tickets.len(), |sql| {
             sql.push(
                 r#"INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
@@ -245,7 +245,7 @@ impl Statement {
 
     /// Adds the history lines in the order of the decisions: `records`, interleaved with the granted tickets at the
     /// line numbers `granted`. The ids of the rows ascend in that order.
-    fn history(&mut self, records: action_record::Columns<'_>, granted: Vec<i32>, now: OffsetDateTime) {
+    fn history(&mut self, records: action_record::ActionColumns<'_>, granted: Vec<i32>, now: OffsetDateTime) {
         let rows = records.line.len() + granted.len();
         self.part(TOLD, "linkis_resource_action_record", rows, |sql| {
             sql.push("INSERT INTO linkis_resource_action_record (").push(LINE_COLUMNS).push(") ");
@@ -266,8 +266,8 @@ impl Statement {
         });
     }
 
-    fn scopes(&mut self, counters: &[(Counter, Usage)]) {
-        let scopes = label_resource::Columns::of(counters);
+    fn scopes(&mut self, counters: &[(ScopeCounter, ScopeHoldings)]) {
+        let scopes = label_resource::ScopeColumns::of(counters);
         self.part("scopes", "linkis_label_resource", counters.len(), |sql| {
             sql.push(
                 "UPDATE linkis_label_resource s SET
@@ -312,8 +312,8 @@ impl Statement {
     /// Adds the external amounts of tickets; an ended ticket keeps its last amounts.
     fn cluster_tickets(&mut self, tickets: &[ClusterTicketDelta]) {
         let phase = |delta: &ClusterTicketDelta| match &delta.ticket.held.phase {
-            Phase::Locked => (None, None),
-            Phase::Used { since, application_id } => (Some(*since), application_id.clone()),
+            TicketPhase::Locked => (None, None),
+            TicketPhase::Used { since, application_id } => (Some(*since), application_id.clone()),
         };
         self.part("cluster_tickets", "linkis_external_ticket", tickets.len(), |sql| {
             sql.push(
@@ -347,7 +347,7 @@ impl Statement {
         });
     }
 
-    async fn execute(mut self, connection: &mut PgConnection, own: Option<Uuid>) -> Result<Written, StoreError> {
+    async fn execute(mut self, connection: &mut PgConnection, own: Option<Uuid>) -> Result<WriteResult, StoreError> {
         let tells = self.parts.iter().any(|part| part.name == TOLD);
         self.sql.push(" SELECT ARRAY[");
         for (nth, part) in self.parts.iter().enumerate() {
@@ -365,14 +365,14 @@ impl Statement {
         for (part, touched) in self.parts.iter().zip(touched) {
             expect_rows(part.table, part.rows, touched.unsigned_abs())?;
         }
-        Ok(Written { others_wait, first_line })
+        Ok(WriteResult { others_wait, first_line })
     }
 }
 
 /// Pushes a query for the columns of history lines, with the number of each line if `numbered`.
 fn push_records(
     sql: &mut QueryBuilder<Postgres>,
-    records: action_record::Columns<'_>,
+    records: action_record::ActionColumns<'_>,
     now: OffsetDateTime,
     numbered: bool,
 ) {
@@ -423,7 +423,7 @@ fn push_granted(sql: &mut QueryBuilder<Postgres>) {
 
 /// Columns of confirmed tickets.
 #[derive(Default)]
-struct InUse<'a> {
+struct UsedTicketColumns<'a> {
     ticket_id: Vec<Uuid>,
     used: Vec<String>,
     used_time: Vec<OffsetDateTime>,
@@ -431,7 +431,7 @@ struct InUse<'a> {
     engine_instance: Vec<&'a str>,
 }
 
-impl<'a> InUse<'a> {
+impl<'a> UsedTicketColumns<'a> {
     fn of(tickets: &'a [Ticket]) -> Self {
         let mut columns = Self::default();
         for ticket in tickets {

@@ -15,8 +15,8 @@ use uuid::Uuid;
 
 use super::{
     StoreError, server_instance,
-    session::{self, ALIVE_TIMEOUT, Endpoint, Settings, unfit},
-    target::{Target, place},
+    session::{self, ALIVE_TIMEOUT, DatabaseEndpoint, Settings, unfit},
+    target::{ConnectTarget, place},
 };
 
 /// Maximum number of concurrent reads on the standby.
@@ -27,7 +27,7 @@ const ACQUIRE_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A standby that responds.
 #[derive(Debug, Clone)]
-pub struct Host {
+pub struct StandbyHost {
     /// Address for display.
     pub place: String,
     /// Connection pool.
@@ -36,18 +36,18 @@ pub struct Host {
 
 /// Search for a standby among the hosts of a database, and probes of the standby that was found.
 #[derive(Debug)]
-pub struct Looking {
-    target: Target,
+pub struct StandbySearch {
+    target: ConnectTarget,
     /// Index of the probed host.
     index: usize,
     /// Connection for the probes.
     connection: Option<PgConnection>,
-    host: Option<Host>,
+    host: Option<StandbyHost>,
 }
 
-impl Looking {
+impl StandbySearch {
     /// Creates a search without a result.
-    pub fn new(target: Target) -> Self {
+    pub fn new(target: ConnectTarget) -> Self {
         Self { target, index: 0, connection: None, host: None }
     }
 
@@ -56,7 +56,7 @@ impl Looking {
     ///
     /// # Errors
     /// Database errors; the host is no standby, or has no row of the instance.
-    pub async fn look(&mut self, instance_id: Uuid) -> Result<(Host, OffsetDateTime), StoreError> {
+    pub async fn look(&mut self, instance_id: Uuid) -> Result<(StandbyHost, OffsetDateTime), StoreError> {
         let looked = self.look_at_one(instance_id).await;
         if looked.is_err() {
             (self.connection, self.host) = (None, None);
@@ -65,12 +65,12 @@ impl Looking {
         looked
     }
 
-    async fn look_at_one(&mut self, instance_id: Uuid) -> Result<(Host, OffsetDateTime), StoreError> {
+    async fn look_at_one(&mut self, instance_id: Uuid) -> Result<(StandbyHost, OffsetDateTime), StoreError> {
         let hosts = self.target.hosts();
         let index = self.index.checked_rem(hosts.options.len()).unwrap_or_default();
         let options = hosts.options.get(index).cloned().ok_or(sqlx::Error::PoolClosed)?;
         let settings = Settings::bounded(&options, &hosts.settings);
-        let endpoint = Endpoint::new(options, settings);
+        let endpoint = DatabaseEndpoint::new(options, settings);
         let connection = match self.connection.take() {
             Some(connection) => connection,
             None => timeout(hosts.timeout, endpoint.connect()).await.map_err(|_| sqlx::Error::PoolTimedOut)??,
@@ -78,7 +78,8 @@ impl Looking {
         let connection = self.connection.insert(connection);
         let marked = timeout(ALIVE_TIMEOUT, server_instance::marked_on_standby(connection, instance_id)).await;
         let marked = marked.map_err(|_| sqlx::Error::PoolTimedOut)??.ok_or(sqlx::Error::RowNotFound)?;
-        let host = self.host.get_or_insert_with(|| Host { place: place(&endpoint.options), pool: pool(endpoint) });
+        let host =
+            self.host.get_or_insert_with(|| StandbyHost { place: place(&endpoint.options), pool: pool(endpoint) });
         Ok((host.clone(), marked))
     }
 
@@ -97,7 +98,7 @@ impl Looking {
 
 /// Returns the pool of a standby. A connection is pinged when it is taken and when it is returned, as those to the
 /// primary are.
-fn pool(endpoint: Endpoint) -> PgPool {
+fn pool(endpoint: DatabaseEndpoint) -> PgPool {
     let options = endpoint.options.clone();
     PgPoolOptions::new()
         .max_connections(CONNECTIONS_MAX)

@@ -17,7 +17,7 @@ use sqlx::postgres::{PgConnectOptions, PgSslMode};
 
 use super::{
     citus::Cell,
-    url::{self, HOSTS_MAX, Hosts, SessionAttrs},
+    url::{self, HOSTS_MAX, SessionAttrs, UrlHosts},
 };
 
 /// Maximum size of a URL file, in bytes.
@@ -25,16 +25,16 @@ const URL_BYTES_MAX: u64 = 64 << 10;
 
 /// Connection options of a database. Clones share later updates. `Debug` and `Display` show no password.
 #[derive(Clone)]
-pub struct Target {
-    hosts: Arc<ArcSwap<Hosts>>,
+pub struct ConnectTarget {
+    hosts: Arc<ArcSwap<UrlHosts>>,
     file: Option<Arc<Path>>,
-    purpose: Purpose,
+    purpose: DatabaseRole,
     cell: Option<Cell>,
 }
 
 /// Role of a database host.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Purpose {
+pub enum DatabaseRole {
     /// The primary: the host that accepts writes.
     Writes,
     /// A standby, for reads that may be stale.
@@ -92,20 +92,20 @@ pub enum UrlError {
     Unescaped,
 }
 
-impl Target {
+impl ConnectTarget {
     /// Parses the URL of a primary.
     ///
     /// # Errors
     /// [`UrlError`], except [`UrlError::Read`].
     pub fn parse(url: &str) -> Result<Self, UrlError> {
-        Self::parse_for(Purpose::Writes, url)
+        Self::parse_for(DatabaseRole::Writes, url)
     }
 
     /// Parses the URL of a host in the role `purpose`.
     ///
     /// # Errors
     /// [`UrlError`], except [`UrlError::Read`].
-    pub fn parse_for(purpose: Purpose, url: &str) -> Result<Self, UrlError> {
+    pub fn parse_for(purpose: DatabaseRole, url: &str) -> Result<Self, UrlError> {
         Ok(Self { purpose, ..Self::from(parse(purpose, url)?) })
     }
 
@@ -115,14 +115,14 @@ impl Target {
     /// # Errors
     /// [`UrlError`].
     pub fn in_file(path: PathBuf) -> Result<Self, UrlError> {
-        Self::in_file_for(Purpose::Writes, path)
+        Self::in_file_for(DatabaseRole::Writes, path)
     }
 
     /// Reads the URL of a host in the role `purpose` from a file.
     ///
     /// # Errors
     /// [`UrlError`].
-    pub fn in_file_for(purpose: Purpose, path: PathBuf) -> Result<Self, UrlError> {
+    pub fn in_file_for(purpose: DatabaseRole, path: PathBuf) -> Result<Self, UrlError> {
         let hosts = Arc::new(ArcSwap::from_pointee(read(purpose, &path)?));
         Ok(Self { hosts, file: Some(path.into()), purpose, cell: None })
     }
@@ -131,7 +131,7 @@ impl Target {
     ///
     /// # Errors
     /// [`UrlError`].
-    pub(super) async fn read_again(&self) -> Option<Result<Hosts, UrlError>> {
+    pub(super) async fn read_again(&self) -> Option<Result<UrlHosts, UrlError>> {
         let (path, purpose) = (self.file.clone()?, self.purpose);
         // Blocking: the file may be on a disk that does not respond.
         tokio::task::spawn_blocking(move || read(purpose, &path)).await.ok()
@@ -156,12 +156,12 @@ impl Target {
     }
 
     /// Returns the present hosts.
-    pub fn hosts(&self) -> Arc<Hosts> {
+    pub fn hosts(&self) -> Arc<UrlHosts> {
         self.hosts.load_full()
     }
 
     /// Replaces the hosts for all later connections.
-    pub(super) fn set(&self, hosts: Hosts) {
+    pub(super) fn set(&self, hosts: UrlHosts) {
         self.hosts.store(Arc::new(hosts));
     }
 
@@ -182,20 +182,20 @@ impl Target {
     }
 }
 
-impl From<PgConnectOptions> for Target {
+impl From<PgConnectOptions> for ConnectTarget {
     fn from(options: PgConnectOptions) -> Self {
-        Hosts::from(options).into()
+        UrlHosts::from(options).into()
     }
 }
 
-impl From<Hosts> for Target {
-    fn from(hosts: Hosts) -> Self {
-        Self { hosts: Arc::new(ArcSwap::from_pointee(hosts)), file: None, purpose: Purpose::Writes, cell: None }
+impl From<UrlHosts> for ConnectTarget {
+    fn from(hosts: UrlHosts) -> Self {
+        Self { hosts: Arc::new(ArcSwap::from_pointee(hosts)), file: None, purpose: DatabaseRole::Writes, cell: None }
     }
 }
 
 /// Addresses and database name, for display.
-impl fmt::Display for Target {
+impl fmt::Display for ConnectTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let hosts = self.hosts.load();
         let places: Vec<_> = hosts.options.iter().map(place).collect();
@@ -212,24 +212,24 @@ pub(super) fn place(options: &PgConnectOptions) -> String {
     }
 }
 
-impl fmt::Debug for Target {
+impl fmt::Debug for ConnectTarget {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Target({self})")
     }
 }
 
 /// Parses a URL and checks that its `target_session_attrs` admits the role.
-fn parse(purpose: Purpose, url: &str) -> Result<Hosts, UrlError> {
+fn parse(purpose: DatabaseRole, url: &str) -> Result<UrlHosts, UrlError> {
     let hosts = url::parse(url)?;
     match purpose {
-        Purpose::Writes if !hosts.attrs.may_write() => Err(UrlError::NoWriter(hosts.attrs)),
-        Purpose::OldReads if !hosts.attrs.may_read_only() => Err(UrlError::NoStandby(hosts.attrs)),
+        DatabaseRole::Writes if !hosts.attrs.may_write() => Err(UrlError::NoWriter(hosts.attrs)),
+        DatabaseRole::OldReads if !hosts.attrs.may_read_only() => Err(UrlError::NoStandby(hosts.attrs)),
         _ => Ok(hosts),
     }
 }
 
 /// Reads and parses the URL in a file.
-fn read(purpose: Purpose, path: &Path) -> Result<Hosts, UrlError> {
+fn read(purpose: DatabaseRole, path: &Path) -> Result<UrlHosts, UrlError> {
     let mut text = String::new();
     File::open(path)?.take(URL_BYTES_MAX).read_to_string(&mut text)?;
     parse(purpose, text.trim())
@@ -241,11 +241,12 @@ mod tests {
 
     #[test]
     fn a_password_does_not_show_itself() {
-        let target = Target::parse("postgres://me:hunter2@db.example:5433/rm").unwrap();
+        let target = ConnectTarget::parse("postgres://me:hunter2@db.example:5433/rm").unwrap();
         assert_eq!(format!("{target:?}"), "Target(db.example:5433 (rm))");
-        let several = Target::parse("postgres://me:hunter2@db1:5433,db2/rm?target_session_attrs=read-write").unwrap();
+        let several =
+            ConnectTarget::parse("postgres://me:hunter2@db1:5433,db2/rm?target_session_attrs=read-write").unwrap();
         assert_eq!(several.to_string(), "db1:5433, db2:5432 (rm)");
-        assert!(!Target::parse("mysql://me:hunter2@x").unwrap_err().to_string().contains("hunter2"));
+        assert!(!ConnectTarget::parse("mysql://me:hunter2@x").unwrap_err().to_string().contains("hunter2"));
     }
 
     #[test]
@@ -260,22 +261,25 @@ mod tests {
             ("postgres://db.example/rm?sslmode=verify-full", false),
             ("postgres://localhost,db.example/rm", true),
         ] {
-            assert_eq!(Target::parse(url).unwrap().is_unverified(), is_unverified, "{url}");
+            assert_eq!(ConnectTarget::parse(url).unwrap().is_unverified(), is_unverified, "{url}");
         }
     }
 
     #[test]
     fn a_service_is_given_no_host_that_takes_no_writes() {
         for attrs in ["any", "read-write", "primary"] {
-            assert!(Target::parse(&format!("postgres://h1,h2/rm?target_session_attrs={attrs}")).is_ok(), "{attrs}");
+            assert!(
+                ConnectTarget::parse(&format!("postgres://h1,h2/rm?target_session_attrs={attrs}")).is_ok(),
+                "{attrs}"
+            );
         }
         for attrs in ["read-only", "standby", "prefer-standby"] {
-            let error = Target::parse(&format!("postgres://h1,h2/rm?target_session_attrs={attrs}")).unwrap_err();
+            let error = ConnectTarget::parse(&format!("postgres://h1,h2/rm?target_session_attrs={attrs}")).unwrap_err();
             assert!(error.to_string().contains(&format!("target_session_attrs={attrs} asks")), "{error}");
         }
         let standby = |attrs: &str| {
             let url = format!("postgres://h1,h2/rm?target_session_attrs={attrs}");
-            Target::parse_for(Purpose::OldReads, &url).map_err(|error| error.to_string())
+            ConnectTarget::parse_for(DatabaseRole::OldReads, &url).map_err(|error| error.to_string())
         };
         assert!(["any", "standby", "prefer-standby", "read-only"].into_iter().all(|attrs| standby(attrs).is_ok()));
         assert!(["read-write", "primary"].into_iter().all(|attrs| standby(attrs).unwrap_err().contains("say standby")));

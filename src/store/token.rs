@@ -15,18 +15,18 @@ use crate::domain::{
     action::Action,
     name::Name,
     principal::Actor,
-    state::State,
+    state::RecordedState,
     token::TokenHash,
 };
 
 use super::{
     StoreError,
-    action_record::{self, OtherLine},
+    action_record::{self, OtherAct},
     expect_rows,
-    rows::Table,
+    rows::TableName,
 };
 
-const TABLE: Table = Table("linkis_rm_token");
+const TABLE: TableName = TableName("linkis_rm_token");
 
 /// Maximum number of tokens. Every instance keeps all of them in memory.
 pub const TOKENS_MAX: i64 = 10_000;
@@ -101,7 +101,7 @@ pub struct ListedToken {
 
 /// Tokens to revoke.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Which {
+pub enum TokenSelection {
     /// The token with this id.
     Id(Uuid),
     /// All tokens of a principal.
@@ -228,9 +228,9 @@ pub async fn insert(connection: &mut PgConnection, token: &NewToken, by: &Actor)
     .fetch_optional(&mut *connection)
     .await?;
     let Some(expire_time) = expire_time else { return Ok(false) };
-    let after = Some(State::of_token(rights, token.owner.as_str(), expire_time, None));
+    let after = Some(RecordedState::of_token(rights, token.owner.as_str(), expire_time, None));
     let object = object(token.id, token.name.as_str());
-    let line = OtherLine { action: Action::TokenCreated, object, before: None, after };
+    let line = OtherAct { action: Action::TokenCreated, object, before: None, after };
     action_record::insert_others(connection, &[line], by).await?;
     Ok(true)
 }
@@ -253,10 +253,10 @@ struct RevokedRow {
 
 impl RevokedRow {
     /// A row with invalid rights can also be revoked; its history line has no states.
-    fn line(&self) -> OtherLine {
+    fn line(&self) -> OtherAct {
         let rights = self.rights.rights(self.token_id).ok();
-        let state = |revoked| Some(State::of_token(rights.as_ref()?, &self.owner, self.expire_time, revoked));
-        OtherLine {
+        let state = |revoked| Some(RecordedState::of_token(rights.as_ref()?, &self.owner, self.expire_time, revoked));
+        OtherAct {
             action: Action::TokenRevoked,
             object: object(self.token_id, &self.name),
             before: state(None),
@@ -266,11 +266,15 @@ impl RevokedRow {
 }
 
 /// Revokes the selected tokens that are not revoked, and writes the history. Returns the ids of the revoked tokens.
-pub async fn revoke(connection: &mut PgConnection, which: &Which, by: &Actor) -> Result<Vec<Uuid>, StoreError> {
+pub async fn revoke(
+    connection: &mut PgConnection,
+    which: &TokenSelection,
+    by: &Actor,
+) -> Result<Vec<Uuid>, StoreError> {
     turn(&mut *connection).await?;
     let (id, name) = match which {
-        Which::Id(id) => (Some(*id), None),
-        Which::Name(name) => (None, Some(name.as_str())),
+        TokenSelection::Id(id) => (Some(*id), None),
+        TokenSelection::Name(name) => (None, Some(name.as_str())),
     };
     let revoked: Vec<RevokedRow> = sqlx::query_as(
         "-- token::revoke
@@ -284,7 +288,7 @@ pub async fn revoke(connection: &mut PgConnection, which: &Which, by: &Actor) ->
     .fetch_all(&mut *connection)
     .await?;
     if !revoked.is_empty() {
-        let lines: Vec<OtherLine> = revoked.iter().map(RevokedRow::line).collect();
+        let lines: Vec<OtherAct> = revoked.iter().map(RevokedRow::line).collect();
         action_record::insert_others(connection, &lines, by).await?;
     }
     Ok(revoked.into_iter().map(|token| token.token_id).collect())

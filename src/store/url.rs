@@ -88,7 +88,7 @@ impl fmt::Display for SessionAttrs {
 
 /// Parsed URL. No `Debug`, because it may contain a password.
 #[derive(Clone)]
-pub struct Hosts {
+pub struct UrlHosts {
     /// Connection options of each host, in the order of the URL; at least one.
     pub options: Vec<PgConnectOptions>,
     /// Connect timeout per host.
@@ -99,7 +99,7 @@ pub struct Hosts {
     pub settings: Settings,
 }
 
-impl From<PgConnectOptions> for Hosts {
+impl From<PgConnectOptions> for UrlHosts {
     fn from(options: PgConnectOptions) -> Self {
         Self {
             options: vec![options],
@@ -111,7 +111,7 @@ impl From<PgConnectOptions> for Hosts {
 }
 
 /// Split URL: the parts that sqlx does not support, and the rest.
-struct Parts<'a> {
+struct UrlParts<'a> {
     userinfo: Option<&'a str>,
     path: &'a str,
     hosts: Vec<String>,
@@ -130,23 +130,23 @@ struct Parts<'a> {
 ///
 /// # Errors
 /// [`UrlError`], by the first fault of the URL.
-pub fn parse(url: &str) -> Result<Hosts, UrlError> {
+pub fn parse(url: &str) -> Result<UrlHosts, UrlError> {
     let rest = url.strip_prefix("postgres://").or_else(|| url.strip_prefix("postgresql://")).ok_or(UrlError::Url)?;
-    let parts = Parts::of(rest)?;
+    let parts = UrlParts::of(rest)?;
     let options = match parts.hosts.len() {
         // sqlx rejects a user without a host after it.
         0 | 1 if !parts.authority.ends_with('@') => vec![parse_one(&parts.alone())?],
         hosts if hosts > HOSTS_MAX => return Err(UrlError::TooManyHosts(hosts)),
         _ => parts.each()?.iter().map(|url| parse_one(url)).collect::<Result<_, _>>()?,
     };
-    Ok(Hosts { options, timeout: parts.timeout, attrs: parts.attrs, settings: parts.settings })
+    Ok(UrlHosts { options, timeout: parts.timeout, attrs: parts.attrs, settings: parts.settings })
 }
 
 fn parse_one(url: &str) -> Result<PgConnectOptions, UrlError> {
     PgConnectOptions::from_str(url).map_err(|_| UrlError::Url)
 }
 
-impl<'a> Parts<'a> {
+impl<'a> UrlParts<'a> {
     fn of(rest: &'a str) -> Result<Self, UrlError> {
         let end = rest.find(['/', '?', '#']).unwrap_or(rest.len());
         // The text before the end may be the first part of a password, and the supposed host another part.
@@ -436,7 +436,7 @@ mod tests {
                         let password = format!("{start}{}{first}{}{second}{}", PIECES[0], PIECES[1], PIECES[2]);
                         let password = if start.is_empty() { password } else { password.replacen(PIECES[0], "", 1) };
                         let url = template.replace("{}", &password);
-                        let shown = match super::super::target::Target::parse(&url) {
+                        let shown = match super::super::target::ConnectTarget::parse(&url) {
                             Ok(target) => format!("{target} {target:?}"),
                             Err(error) => format!("{error} {error:?}"),
                         };

@@ -14,7 +14,7 @@ use time::{OffsetDateTime, macros::datetime};
 
 use crate::domain::{
     name::Name,
-    usage_sum::{HourBy, UsageBy, UsageSum, UsageSums, Used, UsedBy},
+    usage_sum::{HourKey, UsageAmount, UsageBy, UsageName, UsageSum, UsageSums},
 };
 
 use super::{StoreError, expect_rows};
@@ -31,7 +31,7 @@ const LAST_HOUR: OffsetDateTime = datetime!(9999-12-31 23:00 UTC);
 
 /// Progress of the roll-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
+pub struct RollUpProgress {
     /// Number of the last history line that is summed, with all earlier lines.
     pub last_number: i64,
     /// All tickets that ended before this time are summed.
@@ -39,19 +39,19 @@ pub struct Progress {
 }
 
 /// Returns the progress of the roll-up.
-pub async fn progress(executor: impl PgExecutor<'_>) -> Result<Progress, StoreError> {
+pub async fn progress(executor: impl PgExecutor<'_>) -> Result<RollUpProgress, StoreError> {
     let (last_number, complete_until) = sqlx::query_as(
         "-- usage_hour::progress
         SELECT last_number, complete_until FROM linkis_resource_usage_progress WHERE only_row",
     )
     .fetch_one(executor)
     .await?;
-    Ok(Progress { last_number, complete_until })
+    Ok(RollUpProgress { last_number, complete_until })
 }
 
 /// Advances the progress from the line number `from`. Returns false if another instance has advanced it. Sums added in
 /// the same transaction count once.
-pub async fn advance(executor: impl PgExecutor<'_>, from: i64, to: Progress) -> Result<bool, StoreError> {
+pub async fn advance(executor: impl PgExecutor<'_>, from: i64, to: RollUpProgress) -> Result<bool, StoreError> {
     let done = sqlx::query(
         "-- usage_hour::advance
         UPDATE linkis_resource_usage_progress SET last_number = $2, complete_until = greatest(complete_until, $3)
@@ -67,7 +67,7 @@ pub async fn advance(executor: impl PgExecutor<'_>, from: i64, to: Progress) -> 
 
 /// Key columns of several sums.
 #[derive(Default)]
-struct KeyColumns<'a> {
+struct UsageKeyColumns<'a> {
     used_by: Vec<&'static str>,
     is_rest: Vec<bool>,
     name: Vec<&'a str>,
@@ -75,7 +75,7 @@ struct KeyColumns<'a> {
     hour: Vec<OffsetDateTime>,
 }
 
-impl<'a> KeyColumns<'a> {
+impl<'a> UsageKeyColumns<'a> {
     fn of(sums: &'a UsageSums) -> Self {
         let mut columns = Self::default();
         for ((hour, by), used_by) in sums.0.keys() {
@@ -90,15 +90,15 @@ impl<'a> KeyColumns<'a> {
     }
 }
 
-fn name_columns(used_by: &UsedBy) -> (bool, &str, &str) {
+fn name_columns(used_by: &UsageName) -> (bool, &str, &str) {
     match used_by {
-        UsedBy::Name(name, em_instance) => (false, name, em_instance),
-        UsedBy::Others => (true, "", ""),
+        UsageName::Name(name, em_instance) => (false, name, em_instance),
+        UsageName::Others => (true, "", ""),
     }
 }
 
-fn used_by(is_rest: bool, name: String, em_instance: String) -> UsedBy {
-    if is_rest { UsedBy::Others } else { UsedBy::Name(name, em_instance) }
+fn used_by(is_rest: bool, name: String, em_instance: String) -> UsageName {
+    if is_rest { UsageName::Others } else { UsageName::Name(name, em_instance) }
 }
 
 fn usage_by(text: &str) -> Result<UsageBy, StoreError> {
@@ -109,8 +109,8 @@ fn usage_by(text: &str) -> Result<UsageBy, StoreError> {
 pub async fn known(
     connection: &mut PgConnection,
     sums: &UsageSums,
-) -> Result<(BTreeSet<(HourBy, UsedBy)>, BTreeMap<HourBy, usize>), StoreError> {
-    let keys = KeyColumns::of(sums);
+) -> Result<(BTreeSet<(HourKey, UsageName)>, BTreeMap<HourKey, usize>), StoreError> {
+    let keys = UsageKeyColumns::of(sums);
     let known: Vec<(String, String, String, OffsetDateTime)> = sqlx::query_as(
         "-- usage_hour::known
         SELECT u.used_by, u.name, u.em_instance, u.hour
@@ -125,7 +125,7 @@ pub async fn known(
     .fetch_all(&mut *connection)
     .await?;
     let key = |(by, name, em_instance, hour): (String, String, String, OffsetDateTime)| {
-        Ok(((hour, usage_by(&by)?), UsedBy::Name(name, em_instance)))
+        Ok(((hour, usage_by(&by)?), UsageName::Name(name, em_instance)))
     };
     let known = known.into_iter().map(key).collect::<Result<_, StoreError>>()?;
     let hours: BTreeSet<OffsetDateTime> = keys.hour.into_iter().collect();
@@ -147,8 +147,8 @@ pub async fn add(connection: &mut PgConnection, sums: &UsageSums) -> Result<(), 
     if sums.0.is_empty() {
         return Ok(());
     }
-    let (keys, used) = (KeyColumns::of(sums), || sums.0.values());
-    let amounts = |amount: fn(&Used) -> i128| used().map(|used| amount(used).to_string()).collect::<Vec<_>>();
+    let (keys, used) = (UsageKeyColumns::of(sums), || sums.0.values());
+    let amounts = |amount: fn(&UsageAmount) -> i128| used().map(|used| amount(used).to_string()).collect::<Vec<_>>();
     let done = sqlx::query(
         "-- usage_hour::add
         INSERT INTO linkis_resource_usage_hour AS u (used_by, is_rest, name, em_instance, hour, tickets, core_seconds,
@@ -181,7 +181,7 @@ pub async fn add(connection: &mut PgConnection, sums: &UsageSums) -> Result<(), 
 
 /// Selection of sums.
 #[derive(Debug, Clone)]
-pub struct Range {
+pub struct UsageRange {
     /// Kind of name to sum by.
     pub by: UsageBy,
     /// Users to match, if the kind is the user; `None` for all.
@@ -198,13 +198,13 @@ pub struct Range {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct UsageAt {
     /// Name of the sum.
-    pub used_by: UsedBy,
+    pub used_by: UsageName,
     /// Hour of an hourly sum; `None` for a total.
     pub hour: Option<OffsetDateTime>,
 }
 
 #[derive(FromRow)]
-struct SumRow {
+struct UsageSumRow {
     is_rest: bool,
     name: String,
     em_instance: String,
@@ -216,8 +216,8 @@ struct SumRow {
     queue_byte_seconds: f64,
 }
 
-impl From<SumRow> for UsageSum {
-    fn from(row: SumRow) -> Self {
+impl From<UsageSumRow> for UsageSum {
+    fn from(row: UsageSumRow) -> Self {
         Self {
             used_by: used_by(row.is_rest, row.name, row.em_instance),
             hour: row.hour,
@@ -329,7 +329,7 @@ macro_rules! of_users {
 
 /// A page of sums.
 #[derive(Debug)]
-pub struct Listed {
+pub struct UsageSumPage {
     /// Sums by name and hour; the sum of unnamed others is last.
     pub sums: Vec<UsageSum>,
     /// Key after which the next page begins, if the scan was cut off; `None` if the sums alone determine it.
@@ -340,10 +340,10 @@ pub struct Listed {
 /// or would add up more than `ADDED_UP_MAX` rows.
 pub async fn list(
     executor: impl PgExecutor<'_>,
-    range: &Range,
+    range: &UsageRange,
     after: Option<&UsageAt>,
     limit: i64,
-) -> Result<Listed, StoreError> {
+) -> Result<UsageSumPage, StoreError> {
     // A separate SQL text per order.
     let sql = match (range.users.is_some(), range.hourly) {
         (false, true) => of_all!(hours),
@@ -371,11 +371,11 @@ pub async fn list(
     };
     let users: Vec<_> = users.iter().map(Name::as_str).collect();
     let rows = query.bind(limit).bind(users).fetch_all(executor).await?;
-    let sums = rows.iter().map(|row| SumRow::from_row(row).map(UsageSum::from)).collect::<Result<_, _>>()?;
-    Ok(Listed { sums, looked_to: None })
+    let sums = rows.iter().map(|row| UsageSumRow::from_row(row).map(UsageSum::from)).collect::<Result<_, _>>()?;
+    Ok(UsageSumPage { sums, looked_to: None })
 }
 
-impl Range {
+impl UsageRange {
     /// Returns the maximum number of sums per page.
     fn found_max(&self) -> i64 {
         let added_up = if self.hourly { 1 } else { (self.to - self.from).whole_hours().max(1) };
@@ -383,14 +383,14 @@ impl Range {
     }
 
     /// Builds a page of up to `limit` sums, with the end of the scan.
-    fn looked(&self, rows: &[PgRow], limit: i64) -> Result<Listed, StoreError> {
+    fn looked(&self, rows: &[PgRow], limit: i64) -> Result<UsageSumPage, StoreError> {
         let mut sums = Vec::with_capacity(rows.len());
         for row in rows {
             if row.try_get::<Option<i64>, _>("tickets")?.is_some() {
-                sums.push(UsageSum::from(SumRow::from_row(row)?));
+                sums.push(UsageSum::from(UsageSumRow::from_row(row)?));
             }
         }
-        let Some(last) = rows.last() else { return Ok(Listed { sums, looked_to: None }) };
+        let Some(last) = rows.last() else { return Ok(UsageSumPage { sums, looked_to: None }) };
         let is_cut = last.try_get::<i64, _>("nth")? == LOOKED_AT_MAX || last.try_get::<i64, _>("found")? == limit;
         let hour: OffsetDateTime = last.try_get("looked_hour")?;
         let looked_to = UsageAt {
@@ -398,7 +398,7 @@ impl Range {
             // A total is complete. A name without hours in the range so far may still have later ones.
             hour: Some(hour).filter(|hour| self.hourly || *hour < self.from),
         };
-        Ok(Listed { sums, looked_to: Some(looked_to).filter(|_| is_cut) })
+        Ok(UsageSumPage { sums, looked_to: Some(looked_to).filter(|_| is_cut) })
     }
 }
 

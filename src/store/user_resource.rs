@@ -14,26 +14,26 @@ use uuid::Uuid;
 
 use crate::domain::{
     name::Name,
-    operation::Released,
+    operation::ReleaseTicket,
     principal::Principal,
-    report::Report,
+    report::EmReport,
     ticket::{EngineInstance, Ticket, TicketState},
 };
 
-use super::{StoreError, rows::Table};
+use super::{StoreError, rows::TableName};
 
 mod due;
 mod groups;
 mod list;
 mod of_em;
 
-pub use due::{Due, DueKey, due};
-pub(super) use groups::EmGroupRow;
-pub use groups::{EmGroup, Group, tell_em_groups, tell_groups};
-pub use list::{Filter, Page, list};
-pub use of_em::{PageOf, are_more_than, count_on, inhabited, living, read_on, read_pages};
+pub use due::{DueKey, DueTicket, due};
+pub(super) use groups::EmTicketGroupRow;
+pub use groups::{EmTicketGroup, TicketGroup, tell_em_groups, tell_groups};
+pub use list::{TicketFilter, TicketListPage, list};
+pub use of_em::{EmTicketsQuery, are_more_than, count_on, inhabited, living, read_on, read_pages};
 
-const TABLE: Table = Table("linkis_user_resource_meta_data");
+const TABLE: TableName = TableName("linkis_user_resource_meta_data");
 
 #[derive(FromRow)]
 struct TicketRow {
@@ -124,7 +124,10 @@ pub async fn users(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result
 }
 
 /// Returns user and EM of the live tickets among `ticket_ids`.
-pub async fn owners(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<HashMap<Uuid, Released>, StoreError> {
+pub async fn owners(
+    executor: impl PgExecutor<'_>,
+    ticket_ids: &[Uuid],
+) -> Result<HashMap<Uuid, ReleaseTicket>, StoreError> {
     let rows: Vec<(Uuid, String, String, String)> = sqlx::query_as(
         r#"-- user_resource::owners
         SELECT ticket_id, "user", em_application_name, em_instance
@@ -135,7 +138,7 @@ pub async fn owners(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Resul
     .await?;
     let owner = |(ticket_id, user, application_name, instance): (Uuid, String, String, String)| {
         let (user, em) = (TABLE.name("user", &user)?, TABLE.em(&application_name, &instance)?);
-        Ok((ticket_id, Released { ticket_id, user, em }))
+        Ok((ticket_id, ReleaseTicket { ticket_id, user, em }))
     };
     rows.into_iter().map(owner).collect()
 }
@@ -146,7 +149,7 @@ pub async fn owners(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Resul
 /// that another transaction has locked, so it never waits and cannot take part in a deadlock.
 pub async fn update_missed(
     executor: impl PgExecutor<'_>,
-    report: &Report,
+    report: &EmReport,
     missed: &[(Uuid, i16)],
 ) -> Result<(), StoreError> {
     let (ids, counts): (Vec<Uuid>, Vec<i16>) = missed.iter().copied().unzip();

@@ -14,15 +14,17 @@ use sqlx::{Connection as _, FromRow, PgConnection, PgExecutor};
 use uuid::Uuid;
 
 use crate::domain::{
-    ledger::{MovedDelta, WaitingDelta},
-    line::{Extent, FreedSpots, Line, POSITION_BYTES, QueuePosition, Spot, Spots, ViewedSpots, WaitEntry},
+    ledger::{EnqueuedDelta, RequeuedDelta},
+    line::{
+        FreedKeys, POSITION_BYTES, QueueEntry, QueuePosition, ViewExtent, ViewedKeys, WaitKey, WaitKeys, WaitQueues,
+    },
     name::Name,
     resource::Resource,
 };
 
 use super::{
     StoreError, expect_rows,
-    rows::{Table, em_columns, labels_json},
+    rows::{TableName, em_columns, labels_json},
 };
 
 mod freed;
@@ -31,10 +33,10 @@ mod list;
 
 use json::{caps_json, parse_position, parse_spot, spot_hash, spot_json};
 
-pub use freed::{CHANNEL, Freed, SpotKey, notify};
-pub use list::{Filter, list};
+pub use freed::{CHANNEL, FreedNotification, WaitKeyHash, notify};
+pub use list::{WaitingFilter, list};
 
-const TABLE: Table = Table("linkis_resource_waiting");
+const TABLE: TableName = TableName("linkis_resource_waiting");
 
 /// Time for which a liveness row counts after its renewal.
 const ALIVE: Duration = Duration::from_secs(5);
@@ -68,10 +70,10 @@ struct WaitEntryRow {
 }
 
 impl WaitEntryRow {
-    fn spot(&self, asked: &[&Spot]) -> Result<Spot, StoreError> {
+    fn spot(&self, asked: &[&WaitKey]) -> Result<WaitKey, StoreError> {
         let number = self.number.and_then(|number| usize::try_from(number - 1).ok());
         match (number.and_then(|number| asked.get(number)), &self.spot) {
-            (Some(spot), _) => Ok(Spot::clone(spot)),
+            (Some(spot), _) => Ok(WaitKey::clone(spot)),
             (None, Some(spot)) => parse_spot(spot),
             (None, None) => Err(StoreError::inconsistent(TABLE.0, "somebody stands nowhere")),
         }
@@ -87,10 +89,14 @@ impl WaitEntryRow {
 }
 
 /// Returns the first entries at `spots`, to the extent given for each, and all entries of `ticket_ids` at any wait key.
-pub async fn line(executor: impl PgExecutor<'_>, spots: &ViewedSpots, ticket_ids: &[Uuid]) -> Result<Line, StoreError> {
-    let last = |extent: &Extent| match extent {
-        Extent::All => LAST_POSITION.to_vec(),
-        Extent::UpTo(position) => position.as_bytes().to_vec(),
+pub async fn line(
+    executor: impl PgExecutor<'_>,
+    spots: &ViewedKeys,
+    ticket_ids: &[Uuid],
+) -> Result<WaitQueues, StoreError> {
+    let last = |extent: &ViewExtent| match extent {
+        ViewExtent::All => LAST_POSITION.to_vec(),
+        ViewExtent::UpTo(position) => position.as_bytes().to_vec(),
     };
     let rows: Vec<WaitEntryRow> = sqlx::query_as(
         "-- waiting::line
@@ -117,8 +123,8 @@ pub async fn line(executor: impl PgExecutor<'_>, spots: &ViewedSpots, ticket_ids
     .bind(spots.values().map(last).collect::<Vec<_>>())
     .fetch_all(executor)
     .await?;
-    let asked: Vec<&Spot> = spots.keys().collect();
-    let (mut line, mut before) = (Line::default(), None::<(&WaitEntryRow, Resource)>);
+    let asked: Vec<&WaitKey> = spots.keys().collect();
+    let (mut line, mut before) = (WaitQueues::default(), None::<(&WaitEntryRow, Resource)>);
     for row in &rows {
         // Consecutive entries often wait for equal amounts, so the parsed amounts are reused.
         let resource = match before.take() {
@@ -126,13 +132,13 @@ pub async fn line(executor: impl PgExecutor<'_>, spots: &ViewedSpots, ticket_ids
             _ => row.resource()?,
         };
         before = Some((row, resource.clone()));
-        line.insert(row.spot(&asked)?, parse_position(&row.position)?, WaitEntry { resource, is_short: row.is_short });
+        line.insert(row.spot(&asked)?, parse_position(&row.position)?, QueueEntry { resource, is_short: row.is_short });
     }
     Ok(line)
 }
 
 /// Returns up to `limit` external queues of `provider` with a wait queue.
-pub async fn queues(executor: impl PgExecutor<'_>, provider: &Name, limit: i64) -> Result<Vec<Spot>, StoreError> {
+pub async fn queues(executor: impl PgExecutor<'_>, provider: &Name, limit: i64) -> Result<Vec<WaitKey>, StoreError> {
     let spots: Vec<String> = sqlx::query_scalar(
         "-- waiting::queues
         SELECT DISTINCT spot::text FROM linkis_resource_waiting_spot
@@ -147,7 +153,10 @@ pub async fn queues(executor: impl PgExecutor<'_>, provider: &Name, limit: i64) 
 
 /// Returns the wait keys of those requests among `ticket_ids` that are queued, each with whether the request is short
 /// there.
-pub async fn spots_of(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<HashMap<Uuid, Spots>, StoreError> {
+pub async fn spots_of(
+    executor: impl PgExecutor<'_>,
+    ticket_ids: &[Uuid],
+) -> Result<HashMap<Uuid, WaitKeys>, StoreError> {
     let rows: Vec<(Uuid, String, bool)> = sqlx::query_as(
         "-- waiting::spots_of
         SELECT ticket_id, spot::text, is_short FROM linkis_resource_waiting_spot WHERE ticket_id = ANY ($1)",
@@ -155,7 +164,7 @@ pub async fn spots_of(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Res
     .bind(ticket_ids)
     .fetch_all(executor)
     .await?;
-    let mut stands: HashMap<Uuid, Spots> = HashMap::new();
+    let mut stands: HashMap<Uuid, WaitKeys> = HashMap::new();
     for (ticket_id, spot, is_short) in rows {
         stands.entry(ticket_id).or_default().insert(parse_spot(&spot)?, is_short);
     }
@@ -163,11 +172,11 @@ pub async fn spots_of(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Res
 }
 
 /// Inserts newly waiting requests with their entries.
-pub async fn insert(connection: &mut PgConnection, waiting: &[WaitingDelta]) -> Result<(), StoreError> {
+pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) -> Result<(), StoreError> {
     let asks = || waiting.iter().map(|delta| &delta.request.ask);
     let waits = || waiting.iter().map(|delta| delta.request.wait.as_ref());
     let (application_names, instances) = em_columns(waiting.iter().map(|delta| &delta.request.em));
-    let until = |delta: &WaitingDelta| {
+    let until = |delta: &EnqueuedDelta| {
         let remaining = delta.request.wait.as_ref().map(|wait| wait.remaining).unwrap_or_default();
         delta.since.saturating_add(time::Duration::try_from(remaining).unwrap_or(time::Duration::MAX))
     };
@@ -207,7 +216,7 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[WaitingDelta]) -> 
 }
 
 /// Replaces the EM and the entries of waiting requests.
-pub async fn update(connection: &mut PgConnection, moved: &[MovedDelta]) -> Result<(), StoreError> {
+pub async fn update(connection: &mut PgConnection, moved: &[RequeuedDelta]) -> Result<(), StoreError> {
     let ticket_ids: Vec<Uuid> = moved.iter().map(|delta| delta.position.ticket_id()).collect();
     let (application_names, instances) = em_columns(moved.iter().map(|delta| &delta.em));
     let done = sqlx::query(
@@ -233,8 +242,11 @@ pub async fn update(connection: &mut PgConnection, moved: &[MovedDelta]) -> Resu
 }
 
 /// Inserts entries. Copies the other columns from the rows of the requests.
-async fn insert_spots(connection: &mut PgConnection, stands: Vec<(QueuePosition, &Spots)>) -> Result<(), StoreError> {
-    let rows: Vec<(QueuePosition, &Spot, bool)> = (stands.iter())
+async fn insert_spots(
+    connection: &mut PgConnection,
+    stands: Vec<(QueuePosition, &WaitKeys)>,
+) -> Result<(), StoreError> {
+    let rows: Vec<(QueuePosition, &WaitKey, bool)> = (stands.iter())
         .flat_map(|(position, spots)| spots.iter().map(|(spot, is_short)| (*position, spot, *is_short)))
         .collect();
     let done = sqlx::query(
@@ -276,22 +288,22 @@ pub async fn delete(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Resul
 
 /// Requests removed from the queues.
 #[derive(Debug)]
-pub struct Gone {
+pub struct RemovedRequests {
     /// Number of requests.
     pub requests: u64,
     /// Wait keys of their entries, with the number of requests at each.
-    pub spots: FreedSpots,
+    pub spots: FreedKeys,
 }
 
 /// Removes the queued requests among `ticket_ids`, each with all of its entries, in one transaction.
-pub async fn leave(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<Gone, StoreError> {
+pub async fn leave(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<RemovedRequests, StoreError> {
     let mut transaction = connection.begin().await?;
     let gone = remove(&mut transaction, ticket_ids).await?;
     transaction.commit().await?;
     Ok(gone)
 }
 
-async fn remove(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<Gone, StoreError> {
+async fn remove(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<RemovedRequests, StoreError> {
     let gone: Vec<Uuid> = sqlx::query_scalar(
         "-- waiting::remove
         DELETE FROM linkis_resource_waiting WHERE ticket_id = ANY ($1) RETURNING ticket_id",
@@ -304,7 +316,7 @@ async fn remove(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<Go
 
 /// Removes up to `limit` requests whose instance has been dead for `OVERDUE`, or whose deadline passed as long ago.
 /// Deletes the rows of instances dead for `FORGOTTEN`, too.
-pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<Gone, StoreError> {
+pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<RemovedRequests, StoreError> {
     let mut transaction = connection.begin().await?;
     let gone: Vec<Uuid> = sqlx::query_scalar(
         "-- waiting::sweep
@@ -334,7 +346,7 @@ pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<Gone, St
 
 /// Deletes the entries in a separate statement: a statement that waited for the request's row would not see entries
 /// that were moved meanwhile.
-async fn remove_spots(connection: &mut PgConnection, gone: Vec<Uuid>) -> Result<Gone, StoreError> {
+async fn remove_spots(connection: &mut PgConnection, gone: Vec<Uuid>) -> Result<RemovedRequests, StoreError> {
     let spots: Vec<String> = sqlx::query_scalar(
         "-- waiting::remove_spots
         DELETE FROM linkis_resource_waiting_spot WHERE ticket_id = ANY ($1) RETURNING spot::text",
@@ -342,11 +354,11 @@ async fn remove_spots(connection: &mut PgConnection, gone: Vec<Uuid>) -> Result<
     .bind(&gone)
     .fetch_all(connection)
     .await?;
-    let mut freed = FreedSpots::default();
+    let mut freed = FreedKeys::default();
     for spot in &spots {
         freed.note(parse_spot(spot)?, 1);
     }
-    Ok(Gone { requests: gone.len() as u64, spots: freed })
+    Ok(RemovedRequests { requests: gone.len() as u64, spots: freed })
 }
 
 /// Returns whether an instance has been dead for `OVERDUE` and may have left entries. False while `instance_id` itself

@@ -22,7 +22,7 @@ const TOLD_MAX: u32 = 20;
 const WITHIN: Duration = Duration::from_secs(10);
 
 /// Writes a line after a statement of the number of dropped lines before it.
-pub(super) type LeftOut = fn(u64, &str, &mut Writer<'_>) -> fmt::Result;
+pub(super) type SkippedLineWriter = fn(u64, &str, &mut Writer<'_>) -> fmt::Result;
 
 /// Writes the number of dropped lines as a line of text before the line.
 pub(super) fn left_out(left_out: u64, line: &str, writer: &mut Writer<'_>) -> fmt::Result {
@@ -32,33 +32,33 @@ pub(super) fn left_out(left_out: u64, line: &str, writer: &mut Writer<'_>) -> fm
 /// Formats events as `F` does. Drops warnings and errors of one kind above the limit; the next line of the kind states
 /// how many were dropped.
 #[derive(Debug)]
-pub(super) struct Bounded<F> {
+pub(super) struct RateLimitedFormat<F> {
     format: F,
-    left_out: LeftOut,
-    kinds: Mutex<HashMap<Identifier, Kind>>,
+    left_out: SkippedLineWriter,
+    kinds: Mutex<HashMap<Identifier, EventKind>>,
 }
 
 /// Line count of one kind.
 #[derive(Debug)]
-struct Kind {
+struct EventKind {
     since: Instant,
     told: u32,
     left_out: u64,
 }
 
-impl<F> Bounded<F> {
+impl<F> RateLimitedFormat<F> {
     /// Creates a rate-limited format. `left_out` writes the number of dropped lines.
-    pub fn new(format: F, left_out: LeftOut) -> Self {
+    pub fn new(format: F, left_out: SkippedLineWriter) -> Self {
         Self { format, left_out, kinds: Mutex::default() }
     }
 
     fn tell(&self, kind: Identifier, now: Instant) -> Option<u64> {
         let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
-        kinds.entry(kind).or_insert_with(|| Kind::new(now)).tell(now)
+        kinds.entry(kind).or_insert_with(|| EventKind::new(now)).tell(now)
     }
 }
 
-impl Kind {
+impl EventKind {
     fn new(now: Instant) -> Self {
         Self { since: now, told: 0, left_out: 0 }
     }
@@ -78,7 +78,7 @@ impl Kind {
     }
 }
 
-impl<S, N, F> FormatEvent<S, N> for Bounded<F>
+impl<S, N, F> FormatEvent<S, N> for RateLimitedFormat<F>
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -110,15 +110,15 @@ pub(super) mod tests {
     use super::*;
 
     #[derive(Clone, Default)]
-    pub(in crate::telemetry) struct Lines(Arc<Mutex<Vec<u8>>>);
+    pub(in crate::telemetry) struct CapturedLines(Arc<Mutex<Vec<u8>>>);
 
-    impl Lines {
+    impl CapturedLines {
         pub(in crate::telemetry) fn text(&self) -> String {
             String::from_utf8(self.0.lock().unwrap().clone()).unwrap()
         }
     }
 
-    impl io::Write for Lines {
+    impl io::Write for CapturedLines {
         fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
             self.0.lock().unwrap().extend(bytes);
             Ok(bytes.len())
@@ -131,11 +131,11 @@ pub(super) mod tests {
 
     #[test]
     fn a_flood_of_one_kind_is_told_a_few_times_and_other_kinds_always() {
-        let lines = Lines::default();
+        let lines = CapturedLines::default();
         let to = lines.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_writer(move || to.clone())
-            .event_format(Bounded::new(Format::default().without_time(), left_out))
+            .event_format(RateLimitedFormat::new(Format::default().without_time(), left_out))
             .finish();
         tracing::subscriber::with_default(subscriber, || {
             for number in 0..10_000 {
@@ -152,7 +152,7 @@ pub(super) mod tests {
     #[test]
     fn what_was_left_out_is_counted() {
         let start = Instant::now();
-        let mut kind = Kind::new(start);
+        let mut kind = EventKind::new(start);
         assert_eq!((0..TOLD_MAX + 2).filter_map(|_| kind.tell(start)).count(), 20);
         assert_eq!([kind.tell(start + WITHIN), kind.tell(start + WITHIN)], [Some(2), Some(0)]);
     }

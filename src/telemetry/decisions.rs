@@ -87,10 +87,10 @@ fn error(answer: &Result<Outcome, Error>) -> Option<String> {
 
 /// An operation before it is applied; empty unless the decision log is enabled.
 #[derive(Debug)]
-pub struct Told(Option<Box<Words>>);
+pub struct OperationLog(Option<Box<OperationFields>>);
 
 #[derive(Debug)]
-struct Words {
+struct OperationFields {
     operation: &'static str,
     by: Principal,
     ticket_id: Option<Uuid>,
@@ -98,13 +98,13 @@ struct Words {
     em: EmInstance,
 }
 
-impl Told {
+impl OperationLog {
     /// Captures the fields of `operation`. Empty for requests, which [`request`] logs.
     pub fn of(by: &Principal, operation: &Operation) -> Self {
         if operation.request().is_some() || !is_told() {
             return Self(None);
         }
-        Self(Some(Box::new(Words {
+        Self(Some(Box::new(OperationFields {
             operation: operation.kind(),
             by: by.clone(),
             ticket_id: operation.ticket_id(),
@@ -116,7 +116,7 @@ impl Told {
     /// Logs the outcome of the operation.
     pub fn tell(self, answer: &Result<Outcome, Error>) {
         let Some(words) = self.0 else { return };
-        let Words { operation, by, ticket_id, user, em } = *words;
+        let OperationFields { operation, by, ticket_id, user, em } = *words;
         let (ticket_id, user) = (ticket_id.map(display), user.map(display));
         let (error, trace_id) = (error(answer), traces::trace_id().map(display));
         let (outcome, _) = outcome(answer);

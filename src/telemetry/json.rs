@@ -21,9 +21,9 @@ use super::with_causes;
 
 /// Format of an event as one line of JSON.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Json;
+pub(super) struct JsonFormat;
 
-impl<S, N> FormatEvent<S, N> for Json
+impl<S, N> FormatEvent<S, N> for JsonFormat
 where
     S: Subscriber + for<'a> LookupSpan<'a>,
     N: for<'a> FormatFields<'a> + 'static,
@@ -32,8 +32,8 @@ where
         let metadata = event.metadata();
         writer.write_str("{\"timestamp\":\"")?;
         SystemTime.format_time(&mut writer)?;
-        write!(writer, "\",\"level\":\"{}\",\"target\":{}", metadata.level(), Text(metadata.target()))?;
-        let mut fields = Fields { writer: &mut writer, written: Ok(()) };
+        write!(writer, "\",\"level\":\"{}\",\"target\":{}", metadata.level(), JsonText(metadata.target()))?;
+        let mut fields = JsonFields { writer: &mut writer, written: Ok(()) };
         event.record(&mut fields);
         fields.written?;
         writer.write_str("}\n")
@@ -46,24 +46,24 @@ pub(super) fn left_out(left_out: u64, line: &str, writer: &mut Writer<'_>) -> fm
 }
 
 /// Visitor that writes each field as a member of the object.
-struct Fields<'a, 'writer> {
+struct JsonFields<'a, 'writer> {
     writer: &'a mut Writer<'writer>,
     written: fmt::Result,
 }
 
-impl Fields<'_, '_> {
+impl JsonFields<'_, '_> {
     fn member(&mut self, field: &Field, value: impl fmt::Display) {
         if self.written.is_ok() {
-            self.written = write!(self.writer, ",{}:{value}", Text(field.name()));
+            self.written = write!(self.writer, ",{}:{value}", JsonText(field.name()));
         }
     }
 }
 
-impl Visit for Fields<'_, '_> {
+impl Visit for JsonFields<'_, '_> {
     fn record_f64(&mut self, field: &Field, value: f64) {
         match value.is_finite() {
             true => self.member(field, value),
-            false => self.member(field, Text(&value.to_string())),
+            false => self.member(field, JsonText(&value.to_string())),
         }
     }
 
@@ -80,22 +80,22 @@ impl Visit for Fields<'_, '_> {
     }
 
     fn record_str(&mut self, field: &Field, value: &str) {
-        self.member(field, Text(value));
+        self.member(field, JsonText(value));
     }
 
     fn record_error(&mut self, field: &Field, value: &(dyn Error + 'static)) {
-        self.member(field, Text(&with_causes(value)));
+        self.member(field, JsonText(&with_causes(value)));
     }
 
     fn record_debug(&mut self, field: &Field, value: &dyn fmt::Debug) {
-        self.member(field, Text(&format!("{value:?}")));
+        self.member(field, JsonText(&format!("{value:?}")));
     }
 }
 
 /// A text as a quoted JSON string.
-struct Text<'a>(&'a str);
+struct JsonText<'a>(&'a str);
 
-impl fmt::Display for Text<'_> {
+impl fmt::Display for JsonText<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&serde_json::to_string(self.0).map_err(|_| fmt::Error)?)
     }
@@ -108,20 +108,20 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::telemetry::bounded::{Bounded, tests::Lines};
+    use crate::telemetry::bounded::{RateLimitedFormat, tests::CapturedLines};
 
     #[derive(Debug, thiserror::Error)]
     #[error("the database cannot be used")]
-    struct Away(#[source] io::Error);
+    struct UnreachableWriter(#[source] io::Error);
 
     #[test]
     fn a_line_is_an_object_whatever_stands_in_it() {
-        let lines = Lines::default();
+        let lines = CapturedLines::default();
         let to = lines.clone();
         let logs = tracing_subscriber::fmt().with_writer(move || to.clone());
-        let logs = logs.event_format(Bounded::new(Json, left_out)).finish();
+        let logs = logs.event_format(RateLimitedFormat::new(JsonFormat, left_out)).finish();
         tracing::subscriber::with_default(logs, || {
-            let error = Away(io::Error::other("connection \"refused\"\n"));
+            let error = UnreachableWriter(io::Error::other("connection \"refused\"\n"));
             let error: &(dyn Error + 'static) = &error;
             let (user, nothing) = ("<img src=x>\u{1b}[31m\"\\", None::<&str>);
             tracing::error!(error, user, nothing, share = f64::NAN, count = 3_u64, is_open = true, key = ?("a", 1), "it failed");

@@ -21,8 +21,8 @@ pub mod traces;
 
 pub use settings::LogSettings;
 
-use bounded::Bounded;
-use json::Json;
+use bounded::RateLimitedFormat;
+use json::JsonFormat;
 use settings::LogFormat;
 
 /// Log target of the final error of a process. Every filter includes it.
@@ -37,11 +37,13 @@ pub fn start(settings: &LogSettings) {
     let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(is_terminal);
     let registry = tracing_subscriber::registry().with(filter);
     match settings.format {
-        LogFormat::Json => registry.with(logs.event_format(Bounded::new(Json, json::left_out))).init(),
-        LogFormat::Auto if !is_terminal => registry.with(logs.event_format(Bounded::new(Json, json::left_out))).init(),
+        LogFormat::Json => registry.with(logs.event_format(RateLimitedFormat::new(JsonFormat, json::left_out))).init(),
+        LogFormat::Auto if !is_terminal => {
+            registry.with(logs.event_format(RateLimitedFormat::new(JsonFormat, json::left_out))).init()
+        }
         LogFormat::Auto | LogFormat::Text => {
             let text = Format::default().with_ansi(is_terminal);
-            registry.with(logs.event_format(Bounded::new(text, bounded::left_out))).init();
+            registry.with(logs.event_format(RateLimitedFormat::new(text, bounded::left_out))).init();
         }
     }
 }

@@ -33,7 +33,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::files::LOOK_INTERVAL;
 
-use turns::Turns;
+use turns::HandshakePermits;
 
 pub mod expiry;
 pub mod names;
@@ -44,7 +44,7 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// Paths of certificates and keys, all in PEM.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Files {
+pub struct TlsFiles {
     /// Server certificate with its intermediate certificates.
     pub cert: PathBuf,
     /// Key of the server certificate.
@@ -92,15 +92,15 @@ pub enum TlsError {
 
 /// Configurations of handshakes.
 #[derive(Debug)]
-struct Configs {
+struct TlsConfigs {
     grpc: Arc<ServerConfig>,
     http: Arc<ServerConfig>,
-    expiry: Expiry,
+    expiry: CertificateExpiry,
 }
 
 /// Earliest end of validity in each file; `None` without one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Expiry {
+pub struct CertificateExpiry {
     /// End of the server certificates.
     pub cert: Option<OffsetDateTime>,
     /// End of the CA of client certificates.
@@ -109,7 +109,7 @@ pub struct Expiry {
 
 /// State of the files at one read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Seen {
+enum FileFingerprint {
     /// SHA-256 of their content.
     Hash([u8; 32]),
     /// Unreadable.
@@ -119,11 +119,11 @@ enum Seen {
 /// Certificates in force.
 #[derive(Debug)]
 pub struct Tls {
-    files: Files,
+    files: TlsFiles,
     /// State of the files at the first read.
-    first: Seen,
-    current: ArcSwap<Configs>,
-    turns: Turns,
+    first: FileFingerprint,
+    current: ArcSwap<TlsConfigs>,
+    turns: HandshakePermits,
     reloads: AtomicU64,
     failed_reloads: AtomicU64,
 }
@@ -133,10 +133,11 @@ impl Tls {
     ///
     /// # Errors
     /// Files that cannot be read or used.
-    pub fn read(files: Files) -> Result<Arc<Self>, TlsError> {
-        let contents = Contents::read(&files)?;
-        let (current, first) = (ArcSwap::from_pointee(contents.configs(&files)?), Seen::Hash(contents.hash()));
-        let (turns, reloads, failed_reloads) = (Turns::default(), AtomicU64::new(0), AtomicU64::new(0));
+    pub fn read(files: TlsFiles) -> Result<Arc<Self>, TlsError> {
+        let contents = FileContents::read(&files)?;
+        let (current, first) =
+            (ArcSwap::from_pointee(contents.configs(&files)?), FileFingerprint::Hash(contents.hash()));
+        let (turns, reloads, failed_reloads) = (HandshakePermits::default(), AtomicU64::new(0), AtomicU64::new(0));
         Ok(Arc::new(Self { files, first, current, turns, reloads, failed_reloads }))
     }
 
@@ -165,7 +166,7 @@ impl Tls {
     }
 
     /// Returns the expiry of the certificates in force.
-    pub fn expiry(&self) -> Expiry {
+    pub fn expiry(&self) -> CertificateExpiry {
         self.current.load().expiry
     }
 
@@ -195,9 +196,10 @@ impl Tls {
     }
 
     /// Reloads the files if their state differs from `before`. Returns their state.
-    fn look(&self, before: Seen) -> Seen {
-        let contents = Contents::read(&self.files);
-        let seen = contents.as_ref().map_or(Seen::Unreadable, |contents| Seen::Hash(contents.hash()));
+    fn look(&self, before: FileFingerprint) -> FileFingerprint {
+        let contents = FileContents::read(&self.files);
+        let seen =
+            contents.as_ref().map_or(FileFingerprint::Unreadable, |contents| FileFingerprint::Hash(contents.hash()));
         if seen == before {
             return seen;
         }
@@ -218,14 +220,14 @@ impl Tls {
 }
 
 /// Content of the files.
-struct Contents {
+struct FileContents {
     cert: Vec<u8>,
     key: Vec<u8>,
     client_ca: Option<Vec<u8>>,
 }
 
-impl Contents {
-    fn read(files: &Files) -> Result<Self, TlsError> {
+impl FileContents {
+    fn read(files: &TlsFiles) -> Result<Self, TlsError> {
         let client_ca = files.client_ca.as_ref().map(read).transpose()?;
         Ok(Self { cert: read(&files.cert)?, key: read(&files.key)?, client_ca })
     }
@@ -237,7 +239,7 @@ impl Contents {
         parts.into_iter().flatten().fold(Sha256::new(), |hash, part| hash.chain_update(part)).finalize().into()
     }
 
-    fn configs(&self, files: &Files) -> Result<Configs, TlsError> {
+    fn configs(&self, files: &TlsFiles) -> Result<TlsConfigs, TlsError> {
         let provider = Arc::new(ring::default_provider());
         let verifier = match (&files.client_ca, &self.client_ca) {
             (Some(path), Some(pem)) => {
@@ -267,14 +269,14 @@ impl Contents {
             }
             Ok(Arc::new(config))
         };
-        Ok(Configs { grpc: config(verifier, b"h2")?, http: config(None, b"http/1.1")?, expiry: self.expiry(files)? })
+        Ok(TlsConfigs { grpc: config(verifier, b"h2")?, http: config(None, b"http/1.1")?, expiry: self.expiry(files)? })
     }
 
-    fn expiry(&self, files: &Files) -> Result<Expiry, TlsError> {
+    fn expiry(&self, files: &TlsFiles) -> Result<CertificateExpiry, TlsError> {
         let earliest = |path: &Path, pem: &[u8]| Ok(expiry::earliest(&certificates(path, pem)?));
         let client_ca = files.client_ca.as_ref().zip(self.client_ca.as_ref());
         let client_ca = client_ca.map(|(path, pem)| earliest(path, pem)).transpose()?.flatten();
-        Ok(Expiry { cert: earliest(&files.cert, &self.cert)?, client_ca })
+        Ok(CertificateExpiry { cert: earliest(&files.cert, &self.cert)?, client_ca })
     }
 
     fn key(&self, path: &Path) -> Result<PrivateKeyDer<'static>, TlsError> {

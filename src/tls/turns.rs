@@ -26,20 +26,20 @@ const OF_ADDRESS: usize = 4;
 
 /// Semaphores of the handshakes of an instance.
 #[derive(Debug)]
-pub struct Turns {
+pub struct HandshakePermits {
     /// One permit for each handshake that is being computed.
     processor: Arc<Semaphore>,
-    addresses: Mutex<HashMap<Option<IpAddr>, Gate>>,
+    addresses: Mutex<HashMap<Option<IpAddr>, AddressQueue>>,
 }
 
 /// Handshakes of one address.
 #[derive(Debug)]
-struct Gate {
+struct AddressQueue {
     places: Arc<Semaphore>,
     handshakes: usize,
 }
 
-impl Default for Turns {
+impl Default for HandshakePermits {
     /// Permits for half of the processor's cores, at least one.
     fn default() -> Self {
         let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
@@ -47,7 +47,7 @@ impl Default for Turns {
     }
 }
 
-impl Turns {
+impl HandshakePermits {
     fn of(processors: usize) -> Self {
         Self { processor: Arc::new(Semaphore::new(processors)), addresses: Mutex::default() }
     }
@@ -70,18 +70,18 @@ impl Turns {
 
     /// Polls `work` whenever a permit is available.
     async fn compute<F: Future + Unpin>(&self, mut work: F, address: Option<IpAddr>) -> F::Output {
-        let mut turn = Turn::begin(self, address);
+        let mut turn = HandshakePermit::begin(self, address);
         poll_fn(|cx| turn.poll(cx, &mut work)).await
     }
 
-    fn addresses(&self) -> MutexGuard<'_, HashMap<Option<IpAddr>, Gate>> {
+    fn addresses(&self) -> MutexGuard<'_, HashMap<Option<IpAddr>, AddressQueue>> {
         self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 /// One handshake, until it is dropped.
-struct Turn<'a> {
-    turns: &'a Turns,
+struct HandshakePermit<'a> {
+    turns: &'a HandshakePermits,
     address: Option<IpAddr>,
     gate: PollSemaphore,
     processor: PollSemaphore,
@@ -89,11 +89,11 @@ struct Turn<'a> {
     place: Option<OwnedSemaphorePermit>,
 }
 
-impl<'a> Turn<'a> {
-    fn begin(turns: &'a Turns, address: Option<IpAddr>) -> Self {
+impl<'a> HandshakePermit<'a> {
+    fn begin(turns: &'a HandshakePermits, address: Option<IpAddr>) -> Self {
         let gate = {
             let mut addresses = turns.addresses();
-            let none = || Gate { places: Arc::new(Semaphore::new(OF_ADDRESS)), handshakes: 0 };
+            let none = || AddressQueue { places: Arc::new(Semaphore::new(OF_ADDRESS)), handshakes: 0 };
             let gate = addresses.entry(address).or_insert_with(none);
             gate.handshakes += 1;
             PollSemaphore::new(gate.places.clone())
@@ -114,7 +114,7 @@ impl<'a> Turn<'a> {
     }
 }
 
-impl Drop for Turn<'_> {
+impl Drop for HandshakePermit<'_> {
     fn drop(&mut self) {
         let mut addresses = self.turns.addresses();
         if let Some(gate) = addresses.get_mut(&self.address) {
@@ -135,12 +135,12 @@ mod tests {
     use super::*;
 
     /// Future that completes after a number of polls.
-    struct Steps {
+    struct HandshakeSteps {
         left: usize,
         computed: Arc<AtomicUsize>,
     }
 
-    impl Future for Steps {
+    impl Future for HandshakeSteps {
         type Output = usize;
 
         fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<usize> {
@@ -160,10 +160,10 @@ mod tests {
 
     #[tokio::test]
     async fn who_comes_from_elsewhere_does_not_stand_behind_a_crowd() {
-        let (turns, computed) = (Arc::new(Turns::of(1)), Arc::<AtomicUsize>::default());
+        let (turns, computed) = (Arc::new(HandshakePermits::of(1)), Arc::<AtomicUsize>::default());
         let mut crowd = JoinSet::new();
         let begin = |number: u8, crowd: &mut JoinSet<usize>| {
-            let (turns, work) = (turns.clone(), Steps { left: 2, computed: computed.clone() });
+            let (turns, work) = (turns.clone(), HandshakeSteps { left: 2, computed: computed.clone() });
             crowd.spawn(async move { turns.compute(work, address(number)).await });
         };
         // No step is computed before all handshakes are registered.
@@ -186,11 +186,11 @@ mod tests {
 
     #[tokio::test]
     async fn who_goes_away_makes_room() {
-        let turns = Arc::new(Turns::of(1));
+        let turns = Arc::new(HandshakePermits::of(1));
         let processor = turns.processor.clone().acquire_owned().await.unwrap();
         let mut crowd = JoinSet::new();
         for number in [1, 1, 1, 1, 1, 1, 2] {
-            let (turns, work) = (turns.clone(), Steps { left: 0, computed: Arc::default() });
+            let (turns, work) = (turns.clone(), HandshakeSteps { left: 0, computed: Arc::default() });
             crowd.spawn(async move { turns.compute(work, address(number)).await });
         }
         while turns.addresses().values().map(|gate| gate.handshakes).sum::<usize>() < 7 {
@@ -199,6 +199,6 @@ mod tests {
         crowd.shutdown().await;
         drop(processor);
         assert!(turns.addresses().is_empty());
-        assert_eq!(turns.compute(Steps { left: 0, computed: Arc::default() }, address(1)).await, 0);
+        assert_eq!(turns.compute(HandshakeSteps { left: 0, computed: Arc::default() }, address(1)).await, 0);
     }
 }

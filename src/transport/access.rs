@@ -7,14 +7,14 @@
 use std::collections::HashMap;
 
 use crate::domain::access::{
-    Denied,
+    CallScope, Denied,
     Permission::{self, All, No, Own},
-    Reach, Rights, Role,
+    Rights, Role,
 };
 
 /// Permissions of each role on one call.
 #[derive(Debug, Clone, Copy)]
-pub struct Row {
+pub struct AccessRow {
     /// gRPC path, such as `/linkis.rm.v1.UsageService/GetEm`.
     pub method: &'static str,
     permissions: [Permission; Role::ALL.len()],
@@ -26,7 +26,7 @@ const FREE: [&str; 2] = ["/grpc.health.v1.Health/Check", "/grpc.health.v1.Health
 /// Permissions by call. `Own` covers the EMs or users that the caller is bound to. A manager or viewer that is bound to
 /// no user has everything.
 #[rustfmt::skip]
-static TABLE: [Row; 48] = [
+static TABLE: [AccessRow; 48] = [
     //                                                                     ecm  manager viewer operator admin
     row("/linkis.rm.v1.ResourceManagerService/Register",                  [Own, No,     No,    No,      All]),
     row("/linkis.rm.v1.ResourceManagerService/Unregister",                [Own, No,     No,    No,      All]),
@@ -78,11 +78,11 @@ static TABLE: [Row; 48] = [
     row("/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo", [All, All,    All,   All,     All]),
 ];
 
-const fn row(method: &'static str, permissions: [Permission; Role::ALL.len()]) -> Row {
-    Row { method, permissions }
+const fn row(method: &'static str, permissions: [Permission; Role::ALL.len()]) -> AccessRow {
+    AccessRow { method, permissions }
 }
 
-impl Row {
+impl AccessRow {
     /// Returns the permission of `role` on the call.
     pub fn permission(&self, role: Role) -> Permission {
         let [ecm, manager, viewer, operator, admin] = self.permissions;
@@ -104,8 +104,8 @@ impl Row {
     ///
     /// # Errors
     /// [`Denied`] if no role of the caller has a permission on the call.
-    pub fn reach(&self, rights: &Rights) -> Result<Reach, Denied> {
-        Reach::of(rights, |role| self.permission(role)).ok_or_else(|| {
+    pub fn reach(&self, rights: &Rights) -> Result<CallScope, Denied> {
+        CallScope::of(rights, |role| self.permission(role)).ok_or_else(|| {
             let roles: Vec<_> = Role::ALL.into_iter().filter(|role| self.permission(*role) != No).collect();
             let needs: Vec<_> = roles.into_iter().map(Role::as_str).collect();
             Denied { roles: rights.role_names(), needs: format!("one of the roles {}", needs.join(", ")) }
@@ -115,27 +115,27 @@ impl Row {
 
 /// Identity that a call requires.
 #[derive(Debug, Clone, Copy)]
-pub enum Needed {
+pub enum RequiredIdentity {
     /// No identity.
     Nothing,
     /// An authenticated caller, one of whose roles has a permission in this row.
-    Role(&'static Row),
+    Role(&'static AccessRow),
 }
 
 /// The required identity by gRPC path.
 #[derive(Debug)]
-pub struct Table(HashMap<&'static str, Needed>);
+pub struct AccessTable(HashMap<&'static str, RequiredIdentity>);
 
-impl Default for Table {
+impl Default for AccessTable {
     fn default() -> Self {
-        let free = FREE.into_iter().map(|method| (method, Needed::Nothing));
-        Self(free.chain(TABLE.iter().map(|row| (row.method, Needed::Role(row)))).collect())
+        let free = FREE.into_iter().map(|method| (method, RequiredIdentity::Nothing));
+        Self(free.chain(TABLE.iter().map(|row| (row.method, RequiredIdentity::Role(row)))).collect())
     }
 }
 
-impl Table {
+impl AccessTable {
     /// Returns the required identity of the call at `path`; `None` if no such call exists.
-    pub fn needed(&self, path: &str) -> Option<Needed> {
+    pub fn needed(&self, path: &str) -> Option<RequiredIdentity> {
         self.0.get(path).copied()
     }
 }

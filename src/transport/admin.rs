@@ -9,8 +9,8 @@ use tonic::{Request, Response, Status};
 
 use crate::{
     domain::{
-        access::Reach,
-        operation::{Forced, Operation, Outcome},
+        access::CallScope,
+        operation::{ForceRelease, Operation, Outcome},
     },
     error::Error,
     service::{audit::AuditService, committer::Committer, holds::HoldService, ticket_lookup::TicketLookup},
@@ -24,7 +24,7 @@ use super::{
 
 /// Implementation of `AdminService`.
 #[derive(Debug)]
-pub struct Admin {
+pub struct AdminRpc {
     audit: AuditService,
     committer: Committer,
     tickets: TicketLookup,
@@ -33,7 +33,7 @@ pub struct Admin {
     timeout: Duration,
 }
 
-impl Admin {
+impl AdminRpc {
     /// Creates the implementation on the given services.
     pub fn new(
         audit: AuditService,
@@ -52,7 +52,7 @@ impl Admin {
 }
 
 #[tonic::async_trait]
-impl AdminService for Admin {
+impl AdminService for AdminRpc {
     async fn audit(&self, _: Request<proto::AuditRequest>) -> Result<Response<proto::AuditResponse>, Status> {
         Ok(Response::new(convert::audit::report(&self.audit.audit().await?)))
     }
@@ -73,7 +73,7 @@ impl AdminService for Admin {
     ) -> Result<Response<proto::AdoptTicketResponse>, Status> {
         let adopt = convert::request::adopt(call.get_ref().clone()).map_err(Error::from)?;
         let deadline = deadline::of_call(call.metadata(), self.timeout);
-        let counters = call.get_ref().return_counters.then_some(Reach::ALL);
+        let counters = call.get_ref().return_counters.then_some(CallScope::ALL);
         let (by, told) = (identity::actor(&call), (deadline, counters));
         match submit(&self.committer, by, Operation::Adopt(adopt), told).await? {
             (Outcome::Adopted(ticket), counters) => {
@@ -111,8 +111,8 @@ impl AdminService for Admin {
         let (named, reason) = convert::operator::force(call.get_ref()).map_err(Error::from)?;
         let deadline = deadline::of_call(call.metadata(), self.timeout);
         let ticket = self.tickets.complete(named, deadline).await?;
-        let force = Operation::Force(Forced { ticket, reason });
-        let told = (deadline, call.get_ref().return_counters.then_some(Reach::ALL));
+        let force = Operation::Force(ForceRelease { ticket, reason });
+        let told = (deadline, call.get_ref().return_counters.then_some(CallScope::ALL));
         match submit(&self.committer, identity::actor(&call), force, told).await? {
             (Outcome::Forced(ended), counters) => Ok(Response::new(proto::ForceReleaseResponse {
                 ended: ended.end.as_str().to_owned(),

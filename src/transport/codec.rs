@@ -20,9 +20,9 @@ const PIECE_BYTES: usize = 32 << 10;
 
 /// Codec that decodes messages of type `D` and encodes messages of type `E`.
 #[derive(Debug)]
-pub struct Protobuf<E, D>(PhantomData<(E, D)>);
+pub struct ProtobufCodec<E, D>(PhantomData<(E, D)>);
 
-impl<E, D> Default for Protobuf<E, D> {
+impl<E, D> Default for ProtobufCodec<E, D> {
     fn default() -> Self {
         Self(PhantomData)
     }
@@ -30,24 +30,24 @@ impl<E, D> Default for Protobuf<E, D> {
 
 /// Encoder of messages of type `E`.
 #[derive(Debug)]
-pub struct Writer<E>(PhantomData<E>);
+pub struct ProtobufEncoder<E>(PhantomData<E>);
 
 /// Decoder of messages of type `D`.
 #[derive(Debug)]
 pub struct Reader<D>(PhantomData<D>);
 
-impl<E, D> Codec for Protobuf<E, D>
+impl<E, D> Codec for ProtobufCodec<E, D>
 where
     E: Message + 'static,
     D: Message + Default + 'static,
 {
     type Encode = E;
     type Decode = D;
-    type Encoder = Writer<E>;
+    type Encoder = ProtobufEncoder<E>;
     type Decoder = Reader<D>;
 
-    fn encoder(&mut self) -> Writer<E> {
-        Writer(PhantomData)
+    fn encoder(&mut self) -> ProtobufEncoder<E> {
+        ProtobufEncoder(PhantomData)
     }
 
     fn decoder(&mut self) -> Reader<D> {
@@ -55,7 +55,7 @@ where
     }
 }
 
-impl<E: Message> Encoder for Writer<E> {
+impl<E: Message> Encoder for ProtobufEncoder<E> {
     type Item = E;
     type Error = Status;
 

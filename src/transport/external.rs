@@ -10,28 +10,28 @@ use tonic::{Request, Response, Status};
 use crate::{
     domain::{
         name::{FieldError, Name, check_text},
-        queue::{Application, Queue, Queues, is_in},
+        queue::{Application, ExternalQueue, QueueTree, is_in},
     },
     error::{Error, ExternalError},
-    service::external::{ExternalResourceService, Seen},
+    service::external::{ExternalResourceService, ProviderReply},
 };
 
 use super::{
     convert, deadline, identity,
-    page::Page,
+    page::PageRequest,
     proto::{self, external_resource_service_server},
     server_info::duration,
 };
 
 /// Implementation of `ExternalResourceService`.
 #[derive(Debug)]
-pub struct ExternalResource {
+pub struct ExternalResourceRpc {
     service: ExternalResourceService,
     /// Timeout of a change whose call states no deadline.
     timeout: Duration,
 }
 
-impl ExternalResource {
+impl ExternalResourceRpc {
     /// Creates the implementation on the given service.
     pub fn new(service: ExternalResourceService, timeout: Duration) -> Self {
         Self { service, timeout }
@@ -39,13 +39,13 @@ impl ExternalResource {
 }
 
 /// Returns the external queue with this name or path in a cluster snapshot.
-fn find<'a>(seen: &'a Seen<Queues>, name: &str) -> Result<&'a Queue, Error> {
+fn find<'a>(seen: &'a ProviderReply<QueueTree>, name: &str) -> Result<&'a ExternalQueue, Error> {
     let not_found = |error| ExternalError::Queue { provider: seen.provider.to_string(), error };
     Ok(seen.value.find(name).map_err(not_found)?)
 }
 
 #[tonic::async_trait]
-impl external_resource_service_server::ExternalResourceService for ExternalResource {
+impl external_resource_service_server::ExternalResourceService for ExternalResourceRpc {
     async fn put_provider(
         &self,
         call: Request<proto::PutProviderRequest>,
@@ -108,10 +108,11 @@ impl external_resource_service_server::ExternalResourceService for ExternalResou
         let proto::ListQueuesRequest { provider, page_size, page_token } = call.into_inner();
         let selector = convert::external::selector(provider.as_ref()).map_err(Error::from)?;
         let filters = proto::ListQueuesRequest { provider, ..Default::default() };
-        let page = Page::new("ListQueues", page_size, &filters).map_err(Error::from)?;
+        let page = PageRequest::new("ListQueues", page_size, &filters).map_err(Error::from)?;
         let after = page.key(&page_token).map_err(Error::from)?;
         let seen = self.service.queues(&selector).await?;
-        let mut found: Vec<&Queue> = seen.value.behind(after).take(page.entries_max().saturating_add(1)).collect();
+        let mut found: Vec<&ExternalQueue> =
+            seen.value.behind(after).take(page.entries_max().saturating_add(1)).collect();
         let next = if page.cut(&mut found) { found.last().map(|last| page.token(&last.path)) } else { None };
         Ok(Response::new(proto::ListQueuesResponse {
             queues: found.into_iter().map(|queue| convert::external::queue(&seen.value, queue)).collect(),
@@ -135,7 +136,7 @@ impl external_resource_service_server::ExternalResourceService for ExternalResou
             check_text(field, text).map_err(Error::from)?;
         }
         let filters = proto::ListApplicationsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
-        let page = Page::new("ListApplications", message.page_size, &filters).map_err(Error::from)?;
+        let page = PageRequest::new("ListApplications", message.page_size, &filters).map_err(Error::from)?;
         let after = page.key(&message.page_token).map_err(Error::from)?.unwrap_or_default();
         let queues = self.service.queues(&selector).await?;
         let within = match message.queue_name.as_str() {

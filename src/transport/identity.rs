@@ -1,7 +1,7 @@
 //! Authentication and authorization of calls.
 //!
-//! [`Identity`] finds the caller of a call by token, JWT or certificate, and checks the access table. The edge calls
-//! [`Identity::admit`] once per call and stores the result in the call's extensions. The services read the caller and
+//! [`Authenticator`] finds the caller of a call by token, JWT or certificate, and checks the access table. The edge calls
+//! [`Authenticator::admit`] once per call and stores the result in the call's extensions. The services read the caller and
 //! the call scope from there with the functions of this module. A service never reads credentials itself: the edge
 //! removes the header.
 
@@ -14,7 +14,7 @@ use tonic::{
 
 use crate::{
     domain::{
-        access::{Denied, Reach, Role, Unauthenticated},
+        access::{CallScope, Denied, Role, Unauthenticated},
         name::FieldError,
         principal::{Actor, Principal},
         token::is_of_service,
@@ -22,13 +22,13 @@ use crate::{
     error::Error,
     metrics::Metrics,
     service::{
-        jwt::Jwt,
-        tokens::{Caller, Tokens},
+        jwt::JwtAuthenticator,
+        tokens::{Caller, TokenCache},
     },
 };
 
 use super::{
-    access::{Needed, Table},
+    access::{AccessTable, RequiredIdentity},
     convert, edge,
 };
 
@@ -37,11 +37,11 @@ const SCHEME: &str = "bearer ";
 
 /// An authenticated caller and the scope of its call.
 #[derive(Debug, Clone)]
-pub struct Admitted {
+pub struct AdmittedCaller {
     /// The caller and its rights.
     pub caller: Arc<Caller>,
     /// The part of the call that the rights allow.
-    reach: Reach,
+    reach: CallScope,
     /// gRPC path of the call.
     method: &'static str,
     /// Address of the peer, if the call came over a connection.
@@ -49,9 +49,9 @@ pub struct Admitted {
     metrics: Metrics,
 }
 
-impl Admitted {
+impl AdmittedCaller {
     /// Returns the part of the call that the caller's rights allow.
-    pub fn reach(&self) -> &Reach {
+    pub fn reach(&self) -> &CallScope {
         &self.reach
     }
 
@@ -69,19 +69,19 @@ impl Admitted {
 
 /// Authenticator: finds the caller of a call and checks its role.
 #[derive(Debug)]
-pub struct Identity {
-    tokens: Tokens,
+pub struct Authenticator {
+    tokens: TokenCache,
     /// Verifier of JWTs of the configured issuers; `None` if no issuer is configured.
-    jwt: Option<Arc<Jwt>>,
+    jwt: Option<Arc<JwtAuthenticator>>,
     /// Accept calls without credentials until the first token is created.
     is_open: bool,
-    table: Table,
+    table: AccessTable,
     metrics: Metrics,
 }
 
 /// The parts of a call that authentication reads, before its message arrives.
 #[derive(Debug, Clone, Copy)]
-pub struct Call<'a> {
+pub struct CallCredentials<'a> {
     /// gRPC path.
     pub path: &'a str,
     /// Headers of the call.
@@ -92,11 +92,11 @@ pub struct Call<'a> {
     pub address: Option<edge::PeerAddress>,
 }
 
-impl Identity {
+impl Authenticator {
     /// Creates an authenticator. If `is_open`, calls without credentials have all rights until the first token is
     /// created.
-    pub fn new(tokens: Tokens, jwt: Option<Arc<Jwt>>, is_open: bool, metrics: Metrics) -> Self {
-        Self { tokens, jwt, is_open, table: Table::default(), metrics }
+    pub fn new(tokens: TokenCache, jwt: Option<Arc<JwtAuthenticator>>, is_open: bool, metrics: Metrics) -> Self {
+        Self { tokens, jwt, is_open, table: AccessTable::default(), metrics }
     }
 
     /// Authenticates a call and checks its role. Returns `None` for a call that needs no identity.
@@ -105,9 +105,9 @@ impl Identity {
     /// - [`Error::Unauthenticated`] if the credentials are missing, unknown, expired or revoked.
     /// - [`Error::Denied`] if no role of the caller has a permission on the call.
     /// - [`Error::NoSuchMethod`] if no such call exists.
-    pub fn admit(&self, call: &Call<'_>) -> Result<Option<Admitted>, Error> {
+    pub fn admit(&self, call: &CallCredentials<'_>) -> Result<Option<AdmittedCaller>, Error> {
         let needed = self.table.needed(call.path);
-        if let Some(Needed::Nothing) = needed {
+        if let Some(RequiredIdentity::Nothing) = needed {
             return Ok(None);
         }
         let address = call.address.map(tracing::field::display);
@@ -115,7 +115,7 @@ impl Identity {
             self.metrics.access.unauthenticated(*error);
             tracing::warn!(address, call = %call.path, %error, "a call is refused: it is not known who makes it");
         })?;
-        let Some(Needed::Role(row)) = needed else { return Err(Error::NoSuchMethod) };
+        let Some(RequiredIdentity::Role(row)) = needed else { return Err(Error::NoSuchMethod) };
         let tell = |denied: &Denied| {
             self.metrics.access.denied();
             tell_denied(row.method, &caller, call.address, denied);
@@ -126,10 +126,10 @@ impl Identity {
             tracing::info!(%principal, address, call, "an administrator calls");
         }
         let metrics = self.metrics.clone();
-        Ok(Some(Admitted { caller, reach, method: row.method, address: call.address, metrics }))
+        Ok(Some(AdmittedCaller { caller, reach, method: row.method, address: call.address, metrics }))
     }
 
-    fn caller(&self, call: &Call<'_>) -> Result<Arc<Caller>, Unauthenticated> {
+    fn caller(&self, call: &CallCredentials<'_>) -> Result<Arc<Caller>, Unauthenticated> {
         if let Some(anonymous) = self.tokens.anonymous().filter(|_| self.is_open) {
             return Ok(anonymous);
         }
@@ -166,7 +166,7 @@ fn tell_denied(call: &str, caller: &Caller, address: Option<edge::PeerAddress>, 
 }
 
 /// Returns the authenticated caller of a call; `None` for a call that needs no identity.
-pub fn admitted<M>(call: &Request<M>) -> Option<&Admitted> {
+pub fn admitted<M>(call: &Request<M>) -> Option<&AdmittedCaller> {
     call.extensions().get()
 }
 
@@ -191,22 +191,22 @@ pub fn actor_with_reason<M>(call: &Request<M>, reason: &str) -> Result<Actor, Fi
 
 /// Returns true if an operator or administrator makes the call.
 pub fn is_of_operator<M>(call: &Request<M>) -> bool {
-    admitted(call).is_some_and(Admitted::is_of_operator)
+    admitted(call).is_some_and(AdmittedCaller::is_of_operator)
 }
 
 /// Returns the part of the call that the caller's rights allow.
 ///
 /// # Errors
 /// [`Error::Internal`] if the call was not authenticated.
-pub fn reach<M>(call: &Request<M>) -> Result<&Reach, Error> {
-    admitted(call).map(Admitted::reach).ok_or_else(unasked)
+pub fn reach<M>(call: &Request<M>) -> Result<&CallScope, Error> {
+    admitted(call).map(AdmittedCaller::reach).ok_or_else(unasked)
 }
 
 /// Checks that the call scope covers the objects of the call, and counts and logs a denial.
 ///
 /// # Errors
 /// [`Error::Denied`], and those of [`reach`].
-pub fn check<M>(call: &Request<M>, check: impl FnOnce(&Reach) -> Result<(), Denied>) -> Result<(), Error> {
+pub fn check<M>(call: &Request<M>, check: impl FnOnce(&CallScope) -> Result<(), Denied>) -> Result<(), Error> {
     let admitted = admitted(call).ok_or_else(unasked)?;
     Ok(check(&admitted.reach).inspect_err(|denied| admitted.tell(denied))?)
 }

@@ -38,12 +38,12 @@ const TEXTS: [&str; 2] = ["google.protobuf.Timestamp", "google.protobuf.Duration
 
 /// Reading calls by name, with the descriptors of their messages.
 #[derive(Debug)]
-pub struct Schema {
+pub struct ReadCalls {
     pool: DescriptorPool,
     reads: HashMap<String, MethodDescriptor>,
 }
 
-impl Schema {
+impl ReadCalls {
     /// Reads the descriptors of this release.
     ///
     /// # Errors
@@ -167,7 +167,7 @@ where
         let error: StdError = error.into();
         wrong(error.to_string())
     })?;
-    let answer = grpc.unary(request, path, Described(method.output())).await?.into_inner();
+    let answer = grpc.unary(request, path, ReflectedCodec(method.output())).await?.into_inner();
     let mut json = Vec::new();
     let mut serializer = serde_json::Serializer::new(&mut json);
     answer.serialize_with_options(&mut serializer, &options()).map_err(|error| wrong(error.to_string()))?;
@@ -176,16 +176,16 @@ where
 
 /// Codec that decodes responses by their descriptor.
 #[derive(Debug, Clone)]
-struct Described(MessageDescriptor);
+struct ReflectedCodec(MessageDescriptor);
 
-impl Codec for Described {
+impl Codec for ReflectedCodec {
     type Encode = DynamicMessage;
     type Decode = DynamicMessage;
-    type Encoder = Written;
+    type Encoder = ReflectedEncoder;
     type Decoder = Self;
 
-    fn encoder(&mut self) -> Written {
-        Written
+    fn encoder(&mut self) -> ReflectedEncoder {
+        ReflectedEncoder
     }
 
     fn decoder(&mut self) -> Self {
@@ -193,7 +193,7 @@ impl Codec for Described {
     }
 }
 
-impl Decoder for Described {
+impl Decoder for ReflectedCodec {
     type Item = DynamicMessage;
     type Error = Status;
 
@@ -205,9 +205,9 @@ impl Decoder for Described {
 
 /// Encoder of dynamic request messages.
 #[derive(Debug)]
-struct Written;
+struct ReflectedEncoder;
 
-impl Encoder for Written {
+impl Encoder for ReflectedEncoder {
     type Item = DynamicMessage;
     type Error = Status;
 
@@ -221,7 +221,7 @@ mod tests {
     use super::*;
 
     fn asked(method: &str, pairs: &[(&str, &str)]) -> Result<Value, FieldError> {
-        let schema = Schema::new().unwrap();
+        let schema = ReadCalls::new().unwrap();
         let message = question(schema.read(method).unwrap(), pairs.iter().copied())?;
         let options = SerializeOptions::new().use_proto_field_name(true);
         Ok(message.serialize_with_options(serde_json::value::Serializer, &options).unwrap())
@@ -250,7 +250,7 @@ mod tests {
 
     #[test]
     fn what_changes_something_is_not_there() {
-        let schema = Schema::new().unwrap();
+        let schema = ReadCalls::new().unwrap();
         for name in [
             "Register",
             "RequestResource",

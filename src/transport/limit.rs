@@ -9,26 +9,26 @@ use tokio::time::Instant;
 use tonic::{Request, Response, Status};
 
 use crate::{
-    domain::{access::Reach, limit::Pattern, name::FieldError, scope},
+    domain::{access::CallScope, limit::LabelPattern, name::FieldError, scope},
     error::Error,
-    service::limits::{self, Set},
+    service::limits::{self, SetResult},
 };
 
 use super::{
     convert, deadline, identity,
-    page::{Page, bad_token},
+    page::{PageRequest, bad_token},
     proto::{self, limit_service_server::LimitService},
 };
 
 /// Implementation of `LimitService`.
 #[derive(Debug)]
-pub struct Limit {
+pub struct LimitRpc {
     limits: limits::LimitService,
     /// Timeout of a change whose call states no deadline.
     timeout: Duration,
 }
 
-impl Limit {
+impl LimitRpc {
     /// Creates the implementation on the given service.
     pub fn new(limits: limits::LimitService, timeout: Duration) -> Self {
         Self { limits, timeout }
@@ -40,16 +40,16 @@ impl Limit {
 }
 
 /// Page key of a limit: its pattern as JSON.
-fn pattern_key(pattern: &Pattern) -> String {
+fn pattern_key(pattern: &LabelPattern) -> String {
     serde_json::json!(pattern.labels()).to_string()
 }
 
-fn parse_pattern_key(key: &str) -> Result<Pattern, FieldError> {
-    serde_json::from_str(key).map(Pattern::new).map_err(|_| bad_token())
+fn parse_pattern_key(key: &str) -> Result<LabelPattern, FieldError> {
+    serde_json::from_str(key).map(LabelPattern::new).map_err(|_| bad_token())
 }
 
 /// Returns false for a limit that names only another user.
-fn is_shown(pattern: &Pattern, reach: &Reach) -> bool {
+fn is_shown(pattern: &LabelPattern, reach: &CallScope) -> bool {
     let Some(users) = reach.users() else { return true };
     match pattern.labels().get(scope::USER) {
         Some(Some(user)) => users.iter().any(|own| own.as_str() == user),
@@ -58,7 +58,7 @@ fn is_shown(pattern: &Pattern, reach: &Reach) -> bool {
 }
 
 #[tonic::async_trait]
-impl LimitService for Limit {
+impl LimitService for LimitRpc {
     async fn set_limit(
         &self,
         call: Request<proto::SetLimitRequest>,
@@ -67,8 +67,8 @@ impl LimitService for Limit {
         let expected = convert::limit::expected(call.get_ref().expected_etag.as_deref());
         let set = self.limits.set(&identity::actor(&call), rule, expected, self.deadline(&call)).await?;
         let (decides, over) = match set {
-            Set::InForce(over) => (true, over),
-            Set::Counting => (false, vec![]),
+            SetResult::InForce(over) => (true, over),
+            SetResult::Counting => (false, vec![]),
         };
         let over_limit = over.iter().map(convert::limit::scope_usage).collect();
         Ok(Response::new(proto::SetLimitResponse { over_limit, state: convert::limit::state(decides).into() }))
@@ -106,7 +106,7 @@ impl LimitService for Limit {
         call: Request<proto::ListLimitsRequest>,
     ) -> Result<Response<proto::ListLimitsResponse>, Status> {
         let proto::ListLimitsRequest { page_size, page_token } = call.get_ref();
-        let page = Page::new("ListLimits", *page_size, &()).map_err(Error::from)?;
+        let page = PageRequest::new("ListLimits", *page_size, &()).map_err(Error::from)?;
         let key = page.key(page_token).map_err(Error::from)?;
         let after = key.map(parse_pattern_key).transpose().map_err(Error::from)?;
         let (reach, size) = (identity::reach(&call)?, usize::try_from(page.size).unwrap_or(usize::MAX));

@@ -19,7 +19,7 @@ use tonic::{
 use super::{
     convert::request::{TICKET_BYTES, TICKETS_MAX},
     proto::resource_manager_service_server::{ResourceManagerService, ResourceManagerServiceServer},
-    routes::Answered,
+    routes::ReplyFuture,
 };
 
 /// Maximum size of a message, in bytes.
@@ -61,12 +61,12 @@ pub(crate) use compressible;
 /// The generated service has one bound for all calls. One copy serves heartbeats, another all other calls, so the bound
 /// holds before a message is read.
 #[derive(Debug)]
-pub struct Limited<T> {
+pub struct MessageSizeLimit<T> {
     heartbeats: ResourceManagerServiceServer<T>,
     others: ResourceManagerServiceServer<T>,
 }
 
-impl<T: ResourceManagerService> Limited<T> {
+impl<T: ResourceManagerService> MessageSizeLimit<T> {
     /// Creates the service in front of `manager`.
     pub fn new(manager: T) -> Self {
         let manager = Arc::new(manager);
@@ -77,13 +77,13 @@ impl<T: ResourceManagerService> Limited<T> {
     }
 }
 
-impl<T> Clone for Limited<T> {
+impl<T> Clone for MessageSizeLimit<T> {
     fn clone(&self) -> Self {
         Self { heartbeats: self.heartbeats.clone(), others: self.others.clone() }
     }
 }
 
-impl<T, B> Service<http::Request<B>> for Limited<T>
+impl<T, B> Service<http::Request<B>> for MessageSizeLimit<T>
 where
     T: ResourceManagerService,
     B: HttpBody + Send + 'static,
@@ -91,13 +91,13 @@ where
 {
     type Response = http::Response<Body>;
     type Error = Infallible;
-    type Future = Answered;
+    type Future = ReplyFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, call: http::Request<B>) -> Answered {
+    fn call(&mut self, call: http::Request<B>) -> ReplyFuture {
         match call.uri().path().ends_with("/Heartbeat") {
             true => self.heartbeats.call(call),
             false => self.others.call(call),
@@ -105,7 +105,7 @@ where
     }
 }
 
-impl<T> NamedService for Limited<T> {
+impl<T> NamedService for MessageSizeLimit<T> {
     const NAME: &'static str = ResourceManagerServiceServer::<T>::NAME;
 }
 

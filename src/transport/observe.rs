@@ -22,7 +22,7 @@ use tower_layer::Layer;
 use crate::{
     metrics::{
         Metrics,
-        calls::{Call, Method},
+        calls::{CallTimer, Method},
     },
     telemetry::traces,
     transport::edge::FaultOfCaller,
@@ -56,38 +56,38 @@ pub fn methods(descriptors: &[&[u8]]) -> Result<Vec<Method>, DecodeError> {
 
 /// Tower layer that counts the calls of a server.
 #[derive(Clone, Debug)]
-pub struct Observe(Metrics);
+pub struct ObserveLayer(Metrics);
 
-impl Observe {
+impl ObserveLayer {
     /// Creates the layer with the given metrics.
     pub fn new(metrics: Metrics) -> Self {
         Self(metrics)
     }
 }
 
-impl<S> Layer<S> for Observe {
-    type Service = Observed<S>;
+impl<S> Layer<S> for ObserveLayer {
+    type Service = ObservedService<S>;
 
-    fn layer(&self, inner: S) -> Observed<S> {
-        Observed { inner, metrics: self.0.clone() }
+    fn layer(&self, inner: S) -> ObservedService<S> {
+        ObservedService { inner, metrics: self.0.clone() }
     }
 }
 
 /// Service whose calls are counted.
 #[derive(Clone, Debug)]
-pub struct Observed<S> {
+pub struct ObservedService<S> {
     inner: S,
     metrics: Metrics,
 }
 
-impl<S, B> Service<http::Request<Body>> for Observed<S>
+impl<S, B> Service<http::Request<Body>> for ObservedService<S>
 where
     S: Service<http::Request<Body>, Response = http::Response<B>, Error = Infallible>,
     S::Future: Unpin,
 {
     type Response = http::Response<ObservedBody<B>>;
     type Error = Infallible;
-    type Future = Observing<S::Future>;
+    type Future = ObservedFuture<S::Future>;
 
     fn poll_ready(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         self.inner.poll_ready(context)
@@ -95,20 +95,20 @@ where
 
     fn call(&mut self, request: http::Request<Body>) -> Self::Future {
         let call = self.metrics.calls.begin(request.uri().path());
-        let trace = Trace(trace(&call, request.headers()));
-        Observing { answer: self.inner.call(request), observed: Some((call, trace)) }
+        let trace = CallTraceGuard(trace(&call, request.headers()));
+        ObservedFuture { answer: self.inner.call(request), observed: Some((call, trace)) }
     }
 }
 
 /// Future of a counted call. One future holds both parts: a nested future would add its own size to every call.
 #[derive(Debug)]
-pub struct Observing<F> {
+pub struct ObservedFuture<F> {
     answer: F,
     /// Metrics and trace of the call until its response takes them over.
-    observed: Option<(Call, Trace)>,
+    observed: Option<(CallTimer, CallTraceGuard)>,
 }
 
-impl<F, B> Future for Observing<F>
+impl<F, B> Future for ObservedFuture<F>
 where
     F: Future<Output = Result<http::Response<B>, Infallible>> + Unpin,
 {
@@ -136,16 +136,16 @@ where
 }
 
 /// Starts the trace of a call. Calls of health and reflection are too frequent for traces, and unknown calls have none.
-fn trace(call: &Call, headers: &http::HeaderMap) -> Option<traces::Call> {
+fn trace(call: &CallTimer, headers: &http::HeaderMap) -> Option<traces::CallTrace> {
     let method = call.method().filter(|method| method.grpc_service.starts_with("linkis.rm."))?;
     traces::call(&method.grpc_service, &method.grpc_method, headers)
 }
 
 /// Trace of a call, if it has one. Dropping it without an end records a cancellation.
 #[derive(Debug)]
-struct Trace(Option<traces::Call>);
+struct CallTraceGuard(Option<traces::CallTrace>);
 
-impl Trace {
+impl CallTraceGuard {
     fn end(&mut self, code: Code) {
         if let Some(trace) = self.0.take() {
             trace.end(code);
@@ -153,7 +153,7 @@ impl Trace {
     }
 }
 
-impl Drop for Trace {
+impl Drop for CallTraceGuard {
     fn drop(&mut self) {
         self.end(Code::Cancelled);
     }
@@ -167,8 +167,8 @@ fn code(headers: &http::HeaderMap) -> Option<Code> {
 #[derive(Debug)]
 pub struct ObservedBody<B> {
     body: B,
-    call: Call,
-    trace: Trace,
+    call: CallTimer,
+    trace: CallTraceGuard,
 }
 
 impl<B> ObservedBody<B> {

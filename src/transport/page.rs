@@ -22,13 +22,13 @@ const SEPARATOR: char = '.';
 
 /// Page that a call requests.
 #[derive(Debug)]
-pub struct Page {
+pub struct PageRequest {
     /// Maximum number of its entries.
     pub size: i64,
     binding: String,
 }
 
-impl Page {
+impl PageRequest {
     /// Creates the page of the call `method` for `asked` entries; 0 means the default, and a larger size than allowed
     /// is reduced. `filters` is the message of the call without its page fields.
     ///
@@ -67,7 +67,7 @@ impl Page {
         if binding == self.binding { Ok(Some(key)) } else { Err(bad_token()) }
     }
 
-    /// Returns [`Page::size`] as a length.
+    /// Returns [`PageRequest::size`] as a length.
     pub fn entries_max(&self) -> usize {
         usize::try_from(self.size).unwrap_or(usize::MAX)
     }
@@ -106,14 +106,14 @@ mod tests {
 
     #[test]
     fn a_size_is_bounded_and_a_token_is_of_its_call_and_filters() {
-        let page = |asked| Page::new("ListEms", asked, &());
+        let page = |asked| PageRequest::new("ListEms", asked, &());
         assert_eq!([0, 1, 1000, 1001, i32::MAX].map(|asked| page(asked).unwrap().size), [100, 1, 1000, 1000, 1000]);
         assert_eq!(page(-1).unwrap_err().field, "page_size");
         let token = page(1).unwrap().token("a.b");
         assert_eq!(page(7).unwrap().key(&token), Ok(Some("a.b")), "of any size");
         assert_eq!(page(7).unwrap().key(""), Ok(None));
-        let filtered = Page::new("ListEms", 1, &"x".to_owned()).unwrap();
-        let other = Page::new("ListScopes", 1, &()).unwrap();
+        let filtered = PageRequest::new("ListEms", 1, &"x".to_owned()).unwrap();
+        let other = PageRequest::new("ListScopes", 1, &()).unwrap();
         for (page, token) in [(&filtered, token.as_str()), (&other, &token), (&other, "a"), (&other, ".a")] {
             assert_eq!(page.key(token).unwrap_err().field, "page_token");
         }

@@ -35,7 +35,7 @@ enum Question {
 }
 
 /// Result of a query.
-enum Found {
+enum ReflectionReply {
     /// A file descriptor, as protobuf.
     File(Vec<u8>),
     /// Numbers of the extensions of a type.
@@ -80,10 +80,10 @@ impl Reflection {
 impl Files {
     /// # Errors
     /// [`Code::NotFound`] if no descriptor has this name.
-    fn find(&self, question: &Question) -> Result<Found, Status> {
-        let file = |file: Option<FileDescriptor>| file.map(|file| Found::File(file.encode_to_vec()));
+    fn find(&self, question: &Question) -> Result<ReflectionReply, Status> {
+        let file = |file: Option<FileDescriptor>| file.map(|file| ReflectionReply::File(file.encode_to_vec()));
         let (found, what) = match question {
-            Question::Services => return Ok(Found::Services(self.services.clone())),
+            Question::Services => return Ok(ReflectionReply::Services(self.services.clone())),
             Question::File(name) => (file(self.pool.get_file_by_name(name)), format!("file {name:?}")),
             Question::Symbol(name) => (file(self.file_of(name)), format!("symbol {name:?}")),
             Question::Extension { of, number } => {
@@ -95,7 +95,7 @@ impl Files {
                 let message = self.pool.get_message_by_name(of);
                 let numbers =
                     message.map(|of| of.extensions().filter_map(|of| i32::try_from(of.number()).ok()).collect());
-                (numbers.map(|numbers| Found::Extensions(of.clone(), numbers)), format!("type {of:?}"))
+                (numbers.map(|numbers| ReflectionReply::Extensions(of.clone(), numbers)), format!("type {of:?}"))
             }
         };
         found.ok_or_else(|| Status::not_found(format!("no {what} is known here; ListServices names the services")))
@@ -161,18 +161,18 @@ macro_rules! serve {
                     });
                     let question = question.ok_or_else(|| Status::invalid_argument("message_request is required"));
                     let answer = match question.and_then(|question| files.find(&question)) {
-                        Ok(Found::File(file)) => {
+                        Ok(ReflectionReply::File(file)) => {
                             MessageResponse::FileDescriptorResponse($version::FileDescriptorResponse {
                                 file_descriptor_proto: vec![file],
                             })
                         }
-                        Ok(Found::Extensions(base_type_name, extension_number)) => {
+                        Ok(ReflectionReply::Extensions(base_type_name, extension_number)) => {
                             MessageResponse::AllExtensionNumbersResponse($version::ExtensionNumberResponse {
                                 base_type_name,
                                 extension_number,
                             })
                         }
-                        Ok(Found::Services(names)) => {
+                        Ok(ReflectionReply::Services(names)) => {
                             MessageResponse::ListServicesResponse($version::ListServiceResponse {
                                 service: names.into_iter().map(|name| $version::ServiceResponse { name }).collect(),
                             })

@@ -14,13 +14,13 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        access::Reach,
+        access::CallScope,
         em::EmInstance,
-        judgement::{HeadRoom, Room},
+        judgement::{DryRunResult, HeadRoom},
         name::{FieldError, Name, check_new, check_text},
-        operation::{Grant, NamedTicket, Operation, Outcome, Rejection, RequestId, RequestSpec},
+        operation::{Grant, Operation, Outcome, Rejection, RequestId, RequestSpec, TicketRef},
         principal::{Actor, Principal},
-        report::Report,
+        report::EmReport,
     },
     error::Error,
     metrics::calls,
@@ -28,14 +28,14 @@ use crate::{
         admission::Verdict,
         committer::Committer,
         heartbeat::HeartbeatService,
-        request_resource::{Deadlines, RequestResourceService},
+        request_resource::{RequestDeadlines, RequestResourceService},
         ticket_lookup::TicketLookup,
     },
 };
 
 use super::{
     convert, deadline,
-    edge::ActiveCall,
+    edge::ActiveCallPermit,
     identity,
     proto::{
         self, request_resource_response::Result as Answer, resource_manager_service_server::ResourceManagerService,
@@ -58,7 +58,7 @@ pub struct RequestTimeouts {
 
 /// Implementation of `ResourceManagerService`.
 #[derive(Debug)]
-pub struct ResourceManager {
+pub struct ResourceManagerRpc {
     committer: Committer,
     request_resource: RequestResourceService,
     heartbeat: HeartbeatService,
@@ -68,7 +68,7 @@ pub struct ResourceManager {
     times: RequestTimeouts,
 }
 
-impl ResourceManager {
+impl ResourceManagerRpc {
     /// Creates the implementation on the given services.
     pub fn new(
         committer: Committer,
@@ -89,7 +89,7 @@ impl ResourceManager {
         &'a self,
         call: Request<M>,
         read: F,
-    ) -> Result<impl Future<Output = Result<Told, Error>> + Send + use<'a, M, F>, Error>
+    ) -> Result<impl Future<Output = Result<OperationReply, Error>> + Send + use<'a, M, F>, Error>
     where
         F: FnOnce(M) -> Result<(Operation, bool), FieldError>,
     {
@@ -108,7 +108,7 @@ impl ResourceManager {
     fn read_request(
         &self,
         call: Request<proto::RequestResourceRequest>,
-    ) -> Result<(Request<()>, Asked, Deadlines), Error> {
+    ) -> Result<(Request<()>, ParsedRequest, RequestDeadlines), Error> {
         let (headers, call, message) = parted(call);
         let wait_timeout = message.wait_timeout;
         let asked = self.parse_request(identity::of_call(&call), message)?;
@@ -118,14 +118,14 @@ impl ResourceManager {
         Ok((call, asked, deadlines))
     }
 
-    fn read_named(&self, call: Request<proto::ResourceReleasedRequest>) -> Result<Named, Error> {
+    fn read_named(&self, call: Request<proto::ResourceReleasedRequest>) -> Result<TicketCall, Error> {
         let (headers, call, message) = parted(call);
         let deadline = deadline::of_call(&headers, self.times.request_timeout);
         let return_counters = message.return_counters;
         Ok((call, convert::request::released(message)?, (deadline, return_counters)))
     }
 
-    fn read_report(&self, call: Request<proto::HeartbeatRequest>) -> Result<(Report, Instant), Error> {
+    fn read_report(&self, call: Request<proto::HeartbeatRequest>) -> Result<(EmReport, Instant), Error> {
         let (headers, call, message) = parted(call);
         let deadline = deadline::of_call(&headers, self.times.request_timeout);
         let report = convert::request::report(message)?;
@@ -133,7 +133,7 @@ impl ResourceManager {
         Ok((report, deadline))
     }
 
-    fn parse_request(&self, by: Principal, mut message: proto::RequestResourceRequest) -> Result<Asked, Error> {
+    fn parse_request(&self, by: Principal, mut message: proto::RequestResourceRequest) -> Result<ParsedRequest, Error> {
         convert::request::check_planned(&message)?;
         let request_id = match message.request_id.as_str() {
             "" => None,
@@ -171,7 +171,7 @@ impl ResourceManager {
                 resources.into_iter().map(|resource| RequestSpec { resource, ..ask.clone() }.into()).collect()
             }
         };
-        Ok(Asked { em, asks, queue_names, is_dry_run, is_repeatable })
+        Ok(ParsedRequest { em, asks, queue_names, is_dry_run, is_repeatable })
     }
 
     /// Returns the deadlines for locks and for the wait queue.
@@ -179,7 +179,7 @@ impl ResourceManager {
         &self,
         headers: &MetadataMap,
         wait_timeout: Option<prost_types::Duration>,
-    ) -> Result<Deadlines, FieldError> {
+    ) -> Result<RequestDeadlines, FieldError> {
         let wait = wait_timeout.map(|wait| convert::request::duration("wait_timeout", wait)).transpose()?;
         if wait.is_some_and(|wait| wait > self.times.max_wait) {
             let most = humantime::format_duration(self.times.max_wait);
@@ -189,7 +189,10 @@ impl ResourceManager {
             ));
         }
         let until = |longest| deadline::of_call(headers, longest);
-        Ok(Deadlines { locks: until(self.times.request_timeout), line: wait.filter(|wait| !wait.is_zero()).map(until) })
+        Ok(RequestDeadlines {
+            locks: until(self.times.request_timeout),
+            line: wait.filter(|wait| !wait.is_zero()).map(until),
+        })
     }
 
     fn lock_ttl(&self, asked: Option<prost_types::Duration>) -> Result<Duration, FieldError> {
@@ -203,7 +206,7 @@ impl ResourceManager {
 }
 
 /// A validated request, and the parts of it that the response needs.
-struct Asked {
+struct ParsedRequest {
     em: Option<EmInstance>,
     /// Content of the request: one spec per queue, or a single one.
     asks: Vec<Arc<RequestSpec>>,
@@ -212,7 +215,7 @@ struct Asked {
     is_repeatable: bool,
 }
 
-impl Asked {
+impl ParsedRequest {
     fn first(&self) -> Result<&RequestSpec, Error> {
         self.asks.first().map(Arc::as_ref).ok_or_else(|| Error::defect("a request without a request"))
     }
@@ -228,22 +231,22 @@ fn body_hash(message: &proto::RequestResourceRequest) -> [u8; 32] {
 }
 
 /// A call on a ticket, with its deadline and whether it requests the counters.
-type Named = (Request<()>, NamedTicket, (Instant, bool));
+type TicketCall = (Request<()>, TicketRef, (Instant, bool));
 
 /// Outcome of an operation, and the counters after it, if requested.
-pub(super) type Told = (Outcome, Option<proto::Counters>);
+pub(super) type OperationReply = (Outcome, Option<proto::Counters>);
 
 /// Submits an operation. Returns the counters after it, limited to the call scope, if a call scope is given.
 pub(super) fn submit(
     committer: &Committer,
     by: Actor,
     operation: Operation,
-    (deadline, reach): (Instant, Option<Reach>),
-) -> impl Future<Output = Result<Told, Error>> + Send {
+    (deadline, reach): (Instant, Option<CallScope>),
+) -> impl Future<Output = Result<OperationReply, Error>> + Send {
     let done = committer.submit_counted(by, operation, deadline.into(), reach.is_some());
     async move {
         let (outcome, counters) = done.await?;
-        let within = |reach: &Reach| Some(convert::answer::counters(counters.as_deref()?, reach));
+        let within = |reach: &CallScope| Some(convert::answer::counters(counters.as_deref()?, reach));
         Ok((outcome, reach.as_ref().and_then(within).transpose()?))
     }
 }
@@ -264,9 +267,9 @@ fn parted<M>(call: Request<M>) -> (MetadataMap, Request<()>, M) {
 /// Converts the result of a dry run to a response. A caller that is bound to users gets only the head-room of its own
 /// scopes.
 fn dry_run(
-    (em, verdict, room, chosen): (EmInstance, Verdict, Room, usize),
+    (em, verdict, room, chosen): (EmInstance, Verdict, DryRunResult, usize),
     queue_names: &[String],
-    reach: &Reach,
+    reach: &CallScope,
 ) -> Answer {
     let is_shown = |room: &HeadRoom| room.of.as_ref().is_none_or(|scope| reach.has_scope(scope));
     match verdict {
@@ -287,7 +290,7 @@ pub(super) fn unexpected(outcome: &Outcome) -> Status {
 }
 
 #[tonic::async_trait]
-impl ResourceManagerService for ResourceManager {
+impl ResourceManagerService for ResourceManagerRpc {
     async fn register(
         &self,
         call: Request<proto::RegisterRequest>,
@@ -328,7 +331,7 @@ impl ResourceManagerService for ResourceManager {
         call: Request<proto::RequestResourceRequest>,
     ) -> Result<Response<proto::RequestResourceResponse>, Status> {
         let (mut call, asked, deadlines) = self.read_request(call)?;
-        let active: Option<ActiveCall> = call.extensions_mut().remove();
+        let active: Option<ActiveCallPermit> = call.extensions_mut().remove();
         if deadlines.line.is_some() {
             calls::may_wait();
         }
@@ -337,7 +340,7 @@ impl ResourceManagerService for ResourceManager {
         if !caps.is_empty() && identity::reach(&call)?.is_all() {
             self.request_resource.count_caps(identity::actor(&call), caps, deadlines.locks).await?;
         }
-        let Asked { em, asks, queue_names, is_dry_run, is_repeatable } = asked;
+        let ParsedRequest { em, asks, queue_names, is_dry_run, is_repeatable } = asked;
         if is_dry_run {
             let judged = Box::pin(self.request_resource.dry_run(em, asks, deadlines.locks)).await?;
             let result = Some(dry_run(judged, &queue_names, identity::reach(&call)?));
@@ -412,7 +415,7 @@ impl ResourceManagerService for ResourceManager {
     ) -> Result<Response<proto::ResourceReleasedResponse>, Status> {
         let (call, named, (deadline, return_counters)) = self.read_named(call)?;
         let reach = identity::reach(&call)?.clone();
-        if let NamedTicket { user: Some(user), em: Some(em), .. } = &named {
+        if let TicketRef { user: Some(user), em: Some(em), .. } = &named {
             identity::check(&call, |reach| reach.check(Some(em), user))?;
         }
         let ticket_id = named.ticket_id;

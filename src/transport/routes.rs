@@ -13,19 +13,19 @@ use tonic::{
 };
 
 /// Future of a response.
-pub type Answered = BoxFuture<http::Response<Body>, Infallible>;
+pub type ReplyFuture = BoxFuture<http::Response<Body>, Infallible>;
 
 /// Handler of calls with bodies of type `B`.
-type Serve<B> = Box<dyn Fn(http::Request<B>) -> Answered + Send + Sync>;
+type RouteHandler<B> = Box<dyn Fn(http::Request<B>) -> ReplyFuture + Send + Sync>;
 
 /// Services of an instance; empty by default.
-pub struct Routes<B>(Vec<(&'static str, Serve<B>)>);
+pub struct Routes<B>(Vec<(&'static str, RouteHandler<B>)>);
 
 impl<B: 'static> Routes<B> {
     /// Adds a service, which must always be ready. Lookup is linear, so the most called services come first.
     pub fn and<S>(mut self, service: S) -> Self
     where
-        S: Service<http::Request<B>, Response = http::Response<Body>, Error = Infallible, Future = Answered>
+        S: Service<http::Request<B>, Response = http::Response<Body>, Error = Infallible, Future = ReplyFuture>
             + NamedService
             + Clone
             + Send
@@ -37,7 +37,7 @@ impl<B: 'static> Routes<B> {
     }
 
     /// Dispatches a call to its service. Returns `UNIMPLEMENTED` if no service has its name.
-    pub fn call(&self, call: http::Request<B>) -> Answered {
+    pub fn call(&self, call: http::Request<B>) -> ReplyFuture {
         let path = call.uri().path();
         let name = path.strip_prefix('/').and_then(|path| path.rsplit_once('/')).map(|(name, _)| name);
         match self.0.iter().find(|(known, _)| Some(*known) == name) {
@@ -75,13 +75,13 @@ mod tests {
     impl Service<http::Request<()>> for Known {
         type Response = http::Response<Body>;
         type Error = Infallible;
-        type Future = Answered;
+        type Future = ReplyFuture;
 
         fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
             Poll::Ready(Ok(()))
         }
 
-        fn call(&mut self, _: http::Request<()>) -> Answered {
+        fn call(&mut self, _: http::Request<()>) -> ReplyFuture {
             Box::pin(async { Ok(Status::aborted("here").into_http()) })
         }
     }

@@ -12,7 +12,7 @@ use tonic_types::{ErrorDetails, StatusExt as _};
 
 use crate::{
     domain::{
-        access::{BadJwt, Unauthenticated},
+        access::{JwtRejection, Unauthenticated},
         operation::Rejection,
         queue::QueueError,
         refusal::Shortfall,
@@ -168,18 +168,18 @@ fn unauthenticated(error: Unauthenticated) -> &'static str {
     }
 }
 
-fn bad_jwt(jwt: BadJwt) -> &'static str {
+fn bad_jwt(jwt: JwtRejection) -> &'static str {
     match jwt {
-        BadJwt::TooLarge => "JWT_TOO_LARGE",
-        BadJwt::Malformed => "JWT_MALFORMED",
-        BadJwt::Algorithm => "JWT_ALGORITHM",
-        BadJwt::Issuer => "JWT_ISSUER",
-        BadJwt::Audience => "JWT_AUDIENCE",
-        BadJwt::UnknownKey => "JWT_KEY_UNKNOWN",
-        BadJwt::Signature => "JWT_SIGNATURE",
-        BadJwt::NotYet => "JWT_NOT_YET_VALID",
-        BadJwt::Expired => "JWT_EXPIRED",
-        BadJwt::Withdrawn => "JWT_WITHDRAWN",
+        JwtRejection::TooLarge => "JWT_TOO_LARGE",
+        JwtRejection::Malformed => "JWT_MALFORMED",
+        JwtRejection::Algorithm => "JWT_ALGORITHM",
+        JwtRejection::Issuer => "JWT_ISSUER",
+        JwtRejection::Audience => "JWT_AUDIENCE",
+        JwtRejection::UnknownKey => "JWT_KEY_UNKNOWN",
+        JwtRejection::Signature => "JWT_SIGNATURE",
+        JwtRejection::NotYet => "JWT_NOT_YET_VALID",
+        JwtRejection::Expired => "JWT_EXPIRED",
+        JwtRejection::Withdrawn => "JWT_WITHDRAWN",
     }
 }
 

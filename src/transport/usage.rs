@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        access::Reach,
+        access::CallScope,
         em::{Em, EmInstance},
         limit::ScopeUsage,
         line::QueuePosition,
@@ -26,14 +26,14 @@ use crate::{
         background::fullest::FullestScopes,
         follow::FollowService,
         limits::{LimitService, ScopeFilter},
-        overview::Overviews,
+        overview::OverviewService,
         usage,
     },
 };
 
 use super::{
     convert, identity,
-    page::{Page, bad_token, hex, parse_hex},
+    page::{PageRequest, bad_token, hex, parse_hex},
     proto::{self, usage_service_server::UsageService},
     server_info::ServerInfo,
 };
@@ -48,21 +48,21 @@ pub const GET_MAX: usize = 1000;
 
 /// Implementation of `UsageService`.
 #[derive(Debug)]
-pub struct Usage {
-    usage: usage::Usage,
+pub struct UsageRpc {
+    usage: usage::UsageQueries,
     limits: LimitService,
-    overviews: Overviews,
+    overviews: OverviewService,
     fullest: FullestScopes,
     follow: FollowService,
     info: proto::GetServerInfoResponse,
 }
 
-impl Usage {
+impl UsageRpc {
     /// Creates the implementation on the given services. `fullest` has the list of the fullest scopes.
     pub fn new(
-        usage: usage::Usage,
+        usage: usage::UsageQueries,
         limits: LimitService,
-        overviews: Overviews,
+        overviews: OverviewService,
         fullest: FullestScopes,
         follow: FollowService,
         info: ServerInfo,
@@ -120,7 +120,7 @@ fn parse_em_key(key: &str) -> Result<EmInstance, FieldError> {
 }
 
 /// Hides a ticket outside the call scope. A live or ended ticket of another user is reported as not found.
-fn of_reach(found: Result<Ticket, Error>, ticket_id: Uuid, reach: &Reach) -> Result<Ticket, Error> {
+fn of_reach(found: Result<Ticket, Error>, ticket_id: Uuid, reach: &CallScope) -> Result<Ticket, Error> {
     let hidden = || Err(Rejection::TicketNotFound { ticket_id, ended: None }.into());
     match &found {
         Ok(ticket) if !reach.has_user(&ticket.user) => hidden(),
@@ -133,7 +133,7 @@ fn of_reach(found: Result<Ticket, Error>, ticket_id: Uuid, reach: &Reach) -> Res
 }
 
 #[tonic::async_trait]
-impl UsageService for Usage {
+impl UsageService for UsageRpc {
     async fn list_refusals(
         &self,
         call: Request<proto::ListRefusalsRequest>,
@@ -189,7 +189,7 @@ impl UsageService for Usage {
     async fn list_ems(&self, call: Request<proto::ListEmsRequest>) -> Result<Response<proto::ListEmsResponse>, Status> {
         let message = call.get_ref();
         let filters = proto::ListEmsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
-        let page = Page::new("ListEms", message.page_size, &filters).map_err(Error::from)?;
+        let page = PageRequest::new("ListEms", message.page_size, &filters).map_err(Error::from)?;
         let (filter, min_fullness) = filters::ems(message).map_err(Error::from)?;
         let key = page.key(&message.page_token).map_err(Error::from)?;
         let after = key.map(parse_em_key).transpose().map_err(Error::from)?;
@@ -252,7 +252,7 @@ impl UsageService for Usage {
     ) -> Result<Response<proto::ListTicketsResponse>, Status> {
         let message = call.get_ref();
         let filters = proto::ListTicketsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
-        let page = Page::new("ListTickets", message.page_size, &filters).map_err(Error::from)?;
+        let page = PageRequest::new("ListTickets", message.page_size, &filters).map_err(Error::from)?;
         let after = match page.key(&message.page_token).map_err(Error::from)? {
             None => Uuid::nil(),
             Some(key) => Uuid::parse_str(key).map_err(|_| Error::from(bad_token()))?,
@@ -271,12 +271,12 @@ impl UsageService for Usage {
     ) -> Result<Response<proto::ListActionsResponse>, Status> {
         let message = call.get_ref();
         let filters = proto::ListActionsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
-        let page = Page::new("ListActions", message.page_size, &filters).map_err(Error::from)?;
+        let page = PageRequest::new("ListActions", message.page_size, &filters).map_err(Error::from)?;
         let key = page.key(&message.page_token).map_err(Error::from)?;
         let key = key.map(|key| key.parse().map_err(|_| Error::from(bad_token()))).transpose()?;
         let is_of_operator = identity::is_of_operator(&call);
         let filter = filters::actions(message, identity::reach(&call)?, is_of_operator).map_err(Error::from)?;
-        let usage::Dated { told: lines, as_of } = match message.newest_first {
+        let usage::DatedResult { told: lines, as_of } = match message.newest_first {
             false => self.usage.actions(&filter, key.unwrap_or(0), page.entries_max()).await?,
             true => self.usage.newest_actions(&filter, key, page.entries_max()).await?,
         };
@@ -294,7 +294,7 @@ impl UsageService for Usage {
     ) -> Result<Response<proto::ListWaitingResponse>, Status> {
         let message = call.get_ref();
         let filters = proto::ListWaitingRequest { page_size: 0, page_token: String::new(), ..message.clone() };
-        let page = Page::new("ListWaiting", message.page_size, &filters).map_err(Error::from)?;
+        let page = PageRequest::new("ListWaiting", message.page_size, &filters).map_err(Error::from)?;
         let position = |key: &str| parse_hex(key).and_then(|bytes| QueuePosition::from_bytes(&bytes));
         let after = match page.key(&message.page_token).map_err(Error::from)? {
             None => None,
@@ -315,7 +315,7 @@ impl UsageService for Usage {
     ) -> Result<Response<proto::ListScopesResponse>, Status> {
         let message = call.get_ref();
         let filters = proto::ListScopesRequest { page_size: 0, page_token: String::new(), ..message.clone() };
-        let page = Page::new("ListScopes", message.page_size, &filters).map_err(Error::from)?;
+        let page = PageRequest::new("ListScopes", message.page_size, &filters).map_err(Error::from)?;
         let filter = filters::scopes(message, identity::reach(&call)?).map_err(Error::from)?;
         let key = page.key(&message.page_token).map_err(Error::from)?;
         if message.over_limit_only || message.fullest_first {
@@ -354,7 +354,7 @@ impl UsageService for Usage {
         Ok(Response::new(proto::GetScopeResponse { scope }))
     }
 
-    type FollowActionsStream = follow::Following;
+    type FollowActionsStream = follow::FollowStream;
 
     async fn follow_actions(
         &self,
@@ -363,7 +363,7 @@ impl UsageService for Usage {
         Ok(Response::new(follow::follow(&self.follow, &call).await?))
     }
 
-    type WatchStream = overview::Watching;
+    type WatchStream = overview::OverviewStream;
 
     async fn watch(&self, call: Request<proto::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
         Ok(Response::new(overview::watch(&self.overviews, &call)?))

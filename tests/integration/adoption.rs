@@ -5,10 +5,10 @@ use std::time::Duration;
 use linkis_rm::{
     client::ClientError,
     domain::{
-        adopt::Adopt,
+        adopt::AdoptTicket,
         em::EmInstance,
-        operation::{Released, Reported},
-        report::{Health, Report},
+        operation::{ReleaseTicket, UpdateTicket},
+        report::{EmReport, Health},
         resource::{Dimension, Resource},
         ticket::TicketState,
     },
@@ -22,8 +22,8 @@ use crate::harness::*;
 
 const LONG: Duration = Duration::from_secs(20);
 
-fn released(adopt: &Adopt) -> Released {
-    Released { ticket_id: adopt.ticket_id, user: adopt.user.clone(), em: adopt.em.clone() }
+fn released(adopt: &AdoptTicket) -> ReleaseTicket {
+    ReleaseTicket { ticket_id: adopt.ticket_id, user: adopt.user.clone(), em: adopt.em.clone() }
 }
 
 fn told(error: &ClientError) -> (Code, String) {
@@ -36,8 +36,8 @@ async fn life(rm: &Instance, ticket_id: Uuid) -> Vec<String> {
     usage.list_actions(call).await.unwrap().into_inner().actions.into_iter().map(|line| line.action).collect()
 }
 
-fn report(em: EmInstance, epoch: i64, sequence: i64, tickets: Vec<Uuid>) -> Report {
-    Report { em, epoch, sequence, health: Health::Healthy, load: None, tickets, observed: None }
+fn report(em: EmInstance, epoch: i64, sequence: i64, tickets: Vec<Uuid>) -> EmReport {
+    EmReport { em, epoch, sequence, health: Health::Healthy, load: None, tickets, observed: None }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -54,15 +54,16 @@ async fn adoption_of_running_engine_creates_one_ticket() {
     assert_eq!((ticket.id, resource, engine), (adopt.ticket_id, &adopt.used, &adopt.engine));
     assert_eq!(rm.client.adopt_ticket(&adopt).await.unwrap(), ticket, "the same again is answered the same");
     assert!(rm.client.heartbeat(&reported(2)).await.unwrap().unknown_tickets.is_empty());
-    let error = rm.client.adopt_ticket(&Adopt { user: name("alice"), used: load(1, 1, 1), ..adopt.clone() }).await;
+    let error =
+        rm.client.adopt_ticket(&AdoptTicket { user: name("alice"), used: load(1, 1, 1), ..adopt.clone() }).await;
     let error = error.unwrap_err();
     assert_eq!(told(&error), (Code::AlreadyExists, "TICKET_EXISTS".to_owned()));
     assert!(error.to_string().contains("differs in user, used;"), "{error}");
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 
     // What its engine has reported since is no difference.
-    let Adopt { ticket_id, user, em: at, .. } = adopt.clone();
-    let report = Reported { ticket_id, user, em: at, used: load(3, 3, 1), epoch: None };
+    let AdoptTicket { ticket_id, user, em: at, .. } = adopt.clone();
+    let report = UpdateTicket { ticket_id, user, em: at, used: load(3, 3, 1), epoch: None };
     let after = rm.client.resource_reported(&report).await.unwrap();
     assert_eq!(rm.client.adopt_ticket(&adopt).await.unwrap(), after);
     rm.client.resource_released(&released(&adopt)).await.unwrap();
@@ -79,10 +80,15 @@ async fn adoption_of_invalid_ticket_names_reason() {
     let adopt = adoption("host1", "hadoop", load(1, 1, 1));
     let gpus = Resource::special([("gpu".to_owned(), 1)].into()).unwrap();
     let cases = [
-        (Adopt { em: em("nowhere"), ..adopt.clone() }, Code::NotFound, "EM_NOT_REGISTERED", None),
-        (Adopt { ticket_id: Uuid::nil(), ..adopt.clone() }, Code::InvalidArgument, "INVALID_FIELD", Some("ticket_id")),
-        (Adopt { used: load(0, 0, 0), ..adopt.clone() }, Code::InvalidArgument, "INVALID_FIELD", Some("used")),
-        (Adopt { used: gpus, ..adopt.clone() }, Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Some("used")),
+        (AdoptTicket { em: em("nowhere"), ..adopt.clone() }, Code::NotFound, "EM_NOT_REGISTERED", None),
+        (
+            AdoptTicket { ticket_id: Uuid::nil(), ..adopt.clone() },
+            Code::InvalidArgument,
+            "INVALID_FIELD",
+            Some("ticket_id"),
+        ),
+        (AdoptTicket { used: load(0, 0, 0), ..adopt.clone() }, Code::InvalidArgument, "INVALID_FIELD", Some("used")),
+        (AdoptTicket { used: gpus, ..adopt.clone() }, Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Some("used")),
     ];
     for (adopt, code, reason, field) in cases {
         let error = rm.client.adopt_ticket(&adopt).await.unwrap_err();
@@ -90,7 +96,7 @@ async fn adoption_of_invalid_ticket_names_reason() {
     }
     // A ticket that was granted is no engine that runs, until it reports in.
     let grant = rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
-    let granted = Adopt { ticket_id: grant.ticket_id, engine: engine("host1"), ..adopt };
+    let granted = AdoptTicket { ticket_id: grant.ticket_id, engine: engine("host1"), ..adopt };
     assert_eq!(told(&rm.client.adopt_ticket(&granted).await.unwrap_err()).0, Code::AlreadyExists);
     rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
     rm.client.adopt_ticket(&granted).await.unwrap();
@@ -104,7 +110,7 @@ async fn adoption_above_capacity_over_commits_until_release() {
     rm.client.register(registration(em("host1"), load(10, 10, 3))).await.unwrap();
     rm.client.set_limit(&each_user(2)).await.unwrap();
     let locked = rm.client.request_resource(&request(&em("host1"), "alice", load(1, 1, 1))).await.granted();
-    let engines: Vec<Adopt> = (0..4).map(|_| adoption("host1", "hadoop", load(1, 1, 1))).collect();
+    let engines: Vec<AdoptTicket> = (0..4).map(|_| adoption("host1", "hadoop", load(1, 1, 1))).collect();
     for engine in &engines {
         rm.client.adopt_ticket(engine).await.unwrap();
     }
@@ -171,7 +177,7 @@ async fn adoption_of_thousands_shares_batches() {
 async fn adoption_during_unregister_is_refused_or_ended() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
-    let engines: Vec<Adopt> = (0..400).map(|_| adoption("host1", "hadoop", load(1, 1, 1))).collect();
+    let engines: Vec<AdoptTicket> = (0..400).map(|_| adoption("host1", "hadoop", load(1, 1, 1))).collect();
     let mut calls = JoinSet::new();
     for (number, engine) in engines.iter().cloned().enumerate() {
         let client = rm.client.clone();
@@ -254,7 +260,7 @@ async fn adoption_of_one_id_twice_creates_one_ticket() {
         let (one, other) = (first.client.clone(), second.client.clone());
         calls.spawn(async move {
             let adopt = adoption("host0", "hadoop", load(1, 1, 1));
-            let elsewhere = Adopt { em: em("host1"), ..adopt.clone() };
+            let elsewhere = AdoptTicket { em: em("host1"), ..adopt.clone() };
             let (one, other) = tokio::join!(one.adopt_ticket(&adopt), other.adopt_ticket(&elsewhere));
             let refused = one.as_ref().err().or(other.as_ref().err()).map(|error| told(error).1);
             (one.is_ok() != other.is_ok(), refused)

@@ -6,8 +6,8 @@ use std::{
 };
 
 use linkis_rm::{
-    domain::report::{Health, Report},
-    server::Ending,
+    domain::report::{EmReport, Health},
+    server::ServerExit,
     store::{Store, em_report, user_resource},
     transport::{
         observe,
@@ -85,7 +85,7 @@ async fn health_is_told_while_serving_and_a_stop_drains() {
         })
         .await;
     }
-    assert_eq!(rm.stop().await, Ending::Drained);
+    assert_eq!(rm.stop().await, ServerExit::Drained);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -221,7 +221,7 @@ async fn statements_use_indexes() {
         rm.client.ticket(grant.ticket_id).await.unwrap();
         rm.client.ems().await.unwrap();
         let (health, tickets) = (Health::Healthy, vec![grant.ticket_id, uuid::Uuid::new_v4()]);
-        let report = Report { em: host.clone(), epoch, sequence, health, load: None, tickets, observed: None };
+        let report = EmReport { em: host.clone(), epoch, sequence, health, load: None, tickets, observed: None };
         assert_eq!(rm.client.heartbeat(&report).await.unwrap().unknown_tickets.len(), 1);
         user_resource::update_missed(&store.pool().await.unwrap(), &report, &[(grant.ticket_id, 1)]).await.unwrap();
         assert_eq!(em_report::silent(&store.pool().await.unwrap(), Duration::ZERO, None, 9).await.unwrap().len(), 1);

@@ -14,7 +14,7 @@ use linkis_rm::{
     client::{ResultResource, RmClient},
     domain::{
         audit::Difference,
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         operation::Grant,
         resource::Dimension,
     },
@@ -27,7 +27,7 @@ use crate::harness::*;
 fn each(labels: &[&str], instances: i64) -> Rule {
     let labels = labels.iter().map(|label| ((*label).to_owned(), None)).collect();
     Rule {
-        pattern: Pattern::new(labels),
+        pattern: LabelPattern::new(labels),
         mode: Default::default(),
         max: BTreeMap::from([(Dimension::Instances, instances)]),
     }

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use linkis_rm::transport::{
-    page::Page,
+    page::PageRequest,
     proto::{
         self, resource::Kind, resource_manager_service_client::ResourceManagerServiceClient,
         usage_service_client::UsageServiceClient,
@@ -362,7 +362,7 @@ async fn invalid_list_call_returns_field() {
         let call = proto::ListEmsRequest { page_size, ..Default::default() };
         assert_eq!(told(usage.list_ems(call).await), bad_field("page_size"));
     }
-    let token = |method: &str, key: &str| Page::new(method, 1, &()).unwrap().token(key);
+    let token = |method: &str, key: &str| PageRequest::new(method, 1, &()).unwrap().token(key);
     for key in ["x", "[1]", r#"["a"]"#, r#"["",""]"#] {
         for page_token in [key.to_owned(), token("ListEms", key)] {
             let call = proto::ListEmsRequest { page_token, ..Default::default() };
@@ -414,12 +414,12 @@ async fn time_outside_database_range_returns_field() {
         // Who makes his own token may say any time in it.
         let call = proto::ListRefusalsRequest::default();
         let key = format!("{seconds}-{}", "00".repeat(32));
-        let page_token = Page::new("ListRefusals", 1, &call).unwrap().token(&key);
+        let page_token = PageRequest::new("ListRefusals", 1, &call).unwrap().token(&key);
         let call = proto::ListRefusalsRequest { page_token, ..call };
         assert_eq!(told(usage.list_refusals(call).await), bad_field("page_token"), "{seconds}");
         let call = proto::GetUsageRequest { by, ..Default::default() };
         for key in [format!("[{seconds},null,null]"), format!("[3600,null,{seconds}]")] {
-            let page_token = Page::new("GetUsage", 1, &call).unwrap().token(&key);
+            let page_token = PageRequest::new("GetUsage", 1, &call).unwrap().token(&key);
             let call = proto::GetUsageRequest { page_token, ..call.clone() };
             assert_eq!(told(usage.get_usage(call).await), bad_field("page_token"), "{seconds}");
         }

@@ -134,7 +134,7 @@ async fn ticket_lookup_by_engine_returns_single_match() {
     let take = async |host: usize, user: &str, who: Option<EngineInstance>| -> Grant {
         let grant = rm.client.request_resource(&request(&hosts[host], user, load(1, 1, 1))).await.granted();
         if let Some(engine) = who {
-            let report = linkis_rm::domain::operation::Inited { engine, ..inited(&grant, user, None) };
+            let report = linkis_rm::domain::operation::ConfirmTicket { engine, ..inited(&grant, user, None) };
             rm.client.resource_inited(&report).await.unwrap();
         }
         grant

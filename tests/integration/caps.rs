@@ -6,7 +6,7 @@ use linkis_rm::{
     client::{ClientError, ResourceRequest},
     domain::{
         cap::Cap,
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         limit_mode::LimitMode,
         policy::Policy,
         resource::Dimension,
@@ -33,7 +33,7 @@ fn capped(user: &str, caps: &[Cap]) -> ResourceRequest {
 
 fn in_mode(labels: &[&str], mode: LimitMode) -> Rule {
     let labels = labels.iter().map(|label| ((*label).to_owned(), None)).collect();
-    Rule { pattern: Pattern::new(labels), mode, max: Default::default() }
+    Rule { pattern: LabelPattern::new(labels), mode, max: Default::default() }
 }
 
 fn told(error: &ClientError) -> (Code, String) {

@@ -14,8 +14,8 @@ use std::{
 
 use linkis_rm::{
     client::{self, ClientSettings, RmClient},
-    server::Security,
-    tls::Files,
+    server::SecuritySettings,
+    tls::TlsFiles,
     transport::proto::{self, usage_service_client::UsageServiceClient},
 };
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType, date_time_ymd};
@@ -84,8 +84,8 @@ impl Folder {
         Self(folder)
     }
 
-    pub fn files(&self) -> Files {
-        Files { cert: self.0.join("cert"), key: self.0.join("key"), client_ca: Some(self.0.join("ca")) }
+    pub fn files(&self) -> TlsFiles {
+        TlsFiles { cert: self.0.join("cert"), key: self.0.join("key"), client_ca: Some(self.0.join("ca")) }
     }
 
     /// Each appears at once and whole, as if a link were changed.
@@ -103,7 +103,7 @@ impl Folder {
 }
 
 async fn start_tls(database: &Database, folder: &Folder) -> Instance {
-    let security = Security { tls: Some(folder.files()), is_open: false, ..Security::OPEN };
+    let security = SecuritySettings { tls: Some(folder.files()), is_open: false, ..SecuritySettings::OPEN };
     Instance::start_with(database, linkis_rm::server::Options { security, ..options() }).await
 }
 
@@ -333,7 +333,7 @@ async fn connection_without_tls_ends_at_handshake_timeout() {
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
     let mut options = options();
-    options.security = Security { tls: Some(folder.files()), is_open: false, ..Security::OPEN };
+    options.security = SecuritySettings { tls: Some(folder.files()), is_open: false, ..SecuritySettings::OPEN };
     options.bounds.handshake_timeout = Duration::from_millis(300);
     let rm = Instance::start_with(&database, options).await;
     let (address, http, config) = (rm.address.strip_prefix("http://").unwrap().to_owned(), rm.http, config(&ca, None));
@@ -375,11 +375,11 @@ async fn client_over_tls_sends_token_or_certificate() {
     let rm = start_tls(&database, &folder).await;
     let address = rm.address.replace("http://", "https://");
     let client = |ca: &Authority, token: Option<&str>, identity: Option<&Identity>| {
-        let identity = identity.map(|Identity { cert, key }| client::Identity {
+        let identity = identity.map(|Identity { cert, key }| client::ClientIdentity {
             certificates: cert.clone().into_bytes(),
             key: key.clone().into_bytes(),
         });
-        let tls = client::Tls { ca: Some(ca.as_ref().pem().into_bytes()), identity, ..Default::default() };
+        let tls = client::TlsSettings { ca: Some(ca.as_ref().pem().into_bytes()), identity, ..Default::default() };
         let settings = ClientSettings { tls, token: token.map(str::to_owned), ..ClientSettings::once(TAKEN_UP_WITHIN) };
         RmClient::with(&address, &settings).unwrap()
     };

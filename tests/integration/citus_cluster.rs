@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::store::{citus::Cell as Name, target::Target};
+use linkis_rm::store::{citus::Cell as Name, target::ConnectTarget};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, PgConnection, Row as _, postgres::PgConnectOptions};
 
 use crate::harness::*;
@@ -103,8 +103,8 @@ impl Cell {
         format!("postgres://postgres@127.0.0.1:{}/rm?sslmode=disable", self.coordinator)
     }
 
-    pub fn target(&self) -> Target {
-        Target::parse(&self.url()).unwrap().with_cell(Name::parse(&self.name).unwrap()).unwrap()
+    pub fn target(&self) -> ConnectTarget {
+        ConnectTarget::parse(&self.url()).unwrap().with_cell(Name::parse(&self.name).unwrap()).unwrap()
     }
 
     pub fn worker(&self, number: u16) -> u16 {

@@ -14,10 +14,10 @@ use std::{
 use linkis_rm::{
     client::{ClientError, ClientSettings, ResultResource, RmClient},
     domain::{
-        report::{Health, Report},
+        report::{EmReport, Health},
         ticket::TicketState,
     },
-    transport::edge::Listen,
+    transport::edge::ListenAddress,
 };
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
@@ -86,7 +86,7 @@ async fn caller(client: RmClient, number: usize, done: Arc<Done>) {
             done.released.lock().unwrap().insert(grant.ticket_id);
         }
         if turn % 4 == 0 {
-            let report = Report {
+            let report = EmReport {
                 em: host.clone(),
                 epoch: registered.epoch,
                 sequence: turn,
@@ -261,7 +261,7 @@ async fn behind_proxy(database: &Database, test: &str) -> (Instance, Proxy, Stri
     let folder = scratch(test);
     std::fs::create_dir_all(&folder).unwrap();
     let file = |folder: &PathBuf| folder.join(".s.PGSQL.5432");
-    let rm = Instance::start_at(database, options(), Listen::Unix(file(&folder))).await;
+    let rm = Instance::start_at(database, options(), ListenAddress::Unix(file(&folder))).await;
     assert_eq!(rm.address, format!("unix:{}", file(&folder).display()));
     let proxy = Proxy::start(&format!("{test}-proxy"), &folder);
     let address = format!("unix://{}", file(&proxy.folder().to_owned()).display());

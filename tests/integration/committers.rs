@@ -6,10 +6,10 @@ use linkis_rm::{
     client::{ResourceRequest, ResultResource},
     domain::{
         em::EmInstance,
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         resource::Dimension,
     },
-    server::{Ending, Options},
+    server::{Options, ServerExit},
 };
 use tokio::task::JoinSet;
 
@@ -34,7 +34,7 @@ async fn hosts(rm: &Instance) -> Vec<EmInstance> {
 
 /// So many instances for everybody who comes from IDE together.
 fn of_ide(instances: i64) -> Rule {
-    let pattern = Pattern::new([("creator".to_owned(), Some("IDE".to_owned()))].into());
+    let pattern = LabelPattern::new([("creator".to_owned(), Some("IDE".to_owned()))].into());
     Rule { pattern, mode: Default::default(), max: [(Dimension::Instances, instances)].into() }
 }
 
@@ -137,7 +137,7 @@ async fn instances_that_deal_differently_agree() {
     assert_eq!(assert_invariants(&database, &first.client).await, 0);
     assert!(first.client.waiting().await.unwrap().is_empty());
     // All of them end in order.
-    assert_eq!([first.stop().await, second.stop().await], [Ending::Drained; 2]);
+    assert_eq!([first.stop().await, second.stop().await], [ServerExit::Drained; 2]);
     let deadlocks = "SELECT deadlocks FROM pg_stat_database WHERE datname = current_database()";
     assert_eq!(database.count(deadlocks).await, 0, "locks are taken in one order");
 }

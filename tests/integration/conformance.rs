@@ -7,8 +7,8 @@
 use std::collections::BTreeMap;
 
 use linkis_rm::domain::resource::{
-    KubernetesAmounts, LoadInstanceAmounts, Parts, Resource, ResourceError, ResourceType, YarnAmounts, format_size,
-    parse_size, whole_gb,
+    KubernetesAmounts, LoadInstanceAmounts, Resource, ResourceError, ResourceParts, ResourceType, YarnAmounts,
+    format_size, parse_size, whole_gb,
 };
 
 enum Ours {
@@ -109,7 +109,7 @@ const LI: LoadInstanceAmounts = LoadInstanceAmounts { memory: 4 * G, cores: 4, i
 const NO_DRIVER: LoadInstanceAmounts = LoadInstanceAmounts { memory: 0, cores: 0, instances: 0 };
 
 fn lis() -> Resource {
-    Resource::from_parts(Parts::LoadInstance(LI)).unwrap()
+    Resource::from_parts(ResourceParts::LoadInstance(LI)).unwrap()
 }
 
 fn yarn(memory: i64, cores: i64, instances: i64, queue: &str, application: &str) -> YarnAmounts {
@@ -123,7 +123,7 @@ fn yarn(memory: i64, cores: i64, instances: i64, queue: &str, application: &str)
 }
 
 fn y_of(queue: &str, application: &str) -> Resource {
-    Resource::from_parts(Parts::Yarn(yarn(8 * G, 8, 2, queue, application))).unwrap()
+    Resource::from_parts(ResourceParts::Yarn(yarn(8 * G, 8, 2, queue, application))).unwrap()
 }
 
 fn y() -> Resource {
@@ -131,17 +131,17 @@ fn y() -> Resource {
 }
 
 fn y2() -> Resource {
-    Resource::from_parts(Parts::Yarn(yarn(2 * G, 2, 5, "q2", ""))).unwrap()
+    Resource::from_parts(ResourceParts::Yarn(yarn(2 * G, 2, 5, "q2", ""))).unwrap()
 }
 
 fn dy() -> Resource {
-    Resource::from_parts(Parts::DriverAndYarn(LI, yarn(8 * G, 8, 2, "q1", "application_1"))).unwrap()
+    Resource::from_parts(ResourceParts::DriverAndYarn(LI, yarn(8 * G, 8, 2, "q1", "application_1"))).unwrap()
 }
 
 /// (LI(1G,1,1), Yarn(0,0,0,"q"))
 fn dy_without_yarn() -> Resource {
     let driver = LoadInstanceAmounts { memory: G, cores: 1, instances: 1 };
-    Resource::from_parts(Parts::DriverAndYarn(driver, yarn(0, 0, 0, "q", ""))).unwrap()
+    Resource::from_parts(ResourceParts::DriverAndYarn(driver, yarn(0, 0, 0, "q", ""))).unwrap()
 }
 
 fn kubernetes(memory: i64, millicores: i64, namespace: &str) -> KubernetesAmounts {
@@ -149,21 +149,21 @@ fn kubernetes(memory: i64, millicores: i64, namespace: &str) -> KubernetesAmount
 }
 
 fn k() -> Resource {
-    Resource::from_parts(Parts::Kubernetes(kubernetes(4 * G, 2000, "ns1"))).unwrap()
+    Resource::from_parts(ResourceParts::Kubernetes(kubernetes(4 * G, 2000, "ns1"))).unwrap()
 }
 
 /// In the namespace "default".
 fn k2() -> Resource {
-    Resource::from_parts(Parts::Kubernetes(kubernetes(G, 500, ""))).unwrap()
+    Resource::from_parts(ResourceParts::Kubernetes(kubernetes(G, 500, ""))).unwrap()
 }
 
 fn dk() -> Resource {
-    Resource::from_parts(Parts::DriverAndKubernetes(LI, kubernetes(4 * G, 2000, "ns1"))).unwrap()
+    Resource::from_parts(ResourceParts::DriverAndKubernetes(LI, kubernetes(4 * G, 2000, "ns1"))).unwrap()
 }
 
 /// What Spark on Kubernetes in cluster mode asks for: nothing for the driver.
 fn dk_cluster() -> Resource {
-    Resource::from_parts(Parts::DriverAndKubernetes(NO_DRIVER, kubernetes(G, 1000, "ns"))).unwrap()
+    Resource::from_parts(ResourceParts::DriverAndKubernetes(NO_DRIVER, kubernetes(G, 1000, "ns"))).unwrap()
 }
 
 fn special(amounts: &[(&str, i64)]) -> Resource {
@@ -357,7 +357,7 @@ fn yarn_operators_match_linkis() {
             => Differs("different queue: default, q1", "a null queue is the default one"), null_queue.equals(&y());
     }
     // The instances of a queue count, also where the queue is the same.
-    let more_instances = Resource::from_parts(Parts::Yarn(yarn(2 * G, 2, 5, "q1", ""))).unwrap();
+    let more_instances = Resource::from_parts(ResourceParts::Yarn(yarn(2 * G, 2, 5, "q1", ""))).unwrap();
     assert_eq!(y().not_less_than(&more_instances), Ok(false));
     assert_eq!(y().more_than(&more_instances), Ok(false));
 }

@@ -11,7 +11,7 @@ use std::{
 use linkis_rm::{
     client::{ClientSettings, ResultResource, RmClient},
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         resource::Dimension,
     },
     server::Options,
@@ -249,7 +249,7 @@ async fn a_held_user_stalls_neither_his_ems_nor_others() {
 async fn user_lock_requires_limit_by_user() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("a"), load(1000, 1000, 1000))).await.unwrap();
-    let by_creator = Pattern::new([("creator".to_owned(), None)].into());
+    let by_creator = LabelPattern::new([("creator".to_owned(), None)].into());
     let max = [(Dimension::Instances, 1000)].into();
     rm.client.set_limit(&Rule { pattern: by_creator, mode: Default::default(), max }).await.unwrap();
     let mut holder = database.connect().await;

@@ -8,15 +8,15 @@ use std::{
 use linkis_rm::{
     client::ResourceRequest,
     domain::{
-        adopt::Adopt,
+        adopt::AdoptTicket,
         em::EmInstance,
         hold::NewHold,
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         limit_mode::LimitMode,
         name::Labels,
-        operation::{LockKey, Register},
-        report::{Health, Report},
-        resource::{Dimension, LoadInstanceAmounts, Parts, Resource, YarnAmounts},
+        operation::{LockKey, RegisterEm},
+        report::{EmReport, Health},
+        resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
     },
     server::Options,
     service::heartbeat::LivenessTimeouts,
@@ -49,7 +49,7 @@ fn labels(of: &[(&str, &str)]) -> Labels {
 
 fn rule(of: &[(&str, Option<&str>)], mode: LimitMode, max: &[(Dimension, i64)]) -> Rule {
     let pattern: BTreeMap<_, _> = of.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned))).collect();
-    Rule { pattern: Pattern::new(pattern), mode, max: max.iter().cloned().collect() }
+    Rule { pattern: LabelPattern::new(pattern), mode, max: max.iter().cloned().collect() }
 }
 
 /// An engine, and what it has of a queue.
@@ -58,11 +58,11 @@ fn in_queue((gb, cores): (i64, i64), queue_name: &str, (queue_gb, queue_cores): 
     let (queue_name, application_id) = (queue_name.into(), String::new());
     let (queue_memory, queue_instances) = (queue_gb * GB, 1);
     let yarn = YarnAmounts { queue_memory, queue_cores, queue_instances, queue_name, application_id };
-    Resource::from_parts(Parts::DriverAndYarn(driver, yarn)).unwrap()
+    Resource::from_parts(ResourceParts::DriverAndYarn(driver, yarn)).unwrap()
 }
 
 async fn adopt(rm: &Instance, number: u8, host: &EmInstance, user: &str, creator: &str, used: Resource) {
-    let adopt = Adopt {
+    let adopt = AdoptTicket {
         ticket_id: Uuid::parse_str(&format!("5d1b8e2c-6f0a-4f59-9a55-2f9b1c4f7a{number:02x}")).unwrap(),
         user: name(user),
         creator: name(creator),
@@ -80,11 +80,11 @@ async fn cluster(rm: &Instance) -> Yarn {
     let hosts = ["host1", "host2", "host3"].map(em);
     for (host, zone) in hosts.iter().zip(["east", "east", "west"]) {
         let (total, protected) = (load(64, 16, 20), load(4, 2, 0));
-        let register = Register { labels: labels(&[("zone", zone)]), protected, ..registration(host.clone(), total) };
+        let register = RegisterEm { labels: labels(&[("zone", zone)]), protected, ..registration(host.clone(), total) };
         let epoch = rm.client.register(register).await.unwrap().epoch;
         let health = if zone == "west" { Health::Unhealthy } else { Health::Healthy };
         let report =
-            Report { em: host.clone(), epoch, sequence: 1, health, load: None, tickets: vec![], observed: None };
+            EmReport { em: host.clone(), epoch, sequence: 1, health, load: None, tickets: vec![], observed: None };
         rm.client.heartbeat(&report).await.unwrap();
     }
     for rule in [

@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use linkis_rm::{
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         limit_mode::LimitMode,
         resource::Dimension,
     },
@@ -37,7 +37,7 @@ async fn calls(address: &str) -> Calls {
 
 fn each(labels: &[&str], mode: LimitMode) -> Rule {
     let labels = labels.iter().map(|label| ((*label).to_owned(), None)).collect();
-    Rule { pattern: Pattern::new(labels), mode, max: BTreeMap::from([(Dimension::Instances, 900)]) }
+    Rule { pattern: LabelPattern::new(labels), mode, max: BTreeMap::from([(Dimension::Instances, 900)]) }
 }
 
 fn labels(pairs: &[(&str, &str)]) -> BTreeMap<String, String> {

@@ -11,7 +11,7 @@ use linkis_rm::{
     domain::{operation::Grant, ticket::TicketState},
     service::background::{
         Step, Task as _,
-        lease::{Holder, Lease},
+        lease::{LeaseFlag, RenewLease},
     },
     store::Store,
 };
@@ -257,8 +257,8 @@ async fn lease_after_connection_end_is_kept() {
     let (database, rm) = start().await;
     rm.stop().await;
     let store = Store::open(database.target(), options().history).await.unwrap();
-    let (holder, mut session) = (Holder::default(), store.session());
-    let mut lease = Lease::new(Uuid::new_v4(), holder.clone());
+    let (holder, mut session) = (LeaseFlag::default(), store.session());
+    let mut lease = RenewLease::new(Uuid::new_v4(), holder.clone());
     assert_eq!(lease.step(&mut session).await.unwrap(), Step::Done);
     assert!(holder.holds());
     let own = sqlx::query_scalar::<_, i32>("SELECT pg_backend_pid()");

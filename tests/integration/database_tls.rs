@@ -19,10 +19,10 @@ use linkis_rm::{
     client::RmClient,
     store::{
         Store, StoreError,
-        embedded::{Embedded, Settings},
+        embedded::{EmbeddedPostgres, EmbeddedSettings},
         history_part,
         primary::Primary,
-        target::Target,
+        target::ConnectTarget,
     },
 };
 use rcgen::{CertificateParams, DnType, KeyPair};
@@ -66,7 +66,7 @@ fn far() -> &'static Far {
 }
 
 impl Far {
-    async fn start() -> (Embedded, Self) {
+    async fn start() -> (EmbeddedPostgres, Self) {
         let folder = Folder::new("far");
         let (ca, path) = (authority("database"), folder.0.clone());
         folder.write_all(&certify(&ca, &["localhost"], &[], FAR), &ca);
@@ -91,7 +91,7 @@ impl Far {
     }
 
     /// At a port that is free; somebody else may be quicker.
-    pub async fn listen(path: &Path) -> (Embedded, u16) {
+    pub async fn listen(path: &Path) -> (EmbeddedPostgres, u16) {
         let setting = |name: &str, value: String| (name.to_owned(), value);
         let mut failures = Vec::new();
         for _ in 0..5 {
@@ -101,7 +101,7 @@ impl Far {
                 setting("listen_addresses", "127.0.0.1".to_owned()),
                 setting("hba_file", path.join("hba").to_str().unwrap().to_owned()),
             ];
-            match Embedded::start(Settings { data_dir: path.join("postgres"), server_options }).await {
+            match EmbeddedPostgres::start(EmbeddedSettings { data_dir: path.join("postgres"), server_options }).await {
                 Ok(postgres) => return (postgres, port),
                 Err(error) => failures.push(error),
             }
@@ -155,7 +155,7 @@ fn told(error: &StoreError) -> String {
 }
 
 async fn open(url: &str) -> Result<Store, StoreError> {
-    Store::open(Target::parse(url).unwrap(), options().history).await
+    Store::open(ConnectTarget::parse(url).unwrap(), options().history).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -186,7 +186,7 @@ async fn database_certificates_are_verified_both_ways() {
         (certified(&wrong_cert, &wrong_key), Some("certificate authentication failed")),
         (far.url("by_certificate", "believed"), Some("client certificate")),
     ] {
-        let connected = Primary::watch(Target::parse(&url).unwrap()).connect_with(&[]).await;
+        let connected = Primary::watch(ConnectTarget::parse(&url).unwrap()).connect_with(&[]).await;
         match (connected, why) {
             (Ok(_), None) => {}
             (Err(error), Some(why)) => assert!(told(&error).contains(why), "{url}: {}", told(&error)),
@@ -258,7 +258,7 @@ async fn database_role_without_schema_rights_serves() {
         far.run(statement).await.unwrap();
     }
     let (owner, service) = (far.url("linkis_rm_owner:one", "linkis_rm"), far.url("linkis_rm:another", "linkis_rm"));
-    let mut as_owner = Target::parse(&owner).unwrap().hosts().options[0].connect().await.unwrap();
+    let mut as_owner = ConnectTarget::parse(&owner).unwrap().hosts().options[0].connect().await.unwrap();
     sqlx::raw_sql(grants).execute(&mut as_owner).await.unwrap();
 
     // Before anything was migrated: it says what to type.
@@ -289,7 +289,7 @@ async fn database_role_without_schema_rights_serves() {
     assert!(told > 10, "{told}");
 
     // The parts of its history are made and dropped all the same; and no more than that is.
-    let mut connection = Target::parse(&service).unwrap().hosts().options[0].connect().await.unwrap();
+    let mut connection = ConnectTarget::parse(&service).unwrap().hosts().options[0].connect().await.unwrap();
     let parts = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'linkis_resource_action_record'::regclass";
     let count =
         async |connection: &mut PgConnection| sqlx::query_scalar::<_, i64>(parts).fetch_one(connection).await.unwrap();

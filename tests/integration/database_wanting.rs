@@ -10,8 +10,8 @@ use linkis_rm::{
     client::{ClientError, ClientSettings, check_health},
     server::{Options, Server, ServerError, listen, listen_http},
     store::{
-        embedded::{Embedded, Settings},
-        target::Target,
+        embedded::{EmbeddedPostgres, EmbeddedSettings},
+        target::ConnectTarget,
     },
     telemetry::with_causes,
 };
@@ -31,7 +31,7 @@ async fn run(connection: &mut PgConnection, sql: String) {
 }
 
 /// Why no instance opens on a database.
-async fn refusal(target: impl Into<Target>, options: Options) -> String {
+async fn refusal(target: impl Into<ConnectTarget>, options: Options) -> String {
     let opened = Server::open(listen(ANY_PORT).await.unwrap(), None, target, options);
     match tokio::time::timeout(LONG, opened).await.expect("it is refused in time") {
         Ok(_) => panic!("an instance opens"),
@@ -81,7 +81,7 @@ async fn database_away_at_start_is_waited_for() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_absent_ends_the_start_with_reason() {
     let database = Database::fresh().await;
-    let why = refusal(Target::from(database.options.clone().database("nonesuch")), options()).await;
+    let why = refusal(ConnectTarget::from(database.options.clone().database("nonesuch")), options()).await;
     assert!(why.contains("database \"nonesuch\" does not exist"), "{why}");
     assert!(!why.contains("at line"), "the line of PostgreSQL's own source is left out: {why}");
 }
@@ -96,7 +96,7 @@ async fn database_of_other_encoding_is_refused_by_name() {
         let sql =
             format!("CREATE DATABASE {other} ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'");
         run(&mut admin, sql).await;
-        let target = Target::from(database.options.clone().database(&other));
+        let target = ConnectTarget::from(database.options.clone().database(&other));
         if encoding == "LATIN1" {
             let why = refusal(target, options()).await;
             assert!(why.contains("encoding LATIN1: UTF8 is needed"), "{why}");
@@ -133,7 +133,7 @@ async fn database_of_earlier_state_is_recognised() {
 
 /// A PostgreSQL with a role that may have so many connections.
 struct Small {
-    postgres: Embedded,
+    postgres: EmbeddedPostgres,
     folder: std::path::PathBuf,
 }
 
@@ -149,7 +149,9 @@ impl Small {
             option("shared_buffers", "32MB"),
             option("fsync", "off"),
         ];
-        let postgres = Embedded::start(Settings { data_dir: folder.join("postgres"), server_options }).await.unwrap();
+        let postgres = EmbeddedPostgres::start(EmbeddedSettings { data_dir: folder.join("postgres"), server_options })
+            .await
+            .unwrap();
         let small = Self { postgres, folder };
         small.run("CREATE ROLE small LOGIN".into()).await;
         small.run("CREATE DATABASE small OWNER small".into()).await;

@@ -10,7 +10,7 @@ use std::{
 
 use linkis_rm::{
     client::ResourceRequest,
-    server::{Options, Security},
+    server::{Options, SecuritySettings},
 };
 use serde_json::Value;
 
@@ -107,7 +107,7 @@ async fn dashboard_and_alerts_name_existing_metrics() {
     let folder = Folder::new("deploy-tls");
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["localhost"], &[], FAR), &ca);
-    let security = Security { tls: Some(folder.files()), is_open: false, ..Security::OPEN };
+    let security = SecuritySettings { tls: Some(folder.files()), is_open: false, ..SecuritySettings::OPEN };
     let encrypted = Instance::start_with(&database, Options { security, ..options() }).await;
     let (client, host) = (&instance.client, em("host1"));
     client.set_limit(&each_user(20)).await.unwrap();

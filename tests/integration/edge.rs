@@ -13,10 +13,10 @@ use linkis_rm::{
     client::{ClientError, ResultResource},
     domain::{
         em::Em,
-        operation::Released,
-        report::{Health, Report},
+        operation::ReleaseTicket,
+        report::{EmReport, Health},
     },
-    server::Ending,
+    server::ServerExit,
 };
 use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 use tokio::{
@@ -244,9 +244,9 @@ async fn unread_replies_use_bounded_memory() {
     .await;
 }
 
-fn report(em: &Em, sequence: i64, tickets: u128) -> Report {
+fn report(em: &Em, sequence: i64, tickets: u128) -> EmReport {
     let tickets = (0..tickets).map(Uuid::from_u128).collect();
-    Report {
+    EmReport {
         em: em.instance.clone(),
         epoch: em.epoch,
         sequence,
@@ -393,7 +393,7 @@ async fn defect_is_logged_once_with_its_call() {
     let broken =
         "ALTER TABLE linkis_em_resource_meta_data RENAME TO gone; ALTER TABLE linkis_em_report RENAME TO gone_too";
     sqlx::raw_sql(broken).execute(&database.pool).await.unwrap();
-    let unknown = Released { ticket_id: Uuid::nil(), user: name("hadoop"), em: host.clone() };
+    let unknown = ReleaseTicket { ticket_id: Uuid::nil(), user: name("hadoop"), em: host.clone() };
     let clients = servers.each_ref().map(|(process, _)| &process.client);
     let met = [
         ("UsageService/GetEm", clients[0].em(&host).await.unwrap_err()),

@@ -12,10 +12,10 @@ use std::{
 use linkis_rm::{
     client::{ResourceRequest, ResultResource, RmClient},
     domain::{
-        external::Basis,
+        external::QueueCheckBasis,
         hold::NewHold,
         operation::{Grant, LockKey},
-        resource::{Dimension, LoadInstanceAmounts, Parts, Resource, YarnAmounts},
+        resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
     },
     transport::proto::{
         self, external_resource_service_client::ExternalResourceServiceClient,
@@ -62,7 +62,7 @@ fn of_queue(queue: &str, gb: i64, application_id: &str) -> Resource {
     let driver = LoadInstanceAmounts { memory: 1, cores: 1, instances: 1 };
     let (queue_name, application_id) = (queue.to_owned(), application_id.to_owned());
     let yarn = YarnAmounts { queue_memory: gb * GB, queue_cores: gb, queue_instances: 1, queue_name, application_id };
-    Resource::from_parts(Parts::DriverAndYarn(driver, yarn)).unwrap()
+    Resource::from_parts(ResourceParts::DriverAndYarn(driver, yarn)).unwrap()
 }
 
 pub fn in_queue(queue: &str, gb: i64) -> ResourceRequest {
@@ -234,7 +234,10 @@ async fn cluster_outage_applies_policy_of_its_provider() {
     let (database, cluster, one, two) = two_instances(&queues, "").await;
     let first = one.client.request_resource(&in_queue("a", 5)).await.granted();
     let judged = first.queue.unwrap();
-    assert_eq!((judged.provider.as_str(), judged.path.as_str(), judged.basis), ("default", "root.a", Basis::Snapshot));
+    assert_eq!(
+        (judged.provider.as_str(), judged.path.as_str(), judged.basis),
+        ("default", "root.a", QueueCheckBasis::Snapshot)
+    );
     assert!(judged.age.unwrap() < time::Duration::seconds(20));
     // Refused, once nothing is young enough; others are served.
     put(&one, cluster.config("").replace("20s", "1s")).await;
@@ -255,12 +258,12 @@ async fn cluster_outage_applies_policy_of_its_provider() {
     // By the last that was known, on every instance from the next call on.
     put(&one, cluster.config(r#", "whenDown": "last_known", "lastKnownFor": "1h""#).replace("20s", "1s")).await;
     let last_known = two.client.request_resource(&in_queue("a", 10)).await.granted();
-    assert_eq!(last_known.queue.clone().unwrap().basis, Basis::LastKnown);
+    assert_eq!(last_known.queue.clone().unwrap().basis, QueueCheckBasis::LastKnown);
     assert_eq!(two.client.request_resource(&in_queue("a", 10)).await.refused().code, 12_011);
     // Whatever the queue has; and counted all the same.
     put(&one, cluster.config(r#", "whenDown": "allow""#).replace("20s", "1s")).await;
     let allowed = two.client.request_resource(&in_queue("a", 10)).await.granted();
-    assert_eq!(allowed.queue.clone().unwrap().basis, Basis::Unchecked);
+    assert_eq!(allowed.queue.clone().unwrap().basis, QueueCheckBasis::Unchecked);
     cluster.show(|shown| shown.is_away = false);
     put(&one, cluster.config(r#", "whenDown": "allow""#)).await;
     refreshed(&database).await;
@@ -271,7 +274,7 @@ async fn cluster_outage_applies_policy_of_its_provider() {
     eventually("it is judged again", SOON, is_back).await;
     two.client.resource_released(&release(&allowed, "hadoop")).await.unwrap();
     let again = two.client.request_resource(&in_queue("a", 4)).await.granted();
-    assert_eq!(again.queue.unwrap().basis, Basis::Snapshot);
+    assert_eq!(again.queue.unwrap().basis, QueueCheckBasis::Snapshot);
     assert_eq!(assert_invariants(&database, &one.client).await, 4);
 }
 

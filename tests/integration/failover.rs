@@ -12,8 +12,8 @@ use std::{
 use linkis_rm::{
     client::{ClientError, ClientSettings, Follower, ResultResource, RmClient, check_health},
     server::{Options, Server, listen, listen_http},
-    store::{Store, target::Target},
-    transport::{edge::Bounds, proto::FollowActionsResponse, resource_manager::RequestTimeouts},
+    store::{Store, target::ConnectTarget},
+    transport::{edge::EdgeBounds, proto::FollowActionsResponse, resource_manager::RequestTimeouts},
 };
 use sqlx::Row as _;
 use tokio::{net::UnixListener, sync::oneshot};
@@ -41,7 +41,7 @@ fn assert_told<T: std::fmt::Debug>(answer: Result<T, ClientError>, why: &str) {
 }
 
 async fn instance(url: &str, options: Options) -> Instance {
-    Instance::start_on(Target::parse(url).unwrap(), options, ANY_PORT.into()).await
+    Instance::start_on(ConnectTarget::parse(url).unwrap(), options, ANY_PORT.into()).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -56,7 +56,7 @@ async fn instance_on_standby_serves_after_promotion() {
     let (listener, http) = (listen(ANY_PORT).await.unwrap(), listen_http(&[ANY_PORT]).await.unwrap());
     let (address, http_address) = (typed(&listener.address().unwrap().to_string()), http.local_addr().unwrap());
     let (stop, stopped) = oneshot::channel::<()>();
-    let target = Target::parse(&pair.standby.url()).unwrap();
+    let target = ConnectTarget::parse(&pair.standby.url()).unwrap();
     let runtime = tokio::runtime::Handle::current();
     let serving = std::thread::spawn(move || {
         runtime.block_on(async {
@@ -101,7 +101,7 @@ async fn database_url_file_change_is_followed() {
     let file = scratch("named-url");
     let name = |node: &Node| std::fs::write(&file, node.url()).unwrap();
     name(&pair.primary);
-    let target = Target::in_file(file.clone()).unwrap();
+    let target = ConnectTarget::in_file(file.clone()).unwrap();
     let instance = Instance::start_on(target, options(), ANY_PORT.into()).await;
     instance.client.register(registration(em("host1"), load(64, 16, 20))).await.unwrap();
     let ems = "SELECT count(*) FROM linkis_em_resource_meta_data";
@@ -166,7 +166,7 @@ async fn promotion_keeps_wait_queue_positions() {
     let count = crowd_of(200);
     let (pair, amount) = (Pair::start("line", true).await, i64::try_from(count).unwrap());
     // One caller has a share of the line, not all of it.
-    let bounds = Bounds { waiting: count * 2, ..options().bounds };
+    let bounds = EdgeBounds { waiting: count * 2, ..options().bounds };
     let instance = instance(&pair.url(), Options { bounds, ..options() }).await;
     let host = em("host1");
     instance.client.register(registration(host.clone(), load(amount, amount, amount))).await.unwrap();
@@ -404,7 +404,7 @@ async fn dead_or_silent_host_delays_no_call() {
     assert!(knocks <= 1 + seconds, "{knocks} in {seconds} s");
     instance.stop().await;
     // A command finds it, too.
-    let store = Store::open(Target::parse(&url).unwrap(), options().history).await.unwrap();
+    let store = Store::open(ConnectTarget::parse(&url).unwrap(), options().history).await.unwrap();
     sqlx::query("SELECT 1").execute(&store.pool().await.unwrap()).await.unwrap();
     store.close().await;
     holding.abort();

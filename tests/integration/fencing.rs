@@ -2,7 +2,7 @@
 
 use linkis_rm::{
     client::ClientError,
-    domain::{operation::Inited, ticket::TicketState},
+    domain::{operation::ConfirmTicket, ticket::TicketState},
 };
 use tonic::Code;
 
@@ -57,7 +57,7 @@ async fn stale_epoch_confirmation_is_refused() {
     let other = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
     let new = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
 
-    let report = |epoch| Inited { epoch: Some(epoch), ..inited(&grant, "hadoop", None) };
+    let report = |epoch| ConfirmTicket { epoch: Some(epoch), ..inited(&grant, "hadoop", None) };
     stale(&rm.client.resource_inited(&report(old.epoch)).await.unwrap_err());
     ahead(&rm.client.resource_inited(&report(new.epoch + 1)).await.unwrap_err());
     let ticket = rm.client.ticket(grant.ticket_id).await.unwrap();

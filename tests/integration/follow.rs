@@ -13,7 +13,7 @@ use std::{
 use linkis_rm::{
     client::ResourceRequest,
     domain::name::Labels,
-    server::Ending,
+    server::ServerExit,
     store::history_part,
     transport::proto::{self, FollowActionsRequest, FollowActionsResponse, usage_service_client::UsageServiceClient},
 };
@@ -293,7 +293,7 @@ async fn followers_are_bounded_and_end_at_shutdown() {
     };
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "SHUTTING_DOWN"));
     drop(streams);
-    assert_eq!(stopping.await.unwrap(), Ending::Drained);
+    assert_eq!(stopping.await.unwrap(), ServerExit::Drained);
 }
 
 /// Who wrote a line before others, and commits it after them, hides what is behind it until then: it is told in its place.

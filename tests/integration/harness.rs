@@ -19,28 +19,28 @@ use std::{
 use linkis_rm::{
     client::{ClientError, ClientSettings, ResourceRequest, ResultResource, RmClient},
     domain::{
-        adopt::Adopt,
+        adopt::AdoptTicket,
         em::{Em, EmInstance},
-        limit::{Counting, LabelSet, Limits, Pattern, Rule, ScopeUsage},
+        limit::{CountingRule, LabelPattern, LabelSet, Limits, Rule, ScopeUsage},
         limit_mode::LimitMode,
         name::{Labels, Name},
-        operation::{Grant, Inited, Register, Released},
+        operation::{ConfirmTicket, Grant, RegisterEm, ReleaseTicket},
         policy::Policy,
         refusal::Refusal,
         resource::{Dimension, Resource},
-        scope::Usage,
+        scope::ScopeHoldings,
         ticket::{EngineInstance, Ticket, TicketState},
     },
     external::allowed::AllowedHosts,
     metrics::Metrics,
-    server::{Ending, Options, Security, Server, listen, listen_http},
+    server::{Options, SecuritySettings, Server, ServerExit, listen, listen_http},
     service::heartbeat::LivenessTimeouts,
     store::{
-        embedded::{Embedded, Settings},
-        target::Target,
+        embedded::{EmbeddedPostgres, EmbeddedSettings},
+        target::ConnectTarget,
     },
     transport::{
-        edge::{Bounds, Listen},
+        edge::{EdgeBounds, ListenAddress},
         resource_manager::RequestTimeouts,
     },
 };
@@ -84,8 +84,8 @@ fn postgres() -> &'static PgConnectOptions {
             runtime.block_on(async {
                 let data_dir = scratch("shared");
                 remove_at_end(&data_dir);
-                let settings = Settings { data_dir, server_options: vec![] };
-                let postgres = Embedded::start(settings).await.unwrap();
+                let settings = EmbeddedSettings { data_dir, server_options: vec![] };
+                let postgres = EmbeddedPostgres::start(settings).await.unwrap();
                 sender.send(postgres.connect_options()).unwrap();
                 panic!("PostgreSQL ended by itself: {}", postgres.died().await);
             })
@@ -145,7 +145,7 @@ impl Database {
     }
 
     /// Where a service finds it.
-    pub fn target(&self) -> Target {
+    pub fn target(&self) -> ConnectTarget {
         self.cell.as_ref().map_or_else(|| self.options.clone().into(), Cell::target)
     }
 
@@ -210,7 +210,7 @@ pub struct Instance {
     pub http: SocketAddr,
     pub metrics: Metrics,
     stop: Option<oneshot::Sender<()>>,
-    serving: JoinHandle<Ending>,
+    serving: JoinHandle<ServerExit>,
 }
 
 pub fn options() -> Options {
@@ -221,8 +221,8 @@ pub fn options() -> Options {
     };
     let liveness = LivenessTimeouts::DEFAULT;
     let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
-    let (security, external_hosts) = (Security::OPEN, AllowedHosts::parse("127.0.0.1").unwrap());
-    let (shutdown_delay, committers, bounds) = (Duration::ZERO, 1, Bounds::DEFAULT);
+    let (security, external_hosts) = (SecuritySettings::OPEN, AllowedHosts::parse("127.0.0.1").unwrap());
+    let (shutdown_delay, committers, bounds) = (Duration::ZERO, 1, EdgeBounds::DEFAULT);
     let (standby, migrates) = (None, true);
     Options {
         times,
@@ -251,19 +251,19 @@ impl Instance {
         Self::start_at(database, options, ANY_PORT.into()).await
     }
 
-    pub async fn start_at(database: &Database, options: Options, place: Listen) -> Self {
+    pub async fn start_at(database: &Database, options: Options, place: ListenAddress) -> Self {
         Self::start_on(database.target(), options, place).await
     }
 
     /// The same on whatever a URL names.
-    pub async fn start_on(database: impl Into<Target>, options: Options, place: Listen) -> Self {
+    pub async fn start_on(database: impl Into<ConnectTarget>, options: Options, place: ListenAddress) -> Self {
         Self::start_with_http(database, options, place, ANY_PORT).await
     }
 
     pub async fn start_with_http(
-        database: impl Into<Target>,
+        database: impl Into<ConnectTarget>,
         options: Options,
-        place: Listen,
+        place: ListenAddress,
         http: SocketAddr,
     ) -> Self {
         let (listener, http) = (listen(place).await.unwrap(), listen_http(&[http]).await.unwrap());
@@ -275,7 +275,7 @@ impl Instance {
         Self { client: client(&address), address, http, metrics, stop: Some(stop), serving }
     }
 
-    pub async fn stop(mut self) -> Ending {
+    pub async fn stop(mut self) -> ServerExit {
         drop(self.stop.take());
         self.serving.await.unwrap()
     }
@@ -341,8 +341,8 @@ pub fn load(gb: i64, cores: i64, instances: i64) -> Resource {
     Resource::load_instance(gb * GB, cores, instances).unwrap()
 }
 
-pub fn registration(em: EmInstance, total: Resource) -> Register {
-    Register { protected: total.zero_like(), em, total, labels: Labels::default(), reserved: Labels::default() }
+pub fn registration(em: EmInstance, total: Resource) -> RegisterEm {
+    RegisterEm { protected: total.zero_like(), em, total, labels: Labels::default(), reserved: Labels::default() }
 }
 
 pub fn request(em: &EmInstance, user: &str, resource: Resource) -> ResourceRequest {
@@ -351,8 +351,8 @@ pub fn request(em: &EmInstance, user: &str, resource: Resource) -> ResourceReque
 }
 
 /// An engine that already runs on a host, and uses so much.
-pub fn adoption(host: &str, user: &str, used: Resource) -> Adopt {
-    Adopt {
+pub fn adoption(host: &str, user: &str, used: Resource) -> AdoptTicket {
+    AdoptTicket {
         ticket_id: Uuid::new_v4(),
         user: name(user),
         creator: name("IDE"),
@@ -364,11 +364,11 @@ pub fn adoption(host: &str, user: &str, used: Resource) -> Adopt {
     }
 }
 
-pub fn inited(grant: &Grant, user: &str, used: Option<Resource>) -> Inited {
-    Inited { used, ..grant.inited(name(user), engine("host1")) }
+pub fn inited(grant: &Grant, user: &str, used: Option<Resource>) -> ConfirmTicket {
+    ConfirmTicket { used, ..grant.inited(name(user), engine("host1")) }
 }
 
-pub fn release(grant: &Grant, user: &str) -> Released {
+pub fn release(grant: &Grant, user: &str) -> ReleaseTicket {
     grant.released(name(user))
 }
 
@@ -451,7 +451,7 @@ fn assert_counters_equal_tickets(ems: &[Em], tickets: &[Ticket]) {
 }
 
 pub fn assert_scope_equals_tickets(scope: &ScopeUsage, tickets: &[Ticket]) {
-    let mut sums = Usage::default();
+    let mut sums = ScopeHoldings::default();
     for ticket in tickets {
         let labels = ticket.ticket_labels();
         if scope.scope.labels().iter().all(|(key, value)| labels.get(key).unwrap_or_default() == value) {
@@ -580,7 +580,7 @@ impl Drop for Process {
 
 /// Limits under which everything is counted.
 pub fn counted(rules: Vec<Rule>, policies: BTreeMap<Name, Policy>) -> Limits {
-    let wanted = Counting::wanted(rules.iter().map(Rule::label_set).collect(), &policies);
+    let wanted = CountingRule::wanted(rules.iter().map(Rule::label_set).collect(), &policies);
     let sets = (1..).zip(wanted).map(|(id, counting)| LabelSet { id, counting, is_counted: true }).collect();
     Limits::new(Uuid::nil(), sets, rules)
 }
@@ -588,7 +588,7 @@ pub fn counted(rules: Vec<Rule>, policies: BTreeMap<Name, Policy>) -> Limits {
 /// A limit on the instances of each user.
 pub fn each_user(instances: i64) -> Rule {
     Rule {
-        pattern: Pattern::new([("user".to_owned(), None)].into()),
+        pattern: LabelPattern::new([("user".to_owned(), None)].into()),
         mode: Default::default(),
         max: BTreeMap::from([(Dimension::Instances, instances)]),
     }

@@ -9,11 +9,11 @@ use std::{
 };
 
 use linkis_rm::{
-    client::{Heartbeat, ResourceRequest, ResultResource, RmClient},
+    client::{HeartbeatReply, ResourceRequest, ResultResource, RmClient},
     domain::{
         em::EmInstance,
         operation::Grant,
-        report::{Health, Load, Report},
+        report::{EmReport, Health, Load},
     },
     server::Options,
     service::heartbeat::LivenessTimeouts,
@@ -65,8 +65,8 @@ impl Ecm {
     }
 
     /// The next report.
-    fn report(&self, tickets: &[&Grant]) -> Report {
-        Report {
+    fn report(&self, tickets: &[&Grant]) -> EmReport {
+        EmReport {
             em: self.em.clone(),
             epoch: self.epoch,
             sequence: self.sequence.fetch_add(1, Ordering::Relaxed) + 1,
@@ -77,7 +77,7 @@ impl Ecm {
         }
     }
 
-    async fn beat(&self, tickets: &[&Grant]) -> Heartbeat {
+    async fn beat(&self, tickets: &[&Grant]) -> HeartbeatReply {
         self.client.heartbeat(&self.report(tickets)).await.unwrap()
     }
 
@@ -220,9 +220,9 @@ async fn stale_reports_are_refused_without_change() {
     old.beat(&[]).await;
     let new = Ecm::register(&rm.client, "host1", 10).await;
     new.sequence.store(7, Ordering::Relaxed);
-    let overtaken = Report { health: Health::Unhealthy, ..new.report(&[]) };
+    let overtaken = EmReport { health: Health::Unhealthy, ..new.report(&[]) };
 
-    let refused = async |report: &Report, code, reason: &str| {
+    let refused = async |report: &EmReport, code, reason: &str| {
         let error = rm.client.heartbeat(report).await.unwrap_err();
         assert_eq!((error.code(), error.reason().as_deref()), (Some(code), Some(reason)), "{error}");
         error
@@ -242,10 +242,10 @@ async fn stale_reports_are_refused_without_change() {
     for late in [late, old.report(&[])] {
         refused(&late, tonic::Code::FailedPrecondition, "STALE_REPORT").await;
     }
-    let unborn = Report { epoch: new.epoch + 1, ..new.report(&[]) };
+    let unborn = EmReport { epoch: new.epoch + 1, ..new.report(&[]) };
     let error = refused(&unborn, tonic::Code::InvalidArgument, "INVALID_FIELD").await;
     assert_eq!(error.field().as_deref(), Some("epoch"));
-    let nowhere = Report { em: em("host2"), ..new.report(&[]) };
+    let nowhere = EmReport { em: em("host2"), ..new.report(&[]) };
     refused(&nowhere, tonic::Code::NotFound, "EM_NOT_REGISTERED").await;
     assert_eq!(known().await, before);
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);

@@ -11,7 +11,7 @@ use std::{
 use linkis_rm::{
     client::{ClientError, RmClient},
     domain::{
-        hold::{Hold, NewHold},
+        hold::{NewHold, ResourceHold},
         operation::LockKey,
     },
 };
@@ -223,7 +223,7 @@ async fn hold_refusal_returns_its_reason() {
     }
     let holds = rm.client.holds().await.unwrap();
     assert_eq!(holds.len(), 2);
-    assert_eq!(holds[0], Hold { key: of_em("a"), taken: None });
+    assert_eq!(holds[0], ResourceHold { key: of_em("a"), taken: None });
     // Whoever says so lets go of either.
     assert!(rm.client.release_hold(&of_em("a")).await.unwrap() && rm.client.release_hold(&of_em("b")).await.unwrap());
 

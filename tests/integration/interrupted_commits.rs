@@ -8,7 +8,7 @@ use std::{
 use linkis_rm::{
     client::{ClientError, ResourceRequest},
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         operation::Grant,
         resource::Dimension,
     },
@@ -207,7 +207,7 @@ async fn queue_entry_with_lost_commit_is_entered_again() {
 
 /// A limit on the cores of one creator.
 fn seven_cores(creator: &str) -> Rule {
-    let pattern = Pattern::new([("creator".to_owned(), Some(creator.to_owned()))].into());
+    let pattern = LabelPattern::new([("creator".to_owned(), Some(creator.to_owned()))].into());
     Rule { pattern, mode: Default::default(), max: [(Dimension::Cores, 7)].into() }
 }
 

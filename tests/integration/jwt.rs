@@ -20,7 +20,7 @@ use hyper::server::conn::http1;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
 use linkis_rm::{
     domain::access::JWT_BYTES_MAX,
-    server::{Options, Security},
+    server::{Options, SecuritySettings},
     transport::proto::{self, usage_service_client::UsageServiceClient},
 };
 use rcgen::{KeyPair, PKCS_ED25519};
@@ -131,7 +131,7 @@ pub fn config(keys: &str, more: Value) -> Value {
 /// Options of one who believes what this configuration says.
 fn believing(config: PathBuf) -> Options {
     let mut options = options();
-    options.security = Security { jwt: Some(config), is_open: false, ..Security::OPEN };
+    options.security = SecuritySettings { jwt: Some(config), is_open: false, ..SecuritySettings::OPEN };
     options
 }
 

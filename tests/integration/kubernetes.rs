@@ -17,8 +17,8 @@ use axum::{
 use linkis_rm::{
     client::{ResourceRequest, ResultResource},
     domain::{
-        external::Basis,
-        resource::{Dimension, KubernetesAmounts, LoadInstanceAmounts, Parts, Resource},
+        external::QueueCheckBasis,
+        resource::{Dimension, KubernetesAmounts, LoadInstanceAmounts, Resource, ResourceParts},
     },
     transport::proto::{self, external_resource_service_client::ExternalResourceServiceClient as Client},
 };
@@ -128,7 +128,7 @@ fn config(address: &str) -> String {
 fn of_namespace(namespace: &str, millicores: i64, gb: i64) -> Resource {
     let driver = LoadInstanceAmounts { memory: 1, cores: 1, instances: 1 };
     let part = KubernetesAmounts { memory: gb * GB, millicores, namespace: namespace.to_owned() };
-    Resource::from_parts(Parts::DriverAndKubernetes(driver, part)).unwrap()
+    Resource::from_parts(ResourceParts::DriverAndKubernetes(driver, part)).unwrap()
 }
 
 fn in_namespace(namespace: &str, millicores: i64, gb: i64) -> ResourceRequest {
@@ -202,7 +202,7 @@ async fn kubernetes_burst_is_granted_within_quotas_and_nodes() {
     cluster.show(|shown| shown.quotas[1].2[0] = 20_000);
     let grant = waiting.await.unwrap().granted();
     let queue = grant.queue.unwrap();
-    assert_eq!((queue.path.as_str(), queue.basis), ("root.etl", Basis::Snapshot));
+    assert_eq!((queue.path.as_str(), queue.basis), ("root.etl", QueueCheckBasis::Snapshot));
     // Of several namespaces, the first with room.
     let names = vec!["etl".to_owned(), "default".to_owned(), "free".to_owned()];
     let any = ResourceRequest { queue_names: names, ..in_namespace("etl", 4_000, 1) };
@@ -339,7 +339,8 @@ async fn trace_log_of_queue_requests_shows_no_secret() {
         queue_name: "eng.etl".into(),
         ..Default::default()
     };
-    let in_queue = request(&em("host1"), "hadoop", Resource::from_parts(Parts::DriverAndYarn(driver, part)).unwrap());
+    let in_queue =
+        request(&em("host1"), "hadoop", Resource::from_parts(ResourceParts::DriverAndYarn(driver, part)).unwrap());
     for ask in [in_queue, in_namespace("etl", 1000, 1)] {
         rm.client.dry_run(&ask).await.granted();
         let grant = rm.client.request_resource(&ask).await.granted();

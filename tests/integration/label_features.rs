@@ -9,8 +9,8 @@ use linkis_rm::{
     domain::{
         em::EmInstance,
         name::{Labels, Name},
-        operation::Register,
-        selector::{Preference, Selector},
+        operation::RegisterEm,
+        selector::{EmSelector, Preference},
     },
 };
 use serde::Deserialize;
@@ -82,7 +82,7 @@ impl Table {
         let labels = self.labels(pairs, |feature| feature != Feature::Core);
         let held = load(100 - free, 100 - free, 100 - free);
         let holding = ResourceRequest { labels: reserved.clone(), ..request(&em, "alice", held) };
-        rm.client.register(Register { labels, reserved, ..registration(em, load(100, 100, 100)) }).await.unwrap();
+        rm.client.register(RegisterEm { labels, reserved, ..registration(em, load(100, 100, 100)) }).await.unwrap();
         rm.client.request_resource(&holding).await.granted();
     }
 
@@ -100,7 +100,7 @@ impl Table {
             let weight = weight_of(self.features[key])?;
             Some(Preference { key: key.clone(), value: value.clone(), weight })
         });
-        let selector = Selector {
+        let selector = EmSelector {
             application_name: Some(kind.clone()),
             required: self.labels(pairs, |feature| feature == Feature::Core),
             preferred: preferred.collect(),
@@ -123,7 +123,7 @@ async fn chosen(rm: &Instance, table: &Table, kind: &str, request: &Pairs, hosts
     for (host, _) in hosts {
         let there = ResourceRequest {
             em: Some(em_of(host)),
-            selector: Selector { required: anywhere.selector.required.clone(), ..Selector::default() },
+            selector: EmSelector { required: anywhere.selector.required.clone(), ..EmSelector::default() },
             ..anywhere.clone()
         };
         match rm.client.dry_run(&there).await {

@@ -13,10 +13,10 @@ use linkis_rm::domain::{
     external::place_of,
     ledger::Ledger,
     limit_mode::LimitMode,
-    line::{FreedSpots, Spot},
+    line::{FreedKeys, WaitKey},
     operation::{Operation, Outcome, RequestKey},
     principal::Principal,
-    scope::Counter,
+    scope::ScopeCounter,
     ticket::Ticket,
 };
 use proptest::prelude::*;
@@ -25,10 +25,10 @@ use uuid::Uuid;
 use self::{assessment::*, database::*, model::*, operations::rules, steps::*, ticket_references::*};
 
 /// Who can be served after the batches, and could not before, is told of it where it is short.
-fn assert_woken(model: &Model, settled: &[usize], freed: &[FreedSpots]) {
+fn assert_woken(model: &Model, settled: &[usize], freed: &[FreedKeys]) {
     for number in settled.iter().copied().filter(|number| model.is_servable(*number)) {
         let w = &model.waiting[number];
-        let is_told = |spot: &Spot| freed.iter().any(|freed| freed.contains(spot));
+        let is_told = |spot: &WaitKey| freed.iter().any(|freed| freed.contains(spot));
         let told = w.stands().iter().any(|(spot, is_short)| *is_short && is_told(spot));
         assert!(told, "nobody wakes {w:?}, freed {freed:?}");
     }
@@ -37,7 +37,7 @@ fn assert_woken(model: &Model, settled: &[usize], freed: &[FreedSpots]) {
 /// What batches of different committers may share, beside nothing: whoever comes second waits until the first is committed.
 #[derive(Debug, PartialEq, Eq, Hash)]
 enum Shared {
-    Scope(Counter),
+    Scope(ScopeCounter),
     RequestId(RequestKey),
     /// Who adopts an engine may name a ticket of another EM.
     Ticket(Uuid),

@@ -8,15 +8,18 @@ use std::{
 };
 
 use linkis_rm::domain::{
-    adopt::Adopt,
+    adopt::AdoptTicket,
     em::{Em, EmInstance},
     external::Clusters,
-    ledger::{Deltas, Ledger, LineView, Snapshot, TicketPage},
-    limit::{Counting, LabelSet, Limits},
-    operation::{CountTickets, Operation, Outcome, Released, Reported, Request, RequestSpec, StepFrom, Unregister},
+    ledger::{Deltas, Ledger, LedgerSnapshot, TicketPage, WaitQueueView},
+    limit::{CountingRule, LabelSet, Limits},
+    operation::{
+        CountTickets, Operation, Outcome, PlacedRequest, ReleaseTicket, RequestSpec, StepCursor, UnregisterEm,
+        UpdateTicket,
+    },
     principal::Principal,
     resource::{Dimension, Resource},
-    scope::{Counter, Lacking, Queues, Usage},
+    scope::{MissingLabelPolicy, QueueCounting, ScopeCounter, ScopeHoldings},
     ticket::Ticket,
     ticket_digest::TicketDigest,
 };
@@ -77,7 +80,7 @@ struct Tables {
     ems: HashMap<EmInstance, Em>,
     tickets: BTreeMap<Uuid, Ticket>,
     ended: Vec<Uuid>,
-    counters: HashMap<Counter, Usage>,
+    counters: HashMap<ScopeCounter, ScopeHoldings>,
     sets: Vec<LabelSet>,
     sets_made: i64,
     now: i64,
@@ -89,15 +92,15 @@ impl Tables {
     }
 
     /// As the store reads: of the first operation on an EM that goes through its tickets, the next few.
-    fn snapshot(&self, batch: &[Operation]) -> Snapshot {
+    fn snapshot(&self, batch: &[Operation]) -> LedgerSnapshot {
         let (mut pages, mut tickets) = (HashMap::new(), HashMap::new());
         for operation in batch {
             tickets.extend(operation.ticket_id().and_then(|id| Some((id, self.tickets.get(&id)?.clone()))));
             let Some((from, em)) = operation.steps_from().zip(self.ems.get(operation.em())) else { continue };
             let after = match from {
-                StepFrom::First => Some(Uuid::nil()),
-                StepFrom::Ended => em.going.map(|going| going.after),
-                StepFrom::Counted => Some(em.counted.under_way.map_or(Uuid::nil(), |(_, after)| after)),
+                StepCursor::First => Some(Uuid::nil()),
+                StepCursor::Ended => em.going.map(|going| going.after),
+                StepCursor::Counted => Some(em.counted.under_way.map_or(Uuid::nil(), |(_, after)| after)),
             };
             let Some(after) = after.filter(|_| !pages.contains_key(operation.em())) else { continue };
             let behind = self.tickets.values().filter(|ticket| ticket.em == em.instance && ticket.id > after);
@@ -106,7 +109,7 @@ impl Tables {
             pages.insert(em.instance.clone(), TicketPage { after, last });
             tickets.extend(page.into_iter().map(|ticket| (ticket.id, ticket)));
         }
-        Snapshot {
+        LedgerSnapshot {
             now: OffsetDateTime::from_unix_timestamp(self.now).unwrap(),
             ems: self.ems.clone(),
             tickets,
@@ -119,7 +122,7 @@ impl Tables {
             request_ids: HashMap::new(),
             limits: self.limits(),
             scopes: self.counters.clone(),
-            line: LineView::default(),
+            line: WaitQueueView::default(),
             clusters: Clusters::default(),
         }
     }
@@ -171,7 +174,7 @@ impl Tables {
             assert_eq!(em.used_tickets, TicketDigest::of(&used));
         }
         assert!(self.tickets.values().all(|ticket| self.ems.contains_key(&ticket.em)), "an EM's row goes last");
-        let mut sums: HashMap<Counter, Usage> = HashMap::new();
+        let mut sums: HashMap<ScopeCounter, ScopeHoldings> = HashMap::new();
         for ticket in self.tickets.values() {
             let counted = self.ems[&ticket.em].counted;
             for limited in self.limits().scopes(&ticket.ticket_labels()) {
@@ -182,7 +185,7 @@ impl Tables {
                 }
             }
         }
-        let live = |counter: &Counter| self.sets.iter().any(|set| set.id == counter.label_set_id);
+        let live = |counter: &ScopeCounter| self.sets.iter().any(|set| set.id == counter.label_set_id);
         for (counter, usage) in self.counters.iter().filter(|(counter, _)| live(counter)) {
             assert_eq!(*usage, sums.remove(counter).unwrap_or_default(), "{counter:?}");
         }
@@ -195,8 +198,8 @@ impl Tables {
     fn new_set(&mut self) {
         self.sets_made += 1;
         self.sets.retain(|set| set.is_counted);
-        let (lacking, queues) = (Lacking::Empty, Queues::Apart);
-        let counting = Counting { keys: ["user".to_owned()].into(), lacking, queues, exempt: [].into() };
+        let (lacking, queues) = (MissingLabelPolicy::Empty, QueueCounting::Apart);
+        let counting = CountingRule { keys: ["user".to_owned()].into(), lacking, queues, exempt: [].into() };
         self.sets.push(LabelSet { id: self.sets_made, counting, is_counted: false });
     }
 
@@ -218,8 +221,8 @@ impl Tables {
         let named = |ago: usize| self.tickets.values().rev().nth(ago);
         Some(match *step {
             Step::Register(em) => Operation::Register(registration(instance(em), Resource::cpu(100).unwrap())),
-            Step::Unregister(em) => Operation::Unregister(Unregister { em: instance(em), epoch: None }),
-            Step::Request(em, user, is_old) => Operation::Request(Request {
+            Step::Unregister(em) => Operation::Unregister(UnregisterEm { em: instance(em), epoch: None }),
+            Step::Request(em, user, is_old) => Operation::Request(PlacedRequest {
                 em: instance(em),
                 ask: Arc::new(RequestSpec {
                     principal: Principal::Anonymous,
@@ -238,7 +241,7 @@ impl Tables {
                 wait: None,
                 scopes: Default::default(),
             }),
-            Step::Adopt(em, user, is_old) => Operation::Adopt(Adopt {
+            Step::Adopt(em, user, is_old) => Operation::Adopt(AdoptTicket {
                 ticket_id: Uuid::from_u128(if is_old { number } else { number + (1 << 64) }),
                 user: name(&format!("user{user}")),
                 creator: name("IDE"),
@@ -250,7 +253,7 @@ impl Tables {
             }),
             Step::Inited(ago) => {
                 let ticket = named(ago)?;
-                Operation::Inited(linkis_rm::domain::operation::Inited {
+                Operation::Inited(linkis_rm::domain::operation::ConfirmTicket {
                     ticket_id: ticket.id,
                     user: ticket.user.clone(),
                     em: ticket.em.clone(),
@@ -263,12 +266,12 @@ impl Tables {
                 let ticket = named(ago)?;
                 let (ticket_id, user, em) = (ticket.id, ticket.user.clone(), ticket.em.clone());
                 let used = Resource::cpu(used).unwrap();
-                Operation::Reported(Reported { ticket_id, user, em, used, epoch: None })
+                Operation::Reported(UpdateTicket { ticket_id, user, em, used, epoch: None })
             }
             Step::Release(ago) => {
                 let ticket = named(ago)?;
                 let (ticket_id, user, em) = (ticket.id, ticket.user.clone(), ticket.em.clone());
-                Operation::Released(Released { ticket_id, user, em })
+                Operation::Released(ReleaseTicket { ticket_id, user, em })
             }
             Step::EndTickets(em) => Operation::EndTickets(instance(em)),
             Step::CountTickets(em) => self.count_tickets(em),

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use linkis_rm::domain::{
-    resource::{Dimension, LoadInstanceAmounts, Parts, Resource, YarnAmounts},
+    resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
     ticket::TicketState,
 };
 use tonic::Code;
@@ -195,20 +195,20 @@ async fn em_provides_driver_part_of_yarn_request() {
         queue_instances: 0,
         application_id: String::new(),
     };
-    let asked = Resource::from_parts(Parts::DriverAndYarn(driver, queue.clone())).unwrap();
+    let asked = Resource::from_parts(ResourceParts::DriverAndYarn(driver, queue.clone())).unwrap();
     let grant = rm.client.request_resource(&request(&host, "hadoop", asked.clone())).await.granted();
     assert_eq!(rm.client.em(&host).await.unwrap().locked, load(2, 1, 1));
     assert_eq!(*rm.client.ticket(grant.ticket_id).await.unwrap().resource(), asked, "the ticket keeps all of it");
 
     let running = YarnAmounts { application_id: "application_1".into(), ..queue.clone() };
-    let used = Resource::from_parts(Parts::DriverAndYarn(driver, running)).unwrap();
+    let used = Resource::from_parts(ResourceParts::DriverAndYarn(driver, running)).unwrap();
     let ticket = rm.client.resource_inited(&inited(&grant, "hadoop", Some(used))).await.unwrap();
     assert_eq!(ticket.resource().application_id(), Some("application_1"));
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
     rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
 
     let elsewhere =
-        Resource::from_parts(Parts::DriverAndYarn(driver, YarnAmounts { queue_name: "q2".into(), ..queue }));
+        Resource::from_parts(ResourceParts::DriverAndYarn(driver, YarnAmounts { queue_name: "q2".into(), ..queue }));
     let grant = rm.client.request_resource(&request(&host, "hadoop", asked)).await.granted();
     let error = rm.client.resource_inited(&inited(&grant, "hadoop", Some(elsewhere.unwrap()))).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("UNANSWERABLE_RESOURCE"), "another queue than was granted");
@@ -366,10 +366,10 @@ async fn em_with_tickets_keeps_its_resource_type() {
     let host = em("host1");
     let queue =
         |name: &str, cores| YarnAmounts { queue_name: name.into(), queue_cores: cores, ..YarnAmounts::default() };
-    let on_queue = |name: &str, cores| Resource::from_parts(Parts::Yarn(queue(name, cores))).unwrap();
+    let on_queue = |name: &str, cores| Resource::from_parts(ResourceParts::Yarn(queue(name, cores))).unwrap();
     rm.client.register(registration(host.clone(), load(10, 8, 2))).await.unwrap();
     let nothing_here =
-        Resource::from_parts(Parts::DriverAndYarn(LoadInstanceAmounts::default(), queue("q", 5))).unwrap();
+        Resource::from_parts(ResourceParts::DriverAndYarn(LoadInstanceAmounts::default(), queue("q", 5))).unwrap();
     let grant = rm.client.request_resource(&request(&host, "hadoop", nothing_here)).await.granted();
     assert!(rm.client.em(&host).await.unwrap().is_idle());
     let error = rm.client.register(registration(host.clone(), on_queue("q", 10))).await.unwrap_err();

@@ -7,11 +7,11 @@ use std::{
 
 use linkis_rm::{
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         resource::Dimension,
     },
     transport::{
-        page::Page,
+        page::PageRequest,
         proto::{self, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient},
     },
 };
@@ -104,7 +104,7 @@ async fn limits_are_listed_with_author_and_time() {
     let elsewhere = Limits::connect(second.address.clone()).await.unwrap();
     assert_eq!(all(&elsewhere, 3).await, told);
     set(&limits, limit(Some("c"), 9), None).await.unwrap();
-    let token = |key| Page::new("ListLimits", 1, &()).unwrap().token(key);
+    let token = |key| PageRequest::new("ListLimits", 1, &()).unwrap().token(key);
     let page_token = token(r#"{"user":"b"}"#);
     let call = proto::ListLimitsRequest { page_size: 1, page_token };
     let page = elsewhere.clone().list_limits(call).await.unwrap().into_inner();
@@ -288,7 +288,7 @@ async fn limit_deleted_while_counting_ends_its_call() {
     // Nothing is counted as long as somebody holds the EM.
     database.hold_by_hand(&em("host")).await;
     let of = |n: usize| Rule {
-        pattern: Pattern::new(BTreeMap::from([(format!("label{n}"), None)])),
+        pattern: LabelPattern::new(BTreeMap::from([(format!("label{n}"), None)])),
         mode: Default::default(),
         max: BTreeMap::from([(Dimension::Instances, 9)]),
     };

@@ -5,7 +5,7 @@ use std::time::Duration;
 use linkis_rm::{
     client::{ResourceRequest, ResultResource},
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         limit_mode::LimitMode,
         resource::Dimension,
         scope::Tally,
@@ -19,7 +19,7 @@ use crate::harness::*;
 fn rule(labels: &[(&str, Option<&str>)], mode: LimitMode, instances: Option<i64>) -> Rule {
     let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned)));
     let max = instances.map(|instances| (Dimension::Instances, instances)).into_iter().collect();
-    Rule { pattern: Pattern::new(labels.collect()), mode, max }
+    Rule { pattern: LabelPattern::new(labels.collect()), mode, max }
 }
 
 fn ask(user: &str) -> ResourceRequest {

@@ -13,13 +13,13 @@ use linkis_rm::{
     client::{ResourceRequest, ResultResource},
     domain::{
         em::EmInstance,
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         name::Labels,
         policy::{Check, Policy},
         resource::{Dimension, Resource},
     },
     transport::{
-        page::Page,
+        page::PageRequest,
         proto::{self, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient},
     },
 };
@@ -29,8 +29,8 @@ use tonic_types::StatusExt as _;
 
 use crate::harness::*;
 
-fn pattern(labels: &[(&str, Option<&str>)]) -> Pattern {
-    Pattern::new(labels.iter().map(|(key, value)| ((*key).into(), value.map(str::to_owned))).collect())
+fn pattern(labels: &[(&str, Option<&str>)]) -> LabelPattern {
+    LabelPattern::new(labels.iter().map(|(key, value)| ((*key).into(), value.map(str::to_owned))).collect())
 }
 
 fn rule(labels: &[(&str, Option<&str>)], max: &[(Dimension, i64)]) -> Rule {
@@ -300,7 +300,7 @@ async fn invalid_limit_returns_field() {
     assert_eq!(status.code(), Code::NotFound);
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     for key in ["x", "abc", "é1"] {
-        for page_token in [key.to_owned(), Page::new("ListScopes", 1, &()).unwrap().token(key)] {
+        for page_token in [key.to_owned(), PageRequest::new("ListScopes", 1, &()).unwrap().token(key)] {
             let call = proto::ListScopesRequest { page_token, ..Default::default() };
             assert_eq!(usage.list_scopes(call).await.unwrap_err().code(), Code::InvalidArgument, "{key}");
         }

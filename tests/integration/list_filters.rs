@@ -6,10 +6,10 @@ use linkis_rm::{
     client::ResourceRequest,
     domain::{
         em::EmInstance,
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         name::Labels,
-        operation::Register,
-        report::{Health, Report},
+        operation::RegisterEm,
+        report::{EmReport, Health},
         resource::Dimension,
     },
     server::Options,
@@ -68,14 +68,14 @@ async fn list_ems_filters_by_state_and_labels() {
     for (host, zone, reserved) in [("a", "1", ""), ("b", "1", "x"), ("c", "2", ""), ("d", "2", "")] {
         let reserved = if reserved.is_empty() { labels([]) } else { labels([("for", reserved)]) };
         let register =
-            Register { labels: labels([("zone", zone)]), reserved, ..registration(em(host), load(10, 10, 10)) };
+            RegisterEm { labels: labels([("zone", zone)]), reserved, ..registration(em(host), load(10, 10, 10)) };
         epochs.insert(host, rm.client.register(register).await.unwrap().epoch);
     }
     let other = EmInstance::parse("em", "other", "e").unwrap();
     rm.client.register(registration(other.clone(), load(10, 10, 10))).await.unwrap();
     for (host, health) in [("a", Health::Healthy), ("b", Health::Unhealthy), ("c", Health::Healthy)] {
         let (em, epoch) = (em(host), epochs[host]);
-        let report = Report { em, epoch, sequence: 1, health, load: None, tickets: vec![], observed: None };
+        let report = EmReport { em, epoch, sequence: 1, health, load: None, tickets: vec![], observed: None };
         rm.client.heartbeat(&report).await.unwrap();
     }
     rm.client.drain(&em("c"), "a disk").await.unwrap();
@@ -132,7 +132,7 @@ async fn list_ems_page_of_rare_matches_is_bounded() {
     // More than a page looks through, and behind them one that is everything that the others are not.
     let crowd = EmInstance::parse("em", "crowd", "0").unwrap();
     let epoch = rm.client.register(registration(crowd.clone(), load(10, 10, 10))).await.unwrap().epoch;
-    let healthy = |em: &EmInstance, epoch| Report {
+    let healthy = |em: &EmInstance, epoch| EmReport {
         em: em.clone(),
         epoch,
         sequence: 1,
@@ -143,9 +143,9 @@ async fn list_ems_page_of_rare_matches_is_bounded() {
     };
     rm.client.heartbeat(&healthy(&crowd, epoch)).await.unwrap();
     let last = EmInstance::parse("em", "other", "last").unwrap();
-    let register = Register { labels: labels([("zone", "9")]), ..registration(last.clone(), load(10, 10, 10)) };
+    let register = RegisterEm { labels: labels([("zone", "9")]), ..registration(last.clone(), load(10, 10, 10)) };
     let epoch = rm.client.register(register).await.unwrap().epoch;
-    rm.client.heartbeat(&Report { health: Health::Unhealthy, ..healthy(&last, epoch) }).await.unwrap();
+    rm.client.heartbeat(&EmReport { health: Health::Unhealthy, ..healthy(&last, epoch) }).await.unwrap();
     rm.client.request_resource(&request(&last, "hadoop", load(1, 9, 1))).await.granted();
     rm.client.drain(&last, "a disk").await.unwrap();
     for table in ["linkis_em_resource_meta_data", "linkis_em_report"] {
@@ -196,7 +196,11 @@ async fn list_ems_page_of_rare_matches_is_bounded() {
 /// A limit on these labels, with a value or each.
 fn rule(of: &[(&str, Option<&str>)], instances: i64) -> Rule {
     let pattern = of.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned))).collect();
-    Rule { pattern: Pattern::new(pattern), mode: Default::default(), max: [(Dimension::Instances, instances)].into() }
+    Rule {
+        pattern: LabelPattern::new(pattern),
+        mode: Default::default(),
+        max: [(Dimension::Instances, instances)].into(),
+    }
 }
 
 /// The labels of all scopes that match, in order, and whether there may be more.

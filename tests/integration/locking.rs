@@ -6,7 +6,7 @@ use linkis_rm::{
     domain::{em::Em, ledger::Deltas, operation::LockKey},
     store::{
         Store, StoreError, em_resource,
-        resource_lock::{self, Obstacle},
+        resource_lock::{self, LockConflict},
         session, settlement,
     },
 };
@@ -139,7 +139,7 @@ async fn lock_keys_are_locked_in_one_order() {
         let mut probe = database.connect().await;
         for (other, key) in ordered.iter().enumerate().filter(|(other, _)| *other != at) {
             let obstacle = resource_lock::wait(&mut probe, key, Duration::from_millis(50)).await.unwrap();
-            let expected = if other < at { Obstacle::Transaction } else { Obstacle::None };
+            let expected = if other < at { LockConflict::Transaction } else { LockConflict::None };
             assert_eq!(obstacle, expected, "{key:?} while {held:?} is waited for");
         }
         sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();

@@ -10,7 +10,7 @@ use std::{
 
 use linkis_rm::{
     client::{ResourceRequest, ResultResource},
-    server::{Options, Security},
+    server::{Options, SecuritySettings},
 };
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -223,7 +223,7 @@ async fn certificate_expiry_metric_follows_renewal() {
     let (database, folder) = (Database::fresh().await, Folder::new("expiry"));
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["rm.example"], &[], 2040), &ca);
-    let security = Security { tls: Some(folder.files()), is_open: false, ..Security::OPEN };
+    let security = SecuritySettings { tls: Some(folder.files()), is_open: false, ..SecuritySettings::OPEN };
     let instance = Instance::start_with(&database, Options { security, ..options() }).await;
     let end = |file: &str| -> Option<i64> {
         let series = format!(r#"linkis_rm_tls_certificate_expiry_timestamp_seconds{{file="{file}"}} "#);

@@ -13,14 +13,14 @@ use std::{
 use linkis_rm::{
     client::{ClientError, ResourceRequest},
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         resource::Dimension,
     },
     server::Options,
     service::background::{
         Step, Task as _,
-        lease::{Holder, Lease},
-        retention::Retention,
+        lease::{LeaseFlag, RenewLease},
+        retention::PruneHistory,
     },
     store::{Store, history_part},
 };
@@ -122,9 +122,9 @@ async fn retention_beside_locked_partition_continues() {
         .await
         .unwrap();
     let store = Store::open(database.target(), options_of_tests().history).await.unwrap();
-    let (holder, mut session) = (Holder::default(), store.session());
-    Lease::new(Uuid::new_v4(), holder.clone()).step(&mut session).await.unwrap();
-    let mut retention = Retention::new(options_of_tests().history, holder, None);
+    let (holder, mut session) = (LeaseFlag::default(), store.session());
+    RenewLease::new(Uuid::new_v4(), holder.clone()).step(&mut session).await.unwrap();
+    let mut retention = PruneHistory::new(options_of_tests().history, holder, None);
     assert!(retention.step(&mut session).await.unwrap_err().is_lock_timeout());
     let kept = "SELECT (SELECT count(*) FROM linkis_request_id) + (SELECT count(*) FROM linkis_user_request_id)";
     assert_eq!(database.count(kept).await, 0);
@@ -168,7 +168,7 @@ const COUNTED_BEFORE: &str = "
 async fn what_an_earlier_release_counted_otherwise_is_counted_anew_while_others_are_served() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
-    let each = Pattern::new(BTreeMap::from([("user".to_owned(), None), ("engine_type".to_owned(), None)]));
+    let each = LabelPattern::new(BTreeMap::from([("user".to_owned(), None), ("engine_type".to_owned(), None)]));
     let rule = Rule { pattern: each, mode: Default::default(), max: BTreeMap::from([(Dimension::Instances, 3)]) };
     rm.client.set_limit(&rule).await.unwrap();
     let ask = ResourceRequest { engine_type: String::new(), ..request(&em("host1"), "hadoop", load(1, 1, 1)) };
@@ -201,7 +201,7 @@ async fn engine_families_of_earlier_release_are_recounted() {
     let (database, rm) = start().await;
     rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
     let each = |label: &str| Rule {
-        pattern: Pattern::new(BTreeMap::from([(label.to_owned(), None)])),
+        pattern: LabelPattern::new(BTreeMap::from([(label.to_owned(), None)])),
         mode: Default::default(),
         max: BTreeMap::from([(Dimension::Instances, 3)]),
     };

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use linkis_rm::{
     client::ClientError,
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         name::Labels,
         policy::Policy,
-        resource::{Dimension, Parts, Resource, YarnAmounts},
+        resource::{Dimension, Resource, ResourceParts, YarnAmounts},
         selector::Preference,
         ticket::EngineInstance,
     },
@@ -39,12 +39,12 @@ fn field<T: std::fmt::Debug>(answer: Result<T, ClientError>) -> String {
 
 fn of_creator(creator: &str) -> Rule {
     let labels = BTreeMap::from([("creator".to_owned(), Some(creator.to_owned()))]);
-    Rule { pattern: Pattern::new(labels), mode: Default::default(), max: [(Dimension::Instances, 5)].into() }
+    Rule { pattern: LabelPattern::new(labels), mode: Default::default(), max: [(Dimension::Instances, 5)].into() }
 }
 
 fn in_queue(queue: &str) -> Resource {
     let queue = YarnAmounts { queue_cores: 1, queue_name: queue.into(), ..YarnAmounts::default() };
-    Resource::from_parts(Parts::Yarn(queue)).unwrap()
+    Resource::from_parts(ResourceParts::Yarn(queue)).unwrap()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -53,7 +53,7 @@ async fn name_with_invisible_character_is_refused_when_new() {
     let (client, host) = (&rm.client, em("host1"));
     let grant = client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
     for bad in ILLEGAL {
-        let registered = |change: &dyn Fn(&mut linkis_rm::domain::operation::Register)| {
+        let registered = |change: &dyn Fn(&mut linkis_rm::domain::operation::RegisterEm)| {
             let mut registration = registration(em("host2"), load(1, 1, 1));
             change(&mut registration);
             client.register(registration)

@@ -6,8 +6,8 @@ use linkis_rm::{
         em::EmInstance,
         observation::Observations,
         operation::Grant,
-        report::{Health, Report},
-        resource::{LoadInstanceAmounts, Parts, Resource, YarnAmounts},
+        report::{EmReport, Health},
+        resource::{LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
     },
     transport::proto::{self, usage_service_client::UsageServiceClient},
 };
@@ -32,8 +32,8 @@ impl Ecm {
         Self { client: client.clone(), em, epoch }
     }
 
-    fn report(&self, sequence: i64, observed: &[(Uuid, Resource)]) -> Report {
-        Report {
+    fn report(&self, sequence: i64, observed: &[(Uuid, Resource)]) -> EmReport {
+        EmReport {
             em: self.em.clone(),
             epoch: self.epoch,
             sequence,
@@ -98,7 +98,7 @@ async fn observed_use_is_shown_and_not_counted() {
     assert_eq!((memory(&shown(&rm, a).await), memory(&shown(&rm, b).await)), (None, Some(3 * GB)));
     // One that tells nothing keeps the last; and so does one that is repeated, or comes too late.
     let third = seconds(&shown(&rm, b).await);
-    let silent = Report { tickets: vec![a, b], ..ecm.report(5, &[]) };
+    let silent = EmReport { tickets: vec![a, b], ..ecm.report(5, &[]) };
     ecm.client.heartbeat(&silent).await.unwrap();
     ecm.client.heartbeat(&ecm.report(5, &[(b, load(3, 1, 1))])).await.unwrap();
     let repeated = seconds(&shown(&rm, b).await);
@@ -131,7 +131,7 @@ async fn observed_use_of_other_shape_is_refused() {
     let in_queue = |queue: &str, queue_cores| {
         let queue = YarnAmounts { queue_name: queue.into(), queue_cores, ..YarnAmounts::default() };
         let driver = LoadInstanceAmounts { memory: GB, cores: 1, instances: 1 };
-        Resource::from_parts(Parts::DriverAndYarn(driver, queue)).unwrap()
+        Resource::from_parts(ResourceParts::DriverAndYarn(driver, queue)).unwrap()
     };
     let mine = ecm.used(load(4, 2, 1)).await.ticket_id;
     let queued = ecm.used(in_queue("a", 8)).await.ticket_id;
@@ -200,7 +200,7 @@ async fn observed_use_of_200_ems_is_stored_compactly() {
                 let others = (1..ENGINES).map(|other| Uuid::from_u128((other << 64) + u128::try_from(n).unwrap()));
                 let ids: Vec<Uuid> = [ticket_id].into_iter().chain(others).collect();
                 let observed: Vec<_> = ids.into_iter().map(|id| (id, load(round, 1, 1))).collect();
-                let report = Report { tickets: vec![ticket_id], ..ecm.report(round, &observed) };
+                let report = EmReport { tickets: vec![ticket_id], ..ecm.report(round, &observed) };
                 ecm.client.heartbeat(&report).await.unwrap();
             });
         }

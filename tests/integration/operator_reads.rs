@@ -10,7 +10,7 @@ use std::{
 
 use linkis_rm::{
     client::ResourceRequest,
-    domain::report::{Health, Report},
+    domain::report::{EmReport, Health},
     transport::proto::{self, usage_service_client::UsageServiceClient},
 };
 use tokio::task::JoinSet;
@@ -120,7 +120,7 @@ async fn operator_reads_leave_wait_queue_positions_unchanged() {
             break;
         }
         let (health, tickets) = (Health::Healthy, Default::default());
-        let report = Report { em: host.clone(), epoch, sequence, health, load: None, tickets, observed: None };
+        let report = EmReport { em: host.clone(), epoch, sequence, health, load: None, tickets, observed: None };
         let begun = Instant::now();
         rm.client.heartbeat(&report).await.unwrap();
         assert_eq!(database.count(late).await, 0, "it says in time that it lives");

@@ -12,7 +12,7 @@ use linkis_rm::{
     client::ResourceRequest,
     domain::{
         em::EmInstance,
-        report::{Health, Report},
+        report::{EmReport, Health},
         resource::Resource,
     },
     transport::proto::{self, EmState, usage_service_client::UsageServiceClient},
@@ -48,7 +48,7 @@ fn cores(overview: &proto::Overview) -> Vec<(EmState, i64, [i64; 4])> {
 }
 
 async fn report(rm: &Instance, em: &EmInstance, epoch: i64, sequence: i64, health: Health) {
-    let report = Report { em: em.clone(), epoch, sequence, health, load: None, tickets: vec![], observed: None };
+    let report = EmReport { em: em.clone(), epoch, sequence, health, load: None, tickets: vec![], observed: None };
     rm.client.heartbeat(&report).await.unwrap();
 }
 
@@ -65,7 +65,7 @@ async fn overview_equals_stored_counters() {
     for host in &hosts {
         let protected = load(1, 1, 0);
         let register =
-            linkis_rm::domain::operation::Register { protected, ..registration(host.clone(), load(10, 10, 10)) };
+            linkis_rm::domain::operation::RegisterEm { protected, ..registration(host.clone(), load(10, 10, 10)) };
         epochs.push(rm.client.register(register).await.unwrap().epoch);
     }
     // Of types whose amounts a database does not add up, and one with fewer dimensions.
@@ -201,7 +201,7 @@ async fn watchers_are_bounded_and_end_at_shutdown() {
     };
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "SHUTTING_DOWN"));
     drop(streams);
-    assert_eq!(stopping.await.unwrap(), linkis_rm::server::Ending::Drained);
+    assert_eq!(stopping.await.unwrap(), linkis_rm::server::ServerExit::Drained);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -10,11 +10,11 @@ use std::{
 use linkis_rm::{
     client::ResourceRequest,
     domain::{
-        limit::{Pattern, Rule},
-        operation::Register,
-        report::{Health, Load, Report},
+        limit::{LabelPattern, Rule},
+        operation::RegisterEm,
+        report::{EmReport, Health, Load},
     },
-    server::{Options, Security},
+    server::{Options, SecuritySettings},
 };
 use serde_json::{Value, json};
 use tokio::{
@@ -137,10 +137,10 @@ pub async fn furnish(rm: &Instance) -> tokio::task::JoinHandle<()> {
     let hosts = ["host1", "host2", "host3", HOSTILE].map(em);
     let mut epochs = Vec::new();
     for host in &hosts {
-        let register = Register { protected: load(1, 1, 0), ..registration(host.clone(), load(11, 11, 10)) };
+        let register = RegisterEm { protected: load(1, 1, 0), ..registration(host.clone(), load(11, 11, 10)) };
         epochs.push(rm.client.register(register).await.unwrap().epoch);
     }
-    let report = Report {
+    let report = EmReport {
         em: hosts[1].clone(),
         epoch: epochs[1],
         sequence: 1,
@@ -154,7 +154,7 @@ pub async fn furnish(rm: &Instance) -> tokio::task::JoinHandle<()> {
     let used = rm.client.request_resource(&request(&hosts[0], HOSTILE, load(2, 5, 1))).await.granted();
     rm.client.resource_inited(&inited(&used, HOSTILE, None)).await.unwrap();
     rm.client.request_resource(&request(&hosts[0], HOSTILE, load(1, 1, 1))).await.granted();
-    let pattern = Pattern::new([("user".to_owned(), Some("bob".to_owned()))].into());
+    let pattern = LabelPattern::new([("user".to_owned(), Some("bob".to_owned()))].into());
     rm.client.set_limit(&Rule { pattern, ..each_user(1) }).await.unwrap();
     rm.client.request_resource(&request(&hosts[3], "bob", load(1, 9, 1))).await.granted();
     rm.client.request_resource(&request(&hosts[0], "bob", load(1, 1, 1))).await.refused();
@@ -438,7 +438,7 @@ async fn page_cookie_under_tls_is_secure() {
     let (database, folder) = (Database::fresh().await, Folder::new("page"));
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
-    let security = Security { tls: Some(folder.files()), ..Security::OPEN };
+    let security = SecuritySettings { tls: Some(folder.files()), ..SecuritySettings::OPEN };
     let rm = Instance::start_with(&database, Options { security, ..options() }).await;
     let mut config = (*config(&ca, None)).clone();
     config.alpn_protocols.clear();

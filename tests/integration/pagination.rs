@@ -1,7 +1,7 @@
 //! Pages of what is listed: their sizes, their tokens, and the live end of the history.
 
 use linkis_rm::transport::{
-    page::Page,
+    page::PageRequest,
     proto::{self, usage_service_client::UsageServiceClient},
 };
 use sqlx::{Acquire as _, Executor as _};
@@ -113,11 +113,11 @@ async fn history_follow_token_skips_no_late_commit() {
 async fn page_token_with_unknown_year_is_refused() {
     let (_database, rm) = start().await;
     let mut usage = usage(&rm).await;
-    let refusals = Page::new("ListRefusals", 1, &proto::ListRefusalsRequest::default()).unwrap();
+    let refusals = PageRequest::new("ListRefusals", 1, &proto::ListRefusalsRequest::default()).unwrap();
     let by = proto::UsageBy::User.into();
     let asked = proto::GetUsageRequest { by, ..Default::default() };
-    let used = Page::new("GetUsage", 1, &asked).unwrap();
-    let waiting = Page::new("ListWaiting", 1, &proto::ListWaitingRequest::default()).unwrap();
+    let used = PageRequest::new("GetUsage", 1, &asked).unwrap();
+    let waiting = PageRequest::new("ListWaiting", 1, &proto::ListWaitingRequest::default()).unwrap();
     // Years 1 and 9999, those before and after, and the bounds of the number.
     let first = [-62_135_596_800_i64, -62_135_596_801, -377_705_116_800, -210_866_803_201, -1, i64::MIN];
     let last = [253_402_300_799, 253_402_300_800, 9_224_318_016_000, i64::MAX];

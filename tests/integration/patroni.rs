@@ -16,7 +16,7 @@ use std::{
 use linkis_rm::{
     client::{ResultResource, RmClient},
     server::Options,
-    store::target::Target,
+    store::target::ConnectTarget,
     transport::resource_manager::RequestTimeouts,
 };
 use rustix::process::{Pid, Signal};
@@ -314,7 +314,7 @@ async fn patroni_primary_loss_keeps_acknowledged_grants() {
     let mut instances = vec![];
     for url in [&all, &proxied] {
         let options = Options { times, ..options() };
-        instances.push(Instance::start_on(Target::parse(url).unwrap(), options, ANY_PORT.into()).await);
+        instances.push(Instance::start_on(ConnectTarget::parse(url).unwrap(), options, ANY_PORT.into()).await);
     }
     instances[0].client.register(registration(em("host1"), load(0, 1_000_000, 1_000_000))).await.unwrap();
     println!("the first primary is node {first}");

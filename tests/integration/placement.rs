@@ -14,13 +14,13 @@ use linkis_rm::{
     domain::{
         em::{Em, EmInstance},
         hold::NewHold,
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         name::{Labels, Name},
-        operation::{LockKey, Register},
+        operation::{LockKey, RegisterEm},
         policy::Policy,
-        report::{Health, Report},
+        report::{EmReport, Health},
         resource::{Dimension, Resource},
-        selector::{Placement, Preference, Selector},
+        selector::{EmSelector, Placement, Preference},
     },
     server::Options,
     transport::resource_manager::RequestTimeouts,
@@ -86,13 +86,13 @@ fn labels(pairs: &[(&str, &str)]) -> Labels {
 
 async fn register_labelled(rm: &Instance, host: &str, own: &[(&str, &str)], reserved: &[(&str, &str)]) {
     let registration = registration(em(host), load(100, 100, 100));
-    let registered = Register { labels: labels(own), reserved: labels(reserved), ..registration };
+    let registered = RegisterEm { labels: labels(own), reserved: labels(reserved), ..registration };
     let em = rm.client.register(registered).await.unwrap();
     assert_eq!((em.labels, em.reserved), (labels(own), labels(reserved)));
 }
 
 fn requiring(required: &[(&str, &str)]) -> ResourceRequest {
-    let selector = Selector { required: labels(required), ..Selector::default() };
+    let selector = EmSelector { required: labels(required), ..EmSelector::default() };
     ResourceRequest { selector, ..anywhere("hadoop", load(1, 1, 1)) }
 }
 
@@ -122,7 +122,7 @@ async fn placement_required_labels_select_em() {
     assert!(error.to_string().contains("tenant=a"), "{error}");
     assert_eq!(rm.client.dry_run(&named).await.unwrap_err().reason().as_deref(), Some("LABEL_REQUIRED"));
     // What is required is counted like any other label.
-    let of_a = Pattern::new(BTreeMap::from([("tenant".into(), Some("a".into()))]));
+    let of_a = LabelPattern::new(BTreeMap::from([("tenant".into(), Some("a".into()))]));
     rm.client
         .set_limit(&Rule { pattern: of_a, mode: Default::default(), max: [(Dimension::Instances, 1)].into() })
         .await
@@ -149,7 +149,7 @@ async fn placement_on_reserved_em_requires_its_label() {
     assert_eq!(placed(&rm, &requiring(&[("tenant", "a")])).await, "of-a", "what it is reserved for is a label of it");
     // Preferred, it ranks before what is freer.
     let preference = Preference { key: "tenant".into(), value: "a".into(), weight: 1 };
-    let selector = Selector { preferred: vec![preference], ..Selector::default() };
+    let selector = EmSelector { preferred: vec![preference], ..EmSelector::default() };
     let preferring = ResourceRequest { selector, ..requiring(&[]) };
     for _ in 0..3 {
         assert_eq!(placed(&rm, &preferring).await, "of-a");
@@ -172,7 +172,7 @@ async fn placement_policy_packs_or_spreads_application() {
     rm.client.set_policy(&kind("pack"), &pack).await.unwrap();
     assert_eq!(rm.client.policies().await.unwrap()[&kind("pack")], pack);
     let to = |application: &str, placement| ResourceRequest {
-        selector: Selector { application_name: Some(kind(application)), placement, ..Selector::default() },
+        selector: EmSelector { application_name: Some(kind(application)), placement, ..EmSelector::default() },
         ..anywhere("hadoop", load(1, 1, 1))
     };
     let fills = async |application: &str, placement| {
@@ -232,7 +232,7 @@ async fn who_says_that_it_is_unhealthy_is_chosen_no_more() {
         instance.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted();
     }
     for (sequence, health) in [(1, Health::Unhealthy), (2, Health::Healthy), (3, Health::Unhealthy)] {
-        let report = Report {
+        let report = EmReport {
             em: sick.instance.clone(),
             epoch: sick.epoch,
             sequence,
@@ -279,7 +279,7 @@ async fn placement_under_load_avoids_unhealthy_em() {
     let mut told = HashMap::new();
     for n in 0..6 {
         let sick = first.client.em(&em(&format!("host{n}"))).await.unwrap();
-        let report = Report {
+        let report = EmReport {
             em: sick.instance.clone(),
             epoch: sick.epoch,
             sequence: 1,
@@ -476,7 +476,7 @@ async fn placement_keeps_limits_and_request_ids() {
     let nowhere = rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.unwrap_err();
     assert_eq!(nowhere.reason().as_deref(), Some("NO_EM_MATCHES"));
     register(&rm, 3, 4).await;
-    let each_user = Pattern::new(BTreeMap::from([("user".into(), None)]));
+    let each_user = LabelPattern::new(BTreeMap::from([("user".into(), None)]));
     let rule = Rule { pattern: each_user, mode: Default::default(), max: BTreeMap::from([(Dimension::Instances, 2)]) };
     rm.client.set_limit(&rule).await.unwrap();
 

@@ -11,7 +11,7 @@ use std::{
 
 use linkis_rm::{
     server::{Server, ServerError, listen},
-    store::target::Target,
+    store::target::ConnectTarget,
     telemetry::with_causes,
 };
 use rustix::process::{Pid, Signal, kill_process};
@@ -73,9 +73,9 @@ impl Bouncer {
         panic!("PgBouncer does not start");
     }
 
-    fn target(&self) -> Target {
+    fn target(&self) -> ConnectTarget {
         let database = self.database.options.get_database().unwrap();
-        Target::parse(&format!("postgres://anybody@127.0.0.1:{}/{database}", self.port)).unwrap()
+        ConnectTarget::parse(&format!("postgres://anybody@127.0.0.1:{}/{database}", self.port)).unwrap()
     }
 
     /// Changes its settings while it runs.

@@ -15,7 +15,7 @@ use std::{
 use linkis_rm::{
     domain::{
         em::EmInstance,
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         resource::Dimension,
     },
     server::Options,
@@ -79,7 +79,7 @@ struct Measured {
 
 /// A limit of very much for each value of a label.
 fn for_each(label: &str, instances: i64) -> Rule {
-    let pattern = Pattern::new([(label.to_owned(), None)].into());
+    let pattern = LabelPattern::new([(label.to_owned(), None)].into());
     Rule { pattern, mode: Default::default(), max: [(Dimension::Instances, instances)].into() }
 }
 

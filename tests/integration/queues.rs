@@ -5,12 +5,12 @@ use std::{collections::BTreeMap, time::Duration};
 use linkis_rm::{
     client::{ResourceRequest, RmClient},
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         limit_mode::LimitMode,
         name::Labels,
         operation::Grant,
-        resource::{Dimension, KubernetesAmounts, LoadInstanceAmounts, Parts, Resource, YarnAmounts},
-        scope::Usage,
+        resource::{Dimension, KubernetesAmounts, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
+        scope::ScopeHoldings,
     },
 };
 use tonic::Code;
@@ -21,18 +21,18 @@ const DRIVER: LoadInstanceAmounts = LoadInstanceAmounts { memory: GB, cores: 1, 
 
 fn rule(labels: &[(&str, Option<&str>)], max: &[(Dimension, i64)]) -> Rule {
     let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned))).collect();
-    Rule { pattern: Pattern::new(labels), mode: LimitMode::Enforced, max: max.iter().cloned().collect() }
+    Rule { pattern: LabelPattern::new(labels), mode: LimitMode::Enforced, max: max.iter().cloned().collect() }
 }
 
 /// A driver and so many cores of a queue.
 fn in_queue(queue: &str, queue_cores: i64) -> Resource {
     let queue = YarnAmounts { queue_name: queue.into(), queue_cores, ..YarnAmounts::default() };
-    Resource::from_parts(Parts::DriverAndYarn(DRIVER, queue)).unwrap()
+    Resource::from_parts(ResourceParts::DriverAndYarn(DRIVER, queue)).unwrap()
 }
 
 fn in_namespace(namespace: &str, millicores: i64) -> Resource {
     let namespace = KubernetesAmounts { memory: 0, millicores, namespace: namespace.into() };
-    Resource::from_parts(Parts::DriverAndKubernetes(DRIVER, namespace)).unwrap()
+    Resource::from_parts(ResourceParts::DriverAndKubernetes(DRIVER, namespace)).unwrap()
 }
 
 async fn with_limits(rules: &[Rule]) -> (Database, Instance) {
@@ -58,7 +58,7 @@ async fn short(client: &RmClient, user: &str, resource: Resource) -> (String, Di
 }
 
 /// What a scope holds.
-async fn usage(client: &RmClient, scope: &str) -> Usage {
+async fn usage(client: &RmClient, scope: &str) -> ScopeHoldings {
     let scopes = client.scopes().await.unwrap();
     scopes.into_iter().find(|known| known.scope.to_string() == scope).map(|known| known.usage).unwrap_or_default()
 }
@@ -208,13 +208,13 @@ async fn queue_counter_returns_to_zero_after_any_end() {
         let error = client.resource_inited(&inited(&locked, "hadoop", Some(other))).await.unwrap_err();
         assert_eq!(error.reason().as_deref(), Some("UNANSWERABLE_RESOURCE"), "{error}");
     }
-    let driver_only = Resource::from_parts(Parts::DriverAndYarn(DRIVER, YarnAmounts::default())).unwrap();
+    let driver_only = Resource::from_parts(ResourceParts::DriverAndYarn(DRIVER, YarnAmounts::default())).unwrap();
     client.resource_reported(&in_use.reported(name("hadoop"), driver_only.clone())).await.unwrap();
     assert_eq!(held().await, (0, 8));
     client.resource_reported(&in_use.reported(name("hadoop"), in_queue("a", 2))).await.unwrap();
     client.resource_inited(&inited(&locked, "hadoop", Some(driver_only))).await.unwrap();
     assert_eq!(held().await, (2, 0));
-    assert_eq!(usage(client, "queue=default").await, Usage::default());
+    assert_eq!(usage(client, "queue=default").await, ScopeHoldings::default());
     assert_invariants(&database, client).await;
     client.resource_released(&release(&in_use, "hadoop")).await.unwrap();
     client.resource_released(&release(&locked, "hadoop")).await.unwrap();
@@ -232,7 +232,7 @@ async fn queue_counter_returns_to_zero_after_any_end() {
     assert_eq!(held().await, (8, 8));
     client.unregister(&em("host1")).await.unwrap();
     assert_eq!(held().await, (0, 0));
-    assert_eq!(usage(client, "em=host1:9102,queue=a").await, Usage::default());
+    assert_eq!(usage(client, "em=host1:9102,queue=a").await, ScopeHoldings::default());
     assert_eq!(assert_invariants(&database, client).await, 0);
 }
 

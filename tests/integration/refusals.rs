@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use linkis_rm::{
     client::ResourceRequest,
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         resource::Dimension,
     },
     transport::proto::{self, usage_service_client::UsageServiceClient},
@@ -303,7 +303,7 @@ async fn invalid_refusal_and_usage_calls_return_field() {
     }
     // Of nobody's limits there is nothing to say.
     let rule = Rule {
-        pattern: Pattern::new([("user".to_owned(), None)].into()),
+        pattern: LabelPattern::new([("user".to_owned(), None)].into()),
         mode: Default::default(),
         max: [(Dimension::Instances, 1)].into(),
     };

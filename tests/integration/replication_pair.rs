@@ -2,7 +2,7 @@
 
 use std::{fs, net::TcpListener, os::unix::fs::MetadataExt as _, path::PathBuf, process::Command, time::Duration};
 
-use linkis_rm::store::embedded::{Embedded, Settings};
+use linkis_rm::store::embedded::{EmbeddedPostgres, EmbeddedSettings};
 use rustix::process::{Pid, Signal};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 
@@ -30,7 +30,7 @@ pub const LONG: Duration = Duration::from_secs(30);
 
 /// A PostgreSQL.
 pub struct Node {
-    postgres: Embedded,
+    postgres: EmbeddedPostgres,
     folder: PathBuf,
     pub port: u16,
 }
@@ -47,7 +47,8 @@ impl Pair {
         let folders = ["a", "b"].map(|which| scratch(&format!("{name}-{which}")));
         folders.iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
         let [a, b] = folders;
-        let first = Embedded::start(Settings { data_dir: a.clone(), server_options: vec![] }).await.unwrap();
+        let first =
+            EmbeddedPostgres::start(EmbeddedSettings { data_dir: a.clone(), server_options: vec![] }).await.unwrap();
         first.stop().await;
         [&a, &b].into_iter().for_each(|folder| fs::write(folder.join("hba"), ACCESS).unwrap());
         // A copy of one that stands still.
@@ -114,7 +115,7 @@ impl Node {
             let own = [("port", port.to_string()), ("hba_file", hba.to_str().unwrap().to_owned())];
             let own = own.iter().map(|(name, value)| (*name, value.as_str()));
             let server_options = SMALL.into_iter().chain(own).chain(more.iter().copied()).map(setting).collect();
-            match Embedded::start(Settings { data_dir: folder.clone(), server_options }).await {
+            match EmbeddedPostgres::start(EmbeddedSettings { data_dir: folder.clone(), server_options }).await {
                 Ok(postgres) => return Self { postgres, folder, port },
                 Err(error) => failures.push(error),
             }

@@ -3,8 +3,8 @@
 use linkis_rm::{
     client::ClientError,
     domain::{
-        limit::{Pattern, Rule},
-        resource::{Dimension, Parts, Resource, YarnAmounts},
+        limit::{LabelPattern, Rule},
+        resource::{Dimension, Resource, ResourceParts, YarnAmounts},
     },
     transport::proto::{
         self, request_resource_response::Result as Answer, resource::Kind,
@@ -48,7 +48,7 @@ async fn dry_run_returns_head_room() {
     let mut registration = registration(host.clone(), load(64, 16, 20));
     registration.protected = load(4, 2, 0);
     rm.client.register(registration).await.unwrap();
-    let keys = |keys: &[&str]| Pattern::new(keys.iter().map(|key| ((*key).to_owned(), None)).collect());
+    let keys = |keys: &[&str]| LabelPattern::new(keys.iter().map(|key| ((*key).to_owned(), None)).collect());
     for (labels, max) in [
         (&["user"][..], vec![(Dimension::Instances, 5), (Dimension::Cores, 100)]),
         (&["creator", "user"][..], vec![(Dimension::Memory, 10 * GB)]),
@@ -92,8 +92,12 @@ async fn request_for_other_queue_names_both_queues() {
     let host = em("host1");
     let on_queue = |queue: &str, cores| {
         let queue_name = queue.to_owned();
-        Resource::from_parts(Parts::Yarn(YarnAmounts { queue_name, queue_cores: cores, ..YarnAmounts::default() }))
-            .unwrap()
+        Resource::from_parts(ResourceParts::Yarn(YarnAmounts {
+            queue_name,
+            queue_cores: cores,
+            ..YarnAmounts::default()
+        }))
+        .unwrap()
     };
     rm.client.register(registration(host.clone(), on_queue("root.etl", 10))).await.unwrap();
     let wrong = request(&host, "hadoop", on_queue("root.adhoc", 1));

@@ -4,8 +4,8 @@ use linkis_rm::{
     client::{ClientError, RmClient},
     domain::{
         limit::Rule,
-        operation::{Grant, Reported},
-        resource::{Dimension, LoadInstanceAmounts, Parts, Resource, YarnAmounts},
+        operation::{Grant, UpdateTicket},
+        resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
         ticket::{Ticket, TicketState},
     },
     transport::proto::{self, usage_service_client::UsageServiceClient},
@@ -15,7 +15,7 @@ use tonic_types::StatusExt as _;
 
 use crate::harness::*;
 
-fn report(grant: &Grant, used: Resource) -> Reported {
+fn report(grant: &Grant, used: Resource) -> UpdateTicket {
     grant.reported(name("hadoop"), used)
 }
 
@@ -121,7 +121,7 @@ async fn reported_use_with_stale_epoch_is_refused() {
     let old = rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     let (grant, _) = in_use(&rm.client, load(4, 4, 1)).await;
     let new = rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
-    let of = |epoch| Reported { epoch: Some(epoch), ..report(&grant, load(2, 2, 1)) };
+    let of = |epoch| UpdateTicket { epoch: Some(epoch), ..report(&grant, load(2, 2, 1)) };
     let error = rm.client.resource_reported(&of(old.epoch)).await.unwrap_err();
     assert_eq!(told(&error), not_now("STALE_EPOCH"));
     let error = rm.client.resource_reported(&of(new.epoch + 1)).await.unwrap_err();
@@ -144,7 +144,7 @@ async fn application_id_reported_late_is_kept() {
             application_id: id.into(),
             ..YarnAmounts::default()
         };
-        Resource::from_parts(Parts::DriverAndYarn(driver, queue)).unwrap()
+        Resource::from_parts(ResourceParts::DriverAndYarn(driver, queue)).unwrap()
     };
     let (grant, _) = in_use(&rm.client, with(1, "")).await;
     let id_of = |ticket: &Ticket| ticket.resource().application_id().unwrap().to_owned();
@@ -176,7 +176,7 @@ async fn application_id_reported_late_is_kept() {
     assert_eq!(id_of(&answer), "application_2");
     let elsewhere = |queue_cores| {
         let queue = YarnAmounts { queue_name: "q2".into(), queue_cores, ..YarnAmounts::default() };
-        Resource::from_parts(Parts::DriverAndYarn(LoadInstanceAmounts::default(), queue)).unwrap()
+        Resource::from_parts(ResourceParts::DriverAndYarn(LoadInstanceAmounts::default(), queue)).unwrap()
     };
     // Nothing on another queue is nothing on its own.
     let nothing = rm.client.resource_reported(&report(&grant, elsewhere(0))).await.unwrap();

@@ -4,8 +4,8 @@ use std::{collections::HashSet, time::Duration};
 
 use linkis_rm::{
     client::RmClient,
-    domain::{em::EmInstance, operation::Released, resource::Resource},
-    store::user_resource::{self, PageOf},
+    domain::{em::EmInstance, operation::ReleaseTicket, resource::Resource},
+    store::user_resource::{self, EmTicketsQuery},
     transport::proto::{
         self, limit_service_client::LimitServiceClient, resource_manager_service_client::ResourceManagerServiceClient,
     },
@@ -198,7 +198,7 @@ async fn unregister_of_many_ems_ends_tickets_once() {
         let client = rm.client.clone();
         let host = EmInstance::parse("em", "linkis-cg-engineconnmanager", &instance).unwrap();
         calls.spawn(async move {
-            client.resource_released(&Released { ticket_id, user: name(&user), em: host }).await.unwrap()
+            client.resource_released(&ReleaseTicket { ticket_id, user: name(&user), em: host }).await.unwrap()
         });
     }
     calls.join_all().await;
@@ -321,7 +321,7 @@ async fn tickets_of_later_registration_are_skipped() {
     let mut connection = database.pool.acquire().await.unwrap();
     let (mut after, mut parts, mut found) = (Some(Uuid::nil()), 0, HashSet::new());
     while let Some(from) = after {
-        let page = PageOf { em: &host, after: from, limit: 4, epoch_max: Some(later[0] - 1) };
+        let page = EmTicketsQuery { em: &host, after: from, limit: 4, epoch_max: Some(later[0] - 1) };
         let (pages, tickets) = user_resource::read_pages(&mut connection, &[page]).await.unwrap();
         assert!(tickets.len() <= 4 && tickets.values().all(|ticket| ticket.em_epoch < later[0]));
         found.extend(tickets.into_keys());

@@ -5,7 +5,7 @@ use std::{collections::HashSet, time::Duration};
 use linkis_rm::{
     client::RmClient,
     server::Options,
-    store::target::{Purpose, Target},
+    store::target::{ConnectTarget, DatabaseRole},
     transport::{
         proto::{GetUsageRequest, ListActionsRequest, ListActionsResponse, UsageBy},
         resource_manager::RequestTimeouts,
@@ -22,8 +22,8 @@ use crate::{
 /// An instance that writes at the first of two nodes, or at whichever takes writes, and reads at the other.
 async fn instance(pair: &Pair, written: &str) -> Instance {
     let url = pair.url().replace("read-write", "standby");
-    let standby = Some(Target::parse_for(Purpose::OldReads, &url).unwrap());
-    Instance::start_on(Target::parse(written).unwrap(), Options { standby, ..options() }, ANY_PORT.into()).await
+    let standby = Some(ConnectTarget::parse_for(DatabaseRole::OldReads, &url).unwrap());
+    Instance::start_on(ConnectTarget::parse(written).unwrap(), Options { standby, ..options() }, ANY_PORT.into()).await
 }
 
 async fn history(client: &RmClient, newest_first: bool) -> ListActionsResponse {
@@ -193,7 +193,7 @@ async fn the_hourly_audit_is_of_the_standby() {
 async fn commit_on_silent_sync_standby_ends_by_deadline() {
     let pair = Pair::start("waits-for", true).await;
     let times = RequestTimeouts { request_timeout: Duration::from_secs(2), ..options().times };
-    let target = Target::parse(&pair.primary.url()).unwrap();
+    let target = ConnectTarget::parse(&pair.primary.url()).unwrap();
     let instance = Instance::start_on(target, Options { times, ..options() }, ANY_PORT.into()).await;
     let host = em("host1");
     instance.client.register(registration(host.clone(), load(64, 64, 64))).await.unwrap();

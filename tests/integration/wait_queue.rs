@@ -13,14 +13,14 @@ use linkis_rm::{
     domain::{
         em::EmInstance,
         hold::NewHold,
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         operation::{Grant, LockKey},
         resource::{Dimension, Resource},
     },
     server::Options,
     store::waiting::CHANNEL,
     transport::{
-        edge::Bounds,
+        edge::EdgeBounds,
         proto::{self, resource_manager_service_client::ResourceManagerServiceClient},
         resource_manager::RequestTimeouts,
     },
@@ -46,7 +46,7 @@ fn patient(em: &EmInstance, user: &str, resource: Resource) -> ResourceRequest {
 }
 
 fn user_limit(user: &str, instances: i64) -> Rule {
-    let pattern = Pattern::new([("user".to_owned(), Some(user.to_owned()))].into());
+    let pattern = LabelPattern::new([("user".to_owned(), Some(user.to_owned()))].into());
     Rule { pattern, mode: Default::default(), max: [(Dimension::Instances, instances)].into() }
 }
 
@@ -485,7 +485,7 @@ async fn wait_queue_any_em_skips_held_em() {
 async fn full_wait_queue_grants_request_that_fits() {
     let (database, other) = start().await;
     let rm =
-        Instance::start_with(&database, Options { bounds: Bounds { waiting: 1, ..options().bounds }, ..options() })
+        Instance::start_with(&database, Options { bounds: EdgeBounds { waiting: 1, ..options().bounds }, ..options() })
             .await;
     let (full, _grant) = full_em(&other.client, "host1", 10).await;
     let empty = em("host2");

@@ -14,7 +14,7 @@ use linkis_rm::{
     domain::{
         em::{Em, EmInstance},
         name::{Labels, Name},
-        operation::{Grant, Register, Released},
+        operation::{Grant, RegisterEm, ReleaseTicket},
         resource::Resource,
         ticket::EngineInstance,
     },
@@ -129,9 +129,9 @@ pub(crate) fn em(number: u64) -> Result<EmInstance, Failure> {
 }
 
 /// Returns the registration of an EM with capacity for `engines`.
-pub(crate) fn registration(em: EmInstance, engines: i64) -> Result<Register, Failure> {
+pub(crate) fn registration(em: EmInstance, engines: i64) -> Result<RegisterEm, Failure> {
     let total = Resource::load_instance(engines.saturating_mul(MEMORY).min(PLENTY), engines, engines)?;
-    Ok(Register { em, protected: total.zero_like(), total, labels: Labels::default(), reserved: Labels::default() })
+    Ok(RegisterEm { em, protected: total.zero_like(), total, labels: Labels::default(), reserved: Labels::default() })
 }
 
 /// Returns a user of the crowds; every number is valid.
@@ -162,6 +162,6 @@ pub(crate) fn granted(answer: ResultResource) -> Result<Grant, Failure> {
 }
 
 /// Returns the release of a ticket of a user by number.
-pub(crate) fn release(ticket_id: Uuid, em: EmInstance, number: u64) -> Result<Released, Failure> {
-    Ok(Released { ticket_id, user: user(number)?, em })
+pub(crate) fn release(ticket_id: Uuid, em: EmInstance, number: u64) -> Result<ReleaseTicket, Failure> {
+    Ok(ReleaseTicket { ticket_id, user: user(number)?, em })
 }

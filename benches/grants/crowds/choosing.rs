@@ -8,7 +8,7 @@ use linkis_rm::{
         em::Em,
         name::Name,
         resource::{Dimension, Resource},
-        selector::Selector,
+        selector::EmSelector,
     },
 };
 
@@ -16,7 +16,7 @@ use crate::{Failure, random::Random};
 
 use super::{
     callers::{KIND, USERS, ask, em, registration},
-    closed::{self, Seen, WINDOW},
+    closed::{self, ClosedLoopResult, WINDOW},
     findings::Findings,
     stage::Stage,
 };
@@ -74,7 +74,12 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     Ok(Some(granted))
 }
 
-async fn pair(stage: &Stage, ems: u64, count: u64, refused: bool) -> Result<(Seen, Seen), Failure> {
+async fn pair(
+    stage: &Stage,
+    ems: u64,
+    count: u64,
+    refused: bool,
+) -> Result<(ClosedLoopResult, ClosedLoopResult), Failure> {
     Ok((
         closed::ask(&stage.callers, count, WINDOW, refused, request(ems, true, refused)).await?,
         closed::ask(&stage.callers, count, WINDOW, refused, request(ems, false, refused)).await?,
@@ -112,7 +117,7 @@ fn request(
         }
         if !named {
             request.em = None;
-            request.selector = Selector { application_name: Some(Name::parse("em", KIND)?), ..Selector::default() };
+            request.selector = EmSelector { application_name: Some(Name::parse("em", KIND)?), ..EmSelector::default() };
         }
         Ok(request)
     }

@@ -24,7 +24,7 @@ pub(crate) const WINDOW: Duration = Duration::from_secs(5);
 
 /// Result of the callers.
 #[derive(Default)]
-pub(crate) struct Seen {
+pub(crate) struct ClosedLoopResult {
     /// Replies per second.
     pub rate: f64,
     /// Median duration of a call, in milliseconds.
@@ -33,7 +33,7 @@ pub(crate) struct Seen {
     pub on: HashMap<EmInstance, i64>,
 }
 
-impl Seen {
+impl ClosedLoopResult {
     pub fn granted(&self) -> i64 {
         self.on.values().sum()
     }
@@ -46,7 +46,7 @@ pub(crate) async fn ask(
     window: Duration,
     refused: bool,
     request: impl Fn(&mut Random) -> Result<ResourceRequest, Failure> + Clone + Send + 'static,
-) -> Result<Seen, Failure> {
+) -> Result<ClosedLoopResult, Failure> {
     let stop = Arc::new(AtomicBool::new(false));
     let counted_from = Instant::now() + WARM_UP;
     let mut all = JoinSet::new();
@@ -72,7 +72,7 @@ pub(crate) async fn ask(
     }
     tokio::time::sleep(WARM_UP + window).await;
     stop.store(true, Relaxed);
-    let (mut seen, mut times) = (Seen::default(), Vec::new());
+    let (mut seen, mut times) = (ClosedLoopResult::default(), Vec::new());
     while let Some(done) = all.join_next().await {
         let (some, on): (Vec<Duration>, HashMap<EmInstance, i64>) = done??;
         times.extend(some);

@@ -13,7 +13,7 @@ use linkis_rm::{
     client::RmClient,
     domain::{
         em::EmInstance,
-        report::{Health, Report},
+        report::{EmReport, Health},
     },
 };
 use tonic::Code;
@@ -93,7 +93,7 @@ async fn is_lost(stage: &Stage, findings: &mut Findings, tickets: u64) -> Result
     let epoch = client.register(registration(em.clone(), PLENTY)?).await?.epoch;
     let reports = async {
         for sequence in 1.. {
-            let report = Report {
+            let report = EmReport {
                 em: em.clone(),
                 epoch,
                 sequence,

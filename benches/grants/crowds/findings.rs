@@ -3,9 +3,9 @@
 
 use std::time::Duration;
 
-use crate::{ratios::Wanted, sample::median};
+use crate::{ratios::RatioTarget, sample::median};
 
-use super::open::{Seen, Times};
+use super::open::{OpenLoopResult, Times};
 
 /// Maximum increase of the others' p99 while a crowd passes, in milliseconds.
 const MORE_FOR_OTHERS_MAX: f64 = 25.0;
@@ -29,7 +29,7 @@ pub(crate) struct Figure {
     pub name: String,
     pub unit: &'static str,
     pub values: Vec<f64>,
-    pub wanted: Option<Wanted>,
+    pub wanted: Option<RatioTarget>,
 }
 
 /// Durations of others' calls, in the calm phase and during one kind of event, with one pair per round.
@@ -55,7 +55,7 @@ pub(crate) struct Pair {
 }
 
 impl Findings {
-    pub fn figure(&mut self, name: impl Into<String>, unit: &'static str, value: f64, wanted: Option<Wanted>) {
+    pub fn figure(&mut self, name: impl Into<String>, unit: &'static str, value: f64, wanted: Option<RatioTarget>) {
         let name = name.into();
         match self.figures.iter_mut().find(|figure| figure.name == name) {
             Some(figure) => figure.values.push(value),
@@ -64,11 +64,11 @@ impl Findings {
     }
 
     pub fn at_most(&mut self, name: impl Into<String>, unit: &'static str, value: f64, bound: f64) {
-        self.figure(name, unit, value, Some(Wanted::AtMost(bound)));
+        self.figure(name, unit, value, Some(RatioTarget::AtMost(bound)));
     }
 
     pub fn at_least(&mut self, name: impl Into<String>, unit: &'static str, value: f64, bound: f64) {
-        self.figure(name, unit, value, Some(Wanted::AtLeast(bound)));
+        self.figure(name, unit, value, Some(RatioTarget::AtLeast(bound)));
     }
 
     /// Adds a figure without a bound.
@@ -84,7 +84,7 @@ impl Findings {
     }
 
     /// Records the failed calls of others.
-    pub fn note_failed(&mut self, when: &str, seen: &Seen) {
+    pub fn note_failed(&mut self, when: &str, seen: &OpenLoopResult) {
         if let Some(error) = &seen.error {
             self.notes.push(format!("{} calls of others failed {when}; the first: {error}", seen.failed));
         }
@@ -117,8 +117,8 @@ impl Passes {
         self.median(|pair| millis(pair.during.p99) - millis(pair.calm.p99))
     }
 
-    pub fn wanted() -> Wanted {
-        Wanted::AtMost(MORE_FOR_OTHERS_MAX)
+    pub fn wanted() -> RatioTarget {
+        RatioTarget::AtMost(MORE_FOR_OTHERS_MAX)
     }
 
     pub fn met(&self) -> bool {
@@ -130,10 +130,10 @@ impl Passes {
     }
 }
 
-fn met(wanted: Wanted, value: f64) -> bool {
+fn met(wanted: RatioTarget, value: f64) -> bool {
     match wanted {
-        Wanted::AtLeast(bound) => value >= bound,
-        Wanted::AtMost(bound) => value <= bound,
+        RatioTarget::AtLeast(bound) => value >= bound,
+        RatioTarget::AtMost(bound) => value <= bound,
     }
 }
 

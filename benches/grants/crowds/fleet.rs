@@ -10,7 +10,7 @@ use std::{
 
 use linkis_rm::domain::{
     em::{Em, EmInstance},
-    report::{Health, Report},
+    report::{EmReport, Health},
 };
 use uuid::Uuid;
 
@@ -60,14 +60,14 @@ impl Fleet {
     }
 
     /// Returns the reports of all EMs, in turn.
-    pub fn reports(&self) -> open::Calls<impl FnMut(u64, Random) -> OtherCall + Send + 'static> {
+    pub fn reports(&self) -> open::OpenLoopLoad<impl FnMut(u64, Random) -> OtherCall + Send + 'static> {
         let fleet = self.clone();
         let call = move |_, _| -> OtherCall {
             let fleet = fleet.clone();
             Box::pin(async move {
                 let sequence = fleet.sequence.fetch_add(1, Relaxed) + 1;
                 let (em, tickets) = &fleet.ems[(sequence as u64 % fleet.len()) as usize];
-                let report = Report {
+                let report = EmReport {
                     em: em.instance.clone(),
                     epoch: em.epoch,
                     sequence,
@@ -83,6 +83,6 @@ impl Fleet {
                 }
             })
         };
-        open::Calls { per_second: self.len() as f64 / INTERVAL.as_secs_f64(), call }
+        open::OpenLoopLoad { per_second: self.len() as f64 / INTERVAL.as_secs_f64(), call }
     }
 }

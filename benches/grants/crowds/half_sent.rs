@@ -41,7 +41,7 @@ const LIMIT: Duration = Duration::from_secs(60);
 const AFTER: Duration = Duration::from_secs(2);
 
 #[derive(Default)]
-struct Progress {
+struct UploadProgress {
     bytes: AtomicU64,
     all_sent: AtomicU64,
     refused: AtomicU64,
@@ -71,7 +71,7 @@ async fn one(stage: &mut Stage, findings: &mut Findings, calls: u64, connections
     let name = format!("{calls} half-sent heartbeats on {connections} connections");
     // Each run starts with a new server.
     stage.restart(false, &[]).await?;
-    let (memory, progress) = (stage.memory()?, Arc::new(Progress::default()));
+    let (memory, progress) = (stage.memory()?, Arc::new(UploadProgress::default()));
     let looks = tokio::spawn(look(memory, progress.clone()));
     let done = stage.pair(findings, &name, LIMIT, send(stage.url(), calls, connections, progress.clone())).await;
     looks.abort();
@@ -97,7 +97,7 @@ async fn one(stage: &mut Stage, findings: &mut Findings, calls: u64, connections
     Ok(())
 }
 
-async fn send(url: String, calls: u64, connections: u64, progress: Arc<Progress>) -> Result<(), Failure> {
+async fn send(url: String, calls: u64, connections: u64, progress: Arc<UploadProgress>) -> Result<(), Failure> {
     let mut opened = Vec::new();
     for _ in 0..connections {
         match Connection::open(&url).await {
@@ -132,7 +132,7 @@ async fn send(url: String, calls: u64, connections: u64, progress: Arc<Progress>
 }
 
 /// Sends all but the last byte of a message. Returns `None` if the server rejects the call or enough was sent.
-async fn half_send(connection: &Connection, progress: &Progress) -> Option<HalfSent> {
+async fn half_send(connection: &Connection, progress: &UploadProgress) -> Option<HalfSent> {
     let sent = |bytes: usize| {
         progress.bytes.fetch_add(bytes as u64, Relaxed);
     };
@@ -152,7 +152,7 @@ async fn half_send(connection: &Connection, progress: &Progress) -> Option<HalfS
 }
 
 /// Stops the senders when the server has taken enough memory.
-async fn look(memory: Memory, progress: Arc<Progress>) {
+async fn look(memory: Memory, progress: Arc<UploadProgress>) {
     while memory.above().is_some_and(|megabytes| megabytes < ENOUGH_MEGABYTES) {
         tokio::time::sleep(LOOK).await;
     }

@@ -59,9 +59,9 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
 }
 
 /// Number of calls by reply, and the time until the last one.
-type Answers = (BTreeMap<String, u64>, Duration);
+type ReplyCounts = (BTreeMap<String, u64>, Duration);
 
-async fn ask_all(url: String, calls: u64, timeout: Option<Duration>) -> Result<Answers, Failure> {
+async fn ask_all(url: String, calls: u64, timeout: Option<Duration>) -> Result<ReplyCounts, Failure> {
     let message = proto::RequestResourceRequest {
         em: Some(proto::EmInstance {
             application_name: super::callers::KIND.to_owned(),
@@ -101,7 +101,7 @@ async fn ask_all(url: String, calls: u64, timeout: Option<Duration>) -> Result<A
     Ok((answers, begun.elapsed()))
 }
 
-fn tell(findings: &mut Findings, name: &str, (answers, last): &Answers) {
+fn tell(findings: &mut Findings, name: &str, (answers, last): &ReplyCounts) {
     let fine = |answer: &str| {
         answer == "Aborted/LOCK_TIMEOUT" || answer.starts_with(&format!("{:?}", Code::ResourceExhausted))
     };

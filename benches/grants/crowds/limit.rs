@@ -7,7 +7,7 @@ use std::{
 
 use linkis_rm::{
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         resource::Dimension,
     },
     transport::proto::{self, limit_service_client::LimitServiceClient},
@@ -84,6 +84,6 @@ async fn is_in_force(url: &str) -> Result<bool, Failure> {
 
 /// Returns a limit without effect for each value of a label.
 pub(crate) fn each(label: &str) -> Rule {
-    let pattern = Pattern::new(BTreeMap::from([(label.to_owned(), None)]));
+    let pattern = LabelPattern::new(BTreeMap::from([(label.to_owned(), None)]));
     Rule { pattern, mode: Default::default(), max: BTreeMap::from([(Dimension::Instances, i64::MAX)]) }
 }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use linkis_rm::{
     client::{ResourceRequest, RmClient},
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         name::Name,
         operation::Grant,
         resource::Dimension,
@@ -18,7 +18,7 @@ use crate::Failure;
 use super::{
     callers::{PLENTY, ask_for, em, granted, registration},
     findings::Findings,
-    spent::Spent,
+    spent::CostMeasurement,
     stage::Stage,
 };
 
@@ -73,7 +73,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     client.register(registration(em(0)?, PLENTY)?).await?;
     let labels = BTreeMap::from([("user".to_owned(), None), ("creator".to_owned(), Some(LIMITED.to_owned()))]);
     let max = BTreeMap::from([(Dimension::Instances, 1)]);
-    client.set_limit(&Rule { pattern: Pattern::new(labels), mode: Default::default(), max }).await?;
+    client.set_limit(&Rule { pattern: LabelPattern::new(labels), mode: Default::default(), max }).await?;
     let register = |client: RmClient, number: u64| async move {
         client.register(registration(em(1 + number)?, 1)?).await?;
         Ok(())
@@ -123,12 +123,12 @@ async fn one(stage: &Stage, findings: &mut Findings, keys: Keys, waiting: u64) -
         findings.unfinished.push(format!("{name}: not all were queued within {QUEUED_TIMEOUT:?}"));
         return Ok(None);
     };
-    let idle = Spent::begin(stage).await?;
+    let idle = CostMeasurement::begin(stage).await?;
     tokio::time::sleep(IDLE).await;
     let [server, postgresql] = idle.percent().await?;
     findings.told(format!("{name}: service, idle"), "% of core", server);
     findings.told(format!("{name}: PostgreSQL, idle"), "% of core", postgresql);
-    let spent = Spent::begin(stage).await?;
+    let spent = CostMeasurement::begin(stage).await?;
     let serve = tokio::time::timeout(SERVED_TIMEOUT, serve(stage, keys, held, queued));
     let Ok(served) = serve.await else {
         findings.unfinished.push(format!("{name}: not all were served within {SERVED_TIMEOUT:?}"));

@@ -11,11 +11,11 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use linkis_rm::store::embedded::Embedded;
+use linkis_rm::store::embedded::EmbeddedPostgres;
 
-use crate::{Arguments, Failure, machine, machine::Machine, report::Begun, with_database};
+use crate::{Arguments, Failure, machine, machine::Machine, report::StartTime, with_database};
 
-use self::{findings::Findings, report::Report, stage::Stage};
+use self::{findings::Findings, report::ScenarioReport, stage::Stage};
 
 mod callers;
 mod choosing;
@@ -102,12 +102,12 @@ pub(crate) struct Options {
 
 /// Event of a run: a crowd, or a mix of everything for some minutes.
 #[derive(Debug, Clone, Copy)]
-enum Event {
+enum ScenarioEvent {
     Crowd(Crowd),
     Soak(u64),
 }
 
-impl Event {
+impl ScenarioEvent {
     fn name(self) -> &'static str {
         match self {
             Self::Crowd(Crowd::Deadlines) => "deadlines",
@@ -168,7 +168,7 @@ impl Event {
 
 /// Runs the requested crowds and reports their findings.
 pub(crate) async fn run(arguments: &Arguments) -> Result<(), Failure> {
-    let begun = Begun::now();
+    let begun = StartTime::now();
     let options = Options {
         scale: arguments.crowds_scale,
         rounds: arguments.crowd_rounds,
@@ -195,7 +195,7 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<(), Failure> {
             break;
         }
     }
-    let report = Report { options, date: begun.date()?, duration: begun.elapsed(), machine, passed };
+    let report = ScenarioReport { options, date: begun.date()?, duration: begun.elapsed(), machine, passed };
     report.print();
     report.write(arguments.json.as_deref())?;
     match broken {
@@ -205,17 +205,22 @@ pub(crate) async fn run(arguments: &Arguments) -> Result<(), Failure> {
     }
 }
 
-fn events(arguments: &Arguments) -> Vec<Event> {
+fn events(arguments: &Arguments) -> Vec<ScenarioEvent> {
     let crowds = match arguments.crowds.as_deref() {
         None => &[],
         Some([]) => Crowd::value_variants(),
         Some(some) => some,
     };
-    let soak = arguments.crowds_soak.map(Event::Soak);
-    crowds.iter().copied().map(Event::Crowd).chain(soak).collect()
+    let soak = arguments.crowds_soak.map(ScenarioEvent::Soak);
+    crowds.iter().copied().map(ScenarioEvent::Crowd).chain(soak).collect()
 }
 
-async fn one(event: Event, options: Options, database: &Embedded, findings: &mut Findings) -> Result<(), Failure> {
+async fn one(
+    event: ScenarioEvent,
+    options: Options,
+    database: &EmbeddedPostgres,
+    findings: &mut Findings,
+) -> Result<(), Failure> {
     eprintln!("{}", event.name());
     let database = machine::create_database(database, "crowd").await?;
     let mut stage = Stage::start(options, database, event.server_arguments()).await?;

@@ -24,7 +24,7 @@ const LENGTH_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// Results of the calls that became due during the work.
 #[derive(Debug, Default)]
-pub(crate) struct Seen {
+pub(crate) struct OpenLoopResult {
     /// Duration of each call from its due time to its reply, of any kind.
     times: Vec<Duration>,
     /// Times of the expected replies, since the start.
@@ -44,7 +44,7 @@ pub(crate) struct Times {
     pub max: Duration,
 }
 
-impl Seen {
+impl OpenLoopResult {
     pub fn times(&self) -> Times {
         let mut sorted = self.times.clone();
         sorted.sort_unstable();
@@ -72,18 +72,22 @@ impl Seen {
 }
 
 /// Rate and function of the calls. They become due at random. The function returns the time of its reply.
-pub(crate) struct Calls<C> {
+pub(crate) struct OpenLoopLoad<C> {
     pub per_second: f64,
     pub call: C,
 }
 
-impl<C, F> Calls<C>
+impl<C, F> OpenLoopLoad<C>
 where
     C: FnMut(u64, Random) -> F + Send + 'static,
     F: Future<Output = Result<Instant, Failure>> + Send + 'static,
 {
     /// Makes the calls during `work`. The work starts after a warm-up and is cancelled after `limit`.
-    pub async fn during<T>(self, limit: Duration, work: impl Future<Output = T>) -> Result<(Option<T>, Seen), Failure> {
+    pub async fn during<T>(
+        self,
+        limit: Duration,
+        work: impl Future<Output = T>,
+    ) -> Result<(Option<T>, OpenLoopResult), Failure> {
         #[expect(
             clippy::disallowed_methods,
             reason = "the load does not wait for the service: that is what is measured"
@@ -94,7 +98,13 @@ where
         // A thread, because the timer of the runtime has a resolution of a millisecond.
         thread::spawn(move || pace(begun, rate, LENGTH_MAX, &due));
         let counted_from = begun + WARM_UP;
-        let flow = Flow { call: self.call, counted_from, tasks: JoinSet::new(), seen: Seen::default(), number: 0 };
+        let flow = ScenarioLoop {
+            call: self.call,
+            counted_from,
+            tasks: JoinSet::new(),
+            seen: OpenLoopResult::default(),
+            number: 0,
+        };
         let flow = tokio::spawn(flow.run(calls_due, stopped));
         tokio::time::sleep_until(counted_from.into()).await;
         let done = tokio::time::timeout(limit, work).await.ok();
@@ -104,17 +114,17 @@ where
     }
 }
 
-type Answered = (Instant, Instant, Result<(), String>);
+type TimedReply = (Instant, Instant, Result<(), String>);
 
-struct Flow<C> {
+struct ScenarioLoop<C> {
     call: C,
     counted_from: Instant,
-    tasks: JoinSet<Answered>,
-    seen: Seen,
+    tasks: JoinSet<TimedReply>,
+    seen: OpenLoopResult,
     number: u64,
 }
 
-impl<C, F> Flow<C>
+impl<C, F> ScenarioLoop<C>
 where
     C: FnMut(u64, Random) -> F,
     F: Future<Output = Result<Instant, Failure>> + Send + 'static,
@@ -123,7 +133,7 @@ where
         mut self,
         mut calls_due: mpsc::UnboundedReceiver<Instant>,
         mut stopped: oneshot::Receiver<()>,
-    ) -> Result<Seen, Failure> {
+    ) -> Result<OpenLoopResult, Failure> {
         loop {
             let may_start = self.tasks.len() < ON_THEIR_WAY_MAX;
             tokio::select! {
@@ -160,7 +170,7 @@ where
         });
     }
 
-    fn count(&mut self, (due, answered, served): Answered) {
+    fn count(&mut self, (due, answered, served): TimedReply) {
         let error = served.err();
         if let Some(error) = error.as_ref() {
             self.seen.failed += 1;

@@ -35,7 +35,7 @@ const WINDOW: Duration = Duration::from_secs(10);
 const LIMIT: Duration = Duration::from_secs(120);
 
 #[derive(Default)]
-struct Seen {
+struct OperatorResult {
     pages: Mutex<Vec<f64>>,
     failed: AtomicU64,
 }
@@ -47,7 +47,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     stage.tables.settle().await?;
     for _ in 0..stage.options.rounds {
         let (_, calm) = looks(stage, &fleet).during(CALM, std::future::pending::<()>()).await?;
-        let seen = Arc::new(Seen::default());
+        let seen = Arc::new(OperatorResult::default());
         let work = async {
             let mut operators = JoinSet::new();
             for _ in 0..OPERATORS {
@@ -75,7 +75,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
     Ok(Some(fleet.tickets() + i64::try_from(locked)?))
 }
 
-async fn list(mut client: UsageServiceClient<Channel>, seen: Arc<Seen>) {
+async fn list(mut client: UsageServiceClient<Channel>, seen: Arc<OperatorResult>) {
     loop {
         let (begun, message) = (Instant::now(), request());
         match client.list_tickets(message).await {
@@ -96,7 +96,7 @@ fn request() -> ListTicketsRequest {
 }
 
 /// Returns the calls of other callers, each of which reads a random EM.
-fn looks(stage: &Stage, fleet: &Fleet) -> open::Calls<impl FnMut(u64, Random) -> OtherCall + Send + 'static> {
+fn looks(stage: &Stage, fleet: &Fleet) -> open::OpenLoopLoad<impl FnMut(u64, Random) -> OtherCall + Send + 'static> {
     let (callers, fleet) = (stage.callers.clone(), fleet.clone());
     let call = move |number: u64, mut random: Random| -> OtherCall {
         let (client, em) = (callers.client(number), fleet.em(random.up_to(fleet.len())).clone());
@@ -105,5 +105,5 @@ fn looks(stage: &Stage, fleet: &Fleet) -> open::Calls<impl FnMut(u64, Random) ->
             Ok(Instant::now())
         })
     };
-    open::Calls { per_second: LOOKS_PER_SECOND, call }
+    open::OpenLoopLoad { per_second: LOOKS_PER_SECOND, call }
 }

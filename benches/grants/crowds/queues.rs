@@ -11,7 +11,7 @@ use std::{
 
 use linkis_rm::{
     client::{ResourceRequest, ResultResource},
-    domain::resource::{LoadInstanceAmounts, Parts, Resource, YarnAmounts},
+    domain::resource::{LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
 };
 
 use crate::{Failure, calls::QUEUE, random::Random, yarn};
@@ -123,7 +123,7 @@ fn request(number: u64) -> Result<ResourceRequest, Failure> {
     let driver = LoadInstanceAmounts { memory: 1 << 30, cores: 1, instances: 1 };
     let queue_name = QUEUE.to_owned();
     let yarn = YarnAmounts { queue_memory: 1 << 30, queue_cores: 1, queue_name, ..YarnAmounts::default() };
-    let resource = Resource::from_parts(Parts::DriverAndYarn(driver, yarn))?;
+    let resource = Resource::from_parts(ResourceParts::DriverAndYarn(driver, yarn))?;
     Ok(ResourceRequest { resource, ..ask(em(0)?, number)? })
 }
 
@@ -131,7 +131,7 @@ fn request(number: u64) -> Result<ResourceRequest, Failure> {
 fn in_queue(
     stage: &Stage,
     granted: &Arc<AtomicU64>,
-) -> open::Calls<impl FnMut(u64, Random) -> OtherCall + Send + 'static> {
+) -> open::OpenLoopLoad<impl FnMut(u64, Random) -> OtherCall + Send + 'static> {
     let (callers, granted) = (stage.callers.clone(), granted.clone());
     let call = move |number: u64, _: Random| -> OtherCall {
         let (client, granted) = (callers.client(number), granted.clone());
@@ -145,5 +145,5 @@ fn in_queue(
             }
         })
     };
-    open::Calls { per_second: PER_SECOND, call }
+    open::OpenLoopLoad { per_second: PER_SECOND, call }
 }

@@ -4,7 +4,7 @@ use std::{fs, path::Path, time::Duration};
 
 use serde_json::{Value, json};
 
-use crate::{Failure, machine::Machine, ratios::Wanted, report::thousands};
+use crate::{Failure, machine::Machine, ratios::RatioTarget, report::thousands};
 
 use super::{
     Options,
@@ -12,7 +12,7 @@ use super::{
     open::Times,
 };
 
-pub(super) struct Report {
+pub(super) struct ScenarioReport {
     pub options: Options,
     pub date: String,
     pub duration: Duration,
@@ -20,7 +20,7 @@ pub(super) struct Report {
     pub passed: Vec<(&'static str, Findings)>,
 }
 
-impl Report {
+impl ScenarioReport {
     /// Returns true if all crowds finished and all stored counters agree.
     pub fn sound(&self) -> bool {
         self.passed.iter().all(|(_, findings)| findings.sound())
@@ -141,7 +141,7 @@ fn passes_line(crowd: &str, passes: &Passes) -> String {
     format!("{}\n", line.trim_end())
 }
 
-fn verdict(wanted: Wanted, is_met: bool) -> String {
+fn verdict(wanted: RatioTarget, is_met: bool) -> String {
     format!("  wanted {} {:<5} {}", wanted.sign(), number(wanted.bound()), if is_met { "met" } else { "NOT MET" })
 }
 

@@ -17,7 +17,7 @@ use crate::Failure;
 
 use super::{
     findings::{Findings, millis},
-    spent::Spent,
+    spent::CostMeasurement,
     stage::{CALM, Stage},
 };
 
@@ -43,12 +43,12 @@ const SPIN: Duration = Duration::from_millis(10);
 
 pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<Option<i64>, Failure> {
     for _ in 0..stage.options.rounds {
-        let calm = Spent::begin(stage).await?;
+        let calm = CostMeasurement::begin(stage).await?;
         stage.others().during(CALM, std::future::pending::<()>()).await?;
         let calm_cores = cores(calm).await?;
         let name = format!("{CONNECTIONS} connections begin and reset health checks");
         let attack = async {
-            let spent = Spent::begin(stage).await?;
+            let spent = CostMeasurement::begin(stage).await?;
             let attack = Attack::begin(&stage.url())?;
             tokio::time::sleep(ATTACK).await;
             let cores = cores(spent).await?;
@@ -82,7 +82,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
 }
 
 /// Returns the cores that this process, the service and PostgreSQL used.
-async fn cores(spent: Spent) -> Result<f64, Failure> {
+async fn cores(spent: CostMeasurement) -> Result<f64, Failure> {
     let (cost, elapsed) = spent.each(1).await?;
     Ok((cost.load + cost.server + cost.postgresql) / 1e6 / elapsed.as_secs_f64())
 }

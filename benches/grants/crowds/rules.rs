@@ -9,7 +9,7 @@ use std::{
 use linkis_rm::{
     client::RmClient,
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         name::Name,
         resource::Dimension,
     },
@@ -96,7 +96,7 @@ fn user(number: u64) -> Result<Name, Failure> {
 async fn change(client: RmClient, users: u64) -> Result<Vec<f64>, Failure> {
     let mut times = Vec::new();
     for number in 0..CHANGES {
-        let pattern = Pattern::new([("user".to_owned(), Some(user(number % users)?.to_string()))].into());
+        let pattern = LabelPattern::new([("user".to_owned(), Some(user(number % users)?.to_string()))].into());
         let most = i64::try_from(ROOM + number)?;
         let begun = Instant::now();
         client

@@ -7,7 +7,7 @@ use crate::Failure;
 use super::{
     callers::{PLENTY, em, registration},
     findings::Findings,
-    spent::Spent,
+    spent::CostMeasurement,
     stage::Stage,
 };
 
@@ -53,7 +53,7 @@ async fn unregister(stage: &Stage, findings: &mut Findings, beside: &str) -> Res
     fill(stage).await?;
     // Statistics as autovacuum makes them: with them, the planner sees that few EMs have nearly all tickets.
     stage.tables.settle().await?;
-    let spent = Spent::begin(stage).await?;
+    let spent = CostMeasurement::begin(stage).await?;
     unregister_all(&stage.callers.client(0)).await?;
     let (cost, _) = spent.each(SMALL).await?;
     let millis = cost.postgresql / 1e3;

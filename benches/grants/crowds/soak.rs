@@ -148,7 +148,7 @@ async fn go(stage: &Stage, fleet: &Fleet) -> Result<f64, Failure> {
 
 /// Returns requests for EMs of the fleet. Most are whole lives; some tickets are released before a confirmation, and
 /// some expire.
-fn requests(stage: &Stage, fleet: &Fleet) -> open::Calls<impl FnMut(u64, Random) -> OtherCall + Send + 'static> {
+fn requests(stage: &Stage, fleet: &Fleet) -> open::OpenLoopLoad<impl FnMut(u64, Random) -> OtherCall + Send + 'static> {
     let (callers, fleet) = (stage.callers.clone(), fleet.clone());
     let call = move |number: u64, mut random: Random| -> OtherCall {
         let (client, em) = (callers.client(number), fleet.em(random.up_to(fleet.len())).clone());
@@ -167,5 +167,5 @@ fn requests(stage: &Stage, fleet: &Fleet) -> open::Calls<impl FnMut(u64, Random)
             Ok(served)
         })
     };
-    open::Calls { per_second: REQUESTS_PER_SECOND, call }
+    open::OpenLoopLoad { per_second: REQUESTS_PER_SECOND, call }
 }

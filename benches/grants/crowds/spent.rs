@@ -4,19 +4,19 @@ use std::time::{Duration, Instant};
 
 use crate::{
     Failure,
-    meter::{Cost, Meter, Reading},
+    meter::{Cost, Meter, UsageSample},
 };
 
 use super::stage::Stage;
 
 /// A meter reading that later readings are compared with.
-pub(crate) struct Spent {
+pub(crate) struct CostMeasurement {
     meter: Meter,
-    before: Reading,
+    before: UsageSample,
     begun: Instant,
 }
 
-impl Spent {
+impl CostMeasurement {
     pub async fn begin(stage: &Stage) -> Result<Self, Failure> {
         let mut meter = Meter::new(stage.database(), vec![stage.process_id()]).await?;
         let before = meter.read().await?;

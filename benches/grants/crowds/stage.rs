@@ -16,7 +16,7 @@ use sqlx::postgres::PgConnectOptions;
 
 use crate::{
     Failure, Workload,
-    calls::Place,
+    calls::TargetEm,
     load::{Job, Load, Tally, WARM_UP, Work},
     plan::ENOUGH,
     process::Server,
@@ -29,7 +29,7 @@ use super::{
     callers::{Callers, KIND},
     findings::{Findings, Pair},
     memory::Memory,
-    open::{self, Seen},
+    open::{self, OpenLoopResult},
     tables::Tables,
 };
 
@@ -113,18 +113,18 @@ impl Stage {
     }
 
     /// Returns the calls of others, at half load.
-    pub fn others(&self) -> open::Calls<impl FnMut(u64, Random) -> OtherCall + Send + 'static> {
+    pub fn others(&self) -> open::OpenLoopLoad<impl FnMut(u64, Random) -> OtherCall + Send + 'static> {
         let load = self.load.clone();
         let call = move |number: u64, mut random: Random| -> OtherCall {
             let (_, mut client) = load.client(number as usize, 1);
-            let (place, tally) = (Place::choose(Workload::Spread, &mut random), load.tally().clone());
+            let (place, tally) = (TargetEm::choose(Workload::Spread, &mut random), load.tally().clone());
             Box::pin(async move {
                 client.grant(place).await?;
                 tally.granted.fetch_add(1, Relaxed);
                 Ok(Instant::now())
             })
         };
-        open::Calls { per_second: OTHERS_PER_SECOND, call }
+        open::OpenLoopLoad { per_second: OTHERS_PER_SECOND, call }
     }
 
     /// Measures others in a calm phase and then during `work`. Returns `None` if the work was not done within `limit`.
@@ -160,14 +160,14 @@ impl Stage {
         done.transpose()
     }
 
-    fn count(&self, findings: &mut Findings, name: &str, calm: &Seen, during: &Seen) {
+    fn count(&self, findings: &mut Findings, name: &str, calm: &OpenLoopResult, during: &OpenLoopResult) {
         self.failed.fetch_add(calm.failed + during.failed, Relaxed);
         findings.note_failed("in the calm", calm);
         findings.note_failed(&format!("while: {name}"), during);
     }
 
     /// Starts as many grants as the service can make.
-    pub fn full_load(&self) -> crate::callers::Calls {
+    pub fn full_load(&self) -> crate::callers::CallHandles {
         let job = Job { work: Work::Grants, workload: Workload::Spread, callers: ENOUGH, first: 0, instances: 1 };
         self.load.start(job)
     }
@@ -184,7 +184,7 @@ impl Stage {
     }
 
     /// Stops a full load. Returns the number of its failed calls.
-    pub async fn finish(&self, calls: crate::callers::Calls) -> Result<u64, Failure> {
+    pub async fn finish(&self, calls: crate::callers::CallHandles) -> Result<u64, Failure> {
         let ended = calls.finish().await?;
         self.failed.fetch_add(ended.errors, Relaxed);
         Ok(ended.errors)

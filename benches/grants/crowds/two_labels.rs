@@ -13,8 +13,8 @@ use linkis_rm::{
     client::{ResourceRequest, ResultResource, RmClient},
     domain::{
         name::{Labels, Name},
-        operation::Register,
-        selector::Selector,
+        operation::RegisterEm,
+        selector::EmSelector,
     },
 };
 use tokio::task::JoinSet;
@@ -25,7 +25,7 @@ use super::{
     callers::{KIND, PLENTY, ask, em, granted, registration, user},
     findings::Findings,
     open,
-    spent::Spent,
+    spent::CostMeasurement,
     stage::{CALM, OtherCall, Stage},
 };
 
@@ -54,7 +54,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
             let number = first + number;
             let labels = BTreeMap::from([(LABELS[(number % 2) as usize].to_owned(), "x".to_owned())]);
             let labels = Labels::parse("labels", labels)?;
-            client.register(Register { labels, ..registration(em(number)?, PLENTY)? }).await?;
+            client.register(RegisterEm { labels, ..registration(em(number)?, PLENTY)? }).await?;
             Ok(())
         };
         stage.callers.each("EMs register", ems.saturating_sub(first), register).await?;
@@ -75,18 +75,18 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
 fn request(labels: &[&str]) -> Result<ResourceRequest, Failure> {
     let required = labels.iter().map(|key| ((*key).to_owned(), "x".to_owned())).collect();
     let required = Labels::parse("labels", required)?;
-    let selector = Selector { application_name: Some(Name::parse("em", KIND)?), required, ..Selector::default() };
+    let selector = EmSelector { application_name: Some(Name::parse("em", KIND)?), required, ..EmSelector::default() };
     Ok(ResourceRequest { em: None, selector, ..ask(em(0)?, 0)? })
 }
 
 /// Requests that no EM matches, from several callers until they are stopped. Counts the replies.
-struct Asking {
+struct UnmatchedRequests {
     stop: Arc<AtomicBool>,
     replies: Arc<AtomicU64>,
     callers: JoinSet<Result<(), Failure>>,
 }
 
-impl Asking {
+impl UnmatchedRequests {
     fn begin(stage: &Stage, callers: u64) -> Result<Self, Failure> {
         let (stop, replies) = (Arc::<AtomicBool>::default(), Arc::<AtomicU64>::default());
         let mut asking = Self { stop: stop.clone(), replies: replies.clone(), callers: JoinSet::new() };
@@ -118,9 +118,9 @@ impl Asking {
 
 /// Measures the requests alone. Returns the time of the service per request, in microseconds.
 async fn alone(stage: &Stage, findings: &mut Findings, name: &str) -> Result<f64, Failure> {
-    let asking = Asking::begin(stage, CALLERS)?;
+    let asking = UnmatchedRequests::begin(stage, CALLERS)?;
     tokio::time::sleep(WARM_UP).await;
-    let (spent, before) = (Spent::begin(stage).await?, asking.replies.load(Relaxed));
+    let (spent, before) = (CostMeasurement::begin(stage).await?, asking.replies.load(Relaxed));
     tokio::time::sleep(WINDOW).await;
     let replies = asking.replies.load(Relaxed) - before;
     let (cost, elapsed) = spent.each(replies).await?;
@@ -146,10 +146,10 @@ async fn beside(stage: &Stage, findings: &mut Findings, name: &str) -> Result<i6
                 Ok(std::time::Instant::now())
             })
         };
-        open::Calls { per_second: CHOOSING_PER_SECOND, call }
+        open::OpenLoopLoad { per_second: CHOOSING_PER_SECOND, call }
     };
     let (_, calm) = choosing().during(CALM, std::future::pending::<()>()).await?;
-    let asking = Asking::begin(stage, 1)?;
+    let asking = UnmatchedRequests::begin(stage, 1)?;
     let (_, during) = choosing().during(CALM, std::future::pending::<()>()).await?;
     asking.end().await?;
     for seen in [&calm, &during] {

@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use crate::ratios::{Ratio, Wanted};
+use crate::ratios::{Ratio, RatioTarget};
 
 use super::{Report, ratio};
 
@@ -38,7 +38,7 @@ const STYLE: &str = "
 ";
 
 pub(super) fn render(report: &Report<'_>) -> String {
-    let wanted: Vec<(&Ratio, Wanted)> =
+    let wanted: Vec<(&Ratio, RatioTarget)> =
         report.ratios.iter().filter_map(|ratio| ratio.wanted.map(|wanted| (ratio, wanted))).collect();
     let bottom = TOP + ROW * wanted.len() as f64;
     let machine = report.machine.to_string();
@@ -63,7 +63,7 @@ pub(super) fn render(report: &Report<'_>) -> String {
     svg + "</svg>\n"
 }
 
-fn bar(svg: &mut String, top: f64, of: &Ratio, wanted: Wanted) {
+fn bar(svg: &mut String, top: f64, of: &Ratio, wanted: RatioTarget) {
     let parts = (of.value / wanted.bound()).max(0.0);
     let length = parts.min(PARTS_MAX) * WANTED;
     let class = if of.met() == Some(true) { "met" } else { "missed" };

@@ -44,9 +44,9 @@ impl Report<'_> {
 }
 
 /// Start of a run.
-pub(crate) struct Begun(SystemTime, Instant);
+pub(crate) struct StartTime(SystemTime, Instant);
 
-impl Begun {
+impl StartTime {
     pub fn now() -> Self {
         Self(SystemTime::now(), Instant::now())
     }

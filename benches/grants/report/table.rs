@@ -7,7 +7,7 @@ use crate::{
     churn::Churn,
     floors::Floor,
     plan::Subject,
-    ratios::{Ratio, Wanted},
+    ratios::{Ratio, RatioTarget},
     results::{Latency, Results, Series},
 };
 
@@ -89,7 +89,7 @@ fn minutes(churn: &Churn) -> String {
 }
 
 fn line(of: &Ratio) -> String {
-    let wanted = of.wanted.map_or_else(String::new, |wanted: Wanted| {
+    let wanted = of.wanted.map_or_else(String::new, |wanted: RatioTarget| {
         let verdict = if of.met() == Some(true) { "met" } else { "NOT MET" };
         format!("wanted {} {:<5} {verdict}", wanted.sign(), wanted.bound())
     });

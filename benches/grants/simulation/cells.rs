@@ -97,7 +97,7 @@ struct Share {
 
 /// Numbers of requests by result.
 #[derive(Default)]
-struct Found {
+struct CellResult {
     /// Granted by the cell alone.
     alone: f64,
     /// Granted after the home database assigned a free share.
@@ -107,7 +107,7 @@ struct Found {
     refused: f64,
 }
 
-impl Found {
+impl CellResult {
     fn text(&self) -> String {
         let granted = self.alone + self.home + self.another;
         let part = |number: f64| format!("{:.1} %", 100.0 * number / (granted + self.refused));
@@ -147,12 +147,12 @@ impl Shares {
 
     /// Runs until every user's tickets have changed often, and then as long again for the result. A user wants `wanted`
     /// tickets on average.
-    fn run(mut self, wanted: u64) -> Found {
+    fn run(mut self, wanted: u64) -> CellResult {
         let requests = 40 * USERS * wanted / 10;
         for _ in 0..requests {
-            self.next(wanted, &mut Found::default());
+            self.next(wanted, &mut CellResult::default());
         }
-        let mut found = Found::default();
+        let mut found = CellResult::default();
         for _ in 0..requests {
             self.next(wanted, &mut found);
         }
@@ -160,7 +160,7 @@ impl Shares {
     }
 
     /// Makes one request, after the ends of tickets until then. Each ticket is equally likely to end.
-    fn next(&mut self, wanted: u64, found: &mut Found) {
+    fn next(&mut self, wanted: u64, found: &mut CellResult) {
         let arriving = USERS * wanted;
         while self.random.up_to(arriving + self.tickets.len() as u64) > arriving {
             let number = self.random.up_to(self.tickets.len() as u64) as usize - 1;
@@ -185,7 +185,7 @@ impl Shares {
         }
     }
 
-    fn request(&mut self, user: usize, cell: u64, found: &mut Found) -> bool {
+    fn request(&mut self, user: usize, cell: u64, found: &mut CellResult) -> bool {
         let shares = &mut self.users[user];
         let given: u8 = shares.iter().map(|share| share.amount).sum();
         let idle = shares.iter().position(|share| share.held < share.amount);

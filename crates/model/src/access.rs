@@ -1,6 +1,6 @@
 //! Access rights: roles, the EMs and users that they are bound to, and the part of a call that they allow.
 //!
-//! A role gives a call one [`Permission`]. [`Reach::of`] combines the permissions of all roles of a caller into the part of
+//! A role gives a call one [`Permission`]. [`CallScope::of`] combines the permissions of all roles of a caller into the part of
 //! the call that the caller may use. The reasons for a failed authentication are here too, with the texts that callers
 //! receive.
 //!
@@ -177,17 +177,17 @@ pub enum Permission {
 
 /// The part of a call that a caller's rights allow: everything, or certain EMs and users.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reach(Option<Arc<Bound>>);
+pub struct CallScope(Option<Arc<AccessScope>>);
 
 /// EMs and users that a restricted call may concern; a match in either list permits the call.
 #[derive(Debug, PartialEq, Eq)]
-struct Bound {
+struct AccessScope {
     roles: String,
     ems: Vec<EmPattern>,
     users: BTreeSet<Name>,
 }
 
-impl Reach {
+impl CallScope {
     /// The unrestricted reach.
     pub const ALL: Self = Self(None);
 
@@ -207,7 +207,7 @@ impl Reach {
             }
             is_any = true;
         }
-        is_any.then(|| Self(Some(Arc::new(Bound { roles: rights.role_names(), ems, users }))))
+        is_any.then(|| Self(Some(Arc::new(AccessScope { roles: rights.role_names(), ems, users }))))
     }
 
     /// Returns whether the call is unrestricted.
@@ -285,7 +285,7 @@ pub enum Unauthenticated {
     CertificateExpired,
     /// The token is a rejected JWT, or an unknown token while JWTs are accepted.
     #[error(transparent)]
-    Jwt(#[from] BadJwt),
+    Jwt(#[from] JwtRejection),
 }
 
 /// Maximum length of a JWT in bytes. The headers of a call are limited to 8 KB.
@@ -293,7 +293,7 @@ pub const JWT_BYTES_MAX: usize = 6 << 10;
 
 /// Reason for the rejection of a JWT.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum BadJwt {
+pub enum JwtRejection {
     /// Longer than [`JWT_BYTES_MAX`].
     #[error(
         "the JWT of the call has more than {JWT_BYTES_MAX} bytes; have its issuer leave out what nobody asks for here, groups for example"
@@ -395,9 +395,9 @@ mod tests {
         let ems = || vec![EmPattern::of_host(None, "host1")];
         let rights = |roles: &[Role], users| Rights { roles: roles.iter().copied().collect(), ems: ems(), users };
         let own = |_| Permission::Own;
-        let of = |roles: &[Role], users| Reach::of(&rights(roles, users), own);
+        let of = |roles: &[Role], users| CallScope::of(&rights(roles, users), own);
         assert_eq!(of(&[], users()), None);
-        assert_eq!(of(&[Role::Manager], None), Some(Reach::ALL));
+        assert_eq!(of(&[Role::Manager], None), Some(CallScope::ALL));
         let manager = of(&[Role::Manager], users()).unwrap();
         assert!(manager.has_user(&user("alice")) && !manager.has_user(&user("bob")));
         assert!(manager.check_em(&em("a", "host1:1")).is_err(), "a manager's EMs are nobody's");
@@ -410,7 +410,7 @@ mod tests {
         let denied = both.check(Some(&em("a", "host2:1")), &user("bob")).unwrap_err();
         assert_eq!(denied.roles, "ecm,manager");
         assert!(both.check(None, &user("bob")).is_err());
-        assert_eq!(Reach::of(&rights(&[Role::Viewer], None), |_| Permission::No), None);
-        assert_eq!(Reach::of(&Rights::of_admin(), |_| Permission::All), Some(Reach::ALL));
+        assert_eq!(CallScope::of(&rights(&[Role::Viewer], None), |_| Permission::No), None);
+        assert_eq!(CallScope::of(&Rights::of_admin(), |_| Permission::All), Some(CallScope::ALL));
     }
 }

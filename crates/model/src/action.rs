@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::{
     audit::Subject,
-    end::End,
+    end::TicketEnd,
     limit_mode::LimitMode,
     name::{Labels, Name},
     resource::Resource,
@@ -30,8 +30,8 @@ pub enum Action {
     Inited,
     /// The engine of a ticket reported other amounts.
     Reported,
-    /// A ticket ended, or an EM was removed (only [`End::Unregistered`] and [`End::Lost`]).
-    Ended(End),
+    /// A ticket ended, or an EM was removed (only [`TicketEnd::Unregistered`] and [`TicketEnd::Lost`]).
+    Ended(TicketEnd),
     /// The counters of an EM or a scope were repaired to the sums of the tickets.
     Repaired,
     /// A limit was set.
@@ -68,11 +68,11 @@ impl Action {
         Self::Adopted,
         Self::Inited,
         Self::Reported,
-        Self::Ended(End::Released),
-        Self::Ended(End::Expired),
-        Self::Ended(End::Unregistered),
-        Self::Ended(End::Lost),
-        Self::Ended(End::Forced),
+        Self::Ended(TicketEnd::Released),
+        Self::Ended(TicketEnd::Expired),
+        Self::Ended(TicketEnd::Unregistered),
+        Self::Ended(TicketEnd::Lost),
+        Self::Ended(TicketEnd::Forced),
         Self::Repaired,
         Self::LimitSet,
         Self::LimitDeleted,

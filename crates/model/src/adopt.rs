@@ -1,6 +1,6 @@
 //! Adoption: recording a running engine that has no ticket, from the tables of Linkis or after a database loss.
 //!
-//! An adoption creates a used ticket whether or not it fits. [`Adopt::differences`] makes a repeated adoption recognizable.
+//! An adoption creates a used ticket whether or not it fits. [`AdoptTicket::differences`] makes a repeated adoption recognizable.
 //! Callers: the committer and the adoption call.
 
 use time::OffsetDateTime;
@@ -17,7 +17,7 @@ use super::{
 
 /// Operation that records a running engine, even if it does not fit: the engine already uses the resources.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Adopt {
+pub struct AdoptTicket {
     /// Id of the new ticket; never nil.
     pub ticket_id: Uuid,
     /// User of the engine.
@@ -36,7 +36,7 @@ pub struct Adopt {
     pub used: Resource,
 }
 
-impl Adopt {
+impl AdoptTicket {
     /// Returns the labels that determine the scopes of the ticket.
     pub fn ticket_labels(&self) -> TicketLabels<'_> {
         TicketLabels::new(

@@ -13,11 +13,11 @@ use time::OffsetDateTime;
 
 use super::{
     em::EmInstance,
-    limit::{Limits, Pattern},
+    limit::{LabelPattern, Limits},
     name::Name,
     queue::QueueAmounts,
-    resource::{Dimension, Left, Resource, ResourceError},
-    scope::{Counter, Scope, Tally, Usage},
+    resource::{Dimension, LeftResource, Resource, ResourceError},
+    scope::{Scope, ScopeCounter, ScopeHoldings, Tally},
     ticket_digest::TicketDigest,
 };
 
@@ -29,7 +29,7 @@ pub enum Subject {
     /// The counters of a scope.
     Scope(Scope),
     /// A limit.
-    Rule(Pattern),
+    Rule(LabelPattern),
     /// The policy for a kind of EMs.
     Policy(Name),
     /// Another object, for display: a token or a provider.
@@ -79,11 +79,16 @@ impl Difference {
     }
 
     /// Compares two sums; `None` if all dimensions are equal.
-    fn between(what: &Subject, counter: &str, stored: Amounts, from_tickets: Amounts) -> Option<Self> {
+    fn between(
+        what: &Subject,
+        counter: &str,
+        stored: DimensionAmounts,
+        from_tickets: DimensionAmounts,
+    ) -> Option<Self> {
         let keys: BTreeSet<Dimension> = stored.keys().chain(from_tickets.keys()).cloned().collect();
-        let get = |amounts: &Amounts, key: &Dimension| amounts.get(key).copied().unwrap_or(0);
+        let get = |amounts: &DimensionAmounts, key: &Dimension| amounts.get(key).copied().unwrap_or(0);
         let differ: Vec<_> = keys.into_iter().filter(|key| get(&stored, key) != get(&from_tickets, key)).collect();
-        let only = |amounts: &Amounts| differ.iter().map(|key| (key.clone(), get(amounts, key))).collect();
+        let only = |amounts: &DimensionAmounts| differ.iter().map(|key| (key.clone(), get(amounts, key))).collect();
         (!differ.is_empty()).then(|| Self {
             what: what.to_string(),
             counter: counter.to_owned(),
@@ -94,7 +99,7 @@ impl Difference {
     }
 }
 
-type Amounts = BTreeMap<Dimension, i64>;
+type DimensionAmounts = BTreeMap<Dimension, i64>;
 
 /// Result of an audit.
 #[derive(Debug, Clone, PartialEq)]
@@ -121,7 +126,7 @@ pub fn queue_differences(
 ) -> Vec<Difference> {
     let amounts = |queues: &BTreeMap<String, QueueAmounts>, path: &String| {
         let QueueAmounts { memory, cores } = queues.get(path).copied().unwrap_or_default();
-        Amounts::from([(Dimension::QueueMemory, memory), (Dimension::QueueCores, cores)])
+        DimensionAmounts::from([(Dimension::QueueMemory, memory), (Dimension::QueueCores, cores)])
     };
     let paths: BTreeSet<&String> = stored.keys().chain(from_tickets.keys()).collect();
     let compare = |path: &String| {
@@ -139,7 +144,7 @@ pub fn queue_subject(provider: &Name, path: &str) -> Subject {
 
 /// Result of a repair.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Repaired {
+pub struct RepairReport {
     /// Differences that were repaired.
     pub repaired: Differences,
     /// Differences that could not be repaired, with the reason.
@@ -195,7 +200,7 @@ impl Extend<Difference> for Differences {
 
 /// Stored counters of an EM. An unreadable counter is an error text.
 #[derive(Debug, Clone)]
-pub struct EmBooks {
+pub struct StoredEmCounters {
     /// The EM.
     pub instance: EmInstance,
     /// Capacity of the EM.
@@ -218,7 +223,7 @@ pub struct EmBooks {
 
 /// Sums of the live tickets of an EM.
 #[derive(Debug, Clone)]
-pub struct EmSums {
+pub struct EmTicketSums {
     /// Sum used by engines.
     pub used: Resource,
     /// Sum granted and not yet confirmed.
@@ -239,7 +244,7 @@ pub struct TrueCounters {
     /// Digest of the used tickets.
     pub used_tickets: TicketDigest,
     /// Total − protected − used − locked.
-    pub left: Left,
+    pub left: LeftResource,
 }
 
 impl TrueCounters {
@@ -249,7 +254,7 @@ impl TrueCounters {
     }
 }
 
-impl EmSums {
+impl EmTicketSums {
     /// Returns the sums of no tickets, in the resource type of `total`.
     pub fn new(total: &Resource) -> Self {
         Self {
@@ -260,7 +265,7 @@ impl EmSums {
         }
     }
 
-    /// Adds used tickets to the digest. [`EmSums::count`] adds their amounts.
+    /// Adds used tickets to the digest. [`EmTicketSums::count`] adds their amounts.
     pub fn note_used(&mut self, tickets: &TicketDigest) {
         self.used_tickets.join(tickets);
     }
@@ -280,7 +285,7 @@ impl EmSums {
     }
 }
 
-impl EmBooks {
+impl StoredEmCounters {
     fn subject(&self) -> Subject {
         Subject::Em(self.instance.clone())
     }
@@ -289,7 +294,7 @@ impl EmBooks {
     ///
     /// # Errors
     /// The reason why the tickets cannot be counted.
-    pub fn true_counters(&self, sums: &EmSums) -> Result<TrueCounters, String> {
+    pub fn true_counters(&self, sums: &EmTicketSums) -> Result<TrueCounters, String> {
         if let Some(problem) = &sums.problem {
             return Err(problem.clone());
         }
@@ -300,17 +305,17 @@ impl EmBooks {
     }
 
     /// Returns all differences between the stored counters and the tickets.
-    pub fn differences(&self, sums: &EmSums) -> Vec<Difference> {
+    pub fn differences(&self, sums: &EmTicketSums) -> Vec<Difference> {
         let subject = self.subject();
         let counters = match self.true_counters(sums) {
             Ok(counters) => counters,
             Err(problem) => return vec![Difference::in_words(subject, "tickets", problem)],
         };
-        let compare = |counter: &str, stored: Result<Amounts, String>, from_tickets| match stored {
+        let compare = |counter: &str, stored: Result<DimensionAmounts, String>, from_tickets| match stored {
             Ok(stored) => Difference::between(&subject, counter, stored, from_tickets),
             Err(problem) => Some(Difference::in_words(&subject, counter, problem)),
         };
-        let amounts = |resource: Resource| resource.amounts().collect::<Amounts>();
+        let amounts = |resource: Resource| resource.amounts().collect::<DimensionAmounts>();
         let other_tickets = (self.used_tickets != counters.used_tickets).then(|| {
             let told = |digest: TicketDigest| format!("{} tickets, xored {}", digest.count, digest.xor);
             let (stored, found) = (told(self.used_tickets), told(counters.used_tickets));
@@ -339,14 +344,14 @@ impl EmBooks {
 
 /// Sums of the tickets of an EM that does not exist.
 #[derive(Debug, Clone, Default)]
-pub struct Stray {
+pub struct OrphanTickets {
     /// Number of tickets.
     pub count: u64,
-    usage: Usage,
+    usage: ScopeHoldings,
     problem: Option<String>,
 }
 
-impl Stray {
+impl OrphanTickets {
     /// Adds the amounts of `count` equal tickets.
     pub fn count(&mut self, held: Result<&Resource, &str>, is_locked: bool, count: u32) {
         self.count += u64::from(count);
@@ -367,7 +372,8 @@ impl Stray {
             Some(problem) => format!("{} tickets are on this EM, which does not exist; {problem}", self.count),
             None => format!("{} tickets are on this EM, which does not exist", self.count),
         };
-        let compare = |counter, sum: &Tally| Difference::between(&subject, counter, Amounts::new(), tally_amounts(sum));
+        let compare =
+            |counter, sum: &Tally| Difference::between(&subject, counter, DimensionAmounts::new(), tally_amounts(sum));
         let mut found: Vec<Difference> =
             [compare("used", &self.usage.used), compare("locked", &self.usage.locked)].into_iter().flatten().collect();
         if found.is_empty() {
@@ -380,11 +386,11 @@ impl Stray {
 
 /// Stored counters of a scope. Unreadable counters are an error text.
 #[derive(Debug)]
-pub struct ScopeBooks {
+pub struct StoredScopeCounters {
     /// The scope, with the label set that counts it.
-    pub counter: Counter,
+    pub counter: ScopeCounter,
     /// Stored amounts of its tickets.
-    pub usage: Result<Usage, String>,
+    pub usage: Result<ScopeHoldings, String>,
     /// Key of the row.
     pub hash: Vec<u8>,
     /// Whether the row key matches the labels. A row with another key is never found by a lookup.
@@ -393,13 +399,13 @@ pub struct ScopeBooks {
 
 /// Change that repairs the counters of a scope.
 #[derive(Debug, PartialEq, Eq)]
-pub enum ScopeFix {
+pub enum ScopeRepair {
     /// Write the sums of the tickets into the row.
-    Update(Counter, Usage),
+    Update(ScopeCounter, ScopeHoldings),
     /// Insert a missing row.
-    Insert(Counter, Usage),
+    Insert(ScopeCounter, ScopeHoldings),
     /// Delete the row with this key.
-    Delete(Counter, Vec<u8>),
+    Delete(ScopeCounter, Vec<u8>),
 }
 
 /// Object that a partial repair is restricted to.
@@ -411,7 +417,7 @@ pub enum RepairTarget {
     Scope(Scope),
 }
 
-impl ScopeFix {
+impl ScopeRepair {
     /// Returns the scope to repair.
     pub fn scope(&self) -> &Scope {
         match self {
@@ -422,30 +428,30 @@ impl ScopeFix {
 
 /// Sums of the live tickets in every scope of the counted label sets, to be compared with the rows.
 #[derive(Debug)]
-pub struct ScopeSums {
+pub struct ScopeTicketSums {
     /// Ids of the label sets that are completely counted.
     counted: BTreeSet<i64>,
     /// Ids of the label sets whose rows are being created or removed; their rows are not compared.
     passing: BTreeSet<i64>,
-    sums: HashMap<Counter, Usage>,
+    sums: HashMap<ScopeCounter, ScopeHoldings>,
 }
 
-impl ScopeSums {
+impl ScopeTicketSums {
     /// Returns the sums for the label sets of `limits`. `known` contains all label sets with rows, including deleted ones.
-    pub fn new(limits: &Limits, known: BTreeSet<i64>, sums: HashMap<Counter, Usage>) -> Self {
+    pub fn new(limits: &Limits, known: BTreeSet<i64>, sums: HashMap<ScopeCounter, ScopeHoldings>) -> Self {
         let counted = limits.label_sets().filter(|set| set.is_counted).map(|set| set.id).collect();
         Self { passing: known.difference(&counted).copied().collect(), counted, sums }
     }
 
     /// Compares one row and returns its differences and the repair; `None` if it is correct. A scope has at most one row in
     /// place.
-    pub fn compare(&mut self, row: &ScopeBooks) -> Option<(Vec<Difference>, ScopeFix)> {
+    pub fn compare(&mut self, row: &StoredScopeCounters) -> Option<(Vec<Difference>, ScopeRepair)> {
         if self.passing.contains(&row.counter.label_set_id) {
             return None;
         }
         let subject = Subject::Scope(row.counter.scope.clone());
         let told = |problem| vec![Difference::in_words(&subject, "row", problem)];
-        let delete = || ScopeFix::Delete(row.counter.clone(), row.hash.clone());
+        let delete = || ScopeRepair::Delete(row.counter.clone(), row.hash.clone());
         if !row.is_in_place {
             return Some((told("its row is where nobody looks for it"), delete()));
         }
@@ -457,23 +463,23 @@ impl ScopeSums {
             Ok(stored) => usage_differences(&subject, stored, &sums),
             Err(problem) => vec![Difference::in_words(&subject, "row", problem)],
         };
-        (!differences.is_empty()).then(|| (differences, ScopeFix::Update(row.counter.clone(), sums)))
+        (!differences.is_empty()).then(|| (differences, ScopeRepair::Update(row.counter.clone(), sums)))
     }
 
-    /// Returns the scopes with tickets but without a row. Call after [`ScopeSums::compare`] of all rows.
-    pub fn missing(self) -> impl Iterator<Item = (Vec<Difference>, ScopeFix)> {
+    /// Returns the scopes with tickets but without a row. Call after [`ScopeTicketSums::compare`] of all rows.
+    pub fn missing(self) -> impl Iterator<Item = (Vec<Difference>, ScopeRepair)> {
         let mut missing: Vec<_> = self.sums.into_iter().collect();
         missing.sort_by(|(a, _), (b, _)| a.cmp(b));
         missing.into_iter().filter_map(|(counter, usage)| {
             let subject = Subject::Scope(counter.scope.clone());
-            let mut differences = usage_differences(&subject, &Usage::default(), &usage);
+            let mut differences = usage_differences(&subject, &ScopeHoldings::default(), &usage);
             differences.iter_mut().for_each(|difference| "there is no row".clone_into(&mut difference.problem));
-            (!differences.is_empty()).then_some((differences, ScopeFix::Insert(counter, usage)))
+            (!differences.is_empty()).then_some((differences, ScopeRepair::Insert(counter, usage)))
         })
     }
 }
 
-fn usage_differences(subject: &Subject, stored: &Usage, from_tickets: &Usage) -> Vec<Difference> {
+fn usage_differences(subject: &Subject, stored: &ScopeHoldings, from_tickets: &ScopeHoldings) -> Vec<Difference> {
     let compare = |counter, stored: &Tally, from_tickets: &Tally| {
         Difference::between(subject, counter, tally_amounts(stored), tally_amounts(from_tickets))
     };
@@ -481,7 +487,7 @@ fn usage_differences(subject: &Subject, stored: &Usage, from_tickets: &Usage) ->
     used.into_iter().chain(compare("locked", &stored.locked, &from_tickets.locked)).collect()
 }
 
-fn tally_amounts(tally: &Tally) -> Amounts {
+fn tally_amounts(tally: &Tally) -> DimensionAmounts {
     tally.amounts().map(|(dimension, amount)| (dimension.clone(), amount)).collect()
 }
 
@@ -494,8 +500,8 @@ mod tests {
         Resource::load(memory, cores).unwrap()
     }
 
-    fn books(used: Resource, left: &[(Dimension, i64)], over_committed: bool) -> EmBooks {
-        EmBooks {
+    fn books(used: Resource, left: &[(Dimension, i64)], over_committed: bool) -> StoredEmCounters {
+        StoredEmCounters {
             instance: EmInstance::parse("em", "ecm", "host:1").unwrap(),
             total: load(10, 10),
             protected: load(1, 0),
@@ -510,7 +516,7 @@ mod tests {
 
     #[test]
     fn only_the_dimensions_that_differ_are_told() {
-        let mut sums = EmSums::new(&load(0, 0));
+        let mut sums = EmTicketSums::new(&load(0, 0));
         sums.count(Ok(&load(2, 1)), false, 2);
         let left = [(Dimension::Memory, 5), (Dimension::Cores, 8)];
         assert_eq!(books(load(4, 2), &left, false).differences(&sums), []);
@@ -526,7 +532,7 @@ mod tests {
     fn tickets_that_cannot_be_counted_leave_no_sums() {
         let yarn = Resource::zero(ResourceType::Yarn);
         for held in [Ok(&yarn), Ok(&load(i64::MAX, 0)), Err("spoilt")] {
-            let mut sums = EmSums::new(&load(0, 0));
+            let mut sums = EmTicketSums::new(&load(0, 0));
             sums.count(held, true, 2);
             let books = books(load(0, 0), &[], false);
             let found = books.differences(&sums);

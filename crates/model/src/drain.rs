@@ -6,7 +6,7 @@ use super::{name::Name, principal::Principal};
 
 /// A drain. It outlives the registrations of the EM.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Drain {
+pub struct EmDrain {
     /// Reason, for display.
     pub reason: Name,
     /// Caller that started the drain or gave its latest reason.

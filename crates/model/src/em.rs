@@ -10,10 +10,10 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    drain::Drain,
-    end::End,
+    drain::EmDrain,
+    end::TicketEnd,
     name::{FieldError, Labels, Name, check_new, parse_instance},
-    resource::{Dimension, Left, Resource, ResourceError, ResourceType},
+    resource::{Dimension, LeftResource, Resource, ResourceError, ResourceType},
     ticket_digest::TicketDigest,
 };
 
@@ -79,21 +79,21 @@ pub struct Em {
     /// Write counter of the row. An update states the version that it read.
     pub version: i64,
     /// Unregistration in progress, if any.
-    pub going: Option<Going>,
+    pub going: Option<UnregisterProgress>,
     /// Label sets that count its tickets.
-    pub counted: Counted,
+    pub counted: LabelSetProgress,
     /// Drain of the EM, if any.
-    pub drain: Option<Arc<Drain>>,
+    pub drain: Option<Arc<EmDrain>>,
 }
 
 /// An unregistration in progress. The tickets of all registrations up to `epoch` end in steps. The row is deleted last,
 /// unless the EM registers again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Going {
+pub struct UnregisterProgress {
     /// Latest registration whose tickets end.
     pub epoch: i64,
     /// How the tickets end.
-    pub end: End,
+    pub end: TicketEnd,
     /// Last processed ticket, in order of ticket ids.
     pub after: Uuid,
 }
@@ -103,14 +103,14 @@ pub struct Going {
 /// Label sets have increasing ids. A new label set is counted EM by EM under the EM's lock. A change of a ticket therefore
 /// knows from the EM's row whether the counters already include the ticket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Counted {
+pub struct LabelSetProgress {
     /// All tickets are counted in label sets up to this id.
     pub to: i64,
     /// Label set id and ticket id: tickets up to this ticket are also counted in label sets up to that id.
     pub under_way: Option<(i64, Uuid)>,
 }
 
-impl Counted {
+impl LabelSetProgress {
     /// Returns whether a live ticket is included in the counters of a label set.
     pub fn counts(&self, label_set_id: i64, ticket_id: Uuid) -> bool {
         label_set_id <= self.to || self.under_way.is_some_and(|(to, after)| label_set_id <= to && ticket_id <= after)
@@ -147,7 +147,7 @@ impl Em {
     ///
     /// # Errors
     /// [`ResourceError`] if the amounts overflow or differ in type.
-    pub fn left(&self) -> Result<Left, ResourceError> {
+    pub fn left(&self) -> Result<LeftResource, ResourceError> {
         Resource::left(&self.total, &self.protected, &self.used, &self.locked)
     }
 

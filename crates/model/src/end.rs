@@ -4,7 +4,7 @@ use std::fmt;
 
 /// Reason why a ticket ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum End {
+pub enum TicketEnd {
     /// The caller released it.
     Released,
     /// The engine did not confirm before the deadline.
@@ -17,7 +17,7 @@ pub enum End {
     Forced,
 }
 
-impl End {
+impl TicketEnd {
     /// All ends.
     pub const ALL: [Self; 5] = [Self::Released, Self::Expired, Self::Unregistered, Self::Lost, Self::Forced];
 
@@ -32,13 +32,13 @@ impl End {
         }
     }
 
-    /// Parses a value from [`End::as_str`]; `None` for any other text.
+    /// Parses a value from [`TicketEnd::as_str`]; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|end| end.as_str() == text)
     }
 }
 
-impl fmt::Display for End {
+impl fmt::Display for TicketEnd {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Released => "was released",

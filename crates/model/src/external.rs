@@ -29,45 +29,45 @@ use std::{
 
 use time::{Duration, OffsetDateTime};
 
-use super::queue::{Application, Queue, QueueAmounts, QueueError, QueueState, Queues};
+use super::queue::{Application, ExternalQueue, QueueAmounts, QueueError, QueueState, QueueTree};
 
 mod asked;
 mod cluster;
 mod preparation;
 
-pub use asked::Asked;
+pub use asked::QueueDemand;
 pub use cluster::{
-    Basis, CheckRules, Cluster, ClusterDelta, ClusterTicket, ClusterTicketDelta, Clusters, JudgedQueue, KUBERNETES,
-    WhenAway, YARN, place_of,
+    CheckRules, ClusterDelta, ClusterTicket, ClusterTicketDelta, Clusters, JudgedQueue, KUBERNETES, LockedCluster,
+    QueueCheckBasis, UnavailablePolicy, YARN, place_of,
 };
-pub use preparation::Preparation;
+pub use preparation::SnapshotPreparation;
 
 /// Maximum time until a cluster shows an engine that has no application id.
 pub const SETTLE: Duration = Duration::seconds(60);
 
 /// Queues and applications of an external cluster at one moment.
 #[derive(Debug, Clone)]
-pub struct Snapshot {
+pub struct ClusterSnapshot {
     /// Time before the first query, by the database clock.
     pub begun: OffsetDateTime,
     /// Queues of the cluster.
-    pub queues: Queues,
+    pub queues: QueueTree,
     /// Part of the queues' use that each application accounts for.
     shown: HashMap<String, QueueAmounts>,
 }
 
 /// Amounts that a live ticket holds in an external queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Held {
+pub struct QueueHolding {
     /// Granted or reported amounts.
     pub amounts: QueueAmounts,
     /// Phase of the ticket.
-    pub phase: Phase,
+    pub phase: TicketPhase,
 }
 
 /// Phase of a ticket in an external queue.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Phase {
+pub enum TicketPhase {
     /// Granted; the engine has not confirmed.
     Locked,
     /// Confirmed by the engine.
@@ -79,16 +79,16 @@ pub enum Phase {
     },
 }
 
-impl Snapshot {
+impl ClusterSnapshot {
     /// Creates a snapshot from the replies of a cluster, in the order in which they were read.
-    pub fn new(begun: OffsetDateTime, before: &[Application], queues: Queues, after: &[Application]) -> Self {
+    pub fn new(begun: OffsetDateTime, before: &[Application], queues: QueueTree, after: &[Application]) -> Self {
         let after: HashMap<&str, QueueAmounts> = after.iter().map(|app| (app.id.as_str(), app.allocated)).collect();
         let both = |app: &Application| Some((app.id.clone(), app.allocated.least(*after.get(app.id.as_str())?)));
         Self { begun, queues, shown: before.iter().filter_map(both).collect() }
     }
 
     /// Creates a snapshot from stored rows; may contain only the queues that a batch needs.
-    pub fn stored(begun: OffsetDateTime, queues: Queues, shown: HashMap<String, QueueAmounts>) -> Self {
+    pub fn stored(begun: OffsetDateTime, queues: QueueTree, shown: HashMap<String, QueueAmounts>) -> Self {
         Self { begun, queues, shown }
     }
 
@@ -98,12 +98,12 @@ impl Snapshot {
     }
 
     /// Returns the granted amounts that the queues' use does not include.
-    pub fn unseen(&self, held: &Held) -> QueueAmounts {
+    pub fn unseen(&self, held: &QueueHolding) -> QueueAmounts {
         let shown = match &held.phase {
-            Phase::Locked => QueueAmounts::default(),
-            Phase::Used { application_id: Some(id), .. } => self.shown.get(id).copied().unwrap_or_default(),
-            Phase::Used { since, application_id: None } if !self.is_settled(*since) => QueueAmounts::default(),
-            Phase::Used { application_id: None, .. } => held.amounts,
+            TicketPhase::Locked => QueueAmounts::default(),
+            TicketPhase::Used { application_id: Some(id), .. } => self.shown.get(id).copied().unwrap_or_default(),
+            TicketPhase::Used { since, application_id: None } if !self.is_settled(*since) => QueueAmounts::default(),
+            TicketPhase::Used { application_id: None, .. } => held.amounts,
         };
         held.amounts.unseen(shown)
     }
@@ -116,19 +116,19 @@ impl Snapshot {
 
 /// Amounts of a ticket before and after a change. A new ticket has no `from`; an ended one has no `to`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Change {
+pub struct HoldingChange {
     /// Queue path; never changes for a ticket.
     pub path: String,
     /// Amounts before the change.
-    pub from: Option<Held>,
+    pub from: Option<QueueHolding>,
     /// Amounts after the change.
-    pub to: Option<Held>,
+    pub to: Option<QueueHolding>,
 }
 
 /// The queues of a cluster with the granted amounts that its snapshot does not show.
 #[derive(Debug, Clone)]
-pub struct Rooms {
-    snapshot: Arc<Snapshot>,
+pub struct QueueCapacities {
+    snapshot: Arc<ClusterSnapshot>,
     /// Unseen amounts by path, for every queue with live tickets and its ancestors; includes queues that the snapshot does
     /// not contain.
     unseen: BTreeMap<String, QueueAmounts>,
@@ -136,7 +136,7 @@ pub struct Rooms {
 
 /// Reason why a queue has no capacity.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum NoRoom {
+pub enum QueueShortage {
     /// The queue does not exist, or its name is ambiguous.
     Queue(QueueError),
     /// The queue or an ancestor does not accept applications in its state.
@@ -185,11 +185,14 @@ pub fn along(path: &str) -> impl DoubleEndedIterator<Item = &str> {
 
 /// Error: a newer snapshot is already installed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Older;
+pub struct StaleSnapshot;
 
-impl Rooms {
+impl QueueCapacities {
     /// Counts the live tickets, given with their queue paths, against a snapshot.
-    pub fn new<'a>(snapshot: Arc<Snapshot>, live: impl IntoIterator<Item = (&'a str, &'a Held)>) -> Self {
+    pub fn new<'a>(
+        snapshot: Arc<ClusterSnapshot>,
+        live: impl IntoIterator<Item = (&'a str, &'a QueueHolding)>,
+    ) -> Self {
         let mut rooms = Self { snapshot, unseen: BTreeMap::new() };
         for (path, held) in live {
             rooms.count(path, QueueAmounts::default(), rooms.snapshot.unseen(held));
@@ -198,12 +201,12 @@ impl Rooms {
     }
 
     /// Creates the state from stored rows; `unseen` may contain only the queues that a batch needs.
-    pub fn stored(snapshot: Arc<Snapshot>, unseen: BTreeMap<String, QueueAmounts>) -> Self {
+    pub fn stored(snapshot: Arc<ClusterSnapshot>, unseen: BTreeMap<String, QueueAmounts>) -> Self {
         Self { snapshot, unseen }
     }
 
     /// Returns the snapshot.
-    pub fn snapshot(&self) -> &Snapshot {
+    pub fn snapshot(&self) -> &ClusterSnapshot {
         &self.snapshot
     }
 
@@ -227,13 +230,13 @@ impl Rooms {
     /// Returns the path of the queue that `name` refers to.
     ///
     /// # Errors
-    /// [`NoRoom::Queue`] if no queue or several queues match.
-    pub fn path(&self, name: &str) -> Result<&str, NoRoom> {
-        self.snapshot.queues.find(name).map(|queue| queue.path.as_str()).map_err(NoRoom::Queue)
+    /// [`QueueShortage::Queue`] if no queue or several queues match.
+    pub fn path(&self, name: &str) -> Result<&str, QueueShortage> {
+        self.snapshot.queues.find(name).map(|queue| queue.path.as_str()).map_err(QueueShortage::Queue)
     }
 
     /// Returns the capacity left in this queue alone, without its ancestors.
-    fn left(&self, queue: &Queue) -> QueueAmounts {
+    fn left(&self, queue: &ExternalQueue) -> QueueAmounts {
         queue.max.minus(queue.used).minus(self.unseen(&queue.path))
     }
 
@@ -242,11 +245,16 @@ impl Rooms {
     ///
     /// # Errors
     /// The reason why the capacity is insufficient.
-    pub fn judge(&self, path: &str, need: QueueAmounts, ahead: impl Fn(&str) -> QueueAmounts) -> Result<(), NoRoom> {
+    pub fn judge(
+        &self,
+        path: &str,
+        need: QueueAmounts,
+        ahead: impl Fn(&str) -> QueueAmounts,
+    ) -> Result<(), QueueShortage> {
         let queues = &self.snapshot.queues;
-        let queue = queues.find(path).map_err(NoRoom::Queue)?;
+        let queue = queues.find(path).map_err(QueueShortage::Queue)?;
         if let Some(closed) = queues.along(queue).find(|queue| queue.state != QueueState::Running) {
-            return Err(NoRoom::State { path: closed.path.clone(), state: closed.state });
+            return Err(QueueShortage::State { path: closed.path.clone(), state: closed.state });
         }
         let along = queues.deciding(queue).map(|(queue, decides)| ShortQueue {
             path: queue.path.clone(),
@@ -255,12 +263,13 @@ impl Rooms {
             max: queue.max,
         });
         let short: Vec<_> = along.filter(|queue| queue.is_short(need)).collect();
-        if short.is_empty() { Ok(()) } else { Err(NoRoom::Short(short)) }
+        if short.is_empty() { Ok(()) } else { Err(QueueShortage::Short(short)) }
     }
 
     /// Counts a change of a ticket.
-    pub fn apply(&mut self, change: &Change) {
-        let unseen = |held: &Option<Held>| held.as_ref().map(|held| self.snapshot.unseen(held)).unwrap_or_default();
+    pub fn apply(&mut self, change: &HoldingChange) {
+        let unseen =
+            |held: &Option<QueueHolding>| held.as_ref().map(|held| self.snapshot.unseen(held)).unwrap_or_default();
         let (from, to) = (unseen(&change.from), unseen(&change.to));
         self.count(&change.path, from, to);
     }
@@ -269,10 +278,10 @@ impl Rooms {
     /// contains the changes after that moment.
     ///
     /// # Errors
-    /// [`Older`] if the installed snapshot is not older; the state is then unchanged.
-    pub fn install(&mut self, mut prepared: Self, since: &[Change]) -> Result<(), Older> {
+    /// [`StaleSnapshot`] if the installed snapshot is not older; the state is then unchanged.
+    pub fn install(&mut self, mut prepared: Self, since: &[HoldingChange]) -> Result<(), StaleSnapshot> {
         if prepared.snapshot.begun <= self.snapshot.begun {
-            return Err(Older);
+            return Err(StaleSnapshot);
         }
         since.iter().for_each(|change| prepared.apply(change));
         *self = prepared;

@@ -17,16 +17,16 @@ pub const HOLDS_MAX: usize = 100;
 
 /// A hold on an EM or a user.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Hold {
+pub struct ResourceHold {
     /// The EM or user.
     pub key: LockKey,
     /// How the hold was started; `None` if its row was inserted by hand.
-    pub taken: Option<TakenHold>,
+    pub taken: Option<ExistingHold>,
 }
 
 /// Data of a hold that was started by a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct TakenHold {
+pub struct ExistingHold {
     /// Reason, for display.
     pub reason: Name,
     /// Caller that started the hold.

@@ -12,20 +12,20 @@ use super::{
     em::Em,
     limit::{LimitedScope, Limits, Maximum},
     limit_mode::LimitMode,
-    line::{Line, QueuePosition, Spot, Spots},
-    operation::{Rejection, Request, RequestSpec},
+    line::{QueuePosition, WaitKey, WaitKeys, WaitQueues},
+    operation::{PlacedRequest, Rejection, RequestSpec},
     refusal::{Refusal, ScopeShortage, Shortfall, over_watched},
     resource::{Dimension, Resource, ResourceError, behind},
-    scope::{Counter, Scope, Tally, Usage},
+    scope::{Scope, ScopeCounter, ScopeHoldings, Tally},
 };
 
 /// A request that cannot be granted now.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Short {
+pub struct BlockedRequest {
     /// Refusal for the caller.
     pub refusal: Refusal,
     /// All wait keys of the request; true where it is short.
-    pub spots: Spots,
+    pub spots: WaitKeys,
 }
 
 /// Maximum number of advisory violations that a grant lists.
@@ -34,11 +34,11 @@ const OVER_WATCHED_MAX: usize = 32;
 /// Returns the first advisory limits that a fitting request violates, at most [`OVER_WATCHED_MAX`].
 pub fn beyond_watched<'a>(
     scopes: &[LimitedScope],
-    usage: impl Fn(&Counter) -> Option<&'a Usage>,
+    usage: impl Fn(&ScopeCounter) -> Option<&'a ScopeHoldings>,
     from: &Resource,
     to: &Resource,
 ) -> Vec<Shortfall> {
-    let nobody = Usage::default();
+    let nobody = ScopeHoldings::default();
     let watching = scopes.iter().filter(|limited| limited.in_mode(LimitMode::Watched).next().is_some());
     watching
         .flat_map(|limited| over_watched(limited, usage(&limited.counter).unwrap_or(&nobody), from, to))
@@ -48,7 +48,7 @@ pub fn beyond_watched<'a>(
 
 /// Result of a dry run of a fitting request.
 #[derive(Debug, Clone, Default, PartialEq)]
-pub struct Room {
+pub struct DryRunResult {
     /// Grantable amounts.
     pub head_room: Vec<HeadRoom>,
     /// Advisory limits that the request would violate.
@@ -82,11 +82,11 @@ pub struct HeadRoom {
 pub fn head_room<'a>(
     em: &Em,
     scopes: &[LimitedScope],
-    usage: impl Fn(&Counter) -> Option<&'a Usage>,
-    line: &Line,
+    usage: impl Fn(&ScopeCounter) -> Option<&'a ScopeHoldings>,
+    line: &WaitQueues,
 ) -> Result<Vec<HeadRoom>, Rejection> {
     let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", em.instance), source };
-    let (left, on_em) = (em.left().map_err(inconsistent)?, Spot::Em(em.instance.clone()));
+    let (left, on_em) = (em.left().map_err(inconsistent)?, WaitKey::Em(em.instance.clone()));
     let ahead = line.ahead(&on_em, None);
     let scope = format!("em={}", em.instance);
     let provided = em.total.amounts().map(|(dimension, max)| HeadRoom {
@@ -99,10 +99,10 @@ pub fn head_room<'a>(
         dimension,
     });
     let mut rooms: Vec<HeadRoom> = provided.collect();
-    let nothing = Usage::default();
+    let nothing = ScopeHoldings::default();
     for limited in scopes {
         let held = usage(&limited.counter).unwrap_or(&nothing);
-        let ahead = line.ahead_at(|| Spot::Scope(limited.scope().clone()), None);
+        let ahead = line.ahead_at(|| WaitKey::Scope(limited.scope().clone()), None);
         rooms.extend(limited.enforced().map(|Maximum { dimension, max, decided_by }| {
             let held = held.used.get(dimension).saturating_add(held.locked.get(dimension));
             HeadRoom {
@@ -163,14 +163,14 @@ impl Em {
 pub fn judge<'a>(
     em: &Em,
     scopes: &[LimitedScope],
-    usage: impl Fn(&Counter) -> Option<&'a Usage>,
-    line: &Line,
+    usage: impl Fn(&ScopeCounter) -> Option<&'a ScopeHoldings>,
+    line: &WaitQueues,
     position: Option<QueuePosition>,
     ask: &RequestSpec,
-) -> Result<Result<Resource, Box<Short>>, Rejection> {
+) -> Result<Result<Resource, Box<BlockedRequest>>, Rejection> {
     let unanswerable = |source| Rejection::Unanswerable { field: "resource", em: em.instance.clone(), source };
     let share = em.project(&ask.resource).map_err(unanswerable)?;
-    let ahead = line.ahead_at(|| Spot::Em(em.instance.clone()), position);
+    let ahead = line.ahead_at(|| WaitKey::Em(em.instance.clone()), position);
     let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", em.instance), source };
     let on_em = em.judge(&share, &ahead).map_err(inconsistent)?.err();
     if on_em.is_some()
@@ -179,9 +179,9 @@ pub fn judge<'a>(
         return Err(Rejection::OtherQueue { em: em.instance.clone(), provided, asked });
     }
 
-    let (nobody, nothing) = (Usage::default(), ask.resource.zero_like());
+    let (nobody, nothing) = (ScopeHoldings::default(), ask.resource.zero_like());
     let in_scope = |limited: &LimitedScope| {
-        let ahead = line.ahead_at(|| Spot::Scope(limited.scope().clone()), position);
+        let ahead = line.ahead_at(|| WaitKey::Scope(limited.scope().clone()), position);
         ScopeShortage::of(limited, usage(&limited.counter).unwrap_or(&nobody), &nothing, &ask.resource, &ahead)
     };
     let shortages: Vec<ScopeShortage> = scopes.iter().map(in_scope).collect();
@@ -189,12 +189,12 @@ pub fn judge<'a>(
     if on_em.is_none() && shortages.iter().all(ScopeShortage::is_none) {
         return Ok(Ok(share));
     }
-    let mut spots = Spots::from([(Spot::Em(em.instance.clone()), on_em.is_some())]);
+    let mut spots = WaitKeys::from([(WaitKey::Em(em.instance.clone()), on_em.is_some())]);
     for (limited, shortage) in scopes.iter().zip(&shortages).filter(|(limited, _)| limited.is_limited()) {
-        spots.insert(Spot::Scope(limited.scope().clone()), !shortage.is_none());
+        spots.insert(WaitKey::Scope(limited.scope().clone()), !shortage.is_none());
     }
     match Refusal::first_of(on_em, Refusal::of_scopes(shortages)) {
-        Some(refusal) => Ok(Err(Box::new(Short { refusal, spots }))),
+        Some(refusal) => Ok(Err(Box::new(BlockedRequest { refusal, spots }))),
         None => Ok(Ok(share)),
     }
 }
@@ -236,29 +236,29 @@ pub fn admit(em: &Em, limits: &Limits, ask: &RequestSpec) -> Result<(), Rejectio
 pub fn fits<'a>(
     em: &Em,
     scopes: &[LimitedScope],
-    usage: impl Fn(&Counter) -> Option<&'a Usage>,
-    line: &Line,
+    usage: impl Fn(&ScopeCounter) -> Option<&'a ScopeHoldings>,
+    line: &WaitQueues,
     ask: &RequestSpec,
 ) -> bool {
     let (Ok(share), Ok(left)) = (em.project(&ask.resource), em.left()) else { return false };
-    let ahead = line.ahead_at(|| Spot::Em(em.instance.clone()), None);
+    let ahead = line.ahead_at(|| WaitKey::Em(em.instance.clone()), None);
     if !left.covers_behind(&share, |dimension| ahead.get(dimension)) {
         return false;
     }
-    let (nobody, nothing) = (Usage::default(), ask.resource.zero_like());
+    let (nobody, nothing) = (ScopeHoldings::default(), ask.resource.zero_like());
     !scopes.iter().any(|limited| {
-        let ahead = line.ahead_at(|| Spot::Scope(limited.scope().clone()), None);
+        let ahead = line.ahead_at(|| WaitKey::Scope(limited.scope().clone()), None);
         ScopeShortage::is_any(limited, usage(&limited.counter).unwrap_or(&nobody), &nothing, &ask.resource, &ahead)
     })
 }
 
 /// Returns all wait keys that decide a request: its EM and its limited scopes.
-pub fn spots(request: &Request, limits: &Limits) -> impl Iterator<Item = Spot> + use<> {
+pub fn spots(request: &PlacedRequest, limits: &Limits) -> impl Iterator<Item = WaitKey> + use<> {
     let scopes = request.scopes(limits);
-    let limited: Vec<Spot> = scopes
+    let limited: Vec<WaitKey> = scopes
         .iter()
         .filter(|limited| limited.is_limited())
-        .map(|limited| Spot::Scope(limited.scope().clone()))
+        .map(|limited| WaitKey::Scope(limited.scope().clone()))
         .collect();
-    [Spot::Em(request.em.clone())].into_iter().chain(limited)
+    [WaitKey::Em(request.em.clone())].into_iter().chain(limited)
 }

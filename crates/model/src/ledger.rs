@@ -18,18 +18,18 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    drain::Drain,
-    em::{Counted, Em, EmInstance},
+    drain::EmDrain,
+    em::{Em, EmInstance, LabelSetProgress},
     external::Clusters,
     judgement::{admit, beyond_watched, fits, judge},
     limit::{LimitedScope, Limits},
-    line::{MUCH, Spot, Spots},
-    operation::{Grant, Operation, Outcome, Register, Rejection, Request, RequestKey, RequestRecord},
+    line::{MUCH, WaitKey, WaitKeys},
+    operation::{Grant, Operation, Outcome, PlacedRequest, RegisterEm, Rejection, RequestKey, RequestRecord},
     principal::{Actor, Principal},
     refusal::{Refusal, ScopeShortage},
     report::ReportNumber,
     resource::{Resource, ResourceError},
-    scope::{Counter, Tally, TicketLabels, Usage},
+    scope::{ScopeCounter, ScopeHoldings, Tally, TicketLabels},
     ticket::{EndedTicket, Ticket, TicketState},
     ticket_digest::TicketDigest,
 };
@@ -46,9 +46,9 @@ mod steps;
 
 use slots::{EmSlot, ScopeSlot, TicketSlot, check_epoch, owned, registered_em, stored_em};
 
-pub use deltas::{Deltas, EndedDelta, HistoryLine, MovedDelta, PostCommitState, WaitingDelta};
+pub use deltas::{Deltas, EndedDelta, EnqueuedDelta, HistoryLine, PostCommitState, RequeuedDelta};
 pub use draining::DrainDelta;
-pub use snapshot::{LineView, Snapshot, TicketPage};
+pub use snapshot::{LedgerSnapshot, TicketPage, WaitQueueView};
 
 /// State of one batch.
 #[derive(Debug)]
@@ -62,20 +62,20 @@ pub struct Ledger {
     ended: HashMap<Uuid, EndedTicket>,
     inhabited: HashSet<EmInstance>,
     reports: HashMap<EmInstance, ReportNumber>,
-    drains: HashMap<EmInstance, Arc<Drain>>,
+    drains: HashMap<EmInstance, Arc<EmDrain>>,
     drains_changed: HashSet<EmInstance>,
     adopted: HashMap<Uuid, Resource>,
     request_ids: HashMap<RequestKey, RequestRecord>,
     limits: Arc<Limits>,
-    scopes: HashMap<Counter, ScopeSlot>,
-    line: LineView,
+    scopes: HashMap<ScopeCounter, ScopeSlot>,
+    line: WaitQueueView,
     clusters: Clusters,
     deltas: Deltas,
 }
 
 impl Ledger {
     /// Creates the ledger from the rows that a batch read.
-    pub fn new(snapshot: Snapshot) -> Self {
+    pub fn new(snapshot: LedgerSnapshot) -> Self {
         let em_slot = |em: Em| EmSlot { stored_version: Some(em.version), current: Some(em), ..EmSlot::default() };
         let scope_slot = |usage| ScopeSlot { usage, changed: false };
         let ticket_slot = |ticket| TicketSlot { ticket, stored: true, granted_line: None, in_use: false };
@@ -179,7 +179,7 @@ impl Ledger {
         (self.deltas, PostCommitState { ems, gone, scopes, limits: self.limits, line: self.line })
     }
 
-    fn register(&mut self, op: &Register) -> Result<Outcome, Rejection> {
+    fn register(&mut self, op: &RegisterEm) -> Result<Outcome, Rejection> {
         let slot = self.ems.entry(op.em.clone()).or_default();
         let mut em = match &slot.current {
             None => Em {
@@ -196,7 +196,7 @@ impl Ledger {
                 register_time: self.now,
                 version: slot.stored_version.unwrap_or(0),
                 going: None,
-                counted: Counted { to: self.limits.newest_label_set(), under_way: None },
+                counted: LabelSetProgress { to: self.limits.newest_label_set(), under_way: None },
                 drain: self.drains.get(&op.em).cloned(),
             },
             Some(em) => em.clone(),
@@ -233,7 +233,7 @@ impl Ledger {
         Ok(Outcome::Registered(Box::new(em)))
     }
 
-    fn request(&mut self, op: &Request) -> Result<Outcome, Rejection> {
+    fn request(&mut self, op: &PlacedRequest) -> Result<Outcome, Rejection> {
         if let (Some(request_id), Some(key)) = (&op.ask.request_id, op.ask.request_key())
             && let Some(record) = self.request_ids.get(&key)
         {
@@ -244,7 +244,7 @@ impl Ledger {
             if let Some(ended) = self.ended.get(&grant.ticket_id).cloned().map(Box::new) {
                 return Err(Rejection::TicketEnded { request_id: request_id.id.to_string(), ended });
             }
-            self.leave_line(op, Spots::new());
+            self.leave_line(op, WaitKeys::new());
             return Ok(Outcome::Granted(grant));
         }
         let position = self.position(op)?;
@@ -254,7 +254,7 @@ impl Ledger {
         let all = op.scopes(&self.limits);
         let counts = |limited: &&LimitedScope| in_counters.counts(limited.counter.label_set_id, op.ask.ticket_id);
         let scopes: Vec<LimitedScope> = all.iter().filter(counts).cloned().collect();
-        let usage = |counter: &Counter| self.scopes.get(counter).map(|slot| &slot.usage);
+        let usage = |counter: &ScopeCounter| self.scopes.get(counter).map(|slot| &slot.usage);
         let judged = judge(em.current, &scopes, usage, &self.line.line, position, &op.ask)?;
         let is_alike =
             position.is_some() || fits(em.current, &scopes, usage, &self.line.line, &op.ask) == judged.is_ok();
@@ -288,8 +288,8 @@ impl Ledger {
             self.request_ids.insert(record.key(), record.clone());
             self.deltas.request_ids.push(record);
         }
-        let granted_at = scopes.into_iter().map(|limited| Spot::Scope(limited.counter.scope));
-        let granted_at = granted_at.chain([Spot::Em(op.em.clone())]).chain(self.clusters.spots_of(op.ask.ticket_id));
+        let granted_at = scopes.into_iter().map(|limited| WaitKey::Scope(limited.counter.scope));
+        let granted_at = granted_at.chain([WaitKey::Em(op.em.clone())]).chain(self.clusters.spots_of(op.ask.ticket_id));
         let granted_at = granted_at.map(|spot| (spot, false));
         self.leave_line(op, granted_at.collect());
         self.deltas.over_watched += u64::from(!over_watched.is_empty());
@@ -304,7 +304,7 @@ impl Ledger {
         to: &Resource,
         ahead: &Tally,
     ) -> Option<Refusal> {
-        let nothing = Usage::default();
+        let nothing = ScopeHoldings::default();
         let short = |limited: &LimitedScope| {
             let usage = self.scopes.get(&limited.counter).map_or(&nothing, |slot| &slot.usage);
             ScopeShortage::of(limited, usage, from, to, ahead)
@@ -315,9 +315,9 @@ impl Ledger {
     /// Adds the scope counters after `change` to `counted`, which may contain earlier changes of the same operation.
     fn count(
         &self,
-        counted: &mut HashMap<Counter, Usage>,
+        counted: &mut HashMap<ScopeCounter, ScopeHoldings>,
         scopes: &[LimitedScope],
-        change: impl Fn(&LimitedScope, &mut Usage) -> Result<(), ResourceError>,
+        change: impl Fn(&LimitedScope, &mut ScopeHoldings) -> Result<(), ResourceError>,
     ) -> Result<(), Rejection> {
         for limited in scopes {
             let counter = &limited.counter;
@@ -332,12 +332,12 @@ impl Ledger {
     }
 
     /// Stores the scope counters that [`Ledger::count`] computed.
-    fn apply_usage(&mut self, counted: HashMap<Counter, Usage>) {
+    fn apply_usage(&mut self, counted: HashMap<ScopeCounter, ScopeHoldings>) {
         let slots = counted.into_iter().map(|(counter, usage)| (counter, ScopeSlot { usage, changed: true }));
         self.scopes.extend(slots);
     }
 
-    fn new_ticket(&self, op: &Request, em_epoch: i64, expires_at: OffsetDateTime) -> Ticket {
+    fn new_ticket(&self, op: &PlacedRequest, em_epoch: i64, expires_at: OffsetDateTime) -> Ticket {
         Ticket {
             id: op.ask.ticket_id,
             user: op.ask.user.clone(),
@@ -353,19 +353,24 @@ impl Ledger {
     }
 }
 
-fn give_back(at: &LimitedScope, usage: &mut Usage, ticket: &Ticket) -> Result<(), ResourceError> {
+fn give_back(at: &LimitedScope, usage: &mut ScopeHoldings, ticket: &Ticket) -> Result<(), ResourceError> {
     let held = if ticket.is_locked() { &mut usage.locked } else { &mut usage.used };
     held.minus(at.share(ticket.resource()))
 }
 
 /// Returns the counters that include a live ticket. Label sets that are still being counted are included only if they have
 /// reached it.
-fn counters(limits: &Limits, counted: Counted, ticket_id: Uuid, labels: &TicketLabels<'_>) -> Vec<LimitedScope> {
+fn counters(
+    limits: &Limits,
+    counted: LabelSetProgress,
+    ticket_id: Uuid,
+    labels: &TicketLabels<'_>,
+) -> Vec<LimitedScope> {
     let mut counters = limits.scopes(labels);
     counters.retain(|limited| counted.counts(limited.counter.label_set_id, ticket_id));
     counters
 }
 
-fn duration(op: &Request) -> time::Duration {
+fn duration(op: &PlacedRequest) -> time::Duration {
     time::Duration::try_from(op.ask.lock_ttl).unwrap_or(time::Duration::MAX)
 }

@@ -23,7 +23,7 @@ use super::{
     name::Name,
     policy::Policy,
     resource::{Dimension, Resource},
-    scope::{Counter, Queues, Scope, TicketLabels, USER},
+    scope::{QueueCounting, Scope, ScopeCounter, TicketLabels, USER},
 };
 
 mod label_set;
@@ -31,11 +31,11 @@ mod maximum;
 mod rule;
 mod usage;
 
-pub use label_set::{Counting, LabelSet};
-pub use maximum::{Decider, Maximum};
-pub use rule::{Expected, Pattern, Rule, RuleChanges, RuleRecord};
+pub use label_set::{CountingRule, LabelSet};
+pub use maximum::{Maximum, MaximumSource};
+pub use rule::{LabelPattern, Rule, RuleChanges, RulePrecondition, RuleRecord};
 use rule::{RuleSet, check_order};
-pub use usage::{Over, Replaced, ScopeUsage, sort_fullest};
+pub use usage::{LimitExcess, RuleReplacement, ScopeUsage, sort_fullest};
 
 /// Maximum number of labels in one limit.
 pub const LABELS_MAX: usize = 8;
@@ -63,12 +63,12 @@ pub struct Limits {
 #[derive(Debug, Clone)]
 pub struct LimitedScope {
     /// The counter.
-    pub counter: Counter,
+    pub counter: ScopeCounter,
     /// Matching rules, the most specific first. Each decides the dimensions that no earlier rule names. Empty if no rule
     /// matches or the label set is still being counted.
     pub rules: Vec<Arc<Rule>>,
     /// How amounts in external queues count in the scope.
-    pub queues: Queues,
+    pub queues: QueueCounting,
     /// Cap of the decided request for this label set, if any.
     pub cap: Option<Arc<Cap>>,
 }
@@ -90,7 +90,7 @@ impl LimitedScope {
     }
 
     fn counts(&self, dimension: &Dimension) -> bool {
-        self.queues == Queues::Summed || self.scope().counts(dimension)
+        self.queues == QueueCounting::Summed || self.scope().counts(dimension)
     }
 }
 
@@ -120,7 +120,7 @@ impl Limits {
         &self,
         version: Uuid,
         sets: Vec<LabelSet>,
-        changes: impl IntoIterator<Item = (Pattern, Option<Rule>)>,
+        changes: impl IntoIterator<Item = (LabelPattern, Option<Rule>)>,
     ) -> Self {
         let mut by_set: BTreeMap<BTreeSet<String>, RuleSet> =
             self.rules.iter().map(|(keys, rules)| (keys.clone(), RuleSet::clone(rules))).collect();
@@ -188,7 +188,7 @@ impl Limits {
     }
 
     /// Returns at most `limit` rules after the pattern `after`, which need not exist.
-    pub fn rules_behind(&self, after: &Pattern, limit: usize) -> Vec<(&Rule, bool)> {
+    pub fn rules_behind(&self, after: &LabelPattern, limit: usize) -> Vec<(&Rule, bool)> {
         let keys: BTreeSet<String> = after.keys().map(str::to_owned).collect();
         let mut page = Vec::new();
         for (set, rules) in &self.rules {
@@ -228,7 +228,7 @@ impl Limits {
     /// As [`Limits::scopes`], with the caps of a request. Label sets that are still being counted get no cap.
     pub fn scopes_under(&self, labels: &TicketLabels<'_>, caps: &[Arc<Cap>]) -> Vec<LimitedScope> {
         let in_set = |(set, rules): &(LabelSet, Arc<RuleSet>)| {
-            let counter = Counter { label_set_id: set.id, scope: set.counting.scope(labels)? };
+            let counter = ScopeCounter { label_set_id: set.id, scope: set.counting.scope(labels)? };
             let cap = caps.iter().find(|cap| set.is_counted && cap.keys == set.counting.keys).cloned();
             Some(LimitedScope { cap, ..decide(rules, set.counting.queues, counter) })
         };
@@ -248,19 +248,19 @@ impl Limits {
     pub fn deciding_at(&self, scope: &Scope) -> Option<LimitedScope> {
         let is_of = |set: &LabelSet| set.is_counted && set.counting.keys.iter().eq(scope.labels().keys());
         let (set, rules) = self.sets.iter().find(|(set, _)| is_of(set))?;
-        Some(decide(rules, set.counting.queues, Counter { label_set_id: set.id, scope: scope.clone() }))
+        Some(decide(rules, set.counting.queues, ScopeCounter { label_set_id: set.id, scope: scope.clone() }))
     }
 
     /// Returns a counter with the rules that decide there.
-    pub fn of_counter(&self, counter: Counter) -> LimitedScope {
+    pub fn of_counter(&self, counter: ScopeCounter) -> LimitedScope {
         match self.sets.iter().find(|(set, _)| set.id == counter.label_set_id) {
             Some((set, rules)) => decide(rules, set.counting.queues, counter),
-            None => LimitedScope { counter, rules: Vec::new(), queues: Queues::Apart, cap: None },
+            None => LimitedScope { counter, rules: Vec::new(), queues: QueueCounting::Apart, cap: None },
         }
     }
 }
 
-fn decide(rules: &RuleSet, queues: Queues, counter: Counter) -> LimitedScope {
+fn decide(rules: &RuleSet, queues: QueueCounting, counter: ScopeCounter) -> LimitedScope {
     let rules = rules.matching(&counter.scope).cloned().collect();
     LimitedScope { counter, rules, queues, cap: None }
 }

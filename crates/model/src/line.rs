@@ -29,7 +29,7 @@ use super::{
 
 /// Wait key: an EM, scope or external queue that requests wait for.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Spot {
+pub enum WaitKey {
     /// An EM.
     Em(EmInstance),
     /// A limited scope.
@@ -44,7 +44,7 @@ pub enum Spot {
 }
 
 /// For display; not parsed.
-impl fmt::Display for Spot {
+impl fmt::Display for WaitKey {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Em(em) => write!(f, "em={em}"),
@@ -108,7 +108,7 @@ impl fmt::Display for QueuePosition {
 
 /// Entry of a request in one wait queue.
 #[derive(Debug, Clone, PartialEq)]
-pub struct WaitEntry {
+pub struct QueueEntry {
     /// Requested amounts.
     pub resource: Resource,
     /// Whether the request is short here; otherwise the entry only reserves capacity.
@@ -116,18 +116,18 @@ pub struct WaitEntry {
 }
 
 /// Wait keys of a request; true where it is short.
-pub type Spots = BTreeMap<Spot, bool>;
+pub type WaitKeys = BTreeMap<WaitKey, bool>;
 
 /// Number of requests that stands for "unknown, possibly many".
 pub const MUCH: u32 = u32::MAX;
 
 /// Wait keys with freed capacity or fewer earlier entries, each with the approximate number of requests that caused it.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct FreedSpots(BTreeMap<Spot, u32>);
+pub struct FreedKeys(BTreeMap<WaitKey, u32>);
 
-impl FreedSpots {
+impl FreedKeys {
     /// Adds freed capacity of `requests` requests at a key.
-    pub fn note(&mut self, spot: Spot, requests: u32) {
+    pub fn note(&mut self, spot: WaitKey, requests: u32) {
         let noted = self.0.entry(spot).or_default();
         *noted = noted.saturating_add(requests);
     }
@@ -139,7 +139,7 @@ impl FreedSpots {
     }
 
     /// Returns whether capacity was freed at a key.
-    pub fn contains(&self, spot: &Spot) -> bool {
+    pub fn contains(&self, spot: &WaitKey) -> bool {
         self.0.contains_key(spot)
     }
 
@@ -149,7 +149,7 @@ impl FreedSpots {
     }
 
     /// Returns each key with the number of requests that freed capacity; [`MUCH`] if unknown.
-    pub fn iter(&self) -> impl Iterator<Item = (&Spot, u32)> {
+    pub fn iter(&self) -> impl Iterator<Item = (&WaitKey, u32)> {
         self.0.iter().map(|(spot, requests)| (spot, *requests))
     }
 }
@@ -185,14 +185,14 @@ pub struct WaitingRequest {
 
 /// How much of a wait queue was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Extent {
+pub enum ViewExtent {
     /// All entries that affect a request at the end of the queue.
     All,
     /// All entries up to this position, inclusive.
     UpTo(QueuePosition),
 }
 
-impl Extent {
+impl ViewExtent {
     /// Returns the extent that a request needs: the entries before its position, or all.
     pub fn of(position: Option<QueuePosition>) -> Self {
         position.map_or(Self::All, Self::UpTo)
@@ -208,11 +208,11 @@ impl Extent {
 }
 
 /// Keys that were read, with their extents.
-pub type ViewedSpots = BTreeMap<Spot, Extent>;
+pub type ViewedKeys = BTreeMap<WaitKey, ViewExtent>;
 
 /// Returns the keys and extents that several requests need together.
-pub fn viewed_spots(requests: impl IntoIterator<Item = (Spot, Extent)>) -> ViewedSpots {
-    let mut spots = ViewedSpots::new();
+pub fn viewed_spots(requests: impl IntoIterator<Item = (WaitKey, ViewExtent)>) -> ViewedKeys {
+    let mut spots = ViewedKeys::new();
     for (spot, extent) in requests {
         spots.entry(spot).and_modify(|viewed| *viewed = viewed.and(extent)).or_insert(extent);
     }
@@ -221,16 +221,16 @@ pub fn viewed_spots(requests: impl IntoIterator<Item = (Spot, Extent)>) -> Viewe
 
 /// The wait queues of some wait keys, and the wait keys of each request in them.
 #[derive(Debug, Clone, Default)]
-pub struct Line {
-    queues: HashMap<Arc<Spot>, Arc<Queue>>,
+pub struct WaitQueues {
+    queues: HashMap<Arc<WaitKey>, Arc<WaitQueue>>,
     /// Wait keys by position, so that an operation on a request visits only its own keys.
-    keys: HashMap<QueuePosition, Vec<Arc<Spot>>>,
+    keys: HashMap<QueuePosition, Vec<Arc<WaitKey>>>,
 }
 
 /// Entries of one wait key.
 #[derive(Debug, Clone, Default)]
-struct Queue {
-    stands: BTreeMap<QueuePosition, WaitEntry>,
+struct WaitQueue {
+    stands: BTreeMap<QueuePosition, QueueEntry>,
     /// The first entry that is short here.
     first_short: Option<QueuePosition>,
     /// Sum of all entries; computed at the first use.
@@ -242,7 +242,7 @@ struct Queue {
 /// Number of entries between two marks.
 const STRIDE: usize = 32;
 
-impl Queue {
+impl WaitQueue {
     fn total(&self) -> &Tally {
         self.total.get_or_init(|| sum(self.stands.values()))
     }
@@ -276,7 +276,7 @@ impl Queue {
         tally
     }
 
-    fn insert(&mut self, position: QueuePosition, stand: WaitEntry) {
+    fn insert(&mut self, position: QueuePosition, stand: QueueEntry) {
         self.remove(position);
         if stand.is_short && self.first_short.is_none_or(|first| position < first) {
             self.first_short = Some(position);
@@ -310,9 +310,9 @@ impl Queue {
     }
 }
 
-impl Line {
+impl WaitQueues {
     /// Returns the sum of the entries at a key before `position`, or of all entries without a position.
-    pub fn ahead(&self, spot: &Spot, position: Option<QueuePosition>) -> Tally {
+    pub fn ahead(&self, spot: &WaitKey, position: Option<QueuePosition>) -> Tally {
         match (self.queues.get(spot), position) {
             (None, _) => Tally::default(),
             (Some(queue), None) => queue.total().clone(),
@@ -320,15 +320,15 @@ impl Line {
         }
     }
 
-    /// As [`Line::ahead`], without computing the key if all queues are empty.
-    pub fn ahead_at(&self, spot: impl FnOnce() -> Spot, position: Option<QueuePosition>) -> Tally {
+    /// As [`WaitQueues::ahead`], without computing the key if all queues are empty.
+    pub fn ahead_at(&self, spot: impl FnOnce() -> WaitKey, position: Option<QueuePosition>) -> Tally {
         if self.is_empty() { Tally::default() } else { self.ahead(&spot(), position) }
     }
 
     /// Selects the keys at which a request is queued: those where it is short, or all if it is the first short entry at one
     /// of them.
-    pub fn stand(&self, position: QueuePosition, spots: &Spots) -> Spots {
-        let is_first = |spot: &Spot| {
+    pub fn stand(&self, position: QueuePosition, spots: &WaitKeys) -> WaitKeys {
+        let is_first = |spot: &WaitKey| {
             let first = self.queues.get(spot).and_then(|queue| queue.first_short);
             first.is_none_or(|first| position <= first)
         };
@@ -346,14 +346,14 @@ impl Line {
     }
 
     /// Returns the wait keys of a queued request; empty if it is not queued.
-    pub fn spots_of(&self, position: QueuePosition) -> Spots {
+    pub fn spots_of(&self, position: QueuePosition) -> WaitKeys {
         let keys = self.keys.get(&position).into_iter().flatten().inspect(|_| visit());
-        let is_short = |key: &Arc<Spot>| Some(self.queues.get(key)?.stands.get(&position)?.is_short);
-        keys.filter_map(|key| Some((Spot::clone(key), is_short(key)?))).collect()
+        let is_short = |key: &Arc<WaitKey>| Some(self.queues.get(key)?.stands.get(&position)?.is_short);
+        keys.filter_map(|key| Some((WaitKey::clone(key), is_short(key)?))).collect()
     }
 
     /// Inserts an entry at a key.
-    pub fn insert(&mut self, spot: Spot, position: QueuePosition, stand: WaitEntry) {
+    pub fn insert(&mut self, spot: WaitKey, position: QueuePosition, stand: QueueEntry) {
         self.insert_at(self.key(spot), position, stand);
     }
 
@@ -366,8 +366,8 @@ impl Line {
     }
 
     /// Sets the wait keys of a request to exactly `spots`. Queues without a change keep their sums.
-    pub fn put(&mut self, position: QueuePosition, spots: &Spots, resource: &Resource) {
-        let left: Vec<Arc<Spot>> = (self.keys.get(&position).into_iter().flatten())
+    pub fn put(&mut self, position: QueuePosition, spots: &WaitKeys, resource: &Resource) {
+        let left: Vec<Arc<WaitKey>> = (self.keys.get(&position).into_iter().flatten())
             .inspect(|_| visit())
             .filter(|key| !spots.contains_key(&***key))
             .cloned()
@@ -376,7 +376,7 @@ impl Line {
             self.remove_at(&key, position);
         }
         for (spot, is_short) in spots {
-            let stand = WaitEntry { resource: resource.clone(), is_short: *is_short };
+            let stand = QueueEntry { resource: resource.clone(), is_short: *is_short };
             let before = self.queues.get(spot).and_then(|queue| queue.stands.get(&position));
             if before != Some(&stand) {
                 self.insert(spot.clone(), position, stand);
@@ -385,12 +385,12 @@ impl Line {
     }
 
     /// Copies the queues of `spots` from `other`, each up to its extent.
-    pub fn replace(&mut self, spots: ViewedSpots, other: &Self) {
+    pub fn replace(&mut self, spots: ViewedKeys, other: &Self) {
         for (spot, extent) in spots {
             let (queue, key) = (other.queues.get(&spot), self.key(spot));
             match extent {
-                Extent::All => self.replace_all(&key, queue),
-                Extent::UpTo(last) => self.replace_first(&key, last, queue),
+                ViewExtent::All => self.replace_all(&key, queue),
+                ViewExtent::UpTo(last) => self.replace_first(&key, last, queue),
             }
         }
     }
@@ -401,7 +401,7 @@ impl Line {
     }
 
     /// Replaces a whole wait queue.
-    fn replace_all(&mut self, key: &Arc<Spot>, other: Option<&Arc<Queue>>) {
+    fn replace_all(&mut self, key: &Arc<WaitKey>, other: Option<&Arc<WaitQueue>>) {
         let (before, after) = (self.queues.remove(key).unwrap_or_default(), other.cloned().unwrap_or_default());
         let (left, entered) = before.difference(&after);
         left.into_iter().for_each(|position| self.forget(key, position));
@@ -412,7 +412,7 @@ impl Line {
     }
 
     /// Replaces the entries of a wait queue up to `last`. A queue without a difference keeps its sums.
-    fn replace_first(&mut self, key: &Arc<Spot>, last: QueuePosition, other: Option<&Arc<Queue>>) {
+    fn replace_first(&mut self, key: &Arc<WaitKey>, last: QueuePosition, other: Option<&Arc<WaitQueue>>) {
         let before = self.queues.get(key).map(|queue| &queue.stands);
         let after = other.map(|queue| &queue.stands);
         let in_before = |position: &QueuePosition| before.and_then(|stands| stands.get(position));
@@ -421,18 +421,18 @@ impl Line {
         let left = first(before).inspect(|_| visit()).filter(|(position, _)| in_after(position).is_none());
         let left: Vec<QueuePosition> = left.map(|(position, _)| *position).collect();
         let entered = first(after).inspect(|_| visit()).filter(|(position, stand)| in_before(position) != Some(stand));
-        let entered: Vec<(QueuePosition, WaitEntry)> =
+        let entered: Vec<(QueuePosition, QueueEntry)> =
             entered.map(|(position, stand)| (*position, stand.clone())).collect();
         left.into_iter().for_each(|position| self.remove_at(key, position));
         entered.into_iter().for_each(|(position, stand)| self.insert_at(key.clone(), position, stand));
     }
 
     /// Returns the stored instance of the wait key, or a new one.
-    fn key(&self, spot: Spot) -> Arc<Spot> {
+    fn key(&self, spot: WaitKey) -> Arc<WaitKey> {
         self.queues.get_key_value(&spot).map(|(key, _)| key.clone()).unwrap_or_else(|| Arc::new(spot))
     }
 
-    fn insert_at(&mut self, key: Arc<Spot>, position: QueuePosition, stand: WaitEntry) {
+    fn insert_at(&mut self, key: Arc<WaitKey>, position: QueuePosition, stand: QueueEntry) {
         let queue = Arc::make_mut(self.queues.entry(key.clone()).or_default());
         if !queue.stands.contains_key(&position) {
             self.keys.entry(position).or_default().push(key);
@@ -441,13 +441,13 @@ impl Line {
     }
 
     /// Removes the entry of a request from one wait queue, and the key from the request.
-    fn remove_at(&mut self, key: &Arc<Spot>, position: QueuePosition) {
+    fn remove_at(&mut self, key: &Arc<WaitKey>, position: QueuePosition) {
         self.forget(key, position);
         self.remove_entry(key, position);
     }
 
     /// Removes one wait key of a request.
-    fn forget(&mut self, key: &Arc<Spot>, position: QueuePosition) {
+    fn forget(&mut self, key: &Arc<WaitKey>, position: QueuePosition) {
         if let Entry::Occupied(mut keys) = self.keys.entry(position) {
             keys.get_mut().retain(|other| other != key);
             if keys.get().is_empty() {
@@ -457,7 +457,7 @@ impl Line {
     }
 
     /// Removes an entry from a wait queue, and the queue with its last entry.
-    fn remove_entry(&mut self, key: &Arc<Spot>, position: QueuePosition) {
+    fn remove_entry(&mut self, key: &Arc<WaitKey>, position: QueuePosition) {
         let Some(queue) = self.queues.get_mut(key) else { return };
         let queue = Arc::make_mut(queue);
         queue.remove(position);
@@ -467,7 +467,7 @@ impl Line {
     }
 
     /// Returns whether a key has entries.
-    pub fn contains(&self, spot: &Spot) -> bool {
+    pub fn contains(&self, spot: &WaitKey) -> bool {
         self.queues.contains_key(spot)
     }
 
@@ -482,7 +482,7 @@ impl Line {
     }
 }
 
-fn sum<'a>(stands: impl Iterator<Item = &'a WaitEntry>) -> Tally {
+fn sum<'a>(stands: impl Iterator<Item = &'a QueueEntry>) -> Tally {
     let mut sum = Tally::default();
     for stand in stands {
         visit();
@@ -500,31 +500,31 @@ mod tests {
         QueuePosition::new(0, OffsetDateTime::UNIX_EPOCH, Uuid::from_u128(number))
     }
 
-    fn em(host: &str) -> Spot {
-        Spot::Em(EmInstance::parse("em", "ecm", host).unwrap())
+    fn em(host: &str) -> WaitKey {
+        WaitKey::Em(EmInstance::parse("em", "ecm", host).unwrap())
     }
 
-    fn user(name: &str) -> Spot {
-        Spot::Scope(Scope::new(BTreeMap::from([("user".to_owned(), name.to_owned())])))
+    fn user(name: &str) -> WaitKey {
+        WaitKey::Scope(Scope::new(BTreeMap::from([("user".to_owned(), name.to_owned())])))
     }
 
     /// Queues a request at the selected keys. Its number is its position and the number of requested cores.
-    fn stand(line: &mut Line, number: u128, spots: &[(Spot, bool)]) -> Spots {
+    fn stand(line: &mut WaitQueues, number: u128, spots: &[(WaitKey, bool)]) -> WaitKeys {
         let stands = line.stand(position(number), &spots.iter().cloned().collect());
         let resource = Resource::cpu(i64::try_from(number).unwrap()).unwrap();
         for (spot, is_short) in &stands {
-            line.insert(spot.clone(), position(number), WaitEntry { resource: resource.clone(), is_short: *is_short });
+            line.insert(spot.clone(), position(number), QueueEntry { resource: resource.clone(), is_short: *is_short });
         }
         stands
     }
 
     #[test]
     fn only_the_first_in_line_keeps_room_where_it_is_not_short() {
-        let mut line = Line::default();
+        let mut line = WaitQueues::default();
         let spots = [(em("a"), false), (user("u"), true)];
         assert_eq!(stand(&mut line, 1, &spots).len(), 2, "the first at user=u");
         assert_eq!(stand(&mut line, 2, &spots), BTreeMap::from([(user("u"), true)]));
-        let ahead = |line: &Line, spot, position| line.ahead(&spot, position).get(&Dimension::Cores);
+        let ahead = |line: &WaitQueues, spot, position| line.ahead(&spot, position).get(&Dimension::Cores);
         assert_eq!(ahead(&line, em("a"), None), 1, "one position's worth, however many wait for the user's limit");
         assert_eq!(ahead(&line, user("u"), None), 1 + 2);
         line.remove(position(1));
@@ -533,7 +533,7 @@ mod tests {
 
     #[test]
     fn places_are_in_order_and_nobody_stands_before_himself() {
-        let mut line = Line::default();
+        let mut line = WaitQueues::default();
         for number in [3, 1, 2] {
             stand(&mut line, number, &[(em("a"), true)]);
         }
@@ -546,8 +546,8 @@ mod tests {
 
     #[test]
     fn those_far_behind_are_told_the_same() {
-        let mut line = Line::default();
-        let ahead = |line: &Line, number| line.ahead(&em("a"), Some(position(number))).get(&Dimension::Cores);
+        let mut line = WaitQueues::default();
+        let ahead = |line: &WaitQueues, number| line.ahead(&em("a"), Some(position(number))).get(&Dimension::Cores);
         let sum = |numbers: std::ops::Range<u128>| i64::try_from(numbers.sum::<u128>()).unwrap();
         for number in 1..=200 {
             stand(&mut line, number, &[(em("a"), true)]);
@@ -561,8 +561,8 @@ mod tests {
     }
 
     /// Creates `count` requests, each waiting for another EM.
-    fn line_of_keys(count: u128) -> Line {
-        let mut line = Line::default();
+    fn line_of_keys(count: u128) -> WaitQueues {
+        let mut line = WaitQueues::default();
         for number in 0..count {
             stand(&mut line, number, &[(em(&format!("host{number}")), true)]);
         }
@@ -578,8 +578,8 @@ mod tests {
     #[test]
     fn wait_queues_with_many_keys_visit_own_entries() {
         let (own, key) = (position(7), em("host7"));
-        let entry = || WaitEntry { resource: Resource::cpu(7).unwrap(), is_short: true };
-        let mut seen = Line::default();
+        let entry = || QueueEntry { resource: Resource::cpu(7).unwrap(), is_short: true };
+        let mut seen = WaitQueues::default();
         seen.insert(key.clone(), own, entry());
         assert_flat("leave and enter", |count| {
             let mut line = line_of_keys(count);
@@ -591,11 +591,11 @@ mod tests {
             assert_eq!(line.spots(), usize::try_from(count).unwrap());
             visits
         });
-        for extent in [Extent::All, Extent::UpTo(own)] {
+        for extent in [ViewExtent::All, ViewExtent::UpTo(own)] {
             assert_flat("replace", |count| {
                 let mut line = line_of_keys(count);
                 visits::count(|| line.replace([(key.clone(), extent)].into(), &seen))
-                    + visits::count(|| line.replace([(key.clone(), extent)].into(), &Line::default()))
+                    + visits::count(|| line.replace([(key.clone(), extent)].into(), &WaitQueues::default()))
             });
         }
     }
@@ -603,7 +603,7 @@ mod tests {
     #[test]
     fn wait_queue_after_fruitless_retry_keeps_its_sums() {
         let line_of = |count: u128| {
-            let mut line = Line::default();
+            let mut line = WaitQueues::default();
             (0..count).for_each(|number| drop(stand(&mut line, number, &[(em("a"), true)])));
             assert!(line.ahead(&em("a"), Some(position(count))) == line.ahead(&em("a"), None));
             line
@@ -634,12 +634,12 @@ mod tests {
             random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
             (random >> 33) % below
         };
-        let (mut line, mut plain) = (Line::default(), BTreeMap::<(usize, u128), (i64, bool)>::new());
+        let (mut line, mut plain) = (WaitQueues::default(), BTreeMap::<(usize, u128), (i64, bool)>::new());
         for _ in 0..20_000 {
             let (number, cores) = (u128::from(next(12)), i64::try_from(next(3)).unwrap());
             let own: Vec<(usize, bool)> =
                 (0..3).filter_map(|at| Some((at, next(2) == 0)).filter(|_| next(2) == 0)).collect();
-            let spots: Spots = own.iter().map(|(at, is_short)| (keys[*at].clone(), *is_short)).collect();
+            let spots: WaitKeys = own.iter().map(|(at, is_short)| (keys[*at].clone(), *is_short)).collect();
             let resource = Resource::cpu(cores).unwrap();
             match next(4) {
                 0 => {
@@ -654,8 +654,8 @@ mod tests {
                 kind => {
                     // Another view of one queue, whole or up to a position.
                     let (at, last, mut other) =
-                        (usize::try_from(next(3)).unwrap(), u128::from(next(12)), Line::default());
-                    let extent = if kind == 2 { Extent::All } else { Extent::UpTo(position(last)) };
+                        (usize::try_from(next(3)).unwrap(), u128::from(next(12)), WaitQueues::default());
+                    let extent = if kind == 2 { ViewExtent::All } else { ViewExtent::UpTo(position(last)) };
                     plain.retain(|(key, other), _| *key != at || kind == 3 && *other > last);
                     for number in 0..12 {
                         if next(2) == 0 {
@@ -663,7 +663,7 @@ mod tests {
                         }
                         let (cores, is_short) = (i64::try_from(next(3)).unwrap(), next(2) == 0);
                         let resource = Resource::cpu(cores).unwrap();
-                        other.insert(keys[at].clone(), position(number), WaitEntry { resource, is_short });
+                        other.insert(keys[at].clone(), position(number), QueueEntry { resource, is_short });
                         if kind == 2 || number <= last {
                             plain.insert((at, number), (cores, is_short));
                         }
@@ -686,10 +686,10 @@ mod tests {
                 assert_eq!(line.ahead(key, Some(position(number))).get(&Dimension::Cores), sum(number));
                 let is_first =
                     !plain.iter().any(|((key, other), (_, is_short))| *key == at && *other < number && *is_short);
-                let spots = Spots::from([(key.clone(), true), (em("other"), false)]);
+                let spots = WaitKeys::from([(key.clone(), true), (em("other"), false)]);
                 assert_eq!(line.stand(position(number), &spots).len(), 1 + usize::from(is_first));
             }
-            let own: Spots = plain
+            let own: WaitKeys = plain
                 .iter()
                 .filter(|((_, other), _)| *other == number)
                 .map(|((at, _), (_, is_short))| (keys[*at].clone(), *is_short))
@@ -702,15 +702,15 @@ mod tests {
     #[test]
     fn wait_queue_with_reservations_finds_head_directly() {
         assert_flat("head", |count| {
-            let mut line = Line::default();
+            let mut line = WaitQueues::default();
             for number in 0..count {
                 line.insert(
                     em("a"),
                     position(number),
-                    WaitEntry { resource: Resource::cpu(1).unwrap(), is_short: false },
+                    QueueEntry { resource: Resource::cpu(1).unwrap(), is_short: false },
                 );
             }
-            let spots = Spots::from([(em("a"), true), (user("u"), false)]);
+            let spots = WaitKeys::from([(em("a"), true), (user("u"), false)]);
             visits::count(|| assert_eq!(line.stand(position(count), &spots).len(), 2))
         });
     }

@@ -76,7 +76,7 @@ impl Observations {
 
 /// Observed use of a ticket, with its time.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Observed {
+pub struct ObservedUse {
     /// Amounts that the engine actually uses.
     pub resource: Resource,
     /// Arrival of the report, by the database clock.
@@ -94,11 +94,11 @@ pub fn observed_of(ticket: &Ticket, said: &Resource) -> Result<Resource, Resourc
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::resource::{Parts, YarnAmounts};
+    use crate::resource::{ResourceParts, YarnAmounts};
 
     fn yarn(queue: &str, queue_cores: i64) -> Resource {
         let queue = YarnAmounts { queue_name: queue.into(), queue_cores, ..YarnAmounts::default() };
-        Resource::from_parts(Parts::Yarn(queue)).unwrap()
+        Resource::from_parts(ResourceParts::Yarn(queue)).unwrap()
     }
 
     fn of(observed: &[(u128, Resource)]) -> Observations {

@@ -11,15 +11,15 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    adopt::Adopt,
+    adopt::AdoptTicket,
     counters::Counters,
-    drain::Drain,
+    drain::EmDrain,
     em::{Em, EmInstance},
     external::{JudgedQueue, place_of},
-    line::{QueuePosition, Spots},
+    line::{QueuePosition, WaitKeys},
     name::{Labels, Name},
     refusal::{Refusal, Shortfall},
-    report::LastSign,
+    report::LastSignOfLife,
     resource::Resource,
     ticket::{EndedTicket, EngineInstance, Ticket},
 };
@@ -30,37 +30,37 @@ mod request;
 
 pub use draining::{DrainEm, ResumeEm};
 pub use rejection::{Rejection, ended_at};
-pub use request::{Request, RequestId, RequestKey, RequestRecord, RequestScopes, RequestSpec, Wait};
+pub use request::{PlacedRequest, RequestId, RequestKey, RequestRecord, RequestScopes, RequestSpec, WaitParameters};
 
 /// One change to the state of the ledger.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Operation {
     /// Registers an EM with its capacity.
-    Register(Register),
+    Register(RegisterEm),
     /// Unregisters an EM and ends its tickets.
-    Unregister(Unregister),
+    Unregister(UnregisterEm),
     /// Requests resources.
-    Request(Request),
+    Request(PlacedRequest),
     /// Adopts a running engine.
-    Adopt(Adopt),
+    Adopt(AdoptTicket),
     /// Confirms that the engine of a ticket runs.
-    Inited(Inited),
+    Inited(ConfirmTicket),
     /// Changes the amounts that a running engine uses.
-    Reported(Reported),
+    Reported(UpdateTicket),
     /// Releases a ticket.
-    Released(Released),
+    Released(ReleaseTicket),
     /// Ends a ticket by an operator.
-    Force(Forced),
+    Force(ForceRelease),
     /// Drains an EM.
     Drain(DrainEm),
     /// Ends the drain of an EM.
     Resume(ResumeEm),
     /// Expires a ticket if its deadline has passed.
-    Expire(Released),
+    Expire(ReleaseTicket),
     /// Ends a ticket that its EM no longer reports.
-    Lost(Released),
+    Lost(ReleaseTicket),
     /// Marks a silent EM as lost.
-    Reap(Reap),
+    Reap(MarkEmLost),
     /// Ends the next tickets of an EM that is being unregistered.
     EndTickets(EmInstance),
     /// Counts the next tickets of an EM in new label sets.
@@ -76,7 +76,7 @@ pub const STEP_COUNTED_MAX: usize = STEP_TICKETS_MAX / 2;
 
 /// Operation that registers an EM.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Register {
+pub struct RegisterEm {
     /// The EM.
     pub em: EmInstance,
     /// Total capacity.
@@ -91,7 +91,7 @@ pub struct Register {
 
 /// Operation that unregisters an EM and ends its tickets.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Unregister {
+pub struct UnregisterEm {
     /// The EM.
     pub em: EmInstance,
     /// Epoch of the registration that the caller acts for; `None` for the current one.
@@ -100,7 +100,7 @@ pub struct Unregister {
 
 /// Operation that confirms the engine of a ticket.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Inited {
+pub struct ConfirmTicket {
     /// Id of the ticket.
     pub ticket_id: Uuid,
     /// User that the caller states.
@@ -117,7 +117,7 @@ pub struct Inited {
 
 /// Operation that changes the use of a running engine, or adds its application id.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Reported {
+pub struct UpdateTicket {
     /// Id of the ticket.
     pub ticket_id: Uuid,
     /// User that the caller states.
@@ -132,7 +132,7 @@ pub struct Reported {
 
 /// A ticket with the owner that the caller states.
 #[derive(Debug, Clone, PartialEq)]
-pub struct NamedTicket {
+pub struct TicketRef {
     /// Id of the ticket.
     pub ticket_id: Uuid,
     /// Owner, if the caller states it.
@@ -143,11 +143,11 @@ pub struct NamedTicket {
 
 /// Operation that marks an EM as lost, unless it has reported or registered since.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Reap {
+pub struct MarkEmLost {
     /// The EM.
     pub em: EmInstance,
     /// Last report and registration that the caller knows.
-    pub last: LastSign,
+    pub last: LastSignOfLife,
 }
 
 /// Operation that counts some tickets of an EM in label sets.
@@ -163,7 +163,7 @@ pub struct CountTickets {
 
 /// Operation that ends one ticket by release, expiry or loss.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Released {
+pub struct ReleaseTicket {
     /// Id of the ticket.
     pub ticket_id: Uuid,
     /// Expected owner.
@@ -174,16 +174,16 @@ pub struct Released {
 
 /// Operation that ends a ticket by an operator, regardless of its owner.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Forced {
+pub struct ForceRelease {
     /// The ticket with its owner and EM.
-    pub ticket: Released,
+    pub ticket: ReleaseTicket,
     /// Reason, for display.
     pub reason: Name,
 }
 
 /// Start of a step through the tickets of an EM, in order of their ids.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum StepFrom {
+pub enum StepCursor {
     /// The first ticket.
     First,
     /// The ticket after the last ended one.
@@ -308,11 +308,11 @@ impl Operation {
     }
 
     /// Returns the start of the step if the operation processes tickets of its EM in steps.
-    pub fn steps_from(&self) -> Option<StepFrom> {
+    pub fn steps_from(&self) -> Option<StepCursor> {
         match self {
-            Self::Unregister(_) | Self::Reap(_) => Some(StepFrom::First),
-            Self::EndTickets(_) => Some(StepFrom::Ended),
-            Self::CountTickets(_) => Some(StepFrom::Counted),
+            Self::Unregister(_) | Self::Reap(_) => Some(StepCursor::First),
+            Self::EndTickets(_) => Some(StepCursor::Ended),
+            Self::CountTickets(_) => Some(StepCursor::Counted),
             _ => None,
         }
     }
@@ -342,7 +342,7 @@ impl Operation {
     }
 
     /// Returns the request of [`Operation::Request`].
-    pub fn request(&self) -> Option<&Request> {
+    pub fn request(&self) -> Option<&PlacedRequest> {
         match self {
             Self::Request(op) => Some(op),
             _ => None,
@@ -350,7 +350,7 @@ impl Operation {
     }
 
     /// Returns the adoption of [`Operation::Adopt`].
-    pub fn adopts(&self) -> Option<&Adopt> {
+    pub fn adopts(&self) -> Option<&AdoptTicket> {
         match self {
             Self::Adopt(op) => Some(op),
             _ => None,
@@ -412,7 +412,7 @@ pub enum Outcome {
     /// The request was refused.
     Refused(Box<Refusal>),
     /// The request entered a wait queue or remains in it.
-    Waiting(Box<Waiting>),
+    Waiting(Box<QueuedOutcome>),
     /// The ticket, adopted now or earlier.
     Adopted(Box<Ticket>),
     /// The confirmed ticket.
@@ -424,7 +424,7 @@ pub enum Outcome {
     /// The ticket has ended, now by an operator or earlier.
     Forced(Box<EndedTicket>),
     /// The EM is drained.
-    Drained(Arc<Drain>),
+    Drained(Arc<EmDrain>),
     /// The EM accepts grants; true if it was drained before.
     Resumed(bool),
     /// True if the ticket expired; false if it had no deadline or the deadline has not passed.
@@ -444,11 +444,11 @@ pub enum Outcome {
 
 /// A queued request, with the reason.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Waiting {
+pub struct QueuedOutcome {
     /// Position of the request.
     pub position: QueuePosition,
     /// Wait keys of the request.
-    pub spots: Spots,
+    pub spots: WaitKeys,
     /// Refusal that the request would get without waiting.
     pub refusal: Refusal,
 }
@@ -472,17 +472,17 @@ pub struct Grant {
 
 impl Grant {
     /// Returns the confirmation of `engine` with exactly the granted amounts.
-    pub fn inited(&self, user: Name, engine: EngineInstance) -> Inited {
-        Inited { ticket_id: self.ticket_id, user, em: self.em.clone(), used: None, engine, epoch: None }
+    pub fn inited(&self, user: Name, engine: EngineInstance) -> ConfirmTicket {
+        ConfirmTicket { ticket_id: self.ticket_id, user, em: self.em.clone(), used: None, engine, epoch: None }
     }
 
     /// Returns the change of the use to `used`.
-    pub fn reported(&self, user: Name, used: Resource) -> Reported {
-        Reported { ticket_id: self.ticket_id, user, em: self.em.clone(), used, epoch: None }
+    pub fn reported(&self, user: Name, used: Resource) -> UpdateTicket {
+        UpdateTicket { ticket_id: self.ticket_id, user, em: self.em.clone(), used, epoch: None }
     }
 
     /// Returns the release of the ticket.
-    pub fn released(&self, user: Name) -> Released {
-        Released { ticket_id: self.ticket_id, user, em: self.em.clone() }
+    pub fn released(&self, user: Name) -> ReleaseTicket {
+        ReleaseTicket { ticket_id: self.ticket_id, user, em: self.em.clone() }
     }
 }

@@ -36,7 +36,7 @@ pub enum EmState {
 
 /// Facts that determine the state of an EM.
 #[derive(Debug, Clone, Copy)]
-pub struct Signs {
+pub struct EmSignals {
     /// Whether it is being unregistered.
     pub is_going: bool,
     /// Whether it is silent.
@@ -73,15 +73,15 @@ impl EmState {
     }
 
     /// Returns the most severe state that applies.
-    pub fn of(signs: Signs) -> Self {
+    pub fn of(signs: EmSignals) -> Self {
         match signs {
-            Signs { is_going: true, .. } => Self::Unregistering,
-            Signs { is_silent: true, .. } => Self::Silent,
-            Signs { is_drained: true, .. } => Self::Draining,
-            Signs { health: Some(Health::Unhealthy), .. } => Self::Unhealthy,
-            Signs { health: Some(Health::Warn), .. } => Self::Warn,
-            Signs { health: Some(Health::Healthy), .. } => Self::Healthy,
-            Signs { health: None, .. } => Self::Unreported,
+            EmSignals { is_going: true, .. } => Self::Unregistering,
+            EmSignals { is_silent: true, .. } => Self::Silent,
+            EmSignals { is_drained: true, .. } => Self::Draining,
+            EmSignals { health: Some(Health::Unhealthy), .. } => Self::Unhealthy,
+            EmSignals { health: Some(Health::Warn), .. } => Self::Warn,
+            EmSignals { health: Some(Health::Healthy), .. } => Self::Healthy,
+            EmSignals { health: None, .. } => Self::Unreported,
         }
     }
 }
@@ -314,12 +314,13 @@ mod tests {
 
     #[test]
     fn the_gravest_state_is_told() {
-        let healthy = Signs { is_going: false, is_silent: false, is_drained: false, health: Some(Health::Healthy) };
-        let drained = Signs { is_drained: true, ..healthy };
-        let silent = Signs { is_silent: true, ..drained };
-        let going = Signs { is_going: true, ..silent };
-        let unhealthy = Signs { health: Some(Health::Unhealthy), ..healthy };
-        let states = [healthy, Signs { health: None, ..healthy }, unhealthy, drained, silent, going].map(EmState::of);
+        let healthy = EmSignals { is_going: false, is_silent: false, is_drained: false, health: Some(Health::Healthy) };
+        let drained = EmSignals { is_drained: true, ..healthy };
+        let silent = EmSignals { is_silent: true, ..drained };
+        let going = EmSignals { is_going: true, ..silent };
+        let unhealthy = EmSignals { health: Some(Health::Unhealthy), ..healthy };
+        let states =
+            [healthy, EmSignals { health: None, ..healthy }, unhealthy, drained, silent, going].map(EmState::of);
         use EmState::{Draining, Healthy, Silent, Unhealthy, Unregistering, Unreported};
         assert_eq!(states, [Healthy, Unreported, Unhealthy, Draining, Silent, Unregistering]);
         assert!(states.is_sorted() && EmState::ALL.is_sorted());

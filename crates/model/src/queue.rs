@@ -57,7 +57,7 @@ impl QueueAmounts {
     }
 
     /// Returns this amount in the dimensions of `decides`, and `other` elsewhere.
-    fn where_decided(self, decides: Decides, other: Self) -> Self {
+    fn where_decided(self, decides: DecidingDimensions, other: Self) -> Self {
         Self {
             memory: if decides.memory { self.memory } else { other.memory },
             cores: if decides.cores { self.cores } else { other.cores },
@@ -69,12 +69,12 @@ const MOST: QueueAmounts = QueueAmounts { memory: i64::MAX, cores: i64::MAX };
 
 /// Dimensions in which a queue limits its capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Decides {
+pub struct DecidingDimensions {
     memory: bool,
     cores: bool,
 }
 
-impl Decides {
+impl DecidingDimensions {
     const ALL: Self = Self { memory: true, cores: true };
 
     /// Returns the dimensions with a maximum.
@@ -129,11 +129,11 @@ pub struct CustomAmounts {
 }
 
 /// Amounts by the names of custom dimensions.
-pub type Custom = BTreeMap<Arc<str>, CustomAmounts>;
+pub type CustomAmountsByName = BTreeMap<Arc<str>, CustomAmounts>;
 
 /// A queue as its scheduler reports it.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Queue {
+pub struct ExternalQueue {
     /// Names from the root to the queue, joined by dots.
     pub path: String,
     /// Maximum of all its applications together.
@@ -147,12 +147,12 @@ pub struct Queue {
     /// Number of pending applications; `None` if the scheduler does not report it.
     pub pending_applications: Option<i64>,
     /// Amounts in custom dimensions, for display only: no decision uses them.
-    pub custom: Custom,
+    pub custom: CustomAmountsByName,
 }
 
 /// Names of queues besides their full paths.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Naming {
+pub enum QueueNaming {
     /// The path without the root.
     #[default]
     Fair,
@@ -164,9 +164,9 @@ pub enum Naming {
 
 /// All queues of an external cluster at one moment.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Queues {
-    naming: Naming,
-    by_path: BTreeMap<String, Queue>,
+pub struct QueueTree {
+    naming: QueueNaming,
+    by_path: BTreeMap<String, ExternalQueue>,
 }
 
 /// Reason why a name refers to no queue.
@@ -190,26 +190,26 @@ pub enum QueueError {
 
 /// Error: two queues have this path.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct SamePath(pub String);
+pub struct DuplicatePath(pub String);
 
-impl Queues {
+impl QueueTree {
     /// Creates the set of all queues.
     ///
     /// # Errors
-    /// [`SamePath`] if two queues have the same path.
-    pub fn new(naming: Naming, queues: impl IntoIterator<Item = Queue>) -> Result<Self, SamePath> {
+    /// [`DuplicatePath`] if two queues have the same path.
+    pub fn new(naming: QueueNaming, queues: impl IntoIterator<Item = ExternalQueue>) -> Result<Self, DuplicatePath> {
         let mut by_path = BTreeMap::new();
         for queue in queues {
             match by_path.entry(queue.path.clone()) {
                 Entry::Vacant(entry) => drop(entry.insert(queue)),
-                Entry::Occupied(entry) => return Err(SamePath(entry.key().clone())),
+                Entry::Occupied(entry) => return Err(DuplicatePath(entry.key().clone())),
             }
         }
         Ok(Self { naming, by_path })
     }
 
     /// Returns the naming of the queues.
-    pub fn naming(&self) -> Naming {
+    pub fn naming(&self) -> QueueNaming {
         self.naming
     }
 
@@ -217,13 +217,13 @@ impl Queues {
     ///
     /// # Errors
     /// [`QueueError`] if no queue or several queues match.
-    pub fn find(&self, name: &str) -> Result<&Queue, QueueError> {
+    pub fn find(&self, name: &str) -> Result<&ExternalQueue, QueueError> {
         if let Some(queue) = self.by_path.get(name) {
             return Ok(queue);
         }
         let mut meant = match self.naming {
-            Naming::Fair | Naming::Namespaces => Vec::new(),
-            Naming::Capacity => self.by_path.values().filter(|queue| last_name(&queue.path) == name).collect(),
+            QueueNaming::Fair | QueueNaming::Namespaces => Vec::new(),
+            QueueNaming::Capacity => self.by_path.values().filter(|queue| last_name(&queue.path) == name).collect(),
         };
         if meant.is_empty() {
             meant.extend(self.by_path.get(&format!("{ROOT}.{name}")));
@@ -239,64 +239,67 @@ impl Queues {
     }
 
     /// Returns the queue and its ancestors, up to the root.
-    pub fn along<'a>(&'a self, queue: &'a Queue) -> impl Iterator<Item = &'a Queue> {
+    pub fn along<'a>(&'a self, queue: &'a ExternalQueue) -> impl Iterator<Item = &'a ExternalQueue> {
         let ends = queue.path.match_indices('.').map(|(end, _)| end).rev();
         let above = ends.filter_map(|end| self.by_path.get(queue.path.get(..end)?));
         std::iter::once(queue).chain(above)
     }
 
-    /// As [`Queues::along`], each queue with the dimensions that it limits. For a namespace: its quotas, and the nodes in
+    /// As [`QueueTree::along`], each queue with the dimensions that it limits. For a namespace: its quotas, and the nodes in
     /// the other dimensions.
-    pub fn deciding<'a>(&'a self, queue: &'a Queue) -> impl Iterator<Item = (&'a Queue, Decides)> {
+    pub fn deciding<'a>(
+        &'a self,
+        queue: &'a ExternalQueue,
+    ) -> impl Iterator<Item = (&'a ExternalQueue, DecidingDimensions)> {
         let own = match self.naming {
-            Naming::Fair | Naming::Capacity => None,
-            Naming::Namespaces => Some(Decides::where_limited(queue.max)),
+            QueueNaming::Fair | QueueNaming::Capacity => None,
+            QueueNaming::Namespaces => Some(DecidingDimensions::where_limited(queue.max)),
         };
         self.along(queue).map(move |along| match own {
-            None => (along, Decides::ALL),
+            None => (along, DecidingDimensions::ALL),
             Some(own) if along.path == queue.path => (along, own),
             Some(own) => (along, own.elsewhere()),
         })
     }
 
     /// Returns the capacity left in the queue, limited by its ancestors.
-    pub fn left(&self, queue: &Queue) -> QueueAmounts {
+    pub fn left(&self, queue: &ExternalQueue) -> QueueAmounts {
         self.least(queue, |queue| queue.max.minus(queue.used))
     }
 
     /// Returns the minimum of `left` over all limiting queues.
-    pub fn least(&self, queue: &Queue, left: impl Fn(&Queue) -> QueueAmounts) -> QueueAmounts {
+    pub fn least(&self, queue: &ExternalQueue, left: impl Fn(&ExternalQueue) -> QueueAmounts) -> QueueAmounts {
         self.deciding(queue).fold(MOST, |least, (queue, decides)| least.least(decides.left(left(queue))))
     }
 
     /// Returns the maximum and the use of one queue; for a namespace without a quota, those of the nodes. The maximum is
     /// `None` if it is unknown.
-    pub fn told(&self, queue: &Queue) -> (Option<QueueAmounts>, QueueAmounts) {
-        if self.naming != Naming::Namespaces {
+    pub fn told(&self, queue: &ExternalQueue) -> (Option<QueueAmounts>, QueueAmounts) {
+        if self.naming != QueueNaming::Namespaces {
             return (Some(queue.max), queue.used);
         }
         let unknown = (MOST, QueueAmounts::default());
         let (max, used) = self.deciding(queue).fold(unknown, |(max, used), (queue, decides)| {
             (queue.max.where_decided(decides, max), queue.used.where_decided(decides, used))
         });
-        let is_known = Decides::where_limited(max) == Decides::ALL;
+        let is_known = DecidingDimensions::where_limited(max) == DecidingDimensions::ALL;
         (is_known.then_some(max), used)
     }
 
     /// Returns the amounts in custom dimensions; for a namespace, its quotas and otherwise the nodes.
-    pub fn custom<'a>(&'a self, queue: &'a Queue) -> BTreeMap<&'a str, CustomAmounts> {
-        let nodes = self.by_path.get(ROOT).filter(|_| self.naming == Naming::Namespaces);
+    pub fn custom<'a>(&'a self, queue: &'a ExternalQueue) -> BTreeMap<&'a str, CustomAmounts> {
+        let nodes = self.by_path.get(ROOT).filter(|_| self.naming == QueueNaming::Namespaces);
         let all = nodes.into_iter().chain([queue]).flat_map(|queue| &queue.custom);
         all.map(|(name, amounts)| (&**name, *amounts)).collect()
     }
 
     /// Returns the most restrictive state of the queue and its ancestors.
-    pub fn state(&self, queue: &Queue) -> QueueState {
+    pub fn state(&self, queue: &ExternalQueue) -> QueueState {
         self.along(queue).map(|queue| queue.state).max().unwrap_or(queue.state)
     }
 
     /// Returns the queues after the path `after`, in path order.
-    pub fn behind(&self, after: Option<&str>) -> impl Iterator<Item = &Queue> {
+    pub fn behind(&self, after: Option<&str>) -> impl Iterator<Item = &ExternalQueue> {
         use std::ops::Bound;
         let from = after.map_or(Bound::Unbounded, Bound::Excluded);
         self.by_path.range::<str, _>((from, Bound::Unbounded)).map(|(_, queue)| queue)
@@ -335,9 +338,9 @@ pub struct Application {
 mod tests {
     use super::*;
 
-    fn queue(path: &str, max: i64, used: i64) -> Queue {
+    fn queue(path: &str, max: i64, used: i64) -> ExternalQueue {
         let amounts = |n| QueueAmounts { memory: n, cores: n };
-        Queue {
+        ExternalQueue {
             path: path.into(),
             max: amounts(max),
             used: amounts(used),
@@ -348,18 +351,18 @@ mod tests {
         }
     }
 
-    fn queues(naming: Naming) -> Queues {
+    fn queues(naming: QueueNaming) -> QueueTree {
         let all = ["root", "root.a", "root.a.x", "root.b", "root.b.x", "root.b.y", "root.a.a", "root.c.d"];
-        Queues::new(naming, all.map(|path| queue(path, 10, 0))).unwrap()
+        QueueTree::new(naming, all.map(|path| queue(path, 10, 0))).unwrap()
     }
 
-    fn found(naming: Naming, name: &str) -> Result<String, QueueError> {
+    fn found(naming: QueueNaming, name: &str) -> Result<String, QueueError> {
         queues(naming).find(name).map(|queue| queue.path.clone())
     }
 
     #[test]
     fn names_come_with_and_without_the_root() {
-        for naming in [Naming::Fair, Naming::Capacity] {
+        for naming in [QueueNaming::Fair, QueueNaming::Capacity] {
             for (name, path) in [("root", "root"), ("root.b.y", "root.b.y"), ("b.y", "root.b.y"), ("b", "root.b")] {
                 assert_eq!(found(naming, name).as_deref(), Ok(path), "{naming:?}");
             }
@@ -367,24 +370,24 @@ mod tests {
                 assert_eq!(found(naming, name), Err(QueueError::NotFound { name: name.into() }), "{naming:?}");
             }
         }
-        assert_eq!(found(Naming::Capacity, "y").as_deref(), Ok("root.b.y"));
-        assert!(found(Naming::Fair, "y").is_err(), "the fair scheduler would not find it either");
-        assert_eq!(found(Naming::Fair, "a").as_deref(), Ok("root.a"));
+        assert_eq!(found(QueueNaming::Capacity, "y").as_deref(), Ok("root.b.y"));
+        assert!(found(QueueNaming::Fair, "y").is_err(), "the fair scheduler would not find it either");
+        assert_eq!(found(QueueNaming::Fair, "a").as_deref(), Ok("root.a"));
     }
 
     #[test]
     fn a_leaf_that_two_queues_share_is_told_with_both() {
-        let error = found(Naming::Capacity, "x").unwrap_err();
+        let error = found(QueueNaming::Capacity, "x").unwrap_err();
         assert_eq!(error.to_string(), r#"the queue "x" may be root.a.x or root.b.x; give one of these paths"#);
-        assert!(matches!(found(Naming::Capacity, "a"), Err(QueueError::Ambiguous { .. })), "root.a and root.a.a");
-        assert!(found(Naming::Fair, "x").is_err());
+        assert!(matches!(found(QueueNaming::Capacity, "a"), Err(QueueError::Ambiguous { .. })), "root.a and root.a.a");
+        assert!(found(QueueNaming::Fair, "x").is_err());
     }
 
     #[test]
     fn what_is_left_is_the_least_along_the_path() {
         let mut all = vec![queue("root", 100, 60), queue("root.a", 80, 60), queue("root.a.x", 40, 5)];
-        let left = |all: &[Queue], path| {
-            let queues = Queues::new(Naming::Fair, all.to_vec()).unwrap();
+        let left = |all: &[ExternalQueue], path| {
+            let queues = QueueTree::new(QueueNaming::Fair, all.to_vec()).unwrap();
             let queue = queues.find(path).unwrap();
             (queues.left(queue).memory, queues.state(queue))
         };
@@ -403,7 +406,7 @@ mod tests {
             vec![queue("root", 100, 90), queue("root.a", 50, 10), queue("root.b", 50, 10), queue("root.c", 5, 0)];
         all[1].max = QueueAmounts { memory: 50, cores: NO_MAXIMUM };
         all[2].max = QueueAmounts { memory: NO_MAXIMUM, cores: NO_MAXIMUM };
-        let queues = Queues::new(Naming::Namespaces, all).unwrap();
+        let queues = QueueTree::new(QueueNaming::Namespaces, all).unwrap();
         let left = |name| {
             let left = queues.left(queues.find(name).unwrap());
             (left.memory, left.cores)
@@ -414,8 +417,8 @@ mod tests {
         assert_eq!(told("a"), (Some(amounts(50, 100)), amounts(10, 90)));
         assert_eq!(told("b"), (Some(amounts(100, 100)), amounts(90, 90)));
         // The nodes need not be readable if quotas limit everything.
-        let none = Queue { max: amounts(NO_MAXIMUM, NO_MAXIMUM), used: amounts(0, 0), ..queue("root", 0, 0) };
-        let queues = Queues::new(Naming::Namespaces, [none, queue("root.c", 5, 1)]).unwrap();
+        let none = ExternalQueue { max: amounts(NO_MAXIMUM, NO_MAXIMUM), used: amounts(0, 0), ..queue("root", 0, 0) };
+        let queues = QueueTree::new(QueueNaming::Namespaces, [none, queue("root.c", 5, 1)]).unwrap();
         assert_eq!(queues.left(queues.find("c").unwrap()), amounts(4, 4));
         assert_eq!(queues.told(queues.find("root").unwrap()).0, None);
     }
@@ -423,12 +426,12 @@ mod tests {
     #[test]
     fn two_queues_of_one_path_are_none() {
         let twice = [queue("root", 1, 0), queue("root", 2, 0)];
-        assert_eq!(Queues::new(Naming::Fair, twice), Err(SamePath("root".into())));
+        assert_eq!(QueueTree::new(QueueNaming::Fair, twice), Err(DuplicatePath("root".into())));
     }
 
     #[test]
     fn queues_are_told_from_anywhere() {
-        let queues = queues(Naming::Fair);
+        let queues = queues(QueueNaming::Fair);
         let behind = |after| queues.behind(after).map(|queue| queue.path.as_str()).collect::<Vec<_>>();
         assert_eq!(behind(None).len(), 8);
         assert_eq!(behind(Some("root.b.w")), ["root.b.x", "root.b.y", "root.c.d"]);

@@ -7,10 +7,10 @@ use std::fmt;
 use super::{
     cap::write_maxima,
     em::Em,
-    limit::{Decider, LimitedScope, Maximum, Rule},
+    limit::{LimitedScope, Maximum, MaximumSource, Rule},
     limit_mode::LimitMode,
     resource::{Dimension, Resource, Shortage, behind, whole_gb},
-    scope::{Tally, Usage},
+    scope::{ScopeHoldings, Tally},
     scope_kind::ScopeKind,
 };
 
@@ -60,14 +60,20 @@ pub struct ScopeShortage {
 impl ScopeShortage {
     /// Returns the short dimensions of a scope for a change of a ticket's amounts from `from` to `to`, beyond the
     /// reservations `ahead`. A dimension that does not grow is never short.
-    pub fn of(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource, ahead: &Tally) -> Self {
+    pub fn of(limited: &LimitedScope, usage: &ScopeHoldings, from: &Resource, to: &Resource, ahead: &Tally) -> Self {
         let shortfalls = shortfalls(limited, missing(limited.enforced(), usage, from, to, ahead));
         let never_fits = shortfalls.iter().any(|short| short.requested > short.max);
         Self { shortfalls, never_fits }
     }
 
     /// Returns whether [`ScopeShortage::of`] would find a short dimension.
-    pub fn is_any(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource, ahead: &Tally) -> bool {
+    pub fn is_any(
+        limited: &LimitedScope,
+        usage: &ScopeHoldings,
+        from: &Resource,
+        to: &Resource,
+        ahead: &Tally,
+    ) -> bool {
         missing(limited.enforced(), usage, from, to, ahead).next().is_some()
     }
 
@@ -78,7 +84,7 @@ impl ScopeShortage {
 }
 
 /// Returns the advisory limits that a change of a ticket's amounts from `from` to `to` violates.
-pub fn over_watched(limited: &LimitedScope, usage: &Usage, from: &Resource, to: &Resource) -> Vec<Shortfall> {
+pub fn over_watched(limited: &LimitedScope, usage: &ScopeHoldings, from: &Resource, to: &Resource) -> Vec<Shortfall> {
     let nobody_ahead = Tally::default();
     shortfalls(limited, missing(limited.in_mode(LimitMode::Watched), usage, from, to, &nobody_ahead))
 }
@@ -102,7 +108,7 @@ fn shortfalls<'a>(limited: &LimitedScope, missing: impl Iterator<Item = ShortDim
 
 /// A dimension whose maximum is exceeded.
 struct ShortDimension<'a> {
-    decided_by: Decider<'a>,
+    decided_by: MaximumSource<'a>,
     dimension: &'a Dimension,
     requested: i64,
     available: i64,
@@ -112,7 +118,7 @@ struct ShortDimension<'a> {
 
 fn missing<'a>(
     maxima: impl Iterator<Item = Maximum<'a>>,
-    usage: &'a Usage,
+    usage: &'a ScopeHoldings,
     from: &'a Resource,
     to: &'a Resource,
     ahead: &'a Tally,

@@ -1,6 +1,6 @@
 //! Reports: heartbeats of EMs with health, load and running tickets, and the consequences for the tickets.
 //!
-//! [`Arrival::of`] orders reports; [`reconcile`] compares the reported with the live tickets. A report itself never ends a
+//! [`ReportOrder::of`] orders reports; [`reconcile`] compares the reported with the live tickets. A report itself never ends a
 //! ticket: the committer does, after the result is checked again under the locks. Callers: the heartbeat service and
 //! placement.
 
@@ -100,7 +100,7 @@ impl Load {
 
 /// A heartbeat of an EM.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Report {
+pub struct EmReport {
     /// The EM.
     pub em: EmInstance,
     /// Epoch of the registration that sends the report.
@@ -132,23 +132,23 @@ pub struct EmStatus {
 
 /// Facts from reports that the placement uses.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Condition {
+pub struct EmCondition {
     /// Whether the EM may be selected.
     pub is_available: bool,
     /// Load of the machine, as [`Load::tenths`].
     pub busy: u8,
 }
 
-impl Default for Condition {
+impl Default for EmCondition {
     /// Condition of an EM that never reported: available and idle.
     fn default() -> Self {
         Self { is_available: true, busy: 0 }
     }
 }
 
-impl Condition {
+impl EmCondition {
     /// Returns the condition after a report that just arrived.
-    pub fn reported(report: &Report) -> Self {
+    pub fn reported(report: &EmReport) -> Self {
         Self::of(Some(report.health), report.load, false)
     }
 
@@ -158,18 +158,18 @@ impl Condition {
     }
 }
 
-impl From<EmStatus> for Condition {
+impl From<EmStatus> for EmCondition {
     fn from(status: EmStatus) -> Self {
         Self::of(status.health, status.load, status.silent)
     }
 }
 
 /// Reported state by EM.
-pub type Statuses = HashMap<EmInstance, EmStatus>;
+pub type EmStatuses = HashMap<EmInstance, EmStatus>;
 
 /// Latest sign of life of an EM: while it is unchanged, no report and no registration arrived.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct LastSign {
+pub struct LastSignOfLife {
     /// Epoch of the registration.
     pub registered: i64,
     /// Latest report.
@@ -187,14 +187,14 @@ pub struct ReportNumber {
 
 impl ReportNumber {
     /// Returns the number of `report`.
-    pub fn of(report: &Report) -> Self {
+    pub fn of(report: &EmReport) -> Self {
         Self { epoch: report.epoch, sequence: report.sequence }
     }
 }
 
 /// Order of a report relative to earlier ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Arrival {
+pub enum ReportOrder {
     /// The report is new.
     New,
     /// The report arrived before and has no further effect.
@@ -205,7 +205,7 @@ pub enum Arrival {
     FutureEpoch,
 }
 
-impl Arrival {
+impl ReportOrder {
     /// Classifies `report` of an EM whose current epoch is `registered` and whose latest report is `last`.
     pub fn of(report: ReportNumber, registered: i64, last: Option<ReportNumber>) -> Self {
         match (report.epoch.cmp(&registered), last.map(|last| report.cmp(&last))) {
@@ -336,15 +336,15 @@ mod tests {
     fn arrivals() {
         let number = |epoch, sequence| ReportNumber { epoch, sequence };
         for (report, last, expected) in [
-            (number(2, 1), None, Arrival::New),
-            (number(2, 1), Some(number(1, 9)), Arrival::New),
-            (number(2, 2), Some(number(2, 1)), Arrival::New),
-            (number(2, 1), Some(number(2, 1)), Arrival::Repeat),
-            (number(2, 1), Some(number(2, 2)), Arrival::Stale),
-            (number(1, 9), Some(number(1, 9)), Arrival::Stale),
-            (number(3, 1), None, Arrival::FutureEpoch),
+            (number(2, 1), None, ReportOrder::New),
+            (number(2, 1), Some(number(1, 9)), ReportOrder::New),
+            (number(2, 2), Some(number(2, 1)), ReportOrder::New),
+            (number(2, 1), Some(number(2, 1)), ReportOrder::Repeat),
+            (number(2, 1), Some(number(2, 2)), ReportOrder::Stale),
+            (number(1, 9), Some(number(1, 9)), ReportOrder::Stale),
+            (number(3, 1), None, ReportOrder::FutureEpoch),
         ] {
-            assert_eq!(Arrival::of(report, 2, last), expected, "{report:?} after {last:?}");
+            assert_eq!(ReportOrder::of(report, 2, last), expected, "{report:?} after {last:?}");
         }
     }
 

@@ -45,18 +45,18 @@ pub fn label_of(dimension: &Dimension) -> Option<&'static str> {
 /// Error: a maximum for a dimension that the label set does not count.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("names {dimension:?}, which each {label} has of its own: add the label {label:?}, with a value or in each")]
-pub struct Uncounted {
+pub struct UncountedDimension {
     /// Key of the dimension.
     dimension: String,
     /// Label that the dimension requires.
     label: &'static str,
 }
 
-impl Uncounted {
+impl UncountedDimension {
     /// Checks that a label set counts all dimensions.
     ///
     /// # Errors
-    /// [`Uncounted`] for the first dimension that it does not count.
+    /// [`UncountedDimension`] for the first dimension that it does not count.
     pub fn check<'a>(
         mut dimensions: impl Iterator<Item = &'a Dimension>,
         has_label: impl Fn(&str) -> bool,
@@ -122,7 +122,7 @@ impl<'a> TicketLabels<'a> {
 
 /// Scope of a ticket that lacks a label of the label set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Lacking {
+pub enum MissingLabelPolicy {
     /// No scope: the counting of the first release.
     Skipped,
     /// The scope with the value ""; no scope if the label is the engine family: the counting of earlier releases.
@@ -133,7 +133,7 @@ pub enum Lacking {
 
 /// Counting of amounts in queues and namespaces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Queues {
+pub enum QueueCounting {
     /// All in one sum, regardless of the labels: the counting of earlier releases.
     Summed,
     /// Separately, only in label sets that contain the queue or namespace.
@@ -155,18 +155,18 @@ impl Scope {
     pub fn of<'k>(
         labels: &TicketLabels<'_>,
         keys: impl Iterator<Item = &'k str>,
-        lacking: Lacking,
-        queues: Queues,
+        lacking: MissingLabelPolicy,
+        queues: QueueCounting,
     ) -> Option<Self> {
-        // With [`Queues::Summed`], these labels were ordinary labels.
-        let is_derived = |key| matches!(key, QUEUE | NAMESPACE) && queues == Queues::Apart;
+        // With [`QueueCounting::Summed`], these labels were ordinary labels.
+        let is_derived = |key| matches!(key, QUEUE | NAMESPACE) && queues == QueueCounting::Apart;
         let find = |key| match key {
             QUEUE | NAMESPACE if !is_derived(key) => labels.carried(key),
             _ => labels.get(key),
         };
         let value = |key: &'k str| match (find(key), lacking) {
-            (None, Lacking::Skipped) => None,
-            (None, Lacking::EmptyButFamily) if key == ENGINE_FAMILY => None,
+            (None, MissingLabelPolicy::Skipped) => None,
+            (None, MissingLabelPolicy::EmptyButFamily) if key == ENGINE_FAMILY => None,
             // The ticket uses nothing there, so no limit is escaped.
             (None, _) if is_derived(key) => None,
             (value, _) => Some(value.unwrap_or_default()),
@@ -186,7 +186,7 @@ impl Scope {
         self.0.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns whether the scope counts a dimension under [`Queues::Apart`].
+    /// Returns whether the scope counts a dimension under [`QueueCounting::Apart`].
     pub fn counts(&self, dimension: &Dimension) -> bool {
         label_of(dimension).is_none_or(|label| self.0.contains_key(label))
     }
@@ -194,7 +194,7 @@ impl Scope {
 
 /// A counter: a scope in one label set.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub struct Counter {
+pub struct ScopeCounter {
     /// Id of the label set. While a new way of counting the same labels is prepared, the labels have two ids.
     pub label_set_id: i64,
     /// The counted scope.
@@ -303,14 +303,14 @@ impl Tally {
 
 /// Sums of the live tickets of a scope.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Usage {
+pub struct ScopeHoldings {
     /// Sum used by engines.
     pub used: Tally,
     /// Sum granted and not yet confirmed.
     pub locked: Tally,
 }
 
-impl Usage {
+impl ScopeHoldings {
     /// Returns whether both sums are zero.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
@@ -319,9 +319,9 @@ impl Usage {
 
 /// Counters in a scope's row.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct StoredUsage {
+pub struct StoredScopeHoldings {
     /// Sums of the live tickets.
-    pub usage: Usage,
+    pub usage: ScopeHoldings,
     /// Row version; increases with each commit that changes the sums.
     pub version: i64,
 }

@@ -13,7 +13,7 @@ pub const WEIGHT_MAX: u32 = 100;
 /// Conditions of a request on its EM. Required labels also apply to an EM that the request names; the other conditions only
 /// apply to placement.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Selector {
+pub struct EmSelector {
     /// Application name of the EM; `None` for any.
     pub application_name: Option<Name>,
     /// Labels with values that the EM must have.
@@ -25,7 +25,7 @@ pub struct Selector {
 }
 
 /// For display: the conditions on an EM.
-impl fmt::Display for Selector {
+impl fmt::Display for EmSelector {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if let Some(name) = &self.application_name {
             write!(f, "of the application {name} ")?;

@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 use super::{
     access::{EmPattern, Rights},
     audit::Difference,
-    drain::Drain,
+    drain::EmDrain,
     limit::Rule,
     policy::Policy,
     ticket::{Ticket, TicketState},
@@ -25,9 +25,9 @@ const FRAME_BYTES: usize = 64;
 
 /// State of an object: a JSON object of at most [`STATE_BYTES_MAX`] bytes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct State(String);
+pub struct RecordedState(String);
 
-impl State {
+impl RecordedState {
     fn new(value: &Value) -> Self {
         let text = value.to_string();
         if text.len() <= STATE_BYTES_MAX {
@@ -71,8 +71,8 @@ impl State {
     }
 
     /// Returns the state of a drain: reason, actor and start.
-    pub fn of_drain(drain: &Drain) -> Self {
-        let Drain { reason, by, since } = drain;
+    pub fn of_drain(drain: &EmDrain) -> Self {
+        let EmDrain { reason, by, since } = drain;
         Self::new(&json!({ "reason": reason.as_str(), "drained_by": by.as_str(), "drain_time": time(*since) }))
     }
 
@@ -151,7 +151,7 @@ mod tests {
     fn what_is_too_long_is_told_from_its_beginning_and_is_still_json() {
         for text in ["x", "\"", "\\", "ü", "\u{1F980}\""] {
             for length in [1, 1000, 5000, 100_000] {
-                let State(state) = State::new(&json!({ "reason": text.repeat(length) }));
+                let RecordedState(state) = RecordedState::new(&json!({ "reason": text.repeat(length) }));
                 assert!(state.len() <= STATE_BYTES_MAX, "{} bytes of {text:?}", state.len());
                 let value: Value = serde_json::from_str(&state).unwrap();
                 let is_whole = value.get("reason").is_some();

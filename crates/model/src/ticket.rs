@@ -5,7 +5,7 @@ use uuid::Uuid;
 
 use super::{
     em::EmInstance,
-    end::End,
+    end::TicketEnd,
     name::{FieldError, Labels, Name, check_new, parse_instance},
     principal::Principal,
     resource::{Resource, ResourceType},
@@ -122,7 +122,7 @@ pub struct EndedTicket {
     /// EM of the ticket.
     pub em: EmInstance,
     /// How it ended.
-    pub end: End,
+    pub end: TicketEnd,
     /// Time of the end, by the database clock.
     pub at: OffsetDateTime,
 }

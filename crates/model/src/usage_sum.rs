@@ -47,7 +47,7 @@ impl UsageBy {
 
 /// Name that a sum belongs to; the others sort last.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum UsedBy {
+pub enum UsageName {
     /// Name of a user, creator, engine type or EM application; and the instance of an EM, otherwise empty.
     Name(String, String),
     /// All further names together.
@@ -56,7 +56,7 @@ pub enum UsedBy {
 
 /// A ticket that ended.
 #[derive(Debug, Clone, PartialEq)]
-pub struct EndedUse {
+pub struct EndedTicketUse {
     /// User of the ticket.
     pub user: String,
     /// Application of the user.
@@ -73,21 +73,21 @@ pub struct EndedUse {
     pub until: OffsetDateTime,
 }
 
-impl EndedUse {
-    fn used_by(&self, by: UsageBy) -> UsedBy {
-        let name = |name: &str| UsedBy::Name(name.to_owned(), String::new());
+impl EndedTicketUse {
+    fn used_by(&self, by: UsageBy) -> UsageName {
+        let name = |name: &str| UsageName::Name(name.to_owned(), String::new());
         match by {
             UsageBy::User => name(&self.user),
             UsageBy::Creator => name(&self.creator),
             UsageBy::EngineType => name(&self.engine_type),
-            UsageBy::Em => UsedBy::Name(self.em.application_name.to_string(), self.em.instance.to_string()),
+            UsageBy::Em => UsageName::Name(self.em.application_name.to_string(), self.em.instance.to_string()),
         }
     }
 }
 
 /// Exact use of tickets. One ticket of the largest amounts can live for thousands of years before a sum saturates.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Used {
+pub struct UsageAmount {
     /// Number of tickets.
     pub tickets: i64,
     /// Thousandths of cores on EMs, times microseconds.
@@ -100,9 +100,9 @@ pub struct Used {
     pub queue_bytes: i128,
 }
 
-impl Used {
+impl UsageAmount {
     /// Returns the use of one ticket.
-    pub fn of(ended: &EndedUse) -> Self {
+    pub fn of(ended: &EndedTicketUse) -> Self {
         let micros = ended.since.map_or(0, |since| (ended.until - since).whole_microseconds().max(0));
         let times = |dimension: &Dimension| i128::from(ended.resource.get(dimension)).saturating_mul(micros);
         let millis = |dimension: &Dimension| times(dimension).saturating_mul(1000);
@@ -125,18 +125,18 @@ impl Used {
 }
 
 /// Key of the sums: hour and grouping.
-pub type HourBy = (OffsetDateTime, UsageBy);
+pub type HourKey = (OffsetDateTime, UsageBy);
 
 /// Sums by hour, grouping and name.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct UsageSums(pub BTreeMap<(HourBy, UsedBy), Used>);
+pub struct UsageSums(pub BTreeMap<(HourKey, UsageName), UsageAmount>);
 
 impl UsageSums {
     /// Returns the sums of some tickets. Each ticket counts in the hour of its end.
-    pub fn of<'a>(ended: impl IntoIterator<Item = &'a EndedUse>) -> Self {
+    pub fn of<'a>(ended: impl IntoIterator<Item = &'a EndedTicketUse>) -> Self {
         let mut sums = Self::default();
         for ended in ended {
-            let (used, hour) = (Used::of(ended), hour_of(ended.until));
+            let (used, hour) = (UsageAmount::of(ended), hour_of(ended.until));
             for by in UsageBy::ALL {
                 sums.count((hour, by), ended.used_by(by), &used);
             }
@@ -144,7 +144,7 @@ impl UsageSums {
         sums
     }
 
-    fn count(&mut self, hour_by: HourBy, used_by: UsedBy, used: &Used) {
+    fn count(&mut self, hour_by: HourKey, used_by: UsageName, used: &UsageAmount) {
         self.0.entry((hour_by, used_by)).or_default().add(used);
     }
 
@@ -152,8 +152,8 @@ impl UsageSums {
     /// individual sums, and `names` their number per hour and grouping.
     pub fn within_bounds(
         self,
-        known: &BTreeSet<(HourBy, UsedBy)>,
-        mut names: BTreeMap<HourBy, usize>,
+        known: &BTreeSet<(HourKey, UsageName)>,
+        mut names: BTreeMap<HourKey, usize>,
         names_max: usize,
     ) -> Self {
         let mut within = Self::default();
@@ -166,7 +166,7 @@ impl UsageSums {
                 *names += 1;
                 within.count(hour_by, key.1, &used);
             } else {
-                within.count(hour_by, UsedBy::Others, &used);
+                within.count(hour_by, UsageName::Others, &used);
             }
         }
         within
@@ -183,7 +183,7 @@ pub fn hour_of(at: OffsetDateTime) -> OffsetDateTime {
 #[derive(Debug, Clone, PartialEq)]
 pub struct UsageSum {
     /// Name that the sum belongs to.
-    pub used_by: UsedBy,
+    pub used_by: UsageName,
     /// Start of the hour; `None` for the whole requested range.
     pub hour: Option<OffsetDateTime>,
     /// Number of tickets.
@@ -206,8 +206,8 @@ mod tests {
 
     const NOON: OffsetDateTime = datetime!(2026-01-01 12:00 UTC);
 
-    fn ended(user: &str, resource: Resource, since: OffsetDateTime, until: OffsetDateTime) -> EndedUse {
-        EndedUse {
+    fn ended(user: &str, resource: Resource, since: OffsetDateTime, until: OffsetDateTime) -> EndedTicketUse {
+        EndedTicketUse {
             user: user.to_owned(),
             creator: "IDE".to_owned(),
             engine_type: String::new(),
@@ -232,7 +232,7 @@ mod tests {
         ];
         let sums = UsageSums::of(&tickets);
         let of = |hour, by, name: &str, instance: &str| {
-            sums.0.get(&((hour, by), UsedBy::Name(name.to_owned(), instance.to_owned()))).copied()
+            sums.0.get(&((hour, by), UsageName::Name(name.to_owned(), instance.to_owned()))).copied()
         };
         let half_an_hour: i128 = 1_800_000_000;
         let eleven = of(NOON - Duration::hours(1), UsageBy::User, "alice", "").unwrap();
@@ -256,20 +256,20 @@ mod tests {
         assert_eq!(used.tickets, 100);
         assert!(used.cores > 0 && used.bytes > 0);
         // A clock that was set back does not make the use negative.
-        assert_eq!(Used::of(&ended("alice", cores(1), NOON, long)).cores, 0);
-        assert_eq!(Used::of(&EndedUse { since: None, ..ended("alice", cores(1), NOON, NOON) }).cores, 0);
+        assert_eq!(UsageAmount::of(&ended("alice", cores(1), NOON, long)).cores, 0);
+        assert_eq!(UsageAmount::of(&EndedTicketUse { since: None, ..ended("alice", cores(1), NOON, NOON) }).cores, 0);
     }
 
     #[test]
     fn of_too_many_names_the_rest_are_others_and_none_is_lost() {
         let tickets: Vec<_> = (0..10).map(|n| ended(&format!("user{n}"), cores(1), NOON, NOON)).collect();
         let sums = UsageSums::of(&tickets);
-        let known = BTreeSet::from([((NOON, UsageBy::User), UsedBy::Name("user9".to_owned(), String::new()))]);
+        let known = BTreeSet::from([((NOON, UsageBy::User), UsageName::Name("user9".to_owned(), String::new()))]);
         let within = sums.within_bounds(&known, BTreeMap::from([((NOON, UsageBy::User), 2)]), 5);
         let users: Vec<_> = within.0.iter().filter(|(((_, by), _), _)| *by == UsageBy::User).collect();
         // Three new names fit beside the two known ones, one of which has more use.
         assert_eq!(users.len(), 3 + 1 + 1, "{users:?}");
-        assert_eq!(users.last().unwrap().0.1, UsedBy::Others);
+        assert_eq!(users.last().unwrap().0.1, UsageName::Others);
         assert_eq!(users.iter().map(|(_, used)| used.tickets).sum::<i64>(), 10);
         assert_eq!(users.last().unwrap().1.tickets, 6);
     }

@@ -19,8 +19,8 @@ use tokio::{
 use uuid::Uuid;
 
 use crate::{
-    client::{Call, calls},
-    commands::{failure::Failure, output::Printer},
+    client::{ApiCall, calls},
+    commands::{failure::CommandFailure, output::Printer},
     transport::proto::{
         AvailableResource, DrainRequest, EmInstance, HeartbeatRequest, ResourceInitedRequest, ResourceReleasedRequest,
         ResumeRequest, request_resource_response::Result as Outcome,
@@ -229,7 +229,7 @@ impl DemoCluster {
     }
 
     /// Makes a call. Counts a failure and returns `None` then.
-    async fn call<Q: Message, A: Message + Default + 'static>(&self, call: &Call<Q, A>, message: &Q) -> Option<A> {
+    async fn call<Q: Message, A: Message + Default + 'static>(&self, call: &ApiCall<Q, A>, message: &Q) -> Option<A> {
         match self.client.make(call, message).await {
             Ok(reply) => Some(reply),
             Err(failure) => {
@@ -270,7 +270,7 @@ fn ticks(period: Duration) -> Interval {
     ticks
 }
 
-fn first_line(failure: &Failure) -> String {
+fn first_line(failure: &CommandFailure) -> String {
     failure.to_string().lines().next().unwrap_or_default().to_owned()
 }
 

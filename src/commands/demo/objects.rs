@@ -4,7 +4,7 @@ use tonic::Code;
 
 use crate::{
     client::calls,
-    commands::failure::Failure,
+    commands::failure::CommandFailure,
     transport::proto::{
         DeleteLimitRequest, EmInstance, ListEmsRequest, RegisterRequest, ResumeRequest, SetLimitRequest,
         UnregisterRequest,
@@ -39,8 +39,8 @@ pub struct RemovedObjects {
 /// Checks that no EM is registered.
 ///
 /// # Errors
-/// [`Failure::Refused`] if one is; [`Failure::Service`].
-pub async fn check_absent(client: &PacedClient) -> Result<(), Failure> {
+/// [`CommandFailure::Refused`] if one is; [`CommandFailure::Service`].
+pub async fn check_absent(client: &PacedClient) -> Result<(), CommandFailure> {
     let mut page_token = String::new();
     let mut demo_ems = 0;
     loop {
@@ -49,7 +49,7 @@ pub async fn check_absent(client: &PacedClient) -> Result<(), Failure> {
         let names = page.ems.into_iter().filter_map(|em| em.em);
         for em in names {
             if em.application_name != APPLICATION {
-                return Err(Failure::Refused(format!(
+                return Err(CommandFailure::Refused(format!(
                     "EM {}/{} is registered at {}; the demo runs only where no other EM is, so that no request of the demo uses it",
                     em.application_name,
                     em.instance,
@@ -66,7 +66,7 @@ pub async fn check_absent(client: &PacedClient) -> Result<(), Failure> {
     if demo_ems == 0 {
         return Ok(());
     }
-    Err(Failure::Refused(format!(
+    Err(CommandFailure::Refused(format!(
         "{demo_ems} EMs of a demo are registered at {}: another demo runs, or one was killed; remove them with: linkis-rm demo --clean",
         client.address(),
     )))
@@ -75,8 +75,8 @@ pub async fn check_absent(client: &PacedClient) -> Result<(), Failure> {
 /// Sets the limits and registers the EMs of the demo.
 ///
 /// # Errors
-/// [`Failure::Service`]; objects made before then remain.
-pub async fn create(client: &PacedClient) -> Result<Vec<RegisteredEm>, Failure> {
+/// [`CommandFailure::Service`]; objects made before then remain.
+pub async fn create(client: &PacedClient) -> Result<Vec<RegisteredEm>, CommandFailure> {
     for limit in limits() {
         client.make(&calls::SET_LIMIT, &SetLimitRequest { limit: Some(limit), expected_etag: None }).await?;
     }
@@ -98,8 +98,8 @@ pub async fn create(client: &PacedClient) -> Result<Vec<RegisteredEm>, Failure> 
 /// Removes all objects of a demo, also those that a killed demo left.
 ///
 /// # Errors
-/// [`Failure::Service`]; the rest remains, and can be removed by another call.
-pub async fn remove(client: &PacedClient) -> Result<RemovedObjects, Failure> {
+/// [`CommandFailure::Service`]; the rest remains, and can be removed by another call.
+pub async fn remove(client: &PacedClient) -> Result<RemovedObjects, CommandFailure> {
     let mut removed = RemovedObjects::default();
     for em in DemoEm::all() {
         // A drain outlives its EM.
@@ -116,10 +116,10 @@ pub async fn remove(client: &PacedClient) -> Result<RemovedObjects, Failure> {
 }
 
 /// Returns whether the object existed.
-fn found<T>(reply: Result<T, Failure>) -> Result<bool, Failure> {
+fn found<T>(reply: Result<T, CommandFailure>) -> Result<bool, CommandFailure> {
     match reply {
         Ok(_) => Ok(true),
-        Err(Failure::Service { error, .. }) if error.code() == Some(Code::NotFound) => Ok(false),
+        Err(CommandFailure::Service { error, .. }) if error.code() == Some(Code::NotFound) => Ok(false),
         Err(failure) => Err(failure),
     }
 }

@@ -9,8 +9,8 @@ use tokio::{
 };
 
 use crate::{
-    client::Call,
-    commands::{failure::Failure, service::Asked},
+    client::ApiCall,
+    commands::{failure::CommandFailure, service::ServiceClient},
 };
 
 /// Shortest time between two calls: at most 20 a second.
@@ -22,13 +22,13 @@ pub const TIMEOUT: Duration = Duration::from_secs(60);
 /// A client that begins at most one call in each [`INTERVAL`], and repeats none.
 #[derive(Debug)]
 pub struct PacedClient {
-    service: Asked,
+    service: ServiceClient,
     permits: Mutex<Interval>,
 }
 
 impl PacedClient {
     /// Returns a client for `service`, which must not repeat calls.
-    pub fn new(service: Asked) -> Self {
+    pub fn new(service: ServiceClient) -> Self {
         let mut permits = interval(INTERVAL);
         permits.set_missed_tick_behavior(MissedTickBehavior::Delay);
         Self { service, permits: Mutex::new(permits) }
@@ -42,8 +42,8 @@ impl PacedClient {
     /// Waits for the next permit, then makes the call.
     ///
     /// # Errors
-    /// [`Failure::Service`].
-    pub async fn make<Q, A>(&self, call: &Call<Q, A>, message: &Q) -> Result<A, Failure>
+    /// [`CommandFailure::Service`].
+    pub async fn make<Q, A>(&self, call: &ApiCall<Q, A>, message: &Q) -> Result<A, CommandFailure>
     where
         Q: Message,
         A: Message + Default + 'static,

@@ -7,7 +7,7 @@ use crate::{
     transport::proto::{Job, LimitState, ListTasksRequest, ReplaceLimitsRequest, ReplaceLimitsResponse},
 };
 
-use super::super::{failure::Failure, output::progress, service::Asked};
+use super::super::{failure::CommandFailure, output::progress, service::ServiceClient};
 
 /// Interval between progress checks.
 const INTERVAL: Duration = Duration::from_secs(1);
@@ -16,8 +16,11 @@ const INTERVAL: Duration = Duration::from_secs(1);
 /// service itself waits only as long as in other calls.
 ///
 /// # Errors
-/// [`Failure::Service`].
-pub async fn replaced(service: &Asked, question: &ReplaceLimitsRequest) -> Result<ReplaceLimitsResponse, Failure> {
+/// [`CommandFailure::Service`].
+pub async fn replaced(
+    service: &ServiceClient,
+    question: &ReplaceLimitsRequest,
+) -> Result<ReplaceLimitsResponse, CommandFailure> {
     if !progress::is_told() {
         return service.make(&calls::REPLACE_LIMITS, question).await;
     }
@@ -57,7 +60,7 @@ pub async fn replaced(service: &Asked, question: &ReplaceLimitsRequest) -> Resul
 }
 
 /// Returns the counting jobs; `None` if the call fails.
-async fn left_to_count(service: &Asked) -> Option<Vec<Job>> {
+async fn left_to_count(service: &ServiceClient) -> Option<Vec<Job>> {
     let tasks = service.make(&calls::LIST_TASKS, &ListTasksRequest {}).await.ok()?;
     Some(tasks.jobs.into_iter().filter(|job| job.kind == "label_sets").collect())
 }

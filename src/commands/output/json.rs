@@ -7,7 +7,7 @@ use prost_reflect::{DescriptorPool, Kind, MessageDescriptor};
 use serde_json::Value;
 
 use crate::{
-    client::Call,
+    client::ApiCall,
     transport::{
         json::{dynamic, options},
         proto,
@@ -26,7 +26,7 @@ fn wrong(what: impl ToString) -> SchemaError {
 }
 
 /// Returns the reply type of a call.
-pub fn answer_of<Q, A>(call: &Call<Q, A>) -> Result<MessageDescriptor, SchemaError> {
+pub fn answer_of<Q, A>(call: &ApiCall<Q, A>) -> Result<MessageDescriptor, SchemaError> {
     static POOL: OnceLock<Option<DescriptorPool>> = OnceLock::new();
     let pool = POOL.get_or_init(|| DescriptorPool::decode(proto::DESCRIPTORS).ok());
     let found = pool.as_ref().and_then(|pool| {

@@ -10,9 +10,9 @@ use std::{
 use clap::{Args, ValueEnum};
 use prost::Message;
 
-use crate::{client::Call, config::parse_duration};
+use crate::{client::ApiCall, config::parse_duration};
 
-use super::failure::Failure;
+use super::failure::CommandFailure;
 
 pub mod json;
 pub mod progress;
@@ -20,7 +20,7 @@ pub mod table;
 pub mod terminal;
 pub mod text;
 
-use table::{Column, Row, Table};
+use table::{Column, TableRow, TextTable};
 
 /// Output format of replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -87,7 +87,7 @@ pub struct Printer {
     format: Format,
     has_headers: bool,
     /// Size of the terminal, if the output is one.
-    size: Option<terminal::Size>,
+    size: Option<terminal::TerminalSize>,
     is_closed: bool,
     /// Collected text of the next screen.
     screen: Option<String>,
@@ -116,20 +116,20 @@ impl Printer {
     }
 
     /// Returns a table with these columns.
-    pub fn table(&self, columns: &'static [Column]) -> Table {
+    pub fn table(&self, columns: &'static [Column]) -> TextTable {
         let is_wide = self.format == Format::Wide;
         let fit = self.size.filter(|_| !is_wide).map(|size| size.columns);
-        Table::new(columns, is_wide, self.has_headers, fit)
+        TextTable::new(columns, is_wide, self.has_headers, fit)
     }
 
     /// Prints a table of a few rows.
-    pub fn rows(&mut self, columns: &'static [Column], rows: &[Row]) -> Result<(), Failure> {
+    pub fn rows(&mut self, columns: &'static [Column], rows: &[TableRow]) -> Result<(), CommandFailure> {
         let text = self.table(columns).rows(rows);
         self.print(&text)
     }
 
     /// Prints text unchanged. The caller must have escaped control characters.
-    pub fn print(&mut self, text: &str) -> Result<(), Failure> {
+    pub fn print(&mut self, text: &str) -> Result<(), CommandFailure> {
         if let Some(screen) = &mut self.screen {
             screen.push_str(text);
             return Ok(());
@@ -149,10 +149,10 @@ impl Printer {
     /// Prints a reply that is not a list: the message as JSON, or a text with control characters escaped.
     pub fn answer<Q, A: Message>(
         &mut self,
-        call: &Call<Q, A>,
+        call: &ApiCall<Q, A>,
         answer: &A,
         text: impl FnOnce() -> String,
-    ) -> Result<(), Failure> {
+    ) -> Result<(), CommandFailure> {
         let text = match self.format {
             Format::Table | Format::Wide => text::clean_lines(&text()),
             Format::Json => json::pretty(&json::answer_of(call)?, answer, 0)? + "\n",
@@ -166,8 +166,8 @@ impl Printer {
     pub async fn repeat<T>(
         &mut self,
         watch: &WatchArguments,
-        mut round: impl AsyncFnMut(&mut Self) -> Result<T, Failure>,
-    ) -> Result<T, Failure> {
+        mut round: impl AsyncFnMut(&mut Self) -> Result<T, CommandFailure>,
+    ) -> Result<T, CommandFailure> {
         let Some(interval) = watch.watch else { return round(self).await };
         let is_screen = self.size.is_some();
         let mut is_first = true;
@@ -192,7 +192,7 @@ impl Printer {
     }
 
     /// Shows as many lines as the terminal has.
-    fn show(&mut self, text: &str) -> Result<(), Failure> {
+    fn show(&mut self, text: &str) -> Result<(), CommandFailure> {
         let rows = self.size.map_or(usize::MAX, |size| size.rows.saturating_sub(1).max(1));
         let seen: String = text.split_inclusive('\n').take(if self.is_json() { usize::MAX } else { rows }).collect();
         self.print(&format!("{}{seen}", terminal::CLEAR))

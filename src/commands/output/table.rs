@@ -4,7 +4,7 @@ use super::text::{clean, cut, width};
 
 /// Content of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Content {
+enum ColumnContent {
     /// A text, whose middle is omitted if it is too long.
     Text,
     /// A number: right-aligned and never shortened.
@@ -17,7 +17,7 @@ enum Content {
 #[derive(Debug, Clone, Copy)]
 pub struct Column {
     title: &'static str,
-    content: Content,
+    content: ColumnContent,
     /// Whether only the wide format has the column.
     is_wide: bool,
 }
@@ -25,17 +25,17 @@ pub struct Column {
 impl Column {
     /// Creates a text column.
     pub const fn text(title: &'static str) -> Self {
-        Self { title, content: Content::Text, is_wide: false }
+        Self { title, content: ColumnContent::Text, is_wide: false }
     }
 
     /// Creates a number column.
     pub const fn number(title: &'static str) -> Self {
-        Self { title, content: Content::Number, is_wide: false }
+        Self { title, content: ColumnContent::Number, is_wide: false }
     }
 
     /// Creates a column that is never shortened.
     pub const fn id(title: &'static str) -> Self {
-        Self { title, content: Content::Id, is_wide: false }
+        Self { title, content: ColumnContent::Id, is_wide: false }
     }
 
     /// Restricts the column to the wide format.
@@ -45,7 +45,7 @@ impl Column {
 }
 
 /// Cells of all columns, wide ones included.
-pub type Row = Vec<String>;
+pub type TableRow = Vec<String>;
 
 /// Separator of columns.
 const GAP: &str = "  ";
@@ -55,7 +55,7 @@ const TEXT_LEAST: usize = 8;
 
 /// A table in progress.
 #[derive(Debug)]
-pub struct Table {
+pub struct TextTable {
     columns: &'static [Column],
     /// Indexes of the visible columns.
     shown: Vec<usize>,
@@ -67,7 +67,7 @@ pub struct Table {
     is_begun: bool,
 }
 
-impl Table {
+impl TextTable {
     /// Creates a table of these columns, at most `fit` wide if set.
     pub fn new(columns: &'static [Column], is_wide: bool, has_headers: bool, fit: Option<usize>) -> Self {
         let shown = columns.iter().enumerate().filter(|(_, column)| is_wide || !column.is_wide);
@@ -76,12 +76,12 @@ impl Table {
     }
 
     /// Returns the next rows, with the headers before the first.
-    pub fn rows(&mut self, rows: &[Row]) -> String {
+    pub fn rows(&mut self, rows: &[TableRow]) -> String {
         let mut lines: Vec<Vec<String>> = Vec::with_capacity(rows.len() + 1);
         if !self.is_begun && self.has_headers {
             lines.push(self.shown.iter().filter_map(|at| Some(self.columns.get(*at)?.title.to_owned())).collect());
         }
-        let cell = |row: &Row, at: usize| row.get(at).map(|cell| clean(cell).into_owned()).unwrap_or_default();
+        let cell = |row: &TableRow, at: usize| row.get(at).map(|cell| clean(cell).into_owned()).unwrap_or_default();
         lines.extend(rows.iter().map(|row| self.shown.iter().map(|at| cell(row, *at)).collect()));
         self.measure(&lines);
         self.is_begun = true;
@@ -102,7 +102,8 @@ impl Table {
         }
         while self.total() > fit {
             let texts = self.shown.iter().zip(&mut self.widths).filter(|(at, width)| {
-                self.columns.get(**at).is_some_and(|column| column.content == Content::Text) && **width > TEXT_LEAST
+                self.columns.get(**at).is_some_and(|column| column.content == ColumnContent::Text)
+                    && **width > TEXT_LEAST
             });
             let Some((_, widest)) = texts.max_by_key(|(_, width)| **width) else { break };
             *widest -= 1;
@@ -116,7 +117,7 @@ impl Table {
     /// Returns the width with all texts shortened.
     fn least(&self) -> usize {
         let least = self.shown.iter().zip(&self.widths).map(|(at, width)| match self.columns.get(*at) {
-            Some(column) if column.content == Content::Text => (*width).min(TEXT_LEAST),
+            Some(column) if column.content == ColumnContent::Text => (*width).min(TEXT_LEAST),
             _ => *width,
         });
         least.sum::<usize>() + GAP.len() * self.widths.len().saturating_sub(1)
@@ -125,15 +126,15 @@ impl Table {
     fn line(&self, cells: &[String]) -> String {
         let mut line = String::new();
         for ((at, width_max), cell) in self.shown.iter().zip(&self.widths).zip(cells) {
-            let content = self.columns.get(*at).map_or(Content::Text, |column| column.content);
-            let cell = if content == Content::Text { cut(cell, *width_max) } else { cell.as_str().into() };
+            let content = self.columns.get(*at).map_or(ColumnContent::Text, |column| column.content);
+            let cell = if content == ColumnContent::Text { cut(cell, *width_max) } else { cell.as_str().into() };
             if !line.is_empty() {
                 line.push_str(GAP);
             }
             let room = " ".repeat(width_max.saturating_sub(width(&cell)));
             match content {
-                Content::Number => line.extend([room.as_str(), &cell]),
-                Content::Text | Content::Id => line.extend([&*cell, room.as_str()]),
+                ColumnContent::Number => line.extend([room.as_str(), &cell]),
+                ColumnContent::Text | ColumnContent::Id => line.extend([&*cell, room.as_str()]),
             }
         }
         line.truncate(line.trim_end().len());
@@ -145,7 +146,7 @@ impl Table {
 }
 
 /// Returns one row as lines of title and value. Empty values are omitted.
-pub fn details(columns: &'static [Column], row: &Row) -> String {
+pub fn details(columns: &'static [Column], row: &TableRow) -> String {
     let shown = || columns.iter().zip(row).filter(|(_, cell)| !cell.is_empty() && *cell != super::text::NOTHING);
     let widest = shown().map(|(column, _)| width(column.title)).max().unwrap_or(0);
     shown().map(|(column, cell)| format!("{:widest$}{GAP}{}\n", column.title, clean(cell))).collect()
@@ -163,19 +164,19 @@ mod tests {
         Column::text("LABELS").wide(),
     ];
 
-    fn row(cells: [&str; 5]) -> Row {
+    fn row(cells: [&str; 5]) -> TableRow {
         cells.map(str::to_owned).to_vec()
     }
 
     #[test]
     fn numbers_stand_to_the_right_and_columns_only_grow() {
-        let mut table = Table::new(COLUMNS, false, true, None);
+        let mut table = TextTable::new(COLUMNS, false, true, None);
         let first = table.rows(&[row(["host1", "7", "al\x1bice", "1", "a=b"])]);
         assert_eq!(first, "HOST   CORES  USER         TICKETS\nhost1      7  al\\u{1b}ice        1\n");
         let second = table.rows(&[row(["a-long-host", "1234567", "", "12", ""]), row(["x", "1", "y", "2", ""])]);
         let lines = "a-long-host  1234567                    12\nx                  1  y                  2\n";
         assert_eq!(second, lines);
-        let mut wide = Table::new(COLUMNS, true, false, None);
+        let mut wide = TextTable::new(COLUMNS, true, false, None);
         assert_eq!(wide.rows(&[row(["h", "1", "u", "2", "a=b"])]), "h  1  u  2  a=b\n");
     }
 
@@ -185,12 +186,12 @@ mod tests {
         for (fit, first) in
             [(60, "hhhhhhhhhh…hhhhhhhhhh  "), (30, "hhhhh…hhhhh  "), (12, "hhhhhh…hhhhh"), (3, "h…h"), (0, "")]
         {
-            let mut table = Table::new(COLUMNS, false, true, Some(fit));
+            let mut table = TextTable::new(COLUMNS, false, true, Some(fit));
             let text = table.rows(&[long.clone(), row(["host2", "2", "bob", "3", ""])]);
             assert!(text.lines().all(|line| width(line) <= fit), "{fit}: {text}");
             assert!(text.lines().nth(1).unwrap_or_default().starts_with(first), "{fit}: {text}");
         }
-        let mut narrow = Table::new(COLUMNS, false, true, Some(16));
+        let mut narrow = TextTable::new(COLUMNS, false, true, Some(16));
         assert!(narrow.rows(&[long]).starts_with("HOST       CORES\n"), "those to the right are left away");
     }
 

@@ -7,7 +7,7 @@ pub const CLEAR: &str = "\x1b[H\x1b[2J";
 
 /// Size of a terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Size {
+pub struct TerminalSize {
     /// Characters per line.
     pub columns: usize,
     /// Number of lines.
@@ -15,15 +15,15 @@ pub struct Size {
 }
 
 /// Default size if the terminal reports none.
-const USUAL: Size = Size { columns: 80, rows: 24 };
+const USUAL: TerminalSize = TerminalSize { columns: 80, rows: 24 };
 
 /// Returns the size of the terminal; `None` if standard output is not one.
-pub fn size() -> Option<Size> {
+pub fn size() -> Option<TerminalSize> {
     let output = io::stdout();
     if !output.is_terminal() {
         return None;
     }
     let told = rustix::termios::tcgetwinsize(&output).ok();
-    let told = told.map(|told| Size { columns: told.ws_col.into(), rows: told.ws_row.into() });
+    let told = told.map(|told| TerminalSize { columns: told.ws_col.into(), rows: told.ws_row.into() });
     Some(told.filter(|size| size.columns > 0 && size.rows > 0).unwrap_or(USUAL))
 }

@@ -6,10 +6,10 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use crate::store::token::ListedToken;
 
 use super::super::{
-    failure::Failure,
+    failure::CommandFailure,
     output::{
         Format, Printer,
-        table::{Column, Row},
+        table::{Column, TableRow},
         text,
     },
 };
@@ -31,7 +31,7 @@ const COLUMNS: &[Column] = &[
 ///
 /// # Errors
 /// As [`Printer::print`].
-pub fn print(tokens: &[ListedToken], printer: &mut Printer) -> Result<(), Failure> {
+pub fn print(tokens: &[ListedToken], printer: &mut Printer) -> Result<(), CommandFailure> {
     match printer.format() {
         Format::Table | Format::Wide => printer.rows(COLUMNS, &tokens.iter().map(row).collect::<Vec<_>>()),
         Format::Json => {
@@ -51,7 +51,7 @@ fn state(token: &ListedToken) -> &'static str {
     }
 }
 
-fn row(token: &ListedToken) -> Row {
+fn row(token: &ListedToken) -> TableRow {
     let state = match &token.revoke_time {
         Some(at) => format!("revoked {} by {}", time(at), token.revoked_by.as_deref().unwrap_or("?")),
         None => state(token).to_owned(),

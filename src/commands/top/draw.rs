@@ -3,14 +3,14 @@
 use crate::transport::proto::{DimensionTotals, ScopeUsage, WaitingRequest};
 
 use super::super::{
-    ems::{Share, percent},
+    ems::{DimensionUse, percent},
     output::{
-        terminal::Size,
+        terminal::TerminalSize,
         text::{self, clean, cut, width},
     },
     overview, scopes,
 };
-use super::state::{Cluster, Host, Look, hosts};
+use super::state::{ClusterFeed, TopEm, ViewState, hosts};
 
 /// Style of a piece of a line, if the terminal has colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,13 +28,13 @@ pub enum Style {
 }
 
 /// Styled pieces of one line, together at most as wide as the terminal.
-pub type Line = Vec<(Style, String)>;
+pub type StyledLine = Vec<(Style, String)>;
 
 /// Content of the terminal, and the number of visible EMs.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Picture {
+pub struct ScreenFrame {
     /// Lines, at most as many as the terminal has.
-    pub lines: Vec<Line>,
+    pub lines: Vec<StyledLine>,
     /// Number of lines for EMs.
     pub page: usize,
 }
@@ -50,8 +50,8 @@ fn shares_of(rows: usize) -> (usize, usize) {
 }
 
 /// Renders the screen.
-pub fn draw(cluster: &Cluster, look: &mut Look, size: Size) -> Picture {
-    let Size { columns, rows } = size;
+pub fn draw(cluster: &ClusterFeed, look: &mut ViewState, size: TerminalSize) -> ScreenFrame {
+    let TerminalSize { columns, rows } = size;
     let mut lines = Vec::with_capacity(rows);
     head(cluster, columns, &mut lines);
     let (most_scopes, most_waiting) = shares_of(rows);
@@ -61,18 +61,18 @@ pub fn draw(cluster: &Cluster, look: &mut Look, size: Size) -> Picture {
     let page = rows.saturating_sub(lines.len() + 2);
     hosts_lines(cluster, look, columns, page, &mut lines);
     lines.truncate(rows.saturating_sub(1));
-    lines.resize(rows.saturating_sub(1), Line::new());
+    lines.resize(rows.saturating_sub(1), StyledLine::new());
     lines.push(keys(look, columns));
     lines.truncate(rows);
-    Picture { lines, page }
+    ScreenFrame { lines, page }
 }
 
 /// Returns a text shortened to the width.
-fn plain(text: &str, columns: usize) -> Line {
+fn plain(text: &str, columns: usize) -> StyledLine {
     vec![(Style::Plain, cut(&clean(text), columns).into_owned())]
 }
 
-fn title(text: &str, columns: usize) -> Line {
+fn title(text: &str, columns: usize) -> StyledLine {
     vec![(Style::Title, cut(text, columns).into_owned())]
 }
 
@@ -85,7 +85,7 @@ fn style_of(percent: i64) -> Style {
 }
 
 /// Returns `[####++..]`: used, locked and free.
-fn bar(used: i64, locked: i64, max: i64, columns: usize) -> Line {
+fn bar(used: i64, locked: i64, max: i64, columns: usize) -> StyledLine {
     let room = columns.saturating_sub(2);
     let full = percent(used.saturating_add(locked), max).unwrap_or(0);
     let part = |amount: i64| {
@@ -101,7 +101,7 @@ fn bar(used: i64, locked: i64, max: i64, columns: usize) -> Line {
 }
 
 /// Renders the totals of the cluster.
-fn head(cluster: &Cluster, columns: usize, lines: &mut Vec<Line>) {
+fn head(cluster: &ClusterFeed, columns: usize, lines: &mut Vec<StyledLine>) {
     let overview = &cluster.overview;
     let at = text::time(overview.snapshot_time.as_ref());
     lines.push(match &cluster.problem {
@@ -174,9 +174,9 @@ fn whole(texts: impl IntoIterator<Item = String>, columns: usize) -> String {
 }
 
 /// Shortens a line to the width of the terminal.
-fn fit(line: Line, columns: usize) -> Line {
+fn fit(line: StyledLine, columns: usize) -> StyledLine {
     let mut left = columns;
-    let mut fitting = Line::new();
+    let mut fitting = StyledLine::new();
     for (style, text) in line {
         let text = cut(&text, left).into_owned();
         left -= width(&text).min(left);
@@ -185,9 +185,9 @@ fn fit(line: Line, columns: usize) -> Line {
     fitting
 }
 
-fn scopes_lines(cluster: &Cluster, columns: usize, most: usize, lines: &mut Vec<Line>) {
+fn scopes_lines(cluster: &ClusterFeed, columns: usize, most: usize, lines: &mut Vec<StyledLine>) {
     let fullest = cluster.overview.scopes.as_ref().map(|scopes| scopes.fullest.as_slice()).unwrap_or_default();
-    let mut shown: Vec<Line> = fullest.iter().filter_map(|scope| scope_line(scope, columns)).take(most).collect();
+    let mut shown: Vec<StyledLine> = fullest.iter().filter_map(|scope| scope_line(scope, columns)).take(most).collect();
     if shown.is_empty() {
         return;
     }
@@ -196,7 +196,7 @@ fn scopes_lines(cluster: &Cluster, columns: usize, most: usize, lines: &mut Vec<
 }
 
 /// Renders a scope in its fullest dimension.
-fn scope_line(scope: &ScopeUsage, columns: usize) -> Option<Line> {
+fn scope_line(scope: &ScopeUsage, columns: usize) -> Option<StyledLine> {
     let of = |amounts: &std::collections::BTreeMap<String, i64>, key: &str| amounts.get(key).copied().unwrap_or(0);
     let maxima = scopes::maxima(scope);
     let held = |key: &str| of(&scope.used, key).saturating_add(of(&scope.locked, key));
@@ -216,7 +216,7 @@ fn scope_line(scope: &ScopeUsage, columns: usize) -> Option<Line> {
     Some(fit(line, columns))
 }
 
-fn line_lines(cluster: &Cluster, columns: usize, most: usize, lines: &mut Vec<Line>) {
+fn line_lines(cluster: &ClusterFeed, columns: usize, most: usize, lines: &mut Vec<StyledLine>) {
     if cluster.line.is_empty() {
         return;
     }
@@ -224,7 +224,7 @@ fn line_lines(cluster: &Cluster, columns: usize, most: usize, lines: &mut Vec<Li
     lines.extend(cluster.line.iter().take(most).map(|waiting| waiting_line(waiting, columns)));
 }
 
-fn waiting_line(waiting: &WaitingRequest, columns: usize) -> Line {
+fn waiting_line(waiting: &WaitingRequest, columns: usize) -> StyledLine {
     let place = waiting.spots.iter().map(|spot| spot.ahead).max().unwrap_or(0).saturating_add(1);
     let since = text::time(waiting.waiting_since.as_ref());
     let since = since.get(11..19).unwrap_or(&since);
@@ -237,7 +237,7 @@ fn waiting_line(waiting: &WaitingRequest, columns: usize) -> Line {
     vec![(Style::Plain, whole(texts, columns))]
 }
 
-fn hosts_lines(cluster: &Cluster, look: &mut Look, columns: usize, page: usize, lines: &mut Vec<Line>) {
+fn hosts_lines(cluster: &ClusterFeed, look: &mut ViewState, columns: usize, page: usize, lines: &mut Vec<StyledLine>) {
     let hosts = hosts(cluster, look);
     look.offset = look.offset.min(hosts.len().saturating_sub(page.max(1)));
     let order = if look.is_reversed { ", reversed" } else { "" };
@@ -254,7 +254,7 @@ fn hosts_lines(cluster: &Cluster, look: &mut Look, columns: usize, page: usize, 
     lines.extend(seen().map(|host| host_line(host, names, states, columns)));
 }
 
-fn host_line(host: &Host<'_>, names: usize, states: usize, columns: usize) -> Line {
+fn host_line(host: &TopEm<'_>, names: usize, states: usize, columns: usize) -> StyledLine {
     let fullest = host.shares.iter().max_by_key(|share| share.percent().unwrap_or(0));
     let bar_columns = if columns >= 100 { 32 } else { 16 };
     let mut line = vec![(Style::Plain, padded(&host.name, names))];
@@ -266,7 +266,7 @@ fn host_line(host: &Host<'_>, names: usize, states: usize, columns: usize) -> Li
     line.push((style_of(full), format!(" {full:>3}% ")));
     let is_well = matches!(host.state.as_str(), "healthy" | "unreported");
     line.push((if is_well { Style::Plain } else { Style::Bad }, padded(&host.state, states)));
-    let shown = |share: &Share| {
+    let shown = |share: &DimensionUse| {
         let amount = |amount| text::amount(&share.dimension, amount);
         format!(" {} {}/{}", share.dimension.name(), amount(share.held()), amount(share.max))
     };
@@ -275,7 +275,7 @@ fn host_line(host: &Host<'_>, names: usize, states: usize, columns: usize) -> Li
     fit(line, columns)
 }
 
-fn keys(look: &Look, columns: usize) -> Line {
+fn keys(look: &ViewState, columns: usize) -> StyledLine {
     let filter = clean(&look.filter);
     let text = match (look.is_typing, look.filter.is_empty()) {
         (true, _) => format!("/{filter}_   enter: keep  esc: clear"),

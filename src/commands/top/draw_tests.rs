@@ -8,11 +8,11 @@ use crate::transport::proto::{
 };
 
 use super::super::super::output::{
-    terminal::Size,
+    terminal::TerminalSize,
     text::{is_harmful, width},
 };
-use super::super::state::{Cluster, Key, Look, Sort};
-use super::{Line, Picture, draw};
+use super::super::state::{ClusterFeed, EmOrder, KeyPress, ViewState};
+use super::{ScreenFrame, StyledLine, draw};
 
 const HOSTILE: &str = "\u{1b}[2Jevil\u{202e}";
 
@@ -35,7 +35,7 @@ fn host(number: i64) -> EmResource {
 }
 
 /// Returns a feed of 100 EMs.
-fn cluster() -> Cluster {
+fn cluster() -> ClusterFeed {
     let totals = |total, protected_amount, used, locked| DimensionTotals {
         total,
         protected_amount,
@@ -80,7 +80,7 @@ fn cluster() -> Cluster {
         spots: vec![WaitingSpot { scope: "user=hadoop".into(), ahead }],
         ..Default::default()
     };
-    Cluster {
+    ClusterFeed {
         address: "127.0.0.1:50051".into(),
         overview,
         hosts: (0..100).map(host).collect(),
@@ -90,13 +90,13 @@ fn cluster() -> Cluster {
 }
 
 /// Returns the text without styles.
-fn text_of(picture: &Picture) -> String {
-    let text = |line: &Line| line.iter().map(|(_, text)| text.as_str()).collect::<String>() + "\n";
+fn text_of(picture: &ScreenFrame) -> String {
+    let text = |line: &StyledLine| line.iter().map(|(_, text)| text.as_str()).collect::<String>() + "\n";
     picture.lines.iter().map(text).collect()
 }
 
-fn drawn(cluster: &Cluster, look: &mut Look, columns: usize, rows: usize) -> Picture {
-    let picture = draw(cluster, look, Size { columns, rows });
+fn drawn(cluster: &ClusterFeed, look: &mut ViewState, columns: usize, rows: usize) -> ScreenFrame {
+    let picture = draw(cluster, look, TerminalSize { columns, rows });
     let text = text_of(&picture);
     assert_eq!(picture.lines.len(), rows, "{columns}x{rows}: {text}");
     for line in text.lines() {
@@ -109,7 +109,7 @@ fn drawn(cluster: &Cluster, look: &mut Look, columns: usize, rows: usize) -> Pic
 fn all_numbers_of_the_overview_are_to_be_seen() {
     let cluster = cluster();
     for (columns, rows) in [(80, 24), (200, 50)] {
-        let text = text_of(&drawn(&cluster, &mut Look::default(), columns, rows));
+        let text = text_of(&drawn(&cluster, &mut ViewState::default(), columns, rows));
         for told in [
             "EMs      100: 99 healthy, 1 silent\n",
             "tickets  5471 used, 12 locked   waiting 29, longest 2m5s\n",
@@ -126,17 +126,17 @@ fn all_numbers_of_the_overview_are_to_be_seen() {
             assert!(text.contains(told), "{columns}x{rows}: {told:?} is not in\n{text}");
         }
     }
-    let wide = text_of(&drawn(&cluster, &mut Look::default(), 200, 50));
+    let wide = text_of(&drawn(&cluster, &mut ViewState::default(), 200, 50));
     assert!(wide.contains("\\u{1b}[2Jevil\\u{202e}"), "{wide}");
 }
 
 #[test]
 fn it_fits_on_every_terminal() {
     let full = cluster();
-    for cluster in [Cluster::default(), full] {
+    for cluster in [ClusterFeed::default(), full] {
         for columns in [1, 2, 7, 20, 40, 79, 80, 132, 300] {
             for rows in [1, 2, 5, 12, 24, 25, 50, 120] {
-                drawn(&cluster, &mut Look::default(), columns, rows);
+                drawn(&cluster, &mut ViewState::default(), columns, rows);
             }
         }
     }
@@ -145,8 +145,8 @@ fn it_fits_on_every_terminal() {
 #[test]
 fn keys_sort_filter_and_scroll() {
     let cluster = cluster();
-    let mut look = Look::default();
-    let hosts = |look: &mut Look| {
+    let mut look = ViewState::default();
+    let hosts = |look: &mut ViewState| {
         let text = text_of(&drawn(&cluster, look, 80, 24));
         let lines = text.lines().skip_while(|line| !line.starts_with("HOSTS")).skip(1);
         lines
@@ -154,33 +154,33 @@ fn keys_sort_filter_and_scroll() {
             .collect::<Vec<_>>()
     };
     assert_eq!(hosts(&mut look).first().map(String::as_str), Some("host048"), "48 % 50 + 48 % 7");
-    assert!(look.press(Key::Char('s'), 8));
-    assert_eq!((look.sort, hosts(&mut look).first().map(String::as_str)), (Sort::Name, Some("host000")));
-    look.press(Key::Char('r'), 8);
+    assert!(look.press(KeyPress::Char('s'), 8));
+    assert_eq!((look.sort, hosts(&mut look).first().map(String::as_str)), (EmOrder::Name, Some("host000")));
+    look.press(KeyPress::Char('r'), 8);
     assert_eq!(hosts(&mut look).first().map(String::as_str), Some("host099"));
-    look.press(Key::Move(2), 8);
+    look.press(KeyPress::Move(2), 8);
     assert_eq!(hosts(&mut look).first().map(String::as_str), Some("host097"));
-    look.press(Key::Page(100), 8);
+    look.press(KeyPress::Page(100), 8);
     assert_eq!(hosts(&mut look).last().map(String::as_str), Some("host000"), "not past the end");
-    look.press(Key::Char('/'), 8);
+    look.press(KeyPress::Char('/'), 8);
     for c in "HOST01q".chars() {
-        assert!(look.press(Key::Char(c), 8), "q is typed");
+        assert!(look.press(KeyPress::Char(c), 8), "q is typed");
     }
-    look.press(Key::Backspace, 8);
-    look.press(Key::Enter, 8);
+    look.press(KeyPress::Backspace, 8);
+    look.press(KeyPress::Enter, 8);
     assert_eq!(hosts(&mut look).len(), 10.min(drawn(&cluster, &mut look, 80, 24).page));
-    look.press(Key::Escape, 8);
+    look.press(KeyPress::Escape, 8);
     assert_eq!(look.filter, "");
-    look.press(Key::Char('/'), 8);
-    look.press(Key::Char('!'), 8);
+    look.press(KeyPress::Char('/'), 8);
+    look.press(KeyPress::Char('!'), 8);
     assert!(hosts(&mut look).is_empty());
-    assert!(!look.press(Key::Interrupt, 8) && !Look::default().press(Key::Char('q'), 8));
+    assert!(!look.press(KeyPress::Interrupt, 8) && !ViewState::default().press(KeyPress::Char('q'), 8));
 }
 
 #[test]
 fn what_is_not_heard_any_more_is_said() {
-    let silent = Cluster { problem: Some("the way\nis cut".into()), ..cluster() };
-    let picture = drawn(&silent, &mut Look::default(), 80, 24);
+    let silent = ClusterFeed { problem: Some("the way\nis cut".into()), ..cluster() };
+    let picture = drawn(&silent, &mut ViewState::default(), 80, 24);
     let first = text_of(&picture).lines().next().map(str::to_owned).unwrap_or_default();
     assert!(first.ends_with(", and since: the way\\u{a}is cut"), "{first}");
 }

@@ -22,9 +22,9 @@ use crate::{
 };
 
 use super::{
-    failure::{Answer, Failure},
+    failure::{CommandFailure, CommandReply},
     output::{is_attended, terminal},
-    service::{Asked, Service},
+    service::{EndpointArguments, ServiceClient},
 };
 
 pub mod draw;
@@ -33,7 +33,7 @@ mod screen;
 pub mod state;
 
 use screen::Screen;
-use state::{Cluster, Look};
+use state::{ClusterFeed, ViewState};
 
 /// Timeout of a call, after which the view shows the failure.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -49,9 +49,9 @@ const HOSTS_REST: u32 = 100;
 
 /// Arguments of `top`.
 #[derive(Debug, Clone, Args)]
-pub struct Top {
+pub struct TopCommand {
     #[command(flatten)]
-    service: Service,
+    service: EndpointArguments,
 
     /// How often to ask.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = interval)]
@@ -62,15 +62,17 @@ fn interval(text: &str) -> Result<Duration, String> {
     parse_duration("--interval", text, "500ms", "1h")
 }
 
-impl Top {
+impl TopCommand {
     /// Shows the cluster until the user quits.
-    pub async fn run(self) -> Result<Answer, Failure> {
+    pub async fn run(self) -> Result<CommandReply, CommandFailure> {
         let service = self.service.ask(TIMEOUT)?;
         if !is_attended() || terminal::size().is_none() {
-            return Err(Failure::Usage("top needs a terminal; linkis-rm overview tells the same once".to_owned()));
+            return Err(CommandFailure::Usage(
+                "top needs a terminal; linkis-rm overview tells the same once".to_owned(),
+            ));
         }
         // The first calls run before the terminal is taken, so that their failure is printed normally.
-        let mut cluster = Cluster { address: service.address().to_owned(), ..Cluster::default() };
+        let mut cluster = ClusterFeed { address: service.address().to_owned(), ..ClusterFeed::default() };
         let mut next_hosts = Instant::now();
         look(&service, &mut cluster, &mut next_hosts).await?;
         let (sender, mut heard) = watch::channel(cluster.clone());
@@ -78,17 +80,17 @@ impl Top {
         let shown = show(&mut heard).await;
         asking.abort();
         shown?;
-        Ok(Answer::Yes)
+        Ok(CommandReply::Yes)
     }
 }
 
 /// Renders each new feed and handles keys, resizes and signals.
-async fn show(heard: &mut watch::Receiver<Cluster>) -> Result<(), Failure> {
+async fn show(heard: &mut watch::Receiver<ClusterFeed>) -> Result<(), CommandFailure> {
     let (mut terminate, mut hangup) = (signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
     let mut resized = signal(SignalKind::window_change())?;
     let screen = Screen::enter()?;
     let mut typed = screen::typed();
-    let mut look = Look::default();
+    let mut look = ViewState::default();
     loop {
         let Some(size) = terminal::size() else { return Ok(()) };
         let picture = draw::draw(&heard.borrow_and_update(), &mut look, size);
@@ -108,11 +110,11 @@ async fn show(heard: &mut watch::Receiver<Cluster>) -> Result<(), Failure> {
 
 /// Calls the service at the interval, while the view is open.
 async fn follow(
-    service: Asked,
-    mut cluster: Cluster,
+    service: ServiceClient,
+    mut cluster: ClusterFeed,
     mut next_hosts: Instant,
     interval: Duration,
-    sender: watch::Sender<Cluster>,
+    sender: watch::Sender<ClusterFeed>,
 ) {
     loop {
         sleep(interval).await;
@@ -127,7 +129,11 @@ async fn follow(
 }
 
 /// Fetches the overview and the head of the wait queues, and at longer intervals all EMs.
-async fn look(service: &Asked, cluster: &mut Cluster, next_hosts: &mut Instant) -> Result<(), Failure> {
+async fn look(
+    service: &ServiceClient,
+    cluster: &mut ClusterFeed,
+    next_hosts: &mut Instant,
+) -> Result<(), CommandFailure> {
     let overview = service.make(&calls::GET_OVERVIEW, &GetOverviewRequest {}).await?;
     let overview = overview.overview.unwrap_or_default();
     // Without waiting requests, the call is omitted.
@@ -149,7 +155,7 @@ async fn look(service: &Asked, cluster: &mut Cluster, next_hosts: &mut Instant) 
 }
 
 /// Returns the EMs, and whether there are more.
-async fn hosts(service: &Asked) -> Result<(Vec<EmResource>, bool), Failure> {
+async fn hosts(service: &ServiceClient) -> Result<(Vec<EmResource>, bool), CommandFailure> {
     let mut hosts = Vec::new();
     let mut page_token = String::new();
     loop {

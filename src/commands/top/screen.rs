@@ -9,9 +9,9 @@ use rustix::termios::{OptionalActions, Termios, tcgetattr, tcsetattr};
 use tokio::sync::mpsc;
 
 use super::{
-    draw::{Picture, Style},
+    draw::{ScreenFrame, Style},
     keys::keys,
-    state::Key,
+    state::KeyPress,
 };
 
 /// Enters the alternate screen and hides the cursor; and the reverse.
@@ -43,7 +43,7 @@ impl Screen {
     }
 
     /// Replaces the content of the screen without flicker.
-    pub fn show(&self, picture: &Picture) -> io::Result<()> {
+    pub fn show(&self, picture: &ScreenFrame) -> io::Result<()> {
         let mut text = String::from("\x1b[H");
         for (number, line) in picture.lines.iter().enumerate() {
             if number > 0 {
@@ -88,7 +88,7 @@ fn write(text: &str) -> io::Result<()> {
 }
 
 /// Returns the keys typed from now on.
-pub fn typed() -> mpsc::Receiver<Key> {
+pub fn typed() -> mpsc::Receiver<KeyPress> {
     let (sender, receiver) = mpsc::channel(KEYS_MAX);
     // A terminal read cannot be cancelled. The thread ends with the process, or after the receiver is dropped.
     std::thread::spawn(move || {

@@ -6,13 +6,13 @@ use crate::{
 };
 
 use super::super::{
-    ems::{self, Share},
+    ems::{self, DimensionUse},
     output::text,
 };
 
 /// Data of the cluster from the service.
 #[derive(Debug, Clone, Default)]
-pub struct Cluster {
+pub struct ClusterFeed {
     /// Address of the service.
     pub address: String,
     /// Latest overview.
@@ -29,7 +29,7 @@ pub struct Cluster {
 
 /// Sort order of the EMs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Sort {
+pub enum EmOrder {
     /// By use in percent, descending.
     #[default]
     Full,
@@ -43,7 +43,7 @@ pub enum Sort {
     State,
 }
 
-impl Sort {
+impl EmOrder {
     const ALL: [Self; 5] = [Self::Full, Self::Name, Self::Memory, Self::Cores, Self::State];
 
     /// Returns the name of the order.
@@ -65,7 +65,7 @@ impl Sort {
 
 /// A pressed key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Key {
+pub enum KeyPress {
     /// A character.
     Char(char),
     /// Deletes the last character.
@@ -86,9 +86,9 @@ pub enum Key {
 
 /// View settings.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Look {
+pub struct ViewState {
     /// Sort order of the EMs.
-    pub sort: Sort,
+    pub sort: EmOrder,
     /// Whether the order is reversed.
     pub is_reversed: bool,
     /// Text that the name, state or labels of EMs must contain.
@@ -102,37 +102,37 @@ pub struct Look {
 /// Maximum length of the filter, in characters.
 const FILTER_CHARS_MAX: usize = 64;
 
-impl Look {
+impl ViewState {
     /// Handles a key; `page` is the number of visible EMs. Returns false to quit.
-    pub fn press(&mut self, key: Key, page: usize) -> bool {
+    pub fn press(&mut self, key: KeyPress, page: usize) -> bool {
         match key {
-            Key::Interrupt => return false,
-            Key::Char('q') if !self.is_typing => return false,
-            Key::Char(c) if self.is_typing => {
+            KeyPress::Interrupt => return false,
+            KeyPress::Char('q') if !self.is_typing => return false,
+            KeyPress::Char(c) if self.is_typing => {
                 if self.filter.chars().count() < FILTER_CHARS_MAX {
                     self.filter.push(c);
                     self.offset = 0;
                 }
             }
-            Key::Backspace if self.is_typing => drop(self.filter.pop()),
-            Key::Enter => self.is_typing = false,
-            Key::Escape => {
+            KeyPress::Backspace if self.is_typing => drop(self.filter.pop()),
+            KeyPress::Enter => self.is_typing = false,
+            KeyPress::Escape => {
                 self.filter.clear();
                 self.is_typing = false;
             }
-            Key::Char('/') => self.is_typing = true,
-            Key::Char('s') => self.sort = self.sort.next(),
-            Key::Char('r') => self.is_reversed = !self.is_reversed,
-            Key::Char('j') => self.scroll(1),
-            Key::Char('k') => self.scroll(-1),
-            Key::Char(' ') => self.scroll(isize::try_from(page).unwrap_or(isize::MAX)),
-            Key::Move(lines) => self.scroll(isize::try_from(lines).unwrap_or(0)),
-            Key::Page(pages) => {
+            KeyPress::Char('/') => self.is_typing = true,
+            KeyPress::Char('s') => self.sort = self.sort.next(),
+            KeyPress::Char('r') => self.is_reversed = !self.is_reversed,
+            KeyPress::Char('j') => self.scroll(1),
+            KeyPress::Char('k') => self.scroll(-1),
+            KeyPress::Char(' ') => self.scroll(isize::try_from(page).unwrap_or(isize::MAX)),
+            KeyPress::Move(lines) => self.scroll(isize::try_from(lines).unwrap_or(0)),
+            KeyPress::Page(pages) => {
                 let pages = isize::try_from(pages).unwrap_or(0);
                 self.scroll(pages.saturating_mul(isize::try_from(page).unwrap_or(isize::MAX)));
             }
-            Key::Home => self.offset = 0,
-            Key::Char(_) | Key::Backspace => {}
+            KeyPress::Home => self.offset = 0,
+            KeyPress::Char(_) | KeyPress::Backspace => {}
         }
         true
     }
@@ -144,7 +144,7 @@ impl Look {
 
 /// An EM as displayed.
 #[derive(Debug, Clone)]
-pub struct Host<'c> {
+pub struct TopEm<'c> {
     /// Data of the EM.
     pub em: &'c EmResource,
     /// Name of the EM.
@@ -152,17 +152,17 @@ pub struct Host<'c> {
     /// State of the EM, for display.
     pub state: String,
     /// Use per dimension.
-    pub shares: Vec<Share>,
+    pub shares: Vec<DimensionUse>,
 }
 
-impl Host<'_> {
+impl TopEm<'_> {
     /// Returns the use in percent in the fullest dimension.
     pub fn fullness(&self) -> i64 {
-        self.shares.iter().filter_map(Share::percent).max().unwrap_or(0)
+        self.shares.iter().filter_map(DimensionUse::percent).max().unwrap_or(0)
     }
 
     fn held(&self, wanted: &Dimension) -> i64 {
-        self.shares.iter().find(|share| share.dimension == *wanted).map_or(0, Share::held)
+        self.shares.iter().find(|share| share.dimension == *wanted).map_or(0, DimensionUse::held)
     }
 
     fn has(&self, filter: &str) -> bool {
@@ -172,21 +172,21 @@ impl Host<'_> {
 }
 
 /// Returns the EMs that match the filter, in the sort order.
-pub fn hosts<'c>(cluster: &'c Cluster, look: &Look) -> Vec<Host<'c>> {
-    let host = |em: &'c EmResource| Host {
+pub fn hosts<'c>(cluster: &'c ClusterFeed, look: &ViewState) -> Vec<TopEm<'c>> {
+    let host = |em: &'c EmResource| TopEm {
         em,
         name: text::em(em.em.as_ref()),
         state: ems::state(em),
         shares: ems::shares(em),
     };
     let filter = look.filter.to_lowercase();
-    let mut hosts: Vec<Host<'c>> = cluster.hosts.iter().map(host).filter(|host| host.has(&filter)).collect();
+    let mut hosts: Vec<TopEm<'c>> = cluster.hosts.iter().map(host).filter(|host| host.has(&filter)).collect();
     match look.sort {
-        Sort::Name => hosts.sort_by(|a, b| a.name.cmp(&b.name)),
-        Sort::Full => hosts.sort_by_cached_key(|host| (-host.fullness(), host.name.clone())),
-        Sort::Memory => hosts.sort_by_cached_key(|host| (-host.held(&Dimension::Memory), host.name.clone())),
-        Sort::Cores => hosts.sort_by_cached_key(|host| (-host.held(&Dimension::Cores), host.name.clone())),
-        Sort::State => {
+        EmOrder::Name => hosts.sort_by(|a, b| a.name.cmp(&b.name)),
+        EmOrder::Full => hosts.sort_by_cached_key(|host| (-host.fullness(), host.name.clone())),
+        EmOrder::Memory => hosts.sort_by_cached_key(|host| (-host.held(&Dimension::Memory), host.name.clone())),
+        EmOrder::Cores => hosts.sort_by_cached_key(|host| (-host.held(&Dimension::Cores), host.name.clone())),
+        EmOrder::State => {
             hosts.sort_by_cached_key(|host| (host.state == "healthy", host.state.clone(), host.name.clone()))
         }
     }

@@ -13,12 +13,12 @@ use reqwest::{Certificate, Client, Identity};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::external::{
-    Address,
-    http::{Failure, Http},
+    ServerAddress,
+    http::{ClusterHttp, HttpFailure},
 };
 
 use super::{
-    config::{Source, certificates, identity},
+    config::{AccessSource, certificates, identity},
     kubeconfig::{self, KubeconfigError},
 };
 
@@ -43,45 +43,45 @@ const NOT_OFFERED: &str = "its kubeconfig runs a program, logs in by a password 
 
 /// Access to a server.
 #[derive(Debug)]
-pub(super) struct Access {
-    pub address: Address,
+pub(super) struct ServerAccess {
+    pub address: ServerAddress,
     pub token: Option<SecretString>,
     pub client: Client,
 }
 
 /// Access data before the client is built.
-struct Told {
-    address: Address,
+struct AccessConfig {
+    address: ServerAddress,
     roots: Option<Vec<Certificate>>,
     identity: Option<Identity>,
     token: Option<SecretString>,
 }
 
-impl Access {
+impl ServerAccess {
     /// Reads the present access data of a source.
     ///
     /// # Errors
-    /// [`Failure::NoAccess`], [`Failure::NotAllowed`].
-    pub async fn read(source: &Source, http: &Http) -> Result<Self, Failure> {
+    /// [`HttpFailure::NoAccess`], [`HttpFailure::NotAllowed`].
+    pub async fn read(source: &AccessSource, http: &ClusterHttp) -> Result<Self, HttpFailure> {
         let source = source.clone();
-        let told = tokio::task::spawn_blocking(move || told(&source)).await.map_err(|_| Failure::Stopping)??;
-        let Told { address, roots, identity, token } = told;
+        let told = tokio::task::spawn_blocking(move || told(&source)).await.map_err(|_| HttpFailure::Stopping)??;
+        let AccessConfig { address, roots, identity, token } = told;
         http.check(&address)?;
         if (token.is_some() || identity.is_some()) && !address.is_encrypted() {
-            return Err(Failure::NoAccess(NOT_ENCRYPTED));
+            return Err(HttpFailure::NoAccess(NOT_ENCRYPTED));
         }
         Ok(Self { client: http.client_of(roots, identity)?, address, token })
     }
 }
 
-fn told(source: &Source) -> Result<Told, Failure> {
+fn told(source: &AccessSource) -> Result<AccessConfig, HttpFailure> {
     match source {
-        Source::InCluster => {
+        AccessSource::InCluster => {
             let [host, port] = [SERVICE_HOST, SERVICE_PORT].map(|name| std::env::var(name).unwrap_or_default());
             in_cluster(&host, &port, Path::new(SERVICE_ACCOUNT))
         }
-        Source::Kubeconfig { path, context } => kubeconfig(Path::new(path), context.as_deref()),
-        Source::Named(named) => Ok(Told {
+        AccessSource::Kubeconfig { path, context } => kubeconfig(Path::new(path), context.as_deref()),
+        AccessSource::Named(named) => Ok(AccessConfig {
             address: named.address.clone(),
             roots: named.ca.as_deref().map(read_certificates).transpose()?,
             identity: named.client.as_ref().map(|(certificate, key)| read_identity(certificate, key)).transpose()?,
@@ -90,15 +90,15 @@ fn told(source: &Source) -> Result<Told, Failure> {
     }
 }
 
-fn in_cluster(host: &str, port: &str, folder: &Path) -> Result<Told, Failure> {
+fn in_cluster(host: &str, port: &str, folder: &Path) -> Result<AccessConfig, HttpFailure> {
     if host.is_empty() {
-        return Err(Failure::NoAccess(NO_POD));
+        return Err(HttpFailure::NoAccess(NO_POD));
     }
     let host = if host.contains(':') { format!("[{host}]") } else { host.to_owned() };
     let port = if port.is_empty() { "443" } else { port };
-    let address = Address::parse(&format!("https://{host}:{port}")).map_err(|_| Failure::NoAccess(NO_POD))?;
-    let ca = read_file(&folder.join("ca.crt")).ok_or(Failure::NoAccess(NO_POD))?;
-    Ok(Told {
+    let address = ServerAddress::parse(&format!("https://{host}:{port}")).map_err(|_| HttpFailure::NoAccess(NO_POD))?;
+    let ca = read_file(&folder.join("ca.crt")).ok_or(HttpFailure::NoAccess(NO_POD))?;
+    Ok(AccessConfig {
         address,
         roots: Some(read_certificates(ca.expose_secret())?),
         identity: None,
@@ -106,23 +106,23 @@ fn in_cluster(host: &str, port: &str, folder: &Path) -> Result<Told, Failure> {
     })
 }
 
-fn kubeconfig(path: &Path, context: Option<&str>) -> Result<Told, Failure> {
-    let text = read_file(path).ok_or(Failure::NoAccess(NO_KUBECONFIG))?;
+fn kubeconfig(path: &Path, context: Option<&str>) -> Result<AccessConfig, HttpFailure> {
+    let text = read_file(path).ok_or(HttpFailure::NoAccess(NO_KUBECONFIG))?;
     let (cluster, user) = kubeconfig::choose(text.expose_secret(), context).map_err(|error| {
-        Failure::NoAccess(match error {
+        HttpFailure::NoAccess(match error {
             KubeconfigError::Unreadable => NO_KUBECONFIG,
             KubeconfigError::NoContext => NO_CONTEXT,
             KubeconfigError::NotOffered => NOT_OFFERED,
         })
     })?;
     let server = cluster.server.unwrap_or_default();
-    let address = Address::parse(&server).map_err(|_| Failure::NoAccess(NO_ADDRESS))?;
+    let address = ServerAddress::parse(&server).map_err(|_| HttpFailure::NoAccess(NO_ADDRESS))?;
     // Relative paths in a kubeconfig start from its own directory.
     let folder = path.parent().unwrap_or(path);
     let text = |data: Option<String>, file: Option<String>| match (data, file) {
         (Some(data), _) => Ok(Some(SecretString::from(data))),
         (None, Some(file)) => {
-            read_file(&folder.join(PathBuf::from(file))).map(Some).ok_or(Failure::NoAccess(NO_CERTIFICATE))
+            read_file(&folder.join(PathBuf::from(file))).map(Some).ok_or(HttpFailure::NoAccess(NO_CERTIFICATE))
         }
         (None, None) => Ok(None),
     };
@@ -132,7 +132,7 @@ fn kubeconfig(path: &Path, context: Option<&str>) -> Result<Told, Failure> {
     let identity = match (certificate, key) {
         (None, None) => None,
         (Some(certificate), Some(key)) => Some(read_identity(certificate.expose_secret(), &key)?),
-        _ => return Err(Failure::NoAccess(NO_CERTIFICATE)),
+        _ => return Err(HttpFailure::NoAccess(NO_CERTIFICATE)),
     };
     let token = match (user.token, user.token_file) {
         (Some(token), _) => Some(token),
@@ -140,20 +140,20 @@ fn kubeconfig(path: &Path, context: Option<&str>) -> Result<Told, Failure> {
         (None, None) => None,
     };
     let roots = roots.map(|roots| read_certificates(roots.expose_secret())).transpose()?;
-    Ok(Told { address, roots, identity, token })
+    Ok(AccessConfig { address, roots, identity, token })
 }
 
-fn read_certificates(text: &str) -> Result<Vec<Certificate>, Failure> {
-    certificates(text).ok_or(Failure::NoAccess(NO_CERTIFICATE))
+fn read_certificates(text: &str) -> Result<Vec<Certificate>, HttpFailure> {
+    certificates(text).ok_or(HttpFailure::NoAccess(NO_CERTIFICATE))
 }
 
-fn read_identity(certificate: &str, key: &SecretString) -> Result<Identity, Failure> {
-    identity(certificate, key).ok_or(Failure::NoAccess(NO_CERTIFICATE))
+fn read_identity(certificate: &str, key: &SecretString) -> Result<Identity, HttpFailure> {
+    identity(certificate, key).ok_or(HttpFailure::NoAccess(NO_CERTIFICATE))
 }
 
-fn read_token(path: &Path) -> Result<SecretString, Failure> {
+fn read_token(path: &Path) -> Result<SecretString, HttpFailure> {
     let token = read_file(path).map(|token| SecretString::from(token.expose_secret().trim()));
-    token.filter(|token| !token.expose_secret().is_empty()).ok_or(Failure::NoAccess(NO_TOKEN))
+    token.filter(|token| !token.expose_secret().is_empty()).ok_or(HttpFailure::NoAccess(NO_TOKEN))
 }
 
 /// Reads a text of at most [`FILE_BYTES_MAX`]. Rejects anything but plain files: a device may never end, a pipe may

@@ -6,9 +6,9 @@ use super::*;
 use crate::external::fake::certified;
 
 /// Temporary folder, removed when dropped.
-struct Folder(PathBuf);
+struct TempFolder(PathBuf);
 
-impl Folder {
+impl TempFolder {
     fn new(name: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("linkis-rm-{name}-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
@@ -22,7 +22,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for TempFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -30,9 +30,9 @@ impl Drop for Folder {
 
 const TOKEN: &str = "gr8-s3cret";
 
-fn failure(told: Result<Told, Failure>) -> &'static str {
+fn failure(told: Result<AccessConfig, HttpFailure>) -> &'static str {
     match told.map(|_| ()) {
-        Err(Failure::NoAccess(why)) => why,
+        Err(HttpFailure::NoAccess(why)) => why,
         other => panic!("{other:?}"),
     }
 }
@@ -47,7 +47,7 @@ fn config(cluster: &str, user: &str) -> String {
 
 #[test]
 fn a_pod_is_told_of_its_cluster() {
-    let (folder, (_, ca)) = (Folder::new("pod"), certified(&["k8s"]));
+    let (folder, (_, ca)) = (TempFolder::new("pod"), certified(&["k8s"]));
     folder.write("ca.crt", &ca);
     assert_eq!(failure(in_cluster("10.0.0.1", "6443", &folder.0)), NO_TOKEN);
     folder.write("token", &format!("{TOKEN}\n"));
@@ -66,7 +66,7 @@ fn a_pod_is_told_of_its_cluster() {
 
 #[test]
 fn a_kubeconfig_names_a_server_and_who_asks_it() {
-    let (folder, (_, ca)) = (Folder::new("kubeconfig"), certified(&["k8s"]));
+    let (folder, (_, ca)) = (TempFolder::new("kubeconfig"), certified(&["k8s"]));
     let own = rcgen::generate_simple_self_signed(["linkis".to_owned()]).unwrap();
     folder.write("ca.crt", &ca);
     folder.write("user.crt", &own.cert.pem());
@@ -115,7 +115,7 @@ fn only_files_are_read_and_not_without_end() {
     for path in ["/dev/zero", "/", "/proc/self/nowhere"] {
         assert_eq!(failure(kubeconfig(Path::new(path), None)), NO_KUBECONFIG, "{path}");
     }
-    let folder = Folder::new("large");
+    let folder = TempFolder::new("large");
     let large = folder.write("config", &" ".repeat((1 << 20) + 1));
     assert_eq!(failure(kubeconfig(&large, None)), NO_KUBECONFIG);
 }

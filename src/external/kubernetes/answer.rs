@@ -13,9 +13,9 @@ use serde::{
 use crate::domain::queue::QueueAmounts;
 
 use super::{
-    ParseError,
-    bounded::{Amount, Few, Items, Named},
-    quantity::{Quantity, Rounds},
+    KubernetesParseError,
+    bounded::{BoundedItems, BoundedList, BoundedMap, LenientQuantity},
+    quantity::{Quantity, RoundingMode},
 };
 
 /// Maximum length of a name, and of the continue token of a list, in bytes.
@@ -24,13 +24,13 @@ const CONTINUE_BYTES_MAX: usize = 8192;
 
 /// A page of a list, and the continue token of the next page.
 #[derive(Debug)]
-pub(super) struct Page<T> {
+pub(super) struct KubernetesPage<T> {
     pub items: Vec<T>,
     pub next: Option<String>,
 }
 
 /// Kind of object in a list.
-pub(super) trait Listed: DeserializeOwned {
+pub(super) trait ListItem: DeserializeOwned {
     /// Reduced form of the object.
     type Kept: Send + 'static;
 
@@ -46,31 +46,35 @@ pub(super) trait Listed: DeserializeOwned {
     /// Reduces an object; `None` if it does not matter.
     ///
     /// # Errors
-    /// [`ParseError::Malformed`] if a value has no valid form.
-    fn keep(self) -> Result<Option<Self::Kept>, ParseError>;
+    /// [`KubernetesParseError::Malformed`] if a value has no valid form.
+    fn keep(self) -> Result<Option<Self::Kept>, KubernetesParseError>;
 }
 
 /// Parses a page.
-pub(super) fn page<T: Listed>(json: &[u8]) -> Result<Page<T::Kept>, ParseError> {
-    let List { kind, metadata, items } = serde_json::from_slice::<List<T>>(json).map_err(|error| {
-        ParseError::NotJson { kind: T::KIND, line: error.line(), column: error.column(), is_cut: error.is_eof() }
-    })?;
+pub(super) fn page<T: ListItem>(json: &[u8]) -> Result<KubernetesPage<T::Kept>, KubernetesParseError> {
+    let ItemList { kind, metadata, items } =
+        serde_json::from_slice::<ItemList<T>>(json).map_err(|error| KubernetesParseError::NotJson {
+            kind: T::KIND,
+            line: error.line(),
+            column: error.column(),
+            is_cut: error.is_eof(),
+        })?;
     if kind.as_deref() != Some(T::KIND) {
-        return Err(ParseError::Other { kind: T::KIND });
+        return Err(KubernetesParseError::Other { kind: T::KIND });
     }
     let next = metadata.and_then(|metadata| metadata.next).filter(|next| !next.is_empty());
     if next.as_ref().is_some_and(|next| next.len() > CONTINUE_BYTES_MAX) {
-        return Err(ParseError::Malformed { what: "a place where the list goes on" });
+        return Err(KubernetesParseError::Malformed { what: "a place where the list goes on" });
     }
-    Ok(Page { items: items.map_or(Ok(Vec::new()), |items| items.0)?, next })
+    Ok(KubernetesPage { items: items.map_or(Ok(Vec::new()), |items| items.0)?, next })
 }
 
 #[derive(Deserialize)]
-#[serde(bound = "T: Listed")]
-struct List<T: Listed> {
+#[serde(bound = "T: ListItem")]
+struct ItemList<T: ListItem> {
     kind: Option<String>,
     metadata: Option<ListMetadata>,
-    items: Option<Items<T>>,
+    items: Option<BoundedItems<T>>,
 }
 
 #[derive(Deserialize)]
@@ -89,26 +93,26 @@ struct Metadata {
 }
 
 /// Checks a name that becomes a part of a queue path.
-fn name(name: Option<String>) -> Result<String, ParseError> {
+fn name(name: Option<String>) -> Result<String, KubernetesParseError> {
     let is_name = |name: &String| {
         !name.is_empty() && name.len() <= NAME_BYTES_MAX && !name.contains(|c: char| c == '.' || c.is_control())
     };
-    name.filter(is_name).ok_or(ParseError::Malformed { what: "the name of a namespace" })
+    name.filter(is_name).ok_or(KubernetesParseError::Malformed { what: "the name of a namespace" })
 }
 
-fn parts<T>(few: Option<&Few<T>>) -> &[T] {
+fn parts<T>(few: Option<&BoundedList<T>>) -> &[T] {
     few.map_or(&[], |few| few.0.as_slice())
 }
 
-fn quantity(amount: Amount) -> Result<Quantity, ParseError> {
-    amount.0.ok_or(ParseError::Malformed { what: "an amount" })
+fn quantity(amount: LenientQuantity) -> Result<Quantity, KubernetesParseError> {
+    amount.0.ok_or(KubernetesParseError::Malformed { what: "an amount" })
 }
 
-fn millicores(amount: Amount, rounds: Rounds) -> Result<i64, ParseError> {
+fn millicores(amount: LenientQuantity, rounds: RoundingMode) -> Result<i64, KubernetesParseError> {
     Ok(quantity(amount)?.parts(1000, rounds))
 }
 
-fn bytes(amount: Amount, rounds: Rounds) -> Result<i64, ParseError> {
+fn bytes(amount: LenientQuantity, rounds: RoundingMode) -> Result<i64, KubernetesParseError> {
     Ok(quantity(amount)?.parts(1, rounds))
 }
 
@@ -133,17 +137,17 @@ fn is_extended(name: &str) -> bool {
 }
 
 /// Amounts of extended resources, by name.
-pub(super) type Extended = BTreeMap<Arc<str>, i64>;
+pub(super) type ExtendedResources = BTreeMap<Arc<str>, i64>;
 
 /// Requested or allocatable amounts, without other resources.
 #[derive(Default)]
-struct Amounts {
-    cpu: Option<Amount>,
-    memory: Option<Amount>,
-    extended: Vec<(Arc<str>, Amount)>,
+struct ResourceAmounts {
+    cpu: Option<LenientQuantity>,
+    memory: Option<LenientQuantity>,
+    extended: Vec<(Arc<str>, LenientQuantity)>,
 }
 
-impl<'de> Deserialize<'de> for Amounts {
+impl<'de> Deserialize<'de> for ResourceAmounts {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(AmountsVisitor)
     }
@@ -152,14 +156,14 @@ impl<'de> Deserialize<'de> for Amounts {
 struct AmountsVisitor;
 
 impl<'de> Visitor<'de> for AmountsVisitor {
-    type Value = Amounts;
+    type Value = ResourceAmounts;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("amounts by name")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Amounts, A::Error> {
-        let mut amounts = Amounts::default();
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ResourceAmounts, A::Error> {
+        let mut amounts = ResourceAmounts::default();
         while let Some(name) = map.next_key::<String>()? {
             match name.as_str() {
                 // Null is an invalid amount, not a missing one.
@@ -175,20 +179,20 @@ impl<'de> Visitor<'de> for AmountsVisitor {
     }
 }
 
-impl Amounts {
-    fn read(&self, rounds: Rounds) -> Result<[Option<i64>; 2], ParseError> {
+impl ResourceAmounts {
+    fn read(&self, rounds: RoundingMode) -> Result<[Option<i64>; 2], KubernetesParseError> {
         let memory = self.memory.map(|amount| bytes(amount, rounds)).transpose()?;
         let cpu = self.cpu.map(|amount| millicores(amount, rounds)).transpose()?;
         Ok([memory, cpu])
     }
 
-    fn or_nothing(&self, rounds: Rounds) -> Result<Requested, ParseError> {
+    fn or_nothing(&self, rounds: RoundingMode) -> Result<PodRequests, KubernetesParseError> {
         let [memory, cores] = self.read(rounds)?.map(Option::unwrap_or_default);
-        Ok(Requested { amounts: QueueAmounts { memory, cores }, extended: self.extended(rounds)? })
+        Ok(PodRequests { amounts: QueueAmounts { memory, cores }, extended: self.extended(rounds)? })
     }
 
     /// Returns extended resources in whole units.
-    fn extended(&self, rounds: Rounds) -> Result<Extended, ParseError> {
+    fn extended(&self, rounds: RoundingMode) -> Result<ExtendedResources, KubernetesParseError> {
         self.extended.iter().map(|(name, amount)| Ok((name.clone(), bytes(*amount, rounds)?))).collect()
     }
 }
@@ -202,12 +206,12 @@ pub(super) fn keep_first<T>(extended: &mut BTreeMap<Arc<str>, T>) {
 
 /// Amounts of all dimensions.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(super) struct Requested {
+pub(super) struct PodRequests {
     pub amounts: QueueAmounts,
-    pub extended: Extended,
+    pub extended: ExtendedResources,
 }
 
-impl Requested {
+impl PodRequests {
     fn plus(mut self, other: &Self) -> Self {
         self.add(other);
         self
@@ -245,14 +249,14 @@ struct NamespaceStatus {
     phase: Option<String>,
 }
 
-impl Listed for Namespace {
+impl ListItem for Namespace {
     type Kept = (String, bool);
 
     const KIND: &'static str = "NamespaceList";
     const NAME: &'static str = "namespaces";
     const MOST: usize = 20_000;
 
-    fn keep(self) -> Result<Option<(String, bool)>, ParseError> {
+    fn keep(self) -> Result<Option<(String, bool)>, KubernetesParseError> {
         let phase = self.status.and_then(|status| status.phase);
         let goes = self.metadata.deletion_timestamp.is_some() || phase.as_deref() == Some("Terminating");
         Ok(Some((name(self.metadata.name)?, goes)))
@@ -261,7 +265,7 @@ impl Listed for Namespace {
 
 /// Maximum and use of a dimension in a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Limit {
+pub(super) struct QuotaLimit {
     pub max: i64,
     pub used: i64,
 }
@@ -270,10 +274,10 @@ pub(super) struct Limit {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Quota {
     pub namespace: String,
-    pub memory: Option<Limit>,
-    pub cores: Option<Limit>,
+    pub memory: Option<QuotaLimit>,
+    pub cores: Option<QuotaLimit>,
     /// Limits of extended resources, by name.
-    pub extended: BTreeMap<Arc<str>, Limit>,
+    pub extended: BTreeMap<Arc<str>, QuotaLimit>,
 }
 
 /// A quota as listed.
@@ -287,21 +291,21 @@ pub(super) struct ResourceQuota {
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
 struct QuotaSpec {
-    hard: Option<Named>,
-    scopes: Option<Few<String>>,
+    hard: Option<BoundedMap>,
+    scopes: Option<BoundedList<String>>,
     scope_selector: Option<ScopeSelector>,
 }
 
 #[derive(Deserialize, Default)]
 struct QuotaStatus {
-    hard: Option<Named>,
-    used: Option<Named>,
+    hard: Option<BoundedMap>,
+    used: Option<BoundedMap>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ScopeSelector {
-    match_expressions: Option<Few<ScopeExpression>>,
+    match_expressions: Option<BoundedList<ScopeExpression>>,
 }
 
 #[derive(Deserialize)]
@@ -329,28 +333,28 @@ impl QuotaSpec {
     }
 }
 
-impl Listed for ResourceQuota {
+impl ListItem for ResourceQuota {
     type Kept = Quota;
 
     const KIND: &'static str = "ResourceQuotaList";
     const NAME: &'static str = "resourcequotas";
     const MOST: usize = 50_000;
 
-    fn keep(self) -> Result<Option<Quota>, ParseError> {
+    fn keep(self) -> Result<Option<Quota>, KubernetesParseError> {
         let (spec, status) = (self.spec.unwrap_or_default(), self.status.unwrap_or_default());
         if !spec.is_of_engines() {
             return Ok(None);
         }
-        let find = |amounts: &Option<Named>, key: &str| amounts.as_ref()?.0.get(key).copied();
-        let limit = |names: [&str; 2], read: fn(Amount, Rounds) -> Result<i64, ParseError>| {
+        let find = |amounts: &Option<BoundedMap>, key: &str| amounts.as_ref()?.0.get(key).copied();
+        let limit = |names: [&str; 2], read: fn(LenientQuantity, RoundingMode) -> Result<i64, KubernetesParseError>| {
             // Requests count, and both names mean requests; the explicit name is tried first.
             let hard =
                 names.into_iter().find_map(|name| Some((name, find(&status.hard, name).or(find(&spec.hard, name))?)));
             let Some((name, hard)) = hard else { return Ok(None) };
-            let max = read(hard, Rounds::Down)?;
+            let max = read(hard, RoundingMode::Down)?;
             // A new quota without status counts as fully used.
-            let used = find(&status.used, name).map_or(Ok(max), |used| read(used, Rounds::Up))?;
-            Ok(Some(Limit { max, used }))
+            let used = find(&status.used, name).map_or(Ok(max), |used| read(used, RoundingMode::Up))?;
+            Ok(Some(QuotaLimit { max, used }))
         };
         let memory = limit(["requests.memory", "memory"], bytes)?;
         let cores = limit(["requests.cpu", "cpu"], millicores)?;
@@ -380,7 +384,7 @@ pub(super) struct Node {
 #[derive(Deserialize, Default)]
 struct NodeSpec {
     unschedulable: Option<bool>,
-    taints: Option<Few<Taint>>,
+    taints: Option<BoundedList<Taint>>,
 }
 
 #[derive(Deserialize)]
@@ -390,8 +394,8 @@ struct Taint {
 
 #[derive(Deserialize, Default)]
 struct NodeStatus {
-    allocatable: Option<Amounts>,
-    conditions: Option<Few<Condition>>,
+    allocatable: Option<ResourceAmounts>,
+    conditions: Option<BoundedList<Condition>>,
 }
 
 #[derive(Deserialize)]
@@ -408,16 +412,16 @@ impl Condition {
     }
 }
 
-impl Listed for Node {
+impl ListItem for Node {
     /// Node name and allocatable amounts.
-    type Kept = (String, Requested);
+    type Kept = (String, PodRequests);
 
     const KIND: &'static str = "NodeList";
     const NAME: &'static str = "nodes";
     const MOST: usize = 20_000;
 
     /// Keeps a node that accepts pods without tolerations. The taint of a node that is not ready follows its condition.
-    fn keep(self) -> Result<Option<Self::Kept>, ParseError> {
+    fn keep(self) -> Result<Option<Self::Kept>, KubernetesParseError> {
         let (spec, status) = (self.spec.unwrap_or_default(), self.status.unwrap_or_default());
         let keeps_out = |taint: &Taint| matches!(taint.effect.as_deref(), Some("NoSchedule" | "NoExecute"));
         let is_not_ready = parts(status.conditions.as_ref()).iter().any(Condition::is_not_ready);
@@ -425,8 +429,8 @@ impl Listed for Node {
             return Ok(None);
         }
         let allocatable = status.allocatable.unwrap_or_default();
-        let name = self.metadata.name.ok_or(ParseError::Malformed { what: "the name of a node" })?;
-        Ok(Some((name, allocatable.or_nothing(Rounds::Down)?)))
+        let name = self.metadata.name.ok_or(KubernetesParseError::Malformed { what: "the name of a node" })?;
+        Ok(Some((name, allocatable.or_nothing(RoundingMode::Down)?)))
     }
 }
 
@@ -440,9 +444,9 @@ pub(super) struct Pod {
 #[serde(rename_all = "camelCase")]
 struct PodSpec {
     node_name: Option<String>,
-    containers: Option<Few<Container>>,
-    init_containers: Option<Few<Container>>,
-    overhead: Option<Amounts>,
+    containers: Option<BoundedList<Container>>,
+    init_containers: Option<BoundedList<Container>>,
+    overhead: Option<ResourceAmounts>,
     resources: Option<Resources>,
 }
 
@@ -455,19 +459,19 @@ struct Container {
 
 #[derive(Deserialize)]
 struct Resources {
-    requests: Option<Amounts>,
+    requests: Option<ResourceAmounts>,
 }
 
-fn requested(resources: Option<&Resources>) -> Result<Requested, ParseError> {
+fn requested(resources: Option<&Resources>) -> Result<PodRequests, KubernetesParseError> {
     let requests = resources.and_then(|resources| resources.requests.as_ref());
-    requests.map_or(Ok(Requested::default()), |requests| requests.or_nothing(Rounds::Up))
+    requests.map_or(Ok(PodRequests::default()), |requests| requests.or_nothing(RoundingMode::Up))
 }
 
 impl PodSpec {
     /// Returns the requests as the scheduler counts them: the sum over containers, or the peak of the init containers
     /// if that is larger. Pod-level requests replace both. The overhead of the pod is added.
-    fn requested(&self) -> Result<Requested, ParseError> {
-        let (mut runs, mut sidecars, mut begins) = <(Requested, Requested, Requested)>::default();
+    fn requested(&self) -> Result<PodRequests, KubernetesParseError> {
+        let (mut runs, mut sidecars, mut begins) = <(PodRequests, PodRequests, PodRequests)>::default();
         for container in parts(self.containers.as_ref()) {
             runs.add(&requested(container.resources.as_ref())?);
         }
@@ -480,27 +484,27 @@ impl PodSpec {
         }
         let mut all = runs.plus(&sidecars).most(&begins);
         if let Some(requests) = self.resources.as_ref().and_then(|resources| resources.requests.as_ref()) {
-            let [memory, cores] = requests.read(Rounds::Up)?;
+            let [memory, cores] = requests.read(RoundingMode::Up)?;
             let QueueAmounts { memory: of_memory, cores: of_cores } = all.amounts;
             all.amounts = QueueAmounts { memory: memory.unwrap_or(of_memory), cores: cores.unwrap_or(of_cores) };
-            all.extended.extend(requests.extended(Rounds::Up)?);
+            all.extended.extend(requests.extended(RoundingMode::Up)?);
         }
         if let Some(overhead) = &self.overhead {
-            all.add(&overhead.or_nothing(Rounds::Up)?);
+            all.add(&overhead.or_nothing(RoundingMode::Up)?);
         }
         Ok(all)
     }
 }
 
-impl Listed for Pod {
+impl ListItem for Pod {
     /// Node name and requests of the pod.
-    type Kept = (String, Requested);
+    type Kept = (String, PodRequests);
 
     const KIND: &'static str = "PodList";
     const NAME: &'static str = "pods";
     const MOST: usize = 300_000;
 
-    fn keep(self) -> Result<Option<Self::Kept>, ParseError> {
+    fn keep(self) -> Result<Option<Self::Kept>, KubernetesParseError> {
         let Some(spec) = self.spec else { return Ok(None) };
         let requested = spec.requested()?;
         Ok(spec.node_name.filter(|name| !name.is_empty()).map(|name| (name, requested)))

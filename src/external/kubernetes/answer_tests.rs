@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::external::kubernetes::bounded::PARTS_MAX;
 
-fn kept<T: Listed>(items: Value) -> Result<Vec<T::Kept>, ParseError> {
+fn kept<T: ListItem>(items: Value) -> Result<Vec<T::Kept>, KubernetesParseError> {
     let list = json!({"kind": T::KIND, "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items});
     page::<T>(list.to_string().as_bytes()).map(|page| page.items)
 }
@@ -29,7 +29,7 @@ fn a_list_goes_on_where_it_says() {
     assert_eq!(next(json!({"continue": "abc", "remainingItemCount": 7})).as_deref(), Some("abc"));
     assert_eq!([next(json!({"continue": ""})), next(json!({})), next(json!(null))], [None, None, None]);
     let long = list(json!({"continue": "x".repeat(10_000)}));
-    assert!(matches!(page::<Pod>(long.as_bytes()), Err(ParseError::Malformed { .. })));
+    assert!(matches!(page::<Pod>(long.as_bytes()), Err(KubernetesParseError::Malformed { .. })));
 }
 
 #[test]
@@ -66,14 +66,14 @@ fn requests_are_looked_at_before_the_bare_names() {
     let hard = json!({"cpu": "9", "requests.cpu": "4", "memory": "9Gi", "limits.memory": "1Gi", "pods": "5", "requests.nvidia.com/gpu": "2"});
     let used = json!({"cpu": "8", "requests.cpu": "1500m", "memory": "1073741825"});
     let read = quota(json!({"hard": hard}), json!({"hard": hard, "used": used})).unwrap();
-    assert_eq!(read.cores, Some(Limit { max: 4000, used: 1500 }));
-    assert_eq!(read.memory, Some(Limit { max: 9 << 30, used: (1 << 30) + 1 }));
+    assert_eq!(read.cores, Some(QuotaLimit { max: 4000, used: 1500 }));
+    assert_eq!(read.memory, Some(QuotaLimit { max: 9 << 30, used: (1 << 30) + 1 }));
     // The hard limits of the status take precedence.
     let read =
         quota(json!({"hard": {"memory": "2Gi"}}), json!({"hard": {"memory": "1Gi"}, "used": {"memory": "0"}})).unwrap();
-    assert_eq!((read.memory, read.cores), (Some(Limit { max: 1 << 30, used: 0 }), None));
+    assert_eq!((read.memory, read.cores), (Some(QuotaLimit { max: 1 << 30, used: 0 }), None));
     let new = quota(json!({"hard": {"cpu": "1"}}), json!({})).unwrap();
-    assert_eq!(new.cores, Some(Limit { max: 1000, used: 1000 }), "nobody has counted yet: there is nothing");
+    assert_eq!(new.cores, Some(QuotaLimit { max: 1000, used: 1000 }), "nobody has counted yet: there is nothing");
     assert_eq!(quota(json!({"hard": {"pods": "1", "limits.cpu": "1"}}), json!({})), None);
 }
 
@@ -126,10 +126,10 @@ fn nodes_that_take_no_pods_are_left_out() {
         node("n2", json!({"taints": [{"key": "x", "effect": "PreferNoSchedule"}], "unschedulable": false})),
     ]);
     let each = amounts(62 << 30, 7910);
-    let each = Requested { amounts: each, ..Requested::default() };
+    let each = PodRequests { amounts: each, ..PodRequests::default() };
     assert_eq!(kept::<Node>(all).unwrap(), [("n1".into(), each.clone()), ("n2".into(), each)]);
     let new = kept::<Node>(json!([{"metadata": {"name": "new"}}])).unwrap();
-    assert_eq!(new, [("new".into(), Requested::default())]);
+    assert_eq!(new, [("new".into(), PodRequests::default())]);
 }
 
 #[test]
@@ -157,7 +157,9 @@ fn a_pod_asks_for_what_the_scheduler_counts() {
 /// Names in a domain other than Kubernetes's own are extended resources.
 #[test]
 fn extended_resources_are_read_of_quotas_nodes_and_pods() {
-    let of = |amounts: &Extended| amounts.iter().map(|(name, amount)| format!("{name}={amount}")).collect::<Vec<_>>();
+    let of = |amounts: &ExtendedResources| {
+        amounts.iter().map(|(name, amount)| format!("{name}={amount}")).collect::<Vec<_>>()
+    };
     let hard = json!({"requests.nvidia.com/gpu": "4", "nvidia.com/gpu": "9", "example.com/fpga": "2", "limits.cpu": "1",
         "requests.storage": "1Gi", "gold.storageclass.storage.k8s.io/requests.storage": "1Gi", "count/pods": "3", "hugepages-2Mi": "1Gi"});
     let read = quota(json!({"hard": hard}), json!({"hard": hard, "used": {"requests.nvidia.com/gpu": "1"}})).unwrap();
@@ -177,7 +179,11 @@ fn extended_resources_are_read_of_quotas_nodes_and_pods() {
     assert_eq!(of(&pod("1").unwrap()[0].1.extended), ["nvidia.com/gpu=3"]);
     assert_eq!(of(&pod("5").unwrap()[0].1.extended), ["nvidia.com/gpu=5"]);
     for wrong in ["some", "", "1Q"] {
-        assert_eq!(pod(wrong).unwrap_err(), ParseError::Malformed { what: "an amount" }, "told, and not guessed");
+        assert_eq!(
+            pod(wrong).unwrap_err(),
+            KubernetesParseError::Malformed { what: "an amount" },
+            "told, and not guessed"
+        );
     }
     // The first 64 by name are kept; names too long for a custom dimension are dropped.
     let many = |from: usize| {
@@ -212,14 +218,14 @@ impl Drop for Nothing {
     }
 }
 
-impl Listed for Nothing {
+impl ListItem for Nothing {
     type Kept = ();
 
     const KIND: &'static str = "NothingList";
     const NAME: &'static str = "nothings";
     const MOST: usize = 1;
 
-    fn keep(self) -> Result<Option<()>, ParseError> {
+    fn keep(self) -> Result<Option<()>, KubernetesParseError> {
         Ok(None)
     }
 }
@@ -253,16 +259,16 @@ fn what_is_in_an_object_is_bounded_too() {
             page::<Pod>(format!(r#"{{"kind": "PodList", "items": [{pod}]}}"#).as_bytes())
         };
         assert_eq!(pod(PARTS_MAX).unwrap().items.len(), 1);
-        assert!(matches!(pod(PARTS_MAX + 1), Err(ParseError::NotJson { .. })));
+        assert!(matches!(pod(PARTS_MAX + 1), Err(KubernetesParseError::NotJson { .. })));
     }
     let names: Vec<String> = (0..=PARTS_MAX).map(|name| format!(r#""{name}": 0"#)).collect();
     let quota = format!(r#"{{"metadata": {{"namespace": "etl"}}, "spec": {{"hard": {{{}}}}}}}"#, names.join(","));
     let quotas = format!(r#"{{"kind": "ResourceQuotaList", "items": [{quota}]}}"#);
-    assert!(matches!(page::<ResourceQuota>(quotas.as_bytes()), Err(ParseError::NotJson { .. })));
+    assert!(matches!(page::<ResourceQuota>(quotas.as_bytes()), Err(KubernetesParseError::NotJson { .. })));
     // Nested values in place of an amount are dropped.
     for none in [json!([[0], 1]), json!({"a": {}}), json!(null), json!(true)] {
         let node = json!({"metadata": {"name": "n1"}, "status": {"allocatable": {"special.io/gpu": none}}});
-        assert_eq!(kept::<Node>(json!([node])), Err(ParseError::Malformed { what: "an amount" }));
+        assert_eq!(kept::<Node>(json!([node])), Err(KubernetesParseError::Malformed { what: "an amount" }));
     }
 }
 
@@ -294,9 +300,9 @@ fn node_without_ready_condition_true_has_no_capacity() {
 fn kubernetes_amount_null_fails() {
     for key in ["cpu", "memory"] {
         let node = json!([{"metadata": {"name": "n1"}, "status": {"allocatable": {key: null}}}]);
-        assert_eq!(kept::<Node>(node), Err(ParseError::Malformed { what: "an amount" }), "{key}");
+        assert_eq!(kept::<Node>(node), Err(KubernetesParseError::Malformed { what: "an amount" }), "{key}");
         let requests = json!({"requests": {key: null}});
         let pod = json!([{"spec": {"nodeName": "n1", "containers": [{"resources": requests}]}}]);
-        assert_eq!(kept::<Pod>(pod), Err(ParseError::Malformed { what: "an amount" }), "{key}");
+        assert_eq!(kept::<Pod>(pod), Err(KubernetesParseError::Malformed { what: "an amount" }), "{key}");
     }
 }

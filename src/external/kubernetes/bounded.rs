@@ -10,16 +10,16 @@ use serde::{
     de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
-use super::{ParseError, answer::Listed, quantity::Quantity};
+use super::{KubernetesParseError, answer::ListItem, quantity::Quantity};
 
 /// Maximum number of parts in a list or map of an object. An object has at most 1.5 MB, and a container or quota has
 /// some hundred bytes.
 pub(super) const PARTS_MAX: usize = 10_000;
 
 /// Reduced objects of a list, or the reason why the list is rejected.
-pub(super) struct Items<T: Listed>(pub Result<Vec<T::Kept>, ParseError>);
+pub(super) struct BoundedItems<T: ListItem>(pub Result<Vec<T::Kept>, KubernetesParseError>);
 
-impl<'de, T: Listed> Deserialize<'de> for Items<T> {
+impl<'de, T: ListItem> Deserialize<'de> for BoundedItems<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_seq(ItemsVisitor(PhantomData))
     }
@@ -27,14 +27,14 @@ impl<'de, T: Listed> Deserialize<'de> for Items<T> {
 
 struct ItemsVisitor<T>(PhantomData<T>);
 
-impl<'de, T: Listed> Visitor<'de> for ItemsVisitor<T> {
-    type Value = Items<T>;
+impl<'de, T: ListItem> Visitor<'de> for ItemsVisitor<T> {
+    type Value = BoundedItems<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("a list")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Items<T>, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<BoundedItems<T>, A::Error> {
         let mut kept = Vec::new();
         while let Some(item) = seq.next_element::<T>()? {
             let error = match item.keep() {
@@ -43,22 +43,22 @@ impl<'de, T: Listed> Visitor<'de> for ItemsVisitor<T> {
                     kept.push(item);
                     continue;
                 }
-                Ok(Some(_)) => ParseError::TooMany { most: T::MOST, what: T::NAME },
+                Ok(Some(_)) => KubernetesParseError::TooMany { most: T::MOST, what: T::NAME },
                 Err(error) => error,
             };
             drop(kept);
             // The rest is only checked to be JSON.
             while seq.next_element::<IgnoredAny>()?.is_some() {}
-            return Ok(Items(Err(error)));
+            return Ok(BoundedItems(Err(error)));
         }
-        Ok(Items(Ok(kept)))
+        Ok(BoundedItems(Ok(kept)))
     }
 }
 
 /// List of at most [`PARTS_MAX`] parts.
-pub(super) struct Few<T>(pub Vec<T>);
+pub(super) struct BoundedList<T>(pub Vec<T>);
 
-impl<'de, T: Deserialize<'de>> Deserialize<'de> for Few<T> {
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for BoundedList<T> {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_seq(FewVisitor(PhantomData))
     }
@@ -67,13 +67,13 @@ impl<'de, T: Deserialize<'de>> Deserialize<'de> for Few<T> {
 struct FewVisitor<T>(PhantomData<T>);
 
 impl<'de, T: Deserialize<'de>> Visitor<'de> for FewVisitor<T> {
-    type Value = Few<T>;
+    type Value = BoundedList<T>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "at most {PARTS_MAX} parts")
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Few<T>, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<BoundedList<T>, A::Error> {
         let mut parts = Vec::new();
         while let Some(part) = seq.next_element()? {
             if parts.len() >= PARTS_MAX {
@@ -81,15 +81,15 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for FewVisitor<T> {
             }
             parts.push(part);
         }
-        Ok(Few(parts))
+        Ok(BoundedList(parts))
     }
 }
 
 /// Map from names to amounts, of at most [`PARTS_MAX`] entries.
 #[derive(Default)]
-pub(super) struct Named(pub BTreeMap<String, Amount>);
+pub(super) struct BoundedMap(pub BTreeMap<String, LenientQuantity>);
 
-impl<'de> Deserialize<'de> for Named {
+impl<'de> Deserialize<'de> for BoundedMap {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_map(NamedVisitor)
     }
@@ -98,13 +98,13 @@ impl<'de> Deserialize<'de> for Named {
 struct NamedVisitor;
 
 impl<'de> Visitor<'de> for NamedVisitor {
-    type Value = Named;
+    type Value = BoundedMap;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "at most {PARTS_MAX} amounts by name")
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Named, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<BoundedMap, A::Error> {
         let mut named = BTreeMap::new();
         while let Some((name, amount)) = map.next_entry()? {
             if named.len() >= PARTS_MAX {
@@ -112,15 +112,15 @@ impl<'de> Visitor<'de> for NamedVisitor {
             }
             named.insert(name, amount);
         }
-        Ok(Named(named))
+        Ok(BoundedMap(named))
     }
 }
 
 /// Amount given as text or number; `None` for anything else, whose content is dropped.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Amount(pub Option<Quantity>);
+pub(super) struct LenientQuantity(pub Option<Quantity>);
 
-impl<'de> Deserialize<'de> for Amount {
+impl<'de> Deserialize<'de> for LenientQuantity {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         deserializer.deserialize_any(AmountVisitor)
     }
@@ -129,44 +129,44 @@ impl<'de> Deserialize<'de> for Amount {
 struct AmountVisitor;
 
 impl<'de> Visitor<'de> for AmountVisitor {
-    type Value = Amount;
+    type Value = LenientQuantity;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("an amount")
     }
 
-    fn visit_str<E: Error>(self, text: &str) -> Result<Amount, E> {
-        Ok(Amount(Quantity::parse(text)))
+    fn visit_str<E: Error>(self, text: &str) -> Result<LenientQuantity, E> {
+        Ok(LenientQuantity(Quantity::parse(text)))
     }
 
-    fn visit_i64<E: Error>(self, number: i64) -> Result<Amount, E> {
+    fn visit_i64<E: Error>(self, number: i64) -> Result<LenientQuantity, E> {
         self.visit_str(&number.to_string())
     }
 
-    fn visit_u64<E: Error>(self, number: u64) -> Result<Amount, E> {
+    fn visit_u64<E: Error>(self, number: u64) -> Result<LenientQuantity, E> {
         self.visit_str(&number.to_string())
     }
 
-    fn visit_f64<E: Error>(self, number: f64) -> Result<Amount, E> {
+    fn visit_f64<E: Error>(self, number: f64) -> Result<LenientQuantity, E> {
         // Formatted as JSON, with an exponent if the number is large.
         self.visit_str(&serde_json::Number::from_f64(number).map(|number| number.to_string()).unwrap_or_default())
     }
 
-    fn visit_bool<E: Error>(self, _: bool) -> Result<Amount, E> {
-        Ok(Amount(None))
+    fn visit_bool<E: Error>(self, _: bool) -> Result<LenientQuantity, E> {
+        Ok(LenientQuantity(None))
     }
 
-    fn visit_unit<E: Error>(self) -> Result<Amount, E> {
-        Ok(Amount(None))
+    fn visit_unit<E: Error>(self) -> Result<LenientQuantity, E> {
+        Ok(LenientQuantity(None))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Amount, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<LenientQuantity, A::Error> {
         while seq.next_element::<IgnoredAny>()?.is_some() {}
-        Ok(Amount(None))
+        Ok(LenientQuantity(None))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Amount, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<LenientQuantity, A::Error> {
         while map.next_entry::<IgnoredAny, IgnoredAny>()?.is_some() {}
-        Ok(Amount(None))
+        Ok(LenientQuantity(None))
     }
 }

@@ -13,7 +13,7 @@ use serde_json::{Map, Value};
 use crate::{
     domain::{external::CheckRules, name::FieldError},
     external::{
-        Address, ExternalResource,
+        ExternalCluster, ServerAddress,
         check::{self, wrong},
     },
 };
@@ -28,16 +28,16 @@ const KEYS: &str = "k8sConfig, context, k8sMasterUrl, k8sCaCertData, k8sClientCe
 
 /// Configuration of a provider.
 #[derive(Debug)]
-pub(super) struct Config {
+pub(super) struct KubernetesConfig {
     /// Source of the access data.
-    pub source: Source,
+    pub source: AccessSource,
     /// Rules by which requests are checked against the namespaces.
     pub rules: CheckRules,
 }
 
 /// Source of the access data of a cluster.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum AccessSource {
     /// The service account of this instance's pod.
     InCluster,
     /// A kubeconfig on the machine of each instance.
@@ -48,31 +48,31 @@ pub(super) enum Source {
         context: Option<String>,
     },
     /// The configuration itself.
-    Named(Box<Named>),
+    Named(Box<NamedServer>),
 }
 
 /// A server with its access data in the configuration.
 #[derive(Debug, Clone)]
-pub(super) struct Named {
+pub(super) struct NamedServer {
     /// Address of the server.
-    pub address: Address,
+    pub address: ServerAddress,
     /// Trusted certificates (PEM or base64 of it); `None` for the system's.
     pub ca: Option<String>,
     /// Client certificate and key; `None` for no client authentication.
     pub client: Option<(String, SecretString)>,
 }
 
-impl PartialEq for Named {
+impl PartialEq for NamedServer {
     fn eq(&self, other: &Self) -> bool {
         let keys = [self, other].map(|named| named.client.as_ref().map(|(cert, key)| (cert, key.expose_secret())));
         (&self.address, &self.ca) == (&other.address, &other.ca) && keys[0] == keys[1]
     }
 }
 
-impl Eq for Named {}
+impl Eq for NamedServer {}
 
 /// Name of the cluster in failures.
-impl fmt::Display for Source {
+impl fmt::Display for AccessSource {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::InCluster => f.write_str("the cluster of this server's pod"),
@@ -83,9 +83,9 @@ impl fmt::Display for Source {
     }
 }
 
-impl Source {
+impl AccessSource {
     /// Returns the address, if the configuration contains it.
-    pub fn address(&self) -> Option<&Address> {
+    pub fn address(&self) -> Option<&ServerAddress> {
         match self {
             Self::Named(named) => Some(&named.address),
             Self::InCluster | Self::Kubeconfig { .. } => None,
@@ -121,13 +121,13 @@ pub(super) fn identity(certificate: &str, key: &SecretString) -> Option<Identity
 ///
 /// # Errors
 /// Names the faulty key.
-pub fn read(json: &str, before: Option<&str>) -> Result<Box<dyn ExternalResource>, FieldError> {
+pub fn read(json: &str, before: Option<&str>) -> Result<Box<dyn ExternalCluster>, FieldError> {
     let before = before.and_then(|before| parse(before, None).ok());
     let config = parse(json, before.as_ref().map(|before| &before.source))?;
     Ok(Box::new(Kubernetes { config }))
 }
 
-fn parse(json: &str, before: Option<&Source>) -> Result<Config, FieldError> {
+fn parse(json: &str, before: Option<&AccessSource>) -> Result<KubernetesConfig, FieldError> {
     let mut keys = check::keys(json)?;
     // Linkis writes a missing value as an empty text.
     let mut text =
@@ -152,14 +152,16 @@ fn parse(json: &str, before: Option<&Source>) -> Result<Config, FieldError> {
         (Some(_), Some(_)) => {
             return Err(wrong("k8sMasterUrl", "stands in the kubeconfig that k8sConfig names; leave one of both out"));
         }
-        (Some(path), None) => Source::Kubeconfig { path: checked_path(path)?, context: checked_context(context)? },
-        (None, None) => Source::InCluster,
+        (Some(path), None) => {
+            AccessSource::Kubeconfig { path: checked_path(path)?, context: checked_context(context)? }
+        }
+        (None, None) => AccessSource::InCluster,
         (None, Some(address)) => {
-            let address = Address::parse(&address).map_err(|problem| wrong("k8sMasterUrl", problem))?;
-            Source::Named(Box::new(named_source(address, ca, certificate, key, before)?))
+            let address = ServerAddress::parse(&address).map_err(|problem| wrong("k8sMasterUrl", problem))?;
+            AccessSource::Named(Box::new(named_source(address, ca, certificate, key, before)?))
         }
     };
-    Ok(Config { source, rules })
+    Ok(KubernetesConfig { source, rules })
 }
 
 fn checked_path(path: String) -> Result<String, FieldError> {
@@ -179,12 +181,12 @@ fn checked_context(context: Option<String>) -> Result<Option<String>, FieldError
 }
 
 fn named_source(
-    address: Address,
+    address: ServerAddress,
     ca: Option<String>,
     certificate: Option<String>,
     key: Option<String>,
-    before: Option<&Source>,
-) -> Result<Named, FieldError> {
+    before: Option<&AccessSource>,
+) -> Result<NamedServer, FieldError> {
     const NONE: &str = "is none, in PEM or in base64 of that";
     if ca.as_deref().is_some_and(|ca| certificates(ca).is_none()) {
         return Err(wrong("k8sCaCertData", NONE));
@@ -195,7 +197,7 @@ fn named_source(
         (Some(certificate), Some(key)) => Some((certificate, SecretString::from(key))),
         (Some(certificate), None) => {
             let kept = match before {
-                Some(Source::Named(before)) if before.address == address => before.client.as_ref(),
+                Some(AccessSource::Named(before)) if before.address == address => before.client.as_ref(),
                 _ => None,
             };
             let kept = kept.filter(|(before, _)| *before == certificate);
@@ -216,20 +218,20 @@ fn named_source(
             return Err(wrong("k8sClientCertData", format!("{NONE}, or k8sClientKeyData is not its key")));
         }
     }
-    Ok(Named { address, ca, client })
+    Ok(NamedServer { address, ca, client })
 }
 
-impl Config {
+impl KubernetesConfig {
     fn keys(&self) -> Map<String, Value> {
         let mut keys = Map::new();
         let mut put = |key: &str, text: &str| drop(keys.insert(key.to_owned(), text.into()));
         match &self.source {
-            Source::InCluster => {}
-            Source::Kubeconfig { path, context } => {
+            AccessSource::InCluster => {}
+            AccessSource::Kubeconfig { path, context } => {
                 put("k8sConfig", path);
                 context.iter().for_each(|context| put("context", context));
             }
-            Source::Named(named) => {
+            AccessSource::Named(named) => {
                 put("k8sMasterUrl", named.address.as_str());
                 named.ca.iter().for_each(|ca| put("k8sCaCertData", ca));
                 named.client.iter().for_each(|(certificate, _)| put("k8sClientCertData", certificate));
@@ -242,7 +244,7 @@ impl Config {
     /// Returns the whole configuration as JSON, secrets included.
     pub fn stored(&self) -> SecretString {
         let mut keys = self.keys();
-        if let Source::Named(named) = &self.source
+        if let AccessSource::Named(named) = &self.source
             && let Some((_, key)) = &named.client
         {
             keys.insert("k8sClientKeyData".to_owned(), key.expose_secret().into());
@@ -266,16 +268,19 @@ mod tests {
         (own.cert.pem(), own.signing_key.serialize_pem())
     }
 
-    fn source(json: Value) -> Source {
+    fn source(json: Value) -> AccessSource {
         parse(&json.to_string(), None).unwrap().source
     }
 
     #[test]
     fn linkis_s_own_keys_are_read_as_they_are() {
-        assert_eq!(source(serde_json::json!({})), Source::InCluster);
+        assert_eq!(source(serde_json::json!({})), AccessSource::InCluster);
         let kubeconfig =
             source(serde_json::json!({"k8sConfig": "/etc/kube/config", "k8sMasterUrl": "", "context": "prod"}));
-        assert_eq!(kubeconfig, Source::Kubeconfig { path: "/etc/kube/config".into(), context: Some("prod".into()) });
+        assert_eq!(
+            kubeconfig,
+            AccessSource::Kubeconfig { path: "/etc/kube/config".into(), context: Some("prod".into()) }
+        );
         assert_eq!(
             (kubeconfig.address(), kubeconfig.to_string().as_str()),
             (None, r#"the cluster of "prod" in /etc/kube/config"#)
@@ -286,7 +291,8 @@ mod tests {
         let named = source(json);
         assert_eq!(named.address().unwrap().as_str(), "https://k8s:6443");
         let again =
-            parse(Config { source: named.clone(), rules: check::DEFAULT }.stored().expose_secret(), None).unwrap();
+            parse(KubernetesConfig { source: named.clone(), rules: check::DEFAULT }.stored().expose_secret(), None)
+                .unwrap();
         assert_eq!(again.source, named);
     }
 

@@ -5,19 +5,19 @@
 use tokio::time::Instant;
 
 use crate::{
-    domain::queue::Queues,
+    domain::queue::QueueTree,
     external::{
         FetchError,
-        http::{Failure, Http, ROUNDS_MAX, rest},
+        http::{ClusterHttp, HttpFailure, ROUNDS_MAX, rest},
         patient::patiently,
     },
 };
 
 use super::{
-    ParseError,
-    access::Access,
-    answer::{self, Listed, Namespace, Node, Page, Pod, ResourceQuota},
-    config::Source,
+    KubernetesParseError,
+    access::ServerAccess,
+    answer::{self, KubernetesPage, ListItem, Namespace, Node, Pod, ResourceQuota},
+    config::AccessSource,
     room::{self, Quotas},
 };
 
@@ -32,18 +32,18 @@ const ON_NODES: &str = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Fa
 
 /// Path and field selector of a list.
 #[derive(Clone, Copy)]
-struct What {
+struct ListRequest {
     path: &'static str,
     selector: Option<&'static str>,
 }
 
-const NAMESPACES: What = What { path: "/api/v1/namespaces", selector: None };
-const QUOTAS: What = What { path: "/api/v1/resourcequotas", selector: None };
-const NODES: What = What { path: "/api/v1/nodes", selector: None };
-const PODS: What = What { path: "/api/v1/pods", selector: Some(ON_NODES) };
+const NAMESPACES: ListRequest = ListRequest { path: "/api/v1/namespaces", selector: None };
+const QUOTAS: ListRequest = ListRequest { path: "/api/v1/resourcequotas", selector: None };
+const NODES: ListRequest = ListRequest { path: "/api/v1/nodes", selector: None };
+const PODS: ListRequest = ListRequest { path: "/api/v1/pods", selector: Some(ON_NODES) };
 
 /// Fetches all namespaces with their free capacity.
-pub(super) async fn queues(source: &Source, http: &Http) -> Result<Queues, FetchError> {
+pub(super) async fn queues(source: &AccessSource, http: &ClusterHttp) -> Result<QueueTree, FetchError> {
     let deadline = Instant::now() + http.fetch_timeout();
     let (mut round, mut is_renewed) = (0, false);
     loop {
@@ -51,12 +51,12 @@ pub(super) async fn queues(source: &Source, http: &Http) -> Result<Queues, Fetch
             tokio::time::sleep_until((Instant::now() + rest(round)).min(deadline)).await;
         }
         let asked = tokio::time::timeout_at(deadline, look(source, http)).await;
-        let failure = match asked.unwrap_or(Err(Failure::Timeout)) {
+        let failure = match asked.unwrap_or(Err(HttpFailure::Timeout)) {
             Ok(queues) => return Ok(queues),
             Err(failure) => failure,
         };
         // The credentials may have been renewed at that moment.
-        let again = failure == Failure::Unknown && !is_renewed;
+        let again = failure == HttpFailure::Unknown && !is_renewed;
         is_renewed |= again;
         round += 1;
         if !(again || failure.may_pass()) || round >= ROUNDS_MAX || Instant::now() >= deadline {
@@ -65,8 +65,8 @@ pub(super) async fn queues(source: &Source, http: &Http) -> Result<Queues, Fetch
     }
 }
 
-async fn look(source: &Source, http: &Http) -> Result<Queues, Failure> {
-    let asked = Asked { access: Access::read(source, http).await?, http };
+async fn look(source: &AccessSource, http: &ClusterHttp) -> Result<QueueTree, HttpFailure> {
+    let asked = KubernetesServer { access: ServerAccess::read(source, http).await?, http };
     let namespaces = asked.list::<Namespace>(NAMESPACES).await?;
     let quotas = Quotas::new(asked.list::<ResourceQuota>(QUOTAS).await?);
     let nodes = match namespaces.iter().all(|(name, _)| quotas.decide_alone(name)) {
@@ -78,32 +78,32 @@ async fn look(source: &Source, http: &Http) -> Result<Queues, Failure> {
 }
 
 /// A server with its access data.
-struct Asked<'a> {
-    access: Access,
-    http: &'a Http,
+struct KubernetesServer<'a> {
+    access: ServerAccess,
+    http: &'a ClusterHttp,
 }
 
-impl Asked<'_> {
+impl KubernetesServer<'_> {
     /// Fetches a whole list in its reduced form.
-    async fn list<T: Listed>(&self, what: What) -> Result<Vec<T::Kept>, Failure> {
+    async fn list<T: ListItem>(&self, what: ListRequest) -> Result<Vec<T::Kept>, HttpFailure> {
         for _ in 0..RESTARTS_MAX {
             match self.pages::<T>(what).await {
-                Err(Failure::Status(410)) => {}
+                Err(HttpFailure::Status(410)) => {}
                 listed => return listed,
             }
         }
         self.pages::<T>(what).await
     }
 
-    async fn pages<T: Listed>(&self, what: What) -> Result<Vec<T::Kept>, Failure> {
+    async fn pages<T: ListItem>(&self, what: ListRequest) -> Result<Vec<T::Kept>, HttpFailure> {
         // The number of pages is bounded, too: empty pages could follow without end.
         let (mut all, mut next, mut pages) = (Vec::new(), None, 0);
         loop {
-            let Page { items, next: more } = self.page::<T>(what, next.as_deref()).await?;
+            let KubernetesPage { items, next: more } = self.page::<T>(what, next.as_deref()).await?;
             all.extend(items);
             pages += 1;
             if all.len() > T::MOST || (more.is_some() && pages >= T::MOST / 100) {
-                return Err(ParseError::TooMany { most: T::MOST, what: T::NAME }.into());
+                return Err(KubernetesParseError::TooMany { most: T::MOST, what: T::NAME }.into());
             }
             next = more;
             if next.is_none() {
@@ -112,15 +112,19 @@ impl Asked<'_> {
         }
     }
 
-    async fn page<T: Listed>(&self, what: What, next: Option<&str>) -> Result<Page<T::Kept>, Failure> {
-        let Access { address, token, client } = &self.access;
+    async fn page<T: ListItem>(
+        &self,
+        what: ListRequest,
+        next: Option<&str>,
+    ) -> Result<KubernetesPage<T::Kept>, HttpFailure> {
+        let ServerAccess { address, token, client } = &self.access;
         let mut query = vec![("limit", PAGE_SIZE)];
         query.extend(what.selector.map(|selector| ("fieldSelector", selector)));
         query.extend(next.map(|next| ("continue", next)));
         let body = self.http.get_by(client, address, (what.path, &query), token.as_ref()).await;
         let body = body.map_err(|failure| match failure {
-            Failure::Unauthorized(401) => Failure::Unknown,
-            Failure::Unauthorized(_) => Failure::Forbidden(T::NAME),
+            HttpFailure::Unauthorized(401) => HttpFailure::Unknown,
+            HttpFailure::Unauthorized(_) => HttpFailure::Forbidden(T::NAME),
             failure => failure,
         })?;
         Ok(patiently(move || answer::page::<T>(&body)).await??)

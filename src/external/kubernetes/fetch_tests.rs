@@ -16,18 +16,18 @@ use super::*;
 use crate::{
     domain::queue::QueueAmounts,
     external::{
-        ExternalResource,
+        ExternalCluster,
         allowed::AllowedHosts,
-        fake::{Fake, Reply, certified, client, http, on_path},
-        http::Times,
+        fake::{FakeReply, FakeServer, certified, client, http, on_path},
+        http::HttpTimeouts,
         read,
     },
 };
 
 const TOKEN: &str = "gr8-s3cret";
 
-fn list(kind: &str, items: &Value, next: &str) -> Reply {
-    Reply::Json(json!({"kind": kind, "metadata": {"continue": next}, "items": items}).to_string())
+fn list(kind: &str, items: &Value, next: &str) -> FakeReply {
+    FakeReply::Json(json!({"kind": kind, "metadata": {"continue": next}, "items": items}).to_string())
 }
 
 fn namespaces(names: &[&str]) -> Value {
@@ -57,7 +57,7 @@ fn asked(path: &str) -> (&str, &str) {
 }
 
 /// Replies of a cluster with two nodes and two namespaces, one of them with a quota.
-fn serving(path: &str) -> Reply {
+fn serving(path: &str) -> FakeReply {
     match asked(path).0 {
         "namespaces" => list("NamespaceList", &namespaces(&["etl", "free"]), ""),
         "resourcequotas" => list("ResourceQuotaList", &json!([quota("etl", 4, "8Gi")]), ""),
@@ -67,12 +67,12 @@ fn serving(path: &str) -> Reply {
     }
 }
 
-fn named(fake: &Fake) -> Box<dyn ExternalResource> {
+fn named(fake: &FakeServer) -> Box<dyn ExternalCluster> {
     read("Kubernetes", &json!({"k8sMasterUrl": format!("http://{}", fake.address)}).to_string(), None).unwrap()
 }
 
-async fn failure(reply: impl Fn(&str) -> Reply + Send + Sync + 'static) -> (Failure, Fake) {
-    let fake = Fake::start(reply).await;
+async fn failure(reply: impl Fn(&str) -> FakeReply + Send + Sync + 'static) -> (HttpFailure, FakeServer) {
+    let fake = FakeServer::start(reply).await;
     let mut error = named(&fake).queues(&client("127.0.0.1")).await.unwrap_err();
     let (name, failure) = error.failures.pop().unwrap();
     assert_eq!((name, error.failures.len()), (format!("http://{}", fake.address), 0));
@@ -81,7 +81,7 @@ async fn failure(reply: impl Fn(&str) -> Reply + Send + Sync + 'static) -> (Fail
 
 #[tokio::test]
 async fn namespaces_have_what_their_quotas_or_the_nodes_leave() {
-    let fake = Fake::start(serving).await;
+    let fake = FakeServer::start(serving).await;
     let queues = named(&fake).queues(&client("127.0.0.1")).await.unwrap();
     let left = |name: &str| queues.left(queues.find(name).unwrap());
     assert_eq!(left("etl"), QueueAmounts { memory: 7 << 30, cores: 3500 });
@@ -95,7 +95,7 @@ async fn namespaces_have_what_their_quotas_or_the_nodes_leave() {
 
 #[tokio::test]
 async fn nodes_are_not_asked_for_where_quotas_say_everything() {
-    let fake = Fake::start(|path| match asked(path).0 {
+    let fake = FakeServer::start(|path| match asked(path).0 {
         "namespaces" => list("NamespaceList", &namespaces(&["etl"]), ""),
         "resourcequotas" => list("ResourceQuotaList", &json!([quota("etl", 4, "8Gi")]), ""),
         other => panic!("{other}"),
@@ -108,10 +108,10 @@ async fn nodes_are_not_asked_for_where_quotas_say_everything() {
 #[tokio::test]
 async fn pages_are_followed_and_begun_anew_when_they_are_out_of_date() {
     let gone = Arc::new(AtomicUsize::new(0));
-    let fake = Fake::start(move |path| match asked(path) {
+    let fake = FakeServer::start(move |path| match asked(path) {
         ("pods", "") => list("PodList", &json!([pod("n1", "1", "1Gi")]), "a b&c"),
         ("pods", "a+b%26c") if gone.fetch_add(1, Ordering::SeqCst) == 0 => {
-            Reply::Raw(http("410 Gone", "application/json", r#"{"kind": "Status", "code": 410}"#))
+            FakeReply::Raw(http("410 Gone", "application/json", r#"{"kind": "Status", "code": 410}"#))
         }
         ("pods", "a+b%26c") => list("PodList", &json!([pod("n2", "2", "2Gi")]), "last"),
         ("pods", "last") => list("PodList", &json!([pod("n2", "4", "4Gi")]), ""),
@@ -123,10 +123,10 @@ async fn pages_are_followed_and_begun_anew_when_they_are_out_of_date() {
     assert_eq!(fake.paths().iter().filter(|path| *path == "pods").count(), 5);
     let always = |path: &str| match asked(path) {
         ("pods", "") => list("PodList", &json!([]), "x"),
-        ("pods", _) => Reply::Raw(http("410 Gone", "application/json", "{}")),
+        ("pods", _) => FakeReply::Raw(http("410 Gone", "application/json", "{}")),
         _ => serving(path),
     };
-    assert_eq!(failure(always).await.0, Failure::Status(410));
+    assert_eq!(failure(always).await.0, HttpFailure::Status(410));
 }
 
 #[tokio::test]
@@ -137,7 +137,7 @@ async fn a_list_without_end_ends() {
     })
     .await;
     // The bound of the pages ends it, unless the timeout does.
-    assert!(matches!(failure, Failure::Unreadable(_) | Failure::Timeout), "{failure}");
+    assert!(matches!(failure, HttpFailure::Unreadable(_) | HttpFailure::Timeout), "{failure}");
     assert!(fake.paths().len() <= 201);
 }
 
@@ -160,15 +160,20 @@ async fn many_thousands_are_kept_in_little() {
             })
             .collect(),
     );
-    let fake = Fake::start(move |path| match asked(path) {
-        ("pods", next) => Reply::Json(pages[next.parse::<usize>().unwrap_or_default()].clone()),
+    let fake = FakeServer::start(move |path| match asked(path) {
+        ("pods", next) => FakeReply::Json(pages[next.parse::<usize>().unwrap_or_default()].clone()),
         _ => serving(path),
     })
     .await;
     let seconds = Duration::from_secs;
-    let times =
-        Times { connect: seconds(10), read: seconds(30), answer: seconds(30), turn: seconds(30), fetch: seconds(120) };
-    let http = Http::with_times(AllowedHosts::parse("127.0.0.1").unwrap(), times);
+    let times = HttpTimeouts {
+        connect: seconds(10),
+        read: seconds(30),
+        answer: seconds(30),
+        turn: seconds(30),
+        fetch: seconds(120),
+    };
+    let http = ClusterHttp::with_times(AllowedHosts::parse("127.0.0.1").unwrap(), times);
     let queues = named(&fake).queues(&http).await.unwrap();
     let free = queues.left(queues.find("free").unwrap());
     assert_eq!(free, QueueAmounts { memory: (64 << 30) - (10_000 << 20), cores: 16_000 - 10_000 });
@@ -184,52 +189,57 @@ async fn what_is_no_answer_is_told_without_what_it_holds() {
         (http("404 Not Found", "text/html", "gr8-s3cret"), "answered 404"),
         ("HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/\r\nContent-Length: 0\r\n\r\n".to_owned(), "answered 302"),
     ] {
-        let (failure, fake) = failure(move |_| Reply::Raw(answer.clone())).await;
+        let (failure, fake) = failure(move |_| FakeReply::Raw(answer.clone())).await;
         let told = failure.to_string();
         assert!(told.contains(expected) && !told.contains("gr8"), "{told}");
         assert_eq!(fake.paths().len(), 1, "{told}: no matter of the moment");
     }
     for status in ["503 Service Unavailable", "429 Too Many Requests"] {
-        let (failure, fake) = failure(move |_| Reply::Raw(http(status, "text/plain", ""))).await;
+        let (failure, fake) = failure(move |_| FakeReply::Raw(http(status, "text/plain", ""))).await;
         assert!(failure.may_pass() && fake.paths().len() == 3, "{failure}");
     }
     let forbidden = |path: &str| match asked(path).0 {
-        "pods" => Reply::Raw(http("403 Forbidden", "application/json", "{}")),
+        "pods" => FakeReply::Raw(http("403 Forbidden", "application/json", "{}")),
         _ => serving(path),
     };
-    assert_eq!(failure(forbidden).await.0, Failure::Forbidden("pods"));
+    assert_eq!(failure(forbidden).await.0, HttpFailure::Forbidden("pods"));
 }
 
 #[tokio::test]
 async fn silence_and_endless_answers_end() {
     let begun = Instant::now();
-    let (failure, fake) = failure(|_| Reply::Silence).await;
-    assert_eq!((failure, fake.paths().len()), (Failure::Timeout, 3));
+    let (failure, fake) = failure(|_| FakeReply::Silence).await;
+    assert_eq!((failure, fake.paths().len()), (HttpFailure::Timeout, 3));
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
     let seconds = Duration::from_secs;
-    let times =
-        Times { connect: seconds(2), read: seconds(10), answer: seconds(60), turn: seconds(60), fetch: seconds(60) };
-    let http = Http::with_times(AllowedHosts::parse("127.0.0.1").unwrap(), times);
-    let fake = Fake::start(|_| Reply::Endless("HTTP/1.1 200 OK\r\n\r\n")).await;
-    assert_eq!(named(&fake).queues(&http).await.unwrap_err().failures[0].1, Failure::TooLarge(32 << 20));
+    let times = HttpTimeouts {
+        connect: seconds(2),
+        read: seconds(10),
+        answer: seconds(60),
+        turn: seconds(60),
+        fetch: seconds(60),
+    };
+    let http = ClusterHttp::with_times(AllowedHosts::parse("127.0.0.1").unwrap(), times);
+    let fake = FakeServer::start(|_| FakeReply::Endless("HTTP/1.1 200 OK\r\n\r\n")).await;
+    assert_eq!(named(&fake).queues(&http).await.unwrap_err().failures[0].1, HttpFailure::TooLarge(32 << 20));
 }
 
 #[tokio::test]
 async fn hosts_that_are_not_allowed_are_not_asked_whatever_file_names_them() {
-    let fake = Fake::start(serving).await;
-    let folder = Folder::new("allowed");
+    let fake = FakeServer::start(serving).await;
+    let folder = KubeconfigFolder::new("allowed");
     let config = folder.kubeconfig(&format!("http://{}", fake.address), "");
     for cluster in [named(&fake), config] {
         let error = cluster.queues(&client("k8s")).await.unwrap_err();
-        assert_eq!(error.failures[0].1, Failure::NotAllowed);
+        assert_eq!(error.failures[0].1, HttpFailure::NotAllowed);
     }
     assert!(fake.paths().is_empty());
 }
 
 /// Temporary folder with a kubeconfig and a token, removed when dropped.
-struct Folder(PathBuf);
+struct KubeconfigFolder(PathBuf);
 
-impl Folder {
+impl KubeconfigFolder {
     fn new(name: &str) -> Self {
         let folder = std::env::temp_dir().join(format!("linkis-rm-fetch-{name}-{}", std::process::id()));
         fs::create_dir_all(&folder).unwrap();
@@ -237,7 +247,7 @@ impl Folder {
         Self(folder)
     }
 
-    fn kubeconfig(&self, server: &str, ca: &str) -> Box<dyn ExternalResource> {
+    fn kubeconfig(&self, server: &str, ca: &str) -> Box<dyn ExternalCluster> {
         fs::write(self.0.join("ca.crt"), ca).unwrap();
         let (ca, user) = match ca {
             "" => ("", "{}"),
@@ -253,7 +263,7 @@ impl Folder {
     }
 }
 
-impl Drop for Folder {
+impl Drop for KubeconfigFolder {
     fn drop(&mut self) {
         let _ = fs::remove_dir_all(&self.0);
     }
@@ -262,10 +272,10 @@ impl Drop for Folder {
 /// Each token is valid until the next one, as real tokens are.
 #[tokio::test]
 async fn a_token_that_was_renewed_is_taken_up_by_the_same_fetch() {
-    let folder = Folder::new("renewed");
+    let folder = KubeconfigFolder::new("renewed");
     let (token, renews) = (folder.0.join("token"), Arc::new(AtomicUsize::new(0)));
     let (tls, ca) = certified(&["127.0.0.1"]);
-    let fake = Fake::start_with(
+    let fake = FakeServer::start_with(
         move |head| {
             let shown = head.lines().find_map(|line| line.strip_prefix("authorization: Bearer ")).unwrap_or_default();
             // The first token has expired, and the kubelet writes the next one at that moment.
@@ -274,7 +284,7 @@ async fn a_token_that_was_renewed_is_taken_up_by_the_same_fetch() {
                 false => {
                     assert_eq!((shown, renews.fetch_add(1, Ordering::SeqCst)), (TOKEN, 0));
                     fs::write(&token, "renewed\n").unwrap();
-                    Reply::Raw(http("401 Unauthorized", "application/json", r#"{"kind": "Status", "code": 401}"#))
+                    FakeReply::Raw(http("401 Unauthorized", "application/json", r#"{"kind": "Status", "code": 401}"#))
                 }
             }
         },
@@ -290,18 +300,18 @@ async fn a_token_that_was_renewed_is_taken_up_by_the_same_fetch() {
 
 #[tokio::test]
 async fn whoever_stays_unknown_is_told_so() {
-    let (failure, fake) = failure(|_| Reply::Raw(http("401 Unauthorized", "text/plain", "gr8-s3cret"))).await;
-    assert_eq!((failure, fake.paths().len()), (Failure::Unknown, 2), "once more, with what files say then");
+    let (failure, fake) = failure(|_| FakeReply::Raw(http("401 Unauthorized", "text/plain", "gr8-s3cret"))).await;
+    assert_eq!((failure, fake.paths().len()), (HttpFailure::Unknown, 2), "once more, with what files say then");
 }
 
 #[tokio::test]
 async fn a_server_that_nobody_vouches_for_is_not_asked() {
-    let folder = Folder::new("tls");
+    let folder = KubeconfigFolder::new("tls");
     let ((tls, _), (_, other)) = (certified(&["127.0.0.1"]), certified(&["127.0.0.1"]));
-    let fake = Fake::start_with(on_path(serving), Some(tls)).await;
+    let fake = FakeServer::start_with(on_path(serving), Some(tls)).await;
     let address = format!("https://{}", fake.address);
     let error = folder.kubeconfig(&address, &other).queues(&client("127.0.0.1")).await.unwrap_err();
-    assert_eq!(error.failures[0].1, Failure::Tls);
+    assert_eq!(error.failures[0].1, HttpFailure::Tls);
     assert!(fake.paths().is_empty(), "and shown no token");
     // An unencrypted connection gets no token either.
     let open = folder.kubeconfig(&format!("http://{}", fake.address), &other).queues(&client("127.0.0.1")).await;

@@ -10,12 +10,12 @@ use secrecy::SecretString;
 
 use crate::domain::{
     external::CheckRules,
-    queue::{Application, Queues},
+    queue::{Application, QueueTree},
 };
 
 use super::{
-    Address, ExternalResource, Fetching,
-    http::{Failure, Http},
+    ExternalCluster, FetchFuture, ServerAddress,
+    http::{ClusterHttp, HttpFailure},
 };
 
 mod access;
@@ -27,12 +27,12 @@ mod kubeconfig;
 mod quantity;
 mod room;
 
-use config::Config;
+use config::KubernetesConfig;
 pub use config::read;
 
 /// Reason why a response is rejected. The text never contains data of the response.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-enum ParseError {
+enum KubernetesParseError {
     /// The response is no JSON of the expected list.
     #[error("is no {kind} in JSON: it {} at line {line}, column {column}", if *is_cut { "ends in the middle" } else { "breaks off" })]
     NotJson {
@@ -67,8 +67,8 @@ enum ParseError {
     },
 }
 
-impl From<ParseError> for Failure {
-    fn from(error: ParseError) -> Self {
+impl From<KubernetesParseError> for HttpFailure {
+    fn from(error: KubernetesParseError) -> Self {
         Self::Unreadable(error.to_string())
     }
 }
@@ -76,11 +76,11 @@ impl From<ParseError> for Failure {
 /// A Kubernetes cluster.
 #[derive(Debug)]
 pub struct Kubernetes {
-    config: Config,
+    config: KubernetesConfig,
 }
 
-impl ExternalResource for Kubernetes {
-    fn addresses(&self) -> &[Address] {
+impl ExternalCluster for Kubernetes {
+    fn addresses(&self) -> &[ServerAddress] {
         self.config.source.address().map_or(&[], std::slice::from_ref)
     }
 
@@ -96,12 +96,12 @@ impl ExternalResource for Kubernetes {
         self.config.rules
     }
 
-    fn queues<'a>(&'a self, http: &'a Http) -> Fetching<'a, Queues> {
+    fn queues<'a>(&'a self, http: &'a ClusterHttp) -> FetchFuture<'a, QueueTree> {
         Box::pin(fetch::queues(&self.config.source, http))
     }
 
     /// Returns none: a pod belongs to the application that created it, which a request does not name.
-    fn applications<'a>(&'a self, _: &'a Http) -> Fetching<'a, Vec<Application>> {
+    fn applications<'a>(&'a self, _: &'a ClusterHttp) -> FetchFuture<'a, Vec<Application>> {
         Box::pin(std::future::ready(Ok(Vec::new())))
     }
 }

@@ -43,11 +43,11 @@ impl Quantity {
 
     /// Returns the quantity in units of 1/`of_whole`, saturating and never negative. Rounds down for a capacity, up for
     /// a use.
-    pub fn parts(self, of_whole: i128, rounds: Rounds) -> i64 {
+    pub fn parts(self, of_whole: i128, rounds: RoundingMode) -> i64 {
         let unit = NANO / of_whole;
         let parts = match rounds {
-            Rounds::Down => self.0.div_euclid(unit),
-            Rounds::Up => -(-self.0).div_euclid(unit),
+            RoundingMode::Down => self.0.div_euclid(unit),
+            RoundingMode::Up => -(-self.0).div_euclid(unit),
         };
         i64::try_from(parts.max(0)).unwrap_or(i64::MAX - 1)
     }
@@ -55,7 +55,7 @@ impl Quantity {
 
 /// Direction of rounding.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Rounds {
+pub(super) enum RoundingMode {
     /// Down, for a capacity.
     Down,
     /// Up, for a use.
@@ -104,7 +104,7 @@ mod tests {
 
     fn parts(text: &str, of_whole: i128) -> Option<[i64; 2]> {
         let quantity = Quantity::parse(text)?;
-        Some([Rounds::Down, Rounds::Up].map(|rounds| quantity.parts(of_whole, rounds)))
+        Some([RoundingMode::Down, RoundingMode::Up].map(|rounds| quantity.parts(of_whole, rounds)))
     }
 
     #[test]

@@ -6,16 +6,17 @@ use std::{
 };
 
 use crate::domain::queue::{
-    Custom, CustomAmounts, NO_MAXIMUM, Naming, Queue, QueueAmounts, QueueState, Queues, ROOT, SamePath,
+    CustomAmounts, CustomAmountsByName, DuplicatePath, ExternalQueue, NO_MAXIMUM, QueueAmounts, QueueNaming,
+    QueueState, QueueTree, ROOT,
 };
 
 use super::{
-    ParseError,
-    answer::{Limit, Quota, Requested, keep_first},
+    KubernetesParseError,
+    answer::{PodRequests, Quota, QuotaLimit, keep_first},
 };
 
 /// Returns the limit of a dimension that leaves least, over all quotas of a namespace.
-fn least(quotas: &[Quota], of: impl Fn(&Quota) -> Option<Limit>) -> Option<Limit> {
+fn least(quotas: &[Quota], of: impl Fn(&Quota) -> Option<QuotaLimit>) -> Option<QuotaLimit> {
     quotas.iter().filter_map(of).min_by_key(|limit| (limit.max.saturating_sub(limit.used), limit.max))
 }
 
@@ -32,20 +33,20 @@ impl Quotas {
         quotas
     }
 
-    fn of(&self, namespace: &str) -> [Option<Limit>; 2] {
+    fn of(&self, namespace: &str) -> [Option<QuotaLimit>; 2] {
         let quotas = self.0.get(namespace).map(Vec::as_slice).unwrap_or_default();
         [least(quotas, |quota| quota.memory), least(quotas, |quota| quota.cores)]
     }
 
     /// Returns the limits of extended resources in a namespace.
-    fn custom(&self, namespace: &str) -> Custom {
+    fn custom(&self, namespace: &str) -> CustomAmountsByName {
         let quotas = self.0.get(namespace).map(Vec::as_slice).unwrap_or_default();
         let names: BTreeSet<&Arc<str>> = quotas.iter().flat_map(|quota| quota.extended.keys()).collect();
         let limit = |name: &Arc<str>| {
-            let Limit { max, used } = least(quotas, |quota| quota.extended.get(name).copied())?;
+            let QuotaLimit { max, used } = least(quotas, |quota| quota.extended.get(name).copied())?;
             Some((name.clone(), CustomAmounts { max, used }))
         };
-        let mut all: Custom = names.into_iter().filter_map(limit).collect();
+        let mut all: CustomAmountsByName = names.into_iter().filter_map(limit).collect();
         keep_first(&mut all);
         all
     }
@@ -55,10 +56,10 @@ impl Quotas {
         self.of(namespace).iter().all(Option::is_some)
     }
 
-    fn queue(&self, namespace: &str, goes: bool) -> Queue {
-        let nothing = Limit { max: NO_MAXIMUM, used: 0 };
+    fn queue(&self, namespace: &str, goes: bool) -> ExternalQueue {
+        let nothing = QuotaLimit { max: NO_MAXIMUM, used: 0 };
         let [memory, cores] = self.of(namespace).map(|limit| limit.unwrap_or(nothing));
-        Queue {
+        ExternalQueue {
             path: format!("{ROOT}.{namespace}"),
             max: QueueAmounts { memory: memory.max, cores: cores.max },
             used: QueueAmounts { memory: memory.used, cores: cores.used },
@@ -71,17 +72,21 @@ impl Quotas {
 }
 
 /// Amounts on a node, with the node name.
-type OnNode = (String, Requested);
+type NodeAmounts = (String, PodRequests);
 
 /// Returns the namespaces as queues below the root. The root has the capacity of the schedulable nodes, and the
 /// requests of the pods on them as use. The root has no maximum if `nodes` is `None`.
 pub(super) fn queues(
     namespaces: &[(String, bool)],
     quotas: &Quotas,
-    nodes: Option<(&[OnNode], &[OnNode])>,
-) -> Result<Queues, ParseError> {
+    nodes: Option<(&[NodeAmounts], &[NodeAmounts])>,
+) -> Result<QueueTree, KubernetesParseError> {
     let (max, used, custom) = match nodes {
-        None => (QueueAmounts { memory: NO_MAXIMUM, cores: NO_MAXIMUM }, QueueAmounts::default(), Custom::new()),
+        None => (
+            QueueAmounts { memory: NO_MAXIMUM, cores: NO_MAXIMUM },
+            QueueAmounts::default(),
+            CustomAmountsByName::new(),
+        ),
         Some((nodes, pods)) => {
             let names: HashSet<&str> = nodes.iter().map(|(name, _)| name.as_str()).collect();
             let there = pods.iter().filter(|(node, _)| names.contains(node.as_str()));
@@ -91,7 +96,7 @@ pub(super) fn queues(
             (max.amounts.least(most), used.amounts, custom(&max, &used))
         }
     };
-    let root = Queue {
+    let root = ExternalQueue {
         path: ROOT.to_owned(),
         max,
         used,
@@ -101,23 +106,24 @@ pub(super) fn queues(
         custom,
     };
     let all = namespaces.iter().map(|(name, goes)| quotas.queue(name, *goes));
-    Queues::new(Naming::Namespaces, std::iter::once(root).chain(all))
-        .map_err(|SamePath(_)| ParseError::Malformed { what: "a namespace that is there twice, and so one" })
+    QueueTree::new(QueueNaming::Namespaces, std::iter::once(root).chain(all)).map_err(|DuplicatePath(_)| {
+        KubernetesParseError::Malformed { what: "a namespace that is there twice, and so one" }
+    })
 }
 
 /// Returns the sum of amounts.
-fn sum<'a>(all: impl Iterator<Item = &'a OnNode>) -> Requested {
-    let mut sum = Requested::default();
+fn sum<'a>(all: impl Iterator<Item = &'a NodeAmounts>) -> PodRequests {
+    let mut sum = PodRequests::default();
     all.for_each(|(_, requested)| sum.add(requested));
     sum
 }
 
 /// Returns maximum and use of the extended resources on nodes, also of those that no node offers any more.
-fn custom(max: &Requested, used: &Requested) -> Custom {
-    let of = |amounts: &Requested, name| amounts.extended.get(name).copied().unwrap_or_default();
+fn custom(max: &PodRequests, used: &PodRequests) -> CustomAmountsByName {
+    let of = |amounts: &PodRequests, name| amounts.extended.get(name).copied().unwrap_or_default();
     let names = max.extended.keys().chain(used.extended.keys());
     let all = names.map(|name| (name.clone(), CustomAmounts { max: of(max, name), used: of(used, name) }));
-    let mut all: Custom = all.collect();
+    let mut all: CustomAmountsByName = all.collect();
     keep_first(&mut all);
     all
 }
@@ -127,7 +133,7 @@ mod tests {
     use super::*;
 
     fn quota(namespace: &str, memory: Option<(i64, i64)>, cores: Option<(i64, i64)>) -> Quota {
-        let limit = |(max, used)| Limit { max, used };
+        let limit = |(max, used)| QuotaLimit { max, used };
         let extended = BTreeMap::new();
         Quota { namespace: namespace.into(), memory: memory.map(limit), cores: cores.map(limit), extended }
     }
@@ -136,8 +142,8 @@ mod tests {
         QueueAmounts { memory, cores }
     }
 
-    fn requested(memory: i64, cores: i64) -> Requested {
-        Requested { amounts: amounts(memory, cores), ..Requested::default() }
+    fn requested(memory: i64, cores: i64) -> PodRequests {
+        PodRequests { amounts: amounts(memory, cores), ..PodRequests::default() }
     }
 
     #[test]
@@ -175,12 +181,12 @@ mod tests {
 
     #[test]
     fn extended_resources_are_those_of_quotas_and_elsewhere_those_of_nodes() {
-        let of = |amounts: &[(&str, i64)]| Requested {
+        let of = |amounts: &[(&str, i64)]| PodRequests {
             extended: amounts.iter().map(|(name, amount)| (Arc::from(*name), *amount)).collect(),
-            ..Requested::default()
+            ..PodRequests::default()
         };
         let gpus = |max, used| {
-            let extended = [(Arc::from("nvidia.com/gpu"), Limit { max, used })].into();
+            let extended = [(Arc::from("nvidia.com/gpu"), QuotaLimit { max, used })].into();
             Quota { extended, ..quota("a", Some((100, 0)), None) }
         };
         let quotas = Quotas::new(vec![gpus(8, 1), gpus(4, 2), quota("b", None, Some((1, 0)))]);
@@ -198,13 +204,13 @@ mod tests {
         assert_eq!(of("a"), [("example.com/fpga", 1, 0), ("nvidia.com/gpu", 4, 2)], "the quota that leaves least");
         assert_eq!(of("b"), [("example.com/fpga", 1, 0), ("nvidia.com/gpu", 8, 3)]);
         assert_eq!(of("root"), of("b"));
-        let many: Vec<OnNode> = (10..90).map(|n| (format!("n{n}"), of_one(&format!("example.com/{n}")))).collect();
+        let many: Vec<NodeAmounts> = (10..90).map(|n| (format!("n{n}"), of_one(&format!("example.com/{n}")))).collect();
         let all = queues(&[], &quotas, Some((&many, &[]))).unwrap();
         let names: Vec<_> = all.custom(all.find("root").unwrap()).into_keys().collect();
         assert_eq!((names.len(), names[0], names[63]), (64, "example.com/10", "example.com/73"));
     }
 
-    fn of_one(name: &str) -> Requested {
-        Requested { extended: [(Arc::from(name), 1)].into(), ..Requested::default() }
+    fn of_one(name: &str) -> PodRequests {
+        PodRequests { extended: [(Arc::from(name), 1)].into(), ..PodRequests::default() }
     }
 }

@@ -4,8 +4,8 @@
 use crate::domain::queue::{Application, QueueAmounts};
 
 use super::{
-    MIB, ParseError,
-    json::{self, Rounds, Value},
+    MIB, YarnParseError,
+    json::{self, JsonValue, Rounds},
 };
 
 /// Maximum number of applications, and maximum length of a text of an application in bytes.
@@ -13,18 +13,18 @@ const APPLICATIONS_MAX: usize = 50_000;
 const TEXT_BYTES_MAX: usize = 255;
 
 /// Returns whether the ResourceManager is the active one. A single ResourceManager is active.
-pub(super) fn is_active(json: &[u8]) -> Result<bool, ParseError> {
+pub(super) fn is_active(json: &[u8]) -> Result<bool, YarnParseError> {
     let answer = json::read(json, &["clusterInfo", "haState"])?;
-    let info = answer.objects("clusterInfo").next().ok_or(ParseError::Missing { what: "clusterInfo" })?;
-    let state = info.text("haState").ok_or(ParseError::Missing { what: "clusterInfo.haState" })?;
+    let info = answer.objects("clusterInfo").next().ok_or(YarnParseError::Missing { what: "clusterInfo" })?;
+    let state = info.text("haState").ok_or(YarnParseError::Missing { what: "clusterInfo.haState" })?;
     Ok(state.eq_ignore_ascii_case("ACTIVE"))
 }
 
 /// Returns the size of the cluster.
-pub(super) fn size(json: &[u8]) -> Result<QueueAmounts, ParseError> {
+pub(super) fn size(json: &[u8]) -> Result<QueueAmounts, YarnParseError> {
     let answer = json::read(json, &["clusterMetrics", "totalMB", "totalVirtualCores"])?;
-    let metrics = answer.objects("clusterMetrics").next().ok_or(ParseError::Missing { what: "clusterMetrics" })?;
-    let total = |key, what| metrics.int(key).map(|total| total.max(0)).ok_or(ParseError::Missing { what });
+    let metrics = answer.objects("clusterMetrics").next().ok_or(YarnParseError::Missing { what: "clusterMetrics" })?;
+    let total = |key, what| metrics.int(key).map(|total| total.max(0)).ok_or(YarnParseError::Missing { what });
     Ok(QueueAmounts {
         memory: total("totalMB", "clusterMetrics.totalMB")?.saturating_mul(MIB),
         cores: total("totalVirtualCores", "clusterMetrics.totalVirtualCores")?,
@@ -35,15 +35,15 @@ const APPLICATION_KEYS: &[&str] =
     &["apps", "app", "id", "name", "user", "queue", "state", "allocatedMB", "allocatedVCores", "startedTime"];
 
 /// Parses the applications, ordered by id.
-pub(super) fn applications(json: &[u8]) -> Result<Vec<Application>, ParseError> {
+pub(super) fn applications(json: &[u8]) -> Result<Vec<Application>, YarnParseError> {
     let answer = json::read(json, APPLICATION_KEYS)?;
     if answer.all("apps").next().is_none() {
-        return Err(ParseError::Missing { what: "apps" });
+        return Err(YarnParseError::Missing { what: "apps" });
     }
     let mut applications = Vec::new();
     for app in answer.objects("apps").flat_map(|apps| apps.objects("app")) {
         if applications.len() >= APPLICATIONS_MAX {
-            return Err(ParseError::TooMany { most: APPLICATIONS_MAX });
+            return Err(YarnParseError::TooMany { most: APPLICATIONS_MAX });
         }
         applications.push(application(app)?);
     }
@@ -52,21 +52,21 @@ pub(super) fn applications(json: &[u8]) -> Result<Vec<Application>, ParseError> 
     Ok(applications)
 }
 
-fn application(app: &Value) -> Result<Application, ParseError> {
+fn application(app: &JsonValue) -> Result<Application, YarnParseError> {
     let text = |key| {
         let text = app.text(key).unwrap_or_default();
         text.get(..text.floor_char_boundary(TEXT_BYTES_MAX)).unwrap_or_default().to_owned()
     };
     let id = text("id");
     if id.is_empty() {
-        return Err(ParseError::Missing { what: "app.id" });
+        return Err(YarnParseError::Missing { what: "app.id" });
     }
     // An application without containers has -1, or no amount.
     let amount = |what: &'static str| {
         let mut stated = app.all(what).filter(|value| !value.is_empty()).peekable();
         let is_stated = stated.peek().is_some();
         match stated.find_map(|value| value.whole(Rounds::Down)) {
-            None if is_stated => Err(ParseError::NoAllocation { what, id: id.clone() }),
+            None if is_stated => Err(YarnParseError::NoAllocation { what, id: id.clone() }),
             amount => Ok(amount.unwrap_or_default().max(0)),
         }
     };
@@ -98,7 +98,7 @@ mod tests {
             assert_eq!(is_active(json.as_bytes()), Ok(active), "{json}");
         }
         for json in ["{}", r#"{"clusterInfo": {}}"#, r#"{"clusterInfo": null}"#, "[]", "1"] {
-            assert!(matches!(is_active(json.as_bytes()), Err(ParseError::Missing { .. })), "{json}");
+            assert!(matches!(is_active(json.as_bytes()), Err(YarnParseError::Missing { .. })), "{json}");
         }
     }
 
@@ -134,7 +134,11 @@ mod tests {
         };
         assert_eq!([stated("\"12288.0\""), stated("null")], [Ok(12 << 30), Ok(0)]);
         for json in ["\"12 GB\"", "[[1]]", "\"NaN\""] {
-            assert_eq!(stated(json), Err(ParseError::NoAllocation { what: "allocatedMB", id: "a".into() }), "{json}");
+            assert_eq!(
+                stated(json),
+                Err(YarnParseError::NoAllocation { what: "allocatedMB", id: "a".into() }),
+                "{json}"
+            );
         }
         assert!(applications(b"{}").is_err());
     }

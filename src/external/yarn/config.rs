@@ -9,12 +9,12 @@ use serde_json::{Map, Value};
 use crate::{
     domain::{external::CheckRules, name::FieldError},
     external::{
-        Address, ExternalResource,
+        ExternalCluster, ServerAddress,
         check::{self, wrong},
     },
 };
 
-use super::{Capacity, Yarn, fetch::LastActive};
+use super::{CapacityMode, Yarn, fetch::ActiveAddress};
 
 /// Maximum number of addresses, and maximum length of user and password in bytes.
 const ADDRESSES_MAX: usize = 8;
@@ -29,13 +29,13 @@ const NO_KERBEROS: &str = "is not offered: it would bring a C library and files 
 
 /// Configuration of a provider.
 #[derive(Debug)]
-pub(super) struct Config {
+pub(super) struct YarnConfig {
     /// Addresses of the ResourceManagers.
-    pub addresses: Vec<Address>,
+    pub addresses: Vec<ServerAddress>,
     /// Credentials; `None` for no authentication.
-    pub login: Option<Login>,
+    pub login: Option<YarnLogin>,
     /// Which capacity of a queue counts.
-    pub capacity: Capacity,
+    pub capacity: CapacityMode,
     /// Rules by which requests are checked against the queues.
     pub rules: CheckRules,
     /// Keys without effect, which are stored and returned.
@@ -44,7 +44,7 @@ pub(super) struct Config {
 
 /// User and password.
 #[derive(Debug)]
-pub(super) struct Login {
+pub(super) struct YarnLogin {
     /// User.
     pub user: String,
     /// Password.
@@ -55,13 +55,13 @@ pub(super) struct Login {
 ///
 /// # Errors
 /// Names the faulty key.
-pub fn read(json: &str, before: Option<&str>) -> Result<Box<dyn ExternalResource>, FieldError> {
+pub fn read(json: &str, before: Option<&str>) -> Result<Box<dyn ExternalCluster>, FieldError> {
     let before = before.and_then(|before| parse(before, None).ok());
     let config = parse(json, before.as_ref())?;
-    Ok(Box::new(Yarn { config, active: LastActive::default() }))
+    Ok(Box::new(Yarn { config, active: ActiveAddress::default() }))
 }
 
-fn parse(json: &str, before: Option<&Config>) -> Result<Config, FieldError> {
+fn parse(json: &str, before: Option<&YarnConfig>) -> Result<YarnConfig, FieldError> {
     let mut keys = check::keys(json)?;
     let addresses = addresses(text(&mut keys, "rmWebAddress")?.as_deref())?;
     if flag(&mut keys, "kerberosEnable")? {
@@ -75,8 +75,8 @@ fn parse(json: &str, before: Option<&Config>) -> Result<Config, FieldError> {
         false => None,
     };
     let capacity = match text(&mut keys, "queueCapacity")?.as_deref() {
-        None | Some("maximum") => Capacity::Maximum,
-        Some("guaranteed") => Capacity::Guaranteed,
+        None | Some("maximum") => CapacityMode::Maximum,
+        Some("guaranteed") => CapacityMode::Guaranteed,
         Some(_) => return Err(wrong("queueCapacity", "must be \"maximum\" or \"guaranteed\"")),
     };
     let rules = check::read(&mut keys)?;
@@ -91,7 +91,7 @@ fn parse(json: &str, before: Option<&Config>) -> Result<Config, FieldError> {
         "rmWebAddress, authorEnable, user, pwd, kerberosEnable, queueCapacity, whenDown, maxAge, lastKnownFor, refreshInterval, and, \
          without a meaning here, hadoopVersion, principalName, keytabPath and krb5Path",
     )?;
-    Ok(Config { addresses, login, capacity, rules, unused })
+    Ok(YarnConfig { addresses, login, capacity, rules, unused })
 }
 
 fn text(keys: &mut Map<String, Value>, key: &str) -> Result<Option<String>, FieldError> {
@@ -107,11 +107,11 @@ fn flag(keys: &mut Map<String, Value>, key: &str) -> Result<bool, FieldError> {
     }
 }
 
-fn addresses(text: Option<&str>) -> Result<Vec<Address>, FieldError> {
+fn addresses(text: Option<&str>) -> Result<Vec<ServerAddress>, FieldError> {
     let text = text.ok_or_else(|| wrong("rmWebAddress", "is required, e.g. \"http://rm1:8088;http://rm2:8088\""))?;
     let parts = text.split(';').map(str::trim).filter(|part| !part.is_empty());
     let addresses: Vec<_> =
-        parts.map(Address::parse).collect::<Result<_, _>>().map_err(|problem| wrong("rmWebAddress", problem))?;
+        parts.map(ServerAddress::parse).collect::<Result<_, _>>().map_err(|problem| wrong("rmWebAddress", problem))?;
     match addresses.len() {
         0 => Err(wrong("rmWebAddress", "names no address")),
         1..=ADDRESSES_MAX => Ok(addresses),
@@ -121,7 +121,7 @@ fn addresses(text: Option<&str>) -> Result<Vec<Address>, FieldError> {
 
 /// Parses the credentials. `before` is the configuration of the same addresses: a password is never sent to other
 /// addresses than it was given for.
-fn login(user: String, password: Option<String>, before: Option<&Config>) -> Result<Login, FieldError> {
+fn login(user: String, password: Option<String>, before: Option<&YarnConfig>) -> Result<YarnLogin, FieldError> {
     if user.is_empty() || user.contains(':') || user.chars().any(char::is_control) {
         return Err(wrong("user", "must be a name without colon, because authorEnable is true"));
     }
@@ -137,13 +137,13 @@ fn login(user: String, password: Option<String>, before: Option<&Config>) -> Res
     if bytes.into_iter().any(|bytes| bytes > CREDENTIAL_BYTES_MAX) {
         return Err(wrong("pwd", format!("and user must each have at most {CREDENTIAL_BYTES_MAX} bytes")));
     }
-    Ok(Login { user, password })
+    Ok(YarnLogin { user, password })
 }
 
-impl Config {
+impl YarnConfig {
     fn keys(&self) -> Map<String, Value> {
         let mut keys = self.unused.clone();
-        let addresses: Vec<_> = self.addresses.iter().map(Address::as_str).collect();
+        let addresses: Vec<_> = self.addresses.iter().map(ServerAddress::as_str).collect();
         keys.insert("rmWebAddress".into(), addresses.join(";").into());
         keys.insert("authorEnable".into(), self.login.is_some().into());
         if let Some(login) = &self.login {
@@ -152,8 +152,8 @@ impl Config {
         keys.insert(
             "queueCapacity".into(),
             match self.capacity {
-                Capacity::Maximum => "maximum".into(),
-                Capacity::Guaranteed => "guaranteed".into(),
+                CapacityMode::Maximum => "maximum".into(),
+                CapacityMode::Guaranteed => "guaranteed".into(),
             },
         );
         check::write(&self.rules, &mut keys);
@@ -198,12 +198,15 @@ mod tests {
     #[test]
     fn linkis_s_own_row_is_read_as_it_is() {
         let config = parse(LINKIS, None).unwrap();
-        assert_eq!(config.addresses.iter().map(Address::as_str).collect::<Vec<_>>(), ["http://127.0.0.1:8088"]);
-        assert!(config.login.is_none() && config.capacity == Capacity::Maximum);
+        assert_eq!(config.addresses.iter().map(ServerAddress::as_str).collect::<Vec<_>>(), ["http://127.0.0.1:8088"]);
+        assert!(config.login.is_none() && config.capacity == CapacityMode::Maximum);
         assert!(!config.stored().expose_secret().contains(SECRET), "a password that is not used is not kept");
         assert!(config.shown().contains(r#""hadoopVersion":"3.3.4""#));
         let two = parse(r#"{"rmWebAddress": " http://a:8088/; https://b:8090 ;"}"#, None).unwrap();
-        assert_eq!(two.addresses.iter().map(Address::as_str).collect::<Vec<_>>(), ["http://a:8088", "https://b:8090"]);
+        assert_eq!(
+            two.addresses.iter().map(ServerAddress::as_str).collect::<Vec<_>>(),
+            ["http://a:8088", "https://b:8090"]
+        );
     }
 
     #[test]

@@ -11,15 +11,15 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    domain::queue::{Application, QueueAmounts, Queues},
+    domain::queue::{Application, QueueAmounts, QueueTree},
     external::{
-        Address, FetchError,
-        http::{Answer, Failure, Http, ROUNDS_MAX, rest},
+        FetchError, ServerAddress,
+        http::{ClusterHttp, HttpFailure, HttpReply, ROUNDS_MAX, rest},
         patient::patiently,
     },
 };
 
-use super::{ParseError, Yarn, cluster, scheduler::Scheduler};
+use super::{Yarn, YarnParseError, cluster, scheduler::SchedulerReply};
 
 const INFO: &str = "/ws/v1/cluster/info";
 const METRICS: &str = "/ws/v1/cluster/metrics";
@@ -34,31 +34,31 @@ const STANDBY: &[u8] = b"This is standby RM";
 
 /// Index of the address that was active last.
 #[derive(Debug, Default)]
-pub(super) struct LastActive(AtomicUsize);
+pub(super) struct ActiveAddress(AtomicUsize);
 
 /// A ResourceManager that is queried.
 #[derive(Clone, Copy)]
-struct Asked<'a> {
+struct YarnServer<'a> {
     yarn: &'a Yarn,
-    http: &'a Http,
-    address: &'a Address,
+    http: &'a ClusterHttp,
+    address: &'a ServerAddress,
 }
 
 /// Request to the active ResourceManager.
-type Ask<T> = for<'a> fn(Asked<'a>) -> Pin<Box<dyn Future<Output = Result<T, Failure>> + Send + 'a>>;
+type ActiveRequest<T> = for<'a> fn(YarnServer<'a>) -> Pin<Box<dyn Future<Output = Result<T, HttpFailure>> + Send + 'a>>;
 
 /// Fetches all queues.
-pub(super) async fn queues(yarn: &Yarn, http: &Http) -> Result<Queues, FetchError> {
+pub(super) async fn queues(yarn: &Yarn, http: &ClusterHttp) -> Result<QueueTree, FetchError> {
     from_active(yarn, http, |asked| Box::pin(asked.queues())).await
 }
 
 /// Fetches all applications that have not ended.
-pub(super) async fn applications(yarn: &Yarn, http: &Http) -> Result<Vec<Application>, FetchError> {
+pub(super) async fn applications(yarn: &Yarn, http: &ClusterHttp) -> Result<Vec<Application>, FetchError> {
     from_active(yarn, http, |asked| Box::pin(asked.applications())).await
 }
 
 /// Fetches from the active ResourceManager. Tries the addresses in turn, starting with the last active one.
-async fn from_active<T>(yarn: &Yarn, http: &Http, ask: Ask<T>) -> Result<T, FetchError> {
+async fn from_active<T>(yarn: &Yarn, http: &ClusterHttp, ask: ActiveRequest<T>) -> Result<T, FetchError> {
     let addresses = &yarn.config.addresses;
     let deadline = Instant::now() + http.fetch_timeout();
     let mut error = FetchError { failures: Vec::new() };
@@ -70,9 +70,9 @@ async fn from_active<T>(yarn: &Yarn, http: &Http, ask: Ask<T>) -> Result<T, Fetc
         let first = yarn.active.0.load(Ordering::Relaxed);
         for place in (0..addresses.len()).map(|place| (first + place) % addresses.len()) {
             let Some(address) = addresses.get(place) else { continue };
-            let asked = Asked { yarn, http, address };
+            let asked = YarnServer { yarn, http, address };
             let fetched = tokio::time::timeout_at(deadline, asked.if_active(ask)).await;
-            match fetched.unwrap_or(Err(Failure::Timeout)) {
+            match fetched.unwrap_or(Err(HttpFailure::Timeout)) {
                 Ok(fetched) => {
                     yarn.active.0.store(place, Ordering::Relaxed);
                     return Ok(fetched);
@@ -88,18 +88,18 @@ async fn from_active<T>(yarn: &Yarn, http: &Http, ask: Ask<T>) -> Result<T, Fetc
     Err(error)
 }
 
-impl Asked<'_> {
+impl YarnServer<'_> {
     /// Sends the request if this ResourceManager is active. A single one is not queried for its state, because its
     /// reply shows the state.
-    async fn if_active<T>(self, ask: Ask<T>) -> Result<T, Failure> {
+    async fn if_active<T>(self, ask: ActiveRequest<T>) -> Result<T, HttpFailure> {
         if self.yarn.config.addresses.len() > 1 && !cluster::is_active(&self.get(INFO).await?)? {
-            return Err(Failure::NotActive);
+            return Err(HttpFailure::NotActive);
         }
         ask(self).await
     }
 
-    async fn queues(self) -> Result<Queues, Failure> {
-        let scheduler = read(self.get(SCHEDULER).await?, Scheduler::read).await?;
+    async fn queues(self) -> Result<QueueTree, HttpFailure> {
+        let scheduler = read(self.get(SCHEDULER).await?, SchedulerReply::read).await?;
         let cluster = match scheduler.needs_cluster() {
             true => cluster::size(&self.get(METRICS).await?)?,
             false => QueueAmounts::default(),
@@ -107,23 +107,26 @@ impl Asked<'_> {
         Ok(scheduler.queues(self.yarn.config.capacity, cluster)?)
     }
 
-    async fn applications(self) -> Result<Vec<Application>, Failure> {
+    async fn applications(self) -> Result<Vec<Application>, HttpFailure> {
         read(self.get(APPLICATIONS).await?, cluster::applications).await
     }
 
-    async fn get(self, path: &str) -> Result<Answer, Failure> {
+    async fn get(self, path: &str) -> Result<HttpReply, HttpFailure> {
         let login = self.yarn.config.login.as_ref().map(|login| (login.user.as_str(), &login.password));
         match self.http.get(self.address, path, login).await {
             // A standby redirects to the active one by its own name, or states when to retry.
-            Err(Failure::Redirect(307)) => Err(Failure::NotActive),
-            Ok(body) if body.starts_with(STANDBY) => Err(Failure::NotActive),
+            Err(HttpFailure::Redirect(307)) => Err(HttpFailure::NotActive),
+            Ok(body) if body.starts_with(STANDBY) => Err(HttpFailure::NotActive),
             answer => answer,
         }
     }
 }
 
 /// Parses a body of megabytes on a background thread.
-async fn read<T: Send + 'static>(body: Answer, parse: fn(&[u8]) -> Result<T, ParseError>) -> Result<T, Failure> {
+async fn read<T: Send + 'static>(
+    body: HttpReply,
+    parse: fn(&[u8]) -> Result<T, YarnParseError>,
+) -> Result<T, HttpFailure> {
     Ok(patiently(move || parse(&body)).await??)
 }
 

@@ -5,14 +5,14 @@ use std::{cell::Cell, fmt};
 
 use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 
-use super::ParseError;
+use super::YarnParseError;
 
 /// Maximum number of values kept of one response: those of tens of thousands of queues.
 const VALUES_MAX: usize = 1_000_000;
 
 /// A parsed value, reduced to the given keys.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) enum Value {
+pub(super) enum JsonValue {
     /// Null, true or false.
     Nothing,
     /// A whole number.
@@ -22,27 +22,27 @@ pub(super) enum Value {
     /// A text.
     Text(String),
     /// A list.
-    List(Vec<Value>),
+    List(Vec<JsonValue>),
     /// Entries of an object whose keys were given; a key may occur more than once.
-    Object(Vec<(&'static str, Value)>),
+    Object(Vec<(&'static str, JsonValue)>),
 }
 
 /// Parses `json` and keeps the entries under `keys`.
-pub(super) fn read(json: &[u8], keys: &'static [&'static str]) -> Result<Value, ParseError> {
+pub(super) fn read(json: &[u8], keys: &'static [&'static str]) -> Result<JsonValue, YarnParseError> {
     let left = Cell::new(VALUES_MAX);
     let mut deserializer = serde_json::Deserializer::from_slice(json);
-    let value = Reader { keys, left: &left }.deserialize(&mut deserializer);
+    let value = JsonReader { keys, left: &left }.deserialize(&mut deserializer);
     // The values produce no error texts, so an error contains no data of the response.
     let value = value.and_then(|value| deserializer.end().map(|()| value)).map_err(|error| match left.get() {
-        0 => ParseError::TooMany { most: VALUES_MAX },
-        _ => ParseError::NotJson { line: error.line(), column: error.column(), is_cut: error.is_eof() },
+        0 => YarnParseError::TooMany { most: VALUES_MAX },
+        _ => YarnParseError::NotJson { line: error.line(), column: error.column(), is_cut: error.is_eof() },
     })?;
     Ok(value)
 }
 
-impl Value {
+impl JsonValue {
     /// Returns all values directly under `key`; lists are flattened.
-    pub fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Value> {
+    pub fn all<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a JsonValue> {
         let entries = match self {
             Self::Object(entries) => entries.as_slice(),
             _ => &[],
@@ -55,7 +55,7 @@ impl Value {
     }
 
     /// Returns the objects under `key`.
-    pub fn objects<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a Value> {
+    pub fn objects<'a>(&'a self, key: &'a str) -> impl Iterator<Item = &'a JsonValue> {
         self.all(key).filter(|value| matches!(value, Self::Object(_)))
     }
 
@@ -131,83 +131,83 @@ pub(super) fn whole(text: &str, rounds: Rounds) -> Option<i64> {
 
 /// Reader of one value. serde_json bounds the depth at 128.
 #[derive(Clone, Copy)]
-struct Reader<'a> {
+struct JsonReader<'a> {
     keys: &'static [&'static str],
     /// Number of further values that may be kept.
     left: &'a Cell<usize>,
 }
 
-impl Reader<'_> {
-    fn keep<E: serde::de::Error>(self, value: Value) -> Result<Value, E> {
+impl JsonReader<'_> {
+    fn keep<E: serde::de::Error>(self, value: JsonValue) -> Result<JsonValue, E> {
         let left = self.left.get().checked_sub(1).filter(|left| *left > 0);
         self.left.set(left.unwrap_or(0));
         left.map(|_| value).ok_or_else(|| E::custom("too many values"))
     }
 }
 
-impl<'de> DeserializeSeed<'de> for Reader<'_> {
-    type Value = Value;
+impl<'de> DeserializeSeed<'de> for JsonReader<'_> {
+    type Value = JsonValue;
 
-    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<JsonValue, D::Error> {
         deserializer.deserialize_any(self)
     }
 }
 
-impl<'de> Visitor<'de> for Reader<'_> {
-    type Value = Value;
+impl<'de> Visitor<'de> for JsonReader<'_> {
+    type Value = JsonValue;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("JSON")
     }
 
-    fn visit_unit<E: serde::de::Error>(self) -> Result<Value, E> {
-        self.keep(Value::Nothing)
+    fn visit_unit<E: serde::de::Error>(self) -> Result<JsonValue, E> {
+        self.keep(JsonValue::Nothing)
     }
 
-    fn visit_bool<E: serde::de::Error>(self, _: bool) -> Result<Value, E> {
-        self.keep(Value::Nothing)
+    fn visit_bool<E: serde::de::Error>(self, _: bool) -> Result<JsonValue, E> {
+        self.keep(JsonValue::Nothing)
     }
 
-    fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<Value, E> {
-        self.keep(Value::Int(number))
+    fn visit_i64<E: serde::de::Error>(self, number: i64) -> Result<JsonValue, E> {
+        self.keep(JsonValue::Int(number))
     }
 
-    fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<Value, E> {
-        self.keep(i64::try_from(number).map_or(Value::Real(number as f64), Value::Int))
+    fn visit_u64<E: serde::de::Error>(self, number: u64) -> Result<JsonValue, E> {
+        self.keep(i64::try_from(number).map_or(JsonValue::Real(number as f64), JsonValue::Int))
     }
 
-    fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<Value, E> {
-        self.keep(Value::Real(number))
+    fn visit_f64<E: serde::de::Error>(self, number: f64) -> Result<JsonValue, E> {
+        self.keep(JsonValue::Real(number))
     }
 
-    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<Value, E> {
-        self.keep(Value::Text(text.to_owned()))
+    fn visit_str<E: serde::de::Error>(self, text: &str) -> Result<JsonValue, E> {
+        self.keep(JsonValue::Text(text.to_owned()))
     }
 
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
+    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<JsonValue, A::Error> {
         let mut values = Vec::new();
         while let Some(value) = seq.next_element_seed(self)? {
             values.push(value);
         }
-        self.keep(Value::List(values))
+        self.keep(JsonValue::List(values))
     }
 
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Value, A::Error> {
+    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<JsonValue, A::Error> {
         let mut entries = Vec::new();
-        while let Some(key) = map.next_key_seed(Key(self.keys))? {
+        while let Some(key) = map.next_key_seed(KeyFilter(self.keys))? {
             match key {
                 Some(key) => entries.push((key, map.next_value_seed(self)?)),
                 None => drop(map.next_value::<IgnoredAny>()?),
             }
         }
-        self.keep(Value::Object(entries))
+        self.keep(JsonValue::Object(entries))
     }
 }
 
 /// Filter of the given keys.
-struct Key(&'static [&'static str]);
+struct KeyFilter(&'static [&'static str]);
 
-impl<'de> DeserializeSeed<'de> for Key {
+impl<'de> DeserializeSeed<'de> for KeyFilter {
     type Value = Option<&'static str>;
 
     fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<Self::Value, D::Error> {
@@ -215,7 +215,7 @@ impl<'de> DeserializeSeed<'de> for Key {
     }
 }
 
-impl Visitor<'_> for Key {
+impl Visitor<'_> for KeyFilter {
     type Value = Option<&'static str>;
 
     fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -264,7 +264,7 @@ mod tests {
     fn what_is_no_json_is_told_by_its_place_alone() {
         for (json, is_cut) in [("<html>secret", false), (r#"{"a": "secret"#, true), ("{} secret", false), ("", true)] {
             match read(json.as_bytes(), KEYS).unwrap_err() {
-                error @ ParseError::NotJson { is_cut: cut, .. } => {
+                error @ YarnParseError::NotJson { is_cut: cut, .. } => {
                     assert_eq!(cut, is_cut, "{json}");
                     assert!(!error.to_string().contains("secret"), "{error}");
                 }
@@ -276,10 +276,10 @@ mod tests {
     #[test]
     fn depth_and_size_are_bounded() {
         let deep = format!("{}1{}", r#"{"a":"#.repeat(100_000), "}".repeat(100_000));
-        assert!(matches!(read(deep.as_bytes(), KEYS), Err(ParseError::NotJson { .. })));
+        assert!(matches!(read(deep.as_bytes(), KEYS), Err(YarnParseError::NotJson { .. })));
         let ignored = format!("{{\"c\": {}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
-        assert_eq!(read(ignored.as_bytes(), KEYS), Ok(Value::Object(vec![])), "what is skipped takes no stack");
+        assert_eq!(read(ignored.as_bytes(), KEYS), Ok(JsonValue::Object(vec![])), "what is skipped takes no stack");
         let many = format!("[{}{{}}]", "{},".repeat(VALUES_MAX));
-        assert_eq!(read(many.as_bytes(), KEYS), Err(ParseError::TooMany { most: VALUES_MAX }));
+        assert_eq!(read(many.as_bytes(), KEYS), Err(YarnParseError::TooMany { most: VALUES_MAX }));
     }
 }

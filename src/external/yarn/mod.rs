@@ -8,12 +8,12 @@ use secrecy::SecretString;
 
 use crate::domain::{
     external::CheckRules,
-    queue::{Application, Queues},
+    queue::{Application, QueueTree},
 };
 
 use super::{
-    Address, ExternalResource, Fetching,
-    http::{Failure, Http},
+    ExternalCluster, FetchFuture, ServerAddress,
+    http::{ClusterHttp, HttpFailure},
 };
 
 mod cluster;
@@ -22,7 +22,7 @@ mod fetch;
 mod json;
 mod scheduler;
 
-use config::Config;
+use config::YarnConfig;
 pub use config::read;
 
 /// Unit of YARN's memory amounts, in bytes.
@@ -30,7 +30,7 @@ const MIB: i64 = 1 << 20;
 
 /// Which capacity of a queue of the capacity scheduler counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Capacity {
+enum CapacityMode {
     /// The maximum, which is available if other queues leave it.
     Maximum,
     /// The guarantee, as Linkis counts. A queue that could grow is then full early.
@@ -40,7 +40,7 @@ enum Capacity {
 /// Reason why a response is rejected. The text never contains data of the response, because a caller that may set an
 /// address could otherwise read other services with it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-enum ParseError {
+enum YarnParseError {
     /// The response is no JSON, or nested too deep.
     #[error("is no JSON, or none of at most 128 levels: it {} at line {line}, column {column}", if *is_cut { "ends in the middle" } else { "breaks off" })]
     NotJson {
@@ -111,8 +111,8 @@ enum ParseError {
     },
 }
 
-impl From<ParseError> for Failure {
-    fn from(error: ParseError) -> Self {
+impl From<YarnParseError> for HttpFailure {
+    fn from(error: YarnParseError) -> Self {
         Self::Unreadable(error.to_string())
     }
 }
@@ -120,12 +120,12 @@ impl From<ParseError> for Failure {
 /// A YARN cluster.
 #[derive(Debug)]
 pub struct Yarn {
-    config: Config,
-    active: fetch::LastActive,
+    config: YarnConfig,
+    active: fetch::ActiveAddress,
 }
 
-impl ExternalResource for Yarn {
-    fn addresses(&self) -> &[Address] {
+impl ExternalCluster for Yarn {
+    fn addresses(&self) -> &[ServerAddress] {
         &self.config.addresses
     }
 
@@ -141,11 +141,11 @@ impl ExternalResource for Yarn {
         self.config.rules
     }
 
-    fn queues<'a>(&'a self, http: &'a Http) -> Fetching<'a, Queues> {
+    fn queues<'a>(&'a self, http: &'a ClusterHttp) -> FetchFuture<'a, QueueTree> {
         Box::pin(fetch::queues(self, http))
     }
 
-    fn applications<'a>(&'a self, http: &'a Http) -> Fetching<'a, Vec<Application>> {
+    fn applications<'a>(&'a self, http: &'a ClusterHttp) -> FetchFuture<'a, Vec<Application>> {
         Box::pin(fetch::applications(self, http))
     }
 }

@@ -1,10 +1,12 @@
 //! Parsing of `/ws/v1/cluster/scheduler`: all queues of the fair and the capacity scheduler. Caller: `fetch`.
 
-use crate::domain::queue::{Custom, Naming, Queue, QueueAmounts, QueueState, Queues, ROOT};
+use crate::domain::queue::{
+    CustomAmountsByName, ExternalQueue, QueueAmounts, QueueNaming, QueueState, QueueTree, ROOT,
+};
 
 use super::{
-    Capacity, MIB, ParseError,
-    json::{self, Rounds, Value},
+    CapacityMode, MIB, YarnParseError,
+    json::{self, JsonValue, Rounds},
 };
 
 /// Keys that are kept of a response.
@@ -49,20 +51,20 @@ const SHARE_ERROR: f64 = 1e-6;
 
 /// Queues of a response before shares are converted into amounts.
 #[derive(Debug)]
-pub(super) struct Scheduler {
-    naming: Naming,
-    queues: Vec<Found>,
+pub(super) struct SchedulerReply {
+    naming: QueueNaming,
+    queues: Vec<QueueNode>,
 }
 
 /// A queue of a response.
 #[derive(Debug)]
-struct Found {
+struct QueueNode {
     path: String,
     used: Use,
     state: QueueState,
     running_applications: Option<i64>,
     pending_applications: Option<i64>,
-    size: Size,
+    size: QueueSize,
 }
 
 /// Use of a queue, as the scheduler states it.
@@ -78,66 +80,66 @@ enum Use {
 
 /// Capacity of a queue.
 #[derive(Debug, Clone, Copy)]
-enum Size {
+enum QueueSize {
     /// Guaranteed and maximum amounts.
     Amounts { guaranteed: QueueAmounts, maximum: QueueAmounts },
     /// Guaranteed and maximum share of the cluster, in percent.
     Shares { guaranteed: f64, maximum: f64 },
 }
 
-impl Scheduler {
+impl SchedulerReply {
     /// Parses a response.
-    pub fn read(json: &[u8]) -> Result<Self, ParseError> {
+    pub fn read(json: &[u8]) -> Result<Self, YarnParseError> {
         let answer = json::read(json, KEYS)?;
         let info = answer.objects("scheduler").flat_map(|value| value.objects("schedulerInfo")).next();
-        let info = info.ok_or(ParseError::Missing { what: "scheduler.schedulerInfo" })?;
-        let kind = info.text("type").ok_or(ParseError::Missing { what: "scheduler.schedulerInfo.type" })?;
-        let mut scheduler = Self { naming: Naming::Fair, queues: Vec::new() };
+        let info = info.ok_or(YarnParseError::Missing { what: "scheduler.schedulerInfo" })?;
+        let kind = info.text("type").ok_or(YarnParseError::Missing { what: "scheduler.schedulerInfo.type" })?;
+        let mut scheduler = Self { naming: QueueNaming::Fair, queues: Vec::new() };
         match kind {
             "fairScheduler" => {
                 let root = info.objects("rootQueue").next();
-                scheduler.add(root.ok_or(ParseError::Missing { what: "rootQueue" })?, None)?;
+                scheduler.add(root.ok_or(YarnParseError::Missing { what: "rootQueue" })?, None)?;
             }
             "capacityScheduler" => {
-                scheduler.naming = Naming::Capacity;
+                scheduler.naming = QueueNaming::Capacity;
                 scheduler.add(info, None)?;
             }
-            other => return Err(ParseError::UnknownScheduler { kind: other.chars().take(64).collect() }),
+            other => return Err(YarnParseError::UnknownScheduler { kind: other.chars().take(64).collect() }),
         }
         Ok(scheduler)
     }
 
     /// Adds a queue and all queues below it.
-    fn add(&mut self, queue: &Value, parent: Option<&str>) -> Result<(), ParseError> {
+    fn add(&mut self, queue: &JsonValue, parent: Option<&str>) -> Result<(), YarnParseError> {
         let path = path(queue, parent)?;
         if self.queues.len() >= QUEUES_MAX {
-            return Err(ParseError::TooMany { most: QUEUES_MAX });
+            return Err(YarnParseError::TooMany { most: QUEUES_MAX });
         }
         let size = match self.naming {
-            Naming::Capacity => capacity_size(queue),
+            QueueNaming::Capacity => capacity_size(queue),
             _ => fair_size(queue),
         };
-        let size = size.map_err(|NotAmounts| ParseError::NoAmounts { what: "maximum", path: path.clone() })?;
-        let used = used(queue).map_err(|NotAmounts| ParseError::NoAmounts { what: "use", path: path.clone() })?;
+        let size = size.map_err(|NotAmounts| YarnParseError::NoAmounts { what: "maximum", path: path.clone() })?;
+        let used = used(queue).map_err(|NotAmounts| YarnParseError::NoAmounts { what: "use", path: path.clone() })?;
         let state = match queue.text("state") {
             // The fair scheduler has no states.
             None => QueueState::Running,
-            Some(text) => QueueState::parse(text).ok_or(ParseError::Missing { what: "a state that is known" })?,
+            Some(text) => QueueState::parse(text).ok_or(YarnParseError::Missing { what: "a state that is known" })?,
         };
         let applications = |fair, capacity| queue.int(fair).or_else(|| queue.int(capacity));
-        self.queues.push(Found {
+        self.queues.push(QueueNode {
             used,
             state,
             running_applications: applications("numActiveApps", "numActiveApplications"),
             pending_applications: applications("numPendingApps", "numPendingApplications"),
-            size: size.ok_or_else(|| ParseError::NoSize { path: path.clone() })?,
+            size: size.ok_or_else(|| YarnParseError::NoSize { path: path.clone() })?,
             path: path.clone(),
         });
         queue.objects("childQueues").chain(queue.objects("queues")).try_for_each(|inner| self.add_inner(inner, &path))
     }
 
     /// Adds child queues, which are listed directly or under `queue`.
-    fn add_inner(&mut self, inner: &Value, parent: &str) -> Result<(), ParseError> {
+    fn add_inner(&mut self, inner: &JsonValue, parent: &str) -> Result<(), YarnParseError> {
         match inner.text("queueName") {
             Some(_) => self.add(inner, Some(parent)),
             None => inner.objects("queue").try_for_each(|queue| self.add(queue, Some(parent))),
@@ -147,28 +149,28 @@ impl Scheduler {
     /// Returns whether a queue states only shares, so that the size of the cluster is needed.
     pub fn needs_cluster(&self) -> bool {
         let is_share =
-            |queue: &Found| matches!((queue.size, queue.used), (Size::Shares { .. }, _) | (_, Use::Share(_)));
+            |queue: &QueueNode| matches!((queue.size, queue.used), (QueueSize::Shares { .. }, _) | (_, Use::Share(_)));
         self.queues.iter().any(is_share)
     }
 
     /// Returns the queues of a cluster of size `cluster`.
-    pub fn queues(self, capacity: Capacity, cluster: QueueAmounts) -> Result<Queues, ParseError> {
+    pub fn queues(self, capacity: CapacityMode, cluster: QueueAmounts) -> Result<QueueTree, YarnParseError> {
         let sums = self.sums(cluster)?;
-        let queues = self.queues.into_iter().zip(sums).map(|(found, used)| Queue {
+        let queues = self.queues.into_iter().zip(sums).map(|(found, used)| ExternalQueue {
             max: found.size.amounts(capacity, cluster),
             used,
             path: found.path,
             state: found.state,
             running_applications: found.running_applications,
             pending_applications: found.pending_applications,
-            custom: Custom::new(),
+            custom: CustomAmountsByName::new(),
         });
-        Queues::new(self.naming, queues).map_err(|same| ParseError::SamePath { path: same.0 })
+        QueueTree::new(self.naming, queues).map_err(|same| YarnParseError::SamePath { path: same.0 })
     }
 
     /// Returns the use of each queue: the stated amounts, or else the sum over its child queues, or else its share of
     /// the cluster. A queue precedes its children in the list.
-    fn sums(&self, cluster: QueueAmounts) -> Result<Vec<QueueAmounts>, ParseError> {
+    fn sums(&self, cluster: QueueAmounts) -> Result<Vec<QueueAmounts>, YarnParseError> {
         // `None` for a queue without children.
         let mut sums: Vec<Option<QueueAmounts>> = vec![None; self.queues.len()];
         let places: std::collections::HashMap<&str, usize> =
@@ -178,7 +180,7 @@ impl Scheduler {
             let used = match (queue.used, *sum) {
                 (Use::Amounts(amounts), _) | (_, Some(amounts)) => amounts,
                 (Use::Share(hundredths), None) => share(cluster, hundredths, Rounds::Up),
-                (Use::Unstated, None) => return Err(ParseError::NoUse { path: queue.path.clone() }),
+                (Use::Unstated, None) => return Err(YarnParseError::NoUse { path: queue.path.clone() }),
             };
             *sum = Some(used);
             let parent = queue.path.rsplit_once('.').and_then(|(parent, _)| places.get(parent));
@@ -190,13 +192,13 @@ impl Scheduler {
     }
 }
 
-impl Size {
-    fn amounts(self, capacity: Capacity, cluster: QueueAmounts) -> QueueAmounts {
+impl QueueSize {
+    fn amounts(self, capacity: CapacityMode, cluster: QueueAmounts) -> QueueAmounts {
         match (self, capacity) {
-            (Self::Amounts { maximum, .. }, Capacity::Maximum) => maximum,
-            (Self::Amounts { guaranteed, .. }, Capacity::Guaranteed) => guaranteed,
-            (Self::Shares { maximum, .. }, Capacity::Maximum) => share(cluster, maximum, Rounds::Down),
-            (Self::Shares { guaranteed, .. }, Capacity::Guaranteed) => share(cluster, guaranteed, Rounds::Down),
+            (Self::Amounts { maximum, .. }, CapacityMode::Maximum) => maximum,
+            (Self::Amounts { guaranteed, .. }, CapacityMode::Guaranteed) => guaranteed,
+            (Self::Shares { maximum, .. }, CapacityMode::Maximum) => share(cluster, maximum, Rounds::Down),
+            (Self::Shares { guaranteed, .. }, CapacityMode::Guaranteed) => share(cluster, guaranteed, Rounds::Down),
         }
     }
 }
@@ -212,8 +214,8 @@ fn share(cluster: QueueAmounts, hundredths: f64, rounds: Rounds) -> QueueAmounts
 }
 
 /// Returns the path of a queue. Schedulers write either the path or the last name only.
-fn path(queue: &Value, parent: Option<&str>) -> Result<String, ParseError> {
-    let name = queue.text("queueName").ok_or(ParseError::Missing { what: "queueName" })?;
+fn path(queue: &JsonValue, parent: Option<&str>) -> Result<String, YarnParseError> {
+    let name = queue.text("queueName").ok_or(YarnParseError::Missing { what: "queueName" })?;
     let written = queue.text("queuePath").unwrap_or(name);
     let is_path = written == ROOT || written.strip_prefix(ROOT).is_some_and(|rest| rest.starts_with('.'));
     let path = match parent {
@@ -222,7 +224,7 @@ fn path(queue: &Value, parent: Option<&str>) -> Result<String, ParseError> {
         Some(parent) => format!("{parent}.{name}"),
     };
     match path.len() > PATH_BYTES_MAX {
-        true => Err(ParseError::LongPath { most: PATH_BYTES_MAX }),
+        true => Err(YarnParseError::LongPath { most: PATH_BYTES_MAX }),
         false => Ok(path),
     }
 }
@@ -231,7 +233,10 @@ fn path(queue: &Value, parent: Option<&str>) -> Result<String, ParseError> {
 struct NotAmounts;
 
 /// Parses the first of `values` that has a valid form; `None` if none states anything.
-fn amounts<'a>(values: impl Iterator<Item = &'a Value>, rounds: Rounds) -> Result<Option<QueueAmounts>, NotAmounts> {
+fn amounts<'a>(
+    values: impl Iterator<Item = &'a JsonValue>,
+    rounds: Rounds,
+) -> Result<Option<QueueAmounts>, NotAmounts> {
     let mut read = Ok(None);
     for value in values.filter(|value| !value.is_empty()) {
         match pair(value, rounds) {
@@ -245,14 +250,14 @@ fn amounts<'a>(values: impl Iterator<Item = &'a Value>, rounds: Rounds) -> Resul
 }
 
 /// Returns MiB and cores of an object, or of a text such as `<memory:61440, vCores:60>`.
-fn pair(value: &Value, rounds: Rounds) -> Option<[i64; 2]> {
+fn pair(value: &JsonValue, rounds: Rounds) -> Option<[i64; 2]> {
     const KEYS: [[&str; 2]; 2] = [["memory", "memorySize"], ["vCores", "virtualCores"]];
     let [memory, cores] = match value {
-        Value::Object(_) => KEYS.map(|keys| {
+        JsonValue::Object(_) => KEYS.map(|keys| {
             let mut values = keys.into_iter().flat_map(|key| value.all(key));
             values.find_map(|value| value.whole(rounds))
         }),
-        Value::Text(text) => {
+        JsonValue::Text(text) => {
             let inner = text.trim().strip_prefix('<')?.strip_suffix('>')?;
             KEYS.map(|keys| {
                 let mut entries = inner.split(',').filter_map(|entry| entry.split_once(':'));
@@ -265,33 +270,33 @@ fn pair(value: &Value, rounds: Rounds) -> Option<[i64; 2]> {
     Some([memory?, cores?])
 }
 
-fn used(queue: &Value) -> Result<Use, NotAmounts> {
+fn used(queue: &JsonValue) -> Result<Use, NotAmounts> {
     let values = queue.all("usedResources").chain(queue.all("resourcesUsed"));
     // Releases exist that write one as a text and one as an object; the object is exact.
-    let (objects, others): (Vec<_>, Vec<_>) = values.partition(|value| matches!(value, Value::Object(_)));
+    let (objects, others): (Vec<_>, Vec<_>) = values.partition(|value| matches!(value, JsonValue::Object(_)));
     let amounts = amounts(objects.into_iter().chain(others), Rounds::Up)?.map(Use::Amounts);
     Ok(amounts.or(queue.real("absoluteUsedCapacity").map(Use::Share)).unwrap_or(Use::Unstated))
 }
 
-fn fair_size(queue: &Value) -> Result<Option<Size>, NotAmounts> {
+fn fair_size(queue: &JsonValue) -> Result<Option<QueueSize>, NotAmounts> {
     let maximum = amounts(queue.all("maxResources"), Rounds::Down)?;
     // The guarantee depends on the demand of the other queues.
-    Ok(maximum.map(|maximum| Size::Amounts { guaranteed: maximum, maximum }))
+    Ok(maximum.map(|maximum| QueueSize::Amounts { guaranteed: maximum, maximum }))
 }
 
 /// Returns the capacity on nodes without a label. Partitions of labelled nodes are ignored.
-fn capacity_size(queue: &Value) -> Result<Option<Size>, NotAmounts> {
+fn capacity_size(queue: &JsonValue) -> Result<Option<QueueSize>, NotAmounts> {
     let mut partitions = queue.objects("capacities").flat_map(|value| value.objects("queueCapacitiesByPartition"));
     let plain = partitions.find(|partition| partition.text("partitionName").unwrap_or_default().is_empty());
     let effective = |key| amounts(plain.into_iter().flat_map(|partition| partition.all(key)), Rounds::Down);
     if let Some((guaranteed, maximum)) = effective("effectiveMinResource")?.zip(effective("effectiveMaxResource")?) {
-        return Ok(Some(Size::Amounts { guaranteed, maximum }));
+        return Ok(Some(QueueSize::Amounts { guaranteed, maximum }));
     }
     // The root of old releases states no share: it is the whole cluster.
     let is_root = queue.text("queueName") == Some(ROOT);
     let share = |key| queue.real(key).or(is_root.then_some(100.0));
     let shares = share("absoluteCapacity").zip(share("absoluteMaxCapacity"));
-    Ok(shares.map(|(guaranteed, maximum)| Size::Shares { guaranteed, maximum }))
+    Ok(shares.map(|(guaranteed, maximum)| QueueSize::Shares { guaranteed, maximum }))
 }
 
 #[cfg(test)]

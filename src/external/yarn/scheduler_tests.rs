@@ -12,8 +12,8 @@ const SHARES: &str = include_str!("../../../tests/fixtures/yarn/capacity-2.7.jso
 const AMOUNTS: &str = r#""maxResources": {"memory": 1, "vCores": 1}, "usedResources": {"memory": 0, "vCores": 0}"#;
 const ROOT_AMOUNTS: &str = r#""queueName": "root", "maxResources": {"memory": 1, "vCores": 1}"#;
 
-fn read(json: &str, capacity: Capacity) -> Queues {
-    let scheduler = Scheduler::read(json.as_bytes()).unwrap();
+fn read(json: &str, capacity: CapacityMode) -> QueueTree {
+    let scheduler = SchedulerReply::read(json.as_bytes()).unwrap();
     let needs_cluster = scheduler.needs_cluster();
     let cluster = QueueAmounts { memory: 9 << 30, cores: 9 };
     let queues = scheduler.queues(capacity, if needs_cluster { cluster } else { QueueAmounts::default() });
@@ -21,9 +21,9 @@ fn read(json: &str, capacity: Capacity) -> Queues {
 }
 
 /// Returns the paths with maximum and use in MiB and cores, and the number of running applications.
-fn told(queues: &Queues) -> Vec<(&str, [i64; 4], Option<i64>)> {
+fn told(queues: &QueueTree) -> Vec<(&str, [i64; 4], Option<i64>)> {
     let mut told = Vec::new();
-    for Queue { path, max, used, running_applications, .. } in queues.behind(None) {
+    for ExternalQueue { path, max, used, running_applications, .. } in queues.behind(None) {
         let amounts = [max.memory / MIB, max.cores, used.memory / MIB, used.cores];
         told.push((path.as_str(), amounts, *running_applications));
     }
@@ -32,7 +32,7 @@ fn told(queues: &Queues) -> Vec<(&str, [i64; 4], Option<i64>)> {
 
 #[test]
 fn the_fair_scheduler_s_queues() {
-    let queues = read(FAIR, Capacity::Maximum);
+    let queues = read(FAIR, CapacityMode::Maximum);
     assert_eq!(
         told(&queues),
         [
@@ -49,7 +49,7 @@ fn the_fair_scheduler_s_queues() {
 
 #[test]
 fn the_capacity_scheduler_s_queues_as_far_as_they_may_grow() {
-    let queues = read(CAPACITY, Capacity::Maximum);
+    let queues = read(CAPACITY, CapacityMode::Maximum);
     let (mut paths, mut used) = (Vec::new(), Vec::new());
     for (path, [_, _, memory, cores], _) in told(&queues) {
         paths.push(path);
@@ -65,7 +65,7 @@ fn the_capacity_scheduler_s_queues_as_far_as_they_may_grow() {
 
 #[test]
 fn the_capacity_scheduler_s_guarantees_are_exact() {
-    let queues = read(CAPACITY, Capacity::Guaranteed);
+    let queues = read(CAPACITY, CapacityMode::Guaranteed);
     let max = |path| queues.find(path).unwrap().max;
     assert_eq!(max("eng"), QueueAmounts { memory: 81_920 * MIB, cores: 80 });
     assert_eq!(max("etl"), QueueAmounts { memory: 61_440 * MIB, cores: 60 });
@@ -74,7 +74,7 @@ fn the_capacity_scheduler_s_guarantees_are_exact() {
 
 #[test]
 fn keys_that_stand_there_twice_are_all_read() {
-    let queues = read(DUPLICATE_KEYS, Capacity::Maximum);
+    let queues = read(DUPLICATE_KEYS, CapacityMode::Maximum);
     let paths: Vec<_> = told(&queues).into_iter().map(|(path, ..)| path).collect();
     assert_eq!(paths, ["root", "root.a", "root.b", "root.b.c", "root.d"]);
     let queue = queues.find("b.c").unwrap();
@@ -83,9 +83,9 @@ fn keys_that_stand_there_twice_are_all_read() {
 
 #[test]
 fn shares_of_the_cluster_are_counted_where_no_amounts_are_told() {
-    assert!(Scheduler::read(SHARES.as_bytes()).unwrap().needs_cluster());
-    assert!(!Scheduler::read(CAPACITY.as_bytes()).unwrap().needs_cluster());
-    let queues = read(SHARES, Capacity::Guaranteed);
+    assert!(SchedulerReply::read(SHARES.as_bytes()).unwrap().needs_cluster());
+    assert!(!SchedulerReply::read(CAPACITY.as_bytes()).unwrap().needs_cluster());
+    let queues = read(SHARES, CapacityMode::Guaranteed);
     assert_eq!(
         told(&queues),
         [
@@ -96,15 +96,15 @@ fn shares_of_the_cluster_are_counted_where_no_amounts_are_told() {
         ],
         "33.333332 of 9 cores are 3, and 60.000004 of 9216 MiB are 5529"
     );
-    assert_eq!(read(SHARES, Capacity::Maximum).find("etl").unwrap().max.cores, 7);
+    assert_eq!(read(SHARES, CapacityMode::Maximum).find("etl").unwrap().max.cores, 7);
     let etl = queues.find("etl").unwrap();
     assert_eq!((etl.state, queues.state(etl)), (QueueState::Running, QueueState::Stopped), "what it is in is stopped");
 }
 
 #[test]
 fn what_is_missing_or_strange_is_an_error_that_names_it() {
-    let error = |json: &str| match Scheduler::read(json.as_bytes()) {
-        Ok(scheduler) => scheduler.queues(Capacity::Maximum, QueueAmounts::default()).unwrap_err().to_string(),
+    let error = |json: &str| match SchedulerReply::read(json.as_bytes()) {
+        Ok(scheduler) => scheduler.queues(CapacityMode::Maximum, QueueAmounts::default()).unwrap_err().to_string(),
         Err(error) => error.to_string(),
     };
     let fair = |root: &str| format!(r#"{{"scheduler": {{"schedulerInfo": {{"type": "fairScheduler", {root}}}}}}}"#);
@@ -136,13 +136,13 @@ fn names_and_numbers_of_queues_are_bounded() {
     let json = |root: &str| {
         format!(r#"{{"scheduler": {{"schedulerInfo": {{"type": "fairScheduler", "rootQueue": {root}}}}}}}"#)
     };
-    let read = |root: &str| Scheduler::read(json(root).as_bytes()).map(|_| ());
+    let read = |root: &str| SchedulerReply::read(json(root).as_bytes()).map(|_| ());
     let long = queue(&"x".repeat(PATH_BYTES_MAX), "");
-    assert_eq!(read(&queue("root", &long)), Err(ParseError::LongPath { most: PATH_BYTES_MAX }));
+    assert_eq!(read(&queue("root", &long)), Err(YarnParseError::LongPath { most: PATH_BYTES_MAX }));
     let many = vec![queue("q", ""); QUEUES_MAX].join(",");
-    assert_eq!(read(&queue("root", &many)), Err(ParseError::TooMany { most: QUEUES_MAX }));
+    assert_eq!(read(&queue("root", &many)), Err(YarnParseError::TooMany { most: QUEUES_MAX }));
     let deep = (0..200).fold(String::new(), |inner, _| queue("q", &inner));
-    assert!(matches!(read(&deep), Err(ParseError::NotJson { .. })));
+    assert!(matches!(read(&deep), Err(YarnParseError::NotJson { .. })));
 }
 
 /// Parses a root with one queue `etl`, whose fields are given. The cluster has 100 GiB and 100 cores.
@@ -157,9 +157,9 @@ fn read_etl(scheduler: &str, etl: &str) -> Result<[i64; 4], String> {
         r#"{{"scheduler": {{"schedulerInfo": {{"type": "{scheduler}", {root},
             "childQueues": {{"queue": [{{"queueName": "etl", {etl}}}]}}{inner}}}}}}}"#
     );
-    let scheduler = Scheduler::read(json.as_bytes()).map_err(|error| error.to_string())?;
+    let scheduler = SchedulerReply::read(json.as_bytes()).map_err(|error| error.to_string())?;
     let cluster = QueueAmounts { memory: 102_400 * MIB, cores: 100 };
-    let queues = scheduler.queues(Capacity::Maximum, cluster).map_err(|error| error.to_string())?;
+    let queues = scheduler.queues(CapacityMode::Maximum, cluster).map_err(|error| error.to_string())?;
     let queue = queues.find("root.etl").unwrap();
     assert_eq!(queues.find("root").unwrap().used, queue.used, "the root uses what is used in it");
     Ok([queue.max.memory / MIB, queue.max.cores, queue.used.memory / MIB, queue.used.cores])

@@ -14,9 +14,9 @@ use axum::{
 use prost_reflect::MethodDescriptor;
 use tonic::{Code, Request, Status, codegen::http::header::AUTHORIZATION};
 
-use crate::{error::Error, http::visit::Visit, transport::json};
+use crate::{error::Error, http::visit::ConnectionLifetime, transport::json};
 
-use super::{Site, Slot, session, shared::Question};
+use super::{PageServices, PageSlot, session, shared::QueryKey};
 
 /// Timeout of a call, below that of its connection.
 const CALL_TIMEOUT: Duration = Duration::from_secs(4);
@@ -28,25 +28,25 @@ const QUERY_SHARED_MAX: usize = 256;
 
 /// Error response of the JSON API.
 #[derive(Debug)]
-pub struct Answer {
+pub struct ApiErrorReply {
     status: StatusCode,
     message: String,
 }
 
-impl Answer {
+impl ApiErrorReply {
     /// Creates an error response with a status and a message.
     pub fn new(status: StatusCode, message: impl Into<String>) -> Self {
         Self { status, message: message.into() }
     }
 }
 
-impl From<Error> for Answer {
+impl From<Error> for ApiErrorReply {
     fn from(error: Error) -> Self {
         Status::from(error).into()
     }
 }
 
-impl From<Status> for Answer {
+impl From<Status> for ApiErrorReply {
     fn from(status: Status) -> Self {
         let code = match status.code() {
             Code::InvalidArgument | Code::OutOfRange => StatusCode::BAD_REQUEST,
@@ -64,7 +64,7 @@ impl From<Status> for Answer {
     }
 }
 
-impl IntoResponse for Answer {
+impl IntoResponse for ApiErrorReply {
     fn into_response(self) -> Response {
         (self.status, json_answer(serde_json::json!({ "message": self.message }).to_string())).into_response()
     }
@@ -81,15 +81,15 @@ pub fn json_answer(json: String) -> Response {
 /// # Errors
 /// 404 for an unknown or changing call, 504 after the timeout, and the status of the call as HTTP.
 pub async fn read(
-    State(slot): State<Slot>,
-    Extension(visit): Extension<Arc<Visit>>,
+    State(slot): State<PageSlot>,
+    Extension(visit): Extension<Arc<ConnectionLifetime>>,
     Path(method): Path<String>,
     RawQuery(query): RawQuery,
     headers: HeaderMap,
-) -> Result<Response, Answer> {
+) -> Result<Response, ApiErrorReply> {
     let site = slot.site()?;
     let method = site.schema.read(&method);
-    let method = method.ok_or_else(|| Answer::new(StatusCode::NOT_FOUND, "there is no such call that reads"))?;
+    let method = method.ok_or_else(|| ApiErrorReply::new(StatusCode::NOT_FOUND, "there is no such call that reads"))?;
     let (query, shown) = (query.unwrap_or_default(), session::shown(&headers, &visit));
     let pairs = form_urlencoded::parse(query.as_bytes());
     let mut request = Request::new(json::question(method, pairs).map_err(Error::from)?);
@@ -113,7 +113,7 @@ pub async fn read(
         }
     };
     let answer = tokio::time::timeout(CALL_TIMEOUT, answer).await;
-    let late = |_| Answer::new(StatusCode::GATEWAY_TIMEOUT, "the service did not answer in time; try again");
+    let late = |_| ApiErrorReply::new(StatusCode::GATEWAY_TIMEOUT, "the service did not answer in time; try again");
     Ok(json_answer(answer.map_err(late)??))
 }
 
@@ -129,12 +129,12 @@ fn takes_older(headers: &HeaderMap) -> bool {
 /// # Errors
 /// The caller may not make the call.
 fn shared(
-    site: &Site,
+    site: &PageServices,
     method: &MethodDescriptor,
     query: &str,
     shown: Option<HeaderValue>,
-    visit: &Visit,
-) -> Result<Option<Question>, Error> {
+    visit: &ConnectionLifetime,
+) -> Result<Option<QueryKey>, Error> {
     let service = method.parent_service();
     if service.name() != LISTS || !method.name().starts_with("List") || query.len() > QUERY_SHARED_MAX {
         return Ok(None);
@@ -142,13 +142,13 @@ fn shared(
     let admitted = session::admit_to(site, &format!("/{}/{}", service.full_name(), method.name()), shown, visit)?;
     let (method, query) = (method.name().to_owned(), query.to_owned());
     let is_of_operator = admitted.is_of_operator();
-    Ok(admitted.reach().is_all().then_some(Question { method, query, is_of_operator }))
+    Ok(admitted.reach().is_all().then_some(QueryKey { method, query, is_of_operator }))
 }
 
 /// Returns a header value.
 ///
 /// # Errors
 /// A text that no header can have.
-pub fn header_value(text: &str) -> Result<HeaderValue, Answer> {
-    HeaderValue::from_str(text).map_err(|_| Answer::new(StatusCode::UNAUTHORIZED, "that is no token"))
+pub fn header_value(text: &str) -> Result<HeaderValue, ApiErrorReply> {
+    HeaderValue::from_str(text).map_err(|_| ApiErrorReply::new(StatusCode::UNAUTHORIZED, "that is no token"))
 }

@@ -17,13 +17,15 @@ use serde_json::Value;
 use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
-use crate::{error::Error, http::visit::Visit, service::overview::Seen, transport::identity::Admitted};
+use crate::{
+    error::Error, http::visit::ConnectionLifetime, service::overview::WatchUpdate, transport::identity::AdmittedCaller,
+};
 
 use super::{
-    Site, Slot,
-    api::Answer,
-    history::Point,
-    picture::{News, Told},
+    PageServices, PageSlot,
+    api::ApiErrorReply,
+    history::HistoryPoint,
+    picture::{SentState, SnapshotChanges},
     session,
 };
 
@@ -34,26 +36,26 @@ const LAST_WORD_MAX: Duration = Duration::from_millis(500);
 
 /// Content of one event.
 #[derive(Debug, Serialize)]
-struct Message<'a> {
+struct EventMessage<'a> {
     #[serde(flatten)]
-    news: News<'a>,
+    news: SnapshotChanges<'a>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    points: Vec<Point>,
+    points: Vec<HistoryPoint>,
     #[serde(skip_serializing_if = "Option::is_none")]
     server: Option<Value>,
 }
 
-type Taker = mpsc::Sender<Result<String, Infallible>>;
+type EventSender = mpsc::Sender<Result<String, Infallible>>;
 
 /// Starts a stream.
 ///
 /// # Errors
 /// 401 or 403 if the caller may not watch, 429 above the bound of watchers, 503 while the instance starts or stops.
 pub async fn stream(
-    State(slot): State<Slot>,
-    Extension(visit): Extension<Arc<Visit>>,
+    State(slot): State<PageSlot>,
+    Extension(visit): Extension<Arc<ConnectionLifetime>>,
     headers: HeaderMap,
-) -> Result<Response, Answer> {
+) -> Result<Response, ApiErrorReply> {
     let site = slot.site()?;
     let admitted = session::admit(&site, session::shown(&headers, &visit), &visit)?;
     let seen = site.overviews.watch(&admitted.caller.principal)?;
@@ -66,11 +68,11 @@ pub async fn stream(
 }
 
 async fn run(
-    site: Arc<Site>,
-    admitted: Admitted,
-    seen: mpsc::Receiver<Result<Seen, Error>>,
-    tell: Taker,
-    visit: Arc<Visit>,
+    site: Arc<PageServices>,
+    admitted: AdmittedCaller,
+    seen: mpsc::Receiver<Result<WatchUpdate, Error>>,
+    tell: EventSender,
+    visit: Arc<ConnectionLifetime>,
 ) {
     let stopping = site.stopping.clone();
     let end = tokio::select! {
@@ -106,19 +108,19 @@ fn word(kind: &str, text: &str) -> String {
 }
 
 /// Sends an event; `None` if the caller does not take it in time.
-async fn send(tell: &Taker, text: String, longest: Duration) -> Option<()> {
+async fn send(tell: &EventSender, text: String, longest: Duration) -> Option<()> {
     tokio::time::timeout(longest, tell.send(Ok(text))).await.ok()?.ok()
 }
 
 /// Sends the changes of each second. Returns the last event, or `None` if the caller does not take one.
 async fn follow(
-    site: &Site,
-    admitted: &Admitted,
-    mut seen: mpsc::Receiver<Result<Seen, Error>>,
-    tell: &Taker,
+    site: &PageServices,
+    admitted: &AdmittedCaller,
+    mut seen: mpsc::Receiver<Result<WatchUpdate, Error>>,
+    tell: &EventSender,
 ) -> Option<String> {
     let is_bound = !admitted.reach().is_all();
-    let (mut told, mut points_told, mut server) = (Told::default(), 0, Some(site.about(admitted)));
+    let (mut told, mut points_told, mut server) = (SentState::default(), 0, Some(site.about(admitted)));
     loop {
         let picture = match seen.recv().await {
             Some(Ok(seen)) => site.pictures.of(&seen.snapshot),
@@ -131,7 +133,7 @@ async fn follow(
         };
         let (points, next) = site.history.since(points_told, is_bound);
         points_told = next;
-        let message = Message { news: told.news(&picture, is_bound), points, server: server.take() };
+        let message = EventMessage { news: told.news(&picture, is_bound), points, server: server.take() };
         let Ok(json) = serde_json::to_string(&message) else {
             return Some(word("trouble", "a defect of the service"));
         };
@@ -139,9 +141,9 @@ async fn follow(
     }
 }
 
-impl Site {
+impl PageServices {
     /// Returns the fields of the first event about the instance and the caller.
-    fn about(&self, admitted: &Admitted) -> Value {
+    fn about(&self, admitted: &AdmittedCaller) -> Value {
         let mut told = session::who(admitted);
         if let Value::Object(fields) = &mut told {
             fields.insert("version".to_owned(), env!("CARGO_PKG_VERSION").into());

@@ -2,7 +2,7 @@
 //!
 //! One point is recorded every five seconds, with or without a viewer. A point uses the figures of the instances and
 //! sums that other tasks compute; it never causes a count. Callers: the event stream; the server runs
-//! [`History::keep`].
+//! [`MetricHistory::keep`].
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -23,9 +23,9 @@ use crate::{
     error::Error,
     metrics::{
         Metrics,
-        cluster::{Amounts, ClusterFigures},
+        cluster::{ClusterFigures, DimensionFigures},
     },
-    service::overview::{Overviews, Snapshot},
+    service::overview::{OverviewService, OverviewSnapshot},
 };
 
 /// Interval between two points.
@@ -41,7 +41,7 @@ const DIMENSIONS_MAX: usize = 8;
 
 /// Figures at one time. Unknown figures are omitted.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
-pub struct Point {
+pub struct HistoryPoint {
     /// Seconds since the start of the recording, by a monotonic clock.
     t: f64,
     /// Granted requests per second on all instances.
@@ -62,28 +62,29 @@ pub struct Point {
 
 /// Points, oldest first; clones share them.
 #[derive(Debug, Clone, Default)]
-pub struct History(Arc<Mutex<Ring>>);
+pub struct MetricHistory(Arc<Mutex<PointRing>>);
 
 #[derive(Debug, Default)]
-struct Ring {
-    points: VecDeque<Point>,
+struct PointRing {
+    points: VecDeque<HistoryPoint>,
     /// Number of points recorded so far.
     noted: usize,
 }
 
-impl History {
+impl MetricHistory {
     /// Returns the points after the first `noted` ones, and the number of points so far. A caller that is bound to
     /// users gets only the used fractions.
-    pub fn since(&self, noted: usize, is_bound: bool) -> (Vec<Point>, usize) {
+    pub fn since(&self, noted: usize, is_bound: bool) -> (Vec<HistoryPoint>, usize) {
         let ring = self.ring();
         let first = ring.noted - ring.points.len();
         let points = ring.points.iter().skip(noted.saturating_sub(first)).cloned();
-        let bound =
-            |point: Point| if is_bound { Point { t: point.t, held: point.held, ..Point::default() } } else { point };
+        let bound = |point: HistoryPoint| {
+            if is_bound { HistoryPoint { t: point.t, held: point.held, ..HistoryPoint::default() } } else { point }
+        };
         (points.map(bound).collect(), ring.noted)
     }
 
-    fn note(&self, point: Point) {
+    fn note(&self, point: HistoryPoint) {
         let mut ring = self.ring();
         if ring.points.len() == POINTS_MAX {
             ring.points.pop_front();
@@ -93,12 +94,12 @@ impl History {
     }
 
     /// Locks the points. They stay consistent if a holder panics.
-    fn ring(&self) -> MutexGuard<'_, Ring> {
+    fn ring(&self) -> MutexGuard<'_, PointRing> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records points until the instance stops; none while the database is unavailable.
-    pub async fn keep(self, mut sources: Sources, stopping: CancellationToken) {
+    pub async fn keep(self, mut sources: PointSources, stopping: CancellationToken) {
         let mut ticks = tokio::time::interval(INTERVAL);
         ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let keeping = async {
@@ -121,25 +122,25 @@ impl History {
 
 /// Sources of the points.
 #[derive(Debug)]
-pub struct Sources {
-    overviews: Overviews,
+pub struct PointSources {
+    overviews: OverviewService,
     metrics: Metrics,
     instance_id: Uuid,
     start: Instant,
     /// The overview at the last point.
-    seen: Option<Arc<Snapshot>>,
+    seen: Option<Arc<OverviewSnapshot>>,
     /// Time of the last point, and the refusals until then.
     refused: (Instant, [(ScopeKind, u64); ScopeKind::ALL.len()]),
 }
 
-impl Sources {
+impl PointSources {
     /// Creates the sources of one instance.
-    pub fn new(overviews: Overviews, metrics: Metrics, instance_id: Uuid) -> Self {
+    pub fn new(overviews: OverviewService, metrics: Metrics, instance_id: Uuid) -> Self {
         let (start, refused) = (Instant::now(), metrics.requests.refused());
         Self { overviews, metrics, instance_id, start, seen: None, refused: (start, refused) }
     }
 
-    async fn point(&mut self) -> Result<Point, Error> {
+    async fn point(&mut self) -> Result<HistoryPoint, Error> {
         let instances = self.overviews.instances().await?;
         let mut refused = self.refused();
         let (mut grants, mut refusals, mut elsewhere) = (0.0, 0.0, 0.0);
@@ -157,7 +158,7 @@ impl Sources {
         let figures = cluster.as_ref().and_then(|cluster| cluster.figures.as_ref()).map(|(figures, _)| figures);
         // Uses an overview that another caller has requested: the recording requests none.
         let seen = self.overviews.last();
-        let is_same = |seen: &Arc<Snapshot>| self.seen.as_ref().is_some_and(|before| Arc::ptr_eq(before, seen));
+        let is_same = |seen: &Arc<OverviewSnapshot>| self.seen.as_ref().is_some_and(|before| Arc::ptr_eq(before, seen));
         let lately = seen.clone().filter(|seen| !is_same(seen));
         self.seen = seen;
         let mut held = figures.map(held_by_figures).unwrap_or_default();
@@ -166,7 +167,7 @@ impl Sources {
         // The number of waiting requests is far below 2^53.
         let waiting = waiting.or(figures.map(|figures| figures.waiting_requests as i64));
         let t = self.start.elapsed().as_secs_f64();
-        Ok(Point { t, grants: Some(grants), refusals: Some(refusals), refused, waiting, held })
+        Ok(HistoryPoint { t, grants: Some(grants), refusals: Some(refusals), refused, waiting, held })
     }
 
     /// Returns the refusals of this instance per second since the last point, by the kind of the first shortfall.
@@ -184,7 +185,9 @@ impl Sources {
 /// Returns the used fractions that one instance computes for all, every few seconds.
 fn held_by_figures(figures: &ClusterFigures) -> BTreeMap<String, f64> {
     let dimensions = [("memory", figures.memory), ("cores", figures.cores), ("instances", figures.instances)];
-    let share = |Amounts { total, protected, used, locked }: Amounts| (used + locked) / (total - protected).max(1.0);
+    let share = |DimensionFigures { total, protected, used, locked }: DimensionFigures| {
+        (used + locked) / (total - protected).max(1.0)
+    };
     let there = dimensions.into_iter().filter(|(_, amounts)| amounts.total > 0.0);
     there.map(|(name, amounts)| (name.to_owned(), share(amounts))).collect()
 }
@@ -211,15 +214,15 @@ mod tests {
 
     #[test]
     fn each_point_is_told_once_and_the_oldest_are_forgotten() {
-        let history = History::default();
+        let history = MetricHistory::default();
         let times = |noted| history.since(noted, false).0.iter().map(|point| point.t).collect::<Vec<_>>();
-        let point = |t: f64| Point { t, grants: Some(1.0), ..Point::default() };
+        let point = |t: f64| HistoryPoint { t, grants: Some(1.0), ..HistoryPoint::default() };
         assert_eq!(history.since(0, false), (vec![], 0));
         history.note(point(1.0));
         history.note(point(2.0));
         assert_eq!((times(0), times(1), times(2)), (vec![1.0, 2.0], vec![2.0], vec![]));
         (0..POINTS_MAX).for_each(|_| history.note(point(3.0)));
         assert_eq!((times(0).len(), times(0)[0], history.since(0, false).1), (POINTS_MAX, 3.0, POINTS_MAX + 2));
-        assert_eq!(history.since(POINTS_MAX + 1, true).0, [Point { t: 3.0, ..Point::default() }]);
+        assert_eq!(history.since(POINTS_MAX + 1, true).0, [HistoryPoint { t: 3.0, ..HistoryPoint::default() }]);
     }
 }

@@ -21,12 +21,12 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
-    service::{overview::Overviews, tasks::Tasks},
+    service::{overview::OverviewService, tasks::InstanceTasks},
     transport::{
-        edge::{Calls, Edge},
-        identity::Identity,
-        json::Schema,
-        observe::Observed,
+        edge::{Edge, EdgeService},
+        identity::Authenticator,
+        json::ReadCalls,
+        observe::ObservedService,
     },
 };
 
@@ -39,34 +39,34 @@ pub mod shared;
 
 /// Services that the page uses while an instance serves.
 #[derive(Debug)]
-pub struct Site {
+pub struct PageServices {
     /// The calls of gRPC, within the process.
-    pub calls: Observed<Calls>,
+    pub calls: ObservedService<EdgeService>,
     /// Bounds of the calls.
     pub edge: Arc<Edge>,
     /// Authenticator of the viewers.
-    pub identity: Arc<Identity>,
+    pub identity: Arc<Authenticator>,
     /// Messages of the calls.
-    pub schema: Arc<Schema>,
+    pub schema: Arc<ReadCalls>,
     /// Overviews of the cluster.
-    pub overviews: Overviews,
+    pub overviews: OverviewService,
     /// Snapshots for the event streams, shared by all viewers.
-    pub pictures: picture::Pictures,
+    pub pictures: picture::PageSnapshots,
     /// Lists that many viewers request together.
-    pub answers: shared::Answers,
+    pub answers: shared::ReplyCache,
     /// Figures of the last minutes.
-    pub history: history::History,
+    pub history: history::MetricHistory,
     /// Data of the instance.
-    pub about: About,
+    pub about: InstanceInfo,
     /// Runs the event streams.
-    pub tasks: Tasks,
+    pub tasks: InstanceTasks,
     /// Cancelled when the instance stops.
     pub stopping: CancellationToken,
 }
 
 /// Data of the instance on the page.
 #[derive(Debug, Clone)]
-pub struct About {
+pub struct InstanceInfo {
     /// Identifier of the instance.
     pub instance_id: Uuid,
     /// Address for gRPC.
@@ -77,35 +77,35 @@ pub struct About {
 
 /// Holder of the page's services; clones share it.
 #[derive(Debug, Clone, Default)]
-pub struct Slot(Arc<ArcSwapOption<Site>>);
+pub struct PageSlot(Arc<ArcSwapOption<PageServices>>);
 
-impl Slot {
+impl PageSlot {
     /// Opens the page. The page closes when the returned guard is dropped.
     #[must_use]
-    pub fn open(&self, site: Site) -> Open {
+    pub fn open(&self, site: PageServices) -> PageGuard {
         self.0.store(Some(Arc::new(site)));
-        Open(self.clone())
+        PageGuard(self.clone())
     }
 
-    fn site(&self) -> Result<Arc<Site>, api::Answer> {
-        self.0
-            .load_full()
-            .ok_or_else(|| api::Answer::new(StatusCode::SERVICE_UNAVAILABLE, "the service is starting, or stopping"))
+    fn site(&self) -> Result<Arc<PageServices>, api::ApiErrorReply> {
+        self.0.load_full().ok_or_else(|| {
+            api::ApiErrorReply::new(StatusCode::SERVICE_UNAVAILABLE, "the service is starting, or stopping")
+        })
     }
 }
 
 /// Keeps the page open until it is dropped.
 #[derive(Debug)]
-pub struct Open(Slot);
+pub struct PageGuard(PageSlot);
 
-impl Drop for Open {
+impl Drop for PageGuard {
     fn drop(&mut self) {
         self.0.0.store(None);
     }
 }
 
 /// Returns the routes of the page.
-pub fn routes(slot: Slot) -> Router {
+pub fn routes(slot: PageSlot) -> Router {
     Router::new()
         .route("/", get(|| async { file(&PAGE) }))
         .route("/page/{name}", get(|Path(name): Path<String>| async move { named(&name) }))
@@ -119,22 +119,22 @@ pub fn routes(slot: Slot) -> Router {
 }
 
 /// Static file: name, media type and content.
-struct File(&'static str, &'static str, &'static str);
+struct StaticFile(&'static str, &'static str, &'static str);
 
-static PAGE: File = File("page.html", "text/html; charset=utf-8", include_str!("assets/page.html"));
+static PAGE: StaticFile = StaticFile("page.html", "text/html; charset=utf-8", include_str!("assets/page.html"));
 
 const SCRIPT: &str = "text/javascript; charset=utf-8";
 
-static FILES: [File; 9] = [
-    File("page.css", "text/css; charset=utf-8", include_str!("assets/page.css")),
-    File("icon.svg", "image/svg+xml", include_str!("assets/icon.svg")),
-    File("page.js", SCRIPT, include_str!("assets/page.js")),
-    File("api.js", SCRIPT, include_str!("assets/api.js")),
-    File("format.js", SCRIPT, include_str!("assets/format.js")),
-    File("cluster.js", SCRIPT, include_str!("assets/cluster.js")),
-    File("hosts.js", SCRIPT, include_str!("assets/hosts.js")),
-    File("lists.js", SCRIPT, include_str!("assets/lists.js")),
-    File("panel.js", SCRIPT, include_str!("assets/panel.js")),
+static FILES: [StaticFile; 9] = [
+    StaticFile("page.css", "text/css; charset=utf-8", include_str!("assets/page.css")),
+    StaticFile("icon.svg", "image/svg+xml", include_str!("assets/icon.svg")),
+    StaticFile("page.js", SCRIPT, include_str!("assets/page.js")),
+    StaticFile("api.js", SCRIPT, include_str!("assets/api.js")),
+    StaticFile("format.js", SCRIPT, include_str!("assets/format.js")),
+    StaticFile("cluster.js", SCRIPT, include_str!("assets/cluster.js")),
+    StaticFile("hosts.js", SCRIPT, include_str!("assets/hosts.js")),
+    StaticFile("lists.js", SCRIPT, include_str!("assets/lists.js")),
+    StaticFile("panel.js", SCRIPT, include_str!("assets/panel.js")),
 ];
 
 fn named(name: &str) -> Response {
@@ -145,7 +145,7 @@ fn named(name: &str) -> Response {
 }
 
 /// Returns a file. A browser revalidates it each time, so that all files belong to one release after an upgrade.
-fn file(File(_, media_type, text): &File) -> Response {
+fn file(StaticFile(_, media_type, text): &StaticFile) -> Response {
     ([(header::CONTENT_TYPE, *media_type), (header::CACHE_CONTROL, "no-cache")], *text).into_response()
 }
 

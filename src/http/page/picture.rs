@@ -11,8 +11,8 @@ use serde_json::{Map, Value};
 use crate::{
     domain::{em::EmInstance, overview::EmState},
     error::Error,
-    service::overview::Snapshot,
-    transport::{convert, json::Schema},
+    service::overview::OverviewSnapshot,
+    transport::{convert, json::ReadCalls},
 };
 
 /// Maximum number of EMs whose changes one event has; the next events have the rest. Each change takes up to ten bytes.
@@ -36,7 +36,7 @@ fn code(state: EmState, held_percent: u8) -> u16 {
 
 /// The cluster at one time.
 #[derive(Debug)]
-pub struct Picture {
+pub struct PageSnapshot {
     /// Fields of the overview for callers with access to the whole cluster.
     whole: Map<String, Value>,
     /// Fields of the overview for callers that are bound to users.
@@ -49,14 +49,14 @@ pub struct Picture {
 
 /// Creates snapshots, each once.
 #[derive(Debug)]
-pub struct Pictures {
-    schema: Arc<Schema>,
-    last: Mutex<Option<(Arc<Snapshot>, Arc<Picture>)>>,
+pub struct PageSnapshots {
+    schema: Arc<ReadCalls>,
+    last: Mutex<Option<(Arc<OverviewSnapshot>, Arc<PageSnapshot>)>>,
 }
 
-impl Pictures {
+impl PageSnapshots {
     /// Creates an empty cache.
-    pub fn new(schema: Arc<Schema>) -> Self {
+    pub fn new(schema: Arc<ReadCalls>) -> Self {
         Self { schema, last: Mutex::default() }
     }
 
@@ -64,7 +64,7 @@ impl Pictures {
     ///
     /// # Errors
     /// [`Error::Internal`] if the schema does not have the message.
-    pub fn of(&self, snapshot: &Arc<Snapshot>) -> Result<Arc<Picture>, Error> {
+    pub fn of(&self, snapshot: &Arc<OverviewSnapshot>) -> Result<Arc<PageSnapshot>, Error> {
         // The guarded state stays consistent if a holder panics.
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let before = match &*last {
@@ -76,7 +76,7 @@ impl Pictures {
         let fields = |is_bound| self.schema.fields("Overview", &convert::overview::overview(overview, is_bound));
         let is_like = before.iter().eq(overview.states.iter().map(|(em, _)| em));
         let names = || overview.states.iter().map(|(em, _)| em.clone()).collect();
-        let picture = Arc::new(Picture {
+        let picture = Arc::new(PageSnapshot {
             whole: fields(false)?,
             bound: fields(true)?,
             names: if is_like { before } else { names() },
@@ -90,11 +90,11 @@ impl Pictures {
 }
 
 /// Consecutive new EMs of one application: index of the first, application, and name and code of each.
-type Run<'a> = (usize, &'a str, Vec<(&'a str, u16)>);
+type EmRun<'a> = (usize, &'a str, Vec<(&'a str, u16)>);
 
 /// Changes since the last event of a stream.
 #[derive(Debug, Default, Serialize)]
-pub struct News<'a> {
+pub struct SnapshotChanges<'a> {
     /// Changed fields of the overview.
     overview: Map<String, Value>,
     /// Indexes of removed EMs, in the list before.
@@ -102,7 +102,7 @@ pub struct News<'a> {
     gone: Vec<usize>,
     /// New EMs, by their indexes in the new list.
     #[serde(skip_serializing_if = "Vec::is_empty")]
-    came: Vec<Run<'a>>,
+    came: Vec<EmRun<'a>>,
     /// Index and code of each changed EM.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     codes: Vec<usize>,
@@ -110,7 +110,7 @@ pub struct News<'a> {
 
 /// State that a stream has sent.
 #[derive(Debug, Default)]
-pub struct Told {
+pub struct SentState {
     overview: Map<String, Value>,
     names: Arc<[EmInstance]>,
     codes: Vec<u16>,
@@ -118,20 +118,20 @@ pub struct Told {
     place: usize,
 }
 
-impl Told {
+impl SentState {
     /// Returns the changes since the last event, and records them as sent.
-    pub fn news<'a>(&mut self, picture: &'a Picture, is_bound: bool) -> News<'a> {
+    pub fn news<'a>(&mut self, picture: &'a PageSnapshot, is_bound: bool) -> SnapshotChanges<'a> {
         let now = if is_bound { &picture.bound } else { &picture.whole };
         let is_new = |(key, value): &(&String, &Value)| self.overview.get(*key) != Some(*value);
         let overview: Map<_, _> = now.iter().filter(is_new).map(|(key, value)| (key.clone(), value.clone())).collect();
         self.overview.clone_from(now);
         let (gone, came) = self.steps(picture);
-        News { overview, gone, came, codes: self.changes(picture) }
+        SnapshotChanges { overview, gone, came, codes: self.changes(picture) }
     }
 
     /// Returns the EMs that were removed and added since the last event.
-    fn steps<'a>(&mut self, picture: &'a Picture) -> (Vec<usize>, Vec<Run<'a>>) {
-        let (mut gone, mut came) = (Vec::new(), Vec::<Run<'a>>::new());
+    fn steps<'a>(&mut self, picture: &'a PageSnapshot) -> (Vec<usize>, Vec<EmRun<'a>>) {
+        let (mut gone, mut came) = (Vec::new(), Vec::<EmRun<'a>>::new());
         if Arc::ptr_eq(&self.names, &picture.names) {
             return (gone, came);
         }
@@ -158,7 +158,7 @@ impl Told {
     }
 
     /// Returns the changed codes of EMs. The search starts where the last one ended, so that every EM is reached.
-    fn changes(&mut self, picture: &Picture) -> Vec<usize> {
+    fn changes(&mut self, picture: &PageSnapshot) -> Vec<usize> {
         let (len, mut changes) = (self.codes.len(), Vec::new());
         let start = self.place.min(len);
         for place in (start..len).chain(0..start) {
@@ -181,7 +181,7 @@ mod tests {
     use super::*;
 
     /// Creates a snapshot of EMs by name and code, such as "a:128 b:200".
-    fn picture(hosts: &str, before: Option<&Picture>) -> Picture {
+    fn picture(hosts: &str, before: Option<&PageSnapshot>) -> PageSnapshot {
         let host = |text: &str| {
             let (name, code) = text.split_once(':').unwrap();
             let (application, instance) = name.split_once('/').unwrap_or(("ecm", name));
@@ -191,7 +191,7 @@ mod tests {
         let names =
             before.map(|before| before.names.clone()).filter(|before| **before == *names).unwrap_or(names.into());
         let field = |text: &str| [("hosts".to_owned(), Value::from(text)), ("same".to_owned(), 1.into())];
-        Picture { whole: field(hosts).into_iter().collect(), bound: field("").into_iter().collect(), names, codes }
+        PageSnapshot { whole: field(hosts).into_iter().collect(), bound: field("").into_iter().collect(), names, codes }
     }
 
     /// A page that applies the changes in order.
@@ -199,7 +199,7 @@ mod tests {
     struct Page(Vec<(String, u16)>);
 
     impl Page {
-        fn take(&mut self, news: &News<'_>) -> String {
+        fn take(&mut self, news: &SnapshotChanges<'_>) -> String {
             news.gone.iter().rev().for_each(|place| drop(self.0.remove(*place)));
             for (place, _, run) in &news.came {
                 let run = run.iter().map(|(name, code)| ((*name).to_owned(), *code));
@@ -214,7 +214,7 @@ mod tests {
 
     #[test]
     fn a_page_that_takes_the_news_knows_what_there_is() {
-        let (mut told, mut page) = (Told::default(), Page::default());
+        let (mut told, mut page) = (SentState::default(), Page::default());
         let mut last = None;
         for hosts in ["", "b:1 d:2", "b:1 d:3", "a:1 b:1 c:5 d:3 e:9", "c:6", "", "x:1 y:2", "a:1 z:2"] {
             let now = picture(hosts, last.as_ref());
@@ -230,7 +230,7 @@ mod tests {
     #[test]
     fn hosts_that_stand_side_by_side_are_told_together() {
         let now = picture("a/h1:1 a/h2:2 b/h1:3", None);
-        let mut told = Told::default();
+        let mut told = SentState::default();
         let news = told.news(&now, true);
         assert_eq!(news.came, [(0, "a", vec![("h1", 1), ("h2", 2)]), (2, "b", vec![("h1", 3)])]);
         assert_eq!(news.overview["hosts"], "", "what is for those who are bound");
@@ -241,12 +241,12 @@ mod tests {
         let hosts = |code: u16| {
             let names: Arc<[_]> =
                 (0..12_000).map(|n| EmInstance::parse("em", "ecm", &format!("h{n:05}")).unwrap()).collect();
-            Picture { whole: Map::new(), bound: Map::new(), codes: vec![code; names.len()], names }
+            PageSnapshot { whole: Map::new(), bound: Map::new(), codes: vec![code; names.len()], names }
         };
-        let (first, mut told) = (hosts(1), Told::default());
+        let (first, mut told) = (hosts(1), SentState::default());
         drop(told.news(&first, false));
-        let second = Picture { names: first.names.clone(), ..hosts(2) };
-        let third = Picture { names: first.names.clone(), ..hosts(300) };
+        let second = PageSnapshot { names: first.names.clone(), ..hosts(2) };
+        let third = PageSnapshot { names: first.names.clone(), ..hosts(300) };
         let sizes: Vec<_> =
             [&second, &third, &third, &third, &third].map(|now| told.news(now, false).codes.len() / 2).into();
         assert_eq!(sizes, [5000, 5000, 5000, 2000, 0]);

@@ -17,13 +17,13 @@ use serde_json::{Value, json};
 
 use crate::{
     error::Error,
-    http::visit::Visit,
-    transport::identity::{Admitted, Call},
+    http::visit::ConnectionLifetime,
+    transport::identity::{AdmittedCaller, CallCredentials},
 };
 
 use super::{
-    Site, Slot,
-    api::{Answer, header_value, json_answer},
+    PageServices, PageSlot,
+    api::{ApiErrorReply, header_value, json_answer},
 };
 
 /// Path of the call that a viewer must be allowed to make.
@@ -42,12 +42,12 @@ const FORM_BYTES_MAX: usize = 3 * TOKEN_BYTES_MAX;
 
 const FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-fn cookie_name(visit: &Visit) -> &'static str {
+fn cookie_name(visit: &ConnectionLifetime) -> &'static str {
     if visit.is_encrypted { SECURE_COOKIE } else { COOKIE }
 }
 
 /// Returns the credentials of a request in the form of gRPC: the header, or else the cookie.
-pub fn shown(headers: &HeaderMap, visit: &Visit) -> Option<HeaderValue> {
+pub fn shown(headers: &HeaderMap, visit: &ConnectionLifetime) -> Option<HeaderValue> {
     if let Some(shown) = headers.get(header::AUTHORIZATION) {
         return Some(shown.clone());
     }
@@ -57,7 +57,7 @@ pub fn shown(headers: &HeaderMap, visit: &Visit) -> Option<HeaderValue> {
     bearer(token).ok()
 }
 
-fn bearer(token: &str) -> Result<HeaderValue, Answer> {
+fn bearer(token: &str) -> Result<HeaderValue, ApiErrorReply> {
     let mut value = header_value(&format!("Bearer {token}"))?;
     value.set_sensitive(true);
     Ok(value)
@@ -67,7 +67,11 @@ fn bearer(token: &str) -> Result<HeaderValue, Answer> {
 ///
 /// # Errors
 /// [`Error::Unauthenticated`], [`Error::Denied`].
-pub fn admit(site: &Site, shown: Option<HeaderValue>, visit: &Visit) -> Result<Admitted, Error> {
+pub fn admit(
+    site: &PageServices,
+    shown: Option<HeaderValue>,
+    visit: &ConnectionLifetime,
+) -> Result<AdmittedCaller, Error> {
     admit_to(site, WATCH, shown, visit)
 }
 
@@ -75,15 +79,20 @@ pub fn admit(site: &Site, shown: Option<HeaderValue>, visit: &Visit) -> Result<A
 ///
 /// # Errors
 /// [`Error::Unauthenticated`], [`Error::Denied`].
-pub fn admit_to(site: &Site, path: &str, shown: Option<HeaderValue>, visit: &Visit) -> Result<Admitted, Error> {
+pub fn admit_to(
+    site: &PageServices,
+    path: &str,
+    shown: Option<HeaderValue>,
+    visit: &ConnectionLifetime,
+) -> Result<AdmittedCaller, Error> {
     let mut headers = HeaderMap::new();
     shown.and_then(|shown| headers.insert(header::AUTHORIZATION, shown));
-    let call = Call { path, headers: &headers, certified: None, address: Some(visit.peer.into()) };
+    let call = CallCredentials { path, headers: &headers, certified: None, address: Some(visit.peer.into()) };
     site.identity.admit(&call)?.ok_or_else(|| Error::defect("nobody need be known who calls"))
 }
 
 /// Returns the principal and roles of a viewer, as the page gets them.
-pub fn who(admitted: &Admitted) -> Value {
+pub fn who(admitted: &AdmittedCaller) -> Value {
     let caller = &admitted.caller;
     let is_known = caller.principal != crate::domain::principal::Principal::Anonymous;
     let roles: Vec<_> = caller.rights.roles.iter().map(|role| role.as_str()).collect();
@@ -92,10 +101,10 @@ pub fn who(admitted: &Admitted) -> Value {
 
 /// Returns whether the viewer is signed in. Missing credentials are a normal result and no error.
 pub async fn told(
-    State(slot): State<Slot>,
-    Extension(visit): Extension<Arc<Visit>>,
+    State(slot): State<PageSlot>,
+    Extension(visit): Extension<Arc<ConnectionLifetime>>,
     headers: HeaderMap,
-) -> Result<Response, Answer> {
+) -> Result<Response, ApiErrorReply> {
     let site = slot.site()?;
     let shown = shown(&headers, &visit);
     let told = match admit(&site, shown.clone(), &visit) {
@@ -115,20 +124,23 @@ pub async fn told(
 /// 400, 401 or 413 for a missing or invalid token; 403 for a token without the permission, or a request of another
 /// site.
 pub async fn sign_in(
-    State(slot): State<Slot>,
-    Extension(visit): Extension<Arc<Visit>>,
+    State(slot): State<PageSlot>,
+    Extension(visit): Extension<Arc<ConnectionLifetime>>,
     headers: HeaderMap,
     body: Body,
-) -> Result<Response, Answer> {
+) -> Result<Response, ApiErrorReply> {
     let site = slot.site()?;
     check_site(&headers)?;
-    let too_long = |_| Answer::new(StatusCode::PAYLOAD_TOO_LARGE, "that is no token: it is too long");
+    let too_long = |_| ApiErrorReply::new(StatusCode::PAYLOAD_TOO_LARGE, "that is no token: it is too long");
     let form = axum::body::to_bytes(body, FORM_BYTES_MAX).await.map_err(too_long)?;
     let token = form_urlencoded::parse(&form).find(|(name, _)| name == "token").map(|(_, token)| token);
-    let token = token.ok_or_else(|| Answer::new(StatusCode::BAD_REQUEST, "the form has no token"))?;
+    let token = token.ok_or_else(|| ApiErrorReply::new(StatusCode::BAD_REQUEST, "the form has no token"))?;
     let fits = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | ',' | ';' | '\\');
     if token.len() > TOKEN_BYTES_MAX || !token.chars().all(fits) {
-        return Err(Answer::new(StatusCode::UNAUTHORIZED, "that is no token, or one that is too long for a browser"));
+        return Err(ApiErrorReply::new(
+            StatusCode::UNAUTHORIZED,
+            "that is no token, or one that is too long for a browser",
+        ));
     }
     admit(&site, Some(bearer(&token)?), &visit)?;
     Ok(with_cookie(&visit, &token, ""))
@@ -138,13 +150,16 @@ pub async fn sign_in(
 ///
 /// # Errors
 /// 403 for a request of another site.
-pub async fn sign_out(Extension(visit): Extension<Arc<Visit>>, headers: HeaderMap) -> Result<Response, Answer> {
+pub async fn sign_out(
+    Extension(visit): Extension<Arc<ConnectionLifetime>>,
+    headers: HeaderMap,
+) -> Result<Response, ApiErrorReply> {
     check_site(&headers)?;
     Ok(with_cookie(&visit, "", "; Max-Age=0"))
 }
 
 /// Returns a response that sets the cookie until the browser closes or the viewer signs out.
-fn with_cookie(visit: &Visit, token: &str, more: &str) -> Response {
+fn with_cookie(visit: &ConnectionLifetime, token: &str, more: &str) -> Response {
     let secure = if visit.is_encrypted { "; Secure" } else { "" };
     let cookie = format!("{}={token}; Path=/; HttpOnly; SameSite=Strict{secure}{more}", cookie_name(visit));
     (StatusCode::NO_CONTENT, [(header::SET_COOKIE, cookie), (header::CACHE_CONTROL, "no-store".to_owned())])
@@ -153,7 +168,7 @@ fn with_cookie(visit: &Visit, token: &str, more: &str) -> Response {
 
 /// Rejects requests that another site causes. Browsers name the site in a header of its own over TLS or on the same
 /// machine, and otherwise in the origin.
-fn check_site(headers: &HeaderMap) -> Result<(), Answer> {
+fn check_site(headers: &HeaderMap) -> Result<(), ApiErrorReply> {
     let is_own_site = match headers.get(FETCH_SITE).map(HeaderValue::as_bytes) {
         None => true,
         Some(site) => matches!(site, b"same-origin" | b"none"),
@@ -165,5 +180,5 @@ fn check_site(headers: &HeaderMap) -> Result<(), Answer> {
     if is_own_site && is_own_origin {
         return Ok(());
     }
-    Err(Answer::new(StatusCode::FORBIDDEN, "another site has asked for that"))
+    Err(ApiErrorReply::new(StatusCode::FORBIDDEN, "another site has asked for that"))
 }

@@ -22,7 +22,7 @@ const BYTES_MAX: usize = 1 << 16;
 
 /// Key of a cached response.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Question {
+pub struct QueryKey {
     /// Name of the call.
     pub method: String,
     /// Query of the call.
@@ -32,13 +32,13 @@ pub struct Question {
 }
 
 /// Time of the request and the response. The caller that computes the response holds the lock.
-type Kept = Arc<tokio::sync::Mutex<Option<(Instant, Arc<str>)>>>;
+type CachedReply = Arc<tokio::sync::Mutex<Option<(Instant, Arc<str>)>>>;
 
 /// Cached responses.
 #[derive(Debug, Default)]
-pub struct Answers(Mutex<HashMap<Question, Kept>>);
+pub struct ReplyCache(Mutex<HashMap<QueryKey, CachedReply>>);
 
-impl Answers {
+impl ReplyCache {
     /// Returns the cached response, or the result of `ask`. Callers that arrive during the computation wait for it. A
     /// failure is not cached, so the next caller repeats it.
     ///
@@ -46,7 +46,7 @@ impl Answers {
     /// Errors of `ask`.
     pub async fn get<E>(
         &self,
-        question: Question,
+        question: QueryKey,
         ask: impl Future<Output = Result<String, E>>,
     ) -> Result<Arc<str>, E> {
         let Some(kept) = self.kept(question) else { return ask.await.map(Arc::from) };
@@ -64,11 +64,11 @@ impl Answers {
     }
 
     /// Returns the entry of a key; `None` if the cache is full.
-    fn kept(&self, question: Question) -> Option<Kept> {
+    fn kept(&self, question: QueryKey) -> Option<CachedReply> {
         // The guarded state stays consistent if a holder panics.
         let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if all.len() >= KEPT_MAX && !all.contains_key(&question) {
-            let is_old = |kept: &Kept| {
+            let is_old = |kept: &CachedReply| {
                 kept.try_lock().is_ok_and(|kept| kept.as_ref().is_none_or(|(at, _)| at.elapsed() >= AGE_MAX))
             };
             all.retain(|_, kept| !is_old(kept));
@@ -87,12 +87,12 @@ mod tests {
 
     use super::*;
 
-    fn question(query: &str, is_of_operator: bool) -> Question {
-        Question { method: "ListTickets".into(), query: query.into(), is_of_operator }
+    fn question(query: &str, is_of_operator: bool) -> QueryKey {
+        QueryKey { method: "ListTickets".into(), query: query.into(), is_of_operator }
     }
 
     /// Makes all entries too old, or keeps them young.
-    fn age(answers: &Answers, are_old: bool) {
+    fn age(answers: &ReplyCache, are_old: bool) {
         for kept in answers.0.lock().unwrap().values() {
             if let Some((at, _)) = &mut *kept.try_lock().unwrap() {
                 *at = if are_old { *at - AGE_MAX } else { *at + Duration::from_secs(3600) };
@@ -102,7 +102,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_asks_the_same_in_the_same_moment_is_told_the_same() {
-        let (answers, asked) = (Answers::default(), AtomicUsize::new(0));
+        let (answers, asked) = (ReplyCache::default(), AtomicUsize::new(0));
         let ask = async || Ok::<_, Infallible>(asked.fetch_add(1, Ordering::Relaxed).to_string());
         let get = async |query: &str, is_of_operator| {
             let Ok(answer) = answers.get(question(query, is_of_operator), ask()).await;
@@ -123,7 +123,7 @@ mod tests {
 
     #[tokio::test]
     async fn few_are_kept_and_none_that_is_large() {
-        let answers = Answers::default();
+        let answers = ReplyCache::default();
         let get = async |query: String, text: String| {
             let Ok(answer) = answers.get(question(&query, false), async { Ok::<_, Infallible>(text) }).await;
             answer.to_string()

@@ -22,15 +22,15 @@ use crate::{
         cap::Cap,
         em::{Em, EmInstance},
         ledger::PostCommitState,
-        operation::Request,
-        placement::{Policies, View},
-        report::{Condition, Report},
-        scope::Counter,
+        operation::PlacedRequest,
+        placement::{ClusterView, Policies},
+        report::{EmCondition, EmReport},
+        scope::ScopeCounter,
     },
     metrics::Metrics,
 };
 
-use super::{State, Verdict};
+use super::{CheckState, Verdict};
 
 /// Maximum number of cached EMs, and of cached scopes.
 const EMS_MAX: usize = 100_000;
@@ -42,23 +42,23 @@ const RETIRED_MIN: usize = 64;
 /// Cache of one instance. Clones share it.
 #[derive(Clone, Debug)]
 pub struct StateCache {
-    state: Arc<Mutex<Seen>>,
-    choice: Arc<Choice>,
+    state: Arc<Mutex<ObservedChanges>>,
+    choice: Arc<PlacementState>,
     commits: Arc<AtomicU64>,
     metrics: Metrics,
 }
 
 /// Cached state, with its entries in order of insertion.
 #[derive(Debug, Default)]
-struct Seen {
-    state: State,
+struct ObservedChanges {
+    state: CheckState,
     /// Keys of the EMs and scopes, the oldest first. Some of the EMs may have been removed.
     ems: VecDeque<EmInstance>,
-    scopes: VecDeque<Counter>,
-    retired: Retired,
+    scopes: VecDeque<ScopeCounter>,
+    retired: RetiredEntries,
 }
 
-impl Seen {
+impl ObservedChanges {
     fn drop_scopes(&mut self) {
         self.scopes.clear();
         self.retired.add(mem::take(&mut self.state.scopes).into_iter().map(drop));
@@ -71,9 +71,9 @@ impl Seen {
 
 /// Retired entries. Each commit locks the cache, so each drops a few of them instead of one dropping all.
 #[derive(Default)]
-struct Retired(VecDeque<Box<dyn Iterator<Item = ()> + Send>>);
+struct RetiredEntries(VecDeque<Box<dyn Iterator<Item = ()> + Send>>);
 
-impl Retired {
+impl RetiredEntries {
     fn add(&mut self, entries: impl Iterator<Item = ()> + Send + 'static) {
         if entries.size_hint().0 > 0 {
             self.0.push_back(Box::new(entries));
@@ -94,7 +94,7 @@ impl Retired {
     }
 }
 
-impl fmt::Debug for Retired {
+impl fmt::Debug for RetiredEntries {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_tuple("Retired").field(&self.0.len()).finish()
     }
@@ -127,17 +127,17 @@ fn store<K: Clone + Eq + Hash, V>(
 ///
 /// A commit appends to `changes` and does not wait for `view`. The next placement applies the changes before it reads the view.
 #[derive(Debug, Default)]
-struct Choice {
-    view: Mutex<View>,
-    changes: Mutex<Changes>,
+struct PlacementState {
+    view: Mutex<ClusterView>,
+    changes: Mutex<PendingChanges>,
 }
 
 /// Changes since the last placement.
 #[derive(Debug, Default)]
-struct Changes {
+struct PendingChanges {
     /// Observed EMs; `None` until the first placement, and after [`EMS_MAX`] changes without a placement.
     seen: Option<SeenEms>,
-    retired: Retired,
+    retired: RetiredEntries,
     /// EMs whose keys are contended.
     held: HashSet<EmInstance>,
     /// EMs that became contended or free since the last placement: at most as many as are contended now or were contended then.
@@ -149,10 +149,10 @@ struct SeenEms {
     /// EMs after their last change; `None` for a removed EM.
     ems: HashMap<EmInstance, Option<Em>>,
     /// Conditions by the last reports.
-    conditions: HashMap<EmInstance, Condition>,
+    conditions: HashMap<EmInstance, EmCondition>,
 }
 
-impl Choice {
+impl PlacementState {
     fn note(&self, note: impl FnOnce(&mut SeenEms)) {
         let mut changes = self.changes();
         changes.retired.drop_some(0);
@@ -176,7 +176,7 @@ impl Choice {
     }
 
     fn note_held(&self, em: &EmInstance, is_held: bool) {
-        let Changes { held, held_changes, .. } = &mut *self.changes();
+        let PendingChanges { held, held_changes, .. } = &mut *self.changes();
         let is_new = if is_held { held.insert(em.clone()) } else { held.remove(em) };
         // Two opposite changes before the next placement cancel each other.
         if is_new && held_changes.remove(em).is_none() {
@@ -184,7 +184,7 @@ impl Choice {
         }
     }
 
-    fn look<T>(&self, look: impl FnOnce(&mut View) -> T) -> T {
+    fn look<T>(&self, look: impl FnOnce(&mut ClusterView) -> T) -> T {
         let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
         // The view is locked first, so that no other placement reads it before the changes are applied. Commits wait for
         // neither lock.
@@ -209,7 +209,7 @@ impl Choice {
     }
 
     /// Locks the changes. The changes stay consistent if a holder panics.
-    fn changes(&self) -> MutexGuard<'_, Changes> {
+    fn changes(&self) -> MutexGuard<'_, PendingChanges> {
         self.changes.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -249,11 +249,11 @@ impl StateCache {
         self.remember(&mut seen, standing);
     }
 
-    fn state(&self) -> MutexGuard<'_, Seen> {
+    fn state(&self) -> MutexGuard<'_, ObservedChanges> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn remember(&self, seen: &mut Seen, standing: PostCommitState) {
+    fn remember(&self, seen: &mut ObservedChanges, standing: PostCommitState) {
         seen.retired.drop_some(standing.scopes.len());
         if standing.limits.version() != seen.state.limits.version() {
             // Counters of other label sets would only use memory.
@@ -266,7 +266,7 @@ impl StateCache {
         if standing.line.spots.is_none() {
             seen.drop_line();
         }
-        let Seen { state, ems, scopes, .. } = seen;
+        let ObservedChanges { state, ems, scopes, .. } = seen;
         // An evicted entry costs a check, and nothing else.
         store(&mut state.ems, ems, EMS_MAX, standing.ems.into_iter().map(|em| (em.instance.clone(), em)));
         store(&mut state.scopes, scopes, SCOPES_MAX, standing.scopes);
@@ -277,12 +277,12 @@ impl StateCache {
     }
 
     /// Whether the request fits by the cached state.
-    pub(super) fn fitted(&self, request: &Request) -> bool {
+    pub(super) fn fitted(&self, request: &PlacedRequest) -> bool {
         self.state().state.fits(request)
     }
 
     /// Returns the verdict on a queued request; `None` if the state it needs is not cached.
-    pub(super) fn verdict(&self, request: &Request) -> Option<Verdict> {
+    pub(super) fn verdict(&self, request: &PlacedRequest) -> Option<Verdict> {
         self.state().state.verdict(request).ok()
     }
 
@@ -293,9 +293,9 @@ impl StateCache {
     }
 
     /// Stores the condition of an EM by its report.
-    pub fn report(&self, report: &Report) {
+    pub fn report(&self, report: &EmReport) {
         self.choice.note(|seen| {
-            seen.conditions.insert(report.em.clone(), Condition::reported(report));
+            seen.conditions.insert(report.em.clone(), EmCondition::reported(report));
         });
     }
 
@@ -317,7 +317,7 @@ impl StateCache {
     }
 
     /// Runs a placement on the cluster view, with the last known policies.
-    pub(super) fn choose<T>(&self, choose: impl FnOnce(&mut View, &Policies) -> T) -> T {
+    pub(super) fn choose<T>(&self, choose: impl FnOnce(&mut ClusterView, &Policies) -> T) -> T {
         let limits = self.state().state.limits.clone();
         self.choice.look(|view| choose(view, limits.policies()))
     }
@@ -351,16 +351,16 @@ mod tests {
             name::Labels,
             report::Health,
             resource::Resource,
-            scope::{Scope, Usage},
+            scope::{Scope, ScopeHoldings},
         },
-        transport::edge::{Bounds, Edge},
+        transport::edge::{Edge, EdgeBounds},
     };
 
     /// Number of EMs and scopes of one commit.
     const COMMIT: usize = 1000;
 
     fn cache() -> StateCache {
-        StateCache::new(Metrics::new([], Edge::new(Bounds::DEFAULT, None).gauges()))
+        StateCache::new(Metrics::new([], Edge::new(EdgeBounds::DEFAULT, None).gauges()))
     }
 
     fn commits(most: usize) -> impl Iterator<Item = Range<usize>> {
@@ -391,9 +391,9 @@ mod tests {
         }
     }
 
-    fn counter(number: usize) -> Counter {
+    fn counter(number: usize) -> ScopeCounter {
         let scope = Scope::new(BTreeMap::from([("user".to_owned(), format!("user{number}"))]));
-        Counter { label_set_id: 1, scope }
+        ScopeCounter { label_set_id: 1, scope }
     }
 
     fn nothing() -> PostCommitState {
@@ -405,7 +405,7 @@ mod tests {
         let cache = cache();
         for numbers in commits(EMS_MAX.max(SCOPES_MAX)) {
             let first = numbers.start;
-            let scopes = numbers.clone().map(|number| (counter(number), Usage::default())).collect();
+            let scopes = numbers.clone().map(|number| (counter(number), ScopeHoldings::default())).collect();
             cache.update(PostCommitState { ems: numbers.map(em).collect(), scopes, ..nothing() });
             let seen = cache.state();
             assert!(seen.state.ems.contains_key(&instance(first)) && seen.state.scopes.contains_key(&counter(first)));
@@ -463,7 +463,7 @@ mod tests {
         };
         for numbers in commits(EMS_MAX.max(SCOPES_MAX)) {
             let before = sizes();
-            let scopes = numbers.clone().map(|number| (counter(number), Usage::default())).collect();
+            let scopes = numbers.clone().map(|number| (counter(number), ScopeHoldings::default())).collect();
             cache.update(PostCommitState { ems: numbers.map(em).collect(), scopes, ..nothing() });
             let after = sizes();
             assert!(after.0 >= before.0 && after.1 >= before.1, "{before:?} before a commit, {after:?} after it");
@@ -473,7 +473,7 @@ mod tests {
     #[test]
     fn state_cache_after_limits_change_drops_few_at_a_time() {
         let cache = cache();
-        let scopes = (0..10_000).map(|number| (counter(number), Usage::default())).collect();
+        let scopes = (0..10_000).map(|number| (counter(number), ScopeHoldings::default())).collect();
         cache.update(PostCommitState { scopes, ..nothing() });
         let limits = Arc::new(Limits::new(Uuid::from_u128(1), vec![], []));
         let of_other_limits = || PostCommitState { limits: limits.clone(), ..nothing() };
@@ -500,8 +500,8 @@ mod tests {
         }
     }
 
-    fn report(number: usize) -> Report {
+    fn report(number: usize) -> EmReport {
         let (health, tickets) = (Health::Healthy, Default::default());
-        Report { em: instance(number), epoch: 1, sequence: 1, health, load: None, tickets, observed: None }
+        EmReport { em: instance(number), epoch: 1, sequence: 1, health, load: None, tickets, observed: None }
     }
 }

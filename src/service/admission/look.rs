@@ -23,38 +23,38 @@ use crate::{
         em::{Em, EmInstance},
         external::{Clusters, place_of},
         judgement::{self, judge},
-        ledger::{LineView, PostCommitState},
+        ledger::{PostCommitState, WaitQueueView},
         limit::Limits,
-        operation::{Rejection, Request, RequestKey, RequestRecord},
-        scope::{Counter, Usage},
+        operation::{PlacedRequest, Rejection, RequestKey, RequestRecord},
+        scope::{ScopeCounter, ScopeHoldings},
         ticket::EndedTicket,
     },
     error::Error,
     service::reading::{self, QueueUse},
     store::{
         StoreError, em_resource, label_resource,
-        limit::InForce,
+        limit::CurrentLimits,
         session::{self, Session, answered},
     },
 };
 
-use super::{Room, StateCache, Verdict};
+use super::{DryRunResult, StateCache, Verdict};
 
 /// Maximum number of checks that share one read.
 const BATCH_MAX: usize = 1024;
 
 /// Check of one request, with its reply channel.
 #[derive(Debug)]
-pub(super) struct Look {
-    pub request: Request,
+pub(super) struct CheckTask {
+    pub request: PlacedRequest,
     /// Receives the head-room before the verdict, if the caller requested it.
-    pub room: Option<oneshot::Sender<Room>>,
+    pub room: Option<oneshot::Sender<DryRunResult>>,
     pub reply: oneshot::Sender<Result<Verdict, Error>>,
 }
 
 /// Runs the queued checks until all senders are dropped.
 pub(super) async fn run(
-    mut inbox: mpsc::Receiver<Look>,
+    mut inbox: mpsc::Receiver<CheckTask>,
     seen: StateCache,
     mut session: Session,
     fenced: Arc<AtomicBool>,
@@ -83,7 +83,7 @@ pub(super) async fn run(
         match state {
             Ok(state) => {
                 limits = state.limits.clone();
-                let answer = |look: Look| {
+                let answer = |look: CheckTask| {
                     if !state.ems.contains_key(&look.request.em) {
                         seen.forget(&look.request.em);
                     }
@@ -114,24 +114,24 @@ pub(super) async fn run(
 
 /// Rows on which requests are decided, as read by a check or as cached.
 #[derive(Debug, Default)]
-pub(super) struct State {
+pub(super) struct CheckState {
     pub ems: HashMap<EmInstance, Em>,
     /// Limits; in the cache, those of the last commit or check.
     pub limits: Arc<Limits>,
-    pub scopes: HashMap<Counter, Usage>,
+    pub scopes: HashMap<ScopeCounter, ScopeHoldings>,
     pub request_ids: HashMap<RequestKey, RequestRecord>,
     /// Ended tickets that were granted under these request ids.
     pub ended: HashMap<Uuid, EndedTicket>,
-    pub line: LineView,
+    pub line: WaitQueueView,
     /// Clusters of the requested external queues; empty in the cache.
     pub clusters: Clusters,
     /// Database time of the read, if external queues were read.
     pub now: Option<OffsetDateTime>,
 }
 
-impl State {
+impl CheckState {
     /// Whether the request fits by this state. State that is missing counts as not fitting.
-    pub fn fits(&self, request: &Request) -> bool {
+    pub fn fits(&self, request: &PlacedRequest) -> bool {
         if request.ask.request_key().is_some_and(|key| self.request_ids.contains_key(&key)) {
             return true;
         }
@@ -147,7 +147,7 @@ impl State {
     ///
     /// # Errors
     /// The rejection that the ledger would return.
-    pub fn verdict(&self, request: &Request) -> Result<Verdict, Rejection> {
+    pub fn verdict(&self, request: &PlacedRequest) -> Result<Verdict, Rejection> {
         if let (Some(asked), Some(key)) = (&request.ask.request_id, request.ask.request_key())
             && let Some(record) = self.request_ids.get(&key)
         {
@@ -165,7 +165,7 @@ impl State {
         }
         judgement::admit(em, &self.limits, &request.ask)?;
         let scopes = request.scopes(&self.limits);
-        let usage = |counter: &Counter| self.scopes.get(counter);
+        let usage = |counter: &ScopeCounter| self.scopes.get(counter);
         let judged = judge(em, &scopes, usage, &self.line.line, position, &request.ask)?;
         let judged = match self.now {
             Some(now) => self.clusters.judge(judged, request, &self.limits, &self.line.line, now),
@@ -183,11 +183,11 @@ impl State {
     }
 
     /// Returns the head-room and the exceeded advisory limits; empty if the verdict explains the rejection.
-    pub fn room(&self, request: &Request) -> Room {
-        let Some(em) = self.ems.get(&request.em) else { return Room::default() };
+    pub fn room(&self, request: &PlacedRequest) -> DryRunResult {
+        let Some(em) = self.ems.get(&request.em) else { return DryRunResult::default() };
         let (scopes, asked) = (request.scopes(&self.limits), &request.ask.resource);
-        let usage = |counter: &Counter| self.scopes.get(counter);
-        Room {
+        let usage = |counter: &ScopeCounter| self.scopes.get(counter);
+        DryRunResult {
             head_room: judgement::head_room(em, &scopes, usage, &self.line.line).unwrap_or_default(),
             over_watched: judgement::beyond_watched(&scopes, usage, &asked.zero_like(), asked),
         }
@@ -200,15 +200,15 @@ impl State {
     }
 }
 
-async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Result<State, StoreError> {
+async fn read(session: &mut Session, looks: &[CheckTask], known: &Arc<Limits>) -> Result<CheckState, StoreError> {
     let connection = session.get().await?;
     let instances: HashSet<&EmInstance> = looks.iter().map(|look| &look.request.em).collect();
-    let (InForce { limits, anybody_waits, .. }, mut ems) =
+    let (CurrentLimits { limits, anybody_waits, .. }, mut ems) =
         em_resource::read_in_force(&mut *connection, known, instances).await?;
     ems.retain(|_, em| em.is_registered());
-    let requests: Vec<&Request> = looks.iter().map(|look| &look.request).collect();
+    let requests: Vec<&PlacedRequest> = looks.iter().map(|look| &look.request).collect();
     let (request_ids, ended) = reading::request_ids(&mut *connection, &requests).await?;
-    let scopes: BTreeSet<Counter> = requests.iter().flat_map(|request| request.counters(&limits)).collect();
+    let scopes: BTreeSet<ScopeCounter> = requests.iter().flat_map(|request| request.counters(&limits)).collect();
     let scopes = match scopes.is_empty() {
         true => HashMap::new(),
         false => label_resource::read(&mut *connection, &scopes).await?,
@@ -222,7 +222,7 @@ async fn read(session: &mut Session, looks: &[Look], known: &Arc<Limits>) -> Res
     let clusters = reading::clusters(&mut *connection, &QueueUse { asked, tickets: vec![] }, false).await?;
     let line = match anybody_waits {
         true => reading::line(&mut *connection, &requests, &limits, &clusters).await?,
-        false => LineView::default(),
+        false => WaitQueueView::default(),
     };
-    Ok(State { ems, limits, scopes, request_ids, ended, line, clusters, now })
+    Ok(CheckState { ems, limits, scopes, request_ids, ended, line, clusters, now })
 }

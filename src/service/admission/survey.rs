@@ -18,7 +18,7 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    domain::{em::EmInstance, placement::Surveyed},
+    domain::{em::EmInstance, placement::SurveyedEm},
     error::Error,
     store::{Store, action_record, em_report, em_resource, history_end, session::answered},
 };
@@ -185,7 +185,7 @@ impl Survey {
     }
 
     /// Applies a page of surveyed EMs, and reads those that have changed.
-    async fn take_over(&mut self, page: Vec<Surveyed>) -> Result<(), Error> {
+    async fn take_over(&mut self, page: Vec<SurveyedEm>) -> Result<(), Error> {
         let unavailable = page.iter().filter(|found| !found.condition.is_available);
         self.unavailable.extend(unavailable.map(|found| found.instance.clone()));
         let changed = self.seen.choose(|view, _| view.surveyed(self.number, page.clone()));

@@ -10,28 +10,28 @@ use sqlx::{Connection as _, PgConnection};
 use crate::{
     domain::{
         audit::{
-            AuditReport, Difference, EmBooks, EmSums, ScopeBooks, ScopeFix, ScopeSums, Stray, queue_differences,
-            queue_subject,
+            AuditReport, Difference, EmTicketSums, OrphanTickets, ScopeRepair, ScopeTicketSums, StoredEmCounters,
+            StoredScopeCounters, queue_differences, queue_subject,
         },
         em::EmInstance,
-        hold::TakenHold,
+        hold::ExistingHold,
         limit::{Limits, ScopeUsage},
         limit_mode::LimitMode,
         name::Name,
         resource::ResourceError,
-        scope::{Counter, Scope, StoredUsage, Usage},
+        scope::{Scope, ScopeCounter, ScopeHoldings, StoredScopeHoldings},
     },
     store::{
         StoreError,
-        books::{self, Told},
+        books::{self, AuditRow},
         external_queue::{self, ClusterRow},
         external_snapshot, external_ticket, label_resource, label_set, limit, resource_hold, session,
-        user_resource::{self, EmGroup, Group},
+        user_resource::{self, EmTicketGroup, TicketGroup},
     },
 };
 
 /// Result of an audit, with the subjects to repair.
-pub(super) struct Findings {
+pub(super) struct AuditFindings {
     pub report: AuditReport,
     /// EMs with a difference.
     pub ems: BTreeSet<EmInstance>,
@@ -45,14 +45,14 @@ pub(super) struct Findings {
     pub unreadable: Vec<Difference>,
 }
 
-impl Findings {
+impl AuditFindings {
     fn unreadable(&mut self, what: &str, error: StoreError) {
         let difference = Difference::unreadable(what, "row", error);
         self.unreadable.push(difference.clone());
         self.report.differences.extend([difference]);
     }
 
-    fn compare(&mut self, books: &EmBooks, sums: &EmSums) {
+    fn compare(&mut self, books: &StoredEmCounters, sums: &EmTicketSums) {
         self.report.ems += 1;
         let em = &books.instance;
         let differences = books.differences(sums);
@@ -69,10 +69,10 @@ impl Findings {
 ///
 /// # Errors
 /// Database errors.
-pub(super) async fn snapshot(connection: &mut PgConnection) -> Result<Findings, StoreError> {
+pub(super) async fn snapshot(connection: &mut PgConnection) -> Result<AuditFindings, StoreError> {
     let mut transaction = connection.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
     let at = session::thorough(&mut transaction).await?;
-    let mut findings = Findings {
+    let mut findings = AuditFindings {
         report: AuditReport::new(at),
         ems: BTreeSet::new(),
         strays: BTreeSet::new(),
@@ -87,7 +87,7 @@ pub(super) async fn snapshot(connection: &mut PgConnection) -> Result<Findings, 
     for hold in resource_hold::list(&mut *transaction, room).await? {
         findings.report.note(|| match &hold.taken {
             None => format!("{} is held by a row in linkis_resource_lock: calls on it wait", hold.key),
-            Some(TakenHold { reason, by, until, .. }) => {
+            Some(ExistingHold { reason, by, until, .. }) => {
                 format!("{} is held by {by} until {until} ({reason}): calls on it wait", hold.key)
             }
         });
@@ -110,18 +110,18 @@ pub(super) async fn differs(connection: &mut PgConnection, scope: &Scope) -> Res
     compared.map(|()| differs)
 }
 
-async fn ems(connection: &mut PgConnection, findings: &mut Findings) -> Result<(), StoreError> {
-    let mut current: Option<(Box<EmBooks>, EmSums)> = None;
-    let mut strays: BTreeMap<EmInstance, Stray> = BTreeMap::new();
+async fn ems(connection: &mut PgConnection, findings: &mut AuditFindings) -> Result<(), StoreError> {
+    let mut current: Option<(Box<StoredEmCounters>, EmTicketSums)> = None;
+    let mut strays: BTreeMap<EmInstance, OrphanTickets> = BTreeMap::new();
     books::tell_all(connection, |told| match told {
-        Told::Em(books) => {
+        AuditRow::Em(books) => {
             if let Some((books, sums)) = current.take() {
                 findings.compare(&books, &sums);
             }
-            let sums = EmSums::new(&books.total);
+            let sums = EmTicketSums::new(&books.total);
             current = Some((books, sums));
         }
-        Told::Tickets(EmGroup { em, held, is_locked, count, used_tickets }) => {
+        AuditRow::Tickets(EmTicketGroup { em, held, is_locked, count, used_tickets }) => {
             findings.report.tickets += u64::from(count);
             let held = held.as_ref().map_err(String::as_str);
             match &mut current {
@@ -132,7 +132,7 @@ async fn ems(connection: &mut PgConnection, findings: &mut Findings) -> Result<(
                 _ => strays.entry(em).or_default().count(held, is_locked, count),
             }
         }
-        Told::Unreadable { em, error } => findings.unreadable(&em, error),
+        AuditRow::Unreadable { em, error } => findings.unreadable(&em, error),
     })
     .await?;
     if let Some((books, sums)) = current {
@@ -145,7 +145,7 @@ async fn ems(connection: &mut PgConnection, findings: &mut Findings) -> Result<(
     Ok(())
 }
 
-async fn scopes(connection: &mut PgConnection, findings: &mut Findings) -> Result<(), StoreError> {
+async fn scopes(connection: &mut PgConnection, findings: &mut AuditFindings) -> Result<(), StoreError> {
     let limits = limit::read_unfenced(connection).await?;
     let (mut count, mut over) = (0, Vec::new());
     let compared = compare_scopes(
@@ -156,7 +156,7 @@ async fn scopes(connection: &mut PgConnection, findings: &mut Findings) -> Resul
             if let Ok(usage) = &row.usage
                 && over.len() < AuditReport::NOTES_MAX
             {
-                let stored = StoredUsage { usage: usage.clone(), version: 0 };
+                let stored = StoredScopeHoldings { usage: usage.clone(), version: 0 };
                 let scope = ScopeUsage::new(limits.of_counter(row.counter.clone()), stored);
                 let is_short = scope.is_over_in(LimitMode::Enforced);
                 over.extend(scope.is_over().then_some((scope.scope, is_short)));
@@ -189,7 +189,7 @@ async fn scopes(connection: &mut PgConnection, findings: &mut Findings) -> Resul
     Ok(())
 }
 
-async fn clusters(connection: &mut PgConnection, findings: &mut Findings) -> Result<(), StoreError> {
+async fn clusters(connection: &mut PgConnection, findings: &mut AuditFindings) -> Result<(), StoreError> {
     let ids: BTreeSet<i64> = external_queue::providers(&mut *connection).await?.into_iter().map(|(id, _)| id).collect();
     for row in external_queue::clusters(&mut *connection, &ids, false).await? {
         let differences = compare_cluster(connection, &row).await?;
@@ -225,13 +225,13 @@ pub(super) async fn compare_cluster(
 pub(super) async fn compare_scopes(
     connection: &mut PgConnection,
     limits: &Limits,
-    mut see: impl FnMut(&ScopeBooks),
-    mut found: impl FnMut(Vec<Difference>, ScopeFix),
+    mut see: impl FnMut(&StoredScopeCounters),
+    mut found: impl FnMut(Vec<Difference>, ScopeRepair),
 ) -> Result<(), StoreError> {
     let known = label_set::ids(&mut *connection).await?;
     let any_counted = limits.label_sets().any(|set| set.is_counted);
     let sums = if any_counted { true_sums(connection, limits).await? } else { HashMap::new() };
-    let mut sums = ScopeSums::new(limits, known, sums);
+    let mut sums = ScopeTicketSums::new(limits, known, sums);
     let mut unreadable = Ok(());
     label_resource::tell_all(connection, |row| match row {
         Ok(row) => {
@@ -251,8 +251,11 @@ pub(super) async fn compare_scopes(
 ///
 /// # Errors
 /// [`StoreError::Inconsistent`] for a ticket that cannot be counted.
-async fn true_sums(connection: &mut PgConnection, limits: &Limits) -> Result<HashMap<Counter, Usage>, StoreError> {
-    let mut sums: HashMap<Counter, Usage> = HashMap::new();
+async fn true_sums(
+    connection: &mut PgConnection,
+    limits: &Limits,
+) -> Result<HashMap<ScopeCounter, ScopeHoldings>, StoreError> {
+    let mut sums: HashMap<ScopeCounter, ScopeHoldings> = HashMap::new();
     let mut counted = Ok(());
     user_resource::tell_groups(connection, |group| {
         let count = group.and_then(|group| count(&mut sums, limits, &group));
@@ -264,7 +267,11 @@ async fn true_sums(connection: &mut PgConnection, limits: &Limits) -> Result<Has
     counted.map(|()| sums)
 }
 
-fn count(sums: &mut HashMap<Counter, Usage>, limits: &Limits, group: &Group) -> Result<(), StoreError> {
+fn count(
+    sums: &mut HashMap<ScopeCounter, ScopeHoldings>,
+    limits: &Limits,
+    group: &TicketGroup,
+) -> Result<(), StoreError> {
     let being_counted: BTreeSet<i64> = limits.label_sets().filter(|set| !set.is_counted).map(|set| set.id).collect();
     for limited in limits.scopes(&group.ticket.ticket_labels()) {
         if being_counted.contains(&limited.counter.label_set_id) {

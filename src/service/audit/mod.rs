@@ -17,7 +17,7 @@ use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit};
 
 use crate::{
     domain::{
-        audit::{AuditReport, Difference, RepairTarget, Repaired, Subject},
+        audit::{AuditReport, Difference, RepairReport, RepairTarget, Subject},
         em::EmInstance,
         operation::Rejection,
         principal::Actor,
@@ -27,18 +27,18 @@ use crate::{
     metrics::cluster::{AuditFigures, json, seconds},
     store::{
         Store, StoreError,
-        cluster_figure::{self, AUDIT, Figure},
+        cluster_figure::{self, AUDIT, ClusterFigure},
         em_resource, limit,
         session::{Session, answered_soon, answered_within},
     },
 };
 
-use super::standby::{Reading, Standby};
+use super::standby::{StandbyRead, StandbyReader};
 
 mod look;
 mod repair;
 
-use repair::Done;
+use repair::RepairStep;
 
 /// Timeout of an audit or repair. Each statement is much shorter, so it passes only if the database does not reply or very much
 /// must be repaired.
@@ -51,14 +51,14 @@ const TURN_WAIT: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct AuditService {
     store: Store,
-    standby: Standby,
+    standby: StandbyReader,
     /// Serializes audits: each reads all tickets.
     turn: Arc<Mutex<()>>,
 }
 
 impl AuditService {
     /// Creates the service. Scheduled audits use `standby` if it is usable.
-    pub fn new(store: Store, standby: Standby) -> Self {
+    pub fn new(store: Store, standby: StandbyReader) -> Self {
         Self { store, standby, turn: Arc::default() }
     }
 
@@ -82,7 +82,7 @@ impl AuditService {
     /// As of [`AuditService::audit`].
     pub async fn audit_of_standby(&self) -> Result<AuditReport, Error> {
         let turns = self.turn().await?;
-        if let Some(Reading { mut connection, guard }) = self.standby.acquire().await? {
+        if let Some(StandbyRead { mut connection, guard }) = self.standby.acquire().await? {
             let read = Box::pin(async { Ok(answered_within(TIMEOUT, look::snapshot(&mut connection)).await?.report) });
             if let Some(mut report) = guard.answered(read).await? {
                 report.at = guard.mark.at;
@@ -99,7 +99,7 @@ impl AuditService {
         let differences = u32::try_from(report.differences.count).unwrap_or(u32::MAX).into();
         let figures = AuditFigures { differences, at: seconds(report.at) };
         let noted = async {
-            let figure = Figure { json: json(&figures), at: report.at };
+            let figure = ClusterFigure { json: json(&figures), at: report.at };
             cluster_figure::write(session.get().await?, AUDIT, &figure).await
         };
         if let Err(error) = answered_soon(noted).await {
@@ -120,7 +120,7 @@ impl AuditService {
     /// # Errors
     /// [`Rejection::EmNotRegistered`] or [`Rejection::ScopeNotCounted`] for a single subject; otherwise as of
     /// [`AuditService::audit`].
-    pub async fn repair(&self, by: &Actor, only: Option<&RepairTarget>) -> Result<Repaired, Error> {
+    pub async fn repair(&self, by: &Actor, only: Option<&RepairTarget>) -> Result<RepairReport, Error> {
         let mut session = self.store.operator_session();
         let repaired = match only {
             // Reads only the tickets of that EM, so several such repairs may run at once.
@@ -145,21 +145,21 @@ impl AuditService {
     }
 }
 
-async fn repair_em(connection: &mut PgConnection, em: &EmInstance, by: &Actor) -> Result<Repaired, Error> {
+async fn repair_em(connection: &mut PgConnection, em: &EmInstance, by: &Actor) -> Result<RepairReport, Error> {
     if em_resource::read(&mut *connection, [em]).await?.is_empty() {
         return Err(Rejection::EmNotRegistered(em.clone()).into());
     }
-    let mut repaired = Repaired::default();
+    let mut repaired = RepairReport::default();
     let done = repair::em(connection, em, by).await;
     absorb(&mut repaired, &Subject::Em(em.clone()).to_string(), done)?;
     Ok(repaired)
 }
 
-async fn repair_scope(connection: &mut PgConnection, scope: &Scope, by: &Actor) -> Result<Repaired, Error> {
+async fn repair_scope(connection: &mut PgConnection, scope: &Scope, by: &Actor) -> Result<RepairReport, Error> {
     if limit::current(&mut *connection, &Arc::default()).await?.deciding_at(scope).is_none() {
         return Err(Rejection::ScopeNotCounted { keys: scope.keys() }.into());
     }
-    let mut repaired = Repaired::default();
+    let mut repaired = RepairReport::default();
     let subject = Subject::Scope(scope.clone()).to_string();
     match look::differs(connection, scope).await {
         Ok(false) => {}
@@ -172,9 +172,9 @@ async fn repair_scope(connection: &mut PgConnection, scope: &Scope, by: &Actor) 
     Ok(repaired)
 }
 
-async fn repair_all(connection: &mut PgConnection, by: &Actor) -> Result<Repaired, Error> {
+async fn repair_all(connection: &mut PgConnection, by: &Actor) -> Result<RepairReport, Error> {
     let found = look::snapshot(connection).await?;
-    let mut repaired = Repaired::default();
+    let mut repaired = RepairReport::default();
     repaired.remaining.extend(found.unreadable);
     for em in &found.ems {
         let done = repair::em(connection, em, by).await;
@@ -192,7 +192,7 @@ async fn repair_all(connection: &mut PgConnection, by: &Actor) -> Result<Repaire
 }
 
 /// Adds the result of one repair transaction. A failure of one subject does not stop the others.
-fn absorb(repaired: &mut Repaired, what: &str, done: Result<Done, StoreError>) -> Result<(), Error> {
+fn absorb(repaired: &mut RepairReport, what: &str, done: Result<RepairStep, StoreError>) -> Result<(), Error> {
     match done {
         Ok(done) => {
             for Difference { what, counter, stored, from_tickets, problem } in &done.repaired {

@@ -13,22 +13,22 @@ use time::OffsetDateTime;
 
 use crate::{
     domain::{
-        audit::{Difference, EmSums, ScopeFix, Stray, Subject, queue_subject},
+        audit::{Difference, EmTicketSums, OrphanTickets, ScopeRepair, Subject, queue_subject},
         em::EmInstance,
-        end::End,
+        end::TicketEnd,
         ledger::{Deltas, EndedDelta},
         operation::LockKey,
         principal::Actor,
         queue::QueueAmounts,
         resource::{Resource, ResourceType},
-        scope::{Scope, Usage},
+        scope::{Scope, ScopeHoldings},
     },
     store::{
         StoreError,
-        action_record::{self, Repair},
+        action_record::{self, RepairAct},
         em_resource, external_queue, external_refresh, external_snapshot, external_ticket, label_resource, limit,
         resource_hold, resource_lock, session, settlement, user_resource,
-        waiting::{self, Freed},
+        waiting::{self, FreedNotification},
     },
 };
 
@@ -39,7 +39,7 @@ const SCOPES_PER_STATEMENT: usize = 1000;
 
 /// Result of one repair transaction.
 #[derive(Debug, Default)]
-pub(super) struct Done {
+pub(super) struct RepairStep {
     /// Differences that were repaired.
     pub repaired: Vec<Difference>,
     /// Differences that remain, with the reason.
@@ -50,7 +50,7 @@ pub(super) struct Done {
 ///
 /// # Errors
 /// Database errors; [`StoreError::is_lock_timeout`] if the lock is contended.
-pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance, by: &Actor) -> Result<Done, StoreError> {
+pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance, by: &Actor) -> Result<RepairStep, StoreError> {
     let mut transaction = connection.begin().await?;
     session::patient(&mut transaction).await?;
     let key = LockKey::Em(em.clone());
@@ -60,7 +60,7 @@ pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance, by: &Acto
         transaction.rollback().await?;
         let problem = "it is held by a row in linkis_resource_lock; release that hold, and repair again";
         let held = Difference::in_words(Subject::Em(em.clone()), "row", problem);
-        return Ok(Done { remaining: vec![held], ..Done::default() });
+        return Ok(RepairStep { remaining: vec![held], ..RepairStep::default() });
     };
     // Locks the limits as each batch does, so that no rule changes and no scope is repaired meanwhile.
     limit::current(&mut transaction, &Arc::default()).await?;
@@ -72,7 +72,7 @@ pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance, by: &Acto
     }
     settlement::write(&mut transaction, &Deltas::default(), now, Some(locks), None).await?;
     // The new sums may free capacity.
-    waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
+    waiting::notify(&mut *transaction, &[FreedNotification::anywhere()]).await?;
     transaction.commit().await?;
     Ok(done)
 }
@@ -82,9 +82,9 @@ async fn em_under_lock(
     em: &EmInstance,
     now: OffsetDateTime,
     by: &Actor,
-) -> Result<Done, StoreError> {
-    let Some(books) = em_resource::books(connection, em).await? else { return Ok(Done::default()) };
-    let mut sums = EmSums::new(&books.total);
+) -> Result<RepairStep, StoreError> {
+    let Some(books) = em_resource::books(connection, em).await? else { return Ok(RepairStep::default()) };
+    let mut sums = EmTicketSums::new(&books.total);
     let mut counted = Ok(());
     user_resource::tell_em_groups(connection, em, |group| match group {
         Ok(group) => {
@@ -99,17 +99,17 @@ async fn em_under_lock(
         Ok(counters) => counters,
         Err(problem) => {
             let remaining = vec![Difference::unreadable(Subject::Em(em.clone()), "tickets", problem)];
-            return Ok(Done { remaining, ..Done::default() });
+            return Ok(RepairStep { remaining, ..RepairStep::default() });
         }
     };
     let differences = books.differences(&sums);
     if !differences.is_empty() {
         em_resource::repair(connection, &books, &counters).await?;
         let (subject, held) = (Subject::Em(em.clone()), counters.held());
-        let repair = Repair { subject, held, differences: differences.clone() };
+        let repair = RepairAct { subject, held, differences: differences.clone() };
         action_record::insert_repairs(connection, &[repair], now, by).await?;
     }
-    Ok(Done { repaired: differences, ..Done::default() })
+    Ok(RepairStep { repaired: differences, ..RepairStep::default() })
 }
 
 /// Repairs the counters of an external cluster under its lock, which blocks its tickets and its snapshots. Does nothing if the
@@ -117,15 +117,19 @@ async fn em_under_lock(
 ///
 /// # Errors
 /// Database errors.
-pub(super) async fn cluster(connection: &mut PgConnection, cluster_id: i64, by: &Actor) -> Result<Done, StoreError> {
+pub(super) async fn cluster(
+    connection: &mut PgConnection,
+    cluster_id: i64,
+    by: &Actor,
+) -> Result<RepairStep, StoreError> {
     let mut transaction = connection.begin().await?;
     session::thorough(&mut transaction).await?;
     let rows = external_queue::clusters(&mut *transaction, &[cluster_id].into(), true).await?;
-    let Some(row) = rows.first() else { return Ok(Done::default()) };
+    let Some(row) = rows.first() else { return Ok(RepairStep::default()) };
     let now = session::clock(&mut transaction).await?;
     let differences = compare_cluster(&mut transaction, row).await?;
     if differences.is_empty() {
-        return Ok(Done::default());
+        return Ok(RepairStep::default());
     }
     let strays: Vec<_> = external_ticket::strays(&mut *transaction, cluster_id).await?.into_keys().collect();
     external_ticket::delete(&mut *transaction, &strays).await?;
@@ -146,14 +150,14 @@ pub(super) async fn cluster(connection: &mut PgConnection, cluster_id: i64, by: 
             let held = Resource::special(sums.into()).unwrap_or_else(|_| Resource::zero(ResourceType::Special));
             let subject = queue_subject(&provider, path);
             let differences = found.get(subject.to_string().as_str()).cloned().unwrap_or_default();
-            Repair { subject, held, differences }
+            RepairAct { subject, held, differences }
         };
         let repairs: Vec<_> = repairs.iter().map(repair).collect();
         action_record::insert_repairs(&mut transaction, &repairs, now, by).await?;
     }
-    waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
+    waiting::notify(&mut *transaction, &[FreedNotification::anywhere()]).await?;
     transaction.commit().await?;
-    Ok(Done { repaired: differences, ..Done::default() })
+    Ok(RepairStep { repaired: differences, ..RepairStep::default() })
 }
 
 /// Ends the tickets on `strays`, which are EMs that do not exist, and repairs all scopes, or `only` one. Returns the
@@ -168,7 +172,7 @@ pub(super) async fn scopes(
     strays: &BTreeSet<EmInstance>,
     only: Option<&Scope>,
     by: &Actor,
-) -> Result<Done, StoreError> {
+) -> Result<RepairStep, StoreError> {
     let mut transaction = connection.begin().await?;
     session::thorough(&mut transaction).await?;
     limit::begin_change(&mut transaction).await?;
@@ -191,12 +195,12 @@ pub(super) async fn scopes(
     .await?;
     if differences.is_empty() {
         transaction.rollback().await?;
-        return Ok(Done::default());
+        return Ok(RepairStep::default());
     }
     write_scopes(&mut transaction, fixes, now, by).await?;
-    waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
+    waiting::notify(&mut *transaction, &[FreedNotification::anywhere()]).await?;
     transaction.commit().await?;
-    Ok(Done { repaired: differences, ..Done::default() })
+    Ok(RepairStep { repaired: differences, ..RepairStep::default() })
 }
 
 /// Ends the tickets on EMs that still do not exist, as if the EM had been unregistered: they could not be released or expire.
@@ -212,12 +216,17 @@ async fn remove_strays(
     let registered = em_resource::read(&mut *connection, strays).await?;
     let gone = strays.iter().filter(|em| !registered.contains_key(em));
     let tickets = user_resource::read_on(&mut *connection, gone).await?;
-    let mut removed: HashMap<EmInstance, Stray> = HashMap::new();
+    let mut removed: HashMap<EmInstance, OrphanTickets> = HashMap::new();
     for ticket in tickets.values() {
         removed.entry(ticket.em.clone()).or_default().count(Ok(ticket.resource()), ticket.is_locked(), 1);
     }
-    let ended =
-        |ticket| EndedDelta { ticket, end: End::Unregistered, stored: true, by: by.clone(), reason: by.reason.clone() };
+    let ended = |ticket| EndedDelta {
+        ticket,
+        end: TicketEnd::Unregistered,
+        stored: true,
+        by: by.clone(),
+        reason: by.reason.clone(),
+    };
     let mut deltas = Deltas::default();
     tickets.into_values().map(ended).for_each(|ended| deltas.end(ended));
     if !deltas.ended.is_empty() {
@@ -228,22 +237,22 @@ async fn remove_strays(
 
 async fn write_scopes(
     connection: &mut PgConnection,
-    fixes: Vec<(Vec<Difference>, ScopeFix)>,
+    fixes: Vec<(Vec<Difference>, ScopeRepair)>,
     now: OffsetDateTime,
     by: &Actor,
 ) -> Result<(), StoreError> {
     let (mut update, mut insert, mut delete, mut repairs) = (vec![], vec![], vec![], vec![]);
     for (differences, fix) in fixes {
         let (counter, usage) = match &fix {
-            ScopeFix::Update(counter, usage) | ScopeFix::Insert(counter, usage) => (counter, usage.clone()),
-            ScopeFix::Delete(counter, _) => (counter, Usage::default()),
+            ScopeRepair::Update(counter, usage) | ScopeRepair::Insert(counter, usage) => (counter, usage.clone()),
+            ScopeRepair::Delete(counter, _) => (counter, ScopeHoldings::default()),
         };
         let subject = Subject::Scope(counter.scope.clone());
-        repairs.push(Repair { subject, held: together(&usage), differences });
+        repairs.push(RepairAct { subject, held: together(&usage), differences });
         match fix {
-            ScopeFix::Update(counter, usage) => update.push((counter, usage)),
-            ScopeFix::Insert(counter, usage) => insert.push((counter, usage)),
-            ScopeFix::Delete(_, hash) => delete.push(hash),
+            ScopeRepair::Update(counter, usage) => update.push((counter, usage)),
+            ScopeRepair::Insert(counter, usage) => insert.push((counter, usage)),
+            ScopeRepair::Delete(_, hash) => delete.push(hash),
         }
     }
     // Deletions come first, because a wrong row may block the insertion of a missing one.
@@ -265,7 +274,7 @@ async fn write_scopes(
 
 /// Returns the sum of used and locked amounts of a scope, by dimension. Returns zero if a resource cannot represent it: the
 /// repair matters more than its history line.
-fn together(usage: &Usage) -> Resource {
+fn together(usage: &ScopeHoldings) -> Resource {
     let mut sums = BTreeMap::<String, i64>::new();
     for (dimension, amount) in usage.used.amounts().chain(usage.locked.amounts()) {
         let sum = sums.entry(dimension.key()).or_default();

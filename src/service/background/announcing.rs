@@ -20,22 +20,22 @@ use crate::{
     },
 };
 
-use super::{Running, Step, Task};
+use super::{RunningTasks, Step, Task};
 
 /// Background task that renews the instance's row.
 #[derive(Debug)]
-pub struct Announcing {
+pub struct AnnounceInstance {
     id: Uuid,
     address: String,
     metrics: Metrics,
-    running: Running,
+    running: RunningTasks,
     /// Time, grants and refusals at the previous renewal.
     before: (Instant, u64, u64),
 }
 
-impl Announcing {
+impl AnnounceInstance {
     /// Creates the task of the instance at `address`, whose requests are counted by `metrics` and whose tasks are `running`.
-    pub fn new(id: Uuid, address: String, metrics: Metrics, running: Running) -> Self {
+    pub fn new(id: Uuid, address: String, metrics: Metrics, running: RunningTasks) -> Self {
         Self { id, address, metrics, running, before: (Instant::now(), 0, 0) }
     }
 
@@ -52,13 +52,13 @@ impl Announcing {
     }
 }
 
-impl Task for Announcing {
+impl Task for AnnounceInstance {
     const NAME: &'static str = "announcing";
     const WORK: Work = Work::Vital;
     const PERIOD: Duration = Duration::from_secs(2);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
-        let report = |(name, told): (&'static str, crate::metrics::Told)| TaskReport {
+        let report = |(name, told): (&'static str, crate::metrics::TaskReading)| TaskReport {
             task: name.to_owned(),
             last_run: told.last_run,
             last_success: told.last_success,

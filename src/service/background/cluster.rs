@@ -16,18 +16,20 @@ use crate::{
         overview::{DimensionTotals, EmTotals},
         resource::Dimension,
     },
-    metrics::cluster::{Amounts, AuditFigures, Cluster, ClusterFigures, ClusterMetrics, Fullness, json, seconds},
+    metrics::cluster::{
+        AuditFigures, ClusterFigures, ClusterMetrics, ClusterReading, DimensionFigures, ScopeFullness, json, seconds,
+    },
     store::{
         Store, StoreError,
-        cluster_figure::{self, AUDIT, CLUSTER, Figure},
-        overview::{self, COUNTED_MAX, EmSums},
+        cluster_figure::{self, AUDIT, CLUSTER, ClusterFigure},
+        overview::{self, AllEmSums, COUNTED_MAX},
         resource_hold,
         session::{Session, answered, answered_soon},
         usage_hour,
     },
 };
 
-use super::{PAUSE_TIMES, Step, Task, fullest::FullestScopes, lease::Holder};
+use super::{PAUSE_TIMES, Step, Task, fullest::FullestScopes, lease::LeaseFlag};
 
 /// Maximum number of fullest scopes to publish; each is a time series.
 const FULLEST_MAX: usize = 50;
@@ -40,20 +42,20 @@ const HOLDS_EVERY: Duration = Duration::from_secs(30);
 
 /// Background task that computes the cluster figures and publishes them.
 #[derive(Debug)]
-pub struct ClusterAsAWhole {
+pub struct ExportClusterFigures {
     store: Store,
-    holder: Holder,
+    holder: LeaseFlag,
     silent_after: Duration,
     metrics: ClusterMetrics,
     scopes: FullestScopes,
     holds: Option<(Instant, i64)>,
 }
 
-impl ClusterAsAWhole {
+impl ExportClusterFigures {
     /// Creates the task. EMs without a report for `silent_after` are silent; `scopes` lists the fullest scopes.
     pub fn new(
         store: Store,
-        holder: Holder,
+        holder: LeaseFlag,
         silent_after: Duration,
         scopes: FullestScopes,
         metrics: ClusterMetrics,
@@ -61,7 +63,7 @@ impl ClusterAsAWhole {
         Self { store, holder, silent_after, metrics, scopes, holds: None }
     }
 
-    async fn work_out(&mut self, session: &mut Session) -> Result<Figure, StoreError> {
+    async fn work_out(&mut self, session: &mut Session) -> Result<ClusterFigure, StoreError> {
         let totals = answered(overview::totals(session.get().await?)).await?;
         let rolled_up = answered(usage_hour::progress(session.get().await?)).await?.complete_until;
         let figures = ClusterFigures {
@@ -73,7 +75,7 @@ impl ClusterAsAWhole {
             usage_rolled_up: seconds(rolled_up),
             ..of_ems(&overview::ems(session, self.silent_after).await?)
         };
-        Ok(Figure { json: json(&figures), at: totals.at })
+        Ok(ClusterFigure { json: json(&figures), at: totals.at })
     }
 
     async fn holds(&mut self, session: &mut Session) -> Result<i64, StoreError> {
@@ -91,7 +93,7 @@ impl ClusterAsAWhole {
     async fn tell(&self) -> Result<(), StoreError> {
         let figures = answered_soon(cluster_figure::read(&self.store.pool().await?, CLUSTER)).await?;
         let audit = answered_soon(cluster_figure::read(&self.store.pool().await?, AUDIT)).await?;
-        self.metrics.publish(Cluster {
+        self.metrics.publish(ClusterReading {
             // Figures that another release writes in a different format are not published.
             figures: figures.and_then(|figure| Some((serde_json::from_str(&figure.json).ok()?, seconds(figure.at)))),
             audit: audit.and_then(|figure| serde_json::from_str::<AuditFigures>(&figure.json).ok()),
@@ -100,7 +102,7 @@ impl ClusterAsAWhole {
     }
 }
 
-impl Task for ClusterAsAWhole {
+impl Task for ExportClusterFigures {
     const NAME: &'static str = "cluster";
     const PERIOD: Duration = Duration::from_secs(5);
 
@@ -122,7 +124,7 @@ fn number(amount: i64) -> f64 {
 }
 
 /// Adds up the sums over all EMs.
-fn of_ems(sums: &EmSums) -> ClusterFigures {
+fn of_ems(sums: &AllEmSums) -> ClusterFigures {
     let mut figures = ClusterFigures { used_tickets: number(sums.used_tickets), ..ClusterFigures::default() };
     for ((_, state), totals) in &sums.totals {
         *figures.ems.entry(state.name().to_owned()).or_default() += number(totals.ems);
@@ -133,7 +135,7 @@ fn of_ems(sums: &EmSums) -> ClusterFigures {
     figures
 }
 
-fn add(amounts: &mut Amounts, totals: &EmTotals, dimension: &Dimension) {
+fn add(amounts: &mut DimensionFigures, totals: &EmTotals, dimension: &Dimension) {
     let Some(DimensionTotals { total, protected, used, locked }) = totals.dimensions.get(dimension) else { return };
     amounts.total += number(*total);
     amounts.protected += number(*protected);
@@ -142,16 +144,16 @@ fn add(amounts: &mut Amounts, totals: &EmTotals, dimension: &Dimension) {
 }
 
 /// Returns the dimension of a scope with the largest share of its maximum; `None` if the scope has no maximum.
-fn fullness(scope: &ScopeUsage) -> Option<Fullness> {
+fn fullness(scope: &ScopeUsage) -> Option<ScopeFullness> {
     let (dimension, share) = scope.fullest()?;
     let mut text = scope.scope.to_string();
     text.truncate(text.floor_char_boundary(SCOPE_BYTES_MAX));
-    Some(Fullness { scope: text, dimension: dimension.class().to_owned(), share })
+    Some(ScopeFullness { scope: text, dimension: dimension.class().to_owned(), share })
 }
 
 /// Returns the first [`FULLEST_MAX`] of the scopes, which are in order. If two scopes have equal truncated texts, only the
 /// fuller one is returned, because a time series has one value.
-fn fullest(scopes: &[ScopeUsage]) -> Vec<Fullness> {
+fn fullest(scopes: &[ScopeUsage]) -> Vec<ScopeFullness> {
     let mut told = BTreeSet::new();
     let scopes = scopes.iter().filter_map(fullness);
     scopes.filter(|full| told.insert((full.scope.clone(), full.dimension.clone()))).take(FULLEST_MAX).collect()
@@ -163,18 +165,23 @@ mod tests {
 
     use super::*;
     use crate::domain::{
-        limit::{Pattern, Rule, sort_fullest},
+        limit::{LabelPattern, Rule, sort_fullest},
         limit_mode::LimitMode,
-        scope::{Scope, Tally, Usage},
+        scope::{Scope, ScopeHoldings, Tally},
     };
 
     fn scope(user: &str, cores: i64) -> ScopeUsage {
         let max = [(Dimension::Cores, 10), (Dimension::Instances, 100), (Dimension::Custom("gpu".into()), 0)];
-        let pattern = Pattern::new([("user".to_owned(), None)].into());
+        let pattern = LabelPattern::new([("user".to_owned(), None)].into());
         let rule = Rule { pattern, mode: LimitMode::Enforced, max: BTreeMap::from(max) };
         let used = Tally::new([(Dimension::Cores, cores), (Dimension::Instances, 1)]);
         let scope = Scope::new([("user".to_owned(), user.to_owned())].into());
-        ScopeUsage { scope, rules: vec![Arc::new(rule)], usage: Usage { used, locked: Tally::default() }, version: 0 }
+        ScopeUsage {
+            scope,
+            rules: vec![Arc::new(rule)],
+            usage: ScopeHoldings { used, locked: Tally::default() },
+            version: 0,
+        }
     }
 
     fn look(scopes: &[ScopeUsage]) -> Vec<(String, String, f64)> {

@@ -20,7 +20,7 @@ use crate::{
     service::{committer::Committer, limits},
     store::{
         StoreError, em_resource, label_resource,
-        label_set::{self, State},
+        label_set::{self, LabelSetState},
         session::{Session, answered},
         user_resource,
     },
@@ -28,7 +28,7 @@ use crate::{
 
 use super::{
     Step, Task,
-    lease::Holder,
+    lease::LeaseFlag,
     steps::{self, STEP_TIMEOUT},
 };
 
@@ -42,14 +42,14 @@ const BITE: i64 = 1000;
 #[derive(Debug)]
 pub struct CountLabelSets {
     committer: Committer,
-    holder: Holder,
+    holder: LeaseFlag,
     left: Gauge,
     /// Progress of the pass through all EMs.
-    round: Option<Round>,
+    round: Option<CountingRound>,
 }
 
 #[derive(Debug)]
-struct Round {
+struct CountingRound {
     to: i64,
     after: Option<EmInstance>,
     all_counted: bool,
@@ -57,7 +57,7 @@ struct Round {
 
 impl CountLabelSets {
     /// Creates the task. `left` shows the number of label sets left.
-    pub fn new(committer: Committer, holder: Holder, left: Gauge) -> Self {
+    pub fn new(committer: Committer, holder: LeaseFlag, left: Gauge) -> Self {
         Self { committer, holder, left, round: None }
     }
 
@@ -65,7 +65,7 @@ impl CountLabelSets {
     async fn count(&mut self, session: &mut Session, counting: &[i64]) -> Result<Step, StoreError> {
         let Some(to) = counting.iter().copied().max() else { return Ok(Step::Done) };
         let same = self.round.take().filter(|round| round.to == to);
-        let mut round = same.unwrap_or(Round { to, after: None, all_counted: true });
+        let mut round = same.unwrap_or(CountingRound { to, after: None, all_counted: true });
         let page = answered(em_resource::counted(session.get().await?, round.after.as_ref(), PAGE)).await?;
         let is_last = i64::try_from(page.len()).is_ok_and(|len| len < PAGE);
         round.after = page.last().map(|(em, _)| em.clone());
@@ -113,8 +113,8 @@ impl Task for CountLabelSets {
     const PERIOD: Duration = Duration::from_millis(500);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
-        let counting = answered(label_set::in_state(session.get().await?, State::Counting)).await?;
-        let retired = answered(label_set::in_state(session.get().await?, State::Retired)).await?;
+        let counting = answered(label_set::in_state(session.get().await?, LabelSetState::Counting)).await?;
+        let retired = answered(label_set::in_state(session.get().await?, LabelSetState::Retired)).await?;
         self.left.set(i64::try_from(counting.len() + retired.len()).unwrap_or(i64::MAX));
         if !self.holder.holds() {
             return Ok(Step::Done);

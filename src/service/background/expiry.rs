@@ -26,21 +26,21 @@ use tokio_stream::StreamExt as _;
 use tokio_util::{sync::CancellationToken, time::DelayQueue};
 
 use crate::{
-    domain::operation::{Operation, Released},
+    domain::operation::{Operation, ReleaseTicket},
     metrics::Metrics,
     service::committer::Committer,
     store::{
         StoreError, Work,
         session::{Session, answered_soon},
-        user_resource::{self, Due, DueKey},
+        user_resource::{self, DueKey, DueTicket},
     },
 };
 
-use super::{Step, Task, lease::Holder};
+use super::{Step, Task, lease::LeaseFlag};
 
 mod shares;
 
-use shares::Shares;
+use shares::EmBudgets;
 
 /// How far ahead of a deadline a sweep reads it.
 pub const HORIZON: Duration = Duration::from_secs(2);
@@ -73,15 +73,15 @@ const ROLLBACK_TIMEOUT: Duration = Duration::from_secs(5);
 const PAUSE_FACTOR: u32 = 4;
 
 /// Creates the channel of tickets that fall due soon.
-pub fn channel() -> (mpsc::Sender<Due>, mpsc::Receiver<Due>) {
+pub fn channel() -> (mpsc::Sender<DueTicket>, mpsc::Receiver<DueTicket>) {
     mpsc::channel(WAITING_MAX)
 }
 
 /// Whether timers were rejected since the last query, because an EM has used its budget. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct TurnedDown(Arc<AtomicBool>);
+pub struct RejectedTimers(Arc<AtomicBool>);
 
-impl TurnedDown {
+impl RejectedTimers {
     fn note(&self) {
         self.0.store(true, Ordering::Relaxed);
     }
@@ -93,10 +93,10 @@ impl TurnedDown {
 
 /// Background task that reads tickets that fall due.
 #[derive(Debug)]
-pub struct Sweep {
-    timers: mpsc::Sender<Due>,
-    turned_down: TurnedDown,
-    holder: Holder,
+pub struct ExpirySweep {
+    timers: mpsc::Sender<DueTicket>,
+    turned_down: RejectedTimers,
+    holder: LeaseFlag,
     metrics: Metrics,
     /// Start of the next page.
     after: Option<DueKey>,
@@ -109,16 +109,21 @@ pub struct Sweep {
     next_whole: Instant,
 }
 
-impl Sweep {
+impl ExpirySweep {
     /// Creates the task. Tickets go to `timers`; `metrics` gets the delay of the first one.
-    pub fn new(timers: mpsc::Sender<Due>, turned_down: TurnedDown, holder: Holder, metrics: Metrics) -> Self {
+    pub fn new(
+        timers: mpsc::Sender<DueTicket>,
+        turned_down: RejectedTimers,
+        holder: LeaseFlag,
+        metrics: Metrics,
+    ) -> Self {
         let begun = Instant::now();
         let (after, reading, is_whole, next_whole) = (None, Duration::ZERO, true, begun);
         Self { timers, turned_down, holder, metrics, after, begun, reading, is_whole, next_whole }
     }
 }
 
-impl Task for Sweep {
+impl Task for ExpirySweep {
     const NAME: &'static str = "expiry";
     const WORK: Work = Work::Vital;
     const PERIOD: Duration = Duration::from_millis(400);
@@ -176,12 +181,12 @@ fn pause(reading: Duration, round: Duration) -> Duration {
 /// Expires tickets when they fall due, until `stop` is cancelled.
 pub async fn run_timers(
     committer: Committer,
-    mut falling_due: mpsc::Receiver<Due>,
-    turned_down: TurnedDown,
+    mut falling_due: mpsc::Receiver<DueTicket>,
+    turned_down: RejectedTimers,
     stop: CancellationToken,
 ) {
     let (queue, rolling_back) = (DelayQueue::new(), JoinSet::new());
-    let mut timers = Timers { committer, queue, shares: Shares::new(turned_down), rolling_back };
+    let mut timers = ExpiryTimers { committer, queue, shares: EmBudgets::new(turned_down), rolling_back };
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
@@ -194,21 +199,21 @@ pub async fn run_timers(
     }
 }
 
-struct Timers {
+struct ExpiryTimers {
     committer: Committer,
-    queue: DelayQueue<Released>,
-    shares: Shares,
-    rolling_back: JoinSet<(Released, bool)>,
+    queue: DelayQueue<ReleaseTicket>,
+    shares: EmBudgets,
+    rolling_back: JoinSet<(ReleaseTicket, bool)>,
 }
 
-impl Timers {
-    fn set(&mut self, due: Due) {
+impl ExpiryTimers {
+    fn set(&mut self, due: DueTicket) {
         if self.shares.watch(&due.ticket) {
             self.queue.insert(due.ticket, due.within + SLACK);
         }
     }
 
-    fn roll_back(&mut self, ticket: Released) {
+    fn roll_back(&mut self, ticket: ReleaseTicket) {
         let committer = self.committer.clone();
         self.rolling_back.spawn(async move {
             let deadline = Instant::now() + ROLLBACK_TIMEOUT;
@@ -226,7 +231,7 @@ impl Timers {
         });
     }
 
-    fn unmark(&mut self, done: Result<(Released, bool), JoinError>) {
+    fn unmark(&mut self, done: Result<(ReleaseTicket, bool), JoinError>) {
         match done {
             Ok((ticket, went)) => {
                 let next = self.shares.end(&ticket, went);

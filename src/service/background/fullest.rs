@@ -55,13 +55,13 @@ impl FullestScopes {
 
 /// Scan of all scopes.
 #[derive(Debug)]
-struct Look {
+struct FullestScan {
     began: Instant,
     after: Vec<u8>,
     list: FullestList,
 }
 
-impl Look {
+impl FullestScan {
     /// Adds a scope. Scopes without use are about to be deleted and are not counted.
     fn note(&mut self, scope: ScopeUsage) {
         if scope.usage.is_nothing() {
@@ -86,26 +86,26 @@ impl Look {
 
 /// Background task that updates the list.
 #[derive(Debug)]
-pub struct ListFullest {
+pub struct RefreshFullest {
     scopes: FullestScopes,
     known: Arc<Limits>,
-    look: Option<Look>,
+    look: Option<FullestScan>,
 }
 
-impl ListFullest {
+impl RefreshFullest {
     /// Creates the task without a list.
     pub fn new(scopes: FullestScopes) -> Self {
         Self { scopes, known: Arc::default(), look: None }
     }
 
-    async fn begin(session: &mut Session) -> Result<Look, StoreError> {
+    async fn begin(session: &mut Session) -> Result<FullestScan, StoreError> {
         let at = answered(session::clock(session.get().await?)).await?;
         let list = FullestList { at, scopes: 0, over_limit: 0, fullest: Vec::new(), is_whole: true };
-        Ok(Look { began: Instant::now(), after: Vec::new(), list })
+        Ok(FullestScan { began: Instant::now(), after: Vec::new(), list })
     }
 }
 
-impl Task for ListFullest {
+impl Task for RefreshFullest {
     const NAME: &'static str = "fullest";
     const PERIOD: Duration = Duration::from_secs(3);
 

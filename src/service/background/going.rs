@@ -34,9 +34,9 @@ use crate::{
 
 use super::{
     Step, Task,
-    lease::Holder,
+    lease::LeaseFlag,
     steps::{self, STEP_TIMEOUT},
-    turns::{Turn, Turns},
+    turns::{RoundRobin, TurnEnd},
 };
 
 /// Maximum number of EMs in a turn at once. The next EM begins when one of these turns ends.
@@ -50,19 +50,19 @@ const STEPS_PER_TURN: usize = 32;
 
 /// Background task that ends the tickets of unregistered EMs.
 #[derive(Debug)]
-pub struct Going {
+pub struct FinishUnregistrations {
     committer: Committer,
-    holder: Holder,
+    holder: LeaseFlag,
     left: Gauge,
-    turns: Turns,
-    under_way: JoinSet<Turn>,
-    progress: Progress,
+    turns: RoundRobin,
+    under_way: JoinSet<TurnEnd>,
+    progress: StepProgress,
 }
 
-impl Going {
+impl FinishUnregistrations {
     /// Creates the task. `left` shows the number of EMs left.
-    pub fn new(committer: Committer, holder: Holder, left: Gauge) -> Self {
-        let (turns, under_way, progress) = (Turns::new(AT_ONCE), JoinSet::new(), Progress::new());
+    pub fn new(committer: Committer, holder: LeaseFlag, left: Gauge) -> Self {
+        let (turns, under_way, progress) = (RoundRobin::new(AT_ONCE), JoinSet::new(), StepProgress::new());
         Self { committer, holder, left, turns, under_way, progress }
     }
 
@@ -72,9 +72,9 @@ impl Going {
         self.turns.begun(id, em);
     }
 
-    fn note(&mut self, ended: Result<(task::Id, Turn), task::JoinError>) {
-        let (id, turn) = ended.unwrap_or_else(|error| (error.id(), Turn::Stuck));
-        if turn == Turn::Stuck && self.progress.is_none() {
+    fn note(&mut self, ended: Result<(task::Id, TurnEnd), task::JoinError>) {
+        let (id, turn) = ended.unwrap_or_else(|error| (error.id(), TurnEnd::Stuck));
+        if turn == TurnEnd::Stuck && self.progress.is_none() {
             // Another instance may succeed.
             self.holder.hand_over();
         }
@@ -82,7 +82,7 @@ impl Going {
     }
 }
 
-impl Task for Going {
+impl Task for FinishUnregistrations {
     const NAME: &'static str = "em_goes";
     const PERIOD: Duration = Duration::from_millis(500);
 
@@ -94,7 +94,7 @@ impl Task for Going {
         session.give_back().await;
         self.left.set(i64::try_from(going.len()).unwrap_or(i64::MAX));
         if going.is_empty() || !self.holder.holds() {
-            self.progress = Progress::new();
+            self.progress = StepProgress::new();
             return Ok(Step::Done);
         }
         let now = Instant::now();
@@ -115,39 +115,39 @@ impl Task for Going {
 }
 
 /// Ends tickets of an EM, step after step, until the turn ends or this instance loses the lease.
-async fn end_tickets(committer: Committer, em: EmInstance, holder: Holder, steps: Arc<AtomicU64>) -> Turn {
+async fn end_tickets(committer: Committer, em: EmInstance, holder: LeaseFlag, steps: Arc<AtomicU64>) -> TurnEnd {
     let step = Operation::EndTickets(em);
     for done in 0..STEPS_PER_TURN {
         if !holder.holds() {
-            return Turn::Done;
+            return TurnEnd::Done;
         }
         match steps::carry_out(&committer, &step).await {
             Ok(outcome) => {
                 steps.fetch_add(1, Ordering::Relaxed);
                 if !matches!(outcome, Outcome::Stepped { more: true, .. }) {
-                    return Turn::Done;
+                    return TurnEnd::Done;
                 }
             }
             Err(error) => {
                 let (em, error): (_, &dyn std::error::Error) = (step.em(), &error);
                 tracing::warn!(%em, error, "the tickets of an EM that goes cannot end yet");
-                return if done == 0 { Turn::Stuck } else { Turn::Halted };
+                return if done == 0 { TurnEnd::Stuck } else { TurnEnd::Halted };
             }
         }
     }
-    Turn::Over
+    TurnEnd::Over
 }
 
 /// Whether any step succeeds.
 #[derive(Debug)]
-struct Progress {
+struct StepProgress {
     /// Number of successful steps.
     steps: Arc<AtomicU64>,
     /// Number at the last check, and the time since which it is unchanged.
     seen: (u64, Instant),
 }
 
-impl Progress {
+impl StepProgress {
     fn new() -> Self {
         Self { steps: Arc::default(), seen: (0, Instant::now()) }
     }
@@ -169,7 +169,7 @@ mod tests {
 
     #[tokio::test]
     async fn the_lease_is_kept_while_any_step_succeeds() {
-        let mut progress = Progress::new();
+        let mut progress = StepProgress::new();
         assert!(!progress.is_none(), "not at once");
         progress.seen.1 -= STEP_TIMEOUT;
         progress.steps.fetch_add(1, Ordering::Relaxed);

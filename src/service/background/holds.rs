@@ -9,17 +9,17 @@ use crate::{
     store::{StoreError, session::Session},
 };
 
-use super::{Step, Task, lease::Holder};
+use super::{Step, Task, lease::LeaseFlag};
 
 /// Background task that deletes expired holds.
 #[derive(Debug)]
 pub struct EndHolds {
-    holder: Holder,
+    holder: LeaseFlag,
 }
 
 impl EndHolds {
     /// Creates the task of the instance with `holder`.
-    pub fn new(holder: Holder) -> Self {
+    pub fn new(holder: LeaseFlag) -> Self {
         Self { holder }
     }
 }

@@ -7,23 +7,23 @@ use std::time::Duration;
 
 use crate::store::{StoreError, Work, history_part, session::Session};
 
-use super::{Step, Task, lease::Holder};
+use super::{Step, Task, lease::LeaseFlag};
 
 /// Background task that creates one index per step.
 #[derive(Debug)]
-pub struct Indexing {
-    holder: Holder,
+pub struct BuildIndexes {
+    holder: LeaseFlag,
     schema: Option<Session>,
 }
 
-impl Indexing {
+impl BuildIndexes {
     /// Creates the task. `schema` is the session for schema changes; `None` to use the session of the step.
-    pub fn new(holder: Holder, schema: Option<Session>) -> Self {
+    pub fn new(holder: LeaseFlag, schema: Option<Session>) -> Self {
         Self { holder, schema }
     }
 }
 
-impl Task for Indexing {
+impl Task for BuildIndexes {
     const NAME: &'static str = "history_indexes";
     const WORK: Work = Work::Long;
     const PERIOD: Duration = Duration::from_secs(60);

@@ -5,7 +5,7 @@
 //! do.
 //!
 //! Never: a condition of correctness; the locks and versions of the rows decide.
-//! Callers: all tasks that check [`Holder::holds`]; the task driver (`background`) runs the renewal.
+//! Callers: all tasks that check [`LeaseFlag::holds`]; the task driver (`background`) runs the renewal.
 
 use std::{
     sync::{
@@ -33,12 +33,12 @@ const HANDED_OVER: Duration = Duration::from_secs(3);
 
 /// Flag: whether this instance owns the lease. Clones share it.
 #[derive(Clone, Debug, Default)]
-pub struct Holder {
+pub struct LeaseFlag {
     holds: Arc<AtomicBool>,
     hands_over: Arc<AtomicBool>,
 }
 
-impl Holder {
+impl LeaseFlag {
     /// Whether this instance owns the lease.
     pub fn holds(&self) -> bool {
         self.holds.load(Ordering::Relaxed)
@@ -52,16 +52,16 @@ impl Holder {
 
 /// Background task that takes and renews the lease.
 #[derive(Debug)]
-pub struct Lease {
+pub struct RenewLease {
     instance_id: Uuid,
-    holder: Holder,
+    holder: LeaseFlag,
     /// Time until which only other instances may take the lease.
     leaves_it_until: Instant,
 }
 
-impl Lease {
+impl RenewLease {
     /// Creates the task of an instance that does not own the lease.
-    pub fn new(instance_id: Uuid, holder: Holder) -> Self {
+    pub fn new(instance_id: Uuid, holder: LeaseFlag) -> Self {
         Self { instance_id, holder, leaves_it_until: Instant::now() }
     }
 
@@ -76,7 +76,7 @@ impl Lease {
     }
 }
 
-impl Task for Lease {
+impl Task for RenewLease {
     const NAME: &'static str = "lease";
     const WORK: Work = Work::Vital;
     const PERIOD: Duration = Duration::from_secs(1);

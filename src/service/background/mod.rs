@@ -22,11 +22,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{
     error::Error,
-    metrics::{Metrics, TaskMetrics, Told},
+    metrics::{Metrics, TaskMetrics, TaskReading},
     store::{Store, StoreError, Work, session::Session},
 };
 
-use super::tasks::Tasks;
+use super::tasks::InstanceTasks;
 
 pub mod announcing;
 pub mod cluster;
@@ -88,11 +88,11 @@ pub trait Task: Send + 'static {
 
 /// The running tasks. Clones share them.
 #[derive(Clone, Debug, Default)]
-pub struct Running(Arc<Mutex<Vec<(&'static str, TaskMetrics)>>>);
+pub struct RunningTasks(Arc<Mutex<Vec<(&'static str, TaskMetrics)>>>);
 
-impl Running {
+impl RunningTasks {
     /// Returns the metrics of each task, by name.
-    pub fn told(&self) -> Vec<(&'static str, Told)> {
+    pub fn told(&self) -> Vec<(&'static str, TaskReading)> {
         let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         running.iter().map(|(name, report)| (*name, report.told())).collect()
     }
@@ -106,20 +106,20 @@ impl Running {
 #[derive(Clone, Debug)]
 pub struct Driver {
     store: Store,
-    tasks: Tasks,
+    tasks: InstanceTasks,
     metrics: Metrics,
     stopping: CancellationToken,
-    running: Running,
+    running: RunningTasks,
 }
 
 impl Driver {
     /// Creates a driver without tasks.
-    pub fn new(store: Store, tasks: Tasks, metrics: Metrics, stopping: CancellationToken) -> Self {
-        Self { store, tasks, metrics, stopping, running: Running::default() }
+    pub fn new(store: Store, tasks: InstanceTasks, metrics: Metrics, stopping: CancellationToken) -> Self {
+        Self { store, tasks, metrics, stopping, running: RunningTasks::default() }
     }
 
     /// Returns the running tasks.
-    pub fn running(&self) -> Running {
+    pub fn running(&self) -> RunningTasks {
         self.running.clone()
     }
 

@@ -10,7 +10,7 @@ use crate::store::{
     session::{Session, answered},
 };
 
-use super::{Step, Task, lease::Holder};
+use super::{Step, Task, lease::LeaseFlag};
 
 /// Maximum number of counters per step: more than a million in the half hour for which counters may be empty.
 const PAGE: i64 = 500;
@@ -20,20 +20,20 @@ const BITE: usize = 32;
 
 /// Background task that scans all counters repeatedly and deletes the empty ones.
 #[derive(Debug)]
-pub struct Pruning {
-    holder: Holder,
+pub struct PruneCounters {
+    holder: LeaseFlag,
     /// Key of the last scanned counter; empty to begin anew.
     after: Vec<u8>,
 }
 
-impl Pruning {
+impl PruneCounters {
     /// Creates the task, which begins with the first counter.
-    pub fn new(holder: Holder) -> Self {
+    pub fn new(holder: LeaseFlag) -> Self {
         Self { holder, after: Vec::new() }
     }
 }
 
-impl Task for Pruning {
+impl Task for PruneCounters {
     const NAME: &'static str = "pruning";
     const WORK: Work = Work::Long;
     const PERIOD: Duration = Duration::from_millis(700);

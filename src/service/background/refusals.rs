@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use crate::{
     metrics::Metrics,
-    service::refusals::{Kept, Refusals},
+    service::refusals::{PeriodSums, RefusalRecorder},
     store::{
         StoreError, refusal,
         session::{Session, answered, answered_soon, clock},
@@ -19,17 +19,17 @@ use super::{Step, Task};
 
 /// Background task that writes the refusal sums.
 #[derive(Debug)]
-pub struct KeepRefusals {
-    refusals: Refusals,
+pub struct FlushRefusals {
+    refusals: RefusalRecorder,
     instance_id: Uuid,
-    kept: Kept,
+    kept: PeriodSums,
     metrics: Metrics,
 }
 
-impl KeepRefusals {
+impl FlushRefusals {
     /// Creates the task, which writes the sums of `refusals` for the instance `instance_id`.
-    pub fn new(refusals: Refusals, instance_id: Uuid, metrics: Metrics) -> Self {
-        Self { refusals, instance_id, kept: Kept::default(), metrics }
+    pub fn new(refusals: RefusalRecorder, instance_id: Uuid, metrics: Metrics) -> Self {
+        Self { refusals, instance_id, kept: PeriodSums::default(), metrics }
     }
 
     async fn write(&mut self, session: &mut Session) -> Result<(), StoreError> {
@@ -52,7 +52,7 @@ impl KeepRefusals {
     }
 }
 
-impl Task for KeepRefusals {
+impl Task for FlushRefusals {
     const NAME: &'static str = "refusals";
     const PERIOD: Duration = Duration::from_secs(2);
 

@@ -12,7 +12,7 @@ use crate::store::{
     usage_hour,
 };
 
-use super::{Step, Task, lease::Holder};
+use super::{Step, Task, lease::LeaseFlag};
 
 /// Maximum number of rows that one statement deletes, so that no batch waits long.
 const BITE: i64 = 1000;
@@ -22,21 +22,21 @@ const USAGE_KEPT: Duration = Duration::from_secs(93 * 24 * 3600);
 
 /// Background task that deletes what exceeds the retention period, and creates partitions.
 #[derive(Debug)]
-pub struct Retention {
+pub struct PruneHistory {
     history: Duration,
-    holder: Holder,
+    holder: LeaseFlag,
     schema: Option<Session>,
 }
 
-impl Retention {
+impl PruneHistory {
     /// Creates the task with the retention period `history`. `schema` is the session for schema changes; `None` to use the
     /// session of the step.
-    pub fn new(history: Duration, holder: Holder, schema: Option<Session>) -> Self {
+    pub fn new(history: Duration, holder: LeaseFlag, schema: Option<Session>) -> Self {
         Self { history, holder, schema }
     }
 }
 
-impl Task for Retention {
+impl Task for PruneHistory {
     const NAME: &'static str = "retention";
     const WORK: Work = Work::Long;
     const PERIOD: Duration = Duration::from_secs(20);
@@ -46,7 +46,7 @@ impl Task for Retention {
             return Ok(Step::Done);
         }
         let (history, usage_kept) = (self.history, self.history.max(USAGE_KEPT));
-        let mut left = Left { more: false, failed: None };
+        let mut left = RetentionStep { more: false, failed: None };
         left.parts(history, self.schema.as_mut().unwrap_or(session)).await?;
         left.note(answered(action_record::forget_rest(session.get().await?, history, BITE)).await, session)?;
         left.note(answered(request_id::delete_expired(session.get().await?, history, BITE)).await, session)?;
@@ -61,12 +61,12 @@ impl Task for Retention {
 }
 
 /// Result of a step.
-struct Left {
+struct RetentionStep {
     more: bool,
     failed: Option<StoreError>,
 }
 
-impl Left {
+impl RetentionStep {
     /// Creates and drops partitions of the history.
     async fn parts(&mut self, history: Duration, session: &mut Session) -> Result<(), StoreError> {
         let made = answered(history_part::make(session.get().await?, history)).await;

@@ -18,7 +18,7 @@ use crate::{
     },
 };
 
-use super::{Step, Task, lease::Holder};
+use super::{Step, Task, lease::LeaseFlag};
 
 /// Interval between audits.
 const INTERVAL: Duration = Duration::from_secs(3600);
@@ -28,16 +28,16 @@ const FIRST_AFTER: Duration = Duration::from_secs(600);
 
 /// Background task that audits when the last audit is old.
 #[derive(Debug)]
-pub struct SelfAudit {
+pub struct ScheduledAudit {
     store: Store,
     audit: AuditService,
-    holder: Holder,
+    holder: LeaseFlag,
     first_due: Instant,
 }
 
-impl SelfAudit {
+impl ScheduledAudit {
     /// Creates the task of the instance with `holder`.
-    pub fn new(store: Store, audit: AuditService, holder: Holder) -> Self {
+    pub fn new(store: Store, audit: AuditService, holder: LeaseFlag) -> Self {
         Self { store, audit, holder, first_due: Instant::now() + FIRST_AFTER }
     }
 
@@ -47,7 +47,7 @@ impl SelfAudit {
     }
 }
 
-impl Task for SelfAudit {
+impl Task for ScheduledAudit {
     const NAME: &'static str = "audit";
     const PERIOD: Duration = Duration::from_secs(10);
 

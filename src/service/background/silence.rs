@@ -19,8 +19,8 @@ use tokio::{
 use crate::{
     domain::{
         em::EmInstance,
-        operation::{Operation, Outcome, Reap},
-        report::LastSign,
+        operation::{MarkEmLost, Operation, Outcome},
+        report::LastSignOfLife,
     },
     service::{admission::Surveys, committer::Committer, heartbeat::LivenessTimeouts},
     store::{
@@ -31,8 +31,8 @@ use crate::{
 
 use super::{
     Step, Task,
-    lease::Holder,
-    turns::{Turn, Turns},
+    lease::LeaseFlag,
+    turns::{RoundRobin, TurnEnd},
 };
 
 /// Maximum number of silent EMs per statement.
@@ -49,29 +49,29 @@ const REAP_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Background task that detects lost EMs and unregisters them.
 #[derive(Debug)]
-pub struct Silence {
+pub struct DetectLostEms {
     committer: Committer,
     patience: LivenessTimeouts,
-    holder: Holder,
-    watch: Watch,
-    turns: Turns,
-    under_way: JoinSet<Turn>,
+    holder: LeaseFlag,
+    watch: SilenceWatch,
+    turns: RoundRobin,
+    under_way: JoinSet<TurnEnd>,
     surveys: Surveys,
     /// Number of lost connections at the last observation. A different number means that the database was away in between.
     losses: u64,
 }
 
-impl Silence {
+impl DetectLostEms {
     /// Creates the task with the timeouts `patience`. All instances observe; the lease owner unregisters. Each observation
     /// records the silent EMs in `surveys`.
-    pub fn new(committer: Committer, patience: LivenessTimeouts, holder: Holder, surveys: Surveys) -> Self {
-        let watch = Watch::new(patience.lost_after.saturating_sub(patience.silent_after));
-        let (turns, under_way) = (Turns::new(REAPS_MAX), JoinSet::new());
+    pub fn new(committer: Committer, patience: LivenessTimeouts, holder: LeaseFlag, surveys: Surveys) -> Self {
+        let watch = SilenceWatch::new(patience.lost_after.saturating_sub(patience.silent_after));
+        let (turns, under_way) = (RoundRobin::new(REAPS_MAX), JoinSet::new());
         Self { committer, patience, holder, watch, turns, under_way, surveys, losses: 0 }
     }
 
-    fn note(&mut self, ended: Result<(task::Id, Turn), task::JoinError>) {
-        let (id, turn) = ended.unwrap_or_else(|error| (error.id(), Turn::Stuck));
+    fn note(&mut self, ended: Result<(task::Id, TurnEnd), task::JoinError>) {
+        let (id, turn) = ended.unwrap_or_else(|error| (error.id(), TurnEnd::Stuck));
         self.turns.ended(id, turn, Instant::now());
     }
 
@@ -83,9 +83,9 @@ impl Silence {
     }
 
     /// Unregisters `lost`, several at once, until the next observation is due or all are done.
-    async fn reap(&mut self, lost: Vec<Reap>) -> Step {
+    async fn reap(&mut self, lost: Vec<MarkEmLost>) -> Step {
         let until = Instant::now() + Self::PERIOD;
-        let mut lost: HashMap<EmInstance, Reap> = lost.into_iter().map(|reap| (reap.em.clone(), reap)).collect();
+        let mut lost: HashMap<EmInstance, MarkEmLost> = lost.into_iter().map(|reap| (reap.em.clone(), reap)).collect();
         self.turns.look(lost.keys().cloned().collect(), Instant::now());
         loop {
             for em in self.turns.take() {
@@ -104,7 +104,7 @@ impl Silence {
     }
 }
 
-impl Task for Silence {
+impl Task for DetectLostEms {
     const NAME: &'static str = "silence";
     const PERIOD: Duration = Duration::from_secs(1);
 
@@ -127,23 +127,23 @@ impl Task for Silence {
     }
 }
 
-async fn give_up(committer: Committer, reap: Reap) -> Turn {
+async fn give_up(committer: Committer, reap: MarkEmLost) -> TurnEnd {
     let em = reap.em.clone();
     match committer.submit_in_background(Operation::Reap(reap), Instant::now() + REAP_TIMEOUT).await {
         Ok(Outcome::Reaped(Some(ended_tickets))) => {
             tracing::warn!(%em, ended_tickets, "an EM is lost: it was silent for too long, and is unregistered");
-            Turn::Done
+            TurnEnd::Done
         }
-        Ok(_) => Turn::Done,
+        Ok(_) => TurnEnd::Done,
         Err(error) => {
             let error: &dyn std::error::Error = &error;
             tracing::warn!(%em, error, "a silent EM could not be given up yet");
-            Turn::Stuck
+            TurnEnd::Stuck
         }
     }
 }
 
-async fn poll(session: &mut Session, silent_after: Duration) -> Result<Vec<(EmInstance, LastSign)>, StoreError> {
+async fn poll(session: &mut Session, silent_after: Duration) -> Result<Vec<(EmInstance, LastSignOfLife)>, StoreError> {
     let (connection, mut silent) = (session.get().await?, Vec::new());
     loop {
         let after = silent.last().map(|(em, _)| em);
@@ -158,15 +158,15 @@ async fn poll(session: &mut Session, silent_after: Duration) -> Result<Vec<(EmIn
 
 /// Observations of silent EMs by one instance, without a gap.
 #[derive(Debug)]
-struct Watch {
+struct SilenceWatch {
     /// Time for which the last sign of an EM must stay unchanged.
     patience: Duration,
     /// Last sign of each silent EM, and the time since which it is observed.
-    seen: HashMap<EmInstance, (LastSign, Instant)>,
+    seen: HashMap<EmInstance, (LastSignOfLife, Instant)>,
     last_look: Option<Instant>,
 }
 
-impl Watch {
+impl SilenceWatch {
     fn new(patience: Duration) -> Self {
         Self { patience, seen: HashMap::new(), last_look: None }
     }
@@ -177,7 +177,7 @@ impl Watch {
     }
 
     /// Records the silent EMs at `now`. Returns the EMs that are lost.
-    fn observe(&mut self, now: Instant, silent: Vec<(EmInstance, LastSign)>) -> Vec<Reap> {
+    fn observe(&mut self, now: Instant, silent: Vec<(EmInstance, LastSignOfLife)>) -> Vec<MarkEmLost> {
         if self.last_look.is_some_and(|last| now.saturating_duration_since(last) > GAP_MAX) {
             self.clear();
         }
@@ -190,7 +190,7 @@ impl Watch {
         self.seen = silent.into_iter().map(|(em, sign)| (em.clone(), (sign, since(&em, sign)))).collect();
         let is_lost = |since: Instant| now.saturating_duration_since(since) >= self.patience;
         let lost = self.seen.iter().filter(|(_, (_, since))| is_lost(*since));
-        lost.map(|(em, (last, _))| Reap { em: em.clone(), last: *last }).collect()
+        lost.map(|(em, (last, _))| MarkEmLost { em: em.clone(), last: *last }).collect()
     }
 }
 
@@ -205,29 +205,34 @@ mod tests {
         EmInstance::parse("em", "ecm", host).unwrap()
     }
 
-    fn sign(registered: i64, sequence: i64) -> LastSign {
-        LastSign { registered, reported: ReportNumber { epoch: 1, sequence } }
+    fn sign(registered: i64, sequence: i64) -> LastSignOfLife {
+        LastSignOfLife { registered, reported: ReportNumber { epoch: 1, sequence } }
     }
 
     /// Observes `sign` of one EM each second. Returns the second at which the EM is lost.
-    fn lost_at(watch: &mut Watch, start: Instant, looks: std::ops::Range<u64>, sign: LastSign) -> Option<u64> {
+    fn lost_at(
+        watch: &mut SilenceWatch,
+        start: Instant,
+        looks: std::ops::Range<u64>,
+        sign: LastSignOfLife,
+    ) -> Option<u64> {
         looks.into_iter().find(|second| {
             let reaps = watch.observe(start + Duration::from_secs(*second), vec![(em("a"), sign)]);
-            assert!(reaps.iter().all(|reap| *reap == Reap { em: em("a"), last: sign }));
+            assert!(reaps.iter().all(|reap| *reap == MarkEmLost { em: em("a"), last: sign }));
             !reaps.is_empty()
         })
     }
 
     #[test]
     fn the_same_sign_has_to_be_seen_for_long_enough() {
-        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        let (mut watch, start) = (SilenceWatch::new(PATIENCE), Instant::now());
         assert_eq!(lost_at(&mut watch, start, 0..100, sign(1, 1)), Some(10));
         assert_eq!(lost_at(&mut watch, start, 11..100, sign(1, 1)), Some(11), "until it is done");
     }
 
     #[test]
     fn any_sign_of_life_begins_the_watch_anew() {
-        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        let (mut watch, start) = (SilenceWatch::new(PATIENCE), Instant::now());
         assert_eq!(lost_at(&mut watch, start, 0..9, sign(1, 1)), None);
         assert_eq!(lost_at(&mut watch, start, 9..18, sign(1, 2)), None, "a report");
         assert_eq!(lost_at(&mut watch, start, 18..27, sign(2, 2)), None, "a registration");
@@ -237,7 +242,7 @@ mod tests {
 
     #[test]
     fn a_look_that_fails_begins_the_watch_anew() {
-        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        let (mut watch, start) = (SilenceWatch::new(PATIENCE), Instant::now());
         assert_eq!(lost_at(&mut watch, start, 0..10, sign(1, 1)), None);
         watch.clear();
         assert_eq!(lost_at(&mut watch, start, 10..100, sign(1, 1)), Some(20));
@@ -245,14 +250,14 @@ mod tests {
 
     #[test]
     fn a_gap_between_looks_begins_the_watch_anew() {
-        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        let (mut watch, start) = (SilenceWatch::new(PATIENCE), Instant::now());
         assert_eq!(lost_at(&mut watch, start, 0..5, sign(1, 1)), None);
         assert_eq!(lost_at(&mut watch, start, 60..100, sign(1, 1)), Some(70));
     }
 
     #[test]
     fn each_em_is_watched_for_itself() {
-        let (mut watch, start) = (Watch::new(PATIENCE), Instant::now());
+        let (mut watch, start) = (SilenceWatch::new(PATIENCE), Instant::now());
         for second in 0..10 {
             let mut silent = vec![(em("a"), sign(1, 1))];
             silent.extend((second >= 5).then(|| (em("b"), sign(1, 1))));
@@ -260,6 +265,6 @@ mod tests {
         }
         let both = vec![(em("a"), sign(1, 1)), (em("b"), sign(1, 1))];
         let reaps = watch.observe(start + PATIENCE, both);
-        assert_eq!(reaps, [Reap { em: em("a"), last: sign(1, 1) }]);
+        assert_eq!(reaps, [MarkEmLost { em: em("a"), last: sign(1, 1) }]);
     }
 }

@@ -21,7 +21,7 @@ const STUCK_MAX: Duration = Duration::from_secs(10);
 
 /// How the turn of an EM ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Turn {
+pub enum TurnEnd {
     /// No work is left, or another instance continues.
     Done,
     /// Work is left; other EMs come first.
@@ -34,12 +34,12 @@ pub enum Turn {
 
 /// Scheduler of the turns.
 #[derive(Debug)]
-pub struct Turns {
+pub struct RoundRobin {
     /// Maximum number of EMs in a turn at once.
     at_once: usize,
     under_way: HashMap<task::Id, EmInstance>,
     /// EMs that have had a turn and still have work.
-    had: HashMap<EmInstance, Had>,
+    had: HashMap<EmInstance, TurnRecord>,
     /// Number of turns so far.
     count: u64,
     /// EMs in order of their next turn: those whose last step succeeded, and after them those whose last step failed.
@@ -49,7 +49,7 @@ pub struct Turns {
 
 /// Record of an EM's last turn.
 #[derive(Debug, Clone, Copy)]
-struct Had {
+struct TurnRecord {
     /// Number of its last turn.
     last: u64,
     /// Number of consecutive turns without success, and the end of the back-off.
@@ -57,7 +57,7 @@ struct Had {
     not_before: Instant,
 }
 
-impl Turns {
+impl RoundRobin {
     /// Creates a scheduler for `at_once` concurrent turns.
     pub fn new(at_once: usize) -> Self {
         let (under_way, had, able, stuck) = (HashMap::new(), HashMap::new(), VecDeque::new(), VecDeque::new());
@@ -94,17 +94,17 @@ impl Turns {
     }
 
     /// Records the end of the turn in the task `id`. An EM with work left is queued again.
-    pub fn ended(&mut self, id: task::Id, turn: Turn, now: Instant) {
+    pub fn ended(&mut self, id: task::Id, turn: TurnEnd, now: Instant) {
         let Some(em) = self.under_way.remove(&id) else { return };
         self.count += 1;
         let before = self.had.get(&em).map_or(0, |had| had.stuck);
         let (stuck, not_before) = match turn {
-            Turn::Done | Turn::Over => (0, now),
-            Turn::Halted => (1, now + STUCK_FIRST),
-            Turn::Stuck => (before + 1, now + (STUCK_FIRST * (1 << before.min(5))).min(STUCK_MAX)),
+            TurnEnd::Done | TurnEnd::Over => (0, now),
+            TurnEnd::Halted => (1, now + STUCK_FIRST),
+            TurnEnd::Stuck => (before + 1, now + (STUCK_FIRST * (1 << before.min(5))).min(STUCK_MAX)),
         };
-        self.had.insert(em.clone(), Had { last: self.count, stuck, not_before });
-        if turn == Turn::Over {
+        self.had.insert(em.clone(), TurnRecord { last: self.count, stuck, not_before });
+        if turn == TurnEnd::Over {
             self.able.push_back(em);
         }
     }
@@ -121,13 +121,13 @@ mod tests {
     }
 
     /// Begins the turns that are due after an update, and returns their EMs.
-    fn begin(turns: &mut Turns, going: &[EmInstance], now: Instant) -> Vec<(task::Id, EmInstance)> {
+    fn begin(turns: &mut RoundRobin, going: &[EmInstance], now: Instant) -> Vec<(task::Id, EmInstance)> {
         turns.look(going.to_vec(), now);
         follow(turns)
     }
 
     /// Begins the turns that are due without an update.
-    fn follow(turns: &mut Turns) -> Vec<(task::Id, EmInstance)> {
+    fn follow(turns: &mut RoundRobin) -> Vec<(task::Id, EmInstance)> {
         let begun = turns.take().into_iter().map(|em| (tokio::spawn(async {}).id(), em));
         let begun: Vec<_> = begun.collect();
         begun.iter().for_each(|(id, em)| turns.begun(*id, em.clone()));
@@ -136,12 +136,12 @@ mod tests {
 
     #[tokio::test]
     async fn each_em_that_goes_has_its_turn() {
-        let (mut turns, going, now) = (Turns::new(AT_ONCE), ems(AT_ONCE + 4), Instant::now());
+        let (mut turns, going, now) = (RoundRobin::new(AT_ONCE), ems(AT_ONCE + 4), Instant::now());
         let first = begin(&mut turns, &going, now);
         assert_eq!(first.iter().map(|(_, em)| em).collect::<Vec<_>>(), going[..AT_ONCE].iter().collect::<Vec<_>>());
         assert!(begin(&mut turns, &going, now).is_empty(), "there is no room");
         for (id, _) in &first[..6] {
-            turns.ended(*id, Turn::Over, now);
+            turns.ended(*id, TurnEnd::Over, now);
         }
         // First the EMs without a turn, and then the EMs whose turn ended first.
         let next: Vec<_> = begin(&mut turns, &going, now).into_iter().map(|(_, em)| em).collect();
@@ -150,50 +150,50 @@ mod tests {
 
     #[tokio::test]
     async fn one_that_cannot_go_on_waits_longer_and_longer_behind_those_that_can() {
-        let (mut turns, going, mut now) = (Turns::new(AT_ONCE), ems(2 * AT_ONCE), Instant::now());
+        let (mut turns, going, mut now) = (RoundRobin::new(AT_ONCE), ems(2 * AT_ONCE), Instant::now());
         for (id, _) in begin(&mut turns, &going[..AT_ONCE], now) {
-            turns.ended(id, Turn::Stuck, now);
+            turns.ended(id, TurnEnd::Stuck, now);
         }
         assert!(begin(&mut turns, &going[..AT_ONCE], now).is_empty(), "they wait");
         now += STUCK_FIRST;
         let next: Vec<_> = begin(&mut turns, &going, now).into_iter().map(|(_, em)| em).collect();
         assert_eq!(next, going[AT_ONCE..], "those that can come first");
         let ids: Vec<_> = turns.under_way.keys().copied().collect();
-        ids.into_iter().for_each(|id| turns.ended(id, Turn::Over, now));
+        ids.into_iter().for_each(|id| turns.ended(id, TurnEnd::Over, now));
         // No other EM has work: the failed EMs are tried again, with a bounded back-off.
         for wait in [2, 4, 8, 10, 10, 10] {
             let tried = begin(&mut turns, &going[..AT_ONCE], now);
             assert_eq!(tried.len(), AT_ONCE);
-            tried.iter().for_each(|(id, _)| turns.ended(*id, Turn::Stuck, now));
+            tried.iter().for_each(|(id, _)| turns.ended(*id, TurnEnd::Stuck, now));
             assert!(begin(&mut turns, &going[..AT_ONCE], now + Duration::from_millis(wait * 1000 - 1)).is_empty());
             now += Duration::from_secs(wait);
         }
         assert_eq!(turns.had.len(), AT_ONCE, "those that are gone are forgotten");
         // A turn with some success resets the back-off.
-        begin(&mut turns, &going[..AT_ONCE], now).iter().for_each(|(id, _)| turns.ended(*id, Turn::Halted, now));
+        begin(&mut turns, &going[..AT_ONCE], now).iter().for_each(|(id, _)| turns.ended(*id, TurnEnd::Halted, now));
         assert!(begin(&mut turns, &going[..AT_ONCE], now).is_empty());
         assert_eq!(begin(&mut turns, &going[..AT_ONCE], now + STUCK_FIRST).len(), AT_ONCE);
     }
 
     #[tokio::test]
     async fn one_that_goes_on_comes_again_before_those_that_could_not() {
-        let (mut turns, known, mut now) = (Turns::new(2), ems(4), Instant::now());
-        begin(&mut turns, &known[..2], now).iter().for_each(|(id, _)| turns.ended(*id, Turn::Stuck, now));
+        let (mut turns, known, mut now) = (RoundRobin::new(2), ems(4), Instant::now());
+        begin(&mut turns, &known[..2], now).iter().for_each(|(id, _)| turns.ended(*id, TurnEnd::Stuck, now));
         now += STUCK_FIRST;
         let first = begin(&mut turns, &known, now);
         assert_eq!(first.iter().map(|(_, em)| em).collect::<Vec<_>>(), [&known[2], &known[3]]);
-        turns.ended(first[0].0, Turn::Over, now);
-        turns.ended(first[1].0, Turn::Done, now);
+        turns.ended(first[0].0, TurnEnd::Over, now);
+        turns.ended(first[1].0, TurnEnd::Done, now);
         let next: Vec<_> = follow(&mut turns).into_iter().map(|(_, em)| em).collect();
         assert_eq!(next, [known[2].clone(), known[0].clone()]);
     }
 
     #[tokio::test]
     async fn very_many_are_sorted_once_and_not_each_time_that_a_turn_is_over() {
-        let (mut turns, known, now) = (Turns::new(AT_ONCE), ems(10_000), Instant::now());
+        let (mut turns, known, now) = (RoundRobin::new(AT_ONCE), ems(10_000), Instant::now());
         let (mut under_way, mut order) = (VecDeque::from(begin(&mut turns, &known, now)), Vec::new());
         while let Some((id, em)) = under_way.pop_front() {
-            turns.ended(id, Turn::Done, now);
+            turns.ended(id, TurnEnd::Done, now);
             order.push(em);
             under_way.extend(follow(&mut turns));
         }

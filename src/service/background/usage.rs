@@ -13,15 +13,15 @@ use tokio::time::Instant;
 
 use crate::{
     domain::usage_sum::{NAMES_MAX, UsageSums},
-    service::history::History,
+    service::history::HistoryReader,
     store::{
         StoreError, Work, ended_use,
         session::{Session, answered, clock},
-        usage_hour::{self, Progress},
+        usage_hour::{self, RollUpProgress},
     },
 };
 
-use super::{Step, Task, lease::Holder};
+use super::{Step, Task, lease::LeaseFlag};
 
 /// Maximum number of history numbers per step, so that a step is short.
 const NUMBERS: i64 = 10_000;
@@ -38,14 +38,14 @@ const LINES_LATE: time::Duration = time::Duration::seconds(30);
 /// Background task that sums the ended tickets.
 #[derive(Debug)]
 pub struct RollUpUsage {
-    holder: Holder,
-    history: History,
+    holder: LeaseFlag,
+    history: HistoryReader,
 }
 
 impl RollUpUsage {
     /// Creates the task of the instance with `holder`.
-    pub fn new(holder: Holder) -> Self {
-        Self { holder, history: History::default() }
+    pub fn new(holder: LeaseFlag) -> Self {
+        Self { holder, history: HistoryReader::default() }
     }
 
     /// Adds the tickets that ended by the next lines. Returns whether more lines follow.
@@ -75,7 +75,7 @@ impl RollUpUsage {
         }
         let ended = answered(ended_use::list(&mut *transaction, from.last_number, until)).await?;
         let sums = UsageSums::of(&ended);
-        let to = Progress { last_number: until, complete_until };
+        let to = RollUpProgress { last_number: until, complete_until };
         if !answered(usage_hour::advance(&mut *transaction, from.last_number, to)).await? {
             return Ok(None);
         }

@@ -19,26 +19,26 @@ use crate::{
     domain::{
         counters::Counters,
         em::{Em, EmInstance},
-        end::End,
+        end::TicketEnd,
         external::place_of,
-        ledger::{Deltas, Ledger, LineView, PostCommitState, Snapshot},
+        ledger::{Deltas, Ledger, LedgerSnapshot, PostCommitState, WaitQueueView},
         limit::Limits,
-        line::FreedSpots,
-        operation::{LockKey, Operation, Outcome, Rejection, Request, StepFrom},
+        line::FreedKeys,
+        operation::{LockKey, Operation, Outcome, PlacedRequest, Rejection, StepCursor},
         principal::Actor,
-        scope::Counter,
+        scope::ScopeCounter,
         ticket::Ticket,
     },
-    metrics::{Metrics, Timed},
+    metrics::{Metrics, TimerGuard},
     service::reading::{self, QueueUse},
     store::{
         StoreError, action_record, em_drain, em_observed, em_report, em_resource, label_resource,
-        limit::{self, InForce},
+        limit::{self, CurrentLimits},
         request_id, resource_lock,
         session::{Session, answered},
         settlement,
-        user_resource::{self, PageOf},
-        waiting::{self, Freed},
+        user_resource::{self, EmTicketsQuery},
+        waiting::{self, FreedNotification},
     },
     telemetry::traces,
 };
@@ -50,7 +50,7 @@ use super::{
 
 /// Result of a committed batch.
 #[derive(Debug)]
-pub(super) struct Committed {
+pub(super) struct CommitResult {
     /// One result per operation, in their order.
     pub answers: Vec<Result<Outcome, Rejection>>,
     /// Counters for the operations that requested them, in the order of the operations; empty if none did.
@@ -58,13 +58,13 @@ pub(super) struct Committed {
     /// State of the EMs and scopes that the batch read or wrote.
     pub standing: PostCommitState,
     /// Wait keys at which the batch freed capacity.
-    pub freed: FreedSpots,
+    pub freed: FreedKeys,
     /// Whether requests may wait on other instances.
     pub others_wait: bool,
     /// Number of operations that exceeded an advisory limit.
     pub over_watched: u64,
     /// How each ended ticket ended.
-    pub ended: Vec<End>,
+    pub ended: Vec<TicketEnd>,
 }
 
 /// Reason why a batch was not committed.
@@ -85,7 +85,7 @@ pub(super) enum BatchError {
         /// Rows that prove the commit.
         evidence: Evidence,
         /// Result if the commit took effect.
-        committed: Box<Committed>,
+        committed: Box<CommitResult>,
     },
 }
 
@@ -103,7 +103,7 @@ impl From<sqlx::Error> for BatchError {
 
 /// Operation with its actor.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Wanted<'a> {
+pub(super) struct BatchItem<'a> {
     pub by: &'a Actor,
     pub operation: &'a Operation,
     /// Whether the caller requested the counters after the operation.
@@ -125,21 +125,21 @@ pub(super) fn lock_keys<'a>(operations: impl IntoIterator<Item = &'a Operation>,
 /// [`BatchError`]. The caller must then roll the session's transaction back or close its connection.
 pub(super) async fn run(
     session: &mut Session,
-    operations: &[Wanted<'_>],
+    operations: &[BatchItem<'_>],
     limits: &Arc<Limits>,
     own: Uuid,
     metrics: &Metrics,
-    trace: &traces::Batch,
-) -> Result<Committed, BatchError> {
+    trace: &traces::BatchTrace,
+) -> Result<CommitResult, BatchError> {
     metrics.committer.batch_operations.observe(operations.len() as f64);
-    let _batch = Timed::in_histogram(&metrics.committer.batch);
+    let _batch = TimerGuard::in_histogram(&metrics.committer.batch);
     let connection = answered(session.begin()).await?;
     let prepared = answered(prepare(connection, operations, limits, own, metrics, trace)).await?;
     let Some((transaction_id, evidence)) = prepared.to_commit else {
         answered(session.roll_back()).await?;
         return Ok(prepared.committed);
     };
-    let committing = (Timed::in_histogram(&metrics.committer.commit), trace.step("commit"));
+    let committing = (TimerGuard::in_histogram(&metrics.committer.commit), trace.step("commit"));
     let ended = answered(session.commit()).await;
     drop(committing);
     match ended {
@@ -157,25 +157,25 @@ pub(super) async fn run(
 }
 
 /// Transaction that is ready to commit.
-struct Prepared {
+struct PreparedBatch {
     /// Transaction id and evidence; `None` if the transaction has no writes.
     to_commit: Option<(String, Evidence)>,
     /// Result after the commit.
-    committed: Committed,
+    committed: CommitResult,
 }
 
 /// Locks, reads, decides, writes and unlocks, in one transaction that is not yet committed.
 async fn prepare(
     connection: &mut PgConnection,
-    wanted: &[Wanted<'_>],
+    wanted: &[BatchItem<'_>],
     limits: &Arc<Limits>,
     own: Uuid,
     metrics: &Metrics,
-    trace: &traces::Batch,
-) -> Result<Prepared, BatchError> {
+    trace: &traces::BatchTrace,
+) -> Result<PreparedBatch, BatchError> {
     let operations: Vec<&Operation> = wanted.iter().map(|wanted| wanted.operation).collect();
     let keys = lock_keys(operations.iter().copied(), limits);
-    let waiting = (Timed::in_histogram(&metrics.committer.lock_wait), trace.step("lock"));
+    let waiting = (TimerGuard::in_histogram(&metrics.committer.lock_wait), trace.step("lock"));
     let taken = resource_lock::take(&mut *connection, &keys).await;
     drop(waiting);
     let locks = match taken {
@@ -206,29 +206,30 @@ async fn prepare(
     metrics.committer.mismatched(deltas.check_mismatches);
     let counters = counters::told(wanted, &answers, &deltas, &standing, &versions);
     if deltas.is_empty() {
-        let committed = Committed {
+        let committed = CommitResult {
             answers,
             counters,
             standing,
-            freed: FreedSpots::default(),
+            freed: FreedKeys::default(),
             others_wait: true,
             over_watched: 0,
             ended: vec![],
         };
-        return Ok(Prepared { to_commit: None, committed });
+        return Ok(PreparedBatch { to_commit: None, committed });
     }
     let _writing = trace.step("write");
     write(&mut *connection, &deltas).await?;
     let written = settlement::write(&mut *connection, &deltas, now, Some(locks), Some(own)).await?;
     let (others_wait, evidence) = (written.others_wait, Evidence::of(&deltas, written.first_line, now));
     if others_wait && !deltas.freed.is_empty() {
-        let parts: Vec<Freed> = Freed::at(&deltas.freed).into_iter().map(|part| part.from(own)).collect();
+        let parts: Vec<FreedNotification> =
+            FreedNotification::at(&deltas.freed).into_iter().map(|part| part.from(own)).collect();
         waiting::notify(&mut *connection, &parts).await?;
     }
     let ended = deltas.ended.iter().map(|ended| ended.end).collect();
     let Deltas { freed, over_watched, .. } = deltas;
-    let committed = Committed { answers, counters, standing, freed, others_wait, over_watched, ended };
-    Ok(Prepared { to_commit: Some((transaction_id, evidence)), committed })
+    let committed = CommitResult { answers, counters, standing, freed, others_wait, over_watched, ended };
+    Ok(PreparedBatch { to_commit: Some((transaction_id, evidence)), committed })
 }
 
 /// Reads all other rows that `operations` touch, and locks the rows of their scopes. Returns the versions of the scopes if a
@@ -236,10 +237,10 @@ async fn prepare(
 async fn read(
     connection: &mut PgConnection,
     operations: &[&Operation],
-    in_force: InForce,
+    in_force: CurrentLimits,
     ems: HashMap<EmInstance, Em>,
     (now, tells_counters): (OffsetDateTime, bool),
-) -> Result<(Snapshot, ScopeVersions), StoreError> {
+) -> Result<(LedgerSnapshot, ScopeVersions), StoreError> {
     let limits = in_force.limits;
     let mut ticket_ids: Vec<_> = operations.iter().filter_map(|operation| operation.ticket_id()).collect();
     let (mut tickets, mut ended) = (HashMap::new(), HashMap::new());
@@ -270,7 +271,7 @@ async fn read(
     };
     let drained: Vec<_> = operations.iter().filter_map(|operation| operation.needs_drain()).collect();
     let drains = if drained.is_empty() { HashMap::new() } else { em_drain::read(&mut *connection, drained).await? };
-    let requests: Vec<&Request> = operations.iter().filter_map(|operation| operation.request()).collect();
+    let requests: Vec<&PlacedRequest> = operations.iter().filter_map(|operation| operation.request()).collect();
     let (request_ids, over) = reading::request_ids(&mut *connection, &requests).await?;
     ended.extend(over);
     let scopes = scopes(&limits, operations, tickets.values());
@@ -284,9 +285,9 @@ async fn read(
     let any_in_line = requests.iter().any(|request| request.position().is_some());
     let line = match in_force.anybody_waits || any_in_line {
         true => reading::line(&mut *connection, &requests, &limits, &clusters).await?,
-        false => LineView::default(),
+        false => WaitQueueView::default(),
     };
-    let snapshot = Snapshot {
+    let snapshot = LedgerSnapshot {
         now,
         ems,
         tickets,
@@ -306,17 +307,19 @@ async fn read(
 }
 
 /// Returns the page of tickets that each EM's step processes: one page per EM, for the first operation that needs one.
-fn steps<'a>(operations: &[&'a Operation], ems: &HashMap<EmInstance, Em>) -> Vec<PageOf<'a>> {
+fn steps<'a>(operations: &[&'a Operation], ems: &HashMap<EmInstance, Em>) -> Vec<EmTicketsQuery<'a>> {
     let mut seen = HashSet::new();
     let step = |operation: &&'a Operation| {
         let (from, instance) = (operation.steps_from()?, operation.em());
         let em = ems.get(instance)?;
         let (after, epoch_max) = match from {
-            StepFrom::First => (Uuid::nil(), None),
-            StepFrom::Ended => em.going.map(|going| (going.after, Some(going.epoch).filter(|_| em.is_registered())))?,
-            StepFrom::Counted => (em.counted.under_way.map_or(Uuid::nil(), |(_, after)| after), None),
+            StepCursor::First => (Uuid::nil(), None),
+            StepCursor::Ended => {
+                em.going.map(|going| (going.after, Some(going.epoch).filter(|_| em.is_registered())))?
+            }
+            StepCursor::Counted => (em.counted.under_way.map_or(Uuid::nil(), |(_, after)| after), None),
         };
-        Some(PageOf { em: instance, after, limit: operation.tickets_max(), epoch_max })
+        Some(EmTicketsQuery { em: instance, after, limit: operation.tickets_max(), epoch_max })
     };
     operations.iter().filter_map(step).filter(|page| seen.insert(page.em)).collect()
 }
@@ -337,7 +340,7 @@ fn scopes<'a>(
     limits: &Limits,
     operations: &[&Operation],
     tickets: impl Iterator<Item = &'a Ticket>,
-) -> BTreeSet<Counter> {
+) -> BTreeSet<ScopeCounter> {
     if limits.is_empty() {
         return BTreeSet::new();
     }

@@ -13,28 +13,28 @@ use crate::domain::{
     ledger::{Deltas, PostCommitState},
     limit::{LimitedScope, ScopeUsage},
     operation::{Operation, Outcome, Rejection},
-    scope::{Counter, StoredUsage, Usage},
+    scope::{ScopeCounter, ScopeHoldings, StoredScopeHoldings},
     ticket::Ticket,
 };
 
-use super::batch::Wanted;
+use super::batch::BatchItem;
 
 /// Versions of scope rows as read. Empty if no caller requested counters.
-pub(super) type ScopeVersions = HashMap<Counter, i64>;
+pub(super) type ScopeVersions = HashMap<ScopeCounter, i64>;
 
 /// State after a batch, indexed.
-struct After<'a> {
+struct CounterSnapshot<'a> {
     standing: &'a PostCommitState,
-    usages: HashMap<&'a Counter, &'a Usage>,
+    usages: HashMap<&'a ScopeCounter, &'a ScopeHoldings>,
     /// Scopes with a written row; the write increments their version.
-    changed: HashSet<&'a Counter>,
+    changed: HashSet<&'a ScopeCounter>,
     versions: &'a ScopeVersions,
     ended: HashMap<Uuid, &'a Ticket>,
 }
 
 /// Returns the counters per operation, in the order of `wanted`; empty if no operation requested them.
 pub(super) fn told(
-    wanted: &[Wanted<'_>],
+    wanted: &[BatchItem<'_>],
     answers: &[Result<Outcome, Rejection>],
     deltas: &Deltas,
     standing: &PostCommitState,
@@ -43,21 +43,21 @@ pub(super) fn told(
     if wanted.iter().all(|wanted| !wanted.counters) {
         return vec![];
     }
-    let after = After {
+    let after = CounterSnapshot {
         standing,
         usages: standing.scopes.iter().map(|(counter, usage)| (counter, usage)).collect(),
         changed: deltas.scopes.iter().map(|(counter, _)| counter).collect(),
         versions,
         ended: deltas.ended.iter().map(|ended| (ended.ticket.id, &ended.ticket)).collect(),
     };
-    let of = |(wanted, answer): (&Wanted<'_>, &Result<Outcome, Rejection>)| match answer {
+    let of = |(wanted, answer): (&BatchItem<'_>, &Result<Outcome, Rejection>)| match answer {
         Ok(outcome) if wanted.counters => after.counters(wanted.operation, outcome),
         _ => None,
     };
     wanted.iter().zip(answers).map(of).collect()
 }
 
-impl After<'_> {
+impl CounterSnapshot<'_> {
     /// Returns `None` for outcomes without counters: refusals, and repeated grants, which may belong to another EM.
     fn counters(&self, operation: &Operation, outcome: &Outcome) -> Option<Box<Counters>> {
         let of_ended = || self.ended.get(&operation.ticket_id()?).map(|ticket| self.scopes(ticket));
@@ -84,7 +84,7 @@ impl After<'_> {
             let usage = self.usages.get(counter).copied().cloned().unwrap_or_default();
             let read = self.versions.get(counter).copied().unwrap_or_default();
             let version = read + i64::from(self.changed.contains(counter));
-            ScopeUsage::new(limited, StoredUsage { usage, version })
+            ScopeUsage::new(limited, StoredScopeHoldings { usage, version })
         };
         scopes.into_iter().map(usage).collect()
     }

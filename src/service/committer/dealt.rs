@@ -13,12 +13,12 @@ use crate::domain::em::EmInstance;
 
 /// One value per committer.
 #[derive(Clone, Debug)]
-pub(super) struct Dealt<D> {
+pub(super) struct PerCommitter<D> {
     first: D,
     others: Arc<[D]>,
 }
 
-impl<D> Dealt<D> {
+impl<D> PerCommitter<D> {
     /// Creates the values of the first committer and of all others.
     pub fn new(first: D, others: impl IntoIterator<Item = D>) -> Self {
         Self { first, others: others.into_iter().collect() }
@@ -34,8 +34,8 @@ impl<D> Dealt<D> {
     }
 
     /// Maps each value, keeping the assignment.
-    pub fn map<E>(&self, map: impl Fn(&D) -> E) -> Dealt<E> {
-        Dealt::new(map(&self.first), self.others.iter().map(map))
+    pub fn map<E>(&self, map: impl Fn(&D) -> E) -> PerCommitter<E> {
+        PerCommitter::new(map(&self.first), self.others.iter().map(map))
     }
 }
 
@@ -87,11 +87,11 @@ mod tests {
 
     #[test]
     fn an_em_is_always_the_same_ones() {
-        let dealt = Dealt::new(0, 1..16);
+        let dealt = PerCommitter::new(0, 1..16);
         let all: std::collections::BTreeSet<usize> = (0..1000).map(|n| *dealt.of(&em(&format!("host{n}")))).collect();
         assert_eq!(all.len(), 16);
         assert!((0..100).all(|n| dealt.of(&em(&format!("host{n}"))) == dealt.of(&em(&format!("host{n}")))));
-        assert_eq!(Dealt::new("only", []).of(&em("host1")), &"only");
+        assert_eq!(PerCommitter::new("only", []).of(&em("host1")), &"only");
         assert_eq!(dealt.map(|number| number + 1).of(&em("host1")), &(dealt.of(&em("host1")) + 1));
     }
 }

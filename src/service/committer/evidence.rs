@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
-    domain::{ledger::Deltas, line::Spots},
+    domain::{ledger::Deltas, line::WaitKeys},
     store::{StoreError, action_record, waiting},
 };
 
@@ -23,7 +23,7 @@ pub(super) enum Evidence {
     Told(i64, OffsetDateTime),
     /// Queue entries that the batch inserted or updated, with their wait keys. If none matches, the batch was rolled back or
     /// the entries were deleted since; in both cases, the requests enter the queue again.
-    Stands(Vec<(Uuid, Spots)>),
+    Stands(Vec<(Uuid, WaitKeys)>),
     /// Queue entries that the batch deleted without a history line. If none exists, they are deleted, regardless of the
     /// transaction that did it.
     Left(Vec<Uuid>),

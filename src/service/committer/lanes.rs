@@ -29,19 +29,19 @@ use crate::{
     domain::{em::EmInstance, limit::Limits, operation::LockKey},
     error::Error,
     metrics::Metrics,
-    service::{admission::StateCache, tasks::Tasks, waiting::WaitingLine},
+    service::{admission::StateCache, tasks::InstanceTasks, waiting::LocalWaitQueue},
     store::{
         Store, StoreError,
         primary::LANES_MAX,
-        resource_lock::{self, Obstacle},
+        resource_lock::{self, LockConflict},
         session::answered,
     },
 };
 
 use super::{
-    Pending,
+    QueuedOperation,
     queue::BATCH_COST_MAX,
-    worker::{Answers, Worker},
+    worker::{ReplyDispatcher, Worker},
 };
 
 /// Maximum number of queues that wait in the database at once, each on its own connection. Empty queues do not count.
@@ -67,10 +67,10 @@ const ERROR_PAUSE: Duration = Duration::from_millis(500);
 const LANE_REQUESTS_MAX: usize = 1024;
 
 /// The operations that wait for one contended key.
-struct Lane {
+struct ContendedQueue {
     /// The EM of the key; `None` for a user key.
     em: Option<EmInstance>,
-    waiting: Vec<Pending>,
+    waiting: Vec<QueuedOperation>,
     /// Whether the key was contended at the end of the last turn.
     is_held: bool,
     /// Whether an operation failed with `LockTimeout` because of the contended key.
@@ -79,8 +79,8 @@ struct Lane {
     stirred: Arc<Notify>,
 }
 
-impl Lane {
-    fn new(key: &LockKey, waiting: Vec<Pending>) -> Self {
+impl ContendedQueue {
+    fn new(key: &LockKey, waiting: Vec<QueuedOperation>) -> Self {
         let em = match key {
             LockKey::Em(em) => Some(em.clone()),
             LockKey::User(_) => None,
@@ -89,12 +89,12 @@ impl Lane {
     }
 
     /// Whether an operation can fail early because its EM is contended and another EM can be tried.
-    fn may_go(&self, pending: &Pending) -> bool {
+    fn may_go(&self, pending: &QueuedOperation) -> bool {
         self.em.is_some() && pending.patience.may_go()
     }
 
     /// Adds an operation. Fails it instead if another EM can be tried, or if it is a request and the queue is full.
-    fn join(&mut self, pending: Pending, seen: &StateCache) {
+    fn join(&mut self, pending: QueuedOperation, seen: &StateCache) {
         let is_full = pending.operation.request().is_some() && self.waiting.len() >= LANE_REQUESTS_MAX;
         if self.may_go(&pending) && (self.is_held || is_full) {
             // A full queue counts as contended.
@@ -115,7 +115,7 @@ impl Lane {
     }
 
     /// Fails an operation so that its caller tries another EM. The transaction of the operation never began or was rolled back.
-    fn send_elsewhere(&mut self, pending: Pending) {
+    fn send_elsewhere(&mut self, pending: QueuedOperation) {
         self.is_watched = true;
         pending.answer(Err(Error::LockTimeout));
     }
@@ -153,7 +153,7 @@ impl Lane {
 }
 
 /// Next action of a queue's task.
-enum Need {
+enum ContendedQueueTask {
     /// Run a turn: operations wait.
     Turn,
     /// Poll the key: operations failed because it is contended.
@@ -163,30 +163,30 @@ enum Need {
 }
 
 /// All open contended-key queues.
-pub(super) struct Lanes {
+pub(super) struct ContendedQueues {
     store: Store,
-    answers: Answers,
+    answers: ReplyDispatcher,
     /// Placement's cache, which avoids contended EMs.
     seen: StateCache,
     /// The waiting requests of this instance.
-    line: WaitingLine,
-    open: Mutex<HashMap<LockKey, Lane>>,
+    line: LocalWaitQueue,
+    open: Mutex<HashMap<LockKey, ContendedQueue>>,
     /// Whether the committers have stopped, so that no operation arrives any more.
     is_closing: AtomicBool,
     active: Semaphore,
     /// Owned by the task that polls all keys of empty queues. The value is the key at which the next poll begins.
     watching: tokio::sync::Mutex<Option<LockKey>>,
     metrics: Metrics,
-    tasks: Tasks,
+    tasks: InstanceTasks,
 }
 
-impl Lanes {
+impl ContendedQueues {
     /// Creates the set without queues. `seen` avoids contended EMs; `line` is woken when one becomes free.
     pub fn new(
         store: Store,
-        (answers, seen, line): (Answers, StateCache, WaitingLine),
+        (answers, seen, line): (ReplyDispatcher, StateCache, LocalWaitQueue),
         metrics: Metrics,
-        tasks: Tasks,
+        tasks: InstanceTasks,
     ) -> Self {
         let (open, is_closing) = (Mutex::default(), AtomicBool::new(false));
         let (active, watching) = (Semaphore::new(LANES_ACTIVE_MAX as usize), tokio::sync::Mutex::default());
@@ -194,12 +194,12 @@ impl Lanes {
     }
 
     /// Returns the sender of replies, shared with the committers.
-    pub fn answers(&self) -> Answers {
+    pub fn answers(&self) -> ReplyDispatcher {
         self.answers.clone()
     }
 
     /// Moves operations with an open queue into it. Returns the other operations.
-    pub fn divert(&self, arrived: impl Iterator<Item = Pending>) -> Vec<Pending> {
+    pub fn divert(&self, arrived: impl Iterator<Item = QueuedOperation>) -> Vec<QueuedOperation> {
         let mut open = self.open();
         if open.is_empty() {
             return arrived.collect();
@@ -220,7 +220,7 @@ impl Lanes {
     }
 
     /// Adds operations to the queue of `key`. Opens the queue, with `limits` as the last known limits, if it is not open.
-    pub fn set_aside(self: &Arc<Self>, key: LockKey, mut operations: Vec<Pending>, limits: &Arc<Limits>) {
+    pub fn set_aside(self: &Arc<Self>, key: LockKey, mut operations: Vec<QueuedOperation>, limits: &Arc<Limits>) {
         operations.iter_mut().for_each(|pending| pending.waits = Some(self.metrics.committer.set_aside()));
         match self.open().entry(key) {
             Entry::Occupied(mut lane) => {
@@ -229,7 +229,7 @@ impl Lanes {
             Entry::Vacant(place) => {
                 tracing::info!(key = ?place.key(), operations = operations.len(), "somebody else holds a resource lock");
                 let key = place.key().clone();
-                let stirred = place.insert(Lane::new(&key, operations)).stirred.clone();
+                let stirred = place.insert(ContendedQueue::new(&key, operations)).stirred.clone();
                 self.tasks.spawn(self.clone().serve(key, limits.clone(), stirred));
             }
         }
@@ -247,16 +247,16 @@ impl Lanes {
         let mut worker = Worker::new(session, self.answers(), self.metrics.clone(), limits);
         loop {
             match self.need(&key) {
-                Need::Turn => {
+                ContendedQueueTask::Turn => {
                     let pause = self.take_turn(&mut worker, &key).await;
                     // A new operation in an empty queue ends the pause early.
                     let _ = tokio::time::timeout(pause, stirred.notified()).await;
                 }
-                Need::Watch => {
+                ContendedQueueTask::Watch => {
                     worker.session().give_back().await;
                     self.watch(&stirred).await;
                 }
-                Need::Nothing => return worker.session().give_back().await,
+                ContendedQueueTask::Nothing => return worker.session().give_back().await,
             }
         }
     }
@@ -271,7 +271,7 @@ impl Lanes {
             return Duration::ZERO;
         };
         match self.obstacle(worker, key).await {
-            Ok(Obstacle::None) => {
+            Ok(LockConflict::None) => {
                 self.note_held([key], false);
                 let batch = self.take(key);
                 for (key, operations) in worker.commit(batch).await {
@@ -281,7 +281,7 @@ impl Lanes {
             }
             Ok(obstacle) => {
                 self.note_held([key], true);
-                if obstacle == Obstacle::Hold { HOLD_POLL } else { Duration::ZERO }
+                if obstacle == LockConflict::Hold { HOLD_POLL } else { Duration::ZERO }
             }
             Err(error) => {
                 self.note_held([key], false);
@@ -326,13 +326,13 @@ impl Lanes {
     ///
     /// Uses the connection on which the operations are committed afterwards. A pooled connection may be unavailable or slow to
     /// open, which would delay all operations of the key.
-    async fn obstacle(&self, worker: &mut Worker, key: &LockKey) -> Result<Obstacle, StoreError> {
+    async fn obstacle(&self, worker: &mut Worker, key: &LockKey) -> Result<LockConflict, StoreError> {
         let waited = async { resource_lock::wait(worker.session().get().await?, key, self.turn()).await };
         let mut obstacle = answered(waited).await;
-        if matches!((&obstacle, key), (Ok(Obstacle::Transaction | Obstacle::Hold), LockKey::User(_))) {
+        if matches!((&obstacle, key), (Ok(LockConflict::Transaction | LockConflict::Hold), LockKey::User(_))) {
             match worker.locks_users().await {
                 Ok(true) => {}
-                Ok(false) => obstacle = Ok(Obstacle::None),
+                Ok(false) => obstacle = Ok(LockConflict::None),
                 Err(error) => obstacle = Err(error),
             }
         }
@@ -371,11 +371,11 @@ impl Lanes {
 
     /// Fails the overdue operations of a queue, drops those without a caller, and returns the next action. Closes the queue if
     /// it has no further use.
-    fn need(&self, key: &LockKey) -> Need {
+    fn need(&self, key: &LockKey) -> ContendedQueueTask {
         let mut open = self.open();
-        let Some(lane) = open.get_mut(key) else { return Need::Nothing };
+        let Some(lane) = open.get_mut(key) else { return ContendedQueueTask::Nothing };
         let now = Instant::now();
-        let waits = std::mem::take(&mut lane.waiting).into_iter().filter(Pending::is_wanted);
+        let waits = std::mem::take(&mut lane.waiting).into_iter().filter(QueuedOperation::is_wanted);
         let (overdue, rest): (Vec<_>, Vec<_>) = waits.partition(|pending| pending.patience.until <= now);
         lane.waiting = rest;
         for pending in overdue {
@@ -384,31 +384,31 @@ impl Lanes {
             pending.answer(Err(error));
         }
         if !lane.waiting.is_empty() {
-            return Need::Turn;
+            return ContendedQueueTask::Turn;
         }
         if lane.is_only_watched() && !self.is_closing.load(Ordering::Acquire) {
-            return Need::Watch;
+            return ContendedQueueTask::Watch;
         }
         lane.set_held(false, &self.seen);
         open.remove(key);
-        Need::Nothing
+        ContendedQueueTask::Nothing
     }
 
     /// Removes the first operations of a queue, up to the cost of one batch. The queue stays open.
-    fn take(&self, key: &LockKey) -> Vec<Pending> {
+    fn take(&self, key: &LockKey) -> Vec<QueuedOperation> {
         let mut open = self.open();
         let Some(lane) = open.get_mut(key) else { return Vec::new() };
         let mut cost = 0;
-        let fits = |pending: &&Pending| {
+        let fits = |pending: &&QueuedOperation| {
             cost += pending.operation.cost();
             cost <= BATCH_COST_MAX
         };
         let count = lane.waiting.iter().take_while(fits).count();
-        lane.waiting.drain(..count).map(|pending| Pending { waits: None, ..pending }).collect()
+        lane.waiting.drain(..count).map(|pending| QueuedOperation { waits: None, ..pending }).collect()
     }
 
     /// Locks the map. The map stays consistent if a holder panics.
-    fn open(&self) -> MutexGuard<'_, HashMap<LockKey, Lane>> {
+    fn open(&self) -> MutexGuard<'_, HashMap<LockKey, ContendedQueue>> {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

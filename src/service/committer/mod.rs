@@ -34,12 +34,12 @@ use crate::{
         principal::{Actor, Principal},
     },
     error::Error,
-    metrics::{Held, Metrics},
-    store::{Store, user_resource::Due},
-    telemetry::{decisions::Told, traces},
+    metrics::{GaugeGuard, Metrics},
+    store::{Store, user_resource::DueTicket},
+    telemetry::{decisions::OperationLog, traces},
 };
 
-use super::{admission::StateCache, tasks::Tasks, waiting::WaitingLine};
+use super::{admission::StateCache, tasks::InstanceTasks, waiting::LocalWaitQueue};
 
 mod batch;
 mod counters;
@@ -49,9 +49,9 @@ mod lanes;
 mod queue;
 mod worker;
 
-use batch::Wanted;
-use dealt::Dealt;
-use queue::{BATCH_COST_MAX, Called, Doors, Place, Queues, Room};
+use batch::BatchItem;
+use dealt::PerCommitter;
+use queue::{BATCH_COST_MAX, CallerActivity, CommitQueues, OperationPermit, OperationPermits, QueueSenders};
 
 /// Idle time after which a committer ends its open transaction.
 const REST_AFTER: Duration = Duration::from_secs(1);
@@ -68,16 +68,16 @@ const DETACHED_TIMEOUT: Duration = Duration::from_secs(10);
 /// Handle of the committers: submits operations to their commit queues.
 #[derive(Clone, Debug)]
 pub struct Committer {
-    doors: Dealt<Doors>,
-    room: Room,
-    line: WaitingLine,
-    undoing: Undoing,
+    doors: PerCommitter<QueueSenders>,
+    room: OperationPermits,
+    line: LocalWaitQueue,
+    undoing: UndoQueue,
     metrics: Metrics,
 }
 
 /// How long an operation waits for its lock keys.
 #[derive(Debug, Clone, Copy)]
-pub struct Patience {
+pub struct LockWait {
     /// The caller's deadline.
     pub until: Instant,
     /// Time from which the operation stops waiting for a contended EM and fails with [`Error::LockTimeout`], so that its caller
@@ -85,13 +85,13 @@ pub struct Patience {
     goes_at: Option<Instant>,
 }
 
-impl From<Instant> for Patience {
+impl From<Instant> for LockWait {
     fn from(until: Instant) -> Self {
         Self { until, goes_at: None }
     }
 }
 
-impl Patience {
+impl LockWait {
     /// Fails at once on a contended EM, so that the caller can try another EM.
     pub fn elsewhere(until: Instant) -> Self {
         Self { until, goes_at: Some(Instant::now()) }
@@ -116,15 +116,15 @@ impl Patience {
 
 /// Components that are notified after each commit.
 #[derive(Debug)]
-pub struct AfterCommit {
+pub struct CommitListeners {
     /// Receives the state of the EMs and scopes of the batch.
     pub seen: StateCache,
     /// Receives grants that expire before the next expiry sweep.
-    pub expiring_soon: mpsc::Sender<Due>,
+    pub expiring_soon: mpsc::Sender<DueTicket>,
     /// Receives the ticket ids of waiting requests whose callers are gone.
     pub abandoned: mpsc::UnboundedSender<Uuid>,
     /// The waiting requests of this instance.
-    pub line: WaitingLine,
+    pub line: LocalWaitQueue,
 }
 
 impl Committer {
@@ -138,26 +138,26 @@ impl Committer {
     pub fn start(
         store: Store,
         committers: u16,
-        after_commit: AfterCommit,
+        after_commit: CommitListeners,
         metrics: Metrics,
-        tasks: &Tasks,
+        tasks: &InstanceTasks,
     ) -> io::Result<Self> {
-        let called = Called::default();
-        let (first, queues) = Queues::new(called.clone());
-        let (others, of_others): (Vec<_>, Vec<_>) = (1..committers).map(|_| Queues::new(called.clone())).unzip();
-        let doors = Dealt::new(first, others);
+        let called = CallerActivity::default();
+        let (first, queues) = CommitQueues::new(called.clone());
+        let (others, of_others): (Vec<_>, Vec<_>) = (1..committers).map(|_| CommitQueues::new(called.clone())).unzip();
+        let doors = PerCommitter::new(first, others);
         let queues_of_callers = Arc::new(doors.map(|doors| doors.callers.downgrade()));
-        let undoing = Undoing { queues: queues_of_callers, metrics: metrics.clone() };
+        let undoing = UndoQueue { queues: queues_of_callers, metrics: metrics.clone() };
         let (line, seen) = (after_commit.line.clone(), after_commit.seen.clone());
-        let answers = worker::Answers::start(after_commit, undoing.clone(), committers > 1, tasks);
+        let answers = worker::ReplyDispatcher::start(after_commit, undoing.clone(), committers > 1, tasks);
         let told = (answers, seen, line.clone());
-        let lanes = Arc::new(lanes::Lanes::new(store.clone(), told, metrics.clone(), tasks.clone()));
+        let lanes = Arc::new(lanes::ContendedQueues::new(store.clone(), told, metrics.clone(), tasks.clone()));
         for queues in iter::once(queues).chain(of_others) {
             let worker =
                 worker::Worker::new(store.committer_session(), lanes.answers(), metrics.clone(), Arc::default());
             tasks.spawn_apart("committer", run(queues, lanes.clone(), worker))?;
         }
-        Ok(Self { doors, room: Room::default(), line, undoing, metrics })
+        Ok(Self { doors, room: OperationPermits::default(), line, undoing, metrics })
     }
 
     /// Submits an operation that a caller waits for, and returns its result after the commit.
@@ -167,7 +167,7 @@ impl Committer {
     /// transaction has not begun.
     ///
     /// # Errors
-    /// - [`Error::LockTimeout`] at the deadline if a lock key is contended then, or earlier if [`Patience::turned_away`].
+    /// - [`Error::LockTimeout`] at the deadline if a lock key is contended then, or earlier if [`LockWait::turned_away`].
     /// - [`Error::NotBegun`] at the deadline if the transaction has not begun for another reason.
     /// - [`Error::CommitUnknown`] soon after the deadline if the transaction has not ended.
     /// - [`Error::Overloaded`] if too many operations wait.
@@ -175,7 +175,7 @@ impl Committer {
         &'a self,
         by: Actor,
         operation: Operation,
-        patience: Patience,
+        patience: LockWait,
     ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
         let queue = self.doors.of(operation.em()).called(&operation);
         self.carry_out(queue, by, operation, patience, None)
@@ -190,7 +190,7 @@ impl Committer {
         &'a self,
         by: Actor,
         operation: Operation,
-        patience: Patience,
+        patience: LockWait,
         wanted: bool,
     ) -> impl Future<Output = Result<(Outcome, Option<Box<Counters>>), Error>> + Send + use<'a> {
         let queue = self.doors.of(operation.em()).called(&operation);
@@ -218,13 +218,13 @@ impl Committer {
 
     fn carry_out<'a>(
         &'a self,
-        queue: &mpsc::Sender<Pending>,
+        queue: &mpsc::Sender<QueuedOperation>,
         by: Actor,
         operation: Operation,
-        patience: Patience,
-        counters: Option<TellCounters>,
+        patience: LockWait,
+        counters: Option<CounterSender>,
     ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
-        let told = Told::of(&by.principal, &operation);
+        let told = OperationLog::of(&by.principal, &operation);
         let mut queued = self.put(queue, by, operation, patience, counters);
         async move {
             // Borrowed, because a moved reply would occupy the future twice.
@@ -245,24 +245,25 @@ impl Committer {
     /// Adds an operation to a queue. Returns the reply to wait for.
     fn put(
         &self,
-        queue: &mpsc::Sender<Pending>,
+        queue: &mpsc::Sender<QueuedOperation>,
         by: Actor,
         operation: Operation,
-        patience: Patience,
-        counters: Option<TellCounters>,
-    ) -> Result<Answer, Error> {
+        patience: LockWait,
+        counters: Option<CounterSender>,
+    ) -> Result<PendingReply, Error> {
         // An operation above the maximum cost never fits a batch and would block its queue forever.
         if operation.cost() > BATCH_COST_MAX {
             return Err(Error::defect("an operation costs more than a batch"));
         }
         let (reply, answer) = oneshot::channel();
-        let (progress, place) = (Progress::default(), self.room.take(&operation).ok_or(Error::Overloaded)?);
+        let (progress, place) = (OperationState::default(), self.room.take(&operation).ok_or(Error::Overloaded)?);
         let undo = holder(&operation).map(|user| (by.principal.clone(), user));
-        let answer = Answer { answer, progress: progress.clone(), undo, undoing: self.undoing.clone() };
+        let answer = PendingReply { answer, progress: progress.clone(), undo, undoing: self.undoing.clone() };
         let waits = Some(self.metrics.committer.queued());
         let making_room = self.line.making_room(&operation);
         let trace = traces::operation(operation.kind());
-        let pending = Pending { by, operation, patience, progress, reply, counters, waits, trace, _room: Some(place) };
+        let pending =
+            QueuedOperation { by, operation, patience, progress, reply, counters, waits, trace, _room: Some(place) };
         queue.try_send(pending).map_err(|error| match error {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
@@ -275,7 +276,7 @@ impl Committer {
 }
 
 /// Sender of the counters after a commit.
-type TellCounters = oneshot::Sender<Box<Counters>>;
+type CounterSender = oneshot::Sender<Box<Counters>>;
 
 /// Returns the user of a grant that is undone if its reply is lost. `None` if the caller can repeat the request by its request
 /// id.
@@ -287,15 +288,15 @@ fn holder(operation: &Operation) -> Option<Name> {
 }
 
 /// Reply of an operation. Dropping it with an unread grant undoes the grant, because the committer saw a caller that waits.
-struct Answer {
+struct PendingReply {
     answer: oneshot::Receiver<Result<Outcome, Error>>,
-    progress: Progress,
+    progress: OperationState,
     /// Principal and user of the request, to undo its grant. `None` if the grant stays.
     undo: Option<(Principal, Name)>,
-    undoing: Undoing,
+    undoing: UndoQueue,
 }
 
-impl Answer {
+impl PendingReply {
     /// Waits for the reply until `deadline`, and up to [`END_TIMEOUT`] longer if the transaction runs.
     async fn wait(&mut self, deadline: Instant) -> Result<Outcome, Error> {
         let answered = match tokio::time::timeout_at(deadline, &mut self.answer).await {
@@ -313,7 +314,7 @@ impl Answer {
     }
 }
 
-impl Drop for Answer {
+impl Drop for PendingReply {
     fn drop(&mut self) {
         let Some((by, user)) = self.undo.take() else { return };
         // The responder sees from here on that the caller is gone.
@@ -326,19 +327,20 @@ impl Drop for Answer {
 
 /// Queue of undo operations: they revert grants whose callers are gone.
 #[derive(Clone, Debug)]
-struct Undoing {
-    queues: Arc<Dealt<mpsc::WeakSender<Pending>>>,
+struct UndoQueue {
+    queues: Arc<PerCommitter<mpsc::WeakSender<QueuedOperation>>>,
     metrics: Metrics,
 }
 
-impl Undoing {
+impl UndoQueue {
     fn submit(&self, by: Principal, operation: Operation) {
         let (by, queue) = (by.into(), self.queues.of(operation.em()).upgrade());
         let (reply, answer) = oneshot::channel();
         let patience = (Instant::now() + DETACHED_TIMEOUT).into();
         let waits = Some(self.metrics.committer.queued());
-        let (progress, trace) = (Progress::default(), traces::Operation::default());
-        let pending = Pending { by, operation, patience, progress, reply, counters: None, waits, trace, _room: None };
+        let (progress, trace) = (OperationState::default(), traces::OperationTrace::default());
+        let pending =
+            QueuedOperation { by, operation, patience, progress, reply, counters: None, waits, trace, _room: None };
         let queued = queue.is_some_and(|queue| queue.try_send(pending).is_ok());
         match Handle::try_current() {
             // The task owns the reply channel: an operation without a receiver is not applied.
@@ -357,7 +359,7 @@ impl Undoing {
     }
 }
 
-async fn run(mut queues: Queues, lanes: Arc<lanes::Lanes>, mut worker: worker::Worker) {
+async fn run(mut queues: CommitQueues, lanes: Arc<lanes::ContendedQueues>, mut worker: worker::Worker) {
     loop {
         let is_open = match tokio::time::timeout(REST_AFTER, queues.wait()).await {
             Ok(is_open) => is_open,
@@ -382,25 +384,25 @@ async fn run(mut queues: Queues, lanes: Arc<lanes::Lanes>, mut worker: worker::W
 
 /// Operation in a commit queue, with its reply channel.
 #[derive(Debug)]
-struct Pending {
+struct QueuedOperation {
     by: Actor,
     operation: Operation,
-    patience: Patience,
-    progress: Progress,
+    patience: LockWait,
+    progress: OperationState,
     reply: oneshot::Sender<Result<Outcome, Error>>,
     /// Receives the counters before the reply, if the caller requested them.
-    counters: Option<TellCounters>,
+    counters: Option<CounterSender>,
     /// Gauge of the queue that counts the operation.
-    waits: Option<Held>,
+    waits: Option<GaugeGuard>,
     /// Trace of the operation; ends with it.
-    trace: traces::Operation,
+    trace: traces::OperationTrace,
     /// Permit until the reply is sent. `None` for an undo operation, which needs no permit.
-    _room: Option<Place>,
+    _room: Option<OperationPermit>,
 }
 
 /// State of an operation. Caller and committer change the state atomically, so that only one of them succeeds.
 #[derive(Clone, Debug, Default)]
-struct Progress(Arc<AtomicU8>);
+struct OperationState(Arc<AtomicU8>);
 
 const WAITING: u8 = 0;
 const RUNNING: u8 = 1;
@@ -408,7 +410,7 @@ const ABANDONED: u8 = 2;
 /// Waits for a key that another transaction, or a row that an operator wrote, owns.
 const CONTENDED: u8 = 3;
 
-impl Progress {
+impl OperationState {
     fn change(&self, from: u8, to: u8) -> bool {
         self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
     }
@@ -432,7 +434,7 @@ impl Progress {
     }
 }
 
-impl Pending {
+impl QueuedOperation {
     /// Marks the operation as running. Returns false if its caller is gone.
     fn begin(&self) -> bool {
         let begins = || self.progress.change(WAITING, RUNNING) || self.progress.change(CONTENDED, RUNNING);
@@ -446,8 +448,8 @@ impl Pending {
     }
 
     /// Returns the view for the batch.
-    fn wanted(&self) -> Wanted<'_> {
-        Wanted { by: &self.by, operation: &self.operation, counters: self.counters.is_some() }
+    fn wanted(&self) -> BatchItem<'_> {
+        BatchItem { by: &self.by, operation: &self.operation, counters: self.counters.is_some() }
     }
 
     /// Whether the caller still waits.
@@ -472,17 +474,17 @@ mod tests {
     use super::*;
     use crate::{
         domain::{em::EmInstance, operation::Grant},
-        transport::edge::{Bounds, Edge},
+        transport::edge::{Edge, EdgeBounds},
     };
 
     type Reply = oneshot::Sender<Result<Outcome, Error>>;
 
-    fn answer() -> (Reply, Answer, mpsc::Sender<Pending>, mpsc::Receiver<Pending>) {
+    fn answer() -> (Reply, PendingReply, mpsc::Sender<QueuedOperation>, mpsc::Receiver<QueuedOperation>) {
         let ((reply, answer), (queue, inbox)) = (oneshot::channel(), mpsc::channel(1));
-        let metrics = Metrics::new([], Edge::new(Bounds::DEFAULT, None).gauges());
+        let metrics = Metrics::new([], Edge::new(EdgeBounds::DEFAULT, None).gauges());
         let undo = Name::parse("user", "hadoop").ok().map(|user| (Principal::Anonymous, user));
-        let undoing = Undoing { queues: Arc::new(Dealt::new(queue.downgrade(), [])), metrics };
-        (reply, Answer { answer, progress: Progress::default(), undo, undoing }, queue, inbox)
+        let undoing = UndoQueue { queues: Arc::new(PerCommitter::new(queue.downgrade(), [])), metrics };
+        (reply, PendingReply { answer, progress: OperationState::default(), undo, undoing }, queue, inbox)
     }
 
     fn granted() -> Result<Outcome, Error> {

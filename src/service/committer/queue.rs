@@ -23,7 +23,7 @@ use tokio::{
 
 use crate::domain::operation::{Operation, STEP_TICKETS_MAX};
 
-use super::Pending;
+use super::QueuedOperation;
 
 /// Maximum number of queued and contended operations. More are rejected, because they would wait past the deadlines of their
 /// callers.
@@ -47,45 +47,45 @@ const _: () = assert!(STEP_TICKETS_MAX <= BATCH_COST_MAX && BACKGROUND_COST_MAX 
 
 /// Permits of queued and contended operations.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Room(Arc<AtomicUsize>);
+pub(super) struct OperationPermits(Arc<AtomicUsize>);
 
 /// Permit of one operation, from submission to reply.
 #[derive(Debug)]
-pub(super) struct Place(Arc<AtomicUsize>);
+pub(super) struct OperationPermit(Arc<AtomicUsize>);
 
-impl Room {
+impl OperationPermits {
     /// Acquires a permit; `None` if none is available. Requests leave half of the permits to operations that free resources.
-    pub fn take(&self, operation: &Operation) -> Option<Place> {
+    pub fn take(&self, operation: &Operation) -> Option<OperationPermit> {
         let most = if operation.request().is_some() { REQUESTS_MAX } else { WAITING_MAX };
-        let place = Place(self.0.clone());
+        let place = OperationPermit(self.0.clone());
         // Increments before comparing, so that two concurrent calls cannot both take the last permit. Dropping the permit
         // decrements.
         (place.0.fetch_add(1, Ordering::Relaxed) < most).then_some(place)
     }
 }
 
-impl Drop for Place {
+impl Drop for OperationPermit {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
 /// The four queues of one committer.
-pub(super) struct Queues {
-    callers: Queue,
+pub(super) struct CommitQueues {
+    callers: CommitQueue,
     /// Queues that share [`BACKGROUND_COST_MAX`]: large, steps, background.
-    in_turn: [Queue; 3],
+    in_turn: [CommitQueue; 3],
     /// Index of the queue that comes first in the next batch.
     turn: usize,
-    called: Called,
+    called: CallerActivity,
 }
 
 /// Time of the last operation with a caller, shared by all committers. Background operations lock scopes and users and load the
 /// database that callers of other committers need.
 #[derive(Clone, Debug, Default)]
-pub(super) struct Called(Arc<Mutex<Option<Instant>>>);
+pub(super) struct CallerActivity(Arc<Mutex<Option<Instant>>>);
 
-impl Called {
+impl CallerActivity {
     /// Whether a caller was active within [`CALLED_RECENTLY`]. Records the current time if `calls`.
     fn is_recent(&self, calls: bool) -> bool {
         let now = Instant::now();
@@ -98,46 +98,46 @@ impl Called {
 }
 
 /// Channel of one queue, with a look-ahead buffer of operations that are not yet in a batch.
-struct Queue {
-    waiting: mpsc::Receiver<Pending>,
-    next: VecDeque<Pending>,
+struct CommitQueue {
+    waiting: mpsc::Receiver<QueuedOperation>,
+    next: VecDeque<QueuedOperation>,
 }
 
 /// Senders of one committer's queues.
 #[derive(Clone, Debug)]
-pub(super) struct Doors {
+pub(super) struct QueueSenders {
     /// Operations with a caller that touch one ticket.
-    pub callers: mpsc::Sender<Pending>,
+    pub callers: mpsc::Sender<QueuedOperation>,
     /// Operations with a caller that may touch many tickets. Callers with one ticket do not wait for them.
-    pub large: mpsc::Sender<Pending>,
+    pub large: mpsc::Sender<QueuedOperation>,
     /// Background operations that touch many tickets, one after another. A queue of their own keeps them from waiting behind
     /// thousands of operations on one ticket.
-    pub steps: mpsc::Sender<Pending>,
+    pub steps: mpsc::Sender<QueuedOperation>,
     /// Background operations that touch one ticket.
-    pub background: mpsc::Sender<Pending>,
+    pub background: mpsc::Sender<QueuedOperation>,
 }
 
-impl Doors {
+impl QueueSenders {
     /// Returns the sender for an operation with a caller.
-    pub fn called(&self, operation: &Operation) -> &mpsc::Sender<Pending> {
+    pub fn called(&self, operation: &Operation) -> &mpsc::Sender<QueuedOperation> {
         if operation.cost() == 1 { &self.callers } else { &self.large }
     }
 
     /// Returns the sender for an operation without a caller.
-    pub fn uncalled(&self, operation: &Operation) -> &mpsc::Sender<Pending> {
+    pub fn uncalled(&self, operation: &Operation) -> &mpsc::Sender<QueuedOperation> {
         if operation.cost() == 1 { &self.background } else { &self.steps }
     }
 }
 
-impl Queues {
+impl CommitQueues {
     /// Creates the queues of one committer. `called` is shared by all committers.
-    pub fn new(called: Called) -> (Doors, Self) {
-        let (callers, waited_for) = Queue::new();
-        let (large, waiting) = Queue::new();
-        let (steps, following) = Queue::new();
-        let (background, rest) = Queue::new();
+    pub fn new(called: CallerActivity) -> (QueueSenders, Self) {
+        let (callers, waited_for) = CommitQueue::new();
+        let (large, waiting) = CommitQueue::new();
+        let (steps, following) = CommitQueue::new();
+        let (background, rest) = CommitQueue::new();
         let queues = Self { callers: waited_for, in_turn: [waiting, following, rest], turn: 0, called };
-        (Doors { callers, large, steps, background }, queues)
+        (QueueSenders { callers, large, steps, background }, queues)
     }
 
     /// Waits until an operation is queued. Returns false if all senders are dropped.
@@ -160,9 +160,9 @@ impl Queues {
     }
 
     /// Removes and returns the operations of the next batch.
-    pub fn next(&mut self) -> Vec<Pending> {
+    pub fn next(&mut self) -> Vec<QueuedOperation> {
         self.callers.fill();
-        self.in_turn.iter_mut().for_each(Queue::fill);
+        self.in_turn.iter_mut().for_each(CommitQueue::fill);
         let is_called = self.called.is_recent(!self.callers.next.is_empty());
         let mut batch = Vec::with_capacity(self.callers.next.len().min(BATCH_COST_MAX));
         self.callers.take(BATCH_COST_MAX, &mut batch);
@@ -180,8 +180,8 @@ impl Queues {
     }
 }
 
-impl Queue {
-    fn new() -> (mpsc::Sender<Pending>, Self) {
+impl CommitQueue {
+    fn new() -> (mpsc::Sender<QueuedOperation>, Self) {
         let (door, waiting) = mpsc::channel(WAITING_MAX);
         (door, Self { waiting, next: VecDeque::new() })
     }
@@ -195,7 +195,7 @@ impl Queue {
     }
 
     /// Moves the first operations to `batch` up to a total cost of `cost_max`. Returns their cost.
-    fn take(&mut self, cost_max: usize, batch: &mut Vec<Pending>) -> usize {
+    fn take(&mut self, cost_max: usize, batch: &mut Vec<QueuedOperation>) -> usize {
         let mut cost = 0;
         while let Some(pending) = self.next.pop_front_if(|pending| cost + pending.operation.cost() <= cost_max) {
             cost += pending.operation.cost();
@@ -213,34 +213,34 @@ mod tests {
     use crate::{
         domain::{
             em::EmInstance,
-            operation::{Released, Unregister},
+            operation::{ReleaseTicket, UnregisterEm},
             principal::Principal,
         },
-        service::committer::Progress,
+        service::committer::OperationState,
     };
 
-    fn pending(operation: Operation) -> Pending {
+    fn pending(operation: Operation) -> QueuedOperation {
         let (reply, _) = oneshot::channel();
         let (by, patience) = (Principal::Anonymous.into(), Instant::now().into());
-        let (progress, trace) = (Progress::default(), Default::default());
-        Pending { by, operation, patience, progress, reply, counters: None, waits: None, trace, _room: None }
+        let (progress, trace) = (OperationState::default(), Default::default());
+        QueuedOperation { by, operation, patience, progress, reply, counters: None, waits: None, trace, _room: None }
     }
 
     fn em(host: &str) -> EmInstance {
         EmInstance::parse("em", "ecm", host).unwrap()
     }
 
-    fn goes(host: &str) -> Pending {
-        pending(Operation::Unregister(Unregister { em: em(host), epoch: None }))
+    fn goes(host: &str) -> QueuedOperation {
+        pending(Operation::Unregister(UnregisterEm { em: em(host), epoch: None }))
     }
 
-    fn hosts(batch: &[Pending]) -> Vec<String> {
+    fn hosts(batch: &[QueuedOperation]) -> Vec<String> {
         batch.iter().map(|pending| pending.operation.em().instance.to_string()).collect()
     }
 
     #[tokio::test]
     async fn what_a_caller_waits_for_stands_behind_little_that_nobody_waits_for() {
-        let (doors, mut queues) = Queues::new(Called::default());
+        let (doors, mut queues) = CommitQueues::new(CallerActivity::default());
         for _ in 0..1000 {
             doors.background.try_send(goes("background")).unwrap();
         }
@@ -249,7 +249,7 @@ mod tests {
         while !before.contains(&"large".to_owned()) {
             // Each batch has a caller's operation, so background operations share the smaller cost.
             let user = crate::domain::name::Name::parse("user", "hadoop").unwrap();
-            let released = Released { ticket_id: uuid::Uuid::nil(), user, em: em("caller") };
+            let released = ReleaseTicket { ticket_id: uuid::Uuid::nil(), user, em: em("caller") };
             doors.callers.try_send(pending(Operation::Released(released))).unwrap();
             let batch = hosts(&queues.next());
             assert_eq!(batch[0], "caller");
@@ -267,9 +267,9 @@ mod tests {
 
     #[tokio::test]
     async fn a_step_does_not_stand_behind_what_touches_one_ticket() {
-        let (doors, mut queues) = Queues::new(Called::default());
+        let (doors, mut queues) = CommitQueues::new(CallerActivity::default());
         let user = crate::domain::name::Name::parse("user", "hadoop").unwrap();
-        let of = |host: &str| Released { ticket_id: uuid::Uuid::nil(), user: user.clone(), em: em(host) };
+        let of = |host: &str| ReleaseTicket { ticket_id: uuid::Uuid::nil(), user: user.clone(), em: em(host) };
         for _ in 0..2000 {
             doors.background.try_send(pending(Operation::Expire(of("expires")))).unwrap();
         }

@@ -18,25 +18,25 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        end::End,
+        end::TicketEnd,
         limit::Limits,
-        operation::{Grant, LockKey, Operation, Outcome, Released, Request},
+        operation::{Grant, LockKey, Operation, Outcome, PlacedRequest, ReleaseTicket},
         principal::Principal,
     },
     error::Error,
     metrics::Metrics,
-    service::{background::expiry, tasks::Tasks},
+    service::{background::expiry, tasks::InstanceTasks},
     store::{
         StoreError, limit, resource_lock,
         session::{Session, answered, durable},
-        user_resource::Due,
+        user_resource::DueTicket,
     },
     telemetry::traces,
 };
 
 use super::{
-    AfterCommit, Pending, Undoing,
-    batch::{self, BatchError, Committed},
+    CommitListeners, QueuedOperation, UndoQueue,
+    batch::{self, BatchError, CommitResult},
     evidence::Evidence,
 };
 
@@ -47,12 +47,12 @@ const RETRIES_MAX: u32 = 5;
 const WAITS_MAX: u32 = 2;
 
 /// Operations by a contended lock key of theirs.
-pub(super) type SetAside = BTreeMap<LockKey, Vec<Pending>>;
+pub(super) type ContendedOperations = BTreeMap<LockKey, Vec<QueuedOperation>>;
 
 /// Applies batches on its own connection.
 pub(super) struct Worker {
     session: Session,
-    answers: Answers,
+    answers: ReplyDispatcher,
     metrics: Metrics,
     /// Limits of the last batch.
     limits: Arc<Limits>,
@@ -61,8 +61,8 @@ pub(super) struct Worker {
 }
 
 /// Operations that share one attempt, with the number of their attempts.
-struct Part {
-    operations: Vec<Pending>,
+struct BatchPart {
+    operations: Vec<QueuedOperation>,
     tries: u32,
     /// Whether the part is half of a batch that failed.
     is_half: bool,
@@ -70,7 +70,7 @@ struct Part {
     is_contended: bool,
 }
 
-impl Part {
+impl BatchPart {
     fn again(self) -> Self {
         Self { tries: self.tries + 1, ..self }
     }
@@ -101,7 +101,7 @@ impl Part {
 
 impl Worker {
     /// Creates a worker that commits on `session`.
-    pub fn new(session: Session, answers: Answers, metrics: Metrics, limits: Arc<Limits>) -> Self {
+    pub fn new(session: Session, answers: ReplyDispatcher, metrics: Metrics, limits: Arc<Limits>) -> Self {
         let own = answers.own;
         Self { session, answers, metrics, limits, own }
     }
@@ -119,10 +119,10 @@ impl Worker {
     /// Applies `batch` and replies to its callers. Operations whose callers are gone are not applied.
     ///
     /// Returns the operations with a contended lock key; they have no reply and wait again.
-    pub async fn commit(&mut self, batch: Vec<Pending>) -> SetAside {
-        let mut aside = SetAside::new();
-        let operations = batch.into_iter().filter(Pending::begin).collect();
-        let mut parts = vec![Part { operations, tries: 0, is_half: false, is_contended: false }];
+    pub async fn commit(&mut self, batch: Vec<QueuedOperation>) -> ContendedOperations {
+        let mut aside = ContendedOperations::new();
+        let operations = batch.into_iter().filter(QueuedOperation::begin).collect();
+        let mut parts = vec![BatchPart { operations, tries: 0, is_half: false, is_contended: false }];
         while let Some(mut part) = parts.pop() {
             part.drop_overdue();
             if part.operations.is_empty() {
@@ -139,7 +139,7 @@ impl Worker {
                 Ok(committed) => self.committed(part.operations, committed),
                 Err(BatchError::Held) => parts.extend(self.split(part, &mut aside).await),
                 // A limit change waits only for earlier batches and ends soon.
-                Err(BatchError::Fenced) => parts.push(Part { is_contended: true, ..part }),
+                Err(BatchError::Fenced) => parts.push(BatchPart { is_contended: true, ..part }),
                 Err(BatchError::OtherLimits(limits)) => {
                     self.limits = limits;
                     parts.push(part);
@@ -156,29 +156,29 @@ impl Worker {
                     self.metrics.database.failed(&error);
                     // The retry must not wait for the locks of its own last attempt.
                     self.session.rest().await;
-                    parts.extend(after_wait(Part { is_contended: true, ..part }, &error, &mut aside));
+                    parts.extend(after_wait(BatchPart { is_contended: true, ..part }, &error, &mut aside));
                 }
                 Err(BatchError::Store(error)) => {
                     self.metrics.database.failed(&error);
                     self.session.reset_after(&error);
-                    parts.extend(after_error(Part { is_contended: false, ..part }, error, reused));
+                    parts.extend(after_error(BatchPart { is_contended: false, ..part }, error, reused));
                 }
             }
         }
         aside
     }
 
-    async fn run(&mut self, part: &[Pending], trace: &traces::Batch) -> Result<Committed, BatchError> {
-        let operations: Vec<_> = part.iter().map(Pending::wanted).collect();
+    async fn run(&mut self, part: &[QueuedOperation], trace: &traces::BatchTrace) -> Result<CommitResult, BatchError> {
+        let operations: Vec<_> = part.iter().map(QueuedOperation::wanted).collect();
         let committed =
             batch::run(&mut self.session, &operations, &self.limits, self.own, &self.metrics, trace).await?;
         self.limits = committed.standing.limits.clone();
         Ok(committed)
     }
 
-    fn committed(&self, part: Vec<Pending>, committed: Committed) {
+    fn committed(&self, part: Vec<QueuedOperation>, committed: CommitResult) {
         self.metrics.committer.over_watched.inc_by(committed.over_watched);
-        for how in End::ALL {
+        for how in TicketEnd::ALL {
             let count = committed.ended.iter().filter(|end| **end == how).count();
             self.metrics.requests.tickets_ended(how, u64::try_from(count).unwrap_or(u64::MAX));
         }
@@ -222,7 +222,7 @@ impl Worker {
 
     /// Moves the operations with a contended key to `aside`. Returns the part with the other operations, or `None` after an
     /// error.
-    async fn split(&mut self, part: Part, aside: &mut SetAside) -> Option<Part> {
+    async fn split(&mut self, part: BatchPart, aside: &mut ContendedOperations) -> Option<BatchPart> {
         let held = match self.held(&part).await {
             Ok(held) => held,
             Err(error) => {
@@ -238,11 +238,11 @@ impl Worker {
                 None => rest.push(pending),
             }
         }
-        Some(Part { operations: rest, tries: part.tries, is_half: part.is_half, is_contended: false })
+        Some(BatchPart { operations: rest, tries: part.tries, is_half: part.is_half, is_contended: false })
     }
 
     /// Returns the contended keys of a part.
-    async fn held(&mut self, part: &Part) -> Result<BTreeSet<LockKey>, StoreError> {
+    async fn held(&mut self, part: &BatchPart) -> Result<BTreeSet<LockKey>, StoreError> {
         if self.limits.locks_users() {
             self.locks_users().await?;
         }
@@ -251,7 +251,7 @@ impl Worker {
     }
 }
 
-fn set_aside(aside: &mut SetAside, key: LockKey, mut pending: Pending) {
+fn set_aside(aside: &mut ContendedOperations, key: LockKey, mut pending: QueuedOperation) {
     pending.set_aside();
     aside.entry(key).or_default().push(pending);
 }
@@ -260,7 +260,7 @@ fn set_aside(aside: &mut SetAside, key: LockKey, mut pending: Pending) {
 ///
 /// PostgreSQL does not report the operation that waited. The part is halved until one operation remains, which moves to
 /// `aside`.
-fn after_wait(part: Part, error: &StoreError, aside: &mut SetAside) -> Vec<Part> {
+fn after_wait(part: BatchPart, error: &StoreError, aside: &mut ContendedOperations) -> Vec<BatchPart> {
     tracing::warn!(%error, operations = part.operations.len(), tries = part.tries, "somebody holds rows without their lock");
     match part.operations.len() {
         _ if part.tries < WAITS_MAX => vec![part.again()],
@@ -277,7 +277,7 @@ fn after_wait(part: Part, error: &StoreError, aside: &mut SetAside) -> Vec<Part>
 }
 
 /// Decides the retry of a batch that failed without a change. Returns the parts to try again; all others get `error`.
-fn after_error(part: Part, error: StoreError, reused: bool) -> Vec<Part> {
+fn after_error(part: BatchPart, error: StoreError, reused: bool) -> Vec<BatchPart> {
     if error.is_cancelled() && part.operations.len() > 1 && !part.is_half {
         // One statement took too long: half of the operations may fit. A half that also fails shows that the database is too
         // slow.
@@ -312,7 +312,7 @@ fn after_error(part: Part, error: StoreError, reused: bool) -> Vec<Part> {
     vec![]
 }
 
-fn answer_all(part: Vec<Pending>, error: &Error) {
+fn answer_all(part: Vec<QueuedOperation>, error: &Error) {
     for pending in part {
         pending.answer(Err(error.clone()));
     }
@@ -321,7 +321,7 @@ fn answer_all(part: Vec<Pending>, error: &Error) {
 /// Undo of a reply whose caller is gone.
 enum Undo {
     /// Releases the grant.
-    Release(Principal, Released),
+    Release(Principal, ReleaseTicket),
     /// Removes the queue entry.
     Leave(Uuid),
 }
@@ -329,14 +329,14 @@ enum Undo {
 /// Sends the replies and publishes the state of committed batches, in batch order. A task of its own does so, so that the next
 /// batch does not wait for it.
 #[derive(Clone)]
-pub(super) struct Answers {
-    batches: mpsc::UnboundedSender<(Vec<Pending>, Committed)>,
+pub(super) struct ReplyDispatcher {
+    batches: mpsc::UnboundedSender<(Vec<QueuedOperation>, CommitResult)>,
     own: Uuid,
 }
 
-impl Answers {
+impl ReplyDispatcher {
     /// Starts the task. `several` states whether the instance has more than one committer.
-    pub fn start(after_commit: AfterCommit, undoing: Undoing, several: bool, tasks: &Tasks) -> Self {
+    pub fn start(after_commit: CommitListeners, undoing: UndoQueue, several: bool, tasks: &InstanceTasks) -> Self {
         #[expect(
             clippy::disallowed_methods,
             reason = "as many as the committer has answered, which are bounded by its queue"
@@ -352,7 +352,7 @@ impl Answers {
         Self { batches, own }
     }
 
-    fn committed(&self, part: Vec<Pending>, committed: Committed) {
+    fn committed(&self, part: Vec<QueuedOperation>, committed: CommitResult) {
         // The task receives until the last sender is dropped.
         let _ = self.batches.send((part, committed));
     }
@@ -360,15 +360,15 @@ impl Answers {
 
 /// Replies to callers and notifies the other components after a commit.
 struct Responder {
-    after_commit: AfterCommit,
-    undoing: Undoing,
+    after_commit: CommitListeners,
+    undoing: UndoQueue,
     /// Whether several committers publish concurrently. The last published state of a scope may then be outdated, so that its
     /// waiters must check as if another instance had committed.
     several: bool,
 }
 
 impl Responder {
-    fn respond(&self, part: Vec<Pending>, committed: Committed) {
+    fn respond(&self, part: Vec<QueuedOperation>, committed: CommitResult) {
         self.after_commit.seen.update(committed.standing);
         let answers = part.iter().zip(&committed.answers);
         let granted = answers.filter(|(_, answer)| matches!(answer, Ok(Outcome::Granted(_))));
@@ -402,10 +402,11 @@ impl Responder {
 
     /// Arms the expiry of a grant. Returns the undo of the grant for a caller that is gone; `None` if a request id lets the
     /// caller repeat the request.
-    fn granted(&self, by: &Principal, request: &Request, grant: &Grant) -> Option<Undo> {
+    fn granted(&self, by: &Principal, request: &PlacedRequest, grant: &Grant) -> Option<Undo> {
         let ticket = grant.released(request.ask.user.clone());
         if request.ask.lock_ttl <= expiry::HORIZON {
-            let due = Due { key: None, within: request.ask.lock_ttl, late: Duration::ZERO, ticket: ticket.clone() };
+            let due =
+                DueTicket { key: None, within: request.ask.lock_ttl, late: Duration::ZERO, ticket: ticket.clone() };
             // The next sweep finds tickets that do not fit the channel. The sweep of another instance finds them at shutdown.
             let _ = self.after_commit.expiring_soon.try_send(due);
         }

@@ -13,7 +13,7 @@ use std::{
 
 use uuid::Uuid;
 
-use crate::store::{external_refresh::RefreshRow, external_snapshot::Prepared};
+use crate::store::{external_refresh::RefreshRow, external_snapshot::PreparedSnapshot};
 
 /// Maximum number of live tickets in the cache, of all clusters together: some 250 bytes each. Each snapshot reads all tickets
 /// of clusters beyond it.
@@ -21,11 +21,11 @@ pub(super) const KEPT_TICKETS_MAX: usize = 1_000_000;
 
 /// Preparations by cluster, each with its lease.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Kept(Arc<Mutex<HashMap<i64, (Uuid, Prepared)>>>);
+pub(super) struct PreparationCache(Arc<Mutex<HashMap<i64, (Uuid, PreparedSnapshot)>>>);
 
-impl Kept {
+impl PreparationCache {
     /// Removes and returns the preparation of a cluster; a refresh owns it until it ends.
-    pub fn take(&self, cluster_id: i64) -> Option<(Uuid, Prepared)> {
+    pub fn take(&self, cluster_id: i64) -> Option<(Uuid, PreparedSnapshot)> {
         self.lock().remove(&cluster_id)
     }
 
@@ -36,7 +36,7 @@ impl Kept {
     }
 
     /// Caches the preparation of a cluster.
-    pub fn put(&self, cluster_id: i64, lease: Uuid, prepared: Prepared) {
+    pub fn put(&self, cluster_id: i64, lease: Uuid, prepared: PreparedSnapshot) {
         self.lock().insert(cluster_id, (lease, prepared));
     }
 
@@ -57,7 +57,7 @@ impl Kept {
     }
 
     /// Locks the cache. The cache stays consistent if a holder panics.
-    fn lock(&self) -> MutexGuard<'_, HashMap<i64, (Uuid, Prepared)>> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<i64, (Uuid, PreparedSnapshot)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

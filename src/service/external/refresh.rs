@@ -19,23 +19,25 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        external::{Rooms, Snapshot},
-        line::{FreedSpots, MUCH, Spot},
+        external::{ClusterSnapshot, QueueCapacities},
+        line::{FreedKeys, MUCH, WaitKey},
         name::Name,
     },
     error::Error,
     external::{self, FetchError},
-    service::{tasks::Tasks, waiting::WaitingLine},
+    service::{tasks::InstanceTasks, waiting::LocalWaitQueue},
     store::{
         StoreError, Work, external_queue,
-        external_refresh::{self, Taken},
-        external_snapshot::{self, Installed, Prepared},
+        external_refresh::{self, RefreshLease},
+        external_snapshot::{self, InstallResult, PreparedSnapshot},
         session::{Session, answered},
-        waiting::{self, Freed},
+        waiting::{self, FreedNotification},
     },
 };
 
-use super::{ExternalResourceService, SelectBy, Selector, Source, begin, commit, kept::Kept};
+use super::{
+    ExternalResourceService, ProviderKey, ProviderSelector, ProviderSource, begin, commit, kept::PreparationCache,
+};
 
 /// Interval between polls for due clusters.
 const LOOK_INTERVAL: Duration = Duration::from_millis(250);
@@ -72,14 +74,20 @@ const CLEAN_STEPS_MAX: usize = 500;
 const CLEAN_MAX: Duration = Duration::from_secs(3);
 
 /// Clusters that this instance is refreshing.
-type UnderWay = Arc<Mutex<HashSet<i64>>>;
+type RefreshesInFlight = Arc<Mutex<HashSet<i64>>>;
 
 /// Refreshes the clusters that are due, until shutdown.
-pub async fn run(service: ExternalResourceService, line: WaitingLine, tasks: Tasks, stopping: CancellationToken) {
+pub async fn run(
+    service: ExternalResourceService,
+    line: LocalWaitQueue,
+    tasks: InstanceTasks,
+    stopping: CancellationToken,
+) {
     let mut session = service.store.lent_session();
     let mut looks = interval(LOOK_INTERVAL);
     looks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-    let (under_way, kept, mut count, mut failed) = (UnderWay::default(), Kept::default(), 0_u32, false);
+    let (under_way, kept, mut count, mut failed) =
+        (RefreshesInFlight::default(), PreparationCache::default(), 0_u32, false);
     loop {
         tokio::select! {
             () = stopping.cancelled() => return,
@@ -119,7 +127,7 @@ pub async fn run(service: ExternalResourceService, line: WaitingLine, tasks: Tas
 async fn look(
     service: &ExternalResourceService,
     session: &mut Session,
-    kept: &Kept,
+    kept: &PreparationCache,
     reconciles: bool,
 ) -> Result<Vec<i64>, Error> {
     if reconciles {
@@ -133,7 +141,7 @@ async fn look(
 }
 
 /// Starts the refresh of a cluster, unless this instance is refreshing it already.
-fn start(refresh: Refresh, under_way: &UnderWay, tasks: &Tasks, stopping: &CancellationToken) {
+fn start(refresh: Refresh, under_way: &RefreshesInFlight, tasks: &InstanceTasks, stopping: &CancellationToken) {
     let cluster_id = refresh.cluster_id;
     let is_new = under_way.lock().unwrap_or_else(PoisonError::into_inner).insert(cluster_id);
     if !is_new {
@@ -163,8 +171,8 @@ fn start(refresh: Refresh, under_way: &UnderWay, tasks: &Tasks, stopping: &Cance
 /// One refresh of one cluster.
 struct Refresh {
     service: ExternalResourceService,
-    line: WaitingLine,
-    kept: Kept,
+    line: LocalWaitQueue,
+    kept: PreparationCache,
     cluster_id: i64,
     lease: Uuid,
 }
@@ -184,12 +192,14 @@ impl Refresh {
         }
         let kept = self.still_good(session, &taken).await?;
         // A cached preparation must be updated with tickets that ended after it.
-        self.clean(session, kept.as_ref().map_or(i64::MAX, Prepared::changes)).await?;
+        self.clean(session, kept.as_ref().map_or(i64::MAX, PreparedSnapshot::changes)).await?;
         let rows = external_queue::clusters(session.get().await?, &[cluster_id].into(), false).await?;
         let Some(row) = rows.first() else { return Ok(()) };
         let (provider, rules) = (row.provider()?, row.rules()?);
-        let selector =
-            Selector { resource_type: provider.resource_type.clone(), by: SelectBy::Name(provider.name.clone()) };
+        let selector = ProviderSelector {
+            resource_type: provider.resource_type.clone(),
+            by: ProviderKey::Name(provider.name.clone()),
+        };
         // The provider was just deleted, or a later release wrote it.
         let Ok(source) = self.service.source(&selector).await else { return Ok(()) };
         session.give_back().await;
@@ -211,8 +221,8 @@ impl Refresh {
     async fn still_good(
         &self,
         session: &mut Session,
-        taken: &Taken,
-    ) -> Result<Result<Prepared, &'static str>, StoreError> {
+        taken: &RefreshLease,
+    ) -> Result<Result<PreparedSnapshot, &'static str>, StoreError> {
         let Some((lease, mut kept)) = self.kept.take(self.cluster_id) else { return Ok(Err("new")) };
         if taken.before != Some(lease) {
             return Ok(Err("superseded"));
@@ -233,9 +243,9 @@ impl Refresh {
     async fn prepare(
         &self,
         session: &mut Session,
-        snapshot: Arc<Snapshot>,
-        kept: Result<Prepared, &'static str>,
-    ) -> Result<Option<Prepared>, StoreError> {
+        snapshot: Arc<ClusterSnapshot>,
+        kept: Result<PreparedSnapshot, &'static str>,
+    ) -> Result<Option<PreparedSnapshot>, StoreError> {
         let external = &self.service.metrics.external;
         let why = match kept {
             Err(why) => why,
@@ -264,7 +274,7 @@ impl Refresh {
         session: &mut Session,
         provider: &Name,
         generation: i64,
-        mut prepared: Prepared,
+        mut prepared: PreparedSnapshot,
     ) -> Result<(), StoreError> {
         let (cluster_id, lease) = (self.cluster_id, self.lease);
         let keeps = self.kept.has_room(prepared.preparation.tickets());
@@ -275,7 +285,7 @@ impl Refresh {
             let (connection, lease) = (session.get().await?, (lease, keeps));
             let installed = external_snapshot::install(connection, cluster_id, lease, generation, &mut prepared);
             match answered(installed).await? {
-                Installed::InForce(changed) => {
+                InstallResult::InForce(changed) => {
                     self.service.metrics.external.refreshed("ok");
                     self.service.metrics.external.read("changed", changed);
                     self.wake(session, provider, prepared.preparation.rooms()).await?;
@@ -284,8 +294,8 @@ impl Refresh {
                     }
                     return Ok(());
                 }
-                Installed::Outrun => {}
-                Installed::Superseded => {
+                InstallResult::Outrun => {}
+                InstallResult::Superseded => {
                     self.service.metrics.external.refreshed("superseded");
                     return Ok(());
                 }
@@ -295,7 +305,7 @@ impl Refresh {
     }
 
     /// Updates the preparation before any lock is taken. Returns false if the cluster was deleted.
-    async fn catch_up(&self, session: &mut Session, prepared: &mut Prepared) -> Result<bool, StoreError> {
+    async fn catch_up(&self, session: &mut Session, prepared: &mut PreparedSnapshot) -> Result<bool, StoreError> {
         let mut looks = 0;
         while looks < CATCH_UPS_MAX {
             let connection = session.get().await?;
@@ -313,12 +323,12 @@ impl Refresh {
 
     /// Fetches the snapshot. Applications are read before and after the queues, so that use counts as included only if it
     /// certainly is.
-    async fn ask(&self, source: &Source, begun: time::OffsetDateTime) -> Result<Snapshot, FetchError> {
+    async fn ask(&self, source: &ProviderSource, begun: time::OffsetDateTime) -> Result<ClusterSnapshot, FetchError> {
         let http = &self.service.http;
         let before = source.cluster.applications(http).await?;
         let queues = source.cluster.queues(http).await?;
         let after = source.cluster.applications(http).await?;
-        Ok(Snapshot::new(begun, &before, queues, &after))
+        Ok(ClusterSnapshot::new(begun, &before, queues, &after))
     }
 
     async fn failed(
@@ -327,7 +337,7 @@ impl Refresh {
         provider: &Name,
         error: Option<&FetchError>,
         interval: Duration,
-        kept: Option<Prepared>,
+        kept: Option<PreparedSnapshot>,
     ) -> Result<(), StoreError> {
         self.service.metrics.external.refreshed(error.map_or("timeout", FetchError::class));
         let (connection, pauses) = (session.get().await?, [interval, interval.max(PROBE_INTERVAL)]);
@@ -345,12 +355,12 @@ impl Refresh {
     }
 
     /// Wakes requests that wait for external queues with free capacity, here and on other instances.
-    async fn wake(&self, session: &mut Session, provider: &Name, rooms: &Rooms) -> Result<(), StoreError> {
+    async fn wake(&self, session: &mut Session, provider: &Name, rooms: &QueueCapacities) -> Result<(), StoreError> {
         let connection = session.get().await?;
         let spots = answered(waiting::queues(&mut *connection, provider, WOKEN_QUEUES_MAX)).await?;
-        let mut freed = FreedSpots::default();
+        let mut freed = FreedKeys::default();
         for spot in spots {
-            if let Spot::Queue { path, .. } = &spot {
+            if let WaitKey::Queue { path, .. } = &spot {
                 let room = rooms.room(path);
                 if room.memory > 0 || room.cores > 0 {
                     freed.note(spot, MUCH);
@@ -361,7 +371,8 @@ impl Refresh {
             return Ok(());
         }
         let own = self.line.instance_id();
-        let parts: Vec<Freed> = Freed::at(&freed).into_iter().map(|part| part.from(own)).collect();
+        let parts: Vec<FreedNotification> =
+            FreedNotification::at(&freed).into_iter().map(|part| part.from(own)).collect();
         answered(waiting::notify(connection, &parts)).await?;
         self.line.committed(&freed, iter::empty(), true);
         Ok(())

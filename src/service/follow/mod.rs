@@ -32,14 +32,14 @@ use crate::{
     },
 };
 
-use super::{fair_share::FairShare, history::History, tasks::Tasks};
+use super::{fair_share::FairSemaphore, history::HistoryReader, tasks::InstanceTasks};
 
 mod position;
 mod reader;
 mod recent;
 
 use position::Position;
-use recent::{PAGE_LINES, Page, Recent};
+use recent::{HistoryPage, HistoryPageCache, PAGE_LINES};
 
 /// Maximum number of followers of an instance.
 const FOLLOWERS_MAX: usize = 256;
@@ -57,14 +57,14 @@ const BEGIN_TRIES_MAX: u32 = 10;
 
 /// Filter of the lines that a follower may read.
 #[derive(Debug, Clone)]
-pub struct View {
+pub struct FollowFilter {
     /// Only lines about tickets of these users; `None` for all users.
     pub users: Option<BTreeSet<Name>>,
     /// Whether lines about tokens and providers are included.
     pub objects: bool,
 }
 
-impl View {
+impl FollowFilter {
     fn sees(&self, line: &ActionRecord) -> bool {
         let is_theirs = |users: &BTreeSet<Name>| line.ticket.as_ref().is_some_and(|(_, user)| users.contains(user));
         (self.objects || !matches!(line.subject, Subject::Other(_))) && self.users.as_ref().is_none_or(is_theirs)
@@ -73,15 +73,15 @@ impl View {
 
 /// Message to a follower.
 #[derive(Debug)]
-pub struct Told {
+pub struct FollowEvent {
     /// Page with the new lines, and the number after which they begin; `None` if there are no new lines.
-    page: Option<(Arc<Page>, i64)>,
-    view: Arc<View>,
+    page: Option<(Arc<HistoryPage>, i64)>,
+    view: Arc<FollowFilter>,
     /// Position from which to continue after this message.
     pub position: String,
 }
 
-impl Told {
+impl FollowEvent {
     /// Returns the lines that the filter allows, in order.
     pub fn lines(&self) -> impl Iterator<Item = &ActionRecord> {
         let behind = self.page.iter().flat_map(|(page, number)| page.behind(*number));
@@ -91,7 +91,7 @@ impl Told {
 
 /// Progress of the reader.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-struct Progress {
+struct ReaderProgress {
     /// Number up to which all lines were read; `None` while there is no follower.
     read_to: Option<i64>,
     /// Number of times that the history was found to be reset to an earlier state.
@@ -102,14 +102,14 @@ struct Progress {
 #[derive(Clone, Debug)]
 pub struct FollowService {
     store: Store,
-    history: History,
+    history: HistoryReader,
     metrics: Metrics,
-    tasks: Tasks,
-    places: Arc<FairShare>,
-    recent: Arc<Recent>,
+    tasks: InstanceTasks,
+    places: Arc<FairSemaphore>,
+    recent: Arc<HistoryPageCache>,
     /// Beginning of the history; `None` until it is read.
     origin: Arc<Mutex<Option<Position>>>,
-    progress: watch::Sender<Progress>,
+    progress: watch::Sender<ReaderProgress>,
     /// Notifies the reader of the first follower.
     wanted: Arc<Notify>,
     /// Permit to read a page from the table.
@@ -118,13 +118,13 @@ pub struct FollowService {
 
 impl FollowService {
     /// Creates the service. [`FollowService::read_on`] must run for followers to get lines.
-    pub fn new(store: Store, metrics: Metrics, tasks: &Tasks) -> Self {
+    pub fn new(store: Store, metrics: Metrics, tasks: &InstanceTasks) -> Self {
         Self {
             store,
-            history: History::default(),
+            history: HistoryReader::default(),
             metrics,
             tasks: tasks.clone(),
-            places: FairShare::of(FOLLOWERS_MAX),
+            places: FairSemaphore::of(FOLLOWERS_MAX),
             recent: Arc::default(),
             origin: Arc::default(),
             progress: watch::Sender::default(),
@@ -145,13 +145,13 @@ impl FollowService {
         &self,
         position: &str,
         by: &Principal,
-        view: View,
-    ) -> Result<mpsc::Receiver<Result<Told, Error>>, Error> {
+        view: FollowFilter,
+    ) -> Result<mpsc::Receiver<Result<FollowEvent, Error>>, Error> {
         let asked = Some(position).filter(|text| !text.is_empty()).map(Position::parse).transpose()?;
         let place = self.places.take(by).ok_or(Error::Overloaded)?;
         let held = (place, self.metrics.follow.follower());
         let from = self.begin(asked).await?;
-        let (outlet, told) = Outlet::new(SLOW_MAX)?;
+        let (outlet, told) = FollowerSender::new(SLOW_MAX)?;
         let (this, view) = (self.clone(), Arc::new(view));
         self.wanted.notify_one();
         self.tasks.spawn(async move {
@@ -215,10 +215,10 @@ impl FollowService {
         self.origin.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn tell(&self, from: Position, view: &Arc<View>, outlet: &Outlet) -> Result<(), Error> {
+    async fn tell(&self, from: Position, view: &Arc<FollowFilter>, outlet: &FollowerSender) -> Result<(), Error> {
         let mut progress = self.progress.subscribe();
         let put_back = progress.borrow().put_back;
-        let told = |page, number| Told { page, view: view.clone(), position: from.at(number).to_string() };
+        let told = |page, number| FollowEvent { page, view: view.clone(), position: from.at(number).to_string() };
         let mut number = from.number;
         outlet.tell(told(None, number)).await?;
         let mut last_told = Instant::now();
@@ -246,7 +246,7 @@ impl FollowService {
     }
 
     /// Returns the page with the lines after `number`, or `None` if there are none yet.
-    async fn next(&self, number: i64, progress: Progress) -> Result<Option<Arc<Page>>, Error> {
+    async fn next(&self, number: i64, progress: ReaderProgress) -> Result<Option<Arc<HistoryPage>>, Error> {
         let Some(read_to) = progress.read_to.filter(|read_to| number < *read_to) else { return Ok(None) };
         if let Some(page) = self.recent.next(number) {
             return Ok(Some(page));
@@ -265,7 +265,7 @@ impl FollowService {
     }
 
     /// Reads a page from the table into the cache. Lines that the reader has not read yet are left out.
-    async fn read_table(&self, number: i64, read_to: i64) -> Result<Option<Arc<Page>>, Error> {
+    async fn read_table(&self, number: i64, read_to: i64) -> Result<Option<Arc<HistoryPage>>, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let limit = i64::try_from(PAGE_LINES).unwrap_or(i64::MAX);
         let mut lines = self.history.read(&mut connection, None, number, limit).await?;
@@ -274,21 +274,21 @@ impl FollowService {
         let horizon = answered(history_horizon::read(&mut *connection)).await?;
         Position::new(horizon, number).check(horizon, i64::MAX)?;
         self.metrics.follow.read_late.inc_by(u64::try_from(lines.len()).unwrap_or_default());
-        self.recent.keep(Page::of(number, lines));
+        self.recent.keep(HistoryPage::of(number, lines));
         Ok(self.recent.next(number))
     }
 }
 
 /// Sender of a follower's messages, one at a time.
-struct Outlet {
-    tell: mpsc::Sender<Result<Told, Error>>,
+struct FollowerSender {
+    tell: mpsc::Sender<Result<FollowEvent, Error>>,
     /// Reserved slot for the final error, available even if the follower takes nothing.
-    last_word: mpsc::OwnedPermit<Result<Told, Error>>,
+    last_word: mpsc::OwnedPermit<Result<FollowEvent, Error>>,
     slow_max: Duration,
 }
 
-impl Outlet {
-    fn new(slow_max: Duration) -> Result<(Self, mpsc::Receiver<Result<Told, Error>>), Error> {
+impl FollowerSender {
+    fn new(slow_max: Duration) -> Result<(Self, mpsc::Receiver<Result<FollowEvent, Error>>), Error> {
         let (tell, told) = mpsc::channel(2);
         let last_word = tell.clone().try_reserve_owned().map_err(|_| Error::defect("a channel without room"))?;
         Ok((Self { tell, last_word, slow_max }, told))
@@ -298,7 +298,7 @@ impl Outlet {
     ///
     /// # Errors
     /// [`Error::FollowerTooSlow`] if the previous message is not taken in time.
-    async fn tell(&self, told: Told) -> Result<(), Error> {
+    async fn tell(&self, told: FollowEvent) -> Result<(), Error> {
         match timeout(self.slow_max, self.tell.reserve()).await {
             Ok(Ok(place)) => place.send(Ok(told)),
             // The follower is gone; the stream's task ends by itself.
@@ -319,14 +319,14 @@ impl Outlet {
 mod tests {
     use super::*;
 
-    fn nothing(position: &str) -> Told {
-        let view = Arc::new(View { users: None, objects: true });
-        Told { page: None, view, position: position.into() }
+    fn nothing(position: &str) -> FollowEvent {
+        let view = Arc::new(FollowFilter { users: None, objects: true });
+        FollowEvent { page: None, view, position: position.into() }
     }
 
     #[tokio::test]
     async fn who_takes_nothing_is_ended_and_told_why() {
-        let (outlet, mut told) = Outlet::new(Duration::from_millis(10)).unwrap();
+        let (outlet, mut told) = FollowerSender::new(Duration::from_millis(10)).unwrap();
         outlet.tell(nothing("first")).await.unwrap();
         let ended = outlet.tell(nothing("second")).await;
         assert!(matches!(ended, Err(Error::FollowerTooSlow)), "{ended:?}");
@@ -338,7 +338,7 @@ mod tests {
 
     #[tokio::test]
     async fn who_takes_late_is_told_all_the_same() {
-        let (outlet, mut told) = Outlet::new(Duration::from_secs(60)).unwrap();
+        let (outlet, mut told) = FollowerSender::new(Duration::from_secs(60)).unwrap();
         outlet.tell(nothing("first")).await.unwrap();
         let second = tokio::spawn(async move { outlet.tell(nothing("second")).await.map(|()| outlet) });
         assert_eq!(told.recv().await.unwrap().unwrap().position, "first");

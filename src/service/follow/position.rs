@@ -6,7 +6,7 @@
 
 use std::fmt;
 
-use crate::{domain::name::FieldError, error::Error, store::history_horizon::Horizon};
+use crate::{domain::name::FieldError, error::Error, store::history_horizon::HistoryHorizon};
 
 /// Separator between history id and number.
 const SEPARATOR: char = '-';
@@ -22,7 +22,7 @@ pub struct Position {
 
 impl Position {
     /// Creates the position of line `number` in the history with this horizon.
-    pub fn new(horizon: Horizon, number: i64) -> Self {
+    pub fn new(horizon: HistoryHorizon, number: i64) -> Self {
         let (history, ..) = horizon.history_id.as_fields();
         Self { history, number }
     }
@@ -50,7 +50,7 @@ impl Position {
     /// # Errors
     /// [`Error::PositionUnknown`] if the position is of another history; [`Error::PositionTooOld`] if later lines have been
     /// deleted.
-    pub fn check(self, horizon: Horizon, last: i64) -> Result<(), Error> {
+    pub fn check(self, horizon: HistoryHorizon, last: i64) -> Result<(), Error> {
         let here = Self::new(horizon, self.number);
         if here != self || self.number > last {
             return Err(Error::PositionUnknown);
@@ -74,8 +74,8 @@ mod tests {
 
     use super::*;
 
-    fn horizon(forgotten: i64) -> Horizon {
-        Horizon { history_id: Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef), forgotten }
+    fn horizon(forgotten: i64) -> HistoryHorizon {
+        HistoryHorizon { history_id: Uuid::from_u128(0x0123_4567_89ab_cdef_0123_4567_89ab_cdef), forgotten }
     }
 
     #[test]
@@ -100,7 +100,7 @@ mod tests {
         };
         assert_eq!([0, 9, 10, 20].map(old), [Some(10), Some(10), None, None]);
         assert!(matches!(at(21).check(horizon(10), 20), Err(Error::PositionUnknown)), "put back to an earlier state");
-        let other = Horizon { history_id: Uuid::from_u128(7), forgotten: 0 };
+        let other = HistoryHorizon { history_id: Uuid::from_u128(7), forgotten: 0 };
         assert!(matches!(at(5).check(other, 20), Err(Error::PositionUnknown)), "another database");
     }
 }

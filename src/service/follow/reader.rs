@@ -15,7 +15,7 @@ use crate::{
     },
 };
 
-use super::{FollowService, PAGE_LINES, Page, Progress};
+use super::{FollowService, HistoryPage, PAGE_LINES, ReaderProgress};
 
 /// Interval between reads of new lines.
 const PERIOD: Duration = Duration::from_millis(200);
@@ -89,7 +89,8 @@ impl FollowService {
             // The new primary has lost the last commits of the old one.
             self.recent.clear();
             *self.origin() = None;
-            self.progress.send_modify(|Progress { read_to, put_back }| (*read_to, *put_back) = (None, *put_back + 1));
+            self.progress
+                .send_modify(|ReaderProgress { read_to, put_back }| (*read_to, *put_back) = (None, *put_back + 1));
             tracing::warn!(at, "the history was put back to an earlier state; those who follow it begin anew");
             return Ok((None, false));
         }
@@ -97,7 +98,7 @@ impl FollowService {
         let lines = self.history.read(connection, None, at, limit).await?;
         let (count, last) = (lines.len(), lines.last().map_or(at, |line| line.number));
         self.metrics.follow.read.inc_by(u64::try_from(count).unwrap_or_default());
-        self.recent.keep(Page::of(at, lines));
+        self.recent.keep(HistoryPage::of(at, lines));
         self.has_read(Some(last));
         Ok((Some(last), count == PAGE_LINES))
     }

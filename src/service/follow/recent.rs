@@ -29,7 +29,7 @@ const LINE_BYTES: usize = 512;
 
 /// All lines after one number, up to another.
 #[derive(Debug)]
-pub struct Page {
+pub struct HistoryPage {
     /// Number after which the lines begin.
     after: i64,
     /// Number of the last line.
@@ -38,7 +38,7 @@ pub struct Page {
     bytes: usize,
 }
 
-impl Page {
+impl HistoryPage {
     /// Splits all lines after `after` into pages of the size of a message.
     pub fn of(after: i64, lines: Vec<ActionRecord>) -> Vec<Self> {
         let mut pages: Vec<Self> = Vec::new();
@@ -80,23 +80,23 @@ fn size(line: &ActionRecord) -> usize {
 
 /// The pages that were read last.
 #[derive(Debug, Default)]
-pub struct Recent(Mutex<Kept>);
+pub struct HistoryPageCache(Mutex<CachedPages>);
 
 #[derive(Debug, Default)]
-struct Kept {
-    pages: VecDeque<Arc<Page>>,
+struct CachedPages {
+    pages: VecDeque<Arc<HistoryPage>>,
     bytes: usize,
 }
 
-impl Recent {
+impl HistoryPageCache {
     /// Returns the page with the line after `number`, if it is cached.
-    pub fn next(&self, number: i64) -> Option<Arc<Page>> {
+    pub fn next(&self, number: i64) -> Option<Arc<HistoryPage>> {
         let kept = self.kept();
         kept.pages.iter().rev().find(|page| page.after <= number && number < page.last).cloned()
     }
 
     /// Adds pages; evicts the oldest ones above the bounds.
-    pub fn keep(&self, pages: impl IntoIterator<Item = Page>) {
+    pub fn keep(&self, pages: impl IntoIterator<Item = HistoryPage>) {
         let mut kept = self.kept();
         for page in pages {
             kept.bytes += page.bytes;
@@ -111,11 +111,11 @@ impl Recent {
 
     /// Evicts all pages.
     pub fn clear(&self) {
-        *self.kept() = Kept::default();
+        *self.kept() = CachedPages::default();
     }
 
     /// Locks the pages. The pages stay consistent if a holder panics.
-    fn kept(&self) -> MutexGuard<'_, Kept> {
+    fn kept(&self) -> MutexGuard<'_, CachedPages> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -150,15 +150,15 @@ mod tests {
         }
     }
 
-    fn numbers(page: &Page, behind: i64) -> Vec<i64> {
+    fn numbers(page: &HistoryPage, behind: i64) -> Vec<i64> {
         page.behind(behind).map(|line| line.number).collect()
     }
 
     #[test]
     fn a_page_is_found_for_whoever_stands_in_it_and_has_all_that_follows() {
-        let recent = Recent::default();
+        let recent = HistoryPageCache::default();
         // Numbers 13 and 14 belong to transactions that were rolled back.
-        recent.keep(Page::of(10, vec![line(11, 0), line(12, 0), line(15, 0)]));
+        recent.keep(HistoryPage::of(10, vec![line(11, 0), line(12, 0), line(15, 0)]));
         let found = |number| recent.next(number).map(|page| numbers(&page, number));
         assert_eq!(found(9), None, "there may be lines between");
         assert_eq!(found(10), Some(vec![11, 12, 15]));
@@ -171,31 +171,31 @@ mod tests {
 
     #[test]
     fn pages_follow_one_another_and_have_the_size_of_a_message() {
-        let pages = Page::of(0, (1..=1201).map(|number| line(number, 0)).collect());
+        let pages = HistoryPage::of(0, (1..=1201).map(|number| line(number, 0)).collect());
         let spans: Vec<_> = pages.iter().map(|page| (page.after, page.last, page.lines.len())).collect();
         let most = i64::try_from(PAGE_BYTES.div_ceil(LINE_BYTES).min(PAGE_LINES)).unwrap();
         assert!(spans.windows(2).all(|two| two[0].1 == two[1].0), "{spans:?}");
         assert_eq!((spans[0].1, spans.last().unwrap().1), (most, 1201));
-        let large = Page::of(0, vec![line(1, PAGE_BYTES), line(2, 0), line(3, 0)]);
+        let large = HistoryPage::of(0, vec![line(1, PAGE_BYTES), line(2, 0), line(3, 0)]);
         assert_eq!(large.iter().map(|page| page.lines.len()).collect::<Vec<_>>(), [1, 2]);
-        assert!(Page::of(7, vec![]).is_empty());
+        assert!(HistoryPage::of(7, vec![]).is_empty());
     }
 
     #[test]
     fn what_is_kept_has_a_bound() {
-        let recent = Recent::default();
+        let recent = HistoryPageCache::default();
         for number in 1..=200 {
-            recent.keep(Page::of(number - 1, vec![line(number, PAGE_BYTES)]));
+            recent.keep(HistoryPage::of(number - 1, vec![line(number, PAGE_BYTES)]));
         }
         assert!(recent.kept().bytes <= KEPT_BYTES && recent.next(199).is_some() && recent.next(0).is_none());
-        let kept = |recent: &Recent| {
+        let kept = |recent: &HistoryPageCache| {
             let kept = recent.kept();
             (kept.pages.len(), kept.bytes, kept.pages.iter().map(|page| page.bytes).sum::<usize>())
         };
         let (_, counted, held) = kept(&recent);
         assert_eq!(counted, held);
         for number in 201..=2000 {
-            recent.keep(Page::of(number - 1, vec![line(number, 0)]));
+            recent.keep(HistoryPage::of(number - 1, vec![line(number, 0)]));
         }
         let (pages, counted, held) = kept(&recent);
         assert!(pages <= KEPT_PAGES && counted == held && recent.next(1999).is_some(), "{pages} {counted} {held}");

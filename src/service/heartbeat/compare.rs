@@ -15,8 +15,8 @@ use uuid::Uuid;
 use crate::{
     domain::{
         em::EmInstance,
-        operation::{Released, ended_at},
-        report::{LiveTicket, Report, UnknownTicket, reconcile},
+        operation::{ReleaseTicket, ended_at},
+        report::{EmReport, LiveTicket, UnknownTicket, reconcile},
         ticket::EndedTicket,
     },
     error::Error,
@@ -27,7 +27,7 @@ use crate::{
     },
 };
 
-use super::{Differing, Found};
+use super::{ReportMismatch, ReportResult};
 
 /// Maximum number of reports that are compared at once.
 const BATCH_MAX: usize = 64;
@@ -43,7 +43,7 @@ const LOST_MAX: usize = 16_384;
 
 /// Report in comparison.
 struct Comparison {
-    differing: Differing,
+    differing: ReportMismatch,
     /// Id of the last ticket of the EM that was read.
     cursor: Uuid,
     /// Number of reported tickets compared so far.
@@ -56,7 +56,7 @@ struct Comparison {
 }
 
 /// Compares reports until all senders are dropped.
-pub(super) async fn run(mut inbox: mpsc::Receiver<Differing>, mut session: Session, lost_after: i16) {
+pub(super) async fn run(mut inbox: mpsc::Receiver<ReportMismatch>, mut session: Session, lost_after: i16) {
     let mut arrived = Vec::with_capacity(BATCH_MAX);
     while inbox.recv_many(&mut arrived, BATCH_MAX).await > 0 {
         let mut parts: Vec<Vec<Comparison>> = vec![arrived.drain(..).map(Comparison::new).collect()];
@@ -105,7 +105,7 @@ fn after_error(part: Vec<Comparison>, error: StoreError, reused: bool) -> Vec<Ve
 }
 
 impl Comparison {
-    fn new(differing: Differing) -> Self {
+    fn new(differing: ReportMismatch) -> Self {
         let (unknown, lost) = (Vec::new(), Vec::new());
         Self { differing, cursor: Uuid::nil(), compared: 0, is_done: false, any_missed: false, unknown, lost }
     }
@@ -114,10 +114,10 @@ impl Comparison {
     fn again(self) -> Self {
         let written = self.any_missed;
         let previous = self.differing.previous.filter(|_| !written);
-        Self::new(Differing { previous, any_missed: self.differing.any_missed || written, ..self.differing })
+        Self::new(ReportMismatch { previous, any_missed: self.differing.any_missed || written, ..self.differing })
     }
 
-    fn report(&self) -> &Report {
+    fn report(&self) -> &EmReport {
         &self.differing.pending.report
     }
 
@@ -152,7 +152,11 @@ fn extend(all: &mut Vec<Uuid>, ids: Vec<Uuid>, most: usize) {
 }
 
 /// Compares reports and returns the consequences of each.
-async fn compare(session: &mut Session, part: &mut [Comparison], lost_after: i16) -> Result<Vec<Found>, StoreError> {
+async fn compare(
+    session: &mut Session,
+    part: &mut [Comparison],
+    lost_after: i16,
+) -> Result<Vec<ReportResult>, StoreError> {
     let connection = answered(session.get()).await?;
     loop {
         let mut open: Vec<&mut Comparison> = part.iter_mut().filter(|comparison| !comparison.is_done).collect();
@@ -171,7 +175,7 @@ async fn compare(session: &mut Session, part: &mut [Comparison], lost_after: i16
         }
     }
     let reset = part.iter().filter(|comparison| comparison.differing.any_missed && !comparison.any_missed);
-    let reset: Vec<&Report> = reset.map(Comparison::report).collect();
+    let reset: Vec<&EmReport> = reset.map(Comparison::report).collect();
     if !reset.is_empty() {
         answered(em_report::none_missed(&mut *connection, &reset)).await?;
     }
@@ -181,7 +185,7 @@ async fn compare(session: &mut Session, part: &mut [Comparison], lost_after: i16
         let em = &comparison.report().em;
         let unknown = comparison.unknown.iter().map(|id| UnknownTicket { id: *id, reason: reason(&ended, id, em) });
         let lost = lost(&mut *connection, comparison).await?;
-        found.push(Found { unknown: unknown.collect(), lost });
+        found.push(ReportResult { unknown: unknown.collect(), lost });
     }
     Ok(found)
 }
@@ -205,13 +209,13 @@ fn reason(ended: &HashMap<Uuid, EndedTicket>, id: &Uuid, em: &EmInstance) -> Str
 }
 
 /// Returns the tickets that the report makes lost, with their users.
-async fn lost(connection: &mut PgConnection, comparison: &Comparison) -> Result<Vec<Released>, StoreError> {
+async fn lost(connection: &mut PgConnection, comparison: &Comparison) -> Result<Vec<ReleaseTicket>, StoreError> {
     if comparison.lost.is_empty() {
         return Ok(vec![]);
     }
     let users = answered(user_resource::users(connection, &comparison.lost)).await?;
     let em = &comparison.report().em;
-    Ok(users.into_iter().map(|(ticket_id, user)| Released { ticket_id, user, em: em.clone() }).collect())
+    Ok(users.into_iter().map(|(ticket_id, user)| ReleaseTicket { ticket_id, user, em: em.clone() }).collect())
 }
 
 #[cfg(test)]
@@ -227,7 +231,7 @@ mod tests {
     use super::*;
     use crate::{
         domain::{em::EmInstance, report::Health, ticket_digest::TicketDigest},
-        service::heartbeat::Pending,
+        service::heartbeat::QueuedReport,
     };
 
     fn ids(numbers: &[u128]) -> Vec<Uuid> {
@@ -237,14 +241,14 @@ mod tests {
     fn comparison(reported: &[u128], any_missed: bool) -> Comparison {
         let em = EmInstance::parse("em", "ecm", "host1").unwrap();
         let (epoch, sequence, health, load) = (1, 2, Health::Healthy, None);
-        let report = Report { em, epoch, sequence, health, load, tickets: ids(reported), observed: None };
+        let report = EmReport { em, epoch, sequence, health, load, tickets: ids(reported), observed: None };
         let tickets = TicketDigest::of(&report.tickets);
         let _room = Arc::new(Semaphore::new(0)).try_acquire_many_owned(0).unwrap();
         let deadline = Instant::now() + Duration::from_secs(60);
         let (reply, is_contended) = (oneshot::channel().0, Default::default());
-        let pending = Pending { report, tickets, deadline, reply, is_contended, _room };
+        let pending = QueuedReport { report, tickets, deadline, reply, is_contended, _room };
         let previous = OffsetDateTime::from_unix_timestamp(100).ok();
-        Comparison::new(Differing { pending, previous, any_missed })
+        Comparison::new(ReportMismatch { pending, previous, any_missed })
     }
 
     fn living(tickets: &[(u128, i16)]) -> Vec<LiveTicket> {

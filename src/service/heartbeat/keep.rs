@@ -19,19 +19,19 @@ use crate::{
         em::EmInstance,
         name::FieldError,
         operation::Rejection,
-        report::{Arrival, Report, ReportNumber},
+        report::{EmReport, ReportNumber, ReportOrder},
         ticket_digest::TicketDigest,
     },
     error::Error,
     service::admission::StateCache,
     store::{
         StoreError,
-        em_report::{self, Arrived},
+        em_report::{self, ReportArrival},
         session::{Session, answered},
     },
 };
 
-use super::{Differing, Found, Pending, observe};
+use super::{QueuedReport, ReportMismatch, ReportResult, observe};
 
 /// Maximum number of reports per statement, besides deferred ones.
 const BATCH_MAX: usize = 256;
@@ -47,21 +47,21 @@ const HELD_TIMEOUT: Duration = Duration::from_secs(1);
 const INTERVAL: Duration = Duration::from_millis(50);
 
 /// Report, and the time since which its row is locked by another transaction.
-struct Waiting {
-    pending: Pending,
+struct BlockedReport {
+    pending: QueuedReport,
     held_since: Option<Instant>,
 }
 
 /// Stores reports until all senders are dropped. Reports with different tickets go to `differing`.
 pub(super) async fn run(
-    mut inbox: mpsc::Receiver<Pending>,
-    differing: mpsc::Sender<Differing>,
+    mut inbox: mpsc::Receiver<QueuedReport>,
+    differing: mpsc::Sender<ReportMismatch>,
     session: Session,
     seen: StateCache,
 ) {
-    let mut keeper = Keeper { session, differing, seen };
+    let mut keeper = ReportWriter { session, differing, seen };
     let mut arrived = Vec::with_capacity(BATCH_MAX);
-    let mut waiting: Vec<Waiting> = Vec::new();
+    let mut waiting: Vec<BlockedReport> = Vec::new();
     let mut not_before = Instant::now();
     loop {
         tokio::time::sleep_until(not_before).await;
@@ -72,7 +72,7 @@ pub(super) async fn run(
             return;
         }
         not_before = Instant::now() + if arrived.len() < BATCH_MAX { INTERVAL } else { Duration::ZERO };
-        waiting.extend(arrived.drain(..).map(|pending| Waiting { pending, held_since: None }));
+        waiting.extend(arrived.drain(..).map(|pending| BlockedReport { pending, held_since: None }));
         let (batch, mut later) = first_of_each(std::mem::take(&mut waiting));
         // Blocked reports come before later ones of their EM.
         waiting = keeper.upsert(batch).await;
@@ -84,12 +84,12 @@ pub(super) async fn run(
 }
 
 /// Splits off the first report of each EM, in the order of their row locks. All others follow in order of arrival.
-fn first_of_each(waiting: Vec<Waiting>) -> (Vec<Waiting>, Vec<Waiting>) {
+fn first_of_each(waiting: Vec<BlockedReport>) -> (Vec<BlockedReport>, Vec<BlockedReport>) {
     let wanted = waiting.into_iter().filter(|waiting| waiting.pending.is_wanted());
-    let (mut batch, mut later): (Vec<Waiting>, Vec<Waiting>) = (wanted.collect(), Vec::new());
+    let (mut batch, mut later): (Vec<BlockedReport>, Vec<BlockedReport>) = (wanted.collect(), Vec::new());
     // A stable sort keeps the order of arrival per EM.
     batch.sort_by(|a, b| a.pending.report.em.cmp(&b.pending.report.em));
-    let mut firsts: Vec<Waiting> = Vec::with_capacity(batch.len());
+    let mut firsts: Vec<BlockedReport> = Vec::with_capacity(batch.len());
     for next in batch {
         match firsts.last() {
             Some(last) if last.pending.report.em == next.pending.report.em => later.push(next),
@@ -99,23 +99,23 @@ fn first_of_each(waiting: Vec<Waiting>) -> (Vec<Waiting>, Vec<Waiting>) {
     (firsts, later)
 }
 
-struct Keeper {
+struct ReportWriter {
     session: Session,
-    differing: mpsc::Sender<Differing>,
+    differing: mpsc::Sender<ReportMismatch>,
     /// Placement's cache.
     seen: StateCache,
 }
 
-impl Keeper {
+impl ReportWriter {
     /// Stores reports, one per EM, and replies to those that are complete or refused. Returns the reports with a locked row.
-    async fn upsert(&mut self, batch: Vec<Waiting>) -> Vec<Waiting> {
+    async fn upsert(&mut self, batch: Vec<BlockedReport>) -> Vec<BlockedReport> {
         let (mut parts, mut held) = (vec![batch], Vec::new());
         while let Some(part) = parts.pop() {
             if part.is_empty() {
                 continue;
             }
             let reused = self.session.is_open();
-            let reports: Vec<&Report> = part.iter().map(|waiting| &waiting.pending.report).collect();
+            let reports: Vec<&EmReport> = part.iter().map(|waiting| &waiting.pending.report).collect();
             match upsert(&mut self.session, &reports).await {
                 Ok(met) => {
                     let mut failed = observe::upsert(&mut self.session, &taken(&reports, &met)).await;
@@ -139,8 +139,13 @@ impl Keeper {
     }
 
     /// Replies to a report by its verdict, or with the error of its observations. Returns the report if its row is locked.
-    fn respond(&self, waiting: Waiting, met: Option<Arrived>, not_observed: Option<Error>) -> Option<Waiting> {
-        let Waiting { pending, held_since } = waiting;
+    fn respond(
+        &self,
+        waiting: BlockedReport,
+        met: Option<ReportArrival>,
+        not_observed: Option<Error>,
+    ) -> Option<BlockedReport> {
+        let BlockedReport { pending, held_since } = waiting;
         if met.is_some_and(|met| met.kept) {
             // The cache is updated before the reply, so that a caller can rely on it.
             self.seen.report(&pending.report);
@@ -149,16 +154,16 @@ impl Keeper {
             pending.answer(Err(error));
             return None;
         }
-        match Verdict::of(&pending.report, pending.tickets, met) {
-            Ok(Verdict::Complete) => pending.answer(Ok(Found::default())),
-            Ok(Verdict::Differs { previous, any_missed }) => {
-                let sent = self.differing.try_send(Differing { pending, previous, any_missed });
+        match ReportVerdict::of(&pending.report, pending.tickets, met) {
+            Ok(ReportVerdict::Complete) => pending.answer(Ok(ReportResult::default())),
+            Ok(ReportVerdict::Differs { previous, any_missed }) => {
+                let sent = self.differing.try_send(ReportMismatch { pending, previous, any_missed });
                 if let Err(mpsc::error::TrySendError::Full(differing)) = sent {
                     // The report is stored; its repetition will be compared.
                     differing.pending.answer(Err(Error::Overloaded));
                 }
             }
-            Ok(Verdict::Held) => return hold(pending, held_since),
+            Ok(ReportVerdict::Held) => return hold(pending, held_since),
             Err(error) => pending.answer(Err(error)),
         }
         None
@@ -166,18 +171,18 @@ impl Keeper {
 }
 
 /// Defers a report that is blocked since `since`, or fails it after [`HELD_TIMEOUT`].
-fn hold(pending: Pending, since: Option<Instant>) -> Option<Waiting> {
+fn hold(pending: QueuedReport, since: Option<Instant>) -> Option<BlockedReport> {
     let since = since.unwrap_or_else(Instant::now);
     pending.is_contended.store(true, Ordering::Relaxed);
     if since.elapsed() < HELD_TIMEOUT {
-        return Some(Waiting { pending, held_since: Some(since) });
+        return Some(BlockedReport { pending, held_since: Some(since) });
     }
     pending.answer(Err(Error::LockTimeout));
     None
 }
 
 /// Decides the retry after a database error. Returns the parts to try again; all others get `error`.
-fn after_error(mut part: Vec<Waiting>, error: StoreError, reused: bool) -> Vec<Vec<Waiting>> {
+fn after_error(mut part: Vec<BlockedReport>, error: StoreError, reused: bool) -> Vec<Vec<BlockedReport>> {
     if reused && error.is_unavailable() {
         // A connection that broke while idle costs one new connection.
         return vec![part];
@@ -198,20 +203,20 @@ fn after_error(mut part: Vec<Waiting>, error: StoreError, reused: bool) -> Vec<V
 }
 
 /// Returns the reports that are the latest of their EMs: stored now, or repetitions of the stored one.
-fn taken<'a>(reports: &[&'a Report], met: &[Option<Arrived>]) -> Vec<&'a Report> {
-    let is_last = |report: &Report, met: &Arrived| {
+fn taken<'a>(reports: &[&'a EmReport], met: &[Option<ReportArrival>]) -> Vec<&'a EmReport> {
+    let is_last = |report: &EmReport, met: &ReportArrival| {
         let last = met.last.map(|(last, _)| last);
-        met.kept || Arrival::of(ReportNumber::of(report), met.registered, last) == Arrival::Repeat
+        met.kept || ReportOrder::of(ReportNumber::of(report), met.registered, last) == ReportOrder::Repeat
     };
     let taken = reports.iter().zip(met).filter(|(report, met)| met.is_some_and(|met| is_last(report, &met)));
     taken.map(|(report, _)| *report).collect()
 }
 
 /// Stores reports. Returns the state that each one met; `None` if its EM is not registered.
-async fn upsert(session: &mut Session, reports: &[&Report]) -> Result<Vec<Option<Arrived>>, StoreError> {
+async fn upsert(session: &mut Session, reports: &[&EmReport]) -> Result<Vec<Option<ReportArrival>>, StoreError> {
     let connection = answered(session.get()).await?;
     let mut all = answered(em_report::update(&mut *connection, reports)).await?;
-    let rest: Vec<&Report> =
+    let rest: Vec<&EmReport> =
         reports.iter().zip(&all).filter(|(_, met)| met.is_none()).map(|(report, _)| *report).collect();
     if rest.is_empty() {
         return Ok(all);
@@ -226,16 +231,16 @@ async fn upsert(session: &mut Session, reports: &[&Report]) -> Result<Vec<Option
 }
 
 /// Corrects the state that an EM's first report met: the statement reads the row that it has inserted.
-fn of_first(report: &Report, met: Arrived, first: &HashSet<EmInstance>) -> Arrived {
+fn of_first(report: &EmReport, met: ReportArrival, first: &HashSet<EmInstance>) -> ReportArrival {
     match first.contains(&report.em) {
-        true => Arrived { last: None, kept: true, ..met },
+        true => ReportArrival { last: None, kept: true, ..met },
         false => met,
     }
 }
 
 /// Verdict on a report by the state that it met.
 #[derive(Debug, PartialEq)]
-enum Verdict {
+enum ReportVerdict {
     /// The report contains exactly the used tickets of its EM; no comparison is needed.
     Complete,
     /// The tickets must be compared.
@@ -249,19 +254,19 @@ enum Verdict {
     Held,
 }
 
-impl Verdict {
-    fn of(report: &Report, tickets: TicketDigest, met: Option<Arrived>) -> Result<Self, Error> {
+impl ReportVerdict {
+    fn of(report: &EmReport, tickets: TicketDigest, met: Option<ReportArrival>) -> Result<Self, Error> {
         let met = met.ok_or_else(|| Rejection::EmNotRegistered(report.em.clone()))?;
         let last = met.last.map(|(last, _)| last);
-        let previous = match Arrival::of(ReportNumber::of(report), met.registered, last) {
-            Arrival::New if met.kept => met.last.map(|(_, at)| at),
-            Arrival::New => return Ok(Self::Held),
-            Arrival::Repeat => None,
-            Arrival::Stale => {
+        let previous = match ReportOrder::of(ReportNumber::of(report), met.registered, last) {
+            ReportOrder::New if met.kept => met.last.map(|(_, at)| at),
+            ReportOrder::New => return Ok(Self::Held),
+            ReportOrder::Repeat => None,
+            ReportOrder::Stale => {
                 let em = report.em.clone();
                 return Err(Rejection::StaleReport { em, registered: met.registered, last }.into());
             }
-            Arrival::FutureEpoch => {
+            ReportOrder::FutureEpoch => {
                 let problem = format!("is higher than that of the registration, {}; give that one", met.registered);
                 return Err(FieldError::new("epoch", problem).into());
             }
@@ -283,28 +288,28 @@ mod tests {
     use super::*;
     use crate::domain::report::Health;
 
-    fn report(host: &str, epoch: i64, sequence: i64, tickets: &[u128]) -> Report {
+    fn report(host: &str, epoch: i64, sequence: i64, tickets: &[u128]) -> EmReport {
         let em = EmInstance::parse("em", "ecm", host).unwrap();
         let tickets = tickets.iter().map(|id| Uuid::from_u128(*id)).collect();
-        Report { em, epoch, sequence, health: Health::Healthy, load: None, tickets, observed: None }
+        EmReport { em, epoch, sequence, health: Health::Healthy, load: None, tickets, observed: None }
     }
 
-    fn met(last: Option<(i64, i64)>, kept: bool, used: &[u128], any_missed: bool) -> Option<Arrived> {
+    fn met(last: Option<(i64, i64)>, kept: bool, used: &[u128], any_missed: bool) -> Option<ReportArrival> {
         let last = last.map(|(epoch, sequence)| (ReportNumber { epoch, sequence }, OffsetDateTime::UNIX_EPOCH));
         let used: Vec<Uuid> = used.iter().map(|id| Uuid::from_u128(*id)).collect();
-        Some(Arrived { registered: 2, last, kept, used_tickets: TicketDigest::of(&used), any_missed })
+        Some(ReportArrival { registered: 2, last, kept, used_tickets: TicketDigest::of(&used), any_missed })
     }
 
-    fn verdict(report: &Report, met: Option<Arrived>) -> Result<Verdict, Error> {
-        Verdict::of(report, TicketDigest::of(&report.tickets), met)
+    fn verdict(report: &EmReport, met: Option<ReportArrival>) -> Result<ReportVerdict, Error> {
+        ReportVerdict::of(report, TicketDigest::of(&report.tickets), met)
     }
 
     #[test]
     fn only_a_report_with_nothing_to_compare_and_nothing_to_reset_is_complete() {
         let report = report("a", 2, 5, &[1, 2]);
         let before = Some((2, 4));
-        let differs = |any_missed| Verdict::Differs { previous: Some(OffsetDateTime::UNIX_EPOCH), any_missed };
-        assert_eq!(verdict(&report, met(before, true, &[2, 1], false)).unwrap(), Verdict::Complete);
+        let differs = |any_missed| ReportVerdict::Differs { previous: Some(OffsetDateTime::UNIX_EPOCH), any_missed };
+        assert_eq!(verdict(&report, met(before, true, &[2, 1], false)).unwrap(), ReportVerdict::Complete);
         assert_eq!(verdict(&report, met(before, true, &[2, 1], true)).unwrap(), differs(true));
         for other in [&[1][..], &[1, 2, 4], &[1, 4]] {
             assert_eq!(verdict(&report, met(before, true, other, false)).unwrap(), differs(false), "{other:?}");
@@ -314,16 +319,19 @@ mod tests {
     #[test]
     fn by_a_repeat_or_a_first_report_nothing_is_missing() {
         let report = report("a", 2, 5, &[1]);
-        let nothing = Verdict::Differs { previous: None, any_missed: true };
+        let nothing = ReportVerdict::Differs { previous: None, any_missed: true };
         assert_eq!(verdict(&report, met(None, true, &[1], true)).unwrap(), nothing);
         assert_eq!(verdict(&report, met(Some((2, 5)), false, &[1], true)).unwrap(), nothing);
-        assert_eq!(verdict(&report, met(Some((2, 5)), false, &[1], false)).unwrap(), Verdict::Complete);
+        assert_eq!(verdict(&report, met(Some((2, 5)), false, &[1], false)).unwrap(), ReportVerdict::Complete);
     }
 
     #[test]
     fn what_is_not_kept_is_held_or_refused() {
-        assert_eq!(verdict(&report("a", 2, 5, &[]), met(Some((2, 4)), false, &[], false)).unwrap(), Verdict::Held);
-        assert_eq!(verdict(&report("a", 2, 1, &[]), met(None, false, &[], false)).unwrap(), Verdict::Held);
+        assert_eq!(
+            verdict(&report("a", 2, 5, &[]), met(Some((2, 4)), false, &[], false)).unwrap(),
+            ReportVerdict::Held
+        );
+        assert_eq!(verdict(&report("a", 2, 1, &[]), met(None, false, &[], false)).unwrap(), ReportVerdict::Held);
         for (epoch, sequence) in [(2, 3), (1, 9)] {
             let stale = verdict(&report("a", epoch, sequence, &[]), met(Some((2, 4)), false, &[], false));
             assert!(matches!(stale, Err(Error::Rejected(_))), "{stale:?}");
@@ -342,7 +350,7 @@ mod tests {
             answers.push(answer);
             let (report, deadline) = (report(host, 2, sequence, &[]), Instant::now() + Duration::from_secs(60));
             let _room = room.clone().try_acquire_many_owned(0).unwrap();
-            let pending = Pending {
+            let pending = QueuedReport {
                 report,
                 tickets: TicketDigest::default(),
                 deadline,
@@ -350,11 +358,11 @@ mod tests {
                 is_contended: Default::default(),
                 _room,
             };
-            Waiting { pending, held_since: None }
+            BlockedReport { pending, held_since: None }
         };
         let arrived = vec![waiting("b", 1), waiting("a", 3), waiting("b", 2), waiting("a", 1), waiting("b", 3)];
-        let told = |waiting: &[Waiting]| -> Vec<(String, i64)> {
-            let told = |waiting: &Waiting| waiting.pending.report.clone();
+        let told = |waiting: &[BlockedReport]| -> Vec<(String, i64)> {
+            let told = |waiting: &BlockedReport| waiting.pending.report.clone();
             waiting.iter().map(told).map(|report| (report.em.instance.to_string(), report.sequence)).collect()
         };
         let (first, later) = first_of_each(arrived);

@@ -16,7 +16,7 @@ use crate::{
         em::EmInstance,
         name::FieldError,
         observation::{Observations, observed_of},
-        report::Report,
+        report::EmReport,
     },
     error::Error,
     store::{
@@ -30,13 +30,13 @@ use crate::{
 const PAGE: usize = 16_384;
 
 /// Report with its observations.
-type Observed<'a> = (&'a Report, &'a Observations);
+type ReportObservations<'a> = (&'a EmReport, &'a Observations);
 
 /// Stores the observations of `reports`, at most one report per EM. Returns the error of each EM whose observations were not
 /// stored.
 ///
 /// Observations of tickets that do not live on the EM are stored but never returned.
-pub(super) async fn upsert(session: &mut Session, reports: &[&Report]) -> HashMap<EmInstance, Error> {
+pub(super) async fn upsert(session: &mut Session, reports: &[&EmReport]) -> HashMap<EmInstance, Error> {
     let told = reports.iter().filter_map(|report| Some((*report, report.observed.as_ref()?)));
     let (mut parts, mut failed) = (vec![Vec::from_iter(told)], HashMap::new());
     while let Some(mut part) = parts.pop() {
@@ -69,7 +69,7 @@ pub(super) async fn upsert(session: &mut Session, reports: &[&Report]) -> HashMa
 
 async fn upsert_part(
     session: &mut Session,
-    told: &[Observed<'_>],
+    told: &[ReportObservations<'_>],
 ) -> Result<HashMap<EmInstance, FieldError>, StoreError> {
     let connection = answered(session.get()).await?;
     let renewed = answered(em_observed::renew(&mut *connection, told)).await?;
@@ -87,7 +87,7 @@ async fn upsert_part(
 /// Returns the first invalid observation of each report. Reads a bounded number of tickets at a time.
 async fn check(
     connection: &mut PgConnection,
-    told: &[Observed<'_>],
+    told: &[ReportObservations<'_>],
 ) -> Result<HashMap<EmInstance, FieldError>, StoreError> {
     let mut rest = told.iter().flat_map(|(report, observed)| {
         let of_report = observed.iter().enumerate();

@@ -9,23 +9,23 @@ use std::{collections::HashMap, sync::Arc};
 use crate::service::tokens::Caller;
 
 /// SHA-256 of a JWT.
-pub type Hash = [u8; 32];
+pub type JwtHash = [u8; 32];
 
 /// Maximum number of JWTs in the cache. The most recent half always stays.
 const KNOWN_MAX: usize = 16_384;
 
 /// The cache.
 #[derive(Debug, Default)]
-pub struct Cache {
+pub struct JwtCache {
     /// JWTs used since the last change of generations.
-    young: HashMap<Hash, Arc<Caller>>,
+    young: HashMap<JwtHash, Arc<Caller>>,
     /// JWTs used before it.
-    old: HashMap<Hash, Arc<Caller>>,
+    old: HashMap<JwtHash, Arc<Caller>>,
 }
 
-impl Cache {
+impl JwtCache {
     /// Returns the caller of a cached JWT, unless its credential has ended.
-    pub fn get(&mut self, hash: &Hash) -> Option<Arc<Caller>> {
+    pub fn get(&mut self, hash: &JwtHash) -> Option<Arc<Caller>> {
         let found = match self.young.get(hash) {
             Some(caller) => caller.clone(),
             None => {
@@ -42,7 +42,7 @@ impl Cache {
     }
 
     /// Adds a verified JWT.
-    pub fn put(&mut self, hash: Hash, caller: Arc<Caller>) {
+    pub fn put(&mut self, hash: JwtHash, caller: Arc<Caller>) {
         if self.young.len() >= KNOWN_MAX / 2 {
             self.old = std::mem::take(&mut self.young);
         }
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
     use crate::domain::{access::Rights, principal::Principal};
 
-    fn hash(number: usize) -> Hash {
+    fn hash(number: usize) -> JwtHash {
         std::array::from_fn(|place| number.to_le_bytes().get(place).copied().unwrap_or_default())
     }
 
@@ -68,7 +68,7 @@ mod tests {
     fn what_is_shown_is_known_and_there_are_never_too_many() {
         let caller =
             || Caller { principal: Principal::Anonymous, rights: Rights::of_admin(), ended: Default::default() };
-        let (mut cache, one) = (Cache::default(), Arc::new(caller()));
+        let (mut cache, one) = (JwtCache::default(), Arc::new(caller()));
         for number in 0..100_000 {
             cache.put(hash(number), one.clone());
             assert!(cache.get(&hash(0)).is_some() && cache.len() <= KNOWN_MAX);

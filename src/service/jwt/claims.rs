@@ -10,7 +10,7 @@ use crate::domain::{
     name::Name,
 };
 
-use super::config::{Bound, Claim, Grant, Issuer};
+use super::config::{ClaimGrant, ClaimPath, GrantBinding, Issuer};
 
 /// Claims of a JWT, by name.
 pub type Claims = Map<String, Value>;
@@ -27,37 +27,37 @@ pub fn caller(issuer: &Issuer, claims: &Claims) -> Option<(Name, Rights)> {
 }
 
 /// Returns the rights of a grant, if its conditions hold and its bounds can be resolved.
-fn rights(grant: &Grant, claims: &Claims) -> Option<Rights> {
-    let holds = |(claim, wanted): (&Claim, &Vec<String>)| {
+fn rights(grant: &ClaimGrant, claims: &Claims) -> Option<Rights> {
+    let holds = |(claim, wanted): (&ClaimPath, &Vec<String>)| {
         texts(claim, claims).iter().any(|text| wanted.iter().any(|wanted| wanted == text))
     };
     if !grant.conditions.iter().all(holds) {
         return None;
     }
     let ems = match &grant.ems {
-        Bound::Not => vec![],
-        Bound::To(ems) => ems.clone(),
-        Bound::From(claim) => {
+        GrantBinding::Not => vec![],
+        GrantBinding::To(ems) => ems.clone(),
+        GrantBinding::From(claim) => {
             named(claim, claims)?.into_iter().map(|host| EmPattern::of_host(None, host.as_str())).collect()
         }
     };
     let users = match &grant.users {
-        Bound::Not => None,
-        Bound::To(users) => Some(users.clone()),
-        Bound::From(claim) => Some(named(claim, claims)?.into_iter().collect()),
+        GrantBinding::Not => None,
+        GrantBinding::To(users) => Some(users.clone()),
+        GrantBinding::From(claim) => Some(named(claim, claims)?.into_iter().collect()),
     };
     Some(Rights { roles: grant.roles.clone(), ems, users })
 }
 
 /// Returns the names in a claim; `None` if there are none, too many, or an invalid one.
-fn named(claim: &Claim, claims: &Claims) -> Option<Vec<Name>> {
+fn named(claim: &ClaimPath, claims: &Claims) -> Option<Vec<Name>> {
     let names: Vec<Name> =
         texts(claim, claims).iter().map(|text| Name::parse("jwt", text).ok()).collect::<Option<_>>()?;
     (1..=USERS_MAX).contains(&names.len()).then_some(names)
 }
 
 /// Returns the text of a claim, or the texts of its list.
-fn texts<'a>(claim: &Claim, claims: &'a Claims) -> Vec<&'a str> {
+fn texts<'a>(claim: &ClaimPath, claims: &'a Claims) -> Vec<&'a str> {
     match at(claim, claims) {
         Some(Value::String(text)) => vec![text],
         Some(Value::Array(texts)) => texts.iter().filter_map(Value::as_str).collect(),
@@ -66,7 +66,7 @@ fn texts<'a>(claim: &Claim, claims: &'a Claims) -> Vec<&'a str> {
 }
 
 /// Returns the value of a claim, by name or by path.
-fn at<'a>(claim: &Claim, claims: &'a Claims) -> Option<&'a Value> {
+fn at<'a>(claim: &ClaimPath, claims: &'a Claims) -> Option<&'a Value> {
     let Some(path) = claim.0.strip_prefix('/') else { return claims.get(&claim.0) };
     let (first, rest) = path.split_once('/').map_or((path, None), |(first, rest)| (first, Some(rest)));
     let value = claims.get(&first.replace("~1", "/").replace("~0", "~"))?;

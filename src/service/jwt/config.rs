@@ -15,7 +15,7 @@ use crate::{
         access::{EmPattern, Role, USERS_MAX},
         name::{FieldError, Name},
     },
-    external::{Address, allowed::AllowedHosts},
+    external::{ServerAddress, allowed::AllowedHosts},
 };
 
 /// Maximum numbers of issuers, of audiences per issuer, and of grants per issuer.
@@ -39,22 +39,22 @@ pub struct Issuer {
     /// Accepted audiences: the claim `aud` must contain one of them.
     pub audiences: Vec<String>,
     /// Source of its keys.
-    pub source: Source,
+    pub source: KeySource,
     /// Claim with the name of the caller.
-    pub principal: Claim,
+    pub principal: ClaimPath,
     /// Grants; the first whose conditions hold applies.
-    pub grants: Vec<Grant>,
+    pub grants: Vec<ClaimGrant>,
 }
 
 /// Source of keys.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Source {
+pub enum KeySource {
     /// A file.
     File(PathBuf),
     /// An address.
     Address {
         /// The address.
-        address: Address,
+        address: ServerAddress,
         /// File with the accepted CA certificates; `None` for those of the system.
         ca: Option<PathBuf>,
         /// File with the token that the address requires; `None` for none.
@@ -64,30 +64,30 @@ pub enum Source {
 
 /// Claim: a name, or a JSON Pointer (RFC 6901), which begins with `/`.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
-pub struct Claim(pub String);
+pub struct ClaimPath(pub String);
 
 /// Rights of callers with certain claims.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Grant {
+pub struct ClaimGrant {
     /// Conditions: each of these claims must contain one of the texts.
-    pub conditions: BTreeMap<Claim, Vec<String>>,
+    pub conditions: BTreeMap<ClaimPath, Vec<String>>,
     /// Roles of the caller.
     pub roles: BTreeSet<Role>,
     /// EMs that a caller with role `ecm` may act for.
-    pub ems: Bound<Vec<EmPattern>>,
+    pub ems: GrantBinding<Vec<EmPattern>>,
     /// Users whose tickets a manager or viewer may access.
-    pub users: Bound<BTreeSet<Name>>,
+    pub users: GrantBinding<BTreeSet<Name>>,
 }
 
 /// Bound of a grant.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Bound<T> {
+pub enum GrantBinding<T> {
     /// Unbounded.
     Not,
     /// Bounded to these.
     To(T),
     /// Bounded to the names in a claim.
-    From(Claim),
+    From(ClaimPath),
 }
 
 #[derive(Deserialize)]
@@ -130,7 +130,7 @@ enum OneOrMany {
 
 /// Error in a configuration.
 #[derive(Debug, thiserror::Error)]
-pub enum ConfigError {
+pub enum JwtConfigError {
     /// The text is not JSON, or has another structure.
     #[error("it cannot be read")]
     Json(#[from] serde_json::Error),
@@ -142,8 +142,8 @@ pub enum ConfigError {
 /// Parses a configuration. Addresses of keys must be on `allowed` hosts.
 ///
 /// # Errors
-/// [`ConfigError`] with the first invalid field.
-pub fn read(json: &[u8], allowed: &AllowedHosts) -> Result<Vec<Issuer>, ConfigError> {
+/// [`JwtConfigError`] with the first invalid field.
+pub fn read(json: &[u8], allowed: &AllowedHosts) -> Result<Vec<Issuer>, JwtConfigError> {
     let file: FileForm = serde_json::from_slice(json)?;
     check_count("issuers", file.issuers.len(), ISSUERS_MAX)?;
     let mut issuers: Vec<Issuer> = Vec::new();
@@ -190,7 +190,7 @@ impl IssuerForm {
         }
         check_count(&field("grants"), self.grants.len(), GRANTS_MAX)?;
         let source = source(at, &self.keys, self.ca, self.token_file, allowed)?;
-        let principal = Claim::parse(&field("principal"), self.principal.unwrap_or_else(|| "sub".to_owned()))?;
+        let principal = ClaimPath::parse(&field("principal"), self.principal.unwrap_or_else(|| "sub".to_owned()))?;
         let grants = self.grants.into_iter().enumerate();
         let grants = grants.map(|(number, grant)| grant.check(&format!("{at}.grants[{number}]")));
         let grants = grants.collect::<Result<_, _>>()?;
@@ -204,7 +204,7 @@ fn source(
     ca: Option<PathBuf>,
     token: Option<PathBuf>,
     allowed: &AllowedHosts,
-) -> Result<Source, FieldError> {
+) -> Result<KeySource, FieldError> {
     let field = |name: &str| format!("{at}.{name}");
     let is_address = keys.starts_with("http://") || keys.starts_with("https://");
     if !is_address {
@@ -214,18 +214,18 @@ fn source(
         }
         return match keys {
             "" => Err(FieldError::new(field("keys"), "is empty; name a file with a JSON Web Key Set, or its address")),
-            path => Ok(Source::File(path.into())),
+            path => Ok(KeySource::File(path.into())),
         };
     }
-    let address = Address::parse(keys).map_err(|problem| FieldError::new(field("keys"), problem))?;
+    let address = ServerAddress::parse(keys).map_err(|problem| FieldError::new(field("keys"), problem))?;
     allowed.check(&address).map_err(|failure| FieldError::new(field("keys"), failure.to_string()))?;
     if token.is_some() && keys.starts_with("http://") {
         return Err(FieldError::new(field("token_file"), "would be sent in the clear; name an https:// address"));
     }
-    Ok(Source::Address { address, ca, token })
+    Ok(KeySource::Address { address, ca, token })
 }
 
-impl Claim {
+impl ClaimPath {
     fn parse(field: &str, text: String) -> Result<Self, FieldError> {
         match text.is_empty() {
             true => Err(FieldError::new(field, "names no claim")),
@@ -235,7 +235,7 @@ impl Claim {
 }
 
 impl GrantForm {
-    fn check(self, at: &str) -> Result<Grant, FieldError> {
+    fn check(self, at: &str) -> Result<ClaimGrant, FieldError> {
         let field = |name: &str| format!("{at}.{name}");
         let role = |text: &String| {
             let names = Role::ALL.map(Role::as_str).join(", ");
@@ -251,14 +251,14 @@ impl GrantForm {
                 OneOrMany::One(text) => vec![text],
                 OneOrMany::Many(texts) => texts,
             };
-            Ok((Claim::parse(&field("if"), claim)?, texts))
+            Ok((ClaimPath::parse(&field("if"), claim)?, texts))
         });
         let conditions = conditions.collect::<Result<_, FieldError>>()?;
         let em = |em: &String| EmPattern::parse(&field("ems"), em);
         let ems = bound(&field("ems"), self.ems, self.ems_from, |ems| ems.iter().map(em).collect())?;
         let user = |user: &String| Name::parse(&field("users"), user);
         let users = bound(&field("users"), self.users, self.users_from, |users| users.iter().map(user).collect())?;
-        let grant = Grant { conditions, roles, ems, users };
+        let grant = ClaimGrant { conditions, roles, ems, users };
         grant.check(at)?;
         Ok(grant)
     }
@@ -269,31 +269,31 @@ fn bound<T>(
     to: Option<Vec<String>>,
     from: Option<String>,
     read: impl FnOnce(&[String]) -> Result<T, FieldError>,
-) -> Result<Bound<T>, FieldError> {
+) -> Result<GrantBinding<T>, FieldError> {
     match (to, from) {
-        (None, None) => Ok(Bound::Not),
-        (None, Some(claim)) => Ok(Bound::From(Claim::parse(&format!("{field}_from"), claim)?)),
+        (None, None) => Ok(GrantBinding::Not),
+        (None, Some(claim)) => Ok(GrantBinding::From(ClaimPath::parse(&format!("{field}_from"), claim)?)),
         (Some(to), None) => {
             check_count(field, to.len(), USERS_MAX)?;
-            read(&to).map(Bound::To)
+            read(&to).map(GrantBinding::To)
         }
         (Some(_), Some(_)) => Err(FieldError::new(field, format!("stands beside {field}_from; only one of them may"))),
     }
 }
 
-impl Grant {
+impl ClaimGrant {
     fn check(&self, at: &str) -> Result<(), FieldError> {
         let has = |role| self.roles.contains(&role);
         let wrong = |name: &str, problem: &str| Err(FieldError::new(format!("{at}.{name}"), problem));
-        if has(Role::Ecm) == (self.ems == Bound::Not) {
+        if has(Role::Ecm) == (self.ems == GrantBinding::Not) {
             return wrong("ems", "belongs to the role ecm, which needs the hosts that it speaks for; or set ems_from");
         }
-        if self.users != Bound::Not && !has(Role::Manager) && !has(Role::Viewer) {
+        if self.users != GrantBinding::Not && !has(Role::Manager) && !has(Role::Viewer) {
             return wrong("users", "is for managers and viewers; nobody else is bound to users");
         }
         // Otherwise all principals of the issuer would have these rights: a principal can often choose the audience of its JWT.
         let is_for_oneself =
-            self.roles.iter().all(|role| *role == Role::Viewer) && matches!(self.users, Bound::From(_));
+            self.roles.iter().all(|role| *role == Role::Viewer) && matches!(self.users, GrantBinding::From(_));
         if self.conditions.is_empty() && !is_for_oneself {
             return wrong("if", "is missing: everybody with a JWT of this issuer would have these rights; name claims");
         }
@@ -332,9 +332,9 @@ mod tests {
         let issuers = told(&sound()).unwrap();
         let [issuer] = issuers.as_slice() else { panic!("{issuers:?}") };
         assert_eq!((issuer.principal.0.as_str(), issuer.grants.len()), ("sub", 3));
-        assert_eq!(issuer.grants[1].ems, Bound::From(Claim("/kubernetes.io/node/name".to_owned())));
+        assert_eq!(issuer.grants[1].ems, GrantBinding::From(ClaimPath("/kubernetes.io/node/name".to_owned())));
         assert_eq!(issuer.grants[1].conditions.values().next().unwrap().len(), 2);
-        assert!(matches!(&issuer.source, Source::Address { ca: Some(_), token: Some(_), .. }));
+        assert!(matches!(&issuer.source, KeySource::Address { ca: Some(_), token: Some(_), .. }));
     }
 
     #[test]

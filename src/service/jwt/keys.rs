@@ -14,7 +14,7 @@ use ring::signature::{
     ECDSA_P256_SHA256_FIXED, ED25519, RSA_PKCS1_2048_8192_SHA256, RsaPublicKeyComponents, UnparsedPublicKey,
 };
 
-use crate::{domain::access::BadJwt, service::tokens::Ended};
+use crate::{domain::access::JwtRejection, service::tokens::CallerExpiry};
 
 use super::{claims::Claims, config::Issuer};
 
@@ -29,18 +29,18 @@ pub const LEEWAY_SECONDS: u64 = 30;
 
 /// The keys of an issuer.
 #[derive(Debug, Default)]
-pub struct Keys(Vec<Key>);
+pub struct IssuerKeys(Vec<IssuerKey>);
 
 /// One key.
 #[derive(Debug)]
-pub struct Key {
+pub struct IssuerKey {
     id: Option<String>,
     /// The only algorithm of the key.
     algorithm: Algorithm,
     key: DecodingKey,
     public: AlgorithmParameters,
     /// Ends the streams of callers when the key is withdrawn.
-    pub ended: Ended,
+    pub ended: CallerExpiry,
 }
 
 /// Reason why a key set is not usable.
@@ -57,7 +57,7 @@ pub enum KeysError {
     None,
 }
 
-impl Keys {
+impl IssuerKeys {
     /// Parses a JSON Web Key Set. Keys of other types or uses are left out.
     ///
     /// # Errors
@@ -67,7 +67,7 @@ impl Keys {
         if set.keys.len() > KEYS_MAX {
             return Err(KeysError::TooMany(set.keys.len()));
         }
-        let keys: Vec<Key> = set.keys.into_iter().filter_map(key).collect();
+        let keys: Vec<IssuerKey> = set.keys.into_iter().filter_map(key).collect();
         if keys.is_empty() { Err(KeysError::None) } else { Ok(Self(keys)) }
     }
 
@@ -83,17 +83,17 @@ impl Keys {
     /// Ends the streams under keys that are not in `now`.
     pub fn end_others(&self, now: &Self) {
         let gone = self.0.iter().filter(|key| !now.0.iter().any(|now| now.is_same(key)));
-        gone.for_each(|key| key.ended.end(BadJwt::Withdrawn.into()));
+        gone.for_each(|key| key.ended.end(JwtRejection::Withdrawn.into()));
     }
 
     /// Returns the same keys with end signals of their own.
     pub fn apart(&self) -> Self {
-        let apart = |key: &Key| Key {
+        let apart = |key: &IssuerKey| IssuerKey {
             id: key.id.clone(),
             algorithm: key.algorithm,
             key: key.key.clone(),
             public: key.public.clone(),
-            ended: Ended::default(),
+            ended: CallerExpiry::default(),
         };
         Self(self.0.iter().map(apart).collect())
     }
@@ -101,17 +101,17 @@ impl Keys {
     /// Returns the key with this id; without an id, the only key with this algorithm.
     ///
     /// # Errors
-    /// [`BadJwt::UnknownKey`]; [`BadJwt::Algorithm`] if the key has another algorithm.
-    pub fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Result<&Key, BadJwt> {
+    /// [`JwtRejection::UnknownKey`]; [`JwtRejection::Algorithm`] if the key has another algorithm.
+    pub fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Result<&IssuerKey, JwtRejection> {
         let Some(id) = id else {
             let mut able = self.0.iter().filter(|key| key.algorithm == algorithm);
             return match (able.next(), able.next()) {
                 (Some(key), None) => Ok(key),
-                _ => Err(BadJwt::UnknownKey),
+                _ => Err(JwtRejection::UnknownKey),
             };
         };
-        let key = self.0.iter().find(|key| key.id.as_deref() == Some(id)).ok_or(BadJwt::UnknownKey)?;
-        if key.algorithm == algorithm { Ok(key) } else { Err(BadJwt::Algorithm) }
+        let key = self.0.iter().find(|key| key.id.as_deref() == Some(id)).ok_or(JwtRejection::UnknownKey)?;
+        if key.algorithm == algorithm { Ok(key) } else { Err(JwtRejection::Algorithm) }
     }
 
     /// Returns the number of keys.
@@ -120,7 +120,7 @@ impl Keys {
     }
 }
 
-impl Key {
+impl IssuerKey {
     fn is_same(&self, other: &Self) -> bool {
         (&self.id, self.algorithm, &self.public) == (&other.id, other.algorithm, &other.public)
     }
@@ -129,7 +129,7 @@ impl Key {
     ///
     /// # Errors
     /// The reason why the JWT is not accepted.
-    pub fn check(&self, jwt: &str, issuer: &Issuer) -> Result<Claims, BadJwt> {
+    pub fn check(&self, jwt: &str, issuer: &Issuer) -> Result<Claims, JwtRejection> {
         // An error means that the provider is installed already.
         let _ = RING.install_default();
         let mut wanted = Validation::new(self.algorithm);
@@ -143,7 +143,7 @@ impl Key {
 }
 
 /// Converts a key for signatures; `None` if it has another type or use.
-fn key(jwk: Jwk) -> Option<Key> {
+fn key(jwk: Jwk) -> Option<IssuerKey> {
     let Jwk { common, algorithm: public } = jwk;
     let (algorithm, named) = match &public {
         AlgorithmParameters::RSA(_) => (Algorithm::RS256, KeyAlgorithm::RS256),
@@ -164,7 +164,7 @@ fn key(jwk: Jwk) -> Option<Key> {
         _ => return None,
     };
     let key = key.ok().filter(|key| is_ours && is_long_enough(key))?;
-    Some(Key { id: common.key_id, algorithm, key, public, ended: Ended::default() })
+    Some(IssuerKey { id: common.key_id, algorithm, key, public, ended: CallerExpiry::default() })
 }
 
 fn is_long_enough(key: &DecodingKey) -> bool {
@@ -176,16 +176,16 @@ fn is_long_enough(key: &DecodingKey) -> bool {
     }
 }
 
-fn bad(kind: &ErrorKind) -> BadJwt {
+fn bad(kind: &ErrorKind) -> JwtRejection {
     match kind {
-        ErrorKind::InvalidSignature => BadJwt::Signature,
-        ErrorKind::ExpiredSignature => BadJwt::Expired,
-        ErrorKind::ImmatureSignature => BadJwt::NotYet,
-        ErrorKind::InvalidIssuer => BadJwt::Issuer,
-        ErrorKind::InvalidAudience => BadJwt::Audience,
-        ErrorKind::MissingRequiredClaim(claim) if claim == "aud" => BadJwt::Audience,
-        ErrorKind::InvalidAlgorithm | ErrorKind::UnsupportedAlgorithm => BadJwt::Algorithm,
-        _ => BadJwt::Malformed,
+        ErrorKind::InvalidSignature => JwtRejection::Signature,
+        ErrorKind::ExpiredSignature => JwtRejection::Expired,
+        ErrorKind::ImmatureSignature => JwtRejection::NotYet,
+        ErrorKind::InvalidIssuer => JwtRejection::Issuer,
+        ErrorKind::InvalidAudience => JwtRejection::Audience,
+        ErrorKind::MissingRequiredClaim(claim) if claim == "aud" => JwtRejection::Audience,
+        ErrorKind::InvalidAlgorithm | ErrorKind::UnsupportedAlgorithm => JwtRejection::Algorithm,
+        _ => JwtRejection::Malformed,
     }
 }
 
@@ -275,8 +275,8 @@ mod tests {
         json!({"kty": "OKP", "kid": "d", "crv": "Ed25519", "x": ED, "use": "sig"})
     }
 
-    fn keys(keys: &[Value]) -> Result<Keys, KeysError> {
-        Keys::read(json!({ "keys": keys }).to_string().as_bytes())
+    fn keys(keys: &[Value]) -> Result<IssuerKeys, KeysError> {
+        IssuerKeys::read(json!({ "keys": keys }).to_string().as_bytes())
     }
 
     #[test]
@@ -298,8 +298,8 @@ mod tests {
             }
             assert_eq!(keys.find(None, algorithm).unwrap().id.as_deref(), Some(id), "the only one");
         }
-        assert_eq!(keys.find(Some("x"), Algorithm::RS256).unwrap_err(), BadJwt::UnknownKey);
-        assert_eq!(keys.find(Some("r"), Algorithm::ES256).unwrap_err(), BadJwt::Algorithm);
+        assert_eq!(keys.find(Some("x"), Algorithm::RS256).unwrap_err(), JwtRejection::UnknownKey);
+        assert_eq!(keys.find(Some("r"), Algorithm::ES256).unwrap_err(), JwtRejection::Algorithm);
     }
 
     #[test]
@@ -309,11 +309,11 @@ mod tests {
         let issuer = config::read(config.to_string().as_bytes(), &AllowedHosts::NONE).unwrap().remove(0);
         let keys = keys(&[rsa(), ec()]).unwrap();
         let check = |id, algorithm, jwt: &str| keys.find(Some(id), algorithm).unwrap().check(jwt, &issuer).unwrap_err();
-        assert_eq!(check("r", Algorithm::RS256, RS256), BadJwt::Audience, "it is signed, and names no audience");
+        assert_eq!(check("r", Algorithm::RS256, RS256), JwtRejection::Audience, "it is signed, and names no audience");
         let forged = RS256.replace(".cC4h", ".cC4i");
-        assert_eq!(check("r", Algorithm::RS256, &forged), BadJwt::Signature);
-        assert_eq!(check("r", Algorithm::RS256, ES256), BadJwt::Algorithm);
-        assert_eq!(check("e", Algorithm::ES256, "a.b"), BadJwt::Malformed);
+        assert_eq!(check("r", Algorithm::RS256, &forged), JwtRejection::Signature);
+        assert_eq!(check("r", Algorithm::RS256, ES256), JwtRejection::Algorithm);
+        assert_eq!(check("e", Algorithm::ES256, "a.b"), JwtRejection::Malformed);
     }
 
     #[test]
@@ -341,7 +341,7 @@ mod tests {
         }
         assert!(matches!(keys(&vec![ed(); 65]), Err(KeysError::TooMany(65))));
         for wrong in ["", "[]", "{}", "{\"keys\": 1}"] {
-            assert!(matches!(Keys::read(wrong.as_bytes()), Err(KeysError::Json(_))), "{wrong}");
+            assert!(matches!(IssuerKeys::read(wrong.as_bytes()), Err(KeysError::Json(_))), "{wrong}");
         }
     }
 
@@ -351,7 +351,7 @@ mod tests {
         let now = keys(&[ec(), ed()]).unwrap().after(&before);
         before.end_others(&now);
         assert!(before.0[0].ended.is_over() && !before.0[1].ended.is_over());
-        now.0[0].ended.end(BadJwt::Withdrawn.into());
+        now.0[0].ended.end(JwtRejection::Withdrawn.into());
         assert!(before.0[1].ended.is_over(), "it is the same");
         assert!(!now.0[1].ended.is_over());
     }

@@ -4,7 +4,7 @@
 //! before a signature is checked. Configuration and keys are reloaded when they change.
 //!
 //! Never: contacts the database or an issuer to authenticate a call.
-//! Callers: `transport::identity`, and the server, which spawns [`Jwt::follow`].
+//! Callers: `transport::identity`, and the server, which spawns [`JwtAuthenticator::follow`].
 //!
 //! - [`config`]: issuers, and the rights that their claims give; `claims`: the evaluation of claims;
 //! - `keys`: keys of an issuer, and signatures; `source`: where keys come from; `cache`: verified JWTs.
@@ -24,7 +24,7 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
     domain::{
-        access::{BadJwt, JWT_BYTES_MAX},
+        access::{JWT_BYTES_MAX, JwtRejection},
         principal::Principal,
     },
     external::allowed::AllowedHosts,
@@ -33,10 +33,10 @@ use crate::{
     service::tokens::Caller,
 };
 
-use cache::Cache;
-use config::ConfigError;
+use cache::JwtCache;
+use config::JwtConfigError;
 use keys::LEEWAY_SECONDS;
-use source::{Issuing, SourceError};
+use source::{IssuerState, SourceError};
 
 mod cache;
 mod claims;
@@ -70,7 +70,7 @@ pub enum JwtError {
         /// Path of the file.
         path: PathBuf,
         /// The error in the configuration.
-        source: ConfigError,
+        source: JwtConfigError,
     },
     /// The key file of an issuer is not usable.
     #[error("the keys of {issuer:?} cannot be used")]
@@ -84,35 +84,35 @@ pub enum JwtError {
 
 /// Authenticator of JWTs.
 #[derive(Debug)]
-pub struct Jwt {
+pub struct JwtAuthenticator {
     path: PathBuf,
     allowed: AllowedHosts,
     /// Hash of the configuration at start.
-    first: Seen,
-    issuers: ArcSwap<Vec<Arc<Issuing>>>,
-    known: Mutex<Cache>,
+    first: ConfigHash,
+    issuers: ArcSwap<Vec<Arc<IssuerState>>>,
+    known: Mutex<JwtCache>,
     metrics: Metrics,
 }
 
 /// SHA-256 of the configuration; `None` if it cannot be read.
-type Seen = Option<[u8; 32]>;
+type ConfigHash = Option<[u8; 32]>;
 
 /// Result of the last reload.
 #[derive(Debug, Clone, Copy)]
-struct Looked {
-    in_force: Seen,
+struct ReloadResult {
+    in_force: ConfigHash,
     /// Hash of a configuration that is not usable. Retried, because keys that it names may appear, but logged once.
-    unusable: Option<Seen>,
+    unusable: Option<ConfigHash>,
 }
 
 /// Claims that are read before the signature is verified.
 #[derive(Deserialize)]
-struct Glance {
+struct UnverifiedClaims {
     iss: Option<String>,
     exp: Option<f64>,
 }
 
-impl Jwt {
+impl JwtAuthenticator {
     /// Reads the configuration and the key files. Addresses of keys must be on `allowed` hosts.
     ///
     /// # Errors
@@ -122,7 +122,8 @@ impl Jwt {
             source::read(&path, CONFIG_BYTES_MAX).map_err(|source| JwtError::Read { path: path.clone(), source })?;
         let read = config::read(&json, &allowed);
         let read = read.map_err(|source| JwtError::Config { path: path.clone(), source })?;
-        let issuers: Vec<Arc<Issuing>> = read.into_iter().map(|issuer| Arc::new(Issuing::new(issuer))).collect();
+        let issuers: Vec<Arc<IssuerState>> =
+            read.into_iter().map(|issuer| Arc::new(IssuerState::new(issuer))).collect();
         for issuing in &issuers {
             let issuer = || issuing.issuer.name.clone();
             issuing.read_file().map_err(|source| JwtError::Keys { issuer: issuer(), source })?;
@@ -142,15 +143,15 @@ impl Jwt {
     ///
     /// # Errors
     /// The reason why the JWT is not accepted.
-    pub fn find(&self, shown: &str) -> Result<Arc<Caller>, BadJwt> {
+    pub fn find(&self, shown: &str) -> Result<Arc<Caller>, JwtRejection> {
         let found = match shown.len() > JWT_BYTES_MAX {
-            true => Err(BadJwt::TooLarge),
+            true => Err(JwtRejection::TooLarge),
             false => self.find_short(shown),
         };
         found.inspect_err(|_| self.metrics.jwt.refused.inc())
     }
 
-    fn find_short(&self, shown: &str) -> Result<Arc<Caller>, BadJwt> {
+    fn find_short(&self, shown: &str) -> Result<Arc<Caller>, JwtRejection> {
         let hash = Sha256::digest(shown).into();
         let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(caller) = known().get(&hash) {
@@ -166,29 +167,29 @@ impl Jwt {
         Ok(caller)
     }
 
-    fn check(&self, shown: &str) -> Result<Caller, BadJwt> {
-        let header = decode_header(shown).map_err(|_| BadJwt::Malformed)?;
+    fn check(&self, shown: &str) -> Result<Caller, JwtRejection> {
+        let header = decode_header(shown).map_err(|_| JwtRejection::Malformed)?;
         if header.crit.is_some() {
-            return Err(BadJwt::Malformed);
+            return Err(JwtRejection::Malformed);
         }
         if ![Algorithm::RS256, Algorithm::ES256, Algorithm::EdDSA].contains(&header.alg) {
-            return Err(BadJwt::Algorithm);
+            return Err(JwtRejection::Algorithm);
         }
-        let glance: Glance = insecure_decode_claims(shown).map_err(|_| BadJwt::Malformed)?;
-        let named = glance.iss.ok_or(BadJwt::Issuer)?;
+        let glance: UnverifiedClaims = insecure_decode_claims(shown).map_err(|_| JwtRejection::Malformed)?;
+        let named = glance.iss.ok_or(JwtRejection::Issuer)?;
         let issuers = self.issuers.load();
-        let issuing = issuers.iter().find(|issuing| issuing.issuer.issuer == named).ok_or(BadJwt::Issuer)?;
-        let left = left(glance.exp.ok_or(BadJwt::Malformed)?).ok_or(BadJwt::Expired)?;
+        let issuing = issuers.iter().find(|issuing| issuing.issuer.issuer == named).ok_or(JwtRejection::Issuer)?;
+        let left = left(glance.exp.ok_or(JwtRejection::Malformed)?).ok_or(JwtRejection::Expired)?;
         let until = Instant::now() + left.min(LIFETIME_MAX);
         let keys = issuing.keys();
         let key = keys.find(header.kid.as_deref(), header.alg).inspect_err(|bad| {
-            if *bad == BadJwt::UnknownKey {
+            if *bad == JwtRejection::UnknownKey {
                 issuing.ask_soon();
             }
         })?;
         let claims = key.check(shown, &issuing.issuer)?;
-        let (name, rights) = claims::caller(&issuing.issuer, &claims).ok_or(BadJwt::Malformed)?;
-        Ok(Caller { principal: Principal::Named(name), rights, ended: key.ended.until(until, BadJwt::Expired) })
+        let (name, rights) = claims::caller(&issuing.issuer, &claims).ok_or(JwtRejection::Malformed)?;
+        Ok(Caller { principal: Principal::Named(name), rights, ended: key.ended.until(until, JwtRejection::Expired) })
     }
 
     /// Fetches the keys from addresses, for at most `FIRST_KEYS_WITHIN`, so that an instance can authenticate callers when it
@@ -208,7 +209,7 @@ impl Jwt {
     /// force.
     pub async fn follow(self: Arc<Self>, stopping: CancellationToken) {
         let mut following = self.follow_all();
-        let mut looked = Looked { in_force: self.first, unusable: None };
+        let mut looked = ReloadResult { in_force: self.first, unusable: None };
         while stopping.run_until_cancelled(tokio::time::sleep(LOOK_INTERVAL)).await.is_some() {
             let (jwt, before) = (self.clone(), looked);
             // A blocking task: a file system may not reply.
@@ -230,16 +231,16 @@ impl Jwt {
     /// Starts the reload of each issuer's keys; it ends when the handles are dropped.
     fn follow_all(&self) -> Vec<AbortOnDropHandle<()>> {
         let issuers = self.issuers.load();
-        let follow = |issuing: &Arc<Issuing>| issuing.clone().follow(self.allowed.clone(), self.metrics.clone());
+        let follow = |issuing: &Arc<IssuerState>| issuing.clone().follow(self.allowed.clone(), self.metrics.clone());
         issuers.iter().map(|issuing| AbortOnDropHandle::new(tokio::spawn(follow(issuing)))).collect()
     }
 
     /// Applies the configuration if it has changed since `before`.
-    fn look(&self, before: Looked) -> Looked {
+    fn look(&self, before: ReloadResult) -> ReloadResult {
         let json = source::read(&self.path, CONFIG_BYTES_MAX);
         let seen = json.as_ref().ok().map(|json| Sha256::digest(json).into());
         if seen == before.in_force {
-            return Looked { unusable: None, ..before };
+            return ReloadResult { unusable: None, ..before };
         }
         let read = json.map_err(|source| JwtError::Read { path: self.path.clone(), source });
         let taken = read.and_then(|json| self.take_up(&json));
@@ -247,7 +248,7 @@ impl Jwt {
             Ok(()) => {
                 self.metrics.jwt.reloads.inc();
                 tracing::info!("the configuration of JWTs has changed and is in force");
-                return Looked { in_force: seen, unusable: None };
+                return ReloadResult { in_force: seen, unusable: None };
             }
             Err(error) if before.unusable != Some(seen) => {
                 self.metrics.jwt.reload_failures.inc();
@@ -259,7 +260,7 @@ impl Jwt {
             }
             Err(_) => {}
         }
-        Looked { unusable: Some(seen), ..before }
+        ReloadResult { unusable: Some(seen), ..before }
     }
 
     /// Applies a configuration. Issuers without a change retain their keys and streams.
@@ -277,13 +278,13 @@ impl Jwt {
             let issuing = match before.iter().find(|before| before.issuer.source == issuer.source) {
                 // The keys stay, because their source may be unavailable now. Streams under the old claims end.
                 Some(before) => before.again(issuer),
-                None => Issuing::new(issuer),
+                None => IssuerState::new(issuer),
             };
             issuing.read_file().map_err(|source| JwtError::Keys { issuer: name, source })?;
             issuers.push(Arc::new(issuing));
         }
         let gone = before.iter().filter(|before| !issuers.iter().any(|now| Arc::ptr_eq(before, now)));
-        let gone: Vec<Arc<Issuing>> = gone.cloned().collect();
+        let gone: Vec<Arc<IssuerState>> = gone.cloned().collect();
         self.issuers.store(Arc::new(issuers));
         gone.iter().for_each(|issuing| issuing.end());
         Ok(())

@@ -21,17 +21,17 @@ use tokio::{
 
 use crate::{
     external::{
-        Address,
+        ServerAddress,
         allowed::AllowedHosts,
-        http::{Failure, Http},
+        http::{ClusterHttp, HttpFailure},
     },
     files::LOOK_INTERVAL,
     metrics::Metrics,
 };
 
 use super::{
-    config::{Issuer, Source},
-    keys::{Keys, KeysError},
+    config::{Issuer, KeySource},
+    keys::{IssuerKeys, KeysError},
 };
 
 /// Maximum size of a key set, certificate or token file, in bytes.
@@ -66,7 +66,7 @@ pub enum SourceError {
         /// The address.
         address: String,
         /// The reason.
-        failure: Failure,
+        failure: HttpFailure,
     },
     /// An address requires a token.
     #[error("{address} answered {status}: it wants a token, or another; see token_file")]
@@ -88,16 +88,16 @@ pub enum SourceError {
 
 /// Issuer with its current keys.
 #[derive(Debug)]
-pub struct Issuing {
+pub struct IssuerState {
     pub issuer: Issuer,
-    keys: ArcSwap<Keys>,
+    keys: ArcSwap<IssuerKeys>,
     /// Hash of the last key set; `None` if it could not be read.
     seen: Mutex<Option<[u8; 32]>>,
     /// Notified of a JWT with an unknown key.
     unknown: Notify,
 }
 
-impl Issuing {
+impl IssuerState {
     /// Creates an issuer without keys.
     pub fn new(issuer: Issuer) -> Self {
         Self { issuer, keys: ArcSwap::default(), seen: Mutex::default(), unknown: Notify::new() }
@@ -111,13 +111,13 @@ impl Issuing {
     }
 
     /// Returns the current keys.
-    pub fn keys(&self) -> Arc<Keys> {
+    pub fn keys(&self) -> Arc<IssuerKeys> {
         self.keys.load_full()
     }
 
     /// Whether the keys are fetched from an address.
     pub fn is_elsewhere(&self) -> bool {
-        matches!(self.issuer.source, Source::Address { .. })
+        matches!(self.issuer.source, KeySource::Address { .. })
     }
 
     /// Requests an early fetch of the keys.
@@ -127,7 +127,7 @@ impl Issuing {
 
     /// Ends all streams under the keys of this issuer.
     pub fn end(&self) {
-        self.keys.load().end_others(&Keys::default());
+        self.keys.load().end_others(&IssuerKeys::default());
     }
 
     fn seen(&self) -> std::sync::MutexGuard<'_, Option<[u8; 32]>> {
@@ -139,7 +139,7 @@ impl Issuing {
     /// # Errors
     /// [`SourceError`] if the file is not usable; the previous keys then stay in force.
     pub fn read_file(&self) -> Result<bool, SourceError> {
-        let Source::File(path) = &self.issuer.source else { return Ok(false) };
+        let KeySource::File(path) = &self.issuer.source else { return Ok(false) };
         let json = read(path, BYTES_MAX);
         let seen = json.as_ref().ok().map(|json| Sha256::digest(json).into());
         let before = std::mem::replace(&mut *self.seen(), seen);
@@ -153,7 +153,7 @@ impl Issuing {
 
     fn take_up(&self, json: &[u8]) -> Result<(), KeysError> {
         let before = self.keys.load_full();
-        let now = Arc::new(Keys::read(json)?.after(&before));
+        let now = Arc::new(IssuerKeys::read(json)?.after(&before));
         self.keys.store(now.clone());
         before.end_others(&now);
         Ok(())
@@ -161,7 +161,7 @@ impl Issuing {
 
     /// Fetches the keys once. Logs and counts the result.
     pub async fn ask(self: Arc<Self>, allowed: AllowedHosts, metrics: Metrics) {
-        let Source::Address { address, ca, token } = &self.issuer.source else { return };
+        let KeySource::Address { address, ca, token } = &self.issuer.source else { return };
         let taken = self.fetch(address, ca.as_deref(), token.as_deref(), allowed).await;
         self.tell(&metrics, taken);
     }
@@ -189,7 +189,7 @@ impl Issuing {
 
     async fn fetch(
         &self,
-        address: &Address,
+        address: &ServerAddress,
         ca: Option<&Path>,
         token: Option<&Path>,
         allowed: AllowedHosts,
@@ -206,11 +206,12 @@ impl Issuing {
         let most = usize::try_from(BYTES_MAX).unwrap_or(usize::MAX);
         let own = || address.as_str().to_owned();
         let failed = |failure| match failure {
-            Failure::Unauthorized(status) => SourceError::Unauthorized { address: own(), status },
+            HttpFailure::Unauthorized(status) => SourceError::Unauthorized { address: own(), status },
             failure => SourceError::Fetch { address: own(), failure },
         };
         // Created anew for each fetch, so that it uses the current certificates and retains no connection.
-        let json = Http::believing(allowed, ca).get_document(address, token.as_ref(), most).await.map_err(failed)?;
+        let json =
+            ClusterHttp::believing(allowed, ca).get_document(address, token.as_ref(), most).await.map_err(failed)?;
         let seen = Some(Sha256::digest(&json).into());
         if std::mem::replace(&mut *self.seen(), seen) == seen {
             return Ok(false);
@@ -222,8 +223,8 @@ impl Issuing {
     /// Reloads the keys when they change, while the future is polled.
     pub async fn follow(self: Arc<Self>, allowed: AllowedHosts, metrics: Metrics) {
         match &self.issuer.source {
-            Source::File(_) => self.follow_file(metrics).await,
-            Source::Address { .. } => self.follow_address(allowed, metrics).await,
+            KeySource::File(_) => self.follow_file(metrics).await,
+            KeySource::Address { .. } => self.follow_address(allowed, metrics).await,
         }
     }
 

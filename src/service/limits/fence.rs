@@ -12,7 +12,7 @@ use tokio::time::Instant;
 
 use crate::{
     domain::{
-        limit::{Counting, Expected, LABEL_SETS_MAX, LabelSet, Pattern, Rule, RuleChanges},
+        limit::{CountingRule, LABEL_SETS_MAX, LabelPattern, LabelSet, Rule, RuleChanges, RulePrecondition},
         name::Name,
         operation::Rejection,
         policy::Policy,
@@ -21,12 +21,12 @@ use crate::{
     error::Error,
     store::{
         StoreError,
-        action_record::{self, LimitLine},
+        action_record::{self, LimitAct},
         em_resource,
-        label_set::{self, State},
+        label_set::{self, LabelSetState},
         limit, limit_change, policy,
         session::{self, Session, answered},
-        waiting::{self, Freed},
+        waiting::{self, FreedNotification},
     },
 };
 
@@ -41,13 +41,13 @@ const PAUSE: Duration = Duration::from_millis(25);
 const LINES_INSIDE_MAX: usize = 100;
 
 /// Change of the limits.
-pub(super) enum Change {
+pub(super) enum FencedChange {
     /// Count all label sets as this release does.
     Recount,
     /// Add or replace a rule, if the stored one is as expected.
-    Set(Rule, Expected),
+    Set(Rule, RulePrecondition),
     /// Delete the rule of this pattern, if it is as expected.
-    Delete(Pattern, Expected),
+    Delete(LabelPattern, RulePrecondition),
     /// Replace all rules.
     Replace(Vec<Rule>),
     /// Set the policy of an EM kind.
@@ -58,17 +58,17 @@ pub(super) enum Change {
 
 /// Result of a change.
 #[derive(Default)]
-pub(super) struct Made {
+pub(super) struct ChangeResult {
     /// History lines of the change.
-    pub(super) lines: Vec<LimitLine>,
+    pub(super) lines: Vec<LimitAct>,
     /// Rules that differ from before, if all were replaced.
     pub(super) changes: RuleChanges,
-    counted: Recounted,
+    counted: RecountPlan,
 }
 
 /// Label sets whose counting a change starts.
 #[derive(Default)]
-struct Recounted {
+struct RecountPlan {
     /// New label sets, and the label sets that decide until the new ones do.
     begun: Vec<LabelSet>,
     before: Vec<i64>,
@@ -76,9 +76,9 @@ struct Recounted {
     decided: BTreeSet<BTreeSet<String>>,
 }
 
-impl Change {
+impl FencedChange {
     /// Applies the change while batches run, which cannot see it yet.
-    async fn make(&self, connection: &mut PgConnection, by: &Actor) -> Result<Made, FencedError> {
+    async fn make(&self, connection: &mut PgConnection, by: &Actor) -> Result<ChangeResult, FencedError> {
         let mut changes = RuleChanges::default();
         let lines = match self {
             Self::Recount => vec![],
@@ -88,7 +88,7 @@ impl Change {
                 match expected.check(&rule.pattern, found) {
                     Ok(()) => {
                         limit::upsert(connection, slice::from_ref(rule), &by.principal).await?;
-                        vec![LimitLine::Set(rule.clone(), found.map(|found| found.rule.clone()))]
+                        vec![LimitAct::Set(rule.clone(), found.map(|found| found.rule.clone()))]
                     }
                     Err(_) if found.is_some_and(|found| found.is_set_already(rule, &by.principal)) => vec![],
                     Err(rejection) => return Err(FencedError::Rejected(rejection)),
@@ -102,33 +102,33 @@ impl Change {
             }
             Self::Replace(rules) => {
                 changes = RuleChanges::between(limit::rules(&mut *connection).await?, rules);
-                let gone: Vec<Pattern> = changes.removed.iter().map(|rule| rule.pattern.clone()).collect();
+                let gone: Vec<LabelPattern> = changes.removed.iter().map(|rule| rule.pattern.clone()).collect();
                 let changed = changes.changed.iter().map(|(before, after)| (after, Some(before)));
                 let new: Vec<_> = changes.added.iter().map(|rule| (rule, None)).chain(changed).collect();
                 let mut lines = delete(connection, &gone).await?;
                 let rules: Vec<Rule> = new.iter().map(|(rule, _)| (*rule).clone()).collect();
                 limit::upsert(connection, &rules, &by.principal).await?;
-                lines.extend(new.into_iter().map(|(rule, before)| LimitLine::Set(rule.clone(), before.cloned())));
+                lines.extend(new.into_iter().map(|(rule, before)| LimitAct::Set(rule.clone(), before.cloned())));
                 lines
             }
             Self::Policy(kind, policy) => {
                 let before = policy::read(&mut *connection).await?.remove(kind);
                 policy::upsert(connection, kind, policy).await?;
-                vec![LimitLine::Policy(kind.clone(), policy.clone(), before)]
+                vec![LimitAct::Policy(kind.clone(), policy.clone(), before)]
             }
             Self::Decide(counted) => {
                 let lines = switch(connection, counted).await?;
-                return Ok(Made { lines, ..Made::default() });
+                return Ok(ChangeResult { lines, ..ChangeResult::default() });
             }
         };
         let counted = reconcile(connection, &lines).await?;
-        Ok(Made { lines, changes, counted })
+        Ok(ChangeResult { lines, changes, counted })
     }
 }
 
-impl Made {
+impl ChangeResult {
     /// Returns the changed patterns with their rules; without a rule if it was deleted.
-    fn of_rules(&self) -> Vec<(&Pattern, Option<&Rule>)> {
+    fn of_rules(&self) -> Vec<(&LabelPattern, Option<&Rule>)> {
         self.lines.iter().filter_map(of_rule).collect()
     }
 
@@ -137,7 +137,7 @@ impl Made {
         self.lines.len() > LINES_INSIDE_MAX
     }
 
-    /// Writes many history lines before the fence. The change takes effect at the lines that [`Made::finish`] writes.
+    /// Writes many history lines before the fence. The change takes effect at the lines that [`ChangeResult::finish`] writes.
     async fn tell_much(&self, connection: &mut PgConnection, by: &Actor) -> Result<(), StoreError> {
         if self.is_much() { action_record::insert_limits(connection, &self.lines, by).await } else { Ok(()) }
     }
@@ -148,10 +148,10 @@ impl Made {
     /// history line comes after all grants before the change and before all grants after it.
     async fn finish(&self, connection: &mut PgConnection, by: &Actor) -> Result<(), StoreError> {
         let mut lines = if self.is_much() { self.in_force() } else { self.lines.clone() };
-        let Recounted { begun, before, .. } = &self.counted;
+        let RecountPlan { begun, before, .. } = &self.counted;
         if !begun.is_empty() && !em_resource::is_any(&mut *connection).await? {
-            label_set::set_state(connection, before, State::Retired).await?;
-            label_set::set_state(connection, &ids(begun), State::Counted).await?;
+            label_set::set_state(connection, before, LabelSetState::Retired).await?;
+            label_set::set_state(connection, &ids(begun), LabelSetState::Counted).await?;
             lines.extend(begun.iter().map(in_force));
         }
         action_record::insert_limits(connection, &lines, by).await
@@ -159,22 +159,22 @@ impl Made {
 
     /// Returns the lines that mark the start of effect of lines written in advance: one per label set that decided before. A
     /// new label set gets its line when it is counted.
-    fn in_force(&self) -> Vec<LimitLine> {
-        let label_set = |line: &LimitLine| match line {
-            LimitLine::Set(rule, _) | LimitLine::Deleted(rule) => Some(rule.label_set()),
-            LimitLine::Policy(..) | LimitLine::InForce(_) => None,
+    fn in_force(&self) -> Vec<LimitAct> {
+        let label_set = |line: &LimitAct| match line {
+            LimitAct::Set(rule, _) | LimitAct::Deleted(rule) => Some(rule.label_set()),
+            LimitAct::Policy(..) | LimitAct::InForce(_) => None,
         };
         let changed: BTreeSet<_> = self.lines.iter().filter_map(label_set).collect();
-        changed.intersection(&self.counted.decided).cloned().map(LimitLine::InForce).collect()
+        changed.intersection(&self.counted.decided).cloned().map(LimitAct::InForce).collect()
     }
 }
 
 /// Returns the pattern and rule of a history line.
-fn of_rule(line: &LimitLine) -> Option<(&Pattern, Option<&Rule>)> {
+fn of_rule(line: &LimitAct) -> Option<(&LabelPattern, Option<&Rule>)> {
     match line {
-        LimitLine::Set(rule, _) => Some((&rule.pattern, Some(rule))),
-        LimitLine::Deleted(rule) => Some((&rule.pattern, None)),
-        LimitLine::Policy(..) | LimitLine::InForce(_) => None,
+        LimitAct::Set(rule, _) => Some((&rule.pattern, Some(rule))),
+        LimitAct::Deleted(rule) => Some((&rule.pattern, None)),
+        LimitAct::Policy(..) | LimitAct::InForce(_) => None,
     }
 }
 
@@ -182,25 +182,25 @@ fn ids<'a>(sets: impl IntoIterator<Item = &'a LabelSet>) -> Vec<i64> {
     sets.into_iter().map(|set| set.id).collect()
 }
 
-fn in_force(set: &LabelSet) -> LimitLine {
-    LimitLine::InForce(set.counting.keys.clone())
+fn in_force(set: &LabelSet) -> LimitAct {
+    LimitAct::InForce(set.counting.keys.clone())
 }
 
 /// Deletes rules. Returns the lines of those that existed.
-async fn delete(connection: &mut PgConnection, patterns: &[Pattern]) -> Result<Vec<LimitLine>, StoreError> {
-    Ok(limit::delete(connection, patterns).await?.into_iter().map(LimitLine::Deleted).collect())
+async fn delete(connection: &mut PgConnection, patterns: &[LabelPattern]) -> Result<Vec<LimitAct>, StoreError> {
+    Ok(limit::delete(connection, patterns).await?.into_iter().map(LimitAct::Deleted).collect())
 }
 
 /// Activates counted label sets in place of those that counted the same labels.
-async fn switch(connection: &mut PgConnection, counted: &[i64]) -> Result<Vec<LimitLine>, StoreError> {
+async fn switch(connection: &mut PgConnection, counted: &[i64]) -> Result<Vec<LimitAct>, StoreError> {
     let sets = label_set::read(&mut *connection).await?;
     // A label set that was retired meanwhile is not in the table.
     let (now, others): (Vec<_>, Vec<_>) =
         sets.into_iter().partition(|set| counted.contains(&set.id) && !set.is_counted);
     let keys: BTreeSet<_> = now.iter().map(|set| &set.counting.keys).collect();
     let before = others.iter().filter(|set| set.is_counted && keys.contains(&set.counting.keys));
-    label_set::set_state(connection, &ids(before), State::Retired).await?;
-    label_set::set_state(connection, &ids(&now), State::Counted).await?;
+    label_set::set_state(connection, &ids(before), LabelSetState::Retired).await?;
+    label_set::set_state(connection, &ids(&now), LabelSetState::Counted).await?;
     Ok(now.iter().map(in_force).collect())
 }
 
@@ -251,9 +251,9 @@ impl From<FencedError> for Error {
 pub(super) async fn patiently(
     session: &mut Session,
     deadline: Instant,
-    change: &Change,
+    change: &FencedChange,
     by: &Actor,
-) -> Result<Made, Error> {
+) -> Result<ChangeResult, Error> {
     let mut patience = session::HURRY;
     loop {
         match fenced(session, patience, deadline, change, by).await.map_err(Error::from) {
@@ -278,9 +278,9 @@ async fn fenced(
     session: &mut Session,
     patience: Duration,
     deadline: Instant,
-    change: &Change,
+    change: &FencedChange,
     by: &Actor,
-) -> Result<Made, FencedError> {
+) -> Result<ChangeResult, FencedError> {
     let connection = tokio::time::timeout_at(deadline, session.get()).await.map_err(|_| FencedError::Late)??;
     let prepared = answered(async {
         let mut transaction = connection.begin().await?;
@@ -288,7 +288,7 @@ async fn fenced(
         let before = limit::begin_change(&mut transaction).await?;
         let made = change.make(&mut transaction, by).await?;
         limit_change::insert(&mut transaction, before, &made.of_rules()).await?;
-        waiting::notify(&mut *transaction, &[Freed::anywhere()]).await?;
+        waiting::notify(&mut *transaction, &[FreedNotification::anywhere()]).await?;
         made.tell_much(&mut transaction, by).await?;
         limit::close_fence(&mut transaction).await?;
         made.finish(&mut transaction, by).await?;
@@ -304,16 +304,16 @@ async fn fenced(
 }
 
 /// Starts the counting of label sets that the rules and policies need, and retires those that are no longer needed.
-async fn reconcile(connection: &mut PgConnection, lines: &[LimitLine]) -> Result<Recounted, StoreError> {
+async fn reconcile(connection: &mut PgConnection, lines: &[LimitAct]) -> Result<RecountPlan, StoreError> {
     let policies = policy::read(&mut *connection).await?;
     let sets = label_set::read(&mut *connection).await?;
-    let of_new_rule = |line: &LimitLine| match line {
-        LimitLine::Set(rule, _) => Some(rule.label_set()),
-        LimitLine::Deleted(_) | LimitLine::Policy(..) | LimitLine::InForce(_) => None,
+    let of_new_rule = |line: &LimitAct| match line {
+        LimitAct::Set(rule, _) => Some(rule.label_set()),
+        LimitAct::Deleted(_) | LimitAct::Policy(..) | LimitAct::InForce(_) => None,
     };
     // Other label sets have no rule; otherwise they would be counted.
     let known = sets.iter().map(|set| set.counting.keys.clone()).chain(lines.iter().filter_map(of_new_rule)).collect();
-    let wanted = Counting::wanted(limit::label_sets(&mut *connection, known).await?, &policies);
+    let wanted = CountingRule::wanted(limit::label_sets(&mut *connection, known).await?, &policies);
     // More label sets than the maximum stay if they existed before.
     if wanted.len() > LABEL_SETS_MAX.max(sets.len()) {
         return Err(StoreError::TooManyLabelSets { most: LABEL_SETS_MAX });
@@ -327,7 +327,7 @@ async fn reconcile(connection: &mut PgConnection, lines: &[LimitLine]) -> Result
     };
     let (over, kept): (Vec<_>, Vec<_>) = sets.into_iter().partition(is_over);
     if !over.is_empty() {
-        label_set::set_state(connection, &ids(&over), State::Retired).await?;
+        label_set::set_state(connection, &ids(&over), LabelSetState::Retired).await?;
     }
     let (mut begun, mut before) = (Vec::new(), Vec::new());
     for counting in wanted.iter().filter(|counting| !kept.iter().any(|set| set.counting == **counting)) {
@@ -337,5 +337,5 @@ async fn reconcile(connection: &mut PgConnection, lines: &[LimitLine]) -> Result
     if begun.iter().any(|set| set.counting.has_families()) {
         limit::keep_older_out(connection, limit::KNOWS_FAMILIES).await?;
     }
-    Ok(Recounted { begun, before, decided })
+    Ok(RecountPlan { begun, before, decided })
 }

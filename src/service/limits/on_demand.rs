@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use crate::{
     domain::{
         cap::Cap,
-        limit::{Expected, Pattern, Rule},
+        limit::{LabelPattern, Rule, RulePrecondition},
         limit_mode::LimitMode,
         operation::Rejection,
         principal::Actor,
@@ -23,7 +23,7 @@ use crate::{
     store::{StoreError, label_set, session::answered, user_resource},
 };
 
-use super::{LimitService, MARGIN, POLL, fence::Change};
+use super::{LimitService, MARGIN, POLL, fence::FencedChange};
 
 /// Maximum number of live tickets for which counting starts on demand. Counting them takes about a second.
 const TICKETS_MAX: i64 = 10_000;
@@ -32,7 +32,7 @@ const TICKETS_MAX: i64 = 10_000;
 const LABEL_SETS_MAX: usize = 8;
 
 /// The step that is missing for a cap.
-enum Needed {
+enum CountingNeed {
     /// Nothing: its label set decides, or must not be counted on demand.
     Nothing,
     /// A limit that starts the counting.
@@ -51,17 +51,17 @@ impl LimitService {
         let _turn = tokio::time::timeout_at(deadline, self.on_demand.lock()).await.map_err(|_| Error::LockTimeout)?;
         for cap in caps {
             let mut needed = self.needed(&cap).await?;
-            if matches!(needed, Needed::Limit) {
-                let change = Change::Set(has_counted(&cap), Expected::Nothing);
+            if matches!(needed, CountingNeed::Limit) {
+                let change = FencedChange::Set(has_counted(&cap), RulePrecondition::Nothing);
                 match self.change(&by, deadline, &change).await {
                     Ok(_) => {}
                     // Another instance was faster.
                     Err(Error::Rejected(rejection)) if matches!(*rejection, Rejection::LimitChanged { .. }) => {}
                     Err(error) => return Err(error),
                 }
-                needed = Needed::Time;
+                needed = CountingNeed::Time;
             }
-            while !matches!(needed, Needed::Nothing) && Instant::now() + POLL + MARGIN < deadline {
+            while !matches!(needed, CountingNeed::Nothing) && Instant::now() + POLL + MARGIN < deadline {
                 tokio::time::sleep(POLL).await;
                 needed = self.needed(&cap).await?;
             }
@@ -69,25 +69,25 @@ impl LimitService {
         Ok(())
     }
 
-    async fn needed(&self, cap: &Cap) -> Result<Needed, Error> {
+    async fn needed(&self, cap: &Cap) -> Result<CountingNeed, Error> {
         let mut connection = self.store.pool().await?.acquire().await.map_err(StoreError::from)?;
         Ok(answered(needed(&mut connection, cap)).await?)
     }
 }
 
-async fn needed(connection: &mut PgConnection, cap: &Cap) -> Result<Needed, StoreError> {
+async fn needed(connection: &mut PgConnection, cap: &Cap) -> Result<CountingNeed, StoreError> {
     let sets = label_set::read(&mut *connection).await?;
     let of_cap: Vec<_> = sets.iter().filter(|set| set.counting.keys == cap.keys).map(|set| set.is_counted).collect();
     let (is_there, is_counted) = (!of_cap.is_empty(), of_cap.contains(&true));
     let are_all_taken = !is_there && sets.len() >= LABEL_SETS_MAX;
     if is_counted || are_all_taken || user_resource::are_more_than(connection, TICKETS_MAX).await? {
-        return Ok(Needed::Nothing);
+        return Ok(CountingNeed::Nothing);
     }
-    Ok(if is_there { Needed::Time } else { Needed::Limit })
+    Ok(if is_there { CountingNeed::Time } else { CountingNeed::Limit })
 }
 
 /// Returns the limit in mode off that starts the counting of a cap's labels.
 fn has_counted(cap: &Cap) -> Rule {
     let each = cap.keys.iter().map(|key| (key.clone(), None)).collect();
-    Rule { pattern: Pattern::new(each), mode: LimitMode::Off, max: BTreeMap::new() }
+    Rule { pattern: LabelPattern::new(each), mode: LimitMode::Off, max: BTreeMap::new() }
 }

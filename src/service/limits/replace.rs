@@ -7,14 +7,14 @@ use tokio::time::Instant;
 
 use crate::{
     domain::{
-        limit::{Limits, Over, Replaced, Rule, RuleChanges, ScopeUsage},
+        limit::{LimitExcess, Limits, Rule, RuleChanges, RuleReplacement, ScopeUsage},
         principal::Actor,
     },
     error::Error,
     store::{label_resource, session::answered},
 };
 
-use super::{Change, LOOKED_AT_MAX, LimitService, OVER_MAX, PAGE};
+use super::{FencedChange, LOOKED_AT_MAX, LimitService, OVER_MAX, PAGE};
 
 impl LimitService {
     /// Replaces all rules by `rules`, which have distinct patterns. Rules with new labels decide when all tickets are counted.
@@ -22,14 +22,19 @@ impl LimitService {
     /// # Errors
     /// [`Error::LockTimeout`] if the fence could not be closed by `deadline`; [`Error::CommitUnknown`].
     pub async fn replace(&self, by: &Actor, rules: Vec<Rule>, deadline: Instant) -> Result<RuleChanges, Error> {
-        Ok(self.change(by, deadline, &Change::Replace(rules)).await?.changes)
+        Ok(self.change(by, deadline, &FencedChange::Replace(rules)).await?.changes)
     }
 
     /// Replaces all rules as [`LimitService::replace`] does, and waits until all of them decide.
     ///
     /// # Errors
     /// As of [`LimitService::replace`].
-    pub async fn replace_and_wait(&self, by: &Actor, rules: Vec<Rule>, deadline: Instant) -> Result<Replaced, Error> {
+    pub async fn replace_and_wait(
+        &self,
+        by: &Actor,
+        rules: Vec<Rule>,
+        deadline: Instant,
+    ) -> Result<RuleReplacement, Error> {
         let changes = self.replace(by, rules, deadline).await?;
         let standing = async {
             let decides = self.until_counted(deadline).await?;
@@ -42,30 +47,30 @@ impl LimitService {
             Ok(Ok(standing)) => standing,
             Ok(Err(error)) => {
                 tracing::warn!(error = &error as &dyn std::error::Error, "limits were replaced, and cannot be told of");
-                (false, Over::unknown())
+                (false, LimitExcess::unknown())
             }
-            Err(_) => (false, Over::unknown()),
+            Err(_) => (false, LimitExcess::unknown()),
         };
-        Ok(Replaced { changes, over, decides })
+        Ok(RuleReplacement { changes, over, decides })
     }
 
     /// Returns the result that [`LimitService::replace_and_wait`] would have, and changes nothing.
     ///
     /// # Errors
     /// Database errors.
-    pub async fn replace_dry_run(&self, rules: Vec<Rule>) -> Result<Replaced, Error> {
+    pub async fn replace_dry_run(&self, rules: Vec<Rule>) -> Result<RuleReplacement, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let limits = answered(self.current(&mut connection)).await?;
         let changes = RuleChanges::between(limits.rules().map(|(rule, _)| rule.clone()), &rules);
         let limits = limits.with_rules(rules);
         let over = over_any(&mut connection, &limits).await?;
-        Ok(Replaced { changes, over, decides: limits.rules().all(|(_, decides)| decides) })
+        Ok(RuleReplacement { changes, over, decides: limits.rules().all(|(_, decides)| decides) })
     }
 }
 
 /// Returns the scopes above `limits`, among the first [`LOOKED_AT_MAX`].
-async fn over_any(connection: &mut PgConnection, limits: &Limits) -> Result<Over, Error> {
-    let (mut over, mut after) = (Over::default(), Vec::new());
+async fn over_any(connection: &mut PgConnection, limits: &Limits) -> Result<LimitExcess, Error> {
+    let (mut over, mut after) = (LimitExcess::default(), Vec::new());
     over.is_partial = limits.rules().any(|(_, decides)| !decides);
     for _ in 0..LOOKED_AT_MAX / PAGE {
         let page = answered(label_resource::list(&mut *connection, &after, PAGE)).await?;

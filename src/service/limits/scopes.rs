@@ -15,7 +15,7 @@ use crate::{
     },
     error::Error,
     store::{
-        label_resource::{self, Indexed, Looked},
+        label_resource::{self, IndexFilter, ScopeScan},
         session::answered,
     },
 };
@@ -42,11 +42,11 @@ impl ScopeFilter {
     }
 
     /// Reads scopes by the most selective index. The result may contain scopes that do not match.
-    async fn read(&self, connection: &mut PgConnection, after: &[u8], limit: i64) -> Result<Looked, Error> {
+    async fn read(&self, connection: &mut PgConnection, after: &[u8], limit: i64) -> Result<ScopeScan, Error> {
         if let Some(users) = &self.users {
             return Ok(answered(label_resource::list_of(connection, users, after, limit)).await?);
         }
-        let indexed = [Indexed::EngineType, Indexed::Creator].into_iter();
+        let indexed = [IndexFilter::EngineType, IndexFilter::Creator].into_iter();
         let mut indexed = indexed.filter_map(|label| Some((label, self.labels.get(label.label())?.as_str())));
         match indexed.next() {
             Some((label, value)) => {
@@ -60,7 +60,7 @@ impl ScopeFilter {
 
 /// Page of scopes.
 #[derive(Debug)]
-pub struct Scopes {
+pub struct ScopePage {
     /// Scopes, in no particular order.
     pub shown: Vec<ScopeUsage>,
     /// Key after which the next page begins; `None` at the end.
@@ -87,7 +87,7 @@ impl LimitService {
     ///
     /// # Errors
     /// Database errors.
-    pub async fn scopes(&self, filter: &ScopeFilter, after: &[u8], limit: usize) -> Result<Scopes, Error> {
+    pub async fn scopes(&self, filter: &ScopeFilter, after: &[u8], limit: usize) -> Result<ScopePage, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let limits = answered(self.current(&mut connection)).await?;
         let (mut shown, mut last) = (Vec::new(), after.to_vec());
@@ -99,7 +99,7 @@ impl LimitService {
             let page = filter.read(&mut connection, &last, read).await?;
             for (place, counter, usage) in page.scopes {
                 if shown.len() == limit {
-                    return Ok(Scopes { shown, next: Some(last) });
+                    return Ok(ScopePage { shown, next: Some(last) });
                 }
                 last = place;
                 if !usage.usage.is_nothing() && filter.matches(&counter.scope) {
@@ -108,10 +108,10 @@ impl LimitService {
             }
             match page.last {
                 Some(place) => last = place,
-                None => return Ok(Scopes { shown, next: None }),
+                None => return Ok(ScopePage { shown, next: None }),
             }
         }
-        Ok(Scopes { shown, next: Some(last) })
+        Ok(ScopePage { shown, next: Some(last) })
     }
 
     /// Returns the matching scopes of the filter's users that use a share of a maximum, the largest share first. Also returns

@@ -18,11 +18,11 @@ use crate::{
     store::{
         refusal::{self, RefusalAt},
         session::{answered, clock},
-        usage_hour::{self, Listed, Range, UsageAt},
+        usage_hour::{self, UsageAt, UsageRange, UsageSumPage},
     },
 };
 
-use super::{Dated, LOOKED_AT_ONCE, LOOKS_MAX, Reading, Usage};
+use super::{DatedResult, LOOKED_AT_ONCE, LOOKS_MAX, StandbyRead, UsageQueries};
 
 /// Later than any time in the tables.
 const LAST: OffsetDateTime = datetime!(9999-12-31 23:00 UTC);
@@ -62,7 +62,7 @@ impl RefusalFilter {
 
 /// Page of refusal sums.
 #[derive(Debug)]
-pub struct Refusals {
+pub struct RefusalPage {
     /// Sums, the latest first.
     pub shown: Vec<RefusalSum>,
     /// Key after which the next page begins; `None` at the end.
@@ -89,7 +89,7 @@ impl UsageQuery {
     ///
     /// # Errors
     /// [`FieldError`] if the range is empty or longer than [`USAGE_RANGE_MAX`].
-    fn range(self, now: OffsetDateTime) -> Result<Range, FieldError> {
+    fn range(self, now: OffsetDateTime) -> Result<UsageRange, FieldError> {
         let ceiling = |at: OffsetDateTime| if hour_of(at) == at { at } else { hour_of(at) + Duration::HOUR };
         let to = ceiling(self.to.unwrap_or(now).clamp(OffsetDateTime::UNIX_EPOCH, LAST));
         let from = self.from.map_or(to.saturating_sub(Duration::DAY), hour_of);
@@ -100,24 +100,24 @@ impl UsageQuery {
             let problem = "is more than 92 days before to_time: ask for less at once";
             return Err(FieldError::new("from_time", problem));
         }
-        Ok(Range { by: self.by, users: self.users, from, to, hourly: self.hourly })
+        Ok(UsageRange { by: self.by, users: self.users, from, to, hourly: self.hourly })
     }
 }
 
 /// Page of usage sums.
 #[derive(Debug)]
-pub struct UsedPage {
+pub struct UsagePage {
     /// Sums, up to one more than requested.
     pub sums: Vec<UsageSum>,
     /// Key after which the next page begins, if the bounded scan found fewer sums than requested.
     pub looked_to: Option<UsageAt>,
     /// Range of the sums.
-    pub range: Range,
+    pub range: UsageRange,
     /// Time up to which all ended tickets are included.
     pub complete_until: OffsetDateTime,
 }
 
-impl Usage {
+impl UsageQueries {
     /// Returns up to `limit` matching refusal sums after `after`, the latest first.
     ///
     /// The number of sums examined is bounded if the filter has conditions without an index, so a page may be short.
@@ -129,7 +129,7 @@ impl Usage {
         filter: &RefusalFilter,
         after: Option<RefusalAt>,
         limit: usize,
-    ) -> Result<Refusals, Error> {
+    ) -> Result<RefusalPage, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let from = filter.from.unwrap_or(OffsetDateTime::UNIX_EPOCH);
         let mut last = after.unwrap_or_else(|| RefusalAt::before(filter.to.unwrap_or(LAST)));
@@ -143,16 +143,16 @@ impl Usage {
             let is_end = found.len() < at_once;
             for (at, sum) in found {
                 if shown.len() == limit {
-                    return Ok(Refusals { shown, next: Some(last) });
+                    return Ok(RefusalPage { shown, next: Some(last) });
                 }
                 last = at;
                 shown.extend(Some(sum).filter(|sum| filter.matches(sum)));
             }
             if is_end {
-                return Ok(Refusals { shown, next: None });
+                return Ok(RefusalPage { shown, next: None });
             }
         }
-        Ok(Refusals { shown, next: Some(last) })
+        Ok(RefusalPage { shown, next: Some(last) })
     }
 
     /// Returns up to `limit` usage sums after `after`, by name and hour. The number of names examined is bounded, so a page may
@@ -165,16 +165,16 @@ impl Usage {
         query: &UsageQuery,
         after: Option<&UsageAt>,
         limit: i64,
-    ) -> Result<Dated<UsedPage>, Error> {
-        if let Some(Reading { mut connection, guard }) = self.standby.acquire().await? {
+    ) -> Result<DatedResult<UsagePage>, Error> {
+        if let Some(StandbyRead { mut connection, guard }) = self.standby.acquire().await? {
             let read = Box::pin(used_on(&mut connection, query, after, limit));
             if let Some(page) = guard.answered(read).await? {
-                return Ok(Dated { told: page, as_of: Some(guard.mark.at) });
+                return Ok(DatedResult { told: page, as_of: Some(guard.mark.at) });
             }
         }
         let mut connection = self.store.operators().acquire().await?;
         let page = Box::pin(used_on(&mut connection, query, after, limit)).await?;
-        Ok(Dated { told: page, as_of: None })
+        Ok(DatedResult { told: page, as_of: None })
     }
 }
 
@@ -183,11 +183,11 @@ async fn used_on(
     query: &UsageQuery,
     after: Option<&UsageAt>,
     limit: i64,
-) -> Result<UsedPage, Error> {
+) -> Result<UsagePage, Error> {
     let range = query.clone().range(clock(connection).await?)?;
     let complete_until = answered(usage_hour::progress(&mut *connection)).await?.complete_until;
-    let Listed { sums, looked_to } = answered(usage_hour::list(&mut *connection, &range, after, limit)).await?;
-    Ok(UsedPage { sums, looked_to, range, complete_until })
+    let UsageSumPage { sums, looked_to } = answered(usage_hour::list(&mut *connection, &range, after, limit)).await?;
+    Ok(UsagePage { sums, looked_to, range, complete_until })
 }
 
 #[cfg(test)]

@@ -9,7 +9,7 @@ use crate::{
     domain::action::ActionRecord,
     error::Error,
     store::{
-        action_record::{self, Key, Numbers},
+        action_record::{self, ActionKey, NumberRange},
         history_part,
         session::answered,
     },
@@ -26,10 +26,10 @@ const LATE: time::Duration = time::Duration::seconds(5);
 /// Narrows `numbers` to those that lines of the filter's time range may have.
 pub(super) async fn span(
     connection: &mut PgConnection,
-    filter: &action_record::Filter,
-    numbers: Numbers,
-) -> Result<Numbers, Error> {
-    let Numbers { mut after, mut last } = numbers;
+    filter: &action_record::ActionFilter,
+    numbers: NumberRange,
+) -> Result<NumberRange, Error> {
+    let NumberRange { mut after, mut last } = numbers;
     if let Some(from) = filter.from {
         let first = answered(action_record::number_before(&mut *connection, from.saturating_sub(LATE))).await?;
         after = after.max(first);
@@ -38,28 +38,28 @@ pub(super) async fn span(
         let end = answered(action_record::number_before(&mut *connection, to.saturating_add(LATE))).await?;
         last = last.min(end);
     }
-    Ok(Numbers { after, last: last.max(after) })
+    Ok(NumberRange { after, last: last.max(after) })
 }
 
 /// Result of a search.
-pub(super) struct Found {
+pub(super) struct SearchPage {
     /// Lines in the requested order.
     pub lines: Vec<ActionRecord>,
     /// Numbers that were examined.
-    pub looked: Numbers,
+    pub looked: NumberRange,
 }
 
 /// Returns up to `limit` matching lines of `span`: by an index, or by a bounded scan.
 pub(super) async fn find(
     connection: &mut PgConnection,
-    filter: &action_record::Filter,
-    span: Numbers,
+    filter: &action_record::ActionFilter,
+    span: NumberRange,
     newest_first: bool,
     limit: i64,
-) -> Result<Found, Error> {
+) -> Result<SearchPage, Error> {
     if filter.ticket_id.is_some() {
         let lines = answered(action_record::list_matching(connection, filter, span, newest_first, limit)).await?;
-        return Ok(Found { lines, looked: span });
+        return Ok(SearchPage { lines, looked: span });
     }
     let few = limit.saturating_add(LINES_LOOKED_FIRST).min(LINES_LOOKED_MAX);
     let found = look_through(connection, filter, span, newest_first, (limit, few)).await?;
@@ -72,19 +72,19 @@ pub(super) async fn find(
     // One part has indexes, the other is scanned.
     let indexes = answered(history_part::indexed(connection)).await?;
     let edge = indexes.map_or(0, |indexes| indexes.below.saturating_sub(1)).clamp(span.after, span.last);
-    let (indexed, rest) = (Numbers { last: edge, ..span }, Numbers { after: edge, ..span });
-    let mut found = Found { lines: Vec::new(), looked: span };
+    let (indexed, rest) = (NumberRange { last: edge, ..span }, NumberRange { after: edge, ..span });
+    let mut found = SearchPage { lines: Vec::new(), looked: span };
     for part in if newest_first { [rest, indexed] } else { [indexed, rest] } {
         let left = limit.saturating_sub(count(&found.lines));
-        let Found { lines, looked } = match indexes.filter(|_| part == indexed) {
+        let SearchPage { lines, looked } = match indexes.filter(|_| part == indexed) {
             Some(indexes) => find_by_key(connection, (filter, &key), (part, indexes.until), newest_first, left).await?,
             None => look_through(connection, filter, part, newest_first, (left, LINES_LOOKED_MAX)).await?,
         };
         found.lines.extend(lines);
         // Earlier parts were examined completely.
         found.looked = match newest_first {
-            true => Numbers { after: looked.after, ..span },
-            false => Numbers { last: looked.last, ..span },
+            true => NumberRange { after: looked.after, ..span },
+            false => NumberRange { last: looked.last, ..span },
         };
         if looked != part || count(&found.lines) >= limit {
             break;
@@ -100,25 +100,25 @@ fn count(lines: &[ActionRecord]) -> i64 {
 /// Returns up to `limit` matching lines of `span`, where each partition has an index. Partitions end at full hours.
 async fn find_by_key(
     connection: &mut PgConnection,
-    by: (&action_record::Filter, &Key),
-    span: (Numbers, OffsetDateTime),
+    by: (&action_record::ActionFilter, &ActionKey),
+    span: (NumberRange, OffsetDateTime),
     newest_first: bool,
     limit: i64,
-) -> Result<Found, Error> {
+) -> Result<SearchPage, Error> {
     let found = action_record::list_by_key(connection, by, span, newest_first, (limit, LINES_LOOKED_MAX));
     let (lines, looked) = answered(found).await?;
-    Ok(Found { lines, looked })
+    Ok(SearchPage { lines, looked })
 }
 
 /// Returns up to `limit` matching lines among the first `many` of `span`.
 async fn look_through(
     connection: &mut PgConnection,
-    filter: &action_record::Filter,
-    span: Numbers,
+    filter: &action_record::ActionFilter,
+    span: NumberRange,
     newest_first: bool,
     (limit, many): (i64, i64),
-) -> Result<Found, Error> {
+) -> Result<SearchPage, Error> {
     let looked = answered(action_record::cut(&mut *connection, span, newest_first, many)).await?;
     let lines = answered(action_record::list_matching(connection, filter, looked, newest_first, limit)).await?;
-    Ok(Found { lines, looked })
+    Ok(SearchPage { lines, looked })
 }

@@ -24,10 +24,10 @@ use crate::{
         resource::Dimension,
         visits::visit,
     },
-    store::waiting::{Freed, SpotKey},
+    store::waiting::{FreedNotification, WaitKeyHash},
 };
 
-use super::wake::Wake;
+use super::wake::WakeReason;
 
 /// Maximum number of waiters to wake at a key if the freed capacity is unknown. Each granted waiter wakes another.
 const WAKE_MAX: usize = 16;
@@ -49,11 +49,11 @@ const NEWS_MAX: usize = 4096;
 
 /// Location of freed capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Queue {
+enum WaiterSet {
     /// A scope or an external queue.
-    At(SpotKey),
+    At(WaitKeyHash),
     /// An EM; also concerns waiters that accept any EM.
-    Em(SpotKey),
+    Em(WaitKeyHash),
     /// Any EM: concerns waiters that accept any EM.
     Anywhere,
     /// Unknown: concerns all waiters.
@@ -62,8 +62,8 @@ enum Queue {
 
 /// Freed event. All concerned waiters up to `up_to` have been woken; `None` if all of them have been.
 #[derive(Debug)]
-struct News {
-    queue: Queue,
+struct FreedEvent {
+    queue: WaiterSet,
     up_to: Option<QueuePosition>,
 }
 
@@ -89,7 +89,7 @@ struct Waiters {
 #[derive(Debug, Default)]
 struct Room {
     /// Capacity by EM, for waiters that accept any EM: a grant uses the capacity of its own EM only.
-    by_em: BTreeMap<SpotKey, u64>,
+    by_em: BTreeMap<WaitKeyHash, u64>,
     by_em_sum: u64,
     /// Capacity without a known EM.
     other: u64,
@@ -100,7 +100,7 @@ impl Room {
         self.by_em_sum + self.other
     }
 
-    fn add(&mut self, em: Option<SpotKey>, requests: u32) {
+    fn add(&mut self, em: Option<WaitKeyHash>, requests: u32) {
         let requests = u64::from(requests);
         match em {
             Some(em) => {
@@ -112,7 +112,7 @@ impl Room {
     }
 
     /// Subtracts the capacity of one request.
-    fn take(&mut self, em: SpotKey) {
+    fn take(&mut self, em: WaitKeyHash) {
         match self.by_em.get_mut(&em) {
             Some(requests) => {
                 *requests -= 1;
@@ -128,13 +128,13 @@ impl Room {
 
 impl Waiters {
     /// Adds a waiter, or moves it between the sets.
-    fn set(&mut self, position: QueuePosition, state: State) {
+    fn set(&mut self, position: QueuePosition, state: WaiterState) {
         let (is_assigned, is_idle) = match state {
-            State::Asleep | State::Awake(None) => (false, true),
-            State::Awake(Some(wake)) => (wake.is_room, false),
+            WaiterState::Asleep | WaiterState::Awake(None) => (false, true),
+            WaiterState::Awake(Some(wake)) => (wake.is_room, false),
         };
         for (set, is_in) in [
-            (&mut self.asleep, state == State::Asleep),
+            (&mut self.asleep, state == WaiterState::Asleep),
             (&mut self.idle, is_idle),
             (&mut self.hinted, !is_idle && !is_assigned),
             (&mut self.assigned, is_assigned),
@@ -196,26 +196,26 @@ impl Waiters {
 
 /// The waiters of this instance.
 #[derive(Debug, Default)]
-pub(super) struct Index {
+pub(super) struct WaiterIndex {
     /// Number of waiting requests, including those without a position.
     pub callers: usize,
     waiters: BTreeMap<QueuePosition, Waiter>,
-    at: BTreeMap<SpotKey, Waiters>,
+    at: BTreeMap<WaitKeyHash, Waiters>,
     anywhere: Waiters,
     /// The last waiter that was polled in rotation.
     turn: Option<QueuePosition>,
     /// The last wait key whose first waiter was polled.
-    polled: Option<SpotKey>,
-    news: VecDeque<News>,
+    polled: Option<WaitKeyHash>,
+    news: VecDeque<FreedEvent>,
     /// Sequence number of the last freed event.
     news_count: u64,
 }
 
 #[derive(Debug)]
 struct Waiter {
-    sleeper: Sleeper,
-    keys: Vec<SpotKey>,
-    state: State,
+    sleeper: WaiterProfile,
+    keys: Vec<WaitKeyHash>,
+    state: WaiterState,
     /// Whether the waiter was submitted since it last parked. The submission may have met later events.
     tries: bool,
 }
@@ -223,13 +223,13 @@ struct Waiter {
 impl Waiter {
     /// Whether the waiter checks now, by a state that may be older than the last event, and was not submitted.
     fn is_checking(&self) -> bool {
-        self.state == State::Awake(None) && !self.tries
+        self.state == WaiterState::Awake(None) && !self.tries
     }
 }
 
 /// Wake-up handle of a waiter, with its requirements.
 #[derive(Debug, Clone, Default)]
-pub(super) struct Sleeper {
+pub(super) struct WaiterProfile {
     /// Wakes the waiter.
     pub wake: Arc<Notify>,
     /// Whether the waiter accepts any EM.
@@ -239,40 +239,40 @@ pub(super) struct Sleeper {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum State {
+enum WaiterState {
     Asleep,
     /// Awake, with the reason that the waiter has not taken yet, if any.
-    Awake(Option<Wake>),
+    Awake(Option<WakeReason>),
 }
 
-impl Index {
+impl WaiterIndex {
     /// Adds a waiter, or changes its wait keys, after a decision that began at the freed event `since`.
     ///
     /// Events since then may have missed the waiter. A concerned waiter must check once more before it parks.
     pub fn insert(
         &mut self,
         position: QueuePosition,
-        sleeper: Sleeper,
-        keys: impl IntoIterator<Item = SpotKey>,
+        sleeper: WaiterProfile,
+        keys: impl IntoIterator<Item = WaitKeyHash>,
         since: u64,
     ) {
         let any_em = sleeper.any_em;
-        let keys: Vec<SpotKey> = keys.into_iter().collect();
+        let keys: Vec<WaitKeyHash> = keys.into_iter().collect();
         let before = self.waiters.remove(&position);
         let again = match &before {
-            Some(Waiter { state: State::Awake(again), .. }) => *again,
+            Some(Waiter { state: WaiterState::Awake(again), .. }) => *again,
             _ => None,
         };
         for key in before.iter().flat_map(|before| &before.keys).filter(|key| !keys.contains(key)) {
             self.leave(*key, position);
         }
-        let missed = self.has_missed(position, &keys, any_em, since).then_some(Wake::NEWS);
+        let missed = self.has_missed(position, &keys, any_em, since).then_some(WakeReason::NEWS);
         let again = missed.map(|wake| wake.and(again)).or(again);
         for key in &keys {
             self.at.entry(*key).or_default();
         }
-        self.waiters.insert(position, Waiter { sleeper, keys, state: State::Asleep, tries: false });
-        self.set_state(position, State::Awake(again));
+        self.waiters.insert(position, Waiter { sleeper, keys, state: WaiterState::Asleep, tries: false });
+        self.set_state(position, WaiterState::Awake(again));
     }
 
     /// Returns the sequence number of the last freed event.
@@ -280,14 +280,14 @@ impl Index {
         self.news_count
     }
 
-    fn has_missed(&self, position: QueuePosition, keys: &[SpotKey], any_em: bool, since: u64) -> bool {
+    fn has_missed(&self, position: QueuePosition, keys: &[WaitKeyHash], any_em: bool, since: u64) -> bool {
         let count = usize::try_from(self.news_count.saturating_sub(since)).unwrap_or(usize::MAX);
-        let concerns = |news: &News| {
+        let concerns = |news: &FreedEvent| {
             let is_there = match news.queue {
-                Queue::At(key) => keys.contains(&key),
-                Queue::Em(key) => any_em || keys.contains(&key),
-                Queue::Anywhere => any_em,
-                Queue::Everywhere => true,
+                WaiterSet::At(key) => keys.contains(&key),
+                WaiterSet::Em(key) => any_em || keys.contains(&key),
+                WaiterSet::Anywhere => any_em,
+                WaiterSet::Everywhere => true,
             };
             is_there && news.up_to.is_none_or(|up_to| position < up_to)
         };
@@ -318,7 +318,7 @@ impl Index {
         self.anywhere.settle();
     }
 
-    fn leave(&mut self, key: SpotKey, position: QueuePosition) {
+    fn leave(&mut self, key: WaitKeyHash, position: QueuePosition) {
         if let Some(waiters) = self.at.get_mut(&key) {
             waiters.remove(position);
             if waiters.is_empty() {
@@ -327,7 +327,7 @@ impl Index {
         }
     }
 
-    fn set_state(&mut self, position: QueuePosition, state: State) {
+    fn set_state(&mut self, position: QueuePosition, state: WaiterState) {
         let Some(waiter) = self.waiters.get_mut(&position) else { return };
         waiter.state = state;
         for key in &waiter.keys {
@@ -346,14 +346,14 @@ impl Index {
     }
 
     /// Parks a waiter. Returns an untaken wake reason instead, if there is one.
-    pub fn rest(&mut self, position: QueuePosition) -> Option<Wake> {
+    pub fn rest(&mut self, position: QueuePosition) -> Option<WakeReason> {
         let waiter = self.waiters.get_mut(&position)?;
         waiter.tries = false;
         let told = match waiter.state {
-            State::Awake(told) => told,
-            State::Asleep => None,
+            WaiterState::Awake(told) => told,
+            WaiterState::Asleep => None,
         };
-        self.set_state(position, told.map_or(State::Asleep, |_| State::Awake(None)));
+        self.set_state(position, told.map_or(WaiterState::Asleep, |_| WaiterState::Awake(None)));
         told
     }
 
@@ -365,32 +365,32 @@ impl Index {
     }
 
     /// Takes the wake reason of a woken waiter.
-    pub fn woken_by(&mut self, position: QueuePosition) -> Wake {
-        let Some(State::Awake(Some(told))) = self.state(position) else { return Wake::NEWS };
-        self.set_state(position, State::Awake(None));
+    pub fn woken_by(&mut self, position: QueuePosition) -> WakeReason {
+        let Some(WaiterState::Awake(Some(told))) = self.state(position) else { return WakeReason::NEWS };
+        self.set_state(position, WaiterState::Awake(None));
         told
     }
 
-    fn wake(&mut self, position: QueuePosition, wake: Wake) {
+    fn wake(&mut self, position: QueuePosition, wake: WakeReason) {
         let Some(waiter) = self.waiters.get(&position) else { return };
         let told = match waiter.state {
-            State::Asleep => {
+            WaiterState::Asleep => {
                 waiter.sleeper.wake.notify_one();
                 wake
             }
-            State::Awake(told) => wake.and(told),
+            WaiterState::Awake(told) => wake.and(told),
         };
-        self.set_state(position, State::Awake(Some(told)));
+        self.set_state(position, WaiterState::Awake(Some(told)));
     }
 
-    fn state(&self, position: QueuePosition) -> Option<State> {
+    fn state(&self, position: QueuePosition) -> Option<WaiterState> {
         self.waiters.get(&position).map(|waiter| waiter.state)
     }
 
-    fn publish(&mut self, queue: Queue, up_to: Option<QueuePosition>) {
+    fn publish(&mut self, queue: WaiterSet, up_to: Option<QueuePosition>) {
         if self.callers > 0 {
             self.news_count += 1;
-            self.news.push_back(News { queue, up_to });
+            self.news.push_back(FreedEvent { queue, up_to });
             if self.news.len() > NEWS_MAX {
                 self.news.pop_front();
             }
@@ -403,17 +403,17 @@ impl Index {
     /// the reason for each waiter.
     fn wake_first_of(
         &mut self,
-        queue: Queue,
+        queue: WaiterSet,
         (count, room): (usize, u32),
-        wake: impl Fn(&Waiter) -> Wake,
+        wake: impl Fn(&Waiter) -> WakeReason,
     ) -> Vec<QueuePosition> {
-        let (mut woken, is_anywhere) = (Vec::new(), matches!(queue, Queue::Em(_) | Queue::Anywhere));
+        let (mut woken, is_anywhere) = (Vec::new(), matches!(queue, WaiterSet::Em(_) | WaiterSet::Anywhere));
         if count == 0 {
             return woken;
         }
         let key = match queue {
-            Queue::At(key) | Queue::Em(key) => Some(key),
-            Queue::Anywhere | Queue::Everywhere => None,
+            WaiterSet::At(key) | WaiterSet::Em(key) => Some(key),
+            WaiterSet::Anywhere | WaiterSet::Everywhere => None,
         };
         let at = key.and_then(|key| self.at.get(&key));
         let anywhere = Some(&self.anywhere).filter(|_| is_anywhere);
@@ -451,11 +451,11 @@ impl Index {
     }
 
     /// Wakes the first parked waiter at a key: an operation that frees capacity there is in the commit queue.
-    pub fn room_comes(&mut self, key: SpotKey) {
+    pub fn room_comes(&mut self, key: WaitKeyHash) {
         let Some(waiters) = self.at.get(&key).filter(|waiters| waiters.awake() < NEAR_MAX) else { return };
         visit();
         if let Some(first) = waiters.asleep.first().copied() {
-            self.wake(first, Wake::COMING);
+            self.wake(first, WakeReason::COMING);
         }
     }
 
@@ -464,8 +464,8 @@ impl Index {
     /// Wakes others where the batch freed more than the grants used. Other instances may have freed more if `others_wait`.
     pub fn committed(
         &mut self,
-        mut freed: Freed,
-        granted: impl IntoIterator<Item = (QueuePosition, SpotKey)>,
+        mut freed: FreedNotification,
+        granted: impl IntoIterator<Item = (QueuePosition, WaitKeyHash)>,
         others_wait: bool,
     ) {
         let mut left = Vec::new();
@@ -476,7 +476,7 @@ impl Index {
                 self.granted_at(*key, *key == em, &mut freed);
             }
             if !is_home {
-                self.granted_at(em, true, &mut Freed::default());
+                self.granted_at(em, true, &mut FreedNotification::default());
             }
             left.push((position, waiter));
         }
@@ -486,15 +486,18 @@ impl Index {
             last.extend(self.hand_on(*position, waiter));
         }
         // A request that enters now comes behind all of them, and no waiter would wake it.
-        last.into_iter().for_each(|key| self.publish(key.map_or(Queue::Anywhere, Queue::At), None));
+        last.into_iter().for_each(|key| self.publish(key.map_or(WaiterSet::Anywhere, WaiterSet::At), None));
         // The cache has observed a submitted waiter and all earlier ones.
-        self.wake_freed(&freed, |waiter| if waiter.tries && !others_wait { Wake::SEEN } else { Wake::NEWS });
+        self.wake_freed(
+            &freed,
+            |waiter| if waiter.tries && !others_wait { WakeReason::SEEN } else { WakeReason::NEWS },
+        );
         left.iter().for_each(|(_, waiter)| self.settle(waiter));
     }
 
     /// Subtracts the capacity of one granted request: from `freed` of the same commit, or from the capacity that was freed
     /// before.
-    fn granted_at(&mut self, key: SpotKey, is_em: bool, freed: &mut Freed) {
+    fn granted_at(&mut self, key: WaitKeyHash, is_em: bool, freed: &mut FreedNotification) {
         match freed.spots.get_mut(&key) {
             Some(requests) if *requests == MUCH => {}
             Some(requests) if *requests > 0 => *requests -= 1,
@@ -509,10 +512,10 @@ impl Index {
 
     /// Wakes the next waiter behind a granted one, with the wake reason that the granted one did not take. Returns the keys
     /// without a next waiter; `None` stands for all that accept any EM.
-    fn hand_on(&mut self, position: QueuePosition, granted: &Waiter) -> Vec<Option<SpotKey>> {
+    fn hand_on(&mut self, position: QueuePosition, granted: &Waiter) -> Vec<Option<WaitKeyHash>> {
         let told = match granted.state {
-            State::Awake(told) => told.map(Wake::handed_on),
-            State::Asleep => None,
+            WaiterState::Awake(told) => told.map(WakeReason::handed_on),
+            WaiterState::Asleep => None,
         };
         let (mut woken, mut last) = (BTreeSet::new(), Vec::new());
         for key in granted.keys.iter().copied().map(Some).chain(granted.sleeper.any_em.then_some(None)) {
@@ -523,21 +526,21 @@ impl Index {
                 None => last.push(key),
             }
         }
-        woken.into_iter().for_each(|next| self.wake(next, Wake::GRANT.and(told)));
+        woken.into_iter().for_each(|next| self.wake(next, WakeReason::GRANT.and(told)));
         last
     }
 
     /// Wakes the first waiters where capacity was freed, as many as may fit.
-    pub fn wake_at(&mut self, freed: &Freed) {
-        self.wake_freed(freed, |_| Wake::NEWS);
+    pub fn wake_at(&mut self, freed: &FreedNotification) {
+        self.wake_freed(freed, |_| WakeReason::NEWS);
     }
 
     /// Wakes the first waiters that accept any EM.
     pub fn wake_anywhere(&mut self) {
-        self.wake_first_of(Queue::Anywhere, (WAKE_MAX, SERVED_MAX), |_| Wake::NEWS);
+        self.wake_first_of(WaiterSet::Anywhere, (WAKE_MAX, SERVED_MAX), |_| WakeReason::NEWS);
     }
 
-    fn wake_freed(&mut self, freed: &Freed, wake: impl Fn(&Waiter) -> Wake) {
+    fn wake_freed(&mut self, freed: &FreedNotification, wake: impl Fn(&Waiter) -> WakeReason) {
         let enough = |requests: u32| match requests.min(SERVED_MAX) {
             room if requests == MUCH => (WAKE_MAX, room),
             room => (room as usize, room),
@@ -545,13 +548,13 @@ impl Index {
         // Also if the same batch has granted as much: the grants may have used other capacity.
         let mut is_any_told = !freed.spots.keys().any(|key| freed.is_em(key));
         for (key, requests) in &freed.spots {
-            let queue = if freed.is_em(key) { Queue::Em(*key) } else { Queue::At(*key) };
+            let queue = if freed.is_em(key) { WaiterSet::Em(*key) } else { WaiterSet::At(*key) };
             let woken = self.wake_first_of(queue, enough(*requests), &wake);
             is_any_told |= woken.iter().any(|position| self.anywhere.has(*position));
         }
         // The waiters of the EMs may not fit there.
         if !is_any_told {
-            self.wake_first_of(Queue::Anywhere, (1, 1), &wake);
+            self.wake_first_of(WaiterSet::Anywhere, (1, 1), &wake);
         }
     }
 
@@ -567,14 +570,14 @@ impl Index {
         self.polled.take_if(|_| keys.next().is_none());
         let first = queues.into_iter().inspect(|_| visit()).filter_map(|waiters| waiters.asleep.first().copied());
         for position in first.collect::<BTreeSet<_>>() {
-            self.wake(position, Wake::POLL);
+            self.wake(position, WakeReason::POLL);
         }
         let others = self.turn.map_or(Bound::Unbounded, Bound::Excluded);
         let others = self.waiters.range((others, Bound::Unbounded)).inspect(|_| visit()).take(TURN_MAX);
         let turn: Vec<_> = others.map(|(position, waiter)| (*position, waiter.state)).collect();
         self.turn = turn.last().map(|(position, _)| *position).filter(|_| turn.len() == TURN_MAX);
-        for (position, _) in turn.into_iter().filter(|(_, state)| *state == State::Asleep) {
-            self.wake(position, Wake::TURN);
+        for (position, _) in turn.into_iter().filter(|(_, state)| *state == WaiterState::Asleep) {
+            self.wake(position, WakeReason::TURN);
         }
     }
 
@@ -587,19 +590,19 @@ impl Index {
             std::iter::successors(waiters.next_unassigned(None), next).take(WAKE_MAX).collect::<Vec<_>>()
         };
         let first: BTreeSet<QueuePosition> = at.flat_map(first).collect();
-        first.into_iter().for_each(|position| self.wake(position, Wake::NEWS));
-        self.publish(Queue::Everywhere, None);
+        first.into_iter().for_each(|position| self.wake(position, WakeReason::NEWS));
+        self.publish(WaiterSet::Everywhere, None);
     }
 
     /// Forwards a wake-up without a grant to later waiters that need other dimensions; those with the same needs would find
     /// less.
     ///
     /// A waiter that must check again keeps the reason and forwards it only afterwards.
-    pub fn pass_on(&mut self, position: QueuePosition, wake: Wake) {
+    pub fn pass_on(&mut self, position: QueuePosition, wake: WakeReason) {
         let Some(waiter) = self.waiters.get(&position) else { return };
         let Some(passed) = wake.passed() else { return };
-        if let State::Awake(Some(told)) = waiter.state {
-            self.set_state(position, State::Awake(Some(told.and(Some(passed)))));
+        if let WaiterState::Awake(Some(told)) = waiter.state {
+            self.set_state(position, WaiterState::Awake(Some(told.and(Some(passed)))));
             return;
         }
         let needs = waiter.sleeper.needs.clone();
@@ -623,7 +626,7 @@ impl Index {
     /// [`NEAR_MAX`] that `concerns` accepts.
     fn next_idle(
         &self,
-        key: Option<SpotKey>,
+        key: Option<WaitKeyHash>,
         position: QueuePosition,
         concerns: impl Fn(QueuePosition, &Waiter) -> bool,
     ) -> Option<QueuePosition> {

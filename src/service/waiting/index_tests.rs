@@ -6,7 +6,7 @@ use uuid::Uuid;
 use super::*;
 use crate::domain::{
     em::EmInstance,
-    line::{FreedSpots, Spot},
+    line::{FreedKeys, WaitKey},
     visits,
 };
 
@@ -14,33 +14,33 @@ fn position(number: u128) -> QueuePosition {
     QueuePosition::new(0, OffsetDateTime::UNIX_EPOCH, Uuid::from_u128(number))
 }
 
-fn em(host: &str) -> Spot {
-    Spot::Em(EmInstance::parse("em", "ecm", host).unwrap())
+fn em(host: &str) -> WaitKey {
+    WaitKey::Em(EmInstance::parse("em", "ecm", host).unwrap())
 }
 
-fn freed(spot: Spot, requests: u32) -> Freed {
-    let mut spots = FreedSpots::default();
+fn freed(spot: WaitKey, requests: u32) -> FreedNotification {
+    let mut spots = FreedKeys::default();
     spots.note(spot, requests);
-    Freed::at(&spots).remove(0)
+    FreedNotification::at(&spots).remove(0)
 }
 
-fn awake(index: &Index) -> Vec<u128> {
-    let awake = index.waiters.iter().filter(|(_, waiter)| waiter.state != State::Asleep);
+fn awake(index: &WaiterIndex) -> Vec<u128> {
+    let awake = index.waiters.iter().filter(|(_, waiter)| waiter.state != WaiterState::Asleep);
     awake.map(|(position, _)| position.ticket_id().as_u128()).collect()
 }
 
 /// Each tenth waiter needs memory, the others need cores.
-fn sleeper(number: u128) -> Sleeper {
+fn sleeper(number: u128) -> WaiterProfile {
     let needs = [if number.is_multiple_of(10) { Dimension::Memory } else { Dimension::Cores }];
-    Sleeper { needs: needs.into(), ..Sleeper::default() }
+    WaiterProfile { needs: needs.into(), ..WaiterProfile::default() }
 }
 
 /// The first waiter is at EM b, the others at EM a; all are parked.
-fn line(count: u128) -> Index {
-    let mut index = Index { callers: 1, ..Index::default() };
+fn line(count: u128) -> WaiterIndex {
+    let mut index = WaiterIndex { callers: 1, ..WaiterIndex::default() };
     for number in 0..count {
         let spot = em(if number == 0 { "b" } else { "a" });
-        index.insert(position(number), sleeper(number), [SpotKey::of(&spot)], 0);
+        index.insert(position(number), sleeper(number), [WaitKeyHash::of(&spot)], 0);
         assert_eq!(index.rest(position(number)), None);
     }
     index
@@ -52,7 +52,7 @@ fn as_many_wake_as_there_is_room_for_and_each_grant_one_more() {
     index.wake_at(&freed(em("a"), 3));
     assert_eq!(awake(&index), [1, 2, 3]);
     index.woken_by(position(1));
-    commit(&mut index, Freed::default(), &[(1, em("a"))]);
+    commit(&mut index, FreedNotification::default(), &[(1, em("a"))]);
     assert_eq!(awake(&index), [2, 3, 4]);
     index.wake_at(&freed(em("a"), MUCH));
     // The fourth waiter had no counted capacity and is the first of sixteen.
@@ -63,10 +63,10 @@ fn as_many_wake_as_there_is_room_for_and_each_grant_one_more() {
 fn who_is_awake_when_there_is_news_looks_again_before_he_sleeps() {
     let mut index = line(10);
     index.wake_at(&freed(em("a"), 1));
-    assert_eq!(index.woken_by(position(1)), Wake::NEWS);
+    assert_eq!(index.woken_by(position(1)), WakeReason::NEWS);
     index.wake_at(&freed(em("a"), 1));
     assert_eq!(awake(&index), [1, 2], "the next one, and he who is awake already");
-    assert_eq!(index.rest(position(1)), Some(Wake::NEWS), "what he saw may be older than that");
+    assert_eq!(index.rest(position(1)), Some(WakeReason::NEWS), "what he saw may be older than that");
     assert_eq!(index.rest(position(1)), None);
     assert_eq!(awake(&index), [2]);
 }
@@ -75,8 +75,8 @@ fn who_is_awake_when_there_is_news_looks_again_before_he_sleeps() {
 fn where_an_em_is_held_no_more_those_wake_whom_any_will_do() {
     let mut index = line(3);
     for number in 3..50 {
-        let sleeper = Sleeper { any_em: true, ..sleeper(number) };
-        index.insert(position(number), sleeper, [SpotKey::of(&em("a"))], 0);
+        let sleeper = WaiterProfile { any_em: true, ..sleeper(number) };
+        index.insert(position(number), sleeper, [WaitKeyHash::of(&em("a"))], 0);
         assert_eq!(index.rest(position(number)), None);
     }
     index.wake_anywhere();
@@ -85,7 +85,7 @@ fn where_an_em_is_held_no_more_those_wake_whom_any_will_do() {
 
 #[test]
 fn a_release_is_followed_by_the_first_who_sleeps() {
-    let (mut index, key) = (line(10), SpotKey::of(&em("a")));
+    let (mut index, key) = (line(10), WaitKeyHash::of(&em("a")));
     index.room_comes(key);
     index.room_comes(key);
     assert_eq!(awake(&index), [1, 2]);
@@ -103,16 +103,20 @@ fn a_release_is_followed_by_the_first_who_sleeps() {
 #[test]
 fn who_followed_a_release_in_vain_is_told_of_it_and_nobody_else() {
     let mut index = line(10);
-    index.room_comes(SpotKey::of(&em("a")));
+    index.room_comes(WaitKeyHash::of(&em("a")));
     index.woken_by(position(1));
     index.tries(position(1));
     index.committed(freed(em("a"), 1), std::iter::empty(), false);
     assert_eq!(awake(&index), [1], "he was before it, or comes after it");
-    assert_eq!(index.rest(position(1)), Some(Wake::SEEN));
+    assert_eq!(index.rest(position(1)), Some(WakeReason::SEEN));
     assert_eq!(index.rest(position(1)), None);
     index.tries(position(1));
     index.committed(freed(em("a"), 1), std::iter::empty(), true);
-    assert_eq!(index.rest(position(1)), Some(Wake::NEWS), "who stands before him elsewhere, nobody here has seen");
+    assert_eq!(
+        index.rest(position(1)),
+        Some(WakeReason::NEWS),
+        "who stands before him elsewhere, nobody here has seen"
+    );
 }
 
 #[test]
@@ -135,8 +139,8 @@ fn who_finds_no_room_passes_the_news_to_a_few_behind_him() {
 fn who_is_about_to_stand_misses_nothing() {
     let mut index = line(10);
     let since = index.news_count();
-    let late = |index: &mut Index, number| {
-        index.insert(position(number), Sleeper::default(), [SpotKey::of(&em("a"))], since);
+    let late = |index: &mut WaiterIndex, number| {
+        index.insert(position(number), WaiterProfile::default(), [WaitKeyHash::of(&em("a"))], since);
         index.rest(position(number))
     };
     index.wake_at(&freed(em("b"), MUCH));
@@ -144,13 +148,13 @@ fn who_is_about_to_stand_misses_nothing() {
     index.wake_at(&freed(em("a"), 2));
     assert_eq!(late(&mut index, 101), None, "others were woken, who stand before him");
     index.wake_at(&freed(em("a"), 100));
-    assert_eq!(late(&mut index, 102), Some(Wake::NEWS), "there may be room for more than could be woken");
+    assert_eq!(late(&mut index, 102), Some(WakeReason::NEWS), "there may be room for more than could be woken");
 }
 
 #[test]
 fn somebody_hears_of_room_where_he_does_not_stand() {
-    let mut index = Index { callers: 1, ..Index::default() };
-    let keys = ["a", "b"].map(|host| SpotKey::of(&em(host)));
+    let mut index = WaiterIndex { callers: 1, ..WaiterIndex::default() };
+    let keys = ["a", "b"].map(|host| WaitKeyHash::of(&em(host)));
     index.insert(position(1), sleeper(1), [keys[0]], 0);
     let since = index.news_count();
     index.wake_at(&freed(em("b"), 1));
@@ -162,8 +166,8 @@ fn somebody_hears_of_room_where_he_does_not_stand() {
 }
 
 /// Commits a batch that grants requests at EMs.
-fn commit(index: &mut Index, freed: Freed, granted: &[(u128, Spot)]) {
-    index.committed(freed, granted.iter().map(|(number, em)| (position(*number), SpotKey::of(em))), false);
+fn commit(index: &mut WaiterIndex, freed: FreedNotification, granted: &[(u128, WaitKey)]) {
+    index.committed(freed, granted.iter().map(|(number, em)| (position(*number), WaitKeyHash::of(em))), false);
 }
 
 #[test]
@@ -173,8 +177,12 @@ fn waiter_index_with_many_awake_finds_next_sleeper_directly() {
         let news = freed(em("a"), u32::try_from(count).unwrap());
         index.wake_at(&news);
         index.woken_by(position(1));
-        let visits = visits::count(|| commit(&mut index, Freed::default(), &[(1, em("a"))]));
-        assert_eq!(index.state(position(count + 1)), Some(State::Awake(Some(Wake::GRANT))), "the next sleeper");
+        let visits = visits::count(|| commit(&mut index, FreedNotification::default(), &[(1, em("a"))]));
+        assert_eq!(
+            index.state(position(count + 1)),
+            Some(WaiterState::Awake(Some(WakeReason::GRANT))),
+            "the next sleeper"
+        );
         visits
     };
     let [few, many] = [visits(50), visits(500)];
@@ -188,13 +196,13 @@ fn waiter_index_without_capacity_left_publishes_nothing() {
     // One request was freed, and one was granted.
     commit(&mut index, freed(em("a"), 1), &[(1, em("a"))]);
     assert_eq!(awake(&index), [2], "the next after a grant");
-    index.insert(position(100), sleeper(1), [SpotKey::of(&em("a"))], since);
+    index.insert(position(100), sleeper(1), [WaitKeyHash::of(&em("a"))], since);
     assert_eq!(index.rest(position(100)), None, "an earlier waiter checks for it");
 }
 
 #[test]
 fn waiter_index_without_waiters_counts_no_capacity() {
-    let mut index = Index { callers: 1, ..Index::default() };
+    let mut index = WaiterIndex { callers: 1, ..WaiterIndex::default() };
     for number in 0..10_000 {
         commit(&mut index, freed(em(&number.to_string()), 1), &[]);
     }
@@ -205,14 +213,14 @@ fn waiter_index_without_waiters_counts_no_capacity() {
 #[derive(Debug, Clone, Copy)]
 enum Step {
     Parked,
-    Checking(Wake),
-    Submitted(Wake, usize),
+    Checking(WakeReason),
+    Submitted(WakeReason, usize),
 }
 
 /// A model of the service around the index: EMs with free capacity for a number of requests, and waiters that check and are
 /// granted.
 struct Model {
-    index: Index,
+    index: WaiterIndex,
     free: Vec<u32>,
     /// Waiters by position: step, home EM, whether the waiter accepts any EM, and the accepted EMs.
     waiters: BTreeMap<u128, (Step, usize, bool, Vec<usize>)>,
@@ -223,15 +231,15 @@ struct Model {
 impl Model {
     fn new(ems: usize, waiters: impl IntoIterator<Item = (usize, bool, Vec<usize>)>) -> Self {
         let mut model = Self {
-            index: Index { callers: 1, ..Index::default() },
+            index: WaiterIndex { callers: 1, ..WaiterIndex::default() },
             free: vec![0; ems],
             waiters: BTreeMap::new(),
             checks: 0,
             served: 0,
         };
         for (number, (home, any_em, accepted)) in (0..).zip(waiters) {
-            let sleeper = Sleeper { any_em, ..sleeper(1) };
-            model.index.insert(position(number), sleeper, [SpotKey::of(&em(&home.to_string()))], 0);
+            let sleeper = WaiterProfile { any_em, ..sleeper(1) };
+            model.index.insert(position(number), sleeper, [WaitKeyHash::of(&em(&home.to_string()))], 0);
             assert_eq!(model.index.rest(position(number)), None);
             model.waiters.insert(number, (Step::Parked, home, any_em, accepted));
         }
@@ -257,7 +265,7 @@ impl Model {
 
     /// Commits releases at EMs and the submitted requests, and lets each awake waiter check once.
     fn advance(&mut self, released: &[usize]) {
-        let (mut spots, mut granted, mut refused) = (FreedSpots::default(), vec![], vec![]);
+        let (mut spots, mut granted, mut refused) = (FreedKeys::default(), vec![], vec![]);
         for &at in released {
             self.free[at] += 1;
             spots.note(em(&at.to_string()), 1);
@@ -278,7 +286,7 @@ impl Model {
                 _ => {}
             }
         }
-        commit(&mut self.index, Freed::of(&spots), &granted);
+        commit(&mut self.index, FreedNotification::of(&spots), &granted);
         for (number, wake) in refused {
             self.checks += 1;
             self.index.pass_on(position(number), wake);
@@ -303,7 +311,7 @@ impl Model {
                         self.park(number);
                     }
                 }
-                Step::Parked if self.index.state(position(number)) != Some(State::Asleep) => {
+                Step::Parked if self.index.state(position(number)) != Some(WaiterState::Asleep) => {
                     let wake = self.index.woken_by(position(number));
                     self.waiters.get_mut(&number).unwrap().0 = Step::Checking(wake);
                 }
@@ -320,7 +328,7 @@ impl Model {
 
     fn advance_until_parked(&mut self) {
         while self.waiters.values().any(|waiter| !matches!(waiter.0, Step::Parked))
-            || self.numbers().iter().any(|number| self.index.state(position(*number)) != Some(State::Asleep))
+            || self.numbers().iter().any(|number| self.index.state(position(*number)) != Some(WaiterState::Asleep))
         {
             self.advance(&[]);
         }
@@ -383,9 +391,9 @@ fn waiter_index_after_random_releases_leaves_no_fitting_waiter() {
 #[test]
 fn waiter_index_poll_with_many_keys_visits_some_in_turn() {
     let line = |count: u128| {
-        let mut index = Index { callers: 1, ..Index::default() };
+        let mut index = WaiterIndex { callers: 1, ..WaiterIndex::default() };
         for number in 0..count {
-            index.insert(position(number), sleeper(1), [SpotKey::of(&em(&number.to_string()))], 0);
+            index.insert(position(number), sleeper(1), [WaitKeyHash::of(&em(&number.to_string()))], 0);
             assert_eq!(index.rest(position(number)), None);
         }
         index

@@ -17,11 +17,11 @@ use crate::{
     store::{
         StoreError,
         session::{Session, answered},
-        waiting::{self, Freed, Gone, RENEWAL},
+        waiting::{self, FreedNotification, RENEWAL, RemovedRequests},
     },
 };
 
-use super::{POLL_INTERVAL, WaitingLine};
+use super::{LocalWaitQueue, POLL_INTERVAL};
 
 /// Number of polls after which entries without a live instance are deleted even if no instance is known to be dead.
 const SWEEP_POLLS: u32 = 30;
@@ -54,10 +54,14 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Removes ended requests, deletes entries of dead instances, and polls the local waiters. Returns at shutdown, after all
 /// requests have ended.
-pub async fn run(line: WaitingLine, mut leaving: mpsc::UnboundedReceiver<Uuid>) {
+pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Uuid>) {
     // A session of its own: a shortage of connections must not delay the removal of entries that reserve capacity.
-    let mut keeper =
-        Keeper { session: line.store.session(), left: Vec::new(), polls: 0, answers_since: Instant::now() };
+    let mut keeper = WaitQueueMaintenance {
+        session: line.store.session(),
+        left: Vec::new(),
+        polls: 0,
+        answers_since: Instant::now(),
+    };
     let mut polls = tokio::time::interval(POLL_INTERVAL);
     polls.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
@@ -82,7 +86,7 @@ pub async fn run(line: WaitingLine, mut leaving: mpsc::UnboundedReceiver<Uuid>) 
 }
 
 /// Renews the instance's row while requests wait here, until shutdown.
-pub async fn live(line: WaitingLine) {
+pub async fn live(line: LocalWaitQueue) {
     line.connect().await;
     let mut renewals = tokio::time::interval(POLL_INTERVAL);
     renewals.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -100,7 +104,7 @@ pub async fn live(line: WaitingLine) {
     }
 }
 
-struct Keeper {
+struct WaitQueueMaintenance {
     session: Session,
     /// Ticket ids to remove, until the removal is committed.
     left: Vec<Uuid>,
@@ -109,7 +113,7 @@ struct Keeper {
     answers_since: Instant,
 }
 
-impl Keeper {
+impl WaitQueueMaintenance {
     /// Deletes the entries in `left`, and notifies all instances of the freed reservations.
     async fn leave(&mut self) -> Result<(), StoreError> {
         while !self.left.is_empty() {
@@ -127,7 +131,7 @@ impl Keeper {
 
     /// Retries failed removals and deletes the entries of dead instances. Instances first have [`GRACE`] to renew after an
     /// outage.
-    async fn poll(&mut self, line: &WaitingLine) -> Result<(), StoreError> {
+    async fn poll(&mut self, line: &LocalWaitQueue) -> Result<(), StoreError> {
         self.leave().await?;
         self.polls = self.polls.wrapping_add(1);
         let dead = answered(waiting::is_any_dead(self.session.get().await?, line.instance_id)).await?;
@@ -151,12 +155,12 @@ impl Keeper {
         Ok(())
     }
 
-    async fn notify(&mut self, gone: Gone) -> Result<(), StoreError> {
+    async fn notify(&mut self, gone: RemovedRequests) -> Result<(), StoreError> {
         if gone.spots.is_empty() {
             return Ok(());
         }
         let freed = gone.spots.counted_up_to(LEFT_COUNTED_MAX);
-        answered(waiting::notify(self.session.get().await?, &Freed::at(&freed))).await
+        answered(waiting::notify(self.session.get().await?, &FreedNotification::at(&freed))).await
     }
 
     fn note(&mut self, kept: Result<(), StoreError>) {
@@ -171,7 +175,7 @@ impl Keeper {
 }
 
 /// Wakes local waiters when other instances free capacity, until shutdown.
-pub async fn listen(line: WaitingLine, admission: Admission) {
+pub async fn listen(line: LocalWaitQueue, admission: Admission) {
     loop {
         tokio::select! {
             () = line.stopping.cancelled() => return,
@@ -191,7 +195,7 @@ pub async fn listen(line: WaitingLine, admission: Admission) {
     }
 }
 
-async fn hear(line: &WaitingLine, admission: &Admission) -> Result<(), StoreError> {
+async fn hear(line: &LocalWaitQueue, admission: &Admission) -> Result<(), StoreError> {
     let primary = line.store.primary();
     primary.awaited().await;
     let moved = primary.moved();
@@ -216,7 +220,7 @@ async fn hear(line: &WaitingLine, admission: &Admission) -> Result<(), StoreErro
         match heard? {
             None => return Ok(()),
             Some(notification) => {
-                let freed = Freed::parse(notification.payload());
+                let freed = FreedNotification::parse(notification.payload());
                 // Commits of this instance have woken its waiters already.
                 if !freed.is_from(line.instance_id) {
                     wake(line, admission, &freed).await;
@@ -226,7 +230,7 @@ async fn hear(line: &WaitingLine, admission: &Admission) -> Result<(), StoreErro
     }
 }
 
-async fn wake(line: &WaitingLine, admission: &Admission, freed: &Freed) {
+async fn wake(line: &LocalWaitQueue, admission: &Admission, freed: &FreedNotification) {
     if freed.anywhere {
         line.index().wake_first();
         return;

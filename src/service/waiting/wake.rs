@@ -7,7 +7,7 @@ const PASSES_AFTER_NEWS: u8 = 15;
 
 /// Reason of a wake-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Wake {
+pub struct WakeReason {
     /// Whether the event may be newer than the cached state of this instance.
     pub is_news: bool,
     /// Whether the wake-up is a poll without a known change.
@@ -20,7 +20,7 @@ pub struct Wake {
     passes: u8,
 }
 
-impl Wake {
+impl WakeReason {
     /// Capacity may have been freed that no one on this instance has observed.
     pub const NEWS: Self =
         Self { is_news: true, is_poll: false, is_room: true, is_coming: false, passes: PASSES_AFTER_NEWS };

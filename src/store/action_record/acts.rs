@@ -10,12 +10,12 @@ use time::OffsetDateTime;
 use crate::domain::{
     action::Action,
     audit::{Difference, Subject},
-    limit::{Pattern, Rule},
+    limit::{LabelPattern, Rule},
     name::Name,
     policy::Policy,
     principal::{Actor, Principal},
     resource::{Resource, ResourceType},
-    state::State,
+    state::RecordedState,
 };
 
 use crate::store::{StoreError, expect_rows, limit};
@@ -24,7 +24,7 @@ use super::TABLE;
 
 /// Change of the limits.
 #[derive(Debug, Clone)]
-pub enum LimitLine {
+pub enum LimitAct {
     /// A rule was added or changed; with the previous rule, if any.
     Set(Rule, Option<Rule>),
     /// A rule was deleted.
@@ -36,7 +36,7 @@ pub enum LimitLine {
     InForce(BTreeSet<String>),
 }
 
-impl LimitLine {
+impl LimitAct {
     fn action(&self) -> Action {
         match self {
             Self::Set(..) => Action::LimitSet,
@@ -53,7 +53,7 @@ impl LimitLine {
         }
     }
 
-    /// Returns the actor and address. The actor of `InForce` is the service itself.
+    /// Returns the actor and address. The actor of `CurrentLimits` is the service itself.
     fn actor<'a>(&self, by: &'a Actor) -> (&'a str, Option<&'a str>) {
         match self {
             Self::Set(..) | Self::Deleted(_) | Self::Policy(..) => (by.as_str(), by.address()),
@@ -61,7 +61,7 @@ impl LimitLine {
         }
     }
 
-    /// Returns the reason that the actor gave. `InForce` has none.
+    /// Returns the reason that the actor gave. `CurrentLimits` has none.
     fn reason<'a>(&self, by: &'a Actor) -> Option<&'a str> {
         match self {
             Self::Set(..) | Self::Deleted(_) | Self::Policy(..) => by.reason(),
@@ -71,12 +71,16 @@ impl LimitLine {
 
     fn states(&self) -> (Option<String>, Option<String>) {
         let (before, after) = match self {
-            Self::Set(rule, before) => (before.as_ref().map(State::of_rule), Some(State::of_rule(rule))),
-            Self::Deleted(rule) => (Some(State::of_rule(rule)), None),
-            Self::Policy(_, policy, before) => (before.as_ref().map(State::of_policy), Some(State::of_policy(policy))),
+            Self::Set(rule, before) => {
+                (before.as_ref().map(RecordedState::of_rule), Some(RecordedState::of_rule(rule)))
+            }
+            Self::Deleted(rule) => (Some(RecordedState::of_rule(rule)), None),
+            Self::Policy(_, policy, before) => {
+                (before.as_ref().map(RecordedState::of_policy), Some(RecordedState::of_policy(policy)))
+            }
             Self::InForce(_) => (None, None),
         };
-        (before.map(State::into_string), after.map(State::into_string))
+        (before.map(RecordedState::into_string), after.map(RecordedState::into_string))
     }
 
     /// Returns the pattern of the rule, or the label names of the label set, or the checks of the policy, as JSON.
@@ -87,7 +91,7 @@ impl LimitLine {
                 serde_json::json!(policy.to_string().split(',').collect::<Vec<_>>()).to_string()
             }
             Self::InForce(keys) => {
-                limit::pattern_json(&Pattern::new(keys.iter().map(|key| (key.clone(), None)).collect()))
+                limit::pattern_json(&LabelPattern::new(keys.iter().map(|key| (key.clone(), None)).collect()))
             }
         }
     }
@@ -113,17 +117,17 @@ impl LimitLine {
 }
 
 /// Records changes of the limits inside the limits fence, so that line numbers show which decisions used the new rules.
-/// A very large change is recorded before the fence; its [`LimitLine::InForce`] lines inside the fence show that
+/// A very large change is recorded before the fence; its [`LimitAct::InForce`] lines inside the fence show that
 /// instead.
 ///
 /// # Errors
 /// [`StoreError::RowCount`]; database errors.
-pub async fn insert_limits(connection: &mut PgConnection, lines: &[LimitLine], by: &Actor) -> Result<(), StoreError> {
+pub async fn insert_limits(connection: &mut PgConnection, lines: &[LimitAct], by: &Actor) -> Result<(), StoreError> {
     if lines.is_empty() {
         return Ok(());
     }
     let (actors, addresses): (Vec<_>, Vec<_>) = lines.iter().map(|line| line.actor(by)).unzip();
-    let (before, after): (Vec<_>, Vec<_>) = lines.iter().map(LimitLine::states).unzip();
+    let (before, after): (Vec<_>, Vec<_>) = lines.iter().map(LimitAct::states).unzip();
     let done = sqlx::query(
         "-- action_record::insert_limits
         INSERT INTO linkis_resource_action_record (action, em_application_name, scope, resource_type, resource, actor,
@@ -133,12 +137,12 @@ pub async fn insert_limits(connection: &mut PgConnection, lines: &[LimitLine], b
             $11::text[]) AS d (action, em_kind, scope, max, actor, mode, address, before, after, reason)",
     )
     .bind(lines.iter().map(|line| line.action().as_str()).collect::<Vec<_>>())
-    .bind(lines.iter().map(LimitLine::em_kind).collect::<Vec<_>>())
-    .bind(lines.iter().map(LimitLine::scope).collect::<Vec<_>>())
-    .bind(lines.iter().map(LimitLine::max).collect::<Vec<_>>())
+    .bind(lines.iter().map(LimitAct::em_kind).collect::<Vec<_>>())
+    .bind(lines.iter().map(LimitAct::scope).collect::<Vec<_>>())
+    .bind(lines.iter().map(LimitAct::max).collect::<Vec<_>>())
     .bind(actors)
     .bind(ResourceType::Special.as_str())
-    .bind(lines.iter().map(LimitLine::mode).collect::<Vec<_>>())
+    .bind(lines.iter().map(LimitAct::mode).collect::<Vec<_>>())
     .bind(addresses)
     .bind(before)
     .bind(after)
@@ -150,7 +154,7 @@ pub async fn insert_limits(connection: &mut PgConnection, lines: &[LimitLine], b
 
 /// Repair of the counters of an EM or a scope.
 #[derive(Debug)]
-pub struct Repair {
+pub struct RepairAct {
     /// EM or scope.
     pub subject: Subject,
     /// Sum of its tickets.
@@ -165,7 +169,7 @@ pub struct Repair {
 /// [`StoreError::RowCount`]; database errors.
 pub async fn insert_repairs(
     connection: &mut PgConnection,
-    repairs: &[Repair],
+    repairs: &[RepairAct],
     now: OffsetDateTime,
     by: &Actor,
 ) -> Result<(), StoreError> {
@@ -178,7 +182,7 @@ pub async fn insert_repairs(
         Subject::Em(_) | Subject::Rule(_) | Subject::Policy(_) | Subject::Other(_) => None,
         Subject::Scope(scope) => Some(serde_json::json!(scope.labels()).to_string()),
     });
-    let states = repairs.iter().map(|repair| State::of_repair(&repair.differences));
+    let states = repairs.iter().map(|repair| RecordedState::of_repair(&repair.differences));
     let states = states.map(|(before, after)| (before.into_string(), after.into_string()));
     let (before, after): (Vec<_>, Vec<_>) = states.unzip();
     let done = sqlx::query(
@@ -208,22 +212,22 @@ pub async fn insert_repairs(
 
 /// Change of an object that has no column of its own: a token or a provider.
 #[derive(Debug)]
-pub struct OtherLine {
+pub struct OtherAct {
     /// Action.
     pub action: Action,
     /// Object, for display.
     pub object: String,
     /// State before the change; `None` if it did not exist.
-    pub before: Option<State>,
+    pub before: Option<RecordedState>,
     /// State after the change; `None` if it was deleted.
-    pub after: Option<State>,
+    pub after: Option<RecordedState>,
 }
 
 /// Records changes of tokens or providers, in the transaction of the change.
 ///
 /// # Errors
 /// [`StoreError::RowCount`]; database errors.
-pub async fn insert_others(connection: &mut PgConnection, lines: &[OtherLine], by: &Actor) -> Result<(), StoreError> {
+pub async fn insert_others(connection: &mut PgConnection, lines: &[OtherAct], by: &Actor) -> Result<(), StoreError> {
     let done = sqlx::query(
         "-- action_record::insert_others
         INSERT INTO linkis_resource_action_record (action, object, before, after, resource_type, resource, actor, address,
@@ -233,8 +237,8 @@ pub async fn insert_others(connection: &mut PgConnection, lines: &[OtherLine], b
     )
     .bind(lines.iter().map(|line| line.action.as_str()).collect::<Vec<_>>())
     .bind(lines.iter().map(|line| line.object.as_str()).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.before.as_ref().map(State::as_str)).collect::<Vec<_>>())
-    .bind(lines.iter().map(|line| line.after.as_ref().map(State::as_str)).collect::<Vec<_>>())
+    .bind(lines.iter().map(|line| line.before.as_ref().map(RecordedState::as_str)).collect::<Vec<_>>())
+    .bind(lines.iter().map(|line| line.after.as_ref().map(RecordedState::as_str)).collect::<Vec<_>>())
     .bind(ResourceType::Special.as_str())
     .bind(Resource::zero(ResourceType::Special).to_json())
     .bind(by.as_str())

@@ -6,19 +6,19 @@ use uuid::Uuid;
 use crate::domain::{
     action::Action,
     em::{Em, EmInstance},
-    end::End,
+    end::TicketEnd,
     ledger::{Deltas, DrainDelta, EndedDelta, HistoryLine},
     name::Name,
     principal::{Actor, Principal},
     resource::Resource,
-    state::State,
+    state::RecordedState,
     ticket::{Ticket, TicketState},
 };
 
 use crate::store::rows::labels_json;
 
 /// Content of one history line.
-struct Record<'a> {
+struct BatchRecord<'a> {
     action: Action,
     ticket: Option<&'a Ticket>,
     em: &'a EmInstance,
@@ -28,11 +28,11 @@ struct Record<'a> {
     /// Grant time of an ended ticket; `None` for other lines.
     held_since: Option<OffsetDateTime>,
     address: Option<&'a str>,
-    before: Option<State>,
-    after: Option<State>,
+    before: Option<RecordedState>,
+    after: Option<RecordedState>,
 }
 
-impl<'a> Record<'a> {
+impl<'a> BatchRecord<'a> {
     fn new(action: Action, em: &'a EmInstance, resource: &'a Resource, actor: &'a str) -> Self {
         let (ticket, reason, held_since, address, before, after) = (None, None, None, None, None, None);
         Self { action, ticket, em, resource, actor, reason, held_since, address, before, after }
@@ -48,7 +48,7 @@ impl<'a> Record<'a> {
 
     fn of_end(ended: &'a EndedDelta) -> Self {
         let of_ticket = Self::of_ticket(Action::Ended(ended.end), &ended.ticket, &ended.by.principal);
-        let before = (ended.end == End::Forced).then(|| State::of_ticket(&ended.ticket));
+        let before = (ended.end == TicketEnd::Forced).then(|| RecordedState::of_ticket(&ended.ticket));
         Self {
             reason: ended.reason.as_ref(),
             held_since: Some(ended.ticket.locked_time),
@@ -59,13 +59,13 @@ impl<'a> Record<'a> {
     }
 
     fn of_adopted(ticket: &'a Ticket, by: &'a Actor) -> Self {
-        let after = Some(State::of_ticket(ticket));
+        let after = Some(RecordedState::of_ticket(ticket));
         Self { address: by.address(), after, ..Self::of_ticket(Action::Adopted, ticket, &by.principal) }
     }
 
     fn of_drain(line: &'a DrainDelta) -> Self {
         let action = if line.after.is_some() { Action::Drained } else { Action::Resumed };
-        let state = |drain: &Option<_>| drain.as_deref().map(State::of_drain);
+        let state = |drain: &Option<_>| drain.as_deref().map(RecordedState::of_drain);
         Self {
             reason: line.reason.as_ref(),
             address: line.by.address(),
@@ -78,7 +78,7 @@ impl<'a> Record<'a> {
 
 /// Columns of the history lines of a batch, without those of granted tickets: their ticket rows have the same columns.
 #[derive(Default)]
-pub(in crate::store) struct Columns<'a> {
+pub(in crate::store) struct ActionColumns<'a> {
     /// Number of the line within the batch.
     pub line: Vec<i32>,
     pub action: Vec<&'static str>,
@@ -110,17 +110,23 @@ pub(in crate::store) struct ActColumns<'a> {
 
 impl<'a> ActColumns<'a> {
     /// Sets the columns of line `nth`. Earlier lines without values become `None`.
-    fn push(&mut self, nth: usize, address: Option<&'a str>, before: Option<State>, after: Option<State>) {
+    fn push(
+        &mut self,
+        nth: usize,
+        address: Option<&'a str>,
+        before: Option<RecordedState>,
+        after: Option<RecordedState>,
+    ) {
         self.address.resize(nth, None);
         self.before.resize(nth, None);
         self.after.resize(nth, None);
         self.address.push(address);
-        self.before.push(before.map(State::into_string));
-        self.after.push(after.map(State::into_string));
+        self.before.push(before.map(RecordedState::into_string));
+        self.after.push(after.map(RecordedState::into_string));
     }
 }
 
-impl<'a> Columns<'a> {
+impl<'a> ActionColumns<'a> {
     /// Returns the history lines of a batch in the order of the decisions, without the granted tickets. Returns the
     /// line numbers of those separately.
     pub fn of(deltas: &'a Deltas) -> (Self, Vec<i32>) {
@@ -133,32 +139,34 @@ impl<'a> Columns<'a> {
                     continue;
                 }
                 HistoryLine::Ended => match ended.next() {
-                    Some(ended) => Record::of_end(ended),
+                    Some(ended) => BatchRecord::of_end(ended),
                     None => continue,
                 },
-                HistoryLine::Registered(em, false, by) => Record::of_em(Action::Registered, em, by),
-                HistoryLine::Registered(em, true, by) => Record::of_em(Action::Resized, em, by),
-                HistoryLine::Gone(em, end, by) => Record::of_em(Action::Ended(*end), em, by),
-                HistoryLine::GrantedBefore(ticket) => Record::of_ticket(Action::Granted, ticket, &ticket.principal),
-                HistoryLine::Adopted(ticket, by) => Record::of_adopted(ticket, by),
-                HistoryLine::Inited(ticket, by) => Record::of_ticket(Action::Inited, ticket, by),
-                HistoryLine::Reported(ticket, by) => Record::of_ticket(Action::Reported, ticket, by),
-                HistoryLine::Drain(line) => Record::of_drain(line),
+                HistoryLine::Registered(em, false, by) => BatchRecord::of_em(Action::Registered, em, by),
+                HistoryLine::Registered(em, true, by) => BatchRecord::of_em(Action::Resized, em, by),
+                HistoryLine::Gone(em, end, by) => BatchRecord::of_em(Action::Ended(*end), em, by),
+                HistoryLine::GrantedBefore(ticket) => {
+                    BatchRecord::of_ticket(Action::Granted, ticket, &ticket.principal)
+                }
+                HistoryLine::Adopted(ticket, by) => BatchRecord::of_adopted(ticket, by),
+                HistoryLine::Inited(ticket, by) => BatchRecord::of_ticket(Action::Inited, ticket, by),
+                HistoryLine::Reported(ticket, by) => BatchRecord::of_ticket(Action::Reported, ticket, by),
+                HistoryLine::Drain(line) => BatchRecord::of_drain(line),
             };
             columns.push(number, record);
         }
         (columns, granted)
     }
 
-    fn push(&mut self, number: i32, record: Record<'a>) {
+    fn push(&mut self, number: i32, record: BatchRecord<'a>) {
         self.push_line(number, &record);
-        let Record { address, before, after, .. } = record;
+        let BatchRecord { address, before, after, .. } = record;
         if !self.acts.address.is_empty() || address.is_some() || before.is_some() || after.is_some() {
             self.acts.push(self.line.len() - 1, address, before, after);
         }
     }
 
-    fn push_line(&mut self, number: i32, record: &Record<'a>) {
+    fn push_line(&mut self, number: i32, record: &BatchRecord<'a>) {
         let engine = record.ticket.and_then(|ticket| match &ticket.state {
             TicketState::Used { engine, .. } => Some(engine),
             TicketState::Locked { .. } => None,

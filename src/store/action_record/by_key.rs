@@ -8,7 +8,7 @@ use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::forma
 use crate::domain::{action::ActionRecord, name::Name};
 
 use super::{
-    ActionRow, Filter, Numbers, TABLE,
+    ActionFilter, ActionRow, NumberRange, TABLE,
     matching::{is_of, select_matching},
 };
 use crate::store::StoreError;
@@ -18,7 +18,7 @@ const HOUR: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day
 
 /// Index key of history lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Key {
+pub enum ActionKey {
     /// Users of the tickets.
     Users(Vec<String>),
     /// Instance of the EM.
@@ -27,7 +27,7 @@ pub enum Key {
     Actor(String),
 }
 
-impl Key {
+impl ActionKey {
     fn names(&self) -> Vec<&str> {
         match self {
             Self::Users(users) => users.iter().map(String::as_str).collect(),
@@ -36,13 +36,13 @@ impl Key {
     }
 }
 
-impl Filter {
+impl ActionFilter {
     /// Returns the index key of the filter. `None` if a scan is needed, or an index over all partitions serves (a
     /// ticket).
-    pub fn key(&self) -> Option<Key> {
-        let of_users = || Some(Key::Users(self.users.as_ref()?.iter().map(Name::to_string).collect()));
-        let of_em = || Some(Key::Em(self.em.as_ref()?.instance.to_string()));
-        let of_actor = || Some(Key::Actor(self.actor.as_ref()?.to_string()));
+    pub fn key(&self) -> Option<ActionKey> {
+        let of_users = || Some(ActionKey::Users(self.users.as_ref()?.iter().map(Name::to_string).collect()));
+        let of_em = || Some(ActionKey::Em(self.em.as_ref()?.instance.to_string()));
+        let of_actor = || Some(ActionKey::Actor(self.actor.as_ref()?.to_string()));
         match self.ticket_id {
             Some(_) => None,
             None => of_users().or_else(of_em).or_else(of_actor),
@@ -106,16 +106,16 @@ macro_rules! numbers_of_names {
 macro_rules! by_key {
     ($macro:ident, $key:expr, $newest_first:expr, $until:expr) => {
         match ($key, $newest_first) {
-            (Key::Users(_), false) => {
+            (ActionKey::Users(_), false) => {
                 $macro!("users", is_of!(r#""user""#, "k.name"), r#""user" ASC, id ASC"#, "ASC", $until)
             }
-            (Key::Users(_), true) => {
+            (ActionKey::Users(_), true) => {
                 $macro!("users, newest first", is_of!(r#""user""#, "k.name"), r#""user" DESC, id DESC"#, "DESC", $until)
             }
-            (Key::Em(_), false) => {
+            (ActionKey::Em(_), false) => {
                 $macro!("an EM", is_of!("em_instance", "k.name"), "em_instance ASC, id ASC", "ASC", $until)
             }
-            (Key::Em(_), true) => {
+            (ActionKey::Em(_), true) => {
                 $macro!(
                     "an EM, newest first",
                     is_of!("em_instance", "k.name"),
@@ -124,10 +124,10 @@ macro_rules! by_key {
                     $until
                 )
             }
-            (Key::Actor(_), false) => {
+            (ActionKey::Actor(_), false) => {
                 $macro!("an actor", is_of!("actor", "k.name"), "actor ASC, id ASC", "ASC", $until)
             }
-            (Key::Actor(_), true) => {
+            (ActionKey::Actor(_), true) => {
                 $macro!("an actor, newest first", is_of!("actor", "k.name"), "actor DESC, id DESC", "DESC", $until)
             }
         }
@@ -140,11 +140,11 @@ macro_rules! by_key {
 /// most `most` lines with the key are scanned.
 pub async fn list_by_key(
     connection: &mut PgConnection,
-    (filter, key): (&Filter, &Key),
-    (numbers, until): (Numbers, OffsetDateTime),
+    (filter, key): (&ActionFilter, &ActionKey),
+    (numbers, until): (NumberRange, OffsetDateTime),
     newest_first: bool,
     (limit, most): (i64, i64),
-) -> Result<(Vec<ActionRecord>, Numbers), StoreError> {
+) -> Result<(Vec<ActionRecord>, NumberRange), StoreError> {
     let names = key.names();
     let until = until.format(HOUR).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
     let mut looked = numbers;

@@ -14,7 +14,7 @@ use super::row::ActionRow;
 
 /// Filter of history lines. Empty fields match every line.
 #[derive(Debug, Clone, Default)]
-pub struct Filter {
+pub struct ActionFilter {
     /// Ticket to match.
     pub ticket_id: Option<Uuid>,
     /// Users whose tickets match.
@@ -33,7 +33,7 @@ pub struct Filter {
     pub objects: bool,
 }
 
-impl Filter {
+impl ActionFilter {
     /// Returns whether the filter has no condition besides the ticket.
     pub fn is_of_ticket_alone(&self) -> bool {
         let Self { ticket_id, users, em, actions, actor, from, to, objects } = self;
@@ -50,7 +50,7 @@ impl Filter {
 
 /// Range of line numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Numbers {
+pub struct NumberRange {
     /// Number before the first of the range.
     pub after: i64,
     /// Last number of the range.
@@ -107,7 +107,7 @@ macro_rules! matching {
     };
 }
 
-impl Filter {
+impl ActionFilter {
     /// Binds the filter as parameters 5 and later.
     pub(super) fn bind<'q, O>(
         &'q self,
@@ -130,8 +130,8 @@ impl Filter {
 /// a ticket, which has an index.
 pub async fn list_matching(
     executor: impl PgExecutor<'_>,
-    filter: &Filter,
-    numbers: Numbers,
+    filter: &ActionFilter,
+    numbers: NumberRange,
     newest_first: bool,
     limit: i64,
 ) -> Result<Vec<ActionRecord>, StoreError> {
@@ -147,7 +147,7 @@ pub async fn list_matching(
     rows.into_iter().map(ActionRecord::try_from).collect()
 }
 
-impl Numbers {
+impl NumberRange {
     /// Returns the range up to `edge`, from its start or its end; the whole range if `edge` is `None`.
     pub(super) fn cut_at(self, edge: Option<i64>, newest_first: bool) -> Self {
         match (edge, newest_first) {
@@ -162,10 +162,10 @@ impl Numbers {
 /// fewer.
 pub async fn cut(
     executor: impl PgExecutor<'_>,
-    numbers: Numbers,
+    numbers: NumberRange,
     newest_first: bool,
     many: i64,
-) -> Result<Numbers, StoreError> {
+) -> Result<NumberRange, StoreError> {
     let sql = if newest_first {
         "-- action_record::cut, newest first
         SELECT id FROM linkis_resource_action_record WHERE id > $1 AND id <= $2 ORDER BY id DESC OFFSET $3 - 1 LIMIT 1"

@@ -7,7 +7,7 @@ use uuid::Uuid;
 use crate::domain::{
     action::{Action, ActionRecord, TicketDetail},
     audit::Subject,
-    limit::Pattern,
+    limit::LabelPattern,
     limit_mode::LimitMode,
     scope::Scope,
 };
@@ -64,7 +64,7 @@ impl ActionRow {
             (Some(kind), None, Some(_)) => Ok(Subject::Policy(TABLE.name("em_application_name", kind)?)),
             (None, None, Some(pattern)) if action.is_of_rules() => {
                 let labels = serde_json::from_str(pattern).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
-                Ok(Subject::Rule(Pattern::new(labels)))
+                Ok(Subject::Rule(LabelPattern::new(labels)))
             }
             (Some(application_name), Some(instance), None) => Ok(Subject::Em(TABLE.em(application_name, instance)?)),
             (None, None, Some(scope)) => {

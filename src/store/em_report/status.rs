@@ -9,8 +9,8 @@ use time::OffsetDateTime;
 
 use crate::domain::{
     em::EmInstance,
-    placement::Surveyed,
-    report::{Condition, EmStatus, Health, Load, Statuses},
+    placement::SurveyedEm,
+    report::{EmCondition, EmStatus, EmStatuses, Health, Load},
 };
 use crate::store::{StoreError, rows::em_columns};
 
@@ -62,7 +62,7 @@ pub async fn read(
     executor: impl PgExecutor<'_>,
     instances: impl IntoIterator<Item = &EmInstance>,
     silent_after: Duration,
-) -> Result<Statuses, StoreError> {
+) -> Result<EmStatuses, StoreError> {
     let (application_names, em_instances) = em_columns(instances);
     let rows: Vec<StatusRow> = sqlx::query_as(
         "-- em_report::read
@@ -98,7 +98,7 @@ struct SurveyRow {
     silent: Option<bool>,
 }
 
-impl TryFrom<SurveyRow> for Surveyed {
+impl TryFrom<SurveyRow> for SurveyedEm {
     type Error = StoreError;
 
     fn try_from(row: SurveyRow) -> Result<Self, StoreError> {
@@ -107,7 +107,7 @@ impl TryFrom<SurveyRow> for Surveyed {
             (row.is_current, row.health, row.report_time, row.silent)
         else {
             let instance = TABLE.em(&row.em_application_name, &row.em_instance)?;
-            return Ok(Self { instance, version, condition: Condition::default() });
+            return Ok(Self { instance, version, condition: EmCondition::default() });
         };
         let (instance, status): (EmInstance, EmStatus) = StatusRow {
             em_application_name: row.em_application_name,
@@ -141,7 +141,7 @@ pub async fn survey(
     after: Option<&EmInstance>,
     limit: i64,
     silent_after: Duration,
-) -> Result<Vec<Surveyed>, StoreError> {
+) -> Result<Vec<SurveyedEm>, StoreError> {
     let after = after.map_or(("", ""), |em| (em.application_name.as_str(), em.instance.as_str()));
     let rows: Vec<SurveyRow> = sqlx::query_as(concat!(
         "-- em_report::survey
@@ -166,7 +166,7 @@ pub async fn survey_of(
     executor: impl PgExecutor<'_>,
     ems: &[EmInstance],
     silent_after: Duration,
-) -> Result<Vec<Surveyed>, StoreError> {
+) -> Result<Vec<SurveyedEm>, StoreError> {
     let (application_names, instances) = em_columns(ems);
     let rows: Vec<SurveyRow> = sqlx::query_as(concat!(
         "-- em_report::survey_of

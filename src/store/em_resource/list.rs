@@ -15,7 +15,7 @@ use super::{EmRow, TABLE};
 
 /// Filter of a list of EMs. Empty fields match every EM.
 #[derive(Debug, Default)]
-pub struct Filter {
+pub struct EmFilter {
     /// Application name to match.
     pub application_name: Option<Name>,
     /// Labels that an EM must have, reserved or not.
@@ -30,7 +30,7 @@ pub struct Filter {
 
 /// Result of scanning a range of EMs.
 #[derive(Debug)]
-pub struct Looked {
+pub struct EmScan {
     /// Matching EMs, ordered by key.
     pub ems: Vec<Em>,
     /// Last EM of the scanned range; `None` if no EM follows.
@@ -44,11 +44,11 @@ const LAST_NAME: &str = "\u{10ffff}";
 /// silent if it has not reported or registered for `silent_after`.
 pub async fn list(
     executor: impl PgExecutor<'_>,
-    filter: &Filter,
+    filter: &EmFilter,
     silent_after: Duration,
     after: Option<&EmInstance>,
     looked: i64,
-) -> Result<Looked, StoreError> {
+) -> Result<EmScan, StoreError> {
     let first = filter.application_name.as_ref().map_or("", Name::as_str);
     let after = after.map_or(("", ""), |em| (em.application_name.as_str(), em.instance.as_str())).max((first, ""));
     let rows = sqlx::query(
@@ -99,5 +99,5 @@ pub async fn list(
         }
     }
     let last = last.map(|[application_name, instance]| TABLE.em(&application_name, &instance)).transpose()?;
-    Ok(Looked { ems, last })
+    Ok(EmScan { ems, last })
 }

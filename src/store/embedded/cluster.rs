@@ -20,7 +20,7 @@ use super::account::{Account, is_root, setpriv_failed};
 use super::binaries::Binaries;
 use super::error::{EmbeddedError, first_complaints};
 use super::server::end_old;
-use super::{DATA_DIR, PORT, Settings, USER};
+use super::{DATA_DIR, EmbeddedSettings, PORT, USER};
 
 /// Name of the socket directory, below the state directory if that path is short enough for a socket.
 const SOCKET_DIR: &str = "socket";
@@ -79,7 +79,7 @@ const SERVER_OPTIONS: [(&str, &str); 13] = [
 
 /// A database ready to start: all settings are decided and no process runs.
 #[derive(Debug)]
-pub(super) struct Cluster {
+pub(super) struct PostgresCluster {
     pub(super) socket_dir: PathBuf,
     pub(super) binaries: Binaries,
     /// Lock of the state directory, owned by this process until the value is dropped.
@@ -89,12 +89,12 @@ pub(super) struct Cluster {
     options: Vec<(String, String)>,
 }
 
-impl Cluster {
+impl PostgresCluster {
     /// Locks the state directory, selects the binaries, and creates the database on first use.
     ///
     /// # Errors
     /// [`EmbeddedError`]; no process runs after any of them.
-    pub(super) fn prepare(settings: Settings) -> Result<Self, EmbeddedError> {
+    pub(super) fn prepare(settings: EmbeddedSettings) -> Result<Self, EmbeddedError> {
         let state_dir = open_state_dir(&settings.data_dir)?;
         check_contents(&state_dir)?;
         let lock = lock(&state_dir)?;

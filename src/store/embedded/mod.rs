@@ -23,8 +23,8 @@ use std::thread;
 use sqlx::postgres::PgConnectOptions;
 use tokio::sync::oneshot;
 
-use cluster::Cluster;
-use server::Server;
+use cluster::PostgresCluster;
+use server::PostgresProcess;
 
 pub use error::EmbeddedError;
 
@@ -41,7 +41,7 @@ const NAME: &str = "linkis-rm";
 
 /// Directory and options of the server.
 #[derive(Debug, Clone)]
-pub struct Settings {
+pub struct EmbeddedSettings {
     /// State directory: lock, database, socket, server log and downloaded binaries.
     pub data_dir: PathBuf,
     /// Further server options by name and value, which override the built-in ones.
@@ -89,7 +89,7 @@ fn options(socket_dir: &Path) -> PgConnectOptions {
 
 /// Way in which the server ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Stopped {
+pub enum StopResult {
     /// Orderly stop, with a last checkpoint.
     InOrder(ExitStatus),
     /// Stop without a last checkpoint; the next start replays the log. No committed data is lost.
@@ -100,7 +100,7 @@ pub enum Stopped {
     Before(ExitStatus),
 }
 
-impl fmt::Display for Stopped {
+impl fmt::Display for StopResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::InOrder(status) => write!(f, "stopped in order ({status})"),
@@ -113,14 +113,14 @@ impl fmt::Display for Stopped {
 
 /// A running private server.
 ///
-/// Dropping it signals the server to stop without waiting; [`Embedded::stop`] waits.
+/// Dropping it signals the server to stop without waiting; [`EmbeddedPostgres::stop`] waits.
 #[derive(Debug)]
-pub struct Embedded {
-    server: Server,
-    cluster: Cluster,
+pub struct EmbeddedPostgres {
+    server: PostgresProcess,
+    cluster: PostgresCluster,
 }
 
-impl Embedded {
+impl EmbeddedPostgres {
     /// Starts the server and returns when it accepts connections.
     ///
     /// The first start creates the database. A machine without server binaries downloads them first, which takes up to
@@ -128,13 +128,13 @@ impl Embedded {
     ///
     /// # Errors
     /// [`EmbeddedError`]; no server runs after any of them.
-    pub async fn start(settings: Settings) -> Result<Self, EmbeddedError> {
+    pub async fn start(settings: EmbeddedSettings) -> Result<Self, EmbeddedError> {
         let (sender, receiver) = oneshot::channel();
         // A separate thread, because the runtime's shutdown would wait for one of its own.
-        spawn_thread("postgres-prepare", move || drop(sender.send(Cluster::prepare(settings))))?;
+        spawn_thread("postgres-prepare", move || drop(sender.send(PostgresCluster::prepare(settings))))?;
         let lost = |_| EmbeddedError::Thread(io::Error::other("it ended early"));
         let cluster = receiver.await.map_err(lost)??;
-        let server = Server::start(&cluster).await?;
+        let server = PostgresProcess::start(&cluster).await?;
         Ok(Self { server, cluster })
     }
 
@@ -170,7 +170,7 @@ impl Embedded {
     /// Stops the server and returns how it ended. Connected clients are disconnected.
     ///
     /// The server has 10 s for an orderly stop, then 5 s for a stop without a checkpoint, and is then killed (SIGKILL).
-    pub async fn stop(self) -> Stopped {
+    pub async fn stop(self) -> StopResult {
         self.server.stop().await
     }
 }

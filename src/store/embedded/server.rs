@@ -17,9 +17,9 @@ use tokio::sync::{oneshot, watch};
 use tokio::time::{Instant, sleep, timeout};
 
 use super::account::setpriv_failed;
-use super::cluster::Cluster;
+use super::cluster::PostgresCluster;
 use super::error::EmbeddedError;
-use super::{Stopped, spawn_thread};
+use super::{StopResult, spawn_thread};
 
 /// Time to wait for the server of an earlier run, which may still be stopping.
 const OLD_SERVER_WAIT: Duration = Duration::from_secs(10);
@@ -37,7 +37,7 @@ const IMMEDIATE_STOP_WAIT: Duration = Duration::from_secs(5);
 /// The thread that watches the server is not joined: it ends with the server, and the end of this process must not wait
 /// for it.
 #[derive(Debug)]
-pub(super) struct Server {
+pub(super) struct PostgresProcess {
     pid: Pid,
     /// False from before the pid is released. Signals are sent under this lock, so that none reaches another process
     /// with the same pid.
@@ -45,12 +45,12 @@ pub(super) struct Server {
     ended: watch::Receiver<Option<ExitStatus>>,
 }
 
-impl Server {
+impl PostgresProcess {
     /// Starts the server and waits until it accepts connections.
     ///
     /// # Errors
     /// [`EmbeddedError::Ended`] with the complaints in its log; [`EmbeddedError::NotReady`] after the timeout.
-    pub(super) async fn start(cluster: &Cluster) -> Result<Self, EmbeddedError> {
+    pub(super) async fn start(cluster: &PostgresCluster) -> Result<Self, EmbeddedError> {
         let pid_file = cluster.data_dir().join("postmaster.pid");
         let begun = Instant::now();
         loop {
@@ -96,7 +96,7 @@ impl Server {
     }
 
     /// Waits until the server is ready; returns its exit status if it ended instead.
-    async fn ready(&self, pid_file: &Path, cluster: &Cluster) -> Result<Option<ExitStatus>, EmbeddedError> {
+    async fn ready(&self, pid_file: &Path, cluster: &PostgresCluster) -> Result<Option<ExitStatus>, EmbeddedError> {
         let pid = self.pid.as_raw_nonzero().get();
         let polled = async {
             while !fs::read_to_string(pid_file).is_ok_and(|text| is_ready(&text, pid)) {
@@ -121,13 +121,13 @@ impl Server {
     }
 
     /// Stops the server: in order, then without a last checkpoint, then by SIGKILL.
-    pub(super) async fn stop(&self) -> Stopped {
+    pub(super) async fn stop(&self) -> StopResult {
         if let Some(status) = *self.ended.borrow() {
-            return Stopped::Before(status);
+            return StopResult::Before(status);
         }
         for (signal, patience, outcome) in [
-            (Signal::INT, FAST_STOP_WAIT, Stopped::InOrder as fn(ExitStatus) -> Stopped),
-            (Signal::QUIT, IMMEDIATE_STOP_WAIT, Stopped::AtOnce),
+            (Signal::INT, FAST_STOP_WAIT, StopResult::InOrder as fn(ExitStatus) -> StopResult),
+            (Signal::QUIT, IMMEDIATE_STOP_WAIT, StopResult::AtOnce),
         ] {
             self.signal(signal);
             if let Ok(status) = timeout(patience, self.ended()).await {
@@ -135,7 +135,7 @@ impl Server {
             }
         }
         self.signal(Signal::KILL);
-        Stopped::ByForce(self.ended().await)
+        StopResult::ByForce(self.ended().await)
     }
 
     fn signal(&self, signal: Signal) {
@@ -146,7 +146,7 @@ impl Server {
     }
 }
 
-impl Drop for Server {
+impl Drop for PostgresProcess {
     fn drop(&mut self) {
         self.signal(Signal::INT);
     }
@@ -172,7 +172,7 @@ fn owner(pid_file: &str) -> Option<i32> {
 /// Removes the lock files of a crash. The pid in them may now belong to another process, which PostgreSQL cannot
 /// distinguish from a running server. The caller owns the state directory, and every server process has the data as its
 /// directory.
-fn remove_stale(cluster: &Cluster) {
+fn remove_stale(cluster: &PostgresCluster) {
     let left: Vec<_> = cluster.lock_files().into_iter().filter(|file| file.exists()).collect();
     if !left.is_empty() && processes_in(&cluster.data_dir()).is_ok_and(|pids| pids.is_empty()) {
         tracing::warn!("the PostgreSQL server did not stop in order the last time; it recovers now");

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::{
     super::{StoreError, session::answered},
-    Lender, Missing, Primary,
+    Lender, NoPrimaryReason, Primary,
 };
 
 /// Interval between trial writes while the disk is full.
@@ -48,7 +48,7 @@ impl Primary {
     }
 
     /// Waits until a trial write succeeds.
-    async fn await_space(&self, full: Option<Missing>) {
+    async fn await_space(&self, full: Option<NoPrimaryReason>) {
         let mut warned = None::<Instant>;
         loop {
             if let Some(why) = &full

@@ -4,11 +4,11 @@
 
 use std::{fmt, sync::Arc};
 
-use super::{super::StoreError, Found};
+use super::{super::StoreError, PrimaryHost};
 
 /// State of a host at its last probe.
 #[derive(Debug, Clone)]
-pub(super) enum State {
+pub(super) enum HostState {
     /// Not probed yet.
     Unseen,
     /// Accepts writes, on this timeline.
@@ -27,7 +27,7 @@ pub(super) enum State {
     Away { error: Arc<StoreError>, is_silent: bool },
 }
 
-impl State {
+impl HostState {
     /// Returns the error if waiting for this host cannot help.
     pub(super) fn hopeless(&self) -> Option<&Arc<StoreError>> {
         match self {
@@ -53,7 +53,7 @@ impl State {
 
 /// Reason why no host serves writes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Missing {
+pub enum NoPrimaryReason {
     /// No host responds.
     Away,
     /// The only responding hosts are starting or stopping.
@@ -72,7 +72,7 @@ pub enum Missing {
     DiskFull(Arc<str>),
 }
 
-impl fmt::Display for Missing {
+impl fmt::Display for NoPrimaryReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Self::Unfit(why) | Self::Full(why) | Self::DiskFull(why) => why,
@@ -87,66 +87,66 @@ impl fmt::Display for Missing {
 
 /// State of a host, and the number of the last probe request that it answers.
 #[derive(Debug, Clone)]
-pub(super) struct Seen {
-    pub(super) state: State,
+pub(super) struct HostObservation {
+    pub(super) state: HostState,
     pub(super) question: u64,
 }
 
 /// States of all hosts.
 #[derive(Debug)]
-pub(super) struct Known {
+pub(super) struct HostStates {
     /// Number of times that the hosts were replaced.
     pub(super) round: u64,
-    pub(super) hosts: Vec<Seen>,
-    pub(super) found: Option<Arc<Found>>,
+    pub(super) hosts: Vec<HostObservation>,
+    pub(super) found: Option<Arc<PrimaryHost>>,
     /// The last primary, while it may become the primary again with its pools.
-    pub(super) last: Option<Arc<Found>>,
+    pub(super) last: Option<Arc<PrimaryHost>>,
     /// Whether a connection to the primary failed since its last probe.
     pub(super) is_doubted: bool,
     /// Whether the primary's reply is late.
     pub(super) is_late: bool,
     /// Reason why the instance lacks connections that it needs.
-    pub(super) short: Option<Missing>,
+    pub(super) short: Option<NoPrimaryReason>,
     /// Error text of the last failed write, if the disk is full.
-    pub(super) full_disk: Option<Missing>,
+    pub(super) full_disk: Option<NoPrimaryReason>,
 }
 
 /// Returns the index of the host to use: the host on the latest timeline, and among equals the present primary.
-pub(super) fn choose(states: &[State], used: Option<usize>) -> Option<usize> {
+pub(super) fn choose(states: &[HostState], used: Option<usize>) -> Option<usize> {
     let writable = states.iter().enumerate().filter_map(|(index, state)| match state {
-        State::Writable(timeline) => Some((*timeline, used == Some(index), std::cmp::Reverse(index))),
+        HostState::Writable(timeline) => Some((*timeline, used == Some(index), std::cmp::Reverse(index))),
         _ => None,
     });
     writable.max().map(|(_, _, std::cmp::Reverse(index))| index)
 }
 
 /// Returns the reason why no host can be used, from the host that is nearest to accepting writes.
-pub(super) fn missing(states: &[State]) -> Missing {
-    let is_any = |wanted: fn(&State) -> bool| states.iter().any(wanted);
-    if is_any(|state| matches!(state, State::InRecovery)) {
-        Missing::InRecovery
-    } else if is_any(|state| matches!(state, State::ReadOnly)) {
-        Missing::ReadOnly
-    } else if is_any(|state| matches!(state, State::Elsewhere)) {
-        Missing::Elsewhere
-    } else if let Some(error) = states.iter().find_map(State::unfit) {
-        Missing::Unfit(error.to_string().into())
-    } else if is_any(|state| matches!(state, State::NotYet(_))) {
-        Missing::Starting
+pub(super) fn missing(states: &[HostState]) -> NoPrimaryReason {
+    let is_any = |wanted: fn(&HostState) -> bool| states.iter().any(wanted);
+    if is_any(|state| matches!(state, HostState::InRecovery)) {
+        NoPrimaryReason::InRecovery
+    } else if is_any(|state| matches!(state, HostState::ReadOnly)) {
+        NoPrimaryReason::ReadOnly
+    } else if is_any(|state| matches!(state, HostState::Elsewhere)) {
+        NoPrimaryReason::Elsewhere
+    } else if let Some(error) = states.iter().find_map(HostState::unfit) {
+        NoPrimaryReason::Unfit(error.to_string().into())
+    } else if is_any(|state| matches!(state, HostState::NotYet(_))) {
+        NoPrimaryReason::Starting
     } else {
-        Missing::Away
+        NoPrimaryReason::Away
     }
 }
 
-impl Known {
+impl HostStates {
     pub(super) fn of(hosts: usize) -> Self {
-        let unseen = Seen { state: State::Unseen, question: 0 };
+        let unseen = HostObservation { state: HostState::Unseen, question: 0 };
         let (found, last, short, full_disk) = (None, None, None, None);
         Self { round: 0, hosts: vec![unseen; hosts], found, last, is_doubted: false, is_late: false, short, full_disk }
     }
 
     /// Returns the primary if calls are served, or the reason why they are not.
-    pub(super) fn standing(&self) -> Result<Arc<Found>, Missing> {
+    pub(super) fn standing(&self) -> Result<Arc<PrimaryHost>, NoPrimaryReason> {
         match (&self.found, self.short.as_ref().or(self.full_disk.as_ref())) {
             (Some(_), Some(why)) => Err(why.clone()),
             (Some(found), None) => Ok(found.clone()),
@@ -154,21 +154,21 @@ impl Known {
         }
     }
 
-    pub(super) fn states(&self) -> Vec<State> {
+    pub(super) fn states(&self) -> Vec<HostState> {
         self.hosts.iter().map(|seen| seen.state.clone()).collect()
     }
 
     /// Returns the primary, unless it is doubted.
-    pub(super) fn usable(&self) -> Option<Arc<Found>> {
+    pub(super) fn usable(&self) -> Option<Arc<PrimaryHost>> {
         self.found.clone().filter(|_| !self.is_doubted)
     }
 
     /// Returns whether a probe request needs no further wait. A host that was silent at its last probe is not waited
     /// for. A host that lost the cell is waited for, because the coordinator is about to name the new owner.
     pub(super) fn is_answered(&self, question: u64) -> bool {
-        let answers = |seen: &Seen| match seen.state {
-            State::Away { is_silent: true, .. } => true,
-            State::Elsewhere => false,
+        let answers = |seen: &HostObservation| match seen.state {
+            HostState::Away { is_silent: true, .. } => true,
+            HostState::Elsewhere => false,
             _ => seen.question >= question,
         };
         self.usable().is_some() || self.hosts.iter().all(answers)
@@ -181,8 +181,8 @@ mod tests {
 
     #[test]
     fn the_host_on_the_latest_timeline_is_used() {
-        use State::{InRecovery, ReadOnly, Unseen, Writable};
-        let away = || State::Away { error: Arc::new(sqlx::Error::PoolTimedOut.into()), is_silent: false };
+        use HostState::{InRecovery, ReadOnly, Unseen, Writable};
+        let away = || HostState::Away { error: Arc::new(sqlx::Error::PoolTimedOut.into()), is_silent: false };
         for (states, used, chosen) in [
             (vec![Unseen], None, None),
             (vec![InRecovery, ReadOnly, away()], Some(0), None),
@@ -199,22 +199,22 @@ mod tests {
 
     #[test]
     fn why_there_is_none_is_what_comes_nearest_to_one() {
-        let away = || State::Away { error: Arc::new(sqlx::Error::PoolTimedOut.into()), is_silent: true };
-        let unfit = || State::Unfit(Arc::new(StoreError::Encoding { encoding: "LATIN1".to_owned() }));
-        let not_yet = || State::NotYet(Arc::new(sqlx::Error::PoolTimedOut.into()));
+        let away = || HostState::Away { error: Arc::new(sqlx::Error::PoolTimedOut.into()), is_silent: true };
+        let unfit = || HostState::Unfit(Arc::new(StoreError::Encoding { encoding: "LATIN1".to_owned() }));
+        let not_yet = || HostState::NotYet(Arc::new(sqlx::Error::PoolTimedOut.into()));
         for (states, why) in [
-            (vec![away(), State::InRecovery], Missing::InRecovery),
-            (vec![not_yet(), State::ReadOnly], Missing::ReadOnly),
-            (vec![away(), not_yet()], Missing::Starting),
-            (vec![State::Elsewhere], Missing::Elsewhere),
+            (vec![away(), HostState::InRecovery], NoPrimaryReason::InRecovery),
+            (vec![not_yet(), HostState::ReadOnly], NoPrimaryReason::ReadOnly),
+            (vec![away(), not_yet()], NoPrimaryReason::Starting),
+            (vec![HostState::Elsewhere], NoPrimaryReason::Elsewhere),
             (
                 vec![away(), unfit()],
-                Missing::Unfit(
+                NoPrimaryReason::Unfit(
                     "the database has encoding LATIN1: UTF8 is needed; make another with ENCODING 'UTF8'".into(),
                 ),
             ),
-            (vec![State::InRecovery, unfit()], Missing::InRecovery),
-            (vec![away(), State::Unseen], Missing::Away),
+            (vec![HostState::InRecovery, unfit()], NoPrimaryReason::InRecovery),
+            (vec![away(), HostState::Unseen], NoPrimaryReason::Away),
         ] {
             assert_eq!(missing(&states), why, "{states:?}");
         }
@@ -222,17 +222,17 @@ mod tests {
 
     #[test]
     fn nobody_waits_for_a_host_that_said_nothing_the_last_time() {
-        let seen = |state, question| Seen { state, question };
-        let away = |is_silent| State::Away { error: Arc::new(sqlx::Error::PoolTimedOut.into()), is_silent };
+        let seen = |state, question| HostObservation { state, question };
+        let away = |is_silent| HostState::Away { error: Arc::new(sqlx::Error::PoolTimedOut.into()), is_silent };
         for (hosts, is_answered) in [
-            (vec![seen(State::InRecovery, 7)], true),
-            (vec![seen(State::InRecovery, 6)], false),
-            (vec![seen(State::InRecovery, 7), seen(away(true), 3)], true),
-            (vec![seen(State::InRecovery, 7), seen(away(false), 3)], false),
-            (vec![seen(State::Unseen, 0)], false),
-            (vec![seen(State::Elsewhere, 7)], false),
+            (vec![seen(HostState::InRecovery, 7)], true),
+            (vec![seen(HostState::InRecovery, 6)], false),
+            (vec![seen(HostState::InRecovery, 7), seen(away(true), 3)], true),
+            (vec![seen(HostState::InRecovery, 7), seen(away(false), 3)], false),
+            (vec![seen(HostState::Unseen, 0)], false),
+            (vec![seen(HostState::Elsewhere, 7)], false),
         ] {
-            let known = Known { hosts, ..Known::of(0) };
+            let known = HostStates { hosts, ..HostStates::of(0) };
             assert_eq!(known.is_answered(7), is_answered, "{known:?}");
         }
     }

@@ -14,11 +14,11 @@ use tokio::{task::JoinSet, time::timeout};
 use super::{
     super::{
         StoreError,
-        citus::{self, Tables},
-        session::{self, ALIVE_TIMEOUT, Endpoint, LATE_AFTER},
+        citus::{self, TableSet},
+        session::{self, ALIVE_TIMEOUT, DatabaseEndpoint, LATE_AFTER},
     },
-    Shared,
-    known::{Seen, State},
+    PrimaryInner,
+    known::{HostObservation, HostState},
 };
 
 /// Intervals between probes of a host while there is a primary, and while there is none.
@@ -29,7 +29,7 @@ pub(super) const SEARCH_INTERVAL: Duration = Duration::from_millis(100);
 pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Probes every host in its own task. Starts new tasks when the hosts are replaced.
-pub(super) async fn look_at_all(shared: Arc<Shared>) {
+pub(super) async fn look_at_all(shared: Arc<PrimaryInner>) {
     let mut known = shared.known.subscribe();
     loop {
         let (round, hosts) = {
@@ -44,8 +44,8 @@ pub(super) async fn look_at_all(shared: Arc<Shared>) {
     }
 }
 
-async fn look_at(shared: Arc<Shared>, index: usize) {
-    let (mut asked, mut connection, mut last) = (shared.asked.subscribe(), None, State::Unseen);
+async fn look_at(shared: Arc<PrimaryInner>, index: usize) {
+    let (mut asked, mut connection, mut last) = (shared.asked.subscribe(), None, HostState::Unseen);
     loop {
         let question = *asked.borrow_and_update();
         let hosts = shared.hosts.load_full();
@@ -60,10 +60,12 @@ async fn look_at(shared: Arc<Shared>, index: usize) {
             }
         };
         // A host without free connection slots keeps its state: the existing connections still work.
-        if !state.is_full() || matches!(last, State::Unseen | State::NotYet(_) | State::Unfit(_) | State::Away { .. }) {
+        if !state.is_full()
+            || matches!(last, HostState::Unseen | HostState::NotYet(_) | HostState::Unfit(_) | HostState::Away { .. })
+        {
             last = state;
         }
-        shared.note(index, Seen { state: last.clone(), question });
+        shared.note(index, HostObservation { state: last.clone(), question });
         tokio::time::sleep(LOOK_PAUSE).await;
         // The sender lives as long as `shared`.
         let _ = timeout(shared.rest(), asked.changed()).await;
@@ -71,20 +73,25 @@ async fn look_at(shared: Arc<Shared>, index: usize) {
 }
 
 /// Connection on which a host is probed, and the process id of its backend when it was opened.
-struct Kept {
+struct ProbeConnection {
     connection: PgConnection,
     pid: i32,
 }
 
 /// Probes a host on the connection of the last probe, or on a new one if that no longer responds.
-async fn look(kept: &mut Option<Kept>, endpoint: &Endpoint, longest: Duration, tables: &Tables) -> State {
+async fn look(
+    kept: &mut Option<ProbeConnection>,
+    endpoint: &DatabaseEndpoint,
+    longest: Duration,
+    tables: &TableSet,
+) -> HostState {
     if let Some(mut last) = kept.take() {
         match timeout(ALIVE_TIMEOUT, ask(&mut last, tables)).await {
             Ok(Ok(state)) => {
                 *kept = Some(last);
                 return state;
             }
-            Ok(Err(error @ StoreError::Unfit { .. })) => return State::Unfit(Arc::new(error)),
+            Ok(Err(error @ StoreError::Unfit { .. })) => return HostState::Unfit(Arc::new(error)),
             Ok(Err(_)) | Err(_) => {}
         }
     }
@@ -92,7 +99,7 @@ async fn look(kept: &mut Option<Kept>, endpoint: &Endpoint, longest: Duration, t
         let mut connection = endpoint.options.connect().await?;
         let pid = endpoint.prepare(&mut connection).await?;
         endpoint.probe(&mut connection, pid).await?;
-        let mut opened = Kept { connection, pid };
+        let mut opened = ProbeConnection { connection, pid };
         let state = ask(&mut opened, tables).await?;
         Ok::<_, StoreError>((opened, state))
     };
@@ -101,18 +108,18 @@ async fn look(kept: &mut Option<Kept>, endpoint: &Endpoint, longest: Duration, t
             *kept = Some(opened);
             state
         }
-        Ok(Err(error @ (StoreError::Unfit { .. } | StoreError::Encoding { .. }))) => State::Unfit(Arc::new(error)),
+        Ok(Err(error @ (StoreError::Unfit { .. } | StoreError::Encoding { .. }))) => HostState::Unfit(Arc::new(error)),
         Ok(Err(error)) => {
             let (is_between, error) = (error.is_starting(), Arc::new(error));
-            if is_between { State::NotYet(error) } else { State::Away { error, is_silent: false } }
+            if is_between { HostState::NotYet(error) } else { HostState::Away { error, is_silent: false } }
         }
-        Err(_) => State::Away { error: Arc::new(sqlx::Error::PoolTimedOut.into()), is_silent: true },
+        Err(_) => HostState::Away { error: Arc::new(sqlx::Error::PoolTimedOut.into()), is_silent: true },
     }
 }
 
 /// Reads the state of a host.
-async fn ask(kept: &mut Kept, tables: &Tables) -> Result<State, StoreError> {
-    let Kept { connection, pid } = kept;
+async fn ask(kept: &mut ProbeConnection, tables: &TableSet) -> Result<HostState, StoreError> {
+    let ProbeConnection { connection, pid } = kept;
     // Plain text, not prepared: behind a transaction pooler, a prepared statement may belong to another session.
     let row = sqlx::raw_sql(
         "-- primary::ask
@@ -126,11 +133,11 @@ async fn ask(kept: &mut Kept, tables: &Tables) -> Result<State, StoreError> {
         return Err(session::shared());
     }
     Ok(match (row.try_get(0)?, row.try_get(1)?) {
-        (true, _) => State::InRecovery,
-        (false, true) => State::ReadOnly,
+        (true, _) => HostState::InRecovery,
+        (false, true) => HostState::ReadOnly,
         (false, false) => match tables {
-            Tables::Local(cell) if !citus::is_here(connection, cell).await? => State::Elsewhere,
-            _ => State::Writable(row.try_get(2)?),
+            TableSet::Local(cell) if !citus::is_here(connection, cell).await? => HostState::Elsewhere,
+            _ => HostState::Writable(row.try_get(2)?),
         },
     })
 }
@@ -142,7 +149,7 @@ pub(super) async fn takes_writes(connection: &mut PgConnection) -> Result<bool, 
 }
 
 /// Pings a pooled connection. A failure is counted and requests a probe of all hosts.
-pub(super) async fn check(shared: Weak<Shared>, connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+pub(super) async fn check(shared: Weak<PrimaryInner>, connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
     let checked = session::check(connection).await;
     if let (Err(_), Some(shared)) = (&checked, shared.upgrade()) {
         shared.losses.fetch_add(1, Ordering::AcqRel);
@@ -154,8 +161,8 @@ pub(super) async fn check(shared: Weak<Shared>, connection: &mut PgConnection) -
 /// Prepares a new pooled connection. Never returns if the connection is unusable or its host accepts no writes. An
 /// error would make the pool retry the same host in a loop, with a log line each time.
 pub(super) async fn check_new(
-    shared: Weak<Shared>,
-    endpoint: Endpoint,
+    shared: Weak<PrimaryInner>,
+    endpoint: DatabaseEndpoint,
     connection: &mut PgConnection,
 ) -> Result<(), sqlx::Error> {
     match endpoint.prepare(connection).await {

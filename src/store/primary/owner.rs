@@ -11,13 +11,13 @@ use super::{
         citus::{self, Cell},
         target::place,
     },
-    Primary, Shared,
+    Primary, PrimaryInner,
     look::{LOOK_INTERVAL, LOOK_PAUSE, SEARCH_INTERVAL},
 };
 
 /// Polls the coordinator for the owner of `cell`, at the rate of the probes. A missing reply leaves the last owner in
 /// place.
-pub(super) async fn follow(shared: Arc<Shared>, coordinator: Primary, cell: Cell) {
+pub(super) async fn follow(shared: Arc<PrimaryInner>, coordinator: Primary, cell: Cell) {
     let (mut asked, mut is_told) = (shared.asked.subscribe(), false);
     let mut from = None;
     loop {
@@ -45,7 +45,7 @@ pub(super) async fn follow(shared: Arc<Shared>, coordinator: Primary, cell: Cell
     }
 }
 
-impl Shared {
+impl PrimaryInner {
     /// Returns the delay before the next probe.
     pub(super) fn rest(&self) -> Duration {
         let known = self.known.borrow();

@@ -26,7 +26,7 @@ use super::{
         StoreError,
         session::{self, ALIVE_TIMEOUT},
     },
-    Found, Lender, Missing, Primary, full,
+    Lender, NoPrimaryReason, Primary, PrimaryHost, full,
 };
 
 /// Number of tasks that keep a connection, besides the committers and the listener. The tasks are the checks of
@@ -66,12 +66,12 @@ pub(super) struct Seats {
 
 /// Counts a connection as in use by a task until dropped.
 #[derive(Debug)]
-pub struct Taken {
+pub struct TakenSeat {
     taken: Arc<[AtomicU32; Seat::COUNT]>,
     seat: Seat,
 }
 
-impl Drop for Taken {
+impl Drop for TakenSeat {
     fn drop(&mut self) {
         if let Some(taken) = self.taken.get(self.seat as usize) {
             taken.fetch_sub(1, Ordering::Relaxed);
@@ -124,7 +124,7 @@ impl Shortage {
         }
     }
 
-    fn why(&self) -> Missing {
+    fn why(&self) -> NoPrimaryReason {
         match self {
             Self::Refused(why) => full(why),
             Self::Timeout => full("no more is given in time, as by a full pooler"),
@@ -150,12 +150,12 @@ impl Primary {
     }
 
     /// Counts a connection as in use by a task.
-    pub(in super::super) fn take(&self, seat: Seat) -> Taken {
+    pub(in super::super) fn take(&self, seat: Seat) -> TakenSeat {
         let taken = self.shared.seats.taken.clone();
         if let Some(taken) = taken.get(seat as usize) {
             taken.fetch_add(1, Ordering::Relaxed);
         }
-        Taken { taken, seat }
+        TakenSeat { taken, seat }
     }
 
     /// Borrows a connection of a pool. Returns it with the generation of its host.
@@ -172,7 +172,7 @@ impl Primary {
     /// Opens the missing connections of an instance with `committers` committers, the committers' connections first.
     ///
     /// # Errors
-    /// [`StoreError::NoPrimary`], with [`Missing::Full`] if the database has too few; database errors.
+    /// [`StoreError::NoPrimary`], with [`NoPrimaryReason::Full`] if the database has too few; database errors.
     pub async fn equip(&self, committers: u16) -> Result<(), StoreError> {
         let found = self.usable().await?;
         let opened = self.open_all(&found, committers).await;
@@ -183,7 +183,7 @@ impl Primary {
     }
 
     /// Opens the missing connections. Returns the error of the database unchanged.
-    async fn open_all(&self, found: &Arc<Found>, committers: u16) -> Result<(), StoreError> {
+    async fn open_all(&self, found: &Arc<PrimaryHost>, committers: u16) -> Result<(), StoreError> {
         let opened = self.open_missing(found, committers.into()).await;
         if let Err(error) = &opened
             && matches!(Shortage::of(error), Some(Shortage::Refused(_)))
@@ -195,7 +195,7 @@ impl Primary {
 
     /// Opens the committers' connections one by one, then the others concurrently: each takes long on a busy machine.
     /// Connections opened before an error stay for the next check.
-    async fn open_missing(&self, found: &Arc<Found>, committers: u32) -> Result<(), StoreError> {
+    async fn open_missing(&self, found: &Arc<PrimaryHost>, committers: u32) -> Result<(), StoreError> {
         let all = [(Seat::Committer, committers), (Seat::Other, OTHERS_MAX), (Seat::Listener, 1)];
         for _ in self.shared.seats.count(Seat::Committer, found.generation)..committers {
             self.open_seat(Seat::Committer, found).await?;
@@ -228,7 +228,7 @@ impl Primary {
         Ok(())
     }
 
-    async fn open_seat(&self, seat: Seat, found: &Found) -> Result<(), StoreError> {
+    async fn open_seat(&self, seat: Seat, found: &PrimaryHost) -> Result<(), StoreError> {
         let (connection, generation) = self.connect_to(found, &[]).await?;
         if generation != self.generation() {
             return Err(self.missing());
@@ -268,8 +268,8 @@ impl Primary {
     }
 }
 
-impl super::Shared {
-    fn set_short(&self, short: Option<Missing>) {
+impl super::PrimaryInner {
+    fn set_short(&self, short: Option<NoPrimaryReason>) {
         self.known.send_if_modified(|known| {
             let is_news = known.short != short;
             known.short = short;

@@ -6,7 +6,7 @@ use sqlx::{FromRow, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::operation::Released;
+use crate::domain::operation::ReleaseTicket;
 use crate::store::StoreError;
 
 use super::TABLE;
@@ -22,7 +22,7 @@ pub struct DueKey {
 
 /// A locked ticket near its deadline, by the clock of the database.
 #[derive(Debug)]
-pub struct Due {
+pub struct DueTicket {
     /// Key in the order of deadlines; `None` for a ticket that was just granted.
     pub key: Option<DueKey>,
     /// Time until the deadline; zero after it.
@@ -30,7 +30,7 @@ pub struct Due {
     /// Time since the deadline; zero before it.
     pub late: Duration,
     /// Ticket, user and EM.
-    pub ticket: Released,
+    pub ticket: ReleaseTicket,
 }
 
 /// Returns up to `limit` locked tickets after `after`, in the order of their deadlines. The deadline is within
@@ -41,7 +41,7 @@ pub async fn due(
     since: Option<Duration>,
     after: Option<DueKey>,
     limit: i64,
-) -> Result<Vec<Due>, StoreError> {
+) -> Result<Vec<DueTicket>, StoreError> {
     #[derive(FromRow)]
     struct DueRow {
         seconds: f64,
@@ -73,7 +73,7 @@ pub async fn due(
         let within = Duration::try_from_secs_f64(row.seconds).unwrap_or_default();
         let late = Duration::try_from_secs_f64(-row.seconds).unwrap_or_default();
         let key = DueKey { expires_at: row.expires_at, ticket_id: row.ticket_id };
-        Ok(Due { key: Some(key), within, late, ticket: Released { ticket_id: row.ticket_id, user, em } })
+        Ok(DueTicket { key: Some(key), within, late, ticket: ReleaseTicket { ticket_id: row.ticket_id, user, em } })
     };
     // An unreadable row must not block the expiry of the others.
     let told = |error: StoreError| tracing::error!(error = &error as &dyn std::error::Error, "a ticket cannot expire");

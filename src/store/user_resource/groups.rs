@@ -11,7 +11,7 @@ use super::{TABLE, TicketRow};
 
 /// Group of tickets with equal labels, state and amounts.
 #[derive(Debug)]
-pub struct Group {
+pub struct TicketGroup {
     /// A ticket of the group, for its labels, state and amounts.
     pub ticket: Ticket,
     /// Number of tickets in the group.
@@ -21,15 +21,15 @@ pub struct Group {
 /// Passes all live tickets, grouped by the columns that scope counters depend on, to `tell`. Keeps one group in memory.
 pub async fn tell_groups(
     connection: &mut PgConnection,
-    mut tell: impl FnMut(Result<Group, StoreError>),
+    mut tell: impl FnMut(Result<TicketGroup, StoreError>),
 ) -> Result<(), StoreError> {
     #[derive(FromRow)]
-    struct GroupRow {
+    struct TicketGroupRow {
         #[sqlx(flatten)]
         ticket: TicketRow,
         count: i64,
     }
-    let mut rows = sqlx::query_as::<_, GroupRow>(
+    let mut rows = sqlx::query_as::<_, TicketGroupRow>(
         r#"-- user_resource::tell_groups
         SELECT min(ticket_id::text)::uuid AS ticket_id, "user", creator, engine_type,
             em_application_name, em_instance,
@@ -43,10 +43,10 @@ pub async fn tell_groups(
     )
     .fetch(connection);
     while let Some(row) = rows.next().await {
-        let GroupRow { ticket, count } = row?;
+        let TicketGroupRow { ticket, count } = row?;
         let id = ticket.ticket_id;
         let ticket = Ticket::try_from(ticket).map_err(|error| naming(error, id));
-        tell(ticket.map(|ticket| Group { ticket, count }));
+        tell(ticket.map(|ticket| TicketGroup { ticket, count }));
     }
     Ok(())
 }
@@ -63,7 +63,7 @@ fn naming(error: StoreError, ticket_id: Uuid) -> StoreError {
 
 /// Group of tickets on one EM with equal state and amounts.
 #[derive(Debug)]
-pub struct EmGroup {
+pub struct EmTicketGroup {
     /// EM of the tickets.
     pub em: EmInstance,
     /// Amounts of each ticket, or the parse error.
@@ -78,7 +78,7 @@ pub struct EmGroup {
 
 /// Columns of a group of tickets on one EM.
 #[derive(FromRow)]
-pub(in crate::store) struct EmGroupRow {
+pub(in crate::store) struct EmTicketGroupRow {
     em_application_name: String,
     em_instance: String,
     ticket_type: String,
@@ -90,10 +90,10 @@ pub(in crate::store) struct EmGroupRow {
     one: String,
 }
 
-impl TryFrom<EmGroupRow> for EmGroup {
+impl TryFrom<EmTicketGroupRow> for EmTicketGroup {
     type Error = StoreError;
 
-    fn try_from(row: EmGroupRow) -> Result<Self, StoreError> {
+    fn try_from(row: EmTicketGroupRow) -> Result<Self, StoreError> {
         let is_locked = row.user_locked_resource.is_some();
         let xor = u128::from_str_radix(&row.xor, 2).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
         let used_tickets = match is_locked {
@@ -116,9 +116,9 @@ impl TryFrom<EmGroupRow> for EmGroup {
 pub async fn tell_em_groups(
     connection: &mut PgConnection,
     em: &EmInstance,
-    mut tell: impl FnMut(Result<EmGroup, StoreError>),
+    mut tell: impl FnMut(Result<EmTicketGroup, StoreError>),
 ) -> Result<(), StoreError> {
-    let mut rows = sqlx::query_as::<_, EmGroupRow>(
+    let mut rows = sqlx::query_as::<_, EmTicketGroupRow>(
         "-- user_resource::tell_em_groups
         SELECT em_application_name, em_instance, resource_type AS ticket_type, user_locked_resource::text,
             user_used_resource::text, count(*) AS count,

@@ -16,7 +16,7 @@ use super::TicketRow;
 
 /// Filter of a list of tickets. Empty fields match every ticket.
 #[derive(Debug, Default)]
-pub struct Filter {
+pub struct TicketFilter {
     /// EM to match.
     pub em: Option<EmInstance>,
     /// Users to match.
@@ -31,7 +31,7 @@ pub struct Filter {
 
 /// A page of tickets.
 #[derive(Debug)]
-pub struct Page {
+pub struct TicketListPage {
     /// Matching tickets, oldest first.
     pub tickets: Vec<Ticket>,
     /// Ticket after which the next page begins; `None` on the last page.
@@ -101,7 +101,7 @@ macro_rules! page {
     };
 }
 
-impl Filter {
+impl TicketFilter {
     /// Returns the SQL for the index that covers most of the filter, and whether the index covers all of it.
     fn page(&self) -> (&'static str, bool) {
         let Self { em, users, locked, engine, is_bound } = self;
@@ -142,7 +142,12 @@ const BY_USERS: &str = page!(
 
 /// Returns a page of up to `limit` tickets, oldest first, after the ticket `after` (nil for the first page). A page may
 /// be short or empty although tickets follow, if no index covers the whole filter.
-pub async fn list(executor: impl PgExecutor<'_>, filter: &Filter, after: Uuid, limit: i64) -> Result<Page, StoreError> {
+pub async fn list(
+    executor: impl PgExecutor<'_>,
+    filter: &TicketFilter,
+    after: Uuid,
+    limit: i64,
+) -> Result<TicketListPage, StoreError> {
     let (sql, is_answered) = filter.page();
     let shown = limit.saturating_add(1);
     let em = filter.em.as_ref().map(|em| (em.application_name.as_str(), em.instance.as_str()));
@@ -172,5 +177,5 @@ pub async fn list(executor: impl PgExecutor<'_>, filter: &Filter, after: Uuid, l
         tickets.truncate(limit);
         next = tickets.last().map(|ticket| ticket.id);
     }
-    Ok(Page { tickets, next })
+    Ok(TicketListPage { tickets, next })
 }

@@ -13,7 +13,7 @@ use super::{TABLE, TicketRow};
 
 /// Query for the next tickets of an EM, in the order of their ids.
 #[derive(Debug, Clone, Copy)]
-pub struct PageOf<'a> {
+pub struct EmTicketsQuery<'a> {
     /// EM.
     pub em: &'a EmInstance,
     /// Ticket after which the page begins; nil for the first page.
@@ -47,7 +47,10 @@ macro_rules! of_em {
 }
 
 /// Returns the last ticket of each page that reaches the maximum of scanned tickets; no entry for other pages.
-async fn ends(connection: &mut PgConnection, pages: &[PageOf<'_>]) -> Result<HashMap<EmInstance, Uuid>, StoreError> {
+async fn ends(
+    connection: &mut PgConnection,
+    pages: &[EmTicketsQuery<'_>],
+) -> Result<HashMap<EmInstance, Uuid>, StoreError> {
     let passing = || pages.iter().filter(|page| page.epoch_max.is_some());
     if passing().next().is_none() {
         return Ok(HashMap::new());
@@ -74,10 +77,10 @@ async fn ends(connection: &mut PgConnection, pages: &[PageOf<'_>]) -> Result<Has
 /// Reads the next page of tickets of several EMs, at most one page per EM, each in the order of ticket ids.
 pub async fn read_pages(
     connection: &mut PgConnection,
-    pages: &[PageOf<'_>],
+    pages: &[EmTicketsQuery<'_>],
 ) -> Result<(HashMap<EmInstance, TicketPage>, HashMap<Uuid, Ticket>), StoreError> {
     let ends = ends(&mut *connection, pages).await?;
-    let end_of = |page: &PageOf<'_>| ends.get(page.em).copied();
+    let end_of = |page: &EmTicketsQuery<'_>| ends.get(page.em).copied();
     let (application_names, instances) = em_columns(pages.iter().map(|page| page.em));
     let rows: Vec<TicketRow> = sqlx::query_as(concat!(
         r#"-- user_resource::read_pages
@@ -107,7 +110,7 @@ pub async fn read_pages(
         (*count, *last) = (*count + 1, ticket.id.max(*last));
         tickets.insert(ticket.id, ticket);
     }
-    let part = |page: &PageOf<'_>| {
+    let part = |page: &EmTicketsQuery<'_>| {
         let full = seen.get(page.em).filter(|(count, _)| *count == page.limit);
         let last = full.map(|(_, last)| *last).or_else(|| end_of(page));
         (page.em.clone(), TicketPage { after: page.after, last })

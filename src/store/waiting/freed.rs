@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::{
     domain::{
         em::EmInstance,
-        line::{FreedSpots, Spot},
+        line::{FreedKeys, WaitKey},
     },
     store::StoreError,
 };
@@ -36,11 +36,11 @@ const PARTS_MAX: usize = 8;
 
 /// 64-bit hash of a wait key. A collision causes a spurious check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct SpotKey(u64);
+pub struct WaitKeyHash(u64);
 
-impl SpotKey {
+impl WaitKeyHash {
     /// Returns the hash of a wait key.
-    pub fn of(spot: &Spot) -> Self {
+    pub fn of(spot: &WaitKey) -> Self {
         let hash = spot_hash(spot);
         Self(hash.iter().take(8).fold(0, |key, byte| key << 8 | u64::from(*byte)))
     }
@@ -48,25 +48,25 @@ impl SpotKey {
 
 /// Payload of a notification: where capacity was freed.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
-pub struct Freed {
+pub struct FreedNotification {
     /// Whether capacity may have been freed anywhere.
     pub anywhere: bool,
     /// Wait keys with about how many requests freed capacity there.
-    pub spots: BTreeMap<SpotKey, u32>,
+    pub spots: BTreeMap<WaitKeyHash, u32>,
     /// Names of the EMs among the wait keys, for requests that wait for any EM.
     pub ems: Vec<(String, String)>,
     /// Hashes of these EMs.
     #[serde(skip)]
-    em_keys: BTreeSet<SpotKey>,
+    em_keys: BTreeSet<WaitKeyHash>,
     /// Instance that has already woken its own waiters.
     #[serde(default)]
     from: Option<String>,
 }
 
-impl Freed {
+impl FreedNotification {
     /// Returns the notifications for `spots`: one or more parts, or a single *anywhere* if more than `PARTS_MAX` are
     /// needed.
-    pub fn at(spots: &FreedSpots) -> Vec<Self> {
+    pub fn at(spots: &FreedKeys) -> Vec<Self> {
         let (mut parts, mut size) = (vec![Self::default()], 0);
         for (spot, requests) in spots.iter() {
             let em = em_of(spot);
@@ -85,18 +85,18 @@ impl Freed {
     }
 
     /// Returns a single value for `spots`, without a size limit, for use inside the instance.
-    pub fn of(spots: &FreedSpots) -> Self {
+    pub fn of(spots: &FreedKeys) -> Self {
         let mut freed = Self::default();
         spots.iter().for_each(|(spot, requests)| freed.note(spot, requests, em_of(spot)));
         freed
     }
 
-    fn note(&mut self, spot: &Spot, requests: u32, em: Option<(String, String)>) {
-        let noted = self.spots.entry(SpotKey::of(spot)).or_default();
+    fn note(&mut self, spot: &WaitKey, requests: u32, em: Option<(String, String)>) {
+        let noted = self.spots.entry(WaitKeyHash::of(spot)).or_default();
         *noted = noted.saturating_add(requests);
         if let Some(em) = em {
             self.ems.push(em);
-            self.em_keys.insert(SpotKey::of(spot));
+            self.em_keys.insert(WaitKeyHash::of(spot));
         }
     }
 
@@ -118,7 +118,7 @@ impl Freed {
     /// Parses a notification. An invalid payload counts as *anywhere*.
     pub fn parse(payload: &str) -> Self {
         let mut freed: Self = serde_json::from_str(payload).unwrap_or_else(|_| Self::anywhere());
-        freed.em_keys = freed.em_instances().into_iter().map(|em| SpotKey::of(&Spot::Em(em))).collect();
+        freed.em_keys = freed.em_instances().into_iter().map(|em| WaitKeyHash::of(&WaitKey::Em(em))).collect();
         freed
     }
 
@@ -127,7 +127,7 @@ impl Freed {
     }
 
     /// Returns whether a wait key is an EM of this value.
-    pub fn is_em(&self, key: &SpotKey) -> bool {
+    pub fn is_em(&self, key: &WaitKeyHash) -> bool {
         self.em_keys.contains(key)
     }
 
@@ -138,15 +138,15 @@ impl Freed {
     }
 }
 
-fn em_of(spot: &Spot) -> Option<(String, String)> {
+fn em_of(spot: &WaitKey) -> Option<(String, String)> {
     match spot {
-        Spot::Em(em) => Some((em.application_name.to_string(), em.instance.to_string())),
-        Spot::Scope(_) | Spot::Queue { .. } => None,
+        WaitKey::Em(em) => Some((em.application_name.to_string(), em.instance.to_string())),
+        WaitKey::Scope(_) | WaitKey::Queue { .. } => None,
     }
 }
 
 /// Notifies all instances at the commit of the transaction, unless no instance has waiters.
-pub async fn notify(executor: impl PgExecutor<'_>, freed: &[Freed]) -> Result<(), StoreError> {
+pub async fn notify(executor: impl PgExecutor<'_>, freed: &[FreedNotification]) -> Result<(), StoreError> {
     // PostgreSQL serializes the commits of notifying transactions over all databases of the server, so a slow writer
     // delays this one. The usual lock timeout of 100 ms is too short for that.
     sqlx::query(
@@ -155,7 +155,7 @@ pub async fn notify(executor: impl PgExecutor<'_>, freed: &[Freed]) -> Result<()
         WHERE EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp())",
     )
     .bind(CHANNEL)
-    .bind(freed.iter().map(Freed::payload).collect::<Vec<_>>())
+    .bind(freed.iter().map(FreedNotification::payload).collect::<Vec<_>>())
     .execute(executor)
     .await?;
     Ok(())
@@ -168,20 +168,21 @@ mod tests {
 
     #[test]
     fn what_is_told_is_understood() {
-        let mut spots = FreedSpots::default();
+        let mut spots = FreedKeys::default();
         let em = |number: u32| EmInstance::parse("em", "ecm", &format!("{}{number}", "h".repeat(200))).unwrap();
         for number in 0..100 {
-            spots.note(Spot::Em(em(number)), if number == 0 { MUCH } else { number });
-            spots.note(Spot::Em(em(number)), 1);
+            spots.note(WaitKey::Em(em(number)), if number == 0 { MUCH } else { number });
+            spots.note(WaitKey::Em(em(number)), 1);
         }
-        let parts = Freed::at(&spots);
+        let parts = FreedNotification::at(&spots);
         assert!(parts.len() > 1 && parts.iter().all(|part| part.payload().len() < 8000));
-        let understood: Vec<Freed> = parts.iter().map(|part| Freed::parse(&part.payload())).collect();
+        let understood: Vec<FreedNotification> =
+            parts.iter().map(|part| FreedNotification::parse(&part.payload())).collect();
         assert_eq!(understood, parts);
-        let told: BTreeMap<SpotKey, u32> = understood.iter().flat_map(|part| part.spots.clone()).collect();
-        assert_eq!(told[&SpotKey::of(&Spot::Em(em(0)))], MUCH);
-        assert_eq!(told[&SpotKey::of(&Spot::Em(em(7)))], 8);
+        let told: BTreeMap<WaitKeyHash, u32> = understood.iter().flat_map(|part| part.spots.clone()).collect();
+        assert_eq!(told[&WaitKeyHash::of(&WaitKey::Em(em(0)))], MUCH);
+        assert_eq!(told[&WaitKeyHash::of(&WaitKey::Em(em(7)))], 8);
         assert_eq!(understood.iter().map(|part| part.em_instances().len()).sum::<usize>(), 100);
-        assert!(Freed::parse("not so").anywhere);
+        assert!(FreedNotification::parse("not so").anywhere);
     }
 }

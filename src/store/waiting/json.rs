@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::domain::{
     cap::Cap,
-    line::{QueuePosition, Spot},
+    line::{QueuePosition, WaitKey},
     resource::Dimension,
     scope::Scope,
 };
@@ -49,29 +49,29 @@ pub(super) fn parse_position(bytes: &[u8]) -> Result<QueuePosition, StoreError> 
 /// Stored form of a wait key.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum SpotJson {
+enum WaitKeyJson {
     Em(String, String),
     Scope(BTreeMap<String, String>),
     Queue(String, String),
 }
 
-pub(super) fn spot_json(spot: &Spot) -> String {
+pub(super) fn spot_json(spot: &WaitKey) -> String {
     let json = match spot {
-        Spot::Em(em) => SpotJson::Em(em.application_name.to_string(), em.instance.to_string()),
-        Spot::Scope(scope) => SpotJson::Scope(scope.labels().clone()),
-        Spot::Queue { provider, path } => SpotJson::Queue(provider.to_string(), path.clone()),
+        WaitKey::Em(em) => WaitKeyJson::Em(em.application_name.to_string(), em.instance.to_string()),
+        WaitKey::Scope(scope) => WaitKeyJson::Scope(scope.labels().clone()),
+        WaitKey::Queue { provider, path } => WaitKeyJson::Queue(provider.to_string(), path.clone()),
     };
     serde_json::json!(json).to_string()
 }
 
-pub(super) fn parse_spot(json: &str) -> Result<Spot, StoreError> {
+pub(super) fn parse_spot(json: &str) -> Result<WaitKey, StoreError> {
     match serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE.0, error))? {
-        SpotJson::Em(application_name, instance) => Ok(Spot::Em(TABLE.em(&application_name, &instance)?)),
-        SpotJson::Scope(labels) => Ok(Spot::Scope(Scope::new(labels))),
-        SpotJson::Queue(provider, path) => Ok(Spot::Queue { provider: TABLE.name("provider", &provider)?, path }),
+        WaitKeyJson::Em(application_name, instance) => Ok(WaitKey::Em(TABLE.em(&application_name, &instance)?)),
+        WaitKeyJson::Scope(labels) => Ok(WaitKey::Scope(Scope::new(labels))),
+        WaitKeyJson::Queue(provider, path) => Ok(WaitKey::Queue { provider: TABLE.name("provider", &provider)?, path }),
     }
 }
 
-pub(super) fn spot_hash(spot: &Spot) -> [u8; 32] {
+pub(super) fn spot_hash(spot: &WaitKey) -> [u8; 32] {
     hash(&spot_json(spot))
 }

@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::domain::{
-    line::{QueuePosition, Spot, WaitingRequest},
+    line::{QueuePosition, WaitKey, WaitingRequest},
     name::Name,
 };
 use crate::store::StoreError;
@@ -63,11 +63,11 @@ impl TryFrom<WaitingRow> for (QueuePosition, WaitingRequest) {
 
 /// Filter of a list of waiting requests. Empty fields match every request.
 #[derive(Debug, Default)]
-pub struct Filter {
+pub struct WaitingFilter {
     /// Users to match.
     pub users: Option<BTreeSet<Name>>,
     /// Wait keys at which a request must be short, all of them.
-    pub spots: Vec<Spot>,
+    pub spots: Vec<WaitKey>,
 }
 
 /// SQL of a page of the requests that `$first` selects; only for these the entries are read. Parameters: $1 last
@@ -157,7 +157,7 @@ const BY_SPOTS: &str = page!(
 /// Returns up to `limit` matching requests after the position `after`, ordered by position, each with its position.
 pub async fn list(
     executor: impl PgExecutor<'_>,
-    filter: &Filter,
+    filter: &WaitingFilter,
     after: Option<QueuePosition>,
     limit: i64,
 ) -> Result<Vec<(QueuePosition, WaitingRequest)>, StoreError> {

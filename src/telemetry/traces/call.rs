@@ -20,16 +20,16 @@ const STATE_BYTES_MAX: usize = 512;
 
 /// Trace of one call.
 #[derive(Debug)]
-pub struct Call {
+pub struct CallTrace {
     span: Context,
 }
 
 /// Begins the trace of a call. `None` if neither spans are exported nor the decision log needs a trace id.
-pub fn call(service: &str, method: &str, headers: &HeaderMap) -> Option<Call> {
+pub fn call(service: &str, method: &str, headers: &HeaderMap) -> Option<CallTrace> {
     let Some(traces) = TRACES.get() else {
         let is_told = tracing::enabled!(target: decisions::TARGET, Level::DEBUG);
         let span = is_told.then(|| parent(headers))?;
-        return span.has_active_span().then_some(Call { span });
+        return span.has_active_span().then_some(CallTrace { span });
     };
     let parent = parent(headers);
     let builder = traces.calls.span_builder(format!("{service}/{method}")).with_kind(SpanKind::Server);
@@ -39,15 +39,15 @@ pub fn call(service: &str, method: &str, headers: &HeaderMap) -> Option<Call> {
         KeyValue::new("rpc.method", method.to_owned()),
     ]);
     let span = parent.with_span(traces.calls.build_with_context(builder, &parent));
-    Some(Call { span })
+    Some(CallTrace { span })
 }
 
 /// Parses the trace context of the headers; empty without a valid one.
 fn parent(headers: &HeaderMap) -> Context {
-    TraceContextPropagator::new().extract_with_context(&Context::new(), &Headers(headers))
+    TraceContextPropagator::new().extract_with_context(&Context::new(), &TraceHeaders(headers))
 }
 
-impl Call {
+impl CallTrace {
     /// Runs `work` with the trace of this call as the current one.
     pub fn carry_out<T>(&self, work: impl FnOnce() -> T) -> T {
         let _attached = self.span.clone().attach();
@@ -76,9 +76,9 @@ fn is_ours(code: Code) -> bool {
 }
 
 /// Trace headers of a call.
-struct Headers<'a>(&'a HeaderMap);
+struct TraceHeaders<'a>(&'a HeaderMap);
 
-impl Extractor for Headers<'_> {
+impl Extractor for TraceHeaders<'_> {
     fn get(&self, key: &str) -> Option<&str> {
         let value = self.0.get(key)?.to_str().ok()?;
         (value.len() <= STATE_BYTES_MAX).then_some(value)

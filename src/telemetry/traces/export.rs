@@ -25,7 +25,7 @@ use tokio::{
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use uuid::Uuid;
 
-use super::{TRACES, Traces, settings::Settings};
+use super::{SpanFactory, TRACES, settings::TraceSettings};
 
 /// Timeout of the last export when the process ends.
 const LAST_TIMEOUT: Duration = Duration::from_millis(300);
@@ -48,12 +48,12 @@ pub fn dropped() -> u64 {
 
 /// Handle of the span export, which ends when dropped.
 #[derive(Debug)]
-pub struct Export {
+pub struct TraceExport {
     ending: CancellationToken,
     task: AbortOnDropHandle<()>,
 }
 
-impl Export {
+impl TraceExport {
     /// Starts the export. All later spans of the process carry `instance_id` in their resource.
     ///
     /// # Errors
@@ -61,7 +61,7 @@ impl Export {
     ///
     /// # Panics
     /// Outside a runtime.
-    pub fn start(settings: Settings, instance_id: Uuid) -> Result<Self, ExporterBuildError> {
+    pub fn start(settings: TraceSettings, instance_id: Uuid) -> Result<Self, ExporterBuildError> {
         let resource = resource(&settings, instance_id);
         let exporter = OtlpExporter::builder().with_tonic().with_endpoint(&settings.endpoint);
         let mut exporter = exporter.with_tls_config(settings.tls.clone()).build()?;
@@ -69,17 +69,18 @@ impl Export {
         let (queue, ended) = mpsc::channel(settings.queue_max);
         let provider = || {
             let provider = SdkTracerProvider::builder().with_resource(resource.clone());
-            provider.with_span_processor(Queue(queue.clone()))
+            provider.with_span_processor(SpanQueue(queue.clone()))
         };
         let scope = env!("CARGO_PKG_NAME");
         let calls = provider().build().tracer(scope);
         // A batch is traced because an operation in it is.
         let batches = provider().with_sampler(Sampler::AlwaysOn).build().tracer(scope);
         let ending = CancellationToken::new();
-        let sending = Sending { exporter, settings, ended, batch: Vec::new(), ending: ending.clone(), is_taken: true };
+        let sending =
+            SpanSender { exporter, settings, ended, batch: Vec::new(), ending: ending.clone(), is_taken: true };
         let task = tokio::spawn(sending.run());
         // A process has one exporter; a second one has no effect.
-        let _ = TRACES.set(Traces { calls, batches });
+        let _ = TRACES.set(SpanFactory { calls, batches });
         Ok(Self { ending, task: AbortOnDropHandle::new(task) })
     }
 
@@ -93,7 +94,7 @@ impl Export {
 }
 
 /// Returns the resource attributes of the process. Attributes from the environment take precedence.
-fn resource(settings: &Settings, instance_id: Uuid) -> Resource {
+fn resource(settings: &TraceSettings, instance_id: Uuid) -> Resource {
     let own = [
         KeyValue::new("service.name", env!("CARGO_PKG_NAME")),
         KeyValue::new("service.version", env!("CARGO_PKG_VERSION")),
@@ -110,9 +111,9 @@ fn resource(settings: &Settings, instance_id: Uuid) -> Resource {
 
 /// Queue of ended spans. Ending a span never waits.
 #[derive(Debug)]
-struct Queue(mpsc::Sender<SpanData>);
+struct SpanQueue(mpsc::Sender<SpanData>);
 
-impl SpanProcessor for Queue {
+impl SpanProcessor for SpanQueue {
     fn on_start(&self, _: &mut Span, _: &Context) {}
 
     fn on_end(&self, span: SpanData) {
@@ -131,9 +132,9 @@ impl SpanProcessor for Queue {
 }
 
 /// Task that sends spans in batches.
-struct Sending {
+struct SpanSender {
     exporter: OtlpExporter,
-    settings: Settings,
+    settings: TraceSettings,
     ended: mpsc::Receiver<SpanData>,
     /// Spans of the next batch.
     batch: Vec<SpanData>,
@@ -142,7 +143,7 @@ struct Sending {
     is_taken: bool,
 }
 
-impl Sending {
+impl SpanSender {
     async fn run(mut self) {
         let ending = self.ending.clone();
         loop {

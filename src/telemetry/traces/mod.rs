@@ -2,7 +2,7 @@
 //!
 //! A call continues the trace of its headers (W3C `traceparent`), or begins one. A batch serves many calls, so it is a
 //! trace of its own, linked with the traces of its operations. A batch is traced if one of its operations is. Each
-//! function here is one check and allocates nothing unless [`Settings`] has an endpoint. Callers: the edge and the
+//! function here is one check and allocates nothing unless [`TraceSettings`] has an endpoint. Callers: the edge and the
 //! committer.
 //!
 //! | span | content |
@@ -29,16 +29,16 @@ mod call;
 pub mod export;
 pub mod settings;
 
-pub use call::{Call, call};
-pub use export::Export;
-pub use settings::Settings;
+pub use call::{CallTrace, call};
+pub use export::TraceExport;
+pub use settings::TraceSettings;
 
 /// Span factory of the process; empty until the export starts.
-static TRACES: OnceLock<Traces> = OnceLock::new();
+static TRACES: OnceLock<SpanFactory> = OnceLock::new();
 
 /// Factory of spans.
 #[derive(Debug)]
-struct Traces {
+struct SpanFactory {
     /// Spans of calls, selected by the configured sampler.
     calls: SdkTracer,
     /// Spans of batches, always recorded.
@@ -49,7 +49,7 @@ struct Traces {
 const LINKS_MAX: usize = 128;
 
 /// Returns the factory and the current context; `None` if nothing is traced.
-fn current() -> Option<(&'static Traces, Context)> {
+fn current() -> Option<(&'static SpanFactory, Context)> {
     let traces = TRACES.get()?;
     let context = Context::current();
     context.span().span_context().is_sampled().then_some((traces, context))
@@ -73,15 +73,15 @@ pub fn add(attributes: impl FnOnce() -> Vec<KeyValue>) {
 
 /// Span of a step, ended when dropped. Empty and small if nothing is traced, as most calls are not.
 #[derive(Debug, Default)]
-pub struct Step(Option<Box<Span>>);
+pub struct TraceStep(Option<Box<Span>>);
 
-impl Step {
-    fn of(traces: &Traces, name: &'static str, parent: &Context) -> Self {
+impl TraceStep {
+    fn of(traces: &SpanFactory, name: &'static str, parent: &Context) -> Self {
         Self(Some(Box::new(traces.calls.build_with_context(traces.calls.span_builder(name), parent))))
     }
 }
 
-impl Drop for Step {
+impl Drop for TraceStep {
     fn drop(&mut self) {
         if let Some(span) = &mut self.0 {
             span.end();
@@ -90,27 +90,27 @@ impl Drop for Step {
 }
 
 /// Begins a step of the current call.
-pub fn step(name: &'static str) -> Step {
-    current().map(|(traces, context)| Step::of(traces, name, &context)).unwrap_or_default()
+pub fn step(name: &'static str) -> TraceStep {
+    current().map(|(traces, context)| TraceStep::of(traces, name, &context)).unwrap_or_default()
 }
 
 /// Future inside a span, which is the parent of its steps and ends with it.
 #[derive(Debug)]
-pub struct Within<F: ?Sized> {
+pub struct TracedFuture<F: ?Sized> {
     span: Option<Context>,
     work: Pin<Box<F>>,
 }
 
 /// Runs `work` as a step of the current call.
-pub fn within<F: ?Sized>(name: &'static str, work: Pin<Box<F>>) -> Within<F> {
-    let begin = |(traces, context): (&Traces, Context)| {
+pub fn within<F: ?Sized>(name: &'static str, work: Pin<Box<F>>) -> TracedFuture<F> {
+    let begin = |(traces, context): (&SpanFactory, Context)| {
         let span = traces.calls.build_with_context(traces.calls.span_builder(name), &context);
         context.with_span(span)
     };
-    Within { span: current().map(begin), work }
+    TracedFuture { span: current().map(begin), work }
 }
 
-impl<F: Future + ?Sized> Future for Within<F> {
+impl<F: Future + ?Sized> Future for TracedFuture<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut task::Context<'_>) -> Poll<F::Output> {
@@ -121,30 +121,30 @@ impl<F: Future + ?Sized> Future for Within<F> {
 
 /// Trace of an operation in the committer. Empty if nothing is traced.
 #[derive(Debug, Default)]
-pub struct Operation(Option<Box<Traced>>);
+pub struct OperationTrace(Option<Box<OperationSpans>>);
 
 #[derive(Debug)]
-struct Traced {
+struct OperationSpans {
     /// Context with the span of the operation.
     operation: Context,
     /// Span of the present wait.
-    waits: Step,
+    waits: TraceStep,
 }
 
 /// Begins the trace of an operation of the current call, at its entry into the commit queue.
-pub fn operation(kind: &'static str) -> Operation {
-    let Some((traces, call)) = current() else { return Operation(None) };
+pub fn operation(kind: &'static str) -> OperationTrace {
+    let Some((traces, call)) = current() else { return OperationTrace(None) };
     let builder = traces.calls.span_builder("operation").with_attributes([KeyValue::new("linkis_rm.operation", kind)]);
     let operation = call.with_span(traces.calls.build_with_context(builder, &call));
-    let waits = Step::of(traces, "queue", &operation);
-    Operation(Some(Box::new(Traced { operation, waits })))
+    let waits = TraceStep::of(traces, "queue", &operation);
+    OperationTrace(Some(Box::new(OperationSpans { operation, waits })))
 }
 
-impl Operation {
+impl OperationTrace {
     /// Records that the operation waits for a contended key.
     pub fn set_aside(&mut self) {
         if let (Some(traced), Some(traces)) = (&mut self.0, TRACES.get()) {
-            traced.waits = Step::of(traces, "set aside", &traced.operation);
+            traced.waits = TraceStep::of(traces, "set aside", &traced.operation);
         }
     }
 
@@ -158,15 +158,15 @@ impl Operation {
 
 /// Trace of a batch. Empty if nothing is traced.
 #[derive(Debug, Default)]
-pub struct Batch(Option<Context>);
+pub struct BatchTrace(Option<Context>);
 
 /// Begins the trace of a batch of operations with these traces.
-pub fn batch<'a>(operations: impl ExactSizeIterator<Item = &'a mut Operation>) -> Batch {
-    let Some(traces) = TRACES.get() else { return Batch(None) };
+pub fn batch<'a>(operations: impl ExactSizeIterator<Item = &'a mut OperationTrace>) -> BatchTrace {
+    let Some(traces) = TRACES.get() else { return BatchTrace(None) };
     let size = i64::try_from(operations.len()).unwrap_or(i64::MAX);
-    let mut traced: Vec<&mut Traced> = operations.filter_map(|operation| operation.0.as_deref_mut()).collect();
+    let mut traced: Vec<&mut OperationSpans> = operations.filter_map(|operation| operation.0.as_deref_mut()).collect();
     if traced.is_empty() {
-        return Batch(None);
+        return BatchTrace(None);
     }
     let links = traced.iter().take(LINKS_MAX).map(|traced| link(traced.operation.span().span_context())).collect();
     let size = [KeyValue::new("linkis_rm.operations", size)];
@@ -174,17 +174,17 @@ pub fn batch<'a>(operations: impl ExactSizeIterator<Item = &'a mut Operation>) -
     let nowhere = Context::new();
     let batch = nowhere.with_span(traces.batches.build_with_context(builder, &nowhere));
     for traced in &mut traced {
-        traced.waits = Step::default();
+        traced.waits = TraceStep::default();
         traced.operation.span().add_link(without_state(batch.span().span_context()), Vec::new());
     }
-    Batch(Some(batch))
+    BatchTrace(Some(batch))
 }
 
-impl Batch {
+impl BatchTrace {
     /// Begins a step of the batch.
-    pub fn step(&self, name: &'static str) -> Step {
+    pub fn step(&self, name: &'static str) -> TraceStep {
         let traced = self.0.as_ref().zip(TRACES.get());
-        traced.map(|(batch, traces)| Step::of(traces, name, batch)).unwrap_or_default()
+        traced.map(|(batch, traces)| TraceStep::of(traces, name, batch)).unwrap_or_default()
     }
 
     /// Records that the batch was not committed.

@@ -9,7 +9,7 @@ use tonic::transport::{Certificate, ClientTlsConfig, Identity, Uri};
 
 /// Settings of the trace export. `Debug` shows no key.
 #[derive(Clone)]
-pub struct Settings {
+pub struct TraceSettings {
     /// URL of a collector with OTLP over gRPC.
     pub(super) endpoint: String,
     /// Trusted certificates and client certificate.
@@ -26,19 +26,19 @@ pub struct Settings {
     pub(super) timeout: Duration,
 }
 
-impl fmt::Debug for Settings {
+impl fmt::Debug for TraceSettings {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Settings").field("endpoint", &self.endpoint).finish_non_exhaustive()
     }
 }
 
 /// A setting, or the text of its fault.
-type Checked<T> = Result<T, String>;
+type SettingResult<T> = Result<T, String>;
 
 /// Reader of environment variables. An empty variable counts as unset.
-struct Environment<R>(R);
+struct EnvironmentValue<R>(R);
 
-impl<R: Fn(&str) -> Option<String>> Environment<R> {
+impl<R: Fn(&str) -> Option<String>> EnvironmentValue<R> {
     fn get(&self, name: &str) -> Option<String> {
         (self.0)(name).map(|value| value.trim().to_owned()).filter(|value| !value.is_empty())
     }
@@ -49,18 +49,18 @@ impl<R: Fn(&str) -> Option<String>> Environment<R> {
         names.into_iter().find_map(|name| Some((self.get(&name)?, name)))
     }
 
-    fn number(&self, name: &str, default: usize) -> Checked<usize> {
+    fn number(&self, name: &str, default: usize) -> SettingResult<usize> {
         let Some(text) = self.get(name) else { return Ok(default) };
         let number = text.parse().ok().filter(|number| (1..=NUMBER_MAX).contains(number));
         number.ok_or_else(|| format!("{name}: {text:?} is not a number from 1 to {NUMBER_MAX}"))
     }
 
-    fn milliseconds(&self, name: &str, default: usize) -> Checked<Duration> {
+    fn milliseconds(&self, name: &str, default: usize) -> SettingResult<Duration> {
         let number = self.number(name, default)?;
         Ok(Duration::from_millis(u64::try_from(number).unwrap_or(u64::MAX)))
     }
 
-    fn file(&self, what: &str) -> Checked<Option<Vec<u8>>> {
+    fn file(&self, what: &str) -> SettingResult<Option<Vec<u8>>> {
         let Some((path, name)) = self.of_traces(what) else { return Ok(None) };
         fs::read(&path).map(Some).map_err(|error| format!("{name}: {path} cannot be read: {error}"))
     }
@@ -78,14 +78,14 @@ const SAMPLERS: [&str; 6] = [
     "parentbased_traceidratio",
 ];
 
-impl Settings {
+impl TraceSettings {
     /// Reads the settings. `None` if no traces are exported.
     ///
     /// # Errors
     /// The name and fault of a variable. Otherwise spans would be lost silently, or far more would be recorded than
     /// intended.
-    pub fn read(variable: impl Fn(&str) -> Option<String>) -> Checked<Option<Self>> {
-        let environment = Environment(variable);
+    pub fn read(variable: impl Fn(&str) -> Option<String>) -> SettingResult<Option<Self>> {
+        let environment = EnvironmentValue(variable);
         let exporter = environment.get("OTEL_TRACES_EXPORTER");
         let is_off = environment.get("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"));
         let endpoint = environment.of_traces("ENDPOINT").filter(|_| !is_off && exporter.as_deref() != Some("none"));
@@ -116,7 +116,7 @@ impl Settings {
 }
 
 /// Checks the sampler variables. The library, which creates the sampler, would record everything for an unknown name.
-fn check_sampler(environment: &Environment<impl Fn(&str) -> Option<String>>) -> Checked<()> {
+fn check_sampler(environment: &EnvironmentValue<impl Fn(&str) -> Option<String>>) -> SettingResult<()> {
     let Some(sampler) = environment.get("OTEL_TRACES_SAMPLER") else { return Ok(()) };
     if !SAMPLERS.contains(&sampler.as_str()) {
         return Err(format!("OTEL_TRACES_SAMPLER: {sampler:?} is none of {}", SAMPLERS.join(", ")));
@@ -131,7 +131,7 @@ fn check_sampler(environment: &Environment<impl Fn(&str) -> Option<String>>) -> 
 }
 
 /// Returns the TLS settings. Trusts the public certificate authorities unless a certificate is configured.
-fn tls(environment: &Environment<impl Fn(&str) -> Option<String>>) -> Checked<ClientTlsConfig> {
+fn tls(environment: &EnvironmentValue<impl Fn(&str) -> Option<String>>) -> SettingResult<ClientTlsConfig> {
     let tls = match environment.file("CERTIFICATE")? {
         Some(ca) => ClientTlsConfig::new().ca_certificate(Certificate::from_pem(ca)),
         None => ClientTlsConfig::new().with_enabled_roots(),
@@ -149,8 +149,8 @@ fn tls(environment: &Environment<impl Fn(&str) -> Option<String>>) -> Checked<Cl
 mod tests {
     use super::*;
 
-    fn read(variables: &[(&str, &str)]) -> Checked<Option<Settings>> {
-        Settings::read(|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
+    fn read(variables: &[(&str, &str)]) -> SettingResult<Option<TraceSettings>> {
+        TraceSettings::read(|name| variables.iter().find(|(key, _)| *key == name).map(|(_, value)| (*value).to_owned()))
     }
 
     const ON: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317");

@@ -14,13 +14,13 @@ use crate::{
     domain::{
         action::ActionRecord,
         audit::Subject,
-        em::{Counted, Em, EmInstance, Going},
-        end::End,
-        external::{Basis, JudgedQueue},
+        em::{Em, EmInstance, LabelSetProgress, UnregisterProgress},
+        end::TicketEnd,
+        external::{JudgedQueue, QueueCheckBasis},
         judgement::HeadRoom,
         line::WaitingRequest,
         name::{FieldError, Labels, Name},
-        observation::{Observations, Observed},
+        observation::{Observations, ObservedUse},
         operation::Grant,
         principal::Principal,
         refusal::{Refusal, Shortfall},
@@ -35,7 +35,7 @@ use crate::{
 
 #[cfg(feature = "server")]
 use crate::{
-    domain::{access::Reach, counters::Counters, limit::ScopeUsage},
+    domain::{access::CallScope, counters::Counters, limit::ScopeUsage},
     error::Error,
 };
 
@@ -156,7 +156,7 @@ pub fn ticket(ticket: &Ticket) -> proto::Ticket {
 }
 
 /// Converts a live ticket and its last observed use to a message.
-pub fn observed_ticket(of: &Ticket, observed: Option<&Observed>) -> proto::Ticket {
+pub fn observed_ticket(of: &Ticket, observed: Option<&ObservedUse>) -> proto::Ticket {
     let amounts = observed.map(|observed| resource::message(observed.resource.parts()));
     proto::Ticket { observed: amounts, observed_time: observed.map(|observed| timestamp(observed.at)), ..ticket(of) }
 }
@@ -248,7 +248,7 @@ pub fn action(record: &ActionRecord, is_for_operator: bool) -> proto::Action {
 /// # Errors
 /// [`Error::Internal`] if the counters of the EM have no valid difference.
 #[cfg(feature = "server")]
-pub fn counters(counters: &Counters, reach: &Reach) -> Result<proto::Counters, Error> {
+pub fn counters(counters: &Counters, reach: &CallScope) -> Result<proto::Counters, Error> {
     let is_shown = |scope: &&ScopeUsage| reach.has_scope(&scope.scope);
     Ok(proto::Counters {
         em: counters.em.as_ref().map(|em| em_resource(em, None)).transpose()?,
@@ -333,12 +333,12 @@ pub fn read_em(message: proto::EmResource) -> Result<Em, FieldError> {
         epoch: message.epoch,
         register_time: read_time("register_time", message.register_time)?,
         version: message.version,
-        going: message.unregistering.then_some(Going {
+        going: message.unregistering.then_some(UnregisterProgress {
             epoch: message.epoch,
-            end: End::Unregistered,
+            end: TicketEnd::Unregistered,
             after: Uuid::nil(),
         }),
-        counted: Counted::default(),
+        counted: LabelSetProgress::default(),
         drain: message.drain.map(operator::read_drain).transpose()?.map(Arc::new),
     })
 }
@@ -414,9 +414,9 @@ pub fn read_available(message: proto::AvailableResource) -> Result<Grant, FieldE
 fn read_queue_check(message: proto::QueueCheck) -> Option<JudgedQueue> {
     let basis = match message.basis() {
         proto::QueueCheckBasis::Unspecified => return None,
-        proto::QueueCheckBasis::Snapshot => Basis::Snapshot,
-        proto::QueueCheckBasis::LastKnown => Basis::LastKnown,
-        proto::QueueCheckBasis::Unchecked => Basis::Unchecked,
+        proto::QueueCheckBasis::Snapshot => QueueCheckBasis::Snapshot,
+        proto::QueueCheckBasis::LastKnown => QueueCheckBasis::LastKnown,
+        proto::QueueCheckBasis::Unchecked => QueueCheckBasis::Unchecked,
     };
     let age = message.age.map(|age| Duration::seconds(age.seconds) + Duration::nanoseconds(age.nanos.into()));
     Some(JudgedQueue { provider: message.provider_name, path: message.path, basis, age })
@@ -425,9 +425,9 @@ fn read_queue_check(message: proto::QueueCheck) -> Option<JudgedQueue> {
 /// Converts the basis of a queue decision to a message.
 fn queue_check(queue: &JudgedQueue) -> proto::QueueCheck {
     let basis = match queue.basis {
-        Basis::Snapshot => proto::QueueCheckBasis::Snapshot,
-        Basis::LastKnown => proto::QueueCheckBasis::LastKnown,
-        Basis::Unchecked => proto::QueueCheckBasis::Unchecked,
+        QueueCheckBasis::Snapshot => proto::QueueCheckBasis::Snapshot,
+        QueueCheckBasis::LastKnown => proto::QueueCheckBasis::LastKnown,
+        QueueCheckBasis::Unchecked => proto::QueueCheckBasis::Unchecked,
     };
     let duration =
         |age: Duration| prost_types::Duration { seconds: age.whole_seconds(), nanos: age.subsec_nanoseconds() };

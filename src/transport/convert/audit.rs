@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use crate::{
     domain::{
-        audit::{AuditReport, Difference, Differences, Repaired},
+        audit::{AuditReport, Difference, Differences, RepairReport},
         name::FieldError,
         resource::Dimension,
     },
@@ -52,7 +52,7 @@ pub fn report(report: &AuditReport) -> proto::AuditResponse {
 }
 
 /// Converts the result of a repair to a message.
-pub fn repaired(done: &Repaired) -> proto::RepairResponse {
+pub fn repaired(done: &RepairReport) -> proto::RepairResponse {
     let (repaired, repaired_count) = messages(&done.repaired);
     let (remaining, remaining_count) = messages(&done.remaining);
     proto::RepairResponse { repaired, repaired_count, remaining, remaining_count }
@@ -92,8 +92,8 @@ pub fn read_report(message: proto::AuditResponse) -> Result<AuditReport, FieldEr
 }
 
 /// Converts a message of the service to the result of a repair.
-pub fn read_repaired(message: proto::RepairResponse) -> Result<Repaired, FieldError> {
-    Ok(Repaired {
+pub fn read_repaired(message: proto::RepairResponse) -> Result<RepairReport, FieldError> {
+    Ok(RepairReport {
         repaired: read_differences(message.repaired, message.repaired_count)?,
         remaining: read_differences(message.remaining, message.remaining_count)?,
     })

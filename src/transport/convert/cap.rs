@@ -10,7 +10,7 @@ use crate::{
         cap::{CAPS_MAX, Cap},
         limit::LABELS_MAX,
         name::{FieldError, Name},
-        scope::Uncounted,
+        scope::UncountedDimension,
     },
     transport::proto,
 };
@@ -52,7 +52,7 @@ fn cap(field: &str, cap: &proto::Cap) -> Result<Cap, FieldError> {
     }
     let in_max = format!("{field}.max");
     let max = limit::maxima(&in_max, &cap.max, true)?;
-    Uncounted::check(max.keys(), |label| keys.contains(label))
+    UncountedDimension::check(max.keys(), |label| keys.contains(label))
         .map_err(|uncounted| FieldError::new(in_max, uncounted.to_string()))?;
     Ok(Cap { keys, max })
 }

@@ -11,9 +11,9 @@ use crate::{
         external::YARN,
         name::{FieldError, Labels, Name},
         provider::Provider,
-        queue::{self, Naming, Queues},
+        queue::{self, QueueNaming, QueueTree},
     },
-    service::external::{ExpectedProvider, Put, SelectBy, Selector, Shown},
+    service::external::{ExpectedProvider, ProviderKey, ProviderSelector, ProviderView, PutProvider},
     transport::proto,
 };
 
@@ -26,7 +26,7 @@ const CONFIG_BYTES_MAX: usize = 16 * 1024;
 ///
 /// # Errors
 /// A missing or invalid field, or a configuration above 16 KiB.
-pub fn put(message: Option<proto::Provider>) -> Result<Put, FieldError> {
+pub fn put(message: Option<proto::Provider>) -> Result<PutProvider, FieldError> {
     let message = message.ok_or_else(|| FieldError::new("provider", "is required"))?;
     let provider = Provider {
         resource_type: Name::parse_new("provider.resource_type", &message.resource_type)?,
@@ -39,7 +39,7 @@ pub fn put(message: Option<proto::Provider>) -> Result<Put, FieldError> {
         let problem = format!("has {bytes} bytes; at most {CONFIG_BYTES_MAX} are allowed");
         return Err(FieldError::new("provider.config", problem));
     }
-    Ok(Put { provider, config: SecretString::from(message.config) })
+    Ok(PutProvider { provider, config: SecretString::from(message.config) })
 }
 
 /// Returns the state of a provider that a change expects: any without an etag, absent with an empty one.
@@ -52,8 +52,8 @@ pub fn expected(etag: Option<&str>) -> ExpectedProvider {
 }
 
 /// Converts a provider to a message, without its secrets.
-pub fn provider(shown: &Shown) -> proto::Provider {
-    let Shown { record, config } = shown;
+pub fn provider(shown: &ProviderView) -> proto::Provider {
+    let ProviderView { record, config } = shown;
     proto::Provider {
         resource_type: record.provider.resource_type.to_string(),
         name: record.provider.name.to_string(),
@@ -69,19 +69,19 @@ pub fn provider(shown: &Shown) -> proto::Provider {
 ///
 /// # Errors
 /// An invalid field, or both a name and labels.
-pub fn selector(message: Option<&proto::ProviderSelector>) -> Result<Selector, FieldError> {
+pub fn selector(message: Option<&proto::ProviderSelector>) -> Result<ProviderSelector, FieldError> {
     let unset = proto::ProviderSelector::default();
     let proto::ProviderSelector { resource_type, name, labels } = message.unwrap_or(&unset);
     let resource_type = if resource_type.is_empty() { YARN } else { resource_type };
     let resource_type = Name::parse("provider.resource_type", resource_type)?;
     let by = match name.as_str() {
-        "" => SelectBy::Labels(Labels::parse("provider.labels", labels.clone())?.as_map().clone()),
+        "" => ProviderKey::Labels(Labels::parse("provider.labels", labels.clone())?.as_map().clone()),
         _ if !labels.is_empty() => {
             return Err(FieldError::new("provider.labels", "are for where no name is given; leave one of both out"));
         }
-        name => SelectBy::Name(Name::parse("provider.name", name)?),
+        name => ProviderKey::Name(Name::parse("provider.name", name)?),
     };
-    Ok(Selector { resource_type, by })
+    Ok(ProviderSelector { resource_type, by })
 }
 
 fn amounts(amounts: queue::QueueAmounts) -> proto::QueueAmounts {
@@ -89,15 +89,15 @@ fn amounts(amounts: queue::QueueAmounts) -> proto::QueueAmounts {
 }
 
 /// Converts an external queue to a message. `queues` is its cluster snapshot.
-pub fn queue(queues: &Queues, queue: &queue::Queue) -> proto::Queue {
+pub fn queue(queues: &QueueTree, queue: &queue::ExternalQueue) -> proto::Queue {
     let state = match queues.state(queue) {
         queue::QueueState::Running => proto::QueueState::Running,
         queue::QueueState::Draining => proto::QueueState::Draining,
         queue::QueueState::Stopped => proto::QueueState::Stopped,
     };
     let amounts = |of: queue::QueueAmounts| match queues.naming() {
-        Naming::Namespaces => proto::QueueAmounts { memory: of.memory, cores: 0, millicores: of.cores },
-        Naming::Fair | Naming::Capacity => amounts(of),
+        QueueNaming::Namespaces => proto::QueueAmounts { memory: of.memory, cores: 0, millicores: of.cores },
+        QueueNaming::Fair | QueueNaming::Capacity => amounts(of),
     };
     let (max, used) = queues.told(queue);
     let custom = |(name, amounts): (&str, queue::CustomAmounts)| {

@@ -8,12 +8,14 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use crate::{
     domain::{
-        limit::{DIMENSIONS_MAX, Expected, LABELS_MAX, Pattern, Replaced, Rule, RuleRecord, ScopeUsage},
+        limit::{
+            DIMENSIONS_MAX, LABELS_MAX, LabelPattern, Rule, RulePrecondition, RuleRecord, RuleReplacement, ScopeUsage,
+        },
         limit_mode::LimitMode,
         name::{FieldError, Name, check_new, check_new_label, check_text},
         policy::{Check, Policy, REQUIRED_MAX},
         resource::{Dimension, parse_size},
-        scope::{Scope, Tally, Usage},
+        scope::{Scope, ScopeHoldings, Tally},
     },
     transport::proto,
 };
@@ -27,7 +29,7 @@ pub const LIMITS_MAX: usize = 10_000;
 const NAMED_MAX: usize = 1000;
 
 /// Parses the labels of the limit in `field`.
-pub fn pattern(field: &str, limit: &proto::Limit) -> Result<Pattern, FieldError> {
+pub fn pattern(field: &str, limit: &proto::Limit) -> Result<LabelPattern, FieldError> {
     let count = limit.labels.len() + limit.each.len();
     if count == 0 || count > LABELS_MAX {
         let problem = format!("names {count} labels (with each); must name 1 to {LABELS_MAX}");
@@ -45,7 +47,7 @@ pub fn pattern(field: &str, limit: &proto::Limit) -> Result<Pattern, FieldError>
             return Err(FieldError::new(format!("{field}.each"), format!("names {key:?} a second time")));
         }
     }
-    Ok(Pattern::new(labels))
+    Ok(LabelPattern::new(labels))
 }
 
 /// Parses the limit in `field`. Its maxima are numbers, texts with a unit, or both.
@@ -155,8 +157,8 @@ pub fn rules(field: &str, limits: &[proto::Limit]) -> Result<Vec<Rule>, FieldErr
 
 /// Converts the result of a replacement, or of its dry run, to a message. Each list has at most 1,000 limits; the
 /// counts are complete.
-pub fn replaced(replaced: &Replaced) -> proto::ReplaceLimitsResponse {
-    let Replaced { changes, over, decides } = replaced;
+pub fn replaced(replaced: &RuleReplacement) -> proto::ReplaceLimitsResponse {
+    let RuleReplacement { changes, over, decides } = replaced;
     let first = |rules: &[Rule]| rules.iter().take(NAMED_MAX).map(limit).collect();
     let changed = changes.changed.iter().take(NAMED_MAX);
     let changed =
@@ -209,11 +211,11 @@ pub fn limit_record(record: &RuleRecord, decides: bool) -> proto::Limit {
 }
 
 /// Returns the state of a limit that a change expects: any without an etag, absent with an empty one.
-pub fn expected(etag: Option<&str>) -> Expected {
+pub fn expected(etag: Option<&str>) -> RulePrecondition {
     match etag {
-        None => Expected::Anything,
-        Some("") => Expected::Nothing,
-        Some(etag) => Expected::Etag(etag.to_owned()),
+        None => RulePrecondition::Anything,
+        Some("") => RulePrecondition::Nothing,
+        Some(etag) => RulePrecondition::Etag(etag.to_owned()),
     }
 }
 
@@ -343,7 +345,7 @@ pub fn read_scope_usage(message: proto::ScopeUsage) -> Result<ScopeUsage, FieldE
     Ok(ScopeUsage {
         scope: Scope::new(message.labels),
         rules,
-        usage: Usage { used: read_tally("used", message.used)?, locked: read_tally("locked", message.locked)? },
+        usage: ScopeHoldings { used: read_tally("used", message.used)?, locked: read_tally("locked", message.locked)? },
         version: message.version,
     })
 }

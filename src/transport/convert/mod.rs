@@ -3,7 +3,7 @@
 //! Parsers check every field, so that no later code validates again. They fail with a `FieldError` that names the
 //! field. No function here reads or changes state. Callers: the services of `transport` and the RM client.
 //!
-//! - [`resource`]: amounts;
+//! - [`resource`] (amounts);
 //! - [`limit`]: limits, policies and scopes; [`cap`]: caps of a request;
 //! - [`external`]: providers, external queues and applications;
 //! - [`audit`]: audits and repairs; [`operator`]: drains, forced releases and holds;

@@ -6,10 +6,10 @@
 use crate::{
     domain::{
         audit::RepairTarget,
-        drain::Drain,
-        hold::{HOLD_MAX, Hold, NewHold, TakenHold},
+        drain::EmDrain,
+        hold::{ExistingHold, HOLD_MAX, NewHold, ResourceHold},
         name::{FieldError, Name},
-        operation::{DrainEm, LockKey, NamedTicket, ResumeEm},
+        operation::{DrainEm, LockKey, ResumeEm, TicketRef},
         principal::Principal,
     },
     transport::proto,
@@ -46,9 +46,9 @@ pub fn repair(message: &proto::RepairRequest) -> Result<Option<RepairTarget>, Fi
 }
 
 /// Parses a forced release: the ticket and the required reason.
-pub fn force(message: &proto::ForceReleaseRequest) -> Result<(NamedTicket, Name), FieldError> {
+pub fn force(message: &proto::ForceReleaseRequest) -> Result<(TicketRef, Name), FieldError> {
     let ticket_id = request::ticket_id("ticket_id", &message.ticket_id)?;
-    Ok((NamedTicket { ticket_id, user: None, em: None }, Name::parse("reason", &message.reason)?))
+    Ok((TicketRef { ticket_id, user: None, em: None }, Name::parse("reason", &message.reason)?))
 }
 
 /// Parses the target of a hold: exactly one of an EM and a user.
@@ -74,7 +74,7 @@ pub fn hold(message: proto::HoldRequest) -> Result<NewHold, FieldError> {
 }
 
 /// Converts a hold to a message. A hold without `taken` has only its target.
-pub fn hold_message(hold: &Hold) -> proto::ResourceHold {
+pub fn hold_message(hold: &ResourceHold) -> proto::ResourceHold {
     let (em, user) = match &hold.key {
         LockKey::Em(em) => (Some(answer::em_message(em)), String::new()),
         LockKey::User(user) => (None, user.to_string()),
@@ -93,22 +93,22 @@ pub fn hold_message(hold: &Hold) -> proto::ResourceHold {
 }
 
 /// Converts a message of the service to a hold.
-pub fn read_hold(message: proto::ResourceHold) -> Result<Hold, FieldError> {
+pub fn read_hold(message: proto::ResourceHold) -> Result<ResourceHold, FieldError> {
     let key = key(message.em, &message.user)?;
     if message.held_by.is_empty() {
-        return Ok(Hold { key, taken: None });
+        return Ok(ResourceHold { key, taken: None });
     }
-    let taken = TakenHold {
+    let taken = ExistingHold {
         reason: Name::parse("reason", &message.reason)?,
         by: Principal::parse("held_by", &message.held_by)?,
         since: answer::read_time("hold_time", message.hold_time)?,
         until: answer::read_time("hold_until", message.hold_until)?,
     };
-    Ok(Hold { key, taken: Some(taken) })
+    Ok(ResourceHold { key, taken: Some(taken) })
 }
 
 /// Converts the drain of an EM to a message.
-pub fn drain_message(drain: &Drain) -> proto::EmDrain {
+pub fn drain_message(drain: &EmDrain) -> proto::EmDrain {
     proto::EmDrain {
         reason: drain.reason.to_string(),
         drained_by: drain.by.to_string(),
@@ -117,8 +117,8 @@ pub fn drain_message(drain: &Drain) -> proto::EmDrain {
 }
 
 /// Converts a message of the service to a drain.
-pub fn read_drain(message: proto::EmDrain) -> Result<Drain, FieldError> {
-    Ok(Drain {
+pub fn read_drain(message: proto::EmDrain) -> Result<EmDrain, FieldError> {
+    Ok(EmDrain {
         reason: Name::parse("reason", &message.reason)?,
         by: Principal::parse("drained_by", &message.drained_by)?,
         since: answer::read_time("drain_time", message.drain_time)?,

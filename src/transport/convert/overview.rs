@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 
 use crate::{
     domain::overview::{DimensionTotals, EmChange, EmState, EmTotals, Overview, ScopeTotals, TicketTotals},
-    service::overview::{Job, Seen},
+    service::overview::{RemainingWork, WatchUpdate},
     store::server_instance::{ServerInstance, TaskReport},
     transport::proto,
 };
@@ -101,7 +101,7 @@ fn scope_totals(totals: &ScopeTotals) -> proto::ScopeTotals {
 }
 
 /// Converts one observation of a watch: the totals and the changes since the previous message.
-pub fn watched(seen: &Seen, is_bound: bool) -> proto::WatchResponse {
+pub fn watched(seen: &WatchUpdate, is_bound: bool) -> proto::WatchResponse {
     let change = |change: &EmChange| proto::EmChange {
         em: Some(em_message(&change.em)),
         before: em_state(change.before).into(),
@@ -149,6 +149,6 @@ fn moment(since_1970: f64) -> Option<Timestamp> {
 }
 
 /// Converts the progress of a background job to a message.
-pub fn job(job: &Job) -> proto::Job {
+pub fn job(job: &RemainingWork) -> proto::Job {
     proto::Job { kind: job.kind.to_owned(), subject: job.subject.clone(), left: job.left }
 }

@@ -10,15 +10,15 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        adopt::Adopt,
+        adopt::AdoptTicket,
         em::EmInstance,
         name::{FieldError, Labels, Name, check_new, check_new_label, check_text},
         observation::Observations,
-        operation::{Inited, NamedTicket, Register, Reported, Unregister},
-        report::{Health, Load, Report},
-        resource::{KubernetesAmounts, Parts, Resource, YarnAmounts},
+        operation::{ConfirmTicket, RegisterEm, TicketRef, UnregisterEm, UpdateTicket},
+        report::{EmReport, Health, Load},
+        resource::{KubernetesAmounts, Resource, ResourceParts, YarnAmounts},
         scope::RESERVED,
-        selector::{PREFERENCES_MAX, Placement, Preference, Selector, WEIGHT_MAX},
+        selector::{EmSelector, PREFERENCES_MAX, Placement, Preference, WEIGHT_MAX},
         ticket::EngineInstance,
     },
     transport::proto,
@@ -70,7 +70,7 @@ pub fn duration(field: &str, duration: prost_types::Duration) -> Result<Duration
 }
 
 /// Parses a registration. The protected amounts default to zero and must not exceed the total.
-pub fn register(request: proto::RegisterRequest) -> Result<Register, FieldError> {
+pub fn register(request: proto::RegisterRequest) -> Result<RegisterEm, FieldError> {
     let em = em_instance("em", request.em)?;
     em.check_new("em")?;
     let total = resource::required("total", request.total)?;
@@ -109,7 +109,7 @@ pub fn register(request: proto::RegisterRequest) -> Result<Register, FieldError>
     if let Some(key) = reserved.as_map().keys().find(|key| labels.as_map().contains_key(*key)) {
         return Err(FieldError::new("reserved_labels", format!("has {key:?}, which is among labels; give it once")));
     }
-    Ok(Register { em, total, protected, labels, reserved })
+    Ok(RegisterEm { em, total, protected, labels, reserved })
 }
 
 /// Rejects fields that are reserved for a later release. Ignoring such a field would promise its effect.
@@ -139,13 +139,15 @@ pub fn in_queues(names: &[String], resource: &Resource) -> Result<Vec<Resource>,
             return Err(wrong("must not be empty".to_owned()));
         }
         let parts = match resource.parts() {
-            Parts::Yarn(yarn) => Parts::Yarn(YarnAmounts { queue_name: name.clone(), ..yarn }),
-            Parts::DriverAndYarn(driver, yarn) => {
-                Parts::DriverAndYarn(driver, YarnAmounts { queue_name: name.clone(), ..yarn })
+            ResourceParts::Yarn(yarn) => ResourceParts::Yarn(YarnAmounts { queue_name: name.clone(), ..yarn }),
+            ResourceParts::DriverAndYarn(driver, yarn) => {
+                ResourceParts::DriverAndYarn(driver, YarnAmounts { queue_name: name.clone(), ..yarn })
             }
-            Parts::Kubernetes(part) => Parts::Kubernetes(KubernetesAmounts { namespace: name.clone(), ..part }),
-            Parts::DriverAndKubernetes(driver, part) => {
-                Parts::DriverAndKubernetes(driver, KubernetesAmounts { namespace: name.clone(), ..part })
+            ResourceParts::Kubernetes(part) => {
+                ResourceParts::Kubernetes(KubernetesAmounts { namespace: name.clone(), ..part })
+            }
+            ResourceParts::DriverAndKubernetes(driver, part) => {
+                ResourceParts::DriverAndKubernetes(driver, KubernetesAmounts { namespace: name.clone(), ..part })
             }
             _ => {
                 let problem = "is for a resource with a queue or a namespace: set yarn, driver_and_yarn, kubernetes or \
@@ -160,7 +162,7 @@ pub fn in_queues(names: &[String], resource: &Resource) -> Result<Vec<Resource>,
 }
 
 /// Parses the EM selection of a request. Returns also all labels of the request, with the required and preferred ones.
-pub fn selector(request: &proto::RequestResourceRequest) -> Result<(Selector, Labels), FieldError> {
+pub fn selector(request: &proto::RequestResourceRequest) -> Result<(EmSelector, Labels), FieldError> {
     let application_name = match request.em_application_name.as_str() {
         "" => None,
         _ if request.em.is_some() => {
@@ -190,7 +192,7 @@ pub fn selector(request: &proto::RequestResourceRequest) -> Result<(Selector, La
         return Err(FieldError::new("labels", problem));
     }
     let carried = Labels::parse("labels", carried)?;
-    Ok((Selector { application_name, required, preferred, placement }, carried))
+    Ok((EmSelector { application_name, required, preferred, placement }, carried))
 }
 
 fn preferences(field: &str, messages: &[proto::PreferredLabel]) -> Result<Vec<Preference>, FieldError> {
@@ -242,15 +244,15 @@ fn epoch(number: i64) -> Result<Option<i64>, FieldError> {
 }
 
 /// Parses an unregistration.
-pub fn unregister(request: proto::UnregisterRequest) -> Result<Unregister, FieldError> {
-    Ok(Unregister { em: em_instance("em", request.em)?, epoch: epoch(request.epoch)? })
+pub fn unregister(request: proto::UnregisterRequest) -> Result<UnregisterEm, FieldError> {
+    Ok(UnregisterEm { em: em_instance("em", request.em)?, epoch: epoch(request.epoch)? })
 }
 
 /// Parses a confirmation: the engine of a ticket runs.
-pub fn inited(request: proto::ResourceInitedRequest) -> Result<Inited, FieldError> {
+pub fn inited(request: proto::ResourceInitedRequest) -> Result<ConfirmTicket, FieldError> {
     let engine = engine_instance("engine", request.engine)?;
     engine.check_new("engine")?;
-    Ok(Inited {
+    Ok(ConfirmTicket {
         ticket_id: ticket_id("ticket_id", &request.ticket_id)?,
         user: Name::parse("user", &request.user)?,
         em: em_instance("em", request.em)?,
@@ -261,7 +263,7 @@ pub fn inited(request: proto::ResourceInitedRequest) -> Result<Inited, FieldErro
 }
 
 /// Parses the adoption of a running engine.
-pub fn adopt(request: proto::AdoptTicketRequest) -> Result<Adopt, FieldError> {
+pub fn adopt(request: proto::AdoptTicketRequest) -> Result<AdoptTicket, FieldError> {
     let ticket_id = ticket_id("ticket_id", &request.ticket_id)?;
     if ticket_id.is_nil() {
         return Err(FieldError::new("ticket_id", "must not be nil; give each engine a UUID of its own"));
@@ -281,7 +283,7 @@ pub fn adopt(request: proto::AdoptTicketRequest) -> Result<Adopt, FieldError> {
     labels.check_new("labels")?;
     let engine = engine_instance("engine", request.engine)?;
     engine.check_new("engine")?;
-    Ok(Adopt {
+    Ok(AdoptTicket {
         ticket_id,
         user: Name::parse_new("user", &request.user)?,
         creator: Name::parse_new("creator", &request.creator)?,
@@ -294,8 +296,8 @@ pub fn adopt(request: proto::AdoptTicketRequest) -> Result<Adopt, FieldError> {
 }
 
 /// Parses a report of the use of an engine.
-pub fn reported(request: proto::ResourceReportedRequest) -> Result<Reported, FieldError> {
-    Ok(Reported {
+pub fn reported(request: proto::ResourceReportedRequest) -> Result<UpdateTicket, FieldError> {
+    Ok(UpdateTicket {
         ticket_id: ticket_id("ticket_id", &request.ticket_id)?,
         user: Name::parse("user", &request.user)?,
         em: em_instance("em", request.em)?,
@@ -305,8 +307,8 @@ pub fn reported(request: proto::ResourceReportedRequest) -> Result<Reported, Fie
 }
 
 /// Parses a release. The user and the EM of the ticket are optional.
-pub fn released(request: proto::ResourceReleasedRequest) -> Result<NamedTicket, FieldError> {
-    Ok(NamedTicket {
+pub fn released(request: proto::ResourceReleasedRequest) -> Result<TicketRef, FieldError> {
+    Ok(TicketRef {
         ticket_id: ticket_id("ticket_id", &request.ticket_id)?,
         user: match request.user.as_str() {
             "" => None,
@@ -351,7 +353,7 @@ pub fn ticket_bytes<'a>(tickets: impl IntoIterator<Item = &'a Uuid>) -> Vec<u8> 
 }
 
 /// Parses the heartbeat of an EM.
-pub fn report(request: proto::HeartbeatRequest) -> Result<Report, FieldError> {
+pub fn report(request: proto::HeartbeatRequest) -> Result<EmReport, FieldError> {
     let em = em_instance("em", request.em)?;
     for (field, number) in [("epoch", request.epoch), ("sequence", request.sequence)] {
         if number <= 0 {
@@ -362,7 +364,7 @@ pub fn report(request: proto::HeartbeatRequest) -> Result<Report, FieldError> {
     let tickets = reported_tickets("ticket_ids", &request.ticket_ids)?;
     let health = health("health", request.health)?;
     let observed = observations("observed", request.observed)?;
-    Ok(Report { em, epoch: request.epoch, sequence: request.sequence, health, load, tickets, observed })
+    Ok(EmReport { em, epoch: request.epoch, sequence: request.sequence, health, load, tickets, observed })
 }
 
 /// Parses the observed use of tickets in `field`. A ticket may occur once.

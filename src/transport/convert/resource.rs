@@ -6,7 +6,7 @@
 use crate::{
     domain::{
         name::{self, FieldError},
-        resource::{KubernetesAmounts, LoadInstanceAmounts, Parts, Resource, ResourceError, YarnAmounts},
+        resource::{KubernetesAmounts, LoadInstanceAmounts, Resource, ResourceError, ResourceParts, YarnAmounts},
     },
     transport::proto::{self, resource::Kind},
 };
@@ -65,24 +65,24 @@ fn of_message(field: &str, resource: Option<proto::Resource>) -> Result<Option<R
 ///
 /// # Errors
 /// The document, if the resource is given as Linkis JSON, which the caller has to parse.
-pub fn parts(kind: Kind) -> Result<Parts, proto::LinkisJson> {
+pub fn parts(kind: Kind) -> Result<ResourceParts, proto::LinkisJson> {
     Ok(match kind {
         Kind::Json(json) => return Err(json),
-        Kind::Memory(r) => Parts::Memory { memory: r.memory },
-        Kind::Cpu(r) => Parts::Cpu { cores: r.cores },
-        Kind::Load(r) => Parts::Load { memory: r.memory, cores: r.cores },
-        Kind::Instance(r) => Parts::Instance { instances: r.instances },
-        Kind::LoadInstance(r) => Parts::LoadInstance(driver(r)),
-        Kind::Yarn(r) => Parts::Yarn(yarn(r)),
+        Kind::Memory(r) => ResourceParts::Memory { memory: r.memory },
+        Kind::Cpu(r) => ResourceParts::Cpu { cores: r.cores },
+        Kind::Load(r) => ResourceParts::Load { memory: r.memory, cores: r.cores },
+        Kind::Instance(r) => ResourceParts::Instance { instances: r.instances },
+        Kind::LoadInstance(r) => ResourceParts::LoadInstance(driver(r)),
+        Kind::Yarn(r) => ResourceParts::Yarn(yarn(r)),
         Kind::DriverAndYarn(r) => {
-            Parts::DriverAndYarn(driver(r.load_instance.unwrap_or_default()), yarn(r.yarn.unwrap_or_default()))
+            ResourceParts::DriverAndYarn(driver(r.load_instance.unwrap_or_default()), yarn(r.yarn.unwrap_or_default()))
         }
-        Kind::Kubernetes(r) => Parts::Kubernetes(kubernetes(r)),
-        Kind::DriverAndKubernetes(r) => Parts::DriverAndKubernetes(
+        Kind::Kubernetes(r) => ResourceParts::Kubernetes(kubernetes(r)),
+        Kind::DriverAndKubernetes(r) => ResourceParts::DriverAndKubernetes(
             driver(r.load_instance.unwrap_or_default()),
             kubernetes(r.kubernetes.unwrap_or_default()),
         ),
-        Kind::Special(r) => Parts::Special(r.resources.into_iter().collect()),
+        Kind::Special(r) => ResourceParts::Special(r.resources.into_iter().collect()),
     })
 }
 
@@ -105,7 +105,7 @@ fn kubernetes(r: proto::KubernetesResource) -> KubernetesAmounts {
 }
 
 /// Converts a resource to a message.
-pub fn message(parts: Parts) -> proto::Resource {
+pub fn message(parts: ResourceParts) -> proto::Resource {
     let driver = |r: LoadInstanceAmounts| proto::LoadInstanceResource {
         memory: r.memory,
         cores: r.cores,
@@ -124,21 +124,21 @@ pub fn message(parts: Parts) -> proto::Resource {
         namespace: r.namespace,
     };
     let kind = match parts {
-        Parts::Memory { memory } => Kind::Memory(proto::MemoryResource { memory }),
-        Parts::Cpu { cores } => Kind::Cpu(proto::CpuResource { cores }),
-        Parts::Load { memory, cores } => Kind::Load(proto::LoadResource { memory, cores }),
-        Parts::Instance { instances } => Kind::Instance(proto::InstanceResource { instances }),
-        Parts::LoadInstance(r) => Kind::LoadInstance(driver(r)),
-        Parts::Yarn(r) => Kind::Yarn(yarn(r)),
-        Parts::DriverAndYarn(d, y) => {
+        ResourceParts::Memory { memory } => Kind::Memory(proto::MemoryResource { memory }),
+        ResourceParts::Cpu { cores } => Kind::Cpu(proto::CpuResource { cores }),
+        ResourceParts::Load { memory, cores } => Kind::Load(proto::LoadResource { memory, cores }),
+        ResourceParts::Instance { instances } => Kind::Instance(proto::InstanceResource { instances }),
+        ResourceParts::LoadInstance(r) => Kind::LoadInstance(driver(r)),
+        ResourceParts::Yarn(r) => Kind::Yarn(yarn(r)),
+        ResourceParts::DriverAndYarn(d, y) => {
             Kind::DriverAndYarn(proto::DriverAndYarnResource { load_instance: Some(driver(d)), yarn: Some(yarn(y)) })
         }
-        Parts::Kubernetes(r) => Kind::Kubernetes(kubernetes(r)),
-        Parts::DriverAndKubernetes(d, k) => Kind::DriverAndKubernetes(proto::DriverAndKubernetesResource {
+        ResourceParts::Kubernetes(r) => Kind::Kubernetes(kubernetes(r)),
+        ResourceParts::DriverAndKubernetes(d, k) => Kind::DriverAndKubernetes(proto::DriverAndKubernetesResource {
             load_instance: Some(driver(d)),
             kubernetes: Some(kubernetes(k)),
         }),
-        Parts::Special(resources) => {
+        ResourceParts::Special(resources) => {
             Kind::Special(proto::SpecialResource { resources: resources.into_iter().collect() })
         }
     };

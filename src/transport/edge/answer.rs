@@ -19,23 +19,23 @@ use tonic::{
 
 use super::{
     SMALL_ANSWER_BYTES,
-    calls::{Call, Closing},
+    calls::{CallPermit, StreamDeadline},
 };
 
 /// Response body as it is sent.
 #[derive(Debug)]
-pub struct Answer {
+pub struct ReplyBody {
     /// Frames that were read ahead.
     ahead: VecDeque<Result<Frame<Bytes>, Status>>,
     body: Body,
-    closing: Option<Closing>,
+    closing: Option<StreamDeadline>,
     has_ended: bool,
     /// Keeps the call in progress until the last frame is taken.
-    _call: Option<Arc<Call>>,
+    _call: Option<Arc<CallPermit>>,
 }
 
-impl Answer {
-    pub(super) fn new(body: Body, closing: Option<Closing>, call: Option<Arc<Call>>) -> Self {
+impl ReplyBody {
+    pub(super) fn new(body: Body, closing: Option<StreamDeadline>, call: Option<Arc<CallPermit>>) -> Self {
         // Most responses have one message and the trailers.
         Self { ahead: VecDeque::with_capacity(2), body, closing, has_ended: false, _call: call }
     }
@@ -73,7 +73,7 @@ impl Answer {
     }
 }
 
-impl HttpBody for Answer {
+impl HttpBody for ReplyBody {
     type Data = Bytes;
     type Error = Status;
 

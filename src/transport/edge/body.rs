@@ -19,45 +19,45 @@ use crate::{domain::name::FieldError, error::Error};
 
 use super::{
     PREFIX_BYTES, UNCOUNTED_BYTES,
-    calls::{Call, Closing},
-    fields::{FIELD_BYTES, FIELDS_MAX, Fields},
+    calls::{CallPermit, StreamDeadline},
+    fields::{FIELD_BYTES, FIELDS_MAX, FieldScanner},
     gzip,
 };
 
 /// Request body as it arrives.
 #[derive(Debug)]
-pub struct Received {
+pub struct RequestBody {
     body: Body,
-    kind: Kind,
+    kind: BodyEncoding,
 }
 
 #[derive(Debug)]
-enum Kind {
-    Message(Message),
+enum BodyEncoding {
+    Message(MessageBuffer),
     /// Queries of some bytes each, until the caller or the server ends the stream.
-    Stream(Closing),
+    Stream(StreamDeadline),
 }
 
-impl Received {
+impl RequestBody {
     /// Creates the body of `call` with one message of at most `limit` bytes. A message in gzip is decompressed here.
-    pub(super) fn message(body: Body, call: Arc<Call>, is_gzip: bool, limit: usize) -> Self {
-        Self { body, kind: Kind::Message(Message::new(call, is_gzip, limit)) }
+    pub(super) fn message(body: Body, call: Arc<CallPermit>, is_gzip: bool, limit: usize) -> Self {
+        Self { body, kind: BodyEncoding::Message(MessageBuffer::new(call, is_gzip, limit)) }
     }
 
     /// Creates the body of a stream that ends with `closing`.
-    pub(super) fn stream(body: Body, closing: Closing) -> Self {
-        Self { body, kind: Kind::Stream(closing) }
+    pub(super) fn stream(body: Body, closing: StreamDeadline) -> Self {
+        Self { body, kind: BodyEncoding::Stream(closing) }
     }
 }
 
 /// First bytes of a body, with the length of its message.
 #[derive(Debug, Default)]
-struct Prefix {
+struct MessagePrefix {
     bytes: [u8; PREFIX_BYTES],
     known: usize,
 }
 
-impl Prefix {
+impl MessagePrefix {
     /// Reads bytes of the prefix. Returns the announced size of the body, or `None` until the prefix is complete.
     fn read(&mut self, data: &[u8]) -> Option<usize> {
         for (place, byte) in self.bytes.iter_mut().skip(self.known).zip(data) {
@@ -99,11 +99,11 @@ fn prefix(bytes: usize) -> [u8; PREFIX_BYTES] {
 /// Its announced size is charged first, because the decoder allocates it then. A compressed message is charged its
 /// decompressed size before it is decompressed. The size of the decoded fields is charged as they arrive. A charge that
 /// does not fit fails the call and never waits.
-struct Message {
-    call: Arc<Call>,
-    prefix: Prefix,
+struct MessageBuffer {
+    call: Arc<CallPermit>,
+    prefix: MessagePrefix,
     received: usize,
-    fields: Fields,
+    fields: FieldScanner,
     is_gzip: bool,
     /// Maximum size, in bytes.
     limit: usize,
@@ -112,7 +112,7 @@ struct Message {
     late: Option<Pin<Box<Sleep>>>,
 }
 
-impl fmt::Debug for Message {
+impl fmt::Debug for MessageBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Message")
             .field("prefix", &self.prefix)
@@ -121,9 +121,9 @@ impl fmt::Debug for Message {
     }
 }
 
-impl Message {
-    fn new(call: Arc<Call>, is_gzip: bool, limit: usize) -> Self {
-        let (prefix, fields) = (Prefix::default(), Fields::default());
+impl MessageBuffer {
+    fn new(call: Arc<CallPermit>, is_gzip: bool, limit: usize) -> Self {
+        let (prefix, fields) = (MessagePrefix::default(), FieldScanner::default());
         Self { call, prefix, received: 0, fields, is_gzip, limit, packed: Vec::new(), late: None }
     }
 
@@ -242,7 +242,7 @@ fn spoilt() -> Error {
         .into()
 }
 
-impl HttpBody for Received {
+impl HttpBody for RequestBody {
     type Data = Bytes;
     type Error = Status;
 
@@ -250,8 +250,8 @@ impl HttpBody for Received {
         let Self { body, kind } = &mut *self;
         let mut body = Pin::new(body);
         match kind {
-            Kind::Message(message) => message.poll_frame(body, cx),
-            Kind::Stream(closing) => match body.as_mut().poll_frame(cx) {
+            BodyEncoding::Message(message) => message.poll_frame(body, cx),
+            BodyEncoding::Stream(closing) => match body.as_mut().poll_frame(cx) {
                 // The response states why the stream ends.
                 Poll::Pending => closing.poll(cx).map(|_| None),
                 frame => frame,
@@ -261,8 +261,8 @@ impl HttpBody for Received {
 
     fn is_end_stream(&self) -> bool {
         match &self.kind {
-            Kind::Message(message) => message.is_whole(),
-            Kind::Stream(_) => self.body.is_end_stream(),
+            BodyEncoding::Message(message) => message.is_whole(),
+            BodyEncoding::Stream(_) => self.body.is_end_stream(),
         }
     }
 }
@@ -270,24 +270,24 @@ impl HttpBody for Received {
 #[cfg(test)]
 mod tests {
     use super::{super::gzip::tests::pack, *};
-    use crate::transport::edge::{Bounds, Edge, calls::Sort, connection::Peer};
+    use crate::transport::edge::{Edge, EdgeBounds, calls::CallClass, connection::Peer};
     use crate::transport::message_size::HEARTBEAT_BYTES_MAX;
 
-    struct Caller {
+    struct TestCaller {
         edge: Arc<Edge>,
         peer: Arc<Peer>,
     }
 
-    impl Caller {
+    impl TestCaller {
         fn new(body_bytes: usize) -> Self {
-            let edge = Edge::new(Bounds { body_bytes, ..Bounds::DEFAULT }, None);
+            let edge = Edge::new(EdgeBounds { body_bytes, ..EdgeBounds::DEFAULT }, None);
             let peer = Arc::new(Peer::new(&edge, None, None));
             Self { edge, peer }
         }
 
-        fn message(&self) -> Message {
-            let call = Arc::new(Call::begin(&self.edge, Some(&self.peer), Sort::Work).unwrap());
-            Message::new(call, true, HEARTBEAT_BYTES_MAX)
+        fn message(&self) -> MessageBuffer {
+            let call = Arc::new(CallPermit::begin(&self.edge, Some(&self.peer), CallClass::Work).unwrap());
+            MessageBuffer::new(call, true, HEARTBEAT_BYTES_MAX)
         }
 
         fn bytes(&self) -> usize {
@@ -305,7 +305,7 @@ mod tests {
         let message = [0, 0, 0, 1, 2, 9, 9];
         for cut in 0..message.len() {
             let (first, second) = message.split_at(cut);
-            let mut prefix = Prefix::default();
+            let mut prefix = MessagePrefix::default();
             let told = [prefix.read(first), prefix.read(second)];
             assert_eq!(told, [(cut >= PREFIX_BYTES).then_some(263), Some(263)], "cut at {cut}");
         }
@@ -317,7 +317,7 @@ mod tests {
         let message = [&[10, 0x80, 0x80, 0x40], vec![7; 1 << 20].as_slice()].concat();
         let packed = body(1, &pack(&message));
         for cut in 0..packed.len() {
-            let caller = Caller::new(64 << 20);
+            let caller = TestCaller::new(64 << 20);
             let mut received = caller.message();
             let (first, second) = (packed.slice(..cut), packed.slice(cut..));
             assert_eq!(received.take(first).unwrap().unwrap_or_default(), [0; 0][..]);
@@ -325,7 +325,7 @@ mod tests {
             assert_eq!(received.take(second).unwrap().unwrap(), body(0, &message));
             assert_eq!(caller.bytes(), packed.len() + message.len() + FIELD_BYTES, "cut at {cut}");
         }
-        let caller = Caller::new(16 << 20);
+        let caller = TestCaller::new(16 << 20);
         let mut messages: Vec<_> = (0..5).map(|_| caller.message()).collect();
         let taken = messages.iter_mut().filter_map(|message| message.take(packed.clone()).ok()).count();
         assert_eq!(taken, 3, "its connection has a quarter");
@@ -336,11 +336,11 @@ mod tests {
         let packed = pack(&[7; 1 << 20]);
         for behind in [[0; 4], 100_u32.to_le_bytes()] {
             let lie = body(1, &[packed.as_slice(), &behind].concat());
-            let caller = Caller::new(64 << 20);
+            let caller = TestCaller::new(64 << 20);
             let mut message = caller.message();
             assert!(matches!(message.take(lie), Err(Error::InvalidField(_))));
         }
-        let take = |bytes: &[u8]| Caller::new(64 << 20).message().take(body(1, bytes));
+        let take = |bytes: &[u8]| TestCaller::new(64 << 20).message().take(body(1, bytes));
         let spoilt = [packed.as_slice(), &[0xff; 4]].concat();
         assert!(matches!(take(&spoilt), Err(Error::InvalidField(_))), "it is far shorter than it says to be");
         let too_large = pack(&vec![7; HEARTBEAT_BYTES_MAX + 1]);
@@ -350,7 +350,7 @@ mod tests {
     #[test]
     fn many_fields_take_the_room_of_what_they_become() {
         let of = |fields: usize| body(0, &[0x3a, 0].repeat(fields));
-        let caller = Caller::new(64 << 20);
+        let caller = TestCaller::new(64 << 20);
         let mut message = caller.message();
         let whole = of(50_000);
         for piece in whole.chunks(16_385) {
@@ -362,12 +362,12 @@ mod tests {
         assert!(second.take(of(50_000)).is_ok(), "14 of the 16 MB of its connection");
         assert!(matches!(third.take(of(50_000)), Err(Error::TooManyBytes)));
         for body in [of(FIELDS_MAX + 1), body(1, &pack(&[0x3a, 0].repeat(FIELDS_MAX + 1)))] {
-            assert!(matches!(Caller::new(64 << 20).message().take(body), Err(Error::InvalidField(_))));
+            assert!(matches!(TestCaller::new(64 << 20).message().take(body), Err(Error::InvalidField(_))));
         }
-        let least = Caller::new(super::super::BODY_BYTES_LEAST);
+        let least = TestCaller::new(super::super::BODY_BYTES_LEAST);
         assert!(least.message().take(of(FIELDS_MAX)).is_ok(), "the largest has room if it is alone");
         // The fields of a small message are not counted.
-        let caller = Caller::new(64 << 20);
+        let caller = TestCaller::new(64 << 20);
         let mut small = caller.message();
         small.take(of(1000)).unwrap();
         assert_eq!(caller.bytes(), 2005);

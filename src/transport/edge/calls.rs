@@ -36,33 +36,33 @@ use tonic::{
 use crate::{
     domain::name::FieldError,
     error::Error,
-    service::tokens::Ended,
+    service::tokens::CallerExpiry,
     transport::{
         deadline,
-        identity::{self, Admitted, Identity},
+        identity::{self, AdmittedCaller, Authenticator},
         message_size,
-        routes::{Answered, Routes},
+        routes::{ReplyFuture, Routes},
     },
 };
 
-use super::{Edge, SMALL_ANSWER_BYTES, SMALL_BODY_BYTES, answer::Answer, body::Received, connection::Peer};
+use super::{Edge, SMALL_ANSWER_BYTES, SMALL_BODY_BYTES, answer::ReplyBody, body::RequestBody, connection::Peer};
 
 /// Tower service in front of the routes. The HTTP library clones it for each call.
 #[derive(Debug, Clone)]
-pub struct Calls(Arc<Shared>);
+pub struct EdgeService(Arc<EdgeInner>);
 
 #[derive(Debug)]
-struct Shared {
-    routes: Arc<Routes<Received>>,
+struct EdgeInner {
+    routes: Arc<Routes<RequestBody>>,
     edge: Arc<Edge>,
-    door: Door,
+    door: AccessMode,
 }
 
 /// Which calls the edge accepts.
 #[derive(Debug, Clone)]
-enum Door {
+enum AccessMode {
     /// All calls that the authenticator accepts.
-    Open(Arc<Identity>),
+    Open(Arc<Authenticator>),
     /// Health checks only. Other calls fail with this error.
     Closed(Arc<ArcSwap<Error>>),
 }
@@ -70,34 +70,34 @@ enum Door {
 /// Path prefix of the health checks.
 const HEALTH: &str = "/grpc.health.v1.Health/";
 
-impl Calls {
+impl EdgeService {
     /// Creates the service in front of `routes`. `identity` authenticates the calls.
-    pub fn new(routes: Routes<Received>, edge: Arc<Edge>, identity: Arc<Identity>) -> Self {
-        Self(Arc::new(Shared { routes: Arc::new(routes), edge, door: Door::Open(identity) }))
+    pub fn new(routes: Routes<RequestBody>, edge: Arc<Edge>, identity: Arc<Authenticator>) -> Self {
+        Self(Arc::new(EdgeInner { routes: Arc::new(routes), edge, door: AccessMode::Open(identity) }))
     }
 
     /// Returns a service for the same routes that authenticates with `identity`.
-    pub fn known_by(&self, identity: Arc<Identity>) -> Self {
-        let Shared { routes, edge, .. } = &*self.0;
-        Self(Arc::new(Shared { routes: routes.clone(), edge: edge.clone(), door: Door::Open(identity) }))
+    pub fn known_by(&self, identity: Arc<Authenticator>) -> Self {
+        let EdgeInner { routes, edge, .. } = &*self.0;
+        Self(Arc::new(EdgeInner { routes: routes.clone(), edge: edge.clone(), door: AccessMode::Open(identity) }))
     }
 
     /// Creates a service in front of the health routes. Other calls fail with the current value of `error`.
-    pub fn closed(routes: Routes<Received>, edge: Arc<Edge>, error: Arc<ArcSwap<Error>>) -> Self {
-        Self(Arc::new(Shared { routes: Arc::new(routes), edge, door: Door::Closed(error) }))
+    pub fn closed(routes: Routes<RequestBody>, edge: Arc<Edge>, error: Arc<ArcSwap<Error>>) -> Self {
+        Self(Arc::new(EdgeInner { routes: Arc::new(routes), edge, door: AccessMode::Closed(error) }))
     }
 }
 
-impl Shared {
+impl EdgeInner {
     /// Authenticates a call and removes its credentials, so that no service can log them.
-    fn admit(&self, request: &mut http::Request<Body>) -> Result<Option<Admitted>, Error> {
+    fn admit(&self, request: &mut http::Request<Body>) -> Result<Option<AdmittedCaller>, Error> {
         let identity = match &self.door {
-            Door::Open(identity) => identity,
-            Door::Closed(_) if request.uri().path().starts_with(HEALTH) => return Ok(None),
-            Door::Closed(error) => return Err(Error::clone(&error.load())),
+            AccessMode::Open(identity) => identity,
+            AccessMode::Closed(_) if request.uri().path().starts_with(HEALTH) => return Ok(None),
+            AccessMode::Closed(error) => return Err(Error::clone(&error.load())),
         };
         let peer = request.extensions().get::<Arc<Peer>>();
-        let admitted = identity.admit(&identity::Call {
+        let admitted = identity.admit(&identity::CallCredentials {
             path: request.uri().path(),
             headers: request.headers(),
             certified: peer.and_then(|peer| peer.certified.as_ref()),
@@ -110,7 +110,7 @@ impl Shared {
         Ok(admitted)
     }
 
-    fn answer(&self, mut request: http::Request<Body>) -> Answering {
+    fn answer(&self, mut request: http::Request<Body>) -> CallFuture {
         // Many clients accept gzip by default. Compressing small responses would cost more than it saves, so only a
         // compressed request gets a compressed response.
         let is_gzip = request.headers().get(ENCODING).is_some_and(|encoding| encoding == "gzip");
@@ -118,18 +118,18 @@ impl Shared {
             request.headers_mut().remove(ACCEPT_ENCODING);
         }
         let path = request.uri().path_and_query().cloned();
-        let refused = |refused| Answering {
+        let refused = |refused| CallFuture {
             answer: Err(refused),
             path: path.clone(),
-            sort: Sort::Work,
+            sort: CallClass::Work,
             closing: None,
             call: None,
             deadline: None,
         };
         if let Some(code) = refused_by_http(&request) {
-            return refused(Refused::Http(code));
+            return refused(CallRejection::Http(code));
         }
-        let refused = |error| refused(Refused::Grpc(error));
+        let refused = |error| refused(CallRejection::Grpc(error));
         let admitted = match self.admit(&mut request) {
             Ok(admitted) => admitted,
             Err(error) => return refused(error),
@@ -145,8 +145,8 @@ impl Shared {
                 return refused(error);
             }
         };
-        let sort = Sort::of(request.uri().path());
-        let call = match Call::begin(&self.edge, request.extensions().get::<Arc<Peer>>(), sort) {
+        let sort = CallClass::of(request.uri().path());
+        let call = match CallPermit::begin(&self.edge, request.extensions().get::<Arc<Peer>>(), sort) {
             Ok(call) => Arc::new(call),
             Err(error) => {
                 self.edge.gauges.turned_away.add();
@@ -155,23 +155,23 @@ impl Shared {
         };
         // An endless stream ends with the credentials that started it.
         let ended = || admitted.as_ref().map(|admitted| admitted.caller.ended.clone());
-        let closing = || Closing::new(self.edge.closing.clone(), ended());
-        let questions = (sort == Sort::Reflection).then(closing);
-        let closing = (sort == Sort::Reflection || ENDLESS.contains(&request.uri().path())).then(closing);
+        let closing = || StreamDeadline::new(self.edge.closing.clone(), ended());
+        let questions = (sort == CallClass::Reflection).then(closing);
+        let closing = (sort == CallClass::Reflection || ENDLESS.contains(&request.uri().path())).then(closing);
         place.and_then(|place| request.extensions_mut().insert(place));
         admitted.and_then(|admitted| request.extensions_mut().insert(admitted));
         let limit = message_size::limit_of(request.uri().path());
         let answer = Ok(self.routes.call(request.map(|body| match questions {
-            Some(closing) => Received::stream(body, closing),
-            None => Received::message(body, call.clone(), is_gzip, limit),
+            Some(closing) => RequestBody::stream(body, closing),
+            None => RequestBody::message(body, call.clone(), is_gzip, limit),
         })));
         let deadline = timeout.map(|timeout| Box::pin(sleep(timeout)));
-        Answering { answer, path, sort, closing, call: Some(call), deadline }
+        CallFuture { answer, path, sort, closing, call: Some(call), deadline }
     }
 }
 
 /// Why a call is rejected before it reaches a service.
-enum Refused {
+enum CallRejection {
     /// With a gRPC status.
     Grpc(Error),
     /// The request is no gRPC call: with an HTTP status for other clients.
@@ -193,16 +193,16 @@ fn refused_by_http(request: &http::Request<Body>) -> Option<StatusCode> {
 #[derive(Debug, Clone, Copy)]
 pub struct FaultOfCaller;
 
-impl Service<http::Request<Body>> for Calls {
-    type Response = http::Response<Answer>;
+impl Service<http::Request<Body>> for EdgeService {
+    type Response = http::Response<ReplyBody>;
     type Error = Infallible;
-    type Future = Answering;
+    type Future = CallFuture;
 
     fn poll_ready(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
         Poll::Ready(Ok(()))
     }
 
-    fn call(&mut self, request: http::Request<Body>) -> Answering {
+    fn call(&mut self, request: http::Request<Body>) -> CallFuture {
         self.0.answer(request)
     }
 }
@@ -217,7 +217,7 @@ const ENDLESS: [&str; 3] =
 
 /// How a call counts on its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Sort {
+pub(super) enum CallClass {
     /// Completes before the connection ends.
     Work,
     /// Has no end of its own, and the end of the connection does not wait for it.
@@ -229,7 +229,7 @@ pub(super) enum Sort {
     Health,
 }
 
-impl Sort {
+impl CallClass {
     fn of(path: &str) -> Self {
         match path {
             _ if path.starts_with(HEALTH) => Self::Health,
@@ -242,28 +242,28 @@ impl Sort {
 
 /// A call in progress with its permits and its charge to the byte budgets. Dropping it releases them.
 #[derive(Debug)]
-pub(super) struct Call {
+pub(super) struct CallPermit {
     pub(super) edge: Arc<Edge>,
     peer: Arc<Peer>,
-    sort: Sort,
+    sort: CallClass,
     bytes: AtomicUsize,
     answer_bytes: AtomicUsize,
 }
 
-impl Call {
+impl CallPermit {
     /// # Errors
     /// [`Error::Overloaded`] if no permit for this class of calls is available.
-    pub(super) fn begin(edge: &Arc<Edge>, peer: Option<&Arc<Peer>>, sort: Sort) -> Result<Self, Error> {
+    pub(super) fn begin(edge: &Arc<Edge>, peer: Option<&Arc<Peer>>, sort: CallClass) -> Result<Self, Error> {
         let peer = peer.cloned().unwrap_or_else(|| Arc::new(Peer::new(edge, None, None)));
         let has_place = match sort {
-            Sort::Work | Sort::Lingers => true,
-            Sort::Reflection => edge.reflections.take(1),
-            Sort::Health => peer.health.take(1),
+            CallClass::Work | CallClass::Lingers => true,
+            CallClass::Reflection => edge.reflections.take(1),
+            CallClass::Health => peer.health.take(1),
         };
         if !has_place {
             return Err(Error::Overloaded);
         }
-        peer.work.fetch_add(usize::from(sort == Sort::Work), Ordering::AcqRel);
+        peer.work.fetch_add(usize::from(sort == CallClass::Work), Ordering::AcqRel);
         edge.gauges.calls.add();
         Ok(Self { edge: edge.clone(), peer, sort, bytes: AtomicUsize::new(0), answer_bytes: AtomicUsize::new(0) })
     }
@@ -314,7 +314,7 @@ fn large(bytes: usize) -> usize {
     if bytes > SMALL_BODY_BYTES { bytes } else { 0 }
 }
 
-impl Drop for Call {
+impl Drop for CallPermit {
     fn drop(&mut self) {
         let (bytes, gauges) = (*self.bytes.get_mut(), &self.edge.gauges);
         let answer_bytes = *self.answer_bytes.get_mut();
@@ -324,26 +324,26 @@ impl Drop for Call {
         gauges.held_large_bytes.give_back(large(bytes));
         self.peer.bytes.give_back(bytes);
         match self.sort {
-            Sort::Work => {
+            CallClass::Work => {
                 self.peer.work.fetch_sub(1, Ordering::AcqRel);
             }
-            Sort::Lingers => {}
-            Sort::Reflection => self.edge.reflections.give_back(1),
-            Sort::Health => self.peer.health.give_back(1),
+            CallClass::Lingers => {}
+            CallClass::Reflection => self.edge.reflections.give_back(1),
+            CallClass::Health => self.peer.health.give_back(1),
         }
         gauges.calls.take_away();
     }
 }
 
 /// End of an endless stream, and its reason.
-pub(super) struct Closing {
+pub(super) struct StreamDeadline {
     wait: Pin<Box<dyn Future<Output = Error> + Send>>,
     /// The reason, once it is known: several bodies poll it.
     told: Option<Error>,
 }
 
-impl Closing {
-    fn new(closing: CancellationToken, ended: Option<Ended>) -> Self {
+impl StreamDeadline {
+    fn new(closing: CancellationToken, ended: Option<CallerExpiry>) -> Self {
         let wait = Box::pin(async move {
             let ended = async {
                 match ended {
@@ -367,32 +367,32 @@ impl Closing {
     }
 }
 
-impl fmt::Debug for Closing {
+impl fmt::Debug for StreamDeadline {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str("Closing")
     }
 }
 
 /// Future of a call.
-pub struct Answering {
-    answer: Result<Answered, Refused>,
+pub struct CallFuture {
+    answer: Result<ReplyFuture, CallRejection>,
     /// Request path, for the log.
     path: Option<PathAndQuery>,
-    sort: Sort,
-    closing: Option<Closing>,
-    call: Option<Arc<Call>>,
+    sort: CallClass,
+    closing: Option<StreamDeadline>,
+    call: Option<Arc<CallPermit>>,
     /// The caller's deadline.
     deadline: Option<Pin<Box<Sleep>>>,
 }
 
-impl fmt::Debug for Answering {
+impl fmt::Debug for CallFuture {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Answering").field("path", &self.path).finish_non_exhaustive()
     }
 }
 
-impl Future for Answering {
-    type Output = Result<http::Response<Answer>, Infallible>;
+impl Future for CallFuture {
+    type Output = Result<http::Response<ReplyBody>, Infallible>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {
         let mut answer = ready!(self.poll_answer(cx));
@@ -408,19 +408,19 @@ impl Future for Answering {
             }
         }
         let is_whole = closing.is_none();
-        let mut answer = answer.map(|body| Answer::new(body, closing, call.clone()));
+        let mut answer = answer.map(|body| ReplyBody::new(body, closing, call.clone()));
         if let Some(call) = call.filter(|_| is_whole)
             && !call.take_answer(answer.body_mut().read_ahead(cx))
         {
             call.edge.gauges.shed.add();
             let refused = Status::from(Error::TooManyBytes).into_http();
-            answer = refused.map(|body| Answer::new(body, None, Some(call)));
+            answer = refused.map(|body| ReplyBody::new(body, None, Some(call)));
         }
         Poll::Ready(Ok(answer))
     }
 }
 
-impl Answering {
+impl CallFuture {
     /// Returns the response, or the status of an expired deadline.
     fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<http::Response<Body>> {
         match &mut self.answer {
@@ -432,8 +432,8 @@ impl Answering {
                 ready!(deadline.as_mut().poll(cx));
                 Poll::Ready(Status::from(Error::DeadlineExpired).into_http())
             }
-            Err(Refused::Grpc(error)) => Poll::Ready(Status::from(error.clone()).into_http()),
-            Err(Refused::Http(code)) => {
+            Err(CallRejection::Grpc(error)) => Poll::Ready(Status::from(error.clone()).into_http()),
+            Err(CallRejection::Http(code)) => {
                 let mut answer = http::Response::new(Body::empty());
                 *answer.status_mut() = *code;
                 if *code == StatusCode::METHOD_NOT_ALLOWED {
@@ -453,11 +453,11 @@ fn error_of(status: &Status) -> Option<&Error> {
 
 /// Returns the error of a call whose message cannot be decoded. The health service decodes its own messages and has no
 /// other INTERNAL.
-fn unread(status: &Status, sort: Sort) -> Option<Error> {
+fn unread(status: &Status, sort: CallClass) -> Option<Error> {
     let source = std::error::Error::source(status);
     let is_unread = match source {
         Some(source) => source.is::<DecodeError>(),
-        None => sort == Sort::Health,
+        None => sort == CallClass::Health,
     };
     let problem = || format!("cannot be read as the message of this call: {}", status.message());
     (is_unread && status.code() == Code::Internal).then(|| FieldError::new("the message", problem()).into())
@@ -473,14 +473,14 @@ fn tell_of_defect(method: &str, status: &Status) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::edge::Bounds;
+    use crate::transport::edge::EdgeBounds;
 
     #[test]
     fn large_bodies_leave_room_for_small_ones_and_one_connection_for_others() {
-        let bounds = Bounds { body_bytes: 16 << 20, ..Bounds::DEFAULT };
+        let bounds = EdgeBounds { body_bytes: 16 << 20, ..EdgeBounds::DEFAULT };
         let edge = Edge::new(bounds, None);
         let peers: [_; 4] = std::array::from_fn(|_| Arc::new(Peer::new(&edge, None, None)));
-        let call = |peer: usize| Call::begin(&edge, peers.get(peer), Sort::Work).unwrap();
+        let call = |peer: usize| CallPermit::begin(&edge, peers.get(peer), CallClass::Work).unwrap();
         let large = [call(0), call(0), call(1), call(2)];
         assert!(large.iter().zip([3 << 20, 2 << 20, 3 << 20, 3 << 20]).map(|(call, bytes)| call.take(bytes)).eq([
             true,  // 3 MB
@@ -488,7 +488,7 @@ mod tests {
             true,  // 6 MB
             false, // large ones have half
         ]));
-        let small: Vec<Call> = (0..200).map(|n| call(n % 4)).collect();
+        let small: Vec<CallPermit> = (0..200).map(|n| call(n % 4)).collect();
         let taken = small.iter().filter(|call| call.take(SMALL_BODY_BYTES)).count();
         assert!(taken >= 128, "8 MB of small ones are taken: {taken}");
         assert!(edge.gauges().bytes_in_flight() <= 16 << 20);
@@ -498,9 +498,9 @@ mod tests {
     }
     #[test]
     fn answers_that_are_not_taken_have_room_beside_others_and_the_largest_alone() {
-        let edge = Edge::new(Bounds { body_bytes: 16 << 20, ..Bounds::DEFAULT }, None);
+        let edge = Edge::new(EdgeBounds { body_bytes: 16 << 20, ..EdgeBounds::DEFAULT }, None);
         let peers: [_; 6] = std::array::from_fn(|_| Arc::new(Peer::new(&edge, None, None)));
-        let call = |peer: usize| Call::begin(&edge, peers.get(peer), Sort::Work).unwrap();
+        let call = |peer: usize| CallPermit::begin(&edge, peers.get(peer), CallClass::Work).unwrap();
         let (first, second, small, largest) = (call(0), call(0), call(0), call(1));
         assert!(first.take_answer(3 << 20) && !second.take_answer(2 << 20) && small.take_answer(SMALL_ANSWER_BYTES));
         assert!(largest.take_answer(100 << 20), "as much as its connection may");

@@ -30,11 +30,13 @@ use tonic::transport::server::Connected;
 
 use crate::{
     domain::{access::Unauthenticated, principal::Principal},
-    service::tokens::{Caller, Ended},
+    service::tokens::{Caller, CallerExpiry},
     tls::{self, Tls},
 };
 
-use super::{Edge, HEALTH_CALLS_MAX, allowance::Excess, share::Share, socket, stream::Stream, traffic::Traffic};
+use super::{
+    Edge, HEALTH_CALLS_MAX, allowance::Excess, share::ByteBudget, socket, stream::MaybeTlsStream, traffic::Traffic,
+};
 
 /// Size of the HTTP/2 preface of a client, in bytes.
 const GREETING_BYTES: usize = 24;
@@ -61,22 +63,22 @@ pub struct Peer {
     /// Number of calls in progress that have to complete before the connection ends.
     pub(super) work: AtomicUsize,
     /// Permits of health calls, which need no credentials.
-    pub(super) health: Share,
+    pub(super) health: ByteBudget,
     /// Byte budget of request bodies.
-    pub(super) bytes: Share,
+    pub(super) bytes: ByteBudget,
     /// Byte budget of responses that are not yet taken.
-    pub(super) answer_bytes: Share,
+    pub(super) answer_bytes: ByteBudget,
 }
 
 impl Peer {
     pub(super) fn new(edge: &Edge, address: Option<socket::PeerAddress>, certified: Option<Arc<Caller>>) -> Self {
-        let share = || Share::of(edge.bounds.connection_bytes());
+        let share = || ByteBudget::of(edge.bounds.connection_bytes());
         Self {
             address,
             is_known: AtomicBool::new(certified.is_some()),
             certified,
             work: AtomicUsize::new(0),
-            health: Share::of(HEALTH_CALLS_MAX),
+            health: ByteBudget::of(HEALTH_CALLS_MAX),
             bytes: share(),
             answer_bytes: share(),
         }
@@ -85,31 +87,31 @@ impl Peer {
 
 /// Accepted connection that has sent no byte yet. Dropping it releases its permit.
 #[derive(Debug)]
-pub(super) struct Newcomer {
-    stream: socket::Stream,
+pub(super) struct PendingConnection {
+    stream: socket::PeerStream,
     address: socket::PeerAddress,
-    place: Place,
+    place: ConnectionPermit,
     /// Deadline of the HTTP/2 preface.
     until: Instant,
 }
 
 /// Permit of a connection. Dropping it releases the permit.
 #[derive(Debug)]
-struct Place(Arc<Edge>);
+struct ConnectionPermit(Arc<Edge>);
 
-impl Drop for Place {
+impl Drop for ConnectionPermit {
     fn drop(&mut self) {
         self.0.gauges.held_connections.give_back(1);
     }
 }
 
-impl Newcomer {
+impl PendingConnection {
     /// Acquires a permit for an accepted connection; `None` if all are taken.
-    pub(super) fn admit(stream: socket::Stream, address: socket::PeerAddress, edge: &Arc<Edge>) -> Option<Self> {
+    pub(super) fn admit(stream: socket::PeerStream, address: socket::PeerAddress, edge: &Arc<Edge>) -> Option<Self> {
         if !edge.gauges.held_connections.take(1) {
             return None;
         }
-        let place = Place(edge.clone());
+        let place = ConnectionPermit(edge.clone());
         if let Err(error) = stream.set_nodelay() {
             tracing::debug!(%address, %error, "cannot send small packets at once");
         }
@@ -127,7 +129,7 @@ impl Newcomer {
     /// Continues without TLS.
     pub(super) fn plain(self) -> Connection {
         let Self { stream, address, place, until } = self;
-        Connection::new(Stream::Plain(stream), address, place, until, None)
+        Connection::new(MaybeTlsStream::Plain(stream), address, place, until, None)
     }
 
     /// Performs the TLS handshake; `None` if it fails or times out.
@@ -148,7 +150,7 @@ impl Newcomer {
         };
         let certificates = stream.get_ref().1.peer_certificates();
         let certified = certificates.and_then(|chain| certified(chain.first()?));
-        Some(Connection::new(Stream::Tls(Box::new(stream)), address, place, until, certified))
+        Some(Connection::new(MaybeTlsStream::Tls(Box::new(stream)), address, place, until, certified))
     }
 }
 
@@ -156,29 +158,29 @@ impl Newcomer {
 fn certified(certificate: &CertificateDer<'_>) -> Option<(Arc<Caller>, Instant)> {
     let (name, rights) = tls::names::ecm(certificate)?;
     let until = Instant::now().checked_add(tls::expiry::left(certificate)?)?;
-    let ended = Ended::default().until(until, Unauthenticated::CertificateExpired);
+    let ended = CallerExpiry::default().until(until, Unauthenticated::CertificateExpired);
     Some((Arc::new(Caller { principal: Principal::Named(name), rights, ended }), until))
 }
 
 /// Accepted connection. Dropping it releases its permit.
 #[derive(Debug)]
 pub struct Connection {
-    stream: Stream,
+    stream: MaybeTlsStream,
     peer: Arc<Peer>,
     edge: Arc<Edge>,
     /// Deadlines until a call is authenticated; `None` afterwards.
-    stranger: Option<Stranger>,
+    stranger: Option<UnidentifiedPeer>,
     closing: Pin<Box<WaitForCancellationFutureOwned>>,
     /// Expiry of the client certificate.
     over: Option<Pin<Box<Sleep>>>,
     /// The waker that is registered for the end of the server.
     waker: Option<Waker>,
-    last_look: Option<Look>,
+    last_look: Option<IdleCheck>,
     written: usize,
     traffic: Traffic,
     /// Progress of the end, once the allowance is used up.
     farewell: Farewell,
-    _place: Place,
+    _place: ConnectionPermit,
 }
 
 /// Progress of the end of a connection that used up its allowance.
@@ -194,14 +196,14 @@ enum Farewell {
 
 /// Missing bytes of the HTTP/2 preface and their deadline; afterwards, the time of the next check for a crowd.
 #[derive(Debug)]
-struct Stranger {
+struct UnidentifiedPeer {
     missing: usize,
     until: Pin<Box<Sleep>>,
 }
 
 /// State at the last idle check, and the time of the next one.
 #[derive(Debug)]
-struct Look {
+struct IdleCheck {
     next: Pin<Box<Sleep>>,
     written: usize,
     was_idle: bool,
@@ -209,9 +211,9 @@ struct Look {
 
 impl Connection {
     fn new(
-        stream: Stream,
+        stream: MaybeTlsStream,
         address: socket::PeerAddress,
-        place: Place,
+        place: ConnectionPermit,
         until: Instant,
         certified: Option<(Arc<Caller>, Instant)>,
     ) -> Self {
@@ -221,7 +223,7 @@ impl Connection {
             stream,
             peer: Arc::new(Peer::new(edge, Some(address), certified)),
             edge: edge.clone(),
-            stranger: Some(Stranger { missing: GREETING_BYTES, until: Box::pin(sleep_until(until)) }),
+            stranger: Some(UnidentifiedPeer { missing: GREETING_BYTES, until: Box::pin(sleep_until(until)) }),
             closing: Box::pin(edge.closing.clone().cancelled_owned()),
             over: over.map(|until| Box::pin(sleep_until(until))),
             waker: None,
@@ -260,7 +262,7 @@ impl Connection {
     fn poll_idle(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         ready!(self.poll_closing(cx));
         loop {
-            let look = self.last_look.get_or_insert_with(|| Look {
+            let look = self.last_look.get_or_insert_with(|| IdleCheck {
                 next: Box::pin(sleep(LOOK)),
                 written: self.written,
                 was_idle: false,
@@ -474,14 +476,14 @@ mod tests {
     use tokio::{io::AsyncWriteExt as _, net::UnixStream};
 
     use super::*;
-    use crate::transport::edge::Bounds;
+    use crate::transport::edge::EdgeBounds;
 
     /// Returns a connection and its other end.
     fn connection() -> (Connection, UnixStream) {
-        let edge = Edge::new(Bounds::DEFAULT, None);
+        let edge = Edge::new(EdgeBounds::DEFAULT, None);
         let (here, there) = UnixStream::pair().unwrap();
         let address = socket::PeerAddress::from(std::net::SocketAddr::from(([127, 0, 0, 1], 1)));
-        (Newcomer::admit(socket::Stream::Unix(here), address, &edge).unwrap().plain(), there)
+        (PendingConnection::admit(socket::PeerStream::Unix(here), address, &edge).unwrap().plain(), there)
     }
 
     /// Returns the bytes that one poll of a task reads. The task reads until the connection is pending, as the HTTP/2

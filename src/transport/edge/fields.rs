@@ -14,9 +14,9 @@ pub const FIELD_BYTES: usize = size_of::<proto::ObservedUse>();
 
 /// Position in a message, and the number of its fields so far.
 #[derive(Debug, Default)]
-pub(super) struct Fields {
+pub(super) struct FieldScanner {
     count: usize,
-    next: Part,
+    next: FieldPart,
     /// Value and bits so far of the number that is being read.
     number: u64,
     bits: u32,
@@ -24,7 +24,7 @@ pub(super) struct Fields {
 
 /// Next part of a message.
 #[derive(Debug, Default, Clone, Copy)]
-enum Part {
+enum FieldPart {
     /// Number and type of a field.
     #[default]
     Key,
@@ -38,13 +38,13 @@ enum Part {
     Nonsense,
 }
 
-impl Part {
+impl FieldPart {
     fn content(bytes: u64) -> Self {
         if bytes == 0 { Self::Key } else { Self::Content(bytes) }
     }
 }
 
-impl Fields {
+impl FieldScanner {
     /// Returns the number of fields so far.
     pub fn count(&self) -> usize {
         self.count
@@ -54,14 +54,14 @@ impl Fields {
     pub fn read(&mut self, mut bytes: &[u8]) {
         while let Some((byte, rest)) = bytes.split_first() {
             bytes = match self.next {
-                Part::Nonsense => return,
-                Part::Content(left) => {
+                FieldPart::Nonsense => return,
+                FieldPart::Content(left) => {
                     let here = usize::try_from(left).map_or(bytes.len(), |left| left.min(bytes.len()));
                     let (content, rest) = bytes.split_at(here);
-                    self.next = Part::content(left.saturating_sub(content.len() as u64));
+                    self.next = FieldPart::content(left.saturating_sub(content.len() as u64));
                     rest
                 }
-                Part::Key | Part::Number | Part::Length => {
+                FieldPart::Key | FieldPart::Number | FieldPart::Length => {
                     self.read_number(*byte);
                     rest
                 }
@@ -75,7 +75,7 @@ impl Fields {
         self.bits += 7;
         if byte & 0x80 != 0 {
             if self.bits > u64::BITS {
-                self.next = Part::Nonsense;
+                self.next = FieldPart::Nonsense;
             }
             return;
         }
@@ -83,21 +83,21 @@ impl Fields {
         self.bits = 0;
         self.next = match self.next {
             // Field number 0 is not valid.
-            Part::Key if number >> 3 == 0 => Part::Nonsense,
-            Part::Key => {
+            FieldPart::Key if number >> 3 == 0 => FieldPart::Nonsense,
+            FieldPart::Key => {
                 self.count += 1;
                 match number & 7 {
-                    0 => Part::Number,
-                    1 => Part::Content(8),
-                    2 => Part::Length,
+                    0 => FieldPart::Number,
+                    1 => FieldPart::Content(8),
+                    2 => FieldPart::Length,
                     // A group: its fields are counted, too.
-                    3 | 4 => Part::Key,
-                    5 => Part::Content(4),
-                    _ => Part::Nonsense,
+                    3 | 4 => FieldPart::Key,
+                    5 => FieldPart::Content(4),
+                    _ => FieldPart::Nonsense,
                 }
             }
-            Part::Length => Part::content(number),
-            _ => Part::Key,
+            FieldPart::Length => FieldPart::content(number),
+            _ => FieldPart::Key,
         };
     }
 }
@@ -121,7 +121,7 @@ mod tests {
         assert_eq!(proto::HeartbeatRequest::decode(message.as_slice()).unwrap().observed.len(), 55);
         for cut in 0..message.len() {
             let (first, second) = message.split_at(cut);
-            let mut fields = Fields::default();
+            let mut fields = FieldScanner::default();
             fields.read(first);
             fields.read(second);
             assert_eq!(fields.count(), 7 + 50 + 5, "cut at {cut}");
@@ -136,7 +136,7 @@ mod tests {
             &[0; 20],
             &[0x3a, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 0xff, 1],
         ] {
-            let mut fields = Fields::default();
+            let mut fields = FieldScanner::default();
             fields.read(nonsense);
             fields.read(&[0x3a, 0].repeat(50));
             assert!(fields.count() <= 1, "{nonsense:?}");

@@ -8,36 +8,36 @@ use std::sync::{
     atomic::{AtomicU64, Ordering},
 };
 
-use crate::tls::{Expiry, Tls};
+use crate::tls::{CertificateExpiry, Tls};
 
-use super::{Bounds, allowance::Excess, share::Share};
+use super::{EdgeBounds, allowance::Excess, share::ByteBudget};
 
 /// Gauges and counters of one edge.
 #[derive(Debug)]
 pub struct EdgeGauges {
     tls: Option<Arc<Tls>>,
-    pub(super) held_connections: Share,
-    pub(super) held_bytes: Share,
+    pub(super) held_connections: ByteBudget,
+    pub(super) held_bytes: ByteBudget,
     /// Bytes of large bodies, as part of `held_bytes`.
-    pub(super) held_large_bytes: Share,
-    pub(super) calls: Counter,
-    pub(super) refused: Counter,
-    pub(super) accept_errors: Counter,
-    pub(super) ungreeted: Counter,
+    pub(super) held_large_bytes: ByteBudget,
+    pub(super) calls: EdgeCounter,
+    pub(super) refused: EdgeCounter,
+    pub(super) accept_errors: EdgeCounter,
+    pub(super) ungreeted: EdgeCounter,
     /// Ended connections, each reason at its index in [`Excess::ALL`].
-    ended: [Counter; Excess::ALL.len()],
-    pub(super) slowed: Counter,
-    pub(super) handshakes_failed: Counter,
-    pub(super) shed: Counter,
-    pub(super) turned_away: Counter,
-    pub(super) late: Counter,
+    ended: [EdgeCounter; Excess::ALL.len()],
+    pub(super) slowed: EdgeCounter,
+    pub(super) handshakes_failed: EdgeCounter,
+    pub(super) shed: EdgeCounter,
+    pub(super) turned_away: EdgeCounter,
+    pub(super) late: EdgeCounter,
 }
 
 /// Counter that only grows, except the one of calls in progress.
 #[derive(Debug, Default)]
-pub(super) struct Counter(AtomicU64);
+pub(super) struct EdgeCounter(AtomicU64);
 
-impl Counter {
+impl EdgeCounter {
     /// Counts one more.
     pub fn add(&self) {
         self.0.fetch_add(1, Ordering::Relaxed);
@@ -54,22 +54,22 @@ impl Counter {
 }
 
 impl EdgeGauges {
-    pub(super) fn new(bounds: &Bounds, tls: Option<Arc<Tls>>) -> Self {
+    pub(super) fn new(bounds: &EdgeBounds, tls: Option<Arc<Tls>>) -> Self {
         Self {
             tls,
-            held_connections: Share::of(bounds.connections),
-            held_bytes: Share::of(bounds.body_bytes),
-            held_large_bytes: Share::of(bounds.body_bytes / 2),
-            calls: Counter::default(),
-            refused: Counter::default(),
-            accept_errors: Counter::default(),
-            ungreeted: Counter::default(),
+            held_connections: ByteBudget::of(bounds.connections),
+            held_bytes: ByteBudget::of(bounds.body_bytes),
+            held_large_bytes: ByteBudget::of(bounds.body_bytes / 2),
+            calls: EdgeCounter::default(),
+            refused: EdgeCounter::default(),
+            accept_errors: EdgeCounter::default(),
+            ungreeted: EdgeCounter::default(),
             ended: Default::default(),
-            slowed: Counter::default(),
-            handshakes_failed: Counter::default(),
-            shed: Counter::default(),
-            turned_away: Counter::default(),
-            late: Counter::default(),
+            slowed: EdgeCounter::default(),
+            handshakes_failed: EdgeCounter::default(),
+            shed: EdgeCounter::default(),
+            turned_away: EdgeCounter::default(),
+            late: EdgeCounter::default(),
         }
     }
 
@@ -137,7 +137,7 @@ impl EdgeGauges {
     }
 
     /// Returns when the current certificates expire; `None` without TLS.
-    pub fn certificate_expiry(&self) -> Option<Expiry> {
+    pub fn certificate_expiry(&self) -> Option<CertificateExpiry> {
         self.tls.as_ref().map(|tls| tls.expiry())
     }
 

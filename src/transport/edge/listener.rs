@@ -7,7 +7,7 @@ use std::{io, sync::Arc, time::Duration};
 
 use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 
-use super::{Connection, Edge, Listener, connection::Newcomer, slow_addresses::Turn};
+use super::{Connection, Edge, Listener, connection::PendingConnection, slow_addresses::Turn};
 
 /// Pause after a failure to accept. A missing file descriptor is not available again immediately.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -21,7 +21,7 @@ pub async fn accept(listener: Arc<Listener>, edge: Arc<Edge>, serve: mpsc::Sende
     loop {
         match listener.accept().await {
             Ok((stream, address)) => {
-                let Some(newcomer) = Newcomer::admit(stream, address, &edge) else {
+                let Some(newcomer) = PendingConnection::admit(stream, address, &edge) else {
                     edge.gauges.refused.add();
                     let open = edge.gauges.connections();
                     tracing::warn!(%address, open, "turned a connection away: see --max-connections");
@@ -62,7 +62,7 @@ pub async fn accept(listener: Arc<Listener>, edge: Arc<Edge>, serve: mpsc::Sende
 }
 
 /// Waits for the turn of a connection and performs the TLS handshake; `None` if the handshake fails or times out.
-async fn prepare(newcomer: Newcomer, turn: Option<Instant>, edge: &Edge) -> Option<Connection> {
+async fn prepare(newcomer: PendingConnection, turn: Option<Instant>, edge: &Edge) -> Option<Connection> {
     let newcomer = match turn {
         Some(turn) => {
             edge.gauges.slowed.add();

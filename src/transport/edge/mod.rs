@@ -3,7 +3,7 @@
 //!
 //! Every connection, every stored byte and every wait has a bound, so that no caller takes the share of others. One
 //! connection can occupy the headers of its streams and one window of unread bytes. Its requests and their decoded
-//! fields take a fraction of [`Bounds::body_bytes`]; its responses take as much again, and 8 KB per call.
+//! fields take a fraction of [`EdgeBounds::body_bytes`]; its responses take as much again, and 8 KB per call.
 //!
 //! - `socket`, `open_files`, `listener`, `slow_addresses`: where connections come from, and which are accepted;
 //! - `connection`, `stream`, `age`: one connection; `traffic`, `frames`, `allowance`: bounds of its frames;
@@ -18,8 +18,8 @@ use crate::{tls::Tls, transport::message_size::HEARTBEAT_BYTES_MAX};
 
 use connection::Peer;
 use gauges::EdgeGauges;
-use places::Places;
-use share::Share;
+use places::CallPermits;
+use share::ByteBudget;
 use slow_addresses::SlowAddresses;
 
 mod age;
@@ -42,13 +42,13 @@ mod stream;
 mod traffic;
 
 pub use age::spread as ages;
-pub use body::Received;
-pub use calls::{Calls, FaultOfCaller};
+pub use body::RequestBody;
+pub use calls::{EdgeService, FaultOfCaller};
 pub use connection::Connection;
 pub use listener::accept;
 pub use open_files::make_room;
-pub use places::ActiveCall;
-pub use socket::{Listen, Listener, PeerAddress};
+pub use places::ActiveCallPermit;
+pub use socket::{ListenAddress, Listener, PeerAddress};
 
 /// Maximum number of bytes that one call may have sent and that are not yet read.
 pub const STREAM_WINDOW: u32 = 64 << 10;
@@ -97,7 +97,7 @@ pub const BODY_BYTES_LEAST: usize = CONNECTION_SHARES * BODY_BYTES_MAX;
 
 /// Bounds of the edge of one instance.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Bounds {
+pub struct EdgeBounds {
     /// Maximum number of connections.
     pub connections: usize,
     /// Age at which a client is asked to open another connection, with a spread of a tenth; `None` for no bound.
@@ -119,7 +119,7 @@ pub struct Bounds {
     pub body_bytes: usize,
 }
 
-impl Bounds {
+impl EdgeBounds {
     /// Defaults of the settings.
     pub const DEFAULT: Self = Self {
         connections: 16_384,
@@ -146,15 +146,15 @@ impl Bounds {
 /// The edge of one instance.
 #[derive(Debug)]
 pub struct Edge {
-    bounds: Bounds,
+    bounds: EdgeBounds,
     /// TLS configuration of connections; `None` without TLS.
     tls: Option<Arc<Tls>>,
     gauges: Arc<EdgeGauges>,
-    places: Places,
-    reflections: Share,
+    places: CallPermits,
+    reflections: ByteBudget,
     /// Byte budget of responses that are not yet taken. It is separate, because a caller may take a response at any
     /// time.
-    answer_bytes: Share,
+    answer_bytes: ByteBudget,
     slow_addresses: SlowAddresses,
     /// Cancelled when endless streams and idle connections have to end.
     closing: CancellationToken,
@@ -162,21 +162,21 @@ pub struct Edge {
 
 impl Edge {
     /// Creates an edge without connections. Connections use `tls`, if given.
-    pub fn new(bounds: Bounds, tls: Option<Arc<Tls>>) -> Arc<Self> {
+    pub fn new(bounds: EdgeBounds, tls: Option<Arc<Tls>>) -> Arc<Self> {
         Arc::new(Self {
             bounds,
             gauges: Arc::new(EdgeGauges::new(&bounds, tls.clone())),
-            places: Places::new(&bounds),
+            places: CallPermits::new(&bounds),
             tls,
-            reflections: Share::of(REFLECTIONS_MAX),
-            answer_bytes: Share::of(bounds.body_bytes),
+            reflections: ByteBudget::of(REFLECTIONS_MAX),
+            answer_bytes: ByteBudget::of(bounds.body_bytes),
             slow_addresses: SlowAddresses::default(),
             closing: CancellationToken::new(),
         })
     }
 
     /// Returns the bounds.
-    pub fn bounds(&self) -> Bounds {
+    pub fn bounds(&self) -> EdgeBounds {
         self.bounds
     }
 

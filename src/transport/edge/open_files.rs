@@ -4,14 +4,14 @@
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
-use super::Bounds;
+use super::EdgeBounds;
 
 /// Number of files that are reserved for everything but connections: the database, logs, libraries.
 const RESERVE: u64 = 128;
 
 /// Raises the limit of open files to what `bounds` need. If the system does not permit it, returns a lower connection
 /// bound, so that connections never take the descriptors of the database.
-pub fn make_room(bounds: Bounds) -> Bounds {
+pub fn make_room(bounds: EdgeBounds) -> EdgeBounds {
     let wanted = u64::try_from(bounds.connections).unwrap_or(u64::MAX).saturating_add(RESERVE);
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     if current.is_none_or(|current| current >= wanted) {
@@ -31,5 +31,5 @@ pub fn make_room(bounds: Bounds) -> Bounds {
         connections,
         "fewer connections than --max-connections: only {allowed} files may be open (ulimit -n)"
     );
-    Bounds { connections, ..bounds }
+    EdgeBounds { connections, ..bounds }
 }

@@ -8,29 +8,29 @@ use std::sync::Arc;
 use crate::{
     domain::principal::Principal,
     error::Error,
-    service::fair_share::{FairShare, Place},
-    transport::identity::Admitted,
+    service::fair_share::{FairPermit, FairSemaphore},
+    transport::identity::AdmittedCaller,
 };
 
-use super::Bounds;
+use super::EdgeBounds;
 
 /// Maximum number of operator calls at the same time. The bound is separate from that of requests, so that neither
 /// excludes the other. Expensive reads and audits have further bounds of their own.
 const OPERATOR_CALLS_MAX: usize = 256;
 
 /// Permit of a request that is being decided. A request releases its permit when it enters a wait queue.
-pub type ActiveCall = Arc<Place>;
+pub type ActiveCallPermit = Arc<FairPermit>;
 
 /// Semaphores of calls by purpose.
 #[derive(Debug)]
-pub(super) struct Places {
-    requests: Arc<FairShare>,
-    operators: Arc<FairShare>,
+pub(super) struct CallPermits {
+    requests: Arc<FairSemaphore>,
+    operators: Arc<FairSemaphore>,
 }
 
 /// Purpose of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Purpose {
+enum CallPurpose {
     /// Requests resources.
     Asks,
     /// Provides capacity. It gets any free permit, so that requests do not keep EMs from registering.
@@ -41,7 +41,7 @@ enum Purpose {
     Operates,
 }
 
-impl Purpose {
+impl CallPurpose {
     fn of(path: &str) -> Self {
         match path.strip_prefix("/linkis.rm.v1.ResourceManagerService/") {
             Some("RequestResource") => Self::Asks,
@@ -59,10 +59,10 @@ impl Purpose {
     }
 }
 
-impl Places {
+impl CallPermits {
     /// Creates the semaphores with the bounds of the edge.
-    pub fn new(bounds: &Bounds) -> Self {
-        Self { requests: FairShare::of(bounds.calls), operators: FairShare::of(OPERATOR_CALLS_MAX) }
+    pub fn new(bounds: &EdgeBounds) -> Self {
+        Self { requests: FairSemaphore::of(bounds.calls), operators: FairSemaphore::of(OPERATOR_CALLS_MAX) }
     }
 
     /// Acquires the permit of a call at `path`, until its response or an earlier release. Returns `None` if it needs
@@ -70,13 +70,13 @@ impl Places {
     ///
     /// # Errors
     /// [`Error::Overloaded`] if no permit is available for its caller.
-    pub fn admit(&self, path: &str, admitted: Option<&Admitted>) -> Result<Option<ActiveCall>, Error> {
+    pub fn admit(&self, path: &str, admitted: Option<&AdmittedCaller>) -> Result<Option<ActiveCallPermit>, Error> {
         let by = admitted.map_or(&Principal::Anonymous, |admitted| &admitted.caller.principal);
-        let place = match Purpose::of(path) {
-            Purpose::Frees => return Ok(None),
-            Purpose::Asks => self.requests.take(by),
-            Purpose::Provides => self.requests.take_any(by),
-            Purpose::Operates => self.operators.take(by),
+        let place = match CallPurpose::of(path) {
+            CallPurpose::Frees => return Ok(None),
+            CallPurpose::Asks => self.requests.take(by),
+            CallPurpose::Provides => self.requests.take_any(by),
+            CallPurpose::Operates => self.operators.take(by),
         };
         Ok(Some(Arc::new(place.ok_or(Error::Overloaded)?)))
     }
@@ -88,7 +88,7 @@ mod tests {
 
     #[test]
     fn what_frees_something_has_a_place_in_any_case() {
-        let places = Places::new(&Bounds { calls: 0, ..Bounds::DEFAULT });
+        let places = CallPermits::new(&EdgeBounds { calls: 0, ..EdgeBounds::DEFAULT });
         for (path, admitted) in [
             ("/linkis.rm.v1.ResourceManagerService/RequestResource", false),
             ("/linkis.rm.v1.ResourceManagerService/Register", false),

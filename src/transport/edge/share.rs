@@ -6,12 +6,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Amount taken, and the maximum.
 #[derive(Debug)]
-pub struct Share {
+pub struct ByteBudget {
     taken: AtomicUsize,
     most: usize,
 }
 
-impl Share {
+impl ByteBudget {
     /// Creates an unused budget of `most`.
     pub fn of(most: usize) -> Self {
         Self { taken: AtomicUsize::new(0), most }
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn no_more_is_taken_than_there_is() {
-        let share = Share::of(10);
+        let share = ByteBudget::of(10);
         assert!(share.take(7) && !share.take(4) && share.take(3) && !share.take(1));
         assert!(!share.take(usize::MAX));
         share.give_back(7);

@@ -21,20 +21,20 @@ use tokio::{
 
 /// Address to listen on.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Listen {
+pub enum ListenAddress {
     /// The first of these addresses that can be bound: a name may have several.
     Tcp(Vec<SocketAddr>),
     /// A Unix socket at this path.
     Unix(PathBuf),
 }
 
-impl From<SocketAddr> for Listen {
+impl From<SocketAddr> for ListenAddress {
     fn from(address: SocketAddr) -> Self {
         Self::Tcp(vec![address])
     }
 }
 
-impl fmt::Display for Listen {
+impl fmt::Display for ListenAddress {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Tcp(addresses) => {
@@ -71,10 +71,10 @@ impl Listener {
     ///
     /// # Errors
     /// [`io::ErrorKind::AddrInUse`] if another process uses it, and other errors of the system.
-    pub async fn bind(listen: &Listen) -> io::Result<Self> {
+    pub async fn bind(listen: &ListenAddress) -> io::Result<Self> {
         match listen {
-            Listen::Tcp(addresses) => Ok(Self::Tcp(TcpListener::bind(addresses.as_slice()).await?)),
-            Listen::Unix(path) => Ok(Self::Unix(UnixSocket::bind(path).await?)),
+            ListenAddress::Tcp(addresses) => Ok(Self::Tcp(TcpListener::bind(addresses.as_slice()).await?)),
+            ListenAddress::Unix(path) => Ok(Self::Unix(UnixSocket::bind(path).await?)),
         }
     }
 
@@ -82,10 +82,10 @@ impl Listener {
     ///
     /// # Errors
     /// Errors of the system.
-    pub fn address(&self) -> io::Result<Listen> {
+    pub fn address(&self) -> io::Result<ListenAddress> {
         match self {
             Self::Tcp(listener) => Ok(listener.local_addr()?.into()),
-            Self::Unix(socket) => Ok(Listen::Unix(socket.path.clone())),
+            Self::Unix(socket) => Ok(ListenAddress::Unix(socket.path.clone())),
         }
     }
 
@@ -93,13 +93,13 @@ impl Listener {
     ///
     /// # Errors
     /// Errors of the system.
-    pub async fn accept(&self) -> io::Result<(Stream, PeerAddress)> {
+    pub async fn accept(&self) -> io::Result<(PeerStream, PeerAddress)> {
         match self {
             Self::Tcp(listener) => {
                 let (stream, address) = listener.accept().await?;
-                Ok((Stream::Tcp(stream), PeerAddress(Some(address))))
+                Ok((PeerStream::Tcp(stream), PeerAddress(Some(address))))
             }
-            Self::Unix(socket) => Ok((Stream::Unix(socket.listener.accept().await?.0), PeerAddress(None))),
+            Self::Unix(socket) => Ok((PeerStream::Unix(socket.listener.accept().await?.0), PeerAddress(None))),
         }
     }
 }
@@ -169,14 +169,14 @@ impl fmt::Display for PeerAddress {
 
 /// Stream of a connection.
 #[derive(Debug)]
-pub enum Stream {
+pub enum PeerStream {
     /// TCP.
     Tcp(TcpStream),
     /// Unix socket.
     Unix(UnixStream),
 }
 
-impl Stream {
+impl PeerStream {
     /// Disables the delay of small packets.
     ///
     /// # Errors
@@ -193,11 +193,11 @@ impl Stream {
 macro_rules! either {
     ($stream:expr, $inner:ident => $call:expr) => {
         match $stream.get_mut() {
-            Stream::Tcp(inner) => {
+            PeerStream::Tcp(inner) => {
                 let $inner = Pin::new(inner);
                 $call
             }
-            Stream::Unix(inner) => {
+            PeerStream::Unix(inner) => {
                 let $inner = Pin::new(inner);
                 $call
             }
@@ -205,13 +205,13 @@ macro_rules! either {
     };
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for PeerStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         either!(self, stream => stream.poll_read(cx, buffer))
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for PeerStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         either!(self, stream => stream.poll_write(cx, bytes))
     }
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     async fn bind(path: &Path) -> Result<Listener, io::ErrorKind> {
-        Listener::bind(&Listen::Unix(path.to_owned())).await.map_err(|error| error.kind())
+        Listener::bind(&ListenAddress::Unix(path.to_owned())).await.map_err(|error| error.kind())
     }
 
     #[tokio::test]

@@ -13,14 +13,14 @@ use super::socket;
 
 /// Stream of a connection.
 #[derive(Debug)]
-pub enum Stream {
+pub enum MaybeTlsStream {
     /// Without TLS.
-    Plain(socket::Stream),
+    Plain(socket::PeerStream),
     /// With TLS.
-    Tls(Box<TlsStream<socket::Stream>>),
+    Tls(Box<TlsStream<socket::PeerStream>>),
 }
 
-impl AsyncRead for Stream {
+impl AsyncRead for MaybeTlsStream {
     fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_read(cx, buffer),
@@ -29,7 +29,7 @@ impl AsyncRead for Stream {
     }
 }
 
-impl AsyncWrite for Stream {
+impl AsyncWrite for MaybeTlsStream {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         match self.get_mut() {
             Self::Plain(stream) => Pin::new(stream).poll_write(cx, bytes),

@@ -7,17 +7,17 @@ use tonic::Request;
 
 use crate::{
     domain::{
-        access::Reach,
+        access::CallScope,
         name::{FieldError, check_text},
         refusal_sum::{KEY_BYTES_MAX, RefusalSum},
         scope_kind::ScopeKind,
-        usage_sum::{UsageBy, UsageSum, UsedBy},
+        usage_sum::{UsageBy, UsageName, UsageSum},
     },
     error::Error,
     service::{
         refusals::PERIOD,
         usage::{
-            Dated, Usage,
+            DatedResult, UsageQueries,
             accounting::{RefusalFilter, UsageQuery},
         },
     },
@@ -25,7 +25,7 @@ use crate::{
     transport::{
         convert::answer,
         identity,
-        page::{Page, bad_token, hex, parse_hex},
+        page::{PageRequest, bad_token, hex, parse_hex},
         proto,
     },
 };
@@ -33,12 +33,12 @@ use crate::{
 use super::filters::{moment, users};
 
 pub(super) async fn list_refusals(
-    usage: &Usage,
+    usage: &UsageQueries,
     call: &Request<proto::ListRefusalsRequest>,
 ) -> Result<proto::ListRefusalsResponse, Error> {
     let message = call.get_ref();
     let filters = proto::ListRefusalsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
-    let page = Page::new("ListRefusals", message.page_size, &filters)?;
+    let page = PageRequest::new("ListRefusals", message.page_size, &filters)?;
     let after = page.key(&message.page_token)?.map(parse_refusal_key).transpose()?;
     let filter = refusal_filter(message, identity::reach(call)?)?;
     let found = usage.refusals(&filter, after, usize::try_from(page.size).unwrap_or(usize::MAX)).await?;
@@ -48,7 +48,7 @@ pub(super) async fn list_refusals(
     })
 }
 
-fn refusal_filter(message: &proto::ListRefusalsRequest, reach: &Reach) -> Result<RefusalFilter, FieldError> {
+fn refusal_filter(message: &proto::ListRefusalsRequest, reach: &CallScope) -> Result<RefusalFilter, FieldError> {
     let kinds = || ScopeKind::ALL.map(ScopeKind::as_str).join(", ");
     let kind = match message.scope_kind.as_str() {
         "" => None,
@@ -104,17 +104,17 @@ fn refusal_sum(sum: &RefusalSum) -> proto::RefusalSum {
 }
 
 pub(super) async fn get_usage(
-    usage: &Usage,
+    usage: &UsageQueries,
     call: &Request<proto::GetUsageRequest>,
 ) -> Result<proto::GetUsageResponse, Error> {
     let message = call.get_ref();
     let filters = proto::GetUsageRequest { page_size: 0, page_token: String::new(), ..message.clone() };
-    let page = Page::new("GetUsage", message.page_size, &filters)?;
+    let page = PageRequest::new("GetUsage", message.page_size, &filters)?;
     let (to, after) = page.key(&message.page_token)?.map(parse_usage_key).transpose()?.unzip();
     let mut query = usage_query(message, identity::reach(call)?)?;
     // Without times in the call, the first page defines the range, and its token has the end.
     query.to = to.or(query.to);
-    let Dated { told: mut found, as_of } = usage.used(&query, after.as_ref(), page.size + 1).await?;
+    let DatedResult { told: mut found, as_of } = usage.used(&query, after.as_ref(), page.size + 1).await?;
     let more = page.cut(&mut found.sums);
     let last = found.sums.last().filter(|_| more);
     let last = last.map(|last| UsageAt { used_by: last.used_by.clone(), hour: last.hour });
@@ -129,7 +129,7 @@ pub(super) async fn get_usage(
     })
 }
 
-fn usage_query(message: &proto::GetUsageRequest, reach: &Reach) -> Result<UsageQuery, FieldError> {
+fn usage_query(message: &proto::GetUsageRequest, reach: &CallScope) -> Result<UsageQuery, FieldError> {
     let by = match message.by() {
         proto::UsageBy::User => UsageBy::User,
         proto::UsageBy::Creator => UsageBy::Creator,
@@ -158,8 +158,8 @@ type UsageKey = (i64, Option<(String, String)>, Option<i64>);
 
 fn usage_key(to: OffsetDateTime, at: &UsageAt) -> String {
     let name = match &at.used_by {
-        UsedBy::Name(name, em_instance) => Some((name, em_instance)),
-        UsedBy::Others => None,
+        UsageName::Name(name, em_instance) => Some((name, em_instance)),
+        UsageName::Others => None,
     };
     serde_json::json!((to.unix_timestamp(), name, at.hour.map(OffsetDateTime::unix_timestamp))).to_string()
 }
@@ -173,26 +173,26 @@ fn parse_usage_key(key: &str) -> Result<(OffsetDateTime, UsageAt), FieldError> {
     let used_by = match name {
         Some((name, em_instance)) => {
             check_text("page_token", &name).and_then(|()| check_text("page_token", &em_instance))?;
-            UsedBy::Name(name, em_instance)
+            UsageName::Name(name, em_instance)
         }
-        None => UsedBy::Others,
+        None => UsageName::Others,
     };
     Ok((time(to)?, UsageAt { used_by, hour: hour.map(time).transpose()? }))
 }
 
 fn usage_sum(sum: &UsageSum) -> proto::UsageSum {
     let (name, em) = match &sum.used_by {
-        UsedBy::Name(application_name, instance) if !instance.is_empty() => {
+        UsageName::Name(application_name, instance) if !instance.is_empty() => {
             let em = proto::EmInstance { application_name: application_name.clone(), instance: instance.clone() };
             (String::new(), Some(em))
         }
-        UsedBy::Name(name, _) => (name.clone(), None),
-        UsedBy::Others => (String::new(), None),
+        UsageName::Name(name, _) => (name.clone(), None),
+        UsageName::Others => (String::new(), None),
     };
     proto::UsageSum {
         name,
         em,
-        others: sum.used_by == UsedBy::Others,
+        others: sum.used_by == UsageName::Others,
         hour: sum.hour.map(answer::timestamp),
         tickets: sum.tickets,
         core_seconds: sum.core_seconds,

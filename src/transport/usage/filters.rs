@@ -9,9 +9,9 @@ use time::OffsetDateTime;
 
 use crate::{
     domain::{
-        access::{Denied, Reach},
+        access::{CallScope, Denied},
         action::Action,
-        line::Spot,
+        line::WaitKey,
         name::{FieldError, Labels, Name},
         report::Health,
         scope::{Scope, USER},
@@ -26,7 +26,7 @@ const ACTIONS_MAX: usize = 20;
 
 /// Returns the users of a call that names `user` or none; `None` selects all users. A user outside the call scope
 /// selects nothing, as a user without objects does.
-pub(super) fn users(user: &str, reach: &Reach) -> Result<Option<BTreeSet<Name>>, FieldError> {
+pub(super) fn users(user: &str, reach: &CallScope) -> Result<Option<BTreeSet<Name>>, FieldError> {
     if user.is_empty() {
         return Ok(reach.users().cloned());
     }
@@ -42,8 +42,11 @@ pub(super) fn moment(field: &str, timestamp: Option<Timestamp>) -> Result<Option
 }
 
 /// Parses the filter of tickets.
-pub fn tickets(message: &proto::ListTicketsRequest, reach: &Reach) -> Result<user_resource::Filter, FieldError> {
-    Ok(user_resource::Filter {
+pub fn tickets(
+    message: &proto::ListTicketsRequest,
+    reach: &CallScope,
+) -> Result<user_resource::TicketFilter, FieldError> {
+    Ok(user_resource::TicketFilter {
         em: message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?,
         users: users(&message.user, reach)?,
         is_bound: !reach.is_all(),
@@ -62,7 +65,7 @@ pub fn tickets(message: &proto::ListTicketsRequest, reach: &Reach) -> Result<use
 }
 
 /// Parses the filter of EMs, and the minimum fullness in percent.
-pub fn ems(message: &proto::ListEmsRequest) -> Result<(em_resource::Filter, u8), FieldError> {
+pub fn ems(message: &proto::ListEmsRequest) -> Result<(em_resource::EmFilter, u8), FieldError> {
     let health = match proto::Health::try_from(message.health) {
         Ok(proto::Health::Unspecified) => None,
         Ok(proto::Health::Healthy) => Some(Health::Healthy),
@@ -78,11 +81,11 @@ pub fn ems(message: &proto::ListEmsRequest) -> Result<(em_resource::Filter, u8),
     };
     let labels = Labels::parse("labels", message.labels.clone())?;
     let (silent, draining) = (message.silent, message.draining);
-    Ok((em_resource::Filter { application_name, labels, health, silent, draining }, percent))
+    Ok((em_resource::EmFilter { application_name, labels, health, silent, draining }, percent))
 }
 
 /// Parses the filter of scopes.
-pub fn scopes(message: &proto::ListScopesRequest, reach: &Reach) -> Result<ScopeFilter, FieldError> {
+pub fn scopes(message: &proto::ListScopesRequest, reach: &CallScope) -> Result<ScopeFilter, FieldError> {
     convert::limit::scope_labels("labels", &message.labels)?;
     let named = message.labels.get(USER).filter(|user| !user.is_empty());
     let users = users(named.map_or("", String::as_str), reach)?;
@@ -93,7 +96,7 @@ pub fn scopes(message: &proto::ListScopesRequest, reach: &Reach) -> Result<Scope
 ///
 /// # Errors
 /// [`Denied`] if it does not.
-pub fn check_scope(scope: &Scope, reach: &Reach) -> Result<(), Denied> {
+pub fn check_scope(scope: &Scope, reach: &CallScope) -> Result<(), Denied> {
     match reach.has_scope(scope) {
         true => Ok(()),
         false => Err(reach.denied(|| format!("a scope of one of its users, and not {scope}"))),
@@ -101,21 +104,21 @@ pub fn check_scope(scope: &Scope, reach: &Reach) -> Result<(), Denied> {
 }
 
 /// Parses the filter of waiting requests.
-pub fn waiting(message: &proto::ListWaitingRequest, reach: &Reach) -> Result<waiting::Filter, FieldError> {
+pub fn waiting(message: &proto::ListWaitingRequest, reach: &CallScope) -> Result<waiting::WaitingFilter, FieldError> {
     let em = message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?;
     convert::limit::scope_labels("scope", &message.scope)?;
     let scope = Some(&message.scope).filter(|labels| !labels.is_empty());
-    let scope = scope.map(|labels| Spot::Scope(Scope::new(labels.clone())));
-    let spots = em.map(Spot::Em).into_iter().chain(scope).collect();
-    Ok(waiting::Filter { users: users(&message.user, reach)?, spots })
+    let scope = scope.map(|labels| WaitKey::Scope(Scope::new(labels.clone())));
+    let spots = em.map(WaitKey::Em).into_iter().chain(scope).collect();
+    Ok(waiting::WaitingFilter { users: users(&message.user, reach)?, spots })
 }
 
 /// Parses the filter of history lines. Only operators get lines about tokens and providers.
 pub fn actions(
     message: &proto::ListActionsRequest,
-    reach: &Reach,
+    reach: &CallScope,
     is_of_operator: bool,
-) -> Result<action_record::Filter, FieldError> {
+) -> Result<action_record::ActionFilter, FieldError> {
     if message.actions.len() > ACTIONS_MAX {
         let problem = format!("names {}; at most {ACTIONS_MAX} are allowed", message.actions.len());
         return Err(FieldError::new("actions", problem));
@@ -126,7 +129,7 @@ pub fn actions(
             FieldError::new(format!("actions[{number}]"), format!("is {text:?}, which nothing is called"))
         })
     };
-    Ok(action_record::Filter {
+    Ok(action_record::ActionFilter {
         ticket_id: match message.ticket_id.as_str() {
             "" => None,
             id => Some(convert::request::ticket_id("ticket_id", id)?),

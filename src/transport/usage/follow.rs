@@ -7,21 +7,24 @@ use tonic::{Request, Status};
 
 use crate::{
     error::Error,
-    service::follow::{FollowService, View},
+    service::follow::{FollowFilter, FollowService},
     transport::{convert, identity, proto},
 };
 
 /// Response stream of `FollowActions`.
-pub type Following =
+pub type FollowStream =
     std::pin::Pin<Box<dyn tokio_stream::Stream<Item = Result<proto::FollowActionsResponse, Status>> + Send>>;
 
 /// Starts the stream after the position of the call, or at the present without one.
 ///
 /// # Errors
 /// Errors of [`FollowService::follow`]: an unknown or too old position, or too many followers.
-pub async fn follow(follow: &FollowService, call: &Request<proto::FollowActionsRequest>) -> Result<Following, Error> {
+pub async fn follow(
+    follow: &FollowService,
+    call: &Request<proto::FollowActionsRequest>,
+) -> Result<FollowStream, Error> {
     let is_of_operator = identity::is_of_operator(call);
-    let view = View { users: identity::reach(call)?.users().cloned(), objects: is_of_operator };
+    let view = FollowFilter { users: identity::reach(call)?.users().cloned(), objects: is_of_operator };
     let told = follow.follow(&call.get_ref().position, &identity::of_call(call), view).await?;
     let told = ReceiverStream::new(told).map(move |told| {
         let told = told.map_err(Status::from)?;

@@ -7,18 +7,19 @@ use tonic::{Request, Status};
 
 use crate::{
     error::Error,
-    service::overview::Overviews,
+    service::overview::OverviewService,
     transport::{convert, identity, proto},
 };
 
 /// Response stream of `Watch`: one message each second.
-pub type Watching = std::pin::Pin<Box<dyn tokio_stream::Stream<Item = Result<proto::WatchResponse, Status>> + Send>>;
+pub type OverviewStream =
+    std::pin::Pin<Box<dyn tokio_stream::Stream<Item = Result<proto::WatchResponse, Status>> + Send>>;
 
 /// Starts a watch: an overview immediately, and then one each second.
 ///
 /// # Errors
-/// Errors of [`Overviews::watch`]: too many watchers.
-pub fn watch(overviews: &Overviews, call: &Request<proto::WatchRequest>) -> Result<Watching, Error> {
+/// Errors of [`OverviewService::watch`]: too many watchers.
+pub fn watch(overviews: &OverviewService, call: &Request<proto::WatchRequest>) -> Result<OverviewStream, Error> {
     let is_bound = !identity::reach(call)?.is_all();
     let seen = ReceiverStream::new(overviews.watch(&identity::of_call(call))?);
     let told = seen.map(move |seen| match seen {
@@ -32,7 +33,7 @@ pub fn watch(overviews: &Overviews, call: &Request<proto::WatchRequest>) -> Resu
 ///
 /// # Errors
 /// Errors of the database.
-pub async fn tasks(overviews: &Overviews) -> Result<proto::ListTasksResponse, Error> {
+pub async fn tasks(overviews: &OverviewService) -> Result<proto::ListTasksResponse, Error> {
     let (instances, jobs) = (overviews.instances().await?, overviews.jobs().await?);
     let mut tasks: Vec<_> = (instances.iter())
         .flat_map(|(instance, _)| instance.tasks.iter().map(|report| convert::overview::task_status(instance, report)))

@@ -178,7 +178,7 @@ async fn shutdown_waits_for_running_calls() {
         tokio::time::sleep(Duration::from_millis(1500)).await;
         database.release_holds().await;
     });
-    assert_eq!(rm.stop().await, Ending::Drained);
+    assert_eq!(rm.stop().await, ServerExit::Drained);
     call.await.unwrap().granted();
     letting_go.await.unwrap();
 }

@@ -2,10 +2,10 @@
 
 use linkis_rm::{
     domain::{
-        external::Snapshot,
-        queue::{Naming, Queue, QueueAmounts, QueueState, Queues},
+        external::ClusterSnapshot,
+        queue::{ExternalQueue, QueueAmounts, QueueNaming, QueueState, QueueTree},
     },
-    store::external_snapshot::{self, Installed},
+    store::external_snapshot::{self, InstallResult},
 };
 use sqlx::PgConnection;
 use time::OffsetDateTime;
@@ -63,7 +63,7 @@ async fn snapshot_install_writes_only_last_changes() {
     let (mut connection, mut other) = (database.connect().await, database.connect().await);
     let cluster_id = cluster(&mut other).await;
     let amounts = |n: i64| QueueAmounts { memory: n, cores: n };
-    let queue = |path: String| Queue {
+    let queue = |path: String| ExternalQueue {
         path,
         max: amounts(1_000_000),
         used: amounts(0),
@@ -73,15 +73,15 @@ async fn snapshot_install_writes_only_last_changes() {
         custom: Default::default(),
     };
     let paths = (0..QUEUES).map(|n| format!("root.q{n}")).chain(["root".to_owned()]);
-    let queues = Queues::new(Naming::Fair, paths.map(queue)).unwrap();
-    let snapshot = Arc::new(Snapshot::new(OffsetDateTime::UNIX_EPOCH, &[], queues, &[]));
+    let queues = QueueTree::new(QueueNaming::Fair, paths.map(queue)).unwrap();
+    let snapshot = Arc::new(ClusterSnapshot::new(OffsetDateTime::UNIX_EPOCH, &[], queues, &[]));
     grant(&mut other, 1..=500).await;
     let generation = external_snapshot::write(&mut connection, cluster_id, &snapshot).await.unwrap();
     let mut prepared = external_snapshot::prepare(&mut connection, cluster_id, snapshot).await.unwrap().unwrap();
     grant(&mut other, 501..=3500).await;
     let installed =
         external_snapshot::install(&mut connection, cluster_id, (LEASE, true), generation, &mut prepared).await;
-    assert_eq!(installed.unwrap(), Installed::Outrun, "that would be too much while others wait");
+    assert_eq!(installed.unwrap(), InstallResult::Outrun, "that would be too much while others wait");
     let (mut caught_up, mut looks) = (0, 0);
     loop {
         let changed = external_snapshot::catch_up(&mut connection, cluster_id, &mut prepared).await.unwrap().unwrap();
@@ -94,7 +94,7 @@ async fn snapshot_install_writes_only_last_changes() {
     grant(&mut other, 3501..=3501).await;
     let installed =
         external_snapshot::install(&mut connection, cluster_id, (LEASE, true), generation, &mut prepared).await;
-    assert_eq!(installed.unwrap(), Installed::InForce(1));
+    assert_eq!(installed.unwrap(), InstallResult::InForce(1));
     let written = "SELECT count(*) FROM linkis_external_queue q JOIN linkis_external_cluster c USING (cluster_id) WHERE q.xmin = c.xmin";
     assert_eq!(database.count(written).await, 2, "the queue of the last ticket, and the root");
     assert_eq!(database.count("SELECT unseen_memory FROM linkis_external_queue WHERE path = 'root'").await, 3501);

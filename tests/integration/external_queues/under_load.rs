@@ -69,19 +69,19 @@ async fn cluster_outage_under_load_delays_no_request() {
             (number % 2 == 1, all)
         });
     }
-    let granted_by = async |basis: Basis| {
+    let granted_by = async |basis: QueueCheckBasis| {
         let queue = one.client.dry_run(&in_queue("a", 1)).await;
         assert!(matches!(queue, Ok(ResultResource::Available(_))), "{queue:?}");
         let grant = one.client.request_resource(&in_queue("a", 1)).await.granted();
         one.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
         grant.queue.unwrap().basis == basis
     };
-    eventually("it answers", SOON, async || granted_by(Basis::Snapshot).await).await;
+    eventually("it answers", SOON, async || granted_by(QueueCheckBasis::Snapshot).await).await;
     cluster.show(|shown| shown.is_away = true);
-    eventually("it is away", SOON, async || granted_by(Basis::Unchecked).await).await;
+    eventually("it is away", SOON, async || granted_by(QueueCheckBasis::Unchecked).await).await;
     tokio::time::sleep(Duration::from_millis(500)).await;
     cluster.show(|shown| shown.is_away = false);
-    let back = eventually("it is back", SOON, async || granted_by(Basis::Snapshot).await).await;
+    let back = eventually("it is back", SOON, async || granted_by(QueueCheckBasis::Snapshot).await).await;
     stop.store(true, Ordering::SeqCst);
     let (mut with, mut without) = (Vec::new(), Vec::new());
     for (in_queue, times) in callers.join_all().await {

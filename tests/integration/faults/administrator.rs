@@ -8,7 +8,7 @@ use std::collections::{BTreeMap, HashSet};
 use linkis_rm::{
     client::{RmClient, calls},
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         limit_mode::LimitMode,
         policy::{Check, Policy},
         resource::Dimension,
@@ -27,7 +27,7 @@ use crate::harness::*;
 /// What may be the limit of a pattern: `None` for no limit.
 #[derive(Debug)]
 struct Known {
-    pattern: Pattern,
+    pattern: LabelPattern,
     /// What is scarce, and how much of it there may be.
     scarce: (Dimension, i64, i64),
     /// The mark of what was set last, as far as that is known, and everything of which nobody knows whether it was, or will be.
@@ -38,7 +38,7 @@ struct Known {
 impl Known {
     fn new(labels: &[(&str, Option<&str>)], scarce: (Dimension, i64, i64)) -> Self {
         let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned)));
-        Self { pattern: Pattern::new(labels.collect()), scarce, possible: [None].into(), doubtful: HashSet::new() }
+        Self { pattern: LabelPattern::new(labels.collect()), scarce, possible: [None].into(), doubtful: HashSet::new() }
     }
 
     /// Notes what a change to the limit with this mark was answered.

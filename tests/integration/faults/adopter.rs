@@ -4,7 +4,7 @@ use std::env;
 
 use linkis_rm::{
     client::RmClient,
-    domain::{adopt::Adopt, operation::Released, operation::Reported},
+    domain::{adopt::AdoptTicket, operation::ReleaseTicket, operation::UpdateTicket},
 };
 use uuid::Uuid;
 
@@ -22,7 +22,7 @@ pub async fn run(shared: Shared, mut random: Random) {
     }
     while shared.goes_on(random.millis(5, 150)).await {
         let host = random.pick([Hosts::HOT[0], Hosts::HOT[1], Hosts::BIG[0], Hosts::RESIZED, Hosts::FLEETING]);
-        let adopt = Adopt {
+        let adopt = AdoptTicket {
             // Of any time, as those of Linkis are.
             ticket_id: Uuid::new_v4(),
             user: name(&format!("shared{}", random.between(0, 4))),
@@ -37,7 +37,7 @@ pub async fn run(shared: Shared, mut random: Random) {
     }
 }
 
-async fn live(shared: &Shared, random: &mut Random, adopt: &Adopt) {
+async fn live(shared: &Shared, random: &mut Random, adopt: &AdoptTicket) {
     let (journal, ticket_id) = (&shared.journal, adopt.ticket_id);
     journal.adopting(ticket_id);
     let adopting = async |rm: RmClient| rm.adopt_ticket(adopt).await;
@@ -48,7 +48,7 @@ async fn live(shared: &Shared, random: &mut Random, adopt: &Adopt) {
     if random.percent(50) {
         let used = load(1, 1, 1);
         let report =
-            Reported { ticket_id, user: adopt.user.clone(), em: adopt.em.clone(), used: used.clone(), epoch: None };
+            UpdateTicket { ticket_id, user: adopt.user.clone(), em: adopt.em.clone(), used: used.clone(), epoch: None };
         let report_use = async |rm: RmClient| rm.resource_reported(&report).await;
         if shared.insist(random, "reported", report_use).await.is_some() {
             journal.note(ticket_id, "reported", |life| life.reported = Some(used));
@@ -57,13 +57,13 @@ async fn live(shared: &Shared, random: &mut Random, adopt: &Adopt) {
     if random.percent(30) {
         // The same once more changes nothing, whatever it has reported; another is turned away.
         shared.insist(random, "adopt", adopting).await;
-        let other = Adopt { creator: name("another"), ..adopt.clone() };
+        let other = AdoptTicket { creator: name("another"), ..adopt.clone() };
         let answer = journal.call("adopt another", shared.client(random).adopt_ticket(&other)).await;
         journal.check(!matches!(answer, Answer::Done(_)), || format!("{other:?} was adopted instead of {adopt:?}"));
     }
     tokio::time::sleep(random.millis(0, 300)).await;
     journal.note(ticket_id, "release asked", |life| life.release_asked = true);
-    let release = Released { ticket_id, user: adopt.user.clone(), em: adopt.em.clone() };
+    let release = ReleaseTicket { ticket_id, user: adopt.user.clone(), em: adopt.em.clone() };
     let give_back = async |rm: RmClient| rm.resource_released(&release).await;
     if shared.insist(random, "released", give_back).await.is_some() {
         journal.note(ticket_id, "released", |life| life.over = true);

@@ -10,7 +10,7 @@ use linkis_rm::{
     client::RmClient,
     domain::{
         resource::Resource,
-        scope::{Scope, Usage},
+        scope::{Scope, ScopeHoldings},
     },
 };
 use sqlx::PgConnection;
@@ -82,7 +82,7 @@ pub async fn settle(connection: &mut PgConnection, journal: &Journal, left: &'st
 pub async fn counters(rm: &RmClient, journal: &Journal) {
     let tickets = rm.tickets(None).await.unwrap();
     let limits = counted(rm.limits().await.unwrap(), rm.policies().await.unwrap());
-    let mut sums: HashMap<Scope, Usage> = HashMap::new();
+    let mut sums: HashMap<Scope, ScopeHoldings> = HashMap::new();
     for ticket in &tickets {
         for limited in limits.scopes(&ticket.ticket_labels()) {
             let sum = sums.entry(limited.scope().clone()).or_default();

@@ -11,7 +11,7 @@ use std::{
 
 use linkis_rm::{
     client::RmClient,
-    store::embedded::{Embedded, Settings},
+    store::embedded::{EmbeddedPostgres, EmbeddedSettings},
 };
 use rustix::process::{Pid, Signal};
 use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
@@ -34,7 +34,7 @@ const LOG_LINES: usize = 200;
 
 /// Everything that can be broken.
 pub struct Cluster {
-    postgres: tokio::sync::Mutex<Option<Embedded>>,
+    postgres: tokio::sync::Mutex<Option<EmbeddedPostgres>>,
     folder: PathBuf,
     /// Past the proxies.
     pub options: PgConnectOptions,
@@ -98,7 +98,7 @@ impl Cluster {
     pub async fn start(instances: usize) -> Self {
         let folder = scratch("faults");
         remove_at_end(&folder);
-        let postgres = Embedded::start(settings(&folder)).await.unwrap();
+        let postgres = EmbeddedPostgres::start(settings(&folder)).await.unwrap();
         let options = postgres.connect_options();
         let is_alone = env::var("LINKIS_RM_FAULTS_OTHER").is_err();
         let begin = || Arc::new(Credentials::begin(&folder, url(postgres.socket_dir(), "postgres")));
@@ -163,7 +163,7 @@ impl Cluster {
 
     /// Starts it again; it recovers.
     pub async fn restart_postgres(&self) {
-        *self.postgres.lock().await = Some(Embedded::start(settings(&self.folder)).await.unwrap());
+        *self.postgres.lock().await = Some(EmbeddedPostgres::start(settings(&self.folder)).await.unwrap());
     }
 
     /// Stops everything in order. Answers what the instances logged of defects.
@@ -180,9 +180,9 @@ impl Cluster {
     }
 }
 
-fn settings(folder: &Path) -> Settings {
+fn settings(folder: &Path) -> EmbeddedSettings {
     let server_options = vec![("max_connections".to_owned(), CONNECTIONS_MAX.to_string())];
-    Settings { data_dir: folder.to_owned(), server_options }
+    EmbeddedSettings { data_dir: folder.to_owned(), server_options }
 }
 
 impl Node {

@@ -151,14 +151,15 @@ impl Credentials {
     }
 
     fn with_token(&self, address: &str, timeout: Duration, token: &str) -> RmClient {
-        let tls = client::Tls { ca: Some(self.believed(&[0, 1])), identity: None, server_name: None };
+        let tls = client::TlsSettings { ca: Some(self.believed(&[0, 1])), identity: None, server_name: None };
         let settings = ClientSettings { tls, token: Some(token.to_owned()), ..ClientSettings::once(timeout) };
         RmClient::with(address, &settings).unwrap()
     }
 
     fn with_certificate(&self, address: &str, timeout: Duration, own: &Identity, believed: &[usize]) -> RmClient {
-        let identity = client::Identity { certificates: own.cert.clone().into(), key: own.key.clone().into() };
-        let tls = client::Tls { ca: Some(self.believed(believed)), identity: Some(identity), server_name: None };
+        let identity = client::ClientIdentity { certificates: own.cert.clone().into(), key: own.key.clone().into() };
+        let tls =
+            client::TlsSettings { ca: Some(self.believed(believed)), identity: Some(identity), server_name: None };
         RmClient::with(address, &ClientSettings { tls, ..ClientSettings::once(timeout) }).unwrap()
     }
 

@@ -15,8 +15,8 @@ use linkis_rm::{
     client::{ResourceRequest, ResultResource, RmClient},
     domain::{
         em::EmInstance,
-        operation::{Grant, Register},
-        report::{Health, Report},
+        operation::{Grant, RegisterEm},
+        report::{EmReport, Health},
     },
 };
 use tokio::task::JoinSet;
@@ -51,8 +51,8 @@ pub fn em_of_crowd(host: &str) -> EmInstance {
     EmInstance::parse("em", KIND, em(host).instance.as_str()).unwrap()
 }
 
-fn room(host: &str) -> Register {
-    Register { em: em_of_crowd(host), ..registered("any", load(1 << 20, 100, 1 << 20)) }
+fn room(host: &str) -> RegisterEm {
+    RegisterEm { em: em_of_crowd(host), ..registered("any", load(1 << 20, 100, 1 << 20)) }
 }
 
 /// Fills an EM, and has it go: unregistered, unregistered and back at once, or silent until it is given up.
@@ -80,7 +80,7 @@ pub async fn big_em(shared: Shared, mut random: Random) {
 /// Reports once, and never again. Engines that live there are not named once, which alone means nothing.
 async fn fall_silent(shared: &Shared, random: &mut Random, epoch: i64) {
     let em = em_of_crowd(Hosts::CROWDED);
-    let report = Report {
+    let report = EmReport {
         em: em.clone(),
         epoch,
         sequence: 1,

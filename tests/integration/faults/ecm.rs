@@ -10,8 +10,8 @@ use linkis_rm::{
     client::RmClient,
     domain::{
         em::EmInstance,
-        operation::Register,
-        report::{Health, Report},
+        operation::RegisterEm,
+        report::{EmReport, Health},
     },
 };
 use uuid::Uuid;
@@ -54,7 +54,7 @@ impl Engines {
 
 /// Registers, and reports until the end; registers again whenever that is void.
 pub async fn run(shared: Shared, mut random: Random, em: EmInstance) {
-    let registration = Register { em: em.clone(), ..registered("any", load(60, 60, 60)) };
+    let registration = RegisterEm { em: em.clone(), ..registered("any", load(60, 60, 60)) };
     while !shared.stop.is_cancelled() {
         let register = async |rm: RmClient| rm.register(registration.clone()).await;
         let Some(registered) = shared.insist(&mut random, "register", register).await else { return };
@@ -67,7 +67,7 @@ async fn report(shared: &Shared, random: &mut Random, em: &EmInstance, epoch: i6
     let mut sequence = 0;
     while shared.goes_on(INTERVAL).await {
         sequence += 1;
-        let report = Report {
+        let report = EmReport {
             em: em.clone(),
             epoch,
             sequence,

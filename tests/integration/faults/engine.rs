@@ -11,7 +11,7 @@ use linkis_rm::{
         cap::Cap,
         em::EmInstance,
         name::Labels,
-        operation::{Grant, Inited, Released, Reported},
+        operation::{ConfirmTicket, Grant, ReleaseTicket, UpdateTicket},
         resource::{Dimension, Resource},
     },
 };
@@ -252,9 +252,9 @@ impl Caller {
     async fn report_in(&mut self, request: &ResourceRequest, grant: &Grant) -> bool {
         let application_id = if self.random.percent(30) { "application_1_1" } else { "" };
         let used = self.used(&request.resource).and_then(|used| of(request, grant, used, application_id));
-        let report = Inited { epoch: self.epoch(grant), ..inited(grant, request.user.as_str(), used) };
+        let report = ConfirmTicket { epoch: self.epoch(grant), ..inited(grant, request.user.as_str(), used) };
         if let Some([older, _]) = self.shared.epochs.get(&grant.em).filter(|_| self.random.percent(5)) {
-            let late = Inited { epoch: Some(*older), ..report.clone() };
+            let late = ConfirmTicket { epoch: Some(*older), ..report.clone() };
             let rm = self.shared.client(&mut self.random);
             let answer = self.shared.journal.call(OLDER, rm.resource_inited(&late)).await;
             let told = || format!("{late:?} was believed: {answer:?}");
@@ -284,7 +284,7 @@ impl Caller {
         for application_id in [self.random.pick(["", "application_1_1"]), "application_1_2"] {
             let Some(used) = of(request, grant, used.clone(), application_id) else { return };
             let told = grant.reported(request.user.clone(), used.clone());
-            let report = Reported { epoch: self.epoch(grant), ..told };
+            let report = UpdateTicket { epoch: self.epoch(grant), ..told };
             let report_use = async |rm: RmClient| rm.resource_reported(&report).await;
             if self.shared.insist(&mut self.random, "reported", report_use).await.is_none() {
                 return;
@@ -326,9 +326,9 @@ impl Caller {
         self.shared.engines.remove(&grant.em, grant.ticket_id);
     }
 
-    async fn release_of_another(&mut self, ticket: &Released) {
+    async fn release_of_another(&mut self, ticket: &ReleaseTicket) {
         let rm = self.shared.client(&mut self.random);
-        let stolen = Released { user: name("thief"), ..ticket.clone() };
+        let stolen = ReleaseTicket { user: name("thief"), ..ticket.clone() };
         let answer = self.shared.journal.call("release of another's", rm.resource_released(&stolen)).await;
         self.shared.journal.check(!matches!(answer, Answer::Done(())), || format!("a thief released {ticket:?}"));
     }

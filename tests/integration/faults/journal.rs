@@ -13,7 +13,7 @@ use std::{
 
 use linkis_rm::{
     client::{ClientError, ResourceRequest},
-    domain::{adopt::Adopt, operation::Grant, resource::Resource},
+    domain::{adopt::AdoptTicket, operation::Grant, resource::Resource},
 };
 use time::OffsetDateTime;
 use tonic::Code;
@@ -268,7 +268,7 @@ impl Journal {
     }
 
     /// An engine was adopted.
-    pub fn adopted(&self, adopt: &Adopt) {
+    pub fn adopted(&self, adopt: &AdoptTicket) {
         let note = format!("adopted at {}", self.clock());
         let life = Life {
             user: adopt.user.to_string(),

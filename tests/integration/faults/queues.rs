@@ -14,7 +14,7 @@ use linkis_rm::{
     domain::{
         principal::Principal,
         provider::Provider,
-        resource::{Dimension, LoadInstanceAmounts, Parts, Resource, YarnAmounts},
+        resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
     },
     external,
     store::{external_refresh, external_resource_provider},
@@ -108,7 +108,7 @@ fn of_queue(queue: &str, memory: i64, cores: i64, application_id: &str) -> Resou
     let queue_name = queue.to_owned();
     let (queue_memory, application_id) = (memory * GB, application_id.to_owned());
     let yarn = YarnAmounts { queue_memory, queue_cores: cores, queue_name, application_id, ..YarnAmounts::default() };
-    Resource::from_parts(Parts::DriverAndYarn(driver, yarn)).unwrap()
+    Resource::from_parts(ResourceParts::DriverAndYarn(driver, yarn)).unwrap()
 }
 
 /// The queues that will do for a request, if there is more than one.

@@ -12,7 +12,7 @@ use linkis_rm::{
     domain::{
         em::EmInstance,
         name::Labels,
-        operation::{Register, Released},
+        operation::{RegisterEm, ReleaseTicket},
         resource::Resource,
     },
 };
@@ -131,11 +131,11 @@ impl Hosts {
     }
 }
 
-pub fn registered(host: &str, size: Resource) -> Register {
+pub fn registered(host: &str, size: Resource) -> RegisterEm {
     let in_zone = is_alone() && Hosts::is_in_zone(&em(host));
     let labels = if in_zone { of_zone() } else { Labels::default() };
     let reserved = of_tenant((is_alone() && host == Hosts::RESERVED).then_some(TENANT));
-    Register { protected: protected(), labels, reserved, ..registration(em(host), size) }
+    RegisterEm { protected: protected(), labels, reserved, ..registration(em(host), size) }
 }
 
 impl Shared {
@@ -189,7 +189,7 @@ pub async fn start(shared: &mut Shared, random: &mut Random) -> JoinSet<()> {
     registrations.extend(sized(&[Hosts::FLEETING], load(200, 200, 200)));
     registrations.extend(
         (0..shared.cluster.nodes.len())
-            .map(|node| Register { em: em_of_probe(node), ..registered("probe", load(100_000, 100_000, 100_000)) }),
+            .map(|node| RegisterEm { em: em_of_probe(node), ..registered("probe", load(100_000, 100_000, 100_000)) }),
     );
     for registration in registrations {
         shared.client(random).register(registration).await.unwrap();
@@ -233,7 +233,7 @@ async fn resizer(shared: Shared, mut random: Random) {
     }
 }
 
-async fn resize(rm: RmClient, registration: Register) -> Result<i64, ClientError> {
+async fn resize(rm: RmClient, registration: RegisterEm) -> Result<i64, ClientError> {
     Ok(rm.register(registration).await?.epoch)
 }
 
@@ -294,7 +294,7 @@ async fn onlooker(shared: Shared, mut random: Random) {
             5 => drop(journal.call("usage", rm.ticket(Uuid::now_v7())).await),
             6 => drop(journal.call("usage", rm.policies()).await),
             _ => {
-                let nothing = Released { ticket_id: Uuid::now_v7(), user: name("nobody"), em: em(Hosts::BIG[0]) };
+                let nothing = ReleaseTicket { ticket_id: Uuid::now_v7(), user: name("nobody"), em: em(Hosts::BIG[0]) };
                 let answer = journal.call("release of nothing", rm.resource_released(&nothing)).await;
                 journal.check(!matches!(answer, Answer::Done(())), || "a ticket was released that never was".into());
             }

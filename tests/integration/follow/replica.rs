@@ -12,10 +12,10 @@ use std::{
 use linkis_rm::{
     client::{ClientError, ClientSettings, Follower, ResourceRequest, ResultResource, RmClient},
     domain::{
-        adopt::Adopt,
+        adopt::AdoptTicket,
         em::{Em, EmInstance},
         operation::Grant,
-        report::{Health, Report},
+        report::{EmReport, Health},
         resource::Resource,
         ticket::Ticket,
     },
@@ -161,7 +161,7 @@ async fn user(client: RmClient, number: u64, left: Arc<AtomicUsize>, is_over: Ar
             (4, _) => client.drain(&host, "a disk").await.is_ok(),
             (5..7, _) => client.resume(&host, "").await.is_ok(),
             (7..10, _) => {
-                let adopt = Adopt { em: host, ..adoption("adopted", "adopted", load(1, 1, 1)) };
+                let adopt = AdoptTicket { em: host, ..adoption("adopted", "adopted", load(1, 1, 1)) };
                 client.adopt_ticket(&adopt).await.is_ok()
             }
             (10..40, Some(mine)) => {
@@ -255,7 +255,7 @@ async fn replica_by_feed_equals_service() {
         });
     }
     for sequence in 1..=3 {
-        let report = Report {
+        let report = EmReport {
             em: fickle.clone(),
             epoch,
             sequence,

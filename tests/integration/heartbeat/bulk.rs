@@ -137,9 +137,9 @@ async fn refused_report_fails_no_report_of_batch() {
             _ => None,
         };
         let report = match number {
-            3 => Report { sequence: 1, ..ecm.report(&[]) },
-            7 => Report { em: em("nowhere"), ..ecm.report(&[]) },
-            11 => Report { epoch: ecm.epoch + 1, ..ecm.report(&[]) },
+            3 => EmReport { sequence: 1, ..ecm.report(&[]) },
+            7 => EmReport { em: em("nowhere"), ..ecm.report(&[]) },
+            11 => EmReport { epoch: ecm.epoch + 1, ..ecm.report(&[]) },
             _ => ecm.report(&[]),
         };
         reports.push((report, reason));
@@ -244,7 +244,7 @@ async fn report_of_40000_tickets_is_compared_by_page() {
     let foreign = [Uuid::nil(), Uuid::from_u128(u128::MAX / 2), Uuid::max()];
     let (all, some): (Vec<Uuid>, Vec<Uuid>) = (ids.clone(), present.chain(foreign).collect());
     let beat = async |tickets: &Vec<Uuid>| {
-        let report = Report { tickets: tickets.clone(), ..ecm.report(&[]) };
+        let report = EmReport { tickets: tickets.clone(), ..ecm.report(&[]) };
         rm.client.heartbeat(&report).await.unwrap().unknown_tickets
     };
     let missed = "SELECT sum(missed_reports) FROM linkis_user_resource_meta_data";

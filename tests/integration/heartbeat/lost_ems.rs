@@ -42,9 +42,9 @@ async fn placement_skips_unhealthy_and_prefers_idle_em() {
     }
     let told = |used, permille| Load::parse("load", used, 100, permille).ok();
     let reports = [
-        Report { health: Health::Unhealthy, ..ecms[0].report(&[]) },
-        Report { load: told(95, 0), health: Health::Warn, ..ecms[1].report(&[]) },
-        Report { load: told(5, 300), ..ecms[2].report(&[]) },
+        EmReport { health: Health::Unhealthy, ..ecms[0].report(&[]) },
+        EmReport { load: told(95, 0), health: Health::Warn, ..ecms[1].report(&[]) },
+        EmReport { load: told(5, 300), ..ecms[2].report(&[]) },
     ];
     for report in &reports {
         rm.client.heartbeat(report).await.unwrap();

@@ -6,18 +6,20 @@ use std::{
 };
 
 use linkis_rm::domain::{
-    drain::Drain,
+    drain::EmDrain,
     em::{Em, EmInstance},
-    end::End,
-    external::{CheckRules, Cluster, ClusterTicket, Clusters, Rooms, Snapshot as ClusterSnapshot, WhenAway, along},
-    ledger::{Deltas, HistoryLine, LineView, Snapshot, TicketPage},
+    end::TicketEnd,
+    external::{
+        CheckRules, ClusterSnapshot, ClusterTicket, Clusters, LockedCluster, QueueCapacities, UnavailablePolicy, along,
+    },
+    ledger::{Deltas, HistoryLine, LedgerSnapshot, TicketPage, WaitQueueView},
     limit::Limits,
-    line::{Line, QueuePosition, Spots, WaitEntry},
+    line::{QueueEntry, QueuePosition, WaitKeys, WaitQueues},
     operation::{RequestKey, RequestRecord},
-    queue::{Naming, Queue, QueueAmounts, QueueState, Queues},
-    report::{LastSign, ReportNumber},
+    queue::{ExternalQueue, QueueAmounts, QueueNaming, QueueState, QueueTree},
+    report::{LastSignOfLife, ReportNumber},
     resource::{Dimension, Resource},
-    scope::{Counter, Usage},
+    scope::{ScopeCounter, ScopeHoldings},
     ticket::{EndedTicket, Ticket, TicketState},
     ticket_digest::TicketDigest,
 };
@@ -43,20 +45,20 @@ impl StoredCluster {
         let long = time::Duration::days(3650);
         let rules = CheckRules {
             max_age: long,
-            when_away: WhenAway::Refuse,
+            when_away: UnavailablePolicy::Refuse,
             last_known_for: long,
             refresh_interval: time::Duration::seconds(5),
         };
-        let rooms = Rooms::stored(snapshot.clone(), self.unseen.clone());
+        let rooms = QueueCapacities::stored(snapshot.clone(), self.unseen.clone());
         let changes = self.changes;
-        let cluster = Cluster { id: CLUSTER_ID, provider: provider(), rules, is_known: true, changes, rooms };
+        let cluster = LockedCluster { id: CLUSTER_ID, provider: provider(), rules, is_known: true, changes, rooms };
         Clusters::new(vec![(CLUSTER_ID, provider())], [cluster], self.tickets.clone())
     }
 
     /// A later snapshot comes into force.
     pub(super) fn install(&mut self, now: OffsetDateTime, max: [i64; PLACES], used: [i64; PLACES], shown: &[i64]) {
         let amounts = |cores| QueueAmounts { memory: 0, cores };
-        let queue = |place: usize| Queue {
+        let queue = |place: usize| ExternalQueue {
             path: path_of(place),
             max: amounts(max[place]),
             used: amounts(used[place]),
@@ -66,10 +68,10 @@ impl StoredCluster {
             custom: Default::default(),
         };
         let shown = shown.iter().enumerate().map(|(number, cores)| (application_id(number), amounts(*cores))).collect();
-        let queues = Queues::new(Naming::Fair, (0..PLACES).map(queue)).unwrap();
+        let queues = QueueTree::new(QueueNaming::Fair, (0..PLACES).map(queue)).unwrap();
         let snapshot = Arc::new(ClusterSnapshot::stored(now, queues, shown));
         let live = self.tickets.values().map(|ticket| (ticket.path.as_str(), &ticket.held));
-        self.unseen = Rooms::new(snapshot.clone(), live).all_unseen().clone();
+        self.unseen = QueueCapacities::new(snapshot.clone(), live).all_unseen().clone();
         self.snapshot = Some(snapshot);
     }
 
@@ -88,22 +90,22 @@ impl StoredCluster {
 #[derive(Default)]
 pub(super) struct Tables {
     pub(super) ems: HashMap<EmInstance, Em>,
-    pub(super) drains: HashMap<EmInstance, Arc<Drain>>,
+    pub(super) drains: HashMap<EmInstance, Arc<EmDrain>>,
     pub(super) tickets: HashMap<Uuid, Ticket>,
     pub(super) ended: HashMap<Uuid, EndedTicket>,
     pub(super) request_ids: HashMap<RequestKey, RequestRecord>,
     pub(super) limits: Arc<Limits>,
-    pub(super) scopes: HashMap<Counter, Usage>,
-    pub(super) waiting: HashMap<QueuePosition, (Resource, Spots)>,
+    pub(super) scopes: HashMap<ScopeCounter, ScopeHoldings>,
+    pub(super) waiting: HashMap<QueuePosition, (Resource, WaitKeys)>,
     pub(super) reports: HashMap<EmInstance, ReportNumber>,
     pub(super) adopted: HashMap<Uuid, Resource>,
     pub(super) cluster: StoredCluster,
 }
 
 impl Tables {
-    pub(super) fn snapshot(&self, now: OffsetDateTime) -> Snapshot {
+    pub(super) fn snapshot(&self, now: OffsetDateTime) -> LedgerSnapshot {
         let of_em = |em: &Em| Em { drain: self.drains.get(&em.instance).cloned(), ..em.clone() };
-        Snapshot {
+        LedgerSnapshot {
             now,
             ems: self.ems.iter().map(|(instance, em)| (instance.clone(), of_em(em))).collect(),
             drains: self.drains.clone(),
@@ -122,14 +124,14 @@ impl Tables {
         }
     }
 
-    pub(super) fn line(&self) -> LineView {
-        let mut line = Line::default();
+    pub(super) fn line(&self) -> WaitQueueView {
+        let mut line = WaitQueues::default();
         for (position, (resource, spots)) in &self.waiting {
             for (spot, is_short) in spots {
-                line.insert(spot.clone(), *position, WaitEntry { resource: resource.clone(), is_short: *is_short });
+                line.insert(spot.clone(), *position, QueueEntry { resource: resource.clone(), is_short: *is_short });
             }
         }
-        LineView { line, spots: None }
+        WaitQueueView { line, spots: None }
     }
 
     pub(super) fn leave(&mut self, ticket_id: Uuid) {
@@ -145,10 +147,10 @@ impl Tables {
     }
 
     /// The last signs of life of the EMs that have reported.
-    pub(super) fn signs(&self) -> BTreeMap<usize, LastSign> {
+    pub(super) fn signs(&self) -> BTreeMap<usize, LastSignOfLife> {
         let sign = |number: usize| {
             let (em, reported) = (self.ems.get(&instance(number))?, self.reports.get(&instance(number))?);
-            Some((number, LastSign { registered: em.epoch, reported: *reported }))
+            Some((number, LastSignOfLife { registered: em.epoch, reported: *reported }))
         };
         (0..EMS).filter_map(sign).collect()
     }
@@ -172,7 +174,7 @@ impl Tables {
         self.limits = Arc::new(limits);
     }
 
-    pub(super) fn remember(&mut self, ticket: &Ticket, end: End, at: OffsetDateTime) {
+    pub(super) fn remember(&mut self, ticket: &Ticket, end: TicketEnd, at: OffsetDateTime) {
         let ended = EndedTicket { id: ticket.id, user: ticket.user.clone(), em: ticket.em.clone(), end, at };
         assert!(self.ended.insert(ticket.id, ended).is_none(), "a ticket ends once");
     }
@@ -330,12 +332,12 @@ impl Tables {
 }
 
 /// What every scope holds: of queues only where the labels name them, so that what is in two is never one sum.
-fn counted(model: &Model) -> BTreeMap<Counter, Usage> {
-    let mut counted = BTreeMap::<Counter, Usage>::new();
+fn counted(model: &Model) -> BTreeMap<ScopeCounter, ScopeHoldings> {
+    let mut counted = BTreeMap::<ScopeCounter, ScopeHoldings>::new();
     for ticket in model.tickets.iter().filter(|t| t.alive && !model.limits.is_empty()) {
         for set in 0..SETS.len() {
             let Some(values) = ticket.who.values(set, ticket.em) else { continue };
-            let counter = Counter { label_set_id: label_set_id(set), scope: scope_of(set, values) };
+            let counter = ScopeCounter { label_set_id: label_set_id(set), scope: scope_of(set, values) };
             let usage = counted.entry(counter).or_default();
             let in_queue = (set == QUEUE_SET).then_some((Dimension::QueueCores, ticket.held));
             let amounts = [(Dimension::Cores, ticket.held), (Dimension::Instances, 1)].into_iter().chain(in_queue);

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use linkis_rm::domain::{
     limit_mode::LimitMode,
-    line::{Spot, Spots},
-    report::LastSign,
+    line::{WaitKey, WaitKeys},
+    report::LastSignOfLife,
 };
 use uuid::Uuid;
 
@@ -32,7 +32,7 @@ pub(super) struct Model {
     /// EMs that registered since the batch began.
     pub(super) registered: BTreeSet<usize>,
     /// The last signs of life when the batch began.
-    pub(super) signs: BTreeMap<usize, LastSign>,
+    pub(super) signs: BTreeMap<usize, LastSignOfLife>,
     /// The epochs that registrations were answered with last.
     pub(super) epochs: BTreeMap<usize, i64>,
     /// What the cluster of the queues showed last.
@@ -125,11 +125,11 @@ pub(super) enum Place {
 }
 
 impl Place {
-    fn spot(self) -> Spot {
+    fn spot(self) -> WaitKey {
         match self {
-            Self::Em(em) => Spot::Em(instance(em)),
-            Self::Scope(set, values) => Spot::Scope(scope_of(set, values)),
-            Self::Queue(place) => Spot::Queue { provider: provider().name, path: path_of(place) },
+            Self::Em(em) => WaitKey::Em(instance(em)),
+            Self::Scope(set, values) => WaitKey::Scope(scope_of(set, values)),
+            Self::Queue(place) => WaitKey::Queue { provider: provider().name, path: path_of(place) },
         }
     }
 }
@@ -160,7 +160,7 @@ impl ModelWaiting {
     }
 
     /// Where it stands, and whether it is short there.
-    pub(super) fn stands(&self) -> Spots {
+    pub(super) fn stands(&self) -> WaitKeys {
         self.at.iter().map(|(place, is_short)| (place.spot(), *is_short)).collect()
     }
 }

@@ -8,20 +8,20 @@ use std::{
 };
 
 use linkis_rm::domain::{
-    adopt::Adopt,
+    adopt::AdoptTicket,
     cap::Cap,
-    limit::{Counting, LabelSet, Limits, Pattern, Rule},
+    limit::{CountingRule, LabelPattern, LabelSet, Limits, Rule},
     line::QueuePosition,
     name::Labels,
     operation::{
-        DrainEm, Forced, Inited, Operation, Reap, Register, Released, Reported, Request, RequestId, RequestSpec,
-        ResumeEm, Unregister, Wait,
+        ConfirmTicket, DrainEm, ForceRelease, MarkEmLost, Operation, PlacedRequest, RegisterEm, ReleaseTicket,
+        RequestId, RequestSpec, ResumeEm, UnregisterEm, UpdateTicket, WaitParameters,
     },
     policy::Policy,
     principal::Principal,
-    report::{LastSign, ReportNumber},
+    report::{LastSignOfLife, ReportNumber},
     resource::Dimension,
-    selector::{Placement, Selector},
+    selector::{EmSelector, Placement},
 };
 use uuid::Uuid;
 
@@ -71,7 +71,7 @@ impl Model {
         Some(match *step {
             Step::Register { em, total, protected, reserved, zone } => {
                 let total = provided(total, 1000);
-                Operation::Register(Register {
+                Operation::Register(RegisterEm {
                     protected: provided(protected, 0),
                     labels: labels(None, zone),
                     reserved: labels(reserved.then_some(0), false),
@@ -79,7 +79,7 @@ impl Model {
                 })
             }
             Step::Unregister { em, epoch } => {
-                Operation::Unregister(Unregister { em: instance(em), epoch: self.epoch(em, epoch) })
+                Operation::Unregister(UnregisterEm { em: instance(em), epoch: self.epoch(em, epoch) })
             }
             Step::Request { wait, .. } => operation(&asked(step, new_id), wait.then_some(None)),
             Step::Retry { ago, em } => {
@@ -94,7 +94,7 @@ impl Model {
             }
             Step::Adopt { .. } => {
                 let ticket = self.adopted(step, new_id);
-                Operation::Adopt(Adopt {
+                Operation::Adopt(AdoptTicket {
                     ticket_id: ticket.id,
                     user: user(ticket.who.user),
                     creator: name("IDE"),
@@ -110,7 +110,7 @@ impl Model {
                 let queue = self.ticket(ago).and_then(|number| self.tickets[number].who.queue);
                 let (used, epoch) = (used.map(|used| asked_of(queue, used, application)), self.epoch(em, epoch));
                 let (user, em, engine) = (user(number), instance(em), engine("e"));
-                Operation::Inited(Inited { ticket_id, user, em, used, engine, epoch })
+                Operation::Inited(ConfirmTicket { ticket_id, user, em, used, engine, epoch })
             }
             Step::Reported { ago, in_use, used, application, stolen, epoch } => {
                 let of = |number: usize| {
@@ -120,17 +120,17 @@ impl Model {
                 let (ticket_id, owner, em, queue) = self.reporting(ago, in_use).map_or((Uuid::nil(), 0, 0, None), of);
                 let user = user((owner + usize::from(stolen)) % USERS);
                 let (used, epoch) = (asked_of(queue, used, application), self.epoch(em, epoch));
-                Operation::Reported(Reported { ticket_id, user, em: instance(em), used, epoch })
+                Operation::Reported(UpdateTicket { ticket_id, user, em: instance(em), used, epoch })
             }
             Step::Released { ago, user: number } => {
                 let (ticket_id, em) = named(ago);
-                Operation::Released(Released { ticket_id, user: user(number), em: instance(em) })
+                Operation::Released(ReleaseTicket { ticket_id, user: user(number), em: instance(em) })
             }
             Step::Force { ago } => {
                 let (ticket_id, em) = named(ago);
                 let owner = self.ticket(ago).map_or(0, |number| self.tickets[number].who.user);
-                let ticket = Released { ticket_id, user: user(owner), em: instance(em) };
-                Operation::Force(Forced { ticket, reason: name("it hangs") })
+                let ticket = ReleaseTicket { ticket_id, user: user(owner), em: instance(em) };
+                Operation::Force(ForceRelease { ticket, reason: name("it hangs") })
             }
             Step::Drain { em, reason } => {
                 let reason = name(if reason { "a disk" } else { "a fan" });
@@ -139,17 +139,18 @@ impl Model {
             Step::Resume { em } => Operation::Resume(ResumeEm { em: instance(em), reason: None }),
             Step::Expire { ago } => {
                 let (ticket_id, em) = named(ago);
-                Operation::Expire(Released { ticket_id, user: user(0), em: instance(em) })
+                Operation::Expire(ReleaseTicket { ticket_id, user: user(0), em: instance(em) })
             }
             Step::Lost { ago } => {
                 let (ticket_id, em) = named(ago);
-                Operation::Lost(Released { ticket_id, user: user(0), em: instance(em) })
+                Operation::Lost(ReleaseTicket { ticket_id, user: user(0), em: instance(em) })
             }
             Step::Reap { em, known } => {
                 let nothing = ReportNumber { epoch: 0, sequence: 0 };
-                let mut last = self.signs.get(&em).copied().unwrap_or(LastSign { registered: 0, reported: nothing });
+                let mut last =
+                    self.signs.get(&em).copied().unwrap_or(LastSignOfLife { registered: 0, reported: nothing });
                 last.reported.sequence -= i64::from(!known);
-                Operation::Reap(Reap { em: instance(em), last })
+                Operation::Reap(MarkEmLost { em: instance(em), last })
             }
             Step::Commit { .. }
             | Step::Limit { .. }
@@ -189,7 +190,7 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
         Some(Required::Tenant) => labels(ask.who.tenant, false),
         None => Labels::default(),
     };
-    Operation::Request(Request {
+    Operation::Request(PlacedRequest {
         em: instance(ask.em),
         ask: Arc::new(RequestSpec {
             principal: Principal::Anonymous,
@@ -199,7 +200,7 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
             engine_type: ask.who.engine_type(),
             resource: asked_of(ask.who.queue, ask.amount, None),
             labels: labels(ask.who.tenant, ask.who.zone),
-            selector: Selector { required, ..Selector::default() },
+            selector: EmSelector { required, ..EmSelector::default() },
             caps: ask.cap.map(|most| Arc::new(cap_of_user(most))).into_iter().collect(),
             lock_ttl: Duration::from_secs(ask.ttl),
             request_id: ask
@@ -207,7 +208,7 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
                 .map(|id| RequestId { id: name(&id.to_string()), body_hash: body_hash(ask.body()) }),
             return_counters: false,
         }),
-        wait: position.map(|position| Wait {
+        wait: position.map(|position| WaitParameters {
             instance_id: Uuid::nil(),
             remaining,
             any_em: true,
@@ -244,14 +245,14 @@ pub(super) fn rules(model: &Model) -> Limits {
         let scarce = if *set == QUEUE_SET { Dimension::QueueCores } else { Dimension::Cores };
         let max = [(scarce, rule.scarce), (Dimension::Instances, rule.instances)].into_iter();
         Rule {
-            pattern: Pattern::new(SETS[*set].iter().zip(values).map(named).collect()),
+            pattern: LabelPattern::new(SETS[*set].iter().zip(values).map(named).collect()),
             mode: rule.mode,
             max: max.filter_map(|(dimension, max)| Some((dimension, max?))).collect(),
         }
     };
     let sets = SETS.iter().enumerate().map(|(set, keys)| {
         let keys: BTreeSet<String> = keys.iter().map(|key| (*key).to_owned()).collect();
-        let counting = Counting::wanted(BTreeSet::from([keys]), &BTreeMap::new()).pop_first().unwrap();
+        let counting = CountingRule::wanted(BTreeSet::from([keys]), &BTreeMap::new()).pop_first().unwrap();
         LabelSet { id: label_set_id(set), counting, is_counted: true }
     });
     Limits::new(Uuid::nil(), sets.collect(), model.limits.iter().map(rule)).with_policies(policies)

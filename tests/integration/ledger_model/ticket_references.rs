@@ -4,7 +4,7 @@ use linkis_rm::domain::{
     em::EmInstance,
     name::Name,
     provider::Provider,
-    resource::{LoadInstanceAmounts, Parts, Resource, YarnAmounts},
+    resource::{LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
     scope::Scope,
 };
 use time::OffsetDateTime;
@@ -58,7 +58,7 @@ pub(super) fn asked_of(queue: Option<usize>, cores: i64, application: Option<usi
     let application_id = application.map(application_id).unwrap_or_default();
     let queue_name = queue_name(queue);
     let yarn = YarnAmounts { queue_name, queue_cores: cores, application_id, ..YarnAmounts::default() };
-    Resource::from_parts(Parts::DriverAndYarn(driver, yarn)).unwrap()
+    Resource::from_parts(ResourceParts::DriverAndYarn(driver, yarn)).unwrap()
 }
 
 pub(super) fn application_id(number: usize) -> String {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use linkis_rm::{
     client::ResultResource,
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         resource::Dimension,
     },
     transport::proto,
@@ -18,7 +18,7 @@ use crate::harness::*;
 /// At most so many instances for one of many users.
 fn of_user(number: usize, instances: i64) -> Rule {
     Rule {
-        pattern: Pattern::new([("user".to_owned(), Some(format!("user{number}")))].into()),
+        pattern: LabelPattern::new([("user".to_owned(), Some(format!("user{number}")))].into()),
         mode: Default::default(),
         max: [(Dimension::Instances, instances)].into(),
     }

@@ -12,9 +12,9 @@ use std::{
 use linkis_rm::{
     client::{ResourceRequest, RmClient},
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         operation::Grant,
-        resource::{Dimension, LoadInstanceAmounts, Parts, Resource, YarnAmounts},
+        resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
     },
 };
 use tokio::task::JoinSet;
@@ -49,7 +49,11 @@ const COUNTED_BEFORE: &str = "
 /// At most so much for each user with each value of another label.
 fn each_with(label: &str, dimension: Dimension, max: i64) -> Rule {
     let labels = [("user".to_owned(), None), (label.to_owned(), None)];
-    Rule { pattern: Pattern::new(BTreeMap::from(labels)), mode: Default::default(), max: [(dimension, max)].into() }
+    Rule {
+        pattern: LabelPattern::new(BTreeMap::from(labels)),
+        mode: Default::default(),
+        max: [(dimension, max)].into(),
+    }
 }
 
 /// The engines of one user: with a type and without, in queues and in none.
@@ -98,19 +102,19 @@ impl Caller {
 fn asked(turn: usize) -> Resource {
     let driver = LoadInstanceAmounts { memory: 2 * GB, cores: 2, instances: 1 };
     match ["", "etl", "adhoc"][turn % 5 % 3] {
-        "" => Resource::from_parts(Parts::LoadInstance(driver)).unwrap(),
+        "" => Resource::from_parts(ResourceParts::LoadInstance(driver)).unwrap(),
         queue => {
             let yarn = YarnAmounts { queue_cores: 4, queue_name: queue.to_owned(), ..YarnAmounts::default() };
-            Resource::from_parts(Parts::DriverAndYarn(driver, yarn)).unwrap()
+            Resource::from_parts(ResourceParts::DriverAndYarn(driver, yarn)).unwrap()
         }
     }
 }
 
 fn less(asked: &Resource) -> Resource {
     match asked.parts() {
-        Parts::DriverAndYarn(driver, yarn) => {
+        ResourceParts::DriverAndYarn(driver, yarn) => {
             let (driver, yarn) = (LoadInstanceAmounts { cores: 1, ..driver }, YarnAmounts { queue_cores: 1, ..yarn });
-            Resource::from_parts(Parts::DriverAndYarn(driver, yarn)).unwrap()
+            Resource::from_parts(ResourceParts::DriverAndYarn(driver, yarn)).unwrap()
         }
         _ => load(1, 1, 1),
     }

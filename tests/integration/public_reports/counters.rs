@@ -3,9 +3,9 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use linkis_rm::domain::{
-    limit::{Pattern, Rule},
+    limit::{LabelPattern, Rule},
     operation::Grant,
-    report::{Health, Report},
+    report::{EmReport, Health},
     resource::{Dimension, Resource},
 };
 use tokio::task::JoinSet;
@@ -182,7 +182,7 @@ async fn replies(rm: &Instance, steps: &[Step]) -> Vec<Reply> {
                 None
             }
             Step::Limit(cores) => {
-                let pattern = Pattern::new([("user".to_owned(), Some("alice".to_owned()))].into());
+                let pattern = LabelPattern::new([("user".to_owned(), Some("alice".to_owned()))].into());
                 let rule = Rule { pattern, mode: Default::default(), max: [(Dimension::Cores, cores)].into() };
                 (!client.set_limit(&rule).await.unwrap().is_empty()).then_some(OverLimit)
             }
@@ -211,7 +211,7 @@ async fn replies(rm: &Instance, steps: &[Step]) -> Vec<Reply> {
                 Some(stale(client.unregister_fenced(&host, before).await.err().and_then(|error| error.code())))
             }
             Step::StaleHeartbeat => {
-                let report = Report {
+                let report = EmReport {
                     em: host.clone(),
                     epoch: epochs[epochs.len() - 2],
                     sequence: 1,

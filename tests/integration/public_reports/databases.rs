@@ -8,7 +8,7 @@ use std::{
 
 use linkis_rm::{
     client::{ResourceRequest, RmClient},
-    store::embedded::Embedded,
+    store::embedded::EmbeddedPostgres,
 };
 use sqlx::{AssertSqlSafe, ConnectOptions as _, postgres::PgConnectOptions};
 
@@ -171,7 +171,7 @@ async fn logs(folder: &Folder, number: usize, url: &str, text: &str) {
     assert!(is_told, "{text:?} is not in the log:\n{}", read());
 }
 
-async fn postgres() -> (Folder, Embedded, u16) {
+async fn postgres() -> (Folder, EmbeddedPostgres, u16) {
     let folder = Folder::new("public-reports");
     folder.write("hba", ACCESS);
     let (postgres, port) = Far::listen(&folder.0).await;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use linkis_rm::{
     client::ResultResource,
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         resource::Dimension,
     },
     transport::proto::{self, resource_manager_service_client::ResourceManagerServiceClient},
@@ -100,7 +100,7 @@ async fn limits_on_joined_labels_count_apart() {
                 ("creator".to_owned(), Some(creator.to_owned())),
             ]);
             let max = [(Dimension::Instances, instances)].into();
-            let rule = Rule { pattern: Pattern::new(labels), mode: Default::default(), max };
+            let rule = Rule { pattern: LabelPattern::new(labels), mode: Default::default(), max };
             rm.client.set_limit(&rule).await.unwrap();
         }
         let mut granted = [0, 0];

@@ -5,7 +5,7 @@ use std::time::Duration;
 use linkis_rm::{
     client::{ResourceRequest, ResultResource},
     domain::{
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         operation::Grant,
         resource::{Dimension, Resource},
     },
@@ -109,7 +109,7 @@ async fn replies(rm: &Instance, steps: &[Step]) -> Vec<Reply> {
                 client.register(registration(host.clone(), Resource::cpu(cores).unwrap())).await.unwrap();
             }
             Step::Limit(user, cores) => {
-                let pattern = Pattern::new([("user".to_owned(), Some(user.to_owned()))].into());
+                let pattern = LabelPattern::new([("user".to_owned(), Some(user.to_owned()))].into());
                 let max = [(Dimension::Cores, cores)].into();
                 client.set_limit(&Rule { pattern, mode: Default::default(), max }).await.unwrap();
             }

@@ -7,7 +7,7 @@ use linkis_rm::{
     client::{ResourceRequest, ResultResource, RmClient},
     domain::{
         name::Labels,
-        resource::{LoadInstanceAmounts, Parts, Resource, YarnAmounts},
+        resource::{LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
     },
     transport::proto,
 };
@@ -202,7 +202,7 @@ fn in_queue(queue: &str, amount: i64, cluster: usize) -> ResourceRequest {
         queue_name: queue.to_owned(),
         application_id: String::new(),
     };
-    let resource = Resource::from_parts(Parts::DriverAndYarn(driver, part)).unwrap();
+    let resource = Resource::from_parts(ResourceParts::DriverAndYarn(driver, part)).unwrap();
     let labels = Labels::parse("labels", BTreeMap::from([("yarnCluster".into(), cluster.to_string())])).unwrap();
     ResourceRequest { labels, ..request(&em("host1"), "hadoop", resource) }
 }

@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use linkis_rm::{
-    domain::usage_sum::{UsageBy, UsedBy},
+    domain::usage_sum::{UsageBy, UsageName},
     store::{
         Store,
-        label_resource::{self, Indexed},
-        usage_hour::{self, Listed, Range, UsageAt},
+        label_resource::{self, IndexFilter},
+        usage_hour::{self, UsageAt, UsageRange, UsageSumPage},
         waiting,
     },
 };
@@ -54,10 +54,11 @@ async fn scopes_page_reads_bounded_rows() {
                 "all" => label_resource::list(&mut *transaction, &behind, PAGE).await,
                 "of a user" => label_resource::list_of(&mut *transaction, &users, &behind, PAGE).await,
                 "of a creator" => {
-                    label_resource::list_with(&mut *transaction, (Indexed::Creator, "IDE"), &behind, PAGE).await
+                    label_resource::list_with(&mut *transaction, (IndexFilter::Creator, "IDE"), &behind, PAGE).await
                 }
                 "of an engine type" => {
-                    label_resource::list_with(&mut *transaction, (Indexed::EngineType, "spark"), &behind, PAGE).await
+                    label_resource::list_with(&mut *transaction, (IndexFilter::EngineType, "spark"), &behind, PAGE)
+                        .await
                 }
                 _ => label_resource::walk(&mut *transaction, &behind, PAGE).await,
             };
@@ -101,7 +102,7 @@ async fn waiting_page_reads_first_entries_once() {
     loop {
         let mut transaction = connection.begin().await.unwrap();
         let before = read_of(&mut transaction, "linkis_resource_waiting_spot").await;
-        let page = waiting::list(&mut *transaction, &waiting::Filter::default(), after, PAGE).await.unwrap();
+        let page = waiting::list(&mut *transaction, &waiting::WaitingFilter::default(), after, PAGE).await.unwrap();
         let read = read_of(&mut transaction, "linkis_resource_waiting_spot").await - before;
         transaction.commit().await.unwrap();
         assert!(read <= PAGE + AHEAD_MAX, "{read} entries for a page from {found} on");
@@ -130,16 +131,16 @@ const NAMES_LOOKED_AT: i64 = 5000;
 /// What is found page by page of up to so many: how much each has found, and all that is.
 async fn used(
     connection: &mut PgConnection,
-    range: &Range,
+    range: &UsageRange,
     page_size: usize,
-) -> (Vec<usize>, Vec<(UsedBy, Option<OffsetDateTime>)>) {
+) -> (Vec<usize>, Vec<(UsageName, Option<OffsetDateTime>)>) {
     let (mut sizes, mut found, mut after) = (Vec::new(), Vec::new(), None);
     loop {
         let mut transaction = connection.begin().await.unwrap();
         let before = touched_of(&mut transaction, "linkis_resource_usage_hour").await;
         // One more tells that there are more.
         let limit = i64::try_from(page_size).unwrap() + 1;
-        let Listed { mut sums, looked_to } =
+        let UsageSumPage { mut sums, looked_to } =
             usage_hour::list(&mut *transaction, range, after.as_ref(), limit).await.unwrap();
         let touched = touched_of(&mut transaction, "linkis_resource_usage_hour").await - before;
         transaction.commit().await.unwrap();
@@ -174,7 +175,7 @@ async fn usage_page_reads_bounded_names_and_hours() {
         ANALYZE linkis_resource_usage_hour";
     sqlx::raw_sql(fill).execute(&database.pool).await.unwrap();
     let at = |hour: i64| OffsetDateTime::from_unix_timestamp((1000 + hour) * 3600).unwrap();
-    let range = |from, to, hourly| Range { by: UsageBy::User, users: None, from: at(from), to: at(to), hourly };
+    let range = |from, to, hourly| UsageRange { by: UsageBy::User, users: None, from: at(from), to: at(to), hourly };
     let mut session = store.session();
     let connection = session.get().await.unwrap();
     for (from, to, hourly, page_size, sizes, all) in [

@@ -5,14 +5,14 @@ use std::time::Duration;
 use linkis_rm::{
     client::{ResourceRequest, RmClient},
     domain::{
-        adopt::Adopt,
+        adopt::AdoptTicket,
         em::EmInstance,
         hold::NewHold,
         operation::LockKey,
-        report::{Health, Report},
+        report::{EmReport, Health},
     },
     transport::{
-        page::Page,
+        page::PageRequest,
         proto::{self, usage_service_client::UsageServiceClient},
     },
 };
@@ -51,7 +51,7 @@ pub(super) async fn round(rm: &Instance, number: usize) {
     client.resource_released(&release(&grant, "hadoop")).await.unwrap();
     client.resource_released(&release(&grant, "hadoop")).await.unwrap();
     pages(rm, &grant.ticket_id.to_string()).await;
-    let adopt = Adopt { em: host.clone(), ..adoption("adopted", "hadoop", load(1, 1, 1)) };
+    let adopt = AdoptTicket { em: host.clone(), ..adoption("adopted", "hadoop", load(1, 1, 1)) };
     client.adopt_ticket(&adopt).await.unwrap();
     client.adopt_ticket(&adopt).await.unwrap();
     operate(client, &host).await;
@@ -64,7 +64,7 @@ async fn report(client: &RmClient, host: &EmInstance, epoch: i64, ticket_id: Uui
         [(1, ticket_id, 0), (2, Uuid::new_v4(), 1), (3, ticket_id, 0), (4, ticket_id, 0)]
     {
         let (em, health, tickets) = (host.clone(), Health::Healthy, [tickets].into());
-        let report = Report { em, epoch, sequence, health, load: None, tickets, observed: None };
+        let report = EmReport { em, epoch, sequence, health, load: None, tickets, observed: None };
         assert_eq!(client.heartbeat(&report).await.unwrap().unknown_tickets.len(), unknown);
     }
 }
@@ -102,7 +102,7 @@ async fn pages(rm: &Instance, ticket_id: &str) {
     // From behind the first that are locked, and all that are used.
     for (state, from) in [("used", None), ("locked", Some("6fffffff-ffff-ffff-ffff-ffffffffffff"))] {
         let all = proto::ListTicketsRequest { state: state.into(), ..Default::default() };
-        let token = |key| Page::new("ListTickets", page_size, &all).unwrap().token(key);
+        let token = |key| PageRequest::new("ListTickets", page_size, &all).unwrap().token(key);
         let page_token = from.map(token).unwrap_or_default();
         let call = proto::ListTicketsRequest { page_token, page_size, ..all };
         assert_eq!(usage.list_tickets(call).await.unwrap().into_inner().tickets.len(), 10);

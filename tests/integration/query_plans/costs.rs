@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use linkis_rm::store::embedded::{Embedded, Settings};
+use linkis_rm::store::embedded::{EmbeddedPostgres, EmbeddedSettings};
 use sqlx::ConnectOptions as _;
 
 use super::tables::{LEAVING, due};
@@ -33,7 +33,7 @@ const BESIDE: [&str; 7] =
     [SUMS, BOUNDED, SURVEY, "label_resource::walk", "ended_use::list", "usage_hour::known", "usage_hour::add"];
 
 /// A PostgreSQL that counts what each statement touches, where that can be had; otherwise that of the other tests.
-pub(super) struct Counting(Option<Embedded>);
+pub(super) struct Counting(Option<EmbeddedPostgres>);
 
 impl Counting {
     pub(super) async fn start(elsewhere: &Database, name: &str) -> Self {
@@ -46,7 +46,7 @@ impl Counting {
         remove_at_end(&data_dir);
         let options = [("shared_preload_libraries", "pg_stat_statements"), ("pg_stat_statements.track", "all")];
         let server_options = options.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-        Self(Some(Embedded::start(Settings { data_dir, server_options }).await.unwrap()))
+        Self(Some(EmbeddedPostgres::start(EmbeddedSettings { data_dir, server_options }).await.unwrap()))
     }
 
     pub(super) async fn database(&self, name: &str) -> Database {

@@ -6,9 +6,9 @@ use linkis_rm::{
     client::ResourceRequest,
     domain::{
         em::EmInstance,
-        limit::{Pattern, Rule},
+        limit::{LabelPattern, Rule},
         operation::Grant,
-        report::{Health, Report},
+        report::{EmReport, Health},
         resource::Dimension,
     },
     store::history_part,
@@ -149,7 +149,7 @@ async fn round(rm: &Instance, rare: &Rare) {
     let (client, Rare { em, epoch, grants }) = (&rm.client, rare);
     for (sequence, tickets) in [(1, Uuid::new_v4()), (2, grants[1].ticket_id)] {
         let (health, tickets) = (Health::Healthy, [tickets].into());
-        let report = Report { em: em.clone(), epoch: *epoch, sequence, health, load: None, tickets, observed: None };
+        let report = EmReport { em: em.clone(), epoch: *epoch, sequence, health, load: None, tickets, observed: None };
         client.heartbeat(&report).await.unwrap();
     }
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
@@ -235,7 +235,10 @@ async fn measure(postgres: &Counting, name_of: &str, rows: i64) -> Costs {
     let rm = with_history(&database).await;
     let labels = ["user", "creator", "engine_type"].map(|label| (label.to_owned(), None));
     let max = [(Dimension::Instances, 1_000_000)].into();
-    rm.client.set_limit(&Rule { pattern: Pattern::new(labels.into()), mode: Default::default(), max }).await.unwrap();
+    rm.client
+        .set_limit(&Rule { pattern: LabelPattern::new(labels.into()), mode: Default::default(), max })
+        .await
+        .unwrap();
     let mut ems = Vec::new();
     for number in 0..EMS {
         ems.push(register(&rm, number).await);

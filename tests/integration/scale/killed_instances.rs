@@ -1,6 +1,6 @@
 //! kill -9 in the middle of large work: another instance goes on from where it was, and does nothing twice.
 
-use linkis_rm::domain::report::{Health, Report};
+use linkis_rm::domain::report::{EmReport, Health};
 
 use super::*;
 
@@ -96,7 +96,7 @@ async fn lost_em_removal_continues_after_instance_kill() {
     let epoch = first.client.em(&crowded).await.unwrap().epoch;
     let (health, tickets) = (Health::Healthy, Default::default());
     // It is heard of once, and then never again.
-    let last = Report { em: crowded, epoch, sequence: 1, health, load: None, tickets, observed: None };
+    let last = EmReport { em: crowded, epoch, sequence: 1, health, load: None, tickets, observed: None };
     first.client.heartbeat(&last).await.unwrap();
     goes_through_another(&database, first, "lost").await;
 }

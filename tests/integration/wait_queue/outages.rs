@@ -47,7 +47,7 @@ async fn a_server_that_stops_tells_those_who_wait() {
     let (host, _grant) = full_em(&first.client, "host1", 10).await;
     let call = enqueue(&first.client, patient(&host, "hadoop", cpu(5))).await;
     let start = Instant::now();
-    assert_eq!(first.stop().await, linkis_rm::server::Ending::Drained);
+    assert_eq!(first.stop().await, linkis_rm::server::ServerExit::Drained);
     assert!(start.elapsed() < Duration::from_secs(4), "it does not wait for them");
     let error = call.await.unwrap().unwrap_err();
     assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::Unavailable), Some("SHUTTING_DOWN")));

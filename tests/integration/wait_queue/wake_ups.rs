@@ -83,7 +83,7 @@ async fn wait_queue_without_notifications_is_polled() {
     .await;
     let call = enqueue(&rm.client, patient(&host, "hadoop", cpu(10))).await;
     let start = Instant::now();
-    let ticket = linkis_rm::domain::operation::Released { ticket_id: grant.id, user: grant.user, em: grant.em };
+    let ticket = linkis_rm::domain::operation::ReleaseTicket { ticket_id: grant.id, user: grant.user, em: grant.em };
     other.client.resource_released(&ticket).await.unwrap();
     granted(call).await;
     assert!(start.elapsed() < AT_ONCE, "after {:?}", start.elapsed());

@@ -5,8 +5,8 @@ use std::fmt;
 use time::OffsetDateTime;
 
 use crate::{
-    judgement::Short,
-    line::{Line, QueuePosition, Spot, Spots},
+    judgement::BlockedRequest,
+    line::{QueuePosition, WaitKey, WaitKeys, WaitQueues},
     provider::Provider,
     queue::{QueueAmounts, ROOT},
     refusal::{Refusal, Shortfall},
@@ -15,14 +15,14 @@ use crate::{
 };
 
 use super::{
-    NoRoom, ShortQueue,
-    cluster::{Basis, Cluster, JudgedQueue},
+    QueueShortage, ShortQueue,
+    cluster::{JudgedQueue, LockedCluster, QueueCheckBasis},
 };
 
 /// Amounts that a request needs of an external queue.
 #[derive(Debug, Clone, Copy)]
-pub struct Asked<'a> {
-    pub(super) cluster: &'a Cluster,
+pub struct QueueDemand<'a> {
+    pub(super) cluster: &'a LockedCluster,
     pub(super) name: &'a str,
     pub(super) amounts: QueueAmounts,
 }
@@ -35,9 +35,9 @@ pub(super) fn full_path(name: &str) -> String {
     }
 }
 
-impl Asked<'_> {
+impl QueueDemand<'_> {
     /// Returns the wait keys of the queue and its ancestors; those of the root if the queue is unknown.
-    pub fn spots(&self) -> Vec<Spot> {
+    pub fn spots(&self) -> Vec<WaitKey> {
         match self.cluster.rooms.path(self.name) {
             Ok(path) => self.cluster.spots(path),
             Err(_) => self.cluster.spots(ROOT),
@@ -50,10 +50,10 @@ impl Asked<'_> {
     /// The refusal and the wait keys of the request.
     pub fn judge(
         &self,
-        line: &Line,
+        line: &WaitQueues,
         position: Option<QueuePosition>,
         now: OffsetDateTime,
-    ) -> Result<Option<JudgedQueue>, Box<Short>> {
+    ) -> Result<Option<JudgedQueue>, Box<BlockedRequest>> {
         if self.amounts == QueueAmounts::default() {
             return Ok(None);
         }
@@ -68,10 +68,10 @@ impl Asked<'_> {
         &self,
         held: QueueAmounts,
         need: QueueAmounts,
-        line: &Line,
+        line: &WaitQueues,
         position: Option<QueuePosition>,
         now: OffsetDateTime,
-    ) -> Result<JudgedQueue, Box<Short>> {
+    ) -> Result<JudgedQueue, Box<BlockedRequest>> {
         let (cluster, rooms) = (self.cluster, &self.cluster.rooms);
         let Some(basis) = cluster.basis(now) else { return Err(self.away(now)) };
         let judged = |path: String| JudgedQueue {
@@ -80,7 +80,7 @@ impl Asked<'_> {
             basis,
             age: cluster.age(now),
         };
-        if basis == Basis::Unchecked {
+        if basis == QueueCheckBasis::Unchecked {
             return Ok(judged(rooms.path(self.name).map_or_else(|_| full_path(self.name), str::to_owned)));
         }
         let path = match rooms.path(self.name) {
@@ -88,7 +88,7 @@ impl Asked<'_> {
             Err(no_room) => return Err(self.refused(no_room, held, now)),
         };
         let ahead = |path: &str| {
-            let spot = || Spot::Queue { provider: cluster.provider.name.clone(), path: path.to_owned() };
+            let spot = || WaitKey::Queue { provider: cluster.provider.name.clone(), path: path.to_owned() };
             let (ahead, [cores, memory]) = (line.ahead_at(spot, position), cluster.dimensions());
             QueueAmounts { memory: ahead.get(&memory), cores: ahead.get(&cores) }
         };
@@ -108,7 +108,7 @@ impl Asked<'_> {
     }
 
     /// Returns the refusal while no snapshot is recent enough.
-    fn away(&self, now: OffsetDateTime) -> Box<Short> {
+    fn away(&self, now: OffsetDateTime) -> Box<BlockedRequest> {
         let provider = &self.cluster.provider.name;
         let reason = match self.cluster.age(now) {
             Some(age) => format!("provider {provider} has not answered for {} s", age.whole_seconds()),
@@ -117,25 +117,25 @@ impl Asked<'_> {
         self.closed(ROOT, reason, false, now)
     }
 
-    fn refused(&self, no_room: NoRoom, held: QueueAmounts, now: OffsetDateTime) -> Box<Short> {
+    fn refused(&self, no_room: QueueShortage, held: QueueAmounts, now: OffsetDateTime) -> Box<BlockedRequest> {
         match no_room {
-            NoRoom::Queue(error) => {
+            QueueShortage::Queue(error) => {
                 let provider = &self.cluster.provider.name;
                 self.closed(self.name, format!("provider {provider}: {error}"), true, now)
             }
-            NoRoom::State { path, state } => {
+            QueueShortage::State { path, state } => {
                 self.closed(&path, format!("the queue {path} is {}, and takes nothing", state.as_str()), false, now)
             }
-            NoRoom::Short(short) => self.short(&short, held, now),
+            QueueShortage::Short(short) => self.short(&short, held, now),
         }
     }
 
     /// Returns a refusal with zero available amounts.
-    fn closed(&self, path: &str, reason: String, never_fits: bool, now: OffsetDateTime) -> Box<Short> {
+    fn closed(&self, path: &str, reason: String, never_fits: bool, now: OffsetDateTime) -> Box<BlockedRequest> {
         let asked = self.cluster.dimensions().into_iter().zip([self.amounts.cores, self.amounts.memory]);
         let asked = asked.filter(|(_, amount)| *amount > 0);
         let shortfalls = asked.map(|(dimension, requested)| Shortfall {
-            scope: Place(&self.cluster.provider, path).to_string(),
+            scope: QueueRef(&self.cluster.provider, path).to_string(),
             kind: ScopeKind::Queue,
             dimension,
             requested,
@@ -146,10 +146,10 @@ impl Asked<'_> {
         });
         // Linkis uses this code for missing YARN information.
         let refusal = Refusal { shortfalls: shortfalls.collect(), code: 11_006, reason, never_fits };
-        Box::new(Short { refusal, spots: self.stands(&[path.to_owned()]) })
+        Box::new(BlockedRequest { refusal, spots: self.stands(&[path.to_owned()]) })
     }
 
-    fn short(&self, short: &[ShortQueue], held: QueueAmounts, now: OffsetDateTime) -> Box<Short> {
+    fn short(&self, short: &[ShortQueue], held: QueueAmounts, now: OffsetDateTime) -> Box<BlockedRequest> {
         let of = |short: &ShortQueue, dimension: &Dimension| {
             let get = |amounts: QueueAmounts| match dimension {
                 Dimension::QueueCores | Dimension::KubernetesMillicores => amounts.cores,
@@ -157,7 +157,7 @@ impl Asked<'_> {
             };
             let (requested, available) = (get(self.amounts), get(short.available().plus(held)));
             (requested > available && requested > get(held)).then(|| Shortfall {
-                scope: Place(&self.cluster.provider, &short.path).to_string(),
+                scope: QueueRef(&self.cluster.provider, &short.path).to_string(),
                 kind: ScopeKind::Queue,
                 dimension: dimension.clone(),
                 requested,
@@ -173,13 +173,13 @@ impl Asked<'_> {
             .flat_map(|short| dimensions.iter().filter_map(move |dimension| of(short, dimension)))
             .collect();
         let paths: Vec<String> = short.iter().map(|short| short.path.clone()).collect();
-        Box::new(Short { refusal: Refusal::of_queues(shortfalls), spots: self.stands(&paths) })
+        Box::new(BlockedRequest { refusal: Refusal::of_queues(shortfalls), spots: self.stands(&paths) })
     }
 
     /// Returns the wait keys of a request that is short at these paths.
-    fn stands(&self, short: &[String]) -> Spots {
-        let is_short = |spot: &Spot| matches!(spot, Spot::Queue { path, .. } if short.contains(path));
-        let mut spots: Spots = self.spots().into_iter().map(|spot| (spot.clone(), is_short(&spot))).collect();
+    fn stands(&self, short: &[String]) -> WaitKeys {
+        let is_short = |spot: &WaitKey| matches!(spot, WaitKey::Queue { path, .. } if short.contains(path));
+        let mut spots: WaitKeys = self.spots().into_iter().map(|spot| (spot.clone(), is_short(&spot))).collect();
         if !spots.values().any(|is_short| *is_short) {
             // No key is short: the request waits for a queue that does not exist yet.
             spots.values_mut().for_each(|is_short| *is_short = true);
@@ -189,9 +189,9 @@ impl Asked<'_> {
 }
 
 /// An external queue, for display.
-struct Place<'a>(&'a Provider, &'a str);
+struct QueueRef<'a>(&'a Provider, &'a str);
 
-impl fmt::Display for Place<'_> {
+impl fmt::Display for QueueRef<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "provider={},queue={}", self.0.name, self.1)
     }

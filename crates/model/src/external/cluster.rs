@@ -9,11 +9,11 @@ use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use crate::{
-    judgement::{self, Short},
+    judgement::{self, BlockedRequest},
     limit::Limits,
-    line::{Line, Spot},
+    line::{WaitKey, WaitQueues},
     name::Labels,
-    operation::Request,
+    operation::PlacedRequest,
     provider::{self, Provider},
     queue::QueueAmounts,
     refusal::Refusal,
@@ -22,8 +22,8 @@ use crate::{
 };
 
 use super::{
-    Change, Held, Phase, Rooms, along,
-    asked::{Asked, full_path},
+    HoldingChange, QueueCapacities, QueueHolding, TicketPhase, along,
+    asked::{QueueDemand, full_path},
 };
 
 /// Provider type of YARN clusters, as Linkis names it.
@@ -40,7 +40,7 @@ pub fn place_of(resource: &Resource) -> Option<(&'static str, &str)> {
 
 /// Result of a request while no snapshot of its cluster is recent enough.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WhenAway {
+pub enum UnavailablePolicy {
     /// The request is refused.
     Refuse,
     /// The request is granted without a check of the queue.
@@ -49,7 +49,7 @@ pub enum WhenAway {
     LastKnown,
 }
 
-impl WhenAway {
+impl UnavailablePolicy {
     /// All policies.
     pub const ALL: [Self; 3] = [Self::Refuse, Self::Allow, Self::LastKnown];
 
@@ -62,7 +62,7 @@ impl WhenAway {
         }
     }
 
-    /// Parses a name from [`WhenAway::as_str`]; `None` for any other text.
+    /// Parses a name from [`UnavailablePolicy::as_str`]; `None` for any other text.
     pub fn parse(text: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|when_away| when_away.as_str() == text)
     }
@@ -74,8 +74,8 @@ pub struct CheckRules {
     /// Maximum age of a snapshot.
     pub max_age: Duration,
     /// Policy beyond the maximum age.
-    pub when_away: WhenAway,
-    /// Maximum age for [`WhenAway::LastKnown`].
+    pub when_away: UnavailablePolicy,
+    /// Maximum age for [`UnavailablePolicy::LastKnown`].
     pub last_known_for: Duration,
     /// Interval between snapshots.
     pub refresh_interval: Duration,
@@ -83,12 +83,12 @@ pub struct CheckRules {
 
 /// Basis of a decision about a queue.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Basis {
+pub enum QueueCheckBasis {
     /// A snapshot within its maximum age.
     Snapshot,
     /// The last snapshot, older than its maximum age.
     LastKnown,
-    /// No check: the cluster is unreachable and its policy is [`WhenAway::Allow`].
+    /// No check: the cluster is unreachable and its policy is [`UnavailablePolicy::Allow`].
     Unchecked,
 }
 
@@ -100,14 +100,14 @@ pub struct JudgedQueue {
     /// Queue path.
     pub path: String,
     /// Basis of the decision.
-    pub basis: Basis,
+    pub basis: QueueCheckBasis,
     /// Age of the last snapshot; `None` if there is none.
     pub age: Option<Duration>,
 }
 
 /// An external cluster whose row the transaction locks.
 #[derive(Debug, Clone)]
-pub struct Cluster {
+pub struct LockedCluster {
     /// Cluster id. A provider that is deleted and created again gets another id.
     pub id: i64,
     /// Provider of the cluster.
@@ -119,7 +119,7 @@ pub struct Cluster {
     /// Number of ticket changes so far.
     pub changes: i64,
     /// The queues that the batch touches.
-    pub rooms: Rooms,
+    pub rooms: QueueCapacities,
 }
 
 /// Amounts that a live ticket holds in an external cluster.
@@ -130,7 +130,7 @@ pub struct ClusterTicket {
     /// Queue path; never changes for a ticket.
     pub path: String,
     /// Amounts and phase.
-    pub held: Held,
+    pub held: QueueHolding,
 }
 
 /// Write to the row of a cluster.
@@ -163,7 +163,7 @@ pub struct ClusterTicketDelta {
 #[derive(Debug, Clone, Default)]
 pub struct Clusters {
     providers: Vec<(i64, Provider)>,
-    by_id: BTreeMap<i64, Cluster>,
+    by_id: BTreeMap<i64, LockedCluster>,
     tickets: HashMap<Uuid, ClusterTicket>,
     /// Number of changes of each cluster when it was read.
     before: BTreeMap<i64, i64>,
@@ -185,12 +185,17 @@ const QUEUE_DIMENSIONS: [Dimension; 2] = [Dimension::QueueCores, Dimension::Queu
 const NAMESPACE_DIMENSIONS: [Dimension; 2] = [Dimension::KubernetesMillicores, Dimension::KubernetesMemory];
 
 /// Returns the amounts and phase of a ticket in its queue.
-fn held_by(state: &TicketState) -> Held {
+fn held_by(state: &TicketState) -> QueueHolding {
     match state {
-        TicketState::Locked { resource, .. } => Held { amounts: amounts_of(resource), phase: Phase::Locked },
+        TicketState::Locked { resource, .. } => {
+            QueueHolding { amounts: amounts_of(resource), phase: TicketPhase::Locked }
+        }
         TicketState::Used { resource, used_time, .. } => {
             let application_id = resource.application_id().filter(|id| !id.is_empty()).map(str::to_owned);
-            Held { amounts: amounts_of(resource), phase: Phase::Used { since: *used_time, application_id } }
+            QueueHolding {
+                amounts: amounts_of(resource),
+                phase: TicketPhase::Used { since: *used_time, application_id },
+            }
         }
     }
 }
@@ -200,10 +205,10 @@ impl Clusters {
     /// in them.
     pub fn new(
         providers: Vec<(i64, Provider)>,
-        clusters: impl IntoIterator<Item = Cluster>,
+        clusters: impl IntoIterator<Item = LockedCluster>,
         tickets: HashMap<Uuid, ClusterTicket>,
     ) -> Self {
-        let by_id: BTreeMap<i64, Cluster> = clusters.into_iter().map(|cluster| (cluster.id, cluster)).collect();
+        let by_id: BTreeMap<i64, LockedCluster> = clusters.into_iter().map(|cluster| (cluster.id, cluster)).collect();
         let before = by_id.iter().map(|(id, cluster)| (*id, cluster.changes)).collect();
         Self { providers, by_id, tickets, before, ..Self::default() }
     }
@@ -215,10 +220,10 @@ impl Clusters {
     }
 
     /// Returns the demand of a resource in its queue; `None` if no cluster applies.
-    pub fn asked<'a>(&'a self, resource: &'a Resource, labels: &Labels) -> Option<Asked<'a>> {
+    pub fn asked<'a>(&'a self, resource: &'a Resource, labels: &Labels) -> Option<QueueDemand<'a>> {
         let (resource_type, name) = place_of(resource)?;
         let cluster = self.by_id.get(&Self::chosen(&self.providers, resource_type, labels)?)?;
-        Some(Asked { cluster, name, amounts: amounts_of(resource) })
+        Some(QueueDemand { cluster, name, amounts: amounts_of(resource) })
     }
 
     /// Completes a decision with that about the external queue. Returns the earlier result and the queue of the grant, if
@@ -228,12 +233,12 @@ impl Clusters {
     /// The shortfalls of both decisions, with the wait keys of both.
     pub fn judge<T>(
         &self,
-        judged: Result<T, Box<Short>>,
-        request: &Request,
+        judged: Result<T, Box<BlockedRequest>>,
+        request: &PlacedRequest,
         limits: &Limits,
-        line: &Line,
+        line: &WaitQueues,
         now: OffsetDateTime,
-    ) -> Result<(T, Option<JudgedQueue>), Box<Short>> {
+    ) -> Result<(T, Option<JudgedQueue>), Box<BlockedRequest>> {
         let Some(asked) = self.asked(&request.ask.resource, &request.ask.labels) else {
             return judged.map(|judged| (judged, None));
         };
@@ -248,7 +253,7 @@ impl Clusters {
                 Err(short)
             }
             (Err(mut short), Err(in_queue)) => {
-                let Short { refusal: Refusal { shortfalls, never_fits, .. }, spots } = *in_queue;
+                let BlockedRequest { refusal: Refusal { shortfalls, never_fits, .. }, spots } = *in_queue;
                 short.refusal.shortfalls.extend(shortfalls);
                 short.refusal.never_fits |= never_fits;
                 short.spots.extend(spots);
@@ -258,7 +263,7 @@ impl Clusters {
     }
 
     /// Returns the wait keys of a ticket's queue and its ancestors.
-    pub fn spots_of(&self, ticket_id: Uuid) -> Vec<Spot> {
+    pub fn spots_of(&self, ticket_id: Uuid) -> Vec<WaitKey> {
         let ticket = self.tickets.get(&ticket_id);
         let spots = ticket.and_then(|ticket| Some(self.by_id.get(&ticket.cluster_id)?.spots(&ticket.path)));
         spots.unwrap_or_default()
@@ -272,14 +277,14 @@ impl Clusters {
         if grows.memory <= 0 && grows.cores <= 0 {
             return None;
         }
-        let asked = Asked { cluster, name: &ticket.path, amounts };
+        let asked = QueueDemand { cluster, name: &ticket.path, amounts };
         // A running engine does not wait, so no reservations apply.
-        asked.judge_need(held, grows, &Line::default(), None, now).err().map(|short| short.refusal)
+        asked.judge_need(held, grows, &WaitQueues::default(), None, now).err().map(|short| short.refusal)
     }
 
     /// Counts a new ticket.
     pub fn count(&mut self, ticket: &Ticket) {
-        let Some(Asked { cluster, name, .. }) = self.asked(ticket.resource(), &ticket.labels) else { return };
+        let Some(QueueDemand { cluster, name, .. }) = self.asked(ticket.resource(), &ticket.labels) else { return };
         let held = held_by(&ticket.state);
         let path = match cluster.rooms.path(name) {
             Ok(path) => path.to_owned(),
@@ -308,12 +313,12 @@ impl Clusters {
         }
     }
 
-    fn change(&mut self, ticket_id: Uuid, ticket: ClusterTicket, from: Option<Held>, to: Option<Held>) {
+    fn change(&mut self, ticket_id: Uuid, ticket: ClusterTicket, from: Option<QueueHolding>, to: Option<QueueHolding>) {
         // A deleted cluster is not counted.
         let Some(cluster) = self.by_id.get_mut(&ticket.cluster_id) else { return };
         cluster.changes += 1;
         let ended = to.is_none();
-        cluster.rooms.apply(&Change { path: ticket.path.clone(), from, to });
+        cluster.rooms.apply(&HoldingChange { path: ticket.path.clone(), from, to });
         self.touched.extend(along(&ticket.path).map(|path| (ticket.cluster_id, path.to_owned())));
         match ended {
             true => drop(self.tickets.remove(&ticket_id)),
@@ -325,7 +330,7 @@ impl Clusters {
 
     /// Returns the writes of the batch.
     pub fn finish(self) -> (Vec<ClusterDelta>, Vec<ClusterTicketDelta>) {
-        let delta = |cluster: &Cluster| {
+        let delta = |cluster: &LockedCluster| {
             let changes_before = self.before.get(&cluster.id).copied().unwrap_or_default();
             let touched = self.touched.iter().filter(|(id, _)| *id == cluster.id);
             let unseen = touched.map(|(_, path)| (path.clone(), cluster.rooms.unseen(path))).collect();
@@ -336,7 +341,7 @@ impl Clusters {
     }
 }
 
-impl Cluster {
+impl LockedCluster {
     /// Returns the dimensions of its queues, cores first.
     pub(super) fn dimensions(&self) -> [Dimension; 2] {
         match self.provider.resource_type.as_str() {
@@ -345,9 +350,9 @@ impl Cluster {
         }
     }
 
-    pub(super) fn spots(&self, path: &str) -> Vec<Spot> {
+    pub(super) fn spots(&self, path: &str) -> Vec<WaitKey> {
         let provider = &self.provider.name;
-        along(path).map(|path| Spot::Queue { provider: provider.clone(), path: path.to_owned() }).collect()
+        along(path).map(|path| WaitKey::Queue { provider: provider.clone(), path: path.to_owned() }).collect()
     }
 
     /// Returns the age of the snapshot; `None` if there is none.
@@ -356,11 +361,13 @@ impl Cluster {
     }
 
     /// Returns the basis for a decision now; `None` if requests are refused.
-    pub(super) fn basis(&self, now: OffsetDateTime) -> Option<Basis> {
+    pub(super) fn basis(&self, now: OffsetDateTime) -> Option<QueueCheckBasis> {
         match (self.age(now), self.rules.when_away) {
-            (Some(age), _) if age <= self.rules.max_age => Some(Basis::Snapshot),
-            (Some(age), WhenAway::LastKnown) if age <= self.rules.last_known_for => Some(Basis::LastKnown),
-            (_, WhenAway::Allow) => Some(Basis::Unchecked),
+            (Some(age), _) if age <= self.rules.max_age => Some(QueueCheckBasis::Snapshot),
+            (Some(age), UnavailablePolicy::LastKnown) if age <= self.rules.last_known_for => {
+                Some(QueueCheckBasis::LastKnown)
+            }
+            (_, UnavailablePolicy::Allow) => Some(QueueCheckBasis::Unchecked),
             _ => None,
         }
     }

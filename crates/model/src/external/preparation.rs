@@ -13,13 +13,13 @@ use uuid::Uuid;
 
 use crate::queue::QueueAmounts;
 
-use super::{ClusterTicketDelta, Held, Older, Phase, Rooms, Snapshot, along};
+use super::{ClusterSnapshot, ClusterTicketDelta, QueueCapacities, QueueHolding, StaleSnapshot, TicketPhase, along};
 
 /// A snapshot with the live tickets that it does not show.
 #[derive(Debug)]
-pub struct Preparation {
-    rooms: Rooms,
-    counted: HashMap<Uuid, Counted>,
+pub struct SnapshotPreparation {
+    rooms: QueueCapacities,
+    counted: HashMap<Uuid, CountedTicket>,
     /// Interned paths: many tickets share few queues.
     paths: HashSet<Arc<str>>,
     /// Tickets with an application, whose shown amounts a later snapshot can change.
@@ -31,17 +31,17 @@ pub struct Preparation {
 
 /// A live ticket, reduced to the data that a later snapshot needs, because there can be very many.
 #[derive(Debug)]
-struct Counted {
+struct CountedTicket {
     path: Arc<str>,
     amounts: QueueAmounts,
     /// Unseen amount that `rooms` includes for the ticket.
     unseen: QueueAmounts,
-    shows: Shows,
+    shows: NextVisibility,
 }
 
 /// Condition under which a later snapshot shows other amounts for a ticket.
 #[derive(Debug, Clone)]
-enum Shows {
+enum NextVisibility {
     /// Never, until the ticket changes.
     Same,
     /// The snapshot shows other amounts for this application.
@@ -50,11 +50,11 @@ enum Shows {
     Settled(OffsetDateTime),
 }
 
-impl Preparation {
+impl SnapshotPreparation {
     /// Creates a preparation without tickets.
-    pub fn new(snapshot: Arc<Snapshot>) -> Self {
+    pub fn new(snapshot: Arc<ClusterSnapshot>) -> Self {
         Self {
-            rooms: Rooms::new(snapshot, []),
+            rooms: QueueCapacities::new(snapshot, []),
             counted: HashMap::new(),
             paths: HashSet::new(),
             applications: BTreeSet::new(),
@@ -80,29 +80,31 @@ impl Preparation {
         self.rooms.count(&path, QueueAmounts::default(), unseen);
         let shows = self.shows(held);
         match &shows {
-            Shows::Same => {}
-            Shows::Application(id) => drop(self.applications.insert((id.clone(), ticket_id))),
-            Shows::Settled(since) => drop(self.settling.insert((*since, ticket_id))),
+            NextVisibility::Same => {}
+            NextVisibility::Application(id) => drop(self.applications.insert((id.clone(), ticket_id))),
+            NextVisibility::Settled(since) => drop(self.settling.insert((*since, ticket_id))),
         }
-        self.counted.insert(ticket_id, Counted { path, amounts: held.amounts, unseen, shows });
+        self.counted.insert(ticket_id, CountedTicket { path, amounts: held.amounts, unseen, shows });
     }
 
-    fn shows(&self, held: &Held) -> Shows {
+    fn shows(&self, held: &QueueHolding) -> NextVisibility {
         match &held.phase {
-            Phase::Locked => Shows::Same,
-            Phase::Used { application_id: Some(id), .. } => Shows::Application(id.as_str().into()),
-            Phase::Used { since, application_id: None } if self.rooms.snapshot.is_settled(*since) => Shows::Same,
-            Phase::Used { since, application_id: None } => Shows::Settled(*since),
+            TicketPhase::Locked => NextVisibility::Same,
+            TicketPhase::Used { application_id: Some(id), .. } => NextVisibility::Application(id.as_str().into()),
+            TicketPhase::Used { since, application_id: None } if self.rooms.snapshot.is_settled(*since) => {
+                NextVisibility::Same
+            }
+            TicketPhase::Used { since, application_id: None } => NextVisibility::Settled(*since),
         }
     }
 
     fn remove(&mut self, ticket_id: Uuid) {
-        let Some(Counted { path, unseen, shows, .. }) = self.counted.remove(&ticket_id) else { return };
+        let Some(CountedTicket { path, unseen, shows, .. }) = self.counted.remove(&ticket_id) else { return };
         self.rooms.count(&path, unseen, QueueAmounts::default());
         match shows {
-            Shows::Same => {}
-            Shows::Application(id) => drop(self.applications.remove(&(id, ticket_id))),
-            Shows::Settled(since) => drop(self.settling.remove(&(since, ticket_id))),
+            NextVisibility::Same => {}
+            NextVisibility::Application(id) => drop(self.applications.remove(&(id, ticket_id))),
+            NextVisibility::Settled(since) => drop(self.settling.remove(&(since, ticket_id))),
         }
     }
 
@@ -110,10 +112,10 @@ impl Preparation {
     /// settled.
     ///
     /// # Errors
-    /// [`Older`] if the snapshot is not later, because settled tickets could become unsettled; the state is then unchanged.
-    pub fn renew(&mut self, snapshot: Arc<Snapshot>) -> Result<(), Older> {
+    /// [`StaleSnapshot`] if the snapshot is not later, because settled tickets could become unsettled; the state is then unchanged.
+    pub fn renew(&mut self, snapshot: Arc<ClusterSnapshot>) -> Result<(), StaleSnapshot> {
         if snapshot.begun <= self.rooms.snapshot.begun {
-            return Err(Older);
+            return Err(StaleSnapshot);
         }
         let before = std::mem::replace(&mut self.rooms.snapshot, snapshot.clone());
         let shows_otherwise = |id: &&String| before.shown().get(*id) != snapshot.shown().get(*id);
@@ -130,7 +132,7 @@ impl Preparation {
         {
             self.settling.pop_first();
             if let Some(counted) = self.counted.get_mut(&ticket_id) {
-                counted.shows = Shows::Same;
+                counted.shows = NextVisibility::Same;
                 let all = counted.amounts;
                 self.recount(ticket_id, all);
             }
@@ -148,23 +150,23 @@ impl Preparation {
         }
     }
 
-    /// As [`Preparation::put`], for a ticket that changed after the stored amounts were read.
+    /// As [`SnapshotPreparation::put`], for a ticket that changed after the stored amounts were read.
     pub fn catch_up(&mut self, delta: &ClusterTicketDelta) {
         self.touched.extend(along(&delta.ticket.path).map(str::to_owned));
         self.put(delta);
     }
 
-    /// Returns the queues of tickets changed by [`Preparation::catch_up`], and clears the list.
+    /// Returns the queues of tickets changed by [`SnapshotPreparation::catch_up`], and clears the list.
     pub fn take_touched(&mut self) -> BTreeSet<String> {
         std::mem::take(&mut self.touched)
     }
 
-    /// Returns the queues of tickets changed by [`Preparation::catch_up`].
+    /// Returns the queues of tickets changed by [`SnapshotPreparation::catch_up`].
     pub fn touched(&self) -> impl Iterator<Item = &String> {
         self.touched.iter()
     }
 
-    /// Returns the unseen amounts of all queues that differ from `stored` or that changed by [`Preparation::catch_up`].
+    /// Returns the unseen amounts of all queues that differ from `stored` or that changed by [`SnapshotPreparation::catch_up`].
     pub fn differing(&self, stored: &BTreeMap<String, QueueAmounts>) -> Vec<(String, QueueAmounts)> {
         let all = stored.keys().chain(self.rooms.unseen.keys()).chain(&self.touched).collect::<BTreeSet<_>>();
         let differs = |path: &&String| {
@@ -174,7 +176,7 @@ impl Preparation {
     }
 
     /// Returns the queues with their unseen amounts.
-    pub fn rooms(&self) -> &Rooms {
+    pub fn rooms(&self) -> &QueueCapacities {
         &self.rooms
     }
 

@@ -4,7 +4,7 @@ use proptest::prelude::*;
 use uuid::Uuid;
 
 use super::*;
-use crate::queue::{Naming, is_in};
+use crate::queue::{QueueNaming, is_in};
 
 const PATHS: [&str; 4] = ["root", "root.a", "root.a.x", "root.b"];
 const LEAVES: [&str; 2] = ["root.a.x", "root.b"];
@@ -17,8 +17,8 @@ fn at(seconds: i64) -> OffsetDateTime {
     OffsetDateTime::UNIX_EPOCH + Duration::seconds(seconds)
 }
 
-fn queues(max: [i64; 4], used: impl Fn(&str) -> i64) -> Queues {
-    let queue = |(path, max): (&str, i64)| Queue {
+fn queues(max: [i64; 4], used: impl Fn(&str) -> i64) -> QueueTree {
+    let queue = |(path, max): (&str, i64)| ExternalQueue {
         path: path.into(),
         max: amounts(max),
         used: amounts(used(path)),
@@ -27,14 +27,14 @@ fn queues(max: [i64; 4], used: impl Fn(&str) -> i64) -> Queues {
         pending_applications: None,
         custom: Default::default(),
     };
-    Queues::new(Naming::Fair, PATHS.into_iter().zip(max).map(queue)).unwrap()
+    QueueTree::new(QueueNaming::Fair, PATHS.into_iter().zip(max).map(queue)).unwrap()
 }
 
 /// A ticket, and its application in the simulated cluster.
 #[derive(Debug, Clone)]
 struct Engine {
     path: &'static str,
-    held: Held,
+    held: QueueHolding,
     /// Amount that the cluster allocates to the application; at most the granted amount.
     allocated: i64,
     live: bool,
@@ -46,20 +46,20 @@ struct World {
     /// Use by other applications, per leaf queue.
     others: [i64; 2],
     engines: Vec<Engine>,
-    rooms: Rooms,
+    rooms: QueueCapacities,
     /// A prepared snapshot, and the ticket changes since.
-    prepared: Option<(Rooms, Vec<Change>)>,
+    prepared: Option<(QueueCapacities, Vec<HoldingChange>)>,
     /// Preparation that is reused for every snapshot, whether or not it is installed.
-    kept: Preparation,
+    kept: SnapshotPreparation,
 }
 
 impl World {
     fn new(max: [i64; 4], others: [i64; 2]) -> Self {
         let used =
             |path: &str| LEAVES.into_iter().zip(others).filter(|(leaf, _)| is_in(leaf, path)).map(|(_, n)| n).sum();
-        let snapshot = Snapshot::new(at(0), &[], queues(max, used), &[]);
+        let snapshot = ClusterSnapshot::new(at(0), &[], queues(max, used), &[]);
         let snapshot = Arc::new(snapshot);
-        let (rooms, kept) = (Rooms::new(snapshot.clone(), []), Preparation::new(snapshot));
+        let (rooms, kept) = (QueueCapacities::new(snapshot.clone(), []), SnapshotPreparation::new(snapshot));
         Self { now: 0, others, engines: vec![], rooms, prepared: None, kept }
     }
 
@@ -83,16 +83,16 @@ impl World {
         self.engines.iter().enumerate().filter(|(_, engine)| engine.allocated > 0).map(application).collect()
     }
 
-    fn change(&mut self, n: usize, to: Option<Held>) {
+    fn change(&mut self, n: usize, to: Option<QueueHolding>) {
         let engine = &mut self.engines[n];
         let from = Some(engine.held.clone()).filter(|_| engine.live);
-        let change = Change { path: engine.path.into(), from, to: to.clone() };
+        let change = HoldingChange { path: engine.path.into(), from, to: to.clone() };
         engine.live = to.is_some();
         engine.held = to.unwrap_or_else(|| engine.held.clone());
         self.told(n, change);
     }
 
-    fn told(&mut self, n: usize, change: Change) {
+    fn told(&mut self, n: usize, change: HoldingChange) {
         self.rooms.apply(&change);
         let Engine { path, held, live, .. } = self.engines[n].clone();
         let ticket = ClusterTicket { cluster_id: 1, path: path.into(), held };
@@ -106,13 +106,13 @@ impl World {
         if self.rooms.judge(path, amounts(n), |_| QueueAmounts::default()).is_err() {
             return false;
         }
-        let held = Held { amounts: amounts(n), phase: Phase::Locked };
+        let held = QueueHolding { amounts: amounts(n), phase: TicketPhase::Locked };
         self.engines.push(Engine { path, held: held.clone(), allocated: 0, live: true });
-        self.told(self.engines.len() - 1, Change { path: path.into(), from: None, to: Some(held) });
+        self.told(self.engines.len() - 1, HoldingChange { path: path.into(), from: None, to: Some(held) });
         true
     }
 
-    fn live(&self) -> impl Iterator<Item = (&str, &Held)> {
+    fn live(&self) -> impl Iterator<Item = (&str, &QueueHolding)> {
         self.engines.iter().filter(|engine| engine.live).map(|engine| (engine.path, &engine.held))
     }
 
@@ -161,7 +161,7 @@ impl World {
         let granted = engine.held.amounts.memory;
         // A ticket without an application id is assumed to use its full grant once it is taken as shown.
         let settled =
-            matches!(engine.held.phase, Phase::Used { since, application_id: None } if at(now) - since >= SETTLE);
+            matches!(engine.held.phase, TicketPhase::Used { since, application_id: None } if at(now) - since >= SETTLE);
         engine.allocated = match engine.live {
             true if settled => granted,
             true => to.min(granted),
@@ -175,22 +175,28 @@ impl World {
             Step::Grant(leaf, n) => drop(self.grant(LEAVES[leaf], n)),
             Step::Inited(n, known) => {
                 let Some(engine) =
-                    self.engines.get(n).filter(|engine| engine.live && engine.held.phase == Phase::Locked)
+                    self.engines.get(n).filter(|engine| engine.live && engine.held.phase == TicketPhase::Locked)
                 else {
                     return;
                 };
                 let application_id = known.then(|| n.to_string());
-                let held = Held { phase: Phase::Used { since: at(self.now), application_id }, ..engine.held.clone() };
+                let held = QueueHolding {
+                    phase: TicketPhase::Used { since: at(self.now), application_id },
+                    ..engine.held.clone()
+                };
                 self.change(n, Some(held));
             }
             Step::Known(n) => {
-                let Some(Engine { live: true, held: Held { amounts, phase: Phase::Used { since, .. } }, .. }) =
-                    self.engines.get(n)
+                let Some(Engine {
+                    live: true,
+                    held: QueueHolding { amounts, phase: TicketPhase::Used { since, .. } },
+                    ..
+                }) = self.engines.get(n)
                 else {
                     return;
                 };
-                let phase = Phase::Used { since: *since, application_id: Some(n.to_string()) };
-                let held = Held { amounts: *amounts, phase };
+                let phase = TicketPhase::Used { since: *since, application_id: Some(n.to_string()) };
+                let held = QueueHolding { amounts: *amounts, phase };
                 self.change(n, Some(held));
             }
             Step::End(n) if self.engines.get(n).is_some_and(|engine| engine.live) => self.change(n, None),
@@ -206,9 +212,9 @@ impl World {
                 if !early {
                     self.allocate(n, to);
                 }
-                let snapshot = Arc::new(Snapshot::new(begun, &before, told, &self.applications()));
+                let snapshot = Arc::new(ClusterSnapshot::new(begun, &before, told, &self.applications()));
                 self.kept.renew(snapshot.clone()).unwrap();
-                let rooms = Rooms::new(snapshot, self.live());
+                let rooms = QueueCapacities::new(snapshot, self.live());
                 self.prepared = Some((rooms, vec![]));
             }
             Step::Install => {
@@ -236,9 +242,9 @@ proptest! {
         for step in &steps {
             let granted = world.engines.len();
             world.step(step, max);
-            let fresh = Rooms::new(world.rooms.snapshot.clone(), world.live());
+            let fresh = QueueCapacities::new(world.rooms.snapshot.clone(), world.live());
             prop_assert_eq!(&fresh.unseen, &world.rooms.unseen, "after {:?}", step);
-            let fresh = Rooms::new(world.kept.rooms().snapshot.clone(), world.live());
+            let fresh = QueueCapacities::new(world.kept.rooms().snapshot.clone(), world.live());
             prop_assert_eq!(&fresh.unseen, &world.kept.rooms().unseen, "what is kept, after {:?}", step);
             prop_assert_eq!(world.kept.tickets(), world.live().count());
             for (path, max) in PATHS.into_iter().zip(max) {
@@ -297,27 +303,29 @@ fn a_refusal_names_all_that_is_short_and_what_is_closed() {
         max: amounts(max),
     };
     let refused = world.rooms.judge("root.a.x", amounts(16), nobody).unwrap_err();
-    assert_eq!(refused, NoRoom::Short(vec![short("root.a.x", 5, 0, 10), short("root.a", 15, 0, 20)]));
+    assert_eq!(refused, QueueShortage::Short(vec![short("root.a.x", 5, 0, 10), short("root.a", 15, 0, 20)]));
     let someone = |path: &str| if path == "root" { amounts(90) } else { QueueAmounts::default() };
     let refused = world.rooms.judge("root.b", amounts(6), someone).unwrap_err();
-    assert_eq!(refused, NoRoom::Short(vec![short("root", 95, 90, 100)]), "somebody else waits for the rest");
+    assert_eq!(refused, QueueShortage::Short(vec![short("root", 95, 90, 100)]), "somebody else waits for the rest");
     assert!(world.rooms.judge("root.b", QueueAmounts { memory: 5, cores: -3 }, someone).is_ok());
-    assert!(matches!(world.rooms.judge("root.z", amounts(1), nobody), Err(NoRoom::Queue(_))));
+    assert!(matches!(world.rooms.judge("root.z", amounts(1), nobody), Err(QueueShortage::Queue(_))));
     let mut all: Vec<_> = world.rooms.snapshot.queues.behind(None).cloned().collect();
     all[1].state = QueueState::Draining;
-    let snapshot = Snapshot::new(at(1), &[], Queues::new(Naming::Fair, all).unwrap(), &[]);
-    let rooms = Rooms::new(Arc::new(snapshot), []);
+    let snapshot = ClusterSnapshot::new(at(1), &[], QueueTree::new(QueueNaming::Fair, all).unwrap(), &[]);
+    let rooms = QueueCapacities::new(Arc::new(snapshot), []);
     let closed = rooms.judge("root.a.x", amounts(1), nobody).unwrap_err();
-    assert_eq!(closed, NoRoom::State { path: "root.a".into(), state: QueueState::Draining });
+    assert_eq!(closed, QueueShortage::State { path: "root.a".into(), state: QueueState::Draining });
 }
 
 #[test]
 fn an_older_snapshot_is_not_installed() {
     let mut world = World::new([100; 4], [0, 0]);
-    let of = |seconds| Rooms::new(Arc::new(Snapshot::new(at(seconds), &[], queues([seconds; 4], |_| 0), &[])), []);
+    let of = |seconds| {
+        QueueCapacities::new(Arc::new(ClusterSnapshot::new(at(seconds), &[], queues([seconds; 4], |_| 0), &[])), [])
+    };
     assert_eq!(world.rooms.install(of(5), &[]), Ok(()));
     for older in [5, 4] {
-        assert_eq!(world.rooms.install(of(older), &[]), Err(Older));
+        assert_eq!(world.rooms.install(of(older), &[]), Err(StaleSnapshot));
     }
     assert!(!world.grant("root", 6));
 }
@@ -349,8 +357,8 @@ fn an_application_with_more_than_it_was_granted_counts_with_what_it_has() {
     world.step(&Step::Inited(0, true), max);
     world.engines[0].allocated = 30;
     let applications = world.applications();
-    let snapshot = Snapshot::new(at(5), &applications, queues(max, |path| world.used(path)), &applications);
-    let rooms = Rooms::new(Arc::new(snapshot), world.live());
+    let snapshot = ClusterSnapshot::new(at(5), &applications, queues(max, |path| world.used(path)), &applications);
+    let rooms = QueueCapacities::new(Arc::new(snapshot), world.live());
     assert_eq!(world.rooms.install(rooms, &[]), Ok(()));
     assert_eq!((world.used_shown("root"), world.unseen("root")), (30, 10), "nothing of it is another's to have");
 }

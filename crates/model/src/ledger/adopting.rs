@@ -4,14 +4,14 @@ use std::collections::HashMap;
 
 use super::{
     super::{
-        adopt::Adopt,
+        adopt::AdoptTicket,
         operation::{Outcome, Rejection},
     },
     HistoryLine, Ledger, TicketSlot, counters, registered_em,
 };
 
 impl Ledger {
-    pub(super) fn adopt(&mut self, op: &Adopt) -> Result<Outcome, Rejection> {
+    pub(super) fn adopt(&mut self, op: &AdoptTicket) -> Result<Outcome, Rejection> {
         if let Some(ended) = self.ended.get(&op.ticket_id) {
             return Err(Rejection::AdoptedTooLate(Box::new(ended.clone())));
         }

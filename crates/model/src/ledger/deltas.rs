@@ -7,20 +7,20 @@ use uuid::Uuid;
 
 use super::{
     super::{
-        drain::Drain,
+        drain::EmDrain,
         em::{Em, EmInstance},
-        end::End,
+        end::TicketEnd,
         external::{ClusterDelta, ClusterTicketDelta},
         limit::Limits,
-        line::{FreedSpots, QueuePosition, Spots},
+        line::{FreedKeys, QueuePosition, WaitKeys},
         name::Name,
-        operation::{Request, RequestRecord},
+        operation::{PlacedRequest, RequestRecord},
         principal::{Actor, Principal},
-        scope::{Counter, Usage},
+        scope::{ScopeCounter, ScopeHoldings},
         ticket::Ticket,
     },
     draining::DrainDelta,
-    snapshot::LineView,
+    snapshot::WaitQueueView,
 };
 
 /// Rows to write, in the order of the writes.
@@ -47,15 +47,15 @@ pub struct Deltas {
     /// Ended tickets, in the order of the decisions. Each has one [`HistoryLine::Ended`].
     pub ended: Vec<EndedDelta>,
     /// EMs with changed drains, and the new drain; `None` if the drain ended.
-    pub drains: Vec<(EmInstance, Option<Arc<Drain>>)>,
+    pub drains: Vec<(EmInstance, Option<Arc<EmDrain>>)>,
     /// New request ids.
     pub request_ids: Vec<RequestRecord>,
     /// Scopes with changed counters.
-    pub scopes: Vec<(Counter, Usage)>,
+    pub scopes: Vec<(ScopeCounter, ScopeHoldings)>,
     /// New queue entries.
-    pub waiting: Vec<WaitingDelta>,
+    pub waiting: Vec<EnqueuedDelta>,
     /// Queue entries with other wait keys.
-    pub moved: Vec<MovedDelta>,
+    pub moved: Vec<RequeuedDelta>,
     /// Ticket ids of the requests that left the wait queue.
     pub left_line: Vec<Uuid>,
     /// New locked tickets, in the order of the decisions.
@@ -71,7 +71,7 @@ pub struct Deltas {
     /// Number of requests whose check and decision differ on one state; only for the metrics.
     pub check_mismatches: u64,
     /// Wait keys with more capacity or fewer reservations; not written, but used to wake waiters.
-    pub freed: FreedSpots,
+    pub freed: FreedKeys,
 }
 
 impl Deltas {
@@ -107,7 +107,7 @@ pub enum HistoryLine {
     /// An EM registered: the EM at that moment, whether it was resized, and the actor.
     Registered(Box<Em>, bool, Principal),
     /// An EM was unregistered or lost: the EM at that moment, and the actor.
-    Gone(Box<Em>, End, Principal),
+    Gone(Box<Em>, TicketEnd, Principal),
     /// The next ticket of [`Deltas::granted`] was granted.
     Granted,
     /// A granted ticket that is no longer locked at the end of the batch: its state at the grant.
@@ -132,35 +132,35 @@ pub struct PostCommitState {
     /// EMs that are no longer registered.
     pub gone: Vec<EmInstance>,
     /// Scope counters.
-    pub scopes: Vec<(Counter, Usage)>,
+    pub scopes: Vec<(ScopeCounter, ScopeHoldings)>,
     /// Limits that the batch used.
     pub limits: Arc<Limits>,
     /// Wait queues that the batch read.
-    pub line: LineView,
+    pub line: WaitQueueView,
 }
 
 /// A request that enters the wait queue.
 #[derive(Debug)]
-pub struct WaitingDelta {
+pub struct EnqueuedDelta {
     /// Position of the request.
     pub position: QueuePosition,
     /// Start of waiting.
     pub since: OffsetDateTime,
     /// The request with its waiting parameters.
-    pub request: Request,
+    pub request: PlacedRequest,
     /// Wait keys of the request.
-    pub spots: Spots,
+    pub spots: WaitKeys,
 }
 
 /// A queued request with other wait keys.
 #[derive(Debug)]
-pub struct MovedDelta {
+pub struct RequeuedDelta {
     /// Position of the request.
     pub position: QueuePosition,
     /// EM of the latest decision.
     pub em: EmInstance,
     /// New wait keys.
-    pub spots: Spots,
+    pub spots: WaitKeys,
 }
 
 /// A ticket that ended.
@@ -169,7 +169,7 @@ pub struct EndedDelta {
     /// Last state of the ticket.
     pub ticket: Ticket,
     /// Reason of the end.
-    pub end: End,
+    pub end: TicketEnd,
     /// Whether the ticket has a row; false if this batch granted it.
     pub stored: bool,
     /// Actor that ended it.

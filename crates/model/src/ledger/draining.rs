@@ -4,12 +4,12 @@ use std::sync::Arc;
 
 use super::{
     super::{
-        drain::Drain,
+        drain::EmDrain,
         em::EmInstance,
-        end::End,
-        line::{MUCH, Spot},
+        end::TicketEnd,
+        line::{MUCH, WaitKey},
         name::Name,
-        operation::{DrainEm, Forced, Outcome, Rejection, ResumeEm},
+        operation::{DrainEm, ForceRelease, Outcome, Rejection, ResumeEm},
         principal::Actor,
         resource::{Resource, ResourceType},
         ticket::EndedTicket,
@@ -25,9 +25,9 @@ pub struct DrainDelta {
     /// Capacity of the EM; empty if it is not registered.
     pub total: Resource,
     /// Drain before the action, if any.
-    pub before: Option<Arc<Drain>>,
+    pub before: Option<Arc<EmDrain>>,
     /// Drain after the action; `None` after a resumption.
-    pub after: Option<Arc<Drain>>,
+    pub after: Option<Arc<EmDrain>>,
     /// Reason, if the operator gave one.
     pub reason: Option<Name>,
     /// Actor of the action.
@@ -41,7 +41,7 @@ impl Ledger {
             return Ok(Outcome::Drained(before.clone()));
         }
         let since = before.map_or(self.now, |before| before.since);
-        let drain = Arc::new(Drain { reason: op.reason.clone(), by: self.by.principal.clone(), since });
+        let drain = Arc::new(EmDrain { reason: op.reason.clone(), by: self.by.principal.clone(), since });
         self.set_drain(&op.em, Some(drain.clone()), Some(op.reason.clone()));
         Ok(Outcome::Drained(drain))
     }
@@ -58,7 +58,7 @@ impl Ledger {
     ///
     /// # Errors
     /// [`Rejection::EmNotRegistered`] if the EM is neither drained nor registered.
-    fn drained_or_registered(&self, em: &EmInstance) -> Result<Option<Arc<Drain>>, Rejection> {
+    fn drained_or_registered(&self, em: &EmInstance) -> Result<Option<Arc<EmDrain>>, Rejection> {
         let drain = self.drains.get(em).cloned();
         let current = self.ems.get(em).and_then(|slot| slot.current.as_ref());
         match drain.is_some() || current.is_some_and(|em| em.is_registered()) {
@@ -69,7 +69,7 @@ impl Ledger {
 
     /// Sets or ends a drain, and wakes all waiters of the EM: a drain sends them to other EMs, its end lets them be
     /// granted.
-    fn set_drain(&mut self, instance: &EmInstance, drain: Option<Arc<Drain>>, reason: Option<Name>) {
+    fn set_drain(&mut self, instance: &EmInstance, drain: Option<Arc<EmDrain>>, reason: Option<Name>) {
         let mut total = Resource::zero(ResourceType::Special);
         if let Some(slot) = self.ems.get_mut(instance)
             && let Some(em) = &mut slot.current
@@ -86,15 +86,15 @@ impl Ledger {
         let (em, by) = (instance.clone(), self.by.clone());
         let line = DrainDelta { em, total, before, after: drain, reason, by };
         self.deltas.lines.push(HistoryLine::Drain(Box::new(line)));
-        self.deltas.freed.note(Spot::Em(instance.clone()), MUCH);
+        self.deltas.freed.note(WaitKey::Em(instance.clone()), MUCH);
         self.drains_changed.insert(instance.clone());
     }
 
     /// Ends a ticket regardless of its owner. Returns how it ended, also if it had ended before.
-    pub(super) fn force(&mut self, op: &Forced) -> Result<Outcome, Rejection> {
+    pub(super) fn force(&mut self, op: &ForceRelease) -> Result<Outcome, Rejection> {
         let ticket_id = op.ticket.ticket_id;
         if !self.ended.contains_key(&ticket_id) {
-            self.end(ticket_id, End::Forced)?;
+            self.end(ticket_id, TicketEnd::Forced)?;
             if let Some(ended) = self.deltas.ended.last_mut() {
                 ended.reason = Some(op.reason.clone());
             }

@@ -7,10 +7,10 @@ use uuid::Uuid;
 use super::{
     super::{
         em::EmInstance,
-        end::End,
+        end::TicketEnd,
         limit::LimitedScope,
-        line::Spot,
-        operation::{Outcome, Rejection, Released},
+        line::WaitKey,
+        operation::{Outcome, Rejection, ReleaseTicket},
         ticket::{EndedTicket, Ticket, TicketState},
     },
     EndedDelta, HistoryLine, Ledger, counters, give_back, owned,
@@ -21,9 +21,9 @@ use super::{
 impl Ledger {
     /// Records freed capacity on the EM and in the scopes, as much as about `requests` requests used.
     pub(super) fn free(&mut self, em: &EmInstance, scopes: &[LimitedScope], requests: u32) {
-        self.deltas.freed.note(Spot::Em(em.clone()), requests);
+        self.deltas.freed.note(WaitKey::Em(em.clone()), requests);
         // Scopes without a limit are included, because a request can wait there for its own cap.
-        scopes.iter().for_each(|limited| self.deltas.freed.note(Spot::Scope(limited.scope().clone()), requests));
+        scopes.iter().for_each(|limited| self.deltas.freed.note(WaitKey::Scope(limited.scope().clone()), requests));
     }
 
     /// Records freed capacity in the external queue of a ticket. Call before the ticket ends there.
@@ -31,39 +31,39 @@ impl Ledger {
         self.clusters.spots_of(ticket_id).into_iter().for_each(|spot| self.deltas.freed.note(spot, 1));
     }
 
-    pub(super) fn released(&mut self, op: &Released) -> Result<Outcome, Rejection> {
+    pub(super) fn released(&mut self, op: &ReleaseTicket) -> Result<Outcome, Rejection> {
         if self.ended.get(&op.ticket_id).is_some_and(|ended| ended.is_of(&op.user, &op.em)) {
             return Ok(Outcome::Released);
         }
         owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?;
-        self.end(op.ticket_id, End::Released)?;
+        self.end(op.ticket_id, TicketEnd::Released)?;
         Ok(Outcome::Released)
     }
 
     /// Expires a locked ticket whose deadline has passed. A confirmation or release before this operation takes precedence.
-    pub(super) fn expire(&mut self, op: &Released) -> Result<Outcome, Rejection> {
+    pub(super) fn expire(&mut self, op: &ReleaseTicket) -> Result<Outcome, Rejection> {
         let due = self.tickets.get(&op.ticket_id).is_some_and(|slot| match &slot.ticket.state {
             TicketState::Locked { expires_at, .. } => slot.ticket.em == op.em && *expires_at <= self.now,
             TicketState::Used { .. } => false,
         });
         if due {
-            self.end(op.ticket_id, End::Expired)?;
+            self.end(op.ticket_id, TicketEnd::Expired)?;
         }
         Ok(Outcome::Expired(due))
     }
 
     /// Ends a used ticket that its EM no longer reports. A locked ticket expires instead.
-    pub(super) fn lost(&mut self, op: &Released) -> Result<Outcome, Rejection> {
+    pub(super) fn lost(&mut self, op: &ReleaseTicket) -> Result<Outcome, Rejection> {
         let is_used = |ticket: &Ticket| ticket.em == op.em && !ticket.is_locked();
         let lost = self.tickets.get(&op.ticket_id).is_some_and(|slot| is_used(&slot.ticket));
         if lost {
-            self.end(op.ticket_id, End::Lost)?;
+            self.end(op.ticket_id, TicketEnd::Lost)?;
         }
         Ok(Outcome::Lost(lost))
     }
 
     /// Ends a live ticket and subtracts its amounts from all counters.
-    pub(super) fn end(&mut self, ticket_id: Uuid, end: End) -> Result<(), Rejection> {
+    pub(super) fn end(&mut self, ticket_id: Uuid, end: TicketEnd) -> Result<(), Rejection> {
         let not_found = || Rejection::TicketNotFound { ticket_id, ended: None };
         let ticket = self.tickets.get(&ticket_id).ok_or_else(not_found)?.ticket.clone();
         let mut em = stored_em(&mut self.ems, &ticket.em)?.current.clone();
@@ -89,7 +89,7 @@ impl Ledger {
     }
 
     /// Moves a ticket from the live ones to the ended ones.
-    pub(super) fn end_ticket(&mut self, ticket_id: Uuid, end: End) {
+    pub(super) fn end_ticket(&mut self, ticket_id: Uuid, end: TicketEnd) {
         self.keep_granted(ticket_id);
         if let Some(TicketSlot { ticket, stored, .. }) = self.tickets.remove(&ticket_id) {
             let (user, em) = (ticket.user.clone(), ticket.em.clone());

@@ -5,17 +5,17 @@ use std::collections::HashMap;
 use super::{
     super::{
         judgement::beyond_watched,
-        operation::{Inited, Outcome, Rejection, Reported},
+        operation::{ConfirmTicket, Outcome, Rejection, UpdateTicket},
         refusal::Refusal,
         resource::Resource,
-        scope::{Counter, Tally},
+        scope::{ScopeCounter, Tally},
         ticket::{Ticket, TicketState},
     },
     HistoryLine, Ledger, check_epoch, counters, give_back, owned, registered_em, stored_em,
 };
 
 impl Ledger {
-    pub(super) fn inited(&mut self, op: &Inited) -> Result<Outcome, Rejection> {
+    pub(super) fn inited(&mut self, op: &ConfirmTicket) -> Result<Outcome, Rejection> {
         let ticket = owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?.ticket.clone();
         if op.epoch.is_some() {
             check_epoch(stored_em(&mut self.ems, &op.em)?.current, op.epoch)?;
@@ -40,7 +40,7 @@ impl Ledger {
         Ok(Outcome::Inited(Box::new(ticket)))
     }
 
-    pub(super) fn reported(&mut self, op: &Reported) -> Result<Outcome, Rejection> {
+    pub(super) fn reported(&mut self, op: &UpdateTicket) -> Result<Outcome, Rejection> {
         let ticket = owned(&mut self.tickets, &self.ended, op.ticket_id, &op.user, &op.em)?.ticket.clone();
         if op.epoch.is_some() {
             check_epoch(stored_em(&mut self.ems, &op.em)?.current, op.epoch)?;
@@ -96,7 +96,7 @@ impl Ledger {
             let short = if ticket.is_locked() { Rejection::NotEnough } else { Rejection::NoMore };
             return Err(short(Box::new(refusal)));
         }
-        let usage = |counter: &Counter| self.scopes.get(counter).map(|slot| &slot.usage);
+        let usage = |counter: &ScopeCounter| self.scopes.get(counter).map(|slot| &slot.usage);
         // Compares the growth with the advisory limits while the counters still include the earlier amounts.
         let is_beyond = !beyond_watched(&scopes, usage, held, used).is_empty();
         let mut counted = HashMap::new();

@@ -2,11 +2,11 @@
 
 use super::{
     super::{
-        judgement::Short,
-        line::{QueuePosition, Spots},
-        operation::{Outcome, Rejection, Request, Waiting},
+        judgement::BlockedRequest,
+        line::{QueuePosition, WaitKeys},
+        operation::{Outcome, PlacedRequest, QueuedOutcome, Rejection},
     },
-    Ledger, MovedDelta, WaitingDelta,
+    EnqueuedDelta, Ledger, RequeuedDelta,
 };
 
 impl Ledger {
@@ -14,7 +14,7 @@ impl Ledger {
     ///
     /// # Errors
     /// [`Rejection::PlaceLost`] if the queue no longer contains the position.
-    pub(super) fn position(&self, op: &Request) -> Result<Option<QueuePosition>, Rejection> {
+    pub(super) fn position(&self, op: &PlacedRequest) -> Result<Option<QueuePosition>, Rejection> {
         let position = op.position();
         match position {
             Some(position) if !self.line.line.has(position) => Err(Rejection::PlaceLost),
@@ -23,17 +23,22 @@ impl Ledger {
     }
 
     /// Queues a request that does not fit, or updates its entry. Refuses it if it may not wait or can never fit.
-    pub(super) fn wait_or_refuse(&mut self, op: &Request, position: Option<QueuePosition>, short: Short) -> Outcome {
-        let Short { refusal, spots } = short;
+    pub(super) fn wait_or_refuse(
+        &mut self,
+        op: &PlacedRequest,
+        position: Option<QueuePosition>,
+        short: BlockedRequest,
+    ) -> Outcome {
+        let BlockedRequest { refusal, spots } = short;
         let line = &mut self.line.line;
         let before = position.map(|position| line.spots_of(position)).unwrap_or_default();
         match (&op.wait, position) {
             (Some(wait), Some(position)) if wait.is_elsewhere => {
-                return Outcome::Waiting(Box::new(Waiting { position, spots: before, refusal }));
+                return Outcome::Waiting(Box::new(QueuedOutcome { position, spots: before, refusal }));
             }
             (Some(_), _) if !refusal.never_fits => {}
             _ => {
-                self.leave_line(op, Spots::new());
+                self.leave_line(op, WaitKeys::new());
                 return Outcome::Refused(Box::new(refusal));
             }
         }
@@ -41,19 +46,19 @@ impl Ledger {
         let spots = line.stand(position, &spots);
         if before.is_empty() {
             let (request, spots) = (op.clone(), spots.clone());
-            self.deltas.waiting.push(WaitingDelta { position, since: self.now, request, spots });
+            self.deltas.waiting.push(EnqueuedDelta { position, since: self.now, request, spots });
         } else if before != spots {
-            self.deltas.moved.push(MovedDelta { position, em: op.em.clone(), spots: spots.clone() });
+            self.deltas.moved.push(RequeuedDelta { position, em: op.em.clone(), spots: spots.clone() });
             let left = before.into_keys().filter(|spot| !spots.contains_key(spot));
             left.for_each(|spot| self.deltas.freed.note(spot, 1));
         }
         line.put(position, &spots, &op.ask.resource);
-        Outcome::Waiting(Box::new(Waiting { position, spots, refusal }))
+        Outcome::Waiting(Box::new(QueuedOutcome { position, spots, refusal }))
     }
 
     /// Removes the queue entries of a request, if any. Frees its reservation at all keys except `stays_at`, where its
     /// ticket now counts.
-    pub(super) fn leave_line(&mut self, op: &Request, stays_at: Spots) {
+    pub(super) fn leave_line(&mut self, op: &PlacedRequest, stays_at: WaitKeys) {
         let Some(position) = op.position() else { return };
         let spots = self.line.line.spots_of(position);
         if spots.is_empty() {

@@ -8,7 +8,7 @@ use super::super::{
     em::{Em, EmInstance},
     name::Name,
     operation::Rejection,
-    scope::Usage,
+    scope::ScopeHoldings,
     ticket::{EndedTicket, Ticket},
 };
 
@@ -37,7 +37,7 @@ impl EmSlot {
 
 #[derive(Debug, Default)]
 pub(super) struct ScopeSlot {
-    pub(super) usage: Usage,
+    pub(super) usage: ScopeHoldings,
     pub(super) changed: bool,
 }
 

@@ -9,21 +9,21 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::super::{
-    drain::Drain,
+    drain::EmDrain,
     em::{Em, EmInstance},
     external::Clusters,
     limit::Limits,
-    line::{Line, ViewedSpots},
+    line::{ViewedKeys, WaitQueues},
     operation::{RequestKey, RequestRecord},
     report::ReportNumber,
     resource::Resource,
-    scope::{Counter, Usage},
+    scope::{ScopeCounter, ScopeHoldings},
     ticket::{EndedTicket, Ticket},
 };
 
 /// Rows of everything that a batch touches, read under the locks.
 #[derive(Debug)]
-pub struct Snapshot {
+pub struct LedgerSnapshot {
     /// Database time, read after the locks.
     pub now: OffsetDateTime,
     /// Existing EMs.
@@ -39,7 +39,7 @@ pub struct Snapshot {
     /// Latest reports of the EMs that this batch may mark as lost; without EMs that never reported.
     pub reports: HashMap<EmInstance, ReportNumber>,
     /// Drains of the EMs that this batch registers, drains or resumes.
-    pub drains: HashMap<EmInstance, Arc<Drain>>,
+    pub drains: HashMap<EmInstance, Arc<EmDrain>>,
     /// Use at adoption of the live tickets that this batch adopts again, if recorded.
     pub adopted: HashMap<Uuid, Resource>,
     /// Known request ids.
@@ -47,9 +47,9 @@ pub struct Snapshot {
     /// Limits in force.
     pub limits: Arc<Limits>,
     /// Counters that the tickets of the batch belong to. A missing counter is zero.
-    pub scopes: HashMap<Counter, Usage>,
+    pub scopes: HashMap<ScopeCounter, ScopeHoldings>,
     /// Wait queues that the batch needs.
-    pub line: LineView,
+    pub line: WaitQueueView,
     /// External clusters that the batch touches.
     pub clusters: Clusters,
 }
@@ -65,9 +65,9 @@ pub struct TicketPage {
 
 /// Part of the wait queues that a batch reads.
 #[derive(Debug, Default)]
-pub struct LineView {
+pub struct WaitQueueView {
     /// Entries at the keys that were read, and all keys of the queued requests of the batch.
-    pub line: Line,
+    pub line: WaitQueues,
     /// Keys that were read, and the extent of each; `None` if no request waits anywhere.
-    pub spots: Option<ViewedSpots>,
+    pub spots: Option<ViewedKeys>,
 }

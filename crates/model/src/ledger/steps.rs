@@ -9,41 +9,41 @@ use uuid::Uuid;
 
 use super::{
     super::{
-        em::{Em, EmInstance, Going},
-        end::End,
-        line::{MUCH, Spot},
-        operation::{CountTickets, Outcome, Reap, Rejection, Unregister},
-        report::LastSign,
+        em::{Em, EmInstance, UnregisterProgress},
+        end::TicketEnd,
+        line::{MUCH, WaitKey},
+        operation::{CountTickets, MarkEmLost, Outcome, Rejection, UnregisterEm},
+        report::LastSignOfLife,
         ticket::Ticket,
     },
-    Counted, EmSlot, HistoryLine, Ledger, TicketPage, check_epoch, registered_em,
+    EmSlot, HistoryLine, LabelSetProgress, Ledger, TicketPage, check_epoch, registered_em,
 };
 
 impl Ledger {
-    pub(super) fn unregister(&mut self, op: &Unregister) -> Result<Outcome, Rejection> {
+    pub(super) fn unregister(&mut self, op: &UnregisterEm) -> Result<Outcome, Rejection> {
         check_epoch(registered_em(&mut self.ems, &op.em)?.current, op.epoch)?;
-        let (removed_tickets, in_progress) = self.go(&op.em, End::Unregistered)?;
+        let (removed_tickets, in_progress) = self.go(&op.em, TicketEnd::Unregistered)?;
         Ok(Outcome::Unregistered { removed_tickets, in_progress })
     }
 
     /// Marks an EM as lost if it has sent neither a report nor a registration since `op.last`.
-    pub(super) fn reap(&mut self, op: &Reap) -> Result<Outcome, Rejection> {
+    pub(super) fn reap(&mut self, op: &MarkEmLost) -> Result<Outcome, Rejection> {
         let current = self.ems.get(&op.em).and_then(|slot| slot.current.as_ref()).filter(|em| em.is_registered());
         let last = current.zip(self.reports.get(&op.em));
-        let last = last.map(|(em, reported)| LastSign { registered: em.epoch, reported: *reported });
+        let last = last.map(|(em, reported)| LastSignOfLife { registered: em.epoch, reported: *reported });
         if last != Some(op.last) {
             return Ok(Outcome::Reaped(None));
         }
-        self.go(&op.em, End::Lost).map(|(removed, _)| Outcome::Reaped(Some(removed)))
+        self.go(&op.em, TicketEnd::Lost).map(|(removed, _)| Outcome::Reaped(Some(removed)))
     }
 
     /// Starts an unregistration; the EM grants nothing from now on. Returns the number of ended tickets and whether more
     /// may remain.
-    fn go(&mut self, instance: &EmInstance, end: End) -> Result<(usize, bool), Rejection> {
+    fn go(&mut self, instance: &EmInstance, end: TicketEnd) -> Result<(usize, bool), Rejection> {
         let em = registered_em(&mut self.ems, instance)?.current;
-        em.going = Some(Going { epoch: em.epoch, end, after: Uuid::nil() });
+        em.going = Some(UnregisterProgress { epoch: em.epoch, end, after: Uuid::nil() });
         let line = HistoryLine::Gone(Box::new(em.clone()), end, self.by.principal.clone());
-        self.deltas.freed.note(Spot::Em(instance.clone()), MUCH);
+        self.deltas.freed.note(WaitKey::Em(instance.clone()), MUCH);
         self.reports.remove(instance);
         if let Some(slot) = self.ems.get_mut(instance) {
             slot.went = true;
@@ -117,7 +117,7 @@ impl Ledger {
             *stepped = true;
             match page.last {
                 Some(last) => em.counted.under_way = Some((to, last)),
-                None => em.counted = Counted { to, under_way: None },
+                None => em.counted = LabelSetProgress { to, under_way: None },
             }
         }
         Ok(Outcome::Stepped { tickets: tickets.len(), more: page.last.is_some() || to < op.to })
@@ -156,7 +156,7 @@ impl EmSlot {
         let Some(em) = &mut self.current else { return };
         self.stepped = true;
         if let Some(last) = last {
-            em.going = em.going.map(|going| Going { after: last, ..going });
+            em.going = em.going.map(|going| UnregisterProgress { after: last, ..going });
         } else if em.is_registered() {
             em.going = None;
         } else {

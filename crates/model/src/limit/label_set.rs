@@ -5,30 +5,35 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     name::Name,
     policy::Policy,
-    scope::{ENGINE_FAMILY, Lacking, Queues, Scope, TicketLabels},
+    scope::{ENGINE_FAMILY, MissingLabelPolicy, QueueCounting, Scope, TicketLabels},
 };
 
 /// A way of counting: the labels of the scopes and the exempt tickets.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Counting {
+pub struct CountingRule {
     /// Label names.
     pub keys: BTreeSet<String>,
     /// Scope of tickets that lack one of the labels.
-    pub lacking: Lacking,
+    pub lacking: MissingLabelPolicy,
     /// How amounts in external queues count.
-    pub queues: Queues,
+    pub queues: QueueCounting,
     /// Application names of EMs whose policies exclude this label set.
     pub exempt: BTreeSet<Name>,
 }
 
-impl Counting {
+impl CountingRule {
     /// Returns the ways of counting that rules of these label sets need under these policies.
     pub fn wanted(sets: BTreeSet<BTreeSet<String>>, policies: &BTreeMap<Name, Policy>) -> BTreeSet<Self> {
         let exempt = |keys: &BTreeSet<String>| {
             let leaving_out = policies.iter().filter(|(_, policy)| !policy.applies(keys));
             leaving_out.map(|(kind, _)| kind.clone()).collect()
         };
-        let counting = |keys| Self { exempt: exempt(&keys), lacking: Lacking::Empty, queues: Queues::Apart, keys };
+        let counting = |keys| Self {
+            exempt: exempt(&keys),
+            lacking: MissingLabelPolicy::Empty,
+            queues: QueueCounting::Apart,
+            keys,
+        };
         sets.into_iter().map(counting).collect()
     }
 
@@ -52,7 +57,7 @@ pub struct LabelSet {
     /// Id of the label set. Later ones have higher ids; ids are never reused.
     pub id: i64,
     /// How the label set counts.
-    pub counting: Counting,
+    pub counting: CountingRule,
     /// Whether the counters include all tickets, so that rules decide by them; false while tickets are being counted.
     pub is_counted: bool,
 }

@@ -8,14 +8,14 @@ use super::{LimitedScope, Rule};
 
 /// Source of a maximum.
 #[derive(Debug, Clone, Copy)]
-pub enum Decider<'a> {
+pub enum MaximumSource<'a> {
     /// A rule.
     Rule(&'a Rule),
     /// A cap of the request, lower than every enforced rule.
     Cap(&'a Cap),
 }
 
-impl fmt::Display for Decider<'_> {
+impl fmt::Display for MaximumSource<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Rule(rule) => rule.fmt(f),
@@ -32,7 +32,7 @@ pub struct Maximum<'a> {
     /// Maximum amount.
     pub max: i64,
     /// Rule or cap that sets the maximum.
-    pub decided_by: Decider<'a>,
+    pub decided_by: MaximumSource<'a>,
 }
 
 impl LimitedScope {
@@ -44,14 +44,14 @@ impl LimitedScope {
             cap.filter(|(max, _)| *max < rule.max)
         };
         let of_rules = self.in_mode(LimitMode::Enforced).map(move |of_rule| match lower(of_rule) {
-            Some((max, cap)) => Maximum { max, decided_by: Decider::Cap(cap), ..of_rule },
+            Some((max, cap)) => Maximum { max, decided_by: MaximumSource::Cap(cap), ..of_rule },
             None => of_rule,
         });
         let is_ruled =
             move |dimension: &Dimension| self.in_mode(LimitMode::Enforced).any(|rule| rule.dimension == dimension);
         let alone = cap.into_iter().flat_map(move |cap| {
             let unruled = cap.max.iter().filter(move |(dimension, _)| !is_ruled(dimension));
-            unruled.map(move |(dimension, max)| Maximum { dimension, max: *max, decided_by: Decider::Cap(cap) })
+            unruled.map(move |(dimension, max)| Maximum { dimension, max: *max, decided_by: MaximumSource::Cap(cap) })
         });
         of_rules.chain(alone)
     }
@@ -64,6 +64,6 @@ impl LimitedScope {
     /// Returns the maxima that rules of this mode decide.
     pub fn in_mode(&self, mode: LimitMode) -> impl Iterator<Item = Maximum<'_>> {
         let of_mode = self.maxima().filter(move |(.., rule)| rule.mode == mode);
-        of_mode.map(|(dimension, max, rule)| Maximum { dimension, max, decided_by: Decider::Rule(rule) })
+        of_mode.map(|(dimension, max, rule)| Maximum { dimension, max, decided_by: MaximumSource::Rule(rule) })
     }
 }

@@ -16,14 +16,14 @@ use crate::{
     operation::Rejection,
     principal::Principal,
     resource::Dimension,
-    scope::{CREATOR, ENGINE_TYPE, Scope, USER, Uncounted},
+    scope::{CREATOR, ENGINE_TYPE, Scope, USER, UncountedDimension},
 };
 
 /// Label pattern of a rule: each label with a value, or `None` for "each value separately".
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Pattern(BTreeMap<String, Option<String>>);
+pub struct LabelPattern(BTreeMap<String, Option<String>>);
 
-impl Pattern {
+impl LabelPattern {
     /// Creates a pattern from its labels.
     pub fn new(labels: BTreeMap<String, Option<String>>) -> Self {
         Self(labels)
@@ -41,25 +41,25 @@ impl Pattern {
 
     /// Returns which labels have values, the label with the highest rank first. `hadoop` + `IDE` precedes `hadoop` + each,
     /// which precedes each + `IDE`, which precedes each + each.
-    fn shape(&self) -> Shape {
+    fn shape(&self) -> PatternShape {
         let mut keys: Vec<_> = self.0.iter().collect();
         keys.sort_by_key(|(key, _)| rank(key));
-        Shape(keys.into_iter().map(|(key, value)| (key.clone(), value.is_some())).collect())
+        PatternShape(keys.into_iter().map(|(key, value)| (key.clone(), value.is_some())).collect())
     }
 
     /// Returns the label values in the order of the label names.
-    fn values(&self) -> Values {
+    fn values(&self) -> LabelValues {
         self.0.values().flatten().cloned().collect()
     }
 }
 
 /// Labels of a pattern, and which of them have a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct Shape(Vec<(String, bool)>);
+struct PatternShape(Vec<(String, bool)>);
 
-impl Shape {
+impl PatternShape {
     /// Returns the values that a rule of this shape would name to match a scope.
-    fn values(&self, scope: &Scope) -> Values {
+    fn values(&self, scope: &Scope) -> LabelValues {
         let is_fixed = |key: &str| self.0.iter().any(|(known, is_fixed)| *is_fixed && known == key);
         scope.labels().iter().filter(|(key, _)| is_fixed(key)).map(|(_, value)| value.clone()).collect()
     }
@@ -70,23 +70,23 @@ impl Shape {
 }
 
 /// Values of some labels, in the order of the label names.
-type Values = Vec<String>;
+type LabelValues = Vec<String>;
 
 /// Rules by their values. Copies share unchanged parts.
-type ByValues = RedBlackTreeMapSync<Values, Arc<Rule>>;
+type RulesByValues = RedBlackTreeMapSync<LabelValues, Arc<Rule>>;
 
 /// Rules of one label set, by their values. A lookup costs one map access per shape, regardless of the number of rules.
 #[derive(Debug, Clone, Default)]
 pub(super) struct RuleSet {
     /// Rules by shape, the most specific first.
-    shapes: Vec<(Shape, ByValues)>,
+    shapes: Vec<(PatternShape, RulesByValues)>,
 }
 
 impl RuleSet {
     pub fn insert(&mut self, rule: Arc<Rule>) {
         let (shape, values) = (rule.pattern.shape(), rule.pattern.values());
         let at = self.find(&shape).unwrap_or_else(|at| {
-            self.shapes.insert(at, (shape, ByValues::default()));
+            self.shapes.insert(at, (shape, RulesByValues::default()));
             at
         });
         if let Some((_, rules)) = self.shapes.get_mut(at) {
@@ -94,7 +94,7 @@ impl RuleSet {
         }
     }
 
-    pub fn remove(&mut self, pattern: &Pattern) {
+    pub fn remove(&mut self, pattern: &LabelPattern) {
         let Ok(at) = self.find(&pattern.shape()) else { return };
         if let Some((_, rules)) = self.shapes.get_mut(at) {
             rules.remove_mut(&pattern.values());
@@ -105,12 +105,12 @@ impl RuleSet {
     }
 
     /// Returns the index of a shape, or the index to insert it at.
-    fn find(&self, shape: &Shape) -> Result<usize, usize> {
+    fn find(&self, shape: &PatternShape) -> Result<usize, usize> {
         self.shapes.binary_search_by(|(known, _)| shape.is_fixed().cmp(known.is_fixed()))
     }
 
     /// Returns at most `limit` rules after the pattern `after`. `of_set` compares this label set with that of `after`.
-    pub fn behind(&self, of_set: Ordering, after: &Pattern, limit: usize) -> Vec<&Rule> {
+    pub fn behind(&self, of_set: Ordering, after: &LabelPattern, limit: usize) -> Vec<&Rule> {
         let (shape, values, mut page) = (after.shape(), after.values(), Vec::new());
         for (known, by_values) in &self.shapes {
             let from = match of_set.then_with(|| shape.is_fixed().cmp(known.is_fixed())) {
@@ -118,7 +118,7 @@ impl RuleSet {
                 Ordering::Equal => Bound::Excluded(&values),
                 Ordering::Greater => Bound::Unbounded,
             };
-            let behind = by_values.range::<Values, _>((from, Bound::Unbounded));
+            let behind = by_values.range::<LabelValues, _>((from, Bound::Unbounded));
             page.extend(behind.take(limit - page.len()).map(|(_, rule)| &**rule));
         }
         page
@@ -140,7 +140,7 @@ impl RuleSet {
 }
 
 /// For display; not parsed.
-impl fmt::Display for Pattern {
+impl fmt::Display for LabelPattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (number, (key, value)) in self.0.iter().enumerate() {
             let separator = if number == 0 { "" } else { "," };
@@ -177,7 +177,7 @@ pub(super) fn check_order(keys: &BTreeSet<String>) -> (usize, u8, Vec<&str>) {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rule {
     /// Tickets that the rule applies to. The pattern identifies the rule.
-    pub pattern: Pattern,
+    pub pattern: LabelPattern,
     /// Effect above the maximum.
     pub mode: LimitMode,
     /// Maximum per dimension.
@@ -193,9 +193,9 @@ impl Rule {
     /// Checks that the label set counts all dimensions of the rule.
     ///
     /// # Errors
-    /// [`Uncounted`] for the first dimension that it does not count.
-    pub fn check_labels(&self) -> Result<(), Uncounted> {
-        Uncounted::check(self.max.keys(), |label| self.pattern.0.contains_key(label))
+    /// [`UncountedDimension`] for the first dimension that it does not count.
+    pub fn check_labels(&self) -> Result<(), UncountedDimension> {
+        UncountedDimension::check(self.max.keys(), |label| self.pattern.0.contains_key(label))
     }
 }
 
@@ -221,7 +221,7 @@ impl RuleRecord {
 
 /// Precondition of a change.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Expected {
+pub enum RulePrecondition {
     /// No condition.
     Anything,
     /// The rule does not exist.
@@ -230,12 +230,12 @@ pub enum Expected {
     Etag(String),
 }
 
-impl Expected {
+impl RulePrecondition {
     /// Checks the precondition against the stored rule of `pattern`.
     ///
     /// # Errors
     /// [`Rejection::LimitChanged`] if it does not hold.
-    pub fn check(&self, pattern: &Pattern, found: Option<&RuleRecord>) -> Result<(), Rejection> {
+    pub fn check(&self, pattern: &LabelPattern, found: Option<&RuleRecord>) -> Result<(), Rejection> {
         let is_there = match (self, found) {
             (Self::Anything, _) | (Self::Nothing, None) => true,
             (Self::Etag(etag), Some(found)) => *etag == found.etag,
@@ -260,7 +260,8 @@ pub struct RuleChanges {
 impl RuleChanges {
     /// Compares the stored rules with `after`, whose patterns are unique.
     pub fn between(before: impl IntoIterator<Item = Rule>, after: &[Rule]) -> Self {
-        let mut before: BTreeMap<Pattern, Rule> = before.into_iter().map(|rule| (rule.pattern.clone(), rule)).collect();
+        let mut before: BTreeMap<LabelPattern, Rule> =
+            before.into_iter().map(|rule| (rule.pattern.clone(), rule)).collect();
         let mut changes = Self::default();
         for rule in after {
             match before.remove(&rule.pattern) {

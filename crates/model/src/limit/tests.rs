@@ -8,7 +8,7 @@ use crate::{em::EmInstance, limit_mode::LimitMode, name::Labels, resource::Resou
 fn rule(labels: &[(&str, Option<&str>)], instances: i64) -> Rule {
     let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned))).collect();
     let max = BTreeMap::from([(Dimension::Instances, instances)]);
-    Rule { pattern: Pattern::new(labels), mode: LimitMode::Enforced, max }
+    Rule { pattern: LabelPattern::new(labels), mode: LimitMode::Enforced, max }
 }
 
 fn decided(limits: &Limits, user: &str, creator: &str) -> Vec<(String, Option<i64>)> {
@@ -23,7 +23,7 @@ fn decided(limits: &Limits, user: &str, creator: &str) -> Vec<(String, Option<i6
 /// Returns limits whose label sets are all counted, or all being counted.
 fn limits(is_counted: bool, rules: impl IntoIterator<Item = Rule>) -> Limits {
     let rules: Vec<Rule> = rules.into_iter().collect();
-    let wanted = Counting::wanted(rules.iter().map(Rule::label_set).collect(), &BTreeMap::new());
+    let wanted = CountingRule::wanted(rules.iter().map(Rule::label_set).collect(), &BTreeMap::new());
     let sets = (1..).zip(wanted).map(|(id, counting)| LabelSet { id, counting, is_counted }).collect();
     Limits::new(Uuid::nil(), sets, rules)
 }
@@ -44,7 +44,7 @@ fn kinds_whose_policy_leaves_a_label_set_out_do_not_count_there() {
     let kind = Name::parse("em", "ecm").unwrap();
     let policies = BTreeMap::from([(kind.clone(), Policy::new([]))]);
     let rules = [rule(&[("user", None)], 2)];
-    let [counting] = Counting::wanted(rules.iter().map(Rule::label_set).collect(), &policies)
+    let [counting] = CountingRule::wanted(rules.iter().map(Rule::label_set).collect(), &policies)
         .into_iter()
         .collect::<Vec<_>>()
         .try_into()

@@ -6,7 +6,7 @@ use super::{LimitedScope, Rule, RuleChanges, maxima};
 use crate::{
     limit_mode::LimitMode,
     resource::Dimension,
-    scope::{Scope, StoredUsage, Usage},
+    scope::{Scope, ScopeHoldings, StoredScopeHoldings},
 };
 
 /// A scope with its use and its deciding rules.
@@ -17,15 +17,15 @@ pub struct ScopeUsage {
     /// Deciding rules, the most specific first. Each decides the dimensions that no earlier rule names.
     pub rules: Vec<Arc<Rule>>,
     /// Sums of its live tickets.
-    pub usage: Usage,
+    pub usage: ScopeHoldings,
     /// Row version; increases with each change.
     pub version: i64,
 }
 
 impl ScopeUsage {
     /// Combines a counter with its stored use.
-    pub fn new(limited: LimitedScope, stored: StoredUsage) -> Self {
-        let StoredUsage { usage, version } = stored;
+    pub fn new(limited: LimitedScope, stored: StoredScopeHoldings) -> Self {
+        let StoredScopeHoldings { usage, version } = stored;
         Self { scope: limited.counter.scope, rules: limited.rules, usage, version }
     }
 
@@ -65,18 +65,18 @@ pub fn sort_fullest(scopes: &mut [ScopeUsage]) {
 
 /// Effect of replacing all rules.
 #[derive(Debug, Clone)]
-pub struct Replaced {
+pub struct RuleReplacement {
     /// Changed rules.
     pub changes: RuleChanges,
     /// Scopes whose use exceeds the new rules.
-    pub over: Over,
+    pub over: LimitExcess,
     /// Whether all rules decide already; false if tickets must be counted first.
     pub decides: bool,
 }
 
 /// Scopes whose use exceeds their rules.
 #[derive(Debug, Clone, Default)]
-pub struct Over {
+pub struct LimitExcess {
     /// The first of these scopes.
     pub first: Vec<ScopeUsage>,
     /// Number of these scopes among the checked ones.
@@ -85,7 +85,7 @@ pub struct Over {
     pub is_partial: bool,
 }
 
-impl Over {
+impl LimitExcess {
     /// Returns the result without any check.
     pub fn unknown() -> Self {
         Self { is_partial: true, ..Self::default() }

@@ -9,9 +9,9 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
-    drain::Drain,
+    drain::EmDrain,
     em::EmInstance,
-    hold::TakenHold,
+    hold::ExistingHold,
     operation::LockKey,
     refusal::Refusal,
     report::ReportNumber,
@@ -98,7 +98,7 @@ pub enum Rejection {
         /// The EM.
         em: EmInstance,
         /// Drain with start, actor and reason.
-        drain: Arc<Drain>,
+        drain: Arc<EmDrain>,
     },
     /// The EM is reserved for a label that the request does not carry.
     #[error("the EM {em} is reserved for {key}={value}; carry that label, or name another EM")]
@@ -234,7 +234,7 @@ pub enum Rejection {
         /// The lock key.
         key: LockKey,
         /// The existing hold; `None` if its row was inserted by hand.
-        taken: Option<Box<TakenHold>>,
+        taken: Option<Box<ExistingHold>>,
     },
     /// The maximum number of holds is reached.
     #[error("{most} EMs and users are held already, which is the most; release one of them first")]
@@ -314,9 +314,9 @@ impl Rejection {
     }
 }
 
-fn already_held(key: &LockKey, taken: Option<&TakenHold>) -> String {
+fn already_held(key: &LockKey, taken: Option<&ExistingHold>) -> String {
     match taken {
-        Some(TakenHold { reason, by, until, .. }) => {
+        Some(ExistingHold { reason, by, until, .. }) => {
             let until = rfc3339(*until);
             format!("{key} is held by {by} until {until} ({reason}); wait, or release that hold first")
         }
@@ -326,8 +326,8 @@ fn already_held(key: &LockKey, taken: Option<&TakenHold>) -> String {
     }
 }
 
-fn em_draining(em: &EmInstance, drain: &Drain) -> String {
-    let Drain { reason, by, since } = drain;
+fn em_draining(em: &EmInstance, drain: &EmDrain) -> String {
+    let EmDrain { reason, by, since } = drain;
     let since = rfc3339(*since);
     format!(
         "the EM {em} is drained since {since} by {by} ({reason}): nothing new is granted there; name another EM, or leave the choice to the \

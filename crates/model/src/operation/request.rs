@@ -16,26 +16,26 @@ use crate::{
     name::{Labels, Name},
     principal::Principal,
     resource::Resource,
-    scope::{CREATOR, Counter, ENGINE_TYPE, TicketLabels, USER},
-    selector::Selector,
+    scope::{CREATOR, ENGINE_TYPE, ScopeCounter, TicketLabels, USER},
+    selector::EmSelector,
 };
 
 use super::Grant;
 
 /// Operation that requests resources on one EM.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Request {
+pub struct PlacedRequest {
     /// EM of this attempt.
     pub em: EmInstance,
     /// Spec, shared by all attempts.
     pub ask: Arc<RequestSpec>,
     /// Waiting parameters if the request does not fit; `None` to refuse it.
-    pub wait: Option<Wait>,
+    pub wait: Option<WaitParameters>,
     /// Cached counters of the request.
     pub scopes: RequestScopes,
 }
 
-impl Request {
+impl PlacedRequest {
     /// Returns the queue position, if the request has one.
     pub fn position(&self) -> Option<QueuePosition> {
         self.wait.as_ref()?.position
@@ -47,7 +47,7 @@ impl Request {
     }
 
     /// Returns the counters of the request without their rules.
-    pub fn counters(&self, limits: &Limits) -> Vec<Counter> {
+    pub fn counters(&self, limits: &Limits) -> Vec<ScopeCounter> {
         self.scopes(limits).iter().map(|limited| limited.counter.clone()).collect()
     }
 }
@@ -55,10 +55,10 @@ impl Request {
 /// Counters of a request, computed once and passed along with it. All values compare as equal, because they follow from the
 /// request.
 #[derive(Debug, Clone, Default)]
-pub struct RequestScopes(Arc<OnceLock<KnownScopes>>);
+pub struct RequestScopes(Arc<OnceLock<CachedScopes>>);
 
 #[derive(Debug)]
-struct KnownScopes {
+struct CachedScopes {
     limits: Uuid,
     em: EmInstance,
     scopes: Arc<[LimitedScope]>,
@@ -67,7 +67,7 @@ struct KnownScopes {
 impl RequestScopes {
     fn get(&self, limits: &Limits, em: &EmInstance, work_out: impl Fn() -> Vec<LimitedScope>) -> Arc<[LimitedScope]> {
         let known =
-            self.0.get_or_init(|| KnownScopes { limits: limits.version(), em: em.clone(), scopes: work_out().into() });
+            self.0.get_or_init(|| CachedScopes { limits: limits.version(), em: em.clone(), scopes: work_out().into() });
         match known.limits == limits.version() && known.em == *em {
             true => known.scopes.clone(),
             // Other limits or another EM: the cached scopes do not apply.
@@ -84,7 +84,7 @@ impl PartialEq for RequestScopes {
 
 /// Waiting parameters of a request.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Wait {
+pub struct WaitParameters {
     /// Instance where the caller waits.
     pub instance_id: Uuid,
     /// Remaining time to wait.
@@ -115,7 +115,7 @@ pub struct RequestSpec {
     /// All labels of the request, including those that select an EM. The ticket stores them, and scopes count by them.
     pub labels: Labels,
     /// Conditions on the EM.
-    pub selector: Selector,
+    pub selector: EmSelector,
     /// Caps of the request, each for another label set; not part of the ticket.
     pub caps: Vec<Arc<Cap>>,
     /// Time until the ticket expires without a confirmation.

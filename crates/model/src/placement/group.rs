@@ -9,13 +9,13 @@ use std::{
 };
 
 use crate::{
-    resource::{Dimension, Left, Resource},
+    resource::{Dimension, LeftResource, Resource},
     selector::Placement,
 };
 
 use super::{
-    host::{Host, Order, Rank, WHOLE, share_of},
-    hosts::Hosts,
+    host::{Candidate, CandidateOrder, Rank, WHOLE, share_of},
+    hosts::CandidateTable,
 };
 
 /// Maximum number of remembered sizes that fit nowhere.
@@ -26,30 +26,30 @@ const ORDERS_MAX: usize = 16;
 
 /// Index of an EM within a view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(super) struct HostId(pub u32);
+pub(super) struct CandidateId(pub u32);
 
 /// EMs of one resource type. A sort order exists for each dimension that was dominant in a request. Pack placement has
 /// further orders, which spare the dimensions that a request does not need.
 #[derive(Debug, Default)]
-pub(super) struct Group {
-    members: HashSet<HostId>,
+pub(super) struct CandidateGroup {
+    members: HashSet<CandidateId>,
     /// Capacity of the members per dimension: sum, and amount of each member.
-    capacity: BTreeMap<Dimension, Capacity>,
+    capacity: BTreeMap<Dimension, GroupCapacity>,
     /// Available members by sort order.
-    orders: HashMap<Order, BTreeSet<Rank>>,
+    orders: HashMap<CandidateOrder, BTreeSet<Rank>>,
     /// `full`: sizes that fit on no available, uncontended member. `small`: sizes that would not fit even on empty members.
-    full: Remembered,
-    small: Remembered,
+    full: RefusedSizes,
+    small: RefusedSizes,
 }
 
 #[derive(Debug, Default)]
-struct Capacity {
+struct GroupCapacity {
     sum: i128,
     /// Number of members by amount.
     members: BTreeMap<i64, usize>,
 }
 
-impl Capacity {
+impl GroupCapacity {
     fn insert(&mut self, amount: i64) {
         self.sum += i128::from(amount);
         *self.members.entry(amount).or_default() += 1;
@@ -72,9 +72,9 @@ impl Capacity {
 
 /// Sizes that do not fit; none contains another.
 #[derive(Debug, Default)]
-struct Remembered(Vec<Resource>);
+struct RefusedSizes(Vec<Resource>);
 
-impl Remembered {
+impl RefusedSizes {
     fn applies_to(&self, share: &Resource) -> bool {
         self.0.iter().any(|known| known.not_more_than(share) == Ok(true))
     }
@@ -87,31 +87,31 @@ impl Remembered {
         self.0.push(share.clone());
     }
 
-    fn forget_what_fits(&mut self, room: &Left) {
+    fn forget_what_fits(&mut self, room: &LeftResource) {
         self.0.retain(|known| !room.covers(known));
     }
 }
 
 /// Search conditions within a group.
-pub(super) struct Wanted<'a> {
+pub(super) struct CandidateQuery<'a> {
     /// Share that the EMs would count.
     pub share: &'a Resource,
     pub placement: Placement,
     /// Whether to search the contended EMs instead of the others.
     pub is_held: bool,
     /// Further condition, if any.
-    pub only: Option<&'a dyn Fn(&Host) -> bool>,
+    pub only: Option<&'a dyn Fn(&Candidate) -> bool>,
 }
 
-impl Wanted<'_> {
-    fn may_be(&self, host: &Host) -> bool {
+impl CandidateQuery<'_> {
+    fn may_be(&self, host: &Candidate) -> bool {
         host.em.provides(self.share).is_ok() && self.only.is_none_or(|only| only(host))
     }
 }
 
-impl Group {
+impl CandidateGroup {
     /// Creates a group of these members.
-    pub fn new(members: impl IntoIterator<Item = HostId>, hosts: &Hosts) -> Self {
+    pub fn new(members: impl IntoIterator<Item = CandidateId>, hosts: &CandidateTable) -> Self {
         let mut group = Self::default();
         for id in members {
             if let Some(host) = hosts.get(id) {
@@ -129,11 +129,11 @@ impl Group {
         self.members.is_empty()
     }
 
-    pub fn members(&self) -> impl Iterator<Item = HostId> {
+    pub fn members(&self) -> impl Iterator<Item = CandidateId> {
         self.members.iter().copied()
     }
 
-    pub fn insert(&mut self, id: HostId, host: &Host) {
+    pub fn insert(&mut self, id: CandidateId, host: &Candidate) {
         self.members.insert(id);
         for (dimension, amount) in host.capacity.amounts() {
             self.capacity.entry(dimension).or_default().insert(amount);
@@ -142,7 +142,7 @@ impl Group {
     }
 
     /// Removes a member, which must be unchanged since it was inserted or ranked.
-    pub fn remove(&mut self, id: HostId, host: &Host) {
+    pub fn remove(&mut self, id: CandidateId, host: &Candidate) {
         self.members.remove(&id);
         for (dimension, amount) in host.capacity.amounts() {
             if let Some(capacity) = self.capacity.get_mut(&dimension) {
@@ -156,7 +156,7 @@ impl Group {
     }
 
     /// Inserts a member into all sort orders after a change.
-    pub fn rank(&mut self, id: HostId, host: &Host) {
+    pub fn rank(&mut self, id: CandidateId, host: &Candidate) {
         if host.is_available() {
             for (order, ranks) in &mut self.orders {
                 ranks.insert(host.rank(id, order));
@@ -169,7 +169,7 @@ impl Group {
     }
 
     /// Removes a member from all sort orders before a change. The member remains in the group.
-    pub fn unrank(&mut self, id: HostId, host: &Host) {
+    pub fn unrank(&mut self, id: CandidateId, host: &Candidate) {
         for (order, ranks) in &mut self.orders {
             ranks.remove(&host.rank(id, order));
         }
@@ -198,13 +198,13 @@ impl Group {
     }
 
     /// Returns the best EM with capacity for the share, with its rank. `is_held` selects the contended EMs or the others.
-    pub fn best(&mut self, wanted: &Wanted<'_>, hosts: &Hosts) -> Option<Rank> {
+    pub fn best(&mut self, wanted: &CandidateQuery<'_>, hosts: &CandidateTable) -> Option<Rank> {
         if !self.may_provide(wanted.share) || !wanted.is_held && self.full.applies_to(wanted.share) {
             return None;
         }
         let dimension = self.dominant(wanted.share);
         // A smaller free share cannot fit even on the largest member.
-        let largest = self.capacity.get(&dimension).map_or(0, Capacity::largest);
+        let largest = self.capacity.get(&dimension).map_or(0, GroupCapacity::largest);
         let needed = share_of(wanted.share.get(&dimension), largest);
         let has_room = |rank: &&Rank| {
             hosts.get(rank.host).is_some_and(|host| host.left.covers(wanted.share) && wanted.may_be(host))
@@ -216,7 +216,7 @@ impl Group {
         let is_held = wanted.is_held;
         // Contended EMs rank below the others.
         let end = if is_held { Bound::Excluded(Rank::lowest(false, false, 0)) } else { Bound::Unbounded };
-        let ranks = self.ranks(Order { dimension, spared }, hosts);
+        let ranks = self.ranks(CandidateOrder { dimension, spared }, hosts);
         let found = match wanted.placement {
             Placement::Spread => {
                 let freest = ranks.range((Bound::Unbounded, end)).rev();
@@ -237,7 +237,7 @@ impl Group {
 
     /// Returns the EM that best explains a refusal, with its rank. True: the share would fit on it if it were empty. Among
     /// equals, the EM has the largest free share; an uncontended EM takes precedence.
-    pub fn closest(&mut self, wanted: &Wanted<'_>, hosts: &Hosts) -> Option<(bool, Rank)> {
+    pub fn closest(&mut self, wanted: &CandidateQuery<'_>, hosts: &CandidateTable) -> Option<(bool, Rank)> {
         if !self.may_provide(wanted.share) {
             return None;
         }
@@ -247,7 +247,7 @@ impl Group {
                 hosts.get(rank.host).is_some_and(|host| host.capacity.covers(wanted.share) && wanted.may_be(host))
             };
             if let Some(rank) = self
-                .ranks(Order { dimension: dimension.clone(), spared: Vec::new() }, hosts)
+                .ranks(CandidateOrder { dimension: dimension.clone(), spared: Vec::new() }, hosts)
                 .iter()
                 .rev()
                 .find(would_fit)
@@ -259,12 +259,16 @@ impl Group {
             }
         }
         let may_be = |rank: &&Rank| hosts.get(rank.host).is_some_and(|host| wanted.may_be(host));
-        self.ranks(Order { dimension, spared: Vec::new() }, hosts).iter().rev().find(may_be).map(|rank| (false, *rank))
+        self.ranks(CandidateOrder { dimension, spared: Vec::new() }, hosts)
+            .iter()
+            .rev()
+            .find(may_be)
+            .map(|rank| (false, *rank))
     }
 
     /// Returns any available member that fulfils `only`, regardless of its dimensions.
-    pub fn any(&self, hosts: &Hosts, only: &dyn Fn(&Host) -> bool) -> Option<HostId> {
-        let can_be = |id: &HostId| hosts.get(*id).is_some_and(|host| host.is_available() && only(host));
+    pub fn any(&self, hosts: &CandidateTable, only: &dyn Fn(&Candidate) -> bool) -> Option<CandidateId> {
+        let can_be = |id: &CandidateId| hosts.get(*id).is_some_and(|host| host.is_available() && only(host));
         match self.orders.values().next() {
             Some(available) => available.iter().map(|rank| rank.host).find(can_be),
             None => self.members().find(can_be),
@@ -279,7 +283,7 @@ impl Group {
         there.filter(|dimension| !asked.contains(dimension)).cloned().collect()
     }
 
-    fn ranks(&mut self, mut order: Order, hosts: &Hosts) -> &BTreeSet<Rank> {
+    fn ranks(&mut self, mut order: CandidateOrder, hosts: &CandidateTable) -> &BTreeSet<Rank> {
         if self.orders.len() >= ORDERS_MAX && !self.orders.contains_key(&order) {
             order.spared.clear();
         }

@@ -4,23 +4,23 @@ use std::cmp::Reverse;
 
 use crate::{
     em::Em,
-    report::Condition,
-    resource::{Dimension, Left, Resource, ResourceError},
+    report::EmCondition,
+    resource::{Dimension, LeftResource, Resource, ResourceError},
 };
 
-use super::{group::HostId, label_sets::SetId};
+use super::{group::CandidateId, label_sets::SetId};
 
 /// An EM as last observed.
 #[derive(Debug)]
-pub(super) struct Host {
+pub(super) struct Candidate {
     pub em: Em,
-    pub condition: Condition,
+    pub condition: EmCondition,
     /// Survey that was current when its condition arrived by a report.
     pub reported: u64,
     /// Free amounts, after assumed grants.
-    pub left: Left,
+    pub left: LeftResource,
     /// Amounts that an empty EM could grant.
-    pub capacity: Left,
+    pub capacity: LeftResource,
     /// Sum of proposed shares that are not decided yet, and the latest survey at a proposal.
     assumed: Option<(Resource, u64)>,
     /// Whether the EM is contended.
@@ -35,7 +35,7 @@ pub(super) struct Host {
 
 /// Sort order of candidates.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub(super) struct Order {
+pub(super) struct CandidateOrder {
     /// Dimension whose free share sorts.
     pub dimension: Dimension,
     /// EMs without free amounts in any of these dimensions sort below all others.
@@ -56,7 +56,7 @@ pub(super) struct Rank {
     pub share: u64,
     busy: Reverse<u8>,
     touched: Reverse<u64>,
-    pub host: HostId,
+    pub host: CandidateId,
 }
 
 impl Rank {
@@ -68,7 +68,7 @@ impl Rank {
             share,
             busy: Reverse(u8::MAX),
             touched: Reverse(u64::MAX),
-            host: HostId(0),
+            host: CandidateId(0),
         }
     }
 }
@@ -84,13 +84,13 @@ pub(super) fn share_of(amount: i64, whole: i64) -> u64 {
     }
 }
 
-impl Host {
+impl Candidate {
     /// Creates a candidate.
     ///
     /// # Errors
     /// [`ResourceError`] if its amounts contradict each other. Such an EM is never proposed; requests that name it get the
     /// error.
-    pub fn new(em: Em, condition: Condition, touched: u64, surveyed: u64) -> Result<Self, ResourceError> {
+    pub fn new(em: Em, condition: EmCondition, touched: u64, surveyed: u64) -> Result<Self, ResourceError> {
         let nothing = em.total.zero_like();
         let capacity = Resource::left(&em.total, &em.protected, &nothing, &nothing)?;
         Ok(Self {
@@ -107,7 +107,7 @@ impl Host {
         })
     }
 
-    /// Replaces the observed EM; allowed only if [`Host::is_like`] holds.
+    /// Replaces the observed EM; allowed only if [`Candidate::is_like`] holds.
     pub fn see(&mut self, em: Em, touched: u64, surveyed: u64) {
         // Keeps the earlier amounts if the new ones contradict each other.
         if let Ok(left) = em.left() {
@@ -136,7 +136,7 @@ impl Host {
         self.em.label(&label.0) == Some(&label.1)
     }
 
-    pub fn rank(&self, host: HostId, order: &Order) -> Rank {
+    pub fn rank(&self, host: CandidateId, order: &CandidateOrder) -> Rank {
         Rank {
             held: Reverse(self.is_held),
             spare: order.spared.iter().any(|dimension| self.left.get(dimension) > 0),

@@ -4,48 +4,48 @@ use std::collections::HashMap;
 
 use crate::em::EmInstance;
 
-use super::{group::HostId, host::Host};
+use super::{group::CandidateId, host::Candidate};
 
 /// EMs by index and by name.
 #[derive(Debug, Default)]
-pub(super) struct Hosts {
-    slots: Vec<Option<Host>>,
-    free: Vec<HostId>,
-    ids: HashMap<EmInstance, HostId>,
+pub(super) struct CandidateTable {
+    slots: Vec<Option<Candidate>>,
+    free: Vec<CandidateId>,
+    ids: HashMap<EmInstance, CandidateId>,
     /// Number of visited EMs.
     #[cfg(test)]
     pub visits: std::cell::Cell<u64>,
 }
 
-impl Hosts {
+impl CandidateTable {
     pub fn len(&self) -> usize {
         self.ids.len()
     }
 
-    pub fn id(&self, em: &EmInstance) -> Option<HostId> {
+    pub fn id(&self, em: &EmInstance) -> Option<CandidateId> {
         self.ids.get(em).copied()
     }
 
-    pub fn get(&self, id: HostId) -> Option<&Host> {
+    pub fn get(&self, id: CandidateId) -> Option<&Candidate> {
         #[cfg(test)]
         self.visits.set(self.visits.get() + 1);
         self.slots.get(id.0 as usize)?.as_ref()
     }
 
-    pub fn get_mut(&mut self, id: HostId) -> Option<&mut Host> {
+    pub fn get_mut(&mut self, id: CandidateId) -> Option<&mut Candidate> {
         self.slots.get_mut(id.0 as usize)?.as_mut()
     }
 
-    pub fn iter(&self) -> impl Iterator<Item = (HostId, &Host)> {
+    pub fn iter(&self) -> impl Iterator<Item = (CandidateId, &Candidate)> {
         self.ids.values().filter_map(|id| Some((*id, self.get(*id)?)))
     }
 
     /// Inserts a candidate; `None` if the index space is exhausted.
-    pub fn insert(&mut self, host: Host) -> Option<HostId> {
+    pub fn insert(&mut self, host: Candidate) -> Option<CandidateId> {
         let id = match self.free.pop() {
             Some(id) => id,
             None => {
-                let id = HostId(u32::try_from(self.slots.len()).ok()?);
+                let id = CandidateId(u32::try_from(self.slots.len()).ok()?);
                 self.slots.push(None);
                 id
             }
@@ -55,7 +55,7 @@ impl Hosts {
         Some(id)
     }
 
-    pub fn remove(&mut self, em: &EmInstance) -> Option<Host> {
+    pub fn remove(&mut self, em: &EmInstance) -> Option<Candidate> {
         let id = self.ids.remove(em)?;
         let host = self.slots.get_mut(id.0 as usize)?.take();
         self.free.push(id);

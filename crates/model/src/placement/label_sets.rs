@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::em::Em;
 
-use super::{Label, View, group::HostId, hosts::Hosts, pool_of};
+use super::{ClusterView, Label, group::CandidateId, hosts::CandidateTable, pool_of};
 
 /// Maximum number of label sets.
 pub(super) const SETS_MAX: usize = 1024;
@@ -31,7 +31,7 @@ pub(super) struct SetId(u64);
 #[derive(Debug, Default)]
 pub(super) struct LabelSets {
     ids: HashMap<BTreeSet<Label>, SetId>,
-    sets: HashMap<SetId, LabelSet>,
+    sets: HashMap<SetId, IndexedLabelSet>,
     /// Sets by one label of each: the rarest label at the creation of the set.
     by_label: HashMap<Label, HashSet<SetId>>,
     next: u64,
@@ -39,10 +39,10 @@ pub(super) struct LabelSets {
 }
 
 #[derive(Debug)]
-struct LabelSet {
+struct IndexedLabelSet {
     labels: BTreeSet<Label>,
     rarest: Label,
-    members: HashSet<HostId>,
+    members: HashSet<CandidateId>,
     /// Whether the pools have groups of its members.
     is_grouped: bool,
     /// Number of the last search that used it.
@@ -53,7 +53,7 @@ struct LabelSet {
 #[derive(Debug)]
 pub(super) enum Candidates {
     /// A few EMs with all labels.
-    Few(Vec<HostId>),
+    Few(Vec<CandidateId>),
     /// Groups of a label set, whose members have all labels.
     Members(SetId),
     /// Groups of a label set, or of all EMs, whose members may lack some labels.
@@ -74,11 +74,11 @@ impl LabelSets {
     /// Returns the sets that an EM belongs to.
     fn of(&self, em: &Em) -> Vec<SetId> {
         let filed = em.all_labels().filter_map(|(key, value)| self.by_label.get(&(key.clone(), value.clone())));
-        let has_all = |set: &LabelSet| set.labels.iter().all(|(key, value)| em.label(key) == Some(value));
+        let has_all = |set: &IndexedLabelSet| set.labels.iter().all(|(key, value)| em.label(key) == Some(value));
         filed.flatten().copied().filter(|id| self.sets.get(id).is_some_and(has_all)).collect()
     }
 
-    fn members(&self, id: SetId) -> impl Iterator<Item = HostId> {
+    fn members(&self, id: SetId) -> impl Iterator<Item = CandidateId> {
         self.sets.get(&id).into_iter().flat_map(|set| set.members.iter().copied())
     }
 
@@ -93,17 +93,17 @@ impl LabelSets {
         Some(id)
     }
 
-    fn insert(&mut self, labels: &BTreeSet<Label>, rarest: &Label, members: HashSet<HostId>) -> SetId {
+    fn insert(&mut self, labels: &BTreeSet<Label>, rarest: &Label, members: HashSet<CandidateId>) -> SetId {
         self.next += 1;
         let id = SetId(self.next);
         self.ids.insert(labels.clone(), id);
         self.by_label.entry(rarest.clone()).or_default().insert(id);
         let (labels, rarest, searched) = (labels.clone(), rarest.clone(), self.searches);
-        self.sets.insert(id, LabelSet { labels, rarest, members, is_grouped: false, searched });
+        self.sets.insert(id, IndexedLabelSet { labels, rarest, members, is_grouped: false, searched });
         id
     }
 
-    fn remove(&mut self, id: SetId) -> Option<LabelSet> {
+    fn remove(&mut self, id: SetId) -> Option<IndexedLabelSet> {
         let set = self.sets.remove(&id)?;
         self.ids.remove(&set.labels);
         if let Some(filed) = self.by_label.get_mut(&set.rarest) {
@@ -116,7 +116,7 @@ impl LabelSets {
     }
 
     /// Adds an EM to all sets that it belongs to, and returns them.
-    pub fn join(&mut self, host: HostId, em: &Em) -> Vec<SetId> {
+    pub fn join(&mut self, host: CandidateId, em: &Em) -> Vec<SetId> {
         let joined = self.of(em);
         for id in &joined {
             if let Some(set) = self.sets.get_mut(id) {
@@ -127,7 +127,7 @@ impl LabelSets {
     }
 
     /// Removes an EM from the sets in `joined`.
-    pub fn leave(&mut self, host: HostId, joined: &[SetId]) {
+    pub fn leave(&mut self, host: CandidateId, joined: &[SetId]) {
         for id in joined {
             if let Some(set) = self.sets.get_mut(id) {
                 set.members.remove(&host);
@@ -141,10 +141,10 @@ impl LabelSets {
     }
 
     /// Returns the sets to evict for a new one with these members; `None` if one of them was used recently.
-    fn to_evict(&self, members: &HashSet<HostId>, hosts: &Hosts) -> Option<BTreeSet<SetId>> {
+    fn to_evict(&self, members: &HashSet<CandidateId>, hosts: &CandidateTable) -> Option<BTreeSet<SetId>> {
         let mut evicted = BTreeSet::new();
         let mut evict = |set: Option<SetId>| {
-            let is_recent = |set: &LabelSet| set.searched + RECENT_SEARCHES > self.searches;
+            let is_recent = |set: &IndexedLabelSet| set.searched + RECENT_SEARCHES > self.searches;
             let set = set.filter(|id| !self.sets.get(id).is_some_and(is_recent))?;
             evicted.insert(set);
             Some(())
@@ -161,7 +161,7 @@ impl LabelSets {
     }
 }
 
-impl View {
+impl ClusterView {
     /// Returns the EMs for a search with required labels.
     pub(super) fn candidates(&mut self, labels: &BTreeSet<Label>) -> Candidates {
         let having = |label: &Label| self.labelled.get(label).map_or(0, HashSet::len);
@@ -175,7 +175,7 @@ impl View {
         let id = match self.label_sets.find(labels) {
             Some(id) => id,
             None => {
-                let members: HashSet<HostId> = self.having_all(rarest, labels).collect();
+                let members: HashSet<CandidateId> = self.having_all(rarest, labels).collect();
                 let Some(evicted) = self.label_sets.to_evict(&members, &self.hosts) else {
                     return match members.len() {
                         ..=SCANNED_MAX => Candidates::Few(members.into_iter().collect()),
@@ -200,11 +200,11 @@ impl View {
         &'a self,
         rarest: &'a Label,
         labels: &'a BTreeSet<Label>,
-    ) -> impl Iterator<Item = HostId> + use<'a> {
+    ) -> impl Iterator<Item = CandidateId> + use<'a> {
         let others: Vec<_> = labels.iter().filter(|label| *label != rarest).collect();
         let others: Vec<_> = others.into_iter().map(|label| self.labelled.get(label)).collect();
         let has_others =
-            move |id: &HostId| others.iter().all(|having| having.is_some_and(|having| having.contains(id)));
+            move |id: &CandidateId| others.iter().all(|having| having.is_some_and(|having| having.contains(id)));
         self.labelled.get(rarest).into_iter().flatten().copied().filter(has_others)
     }
 
@@ -213,7 +213,7 @@ impl View {
         self.label_sets.is_grouped(id).then_some(id)
     }
 
-    fn make_label_set(&mut self, labels: &BTreeSet<Label>, rarest: &Label, members: HashSet<HostId>) -> SetId {
+    fn make_label_set(&mut self, labels: &BTreeSet<Label>, rarest: &Label, members: HashSet<CandidateId>) -> SetId {
         let id = self.label_sets.insert(labels, rarest, members);
         for member in self.label_sets.members(id) {
             if let Some(host) = self.hosts.get_mut(member) {

@@ -20,7 +20,7 @@ use super::{
     name::Name,
     operation::RequestSpec,
     policy::Policy,
-    report::Condition,
+    report::EmCondition,
     resource::{Resource, ResourceType},
     selector::Placement,
 };
@@ -34,11 +34,11 @@ mod search;
 #[cfg(test)]
 mod tests;
 
-use group::{Group, HostId, Wanted};
-use host::{Host, Rank};
-use hosts::Hosts;
+use group::{CandidateGroup, CandidateId, CandidateQuery};
+use host::{Candidate, Rank};
+use hosts::CandidateTable;
 use label_sets::{LabelSets, SETS_OF_EM_MAX, SetId};
-use search::{Search, Shares, for_each_group, preferences};
+use search::{DemandByType, PlacementQuery, for_each_group, preferences};
 
 /// Counter start above the random values of EMs that were never selected.
 const FIRST_TOUCH: u64 = 1 << 40;
@@ -48,11 +48,11 @@ type Label = (String, String);
 
 /// Cluster view: all EMs as last observed, indexed for searches.
 #[derive(Debug, Default)]
-pub struct View {
-    hosts: Hosts,
+pub struct ClusterView {
+    hosts: CandidateTable,
     /// Pools by reserved labels; EMs without reserved labels are under the empty list.
-    pools: BTreeMap<Vec<Label>, BTreeMap<(Name, ResourceType), Pool>>,
-    labelled: HashMap<Label, HashSet<HostId>>,
+    pools: BTreeMap<Vec<Label>, BTreeMap<(Name, ResourceType), CandidatePool>>,
+    labelled: HashMap<Label, HashSet<CandidateId>>,
     label_sets: LabelSets,
     /// Contended EMs, including those that the view does not contain.
     held: HashSet<EmInstance>,
@@ -68,27 +68,27 @@ pub struct View {
 
 /// EMs of one application, resource type and list of reserved labels.
 #[derive(Debug, Default)]
-struct Pool {
-    all: Group,
+struct CandidatePool {
+    all: CandidateGroup,
     /// Groups of the label sets with members in this pool.
-    by_set: HashMap<SetId, Group>,
+    by_set: HashMap<SetId, CandidateGroup>,
 }
 
 /// An EM as a survey found it.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Surveyed {
+pub struct SurveyedEm {
     /// Identity of the EM.
     pub instance: EmInstance,
     /// Epoch and row version; any change of the EM changes them.
     pub version: (i64, i64),
     /// Condition by its reports.
-    pub condition: Condition,
+    pub condition: EmCondition,
 }
 
 /// Policies by application name of the EMs.
 pub type Policies = BTreeMap<Name, Policy>;
 
-impl View {
+impl ClusterView {
     /// Returns the number of EMs.
     pub fn len(&self) -> usize {
         self.hosts.len()
@@ -118,7 +118,7 @@ impl View {
             let touched = if is_known { self.touch() } else { self.order.hash_one(&em.instance) % FIRST_TOUCH };
             // An EM with contradictory amounts is never proposed. Requests that name it get the error.
             let (condition, reported) = told.unwrap_or_default();
-            if let Ok(mut host) = Host::new(em, condition, touched, self.survey) {
+            if let Ok(mut host) = Candidate::new(em, condition, touched, self.survey) {
                 host.reported = reported;
                 self.insert(host);
             }
@@ -126,7 +126,7 @@ impl View {
     }
 
     /// Records the condition of a report.
-    pub fn report(&mut self, em: &EmInstance, condition: Condition) {
+    pub fn report(&mut self, em: &EmInstance, condition: EmCondition) {
         if let Some(host) = self.hosts.id(em).and_then(|id| self.hosts.get_mut(id)) {
             host.reported = self.survey;
             if host.condition != condition {
@@ -135,7 +135,7 @@ impl View {
         }
     }
 
-    /// Sets whether an EM is contended. [`View::choose`] ignores contended EMs.
+    /// Sets whether an EM is contended. [`ClusterView::choose`] ignores contended EMs.
     pub fn note_held(&mut self, em: &EmInstance, is_held: bool) {
         match is_held {
             true => self.held.insert(em.clone()),
@@ -184,9 +184,9 @@ impl View {
     }
 
     /// Applies the results of a survey for some EMs. Returns the EMs that changed and must be read.
-    pub fn surveyed(&mut self, survey: u64, found: Vec<Surveyed>) -> Vec<EmInstance> {
+    pub fn surveyed(&mut self, survey: u64, found: Vec<SurveyedEm>) -> Vec<EmInstance> {
         let mut changed = Vec::new();
-        for Surveyed { instance, version, condition } in found {
+        for SurveyedEm { instance, version, condition } in found {
             let Some(host) = self.hosts.id(&instance).and_then(|id| self.hosts.get_mut(id)) else {
                 changed.push(instance);
                 continue;
@@ -218,7 +218,7 @@ impl View {
         for em in std::mem::take(&mut self.assumed) {
             let host = self.hosts.id(&em).and_then(|id| self.hosts.get(id));
             match host.map(|host| (host.is_assumed_before(survey), host.is_assumed_before(u64::MAX))) {
-                Some((true, _)) => self.change(&em, Host::settle),
+                Some((true, _)) => self.change(&em, Candidate::settle),
                 Some((false, true)) => drop(self.assumed.insert(em)),
                 Some((false, false)) | None => {}
             }
@@ -244,7 +244,7 @@ impl View {
     }
 
     /// Selects the best EM on which the request fits, without `except` and contended EMs. EMs with preferred labels take
-    /// precedence. The share counts as granted until the EM is observed again or [`View::settle`] is called.
+    /// precedence. The share counts as granted until the EM is observed again or [`ClusterView::settle`] is called.
     pub fn choose(&mut self, ask: &RequestSpec, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
         let (em, share) = self.find(ask, policies, except, false)?;
         let (touched, survey) = (self.touch(), self.survey);
@@ -253,12 +253,12 @@ impl View {
         Some(em)
     }
 
-    /// As [`View::choose`], without counting the share as granted.
+    /// As [`ClusterView::choose`], without counting the share as granted.
     pub fn best(&mut self, ask: &RequestSpec, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
         self.find(ask, policies, except, false).map(|(em, _)| em)
     }
 
-    /// As [`View::best`], among the contended EMs.
+    /// As [`ClusterView::best`], among the contended EMs.
     pub fn best_held(&mut self, ask: &RequestSpec, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
         if self.held.is_empty() {
             return None;
@@ -268,18 +268,18 @@ impl View {
 
     /// Clears the assumed grants of an EM after a proposal that was not granted.
     pub fn settle(&mut self, em: &EmInstance) {
-        self.change(em, Host::settle);
+        self.change(em, Candidate::settle);
     }
 
     /// Returns the matching EM that best explains a refusal: with the largest free share, and rather full than too small
     /// even when empty. Among equals, an uncontended EM takes precedence. `None` if no available EM matches.
     pub fn closest(&mut self, ask: &RequestSpec, policies: &Policies) -> Option<EmInstance> {
-        let search = Search::new(ask, policies, Vec::new(), &[]);
-        let mut shares = Shares::of(ask);
+        let search = PlacementQuery::new(ask, policies, Vec::new(), &[]);
+        let mut shares = DemandByType::of(ask);
         let mut best: Option<(bool, Rank)> = None;
         let mut any = None;
         for_each_group(self, &search, |kind, group, hosts, only| {
-            let wanted = |share| Wanted { share, placement: Placement::Spread, is_held: false, only };
+            let wanted = |share| CandidateQuery { share, placement: Placement::Spread, is_held: false, only };
             let found = shares.on(kind.1).and_then(|share| group.closest(&wanted(share), hosts));
             best = best.max(found);
             if found.is_none() && any.is_none() {
@@ -292,7 +292,7 @@ impl View {
 
     /// Returns the number of EMs that match the request, including silent and unhealthy ones.
     pub fn matching(&mut self, ask: &RequestSpec, policies: &Policies) -> usize {
-        let search = Search::new(ask, policies, Vec::new(), &[]);
+        let search = PlacementQuery::new(ask, policies, Vec::new(), &[]);
         let mut matching = 0;
         for_each_group(self, &search, |_, group, hosts, only| {
             matching += match only {
@@ -308,7 +308,7 @@ impl View {
         FIRST_TOUCH + self.touches
     }
 
-    fn insert(&mut self, mut host: Host) {
+    fn insert(&mut self, mut host: Candidate) {
         host.is_held = self.held.contains(&host.em.instance);
         let (reserved, kind) = pool_of(&host.em);
         let Some(id) = self.hosts.insert(host) else { return };
@@ -332,7 +332,7 @@ impl View {
     }
 
     /// Changes an EM, if the view contains it. `change` must not change its labels or capacity.
-    fn change(&mut self, em: &EmInstance, change: impl FnOnce(&mut Host)) {
+    fn change(&mut self, em: &EmInstance, change: impl FnOnce(&mut Candidate)) {
         let Some(id) = self.hosts.id(em) else { return };
         let Some(host) = self.hosts.get_mut(id) else { return };
         let (reserved, kind) = pool_of(&host.em);
@@ -349,16 +349,16 @@ impl View {
         except: &[EmInstance],
         is_held: bool,
     ) -> Option<(EmInstance, Resource)> {
-        let mut shares = Shares::of(ask);
+        let mut shares = DemandByType::of(ask);
         for preferred in preferences(ask) {
-            let search = Search::new(ask, policies, preferred, except);
+            let search = PlacementQuery::new(ask, policies, preferred, except);
             let mut best: Option<((bool, u64), Rank, ResourceType)> = None;
             let rank_of = |found: &((bool, u64), Rank, ResourceType)| (found.0, found.1);
             for_each_group(self, &search, |(application_name, resource_type), group, hosts, only| {
                 let Some(share) = shares.on(*resource_type) else { return };
                 let placement = ask.selector.placement.or_else(|| Some(policies.get(application_name)?.placement()));
                 let placement = placement.unwrap_or_default();
-                let found = group.best(&Wanted { share, placement, is_held, only }, hosts).map(|rank| {
+                let found = group.best(&CandidateQuery { share, placement, is_held, only }, hosts).map(|rank| {
                     let score = match placement {
                         Placement::Spread => (true, rank.share),
                         Placement::Pack => (!rank.spare, u64::MAX - rank.share),
@@ -376,9 +376,9 @@ impl View {
     }
 }
 
-impl Pool {
+impl CandidatePool {
     /// Calls `each` for the pool's groups of an EM with these label sets.
-    fn for_each_of(&mut self, label_sets: &[SetId], mut each: impl FnMut(&mut Group)) {
+    fn for_each_of(&mut self, label_sets: &[SetId], mut each: impl FnMut(&mut CandidateGroup)) {
         each(&mut self.all);
         for set in label_sets {
             if let Some(group) = self.by_set.get_mut(set) {
@@ -390,7 +390,7 @@ impl Pool {
     /// Drops the empty groups of some label sets.
     fn drop_empty(&mut self, label_sets: &[SetId]) {
         for set in label_sets {
-            if self.by_set.get(set).is_some_and(Group::is_empty) {
+            if self.by_set.get(set).is_some_and(CandidateGroup::is_empty) {
                 self.by_set.remove(set);
             }
         }

@@ -14,16 +14,16 @@ use crate::{
 };
 
 use super::{
-    Label, Policies, View,
-    group::{Group, HostId},
-    host::Host,
-    hosts::Hosts,
+    ClusterView, Label, Policies,
+    group::{CandidateGroup, CandidateId},
+    host::Candidate,
+    hosts::CandidateTable,
     label_sets::Candidates,
     pool_of,
 };
 
 /// Conditions of a request on EMs, besides capacity.
-pub(super) struct Search<'a> {
+pub(super) struct PlacementQuery<'a> {
     ask: &'a RequestSpec,
     policies: &'a Policies,
     /// Labels that the EM must have.
@@ -31,7 +31,7 @@ pub(super) struct Search<'a> {
     except: &'a [EmInstance],
 }
 
-impl<'a> Search<'a> {
+impl<'a> PlacementQuery<'a> {
     pub fn new(ask: &'a RequestSpec, policies: &'a Policies, preferred: Vec<Label>, except: &'a [EmInstance]) -> Self {
         let required = ask.selector.required.as_map().iter().map(|(key, value)| (key.clone(), value.clone()));
         Self { ask, policies, labels: required.chain(preferred).collect(), except }
@@ -50,19 +50,21 @@ impl<'a> Search<'a> {
 
 /// Calls `each` for all groups that a request may use, with a condition if some members may not fulfil it.
 pub(super) fn for_each_group(
-    view: &mut View,
-    search: &Search<'_>,
-    mut each: impl FnMut(&(Name, ResourceType), &mut Group, &Hosts, Option<&dyn Fn(&Host) -> bool>),
+    view: &mut ClusterView,
+    search: &PlacementQuery<'_>,
+    mut each: impl FnMut(&(Name, ResourceType), &mut CandidateGroup, &CandidateTable, Option<&dyn Fn(&Candidate) -> bool>),
 ) {
-    let holds =
-        |host: &Host| search.labels.iter().all(|label| host.has(label)) && !search.except.contains(&host.em.instance);
+    let holds = |host: &Candidate| {
+        search.labels.iter().all(|label| host.has(label)) && !search.except.contains(&host.em.instance)
+    };
     let (set, has_labels) = match view.candidates(&search.labels) {
         Candidates::Few(ids) => return for_each_of_few(view, search, ids, holds, each),
         Candidates::Members(set) => (Some(set), true),
         Candidates::Among(set) => (set, search.labels.is_empty()),
     };
-    let only: Option<&dyn Fn(&Host) -> bool> = if has_labels && search.except.is_empty() { None } else { Some(&holds) };
-    let View { hosts, pools, .. } = view;
+    let only: Option<&dyn Fn(&Candidate) -> bool> =
+        if has_labels && search.except.is_empty() { None } else { Some(&holds) };
+    let ClusterView { hosts, pools, .. } = view;
     for reserved in reservations(pools, search.ask) {
         let Some(kinds) = pools.get_mut(&reserved) else { continue };
         for (kind, pool) in kinds.iter_mut().filter(|(kind, _)| search.serves(&kind.0)) {
@@ -79,13 +81,13 @@ pub(super) fn for_each_group(
 
 /// Calls `each` for temporary groups of a few EMs.
 fn for_each_of_few(
-    view: &View,
-    search: &Search<'_>,
-    few: Vec<HostId>,
-    holds: impl Fn(&Host) -> bool,
-    mut each: impl FnMut(&(Name, ResourceType), &mut Group, &Hosts, Option<&dyn Fn(&Host) -> bool>),
+    view: &ClusterView,
+    search: &PlacementQuery<'_>,
+    few: Vec<CandidateId>,
+    holds: impl Fn(&Candidate) -> bool,
+    mut each: impl FnMut(&(Name, ResourceType), &mut CandidateGroup, &CandidateTable, Option<&dyn Fn(&Candidate) -> bool>),
 ) {
-    let mut groups: BTreeMap<_, Vec<HostId>> = BTreeMap::new();
+    let mut groups: BTreeMap<_, Vec<CandidateId>> = BTreeMap::new();
     for (id, host) in few.into_iter().filter_map(|id| Some((id, view.hosts.get(id)?))) {
         if host.em.admits(search.ask.labels.as_map())
             && search.serves(&host.em.instance.application_name)
@@ -95,7 +97,7 @@ fn for_each_of_few(
         }
     }
     for ((_, kind), ids) in groups {
-        each(&kind, &mut Group::new(ids, &view.hosts), &view.hosts, None);
+        each(&kind, &mut CandidateGroup::new(ids, &view.hosts), &view.hosts, None);
     }
 }
 
@@ -126,12 +128,12 @@ pub(super) fn preferences(ask: &RequestSpec) -> Vec<Vec<Label>> {
 }
 
 /// Shares that EMs of each resource type would count of a request.
-pub(super) struct Shares<'a> {
+pub(super) struct DemandByType<'a> {
     ask: &'a RequestSpec,
     by_type: Vec<(ResourceType, Option<Resource>)>,
 }
 
-impl<'a> Shares<'a> {
+impl<'a> DemandByType<'a> {
     pub fn of(ask: &'a RequestSpec) -> Self {
         Self { ask, by_type: Vec::new() }
     }

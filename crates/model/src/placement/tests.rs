@@ -15,7 +15,7 @@ use crate::{
     name::Labels,
     policy::Check,
     resource::Dimension,
-    selector::{Preference, Selector},
+    selector::{EmSelector, Preference},
 };
 
 fn name(text: &str) -> Name {
@@ -60,7 +60,7 @@ fn ask(memory: i64, cores: i64) -> RequestSpec {
         engine_type: String::new(),
         resource: Resource::load(memory, cores).unwrap(),
         labels: Labels::default(),
-        selector: Selector::default(),
+        selector: EmSelector::default(),
         caps: Default::default(),
         lock_ttl: Duration::from_secs(1),
         request_id: None,
@@ -76,22 +76,22 @@ fn asking(carried: &[(&str, &str)], required: &[(&str, &str)], preferred: &[(&st
         weight: *weight,
     };
     let all = carried.iter().chain(required).copied().chain(preferred.iter().map(|(key, value, _)| (*key, *value)));
-    let selector = Selector {
+    let selector = EmSelector {
         required: labels(required),
         preferred: preferred.iter().map(preference).collect(),
-        ..Selector::default()
+        ..EmSelector::default()
     };
     RequestSpec { labels: labels(&all.collect::<Vec<_>>()), selector, ..ask(1, 1) }
 }
 
-fn view(ems: impl IntoIterator<Item = Em>) -> View {
-    let mut view = View::default();
+fn view(ems: impl IntoIterator<Item = Em>) -> ClusterView {
+    let mut view = ClusterView::default();
     ems.into_iter().for_each(|em| view.update(em));
     view
 }
 
 /// Returns all EMs on which the request fits, the best first.
-fn in_order(view: &mut View, ask: &RequestSpec) -> Vec<String> {
+fn in_order(view: &mut ClusterView, ask: &RequestSpec) -> Vec<String> {
     let mut found: Vec<EmInstance> = Vec::new();
     while let Some(em) = view.best(ask, &Policies::new(), &found) {
         found.push(em);
@@ -99,12 +99,12 @@ fn in_order(view: &mut View, ask: &RequestSpec) -> Vec<String> {
     found.into_iter().map(|em| em.instance.to_string()).collect()
 }
 
-fn best(view: &mut View, ask: &RequestSpec) -> Option<String> {
+fn best(view: &mut ClusterView, ask: &RequestSpec) -> Option<String> {
     view.best(ask, &Policies::new(), &[]).map(|em| em.instance.to_string())
 }
 
-fn condition(is_available: bool, busy: u8) -> Condition {
-    Condition { is_available, busy }
+fn condition(is_available: bool, busy: u8) -> EmCondition {
+    EmCondition { is_available, busy }
 }
 
 #[test]
@@ -117,8 +117,10 @@ fn the_freest_in_the_dimension_that_is_asked_the_most_of_comes_first_and_full_on
     ]);
     assert_eq!(in_order(&mut view, &ask(10, 1)), ["memory", "half", "cores"], "of memory the most");
     assert_eq!(in_order(&mut view, &ask(1, 20))[2], "half", "of cores the most, and two have all of theirs");
-    let packed =
-        RequestSpec { selector: Selector { placement: Some(Placement::Pack), ..Selector::default() }, ..ask(10, 1) };
+    let packed = RequestSpec {
+        selector: EmSelector { placement: Some(Placement::Pack), ..EmSelector::default() },
+        ..ask(10, 1)
+    };
     assert_eq!(in_order(&mut view, &packed), ["cores", "half", "memory"]);
 }
 
@@ -130,8 +132,10 @@ fn who_packs_spares_what_is_not_asked_for() {
         em("none left", (100, 100), (30, 100)),
         em("none at all", (100, 0), (50, 0)),
     ]);
-    let packed =
-        RequestSpec { selector: Selector { placement: Some(Placement::Pack), ..Selector::default() }, ..ask(10, 0) };
+    let packed = RequestSpec {
+        selector: EmSelector { placement: Some(Placement::Pack), ..EmSelector::default() },
+        ..ask(10, 0)
+    };
     assert_eq!(in_order(&mut view, &packed), ["none at all", "none left", "cores left"]);
     let with_cores = RequestSpec { selector: packed.selector.clone(), ..ask(10, 1) };
     assert_eq!(in_order(&mut view, &with_cores), ["cores left"]);
@@ -144,7 +148,7 @@ fn the_policy_of_the_kind_says_how_to_choose_and_which_labels_are_needed() {
         let required = required.iter().map(|key| (*key).to_owned()).collect();
         Policies::from([(name("ecm"), Policy::new(Check::ALL).with(required, placement))])
     };
-    let best = |view: &mut View, ask: &RequestSpec, policies: &Policies| {
+    let best = |view: &mut ClusterView, ask: &RequestSpec, policies: &Policies| {
         view.best(ask, policies, &[]).map(|em| em.instance.to_string())
     };
     assert_eq!(best(&mut view, &ask(1, 1), &policies(&[], Placement::Pack)).as_deref(), Some("half"));
@@ -236,7 +240,7 @@ fn many_common_labels_among_many_reservations_take_little_room() {
         labelled(&format!("host{n}"), &[("row", &format!("row{}", n % rows))], &[("tenant", &n.to_string())])
     };
     let mut view = view((0..reservations).map(of));
-    let groups = |view: &View| -> usize {
+    let groups = |view: &ClusterView| -> usize {
         let pools = view.pools.values().flat_map(BTreeMap::values);
         pools.map(|pool| pool.by_set.len()).sum()
     };
@@ -257,7 +261,7 @@ fn only_one_application_can_be_asked_for() {
     };
     let mut view = view([em("ecm", (100, 100), (0, 0)), other("other")]);
     let wants = |application: &str| RequestSpec {
-        selector: Selector { application_name: Some(name(application)), ..Selector::default() },
+        selector: EmSelector { application_name: Some(name(application)), ..EmSelector::default() },
         ..ask(1, 1)
     };
     assert_eq!(in_order(&mut view, &wants("other")), ["other"]);
@@ -295,7 +299,8 @@ fn what_was_chosen_counts_as_taken_until_the_truth_is_known() {
     for _ in 0..100 {
         assert!(view.choose(&ask(1, 1), &Policies::new(), &[]).is_some());
     }
-    let found = |em: &Em| Surveyed { instance: em.instance.clone(), version: (1, 1), condition: Condition::default() };
+    let found =
+        |em: &Em| SurveyedEm { instance: em.instance.clone(), version: (1, 1), condition: EmCondition::default() };
     let survey = view.begin_survey();
     assert!(view.surveyed(survey, ems.iter().map(found).collect()).is_empty());
     view.end_survey(survey);
@@ -305,7 +310,7 @@ fn what_was_chosen_counts_as_taken_until_the_truth_is_known() {
 #[test]
 fn a_survey_finds_what_is_new_what_has_changed_and_what_is_gone() {
     let mut view = view(["same", "changed", "gone", "sick"].map(|host| em(host, (9, 9), (0, 0))));
-    let found = |host: &str, version, is_available| Surveyed {
+    let found = |host: &str, version, is_available| SurveyedEm {
         instance: em(host, (9, 9), (0, 0)).instance,
         version: (1, version),
         condition: condition(is_available, 0),
@@ -363,8 +368,9 @@ fn the_closest_is_full_rather_than_too_small() {
 fn whoever_stands_in_line_does_so_on_a_held_em_only_where_it_fits_on_no_other() {
     let (held, full) = (em("held", (100, 100), (50, 50)), em("full", (50, 50), (50, 50)));
     let mut view = view([held.clone(), full.clone(), em("small", (10, 10), (0, 0))]);
-    let home =
-        |view: &mut View, cores| view.closest(&ask(cores, cores), &Policies::new()).unwrap().instance.to_string();
+    let home = |view: &mut ClusterView, cores| {
+        view.closest(&ask(cores, cores), &Policies::new()).unwrap().instance.to_string()
+    };
     assert_eq!(home(&mut view, 20), "held");
     view.note_held(&held.instance, true);
     assert_eq!(home(&mut view, 20), "full");
@@ -378,15 +384,17 @@ fn whoever_stands_in_line_does_so_on_a_held_em_only_where_it_fits_on_no_other() 
 fn what_somebody_holds_is_chosen_by_nobody_who_does_not_ask_for_that() {
     let held: Vec<Em> = (0..300).map(|n| em(&format!("held{n}"), (100, 100), (0, 0))).collect();
     let mut view = view(held.iter().cloned().chain([em("free", (100, 100), (50, 50))]));
-    let held_best = |view: &mut View, ask: &RequestSpec, except: &[EmInstance]| {
+    let held_best = |view: &mut ClusterView, ask: &RequestSpec, except: &[EmInstance]| {
         view.best_held(ask, &Policies::new(), except).map(|em| em.instance.to_string())
     };
     assert_eq!(held_best(&mut view, &ask(1, 1), &[]), None);
     held.iter().for_each(|em| view.note_held(&em.instance, true));
     assert_eq!(in_order(&mut view, &ask(1, 1)), ["free"]);
     assert_eq!(in_order(&mut view, &ask(60, 1)), [""; 0]);
-    let packed =
-        RequestSpec { selector: Selector { placement: Some(Placement::Pack), ..Selector::default() }, ..ask(60, 0) };
+    let packed = RequestSpec {
+        selector: EmSelector { placement: Some(Placement::Pack), ..EmSelector::default() },
+        ..ask(60, 0)
+    };
     assert_eq!(best(&mut view, &packed), None);
     // The second-freest of the contended EMs.
     view.update(Em { version: 2, ..em("held7", (100, 100), (1, 1)) });
@@ -413,7 +421,7 @@ fn that_nobody_else_has_room_is_remembered_although_somebody_holds_one_that_has(
     let mut view = view((0..100).map(full).chain([held.clone()]));
     view.note_held(&held.instance, true);
     let wants = ask(10, 1);
-    let is_remembered = |view: &View| {
+    let is_remembered = |view: &ClusterView| {
         view.pools.values().flat_map(BTreeMap::values).all(|pool| pool.all.is_known_to_be_full_for(&wants.resource))
     };
     assert!(best(&mut view, &wants).is_none() && is_remembered(&view));
@@ -491,7 +499,7 @@ proptest! {
     /// With any groups, orders and remembered sizes, the search returns the same as an exhaustive comparison.
     #[test]
     fn it_finds_what_looking_at_each_finds(steps in prop::collection::vec(steps(), 1..200)) {
-        let (mut view, mut plain, mut version) = (View::default(), BTreeMap::<EmInstance, (Em, bool)>::new(), 0);
+        let (mut view, mut plain, mut version) = (ClusterView::default(), BTreeMap::<EmInstance, (Em, bool)>::new(), 0);
         let mut held = BTreeSet::new();
         let named = |host: u8| em(&format!("host{host}"), (0, 0), (0, 0)).instance;
         for host in 0..HOSTS {
@@ -544,7 +552,7 @@ proptest! {
                     let placement = Some(if pack { Placement::Pack } else { Placement::Spread });
                     let ask = RequestSpec {
                         labels: Labels::parse("labels", all).unwrap(),
-                        selector: Selector { required, placement, ..Selector::default() },
+                        selector: EmSelector { required, placement, ..EmSelector::default() },
                         ..ask(amount.0, amount.1)
                     };
                     let matches = |em: &Em| {
@@ -585,9 +593,9 @@ proptest! {
 }
 
 /// Number of EMs that a repeated request visits for placement, refusal and count.
-fn visits(view: &mut View, ask: &RequestSpec) -> u64 {
+fn visits(view: &mut ClusterView, ask: &RequestSpec) -> u64 {
     let policies = Policies::new();
-    let decide = |view: &mut View| {
+    let decide = |view: &mut ClusterView| {
         let before = view.hosts.visits.get();
         view.best(ask, &policies, &[]);
         view.closest(ask, &policies);
@@ -660,7 +668,7 @@ fn placement_largest_em_removed_narrows_search() {
 }
 
 /// Returns ten labels, and a view of EMs that have all of them.
-fn view_of_ten_labels() -> (View, Vec<(String, String)>) {
+fn view_of_ten_labels() -> (ClusterView, Vec<(String, String)>) {
     let ten: Vec<_> = (0..10).map(|n| (format!("k{n}"), "v".to_owned())).collect();
     let pairs: Vec<(&str, &str)> = ten.iter().map(|(key, value)| (key.as_str(), value.as_str())).collect();
     (view((0..2 * SCANNED_MAX).map(|n| labelled(&format!("host{n}"), &pairs, &[]))), ten)
@@ -680,10 +688,11 @@ fn label_sets_of_one_em_are_bounded() {
     for bits in 1..1 << ten.len() {
         assert!(best(&mut view, &requiring(&ten, bits)).is_some());
     }
-    let of_em = |view: &View| view.hosts.iter().map(|(_, host)| host.label_sets.len()).max();
+    let of_em = |view: &ClusterView| view.hosts.iter().map(|(_, host)| host.label_sets.len()).max();
     assert_eq!((view.label_sets.len(), of_em(&view)), (SETS_OF_EM_MAX, Some(SETS_OF_EM_MAX)), "recent sets stay");
-    let groups =
-        |view: &View| view.pools.values().flat_map(BTreeMap::values).map(|pool| pool.by_set.len()).sum::<usize>();
+    let groups = |view: &ClusterView| {
+        view.pools.values().flat_map(BTreeMap::values).map(|pool| pool.by_set.len()).sum::<usize>()
+    };
     assert_eq!(groups(&view), SETS_OF_EM_MAX);
     // One set stays in use; the others are no longer requested.
     (0..RECENT_SEARCHES).for_each(|_| assert!(best(&mut view, &requiring(&ten, 1)).is_some()));

@@ -184,12 +184,12 @@ fn scaled_exactly(amount: i64, rate: f32, rounding: Rounding) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{KubernetesAmounts, Parts, YarnAmounts};
+    use super::super::{KubernetesAmounts, ResourceParts, YarnAmounts};
     use super::*;
     use std::collections::BTreeMap;
 
     fn yarn(queue_memory: i64, queue_name: &str) -> Resource {
-        Resource::from_parts(Parts::Yarn(YarnAmounts {
+        Resource::from_parts(ResourceParts::Yarn(YarnAmounts {
             queue_memory,
             queue_name: queue_name.into(),
             ..YarnAmounts::default()
@@ -248,7 +248,11 @@ mod tests {
         assert_eq!(Resource::load(5, 5).unwrap().multiply_by(0.5), Resource::load(2, 3));
         assert_eq!(Resource::load(5, 5).unwrap().divide_by(2), Resource::load(2, 2));
         let kubernetes = |memory, millicores| {
-            Resource::from_parts(Parts::Kubernetes(KubernetesAmounts { memory, millicores, namespace: "n".into() }))
+            Resource::from_parts(ResourceParts::Kubernetes(KubernetesAmounts {
+                memory,
+                millicores,
+                namespace: "n".into(),
+            }))
         };
         assert_eq!(kubernetes(5, 5).unwrap().multiply_by(0.5), kubernetes(2, 3));
         for rate in [-0.1, f32::NAN, f32::INFINITY] {

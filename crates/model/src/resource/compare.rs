@@ -18,7 +18,7 @@ impl Resource {
     /// [`ResourceError::Unanswerable`] if the right type cannot be projected (Linkis treats it as infinite);
     /// [`ResourceError::DifferentQueue`] if both have amounts in different queues or namespaces.
     pub fn more_than(&self, right: &Self) -> Result<bool, ResourceError> {
-        self.compare(right, |left, right| left > right, Strict(true))
+        self.compare(right, |left, right| left > right, MissingDimensions(true))
     }
 
     /// `<`: strictly smaller in every dimension, the mirror of [`Resource::more_than`].
@@ -26,7 +26,7 @@ impl Resource {
     /// # Errors
     /// As [`Resource::more_than`].
     pub fn less_than(&self, right: &Self) -> Result<bool, ResourceError> {
-        self.compare(right, |left, right| left < right, Strict(true))
+        self.compare(right, |left, right| left < right, MissingDimensions(true))
     }
 
     /// `=`: equal in every dimension. The application id is not compared, as in Linkis. Unlike `==`, the function projects
@@ -35,7 +35,7 @@ impl Resource {
     /// # Errors
     /// As [`Resource::more_than`].
     pub fn equals(&self, right: &Self) -> Result<bool, ResourceError> {
-        self.compare(right, |left, right| left == right, Strict(false))
+        self.compare(right, |left, right| left == right, MissingDimensions(false))
     }
 
     /// `>=`: at least as large in every dimension, as [`Resource::covers`].
@@ -43,7 +43,7 @@ impl Resource {
     /// # Errors
     /// As [`Resource::more_than`].
     pub fn not_less_than(&self, right: &Self) -> Result<bool, ResourceError> {
-        self.compare(right, |left, right| left >= right, Strict(false))
+        self.compare(right, |left, right| left >= right, MissingDimensions(false))
     }
 
     /// `<=`: at most as large in every dimension.
@@ -51,7 +51,7 @@ impl Resource {
     /// # Errors
     /// As [`Resource::more_than`].
     pub fn not_more_than(&self, right: &Self) -> Result<bool, ResourceError> {
-        self.compare(right, |left, right| left <= right, Strict(false))
+        self.compare(right, |left, right| left <= right, MissingDimensions(false))
     }
 
     /// Returns whether this suffices for `asked`: at least as large in every dimension. Every grant depends on this
@@ -63,7 +63,12 @@ impl Resource {
         self.not_less_than(asked)
     }
 
-    fn compare(&self, right: &Self, holds: fn(i64, i64) -> bool, strict: Strict) -> Result<bool, ResourceError> {
+    fn compare(
+        &self,
+        right: &Self,
+        holds: fn(i64, i64) -> bool,
+        strict: MissingDimensions,
+    ) -> Result<bool, ResourceError> {
         let right = right.widened(self.resource_type)?;
         self.common_place(&right)?;
         let mut compared = false;
@@ -81,7 +86,7 @@ impl Resource {
 }
 
 /// Whether a comparison without any dimension is false.
-struct Strict(bool);
+struct MissingDimensions(bool);
 
 #[cfg(test)]
 mod tests {

@@ -5,7 +5,7 @@ mod read;
 
 use std::collections::BTreeMap;
 
-use super::{KubernetesAmounts, LoadInstanceAmounts, Parts, Resource, YarnAmounts};
+use super::{KubernetesAmounts, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts};
 
 impl Resource {
     /// Returns the form that Linkis has written since 1.4, with its fields in its order; without the type. Includes the
@@ -17,23 +17,23 @@ impl Resource {
     }
 }
 
-pub(super) fn write(parts: &Parts) -> String {
+pub(super) fn write(parts: &ResourceParts) -> String {
     match parts {
-        Parts::Memory { memory } => format!(r#"{{"memory":{memory}}}"#),
-        Parts::Cpu { cores } => format!(r#"{{"cores":{cores}}}"#),
-        Parts::Load { memory, cores } => format!(r#"{{"memory":{memory},"cores":{cores}}}"#),
-        Parts::Instance { instances } => format!(r#"{{"cores":{instances},"instances":{instances}}}"#),
-        Parts::LoadInstance(driver) => load_instance(driver),
-        Parts::Yarn(amounts) => yarn(amounts),
-        Parts::DriverAndYarn(driver, amounts) => {
+        ResourceParts::Memory { memory } => format!(r#"{{"memory":{memory}}}"#),
+        ResourceParts::Cpu { cores } => format!(r#"{{"cores":{cores}}}"#),
+        ResourceParts::Load { memory, cores } => format!(r#"{{"memory":{memory},"cores":{cores}}}"#),
+        ResourceParts::Instance { instances } => format!(r#"{{"cores":{instances},"instances":{instances}}}"#),
+        ResourceParts::LoadInstance(driver) => load_instance(driver),
+        ResourceParts::Yarn(amounts) => yarn(amounts),
+        ResourceParts::DriverAndYarn(driver, amounts) => {
             format!(r#"{{"loadInstanceResource":{},"yarnResource":{}}}"#, load_instance(driver), yarn(amounts))
         }
-        Parts::Kubernetes(amounts) => kubernetes(amounts),
-        Parts::DriverAndKubernetes(driver, amounts) => {
+        ResourceParts::Kubernetes(amounts) => kubernetes(amounts),
+        ResourceParts::DriverAndKubernetes(driver, amounts) => {
             let (driver, kubernetes) = (load_instance(driver), kubernetes(amounts));
             format!(r#"{{"loadInstanceResource":{driver},"kubernetesResource":{kubernetes},"moduleOperate":true}}"#)
         }
-        Parts::Special(custom) => special(custom),
+        ResourceParts::Special(custom) => special(custom),
     }
 }
 

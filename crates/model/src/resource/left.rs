@@ -3,12 +3,12 @@
 use std::sync::Arc;
 
 use super::amounts::Amounts;
-use super::{Dimension, Parts, Resource, ResourceError, ResourceType};
+use super::{Dimension, Resource, ResourceError, ResourceParts, ResourceType};
 
 /// Total − protected − used − locked. Unlike those of a [`Resource`], the amounts can be negative: a total can be lowered
 /// below the use.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Left {
+pub struct LeftResource {
     resource_type: ResourceType,
     amounts: Amounts,
     place: Option<Arc<str>>,
@@ -34,7 +34,7 @@ impl Resource {
     /// # Errors
     /// [`ResourceError::Unanswerable`] if the four differ in type (no projection here), [`ResourceError::DifferentQueue`]
     /// as in arithmetic, [`ResourceError::Overflow`] if the deficit is too large for a number.
-    pub fn left(total: &Self, protected: &Self, used: &Self, locked: &Self) -> Result<Left, ResourceError> {
+    pub fn left(total: &Self, protected: &Self, used: &Self, locked: &Self) -> Result<LeftResource, ResourceError> {
         let onto = total.resource_type;
         let mut amounts = total.amounts.clone();
         // The first operand with amounts in a queue or namespace names it; the others must agree.
@@ -51,11 +51,11 @@ impl Resource {
                 left.checked_sub(taken).ok_or_else(|| ResourceError::Overflow { dimension: dimension.clone() })
             })?;
         }
-        Ok(Left { resource_type: onto, amounts, place: named.place.clone() })
+        Ok(LeftResource { resource_type: onto, amounts, place: named.place.clone() })
     }
 }
 
-impl Left {
+impl LeftResource {
     /// Returns the type, which is that of the total.
     #[must_use]
     pub fn resource_type(&self) -> ResourceType {
@@ -75,8 +75,8 @@ impl Left {
 
     /// Returns the plain values, possibly negative.
     #[must_use]
-    pub fn parts(&self) -> Parts {
-        Parts::of(self.resource_type, &self.amounts, self.place.as_ref(), None)
+    pub fn parts(&self) -> ResourceParts {
+        ResourceParts::of(self.resource_type, &self.amounts, self.place.as_ref(), None)
     }
 
     /// Returns the JSON form of [`Resource::to_json`], with possibly negative amounts.
@@ -91,13 +91,13 @@ impl Left {
         self.amounts().any(|(_, amount)| amount < 0)
     }
 
-    /// Returns whether `asked` fits: exactly when [`Left::shortages`] is empty.
+    /// Returns whether `asked` fits: exactly when [`LeftResource::shortages`] is empty.
     #[must_use]
     pub fn covers(&self, asked: &Resource) -> bool {
         self.missing(asked, |_| 0).next().is_none()
     }
 
-    /// As [`Left::covers`], with the amounts `ahead` reserved for earlier entries.
+    /// As [`LeftResource::covers`], with the amounts `ahead` reserved for earlier entries.
     #[must_use]
     pub fn covers_behind(&self, asked: &Resource, ahead: impl Fn(&Dimension) -> i64) -> bool {
         self.missing(asked, ahead).next().is_none()
@@ -113,7 +113,7 @@ impl Left {
         self.shortages_behind(asked, |_| 0)
     }
 
-    /// As [`Left::shortages`], with the amounts `ahead` reserved for earlier entries.
+    /// As [`LeftResource::shortages`], with the amounts `ahead` reserved for earlier entries.
     #[must_use]
     pub fn shortages_behind(&self, asked: &Resource, ahead: impl Fn(&Dimension) -> i64) -> Vec<Shortage> {
         let mut shortages: Vec<_> = self.missing(asked, ahead).collect();
@@ -155,13 +155,17 @@ mod tests {
 
     fn yarn(queue_memory: i64, queue_name: &str) -> Resource {
         let queue_name = queue_name.to_owned();
-        Resource::from_parts(Parts::Yarn(YarnAmounts { queue_memory, queue_name, ..YarnAmounts::default() })).unwrap()
+        Resource::from_parts(ResourceParts::Yarn(YarnAmounts { queue_memory, queue_name, ..YarnAmounts::default() }))
+            .unwrap()
     }
 
     #[test]
     fn a_deficit_shows_and_shortages_come_in_order() {
         let left = Resource::left(&li(10, 10, 10), &li(1, 1, 1), &li(8, 5, 9), &li(3, 3, 0)).unwrap();
-        assert_eq!(left.parts(), Parts::LoadInstance(LoadInstanceAmounts { memory: -2, cores: 1, instances: 0 }));
+        assert_eq!(
+            left.parts(),
+            ResourceParts::LoadInstance(LoadInstanceAmounts { memory: -2, cores: 1, instances: 0 })
+        );
         assert!(left.is_negative_anywhere());
         assert_eq!(left.to_json(), r#"{"memory":-2,"cores":1,"instances":0,"instance":0}"#);
         let shortage = |dimension, requested, available| Shortage { dimension, requested, available, ahead: 0 };
@@ -198,7 +202,7 @@ mod tests {
         assert_eq!(left.shortages(&yarn(1, "r")), [Shortage { dimension, requested: 1, available: 0, ahead: 0 }]);
         assert!(Resource::left(&yarn(5, "q"), &zero, &yarn(1, "r"), &zero).is_err());
         assert!(Resource::left(&zero, &yarn(5, "q"), &yarn(1, "r"), &zero).is_err());
-        let Parts::Yarn(parts) = Resource::left(&zero, &yarn(5, "q"), &zero, &zero).unwrap().parts() else {
+        let ResourceParts::Yarn(parts) = Resource::left(&zero, &yarn(5, "q"), &zero, &zero).unwrap().parts() else {
             panic!("a Yarn");
         };
         assert_eq!(parts.queue_name, "q");

@@ -3,15 +3,15 @@
 //! A [`Resource`] is a vector of named non-negative integers. Its [`ResourceType`] defines its [`Dimension`]s; other
 //! dimensions do not exist in it. Units are those of Linkis: bytes, whole virtual cores, and millicores for Kubernetes.
 //!
-//! Reading order: [`ResourceType`] and [`Dimension`], [`Parts`] (checked conversion from and to plain values), arithmetic,
-//! comparisons, [`Resource::project`] (conversion between types), [`Left`] (the signed amounts that decide a grant), JSON
+//! Reading order: [`ResourceType`] and [`Dimension`], [`ResourceParts`] (checked conversion from and to plain values), arithmetic,
+//! comparisons, [`Resource::project`] (conversion between types), [`LeftResource`] (the signed amounts that decide a grant), JSON
 //! forms, sizes.
 //!
 //! The service needs addition, subtraction and `covers`. The other operations exist because Linkis has them; `conformance`
 //! compares each with the results of Linkis.
 //!
 //! Invariants:
-//! - an amount in a `Resource` is never negative; only a [`Left`] can contain a deficit;
+//! - an amount in a `Resource` is never negative; only a [`LeftResource`] can contain a deficit;
 //! - arithmetic never wraps or saturates: it returns a result or the dimension that prevents it;
 //! - a type that cannot be projected is an error (unlike Linkis, where it becomes infinite);
 //! - comparisons are a partial order: `less_than` is not the negation of `not_less_than`;
@@ -38,8 +38,8 @@ use std::sync::Arc;
 use self::amounts::Amounts;
 pub use self::dimension::Dimension;
 pub use self::error::ResourceError;
-pub use self::left::{Left, Shortage, behind};
-pub use self::parts::{KubernetesAmounts, LoadInstanceAmounts, Parts, YarnAmounts};
+pub use self::left::{LeftResource, Shortage, behind};
+pub use self::parts::{KubernetesAmounts, LoadInstanceAmounts, ResourceParts, YarnAmounts};
 pub use self::resource_type::ResourceType;
 pub use self::size::{format_size, parse_size, whole_gb};
 
@@ -69,7 +69,7 @@ impl Resource {
     /// # Errors
     /// [`ResourceError::Negative`] if the amount is negative.
     pub fn memory(memory: i64) -> Result<Self, ResourceError> {
-        Self::from_parts(Parts::Memory { memory })
+        Self::from_parts(ResourceParts::Memory { memory })
     }
 
     /// Creates a CPU resource of whole `cores`.
@@ -77,7 +77,7 @@ impl Resource {
     /// # Errors
     /// [`ResourceError::Negative`] if the amount is negative.
     pub fn cpu(cores: i64) -> Result<Self, ResourceError> {
-        Self::from_parts(Parts::Cpu { cores })
+        Self::from_parts(ResourceParts::Cpu { cores })
     }
 
     /// Creates a Load resource of `memory` in bytes and whole `cores`.
@@ -85,7 +85,7 @@ impl Resource {
     /// # Errors
     /// [`ResourceError::Negative`] if an amount is negative.
     pub fn load(memory: i64, cores: i64) -> Result<Self, ResourceError> {
-        Self::from_parts(Parts::Load { memory, cores })
+        Self::from_parts(ResourceParts::Load { memory, cores })
     }
 
     /// Creates an Instance resource: a number of engines.
@@ -93,7 +93,7 @@ impl Resource {
     /// # Errors
     /// [`ResourceError::Negative`] if the amount is negative.
     pub fn instance(instances: i64) -> Result<Self, ResourceError> {
-        Self::from_parts(Parts::Instance { instances })
+        Self::from_parts(ResourceParts::Instance { instances })
     }
 
     /// Creates a LoadInstance resource: `memory` in bytes, whole `cores`, a number of engines.
@@ -101,7 +101,7 @@ impl Resource {
     /// # Errors
     /// [`ResourceError::Negative`] if an amount is negative.
     pub fn load_instance(memory: i64, cores: i64, instances: i64) -> Result<Self, ResourceError> {
-        Self::from_parts(Parts::LoadInstance(LoadInstanceAmounts { memory, cores, instances }))
+        Self::from_parts(ResourceParts::LoadInstance(LoadInstanceAmounts { memory, cores, instances }))
     }
 
     /// Creates a Special resource: amounts of custom dimensions by name, such as `gpu_milli`.
@@ -110,7 +110,7 @@ impl Resource {
     /// [`ResourceError::Negative`], [`ResourceError::InvalidName`] or [`ResourceError::TooManyNames`]; see
     /// [`Resource::from_parts`].
     pub fn special(amounts: BTreeMap<String, i64>) -> Result<Self, ResourceError> {
-        Self::from_parts(Parts::Special(amounts))
+        Self::from_parts(ResourceParts::Special(amounts))
     }
 
     /// Returns zero of a type, in the default queue or namespace; a Special has no names.
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     fn yarn(queue_memory: i64, queue_name: &str, application_id: &str) -> Resource {
-        Resource::from_parts(Parts::Yarn(YarnAmounts {
+        Resource::from_parts(ResourceParts::Yarn(YarnAmounts {
             queue_memory,
             queue_cores: 0,
             queue_instances: 0,

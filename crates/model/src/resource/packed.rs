@@ -83,7 +83,7 @@ fn take_text(from: &mut &[u8]) -> Option<Arc<str>> {
 mod tests {
     use proptest::prelude::*;
 
-    use super::super::{LoadInstanceAmounts, Parts, YarnAmounts};
+    use super::super::{LoadInstanceAmounts, ResourceParts, YarnAmounts};
     use super::*;
 
     #[test]
@@ -91,7 +91,7 @@ mod tests {
         let driver = LoadInstanceAmounts { memory: i64::MAX, cores: 127, instances: 128 };
         let queue = YarnAmounts { queue_name: "root.é".into(), queue_memory: 1 << 53, ..YarnAmounts::default() };
         let mut all: Vec<Resource> = ResourceType::ALL.into_iter().map(Resource::zero).collect();
-        all.push(Resource::from_parts(Parts::DriverAndYarn(driver, queue)).unwrap());
+        all.push(Resource::from_parts(ResourceParts::DriverAndYarn(driver, queue)).unwrap());
         all.push(Resource::special([("gpu".to_owned(), 7), ("disk".to_owned(), 0)].into()).unwrap());
         let mut bytes = Vec::new();
         all.iter().for_each(|resource| resource.pack(&mut bytes));

@@ -12,7 +12,7 @@ const NAME_CHARS_MAX: usize = 255;
 /// Plain values of a resource of each type, unchecked until [`Resource::from_parts`]. The values of a [`Left`](super::Left)
 /// may be negative.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Parts {
+pub enum ResourceParts {
     /// [`ResourceType::Memory`].
     Memory {
         /// Memory in bytes.
@@ -94,36 +94,36 @@ impl Resource {
     /// - [`ResourceError::InvalidName`]: a queue name, namespace, application id or custom name with more than 255
     ///   characters or with control characters, or an empty custom name;
     /// - [`ResourceError::TooManyNames`]: more than 64 custom names, or more than 6 KiB of them.
-    pub fn from_parts(parts: Parts) -> Result<Self, ResourceError> {
+    pub fn from_parts(parts: ResourceParts) -> Result<Self, ResourceError> {
         let mut made = Self::zero(parts.resource_type());
         match parts {
-            Parts::Memory { memory } => made.put(Dimension::Memory, memory)?,
-            Parts::Cpu { cores } => made.put(Dimension::Cores, cores)?,
-            Parts::Load { memory, cores } => {
+            ResourceParts::Memory { memory } => made.put(Dimension::Memory, memory)?,
+            ResourceParts::Cpu { cores } => made.put(Dimension::Cores, cores)?,
+            ResourceParts::Load { memory, cores } => {
                 made.put(Dimension::Memory, memory)?;
                 made.put(Dimension::Cores, cores)?;
             }
-            Parts::Instance { instances } => made.put(Dimension::Instances, instances)?,
-            Parts::LoadInstance(driver) => made.put_driver(driver)?,
-            Parts::Yarn(yarn) => made.put_yarn(&yarn)?,
-            Parts::DriverAndYarn(driver, yarn) => {
+            ResourceParts::Instance { instances } => made.put(Dimension::Instances, instances)?,
+            ResourceParts::LoadInstance(driver) => made.put_driver(driver)?,
+            ResourceParts::Yarn(yarn) => made.put_yarn(&yarn)?,
+            ResourceParts::DriverAndYarn(driver, yarn) => {
                 made.put_driver(driver)?;
                 made.put_yarn(&yarn)?;
             }
-            Parts::Kubernetes(kubernetes) => made.put_kubernetes(&kubernetes)?,
-            Parts::DriverAndKubernetes(driver, kubernetes) => {
+            ResourceParts::Kubernetes(kubernetes) => made.put_kubernetes(&kubernetes)?,
+            ResourceParts::DriverAndKubernetes(driver, kubernetes) => {
                 made.put_driver(driver)?;
                 made.put_kubernetes(&kubernetes)?;
             }
-            Parts::Special(custom) => made.put_custom(custom)?,
+            ResourceParts::Special(custom) => made.put_custom(custom)?,
         }
         Ok(made)
     }
 
     /// Returns the plain values that [`Resource::from_parts`] accepts. An empty queue name or namespace becomes "default".
     #[must_use]
-    pub fn parts(&self) -> Parts {
-        Parts::of(self.resource_type, &self.amounts, self.place.as_ref(), self.application_id.as_ref())
+    pub fn parts(&self) -> ResourceParts {
+        ResourceParts::of(self.resource_type, &self.amounts, self.place.as_ref(), self.application_id.as_ref())
     }
 
     fn put(&mut self, dimension: Dimension, amount: i64) -> Result<(), ResourceError> {
@@ -169,7 +169,7 @@ impl Resource {
     }
 }
 
-impl Parts {
+impl ResourceParts {
     /// Returns the type of the values.
     #[must_use]
     pub const fn resource_type(&self) -> ResourceType {
@@ -280,13 +280,13 @@ mod tests {
     #[test]
     fn a_negative_amount_is_named() {
         let yarn = YarnAmounts { queue_cores: -1, ..YarnAmounts::default() };
-        let made = Resource::from_parts(Parts::DriverAndYarn(LoadInstanceAmounts::default(), yarn));
+        let made = Resource::from_parts(ResourceParts::DriverAndYarn(LoadInstanceAmounts::default(), yarn));
         assert_eq!(made, Err(ResourceError::Negative { dimension: Dimension::QueueCores, amount: -1 }));
     }
 
     #[test]
     fn an_empty_queue_name_is_the_default() {
-        let made = Resource::from_parts(Parts::Yarn(YarnAmounts::default())).unwrap();
+        let made = Resource::from_parts(ResourceParts::Yarn(YarnAmounts::default())).unwrap();
         assert_eq!(made.queue_name(), Some("default"));
     }
 

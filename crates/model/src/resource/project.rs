@@ -102,7 +102,7 @@ const fn answers(from: ResourceType, onto: ResourceType) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{LoadInstanceAmounts, Parts, YarnAmounts};
+    use super::super::{LoadInstanceAmounts, ResourceParts, YarnAmounts};
     use super::*;
 
     fn driver_and_yarn() -> Resource {
@@ -114,7 +114,7 @@ mod tests {
             queue_name: "q".into(),
             application_id: "app".into(),
         };
-        Resource::from_parts(Parts::DriverAndYarn(driver, yarn)).unwrap()
+        Resource::from_parts(ResourceParts::DriverAndYarn(driver, yarn)).unwrap()
     }
 
     #[test]
@@ -136,7 +136,7 @@ mod tests {
         let used = |queue_cores, queue_name: &str, application_id: &str| {
             let (queue_name, application_id) = (queue_name.to_owned(), application_id.to_owned());
             let yarn = YarnAmounts { queue_cores, queue_name, application_id, ..YarnAmounts::default() };
-            Resource::from_parts(Parts::DriverAndYarn(LoadInstanceAmounts::default(), yarn)).unwrap()
+            Resource::from_parts(ResourceParts::DriverAndYarn(LoadInstanceAmounts::default(), yarn)).unwrap()
         };
         let nothing = used(0, "r", "").as_use_of(&granted).unwrap();
         assert_eq!((nothing.queue_name(), nothing.application_id()), (Some("q"), Some("app")));

@@ -49,20 +49,22 @@ fn custom() -> impl Strategy<Value = BTreeMap<String, i64>> {
 
 fn of_type(resource_type: ResourceType) -> BoxedStrategy<Resource> {
     let parts = match resource_type {
-        ResourceType::Memory => amount().prop_map(|memory| Parts::Memory { memory }).boxed(),
-        ResourceType::Cpu => amount().prop_map(|cores| Parts::Cpu { cores }).boxed(),
-        ResourceType::Load => (amount(), amount()).prop_map(|(memory, cores)| Parts::Load { memory, cores }).boxed(),
-        ResourceType::Instance => amount().prop_map(|instances| Parts::Instance { instances }).boxed(),
-        ResourceType::LoadInstance => driver().prop_map(Parts::LoadInstance).boxed(),
-        ResourceType::Yarn => yarn().prop_map(Parts::Yarn).boxed(),
-        ResourceType::DriverAndYarn => {
-            (driver(), yarn()).prop_map(|(driver, yarn)| Parts::DriverAndYarn(driver, yarn)).boxed()
+        ResourceType::Memory => amount().prop_map(|memory| ResourceParts::Memory { memory }).boxed(),
+        ResourceType::Cpu => amount().prop_map(|cores| ResourceParts::Cpu { cores }).boxed(),
+        ResourceType::Load => {
+            (amount(), amount()).prop_map(|(memory, cores)| ResourceParts::Load { memory, cores }).boxed()
         }
-        ResourceType::Kubernetes => kubernetes().prop_map(Parts::Kubernetes).boxed(),
+        ResourceType::Instance => amount().prop_map(|instances| ResourceParts::Instance { instances }).boxed(),
+        ResourceType::LoadInstance => driver().prop_map(ResourceParts::LoadInstance).boxed(),
+        ResourceType::Yarn => yarn().prop_map(ResourceParts::Yarn).boxed(),
+        ResourceType::DriverAndYarn => {
+            (driver(), yarn()).prop_map(|(driver, yarn)| ResourceParts::DriverAndYarn(driver, yarn)).boxed()
+        }
+        ResourceType::Kubernetes => kubernetes().prop_map(ResourceParts::Kubernetes).boxed(),
         ResourceType::DriverAndKubernetes => (driver(), kubernetes())
-            .prop_map(|(driver, kubernetes)| Parts::DriverAndKubernetes(driver, kubernetes))
+            .prop_map(|(driver, kubernetes)| ResourceParts::DriverAndKubernetes(driver, kubernetes))
             .boxed(),
-        ResourceType::Special => custom().prop_map(Parts::Special).boxed(),
+        ResourceType::Special => custom().prop_map(ResourceParts::Special).boxed(),
     };
     parts.prop_map(|parts| Resource::from_parts(parts).unwrap()).boxed()
 }

@@ -10,9 +10,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use uuid::Uuid;
 
-use crate::domain::{em::EmInstance, operation::Released};
+use crate::domain::{em::EmInstance, operation::ReleaseTicket};
 
-use super::TurnedDown;
+use super::RejectedTimers;
 
 /// Maximum number of tickets with a timer or an expiration in progress, in total and per EM.
 const WATCHED_MAX: usize = 8192;
@@ -31,34 +31,34 @@ const EMS_MAX: usize = 2 * WATCHED_MAX;
 
 /// Budgets of all EMs.
 #[derive(Debug)]
-pub(super) struct Shares {
+pub(super) struct EmBudgets {
     /// Tickets with a timer or an expiration in progress.
     watched: HashSet<Uuid>,
     /// EMs with such tickets, and EMs whose last expiration failed.
-    of_ems: HashMap<EmInstance, Share>,
+    of_ems: HashMap<EmInstance, EmBudget>,
     /// Number of expirations in progress.
     under_way: usize,
-    turned_down: TurnedDown,
+    turned_down: RejectedTimers,
 }
 
 /// Use and budget of one EM.
 #[derive(Debug)]
-struct Share {
+struct EmBudget {
     watched: usize,
     under_way: usize,
     /// Maximum number of expirations in progress: one for a contended EM; doubled by each success.
     under_way_max: usize,
     /// Overdue tickets that wait for an expiration in progress to end.
-    next: VecDeque<Released>,
+    next: VecDeque<ReleaseTicket>,
 }
 
-impl Default for Share {
+impl Default for EmBudget {
     fn default() -> Self {
         Self { watched: 0, under_way: 0, under_way_max: UNDER_WAY_OF_EM_FIRST, next: VecDeque::new() }
     }
 }
 
-impl Share {
+impl EmBudget {
     fn watched_max(&self) -> usize {
         WATCHED_OF_EM_MAX.min(self.under_way_max * 4)
     }
@@ -73,16 +73,16 @@ impl Share {
     }
 
     /// Removes and returns the last waiting tickets above the budget for timers.
-    fn give_back(&mut self) -> VecDeque<Released> {
+    fn give_back(&mut self) -> VecDeque<ReleaseTicket> {
         let excess = self.watched.saturating_sub(self.watched_max()).min(self.next.len());
         self.watched -= excess;
         self.next.split_off(self.next.len() - excess)
     }
 }
 
-impl Shares {
+impl EmBudgets {
     /// Creates empty budgets. `turned_down` records tickets that are left to the next sweep.
-    pub fn new(turned_down: TurnedDown) -> Self {
+    pub fn new(turned_down: RejectedTimers) -> Self {
         Self { watched: HashSet::new(), of_ems: HashMap::new(), under_way: 0, turned_down }
     }
 
@@ -97,7 +97,7 @@ impl Shares {
     }
 
     /// Whether a ticket gets a timer: not if it has one already, or if its EM has used its budget.
-    pub fn watch(&mut self, ticket: &Released) -> bool {
+    pub fn watch(&mut self, ticket: &ReleaseTicket) -> bool {
         if self.watched.contains(&ticket.ticket_id) {
             return false;
         }
@@ -114,7 +114,7 @@ impl Shares {
 
     /// Begins the expiration of a ticket that fell due. Returns the ticket, or `None` if it must wait for another ticket of its
     /// EM.
-    pub fn begin(&mut self, ticket: Released) -> Option<Released> {
+    pub fn begin(&mut self, ticket: ReleaseTicket) -> Option<ReleaseTicket> {
         let room = UNDER_WAY_MAX.saturating_sub(self.under_way);
         let share = self.share(&ticket.em);
         if share.under_way < share.of_room(share.under_way_max, room) {
@@ -129,7 +129,7 @@ impl Shares {
     }
 
     /// Ends an expiration; `went` states whether it succeeded. Returns the tickets whose expiration begins now.
-    pub fn end(&mut self, ticket: &Released, went: bool) -> Vec<Released> {
+    pub fn end(&mut self, ticket: &ReleaseTicket, went: bool) -> Vec<ReleaseTicket> {
         self.under_way = self.under_way.saturating_sub(1);
         self.watched.remove(&ticket.ticket_id);
         let room = UNDER_WAY_MAX.saturating_sub(self.under_way);
@@ -143,7 +143,7 @@ impl Shares {
         }
         // The ended expiration has freed its unit, so at least one ticket follows even without free budget.
         let more = share.of_room(share.under_way_max, room).saturating_sub(share.under_way);
-        let next: Vec<Released> = share.next.drain(..more.min(room).min(share.next.len())).collect();
+        let next: Vec<ReleaseTicket> = share.next.drain(..more.min(room).min(share.next.len())).collect();
         share.under_way += next.len();
         self.under_way += next.len();
         let given_back = share.give_back();
@@ -159,7 +159,7 @@ impl Shares {
         self.of_ems.clear();
     }
 
-    fn share(&mut self, em: &EmInstance) -> &mut Share {
+    fn share(&mut self, em: &EmInstance) -> &mut EmBudget {
         if self.of_ems.len() >= EMS_MAX {
             self.of_ems.retain(|_, share| share.watched > 0);
         }
@@ -167,7 +167,7 @@ impl Shares {
     }
 
     /// Leaves tickets to the next sweep, which finds them again.
-    fn unwatch(&mut self, tickets: VecDeque<Released>) {
+    fn unwatch(&mut self, tickets: VecDeque<ReleaseTicket>) {
         if !tickets.is_empty() {
             self.turned_down.note();
         }
@@ -182,22 +182,22 @@ mod tests {
     use super::*;
     use crate::domain::name::Name;
 
-    fn ticket(host: usize, n: usize) -> Released {
+    fn ticket(host: usize, n: usize) -> ReleaseTicket {
         let (user, em) = (Name::parse("user", "hadoop"), EmInstance::parse("em", "ecm", &format!("host{host}")));
         let ticket_id = Uuid::from_u128(((host as u128) << 64) | n as u128);
-        Released { ticket_id, user: user.unwrap(), em: em.unwrap() }
+        ReleaseTicket { ticket_id, user: user.unwrap(), em: em.unwrap() }
     }
 
     /// Watches and begins `count` overdue tickets of each EM in `hosts`, up to the budgets. Returns the tickets in progress.
-    fn crowd(shares: &mut Shares, hosts: std::ops::Range<usize>, count: usize) -> VecDeque<Released> {
+    fn crowd(shares: &mut EmBudgets, hosts: std::ops::Range<usize>, count: usize) -> VecDeque<ReleaseTicket> {
         let tickets = (0..count).flat_map(|n| hosts.clone().map(move |host| ticket(host, n)));
-        let watched: Vec<Released> = tickets.filter(|ticket| shares.may_watch() && shares.watch(ticket)).collect();
+        let watched: Vec<ReleaseTicket> = tickets.filter(|ticket| shares.may_watch() && shares.watch(ticket)).collect();
         watched.into_iter().filter_map(|ticket| if shares.may_begin() { shares.begin(ticket) } else { None }).collect()
     }
 
     #[test]
     fn no_more_are_under_way_than_may_be_however_many_wait_on_ems_that_go_on() {
-        let mut shares = Shares::new(TurnedDown::default());
+        let mut shares = EmBudgets::new(RejectedTimers::default());
         let mut under_way = crowd(&mut shares, 0..8, 1024);
         let (mut most, mut done) = (under_way.len(), 0);
         while let Some(ticket) = under_way.pop_front() {
@@ -212,7 +212,7 @@ mod tests {
     #[test]
     fn others_have_room_beside_many_ems_that_may_be_held() {
         for held in [1, 3, 8, 40] {
-            let mut shares = Shares::new(TurnedDown::default());
+            let mut shares = EmBudgets::new(RejectedTimers::default());
             crowd(&mut shares, 0..held, 2048);
             for n in 0..8 {
                 let other = ticket(1000, n);
@@ -224,7 +224,7 @@ mod tests {
 
     #[test]
     fn ems_that_have_nothing_to_do_any_more_are_forgotten_at_last() {
-        let mut shares = Shares::new(TurnedDown::default());
+        let mut shares = EmBudgets::new(RejectedTimers::default());
         let busy = ticket(usize::MAX, 0);
         assert!(shares.watch(&busy) && shares.begin(busy.clone()).is_some());
         for host in 0..2 * EMS_MAX {
@@ -239,7 +239,7 @@ mod tests {
 
     #[test]
     fn a_held_em_keeps_little_of_what_there_is_for_all() {
-        let mut share = Share::default();
+        let mut share = EmBudget::default();
         share.note(false);
         assert_eq!((share.under_way_max, share.watched_max()), (1, 4));
         for _ in 0..20 {
@@ -256,7 +256,7 @@ mod tests {
     fn what_waits_on_an_em_that_turns_out_to_be_held_is_watched_no_longer() {
         let (watched, under_way) = (WATCHED_OF_EM_MAX, UNDER_WAY_OF_EM_MAX);
         let next = (0..watched - under_way).map(|n| ticket(0, n)).collect();
-        let mut share = Share { watched, under_way, under_way_max: under_way, next };
+        let mut share = EmBudget { watched, under_way, under_way_max: under_way, next };
         assert!(share.give_back().is_empty(), "all may be watched while it goes on");
         // All expirations in progress fail one after another, while timers of further tickets fire.
         for left in (0..under_way).rev() {

@@ -87,7 +87,7 @@ fn rules((configured, amounts): (&String, &Amounts)) -> impl Iterator<Item = Rul
         let labels = labels(configured).into_iter().chain(queue);
         let named = amounts.iter().filter(|(key, amount)| is_queue == key.starts_with("queue_") && !amount.is_empty());
         Rule {
-            pattern: Pattern::new(labels.map(|(key, value)| (key.to_owned(), value.map(str::to_owned))).collect()),
+            pattern: LabelPattern::new(labels.map(|(key, value)| (key.to_owned(), value.map(str::to_owned))).collect()),
             mode: LimitMode::Enforced,
             max: named.map(|(key, text)| (Dimension::parse_key(key).unwrap(), parse_size(text).unwrap())).collect(),
         }

@@ -4,10 +4,11 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::Value;
 
-use super::node::{Node, parse};
+use super::node::{JsonNode, parse};
 use crate::resource::error::shown;
 use crate::resource::{
-    Dimension, KubernetesAmounts, Left, LoadInstanceAmounts, Parts, Resource, ResourceError, ResourceType, YarnAmounts,
+    Dimension, KubernetesAmounts, LeftResource, LoadInstanceAmounts, Resource, ResourceError, ResourceParts,
+    ResourceType, YarnAmounts,
 };
 
 /// Maximum length of a document in bytes.
@@ -36,8 +37,8 @@ impl Resource {
     }
 }
 
-impl Left {
-    /// Parses the amounts, possibly negative, of a document from [`Left::to_json`]; zeros are omitted.
+impl LeftResource {
+    /// Parses the amounts, possibly negative, of a document from [`LeftResource::to_json`]; zeros are omitted.
     ///
     /// # Errors
     /// As [`Resource::from_json`].
@@ -73,39 +74,42 @@ fn signed(document: &Value, below: bool) -> Value {
     }
 }
 
-fn parts(resource_type: ResourceType, root: &Node) -> Result<Parts, ResourceError> {
+fn parts(resource_type: ResourceType, root: &JsonNode) -> Result<ResourceParts, ResourceError> {
     match resource_type {
         ResourceType::Memory => {
-            let fields = Fields::open(root, "", &["memory"])?;
-            Ok(Parts::Memory { memory: fields.amount("memory")? })
+            let fields = ObjectFields::open(root, "", &["memory"])?;
+            Ok(ResourceParts::Memory { memory: fields.amount("memory")? })
         }
         ResourceType::Cpu => {
-            let fields = Fields::open(root, "", &["cores"])?;
-            Ok(Parts::Cpu { cores: fields.amount("cores")? })
+            let fields = ObjectFields::open(root, "", &["cores"])?;
+            Ok(ResourceParts::Cpu { cores: fields.amount("cores")? })
         }
         ResourceType::Load => {
-            let fields = Fields::open(root, "", &["memory", "cores"])?;
-            Ok(Parts::Load { memory: fields.amount("memory")?, cores: fields.amount("cores")? })
+            let fields = ObjectFields::open(root, "", &["memory", "cores"])?;
+            Ok(ResourceParts::Load { memory: fields.amount("memory")?, cores: fields.amount("cores")? })
         }
         ResourceType::Instance => {
             let names = ["instances", "instance", "cores"];
-            Ok(Parts::Instance { instances: Fields::open(root, "", &names)?.agreed(&names)? })
+            Ok(ResourceParts::Instance { instances: ObjectFields::open(root, "", &names)?.agreed(&names)? })
         }
-        ResourceType::LoadInstance => Ok(Parts::LoadInstance(load_instance(root, "")?)),
-        ResourceType::Yarn => Ok(Parts::Yarn(yarn(root, "")?)),
+        ResourceType::LoadInstance => Ok(ResourceParts::LoadInstance(load_instance(root, "")?)),
+        ResourceType::Yarn => Ok(ResourceParts::Yarn(yarn(root, "")?)),
         ResourceType::DriverAndYarn => driver_and_yarn(root),
-        ResourceType::Kubernetes => Ok(Parts::Kubernetes(kubernetes(root, "")?)),
+        ResourceType::Kubernetes => Ok(ResourceParts::Kubernetes(kubernetes(root, "")?)),
         ResourceType::DriverAndKubernetes => {
-            let fields = Fields::open(root, "", &["loadInstanceResource", "kubernetesResource", "moduleOperate"])?;
+            let fields =
+                ObjectFields::open(root, "", &["loadInstanceResource", "kubernetesResource", "moduleOperate"])?;
             let driver = fields.part("loadInstanceResource", load_instance)?;
-            Ok(Parts::DriverAndKubernetes(driver, fields.part("kubernetesResource", kubernetes)?))
+            Ok(ResourceParts::DriverAndKubernetes(driver, fields.part("kubernetesResource", kubernetes)?))
         }
-        ResourceType::Special => Ok(Parts::Special(Fields::open(root, "", &["resources"])?.part("resources", custom)?)),
+        ResourceType::Special => {
+            Ok(ResourceParts::Special(ObjectFields::open(root, "", &["resources"])?.part("resources", custom)?))
+        }
     }
 }
 
-fn load_instance(node: &Node, path: &str) -> Result<LoadInstanceAmounts, ResourceError> {
-    let fields = Fields::open(node, path, &["memory", "cores", "instances", "instance"])?;
+fn load_instance(node: &JsonNode, path: &str) -> Result<LoadInstanceAmounts, ResourceError> {
+    let fields = ObjectFields::open(node, path, &["memory", "cores", "instances", "instance"])?;
     Ok(LoadInstanceAmounts {
         memory: fields.amount("memory")?,
         cores: fields.amount("cores")?,
@@ -113,9 +117,9 @@ fn load_instance(node: &Node, path: &str) -> Result<LoadInstanceAmounts, Resourc
     })
 }
 
-fn yarn(node: &Node, path: &str) -> Result<YarnAmounts, ResourceError> {
+fn yarn(node: &JsonNode, path: &str) -> Result<YarnAmounts, ResourceError> {
     let known = ["queueMemory", "queueCores", "queueInstances", "queueName", "applicationId"];
-    let fields = Fields::open(node, path, &known)?;
+    let fields = ObjectFields::open(node, path, &known)?;
     Ok(YarnAmounts {
         queue_memory: fields.amount("queueMemory")?,
         queue_cores: fields.amount("queueCores")?,
@@ -125,19 +129,19 @@ fn yarn(node: &Node, path: &str) -> Result<YarnAmounts, ResourceError> {
     })
 }
 
-fn driver_and_yarn(root: &Node) -> Result<Parts, ResourceError> {
+fn driver_and_yarn(root: &JsonNode) -> Result<ResourceParts, ResourceError> {
     const WRAPPER: &str = "DriverAndYarnResource";
-    let wrapped = matches!(root, Node::Object(entries) if entries.iter().any(|(name, _)| name == WRAPPER));
-    let both = |node: &Node, path: &str| {
-        let fields = Fields::open(node, path, &["loadInstanceResource", "yarnResource"])?;
+    let wrapped = matches!(root, JsonNode::Object(entries) if entries.iter().any(|(name, _)| name == WRAPPER));
+    let both = |node: &JsonNode, path: &str| {
+        let fields = ObjectFields::open(node, path, &["loadInstanceResource", "yarnResource"])?;
         let driver = fields.part("loadInstanceResource", load_instance)?;
-        Ok(Parts::DriverAndYarn(driver, fields.part("yarnResource", yarn)?))
+        Ok(ResourceParts::DriverAndYarn(driver, fields.part("yarnResource", yarn)?))
     };
-    if wrapped { Fields::open(root, "", &[WRAPPER])?.part(WRAPPER, both) } else { both(root, "") }
+    if wrapped { ObjectFields::open(root, "", &[WRAPPER])?.part(WRAPPER, both) } else { both(root, "") }
 }
 
-fn kubernetes(node: &Node, path: &str) -> Result<KubernetesAmounts, ResourceError> {
-    let fields = Fields::open(node, path, &["memory", "cores", "namespace"])?;
+fn kubernetes(node: &JsonNode, path: &str) -> Result<KubernetesAmounts, ResourceError> {
+    let fields = ObjectFields::open(node, path, &["memory", "cores", "namespace"])?;
     Ok(KubernetesAmounts {
         memory: fields.amount("memory")?,
         millicores: fields.amount("cores")?,
@@ -145,11 +149,11 @@ fn kubernetes(node: &Node, path: &str) -> Result<KubernetesAmounts, ResourceErro
     })
 }
 
-fn custom(node: &Node, path: &str) -> Result<BTreeMap<String, i64>, ResourceError> {
+fn custom(node: &JsonNode, path: &str) -> Result<BTreeMap<String, i64>, ResourceError> {
     // The form of 1.0 to 1.3: JSON in a string.
     let inner;
     let node = match node {
-        Node::Text(json) => {
+        JsonNode::Text(json) => {
             inner = parse(json)?;
             &inner
         }
@@ -167,13 +171,13 @@ fn custom(node: &Node, path: &str) -> Result<BTreeMap<String, i64>, ResourceErro
 }
 
 /// An object whose fields are all known and occur once.
-struct Fields<'a> {
+struct ObjectFields<'a> {
     path: &'a str,
-    entries: &'a [(String, Node)],
+    entries: &'a [(String, JsonNode)],
 }
 
-impl<'a> Fields<'a> {
-    fn open(node: &'a Node, path: &'a str, known: &[&str]) -> Result<Self, ResourceError> {
+impl<'a> ObjectFields<'a> {
+    fn open(node: &'a JsonNode, path: &'a str, known: &[&str]) -> Result<Self, ResourceError> {
         let entries = node.entries(path)?;
         let mut seen = BTreeSet::new();
         for (name, _) in entries {
@@ -188,8 +192,8 @@ impl<'a> Fields<'a> {
         Ok(Self { path, entries })
     }
 
-    fn get(&self, name: &str) -> &Node {
-        self.entries.iter().find(|(field, _)| field == name).map_or(&Node::Null, |(_, node)| node)
+    fn get(&self, name: &str) -> &JsonNode {
+        self.entries.iter().find(|(field, _)| field == name).map_or(&JsonNode::Null, |(_, node)| node)
     }
 
     fn optional_amount(&self, name: &str) -> Result<Option<i64>, ResourceError> {
@@ -219,8 +223,8 @@ impl<'a> Fields<'a> {
     /// Returns a name; absent or null is empty, which means the default.
     fn text(&self, name: &str) -> Result<String, ResourceError> {
         match self.get(name) {
-            Node::Null => Ok(String::new()),
-            Node::Text(text) => Ok(text.clone()),
+            JsonNode::Null => Ok(String::new()),
+            JsonNode::Text(text) => Ok(text.clone()),
             other => Err(other.invalid(&join(self.path, name), "a string")),
         }
     }
@@ -228,10 +232,10 @@ impl<'a> Fields<'a> {
     fn part<T>(
         &self,
         name: &str,
-        read: impl FnOnce(&Node, &str) -> Result<T, ResourceError>,
+        read: impl FnOnce(&JsonNode, &str) -> Result<T, ResourceError>,
     ) -> Result<T, ResourceError> {
         match self.get(name) {
-            Node::Null => Err(self.missing(name)),
+            JsonNode::Null => Err(self.missing(name)),
             node => read(node, &join(self.path, name)),
         }
     }

@@ -110,9 +110,9 @@ fn what_is_left_is_read_with_its_signs() {
     let used = Resource::load_instance(7, 9, 3).unwrap();
     let nothing = total.zero_like();
     let left = Resource::left(&total, &nothing, &used, &nothing).unwrap();
-    let read = Left::amounts_from_json(ResourceType::LoadInstance, &left.to_json()).unwrap();
+    let read = LeftResource::amounts_from_json(ResourceType::LoadInstance, &left.to_json()).unwrap();
     assert_eq!(read, BTreeMap::from([(Dimension::Memory, 3), (Dimension::Cores, -5)]));
     for wrong in ["", "{}", r#"{"memory":1.5,"cores":0,"instances":0}"#] {
-        assert!(Left::amounts_from_json(ResourceType::LoadInstance, wrong).is_err(), "{wrong}");
+        assert!(LeftResource::amounts_from_json(ResourceType::LoadInstance, wrong).is_err(), "{wrong}");
     }
 }
