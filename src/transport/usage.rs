@@ -1,7 +1,8 @@
 //! `UsageService`: reads of EMs, tickets, scopes, wait queues, history and sums.
 //!
 //! Each method parses its filters, reads through one service and converts a page of results. A caller that is bound to
-//! users gets only their objects. The module changes nothing. Caller: the gRPC routes.
+//! users gets only the tickets, scopes, waiting requests and history of these users. The module changes nothing.
+//! Caller: the gRPC routes.
 //!
 //! - `filters`: filters of lists; `accounting`: refusals and usage in sums;
 //! - `follow`: stream of the history; `overview`: cluster totals and tasks.

@@ -1,7 +1,8 @@
-//! Conversion between protobuf and the domain: the only module that uses both.
+//! Conversion between protobuf messages and domain values. Every rule of that mapping is here.
 //!
 //! Parsers check every field, so that no later code validates again. They fail with a `FieldError` that names the
-//! field. No function here reads or changes state. Callers: the services of `transport` and the RM client.
+//! field. No function here reads or changes state. Callers: the services of `transport`, the monitoring page and the RM
+//! client.
 //!
 //! - [`resource`] (amounts);
 //! - [`limit`]: limits, policies and scopes; [`cap`]: caps of a request;
