@@ -1,4 +1,4 @@
-//! Fair semaphore: a fixed number of permits with a bounded share per principal.
+//! Fair semaphore: a fixed number of permits with a bounded share per principal, so that some are left for the next principal.
 //!
 //! A principal gets another permit only if the free permits times `PER_FREE` are at least its resulting number of permits. A
 //! single principal thus gets all but one in sixteen, and two get nearly half each. Permits that become free go to principals

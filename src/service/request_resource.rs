@@ -328,7 +328,7 @@ impl RequestResourceService {
         }
     }
 
-    /// Returns the first result that is not about one EM alone, or `None` if none of [`CANDIDATES_MAX`] EMs has capacity.
+    /// Returns the first result that is not about one EM alone; `None` if no EM is left or [`CANDIDATES_MAX`] EMs are full.
     ///
     /// Contended EMs do not count, because there may be many, and placement avoids them from now on.
     async fn try_some(&self, ask: &Arc<RequestSpec>, deadline: Instant) -> Option<Result<Outcome, Error>> {

@@ -1,5 +1,4 @@
-//! Retention: deletes request ids, ended tickets and sums that are older than the retention period, and creates future
-//! partitions.
+//! Retention: deletes history, request ids and sums that are older than the retention period, and creates future partitions.
 //!
 //! Never: locks more than `BITE` rows in one statement.
 //! Caller: the task driver (`background`).

@@ -1,8 +1,8 @@
 //! Assignment of EMs to committers.
 //!
 //! Each EM belongs to one committer, so that batches of different committers share no EM and operations on an EM share one
-//! queue. Instances with the same number of committers assign EMs equally. A committer then waits for at most one committer of
-//! each other instance.
+//! queue. Instances with the same number of committers assign EMs equally. A committer then waits for one committer of each
+//! other instance at most, and never for two that wait for each other's EMs.
 //!
 //! Never: a condition of correctness; the locks alone decide which operation proceeds.
 //! Callers: the committer (`submit` and undo operations).

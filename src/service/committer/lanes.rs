@@ -1,7 +1,7 @@
 //! Contended-key queues (lanes): operations whose lock key another transaction or a hold owns.
 //!
 //! Each contended key has one queue and one task with its own connection. The task waits for the key, then commits the queued
-//! operations as one batch. New operations on the key are routed here and do not delay other batches.
+//! operations as one batch. New operations on the key are routed here, so that batches meet a contended key only once.
 //!
 //! An operation that can be tried on another EM waits for one turn at most. If the key is still contended then, it fails with
 //! `LockTimeout`. The queue stays open until the key is free, so that placement avoids the EM. One task polls the keys of all
@@ -44,7 +44,8 @@ use super::{
     worker::{ReplyDispatcher, Worker},
 };
 
-/// Maximum number of queues that wait in the database at once, each on its own connection. Empty queues do not count.
+/// Maximum number of queues that wait in the database at once, each on its own connection. More queues take turns; empty queues
+/// do not count.
 const LANES_ACTIVE_MAX: u32 = LANES_MAX;
 
 /// Time that a queue waits in the database before it checks its operations and lets another queue run.

@@ -1,8 +1,9 @@
 //! The committer: the only writer of tickets and counters.
 //!
 //! Calls submit operations to a commit queue. The worker applies all queued operations in one transaction and replies after the
-//! commit; later operations form the next batch. The worker never waits for a batch to fill, so a single operation commits at
-//! once. Several committers share only limited scopes, counted users and external clusters, which all lock in one global order.
+//! commit; later operations form the next batch. The worker never waits for a batch to fill: a single operation commits at
+//! once, and under load hundreds share a commit. Several committers share only limited scopes, counted users and external
+//! clusters, locked in one global order.
 //!
 //! Never: writes without the row count check; replies before the commit; leaves a transaction half done after a cancelled call.
 //! Callers: `request_resource`, `heartbeat`, `background`, and the RPC services of `transport`.
@@ -131,7 +132,8 @@ impl Committer {
     /// Starts `committers` tasks, at least one.
     ///
     /// The tasks end when all clones of the committer are dropped and all operations have replies. Each task has its own
-    /// thread: on a thread shared with calls, each SQL statement would wait for the calls that the last batch has woken.
+    /// thread, connection and EMs. On a thread shared with calls, each SQL statement would wait for the calls that the last
+    /// batch has woken.
     ///
     /// # Errors
     /// If a thread cannot be spawned.

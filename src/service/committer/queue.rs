@@ -167,7 +167,7 @@ impl CommitQueues {
         let mut batch = Vec::with_capacity(self.callers.next.len().min(BATCH_COST_MAX));
         self.callers.take(BATCH_COST_MAX, &mut batch);
         let mut left = if is_called { BACKGROUND_COST_MAX } else { BATCH_COST_MAX };
-        // The first queue of this batch comes last in the next one.
+        // The first queue that contributes to this batch comes last in the next one.
         let (begin, count) = (self.turn, self.in_turn.len());
         for number in (0..count).map(|after| (begin + after) % count) {
             let taken = self.in_turn[number].take(left, &mut batch);

@@ -68,8 +68,8 @@ const BEHIND_MAX: usize = 20_000;
 /// Maximum number of external queues whose waiters are woken at once; other waiters check at the next poll.
 const WOKEN_QUEUES_MAX: i64 = 1000;
 
-/// Maximum number of steps that delete the rows of a deleted cluster at once, and the maximum time to delete old rows of
-/// another one. The next refresh continues.
+/// Maximum number of steps that delete the rows of a deleted cluster at once, and the maximum time to delete old rows of an
+/// existing one. The next refresh continues.
 const CLEAN_STEPS_MAX: usize = 500;
 const CLEAN_MAX: Duration = Duration::from_secs(3);
 

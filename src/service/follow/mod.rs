@@ -189,7 +189,7 @@ impl FollowService {
 
     /// Returns the number up to which the history is complete, also after a failover; `None` if an open transaction hides it.
     ///
-    /// The read waits for the standby: after a failover, numbers that the standby has not received would be assigned again.
+    /// Waits until the numbers are as durable as a commit: a new primary would assign numbers again that it has not received.
     async fn settled(&self, connection: &mut PgConnection) -> Result<Option<i64>, StoreError> {
         let settled = self.history.settled_number(&mut *connection).await?;
         if settled.is_some() {

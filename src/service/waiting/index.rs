@@ -38,7 +38,8 @@ const SERVED_MAX: u32 = 512;
 /// Maximum number of waiters besides the queue heads that check at one poll, in rotation.
 const TURN_MAX: usize = 64;
 
-/// Maximum number of later parked waiters to examine for other dimensions.
+/// Maximum number of later idle waiters to examine for other dimensions. With as many awake waiters at a key, an expected
+/// release wakes no other.
 const NEAR_MAX: usize = 64;
 
 /// Maximum number of wait keys whose first waiter checks at one poll, in rotation.
