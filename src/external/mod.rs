@@ -6,7 +6,7 @@
 //! servers.
 //!
 //! The module knows no database and no caller. Errors never contain data of a response: a caller that may set an
-//! address could otherwise read other services with it. Callers: `service::external` and the provider calls.
+//! address could otherwise read other services with it. Callers: `service::external`, and `service::jwt` for key sets.
 
 use std::{fmt, future::Future, pin::Pin};
 

@@ -63,7 +63,7 @@ pub struct ClusterFigures {
     pub waiting_oldest_seconds: f64,
     /// Number of holds.
     pub holds: f64,
-    /// Fullest scopes.
+    /// Fullest scopes, at most 50: each is a time series.
     pub fullest: Vec<ScopeFullness>,
     /// Unix time in seconds before which the use of all ended tickets is summed.
     pub usage_rolled_up: f64,

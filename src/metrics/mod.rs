@@ -1,8 +1,9 @@
 //! Metrics of an instance, in Prometheus text format.
 //!
 //! Each server owns a [`Metrics`], so that several in one process stay separate. A component gets a clone and updates
-//! its own group. A scrape reads atomics and a few files of `/proc/self`; it never waits for a component or the
-//! database. The number of series is bounded: no label value is chosen by a caller.
+//! its own group. A scrape reads atomics and a few files of `/proc/self`, and never waits for a component or the
+//! database. The number of series is bounded. Callers choose no label value, except for the scopes of the 50 fullest
+//! limits.
 //!
 //! Submodules: [`rooms`] has the committer, the wait queue, caches and the database. [`requests`], [`calls`],
 //! [`tasks`], [`external`], [`jwt`] and [`standby`] have one component each. [`cluster`] has the whole cluster. A

@@ -1,4 +1,5 @@
-//! `linkis_rm_cluster_figure`: results that one instance computes and all instances publish.
+//! `linkis_rm_cluster_figure`: results that one instance computes and all instances publish. Callers: the
+//! cluster-figures task and the self-audit.
 
 use std::time::Duration;
 

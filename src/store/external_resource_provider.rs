@@ -1,5 +1,4 @@
-//! `linkis_external_resource_provider`: stored configuration of the external clusters. Callers: provider calls and
-//! commands, and the refresh of clusters.
+//! `linkis_external_resource_provider`: stored configuration of the external clusters. Caller: `service::external`.
 
 use secrecy::{ExposeSecret as _, SecretString};
 use sqlx::{FromRow, PgConnection, PgExecutor};

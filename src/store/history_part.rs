@@ -1,5 +1,5 @@
-//! Partitions of `linkis_resource_action_record`. A partition covers a time range. A partition is created before it
-//! begins, gets indexes after it ends, and is dropped as a whole after the retention.
+//! Partitions of `linkis_resource_action_record`, one per time range. A partition is created before it begins, gets
+//! indexes after it ends, and is dropped as a whole after the retention.
 //!
 //! Database functions with the rights of the migrating role do all of this, so the serving role needs no right to
 //! change the schema. Callers: the start of an instance, and the retention and indexing tasks.

@@ -1,4 +1,4 @@
-//! Telemetry of an instance besides its [`crate::metrics`]: logs and traces.
+//! Telemetry of an instance besides its `metrics`: logs and traces.
 //!
 //! Logs go to standard error, as text or JSON, with a rate limit for warnings and errors. Error texts contain all
 //! causes and no passwords. Callers: every module logs by `tracing`; `server` and `commands` start the logging.

@@ -1,6 +1,6 @@
 //! Health, load and silence of EMs, from their last reports.
 //!
-//! The functions only read. Callers: the survey of placement, lists and the admission of requests.
+//! The functions only read. Callers: the survey of placement, and lists of EMs.
 
 use std::time::Duration;
 

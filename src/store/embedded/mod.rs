@@ -2,7 +2,8 @@
 //!
 //! The server listens on a Unix socket in a directory that only its account may enter; TCP is off. Peer authentication
 //! admits only that account and root. The data persists between runs with every durability setting on, and the server
-//! stops in order even if this process is killed. Callers: `server` and `commands`, if no database URL is given.
+//! stops in order even if this process is killed. Callers: `main` and the offline commands, if no database URL is
+//! given.
 //!
 //! Submodules: `cluster`: files; `binaries`: programs; `account`: system account; `server`: process; `error`: errors.
 
