@@ -47,8 +47,8 @@ pub const RENEWAL: Duration = Duration::from_secs(2);
 /// Time after which the row of a dead instance is deleted.
 const FORGOTTEN: Duration = Duration::from_secs(60);
 
-/// Grace period before requests of a dead instance, or past their deadline, are swept. A live instance removes a
-/// request at its deadline.
+/// Grace period of a request after its deadline. The request still counts and is not swept; a live instance removes it
+/// at the deadline. A sweep uses the same period for dead instances.
 const OVERDUE: Duration = Duration::from_secs(5);
 
 /// Maximum number of entries that are read per wait key. A later request cannot be granted before so many entries.
