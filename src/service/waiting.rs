@@ -1,9 +1,9 @@
 //! Local wait queue: the requests that wait on this instance, and their wake-ups.
 //!
 //! The database owns the wait queues, and the ledger decides who is granted. The local queue decides only when a waiting
-//! request checks again. A release sends the head of the queue to the committer right behind itself. Each commit that frees
-//! capacity, and each removed entry, notifies the wait keys with a count: here directly, other instances by a notification. A
-//! slow poll covers lost notifications.
+//! request checks again. A release sends the head of the queue to the committer right behind itself, so that one commit mostly
+//! applies both. Each commit that frees capacity, and each removed entry, notifies the wait keys with a count, here and on
+//! other instances. A slow poll covers lost notifications.
 //! Invariant: an instance renews its row while requests wait on it; otherwise other instances delete its queue entries.
 //! Never: grants; reorders the queue.
 //! Callers: `request_resource` (waiting requests) and `committer` (freed capacity).

@@ -1,9 +1,8 @@
 //! The committer: the only writer of tickets and counters.
 //!
 //! Calls submit operations to a commit queue. The worker applies all queued operations in one transaction and replies after the
-//! commit; later operations form the next batch. The worker never waits for a batch to fill: a single operation commits at
-//! once, and under load hundreds share a commit. Several committers share only limited scopes, counted users and external
-//! clusters, locked in one global order.
+//! commit; later ones form the next batch. No timer delays a batch: a single operation commits at once, and under load hundreds
+//! share a commit. Several committers share only limited scopes, counted users and external clusters, locked in one order.
 //!
 //! Never: writes without the row count check; replies before the commit; leaves a transaction half done after a cancelled call.
 //! Callers: `request_resource`, `heartbeat`, `background`, and the RPC services of `transport`.
