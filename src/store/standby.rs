@@ -1,7 +1,7 @@
 //! Standby: a database host in recovery, for reads that may be stale and must not delay commits.
 //!
-//! The module finds a standby among the hosts and owns its connection pool. Its caller `service::standby`, never this
-//! module, decides whether the standby is recent enough.
+//! The module finds a standby among the hosts and owns its connection pool. The caller, `service::standby`, decides
+//! whether the standby is recent enough; this module never does.
 
 use std::time::Duration;
 
