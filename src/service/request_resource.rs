@@ -437,7 +437,7 @@ impl RequestResourceService {
                     }
                     continue;
                 }
-                // A queue entry survives a short outage.
+                // A queued request survives a short outage.
                 Err(error) if error.may_pass() && !caller.spots().is_empty() => match caller.pause().await {
                     WaitResult::Look(_) => continue,
                     WaitResult::TimeIsUp => {

@@ -68,7 +68,7 @@ pub struct CallerExpiry {
 }
 
 impl CallerExpiry {
-    /// Returns the signal with an additional deadline: at `until` it ends for the reason `why`.
+    /// Returns the signal with the deadline `until`, after which the credential has ended for the reason `why`.
     pub fn until(&self, until: Instant, why: impl Into<Unauthenticated>) -> Self {
         Self { until: Some((until, why.into())), ..self.clone() }
     }

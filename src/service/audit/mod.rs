@@ -3,7 +3,7 @@
 //!
 //! Audits are serialized per instance, because each reads all tickets.
 //!
-//! Never: an audit blocks no batch; a repair changes no ticket that lives on an existing EM.
+//! Never: an audit blocks a batch; a repair changes a ticket of an existing EM.
 //! Callers: `transport::admin` and `background::self_audit`.
 //!
 //! - `look`: one audit, in one snapshot;

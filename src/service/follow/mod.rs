@@ -110,7 +110,7 @@ pub struct FollowService {
     /// Beginning of the history; `None` until it is read.
     origin: Arc<Mutex<Option<Position>>>,
     progress: watch::Sender<ReaderProgress>,
-    /// Notifies the reader of the first follower.
+    /// Notifies the reader of a new follower.
     wanted: Arc<Notify>,
     /// Permit to read a page from the table.
     reading: Arc<Semaphore>,

@@ -21,7 +21,7 @@ pub struct WakeReason {
 }
 
 impl WakeReason {
-    /// Capacity may have been freed that no one on this instance has observed.
+    /// Capacity may have been freed that this instance has not observed.
     pub const NEWS: Self =
         Self { is_news: true, is_poll: false, is_room: true, is_coming: false, passes: PASSES_AFTER_NEWS };
 
