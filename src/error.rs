@@ -1,5 +1,8 @@
 //! Errors of calls: one internal type, which `transport::status` maps to gRPC statuses.
 //!
+//! Services return it; the edge logs defects. A text is for callers: it names the event and the next action, never an
+//! internal detail.
+//!
 //! - `external`: errors about external clusters.
 
 use std::{sync::Arc, time::Duration};

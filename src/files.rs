@@ -1,4 +1,6 @@
 //! Files that are reloaded while the service runs: database URLs, certificates and the JWT configuration.
+//!
+//! This module defines only the common interval; each owner reloads its own files.
 
 use std::time::Duration;
 

@@ -1,4 +1,7 @@
 //! One call: attempts on one address after another, while safe and before its deadline.
+//!
+//! `pool` selects the connection and `retry` decides about further attempts. The message is encoded once.
+//! Never: repeats a call whose result is unknown, unless the table in `calls` marks it as safe.
 
 use std::{marker::PhantomData, time::Duration};
 

@@ -1,4 +1,8 @@
 //! One HTTP/2 connection to an instance: its setup, and the calls over it.
+//!
+//! Failures are classified: not begun, lost, or replied by the service. A call that was not begun is safe on another
+//! connection.
+//! Caller: `pool`.
 
 use std::{
     future::Future,

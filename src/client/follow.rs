@@ -1,4 +1,6 @@
-//! Follower of the history, across connections.
+//! Follower of the history, across connections: resumes a broken stream from the position of the last message.
+//!
+//! No line is lost or repeated while the service keeps the lines after the position.
 
 use std::time::Duration;
 

@@ -3,6 +3,8 @@
 //! Each address has a task that connects, watches the health of the instance, and reconnects after a failure. The tasks
 //! store the states in `states`. A call takes the next serving address in turn, and waits only while none serves but one
 //! may soon.
+//!
+//! Never: repeats a call. Callers: `call` and `follow`.
 
 use std::{
     sync::{

@@ -1,4 +1,6 @@
 //! Settings of a client: timeouts, attempts, TLS and token.
+//!
+//! Never: shows a key or a token in `Debug` output.
 
 use std::{fmt, sync::Arc, time::Duration};
 

@@ -1,4 +1,6 @@
 //! Confirmation and reason of destructive commands.
+//!
+//! Without a terminal, both must be arguments. A command never assumes consent.
 
 use std::io::{self, BufRead as _, Write as _};
 

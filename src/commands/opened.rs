@@ -1,4 +1,6 @@
-//! Database connection of the commands that do not call a service.
+//! Database connection of the commands that do not call a service: `migrate` and `tokens`.
+//!
+//! Never: creates a database, or stops a PostgreSQL that another process runs.
 
 use std::{fmt, path::PathBuf};
 

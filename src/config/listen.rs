@@ -1,4 +1,6 @@
 //! Listen addresses: host names, IP addresses and Unix sockets.
+//!
+//! Addresses beyond this machine are accepted only with encryption or explicitly without.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 

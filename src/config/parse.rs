@@ -1,4 +1,6 @@
 //! Parsers of single settings. Each mistake names its setting and the valid form.
+//!
+//! Callers: `config`, and the commands for arguments of the same kinds.
 
 use std::{fmt::Display, path::Path, str::FromStr, time::Duration};
 

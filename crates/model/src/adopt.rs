@@ -1,7 +1,8 @@
 //! Adoption: recording a running engine that has no ticket, from the tables of Linkis or after a database loss.
 //!
 //! An adoption creates a used ticket whether or not it fits. [`AdoptTicket::differences`] makes a repeated adoption recognizable.
-//! Callers: the committer and the adoption call.
+//! Never: replaces an existing ticket.
+//! Callers: the ledger, and the call that submits the operation.
 
 use time::OffsetDateTime;
 use uuid::Uuid;

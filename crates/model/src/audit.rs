@@ -1,8 +1,8 @@
 //! Audit and repair: comparing the stored counters of EMs, scopes and external queues with the sums of the tickets.
 //!
-//! The module computes sums, differences and the required changes. Callers read the rows (the audit service) and write the
-//! repairs (the committer, under the locks). Rows may contain anything: an unreadable value becomes a difference, never an
-//! error of the audit.
+//! The module computes sums, differences and the required changes. Rows may contain anything: an unreadable value becomes a
+//! difference, and never an error of the audit.
+//! Never: reads or writes rows. The audit service does both, under the locks.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

@@ -1,7 +1,7 @@
 //! Caps: maxima that a request sets for itself, for example by a budget that its sender knows.
 //!
-//! A cap is decided like a limit, on the request's own counter, and is not stored. Callers: the ledger and the request
-//! parser.
+//! A cap is decided like a limit, on the request's own counter. It belongs to the request, not to its ticket.
+//! Callers: the assessment, the limits, and the parser of requests.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -1,4 +1,4 @@
-//! Counters of an EM and its scopes right after a commit. The committer returns them to the state cache.
+//! Counters of an EM and its scopes right after a commit, for callers that request them with a reply.
 
 use super::{em::Em, limit::ScopeUsage};
 

@@ -1,4 +1,6 @@
 //! Drain of an EM: the EM accepts no new grants, and its live tickets continue.
+//!
+//! The ledger starts and ends drains; placement and the assessment read them. A drain outlives the registrations of its EM.
 
 use time::OffsetDateTime;
 

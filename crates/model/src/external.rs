@@ -8,19 +8,11 @@
 //!
 //! where unseen(ticket) is the granted amount less the amount that the *same* snapshot shows for the ticket's application.
 //! Each ticket thus counts with the larger of its grant and its actual use: never with both, and never with less than its
-//! grant.
+//! grant. [`Snapshot`] has the rules for each phase of a ticket.
 //!
-//! 1. A locked ticket is unseen: its application is not known yet.
-//! 2. A used ticket with an application is unseen except for the amount in the snapshot. An application reported after the
-//!    snapshot is subtracted too, because the snapshot's queue use includes exactly that amount.
-//! 3. A used ticket without an application is unseen in snapshots begun before [`SETTLE`] has passed since its start, and
-//!    shown in later ones. The snapshot's time decides, so nothing changes between two snapshots.
-//! 4. Queues and applications are two replies. Applications are read before and after the queues, and the lesser amount
-//!    counts. An application that started or ended in between is not taken as included.
-//! 5. Snapshots are ordered by their start. An older one is never installed.
+//! Never: queries a cluster. Callers: the ledger and the refresh task.
 //!
-//! - `asked`: the demand of a request in a queue, and its refusal;
-//! - `cluster`: clusters in the ledger; `preparation`: counting the tickets for the next snapshot.
+//! - `asked`: demand and refusal; `cluster`: clusters in a batch; `preparation`: counts for the next snapshot.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -46,6 +38,17 @@ pub use preparation::SnapshotPreparation;
 pub const SETTLE: Duration = Duration::seconds(60);
 
 /// Queues and applications of an external cluster at one moment.
+///
+/// The unseen amount of a ticket follows from these rules:
+///
+/// 1. A locked ticket is unseen: its application is not known yet.
+/// 2. A used ticket with an application is unseen except for the amount in the snapshot. An application reported after the
+///    snapshot is subtracted too, because the snapshot's queue use includes exactly that amount.
+/// 3. A used ticket without an application is unseen in snapshots begun before [`SETTLE`] has passed since its start, and
+///    shown in later ones. The snapshot's time decides, so nothing changes between two snapshots.
+/// 4. Queues and applications are two replies. Applications are read before and after the queues, and the lesser amount
+///    counts. An application that started or ended in between is not taken as included.
+/// 5. Snapshots are ordered by their start. An older one is never installed.
 #[derive(Debug, Clone)]
 pub struct ClusterSnapshot {
     /// Time before the first query, by the database clock.

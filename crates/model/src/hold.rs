@@ -1,7 +1,7 @@
 //! Holds: operator locks on an EM or a user, which block all changes to it for up to ten minutes.
 //!
-//! A hold is a committed row in the lock table, so it does not depend on any instance. Callers: the hold service and the
-//! committer.
+//! A hold is a committed row in the lock table, so it does not depend on any instance. This module defines its data only.
+//! Callers: the hold service, the audit and the store.
 
 use std::{fmt, time::Duration};
 

@@ -1,4 +1,6 @@
 //! Mode of a limit: the effect of a request above the maximum.
+//!
+//! Stored limits and history lines contain the names, so a name never changes its meaning.
 
 /// Effect of a rule above its maximum.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]

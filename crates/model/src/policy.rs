@@ -1,4 +1,8 @@
-//! Policies: the limits, required labels and placement for one kind of EM. The capacity of the EM itself is always checked.
+//! Policies: the limits, required labels and placement for one kind of EM, which its application name identifies.
+//!
+//! The capacity of the EM itself is always checked. Limits that a policy excludes neither count nor decide the tickets of
+//! the kind.
+//! Callers: the limits, the assessment, placement and the store.
 
 use std::{collections::BTreeSet, fmt};
 

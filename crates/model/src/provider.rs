@@ -1,4 +1,7 @@
 //! Providers: configured external clusters, and the choice of the cluster for a request.
+//!
+//! The choice depends only on the labels of the request, so all instances choose the same cluster.
+//! Callers: [`crate::external`] and the provider service.
 
 use std::{cmp::Reverse, collections::BTreeMap};
 

@@ -1,4 +1,8 @@
 //! Refusal statistics: numbers of refusals by user, scope, dimension and limit, with the amounts of the latest one.
+//!
+//! The number of keys is bounded: further ones are summed as "the others" of their kind and dimension. The statistics
+//! decide nothing.
+//! Callers: the refusal service, which counts, the store, and the call that lists the sums.
 
 use time::OffsetDateTime;
 

@@ -1,4 +1,6 @@
 //! Selectors: the EMs that a request may use, and its preferences among them.
+//!
+//! Callers: placement, which applies all conditions, and the assessment, which applies the required labels.
 
 use std::fmt;
 

@@ -1,4 +1,6 @@
 //! Tickets: grants, from the request until their release, expiry, loss or the removal of their EM.
+//!
+//! A ticket is locked until its engine confirms, and used afterwards. Only the ledger creates, changes and ends tickets.
 
 use time::OffsetDateTime;
 use uuid::Uuid;

@@ -1,4 +1,7 @@
 //! Digests of ticket sets: comparing two digests shows whether two sets are equal without reading the tickets.
+//!
+//! Callers: the ledger, which maintains the digest of each EM, and the heartbeat service, which compares it with reports.
+//! Never: decides whether a ticket exists.
 
 use uuid::Uuid;
 

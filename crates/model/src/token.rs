@@ -1,6 +1,8 @@
 //! Tokens: random credentials of callers, `lrm_` followed by 43 random characters and a checksum of 6 characters.
 //!
 //! The checksum distinguishes a mistyped token from an unknown one without a lookup. Only the hash of a token is stored.
+//! Never: shows a token or its hash in `Debug` output.
+//! Callers: the authenticator, the store and the `tokens` command.
 
 use std::fmt;
 

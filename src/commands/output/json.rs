@@ -1,4 +1,6 @@
 //! JSON output: messages of the API in the proto3 mapping, with the field names of the schema.
+//!
+//! The embedded descriptors define the mapping, so the output equals the API in every field.
 
 use std::sync::OnceLock;
 

@@ -1,4 +1,7 @@
 //! Tables: columns of texts and numbers, written one page at a time, at most as wide as the terminal.
+//!
+//! On a narrow terminal, texts are shortened first; then the rightmost columns are omitted. Identifiers and numbers stay
+//! complete.
 
 use super::text::{clean, cut, width};
 

@@ -1,4 +1,6 @@
 //! Texts for display: sizes, times, names, and escaped input of other programs.
+//!
+//! Never: passes on a character that controls a terminal or changes the reading order.
 
 use std::{borrow::Cow, collections::BTreeMap, fmt::Write as _};
 

@@ -1,4 +1,8 @@
 //! Demand in an external queue: the amounts that a request needs there, and the refusal if they do not fit.
+//!
+//! A decision considers the snapshot, its age, the state of the queue and the reservations of earlier queue entries.
+//! Never: changes counts; `cluster` does.
+//! Callers: `cluster`, and the ledger through it.
 
 use std::fmt;
 

@@ -1,4 +1,6 @@
 //! Adoption in the ledger: counts a running engine even if it does not fit, because it already uses the resources.
+//!
+//! Only this operation, besides a lowered capacity, can over-commit an EM. A repeated adoption returns the existing ticket.
 
 use std::collections::HashMap;
 

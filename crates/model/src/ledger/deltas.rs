@@ -1,4 +1,7 @@
 //! Deltas: the rows that a batch writes, and the state after its commit.
+//!
+//! The ledger fills [`Deltas`]; the store writes its fields in their order, in one transaction. Each history line is
+//! recorded once, in the order of the decisions. [`PostCommitState`] updates the state cache after the commit.
 
 use std::sync::Arc;
 

@@ -1,4 +1,6 @@
 //! Operator actions in the ledger: drains, resumptions and forced releases.
+//!
+//! A drain changes no counter. It writes the EM's row nevertheless, so that other instances observe the new version.
 
 use std::sync::Arc;
 

@@ -1,4 +1,7 @@
 //! Ends of tickets in the ledger: release, expiry and loss, and the capacity that they free.
+//!
+//! Invariant: a ticket ends once. An end subtracts exactly the amounts of the ticket from its EM, its scopes and its
+//! external queue.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,6 @@
 //! Use of running engines in the ledger: confirmations and reported amounts, and their effect on EMs and scopes.
+//!
+//! Growth is checked like a new grant, except that no reservations apply. A dimension that does not grow is never short.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,7 @@
 //! Wait queue entries in the ledger: a request enters a queue, moves between keys, and is removed.
+//!
+//! A request keeps its position until it leaves. Each removed key is recorded as freed, so that later entries are
+//! woken.
 
 use super::{
     super::{

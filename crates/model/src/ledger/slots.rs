@@ -1,4 +1,7 @@
 //! Slots: the state of an EM, a scope and a ticket within a batch, and the lookups that operations use.
+//!
+//! A slot records how its row must be written at the end of the batch. The lookups reject operations on missing objects,
+//! earlier epochs and tickets of other owners.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,7 @@
 //! Ledger snapshot: the rows that a batch reads under its locks.
+//!
+//! The committer reads it from the store and creates the ledger from it. A missing entry means that the row does not exist,
+//! so the snapshot must contain every row that the operations of the batch touch.
 
 use std::{
     collections::{HashMap, HashSet},

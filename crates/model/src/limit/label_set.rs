@@ -1,4 +1,6 @@
 //! Label sets: the label names that limits count by, and the scope of a ticket in each.
+//!
+//! A change of the way of counting creates another label set with a new id, which is counted separately before it decides.
 
 use std::collections::{BTreeMap, BTreeSet};
 

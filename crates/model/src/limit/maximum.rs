@@ -1,4 +1,7 @@
 //! Deciding maxima of a scope: from rules and from the caps of a request.
+//!
+//! Only enforced rules and caps can refuse a request. A cap decides where it is lower than the rule, or where no rule
+//! decides.
 
 use std::fmt;
 

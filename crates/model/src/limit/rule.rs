@@ -1,4 +1,7 @@
 //! Rules: patterns of labels with maxima, and the lookup of the rules for a counter.
+//!
+//! A lookup is independent of the number of rules, and copies of a rule set share unchanged parts. The ranks of the labels
+//! equal those of Linkis's configuration.
 
 use std::{
     cmp::Ordering,

@@ -1,4 +1,8 @@
 //! Requests: the spec, the EM of one attempt, the waiting parameters and the request id.
+//!
+//! One spec is shared by all attempts and wake-ups of a request. Each attempt names one EM, because the committer locks
+//! EMs.
+//! Callers: the request service, the committer and the ledger.
 
 use std::{
     sync::{Arc, OnceLock},

@@ -1,4 +1,8 @@
 //! Search: the groups that a request may be placed in, by its labels, reservations and the policies.
+//!
+//! A search visits either the groups of a label set, or a few EMs in temporary groups. It never selects an EM; the callback
+//! does.
+//! Caller: the cluster view.
 
 use std::{
     cmp::Reverse,

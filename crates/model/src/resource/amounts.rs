@@ -1,4 +1,7 @@
 //! Amounts of a resource by dimension, without type or sign rules.
+//!
+//! Fixed dimensions are in an array, custom ones in a map by name. [`super::Resource`] enforces the rules of its type on
+//! top.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

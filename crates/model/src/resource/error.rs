@@ -1,4 +1,6 @@
 //! Errors of creating, parsing, combining and comparing resources.
+//!
+//! Messages repeat input only shortened and escaped, because it can come from any caller.
 
 use super::{Dimension, ResourceType};
 

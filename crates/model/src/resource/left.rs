@@ -1,4 +1,7 @@
 //! Left amounts, which may be a deficit, and the shortages of a request.
+//!
+//! A request fits if it has no shortage. Reservations of earlier queue entries are subtracted first.
+//! Callers: the assessment and placement.
 
 use std::sync::Arc;
 

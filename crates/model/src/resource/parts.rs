@@ -1,4 +1,7 @@
 //! Plain values of resources: the checked conversion into a [`Resource`] and the conversion back.
+//!
+//! Every resource from outside passes [`Resource::from_parts`], so no other code checks signs or names.
+//! Callers: the converters of messages and JSON.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
