@@ -1,6 +1,6 @@
 //! Paged lists: fetched and printed one page at a time, so that memory does not grow with the length.
 //!
-//! A command implements [`Listed`] for its request by the macro `listed!`, and calls [`ListArguments::list`].
+//! A command implements [`ListCall`] for its request by the macro `listed!`, and calls [`ListArguments::list`].
 
 use std::cell::Cell;
 

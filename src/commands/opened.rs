@@ -71,8 +71,8 @@ impl DatabaseConnection {
         Ok(Self { connection, target, private, place })
     }
 
-    /// Prints the database and the number of its instances to standard error, because a command on another database than
-    /// the service's has no effect on the service.
+    /// Prints the database and the number of its instances to standard error. A command on another database than the
+    /// service's would have no effect on the service.
     pub async fn describe(&mut self) -> Result<(), StoreError> {
         let serving = match self.private {
             // This process owns the database now.

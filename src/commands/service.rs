@@ -1,6 +1,6 @@
 //! Connection of a command to the service: address, credentials and calls.
 //!
-//! All commands that call the service use [`Service`] for their arguments and [`Asked`] for their calls.
+//! All commands that call the service use [`EndpointArguments`] for their arguments and [`ServiceClient`] for their calls.
 
 use std::{
     path::{Path, PathBuf},

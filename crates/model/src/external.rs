@@ -8,7 +8,7 @@
 //!
 //! where unseen(ticket) is the granted amount less the amount that the *same* snapshot shows for the ticket's application.
 //! Each ticket thus counts with the larger of its grant and its actual use: never with both, and never with less than its
-//! grant. [`Snapshot`] has the rules for each phase of a ticket.
+//! grant. [`ClusterSnapshot`] has the rules for each phase of a ticket.
 //!
 //! Never: queries a cluster. Callers: the ledger and the refresh task.
 //!

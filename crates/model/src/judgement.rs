@@ -31,7 +31,7 @@ pub struct BlockedRequest {
 /// Maximum number of advisory violations that a grant lists.
 const OVER_WATCHED_MAX: usize = 32;
 
-/// Returns the first advisory limits that a fitting request violates, at most [`OVER_WATCHED_MAX`].
+/// Returns the first advisory limits that a fitting request violates, at most 32.
 pub fn beyond_watched<'a>(
     scopes: &[LimitedScope],
     usage: impl Fn(&ScopeCounter) -> Option<&'a ScopeHoldings>,
@@ -74,8 +74,8 @@ pub struct HeadRoom {
     pub rule: String,
 }
 
-/// Returns the amounts that are grantable to a request without a queue position: on the EM in all its dimensions, in each
-/// scope in all limited dimensions.
+/// Returns the amounts that are grantable to a request without a queue position. The list contains all dimensions of the EM
+/// and all limited dimensions of each scope.
 ///
 /// # Errors
 /// [`Rejection::Inconsistent`] if the EM's counters contradict each other.

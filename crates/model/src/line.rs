@@ -326,8 +326,8 @@ impl WaitQueues {
         if self.is_empty() { Tally::default() } else { self.ahead(&spot(), position) }
     }
 
-    /// Selects the keys at which a request is queued: those where it is short, or all if it is the first short entry at one
-    /// of them.
+    /// Selects the keys at which a request is queued: those where it is short. The first short entry of a key is queued at
+    /// all of its keys.
     pub fn stand(&self, position: QueuePosition, spots: &WaitKeys) -> WaitKeys {
         let is_first = |spot: &WaitKey| {
             let first = self.queues.get(spot).and_then(|queue| queue.first_short);

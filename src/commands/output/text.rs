@@ -19,8 +19,8 @@ pub const EM_APPLICATION: &str = "linkis-cg-engineconnmanager";
 /// Placeholder for an empty value.
 pub const NOTHING: &str = "-";
 
-/// Returns whether a character can affect a terminal or the reading order of a text: control characters (some begin escape
-/// sequences), direction marks and invisible characters.
+/// Returns whether a character can affect a terminal or the reading order of a text. These are control characters (some
+/// begin escape sequences), direction marks and invisible characters.
 pub fn is_harmful(c: char) -> bool {
     c.is_control()
         || matches!(c, '\u{ad}' | '\u{61c}' | '\u{180e}' | '\u{200b}'..='\u{200f}' | '\u{2028}'..='\u{202e}')

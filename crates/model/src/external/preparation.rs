@@ -46,7 +46,7 @@ enum NextVisibility {
     Same,
     /// The snapshot shows other amounts for this application.
     Application(Arc<str>),
-    /// The snapshot begins [`SETTLE`] or more after this time.
+    /// The snapshot begins [`super::SETTLE`] or more after this time.
     Settled(OffsetDateTime),
 }
 

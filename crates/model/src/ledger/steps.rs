@@ -1,7 +1,7 @@
 //! Steps in the ledger: operations on all tickets of an EM, such as an unregistration.
 //!
-//! Each step processes a page of tickets in order of their ids and records its progress in the EM's row, so that a
-//! transaction stays bounded and a restart resumes.
+//! Each step processes a page of tickets in order of their ids, which bounds the transaction. The EM's row records the
+//! progress, so that a restart resumes.
 
 use std::collections::HashMap;
 

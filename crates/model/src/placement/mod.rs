@@ -1,9 +1,9 @@
 //! Placement: proposes an EM for a request that names none, from the EMs as last observed.
 //!
-//! The view holds EMs in groups that are equivalent for many requests: same application, resource type and reserved labels,
-//! and per label set of earlier searches. A group is sorted by the free share of each dimension that was dominant in a
-//! request, so the best EM is found without visiting the others. Sizes that fit nowhere are remembered until a member gains
-//! capacity.
+//! The view has groups of EMs that are equivalent for many requests. The EMs of a group have the same application, resource
+//! type and reserved labels, and all labels of an earlier search. A group is sorted by the free share of each dimension
+//! that was dominant in a request. A search therefore finds the best EM without visiting the others. Sizes that fit nowhere
+//! are remembered until a member gains capacity.
 //!
 //! Never: decides. A proposal may be stale, and the ledger decides it. Caller: the admission's state cache.
 //!

@@ -106,8 +106,8 @@ impl LeftResource {
         self.missing(asked, ahead).next().is_none()
     }
 
-    /// Returns every dimension in which more is requested than left, in Linkis's order: cores, memory, instances, then
-    /// those of the queue and of the namespace, then custom names.
+    /// Returns every dimension in which more is requested than left, in Linkis's order. Cores come before memory and
+    /// instances, then the same of the queue and of the namespace, then custom names.
     ///
     /// A dimension without a requested amount is never short, even if the left amount is negative. A dimension, queue or
     /// namespace that does not exist here has nothing left; project the request first if only a part of it counts.

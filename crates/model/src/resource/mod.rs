@@ -50,8 +50,8 @@ pub const DEFAULT_PLACE: &str = "default";
 ///
 /// Cloning does not allocate, except for the custom names of a Special.
 ///
-/// `==` compares type, amounts (a missing custom name is zero) and queue or namespace; the name is ignored where the queue
-/// or namespace has no amounts. The application id is not compared, as in Linkis. The result agrees with
+/// `==` compares type, amounts and queue or namespace. A missing custom name is zero, and the name of a queue or namespace
+/// without amounts is ignored. The application id is not compared, as in Linkis. The result agrees with
 /// [`Resource::equals`] where that returns one.
 #[derive(Clone, Debug)]
 pub struct Resource {

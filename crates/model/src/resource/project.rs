@@ -11,8 +11,8 @@ impl Resource {
     /// - Every type converts to itself.
     /// - Memory, CPU, Load and Instance widen to Load, LoadInstance or a driver part that has all their dimensions. Other
     ///   dimensions are zero (Instance as LoadInstance differs from Linkis, where it is infinite).
-    /// - DriverAndYarn and DriverAndKubernetes convert to their driver part as LoadInstance, which an EM provides, or to
-    ///   their other part as Yarn or Kubernetes, which a queue or namespace provides.
+    /// - DriverAndYarn and DriverAndKubernetes convert to their driver part as LoadInstance, which an EM provides. Their
+    ///   other part converts to Yarn or Kubernetes, which a queue or namespace provides.
     /// - LoadInstance, Yarn and Kubernetes become the matching part of DriverAndYarn or DriverAndKubernetes. The other part
     ///   is zero, in the queue or namespace "default".
     ///
