@@ -1,7 +1,7 @@
 //! Use cases of the resource manager, between `transport` and `store`.
 //!
 //! A request passes `request_resource`, `admission` (check and placement), `committer` (decision and write) and, if it waits,
-//! `waiting`. All changes of tickets and counters go through the committer.
+//! `waiting`. All operations on tickets and EMs go through the committer; only an audit repair corrects rows outside it.
 //! Never: handles the wire format, which is `transport`'s; decides outside `domain`.
 //! Callers: `transport`, `http` and `server`.
 //!

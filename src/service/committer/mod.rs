@@ -1,4 +1,4 @@
-//! The committer: the only writer of tickets and counters.
+//! The committer: applies all operations on tickets and EMs. Only an audit repair corrects tickets and counters outside it.
 //!
 //! Calls submit operations to a commit queue. The worker applies all queued operations in one transaction and replies after the
 //! commit; later ones form the next batch. No timer delays a batch: a single operation commits at once, and under load hundreds
