@@ -1,4 +1,4 @@
-//! Addresses of service instances, parsed from their text.
+//! Addresses of service instances, parsed from their text. Callers: the client and the health check.
 
 use std::path::PathBuf;
 

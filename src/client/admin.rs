@@ -1,4 +1,4 @@
-//! Calls of administrators and operators: `AdminService`.
+//! Calls of administrators and operators: `AdminService`. Each method makes one call and converts its reply.
 
 use std::collections::BTreeMap;
 

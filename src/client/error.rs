@@ -1,4 +1,4 @@
-//! Errors of client calls.
+//! Errors of client calls, with the code, reason, metadata and retry delay that the service attached.
 
 use std::time::Duration;
 

@@ -1,4 +1,7 @@
 //! Health of an instance (`grpc.health.v1`): watched over a connection, or checked once.
+//!
+//! Callers: `pool`, which watches each connection, and the `health` command. A service without health checks counts as
+//! serving.
 
 use std::future::pending;
 

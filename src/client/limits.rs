@@ -1,4 +1,4 @@
-//! Calls that administrators make for limits: `LimitService`.
+//! Calls that administrators make for limits: `LimitService`. Each method makes one call, or all calls of a list.
 
 use std::collections::BTreeMap;
 

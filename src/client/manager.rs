@@ -1,4 +1,4 @@
-//! Calls of EMs, LinkisManager and engines: `ResourceManagerService`.
+//! Calls of EMs, LinkisManager and engines: `ResourceManagerService`. Each method makes one call and converts its reply.
 
 use std::time::Duration;
 

@@ -1,4 +1,6 @@
 //! Retry decisions: whether and when a failed call is repeated. Pure functions without I/O.
+//!
+//! A call without a safe repetition is repeated only if it certainly had no effect. Callers: `call` and `follow`.
 
 use std::time::Duration;
 

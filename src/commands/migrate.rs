@@ -1,4 +1,6 @@
 //! `linkis-rm migrate`: migrates the schema, for services whose database role may not.
+//!
+//! A failed migration changes nothing, so the command can be repeated. Several processes can run it concurrently.
 
 use std::{io::Write as _, process::ExitCode};
 

@@ -1,4 +1,4 @@
-//! Parsers of argument values: EMs, engines, times and labels.
+//! Parsers of argument values: EMs, engines, times and labels. Caller: clap, for the arguments of the commands.
 
 use std::time::SystemTime;
 

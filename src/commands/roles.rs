@@ -1,4 +1,4 @@
-//! Roles in help texts, from the table of calls.
+//! Roles in help texts, from the table of calls that the edge authorizes by, so that both cannot differ.
 
 use crate::{
     client::ApiCall,

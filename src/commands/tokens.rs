@@ -1,4 +1,7 @@
 //! `linkis-rm tokens`: creates, lists and revokes tokens directly in the database.
+//!
+//! A new token is printed once and only its hash is stored. Each change records the user and machine of the command in the
+//! history.
 
 use std::{
     collections::BTreeSet,

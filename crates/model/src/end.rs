@@ -1,4 +1,6 @@
 //! Ends of tickets: the reason why a ticket ended, as history lines and metrics record it.
+//!
+//! The names are stored, so a name never changes its meaning. Callers: the ledger, the history and the metrics.
 
 use std::fmt;
 

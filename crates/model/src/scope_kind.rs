@@ -1,4 +1,6 @@
 //! Kinds of scopes: a small fixed set, for metrics and statistics that cannot have one entry per scope.
+//!
+//! Callers: refusals, their statistics and the metrics.
 
 use super::scope::{CREATOR, NAMESPACE, QUEUE, Scope, USER};
 

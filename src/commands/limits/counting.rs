@@ -1,4 +1,4 @@
-//! Progress of counting by new limits, shown on a terminal until the limits decide.
+//! Progress of counting by new limits, shown on a terminal until the limits decide. Caller: `limits apply`.
 
 use std::{cell::RefCell, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Progress of slow calls, shown on a terminal.
+//! Progress of slow calls, shown on standard error if that is a terminal. Never: writes to standard output.
 
 use std::{
     io::{self, IsTerminal as _, Write as _},

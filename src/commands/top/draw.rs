@@ -1,4 +1,6 @@
 //! Rendering of `top`: lines of a terminal from the cluster feed and the view state. Pure functions.
+//!
+//! Invariant: a line is never wider than the terminal and contains no control characters.
 
 use crate::transport::proto::{DimensionTotals, ScopeUsage, WaitingRequest};
 

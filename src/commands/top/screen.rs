@@ -1,4 +1,4 @@
-//! Terminal while `top` runs: raw input and an alternate screen. The earlier content is restored at the end.
+//! Terminal while `top` runs: raw input and an alternate screen. Dropping [`Screen`] restores the earlier content.
 
 use std::{
     fmt::Write as _,

@@ -1,4 +1,5 @@
-//! Operations that start and end the drain of an EM.
+//! Operations that start and end the drain of an EM. The ledger applies them also to an EM that is drained and not
+//! registered.
 
 use crate::{em::EmInstance, name::Name};
 

@@ -1,4 +1,4 @@
-//! Candidates of a view, each with an index.
+//! Candidates of a view, each with an index. An index is reused after its EM was removed. Caller: the cluster view.
 
 use std::collections::HashMap;
 

@@ -1,4 +1,6 @@
 //! Dimensions: the quantities that a resource counts, with their names and keys.
+//!
+//! Limits, history lines and metrics contain the names, so a name never changes. Units are fixed per dimension.
 
 use std::fmt;
 use std::sync::Arc;

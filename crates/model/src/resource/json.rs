@@ -1,4 +1,8 @@
 //! JSON form of resources: writes the newest form of Linkis, and reads it and both older ones.
+//!
+//! Callers: the store, whose tables share the form with Linkis, and the tests of conformance.
+//!
+//! - `read`: parser of all forms; `node`: JSON values with their paths.
 
 mod node;
 mod read;

@@ -1,4 +1,6 @@
 //! Packed form of a resource in few bytes, for observations that are stored in bulk and soon replaced.
+//!
+//! Caller: [`crate::observation`], which also stores the version of the format. Any bytes are safe to unpack.
 
 use std::sync::Arc;
 

@@ -1,4 +1,6 @@
 //! Projection of a resource onto another type, and the common queue of two operands.
+//!
+//! All operations on two resources project first. The pairs of types that convert are fixed in one table.
 
 use std::borrow::Cow;
 use std::sync::Arc;

@@ -1,5 +1,7 @@
 //! Sizes as text: parsed by Linkis's rules (`20g`), and formatted for display (`20.0 GB`). All units are binary: 1k is 1024
 //! bytes.
+//!
+//! Callers: settings, the limits file and the output of commands.
 
 use super::ResourceError;
 use super::error::shown;
