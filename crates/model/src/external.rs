@@ -186,7 +186,7 @@ pub fn along(path: &str) -> impl DoubleEndedIterator<Item = &str> {
     ends.into_iter().filter_map(|end| path.get(..end))
 }
 
-/// Error: a newer snapshot is already installed.
+/// Error: the installed snapshot is not older.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StaleSnapshot;
 

@@ -40,7 +40,7 @@ pub use usage::{LimitExcess, RuleReplacement, ScopeUsage, sort_fullest};
 /// Maximum number of labels in one limit.
 pub const LABELS_MAX: usize = 8;
 
-/// Maximum number of label sets with limits. Every ticket counts in one scope of each.
+/// Maximum number of label sets with limits. Every ticket counts in at most one scope of each.
 pub const LABEL_SETS_MAX: usize = 32;
 
 /// Maximum number of dimensions in one limit.
@@ -174,7 +174,7 @@ impl Limits {
         self.version
     }
 
-    /// Returns whether no label set is counted.
+    /// Returns whether there are no label sets.
     pub fn is_empty(&self) -> bool {
         self.sets.is_empty()
     }

@@ -1,9 +1,9 @@
 //! Placement: proposes an EM for a request that names none, from the EMs as last observed.
 //!
-//! The view has groups of EMs that are equivalent for many requests. The EMs of a group have the same application, resource
-//! type and reserved labels, and all labels of an earlier search. A group is sorted by the free share of each dimension
-//! that was dominant in a request. A search therefore finds the best EM without visiting the others. Sizes that fit nowhere
-//! are remembered until a member gains capacity.
+//! The view has groups of EMs that are equivalent for many requests: of one application, resource type and list of reserved
+//! labels. Each label set of an earlier search has further groups, of the EMs with all of its labels. A group is sorted by
+//! the free share of each dimension that was dominant in a request. A search therefore finds the best EM without visiting
+//! the others. Sizes that fit nowhere are remembered until a member gains capacity.
 //!
 //! Never: decides. A proposal may be stale, and the ledger decides it. Caller: the admission's state cache.
 //!
@@ -271,8 +271,8 @@ impl ClusterView {
         self.change(em, Candidate::settle);
     }
 
-    /// Returns the matching EM that best explains a refusal: with the largest free share, and rather full than too small
-    /// even when empty. Among equals, an uncontended EM takes precedence. `None` if no available EM matches.
+    /// Returns the matching EM that best explains a refusal: with the largest free share. A full EM takes precedence over one
+    /// that would be too small even when empty. Among equals, an uncontended EM takes precedence. `None` if no available EM matches.
     pub fn closest(&mut self, ask: &RequestSpec, policies: &Policies) -> Option<EmInstance> {
         let search = PlacementQuery::new(ask, policies, Vec::new(), &[]);
         let mut shares = DemandByType::of(ask);
