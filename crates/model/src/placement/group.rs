@@ -21,7 +21,7 @@ use super::{
 /// Maximum number of remembered sizes that fit nowhere.
 const REMEMBERED_MAX: usize = 16;
 
-/// Maximum number of sort orders with spared dimensions. Each change of an EM updates every order.
+/// Number of sort orders beyond which new ones spare no dimensions. Each change of an EM updates every order.
 const ORDERS_MAX: usize = 16;
 
 /// Index of an EM within a view.

@@ -112,7 +112,7 @@ impl Candidate {
 
     /// Replaces the observed EM; allowed only if [`Candidate::is_like`] holds.
     pub fn see(&mut self, em: Em, touched: u64, surveyed: u64) {
-        // Keeps the earlier amounts if the new ones contradict each other.
+        // Keeps the earlier EM if the new amounts contradict each other.
         if let Ok(left) = em.left() {
             (self.em, self.left, self.assumed, self.touched, self.surveyed) = (em, left, None, touched, surveyed);
         }

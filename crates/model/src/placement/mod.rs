@@ -271,8 +271,9 @@ impl ClusterView {
         self.change(em, Candidate::settle);
     }
 
-    /// Returns the matching EM that best explains a refusal: with the largest free share. A full EM takes precedence over one
-    /// that would be too small even when empty. Among equals, an uncontended EM takes precedence. `None` if no available EM matches.
+    /// Returns the matching EM that best explains a refusal: with the largest free share. A full EM takes precedence over
+    /// one that would be too small even when empty. Among equals, an uncontended EM takes precedence. `None` if no available
+    /// EM matches.
     pub fn closest(&mut self, ask: &RequestSpec, policies: &Policies) -> Option<EmInstance> {
         let search = PlacementQuery::new(ask, policies, Vec::new(), &[]);
         let mut shares = DemandByType::of(ask);
