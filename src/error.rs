@@ -15,6 +15,7 @@ use crate::{
         name::FieldError,
         operation::Rejection,
     },
+    metrics::rooms::OperationFailure,
     store::StoreError,
 };
 
@@ -120,6 +121,34 @@ pub enum Error {
 }
 
 impl Error {
+    /// Returns the kind of the failure, for the metrics of the committer.
+    pub fn failure(&self) -> OperationFailure {
+        match self {
+            Self::InvalidField(_)
+            | Self::Rejected(_)
+            | Self::Unauthenticated(_)
+            | Self::Denied(_)
+            | Self::NoSuchMethod
+            | Self::PositionTooOld { .. }
+            | Self::PositionUnknown
+            | Self::FollowerTooSlow
+            | Self::MessageTooLarge { .. }
+            | Self::CompressedFlag(_)
+            | Self::NoMessage
+            | Self::DeadlineExpired
+            | Self::External(_) => OperationFailure::Rejected,
+            Self::LockTimeout => OperationFailure::LockTimeout,
+            Self::NotBegun | Self::Overloaded | Self::TooManyBytes | Self::BodyTimeout(_) => {
+                OperationFailure::Overloaded
+            }
+            Self::Unavailable(_) => OperationFailure::Unavailable,
+            Self::CommitUnknown | Self::GrantUnknown { .. } => OperationFailure::CommitUnknown,
+            Self::Outdated(_) => OperationFailure::Outdated,
+            Self::ShuttingDown => OperationFailure::ShuttingDown,
+            Self::Internal(_) => OperationFailure::Internal,
+        }
+    }
+
     /// Returns the error for a connection that broke repeatedly during commits, none of which took effect.
     pub fn lost_connection() -> Self {
         let lost = std::io::Error::new(std::io::ErrorKind::ConnectionReset, "the connection broke again and again");

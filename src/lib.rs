@@ -55,36 +55,22 @@
     clippy::too_many_lines
 )]
 
-#[cfg(feature = "client")]
-pub mod client;
-#[cfg(feature = "server")]
 pub mod commands;
-#[cfg(feature = "server")]
 pub mod config;
+pub use rm_client as client;
+pub use rm_external as external;
 pub use rm_model as domain;
-#[cfg(feature = "server")]
+/// The PostgreSQL store, and the private PostgreSQL.
+pub mod store {
+    pub use rm_devpg as embedded;
+    pub use rm_store::*;
+}
+pub use rm_telemetry::{self as telemetry, metrics};
 pub mod error;
-#[cfg(feature = "server")]
-pub mod external;
-#[cfg(feature = "server")]
-pub mod files;
-#[cfg(feature = "server")]
 pub mod http;
-#[cfg(feature = "server")]
 pub mod limits_file;
-#[cfg(feature = "server")]
-pub mod metrics;
-#[cfg(feature = "server")]
 pub mod notify;
-#[cfg(feature = "server")]
 pub mod server;
-#[cfg(feature = "server")]
 pub mod service;
-#[cfg(feature = "server")]
-pub mod store;
-#[cfg(feature = "server")]
-pub mod telemetry;
-#[cfg(feature = "server")]
 pub mod tls;
-#[cfg(feature = "client")]
 pub mod transport;

@@ -268,7 +268,7 @@ impl Server {
         tell_of(instance_id, &listener, http.as_ref(), &database, &options.security);
         let tls = options.security.tls.clone().map(Tls::read).transpose()?;
         let edge = Edge::new(options.bounds, tls.clone());
-        let metrics = Metrics::new(observe::methods(&DESCRIPTORS)?, edge.gauges());
+        let metrics = Metrics::new(observe::methods(&DESCRIPTORS)?, [edge.collector()]);
         let jwt = options.security.jwt.clone();
         let jwt = jwt
             .map(|path| JwtAuthenticator::read(path, options.external_hosts.clone(), metrics.clone()))

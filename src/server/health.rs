@@ -8,7 +8,7 @@ use tonic_health::server::HealthReporter;
 
 use crate::{
     http::Readiness,
-    metrics::Metrics,
+    metrics::{Metrics, rooms::PoolConnections},
     store::Store,
     transport::{
         self,
@@ -43,7 +43,12 @@ pub(super) async fn watch_health(health: HealthState, store: Store, stopping: Ca
     loop {
         let changed = store.primary().changed();
         let standing = store.primary().standing();
-        health.metrics.database.observe(standing.as_ref().ok().map(|found| &found.pool));
+        health.metrics.database.observe(
+            standing
+                .as_ref()
+                .ok()
+                .map(|found| PoolConnections { open: found.pool.size(), idle: found.pool.num_idle() }),
+        );
         health.publish(standing.map_or_else(Readiness::NoDatabase, |_| Readiness::Ready)).await;
         tokio::select! {
             biased;

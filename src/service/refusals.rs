@@ -184,10 +184,9 @@ fn start_of(now: OffsetDateTime) -> OffsetDateTime {
 mod tests {
     use super::*;
     use crate::domain::{refusal::Shortfall, scope_kind::ScopeKind};
-    use crate::transport::edge::{Edge, EdgeBounds};
 
     fn refusals() -> RefusalRecorder {
-        RefusalRecorder::new(Metrics::new([], Edge::new(EdgeBounds::DEFAULT, None).gauges()))
+        RefusalRecorder::new(Metrics::new([], []))
     }
 
     fn refusal(dimension: Dimension, requested: i64) -> Refusal {

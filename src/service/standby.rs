@@ -19,8 +19,8 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::{
+    domain::FILE_POLL_INTERVAL,
     error::Error,
-    files::LOOK_INTERVAL,
     metrics::Metrics,
     store::{
         Store, StoreError, Work, server_instance,
@@ -222,7 +222,7 @@ impl StandbyMonitor {
                     tracing::warn!(error, "the standby cannot be asked; the primary is");
                 }
                 was_well = looked.is_ok();
-                if file_read.elapsed() >= LOOK_INTERVAL {
+                if file_read.elapsed() >= FILE_POLL_INTERVAL {
                     file_read = Instant::now();
                     if self.looking.read_again().await {
                         self.forget();

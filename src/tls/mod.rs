@@ -31,7 +31,7 @@ use tokio::io::{AsyncRead, AsyncWrite};
 use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::files::LOOK_INTERVAL;
+use crate::domain::FILE_POLL_INTERVAL;
 
 use turns::HandshakePermits;
 
@@ -183,7 +183,7 @@ impl Tls {
     /// Reloads changed files until the server stops. Unusable files leave the certificates in force unchanged.
     pub async fn follow(self: Arc<Self>, stopping: CancellationToken) {
         let mut seen = self.first;
-        while stopping.run_until_cancelled(tokio::time::sleep(LOOK_INTERVAL)).await.is_some() {
+        while stopping.run_until_cancelled(tokio::time::sleep(FILE_POLL_INTERVAL)).await.is_some() {
             let (tls, before) = (self.clone(), seen);
             // A file may be on a disk that does not respond.
             let looked = tokio::task::spawn_blocking(move || tls.look(before));

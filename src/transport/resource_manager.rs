@@ -246,7 +246,8 @@ pub(super) fn submit(
     let done = committer.submit_counted(by, operation, deadline.into(), reach.is_some());
     async move {
         let (outcome, counters) = done.await?;
-        let within = |reach: &CallScope| Some(convert::answer::counters(counters.as_deref()?, reach));
+        let within =
+            |reach: &CallScope| Some(convert::answer::counters(counters.as_deref()?, reach).map_err(Error::defect));
         Ok((outcome, reach.as_ref().and_then(within).transpose()?))
     }
 }
@@ -254,7 +255,7 @@ pub(super) fn submit(
 /// Returns the counters of a grant, limited to the call scope.
 fn shown_counters(call: &Request<()>, grant: &Grant) -> Result<Option<Box<proto::Counters>>, Error> {
     let Some(counters) = grant.counters.as_deref() else { return Ok(None) };
-    Ok(Some(Box::new(convert::answer::counters(counters, identity::reach(call)?)?)))
+    Ok(Some(Box::new(convert::answer::counters(counters, identity::reach(call)?).map_err(Error::defect)?)))
 }
 
 /// Splits a call into its headers, its extensions and its message. The headers are dropped after parsing, because many
@@ -301,7 +302,7 @@ impl ResourceManagerService for ResourceManagerRpc {
                 // The EM may be unregistered in the same commit; then there are no counters.
                 let em = match counters.and_then(|counters| counters.em) {
                     Some(em) => em,
-                    None => convert::answer::em_resource(&em, None)?,
+                    None => convert::answer::em_resource(&em, None).map_err(Error::defect)?,
                 };
                 Ok(Response::new(proto::RegisterResponse { em: Some(em) }))
             }

@@ -161,7 +161,7 @@ impl UsageService for UsageRpc {
         let em = convert::request::em_instance("em", call.get_ref().em.clone()).map_err(Error::from)?;
         identity::check(&call, |reach| reach.check_em(&em))?;
         let (em, status) = self.usage.em(&em).await?;
-        let em = Some(convert::answer::em_resource(&em, status.as_ref())?);
+        let em = Some(convert::answer::em_resource(&em, status.as_ref()).map_err(Error::defect)?);
         Ok(Response::new(proto::GetEmResponse { em }))
     }
 
@@ -180,7 +180,9 @@ impl UsageService for UsageRpc {
         let mut answer = proto::BatchGetEmsResponse::default();
         for instance in &named {
             match found.get(instance) {
-                Some((em, status)) => answer.ems.push(convert::answer::em_resource(em, status.as_ref())?),
+                Some((em, status)) => {
+                    answer.ems.push(convert::answer::em_resource(em, status.as_ref()).map_err(Error::defect)?)
+                }
                 None => answer.missing.push(convert::answer::em_message(instance)),
             }
         }
@@ -196,7 +198,9 @@ impl UsageService for UsageRpc {
         let after = key.map(parse_em_key).transpose().map_err(Error::from)?;
         let ems = self.usage.ems(&filter, min_fullness, after.as_ref(), page.entries_max()).await?;
         let next_page_token = ems.next.map(|em| page.token(&em_key(&em))).unwrap_or_default();
-        let message = |(em, status): &(Em, Option<EmStatus>)| convert::answer::em_resource(em, status.as_ref());
+        let message = |(em, status): &(Em, Option<EmStatus>)| {
+            convert::answer::em_resource(em, status.as_ref()).map_err(Error::defect)
+        };
         let ems = ems.shown.iter().map(message).collect::<Result<_, _>>()?;
         Ok(Response::new(proto::ListEmsResponse { ems, next_page_token }))
     }

@@ -15,6 +15,15 @@
 //! - [`overview`]: cluster totals; [`timestamp`]: times as text;
 //! - [`operation`]: operations and their outcomes; [`ledger`]: `(state, operation) → (outcome, deltas)`.
 
+#![warn(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unreachable,
+    clippy::print_stdout,
+    clippy::too_many_lines
+)]
+
 pub mod access;
 pub mod action;
 pub mod adopt;
@@ -54,3 +63,7 @@ pub mod timestamp;
 pub mod token;
 pub mod usage_sum;
 pub mod visits;
+
+/// Interval between two reads of a file that may change while the service runs: database URLs, certificates, JWT issuers. Its content is
+/// compared, because Kubernetes replaces a link above the file.
+pub const FILE_POLL_INTERVAL: std::time::Duration = std::time::Duration::from_secs(3);

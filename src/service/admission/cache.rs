@@ -345,22 +345,19 @@ mod tests {
     use uuid::Uuid;
 
     use super::*;
-    use crate::{
-        domain::{
-            limit::Limits,
-            name::Labels,
-            report::Health,
-            resource::Resource,
-            scope::{Scope, ScopeHoldings},
-        },
-        transport::edge::{Edge, EdgeBounds},
+    use crate::domain::{
+        limit::Limits,
+        name::Labels,
+        report::Health,
+        resource::Resource,
+        scope::{Scope, ScopeHoldings},
     };
 
     /// Number of EMs and scopes of one commit.
     const COMMIT: usize = 1000;
 
     fn cache() -> StateCache {
-        StateCache::new(Metrics::new([], Edge::new(EdgeBounds::DEFAULT, None).gauges()))
+        StateCache::new(Metrics::new([], []))
     }
 
     fn commits(most: usize) -> impl Iterator<Item = Range<usize>> {

@@ -169,7 +169,7 @@ async fn drive<T: Task>(
             }
             Err(error) => {
                 session.reset_after(&error);
-                metrics.database.failed(&error);
+                metrics.database.failed(error.failure());
                 if failures == 0 && !error.is_lock_timeout() && !error.is_told() {
                     tracing::warn!(
                         task = T::NAME,

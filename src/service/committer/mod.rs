@@ -237,7 +237,7 @@ impl Committer {
             if let Err(error) = &done
                 && !patience.turned_away(&done)
             {
-                self.metrics.committer.failed(error);
+                self.metrics.committer.failed(error.failure());
             }
             done
         }
@@ -473,16 +473,13 @@ impl QueuedOperation {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::{
-        domain::{em::EmInstance, operation::Grant},
-        transport::edge::{Edge, EdgeBounds},
-    };
+    use crate::domain::{em::EmInstance, operation::Grant};
 
     type Reply = oneshot::Sender<Result<Outcome, Error>>;
 
     fn answer() -> (Reply, PendingReply, mpsc::Sender<QueuedOperation>, mpsc::Receiver<QueuedOperation>) {
         let ((reply, answer), (queue, inbox)) = (oneshot::channel(), mpsc::channel(1));
-        let metrics = Metrics::new([], Edge::new(EdgeBounds::DEFAULT, None).gauges());
+        let metrics = Metrics::new([], []);
         let undo = Name::parse("user", "hadoop").ok().map(|user| (Principal::Anonymous, user));
         let undoing = UndoQueue { queues: Arc::new(PerCommitter::new(queue.downgrade(), [])), metrics };
         (reply, PendingReply { answer, progress: OperationState::default(), undo, undoing }, queue, inbox)

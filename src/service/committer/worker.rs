@@ -153,13 +153,13 @@ impl Worker {
                     }
                 }
                 Err(BatchError::Store(error)) if error.is_lock_timeout() => {
-                    self.metrics.database.failed(&error);
+                    self.metrics.database.failed(error.failure());
                     // The retry must not wait for the locks of its own last attempt.
                     self.session.rest().await;
                     parts.extend(after_wait(BatchPart { is_contended: true, ..part }, &error, &mut aside));
                 }
                 Err(BatchError::Store(error)) => {
-                    self.metrics.database.failed(&error);
+                    self.metrics.database.failed(error.failure());
                     self.session.reset_after(&error);
                     parts.extend(after_error(BatchPart { is_contended: false, ..part }, error, reused));
                 }

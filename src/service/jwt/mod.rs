@@ -23,12 +23,12 @@ use tokio::{task::JoinSet, time::Instant};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
 use crate::{
+    domain::FILE_POLL_INTERVAL,
     domain::{
         access::{JWT_BYTES_MAX, JwtRejection},
         principal::Principal,
     },
     external::allowed::AllowedHosts,
-    files::LOOK_INTERVAL,
     metrics::Metrics,
     service::tokens::Caller,
 };
@@ -210,7 +210,7 @@ impl JwtAuthenticator {
     pub async fn follow(self: Arc<Self>, stopping: CancellationToken) {
         let mut following = self.follow_all();
         let mut looked = ReloadResult { in_force: self.first, unusable: None };
-        while stopping.run_until_cancelled(tokio::time::sleep(LOOK_INTERVAL)).await.is_some() {
+        while stopping.run_until_cancelled(tokio::time::sleep(FILE_POLL_INTERVAL)).await.is_some() {
             let (jwt, before) = (self.clone(), looked);
             // A blocking task: a file system may not reply.
             let looking = tokio::task::spawn_blocking(move || jwt.look(before));

@@ -20,12 +20,12 @@ use tokio::{
 };
 
 use crate::{
+    domain::FILE_POLL_INTERVAL,
     external::{
         ServerAddress,
         allowed::AllowedHosts,
         http::{ClusterHttp, HttpFailure},
     },
-    files::LOOK_INTERVAL,
     metrics::Metrics,
 };
 
@@ -231,7 +231,7 @@ impl IssuerState {
     async fn follow_file(self: Arc<Self>, metrics: Metrics) {
         let mut was_read = true;
         loop {
-            sleep(LOOK_INTERVAL).await;
+            sleep(FILE_POLL_INTERVAL).await;
             let issuing = self.clone();
             let Ok(taken) = tokio::task::spawn_blocking(move || issuing.read_file()).await else { return };
             // A missing file is logged once.

@@ -291,7 +291,7 @@ mod tests {
         }
 
         fn bytes(&self) -> usize {
-            usize::try_from(self.edge.gauges().bytes_in_flight()).unwrap()
+            usize::try_from(self.edge.gauges.bytes_in_flight()).unwrap()
         }
     }
 

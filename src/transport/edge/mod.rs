@@ -12,12 +12,14 @@
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 
+use prometheus_client::collector::Collector;
 use tokio_util::sync::CancellationToken;
 
 use crate::{tls::Tls, transport::message_size::HEARTBEAT_BYTES_MAX};
 
 use connection::Peer;
 use gauges::EdgeGauges;
+use metrics::EdgeCollector;
 use places::CallPermits;
 use share::ByteBudget;
 use slow_addresses::SlowAddresses;
@@ -33,6 +35,7 @@ mod frames;
 pub mod gauges;
 mod gzip;
 mod listener;
+mod metrics;
 mod open_files;
 mod places;
 mod share;
@@ -180,9 +183,9 @@ impl Edge {
         self.bounds
     }
 
-    /// Returns the gauges and counters.
-    pub fn gauges(&self) -> Arc<EdgeGauges> {
-        self.gauges.clone()
+    /// Returns the collector that writes the metric families of the edge.
+    pub fn collector(&self) -> Box<dyn Collector> {
+        Box::new(EdgeCollector(self.gauges.clone()))
     }
 
     /// Returns a peer for calls that do not come over a gRPC connection.

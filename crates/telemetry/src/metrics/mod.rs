@@ -1,0 +1,204 @@
+//! Metrics of an instance, in Prometheus text format.
+//!
+//! Each server owns a [`Metrics`], so that several in one process stay separate. A component gets a clone and updates
+//! its own group. A scrape reads atomics and a few files of `/proc/self`, and never waits for a component or the
+//! database. The number of series is bounded. Callers choose no label value, except for the scopes of the 50 fullest
+//! limits.
+//!
+//! Submodules: [`rooms`] has the committer, the wait queue, caches and the database. [`requests`], [`calls`],
+//! [`tasks`], [`external`], [`jwt`] and [`standby`] have one component each. [`cluster`] has the whole cluster. A
+//! scrape reads `process` and `traces`. `value` has the metric types.
+
+use std::{fmt, ops::Deref, sync::Arc};
+
+use prometheus_client::{
+    collector::Collector,
+    encoding::text,
+    metrics::gauge::{ConstGauge, Gauge},
+    registry::{Metric, Registry},
+};
+
+use calls::{CallMetrics, Method};
+use tasks::TaskFamilies;
+
+pub mod calls;
+pub mod cluster;
+pub mod external;
+pub mod jwt;
+mod process;
+pub mod requests;
+pub mod rooms;
+pub mod standby;
+pub mod tasks;
+mod traces;
+mod value;
+
+pub use tasks::{TaskMetrics, TaskReading};
+pub use value::{Counter, GaugeGuard, TimerGuard};
+
+/// Media type of [`Metrics::text`].
+pub const CONTENT_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
+
+/// Metrics of one server. Clones share them.
+#[derive(Clone, Debug)]
+pub struct Metrics(Arc<MetricFamilies>);
+
+/// Metric families by component.
+#[derive(Debug)]
+pub struct MetricFamilies {
+    registry: Registry,
+    tasks: TaskFamilies,
+    /// gRPC calls.
+    pub calls: CallMetrics,
+    /// Committer.
+    pub committer: rooms::CommitterMetrics,
+    /// The whole cluster.
+    pub cluster: cluster::ClusterMetrics,
+    /// Failed authentication and authorization.
+    pub access: rooms::AccessMetrics,
+    /// Requests for resources.
+    pub requests: requests::RequestMetrics,
+    /// Wait queue.
+    pub line: rooms::WaitQueueMetrics,
+    /// Caches of the database state.
+    pub caches: rooms::CacheMetrics,
+    /// Database.
+    pub database: rooms::DatabaseMetrics,
+    /// Standby of the database.
+    pub standby: standby::StandbyMetrics,
+    /// Fetches from external clusters.
+    pub external: external::ExternalMetrics,
+    /// JWT authentication.
+    pub jwt: jwt::JwtMetrics,
+    /// Overviews of the cluster.
+    pub overviews: rooms::OverviewMetrics,
+    /// Followers of the history.
+    pub follow: rooms::FollowMetrics,
+}
+
+impl Deref for Metrics {
+    type Target = MetricFamilies;
+
+    fn deref(&self) -> &MetricFamilies {
+        &self.0
+    }
+}
+
+impl Metrics {
+    /// Creates the metrics of a server that serves `methods`; `collectors` write the families of other crates.
+    pub fn new(
+        methods: impl IntoIterator<Item = Method>,
+        collectors: impl IntoIterator<Item = Box<dyn Collector>>,
+    ) -> Self {
+        let mut registry = Registry::default();
+        registry.register_collector(Box::new(process::ProcessMetrics::new()));
+        registry.register_collector(Box::new(traces::TraceMetrics));
+        for collector in collectors {
+            registry.register_collector(collector);
+        }
+        let cluster = cluster::ClusterMetrics::default();
+        registry.register_collector(Box::new(cluster.clone()));
+        let calls = CallMetrics::register(&mut registry, methods);
+        let ours = registry.sub_registry_with_prefix("linkis_rm");
+        let version = ("version".into(), env!("CARGO_PKG_VERSION").into());
+        ours.sub_registry_with_labels([version].into_iter()).register(
+            "build_info",
+            "Which release this is: compare the instances while you upgrade",
+            ConstGauge::new(1_i64),
+        );
+        let committer = rooms::CommitterMetrics::register(ours);
+        let (access, requests) = (rooms::AccessMetrics::register(ours), requests::RequestMetrics::register(ours));
+        let (line, caches) = (rooms::WaitQueueMetrics::register(ours), rooms::CacheMetrics::register(ours));
+        let (database, tasks) = (rooms::DatabaseMetrics::register(ours), TaskFamilies::register(ours));
+        let standby = standby::StandbyMetrics::register(ours);
+        let external = external::ExternalMetrics::register(ours);
+        let jwt = jwt::JwtMetrics::register(ours);
+        let overviews = rooms::OverviewMetrics::register(ours);
+        let follow = rooms::FollowMetrics::register(ours);
+        Self(Arc::new(MetricFamilies {
+            registry,
+            tasks,
+            calls,
+            cluster,
+            committer,
+            access,
+            requests,
+            line,
+            caches,
+            database,
+            standby,
+            external,
+            jwt,
+            overviews,
+            follow,
+        }))
+    }
+
+    /// Returns all metrics in Prometheus text format.
+    ///
+    /// # Errors
+    /// Fails if a value cannot be written.
+    pub fn text(&self) -> Result<String, fmt::Error> {
+        let mut text = String::new();
+        text::encode_registry(&mut text, &self.registry)?;
+        Ok(text)
+    }
+
+    /// Returns the metrics of the background task `task`. The name is a label value, from a fixed set.
+    pub fn task(&self, task: &'static str) -> TaskMetrics {
+        self.tasks.task(task)
+    }
+
+    /// Returns the gauge of open jobs of a kind. The kind is a label value, from a fixed set.
+    pub fn jobs(&self, kind: &'static str) -> Gauge {
+        self.tasks.jobs(kind)
+    }
+}
+
+/// Registers a metric and returns it for its component.
+fn add<M: Metric + Clone>(registry: &mut Registry, name: &str, help: &str, metric: M) -> M {
+    registry.register(name, help, metric.clone());
+    metric
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// Returns the lines of families whose names begin with `family`.
+    fn told(metrics: &Metrics, family: &str) -> Vec<String> {
+        metrics.text().unwrap().lines().filter(|line| line.starts_with(family)).map(str::to_owned).collect()
+    }
+
+    #[test]
+    fn a_task_tells_how_it_fares() {
+        let metrics = Metrics::new([], []);
+        assert_eq!(told(&metrics, "linkis_rm_task"), [""; 0]);
+        let task = metrics.task("expiry");
+        task.lag(Duration::from_millis(1500));
+        task.step();
+        metrics.task("expiry").failed("no answer".to_owned());
+        metrics.jobs("em_removal").set(2);
+        assert_eq!(told(&metrics, "linkis_rm_task_steps"), [r#"linkis_rm_task_steps_total{task="expiry"} 1"#]);
+        assert_eq!(told(&metrics, "linkis_rm_task_errors"), [r#"linkis_rm_task_errors_total{task="expiry"} 1"#]);
+        assert_eq!(told(&metrics, "linkis_rm_task_lag"), [r#"linkis_rm_task_lag_seconds{task="expiry"} 1.5"#]);
+        assert_eq!(told(&metrics, "linkis_rm_jobs"), [r#"linkis_rm_jobs{kind="em_removal"} 2"#]);
+        let seconds = |family| -> f64 { told(&metrics, family)[0].rsplit(' ').next().unwrap().parse().unwrap() };
+        let (run, success) =
+            (seconds("linkis_rm_task_last_run_timestamp"), seconds("linkis_rm_task_last_success_timestamp"));
+        assert!(success > 1.7e9 && run >= success, "{run} {success}");
+    }
+
+    #[test]
+    fn what_is_held_counts_however_it_ends() {
+        let metrics = Metrics::new([], []);
+        let (first, second) = (metrics.committer.set_aside(), metrics.committer.set_aside());
+        drop(first);
+        assert_eq!(told(&metrics, "linkis_rm_set_aside"), ["linkis_rm_set_aside_operations 1"]);
+        drop(second);
+        assert_eq!(told(&metrics, "linkis_rm_set_aside"), ["linkis_rm_set_aside_operations 0"]);
+        assert_eq!(told(&metrics, "linkis_rm_operations_set_aside"), ["linkis_rm_operations_set_aside_total 2"]);
+    }
+}
