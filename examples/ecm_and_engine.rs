@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! cargo run --example ecm_and_engine [-- http://127.0.0.1:50051]
-//! cargo run --example ecm_and_engine --no-default-features --features client -- http://rm1:50051,http://rm2:50051
+//! cargo run --example ecm_and_engine -- http://rm1:50051,http://rm2:50051
 //! ```
 
 #![expect(clippy::print_stdout, reason = "an example speaks to whoever runs it")]

@@ -21,8 +21,7 @@
 //!
 //! `main → server → transport → service → {store, external} → domain`: no module uses an earlier one.
 //!
-//! With `default-features = false, features = ["client"]` the crate has `domain`, `client`, and the messages of
-//! `transport`: no database and no server.
+//! A program that calls the service depends on `rm-client` and `rm-proto`: no database and no server.
 //!
 //! # Invariants at every commit
 //!
