@@ -171,12 +171,12 @@ impl Error {
     }
 
     /// Returns whether the cause was logged already, once for all calls.
-    pub fn is_told(&self) -> bool {
+    pub fn is_logged(&self) -> bool {
         matches!(self, Self::Unavailable(error) if error.is_told())
     }
 
     /// Returns whether the error is temporary, independent of the call's content, and without an unknown result.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         matches!(self, Self::LockTimeout | Self::NotBegun | Self::Overloaded | Self::Unavailable(_))
     }
 }

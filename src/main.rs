@@ -99,7 +99,7 @@ async fn run(config: ServiceConfig) -> Result<(), Box<dyn Error>> {
         tracing::info!(%address, "metrics and health over HTTP");
     }
     tracing::info!(address = %server.address()?, "serving");
-    notify::tell("READY=1");
+    notify::notify("READY=1");
     let mut died = None;
     let stop = async {
         tokio::select! {
@@ -107,7 +107,7 @@ async fn run(config: ServiceConfig) -> Result<(), Box<dyn Error>> {
             _ = interrupt.recv() => {}
             status = has_died(private.as_ref()) => died = Some(status),
         }
-        notify::tell("STOPPING=1");
+        notify::notify("STOPPING=1");
     };
     let ending = server.serve(stop).await;
     if let Some(traces) = traces {
@@ -130,7 +130,7 @@ async fn run(config: ServiceConfig) -> Result<(), Box<dyn Error>> {
 
 /// Stops before the instance has served a call.
 async fn stop_early(private: Option<EmbeddedPostgres>) -> Result<(), Box<dyn Error>> {
-    notify::tell("STOPPING=1");
+    notify::notify("STOPPING=1");
     if let Some(private) = private {
         tracing::info!("the private PostgreSQL {}", private.stop().await);
     }

@@ -17,7 +17,7 @@ use std::{
 };
 
 /// Sends a state such as `READY=1` to `NOTIFY_SOCKET`, if set. A failure is only logged.
-pub fn tell(state: &str) {
+pub fn notify(state: &str) {
     let Some(socket) = env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
     if let Err(error) = tell_at(&socket, state) {
         tracing::warn!(%error, state, "NOTIFY_SOCKET does not take what it is told");

@@ -265,7 +265,7 @@ impl Server {
         options: Options,
     ) -> Result<Self, ServerError> {
         let (instance_id, database) = (Uuid::new_v4(), database.into());
-        tell_of(instance_id, &listener, http.as_ref(), &database, &options.security);
+        log_start(instance_id, &listener, http.as_ref(), &database, &options.security);
         let tls = options.security.tls.clone().map(Tls::read).transpose()?;
         let edge = Edge::new(options.bounds, tls.clone());
         let metrics = Metrics::new(observe::methods(&DESCRIPTORS)?, [edge.collector()]);
@@ -377,7 +377,7 @@ impl Server {
         let (history, schema) = (MetricHistory::default(), Arc::new(ReadCalls::new()?));
         tasks.spawn(history.clone().keep(PointSources::new(overviews.clone(), metrics, instance_id), stopping.clone()));
         let page = page.open(PageServices {
-            calls: observe.layer(calls.known_by(identity.clone())),
+            calls: observe.layer(calls.with_authenticator(identity.clone())),
             edge: edge.clone(),
             identity,
             pictures: PageSnapshots::new(schema.clone()),
@@ -440,7 +440,7 @@ async fn wait_for_database(
     (readiness, metrics): (watch::Sender<Readiness>, Metrics),
 ) -> Result<(Store, TokenCache), ServerError> {
     // The process is ready for systemd: it can only wait.
-    notify::tell("READY=1");
+    notify::notify("READY=1");
     let (tasks, stopping) = (InstanceTasks::here(), CancellationToken::new());
     let (health, health_service) = reporter();
     let health = HealthState { grpc: health, readiness, metrics: metrics.clone() };
@@ -450,7 +450,7 @@ async fn wait_for_database(
         Error::Unavailable(Arc::new(StoreError::NoPrimary { why: error.missing(), hosts: String::new() }))
     };
     let answer = Arc::new(ArcSwap::from_pointee(away(&error)));
-    let calls = EdgeService::closed(routes, edge.clone(), answer.clone());
+    let calls = EdgeService::health_only(routes, edge.clone(), answer.clone());
     let incoming = accepted(listener.clone(), &edge, &tasks, &stopping, None);
     let mut servers = serve_calls(calls, incoming, &edge.bounds(), &ObserveLayer::new(metrics), &stopping);
     let preparing = async {
@@ -540,7 +540,7 @@ pub fn page_url(http: &TcpListener, is_encrypted: bool) -> Option<String> {
 }
 
 /// Logs the identity, the addresses and the protection of the instance.
-fn tell_of(
+fn log_start(
     instance_id: Uuid,
     listener: &Listener,
     http: Option<&TcpListener>,

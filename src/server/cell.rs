@@ -136,7 +136,7 @@ impl CellServices {
         let audit = AuditService::new(store.clone(), standby.clone());
 
         tasks.spawn(waiting::run(line.clone(), leaving));
-        tasks.spawn(waiting::live(line.clone()));
+        tasks.spawn(waiting::renew(line.clone()));
         tasks.spawn(waiting::listen(line.clone(), admission.clone()));
 
         let limits = LimitService::new(store.clone(), counting);
@@ -149,7 +149,7 @@ impl CellServices {
             metrics.clone(),
         );
         let (overviews, fullest) = overviews(instance, store, &driver);
-        keep_house(instance, store, (&driver, &holder), audit.clone(), fullest.clone());
+        spawn_maintenance(instance, store, (&driver, &holder), audit.clone(), fullest.clone());
         let heartbeat = HeartbeatService::start(store, seen, committer.clone(), liveness, tasks);
         let follow = FollowService::new(store.clone(), metrics.clone(), tasks);
         tasks.spawn(follow.clone().read_on(stopping.clone()));
@@ -189,7 +189,7 @@ fn overviews(instance: &InstanceContext<'_>, store: &Store, driver: &Driver) -> 
 }
 
 /// Starts the background tasks that serve no call: deletion of expired rows, sums, and audits.
-fn keep_house(
+fn spawn_maintenance(
     instance: &InstanceContext<'_>,
     store: &Store,
     (driver, holder): (&Driver, &LeaseFlag),

@@ -8,7 +8,7 @@
 //! Callers: `request_resource`, `waiting`; `committer` and `heartbeat` update the cache.
 //!
 //! - `cache`: EMs and scopes as last observed; `survey`: updates of the cluster view;
-//! - `look`: the checks, batched.
+//! - `check`: the checks, batched.
 
 use std::{
     sync::{
@@ -34,7 +34,7 @@ use crate::{
     service::{shared_try::SingleFlight, tasks::InstanceTasks},
     store::{
         Store, em_resource,
-        session::{answered, answered_within},
+        session::{answered_within, within_timeout},
     },
     telemetry::traces,
 };
@@ -83,16 +83,16 @@ impl Admission {
     /// # Errors
     /// Database errors; [`Error::Unavailable`] if the database has not replied by `deadline`.
     pub async fn survey(&self, deadline: Instant) -> Result<(), Error> {
-        self.surveyed.done(SURVEY_AGE, deadline, || self.surveying()).await
+        self.surveyed.run_recent(SURVEY_AGE, deadline, || self.surveying()).await
     }
 
     /// Starts a survey if the last one is older than a second, and waits for it only if the last one is older than two seconds.
     ///
     /// # Errors
     /// As of [`Admission::survey`].
-    pub async fn survey_beside(&self, deadline: Instant) -> Result<(), Error> {
-        self.surveyed.begin(SURVEY_AGE, || self.surveying());
-        self.surveyed.done(SURVEY_AGE * 2, deadline, || self.surveying()).await
+    pub async fn survey_in_background(&self, deadline: Instant) -> Result<(), Error> {
+        self.surveyed.start(SURVEY_AGE, || self.surveying());
+        self.surveyed.run_recent(SURVEY_AGE * 2, deadline, || self.surveying()).await
     }
 
     fn surveying(&self) -> impl Future<Output = Result<(), Error>> + Send + use<> {
@@ -108,8 +108,8 @@ impl Admission {
     ///
     /// # Errors
     /// Database errors.
-    pub async fn see(&self, ems: &[EmInstance]) -> Result<(), Error> {
-        let found = answered(em_resource::read(&self.store.pool().await?, ems)).await?;
+    pub async fn refresh(&self, ems: &[EmInstance]) -> Result<(), Error> {
+        let found = within_timeout(em_resource::read(&self.store.pool().await?, ems)).await?;
         self.seen.take_over(found);
         Ok(())
     }
@@ -122,32 +122,32 @@ impl Admission {
     }
 
     /// Returns the EM of [`Admission::choose`] without counting the resource as used.
-    pub fn best(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
+    pub fn best_candidate(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
         self.seen.choose(|view, policies| view.best(ask, policies, except))
     }
 
     /// Returns the best EM for the request among the contended ones, except those in `except`.
-    pub fn best_held(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
+    pub fn best_contended(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
         self.seen.choose(|view, policies| view.best_held(ask, policies, except))
     }
 
     /// Whether the key of an EM is contended.
-    pub fn is_held(&self, em: &EmInstance) -> bool {
+    pub fn is_contended(&self, em: &EmInstance) -> bool {
         self.seen.choose(|view, _| view.is_held(em))
     }
 
     /// Ends the counting of [`Admission::choose`] on `em`: it did not grant the request.
-    pub fn settle(&self, em: &EmInstance) {
+    pub fn release_assumption(&self, em: &EmInstance) {
         self.seen.choose(|view, _| view.settle(em));
     }
 
     /// Returns the EM that best explains a refusal and at which the request can wait. Contended EMs come last.
-    pub fn closest(&self, ask: &RequestSpec) -> Option<EmInstance> {
+    pub fn nearest_fit(&self, ask: &RequestSpec) -> Option<EmInstance> {
         self.seen.choose(|view, policies| view.closest(ask, policies))
     }
 
     /// Returns the rejection of a request for which no EM can be selected.
-    pub fn none_for(&self, ask: &RequestSpec) -> Rejection {
+    pub fn no_candidate_error(&self, ask: &RequestSpec) -> Rejection {
         match self.seen.choose(|view, policies| view.matching(ask, policies)) {
             0 => Rejection::NoEmMatches(ask.selector.to_string()),
             matching => Rejection::NoEmAvailable { matching },
@@ -165,7 +165,7 @@ impl Admission {
     }
 
     /// Whether the request must be checked before it goes to the committer.
-    pub fn is_doubtful(&self, request: &PlacedRequest) -> bool {
+    pub fn needs_check(&self, request: &PlacedRequest) -> bool {
         !self.seen.fitted(request)
     }
 
@@ -175,7 +175,7 @@ impl Admission {
     }
 
     /// Returns the verdict on a queued request by the cached state; `None` if the state it needs is not cached.
-    pub fn last_seen(&self, request: &PlacedRequest) -> Option<Verdict> {
+    pub fn cached_verdict(&self, request: &PlacedRequest) -> Option<Verdict> {
         self.seen.verdict(request)
     }
 
@@ -185,30 +185,30 @@ impl Admission {
     /// - The rejection that the ledger would return, and database errors.
     /// - [`Error::LockTimeout`] at `deadline` if a limit change is in progress.
     /// - [`Error::Unavailable`] at `deadline` if the database has not replied.
-    pub fn look<'a>(
+    pub fn check<'a>(
         &'a self,
         request: PlacedRequest,
         deadline: Instant,
     ) -> impl Future<Output = Result<Verdict, Error>> + Send + use<'a> {
-        self.ask(request, None, deadline)
+        self.enqueue_check(request, None, deadline)
     }
 
     /// Checks a request as [`Admission::look`] does. Also returns the head-room on its EM, whether the request fits or not.
     ///
     /// # Errors
     /// As of [`Admission::look`].
-    pub async fn look_closely(
+    pub async fn check_with_headroom(
         &self,
         request: PlacedRequest,
         deadline: Instant,
     ) -> Result<(Verdict, DryRunResult), Error> {
         let (room, mut told) = oneshot::channel();
-        let verdict = self.ask(request, Some(room), deadline).await?;
+        let verdict = self.enqueue_check(request, Some(room), deadline).await?;
         Ok((verdict, told.try_recv().unwrap_or_default()))
     }
 
     /// Queues a check before it returns, so that the future, which exists once per active call, does not contain the request.
-    fn ask<'a>(
+    fn enqueue_check<'a>(
         &'a self,
         request: PlacedRequest,
         room: Option<oneshot::Sender<DryRunResult>>,

@@ -43,7 +43,7 @@ use crate::{
         external_refresh,
         external_resource_provider::{self as table, ProviderRecord},
         external_ticket, limit,
-        session::{Session, answered},
+        session::{Session, within_timeout},
     },
 };
 
@@ -198,7 +198,7 @@ impl ExternalResourceService {
     /// - [`Error::InvalidField`] for the configuration or an address that is not allowed.
     /// - [`ExternalError::Changed`] if `expected` does not match; [`ExternalError::LabelsTaken`]; [`ExternalError::TooMany`].
     /// - [`Error::LockTimeout`] at `deadline`; [`Error::CommitUnknown`].
-    pub async fn put(
+    pub async fn put_provider(
         &self,
         by: &Actor,
         put: PutProvider,
@@ -213,7 +213,7 @@ impl ExternalResourceService {
         let before = records.iter().find(|record| is(record, &provider.resource_type, &provider.name)).map(state);
         let after = Some(RecordedState::of_provider(provider.labels.as_map(), &cluster.shown()));
         let line = OtherAct { action: Action::ProviderPut, object: object(&provider), before, after };
-        let written = answered(async {
+        let written = within_timeout(async {
             let update_time = table::upsert(&mut transaction, &provider, &config, etag, &by.principal).await?;
             put_cluster(&mut transaction, &provider, etag, &cluster.rules()).await?;
             action_record::insert_others(&mut transaction, &[line], by).await?;
@@ -277,7 +277,7 @@ impl ExternalResourceService {
         expected.check(name, Some(before))?;
         let (object, before) = (object(&before.provider), Some(state(before)));
         let line = OtherAct { action: Action::ProviderDeleted, object, before, after: None };
-        let deleted = answered(async {
+        let deleted = within_timeout(async {
             table::delete(&mut transaction, resource_type, name).await?;
             external_refresh::delete(&mut transaction, resource_type.as_str(), name.as_str()).await?;
             action_record::insert_others(&mut transaction, &[line], by).await
@@ -293,7 +293,7 @@ impl ExternalResourceService {
     /// # Errors
     /// Database errors, and stored configurations that cannot be read.
     pub async fn providers(&self) -> Result<Vec<ProviderView>, Error> {
-        let records = answered(table::read(&self.store.pool().await?)).await?;
+        let records = within_timeout(table::read(&self.store.pool().await?)).await?;
         records.into_iter().map(shown).collect()
     }
 
@@ -327,12 +327,12 @@ impl ExternalResourceService {
         if ids.is_empty() {
             return Ok(HashMap::new());
         }
-        Ok(answered(external_ticket::of_applications(&self.store.pool().await?, provider.as_str(), ids)).await?)
+        Ok(within_timeout(external_ticket::of_applications(&self.store.pool().await?, provider.as_str(), ids)).await?)
     }
 
     /// Returns the provider as stored, with its cached replies unless it has changed.
     async fn source(&self, selector: &ProviderSelector) -> Result<Arc<ProviderSource>, Error> {
-        let records = answered(table::read(&self.store.pool().await?)).await?;
+        let records = within_timeout(table::read(&self.store.pool().await?)).await?;
         let providers = records.iter().map(|record| &record.provider);
         let resource_type = &selector.resource_type;
         let name = match &selector.by {
@@ -396,7 +396,7 @@ impl ExpectedProvider {
 /// Begins a change under the table lock. Returns all providers.
 async fn begin(session: &mut Session) -> Result<(Transaction<'_, Postgres>, Vec<ProviderRecord>), Error> {
     let connection = session.get().await?;
-    let begun = answered(async {
+    let begun = within_timeout(async {
         let mut transaction = connection.begin().await?;
         table::lock(&mut transaction).await?;
         let records = table::read(&mut *transaction).await?;
@@ -406,7 +406,7 @@ async fn begin(session: &mut Session) -> Result<(Transaction<'_, Postgres>, Vec<
 }
 
 async fn commit(transaction: Transaction<'_, Postgres>) -> Result<(), Error> {
-    let committed = answered(async { transaction.commit().await.map_err(StoreError::from) });
+    let committed = within_timeout(async { transaction.commit().await.map_err(StoreError::from) });
     committed.await.map_err(|error| {
         tracing::warn!(error = &error as &dyn std::error::Error, "the connection broke while committing");
         Error::CommitUnknown
@@ -421,7 +421,7 @@ async fn put_cluster(
     rules: &CheckRules,
 ) -> Result<(), StoreError> {
     external_refresh::put(transaction, provider, etag, rules).await?;
-    limit::keep_older_out(transaction, limit::KNOWS_QUEUES).await
+    limit::set_oldest_writer(transaction, limit::KNOWS_QUEUES).await
 }
 
 fn is(record: &ProviderRecord, resource_type: &Name, name: &Name) -> bool {

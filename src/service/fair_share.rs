@@ -45,16 +45,16 @@ impl FairSemaphore {
     }
 
     /// Acquires a permit for `by`; `None` if the share of `by` is exhausted.
-    pub fn take(self: &Arc<Self>, by: &Principal) -> Option<FairPermit> {
-        self.take_if(by, |his, free| his <= free.saturating_mul(PER_FREE))
+    pub fn acquire(self: &Arc<Self>, by: &Principal) -> Option<FairPermit> {
+        self.acquire_if(by, |his, free| his <= free.saturating_mul(PER_FREE))
     }
 
     /// Acquires any free permit for `by`, beyond its share; `None` if none is free.
     pub fn take_any(self: &Arc<Self>, by: &Principal) -> Option<FairPermit> {
-        self.take_if(by, |_, free| free > 0)
+        self.acquire_if(by, |_, free| free > 0)
     }
 
-    fn take_if(self: &Arc<Self>, by: &Principal, may: impl Fn(usize, usize) -> bool) -> Option<FairPermit> {
+    fn acquire_if(self: &Arc<Self>, by: &Principal, may: impl Fn(usize, usize) -> bool) -> Option<FairPermit> {
         let taken = &mut *self.taken();
         let free = self.most.saturating_sub(taken.all);
         match taken.by.get_mut(by) {
@@ -100,7 +100,7 @@ mod tests {
     }
 
     fn all_for(share: &Arc<FairSemaphore>, by: &Principal) -> Vec<FairPermit> {
-        std::iter::from_fn(|| share.take(by)).collect()
+        std::iter::from_fn(|| share.acquire(by)).collect()
     }
 
     #[test]
@@ -109,7 +109,7 @@ mod tests {
         let greedy = all_for(&share, &Principal::Anonymous);
         assert_eq!(greedy.len(), 469);
         assert!(share.take_any(&Principal::Anonymous).is_some(), "for what is more than a share");
-        let others: Vec<_> = (0..30).map(|n| share.take(&principal(&format!("other{n}"))).unwrap()).collect();
+        let others: Vec<_> = (0..30).map(|n| share.acquire(&principal(&format!("other{n}"))).unwrap()).collect();
         assert_eq!(share.count(), 499);
         drop((greedy, others));
         assert_eq!((share.count(), share.taken().by.len()), (0, 0), "nobody is remembered who has none");
@@ -123,9 +123,9 @@ mod tests {
         // Calls come and go: when a call of the greedy principal ends, both want its permit.
         for _ in 0..2000 {
             greedy.pop();
-            modest.extend(share.take(&principal("modest")));
-            greedy.extend(share.take(&principal("greedy")));
-            greedy.extend(share.take(&principal("greedy")));
+            modest.extend(share.acquire(&principal("modest")));
+            greedy.extend(share.acquire(&principal("greedy")));
+            greedy.extend(share.acquire(&principal("greedy")));
         }
         assert!(
             (230..=250).contains(&greedy.len()) && (230..=250).contains(&modest.len()),
@@ -133,7 +133,7 @@ mod tests {
             greedy.len(),
             modest.len()
         );
-        assert!(share.take(&principal("third")).is_some());
+        assert!(share.acquire(&principal("third")).is_some());
     }
 
     #[test]
@@ -141,6 +141,6 @@ mod tests {
         for most in 1..=15 {
             assert_eq!(all_for(&FairSemaphore::of(most), &Principal::Anonymous).len(), most);
         }
-        assert!(FairSemaphore::of(0).take(&Principal::Anonymous).is_none());
+        assert!(FairSemaphore::of(0).acquire(&Principal::Anonymous).is_none());
     }
 }

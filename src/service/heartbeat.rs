@@ -184,12 +184,12 @@ impl HeartbeatService {
         // A report is dropped without a reply at its deadline, maybe shortly before its caller's timer fires.
         let dropped = || if deadline <= Instant::now() { timeout() } else { Error::ShuttingDown };
         let ReportResult { unknown, lost } = answered.unwrap_or_else(|_| Err(dropped()))?;
-        self.give_up(&lost, deadline.min(Instant::now() + LOST_TIMEOUT)).await;
+        self.expire_missing(&lost, deadline.min(Instant::now() + LOST_TIMEOUT)).await;
         Ok(unknown)
     }
 
     /// Ends lost tickets. The next report repeats those that fail.
-    async fn give_up(&self, lost: &[ReleaseTicket], deadline: Instant) {
+    async fn expire_missing(&self, lost: &[ReleaseTicket], deadline: Instant) {
         for part in lost.chunks(LOST_AT_ONCE) {
             let mut under_way: JoinSet<()> = part
                 .iter()

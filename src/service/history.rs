@@ -21,7 +21,7 @@ use uuid::Uuid;
 use crate::{
     domain::action::ActionRecord,
     error::Error,
-    store::{StoreError, action_record, history_end, session::answered},
+    store::{StoreError, action_record, history_end, session::within_timeout},
 };
 
 /// Maximum time that a read waits for writers: many times the duration of a batch. A longer transaction hides all later lines.
@@ -49,13 +49,13 @@ impl HistoryReader {
         after: i64,
         limit: i64,
     ) -> Result<Vec<ActionRecord>, Error> {
-        let lines = answered(action_record::list(&mut *connection, ticket_id, after, limit)).await?;
+        let lines = within_timeout(action_record::list(&mut *connection, ticket_id, after, limit)).await?;
         // Changes of one ticket are serialized by the lock of its EM, commits included.
         if ticket_id.is_some() || self.whole(after, &lines) == lines.len() {
             return Ok(lines);
         }
-        answered(self.settle(connection)).await?;
-        let mut lines = answered(action_record::list(&mut *connection, None, after, limit)).await?;
+        within_timeout(self.wait_for_gaps(connection)).await?;
+        let mut lines = within_timeout(action_record::list(&mut *connection, None, after, limit)).await?;
         lines.truncate(self.whole(after, &lines));
         Ok(lines)
     }
@@ -64,8 +64,8 @@ impl HistoryReader {
     ///
     /// # Errors
     /// Database errors.
-    pub async fn settled(&self, connection: &mut PgConnection) -> Result<i64, Error> {
-        answered(self.settle(connection)).await?;
+    pub async fn last_settled(&self, connection: &mut PgConnection) -> Result<i64, Error> {
+        within_timeout(self.wait_for_gaps(connection)).await?;
         Ok(self.settled.load(Ordering::Acquire))
     }
 
@@ -75,7 +75,7 @@ impl HistoryReader {
     /// # Errors
     /// Database errors.
     pub async fn settled_number(&self, connection: &mut PgConnection) -> Result<Option<i64>, StoreError> {
-        self.settle(connection).await
+        self.wait_for_gaps(connection).await
     }
 
     /// Returns the number of lines after number `after` without a gap that may still be filled.
@@ -86,7 +86,7 @@ impl HistoryReader {
 
     /// Waits up to [`WRITERS_WAIT_MAX`] until all transactions that have taken numbers so far have ended. Returns the last
     /// number if they have.
-    async fn settle(&self, connection: &mut PgConnection) -> Result<Option<i64>, StoreError> {
+    async fn wait_for_gaps(&self, connection: &mut PgConnection) -> Result<Option<i64>, StoreError> {
         let give_up = Instant::now() + WRITERS_WAIT_MAX;
         // The number is read first: a transaction that begins later takes a larger number.
         let last = history_end::last_number(&mut *connection).await?;
@@ -104,7 +104,7 @@ impl HistoryReader {
     }
 }
 
-/// Returns how many of `numbers`, which follow `after` in order, are at most `settled` or follow without a gap.
+/// Returns how many of `numbers`, which follow `after` in order, are at most `last_settled` or follow without a gap.
 fn whole(after: i64, settled: i64, numbers: impl IntoIterator<Item = i64>) -> usize {
     let mut before = after.max(settled);
     let follows = |number: &i64| {

@@ -22,7 +22,7 @@ use crate::{
     error::Error,
     store::{
         Store, StoreError, limit, resource_hold,
-        session::{self, Session, answered},
+        session::{self, Session, within_timeout},
     },
 };
 
@@ -97,7 +97,7 @@ impl HoldService {
             match tokio::time::timeout_at(deadline, prepared).await {
                 // The commit has no timeout: its outcome would be unknown.
                 Ok(Ok((transaction, hold))) => {
-                    let committed = answered(async { transaction.commit().await.map_err(StoreError::from) });
+                    let committed = within_timeout(async { transaction.commit().await.map_err(StoreError::from) });
                     committed.await.map_err(HoldError::Unknown)?;
                     return Ok(hold);
                 }
@@ -119,8 +119,8 @@ impl HoldService {
     /// Database errors.
     pub async fn release(&self, by: &Actor, key: &LockKey) -> Result<bool, Error> {
         let mut session = self.store.operator_session();
-        let was_over = answered(resource_hold::end_over(session.get().await?, key)).await?;
-        Ok(!was_over && answered(resource_hold::release(session.get().await?, key, by)).await?)
+        let was_over = within_timeout(resource_hold::end_over(session.get().await?, key)).await?;
+        Ok(!was_over && within_timeout(resource_hold::release(session.get().await?, key, by)).await?)
     }
 
     /// Returns the first `LISTED_MAX` holds.
@@ -129,7 +129,7 @@ impl HoldService {
     /// Database errors.
     pub async fn list(&self) -> Result<Vec<ResourceHold>, Error> {
         let mut connection = self.store.operators().acquire().await?;
-        Ok(answered(resource_hold::list(&mut *connection, LISTED_MAX)).await?)
+        Ok(within_timeout(resource_hold::list(&mut *connection, LISTED_MAX)).await?)
     }
 }
 
@@ -140,7 +140,7 @@ async fn prepare<'c>(
     by: &Actor,
     new: &NewHold,
 ) -> Result<(Transaction<'c, Postgres>, ResourceHold), HoldError> {
-    answered(async {
+    within_timeout(async {
         let mut transaction = connection.begin().await?;
         session::hurried(&mut transaction, patience).await?;
         let Some(taken) = resource_hold::take(&mut transaction, &new.key, &by.principal, &new.reason).await? else {
@@ -151,7 +151,7 @@ async fn prepare<'c>(
         if resource_hold::count(&mut *transaction).await? > HOLDS_MAX {
             return Err(HoldError::Rejected(Rejection::TooManyHolds { most: HOLDS_MAX }));
         }
-        limit::keep_older_out(&mut transaction, limit::KNOWS_DRAINS).await?;
+        limit::set_oldest_writer(&mut transaction, limit::KNOWS_DRAINS).await?;
         if matches!(new.key, LockKey::User(_)) {
             limit::hold_users(&mut transaction).await?;
         }
@@ -169,15 +169,15 @@ const OVER_MAX: i64 = 100;
 /// # Errors
 /// Database errors.
 pub async fn clear(session: &mut Session) -> Result<(), StoreError> {
-    for key in answered(resource_hold::over(session.get().await?, OVER_MAX)).await? {
-        answered(resource_hold::end_over(session.get().await?, &key)).await?;
+    for key in within_timeout(resource_hold::over(session.get().await?, OVER_MAX)).await? {
+        within_timeout(resource_hold::end_over(session.get().await?, &key)).await?;
     }
-    if answered(resource_hold::are_users_let_go(session.get().await?)).await? {
+    if within_timeout(resource_hold::users_unlocked(session.get().await?)).await? {
         let connection = session.get().await?;
-        answered(async {
+        within_timeout(async {
             let mut transaction = connection.begin().await?;
             session::hurried(&mut transaction, session::HURRY).await?;
-            limit::let_users_go(&mut transaction).await?;
+            limit::unlock_users(&mut transaction).await?;
             transaction.commit().await?;
             Ok::<_, StoreError>(())
         })

@@ -36,7 +36,7 @@ use crate::{
         Store, StoreError, label_resource,
         label_set::{self, LabelSetState},
         limit, policy,
-        session::{Session, answered},
+        session::{Session, within_timeout},
     },
 };
 
@@ -159,7 +159,7 @@ impl LimitService {
     /// Database errors.
     pub async fn policies(&self) -> Result<BTreeMap<Name, Policy>, Error> {
         let mut connection = self.store.operators().acquire().await?;
-        Ok(answered(policy::read(&mut *connection)).await?)
+        Ok(within_timeout(policy::read(&mut *connection)).await?)
     }
 
     /// Returns up to `limit` rules after `after`, in the order of their evaluation, each with whether it decides. Rules whose
@@ -176,7 +176,7 @@ impl LimitService {
         is_shown: impl Fn(&LabelPattern) -> bool,
     ) -> Result<(Vec<(RuleRecord, bool)>, Option<LabelPattern>), Error> {
         let mut connection = self.store.operators().acquire().await?;
-        let limits = answered(self.current(&mut connection)).await?;
+        let limits = within_timeout(self.current(&mut connection)).await?;
         let more = limit.saturating_add(1);
         let (mut page, mut after, mut is_end) = (Vec::new(), after, false);
         while !is_end && page.len() < more {
@@ -191,7 +191,7 @@ impl LimitService {
         let is_last = page.len() <= limit;
         page.truncate(limit);
         let patterns = page.iter().map(|(rule, _)| &rule.pattern);
-        let mut records = answered(limit::records(&mut *connection, patterns)).await?;
+        let mut records = within_timeout(limit::records(&mut *connection, patterns)).await?;
         let next = page.last().filter(|_| !is_last).map(|(rule, _)| rule.pattern.clone());
         // A rule that was deleted meanwhile is left out.
         let record = |(rule, decides): (&Rule, bool)| Some((records.remove(&rule.pattern)?, decides));
@@ -225,7 +225,10 @@ impl LimitService {
             loop {
                 // The permit covers one check, not the pause.
                 let turn = self.looking.acquire().await;
-                if answered(label_set::in_state(&self.store.pool().await?, LabelSetState::Counting)).await?.is_empty() {
+                if within_timeout(label_set::in_state(&self.store.pool().await?, LabelSetState::Counting))
+                    .await?
+                    .is_empty()
+                {
                     return Ok::<bool, StoreError>(true);
                 }
                 drop(turn);
@@ -242,7 +245,7 @@ impl LimitService {
         loop {
             // The permit covers one check, not the pause.
             let turn = self.looking.acquire().await.map_err(|_| Error::ShuttingDown)?;
-            let sets = answered(label_set::read(&self.store.pool().await?)).await?;
+            let sets = within_timeout(label_set::read(&self.store.pool().await?)).await?;
             let of_keys: Vec<&LabelSet> = sets.iter().filter(|set| set.counting.keys == keys).collect();
             match of_keys.iter().find(|set| set.is_counted) {
                 Some(set) => {
@@ -260,10 +263,11 @@ impl LimitService {
 
     /// Returns scopes of a label set that are above their limits.
     async fn over(&self, session: &mut Session, label_set_id: i64) -> Result<Vec<ScopeUsage>, Error> {
-        let limits = answered(self.current(session.get().await?)).await?;
+        let limits = within_timeout(self.current(session.get().await?)).await?;
         let (mut over, mut after, mut looked_at) = (Vec::new(), Vec::new(), 0);
         while over.len() < OVER_MAX && looked_at < LOOKED_AT_MAX {
-            let page = answered(label_resource::list_set(session.get().await?, label_set_id, &after, PAGE)).await?;
+            let page =
+                within_timeout(label_resource::list_set(session.get().await?, label_set_id, &after, PAGE)).await?;
             looked_at += PAGE;
             let Some((last, ..)) = page.last() else { break };
             after.clone_from(last);

@@ -26,7 +26,7 @@ use crate::{
         Store,
         overview::{self, COUNTED_MAX},
         server_instance::{self, ServerInstance},
-        session::{Session, answered},
+        session::{Session, within_timeout},
         user_resource::{self, TicketFilter},
     },
 };
@@ -128,7 +128,7 @@ impl OverviewService {
             let this = self.clone();
             async move { this.take().await }
         };
-        self.shared.done(AGE_MAX, Instant::now() + WAIT_MAX, take).await?;
+        self.shared.run_recent(AGE_MAX, Instant::now() + WAIT_MAX, take).await?;
         self.last.load_full().ok_or_else(|| Error::defect("an overview was taken, and is not there"))
     }
 
@@ -156,9 +156,9 @@ impl OverviewService {
     }
 
     async fn look(&self, session: &mut Session) -> Result<Overview, Error> {
-        let totals = answered(overview::totals(session.get().await?)).await?;
+        let totals = within_timeout(overview::totals(session.get().await?)).await?;
         let locked = TicketFilter { locked: Some(true), ..TicketFilter::default() };
-        let oldest = answered(user_resource::list(session.get().await?, &locked, Uuid::nil(), 1)).await?;
+        let oldest = within_timeout(user_resource::list(session.get().await?, &locked, Uuid::nil(), 1)).await?;
         let ems = overview::ems(session, self.silent_after).await?;
         let tickets = TicketTotals {
             used: ems.used_tickets,
@@ -194,7 +194,7 @@ impl OverviewService {
     /// # Errors
     /// [`Error::Overloaded`] if there are too many watchers, or too many of `by`.
     pub fn watch(&self, by: &Principal) -> Result<mpsc::Receiver<Result<WatchUpdate, Error>>, Error> {
-        let place = self.watchers.take(by).ok_or(Error::Overloaded)?;
+        let place = self.watchers.acquire(by).ok_or(Error::Overloaded)?;
         let (tell, told) = mpsc::channel(1);
         let (this, watcher) = (self.clone(), self.metrics.overviews.watcher());
         self.tasks.spawn(async move {
@@ -234,7 +234,7 @@ impl OverviewService {
     /// Database errors.
     pub async fn instances(&self) -> Result<Vec<(ServerInstance, OffsetDateTime)>, Error> {
         let mut connection = self.store.operators().acquire().await?;
-        Ok(answered(server_instance::list(&mut *connection)).await?)
+        Ok(within_timeout(server_instance::list(&mut *connection)).await?)
     }
 
     /// Returns the large background work that is left: the first entry of each kind.
@@ -243,8 +243,8 @@ impl OverviewService {
     /// Database errors.
     pub async fn jobs(&self) -> Result<Vec<RemainingWork>, Error> {
         let mut connection = self.store.operators().acquire().await?;
-        let going = answered(overview::going(&mut *connection)).await?;
-        let counting = answered(overview::counting(&mut *connection)).await?;
+        let going = within_timeout(overview::going(&mut *connection)).await?;
+        let counting = within_timeout(overview::counting(&mut *connection)).await?;
         let going =
             going.into_iter().map(|(em, left)| RemainingWork { kind: "em_goes", subject: em.to_string(), left });
         let counting = counting.into_iter().map(|(keys, left)| RemainingWork {

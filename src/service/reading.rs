@@ -14,7 +14,7 @@ use crate::{
         judgement,
         ledger::WaitQueueView,
         limit::Limits,
-        line::{ViewExtent, WaitQueues, viewed_spots},
+        line::{ViewExtent, WaitQueues, viewed_keys},
         name::{Labels, Name},
         operation::{PlacedRequest, RequestId, RequestKey, RequestRecord},
         resource::Resource,
@@ -108,11 +108,11 @@ pub(super) async fn line(
     limits: &Limits,
     clusters: &Clusters,
 ) -> Result<WaitQueueView, StoreError> {
-    let spots = viewed_spots(requests.iter().flat_map(|request| {
+    let spots = viewed_keys(requests.iter().flat_map(|request| {
         let extent = ViewExtent::of(request.position());
         let in_queue = clusters.asked(&request.ask.resource, &request.ask.labels).map(|asked| asked.spots());
         let in_queue = in_queue.unwrap_or_default();
-        judgement::spots(request, limits).chain(in_queue).map(move |spot| (spot, extent))
+        judgement::wait_keys(request, limits).chain(in_queue).map(move |spot| (spot, extent))
     }));
     let in_line: Vec<Uuid> =
         requests.iter().filter_map(|request| request.position()).map(|position| position.ticket_id()).collect();

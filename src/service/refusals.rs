@@ -49,7 +49,7 @@ impl RefusalRecorder {
     }
 
     /// Records the refusal of a request of `user`; `any_em` if the request named no EM.
-    pub fn note(&self, user: &Name, refusal: &Refusal, any_em: bool) {
+    pub fn record(&self, user: &Name, refusal: &Refusal, any_em: bool) {
         let Some(first) = refusal.shortfalls.first() else { return };
         let key = RefusalKey::of(user.as_str(), first, any_em);
         let (last_requested, last_available, last) = (first.requested, first.available, Instant::now());
@@ -210,9 +210,9 @@ mod tests {
     #[test]
     fn sums_are_written_and_not_what_came_to_them() {
         let (refusals, mut kept) = (refusals(), PeriodSums::default());
-        refusals.note(&user(1), &refusal(Dimension::Cores, 3), false);
-        refusals.note(&user(1), &refusal(Dimension::Cores, 5), false);
-        refusals.note(&user(2), &refusal(Dimension::Cores, 3), false);
+        refusals.record(&user(1), &refusal(Dimension::Cores, 3), false);
+        refusals.record(&user(1), &refusal(Dimension::Cores, 5), false);
+        refusals.record(&user(2), &refusal(Dimension::Cores, 3), false);
         assert_eq!(kept.count(refusals.take(), NOON + PERIOD / 2), 0);
         assert!(refusals.is_empty());
         let (period_start, _) = kept.unwritten().unwrap();
@@ -223,18 +223,18 @@ mod tests {
         kept.written();
         assert!(kept.unwritten().is_none());
         // Only changed kinds are unwritten, each with its full sum.
-        refusals.note(&user(2), &refusal(Dimension::Cores, 4), false);
+        refusals.record(&user(2), &refusal(Dimension::Cores, 4), false);
         kept.count(refusals.take(), NOON + PERIOD / 2);
         let told: Vec<_> = rows(&kept).into_iter().map(|(key, count)| (key.user, count.refusals)).collect();
         assert_eq!(told, [("user2".to_owned(), 2)]);
         kept.written();
         // The next period begins at zero.
-        refusals.note(&user(2), &refusal(Dimension::Cores, 4), false);
+        refusals.record(&user(2), &refusal(Dimension::Cores, 4), false);
         kept.count(refusals.take(), NOON + PERIOD);
         assert_eq!(kept.unwritten().unwrap().0, NOON + PERIOD);
         assert_eq!(rows(&kept)[0].1.refusals, 1);
         // A clock that goes back does not change the period: sums of the first period would be overwritten.
-        refusals.note(&user(2), &refusal(Dimension::Cores, 4), false);
+        refusals.record(&user(2), &refusal(Dimension::Cores, 4), false);
         kept.count(refusals.take(), NOON);
         assert_eq!((kept.unwritten().unwrap().0, rows(&kept)[0].1.refusals), (NOON + PERIOD, 2));
     }
@@ -243,13 +243,13 @@ mod tests {
     fn of_too_many_kinds_the_rest_are_others_and_none_is_lost() {
         let (refusals, mut kept) = (refusals(), PeriodSums::default());
         for number in 0..KINDS_MAX + 10 {
-            refusals.note(&user(number), &refusal(Dimension::Custom("gpu".into()), 2), false);
+            refusals.record(&user(number), &refusal(Dimension::Custom("gpu".into()), 2), false);
         }
         assert_eq!(kept.count(refusals.take(), NOON), 0);
         assert_eq!(refusals.metrics.requests.refusals_other.get(), 10);
         // Kinds that exceed the maximum only when they are added to the period are counted as others too.
         for number in (0..5).chain(KINDS_MAX..KINDS_MAX + 7) {
-            refusals.note(&user(number), &refusal(Dimension::Custom("disk".into()), 2), false);
+            refusals.record(&user(number), &refusal(Dimension::Custom("disk".into()), 2), false);
         }
         assert_eq!(kept.count(refusals.take(), NOON), 12, "for each kind there is a dimension");
         let told = rows(&kept);

@@ -65,7 +65,7 @@ impl RequestDeadlines {
     fn leave_hope(self, any_em: bool, answer: &Result<Outcome, Error>) -> bool {
         match answer {
             Ok(Outcome::Refused(refusal)) => !refusal.never_fits,
-            answer => any_em && self.line.is_some() && LockWait::elsewhere(self.locks).turned_away(answer),
+            answer => any_em && self.line.is_some() && LockWait::try_other_ems(self.locks).is_contended(answer),
         }
     }
 }
@@ -131,7 +131,7 @@ impl RequestResourceService {
         decisions::request(&asked, may_wait, &answer);
         under_way.end(match &answer {
             Ok(Outcome::Refused(refusal)) => {
-                self.refusals.note(&asked.user, refusal, any_em);
+                self.refusals.record(&asked.user, refusal, any_em);
                 // A refusal of a request that waited and could fit later is a timeout.
                 RequestEnd::Refused { refusal, timed_out: may_wait && !refusal.never_fits }
             }
@@ -194,7 +194,7 @@ impl RequestResourceService {
             let request = request(em.clone(), &ask);
             // The request is ready to wait, so the check is skipped: the ledger would find the same result. A full wait queue
             // is no reason for a refusal: the request may fit.
-            if self.admission.is_doubtful(&request)
+            if self.admission.needs_check(&request)
                 && let Some(caller) = self.line.enter_if_room(any_em, &ask, until)
             {
                 drop(active);
@@ -204,8 +204,9 @@ impl RequestResourceService {
         }
         let answer = self.judge_at_once(em.as_ref(), &ask, deadlines).await;
         let Some(until) = deadlines.line.filter(|_| deadlines.leave_hope(any_em, &answer)) else { return answer };
-        let em = em.or_else(|| self.admission.closest(&ask)).ok_or_else(|| self.admission.none_for(&ask))?;
-        let caller = self.line.enter(any_em, &ask, until)?;
+        let em =
+            em.or_else(|| self.admission.nearest_fit(&ask)).ok_or_else(|| self.admission.no_candidate_error(&ask))?;
+        let caller = self.line.enqueue(any_em, &ask, until)?;
         drop(active);
         traces::within("line", Box::pin(self.wait(request(em, &ask), others, caller))).await
     }
@@ -257,19 +258,19 @@ impl RequestResourceService {
             None => {
                 self.admission.survey(deadline).await?;
                 self.admission
-                    .best(&ask, &[])
-                    .or_else(|| self.admission.best_held(&ask, &[]))
-                    .or_else(|| self.admission.closest(&ask))
-                    .ok_or_else(|| self.admission.none_for(&ask))?
+                    .best_candidate(&ask, &[])
+                    .or_else(|| self.admission.best_contended(&ask, &[]))
+                    .or_else(|| self.admission.nearest_fit(&ask))
+                    .ok_or_else(|| self.admission.no_candidate_error(&ask))?
             }
         };
-        let (verdict, room) = self.admission.look_closely(request(em.clone(), &ask), deadline).await?;
+        let (verdict, room) = self.admission.check_with_headroom(request(em.clone(), &ask), deadline).await?;
         Ok((em, verdict, room))
     }
 
     async fn request_on(&self, request: PlacedRequest, patience: LockWait) -> Result<Outcome, Error> {
-        if self.admission.is_doubtful(&request)
-            && let Verdict::Refused(short) = self.admission.look(request.clone(), patience.until).await?
+        if self.admission.needs_check(&request)
+            && let Verdict::Refused(short) = self.admission.check(request.clone(), patience.until).await?
         {
             return Ok(Outcome::Refused(Box::new(short.refusal)));
         }
@@ -282,7 +283,7 @@ impl RequestResourceService {
         if !request.ask.return_counters {
             return self.committer.submit(by.into(), Operation::Request(request), patience).await;
         }
-        match self.committer.submit_counted(by.into(), Operation::Request(request), patience, true).await? {
+        match self.committer.submit_with_counters(by.into(), Operation::Request(request), patience, true).await? {
             (Outcome::Granted(grant), counters) => Ok(Outcome::Granted(Grant { counters, ..grant })),
             (outcome, _) => Ok(outcome),
         }
@@ -294,7 +295,7 @@ impl RequestResourceService {
     /// capacity, the closest EM gives the reason of the refusal.
     async fn choose(&self, ask: &Arc<RequestSpec>, deadlines: RequestDeadlines) -> Result<Outcome, Error> {
         let RequestDeadlines { locks: deadline, line } = deadlines;
-        self.admission.survey_beside(deadline).await?;
+        self.admission.survey_in_background(deadline).await?;
         if let Some(answer) = self.try_some(ask, deadline).await {
             return answer;
         }
@@ -305,23 +306,23 @@ impl RequestResourceService {
                 return answer;
             }
             let may_wait_for_holder = line.is_none() && in_vain.len() < CANDIDATES_MAX;
-            let held = if may_wait_for_holder { self.admission.best_held(ask, &in_vain) } else { None };
-            let em = held.clone().or_else(|| self.admission.closest(ask));
-            let em = em.ok_or_else(|| self.admission.none_for(ask))?;
+            let held = if may_wait_for_holder { self.admission.best_contended(ask, &in_vain) } else { None };
+            let em = held.clone().or_else(|| self.admission.nearest_fit(ask));
+            let em = em.ok_or_else(|| self.admission.no_candidate_error(ask))?;
             let patience = match line {
-                None => LockWait::for_a_moment(deadline),
-                Some(_) => LockWait::elsewhere(deadline),
+                None => LockWait::try_other_ems_after_pause(deadline),
+                Some(_) => LockWait::try_other_ems(deadline),
             };
             match (self.request_on(request(em, ask), patience).await, held) {
                 // The EM was drained after the cluster view was read; placement no longer selects it as the closest.
                 (Err(Error::Rejected(rejection)), None) if rejection.is_draining() => {
                     drained += 1;
                     if drained == CANDIDATES_MAX {
-                        return Err(self.admission.none_for(ask).into());
+                        return Err(self.admission.no_candidate_error(ask).into());
                     }
                 }
                 // Another EM may have capacity now.
-                (answer, _) if line.is_none() && patience.turned_away(&answer) => {}
+                (answer, _) if line.is_none() && patience.is_contended(&answer) => {}
                 (answer, Some(held)) if may_do_elsewhere(&answer, patience) => in_vain.push(held),
                 (answer, _) => return answer,
             }
@@ -334,15 +335,15 @@ impl RequestResourceService {
     async fn try_some(&self, ask: &Arc<RequestSpec>, deadline: Instant) -> Option<Result<Outcome, Error>> {
         let (mut tried, mut full) = (Vec::new(), 0);
         while full < CANDIDATES_MAX {
-            let (em, patience) = (self.admission.choose(ask, &tried)?, LockWait::elsewhere(deadline));
+            let (em, patience) = (self.admission.choose(ask, &tried)?, LockWait::try_other_ems(deadline));
             let answer = self.request_on(request(em.clone(), ask), patience).await;
             if !matches!(answer, Ok(Outcome::Granted(_))) {
-                self.admission.settle(&em);
+                self.admission.release_assumption(&em);
             }
             if !may_do_elsewhere(&answer, patience) {
                 return Some(answer);
             }
-            full += usize::from(!patience.turned_away(&answer));
+            full += usize::from(!patience.is_contended(&answer));
             tried.push(em);
         }
         None
@@ -359,7 +360,7 @@ impl RequestResourceService {
             *other = granted;
             answer
         });
-        caller.answered(match &answer {
+        caller.record_result(match &answer {
             Ok(Outcome::Refused(_)) => "timed_out",
             Ok(_) => "granted",
             Err(_) => "failed",
@@ -383,18 +384,18 @@ impl RequestResourceService {
                 false => until.into(),
                 // A request without a named EM does not wait for contended EMs, unless it has no queue entry and all its EMs
                 // are contended.
-                true if !stands && turned_away > 0 && self.admission.is_held(&request.em) => {
-                    LockWait::for_a_moment(until)
+                true if !stands && turned_away > 0 && self.admission.is_contended(&request.em) => {
+                    LockWait::try_other_ems_after_pause(until)
                 }
-                true => LockWait::elsewhere(until),
+                true => LockWait::try_other_ems(until),
             };
             match self.try_in_line(&request, ask, next.elsewhere.take(), (&mut *caller, patience)).await {
                 Ok(Outcome::Waiting(waiting)) => {
                     if let Some(wake) = next.woken_by.take() {
-                        caller.count_look(wake);
-                        caller.pass_on(wake);
+                        caller.count_check(wake);
+                        caller.forward_wake(wake);
                     }
-                    caller.stand(&waiting);
+                    caller.update_entry(&waiting);
                     refusal = Some(Box::new(waiting.refusal));
                 }
                 Ok(granted @ Outcome::Granted(_)) => {
@@ -402,7 +403,7 @@ impl RequestResourceService {
                     return Ok((granted, other));
                 }
                 Ok(answer) => {
-                    caller.is_out();
+                    caller.mark_removed();
                     match self.other_home(&request, caller).await? {
                         Some(em) => request.em = em,
                         None => return Ok((answer, None)),
@@ -411,7 +412,7 @@ impl RequestResourceService {
                 }
                 Err(Error::Rejected(rejection)) if *rejection == Rejection::PlaceLost => {
                     // The instance missed its renewals and lost its queue entries. The request enters at the end of the queue.
-                    caller.is_out();
+                    caller.mark_removed();
                     continue;
                 }
                 Err(Error::Rejected(rejection)) if rejection.is_of_em() => {
@@ -419,26 +420,26 @@ impl RequestResourceService {
                         Some(em) => request.em = em,
                         // No other EM is available to a request that names none.
                         None if rejection.is_draining() && caller.any_em() => {
-                            return Err(self.admission.none_for(&request.ask).into());
+                            return Err(self.admission.no_candidate_error(&request.ask).into());
                         }
                         None => return Err(Error::Rejected(rejection)),
                     }
                     continue;
                 }
-                answer if patience.turned_away(&answer) && stands => {
+                answer if patience.is_contended(&answer) && stands => {
                     turned_away += 1;
                     again = looks_again(next.woken_by.take(), turned_away, caller);
                 }
-                answer if patience.turned_away(&answer) => {
+                answer if patience.is_contended(&answer) => {
                     turned_away += 1;
                     let other = self.other_home(&request, caller).await?;
-                    if let Some(em) = self.admission.best(&request.ask, &[]).or(other) {
+                    if let Some(em) = self.admission.best_candidate(&request.ask, &[]).or(other) {
                         request.em = em;
                     }
                     continue;
                 }
                 // A queued request survives a short outage.
-                Err(error) if error.may_pass() && !caller.spots().is_empty() => match caller.pause().await {
+                Err(error) if error.is_transient() && !caller.spots().is_empty() => match caller.back_off().await {
                     WaitResult::Look(_) => continue,
                     WaitResult::TimeIsUp => {
                         return refusal.map_or(Err(error), |refusal| Ok((Outcome::Refused(refusal), None)));
@@ -473,7 +474,7 @@ impl RequestResourceService {
         let em = elsewhere.unwrap_or_else(|| request.em.clone());
         let scopes = if is_other { RequestScopes::default() } else { request.scopes.clone() };
         let tried = PlacedRequest { em, ask, wait: Some(wait), scopes };
-        caller.tries();
+        caller.mark_submitted();
         self.commit(tried, patience).await
     }
 
@@ -483,7 +484,7 @@ impl RequestResourceService {
             return Ok(None);
         }
         self.admission.survey(caller.until()).await?;
-        Ok(self.admission.closest(&request.ask).filter(|em| *em != request.em))
+        Ok(self.admission.nearest_fit(&request.ask).filter(|em| *em != request.em))
     }
 
     /// Parks until an attempt is worthwhile or the queue entry must move; `None` at the wait deadline.
@@ -500,7 +501,7 @@ impl RequestResourceService {
         }
         let mut woken = match again {
             Some(wake) => WaitResult::Look(wake),
-            None => caller.woken().await,
+            None => caller.wait_for_wake().await,
         };
         loop {
             let wake = match woken {
@@ -514,10 +515,10 @@ impl RequestResourceService {
                     if let Some(fits) = self.fits_as_other(request, others, caller).await {
                         return Ok(Some(QueuedAttempt { woken_by: Some(wake), ..fits }));
                     }
-                    caller.pass_on(wake);
-                    caller.woken().await
+                    caller.forward_wake(wake);
+                    caller.wait_for_wake().await
                 }
-                Err(error) if error.may_pass() => caller.pause().await,
+                Err(error) if error.is_transient() => caller.back_off().await,
                 Err(error) => return Err(error),
             };
         }
@@ -535,7 +536,7 @@ impl RequestResourceService {
         }
         request.wait = Some(caller.wait(request.ask.ticket_id, false).await?);
         if !caller.any_em() {
-            match self.admission.last_seen(request) {
+            match self.admission.cached_verdict(request) {
                 // The ledger would find the same result as a check.
                 Some(Verdict::Fits) => return Ok(Some(None)),
                 // The cache is as new as the wake reason.
@@ -543,7 +544,7 @@ impl RequestResourceService {
                 _ => {}
             }
         }
-        caller.count_look(wake);
+        caller.count_check(wake);
         self.look_again(request, caller).await
     }
 
@@ -557,20 +558,20 @@ impl RequestResourceService {
         if others.is_empty() {
             return None;
         }
-        let since = caller.news_count();
+        let since = caller.freed_count();
         // An error is ignored: the next freed event or poll repeats the check.
         let wait = caller.wait(request.ask.ticket_id, true).await.ok()?;
         let mut spots = BTreeSet::new();
         for (number, ask) in others.iter().enumerate() {
             let mut tried = Vec::new();
             let mut em = match caller.any_em() {
-                true => self.admission.best(ask, &tried).or_else(|| Some(request.em.clone())),
+                true => self.admission.best_candidate(ask, &tried).or_else(|| Some(request.em.clone())),
                 false => Some(request.em.clone()),
             };
             while let Some(there) = em.take() {
                 let (ask, wait, scopes) = (ask.clone(), Some(wait.clone()), RequestScopes::default());
                 let look = PlacedRequest { em: there.clone(), ask: ask.clone(), wait, scopes };
-                match self.admission.look(look, caller.until()).await {
+                match self.admission.check(look, caller.until()).await {
                     Ok(Verdict::Fits) => {
                         let elsewhere = Some(there).filter(|em| *em != request.em);
                         return Some(QueuedAttempt { elsewhere, woken_by: None, other: Some(number) });
@@ -583,11 +584,11 @@ impl RequestResourceService {
                 }
                 tried.push(there);
                 if caller.any_em() && tried.len() < CANDIDATES_MAX {
-                    em = self.admission.best(&ask, &tried);
+                    em = self.admission.best_candidate(&ask, &tried);
                 }
             }
         }
-        caller.hears_of(spots, since);
+        caller.subscribe(spots, since);
         None
     }
 
@@ -597,24 +598,24 @@ impl RequestResourceService {
         caller: &WaitHandle,
     ) -> Result<Option<Option<EmInstance>>, Error> {
         if caller.any_em() {
-            self.admission.survey_beside(caller.until()).await?;
+            self.admission.survey_in_background(caller.until()).await?;
             let mut tried = Vec::new();
             // Placement counts the EM's capacity as used, so that concurrent waiters select different EMs.
             while tried.len() < CANDIDATES_MAX
                 && let Some(em) = self.admission.choose(&request.ask, &tried)
             {
                 let there = PlacedRequest { em: em.clone(), ..request.clone() };
-                if matches!(self.admission.look(there, caller.until()).await, Ok(Verdict::Fits)) {
+                if matches!(self.admission.check(there, caller.until()).await, Ok(Verdict::Fits)) {
                     return Ok(Some(Some(em).filter(|em| *em != request.em)));
                 }
-                self.admission.settle(&em);
+                self.admission.release_assumption(&em);
                 tried.push(em);
             }
-            if self.admission.is_held(&request.em) {
+            if self.admission.is_contended(&request.em) {
                 return Ok(None);
             }
         }
-        match self.admission.look(request.clone(), caller.until()).await {
+        match self.admission.check(request.clone(), caller.until()).await {
             Ok(Verdict::Refused(short)) if stands_well(caller, &short) => Ok(None),
             // The ledger decides, and reports an EM that was unregistered.
             Ok(_) | Err(Error::Rejected(_)) => Ok(Some(None)),
@@ -628,7 +629,7 @@ fn may_do_elsewhere(answer: &Result<Outcome, Error>, patience: LockWait) -> bool
     match answer {
         Ok(Outcome::Refused(refusal)) => refusal.is_of_em_alone(),
         Err(Error::Rejected(rejection)) => rejection.is_of_em(),
-        answer => patience.turned_away(answer),
+        answer => patience.is_contended(answer),
     }
 }
 
@@ -637,7 +638,7 @@ fn may_do_elsewhere(answer: &Result<Outcome, Error>, patience: LockWait) -> bool
 fn looks_again(woken_by: Option<WakeReason>, turned_away: usize, caller: &WaitHandle) -> Option<WakeReason> {
     let mut wake = woken_by.unwrap_or(WakeReason::NEWS);
     if turned_away >= CANDIDATES_MAX {
-        caller.pass_on(wake);
+        caller.forward_wake(wake);
         return None;
     }
     wake.is_coming = false;

@@ -53,7 +53,7 @@ impl SingleFlight {
     /// # Errors
     /// The error of a run that failed while the caller waited, whenever that run began: another run would soon fail too.
     /// [`Error::Unavailable`] at `deadline`.
-    pub async fn done<F>(&self, age: Duration, deadline: Instant, action: impl Fn() -> F) -> Result<(), Error>
+    pub async fn run_recent<F>(&self, age: Duration, deadline: Instant, action: impl Fn() -> F) -> Result<(), Error>
     where
         F: Future<Output = Result<(), Error>> + Send + 'static,
     {
@@ -93,7 +93,7 @@ impl SingleFlight {
     }
 
     /// Starts the action without waiting, unless it is running or a run succeeded that began at most `age` ago.
-    pub fn begin<F>(&self, age: Duration, action: impl Fn() -> F)
+    pub fn start<F>(&self, age: Duration, action: impl Fn() -> F)
     where
         F: Future<Output = Result<(), Error>> + Send + 'static,
     {
@@ -168,7 +168,7 @@ mod tests {
         let mut calls = JoinSet::new();
         for _ in 0..count {
             let (shared, counted) = (shared.clone(), counted.clone());
-            calls.spawn(async move { shared.done(Duration::ZERO, soon(), || counted.clone().act()).await });
+            calls.spawn(async move { shared.run_recent(Duration::ZERO, soon(), || counted.clone().act()).await });
         }
         while counted.count() == 0 {
             tokio::task::yield_now().await;
@@ -199,7 +199,7 @@ mod tests {
         counted.1.add_permits(2);
         assert!(first.join_all().await.iter().chain(&later.join_all().await).all(Result::is_ok));
         assert_eq!(counted.count(), 2);
-        shared.done(Duration::from_secs(60), soon(), || counted.clone().act()).await.unwrap();
+        shared.run_recent(Duration::from_secs(60), soon(), || counted.clone().act()).await.unwrap();
         assert_eq!(counted.count(), 2, "what was done lately will do");
     }
 
@@ -208,7 +208,7 @@ mod tests {
         let shared = SingleFlight::new(&InstanceTasks::here());
         let counted = CountingAction(Arc::default(), Arc::new(Semaphore::new(0)), Ok(()));
         let deadline = Instant::now() + Duration::from_millis(20);
-        let answer = shared.done(Duration::ZERO, deadline, || counted.clone().act()).await;
+        let answer = shared.run_recent(Duration::ZERO, deadline, || counted.clone().act()).await;
         assert!(matches!(answer, Err(Error::Unavailable(_))), "{answer:?}");
     }
 }

@@ -24,7 +24,7 @@ use crate::{
     metrics::Metrics,
     store::{
         Store, StoreError, Work, server_instance,
-        session::{Session, answered_soon},
+        session::{Session, within_short_timeout},
         standby::{CONNECTIONS_MAX, StandbyHost, StandbySearch},
         target::ConnectTarget,
     },
@@ -225,7 +225,7 @@ impl StandbyMonitor {
                 if file_read.elapsed() >= FILE_POLL_INTERVAL {
                     file_read = Instant::now();
                     if self.looking.read_again().await {
-                        self.forget();
+                        self.clear();
                     }
                 }
                 sleep(PAUSE).await;
@@ -241,12 +241,13 @@ impl StandbyMonitor {
             // The new primary may lack commits of the old one.
             self.generation = generation;
             self.marks.clear();
-            self.forget();
+            self.clear();
         }
         let connection = session.get().await?;
-        let settled = answered_soon(self.history.settled_number(connection)).await?;
+        let settled = within_short_timeout(self.history.settled_number(connection)).await?;
         let Some(settled) = settled else { return Ok(()) };
-        let Some(at) = answered_soon(server_instance::mark(session.get().await?, self.instance_id)).await? else {
+        let Some(at) = within_short_timeout(server_instance::mark(session.get().await?, self.instance_id)).await?
+        else {
             return Ok(());
         };
         if self.marks.len() == MARKS_MAX {
@@ -263,7 +264,7 @@ impl StandbyMonitor {
         let (host, marked) = match looked {
             Ok(looked) => looked,
             Err(error) => {
-                self.forget();
+                self.clear();
                 return Err(error);
             }
         };
@@ -283,7 +284,7 @@ impl StandbyMonitor {
     }
 
     /// Records that there is no usable standby.
-    fn forget(&self) {
+    fn clear(&self) {
         self.shared.well.send_replace(None);
         self.shared.metrics.standby.away();
     }

@@ -47,7 +47,7 @@ impl InstanceTasks {
     ///
     /// # Errors
     /// If a thread cannot be spawned.
-    pub fn spawn_apart(&self, name: &str, task: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
+    pub fn spawn_on_thread(&self, name: &str, task: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
         let task = self.tracker.track_future(self.alarming(task));
         thread::Builder::new().name(name.to_owned()).spawn(move || runtime.block_on(task))?;
@@ -100,7 +100,7 @@ mod tests {
     async fn only_a_panic_is_a_defect() {
         let tasks = InstanceTasks::here();
         tasks.spawn(async {});
-        tasks.spawn_apart("calm", async {}).unwrap();
+        tasks.spawn_on_thread("calm", async {}).unwrap();
         tasks.close();
         tasks.wait().await;
         assert!(!tasks.defect().is_cancelled());
@@ -112,7 +112,7 @@ mod tests {
     #[tokio::test]
     async fn a_panic_on_a_thread_of_its_own_is_one_too() {
         let tasks = InstanceTasks::here();
-        tasks.spawn_apart("panicking", async { panic!("on purpose") }).unwrap();
+        tasks.spawn_on_thread("panicking", async { panic!("on purpose") }).unwrap();
         tasks.close();
         tasks.wait().await;
         assert!(tasks.defect().is_cancelled());
@@ -127,7 +127,7 @@ mod tests {
             tokio::time::sleep(std::time::Duration::from_millis(20)).await;
             started.send(()).await.unwrap();
         };
-        tasks.spawn_apart("short", async move { starter.spawn(later) }).unwrap();
+        tasks.spawn_on_thread("short", async move { starter.spawn(later) }).unwrap();
         assert_eq!(seen.recv().await, Some(()));
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     service::tasks::InstanceTasks,
     store::{
         Store, StoreError, action_record,
-        session::{Session, answered, answered_within},
+        session::{Session, answered_within, within_timeout},
         user_resource,
     },
 };
@@ -60,7 +60,7 @@ impl TicketLookup {
     /// # Errors
     /// Database errors.
     pub async fn queue_of(&self, ticket_id: Uuid) -> Result<Option<String>, Error> {
-        let found = answered(user_resource::read(&self.store.pool().await?, &[ticket_id])).await?;
+        let found = within_timeout(user_resource::read(&self.store.pool().await?, &[ticket_id])).await?;
         Ok(found.get(&ticket_id).and_then(|ticket| place_of(ticket.resource())).map(|(_, name)| name.to_owned()))
     }
 
@@ -100,11 +100,11 @@ async fn run(mut inbox: mpsc::Receiver<Lookup>, mut session: Session) {
             continue;
         }
         let reused = session.is_open();
-        let mut found = answered(read(&mut session, &lookups)).await;
+        let mut found = within_timeout(read(&mut session, &lookups)).await;
         if reused && found.is_err() {
             // A connection that broke while idle costs one new connection.
             session.reset();
-            found = answered(read(&mut session, &lookups)).await;
+            found = within_timeout(read(&mut session, &lookups)).await;
         }
         if found.is_err() {
             session.reset();

@@ -28,7 +28,7 @@ use crate::{
     },
     store::{
         Store, StoreError,
-        session::{Session, answered, answered_soon},
+        session::{Session, within_short_timeout, within_timeout},
         token::{self, StoredToken},
     },
 };
@@ -158,7 +158,7 @@ impl TokenCache {
     /// Database errors.
     pub async fn read(store: &Store) -> Result<Self, StoreError> {
         let tokens = Self::default();
-        tokens.replace(answered(token::read(&store.pool().await?)).await?, Instant::now());
+        tokens.replace(within_timeout(token::read(&store.pool().await?)).await?, Instant::now());
         Ok(tokens)
     }
 
@@ -264,16 +264,16 @@ impl Task for RefreshTokens {
         self.tokens.end_overdue();
         let connection = session.get().await?;
         // Bounded, because a silently lost connection would never reply, and revocations would be missed.
-        let (asked, version) = (Instant::now(), answered_soon(token::version(&mut *connection)).await?);
+        let (asked, version) = (Instant::now(), within_short_timeout(token::version(&mut *connection)).await?);
         if self.version != Some(version) || self.read.elapsed() >= READ_INTERVAL {
-            self.tokens.replace(answered(token::read(&mut *connection)).await?, asked);
+            self.tokens.replace(within_timeout(token::read(&mut *connection)).await?, asked);
             (self.version, self.read) = (Some(version), asked);
             self.tokens.end_overdue();
         }
         if self.noted.elapsed() >= USE_INTERVAL {
             let used = self.tokens.take_used();
             if !used.is_empty() {
-                answered(token::note_use(&mut *connection, &used)).await?;
+                within_timeout(token::note_use(&mut *connection, &used)).await?;
             }
             self.noted = Instant::now();
         }

@@ -33,7 +33,7 @@ use crate::{
         Store,
         action_record::{self, NumberRange},
         em_observed, em_report, em_resource,
-        session::answered,
+        session::within_timeout,
         user_resource::{self, TicketFilter, TicketListPage},
         waiting,
     },
@@ -120,11 +120,11 @@ impl UsageQueries {
     /// # Errors
     /// [`Rejection::EmNotRegistered`]; database errors.
     pub async fn em(&self, instance: &EmInstance) -> Result<(Em, Option<EmStatus>), Error> {
-        let mut found = answered(em_resource::read(&self.store.pool().await?, [instance])).await?;
+        let mut found = within_timeout(em_resource::read(&self.store.pool().await?, [instance])).await?;
         let em = found.remove(instance).ok_or_else(|| Rejection::EmNotRegistered(instance.clone()))?;
         let pool = self.store.pool().await?;
         let statuses = em_report::read(&pool, [instance], self.silent_after);
-        Ok((em, answered(statuses).await?.remove(instance)))
+        Ok((em, within_timeout(statuses).await?.remove(instance)))
     }
 
     /// Returns the registered EMs among `instances`, each with the status by its reports. Uses an operator connection, because
@@ -137,8 +137,8 @@ impl UsageQueries {
         instances: &[EmInstance],
     ) -> Result<HashMap<EmInstance, (Em, Option<EmStatus>)>, Error> {
         let mut connection = self.store.operators().acquire().await?;
-        let found = answered(em_resource::read(&mut *connection, instances)).await?;
-        let mut statuses = answered(em_report::read(&mut *connection, found.keys(), self.silent_after)).await?;
+        let found = within_timeout(em_resource::read(&mut *connection, instances)).await?;
+        let mut statuses = within_timeout(em_report::read(&mut *connection, found.keys(), self.silent_after)).await?;
         let with_status = |(instance, em): (EmInstance, Em)| {
             let status = statuses.remove(&instance);
             (instance, (em, status))
@@ -156,8 +156,8 @@ impl UsageQueries {
         ticket_ids: &[Uuid],
     ) -> Result<(HashMap<Uuid, Ticket>, HashMap<Uuid, ObservedUse>), Error> {
         let mut connection = self.store.operators().acquire().await?;
-        let tickets = answered(user_resource::read(&mut *connection, ticket_ids)).await?;
-        let observed = answered(em_observed::read(&mut connection, tickets.values())).await?;
+        let tickets = within_timeout(user_resource::read(&mut *connection, ticket_ids)).await?;
+        let observed = within_timeout(em_observed::read(&mut connection, tickets.values())).await?;
         Ok((tickets, observed))
     }
 
@@ -182,7 +182,7 @@ impl UsageQueries {
         'page: for _ in 0..LOOKS_MAX {
             let read = i64::try_from(at_once).unwrap_or(i64::MAX);
             let list = em_resource::list(&mut *connection, filter, self.silent_after, next.as_ref(), read);
-            let found = answered(list).await?;
+            let found = within_timeout(list).await?;
             for em in found.ems.into_iter().filter(|em| em.fullness_percent() >= min_fullness.into()) {
                 if ems.len() == limit {
                     next = ems.last().map(|em: &Em| em.instance.clone());
@@ -197,7 +197,7 @@ impl UsageQueries {
             at_once = LOOKED_AT_ONCE;
         }
         let instances = ems.iter().map(|em| &em.instance);
-        let mut statuses = answered(em_report::read(&mut *connection, instances, self.silent_after)).await?;
+        let mut statuses = within_timeout(em_report::read(&mut *connection, instances, self.silent_after)).await?;
         let with_status = |em: Em| {
             let status = statuses.remove(&em.instance);
             (em, status)
@@ -214,7 +214,7 @@ impl UsageQueries {
             let mut connection = self.store.pool().await?.acquire().await?;
             em_observed::read(&mut connection, [ticket]).await
         };
-        Ok(answered(read).await?.remove(&ticket.id))
+        Ok(within_timeout(read).await?.remove(&ticket.id))
     }
 
     /// Returns a live ticket.
@@ -223,10 +223,10 @@ impl UsageQueries {
     /// [`Rejection::TicketNotFound`]; database errors.
     pub async fn ticket(&self, ticket_id: Uuid) -> Result<Ticket, Error> {
         let pool = self.store.pool().await?;
-        if let Some(ticket) = answered(user_resource::read(&pool, &[ticket_id])).await?.remove(&ticket_id) {
+        if let Some(ticket) = within_timeout(user_resource::read(&pool, &[ticket_id])).await?.remove(&ticket_id) {
             return Ok(ticket);
         }
-        let ended = answered(action_record::read(&pool, &[ticket_id])).await?.remove(&ticket_id).map(Box::new);
+        let ended = within_timeout(action_record::read(&pool, &[ticket_id])).await?.remove(&ticket_id).map(Box::new);
         Err(Rejection::TicketNotFound { ticket_id, ended }.into())
     }
 
@@ -241,7 +241,7 @@ impl UsageQueries {
     ) -> Result<Ticket, Error> {
         let (is_bound, users) = (users.is_some(), users.cloned());
         let filter = TicketFilter { engine: Some(engine.clone()), users, is_bound, ..TicketFilter::default() };
-        let mut page = answered(user_resource::list(&self.store.pool().await?, &filter, Uuid::nil(), 1)).await?;
+        let mut page = within_timeout(user_resource::list(&self.store.pool().await?, &filter, Uuid::nil(), 1)).await?;
         match (page.tickets.pop(), page.next) {
             (Some(ticket), None) => Ok(ticket),
             (Some(_), Some(_)) => Err(Rejection::ManyTicketsOfEngine(engine).into()),
@@ -259,7 +259,7 @@ impl UsageQueries {
         after: Option<QueuePosition>,
         limit: i64,
     ) -> Result<Vec<(QueuePosition, WaitingRequest)>, Error> {
-        Ok(answered(waiting::list(&mut *self.store.operators().acquire().await?, filter, after, limit)).await?)
+        Ok(within_timeout(waiting::list(&mut *self.store.operators().acquire().await?, filter, after, limit)).await?)
     }
 
     /// Returns up to `limit` matching history lines after number `after`, oldest first. No line can later appear between them.
@@ -304,7 +304,7 @@ impl UsageQueries {
         }
         let end = match mark {
             Some(mark) => mark.settled,
-            None => self.history.settled(connection).await?,
+            None => self.history.last_settled(connection).await?,
         };
         let span = span(connection, filter, NumberRange { after, last: end }).await?;
         let SearchPage { lines, looked } = find(connection, filter, span, false, read).await?;
@@ -352,8 +352,8 @@ impl UsageQueries {
         limit: i64,
     ) -> Result<(TicketListPage, HashMap<Uuid, ObservedUse>), Error> {
         let mut connection = self.store.operators().acquire().await?;
-        let page = answered(user_resource::list(&mut *connection, filter, after, limit)).await?;
-        let observed = answered(em_observed::read(&mut connection, &page.tickets)).await?;
+        let page = within_timeout(user_resource::list(&mut *connection, filter, after, limit)).await?;
+        let observed = within_timeout(em_observed::read(&mut connection, &page.tickets)).await?;
         Ok((page, observed))
     }
 }

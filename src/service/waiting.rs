@@ -31,7 +31,7 @@ use crate::{
     metrics::{GaugeGuard, Metrics},
     store::{
         Store,
-        session::{Session, answered, answered_within},
+        session::{Session, answered_within, within_timeout},
         waiting::{self, FreedNotification, WaitKeyHash},
     },
 };
@@ -47,7 +47,7 @@ mod keeper;
 mod wake;
 
 use index::{WaiterIndex, WaiterProfile};
-pub use keeper::{listen, live, run};
+pub use keeper::{listen, renew, run};
 pub use wake::WakeReason;
 
 /// Interval of an instance with waiters between renewals of its row, searches for dead instances, and polls of the queue heads.
@@ -107,7 +107,7 @@ impl LocalWaitQueue {
     }
 
     /// Returns the wait key that `operation` will free; `None` if it frees none, or if no request waits here.
-    pub fn making_room(&self, operation: &Operation) -> Option<WaitKeyHash> {
+    pub fn freed_key(&self, operation: &Operation) -> Option<WaitKeyHash> {
         let em = match operation {
             Operation::Released(released) => &released.em,
             Operation::Force(forced) => &forced.ticket.em,
@@ -117,7 +117,7 @@ impl LocalWaitQueue {
     }
 
     /// Wakes the head of the queue at `spot`: an operation that will free capacity there is in the commit queue.
-    pub fn room_comes(&self, spot: WaitKeyHash) {
+    pub fn capacity_expected(&self, spot: WaitKeyHash) {
         self.index().room_comes(spot);
     }
 
@@ -141,7 +141,7 @@ impl LocalWaitQueue {
     }
 
     /// Wakes requests without a named EM after contended EMs became free.
-    pub fn held_no_more(&self) {
+    pub fn contention_ended(&self) {
         let mut index = self.index();
         if index.callers > 0 {
             index.wake_anywhere();
@@ -152,7 +152,7 @@ impl LocalWaitQueue {
     ///
     /// # Errors
     /// [`Error::Overloaded`] if too many requests wait here, or too many of this principal.
-    pub fn enter(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Result<WaitHandle, Error> {
+    pub fn enqueue(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Result<WaitHandle, Error> {
         self.enter_if_room(any_em, ask, until).ok_or_else(|| {
             self.metrics.line.turned_away.inc();
             Error::Overloaded
@@ -162,7 +162,7 @@ impl LocalWaitQueue {
     /// Creates a handle as [`LocalWaitQueue::enter`] does; `None` if too many requests wait. A request may still be granted
     /// without waiting.
     pub fn enter_if_room(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Option<WaitHandle> {
-        let place = self.places.take(&ask.principal)?;
+        let place = self.places.acquire(&ask.principal)?;
         self.index().callers += 1;
         let needs = ask.resource.amounts().filter(|(_, amount)| *amount > 0).map(|(dimension, _)| dimension);
         let sleeper = WaiterProfile { wake: Arc::default(), any_em, needs: needs.collect() };
@@ -184,8 +184,8 @@ impl LocalWaitQueue {
     /// Renews the instance's row, unless it was renewed within [`POLL_INTERVAL`]. Queue entries of an instance without renewals
     /// are void.
     async fn keep_alive(&self, deadline: Instant) -> Result<(), Error> {
-        let say = || say_alive(self.signs.clone(), self.instance_id);
-        self.alive.done(POLL_INTERVAL, deadline, say).await
+        let say = || renew_instance(self.signs.clone(), self.instance_id);
+        self.alive.run_recent(POLL_INTERVAL, deadline, say).await
     }
 
     /// Connects before the first request waits, which may have a short deadline.
@@ -201,7 +201,7 @@ impl LocalWaitQueue {
 }
 
 /// Renews the instance's row. Reconnects once if an idle connection does not reply within [`IDLE_TIMEOUT`].
-async fn say_alive(signs: Arc<tokio::sync::Mutex<Session>>, instance_id: Uuid) -> Result<(), Error> {
+async fn renew_instance(signs: Arc<tokio::sync::Mutex<Session>>, instance_id: Uuid) -> Result<(), Error> {
     let mut session = signs.lock().await;
     if session.is_open() {
         let said = async { waiting::keep_alive(session.get().await?, instance_id).await };
@@ -211,7 +211,7 @@ async fn say_alive(signs: Arc<tokio::sync::Mutex<Session>>, instance_id: Uuid) -
         }
     }
     let said = match session.get().await {
-        Ok(connection) => answered(waiting::keep_alive(connection, instance_id)).await,
+        Ok(connection) => within_timeout(waiting::keep_alive(connection, instance_id)).await,
         Err(error) => Err(error),
     };
     if said.is_err() {
@@ -289,7 +289,7 @@ impl WaitHandle {
     }
 
     /// Records that the request was submitted to the committer.
-    pub fn tries(&self) {
+    pub fn mark_submitted(&self) {
         if let Some(position) = self.position() {
             self.line.index().tries(position);
         }
@@ -300,28 +300,28 @@ impl WaitHandle {
     }
 
     /// Records the position and wait keys that the ledger has stored.
-    pub fn stand(&mut self, waiting: &QueuedOutcome) {
+    pub fn update_entry(&mut self, waiting: &QueuedOutcome) {
         self.stood_since.get_or_insert_with(Instant::now);
         if self.spots() != waiting.spots {
             self.stands = Some((waiting.position, waiting.spots.clone()));
-            self.enlist(self.news_count);
+            self.register(self.news_count);
         }
     }
 
     /// Also wakes the request for freed capacity at `spots`, including freed events since the sequence number `since`.
-    pub fn hears_of(&mut self, spots: BTreeSet<WaitKey>, since: u64) {
+    pub fn subscribe(&mut self, spots: BTreeSet<WaitKey>, since: u64) {
         if self.hears_of != spots {
             self.hears_of = spots;
-            self.enlist(since);
+            self.register(since);
         }
     }
 
     /// Returns the sequence number of the last freed event.
-    pub fn news_count(&self) -> u64 {
+    pub fn freed_count(&self) -> u64 {
         self.line.index().news_count()
     }
 
-    fn enlist(&self, since: u64) {
+    fn register(&self, since: u64) {
         if let Some((position, spots)) = &self.stands {
             let short = spots.iter().filter(|(_, is_short)| **is_short).map(|(spot, _)| spot);
             let keys: BTreeSet<WaitKeyHash> = short.chain(&self.hears_of).map(WaitKeyHash::of).collect();
@@ -330,7 +330,7 @@ impl WaitHandle {
     }
 
     /// Parks until a wake-up, the wait deadline or shutdown.
-    pub async fn woken(&self) -> WaitResult {
+    pub async fn wait_for_wake(&self) -> WaitResult {
         let Some(position) = self.position() else { return WaitResult::Look(WakeReason::NEWS) };
         // A separate statement, so that the index is unlocked before the wait.
         let untold = self.line.index().rest(position);
@@ -345,20 +345,20 @@ impl WaitHandle {
     }
 
     /// Forwards a wake-up without a grant to later waiters, because they may need other dimensions.
-    pub fn pass_on(&self, wake: WakeReason) {
+    pub fn forward_wake(&self, wake: WakeReason) {
         if let Some(position) = self.position() {
             self.line.index().pass_on(position, wake);
         }
     }
 
     /// Counts a check, or an attempt without a grant, by its reason.
-    pub fn count_look(&self, wake: WakeReason) {
+    pub fn count_check(&self, wake: WakeReason) {
         let counts = &self.line.metrics.line;
         if wake.is_poll { counts.polls.inc() } else { counts.looks.inc() }
     }
 
     /// Waits `FAILURE_PAUSE` after a transient error, then checks again.
-    pub async fn pause(&self) -> WaitResult {
+    pub async fn back_off(&self) -> WaitResult {
         let again = (Instant::now() + FAILURE_PAUSE).min(self.until);
         tokio::select! {
             () = self.line.stopping.cancelled() => WaitResult::Stopping,
@@ -376,12 +376,12 @@ impl WaitHandle {
     }
 
     /// Records the result for the metrics. A request without a result counts as cancelled.
-    pub fn answered(&mut self, outcome: &'static str) {
+    pub fn record_result(&mut self, outcome: &'static str) {
         self.answered = Some(outcome);
     }
 
     /// Records that the ledger has deleted the queue entry, or found none.
-    pub fn is_out(&mut self) {
+    pub fn mark_removed(&mut self) {
         self.in_doubt = None;
         if let Some((position, _)) = self.stands.take() {
             self.line.index().remove(position);

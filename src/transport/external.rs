@@ -54,7 +54,7 @@ impl external_resource_service_server::ExternalResourceService for ExternalResou
         let proto::PutProviderRequest { provider, expected_etag } = call.into_inner();
         let put = convert::external::put(provider).map_err(Error::from)?;
         let expected = convert::external::expected(expected_etag.as_deref());
-        let shown = self.service.put(&by, put, expected, deadline).await?;
+        let shown = self.service.put_provider(&by, put, expected, deadline).await?;
         Ok(Response::new(proto::PutProviderResponse { provider: Some(convert::external::provider(&shown)) }))
     }
 

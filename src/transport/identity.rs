@@ -63,7 +63,7 @@ impl AdmittedCaller {
 
     fn tell(&self, denied: &Denied) {
         self.metrics.access.denied();
-        tell_denied(self.method, &self.caller, self.address, denied);
+        log_denied(self.method, &self.caller, self.address, denied);
     }
 }
 
@@ -118,7 +118,7 @@ impl Authenticator {
         let Some(RequiredIdentity::Role(row)) = needed else { return Err(Error::NoSuchMethod) };
         let tell = |denied: &Denied| {
             self.metrics.access.denied();
-            tell_denied(row.method, &caller, call.address, denied);
+            log_denied(row.method, &caller, call.address, denied);
         };
         let reach = row.reach(&caller.rights).inspect_err(tell)?;
         if row.is_of_administrators() {
@@ -160,7 +160,7 @@ fn token(header: &str) -> Option<&str> {
 }
 
 /// Logs a denied call.
-fn tell_denied(call: &str, caller: &Caller, address: Option<edge::PeerAddress>, denied: &Denied) {
+fn log_denied(call: &str, caller: &Caller, address: Option<edge::PeerAddress>, denied: &Denied) {
     let (Denied { roles, needs }, address) = (denied, address.map(tracing::field::display));
     tracing::warn!(principal = %caller.principal, address, roles, call, needs, "a call is denied");
 }

@@ -93,7 +93,7 @@ impl ResourceManagerRpc {
     where
         F: FnOnce(M) -> Result<(Operation, bool), FieldError>,
     {
-        let (headers, call, message) = parted(call);
+        let (headers, call, message) = split(call);
         let (operation, return_counters) = read(message)?;
         identity::check(&call, |reach| match operation.user() {
             Some(user) => reach.check(Some(operation.em()), user),
@@ -109,7 +109,7 @@ impl ResourceManagerRpc {
         &self,
         call: Request<proto::RequestResourceRequest>,
     ) -> Result<(Request<()>, ParsedRequest, RequestDeadlines), Error> {
-        let (headers, call, message) = parted(call);
+        let (headers, call, message) = split(call);
         let wait_timeout = message.wait_timeout;
         let asked = self.parse_request(identity::of_call(&call), message)?;
         let user = &asked.first()?.user;
@@ -119,14 +119,14 @@ impl ResourceManagerRpc {
     }
 
     fn read_named(&self, call: Request<proto::ResourceReleasedRequest>) -> Result<TicketCall, Error> {
-        let (headers, call, message) = parted(call);
+        let (headers, call, message) = split(call);
         let deadline = deadline::of_call(&headers, self.times.request_timeout);
         let return_counters = message.return_counters;
         Ok((call, convert::request::released(message)?, (deadline, return_counters)))
     }
 
     fn read_report(&self, call: Request<proto::HeartbeatRequest>) -> Result<(EmReport, Instant), Error> {
-        let (headers, call, message) = parted(call);
+        let (headers, call, message) = split(call);
         let deadline = deadline::of_call(&headers, self.times.request_timeout);
         let report = convert::request::report(message)?;
         identity::check(&call, |reach| reach.check_em(&report.em))?;
@@ -243,7 +243,7 @@ pub(super) fn submit(
     operation: Operation,
     (deadline, reach): (Instant, Option<CallScope>),
 ) -> impl Future<Output = Result<OperationReply, Error>> + Send {
-    let done = committer.submit_counted(by, operation, deadline.into(), reach.is_some());
+    let done = committer.submit_with_counters(by, operation, deadline.into(), reach.is_some());
     async move {
         let (outcome, counters) = done.await?;
         let within =
@@ -260,7 +260,7 @@ fn shown_counters(call: &Request<()>, grant: &Grant) -> Result<Option<Box<proto:
 
 /// Splits a call into its headers, its extensions and its message. The headers are dropped after parsing, because many
 /// calls wait.
-fn parted<M>(call: Request<M>) -> (MetadataMap, Request<()>, M) {
+fn split<M>(call: Request<M>) -> (MetadataMap, Request<()>, M) {
     let (headers, extensions, message) = call.into_parts();
     (headers, Request::from_parts(MetadataMap::new(), extensions, ()), message)
 }

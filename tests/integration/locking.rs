@@ -19,7 +19,7 @@ use crate::harness::*;
 async fn hold(database: &Database, keys: BTreeSet<LockKey>) -> sqlx::PgConnection {
     let mut holder = database.connect().await;
     sqlx::raw_sql("BEGIN").execute(&mut holder).await.unwrap();
-    assert!(resource_lock::take(&mut holder, &keys).await.unwrap().is_some());
+    assert!(resource_lock::lock(&mut holder, &keys).await.unwrap().is_some());
     holder
 }
 
@@ -41,7 +41,7 @@ async fn lock_wait_reads_committed_rows() {
     let (mut second, key, instance) = (database.connect().await, keys.clone(), host.clone());
     let reading: JoinHandle<_> = tokio::spawn(async move {
         let mut transaction = second.begin().await.unwrap();
-        resource_lock::take(&mut transaction, &key).await.unwrap().unwrap();
+        resource_lock::lock(&mut transaction, &key).await.unwrap().unwrap();
         em_resource::read(&mut *transaction, [&instance]).await.unwrap().remove(&instance).unwrap()
     });
     eventually("the second waits", Duration::from_secs(5), || is_waiting(&database)).await;
@@ -133,7 +133,7 @@ async fn lock_keys_are_locked_in_one_order() {
         let (mut waiter, all) = (database.connect().await, BTreeSet::from(ordered.clone()));
         let waiting = tokio::spawn(async move {
             let mut transaction = waiter.begin().await.unwrap();
-            resource_lock::take(&mut transaction, &all).await.unwrap().unwrap();
+            resource_lock::lock(&mut transaction, &all).await.unwrap().unwrap();
         });
         eventually("it waits", Duration::from_secs(5), || is_waiting(&database)).await;
         let mut probe = database.connect().await;
@@ -170,15 +170,15 @@ async fn uncommitted_session_is_rolled_back_before_next() {
     let (a, b) = (BTreeSet::from([LockKey::Em(em("a"))]), BTreeSet::from([LockKey::Em(em("b"))]));
     let store = Store::open(database.target(), options().history).await.unwrap();
     let (mut session, mut other) = (store.session(), store.session());
-    resource_lock::take(session.begin().await.unwrap(), &a).await.unwrap().unwrap();
-    let held = resource_lock::take(other.begin().await.unwrap(), &a).await.unwrap_err();
+    resource_lock::lock(session.begin().await.unwrap(), &a).await.unwrap().unwrap();
+    let held = resource_lock::lock(other.begin().await.unwrap(), &a).await.unwrap_err();
     assert!(held.is_lock_timeout(), "{held}");
     // Given up in the middle, and taken up again: what it had locked is free.
-    resource_lock::take(session.begin().await.unwrap(), &b).await.unwrap().unwrap();
-    resource_lock::take(other.begin().await.unwrap(), &a).await.unwrap().unwrap();
+    resource_lock::lock(session.begin().await.unwrap(), &b).await.unwrap().unwrap();
+    resource_lock::lock(other.begin().await.unwrap(), &a).await.unwrap().unwrap();
     // Outside a transaction nothing is held.
     session.get().await.unwrap();
-    resource_lock::take(other.begin().await.unwrap(), &b).await.unwrap().unwrap();
+    resource_lock::lock(other.begin().await.unwrap(), &b).await.unwrap().unwrap();
     other.roll_back().await.unwrap();
     store.close().await;
 }

@@ -1,7 +1,7 @@
 //! Assessment: decides whether a request fits on its EM and in every limited scope, after the reservations of earlier queue
 //! entries.
 //!
-//! [`judge`] returns the share that the EM counts, or the refusal with the wait keys. [`fits`] returns the same decision
+//! [`assess`] returns the share that the EM counts, or the refusal with the wait keys. [`fits`] returns the same decision
 //! without the reasons. [`head_room`] returns the amounts that are still grantable. The functions read the state that the
 //! caller gives them and change nothing. Callers: the ledger (under the locks) and the admission check (on a plain read).
 
@@ -32,7 +32,7 @@ pub struct BlockedRequest {
 const OVER_WATCHED_MAX: usize = 32;
 
 /// Returns the first advisory limits that a fitting request violates, at most 32.
-pub fn beyond_watched<'a>(
+pub fn audit_only_violations<'a>(
     scopes: &[LimitedScope],
     usage: impl Fn(&ScopeCounter) -> Option<&'a ScopeHoldings>,
     from: &Resource,
@@ -87,7 +87,7 @@ pub fn head_room<'a>(
 ) -> Result<Vec<HeadRoom>, Rejection> {
     let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", em.instance), source };
     let (left, on_em) = (em.left().map_err(inconsistent)?, WaitKey::Em(em.instance.clone()));
-    let ahead = line.ahead(&on_em, None);
+    let ahead = line.reserved_ahead(&on_em, None);
     let scope = format!("em={}", em.instance);
     let provided = em.total.amounts().map(|(dimension, max)| HeadRoom {
         scope: scope.clone(),
@@ -125,8 +125,8 @@ impl Em {
     ///
     /// # Errors
     /// [`ResourceError`] if the EM's counters contradict each other.
-    pub fn judge(&self, share: &Resource, ahead: &Tally) -> Result<Result<(), Refusal>, ResourceError> {
-        self.judge_growth(&share.zero_like(), share, ahead)
+    pub fn assess(&self, share: &Resource, ahead: &Tally) -> Result<Result<(), Refusal>, ResourceError> {
+        self.assess_growth(&share.zero_like(), share, ahead)
     }
 
     /// Checks that a share can change from `from`, which the counters no longer include, to `to`. A dimension that does not
@@ -134,7 +134,7 @@ impl Em {
     ///
     /// # Errors
     /// [`ResourceError`] if the EM's counters contradict each other.
-    pub fn judge_growth(
+    pub fn assess_growth(
         &self,
         from: &Resource,
         to: &Resource,
@@ -160,7 +160,7 @@ impl Em {
 ///
 /// # Errors
 /// [`Rejection::Unanswerable`], [`Rejection::OtherQueue`], [`Rejection::Inconsistent`].
-pub fn judge<'a>(
+pub fn assess<'a>(
     em: &Em,
     scopes: &[LimitedScope],
     usage: impl Fn(&ScopeCounter) -> Option<&'a ScopeHoldings>,
@@ -172,7 +172,7 @@ pub fn judge<'a>(
     let share = em.project(&ask.resource).map_err(unanswerable)?;
     let ahead = line.ahead_at(|| WaitKey::Em(em.instance.clone()), position);
     let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", em.instance), source };
-    let on_em = em.judge(&share, &ahead).map_err(inconsistent)?.err();
+    let on_em = em.assess(&share, &ahead).map_err(inconsistent)?.err();
     if on_em.is_some()
         && let Err(ResourceError::DifferentQueue { left: provided, right: asked }) = em.total.covers(&share)
     {
@@ -205,7 +205,7 @@ pub fn judge<'a>(
 /// # Errors
 /// [`Rejection::EmDraining`], [`Rejection::LabelMissing`], [`Rejection::LabelRequired`], [`Rejection::EmReserved`],
 /// [`Rejection::CapNotCounted`].
-pub fn admit(em: &Em, limits: &Limits, ask: &RequestSpec) -> Result<(), Rejection> {
+pub fn check_em(em: &Em, limits: &Limits, ask: &RequestSpec) -> Result<(), Rejection> {
     let instance = || em.instance.clone();
     if let Some(drain) = &em.drain {
         return Err(Rejection::EmDraining { em: instance(), drain: drain.clone() });
@@ -232,7 +232,7 @@ pub fn admit(em: &Em, limits: &Limits, ask: &RequestSpec) -> Result<(), Rejectio
     Ok(())
 }
 
-/// Returns whether [`judge`] would grant a request without a queue position. Cheaper, because it collects no reasons.
+/// Returns whether [`assess`] would grant a request without a queue position. Cheaper, because it collects no reasons.
 pub fn fits<'a>(
     em: &Em,
     scopes: &[LimitedScope],
@@ -253,7 +253,7 @@ pub fn fits<'a>(
 }
 
 /// Returns all wait keys that decide a request: its EM and its limited scopes.
-pub fn spots(request: &PlacedRequest, limits: &Limits) -> impl Iterator<Item = WaitKey> + use<> {
+pub fn wait_keys(request: &PlacedRequest, limits: &Limits) -> impl Iterator<Item = WaitKey> + use<> {
     let scopes = request.scopes(limits);
     let limited: Vec<WaitKey> = scopes
         .iter()

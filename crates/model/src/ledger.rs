@@ -21,7 +21,7 @@ use super::{
     drain::EmDrain,
     em::{Em, EmInstance, LabelSetProgress},
     external::Clusters,
-    judgement::{admit, beyond_watched, fits, judge},
+    judgement::{assess, audit_only_violations, check_em, fits},
     limit::{LimitedScope, Limits},
     line::{MUCH, WaitKey, WaitKeys},
     operation::{Grant, Operation, Outcome, PlacedRequest, RegisterEm, Rejection, RequestKey, RequestRecord},
@@ -244,18 +244,18 @@ impl Ledger {
             if let Some(ended) = self.ended.get(&grant.ticket_id).cloned().map(Box::new) {
                 return Err(Rejection::TicketEnded { request_id: request_id.id.to_string(), ended });
             }
-            self.leave_line(op, WaitKeys::new());
+            self.dequeue(op, WaitKeys::new());
             return Ok(Outcome::Granted(grant));
         }
         let position = self.position(op)?;
         let em = registered_em(&mut self.ems, &op.em)?;
         let (epoch, in_counters) = (em.current.epoch, em.current.counted);
-        admit(em.current, &self.limits, &op.ask)?;
+        check_em(em.current, &self.limits, &op.ask)?;
         let all = op.scopes(&self.limits);
         let counts = |limited: &&LimitedScope| in_counters.counts(limited.counter.label_set_id, op.ask.ticket_id);
         let scopes: Vec<LimitedScope> = all.iter().filter(counts).cloned().collect();
         let usage = |counter: &ScopeCounter| self.scopes.get(counter).map(|slot| &slot.usage);
-        let judged = judge(em.current, &scopes, usage, &self.line.line, position, &op.ask)?;
+        let judged = assess(em.current, &scopes, usage, &self.line.line, position, &op.ask)?;
         let is_alike =
             position.is_some() || fits(em.current, &scopes, usage, &self.line.line, &op.ask) == judged.is_ok();
         debug_assert!(is_alike, "a check and a decision on one state agree");
@@ -265,7 +265,7 @@ impl Ledger {
             Ok(judged) => judged,
             Err(short) => return Ok(self.wait_or_refuse(op, position, *short)),
         };
-        let over_watched = beyond_watched(&scopes, usage, &op.ask.resource.zero_like(), &op.ask.resource);
+        let over_watched = audit_only_violations(&scopes, usage, &op.ask.resource.zero_like(), &op.ask.resource);
         let overflow = |source| Rejection::Overflow { field: "resource", source };
         let em_locked = em.current.locked.add(&share).map_err(overflow)?;
         let mut counted = HashMap::new();
@@ -291,7 +291,7 @@ impl Ledger {
         let granted_at = scopes.into_iter().map(|limited| WaitKey::Scope(limited.counter.scope));
         let granted_at = granted_at.chain([WaitKey::Em(op.em.clone())]).chain(self.clusters.spots_of(op.ask.ticket_id));
         let granted_at = granted_at.map(|spot| (spot, false));
-        self.leave_line(op, granted_at.collect());
+        self.dequeue(op, granted_at.collect());
         self.deltas.over_watched += u64::from(!over_watched.is_empty());
         Ok(Outcome::Granted(Grant { over_watched, queue, ..grant }))
     }

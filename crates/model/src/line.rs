@@ -128,7 +128,7 @@ pub struct FreedKeys(BTreeMap<WaitKey, u32>);
 
 impl FreedKeys {
     /// Adds freed capacity of `requests` requests at a key.
-    pub fn note(&mut self, spot: WaitKey, requests: u32) {
+    pub fn add(&mut self, spot: WaitKey, requests: u32) {
         let noted = self.0.entry(spot).or_default();
         *noted = noted.saturating_add(requests);
     }
@@ -212,7 +212,7 @@ impl ViewExtent {
 pub type ViewedKeys = BTreeMap<WaitKey, ViewExtent>;
 
 /// Returns the keys and extents that several requests need together.
-pub fn viewed_spots(requests: impl IntoIterator<Item = (WaitKey, ViewExtent)>) -> ViewedKeys {
+pub fn viewed_keys(requests: impl IntoIterator<Item = (WaitKey, ViewExtent)>) -> ViewedKeys {
     let mut spots = ViewedKeys::new();
     for (spot, extent) in requests {
         spots.entry(spot).and_modify(|viewed| *viewed = viewed.and(extent)).or_insert(extent);
@@ -263,7 +263,7 @@ impl WaitQueue {
     }
 
     /// Returns the sum of the entries before `position`.
-    fn ahead(&self, position: QueuePosition) -> Tally {
+    fn sum_before(&self, position: QueuePosition) -> Tally {
         let (mut near, mut tally) = (self.stands.range(..position), Tally::default());
         if near.clone().nth(STRIDE).is_some()
             && let Some((mark, before)) = self.marks().range(..=position).next_back()
@@ -313,22 +313,22 @@ impl WaitQueue {
 
 impl WaitQueues {
     /// Returns the sum of the entries at a key before `position`, or of all entries without a position.
-    pub fn ahead(&self, spot: &WaitKey, position: Option<QueuePosition>) -> Tally {
+    pub fn reserved_ahead(&self, spot: &WaitKey, position: Option<QueuePosition>) -> Tally {
         match (self.queues.get(spot), position) {
             (None, _) => Tally::default(),
             (Some(queue), None) => queue.total().clone(),
-            (Some(queue), Some(position)) => queue.ahead(position),
+            (Some(queue), Some(position)) => queue.sum_before(position),
         }
     }
 
     /// As [`WaitQueues::ahead`], without computing the key if all queues are empty.
     pub fn ahead_at(&self, spot: impl FnOnce() -> WaitKey, position: Option<QueuePosition>) -> Tally {
-        if self.is_empty() { Tally::default() } else { self.ahead(&spot(), position) }
+        if self.is_empty() { Tally::default() } else { self.reserved_ahead(&spot(), position) }
     }
 
     /// Selects the keys at which a request is queued: those where it is short. The first short entry of a key is queued at
     /// all of its keys.
-    pub fn stand(&self, position: QueuePosition, spots: &WaitKeys) -> WaitKeys {
+    pub fn keys_for(&self, position: QueuePosition, spots: &WaitKeys) -> WaitKeys {
         let is_first = |spot: &WaitKey| {
             let first = self.queues.get(spot).and_then(|queue| queue.first_short);
             first.is_none_or(|first| position <= first)
@@ -347,7 +347,7 @@ impl WaitQueues {
     }
 
     /// Returns the wait keys of a queued request; empty if it is not queued.
-    pub fn spots_of(&self, position: QueuePosition) -> WaitKeys {
+    pub fn keys_of(&self, position: QueuePosition) -> WaitKeys {
         let keys = self.keys.get(&position).into_iter().flatten().inspect(|_| visit());
         let is_short = |key: &Arc<WaitKey>| Some(self.queues.get(key)?.stands.get(&position)?.is_short);
         keys.filter_map(|key| Some((WaitKey::clone(key), is_short(key)?))).collect()
@@ -511,7 +511,7 @@ mod tests {
 
     /// Queues a request at the selected keys. Its number is its position and the number of requested cores.
     fn stand(line: &mut WaitQueues, number: u128, spots: &[(WaitKey, bool)]) -> WaitKeys {
-        let stands = line.stand(position(number), &spots.iter().cloned().collect());
+        let stands = line.keys_for(position(number), &spots.iter().cloned().collect());
         let resource = Resource::cpu(i64::try_from(number).unwrap()).unwrap();
         for (spot, is_short) in &stands {
             line.insert(spot.clone(), position(number), QueueEntry { resource: resource.clone(), is_short: *is_short });
@@ -525,7 +525,7 @@ mod tests {
         let spots = [(em("a"), false), (user("u"), true)];
         assert_eq!(stand(&mut line, 1, &spots).len(), 2, "the first at user=u");
         assert_eq!(stand(&mut line, 2, &spots), BTreeMap::from([(user("u"), true)]));
-        let ahead = |line: &WaitQueues, spot, position| line.ahead(&spot, position).get(&Dimension::Cores);
+        let ahead = |line: &WaitQueues, spot, position| line.reserved_ahead(&spot, position).get(&Dimension::Cores);
         assert_eq!(ahead(&line, em("a"), None), 1, "one position's worth, however many wait for the user's limit");
         assert_eq!(ahead(&line, user("u"), None), 1 + 2);
         line.remove(position(1));
@@ -538,17 +538,19 @@ mod tests {
         for number in [3, 1, 2] {
             stand(&mut line, number, &[(em("a"), true)]);
         }
-        let ahead = |spot, number: Option<u128>| line.ahead(&spot, number.map(position)).get(&Dimension::Cores);
+        let ahead =
+            |spot, number: Option<u128>| line.reserved_ahead(&spot, number.map(position)).get(&Dimension::Cores);
         assert_eq!([1, 2, 3, 4].map(|number| ahead(em("a"), Some(number))), [0, 1, 1 + 2, 1 + 2 + 3]);
         assert_eq!((ahead(em("a"), None), ahead(em("b"), None)), (6, 0));
         line.remove(position(2));
-        assert_eq!(line.ahead(&em("a"), None).get(&Dimension::Cores), 1 + 3);
+        assert_eq!(line.reserved_ahead(&em("a"), None).get(&Dimension::Cores), 1 + 3);
     }
 
     #[test]
     fn those_far_behind_are_told_the_same() {
         let mut line = WaitQueues::default();
-        let ahead = |line: &WaitQueues, number| line.ahead(&em("a"), Some(position(number))).get(&Dimension::Cores);
+        let ahead =
+            |line: &WaitQueues, number| line.reserved_ahead(&em("a"), Some(position(number))).get(&Dimension::Cores);
         let sum = |numbers: std::ops::Range<u128>| i64::try_from(numbers.sum::<u128>()).unwrap();
         for number in 1..=200 {
             stand(&mut line, number, &[(em("a"), true)]);
@@ -585,7 +587,7 @@ mod tests {
         assert_flat("leave and enter", |count| {
             let mut line = line_of_keys(count);
             let visits = visits::count(|| {
-                assert_eq!(line.spots_of(own).len(), 1);
+                assert_eq!(line.keys_of(own).len(), 1);
                 line.remove(own);
                 line.insert(key.clone(), own, entry());
             });
@@ -606,7 +608,7 @@ mod tests {
         let line_of = |count: u128| {
             let mut line = WaitQueues::default();
             (0..count).for_each(|number| drop(stand(&mut line, number, &[(em("a"), true)])));
-            assert!(line.ahead(&em("a"), Some(position(count))) == line.ahead(&em("a"), None));
+            assert!(line.reserved_ahead(&em("a"), Some(position(count))) == line.reserved_ahead(&em("a"), None));
             line
         };
         assert_flat("retry", |count| {
@@ -616,14 +618,14 @@ mod tests {
                 let last = count / 32 * 32 - 1;
                 let resource = Resource::cpu(i64::try_from(last).unwrap()).unwrap();
                 line.put(position(last), &[(em("a"), true)].into(), &resource);
-                line.ahead(&em("a"), Some(position(last)));
+                line.reserved_ahead(&em("a"), Some(position(last)));
             })
         });
         assert_flat("leave", |count| {
             let mut line = line_of(count);
             visits::count(|| {
                 line.remove(position(3));
-                line.ahead(&em("a"), None);
+                line.reserved_ahead(&em("a"), None);
             })
         });
     }
@@ -683,12 +685,12 @@ mod tests {
                         .sum::<i64>()
                 };
                 assert_eq!(line.contains(key), is_in(at));
-                assert_eq!(line.ahead(key, None).get(&Dimension::Cores), sum(u128::MAX));
-                assert_eq!(line.ahead(key, Some(position(number))).get(&Dimension::Cores), sum(number));
+                assert_eq!(line.reserved_ahead(key, None).get(&Dimension::Cores), sum(u128::MAX));
+                assert_eq!(line.reserved_ahead(key, Some(position(number))).get(&Dimension::Cores), sum(number));
                 let is_first =
                     !plain.iter().any(|((key, other), (_, is_short))| *key == at && *other < number && *is_short);
                 let spots = WaitKeys::from([(key.clone(), true), (em("other"), false)]);
-                assert_eq!(line.stand(position(number), &spots).len(), 1 + usize::from(is_first));
+                assert_eq!(line.keys_for(position(number), &spots).len(), 1 + usize::from(is_first));
             }
             let own: WaitKeys = plain
                 .iter()
@@ -696,7 +698,7 @@ mod tests {
                 .map(|((at, _), (_, is_short))| (keys[*at].clone(), *is_short))
                 .collect();
             assert_eq!(line.has(position(number)), !own.is_empty());
-            assert_eq!(line.spots_of(position(number)), own);
+            assert_eq!(line.keys_of(position(number)), own);
         }
     }
 
@@ -712,7 +714,7 @@ mod tests {
                 );
             }
             let spots = WaitKeys::from([(em("a"), true), (user("u"), false)]);
-            visits::count(|| assert_eq!(line.stand(position(count), &spots).len(), 2))
+            visits::count(|| assert_eq!(line.keys_for(position(count), &spots).len(), 2))
         });
     }
 }

@@ -155,7 +155,11 @@ pub async fn list(
     rows.into_iter().map(ActionRecord::try_from).collect()
 }
 /// Deletes up to `limit` lines older than `history` outside the partitions. Returns whether more may exist.
-pub async fn forget_rest(executor: impl PgExecutor<'_>, history: Duration, limit: i64) -> Result<bool, StoreError> {
+pub async fn delete_unpartitioned(
+    executor: impl PgExecutor<'_>,
+    history: Duration,
+    limit: i64,
+) -> Result<bool, StoreError> {
     let forgotten: i64 = sqlx::query_scalar(
         "-- action_record::forget_rest
         WITH gone AS (

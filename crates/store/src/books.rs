@@ -31,7 +31,7 @@ pub enum AuditRow {
 }
 
 /// Passes all EMs, each followed by its ticket groups, to `tell`. Keeps one row in memory.
-pub async fn tell_all(connection: &mut PgConnection, mut tell: impl FnMut(AuditRow)) -> Result<(), StoreError> {
+pub async fn for_each_em(connection: &mut PgConnection, mut tell: impl FnMut(AuditRow)) -> Result<(), StoreError> {
     let mut rows = sqlx::query(
         "-- books::tell_all
         SELECT em_application_name, em_instance, e.resource_type, total_resource::text, protected_resource::text,

@@ -18,7 +18,7 @@ use sqlx::{AssertSqlSafe, PgConnection};
 use super::{
     StoreError,
     primary::Primary,
-    session::{Settings, answered, answered_soon},
+    session::{Settings, within_short_timeout, within_timeout},
     url::UrlHosts,
 };
 
@@ -90,7 +90,7 @@ pub(super) enum TableSet {
 
 impl TableSet {
     /// Adds the settings, such as `search_path`, by which a session finds the tables.
-    pub(super) fn seen_by(&self, settings: Settings) -> Settings {
+    pub(super) fn search_path(&self, settings: Settings) -> Settings {
         match self {
             Self::All => settings,
             // A timeout of a transaction must also apply on the workers, and Citus plans only with custom plans.
@@ -148,7 +148,7 @@ pub(super) async fn owner(coordinator: &Primary, cell: &Cell) -> Result<UrlHosts
     )
     .bind(format!("{cell}.linkis_resource_lock"));
     let owner: Option<(String, i32)> =
-        match answered_soon(async { Ok::<_, StoreError>(owner.fetch_optional(&found.pool).await?) }).await {
+        match within_short_timeout(async { Ok::<_, StoreError>(owner.fetch_optional(&found.pool).await?) }).await {
             Err(error) if error.is_undefined() => {
                 return Err(StoreError::NoCell {
                     cell: cell.to_string(),
@@ -187,7 +187,7 @@ pub(super) async fn is_here(connection: &mut PgConnection, cell: &Cell) -> Resul
 
 /// Creates the views through which the worker of a connection serves the tables of `cell`.
 pub(super) async fn make_usable(connection: &mut PgConnection, cell: &Cell) -> Result<(), StoreError> {
-    answered(sqlx::raw_sql(cell.sql(include_str!("citus/views.sql"))).execute(connection)).await?;
+    within_timeout(sqlx::raw_sql(cell.sql(include_str!("citus/views.sql"))).execute(connection)).await?;
     Ok(())
 }
 

@@ -75,7 +75,7 @@ impl From<&ArrivalRow> for ReportArrival {
 }
 
 /// Returns the arrivals in the order of the reports; `None` for reports without a row.
-fn in_place(rows: &[ArrivalRow], reports: usize) -> Vec<Option<ReportArrival>> {
+fn merge_in_order(rows: &[ArrivalRow], reports: usize) -> Vec<Option<ReportArrival>> {
     let mut met = vec![None; reports];
     for row in rows {
         let place = usize::try_from(row.number).ok().and_then(|number| met.get_mut(number.checked_sub(1)?));
@@ -138,7 +138,7 @@ pub async fn update(
     let rows: Vec<UpdatedRow> = ReportColumns::of(reports).bind(update).fetch_all(connection).await?;
     let written = rows.first().map_or(0, |row| row.written.unsigned_abs());
     expect_rows(TABLE.0, rows.iter().filter(|row| row.met.kept).count(), written)?;
-    Ok(in_place(&rows.into_iter().map(|row| row.met).collect::<Vec<_>>(), reports.len()))
+    Ok(merge_in_order(&rows.into_iter().map(|row| row.met).collect::<Vec<_>>(), reports.len()))
 }
 
 /// Stores those of `reports` that are the first of their EM and match its epoch. Returns the EMs stored.
@@ -189,7 +189,7 @@ pub async fn read_arrivals(
     .bind(instances)
     .fetch_all(connection)
     .await?;
-    Ok(in_place(&rows, reports.len()))
+    Ok(merge_in_order(&rows, reports.len()))
 }
 
 /// Records that no ticket is missing from those of `reports` that are still the last of their EMs. Skips locked rows;

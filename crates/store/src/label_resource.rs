@@ -267,7 +267,7 @@ fn hashed(
 
 /// Passes all rows to `tell`, ordered by hash, also those with contradictory amounts. An unparsable row becomes an
 /// error.
-pub async fn tell_all(
+pub async fn for_each_scope(
     connection: &mut PgConnection,
     mut tell: impl FnMut(Result<StoredScopeCounters, StoreError>),
 ) -> Result<(), StoreError> {

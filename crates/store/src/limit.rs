@@ -67,7 +67,7 @@ pub fn check_writer(oldest_writer: i32) -> Result<(), StoreError> {
 
 /// Excludes releases older than `writer` from writing, because they would ignore what the transaction writes. Later
 /// owners of the same resource locks see the new value.
-pub async fn keep_older_out(connection: &mut PgConnection, writer: i32) -> Result<(), StoreError> {
+pub async fn set_oldest_writer(connection: &mut PgConnection, writer: i32) -> Result<(), StoreError> {
     sqlx::query(
         "-- limit::keep_older_out
         UPDATE linkis_resource_limit_version SET oldest_writer = $1 WHERE only_row AND oldest_writer < $1",
@@ -95,7 +95,7 @@ pub async fn keep_earlier_out(connection: &mut PgConnection) -> Result<(), Store
     }
     let mut transaction = connection.begin().await?;
     close_fence(&mut transaction).await?;
-    keep_older_out(&mut transaction, KNOWS_USERS_OF_REQUEST_IDS).await?;
+    set_oldest_writer(&mut transaction, KNOWS_USERS_OF_REQUEST_IDS).await?;
     Ok(transaction.commit().await?)
 }
 
@@ -174,7 +174,7 @@ pub(super) fn rule(pattern_json: &str, mode: &str, max: &str) -> Result<Rule, St
 /// # Errors
 /// [`StoreError::is_lock_timeout`] if another change takes longer than `lock_timeout`; [`StoreError::TooOld`].
 pub async fn begin_change(connection: &mut PgConnection) -> Result<Uuid, StoreError> {
-    keep_from_changing(connection).await?;
+    lock_limits(connection).await?;
     let (before, oldest_writer) = sqlx::query_as(
         "-- limit::begin_change
         WITH before AS MATERIALIZED (SELECT version FROM linkis_resource_limit_version WHERE only_row)
@@ -189,14 +189,14 @@ pub async fn begin_change(connection: &mut PgConnection) -> Result<Uuid, StoreEr
     Ok(before)
 }
 
-/// Makes batches lock users regardless of the rules, until [`let_users_go`]. Returns after all batches without user
+/// Makes batches lock users regardless of the rules, until [`unlock_users`]. Returns after all batches without user
 /// locks have ended.
 ///
 /// # Errors
 /// Errors of [`begin_change`] and [`close_fence`].
 pub async fn hold_users(connection: &mut PgConnection) -> Result<(), StoreError> {
     // Locked first: either the unlock sees the new hold, or this call sees that users are unlocked.
-    keep_from_changing(connection).await?;
+    lock_limits(connection).await?;
     if !users_held(&mut *connection).await? {
         let before = begin_change(connection).await?;
         resource_hold::set_users_held(connection, true).await?;
@@ -210,9 +210,9 @@ pub async fn hold_users(connection: &mut PgConnection) -> Result<(), StoreError>
 ///
 /// # Errors
 /// Errors of [`begin_change`].
-pub async fn let_users_go(connection: &mut PgConnection) -> Result<(), StoreError> {
-    keep_from_changing(connection).await?;
-    if resource_hold::are_users_let_go(&mut *connection).await? {
+pub async fn unlock_users(connection: &mut PgConnection) -> Result<(), StoreError> {
+    lock_limits(connection).await?;
+    if resource_hold::users_unlocked(&mut *connection).await? {
         let before = begin_change(connection).await?;
         resource_hold::set_users_held(connection, false).await?;
         limit_change::insert(connection, before, &[]).await?;
@@ -230,7 +230,7 @@ async fn users_held(executor: impl PgExecutor<'_>) -> Result<bool, StoreError> {
 }
 
 /// Excludes other changes of the limits until the transaction ends.
-async fn keep_from_changing(connection: &mut PgConnection) -> Result<(), StoreError> {
+async fn lock_limits(connection: &mut PgConnection) -> Result<(), StoreError> {
     sqlx::query("LOCK TABLE linkis_resource_limit_version IN SHARE UPDATE EXCLUSIVE MODE").execute(connection).await?;
     Ok(())
 }

@@ -18,7 +18,7 @@ use crate::domain::{
 use super::{
     StoreError,
     rows::TableName,
-    session::{Session, answered},
+    session::{Session, within_timeout},
 };
 
 const TABLE: TableName = TableName("linkis_em_resource_meta_data");
@@ -165,8 +165,8 @@ macro_rules! held {
 /// and reads each EM once.
 pub async fn ems(session: &mut Session, silent_after: Duration) -> Result<AllEmSums, StoreError> {
     let connection = session.begin().await?;
-    let sums = answered(read_ems(connection, silent_after)).await;
-    session.rest().await;
+    let sums = within_timeout(read_ems(connection, silent_after)).await;
+    session.idle().await;
     sums
 }
 

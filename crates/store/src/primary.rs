@@ -45,7 +45,7 @@ mod seats;
 
 pub use known::NoPrimaryReason;
 use known::{HostObservation, HostState, HostStates, choose, missing};
-use look::{check, check_new, look_at_all, takes_writes};
+use look::{check, check_new, probe_all, takes_writes};
 use seats::Seats;
 pub(super) use seats::{Seat, TakenSeat};
 
@@ -151,7 +151,7 @@ impl Primary {
     pub fn watch(target: ConnectTarget) -> Self {
         let tables = target.cell().map_or(TableSet::All, TableSet::Distributed);
         let shared = PrimaryInner::new(target.hosts().as_ref(), target, tables);
-        let looking = AbortOnDropHandle::new(tokio::spawn(look_at_all(shared.clone())));
+        let looking = AbortOnDropHandle::new(tokio::spawn(probe_all(shared.clone())));
         Self { shared, _looking: Arc::new(looking) }
     }
 
@@ -162,7 +162,7 @@ impl Primary {
         let looking = {
             let shared = shared.clone();
             async move {
-                let ((), ()) = tokio::join!(look_at_all(shared.clone()), owner::follow(shared, coordinator, cell));
+                let ((), ()) = tokio::join!(probe_all(shared.clone()), owner::follow(shared, coordinator, cell));
             }
         };
         Self { shared, _looking: Arc::new(AbortOnDropHandle::new(tokio::spawn(looking))) }
@@ -389,7 +389,7 @@ impl PrimaryInner {
 
     /// Marks host `index` as late. If it is the primary, requests a probe of all hosts: another host may take its
     /// place.
-    fn late(&self, index: usize) {
+    fn mark_slow(&self, index: usize) {
         let is_news = self.known.send_if_modified(|known| {
             let is_used = known.found.as_ref().is_some_and(|found| found.index == index);
             let is_news = is_used && !known.is_late;
@@ -457,7 +457,7 @@ impl PrimaryInner {
             let is_silent =
                 before.and_then(|index| states.get(index)).is_none_or(|s| matches!(s, HostState::Away { .. }));
             if !is_silent {
-                self.leave(known);
+                self.drop_current(known);
             }
             return HostChange::Lost;
         };
@@ -465,7 +465,7 @@ impl PrimaryInner {
             known.found = Some(last.clone());
             return HostChange::Found(last);
         }
-        self.leave(known);
+        self.drop_current(known);
         let Some(found) = self.used(index) else { return HostChange::None };
         known.found = Some(found.clone());
         known.last = Some(found.clone());
@@ -473,7 +473,7 @@ impl PrimaryInner {
     }
 
     /// Drops the present primary: starts a new generation and closes its pools.
-    fn leave(&self, known: &mut HostStates) {
+    fn drop_current(&self, known: &mut HostStates) {
         known.found = None;
         if let Some(left) = known.last.take() {
             let generation = self.generation.fetch_add(1, Ordering::AcqRel) + 1;
@@ -521,7 +521,7 @@ impl PrimaryInner {
         self.hosts.store(hosts.clone());
         if are_others {
             self.known.send_modify(|known| {
-                self.leave(known);
+                self.drop_current(known);
                 *known = HostStates { round: known.round + 1, ..HostStates::of(hosts.each.len()) };
             });
             return;
@@ -536,7 +536,7 @@ impl PrimaryInner {
 /// Returns the endpoints of `hosts` for connections to `tables`.
 fn bounded(hosts: &UrlHosts, tables: &TableSet) -> Endpoints {
     let endpoint = |options: &PgConnectOptions| {
-        let settings = tables.seen_by(Settings::bounded(options, &hosts.settings));
+        let settings = tables.search_path(Settings::bounded(options, &hosts.settings));
         DatabaseEndpoint::new(options.clone(), settings)
     };
     Endpoints { each: hosts.options.iter().map(endpoint).collect(), timeout: hosts.timeout }

@@ -303,7 +303,7 @@ pub async fn over(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<LockK
 }
 
 /// Returns whether user locks are still enabled for holds although no hold on a user exists.
-pub async fn are_users_let_go(executor: impl PgExecutor<'_>) -> Result<bool, StoreError> {
+pub async fn users_unlocked(executor: impl PgExecutor<'_>) -> Result<bool, StoreError> {
     Ok(sqlx::query_scalar(
         "-- resource_hold::are_users_let_go
         SELECT users_held AND NOT EXISTS (SELECT FROM linkis_resource_lock WHERE scope = 'user')

@@ -38,7 +38,7 @@ pub struct Locks {
 ///
 /// # Errors
 /// [`StoreError::is_lock_timeout`] if another transaction owns a key for longer than `lock_timeout`.
-pub async fn take(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Result<Option<Locks>, StoreError> {
+pub async fn lock(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Result<Option<Locks>, StoreError> {
     let columns = LockColumns::of(keys);
     // `unnest` keeps the order of its arrays, so rows are inserted, and waited for, in key order. The clock is read
     // after the last insert; `now()` would be the start of the transaction.
@@ -79,7 +79,7 @@ pub async fn wait(connection: &mut PgConnection, key: &LockKey, timeout: Duratio
         .bind(format!("{}ms", timeout.as_millis().max(1)))
         .execute(&mut *transaction)
         .await?;
-    let taken = take(&mut transaction, &BTreeSet::from([key.clone()])).await;
+    let taken = lock(&mut transaction, &BTreeSet::from([key.clone()])).await;
     transaction.rollback().await?;
     match taken {
         Ok(Some(_)) => Ok(LockConflict::None),
@@ -96,14 +96,14 @@ pub async fn wait(connection: &mut PgConnection, key: &LockKey, timeout: Duratio
 /// Bisects the keys, because a statement that times out does not name the key that it waited for. The time is bounded,
 /// so with many contended keys the result is a part of them; the next batch finds others.
 pub async fn held(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Result<BTreeSet<LockKey>, StoreError> {
-    Ok(sift(connection, vec![keys.clone()]).await?.held.into_iter().collect())
+    Ok(classify(connection, vec![keys.clone()]).await?.held.into_iter().collect())
 }
 
 /// Returns the keys among `keys` that are free.
 ///
 /// A single read finds the holds. Bisection, as in [`held`], finds the keys of other transactions, starting at `after`.
 /// The time bound ends a search with many contended keys early; `after` is then the key at which the next call resumes.
-pub async fn free(
+pub async fn unlocked(
     connection: &mut PgConnection,
     mut keys: BTreeSet<LockKey>,
     after: &mut Option<LockKey>,
@@ -115,7 +115,7 @@ pub async fn free(
         }
     }
     let behind = after.take().map(|after| keys.split_off(&after)).unwrap_or_default();
-    let KeyCheck { free, held } = sift(connection, vec![keys, behind]).await?;
+    let KeyCheck { free, held } = classify(connection, vec![keys, behind]).await?;
     *after = held.last().cloned();
     Ok(free)
 }
@@ -129,7 +129,7 @@ struct KeyCheck {
 }
 
 /// Classifies keys as free or contended. Checks the last of `parts` first.
-async fn sift(connection: &mut PgConnection, mut parts: Vec<BTreeSet<LockKey>>) -> Result<KeyCheck, StoreError> {
+async fn classify(connection: &mut PgConnection, mut parts: Vec<BTreeSet<LockKey>>) -> Result<KeyCheck, StoreError> {
     /// Long enough to lock a free key, short enough to check many keys in turn.
     const TRY: Duration = Duration::from_millis(2);
     /// Bound of all checks together: other operations wait meanwhile.
@@ -149,7 +149,7 @@ async fn sift(connection: &mut PgConnection, mut parts: Vec<BTreeSet<LockKey>>) 
             continue;
         }
         let mut attempt = transaction.begin().await?;
-        let taken = take(&mut attempt, &part).await;
+        let taken = lock(&mut attempt, &part).await;
         attempt.rollback().await?;
         match taken {
             Ok(Some(_)) => sifted.free.extend(part),

@@ -115,7 +115,7 @@ pub async fn marked_on_standby(
 }
 
 /// Deletes the rows of instances that have been dead for `FORGOTTEN`.
-pub async fn forget_dead(executor: impl PgExecutor<'_>) -> Result<(), StoreError> {
+pub async fn delete_dead(executor: impl PgExecutor<'_>) -> Result<(), StoreError> {
     sqlx::query(
         "-- server_instance::forget_dead
         DELETE FROM linkis_rm_server WHERE instance_id = ANY (ARRAY (
@@ -129,7 +129,7 @@ pub async fn forget_dead(executor: impl PgExecutor<'_>) -> Result<(), StoreError
 }
 
 /// Deletes the row of an instance that stops.
-pub async fn leave(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<(), StoreError> {
+pub async fn deregister(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<(), StoreError> {
     sqlx::query(
         "-- server_instance::leave
         DELETE FROM linkis_rm_server WHERE instance_id = $1",

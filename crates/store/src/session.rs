@@ -379,17 +379,17 @@ pub async fn check(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
 
 /// Waits for the database for up to `ANSWER_TIMEOUT`. After an error the caller must not reuse the connection: a reply
 /// may still arrive.
-pub async fn answered<T, E: From<sqlx::Error>>(wait: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+pub async fn within_timeout<T, E: From<sqlx::Error>>(wait: impl Future<Output = Result<T, E>>) -> Result<T, E> {
     answered_within(ANSWER_TIMEOUT, wait).await
 }
 
-/// Like [`answered`], with a shorter timeout, for a statement that takes no locks and reads by an index. A late reply
+/// Like [`within_timeout`], with a shorter timeout, for a statement that takes no locks and reads by an index. A late reply
 /// means that the connection was lost silently; a new connection is faster.
-pub async fn answered_soon<T, E: From<sqlx::Error>>(wait: impl Future<Output = Result<T, E>>) -> Result<T, E> {
+pub async fn within_short_timeout<T, E: From<sqlx::Error>>(wait: impl Future<Output = Result<T, E>>) -> Result<T, E> {
     answered_within(SOON, wait).await
 }
 
-/// Like [`answered`], with the timeout `longest`, for long work.
+/// Like [`within_timeout`], with the timeout `longest`, for long work.
 pub async fn answered_within<T, E: From<sqlx::Error>>(
     longest: Duration,
     wait: impl Future<Output = Result<T, E>>,
@@ -512,7 +512,7 @@ impl Session {
     pub async fn get(&mut self) -> Result<&mut PgConnection, StoreError> {
         self.leave();
         if self.transaction != Transaction::None {
-            answered(self.control("ROLLBACK", Transaction::None)).await?;
+            within_timeout(self.control("ROLLBACK", Transaction::None)).await?;
         }
         self.connection().await
     }
@@ -523,7 +523,7 @@ impl Session {
         let is_new = self.link.is_none();
         let connection = self.get().await?;
         if is_new {
-            answered(durable(&mut *connection)).await?;
+            within_timeout(durable(&mut *connection)).await?;
         }
         Ok(connection)
     }
@@ -565,8 +565,9 @@ impl Session {
 
     /// Rolls back an open transaction and begins no new one until it is needed: PostgreSQL ends connections that are
     /// idle in a transaction.
-    pub async fn rest(&mut self) {
-        if self.transaction != Transaction::None && answered(self.control("ROLLBACK", Transaction::None)).await.is_err()
+    pub async fn idle(&mut self) {
+        if self.transaction != Transaction::None
+            && within_timeout(self.control("ROLLBACK", Transaction::None)).await.is_err()
         {
             self.reset();
         }
@@ -574,7 +575,7 @@ impl Session {
 
     /// Rolls back an open transaction and returns a borrowed connection.
     pub async fn give_back(&mut self) {
-        self.rest().await;
+        self.idle().await;
         if matches!(self.link, Some(Link::Lent { .. })) {
             self.close();
         }
@@ -662,7 +663,7 @@ impl Session {
         )
         .bind(transaction_id)
         .fetch_one(connection);
-        match answered::<Option<String>, sqlx::Error>(status).await {
+        match within_timeout::<Option<String>, sqlx::Error>(status).await {
             Ok(status) => status.is_none_or(|status| status != "in progress"),
             // PostgreSQL does not know the number: the database crashed and lost the transaction.
             Err(error) if error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("22023")) => {

@@ -29,7 +29,7 @@ mod of_em;
 
 pub use due::{DueKey, DueTicket, due};
 pub(super) use groups::EmTicketGroupRow;
-pub use groups::{EmTicketGroup, TicketGroup, tell_em_groups, tell_groups};
+pub use groups::{EmTicketGroup, TicketGroup, for_each_group, tell_em_groups};
 pub use list::{TicketFilter, TicketListPage, list};
 pub use of_em::{EmTicketsQuery, are_more_than, count_on, inhabited, living, read_on, read_pages};
 

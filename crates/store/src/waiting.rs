@@ -356,7 +356,7 @@ async fn remove_spots(connection: &mut PgConnection, gone: Vec<Uuid>) -> Result<
     .await?;
     let mut freed = FreedKeys::default();
     for spot in &spots {
-        freed.note(parse_spot(spot)?, 1);
+        freed.add(parse_spot(spot)?, 1);
     }
     Ok(RemovedRequests { requests: gone.len() as u64, spots: freed })
 }

@@ -22,7 +22,7 @@ use crate::{
     domain::{
         em::{Em, EmInstance},
         external::{Clusters, place_of},
-        judgement::{self, judge},
+        judgement::{self, assess},
         ledger::{PostCommitState, WaitQueueView},
         limit::Limits,
         operation::{PlacedRequest, Rejection, RequestKey, RequestRecord},
@@ -34,7 +34,7 @@ use crate::{
     store::{
         StoreError, em_resource, label_resource,
         limit::CurrentLimits,
-        session::{self, Session, answered},
+        session::{self, Session, within_timeout},
     },
 };
 
@@ -67,18 +67,18 @@ pub(super) async fn run(
             continue;
         }
         let (reused, commits) = (session.is_open(), seen.commits());
-        let mut state = answered(read(&mut session, &looks, &limits)).await;
+        let mut state = within_timeout(read(&mut session, &looks, &limits)).await;
         while state.as_ref().is_err_and(StoreError::is_lock_timeout) && looks.iter().any(|look| !look.reply.is_closed())
         {
             // A limit change is in progress; the next read waits for it again.
             fenced.store(true, Ordering::Relaxed);
-            state = answered(read(&mut session, &looks, &limits)).await;
+            state = within_timeout(read(&mut session, &looks, &limits)).await;
         }
         fenced.store(false, Ordering::Relaxed);
         if reused && state.is_err() {
             // A connection that broke while idle costs one new connection.
             session.reset();
-            state = answered(read(&mut session, &looks, &limits)).await;
+            state = within_timeout(read(&mut session, &looks, &limits)).await;
         }
         match state {
             Ok(state) => {
@@ -135,7 +135,7 @@ impl CheckState {
         if request.ask.request_key().is_some_and(|key| self.request_ids.contains_key(&key)) {
             return true;
         }
-        self.ems.get(&request.em).filter(|em| judgement::admit(em, &self.limits, &request.ask).is_ok()).is_some_and(
+        self.ems.get(&request.em).filter(|em| judgement::check_em(em, &self.limits, &request.ask).is_ok()).is_some_and(
             |em| {
                 let scopes = request.scopes(&self.limits);
                 judgement::fits(em, &scopes, |scope| self.scopes.get(scope), &self.line.line, &request.ask)
@@ -163,10 +163,10 @@ impl CheckState {
         if position.is_some_and(|position| !self.line.line.has(position)) {
             return Err(Rejection::PlaceLost);
         }
-        judgement::admit(em, &self.limits, &request.ask)?;
+        judgement::check_em(em, &self.limits, &request.ask)?;
         let scopes = request.scopes(&self.limits);
         let usage = |counter: &ScopeCounter| self.scopes.get(counter);
-        let judged = judge(em, &scopes, usage, &self.line.line, position, &request.ask)?;
+        let judged = assess(em, &scopes, usage, &self.line.line, position, &request.ask)?;
         let judged = match self.now {
             Some(now) => self.clusters.judge(judged, request, &self.limits, &self.line.line, now),
             None => judged.map(|share| (share, None)),
@@ -175,7 +175,7 @@ impl CheckState {
             Ok(_) => Verdict::Fits,
             Err(mut short) => {
                 if let Some(position) = position {
-                    short.spots = self.line.line.stand(position, &short.spots);
+                    short.spots = self.line.line.keys_for(position, &short.spots);
                 }
                 Verdict::Refused(short)
             }
@@ -189,7 +189,7 @@ impl CheckState {
         let usage = |counter: &ScopeCounter| self.scopes.get(counter);
         DryRunResult {
             head_room: judgement::head_room(em, &scopes, usage, &self.line.line).unwrap_or_default(),
-            over_watched: judgement::beyond_watched(&scopes, usage, &asked.zero_like(), asked),
+            over_watched: judgement::audit_only_violations(&scopes, usage, &asked.zero_like(), asked),
         }
     }
 

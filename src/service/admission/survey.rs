@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use crate::{
     domain::{em::EmInstance, placement::SurveyedEm},
     error::Error,
-    store::{Store, action_record, em_report, em_resource, history_end, session::answered},
+    store::{Store, action_record, em_report, em_resource, history_end, session::within_timeout},
 };
 
 use super::StateCache;
@@ -104,9 +104,9 @@ pub(super) async fn survey(
     let (number, known) = seen.choose(|view, _| (view.begin_survey(), view.len()));
     let generation = store.primary().generation();
     // The number is read first, and both before the survey: a transaction that begins later takes a larger number.
-    let last = answered(history_end::last_number(&store.pool().await?)).await?;
-    let writers = answered(history_end::writers(&store.pool().await?)).await?;
-    let unhealthy = answered(em_report::unhealthy(&store.pool().await?)).await?;
+    let last = within_timeout(history_end::last_number(&store.pool().await?)).await?;
+    let writers = within_timeout(history_end::writers(&store.pool().await?)).await?;
+    let unhealthy = within_timeout(em_report::unhealthy(&store.pool().await?)).await?;
     let (before, whole, by_reports) = {
         let state = surveys.state();
         let look = state.look.as_ref().filter(|(looked, _)| *looked + LOOK_AGE >= began);
@@ -124,7 +124,7 @@ pub(super) async fn survey(
     let mut survey = Survey { store, seen, silent_after, number, unavailable: HashSet::new() };
     match floor.zip(by_reports).filter(|_| !is_due) {
         Some((floor, mut ems)) => {
-            ems.extend(answered(action_record::ems_behind(&survey.store.pool().await?, floor)).await?);
+            ems.extend(within_timeout(action_record::ems_behind(&survey.store.pool().await?, floor)).await?);
             survey.some(ems.iter().cloned().collect()).await?;
             let mut state = surveys.state();
             state.unavailable.retain(|em| !ems.contains(em));
@@ -154,7 +154,7 @@ impl Survey {
         let mut after = None;
         loop {
             let pool = self.store.pool().await?;
-            let page = answered(em_report::survey(&pool, after.as_ref(), SURVEY_PAGE, self.silent_after)).await?;
+            let page = within_timeout(em_report::survey(&pool, after.as_ref(), SURVEY_PAGE, self.silent_after)).await?;
             let is_last = i64::try_from(page.len()).is_ok_and(|len| len < SURVEY_PAGE);
             after = page.last().map(|last| last.instance.clone());
             self.take_over(page).await?;
@@ -170,7 +170,7 @@ impl Survey {
     async fn some(&mut self, ems: Vec<EmInstance>) -> Result<(), Error> {
         for part in ems.chunks(usize::try_from(SURVEY_PAGE).unwrap_or(usize::MAX)) {
             let pool = self.store.pool().await?;
-            let found = answered(em_report::survey_of(&pool, part, self.silent_after)).await?;
+            let found = within_timeout(em_report::survey_of(&pool, part, self.silent_after)).await?;
             let registered: HashSet<EmInstance> = found.iter().map(|found| found.instance.clone()).collect();
             self.take_over(found).await?;
             let gone: Vec<&EmInstance> = part.iter().filter(|em| !registered.contains(em)).collect();
@@ -192,7 +192,7 @@ impl Survey {
         if changed.is_empty() {
             return Ok(());
         }
-        self.seen.take_over(answered(em_resource::read(&self.store.pool().await?, &changed)).await?);
+        self.seen.take_over(within_timeout(em_resource::read(&self.store.pool().await?, &changed)).await?);
         // Again, for the EMs that the view did not have before they were read.
         let of_changed = page.into_iter().filter(|found| changed.contains(&found.instance)).collect();
         self.seen.choose(|view, _| view.surveyed(self.number, of_changed));

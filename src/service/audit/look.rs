@@ -113,7 +113,7 @@ pub(super) async fn differs(connection: &mut PgConnection, scope: &Scope) -> Res
 async fn ems(connection: &mut PgConnection, findings: &mut AuditFindings) -> Result<(), StoreError> {
     let mut current: Option<(Box<StoredEmCounters>, EmTicketSums)> = None;
     let mut strays: BTreeMap<EmInstance, OrphanTickets> = BTreeMap::new();
-    books::tell_all(connection, |told| match told {
+    books::for_each_em(connection, |told| match told {
         AuditRow::Em(books) => {
             if let Some((books, sums)) = current.take() {
                 findings.compare(&books, &sums);
@@ -233,7 +233,7 @@ pub(super) async fn compare_scopes(
     let sums = if any_counted { true_sums(connection, limits).await? } else { HashMap::new() };
     let mut sums = ScopeTicketSums::new(limits, known, sums);
     let mut unreadable = Ok(());
-    label_resource::tell_all(connection, |row| match row {
+    label_resource::for_each_scope(connection, |row| match row {
         Ok(row) => {
             see(&row);
             if let Some((differences, fix)) = sums.compare(&row) {
@@ -257,7 +257,7 @@ async fn true_sums(
 ) -> Result<HashMap<ScopeCounter, ScopeHoldings>, StoreError> {
     let mut sums: HashMap<ScopeCounter, ScopeHoldings> = HashMap::new();
     let mut counted = Ok(());
-    user_resource::tell_groups(connection, |group| {
+    user_resource::for_each_group(connection, |group| {
         let count = group.and_then(|group| count(&mut sums, limits, &group));
         if counted.is_ok() {
             counted = count;

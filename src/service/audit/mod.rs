@@ -29,7 +29,7 @@ use crate::{
         Store, StoreError,
         cluster_figure::{self, AUDIT, ClusterFigure},
         em_resource, limit,
-        session::{Session, answered_soon, answered_within},
+        session::{Session, answered_within, within_short_timeout},
     },
 };
 
@@ -102,7 +102,7 @@ impl AuditService {
             let figure = ClusterFigure { json: json(&figures), at: report.at };
             cluster_figure::write(session.get().await?, AUDIT, &figure).await
         };
-        if let Err(error) = answered_soon(noted).await {
+        if let Err(error) = within_short_timeout(noted).await {
             tracing::warn!(error = &error as &dyn std::error::Error, "what an audit found is not in the metrics");
         }
     }
@@ -138,7 +138,7 @@ impl AuditService {
             }
         };
         // The next scheduled audit is due immediately, so that the metrics show the effect.
-        if let Err(error) = answered_soon(cluster_figure::is_outdated(session.get().await?, AUDIT)).await {
+        if let Err(error) = within_short_timeout(cluster_figure::is_outdated(session.get().await?, AUDIT)).await {
             tracing::warn!(error = &error as &dyn std::error::Error, "the metrics tell of a repair after an hour");
         }
         Ok(repaired)

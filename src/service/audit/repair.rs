@@ -56,7 +56,7 @@ pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance, by: &Acto
     let key = LockKey::Em(em.clone());
     resource_hold::end_over(&mut transaction, &key).await?;
     let keys = BTreeSet::from([key]);
-    let Some(locks) = resource_lock::take(&mut transaction, &keys).await? else {
+    let Some(locks) = resource_lock::lock(&mut transaction, &keys).await? else {
         transaction.rollback().await?;
         let problem = "it is held by a row in linkis_resource_lock; release that hold, and repair again";
         let held = Difference::in_words(Subject::Em(em.clone()), "row", problem);

@@ -16,7 +16,7 @@ use crate::{
     store::{
         StoreError, Work,
         server_instance::{self, ServerInstance, TaskReport},
-        session::{Session, answered_soon},
+        session::{Session, within_short_timeout},
     },
 };
 
@@ -74,8 +74,8 @@ impl Task for AnnounceInstance {
             throughput: self.throughput(),
             tasks: self.running.told().into_iter().map(report).collect(),
         };
-        answered_soon(server_instance::announce(session.get().await?, &instance)).await?;
-        answered_soon(server_instance::forget_dead(session.get().await?)).await?;
+        within_short_timeout(server_instance::announce(session.get().await?, &instance)).await?;
+        within_short_timeout(server_instance::delete_dead(session.get().await?)).await?;
         Ok(Step::Done)
     }
 
@@ -83,7 +83,7 @@ impl Task for AnnounceInstance {
     async fn end(&mut self, session: &mut Session) {
         if let Ok(connection) = session.get().await {
             // Other instances delete the row after its deadline if the database does not reply now.
-            let _ = answered_soon(server_instance::leave(connection, self.id)).await;
+            let _ = within_short_timeout(server_instance::deregister(connection, self.id)).await;
         }
     }
 }

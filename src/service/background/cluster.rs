@@ -24,7 +24,7 @@ use crate::{
         cluster_figure::{self, AUDIT, CLUSTER, ClusterFigure},
         overview::{self, AllEmSums, COUNTED_MAX},
         resource_hold,
-        session::{Session, answered, answered_soon},
+        session::{Session, within_short_timeout, within_timeout},
         usage_hour,
     },
 };
@@ -64,8 +64,8 @@ impl ExportClusterFigures {
     }
 
     async fn work_out(&mut self, session: &mut Session) -> Result<ClusterFigure, StoreError> {
-        let totals = answered(overview::totals(session.get().await?)).await?;
-        let rolled_up = answered(usage_hour::progress(session.get().await?)).await?.complete_until;
+        let totals = within_timeout(overview::totals(session.get().await?)).await?;
+        let rolled_up = within_timeout(usage_hour::progress(session.get().await?)).await?.complete_until;
         let figures = ClusterFigures {
             locked_tickets: number(totals.locked_tickets.min(COUNTED_MAX)),
             waiting_requests: number(totals.line.waiting),
@@ -82,7 +82,7 @@ impl ExportClusterFigures {
         match self.holds {
             Some((counted, holds)) if counted.elapsed() < HOLDS_EVERY => Ok(holds),
             _ => {
-                let holds = answered(resource_hold::count_held(session.get().await?)).await?;
+                let holds = within_timeout(resource_hold::count_held(session.get().await?)).await?;
                 self.holds = Some((Instant::now(), holds));
                 Ok(holds)
             }
@@ -91,8 +91,8 @@ impl ExportClusterFigures {
 
     /// Publishes the stored figures. Uses pooled connections, because an instance that does not compute needs none of its own.
     async fn tell(&self) -> Result<(), StoreError> {
-        let figures = answered_soon(cluster_figure::read(&self.store.pool().await?, CLUSTER)).await?;
-        let audit = answered_soon(cluster_figure::read(&self.store.pool().await?, AUDIT)).await?;
+        let figures = within_short_timeout(cluster_figure::read(&self.store.pool().await?, CLUSTER)).await?;
+        let audit = within_short_timeout(cluster_figure::read(&self.store.pool().await?, AUDIT)).await?;
         self.metrics.publish(ClusterReading {
             // Figures that another release writes in a different format are not published.
             figures: figures.and_then(|figure| Some((serde_json::from_str(&figure.json).ok()?, seconds(figure.at)))),
@@ -110,7 +110,7 @@ impl Task for ExportClusterFigures {
         let begun = Instant::now();
         if self.holder.holds() {
             let figure = self.work_out(session).await?;
-            answered_soon(cluster_figure::write(session.get().await?, CLUSTER, &figure)).await?;
+            within_short_timeout(cluster_figure::write(session.get().await?, CLUSTER, &figure)).await?;
         }
         let pause = begun.elapsed() * PAUSE_TIMES;
         self.tell().await?;

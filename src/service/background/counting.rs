@@ -21,7 +21,7 @@ use crate::{
     store::{
         StoreError, em_resource, label_resource,
         label_set::{self, LabelSetState},
-        session::{Session, answered},
+        session::{Session, within_timeout},
         user_resource,
     },
 };
@@ -66,7 +66,7 @@ impl CountLabelSets {
         let Some(to) = counting.iter().copied().max() else { return Ok(Step::Done) };
         let same = self.round.take().filter(|round| round.to == to);
         let mut round = same.unwrap_or(CountingRound { to, after: None, all_counted: true });
-        let page = answered(em_resource::counted(session.get().await?, round.after.as_ref(), PAGE)).await?;
+        let page = within_timeout(em_resource::counted(session.get().await?, round.after.as_ref(), PAGE)).await?;
         let is_last = i64::try_from(page.len()).is_ok_and(|len| len < PAGE);
         round.after = page.last().map(|(em, _)| em.clone());
         let left: Vec<EmInstance> = page.into_iter().filter(|(_, to)| *to < round.to).map(|(em, _)| em).collect();
@@ -92,7 +92,7 @@ impl CountLabelSets {
         ems: &[EmInstance],
         (to, label_sets): (i64, usize),
     ) -> Result<bool, StoreError> {
-        let sizes = answered(user_resource::count_on(session.get().await?, ems, STEP_COUNTED_MAX)).await?;
+        let sizes = within_timeout(user_resource::count_on(session.get().await?, ems, STEP_COUNTED_MAX)).await?;
         session.give_back().await;
         let mut steps: JoinSet<bool> = JoinSet::new();
         for (em, tickets) in sizes {
@@ -113,13 +113,13 @@ impl Task for CountLabelSets {
     const PERIOD: Duration = Duration::from_millis(500);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
-        let counting = answered(label_set::in_state(session.get().await?, LabelSetState::Counting)).await?;
-        let retired = answered(label_set::in_state(session.get().await?, LabelSetState::Retired)).await?;
+        let counting = within_timeout(label_set::in_state(session.get().await?, LabelSetState::Counting)).await?;
+        let retired = within_timeout(label_set::in_state(session.get().await?, LabelSetState::Retired)).await?;
         self.left.set(i64::try_from(counting.len() + retired.len()).unwrap_or(i64::MAX));
         if !self.holder.holds() {
             return Ok(Step::Done);
         }
-        if answered(label_set::is_any_old(session.get().await?)).await? {
+        if within_timeout(label_set::is_any_old(session.get().await?)).await? {
             let begun = limits::recount(session, Instant::now() + STEP_TIMEOUT).await;
             return Ok(or_later(begun, "label sets of an earlier release cannot be counted anew yet"));
         }
@@ -127,8 +127,8 @@ impl Task for CountLabelSets {
             return self.count(session, &counting).await;
         }
         let Some(id) = retired.first() else { return Ok(Step::Done) };
-        if !answered(label_resource::delete_of_set(session.get().await?, *id, BITE)).await? {
-            answered(label_set::delete(session.get().await?, *id)).await?;
+        if !within_timeout(label_resource::delete_of_set(session.get().await?, *id, BITE)).await? {
+            within_timeout(label_set::delete(session.get().await?, *id)).await?;
         }
         Ok(Step::More)
     }

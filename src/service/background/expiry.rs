@@ -31,7 +31,7 @@ use crate::{
     service::committer::Committer,
     store::{
         StoreError, Work,
-        session::{Session, answered_soon},
+        session::{Session, within_short_timeout},
         user_resource::{self, DueKey, DueTicket},
     },
 };
@@ -140,7 +140,7 @@ impl Task for ExpirySweep {
         let since = if self.is_whole { None } else { Some(RECENT) };
         let ahead = if self.holder.holds() { AHEAD } else { -OVERDUE };
         let asked = Instant::now();
-        let page = answered_soon(user_resource::due(session.get().await?, ahead, since, self.after, PAGE)).await;
+        let page = within_short_timeout(user_resource::due(session.get().await?, ahead, since, self.after, PAGE)).await;
         self.reading += asked.elapsed();
         session.give_back().await;
         let mut page = page.inspect_err(|_| (self.after, self.next_whole) = (None, self.begun))?;
@@ -190,7 +190,7 @@ pub async fn run_timers(
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
-            Some(due) = falling_due.recv(), if timers.shares.may_watch() => timers.set(due),
+            Some(due) = falling_due.recv(), if timers.shares.may_watch() => timers.arm(due),
             Some(due) = timers.queue.next(), if timers.shares.may_begin() => {
                 timers.shares.begin(due.into_inner()).into_iter().for_each(|ticket| timers.roll_back(ticket));
             }
@@ -207,7 +207,7 @@ struct ExpiryTimers {
 }
 
 impl ExpiryTimers {
-    fn set(&mut self, due: DueTicket) {
+    fn arm(&mut self, due: DueTicket) {
         if self.shares.watch(&due.ticket) {
             self.queue.insert(due.ticket, due.within + SLACK);
         }

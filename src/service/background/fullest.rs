@@ -15,7 +15,7 @@ use crate::{
     domain::limit::{Limits, ScopeUsage, sort_fullest},
     store::{
         StoreError, label_resource, limit,
-        session::{self, Session, answered},
+        session::{self, Session, within_timeout},
     },
 };
 
@@ -99,7 +99,7 @@ impl RefreshFullest {
     }
 
     async fn begin(session: &mut Session) -> Result<FullestScan, StoreError> {
-        let at = answered(session::clock(session.get().await?)).await?;
+        let at = within_timeout(session::clock(session.get().await?)).await?;
         let list = FullestList { at, scopes: 0, over_limit: 0, fullest: Vec::new(), is_whole: true };
         Ok(FullestScan { began: Instant::now(), after: Vec::new(), list })
     }
@@ -114,8 +114,8 @@ impl Task for RefreshFullest {
             Some(look) => look,
             None => Self::begin(session).await?,
         };
-        self.known = answered(limit::current(session.get().await?, &self.known)).await?;
-        let page = answered(label_resource::walk(session.get().await?, &look.after, PAGE)).await?;
+        self.known = within_timeout(limit::current(session.get().await?, &self.known)).await?;
+        let page = within_timeout(label_resource::walk(session.get().await?, &look.after, PAGE)).await?;
         for (_, counter, usage) in page.scopes {
             look.note(ScopeUsage::new(self.known.of_counter(counter), usage));
         }

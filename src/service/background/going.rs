@@ -28,7 +28,7 @@ use crate::{
     service::committer::Committer,
     store::{
         StoreError, em_resource,
-        session::{Session, answered_soon},
+        session::{Session, within_short_timeout},
     },
 };
 
@@ -76,7 +76,7 @@ impl FinishUnregistrations {
         let (id, turn) = ended.unwrap_or_else(|error| (error.id(), TurnEnd::Stuck));
         if turn == TurnEnd::Stuck && self.progress.is_none() {
             // Another instance may succeed.
-            self.holder.hand_over();
+            self.holder.step_down();
         }
         self.turns.ended(id, turn, Instant::now());
     }
@@ -90,7 +90,7 @@ impl Task for FinishUnregistrations {
         while let Some(ended) = self.under_way.try_join_next_with_id() {
             self.note(ended);
         }
-        let going = answered_soon(em_resource::going(session.get().await?, KNOWN_MAX)).await?;
+        let going = within_short_timeout(em_resource::going(session.get().await?, KNOWN_MAX)).await?;
         session.give_back().await;
         self.left.set(i64::try_from(going.len()).unwrap_or(i64::MAX));
         if going.is_empty() || !self.holder.holds() {
@@ -98,7 +98,7 @@ impl Task for FinishUnregistrations {
             return Ok(Step::Done);
         }
         let now = Instant::now();
-        self.turns.look(going, now);
+        self.turns.update(going, now);
         let until = now + Self::PERIOD;
         loop {
             for em in self.turns.take() {

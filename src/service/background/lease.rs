@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::store::{
     StoreError, Work, lease,
-    session::{Session, answered_soon},
+    session::{Session, within_short_timeout},
 };
 
 use super::{Step, Task};
@@ -45,7 +45,7 @@ impl LeaseFlag {
     }
 
     /// Releases the lease to another instance, because this one fails to do the work.
-    pub fn hand_over(&self) {
+    pub fn step_down(&self) {
         self.hands_over.store(true, Ordering::Relaxed);
     }
 }
@@ -66,10 +66,10 @@ impl RenewLease {
     }
 
     /// Takes or renews the lease unless another instance owns it.
-    async fn hold(&self, session: &mut Session) -> Result<(), StoreError> {
+    async fn acquire_or_renew(&self, session: &mut Session) -> Result<(), StoreError> {
         // The row is never locked for long.
         let held = async { lease::hold(session.get().await?, BACKGROUND, self.instance_id).await };
-        let held = answered_soon(held).await;
+        let held = within_short_timeout(held).await;
         // The lease may be lost if its renewal failed.
         self.holder.holds.store(matches!(held, Ok(true)), Ordering::Relaxed);
         held.map(drop)
@@ -89,11 +89,11 @@ impl Task for RenewLease {
         if Instant::now() < self.leaves_it_until {
             return Ok(Step::Done);
         }
-        let mut held = self.hold(session).await;
+        let mut held = self.acquire_or_renew(session).await;
         if held.is_err() {
             // A broken connection says nothing about the lease. A renewal on a new connection lets running work continue.
             session.reset();
-            held = self.hold(session).await;
+            held = self.acquire_or_renew(session).await;
         }
         held.map(|()| Step::Done)
     }
@@ -104,7 +104,7 @@ impl Task for RenewLease {
             && let Ok(connection) = session.get().await
         {
             // The lease ends at its deadline if the database does not reply.
-            let _ = answered_soon(lease::give_back(connection, BACKGROUND, self.instance_id)).await;
+            let _ = within_short_timeout(lease::give_back(connection, BACKGROUND, self.instance_id)).await;
         }
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::store::{
     StoreError, Work, label_resource,
-    session::{Session, answered},
+    session::{Session, within_timeout},
 };
 
 use super::{Step, Task, lease::LeaseFlag};
@@ -40,9 +40,9 @@ impl Task for PruneCounters {
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
         if self.holder.holds() {
-            let (idle, last) = answered(label_resource::idle(session.get().await?, &self.after, PAGE)).await?;
+            let (idle, last) = within_timeout(label_resource::idle(session.get().await?, &self.after, PAGE)).await?;
             for some in idle.chunks(BITE) {
-                answered(label_resource::remove_idle(session.get().await?, some)).await?;
+                within_timeout(label_resource::remove_idle(session.get().await?, some)).await?;
             }
             self.after = last.unwrap_or_default();
         }

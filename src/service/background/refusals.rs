@@ -11,7 +11,7 @@ use crate::{
     service::refusals::{PeriodSums, RefusalRecorder},
     store::{
         StoreError, refusal,
-        session::{Session, answered, answered_soon, clock},
+        session::{Session, clock, within_short_timeout, within_timeout},
     },
 };
 
@@ -34,7 +34,7 @@ impl FlushRefusals {
 
     async fn write(&mut self, session: &mut Session) -> Result<(), StoreError> {
         let Some((period_start, rows)) = self.kept.unwritten() else { return Ok(()) };
-        answered(refusal::write(session.get().await?, period_start, self.instance_id, &rows)).await?;
+        within_timeout(refusal::write(session.get().await?, period_start, self.instance_id, &rows)).await?;
         self.kept.written();
         Ok(())
     }
@@ -62,6 +62,6 @@ impl Task for FlushRefusals {
 
     /// Writes the last refusals at shutdown; without a database, they are lost.
     async fn end(&mut self, session: &mut Session) {
-        let _ = answered_soon(self.write_all(session)).await;
+        let _ = within_short_timeout(self.write_all(session)).await;
     }
 }

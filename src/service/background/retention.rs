@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use crate::store::{
     StoreError, Work, action_record, history_part, refusal, request_id,
-    session::{Session, answered},
+    session::{Session, within_timeout},
     usage_hour,
 };
 
@@ -47,11 +47,14 @@ impl Task for PruneHistory {
         let (history, usage_kept) = (self.history, self.history.max(USAGE_KEPT));
         let mut left = RetentionStep { more: false, failed: None };
         left.parts(history, self.schema.as_mut().unwrap_or(session)).await?;
-        left.note(answered(action_record::forget_rest(session.get().await?, history, BITE)).await, session)?;
-        left.note(answered(request_id::delete_expired(session.get().await?, history, BITE)).await, session)?;
-        left.note(answered(request_id::delete_earlier(session.get().await?, history, BITE)).await, session)?;
-        left.note(answered(refusal::delete_expired(session.get().await?, history, BITE)).await, session)?;
-        left.note(answered(usage_hour::delete_expired(session.get().await?, usage_kept, BITE)).await, session)?;
+        left.note(
+            within_timeout(action_record::delete_unpartitioned(session.get().await?, history, BITE)).await,
+            session,
+        )?;
+        left.note(within_timeout(request_id::delete_expired(session.get().await?, history, BITE)).await, session)?;
+        left.note(within_timeout(request_id::delete_earlier(session.get().await?, history, BITE)).await, session)?;
+        left.note(within_timeout(refusal::delete_expired(session.get().await?, history, BITE)).await, session)?;
+        left.note(within_timeout(usage_hour::delete_expired(session.get().await?, usage_kept, BITE)).await, session)?;
         match left.failed {
             Some(error) => Err(error),
             None => Ok(if left.more { Step::More } else { Step::Done }),
@@ -68,9 +71,9 @@ struct RetentionStep {
 impl RetentionStep {
     /// Creates and drops partitions of the history.
     async fn parts(&mut self, history: Duration, session: &mut Session) -> Result<(), StoreError> {
-        let made = answered(history_part::make(session.get().await?, history)).await;
+        let made = within_timeout(history_part::make(session.get().await?, history)).await;
         self.note(made.map(|()| false), session)?;
-        let dropped = answered(history_part::drop_oldest(session.get().await?, history)).await;
+        let dropped = within_timeout(history_part::drop_oldest(session.get().await?, history)).await;
         self.note(dropped, session)
     }
 

@@ -14,7 +14,7 @@ use crate::{
     store::{
         Store, StoreError,
         cluster_figure::{self, AUDIT},
-        session::{Session, answered_soon},
+        session::{Session, within_short_timeout},
     },
 };
 
@@ -42,7 +42,7 @@ impl ScheduledAudit {
     }
 
     async fn is_due(&self) -> Result<bool, StoreError> {
-        let is_old = answered_soon(cluster_figure::is_older(&self.store.pool().await?, AUDIT, INTERVAL)).await?;
+        let is_old = within_short_timeout(cluster_figure::is_older(&self.store.pool().await?, AUDIT, INTERVAL)).await?;
         Ok(is_old.unwrap_or_else(|| Instant::now() >= self.first_due))
     }
 }

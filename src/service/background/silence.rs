@@ -25,7 +25,7 @@ use crate::{
     service::{admission::Surveys, committer::Committer, heartbeat::LivenessTimeouts},
     store::{
         StoreError, em_report,
-        session::{Session, answered_soon},
+        session::{Session, within_short_timeout},
     },
 };
 
@@ -86,11 +86,11 @@ impl DetectLostEms {
     async fn reap(&mut self, lost: Vec<MarkEmLost>) -> Step {
         let until = Instant::now() + Self::PERIOD;
         let mut lost: HashMap<EmInstance, MarkEmLost> = lost.into_iter().map(|reap| (reap.em.clone(), reap)).collect();
-        self.turns.look(lost.keys().cloned().collect(), Instant::now());
+        self.turns.update(lost.keys().cloned().collect(), Instant::now());
         loop {
             for em in self.turns.take() {
                 let Some(reap) = lost.remove(&em) else { continue };
-                let id = self.under_way.spawn(give_up(self.committer.clone(), reap)).id();
+                let id = self.under_way.spawn(mark_lost(self.committer.clone(), reap)).id();
                 self.turns.begun(id, em);
             }
             match timeout_at(until, self.under_way.join_next_with_id()).await {
@@ -113,10 +113,10 @@ impl Task for DetectLostEms {
         let began = Instant::now();
         let silent = poll(session, self.patience.silent_after).await;
         session.give_back().await;
-        let silent = silent.inspect_err(|_| self.watch.clear())?;
+        let silent = silent.inspect_err(|_| self.watch.reset())?;
         let losses = session.losses();
         if std::mem::replace(&mut self.losses, losses) != losses {
-            self.watch.clear();
+            self.watch.reset();
         }
         self.surveys.note_silent(began, silent.iter().map(|(em, _)| em.clone()).collect());
         let lost = self.watch.observe(Instant::now(), silent);
@@ -127,7 +127,7 @@ impl Task for DetectLostEms {
     }
 }
 
-async fn give_up(committer: Committer, reap: MarkEmLost) -> TurnEnd {
+async fn mark_lost(committer: Committer, reap: MarkEmLost) -> TurnEnd {
     let em = reap.em.clone();
     match committer.submit_in_background(Operation::Reap(reap), Instant::now() + REAP_TIMEOUT).await {
         Ok(Outcome::Reaped(Some(ended_tickets))) => {
@@ -147,7 +147,7 @@ async fn poll(session: &mut Session, silent_after: Duration) -> Result<Vec<(EmIn
     let (connection, mut silent) = (session.get().await?, Vec::new());
     loop {
         let after = silent.last().map(|(em, _)| em);
-        let page = answered_soon(em_report::silent(&mut *connection, silent_after, after, LOOK_PAGE)).await?;
+        let page = within_short_timeout(em_report::silent(&mut *connection, silent_after, after, LOOK_PAGE)).await?;
         let is_last = i64::try_from(page.len()).is_ok_and(|len| len < LOOK_PAGE);
         silent.extend(page);
         if is_last {
@@ -172,14 +172,14 @@ impl SilenceWatch {
     }
 
     /// Restarts all observations, after an error or a gap.
-    fn clear(&mut self) {
+    fn reset(&mut self) {
         self.seen.clear();
     }
 
     /// Records the silent EMs at `now`. Returns the EMs that are lost.
     fn observe(&mut self, now: Instant, silent: Vec<(EmInstance, LastSignOfLife)>) -> Vec<MarkEmLost> {
         if self.last_look.is_some_and(|last| now.saturating_duration_since(last) > GAP_MAX) {
-            self.clear();
+            self.reset();
         }
         self.last_look = Some(now);
         let before = std::mem::take(&mut self.seen);
@@ -244,7 +244,7 @@ mod tests {
     fn a_look_that_fails_begins_the_watch_anew() {
         let (mut watch, start) = (SilenceWatch::new(PATIENCE), Instant::now());
         assert_eq!(lost_at(&mut watch, start, 0..10, sign(1, 1)), None);
-        watch.clear();
+        watch.reset();
         assert_eq!(lost_at(&mut watch, start, 10..100, sign(1, 1)), Some(20));
     }
 

@@ -37,7 +37,7 @@ pub async fn carry_out(committer: &Committer, step: &Operation) -> Result<Outcom
         };
         // Jitter, so that steps that failed together retry at different times.
         let pause_now = pause / 2 + jitter(pause);
-        let may_pass = error.may_pass() || matches!(error, Error::CommitUnknown);
+        let may_pass = error.is_transient() || matches!(error, Error::CommitUnknown);
         if !may_pass || Instant::now() + pause_now >= deadline {
             return Err(error);
         }

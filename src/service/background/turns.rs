@@ -68,7 +68,7 @@ impl RoundRobin {
     /// first.
     ///
     /// Sorts here, and not at each end of a turn, because there may be very many EMs.
-    pub fn look(&mut self, known: Vec<EmInstance>, now: Instant) {
+    pub fn update(&mut self, known: Vec<EmInstance>, now: Instant) {
         let under_way: HashSet<&EmInstance> = self.under_way.values().collect();
         let all: HashSet<&EmInstance> = known.iter().chain(under_way.iter().copied()).collect();
         self.had.retain(|em, _| all.contains(em));
@@ -122,7 +122,7 @@ mod tests {
 
     /// Begins the turns that are due after an update, and returns their EMs.
     fn begin(turns: &mut RoundRobin, going: &[EmInstance], now: Instant) -> Vec<(task::Id, EmInstance)> {
-        turns.look(going.to_vec(), now);
+        turns.update(going.to_vec(), now);
         follow(turns)
     }
 

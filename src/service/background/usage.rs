@@ -16,7 +16,7 @@ use crate::{
     service::history::HistoryReader,
     store::{
         StoreError, Work, ended_use,
-        session::{Session, answered, clock},
+        session::{Session, clock, within_timeout},
         usage_hour::{self, RollUpProgress},
     },
 };
@@ -52,20 +52,22 @@ impl RollUpUsage {
     async fn roll_up(&self, session: &mut Session) -> Result<bool, StoreError> {
         // Reads the end of the history in the transaction that stores the progress. Another primary may not know the numbers
         // assigned last and would assign them to lines that would never be counted.
-        let counted = self.count_next(answered(session.begin()).await?).await?;
+        let counted = self.count_next(within_timeout(session.begin()).await?).await?;
         if counted.is_some() {
-            answered(session.commit()).await?;
+            within_timeout(session.commit()).await?;
         }
-        session.rest().await;
+        session.idle().await;
         Ok(counted.unwrap_or(false))
     }
 
     /// Adds in the current transaction. Returns `None` if there is nothing to store or another instance was faster.
     async fn count_next(&self, transaction: &mut PgConnection) -> Result<Option<bool>, StoreError> {
-        let now = answered(clock(&mut *transaction)).await?;
-        let Some(settled) = answered(self.history.settled_number(&mut *transaction)).await? else { return Ok(None) };
-        let from = answered(usage_hour::progress(&mut *transaction)).await?;
-        let first = answered(ended_use::next_number(&mut *transaction, from.last_number)).await?;
+        let now = within_timeout(clock(&mut *transaction)).await?;
+        let Some(settled) = within_timeout(self.history.settled_number(&mut *transaction)).await? else {
+            return Ok(None);
+        };
+        let from = within_timeout(usage_hour::progress(&mut *transaction)).await?;
+        let first = within_timeout(ended_use::next_number(&mut *transaction, from.last_number)).await?;
         // Numbers before it belong to deleted lines, or to none.
         let first = first.map_or(settled, |first| first - 1).clamp(from.last_number, settled.max(from.last_number));
         let until = settled.min(first.saturating_add(NUMBERS));
@@ -73,15 +75,15 @@ impl RollUpUsage {
         if until <= from.last_number && complete_until - from.complete_until < TOLD_EVERY {
             return Ok(None);
         }
-        let ended = answered(ended_use::list(&mut *transaction, from.last_number, until)).await?;
+        let ended = within_timeout(ended_use::list(&mut *transaction, from.last_number, until)).await?;
         let sums = UsageSums::of(&ended);
         let to = RollUpProgress { last_number: until, complete_until };
-        if !answered(usage_hour::advance(&mut *transaction, from.last_number, to)).await? {
+        if !within_timeout(usage_hour::advance(&mut *transaction, from.last_number, to)).await? {
             return Ok(None);
         }
-        let (known, names) = answered(usage_hour::known(&mut *transaction, &sums)).await?;
+        let (known, names) = within_timeout(usage_hour::known(&mut *transaction, &sums)).await?;
         let sums = sums.within_bounds(&known, names, NAMES_MAX);
-        answered(usage_hour::add(transaction, &sums)).await?;
+        within_timeout(usage_hour::add(transaction, &sums)).await?;
         Ok(Some(until < settled))
     }
 }

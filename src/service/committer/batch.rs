@@ -35,7 +35,7 @@ use crate::{
         StoreError, action_record, em_drain, em_observed, em_report, em_resource, label_resource,
         limit::{self, CurrentLimits},
         request_id, resource_lock,
-        session::{Session, answered},
+        session::{Session, within_timeout},
         settlement,
         user_resource::{self, EmTicketsQuery},
         waiting::{self, FreedNotification},
@@ -133,14 +133,14 @@ pub(super) async fn run(
 ) -> Result<CommitResult, BatchError> {
     metrics.committer.batch_operations.observe(operations.len() as f64);
     let _batch = TimerGuard::in_histogram(&metrics.committer.batch);
-    let connection = answered(session.begin()).await?;
-    let prepared = answered(prepare(connection, operations, limits, own, metrics, trace)).await?;
+    let connection = within_timeout(session.begin()).await?;
+    let prepared = within_timeout(prepare(connection, operations, limits, own, metrics, trace)).await?;
     let Some((transaction_id, evidence)) = prepared.to_commit else {
-        answered(session.roll_back()).await?;
+        within_timeout(session.roll_back()).await?;
         return Ok(prepared.committed);
     };
     let committing = (TimerGuard::in_histogram(&metrics.committer.commit), trace.step("commit"));
-    let ended = answered(session.commit()).await;
+    let ended = within_timeout(session.commit()).await;
     drop(committing);
     match ended {
         Ok(()) => Ok(prepared.committed),
@@ -176,7 +176,7 @@ async fn prepare(
     let operations: Vec<&Operation> = wanted.iter().map(|wanted| wanted.operation).collect();
     let keys = lock_keys(operations.iter().copied(), limits);
     let waiting = (TimerGuard::in_histogram(&metrics.committer.lock_wait), trace.step("lock"));
-    let taken = resource_lock::take(&mut *connection, &keys).await;
+    let taken = resource_lock::lock(&mut *connection, &keys).await;
     drop(waiting);
     let locks = match taken {
         Ok(Some(locks)) => locks,
@@ -375,7 +375,7 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas) -> Result<(), Sto
     }
     if !deltas.drains.is_empty() {
         em_drain::write(connection, &deltas.drains).await?;
-        limit::keep_older_out(connection, limit::KNOWS_DRAINS).await?;
+        limit::set_oldest_writer(connection, limit::KNOWS_DRAINS).await?;
     }
     if !deltas.request_ids.is_empty() {
         request_id::insert(connection, &deltas.request_ids).await?;

@@ -34,7 +34,7 @@ use crate::{
         Store, StoreError,
         primary::LANES_MAX,
         resource_lock::{self, LockConflict},
-        session::answered,
+        session::within_timeout,
     },
 };
 
@@ -91,7 +91,7 @@ impl ContendedQueue {
 
     /// Whether an operation can fail early because its EM is contended and another EM can be tried.
     fn may_go(&self, pending: &QueuedOperation) -> bool {
-        self.em.is_some() && pending.patience.may_go()
+        self.em.is_some() && pending.patience.has_given_up()
     }
 
     /// Adds an operation. Fails it instead if another EM can be tried, or if it is a request and the queue is full.
@@ -103,7 +103,7 @@ impl ContendedQueue {
             self.send_elsewhere(pending);
         } else if is_full {
             // A caller that is gone needs no reply.
-            pending.answer(Err(Error::Overloaded));
+            pending.reply(Err(Error::Overloaded));
         } else {
             if self.waiting.is_empty() {
                 self.stirred.notify_one();
@@ -118,7 +118,7 @@ impl ContendedQueue {
     /// Fails an operation so that its caller tries another EM. The transaction of the operation never began or was rolled back.
     fn send_elsewhere(&mut self, pending: QueuedOperation) {
         self.is_watched = true;
-        pending.answer(Err(Error::LockTimeout));
+        pending.reply(Err(Error::LockTimeout));
     }
 
     /// Records the lock state of the key for placement, if it changed. Returns whether it changed.
@@ -305,9 +305,9 @@ impl ContendedQueues {
             let watched = self.watched();
             let looked = async {
                 let mut connection = self.store.pool().await?.acquire().await?;
-                resource_lock::free(&mut connection, watched, &mut after).await
+                resource_lock::unlocked(&mut connection, watched, &mut after).await
             };
-            match answered(looked).await {
+            match within_timeout(looked).await {
                 Ok(free) => self.note_held(&free, false),
                 Err(error) => {
                     if !error.is_told() {
@@ -329,7 +329,7 @@ impl ContendedQueues {
     /// open, which would delay all operations of the key.
     async fn obstacle(&self, worker: &mut Worker, key: &LockKey) -> Result<LockConflict, StoreError> {
         let waited = async { resource_lock::wait(worker.session().get().await?, key, self.turn()).await };
-        let mut obstacle = answered(waited).await;
+        let mut obstacle = within_timeout(waited).await;
         if matches!((&obstacle, key), (Ok(LockConflict::Transaction | LockConflict::Hold), LockKey::User(_))) {
             match worker.locks_users().await {
                 Ok(true) => {}
@@ -366,7 +366,7 @@ impl ContendedQueues {
         }
         drop(open);
         if is_any_free {
-            self.line.held_no_more();
+            self.line.contention_ended();
         }
     }
 
@@ -376,13 +376,13 @@ impl ContendedQueues {
         let mut open = self.open();
         let Some(lane) = open.get_mut(key) else { return ContendedQueueTask::Nothing };
         let now = Instant::now();
-        let waits = std::mem::take(&mut lane.waiting).into_iter().filter(QueuedOperation::is_wanted);
+        let waits = std::mem::take(&mut lane.waiting).into_iter().filter(QueuedOperation::has_caller);
         let (overdue, rest): (Vec<_>, Vec<_>) = waits.partition(|pending| pending.patience.until <= now);
         lane.waiting = rest;
         for pending in overdue {
             // The caller could not cancel: the operation seemed to run at its deadline.
             let error = pending.progress.timeout();
-            pending.answer(Err(error));
+            pending.reply(Err(error));
         }
         if !lane.waiting.is_empty() {
             return ContendedQueueTask::Turn;

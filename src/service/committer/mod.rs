@@ -93,23 +93,23 @@ impl From<Instant> for LockWait {
 
 impl LockWait {
     /// Fails at once on a contended EM, so that the caller can try another EM.
-    pub fn elsewhere(until: Instant) -> Self {
+    pub fn try_other_ems(until: Instant) -> Self {
         Self { until, goes_at: Some(Instant::now()) }
     }
 
     /// Waits `HOLDER_PATIENCE` for a contended EM, because no other EM was available.
-    pub fn for_a_moment(until: Instant) -> Self {
+    pub fn try_other_ems_after_pause(until: Instant) -> Self {
         Self { until, goes_at: Some(Instant::now() + HOLDER_PATIENCE) }
     }
 
     /// Whether the operation has stopped waiting for a contended EM.
-    fn may_go(self) -> bool {
+    fn has_given_up(self) -> bool {
         self.goes_at.is_some_and(|goes_at| goes_at <= Instant::now())
     }
 
-    /// Whether `answer` reports a contended EM before the deadline. The operation was then not applied, and another EM can be
+    /// Whether `reply` reports a contended EM before the deadline. The operation was then not applied, and another EM can be
     /// tried.
-    pub fn turned_away<T>(self, answer: &Result<T, Error>) -> bool {
+    pub fn is_contended<T>(self, answer: &Result<T, Error>) -> bool {
         self.goes_at.is_some() && matches!(answer, Err(Error::LockTimeout)) && Instant::now() < self.until
     }
 }
@@ -156,7 +156,7 @@ impl Committer {
         for queues in iter::once(queues).chain(of_others) {
             let worker =
                 worker::Worker::new(store.committer_session(), lanes.answers(), metrics.clone(), Arc::default());
-            tasks.spawn_apart("committer", run(queues, lanes.clone(), worker))?;
+            tasks.spawn_on_thread("committer", run(queues, lanes.clone(), worker))?;
         }
         Ok(Self { doors, room: OperationPermits::default(), line, undoing, metrics })
     }
@@ -179,7 +179,7 @@ impl Committer {
         patience: LockWait,
     ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
         let queue = self.doors.of(operation.em()).called(&operation);
-        self.carry_out(queue, by, operation, patience, None)
+        self.execute(queue, by, operation, patience, None)
     }
 
     /// Submits an operation as [`Committer::submit`] does. If `wanted`, also returns the counters after the commit, or `None`
@@ -187,7 +187,7 @@ impl Committer {
     ///
     /// # Errors
     /// As of [`Committer::submit`].
-    pub fn submit_counted<'a>(
+    pub fn submit_with_counters<'a>(
         &'a self,
         by: Actor,
         operation: Operation,
@@ -196,7 +196,7 @@ impl Committer {
     ) -> impl Future<Output = Result<(Outcome, Option<Box<Counters>>), Error>> + Send + use<'a> {
         let queue = self.doors.of(operation.em()).called(&operation);
         let (tell, told) = wanted.then(oneshot::channel).unzip();
-        let done = self.carry_out(queue, by, operation, patience, tell);
+        let done = self.execute(queue, by, operation, patience, tell);
         async move {
             let outcome = done.await?;
             // The counters are sent before the outcome.
@@ -214,10 +214,10 @@ impl Committer {
         deadline: Instant,
     ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
         let queue = self.doors.of(operation.em()).uncalled(&operation);
-        self.carry_out(queue, Principal::Service.into(), operation, deadline.into(), None)
+        self.execute(queue, Principal::Service.into(), operation, deadline.into(), None)
     }
 
-    fn carry_out<'a>(
+    fn execute<'a>(
         &'a self,
         queue: &mpsc::Sender<QueuedOperation>,
         by: Actor,
@@ -226,7 +226,7 @@ impl Committer {
         counters: Option<CounterSender>,
     ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
         let told = OperationLog::of(&by.principal, &operation);
-        let mut queued = self.put(queue, by, operation, patience, counters);
+        let mut queued = self.enqueue(queue, by, operation, patience, counters);
         async move {
             // Borrowed, because a moved reply would occupy the future twice.
             let done = match &mut queued {
@@ -235,7 +235,7 @@ impl Committer {
             };
             told.tell(&done);
             if let Err(error) = &done
-                && !patience.turned_away(&done)
+                && !patience.is_contended(&done)
             {
                 self.metrics.committer.failed(error.failure());
             }
@@ -244,7 +244,7 @@ impl Committer {
     }
 
     /// Adds an operation to a queue. Returns the reply to wait for.
-    fn put(
+    fn enqueue(
         &self,
         queue: &mpsc::Sender<QueuedOperation>,
         by: Actor,
@@ -261,7 +261,7 @@ impl Committer {
         let undo = holder(&operation).map(|user| (by.principal.clone(), user));
         let answer = PendingReply { answer, progress: progress.clone(), undo, undoing: self.undoing.clone() };
         let waits = Some(self.metrics.committer.queued());
-        let making_room = self.line.making_room(&operation);
+        let making_room = self.line.freed_key(&operation);
         let trace = traces::operation(operation.kind());
         let pending =
             QueuedOperation { by, operation, patience, progress, reply, counters, waits, trace, _room: Some(place) };
@@ -270,7 +270,7 @@ impl Committer {
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
         })?;
         if let Some(spot) = making_room {
-            self.line.room_comes(spot);
+            self.line.capacity_expected(spot);
         }
         Ok(answer)
     }
@@ -365,13 +365,13 @@ async fn run(mut queues: CommitQueues, lanes: Arc<lanes::ContendedQueues>, mut w
         let is_open = match tokio::time::timeout(REST_AFTER, queues.wait()).await {
             Ok(is_open) => is_open,
             Err(_) => {
-                worker.session().rest().await;
+                worker.session().idle().await;
                 queues.wait().await
             }
         };
         if !is_open {
             lanes.close();
-            worker.session().rest().await;
+            worker.session().idle().await;
             return;
         }
         let mut batch = queues.next();
@@ -443,23 +443,23 @@ impl QueuedOperation {
     }
 
     /// Marks the operation as waiting again after its transaction met a contended key.
-    fn set_aside(&mut self) {
+    fn requeue(&mut self) {
         self.trace.set_aside();
         self.progress.change(RUNNING, CONTENDED);
     }
 
     /// Returns the view for the batch.
-    fn wanted(&self) -> BatchItem<'_> {
+    fn as_batch_item(&self) -> BatchItem<'_> {
         BatchItem { by: &self.by, operation: &self.operation, counters: self.counters.is_some() }
     }
 
     /// Whether the caller still waits.
-    fn is_wanted(&self) -> bool {
+    fn has_caller(&self) -> bool {
         !self.reply.is_closed() && self.progress.0.load(Ordering::Acquire) != ABANDONED
     }
 
     /// Sends the result. Returns false if the caller is gone.
-    fn answer(self, answer: Result<Outcome, Error>) -> bool {
+    fn reply(self, answer: Result<Outcome, Error>) -> bool {
         let Self { reply, trace, .. } = self;
         if answer.is_err() {
             trace.failed();
@@ -501,7 +501,7 @@ mod tests {
             matches!(&pending.operation, Operation::Released(released) if released.ticket_id == Uuid::from_u128(7)),
             "{pending:?}"
         );
-        assert!(pending.is_wanted());
+        assert!(pending.has_caller());
     }
 
     #[tokio::test]

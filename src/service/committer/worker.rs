@@ -28,7 +28,7 @@ use crate::{
     service::{background::expiry, tasks::InstanceTasks},
     store::{
         StoreError, limit, resource_lock,
-        session::{Session, answered, durable},
+        session::{Session, durable, within_timeout},
         user_resource::DueTicket,
     },
     telemetry::traces,
@@ -155,7 +155,7 @@ impl Worker {
                 Err(BatchError::Store(error)) if error.is_lock_timeout() => {
                     self.metrics.database.failed(error.failure());
                     // The retry must not wait for the locks of its own last attempt.
-                    self.session.rest().await;
+                    self.session.idle().await;
                     parts.extend(after_wait(BatchPart { is_contended: true, ..part }, &error, &mut aside));
                 }
                 Err(BatchError::Store(error)) => {
@@ -169,7 +169,7 @@ impl Worker {
     }
 
     async fn run(&mut self, part: &[QueuedOperation], trace: &traces::BatchTrace) -> Result<CommitResult, BatchError> {
-        let operations: Vec<_> = part.iter().map(QueuedOperation::wanted).collect();
+        let operations: Vec<_> = part.iter().map(QueuedOperation::as_batch_item).collect();
         let committed =
             batch::run(&mut self.session, &operations, &self.limits, self.own, &self.metrics, trace).await?;
         self.limits = committed.standing.limits.clone();
@@ -190,7 +190,7 @@ impl Worker {
     async fn was_committed(&mut self, transaction_id: &str, evidence: &Evidence) -> Option<bool> {
         self.session.reset();
         let connection = self.session.settled(transaction_id).await?;
-        let holds = answered(async {
+        let holds = within_timeout(async {
             let holds = evidence.holds(&mut *connection).await?;
             if holds {
                 durable(connection).await?;
@@ -211,7 +211,7 @@ impl Worker {
     /// [`StoreError`] if the limits cannot be read. A limit change in progress is no error: the last known limits then apply.
     pub async fn locks_users(&mut self) -> Result<bool, StoreError> {
         let connection = self.session.get().await?;
-        match answered(limit::current(connection, &self.limits)).await {
+        match within_timeout(limit::current(connection, &self.limits)).await {
             Ok(limits) => self.limits = limits,
             // A limit change is in progress; the known limits apply until it commits.
             Err(error) if error.is_lock_timeout() => {}
@@ -247,12 +247,12 @@ impl Worker {
             self.locks_users().await?;
         }
         let keys = batch::lock_keys(part.operations.iter().map(|pending| &pending.operation), &self.limits);
-        answered(resource_lock::held(self.session.get().await?, &keys)).await
+        within_timeout(resource_lock::held(self.session.get().await?, &keys)).await
     }
 }
 
 fn set_aside(aside: &mut ContendedOperations, key: LockKey, mut pending: QueuedOperation) {
-    pending.set_aside();
+    pending.requeue();
     aside.entry(key).or_default().push(pending);
 }
 
@@ -300,7 +300,7 @@ fn after_error(part: BatchPart, error: StoreError, reused: bool) -> Vec<BatchPar
     let error = Error::from(error);
     let is_heard = part.operations.iter().any(|pending| !pending.reply.is_closed());
     // A caller logs a defect with the request that caused it. A missing primary is logged once by the store.
-    let is_told = error.is_told() || is_heard && error.is_defect();
+    let is_told = error.is_logged() || is_heard && error.is_defect();
     if !is_told {
         tracing::error!(
             error = &error as &dyn std::error::Error,
@@ -314,7 +314,7 @@ fn after_error(part: BatchPart, error: StoreError, reused: bool) -> Vec<BatchPar
 
 fn answer_all(part: Vec<QueuedOperation>, error: &Error) {
     for pending in part {
-        pending.answer(Err(error.clone()));
+        pending.reply(Err(error.clone()));
     }
 }
 
@@ -388,7 +388,7 @@ impl Responder {
                 (_, Ok(Outcome::Waiting(waiting))) => Some(Undo::Leave(waiting.position.ticket_id())),
                 _ => None,
             };
-            let delivered = pending.answer(answer.map_err(Error::from));
+            let delivered = pending.reply(answer.map_err(Error::from));
             match undo {
                 Some(Undo::Release(by, release)) if !delivered => {
                     self.undoing.submit(by, Operation::Released(release));

@@ -30,7 +30,7 @@ use crate::{
         StoreError, Work, external_queue,
         external_refresh::{self, RefreshLease},
         external_snapshot::{self, InstallResult, PreparedSnapshot},
-        session::{Session, answered},
+        session::{Session, within_timeout},
         waiting::{self, FreedNotification},
     },
 };
@@ -135,7 +135,7 @@ async fn look(
     }
     let leases = kept.leases();
     let own: Vec<Uuid> = leases.iter().map(|(_, lease)| *lease).collect();
-    let rows = answered(external_refresh::all(session.get().await?, &own)).await?;
+    let rows = within_timeout(external_refresh::all(session.get().await?, &own)).await?;
     kept.retain(&leases, &rows);
     Ok(rows.into_iter().filter(|row| row.is_due).map(|row| row.cluster_id).collect())
 }
@@ -161,7 +161,7 @@ fn start(refresh: Refresh, under_way: &RefreshesInFlight, tasks: &InstanceTasks,
             let pauses = [if done.is_none() { Duration::ZERO } else { PROBE_INTERVAL }; 2];
             if let Ok(connection) = session.get().await {
                 let (id, lease) = (cluster_id, refresh.lease);
-                let _ = answered(external_refresh::failed(connection, id, lease, pauses, false)).await;
+                let _ = within_timeout(external_refresh::failed(connection, id, lease, pauses, false)).await;
             }
         }
         under_way.lock().unwrap_or_else(PoisonError::into_inner).remove(&cluster_id);
@@ -180,17 +180,17 @@ struct Refresh {
 impl Refresh {
     async fn run(&self, session: &mut Session) -> Result<(), StoreError> {
         let (cluster_id, lease) = (self.cluster_id, self.lease);
-        let taken = answered(external_refresh::take(session.get().await?, cluster_id, lease)).await?;
+        let taken = within_timeout(external_refresh::take(session.get().await?, cluster_id, lease)).await?;
         let Some(taken) = taken else { return Ok(()) };
         if taken.is_gone {
             for _ in 0..CLEAN_STEPS_MAX {
-                if !answered(external_refresh::clean_gone(session.get().await?, cluster_id, lease)).await? {
+                if !within_timeout(external_refresh::clean_gone(session.get().await?, cluster_id, lease)).await? {
                     break;
                 }
             }
             return Ok(());
         }
-        let kept = self.still_good(session, &taken).await?;
+        let kept = self.valid_preparation(session, &taken).await?;
         // A cached preparation must be updated with tickets that ended after it.
         self.clean(session, kept.as_ref().map_or(i64::MAX, PreparedSnapshot::changes)).await?;
         let rows = external_queue::clusters(session.get().await?, &[cluster_id].into(), false).await?;
@@ -210,7 +210,7 @@ impl Refresh {
             Ok(Err(error)) => return self.failed(session, &provider.name, Some(&error), interval, kept.ok()).await,
             Err(_) => return self.failed(session, &provider.name, None, interval, kept.ok()).await,
         };
-        let generation = answered(external_snapshot::write(session.get().await?, cluster_id, &snapshot)).await?;
+        let generation = within_timeout(external_snapshot::write(session.get().await?, cluster_id, &snapshot)).await?;
         match self.prepare(session, snapshot, kept).await? {
             Some(prepared) => self.install(session, &provider.name, generation, prepared).await,
             None => Ok(()),
@@ -218,7 +218,7 @@ impl Refresh {
     }
 
     /// Returns the updated preparation from the cache, or the reason why there is no valid one.
-    async fn still_good(
+    async fn valid_preparation(
         &self,
         session: &mut Session,
         taken: &RefreshLease,
@@ -228,7 +228,7 @@ impl Refresh {
             return Ok(Err("superseded"));
         }
         let connection = session.get().await?;
-        let Some(behind) = answered(external_snapshot::behind(connection, self.cluster_id, &kept)).await? else {
+        let Some(behind) = within_timeout(external_snapshot::behind(connection, self.cluster_id, &kept)).await? else {
             return Ok(Err("renumbered"));
         };
         if usize::try_from(behind).is_ok_and(|behind| behind <= kept.preparation.tickets().max(BEHIND_MAX)) {
@@ -252,7 +252,7 @@ impl Refresh {
             Ok(mut kept) => {
                 let connection = session.get().await?;
                 let renewed = external_snapshot::renew(connection, self.cluster_id, &mut kept, snapshot.clone());
-                if answered(renewed).await? {
+                if within_timeout(renewed).await? {
                     external.prepared("kept");
                     return Ok(Some(kept));
                 }
@@ -284,7 +284,7 @@ impl Refresh {
             }
             let (connection, lease) = (session.get().await?, (lease, keeps));
             let installed = external_snapshot::install(connection, cluster_id, lease, generation, &mut prepared);
-            match answered(installed).await? {
+            match within_timeout(installed).await? {
                 InstallResult::InForce(changed) => {
                     self.service.metrics.external.refreshed("ok");
                     self.service.metrics.external.read("changed", changed);
@@ -309,7 +309,7 @@ impl Refresh {
         let mut looks = 0;
         while looks < CATCH_UPS_MAX {
             let connection = session.get().await?;
-            let caught_up = answered(external_snapshot::catch_up(connection, self.cluster_id, prepared)).await?;
+            let caught_up = within_timeout(external_snapshot::catch_up(connection, self.cluster_id, prepared)).await?;
             let Some(changed) = caught_up else { return Ok(false) };
             self.service.metrics.external.read("changed", changed);
             if changed <= CAUGHT_UP {
@@ -342,7 +342,7 @@ impl Refresh {
         self.service.metrics.external.refreshed(error.map_or("timeout", FetchError::class));
         let (connection, pauses) = (session.get().await?, [interval, interval.max(PROBE_INTERVAL)]);
         let (cluster_id, lease, keeps) = (self.cluster_id, self.lease, kept.is_some());
-        let failures = answered(external_refresh::failed(connection, cluster_id, lease, pauses, keeps)).await?;
+        let failures = within_timeout(external_refresh::failed(connection, cluster_id, lease, pauses, keeps)).await?;
         if let Some(kept) = kept.filter(|_| failures.is_some()) {
             self.kept.put(cluster_id, lease, kept);
         }
@@ -357,13 +357,13 @@ impl Refresh {
     /// Wakes requests that wait for external queues with free capacity, here and on other instances.
     async fn wake(&self, session: &mut Session, provider: &Name, rooms: &QueueCapacities) -> Result<(), StoreError> {
         let connection = session.get().await?;
-        let spots = answered(waiting::queues(&mut *connection, provider, WOKEN_QUEUES_MAX)).await?;
+        let spots = within_timeout(waiting::queues(&mut *connection, provider, WOKEN_QUEUES_MAX)).await?;
         let mut freed = FreedKeys::default();
         for spot in spots {
             if let WaitKey::Queue { path, .. } = &spot {
                 let room = rooms.room(path);
                 if room.memory > 0 || room.cores > 0 {
-                    freed.note(spot, MUCH);
+                    freed.add(spot, MUCH);
                 }
             }
         }
@@ -373,7 +373,7 @@ impl Refresh {
         let own = self.line.instance_id();
         let parts: Vec<FreedNotification> =
             FreedNotification::at(&freed).into_iter().map(|part| part.from(own)).collect();
-        answered(waiting::notify(connection, &parts)).await?;
+        within_timeout(waiting::notify(connection, &parts)).await?;
         self.line.committed(&freed, iter::empty(), true);
         Ok(())
     }
@@ -381,7 +381,7 @@ impl Refresh {
     async fn clean(&self, session: &mut Session, known: i64) -> Result<(), StoreError> {
         let begun = Instant::now();
         while begun.elapsed() < CLEAN_MAX {
-            if !answered(external_refresh::clean(session.get().await?, self.cluster_id, known)).await? {
+            if !within_timeout(external_refresh::clean(session.get().await?, self.cluster_id, known)).await? {
                 break;
             }
         }
@@ -392,8 +392,8 @@ impl Refresh {
 impl ExternalResourceService {
     /// Creates clusters for all current providers and deletes all others. Providers of an earlier release have no cluster yet.
     async fn reconcile(&self, session: &mut Session) -> Result<(), Error> {
-        let providers = answered(super::table::read(&self.store.pool().await?)).await?;
-        let known = answered(external_refresh::known(&self.store.pool().await?)).await?;
+        let providers = within_timeout(super::table::read(&self.store.pool().await?)).await?;
+        let known = within_timeout(external_refresh::known(&self.store.pool().await?)).await?;
         let is_known = providers.len() == known.len()
             && providers.iter().zip(&known).all(|(record, (resource_type, name, etag))| {
                 record.provider.resource_type.as_str() == resource_type
@@ -404,7 +404,7 @@ impl ExternalResourceService {
             return Ok(());
         }
         let (mut transaction, records) = begin(session).await?;
-        let known = answered(external_refresh::known(&mut *transaction)).await?;
+        let known = within_timeout(external_refresh::known(&mut *transaction)).await?;
         for record in &records {
             let (resource_type, name) = (record.provider.resource_type.as_str(), record.provider.name.as_str());
             if known
@@ -414,14 +414,14 @@ impl ExternalResourceService {
                 continue;
             }
             let rules = super::cluster(record).map_or(external::check::DEFAULT, |cluster| cluster.rules());
-            answered(super::put_cluster(&mut transaction, &record.provider, record.etag, &rules)).await?;
+            within_timeout(super::put_cluster(&mut transaction, &record.provider, record.etag, &rules)).await?;
         }
         for (resource_type, name, _) in &known {
             let is_there = |record: &super::ProviderRecord| {
                 record.provider.resource_type.as_str() == resource_type && record.provider.name.as_str() == name
             };
             if !records.iter().any(is_there) {
-                answered(external_refresh::delete(&mut transaction, resource_type, name)).await?;
+                within_timeout(external_refresh::delete(&mut transaction, resource_type, name)).await?;
             }
         }
         commit(transaction).await

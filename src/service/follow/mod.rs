@@ -28,7 +28,7 @@ use crate::{
     metrics::Metrics,
     store::{
         Store, StoreError, history_end, history_horizon,
-        session::{answered, durable},
+        session::{durable, within_timeout},
     },
 };
 
@@ -65,7 +65,7 @@ pub struct FollowFilter {
 }
 
 impl FollowFilter {
-    fn sees(&self, line: &ActionRecord) -> bool {
+    fn allows(&self, line: &ActionRecord) -> bool {
         let is_theirs = |users: &BTreeSet<Name>| line.ticket.as_ref().is_some_and(|(_, user)| users.contains(user));
         (self.objects || !matches!(line.subject, Subject::Other(_))) && self.users.as_ref().is_none_or(is_theirs)
     }
@@ -85,7 +85,7 @@ impl FollowEvent {
     /// Returns the lines that the filter allows, in order.
     pub fn lines(&self) -> impl Iterator<Item = &ActionRecord> {
         let behind = self.page.iter().flat_map(|(page, number)| page.behind(*number));
-        behind.filter(|line| self.view.sees(line))
+        behind.filter(|line| self.view.allows(line))
     }
 }
 
@@ -148,9 +148,9 @@ impl FollowService {
         view: FollowFilter,
     ) -> Result<mpsc::Receiver<Result<FollowEvent, Error>>, Error> {
         let asked = Some(position).filter(|text| !text.is_empty()).map(Position::parse).transpose()?;
-        let place = self.places.take(by).ok_or(Error::Overloaded)?;
+        let place = self.places.acquire(by).ok_or(Error::Overloaded)?;
         let held = (place, self.metrics.follow.follower());
-        let from = self.begin(asked).await?;
+        let from = self.start_position(asked).await?;
         let (outlet, told) = FollowerSender::new(SLOW_MAX)?;
         let (this, view) = (self.clone(), Arc::new(view));
         self.wanted.notify_one();
@@ -159,22 +159,22 @@ impl FollowService {
             let closed = outlet.tell.clone();
             tokio::select! {
                 () = closed.closed() => {}
-                ended = this.tell(from, &view, &outlet) => outlet.end(ended),
+                ended = this.send_events(from, &view, &outlet) => outlet.end(ended),
             }
         });
         Ok(told)
     }
 
     /// Returns the start position.
-    async fn begin(&self, asked: Option<Position>) -> Result<Position, Error> {
+    async fn start_position(&self, asked: Option<Position>) -> Result<Position, Error> {
         if let Some(near) = self.near(asked) {
             return Ok(near);
         }
         let mut connection = self.store.operators().acquire().await?;
-        let horizon = answered(history_horizon::read(&mut *connection)).await?;
+        let horizon = within_timeout(history_horizon::read(&mut *connection)).await?;
         *self.origin() = Some(Position::new(horizon, 0));
         if let Some(asked) = asked {
-            asked.check(horizon, answered(history_end::last_number(&mut *connection)).await?)?;
+            asked.check(horizon, within_timeout(history_end::last_number(&mut *connection)).await?)?;
             return Ok(asked);
         }
         for _ in 0..BEGIN_TRIES_MAX {
@@ -193,7 +193,7 @@ impl FollowService {
     async fn settled(&self, connection: &mut PgConnection) -> Result<Option<i64>, StoreError> {
         let settled = self.history.settled_number(&mut *connection).await?;
         if settled.is_some() {
-            answered(durable(connection)).await?;
+            within_timeout(durable(connection)).await?;
         }
         Ok(settled)
     }
@@ -215,12 +215,17 @@ impl FollowService {
         self.origin.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    async fn tell(&self, from: Position, view: &Arc<FollowFilter>, outlet: &FollowerSender) -> Result<(), Error> {
+    async fn send_events(
+        &self,
+        from: Position,
+        view: &Arc<FollowFilter>,
+        outlet: &FollowerSender,
+    ) -> Result<(), Error> {
         let mut progress = self.progress.subscribe();
         let put_back = progress.borrow().put_back;
         let told = |page, number| FollowEvent { page, view: view.clone(), position: from.at(number).to_string() };
         let mut number = from.number;
-        outlet.tell(told(None, number)).await?;
+        outlet.send(told(None, number)).await?;
         let mut last_told = Instant::now();
         loop {
             let seen = *progress.borrow_and_update();
@@ -230,8 +235,8 @@ impl FollowService {
             if let Some(page) = self.next(number, seen).await? {
                 let (behind, last) = (number, page.last);
                 number = last;
-                if page.behind(behind).any(|line| view.sees(line)) {
-                    outlet.tell(told(Some((page, behind)), last)).await?;
+                if page.behind(behind).any(|line| view.allows(line)) {
+                    outlet.send(told(Some((page, behind)), last)).await?;
                     last_told = Instant::now();
                 }
             } else {
@@ -239,7 +244,7 @@ impl FollowService {
                 let _ = tokio::time::timeout_at(last_told + IDLE, progress.changed()).await;
             }
             if last_told.elapsed() >= IDLE {
-                outlet.tell(told(None, number)).await?;
+                outlet.send(told(None, number)).await?;
                 last_told = Instant::now();
             }
         }
@@ -271,7 +276,7 @@ impl FollowService {
         let mut lines = self.history.read(&mut connection, None, number, limit).await?;
         lines.retain(|line| line.number <= read_to);
         // Reads the horizon afterwards, so that lines deleted before the read are detected.
-        let horizon = answered(history_horizon::read(&mut *connection)).await?;
+        let horizon = within_timeout(history_horizon::read(&mut *connection)).await?;
         Position::new(horizon, number).check(horizon, i64::MAX)?;
         self.metrics.follow.read_late.inc_by(u64::try_from(lines.len()).unwrap_or_default());
         self.recent.keep(HistoryPage::of(number, lines));
@@ -298,7 +303,7 @@ impl FollowerSender {
     ///
     /// # Errors
     /// [`Error::FollowerTooSlow`] if the previous message is not taken in time.
-    async fn tell(&self, told: FollowEvent) -> Result<(), Error> {
+    async fn send(&self, told: FollowEvent) -> Result<(), Error> {
         match timeout(self.slow_max, self.tell.reserve()).await {
             Ok(Ok(place)) => place.send(Ok(told)),
             // The follower is gone; the stream's task ends by itself.
@@ -327,8 +332,8 @@ mod tests {
     #[tokio::test]
     async fn who_takes_nothing_is_ended_and_told_why() {
         let (outlet, mut told) = FollowerSender::new(Duration::from_millis(10)).unwrap();
-        outlet.tell(nothing("first")).await.unwrap();
-        let ended = outlet.tell(nothing("second")).await;
+        outlet.send(nothing("first")).await.unwrap();
+        let ended = outlet.send(nothing("second")).await;
         assert!(matches!(ended, Err(Error::FollowerTooSlow)), "{ended:?}");
         outlet.end(ended);
         assert_eq!(told.recv().await.unwrap().unwrap().position, "first");
@@ -339,12 +344,12 @@ mod tests {
     #[tokio::test]
     async fn who_takes_late_is_told_all_the_same() {
         let (outlet, mut told) = FollowerSender::new(Duration::from_secs(60)).unwrap();
-        outlet.tell(nothing("first")).await.unwrap();
-        let second = tokio::spawn(async move { outlet.tell(nothing("second")).await.map(|()| outlet) });
+        outlet.send(nothing("first")).await.unwrap();
+        let second = tokio::spawn(async move { outlet.send(nothing("second")).await.map(|()| outlet) });
         assert_eq!(told.recv().await.unwrap().unwrap().position, "first");
         let outlet = second.await.unwrap().unwrap();
         assert_eq!(told.recv().await.unwrap().unwrap().position, "second");
         drop(told);
-        assert!(outlet.tell(nothing("third")).await.is_ok(), "who is gone is nobody's failure");
+        assert!(outlet.send(nothing("third")).await.is_ok(), "who is gone is nobody's failure");
     }
 }

@@ -22,7 +22,7 @@ use crate::{
     error::Error,
     store::{
         StoreError, action_record, em_report,
-        session::{Session, answered},
+        session::{Session, within_timeout},
         user_resource,
     },
 };
@@ -157,7 +157,7 @@ async fn compare(
     part: &mut [Comparison],
     lost_after: i16,
 ) -> Result<Vec<ReportResult>, StoreError> {
-    let connection = answered(session.get()).await?;
+    let connection = within_timeout(session.get()).await?;
     loop {
         let mut open: Vec<&mut Comparison> = part.iter_mut().filter(|comparison| !comparison.is_done).collect();
         if open.is_empty() {
@@ -166,18 +166,18 @@ async fn compare(
         let limit = (PAGE / open.len()).max(1);
         let ems: Vec<_> = open.iter().map(|comparison| (&comparison.report().em, comparison.cursor)).collect();
         let most = i64::try_from(limit).unwrap_or(i64::MAX);
-        let living = answered(user_resource::living(&mut *connection, &ems, most)).await?;
+        let living = within_timeout(user_resource::living(&mut *connection, &ems, most)).await?;
         for (comparison, living) in open.iter_mut().zip(living) {
             let missed = comparison.page(&living, limit, lost_after);
             if !missed.is_empty() {
-                answered(user_resource::update_missed(&mut *connection, comparison.report(), &missed)).await?;
+                within_timeout(user_resource::update_missed(&mut *connection, comparison.report(), &missed)).await?;
             }
         }
     }
     let reset = part.iter().filter(|comparison| comparison.differing.any_missed && !comparison.any_missed);
     let reset: Vec<&EmReport> = reset.map(Comparison::report).collect();
     if !reset.is_empty() {
-        answered(em_report::none_missed(&mut *connection, &reset)).await?;
+        within_timeout(em_report::none_missed(&mut *connection, &reset)).await?;
     }
     let ended = ended(&mut *connection, part).await?;
     let mut found = Vec::with_capacity(part.len());
@@ -195,7 +195,7 @@ async fn ended(connection: &mut PgConnection, part: &[Comparison]) -> Result<Has
     let unknown: Vec<Uuid> = part.iter().flat_map(|comparison| &comparison.unknown).copied().collect();
     let mut ended = HashMap::new();
     for ids in unknown.chunks(UNKNOWN_MAX) {
-        ended.extend(answered(action_record::read(&mut *connection, ids)).await?);
+        ended.extend(within_timeout(action_record::read(&mut *connection, ids)).await?);
     }
     Ok(ended)
 }
@@ -213,7 +213,7 @@ async fn lost(connection: &mut PgConnection, comparison: &Comparison) -> Result<
     if comparison.lost.is_empty() {
         return Ok(vec![]);
     }
-    let users = answered(user_resource::users(connection, &comparison.lost)).await?;
+    let users = within_timeout(user_resource::users(connection, &comparison.lost)).await?;
     let em = &comparison.report().em;
     Ok(users.into_iter().map(|(ticket_id, user)| ReleaseTicket { ticket_id, user, em: em.clone() }).collect())
 }

@@ -27,7 +27,7 @@ use crate::{
     store::{
         StoreError,
         em_report::{self, ReportArrival},
-        session::{Session, answered},
+        session::{Session, within_timeout},
     },
 };
 
@@ -118,7 +118,7 @@ impl ReportWriter {
             let reports: Vec<&EmReport> = part.iter().map(|waiting| &waiting.pending.report).collect();
             match upsert(&mut self.session, &reports).await {
                 Ok(met) => {
-                    let mut failed = observe::upsert(&mut self.session, &taken(&reports, &met)).await;
+                    let mut failed = observe::upsert(&mut self.session, &acceptable(&reports, &met)).await;
                     for (waiting, met) in part.into_iter().zip(met) {
                         let not_observed = failed.remove(&waiting.pending.report.em);
                         held.extend(self.respond(waiting, met, not_observed));
@@ -126,7 +126,7 @@ impl ReportWriter {
                 }
                 Err(error) if error.is_lock_timeout() => {
                     // Another transaction locks the whole table.
-                    let tried = part.into_iter().filter_map(|waiting| hold(waiting.pending, waiting.held_since));
+                    let tried = part.into_iter().filter_map(|waiting| defer(waiting.pending, waiting.held_since));
                     held.extend(tried);
                 }
                 Err(error) => {
@@ -163,7 +163,7 @@ impl ReportWriter {
                     differing.pending.answer(Err(Error::Overloaded));
                 }
             }
-            Ok(ReportVerdict::Held) => return hold(pending, held_since),
+            Ok(ReportVerdict::Held) => return defer(pending, held_since),
             Err(error) => pending.answer(Err(error)),
         }
         None
@@ -171,7 +171,7 @@ impl ReportWriter {
 }
 
 /// Defers a report that is blocked since `since`, or fails it after [`HELD_TIMEOUT`].
-fn hold(pending: QueuedReport, since: Option<Instant>) -> Option<BlockedReport> {
+fn defer(pending: QueuedReport, since: Option<Instant>) -> Option<BlockedReport> {
     let since = since.unwrap_or_else(Instant::now);
     pending.is_contended.store(true, Ordering::Relaxed);
     if since.elapsed() < HELD_TIMEOUT {
@@ -203,7 +203,7 @@ fn after_error(mut part: Vec<BlockedReport>, error: StoreError, reused: bool) ->
 }
 
 /// Returns the reports that are the latest of their EMs: stored now, or repetitions of the stored one.
-fn taken<'a>(reports: &[&'a EmReport], met: &[Option<ReportArrival>]) -> Vec<&'a EmReport> {
+fn acceptable<'a>(reports: &[&'a EmReport], met: &[Option<ReportArrival>]) -> Vec<&'a EmReport> {
     let is_last = |report: &EmReport, met: &ReportArrival| {
         let last = met.last.map(|(last, _)| last);
         met.kept || ReportOrder::of(ReportNumber::of(report), met.registered, last) == ReportOrder::Repeat
@@ -214,15 +214,15 @@ fn taken<'a>(reports: &[&'a EmReport], met: &[Option<ReportArrival>]) -> Vec<&'a
 
 /// Stores reports. Returns the state that each one met; `None` if its EM is not registered.
 async fn upsert(session: &mut Session, reports: &[&EmReport]) -> Result<Vec<Option<ReportArrival>>, StoreError> {
-    let connection = answered(session.get()).await?;
-    let mut all = answered(em_report::update(&mut *connection, reports)).await?;
+    let connection = within_timeout(session.get()).await?;
+    let mut all = within_timeout(em_report::update(&mut *connection, reports)).await?;
     let rest: Vec<&EmReport> =
         reports.iter().zip(&all).filter(|(_, met)| met.is_none()).map(|(report, _)| *report).collect();
     if rest.is_empty() {
         return Ok(all);
     }
-    let first = answered(em_report::insert(&mut *connection, &rest)).await?;
-    let met = answered(em_report::read_arrivals(&mut *connection, &rest)).await?;
+    let first = within_timeout(em_report::insert(&mut *connection, &rest)).await?;
+    let met = within_timeout(em_report::read_arrivals(&mut *connection, &rest)).await?;
     let mut met = rest.into_iter().zip(met).map(|(report, met)| met.map(|met| of_first(report, met, &first)));
     for slot in all.iter_mut().filter(|slot| slot.is_none()) {
         *slot = met.next().flatten();

@@ -21,7 +21,7 @@ use crate::{
     error::Error,
     store::{
         StoreError, em_observed,
-        session::{Session, answered},
+        session::{Session, within_timeout},
         user_resource,
     },
 };
@@ -71,8 +71,8 @@ async fn upsert_part(
     session: &mut Session,
     told: &[ReportObservations<'_>],
 ) -> Result<HashMap<EmInstance, FieldError>, StoreError> {
-    let connection = answered(session.get()).await?;
-    let renewed = answered(em_observed::renew(&mut *connection, told)).await?;
+    let connection = within_timeout(session.get()).await?;
+    let renewed = within_timeout(em_observed::renew(&mut *connection, told)).await?;
     let mut new = told.to_vec();
     new.retain(|(report, _)| !renewed.contains(&report.em));
     if new.is_empty() {
@@ -80,7 +80,7 @@ async fn upsert_part(
     }
     let wrong = check(&mut *connection, &new).await?;
     new.retain(|(report, _)| !wrong.contains_key(&report.em));
-    answered(em_observed::put(connection, &new)).await?;
+    within_timeout(em_observed::put(connection, &new)).await?;
     Ok(wrong)
 }
 
@@ -100,7 +100,7 @@ async fn check(
             return Ok(wrong);
         }
         let ids: Vec<Uuid> = page.iter().map(|(_, _, ticket_id, _)| *ticket_id).collect();
-        let tickets = answered(user_resource::read(&mut *connection, &ids)).await?;
+        let tickets = within_timeout(user_resource::read(&mut *connection, &ids)).await?;
         for (em, number, ticket_id, said) in page {
             let ticket = tickets.get(&ticket_id).filter(|ticket| ticket.em == *em);
             if let Some(Err(error)) = ticket.map(|ticket| observed_of(ticket, &said)) {

@@ -213,7 +213,7 @@ impl JwtAuthenticator {
         while stopping.run_until_cancelled(tokio::time::sleep(FILE_POLL_INTERVAL)).await.is_some() {
             let (jwt, before) = (self.clone(), looked);
             // A blocking task: a file system may not reply.
-            let looking = tokio::task::spawn_blocking(move || jwt.look(before));
+            let looking = tokio::task::spawn_blocking(move || jwt.reload(before));
             match stopping.run_until_cancelled(looking).await {
                 Some(Ok(now)) => {
                     if now.in_force != before.in_force {
@@ -236,14 +236,14 @@ impl JwtAuthenticator {
     }
 
     /// Applies the configuration if it has changed since `before`.
-    fn look(&self, before: ReloadResult) -> ReloadResult {
+    fn reload(&self, before: ReloadResult) -> ReloadResult {
         let json = source::read(&self.path, CONFIG_BYTES_MAX);
         let seen = json.as_ref().ok().map(|json| Sha256::digest(json).into());
         if seen == before.in_force {
             return ReloadResult { unusable: None, ..before };
         }
         let read = json.map_err(|source| JwtError::Read { path: self.path.clone(), source });
-        let taken = read.and_then(|json| self.take_up(&json));
+        let taken = read.and_then(|json| self.apply(&json));
         match taken {
             Ok(()) => {
                 self.metrics.jwt.reloads.inc();
@@ -264,7 +264,7 @@ impl JwtAuthenticator {
     }
 
     /// Applies a configuration. Issuers without a change retain their keys and streams.
-    fn take_up(&self, json: &[u8]) -> Result<(), JwtError> {
+    fn apply(&self, json: &[u8]) -> Result<(), JwtError> {
         let read = config::read(json, &self.allowed);
         let read = read.map_err(|source| JwtError::Config { path: self.path.clone(), source })?;
         let before = self.issuers.load_full();

@@ -25,7 +25,7 @@ use crate::{
         em_resource,
         label_set::{self, LabelSetState},
         limit, limit_change, policy,
-        session::{self, Session, answered},
+        session::{self, Session, within_timeout},
         waiting::{self, FreedNotification},
     },
 };
@@ -138,7 +138,7 @@ impl ChangeResult {
     }
 
     /// Writes many history lines before the fence. The change takes effect at the lines that [`ChangeResult::finish`] writes.
-    async fn tell_much(&self, connection: &mut PgConnection, by: &Actor) -> Result<(), StoreError> {
+    async fn record_in_advance(&self, connection: &mut PgConnection, by: &Actor) -> Result<(), StoreError> {
         if self.is_much() { action_record::insert_limits(connection, &self.lines, by).await } else { Ok(()) }
     }
 
@@ -282,21 +282,21 @@ async fn fenced(
     by: &Actor,
 ) -> Result<ChangeResult, FencedError> {
     let connection = tokio::time::timeout_at(deadline, session.get()).await.map_err(|_| FencedError::Late)??;
-    let prepared = answered(async {
+    let prepared = within_timeout(async {
         let mut transaction = connection.begin().await?;
         session::hurried(&mut transaction, patience).await?;
         let before = limit::begin_change(&mut transaction).await?;
         let made = change.make(&mut transaction, by).await?;
         limit_change::insert(&mut transaction, before, &made.of_rules()).await?;
         waiting::notify(&mut *transaction, &[FreedNotification::anywhere()]).await?;
-        made.tell_much(&mut transaction, by).await?;
+        made.record_in_advance(&mut transaction, by).await?;
         limit::close_fence(&mut transaction).await?;
         made.finish(&mut transaction, by).await?;
         Ok::<_, FencedError>((transaction, made))
     });
     let prepared = tokio::time::timeout_at(deadline, prepared).await;
     let (transaction, made) = prepared.map_err(|_| FencedError::Late)??;
-    let committed = answered(async { transaction.commit().await.map_err(StoreError::from) });
+    let committed = within_timeout(async { transaction.commit().await.map_err(StoreError::from) });
     match tokio::time::timeout_at(deadline, committed).await {
         Ok(committed) => committed.map(|()| made).map_err(|error| FencedError::Unknown(Some(error))),
         Err(_) => Err(FencedError::Unknown(None)),
@@ -335,7 +335,7 @@ async fn reconcile(connection: &mut PgConnection, lines: &[LimitAct]) -> Result<
         begun.push(label_set::insert(connection, counting.clone()).await?);
     }
     if begun.iter().any(|set| set.counting.has_families()) {
-        limit::keep_older_out(connection, limit::KNOWS_FAMILIES).await?;
+        limit::set_oldest_writer(connection, limit::KNOWS_FAMILIES).await?;
     }
     Ok(RecountPlan { begun, before, decided })
 }

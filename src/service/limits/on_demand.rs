@@ -20,7 +20,7 @@ use crate::{
         principal::Actor,
     },
     error::Error,
-    store::{StoreError, label_set, session::answered, user_resource},
+    store::{StoreError, label_set, session::within_timeout, user_resource},
 };
 
 use super::{LimitService, MARGIN, POLL, fence::FencedChange};
@@ -71,7 +71,7 @@ impl LimitService {
 
     async fn needed(&self, cap: &Cap) -> Result<CountingNeed, Error> {
         let mut connection = self.store.pool().await?.acquire().await.map_err(StoreError::from)?;
-        Ok(answered(needed(&mut connection, cap)).await?)
+        Ok(within_timeout(needed(&mut connection, cap)).await?)
     }
 }
 

@@ -11,7 +11,7 @@ use crate::{
         principal::Actor,
     },
     error::Error,
-    store::{label_resource, session::answered},
+    store::{label_resource, session::within_timeout},
 };
 
 use super::{FencedChange, LOOKED_AT_MAX, LimitService, OVER_MAX, PAGE};
@@ -39,7 +39,7 @@ impl LimitService {
         let standing = async {
             let decides = self.until_counted(deadline).await?;
             let mut connection = self.store.operators().acquire().await?;
-            let limits = answered(self.current(&mut connection)).await?;
+            let limits = within_timeout(self.current(&mut connection)).await?;
             Ok::<_, Error>((decides, over_any(&mut connection, &limits).await?))
         };
         // The rules are stored from here on: no error may state that they are not.
@@ -60,7 +60,7 @@ impl LimitService {
     /// Database errors.
     pub async fn replace_dry_run(&self, rules: Vec<Rule>) -> Result<RuleReplacement, Error> {
         let mut connection = self.store.operators().acquire().await?;
-        let limits = answered(self.current(&mut connection)).await?;
+        let limits = within_timeout(self.current(&mut connection)).await?;
         let changes = RuleChanges::between(limits.rules().map(|(rule, _)| rule.clone()), &rules);
         let limits = limits.with_rules(rules);
         let over = over_any(&mut connection, &limits).await?;
@@ -73,7 +73,7 @@ async fn over_any(connection: &mut PgConnection, limits: &Limits) -> Result<Limi
     let (mut over, mut after) = (LimitExcess::default(), Vec::new());
     over.is_partial = limits.rules().any(|(_, decides)| !decides);
     for _ in 0..LOOKED_AT_MAX / PAGE {
-        let page = answered(label_resource::list(&mut *connection, &after, PAGE)).await?;
+        let page = within_timeout(label_resource::list(&mut *connection, &after, PAGE)).await?;
         for (_, counter, usage) in page.scopes {
             let scope = ScopeUsage::new(limits.of_counter(counter), usage);
             if scope.is_over() {

@@ -16,7 +16,7 @@ use crate::{
     error::Error,
     store::{
         label_resource::{self, IndexFilter, ScopeScan},
-        session::answered,
+        session::within_timeout,
     },
 };
 
@@ -44,16 +44,16 @@ impl ScopeFilter {
     /// Reads scopes by the most selective index. The result may contain scopes that do not match.
     async fn read(&self, connection: &mut PgConnection, after: &[u8], limit: i64) -> Result<ScopeScan, Error> {
         if let Some(users) = &self.users {
-            return Ok(answered(label_resource::list_of(connection, users, after, limit)).await?);
+            return Ok(within_timeout(label_resource::list_of(connection, users, after, limit)).await?);
         }
         let indexed = [IndexFilter::EngineType, IndexFilter::Creator].into_iter();
         let mut indexed = indexed.filter_map(|label| Some((label, self.labels.get(label.label())?.as_str())));
         match indexed.next() {
             Some((label, value)) => {
                 let list = label_resource::list_with(connection, (label, value), after, limit);
-                Ok(answered(list).await?)
+                Ok(within_timeout(list).await?)
             }
-            None => Ok(answered(label_resource::list(connection, after, limit)).await?),
+            None => Ok(within_timeout(label_resource::list(connection, after, limit)).await?),
         }
     }
 }
@@ -74,10 +74,10 @@ impl LimitService {
     /// [`Rejection::ScopeNotCounted`] if no label set counts these labels.
     pub async fn scope(&self, scope: &Scope) -> Result<ScopeUsage, Error> {
         let mut connection = self.store.pool().await?.acquire().await?;
-        let limits = answered(self.current(&mut connection)).await?;
+        let limits = within_timeout(self.current(&mut connection)).await?;
         let limited = limits.deciding_at(scope);
         let limited = limited.ok_or_else(|| Rejection::ScopeNotCounted { keys: scope.keys() })?;
-        let stored = answered(label_resource::read_one(&mut *connection, &limited.counter)).await?;
+        let stored = within_timeout(label_resource::read_one(&mut *connection, &limited.counter)).await?;
         Ok(ScopeUsage::new(limited, stored))
     }
 
@@ -89,7 +89,7 @@ impl LimitService {
     /// Database errors.
     pub async fn scopes(&self, filter: &ScopeFilter, after: &[u8], limit: usize) -> Result<ScopePage, Error> {
         let mut connection = self.store.operators().acquire().await?;
-        let limits = answered(self.current(&mut connection)).await?;
+        let limits = within_timeout(self.current(&mut connection)).await?;
         let (mut shown, mut last) = (Vec::new(), after.to_vec());
         for look in 0..SCOPE_LOOKS_MAX {
             // Mostly all scopes match if there is no label filter. One more scope shows whether another page follows.

@@ -17,7 +17,7 @@ use crate::{
     error::Error,
     store::{
         refusal::{self, RefusalAt},
-        session::{answered, clock},
+        session::{clock, within_timeout},
         usage_hour::{self, UsageAt, UsageRange, UsageSumPage},
     },
 };
@@ -139,7 +139,8 @@ impl UsageQueries {
         let mut shown = Vec::new();
         for _ in 0..looks {
             let read = i64::try_from(at_once).unwrap_or(i64::MAX);
-            let found = answered(refusal::list(&mut *connection, filter.users.as_ref(), from, last, read)).await?;
+            let found =
+                within_timeout(refusal::list(&mut *connection, filter.users.as_ref(), from, last, read)).await?;
             let is_end = found.len() < at_once;
             for (at, sum) in found {
                 if shown.len() == limit {
@@ -185,8 +186,9 @@ async fn used_on(
     limit: i64,
 ) -> Result<UsagePage, Error> {
     let range = query.clone().range(clock(connection).await?)?;
-    let complete_until = answered(usage_hour::progress(&mut *connection)).await?.complete_until;
-    let UsageSumPage { sums, looked_to } = answered(usage_hour::list(&mut *connection, &range, after, limit)).await?;
+    let complete_until = within_timeout(usage_hour::progress(&mut *connection)).await?.complete_until;
+    let UsageSumPage { sums, looked_to } =
+        within_timeout(usage_hour::list(&mut *connection, &range, after, limit)).await?;
     Ok(UsagePage { sums, looked_to, range, complete_until })
 }
 

@@ -11,7 +11,7 @@ use crate::{
     store::{
         action_record::{self, ActionKey, NumberRange},
         history_part,
-        session::answered,
+        session::within_timeout,
     },
 };
 
@@ -31,11 +31,11 @@ pub(super) async fn span(
 ) -> Result<NumberRange, Error> {
     let NumberRange { mut after, mut last } = numbers;
     if let Some(from) = filter.from {
-        let first = answered(action_record::number_before(&mut *connection, from.saturating_sub(LATE))).await?;
+        let first = within_timeout(action_record::number_before(&mut *connection, from.saturating_sub(LATE))).await?;
         after = after.max(first);
     }
     if let Some(to) = filter.to {
-        let end = answered(action_record::number_before(&mut *connection, to.saturating_add(LATE))).await?;
+        let end = within_timeout(action_record::number_before(&mut *connection, to.saturating_add(LATE))).await?;
         last = last.min(end);
     }
     Ok(NumberRange { after, last: last.max(after) })
@@ -58,19 +58,19 @@ pub(super) async fn find(
     limit: i64,
 ) -> Result<SearchPage, Error> {
     if filter.ticket_id.is_some() {
-        let lines = answered(action_record::list_matching(connection, filter, span, newest_first, limit)).await?;
+        let lines = within_timeout(action_record::list_matching(connection, filter, span, newest_first, limit)).await?;
         return Ok(SearchPage { lines, looked: span });
     }
     let few = limit.saturating_add(LINES_LOOKED_FIRST).min(LINES_LOOKED_MAX);
-    let found = look_through(connection, filter, span, newest_first, (limit, few)).await?;
+    let found = scan(connection, filter, span, newest_first, (limit, few)).await?;
     if found.looked == span || count(&found.lines) >= limit {
         return Ok(found);
     }
     let Some(key) = filter.key() else {
-        return look_through(connection, filter, span, newest_first, (limit, LINES_LOOKED_MAX)).await;
+        return scan(connection, filter, span, newest_first, (limit, LINES_LOOKED_MAX)).await;
     };
     // One part has indexes, the other is scanned.
-    let indexes = answered(history_part::indexed(connection)).await?;
+    let indexes = within_timeout(history_part::indexed(connection)).await?;
     let edge = indexes.map_or(0, |indexes| indexes.below.saturating_sub(1)).clamp(span.after, span.last);
     let (indexed, rest) = (NumberRange { last: edge, ..span }, NumberRange { after: edge, ..span });
     let mut found = SearchPage { lines: Vec::new(), looked: span };
@@ -78,7 +78,7 @@ pub(super) async fn find(
         let left = limit.saturating_sub(count(&found.lines));
         let SearchPage { lines, looked } = match indexes.filter(|_| part == indexed) {
             Some(indexes) => find_by_key(connection, (filter, &key), (part, indexes.until), newest_first, left).await?,
-            None => look_through(connection, filter, part, newest_first, (left, LINES_LOOKED_MAX)).await?,
+            None => scan(connection, filter, part, newest_first, (left, LINES_LOOKED_MAX)).await?,
         };
         found.lines.extend(lines);
         // Earlier parts were examined completely.
@@ -106,19 +106,19 @@ async fn find_by_key(
     limit: i64,
 ) -> Result<SearchPage, Error> {
     let found = action_record::list_by_key(connection, by, span, newest_first, (limit, LINES_LOOKED_MAX));
-    let (lines, looked) = answered(found).await?;
+    let (lines, looked) = within_timeout(found).await?;
     Ok(SearchPage { lines, looked })
 }
 
 /// Returns up to `limit` matching lines among the first `many` of `span`.
-async fn look_through(
+async fn scan(
     connection: &mut PgConnection,
     filter: &action_record::ActionFilter,
     span: NumberRange,
     newest_first: bool,
     (limit, many): (i64, i64),
 ) -> Result<SearchPage, Error> {
-    let looked = answered(action_record::cut(&mut *connection, span, newest_first, many)).await?;
-    let lines = answered(action_record::list_matching(connection, filter, looked, newest_first, limit)).await?;
+    let looked = within_timeout(action_record::cut(&mut *connection, span, newest_first, many)).await?;
+    let lines = within_timeout(action_record::list_matching(connection, filter, looked, newest_first, limit)).await?;
     Ok(SearchPage { lines, looked })
 }

@@ -20,7 +20,7 @@ fn em(host: &str) -> WaitKey {
 
 fn freed(spot: WaitKey, requests: u32) -> FreedNotification {
     let mut spots = FreedKeys::default();
-    spots.note(spot, requests);
+    spots.add(spot, requests);
     FreedNotification::at(&spots).remove(0)
 }
 
@@ -268,7 +268,7 @@ impl Model {
         let (mut spots, mut granted, mut refused) = (FreedKeys::default(), vec![], vec![]);
         for &at in released {
             self.free[at] += 1;
-            spots.note(em(&at.to_string()), 1);
+            spots.add(em(&at.to_string()), 1);
         }
         for number in self.numbers() {
             let (step, home, ..) = self.waiters[&number];
@@ -276,7 +276,7 @@ impl Model {
                 Step::Submitted(_, at) if self.fits(&self.free, at, number) => {
                     self.free[at] -= 1;
                     if at != home {
-                        spots.note(em(&home.to_string()), 1);
+                        spots.add(em(&home.to_string()), 1);
                     }
                     granted.push((number, em(&at.to_string())));
                     self.waiters.remove(&number);

@@ -1,6 +1,6 @@
 //! Maintenance of the wait queues: three background tasks of each instance.
 //!
-//! [`run`] deletes queue entries of ended requests and of dead instances, and polls the local waiters. [`live`] renews the
+//! [`run`] deletes queue entries of ended requests and of dead instances, and polls the local waiters. [`renew`] renews the
 //! instance's row. [`listen`] receives notifications of other instances and wakes local waiters.
 //!
 //! Never: deletes entries of an instance that lives. All instances first have time to renew after an outage.
@@ -16,7 +16,7 @@ use crate::{
     service::admission::Admission,
     store::{
         StoreError,
-        session::{Session, answered},
+        session::{Session, within_timeout},
         waiting::{self, FreedNotification, RENEWAL, RemovedRequests},
     },
 };
@@ -66,19 +66,19 @@ pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Uuid
     polls.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
     loop {
         let kept = tokio::select! {
-            _ = leaving.recv_many(&mut keeper.left, LEAVE_MAX) => keeper.leave().await,
+            _ = leaving.recv_many(&mut keeper.left, LEAVE_MAX) => keeper.remove_entries().await,
             () = line.stopping.cancelled() => break,
             _ = polls.tick() => {
                 line.index().poll();
                 keeper.poll(&line).await
             }
         };
-        keeper.note(kept);
+        keeper.wake_and_notify(kept);
     }
     // All callers get their replies now. The loop ends after the last one has been removed.
     while line.index().callers > 0 || !leaving.is_empty() {
         if tokio::time::timeout(LEAVE_POLL, leaving.recv_many(&mut keeper.left, LEAVE_MAX)).await.is_ok()
-            && keeper.leave().await.is_err()
+            && keeper.remove_entries().await.is_err()
         {
             return;
         }
@@ -86,7 +86,7 @@ pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Uuid
 }
 
 /// Renews the instance's row while requests wait here, until shutdown.
-pub async fn live(line: LocalWaitQueue) {
+pub async fn renew(line: LocalWaitQueue) {
     line.connect().await;
     let mut renewals = tokio::time::interval(POLL_INTERVAL);
     renewals.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -97,7 +97,7 @@ pub async fn live(line: LocalWaitQueue) {
         }
         if line.index().callers > 0
             && let Err(error) = line.keep_alive(Instant::now() + RENEWAL).await
-            && !error.is_told()
+            && !error.is_logged()
         {
             tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep those who wait in line");
         }
@@ -115,11 +115,11 @@ struct WaitQueueMaintenance {
 
 impl WaitQueueMaintenance {
     /// Deletes the entries in `left`, and notifies all instances of the freed reservations.
-    async fn leave(&mut self) -> Result<(), StoreError> {
+    async fn remove_entries(&mut self) -> Result<(), StoreError> {
         while !self.left.is_empty() {
             let start = Instant::now();
             let part: Vec<_> = self.left.iter().take(LEAVE_MAX).copied().collect();
-            let gone = answered(waiting::leave(self.session.get().await?, &part)).await?;
+            let gone = within_timeout(waiting::leave(self.session.get().await?, &part)).await?;
             drop(self.left.drain(..part.len()));
             self.notify(gone).await?;
             if part.len() == LEAVE_MAX {
@@ -132,22 +132,22 @@ impl WaitQueueMaintenance {
     /// Retries failed removals and deletes the entries of dead instances. Instances first have [`GRACE`] to renew after an
     /// outage.
     async fn poll(&mut self, line: &LocalWaitQueue) -> Result<(), StoreError> {
-        self.leave().await?;
+        self.remove_entries().await?;
         self.polls = self.polls.wrapping_add(1);
-        let dead = answered(waiting::is_any_dead(self.session.get().await?, line.instance_id)).await?;
+        let dead = within_timeout(waiting::is_any_dead(self.session.get().await?, line.instance_id)).await?;
         let is_round = self.polls.is_multiple_of(SWEEP_POLLS);
         if self.answers_since.elapsed() < GRACE || !(dead || is_round) {
             return Ok(());
         }
         for _ in 0..SWEEPS_MAX {
-            let gone = answered(waiting::sweep(self.session.get().await?, SWEEP_MAX)).await?;
+            let gone = within_timeout(waiting::sweep(self.session.get().await?, SWEEP_MAX)).await?;
             let swept = gone.requests;
             if swept > 0 {
                 tracing::warn!(requests = swept, "removed what waited on an instance that is gone");
             }
             self.notify(gone).await?;
             // Ended requests wait no longer than one sweep.
-            self.leave().await?;
+            self.remove_entries().await?;
             if swept < SWEEP_MAX.unsigned_abs() {
                 break;
             }
@@ -160,10 +160,10 @@ impl WaitQueueMaintenance {
             return Ok(());
         }
         let freed = gone.spots.counted_up_to(LEFT_COUNTED_MAX);
-        answered(waiting::notify(self.session.get().await?, &FreedNotification::at(&freed))).await
+        within_timeout(waiting::notify(self.session.get().await?, &FreedNotification::at(&freed))).await
     }
 
-    fn note(&mut self, kept: Result<(), StoreError>) {
+    fn wake_and_notify(&mut self, kept: Result<(), StoreError>) {
         if let Err(error) = kept {
             self.session.reset_after(&error);
             self.answers_since = Instant::now();
@@ -179,7 +179,7 @@ pub async fn listen(line: LocalWaitQueue, admission: Admission) {
     loop {
         tokio::select! {
             () = line.stopping.cancelled() => return,
-            heard = hear(&line, &admission) => match heard {
+            heard = handle_notification(&line, &admission) => match heard {
                 // The connection is lost; reconnect immediately.
                 Ok(()) => continue,
                 Err(error) if error.is_told() => {}
@@ -195,7 +195,7 @@ pub async fn listen(line: LocalWaitQueue, admission: Admission) {
     }
 }
 
-async fn hear(line: &LocalWaitQueue, admission: &Admission) -> Result<(), StoreError> {
+async fn handle_notification(line: &LocalWaitQueue, admission: &Admission) -> Result<(), StoreError> {
     let primary = line.store.primary();
     primary.awaited().await;
     let moved = primary.moved();
@@ -214,7 +214,8 @@ async fn hear(line: &LocalWaitQueue, admission: &Admission) -> Result<(), StoreE
         };
         let Ok(heard) = heard else {
             // A cut connection is as silent as one without notifications.
-            answered(async { sqlx::query("SELECT 1").execute(&mut listener).await.map_err(StoreError::from) }).await?;
+            within_timeout(async { sqlx::query("SELECT 1").execute(&mut listener).await.map_err(StoreError::from) })
+                .await?;
             continue;
         };
         match heard? {
@@ -236,7 +237,7 @@ async fn wake(line: &LocalWaitQueue, admission: &Admission, freed: &FreedNotific
         return;
     }
     if !line.index().is_anywhere_empty()
-        && let Err(error) = admission.see(&freed.em_instances()).await
+        && let Err(error) = admission.refresh(&freed.em_instances()).await
     {
         tracing::warn!(error = &error as &dyn std::error::Error, "cannot see where there is more room");
     }

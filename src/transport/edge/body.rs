@@ -150,14 +150,14 @@ impl MessageBuffer {
         if announced.is_some_and(|announced| announced > UNCOUNTED_BYTES) {
             self.fields.read(data.get(PREFIX_BYTES.saturating_sub(before)..).unwrap_or_default());
         }
-        self.take_room(announced.unwrap_or_default())?;
+        self.reserve(announced.unwrap_or_default())?;
         Ok(Some(data))
     }
 
     /// Charges a piece of a compressed message. Returns the decompressed message when it is complete.
     fn take_packed(&mut self, data: &[u8], announced: Option<usize>) -> Result<Option<Bytes>, Error> {
         self.packed.extend_from_slice(data);
-        self.take_room(announced.unwrap_or_default())?;
+        self.reserve(announced.unwrap_or_default())?;
         if !self.is_whole() {
             return Ok(None);
         }
@@ -168,19 +168,19 @@ impl MessageBuffer {
             // The length is read from the last bytes of the input, which may be arbitrary.
             return Err(if gzip::is_longer(packed, self.limit) { self.too_large() } else { spoilt() });
         }
-        self.take_room(self.received.saturating_add(length))?;
+        self.reserve(self.received.saturating_add(length))?;
         let mut unpacked = Vec::with_capacity(PREFIX_BYTES + length);
         unpacked.extend(prefix(length));
         gzip::unpack(packed, length, &mut unpacked).ok_or_else(spoilt)?;
         if unpacked.len() > UNCOUNTED_BYTES {
             self.fields.read(unpacked.get(PREFIX_BYTES..).unwrap_or_default());
-            self.take_room(self.received.saturating_add(length))?;
+            self.reserve(self.received.saturating_add(length))?;
         }
         Ok(Some(unpacked.into()))
     }
 
     /// Charges the known size to the budgets: `bytes` or the received ones, and the decoded fields.
-    fn take_room(&self, bytes: usize) -> Result<(), Error> {
+    fn reserve(&self, bytes: usize) -> Result<(), Error> {
         let fields = self.fields.count();
         if fields > FIELDS_MAX {
             return Err(FieldError::new("the message", format!("has more than {FIELDS_MAX} fields")).into());

@@ -77,20 +77,20 @@ impl EdgeService {
     }
 
     /// Returns a service for the same routes that authenticates with `identity`.
-    pub fn known_by(&self, identity: Arc<Authenticator>) -> Self {
+    pub fn with_authenticator(&self, identity: Arc<Authenticator>) -> Self {
         let EdgeInner { routes, edge, .. } = &*self.0;
         Self(Arc::new(EdgeInner { routes: routes.clone(), edge: edge.clone(), door: AccessMode::Open(identity) }))
     }
 
     /// Creates a service in front of the health routes. Other calls fail with the current value of `error`.
-    pub fn closed(routes: Routes<RequestBody>, edge: Arc<Edge>, error: Arc<ArcSwap<Error>>) -> Self {
+    pub fn health_only(routes: Routes<RequestBody>, edge: Arc<Edge>, error: Arc<ArcSwap<Error>>) -> Self {
         Self(Arc::new(EdgeInner { routes: Arc::new(routes), edge, door: AccessMode::Closed(error) }))
     }
 }
 
 impl EdgeInner {
     /// Authenticates a call and removes its credentials, so that no service can log them.
-    fn admit(&self, request: &mut http::Request<Body>) -> Result<Option<AdmittedCaller>, Error> {
+    fn authenticate(&self, request: &mut http::Request<Body>) -> Result<Option<AdmittedCaller>, Error> {
         let identity = match &self.door {
             AccessMode::Open(identity) => identity,
             AccessMode::Closed(_) if request.uri().path().starts_with(HEALTH) => return Ok(None),
@@ -110,7 +110,7 @@ impl EdgeInner {
         Ok(admitted)
     }
 
-    fn answer(&self, mut request: http::Request<Body>) -> CallFuture {
+    fn handle(&self, mut request: http::Request<Body>) -> CallFuture {
         // Many clients accept gzip by default. Compressing small responses would cost more than it saves, so only a
         // compressed request gets a compressed response.
         let is_gzip = request.headers().get(ENCODING).is_some_and(|encoding| encoding == "gzip");
@@ -130,7 +130,7 @@ impl EdgeInner {
             return refused(CallRejection::Http(code));
         }
         let refused = |error| refused(CallRejection::Grpc(error));
-        let admitted = match self.admit(&mut request) {
+        let admitted = match self.authenticate(&mut request) {
             Ok(admitted) => admitted,
             Err(error) => return refused(error),
         };
@@ -138,7 +138,7 @@ impl EdgeInner {
             Ok(timeout) => timeout,
             Err(error) => return refused(error.into()),
         };
-        let place = match self.edge.places.admit(request.uri().path(), admitted.as_ref()) {
+        let place = match self.edge.places.acquire(request.uri().path(), admitted.as_ref()) {
             Ok(place) => place,
             Err(error) => {
                 self.edge.gauges.turned_away.add();
@@ -203,7 +203,7 @@ impl Service<http::Request<Body>> for EdgeService {
     }
 
     fn call(&mut self, request: http::Request<Body>) -> CallFuture {
-        self.0.answer(request)
+        self.0.handle(request)
     }
 }
 

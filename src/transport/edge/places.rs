@@ -70,13 +70,13 @@ impl CallPermits {
     ///
     /// # Errors
     /// [`Error::Overloaded`] if no permit is available for its caller.
-    pub fn admit(&self, path: &str, admitted: Option<&AdmittedCaller>) -> Result<Option<ActiveCallPermit>, Error> {
+    pub fn acquire(&self, path: &str, admitted: Option<&AdmittedCaller>) -> Result<Option<ActiveCallPermit>, Error> {
         let by = admitted.map_or(&Principal::Anonymous, |admitted| &admitted.caller.principal);
         let place = match CallPurpose::of(path) {
             CallPurpose::Frees => return Ok(None),
-            CallPurpose::Asks => self.requests.take(by),
+            CallPurpose::Asks => self.requests.acquire(by),
             CallPurpose::Provides => self.requests.take_any(by),
-            CallPurpose::Operates => self.operators.take(by),
+            CallPurpose::Operates => self.operators.acquire(by),
         };
         Ok(Some(Arc::new(place.ok_or(Error::Overloaded)?)))
     }
@@ -102,7 +102,7 @@ mod tests {
             ("/grpc.health.v1.Health/Check", true),
             ("/nobody/Knows", true),
         ] {
-            assert_eq!(places.admit(path, None).is_ok(), admitted, "{path}");
+            assert_eq!(places.acquire(path, None).is_ok(), admitted, "{path}");
         }
         assert_eq!(places.operators.count(), 0, "the calls are over");
     }

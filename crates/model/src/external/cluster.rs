@@ -245,7 +245,7 @@ impl Clusters {
         match (judged, asked.judge(line, request.position(), now)) {
             (Ok(judged), Ok(queue)) => Ok((judged, queue)),
             (Ok(_), Err(mut short)) => {
-                short.spots.extend(judgement::spots(request, limits).map(|spot| (spot, false)));
+                short.spots.extend(judgement::wait_keys(request, limits).map(|spot| (spot, false)));
                 Err(short)
             }
             (Err(mut short), Ok(_)) => {

@@ -88,7 +88,7 @@ impl Ledger {
         let (em, by) = (instance.clone(), self.by.clone());
         let line = DrainDelta { em, total, before, after: drain, reason, by };
         self.deltas.lines.push(HistoryLine::Drain(Box::new(line)));
-        self.deltas.freed.note(WaitKey::Em(instance.clone()), MUCH);
+        self.deltas.freed.add(WaitKey::Em(instance.clone()), MUCH);
         self.drains_changed.insert(instance.clone());
     }
 

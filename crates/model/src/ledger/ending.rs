@@ -24,14 +24,14 @@ use super::{
 impl Ledger {
     /// Records freed capacity on the EM and in the scopes, as much as about `requests` requests used.
     pub(super) fn free(&mut self, em: &EmInstance, scopes: &[LimitedScope], requests: u32) {
-        self.deltas.freed.note(WaitKey::Em(em.clone()), requests);
+        self.deltas.freed.add(WaitKey::Em(em.clone()), requests);
         // Scopes without a limit are included, because a request can wait there for its own cap.
-        scopes.iter().for_each(|limited| self.deltas.freed.note(WaitKey::Scope(limited.scope().clone()), requests));
+        scopes.iter().for_each(|limited| self.deltas.freed.add(WaitKey::Scope(limited.scope().clone()), requests));
     }
 
     /// Records freed capacity in the external queue of a ticket. Call before the ticket ends there.
     pub(super) fn free_queue(&mut self, ticket_id: Uuid) {
-        self.clusters.spots_of(ticket_id).into_iter().for_each(|spot| self.deltas.freed.note(spot, 1));
+        self.clusters.spots_of(ticket_id).into_iter().for_each(|spot| self.deltas.freed.add(spot, 1));
     }
 
     pub(super) fn released(&mut self, op: &ReleaseTicket) -> Result<Outcome, Rejection> {

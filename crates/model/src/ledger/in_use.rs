@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::{
     super::{
-        judgement::beyond_watched,
+        judgement::audit_only_violations,
         operation::{ConfirmTicket, Outcome, Rejection, UpdateTicket},
         refusal::Refusal,
         resource::Resource,
@@ -34,10 +34,10 @@ impl Ledger {
             TicketState::Used { .. } => return Err(Rejection::InitedOtherwise { ticket_id: op.ticket_id }),
         };
         let used = used.map_err(|source| Rejection::OtherUse { source })?;
-        self.use_instead(&ticket, &used)?;
+        self.set_usage(&ticket, &used)?;
         let state = TicketState::Used { resource: used, engine: op.engine.clone(), used_time: self.now };
         let ticket = Ticket { state, ..ticket };
-        self.put(ticket.clone());
+        self.store_usage(ticket.clone());
         self.deltas.lines.push(HistoryLine::Inited(Box::new(ticket.clone()), self.by.principal.clone()));
         Ok(Outcome::Inited(Box::new(ticket)))
     }
@@ -54,16 +54,16 @@ impl Ledger {
             return Ok(Outcome::Reported(Box::new(ticket)));
         }
         let used = op.used.as_use_of(resource).map_err(|source| Rejection::OtherUse { source })?;
-        self.use_instead(&ticket, &used)?;
+        self.set_usage(&ticket, &used)?;
         let state = TicketState::Used { resource: used, engine: engine.clone(), used_time: *used_time };
         let ticket = Ticket { state, ..ticket };
-        self.put(ticket.clone());
+        self.store_usage(ticket.clone());
         self.deltas.lines.push(HistoryLine::Reported(Box::new(ticket.clone()), self.by.principal.clone()));
         Ok(Outcome::Reported(Box::new(ticket)))
     }
 
     /// Replaces the amounts of a ticket, locked or used, by `used` in all counters.
-    fn use_instead(&mut self, ticket: &Ticket, used: &Resource) -> Result<(), Rejection> {
+    fn set_usage(&mut self, ticket: &Ticket, used: &Resource) -> Result<(), Rejection> {
         let held = ticket.resource();
         let is_covered = held.covers(used).map_err(|source| Rejection::OtherUse { source })?;
         let em = registered_em(&mut self.ems, &ticket.em)?;
@@ -88,7 +88,7 @@ impl Ledger {
         let mut after = em.current.clone();
         let sum = if ticket.is_locked() { &mut after.locked } else { &mut after.used };
         *sum = sum.minus(&held_share).map_err(inconsistent)?;
-        let on_em = after.judge_growth(&held_share, &used_share, &nobody_ahead).map_err(inconsistent)?.err();
+        let on_em = after.assess_growth(&held_share, &used_share, &nobody_ahead).map_err(inconsistent)?.err();
         after.used = after.used.add(&used_share).map_err(|source| Rejection::Overflow { field: "used", source })?;
         if ticket.is_locked() {
             after.used_tickets.insert(ticket.id);
@@ -100,7 +100,7 @@ impl Ledger {
         }
         let usage = |counter: &ScopeCounter| self.scopes.get(counter).map(|slot| &slot.usage);
         // Compares the growth with the advisory limits while the counters still include the earlier amounts.
-        let is_beyond = !beyond_watched(&scopes, usage, held, used).is_empty();
+        let is_beyond = !audit_only_violations(&scopes, usage, held, used).is_empty();
         let mut counted = HashMap::new();
         self.count(&mut counted, &scopes, |at, usage| {
             give_back(at, usage, ticket)?;
@@ -119,7 +119,7 @@ impl Ledger {
     }
 
     /// Stores a ticket with changed use.
-    fn put(&mut self, ticket: Ticket) {
+    fn store_usage(&mut self, ticket: Ticket) {
         self.clusters.recount(&ticket);
         self.keep_granted(ticket.id);
         if let Some(slot) = self.tickets.get_mut(&ticket.id) {

@@ -34,26 +34,26 @@ impl Ledger {
     ) -> Outcome {
         let BlockedRequest { refusal, spots } = short;
         let line = &mut self.line.line;
-        let before = position.map(|position| line.spots_of(position)).unwrap_or_default();
+        let before = position.map(|position| line.keys_of(position)).unwrap_or_default();
         match (&op.wait, position) {
             (Some(wait), Some(position)) if wait.is_elsewhere => {
                 return Outcome::Waiting(Box::new(QueuedOutcome { position, spots: before, refusal }));
             }
             (Some(_), _) if !refusal.never_fits => {}
             _ => {
-                self.leave_line(op, WaitKeys::new());
+                self.dequeue(op, WaitKeys::new());
                 return Outcome::Refused(Box::new(refusal));
             }
         }
         let position = position.unwrap_or_else(|| QueuePosition::new(0, self.now, op.ask.ticket_id));
-        let spots = line.stand(position, &spots);
+        let spots = line.keys_for(position, &spots);
         if before.is_empty() {
             let (request, spots) = (op.clone(), spots.clone());
             self.deltas.waiting.push(EnqueuedDelta { position, since: self.now, request, spots });
         } else if before != spots {
             self.deltas.moved.push(RequeuedDelta { position, em: op.em.clone(), spots: spots.clone() });
             let left = before.into_keys().filter(|spot| !spots.contains_key(spot));
-            left.for_each(|spot| self.deltas.freed.note(spot, 1));
+            left.for_each(|spot| self.deltas.freed.add(spot, 1));
         }
         line.put(position, &spots, &op.ask.resource);
         Outcome::Waiting(Box::new(QueuedOutcome { position, spots, refusal }))
@@ -61,15 +61,15 @@ impl Ledger {
 
     /// Removes the queue entries of a request, if any. Frees its reservation at all keys except `stays_at`, where its
     /// ticket now counts.
-    pub(super) fn leave_line(&mut self, op: &PlacedRequest, stays_at: WaitKeys) {
+    pub(super) fn dequeue(&mut self, op: &PlacedRequest, stays_at: WaitKeys) {
         let Some(position) = op.position() else { return };
-        let spots = self.line.line.spots_of(position);
+        let spots = self.line.line.keys_of(position);
         if spots.is_empty() {
             return;
         }
         self.line.line.remove(position);
         self.deltas.left_line.push(position.ticket_id());
         let left = spots.into_keys().filter(|spot| !stays_at.contains_key(spot));
-        left.for_each(|spot| self.deltas.freed.note(spot, 1));
+        left.for_each(|spot| self.deltas.freed.add(spot, 1));
     }
 }

@@ -22,7 +22,7 @@ use super::{
 impl Ledger {
     pub(super) fn unregister(&mut self, op: &UnregisterEm) -> Result<Outcome, Rejection> {
         check_epoch(registered_em(&mut self.ems, &op.em)?.current, op.epoch)?;
-        let (removed_tickets, in_progress) = self.go(&op.em, TicketEnd::Unregistered)?;
+        let (removed_tickets, in_progress) = self.start_unregister(&op.em, TicketEnd::Unregistered)?;
         Ok(Outcome::Unregistered { removed_tickets, in_progress })
     }
 
@@ -34,16 +34,16 @@ impl Ledger {
         if last != Some(op.last) {
             return Ok(Outcome::Reaped(None));
         }
-        self.go(&op.em, TicketEnd::Lost).map(|(removed, _)| Outcome::Reaped(Some(removed)))
+        self.start_unregister(&op.em, TicketEnd::Lost).map(|(removed, _)| Outcome::Reaped(Some(removed)))
     }
 
     /// Starts an unregistration; the EM grants nothing from now on. Returns the number of ended tickets and whether more
     /// may remain.
-    fn go(&mut self, instance: &EmInstance, end: TicketEnd) -> Result<(usize, bool), Rejection> {
+    fn start_unregister(&mut self, instance: &EmInstance, end: TicketEnd) -> Result<(usize, bool), Rejection> {
         let em = registered_em(&mut self.ems, instance)?.current;
         em.going = Some(UnregisterProgress { epoch: em.epoch, end, after: Uuid::nil() });
         let line = HistoryLine::Gone(Box::new(em.clone()), end, self.by.principal.clone());
-        self.deltas.freed.note(WaitKey::Em(instance.clone()), MUCH);
+        self.deltas.freed.add(WaitKey::Em(instance.clone()), MUCH);
         self.reports.remove(instance);
         if let Some(slot) = self.ems.get_mut(instance) {
             slot.went = true;
@@ -86,7 +86,7 @@ impl Ledger {
             }
         }
         if let Some(slot) = self.ems.get_mut(instance) {
-            slot.finish_going(last);
+            slot.finish_unregister(last);
         }
         Ok((ended, last.is_some()))
     }
@@ -152,7 +152,7 @@ impl Ledger {
 
 impl EmSlot {
     /// Records that all tickets up to `last` are processed, or all tickets if it is `None`.
-    fn finish_going(&mut self, last: Option<Uuid>) {
+    fn finish_unregister(&mut self, last: Option<Uuid>) {
         let Some(em) = &mut self.current else { return };
         self.stepped = true;
         if let Some(last) = last {

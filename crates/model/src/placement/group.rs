@@ -87,7 +87,7 @@ impl RefusedSizes {
         self.0.push(share.clone());
     }
 
-    fn forget_what_fits(&mut self, room: &LeftResource) {
+    fn clear_refused_sizes(&mut self, room: &LeftResource) {
         self.0.retain(|known| !room.covers(known));
     }
 }
@@ -162,9 +162,9 @@ impl CandidateGroup {
                 ranks.insert(host.rank(id, order));
             }
             if !host.is_held {
-                self.full.forget_what_fits(&host.left);
+                self.full.clear_refused_sizes(&host.left);
             }
-            self.small.forget_what_fits(&host.capacity);
+            self.small.clear_refused_sizes(&host.capacity);
         }
     }
 

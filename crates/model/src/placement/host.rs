@@ -111,7 +111,7 @@ impl Candidate {
     }
 
     /// Replaces the observed EM; allowed only if [`Candidate::is_like`] holds.
-    pub fn see(&mut self, em: Em, touched: u64, surveyed: u64) {
+    pub fn refresh(&mut self, em: Em, touched: u64, surveyed: u64) {
         // Keeps the earlier EM if the new amounts contradict each other.
         if let Ok(left) = em.left() {
             (self.em, self.left, self.assumed, self.touched, self.surveyed) = (em, left, None, touched, surveyed);
@@ -171,7 +171,7 @@ impl Candidate {
     }
 
     /// Clears the assumed grants.
-    pub fn settle(&mut self) {
+    pub fn clear_assumed(&mut self) {
         if self.assumed.take().is_some()
             && let Ok(left) = self.em.left()
         {

@@ -107,7 +107,7 @@ impl ClusterView {
         }
         if known.is_some_and(|known| known.is_like(&em)) {
             let (instance, touched, survey) = (em.instance.clone(), self.touch(), self.survey);
-            self.change(&instance, |host| host.see(em, touched, survey));
+            self.change(&instance, |host| host.refresh(em, touched, survey));
             return;
         }
         // A condition from before the latest registration no longer applies.
@@ -202,7 +202,7 @@ impl ClusterView {
                         host.condition = condition;
                     }
                     if is_assumed {
-                        host.settle();
+                        host.clear_assumed();
                     }
                 });
             }
@@ -218,7 +218,7 @@ impl ClusterView {
         for em in std::mem::take(&mut self.assumed) {
             let host = self.hosts.id(&em).and_then(|id| self.hosts.get(id));
             match host.map(|host| (host.is_assumed_before(survey), host.is_assumed_before(u64::MAX))) {
-                Some((true, _)) => self.change(&em, Candidate::settle),
+                Some((true, _)) => self.change(&em, Candidate::clear_assumed),
                 Some((false, true)) => drop(self.assumed.insert(em)),
                 Some((false, false)) | None => {}
             }
@@ -268,7 +268,7 @@ impl ClusterView {
 
     /// Clears the assumed grants of an EM after a proposal that was not granted.
     pub fn settle(&mut self, em: &EmInstance) {
-        self.change(em, Candidate::settle);
+        self.change(em, Candidate::clear_assumed);
     }
 
     /// Returns the matching EM that best explains a refusal: with the largest free share. A full EM takes precedence over

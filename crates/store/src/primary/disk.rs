@@ -9,7 +9,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::{
-    super::{StoreError, session::answered},
+    super::{StoreError, session::within_timeout},
     Lender, NoPrimaryReason, Primary,
 };
 
@@ -66,7 +66,7 @@ impl Primary {
 
     async fn write_probe(&self) -> Result<(), StoreError> {
         let (mut connection, _) = self.lend(Lender::Pool).await?;
-        let written = answered(write(&mut connection)).await;
+        let written = within_timeout(write(&mut connection)).await;
         if written.is_err() {
             // The state of the connection is in doubt.
             connection.close_on_drop();

@@ -29,7 +29,7 @@ pub(super) const SEARCH_INTERVAL: Duration = Duration::from_millis(100);
 pub(super) const LOOK_PAUSE: Duration = Duration::from_millis(20);
 
 /// Probes every host in its own task. Starts new tasks when the hosts are replaced.
-pub(super) async fn look_at_all(shared: Arc<PrimaryInner>) {
+pub(super) async fn probe_all(shared: Arc<PrimaryInner>) {
     let mut known = shared.known.subscribe();
     loop {
         let (round, hosts) = {
@@ -37,14 +37,14 @@ pub(super) async fn look_at_all(shared: Arc<PrimaryInner>) {
             (known.round, known.hosts.len())
         };
         let mut looking = JoinSet::new();
-        (0..hosts).for_each(|index| drop(looking.spawn(look_at(shared.clone(), index))));
+        (0..hosts).for_each(|index| drop(looking.spawn(probe(shared.clone(), index))));
         if known.wait_for(|known| known.round != round).await.is_err() {
             return;
         }
     }
 }
 
-async fn look_at(shared: Arc<PrimaryInner>, index: usize) {
+async fn probe(shared: Arc<PrimaryInner>, index: usize) {
     let (mut asked, mut connection, mut last) = (shared.asked.subscribe(), None, HostState::Unseen);
     loop {
         let question = *asked.borrow_and_update();
@@ -55,7 +55,7 @@ async fn look_at(shared: Arc<PrimaryInner>, index: usize) {
         let state = match timeout(LATE_AFTER, &mut looking).await {
             Ok(state) => state,
             Err(_) => {
-                shared.late(index);
+                shared.mark_slow(index);
                 looking.await
             }
         };

@@ -19,7 +19,7 @@ pub struct TicketGroup {
 }
 
 /// Passes all live tickets, grouped by the columns that scope counters depend on, to `tell`. Keeps one group in memory.
-pub async fn tell_groups(
+pub async fn for_each_group(
     connection: &mut PgConnection,
     mut tell: impl FnMut(Result<TicketGroup, StoreError>),
 ) -> Result<(), StoreError> {

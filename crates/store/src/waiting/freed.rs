@@ -171,8 +171,8 @@ mod tests {
         let mut spots = FreedKeys::default();
         let em = |number: u32| EmInstance::parse("em", "ecm", &format!("{}{number}", "h".repeat(200))).unwrap();
         for number in 0..100 {
-            spots.note(WaitKey::Em(em(number)), if number == 0 { MUCH } else { number });
-            spots.note(WaitKey::Em(em(number)), 1);
+            spots.add(WaitKey::Em(em(number)), if number == 0 { MUCH } else { number });
+            spots.add(WaitKey::Em(em(number)), 1);
         }
         let parts = FreedNotification::at(&spots);
         assert!(parts.len() > 1 && parts.iter().all(|part| part.payload().len() < 8000));
