@@ -1,4 +1,4 @@
-# The server alone: it is told a PostgreSQL by DATABASE_URL or DATABASE_URL_FILE.
+# The server alone; DATABASE_URL or DATABASE_URL_FILE names its PostgreSQL.
 FROM rust:1.95-bookworm AS build
 WORKDIR /src
 COPY . .
@@ -8,10 +8,10 @@ RUN cargo build --release --locked --bin linkis-rm
 
 FROM debian:bookworm-slim
 COPY --from=build /src/target/release/linkis-rm /usr/local/bin/linkis-rm
-# A number, so that it can be seen from outside that it is not root. It has nothing to write to, and needs nothing.
+# A number, so that Kubernetes can verify that it is not root. The process needs no writable folder.
 USER 65532:65532
 EXPOSE 50051 51051
-# Whether it lives: an instance whose database is away has to be waited for, and not to be started anew. LINKIS_RM_ADDRESS names it if
-# it listens elsewhere or encrypts, and LINKIS_RM_CA_CERT whom to trust then.
+# Liveness: an instance whose database is away must not be restarted. If it listens elsewhere or uses TLS, set LINKIS_RM_ADDRESS, and
+# LINKIS_RM_CA_CERT for its certificate.
 HEALTHCHECK --interval=10s --timeout=5s --start-period=60s CMD ["linkis-rm", "health", "--service", "liveness"]
 ENTRYPOINT ["linkis-rm"]

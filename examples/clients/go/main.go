@@ -1,8 +1,8 @@
-// One life of a ticket: a host offers what it has, and two engines share it, one after the other.
+// One life of a ticket: an EM registers its capacity, and two engines share it, one after the other.
 //
 //	go run . [ADDRESS]
 //
-// Without an address, the one in LINKIS_RM_ADDRESS, or 127.0.0.1:50051.
+// Without an address, it uses LINKIS_RM_ADDRESS, or 127.0.0.1:50051.
 package main
 
 import (
@@ -45,13 +45,13 @@ func main() {
 }
 
 func live(ctx context.Context, manager rm.ResourceManagerServiceClient, ledger rm.UsageServiceClient) {
-	// The host offers what it has. What is protected stays its own.
+	// Register the EM's capacity. The protected part is never granted.
 	em := &rm.EmInstance{ApplicationName: "linkis-cg-engineconnmanager", Instance: "go-host:9102"}
 	registration := &rm.RegisterRequest{Em: em, Total: amount(16, 8, 4), ProtectedResource: amount(2, 1, 0)}
 	epoch := must(manager.Register(ctx, registration)).GetEm().GetEpoch()
 	step("registered", "%s, epoch %d", em.Instance, epoch)
 
-	// Ask before an engine starts. Who chooses a request_id may ask again whenever an answer was lost: it is granted once.
+	// Request before an engine starts. A request with a request_id may be repeated after a lost reply: it is granted once.
 	first := &rm.RequestResourceRequest{Em: em, User: "alice", Creator: "IDE", EngineType: "spark-3.2.1",
 		Resource: amount(4, 4, 1), RequestId: rand.Text()}
 	grant := granted(must(manager.RequestResource(ctx, first)))
@@ -60,7 +60,7 @@ func live(ctx context.Context, manager rm.ResourceManagerServiceClient, ledger r
 	check(again.TicketId == grant.TicketId, "the same request_id got another ticket")
 	step("asked again", "%s, the same", again.TicketId)
 
-	// A second engine is too much beside the first. That is no error but the other case of the answer.
+	// A second engine does not fit beside the first. A refusal is not an error but the other case of the reply.
 	second := &rm.RequestResourceRequest{Em: em, User: "bob", Creator: "IDE", EngineType: "spark-3.2.1",
 		Resource: amount(4, 6, 1), RequestId: rand.Text()}
 	answer, isRefusal := must(manager.RequestResource(ctx, second)).Result.(*rm.RequestResourceResponse_NotEnough)
@@ -73,7 +73,7 @@ func live(ctx context.Context, manager rm.ResourceManagerServiceClient, ledger r
 	check(!refusal.NeverFits, "it would never fit")
 	step("", "it fits once others have gone")
 
-	// So it stands in line, beside whatever else happens. The deadline of the call has to be later than the end of the wait.
+	// The request waits, concurrently with other work. The deadline of the call must be later than the end of the wait.
 	second.WaitTimeout = durationpb.New(wait)
 	waiting := make(chan *rm.AvailableResource)
 	go func() {
@@ -84,7 +84,7 @@ func live(ctx context.Context, manager rm.ResourceManagerServiceClient, ledger r
 	untilInLine(ctx, ledger, em)
 	step("waiting", "bob, for %d cores", second.Resource.GetLoadInstance().Cores)
 
-	// The first engine runs, and its host reports that it does. An epoch keeps out whoever acted for an earlier registration.
+	// The first engine runs: confirm it, and send the EM's heartbeat. The epoch rejects calls for an earlier registration.
 	engine := &rm.EngineInstance{ApplicationName: "linkis-cg-engineconn", Instance: "go-host:41001"}
 	inited := &rm.ResourceInitedRequest{TicketId: grant.TicketId, User: "alice", Em: em, Engine: engine, Epoch: epoch}
 	ticket := must(manager.ResourceInited(ctx, inited)).Ticket
@@ -97,13 +97,13 @@ func live(ctx context.Context, manager rm.ResourceManagerServiceClient, ledger r
 	}
 	step("reported", "1 engine; the next report within %s", heard.ReportInterval.AsDuration())
 
-	// It ends, and whoever is first in line gets what was its own. A release may be repeated.
+	// The engine ends, and the waiting request is granted its capacity. A release may be repeated.
 	must(manager.ResourceReleased(ctx, &rm.ResourceReleasedRequest{TicketId: grant.TicketId, User: "alice", Em: em}))
 	step("released", "%s", grant.TicketId)
 	next := <-waiting
 	step("granted", "%s, after its wait", next.TicketId)
 
-	// An error says in its details what a program may act on: a reason, and facts. The text is for people.
+	// The details of an error are for programs: a reason, and metadata. The text is for people.
 	_, err := manager.RequestResource(ctx, first)
 	info := errorInfo(err)
 	check(info.GetReason() == "TICKET_ENDED", "a request whose ticket is over was answered otherwise")
@@ -115,10 +115,10 @@ func live(ctx context.Context, manager rm.ResourceManagerServiceClient, ledger r
 	step("unregistered", "%s, and %d tickets with it", em.Instance, gone.RemovedTickets)
 }
 
-// granted returns the grant in an answer.
+// granted returns the grant in a reply.
 //
-// Granted or not, the call succeeds: the answer holds one of two cases. The getter of the one that is not set returns nil, whose getters
-// return zero values, and nothing complains: after a refusal, answer.GetAvailable().GetTicketId() is "". So ask first which one it is.
+// Granted or refused, the call succeeds: the reply has one of two cases. The getter of the unset case returns nil, whose getters return
+// zero values: after a refusal, answer.GetAvailable().GetTicketId() is "". So check the case first.
 func granted(answer *rm.RequestResourceResponse) *rm.AvailableResource {
 	switch result := answer.Result.(type) {
 	case *rm.RequestResourceResponse_Available:
@@ -130,7 +130,7 @@ func granted(answer *rm.RequestResourceResponse) *rm.AvailableResource {
 	return nil
 }
 
-// errorInfo returns the reason of an error and its facts; nil if it does not come from the service but from something in between.
+// errorInfo returns the reason of an error and its metadata; nil if the error is not from the service.
 func errorInfo(err error) *errdetails.ErrorInfo {
 	for _, detail := range status.Convert(err).Details() {
 		if info, ok := detail.(*errdetails.ErrorInfo); ok {
@@ -140,7 +140,7 @@ func errorInfo(err error) *errdetails.ErrorInfo {
 	return nil
 }
 
-// untilInLine is only for the order of what this example prints: nobody needs to look whether he stands in line.
+// untilInLine only orders the output of this example: a client need not check whether its request waits.
 func untilInLine(ctx context.Context, ledger rm.UsageServiceClient, em *rm.EmInstance) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
@@ -150,7 +150,7 @@ func untilInLine(ctx context.Context, ledger rm.UsageServiceClient, em *rm.EmIns
 	}
 }
 
-// withDeadline gives a deadline to each call that has none of its own.
+// withDeadline sets a deadline on each call without one.
 func withDeadline(ctx context.Context, method string, request, reply any, conn *grpc.ClientConn, call grpc.UnaryInvoker,
 	options ...grpc.CallOption) error {
 	if _, has := ctx.Deadline(); !has {
@@ -166,7 +166,7 @@ func amount(memoryGib, cores, instances int64) *rm.Resource {
 	return &rm.Resource{Kind: &rm.Resource_LoadInstance{LoadInstance: load}}
 }
 
-// must ends this example on an error; a program that stays returns it.
+// must ends this example on an error; a real program returns the error.
 func must[T any](value T, err error) T {
 	if err != nil {
 		log.Fatalf("%v %s", err, errorInfo(err).GetReason())

@@ -1,8 +1,8 @@
-"""One life of a ticket: a host offers what it has, and two engines share it, one after the other.
+"""One life of a ticket: an EM registers its capacity, and two engines share it, one after the other.
 
     python life.py [ADDRESS]
 
-Without an address, the one in LINKIS_RM_ADDRESS, or 127.0.0.1:50051.
+Without an address, it uses LINKIS_RM_ADDRESS, or 127.0.0.1:50051.
 """
 
 import os
@@ -22,8 +22,8 @@ from linkis.rm.v1.resource_manager_pb2_grpc import ResourceManagerServiceStub
 from linkis.rm.v1.usage_pb2_grpc import UsageServiceStub
 
 GIB = 1 << 30
-TIMEOUT = 10  # Seconds. A call without a deadline may hang for ever.
-WAIT = 30  # Seconds that a request may stand in line.
+TIMEOUT = 10  # Seconds. A call without a deadline may hang forever.
+WAIT = 30  # Maximum wait of a request, in seconds.
 
 
 def main(address: str) -> None:
@@ -32,13 +32,13 @@ def main(address: str) -> None:
 
 
 def live(manager: ResourceManagerServiceStub, ledger: UsageServiceStub) -> None:
-    # The host offers what it has. What is protected stays its own.
+    # Register the EM's capacity. The protected part is never granted.
     em = resource.EmInstance(application_name="linkis-cg-engineconnmanager", instance="python-host:9102")
     registration = rm.RegisterRequest(em=em, total=amount(16, 8, 4), protected_resource=amount(2, 1, 0))
     epoch = manager.Register(registration, timeout=TIMEOUT).em.epoch
     step("registered", f"{em.instance}, epoch {epoch}")
 
-    # Ask before an engine starts. Who chooses a request_id may ask again whenever an answer was lost: it is granted once.
+    # Request before an engine starts. A request with a request_id may be repeated after a lost reply: it is granted once.
     first = rm.RequestResourceRequest(
         em=em, user="alice", creator="IDE", engine_type="spark-3.2.1", resource=amount(4, 4, 1), request_id=str(uuid.uuid4())
     )
@@ -48,7 +48,7 @@ def live(manager: ResourceManagerServiceStub, ledger: UsageServiceStub) -> None:
     check(again.ticket_id == grant.ticket_id, "the same request_id got another ticket")
     step("asked again", f"{again.ticket_id}, the same")
 
-    # A second engine is too much beside the first. That is no error but the other case of the answer.
+    # A second engine does not fit beside the first. A refusal is not an error but the other case of the reply.
     second = rm.RequestResourceRequest(
         em=em, user="bob", creator="IDE", engine_type="spark-3.2.1", resource=amount(4, 6, 1), request_id=str(uuid.uuid4())
     )
@@ -59,31 +59,31 @@ def live(manager: ResourceManagerServiceStub, ledger: UsageServiceStub) -> None:
         step("", f"{short.dimension}: asked {short.requested}, left {short.available}, in all {short.max}")
     step("", "it never fits" if answer.not_enough.never_fits else "it fits once others have gone")
 
-    # So it stands in line, beside whatever else happens. The deadline of the call has to be later than the end of the wait.
+    # The request waits, concurrently with other work. The deadline of the call must be later than the end of the wait.
     second.wait_timeout.CopyFrom(Duration(seconds=WAIT))
     waiting = manager.RequestResource.future(second, timeout=WAIT + TIMEOUT)
     until_in_line(ledger, em)
     step("waiting", f"bob, for {second.resource.load_instance.cores} cores")
 
-    # The first engine runs, and its host reports that it does. An epoch keeps out whoever acted for an earlier registration.
+    # The first engine runs: confirm it, and send the EM's heartbeat. The epoch rejects calls for an earlier registration.
     engine = resource.EngineInstance(application_name="linkis-cg-engineconn", instance="python-host:41001")
     inited = rm.ResourceInitedRequest(ticket_id=grant.ticket_id, user="alice", em=em, engine=engine, epoch=epoch)
     ticket = manager.ResourceInited(inited, timeout=TIMEOUT).ticket
     step("inited", f"{ticket.engine.instance} has {ticket.used.load_instance.cores} cores, {ticket.state}")
     report = rm.HeartbeatRequest(em=em, epoch=epoch, sequence=1, health=resource.HEALTH_HEALTHY)
-    report.ticket_ids = uuid.UUID(grant.ticket_id).bytes  # 16 bytes for each engine, one after another.
+    report.ticket_ids = uuid.UUID(grant.ticket_id).bytes  # 16 bytes for each ticket, concatenated.
     heard = manager.Heartbeat(report, timeout=TIMEOUT)
     for unknown in heard.unknown_tickets:
         step("stop", f"the engine of {unknown.ticket_id}: {unknown.reason}")
     step("reported", f"1 engine; the next report within {heard.report_interval.ToJsonString()}")
 
-    # It ends, and whoever is first in line gets what was its own. A release may be repeated.
+    # The engine ends, and the waiting request is granted its capacity. A release may be repeated.
     manager.ResourceReleased(rm.ResourceReleasedRequest(ticket_id=grant.ticket_id, user="alice", em=em), timeout=TIMEOUT)
     step("released", grant.ticket_id)
     next_grant = granted(waiting.result())
     step("granted", f"{next_grant.ticket_id}, after its wait")
 
-    # An error says in its details what a program may act on: a reason, and facts. The text is for people.
+    # The details of an error are for programs: a reason, and metadata. The text is for people.
     try:
         manager.RequestResource(first, timeout=TIMEOUT)
         check(False, "a request whose ticket is over was granted again")
@@ -99,10 +99,10 @@ def live(manager: ResourceManagerServiceStub, ledger: UsageServiceStub) -> None:
 
 
 def granted(answer: rm.RequestResourceResponse) -> rm.AvailableResource:
-    """The grant in an answer.
+    """The grant in a reply.
 
-    Granted or not, the call succeeds: the answer holds one of two cases. That which is not set reads as if all of it were empty, and
-    nothing complains: after a refusal, answer.available.ticket_id is "". So ask first which of them it is.
+    Granted or refused, the call succeeds: the reply has one of two cases. The unset case reads as an empty message: after a refusal,
+    answer.available.ticket_id is "". So check the case first.
     """
     match answer.WhichOneof("result"):
         case "available":
@@ -110,11 +110,11 @@ def granted(answer: rm.RequestResourceResponse) -> rm.AvailableResource:
         case "not_enough":
             raise SystemExit(f"not granted: {answer.not_enough.reason}")
         case other:
-            raise SystemExit(f"neither granted nor refused: {other}")  # A later release may know more cases.
+            raise SystemExit(f"neither granted nor refused: {other}")  # A later release may have more cases.
 
 
 def error_info(error: grpc.RpcError) -> ErrorInfo:
-    """The reason of an error and its facts; empty if it does not come from the service but from something in between."""
+    """The reason of an error and its metadata; empty if the error is not from the service."""
     info = ErrorInfo()
     status = rpc_status.from_call(error)
     for detail in status.details if status else ():
@@ -124,7 +124,7 @@ def error_info(error: grpc.RpcError) -> ErrorInfo:
 
 
 def until_in_line(ledger: UsageServiceStub, em: resource.EmInstance) -> None:
-    """Only for the order of what this example prints: nobody needs to look whether he stands in line."""
+    """Only orders the output of this example: a client need not check whether its request waits."""
     deadline = time.monotonic() + TIMEOUT
     while all(w.em != em for w in ledger.ListWaiting(usage.ListWaitingRequest(page_size=1000), timeout=TIMEOUT).waiting):
         check(time.monotonic() < deadline, "the request does not stand in line")

@@ -14,14 +14,14 @@ import java.util.concurrent.TimeUnit;
 import linkis.rm.v1.*;
 
 /**
- * One life of a ticket: a host offers what it has, and two engines share it, one after the other.
+ * One life of a ticket: an EM registers its capacity, and two engines share it, one after the other.
  *
- * <p>Takes an address; without one, that in LINKIS_RM_ADDRESS, or 127.0.0.1:50051.
+ * <p>Takes an address; by default LINKIS_RM_ADDRESS, or 127.0.0.1:50051.
  */
 public final class Life {
     private static final long GIB = 1L << 30;
-    private static final int TIMEOUT = 10; // Seconds. A call without a deadline may hang for ever.
-    private static final int WAIT = 30; // Seconds that a request may stand in line.
+    private static final int TIMEOUT = 10; // Seconds. A call without a deadline may hang forever.
+    private static final int WAIT = 30; // Maximum wait of a request, in seconds.
 
     private final ResourceManagerServiceGrpc.ResourceManagerServiceBlockingStub stub;
     private final ResourceManagerServiceGrpc.ResourceManagerServiceFutureStub futures;
@@ -45,13 +45,13 @@ public final class Life {
     }
 
     private void live() throws Exception {
-        // The host offers what it has. What is protected stays its own.
+        // Register the EM's capacity. The protected part is never granted.
         var em = EmInstance.newBuilder().setApplicationName("linkis-cg-engineconnmanager").setInstance("java-host:9102").build();
         var registration = RegisterRequest.newBuilder().setEm(em).setTotal(amount(16, 8, 4)).setProtectedResource(amount(2, 1, 0));
         long epoch = manager().register(registration.build()).getEm().getEpoch();
         step("registered", em.getInstance() + ", epoch " + epoch);
 
-        // Ask before an engine starts. Who chooses a request_id may ask again whenever an answer was lost: it is granted once.
+        // Request before an engine starts. A request with a request_id may be repeated after a lost reply: it is granted once.
         var first = RequestResourceRequest.newBuilder().setEm(em).setUser("alice").setCreator("IDE").setEngineType("spark-3.2.1")
                 .setResource(amount(4, 4, 1)).setRequestId(UUID.randomUUID().toString()).build();
         var grant = granted(manager().requestResource(first));
@@ -61,7 +61,7 @@ public final class Life {
         check(again.getTicketId().equals(grant.getTicketId()), "the same request_id got another ticket");
         step("asked again", again.getTicketId() + ", the same");
 
-        // A second engine is too much beside the first. That is no error but the other case of the answer.
+        // A second engine does not fit beside the first. A refusal is not an error but the other case of the reply.
         var second = RequestResourceRequest.newBuilder().setEm(em).setUser("bob").setCreator("IDE").setEngineType("spark-3.2.1")
                 .setResource(amount(4, 6, 1)).setRequestId(UUID.randomUUID().toString());
         var answer = manager().requestResource(second.build());
@@ -73,13 +73,13 @@ public final class Life {
         }
         step("", refusal.getNeverFits() ? "it never fits" : "it fits once others have gone");
 
-        // So it stands in line, beside whatever else happens. The deadline of the call has to be later than the end of the wait.
+        // The request waits, concurrently with other work. The deadline of the call must be later than the end of the wait.
         second.setWaitTimeout(Duration.newBuilder().setSeconds(WAIT));
         var waiting = futures.withDeadlineAfter(WAIT + TIMEOUT, TimeUnit.SECONDS).requestResource(second.build());
         untilInLine(em);
         step("waiting", "bob, for " + second.getResource().getLoadInstance().getCores() + " cores");
 
-        // The first engine runs, and its host reports that it does. An epoch keeps out whoever acted for an earlier registration.
+        // The first engine runs: confirm it, and send the EM's heartbeat. The epoch rejects calls for an earlier registration.
         var engine = EngineInstance.newBuilder().setApplicationName("linkis-cg-engineconn").setInstance("java-host:41001");
         var inited = ResourceInitedRequest.newBuilder().setTicketId(grant.getTicketId()).setUser("alice").setEm(em).setEngine(engine)
                 .setEpoch(epoch);
@@ -87,21 +87,21 @@ public final class Life {
         var cores = ticket.getUsed().getLoadInstance().getCores();
         step("inited", ticket.getEngine().getInstance() + " has " + cores + " cores, " + ticket.getState());
         var report = HeartbeatRequest.newBuilder().setEm(em).setEpoch(epoch).setSequence(1).setHealth(Health.HEALTH_HEALTHY)
-                .setTicketIds(bytes(grant.getTicketId())); // Of more engines, one after another.
+                .setTicketIds(bytes(grant.getTicketId())); // Several tickets are concatenated.
         var heard = manager().heartbeat(report.build());
         for (var unknown : heard.getUnknownTicketsList()) {
             step("stop", "the engine of " + unknown.getTicketId() + ": " + unknown.getReason());
         }
         step("reported", "1 engine; the next report within " + heard.getReportInterval().getSeconds() + "s");
 
-        // It ends, and whoever is first in line gets what was its own. A release may be repeated.
+        // The engine ends, and the waiting request is granted its capacity. A release may be repeated.
         var release = ResourceReleasedRequest.newBuilder().setTicketId(grant.getTicketId()).setUser("alice").setEm(em);
         manager().resourceReleased(release.build());
         step("released", grant.getTicketId());
         var next = granted(waiting.get());
         step("granted", next.getTicketId() + ", after its wait");
 
-        // An error says in its details what a program may act on: a reason, and facts. The text is for people.
+        // The details of an error are for programs: a reason, and metadata. The text is for people.
         try {
             manager().requestResource(first);
             check(false, "a request whose ticket is over was granted again");
@@ -117,16 +117,16 @@ public final class Life {
         step("unregistered", em.getInstance() + ", and " + gone.getRemovedTickets() + " tickets with it");
     }
 
-    /** A deadline counts from when the stub is made: so each call has a stub of its own. */
+    /** A deadline starts when the stub is created: so each call has a stub of its own. */
     private ResourceManagerServiceGrpc.ResourceManagerServiceBlockingStub manager() {
         return stub.withDeadlineAfter(TIMEOUT, TimeUnit.SECONDS);
     }
 
     /**
-     * The grant in an answer.
+     * The grant in a reply.
      *
-     * <p>Granted or not, the call succeeds: the answer holds one of two cases. That which is not set reads as if all of it were empty,
-     * and nothing complains: after a refusal, answer.getAvailable().getTicketId() is "". So ask first which of them it is.
+     * <p>Granted or refused, the call succeeds: the reply has one of two cases. The unset case reads as an empty message: after a refusal,
+     * {@code answer.getAvailable().getTicketId()} is "". So check the case first.
      */
     private static AvailableResource granted(RequestResourceResponse answer) {
         return switch (answer.getResultCase()) {
@@ -136,7 +136,7 @@ public final class Life {
         };
     }
 
-    /** The reason of an error and its facts; empty if it does not come from the service but from something in between. */
+    /** The reason of an error and its metadata; empty if the error is not from the service. */
     private static ErrorInfo errorInfo(StatusRuntimeException error) throws InvalidProtocolBufferException {
         for (Any detail : StatusProto.fromThrowable(error).getDetailsList()) {
             if (detail.is(ErrorInfo.class)) {
@@ -146,7 +146,7 @@ public final class Life {
         return ErrorInfo.getDefaultInstance();
     }
 
-    /** Only for the order of what this example prints: nobody needs to look whether he stands in line. */
+    /** Only orders the output of this example: a client need not check whether its request waits. */
     private void untilInLine(EmInstance em) throws InterruptedException {
         var line = ledger.withDeadlineAfter(TIMEOUT, TimeUnit.SECONDS);
         var all = ListWaitingRequest.newBuilder().setPageSize(1000).build();

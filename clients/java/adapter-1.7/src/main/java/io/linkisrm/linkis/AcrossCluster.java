@@ -11,11 +11,11 @@ import org.apache.linkis.manager.rm.external.service.ExternalResourceService;
 import org.apache.linkis.manager.rm.external.yarn.YarnResourceIdentifier;
 import org.apache.linkis.manager.rm.utils.AcrossClusterRulesJudgeUtils;
 
-/** Linkis's rules for tasks that may run in one of two clusters: asked as ever, before the service is. */
+/** Linkis's rules for tasks that may run in one of two clusters. They are checked before the service is called, as in Linkis. */
 final class AcrossCluster {
     private AcrossCluster() {}
 
-    /** Throws as Linkis does if they send the task elsewhere; asks YARN of nothing else. */
+    /** Throws Linkis's exception if the rules send the task to the other cluster. Reads YARN for no other purpose. */
     static void check(RMLabelContainer labels, NodeResource resource, EngineCreateRequest request, ExternalResourceService external) {
         Map<String, String> properties = request == null ? null : request.getProperties();
         if (properties == null || !Boolean.parseBoolean(properties.get(AMConfiguration.ACROSS_CLUSTER_TASK))) {

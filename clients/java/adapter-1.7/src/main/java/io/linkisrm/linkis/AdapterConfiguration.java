@@ -6,14 +6,14 @@ import org.springframework.context.annotation.Bean;
 import org.springframework.context.annotation.Configuration;
 
 /**
- * Puts the adapter into Linkis's manager. The jar may be on the class path of all of Linkis's services: those without a resource manager
- * are left alone, and so is one that says {@code spring.linkis.rm.enabled=false}.
+ * Installs the adapter in Linkis's manager. The jar may be on the class path of all of Linkis's services: it has no effect in services
+ * without a resource manager, and with {@code spring.linkis.rm.enabled=false}.
  */
 @Configuration(proxyBeanMethods = false)
 @ConditionalOnClass(name = Installer.BUILT_IN_CLASS)
 @ConditionalOnProperty(name = Settings.ENABLED, havingValue = "true", matchIfMissing = true)
 public class AdapterConfiguration {
-    /** Static, so that it is there before other beans are. */
+    /** Static, so that it exists before other beans. */
     @Bean
     public static Installer linkisRmInstaller() {
         return new Installer();

@@ -17,17 +17,20 @@ import org.apache.linkis.manager.common.entity.resource.SpecialResource;
 import org.apache.linkis.manager.common.entity.resource.YarnResource;
 import org.apache.linkis.manager.common.utils.ResourceUtils;
 
-/** Linkis's resources and the service's, each as the other. Linkis counts in int where the service has int64: more than fits is the most. */
+/**
+ * Converts resources between Linkis and the service. Linkis counts in int where the service has int64: a larger value becomes the largest
+ * int.
+ */
 final class Amounts {
     private Amounts() {}
 
-    /** As the service takes it: in Linkis's own JSON. */
+    /** The resource as the service accepts it: in Linkis's own JSON. */
     static linkis.rm.v1.Resource told(Resource resource, ResourceType type) {
         LinkisJson json = LinkisJson.newBuilder().setResourceType(type.name()).setDocument(ResourceUtils.serializeResource(resource)).build();
         return linkis.rm.v1.Resource.newBuilder().setJson(json).build();
     }
 
-    /** As Linkis has it; null if nothing is set. */
+    /** The resource as Linkis has it; null if no kind is set. */
     static Resource read(linkis.rm.v1.Resource told) {
         switch (told.getKindCase()) {
             case MEMORY:
@@ -56,7 +59,7 @@ final class Amounts {
         }
     }
 
-    /** The type of what {@link #read} makes of it. */
+    /** The type of the result of {@link #read}. */
     static ResourceType type(linkis.rm.v1.Resource told) {
         switch (told.getKindCase()) {
             case MEMORY:
@@ -83,9 +86,9 @@ final class Amounts {
     }
 
     /**
-     * A resource of a type, from amounts by dimension as the service names them; what is not named is zero.
+     * A resource of a type, from amounts by dimension as the service names them; a missing dimension is zero.
      *
-     * @param place the queue or namespace that it says it is in
+     * @param place queue or namespace of the resource
      */
     static Resource of(ResourceType type, Map<String, Long> amounts, String place) {
         switch (type) {
@@ -112,19 +115,19 @@ final class Amounts {
         }
     }
 
-    /** The amounts of a resource by dimension, as the service names them. Of what has parts, those of all parts. */
+    /** The amounts of a resource by dimension, as the service names them, including those of all parts. */
     static Map<String, Long> dimensions(Resource resource) {
         Map<String, Long> amounts = new HashMap<>();
         collect(resource, amounts);
         return amounts;
     }
 
-    /** Whether resources of this type are in a queue or a namespace. */
+    /** Whether resources of this type have a queue or a namespace. */
     static boolean hasPlace(ResourceType type) {
         return type.name().endsWith("Yarn") || type.name().endsWith("Kubernetes");
     }
 
-    /** The queue or namespace that a resource is in; null if it is of a type without one. */
+    /** Queue or namespace of a resource; null if its type has none. */
     static String place(Resource resource) {
         if (resource instanceof YarnResource) {
             return ((YarnResource) resource).getQueueName();
@@ -138,7 +141,7 @@ final class Amounts {
         return null;
     }
 
-    /** The YARN application that a resource names; empty if it names none. */
+    /** YARN application of a resource; empty without one. */
     static String application(Resource resource) {
         if (resource instanceof DriverAndYarnResource) {
             return application(((DriverAndYarnResource) resource).getYarnResource());
@@ -149,7 +152,7 @@ final class Amounts {
         return "";
     }
 
-    /** The same with this YARN application, if it is of a type that has one. */
+    /** The resource with this YARN application, if its type has one. */
     static Resource withApplication(Resource resource, String id) {
         if (resource instanceof DriverAndYarnResource) {
             DriverAndYarnResource both = (DriverAndYarnResource) resource;
@@ -161,7 +164,7 @@ final class Amounts {
         return resource;
     }
 
-    /** Nothing, of the same type and in the same place. */
+    /** A zero resource of the same type, queue and namespace. */
     static Resource nothing(Resource resource, ResourceType type) {
         return of(type, new HashMap<>(), place(resource));
     }

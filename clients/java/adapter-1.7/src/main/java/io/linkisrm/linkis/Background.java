@@ -6,7 +6,7 @@ import java.util.concurrent.TimeUnit;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** What goes on beside the calls, each in a thread of its own, again and again. */
+/** Background tasks, each in a thread of its own, repeated until the manager stops. */
 final class Background {
     private static final Logger LOG = LoggerFactory.getLogger(Background.class);
     private static final long FEED_MILLIS = 1000;
@@ -14,7 +14,7 @@ final class Background {
     private static final long SWEEP_MILLIS = 15_000;
     private static final long UNANSWERED_MILLIS = 1000;
 
-    /** Something that is done again if it fails. */
+    /** A task that is repeated after a failure. */
     interface Task {
         String name();
 
@@ -57,7 +57,7 @@ final class Background {
             try {
                 task.run();
             } catch (Throwable e) {
-                // Whatever it is: what is thrown on from here would be the last of it.
+                // Catches every exception: a thrown one would end the thread.
                 LOG.warn("linkis-rm: {} is tried again: {}", task.name(), e.toString());
             }
         }, 0, millis, TimeUnit.MILLISECONDS);

@@ -10,21 +10,21 @@ import linkis.rm.v1.Cap;
 import org.apache.linkis.manager.common.entity.resource.Resource;
 
 /**
- * How much a user may have for a creator and an engine type, by Linkis's own configuration: said with each request, so that it is judged
- * by what is configured now, and nothing has to be kept in step.
+ * Caps of a user, creator and engine type from Linkis's own configuration. Each request carries them, so that it is decided by the current
+ * configuration without synchronization.
  */
 final class Caps {
-    /** What Linkis counts by. */
+    /** Label names that Linkis counts by. */
     static final List<String> LABELS = Collections.unmodifiableList(Arrays.asList("user", "creator", "engine_type"));
-    /** The same for what is in a queue. */
+    /** Label names for amounts in a queue. */
     static final List<String> LABELS_IN_QUEUE = Collections.unmodifiableList(Arrays.asList("user", "creator", "engine_type", "queue"));
-    /** The same for what is in a namespace. Linkis configures nothing there, and shows how much it is. */
+    /** Label names for amounts in a namespace. Linkis configures no maximum there, and shows the use. */
     static final List<String> LABELS_IN_NAMESPACE =
             Collections.unmodifiableList(Arrays.asList("user", "creator", "engine_type", "namespace"));
 
     private Caps() {}
 
-    /** The caps that a configured maximum means. The number of instances in a queue is one that Linkis itself never looks at. */
+    /** Caps of a configured maximum. The number of instances in a queue is omitted, because Linkis itself never checks it. */
     static List<Cap> of(Resource configured) {
         Map<String, Long> here = new HashMap<>(Amounts.dimensions(configured));
         Map<String, Long> inQueue = new HashMap<>();

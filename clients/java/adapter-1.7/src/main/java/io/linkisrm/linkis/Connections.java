@@ -8,11 +8,11 @@ import java.util.Arrays;
 import java.util.List;
 import javax.net.ssl.SSLException;
 
-/** The first words with the service: whether it is there, takes the token, and counts what Linkis counts. */
+/** Checks of the service at the start: it answers, accepts the token, and counts by Linkis's labels. */
 final class Connections {
     private Connections() {}
 
-    /** @throws SettingException with the line to change, if the manager cannot work with it */
+    /** @throws SettingException with the line to change, if the manager cannot use the service */
     static Service open(Settings settings) {
         Service service = look(settings);
         try {
@@ -28,7 +28,7 @@ final class Connections {
         }
     }
 
-    /** A token that may set no limit has requests count on demand, by their caps. */
+    /** With a token that may not set limits, requests start the counting by their caps. */
     private static void count(Service service, List<String> labels) {
         try {
             service.count(labels);
@@ -40,7 +40,7 @@ final class Connections {
     }
 
     /**
-     * The same, and changes nothing.
+     * Checks the service without changing it.
      *
      * @throws SettingException with the line to change, if the service does not answer
      */

@@ -34,7 +34,7 @@ import org.apache.linkis.manager.rm.service.impl.ResourceLogService;
 import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
-/** What Linkis keeps of an engine, from its grant to its end: its node, its labels, the row of its resource, its record. */
+/** Linkis's rows of an engine, from its grant to its end: its node, its labels, the row of its resource, its record. */
 final class Engines {
     private static final Logger LOG = LoggerFactory.getLogger(Engines.class);
 
@@ -69,7 +69,7 @@ final class Engines {
         return instance;
     }
 
-    /** A grant: the engine has the name of its ticket until it has one of its own. */
+    /** Writes a grant. The engine has the name of its ticket until it has one of its own. */
     void granted(RMLabelContainer container, NodeResource resource, String ticket) {
         AMEMNode host = new AMEMNode();
         host.setServiceInstance(container.getEMInstanceLabel().getServiceInstance());
@@ -87,7 +87,7 @@ final class Engines {
                 container, ticket, ChangeType.ENGINE_REQUEST(), resource.getLockedResource(), NodeStatus.Starting, null);
     }
 
-    /** Takes back what {@link #granted} wrote, as far as it came. */
+    /** Deletes the rows of an incomplete {@link #granted}. */
     void undo(RMLabelContainer container, String ticket) {
         ServiceInstance instance = instance(ticket);
         AMEMNode host = new AMEMNode();
@@ -100,14 +100,14 @@ final class Engines {
         quietly(() -> nodes.deleteEngineNode(engine));
     }
 
-    /** The row of an engine's resource; null if there is none. */
+    /** The row of an engine's resource; null without one. */
     PersistenceResource row(EngineInstanceLabel label) {
         return resources.getPersistenceResource(label);
     }
 
     /**
-     * The labels of an engine, with those that Linkis has lost as its record has them: of engines that start at once with a label that is
-     * new to Linkis, all but one may be without it.
+     * The labels of an engine, completed from its record. If engines start concurrently with a label that is new to Linkis, all but one may
+     * lack that label.
      */
     RMLabelContainer complete(RMLabelContainer container) {
         EngineInstanceLabel label = container.getEngineInstanceLabel();
@@ -120,7 +120,7 @@ final class Engines {
         return scope == null ? container : container(scope, row.getTicketId(), record, label.getInstance());
     }
 
-    /** An engine has reported in: what was locked is used. */
+    /** Writes a confirmation: the locked amount becomes the used amount. */
     void used(RMLabelContainer container, PersistenceResource row, Resource granted, String application) {
         NodeResource resource = ResourceUtils.fromPersistenceResource(row);
         resource.setUsedResource(Amounts.withApplication(granted, application));
@@ -131,7 +131,7 @@ final class Engines {
                 Amounts.withApplication(granted, ""), NodeStatus.Running, null);
     }
 
-    /** An engine has reported in, and who should have written that has not. */
+    /** Writes a confirmation that another manager should have written. */
     void used(String ticket, String application) throws Exception {
         tables.inTurn(ticket, () -> {
             PersistenceResource row = resourceRows.getNodeResourceByTicketId(ticket);
@@ -145,7 +145,7 @@ final class Engines {
         });
     }
 
-    /** What an engine uses has changed. */
+    /** Writes a changed use of an engine. */
     void reported(RMLabelContainer container, PersistenceResource row, Resource used) {
         NodeResource resource = ResourceUtils.fromPersistenceResource(row);
         resource.setUsedResource(used);
@@ -153,7 +153,7 @@ final class Engines {
                 container.getEngineInstanceLabel(), resource, container.getCombinedResourceLabel().getStringValue());
     }
 
-    /** An engine has ended, and Linkis says so: its record is closed, and its row goes. */
+    /** Writes the end of an engine that Linkis reports: closes its record and deletes its row. */
     void released(EngineNode engine, RMLabelContainer container, PersistenceResource row) throws Exception {
         tables.inTurn(row.getTicketId(), () -> {
             if (resourceRows.getNodeResourceByTicketId(row.getTicketId()) != null) {
@@ -168,8 +168,8 @@ final class Engines {
     }
 
     /**
-     * A ticket has ended without Linkis having said so: as {@link #released}, and its engine, if it has started, is stopped, since what it
-     * uses belongs to others now. Nothing happens if that is done already.
+     * Writes the end of a ticket that Linkis did not report, like {@link #released}. Stops the engine if it has started, because its
+     * amounts are free for other engines. Has no effect if that is done already.
      */
     void ended(String ticket, String how) throws Exception {
         String instance = tables.inTurn(ticket, () -> {
@@ -191,12 +191,12 @@ final class Engines {
         }
     }
 
-    /** Has an engine stopped, in the background. */
+    /** Stops an engine, in the background. */
     void stop(ServiceInstance engine) {
         stopper.asyncStopEngine(new EngineStopRequest(engine, ManagerUtils.getAdminUser()));
     }
 
-    /** Has the engine of a ticket stopped, if Linkis has one. */
+    /** Stops the engine of a ticket, if Linkis has one. */
     void stop(String ticket) throws Exception {
         String instance = tables.instanceOf(ticket);
         if (instance != null) {

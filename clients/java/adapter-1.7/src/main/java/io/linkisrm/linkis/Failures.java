@@ -11,7 +11,7 @@ import org.apache.linkis.manager.common.exception.RMWarnException;
 import org.apache.linkis.manager.rm.exception.RMErrorCode;
 import org.apache.linkis.manager.rm.exception.RMLockFailedRetryException;
 
-/** What Linkis is told when the service does not do what it was asked: in Linkis's own exceptions, with Linkis's own codes. */
+/** Converts failures of the service to Linkis's exceptions and codes. */
 final class Failures {
     private static final List<String> OF_HOSTS =
             Collections.unmodifiableList(Arrays.asList("EM_NOT_REGISTERED", "EM_DRAINING", "EM_RESERVED", "LABEL_REQUIRED"));
@@ -19,8 +19,8 @@ final class Failures {
     private Failures() {}
 
     /**
-     * What may work in a moment is an error after which Linkis tries again, as another request: what the first may have been granted
-     * without an answer, {@link Unanswered} gives back.
+     * A temporary failure becomes an error after which Linkis tries again with another request. {@link Unanswered} releases a grant of the
+     * first request whose reply was lost.
      */
     static LinkisRuntimeException of(ServiceException error) {
         LinkisRuntimeException told;
@@ -34,7 +34,7 @@ final class Failures {
         return told;
     }
 
-    /** Whether the same call may be answered in a moment. */
+    /** Whether a repetition of the call may succeed soon. */
     static boolean mayPass(ServiceException error) {
         switch (error.code()) {
             case UNAVAILABLE:
@@ -47,22 +47,22 @@ final class Failures {
         }
     }
 
-    /** That a host is not what the request needs: not registered, drained, or reserved for others. */
+    /** Whether the ECM does not match the request: not registered, drained, or reserved for other labels. */
     static boolean isOfHost(ServiceException error) {
         return OF_HOSTS.contains(error.reason());
     }
 
-    /** As Linkis says that it has no resource of a host. */
+    /** Linkis's exception for an ECM without a resource. */
     static RMWarnException noHost(ServiceException error) {
         return new RMWarnException(ManagerCommonErrorCodeSummary.NO_RESOURCE_AVAILABLE.getErrorCode(), error.getMessage());
     }
 
-    /** That something is not there that Linkis should have. */
+    /** Linkis's exception for a missing object. */
     static RMErrorException notFound(String text) {
         return new RMErrorException(RMErrorCode.LABEL_RESOURCE_NOT_FOUND.getErrorCode(), text);
     }
 
-    /** That there is nothing in the books under a ticket. */
+    /** Whether there is no live ticket with that id. */
     static boolean isOver(ServiceException error) {
         return error.is("TICKET_NOT_FOUND") || error.is("TICKET_ENDED");
     }

@@ -16,16 +16,16 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Follows what happens in the service, whoever did it: other managers, operators, time. From the position that is kept, every change is
- * heard of once or more and none is skipped. A position is kept when all before it is in the tables, not before. Where there is none to
- * go on from, everything is looked at once.
+ * Follows all changes in the service: by other managers, by operators, by time. From the stored position on, every change is processed at
+ * least once and none is skipped. A position is stored only when all changes before it are in the tables. Without a valid position, all
+ * rows are compared once.
  */
 final class Feed implements Background.Task {
     private static final Logger LOG = LoggerFactory.getLogger(Feed.class);
-    /** After how long without a word the service is gone: it has one to say every five seconds. */
+    /** Silence after which the connection counts as lost: the service sends a message at least every five seconds. */
     private static final Duration SILENT_MAX = Duration.ofSeconds(30);
 
-    /** How tickets end without their engine's manager having said so. */
+    /** Ends of tickets that the engine's manager did not report. */
     private static final Set<String> ENDED =
             Collections.unmodifiableSet(new HashSet<>(Arrays.asList("expired", "lost", "forced", "unregistered")));
 
@@ -35,7 +35,7 @@ final class Feed implements Background.Task {
     private final Engines engines;
     private final Own own;
     private final Position position;
-    /** A position that is kept as soon as everything up to a mark of the mirror is shown; null if there is none. */
+    /** A position that is stored when the mirror has written all rows up to a mark; null without one. */
     private String next;
     private long mark;
 
@@ -53,7 +53,7 @@ final class Feed implements Background.Task {
         return "feed";
     }
 
-    /** Goes on until it breaks, and is then begun again. */
+    /** Runs until it fails, and is then started again. */
     @Override
     public void run() throws Exception {
         String from = position.kept();
@@ -116,7 +116,7 @@ final class Feed implements Background.Task {
         mirror.changed(rows);
     }
 
-    /** Of what cannot be written now, or makes no sense to Linkis, the row stays, which Sweep finds: nothing else waits for it. */
+    /** If the change cannot be written now, or is invalid for Linkis, the row stays for Sweep, and later changes are not delayed. */
     private void ended(Action line) throws Exception {
         try {
             engines.ended(line.getTicketId(), line.getAction());
@@ -127,7 +127,7 @@ final class Feed implements Background.Task {
         }
     }
 
-    /** What a ticket is counted by; where a line does not say all of that, as those of older releases, all of its user's may be meant. */
+    /** Scopes of a ticket. A line without all labels, as of older releases, may concern all scopes of its user. */
     private Set<Scope> scopesOf(Action line) throws Exception {
         return line.getCreator().isEmpty() ? tables.scopes(line.getUser())
                 : Collections.singleton(new Scope(line.getUser(), line.getCreator(), line.getEngineType()));

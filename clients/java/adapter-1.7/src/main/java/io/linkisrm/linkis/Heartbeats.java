@@ -25,23 +25,23 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Passes the heartbeats of ECMs on, as they stand in Linkis's tables, whichever manager they came to. The sequence of a report is the
- * second in which the heartbeat came: so one that several managers pass on counts once.
+ * Forwards the heartbeats of ECMs from Linkis's tables, regardless of the manager that received them. The sequence of a report is the
+ * second of its heartbeat, so a heartbeat that several managers forward counts once.
  */
 final class Heartbeats implements Background.Task {
     private static final Logger LOG = LoggerFactory.getLogger(Heartbeats.class);
     private static final ObjectMapper JSON = new ObjectMapper();
     private static final int PERMILLE = 1000;
-    /** More than a heartbeat that another manager passed on can be ahead. */
+    /** Above the maximum by which a heartbeat that another manager forwarded can be ahead. */
     private static final long CLOCK_BACK_SECONDS = 120;
 
     private final Service service;
     private final Tables tables;
     private final Engines engines;
     private final Consumer<ServiceInstance> registerAgain;
-    /** The last heartbeat of each: one that was there before this manager began is no sign of life. */
+    /** Last heartbeat of each ECM: a heartbeat from before the start of this manager is no sign of life. */
     private Map<String, Long> seen;
-    /** The tickets that the last answer about each did not know. */
+    /** Unknown tickets in the last reply about each ECM. */
     private final Map<String, Set<String>> unknown = new HashMap<>();
 
     Heartbeats(Service service, Tables tables, Engines engines, Consumer<ServiceInstance> registerAgain) {
@@ -51,7 +51,7 @@ final class Heartbeats implements Background.Task {
         this.registerAgain = registerAgain;
     }
 
-    /** The application name of ECMs. */
+    /** Application name of ECMs. */
     static String application() {
         return GovernanceCommonConf.ENGINE_CONN_MANAGER_SPRING_NAME().getValue();
     }
@@ -97,7 +97,7 @@ final class Heartbeats implements Background.Task {
             } catch (InterruptedException e) {
                 throw e;
             } catch (Exception e) {
-                // Whatever is wrong with one, the others do not wait for it.
+                // Catches every exception, so that one ECM does not delay the others.
                 LOG.warn("linkis-rm: the heartbeat of {} is not passed on: {}", one.getValue().instance, e.toString());
             }
         }
@@ -121,7 +121,7 @@ final class Heartbeats implements Background.Task {
         Set<String> now = new HashSet<>();
         for (UnknownTicket ticket : answer.getUnknownTicketsList()) {
             now.add(ticket.getTicketId());
-            // One that is unknown for the first time may just be ending: Linkis's rows go after its ticket.
+            // A ticket that is unknown for the first time may be ending: Linkis's rows end after its ticket.
             if (before.contains(ticket.getTicketId())) {
                 LOG.warn("linkis-rm: the engine of {} is stopped: {}", ticket.getTicketId(), ticket.getReason());
                 engines.stop(ticket.getTicketId());
@@ -130,7 +130,7 @@ final class Heartbeats implements Background.Task {
         unknown.put(ecm.instance, now);
     }
 
-    /** Where the database's clock was put back, an hour in autumn say, sequences go on from the last one meanwhile. */
+    /** If the database's clock was set back, such as an hour in autumn, sequences continue from the last one meanwhile. */
     private HeartbeatResponse send(HeartbeatRequest.Builder report) {
         try {
             return service.heartbeat(report.build());
@@ -143,7 +143,7 @@ final class Heartbeats implements Background.Task {
         }
     }
 
-    /** As Linkis keeps it: a JSON object with "nodeHealthy". */
+    /** Parses Linkis's form: a JSON object with "nodeHealthy". */
     static Health health(String text) {
         String health = text == null ? "" : text;
         if (health.contains("UnHealthy") || health.contains("StockUnavailable")) {
@@ -152,7 +152,7 @@ final class Heartbeats implements Background.Task {
         return health.contains("WARN") || health.contains("StockAvailable") ? Health.HEALTH_WARN : Health.HEALTH_HEALTHY;
     }
 
-    /** As Linkis keeps it: a JSON object; null if it does not say enough. */
+    /** Parses Linkis's form: a JSON object; null if values are missing. */
     static Load load(String text) {
         try {
             JsonNode load = text == null ? null : JSON.readTree(text);

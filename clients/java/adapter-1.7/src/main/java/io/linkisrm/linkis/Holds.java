@@ -9,9 +9,9 @@ import org.apache.linkis.manager.common.entity.persistence.PersistenceLock;
 import org.apache.linkis.manager.label.entity.Label;
 import org.apache.linkis.manager.label.entity.em.EMInstanceLabel;
 
-/** What Linkis locks, held in the service: a host, or the user of a combined label. Anything else is Linkis's own affair. */
+/** Holds in the service for Linkis's locks of an ECM, or of the user of a combined label. Other locks stay within Linkis. */
 final class Holds {
-    /** As long as Linkis keeps a lock of its own. */
+    /** Duration of a lock in Linkis. */
     private static final Duration LONGEST = Duration.ofMinutes(10);
 
     private final Service service;
@@ -43,7 +43,7 @@ final class Holds {
         release(row(lock.getLockObject()));
     }
 
-    /** The row of the mirror that a label is about; null if there is none. */
+    /** The row of the mirror for a label; null without one. */
     static Object row(Label<?> label) {
         if (label instanceof EMInstanceLabel) {
             return ((EMInstanceLabel) label).getServiceInstance();
@@ -63,7 +63,7 @@ final class Holds {
         return row;
     }
 
-    /** By what Linkis calls it in its locks: "APPLICATION-HOST:PORT", or "USER-CREATOR,ENGINE-VERSION". */
+    /** By the name in Linkis's locks: "APPLICATION-HOST:PORT", or "USER-CREATOR,ENGINE-VERSION". */
     private static Object row(String text) {
         String application = Heartbeats.application();
         if (text != null && text.startsWith(application + "-")) {

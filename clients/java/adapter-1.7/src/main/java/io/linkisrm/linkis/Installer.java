@@ -8,8 +8,8 @@ import org.springframework.context.EnvironmentAware;
 import org.springframework.core.env.Environment;
 
 /**
- * Has Spring make {@link RemoteResourceManager} where it would make Linkis's own resource manager: under the same name, so that whoever
- * asks for the bean by either class gets this one, and the other is never made.
+ * Makes Spring create {@link RemoteResourceManager} in place of Linkis's own resource manager, under the same name. Both classes resolve to
+ * this bean, and Linkis's own is never created.
  */
 public class Installer implements BeanDefinitionRegistryPostProcessor, EnvironmentAware {
     static final String BUILT_IN_CLASS = "org.apache.linkis.manager.rm.service.impl.DefaultResourceManager";
@@ -25,7 +25,7 @@ public class Installer implements BeanDefinitionRegistryPostProcessor, Environme
     @Override
     public void postProcessBeanDefinitionRegistry(BeanDefinitionRegistry registry) {
         LinkisVersion.check();
-        // Mistakes in them are told before anything is made.
+        // Reports mistakes in the settings before any bean is created.
         Settings.of(environment);
         BeanDefinition definition = registry.containsBeanDefinition(BEAN) ? registry.getBeanDefinition(BEAN) : null;
         if (definition == null || !BUILT_IN_CLASS.equals(definition.getBeanClassName())) {
@@ -38,6 +38,6 @@ public class Installer implements BeanDefinitionRegistryPostProcessor, Environme
 
     @Override
     public void postProcessBeanFactory(ConfigurableListableBeanFactory factory) {
-        // All is done in the registry.
+        // The registry has all changes.
     }
 }

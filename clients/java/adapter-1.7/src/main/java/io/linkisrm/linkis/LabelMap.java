@@ -16,23 +16,23 @@ import org.apache.linkis.manager.label.entity.engine.EngineTypeLabel;
 import org.apache.linkis.manager.label.entity.engine.UserCreatorLabel;
 import org.apache.linkis.manager.rm.exception.RMErrorCode;
 
-/** Linkis's labels as the service takes them. */
+/** Converts Linkis's labels to those of the service. */
 final class LabelMap {
     private static final int LABELS_MAX = 32;
     private static final int CHARS_MAX = 255;
-    /** Of all names and values together. */
+    /** Maximum size of all names and values together. */
     private static final int BYTES_MAX = 6 * 1024;
 
-    /** What the service derives by itself, and no request says. */
+    /** Labels that the service derives and a request must not set. */
     private static final Set<String> DERIVED = Collections.unmodifiableSet(new HashSet<>(Arrays.asList(
             "user", "creator", "engine_type", "engine_family", "em_application", "em", "queue", "namespace")));
 
     private LabelMap() {}
 
     /**
-     * All of them but those that are said in other fields: who asks, for which engine and where. One that says nothing is left out.
+     * All labels except those with a field of their own: user, engine type and ECM. A label without a value is omitted.
      *
-     * @throws RMErrorException if the service does not take one of them, which the text names
+     * @throws RMErrorException if the service does not accept a label, which the text names
      */
     static Map<String, String> of(Collection<Label<?>> labels) {
         Map<String, String> map = new LinkedHashMap<>();

@@ -12,7 +12,7 @@ import java.util.Map;
 import org.apache.linkis.manager.label.builder.factory.LabelBuilderFactoryContext;
 import org.apache.linkis.manager.label.entity.Label;
 
-/** What Linkis's tables say is there: its hosts with what they provide, and the engines on them. */
+/** The state in Linkis's tables: its ECMs with their capacity, and their engines. */
 final class LinkisBooks {
     private static final ObjectMapper JSON = new ObjectMapper();
 
@@ -22,7 +22,7 @@ final class LinkisBooks {
         this.database = database;
     }
 
-    /** A host, and what it provides, as the JSON that Linkis keeps. */
+    /** An ECM with its capacity, as the JSON that Linkis stores. */
     static final class Host {
         final String application;
         final String instance;
@@ -41,15 +41,15 @@ final class LinkisBooks {
         }
     }
 
-    /** An engine, and what it uses, as the JSON that Linkis keeps. */
+    /** An engine with its use, as the JSON that Linkis stores. */
     static final class Engine {
         final String ticket;
         final String application;
         final String instance;
         final String hostApplication;
-        /** Null if Linkis does not know where it runs. */
+        /** Null if Linkis has no ECM for it. */
         final String host;
-        /** Null if it is not told for whom it runs. */
+        /** Null if its user is not recorded. */
         final Scope scope;
         final String type;
         /** Null while it starts. */
@@ -67,7 +67,7 @@ final class LinkisBooks {
         }
     }
 
-    /** All hosts that have a resource, with their labels. */
+    /** All ECMs with a resource, with their labels. */
     List<Host> hosts() throws SQLException {
         List<Host> hosts = new ArrayList<>();
         String sql = "SELECT s.name, s.instance, r.resourceType, r.max_resource, r.min_resource FROM linkis_cg_manager_linkis_resources r"
@@ -85,7 +85,7 @@ final class LinkisBooks {
         return hosts;
     }
 
-    /** All engines that Linkis has as nodes and that hold something. */
+    /** All engines that Linkis has as nodes with a resource. */
     List<Engine> engines() throws SQLException {
         List<Engine> engines = new ArrayList<>();
         String sql = "SELECT r.ticketId, s.name AS application, s.instance, h.name AS host_application, h.instance AS host, r.creator,"

@@ -5,20 +5,20 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import org.apache.linkis.common.ServiceInstance;
 
-/** Which Linkis this is. */
+/** Version of the running Linkis. */
 final class LinkisVersion {
     private static final Pattern IN_JAR_NAME = Pattern.compile("-(\\d+\\.\\d+)\\.\\d+[^/]*\\.jar");
-    /** Those whose resource manager is what this adapter was written for. */
+    /** Versions with the resource manager that this adapter replaces. */
     private static final Pattern KNOWN = Pattern.compile("1\\.[78]");
 
     private LinkisVersion() {}
 
-    /** @throws SettingException if it is a Linkis that this adapter does not know */
+    /** @throws SettingException if the adapter does not support this Linkis */
     static void check() {
         check(of(ServiceInstance.class));
     }
 
-    /** The same of a version, as {@link #ofJar} tells it. */
+    /** The check for a version, as {@link #ofJar} returns it. */
     static void check(String version) {
         if (!KNOWN.matcher(version).matches()) {
             throw new SettingException(Settings.ENABLED, "this is Linkis " + (version.isEmpty() ? "of an unknown version" : version)
@@ -27,13 +27,13 @@ final class LinkisVersion {
         }
     }
 
-    /** By the name of the jar that a class comes from; empty if that does not tell. */
+    /** Version in the name of the jar of a class; empty without one. */
     static String of(Class<?> linkis) {
         CodeSource source = linkis.getProtectionDomain().getCodeSource();
         return source == null || source.getLocation() == null ? "" : ofJar(source.getLocation().getPath());
     }
 
-    /** The first two numbers of the version in the name of a jar; empty if there are none. */
+    /** First two numbers of the version in the name of a jar; empty without them. */
     static String ofJar(String path) {
         Matcher matcher = IN_JAR_NAME.matcher(path);
         return matcher.find() ? matcher.group(1) : "";

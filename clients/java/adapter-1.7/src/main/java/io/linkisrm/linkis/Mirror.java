@@ -9,18 +9,18 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Keeps the rows that Linkis's console shows of hosts and users as the service has them. Nothing is counted here: a row that may have
- * changed is marked, and then written anew from what the service says at that moment, while no other manager writes it. So it does not
- * matter in which order changes are heard of, how often, or from whom; and what changes often is written seldom.
+ * Keeps the rows of ECMs and users in Linkis's console equal to the service. It does not count: a changed row is marked, and then written
+ * anew from the current state of the service, under a lock among managers. So the order, number and origin of notifications do not matter,
+ * and a row that changes often is written rarely.
  */
 final class Mirror {
     private static final Logger LOG = LoggerFactory.getLogger(Mirror.class);
     private static final int WORKERS = 4;
-    /** How long who changed something waits until the console shows it. */
+    /** Maximum wait of a caller until the console shows its change. */
     private static final long WAIT_MILLIS = 5000;
     private static final long PAUSE_MILLIS = 500;
 
-    /** How rows are written. */
+    /** Writes rows. */
     interface Writer {
         void write(Object row) throws Exception;
     }
@@ -28,7 +28,7 @@ final class Mirror {
     private static final class State {
         /** The last mark. */
         private long marked;
-        /** All marks up to this one are shown, those of other rows apart. */
+        /** The rows of all marks up to this one are written, except those of pending rows. */
         private long shown;
         private boolean queued;
         private int waiting;
@@ -40,7 +40,7 @@ final class Mirror {
     }
 
     private final Writer writer;
-    /** Only those that are marked and not yet shown, or waited for: guarded by this. */
+    /** Rows that are marked and not yet written, or waited for. Guarded by this. */
     private final Map<Object, State> states = new HashMap<>();
     private final ArrayDeque<Object> queue = new ArrayDeque<>();
     private final Thread[] workers = new Thread[WORKERS];
@@ -67,27 +67,27 @@ final class Mirror {
         }
     }
 
-    /** These may have changed. A row is a host's {@code ServiceInstance}, or a {@link Scope}. */
+    /** Marks rows as changed. A row is an ECM's {@code ServiceInstance}, or a {@link Scope}. */
     synchronized void changed(Iterable<?> rows) {
         for (Object row : rows) {
             mark(row);
         }
     }
 
-    /** The last mark there is: {@link #hasShown} tells when all up to it are shown. */
+    /** The last mark: {@link #hasShown} returns when all rows up to it are written. */
     synchronized long lastMark() {
         return marks;
     }
 
-    /** Whether every mark up to this one is shown by its row. */
+    /** Whether the rows of every mark up to this one are written. */
     synchronized boolean hasShown(long mark) {
         return states.values().stream().allMatch(state -> state.shown >= mark || state.shown >= state.marked);
     }
 
     /**
-     * These have changed: waits until that is shown, for a few seconds at most; it will be in any case.
+     * Marks rows as changed, and waits a few seconds at most until they are written. They are written in any case.
      *
-     * @return whether it is shown by now
+     * @return whether they are written by now
      */
     synchronized boolean show(Object... rows) {
         long[] own = new long[rows.length];
@@ -126,7 +126,7 @@ final class Mirror {
     private long mark(Object row) {
         State state = states.computeIfAbsent(row, key -> new State(marks));
         if (state.shown >= state.marked) {
-            // There was nothing to show until now.
+            // Until now there was no row to write.
             state.shown = marks;
         }
         state.marked = ++marks;
@@ -187,7 +187,7 @@ final class Mirror {
             writer.write(row);
             return true;
         } catch (Throwable e) {
-            // Whatever it is: the worker has other rows to write.
+            // Catches every exception: the worker has other rows to write.
             LOG.warn("linkis-rm: the row of {} cannot be written now, and is tried again: {}", row, e.toString());
             return false;
         }

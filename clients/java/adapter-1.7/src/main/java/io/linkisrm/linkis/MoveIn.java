@@ -31,10 +31,11 @@ import org.apache.linkis.manager.common.entity.resource.ResourceType;
 import org.apache.linkis.manager.common.utils.ResourceUtils;
 
 /**
- * Brings what Linkis's tables say into the service, while Linkis's managers are stopped and engines run on: its hosts, its live engines
- * with their tickets, and that what Linkis limits is counted. Without {@code --apply} it only tells what it would do. It may be repeated.
+ * Imports Linkis's tables into the service, while Linkis's managers are stopped and engines run: its ECMs, and its live engines with their
+ * tickets. It also starts the counting by the labels that Linkis limits. Without {@code --apply} it only prints its actions. It may be
+ * repeated.
  *
- * <p>Ends with 0 if all is there, 1 if something is left out or differs, 2 if somebody does not answer, 64 if something was said wrongly.
+ * <p>Exit code: 0 if everything is imported, 1 if something is omitted or differs, 2 without a reply, 64 for wrong arguments.
  */
 public final class MoveIn {
     private static final String USAGE = "usage: MoveIn CONF_DIRECTORY [--apply]";
@@ -57,12 +58,12 @@ public final class MoveIn {
         this.out = out;
     }
 
-    /** From the command line. */
+    /** Entry point of the command line. */
     public static void main(String[] arguments) {
         System.exit(run(arguments, System.out, System.err));
     }
 
-    /** The same with other places to write to; answers what the process ends with. */
+    /** Runs with other output streams; returns the exit code. */
     public static int run(String[] arguments, PrintStream out, PrintStream err) {
         List<String> said = Arrays.asList(arguments);
         boolean apply = said.contains("--apply");
@@ -141,7 +142,7 @@ public final class MoveIn {
         done(name, () -> service.client().call(AdminServiceGrpc.getAdoptTicketMethod(), request));
     }
 
-    /** Why an engine cannot be adopted; null if it can. */
+    /** The reason why an engine cannot be adopted; null if it can. */
     private static String problem(LinkisBooks.Engine engine) {
         try {
             UUID.fromString(engine.ticket);
@@ -192,7 +193,7 @@ public final class MoveIn {
         return Resource.newBuilder().setJson(LinkisJson.newBuilder().setResourceType(type).setDocument(json)).build();
     }
 
-    /** As Linkis reads them: what the manager's own file says comes before what is said for all. */
+    /** The settings in Linkis's order: the manager's own file precedes the common file. */
     private static Properties lines(Path directory) throws IOException {
         Properties lines = new Properties();
         for (String name : new String[] {"linkis.properties", "linkis-cg-linkismanager.properties"}) {

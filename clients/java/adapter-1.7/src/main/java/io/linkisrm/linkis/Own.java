@@ -7,8 +7,8 @@ import java.util.Set;
 import linkis.rm.v1.Action;
 
 /**
- * What this manager did itself and has shown: when the feed tells of it, its rows need not be written again. Only of what happens to a
- * ticket once. What is forgotten, because much else came after it, costs a look.
+ * Changes of this manager whose rows are written: the feed need not write them again. Only changes that happen to a ticket once. An evicted
+ * entry, after many later ones, costs one more write.
  */
 final class Own {
     private static final int KEPT = 10_000;
@@ -22,12 +22,12 @@ final class Own {
         }
     });
 
-    /** This was done to a ticket, and the rows that it changes have been written since. */
+    /** Records that the rows of a ticket's change were written. */
     synchronized void shown(String ticket, String action) {
         shown.add(key(ticket, action));
     }
 
-    /** Whether a line tells of something that is shown; of which it is then forgotten. */
+    /** Returns whether the rows of a history line are written, and removes the record. */
     synchronized boolean take(Action line) {
         return shown.remove(key(line.getTicketId(), line.getAction()));
     }

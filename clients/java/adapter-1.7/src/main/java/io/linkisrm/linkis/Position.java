@@ -8,18 +8,18 @@ import java.sql.Statement;
 import javax.sql.DataSource;
 
 /**
- * How far in the feed Linkis's tables are, kept beside them, in the one table that the adapter adds: so it survives managers, and goes
- * with the tables if they are put back from a backup. All managers of a Linkis share it: what it says was shown by one of them.
+ * Position of the feed up to which Linkis's tables are current. It is stored beside them, in the only table that the adapter adds: it
+ * survives managers, and is restored from a backup with the tables. All managers of a Linkis share it.
  */
 final class Position {
     private static final String MADE = "CREATE TABLE IF NOT EXISTS linkis_rm_position (id INT NOT NULL PRIMARY KEY,"
             + " position VARCHAR(64) NOT NULL, update_time DATETIME NOT NULL)";
 
     private final DataSource database;
-    /** What was written last, by this manager. */
+    /** Last position that this manager wrote. */
     private String last = "";
 
-    /** @throws SettingException if there is no such table, and it may not be made */
+    /** @throws SettingException if the table does not exist and may not be created */
     Position(DataSource database) {
         this.database = database;
         try {
@@ -32,7 +32,7 @@ final class Position {
         }
     }
 
-    /** The one to go on from; empty if there is none. */
+    /** The position to resume at; empty without one. */
     String kept() throws SQLException {
         try (Connection connection = database.getConnection(); Statement statement = connection.createStatement();
                 ResultSet row = statement.executeQuery("SELECT position FROM linkis_rm_position WHERE id = 1")) {
@@ -40,7 +40,7 @@ final class Position {
         }
     }
 
-    /** All before this one is in the tables. */
+    /** Stores a position. All changes before it are in the tables. */
     void keep(String position) throws SQLException {
         if (!position.equals(last)) {
             change("REPLACE INTO linkis_rm_position (id, position, update_time) VALUES (1, ?, NOW())", position);
@@ -48,7 +48,7 @@ final class Position {
         }
     }
 
-    /** There is none to go on from. */
+    /** Deletes the position. */
     void forget() throws SQLException {
         change("DELETE FROM linkis_rm_position");
         last = "";

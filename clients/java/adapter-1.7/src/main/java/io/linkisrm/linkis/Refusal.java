@@ -4,21 +4,21 @@ import linkis.rm.v1.NotEnoughResource;
 import org.apache.linkis.manager.common.exception.RMWarnException;
 import org.apache.linkis.manager.rm.exception.RMErrorCode;
 
-/** A refusal in the words of Linkis, by which its clients know it. */
+/** A refusal in Linkis's words, which its clients parse. */
 final class Refusal {
-    /** What follows the description of a code in a reason. */
+    /** Separator after the description of a code in a reason. */
     private static final String AMOUNTS = " use ";
 
     private static final String HOST = "ECM Instance:";
 
     private Refusal() {}
 
-    /** Whether it is the host that has not enough: Linkis then looks no further, and keeps nothing of who asked. */
+    /** Whether the ECM is short: Linkis then checks no further, and records nothing of the requester. */
     static boolean isByHost(NotEnoughResource refusal) {
         return refusal.getShortfallsList().stream().anyMatch(shortfall -> shortfall.getScopeKind().equals("em"));
     }
 
-    /** What is told to who only asks whether it would fit: as {@link #message}, without the code and the name of the host. */
+    /** Text for a query whether a request fits: as {@link #message}, without the code and the name of the ECM. */
     static String reasonForConsole(NotEnoughResource refusal) {
         String reason = reason(refusal);
         int host = reason.indexOf(HOST);
@@ -29,14 +29,14 @@ final class Refusal {
         int amounts = refusal.getReason().indexOf(AMOUNTS);
         for (RMErrorCode code : RMErrorCode.values()) {
             if (code.getErrorCode() == refusal.getCode() && amounts >= 0) {
-                // The service says it in one language, Linkis in two.
+                // The service has one language, Linkis two.
                 return code.getErrorDesc() + refusal.getReason().substring(amounts);
             }
         }
         return refusal.getReason();
     }
 
-    /** As Linkis's own resource manager tells it: with the code, as an exception's text. */
+    /** Text of Linkis's own resource manager: with the code, as an exception's text. */
     static String message(NotEnoughResource refusal) {
         return new RMWarnException(refusal.getCode(), reason(refusal)).getMessage();
     }

@@ -53,8 +53,8 @@ import org.springframework.context.SmartLifecycle;
 import org.springframework.core.env.Environment;
 
 /**
- * Linkis's resource manager, with the decisions made by linkis-rm. What it writes into Linkis's tables is what Linkis's own would, and
- * follows what the service says: nothing is decided by it.
+ * Linkis's resource manager with the decisions of linkis-rm. It writes the same rows as Linkis's own into Linkis's tables, from the replies
+ * of the service. The rows decide nothing.
  */
 public class RemoteResourceManager extends DefaultResourceManager implements SmartLifecycle {
     private static final Logger LOG = LoggerFactory.getLogger(RemoteResourceManager.class);
@@ -80,7 +80,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
     private Own own;
     private Unanswered unanswered;
     private Background background;
-    /** How long a grant may stay unused; as long as the service says if this is not more than nothing. */
+    /** Lifetime of an unused grant; the service's default if this is not positive. */
     private long unusedMillis = RMConfiguration.RM_WAIT_EVENT_TIME_OUT.getValue();
     private volatile boolean running;
 
@@ -166,7 +166,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
         if (unusedMillis > 0) {
             asked.setLockTtl(Service.told(Duration.ofMillis(unusedMillis)));
         }
-        // Under this id the same request is one, however often it has to be sent.
+        // The id makes repetitions of the request one request.
         asked.setRequestId(UUID.randomUUID().toString());
         RequestResourceResponse answer;
         try {
@@ -176,7 +176,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
                 unanswered.add(asked.build());
             }
             if (Failures.isOfHost(e)) {
-                // Linkis asks again, perhaps on another host.
+                // Linkis tries again, perhaps on another ECM.
                 return new NotEnoughResource(Failures.noHost(e).getMessage());
             }
             throw Failures.of(e);
@@ -193,7 +193,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
             engines.granted(container, resource, ticket);
             written = true;
         } finally {
-            // Whatever it is: Scala throws what no signature names.
+            // Catches every exception, because Scala throws undeclared ones.
             if (!written) {
                 giveBack(container, ticket);
             }
@@ -243,7 +243,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
         ResourceInitedRequest.Builder inited = ResourceInitedRequest.newBuilder().setTicketId(ticket).setEm(Requests.host(container, node))
                 .setUser(container.getUserCreatorLabel().getUser())
                 .setEngine(EngineInstance.newBuilder().setApplicationName(engine.getApplicationName()).setInstance(engine.getInstance()));
-        // As Linkis does: what was granted is what counts, whatever the engine says, but for its application.
+        // As in Linkis, the granted amounts count, regardless of the engine's report. Only its application is taken.
         if (granted != null && !application.isEmpty()) {
             inited.setUsed(Amounts.told(Amounts.withApplication(granted, application), held.getResourceType()));
         }
@@ -251,7 +251,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
             service.inited(inited.build());
         } catch (ServiceException e) {
             if (Failures.isOver(e)) {
-                // Linkis only logs what is thrown here, and the engine would go on with what is somebody else's by now.
+                // Linkis only logs the exception, and the engine would continue to use freed amounts.
                 engines.stop(engine);
             }
             throw Failures.of(e);
@@ -285,7 +285,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
         if (ticket == null) {
             throw Failures.notFound("No used resource found by engine " + engine.getServiceInstance());
         }
-        // If this fails, the row stays, and Sweep gives the ticket back when the service is there again.
+        // If this fails, the row stays, and Sweep releases the ticket when the service answers again.
         asked(() -> {
             service.released(ticket);
             return null;
@@ -298,7 +298,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
             if (known) {
                 engines.released(engine, container, row);
             } else {
-                // Labels were lost: what it was for, Linkis's record knows.
+                // Labels were lost: Linkis's record has the scope of the engine.
                 engines.ended(ticket, "released");
             }
         } catch (Exception e) {
@@ -328,7 +328,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
                 }
             });
         } catch (ServiceException e) {
-            // Only looked at, and decided elsewhere: what the tables say will do.
+            // The list is displayed and decides nothing, so the tables suffice.
             LOG.warn("linkis-rm: hosts are shown as they were when the service last answered: {}", e.getMessage());
         }
         return info;
@@ -338,12 +338,12 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
     public void resetResource(PersistenceLabel label, NodeResource resource) {
         Object row = Holds.row(label);
         if (row == null) {
-            // Nothing that the service counts.
+            // The service does not count this label.
             super.resetResource(label, resource);
             return;
         }
         asked(() -> {
-            // Linkis holds what it resets, and the service repairs nothing that somebody holds.
+            // Linkis locks what it resets, and the service does not repair what has a hold.
             holds.release(label);
             if (row instanceof Scope) {
                 service.repair((Scope) row);
@@ -357,7 +357,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
 
     @Override
     public PersistenceLock tryLockOneLabel(Label<?> label, long timeOut, String user) {
-        // Among managers the lock is Linkis's; the hold keeps the service from changing anything meanwhile.
+        // Linkis's lock excludes other managers; the hold stops changes in the service meanwhile.
         PersistenceLock lock = super.tryLockOneLabel(label, timeOut, user);
         try {
             holds.hold(label, user);
@@ -379,7 +379,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
         }
     }
 
-    /** A host that Linkis has, and that the service gave up while it was silent. */
+    /** Registers an ECM again that Linkis has, and that was lost in the service while it was silent. */
     private void registerAgain(ServiceInstance ecm) {
         NodeResource row = resources.getLabelResource(Rows.label(ecm));
         if (row != null) {
@@ -388,7 +388,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
         }
     }
 
-    /** The rows that something has changed which happens to a ticket once. */
+    /** Waits until the rows of a change are written that happens to a ticket once. */
     private void show(RMLabelContainer container, String ticket, String action) {
         if (mirror.show(container.getEMInstanceLabel().getServiceInstance(), Scope.of(container))) {
             own.shown(ticket, action);
@@ -405,7 +405,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
         }
     }
 
-    /** By whatever is left of it in Linkis; if nothing is, by what the service knows of the engine. */
+    /** The ticket by its rows in Linkis; without rows, by the engine in the service. */
     private String ticketOf(EngineNode engine, PersistenceResource row) {
         if (row != null && row.getTicketId() != null) {
             return row.getTicketId();

@@ -14,7 +14,7 @@ import org.apache.linkis.manager.rm.domain.RMLabelContainer;
 import org.apache.linkis.manager.rm.service.LabelResourceService;
 import org.apache.linkis.manager.rm.utils.UserConfiguration;
 
-/** What Linkis asks, as the service is asked it. */
+/** Converts Linkis's requests to those of the service. */
 final class Requests {
     private final LabelResourceService resources;
     private final NodeLabelService labels;
@@ -28,7 +28,7 @@ final class Requests {
         this.engines = engines;
     }
 
-    /** The labels of a request, which have to tell where, for whom and what for. */
+    /** The labels of a request, which must name ECM, user and engine type. */
     RMLabelContainer container(List<Label<?>> list) {
         RMLabelContainer container = resources.enrichLabels(list);
         if (container.getEMInstanceLabel() == null || container.getCombinedResourceLabel() == null) {
@@ -37,7 +37,7 @@ final class Requests {
         return container;
     }
 
-    /** The labels of an engine, which have to tell which it is and whose. */
+    /** The labels of an engine, which must name the engine and its user. */
     RMLabelContainer engineContainer(List<Label<?>> list) {
         RMLabelContainer container = engines.complete(resources.enrichLabels(list));
         if (container.getEngineInstanceLabel() == null || container.getUserCreatorLabel() == null) {
@@ -46,7 +46,7 @@ final class Requests {
         return container;
     }
 
-    /** The host of an engine, by its labels or by its node. */
+    /** The ECM of an engine, by its labels or by its node. */
     static EmInstance host(RMLabelContainer container, EngineNode node) {
         if (container.getEMInstanceLabel() != null) {
             return Service.em(container.getEMInstanceLabel().getServiceInstance());
@@ -56,7 +56,7 @@ final class Requests {
         throw Failures.notFound("The host of engine " + container.getEngineInstanceLabel() + " is not known");
     }
 
-    /** What an engine to be started asks for, with what is configured for its user as caps. */
+    /** The request of an engine that starts, with the configured maxima of its user as caps. */
     RequestResourceRequest.Builder request(RMLabelContainer container, Scope scope, NodeResource resource) {
         Resource max = UserConfiguration.getUserConfiguredResource(
                 resource.getResourceType(), container.getUserCreatorLabel(), container.getEngineTypeLabel());
@@ -74,7 +74,7 @@ final class Requests {
         return request;
     }
 
-    /** What a host provides, with the labels that Linkis has of it. */
+    /** The registration of an ECM, with its labels in Linkis. */
     RegisterRequest registration(ServiceInstance ecm, NodeResource resource) {
         RegisterRequest.Builder request = RegisterRequest.newBuilder().setEm(Service.em(ecm))
                 .setTotal(Amounts.told(resource.getMaxResource(), resource.getResourceType()))

@@ -22,14 +22,14 @@ import org.apache.linkis.manager.label.entity.Label;
 import org.apache.linkis.manager.label.entity.em.EMInstanceLabel;
 import org.apache.linkis.manager.rm.service.LabelResourceService;
 
-/** Writes the rows of hosts and users, from what the service says. */
+/** Writes the rows of ECMs and users from the state of the service. */
 final class Rows implements Mirror.Writer {
     private static final int CONFIGURED_MAX = 10_000;
 
     private final Service service;
     private final LabelResourceService resources;
     private final Tables tables;
-    /** What was last configured for whom; forgotten for whom has asked for nothing for the longest, whose row keeps what it says. */
+    /** Last configured maximum of each scope. The least recently used one is evicted, and its row keeps its maximum. */
     private final Map<Scope, Configured> configured = Collections.synchronizedMap(new LinkedHashMap<Scope, Configured>(16, 0.75f, true) {
         private static final long serialVersionUID = 1L;
 
@@ -55,7 +55,7 @@ final class Rows implements Mirror.Writer {
         this.tables = tables;
     }
 
-    /** The label that Linkis keeps a host's amounts under. */
+    /** The label of an ECM's row. */
     static EMInstanceLabel label(ServiceInstance ecm) {
         EMInstanceLabel label = LabelBuilderFactoryContext.getLabelBuilderFactory().createLabel(EMInstanceLabel.class);
         label.setServiceName(ecm.getApplicationName());
@@ -63,7 +63,7 @@ final class Rows implements Mirror.Writer {
         return label;
     }
 
-    /** A host as the console shows it. */
+    /** An ECM as the console shows it. */
     static NodeResource shown(EmResource em) {
         NodeResource shown = new CommonNodeResource();
         shown.setResourceType(Amounts.type(em.getTotal()));
@@ -75,7 +75,7 @@ final class Rows implements Mirror.Writer {
         return shown;
     }
 
-    /** From now on this is the maximum that a user's row shows. */
+    /** Sets the maximum in a user's row. */
     void configured(Scope scope, ResourceType type, Resource max) {
         configured.put(scope, new Configured(type, max));
     }
@@ -96,13 +96,13 @@ final class Rows implements Mirror.Writer {
         EMInstanceLabel label = label(ecm);
         NodeResource row = resources.getLabelResource(label);
         if (row == null && !tables.isNode(ecm.getInstance())) {
-            // Another Linkis's, or nobody's.
+            // The row is another Linkis's, or has no owner.
             return;
         }
         EmResource em = service.em(Service.em(ecm));
         if (em == null) {
             if (row != null) {
-                // It is not there any more, without Linkis having taken it away: what it provides is needed if it comes back.
+                // The ECM disappeared without Linkis removing it: the row keeps its capacity for its return.
                 Resource nothing = Amounts.nothing(row.getMaxResource(), row.getResourceType());
                 String before = text(row);
                 row.setUsedResource(nothing);
@@ -119,7 +119,7 @@ final class Rows implements Mirror.Writer {
         write(label, shown, text(row), label.getStringValue());
     }
 
-    /** Often somebody else has written the same already. */
+    /** Often another manager has written an equal row already. */
     private void write(Label<?> label, NodeResource row, String before, String source) {
         if (!text(row).equals(before)) {
             resources.setLabelResource(label, row, source);
@@ -138,7 +138,7 @@ final class Rows implements Mirror.Writer {
         String before = text(row);
         if (row == null) {
             if (wanted == null) {
-                // Nobody has asked for anything here that this manager knows of: who did writes it.
+                // This manager has no request of this scope: the manager with the request writes the row.
                 return;
             }
             row = new CommonNodeResource();
@@ -164,7 +164,7 @@ final class Rows implements Mirror.Writer {
         write(label, row, before, scope.toString());
     }
 
-    /** What is held under a scope, whatever it is counted besides, and in which queues or namespaces. */
+    /** The use of a scope by any further labels, and its queues or namespaces. */
     private static final class Held {
         private final Map<String, Long> used = new HashMap<>();
         private final Map<String, Long> locked = new HashMap<>();
@@ -204,7 +204,7 @@ final class Rows implements Mirror.Writer {
             return places;
         }
 
-        /** Linkis names the queue that was last asked for: it stays as long as it is one of those where something is held. */
+        /** Linkis shows the queue of the last request. It stays while the scope has use in it. */
         private String place(Set<String> places, Resource last) {
             String before = Amounts.place(last);
             return places.isEmpty() || places.contains(before) ? before : places.iterator().next();

@@ -11,11 +11,11 @@ import org.apache.linkis.manager.label.entity.engine.UserCreatorLabel;
 import org.apache.linkis.manager.label.exception.LabelErrorException;
 import org.apache.linkis.manager.rm.domain.RMLabelContainer;
 
-/** What Linkis counts a user's engines by: the user, the creator and the engine type with its version. */
+/** Linkis's key for counting a user's engines: the user, the creator and the engine type with its version. */
 final class Scope {
     final String user;
     final String creator;
-    /** As the service has it, e.g. "spark-3.2.1". */
+    /** Engine type as in the service, e.g. "spark-3.2.1". */
     final String engineType;
 
     Scope(String user, String creator, String engineType) {
@@ -24,13 +24,13 @@ final class Scope {
         this.engineType = engineType;
     }
 
-    /** That of a request. */
+    /** The scope of a request. */
     static Scope of(RMLabelContainer labels) {
         UserCreatorLabel who = labels.getUserCreatorLabel();
         return new Scope(who.getUser(), who.getCreator(), labels.getEngineTypeLabel().getStringValue());
     }
 
-    /** From what Linkis writes into its records, e.g. "hadoop-IDE,spark-3.2.1"; null if that is something else. */
+    /** Parses the text in Linkis's records, e.g. "hadoop-IDE,spark-3.2.1"; null for any other text. */
     static Scope parse(String text) {
         int comma = text == null ? -1 : text.indexOf(',');
         int dash = comma < 0 ? -1 : text.substring(0, comma).indexOf('-');
@@ -52,7 +52,7 @@ final class Scope {
         return label;
     }
 
-    /** The label that Linkis keeps the amounts under. */
+    /** The label of the row. */
     CombinedLabel combined() {
         try {
             return (CombinedLabel) new CombinedLabelBuilder().build("", new java.util.ArrayList<Label<?>>(

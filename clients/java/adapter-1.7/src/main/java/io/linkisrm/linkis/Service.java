@@ -50,10 +50,10 @@ import linkis.rm.v1.UnregisterRequest;
 import linkis.rm.v1.UsageServiceGrpc;
 import org.apache.linkis.common.ServiceInstance;
 
-/** What Linkis needs of the service, call by call. Each throws {@link ServiceException}. */
+/** Calls of the service that Linkis needs. Each throws {@link ServiceException}. */
 final class Service {
     private static final int PAGE = 1000;
-    /** More label sets than there can be in a user's scopes of one creator and engine type. */
+    /** More scopes than a user, creator and engine type can have. */
     private static final int SCOPES_MAX = 20_000;
 
     private final LinkisRmClient client;
@@ -78,7 +78,7 @@ final class Service {
         return client.call(ResourceManagerServiceGrpc.getRegisterMethod(), request).getEm();
     }
 
-    /** That it was not registered is as good. */
+    /** Succeeds also if the EM was not registered. */
     void unregister(EmInstance em) {
         try {
             client.call(ResourceManagerServiceGrpc.getUnregisterMethod(), UnregisterRequest.newBuilder().setEm(em).build());
@@ -89,7 +89,7 @@ final class Service {
         }
     }
 
-    /** @param wait how long the request may stand in line, for which the call takes so much longer */
+    /** @param wait maximum wait of the request, which extends the time of the call */
     RequestResourceResponse request(RequestResourceRequest request, java.time.Duration within) {
         return client.call(ResourceManagerServiceGrpc.getRequestResourceMethod(), request, within);
     }
@@ -102,7 +102,7 @@ final class Service {
         return client.call(ResourceManagerServiceGrpc.getResourceReportedMethod(), request).getTicket();
     }
 
-    /** That there never was such a ticket, as far as anybody remembers, is as good. */
+    /** Succeeds also if the history has no such ticket. */
     void released(String ticket) {
         try {
             client.call(ResourceManagerServiceGrpc.getResourceReleasedMethod(),
@@ -135,7 +135,7 @@ final class Service {
     /** The EM; null if it is not registered. */
     EmResource em(EmInstance em) {
         try {
-            // It waits for no list, as the calls for many do.
+            // Does not wait for lists, unlike the batch calls.
             return client.call(UsageServiceGrpc.getGetEmMethod(), GetEmRequest.newBuilder().setEm(em).build()).getEm();
         } catch (ServiceException e) {
             if (e.is("EM_NOT_REGISTERED")) {
@@ -145,7 +145,7 @@ final class Service {
         }
     }
 
-    /** Those of these EMs that are registered. */
+    /** The registered ones of these EMs. */
     List<EmResource> ems(List<EmInstance> ems) {
         List<EmResource> found = new ArrayList<>();
         for (int from = 0; from < ems.size(); from += PAGE) {
@@ -155,7 +155,7 @@ final class Service {
         return found;
     }
 
-    /** Those of these tickets that live, by their ids; of at most 1000. */
+    /** The live ones of these tickets, by their ids; of at most 1000. */
     Map<String, Ticket> tickets(Collection<String> ids) {
         Map<String, Ticket> live = new HashMap<>();
         BatchGetTicketsRequest request = BatchGetTicketsRequest.newBuilder().addAllTicketIds(ids).build();
@@ -165,10 +165,7 @@ final class Service {
         return live;
     }
 
-    /**
-     * What is held under a user, creator and engine type; with places, also what of it is in which queue or namespace, and by whatever else
-     * it is counted besides.
-     */
+    /** The use of a user, creator and engine type. With places, also the use in each queue or namespace, by any further labels. */
     List<ScopeUsage> scopes(Scope scope, boolean places) {
         return places ? scopesWith(labels(scope)) : Collections.singletonList(scope(labels(scope)));
     }
@@ -186,7 +183,7 @@ final class Service {
             return client.call(UsageServiceGrpc.getGetScopeMethod(), GetScopeRequest.newBuilder().putAllLabels(labels).build()).getScope();
         } catch (ServiceException e) {
             if (e.is("SCOPE_NOT_COUNTED")) {
-                // Somebody took that limit away. Who asks, asks again.
+                // The limit was deleted. The caller tries again.
                 count(Caps.LABELS);
             }
             throw e;
@@ -204,12 +201,12 @@ final class Service {
         return found;
     }
 
-    /** What happens, from behind a position; from now on, if it is empty. */
+    /** Follows the history from a position, or from now on if it is empty. */
     Messages<FollowActionsResponse> follow(String position) {
         return client.follow(UsageServiceGrpc.getFollowActionsMethod(), FollowActionsRequest.newBuilder().setPosition(position).build());
     }
 
-    /** Whether what a set of labels holds is counted. */
+    /** Whether a label set is counted. */
     boolean counts(List<String> labels) {
         ListLimitsRequest.Builder request = ListLimitsRequest.newBuilder().setPageSize(PAGE);
         do {
@@ -226,7 +223,7 @@ final class Service {
         return false;
     }
 
-    /** Has what a set of labels holds counted, and limits nothing. */
+    /** Starts the counting of a label set, without a maximum. */
     void count(List<String> labels) {
         Limit limit = Limit.newBuilder().addAllEach(labels).setMode(LimitMode.LIMIT_MODE_OFF).build();
         client.call(LimitServiceGrpc.getSetLimitMethod(), SetLimitRequest.newBuilder().setLimit(limit).build());
@@ -240,7 +237,7 @@ final class Service {
         client.call(AdminServiceGrpc.getReleaseHoldMethod(), request);
     }
 
-    /** Puts the counters of a host in order. That it is not registered is as good. */
+    /** Repairs the counters of an ECM. Succeeds also if it is not registered. */
     void repair(EmInstance em) {
         try {
             repair(RepairRequest.newBuilder().setEm(em));
@@ -251,7 +248,7 @@ final class Service {
         }
     }
 
-    /** Puts the counters of a user, creator and engine type in order, in each place. */
+    /** Repairs the counters of a user, creator and engine type, in each queue and namespace. */
     void repair(Scope scope) {
         for (ScopeUsage one : scopes(scope, true)) {
             repair(RepairRequest.newBuilder().putAllScope(one.getLabelsMap()));
@@ -266,7 +263,7 @@ final class Service {
         return Duration.newBuilder().setSeconds(duration.getSeconds()).setNanos(duration.getNano()).build();
     }
 
-    /** Whether it may be one of the service's: something else in Linkis's rows is none. */
+    /** Whether a text can be a ticket of the service: other texts in Linkis's rows are none. */
     static boolean isTicket(String text) {
         try {
             return java.util.UUID.fromString(text).toString().equalsIgnoreCase(text);
@@ -275,7 +272,7 @@ final class Service {
         }
     }
 
-    /** The bytes of tickets, one after another, as a report has them. */
+    /** The bytes of tickets, concatenated as in a report. */
     static ByteString bytes(Collection<String> tickets) {
         java.nio.ByteBuffer bytes = java.nio.ByteBuffer.allocate(16 * tickets.size());
         for (String ticket : tickets) {

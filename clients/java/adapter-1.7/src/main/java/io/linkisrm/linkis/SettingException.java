@@ -2,7 +2,7 @@ package io.linkisrm.linkis;
 
 import org.springframework.beans.factory.BeanDefinitionStoreException;
 
-/** Something in the configuration has to be changed before the manager can start: the text says which line, and to what. */
+/** A setting must change before the manager can start: the text names the line and its value. */
 public final class SettingException extends BeanDefinitionStoreException {
     private static final long serialVersionUID = 1L;
 
@@ -14,7 +14,7 @@ public final class SettingException extends BeanDefinitionStoreException {
         super(text, cause);
     }
 
-    /** About the account that Linkis uses its database with. */
+    /** Error of Linkis's database account. */
     static SettingException ofDatabase(String problem, Throwable cause) {
         return new SettingException(cause, "linkis-rm: wds.linkis.server.mybatis.datasource.username: " + problem);
     }

@@ -7,9 +7,9 @@ import java.util.function.Function;
 import org.springframework.boot.convert.DurationStyle;
 import org.springframework.core.env.Environment;
 
-/** What an administrator writes into linkis-cg-linkismanager.properties. */
+/** The adapter's settings in linkis-cg-linkismanager.properties. */
 final class Settings {
-    /** What Linkis takes off the names of what it hands on to Spring. */
+    /** Prefix that Linkis removes from names before it passes them to Spring. */
     static final String PREFIX = "spring.";
     static final String ENABLED = "linkis.rm.enabled";
     static final String ADDRESS = "linkis.rm.address";
@@ -22,11 +22,11 @@ final class Settings {
 
     private static final Duration TIMEOUT_DEFAULT = Duration.ofSeconds(20);
 
-    /** How the service is spoken to. */
+    /** Connection settings of the service. */
     final ClientSettings client;
-    /** Its address, as it was written. */
+    /** Its address, as written in the file. */
     final String address;
-    /** How long a request may wait in line for resources, if it does not say less; zero for not at all. */
+    /** Maximum wait of a request for capacity, unless the request has a lower one; zero for no wait. */
     final Duration wait;
 
     private Settings(ClientSettings client, String address, Duration wait) {
@@ -35,12 +35,12 @@ final class Settings {
         this.wait = wait;
     }
 
-    /** @throws SettingException if one of them is missing, or cannot be */
+    /** @throws SettingException if a setting is missing or invalid */
     static Settings of(Environment environment) {
         return of(key -> environment.getProperty(key));
     }
 
-    /** @throws SettingException if one of them is missing, or cannot be */
+    /** @throws SettingException if a setting is missing or invalid */
     static Settings of(Function<String, String> values) {
         String address = values.apply(ADDRESS);
         if (address == null || address.trim().isEmpty()) {
@@ -63,7 +63,7 @@ final class Settings {
         return new Settings(client, address.trim(), duration(values, WAIT, Duration.ZERO));
     }
 
-    /** How a line of the configuration has to look. */
+    /** A line of the configuration. */
     static String line(String key, String value) {
         return PREFIX + key + "=" + value;
     }

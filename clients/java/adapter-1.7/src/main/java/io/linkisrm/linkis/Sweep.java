@@ -12,15 +12,15 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * The net under all else: finds engines that have a row in Linkis and should not. One whose node is gone has ended, and its ticket was not
- * given back, because the service was away then or the manager died; one whose ticket is over has been missed; of one that is in use by
- * the service alone, the manager died when it should have written that. What is found twice in a row is dealt with: once may be somebody
- * who is about to. And once in a while, rows of hosts and users are compared that nothing has been heard of: what others write into them, as
- * the console does when it resets users, is put right.
+ * Finds and repairs wrong rows of engines that the other parts have missed. An engine without a node has ended, and its ticket was not
+ * released, because the service was away or the manager died. An engine whose ticket has ended was missed. An engine that only the service
+ * has as used was confirmed by a manager that died before writing it. A row is repaired when it is found twice in a row, because another
+ * manager may be about to write it. Every ten minutes, all rows of ECMs and users are compared, which repairs rows that other programs
+ * wrote, such as the console's reset.
  */
 final class Sweep implements Background.Task {
     private static final Logger LOG = LoggerFactory.getLogger(Sweep.class);
-    /** In how many runs the rows of hosts and users are compared once: ten minutes. */
+    /** Number of runs between comparisons of all rows: ten minutes. */
     private static final int RUNS_UNTIL_ALL = 40;
 
     private final Service service;
@@ -76,7 +76,7 @@ final class Sweep implements Background.Task {
                 } catch (ServiceException | InterruptedException e) {
                     throw e;
                 } catch (Exception e) {
-                    // Whatever is wrong with one, the others do not wait for it.
+                    // Catches every exception, so that one engine does not delay the others.
                     LOG.warn("linkis-rm: the rows of {} stay for now: {}", one.getKey(), e.toString());
                 }
             }
@@ -84,12 +84,12 @@ final class Sweep implements Background.Task {
         suspects = new HashSet<>(found.keySet());
     }
 
-    /** @param used the ticket, if its engine lives and is in use; otherwise null */
+    /** @param used the ticket, if its engine lives and is used; otherwise null */
     private void repair(String ticket, Ticket used) throws Exception {
         if (used != null) {
             engines.used(ticket, Amounts.application(Amounts.read(used.getUsed())));
         } else {
-            // Of one that is over, nothing is given back.
+            // An ended ticket needs no release.
             service.released(ticket);
             engines.ended(ticket, "found by the way");
         }

@@ -15,12 +15,12 @@ import java.util.Set;
 import java.util.concurrent.Callable;
 import javax.sql.DataSource;
 
-/** What is asked of Linkis's tables that Linkis has no call for, and turns that managers take among each other. */
+/** Reads of Linkis's tables for which Linkis has no call, and locks among managers. */
 final class Tables {
-    /** How many are asked for at once. */
+    /** Maximum number of rows in one query. */
     static final int CHUNK = 500;
     private static final int TURN_SECONDS = 10;
-    /** Longer than any turn takes. */
+    /** Longer than any work under a lock. */
     private static final int SILENT_SECONDS = 60;
 
     private final DataSource database;
@@ -29,14 +29,14 @@ final class Tables {
         this.database = database;
     }
 
-    /** A host of engines, as Linkis last heard of it. */
+    /** An ECM with its last heartbeat in Linkis. */
     static final class Ecm {
         final String instance;
-        /** When its last heartbeat came, in seconds; 0 if none did. */
+        /** Time of its last heartbeat, in seconds; 0 without one. */
         final long heartbeat;
-        /** What it said of its health, as Linkis keeps it; may be null. */
+        /** Its health, as Linkis stores it; may be null. */
         final String health;
-        /** What it said of its load, as Linkis keeps it; may be null. */
+        /** Its load, as Linkis stores it; may be null. */
         final String load;
 
         Ecm(String instance, long heartbeat, String health, String load) {
@@ -47,11 +47,11 @@ final class Tables {
         }
     }
 
-    /** An engine that has a row. */
+    /** An engine with a row. */
     static final class Engine {
         final long id;
         final String ticket;
-        /** Whether it has reported in. */
+        /** Whether it is confirmed. */
         final boolean used;
 
         Engine(long id, String ticket, boolean used) {
@@ -62,26 +62,26 @@ final class Tables {
     }
 
     /**
-     * Does something while nobody else does, in whatever manager, that names the same. The turn is the database's, and ends with the
-     * connection, whoever dies: also with a host of which nothing is heard any more, after a minute.
+     * Runs work under a lock of this name among all managers. The lock is the database's and ends with the connection, also after a crash,
+     * and after a minute of silence of the machine.
      *
-     * @throws SQLException if the turn does not come, or was over before the work was
+     * @throws SQLException if the lock is not acquired, or ended before the work
      */
     <T> T inTurn(String name, Callable<T> work) throws Exception {
-        // At most 64 characters are allowed.
+        // A lock name has at most 64 characters.
         String lock = "linkis-rm:" + Integer.toHexString(name.hashCode()) + ":" + (name.length() > 40 ? name.substring(name.length() - 40) : name);
         boolean interrupted = false;
         try (Connection connection = database.getConnection()) {
             long silent = number(connection, "SELECT @@SESSION.wait_timeout");
             try {
-                // Nobody tells a database that a host has lost its power: it would keep the turn for the hours that it waits for a word.
+                // A database does not detect a machine without power, and would keep the lock for the hours of its read timeout.
                 silentFor(connection, Math.min(SILENT_SECONDS, silent));
                 if (number(connection, "SELECT GET_LOCK(?, " + TURN_SECONDS + ")", lock) != 1) {
                     throw new SQLException("another manager is busy with " + name + " for more than " + TURN_SECONDS + " s");
                 }
                 return work.call();
             } finally {
-                // Also if the turn came and that was not understood; and a thread that is interrupted gives it back like any other.
+                // Also if the reply of an acquired lock was lost. An interrupted thread releases the lock like any other.
                 interrupted = Thread.interrupted();
                 giveBack(connection, lock, silent);
             }
@@ -100,20 +100,20 @@ final class Tables {
             given = true;
         } finally {
             if (!given) {
-                // The pool would keep the connection, and with it the turn.
+                // The pool would keep the connection, and with it the lock.
                 connection.abort(Runnable::run);
             }
         }
     }
 
-    /** For how many seconds the database waits for a word on a connection before it ends it. */
+    /** Sets the number of seconds of silence after which the database ends a connection. */
     private static void silentFor(Connection connection, long seconds) throws SQLException {
         try (Statement statement = connection.createStatement()) {
             statement.execute("SET SESSION wait_timeout = " + seconds);
         }
     }
 
-    /** All hosts that Linkis knows under this application, and that have a name. */
+    /** All ECMs of Linkis with this application that have a name. */
     List<Ecm> ecms(String application) throws SQLException {
         return rows("SELECT s.instance, COALESCE(UNIX_TIMESTAMP(m.update_time), 0), m.healthy_status, m.overload"
                         + " FROM linkis_cg_manager_service_instance s"
@@ -121,39 +121,39 @@ final class Tables {
                 row -> new Ecm(row.getString(1), row.getLong(2), row.getString(3), row.getString(4)), application);
     }
 
-    /** The tickets of the engines that Linkis has on a host. */
+    /** The tickets of Linkis's engines on an ECM. */
     List<String> ticketsOn(String ecmInstance) throws SQLException {
         return rows("SELECT s.ticketId FROM linkis_cg_manager_engine_em e"
                 + " JOIN linkis_cg_manager_service_instance s ON s.instance = e.engine_instance"
                 + " WHERE e.em_instance = ? AND s.ticketId IS NOT NULL", row -> row.getString(1), ecmInstance);
     }
 
-    /** The next engines that have a row, behind this id. */
+    /** The next engines with a row, after this id. */
     List<Engine> enginesBehind(long id) throws SQLException {
         return rows("SELECT id, ticketId, used_resource IS NOT NULL FROM linkis_cg_manager_linkis_resources"
                 + " WHERE ticketId IS NOT NULL AND id > ? ORDER BY id LIMIT " + CHUNK,
                 row -> new Engine(row.getLong(1), row.getString(2), row.getBoolean(3)), id);
     }
 
-    /** Those of these tickets whose engine Linkis has as a node. */
+    /** The tickets whose engine Linkis has as a node. */
     Set<String> withNode(Collection<String> tickets) throws SQLException {
         return tickets.isEmpty() ? Collections.<String>emptySet()
                 : new HashSet<>(rows("SELECT ticketId FROM linkis_cg_manager_service_instance WHERE ticketId IN " + marks(tickets),
                         row -> row.getString(1), tickets.toArray()));
     }
 
-    /** The instance that Linkis has for a ticket; null if there is none. */
+    /** Linkis's instance for a ticket; null without one. */
     String instanceOf(String ticket) throws SQLException {
         List<String> found = rows("SELECT instance FROM linkis_cg_manager_service_instance WHERE ticketId = ?", row -> row.getString(1), ticket);
         return found.isEmpty() ? null : found.get(0);
     }
 
-    /** Whether Linkis has a host or an engine of this name. */
+    /** Whether Linkis has an ECM or an engine with this name. */
     boolean isNode(String instance) throws SQLException {
         return !rows("SELECT 1 FROM linkis_cg_manager_service_instance WHERE instance = ?", row -> row.getInt(1), instance).isEmpty();
     }
 
-    /** All rows that the mirror keeps. */
+    /** All rows that the mirror writes. */
     Set<Object> mirrored() throws SQLException {
         Set<Object> rows = new HashSet<>(scopes(null));
         for (Ecm ecm : ecms(Heartbeats.application())) {
@@ -162,7 +162,7 @@ final class Tables {
         return rows;
     }
 
-    /** All that has a row of its own, by user, creator and engine type; of one user, or of all if it is null. */
+    /** All scopes with a row of their own; of one user, or of all if it is null. */
     Set<Scope> scopes(String user) throws SQLException {
         List<Scope> found = rows("SELECT r.creator FROM linkis_cg_manager_label l JOIN linkis_cg_manager_label_resource lr ON lr.label_id = l.id"
                         + " JOIN linkis_cg_manager_linkis_resources r ON r.id = lr.resource_id"

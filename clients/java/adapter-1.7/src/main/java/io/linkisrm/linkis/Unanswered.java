@@ -9,16 +9,16 @@ import org.slf4j.Logger;
 import org.slf4j.LoggerFactory;
 
 /**
- * Requests that were sent, and of which nobody said whether they were granted: Linkis has given them up, and asks anew under another id. Each
- * is asked again under its own, and what it is granted is given back. Until somebody answers, and no longer than a grant that nobody uses
- * stays locked: after that there is none. So it is, too, with those of a manager that ends.
+ * Requests whose reply was lost: Linkis requests anew under another id. Each request is repeated under its own id, and a grant is released.
+ * The repetition ends with a reply, or after the lifetime of an unused grant, when there is no grant any more. Such grants of a manager
+ * that ends expire, too.
  */
 final class Unanswered implements Background.Task {
     private static final Logger LOG = LoggerFactory.getLogger(Unanswered.class);
-    /** How many there may be: more than Linkis asks for while a service is exchanged. Of more, the oldest expire by themselves. */
+    /** Maximum number of requests: more than Linkis sends while a service is replaced. Older ones expire automatically. */
     private static final int KEPT = 1000;
     private static final Duration WITHIN = Duration.ofSeconds(5);
-    /** How long those are kept that do not say how long a grant may stay unused. */
+    /** Lifetime of requests without a lifetime of their grant. */
     private static final long KEPT_SECONDS = 600;
 
     private static final class One {
@@ -26,7 +26,7 @@ final class Unanswered implements Background.Task {
         private final long end;
 
         private One(RequestResourceRequest request) {
-            // It waits in no line, and still is the same request.
+            // The repetition does not wait, and still is the same request.
             this.request = request.toBuilder().clearWaitTimeout().build();
             long seconds = request.hasLockTtl() ? request.getLockTtl().getSeconds() + 1 : KEPT_SECONDS;
             this.end = System.nanoTime() + Duration.ofSeconds(seconds).toNanos();
@@ -46,7 +46,7 @@ final class Unanswered implements Background.Task {
         return "what was granted without an answer";
     }
 
-    /** It has an id. */
+    /** Adds a request with an id. */
     synchronized void add(RequestResourceRequest request) {
         if (requests.size() == KEPT) {
             requests.removeFirst();
@@ -75,7 +75,7 @@ final class Unanswered implements Background.Task {
                     keep(one);
                     throw e;
                 }
-                // It was refused, or it is over already.
+                // The request was refused, or its ticket has ended already.
             }
         }
     }

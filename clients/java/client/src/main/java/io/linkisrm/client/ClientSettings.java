@@ -6,7 +6,7 @@ import java.util.ArrayList;
 import java.util.Collections;
 import java.util.List;
 
-/** Where the service is, and how it is spoken to. */
+/** Addresses and connection settings of the service. */
 public final class ClientSettings {
     private final List<String> addresses;
     private final boolean tls;
@@ -24,7 +24,7 @@ public final class ClientSettings {
     /**
      * Settings for these addresses: {@code host:port}, or several with commas between them; {@code https://} before them for TLS.
      *
-     * @throws IllegalArgumentException if one of them is no address, or some have TLS and others have not
+     * @throws IllegalArgumentException if an address is invalid, or only some have TLS
      */
     public static ClientSettings at(String addresses) {
         List<String> bare = new ArrayList<>();
@@ -46,13 +46,13 @@ public final class ClientSettings {
         return new ClientSettings(bare, secured > 0);
     }
 
-    /** Whose certificates are believed, as PEM: without, those that Java believes. */
+    /** Trusted certificates, as PEM; by default those of Java. */
     public ClientSettings authorities(File file) {
         authorities = file;
         return this;
     }
 
-    /** The certificate that is shown, and its key, as PEM. */
+    /** The client's certificate and its key, as PEM. */
     public ClientSettings identity(File certificateFile, File keyFile) {
         certificate = certificateFile;
         key = keyFile;
@@ -65,7 +65,7 @@ public final class ClientSettings {
         return this;
     }
 
-    /** How long a call may take, with all its tries. */
+    /** Timeout of a call, with all its attempts. */
     public ClientSettings timeout(Duration duration) {
         timeout = duration;
         return this;
@@ -95,7 +95,7 @@ public final class ClientSettings {
         return token;
     }
 
-    /** How long a call may take, with all its tries. */
+    /** Timeout of a call, with all its attempts. */
     public Duration timeout() {
         return timeout;
     }

@@ -19,17 +19,17 @@ import java.util.concurrent.CountDownLatch;
 import java.util.concurrent.TimeUnit;
 
 /**
- * A connection with the service. Calls are the methods of the generated stubs, each with a deadline, and repeated as long as it allows
- * where that is safe:
+ * A connection to the service. Calls are the methods of the generated stubs. Each has a deadline, and is repeated within it where that is
+ * safe:
  *
  * <pre>client.call(UsageServiceGrpc.getGetEmMethod(), GetEmRequest.newBuilder().setEm(em).build())</pre>
  *
- * <p>Of several addresses, the next is used when one does not answer. Any number of threads may call at the same time.
+ * <p>With several addresses, the next is used when one does not answer. Any number of threads may call concurrently.
  */
 public final class LinkisRmClient implements AutoCloseable {
     private static final int KEEP_ALIVE_SECONDS = 10;
     private static final int ALIVE_WITHIN_SECONDS = 5;
-    /** As much as the service ever answers. */
+    /** Maximum size of a reply. */
     private static final int MESSAGE_BYTES_MAX = 64 << 20;
 
     private final Duration timeout;
@@ -38,9 +38,9 @@ public final class LinkisRmClient implements AutoCloseable {
     private volatile int current;
 
     /**
-     * Connects when the first call is made.
+     * Connects at the first call.
      *
-     * @throws IOException if a file that the settings name cannot be read
+     * @throws IOException if a file of the settings cannot be read
      */
     public LinkisRmClient(ClientSettings settings) throws IOException {
         timeout = settings.timeout();
@@ -51,7 +51,7 @@ public final class LinkisRmClient implements AutoCloseable {
                     .keepAliveTime(KEEP_ALIVE_SECONDS, TimeUnit.SECONDS)
                     .keepAliveTimeout(ALIVE_WITHIN_SECONDS, TimeUnit.SECONDS)
                     .maxInboundMessageSize(MESSAGE_BYTES_MAX)
-                    // Repeated here, where it is known which calls may be.
+                    // This class repeats calls, because it knows which calls are safe.
                     .disableRetry();
             if (token != null) {
                 builder.intercept(token);
@@ -61,18 +61,18 @@ public final class LinkisRmClient implements AutoCloseable {
     }
 
     /**
-     * Calls, within the time of the settings.
+     * Calls within the timeout of the settings.
      *
-     * @throws ServiceException if it was not answered
+     * @throws ServiceException if there is no reply
      */
     public <Q, A> A call(MethodDescriptor<Q, A> method, Q request) {
         return call(method, request, timeout);
     }
 
     /**
-     * Calls, within this time, all tries included.
+     * Calls within this time, all attempts included.
      *
-     * @throws ServiceException if it was not answered
+     * @throws ServiceException if there is no reply
      */
     public <Q, A> A call(MethodDescriptor<Q, A> method, Q request, Duration within) {
         long end = System.nanoTime() + within.toNanos();
@@ -94,17 +94,17 @@ public final class LinkisRmClient implements AutoCloseable {
                 }
                 current = (used + 1) % channels.size();
                 sleep(pause, error);
-                // Else the channel would go on to fail calls for as long as its own pauses last, also when the service is back.
+                // Otherwise the channel would fail calls for the rest of its own pauses, also when the service is back.
                 channels.get(current).resetConnectBackoff();
             }
         }
     }
 
     /**
-     * Makes a call whose answer goes on. It begins at once, takes as long as it likes, and is not repeated: who follows something calls
-     * again from where he was, which is then asked of the next address.
+     * Opens a stream. It begins immediately, has no time limit, and is not repeated: a follower calls again from its position, and the next
+     * address is used.
      *
-     * @throws ServiceException if this is closed
+     * @throws ServiceException if this client is closed
      */
     public <Q, A> Messages<A> follow(MethodDescriptor<Q, A> method, Q request) {
         failIfClosed(method, null, false);
@@ -113,7 +113,7 @@ public final class LinkisRmClient implements AutoCloseable {
         return Messages.open(channels.get(used), method, request, () -> current = (used + 1) % channels.size());
     }
 
-    /** Ends the connections, and calls that are under way: they fail at once, as do all that come later, and none is repeated. */
+    /** Closes the connections. Calls in progress and later calls fail immediately, and are not repeated. */
     @Override
     public void close() {
         closed.countDown();
@@ -137,18 +137,18 @@ public final class LinkisRmClient implements AutoCloseable {
     }
 
     /**
-     * @param cause how the call ended, if it had begun
-     * @param before whether an earlier try of the same call is in doubt
+     * @param cause end of the call, if it had begun
+     * @param before whether an earlier attempt of the call is in doubt
      */
     private void failIfClosed(MethodDescriptor<?, ?> method, StatusRuntimeException cause, boolean before) {
         if (closed.getCount() == 0) {
-            // Somebody else may answer, so the code is that of a service that is not there.
+            // Another client may get a reply, so the code is that of an unavailable service.
             Status status = Status.UNAVAILABLE.withDescription("this client is closed").withCause(cause);
             throw ServiceException.of(method.getFullMethodName(), status.asRuntimeException(), before);
         }
     }
 
-    /** Not longer than until this is closed. */
+    /** Sleeps, until this client is closed at most. */
     private void sleep(Duration pause, ServiceException error) {
         try {
             closed.await(pause.toMillis(), TimeUnit.MILLISECONDS);

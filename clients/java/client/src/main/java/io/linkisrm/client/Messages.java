@@ -12,12 +12,12 @@ import java.util.concurrent.BlockingQueue;
 import java.util.concurrent.LinkedBlockingQueue;
 import java.util.concurrent.TimeUnit;
 
-/** An answer that goes on, message by message, until it breaks or is closed. For one thread at a time. */
+/** A stream of messages, until it breaks or is closed. For one thread at a time. */
 public final class Messages<A> implements AutoCloseable {
     private final String name;
     private final ClientCall<?, A> call;
     private final Runnable lost;
-    /** A message, or how it ended: at most one of each, since no message is asked for before the last one was taken. */
+    /** A message, or the end of the stream: at most one of each, because the next message is requested after the previous one was taken. */
     private final BlockingQueue<Heard<A>> heard = new LinkedBlockingQueue<>();
 
     private static final class Heard<A> {
@@ -36,7 +36,7 @@ public final class Messages<A> implements AutoCloseable {
         this.lost = lost;
     }
 
-    /** @param lost what is to be done when it breaks */
+    /** @param lost action when the stream breaks */
     static <Q, A> Messages<A> open(Channel channel, MethodDescriptor<Q, A> method, Q request, Runnable lost) {
         ClientCall<Q, A> call = channel.newCall(method, CallOptions.DEFAULT);
         Messages<A> messages = new Messages<>(method.getFullMethodName(), call, lost);
@@ -47,10 +47,10 @@ public final class Messages<A> implements AutoCloseable {
     }
 
     /**
-     * The next message. If this throws, it is over: whoever wants to hear more calls again.
+     * Returns the next message. After an exception the stream has ended, and the caller opens another one.
      *
-     * @param within for how long the service may say nothing
-     * @throws ServiceException if it ended, or nothing was said for so long
+     * @param within maximum silence of the service
+     * @throws ServiceException if the stream ended, or was silent for so long
      */
     public A next(Duration within) throws InterruptedException {
         call.request(1);

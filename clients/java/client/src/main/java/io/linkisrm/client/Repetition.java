@@ -9,12 +9,12 @@ import java.util.HashSet;
 import java.util.Set;
 import java.util.concurrent.ThreadLocalRandom;
 
-/** Which calls are repeated after which errors, and when. */
+/** Rules for repeating calls after errors. */
 final class Repetition {
     private static final long PAUSE_MILLIS_MIN = 100;
     private static final long PAUSE_MILLIS_MAX = 2000;
 
-    /** Calls of which the second does more than the first, or says something else. */
+    /** Calls whose repetition has another effect or another reply. */
     private static final Set<String> ONCE = Collections.unmodifiableSet(new HashSet<>(Arrays.asList(
             "linkis.rm.v1.ResourceManagerService/Unregister",
             "linkis.rm.v1.LimitService/DeleteLimit",
@@ -27,7 +27,7 @@ final class Repetition {
 
     private Repetition() {}
 
-    /** How long to wait before the next try; null if there is to be none. */
+    /** The pause before the next attempt; null for no further attempt. */
     static Duration pause(MethodDescriptor<?, ?> method, ServiceException error, int tries) {
         if (error.retryAfter() != null && !(error.is("COMMIT_UNKNOWN") && isOnce(method))) {
             Duration own = backoff(tries);
@@ -43,7 +43,7 @@ final class Repetition {
         return ONCE.contains(method.getFullMethodName());
     }
 
-    /** Doubles, and is spread at random, so that those who were interrupted together do not come back together. */
+    /** Doubles, with a random part, so that interrupted clients do not return at the same time. */
     private static Duration backoff(int tries) {
         long ceiling = Math.min(PAUSE_MILLIS_MAX, PAUSE_MILLIS_MIN << Math.min(tries, 10));
         return Duration.ofMillis(ThreadLocalRandom.current().nextLong(ceiling / 2, ceiling + 1));

@@ -14,7 +14,7 @@ import java.time.Duration;
 import java.util.Collections;
 import java.util.Map;
 
-/** Why a call was not answered as was hoped: what the service says, or what became of the connection with it. */
+/** A failed call: the error of the service, or of the connection to it. */
 public final class ServiceException extends RuntimeException {
     private static final long serialVersionUID = 1L;
 
@@ -35,7 +35,7 @@ public final class ServiceException extends RuntimeException {
         this.inDoubt = unknown && !unsent || before && (unknown || retryAfter != null);
     }
 
-    /** @param before whether an earlier try of the same call is in doubt */
+    /** @param before whether an earlier attempt of the call is in doubt */
     static ServiceException of(String call, StatusRuntimeException cause, boolean before) {
         ErrorInfo info = ErrorInfo.getDefaultInstance();
         Duration retryAfter = null;
@@ -49,7 +49,7 @@ public final class ServiceException extends RuntimeException {
                 }
             }
         } catch (InvalidProtocolBufferException e) {
-            // It comes from something in between that has details of its own: the code and the text say what there is to say.
+            // A proxy with details of its own sent it: code and text have the information.
             info = ErrorInfo.getDefaultInstance();
         }
         return new ServiceException(call, cause, info, retryAfter, before);
@@ -60,7 +60,7 @@ public final class ServiceException extends RuntimeException {
         return code;
     }
 
-    /** The reason in capitals, as the proto lists them; empty if it comes from something in between. */
+    /** The reason in capitals, as in the proto; empty if it is not from the service. */
     public String reason() {
         return reason;
     }
@@ -70,27 +70,27 @@ public final class ServiceException extends RuntimeException {
         return reason.equals(expected);
     }
 
-    /** The facts that go with the reason. */
+    /** The metadata of the reason. */
     public Map<String, String> facts() {
         return facts == null ? Collections.<String, String>emptyMap() : facts;
     }
 
-    /** Whether nobody was there who could have answered. */
+    /** Whether no instance was available. */
     public boolean isUnavailable() {
         return code == Status.Code.UNAVAILABLE || code == Status.Code.DEADLINE_EXCEEDED;
     }
 
-    /** Whether the call may have been carried out all the same: it was sent, and nobody has said what became of it. */
+    /** Whether the call may have taken effect: it was sent, and its result is unknown. */
     public boolean isInDoubt() {
         return inDoubt;
     }
 
-    /** When it may help to ask again, if the service said so; otherwise null. */
+    /** Time until a repetition may help, if the service sent it; otherwise null. */
     Duration retryAfter() {
         return retryAfter;
     }
 
-    /** Whether there was no connection to send it over. */
+    /** Whether the call was not sent for lack of a connection. */
     private static boolean isUnsent(Throwable error) {
         for (Throwable cause = error; cause != null; cause = cause.getCause()) {
             if (cause instanceof ConnectException || cause instanceof NoRouteToHostException || cause instanceof UnknownHostException) {

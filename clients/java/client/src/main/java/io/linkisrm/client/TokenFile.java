@@ -15,14 +15,14 @@ import java.nio.file.Files;
 /** Sends the first line of a file with each call, and reads it again when it changes. */
 final class TokenFile implements ClientInterceptor {
     private static final Metadata.Key<String> AUTHORIZATION = Metadata.Key.of("authorization", Metadata.ASCII_STRING_MARSHALLER);
-    /** How long what was read is believed, in nanoseconds. */
+    /** Lifetime of the cached token, in nanoseconds. */
     private static final long LOOK_AGAIN = 5_000_000_000L;
 
     private final File file;
     private String token;
     private long read;
 
-    /** @throws IOException if there is no token in it */
+    /** @throws IOException if the file has no token */
     TokenFile(File file) throws IOException {
         this.file = file;
         this.token = first(file);
@@ -46,7 +46,7 @@ final class TokenFile implements ClientInterceptor {
             try {
                 token = first(file);
             } catch (IOException e) {
-                // It is being replaced, perhaps: the one that is known serves until the service says otherwise.
+                // The file may be being replaced: the cached token is used until the service rejects it.
                 return token;
             }
         }

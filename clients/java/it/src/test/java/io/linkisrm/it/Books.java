@@ -21,7 +21,7 @@ import linkis.rm.v1.Resource;
 import linkis.rm.v1.Ticket;
 import linkis.rm.v1.UsageServiceGrpc;
 
-/** What is held, by the service's tickets and by Linkis's tables, in the same words: to be compared. */
+/** Use by the service's tickets and by Linkis's tables, in the same text form, to be compared. */
 final class Books {
     private Books() {}
 
@@ -30,7 +30,7 @@ final class Books {
         return java.util.Arrays.toString(amounts);
     }
 
-    /** From the tickets alone, not from any counter: of the hosts whose names begin so. */
+    /** Computed from the tickets alone, without counters, for ECMs whose names have this prefix. */
     static Map<String, String> byTickets(LinkisRmClient client, String hosts) {
         Map<String, long[]> sums = new TreeMap<>();
         TreeSet<String> tickets = new TreeSet<>();
@@ -59,7 +59,7 @@ final class Books {
         return told(sums, tickets);
     }
 
-    /** From the rows that Linkis's console shows. */
+    /** Read from the rows of Linkis's console. */
     static Map<String, String> byTables(DataSource source) throws SQLException {
         Map<String, long[]> sums = new TreeMap<>();
         TreeSet<String> tickets = new TreeSet<>();
@@ -83,7 +83,7 @@ final class Books {
         return told(sums, tickets);
     }
 
-    /** The live tickets on hosts whose names begin so. */
+    /** The live tickets on ECMs whose names have this prefix. */
     static List<Ticket> tickets(LinkisRmClient client, String hosts) {
         List<Ticket> all = new ArrayList<>();
         ListTicketsRequest.Builder request = ListTicketsRequest.newBuilder().setPageSize(1000);
@@ -99,7 +99,7 @@ final class Books {
     private static Map<String, String> told(Map<String, long[]> sums, TreeSet<String> tickets) {
         Map<String, String> told = new HashMap<>();
         sums.forEach((name, amounts) -> {
-            // Who holds nothing may have a row or none.
+            // A user without use may have a row or none.
             if (name.startsWith("host") || java.util.Arrays.stream(amounts).anyMatch(amount -> amount != 0)) {
                 told.put(name, text(amounts));
             }

@@ -25,7 +25,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.condition.EnabledIfEnvironmentVariable;
 import org.junit.jupiter.api.io.TempDir;
 
-/** The real manager of Linkis starts with the jar, and what comes over its own RPC is in the service. */
+/** The real manager of Linkis starts with the jar, and calls over its own RPC reach the service. */
 class BootTest {
     private static final String HOST = "host7:9102";
 
@@ -66,7 +66,7 @@ class BootTest {
         assertEquals(pages("boot_built_in", "spring.linkis.rm.enabled=false"), pages("boot_ours", lines(Server.shared())));
     }
 
-    /** What the console is answered of a host that has registered, but for ids and times. */
+    /** Replies to the console for a registered ECM, without ids and times. */
     private static String pages(String name, String... lines) throws Exception {
         MariaDb.get().create(name);
         StringBuilder pages = new StringBuilder();
@@ -101,7 +101,7 @@ class BootTest {
         }
     }
 
-    /** The same classes, in jars that are called as those of another release. */
+    /** Returns the class path with jars that have the name of another release. */
     private String older(String classes) {
         List<String> entries = new ArrayList<>();
         for (String entry : classes.split(File.pathSeparator)) {

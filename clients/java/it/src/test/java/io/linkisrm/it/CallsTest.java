@@ -30,7 +30,7 @@ import org.apache.linkis.manager.rm.domain.RMLabelContainer;
 import org.apache.linkis.manager.rm.service.LabelResourceService;
 import org.junit.jupiter.api.Test;
 
-/** What Linkis's own resource manager does nothing about, or only in its tables: each call, and what it does in the service. */
+/** Calls that Linkis's own resource manager ignores, or processes only in its tables: the effect of each in the service. */
 class CallsTest {
     private static final String HOST = "calls1:9102";
     private static final String ENGINE = "calls1:41001";
@@ -61,7 +61,7 @@ class CallsTest {
         }
     }
 
-    /** A ticket that is none on this host, and others that cannot be registered again: none of them keeps this one silent. */
+    /** Unknown tickets on this ECM, and ECMs that cannot be registered again, do not make this one silent. */
     @Test
     void what_is_wrong_with_a_row_keeps_no_heartbeat_back() throws Exception {
         String host = "callsbeat1:9102";
@@ -89,7 +89,7 @@ class CallsTest {
         }
     }
 
-    /** As it happens to engines that start at the same time with a label that is new to Linkis. */
+    /** Engines that start concurrently with a label that is new to Linkis. */
     @Test
     void an_engine_of_which_linkis_lost_labels_reports_in_all_the_same() throws Exception {
         String host = "callslost1:9102";
@@ -111,7 +111,7 @@ class CallsTest {
         }
     }
 
-    /** It uses less than it was granted: that is what it holds from now on, here and there. */
+    /** A use below the grant is the new amount, in Linkis and in the service. */
     private void report(Manager manager) throws Exception {
         NodeResource less = Manager.amount(LifeTest.driver(1, 1, 1), ResourceType.LoadInstance);
         less.setUsedResource(LifeTest.driver(1, 1, 1));
@@ -122,13 +122,13 @@ class CallsTest {
         assertEquals(Books.byTickets(client, HOST), Books.byTables(source));
     }
 
-    /** What an ECM tells Linkis of its health and load is known in the service, under the second in which it came. */
+    /** Health and load of an ECM's heartbeat are in the service, under the second of the heartbeat. */
     private void heartbeat(String host) throws Exception {
         execute("INSERT INTO linkis_cg_manager_service_instance_metrics (instance, instance_status, healthy_status, overload, update_time)"
                 + " VALUES ('" + host + "', 5, '{\"nodeHealthy\":\"Healthy\"}', '{}', NOW() - INTERVAL 1 MINUTE)");
         for (int tries = 0; host(host).getHealth() != Health.HEALTH_WARN; tries++) {
             assertTrue(tries < 300, () -> host(host).toString());
-            // A heartbeat that was there before its manager began is no sign of life: another has to come.
+            // A heartbeat from before the start of its manager is no sign of life: another one must follow.
             execute("UPDATE linkis_cg_manager_service_instance_metrics SET update_time = NOW(), healthy_status = '{\"nodeHealthy\":\"WARN\"}',"
                     + " overload = '{\"maxMemory\":100,\"usedMemory\":25,\"systemCPUUsed\":0.5}'");
             Thread.sleep(100);
@@ -137,7 +137,7 @@ class CallsTest {
         assertEquals(500, host(host).getLoad().getCpuPermille(), host(host).toString());
     }
 
-    /** What Linkis locks is held in the service, until it unlocks it. */
+    /** Linkis's lock is a hold in the service, until it is unlocked. */
     private void lock(Manager manager) {
         PersistenceLock lock = manager.resources.tryLockOneLabel(Manager.label(HOST), 1000, "hadoop");
         assertTrue(holds().contains(HOST), holds());
@@ -145,7 +145,7 @@ class CallsTest {
         assertFalse(holds().contains(HOST), holds());
     }
 
-    /** The reset button: rows are as the service says again, and nothing that lives is lost. */
+    /** The reset button makes the rows equal to the service, and ends no live ticket. */
     private void reset(Manager manager) throws Exception {
         execute("UPDATE linkis_cg_manager_linkis_resources SET used_resource = REPLACE(used_resource, '\"cores\":1', '\"cores\":5')"
                 + " WHERE ticketId IS NULL");
@@ -162,7 +162,7 @@ class CallsTest {
         assertEquals(1, Books.tickets(client, HOST).size());
     }
 
-    /** Linkis has forgotten where an engine runs, and whose it is: by its ticket alone it is given back. */
+    /** Linkis has lost the ECM and the user of an engine: the ticket alone releases it. */
     private void releaseWithoutRelation(Manager manager) throws Exception {
         execute("DELETE FROM linkis_cg_manager_engine_em WHERE engine_instance = '" + ENGINE + "'");
         execute("DELETE FROM linkis_cg_manager_label_service_instance WHERE service_instance = '" + ENGINE + "'");

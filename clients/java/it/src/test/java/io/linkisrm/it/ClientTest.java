@@ -14,7 +14,7 @@ import linkis.rm.v1.UsageServiceGrpc;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.Timeout;
 
-/** A client that is closed. */
+/** A closed client. */
 class ClientTest {
     private static final ClientSettings NOBODY = ClientSettings.at("127.0.0.1:1").timeout(Duration.ofMinutes(5));
 
@@ -35,7 +35,7 @@ class ClientTest {
         AtomicReference<ServiceException> told = new AtomicReference<>();
         Thread caller = new Thread(() -> told.set(assertThrows(ServiceException.class, () -> info(client))));
         caller.start();
-        // Either the call is under way, or it waits for its next try.
+        // The call is in progress, or waits for its next attempt.
         while (caller.getState() != Thread.State.TIMED_WAITING && caller.getState() != Thread.State.WAITING) {
             Thread.sleep(1);
         }

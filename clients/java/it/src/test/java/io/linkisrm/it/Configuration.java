@@ -13,13 +13,13 @@ import org.apache.linkis.rpc.Sender;
 import org.apache.linkis.rpc.Sender$;
 import scala.concurrent.duration.Duration;
 
-/** In the place of Linkis's configuration service: each test configures its own users. */
+/** Replaces Linkis's configuration service: each test configures its own users. */
 final class Configuration extends Sender {
     private static final Configuration INSTANCE = new Configuration();
     private final Map<String, Map<String, String>> values = new ConcurrentHashMap<>();
     private volatile UnaryOperator<Object> service = this::configured;
 
-    /** From now on nothing is configured for anybody, so that all is as Linkis has it by default, but for whom {@link #set} says else. */
+    /** Removes all configuration, so that Linkis's defaults apply, except for users of {@link #set}. */
     @SuppressWarnings("unchecked")
     static void use() throws ReflectiveOperationException {
         Method cache = Sender$.class.getDeclaredMethod("serviceInstanceToSenders");
@@ -31,7 +31,7 @@ final class Configuration extends Sender {
         }
     }
 
-    /** From now on this is what is configured for all whose names begin so. */
+    /** Sets the configuration of all users with this prefix. */
     static void set(String users, String... keysAndValues) throws ReflectiveOperationException {
         Map<String, String> own = new HashMap<>();
         for (int i = 0; i < keysAndValues.length; i += 2) {
@@ -41,13 +41,13 @@ final class Configuration extends Sender {
         use();
     }
 
-    /** From now on the sender that the manager keeps has this answer. */
+    /** Sets the reply of the manager's sender. */
     static void answer(UnaryOperator<Object> service) throws ReflectiveOperationException {
         INSTANCE.service = service;
         use();
     }
 
-    /** From now on {@link #set} says again what is configured. */
+    /** Restores the replies of {@link #set}. */
     static void answerAsSet() throws ReflectiveOperationException {
         answer(INSTANCE::configured);
     }

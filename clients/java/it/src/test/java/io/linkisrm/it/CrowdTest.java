@@ -12,7 +12,7 @@ import org.apache.linkis.manager.common.entity.resource.ResourceType;
 import org.apache.linkis.manager.rm.AvailableResource;
 import org.junit.jupiter.api.Test;
 
-/** 64 users ask one host with 10 instances at the same time. */
+/** 64 users request from one ECM with 10 instances at the same time. */
 class CrowdTest {
     private static final String HOST = "crowd1:9102";
     private static final int USERS = 64;
@@ -27,7 +27,7 @@ class CrowdTest {
         int ours = crowd(database, "crowd_ours", server.address());
         int builtIn = crowd(database, "crowd_built_in", null);
         assertEquals(INSTANCES, ours);
-        // What Linkis itself grants too much is why there is a service: how much it is depends on the moment.
+        // Linkis itself grants too many; the number varies between runs.
         assertTrue(builtIn >= INSTANCES, "the built-in manager granted " + builtIn);
         assertEquals(0, server.audit().getDifferenceCount());
     }

@@ -9,7 +9,7 @@ import java.net.Socket;
 import java.util.Set;
 import java.util.concurrent.ConcurrentHashMap;
 
-/** Between a manager and a server: it hands on what is asked, and, while it is deaf, nothing of what is answered. */
+/** A proxy between a manager and a server that forwards requests, and drops replies while it is deaf. */
 final class DeafProxy implements AutoCloseable {
     private final ServerSocket listener = new ServerSocket(0, 50, InetAddress.getLoopbackAddress());
     private final Set<Socket> sockets = ConcurrentHashMap.newKeySet();
@@ -41,7 +41,7 @@ final class DeafProxy implements AutoCloseable {
         deaf = true;
     }
 
-    /** Answers come again, over new connections: in the old ones, some are missing. */
+    /** Forwards replies again, over new connections: in the old ones, some are missing. */
     void hear() throws IOException {
         deaf = false;
         closeAll();
@@ -81,7 +81,7 @@ final class DeafProxy implements AutoCloseable {
             try {
                 work.run();
             } catch (IOException e) {
-                // One of the two has gone.
+                // One of the two has closed.
             }
         }, "deaf-proxy");
         thread.setDaemon(true);

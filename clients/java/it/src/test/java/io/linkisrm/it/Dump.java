@@ -14,7 +14,7 @@ import java.util.regex.Matcher;
 import java.util.regex.Pattern;
 import javax.sql.DataSource;
 
-/** Linkis's tables as text, without ids and times, and with tickets by the order in which they came. */
+/** Linkis's tables as text, without ids and times, and with tickets numbered in order of appearance. */
 final class Dump {
     private static final Pattern TICKET = Pattern.compile("[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}");
     private static final String[] QUERIES = {
@@ -62,7 +62,7 @@ final class Dump {
         return lines;
     }
 
-    /** The same text with tickets as T1, T2… and without what is of the day. */
+    /** The text with tickets as T1, T2… and without dates. */
     String named(String text) {
         Matcher found = TICKET.matcher(text);
         StringBuilder named = new StringBuilder();

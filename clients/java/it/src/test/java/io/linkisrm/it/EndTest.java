@@ -21,7 +21,7 @@ import org.apache.linkis.manager.label.entity.Label;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.condition.EnabledIfEnvironmentVariable;
 
-/** How grants end that Linkis cannot keep, engines that have lost theirs, and releases that nobody hears. */
+/** Grants that Linkis cannot store, engines that lost their tickets, and lost releases. */
 class EndTest {
     private static final String HOST = "end1:9102";
 
@@ -54,7 +54,7 @@ class EndTest {
         }
     }
 
-    /** Linkis tries again under another id, and knows nothing of the first. */
+    /** Linkis tries again under another id, and has no record of the first. */
     @Test
     void a_grant_whose_answer_is_lost_is_given_back() throws Exception {
         String host = "endlost1:9102";

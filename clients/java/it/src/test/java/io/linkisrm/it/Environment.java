@@ -4,9 +4,9 @@ import java.io.IOException;
 import java.nio.file.Files;
 import java.nio.file.Path;
 
-/** What the tests are told by whoever starts them: the script {@code clients/java/run}. */
+/** Environment variables that the script {@code clients/java/run} sets. */
 final class Environment {
-    /** More than all databases of a run take together. */
+    /** Above the size of all databases of a run. */
     private static final long DATABASE_BYTES = 4L << 30;
 
     private Environment() {}
@@ -19,7 +19,7 @@ final class Environment {
         return value;
     }
 
-    /** A folder for a database, in memory where that has room: none of them has to outlive the machine, and a disk takes its time. */
+    /** A folder for a database, in memory if it has space: no database must survive the machine, and a disk is slow. */
     static Path databaseFolder(String name) throws IOException {
         Path memory = Path.of("/dev/shm");
         boolean fits = Files.isWritable(memory) && memory.toFile().getUsableSpace() > DATABASE_BYTES;

@@ -23,7 +23,7 @@ import org.apache.linkis.manager.common.entity.resource.ResourceType;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.condition.EnabledIfEnvironmentVariable;
 
-/** Managers come and go, and what happens meanwhile is in the tables afterwards. */
+/** The tables have the changes of the time without a manager. */
 class FeedTest {
     private static final String QUIET = "feed1:9102";
     private static final String BUSY = "feed2:9102";
@@ -50,7 +50,7 @@ class FeedTest {
                 forced = engine(manager, BUSY, "feedbob", "feed2:41001");
                 shownUpTo(feed, forced, "inited");
             }
-            // While nobody listens, one engine loses its ticket, and somebody writes nonsense into the row of the other host.
+            // Without a follower, one engine loses its ticket, and another program writes nonsense into the row of the other ECM.
             force(forced);
             assertEquals(1, execute("UPDATE linkis_cg_manager_linkis_resources r JOIN linkis_cg_manager_label_resource lr ON lr.resource_id = r.id"
                     + " JOIN linkis_cg_manager_label l ON l.id = lr.label_id SET r.used_resource ="
@@ -66,7 +66,7 @@ class FeedTest {
                 assertEquals(nonsense, Books.byTables(source).get("host " + QUIET), "it went on, and looked at nothing else");
             }
 
-            // As of another database: what a history tells that has forgotten what came behind a position has the same code.
+            // A position of another database: a history that no longer has the changes after a position returns the same code.
             execute("UPDATE linkis_rm_position SET position = '00000000-1'");
             try (Manager manager = new Manager(database.source("feed"), address)) {
                 eventually("everything is looked at", () -> Books.byTables(source).equals(Books.byTickets(client, "feed")));
@@ -115,7 +115,7 @@ class FeedTest {
             String broken = tickets.get(2);
             assertEquals(1, execute("UPDATE linkis_cg_manager_linkis_resources SET resourceType = 'Nonsense' WHERE ticketId = '" + broken + "'"));
             tickets.forEach(this::force);
-            // Nobody hears of them any more.
+            // No manager gets these changes any more.
             execute("DELETE FROM linkis_rm_position");
             try (Manager manager = new Manager(database.source("missed"), Server.shared().address())) {
                 for (int tries = 0; tries < 900 && engines().size() > 1; tries++) {
@@ -126,7 +126,7 @@ class FeedTest {
         }
     }
 
-    /** Waits until this was told, and a position is kept before which it is. */
+    /** Waits until the feed has this change, and a position after it is stored. */
     private void shownUpTo(Messages<FollowActionsResponse> feed, String ticket, String action) throws Exception {
         FollowActionsResponse[] told = new FollowActionsResponse[1];
         eventually(action + " is told", () -> {
@@ -136,7 +136,7 @@ class FeedTest {
         eventually("all that was told is in the tables", () -> number(kept()) >= number(told[0].getPosition()));
     }
 
-    /** The position that is kept; empty if none is. */
+    /** The stored position; empty without one. */
     private String kept() throws Exception {
         try (Connection connection = source.getConnection(); Statement statement = connection.createStatement();
                 ResultSet row = statement.executeQuery("SELECT position FROM linkis_rm_position")) {
@@ -144,7 +144,7 @@ class FeedTest {
         }
     }
 
-    /** The tickets that have the row of an engine. */
+    /** The tickets with the row of an engine. */
     private List<String> engines() throws Exception {
         try (Connection connection = source.getConnection(); Statement statement = connection.createStatement();
                 ResultSet rows = statement.executeQuery("SELECT ticketId FROM linkis_cg_manager_linkis_resources WHERE ticketId IS NOT NULL")) {
@@ -156,7 +156,7 @@ class FeedTest {
         }
     }
 
-    /** How far a position is in its history. */
+    /** Number of a position in its history. */
     private static long number(String position) {
         return position.isEmpty() ? -1 : Long.parseLong(position.substring(position.lastIndexOf('-') + 1));
     }

@@ -29,8 +29,8 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 
 /**
- * Which ECMs Linkis's own manager leaves to a request for its labels, and how its scorer ranks ECMs: what the table says that the tests of
- * the service compare it with (tests/integration/label_features.rs).
+ * Selection of ECMs by labels in Linkis's own manager, and the ranking of its scorer. The table has the expected results, and tests of the
+ * service compare with it (tests/integration/label_features.rs).
  */
 class LabelFeaturesTest {
     private static final File TABLE = new File("../../../tests/fixtures/linkis/labels.json");
@@ -72,7 +72,7 @@ class LabelFeaturesTest {
         return hosts;
     }
 
-    /** As DefaultEngineCreateService.selectECM and EMEngineService.getEMNodes find the ECMs for a request. */
+    /** The ECMs of a request, as DefaultEngineCreateService.selectECM and EMEngineService.getEMNodes find them. */
     private static List<String> selected(Manager manager, JsonNode row, String prefix) throws IOException {
         for (Map.Entry<String, JsonNode> host : hosts(row).entrySet()) {
             manager.register(prefix + host.getKey(), LifeTest.driver(16, 8, 10), LifeTest.driver(0, 0, 0),
@@ -93,13 +93,13 @@ class LabelFeaturesTest {
         return new ArrayList<>(selected);
     }
 
-    /** Labels that Linkis knows, with the features that it gives them. */
+    /** Labels of Linkis, with their features. */
     private static List<Label<?>> labels(JsonNode pairs) throws IOException {
         List<Label<?>> labels = new ArrayList<>();
         for (JsonNode pair : pairs) {
             String key = pair.get(0).asText();
             Label<?> label = LabelBuilderFactoryContext.getLabelBuilderFactory().createLabel(key, pair.get(1).asText());
-            // One that has none is optional: so the scorer takes it.
+            // The scorer takes a label without a feature as optional.
             Feature feature = label.getFeature() == null ? Feature.OPTIONAL : label.getFeature();
             assertEquals(table("features").get(key).asText(), feature.name(), key);
             labels.add(label);
@@ -107,7 +107,7 @@ class LabelFeaturesTest {
         return labels;
     }
 
-    /** The best first; those that the scorer finds equal in one list. */
+    /** The best first; equal ones in one list. */
     private static List<List<String>> ranked(JsonNode row, JsonNode features) {
         Map<String, PersistenceLabel> known = new HashMap<>();
         Map<ServiceInstance, List<PersistenceLabel>> ofHosts = new HashMap<>();

@@ -19,7 +19,7 @@ import org.apache.linkis.manager.label.entity.TenantLabel;
 import org.apache.linkis.manager.rm.NotEnoughResource;
 import org.junit.jupiter.api.Test;
 
-/** One scenario with Linkis's own resource manager and with the adapter: after each step, tables and console say the same. */
+/** One scenario with Linkis's own resource manager and with the adapter: after each step, tables and console are equal. */
 class LifeTest {
     private static final long GIB = 1L << 30;
     private static final String HOST = "life1:9102";

@@ -36,8 +36,8 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.function.Executable;
 
 /**
- * How the limits that are configured for a user fall back, as Linkis's manager has them from Linkis's configuration service: what the
- * table says that the tests of the service compare it with (crates/model/src/limit/tests/linkis.rs).
+ * Fallback of a user's configured limits, as Linkis's manager gets them from Linkis's configuration service. The table has the expected
+ * results, and tests of the service compare with it (crates/model/src/limit/tests/linkis.rs).
  */
 class LimitsTest {
     private static final File TABLE = new File("../../../tests/fixtures/linkis/limits.json");
@@ -56,7 +56,7 @@ class LimitsTest {
             ConfigurationReceiver receiver = new ConfigurationReceiver(new Rows(table.get("keys"), row).service());
             Configuration.answer(message -> receiver.receiveAndReply(message, (Sender) null));
             Map<String, String> answer = limits(row.get("asked").asText().split(","));
-            // What a row does not say is as the manager has it by default.
+            // A missing value of a row is the manager's default.
             Map<String, String> said = texts(table.get("defaults"));
             said.putAll(texts(row.get("linkis")));
             all.add(() -> assertEquals(said, answer, row.get("what").asText()));
@@ -71,7 +71,7 @@ class LimitsTest {
         return texts;
     }
 
-    /** As RequestResourceService finds what a user may have. */
+    /** The limits of a user, as RequestResourceService finds them. */
     private static Map<String, String> limits(String[] labels) throws Exception {
         UserCreatorLabel userCreator = LABELS.createLabel("userCreator", labels[0]);
         EngineTypeLabel engineType = LABELS.createLabel("engineType", labels[1]);
@@ -89,7 +89,7 @@ class LimitsTest {
         return (bytes >> 30) + "g";
     }
 
-    /** What a row of the table has in Linkis's tables, in the place of its mappers. */
+    /** A row of the table as rows of Linkis's tables, in place of its mappers. */
     private static final class Rows {
         private final JsonNode keys;
         private final JsonNode configured;
@@ -122,7 +122,7 @@ class LimitsTest {
             return label;
         }
 
-        /** New ones each time: the service writes into them. */
+        /** New objects each time, because the service modifies them. */
         private List<ConfigKeyValue> values(int labelId) {
             List<ConfigKeyValue> values = new ArrayList<>();
             texts(configured.get(labels.get(labelId - 1))).forEach((dimension, text) -> {
@@ -139,7 +139,7 @@ class LimitsTest {
             Object answer(Object[] asked);
         }
 
-        /** A mapper that knows this one query. */
+        /** A mapper with this one query. */
         private static void put(ConfigurationService service, String field, Class<?> mapper, String query, Query rows)
                 throws ReflectiveOperationException {
             Field place = ConfigurationService.class.getDeclaredField(field);

@@ -21,8 +21,8 @@ import java.util.function.UnaryOperator;
 import org.apache.linkis.rpc.serializer.ProtostuffSerializeUtil;
 
 /**
- * The real LinkisManagerApplication, as its start script starts it: a process of its own, configured by files. Only that it does not
- * register with Eureka, has no engine plugins, and believes who asks to be its administrator.
+ * The real LinkisManagerApplication, as its start script starts it: a process of its own, configured by files. It does not register with
+ * Eureka, has no engine plugins, and accepts each caller as its administrator.
  */
 final class LinkisManager implements AutoCloseable {
     private static final int READY_SECONDS = 300;
@@ -34,12 +34,12 @@ final class LinkisManager implements AutoCloseable {
     private final int port;
     private final Process process;
 
-    /** @param lines what an administrator writes into linkis-cg-linkismanager.properties for the adapter */
+    /** @param lines the adapter's lines in linkis-cg-linkismanager.properties */
     LinkisManager(String databaseUrl, String... lines) throws Exception {
         this(databaseUrl, classes -> classes, lines);
     }
 
-    /** The same with other classes than those of the tests. */
+    /** Starts with other classes than those of the tests. */
     LinkisManager(String databaseUrl, UnaryOperator<String> otherClasses, String... lines) throws Exception {
         directory = Files.createTempDirectory("linkis-rm-manager");
         try (ServerSocket socket = new ServerSocket(0)) {
@@ -69,7 +69,7 @@ final class LinkisManager implements AutoCloseable {
                 .redirectErrorStream(true).redirectOutput(directory.resolve("log").toFile()).start();
     }
 
-    /** Those of the tests, but for what Linkis runs in another process: its beans would be found, and started. */
+    /** The classes of the tests, without those that Linkis runs in another process: Spring would start their beans. */
     private static String classes() {
         String all = System.getProperty("surefire.test.class.path", System.getProperty("java.class.path"));
         List<String> own = new ArrayList<>(Arrays.asList(all.split(File.pathSeparator)));
@@ -77,7 +77,7 @@ final class LinkisManager implements AutoCloseable {
         return String.join(File.pathSeparator, own);
     }
 
-    /** Waits until it answers. */
+    /** Waits until it replies. */
     LinkisManager ready() throws Exception {
         long end = System.nanoTime() + READY_SECONDS * 1_000_000_000L;
         while (true) {
@@ -95,7 +95,7 @@ final class LinkisManager implements AutoCloseable {
         }
     }
 
-    /** Waits until it has given up, and tells what it said. */
+    /** Waits until its start has failed, and returns its output. */
     String failure() throws Exception {
         if (!process.waitFor(READY_SECONDS, java.util.concurrent.TimeUnit.SECONDS)) {
             throw new IllegalStateException("Linkis's manager runs: " + log());
@@ -107,12 +107,12 @@ final class LinkisManager implements AutoCloseable {
         return Files.readString(directory.resolve("log"));
     }
 
-    /** As the console asks. */
+    /** Sends a request of the console. */
     String get(String path) throws Exception {
         return HTTP.send(HttpRequest.newBuilder(url(path)).build(), HttpResponse.BodyHandlers.ofString()).body();
     }
 
-    /** As other services of Linkis ask. */
+    /** Sends a request of another Linkis service. */
     String ask(Object message) throws Exception {
         Map<String, Object> data = new HashMap<>();
         data.put("rpc_is_request_protocol", "true");

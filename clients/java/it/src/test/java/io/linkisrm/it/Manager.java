@@ -73,8 +73,8 @@ import org.springframework.transaction.annotation.EnableTransactionManagement;
 import scala.runtime.BoxedUnit;
 
 /**
- * Linkis's resource manager with all that it works with, as Linkis has it: its classes, its Spring beans, its mappers. In the place of
- * YARN is a cluster that has room, and engines that are to be stopped are cleared as Linkis does after it has had them killed.
+ * Linkis's resource manager with its own classes, Spring beans and mappers. A cluster with free capacity replaces YARN, and stopped engines
+ * are cleared as Linkis does after killing them.
  */
 final class Manager implements AutoCloseable {
     static final String ECM = "linkis-cg-engineconnmanager";
@@ -112,7 +112,7 @@ final class Manager implements AutoCloseable {
         this(source, address == null ? null : Map.of("linkis.rm.address", address));
     }
 
-    /** With the adapter, and these lines of configuration; without any, Linkis's own. */
+    /** The adapter with these lines of configuration; without lines, Linkis's own. */
     Manager(DataSource source, Map<String, String> lines) {
         if (lines != null) {
             context.getEnvironment().getPropertySources().addFirst(new MapPropertySource("linkis", new HashMap<>(lines)));
@@ -137,7 +137,7 @@ final class Manager implements AutoCloseable {
         context.close();
     }
 
-    /** From now on the adapter's grants that nobody uses expire so soon: Linkis has one configuration for all managers of a process. */
+    /** Sets the lifetime of the adapter's unused grants: Linkis has one configuration for all managers of a process. */
     void expireAfter(long millis) throws ReflectiveOperationException {
         Field field = RemoteResourceManager.class.getDeclaredField("unusedMillis");
         field.setAccessible(true);
@@ -152,7 +152,7 @@ final class Manager implements AutoCloseable {
         return instance(ECM, name);
     }
 
-    /** As an ECM's registration does it: the node, its labels, then its resource. */
+    /** Registers an ECM as Linkis does: the node, its labels, then its resource. */
     void register(String ecm, Resource total, Resource kept, Label<?>... more) {
         ServiceInstance instance = ecm(ecm);
         NodeManagerPersistence nodes = context.getBean(NodeManagerPersistence.class);
@@ -214,7 +214,7 @@ final class Manager implements AutoCloseable {
         return ((AvailableResource) result).ticketId();
     }
 
-    /** The engine of a ticket has started under a name of its own: as Linkis does after the ECM has answered. */
+    /** Gives the engine of a ticket its own name, as Linkis does after the ECM's reply. */
     void started(String ticket, String engine, String owner, List<Label<?>> labels) {
         AMEngineNode node = new AMEngineNode();
         node.setServiceInstance(instance(EC, engine));
@@ -226,7 +226,7 @@ final class Manager implements AutoCloseable {
         inSpiteOfDeadlocks(() -> context.getBean(NodeLabelService.class).addLabelsToNode(instance(EC, engine), kept));
     }
 
-    /** Linkis's updates of nodes look through whole tables: of two at a time, the database may end one. */
+    /** Linkis's updates of nodes scan whole tables: the database may end one of two concurrent ones. */
     static void inSpiteOfDeadlocks(Runnable step) {
         for (int tries = 0; ; tries++) {
             try {
@@ -244,7 +244,7 @@ final class Manager implements AutoCloseable {
         }
     }
 
-    /** The engine reports in. */
+    /** Confirms the engine. */
     void used(String engine, Resource used, ResourceType type) {
         NodeResource resource = amount(used, type);
         resource.setUsedResource(used);
@@ -252,7 +252,7 @@ final class Manager implements AutoCloseable {
                 .dealWithResourceUsedProtocol(new ResourceUsedProtocol(instance(EC, engine), resource, null));
     }
 
-    /** As Linkis clears an engine that has ended. */
+    /** Clears an ended engine as Linkis does. */
     void clear(String engine) {
         ServiceInstance instance = instance(EC, engine);
         EngineNode node = context.getBean(DefaultEngineNodeManager.class).getEngineNode(instance);
@@ -271,7 +271,7 @@ final class Manager implements AutoCloseable {
         inSpiteOfDeadlocks(() -> context.getBean(DefaultEngineNodeManager.class).deleteEngineNode(node));
     }
 
-    /** What the console is answered about a user, page by page. */
+    /** Replies to the console about a user, page by page. */
     String console(String user, String engine) throws Exception {
         RMMonitorRest rest = context.getBean(RMMonitorRest.class);
         HttpServletRequest asked = asked();
@@ -287,7 +287,7 @@ final class Manager implements AutoCloseable {
             try {
                 answer = json.writeValueAsString(page.call().getData());
             } catch (Exception e) {
-                // Linkis's pages do not know all resources that Linkis has.
+                // Linkis's pages do not support all of Linkis's resources.
                 answer = e.toString();
             }
             told.append('\n').append(answer);
@@ -295,7 +295,7 @@ final class Manager implements AutoCloseable {
         return told.toString();
     }
 
-    /** By Linkis's administrator, who has logged in. */
+    /** A request of Linkis's administrator, who is logged in. */
     private static HttpServletRequest asked() {
         List<Cookie> session = new ArrayList<>();
         SSOUtils.setLoginUser(cookie -> {

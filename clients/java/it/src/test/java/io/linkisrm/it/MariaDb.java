@@ -19,7 +19,7 @@ import java.util.regex.Pattern;
 import java.util.zip.GZIPInputStream;
 import javax.sql.DataSource;
 
-/** A MariaDB of the tests' own, one for all of them, with Linkis's schema in as many databases as are wanted. */
+/** A MariaDB for all tests, with Linkis's schema in any number of databases. */
 public final class MariaDb {
     private static final int READY_SECONDS = 60;
     private static final Pattern ITS_OWN = Pattern.compile("CREATE TABLE[^(]*(linkis_cg_|linkis_ps_common_lock)", Pattern.CASE_INSENSITIVE);
@@ -36,7 +36,7 @@ public final class MariaDb {
         this.data = data;
     }
 
-    /** The one that runs: started when it is first asked for, by the program that MARIADBD names, and ended with the tests. */
+    /** The running server: started at the first use by the program in MARIADBD, and ended with the tests. */
     public static synchronized MariaDb get() throws Exception {
         if (running == null) {
             running = start();
@@ -76,7 +76,7 @@ public final class MariaDb {
         }
     }
 
-    /** A database with those of Linkis's tables that its manager uses, and nothing in them. */
+    /** Creates a database with the empty tables of Linkis's manager. */
     public void create(String name) throws Exception {
         String schema = schema(new File(Environment.needed("LINKIS_DDL")));
         try (Connection connection = DriverManager.getConnection(url(""), "root", ""); Statement statement = connection.createStatement()) {
@@ -101,7 +101,7 @@ public final class MariaDb {
         source.setUsername("root");
         source.setPassword("");
         source.setMaxActive(60);
-        // As Linkis has it: without, who asks a pool that is being closed may wait for ever.
+        // As in Linkis: without it, a caller of a closing pool may wait forever.
         source.setMaxWait(6000);
         source.setTestWhileIdle(false);
         return source;
@@ -109,7 +109,7 @@ public final class MariaDb {
 
     private void end() {
         try {
-            // It has nothing to keep.
+            // The server has no data to save.
             process.destroyForcibly().waitFor();
             try (var files = Files.walk(data)) {
                 files.sorted(java.util.Comparator.reverseOrder()).forEach(file -> file.toFile().delete());

@@ -31,7 +31,7 @@ import org.apache.linkis.manager.rm.AvailableResource;
 import org.apache.linkis.manager.rm.ResultResource;
 import org.junit.jupiter.api.Test;
 
-/** Two managers do whatever comes to their minds, one of them is killed, engines vanish and tickets expire: the tables end as the service says. */
+/** Two managers call at random, one of them is killed, engines vanish and tickets expire: the tables end equal to the service. */
 class MirrorTest {
     private static final int OPERATIONS = Integer.parseInt(System.getenv().getOrDefault("MIRROR_OPERATIONS", "200"));
     private static final int THREADS = 8;
@@ -47,7 +47,7 @@ class MirrorTest {
     private final AtomicInteger names = new AtomicInteger();
     private final AtomicReference<Throwable> failed = new AtomicReference<>();
     private final int[] kinds = new int[8];
-    /** The manager that is being killed: from that moment on it may throw whatever it likes. */
+    /** The manager that is being killed: from that moment on its exceptions are expected. */
     private volatile Manager killed;
     private DataSource source;
     private LinkisRmClient client;
@@ -152,7 +152,7 @@ class MirrorTest {
             } else if (what < 86) {
                 release(manager);
             } else if (what < 90) {
-                // It was granted, and nobody ever hears of it again.
+                // A grant without any later call.
                 if (granted.poll() != null) {
                     count(4);
                 }
@@ -167,7 +167,7 @@ class MirrorTest {
                 manager.register(host(host), LifeTest.driver(60 + random.nextInt(8), 64, 30), LifeTest.driver(2, 2, 1));
             }
         } catch (Throwable e) {
-            // Linkis's own statements stand in each other's way.
+            // Linkis's own statements can deadlock.
             if (manager != killed && !causes(e).contains("Deadlock")) {
                 throw e;
             }
@@ -216,7 +216,7 @@ class MirrorTest {
         }
     }
 
-    /** Linkis has lost sight of an engine: nobody gives back what it holds. */
+    /** Linkis loses an engine: its ticket is not released. */
     private void vanish() throws SQLException {
         Engine engine = running.poll();
         if (engine != null) {
@@ -239,7 +239,7 @@ class MirrorTest {
         }
     }
 
-    /** A manager gets a grant and dies before it has written anything. */
+    /** A manager gets a grant and dies before writing it. */
     private void die(Random random) {
         RequestResourceRequest request = RequestResourceRequest.newBuilder()
                 .setEm(EmInstance.newBuilder().setApplicationName(Manager.ECM).setInstance(host(random.nextInt(HOSTS))))
@@ -263,7 +263,7 @@ class MirrorTest {
                     execute("UPDATE linkis_cg_manager_service_instance_metrics SET update_time = NOW() WHERE instance LIKE 'em%'");
                 }
             } catch (InterruptedException | SQLException e) {
-                // The test is over.
+                // The test has ended.
             }
         }, "heartbeats");
         thread.setDaemon(true);

@@ -23,7 +23,7 @@ import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.condition.EnabledIfEnvironmentVariable;
 import org.junit.jupiter.api.io.TempDir;
 
-/** A Linkis with its own resource manager, and engines that run, comes to use the service, and to do without it again. */
+/** A Linkis with its own resource manager and running engines moves to the service, and back. */
 class MoveInTest {
     private static final String HOST = "move1:9102";
 
@@ -72,7 +72,7 @@ class MoveInTest {
                 assertEquals(1, Books.tickets(client, HOST).size());
             }
 
-            // And out again: what is in the tables is what Linkis's own resource manager goes on with.
+            // Back again: Linkis's own resource manager continues with the tables.
             try (Manager builtIn = new Manager(database.source("movein"), (String) null)) {
                 engine(builtIn, "movealice", "move1:41005", true);
                 builtIn.clear("move1:41004");
@@ -91,7 +91,7 @@ class MoveInTest {
         assertTrue(told.toString().contains("spring.linkis.rm.address=HOST:50051"), told.toString());
     }
 
-    /** As an administrator types it who reads the documentation, in an installation: jars in folders, and the adapter in one of its own. */
+    /** The documented command in an installation: jars in folders, and the adapter in one of its own. */
     @Test
     @EnabledIfEnvironmentVariable(named = "LINKIS_IT", matches = "full")
     void the_command_that_is_documented_runs() throws Exception {

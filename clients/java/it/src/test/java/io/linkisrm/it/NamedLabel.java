@@ -2,7 +2,7 @@ package io.linkisrm.it;
 
 import org.apache.linkis.manager.label.entity.Label;
 
-/** A label of any name, as a Linkis may have that somebody extended. */
+/** A label with any name, as in an extended Linkis. */
 public record NamedLabel(String key, String value) implements Label<String> {
     @Override
     public String getLabelKey() {

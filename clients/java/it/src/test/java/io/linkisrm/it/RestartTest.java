@@ -20,7 +20,7 @@ import org.apache.linkis.manager.rm.ResultResource;
 import org.apache.linkis.manager.rm.exception.RMErrorCode;
 import org.junit.jupiter.api.Test;
 
-/** The service is killed under load, is away for a while, and comes back: nothing is lost, and nothing is held by nobody. */
+/** The service is killed under load, is away for a while, and returns: no change is lost, and no ticket remains without an owner. */
 class RestartTest {
     private static final String HOST = "host1:9102";
     private static final int THREADS = 6;
@@ -64,7 +64,7 @@ class RestartTest {
                 if (failed.get() != null) {
                     throw new AssertionError(failed.get());
                 }
-                // One engine of each user runs on.
+                // One engine of each user continues.
                 for (int tries = 0; tries < 300 && !Books.byTickets(client, HOST).equals(Books.byTables(source)); tries++) {
                     Thread.sleep(100);
                 }
@@ -95,7 +95,7 @@ class RestartTest {
         }
     }
 
-    /** As Linkis's clients do: who is told to try again does. */
+    /** Repeats like Linkis's clients after an error that asks for it. */
     private String granted(Manager manager, List<Label<?>> labels) {
         while (true) {
             long begin = System.nanoTime();

@@ -16,7 +16,7 @@ import linkis.rm.v1.AdminServiceGrpc;
 import linkis.rm.v1.AuditRequest;
 import linkis.rm.v1.AuditResponse;
 
-/** A linkis-rm of the tests' own: the program that LINKIS_RM_SERVER names, with a database that stays when it is killed. */
+/** A linkis-rm for the tests: the program in LINKIS_RM_SERVER, with a database that survives its kill. */
 final class Server implements AutoCloseable {
     private static final int READY_SECONDS = 300;
     private static final Pattern ADDRESS = Pattern.compile("serving address=(\\S+)");
@@ -33,7 +33,7 @@ final class Server implements AutoCloseable {
         this.options = options;
     }
 
-    /** One for all who neither end it nor look at what others do there: started when it is first asked for, and ended with the tests. */
+    /** A server for tests that neither end it nor read other tests' objects: started at the first use, and ended with the tests. */
     static synchronized Server shared() throws Exception {
         if (shared == null) {
             shared = start();
@@ -50,7 +50,7 @@ final class Server implements AutoCloseable {
 
     static Server start(String... options) throws Exception {
         Path directory = Environment.databaseFolder("linkis-rm-server");
-        // Started by root, PostgreSQL runs as somebody else, who has to get through.
+        // As root, PostgreSQL runs under another account, which needs access.
         directory.toFile().setExecutable(true, false);
         directory.toFile().setReadable(true, false);
         Server server = new Server(directory, Arrays.asList(options));
@@ -66,14 +66,14 @@ final class Server implements AutoCloseable {
         return new LinkisRmClient(ClientSettings.at(address));
     }
 
-    /** How the books are, by the service's own audit. */
+    /** The service's own audit. */
     AuditResponse audit() throws IOException {
         try (LinkisRmClient client = client()) {
             return client.call(AdminServiceGrpc.getAuditMethod(), AuditRequest.getDefaultInstance());
         }
     }
 
-    /** Makes a token for a role, and tells it: from then on nobody gets in without one. */
+    /** Creates a token for a role, and returns it: from then on a credential is required. */
     String token(String role) throws Exception {
         Process made = new ProcessBuilder(Environment.needed("LINKIS_RM_SERVER"), "tokens", "create", "--data-dir",
                 directory.resolve("data").toString(), "--name", "a-test", "--role", role, "--owner", "a-test")
@@ -85,7 +85,7 @@ final class Server implements AutoCloseable {
         return told.trim();
     }
 
-    /** Ends it as a power failure would. */
+    /** Ends it like a power failure. */
     void kill() throws InterruptedException {
         process.destroyForcibly().waitFor();
     }

@@ -32,7 +32,7 @@ import org.junit.jupiter.api.function.Executable;
 import org.junit.jupiter.api.io.TempDir;
 import org.springframework.jdbc.datasource.DriverManagerDataSource;
 
-/** What an administrator may write wrongly, and what Linkis may send that the service does not take. */
+/** Wrong settings of an administrator, and requests of Linkis that the service does not accept. */
 class SettingsTest {
     private static final String HOST = "settings1:9102";
 
@@ -107,7 +107,7 @@ class SettingsTest {
                 "-----BEGIN " + what + "-----\n" + text + "\n-----END " + what + "-----\n");
     }
 
-    /** A server knows of a token that was just made after a few seconds. */
+    /** A server applies a new token after a few seconds. */
     private static void waitUntilAsked(ClientSettings without) throws Exception {
         try (LinkisRmClient anonymous = new LinkisRmClient(without)) {
             for (int tries = 0; tries < 300; tries++) {
@@ -119,7 +119,7 @@ class SettingsTest {
         }
     }
 
-    /** What a manager says that does not start; it never comes to use its database. */
+    /** The output of a manager that does not start; it never uses its database. */
     private static String said(Map<String, String> lines) {
         DataSource source = new DriverManagerDataSource("jdbc:mariadb://127.0.0.1:1/none");
         StringBuilder said = new StringBuilder();
@@ -150,7 +150,7 @@ class SettingsTest {
                 RMErrorException error = assertThrows(RMErrorException.class, asked);
                 assertTrue(error.getMessage().contains("The label tenant is refused"), error.getMessage());
             }
-            // As many, and as long ones, as there may be.
+            // The maximum number and length.
             for (Object[] most : new Object[][] {{32, "a"}, {8, "用".repeat(255)}}) {
                 List<Label<?>> labels = new ArrayList<>();
                 for (int i = 0; i < (int) most[0]; i++) {

@@ -11,7 +11,7 @@ import org.apache.linkis.manager.common.exception.RMErrorException;
 import org.apache.linkis.manager.label.entity.Label;
 import org.junit.jupiter.api.Test;
 
-/** Labels that Linkis takes and the service does not: the label is named. */
+/** Labels that Linkis accepts and the service does not: the error names the label. */
 class LabelMapTest {
     @Test
     void what_the_service_does_not_take_is_refused_by_name() {
@@ -38,7 +38,7 @@ class LabelMapTest {
 
     @Test
     void more_than_the_service_takes_of_all_labels_together_is_refused_by_name() {
-        // 768 bytes each, with the name: 6144, which is as much as may be.
+        // 768 bytes each, with the name: 6144, which is the maximum.
         List<Label<?>> labels = many(8, "用".repeat(255));
         assertEquals(8, LabelMap.of(labels).size());
         labels.add(new NamedLabel("k00", "of two by one name, the last counts"));

@@ -7,7 +7,7 @@ import static org.junit.jupiter.api.Assertions.assertTrue;
 import org.apache.linkis.common.ServiceInstance;
 import org.junit.jupiter.api.Test;
 
-/** Which Linkis the adapter works with, and what it says to others. */
+/** Linkis versions that the adapter supports, and the error for others. */
 class LinkisVersionTest {
     @Test
     void versions_are_told_by_the_names_of_jars() {

@@ -11,7 +11,7 @@ import java.util.function.BooleanSupplier;
 import linkis.rm.v1.Action;
 import org.junit.jupiter.api.Test;
 
-/** When a position of the feed may be kept: not before all that came before it is in the tables. */
+/** A position of the feed is stored only when all changes before it are in the tables. */
 class MarksTest {
     @Test
     void a_mark_is_shown_when_all_rows_that_were_marked_up_to_it_are() throws Exception {
@@ -32,7 +32,7 @@ class MarksTest {
             mirror.changed(List.of("one", "other"));
             long both = mirror.lastMark();
             assertFalse(mirror.hasShown(both));
-            // One each: a row that fails is taken up again at once.
+            // One permit each: a failed row is retried immediately.
             eventually(() -> writes.getQueueLength() == 2);
             writes.release(2);
             eventually(() -> written.contains("other"));
@@ -44,7 +44,7 @@ class MarksTest {
             writes.release(2);
             eventually(() -> mirror.hasShown(mirror.lastMark()));
 
-            // Marked again while it is being written: what was marked before is shown, and what came after it is not.
+            // A mark during a write: the earlier mark is written, the later one is not.
             mirror.changed(List.of("one"));
             long before = mirror.lastMark();
             eventually(() -> writes.hasQueuedThreads());

@@ -18,7 +18,7 @@ import javax.sql.DataSource;
 import org.junit.jupiter.api.Test;
 import org.junit.jupiter.api.condition.EnabledIfEnvironmentVariable;
 
-/** Turns that managers take: nobody keeps one for ever. */
+/** Locks among managers: no manager keeps one forever. */
 class TurnsTest {
     @Test
     void a_turn_that_cannot_be_given_back_is_over_all_the_same() throws Exception {
@@ -31,7 +31,7 @@ class TurnsTest {
         assertEquals("done", unlucky.inTurn("a", () -> "done"), "the pool goes on");
         long[] silent = new long[2];
         for (int i = 0; i < 2; i++) {
-            // There is but this one connection in it.
+            // The pool has only this one connection.
             silent[i] = silent(pool);
             unlucky.inTurn("a", () -> "done");
         }
@@ -94,7 +94,7 @@ class TurnsTest {
         }
     }
 
-    /** The same, but that one statement fails while it is said to. */
+    /** A data source whose given statement fails while the flag is set. */
     private static DataSource without(DataSource source, String statement, AtomicBoolean failing) {
         return (DataSource) Proxy.newProxyInstance(TurnsTest.class.getClassLoader(), new Class<?>[] {DataSource.class}, (proxy, method, values) -> {
             Connection connection = (Connection) method.invoke(source, values);
