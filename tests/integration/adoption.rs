@@ -1,7 +1,5 @@
 //! Engines that run already and are put into the books, from elsewhere or after a database was lost.
 
-use std::time::Duration;
-
 use linkis_rm::{
     client::ClientError,
     domain::{
@@ -19,8 +17,6 @@ use tonic::Code;
 use uuid::Uuid;
 
 use crate::harness::*;
-
-const LONG: Duration = Duration::from_secs(20);
 
 fn released(adopt: &AdoptTicket) -> ReleaseTicket {
     ReleaseTicket { ticket_id: adopt.ticket_id, user: adopt.user.clone(), em: adopt.em.clone() }
@@ -47,12 +43,12 @@ async fn adoption_of_running_engine_creates_one_ticket() {
     let adopt = adoption("host1", "hadoop", load(2, 2, 1));
     let reported = |sequence| report(em("host1"), host.epoch, sequence, vec![adopt.ticket_id]);
     let unknown = rm.client.heartbeat(&reported(1)).await.unwrap().unknown_tickets;
-    assert_eq!(unknown.len(), 1, "its host would be told to stop it");
+    assert_eq!(unknown.len(), 1, "a report would name it as unknown");
 
     let ticket = rm.client.adopt_ticket(&adopt).await.unwrap();
     let TicketState::Used { resource, engine, .. } = &ticket.state else { panic!("{ticket:?}") };
     assert_eq!((ticket.id, resource, engine), (adopt.ticket_id, &adopt.used, &adopt.engine));
-    assert_eq!(rm.client.adopt_ticket(&adopt).await.unwrap(), ticket, "the same again is answered the same");
+    assert_eq!(rm.client.adopt_ticket(&adopt).await.unwrap(), ticket, "a repetition returns the same");
     assert!(rm.client.heartbeat(&reported(2)).await.unwrap().unknown_tickets.is_empty());
     let error =
         rm.client.adopt_ticket(&AdoptTicket { user: name("alice"), used: load(1, 1, 1), ..adopt.clone() }).await;
@@ -61,7 +57,7 @@ async fn adoption_of_running_engine_creates_one_ticket() {
     assert!(error.to_string().contains("differs in user, used;"), "{error}");
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 
-    // What its engine has reported since is no difference.
+    // A report of the engine since then is no difference.
     let AdoptTicket { ticket_id, user, em: at, .. } = adopt.clone();
     let report = UpdateTicket { ticket_id, user, em: at, used: load(3, 3, 1), epoch: None };
     let after = rm.client.resource_reported(&report).await.unwrap();
@@ -75,8 +71,7 @@ async fn adoption_of_running_engine_creates_one_ticket() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn adoption_of_invalid_ticket_names_reason() {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    let (database, rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
     let adopt = adoption("host1", "hadoop", load(1, 1, 1));
     let gpus = Resource::special([("gpu".to_owned(), 1)].into()).unwrap();
     let cases = [
@@ -106,8 +101,7 @@ async fn adoption_of_invalid_ticket_names_reason() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn adoption_above_capacity_over_commits_until_release() {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(10, 10, 3))).await.unwrap();
+    let (database, rm) = start_with_em(em("host1"), load(10, 10, 3)).await;
     rm.client.set_limit(&each_user(2)).await.unwrap();
     let locked = rm.client.request_resource(&request(&em("host1"), "alice", load(1, 1, 1))).await.granted();
     let engines: Vec<AdoptTicket> = (0..4).map(|_| adoption("host1", "hadoop", load(1, 1, 1))).collect();
@@ -120,7 +114,7 @@ async fn adoption_above_capacity_over_commits_until_release() {
     assert_eq!((tickets, notes.len()), (5, 2), "the EM's and the scope's: {notes:?}");
     assert!(notes.iter().all(|note| note.contains("nothing that is short is granted there")), "{notes:?}");
 
-    // What lives stays, and may report in; nothing that is short is granted until it has drained.
+    // Live tickets stay and can be confirmed. An EM that is short grants nothing until it has drained.
     rm.client.resource_inited(&inited(&locked, "alice", None)).await.unwrap();
     for (number, engine) in engines.iter().enumerate() {
         let refusal = rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.refused();
@@ -175,8 +169,7 @@ async fn adoption_of_thousands_shares_batches() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn adoption_during_unregister_is_refused_or_ended() {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    let (database, rm) = start_with_em(em("host1"), load(1000, 1000, 1000)).await;
     let engines: Vec<AdoptTicket> = (0..400).map(|_| adoption("host1", "hadoop", load(1, 1, 1))).collect();
     let mut calls = JoinSet::new();
     for (number, engine) in engines.iter().cloned().enumerate() {
@@ -217,8 +210,7 @@ async fn adoption_during_unregister_is_refused_or_ended() {
 /// All in one batch: adopted, released, and adopted once more under the same id.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn adoption_of_ticket_ended_in_batch_fails() {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    let (database, rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
     rm.client.set_limit(&each_user(5)).await.unwrap();
     database.hold_by_hand(&em("host1")).await;
     let adopt = adoption("host1", "hadoop", load(1, 1, 1));
@@ -247,14 +239,11 @@ async fn adoption_of_ticket_ended_in_batch_fails() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
 }
 
-/// Wherever and through whatever instance it is said: an id is one engine's.
+/// An id belongs to one engine, on every EM and through every instance.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn adoption_of_one_id_twice_creates_one_ticket() {
-    let (database, first) = start().await;
-    let second = Instance::start(&database).await;
-    for host in ["host0", "host1"] {
-        first.client.register(registration(em(host), load(1000, 1000, 1000))).await.unwrap();
-    }
+    let (database, first, second) = two().await;
+    register_all(&first.client, ["host0", "host1"], load(1000, 1000, 1000)).await;
     let mut calls = JoinSet::new();
     for _ in 0..100 {
         let (one, other) = (first.client.clone(), second.client.clone());

@@ -1,4 +1,4 @@
-//! What every gRPC client expects of a service: reflection, health, pages; and that hot statements use their indexes.
+//! The API as a whole: the documented calls, pages of lists, history lines, and indexes of hot statements.
 
 use std::{
     collections::BTreeSet,
@@ -7,54 +7,16 @@ use std::{
 
 use linkis_rm::{
     domain::report::{EmReport, Health},
-    server::ServerExit,
     store::{Store, em_report, user_resource},
     transport::{
         observe,
         proto::{self, usage_service_client::UsageServiceClient},
     },
 };
-use tonic::transport::Channel;
-use tonic_health::pb::{HealthCheckRequest, health_check_response::ServingStatus, health_client::HealthClient};
+
+use tonic_types::StatusExt as _;
 
 use crate::harness::*;
-
-macro_rules! services_by_reflection {
-    ($version:ident, $address:expr) => {{
-        use tonic_reflection::pb::$version::{
-            ServerReflectionRequest, server_reflection_client::ServerReflectionClient,
-            server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
-        };
-        let message_request = Some(MessageRequest::ListServices(String::new()));
-        let question = ServerReflectionRequest { host: String::new(), message_request };
-        let mut client = ServerReflectionClient::new(channel_to($address).await);
-        let mut answers = client.server_reflection_info(tokio_stream::once(question)).await.unwrap().into_inner();
-        match answers.message().await.unwrap().unwrap().message_response {
-            Some(MessageResponse::ListServicesResponse(list)) => {
-                list.service.into_iter().map(|service| service.name).collect::<BTreeSet<_>>()
-            }
-            other => panic!("{other:?}"),
-        }
-    }};
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn reflection_lists_the_services_in_both_versions() {
-    let (_database, rm) = start().await;
-    let mut v1 = services_by_reflection!(v1, &rm.address);
-    let mut v1alpha = services_by_reflection!(v1alpha, &rm.address);
-    assert!(v1.remove("grpc.reflection.v1.ServerReflection"));
-    assert!(v1alpha.remove("grpc.reflection.v1alpha.ServerReflection"));
-    assert_eq!(v1, v1alpha);
-    for service in [
-        "linkis.rm.v1.ResourceManagerService",
-        "linkis.rm.v1.UsageService",
-        "linkis.rm.v1.AdminService",
-        "grpc.health.v1.Health",
-    ] {
-        assert!(v1.contains(service), "{service} in {v1:?}");
-    }
-}
 
 #[test]
 fn api_page_lists_every_call() {
@@ -67,25 +29,6 @@ fn api_page_lists_every_call() {
         .filter(|method| !calls.contains(&format!("`{method}`")))
         .collect();
     assert!(missing.is_empty() && methods.len() >= 44, "not in docs/API.md: {missing:?}");
-}
-
-async fn health(client: &mut HealthClient<Channel>, service: &str) -> Option<ServingStatus> {
-    let answer = client.check(HealthCheckRequest { service: service.into() }).await.ok()?;
-    ServingStatus::try_from(answer.into_inner().status).ok()
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn health_is_told_while_serving_and_a_stop_drains() {
-    let (_database, rm) = start().await;
-    let client = HealthClient::new(channel_to(&rm.address).await);
-    for service in ["", "linkis.rm.v1.ResourceManagerService", "linkis.rm.v1.UsageService", "linkis.rm.v1.AdminService"]
-    {
-        eventually("serving", Duration::from_secs(5), || async {
-            health(&mut client.clone(), service).await == Some(ServingStatus::Serving)
-        })
-        .await;
-    }
-    assert_eq!(rm.stop().await, ServerExit::Drained);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -126,6 +69,23 @@ async fn lists_return_all_rows_in_pages() {
         pages += 1;
     }
     assert_eq!((pages, seen.len()), (3, 14));
+
+    // A page token belongs to its call and its filters; the size of a page is free.
+    let of_user = |user: &str, page_token: &str| proto::ListTicketsRequest {
+        user: user.into(),
+        page_token: page_token.into(),
+        page_size: 1,
+        ..Default::default()
+    };
+    let ems = proto::ListEmsRequest { page_size: 1, ..Default::default() };
+    let of_ems = usage.list_ems(ems).await.unwrap().into_inner().next_page_token;
+    let of_hadoop = usage.list_tickets(of_user("hadoop", "")).await.unwrap().into_inner().next_page_token;
+    let next = proto::ListTicketsRequest { page_size: i32::MAX, ..of_user("hadoop", &of_hadoop) };
+    assert_eq!(usage.list_tickets(next).await.unwrap().into_inner().tickets.len(), 6);
+    for other in [of_user("alice", &of_hadoop), of_user("hadoop", &of_ems)] {
+        let status = usage.list_tickets(other).await.unwrap_err();
+        assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, "page_token");
+    }
 
     let count = async |filter: proto::ListTicketsRequest| {
         usage.clone().list_tickets(filter).await.unwrap().into_inner().tickets.len()
@@ -203,7 +163,7 @@ async fn history_records_every_change() {
     assert_eq!(usage.list_actions(call).await.unwrap_err().code(), tonic::Code::InvalidArgument);
 }
 
-/// With sequential scans discouraged, one that happens all the same means that an index is missing.
+/// Sequential scans are discouraged, so that a sequential scan means a missing index.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn statements_use_indexes() {
     let begun = Instant::now();
@@ -237,15 +197,10 @@ async fn statements_use_indexes() {
         database.count(used).await > 40
     })
     .await;
-    let scanned: Vec<(String, i64)> = sqlx::query_as(
-        "SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname LIKE 'linkis%' AND seq_scan > 0 AND seq_tup_read > 0
-            AND relname NOT LIKE 'linkis_rm_migration%'",
-    )
-    .fetch_all(&database.pool)
-    .await
-    .unwrap();
-    // What is told of the cluster as a whole is summed over all EMs, with what they report, every few seconds; and while these tables
-    // were empty, some looked whether they are.
+    let scanned: Vec<(String, i64)> = database.rows("SELECT relname, seq_scan FROM pg_stat_user_tables WHERE relname LIKE 'linkis%' AND seq_scan > 0 AND seq_tup_read > 0
+            AND relname NOT LIKE 'linkis_rm_migration%'").await;
+    // The cluster figures are summed over all EMs and their reports every few seconds. Some statements read these tables while
+    // they were empty.
     let summed = ["linkis_em_resource_meta_data", "linkis_em_report", "linkis_em_drain"];
     let sums = i64::try_from(begun.elapsed().as_secs() / 5).unwrap() + 5;
     let is_summed = |(table, scans): &(String, i64)| summed.contains(&table.as_str()) && *scans <= sums;

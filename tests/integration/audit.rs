@@ -2,49 +2,32 @@
 
 use std::{
     collections::BTreeMap,
-    process::{Command, Output},
     sync::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::Duration,
 };
 
 use linkis_rm::{
     client::{ResultResource, RmClient},
-    domain::{
-        audit::Difference,
-        limit::{LabelPattern, Rule},
-        operation::Grant,
-        resource::Dimension,
-    },
-    transport::proto::{self, usage_service_client::UsageServiceClient},
+    domain::{audit::Difference, operation::Grant, resource::Dimension},
+    transport::proto,
 };
 use tokio::task::JoinSet;
 
-use crate::harness::*;
+use crate::{command_line::program, harness::*};
 
-fn each(labels: &[&str], instances: i64) -> Rule {
-    let labels = labels.iter().map(|label| ((*label).to_owned(), None)).collect();
-    Rule {
-        pattern: LabelPattern::new(labels),
-        mode: Default::default(),
-        max: BTreeMap::from([(Dimension::Instances, instances)]),
-    }
+/// Runs a statement that must change rows.
+async fn changed(database: &Database, sql: &str) {
+    assert!(database.execute(sql).await > 0, "{sql}");
 }
 
-async fn execute(database: &Database, sql: &'static str) {
-    assert!(sqlx::raw_sql(sql).execute(&database.pool).await.unwrap().rows_affected() > 0, "{sql}");
-}
-
-/// A server with two EMs, a limit, and three tickets: of hadoop a used one with 2 GB and a locked one with 3 GB on host1, of alice a
-/// locked one with 1 GB on host2; each with one core.
+/// A server with two EMs, a limit and three tickets of one core each. The user hadoop has a used one with 2 GB and a locked one
+/// with 3 GB on host1, alice a locked one with 1 GB on host2.
 async fn inhabited() -> (Database, Instance, Vec<Grant>) {
     let (database, rm) = start().await;
-    for host in ["host1", "host2"] {
-        rm.client.register(registration(em(host), load(10, 8, 10))).await.unwrap();
-    }
-    rm.client.set_limit(&each(&["user"], 9)).await.unwrap();
+    register_all(&rm.client, ["host1", "host2"], load(10, 8, 10)).await;
+    rm.client.set_limit(&each_user(9)).await.unwrap();
     let mut grants = Vec::new();
     for (host, user, gb) in [("host1", "hadoop", 2), ("host1", "hadoop", 3), ("host2", "alice", 1)] {
         grants.push(rm.client.request_resource(&request(&em(host), user, load(gb, 1, 1))).await.granted());
@@ -54,10 +37,10 @@ async fn inhabited() -> (Database, Instance, Vec<Grant>) {
     (database, rm, grants)
 }
 
-/// What, which counter, what is stored and what is true.
+/// Subject, counter, stored value and right value of a difference.
 type Line = (String, String, String, String);
 
-/// The same, as a table of tests writes it.
+/// A difference, as a table of a test writes it.
 type Expected = (&'static str, &'static str, String, String);
 
 fn line(difference: &Difference) -> Line {
@@ -76,12 +59,9 @@ fn lines(differences: &[Difference]) -> Vec<Line> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn audit_under_load_finds_no_difference() {
-    let (database, first) = start().await;
-    let second = Instance::start(&database).await;
-    for n in 0..4 {
-        first.client.register(registration(em(&format!("host{n}")), load(40, 40, 40))).await.unwrap();
-    }
-    first.client.set_limit(&each(&["user"], 30)).await.unwrap();
+    let (database, first, second) = two().await;
+    register_hosts(&first.client, 0..4, load(40, 40, 40)).await;
+    first.client.set_limit(&each_user(30)).await.unwrap();
     let stop = Arc::new(AtomicBool::new(false));
     let mut callers = JoinSet::new();
     for number in 0..24 {
@@ -96,18 +76,41 @@ async fn audit_under_load_finds_no_difference() {
         seen.insert(report.tickets);
         match turn {
             // Counters that are new, and counters that go, are in order as well.
-            10 => drop(second.client.set_limit(&each(&["user", "creator"], 20)).await.unwrap()),
-            25 => first.client.delete_limit(&each(&["user"], 30).pattern).await.unwrap(),
+            10 => drop(
+                second
+                    .client
+                    .set_limit(&limit(&[("user", None), ("creator", None)], &[(Dimension::Instances, 20)]))
+                    .await
+                    .unwrap(),
+            ),
+            25 => first.client.delete_limit(&each_user(30).pattern).await.unwrap(),
             _ => {}
         }
     }
+    // Repairs under load: each manual change only adds, so that no release finds too little meanwhile.
+    for turn in 0..8 {
+        let spoil = [
+            "UPDATE linkis_em_resource_meta_data SET version = version + 1,
+                used_resource = jsonb_set(used_resource, '{memory}', to_jsonb((used_resource->>'memory')::bigint + 7)),
+                left_resource = jsonb_set(left_resource, '{cores}', '1')",
+            "UPDATE linkis_label_resource SET used_resource =
+                jsonb_set(used_resource, '{memory}', to_jsonb(coalesce((used_resource->>'memory')::bigint, 0) + 7))",
+        ];
+        // The statement can conflict with the service's own writes.
+        let is_spoilt = async || sqlx::raw_sql(spoil[turn % 2]).execute(&database.pool).await.is_ok();
+        eventually("the counters are changed", LONG, is_spoilt).await;
+        let done = [&first, &second][turn / 2 % 2].client.repair().await.unwrap();
+        assert!(done.remaining.is_empty() && done.repaired.count > 0, "turn {turn}: {done:?}");
+        let report = first.client.audit().await.unwrap();
+        assert!(report.differences.is_empty(), "turn {turn}: {report:?}");
+    }
     stop.store(true, Ordering::Relaxed);
     let granted: usize = callers.join_all().await.into_iter().sum();
-    assert!(granted > 100 && seen.len() > 5, "{granted} grants, and audits saw {seen:?} tickets: nothing happened");
+    assert!(granted > 100 && seen.len() > 5, "{granted} grants, and audits saw {seen:?} tickets");
     assert_invariants(&database, &first.client).await;
 }
 
-/// However many EMs there are, an audit keeps one of them at a time: the one that nobody asks for comes to every instance, every hour.
+/// An audit keeps one EM in memory at a time. Every instance runs one each hour.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn audit_memory_is_independent_of_em_count() {
     const MB: usize = 1 << 20;
@@ -116,7 +119,7 @@ async fn audit_memory_is_independent_of_em_count() {
     rm.client.register(registration(em("host"), load(10, 8, 10))).await.unwrap();
     rm.client.request_resource(&request(&em("host"), "hadoop", load(1, 1, 1))).await.granted();
     rm.client.audit().await.unwrap();
-    execute(
+    changed(
         &database,
         "INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
             protected_resource, used_resource, locked_resource, left_resource, over_committed, labels, epoch, register_time,
@@ -126,7 +129,7 @@ async fn audit_memory_is_independent_of_em_count() {
         FROM linkis_em_resource_meta_data, generate_series(1, 20000) n",
     )
     .await;
-    execute(
+    changed(
         &database,
         r#"INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name, em_instance,
             resource_type, user_locked_resource, labels, locked_time, expires_at, principal, em_epoch)
@@ -142,7 +145,7 @@ async fn audit_memory_is_independent_of_em_count() {
     assert!(more < 12 * MB, "{} MB more", more / MB);
 }
 
-/// Asks, reports in and releases until told to stop, and leaves some tickets behind; answers with how many it was granted.
+/// Requests, confirms and releases until `stop`, and leaves some tickets. Returns the number of grants.
 async fn caller(client: RmClient, number: usize, stop: Arc<AtomicBool>) -> usize {
     let mut granted = 0;
     for turn in 0.. {
@@ -256,7 +259,7 @@ async fn audit_finds_and_repairs_manual_changes() {
     ];
     for (sql, expected) in plants {
         let (database, rm, _) = inhabited().await;
-        execute(&database, sql).await;
+        changed(&database, sql).await;
         let expected: Vec<Line> =
             expected.into_iter().map(|(what, counter, a, b)| (what.into(), counter.into(), a, b)).collect();
         let report = rm.client.audit().await.unwrap();
@@ -268,9 +271,14 @@ async fn audit_finds_and_repairs_manual_changes() {
         let done = rm.client.repair().await.unwrap();
         assert_eq!((lines(&done.repaired.first), done.remaining.count), (expected, 0), "{sql}");
         assert_invariants(&database, &rm.client).await;
-        assert!(rm.client.repair().await.unwrap().repaired.is_empty());
-        let repaired = "SELECT count(*) FROM linkis_resource_action_record WHERE action = 'repaired'";
-        assert!(database.count(repaired).await > 0, "{sql}");
+        let traces = "SELECT (SELECT count(*) FROM linkis_resource_action_record)
+            + (SELECT sum(version) FROM linkis_em_resource_meta_data)::bigint
+            + (SELECT hashtext(version::text) FROM linkis_resource_limit_version)";
+        let before = database.count(traces).await;
+        let again = rm.client.repair().await.unwrap();
+        assert!(again.repaired.is_empty() && again.remaining.is_empty());
+        assert_eq!(database.count(traces).await, before, "a repair without differences writes nothing");
+        assert!(database.recorded("repaired").await > 0, "{sql}");
         rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
     }
 }
@@ -278,7 +286,7 @@ async fn audit_finds_and_repairs_manual_changes() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn repair_ends_tickets_of_missing_em() {
     let (database, rm, grants) = inhabited().await;
-    execute(&database, "DELETE FROM linkis_em_resource_meta_data WHERE em_instance = 'host1:9102'").await;
+    changed(&database, "DELETE FROM linkis_em_resource_meta_data WHERE em_instance = 'host1:9102'").await;
     let report = rm.client.audit().await.unwrap();
     let told = lines(&report.differences.first);
     assert_eq!(
@@ -306,7 +314,7 @@ async fn repair_marks_over_commitment_until_release() {
     let more =
         "UPDATE linkis_user_resource_meta_data SET user_used_resource = jsonb_set(user_used_resource, '{cores}', '9')
         WHERE user_used_resource IS NOT NULL";
-    execute(&database, more).await;
+    changed(&database, more).await;
     assert_eq!(
         rm.client.audit().await.unwrap().differences.count,
         4,
@@ -321,7 +329,7 @@ async fn repair_marks_over_commitment_until_release() {
     rm.client.resource_released(&release(&grants[0], "hadoop")).await.unwrap();
     assert_invariants(&database, &rm.client).await;
     // A limit below what is held is no difference either.
-    rm.client.set_limit(&each(&["user"], 0)).await.unwrap();
+    rm.client.set_limit(&each_user(0)).await.unwrap();
     let report = rm.client.audit().await.unwrap();
     assert!(report.differences.is_empty() && report.notes.len() == 2, "{report:?}");
 }
@@ -331,8 +339,8 @@ async fn repair_leaves_unreadable_rows_unchanged() {
     let (database, rm, _) = inhabited().await;
     let spoil = "UPDATE linkis_user_resource_meta_data SET user_used_resource = '{\"memory\": 1}'
         WHERE user_used_resource IS NOT NULL";
-    execute(&database, spoil).await;
-    execute(
+    changed(&database, spoil).await;
+    changed(
         &database,
         "UPDATE linkis_em_resource_meta_data SET used_resource = '{\"memory\":0,\"cores\":0,\"instances\":1}'",
     )
@@ -365,7 +373,7 @@ async fn repair_leaves_held_em_unchanged() {
     let note = "em=linkis-cg-engineconnmanager/host1:9102 is held by a row in linkis_resource_lock: calls on it wait";
     assert_eq!(report.notes, [note]);
 
-    execute(&database, "UPDATE linkis_em_resource_meta_data SET over_committed = true").await;
+    changed(&database, "UPDATE linkis_em_resource_meta_data SET over_committed = true").await;
     let done = rm.client.repair().await.unwrap();
     assert_eq!((done.repaired.count, done.remaining.count), (1, 1), "{done:?}");
     assert!(done.remaining.first[0].problem.contains("release that hold"), "{done:?}");
@@ -374,52 +382,12 @@ async fn repair_leaves_held_em_unchanged() {
     assert_invariants(&database, &rm.client).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_repair_of_what_is_in_order_writes_nothing() {
-    let (database, rm, _) = inhabited().await;
-    let traces = "SELECT (SELECT count(*) FROM linkis_resource_action_record)
-        + (SELECT sum(version) FROM linkis_em_resource_meta_data)::bigint
-        + (SELECT hashtext(version::text) FROM linkis_resource_limit_version)";
-    let before = database.count(traces).await;
-    let done = rm.client.repair().await.unwrap();
-    assert!(done.repaired.is_empty() && done.remaining.is_empty());
-    assert_eq!(database.count(traces).await, before);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn history_tells_repairs_of_ems_and_scopes() {
-    let (database, rm, _) = inhabited().await;
-    execute(
-        &database,
-        "UPDATE linkis_em_resource_meta_data SET over_committed = true WHERE em_instance = 'host1:9102'",
-    )
-    .await;
-    execute(
-        &database,
-        "UPDATE linkis_label_resource SET locked_resource = '{}' WHERE scope = '{\"user\": \"hadoop\"}'",
-    )
-    .await;
-    assert_eq!(rm.client.repair().await.unwrap().repaired.count, 2);
-    let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
-    let history = usage.list_actions(proto::ListActionsRequest::default()).await.unwrap().into_inner().actions;
-    let repairs: Vec<_> = history.into_iter().filter(|action| action.action == "repaired").collect();
-    let [of_em, of_scope] = &repairs[..] else { panic!("{repairs:?}") };
-    assert_eq!((of_em.em.as_ref().unwrap().instance.as_str(), of_em.scope.len()), ("host1:9102", 0));
-    let held = proto::LoadInstanceResource { memory: 5 * GB, cores: 2, instances: 2 };
-    let kind = proto::resource::Kind::LoadInstance(held);
-    assert_eq!(of_em.resource.as_ref().unwrap().kind, Some(kind));
-    assert_eq!((&of_scope.em, of_scope.scope["user"].as_str()), (&None, "hadoop"));
-    let held = [("memory", 5 * GB), ("cores", 2), ("instances", 2)].map(|(name, amount)| (name.to_owned(), amount));
-    let kind = proto::resource::Kind::Special(proto::SpecialResource { resources: held.into() });
-    assert_eq!(of_scope.resource.as_ref().unwrap().kind, Some(kind));
-}
-
 /// The reset of one host, or of one user, as Linkis's console has it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn repair_of_one_em_or_scope_leaves_others() {
     let (database, rm, _) = inhabited().await;
-    execute(&database, "UPDATE linkis_em_resource_meta_data SET over_committed = true").await;
-    execute(&database, "UPDATE linkis_label_resource SET locked_resource = '{}'").await;
+    changed(&database, "UPDATE linkis_em_resource_meta_data SET over_committed = true").await;
+    changed(&database, "UPDATE linkis_label_resource SET locked_resource = '{}'").await;
     let labels = |user: &str| BTreeMap::from([("user".to_owned(), user.to_owned())]);
     let found =
         |differences: &[Difference]| -> Vec<String> { lines(differences).into_iter().map(|line| line.0).collect() };
@@ -429,13 +397,23 @@ async fn repair_of_one_em_or_scope_leaves_others() {
     assert_eq!((found(&done.repaired.first), done.remaining.count), (vec!["em=host1".to_owned()], 0));
     let done = rm.client.repair_scope(&labels("alice")).await.unwrap();
     assert_eq!((found(&done.repaired.first), done.remaining.count), (vec!["scope user=alice".to_owned()], 0));
-    assert!(rm.client.scope(&labels("alice")).await.unwrap().version > version, "what is repaired is newer");
+    assert!(rm.client.scope(&labels("alice")).await.unwrap().version > version, "a repair raises the version");
     let left = found(&rm.client.audit().await.unwrap().differences.first);
-    assert_eq!(left, ["em=host2", "scope user=hadoop"], "the others are as they were");
+    assert_eq!(left, ["em=host2", "scope user=hadoop"], "the others are unchanged");
+    let history = rm.client.actions(&proto::ListActionsRequest::default()).await.unwrap().actions;
+    let repairs: Vec<_> = history.into_iter().filter(|action| action.action == "repaired").collect();
+    let [of_em, of_scope] = &repairs[..] else { panic!("{repairs:?}") };
+    assert_eq!((of_em.em.as_ref().unwrap().instance.as_str(), of_em.scope.len()), ("host1:9102", 0));
+    let held = proto::LoadInstanceResource { memory: 5 * GB, cores: 2, instances: 2 };
+    assert_eq!(of_em.resource.as_ref().unwrap().kind, Some(proto::resource::Kind::LoadInstance(held)));
+    assert_eq!((&of_scope.em, of_scope.scope["user"].as_str()), (&None, "alice"));
+    let held = [("memory", GB), ("cores", 1), ("instances", 1)].map(|(name, amount)| (name.to_owned(), amount));
+    let kind = proto::resource::Kind::Special(proto::SpecialResource { resources: held.into() });
+    assert_eq!(of_scope.resource.as_ref().unwrap().kind, Some(kind));
     assert!(rm.client.repair_em(&em("host1")).await.unwrap().repaired.is_empty(), "again it changes nothing");
     assert!(rm.client.repair_scope(&labels("alice")).await.unwrap().repaired.is_empty());
-    // A scope that nobody holds anything in is in order, whatever there is not.
-    assert!(rm.client.repair_scope(&labels("nobody")).await.unwrap().repaired.is_empty());
+    // A scope without tickets has no difference, with or without a row.
+    assert!(rm.client.repair_scope(&labels("unknown")).await.unwrap().repaired.is_empty());
     let reason = |done: Result<_, linkis_rm::client::ClientError>| done.map(drop).unwrap_err().reason().unwrap();
     assert_eq!(reason(rm.client.repair_em(&em("host9")).await), "EM_NOT_REGISTERED");
     let uncounted = BTreeMap::from([("creator".to_owned(), "IDE".to_owned())]);
@@ -448,113 +426,49 @@ async fn repair_of_one_em_or_scope_leaves_others() {
     assert_invariants(&database, &rm.client).await;
 }
 
-/// Callers go on while counters are spoilt and repaired. Spoiling adds, so that nobody's release finds too little meanwhile.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_repair_under_load_loses_nothing() {
-    let (database, first) = start().await;
-    let second = Instance::start(&database).await;
-    for n in 0..4 {
-        first.client.register(registration(em(&format!("host{n}")), load(4000, 4000, 4000))).await.unwrap();
-    }
-    first.client.set_limit(&each(&["user"], 3000)).await.unwrap();
-    let stop = Arc::new(AtomicBool::new(false));
-    let mut callers = JoinSet::new();
-    for number in 0..16 {
-        callers.spawn(caller([&first, &second][number % 2].client.clone(), number, stop.clone()));
-    }
-    for turn in 0..8 {
-        let spoil = [
-            "UPDATE linkis_em_resource_meta_data SET version = version + 1,
-                used_resource = jsonb_set(used_resource, '{memory}', to_jsonb((used_resource->>'memory')::bigint + 7)),
-                left_resource = jsonb_set(left_resource, '{cores}', '1')",
-            "UPDATE linkis_label_resource SET used_resource =
-                jsonb_set(used_resource, '{memory}', to_jsonb(coalesce((used_resource->>'memory')::bigint, 0) + 7))",
-        ];
-        spoilt(&database, spoil[turn % 2]).await;
-        let done = [&first, &second][turn / 2 % 2].client.repair().await.unwrap();
-        assert!(done.remaining.is_empty(), "{done:?}");
-        assert!(done.repaired.count > 0, "turn {turn}");
-        let report = first.client.audit().await.unwrap();
-        assert!(report.differences.is_empty(), "turn {turn}: {report:?}");
-    }
-    stop.store(true, Ordering::Relaxed);
-    let granted: usize = callers.join_all().await.into_iter().sum();
-    assert!(granted > 50, "{granted} grants");
-    assert_invariants(&database, &first.client).await;
-}
-
-/// Executes a statement that has to win against the service's own writes.
-async fn spoilt(database: &Database, sql: &'static str) {
-    let mut tries = 0;
-    while let Err(error) = sqlx::raw_sql(sql).execute(&database.pool).await {
-        tries += 1;
-        assert!(tries < 100, "{error}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
-fn command(arguments: &[&str]) -> Output {
-    Command::new(env!("CARGO_BIN_EXE_linkis-rm")).args(arguments).env_remove("LINKIS_RM_ADDRESS").output().unwrap()
-}
-
-fn text(output: &[u8]) -> String {
-    String::from_utf8(output.to_vec()).unwrap()
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn audit_and_repair_commands_print_and_exit() {
     let database = Database::fresh().await;
-    let url = database.url();
-    let process = Process::start(&["--database-url", &url]);
+    let process = Process::start(&["--database-url", &database.url()]);
     let host = em("host1");
     process.client.register(registration(host.clone(), load(10, 8, 10))).await.unwrap();
     process.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
     let address = process.address.clone();
     let ask = |what: &str| match what {
-        "repair" => command(&["repair", "--yes", "--reason", "a test", "--address", &address]),
-        what => command(&[what, "--address", &address]),
+        "repair" => ran(&mut program(&address, &["repair", "--yes", "--reason", "a test"])),
+        what => ran(&mut program("", &[what, "--address", &address])),
     };
 
     let audit = ask("audit");
-    assert_eq!(text(&audit.stdout), "consistent: 1 EMs, 0 scopes, 1 tickets\n");
-    assert_eq!(audit.status.code(), Some(0));
+    assert_eq!((audit.code, audit.out.as_str()), (Some(0), "consistent: 1 EMs, 0 scopes, 1 tickets\n"));
 
     let spoil = "UPDATE linkis_em_resource_meta_data SET locked_resource = jsonb_set(locked_resource, '{cores}', '3')";
-    execute(&database, spoil).await;
+    changed(&database, spoil).await;
     let audit = ask("audit");
     let row = "em=linkis-cg-engineconnmanager/host1:9102  locked   cores=3  cores=1\n";
     let header = "WHAT                                       COUNTER  STORED   TRUE     PROBLEM\n";
     let end = "1 differences in 1 EMs, 0 scopes, 1 tickets. To make them what the tickets say: linkis-rm repair\n";
-    assert_eq!(text(&audit.stdout), format!("{header}{row}{end}"));
-    assert_eq!(audit.status.code(), Some(1));
+    assert_eq!((audit.code, audit.out), (Some(1), format!("{header}{row}{end}")));
 
     let repair = ask("repair");
-    assert_eq!(text(&repair.stdout), format!("{header}{row}1 differences were repaired\n"));
-    assert_eq!(repair.status.code(), Some(0));
-    assert_eq!(text(&ask("repair").stdout), "nothing was repaired\n");
-    let by_environment =
-        Command::new(env!("CARGO_BIN_EXE_linkis-rm")).arg("audit").env("LINKIS_RM_ADDRESS", &address).output();
-    assert_eq!(by_environment.unwrap().status.code(), Some(0));
+    assert_eq!((repair.code, repair.out), (Some(0), format!("{header}{row}1 differences were repaired\n")));
+    assert_eq!(ask("repair").out, "nothing was repaired\n");
 
     database.hold_by_hand(&em("host1")).await;
-    execute(&database, spoil).await;
-    let repair = ask("repair");
-    assert_eq!(repair.status.code(), Some(1));
-    let told = text(&repair.stdout);
-    assert!(told.contains("host1:9102") && told.contains("release that hold"), "{told}");
+    changed(&database, spoil).await;
+    let Ran { code, out, .. } = ask("repair");
+    assert!(code == Some(1) && out.contains("host1:9102") && out.contains("release that hold"), "{out}");
     assert!(
-        told.ends_with("1 could not be repaired; PROBLEM says why, and what to do before the next repair\n"),
-        "{told}"
+        out.ends_with("1 could not be repaired; PROBLEM says why, and what to do before the next repair\n"),
+        "{out}"
     );
 
     assert_eq!(process.terminate(), Some(0));
     for what in ["audit", "repair"] {
-        let failed = ask(what);
-        assert_eq!(failed.status.code(), Some(2));
-        let told = text(&failed.stderr);
-        assert!(told.contains(&format!("No service answers at {address}. Start one with linkis-rm")), "{told}");
+        let Ran { code, err, .. } = ask(what);
+        assert_eq!(code, Some(2));
+        assert!(err.contains(&format!("No service answers at {address}. Start one with linkis-rm")), "{err}");
     }
-    let failed = command(&["audit", "--address", "here"]);
-    assert_eq!(failed.status.code(), Some(64));
-    assert!(text(&failed.stderr).contains("--address 127.0.0.1:50051"), "{}", text(&failed.stderr));
+    let Ran { code, err, .. } = ran(&mut program("", &["audit", "--address", "here"]));
+    assert!(code == Some(64) && err.contains("--address 127.0.0.1:50051"), "{err}");
 }

@@ -1,4 +1,4 @@
-//! Batches that the database fails: what is tried again, how often, and what callers are told.
+//! Batches that the database cancels: retries, their number, and the errors of the calls.
 
 use std::time::Duration;
 
@@ -15,8 +15,8 @@ const TOGETHER: usize = 64;
 
 const TICKETS: &str = "SELECT count(*) FROM linkis_user_resource_meta_data";
 
-/// Has the database give up each statement that writes more tickets than that, as it does with one that takes too long; how often it did is
-/// what was tried.
+/// Makes the database cancel each statement that writes more tickets than that. The number of cancellations is the number of
+/// attempts.
 async fn gives_up(database: &Database, tickets_max: usize) {
     let sql = format!(
         "CREATE SEQUENCE given_up;
@@ -30,7 +30,7 @@ async fn gives_up(database: &Database, tickets_max: usize) {
         CREATE TRIGGER give_up AFTER INSERT ON linkis_user_resource_meta_data REFERENCING NEW TABLE AS fresh
             FOR EACH STATEMENT EXECUTE FUNCTION give_up()"
     );
-    sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&database.pool).await.unwrap();
+    database.execute(sql).await;
 }
 
 /// How often it did.
@@ -38,7 +38,7 @@ async fn given_up(database: &Database) -> i64 {
     database.count("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM given_up").await
 }
 
-/// Asks so often at once that all are in one batch; answers what each was told.
+/// Makes so many concurrent requests that they share one batch. Returns each result.
 async fn together(database: &Database, rm: &Instance) -> Vec<Result<(), String>> {
     let host = em("host1");
     let mut holder = database.transaction_that_holds(&host).await;
@@ -56,13 +56,12 @@ async fn together(database: &Database, rm: &Instance) -> Vec<Result<(), String>>
     let all = format!("linkis_rm_set_aside_operations {TOGETHER}");
     let set_aside = async || rm.metrics.text().unwrap().lines().any(|line| line == all);
     eventually("all wait", Duration::from_secs(20), set_aside).await;
-    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    execute(&mut holder, "ROLLBACK").await;
     calls.join_all().await
 }
 
 async fn with_em() -> (Database, Instance) {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    let (database, rm) = start_with_em(em("host1"), load(1000, 1000, 1000)).await;
     (database, rm)
 }
 
@@ -80,7 +79,7 @@ async fn batch_cancelled_by_database_is_halved_once() {
     let text = rm.metrics.text().unwrap();
     let cancelled = format!("linkis_rm_database_errors_total{{class=\"cancelled\"}} {tries}");
     assert!(text.lines().any(|line| line == cancelled), "{text}");
-    sqlx::raw_sql("DROP TRIGGER give_up ON linkis_user_resource_meta_data").execute(&database.pool).await.unwrap();
+    database.execute("DROP TRIGGER give_up ON linkis_user_resource_meta_data").await;
     rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }
@@ -96,7 +95,7 @@ async fn batch_above_statement_limit_is_granted_in_halves() {
     assert_eq!(assert_invariants(&database, &rm.client).await, TOGETHER);
 }
 
-/// Of a transaction of which it is known that it was not committed, however often, nobody is told that it may have been.
+/// A transaction that is known not to be committed never returns COMMIT_UNKNOWN.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commit_never_arrived_returns_database_unavailable() {
     let (database, direct) = with_em().await;

@@ -36,7 +36,7 @@ async fn release_by_ticket_id_ends_ticket() {
     let locked = ask(request(&host, "hadoop", load(2, 2, 1))).await;
     let used = ask(request(&host, "alice", load(2, 2, 1))).await;
     rm.client.resource_inited(&inited(&used, "alice", None)).await.unwrap();
-    // Again is success, as for those who say everything.
+    // A repetition succeeds, as for a release with all fields.
     for grant in [&locked, &used, &used] {
         release_alone(&manager, grant.ticket_id).await.unwrap();
         assert!(!lives(&rm.client, grant.ticket_id).await);
@@ -54,7 +54,7 @@ async fn release_by_ticket_id_ends_ticket() {
     }
     let nothing = release_alone(&manager, Uuid::now_v7()).await.unwrap_err();
     assert_eq!(code_and_reason(&nothing), (Code::NotFound, "TICKET_NOT_FOUND".to_owned()));
-    // What is said all the same has to be right, also of one that is over.
+    // A field that is set must be right, also for an ended ticket.
     let living = ask(request(&host, "hadoop", load(1, 1, 1))).await;
     let other = Some(proto::EmInstance { application_name: "ecm".into(), instance: "elsewhere".into() });
     for grant in [&living, &used] {
@@ -79,10 +79,7 @@ async fn releases_by_ticket_id_share_reads() {
     let host = em("crowded");
     let many = CONNECTIONS * EACH;
     crowd(&database, &rm.client, &host, i64::try_from(many).unwrap() + 1, "1 hour").await;
-    let mut ids: Vec<Uuid> = sqlx::query_scalar("SELECT ticket_id FROM linkis_user_resource_meta_data")
-        .fetch_all(&database.pool)
-        .await
-        .unwrap();
+    let mut ids: Vec<Uuid> = database.column("SELECT ticket_id FROM linkis_user_resource_meta_data").await;
     let mut managers = Vec::new();
     for _ in 0..CONNECTIONS {
         managers.push(Manager::connect(rm.address.clone()).await.unwrap());
@@ -155,6 +152,9 @@ async fn ticket_lookup_by_engine_returns_single_match() {
     };
     assert_eq!(get(String::new(), engine_message(&engine("one"))).await.unwrap(), one.ticket_id.to_string());
     assert_eq!(get(one.ticket_id.to_string(), None).await.unwrap(), one.ticket_id.to_string());
+    let by_id = proto::GetTicketRequest { ticket_id: one.ticket_id.to_string(), engine: None };
+    let ticket = usage.clone().get_ticket(by_id).await.unwrap().into_inner().ticket.unwrap();
+    assert_eq!(ticket.principal, "anonymous");
     let many = get(String::new(), engine_message(&engine("many"))).await.unwrap_err();
     assert_eq!(code_and_reason(&many), (Code::FailedPrecondition, "MANY_TICKETS".to_owned()));
     let none = get(String::new(), engine_message(&engine("none"))).await.unwrap_err();
@@ -229,7 +229,7 @@ async fn batch_get_returns_items_in_key_order() {
     let found: Vec<_> = answer.ems.iter().filter_map(|em| em.em.clone()).collect();
     assert_eq!((found, answer.missing), (vec![b, c.clone(), a, c.clone()], vec![nowhere(2), nowhere(1)]));
     let alone = usage.get_em(proto::GetEmRequest { em: Some(c) }).await.unwrap().into_inner();
-    assert_eq!(answer.ems.get(1), alone.em.as_ref(), "told as if it had been asked for alone");
+    assert_eq!(answer.ems.get(1), alone.em.as_ref(), "as a call for the item alone returns it");
 
     let ticket_ids = vec![granted[2].clone(), ended.clone(), granted[0].clone(), never.clone(), granted[2].clone()];
     let answer = usage.batch_get_tickets(proto::BatchGetTicketsRequest { ticket_ids }).await.unwrap().into_inner();
@@ -239,7 +239,7 @@ async fn batch_get_returns_items_in_key_order() {
     let alone = proto::GetTicketRequest { ticket_id: granted[2].clone(), engine: None };
     assert_eq!(answer.tickets.first(), usage.get_ticket(alone).await.unwrap().into_inner().ticket.as_ref());
 
-    // None at all, as many as may be, and one more.
+    // No key, the maximum, and one key more.
     for (count, is_allowed) in [(0, true), (1000, true), (1001, false)] {
         let ems = usage.batch_get_ems(proto::BatchGetEmsRequest { ems: (0..count).map(nowhere).collect() }).await;
         let ticket_ids = vec![granted[0].clone(); count];
@@ -274,10 +274,7 @@ async fn batch_get_crowd_delays_no_other_call() {
     let (database, rm) = start().await;
     let host = em("crowded");
     crowd(&database, &rm.client, &host, 1000, "1 hour").await;
-    let ids: Vec<Uuid> = sqlx::query_scalar("SELECT ticket_id FROM linkis_user_resource_meta_data")
-        .fetch_all(&database.pool)
-        .await
-        .unwrap();
+    let ids: Vec<Uuid> = database.column("SELECT ticket_id FROM linkis_user_resource_meta_data").await;
     let ticket_ids: Vec<String> = ids.iter().map(Uuid::to_string).collect();
     let mut calls = JoinSet::new();
     for _ in 0..4 {

@@ -21,7 +21,7 @@ use crate::harness::{eventually, skip_without};
 /// How long a page may take to show what it has to.
 pub const SHOWN_WITHIN: Duration = Duration::from_secs(20);
 
-/// What a page has to do within some time, tried up to three times: the machine may have other things to do as well.
+/// An action that must end within a time, with up to three tries, because the machine may be busy.
 pub async fn within(what: &str, bound: Duration, mut once: impl AsyncFnMut() -> Duration) {
     let mut took = Vec::new();
     while took.len() < 3 {
@@ -65,7 +65,7 @@ pub struct Browser {
     driver: Child,
     address: SocketAddr,
     session: String,
-    /// What it says, which nobody reads.
+    /// Its output is not read.
     _said: BufReader<ChildStdout>,
     _turn: MutexGuard<'static, ()>,
 }
@@ -85,7 +85,7 @@ impl Browser {
             .lines()
             .map_while(Result::ok)
             .find_map(|line| line.split_once("successfully on port ")?.1.trim_end_matches('.').parse().ok());
-        let address = SocketAddr::from(([127, 0, 0, 1], port.expect("chromedriver tells its port")));
+        let address = SocketAddr::from(([127, 0, 0, 1], port.expect("chromedriver prints its port")));
         let mut browser = Self { driver, address, session: String::new(), _said: said, _turn: turn };
         let options = json!({
             "goog:chromeOptions": {"args": ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--disable-gpu"]},
@@ -106,7 +106,7 @@ impl Browser {
         let request = format!("{head}\r\nContent-Length: {}\r\n\r\n{body}", body.len());
         let mut stream = tokio::net::TcpStream::connect(self.address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
-        // It keeps the connection, whatever it is asked.
+        // The connection stays open for all commands.
         let (mut bytes, mut answer) = (Vec::new(), String::new());
         let body = loop {
             let whole = answer.split_once("\r\n\r\n").and_then(|(head, body)| {
@@ -138,7 +138,7 @@ impl Browser {
         self.of_session("/url", json!({ "url": url })).await;
     }
 
-    /// What a script returns.
+    /// The result of a script.
     pub async fn run(&self, script: &str) -> Value {
         self.of_session("/execute/sync", json!({"script": script, "args": []})).await
     }
@@ -209,7 +209,7 @@ impl Browser {
             .unwrap();
     }
 
-    /// What was said on the console since this was asked, for those who look for mistakes.
+    /// Lines of the console since the last call.
     pub async fn complaints(&self) -> Vec<String> {
         let said = self.of_session("/se/log", json!({"type": "browser"})).await;
         let said = said.as_array().unwrap().iter().filter(|line| line["level"] != "DEBUG");

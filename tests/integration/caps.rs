@@ -1,6 +1,4 @@
-//! What a request allows itself: the lower of its caps and the limits decides.
-
-use std::time::Duration;
+//! Caps of requests: the lower of a cap and the limit decides.
 
 use linkis_rm::{
     client::{ClientError, ResourceRequest},
@@ -15,8 +13,6 @@ use linkis_rm::{
 use tonic::Code;
 
 use crate::harness::*;
-
-const LONG: Duration = Duration::from_secs(20);
 
 fn cap(labels: &[&str], max: &[(Dimension, i64)]) -> Cap {
     Cap { keys: labels.iter().map(|label| (*label).to_owned()).collect(), max: max.iter().cloned().collect() }
@@ -64,7 +60,7 @@ async fn cap_below_limit_decides() {
     let cores = cap(&["user"], &[(Dimension::Cores, 1)]);
     let refusal = rm.client.request_resource(&capped("alice", &[cores])).await.refused();
     assert_eq!((&refusal.shortfalls[0].dimension, refusal.shortfalls[0].max), (&Dimension::Cores, 1));
-    // What it could never have, it does not wait for.
+    // A request above its cap never waits.
     let never = ResourceRequest { wait_timeout: LONG * 3, ..capped("bob", &[of_user(0)]) };
     assert!(rm.client.request_resource(&never).await.refused().never_fits);
     // Another cap is another request.
@@ -86,8 +82,7 @@ async fn cap_under_advisory_limit_is_enforced() {
         let held = first.client.request_resource(&capped("hadoop", &[of_user(1)])).await.granted();
         first.client.request_resource(&capped("hadoop", &[of_user(1)])).await.refused();
         let patient = ResourceRequest { wait_timeout: LONG * 3, ..capped("hadoop", &[of_user(1)]) };
-        let client = second.client.clone();
-        let call = tokio::spawn(async move { client.request_resource(&patient).await });
+        let call = ask_in_task(&second.client, patient);
         eventually("it stands in line", LONG, || async { first.client.waiting().await.unwrap().len() == 1 }).await;
         let waiting = first.client.waiting().await.unwrap().remove(0);
         assert_eq!((waiting.caps, waiting.ahead), (vec![of_user(1)], [("user=hadoop".to_owned(), 0)].into()));
@@ -134,7 +129,7 @@ async fn caps_of_uncounted_labels_are_counted_on_demand() {
     let anywhere = ResourceRequest { em: None, ..asks.clone() };
     let patient = ResourceRequest { wait_timeout: LONG * 3, ..asks.clone() };
     assert!(rm.client.dry_run(&asks).await.is_ok());
-    // However many ask for the first time, each label set is counted once.
+    // Concurrent first requests count each label set once.
     let calls = [&asks, &anywhere, &patient]
         .map(|asks| ask_in_task(&rm.client, ResourceRequest { user: name("alice"), ..asks.clone() }));
     for call in calls {
@@ -171,7 +166,7 @@ async fn caps_over_many_tickets_need_set_limit() {
         assert_not_counted(&error, "user");
     }
     assert_eq!(database.count("SELECT count(*) FROM linkis_label_set").await, 0);
-    sqlx::raw_sql("DELETE FROM linkis_user_resource_meta_data").execute(&database.pool).await.unwrap();
+    database.execute("DELETE FROM linkis_user_resource_meta_data").await;
     rm.client.set_limit(&in_mode(&["user"], LimitMode::Off)).await.unwrap();
     rm.client.request_resource(&asks).await.granted();
 }

@@ -1,5 +1,5 @@
-//! Which cell a host is in, by claims: the rules of `docs/CELLS.md`, gone through state by state, whatever dies when, and whatever comes
-//! late, twice or never.
+//! Model of the claims that assign an EM to a cell (docs/CELLS.md). The test visits every state, with every loss, delay and
+//! repetition of messages.
 
 use std::collections::{BTreeSet, HashSet};
 
@@ -11,7 +11,7 @@ const CLAIMS: u8 = 5;
 /// A claim, by its number, of the host to be in a cell.
 type Claim = (usize, u8);
 
-/// What one step leaves for the next, which may come late, twice or never.
+/// A message of one step for the next, which can be late, repeated or lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Message {
     /// To the cell: the host is to register by the claim.
@@ -20,14 +20,14 @@ enum Message {
     Over(Claim),
 }
 
-/// What is done wrong on purpose, to see that it is found.
+/// A planted mistake, which the model must find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Mistake {
-    /// Home is told to forget the host before the cell has.
+    /// Home deletes the EM before the cell does.
     UnregistersAtHomeFirst,
     /// A cell takes a host by a claim that is over.
     TakesWhatIsOver,
-    /// Home forgets the host whatever claim is over.
+    /// Home deletes the EM with any ended claim.
     ForgetsAnyClaim,
 }
 
@@ -102,7 +102,7 @@ impl World {
             Message::Register(claim) => after(&|world| world.register(claim, mistake)),
             Message::Over(claim) => after(&|world| world.forget(claim, mistake)),
         }));
-        // Whoever unregisters it, or finds that it never came, has seen the claim at some time.
+        // An unregistration, and a claim that was never used, refer to a claim that home has made.
         for claim in self.sent.iter().filter_map(|message| match message {
             Message::Register(claim) => Some(*claim),
             Message::Over(_) => None,
@@ -154,7 +154,7 @@ fn claims_after_any_crash_allow_registration() {
         let found = world.claim(0);
         world.register(found, None);
         if world.cells[found.0].is_none() {
-            // It was over, which is told: the second time, home makes a new one.
+            // The claim had ended: the second call makes a new one.
             world.forget(found, None);
             let claim = world.claim(0);
             world.register(claim, None);

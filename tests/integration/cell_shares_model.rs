@@ -1,5 +1,5 @@
-//! Limits that span cells, by shares: the rules of `docs/CELLS.md`, gone through state by state, for few cells and small numbers, whatever
-//! dies when, and whatever comes late, twice or never.
+//! Model of limits that span cells (docs/CELLS.md). The test visits every state of few cells and small amounts, with every loss,
+//! delay and repetition of messages.
 
 mod mover;
 mod protocol;
@@ -61,7 +61,7 @@ fn cell_shares_after_crashes_converge_in_two_rounds() {
     assert_all_granted(&THREE_CELLS);
 }
 
-/// By what was left in the rows, all that was sent being lost, whichever cells live and whatever each lacks.
+/// From the rows alone, with all messages lost, for every set of live cells and every shortage.
 fn assert_all_granted<const CELLS: usize>(worlds: &HashSet<World<CELLS>>) {
     let rows: HashSet<_> = worlds.iter().map(|world| (world.home, world.shares)).collect();
     for (home, shares) in rows {
@@ -83,7 +83,7 @@ fn each<const CELLS: usize>(most: u8) -> Vec<[u8; CELLS]> {
     rows
 }
 
-/// As long as nothing else happens.
+/// Without other events.
 fn assert_granted<const CELLS: usize>(
     home: Home<CELLS>,
     shares: [Share; CELLS],
@@ -91,7 +91,7 @@ fn assert_granted<const CELLS: usize>(
     lacks: [u8; CELLS],
 ) {
     let living = || (0..CELLS).filter(|cell| lives[*cell]);
-    // What was given to a cell that is away stays there; what the others hold, they keep.
+    // An unreachable cell keeps its share; the other cells keep theirs.
     let kept = |cell: usize| if lives[cell] { shares[cell].held } else { home.given[cell].amount };
     let taken: u8 = (0..CELLS).map(kept).sum();
     let wanted: u8 = living().map(|cell| lacks[cell]).sum();
@@ -100,7 +100,7 @@ fn assert_granted<const CELLS: usize>(
     let mut moving = Moving { home, shares, lives, lacks };
     (0..ROUNDS).for_each(|_| moving.round());
     let granted: u8 = living().map(|cell| moving.shares[cell].held - shares[cell].held).sum();
-    // What is left of a limit that was lowered may be granted until it is taken back.
+    // A lowered limit can be granted until its shares are taken back.
     let is_lowered = home.total() > home.maximum;
     let all = format!("{granted} of {room}: {home:?} {shares:?} {lives:?} {lacks:?}");
     assert!(granted == room || is_lowered && granted > room, "{all}");

@@ -1,4 +1,4 @@
-//! TLS: who is believed, and certificates that change while calls go on.
+//! TLS: authentication by certificates, their renewal under load, and their expiry.
 
 use std::{
     fs,
@@ -32,16 +32,17 @@ use tonic::{
 };
 
 use crate::{
+    command_line::program,
     harness::*,
     identity::{ask, em_message, granted, reason, register, rm_of, token},
 };
 
-/// How long a file that changed may not be taken up.
+/// Time within which a changed file is used.
 const TAKEN_UP_WITHIN: Duration = Duration::from_secs(10);
 
 pub type Authority = CertifiedIssuer<'static, KeyPair>;
 
-/// One who says whom to believe.
+/// A certificate authority.
 pub fn authority(name: &str) -> Authority {
     let mut params = CertificateParams::new(vec![]).unwrap();
     params.distinguished_name.push(rcgen::DnType::CommonName, name);
@@ -61,7 +62,7 @@ pub fn certify(by: &Authority, hosts: &[&str], uris: &[&str], year: i32) -> Iden
     certify_until(by, hosts, uris, date_time_ymd(year, 1, 1))
 }
 
-/// The same, that is over then.
+/// The same, with an end of validity.
 fn certify_until(by: &Authority, hosts: &[&str], uris: &[&str], end: OffsetDateTime) -> Identity {
     let mut params = CertificateParams::new(hosts.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>()).unwrap();
     params.subject_alt_names.extend(uris.iter().map(|uri| SanType::URI((*uri).try_into().unwrap())));
@@ -107,7 +108,7 @@ async fn start_tls(database: &Database, folder: &Folder) -> Instance {
     Instance::start_with(database, linkis_rm::server::Options { security, ..options() }).await
 }
 
-/// What somebody connects with who believes `server_ca`.
+/// The client configuration that trusts `ca`, with an optional identity.
 pub fn config(server_ca: &Authority, identity: Option<&Identity>) -> Arc<ClientConfig> {
     let mut roots = RootCertStore::empty();
     roots.add(server_ca.as_ref().der().clone()).unwrap();
@@ -124,7 +125,7 @@ pub fn config(server_ca: &Authority, identity: Option<&Identity>) -> Arc<ClientC
     Arc::new(config)
 }
 
-/// A connection of one who believes `server_ca`, and shows `identity`.
+/// A connection that trusts `ca` and presents `identity`.
 async fn connect(
     rm: &Instance,
     server_ca: &Authority,
@@ -133,7 +134,7 @@ async fn connect(
     connect_to(rm.address.strip_prefix("http://").unwrap(), server_ca, identity).await
 }
 
-/// The same, to a server at `address`.
+/// The same, to the server at an address.
 pub async fn connect_to(
     address: &str,
     server_ca: &Authority,
@@ -152,7 +153,7 @@ pub async fn connect_to(
     Endpoint::from_static("http://rm.example").connect_with_connector(connect).await
 }
 
-/// What becomes of one who shows `identity` and nothing else: UNAVAILABLE if there is no connection.
+/// Result of a call that presents `identity` and no token.
 async fn asks(rm: &Instance, server_ca: &Authority, identity: Option<&Identity>, host: &str) -> Result<(), Status> {
     let unavailable = |error: tonic::transport::Error| Status::unavailable(error.to_string());
     let channel = connect(rm, server_ca, identity).await.map_err(unavailable)?;
@@ -190,7 +191,7 @@ async fn certificate_authorizes_only_its_em() {
     }
     assert_eq!(handshakes_failed(&rm), 0);
 
-    // Those whom nobody believes get no further than the handshake; the server counts them.
+    // An unverified client fails at the handshake, and the server counts it.
     let (stranger, late) = (certify(&other_ca, &["host1"], &[], FAR), certify(&ca, &["host1"], &[], 2024));
     for identity in [&stranger, &late] {
         let before = handshakes_failed(&rm);
@@ -203,7 +204,7 @@ async fn certificate_authorizes_only_its_em() {
         eventually("it is counted", Duration::from_secs(5), async || handshakes_failed(&rm) > before).await;
     }
 
-    // A token says more than a certificate; and what is done under a certificate is told by its name.
+    // A token takes precedence over a certificate. The history names the certificate as the actor.
     let channel = connect(&rm, &ca, Some(&by_uri)).await.unwrap();
     rm_of(&channel, &admin).register(register("host3")).await.unwrap();
     let ticket = granted(rm_of(&channel, "").request_resource(ask("host1", "alice", 1)).await.unwrap().into_inner());
@@ -265,7 +266,7 @@ async fn certificate_reload_under_load_fails_no_call() {
         let before = failed_reloads(&rm);
         folder.write(file, garbage);
         let told = || async { failed_reloads(&rm) > before };
-        eventually("it is told that it cannot be used", TAKEN_UP_WITHIN, told).await;
+        eventually("the log names the unusable file", TAKEN_UP_WITHIN, told).await;
         assert!(
             asks(&rm, &server_ca, Some(&new), "host1").await.is_ok()
                 && asks(&rm, &server_ca, Some(&old), "host1").await.is_err()
@@ -276,7 +277,7 @@ async fn certificate_reload_under_load_fails_no_call() {
     assert!(calls.load(Ordering::Relaxed) > 10);
 }
 
-/// Whoever came with a certificate is let in for as long as that is good, and its connection then ends.
+/// A connection that presented a certificate ends when the certificate expires.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn certificate_after_expiry_ends_its_connection() {
     let (database, folder) = (Database::fresh().await, Folder::new("certificate-over"));
@@ -304,7 +305,7 @@ async fn certificate_after_expiry_ends_its_connection() {
     eventually("its connection ends", Duration::from_secs(10), none_left).await;
 }
 
-/// A certificate is looked at whenever somebody connects.
+/// Each connection verifies its certificate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tls_session_is_never_resumed() {
     let (database, folder) = (Database::fresh().await, Folder::new("certificate-sessions"));
@@ -316,7 +317,7 @@ async fn tls_session_is_never_resumed() {
         let stream = tokio::net::TcpStream::connect(rm.address.strip_prefix("http://").unwrap()).await.unwrap();
         let name = ServerName::try_from("rm.example").unwrap();
         let mut stream = tokio_rustls::TlsConnector::from(config.clone()).connect(name, stream).await.unwrap();
-        // What a session could be taken up with comes before what is said first.
+        // A session ticket would arrive before the first reply.
         stream.write_all(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0").await.unwrap();
         stream.read_u8().await.unwrap();
         assert_eq!(stream.get_ref().1.handshake_kind(), Some(HandshakeKind::Full));
@@ -398,31 +399,13 @@ async fn client_over_tls_sends_token_or_certificate() {
     }
 }
 
-/// As it is for everybody after the service was given certificates: it is there, and the address is not what it was.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_command_that_does_not_encrypt_is_told_how_to() {
-    let (database, folder) = (Database::fresh().await, Folder::new("certificates-plain"));
-    let ca = authority("ca");
-    folder.write_all(&certify(&ca, &["127.0.0.1"], &[], FAR), &ca);
-    let rm = start_tls(&database, &folder).await;
-    let plain = rm.address.strip_prefix("http://").unwrap();
-    for address in [plain, &rm.address, &format!("{plain},{plain}/")] {
-        let mut command = std::process::Command::new(PROGRAM);
-        let output = command.args(["ems", "--address", address]).output().unwrap();
-        let told = String::from_utf8(output.stderr).unwrap();
-        assert_eq!(output.status.code(), Some(2), "{told}");
-        assert!(told.contains(&format!("If it encrypts: --address https://{plain}")), "{told}");
-        assert!(!told.contains("Start one"), "{told}");
-    }
-}
-
-/// The commands believe a service by its authority and its name, and say who asks by a token or by a certificate.
+/// Commands verify the service by authority and name, and authenticate by a token or a certificate, from arguments or variables.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commands_over_tls_send_token_or_certificate() {
     let (database, folder) = (Database::fresh().await, Folder::new("certificates-commands"));
     let admin = token(&database, "admin", &["--role", "admin"]);
     let ca = authority("ca");
-    // For another name than the address.
+    // The certificate has another name than the address.
     folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
     let rm = start_tls(&database, &folder).await;
     let address = rm.address.replace("http://", "https://");
@@ -434,40 +417,44 @@ async fn commands_over_tls_send_token_or_certificate() {
     let host = certify(&ca, &["host1"], &[], FAR);
     let (token, trusted) = (file("token", &format!("{admin}\n")), file("trusted", &ca.as_ref().pem()));
     let (cert, key) = (file("host-cert", &host.cert), file("host-key", &host.key));
-    let run = |words: &[&str]| {
-        let mut command = std::process::Command::new(PROGRAM);
-        let output = command.args(words).args(["--address", &address, "--ca-cert", &trusted]).output().unwrap();
-        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+    let run = |words: &[&str], variables: &[(&str, &str)]| {
+        let mut command = program("", words);
+        command.env_remove("LINKIS_RM_ADDRESS");
+        command.envs(variables.iter().map(|(name, value)| (format!("LINKIS_RM_{name}"), value)));
+        let ran = ran(&mut command);
+        (ran.code, ran.err)
     };
-    let named = ["--tls-server-name", "rm.example"];
-    let with = |words: &[&str]| run(&[words, &named[..]].concat());
+    let by_words = |words: &[&str]| run(&[words, &["--address", &address, "--ca-cert", &trusted]].concat(), &[]);
+    let with = |words: &[&str]| by_words(&[words, &["--tls-server-name", "rm.example"]].concat());
     assert_eq!(with(&["tickets", "--token-file", &token]).0, Some(0));
     let (code, error) = with(&["em", "host1:9102", "--client-cert", &cert, "--client-key", &key]);
-    assert!(code == Some(1) && error.contains("host1:9102"), "a host may ask for itself: {error}");
+    assert!(code == Some(1) && error.contains("host1:9102"), "an EM can read itself: {error}");
     let (code, error) = with(&["tickets", "--client-cert", &cert, "--client-key", &key]);
     assert!(code == Some(2) && error.contains("needs"), "{error}");
     let (code, error) = with(&["tickets"]);
     assert!(code == Some(2) && error.contains("--token-file"), "{error}");
-    let (code, error) = run(&["tickets", "--token-file", &token]);
-    assert!(code == Some(2) && error.contains("certificate"), "its certificate is for another name: {error}");
+    let (code, error) = by_words(&["tickets", "--token-file", &token]);
+    assert!(code == Some(2) && error.contains("certificate"), "the certificate has another name: {error}");
     let (code, error) = with(&["tickets", "--client-cert", &cert]);
     assert!(code == Some(64) && error.contains("--client-key"), "{error}");
-    // The same by variables.
+
     let by_variables = |words: &[&str], more: &[(&str, &str)]| {
-        let mut command = std::process::Command::new(PROGRAM);
         let all = [("ADDRESS", address.as_str()), ("CA_CERT", &trusted), ("TLS_SERVER_NAME", "rm.example")];
-        for (variable, value) in all.iter().chain(more) {
-            command.env(format!("LINKIS_RM_{variable}"), value);
-        }
-        let output = command.args(words).output().unwrap();
-        (output.status.code(), String::from_utf8(output.stderr).unwrap())
+        run(words, &[&all, more].concat())
     };
-    let told = by_variables(&["tickets"], &[("TOKEN_FILE", &token)]);
-    assert_eq!(told, (Some(0), String::new()));
+    assert_eq!(by_variables(&["tickets"], &[("TOKEN_FILE", &token)]), (Some(0), String::new()));
     let (code, error) = by_variables(&["em", "host1:9102"], &[("CLIENT_CERT", &cert), ("CLIENT_KEY", &key)]);
-    assert!(code == Some(1) && error.contains("host1:9102"), "a host may ask for itself: {error}");
+    assert!(code == Some(1) && error.contains("host1:9102"), "an EM can read itself: {error}");
     let (code, error) = by_variables(&["tickets"], &[("TOKEN_FILE", &token), ("TLS_SERVER_NAME", "other.example")]);
-    assert!(code == Some(2) && error.contains("certificate"), "its certificate is for another name: {error}");
+    assert!(code == Some(2) && error.contains("certificate"), "the certificate has another name: {error}");
     let (code, error) = by_variables(&["tickets"], &[("TOKEN_FILE", &token), ("CA_CERT", "/nowhere")]);
     assert!(code == Some(64) && error.contains("--ca-cert: /nowhere"), "{error}");
+
+    // An address without https names the encrypted one.
+    let plain = rm.address.strip_prefix("http://").unwrap();
+    for address in [plain, &rm.address, &format!("{plain},{plain}/")] {
+        let (code, error) = run(&["ems", "--address", address], &[]);
+        assert!(code == Some(2) && error.contains(&format!("If it encrypts: --address https://{plain}")), "{error}");
+        assert!(!error.contains("Start one"), "{error}");
+    }
 }

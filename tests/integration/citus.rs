@@ -23,9 +23,7 @@ use crate::{
     scale::crowd,
 };
 
-const LONG: Duration = Duration::from_secs(60);
-
-/// How long calls to a cell may pause while it moves.
+/// Longest pause of calls to a cell that moves.
 const PAUSE_MAX: Duration = Duration::from_secs(5);
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -37,26 +35,20 @@ async fn cell_on_citus_serves_two_instances() {
     one.client.set_limit(&each_user(3)).await.unwrap();
     let grant = two.client.request_resource(&request(&host, "bob", load(8, 8, 1))).await.granted();
     two.client.resource_inited(&inited(&grant, "bob", None)).await.unwrap();
-    // Who waits on one instance hears of what is given back on the other.
-    let mut ask = request(&host, "alice", load(4, 4, 1));
-    ask.wait_timeout = LONG;
-    let (client, begun) = (one.client.clone(), Instant::now());
-    let waiting = tokio::spawn(async move { client.request_resource(&ask).await });
-    let in_line = || async { one.client.waiting().await.unwrap().len() == 1 };
-    eventually("it stands in line", LONG, in_line).await;
+    // A release on one instance grants a request that waits on the other.
+    let waiting = enqueue(&one.client, patient(&host, "alice", load(4, 4, 1))).await;
     two.client.resource_released(&release(&grant, "bob")).await.unwrap();
-    let next = waiting.await.unwrap().granted();
-    assert!(begun.elapsed() < Duration::from_secs(20), "{:?}", begun.elapsed());
+    let next = grant_of(waiting).await;
     let database = cell.database().await;
     assert_eq!(assert_invariants(&database, &two.client).await, 1);
     two.client.resource_released(&release(&next, "alice")).await.unwrap();
-    // What is written there is seen by Citus.
+    // Citus reads the lines through the coordinator.
     let lines: i64 = sqlx::query_scalar("SELECT count(*) FROM linkis_resource_action_record")
         .fetch_one(&mut cell.coordinator().await)
         .await
         .unwrap();
     assert!(lines >= 6, "{lines}");
-    // A command writes there, too.
+    // A command writes to the cell, too.
     let token =
         ["tokens", "create", "--name", "vera", "--role", "viewer", "--owner", "v@example.com", "--lifetime", "1d"];
     assert!(!cell.printed(&token).is_empty());
@@ -69,35 +61,34 @@ async fn cell_on_citus_serves_two_instances() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cell_start_without_distribution_names_statement() {
     let Some(cell) = Cell::named() else { return };
-    let told = |cell: &Cell, arguments: &[&str]| {
+    let stderr = |cell: &Cell, arguments: &[&str]| {
         let mut command = cell.command(&["--listen", "127.0.0.1:0", "--http-listen", ""]);
         let output = command.args(arguments).output().unwrap();
         assert!(!output.status.success());
         String::from_utf8(output.stderr).unwrap()
     };
     let not_distributed = format!("SELECT citus_schema_distribute('{}')", cell.name);
-    assert!(told(&cell, &[]).contains(&not_distributed));
+    assert!(stderr(&cell, &[]).contains(&not_distributed));
     assert!(cell.command(&["migrate"]).status().unwrap().success());
-    assert!(told(&cell, &[]).contains(&not_distributed));
-    // A database that is no coordinator's.
+    assert!(stderr(&cell, &[]).contains(&not_distributed));
+    // A database without a coordinator.
     let database = Database::fresh().await;
     let socket = database.options.get_socket().unwrap().display().to_string();
     let name = database.options.get_database().unwrap();
     let url = format!("postgres://postgres@localhost:5432/{name}?host={socket}");
-    assert!(told(&cell, &["--database-url", &url]).contains("names a socket"));
+    assert!(stderr(&cell, &["--database-url", &url]).contains("names a socket"));
     let plain = cell.url().replace("/rm?", "/postgres?");
-    assert!(told(&cell, &["--database-url", &plain]).contains("names no coordinator of Citus"));
+    assert!(stderr(&cell, &["--database-url", &plain]).contains("names no coordinator of Citus"));
 }
 
-/// What callers were told while a cell was moved.
+/// Replies to callers while a cell moves.
 #[derive(Default)]
 struct Ledger {
     granted: Mutex<HashSet<Uuid>>,
     released: Mutex<HashSet<Uuid>>,
-    /// The longest time between two answers that were none of failure, and when it ended.
+    /// Time of the last successful reply of each caller, and the longest time between two of them.
     last: Mutex<HashMap<usize, Instant>>,
     pause: Mutex<Duration>,
-    failed: AtomicUsize,
     answered: AtomicUsize,
 }
 
@@ -112,7 +103,7 @@ impl Ledger {
     }
 }
 
-/// Asks, and gives every other ticket back, until it is told to stop.
+/// Requests, and releases every other ticket, until `stop`.
 async fn ask_on(client: RmClient, caller: usize, ledger: Arc<Ledger>, stop: Arc<AtomicBool>) {
     let (host, user) = (em("host1"), format!("u{caller}"));
     let mut turn = 0;
@@ -123,23 +114,19 @@ async fn ask_on(client: RmClient, caller: usize, ledger: Arc<Ledger>, stop: Arc<
             Ok(ResultResource::NotEnough(refusal)) => panic!("{refusal:?}"),
             Err(error) => {
                 assert!(matches!(error.code(), Some(tonic::Code::Unavailable | tonic::Code::Aborted)), "{error:?}");
-                ledger.failed.fetch_add(1, Ordering::Relaxed);
-                tokio::time::sleep(Duration::from_millis(10)).await;
+                tokio::time::sleep(error.retry_after().unwrap_or_default()).await;
                 continue;
             }
         };
         ledger.answered(caller);
         ledger.granted.lock().unwrap().insert(grant.ticket_id);
-        if turn % 2 == 0 {
-            match client.resource_released(&release(&grant, &user)).await {
-                Ok(_) => drop(ledger.released.lock().unwrap().insert(grant.ticket_id)),
-                Err(_) => drop(ledger.failed.fetch_add(1, Ordering::Relaxed)),
-            }
+        if turn % 2 == 0 && client.resource_released(&release(&grant, &user)).await.is_ok() {
+            ledger.released.lock().unwrap().insert(grant.ticket_id);
         }
     }
 }
 
-/// The numbers of the history, in the order in which they are told.
+/// Records the granted tickets in the order of the followed lines.
 async fn follow_all(client: RmClient, numbers: Arc<Mutex<Vec<Uuid>>>) {
     let mut follower = client.follow_actions("");
     loop {
@@ -150,14 +137,13 @@ async fn follow_all(client: RmClient, numbers: Arc<Mutex<Vec<Uuid>>>) {
             }
             Err(error) => {
                 assert!(matches!(error.code(), Some(tonic::Code::Unavailable | tonic::Code::Cancelled)), "{error:?}");
-                tokio::time::sleep(Duration::from_millis(20)).await;
+                tokio::time::sleep(error.retry_after().unwrap_or(Duration::from_millis(20))).await;
             }
         }
     }
 }
 
-/// There and back again, with many live tickets, while two instances grant: whoever was told that something was granted or given back is
-/// right, and nobody waits for long.
+/// A cell moves to another worker and back under load: every acknowledged grant and release is kept, and no caller pauses for long.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cell_move_under_load_loses_no_ticket() {
     let Some(cell) = Cell::make().await else { return };
@@ -166,7 +152,7 @@ async fn cell_move_under_load_loses_no_ticket() {
     let client = &instances[0].client;
     crowd(&cell.database().await, client, &em("crowd"), live, "1 day").await;
     client.register(registration(em("host1"), load(0, 1_000_000, 1_000_000))).await.unwrap();
-    // Somebody stands in line all the while.
+    // A request waits throughout.
     let full = em("full");
     client.register(registration(full.clone(), load(1, 1, 1))).await.unwrap();
     let held = client.request_resource(&request(&full, "bob", load(1, 1, 1))).await.granted();
@@ -176,7 +162,7 @@ async fn cell_move_under_load_loses_no_ticket() {
     let waiting = tokio::spawn(async move { waits.request_resource(&ask).await });
     let (ledger, stop, told) = (Arc::<Ledger>::default(), Arc::<AtomicBool>::default(), Arc::default());
     let following = tokio::spawn(follow_all(client.clone(), Arc::clone(&told)));
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    eventually("the follower has begun", LONG, async || instances[0].metric("linkis_rm_followers") == 1.0).await;
     let asking: Vec<_> = (0..8)
         .map(|caller| {
             let client = instances[caller % 2].client.clone();
@@ -190,17 +176,10 @@ async fn cell_move_under_load_loses_no_ticket() {
         }
     };
     more(200).await;
-    println!("calm: longest pause {:?}", std::mem::take(&mut *ledger.pause.lock().unwrap()));
-    for way in ["there", "back"] {
-        let (before, failed) = (ledger.answered.load(Ordering::Relaxed), ledger.failed.load(Ordering::Relaxed));
-        let took = cell.move_away().await;
+    for _ in 0..2 {
+        cell.move_away().await;
         more(200).await;
         let pause = std::mem::take(&mut *ledger.pause.lock().unwrap());
-        println!(
-            "{way}, with {live} live tickets: {took:?}, {} answers meanwhile, {} failures; longest pause of a caller {pause:?}",
-            ledger.answered.load(Ordering::Relaxed) - before,
-            ledger.failed.load(Ordering::Relaxed) - failed,
-        );
         assert!(pause < PAUSE_MAX, "{pause:?}");
     }
     stop.store(true, Ordering::Relaxed);
@@ -222,29 +201,28 @@ async fn cell_move_under_load_loses_no_ticket() {
     let (granted, released) = (ledger.granted.lock().unwrap().clone(), ledger.released.lock().unwrap().clone());
     let lost = granted.difference(&stored("granted").await).count();
     let back = released.difference(&stored("released").await).count();
-    println!("{} grants told, {lost} lost; {} releases told, {back} lost", granted.len(), released.len());
     assert_eq!((lost, back), (0, 0));
     let all_told = || async {
         let told: HashSet<Uuid> = told.lock().unwrap().iter().copied().collect();
         granted.is_subset(&told)
     };
-    eventually("who follows the history is told all of it", LONG, all_told).await;
+    eventually("the follower receives all lines", LONG, all_told).await;
     following.abort();
     let told = told.lock().unwrap().clone();
-    assert_eq!(told.len(), told.iter().collect::<HashSet<_>>().len(), "and nothing twice");
+    assert_eq!(told.len(), told.iter().collect::<HashSet<_>>().len(), "each line once");
     assert!(assert_invariants(&database, client).await >= usize::try_from(live).unwrap());
     for instance in instances {
         instance.stop().await;
     }
 }
 
-/// A cell of an earlier release is brought up to date as it is, on its worker.
+/// A cell of an earlier release is migrated on its worker.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cell_migration_runs_on_its_worker() {
     let Some(cell) = Cell::named() else { return };
     let mut connection = cell.coordinator().await;
-    sqlx::raw_sql(sqlx::AssertSqlSafe(format!("CREATE SCHEMA {}", cell.name))).execute(&mut connection).await.unwrap();
-    // Of what comes later, Citus takes every statement; SET STORAGE, which came before, it does not.
+    execute(&mut connection, format!("CREATE SCHEMA {}", cell.name)).await;
+    // Citus accepts every statement of later migrations.
     for (side, latest) in [("home", 2), ("cell", 11)] {
         earlier(side, latest).await.run(&mut connection).await.unwrap();
     }
@@ -254,7 +232,7 @@ async fn cell_migration_runs_on_its_worker() {
     let instance = cell.start().await;
     instance.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     let grant = instance.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await.granted();
-    // A later release comes, while this one goes on.
+    // A later release starts while this one runs.
     let column = "ALTER TABLE linkis_em_meta_data ADD COLUMN later text NOT NULL DEFAULT 'x'";
     cell.coordinate(column).await;
     let later = cell.start().await;
@@ -265,14 +243,14 @@ async fn cell_migration_runs_on_its_worker() {
     }
     later.client.resource_released(&release(&grant, "bob")).await.unwrap();
     assert_eq!(assert_invariants(&database, &instance.client).await, 2);
-    // The same tables as a cell that was made by this release.
+    // The tables equal those of a new cell.
     let new = Cell::make().await.unwrap();
     assert_eq!(columns(&cell).await, columns(&new).await);
     instance.stop().await;
     later.stop().await;
 }
 
-/// All columns of a cell's tables, but of the one that was added by hand, and of parts.
+/// All columns of the tables of a cell, without the added one and without partitions.
 async fn columns(cell: &Cell) -> Vec<String> {
     let sql = r"SELECT format('%s.%s %s %s', table_name, column_name, data_type, is_nullable) FROM information_schema.columns
         WHERE table_schema = $1 AND column_name <> 'later' AND table_name !~ '_\d{10}_\d{10}$' ORDER BY 1";
@@ -289,18 +267,13 @@ async fn cell_history_partitions_are_on_worker() {
     let connection = schema.get().await.unwrap();
     let hour = "extract(epoch FROM date_trunc('hour', now()))::bigint";
     let part = format!("SELECT linkis_rm_make_history_part({hour} - 86400, {hour} - 82800)");
-    sqlx::raw_sql(sqlx::AssertSqlSafe(part)).execute(&mut *connection).await.unwrap();
+    execute(&mut *connection, part).await;
     let database = cell.database().await;
-    sqlx::raw_sql(
-        r#"INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, resource_type, resource, actor, action_time)
+    database.execute(r#"INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, resource_type, resource, actor, action_time)
             SELECT 'registered', 'other', 'other', 'CPU', '{"cores":1}', 'somebody', date_trunc('hour', now()) - interval '1 day'
             FROM generate_series(1, 300) n;
         INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, resource_type, resource, actor, action_time)
-            VALUES ('registered', 'ecm', 'rarely', 'CPU', '{"cores":1}', 'seldom', date_trunc('hour', now()) - interval '1 day')"#,
-    )
-    .execute(&database.pool)
-    .await
-    .unwrap();
+            VALUES ('registered', 'ecm', 'rarely', 'CPU', '{"cores":1}', 'seldom', date_trunc('hour', now()) - interval '1 day')"#).await;
     let lacks = history_part::indexed(&mut database.pool.acquire().await.unwrap()).await.unwrap().unwrap().below;
     for _ in 0..3 {
         assert!(history_part::index_oldest(&mut *connection).await.unwrap());
@@ -317,7 +290,7 @@ async fn cell_history_partitions_are_on_worker() {
     assert!(!history_part::drop_oldest(&mut *connection, Duration::from_secs(3600)).await.unwrap());
     assert!(database.count("SELECT forgotten FROM linkis_resource_action_horizon").await > before);
     assert!(usage.list_actions(call).await.unwrap().into_inner().actions.is_empty());
-    // What is written goes on.
+    // Writes continue.
     instance.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     store.close().await;
     instance.stop().await;
@@ -338,7 +311,7 @@ async fn cell_move_continues_history_numbers() {
         assert!(row.get::<i64, _>(0) > last);
         last = row.get(0);
         // The newest line is gone, and its number is not given out again.
-        sqlx::raw_sql("DELETE FROM linkis_resource_action_record").execute(&database.pool).await.unwrap();
+        database.execute("DELETE FROM linkis_resource_action_record").await;
         cell.move_away().await;
     }
     instance.stop().await;

@@ -13,7 +13,7 @@ use std::{
 };
 
 use linkis_rm::store::{citus::Cell as Name, target::ConnectTarget};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, PgConnection, Row as _, postgres::PgConnectOptions};
+use sqlx::{ConnectOptions as _, PgConnection, Row as _, postgres::PgConnectOptions};
 
 use crate::harness::*;
 
@@ -122,7 +122,7 @@ impl Cell {
     }
 
     pub async fn coordinate(&self, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut self.coordinator().await).await.unwrap();
+        execute(&mut self.coordinator().await, sql.to_owned()).await;
     }
 
     /// The port of the worker that has it.
@@ -152,7 +152,7 @@ impl Cell {
         Instance::start_on(self.target(), options(), ANY_PORT.into()).await
     }
 
-    /// What a command prints.
+    /// The output of a command.
     pub fn printed(&self, words: &[&str]) -> String {
         let output = self.command(words).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));

@@ -1,6 +1,6 @@
-//! What is told of the cluster as a whole: the same on every instance, right, and of a size that does not grow with the crowd.
+//! Cluster metrics: equal on every instance, right, and bounded in number.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::collections::BTreeMap;
 
 use linkis_rm::{client::ResourceRequest, domain::hold::NewHold, domain::operation::LockKey};
 
@@ -9,9 +9,7 @@ use crate::{
     metrics::{promtool, scrape},
 };
 
-const LONG: Duration = Duration::from_secs(60);
-
-/// What is told of the cluster, and not of the instance; but not for how long somebody waits, which grows.
+/// The series of the cluster, without wait times, which grow.
 async fn of_cluster(rm: &Instance) -> BTreeMap<String, f64> {
     let ours = ["linkis_rm_cluster_", "linkis_rm_scope_", "linkis_rm_audit_", "linkis_rm_usage_"];
     let seen = scrape(rm.http).await;
@@ -20,8 +18,7 @@ async fn of_cluster(rm: &Instance) -> BTreeMap<String, f64> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_metrics_are_equal_on_every_instance() {
-    let (database, first) = start().await;
-    let second = Instance::start(&database).await;
+    let (_database, first, second) = two().await;
     let (host, drained) = (em("host1"), em("host2"));
     first.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
     first.client.register(registration(drained.clone(), load(8, 4, 2))).await.unwrap();
@@ -65,7 +62,8 @@ async fn cluster_metrics_are_equal_on_every_instance() {
         eventually(&format!("{expected:?}"), LONG, async || is_told(rm).await).await;
     }
     // At the same moment both, when both have read it.
-    eventually("they tell the same", LONG, async || of_cluster(&first).await == of_cluster(&second).await).await;
+    eventually("both instances export the same", LONG, async || of_cluster(&first).await == of_cluster(&second).await)
+        .await;
     let seen = of_cluster(&first).await;
     assert!(seen["linkis_rm_cluster_waiting_oldest_seconds"] < 60.0, "{seen:?}");
     let is_rolled_up = async || of_cluster(&first).await["linkis_rm_usage_rolled_up_timestamp_seconds"] > 0.0;
@@ -76,12 +74,11 @@ async fn cluster_metrics_are_equal_on_every_instance() {
     second.stop().await;
 }
 
-/// Of a crowd, no more than the fullest are told.
+/// Only the fullest scopes have series.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_metrics_list_only_fullest_scopes() {
-    let (_database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(640, 160, 200))).await.unwrap();
+    let (_database, rm) = start_with_em(host.clone(), load(640, 160, 200)).await;
     rm.client.set_limit(&each_user(4)).await.unwrap();
     for n in 0..70 {
         rm.client.request_resource(&request(&host, &format!("user{n}"), load(1, 1, 1))).await.granted();
@@ -94,7 +91,7 @@ async fn cluster_metrics_list_only_fullest_scopes() {
         scopes
     };
     let fullest = r#"linkis_rm_scope_fullness{scope="user=user69",dimension="instances"}"#;
-    eventually("the fullest are told", LONG, async || {
+    eventually("the fullest scopes are exported", LONG, async || {
         let told = told().await;
         told.len() == 50 && told.iter().any(|(series, share)| series == fullest && *share == 0.5)
     })
@@ -112,17 +109,17 @@ async fn cluster_metrics_show_audit_and_repair() {
     rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
     assert!(rm.client.audit().await.unwrap().differences.is_empty());
     let figure = "SELECT count(*) FROM linkis_rm_cluster_figure WHERE name = 'audit' AND work_time > now() - interval '1 minute'";
-    assert_eq!(database.count(figure).await, 1, "an operator's audit is told, too");
+    assert_eq!(database.count(figure).await, 1, "the audit of an operator is exported");
     let both = [rm, Instance::start(&database).await];
     let differences = async |rm: &Instance| of_cluster(rm).await.get("linkis_rm_audit_differences").copied();
     for rm in &both {
         eventually("nothing differs", LONG, async || differences(rm).await == Some(0.0)).await;
     }
-    // Somebody changes a counter by hand, and an hour passes.
+    // A manual change of a counter, and an hour later.
     let by_hand = r#"UPDATE linkis_em_resource_meta_data SET version = version + 1,
             locked_resource = jsonb_set(locked_resource, '{cores}', '2');
         UPDATE linkis_rm_cluster_figure SET work_time = work_time - interval '1 hour' WHERE name = 'audit'"#;
-    sqlx::raw_sql(by_hand).execute(&database.pool).await.unwrap();
+    database.execute(by_hand).await;
     for rm in &both {
         eventually("it is found", LONG, async || differences(rm).await.is_some_and(|count| count > 0.0)).await;
     }

@@ -1,14 +1,12 @@
-//! The command line against a real server: what each command prints, as tables and as the API's own JSON, and how it ends.
+//! Commands against a real server: tables, JSON, exit codes and error texts.
 
 use std::{
     io::{BufRead as _, BufReader},
     process::{Command, Output, Stdio},
     sync::LazyLock,
-    time::Duration,
 };
 
 use linkis_rm::{
-    client::{ResourceRequest, RmClient},
     domain::{limit::Rule, operation::Grant, resource::Resource},
     transport::proto,
 };
@@ -17,11 +15,11 @@ use uuid::Uuid;
 
 use crate::{certificates::Folder, external, harness::*};
 
-/// A server that has something of everything.
+/// A server with rows in every table that commands list.
 struct World {
     database: Database,
     rm: Instance,
-    /// Of hadoop, used; of a user whose name changes the direction of writing, locked; and of hadoop, ended.
+    /// Tickets: used, of hadoop; locked, of a user whose name changes the writing direction; ended, of hadoop.
     grants: [Grant; 3],
     _yarn: external::Yarn,
 }
@@ -54,7 +52,7 @@ async fn world() -> World {
     let first = client.request_resource(&request(&em("host1"), "hadoop", load(4, 2, 1))).await.granted();
     client.resource_inited(&inited(&first, "hadoop", Some(load(3, 2, 1)))).await.unwrap();
     let second = client.request_resource(&request(&em("host1"), "mallory", load(30, 4, 1))).await.granted();
-    sqlx::raw_sql(RENAMED).execute(&database.pool).await.unwrap();
+    database.execute(RENAMED).await;
     client.request_resource(&request(&em("host1"), "hadoop", load(70, 1, 1))).await.refused();
     let third = client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
     client.resource_released(&release(&third, "hadoop")).await.unwrap();
@@ -65,7 +63,7 @@ async fn world() -> World {
     World { database, rm, grants: [first, second, third], _yarn: yarn }
 }
 
-/// The program, without settings of this environment.
+/// The program, without settings from the environment.
 pub fn program(address: &str, words: &[&str]) -> Command {
     let mut command = Command::new(PROGRAM);
     command.args(words).stdin(Stdio::null()).env("LINKIS_RM_ADDRESS", address);
@@ -84,7 +82,7 @@ impl World {
         program(&self.rm.address, words).output().unwrap()
     }
 
-    /// What a command prints that ends so, with times and ids in short.
+    /// The output of a command with this exit code, with short forms of times and ids.
     #[track_caller]
     fn told(&self, words: &[&str], code: i32) -> String {
         let output = self.run(words);
@@ -99,7 +97,7 @@ impl World {
     }
 }
 
-/// Times of this century, to the second, as `TIME`; the blanks that stand behind them are of their columns.
+/// Replaces times with `TIME`, and removes the padding behind them.
 fn shorten_times(text: &str) -> String {
     let mut words = String::new();
     for word in text.split_inclusive([' ', '\n']) {
@@ -112,7 +110,7 @@ fn shorten_times(text: &str) -> String {
     words
 }
 
-/// What a call answers, by the API's schema.
+/// The message that a call returns, by the schema of the API.
 fn schema(call: &str) -> MessageDescriptor {
     static POOL: LazyLock<DescriptorPool> = LazyLock::new(|| DescriptorPool::decode(proto::DESCRIPTORS).unwrap());
     let (service, method) = call.split_once('/').unwrap();
@@ -136,7 +134,11 @@ async fn commands_return_documented_exit_codes() {
     let unknown = Uuid::now_v7().to_string();
     let user = ["--user", "alice"];
     for (words, code, told) in [
-        // The answer is "no".
+        // Tables of rows that the cookbook does not show in full.
+        (&["ems", "--no-headers", "--limit", "1"][..], 0, "host1:9102  unreported  "),
+        (&["tickets", "-o", "wide", "--user", HOSTILE], 0, "mallory\\u{202e}\\u{200b}"),
+        (&["tickets", "-o", "wide"], 0, "ASKED BY"),
+        // The service replies with an error.
         (&["ticket", &unknown][..], 1, "there is no ticket"),
         (&["em", "host9:9102"], 1, "host9:9102"),
         (&["release", &unknown, "--yes", "--reason", "gone"], 1, "there is no ticket"),
@@ -144,7 +146,7 @@ async fn commands_return_documented_exit_codes() {
         (&["unhold", user[0], user[1]], 1, "user alice was not held\n"),
         (&["limits", "delete", "--yes", "--reason", "r", "creator=IDE"], 1, "creator=IDE"),
         (&["queues", "--provider", "none"], 1, "none"),
-        // It is done.
+        // The command succeeds.
         (&["drain", "host1:9102", "--reason", "later"], 0, "host1:9102 is drained since TIME by anonymous: later\n"),
         (&["resume", "host1:9102", "--reason", "now"], 0, "host1:9102 grants again\n"),
         (&["hold", user[0], user[1], "--for", "5m", "--reason", "look"], 0, "user alice is held until TIME\n"),
@@ -153,7 +155,7 @@ async fn commands_return_documented_exit_codes() {
         (&["release", &locked, "--yes", "--reason", "stuck"], 0, "ticket TICKET-2 forced at TIME\n"),
         (&["ticket", &locked], 1, "ended by an operator"),
         (&["limits", "delete", "--yes", "--reason", "too strict", "user"], 0, "removed the limit each user\n"),
-        // It was used wrongly.
+        // Wrong usage.
         (&["release", &used, "--reason", "stuck"], 64, "Add --yes"),
         (&["release", &used, "--yes"], 64, "--reason: say why"),
         (&["limits", "delete", "user"], 64, "Add --yes, and --reason,"),
@@ -173,9 +175,9 @@ async fn commands_return_documented_exit_codes() {
         (&["ems", "--address", "here"], 64, "--address 127.0.0.1:50051"),
         (&["ems", "--token-file", "/nowhere"], 64, "--token-file: /nowhere cannot be read"),
         (&["limits", "diff", "/nowhere"], 64, "FILE: /nowhere"),
-        // Nobody answers.
+        // No service replies.
         (&["ems", "--address", "127.0.0.1:1"], 2, "No service answers at 127.0.0.1:1"),
-        // Nothing is asked.
+        // No call is made.
         (&["--version"], 0, "linkis-rm "),
         (&["drain", "--help"], 0, "Needs the role operator or admin, or ecm for what is their own.\n"),
         (&["completions", "bash"], 0, "complete -F _linkis"),
@@ -183,6 +185,14 @@ async fn commands_return_documented_exit_codes() {
         let output = world.told(words, code);
         assert!(output.contains(told), "{words:?}: {output}");
     }
+    let tasks = async || {
+        let lines = world.told(&["tasks", "--no-headers"], 0);
+        let names: Vec<_> = lines.lines().filter_map(|line| line.split_whitespace().next()).collect();
+        names.join(" ")
+            == "announcing audit cluster em_goes expiry fullest history_indexes holds label_sets lease pruning refusals \
+                retention silence tokens usage"
+    };
+    eventually("all tasks are listed", LONG, tasks).await;
     let left = world.rm.client.tickets(None).await.unwrap();
     assert_eq!(left.iter().map(|ticket| ticket.id).collect::<Vec<_>>(), [world.grants[0].ticket_id]);
     let reasons = "SELECT count(*) FROM linkis_resource_action_record
@@ -191,7 +201,7 @@ async fn commands_return_documented_exit_codes() {
     assert_invariants(&world.database, &world.rm.client).await;
 }
 
-/// A limit for each of so many users.
+/// A file with one limit for each of `users` users.
 fn file_of_limits(users: usize) -> String {
     let limit =
         |n| format!("[[limit]]\nlabels = {{ user = \"user{n}\" }}\nmax = {{ instances = {n}, memory = \"2g\" }}\n");
@@ -235,7 +245,7 @@ async fn limits_commands_apply_file_and_page_lists() {
         let has_more = !document.get_field_by_name("next_page_token").unwrap().as_str().unwrap().is_empty();
         assert_eq!((limits, has_more), (count, count < USERS));
     }
-    // Who has read enough is not told of it; who watches, until then.
+    // A reader that closes the pipe ends the command without an error.
     for words in [&["limits", "list", "-o", "json"][..], &["limits", "list", "--watch=100ms"]] {
         let mut command = program(&rm.address, words).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let mut lines = BufReader::new(command.stdout.take().unwrap()).lines();
@@ -247,24 +257,15 @@ async fn limits_commands_apply_file_and_page_lists() {
     }
 }
 
-/// Somebody who waits in line, until the test is over.
-fn enqueue(client: &RmClient, request: ResourceRequest) {
-    let client = client.clone();
-    tokio::spawn(async move { client.request_resource(&request).await });
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_command_prints_positions_and_shortfalls() {
-    let (_database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    let (_database, rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
     let limit = Rule { max: each_user(1).max, ..each_user(1) };
     rm.client.set_limit(&limit).await.unwrap();
     rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
-    for place in 1..=2 {
-        let asked = request(&em("host1"), "hadoop", load(2, 1, 1));
-        enqueue(&rm.client, ResourceRequest { wait_timeout: Duration::from_secs(60), ..asked });
-        let stands = async || rm.client.waiting().await.unwrap().len() == place;
-        eventually("it stands in line", Duration::from_secs(30), stands).await;
+    let mut waiting = Vec::new();
+    for _ in 1..=2 {
+        waiting.push(enqueue(&rm.client, patient(&em("host1"), "hadoop", load(2, 1, 1))).await);
     }
     let output = program(&rm.address, &["waiting"]).output().unwrap();
     let told = shorten_times(&text(&output.stdout));
@@ -289,7 +290,7 @@ async fn waiting_command_prints_positions_and_shortfalls() {
     assert_eq!(lines[1..], [of("1"), of("2")], "{told}");
 }
 
-/// The line is one of PostgreSQL's own source.
+/// The source line in an error of PostgreSQL is not printed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn command_with_database_error_hides_the_source_line() {
     let database = Database::fresh().await;

@@ -1,4 +1,4 @@
-//! Several committers in one instance: what they share is as exact as if there were one, and nobody waits for the other's EMs.
+//! Several committers in one instance: shared scopes are counted exactly, and no committer waits for the EMs of another.
 
 use std::time::{Duration, Instant};
 
@@ -15,8 +15,6 @@ use tokio::task::JoinSet;
 
 use crate::harness::*;
 
-const LONG: Duration = Duration::from_secs(60);
-
 /// EMs that three committers share: each has some of these.
 const HOSTS: usize = 9;
 
@@ -32,7 +30,7 @@ async fn hosts(rm: &Instance) -> Vec<EmInstance> {
     hosts
 }
 
-/// So many instances for everybody who comes from IDE together.
+/// A limit on the instances of the creator IDE.
 fn of_ide(instances: i64) -> Rule {
     let pattern = LabelPattern::new([("creator".to_owned(), Some("IDE".to_owned()))].into());
     Rule { pattern, mode: Default::default(), max: [(Dimension::Instances, instances)].into() }
@@ -142,8 +140,8 @@ async fn instances_that_deal_differently_agree() {
     assert_eq!(database.count(deadlocks).await, 0, "locks are taken in one order");
 }
 
-/// Room that one committer makes in a scope is told at once to those whose EMs are another's, who may just be judged by what stood before:
-/// nobody has to wait until he looks again by himself, once a second.
+/// Freed capacity of one committer wakes requests whose EMs belong to another one, also while they are checked. A missed wake-up
+/// would delay them until the next poll.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn room_that_one_committer_makes_serves_who_waits_for_another() {
     const WAITERS: usize = 120;
@@ -180,7 +178,7 @@ async fn room_that_one_committer_makes_serves_who_waits_for_another() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
 }
 
-/// What an EM's end, or a deadline, gives back is given back by that EM's committer, whoever granted beside it.
+/// The end of an EM or a deadline releases tickets through the committer of the EM.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_nobody_waits_for_is_done_beside_the_callers_of_all_committers() {
     let database = Database::fresh().await;

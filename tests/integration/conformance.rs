@@ -18,7 +18,7 @@ enum Ours {
 use Ours::{Differs, Same};
 
 const WRAPS: &str = "Linkis takes what has no such view as infinite and wraps around";
-const UNVIEWED: &str = "what can't be compared is an error, not an answer";
+const UNVIEWED: &str = "an incomparable pair is an error";
 const MISSING: &str = "a missing field is an error, not infinite";
 const QUEUES: &str = "amounts of two queues or namespaces don't mix";
 const NOT_OFFERED: &str = "not offered";
@@ -161,7 +161,7 @@ fn dk() -> Resource {
     Resource::from_parts(ResourceParts::DriverAndKubernetes(LI, kubernetes(4 * G, 2000, "ns1"))).unwrap()
 }
 
-/// What Spark on Kubernetes in cluster mode asks for: nothing for the driver.
+/// A request of Spark on Kubernetes in cluster mode: no amounts for the driver.
 fn dk_cluster() -> Resource {
     Resource::from_parts(ResourceParts::DriverAndKubernetes(NO_DRIVER, kubernetes(G, 1000, "ns"))).unwrap()
 }
@@ -226,7 +226,7 @@ fn json_is_read_strictly() {
         "LoadInstance with instances": r#"LoadInstanceResource {"memory":1,"cores":2,"instances":3,"instance":3}"#
             => Same, read(LoadInstance, r#"{"memory":1,"cores":2,"instances":3}"#);
         "LoadInstance with both, differing": r#"LoadInstanceResource {"memory":1,"cores":2,"instances":3,"instance":3}"#
-            => Differs("disagree: instances, instance", "one of them is wrong, and nobody knows which"),
+            => Differs("disagree: instances, instance", "one of the two is wrong"),
             read(LoadInstance, r#"{"memory":1,"cores":2,"instances":3,"instance":9}"#);
         "Yarn without instances": r#"YarnResource {"queueMemory":1,"queueCores":2,"queueInstances":2147483647,"queueName":"default","applicationId":""}"#
             => Differs("missing: queueInstances", MISSING), read(Yarn, r#"{"queueMemory":1,"queueCores":2}"#);
@@ -238,7 +238,7 @@ fn json_is_read_strictly() {
             => Differs("missing: loadInstanceResource", MISSING),
             read(DriverAndYarn, r#"{"loadInstanceResource":null,"yarnResource":null}"#);
         "Special": "DESER-FAIL InvalidDefinitionException"
-            => Differs(r#"SpecialResource {"resources":{"gpu":2}}"#, "what is written can be read"),
+            => Differs(r#"SpecialResource {"resources":{"gpu":2}}"#, "written text can be read"),
             read(Special, r#"{"resources":{"gpu":2}}"#);
         "Special without resources": "DESER-FAIL InvalidDefinitionException"
             => Differs("unknown: gpu", "a typed error, as Linkis fails too"), read(Special, r#"{"gpu":2}"#);
@@ -370,10 +370,10 @@ fn driver_and_yarn_operators_match_linkis() {
         "dy+y": r#"DriverAndYarnResource {"loadInstanceResource":{"memory":4294967296,"cores":4,"instances":3,"instance":3},"yarnResource":{"queueMemory":17179869184,"queueCores":16,"queueInstances":4,"queueName":"q1","applicationId":""}}"#
             => Same, dy().add(&y());
         "dy+li": r#"DriverAndYarnResource {"loadInstanceResource":{"memory":8589934592,"cores":8,"instances":6,"instance":6},"yarnResource":{"queueMemory":8589934592,"queueCores":8,"queueInstances":2,"queueName":"default","applicationId":""}}"#
-            => Differs(r#"DriverAndYarnResource {"loadInstanceResource":{"memory":8589934592,"cores":8,"instances":6,"instance":6},"yarnResource":{"queueMemory":8589934592,"queueCores":8,"queueInstances":2,"queueName":"q1","applicationId":""}}"#, "what has nothing in a queue doesn't rename it"),
+            => Differs(r#"DriverAndYarnResource {"loadInstanceResource":{"memory":8589934592,"cores":8,"instances":6,"instance":6},"yarnResource":{"queueMemory":8589934592,"queueCores":8,"queueInstances":2,"queueName":"q1","applicationId":""}}"#, "a part without queue amounts does not rename the queue"),
             dy().add(&lis());
         "dy-load": r#"DriverAndYarnResource {"loadInstanceResource":{"memory":0,"cores":0,"instances":3,"instance":3},"yarnResource":{"queueMemory":8589934592,"queueCores":8,"queueInstances":2,"queueName":"default","applicationId":""}}"#
-            => Differs(r#"DriverAndYarnResource {"loadInstanceResource":{"memory":0,"cores":0,"instances":3,"instance":3},"yarnResource":{"queueMemory":8589934592,"queueCores":8,"queueInstances":2,"queueName":"q1","applicationId":""}}"#, "what has nothing in a queue doesn't rename it"),
+            => Differs(r#"DriverAndYarnResource {"loadInstanceResource":{"memory":0,"cores":0,"instances":3,"instance":3},"yarnResource":{"queueMemory":8589934592,"queueCores":8,"queueInstances":2,"queueName":"q1","applicationId":""}}"#, "a part without queue amounts does not rename the queue"),
             dy().minus(&load());
         "dy*dy": "THROWS ResourceWarnException: errCode: 11002 ,desc: Unsupported operation: multiplied(不支持的操作：multiplied)"
             => Differs("overflow: memory", "works by dimension, and this product is too large"), dy().multiply(&dy());

@@ -1,4 +1,4 @@
-//! The counters that answers tell, if they are asked for: as they stood right after the commit, with versions by which the older one is dropped.
+//! Counters in replies: the state after the commit, with versions that order them.
 
 use std::collections::BTreeMap;
 
@@ -63,7 +63,7 @@ fn cores(resource: &Option<proto::Resource>) -> i64 {
 }
 
 impl Calls {
-    /// What was told has to be what is there now.
+    /// The counters of the reply equal the current ones.
     async fn assert_now(
         &mut self,
         told: Option<proto::Counters>,
@@ -74,7 +74,7 @@ impl Calls {
         let asked = proto::GetEmRequest { em: em_message(host) };
         let mut em = self.usage.get_em(asked).await.unwrap().into_inner().em.unwrap();
         let told_em = told.em.clone().unwrap();
-        // What is known by reports is not told with an answer.
+        // A reply has no figures of reports.
         (em.health, em.load, em.last_report_time) = (told_em.health, told_em.load, told_em.last_report_time);
         assert_eq!(told_em, em);
         let mut now = Vec::new();
@@ -119,7 +119,7 @@ async fn reply_counters_match_state_after_commit() {
     let answer = calls.rm.resource_inited(inited.clone()).await.unwrap().into_inner();
     let after_inited = calls.assert_now(answer.counters, "host1", &scopes).await;
     let again = calls.rm.resource_inited(inited).await.unwrap().into_inner();
-    assert_eq!(again.counters, Some(after_inited.clone()), "a repetition changes nothing, and tells the same");
+    assert_eq!(again.counters, Some(after_inited.clone()), "a repetition changes nothing and returns the same");
     let reported = proto::ResourceReportedRequest {
         ticket_id: grant.ticket_id.clone(),
         user: "alice".into(),
@@ -138,7 +138,7 @@ async fn reply_counters_match_state_after_commit() {
     assert_eq!(
         (again.em, again.scopes.len()),
         (after_release.em.clone(), 0),
-        "of what was over, the EM alone is known"
+        "of an ended ticket only the EM is known"
     );
     let adopt = proto::AdoptTicketRequest {
         ticket_id: Uuid::new_v4().to_string(),
@@ -166,7 +166,7 @@ async fn reply_counters_match_state_after_commit() {
         let versions: Vec<i64> = all.iter().map(of).collect();
         assert!(versions.is_sorted_by(|one, next| one < next), "{versions:?}");
     }
-    // Under a request id, they are told once.
+    // A repetition by request id has no counters.
     let with_id = proto::RequestResourceRequest { request_id: "r1".into(), ..counted("host1", "bob", 1) };
     let first = available(calls.rm.request_resource(with_id.clone()).await.unwrap().into_inner());
     let again = available(calls.rm.request_resource(with_id.clone()).await.unwrap().into_inner());
@@ -176,15 +176,12 @@ async fn reply_counters_match_state_after_commit() {
     assert_invariants(&database, &rm.client).await;
 }
 
-/// Whoever keeps the newest by version has what there is, in whatever order answers come.
+/// The counters with the highest version are the current ones, in any order of replies.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reply_counters_converge_by_version() {
-    let (database, first) = start().await;
-    let second = Instance::start(&database).await;
+    let (_database, first, second) = two().await;
     first.client.set_limit(&each(&["user"], LimitMode::Enforced)).await.unwrap();
-    for host in ["host1", "host2"] {
-        first.client.register(registration(em(host), load(100_000, 100_000, 100_000))).await.unwrap();
-    }
+    register_all(&first.client, ["host1", "host2"], load(100_000, 100_000, 100_000)).await;
     let mut callers = JoinSet::new();
     for number in 0..32 {
         let mut calls = calls(&[&first, &second][number % 2].address).await;
@@ -212,7 +209,7 @@ async fn reply_counters_converge_by_version() {
     for counters in told {
         let em = counters.em.unwrap();
         let key = (em.em.clone().unwrap().instance, em.epoch, em.version);
-        // Of one version, all tell the same.
+        // Replies with equal versions have equal counters.
         let known = ems.entry(key).or_insert_with(|| (em.used.clone(), em.locked.clone()));
         assert_eq!(*known, (em.used, em.locked));
         for scope in counters.scopes {
@@ -235,7 +232,7 @@ async fn reply_counters_converge_by_version() {
     assert_eq!(scope.usage.locked.get(&Dimension::Cores), 32 * 4);
 }
 
-/// One scope is told by its labels, also where nobody holds anything; what nobody counts is not made up.
+/// One scope is read by its labels, also without tickets; an uncounted scope is an error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scope_call_returns_counters_by_labels() {
     let (database, rm) = start().await;
@@ -252,7 +249,7 @@ async fn scope_call_returns_counters_by_labels() {
     let free = rm.client.scope(&asked).await.unwrap();
     assert!(free.usage.locked.is_zero() && free.version > held.version && held.version > empty.version);
     // Its row goes, and comes again: newer than it was.
-    sqlx::raw_sql("DELETE FROM linkis_label_resource").execute(&database.pool).await.unwrap();
+    database.execute("DELETE FROM linkis_label_resource").await;
     rm.client.request_resource(&request(&em("host1"), "alice", load(1, 2, 1))).await.granted();
     assert!(rm.client.scope(&asked).await.unwrap().version > free.version);
     for (wrong, code, why) in [

@@ -1,5 +1,5 @@
-//! A PostgreSQL that somebody else runs, at a port where it speaks nothing but TLS: whom the service believes, as whom it is believed, and
-//! what its role may do there.
+//! A PostgreSQL of another operator, with TLS only: verification of its certificate, authentication of the service, and the
+//! rights of its role.
 
 use std::{
     fs::{self, Permissions},
@@ -42,7 +42,7 @@ pub struct Far {
     ca: Authority,
 }
 
-/// Who may connect, and how: nobody without TLS, but by the socket.
+/// Access rules: TLS only, except for the socket.
 const ACCESS: &str = "local all postgres peer map=owner
 hostssl all by_certificate 127.0.0.1/32 cert
 hostssl all all 127.0.0.1/32 scram-sha-256
@@ -80,17 +80,17 @@ impl Far {
         let mut connection = admin.connect().await.unwrap();
         for (name, file) in [("ssl_cert_file", "cert"), ("ssl_key_file", "key"), ("ssl_ca_file", "ca")] {
             let sql = format!("ALTER SYSTEM SET {name} = '{}'", path.join(file).display());
-            sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut connection).await.unwrap();
+            execute(&mut connection, sql).await;
         }
-        sqlx::raw_sql("ALTER SYSTEM SET ssl = on").execute(&mut connection).await.unwrap();
-        sqlx::raw_sql("SELECT pg_reload_conf()").execute(&mut connection).await.unwrap();
+        execute(&mut connection, "ALTER SYSTEM SET ssl = on").await;
+        execute(&mut connection, "SELECT pg_reload_conf()").await;
         let far = Self { folder: path, port, admin, ca };
         let speaks = || async { far.run("SELECT 1 / (current_setting('ssl') = 'on')::int").await.is_ok() };
         eventually("it speaks TLS", Duration::from_secs(20), speaks).await;
         (postgres, far)
     }
 
-    /// At a port that is free; somebody else may be quicker.
+    /// A free port, which another process may take first.
     pub async fn listen(path: &Path) -> (EmbeddedPostgres, u16) {
         let setting = |name: &str, value: String| (name.to_owned(), value);
         let mut failures = Vec::new();
@@ -234,7 +234,7 @@ fn documented() -> Vec<&'static str> {
     text.split("```sql\n").skip(1).filter_map(|rest| rest.split_once("```")).map(|(block, _)| block).collect()
 }
 
-/// What a service and its operators do, all kinds of it once.
+/// Every kind of call of a service and its operators, once each.
 async fn everything(client: &RmClient) {
     client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     client.set_limit(&each_user(5)).await.unwrap();
@@ -259,7 +259,7 @@ async fn database_role_without_schema_rights_serves() {
     }
     let (owner, service) = (far.url("linkis_rm_owner:one", "linkis_rm"), far.url("linkis_rm:another", "linkis_rm"));
     let mut as_owner = ConnectTarget::parse(&owner).unwrap().hosts().options[0].connect().await.unwrap();
-    sqlx::raw_sql(grants).execute(&mut as_owner).await.unwrap();
+    execute(&mut as_owner, grants).await;
 
     // Before anything was migrated: it says what to type.
     let early = program(&["--listen", "127.0.0.1:0", "--no-migrate"], &service);
@@ -288,7 +288,7 @@ async fn database_role_without_schema_rights_serves() {
         .unwrap();
     assert!(told > 10, "{told}");
 
-    // The parts of its history are made and dropped all the same; and no more than that is.
+    // History partitions are created and deleted without further rights.
     let mut connection = ConnectTarget::parse(&service).unwrap().hosts().options[0].connect().await.unwrap();
     let parts = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'linkis_resource_action_record'::regclass";
     let count =
@@ -296,7 +296,7 @@ async fn database_role_without_schema_rights_serves() {
     let before = count(&mut connection).await;
     history_part::make(&mut connection, Duration::from_secs(300 * 24 * 3600)).await.unwrap();
     assert!(count(&mut connection).await > before);
-    sqlx::raw_sql("SELECT linkis_rm_make_history_part(1577836800, 1577840400)").execute(&mut connection).await.unwrap();
+    execute(&mut connection, "SELECT linkis_rm_make_history_part(1577836800, 1577840400)").await;
     for _ in 0..3 {
         assert!(history_part::index_oldest(&mut connection).await.unwrap());
     }
@@ -325,7 +325,7 @@ async fn database_role_without_schema_rights_serves() {
     assert!(error.contains("no part of the history that is over"), "{error}");
 
     // A release whose migrations were not made yet.
-    sqlx::raw_sql("DELETE FROM linkis_rm_migration_cell WHERE version = 19").execute(&mut as_owner).await.unwrap();
+    execute(&mut as_owner, "DELETE FROM linkis_rm_migration_cell WHERE version = 19").await;
     let older = program(&["--listen", "127.0.0.1:0", "--no-migrate"], &service);
     let (_, log) = texts(&older);
     assert!(older.status.code() == Some(1) && log.contains("1 migrations are missing"), "{log}");
@@ -363,10 +363,10 @@ async fn database_password_rotation_fails_no_call() {
     more("they call", 10).await;
     for password in ["second", "third"] {
         far.run(&format!("ALTER ROLE rotated PASSWORD '{password}'")).await.unwrap();
-        more("who is connected goes on", 10).await;
-        // All are cut off, and for a moment nobody gets in with what was known.
+        more("open connections continue", 10).await;
+        // All connections end, and the old password is refused.
         let cut = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = 'rotated'";
-        sqlx::raw_sql(cut).execute(&mut far.connect("rotated").await).await.unwrap();
+        execute(&mut far.connect("rotated").await, cut).await;
         far.write("url", &far.url(&format!("rotated:{password}"), "rotated"));
         more("it gets in with the new one", 20).await;
     }

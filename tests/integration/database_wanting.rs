@@ -15,19 +15,17 @@ use linkis_rm::{
     },
     telemetry::with_causes,
 };
-use sqlx::{AssertSqlSafe, ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
+use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 use tokio::{sync::oneshot, task::JoinSet};
 use tonic::Code;
 
 use crate::{harness::*, metrics::get};
 
-const LONG: Duration = Duration::from_secs(30);
-
 /// The number of connections that an instance needs at most, as documented.
 const CONNECTIONS_MAX: i64 = 20;
 
 async fn run(connection: &mut PgConnection, sql: String) {
-    sqlx::raw_sql(AssertSqlSafe(sql)).execute(connection).await.unwrap();
+    execute(connection, sql).await;
 }
 
 /// Why no instance opens on a database.
@@ -112,11 +110,11 @@ async fn database_of_other_encoding_is_refused_by_name() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_of_earlier_state_is_recognised() {
     let tables = Database::fresh().await;
-    sqlx::raw_sql("CREATE TABLE linkis_em_meta_data (id int)").execute(&tables.pool).await.unwrap();
+    tables.execute("CREATE TABLE linkis_em_meta_data (id int)").await;
     let changed = Database::fresh().await;
     Instance::start(&changed).await.stop().await;
     let change = "UPDATE linkis_rm_migration_cell SET checksum = '\\x00' WHERE version = 1";
-    sqlx::raw_sql(change).execute(&changed.pool).await.unwrap();
+    changed.execute(change).await;
     for database in [tables, changed] {
         for migrates in [true, false] {
             let why = refusal(database.target(), Options { migrates, ..options() }).await;
@@ -239,7 +237,7 @@ const DISK_FULL: &str = "CREATE SEQUENCE disk_full_attempts;
 async fn database_with_full_disk_keeps_instance_unready() {
     let (database, rm) = start_with_host1().await;
     let kept = rm.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await.granted();
-    sqlx::raw_sql(DISK_FULL).execute(&database.pool).await.unwrap();
+    database.execute(DISK_FULL).await;
     let says_why = |text: &str| text.contains("no space left on its disk (could not extend file \"base/7\"");
     let ask = || async { rm.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await };
     let error = ask().await.unwrap_err();
@@ -263,7 +261,7 @@ async fn database_with_full_disk_keeps_instance_unready() {
     let before = database.count(attempts).await;
     eventually("writes are attempted", LONG, || async { database.count(attempts).await >= before + 3 }).await;
     assert!(is_unready().await, "a failed attempt does not make it ready");
-    sqlx::raw_sql("DROP FUNCTION disk_full CASCADE").execute(&database.pool).await.unwrap();
+    database.execute("DROP FUNCTION disk_full CASCADE").await;
     eventually("it is ready", LONG, || async { get(rm.http, "/readyz").await.0 == 200 }).await;
     eventually("health says so", LONG, serves).await;
     ask().await.granted();
@@ -334,7 +332,6 @@ async fn database_connections_of_busy_instance_stay_bounded() {
     tokio::join!(holding, counting);
     asking.join_all().await;
     let most = most.into_inner();
-    println!("{most} connections at most");
     assert!(most <= CONNECTIONS_MAX, "{most}");
     rm.stop().await;
     small.stop().await;
@@ -369,7 +366,6 @@ async fn database_connections_of_contended_keys_are_reused() {
     let after = database.count(counts).await;
     let (opened, abandoned) = (after / 1000 - before / 1000, after % 1000 - before % 1000);
     // Each round opens one by hand, which is cut off.
-    println!("{opened} opened, {abandoned} abandoned in {ROUNDS} rounds");
     assert!(opened <= ROUNDS + 5, "{opened} connections were opened in {ROUNDS} rounds");
     assert!(
         abandoned <= ROUNDS + 15,

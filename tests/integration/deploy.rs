@@ -1,4 +1,4 @@
-//! What is shipped beside the program: whether it names what there is, and holds what it promises.
+//! Files that are shipped beside the program: they name existing metrics, settings and files.
 
 use std::{
     collections::BTreeSet,
@@ -25,7 +25,7 @@ const DASHBOARD: &str = include_str!("../../deploy/grafana/linkis-rm.json");
 const UNIT: &str = include_str!("../../deploy/systemd/linkis-rm.service");
 const ALERTS_PAGE: &str = include_str!("../../docs/ALERTS.md");
 
-/// What sets the program up where it is run.
+/// Files that configure the program.
 const SHIPPED: [(&str, &str); 6] = [
     ("the chart", include_str!("../../deploy/helm/linkis-rm/templates/deployment.yaml")),
     ("the chart's values", include_str!("../../deploy/helm/linkis-rm/values.yaml")),
@@ -88,7 +88,7 @@ fn alerts() -> Vec<&'static str> {
 /// There once a cluster was asked; else nowhere.
 const SELDOM: [&str; 1] = ["linkis_rm_external_fetches_total"];
 
-/// The names of all series that an instance tells of, by its families.
+/// The names of all series of an instance, by family.
 fn exported(instance: &Instance) -> BTreeSet<String> {
     let text = instance.metrics.text().unwrap();
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
@@ -198,7 +198,7 @@ fn alert_rules_pass_promtool_tests() {
     }
 }
 
-/// Else somebody would set something, and nothing would come of it.
+/// Else a setting would have no effect.
 #[test]
 fn shipped_files_name_known_settings() {
     let help = |arguments: &[&str]| {

@@ -1,4 +1,4 @@
-//! What programs in other languages are made from: the descriptors of the API.
+//! The descriptors of the API, from which clients in other languages are generated.
 
 use std::collections::BTreeSet;
 
@@ -46,17 +46,7 @@ fn proto_fields_avoid_language_keywords() {
     }
 }
 
-/// An amount whose unit differs from that of its namesakes says so in its name.
-#[test]
-fn thousandths_of_cores_are_not_called_cores() {
-    let files = files(proto::DESCRIPTORS);
-    let messages = || files.iter().flat_map(|file| &file.message_type);
-    let kubernetes = messages().find(|message| message.name() == "KubernetesResource").unwrap();
-    let names: Vec<_> = kubernetes.field.iter().map(|field| (field.number(), field.name())).collect();
-    assert_eq!(names, [(1, "memory"), (2, "millicores"), (3, "namespace")]);
-}
-
-/// What a client that was made from the released descriptors relies on, a line each, by what it means on the wire and in sources.
+/// Promises of the released descriptors to generated clients, one line each: the wire format and the names in sources.
 fn promises(descriptors: &[u8]) -> BTreeSet<String> {
     let mut promises = BTreeSet::new();
     for file in files(descriptors) {
@@ -135,7 +125,7 @@ fn descriptors_keep_released_promises() {
     assert!(broken.is_empty(), "clients that are out there would break: {broken:#?}");
 }
 
-/// What the test above would say to those who change what is there.
+/// The differences that the test above reports for changed descriptors.
 #[test]
 fn descriptors_check_finds_each_change() {
     let released = promises(proto::DESCRIPTORS);

@@ -1,4 +1,4 @@
-//! Clusters whose queues somebody else keeps: providers, and what they say, of a ResourceManager that answers as a real one does.
+//! External clusters: providers, and the queues of a ResourceManager with the replies of a real one.
 
 use std::{
     collections::BTreeMap,
@@ -37,7 +37,7 @@ const SECRET: &str = "gr8-s3cret";
 /// How a ResourceManager behaves.
 #[derive(Clone, Default)]
 struct Behaviour {
-    /// What it answers about its queues; nothing is 503.
+    /// Reply about queues; `None` is 503.
     scheduler: Option<String>,
     apps: String,
     delay: Duration,
@@ -97,7 +97,7 @@ impl Yarn {
     }
 }
 
-/// Has a cluster's API answered on a free port, and tells where, and by which task.
+/// Serves the API of a cluster on a free port. Returns the address and the task.
 pub async fn serve(router: Router) -> (String, JoinHandle<()>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = format!("http://{}", listener.local_addr().unwrap());
@@ -166,8 +166,7 @@ async fn queue_call_returns_scheduler_state() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn provider_change_applies_on_every_instance() {
-    let (database, rm) = start().await;
-    let other = Instance::start(&database).await;
+    let (_database, rm, other) = two().await;
     let (here, there) = (client_of(&rm).await, client_of(&other).await);
     let (first, second) = (Yarn::start(FAIR).await, Yarn::start(CAPACITY).await);
     put(&here, provider("default", &config(&first.address))).await.unwrap();
@@ -197,7 +196,7 @@ async fn cluster_fetch_is_shared_by_concurrent_calls() {
     put(&client, provider("default", &config(&yarn.address))).await.unwrap();
     let before = yarn.is_known().await;
     yarn.behave(|behaviour| behaviour.delay = Duration::from_millis(200));
-    // One that goes away has it fetched all the same.
+    // A cancelled call does not cancel the fetch.
     let gone = tokio::time::timeout(Duration::from_millis(50), get_queue(&client, "etl")).await;
     assert!(gone.is_err());
     let calls: Vec<_> = (0..50)
@@ -212,7 +211,7 @@ async fn cluster_fetch_is_shared_by_concurrent_calls() {
         call.await.unwrap().unwrap();
     }
     assert_eq!(yarn.asked(), before + 1);
-    // What it says now is told when that is too old.
+    // The current state is returned once the old one is stale.
     yarn.behave(|behaviour| behaviour.scheduler = Some(FAIR.into()));
     eventually("the other scheduler", Duration::from_secs(5), async || get_queue(&client, "etl").await.is_err()).await;
     assert_eq!(yarn.asked(), before + 2);
@@ -346,7 +345,7 @@ async fn provider_etag_mismatch_is_refused() {
     client.clone().delete_provider(delete(&told[1].etag)).await.unwrap();
 }
 
-/// The provider that a request's labels tell.
+/// The provider that is selected by the labels of a request.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn provider_is_selected_by_labels() {
     let (_database, rm) = start().await;
@@ -377,7 +376,7 @@ async fn provider_password_is_never_returned() {
         provider("default", &format!(r#"{{"rmWebAddress": "{address}", "authorEnable": true, "user": "hadoop"{pwd}}}"#))
     };
     let mut told = vec![format!("{:?}", put(&client, with(&yarn.address, r#", "pwd": "gr8-s3cret""#)).await.unwrap())];
-    // Without the password it stays; but not for other addresses, whose server would be told it.
+    // A provider without a password keeps the stored one, unless the addresses change, because another server would receive it.
     told.push(format!("{:?}", put(&client, with(&yarn.address, "")).await.unwrap()));
     let other = put(&client, with("http://127.0.0.1:9", "")).await.unwrap_err();
     assert_eq!(field(&other), "provider.config.pwd");
@@ -446,7 +445,7 @@ async fn queues_and_applications_come_in_pages() {
         (ids.len(), pages, ids.first().map(|(_, queue)| queue.clone()).unwrap_or_default())
     };
     let filter = proto::ListApplicationsRequest::default;
-    assert_eq!(list(filter()).await, (10, 4, "root.eng.etl".into()), "a last name is told as its path");
+    assert_eq!(list(filter()).await, (10, 4, "root.eng.etl".into()), "a last name returns its path");
     assert_eq!(list(proto::ListApplicationsRequest { queue_name: "eng".into(), ..filter() }).await.0, 5);
     assert_eq!(list(proto::ListApplicationsRequest { queue_name: "root".into(), ..filter() }).await.0, 10);
     assert_eq!(

@@ -6,7 +6,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use linkis_rm::{
@@ -31,7 +31,6 @@ mod cluster;
 mod install;
 mod preparation_cache;
 mod stale_snapshots;
-mod under_load;
 
 use cluster::{Cluster, QueueOf};
 
@@ -71,8 +70,7 @@ pub fn in_queue(queue: &str, gb: i64) -> ResourceRequest {
 
 /// A cluster, and two instances that know it, with one EM that has enough.
 async fn two_instances(queues: &[QueueOf], more: &str) -> (Database, Cluster, Instance, Instance) {
-    let (database, one) = start().await;
-    let two = Instance::start(&database).await;
+    let (database, one, two) = two().await;
     let cluster = Cluster::start(queues).await;
     one.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
     put(&one, cluster.config(more)).await;
@@ -80,7 +78,7 @@ async fn two_instances(queues: &[QueueOf], more: &str) -> (Database, Cluster, In
     (database, cluster, one, two)
 }
 
-/// What is counted of a queue in GB: what the snapshot in force shows, and what it does not.
+/// Counted GB of a queue: the snapshot in force and the unseen use.
 async fn counted(database: &Database, path: &str) -> i64 {
     let sql =
         "SELECT ((s.used_memory + coalesce(u.unseen_memory, 0)) / 1073741824)::bigint FROM linkis_external_cluster c
@@ -118,7 +116,7 @@ async fn external_queue_burst_is_granted_within_capacity() {
         let queues =
             queues.map(|(path, max, used, state)| (path, if path == "root.a" { max + 10 } else { max }, used, state));
         let (database, cluster, one, two) = two_instances(&queues, "").await;
-        // The numbers lag: whatever is granted, the cluster shows none of it, snapshot after snapshot.
+        // The cluster lags: no snapshot shows the granted amounts.
         let granted = burst([&one, &two], 30, &in_queue("a.x", 12)).await;
         assert_eq!(granted.len(), fits, "a parent with {parent} GB");
         refreshed(&database).await;
@@ -136,7 +134,7 @@ async fn external_queue_burst_is_granted_within_capacity() {
     }
 }
 
-/// As applications come to what they were granted, and go: nothing is counted twice, and nothing is missed, at any moment.
+/// Applications of granted tickets appear and end: no amount is counted twice or missed at any moment.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn applications_of_tickets_are_counted_once() {
     let queues = [("root", 1000, 0, "RUNNING"), ("root.a", 500, 0, "RUNNING"), ("root.a.x", 100, 0, "RUNNING")];
@@ -153,7 +151,6 @@ async fn applications_of_tickets_are_counted_once() {
                     assert_eq!(counted(&database, path).await, 96, "{path}");
                 }
                 samples += 1;
-                tokio::time::sleep(Duration::from_millis(5)).await;
             }
             samples
         }
@@ -161,7 +158,7 @@ async fn applications_of_tickets_are_counted_once() {
     for (number, grant) in granted.iter().enumerate() {
         let id = format!("application_1_{number}");
         let client = if number % 2 == 0 { &one.client } else { &two.client };
-        // Some are shown before they are told of, some after.
+        // Some applications are shown before their report, some after it.
         if number < 4 {
             report(client, grant, "a.x", &id).await;
         }
@@ -170,7 +167,7 @@ async fn applications_of_tickets_are_counted_once() {
             report(client, grant, "a.x", &id).await;
         }
     }
-    // A driver first, and then all of it.
+    // A part of the use first, and then all of it.
     for gb in [1, 7, 12] {
         cluster.show(|shown| shown.applications.iter_mut().for_each(|(.., has)| *has = gb));
         refreshed(&database).await;
@@ -179,8 +176,8 @@ async fn applications_of_tickets_are_counted_once() {
     stop.store(true, Ordering::SeqCst);
     assert!(watch.await.unwrap() > 10);
     let unseen = "SELECT coalesce(sum(unseen_memory), 0)::bigint FROM linkis_external_queue";
-    assert_eq!(database.count(unseen).await, 0, "all is shown");
-    // What ended is in use until the cluster shows that it is not.
+    assert_eq!(database.count(unseen).await, 0, "no unseen use is left");
+    // An ended ticket counts until the cluster no longer shows its application.
     for grant in &granted[..3] {
         one.client.resource_released(&release(grant, "hadoop")).await.unwrap();
     }
@@ -189,43 +186,14 @@ async fn applications_of_tickets_are_counted_once() {
     refreshed(&database).await;
     assert_eq!(counted(&database, "root").await, 60);
     assert_eq!(burst([&one, &two], 6, &in_queue("a.x", 12)).await.len(), 3);
-    // By their ids, applications are found to be of tickets.
+    // Applications are matched to tickets by their ids.
     let mut external = ExternalResourceServiceClient::connect(two.address.clone()).await.unwrap();
     let told = external.list_applications(proto::ListApplicationsRequest::default()).await.unwrap().into_inner();
     let of = |n: usize| told.applications.iter().find(|app| app.application_id == format!("application_1_{n}"));
     assert_eq!(of(5).unwrap().ticket_id, granted[5].ticket_id.to_string());
     assert_eq!(assert_invariants(&database, &one.client).await, 8);
     let kept = "SELECT count(*) FROM linkis_external_ticket WHERE ended";
-    eventually("what ended is forgotten", SOON, async || database.count(kept).await == 0).await;
-}
-
-/// Without an id nobody knows which application it is: it counts until it has had its time to appear, and by the cluster's numbers then.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn engines_without_an_application_count_until_they_have_settled() {
-    let queues = [("root", 1000, 0, "RUNNING"), ("root.a", 60, 0, "RUNNING"), ("root.a.x", 100, 0, "RUNNING")];
-    let (database, cluster, one, two) = two_instances(&queues, "").await;
-    let granted = burst([&one, &two], 30, &in_queue("a.x", 12)).await;
-    assert_eq!(granted.len(), 5);
-    for grant in &granted {
-        one.client.resource_inited(&inited(grant, "hadoop", None)).await.unwrap();
-    }
-    refreshed(&database).await;
-    assert_eq!(counted(&database, "root.a").await, 60, "not shown yet, and so not left out");
-    cluster.show(|shown| shown.applications = (0..5).map(|n| (format!("application_2_{n}"), "root.a.x", 12)).collect());
-    refreshed(&database).await;
-    assert!(counted(&database, "root.a").await >= 60);
-    assert!(burst([&one, &two], 4, &in_queue("a.x", 1)).await.is_empty());
-    // A minute later.
-    let later = "WITH changed AS (UPDATE linkis_external_cluster SET changes = changes + 1 RETURNING changes)
-        UPDATE linkis_external_ticket SET used_since = used_since - interval '61 s', change = changes FROM changed";
-    sqlx::raw_sql(later).execute(&database.pool).await.unwrap();
-    refreshed(&database).await;
-    assert_eq!(counted(&database, "root.a").await, 60);
-    cluster.show(|shown| drop(shown.applications.pop()));
-    one.client.resource_released(&release(&granted[0], "hadoop")).await.unwrap();
-    refreshed(&database).await;
-    assert_eq!(counted(&database, "root.a").await, 48);
-    assert_eq!(burst([&one, &two], 4, &in_queue("a.x", 12)).await.len(), 1);
+    eventually("ended tickets are deleted", SOON, async || database.count(kept).await == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -260,7 +228,7 @@ async fn cluster_outage_applies_policy_of_its_provider() {
     let last_known = two.client.request_resource(&in_queue("a", 10)).await.granted();
     assert_eq!(last_known.queue.clone().unwrap().basis, QueueCheckBasis::LastKnown);
     assert_eq!(two.client.request_resource(&in_queue("a", 10)).await.refused().code, 12_011);
-    // Whatever the queue has; and counted all the same.
+    // Independent of the queue's capacity, and still counted.
     put(&one, cluster.config(r#", "whenDown": "allow""#).replace("20s", "1s")).await;
     let allowed = two.client.request_resource(&in_queue("a", 10)).await.granted();
     assert_eq!(allowed.queue.clone().unwrap().basis, QueueCheckBasis::Unchecked);
@@ -282,8 +250,7 @@ async fn cluster_outage_applies_policy_of_its_provider() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hanging_clusters_delay_no_other_refresh() {
     const HANGING: usize = 8;
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    let (database, rm) = start_with_em(em("host1"), load(1000, 1000, 1000)).await;
     let connected = Arc::<AtomicUsize>::default();
     for number in 0..HANGING {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -329,40 +296,8 @@ async fn request_in_absent_or_stopped_queue_is_refused() {
     assert!(refusal.reason.contains("root.a is STOPPED"), "{refusal:?}");
     let refusal = one.client.request_resource(&in_queue("b", 11)).await.refused();
     assert!(refusal.never_fits, "{refusal:?}");
-    // What asks for nothing there is not its concern.
+    // A request without amounts in the queue is not checked.
     one.client.request_resource(&in_queue("nowhere", 0)).await.granted();
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_waits_for_a_queue_is_woken_by_a_release_and_by_a_snapshot() {
-    let queues = [("root", 100, 0, "RUNNING"), ("root.a", 20, 8, "RUNNING")];
-    let (database, cluster, one, two) = two_instances(&queues, "").await;
-    let held = one.client.request_resource(&in_queue("a", 12)).await.granted();
-    let wait = |rm: &Instance| {
-        let (client, ask) = (client(&rm.address), ResourceRequest { wait_timeout: SOON, ..in_queue("a", 12) });
-        tokio::spawn(async move { client.request_resource(&ask).await })
-    };
-    let waiting = async |count| {
-        let sql = "SELECT count(*) FROM linkis_resource_waiting";
-        eventually("they wait", SOON, async || database.count(sql).await == count).await
-    };
-    let first = wait(&two);
-    waiting(1).await;
-    let begun = Instant::now();
-    one.client.resource_released(&release(&held, "hadoop")).await.unwrap();
-    let second = first.await.unwrap().granted();
-    println!("woken by a release on another instance after {:?}", begun.elapsed());
-    let next = wait(&one);
-    waiting(1).await;
-    two.client.resource_released(&release(&second, "hadoop")).await.unwrap();
-    let third = next.await.unwrap().granted();
-    // Others leave.
-    let last = wait(&two);
-    waiting(1).await;
-    cluster.show(|shown| shown.queues[1].1 = 40);
-    last.await.unwrap().granted();
-    assert_eq!(assert_invariants(&database, &one.client).await, 2);
-    one.client.resource_released(&release(&third, "hadoop")).await.unwrap();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -433,11 +368,11 @@ async fn queue_names_select_first_fitting_queue() {
     assert_eq!(assert_invariants(&database, &one.client).await, 1);
 }
 
-/// However many queues it names: by its one answer, among the metrics as among the refusals that are told.
+/// A request with several queues counts once in the metrics and in the refusals, by its reply.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_with_several_queues_counts_once() {
     const PATHS: [&str; 8] = ["root.a", "root.b", "root.c", "root.d", "root.e", "root.f", "root.g", "root.h"];
-    // There is room in the last alone.
+    // Only the last queue has capacity.
     let queues = PATHS.iter().map(|path| (*path, 20, if *path == PATHS[7] { 5 } else { 15 }, "RUNNING"));
     let queues: Vec<QueueOf> = [("root", 200, 0, "RUNNING")].into_iter().chain(queues).collect();
     let (database, _cluster, one, _two) = two_instances(&queues, "").await;
@@ -455,15 +390,19 @@ async fn request_with_several_queues_counts_once() {
     one.client.request_resource(&ask).await.refused();
     assert_eq!(all(), [1, 1, 0, 0, 0]);
     let patient = ResourceRequest { wait_timeout: Duration::from_secs(3), ..ask };
-    one.client.request_resource(&patient).await.refused();
+    let refusal = one.client.request_resource(&patient).await.refused();
+    assert_eq!(refusal.shortfalls[0].scope, "provider=default,queue=root.a", "the queue that is named first");
     assert_eq!(all(), [1, 1, 1, 0, 0]);
+    let entries =
+        "SELECT (SELECT count(*) FROM linkis_resource_waiting) + (SELECT count(*) FROM linkis_resource_waiting_spot)";
+    eventually("no request waits", LONG, async || database.count(entries).await == 0).await;
     let told = "SELECT coalesce(sum(refusals), 0)::bigint FROM linkis_resource_refusal";
-    eventually("both refusals are told", SOON, async || database.count(told).await >= 2).await;
+    eventually("both refusals are listed", SOON, async || database.count(told).await >= 2).await;
     assert_eq!(database.count(told).await, 2);
 }
 
-/// It stands in line for one of its queues, and is granted in whichever has room first: by a release on another instance, or by what others
-/// leave.
+/// A request with several queues waits for one of them and is granted in the first with capacity: after a release on another
+/// instance or a new snapshot.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_with_several_queues_wakes_by_any() {
     let queues = ["root.a", "root.b", "root.c"].map(|path| (path, 20, 0, "RUNNING"));
@@ -480,29 +419,24 @@ async fn request_with_several_queues_wakes_by_any() {
         let client = client(&rm.address);
         tokio::spawn(async move { client.request_resource(&ask).await.unwrap() })
     };
-    let waiting = async |count| {
-        let sql = "SELECT count(*) FROM linkis_resource_waiting";
-        eventually("they wait", SOON, async || database.count(sql).await == count).await
-    };
+    let waiting = async |count| database.waiting(count).await;
     let path = |grant: &Grant| grant.queue.clone().unwrap().path;
-    // It waits at one instance, and there is room by the other, in the queue that it wants least.
+    // The request waits on one instance; another one frees capacity in the last of its queues.
     let last = wait(&two, ["a", "b", "c"], "1");
     waiting(1).await;
-    let begun = Instant::now();
     one.client.resource_released(&release(&held["c"], "hadoop")).await.unwrap();
     let granted = last.await.unwrap();
     let ResultResource::Available(grant) = granted else { panic!("{granted:?}") };
-    println!("woken by a release elsewhere after {:?}", begun.elapsed());
     assert_eq!(path(&grant), "root.c");
     waiting(0).await;
-    // By what its cluster shows.
+    // By a new snapshot.
     let second = wait(&one, ["nowhere", "a", "b"], "2");
     waiting(1).await;
     cluster.show(|shown| shown.queues[2].1 = 30);
     let granted = second.await.unwrap();
     let ResultResource::Available(grant) = granted else { panic!("{granted:?}") };
     assert_eq!(path(&grant), "root.b");
-    // Where all of them have room at once, it is granted once.
+    // If all queues have capacity, the request is granted once.
     let third = wait(&one, ["b", "a", "c"], "3");
     waiting(1).await;
     cluster.show(|shown| shown.queues.iter_mut().for_each(|queue| queue.1 = 100));
@@ -511,7 +445,7 @@ async fn request_with_several_queues_wakes_by_any() {
     assert_eq!(assert_invariants(&database, &one.client).await, 5);
 }
 
-/// Of two EMs one is held, and the other full: there is a line, and a queue for it.
+/// One EM is held and the other is full: the request waits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_with_several_queues_skips_held_em() {
     let queues = ["root.a", "root.b"].map(|path| (path, 20, 0, "RUNNING"));
@@ -536,23 +470,6 @@ async fn request_with_several_queues_skips_held_em() {
     assert_eq!((granted.em, granted.queue.unwrap().path), (full, "root.b".to_owned()));
     assert!(one.client.release_hold(&LockKey::Em(em("host1"))).await.unwrap());
     assert_eq!(assert_invariants(&database, &one.client).await, 2);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_waits_for_several_queues_gives_up_when_his_time_is_over() {
-    let queues = [("root", 100, 0, "RUNNING"), ("root.a", 20, 15, "RUNNING"), ("root.b", 20, 15, "RUNNING")];
-    let (database, _cluster, one, _two) = two_instances(&queues, "").await;
-    let queue_names = ["b".to_owned(), "a".to_owned()];
-    let ask = ResourceRequest {
-        wait_timeout: Duration::from_millis(500),
-        queue_names: queue_names.into(),
-        ..in_queue("a", 10)
-    };
-    let refusal = one.client.request_resource(&ask).await.refused();
-    assert_eq!(refusal.shortfalls[0].scope, "provider=default,queue=root.b", "the one that was wanted most");
-    let sql =
-        "SELECT (SELECT count(*) FROM linkis_resource_waiting) + (SELECT count(*) FROM linkis_resource_waiting_spot)";
-    eventually("nothing waits", SOON, async || database.count(sql).await == 0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -606,7 +523,7 @@ async fn provider_deletion_removes_its_counters() {
     let delete =
         proto::DeleteProviderRequest { resource_type: "Yarn".into(), name: "default".into(), expected_etag: None };
     external.delete_provider(delete).await.unwrap();
-    // Nobody has a say there any more.
+    // No provider decides any more.
     let free = one.client.request_resource(&in_queue("a", 1000)).await.granted();
     assert_eq!(free.queue, None);
     one.client
@@ -623,4 +540,43 @@ async fn provider_deletion_removes_its_counters() {
     assert_eq!(burst([&one, &two], 4, &in_queue("a", 10)).await.len(), 2);
     two.client.resource_released(&release(&grants[1], "hadoop")).await.unwrap();
     assert_eq!(assert_invariants(&database, &one.client).await, 3);
+}
+
+/// An outage of a cluster delays no request, with or without a queue of the cluster.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn cluster_outage_under_load_delays_no_request() {
+    let queues = [("root", 100_000, 0, "RUNNING"), ("root.a", 90_000, 0, "RUNNING")];
+    let (database, cluster, one, two) = two_instances(&queues, r#", "whenDown": "allow", "maxAge": "3s""#).await;
+    let (plain, queued) = (request(&em("host1"), "hadoop", load(1, 1, 1)), in_queue("a", 1));
+    let (stop, unchecked) = (Arc::<AtomicBool>::default(), Arc::<AtomicUsize>::default());
+    let mut callers = JoinSet::new();
+    for (number, ask) in [plain, queued].into_iter().cycle().take(8).enumerate() {
+        // Less than the bound of a fetch from the cluster.
+        let client = hurried(if number % 4 < 2 { &one.address } else { &two.address }, Duration::from_secs(8));
+        let (stop, unchecked) = (stop.clone(), unchecked.clone());
+        callers.spawn(async move {
+            while !stop.load(Ordering::SeqCst) {
+                let grant = client.request_resource(&ask).await.granted();
+                client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+                let is_unchecked = grant.queue.is_some_and(|queue| queue.basis == QueueCheckBasis::Unchecked);
+                unchecked.fetch_add(usize::from(is_unchecked), Ordering::SeqCst);
+            }
+        });
+    }
+    let granted_by = async |basis: QueueCheckBasis| {
+        let queue = one.client.dry_run(&in_queue("a", 1)).await;
+        assert!(matches!(queue, Ok(ResultResource::Available(_))), "{queue:?}");
+        let grant = one.client.request_resource(&in_queue("a", 1)).await.granted();
+        one.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+        grant.queue.unwrap().basis == basis
+    };
+    eventually("it answers", SOON, async || granted_by(QueueCheckBasis::Snapshot).await).await;
+    cluster.show(|shown| shown.is_away = true);
+    eventually("it is away", SOON, async || granted_by(QueueCheckBasis::Unchecked).await).await;
+    eventually("grants without a check", SOON, async || unchecked.load(Ordering::SeqCst) > 50).await;
+    cluster.show(|shown| shown.is_away = false);
+    eventually("it is back", SOON, async || granted_by(QueueCheckBasis::Snapshot).await).await;
+    stop.store(true, Ordering::SeqCst);
+    callers.join_all().await;
+    assert_eq!(assert_invariants(&database, &one.client).await, 0);
 }

@@ -21,8 +21,7 @@ fn ahead(error: &ClientError) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_epoch_unregister_is_refused() {
-    let (database, rm) = start().await;
-    let second = Instance::start(&database).await;
+    let (database, rm, second) = two().await;
     let host = em("host1");
     let old = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
     rm.client.unregister_fenced(&host, old.epoch).await.unwrap();
@@ -42,7 +41,7 @@ async fn stale_epoch_unregister_is_refused() {
     assert_eq!(second.client.unregister_fenced(&host, new.epoch).await.unwrap(), 2);
     let again = rm.client.unregister_fenced(&host, new.epoch).await.unwrap_err();
     assert_eq!(again.reason().as_deref(), Some("EM_NOT_REGISTERED"));
-    // Whoever does not say for which one it acts takes any.
+    // A call without an epoch is accepted for any registration.
     rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
     rm.client.unregister(&host).await.unwrap();
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);

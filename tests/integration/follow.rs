@@ -1,13 +1,11 @@
-//! The history as it goes on: who follows it misses nothing, whatever breaks, and a copy that is kept with it is what the service has.
-//!
-//! - `LINKIS_RM_CROWD`: how many changes are followed by many, or made beside a copy; otherwise there are fewer.
+//! FollowActions: followers receive every line, and a replica by the feed equals the service.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
     io::Read as _,
     process::{Command, Stdio},
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use linkis_rm::{
@@ -28,7 +26,7 @@ use crate::{
 
 mod replica;
 
-/// How long anything may take to be told, on a machine that has much else to do.
+/// Longest time until a line arrives, on a busy machine.
 const SOON: Duration = Duration::from_secs(20);
 
 async fn usage(address: &str) -> UsageServiceClient<Channel> {
@@ -65,19 +63,18 @@ fn words(lines: &[proto::Action]) -> Vec<&str> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn followers_receive_complete_lines_from_any_position() {
-    let (database, rm) = start().await;
-    let other = Instance::start(&database).await;
+    let (_database, rm, other) = two().await;
     rm.client.register(registration(em("before"), load(1, 1, 1))).await.unwrap();
     let usage_here = usage(&rm.address).await;
     let mut stream = follow(&usage_here, "").await.unwrap();
     let first = next(&mut stream).await;
-    assert!(first.actions.is_empty() && !first.position.is_empty(), "who begins now hears of now: {first:?}");
+    assert!(first.actions.is_empty() && !first.position.is_empty(), "a new follower begins now: {first:?}");
 
     let host = em("host1");
     rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
     let labels = Labels::parse("labels", [("tenant".to_owned(), "a".to_owned())].into());
     let asked = ResourceRequest { labels: labels.unwrap(), ..request(&host, "alice", load(2, 2, 1)) };
-    // On another instance than the one that is followed.
+    // On another instance than the follower's.
     let grant = other.client.request_resource(&asked).await.granted();
     other.client.resource_inited(&inited(&grant, "alice", Some(load(1, 1, 1)))).await.unwrap();
     rm.client.resource_reported(&grant.reported(name("alice"), load(1, 2, 1))).await.unwrap();
@@ -100,7 +97,7 @@ async fn followers_receive_complete_lines_from_any_position() {
     }
     assert!(of_alice[0].engine.is_none(), "it was only granted");
     assert!(of_alice[1..].iter().all(|line| line.engine.as_ref().unwrap().instance == "host1:34567"), "{of_alice:?}");
-    assert!(told[6].engine.is_none(), "what expires was used by nobody");
+    assert!(told[6].engine.is_none(), "an expired ticket was not used");
 
     // From any position, on any instance, the rest comes again, and nothing else.
     let usage_there = usage(&other.address).await;
@@ -117,7 +114,7 @@ async fn followers_receive_complete_lines_from_any_position() {
     assert_eq!(page.actions[1..8], told);
 }
 
-/// The position moves on although nothing is told: so that whoever comes back much later need not read what was never his.
+/// The position advances also without lines, so that a later continuation reads no lines of other users.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn followers_with_user_scope_receive_own_lines() {
     let database = Database::fresh().await;
@@ -141,7 +138,7 @@ async fn followers_with_user_scope_receive_own_lines() {
     assert!(told[0].address.is_empty());
     let (told, _) = lines(&mut all, 4).await;
     assert_eq!(words(&told), ["registered", "granted", "token_created", "granted"]);
-    // What is others' moves the position.
+    // Lines of other users advance the position.
     manager.request_resource(ask("host1", "bob", 1)).await.unwrap();
     let moved = tokio::time::timeout(SOON, async {
         loop {
@@ -153,7 +150,7 @@ async fn followers_with_user_scope_receive_own_lines() {
         }
     });
     assert_ne!(moved.await.expect("it moves on"), begun);
-    // A scope is told to whose it is.
+    // A line about a scope is sent to its user.
     let scope = |user: &str| proto::GetScopeRequest { labels: [("user".to_owned(), user.to_owned())].into() };
     for (labels, code) in [(scope("alice"), Code::NotFound), (scope("bob"), Code::PermissionDenied)] {
         assert_eq!(bound.get_scope(labels).await.unwrap_err().code(), code);
@@ -167,9 +164,7 @@ async fn follow_position_unknown_or_old_is_refused() {
     let (database, rm) = start().await;
     let usage = usage(&rm.address).await;
     let begun = next(&mut follow(&usage, "").await.unwrap()).await.position;
-    for n in 0..3 {
-        rm.client.register(registration(em(&format!("host{n}")), load(1, 1, 1))).await.unwrap();
-    }
+    register_hosts(&rm.client, 0..3, load(1, 1, 1)).await;
     let (_, behind) = lines(&mut follow(&usage, &begun).await.unwrap(), 3).await;
     for (position, code) in
         [("7", "INVALID_FIELD"), ("00000000-1", "POSITION_UNKNOWN"), (&format!("{behind}0"), "POSITION_UNKNOWN")]
@@ -182,13 +177,13 @@ async fn follow_position_unknown_or_old_is_refused() {
         "CREATE TABLE linkis_resource_action_record_2020010100_2020010101 PARTITION OF linkis_resource_action_record
             FOR VALUES FROM ('2020-01-01 00:00+00') TO ('2020-01-01 01:00+00');
         UPDATE linkis_resource_action_record SET action_time = '2020-01-01 00:30+00'";
-    sqlx::raw_sql(old).execute(&database.pool).await.unwrap();
+    database.execute(old).await;
     let mut connection = database.connect().await;
     let hour = Duration::from_secs(3600);
     while history_part::drop_oldest(&mut connection, hour).await.unwrap() {}
     let forgotten = "SELECT forgotten FROM linkis_resource_action_horizon";
     assert!(database.count(forgotten).await > 0);
-    // An instance that has them in memory may tell them yet; another knows of them only from there.
+    // The instance may still have the lines in memory; another instance reads the table.
     let other = Instance::start(&database).await;
     let usage = self::usage(&other.address).await;
     let refused = follow(&usage, &begun).await.unwrap_err();
@@ -200,7 +195,7 @@ async fn follow_position_unknown_or_old_is_refused() {
     assert_eq!(words(&lines(&mut stream, 1).await.0), ["registered"]);
 }
 
-/// How often lines were read for followers, and how often for those who were late.
+/// Number of reads for followers, and for late followers.
 fn read(rm: &Instance) -> [usize; 2] {
     let text = rm.metrics.text().unwrap();
     ["linkis_rm_followed_lines_total", "linkis_rm_followed_lines_late_total"].map(|name| {
@@ -214,9 +209,8 @@ fn read(rm: &Instance) -> [usize; 2] {
 async fn followers_share_reads_beside_stalled_follower() {
     const FOLLOWERS: usize = 200;
     let changes = crowd_of(400);
-    let (_database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(1_000_000, 1_000_000, 1_000_000))).await.unwrap();
+    let (_database, rm) = start_with_em(host.clone(), load(1_000_000, 1_000_000, 1_000_000)).await;
     let usage_of_many = usage(&rm.address).await;
     let idle = usage(&rm.address).await;
     let never_read = follow(&idle, "").await.unwrap();
@@ -226,7 +220,6 @@ async fn followers_share_reads_beside_stalled_follower() {
         next(&mut stream).await;
         streams.push(stream);
     }
-    let start = Instant::now();
     let mut callers = JoinSet::new();
     for number in 0..64 {
         let (client, host) = (rm.client.clone(), host.clone());
@@ -237,7 +230,6 @@ async fn followers_share_reads_beside_stalled_follower() {
         });
     }
     callers.join_all().await;
-    let granted_in = start.elapsed();
     let mut followers = JoinSet::new();
     for mut stream in streams {
         followers.spawn(async move {
@@ -247,18 +239,14 @@ async fn followers_share_reads_beside_stalled_follower() {
         });
     }
     let told = followers.join_all().await;
-    let followed_in = start.elapsed();
     let live: BTreeSet<String> =
         rm.client.tickets(None).await.unwrap().iter().map(|ticket| ticket.id.to_string()).collect();
-    assert!(told.iter().all(|(tickets, _)| *tickets == live), "each is told of all {changes}");
+    assert!(told.iter().all(|(tickets, _)| *tickets == live), "each follower receives all {changes} lines");
     let [once, late] = read(&rm);
-    println!(
-        "{changes} granted in {granted_in:?}, told {FOLLOWERS} times within {followed_in:?}: read {once}, again {late}"
-    );
-    // Each follower begins on its own, and finds what is new in memory, or a page further back that another has read.
+    // Each follower begins separately, and finds new lines in memory or in a page that another one has read.
     assert!(
         (changes..changes * 4).contains(&(once + late)),
-        "{changes} lines, read {once} times, and {late} for who was late"
+        "{changes} lines, read {once} times, and {late} for late followers"
     );
     drop(never_read);
     let nobody = || async { rm.metrics.text().unwrap().contains("linkis_rm_followers 0\n") };
@@ -278,10 +266,10 @@ async fn followers_are_bounded_and_end_at_shutdown() {
         assert!(streams.len() <= 256);
     };
     assert_eq!((refused.code(), reason(&refused).as_str()), (Code::ResourceExhausted, "OVERLOADED"));
-    assert_eq!(streams.len(), 240, "nobody has them all");
+    assert_eq!(streams.len(), 240, "a part of the bound is left to other callers");
     streams.pop();
     let freed = || async { follow(&usages[0], "").await.is_ok() };
-    eventually("who goes makes room", SOON, freed).await;
+    eventually("an ended stream frees its permit", SOON, freed).await;
     let stopping = tokio::spawn(rm.stop());
     let mut last = streams.pop().unwrap();
     let status = loop {
@@ -296,7 +284,7 @@ async fn followers_are_bounded_and_end_at_shutdown() {
     assert_eq!(stopping.await.unwrap(), ServerExit::Drained);
 }
 
-/// Who wrote a line before others, and commits it after them, hides what is behind it until then: it is told in its place.
+/// A line that was written first and committed last delays later lines, and is sent in its place.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_commit_is_followed_in_its_place() {
     let (database, rm) = start().await;
@@ -304,17 +292,12 @@ async fn late_commit_is_followed_in_its_place() {
     let mut stream = follow(&usage, "").await.unwrap();
     next(&mut stream).await;
     let mut late = database.connect().await;
-    sqlx::raw_sql(
-        "BEGIN; INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, resource_type, resource, actor, action_time)
-        SELECT 'registered', 'ecm', 'late', 'CPU', '{\"cores\":1}', 'anonymous', clock_timestamp()",
-    )
-    .execute(&mut late)
-    .await
-    .unwrap();
+    execute(&mut late, "BEGIN; INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, resource_type, resource, actor, action_time)
+        SELECT 'registered', 'ecm', 'late', 'CPU', '{\"cores\":1}', 'anonymous', clock_timestamp()").await;
     rm.client.register(registration(em("soon"), load(1, 1, 1))).await.unwrap();
-    // Longer than anybody waits for those who write.
+    // Longer than the wait for open transactions.
     tokio::time::sleep(Duration::from_millis(600)).await;
-    sqlx::raw_sql("COMMIT").execute(&mut late).await.unwrap();
+    execute(&mut late, "COMMIT").await;
     let (told, _) = lines(&mut stream, 2).await;
     let hosts: Vec<_> = told.iter().map(|line| line.em.as_ref().unwrap().instance.as_str()).collect();
     assert_eq!(hosts, ["late", "soon:9102"]);
@@ -322,8 +305,7 @@ async fn late_commit_is_followed_in_its_place() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn history_command_follows_lines() {
-    let (_database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    let (_database, rm) = start_with_em(em("host1"), load(1000, 1000, 1000)).await;
     let address = rm.address.clone();
     let follow = ["history", "--follow", "--user", "alice", "--limit", "1", "-o", "jsonl", "--address", &address];
     let mut command = Command::new(PROGRAM);

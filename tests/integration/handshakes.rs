@@ -7,7 +7,7 @@ use std::{
         Arc,
         atomic::{AtomicBool, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use linkis_rm::transport::proto::{self, usage_service_client::UsageServiceClient};
@@ -72,46 +72,30 @@ async fn handshake_crowd_delays_no_other_address() {
             runtime.block_on(async {
                 let mut joining = JoinSet::new();
                 (0..crowd).for_each(|_| drop(joining.spawn(join(to, tls.clone()))));
-                let joined: Vec<_> = joining.join_all().await.into_iter().flatten().collect();
+                let _joined: Vec<_> = joining.join_all().await;
                 is_over.store(true, Ordering::Relaxed);
                 let _ = left.recv();
-                joined.len()
             })
         }
     });
-    let start = Instant::now();
-    let (mut times, mut let_in, mut most) = (Vec::new(), Vec::new(), idle);
-    while !is_over.load(Ordering::Relaxed) {
-        let begun = Instant::now();
-        ask(&kept).await.unwrap();
-        times.push(begun.elapsed());
+    let mut most = idle;
+    for round in 0.. {
+        if is_over.load(Ordering::Relaxed) {
+            break;
+        }
+        tokio::time::timeout(LET_IN_WITHIN, ask(&kept)).await.expect("a reply").unwrap();
         most = most.max(rm.memory());
-        if times.len() % 20 == 1 {
-            let begun = Instant::now();
-            let fresh = connect_to(&address, &ca, None).await.unwrap();
-            ask(&fresh).await.unwrap();
-            let_in.push(begun.elapsed());
+        if round % 20 == 0 {
+            let fresh =
+                tokio::time::timeout(LET_IN_WITHIN, connect_to(&address, &ca, None)).await.expect("a connection");
+            tokio::time::timeout(LET_IN_WITHIN, ask(&fresh.unwrap())).await.expect("a reply").unwrap();
         }
     }
-    let took = start.elapsed();
     most = most.max(rm.memory());
     drop(leave);
-    let joined = tokio::task::spawn_blocking(|| crowding.join().unwrap()).await.unwrap();
-    times.sort_unstable();
-    let p99 = times[times.len() * 99 / 100];
-    let slowest = let_in.iter().max().unwrap();
+    tokio::task::spawn_blocking(|| crowding.join().unwrap()).await.unwrap();
     let each = (most - idle) / crowd;
-    println!(
-        "{joined} of {crowd} were let in within {took:?}; meanwhile {} calls, p99 {p99:?}, longest {:?}; {} came from elsewhere, the slowest within \
-         {slowest:?}; idle {} MB, most {} MB, {each} bytes each",
-        times.len(),
-        times.last().unwrap(),
-        let_in.len(),
-        idle >> 20,
-        most >> 20,
-    );
-    assert!(*slowest < LET_IN_WITHIN && p99 < LET_IN_WITHIN, "{slowest:?}, {p99:?}");
     assert!(each < 200 << 10, "{each} bytes for each");
-    // Whoever was not let in by the end of its time was sent away.
+    // The connections without a finished handshake are closed.
     ask(&kept).await.unwrap();
 }

@@ -1,4 +1,4 @@
-//! One PostgreSQL for all tests, a fresh database for each, servers on free ports, and what tests say often.
+//! Helpers of all tests: one PostgreSQL, a new database for each test, servers on free ports, and common calls.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -6,8 +6,10 @@ use std::{
     future::Future,
     io::{BufRead as _, BufReader},
     net::{IpAddr, Ipv4Addr, SocketAddr},
+    ops::Range,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
+    pin::Pin,
     process::{Child, Command, Stdio},
     sync::{
         OnceLock,
@@ -27,6 +29,7 @@ use linkis_rm::{
         operation::{ConfirmTicket, Grant, RegisterEm, ReleaseTicket},
         policy::Policy,
         refusal::Refusal,
+        report::{EmReport, Health},
         resource::{Dimension, Resource},
         scope::ScopeHoldings,
         ticket::{EngineInstance, Ticket, TicketState},
@@ -46,10 +49,13 @@ use linkis_rm::{
 };
 use rustix::process::{Pid, Signal};
 use sqlx::{
-    ConnectOptions as _, PgConnection, PgExecutor,
-    postgres::{PgConnectOptions, PgPool},
+    ConnectOptions as _, FromRow, PgConnection, PgExecutor,
+    postgres::{PgConnectOptions, PgPool, PgRow},
 };
-use tokio::{sync::oneshot, task::JoinHandle};
+use tokio::{
+    sync::oneshot,
+    task::{JoinHandle, JoinSet},
+};
 use tonic::{
     Code, Status,
     transport::{Channel, Endpoint},
@@ -61,24 +67,32 @@ use crate::{citus_cluster::Cell, proxy::Proxy};
 
 pub const GB: i64 = 1 << 30;
 
-/// How many a crowd is: as many as the suite has time for, unless `LINKIS_RM_CROWD` says otherwise.
+/// The root of the repository.
+pub fn repo_root() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR"))
+}
+
+/// Longest wait for an event that must come.
+pub const LONG: Duration = Duration::from_secs(60);
+
+/// Size of a crowd: `few`, or `LINKIS_RM_CROWD` if it is set.
 pub fn crowd_of(few: usize) -> usize {
     std::env::var("LINKIS_RM_CROWD").map_or(few, |text| text.parse().unwrap())
 }
 
-/// Tells that something is skipped for want of a tool. Where `LINKIS_RM_TOOLS` names it, it was there when the tests began, and it fails.
+/// Prints that a test is skipped without a tool. Fails if `LINKIS_RM_TOOLS` names the tool.
 pub fn skip_without(tool: &str, how: &str) {
     let there = std::env::var("LINKIS_RM_TOOLS").unwrap_or_default();
     assert!(!there.split(' ').any(|named| named == tool), "{tool} is there, says LINKIS_RM_TOOLS, and is not found");
     println!("SKIPPED: there is no {tool}: {how}");
 }
 
-/// The PostgreSQL of this test run; it ends with this process.
+/// The PostgreSQL of this test run, which ends with the process.
 fn postgres() -> &'static PgConnectOptions {
     static OPTIONS: OnceLock<PgConnectOptions> = OnceLock::new();
     OPTIONS.get_or_init(|| {
         let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-        // A thread for the whole run: a test's own runtime ends with the test.
+        // A thread for the whole run, because the runtime of a test ends with it.
         std::thread::spawn(move || {
             let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
             runtime.block_on(async {
@@ -94,7 +108,7 @@ fn postgres() -> &'static PgConnectOptions {
     })
 }
 
-/// Removes a folder once this process and its PostgreSQL are gone.
+/// Removes a folder after the end of this process and its PostgreSQL.
 pub fn remove_at_end(folder: &Path) {
     let script = r#"(while [ -d "/proc/$1" ] || [ -e "$2/data/postmaster.pid" ]; do sleep 0.2; done; rm -rf "$2") &"#;
     let pid = std::process::id().to_string();
@@ -103,7 +117,7 @@ pub fn remove_at_end(folder: &Path) {
     assert!(watcher.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success());
 }
 
-/// A folder of this run; those of runs that are over are removed.
+/// A folder of this run. Folders of ended runs are removed.
 pub fn scratch(name: &str) -> PathBuf {
     const PREFIX: &str = "linkis-rm-test-";
     let temp = std::env::temp_dir();
@@ -111,14 +125,14 @@ pub fn scratch(name: &str) -> PathBuf {
         let file_name = entry.file_name().to_string_lossy().into_owned();
         let pid = file_name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
         if pid.is_some_and(|pid| !PathBuf::from(format!("/proc/{pid}")).exists()) {
-            // Another user's, or just being removed by another run: not ours to care for.
+            // The folder may belong to another user or be removed by another run.
             let _ = fs::remove_dir_all(entry.path());
         }
     }
     temp.join(format!("{PREFIX}{}-{name}", std::process::id()))
 }
 
-/// A database of its own. With `LINKIS_RM_CITUS_SUITE` set, it is a cell on Citus, and what a test looks up by itself is asked of its worker.
+/// A database of its own. With `LINKIS_RM_CITUS_SUITE`, it is a cell on Citus, and queries of a test go to its worker.
 pub struct Database {
     pub options: PgConnectOptions,
     pub pool: PgPool,
@@ -139,24 +153,23 @@ impl Database {
         }
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("test_{}", COUNT.fetch_add(1, Ordering::Relaxed));
-        let mut admin = postgres().connect().await.unwrap();
-        sqlx::raw_sql(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut admin).await.unwrap();
+        execute(&mut postgres().connect().await.unwrap(), format!("CREATE DATABASE {name}")).await;
         postgres().clone().database(&name).into()
     }
 
-    /// Where a service finds it.
+    /// The target for a service.
     pub fn target(&self) -> ConnectTarget {
         self.cell.as_ref().map_or_else(|| self.options.clone().into(), Cell::target)
     }
 
-    /// The same database, reached through a proxy; what a test looks up by itself goes past it.
+    /// The same database behind a proxy. Queries of the test bypass the proxy.
     pub fn behind_proxy(&self, name: &str) -> (Proxy, Self) {
         let proxy = Proxy::start(name, self.options.get_socket().expect("not a cell"));
         let options = self.options.clone().socket(proxy.folder());
         (proxy, Self { options, pool: self.pool.clone(), cell: None })
     }
 
-    /// For a process of its own. Of a cell, behind a `#` that no database has any use for.
+    /// The URL for a process. The URL of a cell ends with `#` and its name.
     pub fn url(&self) -> String {
         if let Some(cell) = &self.cell {
             return format!("{}#{}", cell.url(), cell.name);
@@ -168,27 +181,82 @@ impl Database {
         self.options.connect().await.unwrap()
     }
 
-    pub async fn count(&self, sql: &'static str) -> i64 {
+    /// Runs statements, separated by semicolons, and returns the number of rows that they changed.
+    pub async fn execute(&self, sql: impl AsRef<str>) -> u64 {
+        execute(&self.pool, sql).await
+    }
+
+    /// The value of a query of one row and one column.
+    pub async fn scalar<T: Value>(&self, sql: impl AsRef<str>) -> T {
+        let sql = sqlx::AssertSqlSafe(sql.as_ref().to_owned());
         sqlx::query_scalar(sql).fetch_one(&self.pool).await.unwrap()
     }
 
-    /// Holds an EM by hand, as an operator may without the service: calls on it wait until [`Self::release_holds`].
+    pub async fn count(&self, sql: impl AsRef<str>) -> i64 {
+        self.scalar(sql).await
+    }
+
+    /// The values of a query of one column.
+    pub async fn column<T: Value>(&self, sql: impl AsRef<str>) -> Vec<T> {
+        let sql = sqlx::AssertSqlSafe(sql.as_ref().to_owned());
+        sqlx::query_scalar(sql).fetch_all(&self.pool).await.unwrap()
+    }
+
+    /// The only row of a query, as a tuple.
+    pub async fn row<T: for<'r> FromRow<'r, PgRow> + Send + Unpin>(&self, sql: impl AsRef<str>) -> T {
+        self.rows(sql).await.remove(0)
+    }
+
+    /// The rows of a query, as tuples.
+    pub async fn rows<T: for<'r> FromRow<'r, PgRow> + Send + Unpin>(&self, sql: impl AsRef<str>) -> Vec<T> {
+        let sql = sqlx::AssertSqlSafe(sql.as_ref().to_owned());
+        sqlx::query_as(sql).fetch_all(&self.pool).await.unwrap()
+    }
+
+    /// Waits until so many requests wait.
+    pub async fn waiting(&self, count: i64) {
+        let waiting = "SELECT count(*) FROM linkis_resource_waiting";
+        eventually("requests wait", LONG, async || self.count(waiting).await == count).await;
+    }
+
+    /// Number of history lines of an action.
+    pub async fn recorded(&self, action: &str) -> i64 {
+        self.count(format!("SELECT count(*) FROM linkis_resource_action_record WHERE action = '{action}'")).await
+    }
+
+    /// Holds an EM by a committed row, as an operator can without the service. Calls on it wait until [`Self::release_holds`].
     pub async fn hold_by_hand(&self, em: &EmInstance) {
         insert_hold(&self.pool, em).await;
     }
 
-    /// Somebody's transaction that holds an EM: calls on it wait until that ends.
+    /// Opens a transaction that runs `sql`. Its locks last until `ROLLBACK` or until the connection is dropped.
+    pub async fn transaction(&self, sql: &str) -> PgConnection {
+        let mut connection = self.connect().await;
+        execute(&mut connection, format!("BEGIN; {sql}")).await;
+        connection
+    }
+
+    /// Opens a transaction that locks an EM. Calls on the EM wait until the transaction ends.
     pub async fn transaction_that_holds(&self, em: &EmInstance) -> PgConnection {
-        let mut holder = self.connect().await;
-        sqlx::raw_sql("BEGIN").execute(&mut holder).await.unwrap();
+        let mut holder = self.transaction("").await;
         insert_hold(&mut holder, em).await;
         holder
     }
 
-    /// Lets go of all EMs and users that are held, by whomever.
+    /// Ends all holds of EMs and users.
     pub async fn release_holds(&self) {
-        sqlx::raw_sql("DELETE FROM linkis_resource_lock").execute(&self.pool).await.unwrap();
+        self.execute("DELETE FROM linkis_resource_lock").await;
     }
+}
+
+/// A type of one column.
+pub trait Value: for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres> + Send + Unpin {}
+
+impl<T: for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres> + Send + Unpin> Value for T {}
+
+/// Runs statements on a pool or a connection, and returns the number of rows that they changed.
+pub async fn execute(executor: impl PgExecutor<'_>, sql: impl AsRef<str>) -> u64 {
+    sqlx::raw_sql(sqlx::AssertSqlSafe(sql.as_ref().to_owned())).execute(executor).await.unwrap().rows_affected()
 }
 
 async fn insert_hold(executor: impl PgExecutor<'_>, em: &EmInstance) {
@@ -197,7 +265,7 @@ async fn insert_hold(executor: impl PgExecutor<'_>, em: &EmInstance) {
     hold.execute(executor).await.unwrap();
 }
 
-/// How a process reaches a database: the socket's folder goes into the query, because its path is no host name.
+/// The URL of a database. The folder of the socket is in the query, because its path is no host name.
 pub fn url(socket: &Path, database: &str) -> String {
     format!("postgres://postgres@localhost:5432/{database}?host={}", socket.display())
 }
@@ -206,7 +274,7 @@ pub fn url(socket: &Path, database: &str) -> String {
 pub struct Instance {
     pub client: RmClient,
     pub address: String,
-    /// Where metrics and health are.
+    /// Address of metrics and health.
     pub http: SocketAddr,
     pub metrics: Metrics,
     stop: Option<oneshot::Sender<()>>,
@@ -255,7 +323,7 @@ impl Instance {
         Self::start_on(database.target(), options, place).await
     }
 
-    /// The same on whatever a URL names.
+    /// Starts a server on any target.
     pub async fn start_on(database: impl Into<ConnectTarget>, options: Options, place: ListenAddress) -> Self {
         Self::start_with_http(database, options, place, ANY_PORT).await
     }
@@ -275,6 +343,13 @@ impl Instance {
         Self { client: client(&address), address, http, metrics, stop: Some(stop), serving }
     }
 
+    /// The value of a metric with its labels, or 0 if it is not exported yet.
+    pub fn metric(&self, series: &str) -> f64 {
+        let text = self.metrics.text().unwrap();
+        let value = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
+        value.map_or(0.0, |value| value.parse().unwrap())
+    }
+
     pub async fn stop(mut self) -> ServerExit {
         drop(self.stop.take());
         self.serving.await.unwrap()
@@ -288,38 +363,97 @@ pub async fn start() -> (Database, Instance) {
     (database, instance)
 }
 
-/// The same, with one EM that has plenty.
-pub async fn start_with_host1() -> (Database, Instance) {
+/// A fresh database and two servers on it.
+pub async fn two() -> (Database, Instance, Instance) {
+    let (database, first) = start().await;
+    let second = Instance::start(&database).await;
+    (database, first, second)
+}
+
+/// A fresh database and a server with one EM.
+pub async fn start_with_em(em: EmInstance, total: Resource) -> (Database, Instance) {
     let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(100, 100, 100))).await.unwrap();
+    rm.client.register(registration(em, total)).await.unwrap();
     (database, rm)
 }
 
-/// A client of its own, with its own connection. It tells what the service answers, and asks for nothing twice.
+/// A fresh database and a server with the EM `host1`, with 100 GB, 100 cores and 100 instances.
+pub async fn start_with_host1() -> (Database, Instance) {
+    start_with_em(em("host1"), load(100, 100, 100)).await
+}
+
+/// Registers EMs of one size.
+pub async fn register_all<H: AsRef<str>>(client: &RmClient, hosts: impl IntoIterator<Item = H>, total: Resource) {
+    for host in hosts {
+        client.register(registration(em(host.as_ref()), total.clone())).await.unwrap();
+    }
+}
+
+/// Registers the EMs `host0`, `host1` and so on.
+pub async fn register_hosts(client: &RmClient, numbers: Range<usize>, total: Resource) {
+    register_all(client, numbers.map(|n| format!("host{n}")), total).await;
+}
+
+/// A client with its own connection. It returns each reply, and repeats no call.
 pub fn client(address: &str) -> RmClient {
     hurried(address, Duration::from_secs(60))
 }
 
-/// The same, with less time.
+/// A client with this timeout.
 pub fn hurried(address: &str, timeout: Duration) -> RmClient {
     RmClient::with(address, &ClientSettings::once(timeout)).unwrap()
 }
 
-/// A connection of its own, for what [`client`] does not do.
+/// A connection for calls that [`client`] does not make.
 pub async fn channel_to(address: &str) -> Channel {
     Endpoint::from_shared(address.to_owned()).unwrap().connect().await.unwrap()
 }
 
-/// A request that is under way.
+/// A running request.
 pub type Call = JoinHandle<Result<ResultResource, ClientError>>;
 
-/// Asks, and waits for the answer in a task.
+/// Makes a request in a task.
 pub fn ask_in_task(client: &RmClient, request: ResourceRequest) -> Call {
     let client = client.clone();
     tokio::spawn(async move { client.request_resource(&request).await })
 }
 
-/// The code of an error, and its reason; empty if it has none.
+/// A request that waits as long as a test may.
+pub fn patient(em: &EmInstance, user: &str, resource: Resource) -> ResourceRequest {
+    ResourceRequest { wait_timeout: LONG, ..request(em, user, resource) }
+}
+
+/// Starts a request, and returns once it is in a wait queue.
+pub async fn enqueue(client: &RmClient, request: ResourceRequest) -> Call {
+    let before = client.waiting().await.unwrap().len();
+    let call = ask_in_task(client, request);
+    eventually("the request waits", LONG, async || client.waiting().await.unwrap().len() > before).await;
+    call
+}
+
+pub async fn assert_wait_queues_empty(client: &RmClient) {
+    eventually("the wait queues are empty", LONG, async || client.waiting().await.unwrap().is_empty()).await;
+}
+
+/// The grant of a call that must end within [`LONG`].
+pub async fn grant_of(call: Call) -> Grant {
+    tokio::time::timeout(LONG, call).await.expect("a reply").unwrap().granted()
+}
+
+/// Makes `change` just after `rm` has polled, and returns the grant of `call`, the only waiting request of `rm`. A wake-up grants it;
+/// the next poll would come a second later.
+pub async fn woken(rm: &Instance, call: Call, change: impl Future<Output = ()>) -> Grant {
+    let polls = || rm.metric("linkis_rm_waiting_polls_total");
+    let before = polls();
+    eventually("a poll", LONG, async || polls() > before).await;
+    let before = polls();
+    change.await;
+    let grant = grant_of(call).await;
+    assert_eq!(polls(), before, "granted by a wake-up, not by a poll");
+    grant
+}
+
+/// The code and the reason of an error; the reason is empty if there is none.
 pub fn code_and_reason(status: &Status) -> (Code, String) {
     (status.code(), status.get_details_error_info().map(|info| info.reason).unwrap_or_default())
 }
@@ -350,7 +484,7 @@ pub fn request(em: &EmInstance, user: &str, resource: Resource) -> ResourceReque
     ResourceRequest { engine_type: "spark-3.2.1".into(), ..request }
 }
 
-/// An engine that already runs on a host, and uses so much.
+/// The adoption of a running engine with this use.
 pub fn adoption(host: &str, user: &str, used: Resource) -> AdoptTicket {
     AdoptTicket {
         ticket_id: Uuid::new_v4(),
@@ -395,6 +529,30 @@ impl Expect for Result<ResultResource, ClientError> {
     }
 }
 
+/// A call that is not made yet.
+pub type PendingCall = Pin<Box<dyn Future<Output = Result<(), ClientError>> + Send>>;
+
+/// Makes calls on an EM one after another while a transaction locks it, so that they share one batch in this order.
+/// `before` runs once all calls wait, and before the lock ends. Returns the calls' tasks.
+pub async fn in_one_batch(
+    database: &Database,
+    rm: &Instance,
+    em: &EmInstance,
+    calls: Vec<PendingCall>,
+    before: impl FnOnce(),
+) -> JoinSet<Result<(), ClientError>> {
+    let mut holder = database.transaction_that_holds(em).await;
+    let mut made = JoinSet::new();
+    for call in calls {
+        made.spawn(call);
+        let waits = async || rm.metric("linkis_rm_set_aside_operations") == made.len() as f64;
+        eventually("the call waits for the EM", LONG, waits).await;
+    }
+    before();
+    execute(&mut holder, "ROLLBACK").await;
+    made
+}
+
 /// Waits until `condition` holds; fails after `longest`.
 pub async fn eventually<F: Future<Output = bool>>(
     what: &str,
@@ -409,8 +567,8 @@ pub async fn eventually<F: Future<Output = bool>>(
     start.elapsed()
 }
 
-/// Checks what has to be true at every commit: counters equal tickets, nothing is over-committed, no resource lock is visible, and
-/// an audit finds nothing else. Answers how many tickets live.
+/// Asserts the invariants of every commit: counters equal tickets, no EM or enforced limit is exceeded, no lock row is visible,
+/// and an audit finds no difference. Returns the number of tickets.
 pub async fn assert_invariants(database: &Database, client: &RmClient) -> usize {
     for em in client.ems().await.unwrap() {
         assert!(!em.left().unwrap().is_negative_anywhere(), "over-committed: {em:?}");
@@ -423,7 +581,7 @@ pub async fn assert_invariants(database: &Database, client: &RmClient) -> usize 
     tickets
 }
 
-/// The same, wherever more is held than there is. Answers how many tickets live, and what the audit notes.
+/// Asserts the invariants except those of capacity. Returns the number of tickets and the notes of the audit.
 pub async fn assert_books(database: &Database, client: &RmClient) -> (usize, Vec<String>) {
     let (ems, tickets) = (client.ems().await.unwrap(), client.tickets(None).await.unwrap());
     assert_counters_equal_tickets(&ems, &tickets);
@@ -463,47 +621,61 @@ pub fn assert_scope_equals_tickets(scope: &ScopeUsage, tickets: &[Ticket]) {
     assert_eq!(scope.usage, sums, "{}", scope.scope);
 }
 
-/// Whether some transaction waits for another.
+/// Whether a transaction waits for a lock.
 pub async fn is_waiting(database: &Database) -> bool {
     let waiting =
         "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     database.count(waiting).await > 0
 }
 
-/// Whether a ticket lives.
+/// Whether a ticket is live.
 pub async fn lives(client: &RmClient, ticket_id: Uuid) -> bool {
     client.ticket(ticket_id).await.is_ok()
 }
 
-/// The program as it was just built.
+/// The end of a command.
+pub struct Ran {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
+}
+
+/// Runs a command to its end.
+pub fn ran(command: &mut Command) -> Ran {
+    let output = command.output().unwrap();
+    let text = |bytes| String::from_utf8(bytes).unwrap();
+    Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
+}
+
+/// The built program.
 pub const PROGRAM: &str = env!("CARGO_BIN_EXE_linkis-rm");
 
-/// The address of a server as its clients are told it.
+/// The address of a server with its scheme.
 pub fn typed(address: &str) -> String {
     if address.starts_with("unix:") { address.to_owned() } else { format!("http://{address}") }
 }
 
-/// A server in a process of its own.
+/// A server in its own process.
 pub struct Process {
     child: Child,
     pub client: RmClient,
     pub address: String,
-    /// What it logged before it served.
+    /// Log lines until it served.
     pub told: Vec<String>,
 }
 
 impl Process {
-    /// Starts the program, on a free port and without settings from this environment, and waits until it serves.
+    /// Starts the program on a free port without settings of this environment, and waits until it serves.
     pub fn start(arguments: &[&str]) -> Self {
         Self::start_command(Command::new(PROGRAM).args(arguments), |line| println!("{line}"))
     }
 
-    /// The same at a place that is told.
+    /// Starts the program on a given address.
     pub fn start_at(listen: &str, arguments: &[&str]) -> Self {
         Self::spawn(listen, Command::new(PROGRAM).args(arguments), |line| println!("{line}"))
     }
 
-    /// The same with a command made elsewhere; what it logs once it serves is given to `log_line`.
+    /// Starts a prepared command; `log_line` receives its later log lines.
     pub fn start_command(command: &mut Command, log_line: impl FnMut(String) + Send + 'static) -> Self {
         Self::spawn("127.0.0.1:0", command, log_line)
     }
@@ -528,24 +700,24 @@ impl Process {
             address
         });
         let address = address.unwrap_or_else(|| panic!("it does not serve:\n{}", told.join("\n")));
-        // Its log has to be read on, or it stops when the pipe is full.
+        // The log is read until its end, because a full pipe would stop the process.
         std::thread::spawn(move || log.for_each(&mut log_line));
         Self { child, client: client(&address), address, told }
     }
 
-    /// Where it serves metrics and health.
+    /// Address of metrics and health.
     pub fn http(&self) -> SocketAddr {
         let address = |line: &String| line.split_once("http_address=")?.1.split(' ').next()?.parse().ok();
         self.told.iter().find_map(address).unwrap_or_else(|| panic!("{:?}", self.told))
     }
 
-    /// Stops it where it stands (SIGSTOP), or lets it go on (SIGCONT).
+    /// Freezes the process (SIGSTOP) or continues it (SIGCONT).
     pub fn freeze(&self, frozen: bool) {
         let signal = if frozen { Signal::STOP } else { Signal::CONT };
         rustix::process::kill_process(Pid::from_child(&self.child), signal).unwrap();
     }
 
-    /// How much memory it takes, in bytes.
+    /// Resident memory in bytes.
     pub fn memory(&self) -> usize {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let resident = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.strip_suffix("kB"));
@@ -562,7 +734,7 @@ impl Process {
         self.child.wait().unwrap();
     }
 
-    /// SIGTERM; answers with the exit code.
+    /// Sends SIGTERM. Returns the exit code.
     pub fn terminate(mut self) -> Option<i32> {
         let pid = Pid::from_child(&self.child);
         rustix::process::kill_process(pid, Signal::TERM).unwrap();
@@ -572,24 +744,33 @@ impl Process {
 
 impl Drop for Process {
     fn drop(&mut self) {
-        // It has ended already, unless the test failed.
+        // The process has ended, unless the test failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }
 }
 
-/// Limits under which everything is counted.
+/// Limits whose label sets are all counted.
 pub fn counted(rules: Vec<Rule>, policies: BTreeMap<Name, Policy>) -> Limits {
     let wanted = CountingRule::wanted(rules.iter().map(Rule::label_set).collect(), &policies);
     let sets = (1..).zip(wanted).map(|(id, counting)| LabelSet { id, counting, is_counted: true }).collect();
     Limits::new(Uuid::nil(), sets, rules)
 }
 
+/// A limit: labels with a value, or `None` for each value, and the maxima.
+pub fn limit(labels: &[(&str, Option<&str>)], max: &[(Dimension, i64)]) -> Rule {
+    let labels = labels.iter().map(|(label, value)| ((*label).to_owned(), value.map(str::to_owned)));
+    let max = max.iter().cloned().collect();
+    Rule { pattern: LabelPattern::new(labels.collect()), mode: LimitMode::Enforced, max }
+}
+
 /// A limit on the instances of each user.
 pub fn each_user(instances: i64) -> Rule {
-    Rule {
-        pattern: LabelPattern::new([("user".to_owned(), None)].into()),
-        mode: Default::default(),
-        max: BTreeMap::from([(Dimension::Instances, instances)]),
-    }
+    limit(&[("user", None)], &[(Dimension::Instances, instances)])
+}
+
+/// A healthy report of an EM without load and tickets.
+pub fn report(em: &Em, sequence: i64) -> EmReport {
+    let (em, epoch) = (em.instance.clone(), em.epoch);
+    EmReport { em, epoch, sequence, health: Health::Healthy, load: None, tickets: vec![], observed: None }
 }

@@ -1,4 +1,4 @@
-//! `linkis-rm health`, and what systemd is told.
+//! `linkis-rm health`, and the notifications to systemd.
 
 use std::{
     convert::Infallible,
@@ -6,7 +6,6 @@ use std::{
     os::unix::net::UnixDatagram,
     process::{Command, Output},
     task::{Context, Poll},
-    time::Duration,
 };
 
 use linkis_rm::server::SecuritySettings;
@@ -24,12 +23,10 @@ use crate::{
     proxy::FaultPlan,
 };
 
-const LONG: Duration = Duration::from_secs(20);
-
 /// How `linkis-rm health` ends with these words: 0 or 1, and what it says.
 async fn health(words: &[&str]) -> (i32, String) {
     let mut command = Command::new(PROGRAM);
-    // In a container, it is started with what the service is told.
+    // In a container, the command has the settings of the service.
     command.arg("health").args(words).env_remove("LINKIS_RM_ADDRESS");
     command.env("LINKIS_RM_LISTEN", "0.0.0.0:1").env("DATABASE_URL", "postgres://elsewhere/rm");
     let ended = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
@@ -57,7 +54,7 @@ async fn health_command_reports_state_and_reason() {
         code == 1 && told.contains("does not serve: it stops, or its database does not answer")
     };
     eventually("it says that it does not serve", LONG, says_so).await;
-    assert_eq!(health(&["--address", address, "--service", "liveness"]).await.0, 0, "it lives all the same");
+    assert_eq!(health(&["--address", address, "--service", "liveness"]).await.0, 0, "the process is alive");
     proxy.set_fault_plan(FaultPlan::Fair);
     eventually("it serves again", LONG, serves).await;
 
@@ -93,7 +90,7 @@ impl tower::Service<http::Request<Body>> for Says {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn health_command_escapes_foreign_text() {
-    for (code, told_as) in [(Code::Unavailable, "does not answer: "), (Code::Internal, "does not tell its health: ")] {
+    for (code, told_as) in [(Code::Unavailable, "does not answer: "), (Code::Internal, "returns no health: ")] {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let server = Server::builder().add_service(Says(Status::new(code, "\u{1b}[2Jgone\u{202e}")));
@@ -104,7 +101,7 @@ async fn health_command_escapes_foreign_text() {
     }
 }
 
-/// One that answers is no excuse for one that does not; and nobody is waited for who says nothing.
+/// One good instance does not outweigh a failed one, and a silent instance delays no result.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn health_command_requires_every_instance() {
     let (_database, instance) = start().await;
@@ -116,7 +113,7 @@ async fn health_command_requires_every_instance() {
             && told.contains(&format!("{} serves", instance.address))
             && told.contains("not answered within 300ms")
     };
-    eventually("the silent one is told", LONG, only_the_silent_does_not).await;
+    eventually("the silent instance is named", LONG, only_the_silent_does_not).await;
     instance.stop().await;
 }
 
@@ -131,7 +128,7 @@ async fn health_command_verifies_server_certificate() {
     let address = format!("https://localhost:{port}");
     let file = folder.0.join("ca");
     let believed = ["--address", &address, "--ca-cert", file.to_str().unwrap()];
-    // Without a token: health is told to everybody.
+    // Health needs no token.
     eventually("it serves", LONG, || async { health(&believed).await.0 == 0 }).await;
     let (code, told) = health(&["--address", &address]).await;
     assert!(code == 1 && told.contains("does not answer") && told.contains("certificate"), "{told}");

@@ -31,9 +31,6 @@ mod lost_ems;
 /// Longer than any test.
 const NEVER: Duration = Duration::from_secs(3600);
 
-/// How long to wait for what has to come.
-const LONGEST: Duration = Duration::from_secs(30);
-
 fn patience(silent_after: Duration, lost_after: Duration, lost_after_reports: i16) -> Options {
     Options { liveness: LivenessTimeouts { silent_after, lost_after, lost_after_reports }, ..options() }
 }

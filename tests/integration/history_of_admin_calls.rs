@@ -1,4 +1,4 @@
-//! What operators and administrators do: the history names who, from where, to what, and how it stood before and after.
+//! The history of calls by operators and administrators: actor, address, subject, and the states before and after.
 
 use std::{
     collections::BTreeMap,
@@ -20,7 +20,7 @@ use crate::{
 
 type With = InterceptedService<Channel, Show>;
 
-/// One who shows a token.
+/// A caller with a token.
 struct Person {
     limits: LimitServiceClient<With>,
     admin: AdminServiceClient<With>,
@@ -106,7 +106,7 @@ fn without_times(text: &str) -> Value {
     state
 }
 
-/// What is told of a line: what was done, by whom, to what, and how that stood before and after.
+/// A history line: action, actor, subject, and the states before and after.
 fn told(line: &proto::Action) -> (String, String, String, Value, Value) {
     let em = line.em.as_ref().map(|em| em.instance.clone()).filter(|em| !em.is_empty());
     let labels: Vec<_> = line.scope.iter().map(|(key, value)| format!("{key}={value}")).collect();
@@ -183,7 +183,7 @@ async fn admin_calls_are_recorded_with_actor_and_states() {
     admin.admin.adopt_ticket(adopt.clone()).await.unwrap();
     admin.admin.adopt_ticket(adopt).await.unwrap();
     let damage = "UPDATE linkis_em_resource_meta_data SET used_resource = jsonb_set(used_resource, '{cores}', '7')";
-    sqlx::raw_sql(damage).execute(&database.pool).await.unwrap();
+    database.execute(damage).await;
     let repair = proto::RepairRequest { reason: "somebody wrote there".into(), ..Default::default() };
     admin.admin.repair(repair.clone()).await.unwrap();
     admin.admin.repair(repair).await.unwrap();
@@ -255,7 +255,7 @@ async fn admin_calls_are_recorded_with_actor_and_states() {
             told.2 = told.2.replace(id, "*");
         }
         for (told, expected) in [(&mut told.3, before), (&mut told.4, after)] {
-            // What a provider's configuration shows is its own affair, but for what was put and what nobody may read.
+            // The configuration in the history shows only the given keys, without secrets.
             if let (Some(Value::Object(config)), Some(Value::Object(known))) =
                 (told.get_mut("config"), expected.get("config"))
             {
@@ -294,7 +294,7 @@ async fn admin_calls_are_recorded_with_actor_and_states() {
     assert_eq!(database.count("SELECT count(*) FROM linkis_resource_action_record_rest").await, 0);
 }
 
-/// As the history names whoever types a command here.
+/// The actor of a command of this machine.
 fn whoami() -> String {
     let output = |argument: &str| {
         let done = Command::new("id").arg(argument).output().unwrap().stdout;
@@ -307,7 +307,7 @@ fn hostname() -> String {
     std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap().trim().to_owned()
 }
 
-/// Who does not run the cluster is told neither where others call from nor anything of tokens.
+/// A viewer sees neither addresses of callers nor lines about tokens.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn denied_calls_are_logged_without_history_lines() {
     let database = Database::fresh().await;

@@ -1,30 +1,10 @@
 //! The order of the history: also within one commit, that in which the service decided.
 
-use std::{collections::BTreeMap, future::Future, pin::Pin, time::Duration};
+use std::collections::BTreeMap;
 
-use linkis_rm::{client::ClientError, transport::proto};
-use tokio::task::JoinSet;
+use linkis_rm::transport::proto;
 
 use crate::harness::*;
-
-/// How long to wait for what has to come.
-const LONGEST: Duration = Duration::from_secs(30);
-
-type Call = Pin<Box<dyn Future<Output = Result<(), ClientError>> + Send>>;
-
-/// Makes `calls` about an EM one after another while another transaction has locked the EM, so that they share one commit in this order.
-async fn in_one_commit(database: &Database, rm: &Instance, host: &str, calls: Vec<Call>) {
-    let mut holder = database.transaction_that_holds(&em(host)).await;
-    let mut made = JoinSet::new();
-    for call in calls {
-        made.spawn(call);
-        let all = format!("linkis_rm_set_aside_operations {}", made.len());
-        let waits = async || rm.metrics.text().unwrap().lines().any(|line| line == all);
-        eventually("the call waits for the EM", LONGEST, waits).await;
-    }
-    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
-    made.join_all().await.into_iter().for_each(|done| done.unwrap());
-}
 
 /// The cores that an action leaves its ticket.
 fn cores(action: &proto::Action) -> i64 {
@@ -37,9 +17,8 @@ fn cores(action: &proto::Action) -> i64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn history_of_one_commit_replays_within_capacity() {
     const CAPACITY: i64 = 32;
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(CAPACITY, CAPACITY, CAPACITY))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(CAPACITY, CAPACITY, CAPACITY)).await;
     let large = rm.client.request_resource(&request(&host, "hadoop", load(16, 16, 1))).await.granted();
     let grows = rm.client.request_resource(&request(&host, "alice", load(8, 8, 1))).await.granted();
     rm.client.resource_inited(&inited(&grows, "alice", None)).await.unwrap();
@@ -48,13 +27,15 @@ async fn history_of_one_commit_replays_within_capacity() {
     let (first, last) = (request(&host, "bob", load(8, 8, 1)), request(&host, "carol", load(4, 4, 1)));
     let (gone, more) = (release(&large, "hadoop"), grows.reported(name("alice"), load(20, 20, 1)));
     let (granting, releasing, reporting, again) = (client(), client(), client(), client());
-    let calls: Vec<Call> = vec![
+    let calls: Vec<PendingCall> = vec![
         Box::pin(async move { granting.request_resource(&first).await.map(drop) }),
         Box::pin(async move { releasing.resource_released(&gone).await.map(drop) }),
         Box::pin(async move { reporting.resource_reported(&more).await.map(drop) }),
         Box::pin(async move { again.request_resource(&last).await.map(drop) }),
     ];
-    in_one_commit(&database, &rm, "host1", calls).await;
+    for done in in_one_batch(&database, &rm, &host, calls, || {}).await.join_all().await {
+        done.unwrap();
+    }
 
     let all = proto::ListActionsRequest { page_size: 1000, ..Default::default() };
     let actions = rm.client.actions(&all).await.unwrap().actions;
@@ -76,5 +57,35 @@ async fn history_of_one_commit_replays_within_capacity() {
     }
     assert_eq!(held.values().sum::<i64>(), CAPACITY);
     assert_eq!(assert_invariants(&database, &rm.client).await, 3);
-    rm.stop().await;
+
+    // The lines of a ticket that changes several times in one commit have the amounts of each change.
+    let other = em("host2");
+    rm.client.register(registration(other.clone(), load(10, 10, 10))).await.unwrap();
+    let used = rm.client.request_resource(&request(&other, "hadoop", load(1, 1, 1))).await.granted();
+    let (confirmation, more) = (inited(&used, "hadoop", None), used.reported(name("hadoop"), load(2, 1, 1)));
+    let (ask, gone) = (request(&other, "alice", load(1, 1, 1)), other.clone());
+    let (confirming, granting, reporting, unregistering) = (client(), client(), client(), client());
+    let calls: Vec<PendingCall> = vec![
+        Box::pin(async move { confirming.resource_inited(&confirmation).await.map(drop) }),
+        Box::pin(async move { granting.request_resource(&ask).await.map(drop) }),
+        Box::pin(async move { reporting.resource_reported(&more).await.map(drop) }),
+        Box::pin(async move { unregistering.unregister(&gone).await.map(drop) }),
+    ];
+    for done in in_one_batch(&database, &rm, &other, calls, || {}).await.join_all().await {
+        done.unwrap();
+    }
+    let lines: Vec<String> = database
+        .column(
+            r#"SELECT concat_ws(' ', "user", action, (resource ->> 'memory')::bigint / 1073741824)
+            FROM linkis_resource_action_record WHERE em_instance = 'host2:9102' ORDER BY id"#,
+        )
+        .await;
+    let life = |user: &str| -> String {
+        let of_user = lines.iter().filter_map(|line| line.strip_prefix(user));
+        of_user.collect::<Vec<_>>().join(",")
+    };
+    assert_eq!(life("hadoop "), "granted 1,inited 1,reported 2,unregistered 2");
+    assert_eq!(life("alice "), "granted 1,unregistered 1");
+    let place = |line: &str| lines.iter().position(|of| of == line).unwrap_or_else(|| panic!("{line}: {lines:#?}"));
+    assert!(place("alice granted 1") < place("unregistered 10"), "a grant is listed before its EM's end: {lines:#?}");
 }

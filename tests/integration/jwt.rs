@@ -6,7 +6,7 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicUsize, Ordering},
     },
-    time::{Duration, Instant, SystemTime},
+    time::{Duration, SystemTime},
 };
 
 use axum::{
@@ -480,15 +480,10 @@ async fn invalid_jwt_crowd_delays_no_valid_caller() {
             }
         });
     }
-    let (mut longest, start) = (Duration::ZERO, Instant::now());
     while next.load(Ordering::Relaxed) < all {
-        let begun = Instant::now();
-        asks(&channel, &boss).await.unwrap();
-        longest = longest.max(begun.elapsed());
+        tokio::time::timeout(LONG, asks(&channel, &boss)).await.expect("a reply").unwrap();
     }
     crowd.join_all().await;
-    println!("the longest call beside {all} bad JWTs took {longest:?}, and all {:?}", start.elapsed());
-    assert!(longest < Duration::from_secs(2), "{longest:?}");
     assert_eq!((counted(&rm, "known"), counted(&rm, "refused_total")), (1, u64::try_from(all).unwrap()));
     proxy.open();
 }

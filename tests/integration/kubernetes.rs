@@ -138,8 +138,7 @@ fn in_namespace(namespace: &str, millicores: i64, gb: i64) -> ResourceRequest {
 const GENERATION: &str = "SELECT coalesce(max(generation), 0) FROM linkis_external_cluster";
 
 async fn judged(shown: Shown) -> (Database, Cluster, Instance, Instance, Client<Channel>) {
-    let (database, one) = start().await;
-    let two = Instance::start(&database).await;
+    let (database, one, two) = two().await;
     let cluster = Cluster::start(shown).await;
     one.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
     let client = Client::connect(one.address.clone()).await.unwrap();

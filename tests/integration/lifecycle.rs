@@ -13,9 +13,8 @@ use crate::harness::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ticket_is_locked_used_and_released() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(64, 16, 10))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(64, 16, 10)).await;
 
     let grant = rm.client.request_resource(&request(&host, "hadoop", load(2, 2, 1))).await.granted();
     let held = rm.client.em(&host).await.unwrap();
@@ -42,34 +41,9 @@ async fn ticket_is_locked_used_and_released() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn repeating_inited_and_released_changes_nothing() {
-    let (database, rm) = start().await;
-    let host = em("host1");
-    rm.client.register(registration(host.clone(), load(64, 16, 10))).await.unwrap();
-    let grant = rm.client.request_resource(&request(&host, "hadoop", load(2, 2, 1))).await.granted();
-    let first = rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
-    let again = rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
-    assert_eq!(first, again);
-
-    let mut other = inited(&grant, "hadoop", None);
-    other.engine = engine("host2");
-    let error = rm.client.resource_inited(&other).await.unwrap_err();
-    assert_eq!(error.reason().as_deref(), Some("TICKET_ALREADY_INITED"));
-
-    for _ in 0..3 {
-        rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
-    }
-    let late = rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap_err();
-    assert_eq!(late.reason().as_deref(), Some("TICKET_NOT_FOUND"));
-    assert_eq!(assert_invariants(&database, &rm.client).await, 0);
-    assert!(rm.client.em(&host).await.unwrap().is_idle());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn confirmation_repeated_with_other_content_is_refused() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(64, 16, 10))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(64, 16, 10)).await;
     let grant = rm.client.request_resource(&request(&host, "hadoop", load(4, 2, 1))).await.granted();
     let report = |used| inited(&grant, "hadoop", used);
     let first = rm.client.resource_inited(&report(Some(load(3, 2, 1)))).await.unwrap();
@@ -79,29 +53,31 @@ async fn confirmation_repeated_with_other_content_is_refused() {
         assert_eq!(told, (Some(Code::FailedPrecondition), Some("TICKET_ALREADY_INITED".to_owned())), "{error}");
         assert!(error.to_string().contains("call ResourceReported"), "{error}");
     }
-    // The same again, and one that does not say, change nothing either.
+    let error = rm
+        .client
+        .resource_inited(&linkis_rm::domain::operation::ConfirmTicket { engine: engine("host2"), ..report(None) })
+        .await
+        .unwrap_err();
+    assert_eq!(error.reason().as_deref(), Some("TICKET_ALREADY_INITED"));
+    // A repetition, with or without the use, changes nothing.
     assert_eq!(rm.client.resource_inited(&report(Some(load(3, 2, 1)))).await.unwrap(), first);
     assert_eq!(rm.client.resource_inited(&report(None)).await.unwrap(), first);
     assert_eq!(rm.client.em(&host).await.unwrap().used, load(3, 2, 1));
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
-}
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn releasing_a_locked_ticket_cancels_it() {
-    let (database, rm) = start().await;
-    let host = em("host1");
-    rm.client.register(registration(host.clone(), load(64, 16, 10))).await.unwrap();
-    let grant = rm.client.request_resource(&request(&host, "hadoop", load(2, 2, 1))).await.granted();
-    rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
-    assert!(rm.client.em(&host).await.unwrap().is_idle());
+    for _ in 0..3 {
+        rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    }
+    let late = rm.client.resource_inited(&report(None)).await.unwrap_err();
+    assert_eq!(late.reason().as_deref(), Some("TICKET_NOT_FOUND"));
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
+    assert!(rm.client.em(&host).await.unwrap().is_idle());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn confirmation_above_grant_requires_free_capacity() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(10, 10, 10)).await;
     let grant = rm.client.request_resource(&request(&host, "hadoop", load(4, 4, 1))).await.granted();
     let other = rm.client.request_resource(&request(&host, "hadoop", load(4, 4, 1))).await.granted();
 
@@ -154,9 +130,8 @@ async fn refusal_lists_every_shortfall() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dry_run_returns_reply_of_request_without_grant() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(10, 8, 2))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(10, 8, 2)).await;
     let fits = rm.client.dry_run(&request(&host, "hadoop", load(10, 8, 2))).await.granted();
     assert_eq!((fits.ticket_id, fits.em), (Uuid::nil(), host.clone()));
     let dry = rm.client.dry_run(&request(&host, "hadoop", load(11, 8, 2))).await.refused();
@@ -168,9 +143,8 @@ async fn dry_run_returns_reply_of_request_without_grant() {
 /// In Linkis a request with a zero in some dimension is locked, and can then neither be used nor given back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_with_zero_dimension_is_released() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(10, 8, 2))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(10, 8, 2)).await;
     for resource in [load(1, 0, 1), load(0, 1, 0), Resource::memory(GB).unwrap(), Resource::instance(1).unwrap()] {
         let grant = rm.client.request_resource(&request(&host, "hadoop", resource)).await.granted();
         rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
@@ -184,9 +158,8 @@ async fn request_with_zero_dimension_is_released() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn em_provides_driver_part_of_yarn_request() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(10, 8, 2))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(10, 8, 2)).await;
     let driver = LoadInstanceAmounts { memory: 2 * GB, cores: 1, instances: 1 };
     let queue = YarnAmounts {
         queue_name: "q1".into(),
@@ -274,8 +247,7 @@ async fn unregister_ends_tickets_of_its_em() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_id_repeated_returns_same_ticket_until_end() {
-    let (database, rm) = start().await;
-    let second = Instance::start(&database).await;
+    let (database, rm, second) = two().await;
     let host = em("host1");
     rm.client.register(registration(host.clone(), load(10, 8, 2))).await.unwrap();
     let mut asked = request(&host, "hadoop", load(10, 8, 2));
@@ -284,6 +256,7 @@ async fn request_id_repeated_returns_same_ticket_until_end() {
     let grant = rm.client.request_resource(&asked).await.granted();
     assert_eq!(rm.client.request_resource(&asked).await.granted(), grant, "although the EM is full now");
     assert_eq!(second.client.request_resource(&asked).await.granted(), grant, "also through another instance");
+    rm.client.dry_run(&asked).await.granted();
     rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
     for instance in [&rm, &second] {
         let over = [instance.client.request_resource(&asked).await, instance.client.dry_run(&asked).await];
@@ -299,17 +272,15 @@ async fn request_id_repeated_returns_same_ticket_until_end() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
 
     asked.creator = name("other");
-    let error = rm.client.request_resource(&asked).await.unwrap_err();
-    assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::AlreadyExists), Some("REQUEST_ID_REUSED")));
+    for error in [rm.client.request_resource(&asked).await, rm.client.dry_run(&asked).await].map(Result::unwrap_err) {
+        assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::AlreadyExists), Some("REQUEST_ID_REUSED")));
+    }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_id_on_two_ems_grants_once() {
-    let (database, rm) = start().await;
-    let second = Instance::start(&database).await;
-    for host in ["a", "b"] {
-        rm.client.register(registration(em(host), load(1000, 1000, 1000))).await.unwrap();
-    }
+    let (database, rm, second) = two().await;
+    register_all(&rm.client, ["a", "b"], load(1000, 1000, 1000)).await;
     for round in 0..20 {
         let ask = |host: &str| {
             let mut asked = request(&em(host), "hadoop", load(1, 1, 1));
@@ -330,16 +301,12 @@ async fn request_id_on_two_ems_grants_once() {
 /// Nothing is granted to a caller that is gone: a grant that cannot be delivered is taken back, not left to expire.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_with_cancelled_call_is_undone() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(1000, 1000, 1000)).await;
     for _ in 0..5 {
         // Its transaction has begun, and waits for the row of the EM.
         let mut holder = database.connect().await;
-        sqlx::raw_sql("BEGIN; SELECT * FROM linkis_em_resource_meta_data FOR UPDATE")
-            .execute(&mut holder)
-            .await
-            .unwrap();
+        execute(&mut holder, "BEGIN; SELECT * FROM linkis_em_resource_meta_data FOR UPDATE").await;
         let (client, asked) = (rm.client.clone(), request(&host, "hadoop", load(1, 1, 1)));
         let call = tokio::spawn(async move { client.request_resource(&asked).await });
         eventually("it waits", Duration::from_secs(5), || is_waiting(&database)).await;
@@ -347,7 +314,7 @@ async fn grant_with_cancelled_call_is_undone() {
         assert!(call.await.unwrap_err().is_cancelled());
         // Behind the cancellation on the same connection: once answered, the server knows that the caller is gone.
         rm.client.em(&host).await.unwrap();
-        sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+        execute(&mut holder, "ROLLBACK").await;
         // Behind it in the queue: when this one is answered, the other one's fate is sealed.
         let next = rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
         rm.client.resource_released(&release(&next, "alice")).await.unwrap();
@@ -381,35 +348,4 @@ async fn em_with_tickets_keeps_its_resource_type() {
     let error = rm.client.register(registration(host.clone(), on_queue("other", 10))).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("EM_HAS_TICKETS"), "another queue is another kind");
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
-}
-
-/// What an EM has ceased to provide can still be given back.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dimension_that_an_em_dropped_is_given_back() {
-    let (_database, rm) = start().await;
-    let host = em("host1");
-    let special =
-        |name: &str, amount| Resource::special(std::collections::BTreeMap::from([(name.to_owned(), amount)])).unwrap();
-    rm.client.register(registration(host.clone(), special("gpu", 4))).await.unwrap();
-    let one = rm.client.request_resource(&request(&host, "hadoop", special("gpu", 2))).await.granted();
-    let other = rm.client.request_resource(&request(&host, "hadoop", special("gpu", 1))).await.granted();
-    rm.client.register(registration(host.clone(), special("fpga", 1))).await.unwrap();
-    rm.client.resource_inited(&inited(&other, "hadoop", None)).await.unwrap_err();
-    for grant in [one, other] {
-        rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
-    }
-    assert!(rm.client.em(&host).await.unwrap().is_idle());
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_dry_run_knows_request_ids() {
-    let (_database, rm) = start().await;
-    let host = em("host1");
-    rm.client.register(registration(host.clone(), load(1, 1, 1))).await.unwrap();
-    let mut asked = request(&host, "hadoop", load(1, 1, 1));
-    asked.request_id = Some("job".into());
-    rm.client.request_resource(&asked).await.granted();
-    rm.client.dry_run(&asked).await.granted();
-    asked.creator = name("other");
-    assert_eq!(rm.client.dry_run(&asked).await.unwrap_err().reason().as_deref(), Some("REQUEST_ID_REUSED"));
 }

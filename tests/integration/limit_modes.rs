@@ -149,7 +149,7 @@ async fn limit_turned_advisory_grants_waiting_request() {
     assert_eq!(call.await.unwrap().granted().over_watched.len(), 1);
     let modes = "SELECT array_to_string(array_agg(limit_mode ORDER BY id), ',') FROM linkis_resource_action_record
         WHERE action = 'limit_set'";
-    let modes: String = sqlx::query_scalar(modes).fetch_one(&database.pool).await.unwrap();
+    let modes: String = database.scalar(modes).await;
     assert_eq!(modes, "enforced,watched");
     assert_eq!(rm.client.scopes().await.unwrap()[0].usage.used, Tally::default());
     assert_eq!(assert_invariants(&database, &rm.client).await, 2);

@@ -4,7 +4,7 @@ use std::{
     collections::BTreeMap,
     sync::{
         Arc,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -13,7 +13,6 @@ use linkis_rm::{
     client::{ResourceRequest, ResultResource},
     domain::{
         em::EmInstance,
-        limit::{LabelPattern, Rule},
         name::Labels,
         policy::{Check, Policy},
         resource::{Dimension, Resource},
@@ -29,26 +28,15 @@ use tonic_types::StatusExt as _;
 
 use crate::harness::*;
 
-fn pattern(labels: &[(&str, Option<&str>)]) -> LabelPattern {
-    LabelPattern::new(labels.iter().map(|(key, value)| ((*key).into(), value.map(str::to_owned))).collect())
-}
-
-fn rule(labels: &[(&str, Option<&str>)], max: &[(Dimension, i64)]) -> Rule {
-    Rule { pattern: pattern(labels), mode: Default::default(), max: max.iter().cloned().collect() }
-}
-
 async fn register(rm: &Instance, hosts: usize) {
-    for n in 0..hosts {
-        rm.client.register(registration(em(&format!("host{n}")), load(1000, 1000, 1000))).await.unwrap();
-    }
+    register_hosts(&rm.client, 0..hosts, load(1000, 1000, 1000)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn user_limit_on_two_instances_counts_exactly() {
-    let (database, first) = start().await;
-    let second = Instance::start(&database).await;
+    let (database, first, second) = two().await;
     register(&first, 5).await;
-    first.client.set_limit(&rule(&[("user", Some("hadoop"))], &[(Dimension::Instances, 10)])).await.unwrap();
+    first.client.set_limit(&limit(&[("user", Some("hadoop"))], &[(Dimension::Instances, 10)])).await.unwrap();
     let mut calls = JoinSet::new();
     for n in 0..200 {
         let client = [&first, &second][n % 2].client.clone();
@@ -69,8 +57,8 @@ async fn limit_refusal_returns_scope_rule_and_linkis_text() {
     let (database, rm) = start().await;
     register(&rm, 1).await;
     let rules = [
-        rule(&[("user", None)], &[(Dimension::Instances, 1)]),
-        rule(&[("user", None), ("creator", Some("IDE"))], &[(Dimension::Memory, 4 * GB), (Dimension::Cores, 2)]),
+        limit(&[("user", None)], &[(Dimension::Instances, 1)]),
+        limit(&[("user", None), ("creator", Some("IDE"))], &[(Dimension::Memory, 4 * GB), (Dimension::Cores, 2)]),
     ];
     for rule in &rules {
         assert!(rm.client.set_limit(rule).await.unwrap().is_empty());
@@ -124,7 +112,7 @@ async fn limit_over_live_tickets_counts_their_sum() {
         rm.client.resource_inited(&inited(grant, "hadoop", None)).await.unwrap();
     }
     // Lower than what is held: it says so, and nothing is granted until it drains.
-    let over = rm.client.set_limit(&rule(&[("user", None)], &[(Dimension::Instances, 4)])).await.unwrap();
+    let over = rm.client.set_limit(&limit(&[("user", None)], &[(Dimension::Instances, 4)])).await.unwrap();
     assert_eq!(over.len(), 1);
     assert_eq!(over[0].usage.used.get(&Dimension::Instances), 3);
     assert_eq!(over[0].usage.locked.get(&Dimension::Instances), 3);
@@ -142,25 +130,24 @@ async fn limit_over_live_tickets_counts_their_sum() {
     rm.client.resource_released(&release(&grants[5], "hadoop")).await.unwrap();
     rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
 
-    // Without a rule for its labels nothing is counted; with one again, everything that lives is.
-    rm.client.delete_limit(&pattern(&[("user", None)])).await.unwrap();
+    // Without a limit nothing is counted; a new limit counts all tickets.
+    rm.client.delete_limit(&limit(&[("user", None)], &[]).pattern).await.unwrap();
     assert_eq!(rm.client.scopes().await.unwrap().len(), 0);
     rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
     rm.client.unregister(&em("host1")).await.unwrap();
-    rm.client.set_limit(&rule(&[("user", None)], &[(Dimension::Instances, 100)])).await.unwrap();
+    rm.client.set_limit(&limit(&[("user", None)], &[(Dimension::Instances, 100)])).await.unwrap();
     assert_invariants(&database, &rm.client).await;
 }
 
-/// Rules come and go while tickets live and die, through two instances: no counter is ever off.
+/// Changes of limits beside grants and releases, through two instances, leave every counter right.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_changes_under_load_keep_counters() {
-    let (database, first) = start().await;
-    let second = Instance::start(&database).await;
+    let (database, first, second) = two().await;
     register(&first, 4).await;
-    let stop = Arc::new(AtomicBool::new(false));
+    let (stop, grants) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let mut callers = JoinSet::new();
     for n in 0..40usize {
-        let (client, stop) = ([&first, &second][n % 2].client.clone(), stop.clone());
+        let (client, stop, grants) = ([&first, &second][n % 2].client.clone(), stop.clone(), grants.clone());
         callers.spawn(async move {
             let user = format!("user{}", n % 5);
             let mut turn = n;
@@ -168,6 +155,7 @@ async fn limit_changes_under_load_keep_counters() {
                 turn += 1;
                 let asked = request(&em(&format!("host{}", turn % 4)), &user, load(1, 1, 1));
                 let Ok(ResultResource::Available(grant)) = client.request_resource(&asked).await else { continue };
+                grants.fetch_add(1, Ordering::Relaxed);
                 if turn % 3 == 0 {
                     client.resource_inited(&inited(&grant, &user, None)).await.unwrap();
                 }
@@ -177,23 +165,27 @@ async fn limit_changes_under_load_keep_counters() {
             }
         });
     }
+    let more = async || {
+        let before = grants.load(Ordering::Relaxed);
+        eventually("more grants", LONG, async || grants.load(Ordering::Relaxed) >= before + 20).await;
+    };
     for round in 0..6 {
-        let max = [(Dimension::Instances, 50 + round)];
-        first.client.set_limit(&rule(&[("user", None)], &max)).await.unwrap();
-        second.client.set_limit(&rule(&[("creator", Some("IDE")), ("user", None)], &max)).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        second.client.delete_limit(&pattern(&[("user", None)])).await.unwrap();
-        first.client.set_limit(&rule(&[("user", Some("user1"))], &[(Dimension::Cores, 20)])).await.unwrap();
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        first.client.delete_limit(&pattern(&[("user", Some("user1"))])).await.unwrap();
+        let max = [(Dimension::Instances, 200 + round)];
+        first.client.set_limit(&limit(&[("user", None)], &max)).await.unwrap();
+        second.client.set_limit(&limit(&[("creator", Some("IDE")), ("user", None)], &max)).await.unwrap();
+        more().await;
+        second.client.delete_limit(&limit(&[("user", None)], &[]).pattern).await.unwrap();
+        first.client.set_limit(&limit(&[("user", Some("user1"))], &[(Dimension::Cores, 20)])).await.unwrap();
+        more().await;
+        first.client.delete_limit(&limit(&[("user", Some("user1"))], &[]).pattern).await.unwrap();
     }
-    first.client.set_limit(&rule(&[("user", None)], &[(Dimension::Instances, 1_000_000)])).await.unwrap();
-    tokio::time::sleep(Duration::from_millis(100)).await;
+    first.client.set_limit(&limit(&[("user", None)], &[(Dimension::Instances, 1_000_000)])).await.unwrap();
+    more().await;
     stop.store(true, Ordering::Relaxed);
     callers.join_all().await;
     second
         .client
-        .set_limit(&rule(&[("creator", Some("IDE")), ("user", None)], &[(Dimension::Cores, 1_000_000)]))
+        .set_limit(&limit(&[("creator", Some("IDE")), ("user", None)], &[(Dimension::Cores, 1_000_000)]))
         .await
         .unwrap();
     assert_eq!(first.client.scopes().await.unwrap().len(), 10);
@@ -207,7 +199,7 @@ async fn limit_by_any_label_counts_custom_dimension() {
     let gpus = |milli: i64| Resource::special(BTreeMap::from([("gpu_milli".into(), milli)])).unwrap();
     rm.client.register(registration(host.clone(), gpus(8000))).await.unwrap();
     let gpu = Dimension::parse_key("special.gpu_milli").unwrap();
-    rm.client.set_limit(&rule(&[("tenant", Some("a,b-c"))], &[(gpu, 1500)])).await.unwrap();
+    rm.client.set_limit(&limit(&[("tenant", Some("a,b-c"))], &[(gpu, 1500)])).await.unwrap();
     let ask = |tenant: &str, milli| {
         let labels = Labels::parse("labels", BTreeMap::from([("tenant".into(), tenant.into())])).unwrap();
         linkis_rm::client::ResourceRequest { labels, ..request(&host, "hadoop", gpus(milli)) }
@@ -311,7 +303,7 @@ async fn invalid_limit_returns_field() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_file_replaces_all_limits() {
     let (database, rm) = start().await;
-    rm.client.set_limit(&rule(&[("tenant", None)], &[(Dimension::Cores, 1)])).await.unwrap();
+    rm.client.set_limit(&limit(&[("tenant", None)], &[(Dimension::Cores, 1)])).await.unwrap();
     let folder = scratch("limits");
     std::fs::create_dir_all(&folder).unwrap();
     let file = folder.join("limits.toml");
@@ -328,8 +320,8 @@ async fn limits_file_replaces_all_limits() {
     assert_eq!(rm.client.limits().await.unwrap().len(), 1);
 
     let wanted = [
-        rule(&[("user", None)], &[(Dimension::Instances, 10)]),
-        rule(&[("user", Some("hadoop")), ("creator", Some("IDE"))], &[(Dimension::Memory, 20 * GB)]),
+        limit(&[("user", None)], &[(Dimension::Instances, 10)]),
+        limit(&[("user", Some("hadoop")), ("creator", Some("IDE"))], &[(Dimension::Memory, 20 * GB)]),
     ];
     std::fs::write(
         &file,
@@ -343,39 +335,34 @@ async fn limits_file_replaces_all_limits() {
     std::fs::remove_dir_all(folder).unwrap();
 }
 
-/// While limits are being changed, calls of every kind wait, and are then served: none fails, and none is set aside for long.
+/// A change of limits delays calls of every kind, and fails none.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_change_delays_calls_without_failure() {
     let (database, rm) = start().await;
     register(&rm, 2).await;
     let seen = rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
-    let mut changing = database.connect().await;
-    sqlx::raw_sql("BEGIN; LOCK TABLE linkis_resource_limit_version IN ACCESS EXCLUSIVE MODE")
-        .execute(&mut changing)
-        .await
-        .unwrap();
+    let mut changing = database.transaction("LOCK TABLE linkis_resource_limit_version IN ACCESS EXCLUSIVE MODE").await;
     let mut calls = JoinSet::new();
     for n in 0..60 {
         let client = rm.client.clone();
         calls.spawn(async move {
-            // On an EM that was seen, and on one that has to be looked at first.
+            // On a known EM, and on an EM that must be read first.
             let host = em(&format!("host{}", n % 2));
             client.request_resource(&request(&host, &format!("user{n}"), load(1, 1, 1))).await.granted();
         });
     }
     let (client, released) = (rm.client.clone(), release(&seen, "hadoop"));
     calls.spawn(async move { client.resource_released(&released).await.unwrap() });
-    eventually("they wait", Duration::from_secs(5), || is_waiting(&database)).await;
-    tokio::time::sleep(Duration::from_millis(700)).await;
+    eventually("the calls wait", LONG, async || rm.metric("linkis_rm_calls") == 61.0 && is_waiting(&database).await)
+        .await;
     assert!(calls.try_join_next().is_none());
-    sqlx::raw_sql("ROLLBACK").execute(&mut changing).await.unwrap();
-    let freed = std::time::Instant::now();
-    calls.join_all().await;
-    assert!(freed.elapsed() < Duration::from_secs(2), "{:?}", freed.elapsed());
+    execute(&mut changing, "ROLLBACK").await;
+    tokio::time::timeout(LONG, calls.join_all()).await.expect("all calls end");
+    assert_eq!(rm.metric("linkis_rm_operations_set_aside_total"), 0.0, "no call was contended");
     assert_eq!(assert_invariants(&database, &rm.client).await, 60);
 }
 
-/// Whoever lowers a limit while a grant by the old one is under way hears of what that grant holds: the limit decides only behind it.
+/// A limit that is lowered during a grant by the old one takes effect after the grant, and counts it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_change_follows_running_grant() {
     let (database, rm) = start().await;
@@ -384,13 +371,11 @@ async fn limit_change_follows_running_grant() {
     rm.client.set_limit(&each_user(2)).await.unwrap();
     let asked = request(&em("host0"), "hadoop", load(1, 1, 1));
     granter.client.request_resource(&asked).await.granted();
-    // The next grant has read the limits; its ticket is written, and its instance stands still before it commits.
-    let mut holding = database.connect().await;
-    let hold = "BEGIN; LOCK TABLE linkis_user_resource_meta_data IN EXCLUSIVE MODE";
-    sqlx::raw_sql(hold).execute(&mut holding).await.unwrap();
+    // The next grant has read the limits and waits to write its ticket; then its instance freezes before the commit.
+    let mut holding = database.transaction("LOCK TABLE linkis_user_resource_meta_data IN EXCLUSIVE MODE").await;
     let client = granter.client.clone();
     let granting = tokio::spawn(async move { client.request_resource(&asked).await.unwrap() });
-    eventually("its ticket waits", Duration::from_secs(5), || async {
+    eventually("the grant writes its ticket", Duration::from_secs(5), || async {
         let settling =
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'
             AND query LIKE '%-- settlement::write%'";
@@ -398,7 +383,7 @@ async fn limit_change_follows_running_grant() {
     })
     .await;
     granter.freeze(true);
-    sqlx::raw_sql("ROLLBACK").execute(&mut holding).await.unwrap();
+    execute(&mut holding, "ROLLBACK").await;
     let client = rm.client.clone();
     let setting = tokio::spawn(async move { client.set_limit(&each_user(1)).await.unwrap() });
     eventually("the limit waits, or is set", Duration::from_secs(5), || async {
@@ -416,15 +401,14 @@ async fn limit_change_follows_running_grant() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn policy_selects_limits_by_em_application() {
-    let (database, rm) = start().await;
-    let second = Instance::start(&database).await;
+    let (_database, rm, second) = two().await;
     let session = EmInstance::parse("em", "session-manager", "host1:1").unwrap();
     register(&rm, 1).await;
     rm.client.register(registration(session.clone(), load(1000, 1000, 1000))).await.unwrap();
     let kinds = ["linkis-cg-engineconnmanager", "session-manager"].map(name);
     assert_eq!(rm.client.policies().await.unwrap(), kinds.clone().map(|kind| (kind, Policy::default())).into());
-    rm.client.set_limit(&rule(&[("user", None)], &[(Dimension::Instances, 2)])).await.unwrap();
-    rm.client.set_limit(&rule(&[("user", None), ("creator", None)], &[(Dimension::Instances, 3)])).await.unwrap();
+    rm.client.set_limit(&limit(&[("user", None)], &[(Dimension::Instances, 2)])).await.unwrap();
+    rm.client.set_limit(&limit(&[("user", None), ("creator", None)], &[(Dimension::Instances, 3)])).await.unwrap();
     let on_session = request(&session, "hadoop", load(1, 1, 1));
     let grant = rm.client.request_resource(&on_session).await.granted();
     rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
@@ -481,7 +465,7 @@ async fn policy_selects_limits_by_em_application() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn history_shows_limits_in_force() {
     let (_database, rm) = start().await;
-    let each_user = rule(&[("user", None)], &[(Dimension::Instances, 3)]);
+    let each_user = limit(&[("user", None)], &[(Dimension::Instances, 3)]);
     // Without any ticket at once, and then again when those there are have been counted.
     rm.client.set_limit(&each_user).await.unwrap();
     rm.client.delete_limit(&each_user.pattern).await.unwrap();
@@ -490,7 +474,7 @@ async fn history_shows_limits_in_force() {
     rm.client.set_limit(&each_user).await.unwrap();
     rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
     // One more rule of a label set that is counted decides with the line that tells of it.
-    rm.client.set_limit(&rule(&[("user", Some("hadoop"))], &[(Dimension::Instances, 2)])).await.unwrap();
+    rm.client.set_limit(&limit(&[("user", Some("hadoop"))], &[(Dimension::Instances, 2)])).await.unwrap();
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     let history = usage.list_actions(proto::ListActionsRequest::default()).await.unwrap().into_inner().actions;
     let told: Vec<_> = history.iter().map(|line| line.action.as_str()).collect();
@@ -505,14 +489,14 @@ async fn history_shows_limits_in_force() {
 async fn limit_counts_request_without_labels() {
     let (database, rm) = start().await;
     register(&rm, 1).await;
-    let labels = [("user", None), ("creator", None), ("engine_type", None), ("tenant", None)];
-    rm.client.set_limit(&rule(&labels, &[(Dimension::Instances, 1)])).await.unwrap();
-    rm.client.set_limit(&rule(&[("tenant", Some("a"))], &[(Dimension::Instances, 0)])).await.unwrap();
+    let labels = [("user", None), ("creator", None), ("engine_type", None), ("engine_family", None), ("tenant", None)];
+    rm.client.set_limit(&limit(&labels, &[(Dimension::Instances, 1)])).await.unwrap();
+    rm.client.set_limit(&limit(&[("tenant", Some("a"))], &[(Dimension::Instances, 0)])).await.unwrap();
     let silent = ResourceRequest { engine_type: String::new(), ..request(&em("host0"), "hadoop", load(1, 1, 1)) };
     rm.client.request_resource(&silent).await.granted();
     let refusal = rm.client.request_resource(&silent).await.refused();
-    assert_eq!(refusal.shortfalls[0].scope, "creator=IDE,engine_type=,tenant=,user=hadoop");
-    // Who says more counts elsewhere; and a value is matched by nobody who does not say it.
+    assert_eq!(refusal.shortfalls[0].scope, "creator=IDE,engine_family=,engine_type=,tenant=,user=hadoop");
+    // A request with more labels has another scope, and a value matches only requests that have it.
     let spark = ResourceRequest { engine_type: "spark".to_owned(), ..silent.clone() };
     rm.client.request_resource(&spark).await.granted();
     let tenant = Labels::parse("labels", BTreeMap::from([("tenant".to_owned(), "a".to_owned())])).unwrap();
@@ -522,38 +506,14 @@ async fn limit_counts_request_without_labels() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_limit_does_not_name_falls_to_the_next_one_that_matches() {
-    let (database, rm) = start().await;
-    register(&rm, 1).await;
-    let both = |user| [("user", user), ("creator", Some("IDE"))];
-    rm.client.set_limit(&rule(&both(None), &[(Dimension::Instances, 9), (Dimension::Cores, 3)])).await.unwrap();
-    rm.client.set_limit(&rule(&both(Some("hadoop")), &[(Dimension::Instances, 2)])).await.unwrap();
-    let ask = |user, cores| request(&em("host0"), user, load(1, cores, 1));
-    let refusal = rm.client.request_resource(&ask("hadoop", 4)).await.refused();
-    let short = &refusal.shortfalls[0];
-    assert_eq!((short.dimension.key(), short.max, short.available), ("cores".to_owned(), 3, 3));
-    assert!(short.rule.contains("each user"), "{}", short.rule);
-    rm.client.request_resource(&ask("hadoop", 1)).await.granted();
-    rm.client.request_resource(&ask("hadoop", 1)).await.granted();
-    let refusal = rm.client.request_resource(&ask("hadoop", 1)).await.refused();
-    assert_eq!((refusal.shortfalls[0].max, refusal.shortfalls.len()), (2, 1), "its own decides the instances");
-    // On the request's own counter: others' cores are theirs.
-    rm.client.request_resource(&ask("other", 3)).await.granted();
-    let scopes = rm.client.scopes().await.unwrap();
-    let of = |scope: &str| scopes.iter().find(|usage| usage.scope.to_string() == scope).unwrap().rules.len();
-    assert_eq!((of("creator=IDE,user=hadoop"), of("creator=IDE,user=other")), (2, 1));
-    assert_eq!(assert_invariants(&database, &rm.client).await, 3);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_by_derived_labels_counts_em_and_family() {
     let (database, rm) = start().await;
     register(&rm, 3).await;
-    rm.client.set_limit(&rule(&[("engine_family", None)], &[(Dimension::Instances, 2)])).await.unwrap();
+    rm.client.set_limit(&limit(&[("engine_family", None)], &[(Dimension::Instances, 2)])).await.unwrap();
     let em_of_kind =
         [("em_application", Some(em("any").application_name.to_string())), ("em", Some("host2:9102".to_owned()))];
     let em_of_kind = em_of_kind.each_ref().map(|(key, value)| (*key, value.as_deref()));
-    rm.client.set_limit(&rule(&em_of_kind, &[(Dimension::Instances, 1)])).await.unwrap();
+    rm.client.set_limit(&limit(&em_of_kind, &[(Dimension::Instances, 1)])).await.unwrap();
     let on = |host: &str, engine_type: &str| ResourceRequest {
         engine_type: engine_type.to_owned(),
         ..request(&em(host), "hadoop", load(1, 1, 1))
@@ -566,32 +526,21 @@ async fn limit_by_derived_labels_counts_em_and_family() {
     rm.client.request_resource(&on("host2", "flink-1.17")).await.granted();
     let refusal = rm.client.request_resource(&on("host2", "flink-1.17")).await.refused();
     assert!(refusal.shortfalls[0].scope.starts_with("em=host2:9102,em_application="), "{refusal:?}");
-    // Nobody says of himself what is derived.
-    let forged = Labels::parse("labels", BTreeMap::from([("em".to_owned(), "host0".to_owned())])).unwrap();
-    let forged = ResourceRequest { labels: forged, ..on("host2", "") };
-    assert_eq!(rm.client.request_resource(&forged).await.unwrap_err().field().as_deref(), Some("labels"));
+    // A request cannot set a label that is derived.
+    for key in ["em", "queue", "namespace"] {
+        let labels = Labels::parse("labels", BTreeMap::from([(key.to_owned(), "host0".to_owned())])).unwrap();
+        let error = rm.client.request_resource(&ResourceRequest { labels, ..on("host2", "") }).await.unwrap_err();
+        assert_eq!(error.field().as_deref(), Some("labels"));
+        assert!(error.code() == Some(Code::InvalidArgument) && error.to_string().contains(key), "{error}");
+    }
     assert_eq!(assert_invariants(&database, &rm.client).await, 4);
-    assert_eq!(rm.client.audit().await.unwrap().differences.count, 0);
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn engine_family_without_engine_type_is_empty() {
-    let (database, rm) = start().await;
-    register(&rm, 1).await;
-    rm.client.set_limit(&rule(&[("engine_family", None)], &[(Dimension::Instances, 2)])).await.unwrap();
-    let ask = ResourceRequest { engine_type: String::new(), ..request(&em("host0"), "hadoop", load(1, 1, 1)) };
-    rm.client.request_resource(&ask).await.granted();
-    rm.client.request_resource(&ask).await.granted();
-    let refusal = rm.client.request_resource(&ask).await.refused();
-    assert_eq!(refusal.shortfalls[0].scope, "engine_family=");
-    assert_eq!(assert_invariants(&database, &rm.client).await, 2);
     assert_eq!(rm.client.audit().await.unwrap().differences.count, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn label_sets_above_32_are_refused() {
     let (_database, rm) = start().await;
-    let of = |n: usize, value| rule(&[(format!("label{n}").as_str(), value)], &[(Dimension::Instances, 1)]);
+    let of = |n: usize, value| limit(&[(format!("label{n}").as_str(), value)], &[(Dimension::Instances, 1)]);
     for n in 0..32 {
         rm.client.set_limit(&of(n, None)).await.unwrap();
     }
@@ -605,4 +554,26 @@ async fn label_sets_above_32_are_refused() {
     rm.client.set_limit(&of(0, Some("a"))).await.unwrap();
     rm.client.delete_limit(&of(1, None).pattern).await.unwrap();
     rm.client.set_limit(&of(32, None)).await.unwrap();
+}
+
+/// Label values that contain separators are not joined: each pair of user and creator has its own scope.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limit_on_joined_labels_counts_each_pair() {
+    let (database, rm) = start_with_host1().await;
+    for pairs in [[("a,creator=b", "c", 1), ("a", "b,creator=c", 3)], [("svc-etl", "IDE", 2), ("svc", "etl-IDE", 3)]] {
+        for (user, creator, instances) in pairs {
+            let labels = [("user", Some(user)), ("creator", Some(creator))];
+            rm.client.set_limit(&limit(&labels, &[(Dimension::Instances, instances)])).await.unwrap();
+        }
+        for (user, creator, instances) in pairs {
+            let mut granted = 0;
+            for _ in 0..3 {
+                let call = ResourceRequest { creator: name(creator), ..request(&em("host1"), user, load(1, 1, 1)) };
+                let reply = rm.client.request_resource(&call).await.unwrap();
+                granted += i64::from(matches!(reply, ResultResource::Available(_)));
+            }
+            assert_eq!(granted, instances, "{user} {creator}");
+        }
+    }
+    assert_invariants(&database, &rm.client).await;
 }

@@ -85,7 +85,7 @@ async fn list_ems_filters_by_state_and_labels() {
     let registered =
         "UPDATE linkis_em_resource_meta_data SET register_time = now() - interval '1 h' WHERE em_instance = 'a:9102'";
     for statement in [silent, registered] {
-        sqlx::raw_sql(statement).execute(&database.pool).await.unwrap();
+        database.execute(statement).await;
     }
     let mut watchful = options();
     watchful.liveness.silent_after = Duration::from_secs(5);
@@ -153,13 +153,13 @@ async fn list_ems_page_of_rare_matches_is_bounded() {
             "INSERT INTO {table} OVERRIDING USER VALUE SELECT (jsonb_populate_record(t, jsonb_build_object('em_instance', n))).*
             FROM {table} t, generate_series(1, 5999) n WHERE em_instance = '0'"
         );
-        sqlx::raw_sql(sqlx::AssertSqlSafe(many)).execute(&database.pool).await.unwrap();
+        database.execute(many).await;
     }
     let all = proto::ListEmsRequest::default();
     // Nothing was heard of it for a while, only now.
     let is_silent = "UPDATE linkis_em_resource_meta_data SET register_time = now() - interval '1 h' WHERE em_instance = 'last';
         UPDATE linkis_em_report SET report_time = now() + CASE em_instance WHEN 'last' THEN -interval '20 s' ELSE interval '1 h' END";
-    sqlx::raw_sql(is_silent).execute(&database.pool).await.unwrap();
+    database.execute(is_silent).await;
     let mut usage = usage(&rm).await;
     for filter in [
         proto::ListEmsRequest { labels: pairs([("zone", "9")]), ..all.clone() },
@@ -221,9 +221,8 @@ async fn scopes(usage: &mut Usage, filter: proto::ListScopesRequest) -> (Vec<Str
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn list_scopes_filters_and_sorts_by_fullness() {
-    let (_database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let (_database, rm) = start_with_em(host.clone(), load(1000, 1000, 1000)).await;
     rm.client.set_limit(&rule(&[("user", None)], 10)).await.unwrap();
     rm.client.set_limit(&rule(&[("user", None), ("creator", None)], 100)).await.unwrap();
     rm.client.set_limit(&rule(&[("engine_type", None)], 1000)).await.unwrap();
@@ -292,24 +291,21 @@ async fn list_scopes_filters_and_sorts_by_fullness() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn list_waiting_filters_by_user_em_and_scope() {
-    let (database, rm) = start().await;
+    let (_database, rm) = start().await;
     rm.client.set_limit(&each_user(3)).await.unwrap();
     let (full, roomy) = (em("full"), em("roomy"));
     rm.client.register(registration(full.clone(), load(10, 10, 10))).await.unwrap();
     rm.client.register(registration(roomy.clone(), load(100, 100, 100))).await.unwrap();
     rm.client.request_resource(&request(&full, "hadoop", load(10, 10, 3))).await.granted();
     let mut calls = Vec::new();
-    // Hadoop is at its limit, and the EM is full for others, too.
+    // The user hadoop is at its limit, and the EM is full.
     for (em, user) in [(&full, "alice"), (&roomy, "hadoop"), (&full, "bob"), (&full, "hadoop")] {
-        let wait_timeout = Duration::from_secs(60);
-        let asked = ResourceRequest { wait_timeout, ..request(em, user, load(1, 1, 1)) };
-        let client = rm.client.clone();
-        calls.push(tokio::spawn(async move { client.request_resource(&asked).await }));
-        let standing = i64::try_from(calls.len()).unwrap();
-        let stands = || async { database.count("SELECT count(*) FROM linkis_resource_waiting").await == standing };
-        eventually("it stands in line", Duration::from_secs(10), stands).await;
+        calls.push(enqueue(&rm.client, patient(em, user, load(1, 1, 1))).await);
     }
     let mut usage = usage(&rm).await;
+    let listed = usage.list_waiting(proto::ListWaitingRequest::default()).await.unwrap().into_inner().waiting;
+    let entry = |number: usize| (listed[number].spots[0].scope.clone(), listed[number].spots[0].ahead);
+    assert_eq!([entry(0), entry(2)], [(format!("em={full}"), 0), (format!("em={full}"), 1)]);
     let all = proto::ListWaitingRequest::default();
     let (on_full, of_hadoop) = (em_message(&full), pairs([("user", "hadoop")]));
     for (filter, found) in [
@@ -358,9 +354,7 @@ async fn lines(usage: &mut Usage, filter: &proto::ListActionsRequest) -> Vec<Str
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn list_actions_filters_by_every_field() {
     let (database, rm) = start().await;
-    for host in ["host1", "host2"] {
-        rm.client.register(registration(em(host), load(10, 10, 10))).await.unwrap();
-    }
+    register_all(&rm.client, ["host1", "host2"], load(10, 10, 10)).await;
     let mut tickets = Vec::new();
     for (host, user) in [("host1", "alice"), ("host2", "bob"), ("host1", "bob")] {
         let grant = rm.client.request_resource(&request(&em(host), user, load(1, 1, 1))).await.granted();
@@ -375,7 +369,7 @@ async fn list_actions_filters_by_every_field() {
         SELECT 'registered', 'other', 'other' || n, 'CPU', '{\"cores\":1}', 'somebody', now() - interval '30 minutes'
         FROM generate_series(1, 3000) n",
     ] {
-        sqlx::raw_sql(statement).execute(&database.pool).await.unwrap();
+        database.execute(statement).await;
     }
     rm.client.drain(&em("host2"), "a disk").await.unwrap();
     rm.client.resource_released(&release(&tickets[0].0, "alice")).await.unwrap();
@@ -456,14 +450,13 @@ async fn list_actions_filters_by_every_field() {
 /// However long the history is and however little of it is somebody's, a page looks through so much, and the next goes on behind it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn list_actions_page_of_rare_lines_is_bounded() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(10, 10, 10)).await;
     rm.client.request_resource(&request(&host, "rare", load(1, 1, 1))).await.granted();
     let many = "INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, resource_type, resource, actor,
             action_time)
         SELECT 'registered', 'other', 'other', 'CPU', '{\"cores\":1}', 'somebody', now() FROM generate_series(1, 12000)";
-    sqlx::raw_sql(many).execute(&database.pool).await.unwrap();
+    database.execute(many).await;
     rm.client.request_resource(&request(&host, "rare", load(1, 1, 1))).await.granted();
     let mut usage = usage(&rm).await;
     for newest_first in [false, true] {
@@ -512,7 +505,7 @@ async fn list_actions_of_past_partitions_uses_indexes() {
             VALUES ('granted', gen_random_uuid(), 'rare', 'IDE', '', '{{}}', 'ecm', 'rarely', 'CPU', '{{"cores":1}}', 'seldom',
                 date_trunc('hour', now()) - interval '{days} days')"#
         );
-        sqlx::raw_sql(sqlx::AssertSqlSafe(lines)).execute(&mut connection).await.unwrap();
+        execute(&mut connection, lines).await;
     }
     while history_part::index_oldest(&mut connection).await.unwrap() {}
     let indexes = "SELECT count(*) FROM pg_indexes WHERE tablename ~ 'linkis_resource_action_record_[0-9]' AND indexname ~ '(user|em|actor)$'";

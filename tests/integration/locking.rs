@@ -18,7 +18,7 @@ use crate::harness::*;
 /// A transaction that holds `keys`, and how to end it.
 async fn hold(database: &Database, keys: BTreeSet<LockKey>) -> sqlx::PgConnection {
     let mut holder = database.connect().await;
-    sqlx::raw_sql("BEGIN").execute(&mut holder).await.unwrap();
+    execute(&mut holder, "BEGIN").await;
     assert!(resource_lock::lock(&mut holder, &keys).await.unwrap().is_some());
     holder
 }
@@ -32,9 +32,8 @@ async fn count(connection: &mut sqlx::PgConnection, em: Em) -> Result<(), StoreE
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lock_wait_reads_committed_rows() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let (database, _rm) = start_with_em(host.clone(), load(10, 10, 10)).await;
     let keys = BTreeSet::from([LockKey::Em(host.clone())]);
     let mut first = hold(&database, keys.clone()).await;
 
@@ -48,16 +47,14 @@ async fn lock_wait_reads_committed_rows() {
     let mut em = em_resource::read(&mut first, [&host]).await.unwrap().remove(&host).unwrap();
     em.locked = load(7, 7, 7);
     count(&mut first, em).await.unwrap();
-    sqlx::raw_sql("DELETE FROM linkis_resource_lock; COMMIT").execute(&mut first).await.unwrap();
+    execute(&mut first, "DELETE FROM linkis_resource_lock; COMMIT").await;
     assert_eq!(reading.await.unwrap().locked, load(7, 7, 7));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn user_lock_excludes_operations_on_other_em() {
     let (database, rm) = start().await;
-    for host in ["a", "b"] {
-        rm.client.register(registration(em(host), load(10, 10, 10))).await.unwrap();
-    }
+    register_all(&rm.client, ["a", "b"], load(10, 10, 10)).await;
     rm.client.set_limit(&each_user(100)).await.unwrap();
     // What a transaction for this user on EM "a" holds.
     let keys = BTreeSet::from([LockKey::Em(em("a")), LockKey::User(name("hadoop"))]);
@@ -70,7 +67,7 @@ async fn user_lock_excludes_operations_on_other_em() {
     eventually("the same user waits on another EM", Duration::from_secs(5), || is_waiting(&database)).await;
     rm.client.request_resource(&request(&em("b"), "alice", load(1, 1, 1))).await.granted();
     assert!(!same_user.is_finished());
-    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    execute(&mut holder, "ROLLBACK").await;
     same_user.await.unwrap();
     assert_eq!(assert_invariants(&database, &rm.client).await, 2);
 }
@@ -78,9 +75,8 @@ async fn user_lock_excludes_operations_on_other_em() {
 /// Rows changed without the locks, by somebody's hand: the write finds another version than it read, and nothing is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_version_update_is_refused() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(10, 10, 10)).await;
     let mut connection = database.connect().await;
     let em = em_resource::read(&mut connection, [&host]).await.unwrap().remove(&host).unwrap();
     rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
@@ -92,9 +88,8 @@ async fn stale_version_update_is_refused() {
 /// The database refuses what the service would never write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_constraints_refuse_negative_counters() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let (database, _rm) = start_with_em(host.clone(), load(10, 10, 10)).await;
     let mut connection = database.connect().await;
     for (sql, constraint) in [
         (r#"UPDATE linkis_em_resource_meta_data SET used_resource = '{"memory":-1}'"#, "used_not_negative"),
@@ -112,9 +107,8 @@ async fn database_constraints_refuse_negative_counters() {
 /// A ledger that over-commits is stopped by the database: only a registration may say that an EM is over-committed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_constraint_refuses_over_committing_grant() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let (database, _rm) = start_with_em(host.clone(), load(10, 10, 10)).await;
     let mut connection = database.connect().await;
     let mut em = em_resource::read(&mut connection, [&host]).await.unwrap().remove(&host).unwrap();
     em.locked = load(11, 1, 1);
@@ -142,7 +136,7 @@ async fn lock_keys_are_locked_in_one_order() {
             let expected = if other < at { LockConflict::Transaction } else { LockConflict::None };
             assert_eq!(obstacle, expected, "{key:?} while {held:?} is waited for");
         }
-        sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+        execute(&mut holder, "ROLLBACK").await;
         waiting.await.unwrap();
     }
 }
@@ -151,9 +145,8 @@ async fn lock_keys_are_locked_in_one_order() {
 /// his connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_instance_has_no_open_transaction() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(10, 10, 10)).await;
     let idle = "SELECT count(*) FROM pg_stat_activity
         WHERE datname = current_database() AND state LIKE 'idle in transaction%'";
     rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
@@ -199,9 +192,8 @@ async fn rollback_on_silent_connection_is_bounded() {
 /// The database counts dead rows only between transactions; and without its count nothing is ever vacuumed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn table_statistics_advance_under_load() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(1_000_000, 1_000_000, 1_000_000))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(1_000_000, 1_000_000, 1_000_000)).await;
     let client = rm.client.clone();
     let busy: JoinHandle<()> = tokio::spawn(async move {
         loop {

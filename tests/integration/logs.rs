@@ -4,7 +4,6 @@ use std::{
     fs::{self, File},
     path::PathBuf,
     process::{Child, Command, Stdio},
-    time::Duration,
 };
 
 use linkis_rm::transport::proto;
@@ -13,8 +12,6 @@ use serde_json::Value;
 use tonic::{Request, transport::Channel};
 
 use crate::{certificates::Folder, harness::*, identity::*};
-
-const LONG: Duration = Duration::from_secs(30);
 
 /// A program whose log is a file, mostly of JSON.
 struct Logging {
@@ -182,17 +179,4 @@ async fn text_log_has_no_colours_outside_terminal() {
     }
     assert!(!text.contains('\u{1b}') && !text.contains("hunter2"), "{text}");
     process.stop();
-}
-
-#[test]
-fn settings_of_logs_and_traces_that_cannot_be_used_are_told_at_once() {
-    let mut command = Command::new(PROGRAM);
-    command.args(["--log-format", "xml", "--log-level", "loud"]).env_remove("RUST_LOG");
-    command.env("OTEL_EXPORTER_OTLP_ENDPOINT", "http://127.0.0.1:4317").env("OTEL_TRACES_SAMPLER", "odd");
-    let ended = command.output().unwrap();
-    let told = String::from_utf8_lossy(&ended.stderr).into_owned();
-    assert_eq!(ended.status.code(), Some(64), "{told}");
-    for mistake in ["\"xml\" is none of auto", "\"loud\" is none of error", "OTEL_TRACES_SAMPLER: \"odd\""] {
-        assert!(told.contains(mistake), "{told}");
-    }
 }

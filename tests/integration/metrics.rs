@@ -24,8 +24,6 @@ use crate::{
     proxy::FaultPlan,
 };
 
-const LONG: Duration = Duration::from_secs(20);
-
 /// What is answered there: the status, and the body.
 pub async fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
@@ -172,20 +170,25 @@ async fn request_metrics_count_each_outcome() {
         let waited = format!(r#"linkis_rm_request_wait_seconds_count{{outcome="{outcome}"}}"#);
         assert_eq!(seen[&waited], 1.0, "{outcome}");
     }
-    assert!(seen.contains_key("linkis_rm_expiry_lag_seconds"));
+    assert!(seen.contains_key("linkis_rm_expiry_lag_seconds") && seen.contains_key("linkis_rm_waiting_looks_total"));
+    assert_eq!(seen["linkis_rm_waiting_served_total"], 1.0);
+    assert_eq!(seen["linkis_rm_waiting_request_seconds_count"], 3.0, "timed out, granted and cancelled");
+    let handling = of_method("grpc_server_handling_seconds_count", "RequestResource", "");
+    assert_eq!(seen[&handling], 9.0, "waiting requests are not timed");
+    let cancelled = of_method("grpc_server_handled_total", "RequestResource", r#",grpc_code="Canceled""#);
+    assert_eq!(seen.get(&cancelled), Some(&1.0));
     instance.stop().await;
 }
 
 /// What cannot be rolled back is told by its age.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expiry_lag_metric_shows_overdue_ticket() {
-    let (database, instance) = start().await;
     let host = em("held");
-    instance.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let (database, instance) = start_with_em(host.clone(), load(64, 16, 20)).await;
     let grant = instance.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
     database.hold_by_hand(&host).await;
     let overdue = "UPDATE linkis_user_resource_meta_data SET expires_at = now() - interval '1 hour'";
-    sqlx::raw_sql(overdue).execute(&database.pool).await.unwrap();
+    database.execute(overdue).await;
     let lag = async || scrape(instance.http).await["linkis_rm_expiry_lag_seconds"];
     eventually("it is an hour late", LONG, async || (3600.0..3700.0).contains(&lag().await)).await;
     database.release_holds().await;
@@ -238,27 +241,9 @@ async fn certificate_expiry_metric_follows_renewal() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_the_database_fails_is_counted_by_its_kind() {
-    let (database, instance) = start().await;
-    let host = em("host1");
-    instance.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
-    instance.client.request_resource(&request(&host, "alice", load(1, 17, 1))).await.refused();
-    let mut held = database.pool.begin().await.unwrap();
-    sqlx::raw_sql("LOCK TABLE linkis_resource_refusal IN EXCLUSIVE MODE").execute(&mut *held).await.unwrap();
-    instance.client.request_resource(&request(&host, "alice", load(1, 17, 1))).await.refused();
-    let errors = |class: &str| format!(r#"linkis_rm_database_errors_total{{class="{class}"}}"#);
-    let timeouts = errors("lock_timeout");
-    eventually("a step has failed", LONG, async || scrape(instance.http).await[&timeouts] > 0.0).await;
-    held.rollback().await.unwrap();
-    assert_eq!(scrape(instance.http).await[&errors("inconsistent")], 0.0);
-    instance.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contended_operations_metric_shows_waiting_calls() {
-    let (database, instance) = start().await;
     let host = em("held");
-    instance.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let (database, instance) = start_with_em(host.clone(), load(64, 16, 20)).await;
     database.hold_by_hand(&host).await;
     let calls: Vec<_> = (0..3)
         .map(|_| {
@@ -274,37 +259,6 @@ async fn contended_operations_metric_shows_waiting_calls() {
     let seen = scrape(instance.http).await;
     assert_eq!(seen["linkis_rm_set_aside_operations"], 0.0);
     assert!(seen["linkis_rm_operations_set_aside_total"] >= 3.0, "{seen:?}");
-    instance.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_waits_in_line_is_counted_and_keeps_out_of_the_times_of_the_others() {
-    let (_database, instance) = start().await;
-    let (client, host) = (&instance.client, em("host1"));
-    client.register(registration(host.clone(), load(64, 16, 1))).await.unwrap();
-    let first = client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
-    let patient = ResourceRequest { wait_timeout: LONG, ..request(&host, "bob", load(1, 1, 1)) };
-    let calls: Vec<_> = (0..2)
-        .map(|_| {
-            let (client, patient) = (client.clone(), patient.clone());
-            tokio::spawn(async move { client.request_resource(&patient).await })
-        })
-        .collect();
-    eventually_is(instance.http, "linkis_rm_waiting_requests", 2.0).await;
-    eventually("both stand in line", LONG, || async { client.waiting().await.unwrap().len() == 2 }).await;
-    client.resource_released(&release(&first, "alice")).await.unwrap();
-    eventually_is(instance.http, "linkis_rm_waiting_served_total", 1.0).await;
-    eventually_is(instance.http, "linkis_rm_waiting_requests", 1.0).await;
-    // The other one goes away.
-    calls.iter().for_each(|call| call.abort());
-    eventually_is(instance.http, "linkis_rm_waiting_requests", 0.0).await;
-    eventually_is(instance.http, "linkis_rm_waiting_request_seconds_count", 2.0).await;
-    let seen = scrape(instance.http).await;
-    // It may have gone straight to the committer.
-    assert!(seen.contains_key("linkis_rm_waiting_looks_total"));
-    assert_eq!(seen[&of_method("grpc_server_handling_seconds_count", "RequestResource", "")], 1.0, "the first alone");
-    let cancelled = of_method("grpc_server_handled_total", "RequestResource", r#",grpc_code="Canceled""#);
-    assert_eq!(seen.get(&cancelled), Some(&1.0));
     instance.stop().await;
 }
 
@@ -387,20 +341,6 @@ async fn metric_series_are_independent_of_callers() {
     let unknown = r#"grpc_server_handled_total{grpc_type="unknown",grpc_service="unknown",grpc_method="unknown",grpc_code="Unimplemented"}"#;
     assert_eq!(scrape(instance.http).await[unknown], 40.0);
     instance.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn servers_of_one_process_count_apart() {
-    let (database, first) = start().await;
-    let second = Instance::start(&database).await;
-    first.client.register(registration(em("host1"), load(64, 16, 20))).await.unwrap();
-    let registered = of_method("grpc_server_started_total", "Register", "");
-    let (by_first, by_second) = (scrape(first.http).await, scrape(second.http).await);
-    assert_eq!((by_first[&registered], by_second[&registered]), (1.0, 0.0));
-    let batches = "linkis_rm_batch_operations_count";
-    assert_eq!((by_first[batches], by_second[batches]), (1.0, 0.0));
-    first.stop().await;
-    second.stop().await;
 }
 
 /// And nothing that is asked over HTTP waits for the database.

@@ -38,7 +38,7 @@ const LATER: &str = "
 async fn later_schema_serves_earlier_release() {
     let database = Database::fresh().await;
     Instance::start(&database).await.stop().await;
-    sqlx::raw_sql(LATER).execute(&database.pool).await.unwrap();
+    database.execute(LATER).await;
     let rm = Instance::start(&database).await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     let grant = rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
@@ -48,13 +48,11 @@ async fn later_schema_serves_earlier_release() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn outdated_release_reads_and_is_refused_writes() {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    let (database, rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
     let grant = rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
-    sqlx::raw_sql("UPDATE linkis_resource_limit_version SET oldest_writer = 1000, version = gen_random_uuid()")
-        .execute(&database.pool)
-        .await
-        .unwrap();
+    database
+        .execute("UPDATE linkis_resource_limit_version SET oldest_writer = 1000, version = gen_random_uuid()")
+        .await;
     let refused = |error: ClientError| assert_eq!(error.reason().as_deref(), Some("OUTDATED_RELEASE"), "{error}");
     refused(rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.unwrap_err());
     refused(rm.client.resource_released(&grant.released(name("hadoop"))).await.unwrap_err());
@@ -64,34 +62,15 @@ async fn outdated_release_reads_and_is_refused_writes() {
     assert_invariants(&database, &rm.client).await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_instances_start_at_once_on_a_new_database() {
-    let database = Database::fresh().await;
-    let open = || Store::open(database.target(), options_of_tests().history);
-    let (a, b, c, d) = tokio::join!(open(), open(), open(), open());
-    for opened in [a, b, c, d] {
-        opened.unwrap();
-    }
-    let parts = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'linkis_resource_action_record'::regclass";
-    let parts = database.count(parts).await;
-    assert!((3..=4).contains(&parts), "the present, the next ones, and what falls into none: {parts}");
-}
-
 /// Parts are made ahead, and dropped as a whole when nothing in them is to be remembered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn history_partition_after_retention_is_dropped() {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    let (database, _rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
     let mut connection = database.connect().await;
-    sqlx::raw_sql(
-        "CREATE TABLE linkis_resource_action_record_2020010100_2020010101 PARTITION OF linkis_resource_action_record
+    execute(&mut connection, "CREATE TABLE linkis_resource_action_record_2020010100_2020010101 PARTITION OF linkis_resource_action_record
             FOR VALUES FROM ('2020-01-01 00:00+00') TO ('2020-01-01 01:00+00');
         INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, resource_type, resource, actor, action_time)
-        SELECT 'registered', 'ecm', 'long ago', 'CPU', '{}', 'anonymous', '2020-01-01 00:30+00'",
-    )
-    .execute(&mut connection)
-    .await
-    .unwrap();
+        SELECT 'registered', 'ecm', 'long ago', 'CPU', '{}', 'anonymous', '2020-01-01 00:30+00'").await;
     let old = "SELECT count(*) FROM linkis_resource_action_record WHERE em_instance = 'long ago'";
     assert_eq!(database.count(old).await, 1);
     let hour = std::time::Duration::from_secs(3600);
@@ -107,20 +86,12 @@ async fn history_partition_after_retention_is_dropped() {
 async fn retention_beside_locked_partition_continues() {
     let (database, rm) = start().await;
     rm.stop().await;
-    sqlx::raw_sql(
-        "SELECT linkis_rm_make_history_part(1577836800, 1577840400);
+    database.execute("SELECT linkis_rm_make_history_part(1577836800, 1577840400);
         INSERT INTO linkis_request_id (request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time)
         SELECT n::text, sha256('x'), gen_random_uuid(), 'ecm', 'host1', '2020-01-01', '2020-01-01' FROM generate_series(1, 10) n;
-        INSERT INTO linkis_user_request_id SELECT 'hadoop', * FROM linkis_request_id",
-    )
-    .execute(&database.pool)
-    .await
-    .unwrap();
+        INSERT INTO linkis_user_request_id SELECT 'hadoop', * FROM linkis_request_id").await;
     let mut reader = database.connect().await;
-    sqlx::raw_sql("BEGIN; LOCK linkis_resource_action_record_2020010100_2020010101 IN ACCESS SHARE MODE")
-        .execute(&mut reader)
-        .await
-        .unwrap();
+    execute(&mut reader, "BEGIN; LOCK linkis_resource_action_record_2020010100_2020010101 IN ACCESS SHARE MODE").await;
     let store = Store::open(database.target(), options_of_tests().history).await.unwrap();
     let (holder, mut session) = (LeaseFlag::default(), store.session());
     RenewLease::new(Uuid::new_v4(), holder.clone()).step(&mut session).await.unwrap();
@@ -128,7 +99,7 @@ async fn retention_beside_locked_partition_continues() {
     assert!(retention.step(&mut session).await.unwrap_err().is_lock_timeout());
     let kept = "SELECT (SELECT count(*) FROM linkis_request_id) + (SELECT count(*) FROM linkis_user_request_id)";
     assert_eq!(database.count(kept).await, 0);
-    sqlx::raw_sql("ROLLBACK").execute(&mut reader).await.unwrap();
+    execute(&mut reader, "ROLLBACK").await;
     // There may be another: it is looked again at once.
     assert_eq!(retention.step(&mut session).await.unwrap(), Step::More);
     assert_eq!(retention.step(&mut session).await.unwrap(), Step::Done);
@@ -142,10 +113,9 @@ const NOTHING_REPORTED: &str = "
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_parts_of_the_history_that_an_earlier_release_made_take_what_is_reported() {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    let (database, rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
     rm.stop().await;
-    sqlx::raw_sql(NOTHING_REPORTED).execute(&database.pool).await.unwrap();
+    database.execute(NOTHING_REPORTED).await;
     let rm = Instance::start(&database).await;
     let grant = rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
     rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
@@ -166,8 +136,7 @@ const COUNTED_BEFORE: &str = "
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_an_earlier_release_counted_otherwise_is_counted_anew_while_others_are_served() {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    let (database, rm) = start_with_em(em("host1"), load(1000, 1000, 1000)).await;
     let each = LabelPattern::new(BTreeMap::from([("user".to_owned(), None), ("engine_type".to_owned(), None)]));
     let rule = Rule { pattern: each, mode: Default::default(), max: BTreeMap::from([(Dimension::Instances, 3)]) };
     rm.client.set_limit(&rule).await.unwrap();
@@ -175,7 +144,7 @@ async fn what_an_earlier_release_counted_otherwise_is_counted_anew_while_others_
     rm.client.request_resource(&ask).await.granted();
     rm.client.request_resource(&ask).await.granted();
     rm.stop().await;
-    sqlx::raw_sql(COUNTED_BEFORE).execute(&database.pool).await.unwrap();
+    database.execute(COUNTED_BEFORE).await;
     let rm = Instance::start(&database).await;
     eventually("they are counted anew", Duration::from_secs(20), || async {
         database.count("SELECT count(*) FROM linkis_label_set WHERE state = 'counted' AND lacking = 'empty'").await == 1
@@ -198,8 +167,7 @@ const FAMILIES_SKIPPED: &str = "
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn engine_families_of_earlier_release_are_recounted() {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
+    let (database, rm) = start_with_em(em("host1"), load(1000, 1000, 1000)).await;
     let each = |label: &str| Rule {
         pattern: LabelPattern::new(BTreeMap::from([(label.to_owned(), None)])),
         mode: Default::default(),
@@ -212,7 +180,7 @@ async fn engine_families_of_earlier_release_are_recounted() {
     rm.client.request_resource(&ResourceRequest { user: name("alice"), ..ask.clone() }).await.granted();
     let before = database.count("SELECT label_set_id FROM linkis_label_set WHERE label_set = '[\"user\"]'").await;
     rm.stop().await;
-    sqlx::raw_sql(FAMILIES_SKIPPED).execute(&database.pool).await.unwrap();
+    database.execute(FAMILIES_SKIPPED).await;
     let rm = Instance::start(&database).await;
     eventually("engine families are counted anew", Duration::from_secs(20), || async {
         database.count("SELECT count(*) FROM linkis_label_set WHERE state = 'counted' AND family = 'empty'").await == 2
@@ -232,13 +200,8 @@ async fn engine_families_of_earlier_release_are_recounted() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tables_with_autovacuum_settings_never_truncate() {
     let (database, _rm) = start().await;
-    let shortened: Vec<String> = sqlx::query_scalar(
-        "SELECT relname::text FROM pg_class WHERE relkind = 'r' AND relname LIKE 'linkis%' AND reloptions::text LIKE '%autovacuum%'
-            AND reloptions::text NOT LIKE '%vacuum_truncate=off%'",
-    )
-    .fetch_all(&database.pool)
-    .await
-    .unwrap();
+    let shortened: Vec<String> = database.column("SELECT relname::text FROM pg_class WHERE relkind = 'r' AND relname LIKE 'linkis%' AND reloptions::text LIKE '%autovacuum%'
+            AND reloptions::text NOT LIKE '%vacuum_truncate=off%'").await;
     assert!(shortened.is_empty(), "add vacuum_truncate = off: {shortened:?}");
 }
 
@@ -259,10 +222,10 @@ async fn schema(database: &Database) -> Vec<String> {
         UNION ALL SELECT pg_get_functiondef(oid) FROM pg_proc WHERE pronamespace = 'public'::regnamespace
         UNION ALL SELECT format('%s %s', version, success) FROM linkis_rm_migration_home
         UNION ALL SELECT format('%s %s', version, success) FROM linkis_rm_migration_cell ORDER BY 1";
-    sqlx::query_scalar(sql).fetch_all(&database.pool).await.unwrap()
+    database.column(sql).await
 }
 
-/// Each migration is whole or undone, whenever whoever makes it dies.
+/// A migration is applied as a whole or not at all, whenever its process ends; concurrent processes apply each once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn migrations_interrupted_or_concurrent_apply_once() {
     let (cut_off, at_once) = (Database::fresh().await, Database::fresh().await);
@@ -275,8 +238,13 @@ async fn migrations_interrupted_or_concurrent_apply_once() {
     for mut migrating in (0..4).map(|_| begin_to_migrate(&cut_off)).collect::<Vec<_>>() {
         assert!(migrating.wait().unwrap().success());
     }
-    assert!(begin_to_migrate(&at_once).wait().unwrap().success());
+    for mut migrating in (0..4).map(|_| begin_to_migrate(&at_once)).collect::<Vec<_>>() {
+        assert!(migrating.wait().unwrap().success());
+    }
     assert_eq!(schema(&cut_off).await, schema(&at_once).await);
+    let partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'linkis_resource_action_record'::regclass";
+    let partitions = at_once.count(partitions).await;
+    assert!((3..=4).contains(&partitions), "the current one, the next ones and the default: {partitions}");
     let rm = Instance::start_with(&cut_off, Options { migrates: false, ..options_of_tests() }).await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();

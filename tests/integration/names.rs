@@ -132,7 +132,7 @@ async fn existing_name_with_invisible_character_stays_usable() {
     }
     rm.client.set_limit(&of_creator("bob")).await.unwrap();
     rm.stop().await;
-    sqlx::raw_sql(EARLIER).execute(&database.pool).await.unwrap();
+    database.execute(EARLIER).await;
     let rm = Instance::start(&database).await;
     let (client, user) = (&rm.client, "had\u{200b}oop");
     let host = client.ems().await.unwrap().remove(0).instance;

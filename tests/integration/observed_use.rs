@@ -224,7 +224,7 @@ async fn unreadable_ticket_fails_only_its_em_report() {
         hosts.push((ecm, ticket_id));
     }
     let spoil = "UPDATE linkis_user_resource_meta_data SET user_used_resource = '{}' WHERE em_instance LIKE 'host7:%'";
-    sqlx::raw_sql(spoil).execute(&database.pool).await.unwrap();
+    database.execute(spoil).await;
     let mut calls = JoinSet::new();
     for (ecm, ticket_id) in hosts.clone() {
         calls.spawn(async move {

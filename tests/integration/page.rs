@@ -30,8 +30,6 @@ use crate::{
     identity::token,
 };
 
-pub const LONG: Duration = Duration::from_secs(20);
-
 /// How long the first picture of 10,000 hosts may take.
 const PICTURE_WITHIN: Duration = Duration::from_secs(2);
 
@@ -162,7 +160,7 @@ pub async fn furnish(rm: &Instance) -> tokio::task::JoinHandle<()> {
     let told =
         || async { get(rm.http, "/api/v1/ListRefusals", "").await.json()["refusals"].as_array().unwrap().len() == 2 };
     eventually("both refusals are told", LONG, told).await;
-    let patient = ResourceRequest { wait_timeout: 30 * LONG, ..request(&hosts[0], HOSTILE, load(9, 9, 9)) };
+    let patient = ResourceRequest { wait_timeout: 10 * LONG, ..request(&hosts[0], HOSTILE, load(9, 9, 9)) };
     let client = rm.client.clone();
     let waiting = tokio::spawn(async move { drop(client.request_resource(&patient).await) });
     let seen = || async { rm.client.waiting().await.unwrap().len() == 1 };
@@ -284,14 +282,6 @@ async fn page_replies_forbid_foreign_content() {
             assert!(!answer.body.contains(markup), "{path}: {markup}");
         }
     }
-    let all: usize = {
-        let mut bytes = 0;
-        for path in &files {
-            bytes += get(rm.http, path, "").await.body.len();
-        }
-        bytes
-    };
-    println!("the page's files have {all} bytes");
     rm.stop().await;
 }
 
@@ -330,27 +320,26 @@ async fn page_streams_are_bounded_and_end_at_shutdown() {
             streams.push(stream);
         }
     }
-    assert_eq!(streams.len(), 60, "the others were turned away");
+    assert_eq!(streams.len(), 60, "the other streams were rejected");
     assert_eq!(get(rm.http, "/api/v1/events", "").await.status, 429);
     assert_eq!(get(rm.http, "/livez", "").await.status, 200);
     assert_eq!(get(rm.http, "/api/v1/ListEms", "").await.status, 200);
-    // A body without an end, a head without one, and one that is too large: none of them lasts.
-    let begun = Instant::now();
+    // A body or a head without an end, and a head that is too large, end their connections.
     let head = format!("GET / HTTP/1.1\r\nHost: test\r\nX-Large: {}\r\n\r\n", "a".repeat(400_000));
-    let (body, large, none) = tokio::join!(
-        ask(rm.http, "POST /login HTTP/1.1\r\nHost: test\r\nContent-Length: 1000\r\n\r\ntoken=a"),
-        ask(rm.http, &head),
-        ask(rm.http, "GET / HTTP/1.1\r\nHost: "),
-    );
+    let broken = async {
+        tokio::join!(
+            ask(rm.http, "POST /login HTTP/1.1\r\nHost: test\r\nContent-Length: 1000\r\n\r\ntoken=a"),
+            ask(rm.http, &head),
+            ask(rm.http, "GET / HTTP/1.1\r\nHost: "),
+        )
+    };
+    let (body, large, none) = tokio::time::timeout(LONG, broken).await.expect("the connections end");
     assert_eq!((body.status, none.status), (0, 0));
     assert!([431, 0].contains(&large.status), "{}", large.status);
-    assert!(begun.elapsed() < LONG, "{:?}", begun.elapsed());
-    // Those who look are still told, longer than any other connection lasts; and they end with the instance.
+    // Streams last longer than other connections, which have ended, and end with the instance.
     let first = &mut streams[0];
-    assert!(first.next().await.is_some() && begun.elapsed() > Duration::from_secs(4));
-    let begun = Instant::now();
+    assert!(first.next().await.is_some());
     assert_eq!(format!("{:?}", rm.stop().await), "Drained");
-    assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
     while let Some((kind, said)) = first.next().await {
         assert!(kind == "picture" || said == "the instance stops", "{kind} {said}");
     }
@@ -366,8 +355,8 @@ async fn page_with_10000_ems_sends_bounded_changes() {
             nothing, nothing, amount, false, '{}', 1, now(), 1, 0
         FROM generate_series(0, 9999) n, (SELECT '{\"memory\":100,\"cores\":100,\"instances\":100}'::jsonb AS amount,
             '{\"memory\":0,\"cores\":0,\"instances\":0}'::jsonb AS nothing) a";
-    sqlx::raw_sql(ems).execute(&database.pool).await.unwrap();
-    sqlx::raw_sql("VACUUM ANALYZE").execute(&database.pool).await.unwrap();
+    database.execute(ems).await;
+    database.execute("VACUUM ANALYZE").await;
     let mut first_bytes = 0;
     within("the first picture of 10,000 hosts is told", PICTURE_WITHIN, async || {
         let begun = Instant::now();
@@ -404,7 +393,7 @@ async fn page_with_10000_ems_sends_bounded_changes() {
         let change = format!(
             "UPDATE linkis_em_resource_meta_data SET used_resource = '{{\"memory\":{held}0,\"cores\":0,\"instances\":0}}'"
         );
-        sqlx::raw_sql(sqlx::AssertSqlSafe(change)).execute(&database.pool).await.unwrap();
+        database.execute(change).await;
         let mut changes = 0;
         while changes < 10_000 {
             let before = stream.bytes;
@@ -416,7 +405,6 @@ async fn page_with_10000_ems_sends_bounded_changes() {
         }
         assert_eq!(changes, 10_000);
     }
-    println!("the first picture has {first_bytes} bytes, each second after up to {:?}", sizes.iter().max());
     assert!(sizes.len() >= 4 && sizes.iter().all(|bytes| *bytes < 100_000), "{sizes:?}");
     rm.stop().await;
 }

@@ -11,7 +11,7 @@ use crate::{
     browser::{Browser, SHOWN_WITHIN, within},
     harness::*,
     identity::{token, tokens},
-    page::{HOSTILE, LONG, furnish, get, start_page},
+    page::{HOSTILE, furnish, get, start_page},
 };
 
 /// How long it may take until a page that is opened is live, until a grant is seen, and until one whose token is revoked sees nothing.
@@ -66,7 +66,6 @@ async fn page_content_equals_service_state() {
     browser.go(&format!("http://{}/", rm.http)).await;
     browser.shows("#live", "live").await;
     let live = started.elapsed();
-    println!("live after {live:?}");
     assert!(live <= LIVE_WITHIN, "{live:?}");
 
     let told = overview(&rm).await;
@@ -148,12 +147,10 @@ async fn page_content_equals_service_state() {
     let (http, place) = (rm.http, rm.address.replace("http://", ""));
     waiting.abort();
     rm.stop().await;
-    let gone = browser.shows("#live", "no connection").await;
-    println!("that it is gone is said after {gone:?}");
+    browser.shows("#live", "no connection").await;
     let rm = Instance::start_with_http(database.target(), options(), place.parse::<SocketAddr>().unwrap().into(), http)
         .await;
-    let back = browser.shows("#live", "live").await;
-    println!("it is live again after {back:?}");
+    browser.shows("#live", "live").await;
     browser.shows("#tile-waiting b", "0").await;
     rm.stop().await;
 }

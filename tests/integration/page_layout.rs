@@ -6,7 +6,7 @@ use crate::{
     browser::{Browser, SHOWN_WITHIN},
     harness::*,
     identity::token,
-    page::{LONG, furnish, get, start_page},
+    page::{furnish, get, start_page},
 };
 
 /// The colour of the first host, as it is drawn.
@@ -66,7 +66,7 @@ async fn page_layout_with_unbroken_names_keeps_width() {
     rm.client.set_limit(&each_user(5)).await.unwrap();
     rm.client.request_resource(&request(&host, &user, load(1, 6, 1))).await.granted();
     rm.client.request_resource(&request(&host, &user, load(1, 100, 1))).await.refused();
-    let patient = ResourceRequest { wait_timeout: 30 * LONG, ..request(&host, &user, load(1, 9, 1)) };
+    let patient = ResourceRequest { wait_timeout: 10 * LONG, ..request(&host, &user, load(1, 9, 1)) };
     let client = rm.client.clone();
     let waiting = tokio::spawn(async move { drop(client.request_resource(&patient).await) });
     let told =

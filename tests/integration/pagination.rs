@@ -20,39 +20,6 @@ fn names_the_token(status: &Status) {
     assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, "page_token");
 }
 
-/// A token is of its call and its filters; how large a page is, is free.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_page_is_as_large_as_may_be_and_its_token_is_of_its_call_and_filters() {
-    let (_database, rm) = start().await;
-    for n in 0..3 {
-        let host = em(&format!("host{n}"));
-        rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
-        rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
-        rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
-    }
-    let mut usage = usage(&rm).await;
-    for page_size in [1001, i32::MAX] {
-        let page = usage.list_ems(proto::ListEmsRequest { page_size, ..Default::default() }).await.unwrap();
-        assert_eq!(page.into_inner().ems.len(), 3);
-    }
-    let ems = proto::ListEmsRequest { page_size: 1, ..Default::default() };
-    let of_ems = usage.list_ems(ems).await.unwrap().into_inner().next_page_token;
-    let of_user = |user: &str, page_token: &str| proto::ListTicketsRequest {
-        user: user.into(),
-        page_token: page_token.into(),
-        page_size: 1,
-        ..Default::default()
-    };
-    let of_hadoop = usage.list_tickets(of_user("hadoop", "")).await.unwrap().into_inner().next_page_token;
-    assert!(!of_ems.is_empty() && !of_hadoop.is_empty());
-    let next = proto::ListTicketsRequest { page_size: 5, ..of_user("hadoop", &of_hadoop) };
-    assert_eq!(usage.list_tickets(next).await.unwrap().into_inner().tickets.len(), 2);
-    names_the_token(&usage.list_tickets(of_user("alice", &of_hadoop)).await.unwrap_err());
-    names_the_token(&usage.list_tickets(of_user("hadoop", &of_ems)).await.unwrap_err());
-    let scopes = proto::ListScopesRequest { page_token: of_ems, ..Default::default() };
-    names_the_token(&usage.list_scopes(scopes).await.unwrap_err());
-}
-
 /// Reads the history to its end from behind `token`, a line a page: the EMs that are told, and where to go on.
 async fn follow(usage: &mut UsageServiceClient<Channel>, mut page_token: String) -> (Vec<String>, String) {
     let mut told = Vec::new();

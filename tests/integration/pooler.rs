@@ -18,8 +18,6 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{harness::*, metrics::get};
 
-const LONG: Duration = Duration::from_secs(30);
-
 /// How a pooler is set up.
 #[derive(Clone, Copy)]
 struct Mode {
@@ -124,9 +122,7 @@ async fn pooler_with_session_pooling_keeps_lock_timeouts() {
     ] {
         let Some(pooler) = Bouncer::start(name, Mode { more, ..SESSION }).await else { return };
         let rm = Instance::start_on(pooler.target(), options(), ANY_PORT.into()).await;
-        for host in ["host1", "host2"] {
-            rm.client.register(registration(em(host), load(100, 100, 100))).await.unwrap();
-        }
+        register_all(&rm.client, ["host1", "host2"], load(100, 100, 100)).await;
         let grant = rm.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await.granted();
         rm.client.resource_inited(&inited(&grant, "bob", None)).await.unwrap();
         // While another transaction owns the key of one EM, the batch leaves it after lock_timeout.

@@ -104,7 +104,7 @@ async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Measu
     rm.stop().await;
     fill(&database, rows).await;
     fill_ending(&database, rows).await;
-    sqlx::raw_sql("VACUUM ANALYZE").execute(&database.pool).await.unwrap();
+    database.execute("VACUUM ANALYZE").await;
     let filled = start.elapsed();
     drop(postgres.costs(&database).await);
     let (silent_after, lost_after) = (Duration::from_secs(1), Duration::from_secs(2));
@@ -133,7 +133,7 @@ async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Measu
     // What reports now is given more time.
     let rm = with_history(&database).await;
     for then in ["VACUUM ANALYZE", "SELECT pg_stat_reset()"] {
-        sqlx::raw_sql(then).execute(&database.pool).await.unwrap();
+        database.execute(then).await;
     }
     for number in 0..ROUNDS {
         calls::round(&rm, number).await;

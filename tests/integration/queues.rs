@@ -5,9 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use linkis_rm::{
     client::{ResourceRequest, RmClient},
     domain::{
-        limit::{LabelPattern, Rule},
-        limit_mode::LimitMode,
-        name::Labels,
+        limit::Rule,
         operation::Grant,
         resource::{Dimension, KubernetesAmounts, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
         scope::ScopeHoldings,
@@ -18,11 +16,6 @@ use tonic::Code;
 use crate::harness::*;
 
 const DRIVER: LoadInstanceAmounts = LoadInstanceAmounts { memory: GB, cores: 1, instances: 1 };
-
-fn rule(labels: &[(&str, Option<&str>)], max: &[(Dimension, i64)]) -> Rule {
-    let labels = labels.iter().map(|(key, value)| ((*key).to_owned(), value.map(str::to_owned))).collect();
-    Rule { pattern: LabelPattern::new(labels), mode: LimitMode::Enforced, max: max.iter().cloned().collect() }
-}
 
 /// A driver and so many cores of a queue.
 fn in_queue(queue: &str, queue_cores: i64) -> Resource {
@@ -37,9 +30,7 @@ fn in_namespace(namespace: &str, millicores: i64) -> Resource {
 
 async fn with_limits(rules: &[Rule]) -> (Database, Instance) {
     let (database, rm) = start().await;
-    for host in ["host1", "host2"] {
-        rm.client.register(registration(em(host), load(100, 100, 100))).await.unwrap();
-    }
+    register_all(&rm.client, ["host1", "host2"], load(100, 100, 100)).await;
     for rule in rules {
         rm.client.set_limit(rule).await.unwrap();
     }
@@ -66,9 +57,9 @@ async fn usage(client: &RmClient, scope: &str) -> ScopeHoldings {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_limit_counts_each_queue_and_user() {
     let (database, rm) = with_limits(&[
-        rule(&[("queue", None)], &[(Dimension::QueueCores, 10)]),
-        rule(&[("queue", Some("small"))], &[(Dimension::QueueCores, 3)]),
-        rule(&[("queue", None), ("user", None)], &[(Dimension::QueueCores, 6), (Dimension::Instances, 3)]),
+        limit(&[("queue", None)], &[(Dimension::QueueCores, 10)]),
+        limit(&[("queue", Some("small"))], &[(Dimension::QueueCores, 3)]),
+        limit(&[("queue", None), ("user", None)], &[(Dimension::QueueCores, 6), (Dimension::Instances, 3)]),
     ])
     .await;
     grant(&rm.client, "hadoop", in_queue("a", 6)).await;
@@ -95,8 +86,8 @@ async fn queue_limit_counts_each_queue_and_user() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn namespace_limit_counts_each_namespace() {
     let (database, rm) = with_limits(&[
-        rule(&[("namespace", None)], &[(Dimension::KubernetesMillicores, 4000)]),
-        rule(&[("namespace", Some("big"))], &[(Dimension::KubernetesMillicores, 8000)]),
+        limit(&[("namespace", None)], &[(Dimension::KubernetesMillicores, 4000)]),
+        limit(&[("namespace", Some("big"))], &[(Dimension::KubernetesMillicores, 8000)]),
     ])
     .await;
     grant(&rm.client, "hadoop", in_namespace("a", 4000)).await;
@@ -118,11 +109,12 @@ async fn limits_and_counters_that_an_earlier_build_stored_are_read() {
         UPDATE linkis_resource_limit SET
             max_resource = replace(max_resource::text, 'kubernetes_millicores', 'kubernetes_cores')::jsonb;
         UPDATE linkis_resource_limit_version SET version = gen_random_uuid()"#;
-    let (database, rm) = with_limits(&[rule(&[("namespace", None)], &[(Dimension::KubernetesMillicores, 4000)])]).await;
+    let (database, rm) =
+        with_limits(&[limit(&[("namespace", None)], &[(Dimension::KubernetesMillicores, 4000)])]).await;
     let grant_before = grant(&rm.client, "hadoop", in_namespace("a", 3000)).await;
     let stored = "SELECT count(*) FROM linkis_label_resource WHERE locked_resource ? 'kubernetes_millicores'";
     assert_eq!(database.count(stored).await, 1);
-    sqlx::raw_sql(TABLES).execute(&database.pool).await.unwrap();
+    database.execute(TABLES).await;
     assert_eq!(database.count(stored).await, 0);
 
     assert_eq!(rm.client.limits().await.unwrap()[0].max, [(Dimension::KubernetesMillicores, 4000)].into());
@@ -146,31 +138,19 @@ async fn queue_dimension_limit_requires_queue_label() {
     ] {
         let other = if label == "queue" { "namespace" } else { "queue" };
         let max = [(Dimension::Cores, 1), (dimension.clone(), 1)];
-        for lacking in [rule(&[("user", None)], &max), rule(&[(other, None)], &max)] {
+        for lacking in [limit(&[("user", None)], &max), limit(&[(other, None)], &max)] {
             let error = rm.client.set_limit(&lacking).await.unwrap_err();
             assert_eq!((error.code(), error.field().as_deref()), (Some(Code::InvalidArgument), Some("limit.max")));
             assert!(error.to_string().contains(&format!("add the label {label:?}")), "{error}");
         }
-        rm.client.set_limit(&rule(&[("user", None), (label, None)], &max)).await.unwrap();
-    }
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn no_request_says_its_queue_as_a_label() {
-    let (_database, rm) = with_limits(&[]).await;
-    for key in ["queue", "namespace"] {
-        let labels = Labels::parse("labels", BTreeMap::from([(key.to_owned(), "a".to_owned())])).unwrap();
-        let ask = ResourceRequest { labels, ..request(&em("host1"), "hadoop", load(1, 1, 1)) };
-        let error = rm.client.request_resource(&ask).await.unwrap_err();
-        assert_eq!(error.code(), Some(Code::InvalidArgument), "{error}");
-        assert!(error.to_string().contains(key), "{error}");
+        rm.client.set_limit(&limit(&[("user", None), (label, None)], &max)).await.unwrap();
     }
 }
 
 /// What two queues hold is nowhere one sum: label sets without the queue leave it out.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn user_counter_excludes_queue_amounts() {
-    let (database, rm) = with_limits(&[rule(&[("user", None)], &[(Dimension::Cores, 50)])]).await;
+    let (database, rm) = with_limits(&[limit(&[("user", None)], &[(Dimension::Cores, 50)])]).await;
     grant(&rm.client, "hadoop", in_queue("a", 6)).await;
     grant(&rm.client, "hadoop", in_queue("b", 6)).await;
     grant(&rm.client, "hadoop", in_namespace("a", 6)).await;
@@ -184,8 +164,8 @@ async fn user_counter_excludes_queue_amounts() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_counter_returns_to_zero_after_any_end() {
     let (database, rm) = with_limits(&[
-        rule(&[("queue", None)], &[(Dimension::QueueCores, 1000)]),
-        rule(&[("queue", None), ("em", None)], &[(Dimension::QueueCores, 1000), (Dimension::Instances, 1000)]),
+        limit(&[("queue", None)], &[(Dimension::QueueCores, 1000)]),
+        limit(&[("queue", None), ("em", None)], &[(Dimension::QueueCores, 1000), (Dimension::Instances, 1000)]),
     ])
     .await;
     let client = &rm.client;
@@ -239,7 +219,7 @@ async fn queue_counter_returns_to_zero_after_any_end() {
 /// In one label set each dimension falls to the next rule that names it, always on the request's own counter, queue by queue.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_limit_without_dimension_falls_to_next_match() {
-    let of = |user, queue, max: &[(Dimension, i64)]| rule(&[("user", user), ("queue", queue)], max);
+    let of = |user, queue, max: &[(Dimension, i64)]| limit(&[("user", user), ("queue", queue)], max);
     let (database, rm) = with_limits(&[
         of(None, None, &[(Dimension::QueueCores, 9), (Dimension::Instances, 4)]),
         of(None, Some("a"), &[(Dimension::QueueCores, 6)]),
@@ -264,13 +244,12 @@ async fn queue_limit_without_dimension_falls_to_next_match() {
 /// Whoever waits for a queue is served when something is given back there, on whatever EM, and not by what another queue gets back.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_release_grants_waiting_request() {
-    let (database, rm) = with_limits(&[rule(&[("queue", None)], &[(Dimension::QueueCores, 10)])]).await;
+    let (database, rm) = with_limits(&[limit(&[("queue", None)], &[(Dimension::QueueCores, 10)])]).await;
     let in_a = grant(&rm.client, "hadoop", in_queue("a", 8)).await;
     let in_b = grant(&rm.client, "hadoop", in_queue("b", 8)).await;
     let patient =
         ResourceRequest { wait_timeout: Duration::from_secs(60), ..request(&em("host2"), "alice", in_queue("a", 5)) };
-    let client = rm.client.clone();
-    let call = tokio::spawn(async move { client.request_resource(&patient).await });
+    let call = ask_in_task(&rm.client, patient);
     let waits = async || rm.client.waiting().await.unwrap().len() == 1;
     eventually("it waits", Duration::from_secs(20), waits).await;
     rm.client.resource_released(&release(&in_b, "hadoop")).await.unwrap();
@@ -300,14 +279,14 @@ const COUNTED_BEFORE: &str = r#"
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_an_earlier_release_counted_as_one_sum_is_counted_anew_for_each_queue() {
     let (database, rm) = with_limits(&[
-        rule(&[("user", None)], &[(Dimension::Cores, 50)]),
-        rule(&[("queue", None)], &[(Dimension::QueueCores, 10)]),
+        limit(&[("user", None)], &[(Dimension::Cores, 50)]),
+        limit(&[("queue", None)], &[(Dimension::QueueCores, 10)]),
     ])
     .await;
     let tickets =
         [grant(&rm.client, "hadoop", in_queue("a", 6)).await, grant(&rm.client, "hadoop", in_queue("b", 6)).await];
     rm.stop().await;
-    sqlx::raw_sql(COUNTED_BEFORE).execute(&database.pool).await.unwrap();
+    database.execute(COUNTED_BEFORE).await;
     let rm = Instance::start(&database).await;
     // Beside the job: what is given back goes out of the old counters and the new ones.
     rm.client.resource_released(&release(&tickets[1], "hadoop")).await.unwrap();
@@ -321,7 +300,7 @@ async fn what_an_earlier_release_counted_as_one_sum_is_counted_anew_for_each_que
     assert_eq!(short(&rm.client, "hadoop", in_queue("a", 5)).await.0, "queue=a");
     grant(&rm.client, "hadoop", in_queue("b", 10)).await;
     // The limit of before, for both queues together, is none any more, until it is said for each of them.
-    rm.client.set_limit(&rule(&[("user", None)], &[(Dimension::Cores, 50)])).await.unwrap();
+    rm.client.set_limit(&limit(&[("user", None)], &[(Dimension::Cores, 50)])).await.unwrap();
     assert_eq!(assert_invariants(&database, &rm.client).await, 2);
     assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 7);
 }

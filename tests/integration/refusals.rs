@@ -12,12 +12,7 @@ use linkis_rm::{
 };
 use tonic::{Code, transport::Channel};
 
-use crate::{
-    harness::*,
-    identity::{token, with},
-};
-
-const LONG: Duration = Duration::from_secs(30);
+use crate::harness::*;
 
 type Told = BTreeMap<(String, String, String), i64>;
 
@@ -64,8 +59,7 @@ fn expected(lines: &[(&str, &str, &str, i64)]) -> Told {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refusals_of_all_instances_are_summed() {
-    let (database, first) = start().await;
-    let second = Instance::start(&database).await;
+    let (_database, first, second) = two().await;
     let host = em("host1");
     first.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
     first.client.set_limit(&each_user(2)).await.unwrap();
@@ -125,40 +119,11 @@ async fn refusals_of_all_instances_are_summed() {
     first.stop().await;
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_who_is_bound_to_users_hears_of_their_refusals_alone() {
-    let database = Database::fresh().await;
-    let rights = ["--role", "viewer", "--user", "alice", "--user", "carol"];
-    let (bound, admin) = (token(&database, "bound", &rights), token(&database, "admin", &["--role", "admin"]));
-    let rm = Instance::start(&database).await;
-    let channel = Channel::from_shared(rm.address.clone()).unwrap().connect().await.unwrap();
-    let mut manager = crate::identity::rm_of(&channel, &admin);
-    manager.register(crate::identity::register("host1")).await.unwrap();
-    for user in ["alice", "bob", "carol"] {
-        manager.request_resource(crate::identity::ask("host1", user, 17)).await.unwrap();
-    }
-    let users = async |token: &str, user: &str| {
-        let mut usage = UsageServiceClient::new(with(&channel, token));
-        let call = proto::ListRefusalsRequest { user: user.into(), ..Default::default() };
-        let mut users: Vec<_> =
-            usage.list_refusals(call).await.unwrap().into_inner().refusals.into_iter().map(|sum| sum.user).collect();
-        users.sort();
-        users.dedup();
-        users
-    };
-    eventually("all are told", LONG, async || users(&admin, "").await == ["alice", "bob", "carol"]).await;
-    assert_eq!(users(&bound, "").await, ["alice", "carol"]);
-    assert_eq!(users(&bound, "alice").await, ["alice"]);
-    assert_eq!(users(&bound, "bob").await, [""; 0], "somebody else's are none");
-    rm.stop().await;
-}
-
-/// A refusal waits for no row of theirs; what could not be written is written later, once.
+/// A refusal does not wait for its row in the table of refusals. A sum that could not be written is written later, once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refusals_during_locked_table_are_written_later() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(64, 16, 20)).await;
     let refuse = async |count: usize| {
         for _ in 0..count {
             rm.client.request_resource(&request(&host, "alice", load(1, 17, 1))).await.refused();
@@ -168,14 +133,12 @@ async fn refusals_during_locked_table_are_written_later() {
     refuse(3).await;
     eventually("the first are told", LONG, async || total(&usage).await == 3).await;
     let mut held = database.pool.begin().await.unwrap();
-    sqlx::raw_sql("LOCK TABLE linkis_resource_refusal IN EXCLUSIVE MODE").execute(&mut *held).await.unwrap();
+    execute(&mut *held, "LOCK TABLE linkis_resource_refusal IN EXCLUSIVE MODE").await;
     refuse(20).await;
-    eventually("writing has failed", LONG, async || {
-        rm.metrics.text().unwrap().lines().any(|line| {
-            line.strip_prefix(r#"linkis_rm_task_errors_total{task="refusals"} "#).is_some_and(|count| count != "0")
-        })
-    })
-    .await;
+    let is_failed = || rm.metric(r#"linkis_rm_task_errors_total{task="refusals"}"#) > 0.0;
+    eventually("writing has failed", LONG, async || is_failed()).await;
+    let errors = |class: &str| rm.metric(&format!(r#"linkis_rm_database_errors_total{{class="{class}"}}"#));
+    assert!(errors("lock_timeout") > 0.0 && errors("inconsistent") == 0.0);
     refuse(2).await;
     assert_eq!(total(&usage).await, 3);
     held.rollback().await.unwrap();
@@ -190,9 +153,8 @@ async fn refusals_during_locked_table_are_written_later() {
 async fn refusals_above_bound_are_summed_as_others() {
     // However a period that ends meanwhile parts them, one has more than an instance tells apart.
     const USERS: usize = 2150;
-    let (_database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let (_database, rm) = start_with_em(host.clone(), load(64, 16, 20)).await;
     let mut callers = tokio::task::JoinSet::new();
     for caller in 0..16 {
         let (client, host) = (rm.client.clone(), host.clone());
@@ -249,14 +211,13 @@ async fn refusals_after_instance_kill_lose_last_seconds() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refusals_older_than_history_are_deleted() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(64, 16, 20)).await;
     rm.client.request_resource(&request(&host, "alice", load(1, 17, 1))).await.refused();
     rm.stop().await;
     let kept = "INSERT INTO linkis_resource_refusal SELECT (jsonb_populate_record(r, jsonb_build_object(
             'period_start', r.period_start - interval '2 hours'))).* FROM linkis_resource_refusal r";
-    sqlx::raw_sql(kept).execute(&database.pool).await.unwrap();
+    database.execute(kept).await;
     assert_eq!(database.count("SELECT count(*) FROM linkis_resource_refusal").await, 2);
     // Of a history of an hour.
     let rm = Instance::start(&database).await;

@@ -4,7 +4,7 @@ use std::{fs, net::TcpListener, os::unix::fs::MetadataExt as _, path::PathBuf, p
 
 use linkis_rm::store::embedded::{EmbeddedPostgres, EmbeddedSettings};
 use rustix::process::{Pid, Signal};
-use sqlx::{AssertSqlSafe, ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
+use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 
 use crate::harness::*;
 
@@ -24,9 +24,6 @@ const SMALL: [(&str, &str); 6] = [
     ("wal_retrieve_retry_interval", "100ms"),
     ("max_connections", "150"),
 ];
-
-/// How long such a server may take for something.
-pub const LONG: Duration = Duration::from_secs(30);
 
 /// A PostgreSQL.
 pub struct Node {
@@ -138,7 +135,7 @@ impl Node {
     }
 
     pub async fn run(&self, sql: &str) {
-        sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut self.connect().await).await.unwrap();
+        execute(&mut self.connect().await, sql.to_owned()).await;
     }
 
     /// `None` if it cannot say.

@@ -47,11 +47,8 @@ async fn request_id_is_separate_for_each_user() {
 /// All at once, by two instances, each twice: of each user one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_id_of_concurrent_users_grants_one_each() {
-    let (database, rm) = start().await;
-    let second = Instance::start(&database).await;
-    for host in ["a", "b"] {
-        rm.client.register(registration(em(host), load(1000, 1000, 1000))).await.unwrap();
-    }
+    let (database, rm, second) = two().await;
+    register_all(&rm.client, ["a", "b"], load(1000, 1000, 1000)).await;
     let mut calls = JoinSet::new();
     for number in 0..20 {
         for client in [&rm.client, &second.client] {
@@ -71,8 +68,7 @@ async fn request_id_of_concurrent_users_grants_one_each() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_id_of_two_waiting_users_grants_both() {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(1, 1, 1))).await.unwrap();
+    let (database, rm) = start_with_em(em("host1"), load(1, 1, 1)).await;
     let first = rm.client.request_resource(&named("host1", "first", "job-1")).await.granted();
     let wait = |user: &str| ResourceRequest { wait_timeout: Duration::from_secs(60), ..named("host1", user, "job-1") };
     let (hadoop, alice) = (ask_in_task(&rm.client, wait("hadoop")), ask_in_task(&rm.client, wait("alice")));

@@ -48,8 +48,7 @@ async fn in_use(client: &RmClient, resource: Resource) -> (Grant, Ticket) {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reported_use_shrinks_or_grows_within_capacity() {
-    let (database, rm) = start().await;
-    let second = Instance::start(&database).await;
+    let (database, rm, second) = two().await;
     let host = em("host1");
     rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
     let (grant, before) = in_use(&rm.client, load(4, 4, 1)).await;
@@ -94,8 +93,7 @@ async fn reported_use_shrinks_or_grows_within_capacity() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reported_use_is_checked_against_limits() {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(100, 100, 100))).await.unwrap();
+    let (database, rm) = start_with_em(em("host1"), load(100, 100, 100)).await;
     let rule = Rule { max: [(Dimension::Cores, 6)].into(), ..each_user(0) };
     rm.client.set_limit(&rule).await.unwrap();
     let (grant, _) = in_use(&rm.client, load(1, 4, 1)).await;
@@ -134,8 +132,7 @@ async fn reported_use_with_stale_epoch_is_refused() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn application_id_reported_late_is_kept() {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    let (database, rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
     let with = |cores, id: &str| {
         let driver = LoadInstanceAmounts { memory: GB, cores, instances: 1 };
         let queue = YarnAmounts {
@@ -191,13 +188,14 @@ async fn application_id_reported_late_is_kept() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }
 
-/// An EM that has ceased to provide something still takes back what it granted of it.
+/// Use of a dimension that the EM no longer provides can shrink and be released, but not grow.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reported_use_of_removed_dimension_may_shrink() {
     let (_database, rm) = start().await;
     let of = |gpu, disk| Resource::special([("gpu".to_owned(), gpu), ("disk".to_owned(), disk)].into()).unwrap();
     rm.client.register(registration(em("host1"), of(8, 8))).await.unwrap();
     let (grant, _) = in_use(&rm.client, of(4, 4)).await;
+    let locked = rm.client.request_resource(&request(&em("host1"), "hadoop", of(1, 1))).await.granted();
     let without = Resource::special([("gpu".to_owned(), 8)].into()).unwrap();
     rm.client.register(registration(em("host1"), without)).await.unwrap();
     let after = rm.client.resource_reported(&report(&grant, of(4, 1))).await.unwrap();
@@ -205,6 +203,9 @@ async fn reported_use_of_removed_dimension_may_shrink() {
     let error = rm.client.resource_reported(&report(&grant, of(4, 2))).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("UNANSWERABLE_RESOURCE"), "{error}");
     rm.client.resource_reported(&report(&grant, of(4, 0))).await.unwrap();
-    rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    rm.client.resource_inited(&inited(&locked, "hadoop", None)).await.unwrap_err();
+    for grant in [grant, locked] {
+        rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
+    }
     assert!(rm.client.em(&em("host1")).await.unwrap().is_idle());
 }

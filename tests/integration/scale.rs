@@ -59,23 +59,6 @@ async fn tickets_of(database: &Database, host: &EmInstance) -> i64 {
         .unwrap()
 }
 
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_mass_of_deadlines_expires_beside_others() {
-    let (database, rm) = start().await;
-    let (crowded, other) = (em("crowded"), em("other"));
-    rm.client.register(registration(other.clone(), Resource::cpu(1_000_000).unwrap())).await.unwrap();
-    crowd(&database, &rm.client, &crowded, 4 * CROWD, "2 seconds").await;
-    // While they expire, others are served.
-    eventually("they are back", Duration::from_secs(60), || async {
-        rm.client.request_resource(&one_core(&other, "alice")).await.granted();
-        tickets_of(&database, &crowded).await == 0
-    })
-    .await;
-    let expired = database.count("SELECT count(*) FROM linkis_resource_action_record WHERE action = 'expired'").await;
-    assert_eq!(expired, 4 * CROWD, "each of them once");
-    assert_invariants(&database, &rm.client).await;
-}
-
 /// What cannot expire because somebody holds its EM takes no room from what can, however much it is.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expiry_beside_overdue_tickets_on_held_em_continues() {
@@ -113,7 +96,7 @@ async fn expiry_beside_many_held_ems_is_punctual() {
         database.hold_by_hand(host).await;
     }
     let overdue = "UPDATE linkis_user_resource_meta_data SET expires_at = now() - interval '1 second'";
-    sqlx::raw_sql(overdue).execute(&database.pool).await.unwrap();
+    database.execute(overdue).await;
     // That they are held is known when each has been tried for five seconds.
     for _ in 0..3 {
         let short = linkis_rm::client::ResourceRequest { lock_ttl: Some(TTL), ..one_core(&other, "alice") };
@@ -181,12 +164,9 @@ async fn unregister_of_many_ems_ends_tickets_once() {
     for host in &hosts {
         crowd(&database, &rm.client, host, 300, "1 hour").await;
     }
-    let ids: Vec<(Uuid, String, String)> = sqlx::query_as(
-        r#"SELECT ticket_id, "user", em_instance FROM linkis_user_resource_meta_data ORDER BY 1 DESC LIMIT 20"#,
-    )
-    .fetch_all(&database.pool)
-    .await
-    .unwrap();
+    let ids: Vec<(Uuid, String, String)> = database
+        .rows(r#"SELECT ticket_id, "user", em_instance FROM linkis_user_resource_meta_data ORDER BY 1 DESC LIMIT 20"#)
+        .await;
     let mut calls = JoinSet::new();
     for host in hosts.clone() {
         let client = rm.client.clone();
@@ -254,9 +234,8 @@ async fn limit_over_many_tickets_counts_in_steps() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn counters_of_idle_users_are_deleted() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(10_000, 10_000, 10_000))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(10_000, 10_000, 10_000)).await;
     rm.client.set_limit(&each_user(3)).await.unwrap();
     let mut calls = JoinSet::new();
     for n in 0..300 {
@@ -270,7 +249,7 @@ async fn counters_of_idle_users_are_deleted() {
     }
     calls.join_all().await;
     // As if they had come long ago: what is new stays for a minute.
-    sqlx::raw_sql("UPDATE linkis_label_resource SET version = 0").execute(&database.pool).await.unwrap();
+    database.execute("UPDATE linkis_label_resource SET version = 0").await;
     eventually("only the counter of who holds something is left", Duration::from_secs(30), || async {
         database.count("SELECT count(*) FROM linkis_label_resource").await == 1
     })
@@ -289,8 +268,7 @@ async fn counters_of_idle_users_are_deleted() {
 /// However many change limits at once, they take few connections, and each is answered.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_changes_share_few_connections() {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
+    let (database, rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
     let mut calls = JoinSet::new();
     for n in 0..200 {
         let client = rm.client.clone();
@@ -315,7 +293,7 @@ async fn tickets_of_later_registration_are_skipped() {
     crowd(&database, &rm.client, &host, CROWD, "1 hour").await;
     let later =
         "UPDATE linkis_user_resource_meta_data SET em_epoch = em_epoch + 1 WHERE id % 500 <> 0 RETURNING em_epoch";
-    let later: Vec<i64> = sqlx::query_scalar(later).fetch_all(&database.pool).await.unwrap();
+    let later: Vec<i64> = database.column(later).await;
     let older = usize::try_from(CROWD).unwrap() - later.len();
 
     let mut connection = database.pool.acquire().await.unwrap();
@@ -350,18 +328,17 @@ async fn unregister_steps_retry_after_database_errors() {
     let crowded = em("crowded");
     crowd(&database, &rm.client, &crowded, 560, "1 hour").await;
     // Of three tries to end some of its tickets, the database carries out one.
-    sqlx::raw_sql(
-        "CREATE SEQUENCE tries;
+    database
+        .execute(
+            "CREATE SEQUENCE tries;
         CREATE FUNCTION often_fail() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
             IF nextval('tries') % 3 <> 0 THEN RAISE EXCEPTION 'not now' USING ERRCODE = '57P03'; END IF;
             RETURN NEW;
         END $$;
         CREATE TRIGGER often_fail BEFORE UPDATE ON linkis_em_resource_meta_data FOR EACH ROW
             WHEN (OLD.going_epoch IS NOT NULL) EXECUTE FUNCTION often_fail();",
-    )
-    .execute(&database.pool)
-    .await
-    .unwrap();
+        )
+        .await;
     have_go(&database, "crowded:%").await;
     // Ten steps; handing over to others what failed would take three seconds for each.
     eventually("it is gone", Duration::from_secs(20), || async { tickets_of(&database, &crowded).await == 0 }).await;

@@ -91,28 +91,3 @@ async fn trace_log_of_all_credentials_shows_no_secret() {
         assert!(lines.is_empty(), "{secret}: {lines:#?}");
     }
 }
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_databases_url_is_read_again_when_its_file_changes() {
-    let (database, folder) = (Database::fresh().await, Folder::new("database-url"));
-    let (proxy, behind) = database.behind_proxy("url-file");
-    folder.write("url", &behind.url());
-    let path = folder.0.join("url");
-    let mut command = Command::new(PROGRAM);
-    let rm = Process::start_command(command.env("DATABASE_URL_FILE", &path), |line| println!("{line}"));
-    rm.client.register(registration(em("host1"), load(64, 16, 16))).await.unwrap();
-    // As when a password is changed: those who are connected are cut off, and nobody gets in with the old one.
-    proxy.close();
-    proxy.cut_all();
-    assert!(rm.client.ems().await.is_err());
-    folder.write("url", "no URL");
-    tokio::time::sleep(Duration::from_millis(100)).await;
-    folder.write("url", &format!("{}\n", database.url()));
-    let back = || async {
-        let registered = rm.client.register(registration(em("host1"), load(64, 16, 16))).await;
-        registered.is_ok() && rm.client.ems().await.is_ok_and(|ems| ems.len() == 1)
-    };
-    eventually("it gets in with the new one", Duration::from_secs(20), back).await;
-    drop(rm);
-    drop(proxy);
-}

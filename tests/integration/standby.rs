@@ -14,10 +14,7 @@ use linkis_rm::{
 use sqlx::Executor as _;
 use tonic::Code;
 
-use crate::{
-    harness::*,
-    replication_pair::{LONG, Pair},
-};
+use crate::{harness::*, replication_pair::Pair};
 
 /// An instance that writes at the first of two nodes, or at whichever takes writes, and reads at the other.
 async fn instance(pair: &Pair, written: &str) -> Instance {

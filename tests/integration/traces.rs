@@ -25,8 +25,6 @@ use tonic::{
 
 use crate::{harness::*, identity::*, metrics::scrape};
 
-const LONG: Duration = Duration::from_secs(30);
-
 /// What a collector was told, and with which header.
 #[derive(Clone, Default)]
 struct Collected(Arc<Mutex<Vec<(String, ResourceSpans)>>>);

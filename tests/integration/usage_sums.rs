@@ -8,14 +8,9 @@ use linkis_rm::{
     transport::proto::{self, UsageBy, usage_service_client::UsageServiceClient},
 };
 use sqlx::Connection as _;
-use tonic::{Code, transport::Channel};
+use tonic::transport::Channel;
 
-use crate::{
-    harness::*,
-    identity::{token, with},
-};
-
-const LONG: Duration = Duration::from_secs(60);
+use crate::harness::*;
 
 const HOUR: f64 = 3600.0;
 
@@ -110,9 +105,8 @@ async fn usage_is_summed_by_user_em_and_type() {
 /// From the beginning again, as after an upgrade from a release that knew of no such sums, each ticket counts the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn what_an_earlier_release_ended_is_summed_by_its_grants() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(64, 16, 20)).await;
     let grant = rm.client.request_resource(&request(&host, "alice", load(4, 4, 1))).await.granted();
     rm.client.resource_released(&release(&grant, "alice")).await.unwrap();
     eventually_used(&connect(&rm).await, 1).await;
@@ -120,7 +114,7 @@ async fn what_an_earlier_release_ended_is_summed_by_its_grants() {
     let again = "UPDATE linkis_resource_action_record SET held_since = NULL;
         UPDATE linkis_resource_action_record SET action_time = action_time - interval '2 hours' WHERE action = 'granted';
         UPDATE linkis_resource_usage_progress SET last_number = 0; DELETE FROM linkis_resource_usage_hour";
-    sqlx::raw_sql(again).execute(&database.pool).await.unwrap();
+    database.execute(again).await;
     // And by two at once, which do not forget meanwhile what was granted so long ago.
     let options = Options { history: Duration::from_secs(24 * 3600), ..options() };
     let start = || Instance::start_with(&database, options.clone());
@@ -135,9 +129,8 @@ async fn what_an_earlier_release_ended_is_summed_by_its_grants() {
 /// What ended in an hour is told of that hour, and of no other.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_range_sums_tickets_that_ended_in_it() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(64, 16, 20)).await;
     for user in ["now", "before", "first"] {
         let grant = rm.client.request_resource(&request(&host, user, load(1, 2, 1))).await.granted();
         rm.client.resource_released(&release(&grant, user)).await.unwrap();
@@ -150,7 +143,7 @@ async fn usage_range_sums_tickets_that_ended_in_it() {
         WHERE action = 'released';
         UPDATE linkis_resource_action_record SET held_since = action_time - interval '30 minutes' WHERE action = 'released';
         UPDATE linkis_resource_usage_progress SET last_number = 0; DELETE FROM linkis_resource_usage_hour"#;
-    sqlx::raw_sql(again).execute(&database.pool).await.unwrap();
+    database.execute(again).await;
     let hour = database
         .count(
             "SELECT extract(epoch FROM max(date_trunc('hour', action_time)))::bigint
@@ -198,9 +191,8 @@ async fn usage_range_sums_tickets_that_ended_in_it() {
 /// Whoever took a number before others and commits after them is not skipped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_includes_late_commits() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(64, 16, 20)).await;
     let usage = connect(&rm).await;
     let end = async |user: &str| {
         let grant = rm.client.request_resource(&request(&host, user, load(1, 1, 1))).await.granted();
@@ -238,8 +230,7 @@ async fn usage_includes_late_commits() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_above_10000_names_sums_others() {
     const USERS: i64 = 10_050;
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host1"), load(64, 16, 20))).await.unwrap();
+    let (database, rm) = start_with_em(em("host1"), load(64, 16, 20)).await;
     let lines = r#"INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels,
             em_application_name, em_instance, resource_type, resource, actor, action_time, held_since)
         SELECT 'released', gen_random_uuid(), 'user' || n, 'IDE', '', '{}', 'ecm', 'host1', 'LoadInstance',
@@ -257,38 +248,5 @@ async fn usage_above_10000_names_sums_others() {
     assert_eq!((by_user.len(), tickets(&by_user)), (10_001, USERS));
     let others = by_user.last().unwrap();
     assert_eq!((others.others, others.name.as_str(), others.tickets), (true, "", 50));
-    rm.stop().await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_who_is_bound_to_users_hears_of_their_use_alone() {
-    let database = Database::fresh().await;
-    let bound = token(&database, "bound", &["--role", "viewer", "--user", "alice"]);
-    let admin = token(&database, "admin", &["--role", "admin"]);
-    let rm = Instance::start(&database).await;
-    let channel = Channel::from_shared(rm.address.clone()).unwrap().connect().await.unwrap();
-    let mut manager = crate::identity::rm_of(&channel, &admin);
-    manager.register(crate::identity::register("host1")).await.unwrap();
-    for user in ["alice", "bob"] {
-        let granted = manager.request_resource(crate::identity::ask("host1", user, 1)).await.unwrap().into_inner();
-        let Some(proto::request_resource_response::Result::Available(available)) = granted.result else { panic!() };
-        let release = proto::ResourceReleasedRequest { ticket_id: available.ticket_id, ..Default::default() };
-        manager.resource_released(release).await.unwrap();
-    }
-    let names = async |token: &str, user: &str| {
-        let mut usage = UsageServiceClient::new(with(&channel, token));
-        let call = proto::GetUsageRequest { by: UsageBy::User.into(), user: user.into(), ..Default::default() };
-        let sums = usage.get_usage(call).await.unwrap().into_inner().sums;
-        sums.into_iter().map(|sum| sum.name).collect::<Vec<_>>()
-    };
-    eventually("both are summed", LONG, async || names(&admin, "").await == ["alice", "bob"]).await;
-    assert_eq!(names(&bound, "").await, ["alice"]);
-    assert_eq!(names(&bound, "bob").await, [""; 0], "somebody else's is none");
-    assert_eq!(names(&admin, "bob").await, ["bob"]);
-    let mut usage = UsageServiceClient::new(with(&channel, &bound));
-    let by_em = proto::GetUsageRequest { by: UsageBy::Em.into(), ..Default::default() };
-    let refused = usage.get_usage(by_em).await.unwrap_err();
-    assert_eq!(refused.code(), Code::InvalidArgument);
-    assert!(refused.message().contains("bound to users"), "{refused:?}");
     rm.stop().await;
 }

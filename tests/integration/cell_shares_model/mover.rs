@@ -1,4 +1,4 @@
-//! Who moves shares to where they are wanted: what he begins, by the rows alone. He may die at any step, and another goes on.
+//! The mover: moves shares between cells, from the rows alone. It can end at any step, and another mover continues.
 
 use super::protocol::{Home, Message, Share};
 
@@ -25,7 +25,7 @@ impl<const CELLS: usize> Moving<CELLS> {
         (0..CELLS).filter(move |cell| lives[*cell])
     }
 
-    /// A cell that has more grants it to those who wait in the same commit, so that nobody takes it back before.
+    /// A cell with a larger share grants waiting requests in the same commit, so that no later change takes the share.
     fn finish(&mut self) {
         for cell in self.living() {
             if let Some(Message::Make(number, change)) = self.home.given[cell].order()
@@ -39,7 +39,7 @@ impl<const CELLS: usize> Moving<CELLS> {
         }
     }
 
-    /// Gives what is free to those who lack it, and wants back from others what they lack then, or what is above the limit.
+    /// Gives free amounts to cells that lack them, and reclaims from other cells what is short or above the limit.
     fn begin(&mut self) {
         let mut short = self.home.total().saturating_sub(self.home.maximum);
         for cell in self.living() {

@@ -5,7 +5,7 @@
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Given {
     pub amount: u8,
-    /// Of the last change that is over.
+    /// State of the last completed change.
     pub number: u8,
     pub under_way: Option<Change>,
 }
@@ -24,11 +24,11 @@ pub enum Change {
 pub struct Share {
     pub amount: u8,
     pub held: u8,
-    /// Of the last change that it has made.
+    /// State of the last applied change.
     pub number: u8,
 }
 
-/// What travels between home and a cell: it may be lost, come late, twice, and after what was sent later.
+/// A message between home and a cell. It can be lost, late, repeated, or overtaken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Message {
     /// To the cell: make the change of this number.
@@ -37,7 +37,7 @@ pub enum Message {
     Made(u8, u8),
 }
 
-/// What is done wrong on purpose, to see that it is found.
+/// A planted mistake, which the model must find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mistake {
     /// Home gives what it does not have.
@@ -66,7 +66,7 @@ impl<const CELLS: usize> Home<CELLS> {
         self.given.iter().map(|given| given.amount).sum()
     }
 
-    /// What is given to nobody; nothing while a limit that was lowered drains.
+    /// The amount without a cell: none while a lowered limit drains.
     pub fn free(&self) -> u8 {
         self.maximum.saturating_sub(self.total())
     }
@@ -100,7 +100,7 @@ impl<const CELLS: usize> Home<CELLS> {
 }
 
 impl Given {
-    /// What the cell has to be told, by whoever reads the row, as often as he likes.
+    /// The message to the cell, which any reader of the row can send again.
     pub fn order(&self) -> Option<Message> {
         self.under_way.map(|change| Message::Make(self.number + 1, change))
     }
@@ -119,7 +119,8 @@ impl Share {
         self.amount.saturating_sub(self.held)
     }
 
-    /// Makes a change if it is the next, and tells what the cell has; again if it was the last. What is older than that gets no answer.
+    /// Applies a change if it is the next one, and returns the share of the cell, also for the last one again. An older change
+    /// gets no reply.
     pub fn make(&mut self, number: u8, change: Change, mistake: Option<Mistake>) -> Option<Message> {
         if number == self.number + 1 || mistake == Some(Mistake::CellIgnoresNumbers) {
             self.number = self.number.max(number);

@@ -18,14 +18,13 @@ pub struct Bounds {
     pub step: u8,
 }
 
-/// A state of all rows. What was sent stays: so each message may be handled at any later time, again, or never, as if whoever was to
-/// handle it had died.
+/// Sent messages stay, so that each can be handled at any later time, again, or never.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct World<const CELLS: usize> {
     pub home: Home<CELLS>,
     pub shares: [Share; CELLS],
     sent: BTreeSet<(usize, Message)>,
-    /// What must never be exceeded: the maximum, or, after it was lowered, what was given of it at each commit since.
+    /// The bound of the granted amount: the maximum, or, after it was lowered, the share at each commit since.
     bound: u8,
 }
 
@@ -106,7 +105,7 @@ impl<const CELLS: usize> World<CELLS> {
         self.lower_bound();
     }
 
-    /// What was given back of a limit that was lowered is not given again.
+    /// A reclaimed part of a lowered limit is not given again.
     fn lower_bound(&mut self) {
         self.bound = self.bound.min(self.home.total().max(self.home.maximum));
     }

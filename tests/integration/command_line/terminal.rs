@@ -23,8 +23,6 @@ use crate::{certificates::Folder, harness::*};
 
 use super::{program, text, world};
 
-const LONG: Duration = Duration::from_secs(30);
-
 /// A terminal of this size, and the end that programs have of it.
 pub fn terminal(columns: u16, rows: u16) -> (File, OwnedFd) {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
@@ -96,6 +94,15 @@ fn typed_at(address: &str, words: &[&str], types: &str) -> (Option<i32>, String)
 async fn terminal_commands_confirm_and_fit_width() {
     let world = world().await;
     let (id, address) = (world.grants[0].ticket_id.to_string(), &world.rm.address);
+    let mut holder =
+        world.database.transaction("LOCK TABLE linkis_em_resource_meta_data IN ACCESS EXCLUSIVE MODE").await;
+    let mut audit = Typed::start(program(address, &["audit"]));
+    audit.until("auditing \u{2026} ");
+    execute(&mut holder, "ROLLBACK").await;
+    let (code, seen) = audit.end();
+    assert!(seen.contains(&format!("{ERASE}consistent: 3 EMs, 2 scopes, 2 tickets")), "{seen:?}");
+    assert_eq!(code, Some(0));
+
     let lives = async || lives(&world.rm.client, world.grants[0].ticket_id).await;
     let (code, seen) = typed_at(address, &["release", &id], "n\n");
     assert!(code == Some(1) && seen.contains("[y/N]") && !seen.contains("Why?"), "{seen}");
@@ -140,30 +147,16 @@ async fn terminal_limits_change_detects_concurrent_change() {
 const ERASE: &str = "\r\u{1b}[K";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn an_audit_that_takes_long_says_so_on_a_terminal() {
-    let world = world().await;
-    let mut holder = world.database.connect().await;
-    let lock = "BEGIN; LOCK TABLE linkis_em_resource_meta_data IN ACCESS EXCLUSIVE MODE";
-    sqlx::raw_sql(lock).execute(&mut holder).await.unwrap();
-    let mut audit = Typed::start(program(&world.rm.address, &["audit"]));
-    audit.until("auditing \u{2026} ");
-    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
-    let (code, seen) = audit.end();
-    assert!(seen.contains(&format!("{ERASE}consistent: 3 EMs, 2 scopes, 2 tickets")), "{seen:?}");
-    assert_eq!(code, Some(0));
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terminal_migration_shows_progress() {
     let database = Database::fresh().await;
     // Somebody else makes a table of that name, and has not made up their mind.
     let mut holder = database.connect().await;
-    sqlx::raw_sql("BEGIN; CREATE TABLE linkis_resource_limit ()").execute(&mut holder).await.unwrap();
+    execute(&mut holder, "BEGIN; CREATE TABLE linkis_resource_limit ()").await;
     let mut command = Command::new(PROGRAM);
     command.arg("migrate").env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
     let mut migrate = Typed::start(command);
     migrate.until("bringing the schema up to date \u{2026} ");
-    sqlx::raw_sql("ROLLBACK").execute(&mut holder).await.unwrap();
+    execute(&mut holder, "ROLLBACK").await;
     let (code, seen) = migrate.end();
     assert!(seen.contains(" migrations were made"), "{seen:?}");
     assert_eq!(code, Some(0));

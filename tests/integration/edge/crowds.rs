@@ -1,4 +1,4 @@
-//! Crowds of calls: who is let in, who is told to come again, and who stands in nobody's way.
+//! Bounds of concurrent calls: permits, rejections and their independence.
 
 use super::*;
 
@@ -37,7 +37,7 @@ async fn call_limit_rejects_requests_and_admits_releases() {
         Err(error) => {
             let told = (error.code(), error.reason());
             assert_eq!(told, (Some(Code::ResourceExhausted), Some("OVERLOADED".to_owned())), "{error}");
-            assert!(error.retry_after().is_some(), "it is told when to come again");
+            assert!(error.retry_after().is_some(), "the rejection has a retry time");
             turned_away += 1;
         }
     };
@@ -59,17 +59,16 @@ async fn call_limit_rejects_requests_and_admits_releases() {
         most = most.max(rm.memory());
     }
     let places = granted.len();
-    println!("{places} granted, {turned_away} turned away; idle {} MB, most {} MB", idle / MB, most / MB);
     assert_eq!(places + turned_away, REQUESTS);
     assert!((400..=500).contains(&places), "{places} had a place");
     // Measured: 1.2 times as much without optimizations, 1.3 with them, because less is resident when idle.
     assert!(most <= idle * 3 / 2, "{} MB, and {} MB when idle", most / MB, idle / MB);
     let live = rm.client.tickets(None).await.unwrap();
-    assert!(granted.iter().all(|id| live.iter().any(|ticket| ticket.id == *id)), "no grant that was told is lost");
+    assert!(granted.iter().all(|id| live.iter().any(|ticket| ticket.id == *id)), "each reply has a ticket");
     assert_eq!(assert_invariants(&database, &rm.client).await, places);
 }
 
-/// Who waits in line takes no place from those who do not wait, and has a bound of his own.
+/// A waiting request uses no call permit. Waiting requests have their own bound.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn waiting_requests_use_no_call_permit() {
     let database = Database::fresh().await;
@@ -105,7 +104,7 @@ async fn waiting_requests_use_no_call_permit() {
     eventually("all have left", Duration::from_secs(30), async || rm.client.waiting().await.unwrap().is_empty()).await;
 }
 
-/// Of those who ask for an EM that is held, not so many wait that others find no room.
+/// Calls on a contended EM leave permits to other calls.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contended_key_queue_leaves_permits_for_others() {
     let database = Database::fresh().await;
@@ -136,7 +135,7 @@ async fn contended_key_queue_leaves_permits_for_others() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 1024 + 50);
 }
 
-/// Whoever asks for an EM that stays held is told so in time, or turned away; nobody is cut off, and little memory is taken.
+/// Calls on an EM that stays held end by their timeout or are rejected. No connection ends, and memory is bounded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_on_held_em_end_by_timeout() {
     const CALLS: usize = 3000;
@@ -167,7 +166,6 @@ async fn calls_on_held_em_end_by_timeout() {
             (most, others) = (most.max(rm.memory()), others + 1);
         }
     }
-    println!("{waited} waited, {turned_away} were turned away; idle {} MB, most {} MB", idle / MB, most / MB);
     assert!(waited >= 1000 && turned_away > 0, "{waited} waited, {turned_away} were turned away");
     assert!(most <= idle + 64 * MB, "{} MB, and {} MB when idle", most / MB, idle / MB);
     database.release_holds().await;

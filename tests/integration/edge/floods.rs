@@ -83,7 +83,6 @@ async fn flood(from: &str, server: SocketAddr, kind: u8) -> Option<(u32, String)
         // Fewer calls are begun at a time than may be reset before the server has accepted them.
         tokio::task::yield_now().await;
     }
-    let is_ended = received.is_finished();
     drop(write);
     let received = received.await.unwrap();
     let mut rest = received.as_slice();
@@ -97,7 +96,6 @@ async fn flood(from: &str, server: SocketAddr, kind: u8) -> Option<(u32, String)
         }
         rest = behind;
     }
-    println!("kind {kind}: ended {is_ended}, {last:?}");
     last
 }
 

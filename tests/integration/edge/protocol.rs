@@ -248,8 +248,11 @@ macro_rules! reflect {
                     format!("{} {:?}", of.base_type_name, of.extension_number)
                 }
                 MessageResponse::ListServicesResponse(services) => {
-                    let names: Vec<_> = services.service.into_iter().map(|service| service.name).collect();
-                    format!("{} services, {}", names.len(), names.contains(&"linkis.rm.v1.UsageService".to_owned()))
+                    let names = services.service.into_iter().map(|service| service.name);
+                    // Each version of reflection has its own name.
+                    let mut names: Vec<_> = names.map(|name| name.replace("v1alpha", "v1")).collect();
+                    names.sort();
+                    names.join(" ")
                 }
                 MessageResponse::ErrorResponse(error) => {
                     assert!(!error.error_message.is_empty());
@@ -295,7 +298,9 @@ async fn reflection_rules_hold() {
         "linkis.rm.v1.EmInstance []",
         "error 5",
         "error 3",
-        "7 services, true",
+        "grpc.health.v1.Health grpc.reflection.v1.ServerReflection linkis.rm.v1.AdminService \
+            linkis.rm.v1.ExternalResourceService linkis.rm.v1.LimitService linkis.rm.v1.ResourceManagerService \
+            linkis.rm.v1.UsageService",
     ];
     assert_eq!(reflect!(v1, &rm.address, asked), expected);
     assert_eq!(reflect!(v1alpha, &rm.address, asked), expected);

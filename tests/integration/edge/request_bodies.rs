@@ -45,7 +45,7 @@ async fn message_of_many_fields_uses_bounded_memory() {
         while refused.len() < CALLS {
             if let Ok(Some(answer)) = tokio::time::timeout(Duration::from_millis(10), calls.join_next()).await {
                 let (answer, stream) = answer.unwrap();
-                // Of what it is, or because what the others are by now leaves no room.
+                // Rejected for its content, or because the other calls use the budget.
                 let status = &answer.headers()["grpc-status"];
                 assert!(status == "3" || status == "8", "{encoding}: {answer:?}");
                 refused.push(stream);
@@ -54,7 +54,6 @@ async fn message_of_many_fields_uses_bounded_memory() {
             assert!(most - idle <= 48 * MB, "{encoding}: {} MB above idle", (most - idle) / MB);
         }
     }
-    println!("idle {} MB, most {} MB", idle / MB, most / MB);
     process.client.ems().await.unwrap();
 }
 

@@ -117,6 +117,24 @@ fn rows() -> Vec<Row> {
             ResourceExhausted,
             "limit",
         ),
+        (
+            "gzip of a health check above the limit",
+            HEALTH,
+            GZIP,
+            message(1, &gzip(&[0; 5000])),
+            ResourceExhausted,
+            "4096",
+        ),
+        // Messages below the limit reach the handler.
+        ("a large message below the limit", GET, &[], get_em(&"a".repeat(200 << 10)), InvalidArgument, "em"),
+        (
+            "gzip of a large message below the limit",
+            GET,
+            GZIP,
+            message(1, &gzip(&get_em(&"a".repeat(200 << 10))[5..])),
+            InvalidArgument,
+            "em",
+        ),
         // In the handler.
         ("a field that is missing", GET, &[], message(0, &[]), InvalidArgument, "em"),
         ("an EM that is not registered", GET, &[], get_em("ecm"), NotFound, "ecm"),

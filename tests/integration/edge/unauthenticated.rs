@@ -1,11 +1,11 @@
-//! Those who reach the port, and show nobody who they are.
+//! Callers without credentials.
 
 use super::*;
 use crate::identity::token;
 
 const WATCH: &str = "grpc.health.v1.Health/Watch";
 
-/// Whoever watches health again and again on one connection is told that it is enough; elsewhere, health is told.
+/// A connection with too many health watches gets an error; other connections can watch health.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn health_calls_per_connection_are_bounded() {
     let database = Database::fresh().await;
@@ -33,7 +33,7 @@ async fn health_calls_per_connection_are_bounded() {
     eventually("there is room again", Duration::from_secs(30), || is_told(&raw)).await;
 }
 
-/// Those of whom nothing is known make room for others, and those who are known stay.
+/// Unauthenticated connections are closed before authenticated ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unauthenticated_connections_yield_to_known_callers() {
     let database = Database::fresh().await;

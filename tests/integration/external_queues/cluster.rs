@@ -21,7 +21,7 @@ use tokio::net::TcpListener;
 /// A queue of the cluster: its path, how much it may have, what others use of it, in GB and as many cores; and its state.
 pub(super) type QueueOf = (&'static str, i64, i64, &'static str);
 
-/// What a cluster is like.
+/// State of the fake cluster.
 #[derive(Clone, Default)]
 pub(super) struct Shown {
     pub(super) queues: Vec<QueueOf>,
@@ -32,7 +32,7 @@ pub(super) struct Shown {
     pub(super) padding: usize,
 }
 
-/// A ResourceManager. What it shows changes between two snapshots, and not within one.
+/// The state changes between two snapshots, and not within one.
 pub(super) struct Cluster {
     address: String,
     next: Arc<Mutex<Shown>>,

@@ -1,4 +1,4 @@
-//! How a snapshot comes into force: what changed while it was prepared is caught up with before anybody waits for it.
+//! Installation of a snapshot: changes during its preparation are processed before the lock.
 
 use linkis_rm::{
     domain::{
@@ -16,7 +16,7 @@ use super::*;
 const QUEUES: i64 = 1000;
 const LEASE: Uuid = Uuid::from_u128(7);
 
-/// A cluster that nobody but the test asks.
+/// A cluster that only the test fetches.
 async fn cluster(connection: &mut PgConnection) -> i64 {
     sqlx::query_scalar(
         "WITH put AS (
@@ -51,11 +51,11 @@ async fn grant(connection: &mut PgConnection, numbers: std::ops::RangeInclusive<
         UPDATE linkis_external_cluster SET changes = {last};
         COMMIT"
     );
-    sqlx::raw_sql(sqlx::AssertSqlSafe(granted)).execute(connection).await.unwrap();
+    execute(connection, granted).await;
 }
 
-/// Whoever asks for a queue of a cluster waits while a snapshot comes into force: for what has changed in the last moment, and for nothing that
-/// has changed while it was prepared.
+/// A request for a queue waits during the installation of a snapshot: for the latest changes only, and not for those during the
+/// preparation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn snapshot_install_writes_only_last_changes() {
     let (database, rm) = start().await;

@@ -1,4 +1,4 @@
-//! What an instance keeps from one snapshot to the next: it reads what has changed, and all live tickets only where what is kept may not hold.
+//! The preparation cache of snapshots: an instance reads only changed tickets, and all live tickets if the cache may be wrong.
 
 use super::*;
 
@@ -30,7 +30,7 @@ async fn with_tickets(tickets: usize) -> (Database, Cluster, Instance, Vec<Grant
     (database, cluster, one, granted)
 }
 
-/// What is counted of the whole cluster in GB, once a snapshot has come into force behind now.
+/// Counted GB of the whole cluster after a snapshot that begins now.
 async fn counted_soon(database: &Database, path: &str, gb: i64) {
     refreshed(database).await;
     assert_eq!(counted(database, path).await, gb);
@@ -58,11 +58,11 @@ async fn snapshot_preparation_reads_only_changed_tickets() {
     let (all, changed) = (tickets_read(&one, "all") - before.0, tickets_read(&one, "changed") - before.1);
     assert_eq!((all, changed), (0, 2), "the two that changed, once each");
     let ended = "SELECT count(*) FROM linkis_external_ticket WHERE ended";
-    eventually("what ended is forgotten", SOON, async || database.count(ended).await == 0).await;
+    eventually("ended tickets are deleted", SOON, async || database.count(ended).await == 0).await;
     assert_eq!(assert_invariants(&database, &one.client).await, 59);
 }
 
-/// What settles by time alone settles in what is kept, too.
+/// Tickets that settle by time settle in the cache, too.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn settled_engines_are_shown_without_reads() {
     let (database, cluster, one, granted) = with_tickets(3).await;
@@ -105,7 +105,7 @@ async fn preparation_cache_is_rebuilt_after_provider_change() {
     // By hand, and so without a number: a repair makes sure that nothing goes by what was counted before.
     let by_hand = "UPDATE linkis_external_ticket SET memory = memory + 1073741824
         WHERE ticket_id = (SELECT ticket_id FROM linkis_external_ticket LIMIT 1)";
-    sqlx::raw_sql(by_hand).execute(&database.pool).await.unwrap();
+    database.execute(by_hand).await;
     counted_soon(&database, "root.a", 12).await;
     assert!(one.client.audit().await.unwrap().differences.count > 0, "nobody was told");
     let before = anew(&one);
@@ -116,7 +116,7 @@ async fn preparation_cache_is_rebuilt_after_provider_change() {
 /// Has the numbers of changes become others, until an instance notices between two snapshots.
 async fn renumbered_until(database: &Database, rm: &Instance, sql: &'static str, by: &str) {
     let noticed = async || {
-        sqlx::raw_sql(sql).execute(&database.pool).await.unwrap();
+        database.execute(sql).await;
         tokio::time::sleep(Duration::from_millis(100)).await;
         prepared(rm, by) > 0
     };
@@ -127,19 +127,14 @@ async fn renumbered_until(database: &Database, rm: &Instance, sql: &'static str,
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_kept_does_not_hold_where_too_much_has_changed() {
-    let (database, _cluster, one, _granted) = with_tickets(12).await;
-    let many = "UPDATE linkis_external_cluster SET changes = changes + 20001";
-    renumbered_until(&database, &one, many, "outdated").await;
-}
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn preparation_cache_is_rebuilt_after_renumbered_changes() {
     let (database, _cluster, one, _granted) = with_tickets(12).await;
-    // As a database does that has lost its last changes.
+    // As in a database that lost its last changes.
     let fewer = "WITH changed AS (UPDATE linkis_external_cluster SET changes = changes - 1 RETURNING changes)
         UPDATE linkis_external_ticket SET change = least(change, changes) FROM changed";
     renumbered_until(&database, &one, fewer, "renumbered").await;
+    let many = "UPDATE linkis_external_cluster SET changes = changes + 20001";
+    renumbered_until(&database, &one, many, "outdated").await;
 }
 
 /// The one of two instances that keeps something asks, as long as it lives; where another has asked in between, it reads all.
@@ -154,10 +149,10 @@ async fn preparation_cache_keeps_lease_with_its_instance() {
         refreshed(&database).await;
     }
     let (kept, all) = (of_both(kept) - before.0, of_both(anew) - before.1);
-    assert!(kept >= 8 && all <= 2, "it is left to whoever keeps something: {kept}, {all}");
+    assert!(kept >= 8 && all <= 2, "the instance with a cache prepares it: {kept}, {all}");
     let before = of_both(anew);
     let other = "UPDATE linkis_external_refresh SET lease = gen_random_uuid(), leased_until = '-infinity'";
-    sqlx::raw_sql(other).execute(&database.pool).await.unwrap();
+    database.execute(other).await;
     eventually("one of them reads all", SOON, async || of_both(anew) > before).await;
     one.client.resource_released(&release(&granted[0], "hadoop")).await.unwrap();
     counted_soon(&database, "root.a", 11).await;
@@ -177,7 +172,7 @@ async fn preparation_cache_survives_cluster_outage() {
     eventually("it is away", SOON, async || database.count(failures).await > 1).await;
     one.client.resource_released(&release(&granted[0], "hadoop")).await.unwrap();
     let ended = "SELECT count(*) FROM linkis_external_ticket WHERE ended";
-    eventually("what ended is forgotten", SOON, async || database.count(ended).await == 0).await;
+    eventually("ended tickets are deleted", SOON, async || database.count(ended).await == 0).await;
     cluster.show(|shown| shown.is_away = false);
     counted_soon(&database, "root.a", 11).await;
     assert_eq!((prepared(&one, "new"), tickets_read(&one, "changed")), (1, 13), "nothing was read twice");

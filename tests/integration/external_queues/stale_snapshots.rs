@@ -1,24 +1,24 @@
-//! A cluster whose numbers are late: what is granted meanwhile is never more than there is, and what it comes to show is never missed, and
-//! counted twice only where nobody can know better.
+//! Snapshots that lag behind grants: no amount is granted twice, and shown use is counted once, or twice only without application
+//! ids.
 
 use super::*;
 
-/// By how much its numbers are late.
+/// Lag of the snapshots.
 fn lag() -> Duration {
     std::env::var("LINKIS_RM_YARN_LAG")
         .map_or(Duration::from_millis(500), |seconds| Duration::from_secs_f64(seconds.parse().unwrap()))
 }
 
-/// Of so many requests at once, half on each instance, each for 12 GB.
+/// Number of concurrent requests, half on each instance, 12 GB each.
 const REQUESTS: usize = 30;
 
-/// How often a cluster is asked for one snapshot: for its applications, its queues, and its applications again.
+/// Number of fetches for one snapshot: applications, queues, applications again.
 const ASKED_FOR_ONE: usize = 3;
 
-/// What is counted of each queue, as often as can be looked, until it is said that this is enough.
+/// A task that compares the counted GB of each queue with bounds until `end`.
 struct Watch {
     stop: Arc<AtomicBool>,
-    /// At least so much, and no more than that, in GB.
+    /// Lower and upper bound in GB.
     bounds: Arc<(AtomicUsize, AtomicUsize)>,
     looking: tokio::task::JoinHandle<usize>,
 }
@@ -38,7 +38,6 @@ impl Watch {
                         assert!((least..=most).contains(&counted), "{path}: {counted} of {least} to {most}");
                     }
                     samples += 1;
-                    tokio::time::sleep(Duration::from_millis(5)).await;
                 }
                 samples
             }
@@ -46,7 +45,7 @@ impl Watch {
         Self { stop, bounds, looking }
     }
 
-    /// No more than that from here on.
+    /// Lowers the upper bound.
     fn at_most(&self, most: usize) {
         self.bounds.1.store(most, Ordering::SeqCst);
     }
@@ -57,8 +56,8 @@ impl Watch {
     }
 }
 
-/// A burst on a queue of 100 GB in a parent of so many, of which the cluster shows nothing until it is so late, then drivers, and at last
-/// all. Engines report the ids of their applications, or none.
+/// A burst on a queue of 100 GB within a parent of `parent` GB. The cluster shows nothing at first, then drivers, then all.
+/// Engines report application ids or none.
 async fn burst_that_shows_late(parent: i64, fits: usize, has_ids: bool) {
     let what = format!("a parent with {parent} GB, ids: {has_ids}");
     let queues = [("root", 1000, 0, "RUNNING"), ("root.a", parent, 0, "RUNNING"), ("root.a.x", 100, 0, "RUNNING")];
@@ -68,7 +67,7 @@ async fn burst_that_shows_late(parent: i64, fits: usize, has_ids: bool) {
     let granted = burst([&one, &two], REQUESTS, &in_queue("a.x", 12)).await;
     assert_eq!(granted.len(), fits, "{what}");
     let all = 12 * fits;
-    // Without an id what is shown may be another's: until it has settled, it counts beside what was granted.
+    // Without ids, shown use may be of others: until it has settled, it counts beside the grants.
     let watch = Watch::begin(&database, all, if has_ids { all } else { 2 * all });
     let id = |number: usize| format!("application_3_{number}");
     for (number, grant) in granted.iter().enumerate() {
@@ -79,7 +78,7 @@ async fn burst_that_shows_late(parent: i64, fits: usize, has_ids: bool) {
         }
     }
     let none = async || burst([&one, &two], 4, &in_queue("a.x", 12)).await.is_empty();
-    // All of it is shown before a minute is over: until then it counts, whatever is shown.
+    // Everything is shown within a minute; until then granted amounts count.
     for (gb, late) in [(1, lag()), (7, lag() / 4), (12, lag() / 4)] {
         tokio::time::sleep(late).await;
         assert!(none().await, "{what}: before {gb} GB of each are shown");
@@ -91,7 +90,7 @@ async fn burst_that_shows_late(parent: i64, fits: usize, has_ids: bool) {
         // A minute later.
         let later = "WITH changed AS (UPDATE linkis_external_cluster SET changes = changes + 1 RETURNING changes)
             UPDATE linkis_external_ticket SET used_since = used_since - interval '61 s', change = changes FROM changed";
-        sqlx::raw_sql(later).execute(&database.pool).await.unwrap();
+        database.execute(later).await;
         refreshed(&database).await;
         watch.at_most(all);
         refreshed(&database).await;
@@ -99,11 +98,16 @@ async fn burst_that_shows_late(parent: i64, fits: usize, has_ids: bool) {
     }
     assert!(watch.end().await > 10, "{what}");
     assert_eq!(counted(&database, "root.a").await, i64::try_from(all).unwrap(), "{what}");
-    // However many instances there are, and however many ask, it was asked once for each snapshot.
+    // The cluster is fetched once for each snapshot, independent of instances and requests.
     let asked = cluster.asked.load(Ordering::SeqCst) - before.0;
     let snapshots = usize::try_from(database.count(GENERATION).await - before.1).unwrap();
     assert!(asked <= ASKED_FOR_ONE * (snapshots + 2), "{what}: asked {asked} times for {snapshots} snapshots");
     assert_eq!(assert_invariants(&database, &one.client).await, fits, "{what}");
+    // A settled application that ends frees its share.
+    cluster.show(|shown| drop(shown.applications.pop()));
+    one.client.resource_released(&release(&granted[fits - 1], "hadoop")).await.unwrap();
+    refreshed(&database).await;
+    assert_eq!(burst([&one, &two], 4, &in_queue("a.x", 12)).await.len(), 1, "{what}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

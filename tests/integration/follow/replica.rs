@@ -1,4 +1,4 @@
-//! A copy of all tickets and EMs that is kept with the feed alone, beside a crowd that does whatever it likes.
+//! A replica of all tickets and EMs from the feed alone, under random calls.
 
 use std::{
     collections::BTreeMap,
@@ -31,7 +31,7 @@ use uuid::Uuid;
 
 use crate::{faults::random::Random, harness::*};
 
-/// What somebody knows who has only the feed, and asks for the EMs that it names.
+/// The state that a reader of the feed knows, with the EMs that the feed names.
 #[derive(Default)]
 struct Mirror {
     tickets: BTreeMap<Uuid, Held>,
@@ -40,7 +40,7 @@ struct Mirror {
     seen: BTreeMap<String, usize>,
 }
 
-/// A ticket, as far as the history tells of it.
+/// A ticket, by the fields of history lines.
 #[derive(Debug, PartialEq)]
 struct Held {
     whose: [String; 3],
@@ -91,7 +91,7 @@ impl Mirror {
         }
     }
 
-    /// Begins with what there is: all that is listed after a position was told is at least as new.
+    /// Begins with the lists: everything that is listed after a position is at least as new.
     async fn begin(client: &RmClient) -> (Self, Follower) {
         let mut follower = client.follow_actions("");
         let first = follower.next().await.unwrap();
@@ -130,7 +130,7 @@ impl Held {
     }
 }
 
-/// Asks again while nobody answers.
+/// Retries while no instance replies.
 async fn retried<T, F: Future<Output = Result<T, ClientError>>>(mut ask: impl FnMut() -> F) -> T {
     let start = Instant::now();
     loop {
@@ -142,7 +142,7 @@ async fn retried<T, F: Future<Output = Result<T, ClientError>>>(mut ask: impl Fn
     }
 }
 
-/// One of those who use the service: whatever comes to mind, on whatever host, until so much was done.
+/// A caller that makes random calls on random EMs, a number of times.
 async fn user(client: RmClient, number: u64, left: Arc<AtomicUsize>, is_over: Arc<AtomicBool>) {
     let mut random = Random::new(number);
     let mut held: Vec<(Grant, String)> = Vec::new();
@@ -198,8 +198,8 @@ async fn user(client: RmClient, number: u64, left: Arc<AtomicUsize>, is_over: Ar
     }
 }
 
-/// Two managers do whatever they like, on two instances; grants expire, EMs go, fall silent and come again, engines are lost; one instance is
-/// killed in the middle, and both followers lose their connections with it. In the end, what they know is what there is.
+/// Two managers make random calls on two instances. Grants expire; EMs are unregistered, silent and registered again; engines are
+/// lost. One instance is killed, and both followers reconnect.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn replica_by_feed_equals_service() {
     let operations = crowd_of(1500);
@@ -214,10 +214,8 @@ async fn replica_by_feed_equals_service() {
         lost_after_reports: 2,
     };
     let second = Instance::start_with(&database, Options { liveness, ..options() }).await;
-    for n in 0..6 {
-        second.client.register(registration(em(&format!("host{n}")), load(400, 400, 400))).await.unwrap();
-    }
-    // One that reports once, with engines that it then does not name, and falls silent.
+    register_hosts(&second.client, 0..6, load(400, 400, 400)).await;
+    // An EM that reports once, with engines that it then does not name, and becomes silent.
     let fickle = em("fickle");
     let epoch = second.client.register(registration(fickle.clone(), load(40, 40, 40))).await.unwrap().epoch;
     let many_tries = ClientSettings { attempts: 60, ..ClientSettings::new(Duration::from_secs(60)) };
@@ -282,11 +280,11 @@ async fn replica_by_feed_equals_service() {
             .await
             == 0
     };
-    eventually("what was to expire has", Duration::from_secs(60), due).await;
+    eventually("tickets have expired", Duration::from_secs(60), due).await;
     let going = || async {
         database.count("SELECT count(*) FROM linkis_em_resource_meta_data WHERE going_epoch IS NOT NULL").await == 0
     };
-    eventually("what goes has gone", Duration::from_secs(60), going).await;
+    eventually("EMs are unregistered", Duration::from_secs(60), going).await;
     *end.lock().unwrap() = Some("the-end:9102".into());
     second.client.register(registration(em("the-end"), load(1, 1, 1))).await.unwrap();
     let copies = tokio::time::timeout(Duration::from_secs(120), copies.join_all()).await.expect("they hear of the end");
@@ -295,7 +293,6 @@ async fn replica_by_feed_equals_service() {
         second.client.tickets(None).await.unwrap().iter().map(|ticket| (ticket.id, Held::of_ticket(ticket))).collect();
     let ems = second.client.ems().await.unwrap();
     for copy in copies {
-        println!("{} lines: {:?}; {} tickets, {} EMs", copy.lines, copy.seen, tickets.len(), ems.len());
         assert_eq!(copy.tickets.len(), tickets.len(), "as many tickets");
         for (id, held) in &tickets {
             assert_eq!(copy.tickets.get(id), Some(held), "{id}");

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Grants and releases go on at the same time: counts are written past the tickets that are just being changed.
+/// Grants and releases continue meanwhile: counts are written beside tickets that change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_of_missing_tickets_run_beside_grants() {
     let (database, rm) = start_with(patience(NEVER, NEVER, 3)).await;
@@ -13,7 +13,7 @@ async fn reports_of_missing_tickets_run_beside_grants() {
         engines.spawn(async move {
             for _ in 0..20 {
                 let grant = ecm.used().await;
-                // It may be lost by now; to release it is success all the same.
+                // The ticket may be lost already; its release succeeds.
                 ecm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
                 ecm.used().await;
             }
@@ -35,20 +35,20 @@ async fn reports_of_missing_tickets_run_beside_grants() {
     assert!(lost >= 400, "{lost}");
 }
 
-/// How many rows of tickets were read since the statistics were reset. Those of a connection are there for certain once it is closed.
+/// The statistics of a connection are complete once it is closed.
 async fn tickets_read(database: &Database) -> i64 {
-    eventually("all connections are closed", LONGEST, || async {
+    eventually("all connections are closed", LONG, || async {
         let open = "SELECT count(*) FROM pg_stat_activity
             WHERE datname = current_database() AND application_name = 'linkis-rm'";
         database.count(open).await == 0
     })
     .await;
-    // By the index of deadlines the locked ones are counted, whoever reports.
+    // Locked tickets are counted by the index of deadlines, independent of reports.
     let read = "SELECT seq_tup_read + coalesce((SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes i
             WHERE i.relid = t.relid AND indexrelname <> 'linkis_user_resource_expiry'), 0)
         FROM pg_stat_user_tables t WHERE relname = 'linkis_user_resource_meta_data'";
     let read = database.count(read).await;
-    sqlx::raw_sql("SELECT pg_stat_reset()").execute(&database.pool).await.unwrap();
+    database.execute("SELECT pg_stat_reset()").await;
     read
 }
 
@@ -60,7 +60,7 @@ async fn complete_reports_read_no_tickets() {
     for _ in 0..20 {
         used.push(ecm.used().await);
     }
-    // One that ends is no longer part of what a report has to name; nor is a locked one.
+    // An ended ticket and a locked one need not be reported.
     let ended = used.pop().unwrap();
     rm.client.resource_released(&release(&ended, "hadoop")).await.unwrap();
     let locked = ecm.locked().await;
@@ -84,7 +84,7 @@ async fn complete_reports_read_no_tickets() {
     assert_eq!(ecm.beat(&[&used[..], &[&ended]].concat()).await.unknown_tickets.len(), 1);
     assert_eq!(assert_invariants(&database, &rm.client).await, 20);
     rm.stop().await;
-    assert!(tickets_read(&database).await >= 40, "those that differ are compared");
+    assert!(tickets_read(&database).await >= 40, "different tickets are compared");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -118,7 +118,7 @@ async fn complete_report_resets_missing_counts() {
 /// Keeps all reports waiting until it is dropped, so that they are taken together.
 async fn hold_reports(database: &Database) -> sqlx::Transaction<'static, sqlx::Postgres> {
     let mut hold = database.pool.begin().await.unwrap();
-    sqlx::raw_sql("LOCK TABLE linkis_em_report IN ACCESS EXCLUSIVE MODE").execute(&mut *hold).await.unwrap();
+    execute(&mut *hold, "LOCK TABLE linkis_em_report IN ACCESS EXCLUSIVE MODE").await;
     hold
 }
 
@@ -155,17 +155,16 @@ async fn refused_report_fails_no_report_of_batch() {
             assert_eq!(refused.as_deref(), reason, "{report:?}");
         });
     }
-    eventually("one waits", LONGEST, || is_waiting(&database)).await;
+    eventually("one waits", LONG, || is_waiting(&database)).await;
     drop(hold);
     calls.join_all().await;
     assert_eq!(database.count("SELECT count(*) FROM linkis_em_report WHERE sequence = 3").await, 17);
 }
 
-/// Through whichever instance they come.
+/// Through either instance.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_of_one_em_are_applied_in_order() {
-    let (database, rm) = start().await;
-    let second = Instance::start(&database).await;
+    let (database, rm, second) = two().await;
     let ecm = Ecm::register(&rm.client, "host1", 10).await;
     let used = ecm.used().await;
     ecm.beat(&[&used]).await;
@@ -175,7 +174,7 @@ async fn reports_of_one_em_are_applied_in_order() {
         let (client, report) = ([&rm, &second][number % 2].client.clone(), ecm.report(&[&used]));
         calls.spawn(async move { client.heartbeat(&report).await.map(|_| report.sequence) });
     }
-    eventually("one waits", LONGEST, || is_waiting(&database)).await;
+    eventually("one waits", LONG, || is_waiting(&database)).await;
     drop(hold);
     let mut taken = vec![];
     for answer in calls.join_all().await {
@@ -184,7 +183,7 @@ async fn reports_of_one_em_are_applied_in_order() {
             Err(error) => assert_eq!(error.reason().as_deref(), Some("STALE_REPORT"), "{error}"),
         }
     }
-    assert!(taken.contains(&51), "the last one is taken, whatever came before: {taken:?}");
+    assert!(taken.contains(&51), "the last report is applied: {taken:?}");
     assert_eq!(database.count("SELECT sequence FROM linkis_em_report").await, 51);
     assert_eq!(database.count("SELECT sum(missed_reports) FROM linkis_user_resource_meta_data").await, 0);
 }
@@ -198,7 +197,7 @@ async fn locked_report_row_delays_no_other_em() {
     let hold = async || {
         let mut hold = database.pool.begin().await.unwrap();
         let row = "SELECT FROM linkis_em_report WHERE em_instance = 'held:9102' FOR UPDATE";
-        sqlx::raw_sql(row).execute(&mut *hold).await.unwrap();
+        execute(&mut *hold, row).await;
         hold
     };
     let row = hold().await;
@@ -232,12 +231,10 @@ async fn report_of_40000_tickets_is_compared_by_page() {
             engine_instance, resource_type, user_used_resource, labels, locked_time, used_time
         FROM linkis_user_resource_meta_data, generate_series(2, {TICKETS})"#
     );
-    sqlx::raw_sql(sqlx::AssertSqlSafe(copy)).execute(&database.pool).await.unwrap();
+    database.execute(copy).await;
     assert!(rm.client.repair().await.unwrap().remaining.is_empty());
-    let ids: Vec<Uuid> = sqlx::query_scalar("SELECT ticket_id FROM linkis_user_resource_meta_data ORDER BY ticket_id")
-        .fetch_all(&database.pool)
-        .await
-        .unwrap();
+    let ids: Vec<Uuid> =
+        database.column("SELECT ticket_id FROM linkis_user_resource_meta_data ORDER BY ticket_id").await;
     assert_eq!(ids.len(), TICKETS);
     let is_missing = |number: usize| number % 1000 == 7;
     let present = ids.iter().enumerate().filter(|(number, _)| !is_missing(*number)).map(|(_, id)| *id);
@@ -262,7 +259,7 @@ async fn report_of_40000_tickets_is_compared_by_page() {
     assert!(rm.client.audit().await.unwrap().differences.is_empty());
 }
 
-/// All over one connection; after it, nobody is told anything but what holds.
+/// All over one connection. Afterwards every reply is right.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reports_of_thousand_ems_are_answered() {
     const EMS: usize = 1000;

@@ -7,7 +7,7 @@ async fn silent_em_is_not_placed_until_next_report() {
     let (_database, rm) = start_with(patience(Duration::from_millis(300), NEVER, 3)).await;
     let ecm = Ecm::register(&rm.client, "host1", 1000).await;
     ecm.beat(&[]).await;
-    eventually("it is silent", LONGEST, || ecm.is_silent()).await;
+    eventually("it is silent", LONG, || ecm.is_silent()).await;
     let error = rm.client.request_resource(&anywhere()).await.unwrap_err();
     assert_eq!((error.code(), error.reason().as_deref()), (Some(tonic::Code::NotFound), Some("NO_EM_AVAILABLE")));
     assert!(
@@ -16,18 +16,18 @@ async fn silent_em_is_not_placed_until_next_report() {
     );
     let error = rm.client.dry_run(&anywhere()).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("NO_EM_AVAILABLE"));
-    assert_eq!(ecm.locked().await.em, ecm.em, "one that is named is served");
+    assert_eq!(ecm.locked().await.em, ecm.em, "a named EM grants");
 
     let by_hand = Ecm::register(&rm.client, "host2", 10).await;
     for _ in 0..9 {
         assert_eq!(rm.client.request_resource(&anywhere()).await.granted().em, by_hand.em);
     }
-    eventually("it is chosen again", LONGEST, || async {
+    eventually("it is chosen again", LONG, || async {
         ecm.beat(&[]).await;
         matches!(rm.client.dry_run(&anywhere()).await, Ok(ResultResource::Available(grant)) if grant.em == ecm.em)
     })
     .await;
-    eventually("it is silent again", LONGEST, || ecm.is_silent()).await;
+    eventually("it is silent again", LONG, || ecm.is_silent()).await;
     Ecm::register(&rm.client, "host1", 1000).await;
     assert!(!rm.client.em_status(&ecm.em).await.unwrap().unwrap().silent, "a registration is a sign of life");
 }
@@ -55,8 +55,8 @@ async fn placement_skips_unhealthy_and_prefers_idle_em() {
         assert_ne!(rm.client.request_resource(&anywhere()).await.granted().em, em("sick"));
     }
     let full = rm.client.request_resource(&anywhere()).await.refused();
-    assert_eq!(full.shortfalls[0].available, 0, "by one that could be chosen: {full:?}");
-    assert_eq!(ecms[0].locked().await.em, em("sick"), "one that is named is served");
+    assert_eq!(full.shortfalls[0].available, 0, "by a selectable EM: {full:?}");
+    assert_eq!(ecms[0].locked().await.em, em("sick"), "a named EM grants");
 
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     let ems = usage.list_ems(proto::ListEmsRequest::default()).await.unwrap().into_inner().ems;
@@ -88,16 +88,16 @@ async fn lost_em_ends_with_its_tickets() {
     let (kept, held) = (alive.used().await, by_hand.used().await);
     let _beating = alive.beating(vec![kept.clone()]);
     silent.beat(&[&lost[0], &lost[1]]).await;
-    eventually("it is given up", LONGEST, || async { !silent.is_registered().await }).await;
+    eventually("it is given up", LONG, || async { !silent.is_registered().await }).await;
 
     for grant in &lost {
         assert!(!lives(&rm.client, grant.ticket_id).await);
         assert_eq!(recorded(&database, Some(grant.ticket_id), "lost").await, 1);
     }
     assert_eq!(recorded(&database, None, "lost").await, 1);
-    assert_eq!(database.count("SELECT count(*) FROM linkis_em_report").await, 1, "of the one that is alive");
+    assert_eq!(database.count("SELECT count(*) FROM linkis_em_report").await, 1, "of the live EM");
     assert!(lives(&rm.client, kept.ticket_id).await && lives(&rm.client, held.ticket_id).await);
-    assert!(by_hand.is_registered().await, "one that never reported is never judged by it");
+    assert!(by_hand.is_registered().await, "an EM without reports is never lost");
     assert_eq!(assert_invariants(&database, &rm.client).await, 2);
 
     let error = rm.client.heartbeat(&silent.report(&[])).await.unwrap_err();
@@ -107,7 +107,7 @@ async fn lost_em_ends_with_its_tickets() {
     assert_eq!(back.beat(&[&lost[0]]).await.unknown_tickets.len(), 1);
 }
 
-/// What is tried with the one for as long as it may be tried leaves no gap in the watch over the other.
+/// The attempts on the held EM leave no gap in the watch over the other EM.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn held_silent_em_delays_no_other_loss() {
     let (silent_after, watched) = (Duration::from_secs(1), Duration::from_secs(8));
@@ -116,18 +116,18 @@ async fn held_silent_em_delays_no_other_loss() {
     database.hold_by_hand(&held.em).await;
     let beating = dies.beating(vec![]);
     held.beat(&[]).await;
-    eventually("it is silent", LONGEST, || held.is_silent()).await;
+    eventually("it is silent", LONG, || held.is_silent()).await;
     // It is to be given up, and cannot be, in the middle of the watch over the other.
     tokio::time::sleep(watched / 2).await;
     drop(beating);
-    eventually("the other is silent", LONGEST, || dies.is_silent()).await;
+    eventually("the other is silent", LONG, || dies.is_silent()).await;
     let silent = Instant::now();
-    eventually("the other is given up", LONGEST, async || !dies.is_registered().await).await;
+    eventually("the other is given up", LONG, async || !dies.is_registered().await).await;
     let took = silent.elapsed();
     assert!(took < watched + Duration::from_secs(4), "{took:?}: its watch began anew");
-    assert!(held.is_registered().await, "nobody can give it up");
+    assert!(held.is_registered().await, "the held EM cannot be unregistered");
     database.release_holds().await;
-    eventually("it is given up, too", LONGEST, async || !held.is_registered().await).await;
+    eventually("it is given up, too", LONG, async || !held.is_registered().await).await;
     assert_invariants(&database, &rm.client).await;
 }
 
@@ -141,20 +141,19 @@ async fn service_outage_loses_no_em() {
     alive.beat(&[&grant]).await;
     dead.beat(&[]).await;
     rm.stop().await;
-    sqlx::raw_sql(
-        "UPDATE linkis_em_report SET report_time = report_time - interval '1 hour';
+    database
+        .execute(
+            "UPDATE linkis_em_report SET report_time = report_time - interval '1 hour';
          UPDATE linkis_em_resource_meta_data SET register_time = register_time - interval '1 hour'",
-    )
-    .execute(&database.pool)
-    .await
-    .unwrap();
+        )
+        .await;
     let started = Instant::now();
     let rm = Instance::start_with(&database, patience(silent_after, lost_after, 3)).await;
     let alive = Ecm { client: rm.client.clone(), ..alive };
     let dead = Ecm { client: rm.client.clone(), ..dead };
     assert!(alive.is_silent().await && dead.is_silent().await);
     let _beating = alive.beating(vec![grant.clone()]);
-    eventually("the other is given up", LONGEST, || async { !dead.is_registered().await }).await;
+    eventually("the other is given up", LONG, || async { !dead.is_registered().await }).await;
     assert!(started.elapsed() >= lost_after - silent_after, "it had the time to report");
     assert!(alive.is_registered().await && lives(&rm.client, grant.ticket_id).await);
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
@@ -173,7 +172,7 @@ async fn database_outages_lose_no_em() {
         tokio::time::sleep(Duration::from_millis(200)).await;
         assert_eq!(database.count("SELECT count(*) FROM linkis_em_resource_meta_data").await, 1);
     }
-    eventually("it is given up when the database stays", LONGEST, || async {
+    eventually("it is given up when the database stays", LONG, || async {
         database.count("SELECT count(*) FROM linkis_em_resource_meta_data").await == 0
     })
     .await;

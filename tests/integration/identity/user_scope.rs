@@ -1,4 +1,4 @@
-//! Callers who speak for one host, or for some users, alone.
+//! Callers with a scope: one EM, or some users.
 
 use super::*;
 
@@ -128,6 +128,11 @@ async fn everything(channel: &Channel, token: &str, tickets: &[String; 2], engin
     tell(&usage.list_waiting(proto::ListWaitingRequest::default()).await.unwrap().into_inner());
     tell(&usage.list_actions(proto::ListActionsRequest::default()).await.unwrap().into_inner().actions);
     for user in ["", "bob"] {
+        let call = proto::ListRefusalsRequest { user: user.to_owned(), ..Default::default() };
+        tell(&usage.list_refusals(call).await.unwrap().into_inner());
+        let call =
+            proto::GetUsageRequest { by: proto::UsageBy::User.into(), user: user.to_owned(), ..Default::default() };
+        tell(&usage.get_usage(call).await.unwrap().into_inner());
         let labels: BTreeMap<String, String> =
             (!user.is_empty()).then(|| ("user".to_owned(), user.to_owned())).into_iter().collect();
         let (user, em) = (user.to_owned(), em_message("host1"));
@@ -192,15 +197,23 @@ async fn user_scope_limits_requests_and_replies() {
         ..Default::default()
     };
     boss.resource_inited(inited).await.unwrap();
+    for user in ["alice", "bob"] {
+        let ended = granted(boss.request_resource(ask("host1", user, 1)).await.unwrap().into_inner());
+        let release = proto::ResourceReleasedRequest { ticket_id: ended, ..Default::default() };
+        boss.resource_released(release).await.unwrap();
+        boss.request_resource(ask("host1", user, 17)).await.unwrap();
+    }
     let mut waiter = rm_of(&channel, &admin);
     let waiting = tokio::spawn(async move {
         let wait_timeout = Some(prost_types::Duration { seconds: 60, nanos: 0 });
         waiter.request_resource(proto::RequestResourceRequest { wait_timeout, ..ask("host1", "bob", 4) }).await
     });
-    let stands = || async { database.count("SELECT count(*) FROM linkis_resource_waiting").await == 1 };
-    eventually("bob stands in line", Duration::from_secs(5), stands).await;
+    database.waiting(1).await;
+    let sums = "SELECT (SELECT count(DISTINCT \"user\") FROM linkis_resource_refusal)
+        + (SELECT count(DISTINCT name) FROM linkis_resource_usage_hour WHERE used_by = 'user')";
+    eventually("sums of both users", LONG, async || database.count(sums).await == 4).await;
 
-    // Each of them sees what is alice's, and not a word of bob.
+    // A caller with a user scope sees what belongs to alice, and nothing of bob.
     let tickets = [of_alice.clone(), of_bob[1].clone()];
     for token in [&viewer, &one] {
         let told = everything(&channel, token, &tickets, engine.clone()).await;
@@ -211,9 +224,13 @@ async fn user_scope_limits_requests_and_replies() {
         assert!(told.contains(&of_alice) && told.contains("\"alice\""), "{told}");
     }
     let told = everything(&channel, &all, &tickets, engine).await;
-    assert!(told.contains("\"bob\"") && told.contains("bob-engine:1"), "who is bound to nobody sees all: {told}");
+    assert!(told.contains("\"bob\"") && told.contains("bob-engine:1"), "a caller without a scope sees all: {told}");
 
-    // A manager asks for its users, and for no others.
+    let by_em = proto::GetUsageRequest { by: proto::UsageBy::Em.into(), ..Default::default() };
+    let status = usage_of(&channel, &one).get_usage(by_em).await.unwrap_err();
+    assert!(status.code() == Code::InvalidArgument && status.message().contains("bound to users"), "{status:?}");
+
+    // A manager requests for its users, and for no others.
     let released = |ticket: &str, user: &str| proto::ResourceReleasedRequest {
         ticket_id: ticket.into(),
         user: user.into(),

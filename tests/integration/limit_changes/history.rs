@@ -27,8 +27,7 @@ fn of_user(number: usize, instances: i64) -> Rule {
 /// Others follow what has changed; and read all where somebody changed rules without telling, as an earlier release does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_change_applies_on_every_instance() {
-    let (database, first) = start().await;
-    let second = Instance::start(&database).await;
+    let (database, first, second) = two().await;
     first.client.register(registration(em("host"), load(1000, 1000, 1000))).await.unwrap();
     for n in 0..30 {
         first.client.set_limit(&of_user(n, 0)).await.unwrap();
@@ -46,13 +45,12 @@ async fn limit_change_applies_on_every_instance() {
     assert_eq!(may("user7").await, [true, false]);
     second.client.delete_limit(&of_user(8, 0).pattern).await.unwrap();
     assert_eq!((may("user8").await, may("user9").await), (vec![true, true], vec![false, false]));
-    sqlx::raw_sql(
-        r#"UPDATE linkis_resource_limit SET max_resource = '{"instances": 2}' WHERE pattern @> '{"user": "user9"}';
+    database
+        .execute(
+            r#"UPDATE linkis_resource_limit SET max_resource = '{"instances": 2}' WHERE pattern @> '{"user": "user9"}';
         UPDATE linkis_resource_limit_version SET version = gen_random_uuid()"#,
-    )
-    .execute(&database.pool)
-    .await
-    .unwrap();
+        )
+        .await;
     first.client.set_limit(&of_user(10, 1)).await.unwrap();
     assert_eq!((may("user9").await, may("user10").await), (vec![true, true], vec![true, false]));
     assert_eq!(assert_invariants(&database, &first.client).await, 6);
@@ -76,8 +74,7 @@ async fn rules_read(database: &Database) -> i64 {
 async fn limit_change_reads_only_changed_limits() {
     const RULES: i64 = 10_000;
     const CHANGES: i64 = 20;
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host"), load(1000, 1000, 1000))).await.unwrap();
+    let (database, rm) = start_with_em(em("host"), load(1000, 1000, 1000)).await;
     let limits = Limits::connect(rm.address.clone()).await.unwrap();
     let all: Vec<_> = (0..RULES).map(|n| limit(Some(&format!("user{n}")), 0)).collect();
     replace(&limits, &all, false).await;
@@ -85,10 +82,7 @@ async fn limit_change_reads_only_changed_limits() {
     // Without changes and with them: as they start, instances read all rules, and now and then for those who look.
     let mut read = Vec::new();
     for changes in [0, CHANGES] {
-        sqlx::raw_sql("ANALYZE linkis_resource_limit, linkis_resource_limit_change")
-            .execute(&database.pool)
-            .await
-            .unwrap();
+        database.execute("ANALYZE linkis_resource_limit, linkis_resource_limit_change").await;
         let before = rules_read(&database).await;
         let (first, second) = (Instance::start(&database).await, Instance::start(&database).await);
         for rm in [&first, &second] {
@@ -113,8 +107,7 @@ async fn limit_change_reads_only_changed_limits() {
 /// what it had, also if it died before it could tell them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_changes_after_instance_kill_are_equal_everywhere() {
-    let (database, rm) = start().await;
-    rm.client.register(registration(em("host"), load(1_000_000, 1_000_000, 1_000_000))).await.unwrap();
+    let (database, rm) = start_with_em(em("host"), load(1_000_000, 1_000_000, 1_000_000)).await;
     rm.client.set_limit(&of_user(0, 0)).await.unwrap();
     let url = database.url();
     let mut last = 0;
@@ -132,12 +125,9 @@ async fn limit_changes_after_instance_kill_are_equal_everywhere() {
         process.kill();
         changes.shutdown().await;
     }
-    let stored: Vec<(String, i64)> = sqlx::query_as(
-        "SELECT pattern ->> 'user', (max_resource ->> 'instances')::bigint FROM linkis_resource_limit ORDER BY 1",
-    )
-    .fetch_all(&database.pool)
-    .await
-    .unwrap();
+    let stored: Vec<(String, i64)> = database
+        .rows("SELECT pattern ->> 'user', (max_resource ->> 'instances')::bigint FROM linkis_resource_limit ORDER BY 1")
+        .await;
     assert!(stored.len() > 1 && stored.iter().any(|(_, most)| *most > 1), "{stored:?}");
     let reader = Instance::start(&database).await;
     for rm in [&rm, &reader] {
@@ -161,7 +151,7 @@ async fn note_lines(database: &Database) {
         END $$;
         CREATE TRIGGER note AFTER INSERT ON linkis_resource_action_record REFERENCING NEW TABLE AS written
             FOR EACH STATEMENT EXECUTE FUNCTION note()";
-    sqlx::raw_sql(notes).execute(&database.pool).await.unwrap();
+    database.execute(notes).await;
 }
 
 /// Of how many limits a call changes, what is written while nobody grants or gives back does not depend; and the history tells all the same
@@ -170,22 +160,20 @@ async fn note_lines(database: &Database) {
 async fn limit_replacement_writes_history_outside_the_fence() {
     // One more is for each user.
     const RULES: i64 = 9_999;
-    let (database, rm) = start().await;
     let host = em("host");
-    rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(1000, 1000, 1000)).await;
     let limits = Limits::connect(rm.address.clone()).await.unwrap();
     set(&limits, limit(None, 9), None).await.unwrap();
     rm.client.request_resource(&request(&host, "user1", load(1, 1, 1))).await.granted();
     note_lines(&database).await;
     let noted = async || {
-        let inside_and_before: (i64, i64) = sqlx::query_as(
-            "SELECT coalesce(sum(lines) FILTER (WHERE is_fenced), 0)::bigint,
+        let inside_and_before: (i64, i64) = database
+            .row(
+                "SELECT coalesce(sum(lines) FILTER (WHERE is_fenced), 0)::bigint,
                 coalesce(sum(lines) FILTER (WHERE NOT is_fenced), 0)::bigint FROM noted",
-        )
-        .fetch_one(&database.pool)
-        .await
-        .unwrap();
-        sqlx::raw_sql("TRUNCATE noted").execute(&database.pool).await.unwrap();
+            )
+            .await;
+        database.execute("TRUNCATE noted").await;
         inside_and_before
     };
     set(&limits, limit(None, 8), None).await.unwrap();
@@ -193,10 +181,7 @@ async fn limit_replacement_writes_history_outside_the_fence() {
 
     // Somebody counts by the limits for a while; who comes meanwhile is judged by those that there were.
     let mut counting = database.connect().await;
-    sqlx::raw_sql("BEGIN; LOCK TABLE linkis_resource_limit_version IN ACCESS SHARE MODE")
-        .execute(&mut counting)
-        .await
-        .unwrap();
+    execute(&mut counting, "BEGIN; LOCK TABLE linkis_resource_limit_version IN ACCESS SHARE MODE").await;
     let all: Vec<_> = (0..RULES).map(|n| limit(Some(&format!("user{n}")), 0)).chain([limit(None, 7)]).collect();
     let replacing = tokio::spawn({
         let limits = limits.clone();
@@ -204,18 +189,17 @@ async fn limit_replacement_writes_history_outside_the_fence() {
     });
     eventually("the fence is waited for", Duration::from_secs(20), || is_waiting(&database)).await;
     rm.client.request_resource(&request(&host, "user1", load(1, 1, 1))).await.granted();
-    sqlx::raw_sql("ROLLBACK").execute(&mut counting).await.unwrap();
+    execute(&mut counting, "ROLLBACK").await;
     assert_eq!(replacing.await.unwrap(), 1);
     rm.client.request_resource(&request(&host, "user1", load(1, 1, 1))).await.refused();
     rm.client.request_resource(&request(&host, "other", load(1, 1, 1))).await.granted();
     assert_eq!(noted().await, (1, RULES + 1 + 2), "with two grants");
-    let told: Vec<(String, String)> = sqlx::query_as(
-        r#"SELECT action, coalesce("user", scope::text) FROM linkis_resource_action_record
+    let told: Vec<(String, String)> = database
+        .rows(
+            r#"SELECT action, coalesce("user", scope::text) FROM linkis_resource_action_record
         WHERE action IN ('granted', 'limits_in_force') ORDER BY id"#,
-    )
-    .fetch_all(&database.pool)
-    .await
-    .unwrap();
+        )
+        .await;
     let told: Vec<_> = told.iter().map(|(action, of)| (action.as_str(), of.as_str())).collect();
     let (in_force, granted) = (("limits_in_force", r#"{"user": null}"#), ("granted", "user1"));
     assert_eq!(told, [in_force, granted, granted, in_force, ("granted", "other")]);

@@ -16,13 +16,12 @@ use super::*;
 /// A migration that somebody is in the way of gives up after a moment, lets those go on who came behind it, and tries again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn migration_without_its_lock_delays_no_call() {
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
-    sqlx::raw_sql(NOTHING_REPORTED).execute(&database.pool).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), load(1000, 1000, 1000)).await;
+    database.execute(NOTHING_REPORTED).await;
     // Somebody reads the history, and takes his time.
     let mut reader = database.connect().await;
-    sqlx::raw_sql("BEGIN; LOCK linkis_resource_action_record IN ACCESS SHARE MODE").execute(&mut reader).await.unwrap();
+    execute(&mut reader, "BEGIN; LOCK linkis_resource_action_record IN ACCESS SHARE MODE").await;
     let mut command = Command::new(PROGRAM);
     command.args(["--listen", "127.0.0.1:0"]).env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
     command.env("RUST_LOG", "info").env("LINKIS_RM_LOG_FORMAT", "text");
@@ -40,10 +39,9 @@ async fn migration_without_its_lock_delays_no_call() {
         rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
         (granted, longest) = (granted + 1, longest.max(begun.elapsed()));
     }
-    println!("{granted} grants beside three tries, each after {longest:?} at most");
     assert_eq!(tells("serving address="), 0);
     assert!(longest < Duration::from_secs(5), "one waited for {longest:?}");
-    sqlx::raw_sql("ROLLBACK").execute(&mut reader).await.unwrap();
+    execute(&mut reader, "ROLLBACK").await;
     eventually("it serves", Duration::from_secs(30), async || tells("serving address=") == 1).await;
     starting.kill().unwrap();
     starting.wait().unwrap();
@@ -100,11 +98,6 @@ async fn cell_and_home_tables_share_no_foreign_key() {
     assert!(nobodys.is_empty(), "{nobodys:?}");
     assert_eq!(keys_across(&mut connection).await, [""; 0]);
     // And it would be seen.
-    sqlx::raw_sql(
-        "ALTER TABLE linkis_rm_token ADD COLUMN cluster_id bigint CONSTRAINT leads_across REFERENCES linkis_external_cluster (cluster_id)",
-    )
-    .execute(&mut connection)
-    .await
-    .unwrap();
+    execute(&mut connection, "ALTER TABLE linkis_rm_token ADD COLUMN cluster_id bigint CONSTRAINT leads_across REFERENCES linkis_external_cluster (cluster_id)").await;
     assert_eq!(keys_across(&mut connection).await, ["leads_across"]);
 }

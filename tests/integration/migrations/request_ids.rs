@@ -19,7 +19,7 @@ async fn request_id_of_earlier_release_belongs_to_its_user() {
     let ended = client.request_resource(&named("host1", "hadoop", "ended")).await.granted();
     client.resource_released(&release(&ended, "hadoop")).await.unwrap();
     rm.stop().await;
-    sqlx::raw_sql(EARLIER).execute(&database.pool).await.unwrap();
+    database.execute(EARLIER).await;
 
     let rm = Instance::start(&database).await;
     let client = &rm.client;
@@ -50,16 +50,11 @@ async fn request_ids_of_earlier_batch_are_awaited_before_serving() {
     let (database, rm) = start_with_host1().await;
     let grant = rm.client.request_resource(&named("host1", "hadoop", "job-1")).await.granted();
     rm.stop().await;
-    sqlx::raw_sql(EARLIER).execute(&database.pool).await.unwrap();
+    database.execute(EARLIER).await;
     let mut earlier = database.connect().await;
-    sqlx::raw_sql(
-        "DELETE FROM linkis_request_id; BEGIN; SELECT oldest_writer FROM linkis_resource_limit_version;
+    execute(&mut earlier, "DELETE FROM linkis_request_id; BEGIN; SELECT oldest_writer FROM linkis_resource_limit_version;
         INSERT INTO linkis_request_id (request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time)
-        SELECT 'job-2', sha256('x'), ticket_id, em_application_name, em_instance, now(), now() FROM linkis_user_resource_meta_data",
-    )
-    .execute(&mut earlier)
-    .await
-    .unwrap();
+        SELECT 'job-2', sha256('x'), ticket_id, em_application_name, em_instance, now(), now() FROM linkis_user_resource_meta_data").await;
     assert!(begin_to_migrate(&database).wait().unwrap().success());
     let oldest_writer = "SELECT oldest_writer::bigint FROM linkis_resource_limit_version";
     assert_eq!(database.count(oldest_writer).await, 6, "the release before continues to write");
@@ -67,7 +62,7 @@ async fn request_ids_of_earlier_batch_are_awaited_before_serving() {
         "SELECT count(*) FROM pg_locks WHERE NOT granted AND relation = 'linkis_resource_limit_version'::regclass";
     let commit = async {
         eventually("an instance waits", Duration::from_secs(30), async || database.count(waits).await > 0).await;
-        sqlx::raw_sql("COMMIT").execute(&mut earlier).await.unwrap();
+        execute(&mut earlier, "COMMIT").await;
     };
     let (rm, ()) = tokio::join!(Instance::start(&database), commit);
     assert_eq!(database.count(oldest_writer).await, 7);

@@ -10,12 +10,10 @@ use linkis_rm::{
     client::{ResourceRequest, RmClient},
     store::embedded::EmbeddedPostgres,
 };
-use sqlx::{AssertSqlSafe, ConnectOptions as _, postgres::PgConnectOptions};
+use sqlx::{ConnectOptions as _, postgres::PgConnectOptions};
 
 use super::{Case, case};
 use crate::{certificates::Folder, database_tls::Far, harness::*};
-
-const LONG: Duration = Duration::from_secs(60);
 
 /// Connections by password over TCP without TLS; by socket for the tests themselves.
 const ACCESS: &str = "local all postgres peer map=owner\nhost all all 127.0.0.1/32 scram-sha-256\n";
@@ -132,7 +130,7 @@ async fn life(client: &RmClient) {
 
 async fn run(options: &PgConnectOptions, sql: &str) {
     let mut connection = options.connect().await.unwrap();
-    sqlx::raw_sql(AssertSqlSafe(sql.to_owned())).execute(&mut connection).await.unwrap();
+    execute(&mut connection, sql.to_owned()).await;
 }
 
 /// Makes the role and the database of a setup; returns the URL.

@@ -42,7 +42,7 @@ async fn scopes_page_reads_bounded_rows() {
         WHERE state = 'counting' OR n <= {SHOWN};
         ANALYZE linkis_label_set, linkis_label_resource"#
     );
-    sqlx::raw_sql(sqlx::AssertSqlSafe(fill)).execute(&database.pool).await.unwrap();
+    database.execute(fill).await;
     let (mut session, users) = (store.session(), BTreeSet::from([name("hadoop")]));
     let connection = session.get().await.unwrap();
     for what in ["all", "all, again and again", "of a user", "of a creator", "of an engine type"] {
@@ -95,7 +95,7 @@ async fn waiting_page_reads_first_entries_once() {
         FROM linkis_resource_waiting;
         ANALYZE linkis_resource_waiting, linkis_resource_waiting_spot"#
     );
-    sqlx::raw_sql(sqlx::AssertSqlSafe(fill)).execute(&database.pool).await.unwrap();
+    database.execute(fill).await;
     let mut session = store.session();
     let connection = session.get().await.unwrap();
     let (mut after, mut found) = (None, 0);
@@ -173,7 +173,7 @@ async fn usage_page_reads_bounded_names_and_hours() {
             UNION ALL SELECT 'c' || n, h FROM generate_series(1, 20) n, generate_series(1001, 1002) h
             UNION ALL SELECT '', 1001) n (name, hour);
         ANALYZE linkis_resource_usage_hour";
-    sqlx::raw_sql(fill).execute(&database.pool).await.unwrap();
+    database.execute(fill).await;
     let at = |hour: i64| OffsetDateTime::from_unix_timestamp((1000 + hour) * 3600).unwrap();
     let range = |from, to, hourly| UsageRange { by: UsageBy::User, users: None, from: at(from), to: at(to), hourly };
     let mut session = store.session();

@@ -52,10 +52,10 @@ impl Counting {
     pub(super) async fn database(&self, name: &str) -> Database {
         let Some(postgres) = &self.0 else { return Database::fresh().await };
         let mut admin = postgres.connect_options().connect().await.unwrap();
-        sqlx::raw_sql(sqlx::AssertSqlSafe(format!("CREATE DATABASE {name}"))).execute(&mut admin).await.unwrap();
+        execute(&mut admin, format!("CREATE DATABASE {name}")).await;
         let options = postgres.connect_options().database(name);
         let database = Database::from(options);
-        sqlx::raw_sql("CREATE EXTENSION pg_stat_statements").execute(&database.pool).await.unwrap();
+        database.execute("CREATE EXTENSION pg_stat_statements").await;
         database
     }
 
@@ -80,10 +80,11 @@ impl Counting {
         .fetch_all(&mut connection)
         .await
         .unwrap();
-        sqlx::raw_sql("SELECT pg_stat_statements_reset(0, oid, 0) FROM pg_database WHERE datname = current_database()")
-            .execute(&mut connection)
-            .await
-            .unwrap();
+        execute(
+            &mut connection,
+            "SELECT pg_stat_statements_reset(0, oid, 0) FROM pg_database WHERE datname = current_database()",
+        )
+        .await;
         rows.into_iter().map(|(statement, calls, pages, rows)| (statement, Cost { calls, pages, rows })).collect()
     }
 }

@@ -78,7 +78,7 @@ async fn fill(database: &Database) {
         FROM linkis_em_resource_meta_data WHERE em_application_name = 'many';
         ANALYZE linkis_em_resource_meta_data, linkis_em_report"#
     );
-    sqlx::raw_sql(sqlx::AssertSqlSafe(ems)).execute(&mut database.connect().await).await.unwrap();
+    execute(&mut database.connect().await, ems).await;
 }
 
 /// What looks for something that there is not.
@@ -164,7 +164,6 @@ pub(super) async fn a_page_that_finds_nothing_touches_no_more_than_it_may(postgr
             assert!(found.0 == 0 && !found.1.is_empty(), "{what}, page {page}: {found:?}");
             page_token = found.1;
         }
-        println!("{what}: up to {most} pages touched by each of {PAGES}");
         assert!(most as f64 <= pages_per_row * LOOKED_AT_MAX as f64, "{what}: {most}");
     }
     rm.stop().await;
@@ -214,7 +213,7 @@ pub(super) async fn a_page_of_the_present_touches_few_pages(postgres: &Counting,
         FROM generate_series(1, {rows}) n"#
     );
     let mut connection = database.connect().await;
-    sqlx::raw_sql(sqlx::AssertSqlSafe(present)).execute(&mut connection).await.unwrap();
+    execute(&mut connection, present).await;
     let rm = with_history(database).await;
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     let em = Some(proto::EmInstance { application_name: "other".into(), instance: "nowhere".into() });
@@ -246,9 +245,6 @@ pub(super) async fn a_page_of_the_present_touches_few_pages(postgres: &Counting,
                     break;
                 }
             }
-            println!(
-                "the history by {what}, newest first: {newest_first}: up to {most} pages touched by each of {pages}"
-            );
             assert!(most <= HISTORY_PAGES_TOUCHED_MAX, "{what}: {most}");
         }
     }

@@ -140,7 +140,7 @@ async fn fill(database: &Database, rows: i64) {
         FROM linkis_resource_waiting;"#
     );
     let mut connection = database.connect().await;
-    sqlx::raw_sql(sqlx::AssertSqlSafe(fill)).execute(&mut connection).await.unwrap();
+    execute(&mut connection, fill).await;
     while history_part::index_oldest(&mut database.connect().await).await.unwrap() {}
 }
 
@@ -246,7 +246,7 @@ async fn measure(postgres: &Counting, name_of: &str, rows: i64) -> Costs {
     rm.client.register(registration(rare_full(), load(1, 1, 1))).await.unwrap();
     rm.stop().await;
     fill(&database, rows).await;
-    sqlx::raw_sql("VACUUM ANALYZE").execute(&mut database.connect().await).await.unwrap();
+    execute(&mut database.connect().await, "VACUUM ANALYZE").await;
     // It plans by what was analyzed.
     let rm = with_history(&database).await;
     let wait_timeout = Duration::from_secs(600);

@@ -23,9 +23,6 @@ const PAUSE: Duration = Duration::from_millis(250);
 /// How many times as many pages surveys may touch among more EMs.
 const PAGES_RATIO: f64 = 1.3;
 
-/// How long to wait for what has to come.
-const LONGEST: Duration = Duration::from_secs(60);
-
 /// The statements of surveys.
 const OF_SURVEYS: [&str; 5] =
     ["action_record::ems_behind", "em_report::survey", "em_report::unhealthy", "em_resource::read", "history_end::"];
@@ -43,8 +40,8 @@ async fn fill(database: &Database, ems: i64) {
         SELECT em_application_name, em_instance, epoch, 1, 'healthy', now() + interval '1 hour'
         FROM linkis_em_resource_meta_data WHERE em_instance LIKE 'full%';"#
     );
-    sqlx::raw_sql(sqlx::AssertSqlSafe(fill)).execute(&mut database.connect().await).await.unwrap();
-    sqlx::raw_sql("VACUUM ANALYZE").execute(&mut database.connect().await).await.unwrap();
+    execute(&mut database.connect().await, fill).await;
+    execute(&mut database.connect().await, "VACUUM ANALYZE").await;
 }
 
 /// Returns the costs of surveys while a request waits for any EM and another instance grants.
@@ -60,7 +57,7 @@ async fn measure(postgres: &Counting, name_of: &str, ems: i64) -> Costs {
     let taken = other.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
     let call = ask_in_task(&rm.client, waits);
     let in_line = "SELECT count(*) FROM linkis_resource_waiting";
-    eventually("the request waits", LONGEST, async || database.count(in_line).await == 1).await;
+    eventually("the request waits", LONG, async || database.count(in_line).await == 1).await;
     // The first surveys read all EMs.
     tokio::time::sleep(Duration::from_secs(4)).await;
     drop(postgres.costs(&database).await);
@@ -90,6 +87,5 @@ async fn surveys_read_only_changed_ems() {
         costs.iter().filter(|(statement, _)| of_surveys(statement)).map(|(_, cost)| cost.pages).sum::<i64>()
     };
     let (few, many) = (pages(&few), pages(&many));
-    println!("surveys of {FEW} EMs touched {few} pages, of {MANY} {many}");
     assert!(many as f64 <= few as f64 * PAGES_RATIO, "{few} pages, then {many}");
 }

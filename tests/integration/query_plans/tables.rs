@@ -97,9 +97,9 @@ pub(super) async fn fill(database: &Database, rows: i64) {
         SELECT used_by, false, 'user' || n / 20, '', date_trunc('hour', now()) - n % 20 * interval '1 hour', 1, 1, 1, 0, 0
         FROM generate_series(1, {rows} / 4) n, unnest(ARRAY['user', 'creator', 'engine_type', 'em']) used_by;"#
     );
-    sqlx::raw_sql(sqlx::AssertSqlSafe(fill)).execute(&database.pool).await.unwrap();
+    database.execute(fill).await;
     while history_part::index_oldest(&mut database.connect().await).await.unwrap() {}
-    sqlx::raw_sql("VACUUM ANALYZE").execute(&database.pool).await.unwrap();
+    database.execute("VACUUM ANALYZE").await;
 }
 
 /// Adds what has: tickets with counters to match, which are due, or on an EM that goes, or on one that is given up.
@@ -135,5 +135,5 @@ pub(super) async fn fill_ending(database: &Database, rows: i64) {
         FROM linkis_em_resource_meta_data WHERE em_instance = 'lost';"#
     );
     let mut connection = database.connect().await;
-    sqlx::raw_sql(sqlx::AssertSqlSafe(fill)).execute(&mut connection).await.unwrap();
+    execute(&mut connection, fill).await;
 }

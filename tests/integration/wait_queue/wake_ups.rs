@@ -1,49 +1,39 @@
-//! Who is woken when there is room, by whom, and who is not.
+//! Wake-ups: the changes that cause them, their number, and their notifications.
 
 use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn freed_capacity_on_any_instance_wakes_head() {
-    let (database, first) = start().await;
-    let second = Instance::start(&database).await;
+    let (database, first, second) = two().await;
     let (host, grant) = full_em(&first.client, "host1", 10).await;
-    let served = async |what: &str, call: Call, start: Instant| {
-        let grant = granted(call).await;
-        assert!(start.elapsed() < AT_ONCE, "{what}: after {:?}", start.elapsed());
-        grant
-    };
-
+    // An engine uses less than its grant.
     let call = enqueue(&first.client, patient(&host, "hadoop", cpu(3))).await;
-    let start = Instant::now();
-    second.client.resource_inited(&inited(&grant, "first", Some(cpu(7)))).await.unwrap();
-    served("an engine that uses less than was granted", call, start).await;
+    let confirmed =
+        async { drop(second.client.resource_inited(&inited(&grant, "first", Some(cpu(7)))).await.unwrap()) };
+    woken(&first, call, confirmed).await;
 
+    // An engine reports less use than before.
     let call = enqueue(&first.client, patient(&host, "hadoop", cpu(2))).await;
-    // It has just looked by itself, and would not again within the next moment.
-    let polls = first.metrics.line.polls.get();
-    eventually("it looks in vain", LONG, async || first.metrics.line.polls.get() > polls).await;
-    let start = Instant::now();
-    second.client.resource_reported(&grant.reported(name("first"), cpu(5))).await.unwrap();
-    served("an engine that uses less than before", call, start).await;
+    let reported =
+        async { drop(second.client.resource_reported(&grant.reported(name("first"), cpu(5))).await.unwrap()) };
+    woken(&first, call, reported).await;
 
+    // An EM becomes larger.
     let call = enqueue(&first.client, patient(&host, "hadoop", cpu(5))).await;
-    let start = Instant::now();
-    second.client.register(registration(host.clone(), cpu(15))).await.unwrap();
-    let five = served("a resize", call, start).await;
+    let resized = async { drop(second.client.register(registration(host.clone(), cpu(15))).await.unwrap()) };
+    let five = woken(&first, call, resized).await;
 
+    // A limit is raised, and then deleted.
+    let cores = |cores| Rule { max: [(Dimension::Cores, cores)].into(), ..user_limit("alice", 0) };
     second.client.set_limit(&user_limit("alice", 0)).await.unwrap();
     first.client.register(registration(host.clone(), cpu(1000))).await.unwrap();
     second.client.resource_released(&release(&five, "hadoop")).await.unwrap();
-    second.client.set_limit(&Rule { max: [(Dimension::Cores, 4)].into(), ..user_limit("alice", 0) }).await.unwrap();
+    second.client.set_limit(&cores(4)).await.unwrap();
     first.client.request_resource(&request(&host, "alice", cpu(4))).await.granted();
     let call = enqueue(&first.client, patient(&host, "alice", cpu(2))).await;
-    let start = Instant::now();
-    second.client.set_limit(&Rule { max: [(Dimension::Cores, 6)].into(), ..user_limit("alice", 0) }).await.unwrap();
-    served("a limit that is raised", call, start).await;
+    woken(&first, call, async { drop(second.client.set_limit(&cores(6)).await.unwrap()) }).await;
     let call = enqueue(&first.client, patient(&host, "alice", cpu(2))).await;
-    let start = Instant::now();
-    second.client.delete_limit(&user_limit("alice", 0).pattern).await.unwrap();
-    served("a limit that is removed", call, start).await;
+    woken(&first, call, async { second.client.delete_limit(&user_limit("alice", 0).pattern).await.unwrap() }).await;
 
     let (other, _) = full_em(&first.client, "host2", 10).await;
     second.client.unregister(&other).await.unwrap();
@@ -51,12 +41,12 @@ async fn freed_capacity_on_any_instance_wakes_head() {
     let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(1500)), ..request(&other, "short", cpu(1)) };
     first.client.request_resource(&short).await.granted();
     let call = enqueue(&first.client, patient(&other, "hadoop", cpu(1))).await;
-    granted(call).await;
+    grant_of(call).await;
 
     let call = enqueue(&first.client, patient(&other, "hadoop", cpu(1))).await;
     second.client.unregister(&other).await.unwrap();
     let error = tokio::time::timeout(LONG, call).await.unwrap().unwrap().unwrap_err();
-    assert_eq!(error.reason().as_deref(), Some("EM_NOT_REGISTERED"), "its EM went");
+    assert_eq!(error.reason().as_deref(), Some("EM_NOT_REGISTERED"), "the EM is unregistered");
     assert_wait_queues_empty(&first.client).await;
     assert_invariants(&database, &first.client).await;
 }
@@ -64,7 +54,7 @@ async fn freed_capacity_on_any_instance_wakes_head() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_queue_without_notifications_is_polled() {
     let (database, rm) = start().await;
-    // Those who wait where room is made need not hear of it.
+    // The release on another instance reaches the waiting request only by a notification.
     let other = Instance::start(&database).await;
     let (host, grant) = full_em(&rm.client, "host1", 10).await;
     let call = enqueue(&rm.client, patient(&host, "hadoop", cpu(10))).await;
@@ -72,30 +62,26 @@ async fn wait_queue_without_notifications_is_polled() {
         WHERE datname = current_database() AND query LIKE 'LISTEN%'";
     assert_eq!(database.count(deafened).await, 2);
     other.client.resource_released(&release(&grant, "first")).await.unwrap();
-    granted(call).await;
-    // And hears again.
+    grant_of(call).await;
+    // After the reconnection, notifications arrive again.
     let grant = rm.client.tickets(None).await.unwrap().remove(0);
-    eventually("it listens again", LONG, async || {
+    eventually("both instances listen again", LONG, async || {
         let listening =
             "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
         database.count(listening).await == 2
     })
     .await;
     let call = enqueue(&rm.client, patient(&host, "hadoop", cpu(10))).await;
-    let start = Instant::now();
     let ticket = linkis_rm::domain::operation::ReleaseTicket { ticket_id: grant.id, user: grant.user, em: grant.em };
-    other.client.resource_released(&ticket).await.unwrap();
-    granted(call).await;
-    assert!(start.elapsed() < AT_ONCE, "after {:?}", start.elapsed());
+    woken(&rm, call, async { other.client.resource_released(&ticket).await.unwrap() }).await;
 }
 
-/// As many look as are served, and hardly more, however many wait.
+/// The number of checks is about the number of grants, independent of the number of waiting requests.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wake_ups_are_proportional_to_grants() {
     const WAITERS: u64 = 300;
-    let (database, rm) = start().await;
     let host = em("host1");
-    rm.client.register(registration(host.clone(), cpu(2))).await.unwrap();
+    let (database, rm) = start_with_em(host.clone(), cpu(2)).await;
     let mut held = Vec::new();
     for _ in 0..2 {
         held.push(rm.client.request_resource(&request(&host, "first", cpu(1))).await.granted());
@@ -108,23 +94,21 @@ async fn wake_ups_are_proportional_to_grants() {
             client.resource_released(&release(&grant, "hadoop")).await.unwrap();
         });
     }
-    let in_line = "SELECT count(*) FROM linkis_resource_waiting";
-    eventually("all wait", LONG, async || database.count(in_line).await == WAITERS as i64).await;
-    let (before, start) = (rm.metrics.line.looks.get(), Instant::now());
+    database.waiting(WAITERS as i64).await;
+    let before = rm.metrics.line.looks.get();
     for grant in held {
         rm.client.resource_released(&release(&grant, "first")).await.unwrap();
     }
     calls.join_all().await;
     let (looks, served) = (rm.metrics.line.looks.get() - before, rm.metrics.line.served.get());
-    println!("{looks} looks for {served} served in {:?}; {before} while they came", start.elapsed());
     assert_eq!(served, WAITERS);
-    assert!(before <= 2 * WAITERS, "{before} looks of those who came");
-    assert!(looks <= 2 * served + 20, "{looks} looks for {served} served");
+    assert!(before <= 2 * WAITERS, "{before} checks at entry");
+    assert!(looks <= 2 * served + 20, "{looks} checks for {served} grants");
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
 }
 
-/// Of room that is made where all who wait for it are, nobody is notified: whoever notifies keeps all other commits waiting. Those
-/// who wait are served at once all the same, though nobody hears.
+/// A release whose waiting requests are all on the same instance sends no notification, because a notification delays all other
+/// commits. The requests are granted by a local wake-up.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn local_wake_up_sends_no_notification() {
     let (database, first) = start().await;
@@ -134,30 +118,28 @@ async fn local_wake_up_sends_no_notification() {
     let mut user = "first".to_owned();
     for next in ["alice", "bob", "carol"] {
         let call = enqueue(&first.client, patient(&host, next, cpu(10))).await;
-        let start = Instant::now();
-        first.client.resource_released(&release(&held, &user)).await.unwrap();
-        held = granted(call).await;
-        assert!(start.elapsed() < AT_ONCE, "after {:?}", start.elapsed());
+        held =
+            woken(&first, call, async { first.client.resource_released(&release(&held, &user)).await.unwrap() }).await;
         user = next.to_owned();
     }
     assert_wait_queues_empty(&first.client).await;
-    // Another instance's waiters are told.
+    // A waiting request on another instance needs a notification.
     let second = Instance::start(&database).await;
     let call = enqueue(&second.client, patient(&host, "dave", cpu(10))).await;
     first.client.resource_released(&release(&held, &user)).await.unwrap();
-    granted(call).await;
-    let told = listener.recv().await.unwrap();
-    assert!(told.payload().contains("host1"), "{told:?}");
-    let more = tokio::time::timeout(Duration::from_millis(100), listener.recv()).await;
-    assert!(more.is_err(), "only the last release was told: {more:?}");
+    grant_of(call).await;
+    let payload = listener.recv().await.unwrap();
+    assert!(payload.payload().contains("host1"), "{payload:?}");
+    database.execute(format!("NOTIFY {CHANNEL}, 'the end'")).await;
+    let next = listener.recv().await.unwrap();
+    assert_eq!(next.payload(), "the end", "only the last release was notified");
     assert_eq!(assert_invariants(&database, &first.client).await, 1);
 }
 
-/// One commit may make more room than one notification can tell.
+/// The freed capacity of one commit can exceed the size of one notification.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn freed_capacity_of_150_ems_wakes_all_waiters() {
-    let (database, first) = start().await;
-    let second = Instance::start(&database).await;
+    let (database, first, second) = two().await;
     let mut grants = Vec::new();
     for n in 0..150 {
         grants.push(full_em(&first.client, &format!("{}-{n}", "h".repeat(200)), 10).await);
@@ -166,7 +148,7 @@ async fn freed_capacity_of_150_ems_wakes_all_waiters() {
     for (host, _) in &grants {
         calls.push(ask_in_task(&second.client, patient(host, "hadoop", cpu(10))));
     }
-    eventually("all wait", LONG, async || first.client.waiting().await.unwrap().len() == 150).await;
+    database.waiting(150).await;
     let mut releases = JoinSet::new();
     for (_, grant) in grants {
         let client = first.client.clone();
@@ -174,36 +156,35 @@ async fn freed_capacity_of_150_ems_wakes_all_waiters() {
     }
     releases.join_all().await;
     for call in calls {
-        granted(call).await;
+        grant_of(call).await;
     }
     assert_wait_queues_empty(&first.client).await;
     assert_eq!(assert_invariants(&database, &first.client).await, 150);
 }
 
-/// Many requests are cut off at once: each makes room behind it, but those that wait behind check no more often for it.
+/// Each of many cancelled requests frees its reservation, but later entries are not checked once for each.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_queue_after_mass_cancellation_checks_few_waiters() {
     const COUNT: usize = 600;
     let (database, rm) = start().await;
     let (host, _grant) = full_em(&rm.client, "host1", 10).await;
     let waiting = async || database.count("SELECT count(*) FROM linkis_resource_waiting").await;
-    let enqueue = async |user: &str, expected: usize| {
+    let enqueue_all = async |user: &str, expected: usize| {
         let clients = [client(&rm.address), client(&rm.address)];
         let calls: Vec<Call> =
             (0..COUNT).map(|n| ask_in_task(&clients[n % 2], patient(&host, user, cpu(10)))).collect();
-        eventually("they wait", LONG, async || waiting().await == i64::try_from(expected).unwrap()).await;
+        eventually("all wait", LONG, async || waiting().await == i64::try_from(expected).unwrap()).await;
         calls
     };
-    let cut_off = enqueue("leaves", COUNT).await;
-    let staying = enqueue("stays", 2 * COUNT).await;
+    let cut_off = enqueue_all("leaves", COUNT).await;
+    let staying = enqueue_all("stays", 2 * COUNT).await;
     let looks = rm.metrics.line.looks.get();
     cut_off.iter().for_each(Call::abort);
-    eventually("they have left", LONG, async || waiting().await == i64::try_from(COUNT).unwrap()).await;
+    eventually("cancelled requests are removed", LONG, async || waiting().await == i64::try_from(COUNT).unwrap()).await;
     // The last of the notifications has arrived when the next poll has begun.
     let polls = rm.metrics.line.polls.get();
-    eventually("it polls", LONG, async || rm.metrics.line.polls.get() > polls + 1).await;
+    eventually("two polls", LONG, async || rm.metrics.line.polls.get() > polls + 1).await;
     let looks = rm.metrics.line.looks.get() - looks;
-    println!("{looks} checks after {COUNT} requests were cut off");
     assert!(looks <= 250, "{looks} checks");
     staying.iter().for_each(Call::abort);
     assert_wait_queues_empty(&rm.client).await;

@@ -87,6 +87,7 @@ fn quotas_for_other_pods_are_left_out() {
     for (scopes, applies) in [
         (json!([]), true),
         (json!(["NotTerminating"]), true),
+        (json!(["NotBestEffort"]), true),
         (json!(["NotBestEffort", "NotTerminating"]), true),
         (json!(["Terminating"]), false),
         (json!(["BestEffort"]), false),

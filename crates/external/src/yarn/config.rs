@@ -210,6 +210,21 @@ mod tests {
     }
 
     #[test]
+    fn rows_and_addresses_of_linkis_are_read() {
+        for row in [
+            "{\r\n\"rmWebAddress\": \"http://127.0.0.1:8088\",\r\n\"hadoopVersion\": \"2.7.2\",\r\n\"authorEnable\": false\r\n}",
+            r#"{"rmWebAddress": "http://rm1", "hadoopVersion": null, "authorEnable": null, "user": null, "pwd": null}"#,
+            r#"{"rmWebAddress": "http://rm1;\r\nhttp://rm2"}"#,
+        ] {
+            assert!(parse(row, None).is_ok(), "{row}");
+        }
+        for address in ["http://127.0.0.1:8443/gateway/default/yarn", "http://[::1]:8088", "HTTP://127.0.0.1:8088"] {
+            let config = parse(&format!(r#"{{"rmWebAddress": "{address}"}}"#), None).unwrap();
+            assert_eq!(config.addresses[0].as_str().to_lowercase(), address.to_lowercase());
+        }
+    }
+
+    #[test]
     fn what_is_wrong_is_told_by_key() {
         for (json, key) in [
             ("gr8-s3cret", "config"),
@@ -219,6 +234,8 @@ mod tests {
             (r#"{"rmWebAddress": ";"}"#, "config.rmWebAddress"),
             (r#"{"rmWebAddress": "rm1:8088"}"#, "config.rmWebAddress"),
             (r#"{"rmWebAddress": "ftp://rm1"}"#, "config.rmWebAddress"),
+            (r#"{"rmWebAddress": "http://rm1:1,http://rm2:1"}"#, "config.rmWebAddress"),
+            (r#"{"rmWebAddress": "http://rm1", "hadoopVersion": 2.7}"#, "config.hadoopVersion"),
             (r#"{"rmWebAddress": "http://u:gr8-s3cret@rm1"}"#, "config.rmWebAddress"),
             (r#"{"rmWebAddress": "http://rm1?x=gr8-s3cret"}"#, "config.rmWebAddress"),
             (r#"{"rmWebAddress": "http://rm1", "rmWebAdress": 1}"#, "config.rmWebAdress"),

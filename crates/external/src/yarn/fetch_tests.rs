@@ -130,6 +130,7 @@ async fn what_is_no_answer_is_told_without_what_it_holds() {
         (http("200 OK", "application/json", &FAIR[..FAIR.len() / 2]), "ends in the middle"),
         (http("200 OK", "application/json", "{}"), "scheduler.schedulerInfo"),
         (http("401 Unauthorized", "text/html", "gr8-s3cret"), "answered 401: it wants a user"),
+        (http("403 Forbidden", "text/html", "GSSException: gr8-s3cret"), "answered 403"),
         (http("404 Not Found", "text/html", "gr8-s3cret"), "answered 404"),
     ] {
         let (failure, fake) = failure(move |_| FakeReply::Raw(answer.clone())).await;

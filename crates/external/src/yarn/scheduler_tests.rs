@@ -212,6 +212,26 @@ fn queue_maximum_in_any_spelling_is_read() {
     }
 }
 
+/// An unlimited maximum is that of the parent, and the amounts of a labelled partition do not count.
+#[test]
+fn queue_maximum_without_limit_or_partition_is_bounded() {
+    const NO_USE: &str = r#""usedResources": {"memory": 0, "vCores": 0}"#;
+    for memory in ["2147483647", "9223372036854775807"] {
+        let etl = format!(r#""maxResources": {{"memory": {memory}, "vCores": 2147483647}}, {NO_USE}"#);
+        let [memory, cores, ..] = read_etl("fairScheduler", &etl).unwrap();
+        assert!(memory >= 102_400 && cores >= 100, "{memory} {cores}");
+    }
+    let of = |name: &str, memory: i64, cores: i64| {
+        let amounts = format!(r#"{{"memory": {memory}, "vCores": {cores}}}"#);
+        format!(
+            r#"{{"partitionName": "{name}", "effectiveMinResource": {amounts}, "effectiveMaxResource": {amounts}}}"#
+        )
+    };
+    let partitions = format!("{}, {}", of("", 0, 0), of("GPU", 102_400, 100));
+    let etl = format!(r#""capacities": {{"queueCapacitiesByPartition": [{partitions}]}}, {NO_USE}"#);
+    assert_eq!(read_etl("capacityScheduler", &etl), Ok([0, 0, 0, 0]));
+}
+
 #[test]
 fn queue_amount_unread_fails_with_queue_path() {
     const MAX: &str = r#""maxResources": {"memory": 61440, "vCores": 60}"#;
