@@ -133,7 +133,7 @@ mod tests {
         assert!(time.as_str().unwrap().ends_with('Z'), "{time}");
         assert!(text.starts_with("{\"timestamp\":") && text.lines().count() == 1, "{text}");
         let expected = json!({
-            "level": "ERROR", "target": "linkis_rm::telemetry::json::tests", "message": "it failed",
+            "level": "ERROR", "target": "rm_telemetry::json::tests", "message": "it failed",
             "error": "the database cannot be used: connection \"refused\"\n", "user": "<img src=x>\u{1b}[31m\"\\",
             "share": "NaN", "count": 3, "is_open": true, "key": "(\"a\", 1)",
         });

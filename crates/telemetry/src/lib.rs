@@ -17,9 +17,7 @@
 
 use std::{error::Error, io::IsTerminal as _};
 
-use tracing_subscriber::{
-    filter::Targets, fmt::format::Format, layer::SubscriberExt as _, util::SubscriberInitExt as _,
-};
+use tracing_subscriber::{fmt::format::Format, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
 mod bounded;
 pub mod decisions;
@@ -39,9 +37,7 @@ pub const EXIT: &str = "linkis_rm::exit";
 
 /// Starts the logging of the process. Must be called once.
 pub fn start(settings: &LogSettings) {
-    // The filter was validated when it was parsed.
-    let filter: Targets = settings.filter.parse().unwrap_or_default();
-    let filter = filter.with_target(EXIT, tracing::Level::ERROR);
+    let filter = settings.targets().with_target(EXIT, tracing::Level::ERROR);
     let is_terminal = std::io::stderr().is_terminal();
     let logs = tracing_subscriber::fmt::layer().with_writer(std::io::stderr).with_ansi(is_terminal);
     let registry = tracing_subscriber::registry().with(filter);

@@ -2,6 +2,9 @@
 
 use tracing_subscriber::filter::Targets;
 
+/// Prefix of the targets of the program's crates: `rm_store`, `rm_edge` and so on.
+const CRATES: &str = "rm_";
+
 /// Filter and format of the log.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogSettings {
@@ -37,6 +40,20 @@ impl LogFormat {
     }
 }
 
+impl LogSettings {
+    /// Returns the levels by target. A level of `linkis_rm` applies to all crates of the program; a level of one crate wins.
+    pub fn targets(&self) -> Targets {
+        // The filter was validated when it was parsed.
+        let targets: Targets = self.filter.parse().unwrap_or_default();
+        match targets.iter().find(|(target, _)| *target == "linkis_rm") {
+            Some((_, level)) if targets.iter().all(|(target, _)| target != CRATES) => {
+                targets.with_target(CRATES, level)
+            }
+            _ => targets,
+        }
+    }
+}
+
 /// Returns the filter of a log level. `debug` and `trace` apply to this program only, because few readers need the
 /// detail of its libraries; `RUST_LOG` allows any filter.
 ///
@@ -65,6 +82,21 @@ pub fn directives(text: &str) -> Result<String, String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn level_of_program_applies_to_its_crates() {
+        let is_shown = |filter: &str, target: &str| {
+            let settings = LogSettings { format: LogFormat::Json, filter: filter.to_owned() };
+            settings.targets().would_enable(target, &tracing::Level::DEBUG)
+        };
+        for filter in ["info,sqlx=warn,linkis_rm=debug", "linkis_rm=trace"] {
+            assert!(is_shown(filter, "linkis_rm::service") && is_shown(filter, "rm_store::primary"), "{filter}");
+            assert!(!is_shown(filter, "sqlx::query") && !is_shown(filter, "hyper"), "{filter}");
+        }
+        let one = "info,linkis_rm=debug,rm_store=warn";
+        assert!(is_shown(one, "rm_external::http") && !is_shown(one, "rm_store::primary"));
+        assert!(!is_shown("info,linkis_rm::decisions=debug", "rm_store::primary"));
+    }
 
     #[test]
     fn every_level_is_a_filter() {
