@@ -81,8 +81,8 @@ impl HealthCommand {
             (_, Some(Code::NotFound)) => {
                 format!("has no service {:?}; ask for liveness, or leave --service out", self.service)
             }
-            (_, Some(Code::Unimplemented)) => "does not tell its health: another program answers there".to_owned(),
-            _ => format!("does not tell its health: {error}"),
+            (_, Some(Code::Unimplemented)) => "returns no health: another program answers there".to_owned(),
+            _ => format!("returns no health: {error}"),
         })
     }
 }
