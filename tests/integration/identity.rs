@@ -1,4 +1,4 @@
-//! Who may do what: roles, what they are bound to, and the tokens by which callers are known.
+//! Roles, their scopes, and the tokens that authenticate callers.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,7 +27,7 @@ use crate::harness::*;
 
 mod user_scope;
 
-/// How long a token that was made or revoked may be unknown, and a stream go on.
+/// Time within which instances know a new or revoked token.
 const KNOWN_WITHIN: Duration = Duration::from_secs(5);
 
 /// `linkis-rm tokens` with these words, on this database.
@@ -37,7 +37,7 @@ pub fn tokens_command(database: &Database, words: &[&str]) -> Command {
     command
 }
 
-/// The same, which is wanted; answers what it printed.
+/// Runs `tokens` with success. Returns its output.
 pub fn tokens(database: &Database, words: &[&str]) -> String {
     let mut command = tokens_command(database, words);
     if words.first() == Some(&"revoke") {
@@ -70,7 +70,7 @@ impl tonic::service::Interceptor for Show {
 
 type With = InterceptedService<Channel, Show>;
 
-/// One who shows a token; none if it is empty.
+/// A caller with a token; without one if it is empty.
 pub fn with(channel: &Channel, token: &str) -> With {
     InterceptedService::new(channel.clone(), Show(token.to_owned()))
 }
@@ -123,7 +123,7 @@ pub fn granted(answer: proto::RequestResourceResponse) -> String {
     }
 }
 
-/// How a call ends that sends nothing at all, whatever it is.
+/// Result of a call with an empty message.
 async fn empty_call(channel: &Channel, token: &str, path: &str, is_unary: bool) -> Result<(), Status> {
     let mut grpc = tonic::client::Grpc::new(with(channel, token));
     grpc.ready().await.unwrap();
@@ -249,14 +249,14 @@ async fn first_token_requires_authentication_of_every_caller() {
     let info = usage_of(&channel, &admin).get_server_info(proto::GetServerInfoRequest {}).await.unwrap();
     assert!(info.into_inner().authentication);
 
-    // A door that was locked stays so, whatever becomes of the keys.
+    // An instance that required authentication keeps requiring it, whatever happens to its tokens.
     tokens(&database, &["revoke", "--name", "first"]);
     let another = Instance::start(&database).await;
     let refused = another.client.ems().await.unwrap_err();
     assert_eq!(refused.reason().as_deref(), Some("TOKEN_MISSING"));
 }
 
-/// An instance that lets nobody in who is not known.
+/// An instance that requires authentication.
 async fn closed(database: &Database) -> Instance {
     let mut options: Options = options();
     options.security.is_open = false;
@@ -310,7 +310,7 @@ async fn invalid_token_is_rejected_with_reason() {
     assert_eq!(database.count("SELECT count(*) FROM linkis_rm_token WHERE last_used_time IS NULL").await, 3);
 }
 
-/// However many come with whatever they hold for tokens, the database is not asked: it cannot even answer.
+/// Unknown tokens cause no database query; the database cannot reply here.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unknown_tokens_cause_no_database_query() {
     let database = Database::fresh().await;
@@ -389,7 +389,7 @@ async fn token_revocation_ends_streams_and_waiting_calls() {
     database.waiting(0).await;
 }
 
-/// Whoever reads the tokens notices that nothing will ever be answered on its connection, and opens another.
+/// The reader of tokens notices a silent connection, and opens another one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn token_revocation_over_silent_connection_is_noticed() {
     let database = Database::fresh().await;

@@ -101,7 +101,7 @@ impl Signer {
     }
 }
 
-/// The public parts of these, as issuers tell them.
+/// The public keys, as issuers publish them.
 pub fn key_set(signers: &[&Signer]) -> String {
     json!({"keys": signers.iter().map(|signer| signer.public()).collect::<Vec<_>>()}).to_string()
 }
@@ -110,7 +110,7 @@ fn now() -> i64 {
     i64::try_from(SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs()).unwrap()
 }
 
-/// What is said of `subject`, and `more`.
+/// Claims of a subject, with these further claims.
 pub fn claims(subject: &str, more: Value) -> Value {
     let mut claims = json!({"iss": ISSUER, "aud": ["others", "linkis-rm"], "sub": subject, "exp": now() + 600});
     more.as_object().unwrap().iter().for_each(|(name, value)| claims[name] = value.clone());
@@ -128,7 +128,7 @@ pub fn config(keys: &str, more: Value) -> Value {
     json!({ "issuers": [issuer] })
 }
 
-/// Options of one who believes what this configuration says.
+/// Options with this configuration.
 fn believing(config: PathBuf) -> Options {
     let mut options = options();
     options.security = SecuritySettings { jwt: Some(config), is_open: false, ..SecuritySettings::OPEN };
@@ -141,13 +141,13 @@ async fn start_with_keys(database: &Database, folder: &Folder, signers: &[&Signe
     Instance::start_with(database, believing(folder.0.join("config"))).await
 }
 
-/// What becomes of a call of one who shows this.
+/// Result of a call with this JWT.
 async fn asks(channel: &Channel, shown: &str) -> Result<(), Status> {
     let mut usage = UsageServiceClient::new(with(channel, shown));
     usage.get_server_info(proto::GetServerInfoRequest {}).await.map(|_| ())
 }
 
-/// Why one who shows this is refused.
+/// Reason of the rejection of this JWT.
 async fn refused(channel: &Channel, shown: &str) -> String {
     asks(channel, shown).await.map_or_else(|status| reason(&status), |()| "believed".into())
 }
@@ -170,7 +170,7 @@ async fn jwt_claims_grant_roles_and_mistakes_are_rejected() {
         rm_of(&channel, &boss).register(register(host)).await.unwrap();
     }
 
-    // A manager of its users, an ecm of its node, and one of whom nothing is said.
+    // A manager of its users, an ecm of its node, and a caller without claims.
     let asking = ed.sign(&claims("job", json!({"groups": ["asks"], "users": ["alice", "carol"]})));
     let mut manager = rm_of(&channel, &asking);
     let ticket = granted(manager.request_resource(ask("host1", "alice", 1)).await.unwrap().into_inner());
@@ -284,7 +284,7 @@ async fn jwt_key_change_applies_without_restart() {
     assert_eq!(reason(&status), "JWT_WITHDRAWN", "nor what it has begun");
     eventually("the other stands on", Duration::from_secs(5), stand(1)).await;
 
-    // What the claims mean changes, too, and ends what goes on by what they meant.
+    // A change of the mapping of claims ends streams and calls that it no longer permits.
     let keys = folder.0.join("keys");
     folder.write("config", &config(keys.to_str().unwrap(), json!({"audiences": []})).to_string());
     let told = || async { counted(&rm, "reload_failures_total") == failures + 2 };
@@ -332,7 +332,7 @@ async fn jwt_expiry_ends_streams_and_waiting_calls() {
     drop(asking);
 }
 
-/// Whoever tells keys over HTTP, encrypted or not.
+/// A server of keys over HTTP, with or without TLS.
 struct Publisher {
     address: String,
     state: Arc<Published>,
@@ -340,10 +340,10 @@ struct Publisher {
 
 #[derive(Default)]
 struct Published {
-    /// What it answers; nothing is 503.
+    /// The reply; `None` is 503.
     keys: Mutex<Option<String>>,
     asked: AtomicUsize,
-    /// What it was shown last.
+    /// The last credential that it received.
     shown: Mutex<String>,
 }
 
@@ -413,7 +413,7 @@ async fn jwt_unknown_key_refetches_keys_at_bounded_rate() {
     }
     assert_eq!((publisher.asked(), counted(&rm, "known")), (1, 1));
 
-    // However many show what is not known, and whatever becomes of the address.
+    // Many unknown keys, and an unreachable address, cause few fetches.
     let failures = counted(&rm, "reload_failures_total");
     let too_much = format!("{}{}", key_set(&[&new]), " ".repeat(1 << 20));
     for answer in [None, Some(too_much), Some(key_set(&[]))] {
@@ -455,7 +455,7 @@ async fn jwt_key_address_requires_trusted_certificate() {
     assert_eq!(*publisher.state.shown.lock().unwrap(), "Bearer s3cret");
 }
 
-/// However many come with JWTs that are not to be believed, nothing is kept of them, and the database is not asked: it cannot even answer.
+/// Invalid JWTs are not cached, and cause no database query; the database cannot reply here.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invalid_jwt_crowd_delays_no_valid_caller() {
     let all = crowd_of(2000);

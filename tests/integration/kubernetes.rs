@@ -36,7 +36,7 @@ const SOON: Duration = Duration::from_secs(20);
 /// A quota: its namespace, its scopes, how much there may be, and how much is used, in millicores and GB.
 type QuotaOf = (&'static str, &'static [&'static str], [i64; 2], [i64; 2]);
 
-/// What a cluster is like: all of it asked for in pages of two.
+/// State of the fake cluster, with pages of two items.
 #[derive(Clone, Default)]
 struct Shown {
     namespaces: Vec<&'static str>,
@@ -192,7 +192,7 @@ async fn kubernetes_burst_is_granted_within_quotas_and_nodes() {
     assert!(one.client.request_resource(&in_namespace("free", 13_000, 1)).await.refused().never_fits);
     assert_eq!(one.client.request_resource(&in_namespace("nowhere", 1, 1)).await.refused().code, 11_006);
     assert_eq!(assert_invariants(&database, &one.client).await, 7);
-    // Whoever waits is woken when somebody raises the quota.
+    // A raised quota wakes the waiting request.
     let waits = ResourceRequest { wait_timeout: SOON, ..in_namespace("etl", 1_500, 1) };
     let (client, waits) = (client(&two.address), waits);
     let waiting = tokio::spawn(async move { client.request_resource(&waits).await });
@@ -202,7 +202,7 @@ async fn kubernetes_burst_is_granted_within_quotas_and_nodes() {
     let grant = waiting.await.unwrap().granted();
     let queue = grant.queue.unwrap();
     assert_eq!((queue.path.as_str(), queue.basis), ("root.etl", QueueCheckBasis::Snapshot));
-    // Of several namespaces, the first with room.
+    // The first of several namespaces with capacity.
     let names = vec!["etl".to_owned(), "default".to_owned(), "free".to_owned()];
     let any = ResourceRequest { queue_names: names, ..in_namespace("etl", 4_000, 1) };
     assert_eq!(one.client.request_resource(&any).await.refused().code, 12_111, "none has so much");
@@ -265,7 +265,7 @@ async fn kubernetes_provider_with_mistake_returns_field() {
         let field = error.get_details_bad_request().unwrap().field_violations[0].field.clone();
         assert_eq!((error.code(), field.as_str()), (Code::InvalidArgument, at), "{error}");
     }
-    // What files of an instance say shows when it is asked.
+    // The contents of an instance's files appear at the fetch.
     put(&client, provider(json!({"k8sConfig": "/etc/shadow"}).to_string())).await.unwrap();
     let selector = Some(proto::ProviderSelector { resource_type: "Kubernetes".into(), ..Default::default() });
     let call = proto::GetQueueRequest { provider: selector, queue_name: "etl".into() };
@@ -275,13 +275,13 @@ async fn kubernetes_provider_with_mistake_returns_field() {
         error.message().contains("the cluster of /etc/shadow cannot be asked: its kubeconfig has no such context"),
         "{error}"
     );
-    // Until then, whoever asks in a namespace gets what its provider says.
+    // Until then, the policy of the provider decides.
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     assert_eq!(rm.client.request_resource(&in_namespace("etl", 1, 1)).await.refused().code, 11_006);
 }
 
-/// The life of a request in a namespace, asked for with a certificate, and of one in a queue, with a password: the log at its most
-/// talkative has neither, nor what a cluster answers to those whom it does not know.
+/// A request in a namespace with a client certificate, and one in a queue with a password: the trace log shows neither secret,
+/// nor the replies of a cluster that refuses them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn trace_log_of_queue_requests_shows_no_secret() {
     const SECRET: &str = "gr8-s3cret";

@@ -35,8 +35,8 @@ const RANKED_ELSE: [(&str, &[&str], &str); 2] = [
 
 const OPTIONAL_IS_COUNTED: &str = "what is optional is counted, and chooses nothing";
 
-/// What a preference for a suitable and for a prioritized label weighs, as the boosts of Linkis's features, of 1 and 0.8, do: shared by all
-/// labels of the feature that a request has.
+/// Weights of the suitable and the prioritized label, as the boosts of Linkis's features (1 and 0.8). All labels of a feature
+/// share its weight.
 const SUITABLE_WEIGHT: u32 = 100;
 const PRIORITIZED_WEIGHT: u32 = 80;
 
@@ -111,7 +111,7 @@ impl Table {
     }
 }
 
-/// The hosts that a request is granted one after the other, each of which goes then. Of each there is more free than of the one before.
+/// Each EM has more free capacity than the one before.
 async fn chosen(rm: &Instance, table: &Table, kind: &str, request: &Pairs, hosts: &[(&String, &Pairs)]) -> Vec<String> {
     let kind = Name::parse("em", kind).unwrap();
     let em_of = |host: &str| EmInstance::parse("em", kind.as_str(), host).unwrap();
@@ -159,7 +159,7 @@ fn sorted(names: &[String]) -> Vec<String> {
     names
 }
 
-/// What we are to answer: the same as Linkis, unless it is among those that differ, and then it does.
+/// The expected result: that of Linkis, unless the case is listed as a difference, which must then occur.
 fn ours(what: &str, linkis: Vec<String>, differing: &[(&str, &[&str], &str)]) -> Vec<String> {
     let Some((_, answer, because)) = differing.iter().find(|(of, ..)| *of == what) else { return linkis };
     assert_ne!(linkis, *answer, "{what} does not differ: {because}");

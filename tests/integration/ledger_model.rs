@@ -24,7 +24,7 @@ use uuid::Uuid;
 
 use self::{assessment::*, database::*, model::*, operations::rules, steps::*, ticket_references::*};
 
-/// Who can be served after the batches, and could not before, is told of it where it is short.
+/// A request that fits after the batches, and did not before, is notified at its short wait keys.
 fn assert_woken(model: &Model, settled: &[usize], freed: &[FreedKeys]) {
     for number in settled.iter().copied().filter(|number| model.is_servable(*number)) {
         let w = &model.waiting[number];
@@ -34,20 +34,20 @@ fn assert_woken(model: &Model, settled: &[usize], freed: &[FreedKeys]) {
     }
 }
 
-/// What batches of different committers may share, beside nothing: whoever comes second waits until the first is committed.
+/// Rows that concurrent batches share: the second batch waits for the commit of the first.
 #[derive(Debug, PartialEq, Eq, Hash)]
 enum Shared {
     Scope(ScopeCounter),
     RequestId(RequestKey),
-    /// Who adopts an engine may name a ticket of another EM.
+    /// An adoption can name a ticket of another EM.
     Ticket(Uuid),
-    /// Of which somebody who waits for several EMs may have a place at each.
+    /// A request that waits for any EM can have an entry at each.
     Line,
     Cluster,
 }
 
 impl Shared {
-    /// What an operation may share with those on other EMs.
+    /// Rows that an operation shares with operations on other EMs.
     fn of(operation: &Operation, tables: &Tables, somebody_waits: bool) -> HashSet<Self> {
         let named = operation.ticket_id().and_then(|id| tables.tickets.get(&id));
         let of_em = tables.tickets.values().filter(|t| operation.steps_from().is_some() && t.em == *operation.em());
@@ -77,9 +77,9 @@ struct Batch {
 struct Comparison {
     model: Model,
     tables: Tables,
-    /// Of each committer, the batch that it is at.
+    /// The batch of each committer.
     batches: Vec<Option<Batch>>,
-    /// Who waits, and could not be served before these batches.
+    /// Waiting requests that did not fit before these batches.
     settled: Vec<usize>,
     /// The epochs since then.
     epochs: BTreeMap<usize, i64>,
@@ -142,7 +142,7 @@ impl Comparison {
         self.settled = self.model.settled();
     }
 
-    /// What no operation does happens between batches.
+    /// Changes without an operation happen between batches.
     fn between(&mut self, step: &Step) {
         let (model, tables) = (&mut self.model, &mut self.tables);
         model.step(step, Uuid::nil());
@@ -195,7 +195,7 @@ proptest! {
     }
 }
 
-/// A release is told where somebody waits for a cap of his own, also if no limit decides there.
+/// A release is notified at the key of a cap, even if no limit decides there.
 #[test]
 fn cap_release_wakes_waiter_without_deciding_limit() {
     let request = |wait, cap| {

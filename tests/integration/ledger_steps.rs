@@ -38,7 +38,7 @@ enum Step {
     Unregister(usize),
     /// By which EM, which user, and whether the ticket's id is older than those of others.
     Request(usize, usize, bool),
-    /// The same, of an engine that is adopted.
+    /// The same for an adopted engine.
     Adopt(usize, usize, bool),
     Inited(usize),
     /// The engine of which ticket, and how much it uses.
@@ -49,7 +49,7 @@ enum Step {
     Commit,
     /// A label set is to be counted anew.
     NewSet,
-    /// Those that all EMs are counted for decide, and their predecessors count no more.
+    /// Label sets that are counted on all EMs decide, and their predecessors are no longer counted.
     Decide,
 }
 
@@ -279,7 +279,7 @@ impl Tables {
         })
     }
 
-    /// Whoever goes on with what is left comes to an end.
+    /// The remaining steps come to an end.
     fn go_on(&mut self) {
         for _ in 0..1000 {
             let steps: Vec<Operation> =

@@ -120,7 +120,7 @@ async fn refusal_lists_every_shortfall() {
         "Linkis's order: cores, memory, instances"
     );
     assert!(!refusal.never_fits, "it would fit an empty EM");
-    // What is protected is never granted, not even to the first.
+    // Protected amounts are never granted.
     let refusal = rm.client.request_resource(&request(&host, "hadoop", load(9, 1, 1))).await.refused();
     assert!(refusal.never_fits);
     assert_eq!(refusal.code, 11001);
@@ -203,7 +203,7 @@ async fn registration_repeated_keeps_tickets_and_resizes() {
     let refusal = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.refused();
     assert_eq!((refusal.shortfalls[0].available, refusal.shortfalls[0].max), (-2 * GB, 4 * GB));
     rm.client.request_resource(&request(&host, "hadoop", load(0, 1, 1))).await.granted();
-    // What was granted before is never refused.
+    // A use within the grant is never refused.
     rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
     rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
     rm.client.request_resource(&request(&host, "hadoop", load(4, 1, 1))).await.granted();

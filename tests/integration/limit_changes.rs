@@ -1,4 +1,4 @@
-//! How limits are changed: by whom, on what they expect, one by one and all at once.
+//! Changes of limits: authors, expectations, single changes and replacements.
 
 use std::collections::BTreeMap;
 
@@ -29,7 +29,7 @@ fn limit(user: Option<&str>, instances: i64) -> proto::Limit {
     }
 }
 
-/// What an administrator says of a limit, without what the service tells.
+/// The fields of a limit that an administrator sets.
 fn as_set(limits: &[proto::Limit]) -> Vec<proto::Limit> {
     let as_set = |limit: &proto::Limit| proto::Limit {
         labels: limit.labels.clone(),
@@ -137,7 +137,7 @@ async fn limit_change_requires_current_etag() {
     set(&limits, limit(Some("hadoop"), 20), Some(&first)).await.unwrap();
     let message = changed(set(&limits, limit(Some("hadoop"), 30), Some(&first)).await);
     assert!(message.contains("user=hadoop") && message.contains("anonymous"), "{message}");
-    // The same again is a change, too.
+    // A repetition is a change, too.
     let second = etag().await;
     set(&limits, limit(Some("hadoop"), 20), None).await.unwrap();
     changed(delete(&limits, limit(Some("hadoop"), 0), Some(&second)).await);

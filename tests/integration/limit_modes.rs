@@ -1,4 +1,4 @@
-//! What limits do where they decide: refuse, watch, or only have their labels counted.
+//! Modes of limits: enforced, advisory, off.
 
 use std::time::Duration;
 
@@ -32,7 +32,7 @@ async fn advisory_limit_grants_and_counts_violations() {
     rm.client.set_limit(&rule(&[("user", None)], LimitMode::Watched, Some(1))).await.unwrap();
     let within = rm.client.request_resource(&ask("hadoop")).await.granted();
     assert_eq!(within.over_watched, []);
-    // It does not wait for what is only watched; and it is told what it would be told if it were refused.
+    // An advisory limit delays no request. The reply names the violations.
     let patient = ResourceRequest { wait_timeout: Duration::from_secs(60), ..ask("hadoop") };
     let dry = rm.client.dry_run(&patient).await.granted();
     let beyond = rm.client.request_resource(&patient).await.granted();
@@ -57,7 +57,7 @@ async fn advisory_limit_grants_and_counts_violations() {
     assert!(report.differences.is_empty(), "{report:?}");
     assert_eq!(report.notes, ["scope user=hadoop holds more than its limit, which only watches"]);
 
-    // What was held beyond it drains when it is enforced.
+    // Use above an enforced limit drains.
     let over = rm.client.set_limit(&rule(&[("user", None)], LimitMode::Enforced, Some(2))).await.unwrap();
     assert_eq!(over.len(), 1);
     rm.client.request_resource(&ask("hadoop")).await.refused();
@@ -87,7 +87,7 @@ async fn limit_off_counts_use_without_refusal() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 3);
 }
 
-/// In each dimension the most specific limit decides, whatever it does there; what it does not name falls to the next.
+/// The most specific limit decides in each dimension, in any mode; a dimension that it does not name falls to the next limit.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_mode_of_most_specific_limit_decides() {
     let (database, first) = start_with_host1().await;
@@ -99,7 +99,7 @@ async fn limit_mode_of_most_specific_limit_decides() {
     first.client.set_limit(&each).await.unwrap();
     second.client.request_resource(&ask("hadoop")).await.granted();
     second.client.request_resource(&ask("hadoop")).await.refused();
-    // The other instance is told what has changed, and reads no more.
+    // The other instance reads only the change.
     for mode in [LimitMode::Off, LimitMode::Watched] {
         first.client.set_limit(&rule(&[("user", Some("hadoop"))], mode, Some(0))).await.unwrap();
         let granted = second.client.request_resource(&ask("hadoop")).await.granted();
@@ -118,7 +118,7 @@ async fn limit_mode_of_most_specific_limit_decides() {
     assert_eq!(assert_invariants(&database, &first.client).await, 3);
 }
 
-/// A limit that only watches from now on serves those who waited for it; and is told as changed, in the history, too.
+/// A limit that becomes advisory grants its waiting requests. The history shows the change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_turned_advisory_grants_waiting_request() {
     let (database, rm) = start_with_host1().await;

@@ -1,4 +1,4 @@
-//! Limits: who may hold how much, over all EMs and through all instances.
+//! Limits over all EMs and through all instances.
 
 use std::{
     collections::BTreeMap,
@@ -431,7 +431,7 @@ async fn policy_selects_limits_by_em_application() {
     second.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
     assert_eq!((held("user=hadoop").await, held("creator=IDE,user=hadoop").await), (2, 3));
 
-    // What the EM has is checked by every policy.
+    // The capacity of the EM is checked by every policy.
     rm.client.set_policy(&kinds[1], &Policy::new([])).await.unwrap();
     assert_eq!((held("user=hadoop").await, held("creator=IDE,user=hadoop").await), (2, 2));
     rm.client.request_resource(&request(&session, "hadoop", load(1, 1, 998))).await.granted();
@@ -473,7 +473,7 @@ async fn history_shows_limits_in_force() {
     rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
     rm.client.set_limit(&each_user).await.unwrap();
     rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
-    // One more rule of a label set that is counted decides with the line that tells of it.
+    // A further limit of a counted label set decides from its history line on.
     rm.client.set_limit(&limit(&[("user", Some("hadoop"))], &[(Dimension::Instances, 2)])).await.unwrap();
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     let history = usage.list_actions(proto::ListActionsRequest::default()).await.unwrap().into_inner().actions;

@@ -1,4 +1,4 @@
-//! What is listed: every filter alone and with others, and what is found by it.
+//! Lists: every filter alone and combined.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -122,14 +122,14 @@ async fn list_ems_filters_by_state_and_labels() {
     rm.stop().await;
 }
 
-/// Whatever is asked for, a page looks through so many EMs, and the next one goes on behind them.
+/// A page reads a bounded number of EMs, and the next page continues behind them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn list_ems_page_of_rare_matches_is_bounded() {
     let mut watchful = options();
     watchful.liveness.silent_after = Duration::from_secs(5);
     let database = Database::fresh().await;
     let rm = Instance::start_with(&database, watchful).await;
-    // More than a page looks through, and behind them one that is everything that the others are not.
+    // More EMs than a page reads, and one matching EM behind them.
     let crowd = EmInstance::parse("em", "crowd", "0").unwrap();
     let epoch = rm.client.register(registration(crowd.clone(), load(10, 10, 10))).await.unwrap().epoch;
     let healthy = |em: &EmInstance, epoch| EmReport {
@@ -177,7 +177,7 @@ async fn list_ems_page_of_rare_matches_is_bounded() {
             assert!(next.ems.len() == 1 && next.next_page_token.is_empty(), "{filter:?}: {next:?}");
         }
     }
-    // Of what matches everywhere a page is full.
+    // A page is full if every row matches.
     let healthy = proto::ListEmsRequest { health: proto::Health::Healthy.into(), silent: Some(false), ..all };
     let (mut found, mut call) = (0, proto::ListEmsRequest { page_size: 700, ..healthy });
     loop {
@@ -336,7 +336,7 @@ async fn list_waiting_filters_by_user_em_and_scope() {
     calls.iter().for_each(tokio::task::JoinHandle::abort);
 }
 
-/// What was done, and on which host or to whose ticket, of all pages.
+/// Actions with their EM or ticket, of all pages.
 async fn lines(usage: &mut Usage, filter: &proto::ListActionsRequest) -> Vec<String> {
     let (mut lines, mut page_token) = (Vec::new(), String::new());
     loop {
@@ -361,7 +361,7 @@ async fn list_actions_filters_by_every_field() {
         tickets.push((grant, user));
     }
     rm.client.resource_released(&release(&tickets[1].0, "bob")).await.unwrap();
-    // What was before lies some time back; beside it, lines that have nothing to do with it.
+    // Earlier lines are some time back, beside unrelated lines.
     for statement in [
         "UPDATE linkis_resource_action_record SET action_time = action_time - interval '45 minutes'",
         "INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, resource_type, resource, actor,
@@ -428,7 +428,7 @@ async fn list_actions_filters_by_every_field() {
     let last: Vec<_> = page.actions.iter().map(|line| line.action.as_str()).collect();
     assert_eq!(last, ["released", "drained"]);
 
-    // Who follows what is filtered goes on where it ended.
+    // A follower with a filter continues from its position.
     let of_bob = proto::ListActionsRequest { user: "bob".into(), ..all.clone() };
     let page = usage.list_actions(of_bob.clone()).await.unwrap().into_inner();
     rm.client.resource_released(&release(&tickets[2].0, "bob")).await.unwrap();
@@ -447,7 +447,7 @@ async fn list_actions_filters_by_every_field() {
     }
 }
 
-/// However long the history is and however little of it is somebody's, a page looks through so much, and the next goes on behind it.
+/// A page reads a bounded number of lines, independent of the length of the history, and the next page continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn list_actions_page_of_rare_lines_is_bounded() {
     let host = em("host1");
@@ -472,7 +472,7 @@ async fn list_actions_page_of_rare_lines_is_bounded() {
         }
         assert_eq!((found, pages), (2, 5), "{newest_first}");
     }
-    // The command line goes on until it has found what it was asked for, or all was looked through.
+    // The command continues until it has the requested lines, or has read all.
     for (words, lines) in [
         (&["--user", "rare"][..], 2),
         (&["--user", "rare", "--newest", "--limit", "2"], 2),
@@ -485,7 +485,7 @@ async fn list_actions_page_of_rare_lines_is_bounded() {
     }
 }
 
-/// What is over is found by an index, however long that is and however little of it is somebody's; and the present is looked through.
+/// Past partitions are searched by an index; the current partition is read.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn list_actions_of_past_partitions_uses_indexes() {
     let database = Database::fresh().await;
@@ -529,7 +529,7 @@ async fn list_actions_of_past_partitions_uses_indexes() {
                 if newest_first { times.is_sorted_by(|one, next| one > next) } else { times.is_sorted() },
                 "{times:?}"
             );
-            // The same line by line: each once, and none skipped.
+            // The same line by line: each once, and none missing.
             let (mut found, mut page_token) = (Vec::new(), String::new());
             loop {
                 let one = proto::ListActionsRequest { page_size: 1, page_token, ..call.clone() };

@@ -15,7 +15,7 @@ use tokio::task::JoinHandle;
 
 use crate::harness::*;
 
-/// A transaction that holds `keys`, and how to end it.
+/// Opens a transaction that locks `keys`.
 async fn hold(database: &Database, keys: BTreeSet<LockKey>) -> sqlx::PgConnection {
     let mut holder = database.connect().await;
     execute(&mut holder, "BEGIN").await;
@@ -56,7 +56,7 @@ async fn user_lock_excludes_operations_on_other_em() {
     let (database, rm) = start().await;
     register_all(&rm.client, ["a", "b"], load(10, 10, 10)).await;
     rm.client.set_limit(&each_user(100)).await.unwrap();
-    // What a transaction for this user on EM "a" holds.
+    // Locks of a transaction for this user on EM "a".
     let keys = BTreeSet::from([LockKey::Em(em("a")), LockKey::User(name("hadoop"))]);
     let mut holder = hold(&database, keys).await;
     let client = rm.client.clone();
@@ -72,7 +72,7 @@ async fn user_lock_excludes_operations_on_other_em() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 2);
 }
 
-/// Rows changed without the locks, by somebody's hand: the write finds another version than it read, and nothing is lost.
+/// Rows that change without the locks: the write finds another version than it read, and changes nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_version_update_is_refused() {
     let host = em("host1");
@@ -117,7 +117,7 @@ async fn database_constraint_refuses_over_committing_grant() {
     assert!(cause.contains("never_over_committed"), "{cause}");
 }
 
-/// Whoever waits for a key holds none that comes behind it: so nobody can wait for him in turn.
+/// A transaction that waits for a key owns no later key, so that no cycle can form.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lock_keys_are_locked_in_one_order() {
     let (database, _rm) = start().await;
@@ -141,8 +141,7 @@ async fn lock_keys_are_locked_in_one_order() {
     }
 }
 
-/// The end of a batch begins the next transaction; but whoever has nothing to do does not sit in one, where the database would end
-/// his connection.
+/// The end of a batch begins the next transaction. An idle instance has no open transaction, which the database would end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_instance_has_no_open_transaction() {
     let host = em("host1");
@@ -176,7 +175,7 @@ async fn uncommitted_session_is_rolled_back_before_next() {
     store.close().await;
 }
 
-/// Nobody waits for ever for the end of a transaction on a connection that was lost without a word.
+/// The wait for a rollback on a silent connection is bounded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn rollback_on_silent_connection_is_bounded() {
     let database = Database::fresh().await;

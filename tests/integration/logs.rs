@@ -1,4 +1,4 @@
-//! What an instance logs: which it is, and what it decides.
+//! The log of an instance: its start, its decisions and its errors.
 
 use std::{
     fs::{self, File},

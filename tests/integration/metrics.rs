@@ -24,7 +24,7 @@ use crate::{
     proxy::FaultPlan,
 };
 
-/// What is answered there: the status, and the body.
+/// Status and body of a scrape.
 pub async fn get(address: SocketAddr, path: &str) -> (u16, String) {
     let mut stream = TcpStream::connect(address).await.unwrap();
     let request = format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n");
@@ -132,7 +132,7 @@ async fn request_metrics_count_each_outcome() {
     ask(patient(Duration::from_millis(100))).await.refused();
     ask(request(&em("nowhere"), "bob", load(1, 1, 1))).await.unwrap_err();
     client.dry_run(&request(&host, "bob", load(1, 17, 1))).await.refused();
-    // One who goes away, and one who is served.
+    // A cancelled request and a granted one.
     let wait = |patient: ResourceRequest| {
         let client = client.clone();
         tokio::spawn(async move { client.request_resource(&patient).await })
@@ -180,7 +180,7 @@ async fn request_metrics_count_each_outcome() {
     instance.stop().await;
 }
 
-/// What cannot be rolled back is told by its age.
+/// The age of a ticket that cannot expire is exported.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expiry_lag_metric_shows_overdue_ticket() {
     let host = em("held");
@@ -220,7 +220,7 @@ async fn auth_failure_metric_counts_by_reason() {
     instance.stop().await;
 }
 
-/// Of the certificates that are in force, also after a renewal.
+/// Expiry times of the current certificates, also after a renewal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn certificate_expiry_metric_follows_renewal() {
     let (database, folder) = (Database::fresh().await, Folder::new("expiry"));
@@ -262,7 +262,7 @@ async fn contended_operations_metric_shows_waiting_calls() {
     instance.stop().await;
 }
 
-/// Wherever something may pile up or stand still, an idle instance tells of it already, and the documentation does, too.
+/// Every bounded resource has a metric, which is exported while idle and documented.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metric_families_are_exported_when_idle_and_documented() {
     const DOCUMENTED: &str = include_str!("../../docs/METRICS.md");
@@ -284,7 +284,7 @@ async fn metric_families_are_exported_when_idle_and_documented() {
         "process_resident_memory_bytes",
     ];
     let (_database, instance) = start().await;
-    // Of a task is told what it has done: who is asked first names no task that the answer does not have yet.
+    // The steps of a task: a scrape before the first step has no series of the task.
     let tasks = async || instance.client.tasks().await.unwrap().tasks;
     eventually("tasks are told", LONG, async || tasks().await.len() >= 8).await;
     let tasks = tasks().await;
@@ -426,7 +426,7 @@ pub async fn promtool(http: SocketAddr) {
     assert!(checked.status.success() && told.is_empty(), "{told}");
 }
 
-/// Of a server that is busy, with something in every family.
+/// A busy server with a value in every family.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metrics_of_busy_instance_pass_promtool() {
     let (_database, instance) = start().await;

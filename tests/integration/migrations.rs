@@ -28,7 +28,7 @@ use uuid::Uuid;
 
 use crate::harness::{options as options_of_tests, *};
 
-/// What a later release may have made: a migration that this one does not know, and a column that it does not write.
+/// Changes of a later release: an unknown migration, and a column that this release does not write.
 const LATER: &str = "
     ALTER TABLE linkis_user_resource_meta_data ADD COLUMN later text;
     INSERT INTO linkis_rm_migration_cell (version, description, success, checksum, execution_time)
@@ -81,7 +81,7 @@ async fn history_partition_after_retention_is_dropped() {
     assert_eq!(database.count(young).await, 1);
 }
 
-/// A part that somebody reads all the while cannot be dropped, and keeps nothing else from being forgotten.
+/// A partition that another transaction reads cannot be deleted, and delays no other retention.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn retention_beside_locked_partition_continues() {
     let (database, rm) = start().await;
@@ -105,7 +105,7 @@ async fn retention_beside_locked_partition_continues() {
     assert_eq!(retention.step(&mut session).await.unwrap(), Step::Done);
 }
 
-/// What parts of the history kept that an earlier release made.
+/// History partitions of an earlier release.
 const NOTHING_REPORTED: &str = "
     ALTER TABLE linkis_resource_action_record DROP CONSTRAINT linkis_resource_action_record_action;
     ALTER TABLE linkis_resource_action_record ADD CONSTRAINT linkis_resource_action_record_action CHECK (action <> 'reported');
@@ -196,7 +196,7 @@ async fn engine_families_of_earlier_release_are_recounted() {
     assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 7);
 }
 
-/// To shorten a table, a vacuum locks everybody out: where very much comes and goes, that would be all the time.
+/// A vacuum that truncates a table locks out all writers, which would be frequent in tables with much change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tables_with_autovacuum_settings_never_truncate() {
     let (database, _rm) = start().await;
@@ -212,7 +212,7 @@ fn begin_to_migrate(database: &Database) -> Child {
     command.stdout(Stdio::null()).spawn().unwrap()
 }
 
-/// All there is in a schema but the parts of its history, which are made as time goes on.
+/// All objects of a schema, without history partitions, which depend on the time.
 async fn schema(database: &Database) -> Vec<String> {
     let sql = r"SELECT format('%s.%s %s %s %s', table_name, column_name, data_type, is_nullable, column_default)
             FROM information_schema.columns WHERE table_schema = 'public' AND table_name !~ '_\d{10}_\d{10}$'

@@ -1,4 +1,4 @@
-//! What heartbeats tell of the use of engines: shown as it was told, and never counted.
+//! Observed use in reports: returned as reported, and never counted.
 
 use linkis_rm::{
     client::RmClient,
@@ -96,7 +96,7 @@ async fn observed_use_is_shown_and_not_counted() {
     assert!(first < second);
     ecm.client.heartbeat(&ecm.report(3, &[(b, load(3, 1, 1))])).await.unwrap();
     assert_eq!((memory(&shown(&rm, a).await), memory(&shown(&rm, b).await)), (None, Some(3 * GB)));
-    // One that tells nothing keeps the last; and so does one that is repeated, or comes too late.
+    // A report without use, a repeated one and a late one keep the last use.
     let third = seconds(&shown(&rm, b).await);
     let silent = EmReport { tickets: vec![a, b], ..ecm.report(5, &[]) };
     ecm.client.heartbeat(&silent).await.unwrap();
@@ -108,7 +108,7 @@ async fn observed_use_is_shown_and_not_counted() {
     let after = shown(&rm, b).await;
     assert_eq!((memory(&after), seconds(&after)), (Some(3 * GB), repeated));
 
-    // An older incarnation has no say; a new one tells anew.
+    // A stale epoch changes nothing; a new epoch starts anew.
     let again = Ecm::register(&rm.client, "host1").await;
     ecm.client.heartbeat(&ecm.report(9, &[(b, load(8, 1, 1))])).await.unwrap_err();
     assert_eq!(memory(&shown(&rm, b).await), Some(3 * GB));
@@ -145,7 +145,7 @@ async fn observed_use_of_other_shape_is_refused() {
     }
     let mut sequence = 2;
     for wrong in [Resource::load(1, 1).unwrap(), in_queue("b", 1), in_queue("", 1)] {
-        // It is a sign of life all the same; what was told before stays.
+        // The report counts as a sign of life, and the earlier use stays.
         sequence += 1;
         let report = ecm.report(sequence, &[(mine, load(2, 1, 1)), (queued, wrong)]);
         for _ in 0..2 {
@@ -171,12 +171,12 @@ async fn observed_use_of_other_shape_is_refused() {
     let twice = ecm.report(99, &[(mine, load(1, 1, 1)), (mine, load(1, 1, 1))]);
     let error = ecm.client.heartbeat(&twice).await.unwrap_err();
     assert_eq!(error.field().as_deref(), Some("observed[1].ticket_id"), "{error}");
-    // A ticket that is over is shown no more, whatever is told of it.
+    // An ended ticket is not listed, whatever is reported of it.
     rm.client.ticket_released(mine).await.unwrap();
     assert!(!lives(&rm.client, mine).await);
 }
 
-/// Very many hosts, each with as many engines as a large one has, tell at the same time.
+/// Very many EMs with the engines of a large one report concurrently.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn observed_use_of_200_ems_is_stored_compactly() {
     const HOSTS: usize = 200;

@@ -68,7 +68,7 @@ async fn overview_equals_stored_counters() {
             linkis_rm::domain::operation::RegisterEm { protected, ..registration(host.clone(), load(10, 10, 10)) };
         epochs.push(rm.client.register(register).await.unwrap().epoch);
     }
-    // Of types whose amounts a database does not add up, and one with fewer dimensions.
+    // Resource types that the database does not add up, and one with fewer dimensions.
     let gpus = Resource::special([("gpu".to_owned(), 8)].into()).unwrap();
     for (instance, total) in [("gpus", gpus), ("cores", Resource::cpu(5).unwrap())] {
         let other = EmInstance::parse("em", "other", instance).unwrap();
@@ -106,7 +106,7 @@ async fn overview_equals_stored_counters() {
     assert!(overview.line.unwrap().longest_wait.is_some());
     waiting.abort();
 
-    // What is answered to requests, as soon as the instance says so.
+    // Replies to requests, as soon as the instance counts them.
     let busy = || async {
         rm.client.request_resource(&request(&hosts[0], "bob", load(0, 0, 1))).await.granted();
         rm.client.request_resource(&request(&hosts[0], "bob", load(99_999, 0, 1))).await.refused();

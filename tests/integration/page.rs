@@ -1,4 +1,4 @@
-//! The page, as it is asked over HTTP: what is told, to whom, and within which bounds. What a browser makes of it: `shown`.
+//! The page over HTTP: content, access and bounds. `page_content` tests it in a browser.
 
 use std::{
     collections::BTreeMap,
@@ -36,7 +36,7 @@ const PICTURE_WITHIN: Duration = Duration::from_secs(2);
 /// A name that would do something if it were markup.
 pub const HOSTILE: &str = "<img src=x onerror=alert(1)>";
 
-/// What is answered: the status, the headers, and the body.
+/// A reply: status, headers and body.
 pub struct Answer {
     pub status: u16,
     headers: BTreeMap<String, String>,
@@ -52,7 +52,7 @@ impl Answer {
 /// Sends this, and reads until the connection ends.
 async fn ask(address: SocketAddr, request: &str) -> Answer {
     let mut stream = TcpStream::connect(address).await.unwrap();
-    // One who is cut off may be told so by a reset.
+    // The server can end a connection by a reset.
     let _ = stream.write_all(request.as_bytes()).await;
     let mut bytes = Vec::new();
     let _ = stream.read_to_end(&mut bytes).await;
@@ -129,8 +129,8 @@ impl Stream {
     }
 }
 
-/// Four hosts, of which one is drained and one has said that it is not well, and how busy it is; some tickets, one of them of a hostile
-/// user; a limit that bob has reached; one who was refused by it, and one by a host; and one who waits.
+/// Four EMs, one drained, one unhealthy and busy; tickets, one of them of a hostile user; a limit that bob has reached; a refusal
+/// by the limit and one by an EM; a waiting request. Returns the waiting call.
 pub async fn furnish(rm: &Instance) -> tokio::task::JoinHandle<()> {
     let hosts = ["host1", "host2", "host3", HOSTILE].map(em);
     let mut epochs = Vec::new();
@@ -175,7 +175,7 @@ async fn page_access_equals_grpc_access() {
     let viewer = token(&database, "olga", &["--role", "viewer"]);
     let bound = token(&database, "otto", &["--role", "viewer", "--user", "bob"]);
     let ecm = token(&database, "host1", &["--role", "ecm", "--em", "host1"]);
-    // The last of them: until it is known, everybody may do everything, or it is none.
+    // The last token: until it is known, calls need no token, or it is unknown.
     let known = || async { get(rm.http, "/api/v1/GetOverview", &bearer(&ecm)).await.status == 403 };
     eventually("the tokens are known", LONG, known).await;
 
@@ -191,7 +191,7 @@ async fn page_access_equals_grpc_access() {
     };
     assert_eq!(users(&viewer).await, [HOSTILE, HOSTILE, "bob"]);
     assert_eq!(users(&bound).await, ["bob"]);
-    // The stream, too: whoever is bound to users is told of the hosts alone.
+    // The stream for a user scope has EMs alone.
     for (token, told) in [(&viewer, true), (&bound, false)] {
         let (kind, picture) = Stream::open(rm.http, &bearer(token)).await.next().await.unwrap();
         assert_eq!(kind, "picture");
@@ -203,7 +203,7 @@ async fn page_access_equals_grpc_access() {
         assert_eq!(picture["came"], json!([[0, "linkis-cg-engineconnmanager", hosts]]));
     }
 
-    // What changes something is not there, whoever asks.
+    // The page has no call that changes anything.
     let admin = token(&database, "ada", &["--role", "admin"]);
     let known = || async { get(rm.http, "/api/v1/ListTickets", &bearer(&admin)).await.status == 200 };
     eventually("the token is known", LONG, known).await;
@@ -239,7 +239,7 @@ async fn page_cookie_authenticates_same_origin_only() {
     assert_eq!(get(rm.http, "/api/v1/session", "").await.json()["signed_in"], false);
 
     assert_eq!(sign_in(rm.http, &viewer, "Sec-Fetch-Site: cross-site\r\n").await.status, 403);
-    // Without encryption, and from elsewhere, browsers tell the origin alone.
+    // Without encryption, browsers of other sites send the origin alone.
     assert_eq!(sign_in(rm.http, &viewer, "Origin: http://test\r\n").await.status, 204);
     for other in ["http://test:8080", "https://evil.example", "null"] {
         let refused = sign_in(rm.http, &viewer, &format!("Origin: {other}\r\n")).await;
@@ -285,7 +285,7 @@ async fn page_replies_forbid_foreign_content() {
     rm.stop().await;
 }
 
-/// Many have the same page open: what they ask for at the same time is worked out once for all of them.
+/// Concurrent viewers share the computation of a list.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn page_lists_are_shared_by_concurrent_viewers() {
     const MANY: usize = 30;
@@ -304,7 +304,7 @@ async fn page_lists_are_shared_by_concurrent_viewers() {
         .filter(|line| line.starts_with("grpc_server_handled_total") && line.contains("ListActions"));
     let handled: f64 = counts.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum();
     assert!(handled >= 1.0 && handled < MANY as f64 / 2.0, "{handled}");
-    // What is asked otherwise is answered by itself, as it is now.
+    // A different query has its own, current result.
     assert_eq!(get(rm.http, "/api/v1/ListActions?page_size=7", "").await.status, 200);
 }
 
@@ -385,7 +385,7 @@ async fn page_with_10000_ems_sends_bounded_changes() {
         .await;
         browser.looks_well("many").await;
     }
-    // All of them change: as many are told each second as there is room for, until all are.
+    // All EMs change: a bounded number is sent each second, until all are.
     let mut stream = Stream::open(rm.http, "").await;
     stream.next().await.unwrap();
     let mut sizes = Vec::new();

@@ -23,7 +23,7 @@ async fn overview(rm: &Instance) -> Value {
     get(rm.http, "/api/v1/GetOverview", "").await.json()["overview"].take()
 }
 
-/// What the tile of a dimension says, by an overview: how full, and of what.
+/// Text of the tile of a dimension, by an overview.
 fn tile(overview: &Value, dimension: &str) -> (String, String) {
     let sum = |field: &str, is_counted: &dyn Fn(&str) -> bool| -> i64 {
         let groups = overview["ems"].as_array().unwrap().iter();
@@ -31,7 +31,7 @@ fn tile(overview: &Value, dimension: &str) -> (String, String) {
         counted.map(|group| group["dimensions"][dimension][field].as_str().unwrap().parse::<i64>().unwrap()).sum()
     };
     let all = |field: &str| sum(field, &|_| true);
-    // Of what is left, that on the hosts that are chosen is free.
+    // Of the remaining amount, the part on selectable EMs is free.
     let is_chosen = |state: &str| ["EM_STATE_HEALTHY", "EM_STATE_UNREPORTED", "EM_STATE_WARN"].contains(&state);
     let (free, out) = (sum("left", &is_chosen), sum("left", &|state| !is_chosen(state)));
     let (used, locked, kept) = (all("used"), all("locked"), all("protected_amount"));
@@ -136,7 +136,7 @@ async fn page_content_equals_service_state() {
     assert_eq!(browser.run("return document.querySelectorAll('img').length").await, 0);
     browser.run("document.getElementById('host-list').open = true").await;
     browser.shows("#host-rows", "draining").await;
-    // What a host says of itself stands beside what is granted there.
+    // The labels of an EM are shown beside its grants.
     browser.run("[...document.querySelectorAll('#host-rows .link')].find((link) => link.textContent === 'host2:9102').click()").await;
     browser.shows("#panel", "health: unhealthy").await;
     browser.shows("#panel", "its host reports: 6.0 GB of 8.0 GB memory, 42.5% of all cores busy").await;

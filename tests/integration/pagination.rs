@@ -1,4 +1,4 @@
-//! Pages of what is listed: their sizes, their tokens, and the live end of the history.
+//! Pages of lists: tokens, and the live end of the history.
 
 use linkis_rm::transport::{
     page::PageRequest,
@@ -20,7 +20,7 @@ fn names_the_token(status: &Status) {
     assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, "page_token");
 }
 
-/// Reads the history to its end from behind `token`, a line a page: the EMs that are told, and where to go on.
+/// Reads the history from `token` to its end, one line a page. Returns the EMs and the next token.
 async fn follow(usage: &mut UsageServiceClient<Channel>, mut page_token: String) -> (Vec<String>, String) {
     let mut told = Vec::new();
     loop {
@@ -59,7 +59,7 @@ async fn history_follow_token_skips_no_late_commit() {
     let (told, token) = follow(&mut usage, token).await;
     assert_eq!(told, [""; 0]);
 
-    // A number whose transaction was rolled back never comes: nobody waits for it, nor for who writes later.
+    // A rolled-back id never appears, and delays no later line.
     let mut open = by_hand.begin().await.unwrap();
     open.execute(LINE).await.unwrap();
     open.rollback().await.unwrap();
@@ -75,7 +75,7 @@ async fn history_follow_token_skips_no_late_commit() {
     rm.stop().await;
 }
 
-/// A token may be anybody's: years that no table knows are no tokens, or tell of nothing; they are never an error of the database.
+/// A forged token with an unknown year is refused or finds nothing; it is never a database error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn page_token_with_unknown_year_is_refused() {
     let (_database, rm) = start().await;
@@ -101,7 +101,7 @@ async fn page_token_with_unknown_year_is_refused() {
                 Err(status) => names_the_token(&status),
             }
         }
-        // The time that somebody waits since is told in bytes, which are compared and never read.
+        // The position of a waiting request is compared as bytes, and never parsed.
         let micros = seconds.saturating_mul(1_000_000).cast_unsigned().wrapping_add(1 << 63);
         let page_token = waiting.token(&format!("7fff{micros:016x}{}", "ff".repeat(16)));
         let call = proto::ListWaitingRequest { page_token, ..Default::default() };

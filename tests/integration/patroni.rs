@@ -1,5 +1,5 @@
-//! Under Patroni, where it, etcd and HAProxy are installed (`tests/patroni/cluster install`, `LINKIS_RM_PATRONI=1`): the primary goes in
-//! every way it can, while two instances grant, one by a URL that names all hosts and one through HAProxy.
+//! Failures of the primary under Patroni, if Patroni, etcd and HAProxy are installed (`tests/patroni/cluster install`,
+//! `LINKIS_RM_PATRONI`). Two instances grant meanwhile, one by a URL with all hosts and one through HAProxy.
 
 use std::{
     collections::{BTreeSet, HashSet},
@@ -104,7 +104,7 @@ impl Cluster {
     }
 
     fn signal(&self, file: &str, signal: Signal) {
-        // What did not begin has none.
+        // A process that did not start has none.
         let Ok(text) = fs::read_to_string(self.folder.join(file)) else { return };
         let pid = Pid::from_raw(text.lines().next().unwrap().trim().parse().unwrap()).unwrap();
         // It may have ended.
@@ -134,14 +134,14 @@ impl Drop for Cluster {
             self.signal_patroni(node, Signal::CONT);
         }
         self.script("down", &[]);
-        // What went wrong is in its logs.
+        // Its logs have the reason.
         if !std::thread::panicking() {
             let _ = fs::remove_dir_all(&self.folder);
         }
     }
 }
 
-/// What befalls a cluster.
+/// A fault of the cluster.
 #[derive(Clone, Copy, Debug)]
 enum Fault {
     MachineKilled,
@@ -152,9 +152,9 @@ enum Fault {
     CutOff,
     /// It reaches neither etcd nor its standby, and callers reach it.
     Split,
-    /// It stands still: nobody hears of it, and it hears of nobody, which it does not know.
+    /// The node freezes.
     Frozen,
-    /// Its PostgreSQL goes on, and takes itself for the primary.
+    /// PostgreSQL continues, and believes that it is the primary.
     PatroniHung,
 }
 
@@ -224,7 +224,7 @@ impl Fault {
     }
 }
 
-/// What the callers of one instance were told.
+/// Replies to the callers of one instance.
 #[derive(Default)]
 struct Told {
     granted: Mutex<Vec<(Uuid, Instant)>>,
@@ -248,7 +248,7 @@ async fn ask_on(client: RmClient, user: String, told: Arc<Told>, stop: Arc<Atomi
         match client.request_resource(&request(&em("host1"), &user, load(0, 1, 1))).await {
             Ok(ResultResource::Available(grant)) => {
                 told.granted.lock().unwrap().push((grant.ticket_id, Instant::now()));
-                // What is not given back now expires.
+                // Tickets without a release expire.
                 let _ = client.resource_released(&release(&grant, &user)).await;
             }
             Ok(ResultResource::NotEnough(refusal)) => panic!("{refusal:?}"),
@@ -262,7 +262,7 @@ async fn ask_on(client: RmClient, user: String, told: Arc<Told>, stop: Arc<Atomi
     }
 }
 
-/// Waits until one of the hosts takes writes that did not before, each by a connection of its own: one that is silent keeps no other waiting.
+/// Waits until a host accepts writes that did not before. Each host has its own connection, so that a silent one delays no other.
 async fn writable(hosts: Vec<PgConnectOptions>, is_new: impl Fn(i64) -> bool + Copy + Send + 'static) -> Instant {
     const TIMELINE: &str = "SELECT CASE WHEN pg_is_in_recovery() THEN 0
         ELSE ('x' || substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8))::bit(32)::bigint END";

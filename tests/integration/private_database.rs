@@ -81,8 +81,8 @@ fn connect_as(uid: u32, socket_dir: &Path) -> Result<(), sqlx::Error> {
     connecting.join().unwrap()
 }
 
-/// Not even where the folder of the socket is open, nor if the data was made by a release that trusted its folder, and ran as
-/// `nobody`; that data is taken over.
+/// Not even if the folder of the socket is open, or the data is of a release that trusted its folder and ran as `postgres`. Such
+/// data is taken over.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn private_database_refuses_other_accounts() {
     const NOBODY: u32 = 65534;
@@ -105,7 +105,7 @@ async fn private_database_refuses_other_accounts() {
     let socket_dir = data_dir.join("socket");
     assert_eq!(fs::metadata(&socket_dir).unwrap().mode() & 0o7777, 0o700);
     connect_as(rustix::process::geteuid().as_raw(), &socket_dir).unwrap();
-    // Only root can be somebody else.
+    // Only root can run as another account.
     if is_root {
         fs::set_permissions(&socket_dir, Permissions::from_mode(0o755)).unwrap();
         fs::set_permissions(socket_dir.join(format!(".s.PGSQL.{PORT}")), Permissions::from_mode(0o777)).unwrap();

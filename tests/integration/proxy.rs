@@ -30,29 +30,29 @@ const COMMIT_ARRIVES: Duration = Duration::from_millis(50);
 pub enum Cut {
     /// The COMMIT never reaches the database.
     BeforeCommit,
-    /// The database commits, and nobody hears of it.
+    /// The database commits, and its reply is lost.
     AfterCommit,
-    /// The same, but the connection stays; nothing passes any more, on any, as in [`FaultPlan::Hole`].
+    /// The same, but the connection stays, and no bytes pass on any connection, as in [`FaultPlan::Hole`].
     Silence,
 }
 
-/// What happens to bytes on their way.
+/// Treatment of bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FaultPlan {
     /// They pass.
     Fair,
     /// They pass late.
     Slow(Duration),
-    /// They do not pass, in either direction; nobody is told.
+    /// Bytes pass in neither direction, and no connection ends.
     Hole,
 }
 
-/// What becomes of the connections that there are.
+/// Treatment of open connections.
 #[derive(Clone, Copy, Debug, Default)]
 struct Generations {
-    /// Those before this one are closed.
+    /// Connections before this number are closed.
     living: u64,
-    /// Those before this one pass nothing any more, as if a firewall on the way had forgotten them.
+    /// Connections before this number pass no bytes, as behind a firewall that dropped their state.
     known: u64,
     /// That of new connections.
     now: u64,
@@ -65,7 +65,7 @@ pub struct Proxy {
     _accepting: AbortOnDropHandle<()>,
 }
 
-/// What all connections of a proxy share.
+/// State of all connections of a proxy.
 struct Way {
     target: PathBuf,
     weather: watch::Sender<FaultPlan>,
@@ -122,7 +122,7 @@ impl Proxy {
         });
     }
 
-    /// Makes black holes of all connections that there are; new ones are as good as ever.
+    /// Makes all open connections silent; new ones work.
     pub fn forget_all(&self) {
         self.way.generations.send_modify(|generations| {
             generations.now += 1;

@@ -40,8 +40,7 @@ const HISTORY: Duration = Duration::from_secs(10 * 24 * 3600);
 /// How many times each call is made: after a few, connections keep their plans.
 const ROUNDS: usize = 6;
 
-/// How many rows may be read for all that is called in one round: some pages, what the calls are about, and the thousand tickets that
-/// a page looks through which no index answers.
+/// Maximum number of rows of one round: some pages, the rows of the calls, and a thousand tickets of an unindexed page.
 const ROWS_PER_ROUND: i64 = 2500;
 
 /// How many times as many of the history: its pages look through some lines before they ask an index, and what has ended is summed beside.
@@ -70,7 +69,7 @@ async fn with_history(database: &Database) -> Instance {
     Instance::start_with(database, Options { history: HISTORY, ..options() }).await
 }
 
-/// What statements cost: to catch up with all deadlines, to count a new label set, and to make all calls.
+/// Time for overdue tickets, a new label set, and all calls.
 struct Measured {
     ending: Costs,
     counting: Costs,
@@ -130,7 +129,7 @@ async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Measu
     count_anew(&database, &rm).await;
     let counting = postgres.costs(&database).await;
     rm.stop().await;
-    // What reports now is given more time.
+    // Current EMs get more time.
     let rm = with_history(&database).await;
     for then in ["VACUUM ANALYZE", "SELECT pg_stat_reset()"] {
         database.execute(then).await;
@@ -196,17 +195,17 @@ async fn rows_read(database: &Database, calls: &Costs) {
     for table in LARGE {
         let (scans, rows) = read[table];
         let whole = match table {
-            // Who stands where in the whole line is what a page of it shows; and once a minute somebody looks for who is left over.
+            // A page of the wait queue shows positions among all entries; once a minute a sweep reads entries that are left.
             "linkis_resource_waiting" => i64::try_from(ROUNDS).unwrap() + made("waiting::sweep"),
             "linkis_em_resource_meta_data" => made(SUMS),
             _ => 0,
         };
         assert!(scans <= whole, "{table} was read from end to end {scans} times");
-        // What is counted up to a bound is counted again and again.
+        // A bounded count is repeated.
         let beside = match table {
             "linkis_user_resource_meta_data" => made(BOUNDED) * COUNTED_MAX,
             "linkis_em_resource_meta_data" => (made(SUMS) + made(SURVEY)) * ems,
-            // What has ended is summed a few thousand lines at a time, however many lines of before there are.
+            // Ended tickets are summed a few thousand lines at a time, independent of earlier lines.
             "linkis_resource_action_record" => made("ended_use::list") * LINES_SUMMED_AT_ONCE,
             // The fullest scopes are looked for among all of them, again and again; what calls touch is compared above.
             "linkis_label_resource" => continue,

@@ -1,4 +1,4 @@
-//! Limits in Yarn queues and Kubernetes namespaces: each on its own, found again whatever becomes of a ticket.
+//! Limits of YARN queues and Kubernetes namespaces: separate counters, released at any end of a ticket.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -48,7 +48,7 @@ async fn short(client: &RmClient, user: &str, resource: Resource) -> (String, Di
     (first.scope, first.dimension, first.available)
 }
 
-/// What a scope holds.
+/// The sums of a scope.
 async fn usage(client: &RmClient, scope: &str) -> ScopeHoldings {
     let scopes = client.scopes().await.unwrap();
     scopes.into_iter().find(|known| known.scope.to_string() == scope).map(|known| known.usage).unwrap_or_default()
@@ -73,7 +73,7 @@ async fn queue_limit_counts_each_queue_and_user() {
     // As in Linkis, who names no queue means the one called default.
     grant(&rm.client, "alice", in_queue("", 6)).await;
     assert_eq!(short_of("bob", in_queue("default", 5)).await, of("queue=default", 4));
-    // Whoever needs no queue is under no queue's limit, also where it is for something else.
+    // A request without a queue is under no queue limit, also with another resource type.
     for _ in 0..5 {
         grant(&rm.client, "hadoop", load(1, 1, 1)).await;
     }
@@ -147,7 +147,7 @@ async fn queue_dimension_limit_requires_queue_label() {
     }
 }
 
-/// What two queues hold is nowhere one sum: label sets without the queue leave it out.
+/// Label sets without the queue leave out the amounts of queues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn user_counter_excludes_queue_amounts() {
     let (database, rm) = with_limits(&[limit(&[("user", None)], &[(Dimension::Cores, 50)])]).await;
@@ -160,7 +160,7 @@ async fn user_counter_excludes_queue_amounts() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 3);
 }
 
-/// However a ticket ends, and whatever was reported before: its queue's counter gets back what it was given.
+/// The queue's counter returns to its value at any end of a ticket, and after any report.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_counter_returns_to_zero_after_any_end() {
     let (database, rm) = with_limits(&[
@@ -241,7 +241,7 @@ async fn queue_limit_without_dimension_falls_to_next_match() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 3);
 }
 
-/// Whoever waits for a queue is served when something is given back there, on whatever EM, and not by what another queue gets back.
+/// A release in a queue, on any EM, grants a request that waits for the queue; a release in another queue does not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_release_grants_waiting_request() {
     let (database, rm) = with_limits(&[limit(&[("queue", None)], &[(Dimension::QueueCores, 10)])]).await;

@@ -1,4 +1,4 @@
-//! Against a real YARN, where its jars are (`tests/yarn/fetch`, `LINKIS_RM_YARN_LIB`): what is told of every queue is what it says.
+//! Against a real YARN, if its jars exist (`tests/yarn/fetch`, `LINKIS_RM_YARN_LIB`): every queue equals the reply of YARN.
 
 use std::{
     collections::BTreeMap,
@@ -58,7 +58,7 @@ struct Yarn {
     lib: PathBuf,
     folder: PathBuf,
     processes: Vec<Child>,
-    /// Of its ResourceManagers.
+    /// Addresses of its ResourceManagers.
     addresses: Vec<String>,
 }
 
@@ -72,7 +72,7 @@ impl Drop for Yarn {
 }
 
 impl Yarn {
-    /// What is configured of every process; `managers` ResourceManagers, of which the first is the default.
+    /// Configuration of every process.
     fn configure(lib: PathBuf, name: &str, scheduler: &str, managers: usize) -> Self {
         let folder = scratch(name);
         remove_at_end(&folder);
@@ -121,8 +121,8 @@ impl Yarn {
             ];
             properties.extend(ha.map(|(name, value)| (format!("yarn.resourcemanager.ha.{name}"), value)));
             properties.push(("yarn.resourcemanager.cluster-id".into(), "test".into()));
-            // A node that does not find the active one rests so long, give or take a half, before it tries the other: half a minute
-            // unless something else is said, and it may try the wrong one several times.
+            // A node without an active ResourceManager waits about this long before the next one: half a minute by default. It
+            // can try the wrong one several times.
             for whose in ["", "nodemanager."] {
                 let name = format!("yarn.{whose}resourcemanager.connect.retry-interval.ms");
                 properties.push((name, "500".into()));
@@ -171,14 +171,14 @@ impl Yarn {
         log.get(log.floor_char_boundary(log.len().saturating_sub(4000))..).unwrap_or_default().to_owned()
     }
 
-    /// What it answers itself, read by other code.
+    /// The reply of YARN, parsed by other code.
     async fn ask(&self, path: &str) -> Option<Value> {
         let answer = http().get(format!("{}{path}", self.addresses[0])).send().await.ok()?;
         serde_json::from_str(&answer.text().await.ok()?).ok()
     }
 
-    /// Looks that the answer of a ResourceManager to what is asked first is the one that is kept for tests without it, but for numbers and what
-    /// is said of the moment; with LINKIS_RM_RECORD, it is kept.
+    /// Asserts that the first reply of a ResourceManager equals the stored fixture, without numbers and times. With
+    /// LINKIS_RM_RECORD, the reply is stored.
     async fn says_as_recorded(&self, manager: usize, file: &str) {
         let address = self.addresses[manager].strip_prefix("http://").unwrap();
         let mut stream = TcpStream::connect(address).await.unwrap();
@@ -305,7 +305,7 @@ async fn provided(yarn: &Yarn) -> (Instance, Client<Channel>) {
     (rm, client)
 }
 
-/// The same of both schedulers: before anything runs, while something does, and after the queues were changed.
+/// For both schedulers: before any application, with one, and after a change of queues.
 async fn follows(mut yarn: Yarn, queue: &str, stops: Option<&str>, change: impl Fn(&Yarn)) {
     let path = "root.eng.etl";
     yarn.start(RESOURCE_MANAGER, &[]);
@@ -382,18 +382,18 @@ async fn capacity_scheduler_queues_match_yarn() {
     .await;
 }
 
-/// What became of requests that one caller made one after another, each of which may wait.
+/// Results of the requests of one caller.
 #[derive(Debug, Default)]
 struct Served {
     granted: usize,
     refused: usize,
-    /// Those that took longer than a machine that is busy starting virtual machines makes them.
+    /// Requests that took longer than a busy machine explains.
     delayed: Vec<Duration>,
 }
 
 const DELAYED: Duration = Duration::from_secs(2);
 
-/// Asks for a little of a queue, and gives it back, until it is told to stop.
+/// Requests and releases a small amount of a queue until `stop`.
 async fn ask_and_ask(rm: RmClient, queue: &str, granted: Arc<AtomicUsize>, stop: Arc<AtomicBool>) -> Served {
     let ask = ResourceRequest { wait_timeout: START, ..in_queue(queue, 1) };
     let mut served = Served::default();
@@ -413,7 +413,7 @@ async fn ask_and_ask(rm: RmClient, queue: &str, granted: Arc<AtomicUsize>, stop:
     served
 }
 
-/// Those who ask for its queue notice little of it: whoever asks while no ResourceManager has a node waits, and nobody else.
+/// A failover delays only requests while no ResourceManager has a node.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn resource_manager_failover_delays_one_request() {
     let Some(lib) = jars() else { return };
@@ -435,7 +435,7 @@ async fn resource_manager_failover_delays_one_request() {
     yarn.says_as_recorded(0, "standby-alone-3.4.2.txt").await;
     yarn.admin(&["-transitionToActive", "rm1"]);
     yarn.says_as_recorded(1, "standby-3.4.2.txt").await;
-    // What is left of a queue is known when its node is.
+    // The remaining amount is known when the node is registered.
     let has_room = async || etl().await.is_ok_and(|told| told.into_inner().queue.unwrap().left.unwrap().memory > 0);
     eventually("the first is active", START, async || has_room().await).await;
     rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();

@@ -29,7 +29,7 @@ async fn pages(usage: &mut UsageServiceClient<Channel>, call: proto::ListRefusal
     }
 }
 
-/// How often whom by what, in which dimension: over all periods, because the one that runs may end at any moment.
+/// Refusals by user, scope and dimension over all periods, because the current one can end at any moment.
 fn summed(sums: &[proto::RefusalSum]) -> Told {
     let mut told = Told::new();
     for sum in sums {
@@ -112,7 +112,7 @@ async fn refusals_of_all_instances_are_summed() {
     assert!(
         pages(&mut usage, before).await.iter().all(|sum| sum.period_start.unwrap().seconds < start.unwrap().seconds)
     );
-    // One who is told to stop writes what he has first.
+    // A stopping instance writes its refusals first.
     second.client.request_resource(&too_many_cores("carol", 17)).await.refused();
     second.stop().await;
     assert_eq!(told(&usage).await[&("carol".to_owned(), on_host, "cores".to_owned())], 1);
@@ -148,10 +148,10 @@ async fn refusals_during_locked_table_are_written_later() {
     rm.stop().await;
 }
 
-/// Of too many kinds the rest is told together, and none is lost.
+/// Refusals of too many kinds are summed as others, and none is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refusals_above_bound_are_summed_as_others() {
-    // However a period that ends meanwhile parts them, one has more than an instance tells apart.
+    // Wherever a period ends, one of them has more kinds than an instance separates.
     const USERS: usize = 2150;
     let host = em("host1");
     let (_database, rm) = start_with_em(host.clone(), load(64, 16, 20)).await;
@@ -194,7 +194,7 @@ async fn refusals_after_instance_kill_lose_last_seconds() {
     }
     let usage = UsageServiceClient::connect(process.address.clone()).await.unwrap();
     eventually("they are told", LONG, async || total(&usage).await == 40).await;
-    // Some more, of which nobody knows whether they are written.
+    // More refusals, which may be written or not.
     for _ in 0..5 {
         process.client.request_resource(&refused).await.refused();
     }
@@ -219,7 +219,7 @@ async fn refusals_older_than_history_are_deleted() {
             'period_start', r.period_start - interval '2 hours'))).* FROM linkis_resource_refusal r";
     database.execute(kept).await;
     assert_eq!(database.count("SELECT count(*) FROM linkis_resource_refusal").await, 2);
-    // Of a history of an hour.
+    // A history of an hour.
     let rm = Instance::start(&database).await;
     eventually("it is gone", LONG, async || database.count("SELECT count(*) FROM linkis_resource_refusal").await == 1)
         .await;
@@ -262,7 +262,7 @@ async fn invalid_refusal_and_usage_calls_return_field() {
     ] {
         refused(usage.get_usage(call).await.unwrap_err(), field);
     }
-    // Of nobody's limits there is nothing to say.
+    // Without limits nothing is listed.
     let rule = Rule {
         pattern: LabelPattern::new([("user".to_owned(), None)].into()),
         mode: Default::default(),

@@ -8,7 +8,7 @@ use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 
 use crate::harness::*;
 
-/// Who may connect.
+/// Access rules.
 const ACCESS: &str = "local all postgres peer map=owner
 host all all 127.0.0.1/32 trust
 host replication all 127.0.0.1/32 trust
@@ -18,7 +18,7 @@ host replication all 127.0.0.1/32 trust
 const SMALL: [(&str, &str); 6] = [
     ("listen_addresses", "127.0.0.1"),
     ("shared_buffers", "32MB"),
-    // What is killed here is a process, and not the machine with its memory.
+    // A killed process, not a machine with its memory.
     ("fsync", "off"),
     ("wal_receiver_timeout", "5s"),
     ("wal_retrieve_retry_interval", "100ms"),
@@ -48,7 +48,7 @@ impl Pair {
             EmbeddedPostgres::start(EmbeddedSettings { data_dir: a.clone(), server_options: vec![] }).await.unwrap();
         first.stop().await;
         [&a, &b].into_iter().for_each(|folder| fs::write(folder.join("hba"), ACCESS).unwrap());
-        // A copy of one that stands still.
+        // A copy of a stopped node.
         let copied = Command::new("cp").arg("-a").arg(a.join("data")).arg(b.join("data")).status().unwrap();
         assert!(copied.success());
         let owner = fs::metadata(a.join("data")).unwrap();
@@ -68,7 +68,7 @@ impl Pair {
         pair
     }
 
-    /// How a service reaches whichever is the primary.
+    /// The URL of the current primary.
     pub fn url(&self) -> String {
         let (a, b) = (self.primary.port, self.standby.port);
         format!(
@@ -86,7 +86,7 @@ impl Pair {
             self.primary.count("SELECT count(*) FROM pg_stat_replication").await == Some(0)
         };
         eventually("nobody follows", LONG, nobody_follows).await;
-        // One that was let in before the file was read again.
+        // A connection from before the file was read again.
         tokio::time::sleep(Duration::from_millis(500)).await;
         eventually("nobody follows", LONG, nobody_follows).await;
     }
@@ -101,7 +101,7 @@ const FOLLOWERS: &str = "SELECT count(*) FROM pg_stat_replication WHERE state = 
 const SYNCHRONOUS: &str = "SELECT count(*) FROM pg_stat_replication WHERE sync_state = 'sync'";
 
 impl Node {
-    /// At a port that is free; somebody else may be quicker.
+    /// A free port, which another process may take first.
     async fn start(folder: PathBuf, more: &[(&str, &str)]) -> Self {
         remove_at_end(&folder);
         let setting = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
@@ -125,7 +125,7 @@ impl Node {
         url.parse().unwrap()
     }
 
-    /// The same, for a process of its own.
+    /// The URL for a process.
     pub fn url(&self) -> String {
         format!("postgres://postgres@127.0.0.1:{}/postgres?sslmode=disable", self.port)
     }
@@ -171,7 +171,7 @@ impl Node {
         self.postgres.died().await;
     }
 
-    /// Nobody can reach it any more, and it reaches nobody (SIGSTOP); or everybody can again.
+    /// Freezes the node (SIGSTOP), or continues it.
     pub fn freeze(&self, frozen: bool) {
         self.signal(if frozen { Signal::STOP } else { Signal::CONT });
     }
@@ -179,7 +179,7 @@ impl Node {
 
 impl Drop for Node {
     fn drop(&mut self) {
-        // One that stands still does not stop.
+        // A frozen node does not stop.
         self.freeze(false);
     }
 }

@@ -1,4 +1,4 @@
-//! What answers say beyond yes and no.
+//! Contents of replies and errors.
 
 use linkis_rm::{
     client::ClientError,

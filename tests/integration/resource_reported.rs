@@ -1,4 +1,4 @@
-//! What engines that run report to use: less is given back, more is judged, and an application may be told late.
+//! ResourceReported: lower use is released, higher use is decided, and an application id can come late.
 
 use linkis_rm::{
     client::{ClientError, RmClient},
@@ -104,7 +104,7 @@ async fn reported_use_is_checked_against_limits() {
     let short = status.get_details_quota_failure().unwrap().violations;
     assert_eq!(short[0].subject, "user=hadoop");
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
-    // What is over a limit that was lowered may still become less, and does not grow in what is short.
+    // Use above a lowered limit can shrink, and cannot grow in the short dimension.
     rm.client.set_limit(&Rule { max: [(Dimension::Cores, 2)].into(), ..rule }).await.unwrap();
     rm.client.resource_reported(&report(&grant, load(9, 5, 1))).await.unwrap();
     rm.client.resource_reported(&report(&grant, load(9, 6, 1))).await.unwrap_err();
@@ -150,7 +150,7 @@ async fn application_id_reported_late_is_kept() {
     assert_eq!(id_of(&rm.client.ticket(grant.ticket_id).await.unwrap()), "application_1");
     assert_eq!(id_of(&rm.client.tickets(None).await.unwrap()[0]), "application_1");
 
-    // Who does not know it changes the amounts alone; and the same again is no news.
+    // A report without an application id changes the amounts alone; a repetition changes nothing.
     for used in [with(2, ""), with(2, ""), with(2, "application_1")] {
         assert_eq!(id_of(&rm.client.resource_reported(&report(&grant, used)).await.unwrap()), "application_1");
     }

@@ -1,4 +1,4 @@
-//! Crowds: very many of one thing at once. Each is done in steps, beside others, and whatever dies meanwhile.
+//! Very many rows of one kind. Each is processed in steps beside other calls, also after failures.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -17,10 +17,10 @@ use crate::harness::*;
 
 mod killed_instances;
 
-/// More than many steps take.
+/// More tickets than many steps end.
 const CROWD: i64 = 3000;
 
-/// Gives an EM so many locked tickets, and counters that agree with them; the deadline is `within` from now.
+/// Gives an EM `count` locked tickets, with matching counters and a deadline `within` from now.
 pub async fn crowd(database: &Database, rm: &RmClient, host: &EmInstance, count: i64, within: &'static str) {
     rm.register(registration(host.clone(), Resource::cpu(1_000_000_000).unwrap())).await.unwrap();
     sqlx::query(
@@ -59,7 +59,7 @@ async fn tickets_of(database: &Database, host: &EmInstance) -> i64 {
         .unwrap()
 }
 
-/// What cannot expire because somebody holds its EM takes no room from what can, however much it is.
+/// Overdue tickets on a held EM delay no other expiry, in any number.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expiry_beside_overdue_tickets_on_held_em_continues() {
     let (database, rm) = start().await;
@@ -67,7 +67,7 @@ async fn expiry_beside_overdue_tickets_on_held_em_continues() {
     rm.client.register(registration(other.clone(), Resource::cpu(1_000_000).unwrap())).await.unwrap();
     crowd(&database, &rm.client, &held, 5 * CROWD, "-1 hours").await;
     database.hold_by_hand(&held).await;
-    // What had begun before the hold is over by now, and each of these falls due behind all that is held.
+    // Earlier work has ended by now, and each of these tickets is due behind all held ones.
     for _ in 0..3 {
         let short = linkis_rm::client::ResourceRequest {
             lock_ttl: Some(Duration::from_millis(2500)),
@@ -81,8 +81,8 @@ async fn expiry_beside_overdue_tickets_on_held_em_continues() {
     assert_invariants(&database, &rm.client).await;
 }
 
-/// Nor do several, which might have all the room together: neither before it is known that they are held, nor after. It falls due later than
-/// an instance tells its own timers of what it grants: the sweep has to find it.
+/// Overdue tickets on several held EMs delay no other expiry, before and after the holds are known. The deadline is beyond the
+/// timers of the granting instance, so that a sweep must find it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expiry_beside_many_held_ems_is_punctual() {
     const TTL: Duration = Duration::from_secs(3);
@@ -111,7 +111,7 @@ async fn expiry_beside_many_held_ems_is_punctual() {
     assert_invariants(&database, &rm.client).await;
 }
 
-/// An EM with very many tickets goes in steps; when the instance that began dies, another goes on; what registers meanwhile stays.
+/// A large EM is unregistered in steps. Another instance continues after a failure; a new registration is kept.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unregister_of_large_em_keeps_new_registration() {
     let (database, first) = start().await;
@@ -124,12 +124,12 @@ async fn unregister_of_large_em_keeps_new_registration() {
     let unregister = proto::UnregisterRequest { em: Some(name), epoch: 0 };
     let answer = manager.unregister(unregister.clone()).await.unwrap().into_inner();
     assert!(answer.in_progress && answer.removed_tickets < CROWD / 2, "{answer:?}");
-    // It grants nothing any more, and is gone for those who name it.
+    // The EM grants nothing and is not found.
     let error = first.client.request_resource(&one_core(&crowded, "alice")).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("EM_NOT_REGISTERED"));
     let again = manager.unregister(unregister).await.unwrap_err();
     assert_eq!(again.code(), tonic::Code::NotFound);
-    // The instance ends in the middle; another goes on, and serves others meanwhile.
+    // The instance ends; another one continues and serves calls.
     first.stop().await;
     let left = tickets_of(&database, &crowded).await;
     let second = Instance::start(&database).await;
@@ -213,7 +213,7 @@ async fn limit_over_many_tickets_counts_in_steps() {
         listed[0].state()
     };
     assert_eq!(state().await, proto::LimitState::Counting);
-    // It decides nothing yet; what is granted meanwhile is counted all the same.
+    // The limit does not decide yet; grants are counted meanwhile.
     for _ in 0..20 {
         rm.client.request_resource(&one_core(&other, "user1")).await.granted();
     }
@@ -223,7 +223,7 @@ async fn limit_over_many_tickets_counts_in_steps() {
         state().await == proto::LimitState::InForce
     })
     .await;
-    // 3,000 of seven users are 428 or 429 of each: with 20 more, one of them has more than he may.
+    // Each of seven users has 428 or 429 of 3,000 tickets: with 20 more, one is above its limit.
     rm.client.request_resource(&one_core(&other, "user1")).await.refused();
     rm.client.request_resource(&one_core(&other, "user2")).await.granted();
     let over: Vec<_> = rm.client.scopes().await.unwrap().into_iter().filter(|scope| scope.is_over()).collect();
@@ -254,7 +254,7 @@ async fn counters_of_idle_users_are_deleted() {
         database.count("SELECT count(*) FROM linkis_label_resource").await == 1
     })
     .await;
-    // Whoever comes again is counted again.
+    // A returning user is counted again.
     rm.client.request_resource(&request(&host, "user7", load(1, 1, 1))).await.granted();
     rm.client.delete_limit(&each_user(3).pattern).await.unwrap();
     eventually("counters of no limit go", Duration::from_secs(30), || async {
@@ -265,7 +265,7 @@ async fn counters_of_idle_users_are_deleted() {
     assert_invariants(&database, &rm.client).await;
 }
 
-/// However many change limits at once, they take few connections, and each is answered.
+/// Concurrent changes of limits share few connections, and each gets a reply.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_changes_share_few_connections() {
     let (database, rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
@@ -284,8 +284,7 @@ async fn limit_changes_share_few_connections() {
     assert_invariants(&database, &rm.client).await;
 }
 
-/// An EM that goes and registers again at once is soon granted as much as before: what is left of the older registration is found
-/// among very many others in few steps.
+/// An EM that registers again immediately is granted as before: tickets of the older registration are found in few steps.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tickets_of_later_registration_are_skipped() {
     let (database, rm) = start().await;
@@ -321,13 +320,13 @@ async fn have_go(database: &Database, host_like: &str) {
     .unwrap();
 }
 
-/// A step that fails is tried again where it stands: it costs its EM no more than that, whatever else this instance does for all.
+/// A failed step is repeated at its place, and delays only its EM.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unregister_steps_retry_after_database_errors() {
     let (database, rm) = start().await;
     let crowded = em("crowded");
     crowd(&database, &rm.client, &crowded, 560, "1 hour").await;
-    // Of three tries to end some of its tickets, the database carries out one.
+    // The database accepts one of three attempts to end tickets.
     database
         .execute(
             "CREATE SEQUENCE tries;
@@ -347,7 +346,7 @@ async fn unregister_steps_retry_after_database_errors() {
     assert_invariants(&database, &rm.client).await;
 }
 
-/// EMs that cannot go on, because somebody holds them, keep none that can from going, however many they are.
+/// Held EMs delay no other unregistration, in any number.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unregister_of_held_ems_delays_no_other() {
     const HELD: usize = 20;

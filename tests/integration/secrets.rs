@@ -1,4 +1,4 @@
-//! What nobody may read in a log, and a database whose password changes.
+//! Secrets that no log shows.
 
 use std::{
     fs::{self, File},
@@ -16,7 +16,7 @@ use crate::{
     jwt,
 };
 
-/// Ended with the test, whatever becomes of it.
+/// Ends with the test.
 struct Ended(std::process::Child);
 
 impl Drop for Ended {

@@ -1,4 +1,4 @@
-//! A standby of the database: what may be a little old is read there, and nobody waits for it longer than he has time.
+//! Reads from a standby: stale reads, their bound, and their failures.
 
 use std::{collections::HashSet, time::Duration};
 
@@ -16,7 +16,7 @@ use tonic::Code;
 
 use crate::{harness::*, replication_pair::Pair};
 
-/// An instance that writes at the first of two nodes, or at whichever takes writes, and reads at the other.
+/// An instance that writes to the first of two nodes, or to the primary, and reads from the other.
 async fn instance(pair: &Pair, written: &str) -> Instance {
     let url = pair.url().replace("read-write", "standby");
     let standby = Some(ConnectTarget::parse_for(DatabaseRole::OldReads, &url).unwrap());
@@ -36,7 +36,7 @@ fn tells_of(answer: &ListActionsResponse, ticket: &uuid::Uuid) -> bool {
     answer.actions.iter().any(|line| line.ticket_id == ticket.to_string())
 }
 
-/// What metrics say of who answered what may be old.
+/// Metrics of the host that answered stale reads.
 async fn answered_by(instance: &Instance, who: &str) -> f64 {
     let metric = format!("linkis_rm_standby_reads_total{{answered_by=\"{who}\"}}");
     let text = instance.metrics.text().unwrap();
@@ -83,7 +83,7 @@ async fn what_may_be_old_is_told_by_a_standby_which_says_how_old() {
     instance.stop().await;
 }
 
-/// Who goes on from a page has heard of all that comes before, whoever answers, and whatever commits late.
+/// A continued page includes all earlier lines, from any host and with late commits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn who_reads_on_misses_nothing_that_a_standby_hears_of_late() {
     let pair = Pair::start("reads-on", false).await;
@@ -91,7 +91,7 @@ async fn who_reads_on_misses_nothing_that_a_standby_hears_of_late() {
     let (client, host) = (&instance.client, em("host1"));
     client.register(registration(host.clone(), load(64, 64, 64))).await.unwrap();
     eventually("the standby answers", LONG, || async { is_of_standby(client).await }).await;
-    // Somebody has taken a number, and is not done.
+    // A transaction has an id, and is not committed.
     let mut late = pair.primary.connect().await;
     let begin = "BEGIN; LOCK TABLE linkis_resource_action_record IN ROW EXCLUSIVE MODE;
         SELECT nextval('linkis_resource_action_record_id_seq')";
@@ -109,7 +109,7 @@ async fn who_reads_on_misses_nothing_that_a_standby_hears_of_late() {
         next.as_of_time.is_some() && tells_of(&next, &grant.ticket_id)
     })
     .await;
-    // What was told by the primary is not told again by a standby that is behind.
+    // Lines from the primary are not repeated by a late standby.
     pair.standby.run("SELECT pg_wal_replay_pause()").await;
     let question = ListActionsRequest { page_size: 1000, ..Default::default() };
     let mut read: HashSet<String> = HashSet::new();
@@ -167,7 +167,7 @@ async fn a_standby_that_is_silent_or_is_promoted_keeps_nobody_waiting() {
     instance.stop().await;
 }
 
-/// The audit that nobody asks for takes nothing from the primary.
+/// The periodic audit reads from the standby.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn the_hourly_audit_is_of_the_standby() {
     let pair = Pair::start("audits", false).await;

@@ -52,7 +52,7 @@ impl Top {
         Self { child, terminal: ours, chunks, seen: String::new() }
     }
 
-    /// What is found in a whole picture, as soon as there is one in which it is.
+    /// The result of `find` in a complete picture, once there is one.
     fn until<T>(&mut self, what: &str, mut find: impl FnMut(Vec<String>) -> Option<T>) -> T {
         let deadline = Instant::now() + LONG;
         loop {
@@ -79,7 +79,7 @@ impl Top {
             let mut pieces = line.split('\u{1b}');
             let mut text = pieces.next().unwrap_or_default().to_owned();
             for piece in pieces {
-                // What stands behind a sequence, which ends with a letter.
+                // Text behind an escape sequence, which ends with a letter.
                 text.push_str(piece.split_once(|c: char| c.is_ascii_alphabetic()).map_or("", |(_, rest)| rest));
             }
             text
@@ -110,7 +110,7 @@ impl Drop for Top {
     }
 }
 
-/// What has to stand somewhere on the screen, by this overview.
+/// Texts on the screen for this overview.
 fn expected(overview: &Overview) -> Vec<String> {
     let mut totals: BTreeMap<&str, DimensionTotals> = BTreeMap::new();
     for (dimension, some) in overview.ems.iter().flat_map(|ems| &ems.dimensions) {
@@ -150,7 +150,7 @@ fn expected(overview: &Overview) -> Vec<String> {
     amounts.chain(others).chain(overview.scopes.iter().flat_map(|scopes| scopes.fullest.first()).map(fullest)).collect()
 }
 
-/// What stands behind the bar of a scope with one maximum.
+/// Text behind the bar of a scope with one maximum.
 fn fullest(scope: &ScopeUsage) -> String {
     let (dimension, max) = scope.limits[0].max.first_key_value().unwrap();
     let of = |amounts: &BTreeMap<String, i64>| amounts.get(dimension).copied().unwrap_or(0);
@@ -177,8 +177,8 @@ async fn follow(client: RmClient, known: Known) {
 }
 
 impl Top {
-    /// Waits until what is shown of a second is what was told of it; answers which second that is, the overview, and the picture. Seconds of
-    /// which nobody else was told are nothing to compare with.
+    /// Waits until the picture equals an overview of the same second. Returns the second, the overview and the picture. Seconds
+    /// without a known overview are skipped.
     fn agrees(&mut self, known: &Known, before: &BTreeSet<String>) -> (String, Overview, Vec<String>) {
         self.until("what an overview tells", |lines| {
             let known = known.lock().unwrap();

@@ -25,7 +25,7 @@ use tonic::{
 
 use crate::{harness::*, identity::*, metrics::scrape};
 
-/// What a collector was told, and with which header.
+/// The spans and the header of a collector.
 #[derive(Clone, Default)]
 struct Collected(Arc<Mutex<Vec<(String, ResourceSpans)>>>);
 
@@ -169,7 +169,7 @@ async fn trace_links_call_wait_queue_and_batch() {
         assert!(part.parent_span_id == batch.span_id && is_in(part, batch), "{part:?}");
     }
 
-    // Who says that it is not to be traced is not, nor are those that nobody asked for, as it is set.
+    // A call that is marked as not traced has no spans, and neither has an unmarked call by this setting.
     let traces: Vec<_> = spans.iter().filter(|span| span.name == call_name).map(|span| &span.trace_id).collect();
     assert_eq!(traces, [&bytes(TRACE)]);
     let told = collector.collected.0.lock().unwrap().clone();
@@ -188,7 +188,7 @@ async fn trace_links_call_wait_queue_and_batch() {
     assert_eq!(process.terminate(), Some(0));
 }
 
-/// What ended before the process does is sent before it ends.
+/// Ended spans are sent before the process ends.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn trace_spans_are_sent_at_shutdown() {
     let (database, collector) = (Database::fresh().await, Collector::start().await);
@@ -202,7 +202,7 @@ async fn trace_spans_are_sent_at_shutdown() {
     }
 }
 
-/// One that answers nothing; spans are dropped, and counted.
+/// A collector that never replies: spans are dropped and counted.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_collector_drops_spans_without_delay() {
     let (database, silent) = (Database::fresh().await, TcpListener::bind("127.0.0.1:0").unwrap());
@@ -218,11 +218,11 @@ async fn silent_collector_drops_spans_without_delay() {
     assert_eq!(seen["linkis_rm_trace_spans_exported_total"], 0.0);
     let start = Instant::now();
     assert_eq!(process.terminate(), Some(0));
-    // Sending has 10 seconds; nobody waits for that.
+    // The export timeout is 10 seconds, and the shutdown does not wait for it.
     assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
 }
 
-/// One that is not there: what is lost is told once, and again when it is back.
+/// A missing collector: the loss is logged once, and the recovery once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn collector_outage_is_logged_at_each_change() {
     let database = Database::fresh().await;

@@ -48,7 +48,7 @@ async fn eventually_used(usage: &UsageServiceClient<Channel>, count: i64) -> Vec
 
 #[track_caller]
 fn about(what: f64, expected: f64) {
-    // What was done took some time, too.
+    // The calls took some time, too.
     assert!((expected..=expected * 1.05 + 60.0).contains(&what), "{what} instead of {expected}");
 }
 
@@ -70,7 +70,7 @@ async fn usage_is_summed_by_user_em_and_type() {
     let never_used = ask(request(&second, "bob", load(1, 1, 1))).await;
     ask(request(&second, "alice", load(1, 1, 1))).await;
     age(&database, 3).await;
-    // What it held at its end counts, from its grant on.
+    // The use at the end counts, since the grant.
     rm.client.resource_inited(&inited(&in_use, "alice", Some(load(2, 3, 1)))).await.unwrap();
     rm.client.resource_released(&release(&in_use, "alice")).await.unwrap();
     rm.client.resource_released(&release(&never_used, "bob")).await.unwrap();
@@ -126,7 +126,7 @@ async fn what_an_earlier_release_ended_is_summed_by_its_grants() {
     }
 }
 
-/// What ended in an hour is told of that hour, and of no other.
+/// An ended ticket counts in its hour only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_range_sums_tickets_that_ended_in_it() {
     let host = em("host1");
@@ -188,7 +188,7 @@ async fn usage_range_sums_tickets_that_ended_in_it() {
     rm.stop().await;
 }
 
-/// Whoever took a number before others and commits after them is not skipped.
+/// A late commit with an earlier id is not skipped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_includes_late_commits() {
     let host = em("host1");
@@ -226,7 +226,7 @@ async fn usage_includes_late_commits() {
     rm.stop().await;
 }
 
-/// However many names there are, an hour has so many rows and no more, and no ticket is lost.
+/// An hour has a bounded number of rows, and no ticket is lost.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_above_10000_names_sums_others() {
     const USERS: i64 = 10_050;

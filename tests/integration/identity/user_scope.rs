@@ -61,7 +61,7 @@ async fn ecm_token_authorizes_only_its_em() {
         a.resource_released(proto::ResourceReleasedRequest { ticket_id: on_b.clone(), ..Default::default() }).await;
     let told = format!("{:?}", status.unwrap_err());
     assert!(told.contains("TICKET_NOT_FOUND") && !told.contains("host2") && !told.contains("alice"), "{told}");
-    // One that lies about where the ticket is gets no further.
+    // A wrong EM of the ticket does not help.
     let status = a.resource_released(released(&on_b, em_message("host1"))).await.unwrap_err();
     assert_eq!(reason(&status), "TICKET_NOT_FOUND");
 
@@ -79,7 +79,7 @@ async fn ecm_token_authorizes_only_its_em() {
     assert!(by.contains(&("released", "host1")) && by.contains(&("unregistered", "host2")), "{by:?}");
 }
 
-/// Everything that a caller is told, as text.
+/// All replies to a caller, as text.
 async fn everything(channel: &Channel, token: &str, tickets: &[String; 2], engine: proto::EngineInstance) -> String {
     let (mut usage, mut limits) = (usage_of(channel, token), LimitServiceClient::new(with(channel, token)));
     let mut told = String::new();
@@ -251,7 +251,7 @@ async fn user_scope_limits_requests_and_replies() {
     waiting.abort();
 }
 
-/// Another's ticket lives, has ended, or never was: a caller cannot tell which.
+/// A live, an ended and an unknown ticket of another owner return the same error.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ticket_of_another_owner_is_not_found() {
     let database = Database::fresh().await;
@@ -314,7 +314,7 @@ async fn ticket_of_another_owner_is_not_found() {
         }
         assert!(told.iter().all(|answers| *answers == told[0]), "{told:#?}");
     }
-    // Nor does a report tell.
+    // A report reveals no more.
     let mut ecm = rm_of(&channel, &ecm);
     let epoch = ecm.register(register("host2")).await.unwrap().into_inner().em.unwrap().epoch;
     let ticket_ids = tickets.iter().flat_map(|id| id.parse::<uuid::Uuid>().unwrap().into_bytes()).collect();
@@ -371,7 +371,7 @@ async fn counters_of_others_are_hidden_from_bound_callers() {
     }
 }
 
-/// What a document types to make a token, after `linkis-rm tokens`.
+/// The arguments of a documented `tokens` command.
 fn token_commands(document: &str) -> Vec<Vec<String>> {
     let typed = document.split("linkis-rm tokens create ").skip(1).filter_map(|rest| rest.split(['\n', '`']).next());
     typed.map(|line| line.split_whitespace().map(|word| word.trim_matches('\'').to_owned()).collect()).collect()

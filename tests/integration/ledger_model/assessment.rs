@@ -1,11 +1,11 @@
-//! What the reference makes of a step, and answers.
+//! The reference: assessment of a step, and its expected reply.
 
 use linkis_rm::domain::operation::{Outcome, Rejection};
 use uuid::Uuid;
 
 use super::{model::*, operations::*, steps::*};
 
-/// What a step should be answered: just enough to compare.
+/// The expected reply, with the fields that are compared.
 #[derive(Debug, PartialEq)]
 pub(super) enum Answer {
     Done,
@@ -66,7 +66,7 @@ pub(super) fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
 }
 
 impl Model {
-    /// Judges a request; `number` is its position among those who wait, if it has one.
+    /// `position` is its place among the waiting requests, if it waits.
     pub(super) fn request(&mut self, ask: &ModelWaiting, number: Option<usize>, may_wait: bool) -> Answer {
         if let Some((body, id)) = ask.request_id.and_then(|id| self.request_ids.get(&(ask.who.user, id))).copied() {
             if body != ask.body() {
@@ -109,7 +109,7 @@ impl Model {
         Answer::Waiting { available }
     }
 
-    /// Those in line who need not try again: they would only stand where they do.
+    /// Waiting requests that need no check, because their entries would not change.
     pub(super) fn settled(&self) -> Vec<usize> {
         let is_settled = |number: &usize| {
             let w = &self.waiting[*number];

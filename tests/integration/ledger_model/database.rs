@@ -30,7 +30,7 @@ use crate::harness::name;
 
 use super::{model::*, ticket_references::*};
 
-/// What is stored of the cluster.
+/// The stored state of the cluster.
 #[derive(Default)]
 pub(super) struct StoredCluster {
     pub(super) snapshot: Option<Arc<ClusterSnapshot>>,
@@ -155,7 +155,7 @@ impl Tables {
         (0..EMS).filter_map(sign).collect()
     }
 
-    /// Other rules: counters of a label set that is new start from the true sums, those of one that is gone go.
+    /// Other limits: the counters of a new label set start from the true sums; those of a removed one are deleted.
     pub(super) fn set_limits(&mut self, limits: Limits) {
         if limits.is_empty() {
             self.scopes.clear();
@@ -179,8 +179,8 @@ impl Tables {
         assert!(self.ended.insert(ticket.id, ended).is_none(), "a ticket ends once");
     }
 
-    /// Replays the history lines of a batch, one by one: no line grants more than its EM provides, and after the last line the live tickets
-    /// are those that the batch leaves.
+    /// Replays the history lines of a batch in order. No line exceeds the capacity of its EM, and the last line leaves the live
+    /// tickets of the batch.
     fn replay(&self, deltas: &Deltas) {
         let cores = |resource: &Resource| resource.get(&Dimension::Cores);
         let provides = |em: &Em| cores(&em.total) - cores(&em.protected);
@@ -331,7 +331,7 @@ impl Tables {
     }
 }
 
-/// What every scope holds: of queues only where the labels name them, so that what is in two is never one sum.
+/// The sums of every scope. Amounts of queues count only where the labels name the queue.
 fn counted(model: &Model) -> BTreeMap<ScopeCounter, ScopeHoldings> {
     let mut counted = BTreeMap::<ScopeCounter, ScopeHoldings>::new();
     for ticket in model.tickets.iter().filter(|t| t.alive && !model.limits.is_empty()) {

@@ -11,7 +11,7 @@ use uuid::Uuid;
 
 use super::ticket_references::*;
 
-/// What there is.
+/// The state of the model.
 #[derive(Clone, Default)]
 pub(super) struct Model {
     pub(super) now: u64,
@@ -35,7 +35,7 @@ pub(super) struct Model {
     pub(super) signs: BTreeMap<usize, LastSignOfLife>,
     /// The epochs that registrations were answered with last.
     pub(super) epochs: BTreeMap<usize, i64>,
-    /// What the cluster of the queues showed last.
+    /// The last snapshot of the external cluster.
     pub(super) cluster: Option<ModelCluster>,
 }
 
@@ -48,7 +48,7 @@ pub(super) struct ModelEm {
     pub(super) zone: bool,
 }
 
-/// What a cluster showed, and when: of the root, and of each queue; and of applications.
+/// A snapshot: its time, the root, each queue, and applications.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ModelCluster {
     pub(super) begun: u64,
@@ -57,7 +57,7 @@ pub(super) struct ModelCluster {
     pub(super) shown: [i64; APPLICATIONS],
 }
 
-/// For whom something is asked, and what is said of it besides: all that limits count by, but for the EM.
+/// The labels of a request, without the EM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) struct Who {
     pub(super) user: usize,
@@ -68,8 +68,7 @@ pub(super) struct Who {
 }
 
 impl Who {
-    /// Where it counts in a label set, on an EM. A label that is left out counts as one that is empty; without a queue it counts in
-    /// none.
+    /// A missing label counts as an empty one; without a queue it counts in none.
     pub(super) fn values(&self, set: usize, em: usize) -> Option<Values> {
         match set {
             USER_SET => Some([Some(self.user), None]),
@@ -81,7 +80,7 @@ impl Who {
     }
 }
 
-/// What a request requires of an EM: that it is in the zone, or that it has the label of the request's tenant, if that has one.
+/// Required labels of a request: its zone, or the tenant of the request if it has one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(super) enum Required {
     Zone,
@@ -96,7 +95,7 @@ pub(super) struct ModelRule {
     pub(super) mode: LimitMode,
 }
 
-/// What can be short in a scope.
+/// A dimension of a scope.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum What {
     Scarce,
@@ -104,7 +103,7 @@ pub(super) enum What {
 }
 
 impl What {
-    /// In the order in which they are told of a label set.
+    /// In the order of a label set.
     fn of(set: usize) -> [Self; 2] {
         if set == QUEUE_SET { [Self::Instances, Self::Scarce] } else { [Self::Scarce, Self::Instances] }
     }
@@ -144,14 +143,14 @@ pub(super) struct ModelWaiting {
     pub(super) amount: i64,
     pub(super) ttl: u64,
     pub(super) request_id: Option<u8>,
-    /// Of what its user holds.
+    /// The use of its user.
     pub(super) cap: Option<i64>,
     pub(super) in_line: bool,
     /// Where it stands, and whether it is short there.
     pub(super) at: BTreeMap<Place, bool>,
 }
 
-/// What a request id stands for: EM, for whom, what of the EM, amount, for how long, and cap.
+/// Content of a request id.
 pub(super) type ModelBody = (usize, Who, Option<Required>, i64, u64, Option<i64>);
 
 impl ModelWaiting {
@@ -173,7 +172,7 @@ pub(super) struct Room {
 }
 
 impl Room {
-    /// What is available of the first thing that is short.
+    /// Available amount of the first shortfall.
     pub(super) fn short(&self) -> Option<i64> {
         self.of.iter().find_map(|[need, available, _]| (need > available).then_some(*available))
     }
@@ -192,7 +191,7 @@ pub(super) struct ModelTicket {
     pub(super) used: bool,
     pub(super) deadline: u64,
     pub(super) alive: bool,
-    /// What it used when it was adopted.
+    /// Use at the adoption.
     pub(super) adopted: Option<i64>,
     /// Whether it is counted in the cluster, since when it is in use, and as which application.
     pub(super) counted: bool,
@@ -218,7 +217,7 @@ pub(super) const NEW: ModelTicket = ModelTicket {
 /// How long a cluster may take to show an engine without an application, in seconds.
 const SETTLE: u64 = 60;
 
-/// What is left for one behind others.
+/// Remaining amount behind earlier entries.
 fn behind(left: i64, ahead: i64) -> i64 {
     if left < 0 { left } else { (left - ahead).max(0) }
 }
@@ -239,13 +238,13 @@ impl Model {
         there.map(|t| what.held(t.held)).sum()
     }
 
-    /// The maximum of a scope, if the limit that decides there is of this mode: of those that match, the first that names it, where one
-    /// with a weightier label comes before one without.
+    /// The maximum of a scope if the deciding limit has this mode. The first matching limit that names the dimension decides; a
+    /// weightier label comes first.
     fn max_in(&self, mode: LimitMode, set: usize, values: Values, what: What) -> Option<i64> {
         let shapes = [[true, true], [true, false], [false, true], [false, false]];
         let decides = shapes.into_iter().find_map(|shape| {
             let pattern = [0, 1].map(|place| values[place].filter(|_| shape[place]));
-            // What is not there has no value that a limit could be for.
+            // A missing label has no value that a limit could match.
             let is_shape = [0, 1].into_iter().all(|place| shape[place] == pattern[place].is_some());
             let rule = self.limits.get(&(set, pattern)).filter(|_| is_shape)?;
             let max = if what == What::Scarce { rule.scarce } else { rule.instances };
@@ -254,7 +253,7 @@ impl Model {
         decides.filter(|(_, decided)| *decided == mode).map(|(max, _)| max)
     }
 
-    /// How much there is for a request where limits of this mode decide, with the cap of its user; `ahead` tells what others keep.
+    /// `kept` returns the reservations of other entries.
     fn in_scopes(
         &self,
         mode: LimitMode,
@@ -276,13 +275,13 @@ impl Model {
         (0..SETS.len()).filter_map(in_set).collect()
     }
 
-    /// Where one who asks would go beyond limits that only watch: how much would have been left.
+    /// Violations of advisory limits: the amounts that would be available.
     pub(super) fn over_watched(&self, ask: &ModelWaiting) -> Option<i64> {
         let watched = self.in_scopes(LimitMode::Watched, (ask.em, ask.who, ask.amount), None, |_, _| 0);
         watched.iter().find_map(Room::short)
     }
 
-    /// What an engine that runs may use instead of what it holds: on its EM, in its scopes, and in its queue.
+    /// Use that a running engine can report: on its EM, in its scopes and in its queue.
     pub(super) fn left_for_growth(&self, ticket: &ModelTicket) -> Vec<i64> {
         let scopes = (0..SETS.len()).filter_map(|set| {
             let values = ticket.who.values(set, ticket.em)?;
@@ -295,7 +294,7 @@ impl Model {
         left.map(|left| left + ticket.held).collect()
     }
 
-    /// What the cluster does not show of the tickets in a place of it: that of a queue, or the root's.
+    /// Unseen use of the tickets in a queue or the root.
     pub(super) fn unseen(&self, place: usize) -> i64 {
         let Some(cluster) = self.cluster else { return 0 };
         let is_there = |t: &&ModelTicket| t.alive && t.counted && (place == 0 || t.who.queue == Some(place - 1));
@@ -308,14 +307,14 @@ impl Model {
         self.tickets.iter().filter(is_there).map(unseen).sum()
     }
 
-    /// What is left of a queue of the cluster, and of the root; and how much there is in all.
+    /// Remaining amounts of a queue and of the root, and their totals.
     fn left_of_cluster(&self, queue: Option<usize>) -> Option<[(usize, i64, i64); 2]> {
         let (cluster, queue) = (self.cluster?, queue?);
         let left = |place: usize| cluster.max[place] - cluster.used[place] - self.unseen(place);
         Some([queue + 1, 0].map(|place| (place, left(place), cluster.max[place])))
     }
 
-    /// What a request can get on an EM behind the first `ahead` of those who wait, wherever it is judged.
+    /// Amounts that a request can get on an EM behind the first `ahead` entries.
     pub(super) fn rooms(&self, ask: &ModelWaiting, ahead: usize) -> Option<Vec<Room>> {
         let em = self.ems.get(&ask.em)?;
         let kept = |place: Place, what: What| {

@@ -45,7 +45,7 @@ impl Model {
         ModelTicket { id, em, who, held: used, used: true, adopted, since, application, ..NEW }
     }
 
-    /// What a caller says of its epoch.
+    /// The epoch of a call.
     pub(super) fn epoch(&self, em: usize, said: Said) -> Option<i64> {
         let current = self.epochs.get(&em).copied().unwrap_or(2);
         match said {
@@ -175,7 +175,7 @@ fn labels(tenant_number: Option<usize>, zone: bool) -> Labels {
     Labels::parse("labels", of_tenant.into_iter().chain(of_zone).collect()).unwrap()
 }
 
-/// What a step asks for, under an id.
+/// The request of a step with an id.
 pub(super) fn asked(step: &Step, id: Uuid) -> ModelWaiting {
     let Step::Request { em, who, requires, amount, ttl, request_id, cap, .. } = *step else { unreachable!("{step:?}") };
     let (since, in_line, at) = (0, false, BTreeMap::new());
@@ -231,7 +231,7 @@ fn body_hash(body: ModelBody) -> [u8; 32] {
     hash
 }
 
-/// The limits and the policy of a model. Whatever they are, all label sets are counted if there are any.
+/// All label sets are counted if there are any.
 pub(super) fn rules(model: &Model) -> Limits {
     let required = model.needs_engine_type.then(|| "engine_type".to_owned());
     let policy = Policy::default().with(required.into_iter().collect(), Placement::default());

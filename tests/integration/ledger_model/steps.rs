@@ -1,4 +1,4 @@
-//! What may happen: random steps.
+//! Random steps of the model.
 
 use linkis_rm::domain::limit_mode::LimitMode;
 use proptest::prelude::*;
@@ -49,7 +49,7 @@ pub(super) enum Step {
         ago: usize,
         em: Option<usize>,
     },
-    /// Of an engine that is new, or under the id of a ticket that there is or was.
+    /// A new engine, or the id of a ticket that is or was live.
     Adopt {
         em: usize,
         who: Who,
@@ -170,7 +170,7 @@ fn request() -> impl Strategy<Value = Step> {
     let asked = (0..EMS, who(), prop::option::weighted(0.2, requires), 1..12i64, 1..20u64);
     let how = (prop::option::weighted(0.3, 0..6u8), any::<bool>(), prop::option::weighted(0.3, 0..25i64));
     (asked, how).prop_map(|((em, who, requires, amount, ttl), (request_id, wait, cap))| {
-        // What it requires, it carries.
+        // A request carries its required labels.
         let who = Who { zone: who.zone || requires == Some(Required::Zone), ..who };
         Step::Request { em, who, requires, amount, ttl, request_id, wait, cap }
     })

@@ -19,7 +19,7 @@ pub(super) const TENANTS: usize = 2;
 /// Types of engines, and the number of the family of each.
 pub(super) const ENGINE_TYPES: [(&str, usize); 3] = [("spark-3.2.1", 0), ("spark-2.4.3", 0), ("hive-2.3.3", 1)];
 
-/// Applications that engines may tell of.
+/// Applications that engines report.
 pub(super) const APPLICATIONS: usize = 3;
 
 /// The queues of the cluster, the root among them.
@@ -46,7 +46,7 @@ pub(super) fn user(number: usize) -> Name {
     name(&format!("user{number}"))
 }
 
-/// What an EM provides, or protects: never too few instances.
+/// Total or protected amounts of an EM, with enough instances.
 pub(super) fn provided(cores: i64, instances: i64) -> Resource {
     Resource::load_instance(0, cores, instances).unwrap()
 }

@@ -1,4 +1,4 @@
-//! How changed rules come to decide: on every instance, whatever breaks, and at the cost of what has changed alone.
+//! Changes of limits on every instance: after failures, and at a cost of the changed limits alone.
 
 use std::{collections::BTreeMap, time::Duration};
 
@@ -24,7 +24,7 @@ fn of_user(number: usize, instances: i64) -> Rule {
     }
 }
 
-/// Others follow what has changed; and read all where somebody changed rules without telling, as an earlier release does.
+/// Instances read only changed limits, and all limits after a change without a record of it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_change_applies_on_every_instance() {
     let (database, first, second) = two().await;
@@ -56,7 +56,7 @@ async fn limit_change_applies_on_every_instance() {
     assert_eq!(assert_invariants(&database, &first.client).await, 6);
 }
 
-/// How many rows of rules, and of what has changed of them, were read. What a connection has read is told for certain once it is closed.
+/// The statistics of a connection are complete once it is closed.
 async fn rules_read(database: &Database) -> i64 {
     eventually("all connections are closed", Duration::from_secs(20), || async {
         let open = "SELECT count(*) FROM pg_stat_activity
@@ -69,7 +69,7 @@ async fn rules_read(database: &Database) -> i64 {
     database.count(read).await
 }
 
-/// Through the one that changes it and through another that follows: they read what has changed, and not the others.
+/// On the changing instance and on another one: both read only the changed limits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_change_reads_only_changed_limits() {
     const RULES: i64 = 10_000;
@@ -79,7 +79,7 @@ async fn limit_change_reads_only_changed_limits() {
     let all: Vec<_> = (0..RULES).map(|n| limit(Some(&format!("user{n}")), 0)).collect();
     replace(&limits, &all, false).await;
     rm.stop().await;
-    // Without changes and with them: as they start, instances read all rules, and now and then for those who look.
+    // The baseline without changes: instances read all limits at their start and for checks.
     let mut read = Vec::new();
     for changes in [0, CHANGES] {
         database.execute("ANALYZE linkis_resource_limit, linkis_resource_limit_change").await;
@@ -103,8 +103,8 @@ async fn limit_change_reads_only_changed_limits() {
     assert!(of_changes < CHANGES * RULES / 4, "{of_changes} rows for {CHANGES} changes; {} without any", read[0]);
 }
 
-/// An instance is killed again and again while rules change through it: what it had not committed is nowhere, and the others follow
-/// what it had, also if it died before it could tell them.
+/// An instance is killed repeatedly during changes of limits. Its uncommitted changes are nowhere; the others apply its committed
+/// ones, even without a notification.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_changes_after_instance_kill_are_equal_everywhere() {
     let (database, rm) = start_with_em(em("host"), load(1_000_000, 1_000_000, 1_000_000)).await;
@@ -118,7 +118,7 @@ async fn limit_changes_after_instance_kill_are_equal_everywhere() {
             let (client, rule) = (process.client.clone(), of_user(user, round));
             changes.spawn(async move { client.set_limit(&rule).await.is_ok() });
         }
-        // In the middle: some are told, some are not.
+        // Some changes are notified, some are not.
         while last < 5 * round && changes.join_next().await.is_some_and(|changed| changed.unwrap()) {
             last += 1;
         }
@@ -139,7 +139,7 @@ async fn limit_changes_after_instance_kill_are_equal_everywhere() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
 }
 
-/// Notes how many lines of the history each statement writes, and whether nobody grants or gives back meanwhile.
+/// Records how many history lines each statement writes, and whether the fence is closed.
 async fn note_lines(database: &Database) {
     let notes = "CREATE TABLE noted (is_fenced boolean NOT NULL, lines bigint NOT NULL);
         CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS $$
@@ -154,8 +154,8 @@ async fn note_lines(database: &Database) {
     database.execute(notes).await;
 }
 
-/// Of how many limits a call changes, what is written while nobody grants or gives back does not depend; and the history tells all the same
-/// who was judged by them.
+/// The number of lines inside the fence does not depend on the number of changed limits. The history still shows the limits of
+/// each decision.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_replacement_writes_history_outside_the_fence() {
     // One more is for each user.
@@ -179,7 +179,7 @@ async fn limit_replacement_writes_history_outside_the_fence() {
     set(&limits, limit(None, 8), None).await.unwrap();
     assert_eq!(noted().await, (1, 0));
 
-    // Somebody counts by the limits for a while; who comes meanwhile is judged by those that there were.
+    // Limits are counted for a while; earlier limits decide meanwhile.
     let mut counting = database.connect().await;
     execute(&mut counting, "BEGIN; LOCK TABLE linkis_resource_limit_version IN ACCESS SHARE MODE").await;
     let all: Vec<_> = (0..RULES).map(|n| limit(Some(&format!("user{n}")), 0)).chain([limit(None, 7)]).collect();
@@ -207,7 +207,7 @@ async fn limit_replacement_writes_history_outside_the_fence() {
         AND id < (SELECT max(id) FROM linkis_resource_action_record WHERE action = 'limits_in_force')";
     assert_eq!(database.count(first).await, RULES + 3, "all of them are told before they hold");
 
-    // The same for those that go; of a set of labels that is new, nothing decides before all is counted.
+    // The same for deleted limits. A new label set decides nothing before it is counted.
     let of_creator: Vec<_> = (0..RULES / 10)
         .map(|n| proto::Limit {
             labels: BTreeMap::from([("creator".to_owned(), format!("c{n}"))]),

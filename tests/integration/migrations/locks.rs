@@ -1,4 +1,4 @@
-//! What migrations lock, and what they leave apart.
+//! Locks of migrations, and the separation of their tables.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -13,13 +13,13 @@ use sqlx::postgres::PgConnection;
 
 use super::*;
 
-/// A migration that somebody is in the way of gives up after a moment, lets those go on who came behind it, and tries again.
+/// A migration that waits for a lock gives up after a moment, lets later calls pass, and tries again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn migration_without_its_lock_delays_no_call() {
     let host = em("host1");
     let (database, rm) = start_with_em(host.clone(), load(1000, 1000, 1000)).await;
     database.execute(NOTHING_REPORTED).await;
-    // Somebody reads the history, and takes his time.
+    // A long read of the history.
     let mut reader = database.connect().await;
     execute(&mut reader, "BEGIN; LOCK linkis_resource_action_record IN ACCESS SHARE MODE").await;
     let mut command = Command::new(PROGRAM);

@@ -1,4 +1,4 @@
-//! Pages whose rows are few among many: each reads so many, and the next one goes on.
+//! Pages with few matching rows: each reads a bounded number of rows, and the next one continues.
 
 use std::collections::BTreeSet;
 
@@ -24,7 +24,7 @@ async fn read_of(connection: &mut PgConnection, table: &str) -> i64 {
     sqlx::query_scalar(read).bind(table).fetch_one(connection).await.unwrap()
 }
 
-/// Of a set of labels that is being counted, or counts no more, there may be any number of scopes between those that are shown.
+/// A label set that is being counted, or no longer counted, can have any number of scopes between the listed ones.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scopes_page_reads_bounded_rows() {
     const SHOWN: usize = 20;
@@ -128,7 +128,7 @@ async fn touched_of(connection: &mut PgConnection, table: &str) -> i64 {
 /// How many names a page of use looks at.
 const NAMES_LOOKED_AT: i64 = 5000;
 
-/// What is found page by page of up to so many: how much each has found, and all that is.
+/// Rows of each page and in total, with at most this number a page.
 async fn used(
     connection: &mut PgConnection,
     range: &UsageRange,
@@ -138,7 +138,7 @@ async fn used(
     loop {
         let mut transaction = connection.begin().await.unwrap();
         let before = touched_of(&mut transaction, "linkis_resource_usage_hour").await;
-        // One more tells that there are more.
+        // One more row means that there are more.
         let limit = i64::try_from(page_size).unwrap() + 1;
         let UsageSumPage { mut sums, looked_to } =
             usage_hour::list(&mut *transaction, range, after.as_ref(), limit).await.unwrap();
@@ -157,7 +157,7 @@ async fn used(
     }
 }
 
-/// Of the hours that are kept, there may be any number of names that used nothing in those that are asked for.
+/// Stored hours can have any number of names without use in the requested hours.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_page_reads_bounded_names_and_hours() {
     const DAY: i64 = 24;
@@ -185,11 +185,11 @@ async fn usage_page_reads_bounded_names_and_hours() {
         (1001, 1002, true, 10, vec![0, 10, 10, 1], 21),
         (1001, 1003, true, 100, vec![60, 41], 60 + 20 * 2 + 1),
         (1001, 1003, false, 100, vec![60, 21], 60 + 21),
-        // What goes before those that are told is not looked at again.
+        // Earlier rows are not read again.
         (1000, 1001, false, 1000, vec![1000, 1000, 1000, 1000, 1000, 1000, 60], 6060),
         // Nothing at all.
         (2001, 2003, false, 100, vec![0, 0], 0),
-        // Of three months, so many hours are added up, and no more.
+        // A page adds up a bounded number of hours of three months.
         (0, 92 * DAY, false, 1000, [vec![113; 53], vec![92]].concat(), 6081),
         (0, DAY, false, 1000, vec![60, 0], 60),
         (0, DAY, true, 1000, vec![720, 0], 60 * 12),

@@ -69,7 +69,7 @@ async fn report(client: &RmClient, host: &EmInstance, epoch: i64, ticket_id: Uui
     }
 }
 
-/// What operators do.
+/// Calls of operators.
 async fn operate(client: &RmClient, host: &EmInstance) {
     client.drain(host, "a disk").await.unwrap();
     client.resume(host, "").await.unwrap();
@@ -132,7 +132,7 @@ async fn pages(rm: &Instance, ticket_id: &str) {
     follow(rm, &mut usage).await;
 }
 
-/// One scope by its key, and what is new, with the counters that are told besides.
+/// One scope by its key, and new rows, with their counters.
 async fn follow(rm: &Instance, usage: &mut UsageServiceClient<Channel>) {
     let labels = [("user".to_owned(), "other7".to_owned())].into();
     usage.get_scope(proto::GetScopeRequest { labels }).await.unwrap();
@@ -179,7 +179,7 @@ async fn filtered(usage: &mut UsageServiceClient<Channel>, ticket_id: &str) {
     assert!(!usage.list_actions(of_ticket).await.unwrap().into_inner().actions.is_empty());
     let later = proto::ListActionsRequest { from_time: soon, ..actions.clone() };
     assert!(usage.list_actions(later).await.unwrap().into_inner().actions.is_empty());
-    // Of what is over an index finds it; the present is looked through.
+    // Past partitions are searched by an index; the current one is read.
     let to_time = Some(prost_types::Timestamp { seconds: now - 3600, nanos: 0 });
     for newest_first in [false, true] {
         let actions = proto::ListActionsRequest { newest_first, to_time, ..actions.clone() };

@@ -1,4 +1,4 @@
-//! What statements of the service cost, as PostgreSQL counts it, with few rows beside many.
+//! Costs of the service's statements, as PostgreSQL counts them, with few and with many rows.
 
 use std::collections::BTreeMap;
 
@@ -12,19 +12,19 @@ use crate::harness::*;
 /// looks up many rows.
 pub(super) const MORE_PAGES: f64 = 25.0;
 
-/// The same for each ticket that ends, in batches of however many.
+/// The same for each ended ticket, in batches of any size.
 pub(super) const MORE_PAGES_PER_END: f64 = 4.0;
 
 /// How many times as many, besides.
 const PAGES_RATIO: f64 = 2.0;
 
-/// What one instance asks for all every few seconds, and counts only up to a bound that even many rows do not reach.
+/// Statements of one instance for all, every few seconds, with a bound on the counted rows.
 pub(super) const BOUNDED: &str = "overview::totals";
 
-/// What it asks for of all EMs.
+/// Statements about all EMs.
 pub(super) const SUMS: &str = "overview::ems";
 
-/// What tells which EMs have changed, once a second at most and for all together who name none; those that have are read.
+/// The statement that finds changed EMs, at most once a second for all requests without an EM.
 pub(super) const SURVEY: &str = "em_report::survey";
 
 /// The statements that are made beside the calls: they go through all EMs, through a page of all scopes, or through what has ended since,
@@ -65,7 +65,7 @@ impl Counting {
         }
     }
 
-    /// What each statement of the service touched since it was asked last.
+    /// Pages of each statement since the last call.
     pub(super) async fn costs(&self, database: &Database) -> Costs {
         if self.0.is_none() {
             return Costs::new();
@@ -115,7 +115,7 @@ impl Cost {
     }
 }
 
-/// What ending one of the tickets cost: how many share a batch depends on how many there are.
+/// Cost of one ended ticket, because the size of a batch varies.
 pub(super) fn per_end(costs: Costs, rows: i64) -> Costs {
     let ended = due(rows) + 2 * LEAVING;
     costs.into_iter().map(|(statement, cost)| (statement, Cost { calls: ended, rows: ended, ..cost })).collect()

@@ -18,20 +18,20 @@ const EMS: i64 = 50_000;
 /// How many rows a page looks through at most.
 const LOOKED_AT_MAX: i64 = 5000;
 
-/// How many pages of the database one page of the history may touch, whatever is looked for in it: half as many as the lines that are looked
-/// through, of which neighbours mostly share one.
+/// Maximum number of database pages for one page of the history, with any filter: half of the lines that are read, because
+/// neighbours share pages.
 const HISTORY_PAGES_TOUCHED_MAX: i64 = 1500;
 
 /// How many pages are looked at in a row.
 const PAGES: usize = 3;
 
-/// So many full hours before the one that runs.
+/// Number of full hours before the current one.
 fn hours_ago(hours: i64) -> Option<prost_types::Timestamp> {
     let now = i64::try_from(std::time::UNIX_EPOCH.elapsed().unwrap().as_secs()).unwrap();
     Some(prost_types::Timestamp { seconds: now / 3600 * 3600 - hours * 3600, nanos: 0 })
 }
 
-/// What an index finds, or the first few rows.
+/// Filters that an index supports, or the first rows.
 pub(super) async fn first_pages(usage: &mut Usage) {
     let page_size = 10;
     let em = Some(proto::EmInstance { application_name: "other".into(), instance: "host7".into() });
@@ -55,7 +55,7 @@ pub(super) async fn first_pages(usage: &mut Usage) {
     ] {
         assert_eq!(usage.list_refusals(filter).await.unwrap().into_inner().refusals.len(), found);
     }
-    // Of an hour, and of some.
+    // One hour, and several.
     for (by, from, to, found) in
         [(User, 3, 2, 10), (Creator, 3, 2, 10), (EngineType, 3, 2, 10), (Em, 3, 2, 10), (User, 6, 2, 10)]
     {
@@ -81,7 +81,7 @@ async fn fill(database: &Database) {
     execute(&mut database.connect().await, ems).await;
 }
 
-/// What looks for something that there is not.
+/// Filters without any match.
 enum Vain {
     Ems(proto::ListEmsRequest),
     Refusals(proto::ListRefusalsRequest),
@@ -119,8 +119,7 @@ impl Vain {
     }
 }
 
-/// However much there is that does not match, each page touches so many pages of the database for each row that it looks through, and the
-/// next one goes on.
+/// Each page touches a bounded number of database pages for each row that it reads, and the next page continues.
 pub(super) async fn a_page_that_finds_nothing_touches_no_more_than_it_may(postgres: &Counting, database: &Database) {
     fill(database).await;
     let rm = with_history(database).await;
@@ -180,7 +179,7 @@ pub(super) async fn used_of_crowd(
     usage.list_tickets(call).await.unwrap().into_inner()
 }
 
-/// What a page looks through in vain, the next one does not look through again.
+/// Rows that a page read without a match are not read by the next page.
 pub(super) async fn a_page_looks_through_no_more_than_it_has_to(database: &Database) {
     let rm = with_history(database).await;
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
@@ -201,8 +200,7 @@ pub(super) async fn a_page_looks_through_no_more_than_it_has_to(database: &Datab
     rm.stop().await;
 }
 
-/// However many lines of the part that is being written are of others, a page of what is rare among them touches few pages of the database, and
-/// pages go on until there is nothing more to look through.
+/// A page of rare lines in the current partition touches few database pages, and pages continue until the end.
 pub(super) async fn a_page_of_the_present_touches_few_pages(postgres: &Counting, database: &Database, rows: i64) {
     // As busy instances write them: neighbours are of different batches.
     let present = format!(

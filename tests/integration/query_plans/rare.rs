@@ -32,8 +32,7 @@ const EMS: usize = 6;
 /// How many tickets each of them has.
 const TICKETS: usize = 3;
 
-/// How many times as many pages a statement may touch on average where the other has more, unless it is only that the indexes that it descends
-/// are a level deeper.
+/// Maximum ratio of average pages between the two sizes, unless an index is a level deeper.
 const PAGES_RATIO: f64 = 1.3;
 const PAGES_DEEPER: f64 = 4.0;
 

@@ -1,4 +1,4 @@
-//! What tables hold before the calls are made: few rows or many.
+//! Contents of the tables before the calls: few or many rows.
 
 use std::env;
 
@@ -12,7 +12,7 @@ pub(super) const FEW: i64 = 2000;
 /// Where there are many, unless something else is asked for.
 pub(super) const MANY: i64 = 20_000;
 
-/// One in so many tickets has a deadline that passed while nobody looked.
+/// One of this number of tickets is overdue.
 const DUE_PER: i64 = 25;
 
 /// How many of those there are at least, so that batches are as full with few rows as with many.
@@ -24,7 +24,7 @@ const CROWD: i64 = 5000;
 /// The last of them, which alone is used.
 pub(super) const LAST_OF_CROWD: &str = "3fffffff-ffff-4fff-bfff-ffffffffffff";
 
-/// So many more are on an EM that goes, and as many on one that is given up.
+/// Number of tickets on an EM that is unregistered, and on a lost one.
 pub(super) const LEAVING: i64 = 1000;
 
 /// How many lines the history has of each ticket where there are many: 1, unless something else is asked for.
@@ -39,7 +39,7 @@ pub(super) fn due(rows: i64) -> i64 {
 /// Fills tables with what has nothing to do with the calls.
 pub(super) async fn fill(database: &Database, rows: i64) {
     let lines = if rows == FEW { 1 } else { lines_each() };
-    // What happened is a day old: in a part of the history that is over.
+    // The lines are a day old, in a past partition.
     let fill = format!(
         r#"SELECT linkis_rm_make_history_part(hour - 86400, hour - 82800)
             FROM (SELECT extract(epoch FROM date_trunc('hour', now()))::bigint AS hour) h;
@@ -102,7 +102,7 @@ pub(super) async fn fill(database: &Database, rows: i64) {
     database.execute("VACUUM ANALYZE").await;
 }
 
-/// Adds what has: tickets with counters to match, which are due, or on an EM that goes, or on one that is given up.
+/// Adds tickets with counters: overdue, or on an EM that is unregistered or lost.
 pub(super) async fn fill_ending(database: &Database, rows: i64) {
     let due = due(rows);
     let fill = format!(

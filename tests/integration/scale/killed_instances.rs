@@ -1,10 +1,10 @@
-//! kill -9 in the middle of large work: another instance goes on from where it was, and does nothing twice.
+//! Killed instances during large jobs: another instance continues, and repeats nothing.
 
 use linkis_rm::domain::report::{EmReport, Health};
 
 use super::*;
 
-/// How many tickets one step of an EM that goes ends at most, and of one that is counted.
+/// Maximum number of tickets of one step of an unregistration or a count.
 const ENDED_PER_STEP: i64 = 56;
 const COUNTED_PER_STEP: i64 = 28;
 
@@ -99,7 +99,7 @@ async fn lost_em_removal_continues_after_instance_kill() {
     goes_through_another(&database, first, "lost").await;
 }
 
-/// What was counted of a new label set is not counted again.
+/// Counted EMs of a new label set are not counted again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_counting_continues_after_instance_kill() {
     let database = Database::fresh().await;
