@@ -18,7 +18,7 @@ pub struct Bounds {
     pub step: u8,
 }
 
-/// Sent messages stay, so that each can be handled at any later time, again, or never.
+/// A state of all rows. Sent messages stay, so that each can be handled at any later time, again, or never.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct World<const CELLS: usize> {
     pub home: Home<CELLS>,

@@ -24,13 +24,13 @@ use super::{
 };
 use crate::harness::*;
 
-/// What may be the limit of a pattern: `None` for no limit.
+/// Possible limits of a pattern.
 #[derive(Debug)]
 struct Known {
     pattern: LabelPattern,
-    /// What is scarce, and how much of it there may be.
+    /// The scarce dimension and its range.
     scarce: (Dimension, i64, i64),
-    /// The mark of what was set last, as far as that is known, and everything of which nobody knows whether it was, or will be.
+    /// The mark of the last known change, and of every change whose result is unknown.
     possible: HashSet<Option<i64>>,
     doubtful: HashSet<Option<i64>>,
 }
@@ -55,7 +55,7 @@ impl Known {
     }
 }
 
-/// One who changes limits all the while.
+/// A caller that changes limits throughout.
 pub struct Administrator {
     shared: Shared,
     random: Random,

@@ -23,7 +23,7 @@ pub async fn run(shared: Shared, mut random: Random) {
     while shared.goes_on(random.millis(5, 150)).await {
         let host = random.pick([Hosts::HOT[0], Hosts::HOT[1], Hosts::BIG[0], Hosts::RESIZED, Hosts::FLEETING]);
         let adopt = AdoptTicket {
-            // Of any time, as those of Linkis are.
+            // Ids of any time, as those of Linkis.
             ticket_id: Uuid::new_v4(),
             user: name(&format!("shared{}", random.between(0, 4))),
             creator: name(random.pick(["IDE", "notebook", "batch"])),
@@ -55,7 +55,7 @@ async fn live(shared: &Shared, random: &mut Random, adopt: &AdoptTicket) {
         }
     }
     if random.percent(30) {
-        // The same once more changes nothing, whatever it has reported; another is turned away.
+        // A repetition changes nothing, after any report; another content is rejected.
         shared.insist(random, "adopt", adopting).await;
         let other = AdoptTicket { creator: name("another"), ..adopt.clone() };
         let answer = journal.call("adopt another", shared.client(random).adopt_ticket(&other)).await;

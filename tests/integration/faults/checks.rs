@@ -1,4 +1,4 @@
-//! What has to be true when everything is over: of what callers were told, and of what the database says.
+//! Checks after the run: replies to callers, and the state of the database.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -29,16 +29,16 @@ use crate::harness::*;
 /// notice what was.
 pub const LATE_MAX: Duration = Duration::from_secs(15);
 
-/// The same for one of thousands that fall due at once: they take many steps, and several outages may come between them. When nothing
-/// is broken any more the watcher is less patient.
+/// The same for one of thousands that are due together: many steps, with several outages between them. Without a fault, the
+/// watcher waits less.
 pub const CROWD_LATE_MAX: Duration = Duration::from_secs(30);
 
-/// What the history shows at large.
+/// Totals of the history.
 #[derive(Debug, Default)]
 pub struct Findings {
     pub granted: usize,
     pub ended: BTreeMap<String, usize>,
-    /// Grants of which no caller was told.
+    /// Grants without a reply.
     pub untold: usize,
     /// How late the latest was, and for how long of that nothing was broken.
     pub latest_expiry: (Duration, Duration),
@@ -49,18 +49,18 @@ pub struct Findings {
     pub judged: Judged,
 }
 
-/// What is left of a workload that is over.
+/// Rows that an ended workload leaves.
 pub const LEFT: &str =
     "SELECT (SELECT count(*) FROM linkis_user_resource_meta_data), (SELECT count(*) FROM linkis_resource_lock),
     (SELECT count(*) FROM linkis_resource_waiting JOIN linkis_rm_instance i USING (instance_id)
         WHERE i.alive_until > clock_timestamp()), 0::bigint";
 
-/// The same, and what stands in nobody's way: rows of the line that an instance left which died.
+/// The same, with entries of dead instances, which delay no call.
 pub const LEFT_OVER: &str = "SELECT (SELECT count(*) FROM linkis_user_resource_meta_data),
     (SELECT count(*) FROM linkis_resource_lock), (SELECT count(*) FROM linkis_resource_waiting),
     (SELECT count(*) FROM linkis_resource_waiting_spot)";
 
-/// Waits until nothing is left, as `left` tells.
+/// Waits until nothing is left, by `Left`.
 pub async fn settle(connection: &mut PgConnection, journal: &Journal, left: &'static str, longest: Duration) {
     let start = Instant::now();
     loop {
@@ -102,18 +102,18 @@ pub async fn counters(rm: &RmClient, journal: &Journal) {
     }
 }
 
-/// The service itself finds nothing wrong: at one moment, whatever goes on.
+/// An audit of the service finds no difference, at one moment of the run.
 pub async fn audit(rm: &RmClient, journal: &Journal) {
     match rm.audit().await {
         Ok(report) => {
-            // Notes tell what is fine: an EM that was made smaller under live tickets, say.
+            // Notes name permitted states, such as an EM that became smaller under live tickets.
             journal.check(report.differences.is_empty(), || format!("an audit found {:?}", report.differences));
         }
         Err(error) => journal.violation(format!("there is no audit when nothing is broken: {error}")),
     }
 }
 
-/// Compares what callers were told with the history.
+/// Compares replies with the history.
 pub async fn told(connection: &mut PgConnection, journal: &Journal) -> Findings {
     let history = history::read(connection).await;
     let goings = history::replay(journal, &history);
@@ -146,7 +146,7 @@ pub async fn told(connection: &mut PgConnection, journal: &Journal) -> Findings 
     findings
 }
 
-/// Every ticket is granted once, reports in at most once after that, or is adopted instead of both; and only then what else it uses, and ends once, last of all.
+/// Each ticket is granted once and then confirmed at most once, or adopted. Reports follow. It ends once, as its last line.
 fn once(journal: &Journal, id: Uuid, life: &[&Line]) {
     let actions = Vec::from_iter(life.iter().map(|line| line.action.as_str()));
     let is_end = |line: &&&Line| line.is_end();
@@ -190,7 +190,7 @@ fn most_due(book: &Book, lives: &HashMap<Uuid, Vec<&Line>>) -> usize {
     seconds.into_values().max().unwrap_or(0)
 }
 
-/// What was told of one ticket.
+/// Replies about one ticket.
 fn ticket(journal: &Journal, id: Uuid, told: &Life, life: &[&Line]) {
     let Some(granted) = life.first() else {
         return journal.violation(format!("{id} was granted, and is nowhere: {told:?}"));
@@ -208,7 +208,7 @@ fn ticket(journal: &Journal, id: Uuid, told: &Life, life: &[&Line]) {
     journal.check(is_over || !told.over, || format!("{id} was told to be over: {told:?} {life:?}"));
 }
 
-/// A grant of which nobody was told belongs to a call of which nobody knows, and came to nothing.
+/// A grant without a reply belongs to a call with an unknown result, and ended without use.
 fn untold(journal: &Journal, book: &Book, lives: &HashMap<Uuid, Vec<&Line>>, findings: &mut Findings) {
     let mut by_user: HashMap<&str, Vec<&Vec<&Line>>> = HashMap::new();
     let mut granted: HashMap<&str, usize> = HashMap::new();
@@ -257,7 +257,7 @@ fn lost(journal: &Journal, book: &Book, lives: &HashMap<Uuid, Vec<&Line>>, histo
     }
 }
 
-/// One ticket for each request id, and the one that was told.
+/// One ticket for each request id, which is that of the reply.
 async fn request_ids(connection: &mut PgConnection, journal: &Journal, book: &Book) {
     let rows: Vec<(String, Uuid)> =
         sqlx::query_as("SELECT request_id, ticket_id FROM linkis_user_request_id UNION ALL SELECT request_id, ticket_id FROM linkis_request_id").fetch_all(connection).await.unwrap();

@@ -1,5 +1,5 @@
-//! The clock of one instance, set with libfaketime where that is installed: what the program takes for the time of day jumps, while
-//! its monotonic clock, the database's clock and the machine's go on.
+//! The clock of one instance, set with libfaketime if it is installed. The time of day of the program jumps; its monotonic clock,
+//! the database's clock and the machine's clock do not.
 
 use std::{
     fs,
@@ -7,7 +7,7 @@ use std::{
     process::Command,
 };
 
-/// Where Debian puts it, for whatever processor.
+/// The path on Debian, for any processor.
 const LIBRARIES: &str = "/usr/lib";
 const LIBRARY: &str = "faketime/libfaketime.so.1";
 
@@ -23,7 +23,7 @@ impl Clock {
         library().is_some()
     }
 
-    /// One that tells the right time, and is set by a file in `folder`; `None` where clocks cannot be set.
+    /// A clock without an offset, which a file in the folder sets.
     pub fn in_folder(folder: &Path, number: usize) -> Option<Self> {
         let clock = Self { library: library()?, file: folder.join(format!("clock-{number}")) };
         clock.set(0);

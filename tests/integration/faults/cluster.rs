@@ -25,8 +25,7 @@ const CALLER_TIMEOUT: Duration = Duration::from_secs(4);
 /// So long that the service's own answer is always seen.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(40);
 
-/// How many connections the database allows: what three instances may want, and some for whoever looks; no more, so that they can be
-/// exhausted by hand.
+/// Maximum number of database connections: enough for three instances and some observers, and few enough to be exhausted.
 pub const CONNECTIONS_MAX: usize = 140;
 
 /// How much of each instance's log is kept.
@@ -55,11 +54,11 @@ pub struct Node {
     credentials: Option<Arc<Credentials>>,
     clients: RwLock<Clients>,
     log: Arc<Mutex<VecDeque<String>>>,
-    /// Lines of the log that tell of a defect.
+    /// Log lines of a defect.
     defects: Arc<Mutex<Vec<String>>>,
 }
 
-/// What an instance runs: the program as it was just built, and in turns with it another release, if there is one.
+/// The program of an instance: the current build, alternating with another release if there is one.
 struct Programs {
     other: Option<String>,
     is_next: bool,
@@ -200,7 +199,7 @@ impl Node {
         Self { proxy, clock, committers, program, process, credentials, clients, log, defects }
     }
 
-    /// Has new clients, with whatever is shown now.
+    /// Opens new clients with the current credentials.
     fn meet_again(&self) {
         let mut clients = self.clients.write().unwrap();
         *clients = Clients::new(&clients.address.replace("https://", "http://"), self.credentials.as_ref());

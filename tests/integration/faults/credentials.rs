@@ -1,4 +1,4 @@
-//! What callers show, and whom they believe: it is replaced while calls go on, and what was before is good no more.
+//! Credentials of callers and authorities: they are replaced during calls, and the old ones become invalid.
 
 use std::{
     fs,
@@ -22,10 +22,10 @@ const KNOWN_WITHIN: Duration = Duration::from_secs(10);
 /// How long one look may take.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// What is in force.
+/// The current credentials.
 pub struct Credentials {
     folder: PathBuf,
-    /// Of the database, past the proxies.
+    /// The database URL, without the proxies.
     url: String,
     authorities: [Authority; 2],
     shown: RwLock<Shown>,
@@ -36,7 +36,7 @@ pub struct Credentials {
 struct Shown {
     token: String,
     token_id: String,
-    /// Of the EMs that report.
+    /// Certificates of the reporting EMs.
     of_hosts: Identity,
     /// By which of the authorities all certificates are.
     by: usize,
@@ -55,13 +55,13 @@ impl Credentials {
         begun
     }
 
-    /// How an instance is told of them.
+    /// Settings of an instance.
     pub fn arguments(&self) -> Vec<String> {
         let files = [("--tls-cert", "cert"), ("--tls-key", "key"), ("--tls-client-ca", "ca")];
         files.into_iter().flat_map(|(flag, name)| [flag.to_owned(), self.path(name)]).collect()
     }
 
-    /// A client of whoever shows the token that is in force.
+    /// A client with the current token.
     pub fn client(&self, address: &str, timeout: Duration) -> RmClient {
         self.with_token(address, timeout, &self.shown().token)
     }
@@ -71,10 +71,10 @@ impl Credentials {
         self.with_certificate(address, timeout, &self.shown().of_hosts, &[0, 1])
     }
 
-    /// Makes another token, has `hand_out` take it to all callers, and revokes the one before.
+    /// Creates another token, passes it to all callers by `hand_out`, and revokes the earlier one.
     ///
     /// # Errors
-    /// If an instance does not know the new one in time, or goes on believing the old one.
+    /// If an instance does not know the new token in time, or still accepts the old one.
     pub async fn replace_token(&self, addresses: &[String], hand_out: impl FnOnce()) -> Result<(), String> {
         let before = self.shown().clone();
         let url = self.url.clone();
@@ -103,11 +103,10 @@ impl Credentials {
         Ok(())
     }
 
-    /// Replaces the certificates of the instances and of the EMs, and the authority by which these are believed; before that, now and then,
-    /// by garbage.
+    /// Replaces the certificates of the instances and of the EMs, and their authority, sometimes after garbage.
     ///
     /// # Errors
-    /// If an instance does not take them up in time, goes on believing the old ones, or is impressed by garbage.
+    /// If an instance does not use the new files in time, still accepts the old ones, or fails on garbage.
     pub async fn replace_certificates(
         &self,
         addresses: &[String],
@@ -211,7 +210,7 @@ fn create_token(url: &str) -> (String, String) {
     (id, token.trim_end().to_owned())
 }
 
-/// `linkis-rm tokens` with these words; answers what it printed, and what it told besides.
+/// Runs `tokens`. Returns its output and its errors.
 fn tokens(url: &str, words: &[String]) -> (String, String) {
     let mut command = Command::new(PROGRAM);
     command.arg("tokens").args(words).env("DATABASE_URL", url).env_remove("LINKIS_RM_DATA_DIR");

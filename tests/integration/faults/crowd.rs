@@ -31,7 +31,7 @@ use crate::harness::*;
 /// A kind of EMs of its own, with a policy of its own.
 pub const KIND: &str = "linkis-cg-crowd";
 
-/// Whose user and creator all tickets of crowds are.
+/// User and creator of all tickets of crowds.
 pub const CROWD: &str = "crowd";
 
 /// How many callers make a crowd.
@@ -117,8 +117,8 @@ pub async fn deadlines(shared: Shared, mut random: Random) {
     }
 }
 
-/// Has many callers ask for one ticket after another until there are so many, each locked for `ttl`. Of those that stay, half come
-/// in use.
+/// Makes many callers request one ticket after another up to this number, each locked for `ttl`. Half of the remaining tickets
+/// are confirmed.
 async fn fill(
     shared: &Shared,
     random: &mut Random,
@@ -151,7 +151,7 @@ async fn fill(
     }
 }
 
-/// Of one instance for the most part, as a crowd comes from one manager; now and then of another.
+/// Mostly through one instance, as a crowd of one manager; sometimes through another.
 fn client_of_crowd(shared: &Shared, random: &mut Random, mostly: usize) -> RmClient {
     if random.percent(95) { shared.cluster.client(mostly) } else { shared.client(random) }
 }

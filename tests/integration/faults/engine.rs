@@ -30,17 +30,17 @@ const TTL: Duration = Duration::from_secs(3);
 /// For how long a request is repeated whose answer is not known.
 const REPEAT_MAX: Duration = Duration::from_secs(30);
 
-/// What a host says late that has registered again.
+/// A late call of an EM that has registered again.
 const OLDER: &str = "an older registration";
 
-/// So much of what was granted, in the queue in which it was granted; `None` if nobody was told in which.
+/// `None` if no reply named it.
 fn of(request: &ResourceRequest, grant: &Grant, used: Resource, application_id: &str) -> Option<Resource> {
     let path = grant.queue.as_ref().map(|queue| queue.path.trim_start_matches("root."));
     let is_known = path.is_some() || request.queue_names.is_empty();
     is_known.then(|| queues::use_of(&request.resource, path, used, application_id))
 }
 
-/// What a request is called: whether or not the EM that it names lets it in.
+/// The labels of a request, with or without those of a reserved EM.
 fn kind(request: &ResourceRequest) -> &'static str {
     let is_let_in = request.em.as_ref().is_none_or(|em| may_go(request, em));
     if is_let_in { "request" } else { TURNED_AWAY }
@@ -54,7 +54,7 @@ fn may_go(request: &ResourceRequest, on: &EmInstance) -> bool {
     is_let_in && (request.selector.required == Labels::default() || Hosts::is_in_zone(on))
 }
 
-/// One that asks and asks.
+/// An engine that requests repeatedly.
 pub struct Caller {
     shared: Shared,
     random: Random,
@@ -91,7 +91,7 @@ impl Caller {
         }
     }
 
-    /// A request of a user who never asks for anything else; or, sometimes, of one who shares his name and his lock with others.
+    /// A request of a user with this request alone, or sometimes of a user with others and a shared lock.
     fn request(&mut self) -> ResourceRequest {
         let user = match self.random.percent(25) {
             true => format!("shared{}", self.random.between(0, 4)),
@@ -241,7 +241,7 @@ impl Caller {
         let rm = self.shared.client(&mut self.random);
         let answer = self.shared.journal.call("request", rm.request_resource(request)).await;
         if let Answer::Done(answer) = answer {
-            // What it went beyond is told once.
+            // A violation is reported once.
             let same = Grant { over_watched: vec![], queue: None, ..grant.clone() };
             let is_same = matches!(&answer, ResultResource::Available(again) if *again == same);
             self.shared.journal.check(is_same, || format!("{grant:?} was asked for again, and answered {answer:?}"));
@@ -260,7 +260,7 @@ impl Caller {
             let told = || format!("{late:?} was believed: {answer:?}");
             self.shared.journal.check(!matches!(answer, Answer::Done(_)), told);
         }
-        // What an EM reports has to name the engine as soon as it may be in use.
+        // A report must name the engine as soon as it may be confirmed.
         self.shared.engines.insert(&grant.em, grant.ticket_id);
         self.shared.journal.note(grant.ticket_id, "inited asked", |life| life.init_asked = true);
         let report_in = async |rm: RmClient| rm.resource_inited(&report).await;
@@ -272,13 +272,13 @@ impl Caller {
         runs
     }
 
-    /// For which registration the engine's host acts, if it says so: the one that there is, where that is known.
+    /// The epoch of the engine's EM, if it is sent and known.
     fn epoch(&mut self, grant: &Grant) -> Option<i64> {
         let [_, current] = self.shared.epochs.get(&grant.em)?;
         (is_alone() && self.random.percent(30)).then_some(*current)
     }
 
-    /// The engine uses something else, for once; which application it is, it may tell with that or later.
+    /// The engine reports another use. It names its application with that report or later.
     async fn report_use(&mut self, request: &ResourceRequest, grant: &Grant) {
         let used = load(self.random.between(0, 8), self.random.between(0, 5), 1);
         for application_id in [self.random.pick(["", "application_1_1"]), "application_1_2"] {
@@ -313,7 +313,7 @@ impl Caller {
         }
         self.shared.journal.note(grant.ticket_id, "release asked", |life| life.release_asked = true);
         for _ in 0..=i32::from(self.random.percent(25)) {
-            // An earlier release has to be told everything.
+            // An earlier release needs all fields.
             let alone = self.random.percent(40) && env::var("LINKIS_RM_FAULTS_OTHER").is_err();
             let give_back = async |rm: RmClient| match alone {
                 true => rm.ticket_released(ticket.ticket_id).await,

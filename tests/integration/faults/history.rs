@@ -16,8 +16,8 @@ use super::{
 };
 use crate::harness::em;
 
-/// How long the tickets of an EM that went may take to end, without the time in which anything was broken: several outages may come
-/// between their steps, of each of which an instance may need a quarter of a minute to notice.
+/// Time within which the tickets of an unregistered EM end, without outages. An instance can need 15 seconds to notice each
+/// outage.
 const GOING_MAX: Duration = Duration::from_secs(60);
 
 /// Memory, cores, instances.
@@ -28,8 +28,8 @@ const DIMENSIONS: [Dimension; 3] = [Dimension::Memory, Dimension::Cores, Dimensi
 /// One line.
 #[derive(Clone, Debug, FromRow)]
 pub struct Line {
-    /// In the order of commits within an EM and a scope; and of all of them against changes of the limits, in whose fence nobody
-    /// else writes.
+    /// Ids follow the order of commits within an EM and a scope, and against changes of limits, whose fence excludes other
+    /// writes.
     pub id: i64,
     /// Which transaction wrote it: the lines of one are in no order that means anything.
     pub transaction: i64,
@@ -47,9 +47,9 @@ pub struct Line {
     memory: i64,
     cores: i64,
     instances: i64,
-    /// Of a limit, its maximum in the same order.
+    /// The maximum of a limit, in the same order.
     pub max: Vec<Option<i64>>,
-    /// What it does.
+    /// Its mode.
     pub limit_mode: Option<String>,
     pub at: OffsetDateTime,
 }
@@ -116,7 +116,7 @@ pub fn lives(history: &[Line]) -> HashMap<Uuid, Vec<&Line>> {
     lives
 }
 
-/// What EMs that went took along.
+/// Tickets of unregistered EMs.
 #[derive(Debug, Default)]
 pub struct Goings {
     pub count: usize,
@@ -170,7 +170,7 @@ impl EmThen {
     fn check_commit(&self, journal: &Journal, em: &str, before: &HashMap<Uuid, Option<Amounts>>, commit: &[&Line]) {
         let Some(total) = self.total else {
             if commit.iter().any(|line| line.ticket_id.is_none() && line.is_end()) {
-                // What was granted in the transaction in which it went was granted before that.
+                // A grant in the transaction of the unregistration was before it.
                 return;
             }
             // The tickets of an EM that goes end in steps: fewer and fewer.
@@ -180,7 +180,7 @@ impl EmThen {
             });
         };
         if commit.iter().any(|line| line.ticket_id.is_none() || line.action == "adopted") {
-            // What was granted before a resize or an adoption in the same transaction, and what after it, cannot be told.
+            // The order of a grant and a resize or an adoption in one transaction is unknown.
             return;
         }
         let protected = amounts(&protected());
@@ -210,7 +210,7 @@ impl EmThen {
         let Some(gone) = commit.iter().find(|line| line.ticket_id.is_none() && line.is_end()) else { return };
         goings.count += 1;
         goings.largest = goings.largest.max(self.held.len());
-        // What was granted in the same transaction may belong to the registration after.
+        // A grant of the same transaction can belong to the next registration.
         let begins = |line: &Line| ["granted", "adopted"].contains(&line.action.as_str());
         let is_new = |id: &Uuid| commit.iter().any(|line| line.ticket_id == Some(*id) && begins(line));
         for id in self.held.keys().filter(|id| !is_new(id)) {
@@ -264,8 +264,8 @@ pub fn replay_lines(journal: &Journal, history: &[Line]) -> EmLines {
     lines
 }
 
-/// Replays the history of every EM: at no commit is more granted than there is, whatever an EM lost by a resize; and what lived on
-/// one that went has ended soon.
+/// Replays the history of every EM. No commit grants more than the capacity, except after a resize, and tickets of an
+/// unregistered EM end soon.
 pub fn replay(journal: &Journal, history: &[Line]) -> Goings {
     let mut commits: BTreeMap<&str, Vec<Vec<&Line>>> = BTreeMap::new();
     for line in history.iter().filter(|line| !line.em.is_empty()) {

@@ -21,10 +21,10 @@ use crate::proxy::{Cut, FaultPlan};
 /// How long after the end of a fault every instance has to serve again.
 pub const RECOVERY_MAX: Duration = Duration::from_secs(30);
 
-/// What a revocation is called, whose callers are told so.
+/// Name of a revocation, of which callers get an error.
 pub const REVOCATION: &str = "a token is revoked";
 
-/// What can be broken.
+/// A fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Fault {
     /// kill -9 of an instance, and a new one.
@@ -43,7 +43,7 @@ pub enum Fault {
     Crash,
     /// PostgreSQL ends at once, and stays away for longer than an instance waits to learn how a commit ended.
     CrashLong,
-    /// Commits that are done, and nobody hears of it.
+    /// Commits without a reply.
     CutAfterCommit,
     /// Commits that never arrive.
     CutBeforeCommit,
@@ -55,7 +55,7 @@ pub enum Fault {
     Hole,
     /// A firewall forgets all connections of an instance: they stay open, and nothing passes any more.
     Forgotten,
-    /// No connection is to be had, and those that there were are gone.
+    /// No connection can be opened, and open ones end.
     Exhaust,
     /// The clock of an instance jumps, by up to two days, there and back.
     Clock,
@@ -90,14 +90,14 @@ impl Fault {
         Self::KillPostmaster,
     ];
 
-    /// Those that take too long for a short run.
+    /// Faults that are too long for a short run.
     const LONG: usize = 6;
 
     /// Faults that every long run injects, before all others.
     pub const STORM: [Self; 5] =
         [Self::KillEach, Self::KillPostmaster, Self::FreezeLong, Self::FreezeShort, Self::Crash];
 
-    /// What may break while something else is broken already, and what that may be.
+    /// Faults that can occur during another fault.
     const PAIRS: ([Self; 6], [Self; 5]) = (
         [Self::FreezeLong, Self::FreezeShort, Self::Crash, Self::Hole, Self::Exhaust, Self::Forgotten],
         [Self::Terminate, Self::CutAfterCommit, Self::CutBeforeCommit, Self::CutAll, Self::Slow],
@@ -128,7 +128,7 @@ impl Fault {
     }
 }
 
-/// What came of the faults of one kind.
+/// Results of the faults of one kind.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Toll {
     pub injected: u32,

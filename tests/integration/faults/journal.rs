@@ -24,14 +24,14 @@ use super::injector::REVOCATION;
 /// Between two faults.
 const NOTHING: &str = "nothing";
 
-/// How long after a fault's beginning a caller may wait for the answer that the database is away: as long as an instance waits for
-/// the database before it takes it to be gone, looks for another connection, or stands still itself.
+/// Longest time after the start of a fault until a caller gets the error of an unavailable database. It includes the timeout of
+/// the database, a new connection, and a freeze of the instance.
 pub const AWAY_MAX: Duration = Duration::from_secs(20);
 
-/// How long after a revocation's beginning somebody may still come with the old token, who had begun before.
+/// Time after the start of a revocation in which an earlier call may still use the old token.
 const REVOKED_FOR: Duration = Duration::from_secs(60);
 
-/// How many violations are told in full; more are the same over and over.
+/// Number of violations with full text; further ones are repetitions.
 const VIOLATIONS_MAX: usize = 50;
 
 /// How a call was answered.
@@ -53,13 +53,13 @@ pub struct Life {
     pub em: String,
     pub asked: Resource,
     pub expires_at: OffsetDateTime,
-    /// Whether its engine was told to have reported in.
+    /// Whether the confirmation had a reply.
     pub inited: bool,
-    /// Whether anybody asked for that.
+    /// Whether a release was requested.
     pub init_asked: bool,
-    /// What somebody was told that it uses since.
+    /// Use in the last reply.
     pub reported: Option<Resource>,
-    /// Whether somebody was told that the ticket is over.
+    /// Whether a reply said that the ticket ended.
     pub over: bool,
     pub release_asked: bool,
     /// Whether its EM ceased to report it.
@@ -67,10 +67,10 @@ pub struct Life {
     pub notes: Vec<String>,
 }
 
-/// What a user was told of all his requests together.
+/// Replies to all requests of a user.
 #[derive(Debug, Default)]
 pub struct Asker {
-    /// How often nobody knows what became of one.
+    /// Number of requests with an unknown result.
     pub unclear: usize,
     /// Whether all of them were one, repeated.
     pub is_one: bool,
@@ -90,12 +90,12 @@ pub struct Book {
     pub violations: Vec<String>,
 }
 
-/// What all callers write into.
+/// The record of all callers.
 #[derive(Debug)]
 pub struct Journal {
     start: Instant,
     book: Mutex<Book>,
-    /// What is broken, and when anything last broke.
+    /// Current faults, and the time of the last one.
     broken: Mutex<(&'static str, Instant)>,
     /// When the last of it was mended.
     mended: Mutex<Instant>,
@@ -126,7 +126,7 @@ impl Journal {
         format!("{:.3} s", self.start.elapsed().as_secs_f64())
     }
 
-    /// What is broken from now on.
+    /// Begins a fault.
     pub fn break_now(&self, what: &'static str) {
         if what == REVOCATION {
             *self.revoked.lock().unwrap() = Some(Instant::now());
@@ -159,7 +159,7 @@ impl Journal {
         }
     }
 
-    /// What must not be.
+    /// A violation.
     pub fn violation(&self, what: String) {
         let what = format!("at {}, {} broken: {what}", self.clock(), self.broken.lock().unwrap().0);
         eprintln!("VIOLATION {what}");
@@ -202,7 +202,7 @@ impl Journal {
         match reason.as_str() {
             "DATABASE_UNAVAILABLE" | "COMMIT_UNKNOWN" => {
                 let (broken, since) = *self.broken.lock().unwrap();
-                // A call may have outlived a fault before: an instance stood still, went on, and then lost its connections.
+                // A call may have survived an earlier fault: its instance froze, continued, and then lost its connections.
                 let took = took.min(since.elapsed());
                 let mut book = self.book();
                 let slowest = book.slowest.entry(broken).or_default();
@@ -214,7 +214,7 @@ impl Journal {
             // The service ends a call at its deadline; the client may be faster, and then there is no reason.
             "DEADLINE_EXPIRED" => Answer::Unclear,
             "LOCK_TIMEOUT" | "NOT_BEGUN" | "OVERLOADED" | "PLACE_LOST" => Answer::Nothing,
-            // Who waited in line with the old token; what was granted to him at that moment expires.
+            // A request that waited with the old token: its grant of that moment expires.
             "TOKEN_REVOKED" => {
                 let is_fair = self.revoked.lock().unwrap().is_some_and(|when| when.elapsed() < REVOKED_FOR);
                 self.check(is_fair, || format!("{kind} was answered with {reason}, and nobody had revoked it"));
@@ -296,7 +296,7 @@ impl Journal {
         }
     }
 
-    /// Writes down how a request ended whose grant was not told.
+    /// Records the result of a request whose grant had no reply.
     pub fn asked(&self, request: &ResourceRequest, unclear: bool) {
         let mut book = self.book();
         let asker = book.askers.entry(request.user.to_string()).or_default();

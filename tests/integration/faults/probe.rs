@@ -1,4 +1,4 @@
-//! A probe for each instance: asks ten times a second, whatever became of the calls before, so that an outage shows how long it is.
+//! A probe for each instance: ten calls a second, independent of earlier results, so that outages have a length.
 
 use std::{
     sync::{Arc, Mutex},
@@ -59,7 +59,7 @@ impl Probes {
                 shared.journal.granted(&request, &grant);
                 shared.journal.note(grant.ticket_id, "release asked", |life| life.release_asked = true);
                 let ticket = release(&grant, &user);
-                // What fails expires.
+                // Failed requests expire.
                 let rm = shared.cluster.probe(node);
                 if let Answer::Done(()) = shared.journal.call("released", rm.resource_released(&ticket)).await {
                     shared.journal.note(grant.ticket_id, "released", |life| life.over = true);

@@ -1,5 +1,4 @@
-//! A cluster that keeps queues, somewhere else: it is slow at times, or away, and never comes to show what was granted in them, so that
-//! all of it counts as long as it lives.
+//! An external cluster that is sometimes slow or unavailable. It never shows granted amounts, so that all of them count.
 
 use axum::{
     Router,
@@ -36,7 +35,7 @@ use crate::harness::name;
 const QUEUES: [(&str, i64); 2] = [("narrow", 7), ("wide", 25)];
 const ROOT: i64 = 29;
 
-/// Of how many questions one is not answered, and how long another one takes.
+/// One in this number of fetches fails, and the delay of another one.
 const AWAY_PERCENT: i64 = 15;
 const SLOW_PERCENT: i64 = 15;
 const SLOW: Duration = Duration::from_millis(1500);

@@ -18,7 +18,7 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A stream of its own, so that one who draws more does not shift what others draw.
+    /// A separate stream, so that its draws do not change those of others.
     pub fn fork(&mut self) -> Self {
         Self(self.next())
     }

@@ -23,7 +23,7 @@ type Keys = BTreeSet<String>;
 /// The label set of a scope, by its place, and the values of its labels.
 type ScopeKey = (usize, Vec<String>);
 
-/// What the replay looked at.
+/// Totals of the replay.
 #[derive(Debug, Default)]
 pub struct Judged {
     /// Commits that granted something in a scope with a limit.
@@ -81,7 +81,7 @@ impl Rules {
         }
     }
 
-    /// What rules and policies want is counted, from now on; what they do not want any more decides until something else does.
+    /// Label sets of limits and policies are counted from now on. Others decide until the new ones do.
     fn reconcile(&mut self) {
         let keys: BTreeSet<Keys> = self.maxima.keys().map(|labels| labels.keys().cloned().collect()).collect();
         let wanted: Vec<Set> = keys
@@ -119,8 +119,8 @@ impl Rules {
         let matching = of_keys.filter(|(labels, _)| {
             labels.iter().all(|(key, value)| value.as_ref().is_none_or(|value| value == scope[key]))
         });
-        // One for an engine type comes before one for a user, that before one for a creator, and that before one for any other label, by
-        // their names; and what one does not name falls to the next.
+        // The order of limits: engine type, user, creator, other labels by name. A dimension that a limit does not name falls to
+        // the next limit.
         let mut weighty: Vec<&String> = keys.iter().collect();
         let first = ["engine_type", "user", "creator"];
         weighty.sort_by_key(|key| first.iter().position(|first| first == key).unwrap_or(first.len()));
@@ -146,13 +146,13 @@ fn check_of(keys: &Keys) -> &'static str {
     }
 }
 
-/// What one transaction did in a scope.
+/// Changes of one transaction in a scope.
 struct Commit {
     transaction: i64,
-    /// What its tickets held before, on which kind of EM.
+    /// Amounts of its tickets before, by kind of EM.
     before: HashMap<Uuid, (String, Option<Amounts>)>,
     last: i64,
-    /// Whether it adopted: what it granted before that, and what after it, cannot be told.
+    /// Whether it adopted: the order of its grants and adoptions is unknown.
     adopted: bool,
 }
 
@@ -163,7 +163,7 @@ struct Replay<'a> {
     /// All label sets that ever have a rule.
     keys: Vec<Keys>,
     held: HashMap<Uuid, Amounts>,
-    /// What is held in a scope, by kind of EM.
+    /// Amounts in a scope, by kind of EM.
     sums: HashMap<ScopeKey, BTreeMap<String, Amounts>>,
     /// Commits of which more lines may come.
     open: HashMap<ScopeKey, Commit>,

@@ -1,4 +1,4 @@
-//! What was broken, what was answered, and what came of it.
+//! The summary of a run: faults, replies and results.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -11,7 +11,7 @@ const INTERVAL: Duration = Duration::from_millis(400);
 /// How late the last of a mass of deadlines may be dealt with when nothing is broken, and has not been for as long.
 const OVERDUE_MAX: Duration = Duration::from_secs(8);
 
-/// What one snapshot shows that must not be.
+/// Violations in one snapshot.
 #[derive(Debug, FromRow)]
 struct Wrong {
     /// EMs whose counters are not the sums over their tickets.
@@ -27,7 +27,7 @@ struct Wrong {
     locks: i64,
 }
 
-/// What is right or wrong only with what was seen before.
+/// State that is compared between snapshots.
 #[derive(Debug, FromRow)]
 struct Seen {
     /// For how long the deadline has passed that passed first, in seconds.

@@ -1,4 +1,4 @@
-//! The callers: every call there is, at random, by several dozen at once, through whichever instance.
+//! The callers: several dozen tasks that make every call at random, through any instance.
 
 use std::{
     collections::HashMap,
@@ -43,7 +43,7 @@ const TRIES_MAX: Duration = Duration::from_secs(60);
 /// How long to wait before trying again.
 pub const RETRY: Duration = Duration::from_millis(50);
 
-/// What an EM never grants, whatever its size.
+/// Amount that no EM grants, at any size.
 pub fn protected() -> Resource {
     load(1, 1, 0)
 }
@@ -75,10 +75,10 @@ pub fn is_alone() -> bool {
     env::var("LINKIS_RM_FAULTS_OTHER").is_err()
 }
 
-/// The registrations of EMs that register twice at the beginning and never again: the older one, and the one that holds.
+/// The epochs of EMs that register twice at the beginning: the stale one, and the current one.
 pub type Epochs = HashMap<EmInstance, [i64; 2]>;
 
-/// What every task of the workload shares.
+/// State that all tasks of the workload share.
 #[derive(Clone)]
 pub struct Shared {
     pub cluster: Arc<Cluster>,
@@ -214,7 +214,7 @@ pub async fn start(shared: &mut Shared, random: &mut Random) -> JoinSet<()> {
     tasks
 }
 
-/// Starts the reporting EMs, which go on until `end`: longer than the callers, whose engines they report.
+/// Starts the reporting EMs, which continue until `stop`, after the callers whose engines they report.
 pub fn start_reporting(shared: &Shared, random: &mut Random, end: &CancellationToken) -> JoinSet<()> {
     let mut tasks = JoinSet::new();
     for host in Hosts::REPORTING {
@@ -249,7 +249,7 @@ async fn mover(shared: Shared, mut random: Random) {
             shared.journal.check(!matches!(answer, Answer::Done(_)), || format!("{host} went by the word of {older}"));
         }
         match current.filter(|_| random.percent(50)) {
-            // A registration whose answer nobody heard may have come after it.
+            // A registration without a reply may be later.
             Some(epoch) => {
                 let unregister = async |rm: RmClient| rm.unregister_fenced(&host, epoch).await;
                 shared.insist(&mut random, "fenced unregister", unregister).await;
