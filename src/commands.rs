@@ -14,23 +14,21 @@ use clap::Subcommand;
 
 use crate::client::calls;
 
-mod asking;
 mod audit;
 mod completions;
 mod consent;
+mod database;
 mod demo;
 mod drain;
 mod ems;
+mod error;
 mod external;
-mod failure;
 pub mod health;
 mod history;
 mod holds;
 mod limits;
 mod list;
 pub mod migrate;
-mod named;
-mod opened;
 mod output;
 mod overview;
 mod policies;
@@ -38,14 +36,16 @@ mod refusals;
 mod roles;
 mod scopes;
 mod service;
+mod service_arguments;
 mod tasks;
 mod tickets;
 pub mod tokens;
 mod top;
 mod usage;
+mod values;
 mod waiting;
 
-pub use failure::EXIT_USAGE;
+pub use error::EXIT_USAGE;
 
 use roles::needs;
 

@@ -15,7 +15,7 @@ use crate::{
     external::allowed::AllowedHosts,
     server::SecuritySettings,
     service::heartbeat::LivenessTimeouts,
-    store::target::ConnectTarget,
+    store::connect_target::ConnectTarget,
     telemetry::{
         LogSettings,
         settings::{self, LogFormat},

@@ -15,7 +15,7 @@ use crate::{
         name::FieldError,
         operation::Rejection,
     },
-    metrics::rooms::OperationFailure,
+    metrics::components::OperationFailure,
     store::StoreError,
 };
 

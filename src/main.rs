@@ -11,8 +11,8 @@ use linkis_rm::{
     notify,
     server::{self, Options, Server, ServerExit},
     store::{
+        connect_target::ConnectTarget,
         embedded::{self, EmbeddedPostgres},
-        target::ConnectTarget,
     },
     telemetry::{self, traces::TraceExport},
     transport::{edge, resource_manager::RequestTimeouts},

@@ -10,15 +10,15 @@ use crate::{
 };
 
 use super::{
-    asking::ServiceArguments,
     consent::Consent,
-    failure::{CommandFailure, CommandReply},
-    named,
+    error::{CommandFailure, CommandReply},
     output::{
         Printer,
         table::{Column, TableRow},
     },
     service::TIMEOUT_LONG,
+    service_arguments::ServiceArguments,
+    values,
 };
 
 /// Arguments of `audit`.
@@ -32,11 +32,11 @@ pub struct AuditCommand {
 #[derive(Debug, Clone, Args)]
 pub struct RepairCommand {
     /// Only the counters of this EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
-    #[arg(long, value_parser = named::em, conflicts_with = "scope")]
+    #[arg(long, value_parser = values::em, conflicts_with = "scope")]
     em: Option<EmInstance>,
 
     /// Only the counters of the scope with just these labels, KEY=VALUE; may be repeated.
-    #[arg(long, value_name = "LABEL", value_parser = named::label)]
+    #[arg(long, value_name = "LABEL", value_parser = values::label)]
     scope: Vec<(String, String)>,
 
     #[command(flatten)]

@@ -6,7 +6,7 @@ use clap_complete::{Shell, generate};
 use crate::config;
 
 use super::{
-    failure::{CommandFailure, CommandReply},
+    error::{CommandFailure, CommandReply},
     output::OutputArguments,
 };
 

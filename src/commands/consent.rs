@@ -6,7 +6,7 @@ use std::io::{self, BufRead as _, Write as _};
 
 use clap::Args;
 
-use super::{failure::CommandFailure, output};
+use super::{error::CommandFailure, output};
 
 /// Arguments of destructive commands: `--reason` and `--yes`.
 #[derive(Debug, Clone, Args)]

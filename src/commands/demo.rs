@@ -19,7 +19,7 @@ use tonic::Code;
 use crate::{client::ClientError, config::parse_duration};
 
 use super::{
-    failure::{CommandFailure, CommandReply},
+    error::{CommandFailure, CommandReply},
     output::{OutputArguments, Printer},
     service::EndpointArguments,
 };

@@ -8,19 +8,19 @@ use crate::{
 };
 
 use super::{
-    asking::ServiceArguments,
     consent,
-    failure::{CommandFailure, CommandReply},
-    named,
+    error::{CommandFailure, CommandReply},
     output::text,
     service::TIMEOUT,
+    service_arguments::ServiceArguments,
+    values,
 };
 
 /// Arguments of `drain`.
 #[derive(Debug, Clone, Args)]
 pub struct DrainCommand {
     /// Which: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
-    #[arg(value_parser = named::em)]
+    #[arg(value_parser = values::em)]
     em: proto::EmInstance,
 
     /// Why; it is shown with the EM, and kept in the history.
@@ -35,7 +35,7 @@ pub struct DrainCommand {
 #[derive(Debug, Clone, Args)]
 pub struct ResumeCommand {
     /// Which: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
-    #[arg(value_parser = named::em)]
+    #[arg(value_parser = values::em)]
     em: proto::EmInstance,
 
     /// Why; the history keeps it.

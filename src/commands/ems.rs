@@ -9,16 +9,16 @@ use crate::{
 };
 
 use super::{
-    asking::PollArguments,
-    failure::{CommandFailure, CommandReply},
+    error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
-    named,
     output::{
         Printer,
         table::{Column, TableRow, details},
         text,
     },
     service::{ServiceClient, TIMEOUT},
+    service_arguments::PollArguments,
+    values,
 };
 
 /// Arguments of `ems`.
@@ -29,7 +29,7 @@ pub struct ListEmsCommand {
     application: Option<String>,
 
     /// Only those with this label, KEY=VALUE; may be repeated.
-    #[arg(long = "label", value_parser = named::label)]
+    #[arg(long = "label", value_parser = values::label)]
     labels: Vec<(String, String)>,
 
     /// Only those that are silent, or only those that are not.
@@ -52,7 +52,7 @@ pub struct ListEmsCommand {
 #[derive(Debug, Clone, Args)]
 pub struct GetEmCommand {
     /// Which: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
-    #[arg(value_parser = named::em)]
+    #[arg(value_parser = values::em)]
     em: proto::EmInstance,
 
     #[command(flatten)]

@@ -9,7 +9,7 @@ use crate::transport::proto::{
 
 use super::{
     ems::percent,
-    failure::{CommandFailure, CommandReply},
+    error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     output::{
         table::{Column, TableRow},

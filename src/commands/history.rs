@@ -8,10 +8,8 @@ use crate::{
 };
 
 use super::{
-    asking::TimeRange,
-    failure::{CommandFailure, CommandReply},
+    error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
-    named,
     output::{
         Format,
         json::{self, SchemaError},
@@ -19,6 +17,8 @@ use super::{
         text,
     },
     service::TIMEOUT,
+    service_arguments::TimeRange,
+    values,
 };
 
 /// Arguments of `history`.
@@ -33,7 +33,7 @@ pub struct HistoryCommand {
     user: Option<String>,
 
     /// Only what was done to this EM, or on it: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
-    #[arg(long, value_parser = named::em)]
+    #[arg(long, value_parser = values::em)]
     em: Option<EmInstance>,
 
     /// Only this, such as granted, expired or drained; may be repeated.

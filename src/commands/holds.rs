@@ -11,16 +11,16 @@ use crate::{
 };
 
 use super::{
-    asking::ServiceArguments,
     consent,
-    failure::{CommandFailure, CommandReply},
+    error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
-    named,
     output::{
         table::{Column, TableRow},
         text,
     },
     service::TIMEOUT,
+    service_arguments::ServiceArguments,
+    values,
 };
 
 /// The EM or user of a hold.
@@ -28,7 +28,7 @@ use super::{
 #[group(required = true, multiple = false)]
 pub struct HoldTarget {
     /// This EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
-    #[arg(long, value_parser = named::em)]
+    #[arg(long, value_parser = values::em)]
     em: Option<proto::EmInstance>,
 
     /// This user, wherever.

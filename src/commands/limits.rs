@@ -18,9 +18,8 @@ use crate::{
 };
 
 use super::{
-    asking::ServiceArguments,
     consent::Consent,
-    failure::{CommandFailure, CommandReply},
+    error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     output::{
         table::{Column, TableRow},
@@ -29,6 +28,7 @@ use super::{
     roles::needs,
     scopes,
     service::{ServiceClient, TIMEOUT, TIMEOUT_LONG},
+    service_arguments::ServiceArguments,
 };
 
 mod counting;

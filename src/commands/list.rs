@@ -10,13 +10,13 @@ use prost::Message;
 use crate::client::ApiCall;
 
 use super::{
-    asking::PollArguments,
-    failure::{CommandFailure, CommandReply},
+    error::{CommandFailure, CommandReply},
     output::{
         Format, Printer, json, progress,
         table::{Column, TableRow},
     },
     service::{ServiceClient, TIMEOUT},
+    service_arguments::PollArguments,
 };
 
 /// Number of elements per page.

@@ -8,13 +8,13 @@ use clap::Args;
 
 use crate::{
     config::DatabaseArguments,
-    store::{StoreError, citus, history_part, schema},
+    store::{StoreError, citus, history_partition, schema},
     telemetry,
 };
 
 use super::{
-    failure::{EXIT_NO_ANSWER, EXIT_USAGE},
-    opened::{ConnectError, DatabaseConnection},
+    database::{ConnectError, DatabaseConnection},
+    error::{EXIT_NO_ANSWER, EXIT_USAGE},
     output::{progress, text::clean_lines},
 };
 
@@ -62,7 +62,7 @@ impl MigrateCommand {
                 citus::make_schema(&mut opened.connection, &cell).await?;
             }
             let made = schema::migrate(&mut opened.connection).await?;
-            history_part::make_first(&mut opened.connection).await?;
+            history_partition::make_first(&mut opened.connection).await?;
             opened.describe().await?;
             Ok(made)
         };

@@ -10,9 +10,8 @@ use crate::{
 };
 
 use super::{
-    asking::PollArguments,
     ems::percent,
-    failure::{CommandFailure, CommandReply},
+    error::{CommandFailure, CommandReply},
     output::{
         Printer,
         table::{Column, TableRow, TextTable},
@@ -20,6 +19,7 @@ use super::{
     },
     scopes,
     service::{ServiceClient, TIMEOUT},
+    service_arguments::PollArguments,
 };
 
 /// Arguments of `overview`.

@@ -5,7 +5,7 @@ use clap::Args;
 use crate::transport::proto::{Check, ListPoliciesRequest, ListPoliciesResponse, Placement, Policy};
 
 use super::{
-    failure::{CommandFailure, CommandReply},
+    error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     output::{
         table::{Column, TableRow},

@@ -5,13 +5,13 @@ use clap::Args;
 use crate::transport::proto::{ListRefusalsRequest, ListRefusalsResponse, RefusalSum};
 
 use super::{
-    asking::TimeRange,
-    failure::{CommandFailure, CommandReply},
+    error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     output::{
         table::{Column, TableRow},
         text,
     },
+    service_arguments::TimeRange,
 };
 
 /// Arguments of `refusals`.

@@ -8,20 +8,20 @@ use crate::transport::proto::{Limit, LimitMode, ListScopesRequest, ListScopesRes
 
 use super::{
     ems::percent,
-    failure::{CommandFailure, CommandReply},
+    error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
-    named,
     output::{
         table::{Column, TableRow},
         text,
     },
+    values,
 };
 
 /// Arguments of `scopes`.
 #[derive(Debug, Clone, Args)]
 pub struct ListScopesCommand {
     /// Only those with this label, KEY=VALUE; may be repeated.
-    #[arg(long = "label", value_parser = named::label)]
+    #[arg(long = "label", value_parser = values::label)]
     labels: Vec<(String, String)>,
 
     /// Only those that hold more than their limits allow.

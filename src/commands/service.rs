@@ -12,7 +12,7 @@ use prost::Message;
 
 use crate::client::{ApiCall, ClientError, ClientIdentity, ClientSettings, Follower, RmClient, TlsSettings};
 
-use super::{failure::CommandFailure, output::progress};
+use super::{error::CommandFailure, output::progress};
 
 /// Timeout of a call.
 pub const TIMEOUT: Duration = Duration::from_secs(60);

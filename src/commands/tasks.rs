@@ -10,8 +10,7 @@ use crate::{
 };
 
 use super::{
-    asking::PollArguments,
-    failure::{CommandFailure, CommandReply},
+    error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     output::{
         Printer,
@@ -19,6 +18,7 @@ use super::{
         text,
     },
     service::{ServiceClient, TIMEOUT},
+    service_arguments::PollArguments,
 };
 
 /// Arguments of `tasks`.

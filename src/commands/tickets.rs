@@ -9,24 +9,24 @@ use crate::{
 };
 
 use super::{
-    asking::{PollArguments, ServiceArguments},
     consent::Consent,
-    failure::{CommandFailure, CommandReply},
+    error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
-    named,
     output::{
         Printer,
         table::{Column, TableRow, details},
         text,
     },
     service::{ServiceClient, TIMEOUT},
+    service_arguments::{PollArguments, ServiceArguments},
+    values,
 };
 
 /// Arguments of `tickets`.
 #[derive(Debug, Clone, Args)]
 pub struct ListTicketsCommand {
     /// Only those on this EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
-    #[arg(long, value_parser = named::em)]
+    #[arg(long, value_parser = values::em)]
     em: Option<proto::EmInstance>,
 
     /// Only those of this user.
@@ -38,7 +38,7 @@ pub struct ListTicketsCommand {
     state: Option<String>,
 
     /// Only those that this engine uses: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconn.
-    #[arg(long, value_parser = named::engine)]
+    #[arg(long, value_parser = values::engine)]
     engine: Option<proto::EngineInstance>,
 
     #[command(flatten)]

@@ -23,7 +23,7 @@ use crate::{
         token,
     },
     store::{
-        StoreError, embedded, history_part, schema,
+        StoreError, embedded, history_partition, schema,
         token::{self as table, NewToken, TOKENS_MAX, TokenSelection},
     },
     telemetry,
@@ -31,8 +31,8 @@ use crate::{
 
 use super::{
     consent::Consent,
-    failure::{self, EXIT_NO, EXIT_NO_ANSWER, EXIT_USAGE},
-    opened::{ConnectError, DatabaseConnection},
+    database::{ConnectError, DatabaseConnection},
+    error::{self, EXIT_NO, EXIT_NO_ANSWER, EXIT_USAGE},
     output::{OutputArguments, text::clean_lines},
 };
 
@@ -127,7 +127,7 @@ enum TokensFailure {
     #[error("the token cannot be written, so nobody has it; revoke it: linkis-rm tokens revoke --id {id}")]
     Unwritten { id: Uuid, source: io::Error },
     #[error(transparent)]
-    Common(#[from] failure::CommandFailure),
+    Common(#[from] error::CommandFailure),
 }
 
 impl From<FieldError> for TokensFailure {
@@ -274,7 +274,7 @@ fn person() -> Result<Actor, FieldError> {
 async fn open(database: &DatabaseArguments) -> Result<DatabaseConnection, TokensFailure> {
     let mut opened = DatabaseConnection::new(database).await?;
     schema::migrate(&mut opened.connection).await.map_err(StoreError::or_denied)?;
-    history_part::make_first(&mut opened.connection).await.map_err(StoreError::or_denied)?;
+    history_partition::make_first(&mut opened.connection).await.map_err(StoreError::or_denied)?;
     opened.go_to_tables().await?;
     Ok(opened)
 }

@@ -5,13 +5,13 @@ use clap::{Args, ValueEnum};
 use crate::transport::proto::{GetUsageRequest, GetUsageResponse, UsageBy, UsageSum};
 
 use super::{
-    asking::TimeRange,
-    failure::{CommandFailure, CommandReply},
+    error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
     output::{
         table::{Column, TableRow},
         text,
     },
+    service_arguments::TimeRange,
 };
 
 /// Grouping of the sums.

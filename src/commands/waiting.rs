@@ -5,14 +5,14 @@ use clap::Args;
 use crate::transport::proto::{EmInstance, ListWaitingRequest, ListWaitingResponse, WaitingRequest};
 
 use super::{
-    failure::{CommandFailure, CommandReply},
+    error::{CommandFailure, CommandReply},
     list::{ListArguments, listed},
-    named,
     output::{
         table::{Column, TableRow},
         text,
     },
     tickets::amount_cells,
+    values,
 };
 
 /// Arguments of `waiting`.
@@ -23,7 +23,7 @@ pub struct ListWaitingCommand {
     user: Option<String>,
 
     /// Only those for which this EM is short: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
-    #[arg(long, value_parser = named::em)]
+    #[arg(long, value_parser = values::em)]
     em: Option<EmInstance>,
 
     #[command(flatten)]

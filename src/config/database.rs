@@ -8,7 +8,7 @@ use secrecy::{ExposeSecret as _, SecretString};
 use super::parse::is_set;
 use crate::store::{
     citus::Cell,
-    target::{ConnectTarget, DatabaseRole},
+    connect_target::{ConnectTarget, DatabaseRole},
 };
 
 const CELL: &str = "--cell (LINKIS_RM_CELL)";

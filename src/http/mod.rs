@@ -2,7 +2,7 @@
 //! monitoring [`page`].
 //!
 //! Metrics and health need no authentication and never read the database, so a response takes no longer during an
-//! outage. One connection serves one request within a bounded time ([`visit`]), and the number of connections is
+//! outage. One connection serves one request within a bounded time ([`connection_lifetime`]), and the number of connections is
 //! bounded. A silent or unread connection therefore ends soon. Caller: the server.
 
 use std::{collections::VecDeque, sync::Arc, time::Duration};
@@ -31,10 +31,10 @@ use crate::{
     tls::Tls,
 };
 
+pub mod connection_lifetime;
 pub mod page;
-pub mod visit;
 
-use visit::ConnectionLifetime;
+use connection_lifetime::ConnectionLifetime;
 
 /// Maximum number of concurrent connections, without endless ones. A further connection replaces the oldest, which had
 /// time enough for its response.

@@ -8,7 +8,7 @@ use tonic_health::server::HealthReporter;
 
 use crate::{
     http::Readiness,
-    metrics::{Metrics, rooms::PoolConnections},
+    metrics::{Metrics, components::PoolConnections},
     store::Store,
     transport::{
         self,

@@ -25,13 +25,13 @@ use tokio::{
 
 use crate::{
     domain::{
+        assessment::{BlockedRequest, DryRunResult},
         cap::Cap,
         em::EmInstance,
-        judgement::{BlockedRequest, DryRunResult},
         operation::{PlacedRequest, Rejection, RequestSpec},
     },
     error::Error,
-    service::{shared_try::SingleFlight, tasks::InstanceTasks},
+    service::{single_flight::SingleFlight, tasks::InstanceTasks},
     store::{
         Store, em_resource,
         session::{answered_within, within_timeout},
@@ -40,11 +40,11 @@ use crate::{
 };
 
 mod cache;
-mod look;
+mod check;
 mod survey;
 
 pub use cache::StateCache;
-use look::{CheckState, CheckTask};
+use check::{CheckState, CheckTask};
 pub use survey::Surveys;
 use survey::survey;
 
@@ -159,7 +159,7 @@ impl Admission {
     pub fn start(store: &Store, seen: StateCache, silent_after: Duration, tasks: &InstanceTasks) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let fenced = Arc::new(AtomicBool::new(false));
-        tasks.spawn(look::run(inbox, seen.clone(), store.session(), fenced.clone()));
+        tasks.spawn(check::run(inbox, seen.clone(), store.session(), fenced.clone()));
         let (surveyed, surveys) = (SingleFlight::new(tasks), Surveys::default());
         Self { queue, seen, store: store.clone(), silent_after, surveyed, surveys, fenced }
     }

@@ -32,7 +32,7 @@ use crate::{
         principal::Actor,
         provider::{PROVIDERS_MAX, Provider, choose},
         queue::{Application, QueueTree},
-        state::RecordedState,
+        recorded_state::RecordedState,
     },
     error::{Error, ExternalError},
     external::{self, ExternalCluster, FetchError, http::ClusterHttp},
@@ -47,7 +47,7 @@ use crate::{
     },
 };
 
-mod kept;
+mod preparation_cache;
 mod refresh;
 
 pub use refresh::run as refresh;

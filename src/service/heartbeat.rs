@@ -38,8 +38,8 @@ use crate::{
 use super::{admission::StateCache, committer::Committer, tasks::InstanceTasks};
 
 mod compare;
-mod keep;
-mod observe;
+mod observations;
+mod upsert;
 
 /// Maximum number of queued reports.
 const QUEUE_MAX: usize = 16_384;
@@ -141,7 +141,7 @@ impl HeartbeatService {
     ) -> Self {
         let (queue, inbox) = mpsc::channel(QUEUE_MAX);
         let (differing, compared) = mpsc::channel(QUEUE_MAX);
-        tasks.spawn(keep::run(inbox, differing, store.session(), seen));
+        tasks.spawn(upsert::run(inbox, differing, store.session(), seen));
         tasks.spawn(compare::run(compared, store.session(), liveness.lost_after_reports));
         Self { queue, room: Arc::new(Semaphore::new(TICKETS_WAITING_MAX)), committer, liveness }
     }

@@ -21,7 +21,7 @@ use uuid::Uuid;
 use crate::{
     domain::action::ActionRecord,
     error::Error,
-    store::{StoreError, action_record, history_end, session::within_timeout},
+    store::{StoreError, action_record, history_tail, session::within_timeout},
 };
 
 /// Maximum time that a read waits for writers: many times the duration of a batch. A longer transaction hides all later lines.
@@ -89,11 +89,11 @@ impl HistoryReader {
     async fn wait_for_gaps(&self, connection: &mut PgConnection) -> Result<Option<i64>, StoreError> {
         let give_up = Instant::now() + WRITERS_WAIT_MAX;
         // The number is read first: a transaction that begins later takes a larger number.
-        let last = history_end::last_number(&mut *connection).await?;
-        let mut writers = history_end::writers(&mut *connection).await?;
+        let last = history_tail::last_number(&mut *connection).await?;
+        let mut writers = history_tail::writers(&mut *connection).await?;
         while !writers.is_empty() && Instant::now() < give_up {
             sleep(WRITERS_POLL).await;
-            let now = history_end::writers(&mut *connection).await?;
+            let now = history_tail::writers(&mut *connection).await?;
             writers.retain(|writer| now.contains(writer));
         }
         if !writers.is_empty() {

@@ -9,14 +9,14 @@
 //! - Limits and locks: [`limits`], [`holds`], [`audit`] (audit and repair of the counters), [`external`] (YARN, Kubernetes).
 //! - EMs and tickets: [`heartbeat`], [`ticket_lookup`]. Callers: [`tokens`], [`jwt`].
 //! - Reads: [`usage`], [`history`], [`follow`], [`overview`], [`refusals`], [`standby`] (reads from a standby).
-//! - Infrastructure: [`background`], [`tasks`], [`fair_share`] (fair semaphore), [`shared_try`] (single flight).
+//! - Infrastructure: [`background`], [`tasks`], [`fair_semaphore`] (fair semaphore), [`single_flight`] (single flight).
 
 pub mod admission;
 pub mod audit;
 pub mod background;
 pub mod committer;
 pub mod external;
-pub mod fair_share;
+pub mod fair_semaphore;
 pub mod follow;
 pub mod heartbeat;
 pub mod history;
@@ -24,10 +24,10 @@ pub mod holds;
 pub mod jwt;
 pub mod limits;
 pub mod overview;
-mod reading;
+mod read_state;
 pub mod refusals;
 pub mod request_resource;
-pub mod shared_try;
+pub mod single_flight;
 pub mod standby;
 pub mod tasks;
 pub mod ticket_lookup;

@@ -32,7 +32,8 @@ use crate::{
 };
 
 use super::{
-    background::fullest::FullestScopes, fair_share::FairSemaphore, shared_try::SingleFlight, tasks::InstanceTasks,
+    background::fullest::FullestScopes, fair_semaphore::FairSemaphore, single_flight::SingleFlight,
+    tasks::InstanceTasks,
 };
 
 /// Maximum age of an overview: slightly less than the interval of watchers.

@@ -14,9 +14,9 @@ use tokio::time::Instant;
 
 use crate::{
     domain::{
+        assessment::{BlockedRequest, DryRunResult},
         cap::Cap,
         em::EmInstance,
-        judgement::{BlockedRequest, DryRunResult},
         operation::{Grant, Operation, Outcome, PlacedRequest, Rejection, RequestScopes, RequestSpec},
         principal::Actor,
     },
@@ -25,7 +25,7 @@ use crate::{
         Metrics,
         requests::{RequestEnd, RequestTimer},
     },
-    telemetry::{decisions, traces},
+    telemetry::{operation_log, traces},
 };
 
 use super::{
@@ -128,7 +128,7 @@ impl RequestResourceService {
             Ok((answer, number)) => (Ok(answer), number),
             Err(error) => (Err(error), 0),
         };
-        decisions::request(&asked, may_wait, &answer);
+        operation_log::request(&asked, may_wait, &answer);
         under_way.end(match &answer {
             Ok(Outcome::Refused(refusal)) => {
                 self.refusals.record(&asked.user, refusal, any_em);

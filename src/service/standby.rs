@@ -23,10 +23,11 @@ use crate::{
     error::Error,
     metrics::Metrics,
     store::{
-        Store, StoreError, Work, server_instance,
+        Store, StoreError, Work,
+        connect_target::ConnectTarget,
+        server_instance,
         session::{Session, within_short_timeout},
         standby::{CONNECTIONS_MAX, StandbyHost, StandbySearch},
-        target::ConnectTarget,
     },
 };
 

@@ -21,12 +21,12 @@ use crate::{
     domain::{
         action::ActionRecord,
         em::{Em, EmInstance},
-        line::{QueuePosition, WaitingRequest},
         name::Name,
         observation::ObservedUse,
         operation::Rejection,
         report::EmStatus,
         ticket::{EngineInstance, Ticket},
+        wait_queue::{QueuePosition, WaitingRequest},
     },
     error::Error,
     store::{

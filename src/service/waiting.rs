@@ -24,8 +24,8 @@ use uuid::Uuid;
 use crate::{
     domain::{
         em::EmInstance,
-        line::{FreedKeys, QueuePosition, WaitKey, WaitKeys},
         operation::{Operation, QueuedOutcome, RequestSpec, WaitParameters},
+        wait_queue::{FreedKeys, QueuePosition, WaitKey, WaitKeys},
     },
     error::Error,
     metrics::{GaugeGuard, Metrics},
@@ -37,18 +37,18 @@ use crate::{
 };
 
 use super::{
-    fair_share::{FairPermit, FairSemaphore},
-    shared_try::SingleFlight,
+    fair_semaphore::{FairPermit, FairSemaphore},
+    single_flight::SingleFlight,
     tasks::InstanceTasks,
 };
 
 mod index;
-mod keeper;
-mod wake;
+mod maintenance;
+mod wake_reason;
 
 use index::{WaiterIndex, WaiterProfile};
-pub use keeper::{listen, renew, run};
-pub use wake::WakeReason;
+pub use maintenance::{listen, renew, run};
+pub use wake_reason::WakeReason;
 
 /// Interval of an instance with waiters between renewals of its row, searches for dead instances, and polls of the queue heads.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);

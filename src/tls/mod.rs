@@ -33,11 +33,11 @@ use tokio_util::sync::CancellationToken;
 
 use crate::domain::FILE_POLL_INTERVAL;
 
-use turns::HandshakePermits;
+use handshakes::HandshakePermits;
 
 pub mod expiry;
+mod handshakes;
 pub mod names;
-mod turns;
 
 /// Maximum size of a file, in bytes. It fits thousands of certificates.
 const FILE_BYTES_MAX: u64 = 4 << 20;

@@ -17,7 +17,7 @@ use crate::{
 };
 
 use super::{
-    convert, deadline, identity,
+    authenticator, convert, deadline,
     proto::{self, admin_service_server::AdminService},
     resource_manager::{submit, unexpected},
 };
@@ -47,7 +47,7 @@ impl AdminRpc {
 
     async fn submit<M>(&self, call: &Request<M>, operation: Operation) -> Result<Outcome, Error> {
         let deadline = deadline::of_call(call.metadata(), self.timeout);
-        self.committer.submit(identity::actor(call), operation, deadline.into()).await
+        self.committer.submit(authenticator::actor(call), operation, deadline.into()).await
     }
 }
 
@@ -60,9 +60,9 @@ impl AdminService for AdminRpc {
     async fn repair(&self, call: Request<proto::RepairRequest>) -> Result<Response<proto::RepairResponse>, Status> {
         let only = convert::operator::repair(call.get_ref()).map_err(Error::from)?;
         if only.is_none() {
-            identity::check_admin(&call, "the role admin, or the name of one EM or scope")?;
+            authenticator::check_admin(&call, "the role admin, or the name of one EM or scope")?;
         }
-        let by = identity::actor_with_reason(&call, &call.get_ref().reason).map_err(Error::from)?;
+        let by = authenticator::actor_with_reason(&call, &call.get_ref().reason).map_err(Error::from)?;
         let repaired = self.audit.repair(&by, only.as_ref()).await?;
         Ok(Response::new(convert::audit::repaired(&repaired)))
     }
@@ -74,7 +74,7 @@ impl AdminService for AdminRpc {
         let adopt = convert::request::adopt(call.get_ref().clone()).map_err(Error::from)?;
         let deadline = deadline::of_call(call.metadata(), self.timeout);
         let counters = call.get_ref().return_counters.then_some(CallScope::ALL);
-        let (by, told) = (identity::actor(&call), (deadline, counters));
+        let (by, told) = (authenticator::actor(&call), (deadline, counters));
         match submit(&self.committer, by, Operation::Adopt(adopt), told).await? {
             (Outcome::Adopted(ticket), counters) => {
                 let ticket = Some(convert::answer::ticket(&ticket));
@@ -86,7 +86,7 @@ impl AdminService for AdminRpc {
 
     async fn drain(&self, call: Request<proto::DrainRequest>) -> Result<Response<proto::DrainResponse>, Status> {
         let drain = convert::operator::drain(call.get_ref().clone()).map_err(Error::from)?;
-        identity::check(&call, |reach| reach.check_em(&drain.em))?;
+        authenticator::check(&call, |reach| reach.check_em(&drain.em))?;
         match self.submit(&call, Operation::Drain(drain)).await? {
             Outcome::Drained(drain) => {
                 Ok(Response::new(proto::DrainResponse { drain: Some(convert::operator::drain_message(&drain)) }))
@@ -97,7 +97,7 @@ impl AdminService for AdminRpc {
 
     async fn resume(&self, call: Request<proto::ResumeRequest>) -> Result<Response<proto::ResumeResponse>, Status> {
         let resume = convert::operator::resume(call.get_ref().clone()).map_err(Error::from)?;
-        identity::check(&call, |reach| reach.check_em(&resume.em))?;
+        authenticator::check(&call, |reach| reach.check_em(&resume.em))?;
         match self.submit(&call, Operation::Resume(resume)).await? {
             Outcome::Resumed(was_drained) => Ok(Response::new(proto::ResumeResponse { was_drained })),
             other => Err(unexpected(&other)),
@@ -113,7 +113,7 @@ impl AdminService for AdminRpc {
         let ticket = self.tickets.complete(named, deadline).await?;
         let force = Operation::Force(ForceRelease { ticket, reason });
         let told = (deadline, call.get_ref().return_counters.then_some(CallScope::ALL));
-        match submit(&self.committer, identity::actor(&call), force, told).await? {
+        match submit(&self.committer, authenticator::actor(&call), force, told).await? {
             (Outcome::Forced(ended), counters) => Ok(Response::new(proto::ForceReleaseResponse {
                 ended: ended.end.as_str().to_owned(),
                 end_time: Some(convert::answer::timestamp(ended.at)),
@@ -126,7 +126,7 @@ impl AdminService for AdminRpc {
     async fn hold(&self, call: Request<proto::HoldRequest>) -> Result<Response<proto::HoldResponse>, Status> {
         let new = convert::operator::hold(call.get_ref().clone()).map_err(Error::from)?;
         let deadline = deadline::of_call(call.metadata(), self.timeout);
-        let hold = self.holds.hold(&identity::actor(&call), &new, deadline).await?;
+        let hold = self.holds.hold(&authenticator::actor(&call), &new, deadline).await?;
         Ok(Response::new(proto::HoldResponse { hold: Some(convert::operator::hold_message(&hold)) }))
     }
 
@@ -136,7 +136,7 @@ impl AdminService for AdminRpc {
     ) -> Result<Response<proto::ReleaseHoldResponse>, Status> {
         let proto::ReleaseHoldRequest { em, user } = call.get_ref();
         let key = convert::operator::key(em.clone(), user).map_err(Error::from)?;
-        let was_held = self.holds.release(&identity::actor(&call), &key).await?;
+        let was_held = self.holds.release(&authenticator::actor(&call), &key).await?;
         Ok(Response::new(proto::ReleaseHoldResponse { was_held }))
     }
 

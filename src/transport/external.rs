@@ -17,7 +17,7 @@ use crate::{
 };
 
 use super::{
-    convert, deadline, identity,
+    authenticator, convert, deadline,
     page::PageRequest,
     proto::{self, external_resource_service_server},
     server_info::duration,
@@ -50,7 +50,7 @@ impl external_resource_service_server::ExternalResourceService for ExternalResou
         &self,
         call: Request<proto::PutProviderRequest>,
     ) -> Result<Response<proto::PutProviderResponse>, Status> {
-        let (by, deadline) = (identity::actor(&call), deadline::of_call(call.metadata(), self.timeout));
+        let (by, deadline) = (authenticator::actor(&call), deadline::of_call(call.metadata(), self.timeout));
         let proto::PutProviderRequest { provider, expected_etag } = call.into_inner();
         let put = convert::external::put(provider).map_err(Error::from)?;
         let expected = convert::external::expected(expected_etag.as_deref());
@@ -67,7 +67,7 @@ impl external_resource_service_server::ExternalResourceService for ExternalResou
         let resource_type = Name::parse("resource_type", resource_type).map_err(Error::from)?;
         let name = Name::parse("name", name).map_err(Error::from)?;
         let expected = convert::external::expected(expected_etag.as_deref());
-        self.service.delete(&identity::actor(&call), &resource_type, &name, expected, deadline).await?;
+        self.service.delete(&authenticator::actor(&call), &resource_type, &name, expected, deadline).await?;
         Ok(Response::new(proto::DeleteProviderResponse {}))
     }
 
@@ -127,7 +127,7 @@ impl external_resource_service_server::ExternalResourceService for ExternalResou
         call: Request<proto::ListApplicationsRequest>,
     ) -> Result<Response<proto::ListApplicationsResponse>, Status> {
         // A viewer that is bound to users sees the applications of these users only.
-        let own = identity::reach(&call)?.users().cloned();
+        let own = authenticator::reach(&call)?.users().cloned();
         let is_seen = |user: &str| own.as_ref().is_none_or(|own| own.iter().any(|name| name.as_str() == user));
         let message = call.into_inner();
         let selector = convert::external::selector(message.provider.as_ref()).map_err(Error::from)?;

@@ -15,7 +15,7 @@ use crate::{
 };
 
 use super::{
-    convert, deadline, identity,
+    authenticator, convert, deadline,
     page::{PageRequest, bad_token},
     proto::{self, limit_service_server::LimitService},
 };
@@ -65,7 +65,7 @@ impl LimitService for LimitRpc {
     ) -> Result<Response<proto::SetLimitResponse>, Status> {
         let rule = convert::limit::new_rule("limit", call.get_ref().limit.as_ref()).map_err(Error::from)?;
         let expected = convert::limit::expected(call.get_ref().expected_etag.as_deref());
-        let set = self.limits.set(&identity::actor(&call), rule, expected, self.deadline(&call)).await?;
+        let set = self.limits.set(&authenticator::actor(&call), rule, expected, self.deadline(&call)).await?;
         let (decides, over) = match set {
             SetResult::InForce(over) => (true, over),
             SetResult::Counting => (false, vec![]),
@@ -82,7 +82,7 @@ impl LimitService for LimitRpc {
         let limit = call.get_ref().limit.as_ref().ok_or_else(missing)?;
         let pattern = convert::limit::pattern("limit", limit).map_err(Error::from)?;
         let expected = convert::limit::expected(call.get_ref().expected_etag.as_deref());
-        let by = identity::actor_with_reason(&call, &call.get_ref().reason).map_err(Error::from)?;
+        let by = authenticator::actor_with_reason(&call, &call.get_ref().reason).map_err(Error::from)?;
         self.limits.delete(&by, &pattern, expected, self.deadline(&call)).await?;
         Ok(Response::new(proto::DeleteLimitResponse {}))
     }
@@ -93,7 +93,7 @@ impl LimitService for LimitRpc {
     ) -> Result<Response<proto::ReplaceLimitsResponse>, Status> {
         let message = call.get_ref();
         let rules = convert::limit::rules("limits", &message.limits).map_err(Error::from)?;
-        let by = identity::actor_with_reason(&call, &message.reason).map_err(Error::from)?;
+        let by = authenticator::actor_with_reason(&call, &message.reason).map_err(Error::from)?;
         let replaced = match message.dry_run {
             true => self.limits.replace_dry_run(rules).await?,
             false => self.limits.replace_and_wait(&by, rules, self.deadline(&call)).await?,
@@ -109,7 +109,7 @@ impl LimitService for LimitRpc {
         let page = PageRequest::new("ListLimits", *page_size, &()).map_err(Error::from)?;
         let key = page.key(page_token).map_err(Error::from)?;
         let after = key.map(parse_pattern_key).transpose().map_err(Error::from)?;
-        let (reach, size) = (identity::reach(&call)?, usize::try_from(page.size).unwrap_or(usize::MAX));
+        let (reach, size) = (authenticator::reach(&call)?, usize::try_from(page.size).unwrap_or(usize::MAX));
         let (found, last) = self.limits.list(after.as_ref(), size, |pattern| is_shown(pattern, reach)).await?;
         let limits = found.iter().map(|(record, decides)| convert::limit::limit_record(record, *decides)).collect();
         let next_page_token = last.map(|last| page.token(&pattern_key(&last))).unwrap_or_default();
@@ -122,7 +122,7 @@ impl LimitService for LimitRpc {
     ) -> Result<Response<proto::SetPolicyResponse>, Status> {
         let (em_kind, policy) =
             convert::limit::new_policy("policy", call.get_ref().policy.as_ref()).map_err(Error::from)?;
-        self.limits.set_policy(&identity::actor(&call), &em_kind, &policy, self.deadline(&call)).await?;
+        self.limits.set_policy(&authenticator::actor(&call), &em_kind, &policy, self.deadline(&call)).await?;
         Ok(Response::new(proto::SetPolicyResponse {}))
     }
 

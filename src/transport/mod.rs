@@ -3,7 +3,7 @@
 //! The services behind this module use no protobuf. They receive domain values and never validate again. The transport
 //! never decides about resources and never writes. Callers: `server`; the RM client uses the messages and `convert`.
 //!
-//! - [`edge`]: connections, permits, byte budgets; [`identity`], [`access`]: authentication and permissions;
+//! - [`edge`]: connections, permits, byte budgets; [`authenticator`], [`access`]: authentication and permissions;
 //! - [`proto`], [`convert`], [`codec`], [`message_size`]: messages; [`status`]: errors; [`deadline`]: deadlines;
 //! - [`routes`], [`observe`]: dispatch and metrics of calls; [`page`]: pages of lists; [`json`]: calls as JSON;
 //! - [`resource_manager`], [`limit`], [`usage`], [`external`], [`admin`]: the services;
@@ -11,12 +11,12 @@
 
 pub mod access;
 pub mod admin;
+pub mod authenticator;
 pub mod convert;
 pub mod deadline;
 pub mod edge;
 pub mod external;
 pub mod health;
-pub mod identity;
 pub mod json;
 pub mod limit;
 pub mod message_size;

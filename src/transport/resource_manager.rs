@@ -15,8 +15,8 @@ use uuid::Uuid;
 use crate::{
     domain::{
         access::CallScope,
+        assessment::{DryRunResult, HeadRoom},
         em::EmInstance,
-        judgement::{DryRunResult, HeadRoom},
         name::{FieldError, Name, check_new, check_text},
         operation::{Grant, Operation, Outcome, Rejection, RequestId, RequestSpec, TicketRef},
         principal::{Actor, Principal},
@@ -34,9 +34,8 @@ use crate::{
 };
 
 use super::{
-    convert, deadline,
+    authenticator, convert, deadline,
     edge::ActiveCallPermit,
-    identity,
     proto::{
         self, request_resource_response::Result as Answer, resource_manager_service_server::ResourceManagerService,
     },
@@ -95,13 +94,13 @@ impl ResourceManagerRpc {
     {
         let (headers, call, message) = split(call);
         let (operation, return_counters) = read(message)?;
-        identity::check(&call, |reach| match operation.user() {
+        authenticator::check(&call, |reach| match operation.user() {
             Some(user) => reach.check(Some(operation.em()), user),
             None => reach.check_em(operation.em()),
         })?;
         let deadline = deadline::of_call(&headers, self.times.request_timeout);
-        let counters = return_counters.then(|| identity::reach(&call).cloned()).transpose()?;
-        Ok(submit(&self.committer, identity::of_call(&call).into(), operation, (deadline, counters)))
+        let counters = return_counters.then(|| authenticator::reach(&call).cloned()).transpose()?;
+        Ok(submit(&self.committer, authenticator::of_call(&call).into(), operation, (deadline, counters)))
     }
 
     /// Parses a request and checks that its caller may make it.
@@ -111,9 +110,9 @@ impl ResourceManagerRpc {
     ) -> Result<(Request<()>, ParsedRequest, RequestDeadlines), Error> {
         let (headers, call, message) = split(call);
         let wait_timeout = message.wait_timeout;
-        let asked = self.parse_request(identity::of_call(&call), message)?;
+        let asked = self.parse_request(authenticator::of_call(&call), message)?;
         let user = &asked.first()?.user;
-        identity::check(&call, |reach| reach.check(asked.em.as_ref(), user))?;
+        authenticator::check(&call, |reach| reach.check(asked.em.as_ref(), user))?;
         let deadlines = self.deadlines(&headers, wait_timeout)?;
         Ok((call, asked, deadlines))
     }
@@ -129,7 +128,7 @@ impl ResourceManagerRpc {
         let (headers, call, message) = split(call);
         let deadline = deadline::of_call(&headers, self.times.request_timeout);
         let report = convert::request::report(message)?;
-        identity::check(&call, |reach| reach.check_em(&report.em))?;
+        authenticator::check(&call, |reach| reach.check_em(&report.em))?;
         Ok((report, deadline))
     }
 
@@ -255,7 +254,7 @@ pub(super) fn submit(
 /// Returns the counters of a grant, limited to the call scope.
 fn shown_counters(call: &Request<()>, grant: &Grant) -> Result<Option<Box<proto::Counters>>, Error> {
     let Some(counters) = grant.counters.as_deref() else { return Ok(None) };
-    Ok(Some(Box::new(convert::answer::counters(counters, identity::reach(call)?).map_err(Error::defect)?)))
+    Ok(Some(Box::new(convert::answer::counters(counters, authenticator::reach(call)?).map_err(Error::defect)?)))
 }
 
 /// Splits a call into its headers, its extensions and its message. The headers are dropped after parsing, because many
@@ -338,18 +337,18 @@ impl ResourceManagerService for ResourceManagerRpc {
         }
         let ticket_id = asked.first()?.ticket_id;
         let caps = asked.first()?.caps.clone();
-        if !caps.is_empty() && identity::reach(&call)?.is_all() {
-            self.request_resource.count_caps(identity::actor(&call), caps, deadlines.locks).await?;
+        if !caps.is_empty() && authenticator::reach(&call)?.is_all() {
+            self.request_resource.count_caps(authenticator::actor(&call), caps, deadlines.locks).await?;
         }
         let ParsedRequest { em, asks, queue_names, is_dry_run, is_repeatable } = asked;
         if is_dry_run {
             let judged = Box::pin(self.request_resource.dry_run(em, asks, deadlines.locks)).await?;
-            let result = Some(dry_run(judged, &queue_names, identity::reach(&call)?));
+            let result = Some(dry_run(judged, &queue_names, authenticator::reach(&call)?));
             return Ok(Response::new(proto::RequestResourceResponse { result }));
         }
         let answer = self.request_resource.request_any(em, asks, deadlines, active);
         let answer = match deadlines.line {
-            Some(_) => identity::while_admitted(&call, Box::pin(answer)).await,
+            Some(_) => authenticator::while_admitted(&call, Box::pin(answer)).await,
             None => answer.await,
         };
         let answer = answer.map_err(|error| match error {
@@ -415,16 +414,16 @@ impl ResourceManagerService for ResourceManagerRpc {
         call: Request<proto::ResourceReleasedRequest>,
     ) -> Result<Response<proto::ResourceReleasedResponse>, Status> {
         let (call, named, (deadline, return_counters)) = self.read_named(call)?;
-        let reach = identity::reach(&call)?.clone();
+        let reach = authenticator::reach(&call)?.clone();
         if let TicketRef { user: Some(user), em: Some(em), .. } = &named {
-            identity::check(&call, |reach| reach.check(Some(em), user))?;
+            authenticator::check(&call, |reach| reach.check(Some(em), user))?;
         }
         let ticket_id = named.ticket_id;
         let released = self.tickets.complete(named, deadline).await?;
         if reach.check(Some(&released.em), &released.user).is_err() {
             return Err(Error::from(Rejection::TicketNotFound { ticket_id, ended: None }).into());
         }
-        let (by, operation) = (identity::of_call(&call).into(), Operation::Released(released));
+        let (by, operation) = (authenticator::of_call(&call).into(), Operation::Released(released));
         match submit(&self.committer, by, operation, (deadline, return_counters.then_some(reach))).await? {
             (Outcome::Released, counters) => Ok(Response::new(proto::ResourceReleasedResponse { counters })),
             (other, _) => Err(unexpected(&other)),

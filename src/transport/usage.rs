@@ -15,12 +15,12 @@ use crate::{
         access::CallScope,
         em::{Em, EmInstance},
         limit::ScopeUsage,
-        line::QueuePosition,
         name::FieldError,
         operation::Rejection,
         principal::Principal,
         report::EmStatus,
         ticket::Ticket,
+        wait_queue::QueuePosition,
     },
     error::Error,
     service::{
@@ -33,7 +33,7 @@ use crate::{
 };
 
 use super::{
-    convert, identity,
+    authenticator, convert,
     page::{PageRequest, bad_token, hex, parse_hex},
     proto::{self, usage_service_server::UsageService},
     server_info::ServerInfo,
@@ -153,13 +153,13 @@ impl UsageService for UsageRpc {
         &self,
         call: Request<proto::GetServerInfoRequest>,
     ) -> Result<Response<proto::GetServerInfoResponse>, Status> {
-        let authentication = identity::of_call(&call) != Principal::Anonymous;
+        let authentication = authenticator::of_call(&call) != Principal::Anonymous;
         Ok(Response::new(proto::GetServerInfoResponse { authentication, ..self.info.clone() }))
     }
 
     async fn get_em(&self, call: Request<proto::GetEmRequest>) -> Result<Response<proto::GetEmResponse>, Status> {
         let em = convert::request::em_instance("em", call.get_ref().em.clone()).map_err(Error::from)?;
-        identity::check(&call, |reach| reach.check_em(&em))?;
+        authenticator::check(&call, |reach| reach.check_em(&em))?;
         let (em, status) = self.usage.em(&em).await?;
         let em = Some(convert::answer::em_resource(&em, status.as_ref()).map_err(Error::defect)?);
         Ok(Response::new(proto::GetEmResponse { em }))
@@ -175,7 +175,7 @@ impl UsageService for UsageRpc {
             convert::request::em_instance(&format!("ems[{n}]"), Some(em.clone()))
         };
         let named = named.iter().enumerate().map(instance).collect::<Result<Vec<_>, _>>().map_err(Error::from)?;
-        identity::check(&call, |reach| named.iter().try_for_each(|em| reach.check_em(em)))?;
+        authenticator::check(&call, |reach| named.iter().try_for_each(|em| reach.check_em(em)))?;
         let found = self.usage.ems_by_name(&named).await?;
         let mut answer = proto::BatchGetEmsResponse::default();
         for instance in &named {
@@ -209,7 +209,7 @@ impl UsageService for UsageRpc {
         &self,
         call: Request<proto::GetTicketRequest>,
     ) -> Result<Response<proto::GetTicketResponse>, Status> {
-        let reach = identity::reach(&call)?;
+        let reach = authenticator::reach(&call)?;
         let proto::GetTicketRequest { ticket_id, engine } = call.get_ref().clone();
         let ticket = match (ticket_id.as_str(), engine) {
             ("", None) => return Err(Error::from(FieldError::new("ticket_id", "is required, or an engine")).into()),
@@ -234,7 +234,7 @@ impl UsageService for UsageRpc {
         &self,
         call: Request<proto::BatchGetTicketsRequest>,
     ) -> Result<Response<proto::BatchGetTicketsResponse>, Status> {
-        let (named, reach) = (&call.get_ref().ticket_ids, identity::reach(&call)?);
+        let (named, reach) = (&call.get_ref().ticket_ids, authenticator::reach(&call)?);
         check_count("ticket_ids", named.len()).map_err(Error::from)?;
         let ticket_id = |(n, id): (usize, &String)| convert::request::ticket_id(&format!("ticket_ids[{n}]"), id);
         let named = named.iter().enumerate().map(ticket_id).collect::<Result<Vec<_>, _>>().map_err(Error::from)?;
@@ -262,7 +262,7 @@ impl UsageService for UsageRpc {
             None => Uuid::nil(),
             Some(key) => Uuid::parse_str(key).map_err(|_| Error::from(bad_token()))?,
         };
-        let filter = filters::tickets(message, identity::reach(&call)?).map_err(Error::from)?;
+        let filter = filters::tickets(message, authenticator::reach(&call)?).map_err(Error::from)?;
         let (found, observed) = self.usage.tickets(&filter, after, page.size).await?;
         let next_page_token = found.next.map(|ticket_id| page.token(&ticket_id.to_string())).unwrap_or_default();
         let with_observed = |ticket: &Ticket| convert::answer::observed_ticket(ticket, observed.get(&ticket.id));
@@ -279,8 +279,8 @@ impl UsageService for UsageRpc {
         let page = PageRequest::new("ListActions", message.page_size, &filters).map_err(Error::from)?;
         let key = page.key(&message.page_token).map_err(Error::from)?;
         let key = key.map(|key| key.parse().map_err(|_| Error::from(bad_token()))).transpose()?;
-        let is_of_operator = identity::is_of_operator(&call);
-        let filter = filters::actions(message, identity::reach(&call)?, is_of_operator).map_err(Error::from)?;
+        let is_of_operator = authenticator::is_of_operator(&call);
+        let filter = filters::actions(message, authenticator::reach(&call)?, is_of_operator).map_err(Error::from)?;
         let usage::DatedResult { told: lines, as_of } = match message.newest_first {
             false => self.usage.actions(&filter, key.unwrap_or(0), page.entries_max()).await?,
             true => self.usage.newest_actions(&filter, key, page.entries_max()).await?,
@@ -305,7 +305,7 @@ impl UsageService for UsageRpc {
             None => None,
             Some(key) => Some(position(key).ok_or_else(|| Error::from(bad_token()))?),
         };
-        let filter = filters::waiting(message, identity::reach(&call)?).map_err(Error::from)?;
+        let filter = filters::waiting(message, authenticator::reach(&call)?).map_err(Error::from)?;
         let mut waiting = self.usage.waiting(&filter, after, page.size + 1).await?;
         let more = page.cut(&mut waiting);
         let last = waiting.last().filter(|_| more);
@@ -321,7 +321,7 @@ impl UsageService for UsageRpc {
         let message = call.get_ref();
         let filters = proto::ListScopesRequest { page_size: 0, page_token: String::new(), ..message.clone() };
         let page = PageRequest::new("ListScopes", message.page_size, &filters).map_err(Error::from)?;
-        let filter = filters::scopes(message, identity::reach(&call)?).map_err(Error::from)?;
+        let filter = filters::scopes(message, authenticator::reach(&call)?).map_err(Error::from)?;
         let key = page.key(&message.page_token).map_err(Error::from)?;
         if message.over_limit_only || message.fullest_first {
             return match key {
@@ -343,7 +343,7 @@ impl UsageService for UsageRpc {
         &self,
         call: Request<proto::GetOverviewRequest>,
     ) -> Result<Response<proto::GetOverviewResponse>, Status> {
-        let is_bound = !identity::reach(&call)?.is_all();
+        let is_bound = !authenticator::reach(&call)?.is_all();
         let snapshot = self.overviews.current().await?;
         let overview = Some(convert::overview::overview(&snapshot.overview, is_bound));
         Ok(Response::new(proto::GetOverviewResponse { overview }))
@@ -354,7 +354,7 @@ impl UsageService for UsageRpc {
         call: Request<proto::GetScopeRequest>,
     ) -> Result<Response<proto::GetScopeResponse>, Status> {
         let scope = convert::limit::scope("labels", &call.get_ref().labels).map_err(Error::from)?;
-        identity::check(&call, |reach| filters::check_scope(&scope, reach))?;
+        authenticator::check(&call, |reach| filters::check_scope(&scope, reach))?;
         let scope = Some(convert::limit::scope_usage(&self.limits.scope(&scope).await?));
         Ok(Response::new(proto::GetScopeResponse { scope }))
     }

@@ -3,7 +3,7 @@
 use linkis_rm::{
     client::ClientError,
     domain::{
-        adopt::AdoptTicket,
+        adoption::AdoptTicket,
         em::EmInstance,
         operation::{ReleaseTicket, UpdateTicket},
         report::{EmReport, Health},

@@ -11,7 +11,7 @@ use std::{
 
 use linkis_rm::{
     client::{ResultResource, RmClient},
-    store::{Store, history_part},
+    store::{Store, history_partition},
     transport::proto::{self, usage_service_client::UsageServiceClient},
 };
 use sqlx::Row as _;
@@ -274,20 +274,20 @@ async fn cell_history_partitions_are_on_worker() {
             FROM generate_series(1, 300) n;
         INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, resource_type, resource, actor, action_time)
             VALUES ('registered', 'ecm', 'rarely', 'CPU', '{"cores":1}', 'seldom', date_trunc('hour', now()) - interval '1 day')"#).await;
-    let lacks = history_part::indexed(&mut database.pool.acquire().await.unwrap()).await.unwrap().unwrap().below;
+    let lacks = history_partition::indexed(&mut database.pool.acquire().await.unwrap()).await.unwrap().unwrap().below;
     for _ in 0..3 {
-        assert!(history_part::index_oldest(&mut *connection).await.unwrap());
+        assert!(history_partition::index_oldest(&mut *connection).await.unwrap());
     }
-    assert!(!history_part::index_oldest(&mut *connection).await.unwrap());
+    assert!(!history_partition::index_oldest(&mut *connection).await.unwrap());
     // Seen on the worker: only what is behind that part is without indexes.
-    let below = history_part::indexed(&mut database.pool.acquire().await.unwrap()).await.unwrap().unwrap().below;
+    let below = history_partition::indexed(&mut database.pool.acquire().await.unwrap()).await.unwrap().unwrap().below;
     assert!(below > lacks, "{below} {lacks}");
     let mut usage = UsageServiceClient::connect(instance.address.clone()).await.unwrap();
     let call = proto::ListActionsRequest { actor: "seldom".into(), ..Default::default() };
     assert_eq!(usage.list_actions(call.clone()).await.unwrap().into_inner().actions.len(), 1);
     let before = database.count("SELECT forgotten FROM linkis_resource_action_horizon").await;
-    assert!(history_part::drop_oldest(&mut *connection, Duration::from_secs(3600)).await.unwrap());
-    assert!(!history_part::drop_oldest(&mut *connection, Duration::from_secs(3600)).await.unwrap());
+    assert!(history_partition::drop_oldest(&mut *connection, Duration::from_secs(3600)).await.unwrap());
+    assert!(!history_partition::drop_oldest(&mut *connection, Duration::from_secs(3600)).await.unwrap());
     assert!(database.count("SELECT forgotten FROM linkis_resource_action_horizon").await > before);
     assert!(usage.list_actions(call).await.unwrap().into_inner().actions.is_empty());
     // Writes continue.

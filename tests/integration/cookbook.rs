@@ -8,7 +8,7 @@ use std::{
 use linkis_rm::{
     client::ResourceRequest,
     domain::{
-        adopt::AdoptTicket,
+        adoption::AdoptTicket,
         em::EmInstance,
         hold::NewHold,
         limit::{LabelPattern, Rule},

@@ -19,10 +19,10 @@ use linkis_rm::{
     client::RmClient,
     store::{
         Store, StoreError,
+        connect_target::ConnectTarget,
         embedded::{EmbeddedPostgres, EmbeddedSettings},
-        history_part,
+        history_partition,
         primary::Primary,
-        target::ConnectTarget,
     },
 };
 use rcgen::{CertificateParams, DnType, KeyPair};
@@ -294,15 +294,15 @@ async fn database_role_without_schema_rights_serves() {
     let count =
         async |connection: &mut PgConnection| sqlx::query_scalar::<_, i64>(parts).fetch_one(connection).await.unwrap();
     let before = count(&mut connection).await;
-    history_part::make(&mut connection, Duration::from_secs(300 * 24 * 3600)).await.unwrap();
+    history_partition::make(&mut connection, Duration::from_secs(300 * 24 * 3600)).await.unwrap();
     assert!(count(&mut connection).await > before);
     execute(&mut connection, "SELECT linkis_rm_make_history_part(1577836800, 1577840400)").await;
     for _ in 0..3 {
-        assert!(history_part::index_oldest(&mut connection).await.unwrap());
+        assert!(history_partition::index_oldest(&mut connection).await.unwrap());
     }
-    assert!(!history_part::index_oldest(&mut connection).await.unwrap());
-    assert!(history_part::drop_oldest(&mut connection, Duration::from_secs(3600)).await.unwrap());
-    assert!(!history_part::drop_oldest(&mut connection, Duration::from_secs(3600)).await.unwrap());
+    assert!(!history_partition::index_oldest(&mut connection).await.unwrap());
+    assert!(history_partition::drop_oldest(&mut connection, Duration::from_secs(3600)).await.unwrap());
+    assert!(!history_partition::drop_oldest(&mut connection, Duration::from_secs(3600)).await.unwrap());
     for (sql, why) in [
         ("CREATE TABLE mine ()", "permission denied for schema public"),
         ("ALTER TABLE linkis_em_drain ADD COLUMN mine text", "must be owner"),

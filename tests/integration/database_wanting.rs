@@ -10,8 +10,8 @@ use linkis_rm::{
     client::{ClientError, ClientSettings, check_health},
     server::{Options, Server, ServerError, listen, listen_http},
     store::{
+        connect_target::ConnectTarget,
         embedded::{EmbeddedPostgres, EmbeddedSettings},
-        target::ConnectTarget,
     },
     telemetry::with_causes,
 };

@@ -12,7 +12,7 @@ use std::{
 use linkis_rm::{
     client::{ClientError, ClientSettings, Follower, ResultResource, RmClient, check_health},
     server::{Options, Server, listen, listen_http},
-    store::{Store, target::ConnectTarget},
+    store::{Store, connect_target::ConnectTarget},
     transport::{edge::EdgeBounds, proto::FollowActionsResponse, resource_manager::RequestTimeouts},
 };
 use sqlx::Row as _;

@@ -12,7 +12,7 @@ use linkis_rm::{
     client::ResourceRequest,
     domain::name::Labels,
     server::ServerExit,
-    store::history_part,
+    store::history_partition,
     transport::proto::{self, FollowActionsRequest, FollowActionsResponse, usage_service_client::UsageServiceClient},
 };
 use tokio::task::JoinSet;
@@ -180,7 +180,7 @@ async fn follow_position_unknown_or_old_is_refused() {
     database.execute(old).await;
     let mut connection = database.connect().await;
     let hour = Duration::from_secs(3600);
-    while history_part::drop_oldest(&mut connection, hour).await.unwrap() {}
+    while history_partition::drop_oldest(&mut connection, hour).await.unwrap() {}
     let forgotten = "SELECT forgotten FROM linkis_resource_action_horizon";
     assert!(database.count(forgotten).await > 0);
     // The instance may still have the lines in memory; another instance reads the table.

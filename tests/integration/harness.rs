@@ -21,7 +21,7 @@ use std::{
 use linkis_rm::{
     client::{ClientError, ClientSettings, ResourceRequest, ResultResource, RmClient},
     domain::{
-        adopt::AdoptTicket,
+        adoption::AdoptTicket,
         em::{Em, EmInstance},
         limit::{CountingRule, LabelPattern, LabelSet, Limits, Rule, ScopeUsage},
         limit_mode::LimitMode,
@@ -39,8 +39,8 @@ use linkis_rm::{
     server::{Options, SecuritySettings, Server, ServerExit, listen, listen_http},
     service::heartbeat::LivenessTimeouts,
     store::{
+        connect_target::ConnectTarget,
         embedded::{EmbeddedPostgres, EmbeddedSettings},
-        target::ConnectTarget,
     },
     transport::{
         edge::{EdgeBounds, ListenAddress},

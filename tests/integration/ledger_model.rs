@@ -13,11 +13,11 @@ use linkis_rm::domain::{
     external::place_of,
     ledger::Ledger,
     limit_mode::LimitMode,
-    line::{FreedKeys, WaitKey},
     operation::{Operation, Outcome, RequestKey},
     principal::Principal,
     scope::ScopeCounter,
     ticket::Ticket,
+    wait_queue::{FreedKeys, WaitKey},
 };
 use proptest::prelude::*;
 use uuid::Uuid;

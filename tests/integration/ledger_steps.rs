@@ -8,7 +8,7 @@ use std::{
 };
 
 use linkis_rm::domain::{
-    adopt::AdoptTicket,
+    adoption::AdoptTicket,
     em::{Em, EmInstance},
     external::Clusters,
     ledger::{Deltas, Ledger, LedgerSnapshot, TicketPage, WaitQueueView},

@@ -13,7 +13,7 @@ use linkis_rm::{
         resource::Dimension,
     },
     server::Options,
-    store::history_part,
+    store::history_partition,
     transport::proto::{self, usage_service_client::UsageServiceClient},
 };
 use tonic::{Code, transport::Channel};
@@ -507,7 +507,7 @@ async fn list_actions_of_past_partitions_uses_indexes() {
         );
         execute(&mut connection, lines).await;
     }
-    while history_part::index_oldest(&mut connection).await.unwrap() {}
+    while history_partition::index_oldest(&mut connection).await.unwrap() {}
     let indexes = "SELECT count(*) FROM pg_indexes WHERE tablename ~ 'linkis_resource_action_record_[0-9]' AND indexname ~ '(user|em|actor)$'";
     assert_eq!(database.count(indexes).await, 6, "of two parts that are over; the present and the next one have none");
     let mut usage = usage(&rm).await;

@@ -5,9 +5,9 @@ use std::{collections::BTreeSet, time::Duration};
 use linkis_rm::{
     domain::{em::Em, ledger::Deltas, operation::LockKey},
     store::{
-        Store, StoreError, em_resource,
+        Store, StoreError, batch_write, em_resource,
         resource_lock::{self, LockConflict},
-        session, settlement,
+        session,
     },
 };
 use sqlx::Connection as _;
@@ -27,7 +27,7 @@ async fn hold(database: &Database, keys: BTreeSet<LockKey>) -> sqlx::PgConnectio
 async fn count(connection: &mut sqlx::PgConnection, em: Em) -> Result<(), StoreError> {
     let now = session::clock(&mut *connection).await.unwrap();
     let deltas = Deltas { ems_counted: vec![em], ..Deltas::default() };
-    settlement::write(connection, &deltas, now, None, None).await.map(drop)
+    batch_write::write(connection, &deltas, now, None, None).await.map(drop)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

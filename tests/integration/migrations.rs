@@ -20,9 +20,9 @@ use linkis_rm::{
     service::background::{
         Step, Task as _,
         lease::{LeaseFlag, RenewLease},
-        retention::PruneHistory,
+        prune_history::PruneHistory,
     },
-    store::{Store, history_part},
+    store::{Store, history_partition},
 };
 use uuid::Uuid;
 
@@ -74,8 +74,8 @@ async fn history_partition_after_retention_is_dropped() {
     let old = "SELECT count(*) FROM linkis_resource_action_record WHERE em_instance = 'long ago'";
     assert_eq!(database.count(old).await, 1);
     let hour = std::time::Duration::from_secs(3600);
-    assert!(history_part::drop_oldest(&mut connection, hour).await.unwrap());
-    assert!(!history_part::drop_oldest(&mut connection, hour).await.unwrap(), "the present stays");
+    assert!(history_partition::drop_oldest(&mut connection, hour).await.unwrap());
+    assert!(!history_partition::drop_oldest(&mut connection, hour).await.unwrap(), "the present stays");
     assert_eq!(database.count(old).await, 0);
     let young = "SELECT count(*) FROM linkis_resource_action_record WHERE em_instance = 'host1:9102'";
     assert_eq!(database.count(young).await, 1);

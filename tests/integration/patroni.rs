@@ -16,7 +16,7 @@ use std::{
 use linkis_rm::{
     client::{ResultResource, RmClient},
     server::Options,
-    store::target::ConnectTarget,
+    store::connect_target::ConnectTarget,
     transport::resource_manager::RequestTimeouts,
 };
 use rustix::process::{Pid, Signal};

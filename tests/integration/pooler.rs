@@ -11,7 +11,7 @@ use std::{
 
 use linkis_rm::{
     server::{Server, ServerError, listen},
-    store::target::ConnectTarget,
+    store::connect_target::ConnectTarget,
     telemetry::with_causes,
 };
 use rustix::process::{Pid, Signal, kill_process};

@@ -5,7 +5,7 @@ use std::{collections::HashSet, time::Duration};
 use linkis_rm::{
     client::RmClient,
     server::Options,
-    store::target::{ConnectTarget, DatabaseRole},
+    store::connect_target::{ConnectTarget, DatabaseRole},
     transport::{
         proto::{GetUsageRequest, ListActionsRequest, ListActionsResponse, UsageBy},
         resource_manager::RequestTimeouts,

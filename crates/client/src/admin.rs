@@ -6,10 +6,10 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        adopt::AdoptTicket,
+        adoption::AdoptTicket,
         audit::{AuditReport, RepairReport},
-        drain::EmDrain,
         em::EmInstance,
+        em_drain::EmDrain,
         hold::{NewHold, ResourceHold},
         name::FieldError,
         operation::LockKey,

@@ -8,9 +8,9 @@ use crate::{
     domain::{
         em::{Em, EmInstance},
         limit::ScopeUsage,
-        line::WaitingRequest,
         report::EmStatus,
         ticket::Ticket,
+        wait_queue::WaitingRequest,
     },
     transport::{
         convert::{answer, limit},

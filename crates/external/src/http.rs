@@ -19,7 +19,7 @@ use tokio_rustls::rustls;
 use super::{
     ServerAddress,
     allowed::AllowedHosts,
-    turns::{LargeReplyPermit, LargeReplyPermits},
+    large_replies::{LargeReplyPermit, LargeReplyPermits},
 };
 
 /// Timeouts of a fetch.
@@ -397,7 +397,7 @@ mod tests {
     use super::*;
     use crate::external::{
         fake::{self, FakeReply, FakeServer, client},
-        turns::LARGE_ANSWERS_MAX,
+        large_replies::LARGE_ANSWERS_MAX,
     };
 
     #[tokio::test]

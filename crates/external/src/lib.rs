@@ -32,13 +32,13 @@ use crate::domain::{
 };
 
 pub mod allowed;
+mod background_parse;
 pub mod check;
 #[cfg(test)]
 mod fake;
 pub mod http;
 pub mod kubernetes;
-mod patient;
-mod turns;
+mod large_replies;
 pub mod yarn;
 
 use http::{ClusterHttp, HttpFailure};

@@ -8,11 +8,11 @@ use uuid::Uuid;
 
 use super::{
     audit::Subject,
-    end::TicketEnd,
     limit_mode::LimitMode,
     name::{Labels, Name},
     resource::Resource,
     ticket::EngineInstance,
+    ticket_end::TicketEnd,
 };
 
 /// Action of a history line.

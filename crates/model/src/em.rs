@@ -10,11 +10,11 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    drain::EmDrain,
-    end::TicketEnd,
+    em_drain::EmDrain,
     name::{FieldError, Labels, Name, check_new, parse_instance},
     resource::{Dimension, LeftResource, Resource, ResourceError, ResourceType},
     ticket_digest::TicketDigest,
+    ticket_end::TicketEnd,
 };
 
 /// Identity of an EM: application name and instance. The two parts are never joined into one string.

@@ -23,15 +23,15 @@ use time::{Duration, OffsetDateTime};
 
 use super::queue::{Application, ExternalQueue, QueueAmounts, QueueError, QueueState, QueueTree};
 
-mod asked;
 mod cluster;
+mod demand;
 mod preparation;
 
-pub use asked::QueueDemand;
 pub use cluster::{
     CheckRules, ClusterDelta, ClusterTicket, ClusterTicketDelta, Clusters, JudgedQueue, KUBERNETES, LockedCluster,
     QueueCheckBasis, UnavailablePolicy, YARN, place_of,
 };
+pub use demand::QueueDemand;
 pub use preparation::SnapshotPreparation;
 
 /// Maximum time until a cluster shows an engine that has no application id.

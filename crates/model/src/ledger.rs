@@ -18,12 +18,11 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    drain::EmDrain,
+    assessment::{assess, audit_only_violations, check_em, fits},
     em::{Em, EmInstance, LabelSetProgress},
+    em_drain::EmDrain,
     external::Clusters,
-    judgement::{assess, audit_only_violations, check_em, fits},
     limit::{LimitedScope, Limits},
-    line::{MUCH, WaitKey, WaitKeys},
     operation::{Grant, Operation, Outcome, PlacedRequest, RegisterEm, Rejection, RequestKey, RequestRecord},
     principal::{Actor, Principal},
     refusal::{Refusal, ScopeShortage},
@@ -32,17 +31,18 @@ use super::{
     scope::{ScopeCounter, ScopeHoldings, Tally, TicketLabels},
     ticket::{EndedTicket, Ticket, TicketState},
     ticket_digest::TicketDigest,
+    wait_queue::{MUCH, WaitKey, WaitKeys},
 };
 
 mod adopting;
 mod deltas;
 mod draining;
 mod ending;
-mod in_use;
 mod queueing;
 mod slots;
 mod snapshot;
 mod steps;
+mod usage;
 
 use slots::{EmSlot, ScopeSlot, TicketSlot, check_epoch, owned, registered_em, stored_em};
 

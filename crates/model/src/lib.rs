@@ -4,14 +4,14 @@
 //! results.
 //!
 //! - [`name`]: names and labels; [`principal`]: callers; [`access`]: roles and rights; [`token`]: credentials;
-//! - [`resource`]: amounts and their arithmetic; [`em`]: EMs; [`drain`], [`hold`]: restrictions by operators;
-//! - [`ticket`]: tickets; [`end`]: their ends; [`adopt`]: adoption; [`ticket_digest`]: digests of ticket sets;
+//! - [`resource`]: amounts and their arithmetic; [`em`]: EMs; [`em_drain`], [`hold`]: restrictions by operators;
+//! - [`ticket`]: tickets; [`ticket_end`]: their ends; [`adoption`]: adoption; [`ticket_digest`]: digests of ticket sets;
 //! - [`scope`], [`limit`], [`limit_mode`], [`cap`], [`policy`]: counters, limits and where they apply;
 //! - [`provider`], [`queue`], [`external`]: external clusters, their queues and the capacity of these;
 //! - [`refusal`], [`refusal_sum`]: refusals in Linkis's words, and their statistics; [`scope_kind`]: kinds of scopes;
 //! - [`usage_sum`]: use over time; [`observation`]: observed use, which decides nothing; [`report`]: heartbeats;
-//! - [`line`]: wait queues; [`judgement`]: assessment of a request; [`selector`], [`placement`]: choice of an EM;
-//! - [`action`], [`state`]: the history; [`audit`]: stored counters against tickets; [`counters`]: counters after a commit;
+//! - [`wait_queue`]: wait queues; [`assessment`]: assessment of a request; [`selector`], [`placement`]: choice of an EM;
+//! - [`action`], [`recorded_state`]: the history; [`audit`]: stored counters against tickets; [`counters`]: counters after a commit;
 //! - [`overview`]: cluster totals; [`timestamp`]: times as text;
 //! - [`operation`]: operations and their outcomes; [`ledger`]: `(state, operation) → (outcome, deltas)`.
 
@@ -26,20 +26,18 @@
 
 pub mod access;
 pub mod action;
-pub mod adopt;
+pub mod adoption;
+pub mod assessment;
 pub mod audit;
 pub mod cap;
 pub mod counters;
-pub mod drain;
 pub mod em;
-pub mod end;
+pub mod em_drain;
 pub mod external;
 pub mod hold;
-pub mod judgement;
 pub mod ledger;
 pub mod limit;
 pub mod limit_mode;
-pub mod line;
 pub mod name;
 pub mod observation;
 pub mod operation;
@@ -49,6 +47,7 @@ pub mod policy;
 pub mod principal;
 pub mod provider;
 pub mod queue;
+pub mod recorded_state;
 pub mod refusal;
 pub mod refusal_sum;
 pub mod report;
@@ -56,13 +55,14 @@ pub mod resource;
 pub mod scope;
 pub mod scope_kind;
 pub mod selector;
-pub mod state;
 pub mod ticket;
 pub mod ticket_digest;
+pub mod ticket_end;
 pub mod timestamp;
 pub mod token;
 pub mod usage_sum;
 pub mod visits;
+pub mod wait_queue;
 
 /// Interval between two reads of a file that may change while the service runs: database URLs, certificates, JWT issuers. Its content is
 /// compared, because Kubernetes replaces a link above the file.

@@ -11,17 +11,17 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    adopt::AdoptTicket,
+    adoption::AdoptTicket,
     counters::Counters,
-    drain::EmDrain,
     em::{Em, EmInstance},
+    em_drain::EmDrain,
     external::{JudgedQueue, place_of},
-    line::{QueuePosition, WaitKeys},
     name::{Labels, Name},
     refusal::{Refusal, Shortfall},
     report::LastSignOfLife,
     resource::Resource,
     ticket::{EndedTicket, EngineInstance, Ticket},
+    wait_queue::{QueuePosition, WaitKeys},
 };
 
 mod draining;

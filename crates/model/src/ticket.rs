@@ -7,11 +7,11 @@ use uuid::Uuid;
 
 use super::{
     em::EmInstance,
-    end::TicketEnd,
     name::{FieldError, Labels, Name, check_new, parse_instance},
     principal::Principal,
     resource::{Resource, ResourceType},
     scope::TicketLabels,
+    ticket_end::TicketEnd,
 };
 
 /// Identity of an engine: the process that uses a ticket.

@@ -17,25 +17,25 @@ use uuid::Uuid;
 use crate::domain::{
     action::{Action, ActionRecord},
     em::EmInstance,
-    end::TicketEnd,
     resource::Resource,
     ticket::EndedTicket,
+    ticket_end::TicketEnd,
 };
 
 use super::{StoreError, rows::TableName};
 
-mod acts;
 mod batch;
 mod by_key;
-mod matching;
+mod direct;
+mod filter;
 mod row;
 
 pub(super) use self::batch::ActionColumns;
 use self::row::ActionRow;
 pub use self::{
-    acts::{LimitAct, OtherAct, RepairAct, insert_limits, insert_others, insert_repairs},
     by_key::{ActionKey, list_by_key},
-    matching::{ActionFilter, NumberRange, cut, list_matching, number_before},
+    direct::{LimitAct, OtherAct, RepairAct, insert_limits, insert_others, insert_repairs},
+    filter::{ActionFilter, NumberRange, cut, list_matching, number_before},
 };
 
 const TABLE: TableName = TableName("linkis_resource_action_record");

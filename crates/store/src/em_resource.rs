@@ -14,10 +14,10 @@ use uuid::Uuid;
 use crate::domain::{
     audit::{StoredEmCounters, TrueCounters},
     em::{Em, EmInstance, LabelSetProgress, UnregisterProgress},
-    end::TicketEnd,
     limit::Limits,
     resource::LeftResource,
     ticket_digest::TicketDigest,
+    ticket_end::TicketEnd,
 };
 
 use super::{

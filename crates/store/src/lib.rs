@@ -5,10 +5,10 @@
 //! return database errors; `# Errors` names the others. The store never decides a grant. Callers: `service`, the start
 //! of the server, and the offline `commands`.
 //!
-//! - Writes of a batch: [`settlement`], [`resource_lock`]. Rows to domain values and back: `rows`.
-//! - Reads across tables: [`overview`], [`books`] (audit), [`ended_use`], [`history_end`].
-//! - Schema and history partitions: [`schema`], [`history_part`]. Cells on Citus: [`citus`].
-//! - Hosts and connections: [`target`], [`url`], [`primary`], [`standby`], [`session`], [`operators`], [`embedded`].
+//! - Writes of a batch: [`batch_write`], [`resource_lock`]. Rows to domain values and back: `rows`.
+//! - Reads across tables: [`overview`], [`audit_reader`] (audit), [`ended_use`], [`history_tail`].
+//! - Schema and history partitions: [`schema`], [`history_partition`]. Cells on Citus: [`citus`].
+//! - Hosts and connections: [`connect_target`], [`url`], [`primary`], [`standby`], [`session`], [`operators`], [`embedded`].
 //! - All other modules: one table each, named in their first line.
 
 #![warn(
@@ -22,7 +22,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
-use rm_telemetry::metrics::rooms::DatabaseFailure;
+use rm_telemetry::metrics::components::DatabaseFailure;
 use sqlx::{PgConnection, migrate::MigrateError, postgres::PgPool};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
@@ -34,9 +34,11 @@ use rm_telemetry as telemetry;
 use rm_model::FILE_POLL_INTERVAL;
 
 pub mod action_record;
-pub mod books;
+pub mod audit_reader;
+pub mod batch_write;
 pub mod citus;
 pub mod cluster_figure;
+pub mod connect_target;
 pub mod em_drain;
 pub mod em_observed;
 pub mod em_report;
@@ -47,9 +49,9 @@ pub mod external_refresh;
 pub mod external_resource_provider;
 pub mod external_snapshot;
 pub mod external_ticket;
-pub mod history_end;
 pub mod history_horizon;
-pub mod history_part;
+pub mod history_partition;
+pub mod history_tail;
 pub mod label_resource;
 pub mod label_set;
 pub mod lease;
@@ -66,9 +68,7 @@ pub mod resource_lock;
 pub mod schema;
 pub mod server_instance;
 pub mod session;
-pub mod settlement;
 pub mod standby;
-pub mod target;
 pub mod token;
 pub mod url;
 pub mod usage_hour;
@@ -77,10 +77,10 @@ pub mod waiting;
 
 mod rows;
 
+use connect_target::ConnectTarget;
 use operators::OperatorPool;
 use primary::{Lender, NoPrimaryReason, Primary, Seat};
 use session::{Session, Source};
-use target::ConnectTarget;
 use url::UrlHosts;
 
 /// Maximum time that [`Store::close`] waits for connections to close.
@@ -213,7 +213,7 @@ impl PendingStore {
                     missing => return Err(StoreError::SchemaTooOld { missing }),
                 },
             }
-            history_part::make(&mut connection, history).await
+            history_partition::make(&mut connection, history).await
         };
         prepared.await.map_err(StoreError::or_denied)?;
         // The tables of a cell are locked and written on the worker that owns the cell.

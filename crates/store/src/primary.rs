@@ -31,21 +31,21 @@ use tokio_util::task::AbortOnDropHandle;
 use super::{
     StoreError,
     citus::{self, Cell, TableSet},
+    connect_target::{ConnectTarget, place},
     operators,
     session::{CONNECT_TIMEOUT, DatabaseEndpoint, Settings},
-    target::{ConnectTarget, place},
     url::UrlHosts,
 };
 
 mod disk;
-mod known;
-mod look;
+mod host_states;
 mod owner;
+mod probe;
 mod seats;
 
-pub use known::NoPrimaryReason;
-use known::{HostObservation, HostState, HostStates, choose, missing};
-use look::{check, check_new, probe_all, takes_writes};
+pub use host_states::NoPrimaryReason;
+use host_states::{HostObservation, HostState, HostStates, choose, missing};
+use probe::{check, check_new, probe_all, takes_writes};
 use seats::Seats;
 pub(super) use seats::{Seat, TakenSeat};
 

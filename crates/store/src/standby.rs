@@ -14,9 +14,10 @@ use tokio::time::timeout;
 use uuid::Uuid;
 
 use super::{
-    StoreError, server_instance,
+    StoreError,
+    connect_target::{ConnectTarget, place},
+    server_instance,
     session::{self, ALIVE_TIMEOUT, DatabaseEndpoint, Settings, unfit},
-    target::{ConnectTarget, place},
 };
 
 /// Maximum number of concurrent reads on the standby.

@@ -15,7 +15,7 @@ use crate::domain::{
     action::Action,
     name::Name,
     principal::Actor,
-    state::RecordedState,
+    recorded_state::RecordedState,
     token::TokenHash,
 };
 

@@ -1,15 +1,15 @@
 //! Database URL with several hosts, as libpq parses it. sqlx accepts one host and no `target_session_attrs`.
 //!
 //! The module rewrites a URL into one sqlx URL per host. Errors never contain a piece of the URL, which may be a
-//! password. Caller: [`super::target`].
+//! password. Caller: [`super::connect_target`].
 
 use std::{fmt, str::FromStr as _, time::Duration};
 
 use sqlx::postgres::PgConnectOptions;
 
 use super::{
+    connect_target::UrlError,
     session::{CONNECT_TIMEOUT, Settings},
-    target::UrlError,
 };
 
 /// Maximum number of hosts in a URL.
@@ -436,7 +436,7 @@ mod tests {
                         let password = format!("{start}{}{first}{}{second}{}", PIECES[0], PIECES[1], PIECES[2]);
                         let password = if start.is_empty() { password } else { password.replacen(PIECES[0], "", 1) };
                         let url = template.replace("{}", &password);
-                        let shown = match super::super::target::ConnectTarget::parse(&url) {
+                        let shown = match super::super::connect_target::ConnectTarget::parse(&url) {
                             Ok(target) => format!("{target} {target:?}"),
                             Err(error) => format!("{error} {error:?}"),
                         };

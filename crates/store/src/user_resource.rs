@@ -22,16 +22,16 @@ use crate::domain::{
 
 use super::{StoreError, rows::TableName};
 
+mod by_em;
 mod due;
 mod groups;
 mod list;
-mod of_em;
 
+pub use by_em::{EmTicketsQuery, are_more_than, count_on, inhabited, living, read_on, read_pages};
 pub use due::{DueKey, DueTicket, due};
 pub(super) use groups::EmTicketGroupRow;
 pub use groups::{EmTicketGroup, TicketGroup, for_each_group, tell_em_groups};
 pub use list::{TicketFilter, TicketListPage, list};
-pub use of_em::{EmTicketsQuery, are_more_than, count_on, inhabited, living, read_on, read_pages};
 
 const TABLE: TableName = TableName("linkis_user_resource_meta_data");
 

@@ -15,11 +15,11 @@ use uuid::Uuid;
 
 use crate::domain::{
     ledger::{EnqueuedDelta, RequeuedDelta},
-    line::{
-        FreedKeys, POSITION_BYTES, QueueEntry, QueuePosition, ViewExtent, ViewedKeys, WaitKey, WaitKeys, WaitQueues,
-    },
     name::Name,
     resource::Resource,
+    wait_queue::{
+        FreedKeys, POSITION_BYTES, QueueEntry, QueuePosition, ViewExtent, ViewedKeys, WaitKey, WaitKeys, WaitQueues,
+    },
 };
 
 use super::{

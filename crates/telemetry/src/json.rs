@@ -108,7 +108,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::bounded::{RateLimitedFormat, tests::CapturedLines};
+    use crate::rate_limit::{RateLimitedFormat, tests::CapturedLines};
 
     #[derive(Debug, thiserror::Error)]
     #[error("the database cannot be used")]

@@ -4,7 +4,7 @@
 //! causes and no passwords. Callers: every module logs by `tracing`; `server` and `commands` start the logging.
 //!
 //! - [`settings`]: filter and format of logs; `bounded`: rate limit; `json`: JSON lines;
-//! - [`decisions`]: decision log, one line per operation; [`traces`]: spans of calls and batches.
+//! - [`operation_log`]: decision log, one line per operation; [`traces`]: spans of calls and batches.
 
 #![warn(
     clippy::unwrap_used,
@@ -19,17 +19,17 @@ use std::{error::Error, io::IsTerminal as _};
 
 use tracing_subscriber::{fmt::format::Format, layer::SubscriberExt as _, util::SubscriberInitExt as _};
 
-mod bounded;
-pub mod decisions;
 mod json;
 pub mod metrics;
+pub mod operation_log;
+mod rate_limit;
 pub mod settings;
 pub mod traces;
 
 pub use settings::LogSettings;
 
-use bounded::RateLimitedFormat;
 use json::JsonFormat;
+use rate_limit::RateLimitedFormat;
 use settings::LogFormat;
 
 /// Log target of the final error of a process. Every filter includes it.
@@ -48,7 +48,7 @@ pub fn start(settings: &LogSettings) {
         }
         LogFormat::Auto | LogFormat::Text => {
             let text = Format::default().with_ansi(is_terminal);
-            registry.with(logs.event_format(RateLimitedFormat::new(text, bounded::left_out))).init();
+            registry.with(logs.event_format(RateLimitedFormat::new(text, rate_limit::left_out))).init();
         }
     }
 }

@@ -20,7 +20,7 @@ use uuid::Uuid;
 
 use crate::{
     client::{ApiCall, calls},
-    commands::{failure::CommandFailure, output::Printer},
+    commands::{error::CommandFailure, output::Printer},
     transport::proto::{
         AvailableResource, DrainRequest, EmInstance, HeartbeatRequest, ResourceInitedRequest, ResourceReleasedRequest,
         ResumeRequest, request_resource_response::Result as Outcome,

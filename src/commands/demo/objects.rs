@@ -4,7 +4,7 @@ use tonic::Code;
 
 use crate::{
     client::calls,
-    commands::failure::CommandFailure,
+    commands::error::CommandFailure,
     transport::proto::{
         DeleteLimitRequest, EmInstance, ListEmsRequest, RegisterRequest, ResumeRequest, SetLimitRequest,
         UnregisterRequest,

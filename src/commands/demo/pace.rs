@@ -10,7 +10,7 @@ use tokio::{
 
 use crate::{
     client::ApiCall,
-    commands::{failure::CommandFailure, service::ServiceClient},
+    commands::{error::CommandFailure, service::ServiceClient},
 };
 
 /// Shortest time between two calls: at most 20 a second.

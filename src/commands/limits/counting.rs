@@ -7,7 +7,7 @@ use crate::{
     transport::proto::{Job, LimitState, ListTasksRequest, ReplaceLimitsRequest, ReplaceLimitsResponse},
 };
 
-use super::super::{failure::CommandFailure, output::progress, service::ServiceClient};
+use super::super::{error::CommandFailure, output::progress, service::ServiceClient};
 
 /// Interval between progress checks.
 const INTERVAL: Duration = Duration::from_secs(1);

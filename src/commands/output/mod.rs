@@ -12,7 +12,7 @@ use prost::Message;
 
 use crate::{client::ApiCall, config::parse_duration};
 
-use super::failure::CommandFailure;
+use super::error::CommandFailure;
 
 pub mod json;
 pub mod progress;

@@ -6,7 +6,7 @@ use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use crate::store::token::ListedToken;
 
 use super::super::{
-    failure::CommandFailure,
+    error::CommandFailure,
     output::{
         Format, Printer,
         table::{Column, TableRow},

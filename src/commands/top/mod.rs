@@ -22,7 +22,7 @@ use crate::{
 };
 
 use super::{
-    failure::{CommandFailure, CommandReply},
+    error::{CommandFailure, CommandReply},
     output::{is_attended, terminal},
     service::{EndpointArguments, ServiceClient},
 };

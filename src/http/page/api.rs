@@ -14,9 +14,9 @@ use axum::{
 use prost_reflect::MethodDescriptor;
 use tonic::{Code, Request, Status, codegen::http::header::AUTHORIZATION};
 
-use crate::{error::Error, http::visit::ConnectionLifetime, transport::json};
+use crate::{error::Error, http::connection_lifetime::ConnectionLifetime, transport::json};
 
-use super::{PageServices, PageSlot, session, shared::QueryKey};
+use super::{PageServices, PageSlot, reply_cache::QueryKey, session};
 
 /// Timeout of a call, below that of its connection.
 const CALL_TIMEOUT: Duration = Duration::from_secs(4);

@@ -18,15 +18,16 @@ use tokio::sync::mpsc;
 use tokio_stream::wrappers::ReceiverStream;
 
 use crate::{
-    error::Error, http::visit::ConnectionLifetime, service::overview::WatchUpdate, transport::identity::AdmittedCaller,
+    error::Error, http::connection_lifetime::ConnectionLifetime, service::overview::WatchUpdate,
+    transport::authenticator::AdmittedCaller,
 };
 
 use super::{
     PageServices, PageSlot,
     api::ApiErrorReply,
     history::HistoryPoint,
-    picture::{SentState, SnapshotChanges},
     session,
+    snapshot::{SentState, SnapshotChanges},
 };
 
 /// Maximum time for which a caller may take no event.

@@ -3,8 +3,8 @@
 //! The page changes nothing. A viewer sees exactly what the same token sees over gRPC. Caller: the HTTP listener.
 //!
 //! - `session`: credentials of a viewer: a token in a cookie, or the header of gRPC;
-//! - `api`: reading calls; [`shared`]: lists that many viewers request together;
-//! - `events`: the event stream; [`picture`]: its content; [`history`]: the last minutes.
+//! - `api`: reading calls; [`reply_cache`]: lists that many viewers request together;
+//! - `events`: the event stream; [`snapshot`]: its content; [`history`]: the last minutes.
 
 use std::sync::Arc;
 
@@ -23,8 +23,8 @@ use uuid::Uuid;
 use crate::{
     service::{overview::OverviewService, tasks::InstanceTasks},
     transport::{
+        authenticator::Authenticator,
         edge::{Edge, EdgeService},
-        identity::Authenticator,
         json::ReadCalls,
         observe::ObservedService,
     },
@@ -33,9 +33,9 @@ use crate::{
 mod api;
 mod events;
 pub mod history;
-pub mod picture;
+pub mod reply_cache;
 mod session;
-pub mod shared;
+pub mod snapshot;
 
 /// Services that the page uses while an instance serves.
 #[derive(Debug)]
@@ -51,9 +51,9 @@ pub struct PageServices {
     /// Overviews of the cluster.
     pub overviews: OverviewService,
     /// Snapshots for the event streams, shared by all viewers.
-    pub pictures: picture::PageSnapshots,
+    pub pictures: snapshot::PageSnapshots,
     /// Lists that many viewers request together.
-    pub answers: shared::ReplyCache,
+    pub answers: reply_cache::ReplyCache,
     /// Figures of the last minutes.
     pub history: history::MetricHistory,
     /// Data of the instance.

@@ -17,8 +17,8 @@ use serde_json::{Value, json};
 
 use crate::{
     error::Error,
-    http::visit::ConnectionLifetime,
-    transport::identity::{AdmittedCaller, CallCredentials},
+    http::connection_lifetime::ConnectionLifetime,
+    transport::authenticator::{AdmittedCaller, CallCredentials},
 };
 
 use super::{

@@ -20,7 +20,7 @@ use tokio::time::Instant;
 use crate::{
     domain::{em::EmInstance, placement::SurveyedEm},
     error::Error,
-    store::{Store, action_record, em_report, em_resource, history_end, session::within_timeout},
+    store::{Store, action_record, em_report, em_resource, history_tail, session::within_timeout},
 };
 
 use super::StateCache;
@@ -104,8 +104,8 @@ pub(super) async fn survey(
     let (number, known) = seen.choose(|view, _| (view.begin_survey(), view.len()));
     let generation = store.primary().generation();
     // The number is read first, and both before the survey: a transaction that begins later takes a larger number.
-    let last = within_timeout(history_end::last_number(&store.pool().await?)).await?;
-    let writers = within_timeout(history_end::writers(&store.pool().await?)).await?;
+    let last = within_timeout(history_tail::last_number(&store.pool().await?)).await?;
+    let writers = within_timeout(history_tail::writers(&store.pool().await?)).await?;
     let unhealthy = within_timeout(em_report::unhealthy(&store.pool().await?)).await?;
     let (before, whole, by_reports) = {
         let state = surveys.state();

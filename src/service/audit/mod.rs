@@ -35,7 +35,7 @@ use crate::{
 
 use super::standby::{StandbyRead, StandbyReader};
 
-mod look;
+mod collect;
 mod repair;
 
 use repair::RepairStep;
@@ -71,7 +71,7 @@ impl AuditService {
         let _turns = self.turn().await?;
         // A session of its own: if the caller is gone, the connection is closed, and the database cancels the statement.
         let mut session = self.store.operator_session();
-        let report = answered_within(TIMEOUT, look::snapshot(session.get().await?)).await?.report;
+        let report = answered_within(TIMEOUT, collect::snapshot(session.get().await?)).await?.report;
         self.note(&mut session, &report).await;
         Ok(report)
     }
@@ -83,7 +83,8 @@ impl AuditService {
     pub async fn audit_of_standby(&self) -> Result<AuditReport, Error> {
         let turns = self.turn().await?;
         if let Some(StandbyRead { mut connection, guard }) = self.standby.acquire().await? {
-            let read = Box::pin(async { Ok(answered_within(TIMEOUT, look::snapshot(&mut connection)).await?.report) });
+            let read =
+                Box::pin(async { Ok(answered_within(TIMEOUT, collect::snapshot(&mut connection)).await?.report) });
             if let Some(mut report) = guard.answered(read).await? {
                 report.at = guard.mark.at;
                 self.note(&mut self.store.operator_session(), &report).await;
@@ -161,7 +162,7 @@ async fn repair_scope(connection: &mut PgConnection, scope: &Scope, by: &Actor) 
     }
     let mut repaired = RepairReport::default();
     let subject = Subject::Scope(scope.clone()).to_string();
-    match look::differs(connection, scope).await {
+    match collect::differs(connection, scope).await {
         Ok(false) => {}
         Ok(true) => {
             let done = repair::scopes(connection, &BTreeSet::new(), Some(scope), by).await;
@@ -173,7 +174,7 @@ async fn repair_scope(connection: &mut PgConnection, scope: &Scope, by: &Actor) 
 }
 
 async fn repair_all(connection: &mut PgConnection, by: &Actor) -> Result<RepairReport, Error> {
-    let found = look::snapshot(connection).await?;
+    let found = collect::snapshot(connection).await?;
     let mut repaired = RepairReport::default();
     repaired.remaining.extend(found.unreadable);
     for em in &found.ems {

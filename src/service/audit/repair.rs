@@ -15,24 +15,24 @@ use crate::{
     domain::{
         audit::{Difference, EmTicketSums, OrphanTickets, ScopeRepair, Subject, queue_subject},
         em::EmInstance,
-        end::TicketEnd,
         ledger::{Deltas, EndedDelta},
         operation::LockKey,
         principal::Actor,
         queue::QueueAmounts,
         resource::{Resource, ResourceType},
         scope::{Scope, ScopeHoldings},
+        ticket_end::TicketEnd,
     },
     store::{
         StoreError,
         action_record::{self, RepairAct},
-        em_resource, external_queue, external_refresh, external_snapshot, external_ticket, label_resource, limit,
-        resource_hold, resource_lock, session, settlement, user_resource,
+        batch_write, em_resource, external_queue, external_refresh, external_snapshot, external_ticket, label_resource,
+        limit, resource_hold, resource_lock, session, user_resource,
         waiting::{self, FreedNotification},
     },
 };
 
-use super::look::{compare_cluster, compare_scopes};
+use super::collect::{compare_cluster, compare_scopes};
 
 /// Maximum number of scopes that one statement writes.
 const SCOPES_PER_STATEMENT: usize = 1000;
@@ -70,7 +70,7 @@ pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance, by: &Acto
         transaction.rollback().await?;
         return Ok(done);
     }
-    settlement::write(&mut transaction, &Deltas::default(), now, Some(locks), None).await?;
+    batch_write::write(&mut transaction, &Deltas::default(), now, Some(locks), None).await?;
     // The new sums may free capacity.
     waiting::notify(&mut *transaction, &[FreedNotification::anywhere()]).await?;
     transaction.commit().await?;
@@ -230,7 +230,7 @@ async fn remove_strays(
     let mut deltas = Deltas::default();
     tickets.into_values().map(ended).for_each(|ended| deltas.end(ended));
     if !deltas.ended.is_empty() {
-        settlement::write(connection, &deltas, now, None, None).await?;
+        batch_write::write(connection, &deltas, now, None, None).await?;
     }
     Ok(removed.iter().flat_map(|(em, stray)| stray.differences(em)).collect())
 }
@@ -260,7 +260,7 @@ async fn write_scopes(
         label_resource::delete(connection, hashes).await?;
     }
     for scopes in update.chunks(SCOPES_PER_STATEMENT) {
-        settlement::write(&mut *connection, &Deltas { scopes: scopes.to_vec(), ..Deltas::default() }, now, None, None)
+        batch_write::write(&mut *connection, &Deltas { scopes: scopes.to_vec(), ..Deltas::default() }, now, None, None)
             .await?;
     }
     for scopes in insert.chunks(SCOPES_PER_STATEMENT) {

@@ -38,9 +38,9 @@ use crate::{
 
 use super::{Step, Task, lease::LeaseFlag};
 
-mod shares;
+mod budgets;
 
-use shares::EmBudgets;
+use budgets::EmBudgets;
 
 /// How far ahead of a deadline a sweep reads it.
 pub const HORIZON: Duration = Duration::from_secs(2);

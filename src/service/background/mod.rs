@@ -28,22 +28,22 @@ use crate::{
 
 use super::tasks::InstanceTasks;
 
-pub mod announcing;
-pub mod cluster;
-pub mod counting;
+pub mod announce;
+pub mod build_indexes;
+pub mod cluster_figures;
+pub mod count_label_sets;
 pub mod expiry;
 pub mod fullest;
-pub mod going;
 pub mod holds;
-pub mod indexing;
 pub mod lease;
-pub mod pruning;
+pub mod lost_ems;
+pub mod prune_counters;
+pub mod prune_history;
 pub mod refusals;
-pub mod retention;
+mod round_robin;
 pub mod self_audit;
-pub mod silence;
 mod steps;
-mod turns;
+pub mod unregister;
 pub mod usage;
 
 /// Pause after a scan of all rows, as a multiple of its duration: a scan then uses at most a twentieth of a connection's time.

@@ -19,24 +19,23 @@ use crate::{
     domain::{
         counters::Counters,
         em::{Em, EmInstance},
-        end::TicketEnd,
         external::place_of,
         ledger::{Deltas, Ledger, LedgerSnapshot, PostCommitState, WaitQueueView},
         limit::Limits,
-        line::FreedKeys,
         operation::{LockKey, Operation, Outcome, PlacedRequest, Rejection, StepCursor},
         principal::Actor,
         scope::ScopeCounter,
         ticket::Ticket,
+        ticket_end::TicketEnd,
+        wait_queue::FreedKeys,
     },
     metrics::{Metrics, TimerGuard},
-    service::reading::{self, QueueUse},
+    service::read_state::{self, QueueUse},
     store::{
-        StoreError, action_record, em_drain, em_observed, em_report, em_resource, label_resource,
+        StoreError, action_record, batch_write, em_drain, em_observed, em_report, em_resource, label_resource,
         limit::{self, CurrentLimits},
         request_id, resource_lock,
         session::{Session, within_timeout},
-        settlement,
         user_resource::{self, EmTicketsQuery},
         waiting::{self, FreedNotification},
     },
@@ -219,7 +218,7 @@ async fn prepare(
     }
     let _writing = trace.step("write");
     write(&mut *connection, &deltas).await?;
-    let written = settlement::write(&mut *connection, &deltas, now, Some(locks), Some(own)).await?;
+    let written = batch_write::write(&mut *connection, &deltas, now, Some(locks), Some(own)).await?;
     let (others_wait, evidence) = (written.others_wait, Evidence::of(&deltas, written.first_line, now));
     if others_wait && !deltas.freed.is_empty() {
         let parts: Vec<FreedNotification> =
@@ -272,7 +271,7 @@ async fn read(
     let drained: Vec<_> = operations.iter().filter_map(|operation| operation.needs_drain()).collect();
     let drains = if drained.is_empty() { HashMap::new() } else { em_drain::read(&mut *connection, drained).await? };
     let requests: Vec<&PlacedRequest> = operations.iter().filter_map(|operation| operation.request()).collect();
-    let (request_ids, over) = reading::request_ids(&mut *connection, &requests).await?;
+    let (request_ids, over) = read_state::request_ids(&mut *connection, &requests).await?;
     ended.extend(over);
     let scopes = scopes(&limits, operations, tickets.values());
     let mut versions = ScopeVersions::new();
@@ -281,10 +280,10 @@ async fn read(
         true => HashMap::new(),
         false => label_resource::lock(&mut *connection, &scopes, wanted).await?,
     };
-    let clusters = reading::clusters(&mut *connection, &queue_use(operations, &tickets), true).await?;
+    let clusters = read_state::clusters(&mut *connection, &queue_use(operations, &tickets), true).await?;
     let any_in_line = requests.iter().any(|request| request.position().is_some());
     let line = match in_force.anybody_waits || any_in_line {
-        true => reading::line(&mut *connection, &requests, &limits, &clusters).await?,
+        true => read_state::line(&mut *connection, &requests, &limits, &clusters).await?,
         false => WaitQueueView::default(),
     };
     let snapshot = LedgerSnapshot {
@@ -352,7 +351,7 @@ fn scopes<'a>(
     asked.chain(held).chain(adopted).collect()
 }
 
-/// Writes the deltas that only some batches have. [`settlement::write`] writes all others.
+/// Writes the deltas that only some batches have. [`batch_write::write`] writes all others.
 async fn write(connection: &mut PgConnection, deltas: &Deltas) -> Result<(), StoreError> {
     if !deltas.ems_updated.is_empty() {
         em_resource::update(connection, &deltas.ems_updated).await?;

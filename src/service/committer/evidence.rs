@@ -11,7 +11,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
-    domain::{ledger::Deltas, line::WaitKeys},
+    domain::{ledger::Deltas, wait_queue::WaitKeys},
     store::{StoreError, action_record, waiting},
 };
 

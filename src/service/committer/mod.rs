@@ -36,16 +36,16 @@ use crate::{
     error::Error,
     metrics::{GaugeGuard, Metrics},
     store::{Store, user_resource::DueTicket},
-    telemetry::{decisions::OperationLog, traces},
+    telemetry::{operation_log::OperationLog, traces},
 };
 
 use super::{admission::StateCache, tasks::InstanceTasks, waiting::LocalWaitQueue};
 
 mod batch;
+mod contended;
 mod counters;
 mod dealt;
 mod evidence;
-mod lanes;
 mod queue;
 mod worker;
 
@@ -152,7 +152,7 @@ impl Committer {
         let (line, seen) = (after_commit.line.clone(), after_commit.seen.clone());
         let answers = worker::ReplyDispatcher::start(after_commit, undoing.clone(), committers > 1, tasks);
         let told = (answers, seen, line.clone());
-        let lanes = Arc::new(lanes::ContendedQueues::new(store.clone(), told, metrics.clone(), tasks.clone()));
+        let lanes = Arc::new(contended::ContendedQueues::new(store.clone(), told, metrics.clone(), tasks.clone()));
         for queues in iter::once(queues).chain(of_others) {
             let worker =
                 worker::Worker::new(store.committer_session(), lanes.answers(), metrics.clone(), Arc::default());
@@ -360,7 +360,7 @@ impl UndoQueue {
     }
 }
 
-async fn run(mut queues: CommitQueues, lanes: Arc<lanes::ContendedQueues>, mut worker: worker::Worker) {
+async fn run(mut queues: CommitQueues, lanes: Arc<contended::ContendedQueues>, mut worker: worker::Worker) {
     loop {
         let is_open = match tokio::time::timeout(REST_AFTER, queues.wait()).await {
             Ok(is_open) => is_open,

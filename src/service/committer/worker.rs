@@ -18,10 +18,10 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        end::TicketEnd,
         limit::Limits,
         operation::{Grant, LockKey, Operation, Outcome, PlacedRequest, ReleaseTicket},
         principal::Principal,
+        ticket_end::TicketEnd,
     },
     error::Error,
     metrics::Metrics,

@@ -20,8 +20,8 @@ use uuid::Uuid;
 use crate::{
     domain::{
         external::{ClusterSnapshot, QueueCapacities},
-        line::{FreedKeys, MUCH, WaitKey},
         name::Name,
+        wait_queue::{FreedKeys, MUCH, WaitKey},
     },
     error::Error,
     external::{self, FetchError},
@@ -36,7 +36,8 @@ use crate::{
 };
 
 use super::{
-    ExternalResourceService, ProviderKey, ProviderSelector, ProviderSource, begin, commit, kept::PreparationCache,
+    ExternalResourceService, ProviderKey, ProviderSelector, ProviderSource, begin, commit,
+    preparation_cache::PreparationCache,
 };
 
 /// Interval between polls for due clusters.

@@ -27,19 +27,19 @@ use crate::{
     error::Error,
     metrics::Metrics,
     store::{
-        Store, StoreError, history_end, history_horizon,
+        Store, StoreError, history_horizon, history_tail,
         session::{durable, within_timeout},
     },
 };
 
-use super::{fair_share::FairSemaphore, history::HistoryReader, tasks::InstanceTasks};
+use super::{fair_semaphore::FairSemaphore, history::HistoryReader, tasks::InstanceTasks};
 
+mod page_cache;
 mod position;
 mod reader;
-mod recent;
 
+use page_cache::{HistoryPage, HistoryPageCache, PAGE_LINES};
 use position::Position;
-use recent::{HistoryPage, HistoryPageCache, PAGE_LINES};
 
 /// Maximum number of followers of an instance.
 const FOLLOWERS_MAX: usize = 256;
@@ -174,7 +174,7 @@ impl FollowService {
         let horizon = within_timeout(history_horizon::read(&mut *connection)).await?;
         *self.origin() = Some(Position::new(horizon, 0));
         if let Some(asked) = asked {
-            asked.check(horizon, within_timeout(history_end::last_number(&mut *connection)).await?)?;
+            asked.check(horizon, within_timeout(history_tail::last_number(&mut *connection)).await?)?;
             return Ok(asked);
         }
         for _ in 0..BEGIN_TRIES_MAX {

@@ -10,7 +10,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     error::Error,
     store::{
-        history_end,
+        history_tail,
         session::{Session, within_timeout},
     },
 };
@@ -85,7 +85,7 @@ impl FollowService {
             self.has_read(settled);
             return Ok((settled, false));
         };
-        if !is_sure && within_timeout(history_end::last_number(&mut *connection)).await? < at {
+        if !is_sure && within_timeout(history_tail::last_number(&mut *connection)).await? < at {
             // The new primary has lost the last commits of the old one.
             self.recent.clear();
             *self.origin() = None;

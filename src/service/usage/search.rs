@@ -10,7 +10,7 @@ use crate::{
     error::Error,
     store::{
         action_record::{self, ActionKey, NumberRange},
-        history_part,
+        history_partition,
         session::within_timeout,
     },
 };
@@ -70,7 +70,7 @@ pub(super) async fn find(
         return scan(connection, filter, span, newest_first, (limit, LINES_LOOKED_MAX)).await;
     };
     // One part has indexes, the other is scanned.
-    let indexes = within_timeout(history_part::indexed(connection)).await?;
+    let indexes = within_timeout(history_partition::indexed(connection)).await?;
     let edge = indexes.map_or(0, |indexes| indexes.below.saturating_sub(1)).clamp(span.after, span.last);
     let (indexed, rest) = (NumberRange { last: edge, ..span }, NumberRange { after: edge, ..span });
     let mut found = SearchPage { lines: Vec::new(), looked: span };

@@ -20,14 +20,14 @@ use tokio::sync::Notify;
 
 use crate::{
     domain::{
-        line::{MUCH, QueuePosition},
         resource::Dimension,
         visits::visit,
+        wait_queue::{MUCH, QueuePosition},
     },
     store::waiting::{FreedNotification, WaitKeyHash},
 };
 
-use super::wake::WakeReason;
+use super::wake_reason::WakeReason;
 
 /// Maximum number of waiters to wake at a key if the freed capacity is unknown. Each granted waiter wakes another.
 const WAKE_MAX: usize = 16;

@@ -6,8 +6,8 @@ use uuid::Uuid;
 use super::*;
 use crate::domain::{
     em::EmInstance,
-    line::{FreedKeys, WaitKey},
     visits,
+    wait_queue::{FreedKeys, WaitKey},
 };
 
 fn position(number: u128) -> QueuePosition {

@@ -19,9 +19,9 @@ use crate::{domain::name::FieldError, error::Error};
 
 use super::{
     PREFIX_BYTES, UNCOUNTED_BYTES,
-    calls::{CallPermit, StreamDeadline},
     fields::{FIELD_BYTES, FIELDS_MAX, FieldScanner},
     gzip,
+    service::{CallPermit, StreamDeadline},
 };
 
 /// Request body as it arrives.
@@ -270,7 +270,7 @@ impl HttpBody for RequestBody {
 #[cfg(test)]
 mod tests {
     use super::{super::gzip::tests::pack, *};
-    use crate::transport::edge::{Edge, EdgeBounds, calls::CallClass, connection::Peer};
+    use crate::transport::edge::{Edge, EdgeBounds, connection::Peer, service::CallClass};
     use crate::transport::message_size::HEARTBEAT_BYTES_MAX;
 
     struct TestCaller {

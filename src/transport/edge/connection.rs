@@ -35,7 +35,8 @@ use crate::{
 };
 
 use super::{
-    Edge, HEALTH_CALLS_MAX, allowance::Excess, share::ByteBudget, socket, stream::MaybeTlsStream, traffic::Traffic,
+    Edge, HEALTH_CALLS_MAX, allowance::Excess, byte_budget::ByteBudget, socket, stream::MaybeTlsStream,
+    traffic::Traffic,
 };
 
 /// Size of the HTTP/2 preface of a client, in bytes.

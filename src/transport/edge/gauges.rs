@@ -10,7 +10,7 @@ use std::sync::{
 
 use crate::tls::{CertificateExpiry, Tls};
 
-use super::{EdgeBounds, allowance::Excess, share::ByteBudget};
+use super::{EdgeBounds, allowance::Excess, byte_budget::ByteBudget};
 
 /// Gauges and counters of one edge.
 #[derive(Debug)]

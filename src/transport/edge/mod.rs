@@ -17,18 +17,17 @@ use tokio_util::sync::CancellationToken;
 
 use crate::{tls::Tls, transport::message_size::HEARTBEAT_BYTES_MAX};
 
+use byte_budget::ByteBudget;
 use connection::Peer;
 use gauges::EdgeGauges;
 use metrics::EdgeCollector;
-use places::CallPermits;
-use share::ByteBudget;
+use permits::CallPermits;
 use slow_addresses::SlowAddresses;
 
 mod age;
 mod allowance;
-mod answer;
 mod body;
-mod calls;
+mod byte_budget;
 mod connection;
 mod fields;
 mod frames;
@@ -37,8 +36,9 @@ mod gzip;
 mod listener;
 mod metrics;
 mod open_files;
-mod places;
-mod share;
+mod permits;
+mod reply;
+mod service;
 mod slow_addresses;
 mod socket;
 mod stream;
@@ -46,11 +46,11 @@ mod traffic;
 
 pub use age::spread as ages;
 pub use body::RequestBody;
-pub use calls::{EdgeService, FaultOfCaller};
 pub use connection::Connection;
 pub use listener::accept;
 pub use open_files::make_room;
-pub use places::ActiveCallPermit;
+pub use permits::ActiveCallPermit;
+pub use service::{EdgeService, FaultOfCaller};
 pub use socket::{ListenAddress, Listener, PeerAddress};
 
 /// Maximum number of bytes that one call may have sent and that are not yet read.

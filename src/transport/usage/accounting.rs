@@ -23,8 +23,8 @@ use crate::{
     },
     store::{refusal::RefusalAt, usage_hour::UsageAt},
     transport::{
+        authenticator,
         convert::answer,
-        identity,
         page::{PageRequest, bad_token, hex, parse_hex},
         proto,
     },
@@ -40,7 +40,7 @@ pub(super) async fn list_refusals(
     let filters = proto::ListRefusalsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
     let page = PageRequest::new("ListRefusals", message.page_size, &filters)?;
     let after = page.key(&message.page_token)?.map(parse_refusal_key).transpose()?;
-    let filter = refusal_filter(message, identity::reach(call)?)?;
+    let filter = refusal_filter(message, authenticator::reach(call)?)?;
     let found = usage.refusals(&filter, after, usize::try_from(page.size).unwrap_or(usize::MAX)).await?;
     Ok(proto::ListRefusalsResponse {
         refusals: found.shown.iter().map(refusal_sum).collect(),
@@ -111,7 +111,7 @@ pub(super) async fn get_usage(
     let filters = proto::GetUsageRequest { page_size: 0, page_token: String::new(), ..message.clone() };
     let page = PageRequest::new("GetUsage", message.page_size, &filters)?;
     let (to, after) = page.key(&message.page_token)?.map(parse_usage_key).transpose()?.unzip();
-    let mut query = usage_query(message, identity::reach(call)?)?;
+    let mut query = usage_query(message, authenticator::reach(call)?)?;
     // Without times in the call, the first page defines the range, and its token has the end.
     query.to = to.or(query.to);
     let DatedResult { told: mut found, as_of } = usage.used(&query, after.as_ref(), page.size + 1).await?;

@@ -11,10 +11,10 @@ use crate::{
     domain::{
         access::{CallScope, Denied},
         action::Action,
-        line::WaitKey,
         name::{FieldError, Labels, Name},
         report::Health,
         scope::{Scope, USER},
+        wait_queue::WaitKey,
     },
     service::limits::ScopeFilter,
     store::{action_record, em_resource, user_resource, waiting},

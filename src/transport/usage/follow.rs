@@ -8,7 +8,7 @@ use tonic::{Request, Status};
 use crate::{
     error::Error,
     service::follow::{FollowFilter, FollowService},
-    transport::{convert, identity, proto},
+    transport::{authenticator, convert, proto},
 };
 
 /// Response stream of `FollowActions`.
@@ -23,9 +23,9 @@ pub async fn follow(
     follow: &FollowService,
     call: &Request<proto::FollowActionsRequest>,
 ) -> Result<FollowStream, Error> {
-    let is_of_operator = identity::is_of_operator(call);
-    let view = FollowFilter { users: identity::reach(call)?.users().cloned(), objects: is_of_operator };
-    let told = follow.follow(&call.get_ref().position, &identity::of_call(call), view).await?;
+    let is_of_operator = authenticator::is_of_operator(call);
+    let view = FollowFilter { users: authenticator::reach(call)?.users().cloned(), objects: is_of_operator };
+    let told = follow.follow(&call.get_ref().position, &authenticator::of_call(call), view).await?;
     let told = ReceiverStream::new(told).map(move |told| {
         let told = told.map_err(Status::from)?;
         let actions = told.lines().map(|line| convert::answer::action(line, is_of_operator)).collect();

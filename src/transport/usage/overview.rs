@@ -8,7 +8,7 @@ use tonic::{Request, Status};
 use crate::{
     error::Error,
     service::overview::OverviewService,
-    transport::{convert, identity, proto},
+    transport::{authenticator, convert, proto},
 };
 
 /// Response stream of `Watch`: one message each second.
@@ -20,8 +20,8 @@ pub type OverviewStream =
 /// # Errors
 /// Errors of [`OverviewService::watch`]: too many watchers.
 pub fn watch(overviews: &OverviewService, call: &Request<proto::WatchRequest>) -> Result<OverviewStream, Error> {
-    let is_bound = !identity::reach(call)?.is_all();
-    let seen = ReceiverStream::new(overviews.watch(&identity::of_call(call))?);
+    let is_bound = !authenticator::reach(call)?.is_all();
+    let seen = ReceiverStream::new(overviews.watch(&authenticator::of_call(call))?);
     let told = seen.map(move |seen| match seen {
         Ok(seen) => Ok(convert::overview::watched(&seen, is_bound)),
         Err(error) => Err(error.into()),

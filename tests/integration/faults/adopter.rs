@@ -4,7 +4,7 @@ use std::env;
 
 use linkis_rm::{
     client::RmClient,
-    domain::{adopt::AdoptTicket, operation::ReleaseTicket, operation::UpdateTicket},
+    domain::{adoption::AdoptTicket, operation::ReleaseTicket, operation::UpdateTicket},
 };
 use uuid::Uuid;
 

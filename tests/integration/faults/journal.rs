@@ -13,7 +13,7 @@ use std::{
 
 use linkis_rm::{
     client::{ClientError, ResourceRequest},
-    domain::{adopt::AdoptTicket, operation::Grant, resource::Resource},
+    domain::{adoption::AdoptTicket, operation::Grant, resource::Resource},
 };
 use time::OffsetDateTime;
 use tonic::Code;

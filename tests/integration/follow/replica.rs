@@ -12,7 +12,7 @@ use std::{
 use linkis_rm::{
     client::{ClientError, ClientSettings, Follower, ResourceRequest, ResultResource, RmClient},
     domain::{
-        adopt::AdoptTicket,
+        adoption::AdoptTicket,
         em::{Em, EmInstance},
         operation::Grant,
         report::{EmReport, Health},

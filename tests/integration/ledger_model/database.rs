@@ -6,15 +6,13 @@ use std::{
 };
 
 use linkis_rm::domain::{
-    drain::EmDrain,
     em::{Em, EmInstance},
-    end::TicketEnd,
+    em_drain::EmDrain,
     external::{
         CheckRules, ClusterSnapshot, ClusterTicket, Clusters, LockedCluster, QueueCapacities, UnavailablePolicy, along,
     },
     ledger::{Deltas, HistoryLine, LedgerSnapshot, TicketPage, WaitQueueView},
     limit::Limits,
-    line::{QueueEntry, QueuePosition, WaitKeys, WaitQueues},
     operation::{RequestKey, RequestRecord},
     queue::{ExternalQueue, QueueAmounts, QueueNaming, QueueState, QueueTree},
     report::{LastSignOfLife, ReportNumber},
@@ -22,6 +20,8 @@ use linkis_rm::domain::{
     scope::{ScopeCounter, ScopeHoldings},
     ticket::{EndedTicket, Ticket, TicketState},
     ticket_digest::TicketDigest,
+    ticket_end::TicketEnd,
+    wait_queue::{QueueEntry, QueuePosition, WaitKeys, WaitQueues},
 };
 use time::OffsetDateTime;
 use uuid::Uuid;

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use linkis_rm::domain::{
     limit_mode::LimitMode,
-    line::{WaitKey, WaitKeys},
     report::LastSignOfLife,
+    wait_queue::{WaitKey, WaitKeys},
 };
 use uuid::Uuid;
 

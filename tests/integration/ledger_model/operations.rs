@@ -8,10 +8,9 @@ use std::{
 };
 
 use linkis_rm::domain::{
-    adopt::AdoptTicket,
+    adoption::AdoptTicket,
     cap::Cap,
     limit::{CountingRule, LabelPattern, LabelSet, Limits, Rule},
-    line::QueuePosition,
     name::Labels,
     operation::{
         ConfirmTicket, DrainEm, ForceRelease, MarkEmLost, Operation, PlacedRequest, RegisterEm, ReleaseTicket,
@@ -22,6 +21,7 @@ use linkis_rm::domain::{
     report::{LastSignOfLife, ReportNumber},
     resource::Dimension,
     selector::{EmSelector, Placement},
+    wait_queue::QueuePosition,
 };
 use uuid::Uuid;
 

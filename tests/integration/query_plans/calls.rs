@@ -5,7 +5,7 @@ use std::time::Duration;
 use linkis_rm::{
     client::{ResourceRequest, RmClient},
     domain::{
-        adopt::AdoptTicket,
+        adoption::AdoptTicket,
         em::EmInstance,
         hold::NewHold,
         operation::LockKey,

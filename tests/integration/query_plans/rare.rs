@@ -11,7 +11,7 @@ use linkis_rm::{
         report::{EmReport, Health},
         resource::Dimension,
     },
-    store::history_part,
+    store::history_partition,
     transport::proto::{self, usage_service_client::UsageServiceClient},
 };
 use uuid::Uuid;
@@ -140,7 +140,7 @@ async fn fill(database: &Database, rows: i64) {
     );
     let mut connection = database.connect().await;
     execute(&mut connection, fill).await;
-    while history_part::index_oldest(&mut database.connect().await).await.unwrap() {}
+    while history_partition::index_oldest(&mut database.connect().await).await.unwrap() {}
 }
 
 /// All calls about one of the EMs and the rare user; at last the EM unregisters.

@@ -2,7 +2,7 @@
 
 use std::env;
 
-use linkis_rm::store::history_part;
+use linkis_rm::store::history_partition;
 
 use crate::harness::*;
 
@@ -98,7 +98,7 @@ pub(super) async fn fill(database: &Database, rows: i64) {
         FROM generate_series(1, {rows} / 4) n, unnest(ARRAY['user', 'creator', 'engine_type', 'em']) used_by;"#
     );
     database.execute(fill).await;
-    while history_part::index_oldest(&mut database.connect().await).await.unwrap() {}
+    while history_partition::index_oldest(&mut database.connect().await).await.unwrap() {}
     database.execute("VACUUM ANALYZE").await;
 }
 

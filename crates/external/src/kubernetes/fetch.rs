@@ -8,17 +8,17 @@ use crate::{
     domain::queue::QueueTree,
     external::{
         FetchError,
+        background_parse::patiently,
         http::{ClusterHttp, HttpFailure, ROUNDS_MAX, rest},
-        patient::patiently,
     },
 };
 
 use super::{
     KubernetesParseError,
     access::ServerAccess,
-    answer::{self, KubernetesPage, ListItem, Namespace, Node, Pod, ResourceQuota},
+    capacity::{self, Quotas},
     config::AccessSource,
-    room::{self, Quotas},
+    objects::{self, KubernetesPage, ListItem, Namespace, Node, Pod, ResourceQuota},
 };
 
 /// Number of objects per page. A page of large pods has some megabytes.
@@ -74,7 +74,7 @@ async fn look(source: &AccessSource, http: &ClusterHttp) -> Result<QueueTree, Ht
         false => Some((asked.list::<Node>(NODES).await?, asked.list::<Pod>(PODS).await?)),
     };
     let nodes = nodes.as_ref().map(|(nodes, pods)| (nodes.as_slice(), pods.as_slice()));
-    Ok(room::queues(&namespaces, &quotas, nodes)?)
+    Ok(capacity::queues(&namespaces, &quotas, nodes)?)
 }
 
 /// A server with its access data.
@@ -127,7 +127,7 @@ impl KubernetesServer<'_> {
             HttpFailure::Unauthorized(_) => HttpFailure::Forbidden(T::NAME),
             failure => failure,
         })?;
-        Ok(patiently(move || answer::page::<T>(&body)).await??)
+        Ok(patiently(move || objects::page::<T>(&body)).await??)
     }
 }
 

@@ -19,13 +19,13 @@ use super::{
 };
 
 mod access;
-mod answer;
-mod bounded;
+mod bounded_list;
+mod capacity;
 mod config;
 mod fetch;
 mod kubeconfig;
+mod objects;
 mod quantity;
-mod room;
 
 use config::KubernetesConfig;
 pub use config::read;

@@ -14,8 +14,8 @@ use crate::{
     domain::queue::{Application, QueueAmounts, QueueTree},
     external::{
         FetchError, ServerAddress,
+        background_parse::patiently,
         http::{ClusterHttp, HttpFailure, HttpReply, ROUNDS_MAX, rest},
-        patient::patiently,
     },
 };
 

@@ -9,9 +9,8 @@ use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use crate::{
-    judgement::{self, BlockedRequest},
+    assessment::{self, BlockedRequest},
     limit::Limits,
-    line::{WaitKey, WaitQueues},
     name::Labels,
     operation::PlacedRequest,
     provider::{self, Provider},
@@ -19,11 +18,12 @@ use crate::{
     refusal::Refusal,
     resource::{Dimension, Resource},
     ticket::{Ticket, TicketState},
+    wait_queue::{WaitKey, WaitQueues},
 };
 
 use super::{
     HoldingChange, QueueCapacities, QueueHolding, TicketPhase, along,
-    asked::{QueueDemand, full_path},
+    demand::{QueueDemand, full_path},
 };
 
 /// Provider type of YARN clusters, as Linkis names it.
@@ -245,7 +245,7 @@ impl Clusters {
         match (judged, asked.judge(line, request.position(), now)) {
             (Ok(judged), Ok(queue)) => Ok((judged, queue)),
             (Ok(_), Err(mut short)) => {
-                short.spots.extend(judgement::wait_keys(request, limits).map(|spot| (spot, false)));
+                short.spots.extend(assessment::wait_keys(request, limits).map(|spot| (spot, false)));
                 Err(short)
             }
             (Err(mut short), Ok(_)) => {

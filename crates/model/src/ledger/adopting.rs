@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::{
     super::{
-        adopt::AdoptTicket,
+        adoption::AdoptTicket,
         operation::{Outcome, Rejection},
     },
     HistoryLine, Ledger, TicketSlot, counters, registered_em,

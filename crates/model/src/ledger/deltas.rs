@@ -10,17 +10,17 @@ use uuid::Uuid;
 
 use super::{
     super::{
-        drain::EmDrain,
         em::{Em, EmInstance},
-        end::TicketEnd,
+        em_drain::EmDrain,
         external::{ClusterDelta, ClusterTicketDelta},
         limit::Limits,
-        line::{FreedKeys, QueuePosition, WaitKeys},
         name::Name,
         operation::{PlacedRequest, RequestRecord},
         principal::{Actor, Principal},
         scope::{ScopeCounter, ScopeHoldings},
         ticket::Ticket,
+        ticket_end::TicketEnd,
+        wait_queue::{FreedKeys, QueuePosition, WaitKeys},
     },
     draining::DrainDelta,
     snapshot::WaitQueueView,

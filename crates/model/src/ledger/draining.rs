@@ -6,15 +6,15 @@ use std::sync::Arc;
 
 use super::{
     super::{
-        drain::EmDrain,
         em::EmInstance,
-        end::TicketEnd,
-        line::{MUCH, WaitKey},
+        em_drain::EmDrain,
         name::Name,
         operation::{DrainEm, ForceRelease, Outcome, Rejection, ResumeEm},
         principal::Actor,
         resource::{Resource, ResourceType},
         ticket::EndedTicket,
+        ticket_end::TicketEnd,
+        wait_queue::{MUCH, WaitKey},
     },
     HistoryLine, Ledger,
 };

@@ -10,11 +10,11 @@ use uuid::Uuid;
 use super::{
     super::{
         em::EmInstance,
-        end::TicketEnd,
         limit::LimitedScope,
-        line::WaitKey,
         operation::{Outcome, Rejection, ReleaseTicket},
         ticket::{EndedTicket, Ticket, TicketState},
+        ticket_end::TicketEnd,
+        wait_queue::WaitKey,
     },
     EndedDelta, HistoryLine, Ledger, counters, give_back, owned,
     slots::TicketSlot,

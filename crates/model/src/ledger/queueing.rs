@@ -5,9 +5,9 @@
 
 use super::{
     super::{
-        judgement::BlockedRequest,
-        line::{QueuePosition, WaitKeys},
+        assessment::BlockedRequest,
         operation::{Outcome, PlacedRequest, QueuedOutcome, Rejection},
+        wait_queue::{QueuePosition, WaitKeys},
     },
     EnqueuedDelta, Ledger, RequeuedDelta,
 };

@@ -12,16 +12,16 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::super::{
-    drain::EmDrain,
     em::{Em, EmInstance},
+    em_drain::EmDrain,
     external::Clusters,
     limit::Limits,
-    line::{ViewedKeys, WaitQueues},
     operation::{RequestKey, RequestRecord},
     report::ReportNumber,
     resource::Resource,
     scope::{ScopeCounter, ScopeHoldings},
     ticket::{EndedTicket, Ticket},
+    wait_queue::{ViewedKeys, WaitQueues},
 };
 
 /// Rows of everything that a batch touches, read under the locks.

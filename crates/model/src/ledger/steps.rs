@@ -10,11 +10,11 @@ use uuid::Uuid;
 use super::{
     super::{
         em::{Em, EmInstance, UnregisterProgress},
-        end::TicketEnd,
-        line::{MUCH, WaitKey},
         operation::{CountTickets, MarkEmLost, Outcome, Rejection, UnregisterEm},
         report::LastSignOfLife,
         ticket::Ticket,
+        ticket_end::TicketEnd,
+        wait_queue::{MUCH, WaitKey},
     },
     EmSlot, HistoryLine, LabelSetProgress, Ledger, TicketPage, check_epoch, registered_em,
 };

@@ -9,8 +9,8 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::{
-    drain::EmDrain,
     em::EmInstance,
+    em_drain::EmDrain,
     hold::ExistingHold,
     operation::LockKey,
     refusal::Refusal,

@@ -16,12 +16,12 @@ use crate::{
     cap::Cap,
     em::EmInstance,
     limit::{LimitedScope, Limits},
-    line::QueuePosition,
     name::{Labels, Name},
     principal::Principal,
     resource::Resource,
     scope::{CREATOR, ENGINE_TYPE, ScopeCounter, TicketLabels, USER},
     selector::EmSelector,
+    wait_queue::QueuePosition,
 };
 
 use super::Grant;

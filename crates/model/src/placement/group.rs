@@ -14,8 +14,8 @@ use crate::{
 };
 
 use super::{
-    host::{Candidate, CandidateOrder, Rank, WHOLE, share_of},
-    hosts::CandidateTable,
+    candidate::{Candidate, CandidateOrder, Rank, WHOLE, share_of},
+    candidates::CandidateTable,
 };
 
 /// Maximum number of remembered sizes that fit nowhere.

@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::em::Em;
 
-use super::{ClusterView, Label, group::CandidateId, hosts::CandidateTable, pool_of};
+use super::{ClusterView, Label, candidates::CandidateTable, group::CandidateId, pool_of};
 
 /// Maximum number of label sets.
 pub(super) const SETS_MAX: usize = 1024;

@@ -25,20 +25,20 @@ use super::{
     selector::Placement,
 };
 
+mod candidate;
+mod candidates;
 mod group;
-mod host;
-mod hosts;
 mod label_sets;
-mod search;
+mod query;
 
 #[cfg(test)]
 mod tests;
 
+use candidate::{Candidate, Rank};
+use candidates::CandidateTable;
 use group::{CandidateGroup, CandidateId, CandidateQuery};
-use host::{Candidate, Rank};
-use hosts::CandidateTable;
 use label_sets::{LabelSets, SETS_OF_EM_MAX, SetId};
-use search::{DemandByType, PlacementQuery, for_each_group, preferences};
+use query::{DemandByType, PlacementQuery, for_each_group, preferences};
 
 /// Counter start above the random values of EMs that were never selected.
 const FIRST_TOUCH: u64 = 1 << 40;

@@ -7,7 +7,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    host::WHOLE,
+    candidate::WHOLE,
     label_sets::{RECENT_SEARCHES, SCANNED_MAX, SETS_MAX},
     *,
 };

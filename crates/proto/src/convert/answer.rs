@@ -13,12 +13,10 @@ use uuid::Uuid;
 use crate::{
     domain::{
         action::ActionRecord,
+        assessment::HeadRoom,
         audit::Subject,
         em::{Em, EmInstance, LabelSetProgress, UnregisterProgress},
-        end::TicketEnd,
         external::{JudgedQueue, QueueCheckBasis},
-        judgement::HeadRoom,
-        line::WaitingRequest,
         name::{FieldError, Labels, Name},
         observation::{Observations, ObservedUse},
         operation::Grant,
@@ -29,6 +27,8 @@ use crate::{
         scope_kind::ScopeKind,
         ticket::{EngineInstance, Ticket, TicketState},
         ticket_digest::TicketDigest,
+        ticket_end::TicketEnd,
+        wait_queue::WaitingRequest,
     },
     transport::proto,
 };

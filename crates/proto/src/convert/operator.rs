@@ -6,7 +6,7 @@
 use crate::{
     domain::{
         audit::RepairTarget,
-        drain::EmDrain,
+        em_drain::EmDrain,
         hold::{ExistingHold, HOLD_MAX, NewHold, ResourceHold},
         name::{FieldError, Name},
         operation::{DrainEm, LockKey, ResumeEm, TicketRef},

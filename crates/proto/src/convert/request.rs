@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
-        adopt::AdoptTicket,
+        adoption::AdoptTicket,
         em::EmInstance,
         name::{FieldError, Labels, Name, check_new, check_new_label, check_text},
         observation::Observations,

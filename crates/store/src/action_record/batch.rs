@@ -6,13 +6,13 @@ use uuid::Uuid;
 use crate::domain::{
     action::Action,
     em::{Em, EmInstance},
-    end::TicketEnd,
     ledger::{Deltas, DrainDelta, EndedDelta, HistoryLine},
     name::Name,
     principal::{Actor, Principal},
+    recorded_state::RecordedState,
     resource::Resource,
-    state::RecordedState,
     ticket::{Ticket, TicketState},
+    ticket_end::TicketEnd,
 };
 
 use crate::store::rows::labels_json;

@@ -9,7 +9,7 @@ use crate::domain::{action::ActionRecord, name::Name};
 
 use super::{
     ActionFilter, ActionRow, NumberRange, TABLE,
-    matching::{is_of, select_matching},
+    filter::{is_of, select_matching},
 };
 use crate::store::StoreError;
 

@@ -9,10 +9,10 @@ use tokio::time::timeout;
 use super::{
     super::{
         citus::{self, Cell},
-        target::place,
+        connect_target::place,
     },
     Primary, PrimaryInner,
-    look::{LOOK_INTERVAL, LOOK_PAUSE, SEARCH_INTERVAL},
+    probe::{LOOK_INTERVAL, LOOK_PAUSE, SEARCH_INTERVAL},
 };
 
 /// Polls the coordinator for the owner of `cell`, at the rate of the probes. A missing reply leaves the last owner in

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::{
     domain::{
         em::EmInstance,
-        line::{FreedKeys, WaitKey},
+        wait_queue::{FreedKeys, WaitKey},
     },
     store::StoreError,
 };
@@ -164,7 +164,7 @@ pub async fn notify(executor: impl PgExecutor<'_>, freed: &[FreedNotification]) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::line::MUCH;
+    use crate::domain::wait_queue::MUCH;
 
     #[test]
     fn what_is_told_is_understood() {

@@ -9,9 +9,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::domain::{
     cap::Cap,
-    line::{QueuePosition, WaitKey},
     resource::Dimension,
     scope::Scope,
+    wait_queue::{QueuePosition, WaitKey},
 };
 use crate::store::{
     StoreError,

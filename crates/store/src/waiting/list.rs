@@ -7,8 +7,8 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::domain::{
-    line::{QueuePosition, WaitKey, WaitingRequest},
     name::Name,
+    wait_queue::{QueuePosition, WaitKey, WaitingRequest},
 };
 use crate::store::StoreError;
 

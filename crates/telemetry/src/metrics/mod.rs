@@ -5,7 +5,7 @@
 //! database. The number of series is bounded. Callers choose no label value, except for the scopes of the 50 fullest
 //! limits.
 //!
-//! Submodules: [`rooms`] has the committer, the wait queue, caches and the database. [`requests`], [`calls`],
+//! Submodules: [`components`] has the committer, the wait queue, caches and the database. [`requests`], [`calls`],
 //! [`tasks`], [`external`], [`jwt`] and [`standby`] have one component each. [`cluster`] has the whole cluster. A
 //! scrape reads `process` and `traces`. `value` has the metric types.
 
@@ -23,11 +23,11 @@ use tasks::TaskFamilies;
 
 pub mod calls;
 pub mod cluster;
+pub mod components;
 pub mod external;
 pub mod jwt;
 mod process;
 pub mod requests;
-pub mod rooms;
 pub mod standby;
 pub mod tasks;
 mod traces;
@@ -51,19 +51,19 @@ pub struct MetricFamilies {
     /// gRPC calls.
     pub calls: CallMetrics,
     /// Committer.
-    pub committer: rooms::CommitterMetrics,
+    pub committer: components::CommitterMetrics,
     /// The whole cluster.
     pub cluster: cluster::ClusterMetrics,
     /// Failed authentication and authorization.
-    pub access: rooms::AccessMetrics,
+    pub access: components::AccessMetrics,
     /// Requests for resources.
     pub requests: requests::RequestMetrics,
     /// Wait queue.
-    pub line: rooms::WaitQueueMetrics,
+    pub line: components::WaitQueueMetrics,
     /// Caches of the database state.
-    pub caches: rooms::CacheMetrics,
+    pub caches: components::CacheMetrics,
     /// Database.
-    pub database: rooms::DatabaseMetrics,
+    pub database: components::DatabaseMetrics,
     /// Standby of the database.
     pub standby: standby::StandbyMetrics,
     /// Fetches from external clusters.
@@ -71,9 +71,9 @@ pub struct MetricFamilies {
     /// JWT authentication.
     pub jwt: jwt::JwtMetrics,
     /// Overviews of the cluster.
-    pub overviews: rooms::OverviewMetrics,
+    pub overviews: components::OverviewMetrics,
     /// Followers of the history.
-    pub follow: rooms::FollowMetrics,
+    pub follow: components::FollowMetrics,
 }
 
 impl Deref for Metrics {
@@ -106,15 +106,15 @@ impl Metrics {
             "Which release this is: compare the instances while you upgrade",
             ConstGauge::new(1_i64),
         );
-        let committer = rooms::CommitterMetrics::register(ours);
-        let (access, requests) = (rooms::AccessMetrics::register(ours), requests::RequestMetrics::register(ours));
-        let (line, caches) = (rooms::WaitQueueMetrics::register(ours), rooms::CacheMetrics::register(ours));
-        let (database, tasks) = (rooms::DatabaseMetrics::register(ours), TaskFamilies::register(ours));
+        let committer = components::CommitterMetrics::register(ours);
+        let (access, requests) = (components::AccessMetrics::register(ours), requests::RequestMetrics::register(ours));
+        let (line, caches) = (components::WaitQueueMetrics::register(ours), components::CacheMetrics::register(ours));
+        let (database, tasks) = (components::DatabaseMetrics::register(ours), TaskFamilies::register(ours));
         let standby = standby::StandbyMetrics::register(ours);
         let external = external::ExternalMetrics::register(ours);
         let jwt = jwt::JwtMetrics::register(ours);
-        let overviews = rooms::OverviewMetrics::register(ours);
-        let follow = rooms::FollowMetrics::register(ours);
+        let overviews = components::OverviewMetrics::register(ours);
+        let follow = components::FollowMetrics::register(ours);
         Self(Arc::new(MetricFamilies {
             registry,
             tasks,

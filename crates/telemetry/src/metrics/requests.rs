@@ -13,7 +13,7 @@ use prometheus_client::{
 };
 use tokio::time::Instant;
 
-use rm_model::{end::TicketEnd, refusal::Refusal, scope_kind::ScopeKind};
+use rm_model::{refusal::Refusal, scope_kind::ScopeKind, ticket_end::TicketEnd};
 
 use super::{Counter, add};
 

@@ -13,7 +13,7 @@ use tonic::{
 use tracing::Level;
 
 use super::TRACES;
-use crate::decisions;
+use crate::operation_log;
 
 /// Maximum size of a trace header in bytes: the minimum that the standard requires implementations to propagate.
 const STATE_BYTES_MAX: usize = 512;
@@ -27,7 +27,7 @@ pub struct CallTrace {
 /// Begins the trace of a call. `None` if neither spans are exported nor the decision log needs a trace id.
 pub fn call(service: &str, method: &str, headers: &HeaderMap) -> Option<CallTrace> {
     let Some(traces) = TRACES.get() else {
-        let is_told = tracing::enabled!(target: decisions::TARGET, Level::DEBUG);
+        let is_told = tracing::enabled!(target: operation_log::TARGET, Level::DEBUG);
         let span = is_told.then(|| parent(headers))?;
         return span.has_active_span().then_some(CallTrace { span });
     };

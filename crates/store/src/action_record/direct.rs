@@ -14,8 +14,8 @@ use crate::domain::{
     name::Name,
     policy::Policy,
     principal::{Actor, Principal},
+    recorded_state::RecordedState,
     resource::{Resource, ResourceType},
-    state::RecordedState,
 };
 
 use crate::store::{StoreError, expect_rows, limit};

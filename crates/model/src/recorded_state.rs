@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 use super::{
     access::{EmPattern, Rights},
     audit::Difference,
-    drain::EmDrain,
+    em_drain::EmDrain,
     limit::Rule,
     policy::Policy,
     ticket::{Ticket, TicketState},

@@ -32,7 +32,7 @@ use crate::{
 use super::{
     Step, Task,
     lease::LeaseFlag,
-    turns::{RoundRobin, TurnEnd},
+    round_robin::{RoundRobin, TurnEnd},
 };
 
 /// Maximum number of silent EMs per statement.

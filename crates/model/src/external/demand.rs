@@ -9,13 +9,13 @@ use std::fmt;
 use time::OffsetDateTime;
 
 use crate::{
-    judgement::BlockedRequest,
-    line::{QueuePosition, WaitKey, WaitKeys, WaitQueues},
+    assessment::BlockedRequest,
     provider::Provider,
     queue::{QueueAmounts, ROOT},
     refusal::{Refusal, Shortfall},
     resource::Dimension,
     scope_kind::ScopeKind,
+    wait_queue::{QueuePosition, WaitKey, WaitKeys, WaitQueues},
 };
 
 use super::{

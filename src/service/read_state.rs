@@ -10,15 +10,15 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        assessment,
         external::{Clusters, TicketPhase, place_of},
-        judgement,
         ledger::WaitQueueView,
         limit::Limits,
-        line::{ViewExtent, WaitQueues, viewed_keys},
         name::{Labels, Name},
         operation::{PlacedRequest, RequestId, RequestKey, RequestRecord},
         resource::Resource,
         ticket::EndedTicket,
+        wait_queue::{ViewExtent, WaitQueues, viewed_keys},
     },
     store::{
         StoreError, action_record,
@@ -112,7 +112,7 @@ pub(super) async fn line(
         let extent = ViewExtent::of(request.position());
         let in_queue = clusters.asked(&request.ask.resource, &request.ask.labels).map(|asked| asked.spots());
         let in_queue = in_queue.unwrap_or_default();
-        judgement::wait_keys(request, limits).chain(in_queue).map(move |spot| (spot, extent))
+        assessment::wait_keys(request, limits).chain(in_queue).map(move |spot| (spot, extent))
     }));
     let in_line: Vec<Uuid> =
         requests.iter().filter_map(|request| request.position()).map(|position| position.ticket_id()).collect();

@@ -23,7 +23,7 @@ use crate::{
     },
     store::{
         StoreError,
-        books::{self, AuditRow},
+        audit_reader::{self, AuditRow},
         external_queue::{self, ClusterRow},
         external_snapshot, external_ticket, label_resource, label_set, limit, resource_hold, session,
         user_resource::{self, EmTicketGroup, TicketGroup},
@@ -113,7 +113,7 @@ pub(super) async fn differs(connection: &mut PgConnection, scope: &Scope) -> Res
 async fn ems(connection: &mut PgConnection, findings: &mut AuditFindings) -> Result<(), StoreError> {
     let mut current: Option<(Box<StoredEmCounters>, EmTicketSums)> = None;
     let mut strays: BTreeMap<EmInstance, OrphanTickets> = BTreeMap::new();
-    books::for_each_em(connection, |told| match told {
+    audit_reader::for_each_em(connection, |told| match told {
         AuditRow::Em(books) => {
             if let Some((books, sums)) = current.take() {
                 findings.compare(&books, &sums);

@@ -19,9 +19,9 @@ use crate::{
 
 use super::{
     ClusterView, Label, Policies,
+    candidate::Candidate,
+    candidates::CandidateTable,
     group::{CandidateGroup, CandidateId},
-    host::Candidate,
-    hosts::CandidateTable,
     label_sets::Candidates,
     pool_of,
 };

@@ -6,7 +6,7 @@
 use std::time::Duration;
 
 use crate::store::{
-    StoreError, Work, action_record, history_part, refusal, request_id,
+    StoreError, Work, action_record, history_partition, refusal, request_id,
     session::{Session, within_timeout},
     usage_hour,
 };
@@ -71,9 +71,9 @@ struct RetentionStep {
 impl RetentionStep {
     /// Creates and drops partitions of the history.
     async fn parts(&mut self, history: Duration, session: &mut Session) -> Result<(), StoreError> {
-        let made = within_timeout(history_part::make(session.get().await?, history)).await;
+        let made = within_timeout(history_partition::make(session.get().await?, history)).await;
         self.note(made.map(|()| false), session)?;
-        let dropped = within_timeout(history_part::drop_oldest(session.get().await?, history)).await;
+        let dropped = within_timeout(history_partition::drop_oldest(session.get().await?, history)).await;
         self.note(dropped, session)
     }
 

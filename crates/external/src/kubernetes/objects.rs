@@ -14,7 +14,7 @@ use crate::domain::queue::QueueAmounts;
 
 use super::{
     KubernetesParseError,
-    bounded::{BoundedItems, BoundedList, BoundedMap, LenientQuantity},
+    bounded_list::{BoundedItems, BoundedList, BoundedMap, LenientQuantity},
     quantity::{Quantity, RoundingMode},
 };
 

@@ -8,8 +8,8 @@ use std::sync::Arc;
 use crate::{
     domain::principal::Principal,
     error::Error,
-    service::fair_share::{FairPermit, FairSemaphore},
-    transport::identity::AdmittedCaller,
+    service::fair_semaphore::{FairPermit, FairSemaphore},
+    transport::authenticator::AdmittedCaller,
 };
 
 use super::EdgeBounds;

@@ -38,14 +38,13 @@ use crate::{
     error::Error,
     service::tokens::CallerExpiry,
     transport::{
-        deadline,
-        identity::{self, AdmittedCaller, Authenticator},
-        message_size,
+        authenticator::{self, AdmittedCaller, Authenticator},
+        deadline, message_size,
         routes::{ReplyFuture, Routes},
     },
 };
 
-use super::{Edge, SMALL_ANSWER_BYTES, SMALL_BODY_BYTES, answer::ReplyBody, body::RequestBody, connection::Peer};
+use super::{Edge, SMALL_ANSWER_BYTES, SMALL_BODY_BYTES, body::RequestBody, connection::Peer, reply::ReplyBody};
 
 /// Tower service in front of the routes. The HTTP library clones it for each call.
 #[derive(Debug, Clone)]
@@ -97,7 +96,7 @@ impl EdgeInner {
             AccessMode::Closed(error) => return Err(Error::clone(&error.load())),
         };
         let peer = request.extensions().get::<Arc<Peer>>();
-        let admitted = identity.admit(&identity::CallCredentials {
+        let admitted = identity.admit(&authenticator::CallCredentials {
             path: request.uri().path(),
             headers: request.headers(),
             certified: peer.and_then(|peer| peer.certified.as_ref()),

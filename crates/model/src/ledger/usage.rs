@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::{
     super::{
-        judgement::audit_only_violations,
+        assessment::audit_only_violations,
         operation::{ConfirmTicket, Outcome, Rejection, UpdateTicket},
         refusal::Refusal,
         resource::Resource,

@@ -12,10 +12,10 @@ use crate::{
     config::{DatabaseArguments, DatabaseSource},
     store::{
         PendingStore, StoreError,
+        connect_target::ConnectTarget,
         embedded::{self, EmbeddedError, EmbeddedPostgres},
         primary::Primary,
         server_instance, session,
-        target::ConnectTarget,
     },
 };
 

@@ -19,7 +19,7 @@ use tonic::{
 
 use super::{
     SMALL_ANSWER_BYTES,
-    calls::{CallPermit, StreamDeadline},
+    service::{CallPermit, StreamDeadline},
 };
 
 /// Response body as it is sent.

@@ -5,7 +5,7 @@
 
 use std::time::Duration;
 
-use crate::store::{StoreError, Work, history_part, session::Session};
+use crate::store::{StoreError, Work, history_partition, session::Session};
 
 use super::{Step, Task, lease::LeaseFlag};
 
@@ -33,7 +33,7 @@ impl Task for BuildIndexes {
             return Ok(Step::Done);
         }
         let schema = self.schema.as_mut().unwrap_or(session);
-        let made = match history_part::index_oldest(schema.get().await?).await {
+        let made = match history_partition::index_oldest(schema.get().await?).await {
             Ok(made) => made,
             Err(error) => {
                 schema.reset();

@@ -35,8 +35,8 @@ use crate::{
 use super::{
     Step, Task,
     lease::LeaseFlag,
+    round_robin::{RoundRobin, TurnEnd},
     steps::{self, STEP_TIMEOUT},
-    turns::{RoundRobin, TurnEnd},
 };
 
 /// Maximum number of EMs in a turn at once. The next EM begins when one of these turns ends.

@@ -18,7 +18,7 @@ use super::{
         session::{self, ALIVE_TIMEOUT, DatabaseEndpoint, LATE_AFTER},
     },
     PrimaryInner,
-    known::{HostObservation, HostState},
+    host_states::{HostObservation, HostState},
 };
 
 /// Intervals between probes of a host while there is a primary, and while there is none.

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use crate::em::EmInstance;
 
-use super::{group::CandidateId, host::Candidate};
+use super::{candidate::Candidate, group::CandidateId};
 
 /// EMs by index and by name.
 #[derive(Debug, Default)]

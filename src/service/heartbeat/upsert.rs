@@ -31,7 +31,7 @@ use crate::{
     },
 };
 
-use super::{QueuedReport, ReportMismatch, ReportResult, observe};
+use super::{QueuedReport, ReportMismatch, ReportResult, observations};
 
 /// Maximum number of reports per statement, besides deferred ones.
 const BATCH_MAX: usize = 256;
@@ -118,7 +118,7 @@ impl ReportWriter {
             let reports: Vec<&EmReport> = part.iter().map(|waiting| &waiting.pending.report).collect();
             match upsert(&mut self.session, &reports).await {
                 Ok(met) => {
-                    let mut failed = observe::upsert(&mut self.session, &acceptable(&reports, &met)).await;
+                    let mut failed = observations::upsert(&mut self.session, &acceptable(&reports, &met)).await;
                     for (waiting, met) in part.into_iter().zip(met) {
                         let not_observed = failed.remove(&waiting.pending.report.em);
                         held.extend(self.respond(waiting, met, not_observed));

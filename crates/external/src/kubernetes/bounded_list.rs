@@ -10,7 +10,7 @@ use serde::{
     de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor},
 };
 
-use super::{KubernetesParseError, answer::ListItem, quantity::Quantity};
+use super::{KubernetesParseError, objects::ListItem, quantity::Quantity};
 
 /// Maximum number of parts in a list or map of an object. An object has at most 1.5 MB, and a container or quota has
 /// some hundred bytes.

@@ -12,11 +12,11 @@ use super::{
     em::Em,
     limit::{LimitedScope, Limits, Maximum},
     limit_mode::LimitMode,
-    line::{QueuePosition, WaitKey, WaitKeys, WaitQueues},
     operation::{PlacedRequest, Rejection, RequestSpec},
     refusal::{Refusal, ScopeShortage, Shortfall, over_watched},
     resource::{Dimension, Resource, ResourceError, behind},
     scope::{Scope, ScopeCounter, ScopeHoldings, Tally},
+    wait_queue::{QueuePosition, WaitKey, WaitKeys, WaitQueues},
 };
 
 /// A request that cannot be granted now.

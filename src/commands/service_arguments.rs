@@ -6,10 +6,10 @@ use clap::Args;
 use prost_types::Timestamp;
 
 use super::{
-    failure::CommandFailure,
-    named,
+    error::CommandFailure,
     output::{OutputArguments, Printer, WatchArguments},
     service::{EndpointArguments, ServiceClient},
+    values,
 };
 
 /// Arguments of commands for a service: connection and output.
@@ -72,10 +72,10 @@ impl PollArguments {
 #[derive(Debug, Clone, Args)]
 pub struct TimeRange {
     /// From then on: a time, or how long ago.
-    #[arg(long, value_name = "TIME", value_parser = named::time)]
+    #[arg(long, value_name = "TIME", value_parser = values::time)]
     pub since: Option<Timestamp>,
 
     /// Before then: a time, or how long ago.
-    #[arg(long, value_name = "TIME", value_parser = named::time)]
+    #[arg(long, value_name = "TIME", value_parser = values::time)]
     pub until: Option<Timestamp>,
 }

@@ -12,7 +12,7 @@ use crate::domain::queue::{
 
 use super::{
     KubernetesParseError,
-    answer::{PodRequests, Quota, QuotaLimit, keep_first},
+    objects::{PodRequests, Quota, QuotaLimit, keep_first},
 };
 
 /// Returns the limit of a dimension that leaves least, over all quotas of a namespace.

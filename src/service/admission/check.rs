@@ -1,6 +1,6 @@
 //! Check: decides many requests on one plain read, without locks.
 //!
-//! The check uses the same assessment as the ledger, on the same rows ([`reading`]). The result of a check also updates the
+//! The check uses the same assessment as the ledger, on the same rows ([`read_state`]). The result of a check also updates the
 //! cache.
 //!
 //! Never: grants; writes.
@@ -20,9 +20,9 @@ use uuid::Uuid;
 
 use crate::{
     domain::{
+        assessment::{self, assess},
         em::{Em, EmInstance},
         external::{Clusters, place_of},
-        judgement::{self, assess},
         ledger::{PostCommitState, WaitQueueView},
         limit::Limits,
         operation::{PlacedRequest, Rejection, RequestKey, RequestRecord},
@@ -30,7 +30,7 @@ use crate::{
         ticket::EndedTicket,
     },
     error::Error,
-    service::reading::{self, QueueUse},
+    service::read_state::{self, QueueUse},
     store::{
         StoreError, em_resource, label_resource,
         limit::CurrentLimits,
@@ -135,10 +135,10 @@ impl CheckState {
         if request.ask.request_key().is_some_and(|key| self.request_ids.contains_key(&key)) {
             return true;
         }
-        self.ems.get(&request.em).filter(|em| judgement::check_em(em, &self.limits, &request.ask).is_ok()).is_some_and(
+        self.ems.get(&request.em).filter(|em| assessment::check_em(em, &self.limits, &request.ask).is_ok()).is_some_and(
             |em| {
                 let scopes = request.scopes(&self.limits);
-                judgement::fits(em, &scopes, |scope| self.scopes.get(scope), &self.line.line, &request.ask)
+                assessment::fits(em, &scopes, |scope| self.scopes.get(scope), &self.line.line, &request.ask)
             },
         )
     }
@@ -163,7 +163,7 @@ impl CheckState {
         if position.is_some_and(|position| !self.line.line.has(position)) {
             return Err(Rejection::PlaceLost);
         }
-        judgement::check_em(em, &self.limits, &request.ask)?;
+        assessment::check_em(em, &self.limits, &request.ask)?;
         let scopes = request.scopes(&self.limits);
         let usage = |counter: &ScopeCounter| self.scopes.get(counter);
         let judged = assess(em, &scopes, usage, &self.line.line, position, &request.ask)?;
@@ -188,8 +188,8 @@ impl CheckState {
         let (scopes, asked) = (request.scopes(&self.limits), &request.ask.resource);
         let usage = |counter: &ScopeCounter| self.scopes.get(counter);
         DryRunResult {
-            head_room: judgement::head_room(em, &scopes, usage, &self.line.line).unwrap_or_default(),
-            over_watched: judgement::audit_only_violations(&scopes, usage, &asked.zero_like(), asked),
+            head_room: assessment::head_room(em, &scopes, usage, &self.line.line).unwrap_or_default(),
+            over_watched: assessment::audit_only_violations(&scopes, usage, &asked.zero_like(), asked),
         }
     }
 
@@ -207,7 +207,7 @@ async fn read(session: &mut Session, looks: &[CheckTask], known: &Arc<Limits>) -
         em_resource::read_in_force(&mut *connection, known, instances).await?;
     ems.retain(|_, em| em.is_registered());
     let requests: Vec<&PlacedRequest> = looks.iter().map(|look| &look.request).collect();
-    let (request_ids, ended) = reading::request_ids(&mut *connection, &requests).await?;
+    let (request_ids, ended) = read_state::request_ids(&mut *connection, &requests).await?;
     let scopes: BTreeSet<ScopeCounter> = requests.iter().flat_map(|request| request.counters(&limits)).collect();
     let scopes = match scopes.is_empty() {
         true => HashMap::new(),
@@ -219,9 +219,9 @@ async fn read(session: &mut Session, looks: &[CheckTask], known: &Arc<Limits>) -
         true => None,
         false => Some(session::clock(&mut *connection).await?),
     };
-    let clusters = reading::clusters(&mut *connection, &QueueUse { asked, tickets: vec![] }, false).await?;
+    let clusters = read_state::clusters(&mut *connection, &QueueUse { asked, tickets: vec![] }, false).await?;
     let line = match anybody_waits {
-        true => reading::line(&mut *connection, &requests, &limits, &clusters).await?,
+        true => read_state::line(&mut *connection, &requests, &limits, &clusters).await?,
         false => WaitQueueView::default(),
     };
     Ok(CheckState { ems, limits, scopes, request_ids, ended, line, clusters, now })
