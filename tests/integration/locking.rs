@@ -113,7 +113,7 @@ async fn database_constraint_refuses_over_committing_grant() {
     let mut em = em_resource::read(&mut connection, [&host]).await.unwrap().remove(&host).unwrap();
     em.locked = load(11, 1, 1);
     let refused = count(&mut connection, em).await.unwrap_err();
-    let cause = std::error::Error::source(&refused).unwrap().to_string();
+    let cause = refused.to_string();
     assert!(cause.contains("never_over_committed"), "{cause}");
 }
 
