@@ -19,13 +19,13 @@ use std::{
 /// Sends a state such as `READY=1` to `NOTIFY_SOCKET`, if set. A failure is only logged.
 pub fn notify(state: &str) {
     let Some(socket) = env::var_os("NOTIFY_SOCKET").filter(|socket| !socket.is_empty()) else { return };
-    if let Err(error) = tell_at(&socket, state) {
-        tracing::warn!(%error, state, "NOTIFY_SOCKET does not take what it is told");
+    if let Err(error) = send_to(&socket, state) {
+        tracing::warn!(%error, state, "NOTIFY_SOCKET does not accept the state");
     }
 }
 
 /// Sends to a socket file, or to an abstract name after an @.
-fn tell_at(socket: &OsStr, state: &str) -> io::Result<()> {
+fn send_to(socket: &OsStr, state: &str) -> io::Result<()> {
     let address = match socket.as_bytes().strip_prefix(b"@") {
         Some(name) => SocketAddr::from_abstract_name(name)?,
         None => SocketAddr::from_pathname(socket)?,
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn whoever_started_it_is_told_at_a_file_and_at_a_name() {
+    fn state_is_sent_to_file_and_abstract_name() {
         let path = env::temp_dir().join(format!("linkis-rm-notify-{}", std::process::id()));
         let name = format!("linkis-rm-notify-{}", std::process::id());
         let sockets = [
@@ -53,12 +53,12 @@ mod tests {
             ),
         ];
         for (listener, socket) in sockets {
-            tell_at(&socket, "READY=1").unwrap();
-            let mut told = [0; 64];
-            let length = listener.recv(&mut told).unwrap();
-            assert_eq!(&told[..length], b"READY=1");
+            send_to(&socket, "READY=1").unwrap();
+            let mut state = [0; 64];
+            let length = listener.recv(&mut state).unwrap();
+            assert_eq!(&state[..length], b"READY=1");
         }
         std::fs::remove_file(path).unwrap();
-        assert!(tell_at("/nowhere/at/all".as_ref(), "READY=1").is_err());
+        assert!(send_to("/nowhere/at/all".as_ref(), "READY=1").is_err());
     }
 }

@@ -4,21 +4,19 @@ use std::collections::BTreeMap;
 
 use uuid::Uuid;
 
-use crate::{
-    domain::{
-        adoption::AdoptTicket,
-        audit::{AuditReport, RepairReport},
-        em::EmInstance,
-        em_drain::EmDrain,
-        hold::{NewHold, ResourceHold},
-        name::FieldError,
-        operation::LockKey,
-        ticket::Ticket,
-    },
-    transport::{
-        convert::{answer, audit, operator, resource},
-        proto,
-    },
+use rm_model::{
+    adoption::AdoptTicket,
+    audit::{AuditReport, RepairReport},
+    em::EmInstance,
+    em_drain::EmDrain,
+    hold::{NewHold, ResourceHold},
+    name::FieldError,
+    operation::LockKey,
+    ticket::Ticket,
+};
+use rm_proto::{
+    convert::{answer, audit, operator, resource},
+    v1 as proto,
 };
 
 use super::{Result, RmClient, calls};

@@ -1,7 +1,7 @@
 //! Table of calls with their idempotency: whether a call may be repeated when its result is unknown. `Watch` is not in the
 //! table, because this client does not use it.
 
-use crate::transport::proto;
+use rm_proto::v1 as proto;
 
 use super::{call::ApiCall, retry::Idempotency};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tonic::{Code, Status};
 use tonic_types::StatusExt as _;
 
-use crate::domain::name::FieldError;
+use rm_model::name::FieldError;
 
 /// Reason why a call failed.
 #[derive(Debug, thiserror::Error)]

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{sleep, timeout};
 use tonic::{Status, Streaming};
 
-use crate::transport::proto;
+use rm_proto::v1 as proto;
 
 use super::{
     Result, RmClient, calls, connection, random,

@@ -38,18 +38,12 @@
     clippy::too_many_lines
 )]
 
-use rm_model as domain;
-
-mod transport {
-    pub(crate) use rm_proto::{convert, v1 as proto};
-}
-
 use std::{sync::Arc, time::Duration};
 
 use prost::Message;
 use uuid::Uuid;
 
-use crate::domain::name::FieldError;
+use rm_model::name::FieldError;
 
 mod address;
 mod admin;

@@ -2,15 +2,13 @@
 
 use std::collections::BTreeMap;
 
-use crate::{
-    domain::{
-        limit::{LabelPattern, Rule, ScopeUsage},
-        limit_mode::LimitMode,
-        name::Name,
-        policy::Policy,
-    },
-    transport::{convert::limit, proto},
+use rm_model::{
+    limit::{LabelPattern, Rule, ScopeUsage},
+    limit_mode::LimitMode,
+    name::Name,
+    policy::Policy,
 };
+use rm_proto::{convert::limit, v1 as proto};
 
 use super::{PAGE_SIZE, Result, RmClient, calls};
 

@@ -4,22 +4,21 @@ use std::time::Duration;
 
 use uuid::Uuid;
 
-use crate::{
-    domain::{
-        cap::Cap,
-        em::{Em, EmInstance},
-        name::{FieldError, Labels, Name},
-        operation::{ConfirmTicket, Grant, RegisterEm, ReleaseTicket, UpdateTicket},
-        refusal::Refusal,
-        report::{EmReport, UnknownTicket},
-        resource::Resource,
-        selector::{EmSelector, Preference},
-        ticket::Ticket,
-    },
-    transport::{
-        convert::{answer, cap, request, resource},
-        proto::{self, request_resource_response::Result as Answer},
-    },
+use rm_model::{
+    cap::Cap,
+    em::{Em, EmInstance},
+    name::{FieldError, Labels, Name},
+    operation::{ConfirmTicket, Grant, RegisterEm, ReleaseTicket, UpdateTicket},
+    refusal::Refusal,
+    report::{EmReport, UnknownTicket},
+    resource::Resource,
+    selector::{EmSelector, Preference},
+    ticket::Ticket,
+};
+use rm_proto::{
+    convert::{answer, cap, request, resource},
+    v1 as proto,
+    v1::request_resource_response::Result as Answer,
 };
 
 use super::{Result, RmClient, call::RetryBudget, calls};

@@ -4,18 +4,16 @@ use std::collections::BTreeMap;
 
 use uuid::Uuid;
 
-use crate::{
-    domain::{
-        em::{Em, EmInstance},
-        limit::ScopeUsage,
-        report::EmStatus,
-        ticket::Ticket,
-        wait_queue::WaitingRequest,
-    },
-    transport::{
-        convert::{answer, limit},
-        proto,
-    },
+use rm_model::{
+    em::{Em, EmInstance},
+    limit::ScopeUsage,
+    report::EmStatus,
+    ticket::Ticket,
+    wait_queue::WaitingRequest,
+};
+use rm_proto::{
+    convert::{answer, limit},
+    v1 as proto,
 };
 
 use super::{Follower, PAGE_SIZE, Result, RmClient, calls};

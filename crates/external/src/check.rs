@@ -6,7 +6,7 @@ use humantime::{format_duration, parse_duration};
 use serde_json::{Map, Value};
 use time::Duration;
 
-use crate::domain::{
+use rm_model::{
     external::{CheckRules, UnavailablePolicy},
     name::FieldError,
 };

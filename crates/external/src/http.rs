@@ -395,7 +395,7 @@ mod tests {
     use tokio::{task::JoinSet, time::timeout};
 
     use super::*;
-    use crate::external::{
+    use crate::{
         fake::{self, FakeReply, FakeServer, client},
         large_replies::LARGE_ANSWERS_MAX,
     };

@@ -17,15 +17,12 @@
     clippy::too_many_lines
 )]
 
-use crate as external;
-use rm_model as domain;
-
 use std::{fmt, future::Future, pin::Pin};
 
 use reqwest::Url;
 use secrecy::SecretString;
 
-use crate::domain::{
+use rm_model::{
     external::{CheckRules, KUBERNETES, YARN},
     name::FieldError,
     queue::{Application, QueueTree},

@@ -16,14 +16,8 @@
     clippy::too_many_lines
 )]
 
-use rm_model as domain;
-
 pub mod codec;
 pub mod convert;
-
-mod transport {
-    pub(crate) use crate::v1 as proto;
-}
 
 /// The generated code of package `linkis.rm.v1`.
 #[expect(clippy::too_many_lines, reason = "generated code")]

@@ -14,7 +14,7 @@ use sqlx::{FromRow, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::{
+use rm_model::{
     action::{Action, ActionRecord},
     em::EmInstance,
     resource::Resource,

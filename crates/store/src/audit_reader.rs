@@ -6,7 +6,7 @@
 use sqlx::{FromRow as _, PgConnection, Row as _, postgres::PgRow};
 use tokio_stream::StreamExt as _;
 
-use crate::domain::audit::StoredEmCounters;
+use rm_model::audit::StoredEmCounters;
 
 use super::{
     StoreError,

@@ -9,7 +9,7 @@ use sqlx::{PgConnection, Postgres, QueryBuilder};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::{
+use rm_model::{
     action::Action,
     em::Em,
     external::{ClusterDelta, ClusterTicketDelta, TicketPhase},

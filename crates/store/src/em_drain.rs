@@ -5,7 +5,7 @@ use std::{collections::HashMap, sync::Arc};
 use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
 
-use crate::domain::{em::EmInstance, em_drain::EmDrain, principal::Principal};
+use rm_model::{em::EmInstance, em_drain::EmDrain, principal::Principal};
 
 use super::{
     StoreError, expect_rows,

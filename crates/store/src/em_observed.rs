@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 use tokio_stream::StreamExt as _;
 use uuid::Uuid;
 
-use crate::domain::{
+use rm_model::{
     em::EmInstance,
     observation::{Observations, ObservedUse, observed_of},
     report::EmReport,

@@ -15,7 +15,7 @@ use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::{
+use rm_model::{
     em::EmInstance,
     report::{EmReport, LastSignOfLife, ReportNumber},
     ticket_digest::TicketDigest,

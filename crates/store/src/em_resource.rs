@@ -11,7 +11,7 @@ use sqlx::{FromRow, PgConnection, PgExecutor, Row as _};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::{
+use rm_model::{
     audit::{StoredEmCounters, TrueCounters},
     em::{Em, EmInstance, LabelSetProgress, UnregisterProgress},
     limit::Limits,

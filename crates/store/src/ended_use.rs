@@ -3,7 +3,7 @@
 use sqlx::{FromRow, PgExecutor};
 use time::OffsetDateTime;
 
-use crate::domain::{
+use rm_model::{
     resource::{Resource, ResourceType},
     usage_sum::EndedTicketUse,
 };

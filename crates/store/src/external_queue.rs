@@ -11,7 +11,7 @@ use std::{
 use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::{Duration, OffsetDateTime};
 
-use crate::domain::{
+use rm_model::{
     external::{
         CheckRules, ClusterDelta, ClusterSnapshot, KUBERNETES, LockedCluster, QueueCapacities, UnavailablePolicy, along,
     },
@@ -106,7 +106,7 @@ impl ClusterRow {
             _ if self.by_last_name => QueueNaming::Capacity,
             _ => QueueNaming::Fair,
         };
-        let twice = |same: crate::domain::queue::DuplicatePath| StoreError::inconsistent(SNAPSHOT, same.0);
+        let twice = |same: rm_model::queue::DuplicatePath| StoreError::inconsistent(SNAPSHOT, same.0);
         let begun = self.begun.unwrap_or(OffsetDateTime::UNIX_EPOCH);
         let snapshot = ClusterSnapshot::stored(begun, QueueTree::new(naming, queues).map_err(twice)?, shown);
         Ok(LockedCluster {

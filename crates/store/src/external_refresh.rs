@@ -9,7 +9,7 @@ use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::{external::CheckRules, provider::Provider};
+use rm_model::{external::CheckRules, provider::Provider};
 
 use super::{StoreError, rows::labels_json, session};
 

@@ -5,7 +5,7 @@ use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::{name::Name, principal::Principal, provider::Provider};
+use rm_model::{name::Name, principal::Principal, provider::Provider};
 
 use super::{
     StoreError, expect_rows,

@@ -15,7 +15,7 @@ use time::OffsetDateTime;
 use tokio_stream::StreamExt as _;
 use uuid::Uuid;
 
-use crate::domain::{
+use rm_model::{
     external::{ClusterSnapshot, SnapshotPreparation},
     queue::{ExternalQueue, QueueAmounts, QueueNaming, QueueTree},
 };

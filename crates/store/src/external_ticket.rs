@@ -10,7 +10,7 @@ use time::OffsetDateTime;
 use tokio_stream::{Stream, StreamExt as _};
 use uuid::Uuid;
 
-use crate::domain::{
+use rm_model::{
     external::{ClusterTicket, ClusterTicketDelta, QueueHolding, TicketPhase},
     queue::QueueAmounts,
 };

@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 use sqlx::{FromRow, PgConnection, PgExecutor};
 use tokio_stream::StreamExt as _;
 
-use crate::domain::{
+use rm_model::{
     audit::StoredScopeCounters,
     name::Name,
     scope::{CREATOR, ENGINE_TYPE, Scope, ScopeCounter, ScopeHoldings, StoredScopeHoldings, Tally},

@@ -8,7 +8,7 @@ use std::collections::BTreeSet;
 
 use sqlx::{PgConnection, PgExecutor};
 
-use crate::domain::{
+use rm_model::{
     limit::{CountingRule, LabelSet},
     name::Name,
     scope::{MissingLabelPolicy, QueueCounting},

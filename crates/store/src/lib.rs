@@ -8,7 +8,7 @@
 //! - Writes of a batch: [`batch_write`], [`resource_lock`]. Rows to domain values and back: `rows`.
 //! - Reads across tables: [`overview`], [`audit_reader`] (audit), [`ended_use`], [`history_tail`].
 //! - Schema and history partitions: [`schema`], [`history_partition`]. Cells on Citus: [`citus`].
-//! - Hosts and connections: [`connect_target`], [`url`], [`primary`], [`standby`], [`session`], [`operators`], [`embedded`].
+//! - Hosts and connections: [`connect_target`], [`url`], [`primary`], [`standby`], [`session`], [`operators`].
 //! - All other modules: one table each, named in their first line.
 
 #![warn(
@@ -26,10 +26,6 @@ use rm_telemetry::metrics::components::DatabaseFailure;
 use sqlx::{PgConnection, migrate::MigrateError, postgres::PgPool};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
-
-use crate as store;
-use rm_model as domain;
-use rm_telemetry as telemetry;
 
 use rm_model::FILE_POLL_INTERVAL;
 
@@ -454,14 +450,14 @@ impl From<sqlx::Error> for StoreError {
 
 /// Returns the message of PostgreSQL alone, without the line of its own source; the error with its causes if PostgreSQL sent none.
 fn database_text(error: &sqlx::Error) -> String {
-    error.as_database_error().map_or_else(|| telemetry::with_causes(error), |error| error.message().to_owned())
+    error.as_database_error().map_or_else(|| rm_telemetry::with_causes(error), |error| error.message().to_owned())
 }
 
 fn migration_text(error: &MigrateError) -> String {
     match error {
         MigrateError::ExecuteMigration(error, version) => format!("migration {version}: {}", database_text(error)),
         MigrateError::Execute(error) => database_text(error),
-        error => telemetry::with_causes(error),
+        error => rm_telemetry::with_causes(error),
     }
 }
 

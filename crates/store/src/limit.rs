@@ -15,7 +15,7 @@ use sqlx::{Connection as _, FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::{
+use rm_model::{
     limit::{LabelPattern, Limits, Rule, RuleRecord},
     limit_mode::LimitMode,
     principal::Principal,

@@ -6,7 +6,7 @@
 use sqlx::{FromRow, PgConnection, PgExecutor};
 use uuid::Uuid;
 
-use crate::domain::{
+use rm_model::{
     limit::{LabelPattern, Rule},
     limit_mode::LimitMode,
 };

@@ -8,7 +8,7 @@ use std::{collections::BTreeMap, time::Duration};
 use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
 
-use crate::domain::{
+use rm_model::{
     em::EmInstance,
     overview::{DimensionTotals, EmAmounts, EmSignals, EmState, EmTotals, LineTotals, Throughput, summed_dimensions},
     report::Health,

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use sqlx::{PgConnection, PgExecutor};
 
-use crate::domain::{name::Name, policy::Policy, selector::Placement};
+use rm_model::{name::Name, policy::Policy, selector::Placement};
 
 use super::{StoreError, rows::TableName};
 

@@ -412,7 +412,7 @@ impl PrimaryInner {
                 HostState::ReadOnly => format!("{place} takes no writes"),
                 HostState::Elsewhere => format!("{place} has the cell no more"),
                 HostState::NotYet(error) | HostState::Unfit(error) | HostState::Away { error, .. } => {
-                    format!("{place}: {}", crate::telemetry::with_causes(&**error))
+                    format!("{place}: {}", rm_telemetry::with_causes(&**error))
                 }
             }
         };

@@ -9,7 +9,7 @@ use sqlx::{FromRow, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::{
+use rm_model::{
     name::Name,
     refusal_sum::{RefusalCount, RefusalKey, RefusalSum},
     scope_kind::ScopeKind,

@@ -16,7 +16,7 @@ use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::{
+use rm_model::{
     name::Name,
     operation::{Grant, RequestId, RequestKey, RequestRecord},
 };

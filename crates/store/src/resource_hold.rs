@@ -9,7 +9,7 @@ use std::collections::BTreeSet;
 use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
 
-use crate::domain::{
+use rm_model::{
     action::Action,
     hold::{ExistingHold, NewHold, ResourceHold},
     name::Name,

@@ -16,7 +16,7 @@ use std::{
 use sqlx::{Connection as _, PgConnection};
 use time::OffsetDateTime;
 
-use crate::domain::operation::LockKey;
+use rm_model::operation::LockKey;
 
 use super::{StoreError, resource_hold};
 

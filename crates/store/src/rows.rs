@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use sha2::{Digest as _, Sha256};
 
-use crate::domain::{
+use rm_model::{
     em::EmInstance,
     name::{Labels, Name},
     resource::{Dimension, Resource, ResourceType},

@@ -10,7 +10,7 @@ use sqlx::{FromRow, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::overview::Throughput;
+use rm_model::overview::Throughput;
 
 use super::StoreError;
 

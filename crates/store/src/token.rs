@@ -10,7 +10,7 @@ use sqlx::{FromRow, PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::{
+use rm_model::{
     access::{EmPattern, Rights, Role},
     action::Action,
     name::Name,

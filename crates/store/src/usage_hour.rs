@@ -12,7 +12,7 @@ use std::{
 use sqlx::{FromRow, PgConnection, PgExecutor, Row as _, postgres::PgRow};
 use time::{OffsetDateTime, macros::datetime};
 
-use crate::domain::{
+use rm_model::{
     name::Name,
     usage_sum::{HourKey, UsageAmount, UsageBy, UsageName, UsageSum, UsageSums},
 };
@@ -22,7 +22,7 @@ use super::{StoreError, expect_rows};
 const TABLE: &str = "linkis_resource_usage_hour";
 
 /// Maximum number of names that a page scans without a result, and of rows that a page adds up. Each name may have one
-/// row per retained hour, with up to [`NAMES_MAX`](crate::domain::usage_sum::NAMES_MAX) names per hour.
+/// row per retained hour, with up to [`NAMES_MAX`](rm_model::usage_sum::NAMES_MAX) names per hour.
 const LOOKED_AT_MAX: i64 = 5000;
 const ADDED_UP_MAX: i64 = 250_000;
 

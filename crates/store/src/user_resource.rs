@@ -12,7 +12,7 @@ use sqlx::{FromRow, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::{
+use rm_model::{
     name::Name,
     operation::ReleaseTicket,
     principal::Principal,

@@ -13,7 +13,7 @@ use std::{collections::HashMap, time::Duration};
 use sqlx::{Connection as _, FromRow, PgConnection, PgExecutor};
 use uuid::Uuid;
 
-use crate::domain::{
+use rm_model::{
     ledger::{EnqueuedDelta, RequeuedDelta},
     name::Name,
     resource::Resource,

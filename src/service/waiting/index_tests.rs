@@ -60,19 +60,19 @@ fn as_many_wake_as_there_is_room_for_and_each_grant_one_more() {
 }
 
 #[test]
-fn who_is_awake_when_there_is_news_looks_again_before_he_sleeps() {
+fn awake_waiter_with_news_checks_again_before_sleep() {
     let mut index = line(10);
     index.wake_at(&freed(em("a"), 1));
     assert_eq!(index.woken_by(position(1)), WakeReason::NEWS);
     index.wake_at(&freed(em("a"), 1));
-    assert_eq!(awake(&index), [1, 2], "the next one, and he who is awake already");
-    assert_eq!(index.rest(position(1)), Some(WakeReason::NEWS), "what he saw may be older than that");
+    assert_eq!(awake(&index), [1, 2], "the awake waiter and the next one");
+    assert_eq!(index.rest(position(1)), Some(WakeReason::NEWS), "the last check may be older than the release");
     assert_eq!(index.rest(position(1)), None);
     assert_eq!(awake(&index), [2]);
 }
 
 #[test]
-fn where_an_em_is_held_no_more_those_wake_whom_any_will_do() {
+fn end_of_hold_wakes_waiters_for_any_em() {
     let mut index = line(3);
     for number in 3..50 {
         let sleeper = WaiterProfile { any_em: true, ..sleeper(number) };
@@ -84,7 +84,7 @@ fn where_an_em_is_held_no_more_those_wake_whom_any_will_do() {
 }
 
 #[test]
-fn a_release_is_followed_by_the_first_who_sleeps() {
+fn expected_release_wakes_first_sleeping_waiter() {
     let (mut index, key) = (line(10), WaitKeyHash::of(&em("a")));
     index.room_comes(key);
     index.room_comes(key);
@@ -101,42 +101,38 @@ fn a_release_is_followed_by_the_first_who_sleeps() {
 }
 
 #[test]
-fn who_followed_a_release_in_vain_is_told_of_it_and_nobody_else() {
+fn unsuccessful_try_after_release_wakes_only_its_waiter() {
     let mut index = line(10);
     index.room_comes(WaitKeyHash::of(&em("a")));
     index.woken_by(position(1));
     index.tries(position(1));
     index.committed(freed(em("a"), 1), std::iter::empty(), false);
-    assert_eq!(awake(&index), [1], "he was before it, or comes after it");
+    assert_eq!(awake(&index), [1], "the try was before the release or after it");
     assert_eq!(index.rest(position(1)), Some(WakeReason::SEEN));
     assert_eq!(index.rest(position(1)), None);
     index.tries(position(1));
     index.committed(freed(em("a"), 1), std::iter::empty(), true);
-    assert_eq!(
-        index.rest(position(1)),
-        Some(WakeReason::NEWS),
-        "who stands before him elsewhere, nobody here has seen"
-    );
+    assert_eq!(index.rest(position(1)), Some(WakeReason::NEWS), "earlier entries of other EMs were not checked here");
 }
 
 #[test]
-fn who_finds_no_room_passes_the_news_to_a_few_behind_him() {
+fn waiter_without_capacity_passes_news_to_few_later_waiters() {
     let mut index = line(100);
     index.wake_at(&freed(em("a"), 1));
     let mut looked = vec![];
     while let Some(&number) = awake(&index).first() {
         let wake = index.woken_by(position(number));
-        assert_eq!(wake.is_news, looked.is_empty(), "one look is enough for all of them");
+        assert_eq!(wake.is_news, looked.is_empty(), "one check is enough for all waiters");
         looked.push(number);
         index.pass_on(position(number), wake);
         assert_eq!(index.rest(position(number)), None);
     }
-    assert_eq!(looked[..5], [1, 10, 11, 20, 21], "those behind who need something else");
+    assert_eq!(looked[..5], [1, 10, 11, 20, 21], "later waiters with other needs");
     assert_eq!(looked.len(), 16);
 }
 
 #[test]
-fn who_is_about_to_stand_misses_nothing() {
+fn waiter_at_insert_misses_no_news() {
     let mut index = line(10);
     let since = index.news_count();
     let late = |index: &mut WaiterIndex, number| {
@@ -144,15 +140,15 @@ fn who_is_about_to_stand_misses_nothing() {
         index.rest(position(number))
     };
     index.wake_at(&freed(em("b"), MUCH));
-    assert_eq!(late(&mut index, 100), None, "there is more room elsewhere");
+    assert_eq!(late(&mut index, 100), None, "another EM has more capacity");
     index.wake_at(&freed(em("a"), 2));
-    assert_eq!(late(&mut index, 101), None, "others were woken, who stand before him");
+    assert_eq!(late(&mut index, 101), None, "earlier waiters were woken");
     index.wake_at(&freed(em("a"), 100));
-    assert_eq!(late(&mut index, 102), Some(WakeReason::NEWS), "there may be room for more than could be woken");
+    assert_eq!(late(&mut index, 102), Some(WakeReason::NEWS), "capacity may be left beyond the woken waiters");
 }
 
 #[test]
-fn somebody_hears_of_room_where_he_does_not_stand() {
+fn waiter_is_woken_for_key_checked_before_insert() {
     let mut index = WaiterIndex { callers: 1, ..WaiterIndex::default() };
     let keys = ["a", "b"].map(|host| WaitKeyHash::of(&em(host)));
     index.insert(position(1), sleeper(1), [keys[0]], 0);

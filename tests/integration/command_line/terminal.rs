@@ -52,7 +52,7 @@ impl Typed {
         let mut reader = terminal.try_clone().unwrap();
         std::thread::spawn(move || {
             let mut bytes = [0; 4096];
-            // The end of a terminal is told as an error.
+            // A read at the end of a terminal returns an error.
             while let Ok(read @ 1..) = reader.read(&mut bytes) {
                 let _ = sender.send(bytes[..read].to_vec());
             }
@@ -83,7 +83,7 @@ impl Typed {
     }
 }
 
-/// Runs a command on a terminal where somebody types this; answers how it ended, and all that was to be seen.
+/// Runs a command on a terminal with typed input. Returns the exit code and the output.
 fn typed_at(address: &str, words: &[&str], types: &str) -> (Option<i32>, String) {
     let typed = Typed::start(program(address, words));
     typed.types(types);
@@ -118,7 +118,7 @@ async fn terminal_commands_confirm_and_fit_width() {
     assert!(!lives().await);
 }
 
-/// What another administrator does while the question stands is not undone by a yes to what was before.
+/// A confirmed change does not overwrite a change that another administrator made during the question.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terminal_limits_change_detects_concurrent_change() {
     let (_database, rm) = start().await;
@@ -136,7 +136,7 @@ async fn terminal_limits_change_detects_concurrent_change() {
         assert!(code == Some(1) && seen.contains(told), "{code:?} {seen}");
         assert_eq!(rm.client.limits().await.unwrap(), [each_user(instances)]);
     }
-    // Nobody changes anything: it is done.
+    // Without a concurrent change, the command succeeds.
     for (words, left) in [(&delete[..], 0), (&apply[..], 1)] {
         let (code, seen) = typed_at(&rm.address, words, "y\nas agreed\n");
         assert_eq!((code, rm.client.limits().await.unwrap().len()), (Some(0), left), "{seen}");
@@ -149,7 +149,7 @@ const ERASE: &str = "\r\u{1b}[K";
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terminal_migration_shows_progress() {
     let database = Database::fresh().await;
-    // Somebody else makes a table of that name, and has not made up their mind.
+    // Another transaction creates a table of the same name and stays open.
     let mut holder = database.connect().await;
     execute(&mut holder, "BEGIN; CREATE TABLE linkis_resource_limit ()").await;
     let mut command = Command::new(PROGRAM);
@@ -162,7 +162,7 @@ async fn terminal_migration_shows_progress() {
     assert_eq!(code, Some(0));
 }
 
-/// The service answers before all is counted: who sits at a terminal is told how much is left, until the limits decide.
+/// The service replies before all tickets are counted. The command shows the rest at a terminal until the limits decide.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terminal_limits_apply_waits_for_counting() {
     let database = Database::fresh().await;

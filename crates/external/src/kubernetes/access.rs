@@ -12,7 +12,7 @@ use std::{
 use reqwest::{Certificate, Client, Identity};
 use secrecy::{ExposeSecret as _, SecretString};
 
-use crate::external::{
+use crate::{
     ServerAddress,
     http::{ClusterHttp, HttpFailure},
 };

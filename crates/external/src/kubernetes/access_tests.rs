@@ -3,7 +3,7 @@
 use std::{fs, path::PathBuf};
 
 use super::*;
-use crate::external::fake::certified;
+use crate::fake::certified;
 
 /// Temporary folder, removed when dropped.
 struct TempFolder(PathBuf);

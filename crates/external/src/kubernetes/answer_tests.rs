@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use serde_json::{Value, json};
 
 use super::*;
-use crate::external::kubernetes::bounded_list::PARTS_MAX;
+use crate::kubernetes::bounded_list::PARTS_MAX;
 
 fn kept<T: ListItem>(items: Value) -> Result<Vec<T::Kept>, KubernetesParseError> {
     let list = json!({"kind": T::KIND, "apiVersion": "v1", "metadata": {"resourceVersion": "1"}, "items": items});

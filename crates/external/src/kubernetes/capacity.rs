@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use crate::domain::queue::{
+use rm_model::queue::{
     CustomAmounts, CustomAmountsByName, DuplicatePath, ExternalQueue, NO_MAXIMUM, QueueAmounts, QueueNaming,
     QueueState, QueueTree, ROOT,
 };

@@ -11,12 +11,10 @@ use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Map, Value};
 
 use crate::{
-    domain::{external::CheckRules, name::FieldError},
-    external::{
-        ExternalCluster, ServerAddress,
-        check::{self, wrong},
-    },
+    ExternalCluster, ServerAddress,
+    check::{self, wrong},
 };
+use rm_model::{external::CheckRules, name::FieldError};
 
 use super::Kubernetes;
 

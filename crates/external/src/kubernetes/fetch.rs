@@ -5,13 +5,11 @@
 use tokio::time::Instant;
 
 use crate::{
-    domain::queue::QueueTree,
-    external::{
-        FetchError,
-        background_parse::patiently,
-        http::{ClusterHttp, HttpFailure, ROUNDS_MAX, rest},
-    },
+    FetchError,
+    background_parse::patiently,
+    http::{ClusterHttp, HttpFailure, ROUNDS_MAX, rest},
 };
+use rm_model::queue::QueueTree;
 
 use super::{
     KubernetesParseError,

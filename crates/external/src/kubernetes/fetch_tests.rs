@@ -14,15 +14,13 @@ use serde_json::{Value, json};
 
 use super::*;
 use crate::{
-    domain::queue::QueueAmounts,
-    external::{
-        ExternalCluster,
-        allowed::AllowedHosts,
-        fake::{FakeReply, FakeServer, certified, client, http, on_path},
-        http::HttpTimeouts,
-        read,
-    },
+    ExternalCluster,
+    allowed::AllowedHosts,
+    fake::{FakeReply, FakeServer, certified, client, http, on_path},
+    http::HttpTimeouts,
+    read,
 };
+use rm_model::queue::QueueAmounts;
 
 const TOKEN: &str = "gr8-s3cret";
 

@@ -8,7 +8,7 @@
 
 use secrecy::SecretString;
 
-use crate::domain::{
+use rm_model::{
     external::CheckRules,
     queue::{Application, QueueTree},
 };

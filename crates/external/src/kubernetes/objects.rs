@@ -10,7 +10,7 @@ use serde::{
     de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
 };
 
-use crate::domain::queue::QueueAmounts;
+use rm_model::queue::QueueAmounts;
 
 use super::{
     KubernetesParseError,

@@ -1,7 +1,7 @@
 //! Parsing of `/ws/v1/cluster/info`, `/metrics` and `/apps`: the active state, the size and the applications of a
 //! cluster. Caller: `fetch`.
 
-use crate::domain::queue::{Application, QueueAmounts};
+use rm_model::queue::{Application, QueueAmounts};
 
 use super::{
     MIB, YarnParseError,

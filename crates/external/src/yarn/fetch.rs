@@ -11,13 +11,11 @@ use std::{
 use tokio::time::Instant;
 
 use crate::{
-    domain::queue::{Application, QueueAmounts, QueueTree},
-    external::{
-        FetchError, ServerAddress,
-        background_parse::patiently,
-        http::{ClusterHttp, HttpFailure, HttpReply, ROUNDS_MAX, rest},
-    },
+    FetchError, ServerAddress,
+    background_parse::patiently,
+    http::{ClusterHttp, HttpFailure, HttpReply, ROUNDS_MAX, rest},
 };
+use rm_model::queue::{Application, QueueAmounts, QueueTree};
 
 use super::{Yarn, YarnParseError, cluster, scheduler::SchedulerReply};
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::net::TcpListener;
 
 use super::*;
-use crate::external::{
+use crate::{
     allowed::AllowedHosts,
     fake::{FakeReply, FakeServer, certified, client, http, on_path},
     http::HttpTimeouts,

@@ -1,8 +1,6 @@
 //! Parsing of `/ws/v1/cluster/scheduler`: all queues of the fair and the capacity scheduler. Caller: `fetch`.
 
-use crate::domain::queue::{
-    CustomAmountsByName, ExternalQueue, QueueAmounts, QueueNaming, QueueState, QueueTree, ROOT,
-};
+use rm_model::queue::{CustomAmountsByName, ExternalQueue, QueueAmounts, QueueNaming, QueueState, QueueTree, ROOT};
 
 use super::{
     CapacityMode, MIB, YarnParseError,

@@ -1,7 +1,7 @@
 //! Responses of real schedulers, and forms of older releases.
 
 use super::*;
-use crate::domain::queue::QueueError;
+use rm_model::queue::QueueError;
 
 const FAIR: &str = include_str!("../../../../tests/fixtures/yarn/fair-3.4.2.json");
 const CAPACITY: &str = include_str!("../../../../tests/fixtures/yarn/capacity-3.4.2.json");

@@ -10,30 +10,28 @@ use prost_types::Timestamp;
 use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
-use crate::{
-    domain::{
-        action::ActionRecord,
-        assessment::HeadRoom,
-        audit::Subject,
-        em::{Em, EmInstance, LabelSetProgress, UnregisterProgress},
-        external::{JudgedQueue, QueueCheckBasis},
-        name::{FieldError, Labels, Name},
-        observation::{Observations, ObservedUse},
-        operation::Grant,
-        principal::Principal,
-        refusal::{Refusal, Shortfall},
-        report::{EmStatus, Health, Load, UnknownTicket},
-        resource::Resource,
-        scope_kind::ScopeKind,
-        ticket::{EngineInstance, Ticket, TicketState},
-        ticket_digest::TicketDigest,
-        ticket_end::TicketEnd,
-        wait_queue::WaitingRequest,
-    },
-    transport::proto,
+use crate::v1 as proto;
+use rm_model::{
+    action::ActionRecord,
+    assessment::HeadRoom,
+    audit::Subject,
+    em::{Em, EmInstance, LabelSetProgress, UnregisterProgress},
+    external::{JudgedQueue, QueueCheckBasis},
+    name::{FieldError, Labels, Name},
+    observation::{Observations, ObservedUse},
+    operation::Grant,
+    principal::Principal,
+    refusal::{Refusal, Shortfall},
+    report::{EmStatus, Health, Load, UnknownTicket},
+    resource::Resource,
+    scope_kind::ScopeKind,
+    ticket::{EngineInstance, Ticket, TicketState},
+    ticket_digest::TicketDigest,
+    ticket_end::TicketEnd,
+    wait_queue::WaitingRequest,
 };
 
-use crate::domain::{access::CallScope, counters::Counters, limit::ScopeUsage, resource::ResourceError};
+use rm_model::{access::CallScope, counters::Counters, limit::ScopeUsage, resource::ResourceError};
 
 use super::{cap, limit, operator, request, resource};
 

@@ -5,13 +5,11 @@
 
 use std::collections::BTreeMap;
 
-use crate::{
-    domain::{
-        audit::{AuditReport, Difference, Differences, RepairReport},
-        name::FieldError,
-        resource::Dimension,
-    },
-    transport::proto,
+use crate::v1 as proto;
+use rm_model::{
+    audit::{AuditReport, Difference, Differences, RepairReport},
+    name::FieldError,
+    resource::Dimension,
 };
 
 use super::answer;

@@ -5,14 +5,12 @@
 
 use std::{collections::BTreeSet, sync::Arc};
 
-use crate::{
-    domain::{
-        cap::{CAPS_MAX, Cap},
-        limit::LABELS_MAX,
-        name::{FieldError, Name},
-        scope::UncountedDimension,
-    },
-    transport::proto,
+use crate::v1 as proto;
+use rm_model::{
+    cap::{CAPS_MAX, Cap},
+    limit::LABELS_MAX,
+    name::{FieldError, Name},
+    scope::UncountedDimension,
 };
 
 use super::limit;

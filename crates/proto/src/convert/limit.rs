@@ -6,18 +6,16 @@
 
 use std::{collections::BTreeMap, sync::Arc};
 
-use crate::{
-    domain::{
-        limit::{
-            DIMENSIONS_MAX, LABELS_MAX, LabelPattern, Rule, RulePrecondition, RuleRecord, RuleReplacement, ScopeUsage,
-        },
-        limit_mode::LimitMode,
-        name::{FieldError, Name, check_new, check_new_label, check_text},
-        policy::{Check, Policy, REQUIRED_MAX},
-        resource::{Dimension, parse_size},
-        scope::{Scope, ScopeHoldings, Tally},
+use crate::v1 as proto;
+use rm_model::{
+    limit::{
+        DIMENSIONS_MAX, LABELS_MAX, LabelPattern, Rule, RulePrecondition, RuleRecord, RuleReplacement, ScopeUsage,
     },
-    transport::proto,
+    limit_mode::LimitMode,
+    name::{FieldError, Name, check_new, check_new_label, check_text},
+    policy::{Check, Policy, REQUIRED_MAX},
+    resource::{Dimension, parse_size},
+    scope::{Scope, ScopeHoldings, Tally},
 };
 
 use super::{answer::timestamp, request};

@@ -3,16 +3,14 @@
 //! Parsers and `read_…` functions fail with a [`FieldError`] that names the field. Callers: `transport::admin`
 //! and the RM client.
 
-use crate::{
-    domain::{
-        audit::RepairTarget,
-        em_drain::EmDrain,
-        hold::{ExistingHold, HOLD_MAX, NewHold, ResourceHold},
-        name::{FieldError, Name},
-        operation::{DrainEm, LockKey, ResumeEm, TicketRef},
-        principal::Principal,
-    },
-    transport::proto,
+use crate::v1 as proto;
+use rm_model::{
+    audit::RepairTarget,
+    em_drain::EmDrain,
+    hold::{ExistingHold, HOLD_MAX, NewHold, ResourceHold},
+    name::{FieldError, Name},
+    operation::{DrainEm, LockKey, ResumeEm, TicketRef},
+    principal::Principal,
 };
 
 use super::{answer, limit, request};

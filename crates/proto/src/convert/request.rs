@@ -8,20 +8,18 @@ use std::{collections::HashSet, time::Duration};
 
 use uuid::Uuid;
 
-use crate::{
-    domain::{
-        adoption::AdoptTicket,
-        em::EmInstance,
-        name::{FieldError, Labels, Name, check_new, check_new_label, check_text},
-        observation::Observations,
-        operation::{ConfirmTicket, RegisterEm, TicketRef, UnregisterEm, UpdateTicket},
-        report::{EmReport, Health, Load},
-        resource::{KubernetesAmounts, Resource, ResourceParts, YarnAmounts},
-        scope::RESERVED,
-        selector::{EmSelector, PREFERENCES_MAX, Placement, Preference, WEIGHT_MAX},
-        ticket::EngineInstance,
-    },
-    transport::proto,
+use crate::v1 as proto;
+use rm_model::{
+    adoption::AdoptTicket,
+    em::EmInstance,
+    name::{FieldError, Labels, Name, check_new, check_new_label, check_text},
+    observation::Observations,
+    operation::{ConfirmTicket, RegisterEm, TicketRef, UnregisterEm, UpdateTicket},
+    report::{EmReport, Health, Load},
+    resource::{KubernetesAmounts, Resource, ResourceParts, YarnAmounts},
+    scope::RESERVED,
+    selector::{EmSelector, PREFERENCES_MAX, Placement, Preference, WEIGHT_MAX},
+    ticket::EngineInstance,
 };
 
 use super::resource;

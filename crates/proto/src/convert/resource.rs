@@ -3,12 +3,10 @@
 //! An amount is a non-negative integer: bytes of memory, cores, millicores, or a number of engines. A parser fails with
 //! a [`FieldError`] that names the field. Callers: the other converters and the RM client.
 
-use crate::{
-    domain::{
-        name::{self, FieldError},
-        resource::{KubernetesAmounts, LoadInstanceAmounts, Resource, ResourceError, ResourceParts, YarnAmounts},
-    },
-    transport::proto::{self, resource::Kind},
+use crate::{v1 as proto, v1::resource::Kind};
+use rm_model::{
+    name::{self, FieldError},
+    resource::{KubernetesAmounts, LoadInstanceAmounts, Resource, ResourceError, ResourceParts, YarnAmounts},
 };
 
 /// Parses the required resource in `field`.

@@ -3,7 +3,7 @@
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::{
+use rm_model::{
     action::Action,
     em::{Em, EmInstance},
     ledger::{Deltas, DrainDelta, EndedDelta, HistoryLine},
@@ -15,7 +15,7 @@ use crate::domain::{
     ticket_end::TicketEnd,
 };
 
-use crate::store::rows::labels_json;
+use crate::rows::labels_json;
 
 /// Content of one history line.
 struct BatchRecord<'a> {

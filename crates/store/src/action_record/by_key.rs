@@ -5,13 +5,13 @@
 use sqlx::{AssertSqlSafe, PgConnection};
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 
-use crate::domain::{action::ActionRecord, name::Name};
+use rm_model::{action::ActionRecord, name::Name};
 
 use super::{
     ActionFilter, ActionRow, NumberRange, TABLE,
     filter::{is_of, select_matching},
 };
-use crate::store::StoreError;
+use crate::StoreError;
 
 /// Whole hour in UTC, as PostgreSQL parses it.
 const HOUR: &[BorrowedFormatItem<'_>] = format_description!("[year]-[month]-[day] [hour]:00:00+00");

@@ -7,7 +7,7 @@ use std::collections::BTreeSet;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 
-use crate::domain::{
+use rm_model::{
     action::Action,
     audit::{Difference, Subject},
     limit::{LabelPattern, Rule},
@@ -18,7 +18,7 @@ use crate::domain::{
     resource::{Resource, ResourceType},
 };
 
-use crate::store::{StoreError, expect_rows, limit};
+use crate::{StoreError, expect_rows, limit};
 
 use super::TABLE;
 

@@ -6,9 +6,9 @@ use sqlx::{PgExecutor, Postgres, postgres::PgArguments, query::QueryAs};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::{action::ActionRecord, em::EmInstance, name::Name};
+use rm_model::{action::ActionRecord, em::EmInstance, name::Name};
 
-use crate::store::StoreError;
+use crate::StoreError;
 
 use super::row::ActionRow;
 

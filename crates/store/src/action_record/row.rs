@@ -4,7 +4,7 @@ use sqlx::FromRow;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::{
+use rm_model::{
     action::{Action, ActionRecord, TicketDetail},
     audit::Subject,
     limit::LabelPattern,
@@ -12,7 +12,7 @@ use crate::domain::{
     scope::Scope,
 };
 
-use crate::store::StoreError;
+use crate::StoreError;
 
 use super::TABLE;
 

@@ -7,12 +7,12 @@ use std::time::Duration;
 use sqlx::{FromRow, PgExecutor};
 use time::OffsetDateTime;
 
-use crate::domain::{
+use crate::{StoreError, rows::em_columns};
+use rm_model::{
     em::EmInstance,
     placement::SurveyedEm,
     report::{EmCondition, EmStatus, EmStatuses, Health, Load},
 };
-use crate::store::{StoreError, rows::em_columns};
 
 use super::TABLE;
 

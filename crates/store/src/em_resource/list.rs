@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use sqlx::{FromRow as _, PgExecutor, Row as _};
 
-use crate::domain::{
+use crate::{StoreError, rows::labels_json};
+use rm_model::{
     em::{Em, EmInstance},
     name::{Labels, Name},
     report::Health,
 };
-use crate::store::{StoreError, rows::labels_json};
 
 use super::{EmRow, TABLE};
 

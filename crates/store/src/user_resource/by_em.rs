@@ -6,8 +6,8 @@ use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::{em::EmInstance, ledger::TicketPage, report::LiveTicket, ticket::Ticket};
-use crate::store::{StoreError, rows::em_columns};
+use crate::{StoreError, rows::em_columns};
+use rm_model::{em::EmInstance, ledger::TicketPage, report::LiveTicket, ticket::Ticket};
 
 use super::{TABLE, TicketRow};
 

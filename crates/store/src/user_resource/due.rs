@@ -6,8 +6,8 @@ use sqlx::{FromRow, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::operation::ReleaseTicket;
-use crate::store::StoreError;
+use crate::StoreError;
+use rm_model::operation::ReleaseTicket;
 
 use super::TABLE;
 

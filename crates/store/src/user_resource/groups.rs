@@ -4,8 +4,8 @@ use sqlx::{FromRow, PgConnection};
 use tokio_stream::StreamExt as _;
 use uuid::Uuid;
 
-use crate::domain::{em::EmInstance, resource::Resource, ticket::Ticket, ticket_digest::TicketDigest};
-use crate::store::StoreError;
+use crate::StoreError;
+use rm_model::{em::EmInstance, resource::Resource, ticket::Ticket, ticket_digest::TicketDigest};
 
 use super::{TABLE, TicketRow};
 

@@ -5,12 +5,12 @@ use std::collections::BTreeSet;
 use sqlx::{FromRow as _, PgExecutor, Row as _};
 use uuid::Uuid;
 
-use crate::domain::{
+use crate::StoreError;
+use rm_model::{
     em::EmInstance,
     name::Name,
     ticket::{EngineInstance, Ticket},
 };
-use crate::store::StoreError;
 
 use super::TicketRow;
 

@@ -9,12 +9,10 @@ use serde::{Deserialize, Serialize};
 use sqlx::PgExecutor;
 use uuid::Uuid;
 
-use crate::{
-    domain::{
-        em::EmInstance,
-        wait_queue::{FreedKeys, WaitKey},
-    },
-    store::StoreError,
+use crate::StoreError;
+use rm_model::{
+    em::EmInstance,
+    wait_queue::{FreedKeys, WaitKey},
 };
 
 use super::{TABLE, spot_hash};
@@ -164,7 +162,7 @@ pub async fn notify(executor: impl PgExecutor<'_>, freed: &[FreedNotification]) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::domain::wait_queue::MUCH;
+    use rm_model::wait_queue::MUCH;
 
     #[test]
     fn what_is_told_is_understood() {

@@ -7,15 +7,15 @@ use std::{
 
 use serde::{Deserialize, Serialize};
 
-use crate::domain::{
+use crate::{
+    StoreError,
+    rows::{dimension, hash},
+};
+use rm_model::{
     cap::Cap,
     resource::Dimension,
     scope::Scope,
     wait_queue::{QueuePosition, WaitKey},
-};
-use crate::store::{
-    StoreError,
-    rows::{dimension, hash},
 };
 
 use super::TABLE;

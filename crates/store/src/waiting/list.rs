@@ -6,11 +6,11 @@ use sqlx::{FromRow, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::domain::{
+use crate::StoreError;
+use rm_model::{
     name::Name,
     wait_queue::{QueuePosition, WaitKey, WaitingRequest},
 };
-use crate::store::StoreError;
 
 use super::{
     LAST_POSITION, STANDS_MAX, TABLE,
