@@ -17,7 +17,7 @@
 //! - [`commands`]: the commands of the program, through the client;
 //! - [`config`], [`limits_file`]: settings, and limits in version control;
 //! - [`telemetry`], [`metrics`], [`error`]: logs and traces, metrics, and errors of calls;
-//! - [`files`], [`notify`]: files that are read again, and notifications for systemd.
+//! - [`notify`]: notifications for systemd.
 //!
 //! `main → server → transport → service → {store, external} → domain`: no module uses an earlier one.
 //!

@@ -116,7 +116,7 @@ impl Admission {
 
     /// Returns the best EM for the request by the cluster view, except those in `except` and contended ones.
     ///
-    /// The request's resource counts as used there until the EM is read again or [`Admission::settle`] is called.
+    /// The request's resource counts as used there until the EM is read again or [`Admission::release_assumption`] is called.
     pub fn choose(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
         self.seen.choose(|view, policies| view.choose(ask, policies, except))
     }
@@ -193,10 +193,10 @@ impl Admission {
         self.enqueue_check(request, None, deadline)
     }
 
-    /// Checks a request as [`Admission::look`] does. Also returns the head-room on its EM, whether the request fits or not.
+    /// Checks a request as [`Admission::check`] does. Also returns the head-room on its EM, whether the request fits or not.
     ///
     /// # Errors
-    /// As of [`Admission::look`].
+    /// As of [`Admission::check`].
     pub async fn check_with_headroom(
         &self,
         request: PlacedRequest,

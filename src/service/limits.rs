@@ -83,7 +83,7 @@ pub struct LimitService {
 /// State of a rule after its change.
 #[derive(Debug, Clone)]
 pub enum SetResult {
-    /// The rule decides. Contains the scopes above its limit, up to [`OVER_MAX`].
+    /// The rule decides. Contains the scopes above its limit, up to `OVER_MAX`.
     InForce(Vec<ScopeUsage>),
     /// The rule is stored, and decides when all tickets are counted.
     Counting,

@@ -159,7 +159,7 @@ impl LocalWaitQueue {
         })
     }
 
-    /// Creates a handle as [`LocalWaitQueue::enter`] does; `None` if too many requests wait. A request may still be granted
+    /// Creates a handle as [`LocalWaitQueue::enqueue`] does; `None` if too many requests wait. A request may still be granted
     /// without waiting.
     pub fn enter_if_room(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Option<WaitHandle> {
         let place = self.places.acquire(&ask.principal)?;

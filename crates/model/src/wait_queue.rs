@@ -321,7 +321,7 @@ impl WaitQueues {
         }
     }
 
-    /// As [`WaitQueues::ahead`], without computing the key if all queues are empty.
+    /// As [`WaitQueues::reserved_ahead`], without computing the key if all queues are empty.
     pub fn ahead_at(&self, spot: impl FnOnce() -> WaitKey, position: Option<QueuePosition>) -> Tally {
         if self.is_empty() { Tally::default() } else { self.reserved_ahead(&spot(), position) }
     }

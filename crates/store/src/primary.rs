@@ -5,7 +5,7 @@
 //! promoted last.
 //!
 //! A change of the primary closes its pools, and every session drops its connection ([`Primary::generation`],
-//! [`Primary::moved`]). A URL names the hosts, or the coordinator of Citus for a cell ([`owner`]). Caller:
+//! [`Primary::moved`]). A URL names the hosts, or the coordinator of Citus for a cell (`owner`). Caller:
 //! [`super::Store`].
 //!
 //! Submodules: `look`: probe tasks; `known`: host states and the choice; `owner`: hosts of a cell; `seats`: connections

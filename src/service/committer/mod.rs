@@ -168,7 +168,7 @@ impl Committer {
     /// transaction has not begun.
     ///
     /// # Errors
-    /// - [`Error::LockTimeout`] at the deadline if a lock key is contended then, or earlier if [`LockWait::turned_away`].
+    /// - [`Error::LockTimeout`] at the deadline if a lock key is contended then, or earlier as [`LockWait`] requires.
     /// - [`Error::NotBegun`] at the deadline if the transaction has not begun for another reason.
     /// - [`Error::CommitUnknown`] soon after the deadline if the transaction has not ended.
     /// - [`Error::Overloaded`] if too many operations wait.

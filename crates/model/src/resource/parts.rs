@@ -12,7 +12,7 @@ use super::{DEFAULT_PLACE, Dimension, Resource, ResourceError, ResourceType, pla
 /// Maximum length of a queue name, namespace, application id or custom name, in characters.
 const NAME_CHARS_MAX: usize = 255;
 
-/// Plain values of a resource of each type, unchecked until [`Resource::from_parts`]. The values of a [`Left`](super::Left)
+/// Plain values of a resource of each type, unchecked until [`Resource::from_parts`]. The values of a [`LeftResource`](super::LeftResource)
 /// may be negative.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum ResourceParts {
