@@ -7,7 +7,8 @@
 //!
 //! ```no_run
 //! # use std::time::Duration;
-//! # use linkis_rm::{client::*, domain::{em::EmInstance, name::Name, resource::Resource}};
+//! # use rm_client::*;
+//! # use rm_model::{em::EmInstance, name::Name, resource::Resource};
 //! # async fn ask() -> Result<(), Box<dyn std::error::Error>> {
 //! let client = RmClient::new("http://rm1:50051,http://rm2:50051", Duration::from_secs(10))?;
 //! let em = EmInstance::parse("em", "linkis-cg-engineconnmanager", "host1:9102")?;
