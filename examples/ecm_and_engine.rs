@@ -17,16 +17,14 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::{
-    client::{ClientError, Code, ResourceRequest, ResultResource, RmClient},
-    domain::{
-        em::{Em, EmInstance},
-        name::{Labels, Name},
-        operation::{ConfirmTicket, RegisterEm},
-        report::{EmReport, Health},
-        resource::{Dimension, Resource, format_size},
-        ticket::{EngineInstance, TicketState},
-    },
+use rm_client::{ClientError, Code, ResourceRequest, ResultResource, RmClient};
+use rm_model::{
+    em::{Em, EmInstance},
+    name::{Labels, Name},
+    operation::{ConfirmTicket, RegisterEm},
+    report::{EmReport, Health},
+    resource::{Dimension, Resource, format_size},
+    ticket::{EngineInstance, TicketState},
 };
 use uuid::Uuid;
 

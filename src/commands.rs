@@ -12,7 +12,7 @@ use std::process::ExitCode;
 
 use clap::Subcommand;
 
-use crate::client::calls;
+use rm_client::calls;
 
 mod audit;
 mod completions;

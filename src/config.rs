@@ -9,20 +9,19 @@ use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 
-use crate::{
-    commands::Command,
-    domain::limit::Rule,
-    external::allowed::AllowedHosts,
-    server::SecuritySettings,
-    service::heartbeat::LivenessTimeouts,
-    store::connect_target::ConnectTarget,
-    telemetry::{
-        LogSettings,
-        settings::{self, LogFormat},
-        traces,
-    },
+use crate::{commands::Command, server::SecuritySettings};
+use rm_edge::{
+    edge::{BODY_BYTES_LEAST, EdgeBounds, ListenAddress},
     tls,
-    transport::edge::{BODY_BYTES_LEAST, EdgeBounds, ListenAddress},
+};
+use rm_external::allowed::AllowedHosts;
+use rm_model::limit::Rule;
+use rm_service::heartbeat::LivenessTimeouts;
+use rm_store::connect_target::ConnectTarget;
+use rm_telemetry::{
+    LogSettings,
+    settings::{self, LogFormat},
+    traces,
 };
 
 mod database;

@@ -56,20 +56,6 @@
 
 pub mod commands;
 pub mod config;
-pub use rm_client as client;
-pub use rm_external as external;
-pub use rm_model as domain;
-/// The PostgreSQL store, and the private PostgreSQL.
-pub mod store {
-    pub use rm_devpg as embedded;
-    pub use rm_store::*;
-}
-pub use rm_telemetry::{self as telemetry, metrics};
-pub mod error;
-pub mod http;
 pub mod limits_file;
 pub mod notify;
 pub mod server;
-pub mod service;
-pub mod tls;
-pub mod transport;

@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 use toml::Spanned;
 use toml::de::{DeArray, DeTable, DeValue};
 
-use crate::domain::{
+use rm_model::{
     limit::{DIMENSIONS_MAX, LABELS_MAX, LabelPattern, Rule},
     limit_mode::LimitMode,
     name::{FieldError, Name},

@@ -10,13 +10,11 @@ use linkis_rm::{
     config::{DatabaseSource, LaunchMode, ServiceConfig, StartFailure},
     notify,
     server::{self, Options, Server, ServerExit},
-    store::{
-        connect_target::ConnectTarget,
-        embedded::{self, EmbeddedPostgres},
-    },
-    telemetry::{self, traces::TraceExport},
-    transport::{edge, resource_manager::RequestTimeouts},
 };
+use rm_devpg::EmbeddedPostgres;
+use rm_edge::{edge, resource_manager::RequestTimeouts};
+use rm_store::connect_target::ConnectTarget;
+use rm_telemetry::traces::TraceExport;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// A call makes some dozens of small allocations on any thread, and as many are freed on another.
@@ -34,21 +32,21 @@ async fn main() -> ExitCode {
                 let _ = error.print();
                 return ExitCode::SUCCESS;
             }
-            eprint!("{}", telemetry::without_passwords(&error.render().to_string()));
+            eprint!("{}", rm_telemetry::without_passwords(&error.render().to_string()));
             return ExitCode::from(EXIT_USAGE);
         }
         Err(StartFailure::Settings(error)) => {
-            let text = telemetry::without_passwords(&error.to_string());
+            let text = rm_telemetry::without_passwords(&error.to_string());
             eprintln!("{text}Type linkis-rm --help for what can be set.");
             return ExitCode::from(EXIT_USAGE);
         }
     };
-    telemetry::start(&config.telemetry.log);
+    rm_telemetry::start(&config.telemetry.log);
     match run(*config).await {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             // The last line of the log has the format of the others, so that log collectors read it.
-            tracing::error!(target: telemetry::EXIT, error = %telemetry::with_causes(&*error), "linkis-rm ends");
+            tracing::error!(target: rm_telemetry::EXIT, error = %rm_telemetry::with_causes(&*error), "linkis-rm ends");
             ExitCode::FAILURE
         }
     }
@@ -140,14 +138,14 @@ async fn stop_early(private: Option<EmbeddedPostgres>) -> Result<(), Box<dyn Err
 
 async fn database(
     database: &DatabaseSource,
-) -> Result<(ConnectTarget, Option<EmbeddedPostgres>), embedded::EmbeddedError> {
+) -> Result<(ConnectTarget, Option<EmbeddedPostgres>), rm_devpg::EmbeddedError> {
     let data_dir = match database {
         DatabaseSource::External(target) => return Ok((target.clone(), None)),
         DatabaseSource::Embedded(Some(data_dir)) => data_dir.clone(),
-        DatabaseSource::Embedded(None) => embedded::default_data_dir()?,
+        DatabaseSource::Embedded(None) => rm_devpg::default_data_dir()?,
     };
     tracing::info!(data_dir = %data_dir.display(), "using a private PostgreSQL");
-    let private = EmbeddedPostgres::start(embedded::EmbeddedSettings { data_dir, server_options: vec![] }).await?;
+    let private = EmbeddedPostgres::start(rm_devpg::EmbeddedSettings { data_dir, server_options: vec![] }).await?;
     Ok((private.connect_options().into(), Some(private)))
 }
 

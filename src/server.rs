@@ -19,13 +19,12 @@ use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tower_layer::Layer as _;
 use uuid::Uuid;
 
-use crate::{
-    domain::{
-        limit::{Rule, RuleChanges},
-        principal::Principal,
-    },
-    error::Error,
-    external::allowed::AllowedHosts,
+use crate::notify;
+use rm_edge::{
+    authenticator::Authenticator,
+    compressible,
+    edge::{Edge, EdgeBounds, EdgeService, ListenAddress, Listener},
+    health::reporter,
     http::{
         self, Readiness,
         page::{
@@ -34,30 +33,30 @@ use crate::{
             snapshot::PageSnapshots,
         },
     },
-    metrics::Metrics,
-    notify,
-    service::{
-        background::announce::told_address,
-        heartbeat::LivenessTimeouts,
-        jwt::{JwtAuthenticator, JwtError},
-        limits::LimitService,
-        tasks::InstanceTasks,
-        tokens::TokenCache,
-    },
-    store::{PendingStore, Store, StoreError, connect_target::ConnectTarget, primary::NoPrimaryReason},
+    json::ReadCalls,
+    message_size::QUESTION_BYTES_MAX,
+    observe::{self, ObserveLayer},
+    resource_manager::RequestTimeouts,
+    routes::Routes,
     tls::{self, Tls, TlsError},
-    transport::{
-        authenticator::Authenticator,
-        edge::{Edge, EdgeBounds, EdgeService, ListenAddress, Listener},
-        health::reporter,
-        json::ReadCalls,
-        message_size::{QUESTION_BYTES_MAX, compressible},
-        observe::{self, ObserveLayer},
-        proto,
-        resource_manager::RequestTimeouts,
-        routes::Routes,
-    },
 };
+use rm_external::allowed::AllowedHosts;
+use rm_model::{
+    limit::{Rule, RuleChanges},
+    principal::Principal,
+};
+use rm_proto::v1 as proto;
+use rm_service::{
+    background::announce::told_address,
+    error::Error,
+    heartbeat::LivenessTimeouts,
+    jwt::{JwtAuthenticator, JwtError},
+    limits::LimitService,
+    tasks::InstanceTasks,
+    tokens::TokenCache,
+};
+use rm_store::{PendingStore, Store, StoreError, connect_target::ConnectTarget, primary::NoPrimaryReason};
+use rm_telemetry::metrics::Metrics;
 
 use self::{
     assembly::assemble,
@@ -464,7 +463,7 @@ async fn wait_for_database(
                 warned = Some((why.clone(), Instant::now()));
             }
             answer.store(Arc::new(away(&error)));
-            health.publish(Readiness::NoDatabase(why)).await;
+            health.publish(Readiness::NoDatabase(why.to_string())).await;
             let _ = tokio::time::timeout(WAIT_POLL, opening.found()).await;
             let tried = match opening.standing() {
                 Ok(()) => prepare(opening, options).await,

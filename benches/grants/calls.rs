@@ -3,8 +3,8 @@
 
 use std::time::Duration;
 
-use linkis_rm::transport::proto::{
-    self, request_resource_response::Result as Answer, resource::Kind,
+use rm_proto::v1::{
+    self as proto, request_resource_response::Result as Answer, resource::Kind,
     resource_manager_service_client::ResourceManagerServiceClient,
 };
 use tonic::{

@@ -1,6 +1,6 @@
 //! Several committers per instance: each has its own EMs and shares the limited scopes with the others.
 
-use linkis_rm::transport::proto::{self, limit_service_client::LimitServiceClient};
+use rm_proto::v1::{self as proto, limit_service_client::LimitServiceClient};
 
 use crate::{Failure, plan::ENOUGH};
 

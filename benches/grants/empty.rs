@@ -2,8 +2,8 @@
 
 use std::time::SystemTime;
 
-use linkis_rm::transport::proto::{
-    self,
+use rm_proto::v1::{
+    self as proto,
     request_resource_response::Result as Answer,
     resource_manager_service_server::{ResourceManagerService, ResourceManagerServiceServer},
 };

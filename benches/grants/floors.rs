@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::store::embedded::{EmbeddedPostgres, PORT, USER};
+use rm_devpg::{EmbeddedPostgres, PORT, USER};
 use sqlx::ConnectOptions as _;
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeMap, fmt, fs, path::Path};
 
-use linkis_rm::store::embedded::EmbeddedPostgres;
+use rm_devpg::EmbeddedPostgres;
 use serde::Serialize;
 use sqlx::{ConnectOptions as _, Connection as _, PgConnection, postgres::PgConnectOptions};
 

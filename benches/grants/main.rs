@@ -64,7 +64,7 @@ use std::{
 };
 
 use clap::{Parser, ValueEnum};
-use linkis_rm::store::embedded::{EmbeddedPostgres, EmbeddedSettings};
+use rm_devpg::{EmbeddedPostgres, EmbeddedSettings};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::{path::Path, time::Duration};
 
-use linkis_rm::store::embedded::EmbeddedPostgres;
+use rm_devpg::EmbeddedPostgres;
 
 use crate::{
     Arguments, Failure, Workload,

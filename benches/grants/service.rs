@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use linkis_rm::store::embedded::EmbeddedPostgres;
+use rm_devpg::EmbeddedPostgres;
 use sqlx::{ConnectOptions as _, postgres::PgConnectOptions};
 
 use crate::{

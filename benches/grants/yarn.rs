@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::transport::proto::{self, external_resource_service_client::ExternalResourceServiceClient};
+use rm_proto::v1::{self as proto, external_resource_service_client::ExternalResourceServiceClient};
 use rustix::process::setpriority_process;
 use sqlx::{ConnectOptions as _, postgres::PgConnectOptions};
 use tokio::{

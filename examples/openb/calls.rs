@@ -5,17 +5,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ClientError, ResourceRequest, ResultResource, RmClient},
-    domain::{
-        em::EmInstance,
-        name::{FieldError, Name},
-        operation::Grant,
-        refusal::Refusal,
-        resource::ResourceError,
-        selector::EmSelector,
-        ticket::EngineInstance,
-    },
+use rm_client::{ClientError, ResourceRequest, ResultResource, RmClient};
+use rm_model::{
+    em::EmInstance,
+    name::{FieldError, Name},
+    operation::Grant,
+    refusal::Refusal,
+    resource::ResourceError,
+    selector::EmSelector,
+    ticket::EngineInstance,
 };
 use uuid::Uuid;
 

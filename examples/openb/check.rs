@@ -4,12 +4,10 @@
 use std::collections::{BTreeSet, HashMap};
 
 use indicatif::HumanCount;
-use linkis_rm::{
-    client::RmClient,
-    domain::{
-        scope::{CREATOR, Tally, USER},
-        ticket::{Ticket, TicketState},
-    },
+use rm_client::RmClient;
+use rm_model::{
+    scope::{CREATOR, Tally, USER},
+    ticket::{Ticket, TicketState},
 };
 
 use super::{

@@ -1,6 +1,6 @@
 //! Checks of replies: a refusal states its reason completely, and agrees with the model of the cluster.
 
-use linkis_rm::domain::refusal::{Refusal, Shortfall};
+use rm_model::refusal::{Refusal, Shortfall};
 
 use super::{
     calls::{CallError, em_instance},

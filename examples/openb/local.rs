@@ -2,13 +2,11 @@
 
 use std::{error::Error, net::SocketAddr, path::PathBuf, time::Duration};
 
-use linkis_rm::{
-    external::allowed::AllowedHosts,
-    server::{Options, SecuritySettings, Server, ServerError, ServerExit, listen},
-    service::heartbeat::LivenessTimeouts,
-    store::embedded::{EmbeddedPostgres, EmbeddedSettings},
-    transport::{edge::EdgeBounds, resource_manager::RequestTimeouts},
-};
+use linkis_rm::server::{Options, SecuritySettings, Server, ServerError, ServerExit, listen};
+use rm_devpg::{EmbeddedPostgres, EmbeddedSettings};
+use rm_edge::{edge::EdgeBounds, resource_manager::RequestTimeouts};
+use rm_external::allowed::AllowedHosts;
+use rm_service::heartbeat::LivenessTimeouts;
 use tokio::task::JoinHandle;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;

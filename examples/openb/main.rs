@@ -52,10 +52,8 @@ use std::{
 
 use clap::Parser;
 use indicatif::HumanCount;
-use linkis_rm::{
-    client::{ClientSettings, RmClient},
-    domain::selector::Placement,
-};
+use rm_client::{ClientSettings, RmClient};
+use rm_model::selector::Placement;
 
 use plan::Plan;
 use progress::Progress;

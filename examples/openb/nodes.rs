@@ -2,10 +2,8 @@
 
 use std::{collections::HashSet, error::Error};
 
-use linkis_rm::{
-    client::RmClient,
-    domain::{name::Labels, operation::RegisterEm},
-};
+use rm_client::RmClient;
+use rm_model::{name::Labels, operation::RegisterEm};
 use tokio::task::JoinSet;
 use tonic::Code;
 

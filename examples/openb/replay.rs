@@ -13,10 +13,8 @@
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
-use linkis_rm::{
-    client::RmClient,
-    domain::{em::EmInstance, refusal::Refusal, selector::Placement},
-};
+use rm_client::RmClient;
+use rm_model::{em::EmInstance, refusal::Refusal, selector::Placement};
 use tokio::{sync::Semaphore, task::JoinSet, time::Instant};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;

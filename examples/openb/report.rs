@@ -7,7 +7,7 @@ use std::{
 };
 
 use indicatif::{HumanCount, HumanFloatCount};
-use linkis_rm::domain::{refusal::Refusal, selector::Placement};
+use rm_model::{refusal::Refusal, selector::Placement};
 
 use super::{
     calls::{FinishedCall, Outcome},

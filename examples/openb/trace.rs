@@ -5,7 +5,7 @@ use std::{
     ops::{Add, Sub},
 };
 
-use linkis_rm::domain::resource::{Dimension, Resource, ResourceError};
+use rm_model::resource::{Dimension, Resource, ResourceError};
 use serde::{Deserialize, de::DeserializeOwned};
 
 const NODES: &str = include_str!("data/openb_node_list_all_node.csv");

@@ -2,13 +2,11 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use linkis_rm::{
-    client::RmClient,
-    domain::{
-        limit::{LabelPattern, Rule},
-        resource::Dimension,
-        scope::{CREATOR, USER},
-    },
+use rm_client::RmClient;
+use rm_model::{
+    limit::{LabelPattern, Rule},
+    resource::Dimension,
+    scope::{CREATOR, USER},
 };
 
 use super::{

@@ -4,10 +4,8 @@ use std::fmt::Write as _;
 
 use clap::Args;
 
-use crate::{
-    client::calls,
-    transport::proto::{AuditRequest, AuditResponse, Difference, EmInstance, RepairRequest, RepairResponse},
-};
+use rm_client::calls;
+use rm_proto::v1::{AuditRequest, AuditResponse, Difference, EmInstance, RepairRequest, RepairResponse};
 
 use super::{
     consent::Consent,

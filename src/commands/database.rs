@@ -8,16 +8,9 @@ use sqlx::{Connection as _, PgConnection};
 
 use super::output::text::clean_lines;
 
-use crate::{
-    config::{DatabaseArguments, DatabaseSource},
-    store::{
-        PendingStore, StoreError,
-        connect_target::ConnectTarget,
-        embedded::{self, EmbeddedError, EmbeddedPostgres},
-        primary::Primary,
-        server_instance, session,
-    },
-};
+use crate::config::{DatabaseArguments, DatabaseSource};
+use rm_devpg::{EmbeddedError, EmbeddedPostgres};
+use rm_store::{PendingStore, StoreError, connect_target::ConnectTarget, primary::Primary, server_instance, session};
 
 /// A connection without a statement timeout.
 pub(super) struct DatabaseConnection {
@@ -62,7 +55,7 @@ impl DatabaseConnection {
         let (target, private, place) = match arguments.choose().map_err(ConnectError::Usage)? {
             DatabaseSource::External(target) => (target.clone(), None, Place::Server(target)),
             DatabaseSource::Embedded(data_dir) => {
-                let folder = data_dir.map_or_else(embedded::default_data_dir, Ok)?;
+                let folder = data_dir.map_or_else(rm_devpg::default_data_dir, Ok)?;
                 let (target, private) = private(folder.clone()).await?;
                 (target, private, Place::Folder(folder))
             }
@@ -108,14 +101,14 @@ impl DatabaseConnection {
 
 /// Returns the private PostgreSQL: that of a running service, or one started for this command. Never creates a database.
 async fn private(data_dir: PathBuf) -> Result<(ConnectTarget, Option<EmbeddedPostgres>), ConnectError> {
-    if !embedded::has_database(&data_dir) {
+    if !rm_devpg::has_database(&data_dir) {
         return Err(ConnectError::NoDatabase(data_dir));
     }
-    match EmbeddedPostgres::start(embedded::EmbeddedSettings { data_dir: data_dir.clone(), server_options: vec![] })
+    match EmbeddedPostgres::start(rm_devpg::EmbeddedSettings { data_dir: data_dir.clone(), server_options: vec![] })
         .await
     {
         Ok(private) => Ok((private.connect_options().into(), Some(private))),
-        Err(error @ EmbeddedError::InUse { .. }) => Ok((embedded::running(&data_dir).ok_or(error)?.into(), None)),
+        Err(error @ EmbeddedError::InUse { .. }) => Ok((rm_devpg::running(&data_dir).ok_or(error)?.into(), None)),
         Err(error) => Err(error.into()),
     }
 }

@@ -16,7 +16,8 @@ use std::{sync::Arc, time::Duration};
 use clap::Args;
 use tonic::Code;
 
-use crate::{client::ClientError, config::parse_duration};
+use crate::config::parse_duration;
+use rm_client::ClientError;
 
 use super::{
     error::{CommandFailure, CommandReply},

@@ -2,10 +2,8 @@
 
 use clap::Args;
 
-use crate::{
-    client::calls,
-    transport::proto::{self, DrainRequest, ResumeRequest},
-};
+use rm_client::calls;
+use rm_proto::v1::{self as proto, DrainRequest, ResumeRequest};
 
 use super::{
     consent,

@@ -2,11 +2,9 @@
 
 use clap::Args;
 
-use crate::{
-    client::calls,
-    domain::resource::Dimension,
-    transport::proto::{self, EmResource, Health, ListEmsRequest, ListEmsResponse},
-};
+use rm_client::calls;
+use rm_model::resource::Dimension;
+use rm_proto::v1::{self as proto, EmResource, Health, ListEmsRequest, ListEmsResponse};
 
 use super::{
     error::{CommandFailure, CommandReply},

@@ -7,7 +7,8 @@ use std::{io, io::Write as _, process::ExitCode};
 
 use tonic::Code;
 
-use crate::{client::ClientError, domain::name::FieldError, telemetry};
+use rm_client::ClientError;
+use rm_model::name::FieldError;
 
 use super::output::{json::SchemaError, text::clean_lines};
 
@@ -126,7 +127,7 @@ impl CommandFailure {
         let causes = std::iter::successors(std::error::Error::source(self), |error| error.source());
         let text = causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"));
         // Without a reader of standard error, the message is dropped.
-        let _ = writeln!(io::stderr(), "linkis-rm: {}", clean_lines(&telemetry::without_passwords(&text)));
+        let _ = writeln!(io::stderr(), "linkis-rm: {}", clean_lines(&rm_telemetry::without_passwords(&text)));
     }
 }
 

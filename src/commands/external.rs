@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::transport::proto::{
+use rm_proto::v1::{
     Application, ListApplicationsRequest, ListApplicationsResponse, ListProvidersRequest, ListProvidersResponse,
     ListQueuesRequest, ListQueuesResponse, Provider, ProviderSelector, Queue, QueueAmounts, QueueState,
 };
@@ -16,7 +16,7 @@ use super::{
         text,
     },
 };
-use crate::domain::{external::YARN, resource::format_size};
+use rm_model::{external::YARN, resource::format_size};
 
 /// Arguments of `providers`.
 #[derive(Debug, Clone, Args)]

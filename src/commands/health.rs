@@ -5,11 +5,8 @@ use std::{io::Write as _, process::ExitCode, time::Duration};
 use clap::Args;
 use tonic::Code;
 
-use crate::{
-    client::{ClientError, check_health},
-    config::parse_duration,
-    telemetry,
-};
+use crate::config::parse_duration;
+use rm_client::{ClientError, check_health};
 
 use super::{output::text::clean_lines, service::EndpointArguments};
 
@@ -43,7 +40,7 @@ impl HealthCommand {
         let told = match asked {
             Ok(told) => told,
             Err(error) => {
-                eprintln!("linkis-rm: {}", telemetry::without_passwords(&error.to_string()));
+                eprintln!("linkis-rm: {}", rm_telemetry::without_passwords(&error.to_string()));
                 return ExitCode::FAILURE;
             }
         };
@@ -57,7 +54,7 @@ impl HealthCommand {
                     // The text may contain output of another program.
                     eprintln!(
                         "linkis-rm: {}",
-                        clean_lines(&telemetry::without_passwords(&format!("{address} {problem}")))
+                        clean_lines(&rm_telemetry::without_passwords(&format!("{address} {problem}")))
                     );
                 }
             }

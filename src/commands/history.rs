@@ -2,10 +2,8 @@
 
 use clap::Args;
 
-use crate::{
-    client::calls,
-    transport::proto::{Action, EmInstance, ListActionsRequest, ListActionsResponse},
-};
+use rm_client::calls;
+use rm_proto::v1::{Action, EmInstance, ListActionsRequest, ListActionsResponse};
 
 use super::{
     error::{CommandFailure, CommandReply},

@@ -4,11 +4,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::{
-    client::calls,
-    config::parse_duration,
-    transport::proto::{self, HoldRequest, ListHoldsRequest, ListHoldsResponse, ReleaseHoldRequest, ResourceHold},
-};
+use crate::config::parse_duration;
+use rm_client::calls;
+use rm_proto::v1::{self as proto, HoldRequest, ListHoldsRequest, ListHoldsResponse, ReleaseHoldRequest, ResourceHold};
 
 use super::{
     consent,

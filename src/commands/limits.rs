@@ -4,17 +4,13 @@ use std::{fmt::Write as _, path::PathBuf};
 
 use clap::{Args, Subcommand};
 
-use crate::{
-    client::calls,
-    config,
-    domain::limit::LabelPattern,
-    transport::{
-        convert,
-        proto::{
-            DeleteLimitRequest, Limit, LimitState, ListLimitsRequest, ListLimitsResponse, ReplaceLimitsRequest,
-            ReplaceLimitsResponse, ScopeUsage,
-        },
-    },
+use crate::config;
+use rm_client::calls;
+use rm_edge::convert;
+use rm_model::limit::LabelPattern;
+use rm_proto::v1::{
+    DeleteLimitRequest, Limit, LimitState, ListLimitsRequest, ListLimitsResponse, ReplaceLimitsRequest,
+    ReplaceLimitsResponse, ScopeUsage,
 };
 
 use super::{

@@ -7,7 +7,7 @@ use std::cell::Cell;
 use clap::Args;
 use prost::Message;
 
-use crate::client::ApiCall;
+use rm_client::ApiCall;
 
 use super::{
     error::{CommandFailure, CommandReply},
@@ -65,7 +65,7 @@ macro_rules! listed {
             type Answer = $answer;
             type Item = $item;
 
-            const CALL: $crate::client::ApiCall<Self, $answer> = $crate::client::calls::$call;
+            const CALL: rm_client::ApiCall<Self, $answer> = rm_client::calls::$call;
             const FIELD: &'static str = stringify!($field);
             const COLUMNS: &'static [$crate::commands::output::table::Column] = $columns;
 

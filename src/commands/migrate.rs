@@ -6,11 +6,8 @@ use std::{io::Write as _, process::ExitCode};
 
 use clap::Args;
 
-use crate::{
-    config::DatabaseArguments,
-    store::{StoreError, citus, history_partition, schema},
-    telemetry,
-};
+use crate::config::DatabaseArguments;
+use rm_store::{StoreError, citus, history_partition, schema};
 
 use super::{
     database::{ConnectError, DatabaseConnection},
@@ -48,7 +45,7 @@ impl MigrateCommand {
                 ExitCode::SUCCESS
             }
             Err(failure) => {
-                eprintln!("linkis-rm: {}", clean_lines(&telemetry::with_causes(&failure)));
+                eprintln!("linkis-rm: {}", clean_lines(&rm_telemetry::with_causes(&failure)));
                 let is_usage = matches!(failure, MigrateFailure::Open(ConnectError::Usage(_)));
                 ExitCode::from(if is_usage { EXIT_USAGE } else { EXIT_NO_ANSWER })
             }

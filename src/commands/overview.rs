@@ -4,10 +4,8 @@ use std::{collections::BTreeMap, fmt::Write as _};
 
 use clap::Args;
 
-use crate::{
-    client::calls,
-    transport::proto::{DimensionTotals, EmState, GetOverviewRequest, LineTotals, Overview as Message, TicketTotals},
-};
+use rm_client::calls;
+use rm_proto::v1::{DimensionTotals, EmState, GetOverviewRequest, LineTotals, Overview as Message, TicketTotals};
 
 use super::{
     ems::percent,

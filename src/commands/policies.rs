@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::transport::proto::{Check, ListPoliciesRequest, ListPoliciesResponse, Placement, Policy};
+use rm_proto::v1::{Check, ListPoliciesRequest, ListPoliciesResponse, Placement, Policy};
 
 use super::{
     error::{CommandFailure, CommandReply},

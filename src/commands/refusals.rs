@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::transport::proto::{ListRefusalsRequest, ListRefusalsResponse, RefusalSum};
+use rm_proto::v1::{ListRefusalsRequest, ListRefusalsResponse, RefusalSum};
 
 use super::{
     error::{CommandFailure, CommandReply},

@@ -1,10 +1,8 @@
 //! Roles in help texts, from the table of calls that the edge authorizes by, so that both cannot differ.
 
-use crate::{
-    client::ApiCall,
-    domain::access::{Permission, Role},
-    transport::access::{AccessTable, RequiredIdentity},
-};
+use rm_client::ApiCall;
+use rm_edge::access::{AccessTable, RequiredIdentity};
+use rm_model::access::{Permission, Role};
 
 /// Returns the sentence about roles at the end of a command's help.
 pub fn needs<Q, A>(call: &ApiCall<Q, A>) -> String {
@@ -34,7 +32,7 @@ fn needs_by(path: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::client::calls;
+    use rm_client::calls;
 
     #[test]
     fn roles_are_those_of_the_table() {

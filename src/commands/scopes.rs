@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use clap::Args;
 
-use crate::transport::proto::{Limit, LimitMode, ListScopesRequest, ListScopesResponse, ScopeUsage};
+use rm_proto::v1::{Limit, LimitMode, ListScopesRequest, ListScopesResponse, ScopeUsage};
 
 use super::{
     ems::percent,

@@ -10,7 +10,7 @@ use std::{
 use clap::Args;
 use prost::Message;
 
-use crate::client::{ApiCall, ClientError, ClientIdentity, ClientSettings, Follower, RmClient, TlsSettings};
+use rm_client::{ApiCall, ClientError, ClientIdentity, ClientSettings, Follower, RmClient, TlsSettings};
 
 use super::{error::CommandFailure, output::progress};
 

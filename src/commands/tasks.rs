@@ -2,12 +2,8 @@
 
 use clap::Args;
 
-use crate::{
-    client::calls,
-    transport::proto::{
-        Job, ListInstancesRequest, ListInstancesResponse, ListTasksRequest, ServerInstance, TaskStatus,
-    },
-};
+use rm_client::calls;
+use rm_proto::v1::{Job, ListInstancesRequest, ListInstancesResponse, ListTasksRequest, ServerInstance, TaskStatus};
 
 use super::{
     error::{CommandFailure, CommandReply},

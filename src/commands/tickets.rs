@@ -2,11 +2,9 @@
 
 use clap::Args;
 
-use crate::{
-    client::calls,
-    domain::resource::Dimension,
-    transport::proto::{self, ForceReleaseRequest, ListTicketsRequest, ListTicketsResponse, Ticket as Message},
-};
+use rm_client::calls;
+use rm_model::resource::Dimension;
+use rm_proto::v1::{self as proto, ForceReleaseRequest, ListTicketsRequest, ListTicketsResponse, Ticket as Message};
 
 use super::{
     consent::Consent,

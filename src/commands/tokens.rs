@@ -14,19 +14,16 @@ use secrecy::{ExposeSecret as _, SecretString};
 use sqlx::Connection as _;
 use uuid::Uuid;
 
-use crate::{
-    config::{DatabaseArguments, parse_duration},
-    domain::{
-        access::{EmPattern, Rights, Role, USERS_MAX},
-        name::{FieldError, Name},
-        principal::{Actor, Principal},
-        token,
-    },
-    store::{
-        StoreError, embedded, history_partition, schema,
-        token::{self as table, NewToken, TOKENS_MAX, TokenSelection},
-    },
-    telemetry,
+use crate::config::{DatabaseArguments, parse_duration};
+use rm_model::{
+    access::{EmPattern, Rights, Role, USERS_MAX},
+    name::{FieldError, Name},
+    principal::{Actor, Principal},
+    token,
+};
+use rm_store::{
+    StoreError, history_partition, schema,
+    token::{self as table, NewToken, TOKENS_MAX, TokenSelection},
 };
 
 use super::{
@@ -152,7 +149,7 @@ impl TokensCommand {
                 exit
             }
             Err(failure) => {
-                eprintln!("linkis-rm: {}", clean_lines(&telemetry::with_causes(&failure)));
+                eprintln!("linkis-rm: {}", clean_lines(&rm_telemetry::with_causes(&failure)));
                 match failure {
                     TokensFailure::Common(failure) => failure.exit_code(),
                     TokensFailure::Usage(_) | TokensFailure::Open(ConnectError::Usage(_)) => ExitCode::from(EXIT_USAGE),
@@ -265,7 +262,7 @@ fn write(text: &str) -> io::Result<()> {
 /// Returns the actor of the command: the user by the system's account database, and the machine.
 fn person() -> Result<Actor, FieldError> {
     let uid = rustix::process::getuid().as_raw();
-    let who = embedded::user_name(uid).map_or_else(|| format!("uid {uid}"), |name| format!("{name} (uid {uid})"));
+    let who = rm_devpg::user_name(uid).map_or_else(|| format!("uid {uid}"), |name| format!("{name} (uid {uid})"));
     let machine = rustix::system::uname().nodename().to_string_lossy().into_owned();
     Ok(Actor { principal: Principal::Named(Name::parse("user", &who)?), address: Some(machine.into()), reason: None })
 }

@@ -2,7 +2,7 @@
 
 use clap::{Args, ValueEnum};
 
-use crate::transport::proto::{GetUsageRequest, GetUsageResponse, UsageBy, UsageSum};
+use rm_proto::v1::{GetUsageRequest, GetUsageResponse, UsageBy, UsageSum};
 
 use super::{
     error::{CommandFailure, CommandReply},

@@ -4,10 +4,9 @@ use std::time::SystemTime;
 
 use prost_types::Timestamp;
 
-use crate::{
-    domain::em::EmInstance,
-    transport::{convert::answer, proto},
-};
+use rm_edge::convert::answer;
+use rm_model::em::EmInstance;
+use rm_proto::v1 as proto;
 
 use super::output::text::EM_APPLICATION;
 

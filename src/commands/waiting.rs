@@ -2,7 +2,7 @@
 
 use clap::Args;
 
-use crate::transport::proto::{EmInstance, ListWaitingRequest, ListWaitingResponse, WaitingRequest};
+use rm_proto::v1::{EmInstance, ListWaitingRequest, ListWaitingResponse, WaitingRequest};
 
 use super::{
     error::{CommandFailure, CommandReply},

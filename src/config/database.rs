@@ -6,7 +6,7 @@ use clap::Args;
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::parse::is_set;
-use crate::store::{
+use rm_store::{
     citus::Cell,
     connect_target::{ConnectTarget, DatabaseRole},
 };

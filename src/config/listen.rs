@@ -4,7 +4,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs as _};
 
-use crate::transport::edge::ListenAddress;
+use rm_edge::edge::ListenAddress;
 
 /// Name of a listen setting, and an example value.
 type ListenSetting = (&'static str, &'static str);

@@ -4,10 +4,8 @@
 
 use std::{fmt::Display, path::Path, str::FromStr, time::Duration};
 
-use crate::{
-    domain::{limit::Rule, resource::parse_size},
-    limits_file,
-};
+use crate::limits_file;
+use rm_model::{limit::Rule, resource::parse_size};
 
 /// Returns whether a path is set; an empty one counts as unset.
 pub(super) fn is_set(path: &Path) -> bool {

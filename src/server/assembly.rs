@@ -5,29 +5,27 @@ use std::sync::Arc;
 
 use tonic_reflection::pb::{v1, v1alpha};
 
-use crate::{
-    service::{
-        overview::OverviewService,
-        tokens::{RefreshTokens, TokenCache},
-    },
-    store::Store,
-    transport::{
-        self,
-        admin::AdminRpc,
-        edge::RequestBody,
-        external::ExternalResourceRpc,
-        limit::LimitRpc,
-        message_size::{LIMITS_BYTES_MAX, MESSAGE_BYTES_MAX, MessageSizeLimit, QUESTION_BYTES_MAX, compressible},
-        proto::{
-            admin_service_server::AdminServiceServer, external_resource_service_server::ExternalResourceServiceServer,
-            limit_service_server::LimitServiceServer, usage_service_server::UsageServiceServer,
-        },
-        reflection::Reflection,
-        resource_manager::ResourceManagerRpc,
-        routes::Routes,
-        server_info::ServerInfo,
-    },
+use rm_edge::{
+    admin::AdminRpc,
+    compressible,
+    edge::RequestBody,
+    external::ExternalResourceRpc,
+    limit::LimitRpc,
+    message_size::{LIMITS_BYTES_MAX, MESSAGE_BYTES_MAX, MessageSizeLimit, QUESTION_BYTES_MAX},
+    reflection::Reflection,
+    resource_manager::ResourceManagerRpc,
+    routes::Routes,
+    server_info::ServerInfo,
 };
+use rm_proto::v1::{
+    admin_service_server::AdminServiceServer, external_resource_service_server::ExternalResourceServiceServer,
+    limit_service_server::LimitServiceServer, usage_service_server::UsageServiceServer,
+};
+use rm_service::{
+    overview::OverviewService,
+    tokens::{RefreshTokens, TokenCache},
+};
+use rm_store::Store;
 
 use super::{
     ServerError,
@@ -63,7 +61,7 @@ fn routes(instance: &InstanceContext<'_>, cell: CellServices) -> Result<Routes<R
     let manager =
         ResourceManagerRpc::new(committer, cell.request_resource, cell.heartbeat, tickets, cell.em_goes, times);
     let usage =
-        transport::usage::UsageRpc::new(cell.usage, limits.clone(), cell.overviews, cell.fullest, cell.follow, info);
+        rm_edge::usage::UsageRpc::new(cell.usage, limits.clone(), cell.overviews, cell.fullest, cell.follow, info);
     let external = ExternalResourceRpc::new(cell.external, timeout);
     let limits = LimitRpc::new(limits, timeout);
     let reflection = v1::server_reflection_server::ServerReflectionServer::new(Reflection::v1()?);

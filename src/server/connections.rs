@@ -9,13 +9,11 @@ use tokio::{sync::mpsc, task::JoinSet};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use crate::{
-    service::tasks::InstanceTasks,
-    transport::{
-        edge::{self, Edge, EdgeBounds, EdgeService, Listener},
-        observe::ObserveLayer,
-    },
+use rm_edge::{
+    edge::{self, Edge, EdgeBounds, EdgeService, Listener},
+    observe::ObserveLayer,
 };
+use rm_service::tasks::InstanceTasks;
 
 /// Interval between two keep-alive pings on a connection without traffic.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);

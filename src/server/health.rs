@@ -6,22 +6,14 @@ use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 use tonic_health::server::HealthReporter;
 
-use crate::{
-    http::Readiness,
-    metrics::{Metrics, components::PoolConnections},
-    store::Store,
-    transport::{
-        self,
-        admin::AdminRpc,
-        external::ExternalResourceRpc,
-        proto::{
-            admin_service_server::AdminServiceServer, external_resource_service_server::ExternalResourceServiceServer,
-            limit_service_server::LimitServiceServer, resource_manager_service_server::ResourceManagerServiceServer,
-            usage_service_server::UsageServiceServer,
-        },
-        resource_manager::ResourceManagerRpc,
-    },
+use rm_edge::{admin::AdminRpc, external::ExternalResourceRpc, http::Readiness, resource_manager::ResourceManagerRpc};
+use rm_proto::v1::{
+    admin_service_server::AdminServiceServer, external_resource_service_server::ExternalResourceServiceServer,
+    limit_service_server::LimitServiceServer, resource_manager_service_server::ResourceManagerServiceServer,
+    usage_service_server::UsageServiceServer,
 };
+use rm_store::Store;
+use rm_telemetry::metrics::{Metrics, components::PoolConnections};
 
 /// Interval between two publications without a change.
 const HEALTH_INTERVAL: Duration = Duration::from_secs(1);
@@ -49,7 +41,7 @@ pub(super) async fn watch_health(health: HealthState, store: Store, stopping: Ca
                 .ok()
                 .map(|found| PoolConnections { open: found.pool.size(), idle: found.pool.num_idle() }),
         );
-        health.publish(standing.map_or_else(Readiness::NoDatabase, |_| Readiness::Ready)).await;
+        health.publish(standing.map_or_else(|why| Readiness::NoDatabase(why.to_string()), |_| Readiness::Ready)).await;
         tokio::select! {
             biased;
             () = stopping.cancelled() => break,
@@ -67,15 +59,15 @@ impl HealthState {
         let _ = self.readiness.send_replace(readiness);
         if is_ready {
             self.grpc.set_serving::<ResourceManagerServiceServer<ResourceManagerRpc>>().await;
-            self.grpc.set_serving::<UsageServiceServer<transport::usage::UsageRpc>>().await;
-            self.grpc.set_serving::<LimitServiceServer<transport::limit::LimitRpc>>().await;
+            self.grpc.set_serving::<UsageServiceServer<rm_edge::usage::UsageRpc>>().await;
+            self.grpc.set_serving::<LimitServiceServer<rm_edge::limit::LimitRpc>>().await;
             self.grpc.set_serving::<AdminServiceServer<AdminRpc>>().await;
             self.grpc.set_serving::<ExternalResourceServiceServer<ExternalResourceRpc>>().await;
             self.grpc.set_service_status("", tonic_health::ServingStatus::Serving).await;
         } else {
             self.grpc.set_not_serving::<ResourceManagerServiceServer<ResourceManagerRpc>>().await;
-            self.grpc.set_not_serving::<UsageServiceServer<transport::usage::UsageRpc>>().await;
-            self.grpc.set_not_serving::<LimitServiceServer<transport::limit::LimitRpc>>().await;
+            self.grpc.set_not_serving::<UsageServiceServer<rm_edge::usage::UsageRpc>>().await;
+            self.grpc.set_not_serving::<LimitServiceServer<rm_edge::limit::LimitRpc>>().await;
             self.grpc.set_not_serving::<AdminServiceServer<AdminRpc>>().await;
             self.grpc.set_not_serving::<ExternalResourceServiceServer<ExternalResourceRpc>>().await;
             self.grpc.set_service_status("", tonic_health::ServingStatus::NotServing).await;

@@ -1,17 +1,15 @@
 //! Engines that run already and are put into the books, from elsewhere or after a database was lost.
 
-use linkis_rm::{
-    client::ClientError,
-    domain::{
-        adoption::AdoptTicket,
-        em::EmInstance,
-        operation::{ReleaseTicket, UpdateTicket},
-        report::{EmReport, Health},
-        resource::{Dimension, Resource},
-        ticket::TicketState,
-    },
-    transport::proto::{self, usage_service_client::UsageServiceClient},
+use rm_client::ClientError;
+use rm_model::{
+    adoption::AdoptTicket,
+    em::EmInstance,
+    operation::{ReleaseTicket, UpdateTicket},
+    report::{EmReport, Health},
+    resource::{Dimension, Resource},
+    ticket::TicketState,
 };
+use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use tokio::task::JoinSet;
 use tonic::Code;
 use uuid::Uuid;

@@ -5,14 +5,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    domain::report::{EmReport, Health},
-    store::{Store, em_report, user_resource},
-    transport::{
-        observe,
-        proto::{self, usage_service_client::UsageServiceClient},
-    },
-};
+use rm_edge::observe;
+use rm_model::report::{EmReport, Health};
+use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
+use rm_store::{Store, em_report, user_resource};
 
 use tonic_types::StatusExt as _;
 
@@ -114,7 +110,7 @@ async fn history_records_every_change() {
     for _ in 0..2 {
         rm.client.resource_released(&release(&lived, "hadoop")).await.unwrap();
     }
-    let asked = linkis_rm::client::ResourceRequest { lock_ttl: Some(short), ..request(&host, "alice", load(1, 1, 1)) };
+    let asked = rm_client::ResourceRequest { lock_ttl: Some(short), ..request(&host, "alice", load(1, 1, 1)) };
     let expired = rm.client.request_resource(&asked).await.granted();
     eventually("it expires", Duration::from_secs(5), || async { !lives(&rm.client, expired.ticket_id).await }).await;
     for _ in 0..2 {
@@ -135,7 +131,7 @@ async fn history_records_every_change() {
         told.extend(page.actions.into_iter().map(|action| (action.action, action.ticket_id, action.user)));
         page_token = page.next_page_token;
     }
-    let line = |action: &str, grant: &linkis_rm::domain::operation::Grant, user: &str| {
+    let line = |action: &str, grant: &rm_model::operation::Grant, user: &str| {
         (action.to_owned(), grant.ticket_id.to_string(), user.to_owned())
     };
     let of_em = |action: &str| (action.to_owned(), String::new(), String::new());

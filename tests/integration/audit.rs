@@ -8,11 +8,9 @@ use std::{
     },
 };
 
-use linkis_rm::{
-    client::{ResultResource, RmClient},
-    domain::{audit::Difference, operation::Grant, resource::Dimension},
-    transport::proto,
-};
+use rm_client::{ResultResource, RmClient};
+use rm_model::{audit::Difference, operation::Grant, resource::Dimension};
+use rm_proto::v1 as proto;
 use tokio::task::JoinSet;
 
 use crate::{command_line::program, harness::*};
@@ -414,13 +412,13 @@ async fn repair_of_one_em_or_scope_leaves_others() {
     assert!(rm.client.repair_scope(&labels("alice")).await.unwrap().repaired.is_empty());
     // A scope without tickets has no difference, with or without a row.
     assert!(rm.client.repair_scope(&labels("unknown")).await.unwrap().repaired.is_empty());
-    let reason = |done: Result<_, linkis_rm::client::ClientError>| done.map(drop).unwrap_err().reason().unwrap();
+    let reason = |done: Result<_, rm_client::ClientError>| done.map(drop).unwrap_err().reason().unwrap();
     assert_eq!(reason(rm.client.repair_em(&em("host9")).await), "EM_NOT_REGISTERED");
     let uncounted = BTreeMap::from([("creator".to_owned(), "IDE".to_owned())]);
     assert_eq!(reason(rm.client.repair_scope(&uncounted).await), "SCOPE_NOT_COUNTED");
     let both =
         proto::RepairRequest { em: crate::identity::em_message("host1"), scope: labels("alice"), ..Default::default() };
-    let refused = rm.client.make(&linkis_rm::client::calls::REPAIR, &both).await;
+    let refused = rm.client.make(&rm_client::calls::REPAIR, &both).await;
     assert_eq!(reason(refused.map(|_| Default::default())), "INVALID_FIELD");
     assert_eq!(rm.client.repair().await.unwrap().repaired.count, 2);
     assert_invariants(&database, &rm.client).await;

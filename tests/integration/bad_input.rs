@@ -2,14 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use linkis_rm::transport::{
-    page::PageRequest,
-    proto::{
-        self, resource::Kind, resource_manager_service_client::ResourceManagerServiceClient,
-        usage_service_client::UsageServiceClient,
-    },
-};
 use prost::Message as _;
+use rm_edge::page::PageRequest;
+use rm_proto::v1::{
+    self as proto, resource::Kind, resource_manager_service_client::ResourceManagerServiceClient,
+    usage_service_client::UsageServiceClient,
+};
 use tonic::{Code, Status, transport::Channel};
 use tonic_types::StatusExt as _;
 use uuid::Uuid;
@@ -445,8 +443,8 @@ async fn time_outside_database_range_returns_field() {
 async fn amount_above_exact_range_is_refused() {
     let (database, rm) = start().await;
     let host = em("host1");
-    let most = linkis_rm::domain::resource::Resource::memory((1 << 53) - 1).unwrap();
-    let more = linkis_rm::domain::resource::Resource::memory(1 << 53).unwrap();
+    let most = rm_model::resource::Resource::memory((1 << 53) - 1).unwrap();
+    let more = rm_model::resource::Resource::memory(1 << 53).unwrap();
     let error = rm.client.register(registration(host.clone(), more)).await.unwrap_err();
     assert_eq!(error.field().as_deref(), Some("total"));
     rm.client.register(registration(host.clone(), most.clone())).await.unwrap();
@@ -502,7 +500,7 @@ async fn names_with_separators_stay_distinct() {
     let ems = rm.client.ems().await.unwrap();
     assert_eq!(ems.len(), names.len());
     for em in ems {
-        assert_eq!(em.locked.get(&linkis_rm::domain::resource::Dimension::Instances), 2, "{em:?}");
+        assert_eq!(em.locked.get(&rm_model::resource::Dimension::Instances), 2, "{em:?}");
         assert_eq!(rm.client.tickets(Some(&em.instance)).await.unwrap().len(), 2);
     }
     assert_eq!(assert_invariants(&database, &rm.client).await, 2 * names.len());

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use linkis_rm::client::ResultResource;
+use rm_client::ResultResource;
 use tokio::task::JoinSet;
 
 use crate::{

@@ -2,12 +2,11 @@
 
 use std::time::Duration;
 
-use linkis_rm::{
-    client::ResourceRequest,
-    domain::{operation::Grant, resource::Resource, ticket::EngineInstance},
-    transport::proto::{
-        self, resource_manager_service_client::ResourceManagerServiceClient, usage_service_client::UsageServiceClient,
-    },
+use rm_client::ResourceRequest;
+use rm_model::{operation::Grant, resource::Resource, ticket::EngineInstance};
+use rm_proto::v1::{
+    self as proto, resource_manager_service_client::ResourceManagerServiceClient,
+    usage_service_client::UsageServiceClient,
 };
 use tokio::task::JoinSet;
 use tonic::{Code, Status, transport::Channel};
@@ -131,7 +130,7 @@ async fn ticket_lookup_by_engine_returns_single_match() {
     let take = async |host: usize, user: &str, who: Option<EngineInstance>| -> Grant {
         let grant = rm.client.request_resource(&request(&hosts[host], user, load(1, 1, 1))).await.granted();
         if let Some(engine) = who {
-            let report = linkis_rm::domain::operation::ConfirmTicket { engine, ..inited(&grant, user, None) };
+            let report = rm_model::operation::ConfirmTicket { engine, ..inited(&grant, user, None) };
             rm.client.resource_inited(&report).await.unwrap();
         }
         grant

@@ -1,14 +1,12 @@
 //! Caps of requests: the lower of a cap and the limit decides.
 
-use linkis_rm::{
-    client::{ClientError, ResourceRequest},
-    domain::{
-        cap::Cap,
-        limit::{LabelPattern, Rule},
-        limit_mode::LimitMode,
-        policy::Policy,
-        resource::Dimension,
-    },
+use rm_client::{ClientError, ResourceRequest};
+use rm_model::{
+    cap::Cap,
+    limit::{LabelPattern, Rule},
+    limit_mode::LimitMode,
+    policy::Policy,
+    resource::Dimension,
 };
 use tonic::Code;
 

@@ -12,13 +12,11 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::{
-    client::{self, ClientSettings, RmClient},
-    server::SecuritySettings,
-    tls::TlsFiles,
-    transport::proto::{self, usage_service_client::UsageServiceClient},
-};
+use linkis_rm::server::SecuritySettings;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType, date_time_ymd};
+use rm_client::{ClientSettings, RmClient};
+use rm_edge::tls::TlsFiles;
+use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use rustls::{
     ClientConfig, HandshakeKind, RootCertStore,
     crypto::ring,
@@ -376,11 +374,11 @@ async fn client_over_tls_sends_token_or_certificate() {
     let rm = start_tls(&database, &folder).await;
     let address = rm.address.replace("http://", "https://");
     let client = |ca: &Authority, token: Option<&str>, identity: Option<&Identity>| {
-        let identity = identity.map(|Identity { cert, key }| client::ClientIdentity {
+        let identity = identity.map(|Identity { cert, key }| rm_client::ClientIdentity {
             certificates: cert.clone().into_bytes(),
             key: key.clone().into_bytes(),
         });
-        let tls = client::TlsSettings { ca: Some(ca.as_ref().pem().into_bytes()), identity, ..Default::default() };
+        let tls = rm_client::TlsSettings { ca: Some(ca.as_ref().pem().into_bytes()), identity, ..Default::default() };
         let settings = ClientSettings { tls, token: token.map(str::to_owned), ..ClientSettings::once(TAKEN_UP_WITHIN) };
         RmClient::with(&address, &settings).unwrap()
     };

@@ -9,11 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ResultResource, RmClient},
-    store::{Store, history_partition},
-    transport::proto::{self, usage_service_client::UsageServiceClient},
-};
+use rm_client::{ResultResource, RmClient};
+use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
+use rm_store::{Store, history_partition};
 use sqlx::Row as _;
 use uuid::Uuid;
 

@@ -12,7 +12,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::store::{citus::Cell as Name, connect_target::ConnectTarget};
+use rm_store::{citus::Cell as Name, connect_target::ConnectTarget};
 use sqlx::{ConnectOptions as _, PgConnection, Row as _, postgres::PgConnectOptions};
 
 use crate::harness::*;

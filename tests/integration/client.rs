@@ -11,11 +11,9 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::{
-    client::{ClientError, ClientSettings, ResourceRequest, ResultResource, RmClient},
-    domain::{report::EmReport, ticket::TicketState},
-    transport::edge::ListenAddress,
-};
+use rm_client::{ClientError, ClientSettings, ResourceRequest, ResultResource, RmClient};
+use rm_edge::edge::ListenAddress;
+use rm_model::{report::EmReport, ticket::TicketState};
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
     task::JoinSet,

@@ -2,7 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use linkis_rm::{client::ResourceRequest, domain::hold::NewHold, domain::operation::LockKey};
+use rm_client::ResourceRequest;
+use rm_model::{hold::NewHold, operation::LockKey};
 
 use crate::{
     harness::*,

@@ -6,11 +6,9 @@ use std::{
     sync::LazyLock,
 };
 
-use linkis_rm::{
-    domain::{limit::Rule, operation::Grant, resource::Resource},
-    transport::proto,
-};
 use prost_reflect::{DescriptorPool, DynamicMessage, MessageDescriptor};
+use rm_model::{limit::Rule, operation::Grant, resource::Resource};
+use rm_proto::v1 as proto;
 use uuid::Uuid;
 
 use crate::{certificates::Folder, external, harness::*};

@@ -2,14 +2,12 @@
 
 use std::time::{Duration, Instant};
 
-use linkis_rm::{
-    client::{ResourceRequest, ResultResource},
-    domain::{
-        em::EmInstance,
-        limit::{LabelPattern, Rule},
-        resource::Dimension,
-    },
-    server::{Options, ServerExit},
+use linkis_rm::server::{Options, ServerExit};
+use rm_client::{ResourceRequest, ResultResource};
+use rm_model::{
+    em::EmInstance,
+    limit::{LabelPattern, Rule},
+    resource::Dimension,
 };
 use tokio::task::JoinSet;
 

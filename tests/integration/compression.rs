@@ -1,7 +1,7 @@
 //! Messages that are compressed: accepted and answered so by every service, and bounded by what they hold.
 
-use linkis_rm::transport::proto::{
-    self, admin_service_client::AdminServiceClient, limit_service_client::LimitServiceClient,
+use rm_proto::v1::{
+    self as proto, admin_service_client::AdminServiceClient, limit_service_client::LimitServiceClient,
     resource_manager_service_client::ResourceManagerServiceClient, usage_service_client::UsageServiceClient,
 };
 use tokio_stream::once;

@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use linkis_rm::domain::resource::{
+use rm_model::resource::{
     KubernetesAmounts, LoadInstanceAmounts, Resource, ResourceError, ResourceParts, ResourceType, YarnAmounts,
     format_size, parse_size, whole_gb,
 };

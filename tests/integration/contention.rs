@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
-use linkis_rm::{
-    client::ResultResource,
-    domain::{
-        limit::{LabelPattern, Rule},
-        resource::Dimension,
-    },
-    server::Options,
-    transport::resource_manager::RequestTimeouts,
+use linkis_rm::server::Options;
+use rm_client::ResultResource;
+use rm_edge::resource_manager::RequestTimeouts;
+use rm_model::{
+    limit::{LabelPattern, Rule},
+    resource::Dimension,
 };
 use tokio::task::JoinSet;
 use tonic::Code;

@@ -5,23 +5,21 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::{
-    client::ResourceRequest,
-    domain::{
-        adoption::AdoptTicket,
-        em::EmInstance,
-        hold::NewHold,
-        limit::{LabelPattern, Rule},
-        limit_mode::LimitMode,
-        name::Labels,
-        operation::{LockKey, RegisterEm},
-        report::{EmReport, Health},
-        resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
-    },
-    server::Options,
-    service::heartbeat::LivenessTimeouts,
-    transport::proto::{self, usage_service_client::UsageServiceClient},
+use linkis_rm::server::Options;
+use rm_client::ResourceRequest;
+use rm_model::{
+    adoption::AdoptTicket,
+    em::EmInstance,
+    hold::NewHold,
+    limit::{LabelPattern, Rule},
+    limit_mode::LimitMode,
+    name::Labels,
+    operation::{LockKey, RegisterEm},
+    report::{EmReport, Health},
+    resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
 };
+use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
+use rm_service::heartbeat::LivenessTimeouts;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 

@@ -2,16 +2,14 @@
 
 use std::collections::BTreeMap;
 
-use linkis_rm::{
-    domain::{
-        limit::{LabelPattern, Rule},
-        limit_mode::LimitMode,
-        resource::Dimension,
-    },
-    transport::proto::{
-        self, admin_service_client::AdminServiceClient, request_resource_response::Result as Answer,
-        resource_manager_service_client::ResourceManagerServiceClient, usage_service_client::UsageServiceClient,
-    },
+use rm_model::{
+    limit::{LabelPattern, Rule},
+    limit_mode::LimitMode,
+    resource::Dimension,
+};
+use rm_proto::v1::{
+    self as proto, admin_service_client::AdminServiceClient, request_resource_response::Result as Answer,
+    resource_manager_service_client::ResourceManagerServiceClient, usage_service_client::UsageServiceClient,
 };
 use tokio::task::JoinSet;
 use tonic::{Code, transport::Channel};

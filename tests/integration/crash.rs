@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
-use linkis_rm::{
-    client::ResourceRequest,
-    service::background::{
-        Step, Task as _,
-        lease::{LeaseFlag, RenewLease},
-    },
-    store::Store,
+use rm_client::ResourceRequest;
+use rm_service::background::{
+    Step, Task as _,
+    lease::{LeaseFlag, RenewLease},
 };
+use rm_store::Store;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 

@@ -15,17 +15,10 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::{
-    client::RmClient,
-    store::{
-        Store, StoreError,
-        connect_target::ConnectTarget,
-        embedded::{EmbeddedPostgres, EmbeddedSettings},
-        history_partition,
-        primary::Primary,
-    },
-};
 use rcgen::{CertificateParams, DnType, KeyPair};
+use rm_client::RmClient;
+use rm_devpg::{EmbeddedPostgres, EmbeddedSettings};
+use rm_store::{Store, StoreError, connect_target::ConnectTarget, history_partition, primary::Primary};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 
 use crate::{
@@ -151,7 +144,7 @@ impl Far {
 
 /// An error and what caused it.
 fn told(error: &StoreError) -> String {
-    linkis_rm::telemetry::with_causes(error)
+    rm_telemetry::with_causes(error)
 }
 
 async fn open(url: &str) -> Result<Store, StoreError> {

@@ -6,15 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ClientError, ClientSettings, check_health},
-    server::{Options, Server, ServerError, listen, listen_http},
-    store::{
-        connect_target::ConnectTarget,
-        embedded::{EmbeddedPostgres, EmbeddedSettings},
-    },
-    telemetry::with_causes,
-};
+use linkis_rm::server::{Options, Server, ServerError, listen, listen_http};
+use rm_client::{ClientError, ClientSettings, check_health};
+use rm_devpg::{EmbeddedPostgres, EmbeddedSettings};
+use rm_store::connect_target::ConnectTarget;
+use rm_telemetry::with_causes;
 use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 use tokio::{sync::oneshot, task::JoinSet};
 use tonic::Code;

@@ -8,10 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::ResourceRequest,
-    server::{Options, SecuritySettings},
-};
+use linkis_rm::server::{Options, SecuritySettings};
+use rm_client::ResourceRequest;
 use serde_json::Value;
 
 use crate::{

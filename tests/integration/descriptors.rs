@@ -2,12 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use linkis_rm::transport::proto;
 use prost::Message as _;
 use prost_types::{
     DescriptorProto, EnumDescriptorProto, FieldDescriptorProto, FileDescriptorProto, FileDescriptorSet,
     field_descriptor_proto::{Label, Type},
 };
+use rm_proto::v1 as proto;
 
 /// The files of the API itself.
 fn files(descriptors: &[u8]) -> Vec<FileDescriptorProto> {

@@ -1,10 +1,8 @@
 //! Drains of EMs, and forced releases of tickets, by operators.
 
-use linkis_rm::{
-    client::{ClientError, ResourceRequest, ResultResource},
-    domain::{operation::Grant, principal::Principal, resource::Resource},
-    transport::proto::{self, usage_service_client::UsageServiceClient},
-};
+use rm_client::{ClientError, ResourceRequest, ResultResource};
+use rm_model::{operation::Grant, principal::Principal, resource::Resource};
+use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use tokio::task::JoinSet;
 use tonic::Code;
 use uuid::Uuid;
@@ -88,7 +86,7 @@ async fn drain_stops_grants_and_keeps_tickets() {
         assert!(drained.map(|em| em.instance).eq([host.clone()]));
     }
     let mut usage = UsageServiceClient::connect(second.address.clone()).await.unwrap();
-    let ems = vec![linkis_rm::transport::convert::answer::em_message(&host)];
+    let ems = vec![rm_edge::convert::answer::em_message(&host)];
     let found = usage.batch_get_ems(proto::BatchGetEmsRequest { ems }).await.unwrap().into_inner();
     assert_eq!(found.ems[0].drain.as_ref().unwrap().reason, "a new disk");
 

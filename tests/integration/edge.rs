@@ -9,12 +9,10 @@ use std::{
 
 use h2::client::{ResponseFuture, SendRequest};
 use http::{HeaderMap, Request};
-use linkis_rm::{
-    client::{ClientError, ResourceRequest, ResultResource},
-    domain::{operation::ReleaseTicket, report::EmReport},
-    server::ServerExit,
-    transport::proto::{ListEmsRequest, usage_service_client::UsageServiceClient},
-};
+use linkis_rm::server::ServerExit;
+use rm_client::{ClientError, ResourceRequest, ResultResource};
+use rm_model::{operation::ReleaseTicket, report::EmReport};
+use rm_proto::v1::{ListEmsRequest, usage_service_client::UsageServiceClient};
 use rustix::process::{Resource, Rlimit, getrlimit, prlimit};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use linkis_rm::client::{ResourceRequest, RmClient};
+use rm_client::{ResourceRequest, RmClient};
 use tokio::task::JoinSet;
 
 use crate::{harness::*, scale::crowd};

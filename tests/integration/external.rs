@@ -19,11 +19,9 @@ use axum::{
 };
 use hyper::server::conn::http1;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
-use linkis_rm::{
-    external::allowed::AllowedHosts,
-    server::Options,
-    transport::proto::{self, external_resource_service_client::ExternalResourceServiceClient as Client},
-};
+use linkis_rm::server::Options;
+use rm_external::allowed::AllowedHosts;
+use rm_proto::v1::{self as proto, external_resource_service_client::ExternalResourceServiceClient as Client};
 use tokio::{net::TcpListener, task::JoinHandle};
 use tonic::{Code, Status, transport::Channel};
 use tonic_types::StatusExt as _;

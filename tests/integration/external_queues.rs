@@ -9,18 +9,16 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::{
-    client::{ResourceRequest, ResultResource, RmClient},
-    domain::{
-        external::QueueCheckBasis,
-        hold::NewHold,
-        operation::{Grant, LockKey},
-        resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
-    },
-    transport::proto::{
-        self, external_resource_service_client::ExternalResourceServiceClient,
-        resource_manager_service_client::ResourceManagerServiceClient,
-    },
+use rm_client::{ResourceRequest, ResultResource, RmClient};
+use rm_model::{
+    external::QueueCheckBasis,
+    hold::NewHold,
+    operation::{Grant, LockKey},
+    resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
+};
+use rm_proto::v1::{
+    self as proto, external_resource_service_client::ExternalResourceServiceClient,
+    resource_manager_service_client::ResourceManagerServiceClient,
 };
 use tokio::{net::TcpListener, task::JoinSet};
 use tonic_types::StatusExt as _;

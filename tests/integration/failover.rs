@@ -9,12 +9,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ClientError, ClientSettings, Follower, ResultResource, RmClient, check_health},
-    server::{Options, Server, listen, listen_http},
-    store::{Store, connect_target::ConnectTarget},
-    transport::{edge::EdgeBounds, proto::FollowActionsResponse, resource_manager::RequestTimeouts},
-};
+use linkis_rm::server::{Options, Server, listen, listen_http};
+use rm_client::{ClientError, ClientSettings, Follower, ResultResource, RmClient, check_health};
+use rm_edge::{edge::EdgeBounds, resource_manager::RequestTimeouts};
+use rm_proto::v1::FollowActionsResponse;
+use rm_store::{Store, connect_target::ConnectTarget};
 use sqlx::Row as _;
 use tokio::{net::UnixListener, sync::oneshot};
 use tonic::Code;

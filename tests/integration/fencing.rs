@@ -1,9 +1,7 @@
 //! Fencing: what an older incarnation of an EM says late is refused, if it says for which registration it acts.
 
-use linkis_rm::{
-    client::ClientError,
-    domain::{operation::ConfirmTicket, ticket::TicketState},
-};
+use rm_client::ClientError;
+use rm_model::{operation::ConfirmTicket, ticket::TicketState};
 use tonic::Code;
 
 use crate::harness::*;

@@ -8,13 +8,13 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::{
-    client::ResourceRequest,
-    domain::name::Labels,
-    server::ServerExit,
-    store::history_partition,
-    transport::proto::{self, FollowActionsRequest, FollowActionsResponse, usage_service_client::UsageServiceClient},
+use linkis_rm::server::ServerExit;
+use rm_client::ResourceRequest;
+use rm_model::name::Labels;
+use rm_proto::v1::{
+    self as proto, FollowActionsRequest, FollowActionsResponse, usage_service_client::UsageServiceClient,
 };
+use rm_store::history_partition;
 use tokio::task::JoinSet;
 use tonic::{Code, Status, Streaming, transport::Channel};
 use tonic_types::StatusExt as _;

@@ -10,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::transport::proto::{self, usage_service_client::UsageServiceClient};
+use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use rustls::pki_types::ServerName;
 use tokio::{
     net::{TcpSocket, TcpStream},

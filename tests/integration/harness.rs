@@ -18,35 +18,31 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ClientError, ClientSettings, ResourceRequest, ResultResource, RmClient},
-    domain::{
-        adoption::AdoptTicket,
-        em::{Em, EmInstance},
-        limit::{CountingRule, LabelPattern, LabelSet, Limits, Rule, ScopeUsage},
-        limit_mode::LimitMode,
-        name::{Labels, Name},
-        operation::{ConfirmTicket, Grant, RegisterEm, ReleaseTicket},
-        policy::Policy,
-        refusal::Refusal,
-        report::{EmReport, Health},
-        resource::{Dimension, Resource},
-        scope::ScopeHoldings,
-        ticket::{EngineInstance, Ticket, TicketState},
-    },
-    external::allowed::AllowedHosts,
-    metrics::Metrics,
-    server::{Options, SecuritySettings, Server, ServerExit, listen, listen_http},
-    service::heartbeat::LivenessTimeouts,
-    store::{
-        connect_target::ConnectTarget,
-        embedded::{EmbeddedPostgres, EmbeddedSettings},
-    },
-    transport::{
-        edge::{EdgeBounds, ListenAddress},
-        resource_manager::RequestTimeouts,
-    },
+use linkis_rm::server::{Options, SecuritySettings, Server, ServerExit, listen, listen_http};
+use rm_client::{ClientError, ClientSettings, ResourceRequest, ResultResource, RmClient};
+use rm_devpg::{EmbeddedPostgres, EmbeddedSettings};
+use rm_edge::{
+    edge::{EdgeBounds, ListenAddress},
+    resource_manager::RequestTimeouts,
 };
+use rm_external::allowed::AllowedHosts;
+use rm_model::{
+    adoption::AdoptTicket,
+    em::{Em, EmInstance},
+    limit::{CountingRule, LabelPattern, LabelSet, Limits, Rule, ScopeUsage},
+    limit_mode::LimitMode,
+    name::{Labels, Name},
+    operation::{ConfirmTicket, Grant, RegisterEm, ReleaseTicket},
+    policy::Policy,
+    refusal::Refusal,
+    report::{EmReport, Health},
+    resource::{Dimension, Resource},
+    scope::ScopeHoldings,
+    ticket::{EngineInstance, Ticket, TicketState},
+};
+use rm_service::heartbeat::LivenessTimeouts;
+use rm_store::connect_target::ConnectTarget;
+use rm_telemetry::metrics::Metrics;
 use rustix::process::{Pid, Signal};
 use sqlx::{
     ConnectOptions as _, FromRow, PgConnection, PgExecutor,

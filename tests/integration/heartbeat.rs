@@ -8,17 +8,15 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{HeartbeatReply, ResourceRequest, ResultResource, RmClient},
-    domain::{
-        em::EmInstance,
-        operation::Grant,
-        report::{EmReport, Health, Load},
-    },
-    server::Options,
-    service::heartbeat::LivenessTimeouts,
-    transport::proto::{self, usage_service_client::UsageServiceClient},
+use linkis_rm::server::Options;
+use rm_client::{HeartbeatReply, ResourceRequest, ResultResource, RmClient};
+use rm_model::{
+    em::EmInstance,
+    operation::Grant,
+    report::{EmReport, Health, Load},
 };
+use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
+use rm_service::heartbeat::LivenessTimeouts;
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;

@@ -6,9 +6,10 @@ use std::{
     sync::{Arc, Mutex},
 };
 
-use linkis_rm::transport::proto::{
-    self, admin_service_client::AdminServiceClient, external_resource_service_client::ExternalResourceServiceClient,
-    limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient,
+use rm_proto::v1::{
+    self as proto, admin_service_client::AdminServiceClient,
+    external_resource_service_client::ExternalResourceServiceClient, limit_service_client::LimitServiceClient,
+    usage_service_client::UsageServiceClient,
 };
 use serde_json::{Value, json};
 use tonic::{Code, service::interceptor::InterceptedService, transport::Channel};

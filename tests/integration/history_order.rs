@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use linkis_rm::transport::proto;
+use rm_proto::v1 as proto;
 
 use crate::harness::*;
 

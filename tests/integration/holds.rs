@@ -8,12 +8,10 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::{
-    client::{ClientError, RmClient},
-    domain::{
-        hold::{NewHold, ResourceHold},
-        operation::LockKey,
-    },
+use rm_client::{ClientError, RmClient};
+use rm_model::{
+    hold::{NewHold, ResourceHold},
+    operation::LockKey,
 };
 use tokio::task::JoinSet;
 use tonic::Code;

@@ -6,15 +6,11 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::{
-    server::Options,
-    transport::{
-        observe,
-        proto::{
-            self, limit_service_client::LimitServiceClient,
-            resource_manager_service_client::ResourceManagerServiceClient, usage_service_client::UsageServiceClient,
-        },
-    },
+use linkis_rm::server::Options;
+use rm_edge::observe;
+use rm_proto::v1::{
+    self as proto, limit_service_client::LimitServiceClient,
+    resource_manager_service_client::ResourceManagerServiceClient, usage_service_client::UsageServiceClient,
 };
 use tonic::{
     Code, Request, Status, codegen::http::uri::PathAndQuery, metadata::MetadataValue,

@@ -2,12 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-use linkis_rm::{
-    client::ResourceRequest,
-    domain::{limit::Rule, operation::Grant, resource::Dimension},
-    server::Options,
-    transport::resource_manager::RequestTimeouts,
-};
+use linkis_rm::server::Options;
+use rm_client::ResourceRequest;
+use rm_edge::resource_manager::RequestTimeouts;
+use rm_model::{limit::Rule, operation::Grant, resource::Dimension};
 use tokio::task::JoinSet;
 use tonic::Code;
 

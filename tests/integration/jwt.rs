@@ -18,16 +18,14 @@ use axum::{
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use hyper::server::conn::http1;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
-use linkis_rm::{
-    domain::access::JWT_BYTES_MAX,
-    server::{Options, SecuritySettings},
-    transport::proto::{self, usage_service_client::UsageServiceClient},
-};
+use linkis_rm::server::{Options, SecuritySettings};
 use rcgen::{KeyPair, PKCS_ED25519};
 use ring::{
     rand::SystemRandom,
     signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair},
 };
+use rm_model::access::JWT_BYTES_MAX;
+use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
 use serde_json::{Value, json};
 use tokio::{net::TcpListener, task::JoinSet};

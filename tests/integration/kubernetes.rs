@@ -14,14 +14,12 @@ use axum::{
     extract::{Path, Request, State},
     routing::get,
 };
-use linkis_rm::{
-    client::{ResourceRequest, ResultResource},
-    domain::{
-        external::QueueCheckBasis,
-        resource::{Dimension, KubernetesAmounts, LoadInstanceAmounts, Resource, ResourceParts},
-    },
-    transport::proto::{self, external_resource_service_client::ExternalResourceServiceClient as Client},
+use rm_client::{ResourceRequest, ResultResource};
+use rm_model::{
+    external::QueueCheckBasis,
+    resource::{Dimension, KubernetesAmounts, LoadInstanceAmounts, Resource, ResourceParts},
 };
+use rm_proto::v1::{self as proto, external_resource_service_client::ExternalResourceServiceClient as Client};
 use serde_json::{Value, json};
 use tonic::{Code, transport::Channel};
 use tonic_types::StatusExt as _;
@@ -332,7 +330,7 @@ async fn trace_log_of_queue_requests_shows_no_secret() {
     eventually("both others were asked", SOON, async || database.count(failed).await == 2).await;
     // The life of a request in each.
     let driver = LoadInstanceAmounts { memory: 1, cores: 1, instances: 1 };
-    let part = linkis_rm::domain::resource::YarnAmounts {
+    let part = rm_model::resource::YarnAmounts {
         queue_memory: GB,
         queue_cores: 1,
         queue_name: "eng.etl".into(),

@@ -4,14 +4,12 @@
 
 use std::collections::BTreeMap;
 
-use linkis_rm::{
-    client::{ResourceRequest, ResultResource},
-    domain::{
-        em::EmInstance,
-        name::{Labels, Name},
-        operation::RegisterEm,
-        selector::{EmSelector, Preference},
-    },
+use rm_client::{ResourceRequest, ResultResource};
+use rm_model::{
+    em::EmInstance,
+    name::{Labels, Name},
+    operation::RegisterEm,
+    selector::{EmSelector, Preference},
 };
 use serde::Deserialize;
 

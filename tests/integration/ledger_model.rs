@@ -9,7 +9,8 @@ mod ticket_references;
 
 use std::collections::{BTreeMap, HashSet};
 
-use linkis_rm::domain::{
+use proptest::prelude::*;
+use rm_model::{
     external::place_of,
     ledger::Ledger,
     limit_mode::LimitMode,
@@ -19,7 +20,6 @@ use linkis_rm::domain::{
     ticket::Ticket,
     wait_queue::{FreedKeys, WaitKey},
 };
-use proptest::prelude::*;
 use uuid::Uuid;
 
 use self::{assessment::*, database::*, model::*, operations::rules, steps::*, ticket_references::*};

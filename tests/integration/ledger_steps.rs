@@ -7,7 +7,8 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::domain::{
+use proptest::prelude::*;
+use rm_model::{
     adoption::AdoptTicket,
     em::{Em, EmInstance},
     external::Clusters,
@@ -23,7 +24,6 @@ use linkis_rm::domain::{
     ticket::Ticket,
     ticket_digest::TicketDigest,
 };
-use proptest::prelude::*;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -253,7 +253,7 @@ impl Tables {
             }),
             Step::Inited(ago) => {
                 let ticket = named(ago)?;
-                Operation::Inited(linkis_rm::domain::operation::ConfirmTicket {
+                Operation::Inited(rm_model::operation::ConfirmTicket {
                     ticket_id: ticket.id,
                     user: ticket.user.clone(),
                     em: ticket.em.clone(),

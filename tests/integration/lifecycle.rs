@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use linkis_rm::domain::{
+use rm_model::{
     resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
     ticket::TicketState,
 };
@@ -55,7 +55,7 @@ async fn confirmation_repeated_with_other_content_is_refused() {
     }
     let error = rm
         .client
-        .resource_inited(&linkis_rm::domain::operation::ConfirmTicket { engine: engine("host2"), ..report(None) })
+        .resource_inited(&rm_model::operation::ConfirmTicket { engine: engine("host2"), ..report(None) })
         .await
         .unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("TICKET_ALREADY_INITED"));

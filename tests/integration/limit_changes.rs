@@ -2,13 +2,9 @@
 
 use std::collections::BTreeMap;
 
-use linkis_rm::{
-    domain::resource::Dimension,
-    transport::{
-        page::PageRequest,
-        proto::{self, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient},
-    },
-};
+use rm_edge::page::PageRequest;
+use rm_model::resource::Dimension;
+use rm_proto::v1::{self as proto, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient};
 use tokio::task::JoinSet;
 use tonic::{Code, Status, transport::Channel};
 use tonic_types::StatusExt as _;

@@ -2,16 +2,14 @@
 
 use std::time::Duration;
 
-use linkis_rm::{
-    client::{ResourceRequest, ResultResource},
-    domain::{
-        limit::{LabelPattern, Rule},
-        limit_mode::LimitMode,
-        resource::Dimension,
-        scope::Tally,
-    },
-    transport::proto::{self, limit_service_client::LimitServiceClient},
+use rm_client::{ResourceRequest, ResultResource};
+use rm_model::{
+    limit::{LabelPattern, Rule},
+    limit_mode::LimitMode,
+    resource::Dimension,
+    scope::Tally,
 };
+use rm_proto::v1::{self as proto, limit_service_client::LimitServiceClient};
 use tonic::Code;
 
 use crate::harness::*;

@@ -9,19 +9,15 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::{
-    client::{ResourceRequest, ResultResource},
-    domain::{
-        em::EmInstance,
-        name::Labels,
-        policy::{Check, Policy},
-        resource::{Dimension, Resource},
-    },
-    transport::{
-        page::PageRequest,
-        proto::{self, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient},
-    },
+use rm_client::{ResourceRequest, ResultResource};
+use rm_edge::page::PageRequest;
+use rm_model::{
+    em::EmInstance,
+    name::Labels,
+    policy::{Check, Policy},
+    resource::{Dimension, Resource},
 };
+use rm_proto::v1::{self as proto, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient};
 use tokio::task::JoinSet;
 use tonic::Code;
 use tonic_types::StatusExt as _;
@@ -202,7 +198,7 @@ async fn limit_by_any_label_counts_custom_dimension() {
     rm.client.set_limit(&limit(&[("tenant", Some("a,b-c"))], &[(gpu, 1500)])).await.unwrap();
     let ask = |tenant: &str, milli| {
         let labels = Labels::parse("labels", BTreeMap::from([("tenant".into(), tenant.into())])).unwrap();
-        linkis_rm::client::ResourceRequest { labels, ..request(&host, "hadoop", gpus(milli)) }
+        rm_client::ResourceRequest { labels, ..request(&host, "hadoop", gpus(milli)) }
     };
     rm.client.request_resource(&ask("a,b-c", 1000)).await.granted();
     let refusal = rm.client.request_resource(&ask("a,b-c", 1000)).await.refused();

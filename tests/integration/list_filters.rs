@@ -2,20 +2,18 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use linkis_rm::{
-    client::ResourceRequest,
-    domain::{
-        em::EmInstance,
-        limit::{LabelPattern, Rule},
-        name::Labels,
-        operation::RegisterEm,
-        report::{EmReport, Health},
-        resource::Dimension,
-    },
-    server::Options,
-    store::history_partition,
-    transport::proto::{self, usage_service_client::UsageServiceClient},
+use linkis_rm::server::Options;
+use rm_client::ResourceRequest;
+use rm_model::{
+    em::EmInstance,
+    limit::{LabelPattern, Rule},
+    name::Labels,
+    operation::RegisterEm,
+    report::{EmReport, Health},
+    resource::Dimension,
 };
+use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
+use rm_store::history_partition;
 use tonic::{Code, transport::Channel};
 use tonic_types::StatusExt as _;
 

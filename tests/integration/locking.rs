@@ -2,13 +2,11 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use linkis_rm::{
-    domain::{em::Em, ledger::Deltas, operation::LockKey},
-    store::{
-        Store, StoreError, batch_write, em_resource,
-        resource_lock::{self, LockConflict},
-        session,
-    },
+use rm_model::{em::Em, ledger::Deltas, operation::LockKey};
+use rm_store::{
+    Store, StoreError, batch_write, em_resource,
+    resource_lock::{self, LockConflict},
+    session,
 };
 use sqlx::Connection as _;
 use tokio::task::JoinHandle;

@@ -6,7 +6,7 @@ use std::{
     process::{Child, Command, Stdio},
 };
 
-use linkis_rm::transport::proto;
+use rm_proto::v1 as proto;
 use rustix::process::{Pid, Signal};
 use serde_json::Value;
 use tonic::{Request, transport::Channel};

@@ -8,10 +8,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ResourceRequest, ResultResource},
-    server::{Options, SecuritySettings},
-};
+use linkis_rm::server::{Options, SecuritySettings};
+use rm_client::{ResourceRequest, ResultResource};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
     net::TcpStream,

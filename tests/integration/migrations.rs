@@ -10,20 +10,18 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::{
-    client::{ClientError, ResourceRequest},
-    domain::{
-        limit::{LabelPattern, Rule},
-        resource::Dimension,
-    },
-    server::Options,
-    service::background::{
-        Step, Task as _,
-        lease::{LeaseFlag, RenewLease},
-        prune_history::PruneHistory,
-    },
-    store::{Store, history_partition},
+use linkis_rm::server::Options;
+use rm_client::{ClientError, ResourceRequest};
+use rm_model::{
+    limit::{LabelPattern, Rule},
+    resource::Dimension,
 };
+use rm_service::background::{
+    Step, Task as _,
+    lease::{LeaseFlag, RenewLease},
+    prune_history::PruneHistory,
+};
+use rm_store::{Store, history_partition};
 use uuid::Uuid;
 
 use crate::harness::{options as options_of_tests, *};

@@ -2,18 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use linkis_rm::{
-    client::ClientError,
-    domain::{
-        limit::{LabelPattern, Rule},
-        name::Labels,
-        policy::Policy,
-        resource::{Dimension, Resource, ResourceParts, YarnAmounts},
-        selector::Preference,
-        ticket::EngineInstance,
-    },
-    transport::proto::{self, external_resource_service_client::ExternalResourceServiceClient},
+use rm_client::ClientError;
+use rm_model::{
+    limit::{LabelPattern, Rule},
+    name::Labels,
+    policy::Policy,
+    resource::{Dimension, Resource, ResourceParts, YarnAmounts},
+    selector::Preference,
+    ticket::EngineInstance,
 };
+use rm_proto::v1::{self as proto, external_resource_service_client::ExternalResourceServiceClient};
 use tonic::Code;
 use tonic_types::StatusExt as _;
 
@@ -53,7 +51,7 @@ async fn name_with_invisible_character_is_refused_when_new() {
     let (client, host) = (&rm.client, em("host1"));
     let grant = client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
     for bad in ILLEGAL {
-        let registered = |change: &dyn Fn(&mut linkis_rm::domain::operation::RegisterEm)| {
+        let registered = |change: &dyn Fn(&mut rm_model::operation::RegisterEm)| {
             let mut registration = registration(em("host2"), load(1, 1, 1));
             change(&mut registration);
             client.register(registration)
@@ -67,7 +65,7 @@ async fn name_with_invisible_character_is_refused_when_new() {
         let registered = client.register(registration(em("host2"), special)).await;
         assert_eq!(field(registered), "total", "{bad:?}");
 
-        let asked = |change: &dyn Fn(&mut linkis_rm::client::ResourceRequest)| {
+        let asked = |change: &dyn Fn(&mut rm_client::ResourceRequest)| {
             let mut request = request(&host, "hadoop", load(1, 1, 1));
             change(&mut request);
             async move { client.request_resource(&request).await }
@@ -76,14 +74,14 @@ async fn name_with_invisible_character_is_refused_when_new() {
         assert_eq!(field(asked(&|r| r.creator = name(bad)).await), "creator", "{bad:?}");
         assert_eq!(field(asked(&|r| r.engine_type = bad.to_owned()).await), "engine_type", "{bad:?}");
         assert_eq!(field(asked(&|r| r.labels = labels("zone", bad)).await), r#"labels["zone"]"#, "{bad:?}");
-        let required = |r: &mut linkis_rm::client::ResourceRequest| r.selector.required = labels("zone", bad);
+        let required = |r: &mut rm_client::ResourceRequest| r.selector.required = labels("zone", bad);
         assert_eq!(field(asked(&required).await), r#"required_labels["zone"]"#, "{bad:?}");
-        let preferred = |r: &mut linkis_rm::client::ResourceRequest| {
+        let preferred = |r: &mut rm_client::ResourceRequest| {
             r.selector.preferred = vec![Preference { key: "zone".into(), value: bad.into(), weight: 1 }];
         };
         assert_eq!(field(asked(&preferred).await), "preferred_labels[0].value", "{bad:?}");
         assert_eq!(field(asked(&|r| r.resource = in_queue(bad)).await), "resource", "{bad:?}");
-        let queues = |r: &mut linkis_rm::client::ResourceRequest| {
+        let queues = |r: &mut rm_client::ResourceRequest| {
             (r.resource, r.queue_names) = (in_queue("a"), vec![bad.to_owned()]);
         };
         assert_eq!(field(asked(&queues).await), "queue_names[0]", "{bad:?}");

@@ -1,16 +1,14 @@
 //! Observed use in reports: returned as reported, and never counted.
 
-use linkis_rm::{
-    client::RmClient,
-    domain::{
-        em::EmInstance,
-        observation::Observations,
-        operation::Grant,
-        report::{EmReport, Health},
-        resource::{LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
-    },
-    transport::proto::{self, usage_service_client::UsageServiceClient},
+use rm_client::RmClient;
+use rm_model::{
+    em::EmInstance,
+    observation::Observations,
+    operation::Grant,
+    report::{EmReport, Health},
+    resource::{LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
 };
+use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use tokio::task::JoinSet;
 use tonic::Code;
 use uuid::Uuid;

@@ -8,10 +8,8 @@ use std::{
     },
 };
 
-use linkis_rm::{
-    client::ResourceRequest,
-    transport::proto::{self, usage_service_client::UsageServiceClient},
-};
+use rm_client::ResourceRequest;
+use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use tokio::task::JoinSet;
 use tonic::Code;
 use tonic_types::StatusExt as _;

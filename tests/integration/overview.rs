@@ -8,15 +8,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::ResourceRequest,
-    domain::{
-        em::EmInstance,
-        report::{EmReport, Health},
-        resource::Resource,
-    },
-    transport::proto::{self, EmState, usage_service_client::UsageServiceClient},
+use rm_client::ResourceRequest;
+use rm_model::{
+    em::EmInstance,
+    report::{EmReport, Health},
+    resource::Resource,
 };
+use rm_proto::v1::{self as proto, EmState, usage_service_client::UsageServiceClient};
 use tonic::{Code, transport::Channel};
 
 use crate::harness::*;
@@ -64,8 +62,7 @@ async fn overview_equals_stored_counters() {
     let mut epochs = Vec::new();
     for host in &hosts {
         let protected = load(1, 1, 0);
-        let register =
-            linkis_rm::domain::operation::RegisterEm { protected, ..registration(host.clone(), load(10, 10, 10)) };
+        let register = rm_model::operation::RegisterEm { protected, ..registration(host.clone(), load(10, 10, 10)) };
         epochs.push(rm.client.register(register).await.unwrap().epoch);
     }
     // Resource types that the database does not add up, and one with fewer dimensions.

@@ -7,14 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::ResourceRequest,
-    domain::{
-        limit::{LabelPattern, Rule},
-        operation::RegisterEm,
-        report::{EmReport, Health, Load},
-    },
-    server::{Options, SecuritySettings},
+use linkis_rm::server::{Options, SecuritySettings};
+use rm_client::ResourceRequest;
+use rm_model::{
+    limit::{LabelPattern, Rule},
+    operation::RegisterEm,
+    report::{EmReport, Health, Load},
 };
 use serde_json::{Value, json};
 use tokio::{

@@ -1,6 +1,6 @@
 //! How the page looks: both colour schemes can be read, and no window is too narrow for it.
 
-use linkis_rm::client::ResourceRequest;
+use rm_client::ResourceRequest;
 
 use crate::{
     browser::{Browser, SHOWN_WITHIN},

@@ -1,9 +1,7 @@
 //! Pages of lists: tokens, and the live end of the history.
 
-use linkis_rm::transport::{
-    page::PageRequest,
-    proto::{self, usage_service_client::UsageServiceClient},
-};
+use rm_edge::page::PageRequest;
+use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use sqlx::{Acquire as _, Executor as _};
 use tonic::{Code, Status, transport::Channel};
 use tonic_types::StatusExt as _;

@@ -13,12 +13,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ResultResource, RmClient},
-    server::Options,
-    store::connect_target::ConnectTarget,
-    transport::resource_manager::RequestTimeouts,
-};
+use linkis_rm::server::Options;
+use rm_client::{ResultResource, RmClient};
+use rm_edge::resource_manager::RequestTimeouts;
+use rm_store::connect_target::ConnectTarget;
 use rustix::process::{Pid, Signal};
 use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 use tokio::task::JoinSet;

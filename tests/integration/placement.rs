@@ -9,20 +9,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ResourceRequest, ResultResource},
-    domain::{
-        em::{Em, EmInstance},
-        hold::NewHold,
-        name::{Labels, Name},
-        operation::{LockKey, RegisterEm},
-        policy::Policy,
-        report::{EmReport, Health},
-        resource::{Dimension, Resource},
-        selector::{EmSelector, Placement, Preference},
-    },
-    server::{Options, ServerExit},
-    transport::resource_manager::RequestTimeouts,
+use linkis_rm::server::{Options, ServerExit};
+use rm_client::{ResourceRequest, ResultResource};
+use rm_edge::resource_manager::RequestTimeouts;
+use rm_model::{
+    em::{Em, EmInstance},
+    hold::NewHold,
+    name::{Labels, Name},
+    operation::{LockKey, RegisterEm},
+    policy::Policy,
+    report::{EmReport, Health},
+    resource::{Dimension, Resource},
+    selector::{EmSelector, Placement, Preference},
 };
 use tokio::task::JoinSet;
 use tonic::Code;

@@ -9,11 +9,9 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::{
-    server::{Server, ServerError, listen},
-    store::connect_target::ConnectTarget,
-    telemetry::with_causes,
-};
+use linkis_rm::server::{Server, ServerError, listen};
+use rm_store::connect_target::ConnectTarget;
+use rm_telemetry::with_causes;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{harness::*, metrics::get};

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::store::embedded::{DATABASE, PORT, USER};
+use rm_devpg::{DATABASE, PORT, USER};
 use rustix::{process::Uid, thread::set_thread_res_uid};
 use sqlx::{ConnectOptions as _, postgres::PgConnectOptions};
 

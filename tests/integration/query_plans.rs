@@ -12,16 +12,14 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    domain::{
-        em::EmInstance,
-        limit::{LabelPattern, Rule},
-        resource::Dimension,
-    },
-    server::Options,
-    service::heartbeat::LivenessTimeouts,
-    store::overview::COUNTED_MAX,
+use linkis_rm::server::Options;
+use rm_model::{
+    em::EmInstance,
+    limit::{LabelPattern, Rule},
+    resource::Dimension,
 };
+use rm_service::heartbeat::LivenessTimeouts;
+use rm_store::overview::COUNTED_MAX;
 
 use self::{costs::*, tables::*};
 use crate::harness::*;

@@ -2,14 +2,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use linkis_rm::{
-    client::{ResourceRequest, RmClient},
-    domain::{
-        limit::Rule,
-        operation::Grant,
-        resource::{Dimension, KubernetesAmounts, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
-        scope::ScopeHoldings,
-    },
+use rm_client::{ResourceRequest, RmClient};
+use rm_model::{
+    limit::Rule,
+    operation::Grant,
+    resource::{Dimension, KubernetesAmounts, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
+    scope::ScopeHoldings,
 };
 use tonic::Code;
 

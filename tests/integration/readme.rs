@@ -2,9 +2,9 @@
 
 use std::{collections::BTreeSet, fs, path::Path};
 
-use linkis_rm::transport::proto;
 use prost::Message as _;
 use prost_reflect::{DescriptorPool, DynamicMessage};
+use rm_proto::v1 as proto;
 use serde_json::Value;
 
 use crate::{

@@ -13,10 +13,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ResourceRequest, ResultResource, RmClient},
-    transport::proto::{self, external_resource_service_client::ExternalResourceServiceClient as Client},
-};
+use rm_client::{ResourceRequest, ResultResource, RmClient};
+use rm_proto::v1::{self as proto, external_resource_service_client::ExternalResourceServiceClient as Client};
 use serde_json::Value;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},

@@ -2,14 +2,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use linkis_rm::{
-    client::ResourceRequest,
-    domain::{
-        limit::{LabelPattern, Rule},
-        resource::Dimension,
-    },
-    transport::proto::{self, usage_service_client::UsageServiceClient},
+use rm_client::ResourceRequest;
+use rm_model::{
+    limit::{LabelPattern, Rule},
+    resource::Dimension,
 };
+use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use tonic::{Code, transport::Channel};
 
 use crate::harness::*;

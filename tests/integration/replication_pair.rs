@@ -2,7 +2,7 @@
 
 use std::{fs, net::TcpListener, os::unix::fs::MetadataExt as _, path::PathBuf, process::Command, time::Duration};
 
-use linkis_rm::store::embedded::{EmbeddedPostgres, EmbeddedSettings};
+use rm_devpg::{EmbeddedPostgres, EmbeddedSettings};
 use rustix::process::{Pid, Signal};
 use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 

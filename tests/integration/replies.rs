@@ -1,15 +1,13 @@
 //! Contents of replies and errors.
 
-use linkis_rm::{
-    client::ClientError,
-    domain::{
-        limit::{LabelPattern, Rule},
-        resource::{Dimension, Resource, ResourceParts, YarnAmounts},
-    },
-    transport::proto::{
-        self, request_resource_response::Result as Answer, resource::Kind,
-        resource_manager_service_client::ResourceManagerServiceClient,
-    },
+use rm_client::ClientError;
+use rm_model::{
+    limit::{LabelPattern, Rule},
+    resource::{Dimension, Resource, ResourceParts, YarnAmounts},
+};
+use rm_proto::v1::{
+    self as proto, request_resource_response::Result as Answer, resource::Kind,
+    resource_manager_service_client::ResourceManagerServiceClient,
 };
 use tonic::Code;
 use uuid::Uuid;
@@ -101,9 +99,8 @@ async fn request_for_other_queue_names_both_queues() {
     };
     rm.client.register(registration(host.clone(), on_queue("root.etl", 10))).await.unwrap();
     let wrong = request(&host, "hadoop", on_queue("root.adhoc", 1));
-    let anywhere = linkis_rm::client::ResourceRequest { em: None, ..wrong.clone() };
-    let patient =
-        linkis_rm::client::ResourceRequest { wait_timeout: std::time::Duration::from_secs(60), ..wrong.clone() };
+    let anywhere = rm_client::ResourceRequest { em: None, ..wrong.clone() };
+    let patient = rm_client::ResourceRequest { wait_timeout: std::time::Duration::from_secs(60), ..wrong.clone() };
     let answers = [
         rm.client.request_resource(&wrong).await,
         rm.client.dry_run(&wrong).await,

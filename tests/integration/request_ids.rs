@@ -2,10 +2,8 @@
 
 use std::time::Duration;
 
-use linkis_rm::{
-    client::{ClientError, ResourceRequest},
-    domain::operation::Grant,
-};
+use rm_client::{ClientError, ResourceRequest};
+use rm_model::operation::Grant;
 use tokio::task::JoinSet;
 use tonic::Code;
 

@@ -1,15 +1,13 @@
 //! ResourceReported: lower use is released, higher use is decided, and an application id can come late.
 
-use linkis_rm::{
-    client::{ClientError, RmClient},
-    domain::{
-        limit::Rule,
-        operation::{Grant, UpdateTicket},
-        resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
-        ticket::{Ticket, TicketState},
-    },
-    transport::proto::{self, usage_service_client::UsageServiceClient},
+use rm_client::{ClientError, RmClient};
+use rm_model::{
+    limit::Rule,
+    operation::{Grant, UpdateTicket},
+    resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
+    ticket::{Ticket, TicketState},
 };
+use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use tonic::Code;
 use tonic_types::StatusExt as _;
 

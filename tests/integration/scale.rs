@@ -2,14 +2,13 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use linkis_rm::{
-    client::RmClient,
-    domain::{em::EmInstance, operation::ReleaseTicket, resource::Resource},
-    store::user_resource::{self, EmTicketsQuery},
-    transport::proto::{
-        self, limit_service_client::LimitServiceClient, resource_manager_service_client::ResourceManagerServiceClient,
-    },
+use rm_client::RmClient;
+use rm_model::{em::EmInstance, operation::ReleaseTicket, resource::Resource};
+use rm_proto::v1::{
+    self as proto, limit_service_client::LimitServiceClient,
+    resource_manager_service_client::ResourceManagerServiceClient,
 };
+use rm_store::user_resource::{self, EmTicketsQuery};
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
@@ -47,7 +46,7 @@ pub async fn crowd(database: &Database, rm: &RmClient, host: &EmInstance, count:
     .unwrap();
 }
 
-fn one_core(host: &EmInstance, user: &str) -> linkis_rm::client::ResourceRequest {
+fn one_core(host: &EmInstance, user: &str) -> rm_client::ResourceRequest {
     request(host, user, Resource::cpu(1).unwrap())
 }
 
@@ -69,10 +68,8 @@ async fn expiry_beside_overdue_tickets_on_held_em_continues() {
     database.hold_by_hand(&held).await;
     // Earlier work has ended by now, and each of these tickets is due behind all held ones.
     for _ in 0..3 {
-        let short = linkis_rm::client::ResourceRequest {
-            lock_ttl: Some(Duration::from_millis(2500)),
-            ..one_core(&other, "alice")
-        };
+        let short =
+            rm_client::ResourceRequest { lock_ttl: Some(Duration::from_millis(2500)), ..one_core(&other, "alice") };
         let grant = rm.client.request_resource(&short).await.granted();
         eventually("it expires", Duration::from_secs(20), || async { !lives(&rm.client, grant.ticket_id).await }).await;
     }
@@ -99,7 +96,7 @@ async fn expiry_beside_many_held_ems_is_punctual() {
     database.execute(overdue).await;
     // That they are held is known when each has been tried for five seconds.
     for _ in 0..3 {
-        let short = linkis_rm::client::ResourceRequest { lock_ttl: Some(TTL), ..one_core(&other, "alice") };
+        let short = rm_client::ResourceRequest { lock_ttl: Some(TTL), ..one_core(&other, "alice") };
         let grant = rm.client.request_resource(&short).await.granted();
         eventually("it expires", 3 * TTL, || async { !lives(&rm.client, grant.ticket_id).await }).await;
     }

@@ -6,7 +6,7 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::transport::proto;
+use rm_proto::v1 as proto;
 use sha2::{Digest as _, Sha256};
 
 use crate::{

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use linkis_rm::transport::proto::{self, resource_manager_service_client::ResourceManagerServiceClient};
+use rm_proto::v1::{self as proto, resource_manager_service_client::ResourceManagerServiceClient};
 use tonic::Code;
 
 use crate::harness::*;
@@ -29,7 +29,7 @@ async fn server_info_returns_bounds_in_force() {
     rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
     let waits = |seconds| {
         let asked = request(&host, "hadoop", load(1, 1, 1));
-        linkis_rm::client::ResourceRequest { wait_timeout: Duration::from_secs(seconds), ..asked }
+        rm_client::ResourceRequest { wait_timeout: Duration::from_secs(seconds), ..asked }
     };
     rm.client.request_resource(&waits(77)).await.granted();
     assert_eq!(rm.client.request_resource(&waits(78)).await.unwrap_err().field().as_deref(), Some("wait_timeout"));

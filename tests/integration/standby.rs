@@ -2,15 +2,11 @@
 
 use std::{collections::HashSet, time::Duration};
 
-use linkis_rm::{
-    client::RmClient,
-    server::Options,
-    store::connect_target::{ConnectTarget, DatabaseRole},
-    transport::{
-        proto::{GetUsageRequest, ListActionsRequest, ListActionsResponse, UsageBy},
-        resource_manager::RequestTimeouts,
-    },
-};
+use linkis_rm::server::Options;
+use rm_client::RmClient;
+use rm_edge::resource_manager::RequestTimeouts;
+use rm_proto::v1::{GetUsageRequest, ListActionsRequest, ListActionsResponse, UsageBy};
+use rm_store::connect_target::{ConnectTarget, DatabaseRole};
 use sqlx::Executor as _;
 use tonic::Code;
 

@@ -9,10 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::RmClient,
-    transport::proto::{DimensionTotals, EmState, Overview, ScopeUsage},
-};
+use rm_client::RmClient;
+use rm_proto::v1::{DimensionTotals, EmState, Overview, ScopeUsage};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use tokio_util::task::AbortOnDropHandle;
 

@@ -8,7 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::transport::proto::{self, resource_manager_service_client::ResourceManagerServiceClient};
 use opentelemetry_proto::tonic::{
     collector::trace::v1::{
         ExportTraceServiceRequest, ExportTraceServiceResponse,
@@ -17,6 +16,7 @@ use opentelemetry_proto::tonic::{
     common::v1::{KeyValue, any_value::Value},
     trace::v1::{ResourceSpans, Span, span::SpanKind},
 };
+use rm_proto::v1::{self as proto, resource_manager_service_client::ResourceManagerServiceClient};
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{
     Request, Response, Status,

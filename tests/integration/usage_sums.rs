@@ -2,11 +2,9 @@
 
 use std::time::Duration;
 
-use linkis_rm::{
-    client::ResourceRequest,
-    server::Options,
-    transport::proto::{self, UsageBy, usage_service_client::UsageServiceClient},
-};
+use linkis_rm::server::Options;
+use rm_client::ResourceRequest;
+use rm_proto::v1::{self as proto, UsageBy, usage_service_client::UsageServiceClient};
 use sqlx::Connection as _;
 use tonic::transport::Channel;
 

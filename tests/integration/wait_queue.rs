@@ -8,23 +8,18 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ResourceRequest, ResultResource, RmClient},
-    domain::{
-        em::EmInstance,
-        hold::NewHold,
-        limit::Rule,
-        operation::{Grant, LockKey},
-        resource::{Dimension, Resource},
-    },
-    server::Options,
-    store::waiting::CHANNEL,
-    transport::{
-        edge::EdgeBounds,
-        proto::{self, resource_manager_service_client::ResourceManagerServiceClient},
-        resource_manager::RequestTimeouts,
-    },
+use linkis_rm::server::Options;
+use rm_client::{ResourceRequest, ResultResource, RmClient};
+use rm_edge::{edge::EdgeBounds, resource_manager::RequestTimeouts};
+use rm_model::{
+    em::EmInstance,
+    hold::NewHold,
+    limit::Rule,
+    operation::{Grant, LockKey},
+    resource::{Dimension, Resource},
 };
+use rm_proto::v1::{self as proto, resource_manager_service_client::ResourceManagerServiceClient};
+use rm_store::waiting::CHANNEL;
 use sqlx::postgres::PgListener;
 use tokio::task::JoinSet;
 use uuid::Uuid;

@@ -9,15 +9,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ClientSettings, ResourceRequest, ResultResource, RmClient},
-    domain::{
-        em::{Em, EmInstance},
-        name::{Labels, Name},
-        operation::{Grant, RegisterEm, ReleaseTicket},
-        resource::Resource,
-        ticket::EngineInstance,
-    },
+use rm_client::{ClientSettings, ResourceRequest, ResultResource, RmClient};
+use rm_model::{
+    em::{Em, EmInstance},
+    name::{Labels, Name},
+    operation::{Grant, RegisterEm, ReleaseTicket},
+    resource::Resource,
+    ticket::EngineInstance,
 };
 use tokio::task::JoinSet;
 use uuid::Uuid;

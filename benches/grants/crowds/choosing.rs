@@ -2,14 +2,12 @@
 
 use std::time::Duration;
 
-use linkis_rm::{
-    client::{ResourceRequest, RmClient},
-    domain::{
-        em::Em,
-        name::Name,
-        resource::{Dimension, Resource},
-        selector::EmSelector,
-    },
+use rm_client::{ResourceRequest, RmClient};
+use rm_model::{
+    em::Em,
+    name::Name,
+    resource::{Dimension, Resource},
+    selector::EmSelector,
 };
 
 use crate::{Failure, random::Random};

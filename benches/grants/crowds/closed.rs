@@ -9,10 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ResourceRequest, ResultResource},
-    domain::em::EmInstance,
-};
+use rm_client::{ResourceRequest, ResultResource};
+use rm_model::em::EmInstance;
 use tokio::task::JoinSet;
 
 use crate::{Failure, load::WARM_UP, random::Random, sample::median};

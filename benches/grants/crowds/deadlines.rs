@@ -104,7 +104,7 @@ async fn deal(stage: &Stage, count: u64, idle: f64) -> Result<Instant, Failure> 
     // Time that the preparation may take at a third of the service's rate.
     let first = Instant::now() + Duration::from_secs_f64(3.0 * count as f64 / idle) + CALM + BEFORE;
     let last = count.saturating_sub(1).max(1);
-    let grant = move |client: linkis_rm::client::RmClient, number: u64| async move {
+    let grant = move |client: rm_client::RmClient, number: u64| async move {
         let mut request = ask(em(number % EMS)?, number)?;
         // Deadlines in a scattered order, so that neither the tickets of an EM nor those of a second are consecutive.
         let due = first + SPREAD.mul_f64((number.wrapping_mul(7919) % (last + 1)) as f64 / last as f64);

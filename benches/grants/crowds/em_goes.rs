@@ -9,12 +9,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::RmClient,
-    domain::{
-        em::EmInstance,
-        report::{EmReport, Health},
-    },
+use rm_client::RmClient;
+use rm_model::{
+    em::EmInstance,
+    report::{EmReport, Health},
 };
 use tonic::Code;
 

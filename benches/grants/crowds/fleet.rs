@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::domain::{
+use rm_model::{
     em::{Em, EmInstance},
     report::{EmReport, Health},
 };

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::transport::message_size::HEARTBEAT_BYTES_MAX;
+use rm_edge::message_size::HEARTBEAT_BYTES_MAX;
 use rustix::process::{Resource, getrlimit, setrlimit};
 use tokio::{task::JoinSet, time::Instant};
 

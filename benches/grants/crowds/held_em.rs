@@ -6,8 +6,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::transport::proto;
 use prost::Message as _;
+use rm_proto::v1 as proto;
 use tokio::task::JoinSet;
 use tonic::Code;
 

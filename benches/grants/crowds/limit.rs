@@ -5,13 +5,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    domain::{
-        limit::{LabelPattern, Rule},
-        resource::Dimension,
-    },
-    transport::proto::{self, limit_service_client::LimitServiceClient},
+use rm_model::{
+    limit::{LabelPattern, Rule},
+    resource::Dimension,
 };
+use rm_proto::v1::{self as proto, limit_service_client::LimitServiceClient};
 
 use crate::Failure;
 

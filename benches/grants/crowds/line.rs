@@ -53,7 +53,7 @@ async fn one(
     let client = stage.callers.client(0);
     client.register(registration(em.clone(), i64::try_from(slots)?)?).await?;
     let (asked, name) = (em.clone(), format!("{waiting} wait in line for {slots} slots"));
-    let fill = move |client: linkis_rm::client::RmClient, number: u64| {
+    let fill = move |client: rm_client::RmClient, number: u64| {
         let em = asked.clone();
         async move { Ok(granted(client.request_resource(&ask(em, number)?).await?)?.ticket_id) }
     };

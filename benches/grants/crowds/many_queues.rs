@@ -2,14 +2,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use linkis_rm::{
-    client::{ResourceRequest, RmClient},
-    domain::{
-        limit::{LabelPattern, Rule},
-        name::Name,
-        operation::Grant,
-        resource::Dimension,
-    },
+use rm_client::{ResourceRequest, RmClient};
+use rm_model::{
+    limit::{LabelPattern, Rule},
+    name::Name,
+    operation::Grant,
+    resource::Dimension,
 };
 use tokio::task::JoinSet;
 

@@ -11,7 +11,7 @@
 use std::time::Duration;
 
 use clap::ValueEnum;
-use linkis_rm::store::embedded::EmbeddedPostgres;
+use rm_devpg::EmbeddedPostgres;
 
 use crate::{Arguments, Failure, machine, machine::Machine, report::StartTime, with_database};
 

@@ -3,7 +3,8 @@
 
 use std::time::{Duration, Instant};
 
-use linkis_rm::{client::RmClient, domain::name::Name};
+use rm_client::RmClient;
+use rm_model::name::Name;
 
 use crate::Failure;
 

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::transport::proto::{ListTicketsRequest, usage_service_client::UsageServiceClient};
+use rm_proto::v1::{ListTicketsRequest, usage_service_client::UsageServiceClient};
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 

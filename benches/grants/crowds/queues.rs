@@ -9,10 +9,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ResourceRequest, ResultResource},
-    domain::resource::{LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
-};
+use rm_client::{ResourceRequest, ResultResource};
+use rm_model::resource::{LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts};
 
 use crate::{Failure, calls::QUEUE, random::Random, yarn};
 

@@ -6,13 +6,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::RmClient,
-    domain::{
-        limit::{LabelPattern, Rule},
-        name::Name,
-        resource::Dimension,
-    },
+use rm_client::RmClient;
+use rm_model::{
+    limit::{LabelPattern, Rule},
+    name::Name,
+    resource::Dimension,
 };
 
 use crate::{Failure, process::TemporaryDir, random::Random, sample::median};

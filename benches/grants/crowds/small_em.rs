@@ -1,6 +1,6 @@
 //! Crowd `small-em`: EMs with few tickets that unregister beside an EM with very many.
 
-use linkis_rm::client::RmClient;
+use rm_client::RmClient;
 
 use crate::Failure;
 

@@ -209,7 +209,7 @@ impl Stage {
     }
 
     async fn look(&self, findings: &mut Findings, own: Option<i64>) -> Result<(), Failure> {
-        let client = linkis_rm::client::RmClient::new(&self.url(), AUDIT_TIMEOUT)?;
+        let client = rm_client::RmClient::new(&self.url(), AUDIT_TIMEOUT)?;
         let audit = client.audit().await?;
         if let Some(first) = audit.differences.first.first() {
             let (count, what, counter) = (audit.differences.count, &first.what, &first.counter);

@@ -1,6 +1,6 @@
 //! Tables: all SQL statements of the crowds: reads of the service's tables, and a hold that is written by hand.
 
-use linkis_rm::domain::em::EmInstance;
+use rm_model::em::EmInstance;
 use sqlx::{
     PgPool,
     postgres::{PgConnectOptions, PgPoolOptions},

@@ -9,13 +9,11 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::{
-    client::{ResourceRequest, ResultResource, RmClient},
-    domain::{
-        name::{Labels, Name},
-        operation::RegisterEm,
-        selector::EmSelector,
-    },
+use rm_client::{ResourceRequest, ResultResource, RmClient};
+use rm_model::{
+    name::{Labels, Name},
+    operation::RegisterEm,
+    selector::EmSelector,
 };
 use tokio::task::JoinSet;
 

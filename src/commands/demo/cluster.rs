@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use crate::transport::proto::{
+use rm_proto::v1::{
     EmInstance, EngineInstance, Health, Limit, LimitMode, Load, LoadInstanceResource, RequestResourceRequest, Resource,
     resource::Kind,
 };

@@ -18,13 +18,11 @@ use tokio::{
 };
 use uuid::Uuid;
 
-use crate::{
-    client::{ApiCall, calls},
-    commands::{error::CommandFailure, output::Printer},
-    transport::proto::{
-        AvailableResource, DrainRequest, EmInstance, HeartbeatRequest, ResourceInitedRequest, ResourceReleasedRequest,
-        ResumeRequest, request_resource_response::Result as Outcome,
-    },
+use crate::commands::{error::CommandFailure, output::Printer};
+use rm_client::{ApiCall, calls};
+use rm_proto::v1::{
+    AvailableResource, DrainRequest, EmInstance, HeartbeatRequest, ResourceInitedRequest, ResourceReleasedRequest,
+    ResumeRequest, request_resource_response::Result as Outcome,
 };
 
 use super::{

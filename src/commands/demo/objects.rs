@@ -2,13 +2,10 @@
 
 use tonic::Code;
 
-use crate::{
-    client::calls,
-    commands::error::CommandFailure,
-    transport::proto::{
-        DeleteLimitRequest, EmInstance, ListEmsRequest, RegisterRequest, ResumeRequest, SetLimitRequest,
-        UnregisterRequest,
-    },
+use crate::commands::error::CommandFailure;
+use rm_client::calls;
+use rm_proto::v1::{
+    DeleteLimitRequest, EmInstance, ListEmsRequest, RegisterRequest, ResumeRequest, SetLimitRequest, UnregisterRequest,
 };
 
 use super::{

@@ -8,10 +8,8 @@ use tokio::{
     time::{Interval, MissedTickBehavior, interval},
 };
 
-use crate::{
-    client::ApiCall,
-    commands::{error::CommandFailure, service::ServiceClient},
-};
+use crate::commands::{error::CommandFailure, service::ServiceClient};
+use rm_client::ApiCall;
 
 /// Shortest time between two calls: at most 20 a second.
 pub const INTERVAL: Duration = Duration::from_millis(50);

@@ -2,10 +2,8 @@
 
 use std::{cell::RefCell, time::Duration};
 
-use crate::{
-    client::calls,
-    transport::proto::{Job, LimitState, ListTasksRequest, ReplaceLimitsRequest, ReplaceLimitsResponse},
-};
+use rm_client::calls;
+use rm_proto::v1::{Job, LimitState, ListTasksRequest, ReplaceLimitsRequest, ReplaceLimitsResponse};
 
 use super::super::{error::CommandFailure, output::progress, service::ServiceClient};
 

@@ -8,13 +8,9 @@ use prost::Message;
 use prost_reflect::{DescriptorPool, Kind, MessageDescriptor};
 use serde_json::Value;
 
-use crate::{
-    client::ApiCall,
-    transport::{
-        json::{dynamic, options},
-        proto,
-    },
-};
+use rm_client::ApiCall;
+use rm_edge::json::{dynamic, options};
+use rm_proto::v1 as proto;
 
 use super::text::is_harmful;
 
@@ -101,7 +97,7 @@ mod tests {
     use prost_reflect::DynamicMessage;
 
     use super::*;
-    use crate::client::calls;
+    use rm_client::calls;
 
     #[test]
     fn json_is_that_of_the_schema_and_does_nothing_to_a_terminal() {

@@ -10,7 +10,8 @@ use std::{
 use clap::{Args, ValueEnum};
 use prost::Message;
 
-use crate::{client::ApiCall, config::parse_duration};
+use crate::config::parse_duration;
+use rm_client::ApiCall;
 
 use super::error::CommandFailure;
 

@@ -8,10 +8,9 @@ use prost_types::Timestamp;
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 use unicode_width::UnicodeWidthStr as _;
 
-use crate::{
-    domain::resource::{Dimension, format_size},
-    transport::{convert, proto},
-};
+use rm_edge::convert;
+use rm_model::resource::{Dimension, format_size};
+use rm_proto::v1 as proto;
 
 /// Application name of EMs in Linkis, which is omitted in output.
 pub const EM_APPLICATION: &str = "linkis-cg-engineconnmanager";
@@ -161,7 +160,7 @@ fn separator(text: &str) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::transport::proto::resource::Kind;
+    use rm_proto::v1::resource::Kind;
 
     #[test]
     fn what_others_wrote_does_nothing_to_a_terminal() {

@@ -3,7 +3,7 @@
 use serde_json::{Value, json};
 use time::{OffsetDateTime, format_description::well_known::Rfc3339};
 
-use crate::store::token::ListedToken;
+use rm_store::token::ListedToken;
 
 use super::super::{
     error::CommandFailure,

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a line is never wider than the terminal and contains no control characters.
 
-use crate::transport::proto::{DimensionTotals, ScopeUsage, WaitingRequest};
+use rm_proto::v1::{DimensionTotals, ScopeUsage, WaitingRequest};
 
 use super::super::{
     ems::{DimensionUse, percent},

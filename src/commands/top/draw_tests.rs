@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::transport::proto::{
+use rm_proto::v1::{
     DimensionTotals, EmInstance, EmResource, EmState, EmTotals, Limit, LineTotals, LoadInstanceResource, Overview,
     Resource, ScopeTotals, ScopeUsage, Throughput, TicketTotals, WaitingRequest, WaitingSpot, resource::Kind,
 };

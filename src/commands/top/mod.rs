@@ -15,11 +15,9 @@ use tokio::{
     time::{Instant, sleep},
 };
 
-use crate::{
-    client::calls,
-    config::parse_duration,
-    transport::proto::{EmResource, GetOverviewRequest, ListEmsRequest, ListWaitingRequest},
-};
+use crate::config::parse_duration;
+use rm_client::calls;
+use rm_proto::v1::{EmResource, GetOverviewRequest, ListEmsRequest, ListWaitingRequest};
 
 use super::{
     error::{CommandFailure, CommandReply},

@@ -1,9 +1,7 @@
 //! State of `top`: the data of the cluster, and the view settings. Pure, without terminal, clock or calls.
 
-use crate::{
-    domain::resource::Dimension,
-    transport::proto::{EmResource, Overview, WaitingRequest},
-};
+use rm_model::resource::Dimension;
+use rm_proto::v1::{EmResource, Overview, WaitingRequest};
 
 use super::super::{
     ems::{self, DimensionUse},

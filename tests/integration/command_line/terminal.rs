@@ -9,11 +9,9 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    domain::{hold::NewHold, operation::LockKey},
-    server::Options,
-    transport::resource_manager::RequestTimeouts,
-};
+use linkis_rm::server::Options;
+use rm_edge::resource_manager::RequestTimeouts;
+use rm_model::{hold::NewHold, operation::LockKey};
 use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
     termios::{Winsize, tcsetwinsize},

@@ -77,7 +77,7 @@ async fn waiting_requests_use_no_call_permit() {
     rm.client.register(registration(full.clone(), load(1, 1, 1))).await.unwrap();
     rm.client.register(registration(free.clone(), load(1000, 1000, 1000))).await.unwrap();
     let first = rm.client.request_resource(&request(&full, "first", load(1, 1, 1))).await.granted();
-    let waits = |user: &str| linkis_rm::client::ResourceRequest {
+    let waits = |user: &str| rm_client::ResourceRequest {
         wait_timeout: Duration::from_secs(60),
         ..request(&full, user, load(1, 1, 1))
     };

@@ -190,11 +190,11 @@ async fn honest_client_with_many_cancels_is_not_ended() {
     database.hold_by_hand(&held).await;
     let message = {
         use prost::Message as _;
-        let em = linkis_rm::transport::proto::EmInstance {
+        let em = rm_proto::v1::EmInstance {
             application_name: held.application_name.to_string(),
             instance: held.instance.to_string(),
         };
-        let unregister = linkis_rm::transport::proto::UnregisterRequest { em: Some(em), ..Default::default() };
+        let unregister = rm_proto::v1::UnregisterRequest { em: Some(em), ..Default::default() };
         let message = unregister.encode_to_vec();
         Bytes::from([message_prefix(message.len()), message].concat())
     };

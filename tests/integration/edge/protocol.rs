@@ -127,11 +127,8 @@ async fn protocol_over_http2_rules_hold() {
     assert!(answer.is_trailers_only && answer.status == 200, "P9 {answer:?}");
     assert!(answer.headers["content-type"].to_str().unwrap().starts_with("application/grpc"), "P9 {answer:?}");
     // P10: a status is a number without leading zeros. P11: its text is encoded by percent signs.
-    let name = prost::Message::encode_to_vec(&linkis_rm::transport::proto::GetEmRequest {
-        em: Some(linkis_rm::transport::proto::EmInstance {
-            application_name: "用户%".to_owned(),
-            instance: "h:1".to_owned(),
-        }),
+    let name = prost::Message::encode_to_vec(&rm_proto::v1::GetEmRequest {
+        em: Some(rm_proto::v1::EmInstance { application_name: "用户%".to_owned(), instance: "h:1".to_owned() }),
     });
     let body = [message_prefix(name.len()), name].concat();
     let answer = Answer::of(&raw, "linkis.rm.v1.UsageService/GetEm", &[], body).await;

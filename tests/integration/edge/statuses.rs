@@ -4,8 +4,8 @@
 
 use std::collections::BTreeSet;
 
-use linkis_rm::transport::proto;
 use prost::Message as _;
+use rm_proto::v1 as proto;
 
 use super::{protocol::Answer, *};
 use crate::{identity::token, metrics::scrape};

@@ -14,7 +14,7 @@ use axum::{
 };
 use hyper::server::conn::http1;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
-use linkis_rm::domain::queue::is_in;
+use rm_model::queue::is_in;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 

@@ -1,12 +1,10 @@
 //! Installation of a snapshot: changes during its preparation are processed before the lock.
 
-use linkis_rm::{
-    domain::{
-        external::ClusterSnapshot,
-        queue::{ExternalQueue, QueueAmounts, QueueNaming, QueueState, QueueTree},
-    },
-    store::external_snapshot::{self, InstallResult},
+use rm_model::{
+    external::ClusterSnapshot,
+    queue::{ExternalQueue, QueueAmounts, QueueNaming, QueueState, QueueTree},
 };
+use rm_store::external_snapshot::{self, InstallResult};
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;

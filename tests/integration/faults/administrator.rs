@@ -5,16 +5,15 @@
 
 use std::collections::{BTreeMap, HashSet};
 
-use linkis_rm::{
-    client::{RmClient, calls},
-    domain::{
-        limit::{LabelPattern, Rule},
-        limit_mode::LimitMode,
-        policy::{Check, Policy},
-        resource::Dimension,
-    },
-    transport::{convert::limit, proto::ReplaceLimitsRequest},
+use rm_client::{RmClient, calls};
+use rm_edge::convert::limit;
+use rm_model::{
+    limit::{LabelPattern, Rule},
+    limit_mode::LimitMode,
+    policy::{Check, Policy},
+    resource::Dimension,
 };
+use rm_proto::v1::ReplaceLimitsRequest;
 
 use super::{
     crowd,

@@ -2,9 +2,10 @@
 
 use std::env;
 
-use linkis_rm::{
-    client::RmClient,
-    domain::{adoption::AdoptTicket, operation::ReleaseTicket, operation::UpdateTicket},
+use rm_client::RmClient;
+use rm_model::{
+    adoption::AdoptTicket,
+    operation::{ReleaseTicket, UpdateTicket},
 };
 use uuid::Uuid;
 

@@ -6,12 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::RmClient,
-    domain::{
-        resource::Resource,
-        scope::{Scope, ScopeHoldings},
-    },
+use rm_client::RmClient;
+use rm_model::{
+    resource::Resource,
+    scope::{Scope, ScopeHoldings},
 };
 use sqlx::PgConnection;
 use uuid::Uuid;

@@ -9,10 +9,8 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::{
-    client::RmClient,
-    store::embedded::{EmbeddedPostgres, EmbeddedSettings},
-};
+use rm_client::RmClient;
+use rm_devpg::{EmbeddedPostgres, EmbeddedSettings};
 use rustix::process::{Pid, Signal};
 use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 

@@ -8,7 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::client::{self, ClientSettings, RmClient};
+use rm_client::{ClientSettings, RmClient};
 
 use super::{random::Random, workload::Hosts};
 use crate::{
@@ -150,15 +150,15 @@ impl Credentials {
     }
 
     fn with_token(&self, address: &str, timeout: Duration, token: &str) -> RmClient {
-        let tls = client::TlsSettings { ca: Some(self.believed(&[0, 1])), identity: None, server_name: None };
+        let tls = rm_client::TlsSettings { ca: Some(self.believed(&[0, 1])), identity: None, server_name: None };
         let settings = ClientSettings { tls, token: Some(token.to_owned()), ..ClientSettings::once(timeout) };
         RmClient::with(address, &settings).unwrap()
     }
 
     fn with_certificate(&self, address: &str, timeout: Duration, own: &Identity, believed: &[usize]) -> RmClient {
-        let identity = client::ClientIdentity { certificates: own.cert.clone().into(), key: own.key.clone().into() };
+        let identity = rm_client::ClientIdentity { certificates: own.cert.clone().into(), key: own.key.clone().into() };
         let tls =
-            client::TlsSettings { ca: Some(self.believed(believed)), identity: Some(identity), server_name: None };
+            rm_client::TlsSettings { ca: Some(self.believed(believed)), identity: Some(identity), server_name: None };
         RmClient::with(address, &ClientSettings { tls, ..ClientSettings::once(timeout) }).unwrap()
     }
 

@@ -11,13 +11,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ResourceRequest, ResultResource, RmClient},
-    domain::{
-        em::EmInstance,
-        operation::{Grant, RegisterEm},
-        report::{EmReport, Health},
-    },
+use rm_client::{ResourceRequest, ResultResource, RmClient};
+use rm_model::{
+    em::EmInstance,
+    operation::{Grant, RegisterEm},
+    report::{EmReport, Health},
 };
 use tokio::task::JoinSet;
 

@@ -6,13 +6,11 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::{
-    client::RmClient,
-    domain::{
-        em::EmInstance,
-        operation::RegisterEm,
-        report::{EmReport, Health},
-    },
+use rm_client::RmClient;
+use rm_model::{
+    em::EmInstance,
+    operation::RegisterEm,
+    report::{EmReport, Health},
 };
 use uuid::Uuid;
 

@@ -5,15 +5,13 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ResourceRequest, ResultResource, RmClient},
-    domain::{
-        cap::Cap,
-        em::EmInstance,
-        name::Labels,
-        operation::{ConfirmTicket, Grant, ReleaseTicket, UpdateTicket},
-        resource::{Dimension, Resource},
-    },
+use rm_client::{ResourceRequest, ResultResource, RmClient};
+use rm_model::{
+    cap::Cap,
+    em::EmInstance,
+    name::Labels,
+    operation::{ConfirmTicket, Grant, ReleaseTicket, UpdateTicket},
+    resource::{Dimension, Resource},
 };
 
 use super::{

@@ -5,7 +5,7 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::domain::resource::{Dimension, Resource};
+use rm_model::resource::{Dimension, Resource};
 use sqlx::{FromRow, PgConnection};
 use time::OffsetDateTime;
 use uuid::Uuid;

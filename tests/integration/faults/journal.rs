@@ -11,10 +11,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ClientError, ResourceRequest},
-    domain::{adoption::AdoptTicket, operation::Grant, resource::Resource},
-};
+use rm_client::{ClientError, ResourceRequest};
+use rm_model::{adoption::AdoptTicket, operation::Grant, resource::Resource};
 use time::OffsetDateTime;
 use tonic::Code;
 use uuid::Uuid;

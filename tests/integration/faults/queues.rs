@@ -9,15 +9,12 @@ use axum::{
 };
 use hyper::server::conn::http1;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
-use linkis_rm::{
-    domain::{
-        principal::Principal,
-        provider::Provider,
-        resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
-    },
-    external,
-    store::{external_refresh, external_resource_provider},
+use rm_model::{
+    principal::Principal,
+    provider::Provider,
+    resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
 };
+use rm_store::{external_refresh, external_resource_provider};
 use serde_json::{Value, json};
 use sqlx::Connection as _;
 use std::{
@@ -80,13 +77,10 @@ pub async fn start(cluster: &Cluster, random: Random) {
             tokio::spawn(http1::Builder::new().serve_connection(TokioIo::new(stream), service));
         }
     });
-    let provider = Provider {
-        resource_type: name("Yarn"),
-        name: name("default"),
-        labels: linkis_rm::domain::name::Labels::default(),
-    };
+    let provider =
+        Provider { resource_type: name("Yarn"), name: name("default"), labels: rm_model::name::Labels::default() };
     let config = json!({"rmWebAddress": address, "refreshInterval": "500ms", "maxAge": "5s", "whenDown": "last_known"});
-    let read = external::read("Yarn", &config.to_string(), None).unwrap();
+    let read = rm_external::read("Yarn", &config.to_string(), None).unwrap();
     let (etag, mut connection) = (Uuid::new_v4(), cluster.connect().await.unwrap());
     let mut transaction = connection.begin().await.unwrap();
     external_resource_provider::lock(&mut transaction).await.unwrap();

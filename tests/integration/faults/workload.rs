@@ -7,14 +7,12 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ClientError, RmClient},
-    domain::{
-        em::EmInstance,
-        name::Labels,
-        operation::{RegisterEm, ReleaseTicket},
-        resource::Resource,
-    },
+use rm_client::{ClientError, RmClient};
+use rm_model::{
+    em::EmInstance,
+    name::Labels,
+    operation::{RegisterEm, ReleaseTicket},
+    resource::Resource,
 };
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;

@@ -9,23 +9,19 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::{
-    client::{ClientError, ClientSettings, Follower, ResourceRequest, ResultResource, RmClient},
-    domain::{
-        adoption::AdoptTicket,
-        em::{Em, EmInstance},
-        operation::Grant,
-        report::{EmReport, Health},
-        resource::Resource,
-        ticket::Ticket,
-    },
-    server::Options,
-    service::heartbeat::LivenessTimeouts,
-    transport::{
-        convert::answer,
-        proto::{self, FollowActionsResponse},
-    },
+use linkis_rm::server::Options;
+use rm_client::{ClientError, ClientSettings, Follower, ResourceRequest, ResultResource, RmClient};
+use rm_edge::convert::answer;
+use rm_model::{
+    adoption::AdoptTicket,
+    em::{Em, EmInstance},
+    operation::Grant,
+    report::{EmReport, Health},
+    resource::Resource,
+    ticket::Ticket,
 };
+use rm_proto::v1::{self as proto, FollowActionsResponse};
+use rm_service::heartbeat::LivenessTimeouts;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 

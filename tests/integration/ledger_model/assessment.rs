@@ -1,6 +1,6 @@
 //! The reference: assessment of a step, and its expected reply.
 
-use linkis_rm::domain::operation::{Outcome, Rejection};
+use rm_model::operation::{Outcome, Rejection};
 use uuid::Uuid;
 
 use super::{model::*, operations::*, steps::*};

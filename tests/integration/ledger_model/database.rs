@@ -5,7 +5,7 @@ use std::{
     sync::Arc,
 };
 
-use linkis_rm::domain::{
+use rm_model::{
     em::{Em, EmInstance},
     em_drain::EmDrain,
     external::{

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use linkis_rm::domain::{
+use rm_model::{
     limit_mode::LimitMode,
     report::LastSignOfLife,
     wait_queue::{WaitKey, WaitKeys},

@@ -7,7 +7,7 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::domain::{
+use rm_model::{
     adoption::AdoptTicket,
     cap::Cap,
     limit::{CountingRule, LabelPattern, LabelSet, Limits, Rule},

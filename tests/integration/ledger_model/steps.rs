@@ -1,7 +1,7 @@
 //! Random steps of the model.
 
-use linkis_rm::domain::limit_mode::LimitMode;
 use proptest::prelude::*;
+use rm_model::limit_mode::LimitMode;
 
 use super::{model::*, ticket_references::*};
 

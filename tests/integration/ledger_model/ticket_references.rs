@@ -1,6 +1,6 @@
 //! The few EMs, users and queues that there are, and what they are called.
 
-use linkis_rm::domain::{
+use rm_model::{
     em::EmInstance,
     name::Name,
     provider::Provider,

@@ -2,14 +2,12 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use linkis_rm::{
-    client::ResultResource,
-    domain::{
-        limit::{LabelPattern, Rule},
-        resource::Dimension,
-    },
-    transport::proto,
+use rm_client::ResultResource;
+use rm_model::{
+    limit::{LabelPattern, Rule},
+    resource::Dimension,
 };
+use rm_proto::v1 as proto;
 use tokio::task::JoinSet;
 
 use super::{Limits, limit, replace, set};

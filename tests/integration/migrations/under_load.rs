@@ -9,13 +9,11 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::{
-    client::{ResourceRequest, RmClient},
-    domain::{
-        limit::{LabelPattern, Rule},
-        operation::Grant,
-        resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
-    },
+use rm_client::{ResourceRequest, RmClient};
+use rm_model::{
+    limit::{LabelPattern, Rule},
+    operation::Grant,
+    resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
 };
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use linkis_rm::domain::resource::{Dimension, Resource};
+use rm_model::resource::{Dimension, Resource};
 use tokio::task::JoinSet;
 
 use super::{Case, Wrong, case};

@@ -6,10 +6,8 @@ use std::{
     time::{Duration, SystemTime},
 };
 
-use linkis_rm::{
-    client::{ResourceRequest, RmClient},
-    store::embedded::EmbeddedPostgres,
-};
+use rm_client::{ResourceRequest, RmClient};
+use rm_devpg::EmbeddedPostgres;
 use sqlx::{ConnectOptions as _, postgres::PgConnectOptions};
 
 use super::{Case, case};

@@ -2,14 +2,12 @@
 
 use std::collections::BTreeSet;
 
-use linkis_rm::{
-    domain::usage_sum::{UsageBy, UsageName},
-    store::{
-        Store,
-        label_resource::{self, IndexFilter},
-        usage_hour::{self, UsageAt, UsageRange, UsageSumPage},
-        waiting,
-    },
+use rm_model::usage_sum::{UsageBy, UsageName};
+use rm_store::{
+    Store,
+    label_resource::{self, IndexFilter},
+    usage_hour::{self, UsageAt, UsageRange, UsageSumPage},
+    waiting,
 };
 use sqlx::{Connection as _, PgConnection};
 use time::OffsetDateTime;

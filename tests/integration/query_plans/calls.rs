@@ -2,20 +2,16 @@
 
 use std::time::Duration;
 
-use linkis_rm::{
-    client::{ResourceRequest, RmClient},
-    domain::{
-        adoption::AdoptTicket,
-        em::EmInstance,
-        hold::NewHold,
-        operation::LockKey,
-        report::{EmReport, Health},
-    },
-    transport::{
-        page::PageRequest,
-        proto::{self, usage_service_client::UsageServiceClient},
-    },
+use rm_client::{ResourceRequest, RmClient};
+use rm_edge::page::PageRequest;
+use rm_model::{
+    adoption::AdoptTicket,
+    em::EmInstance,
+    hold::NewHold,
+    operation::LockKey,
+    report::{EmReport, Health},
 };
+use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use tonic::transport::Channel;
 use uuid::Uuid;
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use linkis_rm::store::embedded::{EmbeddedPostgres, EmbeddedSettings};
+use rm_devpg::{EmbeddedPostgres, EmbeddedSettings};
 use sqlx::ConnectOptions as _;
 
 use super::tables::{LEAVING, due};

@@ -1,7 +1,7 @@
 //! Filters: what an index finds costs the same however much there is, and a page that looks through much has a bound.
 
-use linkis_rm::transport::proto::{
-    self,
+use rm_proto::v1::{
+    self as proto,
     UsageBy::{Creator, Em, EngineType, User},
     usage_service_client::UsageServiceClient,
 };

@@ -2,18 +2,16 @@
 
 use std::time::Duration;
 
-use linkis_rm::{
-    client::ResourceRequest,
-    domain::{
-        em::EmInstance,
-        limit::{LabelPattern, Rule},
-        operation::Grant,
-        report::{EmReport, Health},
-        resource::Dimension,
-    },
-    store::history_partition,
-    transport::proto::{self, usage_service_client::UsageServiceClient},
+use rm_client::ResourceRequest;
+use rm_model::{
+    em::EmInstance,
+    limit::{LabelPattern, Rule},
+    operation::Grant,
+    report::{EmReport, Health},
+    resource::Dimension,
 };
+use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
+use rm_store::history_partition;
 use uuid::Uuid;
 
 use super::{

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use linkis_rm::client::ResourceRequest;
+use rm_client::ResourceRequest;
 
 use super::{
     costs::{Costs, Counting},

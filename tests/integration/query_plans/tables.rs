@@ -2,7 +2,7 @@
 
 use std::env;
 
-use linkis_rm::store::history_partition;
+use rm_store::history_partition;
 
 use crate::harness::*;
 

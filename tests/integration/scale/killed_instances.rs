@@ -1,6 +1,6 @@
 //! Killed instances during large jobs: another instance continues, and repeats nothing.
 
-use linkis_rm::domain::report::{EmReport, Health};
+use rm_model::report::{EmReport, Health};
 
 use super::*;
 

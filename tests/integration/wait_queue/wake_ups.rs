@@ -72,7 +72,7 @@ async fn wait_queue_without_notifications_is_polled() {
     })
     .await;
     let call = enqueue(&rm.client, patient(&host, "hadoop", cpu(10))).await;
-    let ticket = linkis_rm::domain::operation::ReleaseTicket { ticket_id: grant.id, user: grant.user, em: grant.em };
+    let ticket = rm_model::operation::ReleaseTicket { ticket_id: grant.id, user: grant.user, em: grant.em };
     woken(&rm, call, async { other.client.resource_released(&ticket).await.unwrap() }).await;
 }
 

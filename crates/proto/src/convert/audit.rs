@@ -1,6 +1,6 @@
 //! Audit and repair reports: converts them to messages and, for the RM client, back.
 //!
-//! A `read_…` function fails with a [`FieldError`] that names the field. Callers: `transport::admin` and the
+//! A `read_…` function fails with a [`FieldError`] that names the field. Callers: `rm_edge::admin` and the
 //! RM client.
 
 use std::collections::BTreeMap;

@@ -1,7 +1,7 @@
 //! Caps of a request: parses and checks them, and converts them to messages.
 //!
 //! A parser fails with a [`FieldError`] that names the field and the bound. Callers:
-//! `transport::resource_manager`, `answer` and the RM client.
+//! `rm_edge::resource_manager`, `answer` and the RM client.
 
 use std::{collections::BTreeSet, sync::Arc};
 

@@ -1,6 +1,6 @@
 //! Calls of operators: parses drains, resumes, repairs, forced releases and holds, and converts their results.
 //!
-//! Parsers and `read_…` functions fail with a [`FieldError`] that names the field. Callers: `transport::admin`
+//! Parsers and `read_…` functions fail with a [`FieldError`] that names the field. Callers: `rm_edge::admin`
 //! and the RM client.
 
 use crate::v1 as proto;

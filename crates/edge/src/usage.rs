@@ -1,0 +1,392 @@
+//! `UsageService`: reads of EMs, tickets, scopes, wait queues, history and sums.
+//!
+//! Each method parses its filters, reads through one service and converts a page of results. A caller that is bound to
+//! users gets only the tickets, scopes, waiting requests and history of these users. The module changes nothing.
+//! Caller: the gRPC routes.
+//!
+//! - `filters`: filters of lists; `accounting`: refusals and usage in sums;
+//! - `follow`: stream of the history; `overview`: cluster totals and tasks.
+
+use tonic::{Request, Response, Status};
+use uuid::Uuid;
+
+use crate::status::to_status;
+use rm_model::{
+    access::CallScope,
+    em::{Em, EmInstance},
+    limit::ScopeUsage,
+    name::FieldError,
+    operation::Rejection,
+    principal::Principal,
+    report::EmStatus,
+    ticket::Ticket,
+    wait_queue::QueuePosition,
+};
+use rm_service::{
+    background::fullest::FullestScopes,
+    error::Error,
+    follow::FollowService,
+    limits::{LimitService, ScopeFilter},
+    overview::OverviewService,
+    usage,
+};
+
+use super::{
+    authenticator, convert,
+    page::{PageRequest, bad_token, hex, parse_hex},
+    server_info::ServerInfo,
+};
+use rm_proto::v1::{self as proto, usage_service_server::UsageService};
+
+mod accounting;
+mod filters;
+mod follow;
+mod overview;
+
+/// Maximum number of keys in one batch call, equal to the maximum page size.
+pub const GET_MAX: usize = 1000;
+
+/// Implementation of `UsageService`.
+#[derive(Debug)]
+pub struct UsageRpc {
+    usage: usage::UsageQueries,
+    limits: LimitService,
+    overviews: OverviewService,
+    fullest: FullestScopes,
+    follow: FollowService,
+    info: proto::GetServerInfoResponse,
+}
+
+impl UsageRpc {
+    /// Creates the implementation on the given services. `fullest` has the list of the fullest scopes.
+    pub fn new(
+        usage: usage::UsageQueries,
+        limits: LimitService,
+        overviews: OverviewService,
+        fullest: FullestScopes,
+        follow: FollowService,
+        info: ServerInfo,
+    ) -> Self {
+        Self { usage, limits, overviews, fullest, follow, info: info.message() }
+    }
+
+    /// Returns the fullest scopes that match, or the scopes above their limits.
+    async fn fullest(
+        &self,
+        message: &proto::ListScopesRequest,
+        filter: &ScopeFilter,
+        limit: usize,
+    ) -> Result<proto::ListScopesResponse, Error> {
+        let is_shown = |scope: &&ScopeUsage| !message.over_limit_only || scope.is_over();
+        let mut answer = proto::ListScopesResponse::default();
+        let scopes: Vec<_> = if filter.users.is_some() {
+            let (scopes, is_partial) = self.limits.fullest_of_users(filter).await?;
+            answer.partial = is_partial;
+            scopes.iter().filter(is_shown).map(convert::limit::scope_usage).collect()
+        } else if let Some(list) = self.fullest.list() {
+            answer.partial = !list.is_whole;
+            answer.renew_time = Some(convert::answer::timestamp(list.at));
+            let matching = list.fullest.iter().filter(|usage| filter.matches(&usage.scope)).filter(is_shown);
+            matching.map(convert::limit::scope_usage).collect()
+        } else {
+            answer.partial = true;
+            vec![]
+        };
+        answer.partial |= scopes.len() > limit;
+        answer.scopes = scopes.into_iter().take(limit).collect();
+        Ok(answer)
+    }
+}
+
+/// Checks that `field` names at most [`GET_MAX`] objects.
+fn check_count(field: &str, named: usize) -> Result<(), FieldError> {
+    match named > GET_MAX {
+        true => Err(FieldError::new(
+            field,
+            format!("names {named}; at most {GET_MAX} are allowed: name the rest in another call"),
+        )),
+        false => Ok(()),
+    }
+}
+
+/// Page key of an EM: its names as JSON, because a name may contain any separator.
+fn em_key(em: &EmInstance) -> String {
+    serde_json::json!([em.application_name.as_str(), em.instance.as_str()]).to_string()
+}
+
+fn parse_em_key(key: &str) -> Result<EmInstance, FieldError> {
+    let (application_name, instance): (String, String) = serde_json::from_str(key).map_err(|_| bad_token())?;
+    EmInstance::parse("page_token", &application_name, &instance).map_err(|_| bad_token())
+}
+
+/// Hides a ticket outside the call scope. A live or ended ticket of another user is reported as not found.
+fn of_reach(found: Result<Ticket, Error>, ticket_id: Uuid, reach: &CallScope) -> Result<Ticket, Error> {
+    let hidden = || Err(Rejection::TicketNotFound { ticket_id, ended: None }.into());
+    match &found {
+        Ok(ticket) if !reach.has_user(&ticket.user) => hidden(),
+        Err(Error::Rejected(rejection)) => match &**rejection {
+            Rejection::TicketNotFound { ended: Some(ended), .. } if !reach.has_user(&ended.user) => hidden(),
+            _ => found,
+        },
+        _ => found,
+    }
+}
+
+#[tonic::async_trait]
+impl UsageService for UsageRpc {
+    async fn list_refusals(
+        &self,
+        call: Request<proto::ListRefusalsRequest>,
+    ) -> Result<Response<proto::ListRefusalsResponse>, Status> {
+        Ok(Response::new(accounting::list_refusals(&self.usage, &call).await.map_err(to_status)?))
+    }
+
+    async fn get_usage(
+        &self,
+        call: Request<proto::GetUsageRequest>,
+    ) -> Result<Response<proto::GetUsageResponse>, Status> {
+        Ok(Response::new(accounting::get_usage(&self.usage, &call).await.map_err(to_status)?))
+    }
+
+    async fn get_server_info(
+        &self,
+        call: Request<proto::GetServerInfoRequest>,
+    ) -> Result<Response<proto::GetServerInfoResponse>, Status> {
+        let authentication = authenticator::of_call(&call) != Principal::Anonymous;
+        Ok(Response::new(proto::GetServerInfoResponse { authentication, ..self.info.clone() }))
+    }
+
+    async fn get_em(&self, call: Request<proto::GetEmRequest>) -> Result<Response<proto::GetEmResponse>, Status> {
+        let em = convert::request::em_instance("em", call.get_ref().em.clone()).map_err(to_status)?;
+        authenticator::check(&call, |reach| reach.check_em(&em)).map_err(to_status)?;
+        let (em, status) = self.usage.em(&em).await.map_err(to_status)?;
+        let em = Some(convert::answer::em_resource(&em, status.as_ref()).map_err(Error::defect).map_err(to_status)?);
+        Ok(Response::new(proto::GetEmResponse { em }))
+    }
+
+    async fn batch_get_ems(
+        &self,
+        call: Request<proto::BatchGetEmsRequest>,
+    ) -> Result<Response<proto::BatchGetEmsResponse>, Status> {
+        let named = &call.get_ref().ems;
+        check_count("ems", named.len()).map_err(to_status)?;
+        let instance = |(n, em): (usize, &proto::EmInstance)| {
+            convert::request::em_instance(&format!("ems[{n}]"), Some(em.clone()))
+        };
+        let named = named.iter().enumerate().map(instance).collect::<Result<Vec<_>, _>>().map_err(to_status)?;
+        authenticator::check(&call, |reach| named.iter().try_for_each(|em| reach.check_em(em))).map_err(to_status)?;
+        let found = self.usage.ems_by_name(&named).await.map_err(to_status)?;
+        let mut answer = proto::BatchGetEmsResponse::default();
+        for instance in &named {
+            match found.get(instance) {
+                Some((em, status)) => answer
+                    .ems
+                    .push(convert::answer::em_resource(em, status.as_ref()).map_err(Error::defect).map_err(to_status)?),
+                None => answer.missing.push(convert::answer::em_message(instance)),
+            }
+        }
+        Ok(Response::new(answer))
+    }
+
+    async fn list_ems(&self, call: Request<proto::ListEmsRequest>) -> Result<Response<proto::ListEmsResponse>, Status> {
+        let message = call.get_ref();
+        let filters = proto::ListEmsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
+        let page = PageRequest::new("ListEms", message.page_size, &filters).map_err(to_status)?;
+        let (filter, min_fullness) = filters::ems(message).map_err(to_status)?;
+        let key = page.key(&message.page_token).map_err(to_status)?;
+        let after = key.map(parse_em_key).transpose().map_err(to_status)?;
+        let ems = self.usage.ems(&filter, min_fullness, after.as_ref(), page.entries_max()).await.map_err(to_status)?;
+        let next_page_token = ems.next.map(|em| page.token(&em_key(&em))).unwrap_or_default();
+        let message = |(em, status): &(Em, Option<EmStatus>)| {
+            convert::answer::em_resource(em, status.as_ref()).map_err(Error::defect)
+        };
+        let ems = ems.shown.iter().map(message).collect::<Result<_, _>>().map_err(to_status)?;
+        Ok(Response::new(proto::ListEmsResponse { ems, next_page_token }))
+    }
+
+    async fn get_ticket(
+        &self,
+        call: Request<proto::GetTicketRequest>,
+    ) -> Result<Response<proto::GetTicketResponse>, Status> {
+        let reach = authenticator::reach(&call).map_err(to_status)?;
+        let proto::GetTicketRequest { ticket_id, engine } = call.get_ref().clone();
+        let ticket = match (ticket_id.as_str(), engine) {
+            ("", None) => return Err(to_status(FieldError::new("ticket_id", "is required, or an engine"))),
+            ("", engine) => {
+                let engine = convert::request::engine_instance("engine", engine).map_err(to_status)?;
+                self.usage.ticket_of_engine(engine, reach.users()).await.map_err(to_status)?
+            }
+            (id, None) => {
+                let ticket_id = convert::request::ticket_id("ticket_id", id).map_err(to_status)?;
+                of_reach(self.usage.ticket(ticket_id).await, ticket_id, reach).map_err(to_status)?
+            }
+            (_, Some(_)) => {
+                return Err(to_status(FieldError::new("engine", "must not be set besides ticket_id")));
+            }
+        };
+        let observed = self.usage.observed(&ticket).await.map_err(to_status)?;
+        let ticket = convert::answer::observed_ticket(&ticket, observed.as_ref());
+        Ok(Response::new(proto::GetTicketResponse { ticket: Some(ticket) }))
+    }
+
+    async fn batch_get_tickets(
+        &self,
+        call: Request<proto::BatchGetTicketsRequest>,
+    ) -> Result<Response<proto::BatchGetTicketsResponse>, Status> {
+        let (named, reach) = (&call.get_ref().ticket_ids, authenticator::reach(&call).map_err(to_status)?);
+        check_count("ticket_ids", named.len()).map_err(to_status)?;
+        let ticket_id = |(n, id): (usize, &String)| convert::request::ticket_id(&format!("ticket_ids[{n}]"), id);
+        let named = named.iter().enumerate().map(ticket_id).collect::<Result<Vec<_>, _>>().map_err(to_status)?;
+        let (found, observed) = self.usage.tickets_by_id(&named).await.map_err(to_status)?;
+        let mut answer = proto::BatchGetTicketsResponse::default();
+        for ticket_id in &named {
+            match found.get(ticket_id).filter(|ticket| reach.has_user(&ticket.user)) {
+                Some(ticket) => {
+                    answer.tickets.push(convert::answer::observed_ticket(ticket, observed.get(ticket_id)));
+                }
+                None => answer.missing.push(ticket_id.to_string()),
+            }
+        }
+        Ok(Response::new(answer))
+    }
+
+    async fn list_tickets(
+        &self,
+        call: Request<proto::ListTicketsRequest>,
+    ) -> Result<Response<proto::ListTicketsResponse>, Status> {
+        let message = call.get_ref();
+        let filters = proto::ListTicketsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
+        let page = PageRequest::new("ListTickets", message.page_size, &filters).map_err(to_status)?;
+        let after = match page.key(&message.page_token).map_err(to_status)? {
+            None => Uuid::nil(),
+            Some(key) => Uuid::parse_str(key).map_err(|_| Error::from(bad_token())).map_err(to_status)?,
+        };
+        let filter = filters::tickets(message, authenticator::reach(&call).map_err(to_status)?).map_err(to_status)?;
+        let (found, observed) = self.usage.tickets(&filter, after, page.size).await.map_err(to_status)?;
+        let next_page_token = found.next.map(|ticket_id| page.token(&ticket_id.to_string())).unwrap_or_default();
+        let with_observed = |ticket: &Ticket| convert::answer::observed_ticket(ticket, observed.get(&ticket.id));
+        let tickets = found.tickets.iter().map(with_observed).collect();
+        Ok(Response::new(proto::ListTicketsResponse { tickets, next_page_token }))
+    }
+
+    async fn list_actions(
+        &self,
+        call: Request<proto::ListActionsRequest>,
+    ) -> Result<Response<proto::ListActionsResponse>, Status> {
+        let message = call.get_ref();
+        let filters = proto::ListActionsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
+        let page = PageRequest::new("ListActions", message.page_size, &filters).map_err(to_status)?;
+        let key = page.key(&message.page_token).map_err(to_status)?;
+        let key = key.map(|key| key.parse().map_err(|_| Error::from(bad_token()))).transpose().map_err(to_status)?;
+        let is_of_operator = authenticator::is_of_operator(&call);
+        let filter = filters::actions(message, authenticator::reach(&call).map_err(to_status)?, is_of_operator)
+            .map_err(to_status)?;
+        let usage::DatedResult { told: lines, as_of } = match message.newest_first {
+            false => self.usage.actions(&filter, key.unwrap_or(0), page.entries_max()).await.map_err(to_status)?,
+            true => self.usage.newest_actions(&filter, key, page.entries_max()).await.map_err(to_status)?,
+        };
+        let token = page.token(&lines.last.to_string());
+        let next_page_token = if lines.more { token.clone() } else { String::new() };
+        let follow_token = if message.newest_first { String::new() } else { token };
+        let actions = lines.shown.iter().map(|line| convert::answer::action(line, is_of_operator)).collect();
+        let as_of_time = as_of.map(convert::answer::timestamp);
+        Ok(Response::new(proto::ListActionsResponse { actions, next_page_token, follow_token, as_of_time }))
+    }
+
+    async fn list_waiting(
+        &self,
+        call: Request<proto::ListWaitingRequest>,
+    ) -> Result<Response<proto::ListWaitingResponse>, Status> {
+        let message = call.get_ref();
+        let filters = proto::ListWaitingRequest { page_size: 0, page_token: String::new(), ..message.clone() };
+        let page = PageRequest::new("ListWaiting", message.page_size, &filters).map_err(to_status)?;
+        let position = |key: &str| parse_hex(key).and_then(|bytes| QueuePosition::from_bytes(&bytes));
+        let after = match page.key(&message.page_token).map_err(to_status)? {
+            None => None,
+            Some(key) => Some(position(key).ok_or_else(|| Error::from(bad_token())).map_err(to_status)?),
+        };
+        let filter = filters::waiting(message, authenticator::reach(&call).map_err(to_status)?).map_err(to_status)?;
+        let mut waiting = self.usage.waiting(&filter, after, page.size + 1).await.map_err(to_status)?;
+        let more = page.cut(&mut waiting);
+        let last = waiting.last().filter(|_| more);
+        let next_page_token = last.map(|(position, _)| page.token(&position.to_string())).unwrap_or_default();
+        let waiting = waiting.iter().map(|(_, waiting)| convert::answer::waiting(waiting)).collect();
+        Ok(Response::new(proto::ListWaitingResponse { waiting, next_page_token }))
+    }
+
+    async fn list_scopes(
+        &self,
+        call: Request<proto::ListScopesRequest>,
+    ) -> Result<Response<proto::ListScopesResponse>, Status> {
+        let message = call.get_ref();
+        let filters = proto::ListScopesRequest { page_size: 0, page_token: String::new(), ..message.clone() };
+        let page = PageRequest::new("ListScopes", message.page_size, &filters).map_err(to_status)?;
+        let filter = filters::scopes(message, authenticator::reach(&call).map_err(to_status)?).map_err(to_status)?;
+        let key = page.key(&message.page_token).map_err(to_status)?;
+        if message.over_limit_only || message.fullest_first {
+            return match key {
+                Some(_) => Err(to_status(bad_token())),
+                None => Ok(Response::new(self.fullest(message, &filter, page.entries_max()).await.map_err(to_status)?)),
+            };
+        }
+        // The page key is the hash of the last scope; an empty one starts at the first scope.
+        let after = parse_hex(key.unwrap_or_default()).ok_or_else(|| Error::from(bad_token())).map_err(to_status)?;
+        let scopes = self.limits.scopes(&filter, &after, page.entries_max()).await.map_err(to_status)?;
+        Ok(Response::new(proto::ListScopesResponse {
+            scopes: scopes.shown.iter().map(convert::limit::scope_usage).collect(),
+            next_page_token: scopes.next.map(|place| page.token(&hex(&place))).unwrap_or_default(),
+            ..Default::default()
+        }))
+    }
+
+    async fn get_overview(
+        &self,
+        call: Request<proto::GetOverviewRequest>,
+    ) -> Result<Response<proto::GetOverviewResponse>, Status> {
+        let is_bound = !authenticator::reach(&call).map_err(to_status)?.is_all();
+        let snapshot = self.overviews.current().await.map_err(to_status)?;
+        let overview = Some(convert::overview::overview(&snapshot.overview, is_bound));
+        Ok(Response::new(proto::GetOverviewResponse { overview }))
+    }
+
+    async fn get_scope(
+        &self,
+        call: Request<proto::GetScopeRequest>,
+    ) -> Result<Response<proto::GetScopeResponse>, Status> {
+        let scope = convert::limit::scope("labels", &call.get_ref().labels).map_err(to_status)?;
+        authenticator::check(&call, |reach| filters::check_scope(&scope, reach)).map_err(to_status)?;
+        let scope = Some(convert::limit::scope_usage(&self.limits.scope(&scope).await.map_err(to_status)?));
+        Ok(Response::new(proto::GetScopeResponse { scope }))
+    }
+
+    type FollowActionsStream = follow::FollowStream;
+
+    async fn follow_actions(
+        &self,
+        call: Request<proto::FollowActionsRequest>,
+    ) -> Result<Response<Self::FollowActionsStream>, Status> {
+        Ok(Response::new(follow::follow(&self.follow, &call).await.map_err(to_status)?))
+    }
+
+    type WatchStream = overview::OverviewStream;
+
+    async fn watch(&self, call: Request<proto::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
+        Ok(Response::new(overview::watch(&self.overviews, &call).map_err(to_status)?))
+    }
+
+    async fn list_instances(
+        &self,
+        _: Request<proto::ListInstancesRequest>,
+    ) -> Result<Response<proto::ListInstancesResponse>, Status> {
+        let instances = self.overviews.instances().await.map_err(to_status)?;
+        let instances = instances.iter().map(convert::overview::server_instance).collect();
+        Ok(Response::new(proto::ListInstancesResponse { instances }))
+    }
+
+    async fn list_tasks(
+        &self,
+        _: Request<proto::ListTasksRequest>,
+    ) -> Result<Response<proto::ListTasksResponse>, Status> {
+        Ok(Response::new(overview::tasks(&self.overviews).await.map_err(to_status)?))
+    }
+}

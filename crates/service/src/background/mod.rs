@@ -1,0 +1,190 @@
+//! Background tasks: work without a caller. Each task has a name, a session and its own metrics.
+//!
+//! The driver runs each task step by step. A step does a bounded amount of work; an error delays the next step. Most tasks run
+//! only on the instance that owns the lease. Two instances may own it for a moment, so each step must be safe to repeat.
+//! Never: does unbounded work in one step; relies on being the only run.
+//! Caller: the server, which starts the tasks.
+//!
+//! - Tickets and EMs: `expiry`, `silence` (lost EMs), `going` (unregistered EMs), `holds` (expired holds).
+//! - Counters: `counting` (new label sets), `pruning` (empty counters), `self_audit` (hourly audit).
+//! - History: `indexing`, `retention`, `usage` (sums per hour), `refusals` (sums of this instance).
+//! - Figures: `cluster`, `fullest` (scopes by share of a maximum), `announcing` (the instance and its tasks).
+//! - Shared: `lease`, `steps` (retries of a step), `turns` (round robin among EMs).
+
+use std::{
+    future::Future,
+    sync::{Arc, Mutex, PoisonError},
+    time::{Duration, SystemTime},
+};
+
+use tokio::{sync::Notify, time::Instant};
+use tokio_util::sync::CancellationToken;
+
+use crate::error::Error;
+use rm_store::{Store, StoreError, Work, session::Session};
+use rm_telemetry::metrics::{Metrics, TaskMetrics, TaskReading};
+
+use super::tasks::InstanceTasks;
+
+pub mod announce;
+pub mod build_indexes;
+pub mod cluster_figures;
+pub mod count_label_sets;
+pub mod expiry;
+pub mod fullest;
+pub mod holds;
+pub mod lease;
+pub mod lost_ems;
+pub mod prune_counters;
+pub mod prune_history;
+pub mod refusals;
+mod round_robin;
+pub mod self_audit;
+mod steps;
+pub mod unregister;
+pub mod usage;
+
+/// Pause after a scan of all rows, as a multiple of its duration: a scan then uses at most a twentieth of a connection's time.
+const PAUSE_TIMES: u32 = 19;
+
+/// Longest pause after consecutive failures.
+const PAUSE_MAX: Duration = Duration::from_secs(2);
+
+/// Result of a step.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    /// No work is left for now; the next step follows after the period.
+    Done,
+    /// Work is left; the next step follows immediately.
+    More,
+    /// Work is left that cannot be done now; the next step follows after this duration, or after the period if that is longer.
+    Later(Duration),
+}
+
+/// A background task, done in steps.
+pub trait Task: Send + 'static {
+    /// Name of the task in metrics, logs and reports.
+    const NAME: &'static str;
+
+    /// Interval between steps without known work.
+    const PERIOD: Duration;
+
+    /// Expected duration of a step, which selects its connection.
+    const WORK: Work = Work::Short;
+
+    /// Does a bounded part of the work.
+    ///
+    /// # Errors
+    /// Database errors; the driver logs them and retries after a pause.
+    fn step(&mut self, session: &mut Session) -> impl Future<Output = Result<Step, StoreError>> + Send;
+
+    /// Cleans up at shutdown; no further step follows.
+    fn end(&mut self, _: &mut Session) -> impl Future<Output = ()> + Send {
+        async {}
+    }
+}
+
+/// The running tasks. Clones share them.
+#[derive(Clone, Debug, Default)]
+pub struct RunningTasks(Arc<Mutex<Vec<(&'static str, TaskMetrics)>>>);
+
+impl RunningTasks {
+    /// Returns the metrics of each task, by name.
+    pub fn told(&self) -> Vec<(&'static str, TaskReading)> {
+        let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        running.iter().map(|(name, report)| (*name, report.told())).collect()
+    }
+
+    fn add(&self, name: &'static str, report: TaskMetrics) {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((name, report));
+    }
+}
+
+/// Runs tasks until shutdown.
+#[derive(Clone, Debug)]
+pub struct Driver {
+    store: Store,
+    tasks: InstanceTasks,
+    metrics: Metrics,
+    stopping: CancellationToken,
+    running: RunningTasks,
+}
+
+impl Driver {
+    /// Creates a driver without tasks.
+    pub fn new(store: Store, tasks: InstanceTasks, metrics: Metrics, stopping: CancellationToken) -> Self {
+        Self { store, tasks, metrics, stopping, running: RunningTasks::default() }
+    }
+
+    /// Returns the running tasks.
+    pub fn running(&self) -> RunningTasks {
+        self.running.clone()
+    }
+
+    /// Starts a task. `wake` starts its next step immediately.
+    pub fn start<T: Task>(&self, mut task: T, wake: Arc<Notify>) {
+        let (mut session, report, stopping) =
+            (self.store.background_session(T::WORK), self.metrics.task(T::NAME), self.stopping.clone());
+        self.running.add(T::NAME, report.clone());
+        let metrics = self.metrics.clone();
+        self.tasks.spawn(async move {
+            tokio::select! {
+                () = stopping.cancelled() => {}
+                () = drive(&mut task, &mut session, &report, (&wake, &metrics)) => {}
+            }
+            // A reply may still arrive on the old connection.
+            session.reset();
+            task.end(&mut session).await;
+        });
+    }
+}
+
+async fn drive<T: Task>(
+    task: &mut T,
+    session: &mut Session,
+    report: &TaskMetrics,
+    (wake, metrics): (&Notify, &Metrics),
+) {
+    // Instances that start together step at different times.
+    let mut due = Instant::now() + jitter(T::PERIOD);
+    let mut failures = 0_u32;
+    loop {
+        tokio::select! {
+            () = tokio::time::sleep_until(due) => {}
+            () = wake.notified() => due = due.min(Instant::now()),
+        }
+        report.lag(due.elapsed());
+        due = match task.step(session).await {
+            Ok(step) => {
+                session.give_back().await;
+                failures = 0;
+                report.step();
+                match step {
+                    Step::More => Instant::now(),
+                    Step::Done => Instant::now() + T::PERIOD,
+                    Step::Later(pause) => Instant::now() + pause.max(T::PERIOD),
+                }
+            }
+            Err(error) => {
+                session.reset_after(&error);
+                metrics.database.failed(error.failure());
+                if failures == 0 && !error.is_lock_timeout() && !error.is_told() {
+                    tracing::warn!(
+                        task = T::NAME,
+                        error = &error as &dyn std::error::Error,
+                        "background work has to wait"
+                    );
+                }
+                report.failed(Error::from(error).to_string());
+                failures = failures.saturating_add(1);
+                Instant::now() + (T::PERIOD * (1 << failures.min(6))).min(PAUSE_MAX.max(T::PERIOD))
+            }
+        };
+    }
+}
+
+/// Returns up to half of a period, by the clock; nothing depends on its quality.
+fn jitter(period: Duration) -> Duration {
+    let nanos = SystemTime::UNIX_EPOCH.elapsed().map_or(0, |since| since.subsec_nanos());
+    period.mul_f64(f64::from(nanos % 1000) / 2000.0)
+}

@@ -1,0 +1,89 @@
+//! Evidence of a commit: the rows that show whether a batch was committed although its connection broke.
+//!
+//! A batch commits as a whole, so one row is enough if no other transaction can have written it. The state of a ticket or EM is
+//! no evidence: other instances serve the same callers and deadlines and can cause the same state.
+//!
+//! Never: decides a retry.
+//! Caller: `worker`.
+
+use sqlx::PgConnection;
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+use rm_model::{ledger::Deltas, wait_queue::WaitKeys};
+use rm_store::{StoreError, action_record, waiting};
+
+/// Rows that only this batch can have written or deleted.
+#[derive(Debug)]
+pub(super) enum Evidence {
+    /// History line, by number and time. Each batch that grants, ends or changes a ticket, or changes an EM, writes one, and no
+    /// other transaction writes that number.
+    Told(i64, OffsetDateTime),
+    /// Queue entries that the batch inserted or updated, with their wait keys. If none matches, the batch was rolled back or
+    /// the entries were deleted since; in both cases, the requests enter the queue again.
+    Stands(Vec<(Uuid, WaitKeys)>),
+    /// Queue entries that the batch deleted without a history line. If none exists, they are deleted, regardless of the
+    /// transaction that did it.
+    Left(Vec<Uuid>),
+    /// A step through the tickets of an EM without other writes. Repeating the batch is safe: the step continues from the EM's
+    /// row.
+    Step,
+}
+
+impl Evidence {
+    /// Returns the evidence of the batch with `deltas` at time `now`. `first_line` is the number of its first history line, if
+    /// any.
+    pub fn of(deltas: &Deltas, first_line: Option<i64>, now: OffsetDateTime) -> Self {
+        if let Some(number) = first_line {
+            return Self::Told(number, now);
+        }
+        let entered = deltas.waiting.iter().map(|new| (new.position.ticket_id(), new.spots.clone()));
+        let moved = deltas.moved.iter().map(|moved| (moved.position.ticket_id(), moved.spots.clone()));
+        let stands: Vec<_> = entered.chain(moved).collect();
+        match (stands.is_empty(), deltas.left_line.is_empty()) {
+            (false, _) => Self::Stands(stands),
+            (true, false) => Self::Left(deltas.left_line.clone()),
+            (true, true) => Self::Step,
+        }
+    }
+
+    /// Whether the evidence is present. If it is absent, the batch can be repeated.
+    ///
+    /// # Errors
+    /// [`StoreError`] if the rows cannot be read.
+    pub async fn holds(&self, connection: &mut PgConnection) -> Result<bool, StoreError> {
+        Ok(match self {
+            Self::Told(number, at) => action_record::is_there(&mut *connection, *number, *at).await?,
+            Self::Stands(stands) => {
+                let ticket_ids: Vec<Uuid> = stands.iter().map(|(ticket_id, _)| *ticket_id).collect();
+                let found = waiting::spots_of(&mut *connection, &ticket_ids).await?;
+                stands.iter().any(|(ticket_id, spots)| found.get(ticket_id) == Some(spots))
+            }
+            Self::Left(ticket_ids) => waiting::spots_of(&mut *connection, ticket_ids).await?.is_empty(),
+            Self::Step => false,
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const NOW: OffsetDateTime = OffsetDateTime::UNIX_EPOCH;
+
+    /// An EM that is registered and unregistered in one batch leaves no row, but it has history lines.
+    #[test]
+    fn a_batch_with_lines_in_the_history_is_told_by_them() {
+        let left = Deltas { left_line: vec![Uuid::nil()], ..Deltas::default() };
+        for deltas in [left, Deltas::default()] {
+            assert!(matches!(Evidence::of(&deltas, Some(7), NOW), Evidence::Told(7, at) if at == NOW));
+        }
+    }
+
+    #[test]
+    fn a_batch_that_tells_nothing_is_told_by_the_line_or_done_again() {
+        let deltas = Deltas { left_line: vec![Uuid::nil()], ..Deltas::default() };
+        assert!(matches!(Evidence::of(&deltas, None, NOW), Evidence::Left(_)));
+        assert!(matches!(Evidence::of(&Deltas::default(), None, NOW), Evidence::Step));
+    }
+}

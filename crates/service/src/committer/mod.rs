@@ -1,0 +1,534 @@
+//! The committer: applies all operations on tickets and EMs. Only an audit repair corrects tickets and counters outside it.
+//!
+//! Calls submit operations to a commit queue. The worker applies all queued operations in one transaction and replies after the
+//! commit; later ones form the next batch. No timer delays a batch: a single operation commits at once, and under load hundreds
+//! share a commit. Several committers share only limited scopes, counted users and external clusters, locked in one order.
+//!
+//! Never: writes without the row count check; replies before the commit; leaves a transaction half done after a cancelled call.
+//! Callers: `request_resource`, `heartbeat`, `background`, and the RPC services of `transport`.
+//!
+//! - `dealt`: selects the committer of an EM; `queue`: selects the operations of the next batch.
+//! - `batch`: one transaction; `counters`: counters after a batch; `evidence`: whether an interrupted commit took effect.
+//! - `worker`: applies batches and handles their failures; `lanes`: queues of operations with a contended key.
+
+use std::{
+    io, iter,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
+};
+
+use tokio::{
+    runtime::Handle,
+    sync::{mpsc, oneshot},
+    time::{Duration, Instant},
+};
+use uuid::Uuid;
+
+use crate::error::Error;
+use rm_model::{
+    counters::Counters,
+    name::Name,
+    operation::{Operation, Outcome},
+    principal::{Actor, Principal},
+};
+use rm_store::{Store, user_resource::DueTicket};
+use rm_telemetry::{
+    metrics::{GaugeGuard, Metrics},
+    operation_log::OperationLog,
+    traces,
+};
+
+use super::{admission::StateCache, tasks::InstanceTasks, waiting::LocalWaitQueue};
+
+mod batch;
+mod contended;
+mod counters;
+mod dealt;
+mod evidence;
+mod queue;
+mod worker;
+
+use batch::BatchItem;
+use dealt::PerCommitter;
+use queue::{BATCH_COST_MAX, CallerActivity, CommitQueues, OperationPermit, OperationPermits, QueueSenders};
+
+/// Idle time after which a committer ends its open transaction.
+const REST_AFTER: Duration = Duration::from_secs(1);
+
+/// Additional wait after the deadline for an operation whose transaction runs: longer than most transactions take.
+const END_TIMEOUT: Duration = Duration::from_millis(500);
+
+/// Time that an operation without an alternative EM waits for its contended EM before its caller selects an EM again.
+const HOLDER_PATIENCE: Duration = Duration::from_secs(1);
+
+/// Timeout of an operation without a caller.
+const DETACHED_TIMEOUT: Duration = Duration::from_secs(10);
+
+/// Handle of the committers: submits operations to their commit queues.
+#[derive(Clone, Debug)]
+pub struct Committer {
+    doors: PerCommitter<QueueSenders>,
+    room: OperationPermits,
+    line: LocalWaitQueue,
+    undoing: UndoQueue,
+    metrics: Metrics,
+}
+
+/// How long an operation waits for its lock keys.
+#[derive(Debug, Clone, Copy)]
+pub struct LockWait {
+    /// The caller's deadline.
+    pub until: Instant,
+    /// Time from which the operation stops waiting for a contended EM and fails with [`Error::LockTimeout`], so that its caller
+    /// can try another EM. `None` if the operation has no alternative EM.
+    goes_at: Option<Instant>,
+}
+
+impl From<Instant> for LockWait {
+    fn from(until: Instant) -> Self {
+        Self { until, goes_at: None }
+    }
+}
+
+impl LockWait {
+    /// Fails at once on a contended EM, so that the caller can try another EM.
+    pub fn try_other_ems(until: Instant) -> Self {
+        Self { until, goes_at: Some(Instant::now()) }
+    }
+
+    /// Waits `HOLDER_PATIENCE` for a contended EM, because no other EM was available.
+    pub fn try_other_ems_after_pause(until: Instant) -> Self {
+        Self { until, goes_at: Some(Instant::now() + HOLDER_PATIENCE) }
+    }
+
+    /// Whether the operation has stopped waiting for a contended EM.
+    fn has_given_up(self) -> bool {
+        self.goes_at.is_some_and(|goes_at| goes_at <= Instant::now())
+    }
+
+    /// Whether `reply` reports a contended EM before the deadline. The operation was then not applied, and another EM can be
+    /// tried.
+    pub fn is_contended<T>(self, answer: &Result<T, Error>) -> bool {
+        self.goes_at.is_some() && matches!(answer, Err(Error::LockTimeout)) && Instant::now() < self.until
+    }
+}
+
+/// Components that are notified after each commit.
+#[derive(Debug)]
+pub struct CommitListeners {
+    /// Receives the state of the EMs and scopes of the batch.
+    pub seen: StateCache,
+    /// Receives grants that expire before the next expiry sweep.
+    pub expiring_soon: mpsc::Sender<DueTicket>,
+    /// Receives the ticket ids of waiting requests whose callers are gone.
+    pub abandoned: mpsc::UnboundedSender<Uuid>,
+    /// The waiting requests of this instance.
+    pub line: LocalWaitQueue,
+}
+
+impl Committer {
+    /// Starts `committers` tasks, at least one.
+    ///
+    /// The tasks end when all clones of the committer are dropped and all operations have replies. Each task has its own
+    /// thread, connection and EMs. On a thread shared with calls, each SQL statement would wait for the calls that the last
+    /// batch has woken.
+    ///
+    /// # Errors
+    /// If a thread cannot be spawned.
+    pub fn start(
+        store: Store,
+        committers: u16,
+        after_commit: CommitListeners,
+        metrics: Metrics,
+        tasks: &InstanceTasks,
+    ) -> io::Result<Self> {
+        let called = CallerActivity::default();
+        let (first, queues) = CommitQueues::new(called.clone());
+        let (others, of_others): (Vec<_>, Vec<_>) = (1..committers).map(|_| CommitQueues::new(called.clone())).unzip();
+        let doors = PerCommitter::new(first, others);
+        let queues_of_callers = Arc::new(doors.map(|doors| doors.callers.downgrade()));
+        let undoing = UndoQueue { queues: queues_of_callers, metrics: metrics.clone() };
+        let (line, seen) = (after_commit.line.clone(), after_commit.seen.clone());
+        let answers = worker::ReplyDispatcher::start(after_commit, undoing.clone(), committers > 1, tasks);
+        let told = (answers, seen, line.clone());
+        let lanes = Arc::new(contended::ContendedQueues::new(store.clone(), told, metrics.clone(), tasks.clone()));
+        for queues in iter::once(queues).chain(of_others) {
+            let worker =
+                worker::Worker::new(store.committer_session(), lanes.answers(), metrics.clone(), Arc::default());
+            tasks.spawn_on_thread("committer", run(queues, lanes.clone(), worker))?;
+        }
+        Ok(Self { doors, room: OperationPermits::default(), line, undoing, metrics })
+    }
+
+    /// Submits an operation that a caller waits for, and returns its result after the commit.
+    ///
+    /// The operation is in its queue when this function returns. The future does not own the operation: one future exists per
+    /// active call, and each enclosing future would reserve space for it. A dropped future withdraws its operation if the
+    /// transaction has not begun.
+    ///
+    /// # Errors
+    /// - [`Error::LockTimeout`] at the deadline if a lock key is contended then, or earlier as [`LockWait`] requires.
+    /// - [`Error::NotBegun`] at the deadline if the transaction has not begun for another reason.
+    /// - [`Error::CommitUnknown`] soon after the deadline if the transaction has not ended.
+    /// - [`Error::Overloaded`] if too many operations wait.
+    pub fn submit<'a>(
+        &'a self,
+        by: Actor,
+        operation: Operation,
+        patience: LockWait,
+    ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
+        let queue = self.doors.of(operation.em()).called(&operation);
+        self.execute(queue, by, operation, patience, None)
+    }
+
+    /// Submits an operation as [`Committer::submit`] does. If `wanted`, also returns the counters after the commit, or `None`
+    /// if the operation has no counters.
+    ///
+    /// # Errors
+    /// As of [`Committer::submit`].
+    pub fn submit_with_counters<'a>(
+        &'a self,
+        by: Actor,
+        operation: Operation,
+        patience: LockWait,
+        wanted: bool,
+    ) -> impl Future<Output = Result<(Outcome, Option<Box<Counters>>), Error>> + Send + use<'a> {
+        let queue = self.doors.of(operation.em()).called(&operation);
+        let (tell, told) = wanted.then(oneshot::channel).unzip();
+        let done = self.execute(queue, by, operation, patience, tell);
+        async move {
+            let outcome = done.await?;
+            // The counters are sent before the outcome.
+            Ok((outcome, told.and_then(|mut told| told.try_recv().ok())))
+        }
+    }
+
+    /// Submits an operation without a caller. Operations with a caller are applied first.
+    ///
+    /// # Errors
+    /// As of [`Committer::submit`].
+    pub fn submit_in_background<'a>(
+        &'a self,
+        operation: Operation,
+        deadline: Instant,
+    ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
+        let queue = self.doors.of(operation.em()).uncalled(&operation);
+        self.execute(queue, Principal::Service.into(), operation, deadline.into(), None)
+    }
+
+    fn execute<'a>(
+        &'a self,
+        queue: &mpsc::Sender<QueuedOperation>,
+        by: Actor,
+        operation: Operation,
+        patience: LockWait,
+        counters: Option<CounterSender>,
+    ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
+        let told = OperationLog::of(&by.principal, &operation);
+        let mut queued = self.enqueue(queue, by, operation, patience, counters);
+        async move {
+            // Borrowed, because a moved reply would occupy the future twice.
+            let done = match &mut queued {
+                Ok(answer) => answer.wait(patience.until).await,
+                Err(error) => Err(error.clone()),
+            };
+            told.tell(&done);
+            if let Err(error) = &done
+                && !patience.is_contended(&done)
+            {
+                self.metrics.committer.failed(error.failure());
+            }
+            done
+        }
+    }
+
+    /// Adds an operation to a queue. Returns the reply to wait for.
+    fn enqueue(
+        &self,
+        queue: &mpsc::Sender<QueuedOperation>,
+        by: Actor,
+        operation: Operation,
+        patience: LockWait,
+        counters: Option<CounterSender>,
+    ) -> Result<PendingReply, Error> {
+        // An operation above the maximum cost never fits a batch and would block its queue forever.
+        if operation.cost() > BATCH_COST_MAX {
+            return Err(Error::defect("an operation costs more than a batch"));
+        }
+        let (reply, answer) = oneshot::channel();
+        let (progress, place) = (OperationState::default(), self.room.take(&operation).ok_or(Error::Overloaded)?);
+        let undo = holder(&operation).map(|user| (by.principal.clone(), user));
+        let answer = PendingReply { answer, progress: progress.clone(), undo, undoing: self.undoing.clone() };
+        let waits = Some(self.metrics.committer.queued());
+        let making_room = self.line.freed_key(&operation);
+        let trace = traces::operation(operation.kind());
+        let pending =
+            QueuedOperation { by, operation, patience, progress, reply, counters, waits, trace, _room: Some(place) };
+        queue.try_send(pending).map_err(|error| match error {
+            mpsc::error::TrySendError::Full(_) => Error::Overloaded,
+            mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
+        })?;
+        if let Some(spot) = making_room {
+            self.line.capacity_expected(spot);
+        }
+        Ok(answer)
+    }
+}
+
+/// Sender of the counters after a commit.
+type CounterSender = oneshot::Sender<Box<Counters>>;
+
+/// Returns the user of a grant that is undone if its reply is lost. `None` if the caller can repeat the request by its request
+/// id.
+fn holder(operation: &Operation) -> Option<Name> {
+    match operation {
+        Operation::Request(request) if request.ask.request_id.is_none() => Some(request.ask.user.clone()),
+        _ => None,
+    }
+}
+
+/// Reply of an operation. Dropping it with an unread grant undoes the grant, because the committer saw a caller that waits.
+struct PendingReply {
+    answer: oneshot::Receiver<Result<Outcome, Error>>,
+    progress: OperationState,
+    /// Principal and user of the request, to undo its grant. `None` if the grant stays.
+    undo: Option<(Principal, Name)>,
+    undoing: UndoQueue,
+}
+
+impl PendingReply {
+    /// Waits for the reply until `deadline`, and up to [`END_TIMEOUT`] longer if the transaction runs.
+    async fn wait(&mut self, deadline: Instant) -> Result<Outcome, Error> {
+        let answered = match tokio::time::timeout_at(deadline, &mut self.answer).await {
+            Ok(answered) => answered,
+            Err(_) => match self.progress.abandon() {
+                Some(error) => return Err(error),
+                // The end of the transaction decides the reply, but may be late if the database is slow.
+                None => match tokio::time::timeout_at(deadline + END_TIMEOUT, &mut self.answer).await {
+                    Ok(answered) => answered,
+                    Err(_) => return Err(Error::CommitUnknown),
+                },
+            },
+        };
+        answered.unwrap_or(Err(Error::ShuttingDown))
+    }
+}
+
+impl Drop for PendingReply {
+    fn drop(&mut self) {
+        let Some((by, user)) = self.undo.take() else { return };
+        // The responder sees from here on that the caller is gone.
+        self.answer.close();
+        if let Ok(Ok(Outcome::Granted(grant))) = self.answer.try_recv() {
+            self.undoing.submit(by, Operation::Released(grant.released(user)));
+        }
+    }
+}
+
+/// Queue of undo operations: they revert grants whose callers are gone.
+#[derive(Clone, Debug)]
+struct UndoQueue {
+    queues: Arc<PerCommitter<mpsc::WeakSender<QueuedOperation>>>,
+    metrics: Metrics,
+}
+
+impl UndoQueue {
+    fn submit(&self, by: Principal, operation: Operation) {
+        let (by, queue) = (by.into(), self.queues.of(operation.em()).upgrade());
+        let (reply, answer) = oneshot::channel();
+        let patience = (Instant::now() + DETACHED_TIMEOUT).into();
+        let waits = Some(self.metrics.committer.queued());
+        let (progress, trace) = (OperationState::default(), traces::OperationTrace::default());
+        let pending =
+            QueuedOperation { by, operation, patience, progress, reply, counters: None, waits, trace, _room: None };
+        let queued = queue.is_some_and(|queue| queue.try_send(pending).is_ok());
+        match Handle::try_current() {
+            // The task owns the reply channel: an operation without a receiver is not applied.
+            Ok(runtime) if queued => drop(runtime.spawn(async move {
+                if let Ok(Err(error)) = answer.await
+                    && error.is_defect()
+                {
+                    tracing::error!(
+                        error = &error as &dyn std::error::Error,
+                        "a grant whose caller is gone stays until it expires"
+                    );
+                }
+            })),
+            _ => tracing::warn!("a grant whose caller is gone could not be undone; it will expire"),
+        }
+    }
+}
+
+async fn run(mut queues: CommitQueues, lanes: Arc<contended::ContendedQueues>, mut worker: worker::Worker) {
+    loop {
+        let is_open = match tokio::time::timeout(REST_AFTER, queues.wait()).await {
+            Ok(is_open) => is_open,
+            Err(_) => {
+                worker.session().idle().await;
+                queues.wait().await
+            }
+        };
+        if !is_open {
+            lanes.close();
+            worker.session().idle().await;
+            return;
+        }
+        let mut batch = queues.next();
+        batch.iter_mut().for_each(|pending| pending.waits = None);
+        let batch = lanes.divert(batch.into_iter());
+        for (key, operations) in worker.commit(batch).await {
+            lanes.set_aside(key, operations, &worker.limits());
+        }
+    }
+}
+
+/// Operation in a commit queue, with its reply channel.
+#[derive(Debug)]
+struct QueuedOperation {
+    by: Actor,
+    operation: Operation,
+    patience: LockWait,
+    progress: OperationState,
+    reply: oneshot::Sender<Result<Outcome, Error>>,
+    /// Receives the counters before the reply, if the caller requested them.
+    counters: Option<CounterSender>,
+    /// Gauge of the queue that counts the operation.
+    waits: Option<GaugeGuard>,
+    /// Trace of the operation; ends with it.
+    trace: traces::OperationTrace,
+    /// Permit until the reply is sent. `None` for an undo operation, which needs no permit.
+    _room: Option<OperationPermit>,
+}
+
+/// State of an operation. Caller and committer change the state atomically, so that only one of them succeeds.
+#[derive(Clone, Debug, Default)]
+struct OperationState(Arc<AtomicU8>);
+
+const WAITING: u8 = 0;
+const RUNNING: u8 = 1;
+const ABANDONED: u8 = 2;
+/// Waits for a key that another transaction, or a row that an operator wrote, owns.
+const CONTENDED: u8 = 3;
+
+impl OperationState {
+    fn change(&self, from: u8, to: u8) -> bool {
+        self.0.compare_exchange(from, to, Ordering::AcqRel, Ordering::Acquire).is_ok()
+    }
+
+    /// Cancels the operation for its caller. Returns the reason why it was not applied, or `None` if its transaction runs.
+    fn abandon(&self) -> Option<Error> {
+        // Tries `WAITING` twice, because the key may become free in between.
+        let reasons = [(WAITING, Error::NotBegun), (CONTENDED, Error::LockTimeout), (WAITING, Error::NotBegun)];
+        reasons.into_iter().find(|(from, _)| self.change(*from, ABANDONED)).map(|(_, error)| error)
+    }
+
+    /// Records whether a lock key is contended; ignored once the operation runs.
+    fn set_contended(&self, is_contended: bool) {
+        let (from, to) = if is_contended { (WAITING, CONTENDED) } else { (CONTENDED, WAITING) };
+        self.change(from, to);
+    }
+
+    /// Returns the error of an operation that reached its deadline without running.
+    fn timeout(&self) -> Error {
+        if self.0.load(Ordering::Acquire) == CONTENDED { Error::LockTimeout } else { Error::NotBegun }
+    }
+}
+
+impl QueuedOperation {
+    /// Marks the operation as running. Returns false if its caller is gone.
+    fn begin(&self) -> bool {
+        let begins = || self.progress.change(WAITING, RUNNING) || self.progress.change(CONTENDED, RUNNING);
+        !self.reply.is_closed() && begins()
+    }
+
+    /// Marks the operation as waiting again after its transaction met a contended key.
+    fn requeue(&mut self) {
+        self.trace.set_aside();
+        self.progress.change(RUNNING, CONTENDED);
+    }
+
+    /// Returns the view for the batch.
+    fn as_batch_item(&self) -> BatchItem<'_> {
+        BatchItem { by: &self.by, operation: &self.operation, counters: self.counters.is_some() }
+    }
+
+    /// Whether the caller still waits.
+    fn has_caller(&self) -> bool {
+        !self.reply.is_closed() && self.progress.0.load(Ordering::Acquire) != ABANDONED
+    }
+
+    /// Sends the result. Returns false if the caller is gone.
+    fn reply(self, answer: Result<Outcome, Error>) -> bool {
+        let Self { reply, trace, .. } = self;
+        if answer.is_err() {
+            trace.failed();
+        }
+        // Ends the trace before the caller continues.
+        drop(trace);
+        reply.send(answer).is_ok()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use rm_model::{em::EmInstance, operation::Grant};
+
+    type Reply = oneshot::Sender<Result<Outcome, Error>>;
+
+    fn answer() -> (Reply, PendingReply, mpsc::Sender<QueuedOperation>, mpsc::Receiver<QueuedOperation>) {
+        let ((reply, answer), (queue, inbox)) = (oneshot::channel(), mpsc::channel(1));
+        let metrics = Metrics::new([], []);
+        let undo = Name::parse("user", "hadoop").ok().map(|user| (Principal::Anonymous, user));
+        let undoing = UndoQueue { queues: Arc::new(PerCommitter::new(queue.downgrade(), [])), metrics };
+        (reply, PendingReply { answer, progress: OperationState::default(), undo, undoing }, queue, inbox)
+    }
+
+    fn granted() -> Result<Outcome, Error> {
+        let em = EmInstance::parse("em", "ecm", "host1").unwrap();
+        let (ticket_id, expires_at) = (Uuid::from_u128(7), time::OffsetDateTime::UNIX_EPOCH);
+        Ok(Outcome::Granted(Grant { ticket_id, em, expires_at, over_watched: Vec::new(), queue: None, counters: None }))
+    }
+
+    #[tokio::test]
+    async fn a_grant_that_nobody_looked_at_is_taken_back() {
+        let (reply, answer, _queue, mut inbox) = answer();
+        reply.send(granted()).unwrap();
+        drop(answer);
+        let pending = inbox.try_recv().unwrap();
+        assert!(
+            matches!(&pending.operation, Operation::Released(released) if released.ticket_id == Uuid::from_u128(7)),
+            "{pending:?}"
+        );
+        assert!(pending.has_caller());
+    }
+
+    #[tokio::test]
+    async fn operation_timeout_names_lock_only_when_contended() {
+        for (is_contended, expected) in [(None, "NotBegun"), (Some(true), "LockTimeout"), (Some(false), "NotBegun")] {
+            let (_reply, mut waits, ..) = answer();
+            // The key was contended for a moment only.
+            is_contended.into_iter().for_each(|is_contended| {
+                waits.progress.set_contended(true);
+                waits.progress.set_contended(is_contended);
+            });
+            let error = waits.wait(Instant::now()).await.unwrap_err();
+            assert_eq!(format!("{error:?}"), expected, "{is_contended:?}");
+        }
+    }
+
+    #[tokio::test]
+    async fn a_grant_that_somebody_has_seen_stays() {
+        let (reply, mut seen, _queue, mut inbox) = answer();
+        reply.send(granted()).unwrap();
+        (&mut seen.answer).await.unwrap().unwrap();
+        drop(seen);
+        assert!(inbox.try_recv().is_err());
+        // A sender without a receiver learns that its caller is gone.
+        let (reply, gone, _queue, mut inbox) = answer();
+        drop(gone);
+        assert!(reply.send(granted()).is_err() && inbox.try_recv().is_err());
+    }
+}

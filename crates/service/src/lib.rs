@@ -1,0 +1,46 @@
+//! Use cases of the resource manager, between `transport` and `store`.
+//!
+//! A request passes `request_resource`, `admission` (check and placement), `committer` (decision and write) and, if it waits,
+//! `waiting`. All operations on tickets and EMs go through the committer; only an audit repair corrects rows outside it.
+//! Never: handles the wire format, which is `transport`'s; decides outside `domain`.
+//! Callers: `transport`, `http` and `server`.
+//!
+//! - Requests: [`request_resource`], [`admission`], [`committer`], [`waiting`], `reading` (shared reads).
+//! - Limits and locks: [`limits`], [`holds`], [`audit`] (audit and repair of the counters), [`external`] (YARN, Kubernetes).
+//! - EMs and tickets: [`heartbeat`], [`ticket_lookup`]. Callers: [`tokens`], [`jwt`].
+//! - Reads: [`usage`], [`history`], [`follow`], [`overview`], [`refusals`], [`standby`] (reads from a standby).
+//! - Infrastructure: [`background`], [`tasks`], [`fair_semaphore`] (fair semaphore), [`single_flight`] (single flight).
+
+#![warn(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unreachable,
+    clippy::print_stdout,
+    clippy::too_many_lines
+)]
+
+pub mod admission;
+pub mod audit;
+pub mod background;
+pub mod committer;
+pub mod error;
+pub mod external;
+pub mod fair_semaphore;
+pub mod follow;
+pub mod heartbeat;
+pub mod history;
+pub mod holds;
+pub mod jwt;
+pub mod limits;
+pub mod overview;
+mod read_state;
+pub mod refusals;
+pub mod request_resource;
+pub mod single_flight;
+pub mod standby;
+pub mod tasks;
+pub mod ticket_lookup;
+pub mod tokens;
+pub mod usage;
+pub mod waiting;

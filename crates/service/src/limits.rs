@@ -1,0 +1,296 @@
+//! Limits: stores, changes and lists the rules, and starts the counting that new rules need.
+//!
+//! A change takes effect behind the limits fence: a table lock under which no batch runs. Each ticket is therefore counted by
+//! the rules before or after the change. A new label set is counted in the background and decides requests when all tickets are
+//! counted.
+//!
+//! Never: changes a rule outside the fence.
+//! Callers: `rm_edge::limit`, `rm_edge::usage`, `request_resource` (caps), `background::counting`, and the server (limits
+//! file).
+//!
+//! - `fence`: one change behind the fence; `replace`: all rules at once; `scopes`: use of scopes;
+//! - `on_demand`: label sets that requests need for their caps.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use sqlx::PgConnection;
+use tokio::{
+    sync::{Mutex, Notify, Semaphore},
+    time::Instant,
+};
+
+use crate::error::Error;
+use rm_model::{
+    limit::{LabelPattern, LabelSet, Limits, Rule, RulePrecondition, RuleRecord, ScopeUsage},
+    name::Name,
+    operation::Rejection,
+    policy::Policy,
+    principal::{Actor, Principal},
+};
+use rm_store::{
+    Store, StoreError, label_resource,
+    label_set::{self, LabelSetState},
+    limit, policy,
+    session::{Session, within_timeout},
+};
+
+mod fence;
+mod on_demand;
+mod replace;
+mod scopes;
+
+use fence::{ChangeResult, FencedChange, patiently};
+
+pub use scopes::{ScopeFilter, ScopePage};
+
+/// Maximum number of scopes above their limit in a reply.
+const OVER_MAX: usize = 100;
+
+/// Maximum number of scopes to examine for them, and per page.
+const LOOKED_AT_MAX: i64 = 20_000;
+const PAGE: i64 = 1000;
+
+/// Maximum number of calls that check at once whether their rules decide, each on a connection.
+const LOOKING_MAX: usize = 4;
+
+/// Interval between checks whether a rule decides.
+const POLL: Duration = Duration::from_millis(20);
+
+/// Time before the caller's deadline that is reserved for the reply if a rule does not decide yet.
+const MARGIN: Duration = Duration::from_millis(100);
+
+/// Service for limits. Clones share it.
+#[derive(Clone, Debug)]
+pub struct LimitService {
+    store: Store,
+    /// Wakes the task that counts label sets.
+    counting: Arc<Notify>,
+    /// Serializes changes, so that they use one connection; the fence admits only one anyway.
+    changing: Arc<Mutex<()>>,
+    /// Serializes requests that start the counting of label sets.
+    on_demand: Arc<Mutex<()>>,
+    looking: Arc<Semaphore>,
+    /// The rules as last read, so that pages do not read them again.
+    known: Arc<std::sync::Mutex<Arc<Limits>>>,
+}
+
+/// State of a rule after its change.
+#[derive(Debug, Clone)]
+pub enum SetResult {
+    /// The rule decides. Contains the scopes above its limit, up to `OVER_MAX`.
+    InForce(Vec<ScopeUsage>),
+    /// The rule is stored, and decides when all tickets are counted.
+    Counting,
+}
+
+impl LimitService {
+    /// Creates the service. `counting` wakes the task that counts label sets.
+    pub fn new(store: Store, counting: Arc<Notify>) -> Self {
+        let looking = Arc::new(Semaphore::new(LOOKING_MAX));
+        let (changing, on_demand) = Default::default();
+        Self { store, counting, changing, on_demand, looking, known: Arc::default() }
+    }
+
+    /// Adds a rule, or replaces the rule with the same pattern if it matches `expected`, and waits until the rule decides.
+    ///
+    /// If the same principal has stored an equal rule, nothing changes, regardless of `expected`.
+    ///
+    /// # Errors
+    /// - [`Rejection::LimitChanged`] if the stored rule differs from `expected`.
+    /// - [`Error::LockTimeout`] if the fence could not be closed by `deadline`.
+    /// - [`Error::CommitUnknown`] if the outcome is unknown.
+    pub async fn set(
+        &self,
+        by: &Actor,
+        rule: Rule,
+        expected: RulePrecondition,
+        deadline: Instant,
+    ) -> Result<SetResult, Error> {
+        self.change(by, deadline, &FencedChange::Set(rule.clone(), expected)).await?;
+        // The rule is stored from here on: no error may state that it is not.
+        let told = tokio::time::timeout_at(deadline, self.until_in_force(&rule.pattern, deadline)).await;
+        told.unwrap_or(Ok(SetResult::Counting)).map_err(|error| {
+            tracing::warn!(error = &error as &dyn std::error::Error, "a limit was set, and cannot be told of");
+            Error::CommitUnknown
+        })
+    }
+
+    /// Deletes a rule if it matches `expected`.
+    ///
+    /// # Errors
+    /// - [`Rejection::NoSuchLimit`]; [`Rejection::LimitChanged`] if the stored rule differs from `expected`.
+    /// - [`Error::LockTimeout`] if the fence could not be closed by `deadline`.
+    pub async fn delete(
+        &self,
+        by: &Actor,
+        pattern: &LabelPattern,
+        expected: RulePrecondition,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        let made = self.change(by, deadline, &FencedChange::Delete(pattern.clone(), expected)).await?;
+        if !made.lines.is_empty() { Ok(()) } else { Err(Rejection::NoSuchLimit(pattern.to_string()).into()) }
+    }
+
+    /// Sets the policy of an EM kind (an application name). The policy takes effect when its label sets are counted.
+    ///
+    /// # Errors
+    /// [`Error::LockTimeout`] if the fence could not be closed by `deadline`.
+    pub async fn set_policy(
+        &self,
+        by: &Actor,
+        em_kind: &Name,
+        policy: &Policy,
+        deadline: Instant,
+    ) -> Result<(), Error> {
+        self.change(by, deadline, &FencedChange::Policy(em_kind.clone(), policy.clone())).await?;
+        // The policy is stored. An error only means that the end of the counting is unknown.
+        self.until_counted(deadline).await.map(drop).map_err(|_| Error::CommitUnknown)
+    }
+
+    /// Returns the policies of all EM kinds that are or were registered, by application name.
+    ///
+    /// # Errors
+    /// Database errors.
+    pub async fn policies(&self) -> Result<BTreeMap<Name, Policy>, Error> {
+        let mut connection = self.store.operators().acquire().await?;
+        Ok(within_timeout(policy::read(&mut *connection)).await?)
+    }
+
+    /// Returns up to `limit` rules after `after`, in the order of their evaluation, each with whether it decides. Rules whose
+    /// pattern `is_shown` excludes are left out.
+    ///
+    /// Also returns the pattern of the last rule if more rules follow.
+    ///
+    /// # Errors
+    /// Database errors.
+    pub async fn list(
+        &self,
+        after: Option<&LabelPattern>,
+        limit: usize,
+        is_shown: impl Fn(&LabelPattern) -> bool,
+    ) -> Result<(Vec<(RuleRecord, bool)>, Option<LabelPattern>), Error> {
+        let mut connection = self.store.operators().acquire().await?;
+        let limits = within_timeout(self.current(&mut connection)).await?;
+        let more = limit.saturating_add(1);
+        let (mut page, mut after, mut is_end) = (Vec::new(), after, false);
+        while !is_end && page.len() < more {
+            let behind: Vec<(&Rule, bool)> = match after {
+                Some(after) => limits.rules_behind(after, more),
+                None => limits.rules().take(more).collect(),
+            };
+            is_end = behind.len() < more;
+            after = behind.last().map(|(rule, _)| &rule.pattern);
+            page.extend(behind.into_iter().filter(|(rule, _)| is_shown(&rule.pattern)));
+        }
+        let is_last = page.len() <= limit;
+        page.truncate(limit);
+        let patterns = page.iter().map(|(rule, _)| &rule.pattern);
+        let mut records = within_timeout(limit::records(&mut *connection, patterns)).await?;
+        let next = page.last().filter(|_| !is_last).map(|(rule, _)| rule.pattern.clone());
+        // A rule that was deleted meanwhile is left out.
+        let record = |(rule, decides): (&Rule, bool)| Some((records.remove(&rule.pattern)?, decides));
+        Ok((page.into_iter().filter_map(record).collect(), next))
+    }
+
+    /// Returns the current rules, and which of them decide. Reads them only if they have changed.
+    async fn current(&self, connection: &mut PgConnection) -> Result<Arc<Limits>, StoreError> {
+        let known = self.known().clone();
+        let limits = limit::current(connection, &known).await?;
+        self.known().clone_from(&limits);
+        Ok(limits)
+    }
+
+    /// Locks the rules. The rules stay consistent if a holder panics.
+    fn known(&self) -> MutexGuard<'_, Arc<Limits>> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Applies a change and wakes the task that counts label sets.
+    async fn change(&self, by: &Actor, deadline: Instant, change: &FencedChange) -> Result<ChangeResult, Error> {
+        let _turn = tokio::time::timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)?;
+        let made = patiently(&mut self.store.operator_session(), deadline, change, by).await;
+        self.counting.notify_one();
+        made
+    }
+
+    /// Waits until no label set is being counted. Returns false at `deadline`, less [`MARGIN`].
+    async fn until_counted(&self, deadline: Instant) -> Result<bool, Error> {
+        let counted = async {
+            loop {
+                // The permit covers one check, not the pause.
+                let turn = self.looking.acquire().await;
+                if within_timeout(label_set::in_state(&self.store.pool().await?, LabelSetState::Counting))
+                    .await?
+                    .is_empty()
+                {
+                    return Ok::<bool, StoreError>(true);
+                }
+                drop(turn);
+                tokio::time::sleep(POLL).await;
+            }
+        };
+        let until = deadline - MARGIN.min(deadline.saturating_duration_since(Instant::now()));
+        Ok(tokio::time::timeout_at(until, counted).await.unwrap_or(Ok(false))?)
+    }
+
+    /// Waits until the label set of `pattern` decides. Returns the scopes above their limits.
+    async fn until_in_force(&self, pattern: &LabelPattern, deadline: Instant) -> Result<SetResult, Error> {
+        let keys: BTreeSet<String> = pattern.keys().map(str::to_owned).collect();
+        loop {
+            // The permit covers one check, not the pause.
+            let turn = self.looking.acquire().await.map_err(|_| Error::ShuttingDown)?;
+            let sets = within_timeout(label_set::read(&self.store.pool().await?)).await?;
+            let of_keys: Vec<&LabelSet> = sets.iter().filter(|set| set.counting.keys == keys).collect();
+            match of_keys.iter().find(|set| set.is_counted) {
+                Some(set) => {
+                    return self.over(&mut self.store.operator_session(), set.id).await.map(SetResult::InForce);
+                }
+                // Another caller has deleted the rule.
+                None if of_keys.is_empty() => return Ok(SetResult::Counting),
+                None if Instant::now() + POLL + MARGIN > deadline => return Ok(SetResult::Counting),
+                None => {}
+            }
+            drop(turn);
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// Returns scopes of a label set that are above their limits.
+    async fn over(&self, session: &mut Session, label_set_id: i64) -> Result<Vec<ScopeUsage>, Error> {
+        let limits = within_timeout(self.current(session.get().await?)).await?;
+        let (mut over, mut after, mut looked_at) = (Vec::new(), Vec::new(), 0);
+        while over.len() < OVER_MAX && looked_at < LOOKED_AT_MAX {
+            let page =
+                within_timeout(label_resource::list_set(session.get().await?, label_set_id, &after, PAGE)).await?;
+            looked_at += PAGE;
+            let Some((last, ..)) = page.last() else { break };
+            after.clone_from(last);
+            let scopes = page.into_iter().map(|(_, counter, usage)| ScopeUsage::new(limits.of_counter(counter), usage));
+            over.extend(scopes.filter(ScopeUsage::is_over));
+        }
+        over.truncate(OVER_MAX);
+        Ok(over)
+    }
+}
+
+/// Activates label sets whose tickets are all counted, and retires those that counted the same labels before.
+///
+/// # Errors
+/// [`Error::LockTimeout`] if the fence could not be closed by `deadline`; [`Error::CommitUnknown`].
+pub async fn decide(session: &mut Session, counted: &[i64], deadline: Instant) -> Result<(), Error> {
+    patiently(session, deadline, &FencedChange::Decide(counted.to_vec()), &Principal::Service.into()).await?;
+    Ok(())
+}
+
+/// Starts counting the label sets again that an earlier release counts differently. Until then, the old counters decide.
+///
+/// # Errors
+/// As [`decide`].
+pub async fn recount(session: &mut Session, deadline: Instant) -> Result<(), Error> {
+    patiently(session, deadline, &FencedChange::Recount, &Principal::Service.into()).await?;
+    Ok(())
+}

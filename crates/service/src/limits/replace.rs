@@ -1,0 +1,89 @@
+//! Replacement of all rules at once, with its changes and the scopes that are above the new limits.
+//!
+//! Callers: `rm_edge::limit`, and the server, which applies the limits file.
+
+use sqlx::PgConnection;
+use tokio::time::Instant;
+
+use crate::error::Error;
+use rm_model::{
+    limit::{LimitExcess, Limits, Rule, RuleChanges, RuleReplacement, ScopeUsage},
+    principal::Actor,
+};
+use rm_store::{label_resource, session::within_timeout};
+
+use super::{FencedChange, LOOKED_AT_MAX, LimitService, OVER_MAX, PAGE};
+
+impl LimitService {
+    /// Replaces all rules by `rules`, which have distinct patterns. Rules with new labels decide when all tickets are counted.
+    ///
+    /// # Errors
+    /// [`Error::LockTimeout`] if the fence could not be closed by `deadline`; [`Error::CommitUnknown`].
+    pub async fn replace(&self, by: &Actor, rules: Vec<Rule>, deadline: Instant) -> Result<RuleChanges, Error> {
+        Ok(self.change(by, deadline, &FencedChange::Replace(rules)).await?.changes)
+    }
+
+    /// Replaces all rules as [`LimitService::replace`] does, and waits until all of them decide.
+    ///
+    /// # Errors
+    /// As of [`LimitService::replace`].
+    pub async fn replace_and_wait(
+        &self,
+        by: &Actor,
+        rules: Vec<Rule>,
+        deadline: Instant,
+    ) -> Result<RuleReplacement, Error> {
+        let changes = self.replace(by, rules, deadline).await?;
+        let standing = async {
+            let decides = self.until_counted(deadline).await?;
+            let mut connection = self.store.operators().acquire().await?;
+            let limits = within_timeout(self.current(&mut connection)).await?;
+            Ok::<_, Error>((decides, over_any(&mut connection, &limits).await?))
+        };
+        // The rules are stored from here on: no error may state that they are not.
+        let (decides, over) = match tokio::time::timeout_at(deadline, standing).await {
+            Ok(Ok(standing)) => standing,
+            Ok(Err(error)) => {
+                tracing::warn!(error = &error as &dyn std::error::Error, "limits were replaced, and cannot be told of");
+                (false, LimitExcess::unknown())
+            }
+            Err(_) => (false, LimitExcess::unknown()),
+        };
+        Ok(RuleReplacement { changes, over, decides })
+    }
+
+    /// Returns the result that [`LimitService::replace_and_wait`] would have, and changes nothing.
+    ///
+    /// # Errors
+    /// Database errors.
+    pub async fn replace_dry_run(&self, rules: Vec<Rule>) -> Result<RuleReplacement, Error> {
+        let mut connection = self.store.operators().acquire().await?;
+        let limits = within_timeout(self.current(&mut connection)).await?;
+        let changes = RuleChanges::between(limits.rules().map(|(rule, _)| rule.clone()), &rules);
+        let limits = limits.with_rules(rules);
+        let over = over_any(&mut connection, &limits).await?;
+        Ok(RuleReplacement { changes, over, decides: limits.rules().all(|(_, decides)| decides) })
+    }
+}
+
+/// Returns the scopes above `limits`, among the first [`LOOKED_AT_MAX`].
+async fn over_any(connection: &mut PgConnection, limits: &Limits) -> Result<LimitExcess, Error> {
+    let (mut over, mut after) = (LimitExcess::default(), Vec::new());
+    over.is_partial = limits.rules().any(|(_, decides)| !decides);
+    for _ in 0..LOOKED_AT_MAX / PAGE {
+        let page = within_timeout(label_resource::list(&mut *connection, &after, PAGE)).await?;
+        for (_, counter, usage) in page.scopes {
+            let scope = ScopeUsage::new(limits.of_counter(counter), usage);
+            if scope.is_over() {
+                over.count += 1;
+                over.first.extend((over.count <= OVER_MAX).then_some(scope));
+            }
+        }
+        match page.last {
+            Some(place) => after = place,
+            None => return Ok(over),
+        }
+    }
+    over.is_partial = true;
+    Ok(over)
+}

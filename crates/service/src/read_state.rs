@@ -1,0 +1,122 @@
+//! Reads that a check and a batch share, so that both decide on the same rows.
+//!
+//! Never: writes. Locks rows only in [`clusters`], on request.
+//! Callers: `admission::look` and `committer::batch`.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+
+use sqlx::PgConnection;
+use uuid::Uuid;
+
+use rm_model::{
+    assessment,
+    external::{Clusters, TicketPhase, place_of},
+    ledger::WaitQueueView,
+    limit::Limits,
+    name::{Labels, Name},
+    operation::{PlacedRequest, RequestId, RequestKey, RequestRecord},
+    resource::Resource,
+    ticket::EndedTicket,
+    wait_queue::{ViewExtent, WaitQueues, viewed_keys},
+};
+use rm_store::{
+    StoreError, action_record,
+    external_queue::{self, QueueLookup},
+    external_ticket, request_id, waiting,
+};
+
+/// Returns the used request ids among those of `requests`, and the ended tickets that were granted under them.
+pub(super) async fn request_ids(
+    connection: &mut PgConnection,
+    requests: &[&PlacedRequest],
+) -> Result<(HashMap<RequestKey, RequestRecord>, HashMap<Uuid, EndedTicket>), StoreError> {
+    let asked: HashSet<(&Name, &RequestId)> =
+        requests.iter().filter_map(|request| Some((&request.ask.user, request.ask.request_id.as_ref()?))).collect();
+    if asked.is_empty() {
+        return Ok((HashMap::new(), HashMap::new()));
+    }
+    let used = request_id::read(&mut *connection, &asked).await?;
+    if used.is_empty() {
+        return Ok((used, HashMap::new()));
+    }
+    let granted: Vec<Uuid> = used.values().map(|record| record.grant.ticket_id).collect();
+    let ended = action_record::read(&mut *connection, &granted).await?;
+    Ok((used, ended))
+}
+
+/// Use of external queues by a set of operations.
+#[derive(Debug, Default)]
+pub(super) struct QueueUse<'a> {
+    /// Requested resources, with the labels that select the cluster.
+    pub asked: Vec<(&'a Resource, &'a Labels)>,
+    /// Tickets, with the application id that an operation reports for them.
+    pub tickets: Vec<(Uuid, Option<&'a str>)>,
+}
+
+/// Reads the clusters whose external queues are used; locks their rows if `locks`. Reads nothing if there are none.
+pub(super) async fn clusters(
+    connection: &mut PgConnection,
+    queue_use: &QueueUse<'_>,
+    locks: bool,
+) -> Result<Clusters, StoreError> {
+    let QueueUse { asked, tickets } = queue_use;
+    if asked.is_empty() && tickets.is_empty() {
+        return Ok(Clusters::default());
+    }
+    let providers = match asked.is_empty() {
+        true => Vec::new(),
+        false => external_queue::providers(&mut *connection).await?,
+    };
+    let ids: Vec<Uuid> = tickets.iter().map(|(id, _)| *id).collect();
+    let held = match ids.is_empty() {
+        true => HashMap::new(),
+        false => external_ticket::read(&mut *connection, &ids).await?,
+    };
+    let mut wanted: BTreeMap<i64, QueueLookup> = BTreeMap::new();
+    for (resource, labels) in asked {
+        let Some((resource_type, name)) = place_of(resource) else { continue };
+        if let Some(id) = Clusters::chosen(&providers, resource_type, labels) {
+            let wanted = wanted.entry(id).or_default();
+            wanted.names.insert(name.to_owned());
+            wanted.application_ids.extend(resource.application_id().filter(|id| !id.is_empty()).map(str::to_owned));
+        }
+    }
+    for (ticket_id, told) in tickets {
+        if let Some(ticket) = held.get(ticket_id) {
+            let wanted = wanted.entry(ticket.cluster_id).or_default();
+            wanted.paths.insert(ticket.path.clone());
+            wanted.application_ids.extend(told.map(str::to_owned));
+            if let TicketPhase::Used { application_id: Some(known), .. } = &ticket.held.phase {
+                wanted.application_ids.insert(known.clone());
+            }
+        }
+    }
+    if wanted.is_empty() {
+        return Ok(Clusters::default());
+    }
+    let rows = external_queue::clusters(&mut *connection, &wanted.keys().copied().collect(), locks).await?;
+    let clusters = external_queue::read(connection, &rows, &wanted).await?;
+    Ok(Clusters::new(providers, clusters, held))
+}
+
+/// Reads the queue entries at the wait keys of `requests`, and the entries of those requests themselves.
+pub(super) async fn line(
+    connection: &mut PgConnection,
+    requests: &[&PlacedRequest],
+    limits: &Limits,
+    clusters: &Clusters,
+) -> Result<WaitQueueView, StoreError> {
+    let spots = viewed_keys(requests.iter().flat_map(|request| {
+        let extent = ViewExtent::of(request.position());
+        let in_queue = clusters.asked(&request.ask.resource, &request.ask.labels).map(|asked| asked.spots());
+        let in_queue = in_queue.unwrap_or_default();
+        assessment::wait_keys(request, limits).chain(in_queue).map(move |spot| (spot, extent))
+    }));
+    let in_line: Vec<Uuid> =
+        requests.iter().filter_map(|request| request.position()).map(|position| position.ticket_id()).collect();
+    let line = match spots.is_empty() {
+        true => WaitQueues::default(),
+        false => waiting::line(connection, &spots, &in_line).await?,
+    };
+    Ok(WaitQueueView { line, spots: Some(spots) })
+}

@@ -1,0 +1,406 @@
+//! Local wait queue: the requests that wait on this instance, and their wake-ups.
+//!
+//! The database owns the wait queues, and the ledger decides who is granted. The local queue decides only when a waiting
+//! request checks again. A release sends the head of the queue to the committer right behind itself, so that one commit mostly
+//! applies both. Each commit that frees capacity, and each removed entry, notifies the wait keys with a count, here and on
+//! other instances. A slow poll covers lost notifications.
+//! Invariant: an instance renews its row while requests wait on it; otherwise other instances delete its queue entries.
+//! Never: grants; reorders the queue.
+//! Callers: `request_resource` (waiting requests) and `committer` (freed capacity).
+//!
+//! - `index`: the waiters by position and wait key; `wake`: the reasons of wake-ups;
+//! - `keeper`: background tasks that renew the instance, delete queue entries and receive notifications.
+
+use std::{
+    collections::BTreeSet,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use tokio::{sync::mpsc, time::Instant};
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use crate::error::Error;
+use rm_model::{
+    em::EmInstance,
+    operation::{Operation, QueuedOutcome, RequestSpec, WaitParameters},
+    wait_queue::{FreedKeys, QueuePosition, WaitKey, WaitKeys},
+};
+use rm_store::{
+    Store,
+    session::{Session, answered_within, within_timeout},
+    waiting::{self, FreedNotification, WaitKeyHash},
+};
+use rm_telemetry::metrics::{GaugeGuard, Metrics};
+
+use super::{
+    fair_semaphore::{FairPermit, FairSemaphore},
+    single_flight::SingleFlight,
+    tasks::InstanceTasks,
+};
+
+mod index;
+mod maintenance;
+mod wake_reason;
+
+use index::{WaiterIndex, WaiterProfile};
+pub use maintenance::{listen, renew, run};
+pub use wake_reason::WakeReason;
+
+/// Interval of an instance with waiters between renewals of its row, searches for dead instances, and polls of the queue heads.
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Timeout of the first reply on a connection that was idle.
+const IDLE_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Pause of a waiter after a transient error.
+const FAILURE_PAUSE: Duration = Duration::from_millis(500);
+
+/// The waiting requests of this instance. Clones share them.
+#[derive(Clone, Debug)]
+pub struct LocalWaitQueue {
+    store: Store,
+    instance_id: Uuid,
+    index: Arc<Mutex<WaiterIndex>>,
+    leaving: mpsc::UnboundedSender<Uuid>,
+    stopping: CancellationToken,
+    metrics: Metrics,
+    /// Permits of the waiting requests.
+    places: Arc<FairSemaphore>,
+    /// Renews the instance's row on its own connection, so that a shortage of connections does not cost any queue entry.
+    alive: SingleFlight,
+    signs: Arc<tokio::sync::Mutex<Session>>,
+}
+
+impl LocalWaitQueue {
+    /// Creates an empty queue for up to `most` requests. Also returns the receiver of the ticket ids whose queue entries must
+    /// be deleted.
+    pub fn new(
+        store: Store,
+        instance_id: Uuid,
+        most: usize,
+        metrics: Metrics,
+        tasks: &InstanceTasks,
+        stopping: CancellationToken,
+    ) -> (Self, mpsc::UnboundedReceiver<Uuid>) {
+        #[expect(
+            clippy::disallowed_methods,
+            reason = "one for each call that ends, and calls are bounded; a drop cannot wait"
+        )]
+        let (leaving, left) = mpsc::unbounded_channel();
+        let (alive, signs) = (SingleFlight::new(tasks), Arc::new(tokio::sync::Mutex::new(store.session())));
+        let (index, places) = (Arc::default(), FairSemaphore::of(most));
+        (Self { store, instance_id, index, leaving, stopping, metrics, places, alive, signs }, left)
+    }
+
+    /// Returns the sender for ticket ids of waiting requests whose callers are gone.
+    pub fn leaving(&self) -> mpsc::UnboundedSender<Uuid> {
+        self.leaving.clone()
+    }
+
+    /// Returns the id of this instance, as stored in the queue entries.
+    pub fn instance_id(&self) -> Uuid {
+        self.instance_id
+    }
+
+    /// Returns the wait key that `operation` will free; `None` if it frees none, or if no request waits here.
+    pub fn freed_key(&self, operation: &Operation) -> Option<WaitKeyHash> {
+        let em = match operation {
+            Operation::Released(released) => &released.em,
+            Operation::Force(forced) => &forced.ticket.em,
+            _ => return None,
+        };
+        (self.index().callers > 0).then(|| WaitKeyHash::of(&WaitKey::Em(em.clone())))
+    }
+
+    /// Wakes the head of the queue at `spot`: an operation that will free capacity there is in the commit queue.
+    pub fn capacity_expected(&self, spot: WaitKeyHash) {
+        self.index().room_comes(spot);
+    }
+
+    /// Handles a committed batch. The batch freed capacity at `freed` and granted the requests at the positions `granted`, each
+    /// at that EM. `others_wait` states whether requests may wait on other instances.
+    pub fn committed<'a>(
+        &self,
+        freed: &FreedKeys,
+        granted: impl Iterator<Item = (QueuePosition, &'a EmInstance)>,
+        others_wait: bool,
+    ) {
+        // A request that enters later reads the committed state.
+        if self.index().callers == 0 {
+            return;
+        }
+        // Computes the hashes of the keys before locking the index.
+        let freed = FreedNotification::of(freed);
+        let granted: Vec<_> =
+            granted.map(|(position, em)| (position, WaitKeyHash::of(&WaitKey::Em(em.clone())))).collect();
+        self.index().committed(freed, granted, others_wait);
+    }
+
+    /// Wakes requests without a named EM after contended EMs became free.
+    pub fn contention_ended(&self) {
+        let mut index = self.index();
+        if index.callers > 0 {
+            index.wake_anywhere();
+        }
+    }
+
+    /// Creates a handle for a request that waits until `until`.
+    ///
+    /// # Errors
+    /// [`Error::Overloaded`] if too many requests wait here, or too many of this principal.
+    pub fn enqueue(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Result<WaitHandle, Error> {
+        self.enter_if_room(any_em, ask, until).ok_or_else(|| {
+            self.metrics.line.turned_away.inc();
+            Error::Overloaded
+        })
+    }
+
+    /// Creates a handle as [`LocalWaitQueue::enqueue`] does; `None` if too many requests wait. A request may still be granted
+    /// without waiting.
+    pub fn enter_if_room(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Option<WaitHandle> {
+        let place = self.places.acquire(&ask.principal)?;
+        self.index().callers += 1;
+        let needs = ask.resource.amounts().filter(|(_, amount)| *amount > 0).map(|(dimension, _)| dimension);
+        let sleeper = WaiterProfile { wake: Arc::default(), any_em, needs: needs.collect() };
+        Some(WaitHandle {
+            line: self.clone(),
+            sleeper,
+            until,
+            in_doubt: None,
+            stands: None,
+            hears_of: BTreeSet::new(),
+            news_count: 0,
+            stood_since: None,
+            answered: None,
+            _counted: self.metrics.line.caller(),
+            _place: place,
+        })
+    }
+
+    /// Renews the instance's row, unless it was renewed within [`POLL_INTERVAL`]. Queue entries of an instance without renewals
+    /// are void.
+    async fn keep_alive(&self, deadline: Instant) -> Result<(), Error> {
+        let say = || renew_instance(self.signs.clone(), self.instance_id);
+        self.alive.run_recent(POLL_INTERVAL, deadline, say).await
+    }
+
+    /// Connects before the first request waits, which may have a short deadline.
+    async fn connect(&self) {
+        // The first renewal connects if the database does not reply now.
+        let _ = self.signs.lock().await.get().await;
+    }
+
+    /// Locks the index. The index stays consistent if a holder panics.
+    fn index(&self) -> MutexGuard<'_, WaiterIndex> {
+        self.index.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Renews the instance's row. Reconnects once if an idle connection does not reply within [`IDLE_TIMEOUT`].
+async fn renew_instance(signs: Arc<tokio::sync::Mutex<Session>>, instance_id: Uuid) -> Result<(), Error> {
+    let mut session = signs.lock().await;
+    if session.is_open() {
+        let said = async { waiting::keep_alive(session.get().await?, instance_id).await };
+        match answered_within(IDLE_TIMEOUT, said).await {
+            Ok(()) => return Ok(()),
+            Err(_) => session.reset(),
+        }
+    }
+    let said = match session.get().await {
+        Ok(connection) => within_timeout(waiting::keep_alive(connection, instance_id)).await,
+        Err(error) => Err(error),
+    };
+    if said.is_err() {
+        session.reset();
+    }
+    Ok(said?)
+}
+
+/// Handle of one waiting request. Dropping it removes the request from the queue.
+#[derive(Debug)]
+pub struct WaitHandle {
+    line: LocalWaitQueue,
+    sleeper: WaiterProfile,
+    until: Instant,
+    /// Ticket id under which a queue entry may exist in the database, also after an unknown commit.
+    in_doubt: Option<Uuid>,
+    stands: Option<(QueuePosition, WaitKeys)>,
+    /// Further wait keys that wake this request.
+    hears_of: BTreeSet<WaitKey>,
+    /// Sequence number of the last freed event before the last decision.
+    news_count: u64,
+    /// Time of the first queue entry.
+    stood_since: Option<Instant>,
+    answered: Option<&'static str>,
+    /// Gauge of waiting requests.
+    _counted: GaugeGuard,
+    _place: FairPermit,
+}
+
+/// Reason why a parked request continues.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WaitResult {
+    /// The request must check again.
+    Look(WakeReason),
+    /// The wait deadline has passed.
+    TimeIsUp,
+    /// The server is shutting down.
+    Stopping,
+}
+
+impl WaitHandle {
+    /// Renews the instance and returns the wait parameters of the request for the ledger. `is_elsewhere` states whether the
+    /// attempt uses another EM or spec than the queue entry.
+    ///
+    /// # Errors
+    /// Database errors: an instance without renewal cannot have queue entries.
+    pub async fn wait(&mut self, ticket_id: Uuid, is_elsewhere: bool) -> Result<WaitParameters, Error> {
+        self.line.keep_alive(self.until).await?;
+        self.in_doubt = Some(ticket_id);
+        self.news_count = self.line.index().news_count();
+        let remaining = self.until.saturating_duration_since(Instant::now());
+        let position = self.position();
+        Ok(WaitParameters {
+            instance_id: self.line.instance_id,
+            remaining,
+            any_em: self.any_em(),
+            is_elsewhere,
+            position,
+        })
+    }
+
+    /// Returns the wait deadline.
+    pub fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// Whether the request can be granted on any EM.
+    pub fn any_em(&self) -> bool {
+        self.sleeper.any_em
+    }
+
+    /// Returns the wait keys of the queue entry; empty if the request is not queued.
+    pub fn spots(&self) -> WaitKeys {
+        self.stands.as_ref().map(|(_, spots)| spots.clone()).unwrap_or_default()
+    }
+
+    /// Records that the request was submitted to the committer.
+    pub fn mark_submitted(&self) {
+        if let Some(position) = self.position() {
+            self.line.index().tries(position);
+        }
+    }
+
+    fn position(&self) -> Option<QueuePosition> {
+        self.stands.as_ref().map(|(position, _)| *position)
+    }
+
+    /// Records the position and wait keys that the ledger has stored.
+    pub fn update_entry(&mut self, waiting: &QueuedOutcome) {
+        self.stood_since.get_or_insert_with(Instant::now);
+        if self.spots() != waiting.spots {
+            self.stands = Some((waiting.position, waiting.spots.clone()));
+            self.register(self.news_count);
+        }
+    }
+
+    /// Also wakes the request for freed capacity at `spots`, including freed events since the sequence number `since`.
+    pub fn subscribe(&mut self, spots: BTreeSet<WaitKey>, since: u64) {
+        if self.hears_of != spots {
+            self.hears_of = spots;
+            self.register(since);
+        }
+    }
+
+    /// Returns the sequence number of the last freed event.
+    pub fn freed_count(&self) -> u64 {
+        self.line.index().news_count()
+    }
+
+    fn register(&self, since: u64) {
+        if let Some((position, spots)) = &self.stands {
+            let short = spots.iter().filter(|(_, is_short)| **is_short).map(|(spot, _)| spot);
+            let keys: BTreeSet<WaitKeyHash> = short.chain(&self.hears_of).map(WaitKeyHash::of).collect();
+            self.line.index().insert(*position, self.sleeper.clone(), keys, since);
+        }
+    }
+
+    /// Parks until a wake-up, the wait deadline or shutdown.
+    pub async fn wait_for_wake(&self) -> WaitResult {
+        let Some(position) = self.position() else { return WaitResult::Look(WakeReason::NEWS) };
+        // A separate statement, so that the index is unlocked before the wait.
+        let untold = self.line.index().rest(position);
+        if let Some(wake) = untold {
+            return WaitResult::Look(wake);
+        }
+        tokio::select! {
+            () = self.line.stopping.cancelled() => WaitResult::Stopping,
+            () = tokio::time::sleep_until(self.until) => WaitResult::TimeIsUp,
+            () = self.sleeper.wake.notified() => WaitResult::Look(self.line.index().woken_by(position)),
+        }
+    }
+
+    /// Forwards a wake-up without a grant to later waiters, because they may need other dimensions.
+    pub fn forward_wake(&self, wake: WakeReason) {
+        if let Some(position) = self.position() {
+            self.line.index().pass_on(position, wake);
+        }
+    }
+
+    /// Counts a check, or an attempt without a grant, by its reason.
+    pub fn count_check(&self, wake: WakeReason) {
+        let counts = &self.line.metrics.line;
+        if wake.is_poll { counts.polls.inc() } else { counts.looks.inc() }
+    }
+
+    /// Waits `FAILURE_PAUSE` after a transient error, then checks again.
+    pub async fn back_off(&self) -> WaitResult {
+        let again = (Instant::now() + FAILURE_PAUSE).min(self.until);
+        tokio::select! {
+            () = self.line.stopping.cancelled() => WaitResult::Stopping,
+            () = tokio::time::sleep_until(again), if again < self.until => WaitResult::Look(WakeReason::NEWS),
+            () = tokio::time::sleep_until(self.until) => WaitResult::TimeIsUp,
+        }
+    }
+
+    /// Records a grant. The committed batch has already removed the request from the index.
+    pub fn granted(&mut self) {
+        self.in_doubt = None;
+        if self.stands.take().is_some() {
+            self.line.metrics.line.served.inc();
+        }
+    }
+
+    /// Records the result for the metrics. A request without a result counts as cancelled.
+    pub fn record_result(&mut self, outcome: &'static str) {
+        self.answered = Some(outcome);
+    }
+
+    /// Records that the ledger has deleted the queue entry, or found none.
+    pub fn mark_removed(&mut self) {
+        self.in_doubt = None;
+        if let Some((position, _)) = self.stands.take() {
+            self.line.index().remove(position);
+        }
+    }
+}
+
+impl Drop for WaitHandle {
+    fn drop(&mut self) {
+        if let Some(since) = self.stood_since {
+            self.line.metrics.requests.waited(since, self.answered.unwrap_or("cancelled"));
+        }
+        let mut index = self.line.index();
+        index.callers -= 1;
+        if let Some((position, _)) = self.stands.take() {
+            index.remove(position);
+        }
+        drop(index);
+        if let Some(ticket_id) = self.in_doubt {
+            // The receiver ends only at shutdown; other instances then delete the entry.
+            let _ = self.line.leaving.send(ticket_id);
+        }
+    }
+}

@@ -1,0 +1,641 @@
+//! Index of the waiters of this instance, by position and by wait key.
+//!
+//! A freed event names a wait key and about how many requests now fit. The index wakes that many parked waiters, from the head
+//! of the queue; at an EM, also waiters that accept any EM. An awake waiter gets a new wake reason and checks again before it
+//! parks. A granted waiter wakes the next one, because capacity may remain. A refused waiter wakes a few later ones, which may
+//! need other dimensions, unless enough waiters for the counted capacity are awake.
+//!
+//! Invariant: parked waiters are in sets of their own, so that the next one is found directly, regardless of the number of
+//! awake ones.
+//! Never: decides a grant; accesses the database.
+//! Callers: `waiting` and its `keeper`.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    ops::Bound,
+    sync::Arc,
+};
+
+use tokio::sync::Notify;
+
+use rm_model::{
+    resource::Dimension,
+    visits::visit,
+    wait_queue::{MUCH, QueuePosition},
+};
+use rm_store::waiting::{FreedNotification, WaitKeyHash};
+
+use super::wake_reason::WakeReason;
+
+/// Maximum number of waiters to wake at a key if the freed capacity is unknown. Each granted waiter wakes another.
+const WAKE_MAX: usize = 16;
+
+/// Maximum number of waiters to wake by one freed event: about as many as one commit can grant.
+const SERVED_MAX: u32 = 512;
+
+/// Maximum number of waiters besides the queue heads that check at one poll, in rotation.
+const TURN_MAX: usize = 64;
+
+/// Maximum number of later idle waiters to examine for other dimensions. With as many awake waiters at a key, an expected
+/// release wakes no other.
+const NEAR_MAX: usize = 64;
+
+/// Maximum number of wait keys whose first waiter checks at one poll, in rotation.
+const POLLED_MAX: usize = 512;
+
+/// Maximum number of stored freed events, for requests that are about to enter the queue.
+const NEWS_MAX: usize = 4096;
+
+/// Location of freed capacity.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WaiterSet {
+    /// A scope or an external queue.
+    At(WaitKeyHash),
+    /// An EM; also concerns waiters that accept any EM.
+    Em(WaitKeyHash),
+    /// Any EM: concerns waiters that accept any EM.
+    Anywhere,
+    /// Unknown: concerns all waiters.
+    Everywhere,
+}
+
+/// Freed event. All concerned waiters up to `up_to` have been woken; `None` if all of them have been.
+#[derive(Debug)]
+struct FreedEvent {
+    queue: WaiterSet,
+    up_to: Option<QueuePosition>,
+}
+
+/// The waiters of one wait key, or all waiters that accept any EM. Each is `idle`, `hinted` or `assigned`.
+#[derive(Debug, Default)]
+struct Waiters {
+    asleep: BTreeSet<QueuePosition>,
+    /// Waiters that are parked, or that check and then park.
+    idle: BTreeSet<QueuePosition>,
+    /// Waiters that check next without counted capacity.
+    hinted: BTreeSet<QueuePosition>,
+    /// Waiters that check next with counted capacity: further capacity wakes others.
+    assigned: BTreeSet<QueuePosition>,
+    /// Capacity that was freed and not granted since. Reset when the last awake waiter parks: all that may fit have then
+    /// checked.
+    room: Room,
+    /// The first waiter that found nothing and woke no other, because enough were awake. The last awake waiter forwards in its
+    /// place.
+    unpassed: Option<QueuePosition>,
+}
+
+/// Freed capacity that was not granted since, as a number of requests.
+#[derive(Debug, Default)]
+struct Room {
+    /// Capacity by EM, for waiters that accept any EM: a grant uses the capacity of its own EM only.
+    by_em: BTreeMap<WaitKeyHash, u64>,
+    by_em_sum: u64,
+    /// Capacity without a known EM.
+    other: u64,
+}
+
+impl Room {
+    fn sum(&self) -> u64 {
+        self.by_em_sum + self.other
+    }
+
+    fn add(&mut self, em: Option<WaitKeyHash>, requests: u32) {
+        let requests = u64::from(requests);
+        match em {
+            Some(em) => {
+                *self.by_em.entry(em).or_default() += requests;
+                self.by_em_sum += requests;
+            }
+            None => self.other += requests,
+        }
+    }
+
+    /// Subtracts the capacity of one request.
+    fn take(&mut self, em: WaitKeyHash) {
+        match self.by_em.get_mut(&em) {
+            Some(requests) => {
+                *requests -= 1;
+                self.by_em_sum -= 1;
+                if *requests == 0 {
+                    self.by_em.remove(&em);
+                }
+            }
+            None => self.other = self.other.saturating_sub(1),
+        }
+    }
+}
+
+impl Waiters {
+    /// Adds a waiter, or moves it between the sets.
+    fn set(&mut self, position: QueuePosition, state: WaiterState) {
+        let (is_assigned, is_idle) = match state {
+            WaiterState::Asleep | WaiterState::Awake(None) => (false, true),
+            WaiterState::Awake(Some(wake)) => (wake.is_room, false),
+        };
+        for (set, is_in) in [
+            (&mut self.asleep, state == WaiterState::Asleep),
+            (&mut self.idle, is_idle),
+            (&mut self.hinted, !is_idle && !is_assigned),
+            (&mut self.assigned, is_assigned),
+        ] {
+            if is_in {
+                set.insert(position);
+            } else {
+                set.remove(&position);
+            }
+        }
+        self.settle();
+    }
+
+    fn remove(&mut self, position: QueuePosition) {
+        for set in [&mut self.asleep, &mut self.idle, &mut self.hinted, &mut self.assigned] {
+            set.remove(&position);
+        }
+    }
+
+    fn settle(&mut self) {
+        if self.awake() == 0 {
+            self.room = Room::default();
+            self.unpassed = None;
+        }
+    }
+
+    fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    fn len(&self) -> usize {
+        self.idle.len() + self.hinted.len() + self.assigned.len()
+    }
+
+    fn awake(&self) -> usize {
+        self.len() - self.asleep.len()
+    }
+
+    fn has(&self, position: QueuePosition) -> bool {
+        [&self.idle, &self.hinted, &self.assigned].iter().any(|set| set.contains(&position))
+    }
+
+    /// Returns the next waiter after `after` without assigned capacity.
+    fn next_unassigned(&self, after: Option<QueuePosition>) -> Option<QueuePosition> {
+        let behind = (after.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded);
+        let next = [&self.idle, &self.hinted].map(|set| set.range(behind).next());
+        next.into_iter().inspect(|_| visit()).flatten().min().copied()
+    }
+
+    /// Returns the position behind which an unsuccessful waiter wakes another; `None` if enough others are awake for the
+    /// counted capacity.
+    fn pass_from(&mut self, position: QueuePosition, is_poll: bool) -> Option<QueuePosition> {
+        let first = self.unpassed.map_or(position, |first| first.min(position));
+        let is_enough = !is_poll && self.awake() as u64 > self.room.sum();
+        self.unpassed = is_enough.then_some(first);
+        (!is_enough).then_some(first)
+    }
+}
+
+/// The waiters of this instance.
+#[derive(Debug, Default)]
+pub(super) struct WaiterIndex {
+    /// Number of waiting requests, including those without a position.
+    pub callers: usize,
+    waiters: BTreeMap<QueuePosition, Waiter>,
+    at: BTreeMap<WaitKeyHash, Waiters>,
+    anywhere: Waiters,
+    /// The last waiter that was polled in rotation.
+    turn: Option<QueuePosition>,
+    /// The last wait key whose first waiter was polled.
+    polled: Option<WaitKeyHash>,
+    news: VecDeque<FreedEvent>,
+    /// Sequence number of the last freed event.
+    news_count: u64,
+}
+
+#[derive(Debug)]
+struct Waiter {
+    sleeper: WaiterProfile,
+    keys: Vec<WaitKeyHash>,
+    state: WaiterState,
+    /// Whether the waiter was submitted since it last parked. The submission may have met later events.
+    tries: bool,
+}
+
+impl Waiter {
+    /// Whether the waiter checks now, by a state that may be older than the last event, and was not submitted.
+    fn is_checking(&self) -> bool {
+        self.state == WaiterState::Awake(None) && !self.tries
+    }
+}
+
+/// Wake-up handle of a waiter, with its requirements.
+#[derive(Debug, Clone, Default)]
+pub(super) struct WaiterProfile {
+    /// Wakes the waiter.
+    pub wake: Arc<Notify>,
+    /// Whether the waiter accepts any EM.
+    pub any_em: bool,
+    /// Dimensions that the waiter needs.
+    pub needs: Arc<[Dimension]>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum WaiterState {
+    Asleep,
+    /// Awake, with the reason that the waiter has not taken yet, if any.
+    Awake(Option<WakeReason>),
+}
+
+impl WaiterIndex {
+    /// Adds a waiter, or changes its wait keys, after a decision that began at the freed event `since`.
+    ///
+    /// Events since then may have missed the waiter. A concerned waiter must check once more before it parks.
+    pub fn insert(
+        &mut self,
+        position: QueuePosition,
+        sleeper: WaiterProfile,
+        keys: impl IntoIterator<Item = WaitKeyHash>,
+        since: u64,
+    ) {
+        let any_em = sleeper.any_em;
+        let keys: Vec<WaitKeyHash> = keys.into_iter().collect();
+        let before = self.waiters.remove(&position);
+        let again = match &before {
+            Some(Waiter { state: WaiterState::Awake(again), .. }) => *again,
+            _ => None,
+        };
+        for key in before.iter().flat_map(|before| &before.keys).filter(|key| !keys.contains(key)) {
+            self.leave(*key, position);
+        }
+        let missed = self.has_missed(position, &keys, any_em, since).then_some(WakeReason::NEWS);
+        let again = missed.map(|wake| wake.and(again)).or(again);
+        for key in &keys {
+            self.at.entry(*key).or_default();
+        }
+        self.waiters.insert(position, Waiter { sleeper, keys, state: WaiterState::Asleep, tries: false });
+        self.set_state(position, WaiterState::Awake(again));
+    }
+
+    /// Returns the sequence number of the last freed event.
+    pub fn news_count(&self) -> u64 {
+        self.news_count
+    }
+
+    fn has_missed(&self, position: QueuePosition, keys: &[WaitKeyHash], any_em: bool, since: u64) -> bool {
+        let count = usize::try_from(self.news_count.saturating_sub(since)).unwrap_or(usize::MAX);
+        let concerns = |news: &FreedEvent| {
+            let is_there = match news.queue {
+                WaiterSet::At(key) => keys.contains(&key),
+                WaiterSet::Em(key) => any_em || keys.contains(&key),
+                WaiterSet::Anywhere => any_em,
+                WaiterSet::Everywhere => true,
+            };
+            is_there && news.up_to.is_none_or(|up_to| position < up_to)
+        };
+        count > self.news.len() || self.news.iter().rev().take(count).any(concerns)
+    }
+
+    /// Removes a waiter.
+    pub fn remove(&mut self, position: QueuePosition) {
+        if let Some(waiter) = self.take(position) {
+            self.settle(&waiter);
+        }
+    }
+
+    fn take(&mut self, position: QueuePosition) -> Option<Waiter> {
+        let waiter = self.waiters.remove(&position)?;
+        waiter.keys.iter().for_each(|key| self.leave(*key, position));
+        self.anywhere.remove(position);
+        Some(waiter)
+    }
+
+    /// Resets the counted capacity where the last awake waiter has left.
+    fn settle(&mut self, left: &Waiter) {
+        for key in &left.keys {
+            if let Some(waiters) = self.at.get_mut(key) {
+                waiters.settle();
+            }
+        }
+        self.anywhere.settle();
+    }
+
+    fn leave(&mut self, key: WaitKeyHash, position: QueuePosition) {
+        if let Some(waiters) = self.at.get_mut(&key) {
+            waiters.remove(position);
+            if waiters.is_empty() {
+                self.at.remove(&key);
+            }
+        }
+    }
+
+    fn set_state(&mut self, position: QueuePosition, state: WaiterState) {
+        let Some(waiter) = self.waiters.get_mut(&position) else { return };
+        waiter.state = state;
+        for key in &waiter.keys {
+            if let Some(waiters) = self.at.get_mut(key) {
+                waiters.set(position, state);
+            }
+        }
+        if waiter.sleeper.any_em {
+            self.anywhere.set(position, state);
+        }
+    }
+
+    /// Whether no waiter accepts any EM.
+    pub fn is_anywhere_empty(&self) -> bool {
+        self.anywhere.is_empty()
+    }
+
+    /// Parks a waiter. Returns an untaken wake reason instead, if there is one.
+    pub fn rest(&mut self, position: QueuePosition) -> Option<WakeReason> {
+        let waiter = self.waiters.get_mut(&position)?;
+        waiter.tries = false;
+        let told = match waiter.state {
+            WaiterState::Awake(told) => told,
+            WaiterState::Asleep => None,
+        };
+        self.set_state(position, told.map_or(WaiterState::Asleep, |_| WaiterState::Awake(None)));
+        told
+    }
+
+    /// Records that a waiter was submitted to the committer.
+    pub fn tries(&mut self, position: QueuePosition) {
+        if let Some(waiter) = self.waiters.get_mut(&position) {
+            waiter.tries = true;
+        }
+    }
+
+    /// Takes the wake reason of a woken waiter.
+    pub fn woken_by(&mut self, position: QueuePosition) -> WakeReason {
+        let Some(WaiterState::Awake(Some(told))) = self.state(position) else { return WakeReason::NEWS };
+        self.set_state(position, WaiterState::Awake(None));
+        told
+    }
+
+    fn wake(&mut self, position: QueuePosition, wake: WakeReason) {
+        let Some(waiter) = self.waiters.get(&position) else { return };
+        let told = match waiter.state {
+            WaiterState::Asleep => {
+                waiter.sleeper.wake.notify_one();
+                wake
+            }
+            WaiterState::Awake(told) => wake.and(told),
+        };
+        self.set_state(position, WaiterState::Awake(Some(told)));
+    }
+
+    fn state(&self, position: QueuePosition) -> Option<WaiterState> {
+        self.waiters.get(&position).map(|waiter| waiter.state)
+    }
+
+    fn publish(&mut self, queue: WaiterSet, up_to: Option<QueuePosition>) {
+        if self.callers > 0 {
+            self.news_count += 1;
+            self.news.push_back(FreedEvent { queue, up_to });
+            if self.news.len() > NEWS_MAX {
+                self.news.pop_front();
+            }
+        }
+    }
+
+    /// Wakes the first `count` waiters without assigned capacity that can use what was freed at `queue` for `room` requests.
+    ///
+    /// An EM wakes at least one waiter of its own queue, because waiters that accept any EM may not match it. `wake` returns
+    /// the reason for each waiter.
+    fn wake_first_of(
+        &mut self,
+        queue: WaiterSet,
+        (count, room): (usize, u32),
+        wake: impl Fn(&Waiter) -> WakeReason,
+    ) -> Vec<QueuePosition> {
+        let (mut woken, is_anywhere) = (Vec::new(), matches!(queue, WaiterSet::Em(_) | WaiterSet::Anywhere));
+        if count == 0 {
+            return woken;
+        }
+        let key = match queue {
+            WaiterSet::At(key) | WaiterSet::Em(key) => Some(key),
+            WaiterSet::Anywhere | WaiterSet::Everywhere => None,
+        };
+        let at = key.and_then(|key| self.at.get(&key));
+        let anywhere = Some(&self.anywhere).filter(|_| is_anywhere);
+        let next = |after| at.iter().chain(&anywhere).filter_map(|waiters| waiters.next_unassigned(after)).min();
+        // A waiter that checks now may be granted older capacity; another one must then wake.
+        let (mut checking, mut counted) = (0, 0);
+        while counted < count
+            && let Some(position) = next(woken.last().copied())
+        {
+            if checking < count && self.waiters.get(&position).is_some_and(Waiter::is_checking) {
+                checking += 1;
+            } else {
+                counted += 1;
+            }
+            woken.push(position);
+        }
+        let is_enough = counted == count;
+        let is_local = |at: &&Waiters| woken.iter().any(|position| at.has(*position));
+        let local = at.filter(|at| !is_local(at)).and_then(|at| at.next_unassigned(None));
+        woken.extend(local);
+        self.publish(queue, woken.iter().max().copied().filter(|_| is_enough));
+        for position in &woken {
+            if let Some(wake) = self.waiters.get(position).map(&wake) {
+                self.wake(*position, wake);
+            }
+        }
+        if let Some(waiters) = key.and_then(|key| self.at.get_mut(&key)) {
+            waiters.room.add(None, room);
+        }
+        // An empty set has no waiter that would ever reset the count.
+        if is_anywhere && !self.anywhere.is_empty() {
+            self.anywhere.room.add(key, room);
+        }
+        woken
+    }
+
+    /// Wakes the first parked waiter at a key: an operation that frees capacity there is in the commit queue.
+    pub fn room_comes(&mut self, key: WaitKeyHash) {
+        let Some(waiters) = self.at.get(&key).filter(|waiters| waiters.awake() < NEAR_MAX) else { return };
+        visit();
+        if let Some(first) = waiters.asleep.first().copied() {
+            self.wake(first, WakeReason::COMING);
+        }
+    }
+
+    /// Handles a committed batch that the cache has observed. Removes the granted requests, each at the EM with that key.
+    ///
+    /// Wakes others where the batch freed more than the grants used. Other instances may have freed more if `others_wait`.
+    pub fn committed(
+        &mut self,
+        mut freed: FreedNotification,
+        granted: impl IntoIterator<Item = (QueuePosition, WaitKeyHash)>,
+        others_wait: bool,
+    ) {
+        let mut left = Vec::new();
+        for (position, em) in granted {
+            let Some(waiter) = self.take(position) else { continue };
+            let is_home = waiter.keys.contains(&em);
+            for key in &waiter.keys {
+                self.granted_at(*key, *key == em, &mut freed);
+            }
+            if !is_home {
+                self.granted_at(em, true, &mut FreedNotification::default());
+            }
+            left.push((position, waiter));
+        }
+        // All granted waiters have left, so that none of them is the next one.
+        let mut last = BTreeSet::new();
+        for (position, waiter) in &left {
+            last.extend(self.hand_on(*position, waiter));
+        }
+        // A request that enters now comes behind all of them, and no waiter would wake it.
+        last.into_iter().for_each(|key| self.publish(key.map_or(WaiterSet::Anywhere, WaiterSet::At), None));
+        // The cache has observed a submitted waiter and all earlier ones.
+        self.wake_freed(
+            &freed,
+            |waiter| if waiter.tries && !others_wait { WakeReason::SEEN } else { WakeReason::NEWS },
+        );
+        left.iter().for_each(|(_, waiter)| self.settle(waiter));
+    }
+
+    /// Subtracts the capacity of one granted request: from `freed` of the same commit, or from the capacity that was freed
+    /// before.
+    fn granted_at(&mut self, key: WaitKeyHash, is_em: bool, freed: &mut FreedNotification) {
+        match freed.spots.get_mut(&key) {
+            Some(requests) if *requests == MUCH => {}
+            Some(requests) if *requests > 0 => *requests -= 1,
+            _ => {
+                let anywhere = Some(&mut self.anywhere).filter(|_| is_em);
+                for waiters in self.at.get_mut(&key).into_iter().chain(anywhere) {
+                    waiters.room.take(key);
+                }
+            }
+        }
+    }
+
+    /// Wakes the next waiter behind a granted one, with the wake reason that the granted one did not take. Returns the keys
+    /// without a next waiter; `None` stands for all that accept any EM.
+    fn hand_on(&mut self, position: QueuePosition, granted: &Waiter) -> Vec<Option<WaitKeyHash>> {
+        let told = match granted.state {
+            WaiterState::Awake(told) => told.map(WakeReason::handed_on),
+            WaiterState::Asleep => None,
+        };
+        let (mut woken, mut last) = (BTreeSet::new(), Vec::new());
+        for key in granted.keys.iter().copied().map(Some).chain(granted.sleeper.any_em.then_some(None)) {
+            match self.next_idle(key, position, |_, _| true) {
+                Some(next) => {
+                    woken.insert(next);
+                }
+                None => last.push(key),
+            }
+        }
+        woken.into_iter().for_each(|next| self.wake(next, WakeReason::GRANT.and(told)));
+        last
+    }
+
+    /// Wakes the first waiters where capacity was freed, as many as may fit.
+    pub fn wake_at(&mut self, freed: &FreedNotification) {
+        self.wake_freed(freed, |_| WakeReason::NEWS);
+    }
+
+    /// Wakes the first waiters that accept any EM.
+    pub fn wake_anywhere(&mut self) {
+        self.wake_first_of(WaiterSet::Anywhere, (WAKE_MAX, SERVED_MAX), |_| WakeReason::NEWS);
+    }
+
+    fn wake_freed(&mut self, freed: &FreedNotification, wake: impl Fn(&Waiter) -> WakeReason) {
+        let enough = |requests: u32| match requests.min(SERVED_MAX) {
+            room if requests == MUCH => (WAKE_MAX, room),
+            room => (room as usize, room),
+        };
+        // Also if the same batch has granted as much: the grants may have used other capacity.
+        let mut is_any_told = !freed.spots.keys().any(|key| freed.is_em(key));
+        for (key, requests) in &freed.spots {
+            let queue = if freed.is_em(key) { WaiterSet::Em(*key) } else { WaiterSet::At(*key) };
+            let woken = self.wake_first_of(queue, enough(*requests), &wake);
+            is_any_told |= woken.iter().any(|position| self.anywhere.has(*position));
+        }
+        // The waiters of the EMs may not fit there.
+        if !is_any_told {
+            self.wake_first_of(WaiterSet::Anywhere, (1, 1), &wake);
+        }
+    }
+
+    /// Wakes the first waiter of some keys and some other waiters, both in rotation, without a known change.
+    pub fn poll(&mut self) {
+        let mut keys = self.at.range((self.polled.map_or(Bound::Unbounded, Bound::Excluded), Bound::Unbounded));
+        let mut queues: Vec<&Waiters> = vec![&self.anywhere];
+        self.polled = None;
+        for (key, waiters) in keys.by_ref().take(POLLED_MAX) {
+            queues.push(waiters);
+            self.polled = Some(*key);
+        }
+        self.polled.take_if(|_| keys.next().is_none());
+        let first = queues.into_iter().inspect(|_| visit()).filter_map(|waiters| waiters.asleep.first().copied());
+        for position in first.collect::<BTreeSet<_>>() {
+            self.wake(position, WakeReason::POLL);
+        }
+        let others = self.turn.map_or(Bound::Unbounded, Bound::Excluded);
+        let others = self.waiters.range((others, Bound::Unbounded)).inspect(|_| visit()).take(TURN_MAX);
+        let turn: Vec<_> = others.map(|(position, waiter)| (*position, waiter.state)).collect();
+        self.turn = turn.last().map(|(position, _)| *position).filter(|_| turn.len() == TURN_MAX);
+        for (position, _) in turn.into_iter().filter(|(_, state)| *state == WaiterState::Asleep) {
+            self.wake(position, WakeReason::TURN);
+        }
+    }
+
+    /// Wakes the first waiters of all keys, after notifications may have been lost.
+    pub fn wake_first(&mut self) {
+        let at = self.at.values_mut().chain([&mut self.anywhere]);
+        let first = |waiters: &mut Waiters| {
+            waiters.room = Room { other: SERVED_MAX.into(), ..Room::default() };
+            let next = |last: &QueuePosition| waiters.next_unassigned(Some(*last));
+            std::iter::successors(waiters.next_unassigned(None), next).take(WAKE_MAX).collect::<Vec<_>>()
+        };
+        let first: BTreeSet<QueuePosition> = at.flat_map(first).collect();
+        first.into_iter().for_each(|position| self.wake(position, WakeReason::NEWS));
+        self.publish(WaiterSet::Everywhere, None);
+    }
+
+    /// Forwards a wake-up without a grant to later waiters that need other dimensions; those with the same needs would find
+    /// less.
+    ///
+    /// A waiter that must check again keeps the reason and forwards it only afterwards.
+    pub fn pass_on(&mut self, position: QueuePosition, wake: WakeReason) {
+        let Some(waiter) = self.waiters.get(&position) else { return };
+        let Some(passed) = wake.passed() else { return };
+        if let WaiterState::Awake(Some(told)) = waiter.state {
+            self.set_state(position, WaiterState::Awake(Some(told.and(Some(passed)))));
+            return;
+        }
+        let needs = waiter.sleeper.needs.clone();
+        let keys = waiter.keys.clone().into_iter().map(Some).chain(waiter.sleeper.any_em.then_some(None));
+        let mut next = BTreeSet::new();
+        for key in keys {
+            let waiters = key.map_or(Some(&mut self.anywhere), |key| self.at.get_mut(&key));
+            let Some(from) = waiters.and_then(|waiters| waiters.pass_from(position, wake.is_poll)) else { continue };
+            // Later waiters at a key with the same needs would find less.
+            let may_fit = |at, other: &Waiter| {
+                at != position && (key.is_none() || from < position || other.sleeper.needs != needs)
+            };
+            next.extend(self.next_idle(key, from, may_fit));
+        }
+        for next in next {
+            self.wake(next, passed);
+        }
+    }
+
+    /// Returns the next idle waiter behind `position` at a key, or of those that accept any EM: the first of the nearest
+    /// [`NEAR_MAX`] that `concerns` accepts.
+    fn next_idle(
+        &self,
+        key: Option<WaitKeyHash>,
+        position: QueuePosition,
+        concerns: impl Fn(QueuePosition, &Waiter) -> bool,
+    ) -> Option<QueuePosition> {
+        let waiters = key.map_or(Some(&self.anywhere), |key| self.at.get(&key))?;
+        let behind = waiters.idle.range((Bound::Excluded(position), Bound::Unbounded));
+        let mut near = behind.take(NEAR_MAX).inspect(|_| visit());
+        near.find(|other| self.waiters.get(other).is_some_and(|waiter| concerns(**other, waiter))).copied()
+    }
+}
+
+#[cfg(test)]
+#[path = "index_tests.rs"]
+mod tests;

@@ -1,0 +1,243 @@
+//! Maintenance of the wait queues: three background tasks of each instance.
+//!
+//! [`run`] deletes queue entries of ended requests and of dead instances, and polls the local waiters. [`renew`] renews the
+//! instance's row. [`listen`] receives notifications of other instances and wakes local waiters.
+//!
+//! Never: deletes entries of an instance that lives. All instances first have time to renew after an outage.
+//! Caller: the server, which spawns the tasks.
+
+use std::time::Duration;
+
+use sqlx::postgres::PgListener;
+use tokio::{sync::mpsc, time::Instant};
+use uuid::Uuid;
+
+use crate::admission::Admission;
+use rm_store::{
+    StoreError,
+    session::{Session, within_timeout},
+    waiting::{self, FreedNotification, RENEWAL, RemovedRequests},
+};
+
+use super::{LocalWaitQueue, POLL_INTERVAL};
+
+/// Number of polls after which entries without a live instance are deleted even if no instance is known to be dead.
+const SWEEP_POLLS: u32 = 30;
+
+/// Maximum number of requests that one sweep deletes.
+const SWEEP_MAX: i64 = 500;
+
+/// Maximum number of sweeps per poll; the next poll continues.
+const SWEEPS_MAX: usize = 10;
+
+/// Time without a database error before an instance may be considered dead.
+const GRACE: Duration = Duration::from_secs(5);
+
+/// Time without notifications after which the listening connection is probed.
+const SILENCE_MAX: Duration = Duration::from_secs(10);
+
+/// Maximum number of requests that one statement removes. The task pauses after a full statement for its duration, so that a
+/// mass cancellation uses at most half of one connection.
+const LEAVE_MAX: usize = 500;
+
+/// Maximum number of requests that removed entries wake at one wait key. Removed entries free reservations, not capacity: a few
+/// requests check, and each granted one wakes the next.
+const LEFT_COUNTED_MAX: u32 = 4;
+
+/// Interval between checks at shutdown whether all requests have ended.
+const LEAVE_POLL: Duration = Duration::from_millis(20);
+
+/// Pause before reconnecting after an error of the listening connection.
+const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
+
+/// Removes ended requests, deletes entries of dead instances, and polls the local waiters. Returns at shutdown, after all
+/// requests have ended.
+pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Uuid>) {
+    // A session of its own: a shortage of connections must not delay the removal of entries that reserve capacity.
+    let mut keeper = WaitQueueMaintenance {
+        session: line.store.session(),
+        left: Vec::new(),
+        polls: 0,
+        answers_since: Instant::now(),
+    };
+    let mut polls = tokio::time::interval(POLL_INTERVAL);
+    polls.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        let kept = tokio::select! {
+            _ = leaving.recv_many(&mut keeper.left, LEAVE_MAX) => keeper.remove_entries().await,
+            () = line.stopping.cancelled() => break,
+            _ = polls.tick() => {
+                line.index().poll();
+                keeper.poll(&line).await
+            }
+        };
+        keeper.wake_and_notify(kept);
+    }
+    // All callers get their replies now. The loop ends after the last one has been removed.
+    while line.index().callers > 0 || !leaving.is_empty() {
+        if tokio::time::timeout(LEAVE_POLL, leaving.recv_many(&mut keeper.left, LEAVE_MAX)).await.is_ok()
+            && keeper.remove_entries().await.is_err()
+        {
+            return;
+        }
+    }
+}
+
+/// Renews the instance's row while requests wait here, until shutdown.
+pub async fn renew(line: LocalWaitQueue) {
+    line.connect().await;
+    let mut renewals = tokio::time::interval(POLL_INTERVAL);
+    renewals.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            () = line.stopping.cancelled() => return,
+            _ = renewals.tick() => {}
+        }
+        if line.index().callers > 0
+            && let Err(error) = line.keep_alive(Instant::now() + RENEWAL).await
+            && !error.is_logged()
+        {
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep those who wait in line");
+        }
+    }
+}
+
+struct WaitQueueMaintenance {
+    session: Session,
+    /// Ticket ids to remove, until the removal is committed.
+    left: Vec<Uuid>,
+    polls: u32,
+    /// Time since which the database has replied without an error.
+    answers_since: Instant,
+}
+
+impl WaitQueueMaintenance {
+    /// Deletes the entries in `left`, and notifies all instances of the freed reservations.
+    async fn remove_entries(&mut self) -> Result<(), StoreError> {
+        while !self.left.is_empty() {
+            let start = Instant::now();
+            let part: Vec<_> = self.left.iter().take(LEAVE_MAX).copied().collect();
+            let gone = within_timeout(waiting::leave(self.session.get().await?, &part)).await?;
+            drop(self.left.drain(..part.len()));
+            self.notify(gone).await?;
+            if part.len() == LEAVE_MAX {
+                tokio::time::sleep(start.elapsed()).await;
+            }
+        }
+        Ok(())
+    }
+
+    /// Retries failed removals and deletes the entries of dead instances. Instances first have [`GRACE`] to renew after an
+    /// outage.
+    async fn poll(&mut self, line: &LocalWaitQueue) -> Result<(), StoreError> {
+        self.remove_entries().await?;
+        self.polls = self.polls.wrapping_add(1);
+        let dead = within_timeout(waiting::is_any_dead(self.session.get().await?, line.instance_id)).await?;
+        let is_round = self.polls.is_multiple_of(SWEEP_POLLS);
+        if self.answers_since.elapsed() < GRACE || !(dead || is_round) {
+            return Ok(());
+        }
+        for _ in 0..SWEEPS_MAX {
+            let gone = within_timeout(waiting::sweep(self.session.get().await?, SWEEP_MAX)).await?;
+            let swept = gone.requests;
+            if swept > 0 {
+                tracing::warn!(requests = swept, "removed what waited on an instance that is gone");
+            }
+            self.notify(gone).await?;
+            // Ended requests wait no longer than one sweep.
+            self.remove_entries().await?;
+            if swept < SWEEP_MAX.unsigned_abs() {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    async fn notify(&mut self, gone: RemovedRequests) -> Result<(), StoreError> {
+        if gone.spots.is_empty() {
+            return Ok(());
+        }
+        let freed = gone.spots.counted_up_to(LEFT_COUNTED_MAX);
+        within_timeout(waiting::notify(self.session.get().await?, &FreedNotification::at(&freed))).await
+    }
+
+    fn wake_and_notify(&mut self, kept: Result<(), StoreError>) {
+        if let Err(error) = kept {
+            self.session.reset_after(&error);
+            self.answers_since = Instant::now();
+            if !error.is_told() {
+                tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep the waiting line");
+            }
+        }
+    }
+}
+
+/// Wakes local waiters when other instances free capacity, until shutdown.
+pub async fn listen(line: LocalWaitQueue, admission: Admission) {
+    loop {
+        tokio::select! {
+            () = line.stopping.cancelled() => return,
+            heard = handle_notification(&line, &admission) => match heard {
+                // The connection is lost; reconnect immediately.
+                Ok(()) => continue,
+                Err(error) if error.is_told() => {}
+                Err(error) => {
+                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot hear of more room; looking from time to time");
+                }
+            }
+        }
+        tokio::select! {
+            () = line.stopping.cancelled() => return,
+            () = tokio::time::sleep(RECONNECT_PAUSE) => {}
+        }
+    }
+}
+
+async fn handle_notification(line: &LocalWaitQueue, admission: &Admission) -> Result<(), StoreError> {
+    let primary = line.store.primary();
+    primary.awaited().await;
+    let moved = primary.moved();
+    tokio::pin!(moved);
+    let (pool, _taken) = primary.listening().await?;
+    let mut listener = PgListener::connect_with(&pool).await?;
+    // The loop reconnects itself, because the primary may be another host by then.
+    listener.eager_reconnect(false);
+    listener.listen(waiting::CHANNEL).await?;
+    // Notifications before `LISTEN` are lost, so wake the heads of all queues.
+    line.index().wake_first();
+    loop {
+        let heard = tokio::select! {
+            () = &mut moved => return Ok(()),
+            heard = tokio::time::timeout(SILENCE_MAX, listener.try_recv()) => heard,
+        };
+        let Ok(heard) = heard else {
+            // A cut connection is as silent as one without notifications.
+            within_timeout(async { sqlx::query("SELECT 1").execute(&mut listener).await.map_err(StoreError::from) })
+                .await?;
+            continue;
+        };
+        match heard? {
+            None => return Ok(()),
+            Some(notification) => {
+                let freed = FreedNotification::parse(notification.payload());
+                // Commits of this instance have woken its waiters already.
+                if !freed.is_from(line.instance_id) {
+                    wake(line, admission, &freed).await;
+                }
+            }
+        }
+    }
+}
+
+async fn wake(line: &LocalWaitQueue, admission: &Admission, freed: &FreedNotification) {
+    if freed.anywhere {
+        line.index().wake_first();
+        return;
+    }
+    if !line.index().is_anywhere_empty()
+        && let Err(error) = admission.refresh(&freed.em_instances()).await
+    {
+        tracing::warn!(error = &error as &dyn std::error::Error, "cannot see where there is more room");
+    }
+    line.index().wake_at(freed);
+}
