@@ -2,7 +2,7 @@
 
 use std::{
     fs,
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Output},
 };
 
@@ -18,7 +18,7 @@ fn output_of(command: &mut Command) -> Option<Output> {
 }
 
 fn chart() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("deploy/helm/linkis-rm")
+    repo_root().join("deploy/helm/linkis-rm")
 }
 
 fn text_of(output: &Output) -> String {

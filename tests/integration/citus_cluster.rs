@@ -17,7 +17,7 @@ use sqlx::{ConnectOptions as _, PgConnection, Row as _, postgres::PgConnectOptio
 
 use crate::harness::*;
 
-const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/citus/cluster");
+const SCRIPT: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/citus/cluster");
 
 /// The coordinator's port; the workers' follow it.
 fn cluster() -> Option<u16> {
@@ -93,7 +93,7 @@ impl Cell {
 
     /// A command of the program's for it.
     pub fn command(&self, words: &[&str]) -> Command {
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(*PROGRAM);
         command.args(words).env("DATABASE_URL", self.url()).env("LINKIS_RM_CELL", &self.name);
         command.env_remove("LINKIS_RM_DATA_DIR");
         command
@@ -165,7 +165,7 @@ pub async fn earlier(side: &str, latest: i64) -> sqlx::migrate::Migrator {
     let folder = scratch(&format!("earlier-{side}"));
     let _ = fs::remove_dir_all(&folder);
     fs::create_dir_all(&folder).unwrap();
-    for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations").join(side)).unwrap().flatten() {
+    for file in fs::read_dir(repo_root().join("migrations").join(side)).unwrap().flatten() {
         let name = file.file_name().into_string().unwrap();
         if name[..4].parse::<i64>().unwrap() <= latest {
             fs::copy(file.path(), folder.join(name)).unwrap();

@@ -63,7 +63,7 @@ async fn world() -> World {
 
 /// The program, without settings from the environment.
 pub fn program(address: &str, words: &[&str]) -> Command {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     command.args(words).stdin(Stdio::null()).env("LINKIS_RM_ADDRESS", address);
     for variable in ["TOKEN_FILE", "CA_CERT", "CLIENT_CERT", "CLIENT_KEY", "TLS_SERVER_NAME"] {
         command.env_remove(format!("LINKIS_RM_{variable}"));
@@ -294,7 +294,7 @@ async fn command_with_database_error_hides_the_source_line() {
     let database = Database::fresh().await;
     let url = database.url().replace(database.options.get_database().unwrap(), "nowhere");
     for words in [&["migrate"][..], &["tokens", "list"]] {
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(*PROGRAM);
         command.args(words).env("DATABASE_URL", &url).env_remove("LINKIS_RM_DATA_DIR").stdin(Stdio::null());
         let output = command.output().unwrap();
         let told = text(&output.stdout) + &text(&output.stderr);

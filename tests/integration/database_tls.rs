@@ -190,7 +190,7 @@ async fn database_certificates_are_verified_both_ways() {
 
 /// `linkis-rm` with these words, on this database.
 fn program(words: &[&str], url: &str) -> Output {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     command.args(words).env("DATABASE_URL", url).env_remove("LINKIS_RM_DATA_DIR").output().unwrap()
 }
 
@@ -203,7 +203,7 @@ fn texts(output: &Output) -> (String, String) {
 async fn unverified_remote_database_logs_one_warning() {
     for (mode, warnings) in [("prefer", 1), ("require", 1), ("verify-ca", 1), ("verify-full", 0)] {
         let url = format!("postgres://x:hunter2@db.invalid/x?sslmode={mode}");
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(*PROGRAM);
         command.args(["--listen", "127.0.0.1:0"]).env("DATABASE_URL", &url).env_remove("LINKIS_RM_DATA_DIR");
         let mut child = command.stderr(Stdio::piped()).spawn().unwrap();
         // It waits for a database that does not answer.
@@ -331,7 +331,7 @@ async fn database_password_rotation_fails_no_call() {
     far.run("CREATE ROLE rotated LOGIN PASSWORD 'first'").await.unwrap();
     far.run("CREATE DATABASE rotated OWNER rotated").await.unwrap();
     let path = far.write("url", &far.url("rotated:first", "rotated"));
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     let process = Process::start_command(command.env("DATABASE_URL_FILE", &path), |line| println!("{line}"));
     let client = RmClient::new(&process.address, Duration::from_secs(60)).unwrap();
     client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();

@@ -117,7 +117,7 @@ async fn database_of_earlier_state_is_recognised() {
             assert!(why.contains("an earlier state of linkis-rm"), "{why}");
             assert!(why.contains("empty database") && why.contains("AdoptTicket"), "it says what to do: {why}");
         }
-        let mut migrate = std::process::Command::new(PROGRAM);
+        let mut migrate = std::process::Command::new(*PROGRAM);
         migrate.arg("migrate").env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
         let ended = tokio::task::spawn_blocking(move || migrate.output().unwrap()).await.unwrap();
         let why = String::from_utf8(ended.stderr).unwrap();

@@ -34,7 +34,7 @@ const SHIPPED: [(&str, &str); 6] = [
 ];
 
 fn folder(name: &str) -> PathBuf {
-    PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("deploy").join(name)
+    repo_root().join("deploy").join(name)
 }
 
 /// How a tool ends, if there is one.
@@ -200,7 +200,7 @@ fn alert_rules_pass_promtool_tests() {
 #[test]
 fn shipped_files_name_known_settings() {
     let help = |arguments: &[&str]| {
-        let ended = Command::new(PROGRAM).args(arguments).output().unwrap();
+        let ended = Command::new(*PROGRAM).args(arguments).output().unwrap();
         assert!(ended.status.success(), "{}", told(&ended));
         told(&ended)
     };
@@ -219,7 +219,7 @@ fn shipped_files_name_known_settings() {
 fn systemd_unit_is_valid_and_confined() {
     let scratch = Folder::new("unit");
     let unit = scratch.0.join("linkis-rm.service");
-    fs::write(&unit, UNIT.replace("/usr/local/bin/linkis-rm", PROGRAM)).unwrap();
+    fs::write(&unit, UNIT.replace("/usr/local/bin/linkis-rm", &PROGRAM)).unwrap();
     let Some(verified) = tool(Command::new("systemd-analyze").arg("verify").arg(&unit)) else { return };
     assert!(verified.status.success() && told(&verified).is_empty(), "{}", told(&verified));
     let mut security = Command::new("systemd-analyze");

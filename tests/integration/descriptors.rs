@@ -107,7 +107,7 @@ fn of_enum(within: &str, of: &EnumDescriptorProto, promises: &mut BTreeSet<Strin
 }
 
 /// The descriptors of the last release, without comments.
-const RELEASED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/proto/released.binpb");
+const RELEASED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../proto/released.binpb");
 
 /// Adding is free; nothing that a client may rely on goes, or becomes something else. With `RELEASE_WIRE` in the environment, what
 /// is built now becomes what was released.

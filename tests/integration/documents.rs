@@ -47,7 +47,7 @@ pub struct World {
 
 /// Runs the commands of `document`, a path from the root of the source, and panics if an output differs.
 pub async fn verify(document: &'static str, world: World) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join(document);
+    let path = repo_root().join(document);
     let text = fs::read_to_string(&path).unwrap();
     let mut parts = parse(&text).unwrap_or_else(|error| panic!("{document}: {error}"));
     let uses_grpcurl = |part: &Part| matches!(part, Part::Command { command, .. } if command.contains("grpcurl"));
@@ -73,7 +73,7 @@ pub async fn verify(document: &'static str, world: World) {
 
 /// Folder of an installed or built grpcurl.
 fn grpcurl() -> Option<PathBuf> {
-    let tools = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/tools");
+    let tools = repo_root().join("target/tools");
     let home = env::var_os("HOME").map(|home| Path::new(&home).join("go/bin"));
     let path = env::var_os("PATH").unwrap_or_default();
     let places: Vec<PathBuf> = env::split_paths(&path).chain(home).chain([tools.clone()]).collect();
@@ -210,7 +210,7 @@ impl Session {
     fn start(folder: &Path, world: World, grpcurl: Option<PathBuf>) -> Self {
         fs::create_dir_all(folder).unwrap();
         let path = env::var_os("PATH").unwrap_or_default();
-        let program = Path::new(PROGRAM).parent().unwrap().to_owned();
+        let program = Path::new(*PROGRAM).parent().unwrap().to_owned();
         let path = env::join_paths([program].into_iter().chain(grpcurl).chain(env::split_paths(&path))).unwrap();
         let mut shell = Command::new("sh");
         for (variable, _) in env::vars_os() {

@@ -43,7 +43,7 @@ const MB: usize = 1 << 20;
 /// A server in its own process with other settings, and its log lines.
 fn server(database: &Database, settings: &[(&str, &str)]) -> (Process, Arc<Mutex<Vec<String>>>) {
     let log = Arc::new(Mutex::new(vec![]));
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     let settings = settings.iter().map(|(name, value)| (format!("LINKIS_RM_{name}"), value));
     command.args(["--database-url", &database.url()]).envs(settings);
     let keep = log.clone();

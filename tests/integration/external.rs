@@ -397,7 +397,7 @@ async fn trace_log_hides_provider_password() {
     let lines = Arc::<Mutex<Vec<String>>>::default();
     let log = lines.clone();
     let mut command = Command::new("env");
-    command.args(["RUST_LOG=trace", PROGRAM, "--database-url", &database.url(), "--external-hosts", "127.0.0.1"]);
+    command.args(["RUST_LOG=trace", *PROGRAM, "--database-url", &database.url(), "--external-hosts", "127.0.0.1"]);
     let rm = Process::start_command(command.args(["--http-listen", ""]), move |line| log.lock().unwrap().push(line));
     let client = Client::connect(rm.address.clone()).await.unwrap();
     let config =

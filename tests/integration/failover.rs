@@ -130,7 +130,7 @@ async fn read_only_database_logs_one_warning() {
     let log = Warnings::default();
     let lines = log.clone();
     let url = pair.primary.url();
-    let mut command = std::process::Command::new(PROGRAM);
+    let mut command = std::process::Command::new(*PROGRAM);
     let process = Process::start_command(command.args(["--database-url", &url]), move |line| {
         lines.lock().unwrap().push(line);
     });

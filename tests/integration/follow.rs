@@ -308,7 +308,7 @@ async fn history_command_follows_lines() {
     let (_database, rm) = start_with_em(em("host1"), load(1000, 1000, 1000)).await;
     let address = rm.address.clone();
     let follow = ["history", "--follow", "--user", "alice", "--limit", "1", "-o", "jsonl", "--address", &address];
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     let child = command.args(follow).stdout(Stdio::piped()).spawn().unwrap();
     let child = Arc::new(Mutex::new(child));
     // It has begun at some time: something is sure to come after it.

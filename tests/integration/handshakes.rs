@@ -46,7 +46,7 @@ async fn handshake_crowd_delays_no_other_address() {
     let admin = token(&database, "admin", &["--role", "admin"]);
     folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
     let files = folder.files();
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     command.args(["--database-url", &database.url()]);
     command.args(["--tls-cert".as_ref(), files.cert.as_os_str(), "--tls-key".as_ref(), files.key.as_os_str()]);
     let rm = Process::start_command(&mut command, |line| println!("{line}"));

@@ -61,12 +61,9 @@ use uuid::Uuid;
 
 use crate::{citus_cluster::Cell, proxy::Proxy};
 
-pub const GB: i64 = 1 << 30;
+pub use rm_tests::{PROGRAM, repo_root};
 
-/// The root of the repository.
-pub fn repo_root() -> &'static Path {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-}
+pub const GB: i64 = 1 << 30;
 
 /// Longest wait for an event that must come.
 pub const LONG: Duration = Duration::from_secs(60);
@@ -643,9 +640,6 @@ pub fn ran(command: &mut Command) -> Ran {
     Ran { code: output.status.code(), out: text(output.stdout), err: text(output.stderr) }
 }
 
-/// The built program.
-pub const PROGRAM: &str = env!("CARGO_BIN_EXE_linkis-rm");
-
 /// The address of a server with its scheme.
 pub fn typed(address: &str) -> String {
     if address.starts_with("unix:") { address.to_owned() } else { format!("http://{address}") }
@@ -663,12 +657,12 @@ pub struct Process {
 impl Process {
     /// Starts the program on a free port without settings of this environment, and waits until it serves.
     pub fn start(arguments: &[&str]) -> Self {
-        Self::start_command(Command::new(PROGRAM).args(arguments), |line| println!("{line}"))
+        Self::start_command(Command::new(*PROGRAM).args(arguments), |line| println!("{line}"))
     }
 
     /// Starts the program on a given address.
     pub fn start_at(listen: &str, arguments: &[&str]) -> Self {
-        Self::spawn(listen, Command::new(PROGRAM).args(arguments), |line| println!("{line}"))
+        Self::spawn(listen, Command::new(*PROGRAM).args(arguments), |line| println!("{line}"))
     }
 
     /// Starts a prepared command; `log_line` receives its later log lines.

@@ -25,7 +25,7 @@ use crate::{
 
 /// How `linkis-rm health` ends with these words: 0 or 1, and what it says.
 async fn health(words: &[&str]) -> (i32, String) {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     // In a container, the command has the settings of the service.
     command.arg("health").args(words).env_remove("LINKIS_RM_ADDRESS");
     command.env("LINKIS_RM_LISTEN", "0.0.0.0:1").env("DATABASE_URL", "postgres://elsewhere/rm");
@@ -146,7 +146,7 @@ async fn systemd_receives_ready_and_stopping() {
         let length = socket.recv(&mut text).unwrap();
         String::from_utf8_lossy(&text[..length]).into_owned()
     };
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     command.args(["--database-url", &database.url()]).env("NOTIFY_SOCKET", &path);
     let process = Process::start_command(&mut command, |_| ());
     assert_eq!(told(), "READY=1");

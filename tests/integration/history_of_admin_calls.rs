@@ -49,7 +49,7 @@ impl Person {
 fn asking(database: &Database) -> (Process, Arc<Mutex<Vec<String>>>) {
     let log = Arc::<Mutex<Vec<String>>>::default();
     let lines = log.clone();
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     command.args(["--external-hosts", "*"]).args(["--database-url", &database.url()]);
     (Process::start_command(&mut command, move |line| lines.lock().unwrap().push(line)), log)
 }
@@ -196,7 +196,7 @@ async fn admin_calls_are_recorded_with_actor_and_states() {
     admin.external.delete_provider(delete.clone()).await.unwrap();
     refused(admin.external.delete_provider(delete).await, "NO_SUCH_PROVIDER");
     let viewer = token(&database, "vera", &["--role", "viewer", "--user", "bob"]);
-    let mut revoke = Command::new(PROGRAM);
+    let mut revoke = Command::new(*PROGRAM);
     revoke
         .args(["tokens", "revoke", "--yes", "--name", "vera", "--reason", "vera is gone"])
         .env("DATABASE_URL", database.url());

@@ -28,7 +28,7 @@ const KNOWN_WITHIN: Duration = Duration::from_secs(5);
 
 /// `linkis-rm tokens` with these words, on this database.
 pub fn tokens_command(database: &Database, words: &[&str]) -> Command {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     command.arg("tokens").args(words).env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
     command
 }
@@ -423,7 +423,7 @@ fn tokens_command_with_invalid_arguments_is_refused() {
         (&["create", "--name", "a", "--owner", "o", "--role", "admin", "--lifetime", "10y"], "366d"),
         (&["revoke", "--name", ""], "--name"),
     ] {
-        let done = Command::new(PROGRAM)
+        let done = Command::new(*PROGRAM)
             .arg("tokens")
             .args(words)
             .env("DATABASE_URL", "postgres://nowhere.invalid/x")
@@ -432,7 +432,7 @@ fn tokens_command_with_invalid_arguments_is_refused() {
         let error = String::from_utf8(done.stderr).unwrap();
         assert!(done.status.code() == Some(64) && error.contains(told), "{words:?}: {error}");
     }
-    let done = Command::new(PROGRAM)
+    let done = Command::new(*PROGRAM)
         .args(["tokens", "list"])
         .env("DATABASE_URL", "postgres://x:hunter2@127.0.0.1:1/x")
         .output()

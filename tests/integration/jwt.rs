@@ -503,7 +503,7 @@ fn jwt_configuration_mistake_ends_the_start() {
         ),
     ] {
         folder.write("config", &config);
-        let mut command = std::process::Command::new(PROGRAM);
+        let mut command = std::process::Command::new(*PROGRAM);
         command.args(["--listen", "127.0.0.1:0", "--http-listen", "", "--database-url", "postgres://127.0.0.1:1/x"]);
         let done = command.args(["--jwt-config".as_ref(), folder.0.join("config").as_os_str()]).output().unwrap();
         let error = String::from_utf8(done.stderr).unwrap();

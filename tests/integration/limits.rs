@@ -307,7 +307,7 @@ async fn limits_file_replaces_all_limits() {
 
     std::fs::write(&file, "[[limit]]\neach = [\"user\"]\nmax = { memry = 1 }\n\n[[limit]]\nmax = { cores = -1 }\n")
         .unwrap();
-    let refused = std::process::Command::new(env!("CARGO_BIN_EXE_linkis-rm")).args(arguments).output().unwrap();
+    let refused = std::process::Command::new(*PROGRAM).args(arguments).output().unwrap();
     assert_eq!(refused.status.code(), Some(64));
     let told = String::from_utf8_lossy(&refused.stderr).into_owned();
     for mistake in ["line 3: max", "memry", "line 5: labels", "line 6: max"] {

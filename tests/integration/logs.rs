@@ -28,7 +28,7 @@ impl Logging {
 
     fn spawn(database: &Database, folder: &Folder, settings: &[&str]) -> Self {
         let (log, url) = (folder.0.join("log"), database.url().replace("postgres@", "postgres:hunter2@"));
-        let mut command = Command::new(PROGRAM);
+        let mut command = Command::new(*PROGRAM);
         command.args(["--listen", "127.0.0.1:0", "--database-url", &url]).args(settings);
         command.env_remove("RUST_LOG").env_remove("LINKIS_RM_DATA_DIR").stdout(Stdio::null());
         let child = command.stderr(File::create(&log).unwrap()).spawn().unwrap();
@@ -104,7 +104,7 @@ async fn log_begins_with_version_page_and_instance() {
 
 /// Returns the exit code and the log, as JSON, of a service whose private database cannot start.
 fn failed_start(rust_log: &str) -> (Option<i32>, Vec<Value>) {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     command.args(["--listen", "127.0.0.1:0", "--data-dir", "/dev/null/data"]).env("RUST_LOG", rust_log);
     command.env_remove("DATABASE_URL").env_remove("LINKIS_RM_LOG_FORMAT");
     let ended = command.output().unwrap();

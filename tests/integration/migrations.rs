@@ -205,7 +205,7 @@ async fn tables_with_autovacuum_settings_never_truncate() {
 
 /// `linkis-rm migrate` on a database, begun.
 fn begin_to_migrate(database: &Database) -> Child {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     command.arg("migrate").env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
     command.stdout(Stdio::null()).spawn().unwrap()
 }

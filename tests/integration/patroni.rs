@@ -52,7 +52,7 @@ impl Cluster {
     }
 
     fn script(&self, what: &str, more: &[&str]) {
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/patroni/cluster");
+        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/patroni/cluster");
         let status = Command::new(script).arg(what).arg(&self.folder).args(more).status().unwrap();
         assert!(status.success(), "{what}");
     }

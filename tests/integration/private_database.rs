@@ -45,7 +45,7 @@ async fn data_dir_of_running_instance_is_refused() {
     let data_dir = scratch("shared-private");
     let arguments = ["--data-dir", data_dir.to_str().unwrap()];
     let process = Process::start(&arguments);
-    let second = std::process::Command::new(env!("CARGO_BIN_EXE_linkis-rm"))
+    let second = std::process::Command::new(*PROGRAM)
         .args(["--listen", "127.0.0.1:0"])
         .args(arguments)
         .env_remove("DATABASE_URL")
@@ -58,7 +58,7 @@ async fn data_dir_of_running_instance_is_refused() {
     // Tokens are made beside it, and when it does not run.
     let create = ["tokens", "create", "--name", "a", "--owner", "o", "--role", "admin"];
     let token = || {
-        let made = Command::new(PROGRAM).args(create).args(arguments).env_remove("DATABASE_URL").output().unwrap();
+        let made = Command::new(*PROGRAM).args(create).args(arguments).env_remove("DATABASE_URL").output().unwrap();
         assert!(made.status.success() && made.stdout.starts_with(b"lrm_"), "{made:?}");
     };
     token();
@@ -121,7 +121,7 @@ async fn private_database_refuses_other_accounts() {
 
 /// The exit code of the program with these words and no other settings, and what it says.
 async fn ended(words: &[&str]) -> (Option<i32>, String, String) {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     command.args(words).env_remove("DATABASE_URL").env_remove("LINKIS_RM_DATA_DIR");
     let output = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
     let [out, error] = [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());

@@ -1,6 +1,6 @@
 //! README and pages: each block of the README is run or compared with a shipped file, and new pages are short.
 
-use std::{collections::BTreeSet, fs, path::Path};
+use std::{collections::BTreeSet, fs};
 
 use prost::Message as _;
 use prost_reflect::{DescriptorPool, DynamicMessage};
@@ -35,7 +35,7 @@ fn blocks(page: &str) -> Vec<(&str, &str)> {
 /// Returns whether a shipped file has what a shell line of the README names; `None` for an unknown line.
 fn is_shipped(line: &str) -> Option<bool> {
     let has = |text: &str, lines: &[&str]| lines.iter().all(|line| text.lines().any(|found| found.trim() == *line));
-    let exists = |path: &str| Path::new(env!("CARGO_MANIFEST_DIR")).join(path).is_file();
+    let exists = |path: &str| repo_root().join(path).is_file();
     Some(match line {
         "cargo run --release" => has(CARGO, &["default-run = \"linkis-rm\""]),
         "target/release/linkis-rm demo" => has(CARGO, &["[[bin]]", "name = \"linkis-rm\"", "path = \"src/main.rs\""]),
@@ -97,7 +97,7 @@ fn readme_blocks_are_run_or_compared() {
 
 #[test]
 fn pages_are_short() {
-    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs");
+    let docs = repo_root().join("docs");
     for folder in [docs.clone(), docs.join("cookbook")] {
         for entry in fs::read_dir(folder).unwrap().map(Result::unwrap) {
             let (name, bytes) = (entry.file_name().into_string().unwrap(), entry.metadata().unwrap().len());

@@ -186,7 +186,7 @@ impl Yarn {
         stream.read_to_string(&mut answer).await.unwrap();
         let is_of_moment = |line: &&str| line.starts_with("Date:") || line.starts_with("Expires:");
         let answer: String = answer.split_inclusive("\r\n").filter(|line| !is_of_moment(line)).collect();
-        let kept = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/yarn").join(file);
+        let kept = repo_root().join("tests/fixtures/yarn").join(file);
         if std::env::var_os("LINKIS_RM_RECORD").is_some() {
             fs::write(&kept, &answer).unwrap();
         }

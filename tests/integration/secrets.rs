@@ -43,7 +43,7 @@ async fn trace_log_of_all_credentials_shows_no_secret() {
     let (good, bad) =
         (signer.sign(&claims(serde_json::json!({}))), signer.sign(&claims(serde_json::json!({"aud": "x"}))));
     let url = database.url().replace("postgres@", "postgres:hunter2@");
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     command.args(["--listen", "127.0.0.1:0", "--database-url", &url]).env("RUST_LOG", "trace");
     command.env("LINKIS_RM_LOG_FORMAT", "text");
     command.args(["--tls-cert".as_ref(), files.cert.as_os_str(), "--tls-key".as_ref(), files.key.as_os_str()]);

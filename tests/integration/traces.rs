@@ -75,7 +75,7 @@ impl Collector {
 
 /// The program, whose traces go to `endpoint`.
 fn traced(database: &Database, endpoint: &str, settings: &[(&str, &str)]) -> Process {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     command.args(["--database-url", &database.url(), "--http-listen", "127.0.0.1:0"]);
     command.env("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint).env("OTEL_BSP_SCHEDULE_DELAY", "20");
     command.envs(settings.iter().copied());
@@ -228,7 +228,7 @@ async fn collector_outage_is_logged_at_each_change() {
     let database = Database::fresh().await;
     let place = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let lines = Arc::new(Mutex::new(Vec::new()));
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     command.args(["--database-url", &database.url(), "--http-listen", "127.0.0.1:0"]);
     command.env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{place}")).env("OTEL_BSP_SCHEDULE_DELAY", "20");
     command.env("OTEL_EXPORTER_OTLP_TIMEOUT", "200");

@@ -68,9 +68,9 @@ struct Settings {
 }
 
 fn settings() -> Option<Settings> {
-    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("tests/journal");
-    let program = std::env::var_os("LINKIS_RM_JOURNAL_PROGRAM")
-        .map_or_else(|| env!("CARGO_BIN_EXE_linkis-rm").into(), PathBuf::from);
+    let folder = PathBuf::from(env!("CARGO_MANIFEST_DIR")).join("journal");
+    let program =
+        std::env::var_os("LINKIS_RM_JOURNAL_PROGRAM").map_or_else(|| (*rm_tests::PROGRAM).into(), PathBuf::from);
     let journal = folder.join("journal.gz");
     let mut settings = Settings { record: false, whole: false, program, journal, chapter: None, dump: None };
     let mut arguments = std::env::args().skip(1);

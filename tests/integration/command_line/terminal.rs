@@ -150,7 +150,7 @@ async fn terminal_migration_shows_progress() {
     // Another transaction creates a table of the same name and stays open.
     let mut holder = database.connect().await;
     execute(&mut holder, "BEGIN; CREATE TABLE linkis_resource_limit ()").await;
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     command.arg("migrate").env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
     let mut migrate = Typed::start(command);
     migrate.until("bringing the schema up to date \u{2026} ");

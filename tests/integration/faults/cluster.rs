@@ -65,7 +65,7 @@ struct Programs {
 impl Programs {
     fn next(&mut self) -> String {
         self.is_next = !self.is_next;
-        self.other.clone().filter(|_| self.is_next).unwrap_or_else(|| PROGRAM.to_owned())
+        self.other.clone().filter(|_| self.is_next).unwrap_or_else(|| PROGRAM.to_string())
     }
 }
 

@@ -212,7 +212,7 @@ fn create_token(url: &str) -> (String, String) {
 
 /// Runs `tokens`. Returns its output and its errors.
 fn tokens(url: &str, words: &[String]) -> (String, String) {
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     command.arg("tokens").args(words).env("DATABASE_URL", url).env_remove("LINKIS_RM_DATA_DIR");
     let done = command.output().unwrap();
     let [out, told] = [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap());

@@ -4,7 +4,6 @@ use std::{
     collections::{BTreeMap, BTreeSet},
     fs,
     io::{BufRead as _, BufReader},
-    path::Path,
     sync::{Arc, Mutex},
     time::Instant,
 };
@@ -22,7 +21,7 @@ async fn migration_without_its_lock_delays_no_call() {
     // A long read of the history.
     let mut reader = database.connect().await;
     execute(&mut reader, "BEGIN; LOCK linkis_resource_action_record IN ACCESS SHARE MODE").await;
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     command.args(["--listen", "127.0.0.1:0"]).env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
     command.env("RUST_LOG", "info").env("LINKIS_RM_LOG_FORMAT", "text");
     let mut starting = command.stderr(Stdio::piped()).spawn().unwrap();
@@ -53,7 +52,7 @@ async fn migration_without_its_lock_delays_no_call() {
 
 /// The tables that the migrations of one side make.
 fn tables(side: &str) -> BTreeSet<String> {
-    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("migrations").join(side);
+    let folder = repo_root().join("migrations").join(side);
     let texts = fs::read_dir(folder).unwrap().map(|entry| fs::read_to_string(entry.unwrap().path()).unwrap());
     let names = |text: String| -> Vec<String> {
         let made = text.lines().filter_map(|line| line.strip_prefix("CREATE TABLE "));

@@ -151,7 +151,7 @@ async fn make(admin: &PgConnectOptions, port: u16, number: usize, setup: &Setup)
 /// Starts the program, and waits until its log has the text.
 async fn logs(folder: &Folder, number: usize, url: &str, text: &str) {
     let log = folder.0.join(format!("log{number}"));
-    let mut command = Command::new(PROGRAM);
+    let mut command = Command::new(*PROGRAM);
     command.args(["--listen", "127.0.0.1:0", "--http-listen", ""]).env("DATABASE_URL", url);
     command.env_remove("LINKIS_RM_DATA_DIR").stdout(Stdio::null()).stderr(File::create(&log).unwrap());
     let mut process = command.spawn().unwrap();

@@ -1,0 +1,25 @@
+//! What the tests of linkis-rm share: the root of the repository and the built program.
+
+use std::{env, path::Path, process::Command, sync::LazyLock};
+
+/// Returns the root of the repository.
+#[must_use]
+pub fn repo_root() -> &'static Path {
+    Path::new(concat!(env!("CARGO_MANIFEST_DIR"), "/.."))
+}
+
+/// The program, built with the profile of the tests.
+///
+/// Cargo builds it before the tests only if all packages are tested, so it is built here. Tests that are run without Cargo take the
+/// program as it is.
+pub static PROGRAM: LazyLock<&str> = LazyLock::new(|| {
+    let tests = env::current_exe().unwrap_or_default();
+    let folder = tests.ancestors().nth(2).unwrap_or(repo_root());
+    if let Some(cargo) = env::var_os("CARGO") {
+        let mut build = Command::new(cargo);
+        build.args(["build", "--quiet", "--bin", "linkis-rm", "--target-dir"]).arg(folder.join(".."));
+        build.args(folder.ends_with("release").then_some("--release")).current_dir(repo_root());
+        assert!(build.status().is_ok_and(|status| status.success()), "the program cannot be built");
+    }
+    folder.join("linkis-rm").display().to_string().leak()
+});
