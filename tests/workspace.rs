@@ -24,7 +24,7 @@ const WALLS: [Wall; 9] = [
     },
     Wall { name: "rm-edge", may: &["rm-model", "rm-proto", "rm-service", "rm-telemetry"], must_not: &["sqlx"] },
     Wall { name: "rm-client", may: &["rm-model", "rm-proto"], must_not: &["axum", "clap", "sqlx"] },
-    Wall { name: "rm-devpg", may: &[], must_not: &["sqlx", "tonic"] },
+    Wall { name: "rm-devpg", may: &[], must_not: &["prost", "tonic"] },
 ];
 
 #[test]
