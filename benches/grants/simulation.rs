@@ -6,8 +6,6 @@
 //! that lock the same users or scopes. It waits for commits with a notification, and for the disk, which writes the log
 //! for all waiting commits together.
 
-mod cells;
-
 use std::{
     cmp::Ordering,
     collections::{BTreeSet, BinaryHeap, VecDeque},
@@ -88,8 +86,6 @@ pub(crate) fn text() -> String {
             }
         }
     }
-    // Writing to a string does not fail.
-    let _ = write!(text, "\n\n{}", cells::text());
     text
 }
 
