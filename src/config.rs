@@ -3,11 +3,15 @@
 //! Callers: `main` and the tests of the documentation. Never: prints a secret; a setting with one has no `Debug` output for
 //! it.
 //!
-//! - `parse`: durations, numbers and sizes; `listen`: listen addresses; `database`: selection of the PostgreSQL.
+//! - `parse`: durations, numbers and sizes; `listen`: listen addresses; `database`: selection of the PostgreSQL;
+//! - `removed`: settings of earlier versions.
 
 use std::{net::SocketAddr, path::PathBuf, time::Duration};
 
-use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use clap::{
+    Args, CommandFactory as _, Parser, Subcommand,
+    error::{ContextKind, ContextValue},
+};
 
 use crate::{commands::Command, server::SecuritySettings};
 use rm_edge::{
@@ -27,6 +31,7 @@ use rm_telemetry::{
 mod database;
 mod listen;
 mod parse;
+mod removed;
 
 use listen::{HTTP_LISTEN, http_default, parse_addresses, parse_listen};
 use parse::{is_set, ok_or_record, parse_bytes, parse_number};
@@ -34,9 +39,6 @@ use parse::{is_set, ok_or_record, parse_bytes, parse_number};
 use database::StandbyArguments;
 pub use database::{DatabaseArguments, DatabaseSource};
 pub use parse::{parse_duration, read_limits};
-
-/// Maximum number of committers. More would only wait for each other and for the disk.
-const COMMITTERS_MAX: u16 = 32;
 
 /// A resource manager for compute clusters in the style of Apache Linkis.
 ///
@@ -142,10 +144,6 @@ struct Arguments {
     #[arg(long, env = "LINKIS_RM_SHUTDOWN_DELAY", default_value = "0s", value_name = "DURATION")]
     shutdown_delay: String,
 
-    /// How many commit, each on a database connection and for EMs of its own: 1 to 32. More need cores of the database for themselves.
-    #[arg(long, env = "LINKIS_RM_COMMITTERS", default_value = "1", value_name = "NUMBER")]
-    committers: String,
-
     /// How many calls that ask for resources, or register, may be judged at once; more are told to try again.
     #[arg(long, env = "LINKIS_RM_MAX_CONCURRENT_CALLS", default_value = "4096", value_name = "NUMBER")]
     max_concurrent_calls: String,
@@ -212,7 +210,7 @@ impl LaunchMode {
     /// # Errors
     /// [`StartFailure`], also for requests of help or the version.
     pub fn from_command_line() -> Result<Self, StartFailure> {
-        let CommandLine { task, serve } = CommandLine::try_parse()?;
+        let CommandLine { task, serve } = CommandLine::try_parse().map_err(StartFailure::of)?;
         match task {
             Some(ProcessTask::Command(command)) => Ok(Self::Command(command)),
             Some(ProcessTask::Serve(serve)) => Ok(Self::Serve(Box::new(serve.check()?))),
@@ -230,6 +228,17 @@ pub enum StartFailure {
     /// The settings are not valid.
     #[error(transparent)]
     Settings(#[from] ServiceConfigError),
+}
+
+impl StartFailure {
+    /// Returns the failure for an error of the parser; a removed flag gets the sentence of the table.
+    fn of(error: clap::Error) -> Self {
+        let flag = match error.get(ContextKind::InvalidArg) {
+            Some(ContextValue::String(flag)) => removed::flag(flag),
+            _ => None,
+        };
+        flag.map_or(Self::CommandLine(error), |mistake| Self::Settings(ServiceConfigError(vec![mistake])))
+    }
 }
 
 /// Returns the command line with all commands and settings, for completions and documentation.
@@ -266,8 +275,6 @@ pub struct ServiceConfig {
     pub drain_timeout: Duration,
     /// Time between the shutdown announcement and the shutdown.
     pub shutdown_delay: Duration,
-    /// Number of committers.
-    pub committers: u16,
     /// Bounds of connections, calls and messages.
     pub bounds: EdgeBounds,
     /// Authentication and encryption.
@@ -294,7 +301,8 @@ pub struct ServiceConfigError(Vec<String>);
 
 impl Arguments {
     fn check(self) -> Result<ServiceConfig, ServiceConfigError> {
-        let mut mistakes = Vec::new();
+        let variable = |name: &str| std::env::var_os(name).is_some_and(|value| !value.is_empty());
+        let mut mistakes: Vec<String> = removed::variables(variable).collect();
         let tls = self.tls(&mut mistakes);
         // Mistakes in the certificates are reported separately.
         let may_leave = self.insecure || tls.as_ref().is_none_or(Option::is_some);
@@ -319,8 +327,6 @@ impl Arguments {
         let history = duration("--history (LINKIS_RM_HISTORY)", &self.history, "1h", "3650d");
         let drain_timeout = duration("--drain-timeout (LINKIS_RM_DRAIN_TIMEOUT)", &self.drain_timeout, "1ms", "1h");
         let shutdown_delay = duration("--shutdown-delay (LINKIS_RM_SHUTDOWN_DELAY)", &self.shutdown_delay, "0s", "1h");
-        let name = "--committers (LINKIS_RM_COMMITTERS)";
-        let committers = ok_or_record(&mut mistakes, parse_number(name, &self.committers, 1, COMMITTERS_MAX));
         let liveness = self.liveness(&mut mistakes);
         let bounds = self.bounds(&mut mistakes);
         let external_hosts = self.external_hosts(&mut mistakes);
@@ -348,13 +354,12 @@ impl Arguments {
                 history: history?,
                 drain_timeout: drain_timeout?,
                 shutdown_delay: shutdown_delay?,
-                committers: committers?,
                 bounds: bounds?,
                 external_hosts: external_hosts?,
                 telemetry: telemetry?,
             })
         };
-        config().ok_or(ServiceConfigError(mistakes))
+        config().filter(|_| mistakes.is_empty()).ok_or(ServiceConfigError(mistakes))
     }
 
     fn external_hosts(&self, mistakes: &mut Vec<String>) -> Option<AllowedHosts> {

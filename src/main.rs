@@ -73,7 +73,6 @@ async fn run(config: ServiceConfig) -> Result<(), Box<dyn Error>> {
         history: config.history,
         drain_timeout: config.drain_timeout,
         shutdown_delay: config.shutdown_delay,
-        committers: config.committers,
         bounds: edge::make_room(config.bounds),
         security: config.security,
         external_hosts: config.external_hosts,

@@ -90,8 +90,6 @@ pub struct Options {
     pub drain_timeout: Duration,
     /// Time for which the server announces its stop and still accepts calls.
     pub shutdown_delay: Duration,
-    /// Number of committers, each with its own connection and EMs.
-    pub committers: u16,
     /// Bounds of the edge.
     pub bounds: EdgeBounds,
     /// Authentication and TLS.
@@ -363,7 +361,7 @@ impl Server {
         let routes = routes.and(compressible!(health_service).max_decoding_message_size(QUESTION_BYTES_MAX));
         let health = HealthState { grpc: health, readiness, metrics: metrics.clone() };
         tasks.spawn(watch_health(health, store.clone(), leaving.clone()));
-        tasks.spawn(store.primary().clone().stay_equipped(options.committers, stopping.clone()));
+        tasks.spawn(store.primary().clone().stay_equipped(stopping.clone()));
         tasks.spawn(store.primary().clone().watch_disk(stopping.clone()));
         take_up_changes(&tasks, &store, tls.as_ref(), jwt.as_ref(), &stopping);
         let incoming = accepted(listener, &edge, &tasks, &stopping, options.bounds.connection_age);
@@ -422,7 +420,7 @@ impl Server {
 async fn prepare(opening: &PendingStore, options: &Options) -> Result<(Store, TokenCache), StoreError> {
     let store = opening.prepare(options.history, options.migrates).await?;
     let tokens = TokenCache::read(&store).await?;
-    store.primary().equip(options.committers).await?;
+    store.primary().equip().await?;
     Ok((store, tokens))
 }
 

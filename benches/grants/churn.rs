@@ -40,7 +40,7 @@ impl Churn {
 
 /// Runs one workload for `minutes`.
 pub(crate) async fn run(service: &Service, workload: Workload, minutes: u64) -> Result<Churn, Failure> {
-    let calls = service.load().start(Job { work: Work::Lives, workload, callers: ENOUGH, first: 0, instances: 1 });
+    let calls = service.load().start(Job { work: Work::Lives, workload, callers: ENOUGH, instances: 1 });
     tokio::time::sleep(WARM_UP).await;
     let mut seen = Vec::new();
     for minute in 1..=minutes {

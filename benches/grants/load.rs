@@ -35,8 +35,6 @@ pub(crate) struct Job {
     pub work: Work,
     pub workload: Workload,
     pub callers: usize,
-    /// First of the instances that get calls.
-    pub first: usize,
     /// Number of the instances that get calls.
     pub instances: usize,
 }
@@ -94,18 +92,14 @@ impl Load {
     /// Returns a connection by number, with the number of its instance. Connections alternate between `instances`
     /// instances.
     pub fn client(&self, number: usize, instances: usize) -> (usize, Client) {
-        self.client_from(0, number, instances)
-    }
-
-    fn client_from(&self, first: usize, number: usize, instances: usize) -> (usize, Client) {
         let instance = number % instances;
-        let connections = &self.clients[first + instance];
+        let connections = &self.clients[instance];
         (instance, connections[number / instances % connections.len()].clone())
     }
 
     /// Starts the callers of a job.
     pub fn start(&self, job: Job) -> CallHandles {
-        let clients = (0..job.callers).map(|number| self.client_from(job.first, number, job.instances));
+        let clients = (0..job.callers).map(|number| self.client(number, job.instances));
         CallHandles::start(job, clients, &self.tally)
     }
 

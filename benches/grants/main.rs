@@ -18,7 +18,6 @@
 //! - `--secured`, instead of all these: grants with TLS and a token, and without.
 //! - `--watched`, instead of all these: half load with open pages and `top`s, and without; with `--preload` also among
 //!   a million live tickets.
-//! - `--committers`, instead of all these: grants by an instance with one, two and four committers.
 //! - `--crowds`, instead of all these: very many objects of one kind ([`crowds`]).
 //!
 //! One hot EM takes all grants, or 100 EMs share them at random; there are 1,000 users. Commits are durable. Load,
@@ -33,7 +32,6 @@ mod callers;
 mod calls;
 mod check;
 mod churn;
-mod committers;
 mod crowds;
 mod empty;
 mod floors;
@@ -52,7 +50,6 @@ mod rounds;
 mod sample;
 mod secured;
 mod service;
-mod simulation;
 mod watchers;
 mod yarn;
 
@@ -100,11 +97,6 @@ struct Arguments {
     #[arg(long, conflicts_with = "secured")]
     watched: bool,
 
-    /// Measure only several committers of an instance: grants by one, two and four, which share nothing, users with
-    /// limits, or a creator with one
-    #[arg(long, conflicts_with_all = ["preload", "secured", "watched", "only"])]
-    committers: bool,
-
     /// Then run whole ticket lives for this time, on one hot EM and on 100 EMs, and report whether the rate stays level
     #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..))]
     churn: Option<u64>,
@@ -142,10 +134,6 @@ struct Arguments {
     #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..))]
     crowds_soak: Option<u64>,
 
-    /// Measure nothing: report the rates of many committers on other machines, by simulation
-    #[arg(long)]
-    simulate: bool,
-
     /// Passed by `cargo bench`.
     #[arg(long, hide = true)]
     bench: bool,
@@ -159,10 +147,6 @@ impl Arguments {
     fn workloads(&self) -> Vec<Workload> {
         if self.secured {
             return vec![Workload::Hot];
-        }
-        if self.committers {
-            // An EM belongs to one committer, so a single EM would use only one.
-            return vec![Workload::Spread];
         }
         self.only.map_or_else(|| vec![Workload::Hot, Workload::Spread], |only| vec![only])
     }
@@ -201,9 +185,6 @@ async fn main() -> ExitCode {
     let arguments = Arguments::parse();
     let done = if arguments.empty_server {
         empty::serve().await
-    } else if arguments.simulate {
-        println!("{}", simulation::text());
-        Ok(())
     } else if arguments.crowds.is_some() || arguments.crowds_soak.is_some() {
         crowds::run(&arguments).await
     } else {

@@ -2,7 +2,6 @@
 
 use crate::{
     Workload,
-    committers::{self, COMMITTERS, SharedScope},
     floors::{CLIENTS, Floor},
     load::{Job, Work},
     service::Site,
@@ -31,8 +30,6 @@ pub(crate) enum Subject {
     Service(Site, Work),
     /// Several instances of the service, with closed-loop grants.
     Instances(usize),
-    /// An instance with this number of committers, with closed-loop grants.
-    Committers(SharedScope, usize),
     /// As [`Self::HalfLoad`], with open pages and `top`s.
     Watched(Site, Audience),
     /// The service with open-loop grants at half its maximum rate.
@@ -50,7 +47,7 @@ pub(crate) struct Step {
 impl Subject {
     pub fn name(self) -> String {
         let site = |site| match site {
-            Site::Plain | Site::Churn | Site::Committers(_) => "",
+            Site::Plain | Site::Churn => "",
             Site::Limited => ", 3 scopes",
             Site::Queued => ", queue",
             Site::Loaded => ", preloaded",
@@ -63,7 +60,6 @@ impl Subject {
             Self::Service(at, Work::Lives) => format!("lives{}", site(at)),
             Self::Service(at, Work::Refusals) => format!("refusals{}", site(at)),
             Self::Instances(instances) => format!("grants, {instances} instances"),
-            Self::Committers(sharing, committers) => format!("by {committers} committers{}", sharing.name()),
             Self::Watched(at, audience) => format!("grants{}, half load, {}", site(at), audience.name()),
             Self::HalfLoad(at) => format!("grants{}, half load", site(at)),
         }
@@ -78,17 +74,12 @@ impl Step {
     /// Returns the job of the callers, if the step is a closed loop.
     pub fn job(self) -> Option<(Site, Job)> {
         let (site, work, instances) = match self.subject {
-            Subject::Service(site, work) => (site, work, 0..1),
-            Subject::Instances(instances) => (Site::Plain, Work::Grants, 0..instances),
-            Subject::Committers(sharing, committers) => {
-                let number = COMMITTERS.iter().position(|number| *number == committers)?;
-                (Site::Committers(sharing), Work::Grants, number..number + 1)
-            }
-            Subject::Empty => (Site::Plain, Work::Grants, 0..1),
+            Subject::Service(site, work) => (site, work, 1),
+            Subject::Instances(instances) => (Site::Plain, Work::Grants, instances),
+            Subject::Empty => (Site::Plain, Work::Grants, 1),
             _ => return None,
         };
-        let (first, instances) = (instances.start, instances.len());
-        Some((site, Job { work, workload: self.workload, callers: self.callers, first, instances }))
+        Some((site, Job { work, workload: self.workload, callers: self.callers, instances }))
     }
 }
 
@@ -111,16 +102,6 @@ pub(crate) fn secured_round(workload: Workload) -> Vec<Step> {
     let sites = [Site::Plain, Site::Secured];
     let of = |callers| sites.map(|site| Step::new(Subject::Service(site, Work::Grants), workload, callers));
     SECURED.into_iter().flat_map(of).collect()
-}
-
-/// Returns the steps of a round that measures only the number of committers.
-pub(crate) fn committers_round(workload: Workload) -> Vec<Step> {
-    let of = |sharing: SharedScope, callers: usize| {
-        COMMITTERS.map(|number| Step::new(Subject::Committers(sharing, number), workload, callers))
-    };
-    let alone = committers::CALLERS.into_iter().flat_map(|callers| of(SharedScope::Nothing, callers));
-    let sharing = [SharedScope::Users, SharedScope::Creator].into_iter().flat_map(|sharing| of(sharing, ENOUGH));
-    alone.chain(sharing).collect()
 }
 
 /// Numbers of callers for the measurements of TLS and a token.

@@ -2,7 +2,6 @@
 
 use crate::{
     Workload,
-    committers::{self, COMMITTERS, SharedScope},
     floors::Floor,
     load::Work,
     meter::Cost,
@@ -81,7 +80,6 @@ impl Of<'_> {
         ratios.extend(self.churn());
         ratios.extend(self.watched());
         ratios.extend(SECURED.iter().filter_map(|callers| self.secured(*callers)));
-        ratios.extend(SharedScope::ALL.into_iter().flat_map(|sharing| self.committers(sharing)));
         ratios
     }
 
@@ -165,31 +163,6 @@ impl Of<'_> {
             Some([ratio("server's", |cost| cost.server), ratio("PostgreSQL's", |cost| cost.postgresql)])
         };
         WATCHED.into_iter().filter_map(of).flatten().flatten().collect()
-    }
-
-    fn committers(&self, sharing: SharedScope) -> Vec<Ratio> {
-        let mut ratios = Vec::new();
-        for callers in committers::CALLERS {
-            let of = |number: usize| self.find(Subject::Committers(sharing, number), callers);
-            for number in &COMMITTERS[1..] {
-                let (Some(several), Some(one)) = (of(*number), of(COMMITTERS[0])) else { continue };
-                let name =
-                    |what| self.name(&format!("{number} committers / 1{}, {callers} at once: {what}", sharing.name()));
-                if callers == 1 {
-                    let alone = |value| Ratio { name: name("p50"), value, wanted: Some(RatioTarget::AtMost(1.1)) };
-                    ratios.extend(several.p50_part_of(one).map(alone));
-                    continue;
-                }
-                let ratio = |what, value| Ratio { name: name(what), value, wanted: None };
-                ratios.push(ratio("rate", several.part_of(one)));
-                let mut part = |what, cost: fn(&Cost) -> f64| {
-                    ratios.extend(several.cost_part_of(one, cost).map(|value| ratio(what, value)));
-                };
-                part("PostgreSQL's time", |cost| cost.postgresql);
-                part("server's time", |cost| cost.server);
-            }
-        }
-        ratios
     }
 
     fn churn(&self) -> Option<Ratio> {

@@ -8,7 +8,6 @@ use crate::{
     Arguments, Failure, Workload,
     check::CheckResult,
     churn,
-    committers::SharedScope,
     floors::{self, Floors},
     load::{Load, WARM_UP, Work},
     machine,
@@ -26,10 +25,9 @@ use crate::{
 pub(crate) async fn run(arguments: &Arguments, database: &EmbeddedPostgres, dir: &Path) -> Result<Results, Failure> {
     let mut bench = Bench::start(arguments, database, dir).await?;
     if arguments.rounds > 0 {
-        let steps = match (arguments.secured, arguments.watched, arguments.committers) {
-            (true, ..) => plan::secured_round(Workload::Hot),
-            (_, true, _) => plan::watched_round(&arguments.workloads(), arguments.preload),
-            (.., true) => plan::committers_round(Workload::Spread),
+        let steps = match (arguments.secured, arguments.watched) {
+            (true, _) => plan::secured_round(Workload::Hot),
+            (_, true) => plan::watched_round(&arguments.workloads(), arguments.preload),
             _ => plan::round(&arguments.workloads(), arguments.preload),
         };
         let per_round: f64 = steps.iter().map(|step| seconds(length(*step, arguments.window()))).sum();
@@ -86,10 +84,9 @@ impl Bench {
         let (services, series) = (Vec::new(), Vec::new());
         let mut bench = Self { floors, services, empty_server, empty, meter, series, seconds_left: 0.0 };
         if arguments.rounds > 0 {
-            let sites = match (arguments.secured, arguments.watched, arguments.committers) {
-                (true, ..) => vec![Site::Plain, Site::Secured],
-                (_, true, _) => plan::watched_sites(arguments.preload),
-                (.., true) => SharedScope::ALL.map(Site::Committers).to_vec(),
+            let sites = match (arguments.secured, arguments.watched) {
+                (true, _) => vec![Site::Plain, Site::Secured],
+                (_, true) => plan::watched_sites(arguments.preload),
                 _ => {
                     let loaded = arguments.preload.then_some(Site::Loaded);
                     [Site::Plain, Site::Limited, Site::Queued].into_iter().chain(loaded).collect()

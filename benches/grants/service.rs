@@ -3,11 +3,11 @@
 use std::path::Path;
 
 use rm_devpg::EmbeddedPostgres;
+use rm_proto::v1::{self as proto, limit_service_client::LimitServiceClient};
 use sqlx::{ConnectOptions as _, postgres::PgConnectOptions};
 
 use crate::{
     Failure, Workload, check,
-    committers::{self, COMMITTERS, SharedScope},
     load::Load,
     machine,
     preload::{self, InitialState},
@@ -30,8 +30,6 @@ pub(crate) enum Site {
     Churn,
     /// Empty at first, with TLS and tokens.
     Secured,
-    /// Empty at first; its instances have different numbers of committers.
-    Committers(SharedScope),
 }
 
 impl Site {
@@ -44,24 +42,18 @@ impl Site {
             Self::Loaded => "loaded",
             Self::Churn => "churn",
             Self::Secured => "secured",
-            Self::Committers(sharing) => sharing.database(),
         }
     }
 
-    /// Returns the number of committers of each instance.
-    fn committers(self) -> Vec<usize> {
-        match self {
-            Self::Plain => vec![1; crate::plan::INSTANCES_MAX],
-            Self::Committers(_) => COMMITTERS.to_vec(),
-            _ => vec![1],
-        }
+    /// Returns the number of instances.
+    fn instances(self) -> usize {
+        if self == Self::Plain { crate::plan::INSTANCES_MAX } else { 1 }
     }
 
     /// Returns the label sets with a limit for each value.
     fn limits(self) -> &'static [&'static [&'static str]] {
         match self {
             Self::Limited | Self::Loaded => &[&["user"], &["creator"], &["user", "creator"]],
-            Self::Committers(sharing) => sharing.limits(),
             _ => &[],
         }
     }
@@ -90,12 +82,11 @@ impl Service {
         if site == Site::Secured {
             return Self::start_secured(database, dir, workloads).await;
         }
-        for committers in site.committers() {
-            let arguments = ["--external-hosts", "127.0.0.1", "--committers", &committers.to_string()];
-            servers.push(start_server(&database, &arguments).await?);
+        for _ in 0..site.instances() {
+            servers.push(start_server(&database, &["--external-hosts", "127.0.0.1"]).await?);
         }
         let urls: Vec<String> = servers.iter().map(Server::url).collect();
-        committers::set_limits(&urls[0], site.limits()).await?;
+        set_limits(&urls[0], site.limits()).await?;
         let preloaded = match site {
             Site::Loaded => preload::run(&database).await?,
             _ => InitialState::default(),
@@ -146,6 +137,21 @@ impl Service {
         let tickets = i64::try_from(self.load.live())? + self.preloaded.tickets;
         check::run(&mut self.database.connect().await?, self.site.database(), tickets).await
     }
+}
+
+/// Sets a limit for every value, or combination of values, of these labels. The maximum is so high that nothing is
+/// refused.
+async fn set_limits(url: &str, labels: &[&[&str]]) -> Result<(), Failure> {
+    let mut client = LimitServiceClient::connect(url.to_owned()).await?;
+    for each in labels {
+        let limit = proto::Limit {
+            each: each.iter().map(ToString::to_string).collect(),
+            max: ["memory", "cores", "instances"].map(|dimension| (dimension.to_owned(), i64::MAX)).into(),
+            ..Default::default()
+        };
+        client.set_limit(proto::SetLimitRequest { limit: Some(limit), ..Default::default() }).await?;
+    }
+    Ok(())
 }
 
 /// Starts one instance with additional options.

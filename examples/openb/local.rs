@@ -24,7 +24,6 @@ const OPTIONS: Options = Options {
     history: Duration::from_secs(7 * 24 * 3600),
     drain_timeout: Duration::from_secs(10),
     shutdown_delay: Duration::ZERO,
-    committers: 1,
     bounds: EdgeBounds::DEFAULT,
     security: SecuritySettings::OPEN,
     external_hosts: AllowedHosts::NONE,

@@ -78,8 +78,6 @@ fn how_callers_are_known_is_told() {
 #[test]
 fn bounds_are_checked() {
     for (flag, wrong, told) in [
-        ("--committers", "0", "from 1 to 32"),
-        ("--committers", "33", "from 1 to 32"),
         ("--max-connections", "0", "from 1 to 1000000"),
         ("--max-connections", "many", "from 1 to 1000000"),
         ("--max-connection-calls", "100000", "from 1 to 65536"),
@@ -97,6 +95,25 @@ fn bounds_are_checked() {
         assert!(error.contains(flag) && error.contains(told), "{error}");
     }
     assert_eq!(check(&["--max-body-bytes", "16m"]).unwrap().bounds.body_bytes, 16 << 20);
+}
+
+#[test]
+fn removed_settings_are_refused_with_replacement() {
+    for (flag, variable, instead) in [("--committers", "LINKIS_RM_COMMITTERS", "each instance has one committer")] {
+        for arguments in [&["linkis-rm", flag, "2"][..], &["linkis-rm", "serve", &format!("{flag}=2")]] {
+            let error = StartFailure::of(CommandLine::try_parse_from(arguments).unwrap_err()).to_string();
+            assert!(
+                error.contains(&format!("{flag} ({variable}): is removed; ")) && error.contains(instead),
+                "{error}"
+            );
+        }
+        let by_variable: Vec<String> = removed::variables(|name| name == variable).collect();
+        assert_eq!(by_variable, [removed::flag(flag).unwrap()]);
+    }
+    assert_eq!(removed::variables(|_| false).count(), 0);
+    assert!(command_line().get_arguments().all(|known| removed::flag(&format!("--{}", known.get_id())).is_none()));
+    let unknown = StartFailure::of(CommandLine::try_parse_from(["linkis-rm", "--comitters"]).unwrap_err());
+    assert!(matches!(unknown, StartFailure::CommandLine(_)));
 }
 
 #[test]

@@ -111,7 +111,7 @@ impl CellServices {
             abandoned: line.leaving(),
             line: line.clone(),
         };
-        let committer = Committer::start(store.clone(), options.committers, after_commit, metrics.clone(), tasks);
+        let committer = Committer::start(store.clone(), after_commit, metrics.clone(), tasks);
         let committer = committer.map_err(ServerError::Thread)?;
         let admission = Admission::start(store, seen.clone(), liveness.silent_after, tasks);
         let (em_goes, counting) = (Arc::<Notify>::default(), Arc::<Notify>::default());

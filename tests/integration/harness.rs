@@ -283,7 +283,7 @@ pub fn options() -> Options {
     let liveness = LivenessTimeouts::DEFAULT;
     let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
     let (security, external_hosts) = (SecuritySettings::OPEN, AllowedHosts::parse("127.0.0.1").unwrap());
-    let (shutdown_delay, committers, bounds) = (Duration::ZERO, 1, EdgeBounds::DEFAULT);
+    let (shutdown_delay, bounds) = (Duration::ZERO, EdgeBounds::DEFAULT);
     let (standby, migrates) = (None, true);
     Options {
         times,
@@ -291,7 +291,6 @@ pub fn options() -> Options {
         history,
         drain_timeout,
         shutdown_delay,
-        committers,
         bounds,
         security,
         external_hosts,

@@ -77,7 +77,7 @@ struct Batch {
 struct Comparison {
     model: Model,
     tables: Tables,
-    /// The batch of each committer.
+    /// The uncommitted batch of each ledger.
     batches: Vec<Option<Batch>>,
     /// Waiting requests that did not fit before these batches.
     settled: Vec<usize>,
@@ -86,8 +86,8 @@ struct Comparison {
 }
 
 impl Comparison {
-    fn new(committers: usize) -> Self {
-        let (model, batches) = (Model::default(), (0..committers).map(|_| None).collect());
+    fn new(ledgers: usize) -> Self {
+        let (model, batches) = (Model::default(), (0..ledgers).map(|_| None).collect());
         Self { settled: model.settled(), model, tables: Tables::default(), batches, epochs: BTreeMap::new() }
     }
 
@@ -95,9 +95,9 @@ impl Comparison {
     fn apply(&mut self, number: usize, step: &Step) -> bool {
         let new_id = Uuid::from_u128(u128::try_from(number).unwrap() + 1);
         let Some(operation) = self.model.operation(step, new_id) else { return false };
-        let committer = (0..EMS).find(|em| instance(*em) == *operation.em()).unwrap() % self.batches.len();
+        let ledger = (0..EMS).find(|em| instance(*em) == *operation.em()).unwrap() % self.batches.len();
         let mut shares = Shared::of(&operation, &self.tables, self.model.waiting.iter().any(|w| w.in_line));
-        let others = self.batches.iter().enumerate().filter(|(other, _)| *other != committer);
+        let others = self.batches.iter().enumerate().filter(|(other, _)| *other != ledger);
         let is_shared = others.into_iter().any(|(_, other)| other.iter().any(|b| !b.shares.is_disjoint(&shares)));
         if is_shared {
             self.commit();
@@ -107,7 +107,7 @@ impl Comparison {
         let operation = self.model.operation(step, new_id).unwrap();
         let (model, tables) = (&mut self.model, &self.tables);
         let begin = || Batch { ledger: Ledger::new(tables.snapshot(time_of(model.now))), shares: HashSet::new() };
-        let batch = self.batches[committer].get_or_insert_with(begin);
+        let batch = self.batches[ledger].get_or_insert_with(begin);
         batch.shares.extend(shares);
         let held_before: Vec<_> = (0..EMS).map(|em| model.left(em)).collect();
         let expected = model.step(step, new_id);
@@ -121,7 +121,7 @@ impl Comparison {
         true
     }
 
-    /// Commits what every committer is at, and compares everything.
+    /// Commits all batches and compares everything.
     fn commit(&mut self) {
         self.epochs.clear();
         let mut freed = Vec::new();
@@ -161,9 +161,9 @@ impl Comparison {
     }
 }
 
-/// Operations go to so many committers by their EMs; batches of different ones are under way at once, unless they share something.
-fn run(steps: Vec<Step>, committers: usize) {
-    let mut comparison = Comparison::new(committers);
+/// Assigns operations to `ledgers` ledgers by their EMs. Batches of different ledgers are in progress concurrently, unless they share rows.
+fn run(steps: Vec<Step>, ledgers: usize) {
+    let mut comparison = Comparison::new(ledgers);
     for (number, step) in steps.iter().chain([&Step::Commit { seconds: 0 }]).enumerate() {
         if !comparison.apply(number, step) {
             comparison.commit();
@@ -190,8 +190,8 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: cases() / 4, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn concurrent_ledgers_match_model(steps in prop::collection::vec(step(), 1..80), committers in 2..=3usize) {
-        run(steps, committers);
+    fn concurrent_ledgers_match_model(steps in prop::collection::vec(step(), 1..80), ledgers in 2..=3usize) {
+        run(steps, ledgers);
     }
 }
 

@@ -17,7 +17,6 @@ mod citus_cluster;
 mod client;
 mod cluster_metrics;
 mod command_line;
-mod committers;
 mod compression;
 mod conformance;
 mod contention;

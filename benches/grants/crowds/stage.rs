@@ -168,7 +168,7 @@ impl Stage {
 
     /// Starts as many grants as the service can make.
     pub fn full_load(&self) -> crate::callers::CallHandles {
-        let job = Job { work: Work::Grants, workload: Workload::Spread, callers: ENOUGH, first: 0, instances: 1 };
+        let job = Job { work: Work::Grants, workload: Workload::Spread, callers: ENOUGH, instances: 1 };
         self.load.start(job)
     }
 

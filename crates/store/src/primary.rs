@@ -55,7 +55,7 @@ const POOL_CONNECTIONS_MAX: u32 = 4;
 /// Maximum number of connections for operations that wait for contended keys.
 pub const LANES_MAX: u32 = 3;
 
-/// Maximum number of connections of an instance with one committer, plus one to each further host of the database.
+/// Maximum number of connections of an instance, plus one to each further host of the database.
 pub const CONNECTIONS_MAX: u32 =
     1 + 1 + seats::OTHERS_MAX + 1 + LANES_MAX + operators::CONNECTIONS_MAX + POOL_CONNECTIONS_MAX;
 

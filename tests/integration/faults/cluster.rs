@@ -45,8 +45,6 @@ pub struct Node {
     pub proxy: Proxy,
     /// If its clock can be set.
     pub clock: Option<Clock>,
-    /// How many of it commit: of each instance another number, so that they deal EMs differently.
-    committers: usize,
     program: Mutex<Programs>,
     process: Mutex<Option<Process>>,
     credentials: Option<Arc<Credentials>>,
@@ -189,12 +187,12 @@ impl Node {
         // Every second instance begins as the other release.
         let mut programs = Programs { other: env::var("LINKIS_RM_FAULTS_OTHER").ok(), is_next: number % 2 == 1 };
         let (log, defects) = (Arc::default(), Arc::default());
-        let (program, committers) = (programs.next(), number + 1);
-        let settings = (clock.as_ref(), credentials.as_deref(), committers);
+        let program = programs.next();
+        let settings = (clock.as_ref(), credentials.as_deref());
         let process = start_process(&program, &proxy, settings, &log, &defects);
         let clients = RwLock::new(Clients::new(&process.address, credentials.as_ref()));
         let (program, process) = (Mutex::new(programs), Mutex::new(Some(process)));
-        Self { proxy, clock, committers, program, process, credentials, clients, log, defects }
+        Self { proxy, clock, program, process, credentials, clients, log, defects }
     }
 
     /// Opens new clients with the current credentials.
@@ -211,7 +209,7 @@ impl Node {
     /// Starts it again, at another address. Blocks until it serves.
     pub fn restart(&self) {
         let program = self.program.lock().unwrap().next();
-        let settings = (self.clock.as_ref(), self.credentials.as_deref(), self.committers);
+        let settings = (self.clock.as_ref(), self.credentials.as_deref());
         let process = start_process(&program, &self.proxy, settings, &self.log, &self.defects);
         *self.clients.write().unwrap() = Clients::new(&process.address, self.credentials.as_ref());
         *self.process.lock().unwrap() = Some(process);
@@ -231,7 +229,7 @@ impl Node {
 fn start_process(
     program: &str,
     proxy: &Proxy,
-    (clock, credentials, committers): (Option<&Clock>, Option<&Credentials>, usize),
+    (clock, credentials): (Option<&Clock>, Option<&Credentials>),
     log: &Arc<Mutex<VecDeque<String>>>,
     defects: &Arc<Mutex<Vec<String>>>,
 ) -> Process {
@@ -244,7 +242,7 @@ fn start_process(
     }
     command.args(credentials.map(Credentials::arguments).unwrap_or_default());
     // By the environment: another release may not know of it.
-    command.env("LINKIS_RM_EXTERNAL_HOSTS", "127.0.0.1").env("LINKIS_RM_COMMITTERS", committers.to_string());
+    command.env("LINKIS_RM_EXTERNAL_HOSTS", "127.0.0.1");
     Process::start_command(command.args(arguments), move |line| {
         if line.contains("panicked at") || line.contains("a defect") || line.contains("contradicts itself") {
             defects.lock().unwrap().push(line.clone());

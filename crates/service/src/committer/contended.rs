@@ -169,7 +169,7 @@ pub(super) struct ContendedQueues {
     /// The waiting requests of this instance.
     line: LocalWaitQueue,
     open: Mutex<HashMap<LockKey, ContendedQueue>>,
-    /// Whether the committers have stopped, so that no operation arrives any more.
+    /// Whether the committer has stopped, so that no operation arrives any more.
     is_closing: AtomicBool,
     active: Semaphore,
     /// Owned by the task that polls all keys of empty queues. The value is the key at which the next poll begins.
@@ -191,7 +191,7 @@ impl ContendedQueues {
         Self { store, answers, seen, line, open, is_closing, active, watching, metrics, tasks }
     }
 
-    /// Returns the sender of replies, shared with the committers.
+    /// Returns the sender of replies, shared with the committer.
     pub fn answers(&self) -> ReplyDispatcher {
         self.answers.clone()
     }

@@ -2,17 +2,17 @@
 //!
 //! Calls submit operations to a commit queue. The worker applies all queued operations in one transaction and replies after the
 //! commit; later ones form the next batch. No timer delays a batch: a single operation commits at once, and under load hundreds
-//! share a commit. Several committers share only limited scopes, counted users and external clusters, locked in one order.
+//! share a commit.
 //!
 //! Never: writes without the row count check; replies before the commit; leaves a transaction half done after a cancelled call.
 //! Callers: `request_resource`, `heartbeat`, `background`, and the RPC services of `transport`.
 //!
-//! - `dealt`: selects the committer of an EM; `queue`: selects the operations of the next batch.
+//! - `queue`: selects the operations of the next batch.
 //! - `batch`: one transaction; `counters`: counters after a batch; `evidence`: whether an interrupted commit took effect.
 //! - `worker`: applies batches and handles their failures; `lanes`: queues of operations with a contended key.
 
 use std::{
-    io, iter,
+    io,
     sync::{
         Arc,
         atomic::{AtomicU8, Ordering},
@@ -45,16 +45,14 @@ use super::{admission::StateCache, tasks::InstanceTasks, waiting::LocalWaitQueue
 mod batch;
 mod contended;
 mod counters;
-mod dealt;
 mod evidence;
 mod queue;
 mod worker;
 
 use batch::BatchItem;
-use dealt::PerCommitter;
-use queue::{BATCH_COST_MAX, CallerActivity, CommitQueues, OperationPermit, OperationPermits, QueueSenders};
+use queue::{BATCH_COST_MAX, CommitQueues, OperationPermit, OperationPermits, QueueSenders};
 
-/// Idle time after which a committer ends its open transaction.
+/// Idle time after which the committer ends its open transaction.
 const REST_AFTER: Duration = Duration::from_secs(1);
 
 /// Additional wait after the deadline for an operation whose transaction runs: longer than most transactions take.
@@ -66,10 +64,10 @@ const HOLDER_PATIENCE: Duration = Duration::from_secs(1);
 /// Timeout of an operation without a caller.
 const DETACHED_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Handle of the committers: submits operations to their commit queues.
+/// Handle of the committer: submits operations to its commit queues.
 #[derive(Clone, Debug)]
 pub struct Committer {
-    doors: PerCommitter<QueueSenders>,
+    doors: QueueSenders,
     room: OperationPermits,
     line: LocalWaitQueue,
     undoing: UndoQueue,
@@ -129,36 +127,27 @@ pub struct CommitListeners {
 }
 
 impl Committer {
-    /// Starts `committers` tasks, at least one.
+    /// Starts the task of the committer.
     ///
-    /// The tasks end when all clones of the committer are dropped and all operations have replies. Each task has its own
-    /// thread, connection and EMs. On a thread shared with calls, each SQL statement would wait for the calls that the last
-    /// batch has woken.
+    /// The task ends when all clones of the committer are dropped and all operations have replies. The task has its own thread
+    /// and connection. On a thread shared with calls, each SQL statement would wait for the calls that the last batch has woken.
     ///
     /// # Errors
-    /// If a thread cannot be spawned.
+    /// If the thread cannot be spawned.
     pub fn start(
         store: Store,
-        committers: u16,
         after_commit: CommitListeners,
         metrics: Metrics,
         tasks: &InstanceTasks,
     ) -> io::Result<Self> {
-        let called = CallerActivity::default();
-        let (first, queues) = CommitQueues::new(called.clone());
-        let (others, of_others): (Vec<_>, Vec<_>) = (1..committers).map(|_| CommitQueues::new(called.clone())).unzip();
-        let doors = PerCommitter::new(first, others);
-        let queues_of_callers = Arc::new(doors.map(|doors| doors.callers.downgrade()));
-        let undoing = UndoQueue { queues: queues_of_callers, metrics: metrics.clone() };
+        let (doors, queues) = CommitQueues::new();
+        let undoing = UndoQueue { queue: doors.callers.downgrade(), metrics: metrics.clone() };
         let (line, seen) = (after_commit.line.clone(), after_commit.seen.clone());
-        let answers = worker::ReplyDispatcher::start(after_commit, undoing.clone(), committers > 1, tasks);
+        let answers = worker::ReplyDispatcher::start(after_commit, undoing.clone(), tasks);
         let told = (answers, seen, line.clone());
         let lanes = Arc::new(contended::ContendedQueues::new(store.clone(), told, metrics.clone(), tasks.clone()));
-        for queues in iter::once(queues).chain(of_others) {
-            let worker =
-                worker::Worker::new(store.committer_session(), lanes.answers(), metrics.clone(), Arc::default());
-            tasks.spawn_on_thread("committer", run(queues, lanes.clone(), worker))?;
-        }
+        let worker = worker::Worker::new(store.committer_session(), lanes.answers(), metrics.clone(), Arc::default());
+        tasks.spawn_on_thread("committer", run(queues, lanes, worker))?;
         Ok(Self { doors, room: OperationPermits::default(), line, undoing, metrics })
     }
 
@@ -179,7 +168,7 @@ impl Committer {
         operation: Operation,
         patience: LockWait,
     ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
-        let queue = self.doors.of(operation.em()).called(&operation);
+        let queue = self.doors.called(&operation);
         self.execute(queue, by, operation, patience, None)
     }
 
@@ -195,7 +184,7 @@ impl Committer {
         patience: LockWait,
         wanted: bool,
     ) -> impl Future<Output = Result<(Outcome, Option<Box<Counters>>), Error>> + Send + use<'a> {
-        let queue = self.doors.of(operation.em()).called(&operation);
+        let queue = self.doors.called(&operation);
         let (tell, told) = wanted.then(oneshot::channel).unzip();
         let done = self.execute(queue, by, operation, patience, tell);
         async move {
@@ -214,7 +203,7 @@ impl Committer {
         operation: Operation,
         deadline: Instant,
     ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
-        let queue = self.doors.of(operation.em()).uncalled(&operation);
+        let queue = self.doors.uncalled(&operation);
         self.execute(queue, Principal::Service.into(), operation, deadline.into(), None)
     }
 
@@ -330,13 +319,13 @@ impl Drop for PendingReply {
 /// Queue of undo operations: they revert grants whose callers are gone.
 #[derive(Clone, Debug)]
 struct UndoQueue {
-    queues: Arc<PerCommitter<mpsc::WeakSender<QueuedOperation>>>,
+    queue: mpsc::WeakSender<QueuedOperation>,
     metrics: Metrics,
 }
 
 impl UndoQueue {
     fn submit(&self, by: Principal, operation: Operation) {
-        let (by, queue) = (by.into(), self.queues.of(operation.em()).upgrade());
+        let (by, queue) = (by.into(), self.queue.upgrade());
         let (reply, answer) = oneshot::channel();
         let patience = (Instant::now() + DETACHED_TIMEOUT).into();
         let waits = Some(self.metrics.committer.queued());
@@ -482,7 +471,7 @@ mod tests {
         let ((reply, answer), (queue, inbox)) = (oneshot::channel(), mpsc::channel(1));
         let metrics = Metrics::new([], []);
         let undo = Name::parse("user", "hadoop").ok().map(|user| (Principal::Anonymous, user));
-        let undoing = UndoQueue { queues: Arc::new(PerCommitter::new(queue.downgrade(), [])), metrics };
+        let undoing = UndoQueue { queue: queue.downgrade(), metrics };
         (reply, PendingReply { answer, progress: OperationState::default(), undo, undoing }, queue, inbox)
     }
 

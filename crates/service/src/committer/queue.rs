@@ -1,4 +1,4 @@
-//! Commit queues of one committer, and the selection of the operations of the next batch.
+//! Commit queues, and the selection of the operations of the next batch.
 //!
 //! Operations with a caller that touch one ticket come first. Large operations, background steps and other background
 //! operations share the rest of a batch in rotating order, so that none of them starves.
@@ -11,7 +11,7 @@
 use std::{
     collections::VecDeque,
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc,
         atomic::{AtomicUsize, Ordering},
     },
 };
@@ -70,31 +70,15 @@ impl Drop for OperationPermit {
     }
 }
 
-/// The four queues of one committer.
+/// The four commit queues.
 pub(super) struct CommitQueues {
     callers: CommitQueue,
     /// Queues that share [`BACKGROUND_COST_MAX`]: large, steps, background.
     in_turn: [CommitQueue; 3],
     /// Index of the queue that comes first in the next batch.
     turn: usize,
-    called: CallerActivity,
-}
-
-/// Time of the last operation with a caller, shared by all committers. Background operations lock scopes and users and load the
-/// database that callers of other committers need.
-#[derive(Clone, Debug, Default)]
-pub(super) struct CallerActivity(Arc<Mutex<Option<Instant>>>);
-
-impl CallerActivity {
-    /// Whether a caller was active within [`CALLED_RECENTLY`]. Records the current time if `calls`.
-    fn is_recent(&self, calls: bool) -> bool {
-        let now = Instant::now();
-        let mut last = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        if calls {
-            *last = Some(now);
-        }
-        last.is_some_and(|last| now.saturating_duration_since(last) < CALLED_RECENTLY)
-    }
+    /// Time of the last operation with a caller.
+    last_call: Option<Instant>,
 }
 
 /// Channel of one queue, with a look-ahead buffer of operations that are not yet in a batch.
@@ -103,7 +87,7 @@ struct CommitQueue {
     next: VecDeque<QueuedOperation>,
 }
 
-/// Senders of one committer's queues.
+/// Senders of the commit queues.
 #[derive(Clone, Debug)]
 pub(super) struct QueueSenders {
     /// Operations with a caller that touch one ticket.
@@ -130,13 +114,13 @@ impl QueueSenders {
 }
 
 impl CommitQueues {
-    /// Creates the queues of one committer. `called` is shared by all committers.
-    pub fn new(called: CallerActivity) -> (QueueSenders, Self) {
+    /// Creates the queues and their senders.
+    pub fn new() -> (QueueSenders, Self) {
         let (callers, waited_for) = CommitQueue::new();
         let (large, waiting) = CommitQueue::new();
         let (steps, following) = CommitQueue::new();
         let (background, rest) = CommitQueue::new();
-        let queues = Self { callers: waited_for, in_turn: [waiting, following, rest], turn: 0, called };
+        let queues = Self { callers: waited_for, in_turn: [waiting, following, rest], turn: 0, last_call: None };
         (QueueSenders { callers, large, steps, background }, queues)
     }
 
@@ -163,7 +147,10 @@ impl CommitQueues {
     pub fn next(&mut self) -> Vec<QueuedOperation> {
         self.callers.fill();
         self.in_turn.iter_mut().for_each(CommitQueue::fill);
-        let is_called = self.called.is_recent(!self.callers.next.is_empty());
+        if !self.callers.next.is_empty() {
+            self.last_call = Some(Instant::now());
+        }
+        let is_called = self.last_call.is_some_and(|last| last.elapsed() < CALLED_RECENTLY);
         let mut batch = Vec::with_capacity(self.callers.next.len().min(BATCH_COST_MAX));
         self.callers.take(BATCH_COST_MAX, &mut batch);
         let mut left = if is_called { BACKGROUND_COST_MAX } else { BATCH_COST_MAX };
@@ -238,7 +225,7 @@ mod tests {
 
     #[tokio::test]
     async fn what_a_caller_waits_for_stands_behind_little_that_nobody_waits_for() {
-        let (doors, mut queues) = CommitQueues::new(CallerActivity::default());
+        let (doors, mut queues) = CommitQueues::new();
         for _ in 0..1000 {
             doors.background.try_send(goes("background")).unwrap();
         }
@@ -265,7 +252,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_step_does_not_stand_behind_what_touches_one_ticket() {
-        let (doors, mut queues) = CommitQueues::new(CallerActivity::default());
+        let (doors, mut queues) = CommitQueues::new();
         let user = rm_model::name::Name::parse("user", "hadoop").unwrap();
         let of = |host: &str| ReleaseTicket { ticket_id: uuid::Uuid::nil(), user: user.clone(), em: em(host) };
         for _ in 0..2000 {

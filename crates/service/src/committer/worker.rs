@@ -331,15 +331,15 @@ pub(super) struct ReplyDispatcher {
 }
 
 impl ReplyDispatcher {
-    /// Starts the task. `several` states whether the instance has more than one committer.
-    pub fn start(after_commit: CommitListeners, undoing: UndoQueue, several: bool, tasks: &InstanceTasks) -> Self {
+    /// Starts the task.
+    pub fn start(after_commit: CommitListeners, undoing: UndoQueue, tasks: &InstanceTasks) -> Self {
         #[expect(
             clippy::disallowed_methods,
             reason = "as many as the committer has answered, which are bounded by its queue"
         )]
         let (batches, mut committed) = mpsc::unbounded_channel();
         let own = after_commit.line.instance_id();
-        let responder = Responder { after_commit, undoing, several };
+        let responder = Responder { after_commit, undoing };
         tasks.spawn(async move {
             while let Some((part, committed)) = committed.recv().await {
                 responder.respond(part, committed);
@@ -358,9 +358,6 @@ impl ReplyDispatcher {
 struct Responder {
     after_commit: CommitListeners,
     undoing: UndoQueue,
-    /// Whether several committers publish concurrently. The last published state of a scope may then be outdated, so that its
-    /// waiters must check as if another instance had committed.
-    several: bool,
 }
 
 impl Responder {
@@ -369,8 +366,7 @@ impl Responder {
         let answers = part.iter().zip(&committed.answers);
         let granted = answers.filter(|(_, answer)| matches!(answer, Ok(Outcome::Granted(_))));
         let granted = granted.filter_map(|(pending, _)| Some((pending.operation.position()?, pending.operation.em())));
-        let others_commit = committed.others_wait || self.several;
-        self.after_commit.line.committed(&committed.freed, granted, others_commit);
+        self.after_commit.line.committed(&committed.freed, granted, committed.others_wait);
         let counters = committed.counters.into_iter().chain(std::iter::repeat_with(|| None));
         for ((mut pending, answer), counters) in part.into_iter().zip(committed.answers).zip(counters) {
             if let (Some(tell), Some(counters)) = (pending.counters.take(), counters) {

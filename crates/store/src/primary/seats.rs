@@ -1,6 +1,6 @@
 //! Connections that an instance needs to be ready: one per task that keeps one, and one in each pool.
 //!
-//! The connections are opened in advance, the committers' first, and wait here for their tasks. An instance that cannot
+//! The connections are opened in advance, the committer's first, and wait here for their tasks. An instance that cannot
 //! open all of them serves no calls. If PostgreSQL refuses one, the instance closes the unused ones: another instance
 //! may need them.
 //!
@@ -29,7 +29,7 @@ use super::{
     Lender, NoPrimaryReason, Primary, PrimaryHost, full,
 };
 
-/// Number of tasks that keep a connection, besides the committers and the listener. The tasks are the checks of
+/// Number of tasks that keep a connection, besides the committer and the listener. The tasks are the checks of
 /// admission, the look-up of tickets, two tasks for reports and two for the wait queues.
 pub(super) const OTHERS_MAX: u32 = 6;
 
@@ -45,7 +45,7 @@ const WARN_INTERVAL: Duration = Duration::from_secs(10);
 /// Kind of task that a connection is for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Seat {
-    /// A committer.
+    /// The committer.
     Committer,
     /// Another task that keeps a connection.
     Other,
@@ -135,7 +135,7 @@ impl Shortage {
 impl Primary {
     /// Returns a connection opened in advance that still responds, and its generation.
     ///
-    /// A committer and the listener open their own connection, because they run on another runtime. The reserved
+    /// The committer and the listener open their own connections, because they run on another runtime. The reserved
     /// connection of such a seat is closed, and the result is `None`.
     pub(in super::super) async fn reserved(&self, seat: Seat) -> Option<(PgConnection, u64)> {
         let generation = self.generation();
@@ -169,13 +169,13 @@ impl Primary {
         Ok((pool.acquire().await?, found.generation))
     }
 
-    /// Opens the missing connections of an instance with `committers` committers, the committers' connections first.
+    /// Opens the missing connections of an instance, the committer's first.
     ///
     /// # Errors
     /// [`StoreError::NoPrimary`], with [`NoPrimaryReason::Full`] if the database has too few; database errors.
-    pub async fn equip(&self, committers: u16) -> Result<(), StoreError> {
+    pub async fn equip(&self) -> Result<(), StoreError> {
         let found = self.usable().await?;
-        let opened = self.open_all(&found, committers).await;
+        let opened = self.open_all(&found).await;
         opened.map_err(|error| match Shortage::of(&error) {
             Some(shortage) => StoreError::NoPrimary { why: shortage.why(), hosts: found.place.clone() },
             None => error,
@@ -183,8 +183,8 @@ impl Primary {
     }
 
     /// Opens the missing connections. Returns the error of the database unchanged.
-    async fn open_all(&self, found: &Arc<PrimaryHost>, committers: u16) -> Result<(), StoreError> {
-        let opened = self.open_missing(found, committers.into()).await;
+    async fn open_all(&self, found: &Arc<PrimaryHost>) -> Result<(), StoreError> {
+        let opened = self.open_missing(found).await;
         if let Err(error) = &opened
             && matches!(Shortage::of(error), Some(Shortage::Refused(_)))
         {
@@ -193,11 +193,11 @@ impl Primary {
         opened
     }
 
-    /// Opens the committers' connections one by one, then the others concurrently: each takes long on a busy machine.
+    /// Opens the committer's connection, then the others concurrently: each takes long on a busy machine.
     /// Connections opened before an error stay for the next check.
-    async fn open_missing(&self, found: &Arc<PrimaryHost>, committers: u32) -> Result<(), StoreError> {
-        let all = [(Seat::Committer, committers), (Seat::Other, OTHERS_MAX), (Seat::Listener, 1)];
-        for _ in self.shared.seats.count(Seat::Committer, found.generation)..committers {
+    async fn open_missing(&self, found: &Arc<PrimaryHost>) -> Result<(), StoreError> {
+        let all = [(Seat::Committer, 1), (Seat::Other, OTHERS_MAX), (Seat::Listener, 1)];
+        if self.shared.seats.count(Seat::Committer, found.generation) == 0 {
             self.open_seat(Seat::Committer, found).await?;
         }
         let mut opening = JoinSet::new();
@@ -238,11 +238,11 @@ impl Primary {
     }
 
     /// Checks every second for missing connections, until `stopping`. Calls fail with the reason while one is missing.
-    pub async fn stay_equipped(self, committers: u16, stopping: CancellationToken) {
+    pub async fn stay_equipped(self, stopping: CancellationToken) {
         let (mut warned, mut timeouts) = (None::<Instant>, 0);
         while stopping.run_until_cancelled(tokio::time::sleep(LOOK_INTERVAL)).await.is_some() {
             let Ok(found) = self.usable().await else { continue };
-            let short = match self.open_all(&found, committers).await.as_ref().map_err(Shortage::of) {
+            let short = match self.open_all(&found).await.as_ref().map_err(Shortage::of) {
                 Ok(()) => None,
                 Err(Some(Shortage::Timeout)) if timeouts < TIMEOUTS_MAX => {
                     timeouts += 1;

@@ -143,7 +143,7 @@ impl CommitterMetrics {
             lock_wait: add(
                 registry,
                 "lock_wait_seconds",
-                "How long a batch waits for its resource locks: other instances, other committers or an operator hold the same EMs and users",
+                "How long a batch waits for its resource locks: other instances or an operator hold the same EMs and users",
                 batch_seconds(),
             ),
             batch: add(

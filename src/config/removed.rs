@@ -1,0 +1,34 @@
+//! Removed settings: flags and environment variables of earlier versions, each with what to do instead.
+//!
+//! A removed setting is refused at the start. If it were ignored, the server would run otherwise than its administrator asked.
+//! Callers: `config`.
+
+/// A setting that no longer exists.
+struct RemovedSetting {
+    flag: &'static str,
+    variable: &'static str,
+    /// What to do instead: one sentence.
+    instead: &'static str,
+}
+
+const SETTINGS: [RemovedSetting; 1] = [RemovedSetting {
+    flag: "--committers",
+    variable: "LINKIS_RM_COMMITTERS",
+    instead: "remove the setting: each instance has one committer, and more instances have more",
+}];
+
+/// Returns the mistake if `flag` is a removed one.
+pub(super) fn flag(flag: &str) -> Option<String> {
+    SETTINGS.iter().find(|setting| setting.flag == flag).map(RemovedSetting::mistake)
+}
+
+/// Returns the mistakes for the removed variables that `is_set`.
+pub(super) fn variables(is_set: impl Fn(&str) -> bool) -> impl Iterator<Item = String> {
+    SETTINGS.iter().filter(move |setting| is_set(setting.variable)).map(RemovedSetting::mistake)
+}
+
+impl RemovedSetting {
+    fn mistake(&self) -> String {
+        format!("{} ({}): is removed; {}", self.flag, self.variable, self.instead)
+    }
+}
