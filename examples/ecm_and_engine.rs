@@ -8,7 +8,7 @@
 //! cargo run --example ecm_and_engine -- http://rm1:50051,http://rm2:50051
 //! ```
 
-#![expect(clippy::print_stdout, reason = "an example speaks to whoever runs it")]
+#![expect(clippy::print_stdout, reason = "an example prints its steps")]
 
 use std::{
     error::Error,
@@ -77,7 +77,10 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     step("granted", &format!("ticket {}, locked until {}", grant.ticket_id, grant.expires_at));
     let again = client.request_resource(&request).await?;
     let same = again == ResultResource::Available(grant.clone());
-    step("asked again", if same { "the same ticket, and nothing more is locked" } else { "another answer: a defect" });
+    step(
+        "repeated",
+        if same { "returns the same ticket and locks nothing more" } else { "returns another result: a defect" },
+    );
     step("", &fullness(&client.em(&em).await?)?);
 
     // The engine runs and needs less than was locked: the service frees the difference.

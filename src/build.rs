@@ -21,8 +21,8 @@ fn revision() -> String {
 
 /// Returns the commit of the source's own repository, and requests a new build after the next commit.
 fn revision_of_git() -> Option<String> {
-    let asked = ["rev-parse", "--show-prefix", "--git-path", "logs/HEAD", "--short=12", "HEAD"];
-    let output = Command::new("git").args(asked).output().ok().filter(|output| output.status.success())?;
+    let arguments = ["rev-parse", "--show-prefix", "--git-path", "logs/HEAD", "--short=12", "HEAD"];
+    let output = Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
     let text = String::from_utf8(output.stdout).ok()?;
     // A prefix means that the source is a folder of another repository.
     let mut lines = text.lines();

@@ -3,9 +3,9 @@
 //! [`tokens`] and [`migrate`] use the database directly, and [`health`] checks each instance separately. A command never
 //! reads the tables of a running service otherwise.
 //!
-//! - `service`: connection to the service; `failure`: failures and exit codes; `asking`: common arguments;
+//! - `service`: connection to the service; `error`: failures and exit codes; `service_arguments`: common arguments;
 //! - `output`: tables, JSON, terminals; `list`: paged lists; `consent`: confirmation of destructive commands;
-//! - `roles`: roles in help texts; `named`: parsers of argument values; `opened`: database of a command;
+//! - `roles`: roles in help texts; `values`: parsers of argument values; `database`: database of a command;
 //! - all others: one file per command or group of commands.
 
 use std::process::ExitCode;
@@ -52,100 +52,99 @@ use roles::needs;
 /// Commands of the CLI other than `serve`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum Command {
-    /// Tells of the whole cluster in a few numbers.
+    /// Print the cluster totals.
     #[command(after_help = needs(&calls::GET_OVERVIEW))]
     Overview(Box<overview::OverviewCommand>),
-    /// Shows the cluster second by second: hosts as bars, the fullest scopes, the line. Needs a terminal.
+    /// Show the cluster each second on a terminal: EMs as bars, the fullest scopes, the wait queue.
     #[command(after_help = needs(&calls::GET_OVERVIEW))]
     Top(Box<top::TopCommand>),
-    /// Lists hosts, and how full they are.
+    /// List EMs: their state, and how full they are.
     #[command(after_help = needs(&calls::LIST_EMS))]
     Ems(Box<ems::ListEmsCommand>),
-    /// Shows a host. Ends with 1 if it is not registered.
+    /// Show an EM. Exit code 1 if it is not registered.
     #[command(after_help = needs(&calls::GET_EM))]
     Em(Box<ems::GetEmCommand>),
-    /// Lists what users, creators and other labels hold that limits are for, against these.
+    /// List the use of users, creators and other labels, against their limits.
     #[command(after_help = needs(&calls::LIST_SCOPES))]
     Scopes(Box<scopes::ListScopesCommand>),
-    /// Lists what is granted, the oldest first.
+    /// List live tickets, the oldest first.
     #[command(after_help = needs(&calls::LIST_TICKETS))]
     Tickets(Box<tickets::ListTicketsCommand>),
-    /// Shows a live ticket. Ends with 1 if there is none; what is known of its end is told.
+    /// Show a live ticket. Exit code 1 if it has ended or never existed; the error states how it ended.
     #[command(after_help = needs(&calls::GET_TICKET))]
     Ticket(Box<tickets::GetTicketCommand>),
-    /// Lists the requests that wait in line, and what they are short of.
+    /// List waiting requests with their positions and shortfalls.
     #[command(after_help = needs(&calls::LIST_WAITING))]
     Waiting(Box<waiting::ListWaitingCommand>),
-    /// Lists who was refused by what, how often, the latest first.
+    /// List refusals by user and limit with their numbers, the latest first.
     #[command(after_help = needs(&calls::LIST_REFUSALS))]
     Refusals(Box<refusals::ListRefusalsCommand>),
-    /// Lists what was used over time, by user, creator, engine type or host: of tickets that ended in the last day, unless it is said otherwise.
+    /// Sum use over time by user, creator, engine type or EM. Default: tickets that ended in the last day.
     #[command(after_help = needs(&calls::GET_USAGE))]
     Usage(Box<usage::UsageCommand>),
-    /// Lists what was done, the oldest first.
+    /// List changes with actor and reason, the oldest first.
     #[command(after_help = needs(&calls::LIST_ACTIONS))]
     History(Box<history::HistoryCommand>),
-    /// Lists limits, compares them with a file, makes them those of a file, or removes one.
+    /// List, compare, replace or delete limits.
     #[command(subcommand)]
     Limits(Box<limits::LimitsCommand>),
-    /// Lists which limits are for which kinds of hosts.
+    /// List the limits of each kind of EM.
     #[command(after_help = needs(&calls::LIST_POLICIES))]
     Policies(Box<policies::ListPoliciesCommand>),
-    /// Has nothing new granted on a host; what lives there stays.
+    /// Stop new grants on an EM. Its tickets stay.
     #[command(after_help = needs(&calls::DRAIN))]
     Drain(Box<drain::DrainCommand>),
-    /// Has a host grant again. Ends with 1 if it was not drained.
+    /// Allow grants on a drained EM again. Exit code 1 if it was not drained.
     #[command(after_help = needs(&calls::RESUME))]
     Resume(Box<drain::ResumeCommand>),
-    /// Gives back what a ticket holds, whether or not its engine still runs. Ends with 1 if there never was such a ticket.
+    /// End a ticket, whether or not its engine still runs. Exit code 1 if the ticket never existed.
     #[command(after_help = needs(&calls::FORCE_RELEASE))]
     Release(Box<tickets::ReleaseCommand>),
-    /// Keeps everybody from changing anything about a host or a user for up to ten minutes. Ends with 1 if somebody else does.
+    /// Block changes of an EM or user for up to ten minutes. Exit code 1 if another caller holds it.
     #[command(after_help = needs(&calls::HOLD))]
     Hold(Box<holds::HoldCommand>),
-    /// Ends a hold before its time. Ends with 1 if there was none.
+    /// End a hold before its deadline. Exit code 1 if there is none.
     #[command(after_help = needs(&calls::RELEASE_HOLD))]
     Unhold(Box<holds::ReleaseHoldCommand>),
-    /// Lists what is held.
+    /// List holds.
     #[command(after_help = needs(&calls::LIST_HOLDS))]
     Holds(Box<holds::ListHoldsCommand>),
-    /// Lists the clusters whose queues can be asked for.
+    /// List the external clusters whose queues requests can name.
     #[command(after_help = needs(&calls::LIST_PROVIDERS))]
     Providers(Box<external::ListProvidersCommand>),
-    /// Lists the queues of a cluster.
+    /// List the queues of an external cluster.
     #[command(after_help = needs(&calls::LIST_QUEUES))]
     Queues(Box<external::ListQueuesCommand>),
-    /// Lists the applications of a cluster that run or wait to.
+    /// List the running and pending applications of an external cluster.
     #[command(after_help = needs(&calls::LIST_APPLICATIONS))]
     Applications(Box<external::ListApplicationsCommand>),
-    /// Lists the instances of the service that live.
+    /// List the live instances of the service.
     #[command(after_help = needs(&calls::LIST_INSTANCES))]
     Instances(Box<tasks::ListInstancesCommand>),
-    /// Shows what is done in the background, and what is left of large work.
+    /// List background tasks, and the remaining work of large jobs.
     #[command(after_help = needs(&calls::LIST_TASKS))]
     Tasks(Box<tasks::ListTasksCommand>),
-    /// Compares every counter with what the tickets say, while the service runs. Ends with 0 if nothing differs, 1 if something
-    /// does, 2 if the service does not answer.
+    /// Compare the stored counters with the tickets, while the service runs. Exit code 0 without differences, 1 with differences,
+    /// 2 if the service does not reply.
     #[command(after_help = needs(&calls::AUDIT))]
     Audit(Box<audit::AuditCommand>),
-    /// Makes every counter what the tickets say, while the service runs. Ends with 0 if all is in order then, 1 if something could
-    /// not be repaired, 2 if the service does not answer.
+    /// Set the stored counters to the sums of the tickets, while the service runs. Exit code 0 if all counters are right then, 1 if
+    /// some could not be repaired, 2 if the service does not reply.
     #[command(after_help = needs(&calls::REPAIR))]
     Repair(Box<audit::RepairCommand>),
-    /// Makes, lists and revokes what callers show to say who they are. Straight on the database: whoever may write there needs no token.
-    /// Ends with 0 if that was done, 1 if there was nothing to revoke, 2 if the database does not answer, 64 if something was said wrongly.
+    /// Create, list and revoke the tokens of callers, directly in the database: write access to it is enough. Exit code 0 if done, 1 if
+    /// there was nothing to revoke, 2 if the database does not reply, 64 for wrong arguments.
     #[command(subcommand)]
     Tokens(tokens::TokensCommand),
-    /// Brings the schema of a database up to date, for services that run with --no-migrate. Several may do so at once, also beside services
-    /// that run. Ends with 0 if it is up to date then, 2 if the database does not answer or does not allow it, 64 if something was said wrongly.
+    /// Migrate the schema of a database, for services with --no-migrate. Concurrent runs and running services are allowed. Exit code 0
+    /// if the schema is up to date then, 2 if the database does not reply or denies it, 64 for wrong arguments.
     Migrate(migrate::MigrateCommand),
-    /// Asks an instance, or each of several, whether calls may be sent to it. Ends with 0 if so, else with 1, and says why: for whoever
-    /// looks after containers.
+    /// Check that each named instance serves, for the probes of containers. Exit code 0 if all serve, otherwise 1 with the reason.
     Health(health::HealthCommand),
-    /// Runs a small cluster on a service without EMs for up to ten minutes, then removes it. Ends with 1 if another EM is registered.
+    /// Run a small cluster on a service without EMs for up to ten minutes, then remove it. Exit code 1 if another EM is registered.
     #[command(after_help = needs(&calls::SET_LIMIT))]
     Demo(Box<demo::DemoCommand>),
-    /// Prints what a shell needs to complete commands.
+    /// Print the completion script of a shell.
     Completions(completions::CompletionsCommand),
 }
 
@@ -188,7 +187,7 @@ impl Command {
         match answer {
             Ok(answer) => answer.into(),
             Err(failure) => {
-                failure.tell();
+                failure.print();
                 failure.exit_code()
             }
         }

@@ -42,7 +42,7 @@ pub use parse::{parse_duration, read_limits};
 
 /// A resource manager for compute clusters in the style of Apache Linkis.
 ///
-/// Serves gRPC, by default with a private PostgreSQL that it starts itself. With a command, asks a service that runs.
+/// Serves gRPC, by default with a private PostgreSQL that it starts itself. With a command, calls a running service.
 #[derive(Debug, Parser)]
 #[command(name = "linkis-rm", version, args_conflicts_with_subcommands = true)]
 struct CommandLine {
@@ -56,7 +56,7 @@ struct CommandLine {
 /// Task of the process: serve, or run a command.
 #[derive(Debug, Subcommand)]
 enum ProcessTask {
-    /// Serves: the same as no command at all.
+    /// Serve, as without a command.
     Serve(Box<Arguments>),
     #[command(flatten)]
     Command(Command),
@@ -65,32 +65,32 @@ enum ProcessTask {
 /// Arguments of `serve`, not validated.
 #[derive(Debug, Args)]
 struct Arguments {
-    /// Where to serve gRPC: HOST:PORT, of which port 0 picks a free one, or unix:/PATH for a socket on this machine.
+    /// Address of gRPC: HOST:PORT, with port 0 for a free port, or unix:/PATH for a socket.
     #[arg(long, env = "LINKIS_RM_LISTEN", default_value = "127.0.0.1:50051", value_name = "ADDRESS")]
     listen: String,
 
-    /// Where to serve metrics and health over HTTP; port 0 picks a free one, "" serves none [default: this machine, the port of --listen + 1000]
+    /// Address of the page, metrics and health over HTTP; "" for no HTTP [default: loopback, port of --listen + 1000].
     #[arg(long, env = "LINKIS_RM_HTTP_LISTEN", value_name = "ADDRESS")]
     http_listen: Option<String>,
 
-    /// Serve others than this machine although nothing is encrypted; as long as no token was made, everybody may do everything.
+    /// Allow addresses beyond loopback without a certificate. Until the first token exists, every caller may do everything.
     #[arg(long, env = "LINKIS_RM_INSECURE", value_parser = clap::builder::FalseyValueParser::new())]
     insecure: bool,
 
-    /// The certificate to encrypt with, in PEM, and those between it and a root; taken up anew when the file changes.
+    /// File with the certificate chain (PEM) of both addresses; a changed file is read again.
     #[arg(long, env = "LINKIS_RM_TLS_CERT", value_name = "FILE")]
     tls_cert: Option<PathBuf>,
 
-    /// The key of --tls-cert, in PEM.
+    /// File with the key (PEM) of --tls-cert.
     #[arg(long, env = "LINKIS_RM_TLS_KEY", value_name = "FILE")]
     tls_key: Option<PathBuf>,
 
-    /// The certificates by which those of callers are believed, in PEM; whoever has none needs a token then.
+    /// File with the authorities (PEM) of client certificates; callers without a certificate need a token.
     #[arg(long, env = "LINKIS_RM_TLS_CLIENT_CA", value_name = "FILE")]
     tls_client_ca: Option<PathBuf>,
 
-    /// A JSON file that says whose JWTs are believed, by which keys, and what their claims make of callers (docs/SECURITY.md); taken up
-    /// anew when it changes. Keys are asked for at --external-hosts alone.
+    /// JSON file with the trusted JWT issuers, their keys and the roles of their claims (docs/SECURITY.md); a changed file is read
+    /// again. Keys are fetched from --external-hosts only.
     #[arg(long, env = "LINKIS_RM_JWT_CONFIG", value_name = "FILE")]
     jwt_config: Option<PathBuf>,
 
@@ -100,93 +100,91 @@ struct Arguments {
     #[command(flatten)]
     standby: StandbyArguments,
 
-    /// Leave the schema of the database as it is, for a role that may not change it: linkis-rm migrate brings it up to date.
+    /// Leave the schema unchanged, for a database role that may not change it; linkis-rm migrate brings it up to date.
     #[arg(long, env = "LINKIS_RM_NO_MIGRATE", value_parser = clap::builder::FalseyValueParser::new())]
     no_migrate: bool,
 
-    /// A TOML file with all limits; the server starts with exactly these. Without it, limits are left as they are.
+    /// TOML file with all limits; the start replaces the stored limits [default: the stored limits stay].
     #[arg(long, env = "LINKIS_RM_LIMITS", value_name = "FILE")]
     limits: Option<PathBuf>,
 
-    /// How long a grant stays locked without its engine reporting in, if the request does not say.
+    /// Time after which a ticket without a confirmed engine expires, if the request sets none.
     #[arg(long, env = "LINKIS_RM_LOCK_TTL", default_value = "10m", value_name = "DURATION")]
     lock_ttl: String,
 
-    /// How long a call may wait for resource locks; its own gRPC deadline can only shorten it.
+    /// Maximum time that a call waits for resource locks. The deadline of the call can shorten it.
     #[arg(long, env = "LINKIS_RM_REQUEST_TIMEOUT", default_value = "30s", value_name = "DURATION")]
     request_timeout: String,
 
-    /// How long a request may wait in line for resources.
+    /// Maximum time of a request in a wait queue.
     #[arg(long, env = "LINKIS_RM_MAX_WAIT", default_value = "10m", value_name = "DURATION")]
     max_wait: String,
 
-    /// How long an EM that reports may be silent before it is not chosen for requests any more.
+    /// Time without reports after which an EM is silent: requests without an EM are not placed there.
     #[arg(long, env = "LINKIS_RM_EM_SILENT_AFTER", default_value = "30s", value_name = "DURATION")]
     em_silent_after: String,
 
-    /// How long an EM that reports may be silent before it is unregistered with its tickets; at least twice --em-silent-after.
+    /// Time without reports after which an EM is lost and unregistered with its tickets; at least twice --em-silent-after.
     #[arg(long, env = "LINKIS_RM_EM_LOST_AFTER", default_value = "5m", value_name = "DURATION")]
     em_lost_after: String,
 
-    /// In how many reports of its EM in a row a used ticket may be missing before it is given up, counting the last: 1 to 100.
+    /// Number of consecutive reports without a used ticket after which the ticket is lost: 1 to 100.
     #[arg(long, env = "LINKIS_RM_LOST_AFTER_REPORTS", default_value = "3", value_name = "NUMBER")]
     lost_after_reports: String,
 
-    /// How long ended tickets and request ids are remembered.
+    /// Time that ended tickets and request ids are stored.
     #[arg(long, env = "LINKIS_RM_HISTORY", default_value = "7d", value_name = "DURATION")]
     history: String,
 
-    /// How long calls under way may take to finish when the server is told to stop.
+    /// Time that open calls get when the instance stops.
     #[arg(long, env = "LINKIS_RM_DRAIN_TIMEOUT", default_value = "10s", value_name = "DURATION")]
     drain_timeout: String,
 
-    /// How long to go on serving, and say that it stops, before the server does.
+    /// Time between SIGTERM and the stop: calls are served meanwhile, and health is NOT_SERVING.
     #[arg(long, env = "LINKIS_RM_SHUTDOWN_DELAY", default_value = "0s", value_name = "DURATION")]
     shutdown_delay: String,
 
-    /// How many calls that ask for resources, or register, may be judged at once; more are told to try again.
+    /// Maximum number of requests and registrations that are decided at one time; more are rejected for a retry.
     #[arg(long, env = "LINKIS_RM_MAX_CONCURRENT_CALLS", default_value = "4096", value_name = "NUMBER")]
     max_concurrent_calls: String,
 
-    /// How many requests may wait in line; more are told to try again.
+    /// Maximum number of requests in wait queues; more are rejected for a retry.
     #[arg(long, env = "LINKIS_RM_MAX_WAITING", default_value = "4000", value_name = "NUMBER")]
     max_waiting: String,
 
-    /// How many connections there may be; more are closed at once.
+    /// Maximum number of connections; more are closed.
     #[arg(long, env = "LINKIS_RM_MAX_CONNECTIONS", default_value = "16384", value_name = "NUMBER")]
     max_connections: String,
 
-    /// How old a connection gets, give or take a tenth, before its client is asked to open another, and none of its calls is cut off
-    /// [default: as old as it likes]
+    /// Age at which a connection is closed after its calls have ended, ± 10 % [default: none].
     #[arg(long, env = "LINKIS_RM_MAX_CONNECTION_AGE", value_name = "DURATION")]
     max_connection_age: Option<String>,
 
-    /// How many calls one connection may have under way; its client holds back more.
+    /// Maximum number of open calls of one connection; the client delays more.
     #[arg(long, env = "LINKIS_RM_MAX_CONNECTION_CALLS", default_value = "1024", value_name = "NUMBER")]
     max_connection_calls: String,
 
-    /// How long a new connection may take for its first words, and in a crowd until somebody shows who he is.
+    /// Timeout of a handshake; in a crowd, timeout of the authentication of a connection.
     #[arg(long, env = "LINKIS_RM_HANDSHAKE_TIMEOUT", default_value = "5s", value_name = "DURATION")]
     handshake_timeout: String,
 
-    /// How long the message of a call may take to arrive.
+    /// Timeout of the message of a call.
     #[arg(long, env = "LINKIS_RM_BODY_TIMEOUT", default_value = "10s", value_name = "DURATION")]
     body_timeout: String,
 
-    /// How large the messages of all calls under way may be together; a quarter of it for one connection, half of it for those
-    /// above 64 KB.
+    /// Budget of the messages of all open calls. One connection gets a quarter; messages above 64 KB share a half.
     #[arg(long, env = "LINKIS_RM_MAX_BODY_BYTES", default_value = "64m", value_name = "SIZE")]
     max_body_bytes: String,
 
-    /// Which hosts external clusters may be asked at, separated by commas: HOST, HOST:PORT, *.DOMAIN, *.DOMAIN:PORT or, for all, *.
+    /// Allowed hosts of external clusters, separated by commas: HOST, HOST:PORT, *.DOMAIN, *.DOMAIN:PORT, or * for all.
     #[arg(long, env = "LINKIS_RM_EXTERNAL_HOSTS", default_value = "", value_name = "HOSTS")]
     external_hosts: String,
 
-    /// How logs are written, to standard error: auto (text at a terminal, else json), text or json.
+    /// Format of logs on standard error: text, json, or auto (text on a terminal, otherwise JSON).
     #[arg(long, env = "LINKIS_RM_LOG_FORMAT", default_value = "auto", value_name = "FORMAT")]
     log_format: String,
 
-    /// How much is logged: error, warn, info, debug (every decision) or trace. RUST_LOG says it more finely, and wins.
+    /// Log level: error, warn, info, debug (each decision) or trace. RUST_LOG sets it by module, and wins.
     #[arg(long, env = "LINKIS_RM_LOG_LEVEL", default_value = "info", value_name = "LEVEL")]
     log_level: String,
 
@@ -323,7 +321,7 @@ impl Arguments {
         let request_timeout =
             duration("--request-timeout (LINKIS_RM_REQUEST_TIMEOUT)", &self.request_timeout, "1ms", "1h");
         let max_wait = duration("--max-wait (LINKIS_RM_MAX_WAIT)", &self.max_wait, "1s", "24h");
-        // A shorter retention could forget a call that is repeated after an outage.
+        // A shorter retention could delete a request id that is repeated after an outage.
         let history = duration("--history (LINKIS_RM_HISTORY)", &self.history, "1h", "3650d");
         let drain_timeout = duration("--drain-timeout (LINKIS_RM_DRAIN_TIMEOUT)", &self.drain_timeout, "1ms", "1h");
         let shutdown_delay = duration("--shutdown-delay (LINKIS_RM_SHUTDOWN_DELAY)", &self.shutdown_delay, "0s", "1h");
@@ -392,7 +390,7 @@ impl Arguments {
             (None, ..) => "--tls-cert (LINKIS_RM_TLS_CERT)",
             (Some(_), None, _) => "--tls-key (LINKIS_RM_TLS_KEY)",
         };
-        mistakes.push(format!("{missing}: is missing; a certificate and its key belong together"));
+        mistakes.push(format!("{missing}: is missing; a certificate needs its key, and a key its certificate"));
         None
     }
 

@@ -256,7 +256,7 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn a_good_file() {
+    fn limits_file_is_parsed() {
         let text = "# Each.\n[[limit]]\neach = ['user']\nmax = { instances = 10, \"special.gpu\" = 0 }\n[[limit]]\n\
             max.memory = '1k'\nmax.cores = 0x10\n[limit.labels]\nuser = 'hadoop'\ncreator = 'IDE'\n[[limit]]\neach = ['creator']\nmode = 'off'\n";
         let rules = parse(text).unwrap().into_iter();
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn all_mistakes_are_told_with_their_lines() {
+    fn mistakes_are_reported_with_their_lines() {
         let long = format!("'{}' = 'x',", "x".repeat(256));
         let lines = [
             ("limits = 1", "file: has the unknown key \"limits\"; known is [[limit]]"),
@@ -307,11 +307,11 @@ mod tests {
             ("labels = { zone = 'a ' }", "labels[\"zone\"]: has white space at an end; leave it out"),
             ("max.cores = 1", ""),
         ];
-        let told = parse(&lines.map(|(line, _)| line).join("\n")).unwrap_err().to_string();
+        let text = parse(&lines.map(|(line, _)| line).join("\n")).unwrap_err().to_string();
         let expected = (1..).zip(lines).filter(|(_, (_, start))| !start.is_empty());
-        assert_eq!(told.lines().count(), expected.clone().count(), "{told}");
-        for (told, (line, (_, start))) in told.lines().zip(expected) {
-            assert!(told.starts_with(&format!("line {line}: {start}")), "{told}, not line {line}: {start}");
+        assert_eq!(text.lines().count(), expected.clone().count(), "{text}");
+        for (shown, (line, (_, start))) in text.lines().zip(expected) {
+            assert!(shown.starts_with(&format!("line {line}: {start}")), "{shown}, not line {line}: {start}");
         }
     }
 

@@ -37,7 +37,7 @@ async fn main() -> ExitCode {
         }
         Err(StartFailure::Settings(error)) => {
             let text = rm_telemetry::without_passwords(&error.to_string());
-            eprintln!("{text}Type linkis-rm --help for what can be set.");
+            eprintln!("{text}linkis-rm --help lists the settings.");
             return ExitCode::from(EXIT_USAGE);
         }
     };
@@ -90,7 +90,7 @@ async fn run(config: ServiceConfig) -> Result<(), Box<dyn Error>> {
         let limits = rules.len();
         let changes = server.replace_limits(rules).await?;
         let (added, changed, removed) = (changes.added.len(), changes.changed.len(), changes.removed.len());
-        tracing::info!(limits, added, changed, removed, "the limits are those of the file");
+        tracing::info!(limits, added, changed, removed, "limits replaced by those of the file");
     }
     if let Some(address) = server.http_address() {
         tracing::info!(%address, "metrics and health over HTTP");
@@ -114,13 +114,17 @@ async fn run(config: ServiceConfig) -> Result<(), Box<dyn Error>> {
     if let Some(private) = private {
         if let Some(status) = died {
             let log = private.log_path();
-            return Err(format!("the private PostgreSQL ended by itself ({status}); {} says why", log.display()).into());
+            return Err(format!(
+                "the private PostgreSQL ended unexpectedly ({status}); {} has the cause",
+                log.display()
+            )
+            .into());
         }
         tracing::info!("the private PostgreSQL {}", private.stop().await);
     }
     match ending {
-        ServerExit::Drained => tracing::info!("stopped; every call was answered"),
-        ServerExit::CutOff => tracing::warn!("stopped; some calls were still under way after the drain timeout"),
+        ServerExit::Drained => tracing::info!("stopped; all calls finished"),
+        ServerExit::CutOff => tracing::warn!("stopped; some calls were still open after the drain timeout"),
     }
     Ok(())
 }

@@ -129,7 +129,7 @@ impl fmt::Display for SecuritySettings {
             (true, Some(_)) => "certificates, tokens or JWTs",
             (false, _) if self.is_open => {
                 let protection = if self.tls.is_some() { "TLS" } else { "nothing" };
-                return write!(f, "{protection}; everybody may do everything until a token is made");
+                return write!(f, "{protection}; every caller may do everything until a token is created");
             }
             (false, None) => "tokens",
             (false, Some(_)) => "tokens or JWTs",
@@ -170,7 +170,9 @@ pub enum ServerError {
     #[error("the database cannot be used")]
     Store(#[from] StoreError),
     /// Another process uses the address.
-    #[error("cannot listen on {address}: it is taken; is another instance running? choose another with {setting}")]
+    #[error(
+        "cannot listen on {address}: the address is in use, perhaps by another instance; select another with {setting}"
+    )]
     Taken {
         /// The address.
         address: ListenAddress,
@@ -178,7 +180,7 @@ pub enum ServerError {
         setting: &'static str,
     },
     /// The address cannot be bound.
-    #[error("cannot listen on {address}; choose another with {setting}")]
+    #[error("cannot listen on {address}; select another address with {setting}")]
     Listen {
         /// The address.
         address: ListenAddress,
@@ -194,7 +196,7 @@ pub enum ServerError {
     #[error("the gRPC server failed")]
     Transport(#[from] tonic::transport::Error),
     /// An essential task panicked. The process has to be restarted.
-    #[error("a defect stopped a part of the service; its log says which")]
+    #[error("a defect stopped a part of the service; its log states which")]
     Defect,
     /// The methods of the API cannot be read: a defect of the build.
     #[error("the API's methods cannot be read")]
@@ -406,7 +408,7 @@ impl Server {
             store.close().await;
             return ended.map(|()| ServerExit::Drained);
         }
-        tracing::info!("stopping: finishing the calls under way");
+        tracing::info!("stopping: finishing open calls");
         let drained = tokio::time::timeout(options.drain_timeout, finish(serving, &edge, &tasks)).await;
         store.close().await;
         match drained {
@@ -457,7 +459,7 @@ async fn wait_for_database(
             let is_news = warned.as_ref().is_none_or(|(before, at)| *before != why || at.elapsed() >= WARN_INTERVAL);
             if is_news {
                 let error = &error as &dyn std::error::Error;
-                tracing::warn!(error, "{why}: waiting for it; calls are answered so meanwhile");
+                tracing::warn!(error, "{why}: retrying; calls fail with this error meanwhile");
                 warned = Some((why.clone(), Instant::now()));
             }
             answer.store(Arc::new(away(&error)));

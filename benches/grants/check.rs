@@ -20,7 +20,7 @@ const WRONG_EMS: &str = "
             sum((locked ->> 'cores')::numeric) AS cores_locked, sum((used ->> 'cores')::numeric) AS cores_used,
             sum((locked ->> 'instances')::numeric) AS instances_locked, sum((used ->> 'instances')::numeric) AS instances_used
         FROM linkis_user_resource_meta_data
-        -- Of a driver and a queue, what is the EM's.
+        -- The EM part of a resource of a driver and a queue.
         CROSS JOIN LATERAL (SELECT
             coalesce(user_locked_resource -> 'loadInstanceResource', user_locked_resource) AS locked,
             coalesce(user_used_resource -> 'loadInstanceResource', user_used_resource) AS used) r

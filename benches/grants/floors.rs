@@ -94,8 +94,8 @@ impl Floors {
     ) -> Result<Sample, Failure> {
         let before = meter.read().await?;
         let said = self.run(self.command(floor, workload, clients, window)).await?;
-        let rate = said.lines().find_map(rate).filter(|rate| *rate > 0.0).ok_or("pgbench tells no rate")?;
-        let done = said.lines().find_map(done).ok_or("pgbench tells no number of transactions")?;
+        let rate = said.lines().find_map(rate).filter(|rate| *rate > 0.0).ok_or("pgbench prints no rate")?;
+        let done = said.lines().find_map(done).ok_or("pgbench prints no number of transactions")?;
         let times = if clients == 1 { self.take_times()? } else { Vec::new() };
         let cost = Some(meter.read().await?.since(before, done));
         Ok(Sample { rate, times, cost, shares: Vec::new(), errors: 0, error: None })

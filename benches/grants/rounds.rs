@@ -143,7 +143,7 @@ impl Bench {
             watchers.map_or(Ok(()), Watchers::close)?;
             return Ok(sample);
         }
-        let (site, job) = step.job().ok_or("nobody knows how to measure that")?;
+        let (site, job) = step.job().ok_or("the measurement is not defined")?;
         if subject == Subject::Empty {
             self.meter.turn_to("", vec![self.empty_server.process_id()]);
             return self.empty.measure(job, window, &mut self.meter).await;

@@ -21,7 +21,7 @@ pub fn gaps(refusal: &Refusal, task: &Task) -> Vec<String> {
     claim(!refusal.shortfalls.is_empty(), "nothing is short");
     claim(refusal.code != 0 && !refusal.reason.is_empty(), "without a code or a reason");
     for short in &refusal.shortfalls {
-        claim(is_explained(short, task), "what is short is not explained");
+        claim(is_explained(short, task), "the shortfall is not explained");
     }
     gaps
 }

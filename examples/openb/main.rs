@@ -27,7 +27,7 @@
 //! Fragmentation: Scheduling GPU-Sharing Workloads with Fragmentation Gradient Descent" (USENIX ATC 2023); see
 //! `data/README.md`.
 
-#![expect(clippy::print_stdout, reason = "an example speaks to whoever runs it")]
+#![expect(clippy::print_stdout, reason = "an example prints its report")]
 
 mod calls;
 mod check;

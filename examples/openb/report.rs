@@ -121,7 +121,7 @@ impl fmt::Display for Report<'_> {
         row(f, "cancelled", tally.cancelled, "released while still locked: never scheduled in the trace")?;
         self.peaks(f)?;
         self.speed(f)?;
-        row(f, "checks", tally.checks as u64 + 1, "of every counter against all tickets, over the API")?;
+        row(f, "checks", tally.checks as u64 + 1, "audits of all counters over the API")?;
         for violation in tally.violations.iter().take(VIOLATIONS_SHOWN_MAX) {
             writeln!(f, "  {violation}")?;
         }

@@ -23,7 +23,7 @@ use super::{
 #[derive(Debug, Clone, Args)]
 pub struct AuditCommand {
     #[command(flatten)]
-    asking: ServiceArguments,
+    arguments: ServiceArguments,
 }
 
 /// Arguments of `repair`.
@@ -33,7 +33,7 @@ pub struct RepairCommand {
     #[arg(long, value_parser = values::em, conflicts_with = "scope")]
     em: Option<EmInstance>,
 
-    /// Only the counters of the scope with just these labels, KEY=VALUE; may be repeated.
+    /// Only the counters of the scope with exactly these labels, KEY=VALUE. Repeatable.
     #[arg(long, value_name = "LABEL", value_parser = values::label)]
     scope: Vec<(String, String)>,
 
@@ -41,7 +41,7 @@ pub struct RepairCommand {
     consent: Consent,
 
     #[command(flatten)]
-    asking: ServiceArguments,
+    arguments: ServiceArguments,
 }
 
 /// Columns with exact amounts, because a difference of one byte matters.
@@ -56,9 +56,9 @@ const COLUMNS: &[Column] = &[
 impl AuditCommand {
     /// Prints the differences.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let service = self.asking.service(TIMEOUT_LONG)?;
+        let service = self.arguments.service(TIMEOUT_LONG)?;
         let report = service.make_slowly("auditing", &calls::AUDIT, &AuditRequest {}).await?;
-        let mut printer = self.asking.printer();
+        let mut printer = self.arguments.printer();
         if printer.is_json() {
             printer.answer(&calls::AUDIT, &report, String::new)?;
         } else {
@@ -72,18 +72,19 @@ impl AuditCommand {
 impl RepairCommand {
     /// Prints the repaired and the remaining differences.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let service = self.asking.service(TIMEOUT_LONG)?;
-        let everything = "This makes every counter what the tickets say; tickets on EMs that do not exist end. Repair?";
-        let one = "This makes these counters what the tickets say. Repair?";
+        let service = self.arguments.service(TIMEOUT_LONG)?;
+        let everything =
+            "This sets every counter to the sum of its tickets and ends tickets on EMs that do not exist. Repair?";
+        let one = "This sets these counters to the sums of their tickets. Repair?";
         let is_of_all = self.em.is_none() && self.scope.is_empty();
-        let reason = self.consent.ask(if is_of_all { everything } else { one })?;
+        let reason = self.consent.confirm(if is_of_all { everything } else { one })?;
         let question = RepairRequest { em: self.em, scope: self.scope.into_iter().collect(), reason };
         let done = service.make_slowly("repairing", &calls::REPAIR, &question).await?;
-        let mut printer = self.asking.printer();
+        let mut printer = self.arguments.printer();
         if printer.is_json() {
             printer.answer(&calls::REPAIR, &done, String::new)?;
         } else {
-            tell(&mut printer, &done)?;
+            print_repair(&mut printer, &done)?;
         }
         Ok(CommandReply::yes_if(done.remaining_count == 0))
     }
@@ -91,11 +92,11 @@ impl RepairCommand {
 
 fn summary(report: &AuditResponse) -> String {
     let AuditResponse { ems, scopes, tickets, difference_count, notes, .. } = report;
-    let looked_at = format!("{ems} EMs, {scopes} scopes, {tickets} tickets");
+    let audited = format!("{ems} EMs, {scopes} scopes, {tickets} tickets");
     let mut text = match difference_count {
-        0 => format!("consistent: {looked_at}\n"),
+        0 => format!("consistent: {audited}\n"),
         count => {
-            format!("{count} differences in {looked_at}. To make them what the tickets say: linkis-rm repair\n")
+            format!("{count} differences in {audited}. To repair them: linkis-rm repair\n")
         }
     };
     for note in notes {
@@ -105,7 +106,7 @@ fn summary(report: &AuditResponse) -> String {
     text
 }
 
-fn tell(printer: &mut Printer, done: &RepairResponse) -> Result<(), CommandFailure> {
+fn print_repair(printer: &mut Printer, done: &RepairResponse) -> Result<(), CommandFailure> {
     table(printer, &done.repaired, done.repaired_count)?;
     match done.repaired_count {
         0 => printer.print("nothing was repaired\n")?,
@@ -114,7 +115,7 @@ fn tell(printer: &mut Printer, done: &RepairResponse) -> Result<(), CommandFailu
     if done.remaining_count > 0 {
         printer.print("\n")?;
         table(printer, &done.remaining, done.remaining_count)?;
-        let advice = "PROBLEM says why, and what to do before the next repair";
+        let advice = "PROBLEM states why, and what to do before the next repair";
         printer.print(&format!("{} could not be repaired; {advice}\n", done.remaining_count))?;
     }
     Ok(())

@@ -13,7 +13,7 @@ use super::{
 /// Arguments of `completions`.
 #[derive(Debug, Clone, Args)]
 pub struct CompletionsCommand {
-    /// Which shell.
+    /// Shell of the script.
     #[arg(value_enum)]
     shell: Shell,
 }

@@ -11,36 +11,36 @@ use super::{error::CommandFailure, output};
 /// Arguments of destructive commands: `--reason` and `--yes`.
 #[derive(Debug, Clone, Args)]
 pub struct Consent {
-    /// Why; the history keeps it.
+    /// Reason, for the history.
     #[arg(long)]
     reason: Option<String>,
 
-    /// Do it without asking. Needed where nobody sits at a terminal.
+    /// Skip the confirmation. Required without a terminal.
     #[arg(long)]
     yes: bool,
 }
 
 impl Consent {
-    /// Asks for the confirmation and the reason unless they are given as arguments; returns the reason.
+    /// Reads the confirmation and the reason from the terminal unless they are arguments; returns the reason.
     ///
     /// # Errors
     /// [`CommandFailure::Declined`]; [`CommandFailure::Usage`] without a terminal, or without a reason.
-    pub fn ask(&self, question: &str) -> Result<String, CommandFailure> {
+    pub fn confirm(&self, question: &str) -> Result<String, CommandFailure> {
         if !self.yes {
-            self.confirm(question)?;
+            self.confirm_on_terminal(question)?;
         }
         reason(self.reason.as_deref())
     }
 
-    /// Returns whether the user is asked, so that the state can change in the meantime.
-    pub fn asks(&self) -> bool {
+    /// Returns whether the user confirms on the terminal, so that the state can change in the meantime.
+    pub fn is_interactive(&self) -> bool {
         !self.yes
     }
 
-    fn confirm(&self, question: &str) -> Result<(), CommandFailure> {
+    fn confirm_on_terminal(&self, question: &str) -> Result<(), CommandFailure> {
         if !output::is_attended() {
             let more = if self.reason.is_none() { ", and --reason," } else { "" };
-            let advice = format!("Add --yes{more} if that is wanted: nobody can be asked here.");
+            let advice = format!("There is no terminal for the confirmation; add --yes{more} to confirm.");
             return Err(CommandFailure::Usage(format!("{question} {advice}")));
         }
         match prompt(&format!("{question} [y/N] "))?.to_ascii_lowercase().as_str() {
@@ -50,18 +50,18 @@ impl Consent {
     }
 }
 
-/// Returns the reason that the history records; asks for it on a terminal.
+/// Returns the reason that the history records; reads it from a terminal.
 ///
 /// # Errors
 /// [`CommandFailure::Usage`] without a reason.
-pub fn reason(told: Option<&str>) -> Result<String, CommandFailure> {
-    let reason = match told {
+pub fn reason(given: Option<&str>) -> Result<String, CommandFailure> {
+    let reason = match given {
         Some(reason) => reason.to_owned(),
         None if output::is_attended() => prompt("Why? ")?,
         None => String::new(),
     };
     match reason.trim() {
-        "" => Err(CommandFailure::Usage("--reason: say why; it is kept in the history".to_owned())),
+        "" => Err(CommandFailure::Usage("--reason: is required; the history records it".to_owned())),
         reason => Ok(reason.to_owned()),
     }
 }

@@ -42,7 +42,7 @@ impl fmt::Display for Place {
 pub(super) enum ConnectError {
     #[error("{0}")]
     Usage(String),
-    #[error("no database at {}; name the service's by --data-dir or DATABASE_URL", .0.display())]
+    #[error("no database in {}; name the service's database by --data-dir or DATABASE_URL", .0.display())]
     NoDatabase(PathBuf),
     #[error("the database cannot be used; check DATABASE_URL")]
     Store(#[from] StoreError),

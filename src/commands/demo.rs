@@ -60,7 +60,7 @@ impl DemoCommand {
     /// # Errors
     /// [`CommandFailure::Refused`] if another EM or another demo is registered, or the caller is not an administrator; [`CommandFailure::Service`].
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let client = Arc::new(PacedClient::new(self.service.ask_once(pace::TIMEOUT)?));
+        let client = Arc::new(PacedClient::new(self.service.connect_once(pace::TIMEOUT)?));
         let mut printer = OutputArguments::default().printer();
         let removed = if self.clean {
             objects::remove(&client).await.map_err(explain)?
@@ -90,7 +90,7 @@ impl DemoCommand {
         let registered = objects::create(client).await?;
         printer.print(&format!(
             "a demo cluster of {} EMs runs at {} for {}; Ctrl-C ends it\n\
-             commands to look around: linkis-rm overview, linkis-rm top, linkis-rm waiting\n",
+             commands to try: linkis-rm overview, linkis-rm top, linkis-rm waiting\n",
             registered.len(),
             client.address(),
             humantime::format_duration(self.duration),

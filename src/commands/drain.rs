@@ -17,37 +17,37 @@ use super::{
 /// Arguments of `drain`.
 #[derive(Debug, Clone, Args)]
 pub struct DrainCommand {
-    /// Which: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
+    /// The EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
     #[arg(value_parser = values::em)]
     em: proto::EmInstance,
 
-    /// Why; it is shown with the EM, and kept in the history.
+    /// Reason, shown with the EM and recorded in the history.
     #[arg(long)]
     reason: Option<String>,
 
     #[command(flatten)]
-    asking: ServiceArguments,
+    arguments: ServiceArguments,
 }
 
 /// Arguments of `resume`.
 #[derive(Debug, Clone, Args)]
 pub struct ResumeCommand {
-    /// Which: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
+    /// The EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
     #[arg(value_parser = values::em)]
     em: proto::EmInstance,
 
-    /// Why; the history keeps it.
+    /// Reason, for the history.
     #[arg(long)]
     reason: Option<String>,
 
     #[command(flatten)]
-    asking: ServiceArguments,
+    arguments: ServiceArguments,
 }
 
 impl DrainCommand {
     /// Drains the EM.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let service = self.asking.service(TIMEOUT)?;
+        let service = self.arguments.service(TIMEOUT)?;
         let reason = consent::reason(self.reason.as_deref())?;
         let answer = service.make(&calls::DRAIN, &DrainRequest { em: Some(self.em.clone()), reason }).await?;
         let drained = || {
@@ -55,7 +55,7 @@ impl DrainCommand {
             let (em, since) = (text::em(Some(&self.em)), text::time(drain.drain_time.as_ref()));
             format!("{em} is drained since {since} by {}: {}\n", drain.drained_by, drain.reason)
         };
-        self.asking.printer().answer(&calls::DRAIN, &answer, drained)?;
+        self.arguments.printer().answer(&calls::DRAIN, &answer, drained)?;
         Ok(CommandReply::Yes)
     }
 }
@@ -63,12 +63,12 @@ impl DrainCommand {
 impl ResumeCommand {
     /// Ends the drain.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let service = self.asking.service(TIMEOUT)?;
+        let service = self.arguments.service(TIMEOUT)?;
         let question = ResumeRequest { em: Some(self.em.clone()), reason: self.reason.unwrap_or_default() };
         let answer = service.make(&calls::RESUME, &question).await?;
         let em = text::em(Some(&self.em));
         let resumed = if answer.was_drained { "grants again" } else { "was not drained" };
-        self.asking.printer().answer(&calls::RESUME, &answer, || format!("{em} {resumed}\n"))?;
+        self.arguments.printer().answer(&calls::RESUME, &answer, || format!("{em} {resumed}\n"))?;
         Ok(CommandReply::yes_if(answer.was_drained))
     }
 }

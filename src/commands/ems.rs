@@ -22,23 +22,23 @@ use super::{
 /// Arguments of `ems`.
 #[derive(Debug, Clone, Args)]
 pub struct ListEmsCommand {
-    /// Only those of this application.
+    /// Only EMs of this application.
     #[arg(long, value_name = "NAME")]
     application: Option<String>,
 
-    /// Only those with this label, KEY=VALUE; may be repeated.
+    /// Only EMs with this label, KEY=VALUE. Repeatable.
     #[arg(long = "label", value_parser = values::label)]
     labels: Vec<(String, String)>,
 
-    /// Only those that are silent, or only those that are not.
+    /// Only EMs that are silent, or only EMs that are not.
     #[arg(long, value_name = "BOOL")]
     silent: Option<bool>,
 
-    /// Only those that are drained, or only those that are not.
+    /// Only EMs that are drained, or only EMs that are not.
     #[arg(long, value_name = "BOOL")]
     drained: Option<bool>,
 
-    /// Only those that are so full in some dimension, in hundredths: 1 to 100.
+    /// Only EMs that are at least this full in some dimension, in percent: 1 to 100.
     #[arg(long, value_name = "PERCENT", value_parser = clap::value_parser!(i32).range(1..=100))]
     full: Option<i32>,
 
@@ -49,7 +49,7 @@ pub struct ListEmsCommand {
 /// Arguments of `em`.
 #[derive(Debug, Clone, Args)]
 pub struct GetEmCommand {
-    /// Which: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
+    /// The EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
     #[arg(value_parser = values::em)]
     em: proto::EmInstance,
 

@@ -71,19 +71,19 @@ pub enum CommandFailure {
     Declined,
     /// The object of the confirmation changed before the user replied.
     #[error(
-        "somebody else has changed the limits meanwhile, so nothing was done.\nType the same again to see what it would change now."
+        "another caller has changed the limits meanwhile, so nothing was done.\nRepeat the command to see what it would change now."
     )]
     Changed,
     /// The search ended at its page limit.
     #[error(
-        "{pages} pages after another had nothing of it, and there is more to look through.\nSay more of it: since and until when (--since, --until), or which ticket."
+        "{pages} consecutive pages had no match, and more pages remain.\nNarrow the search: by time (--since, --until), or by ticket."
     )]
     NotFound {
         /// Number of pages without a match.
         pages: u64,
     },
     /// The reply cannot be written.
-    #[error("the answer cannot be written")]
+    #[error("the output cannot be written")]
     Output(#[from] io::Error),
     /// The reply cannot be converted to JSON.
     #[error(transparent)]
@@ -123,7 +123,7 @@ impl CommandFailure {
     }
 
     /// Prints the failure to standard error.
-    pub fn tell(&self) {
+    pub fn print(&self) {
         let causes = std::iter::successors(std::error::Error::source(self), |error| error.source());
         let text = causes.fold(self.to_string(), |text, cause| format!("{text}: {cause}"));
         // Without a reader of standard error, the message is dropped.
@@ -159,18 +159,18 @@ fn advice(error: &ClientError, address: &str) -> String {
     match error.code() {
         Some(Code::Unavailable) if error.reason().is_none() => match encrypted(address) {
             Some(encrypted) if said(error).contains(BROKE) => {
-                format!("\nSomething is there, and breaks off. If it encrypts: --address {encrypted}")
+                format!("\nThe peer closes the connection. If it uses TLS: --address {encrypted}")
             }
             _ => {
-                format!("\nNo service answers at {address}. Start one with linkis-rm, or name another with --address.")
+                format!("\nNo service replies at {address}. Start one with linkis-rm, or name another with --address.")
             }
         },
         Some(Code::Unauthenticated) => {
-            "\nSay who asks with --token-file, or with --client-cert and --client-key.".into()
+            "\nIdentify the caller with --token-file, or with --client-cert and --client-key.".into()
         }
-        Some(Code::Unimplemented) => format!("\nThe service at {address} is an older one. Update it."),
+        Some(Code::Unimplemented) => format!("\nThe service at {address} has an older release. Update it."),
         Some(Code::Internal | Code::Unknown | Code::DataLoss) => {
-            format!("\nThe service at {address} failed. Its log says why; then type the same again.")
+            format!("\nThe service at {address} failed. Its log has the cause; then repeat the command.")
         }
         Some(_) => String::new(),
         None if matches!(error, ClientError::Address(_) | ClientError::TooManyAddresses { .. }) => {

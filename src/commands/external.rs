@@ -28,11 +28,11 @@ pub struct ListProvidersCommand {
 /// Arguments of `queues`.
 #[derive(Debug, Clone, Args)]
 pub struct ListQueuesCommand {
-    /// The name of the cluster; without it, the one that has no labels.
+    /// Name of the cluster [default: the cluster without labels].
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
 
-    /// The type of the cluster: Yarn or Kubernetes.
+    /// Type of the cluster: Yarn or Kubernetes.
     #[arg(long = "type", value_name = "TYPE", default_value = YARN)]
     resource_type: String,
 
@@ -43,19 +43,19 @@ pub struct ListQueuesCommand {
 /// Arguments of `applications`.
 #[derive(Debug, Clone, Args)]
 pub struct ListApplicationsCommand {
-    /// The name of the cluster; without it, the one that has no labels.
+    /// Name of the cluster [default: the cluster without labels].
     #[arg(long, value_name = "NAME")]
     provider: Option<String>,
 
-    /// Only those in this queue, or in those that are in it.
+    /// Only applications in this queue or below it.
     #[arg(long)]
     queue: Option<String>,
 
-    /// Only those of this user.
+    /// Only applications of this user.
     #[arg(long)]
     user: Option<String>,
 
-    /// Only those in this state, as the cluster calls it.
+    /// Only applications in this state of the cluster.
     #[arg(long)]
     state: Option<String>,
 

@@ -16,11 +16,11 @@ pub struct HealthCommand {
     #[command(flatten)]
     instance: EndpointArguments,
 
-    /// Of which service to ask: liveness is served for as long as the process is, whatever its database does [default: of all]
+    /// Service to check: liveness ignores the state of the database [default: all]
     #[arg(long, default_value = "", value_name = "NAME", hide_default_value = true)]
     service: String,
 
-    /// How long to wait for an answer.
+    /// Timeout of the check.
     #[arg(long, default_value = "3s", value_name = "DURATION", value_parser = timeout)]
     timeout: Duration,
 }
@@ -33,19 +33,19 @@ impl HealthCommand {
     /// Prints the health of each instance, and returns the exit code.
     pub async fn run(self) -> ExitCode {
         let address = &self.instance.address;
-        let asked = match self.instance.settings(self.timeout) {
+        let checked = match self.instance.settings(self.timeout) {
             Ok(settings) => check_health(address, &settings, &self.service).await,
             Err(error) => Err(error),
         };
-        let told = match asked {
-            Ok(told) => told,
+        let replies = match checked {
+            Ok(replies) => replies,
             Err(error) => {
                 eprintln!("linkis-rm: {}", rm_telemetry::without_passwords(&error.to_string()));
                 return ExitCode::FAILURE;
             }
         };
         let mut all_serve = true;
-        for (address, answer) in told {
+        for (address, answer) in replies {
             match self.problem(&answer) {
                 // A closed output still gets the exit code.
                 None => drop(writeln!(std::io::stdout(), "{address} serves")),
@@ -68,17 +68,17 @@ impl HealthCommand {
             Ok(true) => return None,
             Ok(false) => {
                 return Some(
-                    "does not serve: it stops, or its database does not answer; its log says which".to_owned(),
+                    "does not serve: it stops, or its database does not reply; its log states which".to_owned(),
                 );
             }
             Err(error) => error,
         };
         Some(match (error, error.code()) {
-            (ClientError::Status(status), Some(Code::Unavailable)) => format!("does not answer: {}", status.message()),
+            (ClientError::Status(status), Some(Code::Unavailable)) => format!("does not reply: {}", status.message()),
             (_, Some(Code::NotFound)) => {
-                format!("has no service {:?}; ask for liveness, or leave --service out", self.service)
+                format!("has no service {:?}; use liveness, or omit --service", self.service)
             }
-            (_, Some(Code::Unimplemented)) => "returns no health: another program answers there".to_owned(),
+            (_, Some(Code::Unimplemented)) => "returns no health: another program uses the address".to_owned(),
             _ => format!("returns no health: {error}"),
         })
     }

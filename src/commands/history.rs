@@ -22,34 +22,34 @@ use super::{
 /// Arguments of `history`.
 #[derive(Debug, Clone, Args)]
 pub struct HistoryCommand {
-    /// Only the life of this ticket.
+    /// Only changes of this ticket.
     #[arg(long, value_name = "TICKET")]
     ticket: Option<String>,
 
-    /// Only what was done to tickets of this user.
+    /// Only changes of tickets of this user.
     #[arg(long)]
     user: Option<String>,
 
-    /// Only what was done to this EM, or on it: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
+    /// Only changes of this EM and its tickets: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
     #[arg(long, value_parser = values::em)]
     em: Option<EmInstance>,
 
-    /// Only this, such as granted, expired or drained; may be repeated.
+    /// Only this action, such as granted, expired or drained. Repeatable.
     #[arg(long = "action", value_name = "ACTION")]
     actions: Vec<String>,
 
-    /// Only what this one did.
+    /// Only changes by this actor.
     #[arg(long, value_name = "NAME")]
     actor: Option<String>,
 
     #[command(flatten)]
     period: TimeRange,
 
-    /// The newest first.
+    /// Newest first.
     #[arg(long)]
     newest: bool,
 
-    /// What happens from now on, as it happens, until the command is interrupted.
+    /// Print new lines as they are written, until the command is interrupted.
     #[arg(long, conflicts_with_all = ["since", "until", "newest", "watch"])]
     follow: bool,
 
@@ -94,15 +94,17 @@ impl HistoryCommand {
 impl HistoryCommand {
     /// Prints the actions from now on.
     async fn follow(self) -> Result<CommandReply, CommandFailure> {
-        let mut printer = self.list.watching.asking().printer();
+        let mut printer = self.list.watching.arguments().printer();
         let lines = match printer.format() {
             Format::Table | Format::Wide => None,
             Format::Jsonl => Some(json::items_of(&json::answer_of(&calls::LIST_ACTIONS)?, "actions")?),
             Format::Json => {
-                return Err(CommandFailure::Usage("--follow has no end, and so no JSON: use --output jsonl".into()));
+                return Err(CommandFailure::Usage(
+                    "--follow has no end, so it cannot print one JSON message: use --output jsonl".into(),
+                ));
             }
         };
-        let service = self.list.watching.asking().service(TIMEOUT)?;
+        let service = self.list.watching.arguments().service(TIMEOUT)?;
         let (mut follower, mut left) = (service.follow(), self.list.limit.unwrap_or(u64::MAX));
         let mut table = printer.table(COLUMNS);
         let headers = table.rows(&[]);
@@ -110,9 +112,9 @@ impl HistoryCommand {
             printer.print(&headers)?;
         }
         while left > 0 && !printer.is_closed() {
-            let told = follower.next().await.map_err(|error| service.failed(error))?;
+            let page = follower.next().await.map_err(|error| service.failed(error))?;
             let most = usize::try_from(left).unwrap_or(usize::MAX);
-            let shown: Vec<&Action> = told.actions.iter().filter(|action| self.is_shown(action)).take(most).collect();
+            let shown: Vec<&Action> = page.actions.iter().filter(|action| self.is_shown(action)).take(most).collect();
             left = left.saturating_sub(u64::try_from(shown.len()).unwrap_or(u64::MAX));
             if shown.is_empty() {
                 continue;
@@ -131,7 +133,7 @@ impl HistoryCommand {
 
     /// Returns whether a line matches the filters.
     fn is_shown(&self, action: &Action) -> bool {
-        let is = |asked: &Option<String>, is: &str| asked.as_deref().is_none_or(|asked| asked == is);
+        let is = |filter: &Option<String>, is: &str| filter.as_deref().is_none_or(|filter| filter == is);
         is(&self.ticket, &action.ticket_id)
             && is(&self.user, &action.user)
             && is(&self.actor, &action.actor)

@@ -25,11 +25,11 @@ use super::{
 #[derive(Debug, Clone, Args)]
 #[group(required = true, multiple = false)]
 pub struct HoldTarget {
-    /// This EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
+    /// The EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
     #[arg(long, value_parser = values::em)]
     em: Option<proto::EmInstance>,
 
-    /// This user, wherever.
+    /// The user, on all EMs.
     #[arg(long)]
     user: Option<String>,
 }
@@ -49,16 +49,16 @@ pub struct HoldCommand {
     #[command(flatten)]
     which: HoldTarget,
 
-    /// For how long, up to 10m.
+    /// Duration, at most 10m.
     #[arg(long = "for", value_name = "DURATION", value_parser = length)]
     duration: Duration,
 
-    /// Why; it is shown to those who wait.
+    /// Reason, shown to the callers that wait.
     #[arg(long)]
     reason: Option<String>,
 
     #[command(flatten)]
-    asking: ServiceArguments,
+    arguments: ServiceArguments,
 }
 
 /// Arguments of `unhold`.
@@ -68,7 +68,7 @@ pub struct ReleaseHoldCommand {
     which: HoldTarget,
 
     #[command(flatten)]
-    asking: ServiceArguments,
+    arguments: ServiceArguments,
 }
 
 /// Arguments of `holds`.
@@ -97,17 +97,17 @@ impl ListHoldsCommand {
 impl HoldCommand {
     /// Starts the hold.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let service = self.asking.service(TIMEOUT)?;
+        let service = self.arguments.service(TIMEOUT)?;
         let reason = consent::reason(self.reason.as_deref())?;
         let duration = prost_types::Duration::try_from(self.duration).ok();
         let HoldTarget { em, user } = self.which.clone();
         let question = HoldRequest { em, user: user.unwrap_or_default(), duration, reason };
-        let answer = service.make_slowly("waiting for what is under way there", &calls::HOLD, &question).await?;
+        let answer = service.make_slowly("waiting for transactions in progress", &calls::HOLD, &question).await?;
         let held = || {
             let hold = answer.hold.clone().unwrap_or_default();
             format!("{} is held until {}\n", self.which.text(), text::time(hold.hold_until.as_ref()))
         };
-        self.asking.printer().answer(&calls::HOLD, &answer, held)?;
+        self.arguments.printer().answer(&calls::HOLD, &answer, held)?;
         Ok(CommandReply::Yes)
     }
 }
@@ -115,13 +115,13 @@ impl HoldCommand {
 impl ReleaseHoldCommand {
     /// Ends the hold.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let service = self.asking.service(TIMEOUT)?;
+        let service = self.arguments.service(TIMEOUT)?;
         let HoldTarget { em, user } = self.which.clone();
         let question = ReleaseHoldRequest { em, user: user.unwrap_or_default() };
         let answer = service.make(&calls::RELEASE_HOLD, &question).await?;
         let done = if answer.was_held { "is not held any more" } else { "was not held" };
         let text = || format!("{} {done}\n", self.which.text());
-        self.asking.printer().answer(&calls::RELEASE_HOLD, &answer, text)?;
+        self.arguments.printer().answer(&calls::RELEASE_HOLD, &answer, text)?;
         Ok(CommandReply::yes_if(answer.was_held))
     }
 }

@@ -32,16 +32,16 @@ mod counting;
 /// Subcommands of `limits`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum LimitsCommand {
-    /// Lists them, in the order in which they are checked.
+    /// List the limits, in the order in which they are checked.
     #[command(after_help = needs(&calls::LIST_LIMITS))]
     List(ListLimitsCommand),
-    /// Tells what a file of limits would change. Ends with 0 if nothing, 1 if something.
+    /// Print the changes that a file of limits would make. Exit code 0 without changes, 1 with changes.
     #[command(after_help = needs(&calls::REPLACE_LIMITS))]
     Diff(DiffLimitsCommand),
-    /// Makes the limits of a file all that there are: what is not in it goes.
+    /// Replace all limits with those of a file.
     #[command(after_help = needs(&calls::REPLACE_LIMITS))]
     Apply(ApplyLimitsCommand),
-    /// Removes a limit. Ends with 1 if there is none.
+    /// Delete a limit. Exit code 1 if there is none.
     #[command(after_help = needs(&calls::DELETE_LIMIT))]
     Delete(DeleteLimitCommand),
 }
@@ -60,7 +60,7 @@ pub struct DiffLimitsCommand {
     file: PathBuf,
 
     #[command(flatten)]
-    asking: ServiceArguments,
+    arguments: ServiceArguments,
 }
 
 /// Arguments of `limits apply`.
@@ -73,13 +73,13 @@ pub struct ApplyLimitsCommand {
     consent: Consent,
 
     #[command(flatten)]
-    asking: ServiceArguments,
+    arguments: ServiceArguments,
 }
 
 /// Arguments of `limits delete`.
 #[derive(Debug, Clone, Args)]
 pub struct DeleteLimitCommand {
-    /// Its labels: KEY=VALUE, or KEY of a label of which every value has a maximum of its own.
+    /// Labels of the limit: KEY=VALUE, or KEY if each value of the label has a maximum of its own.
     #[arg(required = true, value_name = "LABEL")]
     labels: Vec<String>,
 
@@ -87,7 +87,7 @@ pub struct DeleteLimitCommand {
     consent: Consent,
 
     #[command(flatten)]
-    asking: ServiceArguments,
+    arguments: ServiceArguments,
 }
 
 /// Number of limits per page.
@@ -120,9 +120,9 @@ impl LimitsCommand {
 impl DiffLimitsCommand {
     async fn run(self) -> Result<CommandReply, CommandFailure> {
         let limits = read(self.file)?;
-        let service = self.asking.service(TIMEOUT_LONG)?;
+        let service = self.arguments.service(TIMEOUT_LONG)?;
         let changes = compare(&service, limits).await?;
-        let mut printer = self.asking.printer();
+        let mut printer = self.arguments.printer();
         printer.answer(&calls::REPLACE_LIMITS, &changes, || changes_text(&changes, "would be "))?;
         Ok(CommandReply::yes_if(count(&changes) == 0))
     }
@@ -131,13 +131,14 @@ impl DiffLimitsCommand {
 impl ApplyLimitsCommand {
     async fn run(self) -> Result<CommandReply, CommandFailure> {
         let limits = read(self.file)?;
-        let service = self.asking.service(TIMEOUT_LONG)?;
-        let mut printer = self.asking.printer();
+        let service = self.arguments.service(TIMEOUT_LONG)?;
+        let mut printer = self.arguments.printer();
         let mut changes = compare(&service, limits.clone()).await?;
         if count(&changes) > 0 {
             // The user confirms the changes as compared. The reply contains them as applied.
-            let reason = self.consent.ask(&format!("{}Change the limits so?", changes_text(&changes, "would be ")))?;
-            if self.consent.asks() && !is_same(&changes, &compare(&service, limits.clone()).await?) {
+            let reason =
+                self.consent.confirm(&format!("{}Make these changes?", changes_text(&changes, "would be ")))?;
+            if self.consent.is_interactive() && !is_same(&changes, &compare(&service, limits.clone()).await?) {
                 return Err(CommandFailure::Changed);
             }
             changes = counting::replaced(&service, &ReplaceLimitsRequest { limits, dry_run: false, reason }).await?;
@@ -159,15 +160,15 @@ impl DeleteLimitCommand {
             }
         }
         let pattern = convert::limit::pattern("LABEL", &limit)?;
-        let service = self.asking.service(TIMEOUT)?;
-        let expected_etag = match self.consent.asks() {
+        let service = self.arguments.service(TIMEOUT)?;
+        let expected_etag = match self.consent.is_interactive() {
             true => Some(etag(&service, &pattern).await?),
             false => None,
         };
-        let reason = self.consent.ask(&format!("This removes the limit {pattern}. Remove it?"))?;
+        let reason = self.consent.confirm(&format!("This deletes the limit {pattern}. Delete it?"))?;
         let question = DeleteLimitRequest { limit: Some(limit), expected_etag, reason };
         let answer = service.make(&calls::DELETE_LIMIT, &question).await?;
-        self.asking.printer().answer(&calls::DELETE_LIMIT, &answer, || format!("removed the limit {pattern}\n"))?;
+        self.arguments.printer().answer(&calls::DELETE_LIMIT, &answer, || format!("deleted the limit {pattern}\n"))?;
         Ok(CommandReply::Yes)
     }
 }
@@ -233,10 +234,10 @@ fn changes_text(changes: &ReplaceLimitsResponse, would: &str) -> String {
     for limit in &changes.removed {
         let _ = writeln!(text, "- {}: {}", name(limit), maximum(limit));
     }
-    let told = changes.added.len() + changes.changed.len() + changes.removed.len();
-    let untold = count(changes).saturating_sub(i64::try_from(told).unwrap_or(i64::MAX));
-    if untold > 0 {
-        let _ = writeln!(text, "... and {untold} more");
+    let listed = changes.added.len() + changes.changed.len() + changes.removed.len();
+    let omitted = count(changes).saturating_sub(i64::try_from(listed).unwrap_or(i64::MAX));
+    if omitted > 0 {
+        let _ = writeln!(text, "... and {omitted} more");
     }
     match count(changes) {
         0 => text.push_str("the limits are those of the file\n"),
@@ -253,10 +254,10 @@ fn changes_text(changes: &ReplaceLimitsResponse, would: &str) -> String {
         let _ = writeln!(text, "... and {unnamed} more");
     }
     if changes.over_limit_partial {
-        text.push_str("not all scopes were looked at: linkis-rm scopes tells the others\n");
+        text.push_str("not all scopes were checked: linkis-rm scopes lists the others\n");
     }
     if changes.state() == LimitState::Counting && would.is_empty() {
-        text.push_str("tickets are still being counted: linkis-rm limits list tells which limits decide\n");
+        text.push_str("tickets are still being counted: linkis-rm limits list shows which limits decide\n");
     }
     text
 }

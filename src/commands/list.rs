@@ -94,7 +94,7 @@ pub struct ListArguments {
     #[command(flatten)]
     pub watching: PollArguments,
 
-    /// List so many at most; all without it.
+    /// Maximum number of rows [default: all].
     #[arg(long, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     pub limit: Option<u64>,
 }
@@ -225,6 +225,6 @@ async fn next_page<Q: ListCall>(
             token = next;
         }
     };
-    let so_far = || (empty.get() > 0).then(|| format!("{} pages looked through without any", empty.get()));
-    progress::told(so_far, pages).await
+    let so_far = || (empty.get() > 0).then(|| format!("{} pages read without a match", empty.get()));
+    progress::shown_with(so_far, pages).await
 }

@@ -27,7 +27,7 @@ pub struct MigrateCommand {
 enum MigrateFailure {
     #[error(transparent)]
     Open(#[from] ConnectError),
-    #[error("the schema could not be brought up to date; what was begun is undone, so the same can be typed again")]
+    #[error("the schema cannot be migrated; unfinished changes are rolled back, so the command can be repeated")]
     Migration(#[source] StoreError),
 }
 
@@ -63,7 +63,7 @@ impl MigrateCommand {
             opened.describe().await?;
             Ok(made)
         };
-        let made = progress::shown("bringing the schema up to date", migrated)
+        let made = progress::shown("migrating the schema", migrated)
             .await
             .map_err(|error: StoreError| MigrateFailure::Migration(error.or_denied()))?;
         opened.close().await;

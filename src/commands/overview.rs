@@ -91,11 +91,7 @@ pub fn ems_text(overview: &Message) -> String {
     };
     let count: i64 = states.values().sum();
     let states: Vec<String> = states.iter().map(|(state, count)| format!("{count} {}", word(*state))).collect();
-    if states.is_empty() {
-        "none: no host has registered".to_owned()
-    } else {
-        format!("{count}: {}", states.join(", "))
-    }
+    if states.is_empty() { "none registered".to_owned() } else { format!("{count}: {}", states.join(", ")) }
 }
 
 /// Returns the number of live tickets.

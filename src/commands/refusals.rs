@@ -17,15 +17,15 @@ use super::{
 /// Arguments of `refusals`.
 #[derive(Debug, Clone, Args)]
 pub struct ListRefusalsCommand {
-    /// Only those of this user's requests.
+    /// Only refusals of requests of this user.
     #[arg(long)]
     user: Option<String>,
 
-    /// Only those by this scope, as refusals and errors name it.
+    /// Only refusals by this scope, as refusals and errors name it.
     #[arg(long)]
     scope: Option<String>,
 
-    /// Only those in this dimension.
+    /// Only refusals in this dimension.
     #[arg(long)]
     dimension: Option<String>,
 

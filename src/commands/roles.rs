@@ -24,7 +24,7 @@ fn needs_by(path: &str) -> String {
     let (all, own) = (with(Permission::All), with(Permission::Own));
     let own = match own.as_slice() {
         [] => String::new(),
-        own => format!(", or {} for what is their own", own.join(" or ")),
+        own => format!(", or {} for their own objects", own.join(" or ")),
     };
     format!("Needs the role {}{own}.", all.join(" or "))
 }
@@ -39,8 +39,8 @@ mod tests {
         assert_eq!(needs(&calls::REPAIR), "Needs the role operator or admin.");
         assert_eq!(
             needs(&calls::LIST_TICKETS),
-            "Needs the role operator or admin, or manager or viewer for what is their own."
+            "Needs the role operator or admin, or manager or viewer for their own objects."
         );
-        assert_eq!(needs(&calls::DRAIN), "Needs the role operator or admin, or ecm for what is their own.");
+        assert_eq!(needs(&calls::DRAIN), "Needs the role operator or admin, or ecm for their own objects.");
     }
 }

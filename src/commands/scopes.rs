@@ -20,15 +20,15 @@ use super::{
 /// Arguments of `scopes`.
 #[derive(Debug, Clone, Args)]
 pub struct ListScopesCommand {
-    /// Only those with this label, KEY=VALUE; may be repeated.
+    /// Only scopes with this label, KEY=VALUE. Repeatable.
     #[arg(long = "label", value_parser = values::label)]
     labels: Vec<(String, String)>,
 
-    /// Only those that hold more than their limits allow.
+    /// Only scopes above their limits.
     #[arg(long)]
     over: bool,
 
-    /// The fullest first, without those that hold nothing or have no maximum.
+    /// Fullest first, without unused scopes and scopes without a maximum.
     #[arg(long)]
     fullest: bool,
 

@@ -27,27 +27,27 @@ const ATTEMPTS: u32 = 3;
 #[derive(Debug, Clone, Args)]
 #[command(next_help_heading = "The service")]
 pub struct EndpointArguments {
-    /// Where it serves gRPC: HOST:PORT, https://HOST:PORT or unix:/PATH; several with commas, of which one that serves is asked.
+    /// Address of gRPC: HOST:PORT, https://HOST:PORT or unix:/PATH. Several, separated by commas: the first that serves is used.
     #[arg(long, env = "LINKIS_RM_ADDRESS", default_value = "127.0.0.1:50051", value_name = "ADDRESS")]
     pub address: String,
 
-    /// A file with the token that says who asks.
+    /// File with the token of the caller.
     #[arg(long, env = "LINKIS_RM_TOKEN_FILE", value_name = "FILE")]
     token_file: Option<PathBuf>,
 
-    /// The certificates, as PEM, of those who may vouch for a service at https. Without it, those whom browsers trust.
+    /// File with the certificate authorities (PEM) that are trusted at https [default: those of browsers].
     #[arg(long, env = "LINKIS_RM_CA_CERT", value_name = "FILE")]
     ca_cert: Option<PathBuf>,
 
-    /// The certificate, as PEM, that shows who asks.
+    /// File with the certificate (PEM) of the caller.
     #[arg(long, env = "LINKIS_RM_CLIENT_CERT", value_name = "FILE", requires = "client_key")]
     client_cert: Option<PathBuf>,
 
-    /// The key of that certificate, as PEM.
+    /// File with the key (PEM) of that certificate.
     #[arg(long, env = "LINKIS_RM_CLIENT_KEY", value_name = "FILE", requires = "client_cert")]
     client_key: Option<PathBuf>,
 
-    /// The name that the certificate of the service has to be for, if it is not the host of its address.
+    /// Name in the certificate of the service [default: the host of its address].
     #[arg(long, env = "LINKIS_RM_TLS_SERVER_NAME", value_name = "NAME")]
     tls_server_name: Option<String>,
 }
@@ -64,15 +64,15 @@ impl EndpointArguments {
     ///
     /// # Errors
     /// [`CommandFailure::Service`] if the address, a certificate, a key or a token is not usable.
-    pub fn ask(&self, timeout: Duration) -> Result<ServiceClient, CommandFailure> {
+    pub fn connect(&self, timeout: Duration) -> Result<ServiceClient, CommandFailure> {
         self.client(self.settings(timeout))
     }
 
     /// Returns a client that repeats no call.
     ///
     /// # Errors
-    /// As [`EndpointArguments::ask`].
-    pub fn ask_once(&self, timeout: Duration) -> Result<ServiceClient, CommandFailure> {
+    /// As [`EndpointArguments::connect`].
+    pub fn connect_once(&self, timeout: Duration) -> Result<ServiceClient, CommandFailure> {
         self.client(self.settings(timeout).map(|settings| ClientSettings { attempts: 1, ..settings }))
     }
 

@@ -26,9 +26,9 @@ impl ServiceArguments {
     /// Returns a client with a call timeout.
     ///
     /// # Errors
-    /// As [`EndpointArguments::ask`].
+    /// As [`EndpointArguments::connect`].
     pub fn service(&self, timeout: Duration) -> Result<ServiceClient, CommandFailure> {
-        self.service.ask(timeout)
+        self.service.connect(timeout)
     }
 
     /// Returns the printer of the replies.
@@ -41,7 +41,7 @@ impl ServiceArguments {
 #[derive(Debug, Clone, Args)]
 pub struct PollArguments {
     #[command(flatten)]
-    asking: ServiceArguments,
+    arguments: ServiceArguments,
 
     #[command(flatten)]
     watch: WatchArguments,
@@ -49,33 +49,33 @@ pub struct PollArguments {
 
 impl PollArguments {
     /// Returns the arguments without those of `--watch`.
-    pub fn asking(&self) -> &ServiceArguments {
-        &self.asking
+    pub fn arguments(&self) -> &ServiceArguments {
+        &self.arguments
     }
 
     /// Calls `round` once, or repeatedly with `--watch`, with a client of this call timeout.
     ///
     /// # Errors
-    /// As [`EndpointArguments::ask`] and [`Printer::repeat`].
+    /// As [`EndpointArguments::connect`] and [`Printer::repeat`].
     pub async fn rounds(
         &self,
         timeout: Duration,
         mut round: impl AsyncFnMut(&ServiceClient, &mut Printer) -> Result<(), CommandFailure>,
     ) -> Result<(), CommandFailure> {
-        let service = self.asking.service(timeout)?;
+        let service = self.arguments.service(timeout)?;
         let round = async |printer: &mut Printer| round(&service, printer).await;
-        self.asking.printer().repeat(&self.watch, round).await
+        self.arguments.printer().repeat(&self.watch, round).await
     }
 }
 
 /// Time range: `--since` and `--until`.
 #[derive(Debug, Clone, Args)]
 pub struct TimeRange {
-    /// From then on: a time, or how long ago.
+    /// Start of the time range: a time, or a duration before now.
     #[arg(long, value_name = "TIME", value_parser = values::time)]
     pub since: Option<Timestamp>,
 
-    /// Before then: a time, or how long ago.
+    /// End of the time range, exclusive: a time, or a duration before now.
     #[arg(long, value_name = "TIME", value_parser = values::time)]
     pub until: Option<Timestamp>,
 }

@@ -23,19 +23,19 @@ use super::{
 /// Arguments of `tickets`.
 #[derive(Debug, Clone, Args)]
 pub struct ListTicketsCommand {
-    /// Only those on this EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
+    /// Only tickets on this EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
     #[arg(long, value_parser = values::em)]
     em: Option<proto::EmInstance>,
 
-    /// Only those of this user.
+    /// Only tickets of this user.
     #[arg(long)]
     user: Option<String>,
 
-    /// Only those that are locked, or those that are used.
+    /// Only tickets that are locked, or only tickets that are used.
     #[arg(long, value_parser = ["locked", "used"])]
     state: Option<String>,
 
-    /// Only those that this engine uses: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconn.
+    /// Only tickets that this engine uses: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconn.
     #[arg(long, value_parser = values::engine)]
     engine: Option<proto::EngineInstance>,
 
@@ -46,7 +46,7 @@ pub struct ListTicketsCommand {
 /// Arguments of `ticket`.
 #[derive(Debug, Clone, Args)]
 pub struct GetTicketCommand {
-    /// Its id.
+    /// Id of the ticket.
     #[arg(value_name = "TICKET")]
     ticket_id: String,
 
@@ -57,7 +57,7 @@ pub struct GetTicketCommand {
 /// Arguments of `release`.
 #[derive(Debug, Clone, Args)]
 pub struct ReleaseCommand {
-    /// Its id.
+    /// Id of the ticket.
     #[arg(value_name = "TICKET")]
     ticket_id: String,
 
@@ -65,7 +65,7 @@ pub struct ReleaseCommand {
     consent: Consent,
 
     #[command(flatten)]
-    asking: ServiceArguments,
+    arguments: ServiceArguments,
 }
 
 const COLUMNS: &[Column] = &[
@@ -115,14 +115,14 @@ impl GetTicketCommand {
 impl ReleaseCommand {
     /// Releases the ticket.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let Self { ticket_id, consent, asking } = self;
-        let service = asking.service(TIMEOUT)?;
-        let question = "This gives back what the ticket holds, whether or not its engine still runs. End it?";
-        let reason = consent.ask(question)?;
+        let Self { ticket_id, consent, arguments } = self;
+        let service = arguments.service(TIMEOUT)?;
+        let question = "This ends the ticket and frees its resources, whether or not its engine still runs. End it?";
+        let reason = consent.confirm(question)?;
         let question = ForceReleaseRequest { ticket_id: ticket_id.clone(), reason, ..Default::default() };
         let answer = service.make(&calls::FORCE_RELEASE, &question).await?;
         let ended = || format!("ticket {ticket_id} {} at {}\n", answer.ended, text::time(answer.end_time.as_ref()));
-        asking.printer().answer(&calls::FORCE_RELEASE, &answer, ended)?;
+        arguments.printer().answer(&calls::FORCE_RELEASE, &answer, ended)?;
         Ok(CommandReply::Yes)
     }
 }

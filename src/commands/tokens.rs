@@ -41,11 +41,11 @@ const RANDOM_BYTES: usize = 256;
 /// Subcommands of `tokens`.
 #[derive(Debug, Clone, Subcommand)]
 pub enum TokensCommand {
-    /// Makes a token and prints it, this once. Several may be for one name: make the new one, hand it out, revoke the old one by its id.
+    /// Create a token and print it once. To replace a token, create another for the same name, then revoke the old one by its id.
     Create(Box<CreateTokenCommand>),
-    /// Lists all tokens, without what would let anybody in.
+    /// List all tokens, without their secrets.
     List(ListTokensCommand),
-    /// Revokes a token, or all of a name, for good. Every instance knows within 5 s.
+    /// Revoke a token, or all tokens of a name, forever. All instances apply it within 5 s.
     Revoke(RevokeTokensCommand),
 }
 
@@ -55,27 +55,27 @@ pub struct CreateTokenCommand {
     #[command(flatten)]
     database: DatabaseArguments,
 
-    /// Who will show it, as the history names it.
+    /// Name of the holder, for the history.
     #[arg(long)]
     name: String,
 
-    /// What its holder may do: ecm, manager, viewer, operator or admin. Several by commas.
+    /// Role of the holder: ecm, manager, viewer, operator or admin. Several, separated by commas.
     #[arg(long, value_delimiter = ',', required = true)]
     role: Vec<String>,
 
-    /// For an ecm, the host that it speaks for: HOST, or APPLICATION/HOST, or "APPLICATION/*". May be repeated.
+    /// EM of the role ecm: HOST, APPLICATION/HOST or "APPLICATION/*". Repeatable.
     #[arg(long)]
     em: Vec<String>,
 
-    /// For a manager or viewer, the user whose tickets it deals with; without, everybody's. May be repeated.
+    /// User of a manager or viewer [default: all users]. Repeatable.
     #[arg(long)]
     user: Vec<String>,
 
-    /// Whom to ask about it.
+    /// Person responsible for the token.
     #[arg(long)]
     owner: String,
 
-    /// How long it is good for, up to 366d.
+    /// Lifetime, at most 366d.
     #[arg(long, default_value = "90d", value_name = "DURATION")]
     lifetime: String,
 }
@@ -96,11 +96,11 @@ pub struct RevokeTokensCommand {
     #[command(flatten)]
     database: DatabaseArguments,
 
-    /// Which, as listed.
+    /// Id of the token, as listed.
     #[arg(long, required_unless_present = "name", conflicts_with = "name")]
     id: Option<Uuid>,
 
-    /// All of this name.
+    /// All tokens of this name.
     #[arg(long)]
     name: Option<String>,
 
@@ -117,11 +117,11 @@ enum TokensFailure {
     Store(#[from] StoreError),
     #[error(transparent)]
     Open(#[from] ConnectError),
-    #[error("there are {TOKENS_MAX} tokens, which is the most; revoke some, they are forgotten 90 days later")]
+    #[error("there are {TOKENS_MAX} tokens, the maximum; revoke some: they are deleted 90 days later")]
     TooMany,
-    #[error("the system gives no random bytes")]
+    #[error("the system returns no random bytes")]
     Random,
-    #[error("the token cannot be written, so nobody has it; revoke it: linkis-rm tokens revoke --id {id}")]
+    #[error("the token cannot be written and is lost; revoke it: linkis-rm tokens revoke --id {id}")]
     Unwritten { id: Uuid, source: io::Error },
     #[error(transparent)]
     Common(#[from] error::CommandFailure),
@@ -171,7 +171,7 @@ impl TokensCommand {
                 transaction.commit().await?;
                 database.describe().await?;
                 database.close().await;
-                eprintln!("token {} of {}; it is shown this once:", new.id, new.name);
+                eprintln!("token {} of {}; it is shown only once:", new.id, new.name);
                 write(&format!("{}\n", token.expose_secret()))
                     .map_err(|source| TokensFailure::Unwritten { id: new.id, source })?;
                 Ok((String::new(), ExitCode::SUCCESS))
@@ -186,7 +186,7 @@ impl TokensCommand {
             }
             Self::Revoke(revoke) => {
                 let which = revoke.which()?;
-                let reason = revoke.consent.ask(&match &which {
+                let reason = revoke.consent.confirm(&match &which {
                     TokenSelection::Id(id) => format!("This revokes the token {id}. Revoke it?"),
                     TokenSelection::Name(name) => format!("This revokes every token of {name}. Revoke them?"),
                 })?;
@@ -211,11 +211,11 @@ impl CreateTokenCommand {
     fn token(&self) -> Result<(SecretString, NewToken), TokensFailure> {
         let name = Name::parse_new("--name", &self.name)?;
         if Principal::parse("--name", name.as_str())? != Principal::Named(name.clone()) {
-            return Err(TokensFailure::Usage(format!("--name: {name} is nobody's name: the service uses it itself")));
+            return Err(TokensFailure::Usage(format!("--name: {name} is reserved for the service")));
         }
         let role = |text: &String| {
             let names = Role::ALL.map(Role::as_str).join(", ");
-            Role::parse(text).ok_or_else(|| TokensFailure::Usage(format!("--role: {text:?} is none of {names}")))
+            Role::parse(text).ok_or_else(|| TokensFailure::Usage(format!("--role: {text:?} must be one of {names}")))
         };
         let roles: BTreeSet<Role> = self.role.iter().map(role).collect::<Result<_, _>>()?;
         let ems: Vec<_> = self.em.iter().map(|em| EmPattern::parse("--em", em)).collect::<Result<_, _>>()?;
@@ -223,15 +223,15 @@ impl CreateTokenCommand {
         let has_users = roles.contains(&Role::Manager) || roles.contains(&Role::Viewer);
         if roles.contains(&Role::Ecm) == ems.is_empty() {
             return Err(TokensFailure::Usage(
-                "--em: an ecm needs the hosts that it speaks for, and nobody else has any".into(),
+                "--em: is required for the role ecm, and not allowed for other roles".into(),
             ));
         }
         if !users.is_empty() && !has_users {
-            return Err(TokensFailure::Usage("--user: is for managers and viewers alone".into()));
+            return Err(TokensFailure::Usage("--user: is only for managers and viewers".into()));
         }
         if users.len().max(ems.len()) > USERS_MAX {
             return Err(TokensFailure::Usage(format!(
-                "--user, --em: at most {USERS_MAX} of each; make several tokens"
+                "--user, --em: at most {USERS_MAX} of each; create several tokens"
             )));
         }
         let lifetime = parse_duration("--lifetime", &self.lifetime, "1s", "366d").map_err(TokensFailure::Usage)?;

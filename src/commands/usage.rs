@@ -26,18 +26,18 @@ enum UsageGroupBy {
 /// Arguments of `usage`.
 #[derive(Debug, Clone, Args)]
 pub struct UsageCommand {
-    /// By what it is summed.
+    /// Grouping of the sums.
     #[arg(long, value_enum, default_value = "user")]
     by: UsageGroupBy,
 
     #[command(flatten)]
     period: TimeRange,
 
-    /// Tell each hour apart.
+    /// Print a sum for each hour.
     #[arg(long)]
     hourly: bool,
 
-    /// Only of this user; by user alone.
+    /// Only this user, with --by user.
     #[arg(long)]
     user: Option<String>,
 

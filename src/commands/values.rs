@@ -29,7 +29,8 @@ pub fn time(text: &str) -> Result<Timestamp, String> {
         Ok(ago) => SystemTime::now().checked_sub(ago),
         Err(_) => humantime::parse_rfc3339_weak(text).ok(),
     };
-    let wrong = || format!("{text:?} is neither a time like 2026-11-22T08:00:00Z nor how long ago, like 90m or 7d");
+    let wrong =
+        || format!("{text:?} is neither a time like 2026-11-22T08:00:00Z nor a duration before now, like 90m or 7d");
     at.map(Timestamp::from).ok_or_else(wrong)
 }
 

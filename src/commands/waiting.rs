@@ -18,11 +18,11 @@ use super::{
 /// Arguments of `waiting`.
 #[derive(Debug, Clone, Args)]
 pub struct ListWaitingCommand {
-    /// Only those of this user.
+    /// Only requests of this user.
     #[arg(long)]
     user: Option<String>,
 
-    /// Only those for which this EM is short: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
+    /// Only requests that are short on this EM: APPLICATION/INSTANCE, or the instance alone of a linkis-cg-engineconnmanager.
     #[arg(long, value_parser = values::em)]
     em: Option<EmInstance>,
 
@@ -59,13 +59,13 @@ impl ListWaitingCommand {
 
 /// The displayed position is the last one among the queues where the request is short.
 fn row(waiting: &WaitingRequest) -> TableRow {
-    let spots: Vec<String> = waiting.spots.iter().map(|spot| spot.scope.clone()).collect();
-    let ahead = waiting.spots.iter().map(|spot| spot.ahead).max().unwrap_or(0);
+    let keys: Vec<String> = waiting.spots.iter().map(|entry| entry.scope.clone()).collect();
+    let ahead = waiting.spots.iter().map(|entry| entry.ahead).max().unwrap_or(0);
     let [memory, cores, instances, others] = amount_cells(waiting.resource.as_ref());
     vec![
         ahead.saturating_add(1).to_string(),
         waiting.user.clone(),
-        text::or_nothing(&spots.join(" ")),
+        text::or_nothing(&keys.join(" ")),
         memory,
         cores,
         instances,

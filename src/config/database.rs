@@ -16,19 +16,19 @@ const CELL: &str = "--cell (LINKIS_RM_CELL)";
 /// Arguments that select the PostgreSQL.
 #[derive(Debug, Clone, Args)]
 pub struct DatabaseArguments {
-    /// The PostgreSQL (15 or newer) to use, e.g. postgres://user:password@host/database. Without it, a private one is started.
+    /// PostgreSQL (15 or newer), e.g. postgres://user:password@host/database [default: a private PostgreSQL].
     #[arg(long, env = "DATABASE_URL", hide_env_values = true, value_name = "URL")]
     database_url: Option<SecretString>,
 
-    /// A file with that URL instead, read again when it changes: connections that are made from then on show the new password.
+    /// File with that URL; a changed file is read again, and new connections use the new password.
     #[arg(long, env = "DATABASE_URL_FILE", value_name = "FILE")]
     database_url_file: Option<PathBuf>,
 
-    /// The cell to serve: a schema that the Citus whose coordinator --database-url names has on one of its workers (docs/CELLS.md).
+    /// Schema of a cell on Citus; --database-url names the coordinator (docs/CELLS.md).
     #[arg(long, env = "LINKIS_RM_CELL", value_name = "SCHEMA")]
     cell: Option<String>,
 
-    /// Where the private PostgreSQL keeps its data [default: /var/lib/linkis-rm as root, else linkis-rm in the user's data folder]
+    /// Folder of the private PostgreSQL [default: /var/lib/linkis-rm as root, else linkis-rm in the user's data folder].
     #[arg(long, env = "LINKIS_RM_DATA_DIR", value_name = "FOLDER")]
     data_dir: Option<PathBuf>,
 }
@@ -42,7 +42,7 @@ impl DatabaseArguments {
         let cell = cell.map_err(|error| format!("{CELL}: {error}"))?;
         let (name, target) = match (url, file) {
             (None, None) if cell.is_some() => {
-                return Err(format!("{CELL}: is on Citus; say by DATABASE_URL where its coordinator is"));
+                return Err(format!("{CELL}: a cell is on Citus; name its coordinator by DATABASE_URL"));
             }
             (None, None) => return Ok(DatabaseSource::Embedded(self.data_dir.clone())),
             (Some(_), Some(_)) => {
@@ -69,12 +69,12 @@ impl DatabaseArguments {
 /// Arguments of the standby.
 #[derive(Debug, Clone, Args)]
 pub struct StandbyArguments {
-    /// A standby of the same PostgreSQL, or several hosts of which one is: the history, use over time and the hourly audit are read there, a
-    /// few seconds old, as long as it follows.
+    /// Standby of the same PostgreSQL, for the history, use over time and the hourly audit; its data is a few seconds old. Several hosts
+    /// are allowed.
     #[arg(long, env = "LINKIS_RM_STANDBY_URL", hide_env_values = true, value_name = "URL")]
     standby_url: Option<SecretString>,
 
-    /// A file with that URL instead, read again when it changes.
+    /// File with that URL; a changed file is read again.
     #[arg(long, env = "LINKIS_RM_STANDBY_URL_FILE", value_name = "FILE")]
     standby_url_file: Option<PathBuf>,
 }
@@ -101,10 +101,10 @@ impl StandbyArguments {
         };
         match database {
             Some(DatabaseSource::Embedded(_)) => {
-                Err(format!("{name}: is of no use without DATABASE_URL: the private PostgreSQL has no standby"))
+                Err(format!("{name}: needs DATABASE_URL: the private PostgreSQL has no standby"))
             }
             Some(DatabaseSource::External(target)) if target.cell().is_some() => {
-                Err(format!("{name}: is of no use with {CELL}: a cell may move to another worker"))
+                Err(format!("{name}: cannot be combined with {CELL}: a cell may move to another worker"))
             }
             Some(DatabaseSource::External(_)) | None => target.map(Some).map_err(|error| format!("{name}: {error}")),
         }

@@ -56,12 +56,12 @@ pub(super) fn parse_addresses(
     if !has_port {
         return Err(format!("{name}: {text:?} is not HOST:PORT; for example {example}"));
     }
-    let found = text.to_socket_addrs().map_err(|error| format!("{name}: {text:?} cannot be found: {error}"))?;
+    let found = text.to_socket_addrs().map_err(|error| format!("{name}: {text:?} cannot be resolved: {error}"))?;
     let addresses: Vec<_> = found.collect();
     match addresses.iter().find(|address| !address.ip().is_loopback()) {
         None if addresses.is_empty() => Err(format!("{name}: {text:?} has no address")),
         Some(address) if !may_leave => Err(format!(
-            "{name}: {address} can be reached from other machines, and nothing is encrypted; add --tls-cert and --tls-key, \
+            "{name}: {address} is reachable from other machines without encryption; add --tls-cert and --tls-key, \
              or --insecure (LINKIS_RM_INSECURE=true) if the network is closed"
         )),
         _ => Ok(addresses),

@@ -9,7 +9,7 @@ fn check(arguments: &[&str]) -> Result<ServiceConfig, ServiceConfigError> {
 }
 
 #[test]
-fn the_defaults_hold() {
+fn defaults_match_constants() {
     let config = check(&[]).unwrap();
     assert_eq!(config.listen.to_string(), "127.0.0.1:50051");
     assert_eq!(config.lock_ttl, Duration::from_secs(600));
@@ -18,33 +18,33 @@ fn the_defaults_hold() {
 }
 
 #[test]
-fn all_mistakes_are_reported_at_once() {
+fn mistakes_are_reported_together() {
     let error = check(&["--listen", "here", "--lock-ttl", "soon", "--history", "0s", "--database-url", "mysql://x"])
         .unwrap_err();
     assert_eq!(error.0.len(), 4, "{error}");
 }
 
 #[test]
-fn a_standby_belongs_to_a_database_that_is_named() {
+fn standby_needs_database_url() {
     let (database, url) =
         (["--database-url", "postgres://h1,h2/rm"], "postgres://h1,h2/rm?target_session_attrs=standby");
     let with = |more: &[&str]| check(&[&database[..], more].concat());
     assert!(with(&[]).unwrap().standby.is_none() && with(&["--standby-url", url]).unwrap().standby.is_some());
-    for (error, told) in [
-        (check(&["--standby-url", url]), "--standby-url (LINKIS_RM_STANDBY_URL): is of no use without DATABASE_URL"),
+    for (error, text) in [
+        (check(&["--standby-url", url]), "--standby-url (LINKIS_RM_STANDBY_URL): needs DATABASE_URL"),
         (with(&["--standby-url", url, "--standby-url-file", "x"]), "--standby-url-file (LINKIS_RM_STANDBY_URL_FILE)"),
         (with(&["--standby-url", "postgres://h1/rm?target_session_attrs=primary"]), "say standby"),
         (with(&["--standby-url-file", "/nonexistent"]), "cannot be read"),
-        (with(&["--standby-url", url, "--cell", "c"]), "is of no use with --cell (LINKIS_RM_CELL)"),
+        (with(&["--standby-url", url, "--cell", "c"]), "cannot be combined with --cell (LINKIS_RM_CELL)"),
     ] {
         let error = error.unwrap_err().to_string();
-        assert!(error.contains(told), "{error}");
+        assert!(error.contains(text), "{error}");
     }
 }
 
 #[test]
 fn liveness_timeouts_are_checked() {
-    for (arguments, told) in [
+    for (arguments, text) in [
         (&["--em-silent-after", "3m"][..], "--em-lost-after (LINKIS_RM_EM_LOST_AFTER): \"5m\" must be at least twice"),
         (&["--em-silent-after", "0s"], "--em-silent-after"),
         (&["--lost-after-reports", "0"], "from 1 to 100"),
@@ -52,7 +52,7 @@ fn liveness_timeouts_are_checked() {
         (&["--lost-after-reports", "few"], "from 1 to 100"),
     ] {
         let error = check(arguments).unwrap_err().to_string();
-        assert!(error.contains(told), "{error}");
+        assert!(error.contains(text), "{error}");
     }
     let wrong = ["--em-silent-after", "3m", "--lost-after-reports", "0"];
     assert_eq!(check(&wrong).unwrap_err().0.len(), 2);
@@ -60,24 +60,24 @@ fn liveness_timeouts_are_checked() {
 }
 
 #[test]
-fn how_callers_are_known_is_told() {
+fn protection_is_described() {
     let (tls, here) = (["--tls-cert", "c", "--tls-key", "k"], ["--listen", "127.0.0.1:1"]);
-    for (arguments, told) in [
-        (&[&here[..]][..], "nothing; everybody may do everything until a token is made"),
+    for (arguments, text) in [
+        (&[&here[..]][..], "nothing; every caller may do everything until a token is created"),
         (&[&here, &["--jwt-config", "j"]], "tokens or JWTs"),
-        (&[&here, &tls], "TLS; everybody may do everything until a token is made"),
+        (&[&here, &tls], "TLS; every caller may do everything until a token is created"),
         (&[&["--listen", "0.0.0.0:1"], &tls], "TLS, with tokens"),
         (&[&tls, &["--jwt-config", "j"]], "TLS, with tokens or JWTs"),
         (&[&tls, &["--tls-client-ca", "a"]], "TLS, with certificates or tokens"),
         (&[&tls, &["--tls-client-ca", "a", "--jwt-config", "j"]], "TLS, with certificates, tokens or JWTs"),
     ] {
-        assert_eq!(check(&arguments.concat()).unwrap().security.to_string(), told, "{arguments:?}");
+        assert_eq!(check(&arguments.concat()).unwrap().security.to_string(), text, "{arguments:?}");
     }
 }
 
 #[test]
 fn bounds_are_checked() {
-    for (flag, wrong, told) in [
+    for (flag, wrong, text) in [
         ("--max-connections", "0", "from 1 to 1000000"),
         ("--max-connections", "many", "from 1 to 1000000"),
         ("--max-connection-calls", "100000", "from 1 to 65536"),
@@ -92,7 +92,7 @@ fn bounds_are_checked() {
         ("--max-body-bytes", "all", "at least 8m"),
     ] {
         let error = check(&[flag, wrong]).unwrap_err().to_string();
-        assert!(error.contains(flag) && error.contains(told), "{error}");
+        assert!(error.contains(flag) && error.contains(text), "{error}");
     }
     assert_eq!(check(&["--max-body-bytes", "16m"]).unwrap().bounds.body_bytes, 16 << 20);
 }
@@ -131,7 +131,7 @@ fn no_setting_shows_a_password() {
 }
 
 #[test]
-fn a_command_needs_none_of_the_settings() {
+fn commands_need_no_settings() {
     let parse = |line: &str| CommandLine::try_parse_from(line.split(' '));
     for line in ["linkis-rm audit", "linkis-rm repair --address http://rm:1", "linkis-rm audit --address rm:1,rm:2"] {
         assert!(parse(line).unwrap().task.is_some(), "{line}");
@@ -141,13 +141,13 @@ fn a_command_needs_none_of_the_settings() {
     }
     assert!(parse("linkis-rm --listen 127.0.0.1:1").unwrap().task.is_none());
     let Some(ProcessTask::Serve(serve)) = parse("linkis-rm serve --listen 127.0.0.1:1").unwrap().task else {
-        panic!("it serves");
+        panic!("serve is a task");
     };
     assert_eq!(serve.listen, "127.0.0.1:1");
 }
 
 #[test]
-fn every_command_is_explained_and_names_its_role() {
+fn commands_have_help_with_role() {
     command_line().debug_assert();
     let without_service = ["serve", "migrate", "tokens", "health", "completions", "help"];
     let mut names = 0;
@@ -166,7 +166,7 @@ fn every_command_is_explained_and_names_its_role() {
 }
 
 #[test]
-fn metrics_are_beside_grpc_and_on_this_machine_unless_told_otherwise() {
+fn http_address_defaults_to_loopback_beside_grpc() {
     for (arguments, http_listen) in [
         (&[][..], Some("127.0.0.1:51051")),
         (&["--listen", "127.0.0.1:0"], Some("127.0.0.1:0")),
@@ -177,8 +177,8 @@ fn metrics_are_beside_grpc_and_on_this_machine_unless_told_otherwise() {
         (&["--http-listen", ""], None),
         (&["--listen", "unix:/run/rm.sock"], Some("127.0.0.1:51051")),
     ] {
-        let told = check(arguments).unwrap().http_listen.map(|addresses| addresses[0].to_string());
-        assert_eq!(told.as_deref(), http_listen, "{arguments:?}");
+        let text = check(arguments).unwrap().http_listen.map(|addresses| addresses[0].to_string());
+        assert_eq!(text.as_deref(), http_listen, "{arguments:?}");
     }
     let error = check(&["--http-listen", "here"]).unwrap_err().to_string();
     assert!(error.contains("for example 127.0.0.1:51051"), "{error}");
@@ -187,26 +187,26 @@ fn metrics_are_beside_grpc_and_on_this_machine_unless_told_otherwise() {
 }
 
 #[test]
-fn it_listens_at_names_and_files() {
-    let told = |listen: &str| check(&["--listen", listen]).map(|config| config.listen);
+fn listen_address_accepts_names_and_sockets() {
+    let text = |listen: &str| check(&["--listen", listen]).map(|config| config.listen);
     for listen in ["unix:/run/rm.sock", "unix:///run/rm.sock"] {
-        assert_eq!(told(listen).unwrap(), ListenAddress::Unix("/run/rm.sock".into()));
+        assert_eq!(text(listen).unwrap(), ListenAddress::Unix("/run/rm.sock".into()));
     }
-    let ListenAddress::Tcp(addresses) = told("localhost:7").unwrap() else { panic!("a name is no file") };
+    let ListenAddress::Tcp(addresses) = text("localhost:7").unwrap() else { panic!("a host name is a TCP address") };
     assert!(!addresses.is_empty() && addresses.iter().all(|address| address.port() == 7), "{addresses:?}");
     for (wrong, why) in [
         ("unix:", "names no file"),
         ("localhost", "is not HOST:PORT"),
         ("localhost:http", "is not HOST:PORT"),
-        ("no-such-host.invalid:7", "cannot be found"),
+        ("no-such-host.invalid:7", "cannot be resolved"),
     ] {
-        assert!(told(wrong).unwrap_err().to_string().contains(why), "{wrong}");
+        assert!(text(wrong).unwrap_err().to_string().contains(why), "{wrong}");
     }
     assert!(check(&["--http-listen", "localhost:7"]).is_ok());
 }
 
 #[test]
-fn others_are_served_only_on_purpose() {
+fn remote_address_needs_tls_or_insecure() {
     assert!(check(&["--listen", "0.0.0.0:1"]).unwrap_err().to_string().contains("--insecure"));
     assert!(check(&["--listen", "0.0.0.0:1", "--insecure"]).is_ok());
     assert!(check(&["--listen", "[::1]:0"]).is_ok());
@@ -215,7 +215,7 @@ fn others_are_served_only_on_purpose() {
 }
 
 #[test]
-fn everybody_may_do_everything_only_where_nobody_else_comes_or_on_purpose() {
+fn open_access_needs_loopback_or_insecure() {
     let tls = ["--tls-cert", "c", "--tls-key", "k"];
     let mutual = ["--tls-cert", "c", "--tls-key", "k", "--tls-client-ca", "a"];
     let (world, insecure) = (["--listen", "0.0.0.0:1"], ["--insecure"]);
@@ -240,38 +240,38 @@ fn everybody_may_do_everything_only_where_nobody_else_comes_or_on_purpose() {
         let security = check(&arguments).unwrap().security;
         assert_eq!((security.is_open, security.is_page_open), (true, is_page_open), "{arguments:?}");
     }
-    for (wrong, told) in [
+    for (wrong, text) in [
         (vec!["--tls-cert", "c"], "--tls-key"),
         (vec!["--tls-key", "k"], "--tls-cert"),
         (vec!["--tls-client-ca", "a"], "--tls-cert"),
         ([&world[..], &["--tls-key", "k"]].concat(), "--tls-cert"),
     ] {
         let error = check(&wrong).unwrap_err();
-        assert!(error.0.len() == 1 && error.to_string().contains(told), "{error}");
+        assert!(error.0.len() == 1 && error.to_string().contains(text), "{error}");
     }
 }
 
 #[test]
-fn logs_are_set_by_name() {
-    let told = |arguments: &[&str]| {
+fn log_settings_are_parsed_by_name() {
+    let text = |arguments: &[&str]| {
         let arguments = CommandLine::parse_from(std::iter::once(&"linkis-rm").chain(arguments)).serve;
         Arguments { rust_log: String::new(), ..arguments }.check().map(|config| config.telemetry.log)
     };
-    let (auto, debug) = (told(&[]).unwrap(), told(&["--log-level", "debug", "--log-format", "json"]).unwrap());
+    let (auto, debug) = (text(&[]).unwrap(), text(&["--log-level", "debug", "--log-format", "json"]).unwrap());
     assert_eq!((auto.format, auto.filter.as_str()), (LogFormat::Auto, "info,sqlx=warn"));
     assert_eq!((debug.format, debug.filter.as_str()), (LogFormat::Json, "info,sqlx=warn,linkis_rm=debug"));
-    let error = told(&["--log-level", "loud", "--log-format", "xml"]).unwrap_err();
+    let error = text(&["--log-level", "loud", "--log-format", "xml"]).unwrap_err();
     assert!(error.0.len() == 2 && error.to_string().contains("(LINKIS_RM_LOG_LEVEL): \"loud\""), "{error}");
     let by_rust_log = |rust_log: &str| {
         let arguments = CommandLine::parse_from(["linkis-rm", "--log-level", "warn"]).serve;
         Arguments { rust_log: rust_log.to_owned(), ..arguments }.check().map(|config| config.telemetry.log.filter)
     };
-    assert_eq!(by_rust_log("linkis_rm=trace").unwrap(), "linkis_rm=trace", "it wins");
+    assert_eq!(by_rust_log("linkis_rm=trace").unwrap(), "linkis_rm=trace", "RUST_LOG wins");
     assert!(by_rust_log("linkis_rm=loud").unwrap_err().to_string().contains("RUST_LOG"));
 }
 
 #[test]
-fn a_database_is_said_once_and_its_password_shows_nowhere() {
+fn database_url_is_unique_and_password_hidden() {
     let url = "postgres://me:hunter2@db.example/rm";
     let file = std::env::temp_dir().join(format!("linkis-rm-url-{}", std::process::id()));
     std::fs::write(&file, format!("{url}\n")).unwrap();

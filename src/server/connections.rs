@@ -39,17 +39,17 @@ pub(super) fn accepted(
     let stopping = stopping.clone();
     tasks.spawn(async move { stopping.run_until_cancelled(accepting).await.unwrap_or_default() });
     let Some(age) = age else { return vec![(None, ReceiverStream::new(accepted))] };
-    let (mut doors, mut incoming) = (vec![], vec![]);
+    let (mut senders, mut incoming) = (vec![], vec![]);
     for age in edge::ages(age) {
-        let (door, dealt) = mpsc::channel(1);
-        doors.push(door);
+        let (sender, dealt) = mpsc::channel(1);
+        senders.push(sender);
         incoming.push((Some(age), ReceiverStream::new(dealt)));
     }
     tasks.spawn(async move {
-        for door in (0..doors.len()).cycle() {
-            let (Some(connection), Some(door)) = (accepted.recv().await, doors.get(door)) else { return };
+        for sender in (0..senders.len()).cycle() {
+            let (Some(connection), Some(sender)) = (accepted.recv().await, senders.get(sender)) else { return };
             // Without a receiver the connection ends.
-            let _ = door.send(connection).await;
+            let _ = sender.send(connection).await;
         }
     });
     incoming

@@ -34,14 +34,14 @@ pub(super) async fn watch_health(health: HealthState, store: Store, stopping: Ca
     health.grpc.set_service_status(LIVENESS, tonic_health::ServingStatus::Serving).await;
     loop {
         let changed = store.primary().changed();
-        let standing = store.primary().standing();
+        let database = store.primary().standing();
         health.metrics.database.observe(
-            standing
+            database
                 .as_ref()
                 .ok()
                 .map(|found| PoolConnections { open: found.pool.size(), idle: found.pool.num_idle() }),
         );
-        health.publish(standing.map_or_else(|why| Readiness::NoDatabase(why.to_string()), |_| Readiness::Ready)).await;
+        health.publish(database.map_or_else(|why| Readiness::NoDatabase(why.to_string()), |_| Readiness::Ready)).await;
         tokio::select! {
             biased;
             () = stopping.cancelled() => break,

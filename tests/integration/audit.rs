@@ -445,7 +445,7 @@ async fn audit_and_repair_commands_print_and_exit() {
     let audit = ask("audit");
     let row = "em=linkis-cg-engineconnmanager/host1:9102  locked   cores=3  cores=1\n";
     let header = "WHAT                                       COUNTER  STORED   TRUE     PROBLEM\n";
-    let end = "1 differences in 1 EMs, 0 scopes, 1 tickets. To make them what the tickets say: linkis-rm repair\n";
+    let end = "1 differences in 1 EMs, 0 scopes, 1 tickets. To repair them: linkis-rm repair\n";
     assert_eq!((audit.code, audit.out), (Some(1), format!("{header}{row}{end}")));
 
     let repair = ask("repair");
@@ -457,7 +457,7 @@ async fn audit_and_repair_commands_print_and_exit() {
     let Ran { code, out, .. } = ask("repair");
     assert!(code == Some(1) && out.contains("host1:9102") && out.contains("release that hold"), "{out}");
     assert!(
-        out.ends_with("1 could not be repaired; PROBLEM says why, and what to do before the next repair\n"),
+        out.ends_with("1 could not be repaired; PROBLEM states why, and what to do before the next repair\n"),
         "{out}"
     );
 
@@ -465,7 +465,7 @@ async fn audit_and_repair_commands_print_and_exit() {
     for what in ["audit", "repair"] {
         let Ran { code, err, .. } = ask(what);
         assert_eq!(code, Some(2));
-        assert!(err.contains(&format!("No service answers at {address}. Start one with linkis-rm")), "{err}");
+        assert!(err.contains(&format!("No service replies at {address}. Start one with linkis-rm")), "{err}");
     }
     let Ran { code, err, .. } = ran(&mut program("", &["audit", "--address", "here"]));
     assert!(code == Some(64) && err.contains("--address 127.0.0.1:50051"), "{err}");

@@ -60,7 +60,7 @@ pub fn certify(by: &Authority, hosts: &[&str], uris: &[&str], year: i32) -> Iden
     certify_until(by, hosts, uris, date_time_ymd(year, 1, 1))
 }
 
-/// The same, with an end of validity.
+/// A certificate with an end of validity.
 fn certify_until(by: &Authority, hosts: &[&str], uris: &[&str], end: OffsetDateTime) -> Identity {
     let mut params = CertificateParams::new(hosts.iter().map(|host| (*host).to_owned()).collect::<Vec<_>>()).unwrap();
     params.subject_alt_names.extend(uris.iter().map(|uri| SanType::URI((*uri).try_into().unwrap())));
@@ -132,7 +132,7 @@ async fn connect(
     connect_to(rm.address.strip_prefix("http://").unwrap(), server_ca, identity).await
 }
 
-/// The same, to the server at an address.
+/// A connection to the server at an address.
 pub async fn connect_to(
     address: &str,
     server_ca: &Authority,

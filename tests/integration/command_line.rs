@@ -152,14 +152,14 @@ async fn commands_return_documented_exit_codes() {
         (&["unhold", user[0], user[1]], 0, "user alice is not held any more\n"),
         (&["release", &locked, "--yes", "--reason", "stuck"], 0, "ticket TICKET-2 forced at TIME\n"),
         (&["ticket", &locked], 1, "ended by an operator"),
-        (&["limits", "delete", "--yes", "--reason", "too strict", "user"], 0, "removed the limit each user\n"),
+        (&["limits", "delete", "--yes", "--reason", "too strict", "user"], 0, "deleted the limit each user\n"),
         // Wrong usage.
         (&["release", &used, "--reason", "stuck"], 64, "Add --yes"),
-        (&["release", &used, "--yes"], 64, "--reason: say why"),
+        (&["release", &used, "--yes"], 64, "--reason: is required"),
         (&["limits", "delete", "user"], 64, "Add --yes, and --reason,"),
-        (&["limits", "delete", "user", "--yes"], 64, "--reason: say why"),
+        (&["limits", "delete", "user", "--yes"], 64, "--reason: is required"),
         (&["repair", "--reason", "r"], 64, "Add --yes if"),
-        (&["repair", "--yes"], 64, "--reason: say why"),
+        (&["repair", "--yes"], 64, "--reason: is required"),
         (&["ticket", "7"], 64, "ticket_id"),
         (&["em", ""], 64, "EM.instance"),
         (&["hold", "--for", "1m", "--reason", "r"], 64, "--em"),
@@ -174,10 +174,10 @@ async fn commands_return_documented_exit_codes() {
         (&["ems", "--token-file", "/nowhere"], 64, "--token-file: /nowhere cannot be read"),
         (&["limits", "diff", "/nowhere"], 64, "FILE: /nowhere"),
         // No service replies.
-        (&["ems", "--address", "127.0.0.1:1"], 2, "No service answers at 127.0.0.1:1"),
+        (&["ems", "--address", "127.0.0.1:1"], 2, "No service replies at 127.0.0.1:1"),
         // No call is made.
         (&["--version"], 0, "linkis-rm "),
-        (&["drain", "--help"], 0, "Needs the role operator or admin, or ecm for what is their own.\n"),
+        (&["drain", "--help"], 0, "Needs the role operator or admin, or ecm for their own objects.\n"),
         (&["completions", "bash"], 0, "complete -F _linkis"),
     ] {
         let output = world.told(words, code);

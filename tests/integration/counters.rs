@@ -136,7 +136,7 @@ async fn reply_counters_match_state_after_commit() {
     assert_eq!(
         (again.em, again.scopes.len()),
         (after_release.em.clone(), 0),
-        "of an ended ticket only the EM is known"
+        "the EM of an ended ticket is recorded, its scopes are not"
     );
     let adopt = proto::AdoptTicketRequest {
         ticket_id: Uuid::new_v4().to_string(),

@@ -1,4 +1,4 @@
-//! The edge: bounded memory, connections and logs, whatever callers send.
+//! The edge: bounded memory, connections and logs for any input.
 
 use std::{
     future::poll_fn,
@@ -236,8 +236,8 @@ async fn unread_replies_use_bounded_memory() {
     .await;
 }
 
-/// Incomplete large messages use only their share of the byte budget: other large messages are rejected with a retry time, small
-/// ones are accepted, and the end of the connections frees the budget.
+/// Incomplete large messages use only their share of the byte budget. Other large messages are rejected with a retry time, and
+/// small ones are accepted. The end of the connections frees the budget.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn message_above_byte_budget_is_rejected() {
     let database = Database::fresh().await;
@@ -311,7 +311,7 @@ async fn connections_above_limit_are_closed() {
         client(&process.address).ems().await.is_ok()
     })
     .await;
-    let told = lines(&log, "turned a connection away");
+    let told = lines(&log, "connection rejected");
     assert!((1..=20).contains(&told.len()), "bounded log lines: {told:?}");
 }
 

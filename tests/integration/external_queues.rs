@@ -332,7 +332,7 @@ async fn queue_names_select_first_fitting_queue() {
         assert_eq!(told.queue_name, "b");
     }
     let NotEnough(refusal) = asked(ask(&["a", "b"], "two")).await.unwrap() else { panic!("neither has room") };
-    assert_eq!(refusal.scope, "provider=default,queue=root.a", "the one that was wanted most");
+    assert_eq!(refusal.scope, "provider=default,queue=root.a", "the first queue of the request");
     let tickets = one.client.tickets(None).await.unwrap();
     assert_eq!((tickets.len(), tickets[0].resource().queue_name()), (1, Some("b")));
     for (wrong, field) in [

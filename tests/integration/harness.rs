@@ -155,7 +155,7 @@ impl Database {
         self.cell.as_ref().map_or_else(|| self.options.clone().into(), Cell::target)
     }
 
-    /// The same database behind a proxy. Queries of the test bypass the proxy.
+    /// This database behind a proxy. Queries of the test bypass the proxy.
     pub fn behind_proxy(&self, name: &str) -> (Proxy, Self) {
         let proxy = Proxy::start(name, self.options.get_socket().expect("not a cell"));
         let options = self.options.clone().socket(proxy.folder());

@@ -51,7 +51,7 @@ async fn health_command_reports_state_and_reason() {
     proxy.cut_all();
     let says_so = || async {
         let (code, told) = health(&["--address", address]).await;
-        code == 1 && told.contains("does not serve: it stops, or its database does not answer")
+        code == 1 && told.contains("does not serve: it stops, or its database does not reply")
     };
     eventually("it says that it does not serve", LONG, says_so).await;
     assert_eq!(health(&["--address", address, "--service", "liveness"]).await.0, 0, "the process is alive");
@@ -61,7 +61,7 @@ async fn health_command_reports_state_and_reason() {
     let gone = address.to_owned();
     instance.stop().await;
     let (code, told) = health(&["--address", &gone]).await;
-    assert!(code == 1 && told.contains("does not answer: ") && told.contains("refused"), "{told}");
+    assert!(code == 1 && told.contains("does not reply: ") && told.contains("refused"), "{told}");
     let (code, told) = health(&["--address", "nowhere"]).await;
     assert!(code == 1 && told.contains("is not the address of a service"), "{told}");
 }
@@ -90,7 +90,7 @@ impl tower::Service<http::Request<Body>> for Says {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn health_command_escapes_foreign_text() {
-    for (code, told_as) in [(Code::Unavailable, "does not answer: "), (Code::Internal, "returns no health: ")] {
+    for (code, told_as) in [(Code::Unavailable, "does not reply: "), (Code::Internal, "returns no health: ")] {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let server = Server::builder().add_service(Says(Status::new(code, "\u{1b}[2Jgone\u{202e}")));
@@ -131,7 +131,7 @@ async fn health_command_verifies_server_certificate() {
     // Health needs no token.
     eventually("it serves", LONG, || async { health(&believed).await.0 == 0 }).await;
     let (code, told) = health(&["--address", &address]).await;
-    assert!(code == 1 && told.contains("does not answer") && told.contains("certificate"), "{told}");
+    assert!(code == 1 && told.contains("does not reply") && told.contains("certificate"), "{told}");
     instance.stop().await;
 }
 

@@ -144,7 +144,7 @@ fn described() -> BTreeMap<String, bool> {
         .collect()
 }
 
-/// Who is let in: nobody, ecm, manager, viewer, operator, admin.
+/// Permitted callers of each method: without credentials, ecm, manager, viewer, operator, admin.
 const MATRIX: &str = "
     Register            e---a      Unregister         e---a      Heartbeat           e---a
     RequestResource     em--a      ResourceInited     em--a      ResourceReported    em--a
@@ -239,13 +239,13 @@ async fn first_token_requires_authentication_of_every_caller() {
             }
         }
     };
-    let status = tokio::time::timeout(KNOWN_WITHIN, told).await.expect("who came before it does not stay");
+    let status = tokio::time::timeout(KNOWN_WITHIN, told).await.expect("an earlier unauthenticated stream ends");
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unauthenticated, "TOKEN_MISSING"));
     usage_of(&channel, &admin).list_ems(proto::ListEmsRequest::default()).await.unwrap();
     let info = usage_of(&channel, &admin).get_server_info(proto::GetServerInfoRequest {}).await.unwrap();
     assert!(info.into_inner().authentication);
 
-    // An instance that required authentication keeps requiring it, whatever happens to its tokens.
+    // An instance that required authentication keeps requiring it after its tokens are revoked.
     tokens(&database, &["revoke", "--name", "first"]);
     let another = Instance::start(&database).await;
     let refused = another.client.ems().await.unwrap_err();
@@ -268,7 +268,7 @@ async fn invalid_token_is_rejected_with_reason() {
     let id = tokens(&database, &["list"]).lines().find(|line| line.contains("  revoked  ")).unwrap()[..36].to_owned();
     let asked = tokens_command(&database, &["revoke", "--id", &id]).stdin(Stdio::null()).output().unwrap();
     let told = String::from_utf8_lossy(&asked.stderr).into_owned();
-    assert!(asked.status.code() == Some(64) && told.contains("Add --yes"), "nobody can be asked: {told}");
+    assert!(asked.status.code() == Some(64) && told.contains("Add --yes"), "there is no terminal: {told}");
     assert_eq!(tokens(&database, &["revoke", "--id", &id]), format!("revoked {id}\n"));
     let listed = tokens(&database, &["list"]);
     for token in [&good, &expired, &revoked] {
@@ -413,13 +413,13 @@ async fn token_revocation_over_silent_connection_is_noticed() {
 #[test]
 fn tokens_command_with_invalid_arguments_is_refused() {
     for (words, told) in [
-        (&["create", "--name", "a", "--owner", "o", "--role", "boss"][..], "\"boss\" is none of ecm, manager"),
-        (&["create", "--name", "a", "--owner", "o", "--role", "ecm"], "needs the hosts"),
+        (&["create", "--name", "a", "--owner", "o", "--role", "boss"][..], "\"boss\" must be one of ecm, manager"),
+        (&["create", "--name", "a", "--owner", "o", "--role", "ecm"], "is required for the role ecm"),
         (&["create", "--name", "a", "--owner", "o", "--role", "ecm", "--em", "*"], "all hosts there are"),
-        (&["create", "--name", "a", "--owner", "o", "--role", "admin", "--em", "h"], "nobody else has any"),
+        (&["create", "--name", "a", "--owner", "o", "--role", "admin", "--em", "h"], "not allowed for other roles"),
         (&["create", "--name", "a", "--owner", "o", "--role", "admin", "--user", "u"], "managers and viewers"),
-        (&["create", "--name", "linkis-rm", "--owner", "o", "--role", "admin"], "the service uses it itself"),
-        (&["create", "--name", "anonymous", "--owner", "o", "--role", "admin"], "the service uses it itself"),
+        (&["create", "--name", "linkis-rm", "--owner", "o", "--role", "admin"], "is reserved for the service"),
+        (&["create", "--name", "anonymous", "--owner", "o", "--role", "admin"], "is reserved for the service"),
         (&["create", "--name", "a", "--owner", "o", "--role", "admin", "--lifetime", "10y"], "366d"),
         (&["revoke", "--name", ""], "--name"),
     ] {

@@ -138,7 +138,7 @@ async fn commit_evidence_ignores_other_transactions() {
     assert_invariants(&served.database, direct).await;
 }
 
-/// A committed batch is not repeated, whatever another instance commits afterwards.
+/// A committed batch is not repeated after later commits of another instance.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commit_evidence_survives_later_transactions() {
     let served = Served::start("since").await;

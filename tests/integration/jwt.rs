@@ -147,7 +147,7 @@ async fn asks(channel: &Channel, shown: &str) -> Result<(), Status> {
 
 /// Reason of the rejection of this JWT.
 async fn refused(channel: &Channel, shown: &str) -> String {
-    asks(channel, shown).await.map_or_else(|status| reason(&status), |()| "believed".into())
+    asks(channel, shown).await.map_or_else(|status| reason(&status), |()| "authenticated".into())
 }
 
 fn counted(rm: &Instance, name: &str) -> u64 {
@@ -271,23 +271,23 @@ async fn jwt_key_change_applies_without_restart() {
     let failures = counted(&rm, "reload_failures_total");
     folder.write("keys", "garbage");
     let told = || async { counted(&rm, "reload_failures_total") == failures + 1 };
-    eventually("it is told that it cannot be used", TAKEN_UP_WITHIN, told).await;
-    assert_eq!(refused(&channel, &by(&old, "boss")).await, "believed");
+    eventually("the failure is counted", TAKEN_UP_WITHIN, told).await;
+    assert_eq!(refused(&channel, &by(&old, "boss")).await, "authenticated");
 
     folder.write("keys", &key_set(&[&stays, &new]));
     let is_new = || async { asks(&channel, &by(&new, "boss")).await.is_ok() };
     eventually("the new key is believed", TAKEN_UP_WITHIN, is_new).await;
     assert_eq!(refused(&channel, &by(&old, "boss")).await, "JWT_KEY_UNKNOWN", "and the old one is not any more");
     let status = waiting.remove(0).await.unwrap().unwrap_err();
-    assert_eq!(reason(&status), "JWT_WITHDRAWN", "nor what it has begun");
-    eventually("the other stands on", Duration::from_secs(5), stand(1)).await;
+    assert_eq!(reason(&status), "JWT_WITHDRAWN", "a waiting call with the old key ends");
+    eventually("the other request still waits", Duration::from_secs(5), stand(1)).await;
 
     // A change of the mapping of claims ends streams and calls that it no longer permits.
     let keys = folder.0.join("keys");
     folder.write("config", &config(keys.to_str().unwrap(), json!({"audiences": []})).to_string());
     let told = || async { counted(&rm, "reload_failures_total") == failures + 2 };
-    eventually("it is told that it cannot be used", TAKEN_UP_WITHIN, told).await;
-    assert_eq!(refused(&channel, &boss).await, "believed");
+    eventually("the failure is counted", TAKEN_UP_WITHIN, told).await;
+    assert_eq!(refused(&channel, &boss).await, "authenticated");
     let grants =
         json!({"grants": [{"if": {"sub": "boss"}, "roles": ["viewer"]}, {"if": {"sub": "heir"}, "roles": ["admin"]}]});
     folder.write("config", &config(keys.to_str().unwrap(), grants).to_string());
@@ -295,10 +295,10 @@ async fn jwt_key_change_applies_without_restart() {
     let inherits = || async { asks(&channel, &heir).await.is_ok() };
     eventually("the new claims are believed", TAKEN_UP_WITHIN, inherits).await;
     let status = rm_of(&channel, &boss).register(register("host1")).await.unwrap_err();
-    assert_eq!(reason(&status), "ROLE_DENIED", "the same JWT says less now");
+    assert_eq!(reason(&status), "ROLE_DENIED", "the JWT has fewer rights now");
     let status = waiting.remove(0).await.unwrap().unwrap_err();
     assert_eq!(reason(&status), "JWT_WITHDRAWN");
-    eventually("nobody stands in line", Duration::from_secs(5), stand(0)).await;
+    eventually("no request waits", Duration::from_secs(5), stand(0)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -421,7 +421,7 @@ async fn jwt_unknown_key_refetches_keys_at_bounded_rate() {
             assert_eq!(refused(&channel, &heir).await, "JWT_KEY_UNKNOWN");
             counted(&rm, "reload_failures_total") > before
         };
-        eventually("it is told that they cannot be had", Duration::from_secs(15), told).await;
+        eventually("the failed read is counted", Duration::from_secs(15), told).await;
         asks(&channel, &boss).await.expect("the keys before stay in force");
     }
     assert_eq!(counted(&rm, "reload_failures_total"), failures + 3);
@@ -445,7 +445,7 @@ async fn jwt_key_address_requires_trusted_certificate() {
     let rm = Instance::start_with(&database, believing(folder.0.join("config"))).await;
     let channel = channel_to(&rm.address).await;
     let boss = signer.sign(&claims("boss", json!({})));
-    assert_eq!(refused(&channel, &boss).await, "JWT_KEY_UNKNOWN", "nobody vouches for the address");
+    assert_eq!(refused(&channel, &boss).await, "JWT_KEY_UNKNOWN", "the certificate of the address is not trusted");
     assert_eq!((publisher.asked(), counted(&rm, "reload_failures_total") > 0), (0, true));
     folder.write("ca", &ca.as_ref().pem());
     let believed = || async { asks(&channel, &boss).await.is_ok() };

@@ -203,7 +203,7 @@ async fn kubernetes_burst_is_granted_within_quotas_and_nodes() {
     // The first of several namespaces with capacity.
     let names = vec!["etl".to_owned(), "default".to_owned(), "free".to_owned()];
     let any = ResourceRequest { queue_names: names, ..in_namespace("etl", 4_000, 1) };
-    assert_eq!(one.client.request_resource(&any).await.refused().code, 12_111, "none has so much");
+    assert_eq!(one.client.request_resource(&any).await.refused().code, 12_111, "no namespace has the capacity");
     let any = ResourceRequest { resource: of_namespace("etl", 1_500, 1), ..any };
     assert_eq!(one.client.request_resource(&any).await.granted().queue.unwrap().path, "root.etl");
     assert_eq!(assert_invariants(&database, &one.client).await, 9);
@@ -278,7 +278,7 @@ async fn kubernetes_provider_with_mistake_returns_field() {
     assert_eq!(rm.client.request_resource(&in_namespace("etl", 1, 1)).await.refused().code, 11_006);
 }
 
-/// A request in a namespace with a client certificate, and one in a queue with a password: the trace log shows neither secret,
+/// One request uses a namespace with a client certificate, another a queue with a password. The trace log contains neither secret,
 /// nor the replies of a cluster that refuses them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn trace_log_of_queue_requests_shows_no_secret() {

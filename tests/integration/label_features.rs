@@ -1,6 +1,7 @@
-//! Conformance with the features of Apache Linkis's labels: which hosts its own manager leaves to a request, and how its own scorer ranks
-//! hosts, as `tests/fixtures/linkis/labels.json` has it from its classes (`clients/java`, `LabelFeaturesTest`), beside what we choose
-//! where the same is said by the fields that docs/LABELS.md names.
+//! Conformance with the label features of Apache Linkis: the EMs that its manager allows for a request, and the ranks of its scorer.
+//!
+//! `tests/fixtures/linkis/labels.json` has the results of Linkis's classes (`clients/java`, `LabelFeaturesTest`). The tests compare them
+//! with the placement of requests whose fields docs/LABELS.md maps to the features.
 
 use std::collections::BTreeMap;
 
@@ -31,7 +32,7 @@ const RANKED_ELSE: [(&str, &[&str], &str); 2] = [
     ),
 ];
 
-const OPTIONAL_IS_COUNTED: &str = "what is optional is counted, and chooses nothing";
+const OPTIONAL_IS_COUNTED: &str = "an optional label is counted and does not affect the placement";
 
 /// Weights of the suitable and the prioritized label, as the boosts of Linkis's features (1 and 0.8). All labels of a feature
 /// share its weight.

@@ -30,7 +30,7 @@ fn assert_woken(model: &Model, settled: &[usize], freed: &[FreedKeys]) {
         let w = &model.waiting[number];
         let is_told = |spot: &WaitKey| freed.iter().any(|freed| freed.contains(spot));
         let told = w.stands().iter().any(|(spot, is_short)| *is_short && is_told(spot));
-        assert!(told, "nobody wakes {w:?}, freed {freed:?}");
+        assert!(told, "no freed key wakes {w:?}: {freed:?}");
     }
 }
 

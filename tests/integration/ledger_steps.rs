@@ -1,5 +1,5 @@
-//! What the ledger does in steps, against what is true at every commit: EMs that go and label sets that are being counted, while
-//! tickets come and go, through a store of maps that reads few tickets at a time.
+//! Jobs of the ledger in steps, against the invariants of every commit: EMs are unregistered and label sets are counted while tickets
+//! are granted and released. The store is a set of maps that reads few tickets at a time.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -36,9 +36,9 @@ const PAGE: usize = 2;
 enum Step {
     Register(usize),
     Unregister(usize),
-    /// By which EM, which user, and whether the ticket's id is older than those of others.
+    /// EM, user, and whether the ticket's id is older than those of others.
     Request(usize, usize, bool),
-    /// The same for an adopted engine.
+    /// As `Request`, for an adopted engine.
     Adopt(usize, usize, bool),
     Inited(usize),
     /// The engine of which ticket, and how much it uses.

@@ -507,7 +507,11 @@ async fn list_actions_of_past_partitions_uses_indexes() {
     }
     while history_partition::index_oldest(&mut connection).await.unwrap() {}
     let indexes = "SELECT count(*) FROM pg_indexes WHERE tablename ~ 'linkis_resource_action_record_[0-9]' AND indexname ~ '(user|em|actor)$'";
-    assert_eq!(database.count(indexes).await, 6, "of two parts that are over; the present and the next one have none");
+    assert_eq!(
+        database.count(indexes).await,
+        6,
+        "the two past partitions have indexes; the present and the next one have none"
+    );
     let mut usage = usage(&rm).await;
     let em = Some(proto::EmInstance { application_name: "ecm".into(), instance: "rarely".into() });
     let all = proto::ListActionsRequest::default();
@@ -527,7 +531,7 @@ async fn list_actions_of_past_partitions_uses_indexes() {
                 if newest_first { times.is_sorted_by(|one, next| one > next) } else { times.is_sorted() },
                 "{times:?}"
             );
-            // The same line by line: each once, and none missing.
+            // Pages of one line return each line once, without gaps.
             let (mut found, mut page_token) = (Vec::new(), String::new());
             loop {
                 let one = proto::ListActionsRequest { page_size: 1, page_token, ..call.clone() };

@@ -62,7 +62,7 @@ async fn user_lock_excludes_operations_on_other_em() {
         tokio::spawn(
             async move { client.request_resource(&request(&em("b"), "hadoop", load(1, 1, 1))).await.granted() },
         );
-    eventually("the same user waits on another EM", Duration::from_secs(5), || is_waiting(&database)).await;
+    eventually("a request of the user waits on another EM", Duration::from_secs(5), || is_waiting(&database)).await;
     rm.client.request_resource(&request(&em("b"), "alice", load(1, 1, 1))).await.granted();
     assert!(!same_user.is_finished());
     execute(&mut holder, "ROLLBACK").await;

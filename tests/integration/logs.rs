@@ -90,7 +90,7 @@ async fn log_begins_with_version_page_and_instance() {
     is(0, "page", &format!("http://{http_address}/"));
     is(1, "message", "instance created");
     is(1, "address", serving["address"].as_str().unwrap());
-    is(1, "protection", "nothing; everybody may do everything until a token is made");
+    is(1, "protection", "nothing; every caller may do everything until a token is created");
     let socket = database.options.get_socket().unwrap().display();
     is(1, "database", &format!("{socket} ({})", database.options.get_database().unwrap()));
     let mut usage = proto::usage_service_client::UsageServiceClient::new(process.connect().await);
@@ -99,7 +99,7 @@ async fn log_begins_with_version_page_and_instance() {
     assert!(process.decisions().is_empty(), "not at info");
     process.stop();
     let text = fs::read_to_string(folder.0.join("log")).unwrap();
-    assert!(!text.contains("hunter2") && text.contains("every call was answered"), "{text}");
+    assert!(!text.contains("hunter2") && text.contains("all calls finished"), "{text}");
 }
 
 /// Returns the exit code and the log, as JSON, of a service whose private database cannot start.

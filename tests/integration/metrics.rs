@@ -234,7 +234,7 @@ async fn certificate_expiry_metric_follows_renewal() {
     assert_eq!(end("cert"), Some(2_208_988_800));
     assert!(end("client_ca").is_some_and(|end| end > 2_208_988_800), "{:?}", end("client_ca"));
     folder.write_all(&certify(&ca, &["rm.example"], &[], 2050), &ca);
-    eventually("the renewed one is told", LONG, async || end("cert") == Some(2_524_608_000)).await;
+    eventually("the renewed certificate is published", LONG, async || end("cert") == Some(2_524_608_000)).await;
     instance.stop().await;
 }
 

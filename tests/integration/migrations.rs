@@ -110,7 +110,7 @@ const NOTHING_REPORTED: &str = "
     DELETE FROM linkis_rm_migration_cell WHERE version = 6";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_parts_of_the_history_that_an_earlier_release_made_take_what_is_reported() {
+async fn history_partitions_of_earlier_release_accept_reports() {
     let (database, rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
     rm.stop().await;
     database.execute(NOTHING_REPORTED).await;
@@ -133,7 +133,7 @@ const COUNTED_BEFORE: &str = "
     UPDATE linkis_resource_limit_version SET oldest_writer = 1, version = gen_random_uuid()";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_earlier_release_counted_otherwise_is_counted_anew_while_others_are_served() {
+async fn counters_of_earlier_release_are_recounted_while_serving() {
     let (database, rm) = start_with_em(em("host1"), load(1000, 1000, 1000)).await;
     let each = LabelPattern::new(BTreeMap::from([("user".to_owned(), None), ("engine_type".to_owned(), None)]));
     let rule = Rule { pattern: each, mode: Default::default(), max: BTreeMap::from([(Dimension::Instances, 3)]) };

@@ -100,7 +100,7 @@ async fn observed_use_is_shown_and_not_counted() {
     ecm.client.heartbeat(&silent).await.unwrap();
     ecm.client.heartbeat(&ecm.report(5, &[(b, load(3, 1, 1))])).await.unwrap();
     let repeated = seconds(&shown(&rm, b).await);
-    assert!(third < repeated, "what a repeat tells for the first time is kept");
+    assert!(third < repeated, "the first report of a use is stored");
     ecm.client.heartbeat(&ecm.report(5, &[(b, load(7, 1, 1))])).await.unwrap();
     ecm.client.heartbeat(&ecm.report(4, &[(b, load(7, 1, 1))])).await.unwrap_err();
     let after = shown(&rm, b).await;
@@ -169,7 +169,7 @@ async fn observed_use_of_other_shape_is_refused() {
     let twice = ecm.report(99, &[(mine, load(1, 1, 1)), (mine, load(1, 1, 1))]);
     let error = ecm.client.heartbeat(&twice).await.unwrap_err();
     assert_eq!(error.field().as_deref(), Some("observed[1].ticket_id"), "{error}");
-    // An ended ticket is not listed, whatever is reported of it.
+    // A report does not list an ended ticket again.
     rm.client.ticket_released(mine).await.unwrap();
     assert!(!lives(&rm.client, mine).await);
 }

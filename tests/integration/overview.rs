@@ -247,7 +247,7 @@ async fn tasks_return_progress_errors_and_jobs() {
         expiry.map(|task| task.steps).filter(|steps| *steps > 0).collect()
     };
     let both = || async { of_expiry(&rm.client.tasks().await.unwrap().tasks).len() == 2 };
-    eventually("both tell of it", Duration::from_secs(20), both).await;
+    eventually("both overviews include it", Duration::from_secs(20), both).await;
     let told = rm.client.tasks().await.unwrap();
     assert!(told.tasks.is_sorted_by_key(|task| task.task.clone()));
     assert!(told.jobs.is_empty() && told.tasks.len() >= 20, "{told:?}");

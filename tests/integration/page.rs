@@ -127,7 +127,7 @@ impl Stream {
     }
 }
 
-/// Four EMs, one drained, one unhealthy and busy; tickets, one of them of a hostile user; a limit that bob has reached; a refusal
+/// Four EMs, one drained, one unhealthy and busy. Tickets, one of them of a hostile user. A limit that bob has reached, a refusal
 /// by the limit and one by an EM; a waiting request. Returns the waiting call.
 pub async fn furnish(rm: &Instance) -> tokio::task::JoinHandle<()> {
     let hosts = ["host1", "host2", "host3", HOSTILE].map(em);
@@ -157,7 +157,7 @@ pub async fn furnish(rm: &Instance) -> tokio::task::JoinHandle<()> {
     rm.client.request_resource(&request(&hosts[0], "carol", load(1, 100, 1))).await.refused();
     let told =
         || async { get(rm.http, "/api/v1/ListRefusals", "").await.json()["refusals"].as_array().unwrap().len() == 2 };
-    eventually("both refusals are told", LONG, told).await;
+    eventually("both refusals are listed", LONG, told).await;
     let patient = ResourceRequest { wait_timeout: 10 * LONG, ..request(&hosts[0], HOSTILE, load(9, 9, 9)) };
     let client = rm.client.clone();
     let waiting = tokio::spawn(async move { drop(client.request_resource(&patient).await) });
@@ -224,7 +224,7 @@ async fn page_cookie_authenticates_same_origin_only() {
     let (database, rm) = start_page().await;
     let viewer = token(&database, "olga", &["--role", "viewer"]);
     let ecm = token(&database, "host1", &["--role", "ecm", "--em", "host1"]);
-    // The last of them: until it is known, everybody may do everything, or it is none.
+    // The last token: until the instance knows it, every caller may do everything, or the token is unknown.
     let known = || async { get(rm.http, "/api/v1/GetOverview", &bearer(&ecm)).await.status == 403 };
     eventually("the tokens are known", LONG, known).await;
     let signed = sign_in(rm.http, &viewer, "Sec-Fetch-Site: same-origin\r\n").await;
@@ -243,7 +243,7 @@ async fn page_cookie_authenticates_same_origin_only() {
         let refused = sign_in(rm.http, &viewer, &format!("Origin: {other}\r\n")).await;
         assert_eq!((refused.status, refused.headers.get("set-cookie")), (403, None), "{other}");
     }
-    assert_eq!(sign_in(rm.http, &ecm, "").await.status, 403, "who may not look");
+    assert_eq!(sign_in(rm.http, &ecm, "").await.status, 403, "a token without the permission");
     for wrong in ["", "lrm_nothing", "a%0d%0ab", "a%3Bb", &"a".repeat(4001)] {
         let refused = sign_in(rm.http, wrong, "").await;
         assert_eq!((refused.status, refused.headers.get("set-cookie")), (401, None), "{wrong}");
@@ -356,7 +356,7 @@ async fn page_with_10000_ems_sends_bounded_changes() {
     database.execute(ems).await;
     database.execute("VACUUM ANALYZE").await;
     let mut first_bytes = 0;
-    within("the first picture of 10,000 hosts is told", PICTURE_WITHIN, async || {
+    within("the first snapshot of 10,000 EMs is sent", PICTURE_WITHIN, async || {
         let begun = Instant::now();
         let mut stream = Stream::open(rm.http, "").await;
         let (_, picture) = stream.next().await.unwrap();

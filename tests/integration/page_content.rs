@@ -31,7 +31,7 @@ fn tile(overview: &Value, dimension: &str) -> (String, String) {
         counted.map(|group| group["dimensions"][dimension][field].as_str().unwrap().parse::<i64>().unwrap()).sum()
     };
     let all = |field: &str| sum(field, &|_| true);
-    // Of the remaining amount, the part on selectable EMs is free.
+    // The remaining amount on selectable EMs is free.
     let is_chosen = |state: &str| ["EM_STATE_HEALTHY", "EM_STATE_UNREPORTED", "EM_STATE_WARN"].contains(&state);
     let (free, out) = (sum("left", &is_chosen), sum("left", &|state| !is_chosen(state)));
     let (used, locked, kept) = (all("used"), all("locked"), all("protected_amount"));
@@ -42,7 +42,7 @@ fn tile(overview: &Value, dimension: &str) -> (String, String) {
     };
     let protected = if kept > 0 { format!(", {} protected", shown(kept)) } else { String::new() };
     let more = format!(
-        "{} used, {} locked{protected}, {} free, {} on hosts that take nothing",
+        "{} used, {} locked{protected}, {} free, {} on EMs that accept no grants",
         shown(used),
         shown(locked),
         shown(free),
@@ -74,9 +74,9 @@ async fn page_content_equals_service_state() {
         browser.shows(&format!("#tile-{dimension} b"), &full).await;
         browser.shows(&format!("#tile-{dimension} .more"), &more).await;
     }
-    assert_eq!(tile(&told, "cores").1, "5 used, 10 locked, 4 protected, 5 free, 20 on hosts that take nothing");
-    browser.shows("#tile-hosts b", "4").await;
-    browser.shows("#tile-hosts .more", "1 draining").await;
+    assert_eq!(tile(&told, "cores").1, "5 used, 10 locked, 4 protected, 5 free, 20 on EMs that accept no grants");
+    browser.shows("#tile-ems b", "4").await;
+    browser.shows("#tile-ems .more", "1 draining").await;
     browser.shows("#tile-tickets .more", "2 locked").await;
     browser.shows("#tile-waiting b", "1").await;
     browser.shows("#waiting", HOSTILE).await;
@@ -89,7 +89,7 @@ async fn page_content_equals_service_state() {
     for refused in ["carol", "host1:9102", "cores", "bob", "user=bob", "instances"] {
         browser.shows("#refused", refused).await;
     }
-    for why in ["host full", "user's limit"] {
+    for why in ["EM full", "user's limit"] {
         browser.shows("#charts", why).await;
     }
     let rates = || async {
@@ -134,12 +134,12 @@ async fn page_content_equals_service_state() {
     browser.shows("#panel h2", &format!("User {HOSTILE}")).await;
     browser.shows("#panel", "9.0 GB, 9 cores, 9 instances").await;
     assert_eq!(browser.run("return document.querySelectorAll('img').length").await, 0);
-    browser.run("document.getElementById('host-list').open = true").await;
-    browser.shows("#host-rows", "draining").await;
+    browser.run("document.getElementById('em-list').open = true").await;
+    browser.shows("#em-rows", "draining").await;
     // The labels of an EM are shown beside its grants.
-    browser.run("[...document.querySelectorAll('#host-rows .link')].find((link) => link.textContent === 'host2:9102').click()").await;
+    browser.run("[...document.querySelectorAll('#em-rows .link')].find((link) => link.textContent === 'host2:9102').click()").await;
     browser.shows("#panel", "health: unhealthy").await;
-    browser.shows("#panel", "its host reports: 6.0 GB of 8.0 GB memory, 42.5% of all cores busy").await;
+    browser.shows("#panel", "reported load: 6.0 GB of 8.0 GB memory, 42.5% of all cores busy").await;
     browser.run("document.getElementById('panel-close').click()").await;
     assert_eq!(browser.complaints().await, [""; 0]);
 
@@ -162,9 +162,9 @@ async fn page_without_ems_shows_registration_command() {
     browser.go(&format!("http://{}/", rm.http)).await;
     let address = rm.address.replace("http://", "");
     browser.shows("#empty-command", &format!("{address} linkis.rm.v1.ResourceManagerService/Register")).await;
-    assert_eq!(browser.text("#hosts").await, "(unseen)");
+    assert_eq!(browser.text("#ems").await, "(unseen)");
     rm.client.register(registration(em("host1"), load(1, 1, 1))).await.unwrap();
-    browser.shows("#tile-hosts b", "1").await;
+    browser.shows("#tile-ems b", "1").await;
     assert_eq!(browser.text("#empty").await, "(unseen)");
     assert_eq!(browser.complaints().await, [""; 0]);
     rm.stop().await;
@@ -191,7 +191,7 @@ async fn page_without_token_shows_only_login() {
     within("the login is back", LOGIN_WITHIN, async || {
         browser.run(&fill(&viewer)).await;
         browser.shows("#who", "olga (viewer)").await;
-        browser.shows("#tile-hosts b", "4").await;
+        browser.shows("#tile-ems b", "4").await;
         assert_eq!(browser.run("return document.cookie").await, "", "no script reads the token");
         browser.complaints().await;
         tokens(&database, &["revoke", "--name", "olga"]);
@@ -205,6 +205,9 @@ async fn page_without_token_shows_only_login() {
         .run("return document.getElementById('tiles').textContent + document.getElementById('waiting').textContent")
         .await;
     assert_eq!(left, "", "nothing of what was shown is left");
-    assert!(browser.complaints().await.iter().all(|line| line.contains("401")), "of lists that were being asked for");
+    assert!(
+        browser.complaints().await.iter().all(|line| line.contains("401")),
+        "complaints about open list calls only"
+    );
     rm.stop().await;
 }

@@ -35,13 +35,13 @@ async fn page_layout_fits_colour_schemes_and_narrow_windows() {
     ] {
         browser.shows(place, shown).await;
     }
-    browser.run("document.getElementById('host-list').open = true").await;
+    browser.run("document.getElementById('em-list').open = true").await;
     browser.looks_well("full").await;
     browser.prefer("light").await;
     let light = first_host(&browser).await;
     browser.prefer("dark").await;
     eventually("hosts have other colours", SHOWN_WITHIN, || async { first_host(&browser).await != light }).await;
-    browser.run("document.querySelector('#host-rows .link').click()").await;
+    browser.run("document.querySelector('#em-rows .link').click()").await;
     browser.shows("#panel", "Last actions").await;
     browser.looks_well("panel").await;
     waiting.abort();
@@ -71,21 +71,20 @@ async fn page_layout_with_unbroken_names_keeps_width() {
     let waiting = tokio::spawn(async move { drop(client.request_resource(&patient).await) });
     let told =
         || async { !get(rm.http, "/api/v1/ListRefusals", "").await.json()["refusals"].as_array().unwrap().is_empty() };
-    eventually("the refusal is told", LONG, told).await;
+    eventually("the refusal is shown", LONG, told).await;
     browser.go(&format!("http://{}/", rm.http)).await;
     for place in ["#waiting", "#locked", "#fullest", "#refused", "#actions"] {
         browser.shows(place, &user).await;
     }
-    browser.run("document.getElementById('host-list').open = true").await;
-    browser.shows("#host-rows", host.instance.as_str()).await;
+    browser.run("document.getElementById('em-list').open = true").await;
+    browser.shows("#em-rows", host.instance.as_str()).await;
     browser.looks_well("unbroken").await;
     // The tip of a cell, and a host and a user in full.
     let point = "const map = document.getElementById('map'), { x, y } = map.getBoundingClientRect();
         map.dispatchEvent(new PointerEvent('pointermove', { clientX: x + 2, clientY: y + 2 }))";
     browser.run(point).await;
     browser.shows("#map-tip", host.instance.as_str()).await;
-    for (place, title) in
-        [("#host-rows .link", host.instance.as_str()), ("#locked td:nth-child(2) .link", user.as_str())]
+    for (place, title) in [("#em-rows .link", host.instance.as_str()), ("#locked td:nth-child(2) .link", user.as_str())]
     {
         browser.run(&format!("document.querySelector('{place}').click()")).await;
         browser.shows("#panel h2", title).await;

@@ -50,7 +50,7 @@ async fn history_follow_token_skips_no_late_commit() {
     register("host3").await;
     let mut usage = usage(&rm).await;
     let (told, token) = follow(&mut usage, String::new()).await;
-    assert_eq!(told, ["host1:9102"], "what comes behind a line that may still come is not told yet");
+    assert_eq!(told, ["host1:9102"], "lines after a possible late line are not sent yet");
     open.commit().await.unwrap();
     let (told, token) = follow(&mut usage, token).await;
     assert_eq!(told, ["late", "host2:9102", "host3:9102"]);

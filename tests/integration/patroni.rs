@@ -319,7 +319,7 @@ async fn patroni_primary_loss_keeps_acknowledged_grants() {
     println!("| fault | no grants for: all hosts, HAProxy | of it ours | granted | lost | unknown | failed |");
     let (mut all_told, mut late) = (HashSet::new(), vec![]);
     if cluster.network.is_none() {
-        println!("what befalls the network is left out: it is root who can cut it");
+        println!("network faults are skipped: they need root");
     }
     for fault in Fault::ALL.into_iter().filter(|fault| cluster.network.is_some() || !fault.is_of_the_network()) {
         let primary = cluster.primary().await;
@@ -382,7 +382,7 @@ async fn patroni_primary_loss_keeps_acknowledged_grants() {
     let now = cluster.primary().await;
     let database = Database::from(cluster.options(now));
     let live = "SELECT count(*) FROM linkis_user_resource_meta_data";
-    eventually("what nobody was told of is over in time", LONG + lock_ttl, || async {
+    eventually("tickets without a received reply expire in time", LONG + lock_ttl, || async {
         database.count(live).await == 0
     })
     .await;

@@ -32,7 +32,7 @@ async fn private_database_survives_stop_and_kill() {
     // At once: the old PostgreSQL may still be stopping.
     let process = Process::start(&arguments);
     for grant in [&first, &second] {
-        assert!(lives(&process.client, grant.ticket_id).await, "nothing that was told is lost");
+        assert!(lives(&process.client, grant.ticket_id).await, "no acknowledged ticket is lost");
     }
     assert_eq!(process.client.em(&host).await.unwrap().locked, load(2, 2, 2));
     process.client.resource_released(&release(&first, "hadoop")).await.unwrap();
@@ -141,7 +141,7 @@ async fn command_without_database_makes_none() {
             }
             let (code, out, error) = ended(words).await;
             assert!(code == Some(2) && out.is_empty(), "{words:?}: {code:?} {out} {error}");
-            let wanted = format!("no database at {folder}; name the service's by --data-dir or DATABASE_URL");
+            let wanted = format!("no database in {folder}; name the service's database by --data-dir or DATABASE_URL");
             assert!(error.contains(&wanted), "{words:?}: {error}");
             assert_eq!(fs::exists(&data_dir).unwrap(), is_there, "{words:?}");
             if is_there {

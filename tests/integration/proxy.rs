@@ -32,7 +32,7 @@ pub enum Cut {
     BeforeCommit,
     /// The database commits, and its reply is lost.
     AfterCommit,
-    /// The same, but the connection stays, and no bytes pass on any connection, as in [`FaultPlan::Hole`].
+    /// The database commits, the connection stays, and no bytes pass on any connection, as in [`FaultPlan::Hole`].
     Silence,
 }
 

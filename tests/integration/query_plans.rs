@@ -1,10 +1,10 @@
-//! Plans: with full tables, no call reads one from end to end, and none reads much more than what it is about.
+//! Query plans: with full tables, no call reads a whole table, and each reads little more than the rows of its result.
 //!
-//! All calls are made twice, with few rows and with many, and what each statement of the service touches per call is compared: pages
-//! that the database had to look at may grow with the depth of an index, and with nothing else.
+//! All calls are made twice, with few rows and with many. The pages that each statement reads per call may grow only with the depth of
+//! an index.
 //!
-//! - `LINKIS_RM_PLANS`: how many rows are many, e.g. `1000000`.
-//! - `LINKIS_RM_PLANS_LINES`: how many lines of the history each ticket has then; otherwise one.
+//! - `LINKIS_RM_PLANS`: number of many rows, e.g. `1000000`.
+//! - `LINKIS_RM_PLANS_LINES`: number of history lines of each ticket [default: 1].
 
 use std::{
     collections::BTreeMap,

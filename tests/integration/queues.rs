@@ -275,7 +275,7 @@ const COUNTED_BEFORE: &str = r#"
     UPDATE linkis_resource_limit_version SET oldest_writer = 2, version = gen_random_uuid()"#;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_earlier_release_counted_as_one_sum_is_counted_anew_for_each_queue() {
+async fn queue_sums_of_earlier_release_are_recounted_by_queue() {
     let (database, rm) = with_limits(&[
         limit(&[("user", None)], &[(Dimension::Cores, 50)]),
         limit(&[("queue", None)], &[(Dimension::QueueCores, 10)]),

@@ -83,7 +83,7 @@ async fn refusals_of_all_instances_are_summed() {
         ("bob", "em=any", "cores", 1),
     ]);
     let mut usage = connect(&first).await;
-    eventually("all are told", LONG, async || told(&usage).await == all).await;
+    eventually("all are listed", LONG, async || told(&usage).await == all).await;
     // Page by page, and filtered.
     let of = async |usage: &mut UsageServiceClient<Channel>, call: proto::ListRefusalsRequest| {
         summed(&pages(usage, call).await)
@@ -129,7 +129,7 @@ async fn refusals_during_locked_table_are_written_later() {
     };
     let mut usage = connect(&rm).await;
     refuse(3).await;
-    eventually("the first are told", LONG, async || total(&usage).await == 3).await;
+    eventually("the first are listed", LONG, async || total(&usage).await == 3).await;
     let mut held = database.pool.begin().await.unwrap();
     execute(&mut *held, "LOCK TABLE linkis_resource_refusal IN EXCLUSIVE MODE").await;
     refuse(20).await;
@@ -140,7 +140,7 @@ async fn refusals_during_locked_table_are_written_later() {
     refuse(2).await;
     assert_eq!(total(&usage).await, 3);
     held.rollback().await.unwrap();
-    eventually("all are told", LONG, async || total(&usage).await == 25).await;
+    eventually("all are listed", LONG, async || total(&usage).await == 25).await;
     let sum = pages(&mut usage, Default::default()).await.pop().unwrap();
     assert_eq!((sum.last_requested, sum.last_available, sum.others), (17, 16, false));
     rm.stop().await;
@@ -167,7 +167,7 @@ async fn refusals_above_bound_are_summed_as_others() {
     let all = proto::ListRefusalsRequest { page_size: 1000, ..Default::default() };
     let told = async || pages(&mut usage.clone(), all.clone()).await;
     let count = |sums: &[proto::RefusalSum]| -> i64 { sums.iter().map(|sum| sum.refusals).sum() };
-    eventually("all are told", LONG, async || count(&told().await) == USERS as i64).await;
+    eventually("all are listed", LONG, async || count(&told().await) == USERS as i64).await;
     let (others, apart): (Vec<_>, Vec<_>) = told().await.into_iter().partition(|sum| sum.others);
     assert!(count(&others) >= 150 && apart.len() >= 1000, "{others:?}");
     for sum in &others {
@@ -191,7 +191,7 @@ async fn refusals_after_instance_kill_lose_last_seconds() {
         process.client.request_resource(&refused).await.refused();
     }
     let usage = UsageServiceClient::connect(process.address.clone()).await.unwrap();
-    eventually("they are told", LONG, async || total(&usage).await == 40).await;
+    eventually("the refusals are listed", LONG, async || total(&usage).await == 40).await;
     // More refusals, which may be written or not.
     for _ in 0..5 {
         process.client.request_resource(&refused).await.refused();
@@ -203,7 +203,7 @@ async fn refusals_after_instance_kill_lose_last_seconds() {
     assert!((40..=45).contains(&left), "{left}");
     // The next instance counts beside what the dead one has written.
     rm.client.request_resource(&refused).await.refused();
-    eventually("one more is told", LONG, async || total(&usage).await == left + 1).await;
+    eventually("one more is listed", LONG, async || total(&usage).await == left + 1).await;
     rm.stop().await;
 }
 

@@ -60,7 +60,7 @@ async fn reported_use_shrinks_or_grows_within_capacity() {
             TicketState::Used { engine, used_time, .. } => (engine.clone(), *used_time),
             TicketState::Locked { .. } => panic!("{ticket:?}"),
         };
-        assert_eq!(engine_of(&after), engine_of(&before), "since when and by whom it is used stays");
+        assert_eq!(engine_of(&after), engine_of(&before), "the engine and the time of its confirmation stay");
     }
     assert_eq!(rm.client.em(&host).await.unwrap().used, load(2, 5, 1));
     assert_eq!(assert_invariants(&database, &rm.client).await, 2);

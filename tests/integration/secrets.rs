@@ -77,7 +77,7 @@ async fn trace_log_of_all_credentials_shows_no_secret() {
 
     let text = String::from_utf8_lossy(&fs::read(&log).unwrap()).into_owned();
     assert!(
-        text.contains("TRACE") && text.contains("DEBUG") && text.contains("it is not known who makes it"),
+        text.contains("TRACE") && text.contains("DEBUG") && text.contains("the caller is not authenticated"),
         "{text}"
     );
     let hash: [u8; 32] = Sha256::digest(&admin).into();

@@ -41,7 +41,7 @@ async fn answered_by(instance: &Instance, who: &str) -> f64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_may_be_old_is_told_by_a_standby_which_says_how_old() {
+async fn standby_reads_return_their_age() {
     let pair = Pair::start("old-reads", false).await;
     let instance = instance(&pair, &pair.primary.url()).await;
     let (client, host) = (&instance.client, em("host1"));
@@ -81,7 +81,7 @@ async fn what_may_be_old_is_told_by_a_standby_which_says_how_old() {
 
 /// A continued page includes all earlier lines, from any host and with late commits.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_reads_on_misses_nothing_that_a_standby_hears_of_late() {
+async fn standby_pages_include_late_commits() {
     let pair = Pair::start("reads-on", false).await;
     let instance = instance(&pair, &pair.primary.url()).await;
     let (client, host) = (&instance.client, em("host1"));
@@ -128,7 +128,7 @@ async fn who_reads_on_misses_nothing_that_a_standby_hears_of_late() {
         let page = client.actions(&ListActionsRequest { page_token: end.clone(), ..question.clone() }).await.unwrap();
         page.actions.into_iter().map(|line| line.ticket_id).collect::<HashSet<_>>()
     };
-    eventually("all of it is told", LONG, || async {
+    eventually("all lines are returned", LONG, || async {
         let rest = rest().await;
         granted.iter().all(|ticket| read.contains(ticket) || rest.contains(ticket))
     })
@@ -137,7 +137,7 @@ async fn who_reads_on_misses_nothing_that_a_standby_hears_of_late() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_standby_that_is_silent_or_is_promoted_keeps_nobody_waiting() {
+async fn standby_outage_or_promotion_does_not_delay_reads() {
     let pair = Pair::start("reads-away", false).await;
     let instance = instance(&pair, &pair.url()).await;
     let (client, host) = (&instance.client, em("host1"));
@@ -165,7 +165,7 @@ async fn a_standby_that_is_silent_or_is_promoted_keeps_nobody_waiting() {
 
 /// The periodic audit reads from the standby.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn the_hourly_audit_is_of_the_standby() {
+async fn hourly_audit_reads_from_standby() {
     let pair = Pair::start("audits", false).await;
     let instance = instance(&pair, &pair.primary.url()).await;
     instance.client.register(registration(em("host1"), load(64, 64, 64))).await.unwrap();
@@ -200,7 +200,7 @@ async fn commit_on_silent_sync_standby_ends_by_deadline() {
     let granted = || async { instance.client.request_resource(&request(&host, "bob", load(1, 1, 1))).await.is_ok() };
     eventually("it grants again", LONG, granted).await;
     let tickets = "SELECT count(*) FROM linkis_user_resource_meta_data";
-    eventually("nothing stays of what nobody was told", LONG, || async {
+    eventually("tickets without a received reply are released", LONG, || async {
         pair.primary.count(tickets).await == Some(1)
     })
     .await;

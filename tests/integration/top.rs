@@ -178,7 +178,7 @@ impl Top {
     /// Waits until the picture equals an overview of the same second. Returns the second, the overview and the picture. Seconds
     /// without a known overview are skipped.
     fn agrees(&mut self, known: &Known, before: &BTreeSet<String>) -> (String, Overview, Vec<String>) {
-        self.until("what an overview tells", |lines| {
+        self.until("the picture of an overview", |lines| {
             let known = known.lock().unwrap();
             let mut others = known.iter().filter(|(second, _)| !before.contains(*second));
             let (second, overviews) = others.find(|(second, _)| lines[0].contains(*second))?;
@@ -225,12 +225,12 @@ async fn top_shows_overview_and_restores_terminal() {
         let grant = rm.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await.granted();
         while top.agrees(&known, &seconds).1.tickets.is_none_or(|tickets| tickets.locked != 2) {}
         rm.client.resource_released(&release(&grant, "bob")).await.unwrap();
-        let lines = top.until_shows("HOSTS 1-2 of 2, by fullness");
+        let lines = top.until_shows("EMS 1-2 of 2, by fullness");
         let scopes = lines.iter().position(|line| line == "FULLEST SCOPES").expect("they are known") + 1;
         assert!(lines[scopes].starts_with("user=") && lines[scopes].ends_with(" 50% instances 1 of 2"), "{lines:#?}");
         top.press("s");
-        let lines = top.until_shows("HOSTS 1-2 of 2, by name");
-        let first = lines.iter().position(|line| line.starts_with("HOSTS")).unwrap() + 1;
+        let lines = top.until_shows("EMS 1-2 of 2, by name");
+        let first = lines.iter().position(|line| line.starts_with("EMS")).unwrap() + 1;
         assert!(lines[first].starts_with("host1:9102 "), "{lines:#?}");
         let seen = top.quit();
         assert_eq!(seen.contains("\u{1b}[32m"), no_color.is_empty(), "colours");

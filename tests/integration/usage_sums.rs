@@ -100,9 +100,9 @@ async fn usage_is_summed_by_user_em_and_type() {
     rm.stop().await;
 }
 
-/// From the beginning again, as after an upgrade from a release that knew of no such sums, each ticket counts the same.
+/// A count from the beginning, as after an upgrade from a release without sums, has the same result for each ticket.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_earlier_release_ended_is_summed_by_its_grants() {
+async fn usage_of_tickets_ended_by_earlier_release_is_summed() {
     let host = em("host1");
     let (database, rm) = start_with_em(host.clone(), load(64, 16, 20)).await;
     let grant = rm.client.request_resource(&request(&host, "alice", load(4, 4, 1))).await.granted();

@@ -615,7 +615,7 @@ async fn replay_chapter(
                     if path.ends_with("RequestResource")
                         && wire::delimited_fields(&call.request).iter().all(|(field, _)| *field != 1)
                     {
-                        // Of many EMs that reject a request for any EM, one is named.
+                        // A rejected request for any EM names one of many EMs.
                         for answer in [&mut expected, &mut got] {
                             answer.metadata.retain(|key, _| !key.starts_with("em_"));
                         }

@@ -62,12 +62,12 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
         let begun = Instant::now();
         while let Err(error) = serve(stage).await {
             if begun.elapsed() > SERVED_LIMIT {
-                findings.unfinished.push(format!("nobody is served after the database has gone on: {error}"));
+                findings.unfinished.push(format!("no call succeeds after the database resumes: {error}"));
                 return Ok(None);
             }
             tokio::time::sleep(POLL).await;
         }
-        findings.told("somebody is served after the database goes on", "s", begun.elapsed().as_secs_f64());
+        findings.told("first successful call after the database resumes", "s", begun.elapsed().as_secs_f64());
     }
     Ok(None)
 }

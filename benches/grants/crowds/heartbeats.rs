@@ -35,8 +35,8 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
         let (idle, ()) = percent(&mut meter, nothing).await?;
         let reports = fleet.reports().during(WINDOW, std::future::pending::<()>());
         let (busy, (_, seen)) = percent(&mut meter, reports).await?;
-        findings.told("server and PostgreSQL when nobody calls", "% of a core", idle);
-        let (name, bound) = ("heartbeats: server and PostgreSQL, above that", PERCENT_MAX * stage.options.scale);
+        findings.told("server and PostgreSQL without calls", "% of a core", idle);
+        let (name, bound) = ("heartbeats: server and PostgreSQL, additional", PERCENT_MAX * stage.options.scale);
         findings.at_most(name, "% of a core", busy - idle, bound);
         let times = seen.times();
         findings.told("heartbeats answered", "/s", times.calls as f64 / WINDOW.as_secs_f64());

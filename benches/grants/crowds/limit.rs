@@ -60,7 +60,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
             findings.notes.push(format!("SetLimit was called {tries} times; the first error: {error}"));
         }
         if let Some(gap) = findings.passes.last().and_then(|passes| passes.pairs.last()).map(|pair| millis(pair.gap)) {
-            findings.at_most("longest time in which nobody is granted anything", "ms", gap, GAP_MILLIS_MAX);
+            findings.at_most("longest time without a grant", "ms", gap, GAP_MILLIS_MAX);
         }
         let Some([answered, in_force]) = done else {
             findings.unfinished.push(format!("{name}: not answered {tries} times"));

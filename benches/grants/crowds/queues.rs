@@ -114,7 +114,7 @@ async fn served_again(stage: &Stage, findings: &mut Findings, granted: &Arc<Atom
         }
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    Err("nobody is served in its queue although it is back".into())
+    Err("no request is granted in its queue although the cluster replies again".into())
 }
 
 fn request(number: u64) -> Result<ResourceRequest, Failure> {

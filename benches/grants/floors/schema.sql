@@ -1,4 +1,4 @@
--- What one grant needs on plain PostgreSQL: EMs with five amounts each, one limit per user, the tickets, and lock rows.
+-- Schema of the work of one grant on plain PostgreSQL: EMs with five amounts each, one limit per user, the tickets, and lock rows.
 
 CREATE TABLE floor_em (
     id bigserial PRIMARY KEY,
@@ -43,7 +43,7 @@ CREATE TABLE floor_lock (
     UNIQUE NULLS NOT DISTINCT (scope, holder, application, instance)
 );
 
--- Inserts a lock row that is seen by everybody, once nobody else's stands there.
+-- Inserts a lock row that all sessions see, after the row of another session has been removed.
 CREATE PROCEDURE floor_poll_lock(p_scope text, p_holder text, p_application text, p_instance text, seconds float)
 LANGUAGE plpgsql AS $$
 DECLARE inserted int;

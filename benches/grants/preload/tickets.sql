@@ -1,5 +1,5 @@
--- 100 tickets on each of 10,000 EMs, 20 of each of 50,000 users; half of them are used. The first EM is the one that the load calls
--- "hot", and the next 100 are those of the load, too.
+-- 100 tickets on each of 10,000 EMs, 20 of each of 50,000 users; half of them are used. The first EM is the
+-- "hot" EM of the load, and the next 100 are also EMs of the load.
 INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name, em_instance,
     engine_application_name, engine_instance, resource_type, user_locked_resource, user_used_resource, labels,
     locked_time, used_time, expires_at)

@@ -74,8 +74,8 @@ impl AdminService for AdminRpc {
         let adopt = convert::request::adopt(call.get_ref().clone()).map_err(to_status)?;
         let deadline = deadline::of_call(call.metadata(), self.timeout);
         let counters = call.get_ref().return_counters.then_some(CallScope::ALL);
-        let (by, told) = (authenticator::actor(&call), (deadline, counters));
-        match submit(&self.committer, by, Operation::Adopt(adopt), told).await.map_err(to_status)? {
+        let (by, reply_options) = (authenticator::actor(&call), (deadline, counters));
+        match submit(&self.committer, by, Operation::Adopt(adopt), reply_options).await.map_err(to_status)? {
             (Outcome::Adopted(ticket), counters) => {
                 let ticket = Some(convert::answer::ticket(&ticket));
                 Ok(Response::new(proto::AdoptTicketResponse { ticket, counters }))
@@ -112,8 +112,8 @@ impl AdminService for AdminRpc {
         let deadline = deadline::of_call(call.metadata(), self.timeout);
         let ticket = self.tickets.complete(named, deadline).await.map_err(to_status)?;
         let force = Operation::Force(ForceRelease { ticket, reason });
-        let told = (deadline, call.get_ref().return_counters.then_some(CallScope::ALL));
-        match submit(&self.committer, authenticator::actor(&call), force, told).await.map_err(to_status)? {
+        let reply_options = (deadline, call.get_ref().return_counters.then_some(CallScope::ALL));
+        match submit(&self.committer, authenticator::actor(&call), force, reply_options).await.map_err(to_status)? {
             (Outcome::Forced(ended), counters) => Ok(Response::new(proto::ForceReleaseResponse {
                 ended: ended.end.as_str().to_owned(),
                 end_time: Some(convert::answer::timestamp(ended.at)),

@@ -59,7 +59,7 @@ impl AdmittedCaller {
         roles.contains(&Role::Operator) || roles.contains(&Role::Admin)
     }
 
-    fn tell(&self, denied: &Denied) {
+    fn log_denial(&self, denied: &Denied) {
         self.metrics.access.denied();
         log_denied(self.method, &self.caller, self.address, denied);
     }
@@ -111,14 +111,14 @@ impl Authenticator {
         let address = call.address.map(tracing::field::display);
         let caller = self.caller(call).inspect_err(|error| {
             self.metrics.access.unauthenticated(*error);
-            tracing::warn!(address, call = %call.path, %error, "a call is refused: it is not known who makes it");
+            tracing::warn!(address, call = %call.path, %error, "call rejected: the caller is not authenticated");
         })?;
         let Some(RequiredIdentity::Role(row)) = needed else { return Err(Error::NoSuchMethod) };
-        let tell = |denied: &Denied| {
+        let log_denial = |denied: &Denied| {
             self.metrics.access.denied();
             log_denied(row.method, &caller, call.address, denied);
         };
-        let reach = row.reach(&caller.rights).inspect_err(tell)?;
+        let reach = row.reach(&caller.rights).inspect_err(log_denial)?;
         if row.is_of_administrators() {
             let (principal, call) = (&caller.principal, row.method);
             tracing::info!(%principal, address, call, "an administrator calls");
@@ -206,7 +206,7 @@ pub fn reach<M>(call: &Request<M>) -> Result<&CallScope, Error> {
 /// [`Error::Denied`], and those of [`reach`].
 pub fn check<M>(call: &Request<M>, check: impl FnOnce(&CallScope) -> Result<(), Denied>) -> Result<(), Error> {
     let admitted = admitted(call).ok_or_else(unasked)?;
-    Ok(check(&admitted.reach).inspect_err(|denied| admitted.tell(denied))?)
+    Ok(check(&admitted.reach).inspect_err(|denied| admitted.log_denial(denied))?)
 }
 
 /// Checks that an administrator makes the call. `needs` names the missing right in the error.
@@ -235,5 +235,5 @@ where
 }
 
 fn unasked() -> Error {
-    Error::defect("nobody has asked who calls")
+    Error::defect("no call has been authenticated")
 }

@@ -22,9 +22,9 @@ const MARGIN_MAX: Duration = Duration::from_millis(500);
 /// Returns the end of the wait of a call that arrives now. The wait takes at most `longest`, and leaves time for the
 /// response. A malformed timeout counts as none.
 pub fn of_call(metadata: &MetadataMap, longest: Duration) -> Instant {
-    let asked = metadata.get(TIMEOUT).and_then(|value| value.to_str().ok()).and_then(parse_timeout);
-    let margin = |asked: Duration| (asked / MARGIN_PART).clamp(MARGIN_MIN, MARGIN_MAX).min(asked / 4);
-    let wait = asked.map_or(longest, |asked| longest.min(asked.saturating_sub(margin(asked))));
+    let timeout = metadata.get(TIMEOUT).and_then(|value| value.to_str().ok()).and_then(parse_timeout);
+    let margin = |timeout: Duration| (timeout / MARGIN_PART).clamp(MARGIN_MIN, MARGIN_MAX).min(timeout / 4);
+    let wait = timeout.map_or(longest, |timeout| longest.min(timeout.saturating_sub(margin(timeout))));
     Instant::now() + wait
 }
 
@@ -35,7 +35,7 @@ pub fn of_call(metadata: &MetadataMap, longest: Duration) -> Instant {
 pub fn of_headers(headers: &HeaderMap) -> Result<Option<Duration>, FieldError> {
     let Some(value) = headers.get(TIMEOUT) else { return Ok(None) };
     let timeout = value.to_str().ok().and_then(parse_timeout);
-    let problem = "is no timeout; send 1 to 8 digits and a unit of H, M, S, m, u or n, such as 500m";
+    let problem = "is not a timeout; send 1 to 8 digits and a unit of H, M, S, m, u or n, such as 500m";
     timeout.map(Some).ok_or_else(|| FieldError::new(TIMEOUT, problem))
 }
 
@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timeouts_are_read_as_grpc_writes_them() {
+    fn grpc_timeout_header_is_parsed() {
         for (text, parsed) in [
             ("1H", Some(Duration::from_secs(3600))),
             ("99999999H", Some(Duration::from_secs(359_999_996_400))),

@@ -116,7 +116,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn watched_unknown_service_follows_when_known() {
+    async fn health_watch_of_unknown_service_follows_registration() {
         let reporter = HealthReporter::new();
         let service = Arc::new(HealthService::from_health_reporter(reporter.clone()));
         let health = HealthChecks { service, interval: Duration::from_millis(5) };

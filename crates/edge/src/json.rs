@@ -77,7 +77,7 @@ impl ReadCalls {
         let message = dynamic(&descriptor, message).map_err(|error| Error::defect(error.to_string()))?;
         match message.serialize_with_options(serde_json::value::Serializer, &options()) {
             Ok(Value::Object(fields)) => Ok(fields),
-            Ok(_) => Err(Error::defect(format!("{name} is no object"))),
+            Ok(_) => Err(Error::defect(format!("{name} is not an object"))),
             Err(error) => Err(Error::defect(error.to_string())),
         }
     }
@@ -107,13 +107,13 @@ pub fn question<K: AsRef<str>, V: AsRef<str>>(
     method: &MethodDescriptor,
     pairs: impl IntoIterator<Item = (K, V)>,
 ) -> Result<DynamicMessage, FieldError> {
-    let (asked, mut fields) = (method.input(), Map::new());
+    let (input, mut fields) = (method.input(), Map::new());
     for (path, text) in pairs {
-        place(&mut fields, &asked, path.as_ref(), text.as_ref())
-            .ok_or_else(|| FieldError::new(path.as_ref(), format!("is no field of {}", asked.name())))?;
+        place(&mut fields, &input, path.as_ref(), text.as_ref())
+            .ok_or_else(|| FieldError::new(path.as_ref(), format!("is no field of {}", input.name())))?;
     }
-    let wrong = |error: serde_json::Error| FieldError::new("the query", format!("is not understood: {error}"));
-    DynamicMessage::deserialize(asked, Value::Object(fields)).map_err(wrong)
+    let wrong = |error: serde_json::Error| FieldError::new("the query", format!("cannot be parsed: {error}"));
+    DynamicMessage::deserialize(input, Value::Object(fields)).map_err(wrong)
 }
 
 /// Inserts a text at the path of a field; `None` if no such field exists.
@@ -222,7 +222,7 @@ impl Encoder for ReflectedEncoder {
 mod tests {
     use super::*;
 
-    fn asked(method: &str, pairs: &[(&str, &str)]) -> Result<Value, FieldError> {
+    fn parse(method: &str, pairs: &[(&str, &str)]) -> Result<Value, FieldError> {
         let schema = ReadCalls::new().unwrap();
         let message = question(schema.read(method).unwrap(), pairs.iter().copied())?;
         let options = SerializeOptions::new().use_proto_field_name(true);
@@ -230,11 +230,11 @@ mod tests {
     }
 
     #[test]
-    fn a_query_is_a_message() {
+    fn query_is_parsed_as_message() {
         let em = [("em.application_name", "ecm"), ("em.instance", "host1:9102"), ("page_size", "7")];
-        let told = serde_json::json!({"em": {"application_name": "ecm", "instance": "host1:9102"}, "page_size": 7});
-        assert_eq!(asked("ListTickets", &em).unwrap(), told);
-        assert_eq!(asked("GetServerInfo", &[]).unwrap(), serde_json::json!({}));
+        let expected = serde_json::json!({"em": {"application_name": "ecm", "instance": "host1:9102"}, "page_size": 7});
+        assert_eq!(parse("ListTickets", &em).unwrap(), expected);
+        assert_eq!(parse("GetServerInfo", &[]).unwrap(), serde_json::json!({}));
         for (path, text) in [
             ("nothing", "1"),
             ("em", "host1"),
@@ -246,12 +246,12 @@ mod tests {
             (".", ""),
             ("em..instance", ""),
         ] {
-            assert!(asked("ListTickets", &[(path, text)]).is_err(), "{path}={text}");
+            assert!(parse("ListTickets", &[(path, text)]).is_err(), "{path}={text}");
         }
     }
 
     #[test]
-    fn what_changes_something_is_not_there() {
+    fn writing_calls_are_not_served_as_json() {
         let schema = ReadCalls::new().unwrap();
         for name in [
             "Register",

@@ -113,7 +113,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_gateway_of_the_compose_file_lets_the_largest_heartbeat_pass() {
+    fn compose_gateway_accepts_largest_report() {
         let compose = include_str!("../../../docker-compose.yml");
         let size = compose.lines().find_map(|line| line.trim().strip_prefix("client_max_body_size ")).unwrap();
         let bytes = rm_model::resource::parse_size(size.trim_end_matches(';')).unwrap();

@@ -29,20 +29,20 @@ pub struct PageRequest {
 }
 
 impl PageRequest {
-    /// Creates the page of the call `method` for `asked` entries; 0 means the default, and a larger size than allowed
+    /// Creates the page of the call `method` for `requested` entries; 0 means the default, and a larger size than allowed
     /// is reduced. `filters` is the message of the call without its page fields.
     ///
     /// # Errors
     /// A negative size.
-    pub fn new(method: &str, asked: i32, filters: &impl Message) -> Result<Self, FieldError> {
-        let size = match asked {
+    pub fn new(method: &str, requested: i32, filters: &impl Message) -> Result<Self, FieldError> {
+        let size = match requested {
             ..0 => {
                 let problem =
-                    format!("must not be negative; 0 is for {PAGE_SIZE}, and at most {PAGE_SIZE_MAX} are told");
+                    format!("must not be negative; 0 is for {PAGE_SIZE}, and at most {PAGE_SIZE_MAX} are returned");
                 return Err(FieldError::new("page_size", problem));
             }
             0 => PAGE_SIZE,
-            _ => i64::from(asked).min(PAGE_SIZE_MAX),
+            _ => i64::from(requested).min(PAGE_SIZE_MAX),
         };
         // The zero byte separates the method from the filters, because no method name contains one.
         let hash =
@@ -83,8 +83,8 @@ impl PageRequest {
 
 /// Returns the error for a token that does not belong to the call.
 pub fn bad_token() -> FieldError {
-    let problem = "is none that this call gave with these filters; repeat the call as it was, or leave the token empty for the first \
-                   page";
+    let problem =
+        "is not from this call with these filters; repeat the call unchanged, or omit the token for the first page";
     FieldError::new("page_token", problem)
 }
 
@@ -105,9 +105,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_size_is_bounded_and_a_token_is_of_its_call_and_filters() {
-        let page = |asked| PageRequest::new("ListEms", asked, &());
-        assert_eq!([0, 1, 1000, 1001, i32::MAX].map(|asked| page(asked).unwrap().size), [100, 1, 1000, 1000, 1000]);
+    fn page_size_is_bounded_and_token_is_bound_to_filters() {
+        let page = |requested| PageRequest::new("ListEms", requested, &());
+        assert_eq!(
+            [0, 1, 1000, 1001, i32::MAX].map(|requested| page(requested).unwrap().size),
+            [100, 1, 1000, 1000, 1000]
+        );
         assert_eq!(page(-1).unwrap_err().field, "page_size");
         let token = page(1).unwrap().token("a.b");
         assert_eq!(page(7).unwrap().key(&token), Ok(Some("a.b")), "of any size");

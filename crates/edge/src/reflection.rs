@@ -101,7 +101,7 @@ impl Files {
                 (numbers.map(|numbers| ReflectionReply::Extensions(of.clone(), numbers)), format!("type {of:?}"))
             }
         };
-        found.ok_or_else(|| Status::not_found(format!("no {what} is known here; ListServices names the services")))
+        found.ok_or_else(|| Status::not_found(format!("no {what} exists here; ListServices lists the services")))
     }
 
     /// Returns the file of a type, a service, or a member of one.
@@ -152,8 +152,8 @@ macro_rules! serve {
                     server_reflection_request::MessageRequest, server_reflection_response::MessageResponse,
                 };
                 let files = self.0.clone();
-                let answer = move |asked: $version::ServerReflectionRequest| {
-                    let question = asked.message_request.clone().map(|question| match question {
+                let answer = move |request: $version::ServerReflectionRequest| {
+                    let question = request.message_request.clone().map(|question| match question {
                         MessageRequest::FileByFilename(name) => Question::File(name),
                         MessageRequest::FileContainingSymbol(name) => Question::Symbol(name),
                         MessageRequest::FileContainingExtension(extension) => {
@@ -186,12 +186,12 @@ macro_rules! serve {
                         }),
                     };
                     $version::ServerReflectionResponse {
-                        valid_host: asked.host.clone(),
-                        original_request: Some(asked),
+                        valid_host: request.host.clone(),
+                        original_request: Some(request),
                         message_response: Some(answer),
                     }
                 };
-                let answers = questions.into_inner().map(move |asked| asked.map(&answer).map_err(unreadable));
+                let answers = questions.into_inner().map(move |request| request.map(&answer).map_err(unreadable));
                 Ok(Response::new(Box::pin(answers)))
             }
         }

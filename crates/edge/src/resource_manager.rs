@@ -106,11 +106,11 @@ impl ResourceManagerRpc {
     ) -> Result<(Request<()>, ParsedRequest, RequestDeadlines), Error> {
         let (headers, call, message) = split(call);
         let wait_timeout = message.wait_timeout;
-        let asked = self.parse_request(authenticator::of_call(&call), message)?;
-        let user = &asked.first()?.user;
-        authenticator::check(&call, |reach| reach.check(asked.em.as_ref(), user))?;
+        let parsed = self.parse_request(authenticator::of_call(&call), message)?;
+        let user = &parsed.first()?.user;
+        authenticator::check(&call, |reach| reach.check(parsed.em.as_ref(), user))?;
         let deadlines = self.deadlines(&headers, wait_timeout)?;
-        Ok((call, asked, deadlines))
+        Ok((call, parsed, deadlines))
     }
 
     fn read_named(&self, call: Request<proto::ResourceReleasedRequest>) -> Result<TicketCall, Error> {
@@ -141,10 +141,10 @@ impl ResourceManagerRpc {
         let resource = convert::resource::required("resource", message.resource.take())?;
         convert::resource::check_new("resource", &resource)?;
         if resource.is_zero() {
-            return Err(FieldError::new("resource", "asks for nothing at all; set an amount above zero").into());
+            return Err(FieldError::new("resource", "requests no resources; set an amount above zero").into());
         }
         let (is_dry_run, is_repeatable) = (message.dry_run, request_id.is_some());
-        let ask = RequestSpec {
+        let spec = RequestSpec {
             principal: by,
             ticket_id: Uuid::now_v7(),
             user: Name::parse_new("user", &message.user)?,
@@ -159,14 +159,14 @@ impl ResourceManagerRpc {
             return_counters: message.return_counters,
         };
         let queue_names = message.queue_names;
-        let asks = match queue_names.is_empty() {
-            true => vec![ask.into()],
+        let specs = match queue_names.is_empty() {
+            true => vec![spec.into()],
             false => {
-                let resources = convert::request::in_queues(&queue_names, &ask.resource)?;
-                resources.into_iter().map(|resource| RequestSpec { resource, ..ask.clone() }.into()).collect()
+                let resources = convert::request::in_queues(&queue_names, &spec.resource)?;
+                resources.into_iter().map(|resource| RequestSpec { resource, ..spec.clone() }.into()).collect()
             }
         };
-        Ok(ParsedRequest { em, asks, queue_names, is_dry_run, is_repeatable })
+        Ok(ParsedRequest { em, specs, queue_names, is_dry_run, is_repeatable })
     }
 
     /// Returns the deadlines for locks and for the wait queue.
@@ -178,10 +178,7 @@ impl ResourceManagerRpc {
         let wait = wait_timeout.map(|wait| convert::request::duration("wait_timeout", wait)).transpose()?;
         if wait.is_some_and(|wait| wait > self.times.max_wait) {
             let most = humantime::format_duration(self.times.max_wait);
-            return Err(FieldError::new(
-                "wait_timeout",
-                format!("must be at most {most}, which is all that this server allows"),
-            ));
+            return Err(FieldError::new("wait_timeout", format!("must be at most {most}, the maximum of this server")));
         }
         let until = |longest| deadline::of_call(headers, longest);
         Ok(RequestDeadlines {
@@ -190,9 +187,9 @@ impl ResourceManagerRpc {
         })
     }
 
-    fn lock_ttl(&self, asked: Option<prost_types::Duration>) -> Result<Duration, FieldError> {
-        let Some(asked) = asked else { return Ok(self.times.lock_ttl) };
-        let ttl = convert::request::duration("lock_ttl", asked)?;
+    fn lock_ttl(&self, requested: Option<prost_types::Duration>) -> Result<Duration, FieldError> {
+        let Some(requested) = requested else { return Ok(self.times.lock_ttl) };
+        let ttl = convert::request::duration("lock_ttl", requested)?;
         if ttl.is_zero() || ttl > LOCK_TTL_MAX {
             return Err(FieldError::new("lock_ttl", "must be above zero and at most 24h"));
         }
@@ -204,7 +201,7 @@ impl ResourceManagerRpc {
 struct ParsedRequest {
     em: Option<EmInstance>,
     /// Content of the request: one spec per queue, or a single one.
-    asks: Vec<Arc<RequestSpec>>,
+    specs: Vec<Arc<RequestSpec>>,
     queue_names: Vec<String>,
     is_dry_run: bool,
     is_repeatable: bool,
@@ -212,7 +209,7 @@ struct ParsedRequest {
 
 impl ParsedRequest {
     fn first(&self) -> Result<&RequestSpec, Error> {
-        self.asks.first().map(Arc::as_ref).ok_or_else(|| Error::defect("a request without a request"))
+        self.specs.first().map(Arc::as_ref).ok_or_else(|| Error::defect("a request without a request"))
     }
 }
 
@@ -326,26 +323,27 @@ impl ResourceManagerService for ResourceManagerRpc {
         &self,
         call: Request<proto::RequestResourceRequest>,
     ) -> Result<Response<proto::RequestResourceResponse>, Status> {
-        let (mut call, asked, deadlines) = self.read_request(call).map_err(to_status)?;
+        let (mut call, parsed, deadlines) = self.read_request(call).map_err(to_status)?;
         let active: Option<ActiveCallPermit> = call.extensions_mut().remove();
         if deadlines.line.is_some() {
             calls::may_wait();
         }
-        let ticket_id = asked.first().map_err(to_status)?.ticket_id;
-        let caps = asked.first().map_err(to_status)?.caps.clone();
+        let ticket_id = parsed.first().map_err(to_status)?.ticket_id;
+        let caps = parsed.first().map_err(to_status)?.caps.clone();
         if !caps.is_empty() && authenticator::reach(&call).map_err(to_status)?.is_all() {
             self.request_resource
                 .count_caps(authenticator::actor(&call), caps, deadlines.locks)
                 .await
                 .map_err(to_status)?;
         }
-        let ParsedRequest { em, asks, queue_names, is_dry_run, is_repeatable } = asked;
+        let ParsedRequest { em, specs, queue_names, is_dry_run, is_repeatable } = parsed;
         if is_dry_run {
-            let judged = Box::pin(self.request_resource.dry_run(em, asks, deadlines.locks)).await.map_err(to_status)?;
-            let result = Some(dry_run(judged, &queue_names, authenticator::reach(&call).map_err(to_status)?));
+            let decision =
+                Box::pin(self.request_resource.dry_run(em, specs, deadlines.locks)).await.map_err(to_status)?;
+            let result = Some(dry_run(decision, &queue_names, authenticator::reach(&call).map_err(to_status)?));
             return Ok(Response::new(proto::RequestResourceResponse { result }));
         }
-        let answer = self.request_resource.request_any(em, asks, deadlines, active);
+        let answer = self.request_resource.request_any(em, specs, deadlines, active);
         let answer = match deadlines.line {
             Some(_) => authenticator::while_admitted(&call, Box::pin(answer)).await,
             None => answer.await,

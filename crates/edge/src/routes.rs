@@ -87,7 +87,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn the_path_names_the_service_and_a_method_of_it() {
+    async fn route_path_has_service_and_method() {
         let routes = Routes::default().and(Known);
         for (path, code) in [
             ("/some.Service/Do", "10"),

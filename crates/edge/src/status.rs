@@ -79,10 +79,12 @@ pub fn to_status(error: impl Into<Error>) -> Status {
             details.set_retry_info(Some(after));
         }
         Hint::Shortfalls(shortfalls) => {
-            for (scope, told) in shortfalls.into_iter().map(violation) {
+            for (scope, description) in shortfalls.into_iter().map(violation) {
                 // The first shortfalls that fit. A response has all of them.
-                let Some(rest) = left.checked_sub(scope.len() + told.len() + SHORTFALL_FRAME_BYTES) else { break };
-                details.add_quota_failure_violation(scope, told);
+                let Some(rest) = left.checked_sub(scope.len() + description.len() + SHORTFALL_FRAME_BYTES) else {
+                    break;
+                };
+                details.add_quota_failure_violation(scope, description);
                 left = rest;
             }
         }
@@ -110,8 +112,8 @@ fn metadata(error: &Error, left: &mut usize) -> HashMap<String, String> {
 /// Returns the scope and the text of a shortfall.
 fn violation(short: Shortfall) -> (String, String) {
     let Shortfall { scope, dimension, requested, available, max, .. } = short;
-    let told = format!("{dimension}: requested {requested}, available {available}, max {max}");
-    (cut(scope, DETAIL_BYTES_MAX), cut(told, DETAIL_BYTES_MAX))
+    let description = format!("{dimension}: requested {requested}, available {available}, max {max}");
+    (cut(scope, DETAIL_BYTES_MAX), cut(description, DETAIL_BYTES_MAX))
 }
 
 enum Hint {
@@ -270,7 +272,7 @@ mod tests {
     use rm_model::{em::EmInstance, name::FieldError, refusal::Refusal, resource::Dimension};
 
     #[test]
-    fn texts_are_cut_at_the_end_of_a_character() {
+    fn texts_are_cut_at_character_boundaries() {
         assert_eq!(cut("用户".repeat(2), 12), "用户用户");
         for most in 3..12 {
             let text = cut("用户用户".to_owned(), most);
@@ -279,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn a_status_fits_into_headers() {
+    fn status_fits_into_headers() {
         let long = "用".repeat(5000);
         let shortfall = Shortfall {
             scope: long.clone(),
@@ -314,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_it_says_in_fields_fits_too() {
+    fn status_details_fit_into_headers() {
         let em = EmInstance::parse("em", &"用".repeat(255), &"h".repeat(255)).unwrap();
         let rejection = Rejection::LabelMissing { em, key: "用".repeat(255) };
         let status = to_status(Error::from(rejection));
@@ -328,7 +330,7 @@ mod tests {
     }
 
     #[test]
-    fn what_may_have_been_granted_is_not_asked_for_again_by_itself() {
+    fn unknown_commit_is_not_retried_automatically() {
         let ticket_id = uuid::Uuid::from_u128(7);
         let status = to_status(Error::GrantUnknown { ticket_id });
         assert!(status.code() == Code::Unknown && status.get_details_retry_info().is_none(), "{status:?}");
@@ -339,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_defect_goes_with_what_is_behind_it() {
+    fn status_has_source_only_for_defects() {
         let source = |error: Error| std::error::Error::source(&to_status(error)).map(ToString::to_string);
         assert_eq!(source(Error::defect("broken")).as_deref(), Some("a defect of the service; its log says which"));
         assert_eq!(source(FieldError::new("user", "is required").into()), None);

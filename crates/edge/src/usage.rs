@@ -103,7 +103,7 @@ fn check_count(field: &str, named: usize) -> Result<(), FieldError> {
     match named > GET_MAX {
         true => Err(FieldError::new(
             field,
-            format!("names {named}; at most {GET_MAX} are allowed: name the rest in another call"),
+            format!("names {named}; at most {GET_MAX} are allowed; name the rest in another call"),
         )),
         false => Ok(()),
     }

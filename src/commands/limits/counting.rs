@@ -19,7 +19,7 @@ pub async fn replaced(
     service: &ServiceClient,
     question: &ReplaceLimitsRequest,
 ) -> Result<ReplaceLimitsResponse, CommandFailure> {
-    if !progress::is_told() {
+    if !progress::is_visible() {
         return service.make(&calls::REPLACE_LIMITS, question).await;
     }
     let left = RefCell::new(None);
@@ -52,9 +52,9 @@ pub async fn replaced(
     };
     let so_far = || {
         let left = left.borrow().as_deref().map(text).unwrap_or_default();
-        Some(format!("changing the limits, and counting by them{left}"))
+        Some(format!("changing the limits, and counting tickets for them{left}"))
     };
-    progress::told(so_far, replaced).await
+    progress::shown_with(so_far, replaced).await
 }
 
 /// Returns the counting jobs; `None` if the call fails.
@@ -67,7 +67,7 @@ async fn left_to_count(service: &ServiceClient) -> Option<Vec<Job>> {
 fn text(jobs: &[Job]) -> String {
     match jobs.iter().map(|job| job.left).max() {
         None => String::new(),
-        Some(1) => ", 1 host left".to_owned(),
-        Some(left) => format!(", {left} hosts left"),
+        Some(1) => ", 1 EM left".to_owned(),
+        Some(left) => format!(", {left} EMs left"),
     }
 }

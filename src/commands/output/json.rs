@@ -16,7 +16,7 @@ use super::text::is_harmful;
 
 /// Error: the embedded schema lacks an expected element, which is a defect of the build.
 #[derive(Debug, thiserror::Error)]
-#[error("the answer does not fit the API's own schema: {0}")]
+#[error("the reply does not match the schema of the API: {0}")]
 pub struct SchemaError(String);
 
 fn wrong(what: impl ToString) -> SchemaError {
@@ -100,7 +100,7 @@ mod tests {
     use rm_client::calls;
 
     #[test]
-    fn json_is_that_of_the_schema_and_does_nothing_to_a_terminal() {
+    fn json_matches_schema_without_control_characters() {
         let ticket = proto::Ticket {
             user: "a\u{9b}31m\u{202e}\u{e0001}\n".into(),
             locked_time: Some(prost_types::Timestamp { seconds: 1, nanos: 0 }),

@@ -26,24 +26,24 @@ use table::{Column, TableRow, TextTable};
 /// Output format of replies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
-    /// For people; on a terminal no wider than it.
+    /// A table for display, at most as wide as the terminal.
     Table,
-    /// The same with more columns, and nothing cut.
+    /// A table with more columns and complete values.
     Wide,
-    /// The API's own message, as JSON.
+    /// The message of the API as JSON.
     Json,
-    /// The same on one line; of lists, each element on one.
+    /// JSON on one line; a list has one line per element.
     Jsonl,
 }
 
 /// Output arguments: format and headers.
 #[derive(Debug, Clone, Args)]
 pub struct OutputArguments {
-    /// How to print what is answered.
+    /// Output format.
     #[arg(short, long, value_enum, default_value = "table", value_name = "FORMAT")]
     output: Format,
 
-    /// Print tables without their first line.
+    /// Omit the header line of tables.
     #[arg(long)]
     no_headers: bool,
 }
@@ -51,7 +51,7 @@ pub struct OutputArguments {
 /// Argument `--watch`.
 #[derive(Debug, Clone, Args)]
 pub struct WatchArguments {
-    /// Ask again and again, until the command is interrupted.
+    /// Repeat the command until it is interrupted.
     #[arg(long, value_name = "INTERVAL", num_args = 0..=1, require_equals = true, default_missing_value = "2s",
         value_parser = interval)]
     watch: Option<Duration>,
@@ -180,7 +180,7 @@ impl Printer {
                 Ok(answer) if self.is_closed => return Ok(answer),
                 Ok(_) => {}
                 Err(failure) if is_first || !failure.passes() => return Err(failure),
-                Err(failure) => failure.tell(),
+                Err(failure) => failure.print(),
             }
             if let Some(screen) = gathered.filter(|screen| !screen.is_empty()) {
                 self.show(&screen)?;

@@ -14,18 +14,18 @@ const INTERVAL: Duration = Duration::from_secs(1);
 const ERASE: &str = "\r\x1b[K";
 
 /// Returns whether progress is shown: standard error is a terminal.
-pub fn is_told() -> bool {
+pub fn is_visible() -> bool {
     io::stderr().is_terminal()
 }
 
 /// Awaits a task and shows its duration on a terminal.
 pub async fn shown<T>(what: &str, task: impl Future<Output = T>) -> T {
-    told(|| Some(what.to_owned()), task).await
+    shown_with(|| Some(what.to_owned()), task).await
 }
 
 /// As [`shown`], with a progress text; `None` hides it.
-pub async fn told<T>(so_far: impl Fn() -> Option<String>, task: impl Future<Output = T>) -> T {
-    if !is_told() {
+pub async fn shown_with<T>(so_far: impl Fn() -> Option<String>, task: impl Future<Output = T>) -> T {
+    if !is_visible() {
         return task.await;
     }
     let start = Instant::now();

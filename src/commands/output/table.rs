@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     const COLUMNS: &[Column] = &[
-        Column::text("HOST"),
+        Column::text("EM"),
         Column::number("CORES"),
         Column::text("USER"),
         Column::number("TICKETS"),
@@ -172,10 +172,10 @@ mod tests {
     }
 
     #[test]
-    fn numbers_stand_to_the_right_and_columns_only_grow() {
+    fn table_aligns_numbers_and_keeps_column_widths() {
         let mut table = TextTable::new(COLUMNS, false, true, None);
         let first = table.rows(&[row(["host1", "7", "al\x1bice", "1", "a=b"])]);
-        assert_eq!(first, "HOST   CORES  USER         TICKETS\nhost1      7  al\\u{1b}ice        1\n");
+        assert_eq!(first, "EM     CORES  USER         TICKETS\nhost1      7  al\\u{1b}ice        1\n");
         let second = table.rows(&[row(["a-long-host", "1234567", "", "12", ""]), row(["x", "1", "y", "2", ""])]);
         let lines = "a-long-host  1234567                    12\nx                  1  y                  2\n";
         assert_eq!(second, lines);
@@ -184,7 +184,7 @@ mod tests {
     }
 
     #[test]
-    fn no_table_is_wider_than_its_terminal() {
+    fn table_fits_terminal_width() {
         let long = row([&"h".repeat(60), "1", &"ü".repeat(100), "2", ""]);
         for (fit, first) in
             [(60, "hhhhhhhhhh…hhhhhhhhhh  "), (30, "hhhhh…hhhhh  "), (12, "hhhhhh…hhhhh"), (3, "h…h"), (0, "")]
@@ -195,12 +195,12 @@ mod tests {
             assert!(text.lines().nth(1).unwrap_or_default().starts_with(first), "{fit}: {text}");
         }
         let mut narrow = TextTable::new(COLUMNS, false, true, Some(16));
-        assert!(narrow.rows(&[long]).starts_with("HOST       CORES\n"), "those to the right are left away");
+        assert!(narrow.rows(&[long]).starts_with("EM         CORES\n"), "the right columns are omitted");
     }
 
     #[test]
-    fn details_leave_out_what_is_nothing() {
+    fn details_omit_empty_values() {
         let text = details(COLUMNS, &row(["h", "1", "-", "", "a\nb"]));
-        assert_eq!(text, "HOST    h\nCORES   1\nLABELS  a\\u{a}b\n");
+        assert_eq!(text, "EM      h\nCORES   1\nLABELS  a\\u{a}b\n");
     }
 }

@@ -23,7 +23,7 @@ pub fn size() -> Option<TerminalSize> {
     if !output.is_terminal() {
         return None;
     }
-    let told = rustix::termios::tcgetwinsize(&output).ok();
-    let told = told.map(|told| TerminalSize { columns: told.ws_col.into(), rows: told.ws_row.into() });
-    Some(told.filter(|size| size.columns > 0 && size.rows > 0).unwrap_or(USUAL))
+    let size = rustix::termios::tcgetwinsize(&output).ok();
+    let size = size.map(|size| TerminalSize { columns: size.ws_col.into(), rows: size.ws_row.into() });
+    Some(size.filter(|size| size.columns > 0 && size.rows > 0).unwrap_or(USUAL))
 }

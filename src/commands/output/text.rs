@@ -163,7 +163,7 @@ mod tests {
     use rm_proto::v1::resource::Kind;
 
     #[test]
-    fn what_others_wrote_does_nothing_to_a_terminal() {
+    fn text_with_control_characters_is_escaped() {
         for (text, shown) in [
             ("hadoop", "hadoop"),
             ("李雷 é", "李雷 é"),
@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[test]
-    fn the_middle_of_what_is_too_long_is_left_out() {
+    fn text_is_shortened_in_the_middle() {
         for (text, columns, shown) in [
             ("host1:9102", 10, "host1:9102"),
             ("host1:9102", 9, "host…9102"),
@@ -194,7 +194,7 @@ mod tests {
     }
 
     #[test]
-    fn resources_are_told_on_one_line() {
+    fn resource_is_printed_on_one_line() {
         let yarn = proto::YarnResource { queue_name: "etl".into(), queue_memory: 3 << 30, ..Default::default() };
         let driver = proto::LoadInstanceResource { memory: 2 << 30, cores: -1, instances: 0 };
         let both = proto::DriverAndYarnResource { load_instance: Some(driver), yarn: Some(yarn) };

@@ -12,7 +12,7 @@ use super::super::{
     },
     overview, scopes,
 };
-use super::state::{ClusterFeed, TopEm, ViewState, hosts};
+use super::state::{ClusterFeed, TopEm, ViewState, ems};
 
 /// Style of a piece of a line, if the terminal has colours.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -58,10 +58,10 @@ pub fn draw(cluster: &ClusterFeed, look: &mut ViewState, size: TerminalSize) -> 
     head(cluster, columns, &mut lines);
     let (most_scopes, most_waiting) = shares_of(rows);
     scopes_lines(cluster, columns, most_scopes, &mut lines);
-    line_lines(cluster, columns, most_waiting, &mut lines);
+    queue_lines(cluster, columns, most_waiting, &mut lines);
     // The last line shows the keys.
     let page = rows.saturating_sub(lines.len() + 2);
-    hosts_lines(cluster, look, columns, page, &mut lines);
+    em_lines(cluster, look, columns, page, &mut lines);
     lines.truncate(rows.saturating_sub(1));
     lines.resize(rows.saturating_sub(1), StyledLine::new());
     lines.push(keys(look, columns));
@@ -107,7 +107,9 @@ fn head(cluster: &ClusterFeed, columns: usize, lines: &mut Vec<StyledLine>) {
     let overview = &cluster.overview;
     let at = text::time(overview.snapshot_time.as_ref());
     lines.push(match &cluster.problem {
-        Some(problem) => vec![(Style::Bad, cut(&clean(&format!("{at}, and since: {problem}")), columns).into_owned())],
+        Some(problem) => {
+            vec![(Style::Bad, cut(&clean(&format!("{at}, no update since: {problem}")), columns).into_owned())]
+        }
         None => title(&format!("linkis-rm  {at}  {}", clean(&cluster.address)), columns),
     });
     let tickets = overview::tickets_text(&overview.tickets.clone().unwrap_or_default());
@@ -218,20 +220,20 @@ fn scope_line(scope: &ScopeUsage, columns: usize) -> Option<StyledLine> {
     Some(fit(line, columns))
 }
 
-fn line_lines(cluster: &ClusterFeed, columns: usize, most: usize, lines: &mut Vec<StyledLine>) {
+fn queue_lines(cluster: &ClusterFeed, columns: usize, most: usize, lines: &mut Vec<StyledLine>) {
     if cluster.line.is_empty() {
         return;
     }
-    lines.push(title("LINE", columns));
-    lines.extend(cluster.line.iter().take(most).map(|waiting| waiting_line(waiting, columns)));
+    lines.push(title("WAIT QUEUE", columns));
+    lines.extend(cluster.line.iter().take(most).map(|waiting| waiting_text(waiting, columns)));
 }
 
-fn waiting_line(waiting: &WaitingRequest, columns: usize) -> StyledLine {
-    let place = waiting.spots.iter().map(|spot| spot.ahead).max().unwrap_or(0).saturating_add(1);
+fn waiting_text(waiting: &WaitingRequest, columns: usize) -> StyledLine {
+    let position = waiting.spots.iter().map(|entry| entry.ahead).max().unwrap_or(0).saturating_add(1);
     let since = text::time(waiting.waiting_since.as_ref());
     let since = since.get(11..19).unwrap_or(&since);
     let mut texts = vec![
-        format!("{place:>4}  {}/{}", waiting.user, waiting.creator),
+        format!("{position:>4}  {}/{}", waiting.user, waiting.creator),
         format!("  since {since}"),
         format!("  {}", text::resource(waiting.resource.as_ref())),
     ];
@@ -239,41 +241,38 @@ fn waiting_line(waiting: &WaitingRequest, columns: usize) -> StyledLine {
     vec![(Style::Plain, whole(texts, columns))]
 }
 
-fn hosts_lines(cluster: &ClusterFeed, look: &mut ViewState, columns: usize, page: usize, lines: &mut Vec<StyledLine>) {
-    let hosts = hosts(cluster, look);
-    look.offset = look.offset.min(hosts.len().saturating_sub(page.max(1)));
+fn em_lines(cluster: &ClusterFeed, look: &mut ViewState, columns: usize, page: usize, lines: &mut Vec<StyledLine>) {
+    let ems = ems(cluster, look);
+    look.offset = look.offset.min(ems.len().saturating_sub(page.max(1)));
     let order = if look.is_reversed { ", reversed" } else { "" };
-    let first = if hosts.is_empty() { 0 } else { look.offset + 1 };
-    let last = hosts.len().min(look.offset + page);
-    let more = if cluster.has_more_hosts { " or more" } else { "" };
-    lines.push(title(
-        &format!("HOSTS {first}-{last} of {}{more}, by {}{order}", hosts.len(), look.sort.as_str()),
-        columns,
-    ));
-    let names = hosts.iter().map(|host| width(&clean(&host.name))).max().unwrap_or(0).clamp(8, (columns / 3).max(8));
-    let seen = || hosts.iter().skip(look.offset).take(page);
-    let states = seen().map(|host| width(&host.state)).max().unwrap_or(0);
-    lines.extend(seen().map(|host| host_line(host, names, states, columns)));
+    let first = if ems.is_empty() { 0 } else { look.offset + 1 };
+    let last = ems.len().min(look.offset + page);
+    let more = if cluster.has_more_ems { " or more" } else { "" };
+    lines.push(title(&format!("EMS {first}-{last} of {}{more}, by {}{order}", ems.len(), look.sort.as_str()), columns));
+    let names = ems.iter().map(|em| width(&clean(&em.name))).max().unwrap_or(0).clamp(8, (columns / 3).max(8));
+    let seen = || ems.iter().skip(look.offset).take(page);
+    let states = seen().map(|em| width(&em.state)).max().unwrap_or(0);
+    lines.extend(seen().map(|em| em_line(em, names, states, columns)));
 }
 
-fn host_line(host: &TopEm<'_>, names: usize, states: usize, columns: usize) -> StyledLine {
-    let fullest = host.shares.iter().max_by_key(|share| share.percent().unwrap_or(0));
+fn em_line(em: &TopEm<'_>, names: usize, states: usize, columns: usize) -> StyledLine {
+    let fullest = em.shares.iter().max_by_key(|share| share.percent().unwrap_or(0));
     let bar_columns = if columns >= 100 { 32 } else { 16 };
-    let mut line = vec![(Style::Plain, padded(&host.name, names))];
+    let mut line = vec![(Style::Plain, padded(&em.name, names))];
     line.extend(match fullest {
         Some(share) => bar(share.used, share.locked, share.max, bar_columns),
         None => bar(0, 0, 0, bar_columns),
     });
-    let full = host.fullness();
+    let full = em.fullness();
     line.push((style_of(full), format!(" {full:>3}% ")));
-    let is_well = matches!(host.state.as_str(), "healthy" | "unreported");
-    line.push((if is_well { Style::Plain } else { Style::Bad }, padded(&host.state, states)));
+    let is_well = matches!(em.state.as_str(), "healthy" | "unreported");
+    line.push((if is_well { Style::Plain } else { Style::Bad }, padded(&em.state, states)));
     let shown = |share: &DimensionUse| {
         let amount = |amount| text::amount(&share.dimension, amount);
         format!(" {} {}/{}", share.dimension.name(), amount(share.held()), amount(share.max))
     };
     let taken: usize = line.iter().map(|(_, text)| width(text)).sum();
-    line.push((Style::Plain, whole(host.shares.iter().map(shown), columns.saturating_sub(taken))));
+    line.push((Style::Plain, whole(em.shares.iter().map(shown), columns.saturating_sub(taken))));
     fit(line, columns)
 }
 

@@ -21,8 +21,8 @@ fn load(gb: i64, cores: i64, instances: i64) -> Option<Resource> {
     Some(Resource { kind: Some(Kind::LoadInstance(load)) })
 }
 
-fn host(number: i64) -> EmResource {
-    let instance = if number == 3 { HOSTILE.to_owned() } else { format!("host{number:03}:9102") };
+fn em(number: i64) -> EmResource {
+    let instance = if number == 3 { HOSTILE.to_owned() } else { format!("em{number:03}:9102") };
     EmResource {
         em: Some(EmInstance { application_name: "linkis-cg-engineconnmanager".into(), instance }),
         total: load(64, 16, 20),
@@ -83,7 +83,7 @@ fn cluster() -> ClusterFeed {
     ClusterFeed {
         address: "127.0.0.1:50051".into(),
         overview,
-        hosts: (0..100).map(host).collect(),
+        ems: (0..100).map(em).collect(),
         line: vec![waiting("hadoop", 0), waiting(HOSTILE, 1)],
         ..Default::default()
     }
@@ -106,11 +106,11 @@ fn drawn(cluster: &ClusterFeed, look: &mut ViewState, columns: usize, rows: usiz
 }
 
 #[test]
-fn all_numbers_of_the_overview_are_to_be_seen() {
+fn screen_shows_all_overview_numbers() {
     let cluster = cluster();
     for (columns, rows) in [(80, 24), (200, 50)] {
         let text = text_of(&drawn(&cluster, &mut ViewState::default(), columns, rows));
-        for told in [
+        for part in [
             "EMs      100: 99 healthy, 1 silent\n",
             "tickets  5471 used, 12 locked   waiting 29, longest 2m5s\n",
             "rates    812.0 grants/s  3.2 refusals/s\n",
@@ -119,11 +119,11 @@ fn all_numbers_of_the_overview_are_to_be_seen() {
             " 100% 4 used, 4 locked of 8\n",
             " 70% instances 7 of 10\n",
             "   1  hadoop/IDE  since",
-            "HOSTS 1-",
+            "EMS 1-",
             " of 100, by fullness\n",
             "s: sort  r: reverse",
         ] {
-            assert!(text.contains(told), "{columns}x{rows}: {told:?} is not in\n{text}");
+            assert!(text.contains(part), "{columns}x{rows}: {part:?} is not in\n{text}");
         }
     }
     let wide = text_of(&drawn(&cluster, &mut ViewState::default(), 200, 50));
@@ -131,7 +131,7 @@ fn all_numbers_of_the_overview_are_to_be_seen() {
 }
 
 #[test]
-fn it_fits_on_every_terminal() {
+fn screen_fits_every_terminal_size() {
     let full = cluster();
     for cluster in [ClusterFeed::default(), full] {
         for columns in [1, 2, 7, 20, 40, 79, 80, 132, 300] {
@@ -146,41 +146,41 @@ fn it_fits_on_every_terminal() {
 fn keys_sort_filter_and_scroll() {
     let cluster = cluster();
     let mut look = ViewState::default();
-    let hosts = |look: &mut ViewState| {
+    let ems = |look: &mut ViewState| {
         let text = text_of(&drawn(&cluster, look, 80, 24));
-        let lines = text.lines().skip_while(|line| !line.starts_with("HOSTS")).skip(1);
+        let lines = text.lines().skip_while(|line| !line.starts_with("EMS")).skip(1);
         lines
             .filter_map(|line| line.split_whitespace().next()?.strip_suffix(":9102").map(str::to_owned))
             .collect::<Vec<_>>()
     };
-    assert_eq!(hosts(&mut look).first().map(String::as_str), Some("host048"), "48 % 50 + 48 % 7");
+    assert_eq!(ems(&mut look).first().map(String::as_str), Some("host048"), "48 % 50 + 48 % 7");
     assert!(look.press(KeyPress::Char('s'), 8));
-    assert_eq!((look.sort, hosts(&mut look).first().map(String::as_str)), (EmOrder::Name, Some("host000")));
+    assert_eq!((look.sort, ems(&mut look).first().map(String::as_str)), (EmOrder::Name, Some("host000")));
     look.press(KeyPress::Char('r'), 8);
-    assert_eq!(hosts(&mut look).first().map(String::as_str), Some("host099"));
+    assert_eq!(ems(&mut look).first().map(String::as_str), Some("host099"));
     look.press(KeyPress::Move(2), 8);
-    assert_eq!(hosts(&mut look).first().map(String::as_str), Some("host097"));
+    assert_eq!(ems(&mut look).first().map(String::as_str), Some("host097"));
     look.press(KeyPress::Page(100), 8);
-    assert_eq!(hosts(&mut look).last().map(String::as_str), Some("host000"), "not past the end");
+    assert_eq!(ems(&mut look).last().map(String::as_str), Some("host000"), "the list ends with the last EM");
     look.press(KeyPress::Char('/'), 8);
     for c in "HOST01q".chars() {
-        assert!(look.press(KeyPress::Char(c), 8), "q is typed");
+        assert!(look.press(KeyPress::Char(c), 8), "a filter contains q");
     }
     look.press(KeyPress::Backspace, 8);
     look.press(KeyPress::Enter, 8);
-    assert_eq!(hosts(&mut look).len(), 10.min(drawn(&cluster, &mut look, 80, 24).page));
+    assert_eq!(ems(&mut look).len(), 10.min(drawn(&cluster, &mut look, 80, 24).page));
     look.press(KeyPress::Escape, 8);
     assert_eq!(look.filter, "");
     look.press(KeyPress::Char('/'), 8);
     look.press(KeyPress::Char('!'), 8);
-    assert!(hosts(&mut look).is_empty());
+    assert!(ems(&mut look).is_empty());
     assert!(!look.press(KeyPress::Interrupt, 8) && !ViewState::default().press(KeyPress::Char('q'), 8));
 }
 
 #[test]
-fn what_is_not_heard_any_more_is_said() {
-    let silent = ClusterFeed { problem: Some("the way\nis cut".into()), ..cluster() };
+fn screen_shows_lost_connection() {
+    let silent = ClusterFeed { problem: Some("the connection\nis closed".into()), ..cluster() };
     let picture = drawn(&silent, &mut ViewState::default(), 80, 24);
     let first = text_of(&picture).lines().next().map(str::to_owned).unwrap_or_default();
-    assert!(first.ends_with(", and since: the way\\u{a}is cut"), "{first}");
+    assert!(first.ends_with(", no update since: the connection\\u{a}is closed"), "{first}");
 }

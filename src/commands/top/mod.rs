@@ -37,13 +37,13 @@ use state::{ClusterFeed, ViewState};
 const TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of EMs.
-const HOSTS_MAX: usize = 20_000;
+const EMS_MAX: usize = 20_000;
 
 /// Maximum number of waiting requests.
 const LINE_MAX: i32 = 8;
 
 /// Pause between two lists of all EMs, as a multiple of the duration of the list. The load stays low even with ten viewers.
-const HOSTS_REST: u32 = 100;
+const EM_REST_FACTOR: u32 = 100;
 
 /// Arguments of `top`.
 #[derive(Debug, Clone, Args)]
@@ -51,7 +51,7 @@ pub struct TopCommand {
     #[command(flatten)]
     service: EndpointArguments,
 
-    /// How often to ask.
+    /// Interval between updates.
     #[arg(long, value_name = "DURATION", default_value = "1s", value_parser = interval)]
     interval: Duration,
 }
@@ -63,27 +63,27 @@ fn interval(text: &str) -> Result<Duration, String> {
 impl TopCommand {
     /// Shows the cluster until the user quits.
     pub async fn run(self) -> Result<CommandReply, CommandFailure> {
-        let service = self.service.ask(TIMEOUT)?;
+        let service = self.service.connect(TIMEOUT)?;
         if !is_attended() || terminal::size().is_none() {
             return Err(CommandFailure::Usage(
-                "top needs a terminal; linkis-rm overview tells the same once".to_owned(),
+                "top needs a terminal; linkis-rm overview prints the totals once".to_owned(),
             ));
         }
         // The first calls run before the terminal is taken, so that their failure is printed normally.
         let mut cluster = ClusterFeed { address: service.address().to_owned(), ..ClusterFeed::default() };
-        let mut next_hosts = Instant::now();
-        look(&service, &mut cluster, &mut next_hosts).await?;
-        let (sender, mut heard) = watch::channel(cluster.clone());
-        let asking = tokio::spawn(follow(service, cluster, next_hosts, self.interval, sender));
-        let shown = show(&mut heard).await;
-        asking.abort();
+        let mut next_ems = Instant::now();
+        look(&service, &mut cluster, &mut next_ems).await?;
+        let (sender, mut receiver) = watch::channel(cluster.clone());
+        let polling = tokio::spawn(follow(service, cluster, next_ems, self.interval, sender));
+        let shown = show(&mut receiver).await;
+        polling.abort();
         shown?;
         Ok(CommandReply::Yes)
     }
 }
 
 /// Renders each new feed and handles keys, resizes and signals.
-async fn show(heard: &mut watch::Receiver<ClusterFeed>) -> Result<(), CommandFailure> {
+async fn show(receiver: &mut watch::Receiver<ClusterFeed>) -> Result<(), CommandFailure> {
     let (mut terminate, mut hangup) = (signal(SignalKind::terminate())?, signal(SignalKind::hangup())?);
     let mut resized = signal(SignalKind::window_change())?;
     let screen = Screen::enter()?;
@@ -91,14 +91,14 @@ async fn show(heard: &mut watch::Receiver<ClusterFeed>) -> Result<(), CommandFai
     let mut look = ViewState::default();
     loop {
         let Some(size) = terminal::size() else { return Ok(()) };
-        let picture = draw::draw(&heard.borrow_and_update(), &mut look, size);
+        let picture = draw::draw(&receiver.borrow_and_update(), &mut look, size);
         screen.show(&picture)?;
         tokio::select! {
             key = typed.recv() => match key {
                 Some(key) if look.press(key, picture.page) => {}
                 _ => return Ok(()),
             },
-            changed = heard.changed() => if changed.is_err() { return Ok(()) },
+            changed = receiver.changed() => if changed.is_err() { return Ok(()) },
             _ = resized.recv() => {}
             _ = terminate.recv() => return Ok(()),
             _ = hangup.recv() => return Ok(()),
@@ -110,13 +110,13 @@ async fn show(heard: &mut watch::Receiver<ClusterFeed>) -> Result<(), CommandFai
 async fn follow(
     service: ServiceClient,
     mut cluster: ClusterFeed,
-    mut next_hosts: Instant,
+    mut next_ems: Instant,
     interval: Duration,
     sender: watch::Sender<ClusterFeed>,
 ) {
     loop {
         sleep(interval).await;
-        cluster.problem = match look(&service, &mut cluster, &mut next_hosts).await {
+        cluster.problem = match look(&service, &mut cluster, &mut next_ems).await {
             Ok(()) => None,
             Err(failure) => Some(failure.to_string()),
         };
@@ -130,7 +130,7 @@ async fn follow(
 async fn look(
     service: &ServiceClient,
     cluster: &mut ClusterFeed,
-    next_hosts: &mut Instant,
+    next_ems: &mut Instant,
 ) -> Result<(), CommandFailure> {
     let overview = service.make(&calls::GET_OVERVIEW, &GetOverviewRequest {}).await?;
     let overview = overview.overview.unwrap_or_default();
@@ -143,9 +143,9 @@ async fn look(
         false => Vec::new(),
     };
     let begin = Instant::now();
-    if *next_hosts <= begin {
-        (cluster.hosts, cluster.has_more_hosts) = hosts(service).await?;
-        *next_hosts = begin + begin.elapsed() * HOSTS_REST;
+    if *next_ems <= begin {
+        (cluster.ems, cluster.has_more_ems) = ems(service).await?;
+        *next_ems = begin + begin.elapsed() * EM_REST_FACTOR;
     }
     cluster.overview = overview;
     cluster.line = line;
@@ -153,16 +153,16 @@ async fn look(
 }
 
 /// Returns the EMs, and whether there are more.
-async fn hosts(service: &ServiceClient) -> Result<(Vec<EmResource>, bool), CommandFailure> {
-    let mut hosts = Vec::new();
+async fn ems(service: &ServiceClient) -> Result<(Vec<EmResource>, bool), CommandFailure> {
+    let mut ems = Vec::new();
     let mut page_token = String::new();
     loop {
         let page = ListEmsRequest { page_size: 1000, page_token, ..Default::default() };
         let page = service.make(&calls::LIST_EMS, &page).await?;
-        hosts.extend(page.ems);
+        ems.extend(page.ems);
         page_token = page.next_page_token;
-        if page_token.is_empty() || hosts.len() >= HOSTS_MAX {
-            return Ok((hosts, !page_token.is_empty()));
+        if page_token.is_empty() || ems.len() >= EMS_MAX {
+            return Ok((ems, !page_token.is_empty()));
         }
     }
 }

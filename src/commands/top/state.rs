@@ -16,9 +16,9 @@ pub struct ClusterFeed {
     /// Latest overview.
     pub overview: Overview,
     /// Latest list of EMs.
-    pub hosts: Vec<EmResource>,
+    pub ems: Vec<EmResource>,
     /// Whether the list of EMs is incomplete.
-    pub has_more_hosts: bool,
+    pub has_more_ems: bool,
     /// Head of the wait queues.
     pub line: Vec<WaitingRequest>,
     /// Failure since the latest data.
@@ -170,26 +170,24 @@ impl TopEm<'_> {
 }
 
 /// Returns the EMs that match the filter, in the sort order.
-pub fn hosts<'c>(cluster: &'c ClusterFeed, look: &ViewState) -> Vec<TopEm<'c>> {
-    let host = |em: &'c EmResource| TopEm {
+pub fn ems<'c>(cluster: &'c ClusterFeed, look: &ViewState) -> Vec<TopEm<'c>> {
+    let em = |em: &'c EmResource| TopEm {
         em,
         name: text::em(em.em.as_ref()),
         state: ems::state(em),
         shares: ems::shares(em),
     };
     let filter = look.filter.to_lowercase();
-    let mut hosts: Vec<TopEm<'c>> = cluster.hosts.iter().map(host).filter(|host| host.has(&filter)).collect();
+    let mut ems: Vec<TopEm<'c>> = cluster.ems.iter().map(em).filter(|em| em.has(&filter)).collect();
     match look.sort {
-        EmOrder::Name => hosts.sort_by(|a, b| a.name.cmp(&b.name)),
-        EmOrder::Full => hosts.sort_by_cached_key(|host| (-host.fullness(), host.name.clone())),
-        EmOrder::Memory => hosts.sort_by_cached_key(|host| (-host.held(&Dimension::Memory), host.name.clone())),
-        EmOrder::Cores => hosts.sort_by_cached_key(|host| (-host.held(&Dimension::Cores), host.name.clone())),
-        EmOrder::State => {
-            hosts.sort_by_cached_key(|host| (host.state == "healthy", host.state.clone(), host.name.clone()))
-        }
+        EmOrder::Name => ems.sort_by(|a, b| a.name.cmp(&b.name)),
+        EmOrder::Full => ems.sort_by_cached_key(|em| (-em.fullness(), em.name.clone())),
+        EmOrder::Memory => ems.sort_by_cached_key(|em| (-em.held(&Dimension::Memory), em.name.clone())),
+        EmOrder::Cores => ems.sort_by_cached_key(|em| (-em.held(&Dimension::Cores), em.name.clone())),
+        EmOrder::State => ems.sort_by_cached_key(|em| (em.state == "healthy", em.state.clone(), em.name.clone())),
     }
     if look.is_reversed {
-        hosts.reverse();
+        ems.reverse();
     }
-    hosts
+    ems
 }

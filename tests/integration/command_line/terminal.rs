@@ -105,7 +105,7 @@ async fn terminal_commands_confirm_and_fit_width() {
     let (code, seen) = typed_at(address, &["release", &id], "n\n");
     assert!(code == Some(1) && seen.contains("[y/N]") && !seen.contains("Why?"), "{seen}");
     let (code, seen) = typed_at(address, &["limits", "delete", "user"], "y\n\n");
-    assert!(code == Some(64) && seen.contains("Why? ") && seen.contains("--reason: say why"), "{seen}");
+    assert!(code == Some(64) && seen.contains("Why? ") && seen.contains("--reason: is required"), "{seen}");
     assert!(lives().await);
     let (code, seen) = typed_at(address, &["tickets"], "");
     assert!(code == Some(0) && seen.lines().count() == 3 && seen.contains("TICKET"), "{seen}");
@@ -153,7 +153,7 @@ async fn terminal_migration_shows_progress() {
     let mut command = Command::new(*PROGRAM);
     command.arg("migrate").env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
     let mut migrate = Typed::start(command);
-    migrate.until("bringing the schema up to date \u{2026} ");
+    migrate.until("migrating the schema \u{2026} ");
     execute(&mut holder, "ROLLBACK").await;
     let (code, seen) = migrate.end();
     assert!(seen.contains(" migrations were made"), "{seen:?}");
@@ -179,7 +179,7 @@ async fn terminal_limits_apply_waits_for_counting() {
     rm.client.hold(&held).await.unwrap();
     let words = ["limits", "apply", file.to_str().unwrap(), "--yes", "--reason", "as agreed"];
     let mut apply = Typed::start(program(&rm.address, &words));
-    apply.until("changing the limits, and counting by them, 1 host left \u{2026} ");
+    apply.until("changing the limits, and counting tickets for them, 1 EM left \u{2026} ");
     tokio::time::sleep(2 * times.request_timeout).await;
     rm.client.release_hold(&key).await.unwrap();
     let (code, seen) = apply.end();

@@ -1,7 +1,7 @@
 //! Sets and deletes limits and policies, alone, so that it knows what may be in force.
 //!
-//! Limits are small, so that they decide. Each has a maximum of memory, too, that nobody reaches and no other ever has: it tells which
-//! change the limit came from.
+//! Limits are small, so that they decide. Each also has a unique maximum of memory, which no scope reaches. It identifies the change that
+//! set the limit.
 
 use std::collections::{BTreeMap, HashSet};
 

@@ -27,7 +27,7 @@ use crate::harness::*;
 /// notice what was.
 pub const LATE_MAX: Duration = Duration::from_secs(15);
 
-/// The same for one of thousands that are due together: many steps, with several outages between them. Without a fault, the
+/// Maximum delay of the expiry of one of thousands of tickets that are due together: many steps, with several outages between them. Without a fault, the
 /// watcher waits less.
 pub const CROWD_LATE_MAX: Duration = Duration::from_secs(30);
 
@@ -53,7 +53,7 @@ pub const LEFT: &str =
     (SELECT count(*) FROM linkis_resource_waiting JOIN linkis_rm_instance i USING (instance_id)
         WHERE i.alive_until > clock_timestamp()), 0::bigint";
 
-/// The same, with entries of dead instances, which delay no call.
+/// Rows that remain, including queue entries of dead instances, which delay no call.
 pub const LEFT_OVER: &str = "SELECT (SELECT count(*) FROM linkis_user_resource_meta_data),
     (SELECT count(*) FROM linkis_resource_lock), (SELECT count(*) FROM linkis_resource_waiting),
     (SELECT count(*) FROM linkis_resource_waiting_spot)";
@@ -228,7 +228,7 @@ fn untold(journal: &Journal, book: &Book, lives: &HashMap<Uuid, Vec<&Line>>, fin
         let told = || format!("{user} was told otherwise ({asker:?}), and was granted {untold:?}");
         journal.check(untold.len() <= asker.unclear, told);
         let came_to_nothing = untold.iter().flat_map(|life| life.iter()).all(|line| line.action != "inited");
-        journal.check(came_to_nothing, || format!("in use, and nobody knows: {untold:?}"));
+        journal.check(came_to_nothing, || format!("a ticket is in use without a reply to its caller: {untold:?}"));
     }
     for (user, count) in granted {
         let is_one = book.askers.get(user).is_some_and(|asker| asker.is_one);

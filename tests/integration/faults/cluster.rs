@@ -36,7 +36,7 @@ pub struct Cluster {
     /// Past the proxies.
     pub options: PgConnectOptions,
     pub nodes: Vec<Node>,
-    /// What callers show; `None` beside another release, which may not know of it.
+    /// Credentials of callers; `None` beside another release, which may not support them.
     pub credentials: Option<Arc<Credentials>>,
 }
 
@@ -108,19 +108,19 @@ impl Cluster {
         self.nodes[node].clients.read().unwrap().host.clone()
     }
 
-    /// Replaces the token that callers show, and revokes the one before.
+    /// Replaces the token of the callers, and revokes the previous one.
     ///
     /// # Errors
-    /// What is not as it should be.
+    /// A description of the failure.
     pub async fn replace_token(&self) -> Result<(), String> {
         let Some(credentials) = &self.credentials else { return Ok(()) };
         credentials.replace_token(&self.addresses(), || self.nodes.iter().for_each(Node::meet_again)).await
     }
 
-    /// Replaces all certificates, and the authority by which callers' are believed.
+    /// Replaces all certificates, and the authority of client certificates.
     ///
     /// # Errors
-    /// What is not as it should be.
+    /// A description of the failure.
     pub async fn replace_certificates(&self, random: &mut Random) -> Result<(), String> {
         let Some(credentials) = &self.credentials else { return Ok(()) };
         let hand_out = || self.nodes.iter().for_each(Node::meet_again);

@@ -31,7 +31,7 @@ pub struct Credentials {
     shown: RwLock<Shown>,
 }
 
-/// What callers show.
+/// Credentials of the callers.
 #[derive(Clone)]
 struct Shown {
     token: String,

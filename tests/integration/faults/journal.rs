@@ -1,7 +1,7 @@
-//! What callers were told.
+//! Journal of the replies to callers.
 //!
-//! An answer is one of four things: it was done; nothing was done, and the call may be repeated; it was rejected; or nobody knows.
-//! Only in the last case may the database say either.
+//! A reply has one of four results: done; not done, and the call may be repeated; rejected; or unknown. The database may contain the
+//! change or not only if the result is unknown.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},

@@ -1,25 +1,25 @@
-//! Breaks things on purpose, under load, and checks afterwards that what callers were told is what the database says.
+//! Fault run: injects faults under load, and checks afterwards that the database agrees with the replies to the callers.
 //!
-//! Several instances of the real program, each with one committer more than the one before, serve several dozen callers, who make every
-//! call there is, from a PostgreSQL of their own. Meanwhile instances are killed and frozen, the database crashes, and the ways between them break in all the ways they can. A
-//! fault is injected when all instances have recovered from the one before, so that each outage has one cause.
+//! Several instances of the real program, each with one committer more than the one before, serve several dozen callers. The callers
+//! make every call of the API. Meanwhile instances are killed and frozen, the database crashes, and connections between them break in all
+//! possible ways. A fault is injected after all instances have recovered from the previous one, so that each outage has one cause.
 //!
-//! - `LINKIS_RM_FAULTS`: for how long, e.g. `20m`; a quarter of a minute unless it is set;
-//! - `LINKIS_RM_FAULTS_SEED`: what decides about faults and calls; it is printed at the start. The schedule of the machine is not in it.
+//! - `LINKIS_RM_FAULTS`: duration, e.g. `20m` [default: 15 s];
+//! - `LINKIS_RM_FAULTS_SEED`: seed of faults and calls, printed at the start. It does not fix the scheduling of the machine.
 //!
-//! - `LINKIS_RM_FAULTS_OTHER`: another release of the program, which then serves beside this one: an instance that is started again
-//!   is the other of the two.
+//! - `LINKIS_RM_FAULTS_OTHER`: another release of the program that serves beside this one. An instance changes its release with each
+//!   restart.
 //!
 //! Clocks of instances jump where libfaketime is installed. Not injected: a clock of the database that jumps.
 //!
-//! Everything is encrypted, and callers show tokens or certificates, which are replaced meanwhile (not beside another release).
+//! All connections use TLS. Callers have tokens or certificates, which are replaced meanwhile (not beside another release).
 //!
-//! - `cluster`: PostgreSQL, the instances and their proxies; `clock`: an instance's clock; `credentials`: what callers show; `injector`:
-//!   what breaks them;
-//! - `workload`, `engine`, `adopter`, `ecm`, `crowd`, `administrator`: the callers; `journal`: what they were told;
-//! - `queues`: a cluster that keeps queues, in which some ask;
-//! - `probe`: how long an instance does not answer; `watcher`: what is true at every commit, looked at all the while;
-//! - `history`, `rules`, `checks`: what has to be true afterwards; `summary`: what came of it all.
+//! - `cluster`: PostgreSQL, the instances and their proxies; `clock`: an instance's clock; `credentials`: tokens and certificates of the callers;
+//!   `injector`: the faults;
+//! - `workload`, `engine`, `adopter`, `ecm`, `crowd`, `administrator`: the callers; `journal`: their replies;
+//! - `queues`: an external cluster with queues, which some requests name;
+//! - `probe`: time without replies of an instance; `watcher`: invariants of every commit, checked continuously;
+//! - `history`, `rules`, `checks`: checks after the run; `summary`: figures of the run.
 
 use std::{
     env,

@@ -1,9 +1,9 @@
 //! The limits, replayed from the history: at no commit, and at no line, was anything granted in a scope beyond the limit that was in
 //! force then.
 //!
-//! Rules, policies and what comes into force change inside a fence, in which nobody grants or gives back; so the numbers of their lines
-//! tell who was judged by what. A label set's counters are locked until commit, so the lines of a scope are in the order of its
-//! commits. Nothing here is taken from the service: what decides when is worked out again.
+//! Rules, policies and label sets change inside a fence that excludes grants and releases. The numbers of the history lines therefore
+//! identify the rules that decided a grant. A label set's counters are locked until commit, so the lines of a scope are in the order of its
+//! commits. This module uses no code of the service: it derives the deciding rules again.
 
 use std::{
     cmp::Reverse,

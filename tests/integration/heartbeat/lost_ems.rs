@@ -95,7 +95,7 @@ async fn lost_em_ends_with_its_tickets() {
         assert_eq!(recorded(&database, Some(grant.ticket_id), "lost").await, 1);
     }
     assert_eq!(recorded(&database, None, "lost").await, 1);
-    assert_eq!(database.count("SELECT count(*) FROM linkis_em_report").await, 1, "of the live EM");
+    assert_eq!(database.count("SELECT count(*) FROM linkis_em_report").await, 1, "the report of the live EM stays");
     assert!(lives(&rm.client, kept.ticket_id).await && lives(&rm.client, held.ticket_id).await);
     assert!(by_hand.is_registered().await, "an EM without reports is never lost");
     assert_eq!(assert_invariants(&database, &rm.client).await, 2);

@@ -203,9 +203,9 @@ async fn limit_replacement_writes_history_outside_the_fence() {
     assert_eq!(told, [in_force, granted, granted, in_force, ("granted", "other")]);
     let first = "SELECT count(*) FROM linkis_resource_action_record WHERE action = 'limit_set'
         AND id < (SELECT max(id) FROM linkis_resource_action_record WHERE action = 'limits_in_force')";
-    assert_eq!(database.count(first).await, RULES + 3, "all of them are told before they hold");
+    assert_eq!(database.count(first).await, RULES + 3, "all new limits are recorded before they are in force");
 
-    // The same for deleted limits. A new label set decides nothing before it is counted.
+    // Deleted limits are recorded alike. A new label set decides nothing before it is counted.
     let of_creator: Vec<_> = (0..RULES / 10)
         .map(|n| proto::Limit {
             labels: BTreeMap::from([("creator".to_owned(), format!("c{n}"))]),
@@ -218,6 +218,10 @@ async fn limit_replacement_writes_history_outside_the_fence() {
         database.count(counting).await == 0
     })
     .await;
-    assert_eq!(noted().await, (2, RULES + 1 + RULES / 10), "those of users end, and those of creators decide");
+    assert_eq!(
+        noted().await,
+        (2, RULES + 1 + RULES / 10),
+        "the limits of users end, and the limits of creators decide"
+    );
     assert_eq!(assert_invariants(&database, &rm.client).await, 3);
 }

@@ -1,4 +1,4 @@
-//! Counters of an earlier release become what they mean now, while everybody goes on.
+//! Counters of an earlier release are converted while calls continue.
 
 use std::{
     collections::{BTreeMap, VecDeque},
@@ -23,11 +23,11 @@ use crate::harness::*;
 const CALLERS: usize = 36;
 const EMS: usize = 20;
 
-/// How many tickets each caller holds all the while.
+/// Number of tickets of each caller during the test.
 const HELD: usize = 80;
 
-/// What the first release would have counted, made at one moment between two commits: tickets that lack a label are in no scope, "queue" is
-/// a label that no request carries, and what is in queues is one sum in every scope.
+/// Converts the counters to those of the first release, between two commits. Tickets that lack a label are in no scope, no request has a
+/// label "queue", and each scope has one sum of all queues.
 const COUNTED_BEFORE: &str = "
     BEGIN;
     LOCK TABLE linkis_resource_limit_version IN ACCESS EXCLUSIVE MODE;
@@ -119,7 +119,7 @@ fn less(asked: &Resource) -> Resource {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_an_earlier_release_counted_is_counted_anew_under_load_while_an_instance_restarts() {
+async fn counters_of_earlier_release_are_recounted_under_load() {
     let (database, stays, restarts) = two().await;
     for number in 0..EMS {
         stays.client.register(registration(em(&format!("host{number}")), load(9999, 9999, 9999))).await.unwrap();
@@ -138,7 +138,7 @@ async fn what_an_earlier_release_counted_is_counted_anew_under_load_while_an_ins
                 caller.begin().await;
             }
             filled.fetch_add(1, Relaxed);
-            // Whatever is not answered as it should be ends the test.
+            // An unexpected reply ends the test.
             while !stop.is_cancelled() {
                 caller.begin().await;
                 caller.end_oldest().await;
@@ -150,7 +150,7 @@ async fn what_an_earlier_release_counted_is_counted_anew_under_load_while_an_ins
     eventually("there are thousands of tickets", Duration::from_secs(120), all_filled).await;
 
     instances.write().unwrap().truncate(1);
-    // What was begun there is answered in order.
+    // The stopped instances reply to their open calls first.
     restarts.stop().await;
     let at = served.load(Relaxed);
     database.execute(COUNTED_BEFORE).await;

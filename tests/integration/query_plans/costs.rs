@@ -12,10 +12,10 @@ use crate::harness::*;
 /// looks up many rows.
 pub(super) const MORE_PAGES: f64 = 25.0;
 
-/// The same for each ended ticket, in batches of any size.
+/// Maximum of additional pages for each ended ticket, in batches of any size.
 pub(super) const MORE_PAGES_PER_END: f64 = 4.0;
 
-/// How many times as many, besides.
+/// Maximum factor, besides.
 const PAGES_RATIO: f64 = 2.0;
 
 /// Statements of one instance for all, every few seconds, with a bound on the counted rows.

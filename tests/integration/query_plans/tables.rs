@@ -50,7 +50,7 @@ pub(super) async fn fill(database: &Database, rows: i64) {
         SELECT 'other', 'host' || n, resource_type, total_resource, protected_resource, used_resource, locked_resource,
             left_resource, over_committed, labels, epoch, register_time, 1, counted_to
         FROM linkis_em_resource_meta_data, generate_series(1, {rows} / 100) n WHERE em_instance LIKE 'template%';
-        -- In the order of the tickets: a third that is locked, a third that is used, and again one that is locked.
+        -- The tickets in thirds, in their order: locked, used, locked.
         INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name, em_instance,
             resource_type, user_locked_resource, labels, locked_time, expires_at)
         SELECT overlay(gen_random_uuid()::text PLACING CASE n % 3 WHEN 0 THEN '0' ELSE 'e' END FROM 1 FOR 1)::uuid,
@@ -129,7 +129,7 @@ pub(super) async fn fill_ending(database: &Database, rows: i64) {
             jsonb_build_object('memory', held, 'cores', held, 'instances', held),
             sha256(convert_to(label_set_id || ':{{"user":"' || "user" || '"}}', 'UTF8'))
         FROM linkis_label_set, (SELECT "user", count(*) AS held FROM ending GROUP BY "user") h;
-        -- Of those that report, one is not heard of any more.
+        -- One of the reporting EMs is lost.
         INSERT INTO linkis_em_report (em_application_name, em_instance, epoch, sequence, health, report_time)
         SELECT em_application_name, em_instance, epoch, 1, 'healthy', now() - interval '1 hour'
         FROM linkis_em_resource_meta_data WHERE em_instance = 'lost';"#

@@ -75,7 +75,7 @@ pub fn selector(message: Option<&proto::ProviderSelector>) -> Result<ProviderSel
     let by = match name.as_str() {
         "" => ProviderKey::Labels(Labels::parse("provider.labels", labels.clone())?.as_map().clone()),
         _ if !labels.is_empty() => {
-            return Err(FieldError::new("provider.labels", "are for where no name is given; leave one of both out"));
+            return Err(FieldError::new("provider.labels", "cannot be combined with a name; omit one of them"));
         }
         name => ProviderKey::Name(Name::parse("provider.name", name)?),
     };

@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn floods_use_up_the_credit() {
+    fn frame_flood_exhausts_credit() {
         let pause = Duration::from_micros(10);
         for (excess, most, step) in [
             (
@@ -331,7 +331,7 @@ mod tests {
             let stream = connection.begin();
             connection.reset(stream);
         });
-        assert_eq!((steps, found), (256, Some(Excess::Resets)), "a fourth while the caller is not known");
+        assert_eq!((steps, found), (256, Some(Excess::Resets)), "a fourth before authentication");
         let mut connection = Connection::new();
         connection.send(GOAWAY, 0, &[[0; 4], ENHANCE_YOUR_CALM.to_be_bytes()].concat());
         assert_eq!(connection.allowance.excess(), Some(Excess::Library));
@@ -349,12 +349,12 @@ mod tests {
                 }
                 c.pass(Duration::from_millis(20));
             }),
-            ("deadlines of 60 ms at every call while nothing is answered", |c| {
+            ("deadlines of 60 ms at every call while no reply is sent", |c| {
                 let calls: Vec<u32> = (0..STREAMS).map(|_| c.begin()).collect();
                 c.pass(Duration::from_millis(60));
                 calls.into_iter().for_each(|stream| c.reset(stream));
             }),
-            ("crowds of waiting calls that are cut off, and made again", |c| {
+            ("crowds of waiting calls that are cancelled and repeated", |c| {
                 let calls: Vec<u32> = (0..STREAMS).map(|_| c.begin()).collect();
                 c.pass(Duration::from_secs(3));
                 calls.into_iter().for_each(|stream| c.reset(stream));
@@ -363,7 +363,7 @@ mod tests {
                     c.reset(stream);
                 }
             }),
-            ("resets that come after the answers", |c| {
+            ("resets that arrive after the replies", |c| {
                 let calls: Vec<u32> = (0..STREAMS).map(|_| c.begin()).collect();
                 calls.iter().for_each(|_| c.answer());
                 calls.into_iter().for_each(|stream| c.reset(stream));

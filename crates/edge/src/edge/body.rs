@@ -240,8 +240,11 @@ impl MessageBuffer {
 }
 
 fn spoilt() -> Error {
-    FieldError::new("the message", "is not what it says to be when it is unpacked: compress it as one member of gzip")
-        .into()
+    FieldError::new(
+        "the message",
+        "does not match its gzip trailer after decompression; compress it as one gzip member",
+    )
+    .into()
 }
 
 impl HttpBody for RequestBody {
@@ -303,19 +306,19 @@ mod tests {
     }
 
     #[test]
-    fn the_length_is_read_however_it_is_cut() {
+    fn message_length_is_read_across_fragments() {
         let message = [0, 0, 0, 1, 2, 9, 9];
         for cut in 0..message.len() {
             let (first, second) = message.split_at(cut);
             let mut prefix = MessagePrefix::default();
-            let told = [prefix.read(first), prefix.read(second)];
-            assert_eq!(told, [(cut >= PREFIX_BYTES).then_some(263), Some(263)], "cut at {cut}");
+            let lengths = [prefix.read(first), prefix.read(second)];
+            assert_eq!(lengths, [(cut >= PREFIX_BYTES).then_some(263), Some(263)], "cut at {cut}");
         }
     }
 
     /// A small compressed message is charged its decompressed size before it is read.
     #[test]
-    fn what_is_compressed_takes_the_room_of_what_it_holds() {
+    fn compressed_message_uses_budget_of_its_content() {
         let message = [&[10, 0x80, 0x80, 0x40], vec![7; 1 << 20].as_slice()].concat();
         let packed = body(1, &pack(&message));
         for cut in 0..packed.len() {
@@ -330,11 +333,11 @@ mod tests {
         let caller = TestCaller::new(16 << 20);
         let mut messages: Vec<_> = (0..5).map(|_| caller.message()).collect();
         let taken = messages.iter_mut().filter_map(|message| message.take(packed.clone()).ok()).count();
-        assert_eq!(taken, 3, "its connection has a quarter");
+        assert_eq!(taken, 3, "a connection has a quarter");
     }
 
     #[test]
-    fn a_compressed_message_that_lies_about_its_length_is_refused_unread() {
+    fn compressed_message_with_false_length_is_rejected() {
         let packed = pack(&[7; 1 << 20]);
         for behind in [[0; 4], 100_u32.to_le_bytes()] {
             let lie = body(1, &[packed.as_slice(), &behind].concat());
@@ -344,13 +347,13 @@ mod tests {
         }
         let take = |bytes: &[u8]| TestCaller::new(64 << 20).message().take(body(1, bytes));
         let spoilt = [packed.as_slice(), &[0xff; 4]].concat();
-        assert!(matches!(take(&spoilt), Err(Error::InvalidField(_))), "it is far shorter than it says to be");
+        assert!(matches!(take(&spoilt), Err(Error::InvalidField(_))), "the stated length is far above the real one");
         let too_large = pack(&vec![7; HEARTBEAT_BYTES_MAX + 1]);
         assert!(matches!(take(&too_large), Err(Error::MessageTooLarge { limit: HEARTBEAT_BYTES_MAX })));
     }
 
     #[test]
-    fn many_fields_take_the_room_of_what_they_become() {
+    fn decoded_fields_are_charged_to_the_budget() {
         let of = |fields: usize| body(0, &[0x3a, 0].repeat(fields));
         let caller = TestCaller::new(64 << 20);
         let mut message = caller.message();
@@ -367,7 +370,7 @@ mod tests {
             assert!(matches!(TestCaller::new(64 << 20).message().take(body), Err(Error::InvalidField(_))));
         }
         let least = TestCaller::new(super::super::BODY_BYTES_LEAST);
-        assert!(least.message().take(of(FIELDS_MAX)).is_ok(), "the largest has room if it is alone");
+        assert!(least.message().take(of(FIELDS_MAX)).is_ok(), "the largest message fits alone");
         // The fields of a small message are not counted.
         let caller = TestCaller::new(64 << 20);
         let mut small = caller.message();

@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn no_more_is_taken_than_there_is() {
+    fn byte_budget_is_never_exceeded() {
         let share = ByteBudget::of(10);
         assert!(share.take(7) && !share.take(4) && share.take(3) && !share.take(1));
         assert!(!share.take(usize::MAX));

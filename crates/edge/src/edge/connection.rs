@@ -112,7 +112,7 @@ impl PendingConnection {
         }
         let place = ConnectionPermit(edge.clone());
         if let Err(error) = stream.set_nodelay() {
-            tracing::debug!(%address, %error, "cannot send small packets at once");
+            tracing::debug!(%address, %error, "cannot disable the delay of small packets");
         }
         let until = Instant::now() + edge.bounds.handshake_timeout;
         Some(Self { stream, address, place, until })
@@ -168,7 +168,7 @@ pub struct Connection {
     peer: Arc<Peer>,
     edge: Arc<Edge>,
     /// Deadlines until a call is authenticated; `None` afterwards.
-    stranger: Option<UnidentifiedPeer>,
+    unauthenticated: Option<UnidentifiedPeer>,
     closing: Pin<Box<WaitForCancellationFutureOwned>>,
     /// Expiry of the client certificate.
     over: Option<Pin<Box<Sleep>>>,
@@ -222,7 +222,7 @@ impl Connection {
             stream,
             peer: Arc::new(Peer::new(edge, Some(address), certified)),
             edge: edge.clone(),
-            stranger: Some(UnidentifiedPeer { missing: GREETING_BYTES, until: Box::pin(sleep_until(until)) }),
+            unauthenticated: Some(UnidentifiedPeer { missing: GREETING_BYTES, until: Box::pin(sleep_until(until)) }),
             closing: Box::pin(edge.closing.clone().cancelled_owned()),
             over: over.map(|until| Box::pin(sleep_until(until))),
             waker: None,
@@ -235,8 +235,8 @@ impl Connection {
     }
 
     fn has_read(&mut self, bytes: usize) {
-        if let Some(stranger) = &mut self.stranger {
-            stranger.missing = stranger.missing.saturating_sub(bytes);
+        if let Some(unauthenticated) = &mut self.unauthenticated {
+            unauthenticated.missing = unauthenticated.missing.saturating_sub(bytes);
         }
     }
 
@@ -244,15 +244,15 @@ impl Connection {
     /// an idle connection may end.
     fn poll_end(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let is_known = self.peer.is_known.load(Ordering::Relaxed);
-        self.stranger.take_if(|stranger| is_known && stranger.missing == 0);
-        while let Some(stranger) = &mut self.stranger
-            && stranger.until.as_mut().poll(cx).is_ready()
+        self.unauthenticated.take_if(|unauthenticated| is_known && unauthenticated.missing == 0);
+        while let Some(unauthenticated) = &mut self.unauthenticated
+            && unauthenticated.until.as_mut().poll(cx).is_ready()
         {
-            if stranger.missing > 0 || self.edge.is_crowded() {
+            if unauthenticated.missing > 0 || self.edge.is_crowded() {
                 self.edge.gauges.ungreeted.add();
                 return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
             }
-            stranger.until.as_mut().reset(Instant::now() + self.edge.bounds.handshake_timeout);
+            unauthenticated.until.as_mut().reset(Instant::now() + self.edge.bounds.handshake_timeout);
         }
         self.poll_idle(cx).map(Ok)
     }

@@ -110,7 +110,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn fields_are_counted_however_they_are_cut() {
+    fn field_count_is_independent_of_fragments() {
         let resource =
             proto::Resource { kind: Some(proto::resource::Kind::Cpu(proto::CpuResource { cores: i64::MAX })) };
         let one = proto::ObservedUse { ticket_id: vec![7; 300], resource: Some(resource) };
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_not_read_on() {
+    fn field_count_stops_at_invalid_message() {
         for nonsense in [
             [0xff; 20].as_slice(),
             &[0x3f; 20],

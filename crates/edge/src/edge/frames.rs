@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn frames_cut_anywhere_are_found() {
+    fn frames_are_found_across_fragments() {
         let bytes = [
             b"PREFACE".as_slice(),
             &encode(SETTINGS, 0, &[]),

@@ -51,7 +51,7 @@ pub mod tests {
     }
 
     #[test]
-    fn what_a_message_says_of_its_length_is_held_against_what_it_is() {
+    fn gzip_length_trailer_is_verified() {
         let message = vec![7; 1 << 20];
         let (packed, message_bytes) = (pack(&message), message.len());
         assert!(packed.len() < 2048);

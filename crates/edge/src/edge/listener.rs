@@ -24,7 +24,7 @@ pub async fn accept(listener: Arc<Listener>, edge: Arc<Edge>, serve: mpsc::Sende
                 let Some(newcomer) = PendingConnection::admit(stream, address, &edge) else {
                     edge.gauges.refused.add();
                     let open = edge.gauges.connections();
-                    tracing::warn!(%address, open, "turned a connection away: see --max-connections");
+                    tracing::warn!(%address, open, "connection rejected: see --max-connections");
                     continue;
                 };
                 let turn = match edge.slow_addresses.turn(address.ip(), Instant::now()) {

@@ -20,74 +20,74 @@ type GaugeRow = (&'static str, &'static str, MetricType, fn(&EdgeGauges) -> u64)
 const ROWS: [GaugeRow; 13] = [
     (
         "connections",
-        "Open gRPC connections: if they only grow, some client opens one for each call",
+        "Open gRPC connections. Steady growth: a client opens one for each call",
         MetricType::Gauge,
         EdgeGauges::connections,
     ),
-    ("calls", "gRPC calls under way, those that wait in line included", MetricType::Gauge, EdgeGauges::calls),
+    ("calls", "Open gRPC calls, including waiting requests", MetricType::Gauge, EdgeGauges::calls),
     (
         "request_in_flight_bytes",
-        "Bytes of the messages of calls under way: the memory that large calls take together",
+        "Bytes of the messages of open calls: the memory of large calls",
         MetricType::Gauge,
         EdgeGauges::bytes_in_flight,
     ),
     (
         "connections_refused_total",
-        "gRPC connections closed at once, because there were too many: find who opens them, or allow more",
+        "gRPC connections closed because of their number: find the client that opens them, or allow more",
         MetricType::Counter,
         EdgeGauges::connections_refused,
     ),
     (
         "accept_errors_total",
-        "How often a connection could not be accepted: the log says why, too few files for example",
+        "Connections that could not be accepted, for example without free file descriptors: the log has the reason",
         MetricType::Counter,
         EdgeGauges::accept_errors,
     ),
     (
         "handshakes_late_total",
-        "Connections closed because they did not speak TLS or HTTP/2 in time, or in a crowd because nobody showed who he was: an attack, or a client of another protocol",
+        "Connections closed without TLS, HTTP/2 or, in a crowd, authentication in time: an attack, or a client of another protocol",
         MetricType::Counter,
         EdgeGauges::handshakes_late,
     ),
     (
         "connections_slowed_total",
-        "New connections that waited or were closed because a connection of their address had been ended: an attack, or a faulty client",
+        "New connections delayed or closed after a connection of their address was ended: an attack, or a faulty client",
         MetricType::Counter,
         EdgeGauges::connections_slowed,
     ),
     (
         "tls_handshake_failures_total",
-        "TLS handshakes that failed: a certificate of a caller that is not believed, or over; the log says whose",
+        "TLS handshakes that failed, for example with an untrusted or expired certificate; the log has the address",
         MetricType::Counter,
         EdgeGauges::handshakes_failed,
     ),
     (
         "tls_reloads_total",
-        "Certificates that changed and were taken up: whether a renewal has reached this instance",
+        "Changed certificates that are in force: shows that a renewal has reached this instance",
         MetricType::Counter,
         EdgeGauges::certificates_reloaded,
     ),
     (
         "tls_reload_failures_total",
-        "Certificates that changed and cannot be used: those before stay in force until they are over; the log says why",
+        "Changed certificates that cannot be used: the certificates before stay in force until they expire; the log has the reason",
         MetricType::Counter,
         EdgeGauges::certificates_unusable,
     ),
     (
         "calls_shed_total",
-        "Calls turned away because there was no room for their messages: find who sends so much, or allow more",
+        "Calls rejected because the budget of messages was used up: find the caller of large messages, or allow more",
         MetricType::Counter,
         EdgeGauges::calls_shed,
     ),
     (
         "calls_turned_away_total",
-        "Calls turned away because too many were under way, or too many of one caller's: see --max-concurrent-calls, or start another instance",
+        "Calls rejected because too many were open, in total or of one caller: see --max-concurrent-calls, or start another instance",
         MetricType::Counter,
         EdgeGauges::calls_turned_away,
     ),
     (
         "bodies_late_total",
-        "Calls whose messages took too long to arrive: a bad network, or an attack",
+        "Calls whose messages did not arrive in time: a bad network, or an attack",
         MetricType::Counter,
         EdgeGauges::bodies_late,
     ),
@@ -96,7 +96,7 @@ const ROWS: [GaugeRow; 13] = [
 impl EdgeCollector {
     fn ended_connections(&self, encoder: &mut DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let name = "linkis_rm_connections_ended_total";
-        let help = "Connections ended because of too many frames that are no part of an answered call, by the kind of frames: an attack, or a faulty client.";
+        let help = "Connections ended because of too many frames outside of completed calls, by the kind of frames: an attack, or a faulty client.";
         let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Counter)?;
         for (reason, ended) in self.0.connections_ended() {
             let ended = ConstGauge::new(i64::try_from(ended).unwrap_or(i64::MAX));
@@ -108,7 +108,7 @@ impl EdgeCollector {
     fn certificates(&self, mut encoder: DescriptorEncoder<'_>) -> Result<(), fmt::Error> {
         let Some(expiry) = self.0.certificate_expiry() else { return Ok(()) };
         let name = "linkis_rm_tls_certificate_expiry_timestamp_seconds";
-        let help = "When the first certificate of a file that is in force is over: nobody is believed from then on.";
+        let help = "Expiry of the first certificate of a file in force: no caller is trusted afterwards.";
         let mut encoder = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
         for (file, end) in [("cert", expiry.cert), ("client_ca", expiry.client_ca)] {
             if let Some(end) = end {

@@ -103,7 +103,7 @@ pub const BODY_BYTES_LEAST: usize = CONNECTION_SHARES * BODY_BYTES_MAX;
 pub struct EdgeBounds {
     /// Maximum number of connections.
     pub connections: usize,
-    /// Age at which a client is asked to open another connection, with a spread of a tenth; `None` for no bound.
+    /// Age at which a client must open another connection, with a spread of a tenth; `None` for no bound.
     pub connection_age: Option<Duration>,
     /// Maximum number of requests that are decided at the same time. Waiting requests and calls that free capacity do
     /// not count.

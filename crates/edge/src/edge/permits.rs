@@ -87,7 +87,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_frees_something_has_a_place_in_any_case() {
+    fn releasing_calls_have_reserved_permits() {
         let places = CallPermits::new(&EdgeBounds { calls: 0, ..EdgeBounds::DEFAULT });
         for (path, admitted) in [
             ("/linkis.rm.v1.ResourceManagerService/RequestResource", false),
@@ -100,10 +100,10 @@ mod tests {
             ("/linkis.rm.v1.UsageService/ListEms", true),
             ("/linkis.rm.v1.AdminService/ForceRelease", true),
             ("/grpc.health.v1.Health/Check", true),
-            ("/nobody/Knows", true),
+            ("/unknown/Call", true),
         ] {
             assert_eq!(places.acquire(path, None).is_ok(), admitted, "{path}");
         }
-        assert_eq!(places.operators.count(), 0, "the calls are over");
+        assert_eq!(places.operators.count(), 0, "the calls have ended");
     }
 }

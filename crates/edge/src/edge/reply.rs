@@ -92,8 +92,8 @@ impl HttpBody for ReplyBody {
         };
         self.has_ended = true;
         let mut trailers = http::HeaderMap::new();
-        let told = to_status(why).add_header(&mut trailers);
-        Poll::Ready(Some(told.map(|()| Frame::trailers(trailers))))
+        let encoded = to_status(why).add_header(&mut trailers);
+        Poll::Ready(Some(encoded.map(|()| Frame::trailers(trailers))))
     }
 
     fn is_end_stream(&self) -> bool {

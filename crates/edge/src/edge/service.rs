@@ -52,7 +52,7 @@ pub struct EdgeService(Arc<EdgeInner>);
 struct EdgeInner {
     routes: Arc<Routes<RequestBody>>,
     edge: Arc<Edge>,
-    door: AccessMode,
+    access: AccessMode,
 }
 
 /// Which calls the edge accepts.
@@ -70,25 +70,25 @@ const HEALTH: &str = "/grpc.health.v1.Health/";
 impl EdgeService {
     /// Creates the service in front of `routes`. `identity` authenticates the calls.
     pub fn new(routes: Routes<RequestBody>, edge: Arc<Edge>, identity: Arc<Authenticator>) -> Self {
-        Self(Arc::new(EdgeInner { routes: Arc::new(routes), edge, door: AccessMode::Open(identity) }))
+        Self(Arc::new(EdgeInner { routes: Arc::new(routes), edge, access: AccessMode::Open(identity) }))
     }
 
     /// Returns a service for the same routes that authenticates with `identity`.
     pub fn with_authenticator(&self, identity: Arc<Authenticator>) -> Self {
         let EdgeInner { routes, edge, .. } = &*self.0;
-        Self(Arc::new(EdgeInner { routes: routes.clone(), edge: edge.clone(), door: AccessMode::Open(identity) }))
+        Self(Arc::new(EdgeInner { routes: routes.clone(), edge: edge.clone(), access: AccessMode::Open(identity) }))
     }
 
     /// Creates a service in front of the health routes. Other calls fail with the current value of `error`.
     pub fn health_only(routes: Routes<RequestBody>, edge: Arc<Edge>, error: Arc<ArcSwap<Error>>) -> Self {
-        Self(Arc::new(EdgeInner { routes: Arc::new(routes), edge, door: AccessMode::Closed(error) }))
+        Self(Arc::new(EdgeInner { routes: Arc::new(routes), edge, access: AccessMode::Closed(error) }))
     }
 }
 
 impl EdgeInner {
     /// Authenticates a call and removes its credentials, so that no service can log them.
     fn authenticate(&self, request: &mut http::Request<Body>) -> Result<Option<AdmittedCaller>, Error> {
-        let identity = match &self.door {
+        let identity = match &self.access {
             AccessMode::Open(identity) => identity,
             AccessMode::Closed(_) if request.uri().path().starts_with(HEALTH) => return Ok(None),
             AccessMode::Closed(error) => return Err(Error::clone(&error.load())),
@@ -336,7 +336,7 @@ impl Drop for CallPermit {
 pub(super) struct StreamDeadline {
     wait: Pin<Box<dyn Future<Output = Error> + Send>>,
     /// The reason, once it is known: several bodies poll it.
-    told: Option<Error>,
+    ended: Option<Error>,
 }
 
 impl StreamDeadline {
@@ -353,14 +353,14 @@ impl StreamDeadline {
                 why = ended => why.into(),
             }
         });
-        Self { wait, told: None }
+        Self { wait, ended: None }
     }
 
     pub(super) fn poll(&mut self, cx: &mut Context<'_>) -> Poll<Error> {
-        if self.told.is_none() {
-            self.told = Some(ready!(self.wait.as_mut().poll(cx)));
+        if self.ended.is_none() {
+            self.ended = Some(ready!(self.wait.as_mut().poll(cx)));
         }
-        self.told.clone().map_or(Poll::Pending, Poll::Ready)
+        self.ended.clone().map_or(Poll::Pending, Poll::Ready)
     }
 }
 
@@ -401,7 +401,7 @@ impl Future for CallFuture {
             } else if let Some(error) = unread(status, self.sort) {
                 answer = to_status(error).into_http();
             } else {
-                tell_of_defect(self.path.as_ref().map_or("", PathAndQuery::path), status);
+                log_defect(self.path.as_ref().map_or("", PathAndQuery::path), status);
             }
         }
         let is_whole = closing.is_none();
@@ -461,9 +461,9 @@ fn unread(status: &Status, sort: CallClass) -> Option<Error> {
 }
 
 /// Logs the cause of a response that states only a defect. Faults of the caller are not logged.
-fn tell_of_defect(method: &str, status: &Status) {
+fn log_defect(method: &str, status: &Status) {
     if let (Code::Internal, Some(error)) = (status.code(), error_of(status)) {
-        tracing::error!(method, error = error as &dyn std::error::Error, "a call met a defect of the service");
+        tracing::error!(method, error = error as &dyn std::error::Error, "call failed: defect of the service");
     }
 }
 
@@ -473,7 +473,7 @@ mod tests {
     use crate::edge::EdgeBounds;
 
     #[test]
-    fn large_bodies_leave_room_for_small_ones_and_one_connection_for_others() {
+    fn body_budget_reserves_shares_for_small_bodies_and_connections() {
         let bounds = EdgeBounds { body_bytes: 16 << 20, ..EdgeBounds::DEFAULT };
         let edge = Edge::new(bounds, None);
         let peers: [_; 4] = std::array::from_fn(|_| Arc::new(Peer::new(&edge, None, None)));
@@ -487,20 +487,20 @@ mod tests {
         ]));
         let small: Vec<CallPermit> = (0..200).map(|n| call(n % 4)).collect();
         let taken = small.iter().filter(|call| call.take(SMALL_BODY_BYTES)).count();
-        assert!(taken >= 128, "8 MB of small ones are taken: {taken}");
+        assert!(taken >= 128, "8 MB of small messages fit: {taken}");
         assert!(edge.gauges.bytes_in_flight() <= 16 << 20);
         drop((large, small));
         assert_eq!((edge.gauges.bytes_in_flight(), edge.gauges.calls()), (0, 0));
         assert_eq!((edge.gauges.held_large_bytes.taken(), peers[0].bytes.taken()), (0, 0));
     }
     #[test]
-    fn answers_that_are_not_taken_have_room_beside_others_and_the_largest_alone() {
+    fn unread_replies_have_a_budget() {
         let edge = Edge::new(EdgeBounds { body_bytes: 16 << 20, ..EdgeBounds::DEFAULT }, None);
         let peers: [_; 6] = std::array::from_fn(|_| Arc::new(Peer::new(&edge, None, None)));
         let call = |peer: usize| CallPermit::begin(&edge, peers.get(peer), CallClass::Work).unwrap();
         let (first, second, small, largest) = (call(0), call(0), call(0), call(1));
         assert!(first.take_answer(3 << 20) && !second.take_answer(2 << 20) && small.take_answer(SMALL_ANSWER_BYTES));
-        assert!(largest.take_answer(100 << 20), "as much as its connection may");
+        assert!(largest.take_answer(100 << 20), "the budget of its connection");
         let others = [call(2), call(3), call(4)];
         assert_eq!(others.each_ref().map(|call| call.take_answer(4 << 20)), [true, true, false], "16 MB in all");
         drop((first, second, small, largest, others));

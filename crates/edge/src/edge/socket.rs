@@ -249,15 +249,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_socket_that_was_left_behind_is_replaced_and_nothing_else() {
+    async fn stale_socket_is_replaced() {
         let folder = std::env::temp_dir().join(format!("linkis-rm-socket-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let path = folder.join("rm.sock");
         let first = bind(&path).await.unwrap();
         assert_eq!(first.address().unwrap().to_string(), format!("unix:{}", path.display()));
-        assert_eq!(bind(&path).await.unwrap_err(), io::ErrorKind::AddrInUse, "another instance has it");
+        assert_eq!(bind(&path).await.unwrap_err(), io::ErrorKind::AddrInUse, "another instance uses the socket");
         drop(first);
-        assert!(!path.exists(), "it goes with its listener");
+        assert!(!path.exists(), "the socket is removed with its listener");
 
         // As after a killed process.
         drop(std::os::unix::net::UnixListener::bind(&path).unwrap());

@@ -20,7 +20,7 @@ const GENERALIZED_TIME: u8 = 0x18;
 /// Returns the remaining validity of a certificate; `None` if it has expired or cannot be read.
 #[expect(
     clippy::disallowed_methods,
-    reason = "certificates are judged by the clock of this machine, as the handshake does"
+    reason = "the handshake, too, compares certificates with the clock of this machine"
 )]
 pub fn left(certificate: &CertificateDer<'_>) -> Option<Duration> {
     Duration::try_from(not_after(certificate)? - OffsetDateTime::now_utc()).ok()
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn the_end_is_read_in_both_forms_and_the_first_counts() {
+    fn certificate_expiry_is_read_in_both_time_formats() {
         // The short form until 2049, and the long form from then on.
         let ends =
             [datetime!(2049-12-31 23:59:59 UTC), datetime!(2050-01-01 0:00 UTC), datetime!(2031-02-28 1:02:03 UTC)];
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_certificate_has_no_end_and_does_no_harm() {
+    fn certificate_expiry_of_invalid_input_is_absent() {
         let certificate = certificate(datetime!(2049-12-31 23:59:59 UTC));
         for length in 0..certificate.len() {
             assert_eq!(not_after(&certificate[..length]), None, "{length}");

@@ -159,7 +159,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_comes_from_elsewhere_does_not_stand_behind_a_crowd() {
+    async fn handshake_of_quiet_address_is_not_delayed_by_crowd() {
         let (turns, computed) = (Arc::new(HandshakePermits::of(1)), Arc::<AtomicUsize>::default());
         let mut crowd = JoinSet::new();
         let begin = |number: u8, crowd: &mut JoinSet<usize>| {
@@ -180,12 +180,12 @@ mod tests {
         // Each of its three steps waits for the steps of the other address that competed then.
         assert!(before <= 3 * (OF_ADDRESS + 1), "{before} steps were computed before its last");
         assert_eq!(crowd.join_all().await.len(), 1000);
-        assert_eq!(computed.load(Ordering::Relaxed), 3 * 1001, "and nobody is forgotten");
+        assert_eq!(computed.load(Ordering::Relaxed), 3 * 1001, "and no address is skipped");
         assert!(turns.addresses().is_empty());
     }
 
     #[tokio::test]
-    async fn who_goes_away_makes_room() {
+    async fn handshake_cancellation_frees_permit() {
         let turns = Arc::new(HandshakePermits::of(1));
         let processor = turns.processor.clone().acquire_owned().await.unwrap();
         let mut crowd = JoinSet::new();

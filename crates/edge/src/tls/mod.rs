@@ -49,7 +49,7 @@ pub struct TlsFiles {
     pub cert: PathBuf,
     /// Key of the server certificate.
     pub key: PathBuf,
-    /// CA of client certificates; `None` if clients are not asked for one.
+    /// CA of client certificates; `None` if clients send none.
     pub client_ca: Option<PathBuf>,
 }
 
@@ -65,7 +65,7 @@ pub enum TlsError {
         source: io::Error,
     },
     /// A file has no PEM of the required kind.
-    #[error("{path}: holds no {what} in PEM")]
+    #[error("{path}: contains no {what} in PEM")]
     Pem {
         /// The file.
         path: PathBuf,
@@ -81,7 +81,7 @@ pub enum TlsError {
         source: rustls::Error,
     },
     /// The CA file cannot verify client certificates.
-    #[error("{path}: nobody's certificate can be believed by it")]
+    #[error("{path}: contains no usable certificate authority")]
     ClientCa {
         /// The file.
         path: PathBuf,
@@ -189,7 +189,7 @@ impl Tls {
             let looked = tokio::task::spawn_blocking(move || tls.look(before));
             match stopping.run_until_cancelled(looked).await {
                 Some(Ok(now)) => seen = now,
-                Some(Err(error)) => tracing::error!(%error, "cannot look at the certificates"),
+                Some(Err(error)) => tracing::error!(%error, "cannot check the certificate files"),
                 None => return,
             }
         }
@@ -207,12 +207,15 @@ impl Tls {
             Ok(configs) => {
                 self.current.store(Arc::new(configs));
                 self.reloads.fetch_add(1, Ordering::Relaxed);
-                tracing::info!("certificates have changed: new connections get the new ones");
+                tracing::info!("certificates changed: new connections use the new ones");
             }
             Err(error) => {
                 self.failed_reloads.fetch_add(1, Ordering::Relaxed);
                 let error = &error as &dyn std::error::Error;
-                tracing::error!(error, "certificates have changed and cannot be used: those before stay in force");
+                tracing::error!(
+                    error,
+                    "certificates changed and cannot be used: the certificates before stay in force"
+                );
             }
         }
         seen
@@ -254,7 +257,7 @@ impl FileContents {
         let config = |verifier: Option<Arc<_>>, protocol: &[u8]| {
             let unusable = |source| TlsError::Certificate { path: files.cert.clone(), source };
             let builder = versions(provider.clone()).map_err(unusable)?;
-            let asks = verifier.is_some();
+            let verifies_clients = verifier.is_some();
             let builder = match verifier {
                 Some(verifier) => builder.with_client_cert_verifier(verifier),
                 None => builder.with_no_client_auth(),
@@ -262,7 +265,7 @@ impl FileContents {
             let (cert, key) = (certificates(&files.cert, &self.cert)?, self.key(&files.key)?);
             let mut config = builder.with_single_cert(cert, key).map_err(unusable)?;
             config.alpn_protocols = vec![protocol.to_vec()];
-            if asks {
+            if verifies_clients {
                 // A resumed session would skip the check of the client certificate.
                 config.session_storage = Arc::new(NoServerSessionStorage {});
                 config.send_tls13_tickets = 0;

@@ -28,7 +28,7 @@ pub fn ecm(certificate: &CertificateDer<'_>) -> Option<(Name, Rights)> {
     Some((name, Rights::of_ecm(ems)))
 }
 
-/// Returns the EMs that the names stand for. A malformed URI of the service names no EM, and DNS names then do not
+/// Returns the EMs that the names mean. A malformed URI of the service names no EM, and DNS names then do not
 /// count.
 fn ems(uris: &[&str], hosts: &[&str]) -> Vec<EmPattern> {
     let named: Vec<&str> = uris.iter().filter_map(|uri| uri.strip_prefix(URI)).collect();
@@ -65,18 +65,18 @@ fn decoded(text: &str) -> Option<String> {
 mod tests {
     use super::*;
 
-    fn told(uris: &[&str], hosts: &[&str]) -> Vec<String> {
+    fn names(uris: &[&str], hosts: &[&str]) -> Vec<String> {
         ems(uris, hosts).iter().map(EmPattern::to_string).collect()
     }
 
     #[test]
-    fn a_uri_counts_before_host_names_and_a_wrong_one_for_nothing() {
+    fn certificate_uri_precedes_host_names() {
         let own = "linkis-rm://ecm/linkis-cg-engineconnmanager/host1";
-        assert_eq!(told(&[own], &["host2"]), ["linkis-cg-engineconnmanager/host1"]);
-        assert_eq!(told(&["spiffe://x/y"], &["host2", "*.example.com", "*"]), ["*/host2"]);
-        assert_eq!(told(&["linkis-rm://ecm/a%2fb/h%C3%BC"], &[]), ["a/b/hü"]);
+        assert_eq!(names(&[own], &["host2"]), ["linkis-cg-engineconnmanager/host1"]);
+        assert_eq!(names(&["spiffe://x/y"], &["host2", "*.example.com", "*"]), ["*/host2"]);
+        assert_eq!(names(&["linkis-rm://ecm/a%2fb/h%C3%BC"], &[]), ["a/b/hü"]);
         for wrong in ["", "a", "a/", "/h", "*/h", "a/*", "a/%2A", "a/%", "a/%f", "a/%ff", "a/%0a"] {
-            assert_eq!(told(&[&format!("linkis-rm://ecm/{wrong}")], &["host2"]), [""; 0], "{wrong}");
+            assert_eq!(names(&[&format!("linkis-rm://ecm/{wrong}")], &["host2"]), [""; 0], "{wrong}");
         }
     }
 }

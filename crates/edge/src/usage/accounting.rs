@@ -141,8 +141,8 @@ fn usage_query(message: &proto::GetUsageRequest, reach: &CallScope) -> Result<Us
     let users = users(&message.user, reach)?;
     if by != UsageBy::User && users.is_some() {
         let problem = match message.user.is_empty() {
-            true => "must be USAGE_BY_USER for one who is bound to users: other sums are not theirs alone",
-            false => "must be USAGE_BY_USER if a user is named: other sums are not told by user",
+            true => "must be USAGE_BY_USER for a caller that is bound to users: other sums include other users",
+            false => "must be USAGE_BY_USER if a user is named: other sums are not grouped by user",
         };
         return Err(FieldError::new("by", problem));
     }

@@ -67,7 +67,7 @@ pub fn ems(message: &proto::ListEmsRequest) -> Result<(EmFilter, u8), FieldError
         Ok(proto::Health::Healthy) => Some(Health::Healthy),
         Ok(proto::Health::Warn) => Some(Health::Warn),
         Ok(proto::Health::Unhealthy) => Some(Health::Unhealthy),
-        Err(_) => return Err(FieldError::new("health", format!("is {}, which stands for nothing", message.health))),
+        Err(_) => return Err(FieldError::new("health", format!("is {}, which has no meaning", message.health))),
     };
     let percent = u8::try_from(message.min_fullness_percent).ok().filter(|percent| *percent <= 100);
     let percent = percent.ok_or_else(|| FieldError::new("min_fullness_percent", "must be 0 to 100"))?;
@@ -95,7 +95,7 @@ pub fn scopes(message: &proto::ListScopesRequest, reach: &CallScope) -> Result<S
 pub fn check_scope(scope: &Scope, reach: &CallScope) -> Result<(), Denied> {
     match reach.has_scope(scope) {
         true => Ok(()),
-        false => Err(reach.denied(|| format!("a scope of one of its users, and not {scope}"))),
+        false => Err(reach.denied(|| format!("a scope of one of its users, not {scope}"))),
     }
 }
 
@@ -105,8 +105,8 @@ pub fn waiting(message: &proto::ListWaitingRequest, reach: &CallScope) -> Result
     convert::limit::scope_labels("scope", &message.scope)?;
     let scope = Some(&message.scope).filter(|labels| !labels.is_empty());
     let scope = scope.map(|labels| WaitKey::Scope(Scope::new(labels.clone())));
-    let spots = em.map(WaitKey::Em).into_iter().chain(scope).collect();
-    Ok(WaitingFilter { users: users(&message.user, reach)?, spots })
+    let keys = em.map(WaitKey::Em).into_iter().chain(scope).collect();
+    Ok(WaitingFilter { users: users(&message.user, reach)?, spots: keys })
 }
 
 /// Parses the filter of history lines. Only operators get lines about tokens and providers.
@@ -122,7 +122,7 @@ pub fn actions(
     let action = |(number, text): (usize, &String)| {
         let action = Action::parse(text).map(Action::as_str);
         action.ok_or_else(|| {
-            FieldError::new(format!("actions[{number}]"), format!("is {text:?}, which nothing is called"))
+            FieldError::new(format!("actions[{number}]"), format!("is {text:?}, which is not an action"))
         })
     };
     Ok(ActionFilter {

@@ -27,11 +27,11 @@ pub async fn follow(
 ) -> Result<FollowStream, Error> {
     let is_of_operator = authenticator::is_of_operator(call);
     let view = FollowFilter { users: authenticator::reach(call)?.users().cloned(), objects: is_of_operator };
-    let told = follow.follow(&call.get_ref().position, &authenticator::of_call(call), view).await?;
-    let told = ReceiverStream::new(told).map(move |told| {
-        let told = told.map_err(to_status)?;
-        let actions = told.lines().map(|line| convert::answer::action(line, is_of_operator)).collect();
-        Ok(proto::FollowActionsResponse { actions, position: told.position })
+    let page = follow.follow(&call.get_ref().position, &authenticator::of_call(call), view).await?;
+    let page = ReceiverStream::new(page).map(move |page| {
+        let page = page.map_err(to_status)?;
+        let actions = page.lines().map(|line| convert::answer::action(line, is_of_operator)).collect();
+        Ok(proto::FollowActionsResponse { actions, position: page.position })
     });
-    Ok(Box::pin(told))
+    Ok(Box::pin(page))
 }

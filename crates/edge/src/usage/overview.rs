@@ -21,11 +21,11 @@ pub type OverviewStream =
 pub fn watch(overviews: &OverviewService, call: &Request<proto::WatchRequest>) -> Result<OverviewStream, Error> {
     let is_bound = !authenticator::reach(call)?.is_all();
     let seen = ReceiverStream::new(overviews.watch(&authenticator::of_call(call))?);
-    let told = seen.map(move |seen| match seen {
+    let updates = seen.map(move |seen| match seen {
         Ok(seen) => Ok(convert::overview::watched(&seen, is_bound)),
         Err(error) => Err(to_status(error)),
     });
-    Ok(Box::pin(told))
+    Ok(Box::pin(updates))
 }
 
 /// Returns the reports of all background tasks of all instances, and the progress of background jobs.

@@ -91,7 +91,7 @@ pub async fn read(
 ) -> Result<Response, ApiErrorReply> {
     let site = slot.site()?;
     let method = site.schema.read(&method);
-    let method = method.ok_or_else(|| ApiErrorReply::new(StatusCode::NOT_FOUND, "there is no such call that reads"))?;
+    let method = method.ok_or_else(|| ApiErrorReply::new(StatusCode::NOT_FOUND, "no reading call has this name"))?;
     let (query, shown) = (query.unwrap_or_default(), session::shown(&headers, &visit));
     let pairs = form_urlencoded::parse(query.as_bytes());
     let mut request = Request::new(json::question(method, pairs).map_err(Error::from)?);
@@ -115,7 +115,8 @@ pub async fn read(
         }
     };
     let answer = tokio::time::timeout(CALL_TIMEOUT, answer).await;
-    let late = |_| ApiErrorReply::new(StatusCode::GATEWAY_TIMEOUT, "the service did not answer in time; try again");
+    let late =
+        |_| ApiErrorReply::new(StatusCode::GATEWAY_TIMEOUT, "the service did not reply in time; repeat the call");
     Ok(json_answer(answer.map_err(late)??))
 }
 
@@ -152,5 +153,5 @@ fn shared(
 /// # Errors
 /// A text that no header can have.
 pub fn header_value(text: &str) -> Result<HeaderValue, ApiErrorReply> {
-    HeaderValue::from_str(text).map_err(|_| ApiErrorReply::new(StatusCode::UNAUTHORIZED, "that is no token"))
+    HeaderValue::from_str(text).map_err(|_| ApiErrorReply::new(StatusCode::UNAUTHORIZED, "the token is not valid"))
 }

@@ -59,33 +59,33 @@ pub async fn stream(
     let admitted = session::admit(&site, session::shown(&headers, &visit), &visit)?;
     let seen = site.overviews.watch(&admitted.caller.principal)?;
     visit.last();
-    let (tell, told) = mpsc::channel(1);
+    let (sender, receiver) = mpsc::channel(1);
     let tasks = site.tasks.clone();
-    tasks.spawn(run(site, admitted, seen, tell, visit));
+    tasks.spawn(run(site, admitted, seen, sender, visit));
     let headers = [(header::CONTENT_TYPE, "text/event-stream"), (header::CACHE_CONTROL, "no-store")];
-    Ok((headers, Body::from_stream(ReceiverStream::new(told))).into_response())
+    Ok((headers, Body::from_stream(ReceiverStream::new(receiver))).into_response())
 }
 
 async fn run(
     site: Arc<PageServices>,
     admitted: AdmittedCaller,
     seen: mpsc::Receiver<Result<WatchUpdate, Error>>,
-    tell: EventSender,
+    sender: EventSender,
     visit: Arc<ConnectionLifetime>,
 ) {
     let stopping = site.stopping.clone();
     let end = tokio::select! {
-        () = tell.closed() => return,
+        () = sender.closed() => return,
         () = stopping.cancelled() => word("trouble", "the instance stops"),
         why = admitted.caller.ended.why() => word("login", &why.to_string()),
-        end = follow(&site, &admitted, seen, &tell) => match end {
+        end = follow(&site, &admitted, seen, &sender) => match end {
             Some(end) => end,
             None => return visit.cut_off(),
         },
     };
     drop(site);
-    if send(&tell, end, LAST_WORD_MAX).await.is_some() {
-        drop(tell);
+    if send(&sender, end, LAST_WORD_MAX).await.is_some() {
+        drop(sender);
         if stopping.is_cancelled() {
             // The server ends all connections.
             return;
@@ -107,8 +107,8 @@ fn word(kind: &str, text: &str) -> String {
 }
 
 /// Sends an event; `None` if the caller does not take it in time.
-async fn send(tell: &EventSender, text: String, longest: Duration) -> Option<()> {
-    tokio::time::timeout(longest, tell.send(Ok(text))).await.ok()?.ok()
+async fn send(sender: &EventSender, text: String, longest: Duration) -> Option<()> {
+    tokio::time::timeout(longest, sender.send(Ok(text))).await.ok()?.ok()
 }
 
 /// Sends the changes of each second. Returns the last event, or `None` if the caller does not take one.
@@ -116,10 +116,10 @@ async fn follow(
     site: &PageServices,
     admitted: &AdmittedCaller,
     mut seen: mpsc::Receiver<Result<WatchUpdate, Error>>,
-    tell: &EventSender,
+    sender: &EventSender,
 ) -> Option<String> {
     let is_bound = !admitted.reach().is_all();
-    let (mut told, mut points_told, mut server) = (SentState::default(), 0, Some(site.about(admitted)));
+    let (mut sent, mut points_sent, mut server) = (SentState::default(), 0, Some(site.about(admitted)));
     loop {
         let picture = match seen.recv().await {
             Some(Ok(seen)) => site.pictures.of(&seen.snapshot),
@@ -130,27 +130,27 @@ async fn follow(
             Ok(picture) => picture,
             Err(error) => return Some(word("trouble", &error.to_string())),
         };
-        let (points, next) = site.history.since(points_told, is_bound);
-        points_told = next;
-        let message = EventMessage { news: told.news(&picture, is_bound), points, server: server.take() };
+        let (points, next) = site.history.since(points_sent, is_bound);
+        points_sent = next;
+        let message = EventMessage { news: sent.news(&picture, is_bound), points, server: server.take() };
         let Ok(json) = serde_json::to_string(&message) else {
             return Some(word("trouble", "a defect of the service"));
         };
-        send(tell, event("picture", &json), UNREAD_MAX).await?;
+        send(sender, event("picture", &json), UNREAD_MAX).await?;
     }
 }
 
 impl PageServices {
     /// Returns the fields of the first event about the instance and the caller.
     fn about(&self, admitted: &AdmittedCaller) -> Value {
-        let mut told = session::who(admitted);
-        if let Value::Object(fields) = &mut told {
-            fields.insert("version".to_owned(), env!("CARGO_PKG_VERSION").into());
-            fields.insert("instance_id".to_owned(), self.about.instance_id.to_string().into());
-            fields.insert("grpc".to_owned(), self.about.grpc.clone().into());
-            fields.insert("tls".to_owned(), self.about.tls.into());
+        let mut fields = session::who(admitted);
+        if let Value::Object(entries) = &mut fields {
+            entries.insert("version".to_owned(), env!("CARGO_PKG_VERSION").into());
+            entries.insert("instance_id".to_owned(), self.about.instance_id.to_string().into());
+            entries.insert("grpc".to_owned(), self.about.grpc.clone().into());
+            entries.insert("tls".to_owned(), self.about.tls.into());
         }
-        told
+        fields
     }
 }
 
@@ -159,14 +159,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_takes_nothing_is_not_waited_for() {
-        let (tell, mut told) = mpsc::channel(1);
+    async fn event_stream_without_reader_ends() {
+        let (sender, mut receiver) = mpsc::channel(1);
         let soon = Duration::from_millis(20);
-        assert!(send(&tell, event("picture", "{}"), soon).await.is_some());
-        assert!(send(&tell, event("picture", "{}"), soon).await.is_none());
-        let Ok(text) = told.recv().await.unwrap();
+        assert!(send(&sender, event("picture", "{}"), soon).await.is_some());
+        assert!(send(&sender, event("picture", "{}"), soon).await.is_none());
+        let Ok(text) = receiver.recv().await.unwrap();
         assert_eq!(text, "event: picture\ndata: {}\n\n");
-        drop(told);
-        assert!(send(&tell, event("picture", "{}"), soon).await.is_none());
+        drop(receiver);
+        assert!(send(&sender, event("picture", "{}"), soon).await.is_none());
     }
 }

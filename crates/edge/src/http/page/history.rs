@@ -108,7 +108,7 @@ impl MetricHistory {
                 match sources.point().await {
                     Ok(point) => self.note(point),
                     Err(error) => {
-                        tracing::debug!(%error, "a moment is missing in what the page shows of the last minutes");
+                        tracing::debug!(%error, "a point is missing in the charts of the page");
                     }
                 }
             }
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn each_point_is_told_once_and_the_oldest_are_forgotten() {
+    fn history_points_are_sent_once_and_old_ones_dropped() {
         let history = MetricHistory::default();
         let times = |noted| history.since(noted, false).0.iter().map(|point| point.t).collect::<Vec<_>>();
         let point = |t: f64| HistoryPoint { t, grants: Some(1.0), ..HistoryPoint::default() };

@@ -109,7 +109,7 @@ pub fn routes(slot: PageSlot) -> Router {
         .route("/page/{name}", get(|Path(name): Path<String>| async move { named(&name) }))
         .route("/login", post(session::sign_in))
         .route("/logout", post(session::sign_out))
-        .route("/api/v1/session", get(session::told))
+        .route("/api/v1/session", get(session::status))
         .route("/api/v1/events", get(events::stream))
         .route("/api/v1/{method}", get(api::read))
         .layer(map_response(guarded))
@@ -130,7 +130,7 @@ static FILES: [StaticFile; 9] = [
     StaticFile("api.js", SCRIPT, include_str!("assets/api.js")),
     StaticFile("format.js", SCRIPT, include_str!("assets/format.js")),
     StaticFile("cluster.js", SCRIPT, include_str!("assets/cluster.js")),
-    StaticFile("hosts.js", SCRIPT, include_str!("assets/hosts.js")),
+    StaticFile("ems.js", SCRIPT, include_str!("assets/ems.js")),
     StaticFile("lists.js", SCRIPT, include_str!("assets/lists.js")),
     StaticFile("panel.js", SCRIPT, include_str!("assets/panel.js")),
 ];

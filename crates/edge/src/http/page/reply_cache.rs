@@ -39,17 +39,17 @@ type CachedReply = Arc<tokio::sync::Mutex<Option<(Instant, Arc<str>)>>>;
 pub struct ReplyCache(Mutex<HashMap<QueryKey, CachedReply>>);
 
 impl ReplyCache {
-    /// Returns the cached response, or the result of `ask`. Callers that arrive during the computation wait for it. A
+    /// Returns the cached response, or the result of `compute`. Callers that arrive during the computation wait for it. A
     /// failure is not cached, so the next caller repeats it.
     ///
     /// # Errors
-    /// Errors of `ask`.
+    /// Errors of `compute`.
     pub async fn get<E>(
         &self,
         question: QueryKey,
-        ask: impl Future<Output = Result<String, E>>,
+        compute: impl Future<Output = Result<String, E>>,
     ) -> Result<Arc<str>, E> {
-        let Some(kept) = self.kept(question) else { return ask.await.map(Arc::from) };
+        let Some(kept) = self.kept(question) else { return compute.await.map(Arc::from) };
         let mut kept = kept.lock().await;
         if let Some((at, answer)) = &*kept
             && at.elapsed() < AGE_MAX
@@ -58,7 +58,7 @@ impl ReplyCache {
         }
         let at = Instant::now();
         *kept = None;
-        let answer: Arc<str> = ask.await?.into();
+        let answer: Arc<str> = compute.await?.into();
         *kept = Some((at, answer.clone())).filter(|_| answer.len() <= BYTES_MAX);
         Ok(answer)
     }
@@ -101,28 +101,28 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_asks_the_same_in_the_same_moment_is_told_the_same() {
-        let (answers, asked) = (ReplyCache::default(), AtomicUsize::new(0));
-        let ask = async || Ok::<_, Infallible>(asked.fetch_add(1, Ordering::Relaxed).to_string());
+    async fn reply_cache_shares_concurrent_calls() {
+        let (answers, calls) = (ReplyCache::default(), AtomicUsize::new(0));
+        let compute = async || Ok::<_, Infallible>(calls.fetch_add(1, Ordering::Relaxed).to_string());
         let get = async |query: &str, is_of_operator| {
-            let Ok(answer) = answers.get(question(query, is_of_operator), ask()).await;
+            let Ok(answer) = answers.get(question(query, is_of_operator), compute()).await;
             answer.to_string()
         };
         assert_eq!(get("a", false).await, "0");
         age(&answers, false);
         assert_eq!(get("a", false).await, "0");
-        assert_eq!([get("b", false).await, get("a", true).await], ["1", "2"], "not what others are told");
+        assert_eq!([get("b", false).await, get("a", true).await], ["1", "2"], "replies differ by caller");
         answers.0.lock().unwrap().clear();
         assert_eq!(get("b", false).await, "3");
         age(&answers, true);
-        assert_eq!(get("b", false).await, "4", "that is too old");
+        assert_eq!(get("b", false).await, "4", "the cached reply is too old");
         let failed = answers.get(question("c", false), async { Err::<String, _>("no") }).await;
         assert_eq!(failed.unwrap_err(), "no");
-        assert_eq!(get("c", false).await, "5", "what failed is not kept");
+        assert_eq!(get("c", false).await, "5", "failures are not cached");
     }
 
     #[tokio::test]
-    async fn few_are_kept_and_none_that_is_large() {
+    async fn reply_cache_is_bounded() {
         let answers = ReplyCache::default();
         let get = async |query: String, text: String| {
             let Ok(answer) = answers.get(question(&query, false), async { Ok::<_, Infallible>(text) }).await;

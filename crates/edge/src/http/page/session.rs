@@ -88,7 +88,7 @@ pub fn admit_to(
     let mut headers = HeaderMap::new();
     shown.and_then(|shown| headers.insert(header::AUTHORIZATION, shown));
     let call = CallCredentials { path, headers: &headers, certified: None, address: Some(visit.peer.into()) };
-    site.identity.admit(&call)?.ok_or_else(|| Error::defect("nobody need be known who calls"))
+    site.identity.admit(&call)?.ok_or_else(|| Error::defect("callers are not authenticated"))
 }
 
 /// Returns the principal and roles of a viewer, as the page gets them.
@@ -100,14 +100,14 @@ pub fn who(admitted: &AdmittedCaller) -> Value {
 }
 
 /// Returns whether the viewer is signed in. Missing credentials are a normal result and no error.
-pub async fn told(
+pub async fn status(
     State(slot): State<PageSlot>,
     Extension(visit): Extension<Arc<ConnectionLifetime>>,
     headers: HeaderMap,
 ) -> Result<Response, ApiErrorReply> {
     let site = slot.site()?;
     let shown = shown(&headers, &visit);
-    let told = match admit(&site, shown.clone(), &visit) {
+    let reply = match admit(&site, shown.clone(), &visit) {
         Ok(_) => json!({"signed_in": true}),
         Err(Error::Unauthenticated(_)) if shown.is_none() => json!({"signed_in": false, "why": ""}),
         Err(error @ (Error::Unauthenticated(_) | Error::Denied(_))) => {
@@ -115,7 +115,7 @@ pub async fn told(
         }
         Err(error) => return Err(error.into()),
     };
-    Ok(json_answer(told.to_string()))
+    Ok(json_answer(reply.to_string()))
 }
 
 /// Stores a token in the cookie, if it permits watching.
@@ -131,16 +131,13 @@ pub async fn sign_in(
 ) -> Result<Response, ApiErrorReply> {
     let site = slot.site()?;
     check_site(&headers)?;
-    let too_long = |_| ApiErrorReply::new(StatusCode::PAYLOAD_TOO_LARGE, "that is no token: it is too long");
+    let too_long = |_| ApiErrorReply::new(StatusCode::PAYLOAD_TOO_LARGE, "the token is not valid: it is too long");
     let form = axum::body::to_bytes(body, FORM_BYTES_MAX).await.map_err(too_long)?;
     let token = form_urlencoded::parse(&form).find(|(name, _)| name == "token").map(|(_, token)| token);
     let token = token.ok_or_else(|| ApiErrorReply::new(StatusCode::BAD_REQUEST, "the form has no token"))?;
     let fits = |c: char| c.is_ascii_graphic() && !matches!(c, '"' | ',' | ';' | '\\');
     if token.len() > TOKEN_BYTES_MAX || !token.chars().all(fits) {
-        return Err(ApiErrorReply::new(
-            StatusCode::UNAUTHORIZED,
-            "that is no token, or one that is too long for a browser",
-        ));
+        return Err(ApiErrorReply::new(StatusCode::UNAUTHORIZED, "the token is not valid, or too long for a browser"));
     }
     admit(&site, Some(bearer(&token)?), &visit)?;
     Ok(with_cookie(&visit, &token, ""))
@@ -180,5 +177,5 @@ fn check_site(headers: &HeaderMap) -> Result<(), ApiErrorReply> {
     if is_own_site && is_own_origin {
         return Ok(());
     }
-    Err(ApiErrorReply::new(StatusCode::FORBIDDEN, "another site has asked for that"))
+    Err(ApiErrorReply::new(StatusCode::FORBIDDEN, "the request is from another site"))
 }

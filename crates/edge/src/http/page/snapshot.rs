@@ -138,15 +138,15 @@ impl SentState {
             while let Some((went, _)) = before.next_if(|(_, (known, _))| *known < name) {
                 gone.push(went);
             }
-            if let Some((_, (_, told))) = before.next_if(|(_, (known, _))| *known == name) {
-                codes.push(*told);
+            if let Some((_, (_, sent))) = before.next_if(|(_, (known, _))| *known == name) {
+                codes.push(*sent);
                 continue;
             }
             codes.push(*code);
-            let (application, host) = (name.application_name.as_str(), (name.instance.as_str(), *code));
+            let (application, em) = (name.application_name.as_str(), (name.instance.as_str(), *code));
             match came.last_mut() {
-                Some((first, of, run)) if *first + run.len() == place && *of == application => run.push(host),
-                _ => came.push((place, application, vec![host])),
+                Some((first, of, run)) if *first + run.len() == place && *of == application => run.push(em),
+                _ => came.push((place, application, vec![em])),
             }
         }
         gone.extend(before.map(|(went, _)| went));
@@ -159,9 +159,9 @@ impl SentState {
         let (len, mut changes) = (self.codes.len(), Vec::new());
         let start = self.place.min(len);
         for place in (start..len).chain(0..start) {
-            let (Some(told), Some(code)) = (self.codes.get_mut(place), picture.codes.get(place)) else { break };
-            if told != code {
-                *told = *code;
+            let (Some(sent), Some(code)) = (self.codes.get_mut(place), picture.codes.get(place)) else { break };
+            if sent != code {
+                *sent = *code;
                 changes.extend([place, usize::from(*code)]);
                 if changes.len() >= 2 * CHANGES_MAX {
                     self.place = place + 1;
@@ -178,17 +178,17 @@ mod tests {
     use super::*;
 
     /// Creates a snapshot of EMs by name and code, such as "a:128 b:200".
-    fn picture(hosts: &str, before: Option<&PageSnapshot>) -> PageSnapshot {
-        let host = |text: &str| {
+    fn picture(ems: &str, before: Option<&PageSnapshot>) -> PageSnapshot {
+        let em = |text: &str| {
             let (name, code) = text.split_once(':').unwrap();
             let (application, instance) = name.split_once('/').unwrap_or(("ecm", name));
             (EmInstance::parse("em", application, instance).unwrap(), code.parse::<u16>().unwrap())
         };
-        let (names, codes): (Vec<_>, Vec<_>) = hosts.split_whitespace().map(host).unzip();
+        let (names, codes): (Vec<_>, Vec<_>) = ems.split_whitespace().map(em).unzip();
         let names =
             before.map(|before| before.names.clone()).filter(|before| **before == *names).unwrap_or(names.into());
-        let field = |text: &str| [("hosts".to_owned(), Value::from(text)), ("same".to_owned(), 1.into())];
-        PageSnapshot { whole: field(hosts).into_iter().collect(), bound: field("").into_iter().collect(), names, codes }
+        let field = |text: &str| [("ems".to_owned(), Value::from(text)), ("same".to_owned(), 1.into())];
+        PageSnapshot { whole: field(ems).into_iter().collect(), bound: field("").into_iter().collect(), names, codes }
     }
 
     /// A page that applies the changes in order.
@@ -210,13 +210,13 @@ mod tests {
     }
 
     #[test]
-    fn a_page_that_takes_the_news_knows_what_there_is() {
-        let (mut told, mut page) = (SentState::default(), Page::default());
+    fn page_updates_reproduce_the_snapshot() {
+        let (mut sent, mut page) = (SentState::default(), Page::default());
         let mut last = None;
-        for hosts in ["", "b:1 d:2", "b:1 d:3", "a:1 b:1 c:5 d:3 e:9", "c:6", "", "x:1 y:2", "a:1 z:2"] {
-            let now = picture(hosts, last.as_ref());
-            assert_eq!(page.take(&told.news(&now, false)), hosts);
-            let again = told.news(&now, false);
+        for ems in ["", "b:1 d:2", "b:1 d:3", "a:1 b:1 c:5 d:3 e:9", "c:6", "", "x:1 y:2", "a:1 z:2"] {
+            let now = picture(ems, last.as_ref());
+            assert_eq!(page.take(&sent.news(&now, false)), ems);
+            let again = sent.news(&now, false);
             assert!(
                 again.overview.is_empty() && again.gone.is_empty() && again.came.is_empty() && again.codes.is_empty()
             );
@@ -225,28 +225,28 @@ mod tests {
     }
 
     #[test]
-    fn hosts_that_stand_side_by_side_are_told_together() {
+    fn adjacent_ems_are_sent_as_one_range() {
         let now = picture("a/h1:1 a/h2:2 b/h1:3", None);
-        let mut told = SentState::default();
-        let news = told.news(&now, true);
+        let mut sent = SentState::default();
+        let news = sent.news(&now, true);
         assert_eq!(news.came, [(0, "a", vec![("h1", 1), ("h2", 2)]), (2, "b", vec![("h1", 3)])]);
-        assert_eq!(news.overview["hosts"], "", "what is for those who are bound");
+        assert_eq!(news.overview["ems"], "", "the overview of a bound caller");
     }
 
     #[test]
-    fn only_what_is_new_is_told_and_everything_within_bounds_has_its_turn() {
-        let hosts = |code: u16| {
+    fn page_update_is_bounded_and_complete() {
+        let ems = |code: u16| {
             let names: Arc<[_]> =
                 (0..12_000).map(|n| EmInstance::parse("em", "ecm", &format!("h{n:05}")).unwrap()).collect();
             PageSnapshot { whole: Map::new(), bound: Map::new(), codes: vec![code; names.len()], names }
         };
-        let (first, mut told) = (hosts(1), SentState::default());
-        drop(told.news(&first, false));
-        let second = PageSnapshot { names: first.names.clone(), ..hosts(2) };
-        let third = PageSnapshot { names: first.names.clone(), ..hosts(300) };
+        let (first, mut sent) = (ems(1), SentState::default());
+        drop(sent.news(&first, false));
+        let second = PageSnapshot { names: first.names.clone(), ..ems(2) };
+        let third = PageSnapshot { names: first.names.clone(), ..ems(300) };
         let sizes: Vec<_> =
-            [&second, &third, &third, &third, &third].map(|now| told.news(now, false).codes.len() / 2).into();
+            [&second, &third, &third, &third, &third].map(|now| sent.news(now, false).codes.len() / 2).into();
         assert_eq!(sizes, [5000, 5000, 5000, 2000, 0]);
-        assert!(told.codes.iter().all(|code| *code == 300));
+        assert!(sent.codes.iter().all(|code| *code == 300));
     }
 }

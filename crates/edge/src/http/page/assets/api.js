@@ -1,4 +1,4 @@
-// What the service is asked beside the stream: each call by its own name, its fields as the query.
+// Calls beside the event stream: the name of the call is the path, its fields are the query.
 
 export class Refused extends Error {
   constructor(status, message) {
@@ -7,23 +7,23 @@ export class Refused extends Error {
   }
 }
 
-const LONGEST = 8000;
+const TIMEOUT = 8000;
 
-// What others were told a moment ago will do.
+// A reply that another viewer received within the last second is accepted.
 const OLDER = { "cache-control": "max-age=1" };
 
-async function answered(path, options) {
-  const answer = await fetch(path, { signal: AbortSignal.timeout(LONGEST), cache: "no-store", ...options });
+async function reply(path, options) {
+  const answer = await fetch(path, { signal: AbortSignal.timeout(TIMEOUT), cache: "no-store", ...options });
   if (answer.ok) return answer;
-  const told = await answer.json().catch(() => ({}));
-  throw new Refused(answer.status, told.message ?? `the service answers ${answer.status}`);
+  const error = await answer.json().catch(() => ({}));
+  throw new Refused(answer.status, error.message ?? `the service replies ${answer.status}`);
 }
 
-export async function ask(method, fields = {}) {
+export async function call(method, fields = {}) {
   const query = new URLSearchParams(Object.entries(fields).filter(([, value]) => value !== undefined));
-  return (await answered(`/api/v1/${method}?${query}`, { headers: OLDER })).json();
+  return (await reply(`/api/v1/${method}?${query}`, { headers: OLDER })).json();
 }
 
-export const signIn = (token) => answered("/login", { method: "POST", body: new URLSearchParams({ token }) });
+export const signIn = (token) => reply("/login", { method: "POST", body: new URLSearchParams({ token }) });
 
-export const signOut = () => answered("/logout", { method: "POST" });
+export const signOut = () => reply("/logout", { method: "POST" });

@@ -1,6 +1,6 @@
-// Numbers, sizes and times for people, and elements for the page. Whatever comes from the service is set as text, never as markup.
+// Numbers, sizes and times for display, and elements of the page. Values from the service are set as text, never as markup.
 
-// An element; what is undefined or null among the children is left out, and what is no element is text.
+// An element. Children that are undefined or null are omitted; children that are no elements become text.
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -19,7 +19,7 @@ export function drawn(tag, attributes) {
   return made;
 }
 
-// Something to click that shows more.
+// A link that opens a view.
 export function link(text, show, title = text) {
   return element("button", { type: "button", class: "link", title, onclick: show }, text);
 }
@@ -28,11 +28,11 @@ export const number = (value) => Number(value).toLocaleString("en-US", { maximum
 
 export const percent = (share) => `${Math.floor(share * 100 + 1e-9)}%`;
 
-// As the command line writes sizes, and as they may be typed: binary, in the largest unit of which there is one.
+// A size as the command line prints it: binary, in the largest unit that it reaches.
 export function bytes(value) {
   const units = ["B", "KB", "MB", "GB", "TB"];
   let [size, unit] = [Math.abs(Number(value)), 0];
-  // What is rounded to 1024 of a unit is one of the next.
+  // A value that rounds to 1024 of a unit is 1 of the next unit.
   while ((unit === 0 ? size : Math.round(size * 10) / 10) >= 1024 && unit < units.length - 1) [size, unit] = [size / 1024, unit + 1];
   return `${value < 0 ? "-" : ""}${size.toFixed(unit === 0 ? 0 : 1)} ${units[unit]}`;
 }
@@ -67,7 +67,7 @@ export const seconds = (text) => (text ? Number.parseFloat(text) : 0);
 
 let ahead = 0;
 
-// The service's clock is what ages are told by.
+// Ages are relative to the clock of the service.
 export function setClock(snapshotTime) {
   ahead = Date.parse(snapshotTime) - Date.now();
 }
@@ -80,18 +80,18 @@ export const clock = (time) => `${time.slice(11, 19)}Z`;
 
 // The dimensions of a resource, by their names in Limit.max.
 export function dimensions(resource) {
-  const told = {};
+  const amounts = {};
   const add = (prefix, fields, names) => {
-    for (const name of names) if (fields[name] !== undefined) told[prefix + name] = Number(fields[name]);
+    for (const name of names) if (fields[name] !== undefined) amounts[prefix + name] = Number(fields[name]);
   };
   for (const [kind, fields] of Object.entries(resource ?? {})) {
     if (kind === "yarn") add("", fields, ["queue_memory", "queue_cores", "queue_instances"]);
     else if (kind === "kubernetes") add("kubernetes_", fields, ["memory", "millicores"]);
     else if (kind === "special") add("", fields.resources, Object.keys(fields.resources ?? {}));
-    else if (kind.startsWith("driver_and_")) Object.assign(told, dimensions(fields));
+    else if (kind.startsWith("driver_and_")) Object.assign(amounts, dimensions(fields));
     else add("", fields, ["memory", "cores", "instances"]);
   }
-  return told;
+  return amounts;
 }
 
 export function resource(value) {
@@ -115,7 +115,7 @@ export function bar(...parts) {
   return made;
 }
 
-// A table of columns, each with its name and what stands there in a row.
+// A table of columns, each with its name and its content of a row.
 export function table(columns, rows, empty) {
   if (rows.length === 0) return element("p", { class: "faint" }, empty);
   const widths = columns.map((column) => {
@@ -135,7 +135,7 @@ export function table(columns, rows, empty) {
     element("tbody", {}, rows.map((row) => element("tr", {}, cells(row)))));
 }
 
-// Puts something in the place of what was shown there, unless somebody has the keyboard in it.
+// Replaces the content of a place, unless the keyboard focus is in it.
 export function show(id, ...shown) {
   const place = document.getElementById(id);
   if (place.querySelector(":focus-visible")) return;

@@ -1,20 +1,20 @@
-// The page: it signs in, follows the stream, and hands what comes to those who show it.
+// The page: signs in, follows the event stream, and passes its messages to the views.
 
-import { ask, signIn, signOut } from "/page/api.js";
+import { call, signIn, signOut } from "/page/api.js";
 import { showCharts, showTiles } from "/page/cluster.js";
 import { clock, setClock } from "/page/format.js";
-import { Hosts } from "/page/hosts.js";
+import { EmMap } from "/page/ems.js";
 import { keepLists, showFullest } from "/page/lists.js";
 import { closePanel, search } from "/page/panel.js";
 
-// After so long without a word there is no connection, whatever the browser believes; it is tried again after so long.
+// Timeout of the stream in ms: without a message for so long, the connection is lost. Interval between attempts to reconnect in ms.
 const SILENT = 4000;
 const RETRY = 1000;
 
 const at = (id) => document.getElementById(id);
-const hosts = new Hosts();
+const map = new EmMap();
 const seen = { overview: {}, points: [], server: {} };
-let [stream, lastWord, retry, lists] = [undefined, 0, undefined, undefined];
+let [stream, lastMessage, retry, lists] = [undefined, 0, undefined, undefined];
 
 function badge(kind, text, title = "") {
   const live = at("live");
@@ -29,9 +29,9 @@ function showLogin(why = "") {
   lists?.stop();
   lists = undefined;
   closePanel();
-  // What was shown was for who was signed in.
+  // The contents are for the previous viewer only.
   Object.assign(seen, { overview: {}, points: [], server: {} });
-  hosts.clear();
+  map.clear();
   for (const id of ["tiles", "charts", "fullest", "waiting", "locked", "refused", "actions", "who", "about"]) at(id).replaceChildren();
   at("page").hidden = true;
   at("login").hidden = false;
@@ -47,7 +47,7 @@ function showPage() {
 
 function showServer() {
   const { server } = seen;
-  at("who").textContent = server.authentication ? `${server.principal} (${server.roles.join(", ")})` : "nobody is asked who they are";
+  at("who").textContent = server.authentication ? `${server.principal} (${server.roles.join(", ")})` : "no authentication";
   at("logout").hidden = !server.authentication;
   at("about").textContent = `linkis-rm ${server.version}, instance ${server.instance_id}`;
   const request = JSON.stringify({
@@ -62,7 +62,7 @@ function showServer() {
 function show(message) {
   if (message.server) {
     seen.server = message.server;
-    hosts.clear();
+    map.clear();
     seen.points = [];
     showServer();
   }
@@ -72,13 +72,13 @@ function show(message) {
     seen.points = [...seen.points, ...message.points].filter((point) => point.t >= since);
     showCharts(seen);
   }
-  hosts.take(message);
+  map.take(message);
   const { snapshot_time: time } = seen.overview;
   setClock(time);
   at("clock").textContent = clock(time);
-  at("empty").hidden = hosts.names.length > 0;
-  at("hosts").hidden = hosts.names.length === 0;
-  showTiles(seen.overview, hosts);
+  at("empty").hidden = map.names.length > 0;
+  at("ems").hidden = map.names.length === 0;
+  showTiles(seen.overview);
   if (message.overview?.scopes) showFullest(seen.overview.scopes);
   badge("good", "live");
 }
@@ -91,26 +91,26 @@ function disconnect() {
 
 function connect() {
   disconnect();
-  lastWord = Date.now();
+  lastMessage = Date.now();
   stream = new EventSource("/api/v1/events");
   stream.addEventListener("picture", (event) => {
-    lastWord = Date.now();
+    lastMessage = Date.now();
     showPage();
     show(JSON.parse(event.data));
   });
   stream.addEventListener("login", (event) => showLogin(JSON.parse(event.data)));
   stream.addEventListener("trouble", (event) => {
-    lastWord = Date.now();
+    lastMessage = Date.now();
     badge("bad", "no data", JSON.parse(event.data));
   });
   stream.addEventListener("error", lost);
 }
 
-// Why a stream did not begin it does not say: whoever is asked again does.
+// A stream that fails to open gives no reason; the call of the session does.
 async function lost() {
   disconnect();
   try {
-    const session = await ask("session");
+    const session = await call("session");
     if (!session.signed_in) return showLogin(session.why);
     badge("bad", "connecting");
   } catch (error) {
@@ -121,7 +121,7 @@ async function lost() {
 }
 
 setInterval(() => {
-  if (stream && Date.now() - lastWord > SILENT) {
+  if (stream && Date.now() - lastMessage > SILENT) {
     badge("bad", "no connection");
     lost();
   }
@@ -147,18 +147,18 @@ at("logout").addEventListener("click", async () => {
 
 at("search-form").addEventListener("submit", (event) => {
   event.preventDefault();
-  search(at("search").value.trim(), hosts);
+  search(at("search").value.trim(), map);
 });
-at("search").addEventListener("input", () => hosts.mark(at("search").value.trim()));
+at("search").addEventListener("input", () => map.mark(at("search").value.trim()));
 
 addEventListener("keydown", (event) => {
   if (event.key === "Escape") closePanel();
 });
 
-// Asked first: a stream that is refused is an error on the console.
+// The session is read first, because a rejected stream is an error on the console.
 async function begin() {
   try {
-    const session = await ask("session");
+    const session = await call("session");
     if (session.signed_in) connect();
     else showLogin(session.why);
   } catch (error) {

@@ -1,6 +1,6 @@
-// Beside the page, one thing in full: a host, a ticket, a user, or what a search finds.
+// Panel beside the page: an EM, a ticket, a user, or the results of a search.
 
-import { ask, Refused } from "/page/api.js";
+import { call, Refused } from "/page/api.js";
 import { age, amount, bar, bytes, dimensions, element, labels, link, number, percent, plain, resource, span, table } from "/page/format.js";
 import { actionsTable, scopesTable, ticket } from "/page/lists.js";
 
@@ -20,7 +20,7 @@ export function closePanel() {
 
 document.getElementById("panel-close").addEventListener("click", closePanel);
 
-// What is shown last stays, whichever is answered last.
+// The last opened view stays, regardless of the order of the replies.
 async function open(title, content) {
   const mine = (showing += 1);
   const panel = document.getElementById("panel");
@@ -53,14 +53,14 @@ const byEm = (em) => ({ "em.application_name": em.application_name, "em.instance
 function amounts(em) {
   const [total, kept, used, locked, left] = [em.total, em.protected_resource, em.used, em.locked, em.left].map(dimensions);
   return Object.keys(total).map((dimension) => {
-    const told = (value) => amount(dimension, value ?? 0);
+    const shown = (value) => amount(dimension, value ?? 0);
     const part = (value) => (value ?? 0) / Math.max(1, total[dimension]);
     const room = total[dimension] - (kept[dimension] ?? 0);
     const held = (used[dimension] ?? 0) + (locked[dimension] ?? 0);
     return element("div", {},
       element("h3", {}, `${plain(dimension)} ${room > 0 ? percent(held / room) : ""}`),
       bar(["used", part(used[dimension])], ["locked", part(locked[dimension])], ["protected", part(kept[dimension])]),
-      element("p", { class: "faint" }, `${told(used[dimension])} used, ${told(locked[dimension])} locked, ${told(kept[dimension])} protected, ${told(left[dimension])} free of ${told(total[dimension])}`));
+      element("p", { class: "faint" }, `${shown(used[dimension])} used, ${shown(locked[dimension])} locked, ${shown(kept[dimension])} protected, ${shown(left[dimension])} free of ${shown(total[dimension])}`));
   });
 }
 
@@ -70,29 +70,29 @@ function reported(load) {
   return `${memory}${number(load.cpu_permille / 10)}% of all cores busy`;
 }
 
-export function showHost(em) {
+export function showEm(em) {
   return open(em.instance, async () => {
-    const [host, held, history] = await Promise.all([
-      ask("GetEm", byEm(em)),
-      ask("ListTickets", { ...byEm(em), page_size: TICKETS }),
-      ask("ListActions", { ...byEm(em), newest_first: true, page_size: 10 }).catch((error) => {
+    const [reply, held, history] = await Promise.all([
+      call("GetEm", byEm(em)),
+      call("ListTickets", { ...byEm(em), page_size: TICKETS }),
+      call("ListActions", { ...byEm(em), newest_first: true, page_size: 10 }).catch((error) => {
         if (error instanceof Refused) return { actions: [] };
         throw error;
       }),
     ]);
-    const { em: told } = host;
-    const drained = told.drain ? `${told.drain.reason || "no reason given"} (${told.drain.drained_by}, ${span(age(told.drain.drain_time))} ago)` : undefined;
+    const { em: state } = reply;
+    const drained = state.drain ? `${state.drain.reason || "no reason given"} (${state.drain.drained_by}, ${span(age(state.drain.drain_time))} ago)` : undefined;
     return [
       line("kind", em.application_name),
-      line("health", told.health.replace("HEALTH_", "").toLowerCase().replace("unspecified", "not reported")),
-      told.silent ? element("p", { class: "bad-text" }, `silent for ${span(age(told.last_report_time))}`) : undefined,
-      told.unregistering ? element("p", { class: "bad-text" }, "unregistered: its tickets are being ended") : undefined,
+      line("health", state.health.replace("HEALTH_", "").toLowerCase().replace("unspecified", "not reported")),
+      state.silent ? element("p", { class: "bad-text" }, `silent for ${span(age(state.last_report_time))}`) : undefined,
+      state.unregistering ? element("p", { class: "bad-text" }, "unregistered: its tickets are being ended") : undefined,
       line("drained", drained),
-      line("registered", `${span(age(told.register_time))} ago`),
-      line("labels", labels(told.labels)),
-      line("reserved for", labels(told.reserved_labels)),
-      amounts(told),
-      line("its host reports", reported(told.load)),
+      line("registered", `${span(age(state.register_time))} ago`),
+      line("labels", labels(state.labels)),
+      line("reserved for", labels(state.reserved_labels)),
+      amounts(state),
+      line("reported load", reported(state.load)),
       element("h3", {}, held.next_page_token ? `The first ${TICKETS} tickets` : "Tickets"),
       ticketsTable(held.tickets),
       element("h3", {}, "Last actions"),
@@ -103,19 +103,19 @@ export function showHost(em) {
 
 export function showTicket(ticket_id) {
   return open(`Ticket ${ticket_id}`, async () => {
-    const [{ ticket: told }, { actions }] = await Promise.all([ask("GetTicket", { ticket_id }), ask("ListActions", { ticket_id })]);
+    const [{ ticket: state }, { actions }] = await Promise.all([call("GetTicket", { ticket_id }), call("ListActions", { ticket_id })]);
     return [
-      line("state", told.state),
-      line("user", link(`${told.user} / ${told.creator}`, () => showUser(told.user))),
-      line("engine type", told.engine_type),
-      line("host", link(told.em.instance, () => showHost(told.em))),
-      line("engine", told.engine?.instance),
-      line("holds", resource(told.used ?? told.locked)),
-      line("really uses", told.observed ? resource(told.observed) : undefined),
-      line("granted", `${span(age(told.locked_time))} ago, to ${told.principal}`),
-      line("rolled back", told.expire_time ? `in ${span(-age(told.expire_time))}, unless its engine reports` : undefined),
-      line("labels", labels(told.labels)),
-      element("h3", {}, "Its life"),
+      line("state", state.state),
+      line("user", link(`${state.user} / ${state.creator}`, () => showUser(state.user))),
+      line("engine type", state.engine_type),
+      line("EM", link(state.em.instance, () => showEm(state.em))),
+      line("engine", state.engine?.instance),
+      line("holds", resource(state.used ?? state.locked)),
+      line("observed use", state.observed ? resource(state.observed) : undefined),
+      line("granted", `${span(age(state.locked_time))} ago, to ${state.principal}`),
+      line("expires", state.expire_time ? `in ${span(-age(state.expire_time))}, unless its engine is confirmed` : undefined),
+      line("labels", labels(state.labels)),
+      element("h3", {}, "History"),
       actionsTable(actions),
     ];
   });
@@ -123,9 +123,9 @@ export function showTicket(ticket_id) {
 
 async function ofUser(user) {
   const [held, scopes, line] = await Promise.all([
-    ask("ListTickets", { user, page_size: TICKETS }),
-    ask("ListScopes", { "labels.user": user, fullest_first: true, page_size: 10 }),
-    ask("ListWaiting", { user, page_size: TICKETS }),
+    call("ListTickets", { user, page_size: TICKETS }),
+    call("ListScopes", { "labels.user": user, fullest_first: true, page_size: 10 }),
+    call("ListWaiting", { user, page_size: TICKETS }),
   ]);
   return { held, scopes, line };
 }
@@ -136,10 +136,10 @@ function userParts({ held, scopes, line }) {
     ticketsTable(held.tickets),
     element("h3", {}, "Limits"),
     scopesTable(scopes.scopes),
-    element("h3", {}, "Waiting in line"),
+    element("h3", {}, "Waiting requests"),
     table([
-      { name: "wants", class: "wrap", of: (row) => resource(row.resource) },
-      { name: "short at", class: "wrap", of: (row) => row.spots.map((spot) => spot.scope).join(", ") },
+      { name: "request", class: "wrap", of: (row) => resource(row.resource) },
+      { name: "short at", class: "wrap", of: (row) => row.spots.map((entry) => entry.scope).join(", ") },
       { name: "for", class: "n", width: "4em", of: (row) => span(age(row.waiting_since)) },
     ], line.waiting, "nothing"),
   ];
@@ -149,36 +149,36 @@ export function showUser(user) {
   return open(`User ${user}`, async () => userParts(await ofUser(user)));
 }
 
-function hostsTable(names) {
-  return table([{ name: "host", of: (em) => link(em.instance, () => showHost(em)) }, { name: "kind", of: (em) => em.application_name }], names, "no hosts");
+function emsTable(names) {
+  return table([{ name: "EM", of: (em) => link(em.instance, () => showEm(em)) }, { name: "kind", of: (em) => em.application_name }], names, "no EMs");
 }
 
-// An answer looks through so many hosts, and may have few although more follow.
-async function hostsWith(key, value) {
+// A page reads a bounded number of EMs, and may have few matches although more follow.
+async function emsWith(key, value) {
   let [ems, more] = [[], ""];
   do {
-    const told = await ask("ListEms", { [`labels.${key}`]: value, page_size: FOUND - ems.length, page_token: more || undefined });
-    [ems, more] = [ems.concat(told.ems), told.next_page_token];
+    const page = await call("ListEms", { [`labels.${key}`]: value, page_size: FOUND - ems.length, page_token: more || undefined });
+    [ems, more] = [ems.concat(page.ems), page.next_page_token];
   } while (more && ems.length < FOUND);
   return { ems, more };
 }
 
-export function search(text, hosts) {
+export function search(text, map) {
   if (text === "") return closePanel();
   if (UUID.test(text)) return showTicket(text.toLowerCase());
   const [, key, value] = /^([^=]+)=(.*)$/.exec(text) ?? [];
   return open(`Search: ${text}`, async () => {
     if (key !== undefined) {
       const [{ ems, more }, { scopes }] = await Promise.all([
-        hostsWith(key, value),
-        ask("ListScopes", { [`labels.${key}`]: value, fullest_first: true, page_size: FOUND }),
+        emsWith(key, value),
+        call("ListScopes", { [`labels.${key}`]: value, fullest_first: true, page_size: FOUND }),
       ]);
-      return [element("h3", {}, more ? `The first ${FOUND} hosts` : "Hosts"), hostsTable(ems.map(({ em }) => em)), element("h3", {}, "Limits"), scopesTable(scopes)];
+      return [element("h3", {}, more ? `The first ${FOUND} EMs` : "EMs"), emsTable(ems.map(({ em }) => em)), element("h3", {}, "Limits"), scopesTable(scopes)];
     }
     const wanted = text.toLowerCase();
-    const found = hosts.names.filter(({ instance }) => instance.toLowerCase().includes(wanted));
+    const found = map.names.filter(({ instance }) => instance.toLowerCase().includes(wanted));
     const user = await ofUser(text);
-    const heading = found.length > FOUND ? `The first ${FOUND} of ${number(found.length)} hosts` : "Hosts";
-    return [element("h3", {}, heading), hostsTable(found.slice(0, FOUND)), ...userParts(user)];
+    const heading = found.length > FOUND ? `The first ${FOUND} of ${number(found.length)} EMs` : "EMs";
+    return [element("h3", {}, heading), emsTable(found.slice(0, FOUND)), ...userParts(user)];
   });
 }

@@ -1,9 +1,9 @@
-// The hosts: one cell each on a canvas, coloured by the fullest dimension, and the same as a list.
+// Map of EMs: one cell each on a canvas, coloured by the fullest dimension, and a list of the same EMs.
 
 import { element, link, number, show, table } from "/page/format.js";
-import { showHost } from "/page/panel.js";
+import { showEm } from "/page/panel.js";
 
-// As the numbers of EmState.
+// Names by the numbers of EmState.
 const STATES = ["", "healthy", "unreported", "warn", "unhealthy", "draining", "silent", "unregistering"];
 const CHOSEN = 3;
 
@@ -18,7 +18,7 @@ const state = (code) => code >> 7;
 const fullness = (code) => code & 127;
 const step = (code) => STEPS.findLastIndex(([from]) => fullness(code) >= from);
 
-export class Hosts {
+export class EmMap {
   constructor() {
     this.canvas = document.getElementById("map");
     this.tip = document.getElementById("map-tip");
@@ -30,9 +30,9 @@ export class Hosts {
     this.canvas.addEventListener("pointerleave", () => (this.tip.textContent = "\u00a0"));
     this.canvas.addEventListener("click", (event) => {
       const place = this.placeOf(event);
-      if (place !== undefined) showHost(this.names[place]);
+      if (place !== undefined) showEm(this.names[place]);
     });
-    document.getElementById("host-list").addEventListener("toggle", () => this.list());
+    document.getElementById("em-list").addEventListener("toggle", () => this.list());
     this.legend();
   }
 
@@ -41,7 +41,7 @@ export class Hosts {
     this.codes = [];
   }
 
-  // What came, went, or changed: places count in the order of the names, first without those that went, then with those that came.
+  // Applies an update. Places count in the order of the names: first EMs are removed, then added, then changed.
   take({ gone = [], came = [], codes = [] }) {
     for (const place of [...gone].reverse()) {
       this.names.splice(place, 1);
@@ -50,7 +50,7 @@ export class Hosts {
     for (const [place, application_name, run] of came) {
       const names = run.map(([instance]) => ({ application_name, instance }));
       const now = run.map(([, code]) => code);
-      // Not spread: there may be more than a call takes.
+      // A spread could exceed the maximum number of arguments.
       this.names = [...this.names.slice(0, place), ...names, ...this.names.slice(place)];
       this.codes = [...this.codes.slice(0, place), ...now, ...this.codes.slice(place)];
     }
@@ -65,7 +65,7 @@ export class Hosts {
   }
 
   mark(text) {
-    // A search for something else than hosts dims none.
+    // A search that matches no EM dims none.
     const wanted = text.toLowerCase();
     this.marked = wanted;
     if (!this.names.some((name) => this.matches(name))) this.marked = "";
@@ -90,7 +90,7 @@ export class Hosts {
     const colour = (name) => style.getPropertyValue(name).trim();
     this.colours = { steps: STEPS.map((_, place) => colour(`--cell-${place}`)), off: colour("--cell-off"), ground: colour("--card") };
     this.paint(this.names.keys());
-    this.canvas.setAttribute("aria-label", `${number(count)} hosts; the list below tells the same`);
+    this.canvas.setAttribute("aria-label", `${number(count)} EMs; the list below has the same content`);
   }
 
   paint(places) {
@@ -105,7 +105,7 @@ export class Hosts {
       this.pen.fillStyle = this.colours.steps[step(this.codes[place])];
       this.pen.fillRect(x, y, inner, inner);
       if (state(this.codes[place]) > CHOSEN) {
-        // Half of it, so that the fullness is seen beside.
+        // Half of the cell, so that the fullness stays visible.
         this.pen.fillStyle = this.colours.off;
         this.pen.beginPath();
         this.pen.moveTo(x, y + inner);
@@ -125,10 +125,10 @@ export class Hosts {
 
   point(event) {
     const place = this.placeOf(event);
-    this.tip.textContent = place === undefined ? "\u00a0" : `${this.names[place].instance}: ${this.told(place)}`;
+    this.tip.textContent = place === undefined ? "\u00a0" : `${this.names[place].instance}: ${this.describe(place)}`;
   }
 
-  told(place) {
+  describe(place) {
     const most = fullness(this.codes[place]);
     return `${STATES[state(this.codes[place])]}, ${most === 127 ? "over" : `${most}%`} of its fullest dimension held`;
   }
@@ -140,20 +140,20 @@ export class Hosts {
       return element("li", {}, swatch, text);
     };
     const steps = STEPS.map(([, text], place) => entry(`--cell-${place}`, text));
-    show("legend", ...steps, entry("--cell-off", "corner: unhealthy, draining, silent or going"));
+    show("legend", ...steps, entry("--cell-off", "corner: unhealthy, draining, silent or unregistering"));
   }
 
   list() {
-    if (!document.getElementById("host-list").open) return;
+    if (!document.getElementById("em-list").open) return;
     const places = [...this.names.keys()].filter((place) => this.matches(this.names[place]));
     places.sort((one, other) => fullness(this.codes[other]) - fullness(this.codes[one]));
     const columns = [
-      { name: "host", of: (place) => link(this.names[place].instance, () => showHost(this.names[place])) },
+      { name: "EM", of: (place) => link(this.names[place].instance, () => showEm(this.names[place])) },
       { name: "kind", class: "wide", of: (place) => this.names[place].application_name },
       { name: "state", width: "8em", of: (place) => STATES[state(this.codes[place])] },
       { name: "held", class: "n", width: "5em", of: (place) => `${fullness(this.codes[place])}%` },
     ];
     const more = places.length > LISTED ? element("p", { class: "faint" }, `the first ${LISTED} of ${number(places.length)}, the fullest first; search for others`) : undefined;
-    show("host-rows", ...[table(columns, places.slice(0, LISTED), "none"), more].filter(Boolean));
+    show("em-rows", ...[table(columns, places.slice(0, LISTED), "none"), more].filter(Boolean));
   }
 }
