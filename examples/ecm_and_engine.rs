@@ -118,9 +118,9 @@ async fn play(address: &str) -> Result<(), Box<dyn Error>> {
     if let ResultResource::NotEnough(refusal) = client.request_resource(&request).await? {
         step("refused", &format!("{}: {}", refusal.code, refusal.reason));
         for short in &refusal.shortfalls {
-            let [asked, left, most] =
+            let [requested, left, most] =
                 [short.requested, short.available, short.max].map(|n| amount(&short.dimension, n));
-            step("", &format!("{} is short: asked {asked}, left {left}, in all {most}", short.dimension));
+            step("", &format!("{} is short: requested {requested}, left {left}, in all {most}", short.dimension));
         }
         step("", if refusal.never_fits { "it will never fit here" } else { "it fits once others have gone" });
     }

@@ -20,7 +20,7 @@ fn released(adopt: &AdoptTicket) -> ReleaseTicket {
     ReleaseTicket { ticket_id: adopt.ticket_id, user: adopt.user.clone(), em: adopt.em.clone() }
 }
 
-fn told(error: &ClientError) -> (Code, String) {
+fn details(error: &ClientError) -> (Code, String) {
     (error.code().unwrap(), error.reason().unwrap())
 }
 
@@ -51,7 +51,7 @@ async fn adoption_of_running_engine_creates_one_ticket() {
     let error =
         rm.client.adopt_ticket(&AdoptTicket { user: name("alice"), used: load(1, 1, 1), ..adopt.clone() }).await;
     let error = error.unwrap_err();
-    assert_eq!(told(&error), (Code::AlreadyExists, "TICKET_EXISTS".to_owned()));
+    assert_eq!(details(&error), (Code::AlreadyExists, "TICKET_EXISTS".to_owned()));
     assert!(error.to_string().contains("differs in user, used;"), "{error}");
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 
@@ -62,7 +62,7 @@ async fn adoption_of_running_engine_creates_one_ticket() {
     assert_eq!(rm.client.adopt_ticket(&adopt).await.unwrap(), after);
     rm.client.resource_released(&released(&adopt)).await.unwrap();
     let error = rm.client.adopt_ticket(&adopt).await.unwrap_err();
-    assert_eq!(told(&error), (Code::FailedPrecondition, "TICKET_ENDED".to_owned()));
+    assert_eq!(details(&error), (Code::FailedPrecondition, "TICKET_ENDED".to_owned()));
     assert_eq!(life(&rm, adopt.ticket_id).await, ["adopted", "reported", "released"]);
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
 }
@@ -85,12 +85,12 @@ async fn adoption_of_invalid_ticket_names_reason() {
     ];
     for (adopt, code, reason, field) in cases {
         let error = rm.client.adopt_ticket(&adopt).await.unwrap_err();
-        assert_eq!((told(&error), error.field().as_deref()), ((code, reason.to_owned()), field));
+        assert_eq!((details(&error), error.field().as_deref()), ((code, reason.to_owned()), field));
     }
     // A ticket that was granted is no engine that runs, until it reports in.
     let grant = rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
     let granted = AdoptTicket { ticket_id: grant.ticket_id, engine: engine("host1"), ..adopt };
-    assert_eq!(told(&rm.client.adopt_ticket(&granted).await.unwrap_err()).0, Code::AlreadyExists);
+    assert_eq!(details(&rm.client.adopt_ticket(&granted).await.unwrap_err()).0, Code::AlreadyExists);
     rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
     rm.client.adopt_ticket(&granted).await.unwrap();
     assert_eq!(life(&rm, grant.ticket_id).await, ["granted", "inited"]);
@@ -176,7 +176,7 @@ async fn adoption_during_unregister_is_refused_or_ended() {
             if number == 200 {
                 client.unregister(&em("host1")).await.unwrap();
             }
-            (engine.ticket_id, client.adopt_ticket(&engine).await.map_err(|error| told(&error).1))
+            (engine.ticket_id, client.adopt_ticket(&engine).await.map_err(|error| details(&error).1))
         });
     }
     let answers = calls.join_all().await;
@@ -192,7 +192,7 @@ async fn adoption_during_unregister_is_refused_or_ended() {
         match answer {
             Ok(_) => {
                 assert_eq!(life(&rm, ticket_id).await, ["adopted", "unregistered"]);
-                assert_eq!(told(&rm.client.adopt_ticket(engine).await.unwrap_err()).1, "TICKET_ENDED");
+                assert_eq!(details(&rm.client.adopt_ticket(engine).await.unwrap_err()).1, "TICKET_ENDED");
             }
             Err(reason) => {
                 assert_eq!(reason, "EM_NOT_REGISTERED");
@@ -230,7 +230,7 @@ async fn adoption_of_ticket_ended_in_batch_fails() {
     database.release_holds().await;
     let mut answers = Vec::new();
     for call in calls {
-        answers.push(call.await.unwrap().map_err(|error| told(&error).1));
+        answers.push(call.await.unwrap().map_err(|error| details(&error).1));
     }
     assert_eq!(answers, [Ok(()), Ok(()), Err("TICKET_ENDED".to_owned())]);
     assert_eq!(life(&rm, adopt.ticket_id).await, ["adopted", "released"]);
@@ -249,7 +249,7 @@ async fn adoption_of_one_id_twice_creates_one_ticket() {
             let adopt = adoption("host0", "hadoop", load(1, 1, 1));
             let elsewhere = AdoptTicket { em: em("host1"), ..adopt.clone() };
             let (one, other) = tokio::join!(one.adopt_ticket(&adopt), other.adopt_ticket(&elsewhere));
-            let refused = one.as_ref().err().or(other.as_ref().err()).map(|error| told(error).1);
+            let refused = one.as_ref().err().or(other.as_ref().err()).map(|error| details(error).1);
             (one.is_ok() != other.is_ok(), refused)
         });
     }

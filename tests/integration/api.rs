@@ -123,12 +123,12 @@ async fn history_records_every_change() {
     rm.client.unregister(&host).await.unwrap();
 
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
-    let mut told = Vec::new();
+    let mut got = Vec::new();
     let mut page_token = String::new();
-    while told.is_empty() || !page_token.is_empty() {
+    while got.is_empty() || !page_token.is_empty() {
         let call = proto::ListActionsRequest { page_size: 4, page_token, ..Default::default() };
         let page = usage.list_actions(call).await.unwrap().into_inner();
-        told.extend(page.actions.into_iter().map(|action| (action.action, action.ticket_id, action.user)));
+        got.extend(page.actions.into_iter().map(|action| (action.action, action.ticket_id, action.user)));
         page_token = page.next_page_token;
     }
     let line = |action: &str, grant: &rm_model::operation::Grant, user: &str| {
@@ -136,7 +136,7 @@ async fn history_records_every_change() {
     };
     let of_em = |action: &str| (action.to_owned(), String::new(), String::new());
     assert_eq!(
-        told,
+        got,
         [
             of_em("registered"),
             line("granted", &lived, "hadoop"),

@@ -286,18 +286,18 @@ async fn repair_ends_tickets_of_missing_em() {
     let (database, rm, grants) = inhabited().await;
     changed(&database, "DELETE FROM linkis_em_resource_meta_data WHERE em_instance = 'host1:9102'").await;
     let report = rm.client.audit().await.unwrap();
-    let told = lines(&report.differences.first);
+    let got = lines(&report.differences.first);
     assert_eq!(
-        told.iter().map(|line| (line.0.as_str(), line.1.as_str())).collect::<Vec<_>>(),
+        got.iter().map(|line| (line.0.as_str(), line.1.as_str())).collect::<Vec<_>>(),
         [("em=host1", "used"), ("em=host1", "locked")]
     );
-    assert_eq!(told[0].3, format!("memory={} cores=1 instances=1", 2 * GB));
+    assert_eq!(got[0].3, format!("memory={} cores=1 instances=1", 2 * GB));
     assert_eq!(report.differences.first[0].problem, "2 tickets are on this EM, which does not exist");
 
     let done = rm.client.repair().await.unwrap();
     assert!(done.remaining.is_empty());
     // The tickets, and what the user held by them.
-    assert_eq!(lines(&done.repaired.first)[..2], told);
+    assert_eq!(lines(&done.repaired.first)[..2], got);
     assert_eq!(done.repaired.count, 4);
     assert_eq!(assert_invariants(&database, &rm.client).await, 1, "alice's ticket has an EM");
     // They are remembered: a late release is a success.
@@ -343,16 +343,16 @@ async fn repair_leaves_unreadable_rows_unchanged() {
         "UPDATE linkis_em_resource_meta_data SET used_resource = '{\"memory\":0,\"cores\":0,\"instances\":1}'",
     )
     .await;
-    let told = |differences: &[Difference]| -> Vec<(String, String)> {
+    let got = |differences: &[Difference]| -> Vec<(String, String)> {
         lines(differences).into_iter().map(|(what, counter, ..)| (what, counter)).collect()
     };
     let report = rm.client.audit().await.unwrap();
     let expected = [("em=host1", "tickets"), ("em=host2", "used"), ("scopes", "row")];
     let expected = expected.map(|(what, counter)| (what.to_owned(), counter.to_owned()));
-    assert_eq!(told(&report.differences.first), expected, "{report:?}");
+    assert_eq!(got(&report.differences.first), expected, "{report:?}");
     let done = rm.client.repair().await.unwrap();
-    assert_eq!(told(&done.repaired.first), expected[1..2]);
-    assert_eq!(told(&done.remaining.first).len(), 2, "{done:?}");
+    assert_eq!(got(&done.repaired.first), expected[1..2]);
+    assert_eq!(got(&done.remaining.first).len(), 2, "{done:?}");
     for Difference { what, problem, .. } in &done.remaining.first {
         assert!(what == "em=linkis-cg-engineconnmanager/host1:9102" || what == "scopes", "{what}");
         assert!(problem.contains("ticket") && problem.contains("correct or delete"), "{problem}");

@@ -60,7 +60,7 @@ fn good_registration() -> proto::RegisterRequest {
 }
 
 /// The code, the reason, and the field (empty for none) of an error.
-fn told<T: std::fmt::Debug>(answer: Result<T, Status>) -> (Code, String, String) {
+fn details<T: std::fmt::Debug>(answer: Result<T, Status>) -> (Code, String, String) {
     let status = answer.unwrap_err();
     assert!(!status.message().is_empty());
     let reason = status.get_details_error_info().map(|info| info.reason).unwrap_or_default();
@@ -170,8 +170,8 @@ async fn invalid_request_returns_field() {
             let shown = format!("{request:?}");
             let mut dry = request.clone();
             dry.dry_run = true;
-            assert_eq!(told(manager.request_resource(request).await), expected, "{shown}");
-            assert_eq!(told(manager.request_resource(dry).await), expected, "dry run of {shown}");
+            assert_eq!(details(manager.request_resource(request).await), expected, "{shown}");
+            assert_eq!(details(manager.request_resource(dry).await), expected, "dry run of {shown}");
         }
     })
     .await;
@@ -201,15 +201,15 @@ async fn invalid_registration_returns_field() {
     unchanged_by(async |mut manager: Manager, _| {
         for (request, expected) in cases {
             let shown = format!("{request:?}");
-            assert_eq!(told(manager.register(request).await), expected, "{shown}");
+            assert_eq!(details(manager.register(request).await), expected, "{shown}");
         }
         let unregister = |em, epoch| proto::UnregisterRequest { em, epoch };
-        assert_eq!(told(manager.unregister(unregister(None, 0)).await), bad_field("em"));
+        assert_eq!(details(manager.unregister(unregister(None, 0)).await), bad_field("em"));
         for epoch in [-1, i64::MIN, i64::MAX] {
-            assert_eq!(told(manager.unregister(unregister(host(), epoch)).await), bad_field("epoch"));
+            assert_eq!(details(manager.unregister(unregister(host(), epoch)).await), bad_field("epoch"));
         }
         let stale = (Code::FailedPrecondition, "STALE_EPOCH".to_owned(), String::new());
-        assert_eq!(told(manager.unregister(unregister(host(), 1)).await), stale);
+        assert_eq!(details(manager.unregister(unregister(host(), 1)).await), stale);
     })
     .await;
 }
@@ -247,7 +247,7 @@ async fn invalid_ticket_call_returns_field() {
         ];
         for (request, expected) in cases {
             let shown = format!("{request:?}");
-            assert_eq!(told(manager.resource_inited(request).await), expected, "{shown}");
+            assert_eq!(details(manager.resource_inited(request).await), expected, "{shown}");
         }
         let good = proto::ResourceReportedRequest {
             ticket_id: ticket_id.clone(),
@@ -274,7 +274,7 @@ async fn invalid_ticket_call_returns_field() {
         ];
         for (request, expected) in cases {
             let shown = format!("{request:?}");
-            assert_eq!(told(manager.resource_reported(request).await), expected, "{shown}");
+            assert_eq!(details(manager.resource_reported(request).await), expected, "{shown}");
         }
         let good =
             proto::ResourceReleasedRequest { ticket_id, user: "hadoop".into(), em: host(), ..Default::default() };
@@ -292,7 +292,7 @@ async fn invalid_ticket_call_returns_field() {
         ];
         for (request, expected) in cases {
             let shown = format!("{request:?}");
-            assert_eq!(told(manager.resource_released(request).await), expected, "{shown}");
+            assert_eq!(details(manager.resource_released(request).await), expected, "{shown}");
         }
     })
     .await;
@@ -337,7 +337,7 @@ async fn invalid_heartbeat_returns_field() {
     unchanged_by(async |mut manager: Manager, _| {
         for (request, expected) in cases {
             let shown = format!("{:?}", proto::HeartbeatRequest { ticket_ids: vec![], ..request.clone() });
-            assert_eq!(told(manager.heartbeat(request).await), expected, "{shown}");
+            assert_eq!(details(manager.heartbeat(request).await), expected, "{shown}");
         }
         let status = manager.heartbeat(change(|r| r.ticket_ids = vec![0; 5_000_000])).await.unwrap_err();
         assert_eq!(status.code(), Code::ResourceExhausted, "{status:?}");
@@ -366,35 +366,35 @@ async fn invalid_list_call_returns_field() {
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     for page_size in [-1, i32::MIN] {
         let call = proto::ListEmsRequest { page_size, ..Default::default() };
-        assert_eq!(told(usage.list_ems(call).await), bad_field("page_size"));
+        assert_eq!(details(usage.list_ems(call).await), bad_field("page_size"));
     }
     let token = |method: &str, key: &str| PageRequest::new(method, 1, &()).unwrap().token(key);
     for key in ["x", "[1]", r#"["a"]"#, r#"["",""]"#] {
         for page_token in [key.to_owned(), token("ListEms", key)] {
             let call = proto::ListEmsRequest { page_token, ..Default::default() };
-            assert_eq!(told(usage.list_ems(call).await), bad_field("page_token"));
+            assert_eq!(details(usage.list_ems(call).await), bad_field("page_token"));
         }
         for page_token in [key.to_owned(), token("ListTickets", key)] {
             let call = proto::ListTicketsRequest { page_token, ..Default::default() };
-            assert_eq!(told(usage.list_tickets(call).await), bad_field("page_token"));
+            assert_eq!(details(usage.list_tickets(call).await), bad_field("page_token"));
         }
     }
     for key in ["x", "00", "zz", "ü", &"0".repeat(51), &"0".repeat(1000), &"é".repeat(26)] {
         for page_token in [key.to_owned(), token("ListWaiting", key)] {
             let call = proto::ListWaitingRequest { page_token, ..Default::default() };
-            assert_eq!(told(usage.list_waiting(call).await), bad_field("page_token"), "{key}");
+            assert_eq!(details(usage.list_waiting(call).await), bad_field("page_token"), "{key}");
         }
     }
     for key in [i64::MIN, i64::MAX] {
         let page_token = token("ListActions", &key.to_string());
         usage.list_actions(proto::ListActionsRequest { page_token, ..Default::default() }).await.unwrap();
         let call = proto::ListActionsRequest { page_token: key.to_string(), ..Default::default() };
-        assert_eq!(told(usage.list_actions(call).await), bad_field("page_token"));
+        assert_eq!(details(usage.list_actions(call).await), bad_field("page_token"));
     }
     let call = proto::ListTicketsRequest { state: "LOCKED".into(), ..Default::default() };
-    assert_eq!(told(usage.list_tickets(call).await), bad_field("state"));
+    assert_eq!(details(usage.list_tickets(call).await), bad_field("state"));
     let call = proto::GetTicketRequest { ticket_id: "42".into(), engine: None };
-    assert_eq!(told(usage.get_ticket(call).await), bad_field("ticket_id"));
+    assert_eq!(details(usage.get_ticket(call).await), bad_field("ticket_id"));
 }
 
 /// Some fit into a message, but not into the database.
@@ -410,24 +410,24 @@ async fn time_outside_database_range_returns_field() {
         for (field, from_time, to_time) in [("from_time", time, None), ("to_time", None, time)] {
             for newest_first in [false, true] {
                 let call = proto::ListActionsRequest { newest_first, from_time, to_time, ..Default::default() };
-                assert_eq!(told(usage.list_actions(call).await), bad_field(field), "{seconds}");
+                assert_eq!(details(usage.list_actions(call).await), bad_field(field), "{seconds}");
             }
             let call = proto::ListRefusalsRequest { from_time, to_time, ..Default::default() };
-            assert_eq!(told(usage.list_refusals(call).await), bad_field(field), "{seconds}");
+            assert_eq!(details(usage.list_refusals(call).await), bad_field(field), "{seconds}");
             let call = proto::GetUsageRequest { by, from_time, to_time, ..Default::default() };
-            assert_eq!(told(usage.get_usage(call).await), bad_field(field), "{seconds}");
+            assert_eq!(details(usage.get_usage(call).await), bad_field(field), "{seconds}");
         }
         // A page token that a caller made can contain any time.
         let call = proto::ListRefusalsRequest::default();
         let key = format!("{seconds}-{}", "00".repeat(32));
         let page_token = PageRequest::new("ListRefusals", 1, &call).unwrap().token(&key);
         let call = proto::ListRefusalsRequest { page_token, ..call };
-        assert_eq!(told(usage.list_refusals(call).await), bad_field("page_token"), "{seconds}");
+        assert_eq!(details(usage.list_refusals(call).await), bad_field("page_token"), "{seconds}");
         let call = proto::GetUsageRequest { by, ..Default::default() };
         for key in [format!("[{seconds},null,null]"), format!("[3600,null,{seconds}]")] {
             let page_token = PageRequest::new("GetUsage", 1, &call).unwrap().token(&key);
             let call = proto::GetUsageRequest { page_token, ..call.clone() };
-            assert_eq!(told(usage.get_usage(call).await), bad_field("page_token"), "{seconds}");
+            assert_eq!(details(usage.get_usage(call).await), bad_field("page_token"), "{seconds}");
         }
     }
     for seconds in [0, 253_402_300_799] {
@@ -462,10 +462,13 @@ async fn error_with_long_names_fits_headers() {
     let labels = |value: &str| (0..3).map(|n| (format!("{n:用>255}"), value.repeat(255))).collect();
     manager.register(proto::RegisterRequest { labels: labels("a"), ..good_registration() }).await.unwrap();
     let nowhere = proto::RequestResourceRequest { em: None, required_labels: labels("户"), ..good_request() };
-    assert_eq!(told(manager.request_resource(nowhere).await), (Code::NotFound, "NO_EM_MATCHES".into(), String::new()));
+    assert_eq!(
+        details(manager.request_resource(nowhere).await),
+        (Code::NotFound, "NO_EM_MATCHES".into(), String::new())
+    );
     let unknown = proto::RequestResourceRequest { em: em_of(&"用".repeat(255), &"户".repeat(255)), ..good_request() };
     let answer = manager.request_resource(unknown).await;
-    assert_eq!(told(answer), (Code::NotFound, "EM_NOT_REGISTERED".into(), String::new()));
+    assert_eq!(details(answer), (Code::NotFound, "EM_NOT_REGISTERED".into(), String::new()));
 }
 
 /// All legal: names are compared, never joined and split.

@@ -70,8 +70,8 @@ async fn with_em() -> (Database, Instance) {
 async fn batch_cancelled_by_database_is_halved_once() {
     let (database, rm) = with_em().await;
     gives_up(&database, 0).await;
-    for told in together(&database, &rm).await {
-        assert_eq!(told.unwrap_err(), "DATABASE_UNAVAILABLE");
+    for got in together(&database, &rm).await {
+        assert_eq!(got.unwrap_err(), "DATABASE_UNAVAILABLE");
     }
     let tries = given_up(&database).await;
     assert!((3..=9).contains(&tries), "{tries} tries for {TOGETHER} requests");
@@ -88,8 +88,8 @@ async fn batch_cancelled_by_database_is_halved_once() {
 async fn batch_above_statement_limit_is_granted_in_halves() {
     let (database, rm) = with_em().await;
     gives_up(&database, TOGETHER / 2).await;
-    for told in together(&database, &rm).await {
-        told.unwrap();
+    for got in together(&database, &rm).await {
+        got.unwrap();
     }
     assert_eq!(given_up(&database).await, 1);
     assert_eq!(assert_invariants(&database, &rm.client).await, TOGETHER);

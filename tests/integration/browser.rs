@@ -125,9 +125,9 @@ impl Browser {
             bytes.extend_from_slice(&buffer[..read]);
             answer = String::from_utf8_lossy(&bytes).into_owned();
         };
-        let mut told: Value = serde_json::from_str(body).unwrap_or_else(|_| panic!("{path}: {answer}"));
-        assert!(told["value"].get("error").is_none_or(Value::is_null), "{path}: {body}");
-        told["value"].take()
+        let mut got: Value = serde_json::from_str(body).unwrap_or_else(|_| panic!("{path}: {answer}"));
+        assert!(got["value"].get("error").is_none_or(Value::is_null), "{path}: {body}");
+        got["value"].take()
     }
 
     async fn of_session(&self, path: &str, body: Value) -> Value {

@@ -30,7 +30,7 @@ fn in_mode(labels: &[&str], mode: LimitMode) -> Rule {
     Rule { pattern: LabelPattern::new(labels), mode, max: Default::default() }
 }
 
-fn told(error: &ClientError) -> (Code, String) {
+fn details(error: &ClientError) -> (Code, String) {
     (error.code().unwrap(), error.reason().unwrap())
 }
 
@@ -66,7 +66,7 @@ async fn cap_below_limit_decides() {
     let grant = rm.client.request_resource(&named(1)).await.granted();
     assert_eq!(rm.client.request_resource(&named(1)).await.granted(), grant);
     let error = rm.client.request_resource(&named(2)).await.unwrap_err();
-    assert_eq!(told(&error), (Code::AlreadyExists, "REQUEST_ID_REUSED".to_owned()));
+    assert_eq!(details(&error), (Code::AlreadyExists, "REQUEST_ID_REUSED".to_owned()));
     assert_eq!(assert_invariants(&database, &rm.client).await, 5);
 }
 
@@ -110,7 +110,7 @@ async fn insert_tickets(database: &Database, tickets: i64) {
 }
 
 fn assert_not_counted(error: &ClientError, labels: &str) {
-    assert_eq!(told(error), (Code::FailedPrecondition, "CAP_NOT_COUNTED".to_owned()));
+    assert_eq!(details(error), (Code::FailedPrecondition, "CAP_NOT_COUNTED".to_owned()));
     assert_eq!(error.field().as_deref(), Some("caps"));
     let text = error.to_string();
     assert!(text.contains(&format!("counted by {labels};")) && text.contains("SetLimit"), "{text}");
@@ -197,7 +197,7 @@ async fn caps_with_invalid_labels_return_field() {
     for (caps, field) in cases {
         let error = rm.client.request_resource(&capped("hadoop", &caps)).await.unwrap_err();
         assert_eq!(
-            (told(&error), error.field().as_deref()),
+            (details(&error), error.field().as_deref()),
             ((Code::InvalidArgument, "INVALID_FIELD".into()), Some(field))
         );
     }

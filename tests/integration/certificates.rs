@@ -183,9 +183,9 @@ async fn certificate_authorizes_only_its_em() {
         (Some(&nameless), "host1", Some((Code::Unauthenticated, "TOKEN_MISSING"))),
         (None, "host1", Some((Code::Unauthenticated, "TOKEN_MISSING"))),
     ] {
-        let told = asks(&rm, &ca, identity, host).await;
-        let told = told.as_ref().map_err(|status| (status.code(), reason(status)));
-        assert_eq!(told.err(), refused.map(|(code, reason)| (code, reason.to_owned())), "{host}");
+        let got = asks(&rm, &ca, identity, host).await;
+        let got = got.as_ref().map_err(|status| (status.code(), reason(status)));
+        assert_eq!(got.err(), refused.map(|(code, reason)| (code, reason.to_owned())), "{host}");
     }
     assert_eq!(handshakes_failed(&rm), 0);
 
@@ -263,8 +263,8 @@ async fn certificate_reload_under_load_fails_no_call() {
     {
         let before = failed_reloads(&rm);
         folder.write(file, garbage);
-        let told = || async { failed_reloads(&rm) > before };
-        eventually("the log names the unusable file", TAKEN_UP_WITHIN, told).await;
+        let got = || async { failed_reloads(&rm) > before };
+        eventually("the log names the unusable file", TAKEN_UP_WITHIN, got).await;
         assert!(
             asks(&rm, &server_ca, Some(&new), "host1").await.is_ok()
                 && asks(&rm, &server_ca, Some(&old), "host1").await.is_err()
@@ -290,14 +290,14 @@ async fn certificate_after_expiry_ends_its_connection() {
     );
     let channel = connect(&rm, &ca, Some(&soon)).await.unwrap();
     rm_of(&channel, "").register(register("host1")).await.unwrap();
-    let told = Mutex::new(None);
+    let got = Mutex::new(None);
     eventually("it is over", Duration::from_secs(30), async || {
         let asked = proto::GetEmRequest { em: em_message("host1") };
-        *told.lock().unwrap() = UsageServiceClient::new(channel.clone()).get_em(asked).await.err();
-        told.lock().unwrap().is_some()
+        *got.lock().unwrap() = UsageServiceClient::new(channel.clone()).get_em(asked).await.err();
+        got.lock().unwrap().is_some()
     })
     .await;
-    let status = told.lock().unwrap().take().unwrap();
+    let status = got.lock().unwrap().take().unwrap();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unauthenticated, "CERTIFICATE_EXPIRED"));
     let none_left = || async { counted("linkis_rm_connections", &rm.metrics.text().unwrap()) == 0 };
     eventually("its connection ends", Duration::from_secs(10), none_left).await;
@@ -386,14 +386,14 @@ async fn client_over_tls_sends_token_or_certificate() {
     client(&ca, Some(&admin), None).register(registration(host1.clone(), load(10, 10, 10))).await.unwrap();
     let of_host = |host: &str| certify(&ca, &[host], &[], FAR);
     client(&ca, None, Some(&of_host("host1"))).em(&host1).await.unwrap();
-    for (client, told) in [
+    for (client, got) in [
         (client(&ca, None, Some(&of_host("host2"))), Some("ROLE_DENIED")),
         (client(&ca, None, None), Some("TOKEN_MISSING")),
         (client(&ca, Some("lrm_unknown"), None), Some("TOKEN_UNKNOWN")),
         (client(&other_ca, Some(&admin), None), None),
     ] {
         let error = client.em(&host1).await.unwrap_err();
-        assert_eq!(error.reason().as_deref(), told, "{error}");
+        assert_eq!(error.reason().as_deref(), got, "{error}");
     }
 }
 

@@ -129,8 +129,8 @@ async fn follow_all(client: RmClient, numbers: Arc<Mutex<Vec<Uuid>>>) {
     let mut follower = client.follow_actions("");
     loop {
         match follower.next().await {
-            Ok(told) => {
-                let granted = told.actions.iter().filter(|line| line.action == "granted");
+            Ok(got) => {
+                let granted = got.actions.iter().filter(|line| line.action == "granted");
                 numbers.lock().unwrap().extend(granted.map(|line| line.ticket_id.parse::<Uuid>().unwrap()));
             }
             Err(error) => {
@@ -158,8 +158,8 @@ async fn cell_move_under_load_loses_no_ticket() {
     ask.wait_timeout = LONG * 5;
     let waits = hurried(&instances[1].address, LONG * 5);
     let waiting = tokio::spawn(async move { waits.request_resource(&ask).await });
-    let (ledger, stop, told) = (Arc::<Ledger>::default(), Arc::<AtomicBool>::default(), Arc::default());
-    let following = tokio::spawn(follow_all(client.clone(), Arc::clone(&told)));
+    let (ledger, stop, got) = (Arc::<Ledger>::default(), Arc::<AtomicBool>::default(), Arc::default());
+    let following = tokio::spawn(follow_all(client.clone(), Arc::clone(&got)));
     eventually("the follower has begun", LONG, async || instances[0].metric("linkis_rm_followers") == 1.0).await;
     let asking: Vec<_> = (0..8)
         .map(|caller| {
@@ -200,14 +200,14 @@ async fn cell_move_under_load_loses_no_ticket() {
     let lost = granted.difference(&stored("granted").await).count();
     let back = released.difference(&stored("released").await).count();
     assert_eq!((lost, back), (0, 0));
-    let all_told = || async {
-        let told: HashSet<Uuid> = told.lock().unwrap().iter().copied().collect();
-        granted.is_subset(&told)
+    let all_received = || async {
+        let got: HashSet<Uuid> = got.lock().unwrap().iter().copied().collect();
+        granted.is_subset(&got)
     };
-    eventually("the follower receives all lines", LONG, all_told).await;
+    eventually("the follower receives all lines", LONG, all_received).await;
     following.abort();
-    let told = told.lock().unwrap().clone();
-    assert_eq!(told.len(), told.iter().collect::<HashSet<_>>().len(), "each line once");
+    let got = got.lock().unwrap().clone();
+    assert_eq!(got.len(), got.iter().collect::<HashSet<_>>().len(), "each line once");
     assert!(assert_invariants(&database, client).await >= usize::try_from(live).unwrap());
     for instance in instances {
         instance.stop().await;

@@ -55,12 +55,12 @@ async fn cluster_metrics_are_equal_on_every_instance() {
         (r#"linkis_rm_scope_fullness{scope="user=alice",dimension="instances"}"#, 0.5),
         (r#"linkis_rm_scope_fullness{scope="user=b\"o\\b",dimension="instances"}"#, 0.25),
     ];
-    let is_told = async |rm: &Instance| {
+    let is_published = async |rm: &Instance| {
         let seen = of_cluster(rm).await;
         expected.iter().all(|(series, value)| seen.get(*series) == Some(value))
     };
     for rm in [&first, &second] {
-        eventually(&format!("{expected:?}"), LONG, async || is_told(rm).await).await;
+        eventually(&format!("{expected:?}"), LONG, async || is_published(rm).await).await;
     }
     // At the same moment both, when both have read it.
     eventually("both instances export the same", LONG, async || of_cluster(&first).await == of_cluster(&second).await)
@@ -85,7 +85,7 @@ async fn cluster_metrics_list_only_fullest_scopes() {
         rm.client.request_resource(&request(&host, &format!("user{n}"), load(1, 1, 1))).await.granted();
     }
     rm.client.request_resource(&request(&host, "user69", load(1, 1, 1))).await.granted();
-    let told = async || {
+    let got = async || {
         let seen = of_cluster(&rm).await;
         let scopes: Vec<_> =
             seen.into_iter().filter(|(series, _)| series.starts_with("linkis_rm_scope_fullness")).collect();
@@ -93,8 +93,8 @@ async fn cluster_metrics_list_only_fullest_scopes() {
     };
     let fullest = r#"linkis_rm_scope_fullness{scope="user=user69",dimension="instances"}"#;
     eventually("the fullest scopes are exported", LONG, async || {
-        let told = told().await;
-        told.len() == 50 && told.iter().any(|(series, share)| series == fullest && *share == 0.5)
+        let got = got().await;
+        got.len() == 50 && got.iter().any(|(series, share)| series == fullest && *share == 0.5)
     })
     .await;
     rm.stop().await;

@@ -82,16 +82,16 @@ impl World {
 
     /// The output of a command with this exit code, with short forms of times and ids.
     #[track_caller]
-    fn told(&self, words: &[&str], code: i32) -> String {
+    fn output(&self, words: &[&str], code: i32) -> String {
         let output = self.run(words);
         let (out, error) = (text(&output.stdout), text(&output.stderr));
         assert_eq!(output.status.code(), Some(code), "{words:?}: {out}{error}");
         assert!(!format!("{out}{error}").contains(['\u{1b}', '\u{202e}', '\u{200b}']), "{words:?}: {out:?}{error:?}");
-        let mut told = out + &error;
+        let mut got = out + &error;
         for (grant, short) in self.grants.iter().zip(["TICKET-1", "TICKET-2", "TICKET-3"]) {
-            told = told.replace(&grant.ticket_id.to_string(), short);
+            got = got.replace(&grant.ticket_id.to_string(), short);
         }
-        shorten_times(&told)
+        shorten_times(&got)
     }
 }
 
@@ -131,7 +131,7 @@ async fn commands_return_documented_exit_codes() {
     let [used, locked, _] = world.grants.each_ref().map(|grant| grant.ticket_id.to_string());
     let unknown = Uuid::now_v7().to_string();
     let user = ["--user", "alice"];
-    for (words, code, told) in [
+    for (words, code, got) in [
         // Tables of rows that the cookbook does not show in full.
         (&["ems", "--no-headers", "--limit", "1"][..], 0, "host1:9102  unreported  "),
         (&["tickets", "-o", "wide", "--user", HOSTILE], 0, "mallory\\u{202e}\\u{200b}"),
@@ -180,11 +180,11 @@ async fn commands_return_documented_exit_codes() {
         (&["drain", "--help"], 0, "Needs the role operator or admin, or ecm for their own objects.\n"),
         (&["completions", "bash"], 0, "complete -F _linkis"),
     ] {
-        let output = world.told(words, code);
-        assert!(output.contains(told), "{words:?}: {output}");
+        let output = world.output(words, code);
+        assert!(output.contains(got), "{words:?}: {output}");
     }
     let tasks = async || {
-        let lines = world.told(&["tasks", "--no-headers"], 0);
+        let lines = world.output(&["tasks", "--no-headers"], 0);
         let names: Vec<_> = lines.lines().filter_map(|line| line.split_whitespace().next()).collect();
         names.join(" ")
             == "announcing audit cluster em_goes expiry fullest history_indexes holds label_sets lease pruning refusals \
@@ -266,8 +266,8 @@ async fn waiting_command_prints_positions_and_shortfalls() {
         waiting.push(enqueue(&rm.client, patient(&em("host1"), "hadoop", load(2, 1, 1))).await);
     }
     let output = program(&rm.address, &["waiting"]).output().unwrap();
-    let told = shorten_times(&text(&output.stdout));
-    let lines: Vec<Vec<&str>> = told.lines().map(|line| line.split_whitespace().collect()).collect();
+    let got = shorten_times(&text(&output.stdout));
+    let lines: Vec<Vec<&str>> = got.lines().map(|line| line.split_whitespace().collect()).collect();
     let of = |place| {
         vec![
             place,
@@ -285,7 +285,7 @@ async fn waiting_command_prints_positions_and_shortfalls() {
             "spark-3.2.1",
         ]
     };
-    assert_eq!(lines[1..], [of("1"), of("2")], "{told}");
+    assert_eq!(lines[1..], [of("1"), of("2")], "{got}");
 }
 
 /// The source line in an error of PostgreSQL is not printed.
@@ -297,8 +297,8 @@ async fn command_with_database_error_hides_the_source_line() {
         let mut command = Command::new(*PROGRAM);
         command.args(words).env("DATABASE_URL", &url).env_remove("LINKIS_RM_DATA_DIR").stdin(Stdio::null());
         let output = command.output().unwrap();
-        let told = text(&output.stdout) + &text(&output.stderr);
-        assert!(!output.status.success() && told.contains("nowhere"), "{words:?}: {told}");
-        assert!(!told.contains("at line"), "{words:?}: {told}");
+        let got = text(&output.stdout) + &text(&output.stderr);
+        assert!(!output.status.success() && got.contains("nowhere"), "{words:?}: {got}");
+        assert!(!got.contains("at line"), "{words:?}: {got}");
     }
 }

@@ -64,27 +64,28 @@ impl Calls {
     /// The counters of the reply equal the current ones.
     async fn assert_now(
         &mut self,
-        told: Option<proto::Counters>,
+        got: Option<proto::Counters>,
         host: &str,
         scopes: &[BTreeMap<String, String>],
     ) -> proto::Counters {
-        let told = told.expect("counters were asked for");
+        let got = got.expect("counters were asked for");
         let asked = proto::GetEmRequest { em: em_message(host) };
         let mut em = self.usage.get_em(asked).await.unwrap().into_inner().em.unwrap();
-        let told_em = told.em.clone().unwrap();
+        let reported_em = got.em.clone().unwrap();
         // A reply has no figures of reports.
-        (em.health, em.load, em.last_report_time) = (told_em.health, told_em.load, told_em.last_report_time);
-        assert_eq!(told_em, em);
+        (em.health, em.load, em.last_report_time) =
+            (reported_em.health, reported_em.load, reported_em.last_report_time);
+        assert_eq!(reported_em, em);
         let mut now = Vec::new();
         for labels in scopes {
             let asked = proto::GetScopeRequest { labels: labels.clone() };
             now.push(self.usage.get_scope(asked).await.unwrap().into_inner().scope.unwrap());
         }
-        let mut told_scopes = told.scopes.clone();
-        told_scopes.sort_by(|one, other| one.labels.cmp(&other.labels));
+        let mut reported_scopes = got.scopes.clone();
+        reported_scopes.sort_by(|one, other| one.labels.cmp(&other.labels));
         now.sort_by(|one, other| one.labels.cmp(&other.labels));
-        assert_eq!(told_scopes, now);
-        told
+        assert_eq!(reported_scopes, now);
+        got
     }
 }
 
@@ -184,27 +185,27 @@ async fn reply_counters_converge_by_version() {
     for number in 0..32 {
         let mut calls = calls(&[&first, &second][number % 2].address).await;
         callers.spawn(async move {
-            let mut told = Vec::new();
+            let mut got = Vec::new();
             for turn in 0..12 {
                 let host = ["host1", "host2"][(number + turn) % 2];
                 let grant = available(calls.rm.request_resource(counted(host, "alice", 1)).await.unwrap().into_inner());
-                told.extend(grant.counters.map(|counters| *counters));
+                got.extend(grant.counters.map(|counters| *counters));
                 if turn % 3 != 0 {
                     let release = proto::ResourceReleasedRequest {
                         ticket_id: grant.ticket_id,
                         return_counters: true,
                         ..Default::default()
                     };
-                    told.extend(calls.rm.resource_released(release).await.unwrap().into_inner().counters);
+                    got.extend(calls.rm.resource_released(release).await.unwrap().into_inner().counters);
                 }
             }
-            told
+            got
         });
     }
-    let told: Vec<proto::Counters> = callers.join_all().await.into_iter().flatten().collect();
-    assert_eq!(told.len(), 32 * (12 + 8));
+    let got: Vec<proto::Counters> = callers.join_all().await.into_iter().flatten().collect();
+    assert_eq!(got.len(), 32 * (12 + 8));
     let (mut ems, mut scopes) = (BTreeMap::new(), BTreeMap::new());
-    for counters in told {
+    for counters in got {
         let em = counters.em.unwrap();
         let key = (em.em.clone().unwrap().instance, em.epoch, em.version);
         // Replies with equal versions have equal counters.

@@ -143,7 +143,7 @@ impl Far {
 }
 
 /// An error and what caused it.
-fn told(error: &StoreError) -> String {
+fn details(error: &StoreError) -> String {
     rm_telemetry::with_causes(error)
 }
 
@@ -182,7 +182,7 @@ async fn database_certificates_are_verified_both_ways() {
         let connected = Primary::watch(ConnectTarget::parse(&url).unwrap()).connect_with(&[]).await;
         match (connected, why) {
             (Ok(_), None) => {}
-            (Err(error), Some(why)) => assert!(told(&error).contains(why), "{url}: {}", told(&error)),
+            (Err(error), Some(why)) => assert!(details(&error).contains(why), "{url}: {}", details(&error)),
             (connected, why) => panic!("{url}: {connected:?}, and not {why:?}"),
         }
     }
@@ -215,8 +215,8 @@ async fn unverified_remote_database_logs_one_warning() {
         }
         child.kill().unwrap();
         child.wait().unwrap();
-        let told: Vec<_> = log.lines().filter(|line| line.contains("WARN") && line.contains("verify-full")).collect();
-        assert_eq!(told.len(), warnings, "{mode}: {log}");
+        let got: Vec<_> = log.lines().filter(|line| line.contains("WARN") && line.contains("verify-full")).collect();
+        assert_eq!(got.len(), warnings, "{mode}: {log}");
         assert!(log.contains("db.invalid") && !log.contains("hunter2"), "{log}");
     }
 }
@@ -275,11 +275,11 @@ async fn database_role_without_schema_rights_serves() {
     let made = program(&["tokens", "create", "--name", "a", "--owner", "o", "--role", "admin"], &service);
     assert!(made.status.success(), "{made:?}");
     assert_eq!(process.terminate(), Some(0));
-    let told: i64 = sqlx::query_scalar("SELECT count(*) FROM linkis_resource_action_record")
+    let got: i64 = sqlx::query_scalar("SELECT count(*) FROM linkis_resource_action_record")
         .fetch_one(&mut as_owner)
         .await
         .unwrap();
-    assert!(told > 10, "{told}");
+    assert!(got > 10, "{got}");
 
     // History partitions are created and deleted without further rights.
     let mut connection = ConnectTarget::parse(&service).unwrap().hosts().options[0].connect().await.unwrap();

@@ -55,8 +55,8 @@ async fn database_away_at_start_is_waited_for() {
     let serves = |service: &'static str| {
         let address = address.clone();
         async move {
-            let told = check_health(&address, &ClientSettings::once(LONG), service).await.unwrap();
-            told.into_iter().all(|(_, serves)| serves.unwrap())
+            let got = check_health(&address, &ClientSettings::once(LONG), service).await.unwrap();
+            got.into_iter().all(|(_, serves)| serves.unwrap())
         }
     };
     assert!(!serves("").await && serves("liveness").await);

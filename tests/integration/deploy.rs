@@ -46,7 +46,7 @@ fn tool(command: &mut Command) -> Option<Output> {
     ended
 }
 
-fn told(ended: &Output) -> String {
+fn output_of(ended: &Output) -> String {
     [&ended.stdout, &ended.stderr].map(|out| String::from_utf8_lossy(out).into_owned()).concat()
 }
 
@@ -192,7 +192,7 @@ fn alert_rules_pass_promtool_tests() {
         let Some(ended) = tool(Command::new("promtool").args(arguments).current_dir(folder("prometheus"))) else {
             return;
         };
-        assert!(ended.status.success(), "{}", told(&ended));
+        assert!(ended.status.success(), "{}", output_of(&ended));
     }
 }
 
@@ -201,8 +201,8 @@ fn alert_rules_pass_promtool_tests() {
 fn shipped_files_name_known_settings() {
     let help = |arguments: &[&str]| {
         let ended = Command::new(*PROGRAM).args(arguments).output().unwrap();
-        assert!(ended.status.success(), "{}", told(&ended));
-        told(&ended)
+        assert!(ended.status.success(), "{}", output_of(&ended));
+        output_of(&ended)
     };
     let helps = [help(&["--help"]), help(&["health", "--help"])].concat();
     let known = variables(&helps);
@@ -221,8 +221,8 @@ fn systemd_unit_is_valid_and_confined() {
     let unit = scratch.0.join("linkis-rm.service");
     fs::write(&unit, UNIT.replace("/usr/local/bin/linkis-rm", &PROGRAM)).unwrap();
     let Some(verified) = tool(Command::new("systemd-analyze").arg("verify").arg(&unit)) else { return };
-    assert!(verified.status.success() && told(&verified).is_empty(), "{}", told(&verified));
+    assert!(verified.status.success() && output_of(&verified).is_empty(), "{}", output_of(&verified));
     let mut security = Command::new("systemd-analyze");
     let security = security.args(["security", "--offline=true", "--threshold=20"]).arg(&unit).output().unwrap();
-    assert!(security.status.success(), "{}", told(&security));
+    assert!(security.status.success(), "{}", output_of(&security));
 }

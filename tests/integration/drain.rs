@@ -28,8 +28,8 @@ async fn answered(call: Call) -> Result<ResultResource, ClientError> {
 
 #[track_caller]
 fn is_draining(error: &ClientError, reason: &str) {
-    let told = (error.code(), error.reason());
-    assert_eq!(told, (Some(Code::FailedPrecondition), Some("EM_DRAINING".to_owned())), "{error}");
+    let got = (error.code(), error.reason());
+    assert_eq!(got, (Some(Code::FailedPrecondition), Some("EM_DRAINING".to_owned())), "{error}");
     assert_eq!(error.fact("reason").as_deref(), Some(reason), "{error}");
     assert!(error.fact("drain_time").is_some() && error.fact("drained_by").as_deref() == Some("anonymous"));
     assert_eq!(error.fact("em_instance").as_deref(), Some("host1:9102"));
@@ -128,7 +128,7 @@ async fn drain_stops_grants_and_keeps_tickets() {
         assert_eq!(instance.client.em(&host).await.unwrap().drain, None);
     }
     assert_invariants(&database, &first.client).await;
-    let told = [
+    let got = [
         "registered anonymous",
         "drained anonymous a new disk",
         "drained anonymous a new board",
@@ -137,15 +137,15 @@ async fn drain_stops_grants_and_keeps_tickets() {
         "registered anonymous",
         "resumed anonymous it is in",
     ];
-    assert_eq!(history(&database, OF_HOST1).await, told);
+    assert_eq!(history(&database, OF_HOST1).await, got);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drain_of_unknown_em_fails() {
     let (database, rm) = start().await;
     let unknown = |error: ClientError| {
-        let told = (error.code(), error.reason());
-        assert_eq!(told, (Some(Code::NotFound), Some("EM_NOT_REGISTERED".to_owned())), "{error}");
+        let got = (error.code(), error.reason());
+        assert_eq!(got, (Some(Code::NotFound), Some("EM_NOT_REGISTERED".to_owned())), "{error}");
     };
     unknown(rm.client.drain(&em("host1"), "a typing mistake").await.unwrap_err());
     unknown(rm.client.resume(&em("host1"), "").await.unwrap_err());
@@ -169,9 +169,9 @@ async fn drain_of_last_em_rejects_placement() {
     database.waiting(1).await;
     rm.client.drain(&host, "it goes").await.unwrap();
     let none = |error: ClientError| {
-        let told = (error.code(), error.reason(), error.fact("matching"));
+        let got = (error.code(), error.reason(), error.fact("matching"));
         let expected = (Some(Code::NotFound), Some("NO_EM_AVAILABLE".to_owned()), Some("1".to_owned()));
-        assert_eq!(told, expected, "{error}");
+        assert_eq!(got, expected, "{error}");
     };
     none(answered(waits).await.unwrap_err());
     rm.client.resource_released(&release(&held, "first")).await.unwrap();
@@ -317,8 +317,8 @@ async fn force_release_ends_ticket_and_grants_next() {
 
     // The owner gets an error for a confirmation, and can still release the ticket.
     let error = rm.client.resource_inited(&inited(&locked, "hadoop", None)).await.unwrap_err();
-    let told = (error.reason(), error.fact("ended"));
-    assert_eq!(told, (Some("TICKET_NOT_FOUND".into()), Some("forced".into())), "{error}");
+    let got = (error.reason(), error.fact("ended"));
+    assert_eq!(got, (Some("TICKET_NOT_FOUND".into()), Some("forced".into())), "{error}");
     rm.client.resource_released(&release(&used, "alice")).await.unwrap();
     rm.client.ticket_released(next.ticket_id).await.unwrap();
     assert_eq!(rm.client.force_release(next.ticket_id, "too late").await.unwrap(), "released");
@@ -327,8 +327,8 @@ async fn force_release_ends_ticket_and_grants_next() {
     let unsaid = rm.client.force_release(next.ticket_id, "").await.unwrap_err();
     assert_eq!(unsaid.field().as_deref(), Some("reason"));
 
-    let told = history(&database, "action IN ('forced', 'released')").await;
-    assert_eq!(told, ["forced anonymous it hangs", "forced anonymous unused", "released anonymous"]);
+    let got = history(&database, "action IN ('forced', 'released')").await;
+    assert_eq!(got, ["forced anonymous it hangs", "forced anonymous unused", "released anonymous"]);
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     let of = proto::ListActionsRequest { ticket_id: used.ticket_id.to_string(), ..Default::default() };
     let last = usage.list_actions(of).await.unwrap().into_inner().actions.pop().unwrap();

@@ -209,8 +209,8 @@ async fn unread_replies_use_bounded_memory() {
             match answer.headers().get("grpc-status") {
                 None => unread.push(answer),
                 Some(status) => {
-                    let told = answer.headers()["grpc-message"].to_str().unwrap();
-                    assert!(status == "8" && told.contains("memory"), "{answer:?}");
+                    let got = answer.headers()["grpc-message"].to_str().unwrap();
+                    assert!(status == "8" && got.contains("memory"), "{answer:?}");
                     refused += 1;
                 }
             }
@@ -311,8 +311,8 @@ async fn connections_above_limit_are_closed() {
         client(&process.address).ems().await.is_ok()
     })
     .await;
-    let told = lines(&log, "connection rejected");
-    assert!((1..=20).contains(&told.len()), "bounded log lines: {told:?}");
+    let got = lines(&log, "connection rejected");
+    assert!((1..=20).contains(&got.len()), "bounded log lines: {got:?}");
 }
 
 /// Without file descriptors for new connections, open connections are served and the log names the reason. New connections are
@@ -329,13 +329,15 @@ async fn accept_failure_is_logged_and_ends() {
     let before = files(10).unwrap();
     let waiting = client(&process.address);
     let late = tokio::spawn(async move { waiting.ems().await });
-    eventually("it is told", Duration::from_secs(5), || async { !lines(&log, "cannot accept connections").is_empty() })
-        .await;
+    eventually("the failure is logged", Duration::from_secs(5), || async {
+        !lines(&log, "cannot accept connections").is_empty()
+    })
+    .await;
     for _ in 0..100 {
         process.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
     }
-    let told = lines(&log, "cannot accept connections");
-    assert!(told.len() <= 20 && told[0].contains("Too many open files"), "{told:?}");
+    let got = lines(&log, "cannot accept connections");
+    assert!(got.len() <= 20 && got[0].contains("Too many open files"), "{got:?}");
     files(before);
     late.await.unwrap().unwrap();
 }
@@ -362,8 +364,8 @@ async fn defect_is_logged_once_with_its_call() {
     for ((call, error), (_, log)) in met.into_iter().zip(&servers) {
         assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::Internal), Some("INTERNAL")), "{call}");
         eventually("it is logged", Duration::from_secs(5), || async { !lines(log, call).is_empty() }).await;
-        let told = lines(log, "ERROR");
-        assert!(told.len() == 1 && told[0].contains(call) && told[0].contains("does not exist"), "{told:?}");
+        let got = lines(log, "ERROR");
+        assert!(got.len() == 1 && got[0].contains(call) && got[0].contains("does not exist"), "{got:?}");
     }
 }
 

@@ -29,7 +29,7 @@ async fn all_expire_on_time(database: &Database, client: &RmClient, ttl: Duratio
         .row(
             "SELECT count(*), coalesce(min(lateness), 0)::float8, coalesce(max(lateness), 0)::float8 FROM (
             SELECT extract(epoch FROM action_time - expires_at) AS lateness
-            FROM linkis_resource_action_record a JOIN told USING (ticket_id) WHERE action = 'expired') AS l",
+            FROM linkis_resource_action_record a JOIN got USING (ticket_id) WHERE action = 'expired') AS l",
         )
         .await;
     assert!(early >= 0.0, "{early} s early");
@@ -40,7 +40,7 @@ async fn all_expire_on_time(database: &Database, client: &RmClient, ttl: Duratio
 
 /// Stores the deadlines of all tickets, because their rows are deleted.
 async fn remember_deadlines(database: &Database) {
-    database.execute("CREATE TABLE told AS SELECT ticket_id, expires_at FROM linkis_user_resource_meta_data").await;
+    database.execute("CREATE TABLE got AS SELECT ticket_id, expires_at FROM linkis_user_resource_meta_data").await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -148,16 +148,16 @@ async fn queue_call_returns_scheduler_state() {
     let error = get_queue(&client, "eng.etl").await.unwrap_err();
     assert_eq!((error.code(), reason(&error)), (Code::NotFound, "NO_SUCH_PROVIDER".into()));
     put(&client, provider("default", &config(&yarn.address))).await.unwrap();
-    let told = get_queue(&client, "eng.etl").await.unwrap();
-    let queue = told.queue.unwrap();
+    let got = get_queue(&client, "eng.etl").await.unwrap();
+    let queue = got.queue.unwrap();
     let amounts = |gb: i64, cores: i64| Some(proto::QueueAmounts { memory: gb << 30, cores, ..Default::default() });
     assert_eq!((queue.path.as_str(), queue.state()), ("root.eng.etl", proto::QueueState::Running));
     assert_eq!((queue.max, queue.used, queue.left), (amounts(40, 40), amounts(12, 3), amounts(28, 37)));
-    assert_eq!((queue.running_applications, told.provider_name.as_str()), (Some(1), "default"));
-    let above: Vec<_> = told.ancestors.iter().map(|queue| queue.path.as_str()).collect();
+    assert_eq!((queue.running_applications, got.provider_name.as_str()), (Some(1), "default"));
+    let above: Vec<_> = got.ancestors.iter().map(|queue| queue.path.as_str()).collect();
     assert_eq!(above, ["root.eng", "root"]);
-    for (name, reason_told) in [("etl", "NO_SUCH_QUEUE"), ("", "INVALID_FIELD"), ("a\u{7}", "INVALID_FIELD")] {
-        assert_eq!(reason(&get_queue(&client, name).await.unwrap_err()), reason_told, "{name:?}");
+    for (name, expected) in [("etl", "NO_SUCH_QUEUE"), ("", "INVALID_FIELD"), ("a\u{7}", "INVALID_FIELD")] {
+        assert_eq!(reason(&get_queue(&client, name).await.unwrap_err()), expected, "{name:?}");
     }
     assert!(rm.metrics.text().unwrap().contains(r#"linkis_rm_external_fetches_total{result="ok"} 1"#));
 }
@@ -310,7 +310,7 @@ async fn provider_etag_mismatch_is_refused() {
     let client = client_of(&rm).await;
     let put_if = async |provider: proto::Provider, etag: Option<&str>| {
         let call = proto::PutProviderRequest { provider: Some(provider), expected_etag: etag.map(str::to_owned) };
-        client.clone().put_provider(call).await.map(|told| told.into_inner().provider.unwrap())
+        client.clone().put_provider(call).await.map(|got| got.into_inner().provider.unwrap())
     };
     let default = || provider("default", &config("http://127.0.0.1:8088"));
     let first = put_if(default(), Some("")).await.unwrap();
@@ -338,9 +338,9 @@ async fn provider_etag_mismatch_is_refused() {
     };
     let error = client.clone().delete_provider(delete(&second.etag)).await.unwrap_err();
     assert_eq!(reason(&error), "PROVIDER_CHANGED");
-    let told = client.clone().list_providers(proto::ListProvidersRequest {}).await.unwrap().into_inner().providers;
-    assert_eq!(told.len(), 32);
-    client.clone().delete_provider(delete(&told[1].etag)).await.unwrap();
+    let got = client.clone().list_providers(proto::ListProvidersRequest {}).await.unwrap().into_inner().providers;
+    assert_eq!(got.len(), 32);
+    client.clone().delete_provider(delete(&got[1].etag)).await.unwrap();
 }
 
 /// The provider that is selected by the labels of a request.
@@ -373,21 +373,18 @@ async fn provider_password_is_never_returned() {
     let with = |address: &str, pwd: &str| {
         provider("default", &format!(r#"{{"rmWebAddress": "{address}", "authorEnable": true, "user": "hadoop"{pwd}}}"#))
     };
-    let mut told = vec![format!("{:?}", put(&client, with(&yarn.address, r#", "pwd": "gr8-s3cret""#)).await.unwrap())];
+    let mut got = vec![format!("{:?}", put(&client, with(&yarn.address, r#", "pwd": "gr8-s3cret""#)).await.unwrap())];
     // A provider without a password keeps the stored one, unless the addresses change, because another server would receive it.
-    told.push(format!("{:?}", put(&client, with(&yarn.address, "")).await.unwrap()));
+    got.push(format!("{:?}", put(&client, with(&yarn.address, "")).await.unwrap()));
     let other = put(&client, with("http://127.0.0.1:9", "")).await.unwrap_err();
     assert_eq!(field(&other), "provider.config.pwd");
-    told.push(format!("{other:?}"));
-    told.push(format!(
-        "{:?}",
-        put(&client, with(&yarn.address, r#", "pwd": "gr8-s3cret", "x": 1"#)).await.unwrap_err()
-    ));
-    told.push(format!("{:?}", put(&client, with(&yarn.address, r#", "pwd": "gr8-s3cret""#).clone()).await.unwrap()));
-    told.push(format!("{:?}", get_queue(&client, "root").await.unwrap_err()));
-    told.push(format!("{:?}", client.clone().list_providers(proto::ListProvidersRequest {}).await.unwrap()));
-    told.push(rm.metrics.text().unwrap());
-    assert!(told.iter().all(|text| !text.contains(SECRET)), "{told:?}");
+    got.push(format!("{other:?}"));
+    got.push(format!("{:?}", put(&client, with(&yarn.address, r#", "pwd": "gr8-s3cret", "x": 1"#)).await.unwrap_err()));
+    got.push(format!("{:?}", put(&client, with(&yarn.address, r#", "pwd": "gr8-s3cret""#).clone()).await.unwrap()));
+    got.push(format!("{:?}", get_queue(&client, "root").await.unwrap_err()));
+    got.push(format!("{:?}", client.clone().list_providers(proto::ListProvidersRequest {}).await.unwrap()));
+    got.push(rm.metrics.text().unwrap());
+    assert!(got.iter().all(|text| !text.contains(SECRET)), "{got:?}");
     assert!(yarn.asked() > 0);
 }
 
@@ -411,8 +408,8 @@ async fn trace_log_hides_provider_password() {
     let lines = lines.lock().unwrap();
     assert!(lines.iter().any(|line| line.contains("TRACE")), "{lines:?}");
     let secrets = [SECRET, "aGFkb29wOmdyOC1zM2NyZXQ="];
-    let told: Vec<_> = lines.iter().filter(|line| secrets.iter().any(|secret| line.contains(secret))).collect();
-    assert!(told.is_empty(), "{told:?}");
+    let got: Vec<_> = lines.iter().filter(|line| secrets.iter().any(|secret| line.contains(secret))).collect();
+    assert!(got.is_empty(), "{got:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

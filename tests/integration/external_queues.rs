@@ -186,8 +186,8 @@ async fn applications_of_tickets_are_counted_once() {
     assert_eq!(burst([&one, &two], 6, &in_queue("a.x", 12)).await.len(), 3);
     // Applications are matched to tickets by their ids.
     let mut external = ExternalResourceServiceClient::connect(two.address.clone()).await.unwrap();
-    let told = external.list_applications(proto::ListApplicationsRequest::default()).await.unwrap().into_inner();
-    let of = |n: usize| told.applications.iter().find(|app| app.application_id == format!("application_1_{n}"));
+    let got = external.list_applications(proto::ListApplicationsRequest::default()).await.unwrap().into_inner();
+    let of = |n: usize| got.applications.iter().find(|app| app.application_id == format!("application_1_{n}"));
     assert_eq!(of(5).unwrap().ticket_id, granted[5].ticket_id.to_string());
     assert_eq!(assert_invariants(&database, &one.client).await, 8);
     let kept = "SELECT count(*) FROM linkis_external_ticket WHERE ended";
@@ -325,11 +325,11 @@ async fn queue_names_select_first_fitting_queue() {
     };
     use proto::request_resource_response::Result::{Available, NotEnough};
     let dry_run = proto::RequestResourceRequest { dry_run: true, ..ask(&["a", "b"], "") };
-    let Available(told) = asked(dry_run).await.unwrap() else { panic!("b has room") };
-    assert_eq!(told.queue_name, "b");
+    let Available(got) = asked(dry_run).await.unwrap() else { panic!("b has room") };
+    assert_eq!(got.queue_name, "b");
     for _ in 0..2 {
-        let Available(told) = asked(ask(&["a", "b"], "one")).await.unwrap() else { panic!("b has room") };
-        assert_eq!(told.queue_name, "b");
+        let Available(got) = asked(ask(&["a", "b"], "one")).await.unwrap() else { panic!("b has room") };
+        assert_eq!(got.queue_name, "b");
     }
     let NotEnough(refusal) = asked(ask(&["a", "b"], "two")).await.unwrap() else { panic!("neither has room") };
     assert_eq!(refusal.scope, "provider=default,queue=root.a", "the first queue of the request");
@@ -361,8 +361,8 @@ async fn queue_names_select_first_fitting_queue() {
     let sql = "SELECT count(*) FROM linkis_resource_waiting";
     eventually("it waits", SOON, async || database.count(sql).await == 1).await;
     one.client.ticket_released(tickets[0].id).await.unwrap();
-    let Available(told) = waiting.await.unwrap() else { panic!("b has room again") };
-    assert_eq!(told.queue_name, "b");
+    let Available(got) = waiting.await.unwrap() else { panic!("b has room again") };
+    assert_eq!(got.queue_name, "b");
     assert_eq!(assert_invariants(&database, &one.client).await, 1);
 }
 
@@ -394,9 +394,9 @@ async fn request_with_several_queues_counts_once() {
     let entries =
         "SELECT (SELECT count(*) FROM linkis_resource_waiting) + (SELECT count(*) FROM linkis_resource_waiting_spot)";
     eventually("no request waits", LONG, async || database.count(entries).await == 0).await;
-    let told = "SELECT coalesce(sum(refusals), 0)::bigint FROM linkis_resource_refusal";
-    eventually("both refusals are listed", SOON, async || database.count(told).await >= 2).await;
-    assert_eq!(database.count(told).await, 2);
+    let got = "SELECT coalesce(sum(refusals), 0)::bigint FROM linkis_resource_refusal";
+    eventually("both refusals are listed", SOON, async || database.count(got).await >= 2).await;
+    assert_eq!(database.count(got).await, 2);
 }
 
 /// A request with several queues waits for one of them and is granted in the first with capacity: after a release on another

@@ -27,8 +27,8 @@ use crate::{
 
 /// Whether the health service reports that the instance serves.
 async fn serves(address: &str, service: &str) -> bool {
-    let told = check_health(address, &ClientSettings::once(LONG), service).await.unwrap();
-    told.into_iter().all(|(_, serves)| serves.unwrap())
+    let got = check_health(address, &ClientSettings::once(LONG), service).await.unwrap();
+    got.into_iter().all(|(_, serves)| serves.unwrap())
 }
 
 /// Asserts an error that names the read-only database and a time to retry.
@@ -150,8 +150,8 @@ async fn read_only_database_logs_one_warning() {
         );
     }
     tokio::time::sleep(Duration::from_secs(2)).await;
-    let told = log.lock().unwrap().clone();
-    let warnings: Vec<_> = told.iter().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
+    let got = log.lock().unwrap().clone();
+    let warnings: Vec<_> = got.iter().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
     // A running call may fail.
     let of_listening = warnings.iter().filter(|line| line.contains("cannot hear of more room")).count();
     assert!(of_listening <= 1 && warnings.len() <= 6, "{warnings:#?}");
@@ -274,13 +274,13 @@ async fn lose_the_primary(name: &str, loss: Loss) {
         asked.await.unwrap();
     }
     let database = pair.database(&pair.standby);
-    let told: HashSet<Uuid> = ledger.granted.lock().unwrap().iter().copied().collect();
+    let got: HashSet<Uuid> = ledger.granted.lock().unwrap().iter().copied().collect();
     let stored: Vec<Uuid> = database
         .column("SELECT DISTINCT ticket_id FROM linkis_resource_action_record WHERE ticket_id IS NOT NULL")
         .await;
     let stored: HashSet<Uuid> = stored.into_iter().collect();
-    let lost = told.difference(&stored).count();
-    assert_eq!(lost, 0, "acknowledged grants of {} are lost", told.len());
+    let lost = got.difference(&stored).count();
+    assert_eq!(lost, 0, "acknowledged grants of {} are lost", got.len());
     let live = "SELECT count(*) FROM linkis_user_resource_meta_data";
     eventually("all tickets expire", LONG + lock_ttl, || async { database.count(live).await == 0 }).await;
     assert_invariants(&database, &instance.client).await;
@@ -347,11 +347,11 @@ async fn promotion_loses_no_followed_line() {
         }
     }
     while !granted.is_empty() {
-        let told = tokio::time::timeout(LONG, next_message(&mut follower)).await.expect("a message in time");
-        for line in &told.actions {
+        let got = tokio::time::timeout(LONG, next_message(&mut follower)).await.expect("a message in time");
+        for line in &got.actions {
             granted.remove(&line.ticket_id);
         }
-        let position = told.position.rsplit('-').next().unwrap().parse::<i64>().unwrap();
+        let position = got.position.rsplit('-').next().unwrap().parse::<i64>().unwrap();
         let last = "SELECT coalesce(max(id), 0) FROM linkis_resource_action_record";
         let is_behind = position >= pair.standby.count(last).await.unwrap();
         assert!(granted.is_empty() || !is_behind, "{} lines are missing at {position}", granted.len());

@@ -7,14 +7,14 @@ use tonic::Code;
 use crate::harness::*;
 
 fn stale(error: &ClientError) {
-    let told = (error.code(), error.reason());
-    assert_eq!(told, (Some(Code::FailedPrecondition), Some("STALE_EPOCH".to_owned())), "{error}");
+    let got = (error.code(), error.reason());
+    assert_eq!(got, (Some(Code::FailedPrecondition), Some("STALE_EPOCH".to_owned())), "{error}");
     assert!(error.to_string().contains("has to stop, or to register again"), "{error}");
 }
 
 fn ahead(error: &ClientError) {
-    let told = (error.code(), error.field());
-    assert_eq!(told, (Some(Code::InvalidArgument), Some("epoch".to_owned())), "{error}");
+    let got = (error.code(), error.field());
+    assert_eq!(got, (Some(Code::InvalidArgument), Some("epoch".to_owned())), "{error}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

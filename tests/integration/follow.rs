@@ -81,10 +81,10 @@ async fn followers_receive_complete_lines_from_any_position() {
     rm.client.force_release(grant.ticket_id, "it hangs").await.unwrap();
     let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(50)), ..request(&host, "bob", load(1, 1, 1)) };
     other.client.request_resource(&short).await.granted();
-    let (told, behind) = lines(&mut stream, 7).await;
+    let (got, behind) = lines(&mut stream, 7).await;
     let expected = ["registered", "granted", "inited", "reported", "forced", "granted", "expired"];
-    assert_eq!(words(&told), expected);
-    let of_alice = &told[1..5];
+    assert_eq!(words(&got), expected);
+    let of_alice = &got[1..5];
     for (line, held) in of_alice.iter().zip([load(2, 2, 1), load(1, 1, 1), load(1, 2, 1), load(1, 2, 1)]) {
         let (user, creator, kind) = (line.user.as_str(), line.creator.as_str(), line.engine_type.as_str());
         assert_eq!((user, creator, kind), ("alice", "IDE", "spark-3.2.1"), "{line:?}");
@@ -97,13 +97,13 @@ async fn followers_receive_complete_lines_from_any_position() {
     }
     assert!(of_alice[0].engine.is_none(), "it was only granted");
     assert!(of_alice[1..].iter().all(|line| line.engine.as_ref().unwrap().instance == "host1:34567"), "{of_alice:?}");
-    assert!(told[6].engine.is_none(), "an expired ticket was not used");
+    assert!(got[6].engine.is_none(), "an expired ticket was not used");
 
     // From any position, on any instance, the rest comes again, and nothing else.
     let usage_there = usage(&other.address).await;
     let mut again = follow(&usage_there, &first.position).await.unwrap();
     let (repeated, position) = lines(&mut again, 7).await;
-    assert_eq!(repeated, told);
+    assert_eq!(repeated, got);
     assert_eq!(position, behind);
     let mut rest = follow(&usage_there, &behind).await.unwrap();
     assert!(next(&mut rest).await.actions.is_empty());
@@ -111,7 +111,7 @@ async fn followers_receive_complete_lines_from_any_position() {
     assert_eq!(words(&lines(&mut rest, 1).await.0), ["unregistered"]);
     // The history says the same.
     let page = rm.client.actions(&proto::ListActionsRequest { page_size: 1000, ..Default::default() }).await.unwrap();
-    assert_eq!(page.actions[1..8], told);
+    assert_eq!(page.actions[1..8], got);
 }
 
 /// The position advances also without lines, so that a later continuation reads no lines of other users.
@@ -133,19 +133,19 @@ async fn followers_with_user_scope_receive_own_lines() {
     manager.request_resource(ask("host1", "bob", 1)).await.unwrap();
     token(&database, "another", &["--role", "viewer"]);
     let mine = granted(manager.request_resource(ask("host1", "alice", 1)).await.unwrap().into_inner());
-    let (told, before) = lines(&mut of_alice, 1).await;
-    assert_eq!((told.len(), &told[0].ticket_id, told[0].user.as_str()), (1, &mine, "alice"), "{told:?}");
-    assert!(told[0].address.is_empty());
-    let (told, _) = lines(&mut all, 4).await;
-    assert_eq!(words(&told), ["registered", "granted", "token_created", "granted"]);
+    let (got, before) = lines(&mut of_alice, 1).await;
+    assert_eq!((got.len(), &got[0].ticket_id, got[0].user.as_str()), (1, &mine, "alice"), "{got:?}");
+    assert!(got[0].address.is_empty());
+    let (got, _) = lines(&mut all, 4).await;
+    assert_eq!(words(&got), ["registered", "granted", "token_created", "granted"]);
     // Lines of other users advance the position.
     manager.request_resource(ask("host1", "bob", 1)).await.unwrap();
     let moved = tokio::time::timeout(SOON, async {
         loop {
-            let told = next(&mut of_alice).await;
-            assert!(told.actions.is_empty(), "{told:?}");
-            if told.position != before {
-                return told.position;
+            let got = next(&mut of_alice).await;
+            assert!(got.actions.is_empty(), "{got:?}");
+            if got.position != before {
+                return got.position;
             }
         }
     });
@@ -233,15 +233,15 @@ async fn followers_share_reads_beside_stalled_follower() {
     let mut followers = JoinSet::new();
     for mut stream in streams {
         followers.spawn(async move {
-            let (told, position) = lines(&mut stream, changes).await;
-            let tickets: BTreeSet<String> = told.into_iter().map(|line| line.ticket_id).collect();
+            let (got, position) = lines(&mut stream, changes).await;
+            let tickets: BTreeSet<String> = got.into_iter().map(|line| line.ticket_id).collect();
             (tickets, position)
         });
     }
-    let told = followers.join_all().await;
+    let got = followers.join_all().await;
     let live: BTreeSet<String> =
         rm.client.tickets(None).await.unwrap().iter().map(|ticket| ticket.id.to_string()).collect();
-    assert!(told.iter().all(|(tickets, _)| *tickets == live), "each follower receives all {changes} lines");
+    assert!(got.iter().all(|(tickets, _)| *tickets == live), "each follower receives all {changes} lines");
     let [once, late] = read(&rm);
     // Each follower begins separately, and finds new lines in memory or in a page that another one has read.
     assert!(
@@ -298,8 +298,8 @@ async fn late_commit_is_followed_in_its_place() {
     // Longer than the wait for open transactions.
     tokio::time::sleep(Duration::from_millis(600)).await;
     execute(&mut late, "COMMIT").await;
-    let (told, _) = lines(&mut stream, 2).await;
-    let hosts: Vec<_> = told.iter().map(|line| line.em.as_ref().unwrap().instance.as_str()).collect();
+    let (got, _) = lines(&mut stream, 2).await;
+    let hosts: Vec<_> = got.iter().map(|line| line.em.as_ref().unwrap().instance.as_str()).collect();
     assert_eq!(hosts, ["late", "soon:9102"]);
 }
 

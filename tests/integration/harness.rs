@@ -650,7 +650,7 @@ pub struct Process {
     pub client: RmClient,
     pub address: String,
     /// Log lines until it served.
-    pub told: Vec<String>,
+    pub start_log: Vec<String>,
 }
 
 impl Process {
@@ -682,22 +682,22 @@ impl Process {
             .spawn()
             .unwrap();
         let mut log = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
-        let mut told = Vec::new();
+        let mut start_log = Vec::new();
         let address = log.by_ref().find_map(|line| {
             let address = line.split_once("serving address=").map(|(_, address)| typed(address));
-            told.push(line);
+            start_log.push(line);
             address
         });
-        let address = address.unwrap_or_else(|| panic!("it does not serve:\n{}", told.join("\n")));
+        let address = address.unwrap_or_else(|| panic!("it does not serve:\n{}", start_log.join("\n")));
         // The log is read until its end, because a full pipe would stop the process.
         std::thread::spawn(move || log.for_each(&mut log_line));
-        Self { child, client: client(&address), address, told }
+        Self { child, client: client(&address), address, start_log }
     }
 
     /// Address of metrics and health.
     pub fn http(&self) -> SocketAddr {
         let address = |line: &String| line.split_once("http_address=")?.1.split(' ').next()?.parse().ok();
-        self.told.iter().find_map(address).unwrap_or_else(|| panic!("{:?}", self.told))
+        self.start_log.iter().find_map(address).unwrap_or_else(|| panic!("{:?}", self.start_log))
     }
 
     /// Freezes the process (SIGSTOP) or continues it (SIGCONT).

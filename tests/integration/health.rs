@@ -31,8 +31,8 @@ async fn health(words: &[&str]) -> (i32, String) {
     command.env("LINKIS_RM_LISTEN", "0.0.0.0:1").env("DATABASE_URL", "postgres://elsewhere/rm");
     let ended = tokio::task::spawn_blocking(move || command.output().unwrap()).await.unwrap();
     let Output { status, stdout, stderr } = ended;
-    let told = [stdout, stderr].map(|text| String::from_utf8(text).unwrap()).concat();
-    (status.code().unwrap(), told)
+    let got = [stdout, stderr].map(|text| String::from_utf8(text).unwrap()).concat();
+    (status.code().unwrap(), got)
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -44,14 +44,14 @@ async fn health_command_reports_state_and_reason() {
     let serves = || async { health(&["--address", address]).await == (0, format!("{address} serves\n")) };
     eventually("it serves", LONG, serves).await;
     assert_eq!(health(&["--address", address, "--service", "liveness"]).await.0, 0);
-    let (code, told) = health(&["--address", address, "--service", "nonesuch"]).await;
-    assert!(code == 1 && told.contains("has no service \"nonesuch\""), "{told}");
+    let (code, got) = health(&["--address", address, "--service", "nonesuch"]).await;
+    assert!(code == 1 && got.contains("has no service \"nonesuch\""), "{got}");
 
     proxy.set_fault_plan(FaultPlan::Hole);
     proxy.cut_all();
     let says_so = || async {
-        let (code, told) = health(&["--address", address]).await;
-        code == 1 && told.contains("does not serve: it stops, or its database does not reply")
+        let (code, got) = health(&["--address", address]).await;
+        code == 1 && got.contains("does not serve: it stops, or its database does not reply")
     };
     eventually("it says that it does not serve", LONG, says_so).await;
     assert_eq!(health(&["--address", address, "--service", "liveness"]).await.0, 0, "the process is alive");
@@ -60,10 +60,10 @@ async fn health_command_reports_state_and_reason() {
 
     let gone = address.to_owned();
     instance.stop().await;
-    let (code, told) = health(&["--address", &gone]).await;
-    assert!(code == 1 && told.contains("does not reply: ") && told.contains("refused"), "{told}");
-    let (code, told) = health(&["--address", "nowhere"]).await;
-    assert!(code == 1 && told.contains("is not the address of a service"), "{told}");
+    let (code, got) = health(&["--address", &gone]).await;
+    assert!(code == 1 && got.contains("does not reply: ") && got.contains("refused"), "{got}");
+    let (code, got) = health(&["--address", "nowhere"]).await;
+    assert!(code == 1 && got.contains("is not the address of a service"), "{got}");
 }
 
 /// Another program, that says this when it is asked for its health.
@@ -90,14 +90,14 @@ impl tower::Service<http::Request<Body>> for Says {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn health_command_escapes_foreign_text() {
-    for (code, told_as) in [(Code::Unavailable, "does not reply: "), (Code::Internal, "returns no health: ")] {
+    for (code, prefix) in [(Code::Unavailable, "does not reply: "), (Code::Internal, "returns no health: ")] {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let server = Server::builder().add_service(Says(Status::new(code, "\u{1b}[2Jgone\u{202e}")));
         let _serving = AbortOnDropHandle::new(tokio::spawn(server.serve_with_incoming(TcpIncoming::from(listener))));
-        let (code, told) = health(&["--address", &address]).await;
-        assert!(code == 1 && told.contains(told_as), "{told:?}");
-        assert!(told.contains(r"\u{1b}[2Jgone\u{202e}") && !told.contains(['\u{1b}', '\u{202e}']), "{told:?}");
+        let (code, got) = health(&["--address", &address]).await;
+        assert!(code == 1 && got.contains(prefix), "{got:?}");
+        assert!(got.contains(r"\u{1b}[2Jgone\u{202e}") && !got.contains(['\u{1b}', '\u{202e}']), "{got:?}");
     }
 }
 
@@ -108,10 +108,8 @@ async fn health_command_requires_every_instance() {
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let both = format!("{},{}", instance.address, silent.local_addr().unwrap());
     let only_the_silent_does_not = || async {
-        let (code, told) = health(&["--address", &both, "--timeout", "300ms"]).await;
-        code == 1
-            && told.contains(&format!("{} serves", instance.address))
-            && told.contains("not answered within 300ms")
+        let (code, got) = health(&["--address", &both, "--timeout", "300ms"]).await;
+        code == 1 && got.contains(&format!("{} serves", instance.address)) && got.contains("not answered within 300ms")
     };
     eventually("the silent instance is named", LONG, only_the_silent_does_not).await;
     instance.stop().await;
@@ -130,8 +128,8 @@ async fn health_command_verifies_server_certificate() {
     let believed = ["--address", &address, "--ca-cert", file.to_str().unwrap()];
     // Health needs no token.
     eventually("it serves", LONG, || async { health(&believed).await.0 == 0 }).await;
-    let (code, told) = health(&["--address", &address]).await;
-    assert!(code == 1 && told.contains("does not reply") && told.contains("certificate"), "{told}");
+    let (code, got) = health(&["--address", &address]).await;
+    assert!(code == 1 && got.contains("does not reply") && got.contains("certificate"), "{got}");
     instance.stop().await;
 }
 
@@ -141,7 +139,7 @@ async fn systemd_receives_ready_and_stopping() {
     let path = folder.0.join("notify");
     let socket = UnixDatagram::bind(&path).unwrap();
     socket.set_read_timeout(Some(LONG)).unwrap();
-    let told = || {
+    let got = || {
         let mut text = [0; 256];
         let length = socket.recv(&mut text).unwrap();
         String::from_utf8_lossy(&text[..length]).into_owned()
@@ -149,7 +147,7 @@ async fn systemd_receives_ready_and_stopping() {
     let mut command = Command::new(*PROGRAM);
     command.args(["--database-url", &database.url()]).env("NOTIFY_SOCKET", &path);
     let process = Process::start_command(&mut command, |_| ());
-    assert_eq!(told(), "READY=1");
+    assert_eq!(got(), "READY=1");
     assert_eq!(process.terminate(), Some(0));
-    assert_eq!(told(), "STOPPING=1");
+    assert_eq!(got(), "STOPPING=1");
 }

@@ -145,9 +145,9 @@ async fn ticket_missing_in_three_reports_is_lost() {
     assert!(error.to_string().contains("was given up as lost at"), "{error}");
     rm.client.resource_released(&release(&gone, "hadoop")).await.unwrap();
     assert_eq!(recorded(&database, Some(gone.ticket_id), "released").await, 0, "it ended once");
-    let told = ecm.beat(&[&kept, &wavering, &gone]).await.unknown_tickets;
-    assert_eq!(told.len(), 1);
-    assert!(told[0].id == gone.ticket_id && told[0].reason.starts_with("was given up as lost at "), "{told:?}");
+    let got = ecm.beat(&[&kept, &wavering, &gone]).await.unknown_tickets;
+    assert_eq!(got.len(), 1);
+    assert!(got[0].id == gone.ticket_id && got[0].reason.starts_with("was given up as lost at "), "{got:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -177,8 +177,8 @@ async fn unknown_tickets_return_their_end() {
     let answer = ecm.beat(&[&used, &locked, &released, &elsewhere, &nobody]).await;
     assert_eq!(answer.interval, Duration::from_secs(10));
     let reason = |grant: &Grant| {
-        let told = answer.unknown_tickets.iter().find(|unknown| unknown.id == grant.ticket_id);
-        told.map(|unknown| unknown.reason.clone()).unwrap_or_default()
+        let got = answer.unknown_tickets.iter().find(|unknown| unknown.id == grant.ticket_id);
+        got.map(|unknown| unknown.reason.clone()).unwrap_or_default()
     };
     assert!(reason(&released).starts_with("was released at "), "{answer:?}");
     assert_eq!(reason(&elsewhere), "is not a ticket of this EM, or has left the history");

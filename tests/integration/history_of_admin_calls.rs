@@ -108,7 +108,7 @@ fn without_times(text: &str) -> Value {
 }
 
 /// A history line: action, actor, subject, and the states before and after.
-fn told(line: &proto::Action) -> (String, String, String, Value, Value) {
+fn fields(line: &proto::Action) -> (String, String, String, Value, Value) {
     let em = line.em.as_ref().map(|em| em.instance.clone()).filter(|em| !em.is_empty());
     let labels: Vec<_> = line.scope.iter().map(|(key, value)| format!("{key}={value}")).collect();
     let kind = line.em.as_ref().map(|em| em.application_name.clone());
@@ -250,21 +250,21 @@ async fn admin_calls_are_recorded_with_actor_and_states() {
         ("token_revoked", &me, "token * of vera", vera, revoked),
     ];
     for (line, (action, actor, object, before, after)) in acts.iter().zip(&expected) {
-        let mut told = told(line);
-        if let (Some(id), true) = (told.2.split(' ').nth(1), line.action.starts_with("token_")) {
+        let mut got = fields(line);
+        if let (Some(id), true) = (got.2.split(' ').nth(1), line.action.starts_with("token_")) {
             assert!(id.parse::<uuid::Uuid>().is_ok(), "{line:?}");
-            told.2 = told.2.replace(id, "*");
+            got.2 = got.2.replace(id, "*");
         }
-        for (told, expected) in [(&mut told.3, before), (&mut told.4, after)] {
+        for (got, expected) in [(&mut got.3, before), (&mut got.4, after)] {
             // The configuration in the history shows only the given keys, without secrets.
             if let (Some(Value::Object(config)), Some(Value::Object(known))) =
-                (told.get_mut("config"), expected.get("config"))
+                (got.get_mut("config"), expected.get("config"))
             {
                 config.retain(|key, _| known.contains_key(key));
             }
         }
         assert_eq!(
-            told,
+            got,
             ((*action).to_owned(), (*actor).to_owned(), (*object).to_owned(), before.clone(), after.clone())
         );
         match line.action.starts_with("token_") {

@@ -44,8 +44,8 @@ async fn history_of_one_commit_replays_within_capacity() {
         of_commit.iter().all(|action| action.action_time == of_commit[0].action_time),
         "one commit: {of_commit:#?}"
     );
-    let told: Vec<_> = of_commit.iter().map(|action| action.action.as_str()).collect();
-    assert_eq!(told, ["granted", "released", "reported", "granted"], "the order decided");
+    let got: Vec<_> = of_commit.iter().map(|action| action.action.as_str()).collect();
+    assert_eq!(got, ["granted", "released", "reported", "granted"], "the order decided");
     let mut held = BTreeMap::new();
     for action in actions.iter().filter(|action| !action.ticket_id.is_empty()) {
         match action.action.as_str() {

@@ -92,14 +92,14 @@ async fn hold_blocks_em_until_release_or_deadline() {
     assert_eq!(database.count(early).await, 0, "no grant before the deadline");
     eventually("the hold is deleted", LONG, async || locks(&database).await == 0).await;
     assert_invariants(&database, &first.client).await;
-    let told: Vec<String> = database
+    let got: Vec<String> = database
         .column(
             "SELECT concat_ws(' ', action, actor, reason) FROM linkis_resource_action_record
         WHERE action LIKE '%h%ld%' AND em_instance = 'held:9102' ORDER BY id",
         )
         .await;
     let held = "held anonymous an audit";
-    assert_eq!(told, [held, "hold_ended anonymous", held, held, "hold_ended linkis-rm"]);
+    assert_eq!(got, [held, "hold_ended anonymous", held, held, "hold_ended linkis-rm"]);
 }
 
 /// The deadline is in the table, so that a hold ends without the instance that wrote it.
@@ -190,8 +190,8 @@ async fn hold_refusal_returns_its_reason() {
             VALUES ('em', 'linkis-cg-engineconnmanager', 'b:9102', 'mine', 'other', now(), now() + interval '1 minute')").await;
     for (host, held_by) in [("a", None), ("b", Some("other"))] {
         let error = rm.client.hold(&new(of_em(host), Duration::from_secs(1))).await.unwrap_err();
-        let told = (error.code(), error.reason());
-        assert_eq!(told, (Some(Code::FailedPrecondition), Some("ALREADY_HELD".to_owned())), "{error}");
+        let got = (error.code(), error.reason());
+        assert_eq!(got, (Some(Code::FailedPrecondition), Some("ALREADY_HELD".to_owned())), "{error}");
         assert_eq!(error.fact("held_by").as_deref(), held_by);
         assert_eq!(error.fact("hold_until").is_some(), held_by.is_some());
     }

@@ -192,19 +192,19 @@ async fn role_matrix_allows_exactly_its_calls() {
             let ended = empty_call(&channel, token, path, *is_unary).await;
             let (code, reason) =
                 ended.as_ref().map_or_else(|status| (status.code(), reason(status)), |()| (Code::Ok, String::new()));
-            let told = format!("{role} {path}: {ended:?}");
+            let got = format!("{role} {path}: {ended:?}");
             match (allowed.contains(*role), role) {
                 (true, _) => assert!(
                     ![Code::Unauthenticated, Code::PermissionDenied, Code::Unimplemented].contains(&code),
-                    "{told}"
+                    "{got}"
                 ),
-                (false, '*') => assert_eq!((code, reason.as_str()), (Code::Unauthenticated, "TOKEN_MISSING"), "{told}"),
+                (false, '*') => assert_eq!((code, reason.as_str()), (Code::Unauthenticated, "TOKEN_MISSING"), "{got}"),
                 (false, _) => {
-                    assert_eq!((code, reason.as_str()), (Code::PermissionDenied, "ROLE_DENIED"), "{told}");
+                    assert_eq!((code, reason.as_str()), (Code::PermissionDenied, "ROLE_DENIED"), "{got}");
                     let status = ended.unwrap_err();
                     assert!(
                         fact(&status, "role").starts_with(*role) && fact(&status, "needs").contains("admin"),
-                        "{told}"
+                        "{got}"
                     );
                 }
             }
@@ -232,14 +232,14 @@ async fn first_token_requires_authentication_of_every_caller() {
     let admin = token(&database, "first", &["--role", "admin"]);
     let locks = || async { empty_call(&channel, "", "/linkis.rm.v1.UsageService/ListEms", true).await.is_err() };
     eventually("the first token locks the door", KNOWN_WITHIN, locks).await;
-    let told = async {
+    let got = async {
         loop {
             if let Err(status) = followed.message().await {
                 return status;
             }
         }
     };
-    let status = tokio::time::timeout(KNOWN_WITHIN, told).await.expect("an earlier unauthenticated stream ends");
+    let status = tokio::time::timeout(KNOWN_WITHIN, got).await.expect("an earlier unauthenticated stream ends");
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unauthenticated, "TOKEN_MISSING"));
     usage_of(&channel, &admin).list_ems(proto::ListEmsRequest::default()).await.unwrap();
     let info = usage_of(&channel, &admin).get_server_info(proto::GetServerInfoRequest {}).await.unwrap();
@@ -267,8 +267,8 @@ async fn invalid_token_is_rejected_with_reason() {
     let revoked = token(&database, "revoked", &["--role", "admin"]);
     let id = tokens(&database, &["list"]).lines().find(|line| line.contains("  revoked  ")).unwrap()[..36].to_owned();
     let asked = tokens_command(&database, &["revoke", "--id", &id]).stdin(Stdio::null()).output().unwrap();
-    let told = String::from_utf8_lossy(&asked.stderr).into_owned();
-    assert!(asked.status.code() == Some(64) && told.contains("Add --yes"), "there is no terminal: {told}");
+    let got = String::from_utf8_lossy(&asked.stderr).into_owned();
+    assert!(asked.status.code() == Some(64) && got.contains("Add --yes"), "there is no terminal: {got}");
     assert_eq!(tokens(&database, &["revoke", "--id", &id]), format!("revoked {id}\n"));
     let listed = tokens(&database, &["list"]);
     for token in [&good, &expired, &revoked] {
@@ -412,7 +412,7 @@ async fn token_revocation_over_silent_connection_is_noticed() {
 
 #[test]
 fn tokens_command_with_invalid_arguments_is_refused() {
-    for (words, told) in [
+    for (words, got) in [
         (&["create", "--name", "a", "--owner", "o", "--role", "boss"][..], "\"boss\" must be one of ecm, manager"),
         (&["create", "--name", "a", "--owner", "o", "--role", "ecm"], "is required for the role ecm"),
         (&["create", "--name", "a", "--owner", "o", "--role", "ecm", "--em", "*"], "all hosts there are"),
@@ -430,7 +430,7 @@ fn tokens_command_with_invalid_arguments_is_refused() {
             .output()
             .unwrap();
         let error = String::from_utf8(done.stderr).unwrap();
-        assert!(done.status.code() == Some(64) && error.contains(told), "{words:?}: {error}");
+        assert!(done.status.code() == Some(64) && error.contains(got), "{words:?}: {error}");
     }
     let done = Command::new(*PROGRAM)
         .args(["tokens", "list"])

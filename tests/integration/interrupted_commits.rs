@@ -268,8 +268,8 @@ async fn grant_with_late_commit_ends_by_deadline() {
                 eventually("the ticket is released", Duration::from_secs(20), nothing_stays).await;
             }
             Some(_) => {
-                let told = || async { rm.client.request_resource(&asked).await.is_ok() };
-                eventually("the repeated request is granted", Duration::from_secs(20), told).await;
+                let got = || async { rm.client.request_resource(&asked).await.is_ok() };
+                eventually("the repeated request is granted", Duration::from_secs(20), got).await;
             }
         }
     }

@@ -270,8 +270,8 @@ async fn jwt_key_change_applies_without_restart() {
     // Garbage first: the keys stay.
     let failures = counted(&rm, "reload_failures_total");
     folder.write("keys", "garbage");
-    let told = || async { counted(&rm, "reload_failures_total") == failures + 1 };
-    eventually("the failure is counted", TAKEN_UP_WITHIN, told).await;
+    let got = || async { counted(&rm, "reload_failures_total") == failures + 1 };
+    eventually("the failure is counted", TAKEN_UP_WITHIN, got).await;
     assert_eq!(refused(&channel, &by(&old, "boss")).await, "authenticated");
 
     folder.write("keys", &key_set(&[&stays, &new]));
@@ -285,8 +285,8 @@ async fn jwt_key_change_applies_without_restart() {
     // A change of the mapping of claims ends streams and calls that it no longer permits.
     let keys = folder.0.join("keys");
     folder.write("config", &config(keys.to_str().unwrap(), json!({"audiences": []})).to_string());
-    let told = || async { counted(&rm, "reload_failures_total") == failures + 2 };
-    eventually("the failure is counted", TAKEN_UP_WITHIN, told).await;
+    let got = || async { counted(&rm, "reload_failures_total") == failures + 2 };
+    eventually("the failure is counted", TAKEN_UP_WITHIN, got).await;
     assert_eq!(refused(&channel, &boss).await, "authenticated");
     let grants =
         json!({"grants": [{"if": {"sub": "boss"}, "roles": ["viewer"]}, {"if": {"sub": "heir"}, "roles": ["admin"]}]});
@@ -417,11 +417,11 @@ async fn jwt_unknown_key_refetches_keys_at_bounded_rate() {
     for answer in [None, Some(too_much), Some(key_set(&[]))] {
         publisher.tell(answer);
         let before = counted(&rm, "reload_failures_total");
-        let told = || async {
+        let got = || async {
             assert_eq!(refused(&channel, &heir).await, "JWT_KEY_UNKNOWN");
             counted(&rm, "reload_failures_total") > before
         };
-        eventually("the failed read is counted", Duration::from_secs(15), told).await;
+        eventually("the failed read is counted", Duration::from_secs(15), got).await;
         asks(&channel, &boss).await.expect("the keys before stay in force");
     }
     assert_eq!(counted(&rm, "reload_failures_total"), failures + 3);
@@ -492,7 +492,7 @@ fn jwt_configuration_mistake_ends_the_start() {
     folder.write("keys", "{}");
     folder.write("sound", &key_set(&[&Signer::ec("k")]));
     let keys = |name: &str| folder.0.join(name).to_str().unwrap().to_owned();
-    for (config, told) in [
+    for (config, got) in [
         ("{".to_owned(), "EOF while parsing"),
         (config(&keys("missing"), json!({})).to_string(), "missing: cannot be read: No such file"),
         (config(&keys("keys"), json!({})).to_string(), "keys: holds no JSON Web Key Set"),
@@ -508,8 +508,8 @@ fn jwt_configuration_mistake_ends_the_start() {
         let done = command.args(["--jwt-config".as_ref(), folder.0.join("config").as_os_str()]).output().unwrap();
         let error = String::from_utf8(done.stderr).unwrap();
         assert!(
-            done.status.code() == Some(1) && error.contains("--jwt-config") && error.contains(told),
-            "{told}: {error}"
+            done.status.code() == Some(1) && error.contains("--jwt-config") && error.contains(got),
+            "{got}: {error}"
         );
     }
 }

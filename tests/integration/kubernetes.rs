@@ -216,7 +216,7 @@ async fn kubernetes_namespaces_return_capacity_of_quotas_or_nodes() {
     let selector = || Some(proto::ProviderSelector { resource_type: "Kubernetes".into(), ..Default::default() });
     let get = async |name: &str| {
         let call = proto::GetQueueRequest { provider: selector(), queue_name: name.into() };
-        client.clone().get_queue(call).await.map(|told| told.into_inner().queue.unwrap())
+        client.clone().get_queue(call).await.map(|got| got.into_inner().queue.unwrap())
     };
     let amounts = |gb: i64, millicores: i64| Some(proto::QueueAmounts { memory: gb << 30, millicores, cores: 0 });
     let etl = get("etl").await.unwrap();
@@ -348,18 +348,18 @@ async fn trace_log_of_queue_requests_shows_no_secret() {
         let resource = too_much.resource.multiply_by(30.0).unwrap();
         rm.client.request_resource(&ResourceRequest { resource, ..too_much }).await.refused();
     }
-    let told = format!("{:?}", client.clone().list_providers(proto::ListProvidersRequest {}).await.unwrap());
+    let got = format!("{:?}", client.clone().list_providers(proto::ListProvidersRequest {}).await.unwrap());
     assert_eq!(rm.terminate(), Some(0));
     let lines = lines.lock().unwrap().clone();
     assert!(lines.iter().any(|line| line.contains("TRACE")) && lines.len() > 100);
     let key_line = key.lines().nth(1).unwrap();
     let secrets = [SECRET, "aGFkb29wOmdyOC1zM2NyZXQ=", key_line];
     let of_bytes = format!("{:?}", SECRET.as_bytes());
-    let tells = |text: &str| {
+    let mentions = |text: &str| {
         secrets.iter().any(|secret| text.contains(secret)) || text.contains(&of_bytes[1..of_bytes.len() - 1])
     };
-    let told_in: Vec<_> = lines.iter().filter(|line| tells(line)).collect();
-    assert!(told_in.is_empty() && !tells(&told), "{told_in:?} {told}");
+    let shown_in: Vec<_> = lines.iter().filter(|line| mentions(line)).collect();
+    assert!(shown_in.is_empty() && !mentions(&got), "{shown_in:?} {got}");
     let history = "SELECT count(*) FROM linkis_resource_action_record r WHERE r::text LIKE '%gr8-s3cret%'";
     assert_eq!(database.count(history).await, 0);
 }

@@ -28,9 +28,9 @@ use self::{assessment::*, database::*, model::*, operations::rules, steps::*, ti
 fn assert_woken(model: &Model, settled: &[usize], freed: &[FreedKeys]) {
     for number in settled.iter().copied().filter(|number| model.is_servable(*number)) {
         let w = &model.waiting[number];
-        let is_told = |spot: &WaitKey| freed.iter().any(|freed| freed.contains(spot));
-        let told = w.stands().iter().any(|(spot, is_short)| *is_short && is_told(spot));
-        assert!(told, "no freed key wakes {w:?}: {freed:?}");
+        let is_freed = |key: &WaitKey| freed.iter().any(|freed| freed.contains(key));
+        let is_woken = w.stands().iter().any(|(key, is_short)| *is_short && is_freed(key));
+        assert!(is_woken, "no freed key wakes {w:?}: {freed:?}");
     }
 }
 

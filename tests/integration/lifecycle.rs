@@ -49,8 +49,8 @@ async fn confirmation_repeated_with_other_content_is_refused() {
     let first = rm.client.resource_inited(&report(Some(load(3, 2, 1)))).await.unwrap();
     for other in [load(4, 2, 1), load(2, 2, 1), load(3, 3, 1), Resource::memory(3 * GB).unwrap()] {
         let error = rm.client.resource_inited(&report(Some(other))).await.unwrap_err();
-        let told = (error.code(), error.reason());
-        assert_eq!(told, (Some(Code::FailedPrecondition), Some("TICKET_ALREADY_INITED".to_owned())), "{error}");
+        let got = (error.code(), error.reason());
+        assert_eq!(got, (Some(Code::FailedPrecondition), Some("TICKET_ALREADY_INITED".to_owned())), "{error}");
         assert!(error.to_string().contains("call ResourceReported"), "{error}");
     }
     let error = rm
@@ -265,8 +265,8 @@ async fn request_id_repeated_returns_same_ticket_until_end() {
                 (error.code(), error.reason().as_deref()),
                 (Some(Code::FailedPrecondition), Some("TICKET_ENDED"))
             );
-            let told = error.to_string();
-            assert!(told.contains(&grant.ticket_id.to_string()) && told.contains("was released"), "{told}");
+            let got = error.to_string();
+            assert!(got.contains(&grant.ticket_id.to_string()) && got.contains("was released"), "{got}");
         }
     }
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);

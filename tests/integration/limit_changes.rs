@@ -74,16 +74,16 @@ async fn limits_are_listed_with_author_and_time() {
     set(&limits, limit(None, 2), None).await.unwrap();
     let of_creator = proto::Limit { each: vec!["creator".to_owned()], ..limit(None, 3) };
     set(&limits, of_creator.clone(), None).await.unwrap();
-    let told = all(&limits, 1000).await;
+    let got = all(&limits, 1000).await;
     let mut expected = vec![of_creator];
     expected.extend(users.map(|user| limit(Some(user), 1)));
     expected.push(limit(None, 2));
-    assert_eq!(as_set(&told), expected, "in the order in which they are checked");
-    assert_eq!(told.last().unwrap().name, "each user");
+    assert_eq!(as_set(&got), expected, "in the order in which they are checked");
+    assert_eq!(got.last().unwrap().name, "each user");
     for size in 1..8 {
-        assert_eq!(all(&limits, size).await, told, "in pages of {size}");
+        assert_eq!(all(&limits, size).await, got, "in pages of {size}");
     }
-    for limit in &told {
+    for limit in &got {
         assert_eq!(limit.updated_by, "anonymous");
         assert_eq!(limit.state(), proto::LimitState::InForce);
         let seconds = limit.update_time.unwrap().seconds;
@@ -93,14 +93,14 @@ async fn limits_are_listed_with_author_and_time() {
     // Another instance that has read the limits before returns a change immediately.
     let second = Instance::start(&database).await;
     let elsewhere = Limits::connect(second.address.clone()).await.unwrap();
-    assert_eq!(all(&elsewhere, 3).await, told);
+    assert_eq!(all(&elsewhere, 3).await, got);
     set(&limits, limit(Some("c"), 9), None).await.unwrap();
     let token = |key| PageRequest::new("ListLimits", 1, &()).unwrap().token(key);
     let page_token = token(r#"{"user":"b"}"#);
     let call = proto::ListLimitsRequest { page_size: 1, page_token };
     let page = elsewhere.clone().list_limits(call).await.unwrap().into_inner();
     assert_eq!(as_set(&page.limits), [limit(Some("c"), 9)]);
-    assert_ne!(page.limits[0].etag, told[3].etag);
+    assert_ne!(page.limits[0].etag, got[3].etag);
     for (page_size, page_token, field) in
         [(-1, String::new(), "page_size"), (1, "x".to_owned(), "page_token"), (1, token("x"), "page_token")]
     {
@@ -188,7 +188,7 @@ async fn limit_replacement_equals_its_dry_run() {
     for limit in before.clone() {
         set(&limits, limit, None).await.unwrap();
     }
-    let told = all(&limits, 10).await;
+    let got = all(&limits, 10).await;
     let of_creator = proto::Limit { each: vec!["creator".to_owned()], ..limit(None, 4) };
     let wanted = [limit(Some("bob"), 5), limit(None, 2), limit(Some("dave"), 1), of_creator.clone()];
     let over = |answer: &proto::ReplaceLimitsResponse| {
@@ -199,7 +199,7 @@ async fn limit_replacement_equals_its_dry_run() {
     let labels = |key: &str, value: &str| BTreeMap::from([(key.to_owned(), value.to_owned())]);
 
     let dry = replace(&limits, &wanted, true).await;
-    assert_eq!(all(&limits, 10).await, told, "nothing was changed");
+    assert_eq!(all(&limits, 10).await, got, "nothing was changed");
     assert_eq!(over(&dry), [labels("user", "carol")], "as far as it is counted");
     assert!(dry.over_limit_partial && dry.state() == proto::LimitState::Counting, "{dry:?}");
     let done = replace(&limits, &wanted, false).await;
@@ -222,7 +222,7 @@ async fn limit_replacement_equals_its_dry_run() {
     // An unchanged limit is not set again.
     let of_bob =
         |limits: &[proto::Limit]| limits.iter().find(|l| l.labels == labels("user", "bob")).unwrap().etag.clone();
-    assert_eq!(of_bob(&all(&limits, 10).await), of_bob(&told));
+    assert_eq!(of_bob(&all(&limits, 10).await), of_bob(&got));
     let same = replace(&limits, &wanted, true).await;
     assert_eq!((same.added.len(), same.changed.len(), same.removed.len()), (0, 0, 0));
     assert_eq!((over(&same), same.state()), (over(&done), proto::LimitState::InForce));

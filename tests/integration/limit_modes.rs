@@ -34,8 +34,8 @@ async fn advisory_limit_grants_and_counts_violations() {
     let patient = ResourceRequest { wait_timeout: Duration::from_secs(60), ..ask("hadoop") };
     let dry = rm.client.dry_run(&patient).await.granted();
     let beyond = rm.client.request_resource(&patient).await.granted();
-    for told in [&dry.over_watched, &beyond.over_watched] {
-        let [over] = told.as_slice() else { panic!("{told:?}") };
+    for got in [&dry.over_watched, &beyond.over_watched] {
+        let [over] = got.as_slice() else { panic!("{got:?}") };
         assert_eq!((over.scope.as_str(), &over.dimension), ("user=hadoop", &Dimension::Instances));
         assert_eq!((over.requested, over.available, over.max), (1, 0, 1));
         assert_eq!(over.rule, "each user (watched): at most 1 instances");
@@ -139,9 +139,9 @@ async fn limit_turned_advisory_grants_waiting_request() {
     let replace =
         |dry_run| proto::ReplaceLimitsRequest { limits: vec![watched.clone()], dry_run, ..Default::default() };
     for dry_run in [true, false] {
-        let told = limits.replace_limits(replace(dry_run)).await.unwrap().into_inner();
+        let got = limits.replace_limits(replace(dry_run)).await.unwrap().into_inner();
         let modes =
-            told.changed.iter().map(|change| [&change.before, &change.after].map(|l| l.as_ref().unwrap().mode()));
+            got.changed.iter().map(|change| [&change.before, &change.after].map(|l| l.as_ref().unwrap().mode()));
         assert_eq!(modes.collect::<Vec<_>>(), [[proto::LimitMode::Enforced, proto::LimitMode::Watched]]);
     }
     assert_eq!(call.await.unwrap().granted().over_watched.len(), 1);

@@ -69,13 +69,13 @@ async fn limit_refusal_returns_scope_rule_and_linkis_text() {
         "Insufficient number of instances, idle engines can be killed use Instance, requestResource : 1 > \
          availableResource : 0,  maxResource : 1."
     );
-    let told: Vec<_> = refusal
+    let got: Vec<_> = refusal
         .shortfalls
         .iter()
         .map(|s| (s.scope.as_str(), s.dimension.name(), s.requested, s.available, s.max, s.rule.as_str()))
         .collect();
     assert_eq!(
-        told,
+        got,
         [
             ("user=hadoop", "instances", 1, 0, 1, "each user: at most 1 instances"),
             (
@@ -230,9 +230,9 @@ async fn limit_with_size_text_stores_bytes() {
         let call = proto::SetLimitRequest { limit: Some(limit.clone()), ..Default::default() };
         limits.set_limit(call).await.unwrap();
     }
-    let told = limits.list_limits(proto::ListLimitsRequest::default()).await.unwrap().into_inner().limits;
-    assert!(told.iter().all(|limit| limit.max_text.is_empty()), "{told:?}");
-    let max = |n: usize| told[n].max.iter().map(|(key, max)| (key.as_str(), *max)).collect::<Vec<_>>();
+    let got = limits.list_limits(proto::ListLimitsRequest::default()).await.unwrap().into_inner().limits;
+    assert!(got.iter().all(|limit| limit.max_text.is_empty()), "{got:?}");
+    let max = |n: usize| got[n].max.iter().map(|(key, max)| (key.as_str(), *max)).collect::<Vec<_>>();
     assert_eq!(max(0), [("cores", 40), ("memory", 1536 * GB), ("special.gpu", 0)]);
     assert_eq!(max(1), [("instances", 10), ("memory", 20 * GB)]);
     let replace = proto::ReplaceLimitsRequest { limits: vec![written, counted], dry_run: true, ..Default::default() };
@@ -309,9 +309,9 @@ async fn limits_file_replaces_all_limits() {
         .unwrap();
     let refused = std::process::Command::new(*PROGRAM).args(arguments).output().unwrap();
     assert_eq!(refused.status.code(), Some(64));
-    let told = String::from_utf8_lossy(&refused.stderr).into_owned();
+    let got = String::from_utf8_lossy(&refused.stderr).into_owned();
     for mistake in ["line 3: max", "memry", "line 5: labels", "line 6: max"] {
-        assert!(told.contains(mistake), "{mistake} in {told}");
+        assert!(got.contains(mistake), "{mistake} in {got}");
     }
     assert_eq!(rm.client.limits().await.unwrap().len(), 1);
 
@@ -473,9 +473,9 @@ async fn history_shows_limits_in_force() {
     rm.client.set_limit(&limit(&[("user", Some("hadoop"))], &[(Dimension::Instances, 2)])).await.unwrap();
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     let history = usage.list_actions(proto::ListActionsRequest::default()).await.unwrap().into_inner().actions;
-    let told: Vec<_> = history.iter().map(|line| line.action.as_str()).collect();
+    let got: Vec<_> = history.iter().map(|line| line.action.as_str()).collect();
     let of_limit = ["limit_set", "limits_in_force", "limit_deleted", "registered", "granted"];
-    assert_eq!(told, [&of_limit[..], &["limit_set", "limits_in_force", "granted", "limit_set"]].concat());
+    assert_eq!(got, [&of_limit[..], &["limit_set", "limits_in_force", "granted", "limit_set"]].concat());
     for line in history.iter().filter(|line| line.action == "limits_in_force") {
         assert_eq!((line.each.as_slice(), line.scope.len(), &line.em), (&["user".to_owned()][..], 0, &None));
     }

@@ -182,8 +182,8 @@ async fn rollback_on_silent_connection_is_bounded() {
     let mut session = store.session();
     session.begin().await.unwrap();
     proxy.forget_all();
-    let told = tokio::time::timeout(Duration::from_secs(60), session.get()).await.expect("an answer");
-    assert!(told.unwrap_err().is_unavailable());
+    let got = tokio::time::timeout(Duration::from_secs(60), session.get()).await.expect("an answer");
+    assert!(got.unwrap_err().is_unavailable());
 }
 
 /// The database counts dead rows only between transactions; and without its count nothing is ever vacuumed.

@@ -144,7 +144,7 @@ async fn debug_log_shows_each_decision_with_trace() {
         .await
         .unwrap();
 
-    eventually("all is told", LONG, || async { process.decisions().len() >= 6 }).await;
+    eventually("all decisions are logged", LONG, || async { process.decisions().len() >= 6 }).await;
     let decisions = process.decisions();
     let em = "linkis-cg-engineconnmanager/host1:9102";
     let has = |at: usize, fields: &[(&str, &str)]| {

@@ -34,9 +34,9 @@ pub async fn get(address: SocketAddr, path: &str) -> (u16, String) {
     (status, body.to_owned())
 }
 
-async fn eventually_told(address: SocketAddr, path: &str, status: u16, body: &str) {
-    let told = (status, body.to_owned());
-    eventually(&format!("{path}: {told:?}"), LONG, || async { get(address, path).await == told }).await;
+async fn eventually_replies(address: SocketAddr, path: &str, status: u16, body: &str) {
+    let got = (status, body.to_owned());
+    eventually(&format!("{path}: {got:?}"), LONG, || async { get(address, path).await == got }).await;
 }
 
 /// The value of each series.
@@ -284,25 +284,25 @@ async fn metric_families_are_exported_when_idle_and_documented() {
     let (_database, instance) = start().await;
     // The steps of a task: a scrape before the first step has no series of the task.
     let tasks = async || instance.client.tasks().await.unwrap().tasks;
-    eventually("tasks are told", LONG, async || tasks().await.len() >= 8).await;
+    eventually("tasks are listed", LONG, async || tasks().await.len() >= 8).await;
     let tasks = tasks().await;
     let seen = series(instance.http).await;
-    let told = |series: &str| assert!(seen.contains(series), "{series} is not among {seen:#?}");
-    FAMILIES.into_iter().for_each(told);
+    let got = |series: &str| assert!(seen.contains(series), "{series} is not among {seen:#?}");
+    FAMILIES.into_iter().for_each(got);
     for cache in ["ems", "scopes", "line_spots", "placement"] {
-        told(&format!("linkis_rm_cache_entries{{cache=\"{cache}\"}}"));
+        got(&format!("linkis_rm_cache_entries{{cache=\"{cache}\"}}"));
     }
     for state in ["used", "idle"] {
-        told(&format!("linkis_rm_database_pool_connections{{state=\"{state}\"}}"));
+        got(&format!("linkis_rm_database_pool_connections{{state=\"{state}\"}}"));
     }
     for task in tasks {
         for of_task in ["task_lag_seconds", "task_steps_total", "task_errors_total", "task_last_run_timestamp_seconds"]
         {
-            told(&format!("linkis_rm_{of_task}{{task=\"{}\"}}", task.task));
+            got(&format!("linkis_rm_{of_task}{{task=\"{}\"}}", task.task));
         }
     }
     for kind in ["em_goes", "label_sets"] {
-        told(&format!("linkis_rm_jobs{{kind=\"{kind}\"}}"));
+        got(&format!("linkis_rm_jobs{{kind=\"{kind}\"}}"));
     }
     for series in &seen {
         let family = series.split('{').next().unwrap();
@@ -347,11 +347,11 @@ async fn readyz_during_database_outage_returns_503() {
     let database = Database::fresh().await;
     let (proxy, behind) = database.behind_proxy("metrics");
     let instance = Instance::start(&behind).await;
-    eventually_told(instance.http, "/readyz", 200, "ready\n").await;
+    eventually_replies(instance.http, "/readyz", 200, "ready\n").await;
     // Its connections are lost, and new ones are not answered.
     proxy.set_fault_plan(FaultPlan::Hole);
     proxy.cut_all();
-    eventually_told(instance.http, "/readyz", 503, "not ready: the database does not answer\n").await;
+    eventually_replies(instance.http, "/readyz", 503, "not ready: the database does not answer\n").await;
     let why = "[+]started ok\n[-]database does not answer\n[+]serving ok\nnot ready: the database does not answer\n";
     assert_eq!(get(instance.http, "/readyz?verbose").await, (503, why.to_owned()));
     let start = Instant::now();
@@ -362,7 +362,7 @@ async fn readyz_during_database_outage_returns_503() {
     assert_eq!(get(instance.http, "/livez").await, (200, "alive\n".to_owned()));
     assert_eq!(get(instance.http, "/livez?verbose").await, (200, "[+]process ok\nalive\n".to_owned()));
     proxy.set_fault_plan(FaultPlan::Fair);
-    eventually_told(instance.http, "/readyz", 200, "ready\n").await;
+    eventually_replies(instance.http, "/readyz", 200, "ready\n").await;
     eventually_is(instance.http, "linkis_rm_database_up", 1.0).await;
     for query in ["verbose", "verbose=true", "x=1&verbose"] {
         let ready = "[+]started ok\n[+]database ok\n[+]serving ok\nready\n".to_owned();
@@ -381,7 +381,7 @@ async fn readyz_during_shutdown_returns_503() {
     let call = tokio::spawn(async move { client.request_resource(&request(&host, "alice", load(1, 1, 1))).await });
     eventually_is(http, "linkis_rm_set_aside_operations", 1.0).await;
     let stopping = tokio::spawn(instance.stop());
-    eventually_told(http, "/readyz", 503, "not ready: stopping\n").await;
+    eventually_replies(http, "/readyz", 503, "not ready: stopping\n").await;
     assert_eq!(get(http, "/livez").await.0, 200);
     assert_eq!(scrape(http).await["linkis_rm_set_aside_operations"], 1.0);
     database.release_holds().await;
@@ -420,8 +420,8 @@ pub async fn promtool(http: SocketAddr) {
     };
     promtool.stdin.take().unwrap().write_all(text.as_bytes()).unwrap();
     let checked = promtool.wait_with_output().unwrap();
-    let told = [checked.stdout, checked.stderr].map(|out| String::from_utf8_lossy(&out).into_owned()).concat();
-    assert!(checked.status.success() && told.is_empty(), "{told}");
+    let got = [checked.stdout, checked.stderr].map(|out| String::from_utf8_lossy(&out).into_owned()).concat();
+    assert!(checked.status.success() && got.is_empty(), "{got}");
 }
 
 /// A busy server with a value in every family.

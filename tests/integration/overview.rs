@@ -112,7 +112,7 @@ async fn overview_equals_stored_counters() {
     };
     let more = registration(hosts[0].clone(), load(10_000, 10_000, 1_000_000));
     rm.client.register(more).await.unwrap();
-    eventually("it is told", Duration::from_secs(30), busy).await;
+    eventually("the load is shown", Duration::from_secs(30), busy).await;
     drop(database);
 }
 
@@ -140,8 +140,8 @@ async fn watchers_share_one_overview_per_second() {
     rm.client.drain(&host, "a disk").await.unwrap();
     // Each stream reports each change once, in one message or several.
     for stream in &mut streams {
-        let mut told = Vec::new();
-        while told.len() < 2 {
+        let mut got = Vec::new();
+        while got.len() < 2 {
             let message =
                 tokio::time::timeout(Duration::from_secs(20), stream.message()).await.unwrap().unwrap().unwrap();
             let moment = message.overview.and_then(|overview| overview.snapshot_time);
@@ -149,15 +149,15 @@ async fn watchers_share_one_overview_per_second() {
             let change = |change: &proto::EmChange| {
                 (change.em.as_ref().unwrap().instance.clone(), change.before(), change.after())
             };
-            told.extend(message.em_changes.iter().map(change));
-            if told.iter().any(|(_, _, after)| *after == EmState::Healthy) {
-                told.retain(|(_, _, after)| *after != EmState::Healthy);
+            got.extend(message.em_changes.iter().map(change));
+            if got.iter().any(|(_, _, after)| *after == EmState::Healthy) {
+                got.retain(|(_, _, after)| *after != EmState::Healthy);
             }
         }
-        told.sort();
-        let told: Vec<_> = told.into_iter().map(|(host, _, after)| (host, after)).collect();
+        got.sort();
+        let got: Vec<_> = got.into_iter().map(|(host, _, after)| (host, after)).collect();
         let expected = [("host1:9102".to_owned(), EmState::Draining), ("host2:9102".to_owned(), EmState::Unreported)];
-        assert_eq!(told, expected);
+        assert_eq!(got, expected);
     }
     // The streams share overviews; some were taken before the first message or after the last.
     let (taken_now, seen) = (taken(&rm), moments.len() as u64);
@@ -212,19 +212,19 @@ async fn instances_are_listed_while_alive() {
         VALUES (gen_random_uuid(), '0', 'nowhere', now(), now() - interval '2 minutes', 7, 7, '[]')";
     database.execute(dead).await;
     let both = || async { first.client.instances().await.unwrap().len() == 2 };
-    eventually("both are told", Duration::from_secs(20), both).await;
-    let told = second.client.instances().await.unwrap();
-    let mut ids: Vec<_> = told.iter().map(|instance| instance.instance_id.clone()).collect();
+    eventually("both instances are listed", Duration::from_secs(20), both).await;
+    let got = second.client.instances().await.unwrap();
+    let mut ids: Vec<_> = got.iter().map(|instance| instance.instance_id.clone()).collect();
     ids.sort();
     let mut known = Vec::new();
     for instance in [&first, &second] {
         known.push(instance.client.server_info().await.unwrap().instance_id);
         let address = instance.address.replace("http://", "");
-        assert!(told.iter().any(|told| told.address == address && told.start_time.is_some()), "{told:?}");
+        assert!(got.iter().any(|got| got.address == address && got.start_time.is_some()), "{got:?}");
     }
     known.sort();
     assert_eq!(ids, known);
-    assert!(told.iter().all(|instance| instance.version == env!("CARGO_PKG_VERSION")));
+    assert!(got.iter().all(|instance| instance.version == env!("CARGO_PKG_VERSION")));
     let forgotten = || async { database.count("SELECT count(*) FROM linkis_rm_server WHERE version = '0'").await == 0 };
     eventually("the dead instance is deleted", LONG, forgotten).await;
     let holders = "SELECT count(*) FROM linkis_rm_lease JOIN linkis_rm_server USING (instance_id)";
@@ -248,10 +248,10 @@ async fn tasks_return_progress_errors_and_jobs() {
     };
     let both = || async { of_expiry(&rm.client.tasks().await.unwrap().tasks).len() == 2 };
     eventually("both overviews include it", Duration::from_secs(20), both).await;
-    let told = rm.client.tasks().await.unwrap();
-    assert!(told.tasks.is_sorted_by_key(|task| task.task.clone()));
-    assert!(told.jobs.is_empty() && told.tasks.len() >= 20, "{told:?}");
-    let before: i64 = of_expiry(&told.tasks).iter().sum();
+    let got = rm.client.tasks().await.unwrap();
+    assert!(got.tasks.is_sorted_by_key(|task| task.task.clone()));
+    assert!(got.jobs.is_empty() && got.tasks.len() >= 20, "{got:?}");
+    let before: i64 = of_expiry(&got.tasks).iter().sum();
     let grows = || async { of_expiry(&rm.client.tasks().await.unwrap().tasks).iter().sum::<i64>() > before };
     eventually("steps are counted", LONG, grows).await;
 

@@ -155,9 +155,9 @@ pub async fn furnish(rm: &Instance) -> tokio::task::JoinHandle<()> {
     rm.client.request_resource(&request(&hosts[3], "bob", load(1, 9, 1))).await.granted();
     rm.client.request_resource(&request(&hosts[0], "bob", load(1, 1, 1))).await.refused();
     rm.client.request_resource(&request(&hosts[0], "carol", load(1, 100, 1))).await.refused();
-    let told =
+    let got =
         || async { get(rm.http, "/api/v1/ListRefusals", "").await.json()["refusals"].as_array().unwrap().len() == 2 };
-    eventually("both refusals are listed", LONG, told).await;
+    eventually("both refusals are listed", LONG, got).await;
     let patient = ResourceRequest { wait_timeout: 10 * LONG, ..request(&hosts[0], HOSTILE, load(9, 9, 9)) };
     let client = rm.client.clone();
     let waiting = tokio::spawn(async move { drop(client.request_resource(&patient).await) });
@@ -184,17 +184,17 @@ async fn page_access_equals_grpc_access() {
         assert_eq!(status(path, &bearer(&ecm)).await, 403, "{path}");
     }
     let users = async |token: &str| -> Vec<String> {
-        let told = get(rm.http, "/api/v1/ListTickets", &bearer(token)).await.json();
-        told["tickets"].as_array().unwrap().iter().map(|ticket| ticket["user"].as_str().unwrap().to_owned()).collect()
+        let got = get(rm.http, "/api/v1/ListTickets", &bearer(token)).await.json();
+        got["tickets"].as_array().unwrap().iter().map(|ticket| ticket["user"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(users(&viewer).await, [HOSTILE, HOSTILE, "bob"]);
     assert_eq!(users(&bound).await, ["bob"]);
     // The stream for a user scope has EMs alone.
-    for (token, told) in [(&viewer, true), (&bound, false)] {
+    for (token, got) in [(&viewer, true), (&bound, false)] {
         let (kind, picture) = Stream::open(rm.http, &bearer(token)).await.next().await.unwrap();
         assert_eq!(kind, "picture");
         let fields = ["tickets", "line", "throughput", "scopes"].map(|field| picture["overview"].get(field).is_some());
-        assert_eq!(fields, [told; 4], "{picture}");
+        assert_eq!(fields, [got; 4], "{picture}");
         // The number of the state, and how many hundredths of the fullest dimension are held.
         let hosts = [(HOSTILE, 2, 90), ("host1", 2, 60), ("host2", 4, 0), ("host3", 5, 0)];
         let hosts = hosts.map(|(host, state, held)| json!([format!("{host}:9102"), state * 128 + held]));
@@ -212,9 +212,9 @@ async fn page_access_equals_grpc_access() {
     assert_eq!(ask(rm.http, &post).await.status, 405);
     assert_eq!(status("/api/v1/ListTickets?nothing=1", &bearer(&admin)).await, 400);
     let path = "/api/v1/ListTickets?em.application_name=linkis-cg-engineconnmanager&em.instance=host1:9102&page_size=1";
-    let told = get(rm.http, path, &bearer(&admin)).await.json();
-    assert_eq!(told["tickets"].as_array().unwrap().len(), 1);
-    assert_eq!(told["tickets"][0]["em"]["instance"], "host1:9102");
+    let got = get(rm.http, path, &bearer(&admin)).await.json();
+    assert_eq!(got["tickets"].as_array().unwrap().len(), 1);
+    assert_eq!(got["tickets"][0]["em"]["instance"], "host1:9102");
     assert_eq!(status("/api/v1/GetTicket?ticket_id=0197a2b4-1111-7222-8333-000000000000", &bearer(&admin)).await, 404);
     rm.stop().await;
 }

@@ -68,13 +68,13 @@ async fn page_content_equals_service_state() {
     let live = started.elapsed();
     assert!(live <= LIVE_WITHIN, "{live:?}");
 
-    let told = overview(&rm).await;
+    let got = overview(&rm).await;
     for dimension in ["memory", "cores", "instances"] {
-        let (full, more) = tile(&told, dimension);
+        let (full, more) = tile(&got, dimension);
         browser.shows(&format!("#tile-{dimension} b"), &full).await;
         browser.shows(&format!("#tile-{dimension} .more"), &more).await;
     }
-    assert_eq!(tile(&told, "cores").1, "5 used, 10 locked, 4 protected, 5 free, 20 on EMs that accept no grants");
+    assert_eq!(tile(&got, "cores").1, "5 used, 10 locked, 4 protected, 5 free, 20 on EMs that accept no grants");
     browser.shows("#tile-ems b", "4").await;
     browser.shows("#tile-ems .more", "1 draining").await;
     browser.shows("#tile-tickets .more", "2 locked").await;
@@ -94,10 +94,10 @@ async fn page_content_equals_service_state() {
     }
     let rates = || async {
         rm.client.request_resource(&request(&em("host1"), "carol", load(1, 100, 1))).await.refused();
-        let told = overview(&rm).await["throughput"].take();
-        let refusals = rate(&told["refusals_per_second"]);
+        let got = overview(&rm).await["throughput"].take();
+        let refusals = rate(&got["refusals_per_second"]);
         refusals != "0"
-            && browser.text("#tile-grants b").await == rate(&told["grants_per_second"])
+            && browser.text("#tile-grants b").await == rate(&got["grants_per_second"])
             && browser.text("#tile-grants .more").await == format!("{refusals} refusals a second")
     };
     eventually("its rates are those of the overview", SHOWN_WITHIN, rates).await;

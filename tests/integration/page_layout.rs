@@ -69,9 +69,9 @@ async fn page_layout_with_unbroken_names_keeps_width() {
     let patient = ResourceRequest { wait_timeout: 10 * LONG, ..request(&host, &user, load(1, 9, 1)) };
     let client = rm.client.clone();
     let waiting = tokio::spawn(async move { drop(client.request_resource(&patient).await) });
-    let told =
+    let got =
         || async { !get(rm.http, "/api/v1/ListRefusals", "").await.json()["refusals"].as_array().unwrap().is_empty() };
-    eventually("the refusal is shown", LONG, told).await;
+    eventually("the refusal is shown", LONG, got).await;
     browser.go(&format!("http://{}/", rm.http)).await;
     for place in ["#waiting", "#locked", "#fullest", "#refused", "#actions"] {
         browser.shows(place, &user).await;

@@ -20,13 +20,13 @@ fn names_the_token(status: &Status) {
 
 /// Reads the history from `token` to its end, one line a page. Returns the EMs and the next token.
 async fn follow(usage: &mut UsageServiceClient<Channel>, mut page_token: String) -> (Vec<String>, String) {
-    let mut told = Vec::new();
+    let mut got = Vec::new();
     loop {
         let call = proto::ListActionsRequest { page_size: 1, page_token, ..Default::default() };
         let page = usage.list_actions(call).await.unwrap().into_inner();
-        told.extend(page.actions.into_iter().filter_map(|action| Some(action.em?.instance)));
+        got.extend(page.actions.into_iter().filter_map(|action| Some(action.em?.instance)));
         if page.next_page_token.is_empty() {
-            return (told, page.follow_token);
+            return (got, page.follow_token);
         }
         page_token = page.next_page_token;
     }
@@ -49,13 +49,13 @@ async fn history_follow_token_skips_no_late_commit() {
     register("host2").await;
     register("host3").await;
     let mut usage = usage(&rm).await;
-    let (told, token) = follow(&mut usage, String::new()).await;
-    assert_eq!(told, ["host1:9102"], "lines after a possible late line are not sent yet");
+    let (got, token) = follow(&mut usage, String::new()).await;
+    assert_eq!(got, ["host1:9102"], "lines after a possible late line are not sent yet");
     open.commit().await.unwrap();
-    let (told, token) = follow(&mut usage, token).await;
-    assert_eq!(told, ["late", "host2:9102", "host3:9102"]);
-    let (told, token) = follow(&mut usage, token).await;
-    assert_eq!(told, [""; 0]);
+    let (got, token) = follow(&mut usage, token).await;
+    assert_eq!(got, ["late", "host2:9102", "host3:9102"]);
+    let (got, token) = follow(&mut usage, token).await;
+    assert_eq!(got, [""; 0]);
 
     // A rolled-back id never appears, and delays no later line.
     let mut open = by_hand.begin().await.unwrap();
@@ -63,8 +63,8 @@ async fn history_follow_token_skips_no_late_commit() {
     open.rollback().await.unwrap();
     register("host4").await;
     let mut open = by_hand.begin().await.unwrap();
-    let (told, token) = follow(&mut usage, token).await;
-    assert_eq!(told, ["host4:9102"]);
+    let (got, token) = follow(&mut usage, token).await;
+    assert_eq!(got, ["host4:9102"]);
     open.execute(LINE).await.unwrap();
     register("host5").await;
     assert_eq!(follow(&mut usage, String::new()).await.0.len(), 5);
@@ -89,13 +89,13 @@ async fn page_token_with_unknown_year_is_refused() {
     for seconds in first.into_iter().chain(last) {
         let page_token = refusals.token(&format!("{seconds}-{}", "ff".repeat(32)));
         match usage.list_refusals(proto::ListRefusalsRequest { page_token, ..Default::default() }).await {
-            Ok(told) => assert!(seconds == last[0] && told.get_ref().refusals.is_empty(), "{seconds}"),
+            Ok(got) => assert!(seconds == last[0] && got.get_ref().refusals.is_empty(), "{seconds}"),
             Err(status) => names_the_token(&status),
         }
         for key in [format!("[{seconds},null,null]"), format!(r#"[3600,["a",""],{seconds}]"#)] {
             let call = proto::GetUsageRequest { page_token: used.token(&key), ..asked.clone() };
             match usage.get_usage(call).await {
-                Ok(told) => assert!(seconds == last[0] && told.get_ref().sums.is_empty(), "{key}"),
+                Ok(got) => assert!(seconds == last[0] && got.get_ref().sums.is_empty(), "{key}"),
                 Err(status) => names_the_token(&status),
             }
         }

@@ -224,13 +224,13 @@ impl Fault {
 
 /// Replies to the callers of one instance.
 #[derive(Default)]
-struct Told {
+struct ClientReplies {
     granted: Mutex<Vec<(Uuid, Instant)>>,
     unknown: AtomicUsize,
     failed: AtomicUsize,
 }
 
-impl Told {
+impl ClientReplies {
     /// The longest time without a grant since `from`, and the first grant after `at`.
     fn outage(&self, from: Instant, at: Instant) -> (Duration, Option<Duration>) {
         let mut granted: Vec<Instant> = self.granted.lock().unwrap().iter().map(|(_, at)| *at).collect();
@@ -240,19 +240,19 @@ impl Told {
     }
 }
 
-/// Asks, and gives back most of what it gets.
-async fn ask_on(client: RmClient, user: String, told: Arc<Told>, stop: Arc<AtomicBool>) {
+/// Requests tickets and releases most of them.
+async fn ask_on(client: RmClient, user: String, got: Arc<ClientReplies>, stop: Arc<AtomicBool>) {
     while !stop.load(Ordering::Relaxed) {
         match client.request_resource(&request(&em("host1"), &user, load(0, 1, 1))).await {
             Ok(ResultResource::Available(grant)) => {
-                told.granted.lock().unwrap().push((grant.ticket_id, Instant::now()));
+                got.granted.lock().unwrap().push((grant.ticket_id, Instant::now()));
                 // Tickets without a release expire.
                 let _ = client.resource_released(&release(&grant, &user)).await;
             }
             Ok(ResultResource::NotEnough(refusal)) => panic!("{refusal:?}"),
             Err(error) => {
                 let is_unknown = error.reason().as_deref() == Some("COMMIT_UNKNOWN");
-                let count = if is_unknown { &told.unknown } else { &told.failed };
+                let count = if is_unknown { &got.unknown } else { &got.failed };
                 count.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
@@ -317,7 +317,7 @@ async fn patroni_primary_loss_keeps_acknowledged_grants() {
     instances[0].client.register(registration(em("host1"), load(0, 1_000_000, 1_000_000))).await.unwrap();
     println!("the first primary is node {first}");
     println!("| fault | no grants for: all hosts, HAProxy | of it ours | granted | lost | unknown | failed |");
-    let (mut all_told, mut late) = (HashSet::new(), vec![]);
+    let (mut all_acknowledged, mut late) = (HashSet::new(), vec![]);
     if cluster.network.is_none() {
         println!("network faults are skipped: they need root");
     }
@@ -325,15 +325,15 @@ async fn patroni_primary_loss_keeps_acknowledged_grants() {
         let primary = cluster.primary().await;
         let before = timeline(&cluster.options(primary)).await;
         let stop = Arc::<AtomicBool>::default();
-        let told = [Arc::<Told>::default(), Arc::default()];
+        let got = [Arc::<ClientReplies>::default(), Arc::default()];
         let mut asking = vec![];
-        for (n, (instance, told)) in instances.iter().zip(&told).enumerate() {
+        for (n, (instance, got)) in instances.iter().zip(&got).enumerate() {
             for user in 0..CALLERS {
                 let user = format!("u{n}-{user}");
-                asking.push(tokio::spawn(ask_on(instance.client.clone(), user, told.clone(), stop.clone())));
+                asking.push(tokio::spawn(ask_on(instance.client.clone(), user, got.clone(), stop.clone())));
             }
         }
-        let enough = || async { told.iter().all(|told| told.granted.lock().unwrap().len() > 100) };
+        let enough = || async { got.iter().all(|got| got.granted.lock().unwrap().len() > 100) };
         eventually("grants", LONG, enough).await;
         let begun = Instant::now();
         fault.begin(&cluster, primary);
@@ -342,7 +342,7 @@ async fn patroni_primary_loss_keeps_acknowledged_grants() {
         let is_new = move |timeline| !fault.moves_the_primary() || timeline > before;
         let (at_all, at_proxy) = tokio::join!(writable(nodes, is_new), writable(proxy, is_new));
         let granted =
-            || async { told.iter().zip([at_all, at_proxy]).all(|(told, at)| told.outage(begun, at).1.is_some()) };
+            || async { got.iter().zip([at_all, at_proxy]).all(|(got, at)| got.outage(begun, at).1.is_some()) };
         eventually("grants again", LONG, granted).await;
         tokio::time::sleep(Duration::from_secs(2)).await;
         fault.end(&cluster, primary);
@@ -351,15 +351,16 @@ async fn patroni_primary_loss_keeps_acknowledged_grants() {
         for asked in asking {
             asked.await.unwrap();
         }
-        let outages: Vec<_> = told.iter().zip([at_all, at_proxy]).map(|(told, at)| told.outage(begun, at)).collect();
-        let acknowledged: BTreeSet<Uuid> = told
+        let outages: Vec<_> = got.iter().zip([at_all, at_proxy]).map(|(got, at)| got.outage(begun, at)).collect();
+        let acknowledged: BTreeSet<Uuid> = got
             .iter()
-            .flat_map(|told| told.granted.lock().unwrap().iter().map(|(id, _)| *id).collect::<Vec<_>>())
+            .flat_map(|got| got.granted.lock().unwrap().iter().map(|(id, _)| *id).collect::<Vec<_>>())
             .collect();
         let now = cluster.primary().await;
         let lost = lost(&cluster.options(now), &acknowledged).await;
-        let sum =
-            |of: fn(&Told) -> &AtomicUsize| told.iter().map(|told| of(told).load(Ordering::Relaxed)).sum::<usize>();
+        let sum = |of: fn(&ClientReplies) -> &AtomicUsize| {
+            got.iter().map(|got| of(got).load(Ordering::Relaxed)).sum::<usize>()
+        };
         let ours: Vec<_> = outages.iter().map(|(_, ours)| ours.unwrap()).collect();
         println!(
             "| {fault:?} | {:.1?}, {:.1?} | {:.0?}, {:.0?} | {} | {lost} | {} | {} |",
@@ -368,8 +369,8 @@ async fn patroni_primary_loss_keeps_acknowledged_grants() {
             ours[0],
             ours[1],
             acknowledged.len(),
-            sum(|told| &told.unknown),
-            sum(|told| &told.failed)
+            sum(|got| &got.unknown),
+            sum(|got| &got.failed)
         );
         assert_eq!(lost, 0, "{fault:?}");
         // Without its standby, a primary that takes writes commits none until Patroni has let go of it.
@@ -377,7 +378,7 @@ async fn patroni_primary_loss_keeps_acknowledged_grants() {
             late.push((fault, ours));
         }
         assert_eq!(now == primary, !fault.moves_the_primary(), "{fault:?}");
-        all_told.extend(acknowledged);
+        all_acknowledged.extend(acknowledged);
     }
     let now = cluster.primary().await;
     let database = Database::from(cluster.options(now));
@@ -387,7 +388,7 @@ async fn patroni_primary_loss_keeps_acknowledged_grants() {
     })
     .await;
     assert_invariants(&database, &instances[0].client).await;
-    println!("{} grants, and none is lost", all_told.len());
+    println!("{} grants, and none is lost", all_acknowledged.len());
     assert!(late.is_empty(), "more than {OURS_MAX:?} of the outage was ours: {late:?}");
     for instance in instances {
         instance.stop().await;
@@ -397,8 +398,8 @@ async fn patroni_primary_loss_keeps_acknowledged_grants() {
 /// How many of these tickets the history knows nothing of.
 async fn lost(at: &PgConnectOptions, acknowledged: &BTreeSet<Uuid>) -> i64 {
     let mut connection = at.connect().await.unwrap();
-    let told: Vec<Uuid> = acknowledged.iter().copied().collect();
-    let sql = "SELECT count(*) FROM unnest($1::uuid[]) AS told (ticket_id)
-        WHERE NOT EXISTS (SELECT FROM linkis_resource_action_record WHERE ticket_id = told.ticket_id)";
-    sqlx::query_scalar(sql).bind(&told).fetch_one(&mut connection).await.unwrap()
+    let got: Vec<Uuid> = acknowledged.iter().copied().collect();
+    let sql = "SELECT count(*) FROM unnest($1::uuid[]) AS got (ticket_id)
+        WHERE NOT EXISTS (SELECT FROM linkis_resource_action_record WHERE ticket_id = got.ticket_id)";
+    sqlx::query_scalar(sql).bind(&got).fetch_one(&mut connection).await.unwrap()
 }

@@ -201,8 +201,8 @@ async fn policy_required_labels_refuse_request() {
         ..request(&em("host1"), "hadoop", load(1, 1, 1))
     };
     let error = rm.client.request_resource(&tenant).await.unwrap_err();
-    let told = (error.code(), error.reason(), error.field());
-    assert_eq!(told, (Some(Code::InvalidArgument), Some("LABEL_MISSING".into()), Some("engine_type".into())));
+    let got = (error.code(), error.reason(), error.field());
+    assert_eq!(got, (Some(Code::InvalidArgument), Some("LABEL_MISSING".into()), Some("engine_type".into())));
     assert_eq!(rm.client.dry_run(&tenant).await.unwrap_err().reason().as_deref(), Some("LABEL_MISSING"));
     let spark = ResourceRequest { engine_type: "spark-3.2.1".into(), ..tenant };
     assert_eq!(placed(&rm, &spark).await, "host1");

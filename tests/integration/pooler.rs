@@ -161,11 +161,11 @@ async fn pooler_turned_to_transactions_makes_instance_unready() {
     let rm = Instance::start_on(pooler.target(), options(), ANY_PORT.into()).await;
     rm.client.register(registration(em("host1"), load(100, 100, 100))).await.unwrap();
     pooler.turn_to(Mode { pool_mode: "transaction", more: "" });
-    let is_told = || async {
+    let is_logged = || async {
         let (code, text) = get(rm.http, "/readyz").await;
         code == 503 && text.contains("is no session of its own")
     };
-    eventually("it says that it has no session", LONG, is_told).await;
+    eventually("the missing session is logged", LONG, is_logged).await;
     let error = rm.client.em(&em("host1")).await.unwrap_err().to_string();
     assert!(error.contains("is no session of its own"), "{error}");
     pooler.turn_to(SESSION);

@@ -52,8 +52,8 @@ async fn data_dir_of_running_instance_is_refused() {
         .output()
         .unwrap();
     assert_eq!(second.status.code(), Some(1));
-    let told = String::from_utf8_lossy(&second.stderr).into_owned();
-    assert!(told.contains(data_dir.to_str().unwrap()), "{told}");
+    let got = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(got.contains(data_dir.to_str().unwrap()), "{got}");
     eventually("the first still serves", Duration::from_secs(1), || async { process.client.ems().await.is_ok() }).await;
     // Tokens are made beside it, and when it does not run.
     let create = ["tokens", "create", "--name", "a", "--owner", "o", "--role", "admin"];

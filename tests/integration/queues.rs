@@ -92,8 +92,8 @@ async fn namespace_limit_counts_each_namespace() {
     grant(&rm.client, "hadoop", in_namespace("b", 4000)).await;
     grant(&rm.client, "hadoop", in_namespace("big", 5000)).await;
     grant(&rm.client, "hadoop", in_queue("a", 4000)).await;
-    let told = short(&rm.client, "hadoop", in_namespace("a", 1)).await;
-    assert_eq!(told, ("namespace=a".to_owned(), Dimension::KubernetesMillicores, 0));
+    let got = short(&rm.client, "hadoop", in_namespace("a", 1)).await;
+    assert_eq!(got, ("namespace=a".to_owned(), Dimension::KubernetesMillicores, 0));
     assert_eq!(assert_invariants(&database, &rm.client).await, 4);
 }
 
@@ -116,8 +116,8 @@ async fn limits_and_counters_that_an_earlier_build_stored_are_read() {
     assert_eq!(database.count(stored).await, 0);
 
     assert_eq!(rm.client.limits().await.unwrap()[0].max, [(Dimension::KubernetesMillicores, 4000)].into());
-    let told = short(&rm.client, "hadoop", in_namespace("a", 1001)).await;
-    assert_eq!(told, ("namespace=a".to_owned(), Dimension::KubernetesMillicores, 1000));
+    let got = short(&rm.client, "hadoop", in_namespace("a", 1001)).await;
+    assert_eq!(got, ("namespace=a".to_owned(), Dimension::KubernetesMillicores, 1000));
     rm.client.resource_released(&release(&grant_before, "hadoop")).await.unwrap();
     grant(&rm.client, "hadoop", in_namespace("a", 4000)).await;
     assert_eq!(database.count(stored).await, 1, "it is stored under its name");
@@ -227,14 +227,14 @@ async fn queue_limit_without_dimension_falls_to_next_match() {
     .await;
     let queue_cores = |scope: &str, max| (scope.to_owned(), Dimension::QueueCores, max);
     for (user, queue, max) in [("alice", "b", 9), ("alice", "a", 6), ("hadoop", "b", 4), ("hadoop", "a", 4)] {
-        let told = short(&rm.client, user, in_queue(queue, 10)).await;
-        assert_eq!(told, queue_cores(&format!("queue={queue},user={user}"), max));
+        let got = short(&rm.client, user, in_queue(queue, 10)).await;
+        assert_eq!(got, queue_cores(&format!("queue={queue},user={user}"), max));
     }
     for _ in 0..2 {
         grant(&rm.client, "hadoop", in_queue("a", 1)).await;
     }
-    let told = short(&rm.client, "hadoop", in_queue("a", 1)).await;
-    assert_eq!(told, ("queue=a,user=hadoop".to_owned(), Dimension::Instances, 0));
+    let got = short(&rm.client, "hadoop", in_queue("a", 1)).await;
+    assert_eq!(got, ("queue=a,user=hadoop".to_owned(), Dimension::Instances, 0));
     grant(&rm.client, "hadoop", in_queue("b", 4)).await;
     assert_eq!(assert_invariants(&database, &rm.client).await, 3);
 }

@@ -208,8 +208,8 @@ impl Yarn {
             "am-container-spec": {"commands": {"command": "sleep 300"}},
             "resource": {"memory": memory, "vCores": cores}, "max-app-attempts": 1, "unmanaged-AM": false,
         });
-        let told = self.post("/ws/v1/cluster/apps?user.name=hadoop", application.to_string()).await;
-        assert!(told.is_empty(), "{told}");
+        let got = self.post("/ws/v1/cluster/apps?user.name=hadoop", application.to_string()).await;
+        assert!(got.is_empty(), "{got}");
         id
     }
 
@@ -266,7 +266,7 @@ fn capacity(queue: &Value, all: &mut BTreeMap<String, [i64; 5]>) -> [i64; 2] {
     used
 }
 
-async fn told(client: &Client<Channel>) -> BTreeMap<String, [i64; 5]> {
+async fn listed(client: &Client<Channel>) -> BTreeMap<String, [i64; 5]> {
     let call = proto::ListQueuesRequest { page_size: 1000, ..Default::default() };
     let Ok(page) = client.clone().list_queues(call).await else { return BTreeMap::new() };
     let row = |queue: proto::Queue| {
@@ -281,11 +281,11 @@ async fn told(client: &Client<Channel>) -> BTreeMap<String, [i64; 5]> {
 async fn agree(yarn: &Yarn, client: &Client<Channel>, what: &str, is_so: impl Fn(&BTreeMap<String, [i64; 5]>) -> bool) {
     let begun = std::time::Instant::now();
     loop {
-        let (told, said) = (told(client).await, yarn.queues().await.unwrap_or_default());
-        if !said.is_empty() && said == told && is_so(&told) {
+        let (got, said) = (listed(client).await, yarn.queues().await.unwrap_or_default());
+        if !said.is_empty() && said == got && is_so(&got) {
             return;
         }
-        assert!(begun.elapsed() < START, "{what}:\n{told:?}\n{said:?}\n{}", yarn.log());
+        assert!(begun.elapsed() < START, "{what}:\n{got:?}\n{said:?}\n{}", yarn.log());
         tokio::time::sleep(Duration::from_millis(200)).await;
     }
 }
@@ -434,7 +434,7 @@ async fn resource_manager_failover_delays_one_request() {
     yarn.admin(&["-transitionToActive", "rm1"]);
     yarn.says_as_recorded(1, "standby-3.4.2.txt").await;
     // The remaining amount is known when the node is registered.
-    let has_room = async || etl().await.is_ok_and(|told| told.into_inner().queue.unwrap().left.unwrap().memory > 0);
+    let has_room = async || etl().await.is_ok_and(|got| got.into_inner().queue.unwrap().left.unwrap().memory > 0);
     eventually("the first is active", START, async || has_room().await).await;
     rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
     let (granted, stop) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());

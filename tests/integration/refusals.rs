@@ -12,43 +12,43 @@ use tonic::{Code, transport::Channel};
 
 use crate::harness::*;
 
-type Told = BTreeMap<(String, String, String), i64>;
+type RefusalSums = BTreeMap<(String, String, String), i64>;
 
 /// All pages of what `call` asks for.
 async fn pages(usage: &mut UsageServiceClient<Channel>, call: proto::ListRefusalsRequest) -> Vec<proto::RefusalSum> {
-    let (mut told, mut call) = (vec![], call);
+    let (mut got, mut call) = (vec![], call);
     loop {
         let page = usage.list_refusals(call.clone()).await.unwrap().into_inner();
-        told.extend(page.refusals);
+        got.extend(page.refusals);
         if page.next_page_token.is_empty() {
-            return told;
+            return got;
         }
         call.page_token = page.next_page_token;
     }
 }
 
 /// Refusals by user, scope and dimension over all periods, because the current one can end at any moment.
-fn summed(sums: &[proto::RefusalSum]) -> Told {
-    let mut told = Told::new();
+fn summed(sums: &[proto::RefusalSum]) -> RefusalSums {
+    let mut got = RefusalSums::new();
     for sum in sums {
-        *told.entry((sum.user.clone(), sum.scope.clone(), sum.dimension.clone())).or_default() += sum.refusals;
+        *got.entry((sum.user.clone(), sum.scope.clone(), sum.dimension.clone())).or_default() += sum.refusals;
     }
-    told
+    got
 }
 
-async fn told(usage: &UsageServiceClient<Channel>) -> Told {
+async fn listed(usage: &UsageServiceClient<Channel>) -> RefusalSums {
     summed(&pages(&mut usage.clone(), proto::ListRefusalsRequest::default()).await)
 }
 
 async fn total(usage: &UsageServiceClient<Channel>) -> i64 {
-    told(usage).await.into_values().sum()
+    listed(usage).await.into_values().sum()
 }
 
 async fn connect(rm: &Instance) -> UsageServiceClient<Channel> {
     UsageServiceClient::connect(rm.address.clone()).await.unwrap()
 }
 
-fn expected(lines: &[(&str, &str, &str, i64)]) -> Told {
+fn expected(lines: &[(&str, &str, &str, i64)]) -> RefusalSums {
     let line = |(user, scope, dimension, count): &(&str, &str, &str, i64)| {
         (((*user).to_owned(), (*scope).to_owned(), (*dimension).to_owned()), *count)
     };
@@ -83,7 +83,7 @@ async fn refusals_of_all_instances_are_summed() {
         ("bob", "em=any", "cores", 1),
     ]);
     let mut usage = connect(&first).await;
-    eventually("all are listed", LONG, async || told(&usage).await == all).await;
+    eventually("all are listed", LONG, async || listed(&usage).await == all).await;
     // Page by page, and filtered.
     let of = async |usage: &mut UsageServiceClient<Channel>, call: proto::ListRefusalsRequest| {
         summed(&pages(usage, call).await)
@@ -113,7 +113,7 @@ async fn refusals_of_all_instances_are_summed() {
     // A stopping instance writes its refusals first.
     second.client.request_resource(&too_many_cores("carol", 17)).await.refused();
     second.stop().await;
-    assert_eq!(told(&usage).await[&("carol".to_owned(), on_host, "cores".to_owned())], 1);
+    assert_eq!(listed(&usage).await[&("carol".to_owned(), on_host, "cores".to_owned())], 1);
     first.stop().await;
 }
 
@@ -165,10 +165,10 @@ async fn refusals_above_bound_are_summed_as_others() {
     callers.join_all().await;
     let mut usage = connect(&rm).await;
     let all = proto::ListRefusalsRequest { page_size: 1000, ..Default::default() };
-    let told = async || pages(&mut usage.clone(), all.clone()).await;
+    let got = async || pages(&mut usage.clone(), all.clone()).await;
     let count = |sums: &[proto::RefusalSum]| -> i64 { sums.iter().map(|sum| sum.refusals).sum() };
-    eventually("all are listed", LONG, async || count(&told().await) == USERS as i64).await;
-    let (others, apart): (Vec<_>, Vec<_>) = told().await.into_iter().partition(|sum| sum.others);
+    eventually("all are listed", LONG, async || count(&listed().await) == USERS as i64).await;
+    let (others, apart): (Vec<_>, Vec<_>) = listed().await.into_iter().partition(|sum| sum.others);
     assert!(count(&others) >= 150 && apart.len() >= 1000, "{others:?}");
     for sum in &others {
         let of = (sum.user.as_str(), sum.scope_kind.as_str(), sum.scope.as_str(), sum.dimension.as_str());

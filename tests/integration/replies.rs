@@ -74,12 +74,12 @@ async fn dry_run_returns_head_room() {
     ];
     // Named or chosen; as it is before the request, however much that asks for.
     for (em, cores) in [(Some("host1"), 1), (Some("host1"), 10), (None, 1)] {
-        let (on, mut told) = dry_run(&rm, em, cores).await;
+        let (on, mut got) = dry_run(&rm, em, cores).await;
         assert_eq!(on, "host1:9102");
         let mut expected = expected.to_vec();
-        told.sort();
+        got.sort();
         expected.sort();
-        assert_eq!(told, expected);
+        assert_eq!(got, expected);
     }
     assert_eq!(assert_invariants(&database, &rm.client).await, 3, "nothing was granted");
 }
@@ -111,8 +111,8 @@ async fn request_for_other_queue_names_both_queues() {
         let reason = error.reason();
         assert_eq!((error.code(), reason.as_deref()), (Some(Code::InvalidArgument), Some("UNANSWERABLE_RESOURCE")));
         assert_eq!(error.field().as_deref(), Some("resource"));
-        let told = error.to_string();
-        assert!(told.contains("root.etl") && told.contains("root.adhoc"), "{told}");
+        let got = error.to_string();
+        assert!(got.contains("root.etl") && got.contains("root.adhoc"), "{got}");
     }
     // The right one is granted, and refused when it is full.
     let full = request(&host, "hadoop", on_queue("root.etl", 10));
@@ -145,9 +145,9 @@ async fn error_fields_repeat_error_text() {
     let id = grant.ticket_id.to_string();
     let error = rm.client.resource_inited(&inited(&grant, "hadoop", Some(load(1, 20, 1)))).await.unwrap_err();
     check(&error, "NOT_ENOUGH_RESOURCE", &[("requested", "20"), ("available", "10"), ("max", "10")]);
-    let told = (error.fact("scope"), error.fact("dimension"), error.fact("never_fits"));
+    let got = (error.fact("scope"), error.fact("dimension"), error.fact("never_fits"));
     let scope = "em=linkis-cg-engineconnmanager/host1:9102".to_owned();
-    assert_eq!(told, (Some(scope), Some("cores".to_owned()), Some("true".to_owned())));
+    assert_eq!(got, (Some(scope), Some("cores".to_owned()), Some("true".to_owned())));
     let error = rm.client.resource_inited(&inited(&grant, "alice", None)).await.unwrap_err();
     check(&error, "TICKET_NOT_FOUND", &[("ticket_id", &id)]);
     rm.client.ticket_released(grant.ticket_id).await.unwrap();

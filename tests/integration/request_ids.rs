@@ -57,10 +57,10 @@ async fn request_id_of_concurrent_users_grants_one_each() {
             });
         }
     }
-    let mut told: Vec<_> = calls.join_all().await;
-    told.sort();
-    told.dedup();
-    assert_eq!(told.len(), 20, "{told:?}");
+    let mut got: Vec<_> = calls.join_all().await;
+    got.sort();
+    got.dedup();
+    assert_eq!(got.len(), 20, "{got:?}");
     assert_eq!(assert_invariants(&database, &rm.client).await, 20);
 }
 

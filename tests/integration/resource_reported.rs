@@ -17,7 +17,7 @@ fn report(grant: &Grant, used: Resource) -> UpdateTicket {
     grant.reported(name("hadoop"), used)
 }
 
-fn told(error: &ClientError) -> (Option<Code>, Option<String>) {
+fn details(error: &ClientError) -> (Option<Code>, Option<String>) {
     (error.code(), error.reason())
 }
 
@@ -66,7 +66,7 @@ async fn reported_use_shrinks_or_grows_within_capacity() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 2);
 
     let error = rm.client.resource_reported(&report(&grant, load(7, 5, 1))).await.unwrap_err();
-    assert_eq!(told(&error), not_now("NOT_ENOUGH_RESOURCE"));
+    assert_eq!(details(&error), not_now("NOT_ENOUGH_RESOURCE"));
     assert!(error.to_string().contains("requestResource : 7GB > availableResource : 6GB"), "{error}");
     assert!(error.to_string().contains("it held before"), "{error}");
     let ClientError::Status(status) = &error else { panic!("{error}") };
@@ -84,7 +84,7 @@ async fn reported_use_shrinks_or_grows_within_capacity() {
     let late = rm.client.resource_reported(&report(&grant, load(1, 1, 1))).await.unwrap_err();
     assert_eq!(late.reason().as_deref(), Some("TICKET_NOT_FOUND"));
     let early = rm.client.resource_reported(&other.reported(name("alice"), load(1, 1, 1))).await.unwrap_err();
-    assert_eq!(told(&early), not_now("TICKET_NOT_INITED"));
+    assert_eq!(details(&early), not_now("TICKET_NOT_INITED"));
     assert!(early.to_string().contains("call ResourceInited first"), "{early}");
     assert_eq!(assert_invariants(&database, &rm.client).await, 2);
 }
@@ -97,7 +97,7 @@ async fn reported_use_is_checked_against_limits() {
     let (grant, _) = in_use(&rm.client, load(1, 4, 1)).await;
     rm.client.resource_reported(&report(&grant, load(1, 6, 1))).await.unwrap();
     let error = rm.client.resource_reported(&report(&grant, load(1, 7, 1))).await.unwrap_err();
-    assert_eq!(told(&error), not_now("NOT_ENOUGH_RESOURCE"));
+    assert_eq!(details(&error), not_now("NOT_ENOUGH_RESOURCE"));
     let ClientError::Status(status) = &error else { panic!("{error}") };
     let short = status.get_details_quota_failure().unwrap().violations;
     assert_eq!(short[0].subject, "user=hadoop");
@@ -119,7 +119,7 @@ async fn reported_use_with_stale_epoch_is_refused() {
     let new = rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     let of = |epoch| UpdateTicket { epoch: Some(epoch), ..report(&grant, load(2, 2, 1)) };
     let error = rm.client.resource_reported(&of(old.epoch)).await.unwrap_err();
-    assert_eq!(told(&error), not_now("STALE_EPOCH"));
+    assert_eq!(details(&error), not_now("STALE_EPOCH"));
     let error = rm.client.resource_reported(&of(new.epoch + 1)).await.unwrap_err();
     assert_eq!((error.code(), error.field().as_deref()), (Some(Code::InvalidArgument), Some("epoch")));
     assert_eq!(rm.client.em(&em("host1")).await.unwrap().used, load(4, 4, 1));
@@ -164,7 +164,7 @@ async fn application_id_reported_late_is_kept() {
     }
     for used in [with(1, ""), with(2, "application_2")] {
         let error = rm.client.resource_inited(&inited(&grant, "hadoop", Some(used))).await.unwrap_err();
-        assert_eq!(told(&error), not_now("TICKET_ALREADY_INITED"));
+        assert_eq!(details(&error), not_now("TICKET_ALREADY_INITED"));
     }
     // Another application, on the same queue; another queue is another ticket's business.
     let answer = rm.client.resource_reported(&report(&grant, with(2, "application_2"))).await.unwrap();

@@ -28,7 +28,7 @@ async fn is_of_standby(client: &RmClient) -> bool {
     history(client, false).await.as_of_time.is_some()
 }
 
-fn tells_of(answer: &ListActionsResponse, ticket: &uuid::Uuid) -> bool {
+fn contains_ticket(answer: &ListActionsResponse, ticket: &uuid::Uuid) -> bool {
     answer.actions.iter().any(|line| line.ticket_id == ticket.to_string())
 }
 
@@ -50,7 +50,7 @@ async fn standby_reads_return_their_age() {
     eventually("the standby answers", LONG, || async { is_of_standby(client).await }).await;
     eventually("it knows of the grant", LONG, || async {
         let answers = [history(client, false).await, history(client, true).await];
-        answers.iter().all(|answer| answer.as_of_time.is_some() && tells_of(answer, &first.ticket_id))
+        answers.iter().all(|answer| answer.as_of_time.is_some() && contains_ticket(answer, &first.ticket_id))
     })
     .await;
     assert!(answered_by(&instance, "standby").await >= 2.0);
@@ -66,16 +66,16 @@ async fn standby_reads_return_their_age() {
     let second = client.request_resource(&request(&host, "bob", load(1, 1, 1))).await.granted();
     for newest_first in [false, true] {
         let old = history(client, newest_first).await;
-        assert!(old.as_of_time.is_some() && !tells_of(&old, &second.ticket_id), "{old:?}");
+        assert!(old.as_of_time.is_some() && !contains_ticket(&old, &second.ticket_id), "{old:?}");
         let granted_after = second.expires_at - options().times.lock_ttl;
         assert!(old.as_of_time.unwrap().seconds <= granted_after.unix_timestamp(), "{old:?} {second:?}");
     }
     eventually("the primary is asked", LONG, || async { !is_of_standby(client).await }).await;
-    assert!(tells_of(&history(client, false).await, &second.ticket_id));
+    assert!(contains_ticket(&history(client, false).await, &second.ticket_id));
     assert!(answered_by(&instance, "primary").await >= 1.0);
     pair.standby.run("SELECT pg_wal_replay_resume()").await;
     eventually("the standby answers", LONG, || async { is_of_standby(client).await }).await;
-    assert!(tells_of(&history(client, false).await, &second.ticket_id));
+    assert!(contains_ticket(&history(client, false).await, &second.ticket_id));
     instance.stop().await;
 }
 
@@ -95,14 +95,14 @@ async fn standby_pages_include_late_commits() {
     let grant = client.request_resource(&request(&host, "bob", load(1, 1, 1))).await.granted();
     let lines = "SELECT count(*) FROM linkis_resource_action_record WHERE action = 'granted'";
     eventually("the standby has its line", LONG, || async { pair.standby.count(lines).await == Some(1) }).await;
-    let told = history(client, false).await;
-    assert!(told.as_of_time.is_some() && !tells_of(&told, &grant.ticket_id), "{told:?}");
+    let got = history(client, false).await;
+    assert!(got.as_of_time.is_some() && !contains_ticket(&got, &grant.ticket_id), "{got:?}");
     late.execute(sqlx::raw_sql("ROLLBACK")).await.unwrap();
-    let after = told.follow_token;
-    eventually("it is told", LONG, || async {
+    let after = got.follow_token;
+    eventually("the late line is returned", LONG, || async {
         let question = ListActionsRequest { page_size: 1000, page_token: after.clone(), ..Default::default() };
         let next = client.actions(&question).await.unwrap();
-        next.as_of_time.is_some() && tells_of(&next, &grant.ticket_id)
+        next.as_of_time.is_some() && contains_ticket(&next, &grant.ticket_id)
     })
     .await;
     // Lines from the primary are not repeated by a late standby.
@@ -119,7 +119,7 @@ async fn standby_pages_include_late_commits() {
         granted.insert(grant.ticket_id.to_string());
         let page = client.actions(&ListActionsRequest { page_token: token, ..question.clone() }).await.unwrap();
         for line in page.actions.iter().filter(|line| line.action == "granted") {
-            assert!(read.insert(line.ticket_id.clone()), "told twice: {line:?}");
+            assert!(read.insert(line.ticket_id.clone()), "got twice: {line:?}");
         }
         token = page.follow_token;
     }
@@ -157,7 +157,7 @@ async fn standby_outage_or_promotion_does_not_delay_reads() {
     pair.standby.promote().await;
     let question = ListActionsRequest { newest_first: true, ..Default::default() };
     eventually("the new primary answers", LONG, || async {
-        client.actions(&question).await.is_ok_and(|told| told.as_of_time.is_none() && tells_of(&told, &grant.ticket_id))
+        client.actions(&question).await.is_ok_and(|got| got.as_of_time.is_none() && contains_ticket(&got, &grant.ticket_id))
     })
     .await;
     instance.stop().await;

@@ -158,7 +158,7 @@ fn fullest(scope: &ScopeUsage) -> String {
 }
 
 fn shows(lines: &[String], overview: &Overview) -> bool {
-    expected(overview).iter().all(|told| lines.iter().any(|line| line.contains(told)))
+    expected(overview).iter().all(|got| lines.iter().any(|line| line.contains(got)))
 }
 
 /// Overviews, by the second that they are of, as it is shown.

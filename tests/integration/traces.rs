@@ -37,16 +37,16 @@ impl TraceService for Collected {
     ) -> Result<Response<ExportTraceServiceResponse>, Status> {
         let tenant = request.metadata().get("x-tenant").map(|tenant| tenant.to_str().unwrap().to_owned());
         let tenant = tenant.unwrap_or_default();
-        let told = request.into_inner().resource_spans.into_iter().map(|spans| (tenant.clone(), spans));
-        self.0.lock().unwrap().extend(told);
+        let got = request.into_inner().resource_spans.into_iter().map(|spans| (tenant.clone(), spans));
+        self.0.lock().unwrap().extend(got);
         Ok(Response::new(ExportTraceServiceResponse::default()))
     }
 }
 
 impl Collected {
     fn spans(&self) -> Vec<Span> {
-        let told = self.0.lock().unwrap();
-        let scopes = told.iter().flat_map(|(_, spans)| &spans.scope_spans);
+        let got = self.0.lock().unwrap();
+        let scopes = got.iter().flat_map(|(_, spans)| &spans.scope_spans);
         scopes.flat_map(|scope| scope.spans.clone()).collect()
     }
 
@@ -172,8 +172,8 @@ async fn trace_links_call_wait_queue_and_batch() {
     // A call that is marked as not traced has no spans, and neither has an unmarked call by this setting.
     let traces: Vec<_> = spans.iter().filter(|span| span.name == call_name).map(|span| &span.trace_id).collect();
     assert_eq!(traces, [&bytes(TRACE)]);
-    let told = collector.collected.0.lock().unwrap().clone();
-    let resource = told[0].1.resource.clone().unwrap().attributes;
+    let got = collector.collected.0.lock().unwrap().clone();
+    let resource = got[0].1.resource.clone().unwrap().attributes;
     let info = process.client.server_info().await.unwrap();
     for (key, value) in [
         ("service.name", "the-rm"),
@@ -183,7 +183,7 @@ async fn trace_links_call_wait_queue_and_batch() {
     ] {
         assert_eq!(attribute(&resource, key).as_deref(), Some(value), "{key}");
     }
-    assert!(told.iter().all(|(tenant, _)| tenant == "blue"));
+    assert!(got.iter().all(|(tenant, _)| tenant == "blue"));
     assert_eq!(scrape(process.http()).await["linkis_rm_trace_spans_dropped_total"], 0.0);
     assert_eq!(process.terminate(), Some(0));
 }
@@ -198,7 +198,7 @@ async fn trace_spans_are_sent_at_shutdown() {
     assert_eq!(process.terminate(), Some(0));
     let names: Vec<_> = collector.collected.spans().into_iter().map(|span| span.name).collect();
     for name in ["linkis.rm.v1.ResourceManagerService/Register", "operation", "batch", "commit"] {
-        assert!(names.iter().any(|told| told == name), "{names:?}");
+        assert!(names.iter().any(|got| got == name), "{names:?}");
     }
 }
 
@@ -232,8 +232,8 @@ async fn collector_outage_is_logged_at_each_change() {
     command.args(["--database-url", &database.url(), "--http-listen", "127.0.0.1:0"]);
     command.env("OTEL_EXPORTER_OTLP_ENDPOINT", format!("http://{place}")).env("OTEL_BSP_SCHEDULE_DELAY", "20");
     command.env("OTEL_EXPORTER_OTLP_TIMEOUT", "200");
-    let told = lines.clone();
-    let process = Process::start_command(&mut command, move |line| told.lock().unwrap().push(line));
+    let got = lines.clone();
+    let process = Process::start_command(&mut command, move |line| got.lock().unwrap().push(line));
     let mut rm = connect(&process).await;
     let count = |text: &str| lines.lock().unwrap().iter().filter(|line| line.contains(text)).count();
     let mut register_until = async |what: &str, text: &str| {

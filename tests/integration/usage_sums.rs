@@ -39,8 +39,8 @@ fn tickets(sums: &[proto::UsageSum]) -> i64 {
 }
 
 async fn eventually_used(usage: &UsageServiceClient<Channel>, count: i64) -> Vec<proto::UsageSum> {
-    let told = async || tickets(&used(usage, UsageBy::User, 0).await);
-    eventually(&format!("{count} tickets are summed"), LONG, async || told().await == count).await;
+    let got = async || tickets(&used(usage, UsageBy::User, 0).await);
+    eventually(&format!("{count} tickets are summed"), LONG, async || got().await == count).await;
     used(usage, UsageBy::User, 0).await
 }
 

@@ -33,7 +33,7 @@ import (
 const (
 	gib     = 1 << 30
 	timeout = 10 * time.Second // A call without a deadline may hang for ever.
-	wait    = 30 * time.Second // How long a request may stand in line.
+	wait    = 30 * time.Second // Maximum time of a request in the wait queue.
 )
 
 func main() {
@@ -57,21 +57,21 @@ func live(ctx context.Context, manager rm.ResourceManagerServiceClient, ledger r
 	grant := granted(must(manager.RequestResource(ctx, first)))
 	step("granted", "%s, locked until %s", grant.TicketId, grant.ExpireTime.AsTime().Format(time.RFC3339Nano))
 	again := granted(must(manager.RequestResource(ctx, first)))
-	check(again.TicketId == grant.TicketId, "the same request_id got another ticket")
-	step("asked again", "%s, the same", again.TicketId)
+	check(again.TicketId == grant.TicketId, "a repeated request_id returned another ticket")
+	step("repeated", "%s, the same", again.TicketId)
 
 	// A second engine does not fit beside the first. A refusal is not an error but the other case of the reply.
 	second := &rm.RequestResourceRequest{Em: em, User: "bob", Creator: "IDE", EngineType: "spark-3.2.1",
 		Resource: amount(4, 6, 1), RequestId: rand.Text()}
 	answer, isRefusal := must(manager.RequestResource(ctx, second)).Result.(*rm.RequestResourceResponse_NotEnough)
-	check(isRefusal, "two engines were granted where there is room for one")
+	check(isRefusal, "two engines were granted with capacity for one")
 	refusal := answer.NotEnough
 	step("refused", "%d: %s", refusal.Code, refusal.Reason)
 	for _, short := range refusal.Shortfalls {
-		step("", "%s: asked %d, left %d, in all %d", short.Dimension, short.Requested, short.Available, short.Max)
+		step("", "%s: requested %d, left %d, in all %d", short.Dimension, short.Requested, short.Available, short.Max)
 	}
-	check(!refusal.NeverFits, "it would never fit")
-	step("", "it fits once others have gone")
+	check(!refusal.NeverFits, "the request would never fit")
+	step("", "it fits after others have ended")
 
 	// The request waits, concurrently with other work. The deadline of the call must be later than the end of the wait.
 	second.WaitTimeout = durationpb.New(wait)
@@ -81,7 +81,7 @@ func live(ctx context.Context, manager rm.ResourceManagerServiceClient, ledger r
 		defer cancel()
 		waiting <- granted(must(manager.RequestResource(ctx, second)))
 	}()
-	untilInLine(ctx, ledger, em)
+	untilWaiting(ctx, ledger, em)
 	step("waiting", "bob, for %d cores", second.Resource.GetLoadInstance().Cores)
 
 	// The first engine runs: confirm it, and send the EM's heartbeat. The epoch rejects calls for an earlier registration.
@@ -91,11 +91,11 @@ func live(ctx context.Context, manager rm.ResourceManagerServiceClient, ledger r
 	step("inited", "%s has %d cores, %s", ticket.Engine.Instance, ticket.Used.GetLoadInstance().Cores, ticket.State)
 	report := &rm.HeartbeatRequest{Em: em, Epoch: epoch, Sequence: 1, Health: rm.Health_HEALTH_HEALTHY}
 	report.TicketIds = must(hex.DecodeString(strings.ReplaceAll(grant.TicketId, "-", ""))) // 16 bytes for each engine.
-	heard := must(manager.Heartbeat(ctx, report))
-	for _, unknown := range heard.UnknownTickets {
+	reply := must(manager.Heartbeat(ctx, report))
+	for _, unknown := range reply.UnknownTickets {
 		step("stop", "the engine of %s: %s", unknown.TicketId, unknown.Reason)
 	}
-	step("reported", "1 engine; the next report within %s", heard.ReportInterval.AsDuration())
+	step("reported", "1 engine; the next report within %s", reply.ReportInterval.AsDuration())
 
 	// The engine ends, and the waiting request is granted its capacity. A release may be repeated.
 	must(manager.ResourceReleased(ctx, &rm.ResourceReleasedRequest{TicketId: grant.TicketId, User: "alice", Em: em}))
@@ -103,10 +103,10 @@ func live(ctx context.Context, manager rm.ResourceManagerServiceClient, ledger r
 	next := <-waiting
 	step("granted", "%s, after its wait", next.TicketId)
 
-	// The details of an error are for programs: a reason, and metadata. The text is for people.
+	// The details of an error are for programs: a reason, and metadata. The text is for display.
 	_, err := manager.RequestResource(ctx, first)
 	info := errorInfo(err)
-	check(info.GetReason() == "TICKET_ENDED", "a request whose ticket is over was answered otherwise")
+	check(info.GetReason() == "TICKET_ENDED", "a request whose ticket has ended has another result")
 	step("error", "%s, %s %v", status.Code(err), info.Reason, info.Metadata)
 	step("", "%s", status.Convert(err).Message())
 
@@ -140,8 +140,8 @@ func errorInfo(err error) *errdetails.ErrorInfo {
 	return nil
 }
 
-// untilInLine only orders the output of this example: a client need not check whether its request waits.
-func untilInLine(ctx context.Context, ledger rm.UsageServiceClient, em *rm.EmInstance) {
+// untilWaiting only orders the output of this example: a client need not check whether its request waits.
+func untilWaiting(ctx context.Context, ledger rm.UsageServiceClient, em *rm.EmInstance) {
 	ctx, cancel := context.WithTimeout(ctx, timeout)
 	defer cancel()
 	isHere := func(waiting *rm.WaitingRequest) bool { return proto.Equal(waiting.Em, em) }

@@ -45,19 +45,19 @@ def live(manager: ResourceManagerServiceStub, ledger: UsageServiceStub) -> None:
     grant = granted(manager.RequestResource(first, timeout=TIMEOUT))
     step("granted", f"{grant.ticket_id}, locked until {grant.expire_time.ToJsonString()}")
     again = granted(manager.RequestResource(first, timeout=TIMEOUT))
-    check(again.ticket_id == grant.ticket_id, "the same request_id got another ticket")
-    step("asked again", f"{again.ticket_id}, the same")
+    check(again.ticket_id == grant.ticket_id, "a repeated request_id returned another ticket")
+    step("repeated", f"{again.ticket_id}, the same")
 
     # A second engine does not fit beside the first. A refusal is not an error but the other case of the reply.
     second = rm.RequestResourceRequest(
         em=em, user="bob", creator="IDE", engine_type="spark-3.2.1", resource=amount(4, 6, 1), request_id=str(uuid.uuid4())
     )
     answer = manager.RequestResource(second, timeout=TIMEOUT)
-    check(answer.WhichOneof("result") == "not_enough", "two engines were granted where there is room for one")
+    check(answer.WhichOneof("result") == "not_enough", "two engines were granted with capacity for one")
     step("refused", f"{answer.not_enough.code}: {answer.not_enough.reason}")
     for short in answer.not_enough.shortfalls:
-        step("", f"{short.dimension}: asked {short.requested}, left {short.available}, in all {short.max}")
-    step("", "it never fits" if answer.not_enough.never_fits else "it fits once others have gone")
+        step("", f"{short.dimension}: requested {short.requested}, left {short.available}, in all {short.max}")
+    step("", "it never fits" if answer.not_enough.never_fits else "it fits after others have ended")
 
     # The request waits, concurrently with other work. The deadline of the call must be later than the end of the wait.
     second.wait_timeout.CopyFrom(Duration(seconds=WAIT))
@@ -72,10 +72,10 @@ def live(manager: ResourceManagerServiceStub, ledger: UsageServiceStub) -> None:
     step("inited", f"{ticket.engine.instance} has {ticket.used.load_instance.cores} cores, {ticket.state}")
     report = rm.HeartbeatRequest(em=em, epoch=epoch, sequence=1, health=resource.HEALTH_HEALTHY)
     report.ticket_ids = uuid.UUID(grant.ticket_id).bytes  # 16 bytes for each ticket, concatenated.
-    heard = manager.Heartbeat(report, timeout=TIMEOUT)
-    for unknown in heard.unknown_tickets:
+    reply = manager.Heartbeat(report, timeout=TIMEOUT)
+    for unknown in reply.unknown_tickets:
         step("stop", f"the engine of {unknown.ticket_id}: {unknown.reason}")
-    step("reported", f"1 engine; the next report within {heard.report_interval.ToJsonString()}")
+    step("reported", f"1 engine; the next report within {reply.report_interval.ToJsonString()}")
 
     # The engine ends, and the waiting request is granted its capacity. A release may be repeated.
     manager.ResourceReleased(rm.ResourceReleasedRequest(ticket_id=grant.ticket_id, user="alice", em=em), timeout=TIMEOUT)
@@ -83,10 +83,10 @@ def live(manager: ResourceManagerServiceStub, ledger: UsageServiceStub) -> None:
     next_grant = granted(waiting.result())
     step("granted", f"{next_grant.ticket_id}, after its wait")
 
-    # The details of an error are for programs: a reason, and metadata. The text is for people.
+    # The details of an error are for programs: a reason, and metadata. The text is for display.
     try:
         manager.RequestResource(first, timeout=TIMEOUT)
-        check(False, "a request whose ticket is over was granted again")
+        check(False, "a request whose ticket has ended was granted again")
     except grpc.RpcError as error:
         info = error_info(error)
         check(info.reason == "TICKET_ENDED", f"not TICKET_ENDED: {error.details()}")
@@ -127,7 +127,7 @@ def until_in_line(ledger: UsageServiceStub, em: resource.EmInstance) -> None:
     """Only orders the output of this example: a client need not check whether its request waits."""
     deadline = time.monotonic() + TIMEOUT
     while all(w.em != em for w in ledger.ListWaiting(usage.ListWaitingRequest(page_size=1000), timeout=TIMEOUT).waiting):
-        check(time.monotonic() < deadline, "the request does not stand in line")
+        check(time.monotonic() < deadline, "the request does not wait")
         time.sleep(0.05)
 
 

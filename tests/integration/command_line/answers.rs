@@ -82,9 +82,9 @@ async fn commands_print_json_of_the_schema() {
     for (words, call, field) in ANSWERS {
         let (words, schema) = (world.words(words, ""), schema(call));
         let run = |format: &str| {
-            let (code, told) = world.answer(&words, format);
-            assert_eq!(code, 0, "{words:?}: {told}");
-            told
+            let (code, got) = world.answer(&words, format);
+            assert_eq!(code, 0, "{words:?}: {got}");
+            got
         };
         let (document, lines) = (parsed(&schema, &run("json")), run("jsonl"));
         let Some(field) = field else {
@@ -120,7 +120,7 @@ async fn commands_print_json_of_the_schema() {
             }
         }
     }
-    let reasons = world.told(&["history", "--no-headers", "--action", "limit_set", "--action", "limit_deleted"], 0);
+    let reasons = world.output(&["history", "--no-headers", "--action", "limit_set", "--action", "limit_deleted"], 0);
     let reasons = ["as agreed", "too strict"].map(|reason| reasons.matches(reason).count());
     // The replacement sets one limit and deletes another; then the new one is deleted.
     assert_eq!(reasons, [2, 1]);
@@ -133,10 +133,10 @@ async fn token_unwritten_is_named_for_revocation() {
     let words = ["create", "--name", "ada", "--owner", "the tests", "--role", "viewer"];
     let full = std::fs::File::options().write(true).open("/dev/full").unwrap();
     let done = tokens_command(&database, &words).stdout(full).output().unwrap();
-    let told = text(&done.stderr);
-    assert_eq!(done.status.code(), Some(2), "{told}");
-    let (_, id) = told.split_once("tokens revoke --id ").unwrap_or_else(|| panic!("{told}"));
-    let id = id.get(..36).unwrap_or_else(|| panic!("{told}"));
+    let got = text(&done.stderr);
+    assert_eq!(done.status.code(), Some(2), "{got}");
+    let (_, id) = got.split_once("tokens revoke --id ").unwrap_or_else(|| panic!("{got}"));
+    let id = id.get(..36).unwrap_or_else(|| panic!("{got}"));
     let revoke = ["revoke", "--id", id, "--yes", "--reason", "nobody has it"];
     let done = tokens_command(&database, &revoke).output().unwrap();
     assert_eq!(text(&done.stdout), format!("revoked {id}\n"));
@@ -154,9 +154,9 @@ async fn tokens_list_prints_no_secret() {
     let document: serde_json::Value = serde_json::from_str(&list("json")).unwrap();
     let lines: Vec<serde_json::Value> = list("jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(document["tokens"].as_array().unwrap(), &lines);
-    let told = |name: &str| lines.iter().find(|token| token["name"] == name).unwrap();
-    assert_eq!(told("bob")["users"], serde_json::json!(["bob"]));
-    assert_eq!((&told("ada")["state"], &told("ada")["revoke_time"]), (&"good".into(), &serde_json::Value::Null));
+    let got = |name: &str| lines.iter().find(|token| token["name"] == name).unwrap();
+    assert_eq!(output("bob")["users"], serde_json::json!(["bob"]));
+    assert_eq!((&output("ada")["state"], &output("ada")["revoke_time"]), (&"good".into(), &serde_json::Value::Null));
     assert!(list("wide").starts_with("ID  ") && list("table").contains("  good  "));
     assert!(secrets.iter().all(|secret| !list("json").contains(&secret[4..40])));
 }

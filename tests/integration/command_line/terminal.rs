@@ -125,13 +125,13 @@ async fn terminal_limits_change_detects_concurrent_change() {
     folder.write("limits.toml", "[[limit]]\neach = [\"creator\"]\nmax = { instances = 7 }\n");
     let file = folder.0.join("limits.toml");
     let (apply, delete) = (["limits", "apply", file.to_str().unwrap()], ["limits", "delete", "user"]);
-    for (words, told, instances) in [(&apply[..], "meanwhile", 3), (&delete[..], "anonymous", 4)] {
+    for (words, got, instances) in [(&apply[..], "meanwhile", 3), (&delete[..], "anonymous", 4)] {
         let mut typed = Typed::start(program(&rm.address, words));
         typed.until("[y/N]");
         rm.client.set_limit(&each_user(instances)).await.unwrap();
         typed.types("y\nas agreed\n");
         let (code, seen) = typed.end();
-        assert!(code == Some(1) && seen.contains(told), "{code:?} {seen}");
+        assert!(code == Some(1) && seen.contains(got), "{code:?} {seen}");
         assert_eq!(rm.client.limits().await.unwrap(), [each_user(instances)]);
     }
     // Without a concurrent change, the command succeeds.

@@ -35,8 +35,8 @@ async fn call_limit_rejects_requests_and_admits_releases() {
     let mut count = |answer: Result<ResultResource, ClientError>| match answer {
         Ok(answer) => granted.push(Ok(answer).granted().ticket_id),
         Err(error) => {
-            let told = (error.code(), error.reason());
-            assert_eq!(told, (Some(Code::ResourceExhausted), Some("OVERLOADED".to_owned())), "{error}");
+            let got = (error.code(), error.reason());
+            assert_eq!(got, (Some(Code::ResourceExhausted), Some("OVERLOADED".to_owned())), "{error}");
             assert!(error.retry_after().is_some(), "the rejection has a retry time");
             turned_away += 1;
         }

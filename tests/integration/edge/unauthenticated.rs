@@ -23,14 +23,14 @@ async fn health_calls_per_connection_are_bounded() {
         }
     }
     assert_eq!((watches.len(), refused), (8, 42));
-    let is_told = async |raw: &Raw| {
+    let is_accepted = async |raw: &Raw| {
         let answer = raw.empty_call("grpc.health.v1.Health/Check", &[]).await;
         !answer.headers().contains_key("grpc-status")
     };
-    assert!(!is_told(&raw).await && is_told(&Raw::connect(&process.address).await).await);
+    assert!(!is_accepted(&raw).await && is_accepted(&Raw::connect(&process.address).await).await);
     process.client.ems().await.unwrap();
     drop(watches);
-    eventually("there is room again", Duration::from_secs(30), || is_told(&raw)).await;
+    eventually("a permit is available again", Duration::from_secs(30), || is_accepted(&raw)).await;
 }
 
 /// Unauthenticated connections are closed before authenticated ones.

@@ -107,7 +107,7 @@ async fn preparation_cache_is_rebuilt_after_provider_change() {
         WHERE ticket_id = (SELECT ticket_id FROM linkis_external_ticket LIMIT 1)";
     database.execute(by_hand).await;
     counted_soon(&database, "root.a", 12).await;
-    assert!(one.client.audit().await.unwrap().differences.count > 0, "nobody was told");
+    assert!(one.client.audit().await.unwrap().differences.count > 0, "the cache has not changed");
     let before = anew(&one);
     assert_eq!(one.client.repair().await.unwrap().remaining.count, 0);
     read_anew(&database, &one, before, 13).await;

@@ -167,7 +167,7 @@ async fn compare(shared: &Shared, random: &mut Random, all: &[Known]) {
     let in_force: BTreeMap<String, i64> = rules.iter().filter_map(maximum).collect();
     for known in all {
         let max = in_force.get(&known.pattern.to_string()).copied();
-        let told = || format!("the limit of {} is {max:?}, and can only be one of {:?}", known.pattern, known.possible);
-        shared.journal.check(known.possible.contains(&max), told);
+        let got = || format!("the limit of {} is {max:?}, and can only be one of {:?}", known.pattern, known.possible);
+        shared.journal.check(known.possible.contains(&max), got);
     }
 }

@@ -37,7 +37,7 @@ pub struct Findings {
     pub granted: usize,
     pub ended: BTreeMap<String, usize>,
     /// Grants without a reply.
-    pub untold: usize,
+    pub unacknowledged: usize,
     /// How late the latest was, and for how long of that nothing was broken.
     pub latest_expiry: (Duration, Duration),
     /// The most deadlines in one second.
@@ -112,7 +112,7 @@ pub async fn audit(rm: &RmClient, journal: &Journal) {
 }
 
 /// Compares replies with the history.
-pub async fn told(connection: &mut PgConnection, journal: &Journal) -> Findings {
+pub async fn findings(connection: &mut PgConnection, journal: &Journal) -> Findings {
     let history = history::read(connection).await;
     let goings = history::replay(journal, &history);
     // An earlier release writes the lines of one commit in another order.
@@ -132,10 +132,10 @@ pub async fn told(connection: &mut PgConnection, journal: &Journal) -> Findings 
         once(journal, *id, life);
         ended(journal, &book, *id, life, &mut findings);
     }
-    for (id, told) in &book.lives {
-        ticket(journal, *id, told, lives.get(id).map_or(&[], |life| life.as_slice()));
+    for (id, got) in &book.lives {
+        ticket(journal, *id, got, lives.get(id).map_or(&[], |life| life.as_slice()));
     }
-    untold(journal, &book, &lives, &mut findings);
+    unacknowledged(journal, &book, &lives, &mut findings);
     findings.most_due = most_due(&book, &lives);
     lost(journal, &book, &lives, &history);
     request_ids(connection, journal, &book).await;
@@ -161,20 +161,20 @@ fn once(journal: &Journal, id: Uuid, life: &[&Line]) {
 fn ended(journal: &Journal, book: &Book, id: Uuid, life: &[&Line], findings: &mut Findings) {
     let Some(end) = life.last().filter(|line| line.is_end()) else { return };
     *findings.ended.entry(end.action.clone()).or_default() += 1;
-    let Some(told) = book.lives.get(&id) else { return };
+    let Some(got) = book.lives.get(&id) else { return };
     if end.action == "released" {
-        journal.check(told.release_asked, || format!("{id} was released, and nobody asked: {told:?} {life:?}"));
+        journal.check(got.release_asked, || format!("{id} was released, and nobody asked: {got:?} {life:?}"));
     }
     if end.action == "expired" {
-        let late = end.at - told.expires_at;
-        journal.check(!late.is_negative(), || format!("{id} expired early: {told:?} {life:?}"));
-        let (late, calm) = (late.unsigned_abs(), journal.calm_between(told.expires_at, end.at));
-        let late_max = if told.user == CROWD { CROWD_LATE_MAX } else { LATE_MAX };
+        let late = end.at - got.expires_at;
+        journal.check(!late.is_negative(), || format!("{id} expired early: {got:?} {life:?}"));
+        let (late, calm) = (late.unsigned_abs(), journal.calm_between(got.expires_at, end.at));
+        let late_max = if got.user == CROWD { CROWD_LATE_MAX } else { LATE_MAX };
         journal.check(calm < late_max, || {
-            format!("{id} expired {late:?} late, of which nothing was broken for {calm:?}: {told:?} {life:?}")
+            format!("{id} expired {late:?} late, of which nothing was broken for {calm:?}: {got:?} {life:?}")
         });
         findings.latest_expiry = findings.latest_expiry.max((late, calm));
-        journal.check(!told.inited && life.len() == 2, || format!("{id} was in use, and expired: {told:?} {life:?}"));
+        journal.check(!got.inited && life.len() == 2, || format!("{id} was in use, and expired: {got:?} {life:?}"));
     }
 }
 
@@ -182,32 +182,32 @@ fn ended(journal: &Journal, book: &Book, id: Uuid, life: &[&Line], findings: &mu
 fn most_due(book: &Book, lives: &HashMap<Uuid, Vec<&Line>>) -> usize {
     let mut seconds: HashMap<i64, usize> = HashMap::new();
     let expired = lives.iter().filter(|(_, life)| life.last().is_some_and(|line| line.action == "expired"));
-    for told in expired.filter_map(|(id, _)| book.lives.get(id)) {
-        *seconds.entry(told.expires_at.unix_timestamp()).or_default() += 1;
+    for got in expired.filter_map(|(id, _)| book.lives.get(id)) {
+        *seconds.entry(got.expires_at.unix_timestamp()).or_default() += 1;
     }
     seconds.into_values().max().unwrap_or(0)
 }
 
 /// Replies about one ticket.
-fn ticket(journal: &Journal, id: Uuid, told: &Life, life: &[&Line]) {
+fn ticket(journal: &Journal, id: Uuid, got: &Life, life: &[&Line]) {
     let Some(granted) = life.first() else {
-        return journal.violation(format!("{id} was granted, and is nowhere: {told:?}"));
+        return journal.violation(format!("{id} was granted, and is nowhere: {got:?}"));
     };
     let is_same =
-        granted.em == told.em && granted.user.as_ref() == Some(&told.user) && granted.amounts() == amounts(&told.asked);
-    journal.check(is_same, || format!("{id} was granted as {granted:?}, and told as {told:?}"));
+        granted.em == got.em && granted.user.as_ref() == Some(&got.user) && granted.amounts() == amounts(&got.asked);
+    journal.check(is_same, || format!("{id} was granted as {granted:?}, and got as {got:?}"));
     let was_inited = life.iter().any(|line| ["inited", "adopted"].contains(&line.action.as_str()));
-    journal.check(was_inited || !told.inited, || format!("{id} was told to be in use: {told:?} {life:?}"));
-    journal.check(told.init_asked || !was_inited, || format!("{id} came in use, and nobody asked: {told:?} {life:?}"));
+    journal.check(was_inited || !got.inited, || format!("{id} was got to be in use: {got:?} {life:?}"));
+    journal.check(got.init_asked || !was_inited, || format!("{id} came in use, and nobody asked: {got:?} {life:?}"));
     let was_reported = |used: &Resource| life.iter().any(|line| !line.is_end() && line.amounts() == amounts(used));
-    let is_held = told.reported.as_ref().is_none_or(was_reported);
-    journal.check(is_held, || format!("{id} was told to use something else: {told:?} {life:?}"));
+    let is_held = got.reported.as_ref().is_none_or(was_reported);
+    journal.check(is_held, || format!("{id} was got to use something else: {got:?} {life:?}"));
     let is_over = life.iter().any(|line| line.is_end());
-    journal.check(is_over || !told.over, || format!("{id} was told to be over: {told:?} {life:?}"));
+    journal.check(is_over || !got.over, || format!("{id} was got to be over: {got:?} {life:?}"));
 }
 
 /// A grant without a reply belongs to a call with an unknown result, and ended without use.
-fn untold(journal: &Journal, book: &Book, lives: &HashMap<Uuid, Vec<&Line>>, findings: &mut Findings) {
+fn unacknowledged(journal: &Journal, book: &Book, lives: &HashMap<Uuid, Vec<&Line>>, findings: &mut Findings) {
     let mut by_user: HashMap<&str, Vec<&Vec<&Line>>> = HashMap::new();
     let mut granted: HashMap<&str, usize> = HashMap::new();
     for (id, life) in lives {
@@ -222,13 +222,14 @@ fn untold(journal: &Journal, book: &Book, lives: &HashMap<Uuid, Vec<&Line>>, fin
         }
     }
     let never = Asker::default();
-    for (user, untold) in by_user {
-        findings.untold += untold.len();
+    for (user, unacknowledged) in by_user {
+        findings.unacknowledged += unacknowledged.len();
         let asker = book.askers.get(user).unwrap_or(&never);
-        let told = || format!("{user} was told otherwise ({asker:?}), and was granted {untold:?}");
-        journal.check(untold.len() <= asker.unclear, told);
-        let came_to_nothing = untold.iter().flat_map(|life| life.iter()).all(|line| line.action != "inited");
-        journal.check(came_to_nothing, || format!("a ticket is in use without a reply to its caller: {untold:?}"));
+        let got = || format!("{user} has other replies ({asker:?}), and was granted {unacknowledged:?}");
+        journal.check(unacknowledged.len() <= asker.unclear, got);
+        let came_to_nothing = unacknowledged.iter().flat_map(|life| life.iter()).all(|line| line.action != "inited");
+        journal
+            .check(came_to_nothing, || format!("a ticket is in use without a reply to its caller: {unacknowledged:?}"));
     }
     for (user, count) in granted {
         let is_one = book.askers.get(user).is_some_and(|asker| asker.is_one);
@@ -247,11 +248,11 @@ fn lost(journal: &Journal, book: &Book, lives: &HashMap<Uuid, Vec<&Line>>, histo
     }
     for (id, life) in lives {
         let Some(end) = life.last().filter(|line| line.action == "lost") else { continue };
-        let engine_gone = book.lives.get(id).is_some_and(|told| told.engine_gone);
-        let told = || format!("{id} was lost although it was reported: {:?} {life:?}", book.lives.get(id));
+        let engine_gone = book.lives.get(id).is_some_and(|got| got.engine_gone);
+        let got = || format!("{id} was lost although it was reported: {:?} {life:?}", book.lives.get(id));
         // The tickets of an EM that goes end in steps.
         let went = gone.iter().any(|(em, at)| **em == end.em && life[0].at <= *at && *at <= end.at);
-        journal.check(engine_gone || went, told);
+        journal.check(engine_gone || went, got);
     }
 }
 
@@ -260,8 +261,8 @@ async fn request_ids(connection: &mut PgConnection, journal: &Journal, book: &Bo
     let rows: Vec<(String, Uuid)> =
         sqlx::query_as("SELECT request_id, ticket_id FROM linkis_user_request_id UNION ALL SELECT request_id, ticket_id FROM linkis_request_id").fetch_all(connection).await.unwrap();
     let kept: HashMap<String, Uuid> = rows.into_iter().collect();
-    for (request_id, told) in &book.request_ids {
-        let is_one = told.len() == 1 && told.iter().next() == kept.get(request_id);
-        journal.check(is_one, || format!("{request_id} was answered with {told:?}, and is {:?}", kept.get(request_id)));
+    for (request_id, got) in &book.request_ids {
+        let is_one = got.len() == 1 && got.iter().next() == kept.get(request_id);
+        journal.check(is_one, || format!("{request_id} was answered with {got:?}, and is {:?}", kept.get(request_id)));
     }
 }

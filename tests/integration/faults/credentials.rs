@@ -127,9 +127,9 @@ impl Credentials {
         self.write_certificates(by);
         let of_hosts = certify(&self.authorities[by], &Hosts::REPORTING, &[], FAR);
         for address in addresses {
-            let told = format!("{address} has the new certificates and believes them");
+            let got = format!("{address} has the new certificates and believes them");
             let taken_up = async || asks(&self.with_certificate(address, LOOK_TIMEOUT, &of_hosts, &[by])).await;
-            within(&told, taken_up).await?;
+            within(&got, taken_up).await?;
         }
         {
             let mut shown = self.shown.write().unwrap();
@@ -205,8 +205,8 @@ async fn within(what: &str, holds: impl AsyncFn() -> bool) -> Result<(), String>
 /// Its id, and itself.
 fn create_token(url: &str) -> (String, String) {
     let words = ["create", "--name", "callers", "--owner", "the faults", "--role", "admin"].map(str::to_owned);
-    let (token, told) = tokens(url, &words);
-    let id = told.lines().find_map(|line| line.strip_prefix("token ")?.split(' ').next()).unwrap().to_owned();
+    let (token, got) = tokens(url, &words);
+    let id = got.lines().find_map(|line| line.strip_prefix("token ")?.split(' ').next()).unwrap().to_owned();
     (id, token.trim_end().to_owned())
 }
 
@@ -215,7 +215,7 @@ fn tokens(url: &str, words: &[String]) -> (String, String) {
     let mut command = Command::new(*PROGRAM);
     command.arg("tokens").args(words).env("DATABASE_URL", url).env_remove("LINKIS_RM_DATA_DIR");
     let done = command.output().unwrap();
-    let [out, told] = [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap());
-    assert!(done.status.success(), "{words:?}: {told}");
-    (out, told)
+    let [out, got] = [done.stdout, done.stderr].map(|text| String::from_utf8(text).unwrap());
+    assert!(done.status.success(), "{words:?}: {got}");
+    (out, got)
 }

@@ -80,10 +80,10 @@ async fn report(shared: &Shared, random: &mut Random, em: &EmInstance, epoch: i6
             match shared.journal.call("heartbeat", rm.heartbeat(&report)).await {
                 Answer::Done(heartbeat) => {
                     for unknown in heartbeat.unknown_tickets {
-                        let told = || {
+                        let got = || {
                             format!("{} was granted on {em}, and is not known there: {}", unknown.id, unknown.reason)
                         };
-                        shared.journal.check(!unknown.reason.contains("left the history"), told);
+                        shared.journal.check(!unknown.reason.contains("left the history"), got);
                         shared.engines.remove(em, unknown.id);
                     }
                     break;

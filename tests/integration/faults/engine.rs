@@ -197,8 +197,8 @@ impl Caller {
                 if request.em.as_ref().is_some_and(|em| *em != grant.em) {
                     journal.violation(format!("granted on another EM than was asked for: {grant:?}"));
                 }
-                let told = || format!("{request:?} was let in: {grant:?}");
-                journal.check(may_go(request, &grant.em), told);
+                let got = || format!("{request:?} was let in: {grant:?}");
+                journal.check(may_go(request, &grant.em), got);
                 End::Granted(grant)
             }
             Answer::Done(ResultResource::NotEnough(_)) | Answer::Rejected => End::Refused,
@@ -255,8 +255,8 @@ impl Caller {
             let late = ConfirmTicket { epoch: Some(*older), ..report.clone() };
             let rm = self.shared.client(&mut self.random);
             let answer = self.shared.journal.call(OLDER, rm.resource_inited(&late)).await;
-            let told = || format!("{late:?} was believed: {answer:?}");
-            self.shared.journal.check(!matches!(answer, Answer::Done(_)), told);
+            let got = || format!("{late:?} was believed: {answer:?}");
+            self.shared.journal.check(!matches!(answer, Answer::Done(_)), got);
         }
         // A report must name the engine as soon as it may be confirmed.
         self.shared.engines.insert(&grant.em, grant.ticket_id);
@@ -281,8 +281,8 @@ impl Caller {
         let used = load(self.random.between(0, 8), self.random.between(0, 5), 1);
         for application_id in [self.random.pick(["", "application_1_1"]), "application_1_2"] {
             let Some(used) = of(request, grant, used.clone(), application_id) else { return };
-            let told = grant.reported(request.user.clone(), used.clone());
-            let report = UpdateTicket { epoch: self.epoch(grant), ..told };
+            let got = grant.reported(request.user.clone(), used.clone());
+            let report = UpdateTicket { epoch: self.epoch(grant), ..got };
             let report_use = async |rm: RmClient| rm.resource_reported(&report).await;
             if self.shared.insist(&mut self.random, "reported", report_use).await.is_none() {
                 return;

@@ -189,8 +189,8 @@ impl EmThen {
             let grew = |(id, before): (&Uuid, &Option<Amounts>)| {
                 amount(self.held.get(id).copied(), dimension) > amount(*before, dimension)
             };
-            let told = || format!("{em} of {total:?} was over-committed: {:?} in use after {commit:?}", self.in_use);
-            journal.check(!is_short || !before.iter().any(grew), told);
+            let got = || format!("{em} of {total:?} was over-committed: {:?} in use after {commit:?}", self.in_use);
+            journal.check(!is_short || !before.iter().any(grew), got);
         }
     }
 

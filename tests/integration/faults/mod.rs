@@ -110,7 +110,7 @@ async fn faults_under_load_break_no_promise() {
     while let Some(ended) = reporting.join_next().await {
         ended.unwrap();
     }
-    let findings = checks::told(&mut connection, &journal).await;
+    let findings = checks::findings(&mut connection, &journal).await;
     for defect in cluster.stop().await {
         journal.violation(format!("an instance logged {defect}"));
     }

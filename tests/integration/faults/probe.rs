@@ -66,8 +66,8 @@ impl Probes {
             Answer::Done(ResultResource::NotEnough(refusal)) => {
                 // Limits may be lower than what all callers of the same creator hold.
                 self.0[node].lock().unwrap().push(Instant::now());
-                let told = || format!("a probe was refused: {}", refusal.reason);
-                shared.journal.check(!refusal.is_of_em_alone(), told);
+                let got = || format!("a probe was refused: {}", refusal.reason);
+                shared.journal.check(!refusal.is_of_em_alone(), got);
             }
             Answer::Rejected | Answer::Nothing | Answer::Unclear => {}
         }

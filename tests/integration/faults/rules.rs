@@ -259,11 +259,11 @@ impl Replay<'_> {
                     !exempt.as_ref().is_some_and(|exempt| exempt.contains(kind))
                         && amount(self.held.get(id).copied(), dimension) > amount(*before, dimension)
                 });
-                let told = || {
+                let got = || {
                     let (keys, values, last) = (&self.keys[scope.0], &scope.1, commit.last);
                     format!("{keys:?} {values:?} of {max} held {held:?} after line {last}, which granted some of it")
                 };
-                self.journal.check(!grew || held[dimension] <= max, told);
+                self.journal.check(!grew || held[dimension] <= max, got);
                 self.judged.commits += usize::from(grew);
                 self.judged.full += usize::from(grew && held[dimension] == max);
             }

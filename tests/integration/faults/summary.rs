@@ -23,9 +23,9 @@ pub fn print(book: &Book, tolls: &BTreeMap<Fault, Toll>, findings: &Findings) {
         let answers = answers.iter().map(|(answer, count)| format!("{answer} {count}")).collect::<Vec<_>>();
         println!("{kind:<26}{}", answers.join(", "));
     }
-    let Findings { granted, ended, untold, latest_expiry, most_due, em_lines, goings, judged } = findings;
+    let Findings { granted, ended, unacknowledged, latest_expiry, most_due, em_lines, goings, judged } = findings;
     let ended = ended.iter().map(|(end, count)| format!("{end} {count}")).collect::<Vec<_>>().join(", ");
-    println!("\n{granted} tickets ({untold} of them nobody was told of): {ended}");
+    println!("\n{granted} tickets ({unacknowledged} of them not acknowledged): {ended}");
     let (late, calm) = latest_expiry;
     println!("the latest expiry was {} late; nothing was broken for {} of it", seconds(*late), seconds(*calm));
     println!("the most deadlines in one second were {most_due}");

@@ -51,9 +51,9 @@ type Counters = ((i64, i64), [Resource; 3]);
 
 impl Mirror {
     /// Takes in what a message says.
-    async fn take(&mut self, client: &RmClient, told: FollowActionsResponse) {
+    async fn take(&mut self, client: &RmClient, got: FollowActionsResponse) {
         let mut touched = BTreeMap::new();
-        for line in told.actions {
+        for line in got.actions {
             self.lines += 1;
             *self.seen.entry(line.action.clone()).or_default() += 1;
             if let Some(em) = line.em.as_ref().filter(|em| !em.instance.is_empty()) {
@@ -236,12 +236,12 @@ async fn replica_by_feed_equals_service() {
         copies.spawn(async move {
             let (mut copy, mut follower) = Mirror::begin(&client).await;
             loop {
-                let told = follower.next().await.unwrap();
-                let is_last = told
+                let got = follower.next().await.unwrap();
+                let is_last = got
                     .actions
                     .iter()
                     .any(|line| line.em.as_ref().is_some_and(|em| end.lock().unwrap().as_ref() == Some(&em.instance)));
-                copy.take(&client, told).await;
+                copy.take(&client, got).await;
                 if is_last {
                     return copy;
                 }
@@ -302,7 +302,7 @@ async fn replica_by_feed_equals_service() {
         for action in
             ["granted", "adopted", "inited", "reported", "released", "forced", "expired", "unregistered", "lost"]
         {
-            assert!(copy.seen.contains_key(action), "{action} was never told: {:?}", copy.seen);
+            assert!(copy.seen.contains_key(action), "{action} was never sent: {:?}", copy.seen);
         }
     }
     assert_books(&database, &second.client).await;

@@ -40,11 +40,11 @@ async fn placement_skips_unhealthy_and_prefers_idle_em() {
     for host in hosts {
         ecms.push(Ecm::register(&rm.client, host, 10).await);
     }
-    let told = |used, permille| Load::parse("load", used, 100, permille).ok();
+    let got = |used, permille| Load::parse("load", used, 100, permille).ok();
     let reports = [
         EmReport { health: Health::Unhealthy, ..ecms[0].report(&[]) },
-        EmReport { load: told(95, 0), health: Health::Warn, ..ecms[1].report(&[]) },
-        EmReport { load: told(5, 300), ..ecms[2].report(&[]) },
+        EmReport { load: got(95, 0), health: Health::Warn, ..ecms[1].report(&[]) },
+        EmReport { load: got(5, 300), ..ecms[2].report(&[]) },
     ];
     for report in &reports {
         rm.client.heartbeat(report).await.unwrap();

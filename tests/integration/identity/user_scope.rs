@@ -59,8 +59,8 @@ async fn ecm_token_authorizes_only_its_em() {
     // Not even where the ticket is.
     let status =
         a.resource_released(proto::ResourceReleasedRequest { ticket_id: on_b.clone(), ..Default::default() }).await;
-    let told = format!("{:?}", status.unwrap_err());
-    assert!(told.contains("TICKET_NOT_FOUND") && !told.contains("host2") && !told.contains("alice"), "{told}");
+    let got = format!("{:?}", status.unwrap_err());
+    assert!(got.contains("TICKET_NOT_FOUND") && !got.contains("host2") && !got.contains("alice"), "{got}");
     // A wrong EM of the ticket does not help.
     let status = a.resource_released(released(&on_b, em_message("host1"))).await.unwrap_err();
     assert_eq!(reason(&status), "TICKET_NOT_FOUND");
@@ -82,8 +82,8 @@ async fn ecm_token_authorizes_only_its_em() {
 /// All replies to a caller, as text.
 async fn everything(channel: &Channel, token: &str, tickets: &[String; 2], engine: proto::EngineInstance) -> String {
     let (mut usage, mut limits) = (usage_of(channel, token), LimitServiceClient::new(with(channel, token)));
-    let mut told = String::new();
-    let mut tell = |what: &dyn std::fmt::Debug| told.push_str(&format!("{what:?}\n"));
+    let mut got = String::new();
+    let mut tell = |what: &dyn std::fmt::Debug| got.push_str(&format!("{what:?}\n"));
     let (mut next, mut pages) = (String::new(), 0);
     loop {
         let call = proto::ListTicketsRequest { page_size: 2, page_token: next, ..Default::default() };
@@ -158,7 +158,7 @@ async fn everything(channel: &Channel, token: &str, tickets: &[String; 2], engin
     let call = proto::ListLimitsRequest { page_token: page.next_page_token.clone(), ..Default::default() };
     tell(&page);
     tell(&limits.list_limits(call).await);
-    told
+    got
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -216,15 +216,15 @@ async fn user_scope_limits_requests_and_replies() {
     // A caller with a user scope sees what belongs to alice, and nothing of bob.
     let tickets = [of_alice.clone(), of_bob[1].clone()];
     for token in [&viewer, &one] {
-        let told = everything(&channel, token, &tickets, engine.clone()).await;
+        let got = everything(&channel, token, &tickets, engine.clone()).await;
         for other in [&of_bob[0], &of_bob[2], "\"bob\"", "bob-engine:1"] {
-            let lines: Vec<_> = told.lines().filter(|line| line.contains(other)).collect();
+            let lines: Vec<_> = got.lines().filter(|line| line.contains(other)).collect();
             assert!(lines.is_empty(), "{other}: {lines:#?}");
         }
-        assert!(told.contains(&of_alice) && told.contains("\"alice\""), "{told}");
+        assert!(got.contains(&of_alice) && got.contains("\"alice\""), "{got}");
     }
-    let told = everything(&channel, &all, &tickets, engine).await;
-    assert!(told.contains("\"bob\"") && told.contains("bob-engine:1"), "a caller without a scope sees all: {told}");
+    let got = everything(&channel, &all, &tickets, engine).await;
+    assert!(got.contains("\"bob\"") && got.contains("bob-engine:1"), "a caller without a scope sees all: {got}");
 
     let by_em = proto::GetUsageRequest { by: proto::UsageBy::Em.into(), ..Default::default() };
     let status = usage_of(&channel, &one).get_usage(by_em).await.unwrap_err();
@@ -273,7 +273,7 @@ async fn ticket_of_another_owner_is_not_found() {
         [(&manager, "host1", ["alice", ""]), (&ecm, "host2", ["bob", "alice"]), (&ecm, "host2", ["", ""])]
     {
         let mut caller = rm_of(&channel, token);
-        let mut told: Vec<Vec<String>> = Vec::new();
+        let mut got: Vec<Vec<String>> = Vec::new();
         for ticket in &tickets {
             let mut answers = Vec::new();
             for user in users {
@@ -310,9 +310,9 @@ async fn ticket_of_another_owner_is_not_found() {
                 let facts = BTreeMap::from_iter(status.get_details_error_info().unwrap().metadata);
                 format!("{} {facts:?}", status.message()).replace(ticket, "TICKET")
             });
-            told.push(shown.collect());
+            got.push(shown.collect());
         }
-        assert!(told.iter().all(|answers| *answers == told[0]), "{told:#?}");
+        assert!(got.iter().all(|answers| *answers == got[0]), "{got:#?}");
     }
     // A report reveals no more.
     let mut ecm = rm_of(&channel, &ecm);

@@ -192,15 +192,15 @@ async fn limit_replacement_writes_history_outside_the_fence() {
     rm.client.request_resource(&request(&host, "user1", load(1, 1, 1))).await.refused();
     rm.client.request_resource(&request(&host, "other", load(1, 1, 1))).await.granted();
     assert_eq!(noted().await, (1, RULES + 1 + 2), "with two grants");
-    let told: Vec<(String, String)> = database
+    let got: Vec<(String, String)> = database
         .rows(
             r#"SELECT action, coalesce("user", scope::text) FROM linkis_resource_action_record
         WHERE action IN ('granted', 'limits_in_force') ORDER BY id"#,
         )
         .await;
-    let told: Vec<_> = told.iter().map(|(action, of)| (action.as_str(), of.as_str())).collect();
+    let got: Vec<_> = got.iter().map(|(action, of)| (action.as_str(), of.as_str())).collect();
     let (in_force, granted) = (("limits_in_force", r#"{"user": null}"#), ("granted", "user1"));
-    assert_eq!(told, [in_force, granted, granted, in_force, ("granted", "other")]);
+    assert_eq!(got, [in_force, granted, granted, in_force, ("granted", "other")]);
     let first = "SELECT count(*) FROM linkis_resource_action_record WHERE action = 'limit_set'
         AND id < (SELECT max(id) FROM linkis_resource_action_record WHERE action = 'limits_in_force')";
     assert_eq!(database.count(first).await, RULES + 3, "all new limits are recorded before they are in force");

@@ -25,23 +25,23 @@ async fn migration_without_its_lock_delays_no_call() {
     command.args(["--listen", "127.0.0.1:0"]).env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
     command.env("RUST_LOG", "info").env("LINKIS_RM_LOG_FORMAT", "text");
     let mut starting = command.stderr(Stdio::piped()).spawn().unwrap();
-    let (log, told) = (starting.stderr.take().unwrap(), Arc::new(Mutex::new(Vec::new())));
-    let keep = told.clone();
+    let (log, log_lines) = (starting.stderr.take().unwrap(), Arc::new(Mutex::new(Vec::new())));
+    let keep = log_lines.clone();
     let reading = std::thread::spawn(move || {
         BufReader::new(log).lines().map_while(Result::ok).for_each(|line| keep.lock().unwrap().push(line));
     });
-    let tells = |what: &str| told.lock().unwrap().iter().filter(|line| line.contains(what)).count();
+    let count = |what: &str| log_lines.lock().unwrap().iter().filter(|line| line.contains(what)).count();
     let (mut granted, mut longest) = (0, Duration::ZERO);
-    while tells("in the way of a migration") < 3 {
+    while count("in the way of a migration") < 3 {
         let begun = Instant::now();
-        assert!(starting.try_wait().unwrap().is_none(), "it has ended: {told:?}");
+        assert!(starting.try_wait().unwrap().is_none(), "it has ended: {log_lines:?}");
         rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
         (granted, longest) = (granted + 1, longest.max(begun.elapsed()));
     }
-    assert_eq!(tells("serving address="), 0);
+    assert_eq!(count("serving address="), 0);
     assert!(longest < Duration::from_secs(5), "one waited for {longest:?}");
     execute(&mut reader, "ROLLBACK").await;
-    eventually("it serves", Duration::from_secs(30), async || tells("serving address=") == 1).await;
+    eventually("it serves", Duration::from_secs(30), async || count("serving address=") == 1).await;
     starting.kill().unwrap();
     starting.wait().unwrap();
     reading.join().unwrap();

@@ -156,15 +156,15 @@ async fn logs(folder: &Folder, number: usize, url: &str, text: &str) {
     command.env_remove("LINKIS_RM_DATA_DIR").stdout(Stdio::null()).stderr(File::create(&log).unwrap());
     let mut process = command.spawn().unwrap();
     let read = || std::fs::read_to_string(&log).unwrap();
-    let told = tokio::time::timeout(LONG, async {
+    let got = tokio::time::timeout(LONG, async {
         while !read().contains(text) {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     });
-    let is_told = told.await.is_ok();
+    let is_logged = got.await.is_ok();
     let _ = process.kill();
     process.wait().unwrap();
-    assert!(is_told, "{text:?} is not in the log:\n{}", read());
+    assert!(is_logged, "{text:?} is not in the log:\n{}", read());
 }
 
 async fn postgres() -> (Folder, EmbeddedPostgres, u16) {

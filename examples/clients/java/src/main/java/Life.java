@@ -58,25 +58,25 @@ public final class Life {
         var until = Instant.ofEpochSecond(grant.getExpireTime().getSeconds(), grant.getExpireTime().getNanos());
         step("granted", grant.getTicketId() + ", locked until " + until);
         var again = granted(manager().requestResource(first));
-        check(again.getTicketId().equals(grant.getTicketId()), "the same request_id got another ticket");
-        step("asked again", again.getTicketId() + ", the same");
+        check(again.getTicketId().equals(grant.getTicketId()), "a repeated request_id returned another ticket");
+        step("repeated", again.getTicketId() + ", the same");
 
         // A second engine does not fit beside the first. A refusal is not an error but the other case of the reply.
         var second = RequestResourceRequest.newBuilder().setEm(em).setUser("bob").setCreator("IDE").setEngineType("spark-3.2.1")
                 .setResource(amount(4, 6, 1)).setRequestId(UUID.randomUUID().toString());
         var answer = manager().requestResource(second.build());
-        check(answer.hasNotEnough(), "two engines were granted where there is room for one");
+        check(answer.hasNotEnough(), "two engines were granted with capacity for one");
         var refusal = answer.getNotEnough();
         step("refused", refusal.getCode() + ": " + refusal.getReason());
         for (var s : refusal.getShortfallsList()) {
-            step("", s.getDimension() + ": asked " + s.getRequested() + ", left " + s.getAvailable() + ", in all " + s.getMax());
+            step("", s.getDimension() + ": requested " + s.getRequested() + ", left " + s.getAvailable() + ", in all " + s.getMax());
         }
-        step("", refusal.getNeverFits() ? "it never fits" : "it fits once others have gone");
+        step("", refusal.getNeverFits() ? "it never fits" : "it fits after others have ended");
 
         // The request waits, concurrently with other work. The deadline of the call must be later than the end of the wait.
         second.setWaitTimeout(Duration.newBuilder().setSeconds(WAIT));
         var waiting = futures.withDeadlineAfter(WAIT + TIMEOUT, TimeUnit.SECONDS).requestResource(second.build());
-        untilInLine(em);
+        untilWaiting(em);
         step("waiting", "bob, for " + second.getResource().getLoadInstance().getCores() + " cores");
 
         // The first engine runs: confirm it, and send the EM's heartbeat. The epoch rejects calls for an earlier registration.
@@ -88,11 +88,11 @@ public final class Life {
         step("inited", ticket.getEngine().getInstance() + " has " + cores + " cores, " + ticket.getState());
         var report = HeartbeatRequest.newBuilder().setEm(em).setEpoch(epoch).setSequence(1).setHealth(Health.HEALTH_HEALTHY)
                 .setTicketIds(bytes(grant.getTicketId())); // Several tickets are concatenated.
-        var heard = manager().heartbeat(report.build());
-        for (var unknown : heard.getUnknownTicketsList()) {
+        var reply = manager().heartbeat(report.build());
+        for (var unknown : reply.getUnknownTicketsList()) {
             step("stop", "the engine of " + unknown.getTicketId() + ": " + unknown.getReason());
         }
-        step("reported", "1 engine; the next report within " + heard.getReportInterval().getSeconds() + "s");
+        step("reported", "1 engine; the next report within " + reply.getReportInterval().getSeconds() + "s");
 
         // The engine ends, and the waiting request is granted its capacity. A release may be repeated.
         var release = ResourceReleasedRequest.newBuilder().setTicketId(grant.getTicketId()).setUser("alice").setEm(em);
@@ -101,10 +101,10 @@ public final class Life {
         var next = granted(waiting.get());
         step("granted", next.getTicketId() + ", after its wait");
 
-        // The details of an error are for programs: a reason, and metadata. The text is for people.
+        // The details of an error are for programs: a reason, and metadata. The text is for display.
         try {
             manager().requestResource(first);
-            check(false, "a request whose ticket is over was granted again");
+            check(false, "a request whose ticket has ended was granted again");
         } catch (StatusRuntimeException error) {
             var info = errorInfo(error);
             check(info.getReason().equals("TICKET_ENDED"), "not TICKET_ENDED: " + error.getMessage());
@@ -147,7 +147,7 @@ public final class Life {
     }
 
     /** Only orders the output of this example: a client need not check whether its request waits. */
-    private void untilInLine(EmInstance em) throws InterruptedException {
+    private void untilWaiting(EmInstance em) throws InterruptedException {
         var line = ledger.withDeadlineAfter(TIMEOUT, TimeUnit.SECONDS);
         var all = ListWaitingRequest.newBuilder().setPageSize(1000).build();
         while (line.listWaiting(all).getWaitingList().stream().noneMatch(waiting -> waiting.getEm().equals(em))) {

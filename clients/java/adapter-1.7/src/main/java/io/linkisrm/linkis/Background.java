@@ -58,7 +58,7 @@ final class Background {
                 task.run();
             } catch (Throwable e) {
                 // Catches every exception: a thrown one would end the thread.
-                LOG.warn("linkis-rm: {} is tried again: {}", task.name(), e.toString());
+                LOG.warn("linkis-rm: {} is retried: {}", task.name(), e.toString());
             }
         }, 0, millis, TimeUnit.MILLISECONDS);
     }

@@ -62,12 +62,12 @@ final class Connections {
 
     private static SettingException told(Settings settings, ServiceException error) {
         if (error.code() == Status.Code.UNAUTHENTICATED) {
-            return new SettingException(Settings.TOKEN_FILE, "the service at " + settings.address + " does not take the token ("
-                    + error.reason() + "). Put one that it takes into the file, and have the line "
+            return new SettingException(Settings.TOKEN_FILE, "the service at " + settings.address + " does not accept the token ("
+                    + error.reason() + "). Put a valid token into the file, and set the line "
                     + Settings.line(Settings.TOKEN_FILE, "FILE"), error);
         } else if (error.code() == Status.Code.PERMISSION_DENIED) {
-            return new SettingException(Settings.TOKEN_FILE, "the token may not do what a manager of Linkis has to: "
-                    + error.getMessage() + ". Put one with the roles manager, ecm (for the application of the ECMs) and operator into the file", error);
+            return new SettingException(Settings.TOKEN_FILE, "the token lacks permissions of a manager of Linkis: "
+                    + error.getMessage() + ". Put a token with the roles manager, ecm (for the application of the ECMs) and operator into the file", error);
         }
         for (Throwable cause = error; cause != null; cause = cause.getCause()) {
             if (cause instanceof SSLException) {
@@ -75,7 +75,7 @@ final class Connections {
                         + cause.getMessage() + ". Have the line " + Settings.line(Settings.CA_FILE, "FILE") + " name whose are", error);
             }
         }
-        return new SettingException(Settings.ADDRESS, settings.address + " does not answer as linkis-rm does: " + error.getMessage()
+        return new SettingException(Settings.ADDRESS, settings.address + " does not reply as linkis-rm does: " + error.getMessage()
                 + ". Start it, or change the line to " + Settings.line(Settings.ADDRESS, "HOST:50051"), error);
     }
 }

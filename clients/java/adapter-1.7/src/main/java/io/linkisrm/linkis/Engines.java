@@ -246,7 +246,7 @@ final class Engines {
         try {
             step.run();
         } catch (RuntimeException e) {
-            LOG.info("linkis-rm: nothing to take back: {}", e.toString());
+            LOG.info("linkis-rm: nothing to undo: {}", e.toString());
         }
     }
 }

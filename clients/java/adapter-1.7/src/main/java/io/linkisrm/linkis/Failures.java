@@ -26,7 +26,7 @@ final class Failures {
         LinkisRuntimeException told;
         if (mayPass(error)) {
             told = new RMLockFailedRetryException(RMErrorCode.LOCK_LABEL_FAILED.getErrorCode(),
-                    "The resource manager does not answer: please try again. What it may have granted is given back. " + error.getMessage());
+                    "The resource manager does not reply: please try again. A possible grant is released. " + error.getMessage());
         } else {
             told = new RMErrorException(RMErrorCode.LABEL_RESOURCE_NOT_FOUND.getErrorCode(), error.getMessage());
         }

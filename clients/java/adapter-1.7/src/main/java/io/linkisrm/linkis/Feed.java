@@ -61,7 +61,7 @@ final class Feed implements Background.Task {
         try (Messages<FollowActionsResponse> feed = service.follow(from)) {
             FollowActionsResponse told = feed.next(SILENT_MAX);
             if (from.isEmpty()) {
-                LOG.info("linkis-rm: there is no position to go on from, so everything is looked at");
+                LOG.info("linkis-rm: no position is stored, so all tickets are checked");
                 mirror.changed(tables.mirrored());
             }
             while (true) {
@@ -76,7 +76,7 @@ final class Feed implements Background.Task {
             if (e.code() != Status.Code.OUT_OF_RANGE) {
                 throw e;
             }
-            LOG.warn("linkis-rm: what happened behind {} is not known any more: {}", from, e.getMessage());
+            LOG.warn("linkis-rm: the actions after {} are no longer available: {}", from, e.getMessage());
             position.forget();
         }
     }
@@ -123,7 +123,7 @@ final class Feed implements Background.Task {
         } catch (InterruptedException e) {
             throw e;
         } catch (Exception e) {
-            LOG.warn("linkis-rm: the rows of {} stay for now: {}", line.getTicketId(), e.toString());
+            LOG.warn("linkis-rm: the rows of {} are kept and retried later: {}", line.getTicketId(), e.toString());
         }
     }
 

@@ -92,13 +92,13 @@ final class Heartbeats implements Background.Task {
                 }
             } catch (ServiceException e) {
                 if (!e.is("STALE_REPORT") && !e.is("EM_NOT_REGISTERED")) {
-                    LOG.warn("linkis-rm: the heartbeat of {} is not passed on: {}", one.getValue().instance, e.getMessage());
+                    LOG.warn("linkis-rm: the heartbeat of {} is not forwarded: {}", one.getValue().instance, e.getMessage());
                 }
             } catch (InterruptedException e) {
                 throw e;
             } catch (Exception e) {
                 // Catches every exception, so that one ECM does not delay the others.
-                LOG.warn("linkis-rm: the heartbeat of {} is not passed on: {}", one.getValue().instance, e.toString());
+                LOG.warn("linkis-rm: the heartbeat of {} is not forwarded: {}", one.getValue().instance, e.toString());
             }
         }
     }

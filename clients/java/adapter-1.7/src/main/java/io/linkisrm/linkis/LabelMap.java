@@ -61,7 +61,7 @@ final class LabelMap {
 
     private static void check(String key, String value) {
         if (DERIVED.contains(key)) {
-            throw refused(key, "has a name that the service keeps for what it derives by itself");
+            throw refused(key, "has a name that the service reserves for derived labels");
         }
         if (key.length() > CHARS_MAX) {
             throw refused(key, "has a name of more than " + CHARS_MAX + " characters");

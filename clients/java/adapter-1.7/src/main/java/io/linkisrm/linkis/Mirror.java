@@ -105,7 +105,7 @@ final class Mirror {
         }
         boolean shown = shown(own, rows);
         if (!shown) {
-            LOG.warn("linkis-rm: the console will show later what became of {}", Arrays.toString(rows));
+            LOG.warn("linkis-rm: the console will show the state of {} later", Arrays.toString(rows));
         }
         for (Object row : rows) {
             states.get(row).waiting--;
@@ -188,7 +188,7 @@ final class Mirror {
             return true;
         } catch (Throwable e) {
             // Catches every exception: the worker has other rows to write.
-            LOG.warn("linkis-rm: the row of {} cannot be written now, and is tried again: {}", row, e.toString());
+            LOG.warn("linkis-rm: the row of {} cannot be written now, and is retried: {}", row, e.toString());
             return false;
         }
     }

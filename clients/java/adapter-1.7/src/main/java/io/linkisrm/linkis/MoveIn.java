@@ -97,7 +97,7 @@ public final class MoveIn {
     }
 
     private int move() throws SQLException {
-        out.println(apply ? "Moving in:" : "This is what --apply would do:");
+        out.println(apply ? "Moving in:" : "--apply would do this:");
         out.println("  count by user, creator and engine type; and these with queue, and with namespace");
         for (LinkisBooks.Host host : linkis.hosts()) {
             register(host);
@@ -147,14 +147,14 @@ public final class MoveIn {
         try {
             UUID.fromString(engine.ticket);
         } catch (IllegalArgumentException e) {
-            return "has a ticket that is no UUID";
+            return "has a ticket that is not a UUID";
         }
         if (engine.used == null) {
-            return "has not reported in yet: wait until it has; if its manager is stopped, it never will, and is stopped when it tries";
+            return "is not confirmed yet: wait until it is; if its manager is stopped, the engine stops when it tries to report";
         } else if (engine.host == null) {
-            return "runs on a host that Linkis does not know";
+            return "runs on an ECM that is not in Linkis's tables";
         } else if (engine.scope == null) {
-            return "does not tell for whom it runs";
+            return "has no user and creator";
         }
         org.apache.linkis.manager.common.entity.resource.Resource used =
                 ResourceUtils.deserializeResource(engine.used, ResourceType.valueOf(engine.type));

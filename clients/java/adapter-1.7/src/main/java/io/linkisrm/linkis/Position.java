@@ -27,8 +27,8 @@ final class Position {
                 change(MADE);
             }
         } catch (SQLException e) {
-            throw SettingException.ofDatabase("the table linkis_rm_position cannot be made: " + e.getMessage()
-                    + ". Have somebody make it who may: " + MADE, e);
+            throw SettingException.ofDatabase("the table linkis_rm_position cannot be created: " + e.getMessage()
+                    + ". Create it with an account that may: " + MADE, e);
         }
     }
 

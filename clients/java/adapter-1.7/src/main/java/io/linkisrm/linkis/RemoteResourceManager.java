@@ -302,7 +302,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
                 engines.ended(ticket, "released");
             }
         } catch (Exception e) {
-            throw new RMErrorException(RMErrorCode.LABEL_RESOURCE_NOT_FOUND.getErrorCode(), "released, but its rows stay for now: " + e, e);
+            throw new RMErrorException(RMErrorCode.LABEL_RESOURCE_NOT_FOUND.getErrorCode(), "released, but its rows remain for now: " + e, e);
         }
         if (known && container.getEMInstanceLabel() != null) {
             show(container, ticket, "released");
@@ -329,7 +329,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
             });
         } catch (ServiceException e) {
             // The list is displayed and decides nothing, so the tables suffice.
-            LOG.warn("linkis-rm: hosts are shown as they were when the service last answered: {}", e.getMessage());
+            LOG.warn("linkis-rm: the ECMs are shown with their state of the last reply: {}", e.getMessage());
         }
         return info;
     }
@@ -373,7 +373,7 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
         try {
             holds.release(lock);
         } catch (ServiceException e) {
-            LOG.warn("linkis-rm: the hold of {} ends by itself: {}", lock.getLockObject(), e.getMessage());
+            LOG.warn("linkis-rm: the hold of {} ends at its deadline: {}", lock.getLockObject(), e.getMessage());
         } finally {
             super.unLock(lock);
         }
@@ -396,12 +396,12 @@ public class RemoteResourceManager extends DefaultResourceManager implements Sma
     }
 
     private void giveBack(RMLabelContainer container, String ticket) {
-        LOG.error("linkis-rm: the grant {} is given back, because what Linkis keeps of it cannot be written", ticket);
+        LOG.error("linkis-rm: the grant {} is released, because its rows in Linkis's tables cannot be written", ticket);
         engines.undo(container, ticket);
         try {
             service.released(ticket);
         } catch (ServiceException e) {
-            LOG.error("linkis-rm: {} is not given back, and expires", ticket, e);
+            LOG.error("linkis-rm: {} cannot be released, and expires", ticket, e);
         }
     }
 

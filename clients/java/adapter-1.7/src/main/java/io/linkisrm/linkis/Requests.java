@@ -61,7 +61,7 @@ final class Requests {
         Resource max = UserConfiguration.getUserConfiguredResource(
                 resource.getResourceType(), container.getUserCreatorLabel(), container.getEngineTypeLabel());
         if (max == null && !resource.getResourceType().name().contains("Kubernetes")) {
-            throw Failures.notFound("The configuration of " + scope + " cannot be had, so nothing is granted: see this manager's log");
+            throw Failures.notFound("The configuration of " + scope + " cannot be determined, so nothing is granted: see this manager's log");
         }
         RequestResourceRequest.Builder request = RequestResourceRequest.newBuilder()
                 .setEm(Service.em(container.getEMInstanceLabel().getServiceInstance())).setUser(scope.user).setCreator(scope.creator)

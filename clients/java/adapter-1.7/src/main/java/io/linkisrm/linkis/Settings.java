@@ -57,7 +57,7 @@ final class Settings {
         File key = file(values, KEY_FILE);
         if ((certificate == null) != (key == null)) {
             String missing = certificate == null ? CERT_FILE : KEY_FILE;
-            throw new SettingException(missing, "a certificate and its key go together. Add the line " + line(missing, "FILE"));
+            throw new SettingException(missing, "a certificate needs its key, and a key its certificate. Add the line " + line(missing, "FILE"));
         }
         client.identity(certificate, key);
         return new Settings(client, address.trim(), duration(values, WAIT, Duration.ZERO));
@@ -91,8 +91,8 @@ final class Settings {
                 return duration;
             }
         } catch (IllegalArgumentException e) {
-            throw new SettingException(key, "\"" + text + "\" is no duration. Change the line to " + line(key, "20s"), e);
+            throw new SettingException(key, "\"" + text + "\" is not a duration. Change the line to " + line(key, "20s"), e);
         }
-        throw new SettingException(key, "\"" + text + "\" is less than nothing. Change the line to " + line(key, "20s"));
+        throw new SettingException(key, "\"" + text + "\" is negative. Change the line to " + line(key, "20s"));
     }
 }

@@ -77,7 +77,7 @@ final class Sweep implements Background.Task {
                     throw e;
                 } catch (Exception e) {
                     // Catches every exception, so that one engine does not delay the others.
-                    LOG.warn("linkis-rm: the rows of {} stay for now: {}", one.getKey(), e.toString());
+                    LOG.warn("linkis-rm: the rows of {} are kept and retried later: {}", one.getKey(), e.toString());
                 }
             }
         }

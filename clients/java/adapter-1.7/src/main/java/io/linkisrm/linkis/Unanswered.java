@@ -43,7 +43,7 @@ final class Unanswered implements Background.Task {
 
     @Override
     public String name() {
-        return "what was granted without an answer";
+        return "the release of grants without a received reply";
     }
 
     /** Adds a request with an id. */
@@ -84,7 +84,7 @@ final class Unanswered implements Background.Task {
         RequestResourceResponse answer = service.request(request, WITHIN);
         if (answer.hasAvailable()) {
             service.released(answer.getAvailable().getTicketId());
-            LOG.info("linkis-rm: {} is given back: nobody was told of it", answer.getAvailable().getTicketId());
+            LOG.info("linkis-rm: {} is released: its grant reply was not received", answer.getAvailable().getTicketId());
         }
     }
 }

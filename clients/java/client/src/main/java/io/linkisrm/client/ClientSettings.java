@@ -41,7 +41,7 @@ public final class ClientSettings {
             bare.add(one);
         }
         if (secured != 0 && secured != bare.size()) {
-            throw new IllegalArgumentException("either all addresses begin with https://, or none does: \"" + addresses + "\"");
+            throw new IllegalArgumentException("all addresses must begin with https://, or none: \"" + addresses + "\"");
         }
         return new ClientSettings(bare, secured > 0);
     }

@@ -60,13 +60,13 @@ public final class Messages<A> implements AutoCloseable {
         }
         close();
         lost.run();
-        StatusRuntimeException end = next == null ? unavailable("nothing was heard for " + within.getSeconds() + " s") : next.end;
+        StatusRuntimeException end = next == null ? unavailable("no message for " + within.getSeconds() + " s") : next.end;
         throw ServiceException.of(name, end, false);
     }
 
     @Override
     public void close() {
-        call.cancel("not wanted any more", null);
+        call.cancel("cancelled", null);
     }
 
     private static StatusRuntimeException unavailable(String why) {
@@ -81,7 +81,7 @@ public final class Messages<A> implements AutoCloseable {
 
         @Override
         public void onClose(Status status, Metadata trailers) {
-            heard.add(new Heard<>(null, status.isOk() ? unavailable("it ended without a word") : status.asRuntimeException(trailers)));
+            heard.add(new Heard<>(null, status.isOk() ? unavailable("the stream ended without a status") : status.asRuntimeException(trailers)));
         }
     }
 }

@@ -46,7 +46,7 @@ class SettingsTest {
         for (String[] wrong : new String[][] {
             {"spring.linkis.rm.address: it is missing. Add the line spring.linkis.rm.address=HOST:50051", "linkis.rm.enabled", "true"},
             {"spring.linkis.rm.address: \"nowhere\"", "linkis.rm.address", "nowhere"},
-            {"spring.linkis.rm.address: 127.0.0.1:1 does not answer", "linkis.rm.address", nobody, "linkis.rm.timeout", "1s"},
+            {"spring.linkis.rm.address: 127.0.0.1:1 does not reply", "linkis.rm.address", nobody, "linkis.rm.timeout", "1s"},
             {"spring.linkis.rm.token-file: ", "linkis.rm.address", nobody, "linkis.rm.token-file", directory.resolve("none").toString()},
             {"spring.linkis.rm.key-file: ", "linkis.rm.address", nobody, "linkis.rm.cert-file", token.toString()},
             {"spring.linkis.rm.timeout: \"soon\"", "linkis.rm.address", nobody, "linkis.rm.timeout", "soon"},
@@ -73,7 +73,7 @@ class SettingsTest {
             assertTrue(said(lines).contains("spring.linkis.rm.ca-file=FILE"), said(lines));
             lines.put("linkis.rm.ca-file", pem[0].toString());
             lines.remove("linkis.rm.timeout");
-            assertTrue(said(lines).contains("does not take the token (TOKEN_UNKNOWN)"), said(lines));
+            assertTrue(said(lines).contains("does not accept the token (TOKEN_UNKNOWN)"), said(lines));
             assertTrue(said(lines).contains("spring.linkis.rm.token-file=FILE"), said(lines));
 
             Files.writeString(token, good + "\n");

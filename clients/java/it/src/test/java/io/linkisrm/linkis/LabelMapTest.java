@@ -16,8 +16,8 @@ class LabelMapTest {
     @Test
     void what_the_service_does_not_take_is_refused_by_name() {
         String[][] wrong = {
-            {"user", "a", "has a name that the service keeps"},
-            {"queue", "a", "has a name that the service keeps"},
+            {"user", "a", "has a name that the service reserves"},
+            {"queue", "a", "has a name that the service reserves"},
             {"x".repeat(256), "a", "has a name of more than 255"},
             {"region", "x".repeat(256), "has a value of more than 255"},
             {"region", "a\nb", "has a control character"},
