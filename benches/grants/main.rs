@@ -214,8 +214,8 @@ async fn with_database<T>(
     let outcome = tokio::select! {
         outcome = work(&database, dir.path()) => outcome,
         status = database.died() => Err(format!("PostgreSQL ended by itself ({status})").into()),
-        _ = terminate.recv() => Err("told to stop".into()),
-        _ = interrupt.recv() => Err("told to stop".into()),
+        _ = terminate.recv() => Err("stopped by a signal".into()),
+        _ = interrupt.recv() => Err("stopped by a signal".into()),
     };
     database.stop().await;
     outcome

@@ -85,7 +85,7 @@ impl Drop for ChildGuard {
 #[derive(Debug)]
 pub(crate) struct Server {
     process: ChildGuard,
-    told: ServerAddresses,
+    addresses: ServerAddresses,
 }
 
 /// Addresses in the log of a server.
@@ -101,10 +101,10 @@ impl Server {
         command.env("LINKIS_RM_LOG_FORMAT", "text");
         let mut process = ChildGuard::start(command.stdout(Stdio::null()).stderr(Stdio::piped()))?;
         let log = process.0.stderr.take().ok_or("a server's log cannot be read")?;
-        let (found, told) = oneshot::channel();
+        let (found, addresses) = oneshot::channel();
         thread::spawn(move || follow_log(BufReader::new(log), found));
-        match tokio::time::timeout(READY_TIMEOUT, told).await {
-            Ok(Ok(told)) => Ok(Self { process, told }),
+        match tokio::time::timeout(READY_TIMEOUT, addresses).await {
+            Ok(Ok(addresses)) => Ok(Self { process, addresses }),
             Ok(Err(_)) => Err("a server ended before it served; its log is above".into()),
             Err(_) => Err(format!("a server did not serve within {} s", READY_TIMEOUT.as_secs()).into()),
         }
@@ -123,27 +123,27 @@ impl Server {
 
     /// Returns the gRPC address.
     pub fn url(&self) -> String {
-        format!("http://{}", self.told.grpc)
+        format!("http://{}", self.addresses.grpc)
     }
 
     /// Returns the address of the page.
     pub fn http_address(&self) -> &str {
-        &self.told.http
+        &self.addresses.http
     }
 }
 
 /// Reads a server's log to its end, so that the server never waits for a reader. Prints warnings and errors.
 fn follow_log(log: impl io::BufRead, found: oneshot::Sender<ServerAddresses>) {
-    let (mut found, mut told) = (Some(found), ServerAddresses::default());
+    let (mut found, mut addresses) = (Some(found), ServerAddresses::default());
     let word = |text: &str| text.split_whitespace().next().unwrap_or_default().to_owned();
     for line in log.lines().map_while(Result::ok) {
         if let Some((_, address)) = line.split_once("http_address=") {
-            told.http = word(address);
+            addresses.http = word(address);
         }
         match line.split_once("serving address=") {
             Some((_, address)) => {
-                told.grpc = word(address);
-                found.take().map(|found| found.send(std::mem::take(&mut told)));
+                addresses.grpc = word(address);
+                found.take().map(|found| found.send(std::mem::take(&mut addresses)));
             }
             None if line.contains(" INFO ") => {}
             None => eprintln!("  server: {line}"),

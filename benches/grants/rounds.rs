@@ -113,7 +113,7 @@ impl Bench {
     }
 
     async fn measure(&mut self, round: &str, step: Step, window: Duration) -> Result<(), Failure> {
-        self.tell(round, step, length(step, window));
+        self.log(round, step, length(step, window));
         let sample = self.sample(step, window).await?;
         if let Some(error) = &sample.error {
             eprintln!("  {} calls failed; the first: {error}", sample.errors);
@@ -170,7 +170,7 @@ impl Bench {
     }
 
     /// Prints the next measurement, which takes `window`.
-    fn tell(&mut self, when: &str, step: Step, window: Duration) {
+    fn log(&mut self, when: &str, step: Step, window: Duration) {
         let (what, place) = (step.subject.name(), step.workload.name());
         let at_once = if step.callers > 0 { format!(", {} at once", step.callers) } else { String::new() };
         eprintln!("{:>5.0} s left, {when}: {what}, {place}{at_once}", self.seconds_left);

@@ -31,10 +31,10 @@ fn api_page_lists_every_call() {
 async fn lists_return_all_rows_in_pages() {
     let (_database, rm) = start().await;
     for n in 0..7 {
-        let host = em(&format!("host-{n},{n}"));
-        rm.client.register(registration(host.clone(), load(10, 8, 10))).await.unwrap();
+        let em1 = em(&format!("host-{n},{n}"));
+        rm.client.register(registration(em1.clone(), load(10, 8, 10))).await.unwrap();
         for user in ["hadoop", "alice"] {
-            let grant = rm.client.request_resource(&request(&host, user, load(1, 1, 1))).await.granted();
+            let grant = rm.client.request_resource(&request(&em1, user, load(1, 1, 1))).await.granted();
             if user == "alice" {
                 rm.client.resource_inited(&inited(&grant, user, None)).await.unwrap();
             }
@@ -102,25 +102,25 @@ async fn lists_return_all_rows_in_pages() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn history_records_every_change() {
     let (_database, rm) = start().await;
-    let (host, short) = (em("host1"), Duration::from_millis(50));
-    rm.client.register(registration(host.clone(), load(10, 8, 10))).await.unwrap();
-    let lived = rm.client.request_resource(&request(&host, "hadoop", load(4, 2, 1))).await.granted();
-    rm.client.request_resource(&request(&host, "hadoop", load(99, 2, 1))).await.refused();
+    let (em1, short) = (em("host1"), Duration::from_millis(50));
+    rm.client.register(registration(em1.clone(), load(10, 8, 10))).await.unwrap();
+    let lived = rm.client.request_resource(&request(&em1, "hadoop", load(4, 2, 1))).await.granted();
+    rm.client.request_resource(&request(&em1, "hadoop", load(99, 2, 1))).await.refused();
     rm.client.resource_inited(&inited(&lived, "hadoop", Some(load(3, 1, 1)))).await.unwrap();
     for _ in 0..2 {
         rm.client.resource_released(&release(&lived, "hadoop")).await.unwrap();
     }
-    let asked = rm_client::ResourceRequest { lock_ttl: Some(short), ..request(&host, "alice", load(1, 1, 1)) };
+    let asked = rm_client::ResourceRequest { lock_ttl: Some(short), ..request(&em1, "alice", load(1, 1, 1)) };
     let expired = rm.client.request_resource(&asked).await.granted();
     eventually("it expires", Duration::from_secs(5), || async { !lives(&rm.client, expired.ticket_id).await }).await;
     for _ in 0..2 {
-        rm.client.register(registration(host.clone(), load(20, 8, 10))).await.unwrap();
+        rm.client.register(registration(em1.clone(), load(20, 8, 10))).await.unwrap();
     }
-    let mut protected = registration(host.clone(), load(20, 8, 10));
+    let mut protected = registration(em1.clone(), load(20, 8, 10));
     protected.protected = load(1, 0, 0);
     rm.client.register(protected).await.unwrap();
-    let gone = rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
-    rm.client.unregister(&host).await.unwrap();
+    let gone = rm.client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await.granted();
+    rm.client.unregister(&em1).await.unwrap();
 
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     let mut got = Vec::new();
@@ -164,27 +164,27 @@ async fn history_records_every_change() {
 async fn statements_use_indexes() {
     let begun = Instant::now();
     let (database, rm) = start().await;
-    let host = em("host1");
-    let epoch = rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap().epoch;
+    let em1 = em("host1");
+    let epoch = rm.client.register(registration(em1.clone(), load(1000, 1000, 1000))).await.unwrap().epoch;
     let store = Store::open(database.target(), options().history).await.unwrap();
     for sequence in 1..=10 {
-        let mut asked = request(&host, "hadoop", load(1, 1, 1));
+        let mut asked = request(&em1, "hadoop", load(1, 1, 1));
         asked.request_id = Some(uuid::Uuid::new_v4().to_string());
         let grant = rm.client.request_resource(&asked).await.granted();
         rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
-        rm.client.tickets(Some(&host)).await.unwrap();
+        rm.client.tickets(Some(&em1)).await.unwrap();
         rm.client.tickets(None).await.unwrap();
         rm.client.ticket(grant.ticket_id).await.unwrap();
         rm.client.ems().await.unwrap();
         let (health, tickets) = (Health::Healthy, vec![grant.ticket_id, uuid::Uuid::new_v4()]);
-        let report = EmReport { em: host.clone(), epoch, sequence, health, load: None, tickets, observed: None };
+        let report = EmReport { em: em1.clone(), epoch, sequence, health, load: None, tickets, observed: None };
         assert_eq!(rm.client.heartbeat(&report).await.unwrap().unknown_tickets.len(), 1);
         user_resource::update_missed(&store.pool().await.unwrap(), &report, &[(grant.ticket_id, 1)]).await.unwrap();
         assert_eq!(em_report::silent(&store.pool().await.unwrap(), Duration::ZERO, None, 9).await.unwrap().len(), 1);
         assert_eq!(em_report::survey(&store.pool().await.unwrap(), None, 9, Duration::ZERO).await.unwrap().len(), 1);
         rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
     }
-    rm.client.unregister(&host).await.unwrap();
+    rm.client.unregister(&em1).await.unwrap();
     store.close().await;
     rm.stop().await;
     eventually("statistics are written", Duration::from_secs(10), || async {

@@ -151,8 +151,8 @@ async fn caller(client: RmClient, number: usize, stop: Arc<AtomicBool>) -> usize
             break;
         }
         let user = format!("user{}", (number + turn) % 5);
-        let host = em(&format!("host{}", (number * 3 + turn) % 4));
-        let asked = request(&host, &user, load(1 + (turn % 3) as i64, 1, 1));
+        let em1 = em(&format!("host{}", (number * 3 + turn) % 4));
+        let asked = request(&em1, &user, load(1 + (turn % 3) as i64, 1, 1));
         let ResultResource::Available(grant) = client.request_resource(&asked).await.unwrap() else { continue };
         granted += 1;
         if turn % 2 == 0 {
@@ -380,7 +380,7 @@ async fn repair_leaves_held_em_unchanged() {
     assert_invariants(&database, &rm.client).await;
 }
 
-/// The reset of one host, or of one user, as Linkis's console has it.
+/// The reset of one EM, or of one user, as Linkis's console has it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn repair_of_one_em_or_scope_leaves_others() {
     let (database, rm, _) = inhabited().await;
@@ -428,9 +428,9 @@ async fn repair_of_one_em_or_scope_leaves_others() {
 async fn audit_and_repair_commands_print_and_exit() {
     let database = Database::fresh().await;
     let process = Process::start(&["--database-url", &database.url()]);
-    let host = em("host1");
-    process.client.register(registration(host.clone(), load(10, 8, 10))).await.unwrap();
-    process.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let em1 = em("host1");
+    process.client.register(registration(em1.clone(), load(10, 8, 10))).await.unwrap();
+    process.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
     let address = process.address.clone();
     let ask = |what: &str| match what {
         "repair" => ran(&mut program(&address, &["repair", "--yes", "--reason", "a test"])),

@@ -442,14 +442,14 @@ async fn time_outside_database_range_returns_field() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn amount_above_exact_range_is_refused() {
     let (database, rm) = start().await;
-    let host = em("host1");
+    let em1 = em("host1");
     let most = rm_model::resource::Resource::memory((1 << 53) - 1).unwrap();
     let more = rm_model::resource::Resource::memory(1 << 53).unwrap();
-    let error = rm.client.register(registration(host.clone(), more)).await.unwrap_err();
+    let error = rm.client.register(registration(em1.clone(), more)).await.unwrap_err();
     assert_eq!(error.field().as_deref(), Some("total"));
-    rm.client.register(registration(host.clone(), most.clone())).await.unwrap();
-    rm.client.request_resource(&request(&host, "hadoop", most.clone())).await.granted();
-    let refusal = rm.client.request_resource(&request(&host, "hadoop", most)).await.refused();
+    rm.client.register(registration(em1.clone(), most.clone())).await.unwrap();
+    rm.client.request_resource(&request(&em1, "hadoop", most.clone())).await.granted();
+    let refusal = rm.client.request_resource(&request(&em1, "hadoop", most)).await.refused();
     assert_eq!(refusal.shortfalls[0].available, 0);
     assert_invariants(&database, &rm.client).await;
 }

@@ -40,11 +40,11 @@ async fn given_up(database: &Database) -> i64 {
 
 /// Makes so many concurrent requests that they share one batch. Returns each result.
 async fn together(database: &Database, rm: &Instance) -> Vec<Result<(), String>> {
-    let host = em("host1");
-    let mut holder = database.transaction_that_holds(&host).await;
+    let em1 = em("host1");
+    let mut holder = database.transaction_that_holds(&em1).await;
     let mut calls = JoinSet::new();
     for _ in 0..TOGETHER {
-        let (client, ask) = (rm.client.clone(), request(&host, "hadoop", load(1, 1, 1)));
+        let (client, ask) = (rm.client.clone(), request(&em1, "hadoop", load(1, 1, 1)));
         calls.spawn(async move {
             match client.request_resource(&ask).await {
                 Ok(ResultResource::Available(_)) => Ok(()),

@@ -26,24 +26,23 @@ async fn release_alone(manager: &Manager, ticket_id: Uuid) -> Result<(), Status>
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn release_by_ticket_id_ends_ticket() {
     let (database, rm) = start().await;
-    let (host, going) = (em("host1"), em("host2"));
-    for host in [&host, &going] {
-        rm.client.register(registration(host.clone(), load(64, 16, 10))).await.unwrap();
+    let (em1, going) = (em("host1"), em("host2"));
+    for em1 in [&em1, &going] {
+        rm.client.register(registration(em1.clone(), load(64, 16, 10))).await.unwrap();
     }
     let manager = Manager::connect(rm.address.clone()).await.unwrap();
     let ask = async |ask: ResourceRequest| rm.client.request_resource(&ask).await.granted();
-    let locked = ask(request(&host, "hadoop", load(2, 2, 1))).await;
-    let used = ask(request(&host, "alice", load(2, 2, 1))).await;
+    let locked = ask(request(&em1, "hadoop", load(2, 2, 1))).await;
+    let used = ask(request(&em1, "alice", load(2, 2, 1))).await;
     rm.client.resource_inited(&inited(&used, "alice", None)).await.unwrap();
     // A repetition succeeds, as for a release with all fields.
     for grant in [&locked, &used, &used] {
         release_alone(&manager, grant.ticket_id).await.unwrap();
         assert!(!lives(&rm.client, grant.ticket_id).await);
     }
-    assert!(rm.client.em(&host).await.unwrap().is_idle());
+    assert!(rm.client.em(&em1).await.unwrap().is_idle());
     // However it ended.
-    let short =
-        ResourceRequest { lock_ttl: Some(Duration::from_millis(20)), ..request(&host, "hadoop", load(1, 1, 1)) };
+    let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(20)), ..request(&em1, "hadoop", load(1, 1, 1)) };
     let expired = ask(short).await;
     eventually("it expires", Duration::from_secs(10), async || !lives(&rm.client, expired.ticket_id).await).await;
     let gone = ask(request(&going, "hadoop", load(1, 1, 1))).await;
@@ -54,7 +53,7 @@ async fn release_by_ticket_id_ends_ticket() {
     let nothing = release_alone(&manager, Uuid::now_v7()).await.unwrap_err();
     assert_eq!(code_and_reason(&nothing), (Code::NotFound, "TICKET_NOT_FOUND".to_owned()));
     // A field that is set must be right, also for an ended ticket.
-    let living = ask(request(&host, "hadoop", load(1, 1, 1))).await;
+    let living = ask(request(&em1, "hadoop", load(1, 1, 1))).await;
     let other = Some(proto::EmInstance { application_name: "ecm".into(), instance: "elsewhere".into() });
     for grant in [&living, &used] {
         let named = proto::ResourceReleasedRequest { ticket_id: grant.ticket_id.to_string(), ..Default::default() };
@@ -75,9 +74,9 @@ async fn releases_by_ticket_id_share_reads() {
     let database = Database::fresh().await;
     let (proxy, proxied) = database.behind_proxy("lookups");
     let rm = Instance::start(&proxied).await;
-    let host = em("crowded");
+    let em1 = em("crowded");
     let many = CONNECTIONS * EACH;
-    crowd(&database, &rm.client, &host, i64::try_from(many).unwrap() + 1, "1 hour").await;
+    crowd(&database, &rm.client, &em1, i64::try_from(many).unwrap() + 1, "1 hour").await;
     let mut ids: Vec<Uuid> = database.column("SELECT ticket_id FROM linkis_user_resource_meta_data").await;
     let mut managers = Vec::new();
     for _ in 0..CONNECTIONS {
@@ -123,12 +122,12 @@ fn engine_message(engine: &EngineInstance) -> Option<proto::EngineInstance> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ticket_lookup_by_engine_returns_single_match() {
     let (_database, rm) = start().await;
-    let hosts = [em("host1"), em("host2")];
-    for host in &hosts {
+    let ems = [em("host1"), em("host2")];
+    for host in &ems {
         rm.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
     }
     let take = async |host: usize, user: &str, who: Option<EngineInstance>| -> Grant {
-        let grant = rm.client.request_resource(&request(&hosts[host], user, load(1, 1, 1))).await.granted();
+        let grant = rm.client.request_resource(&request(&ems[host], user, load(1, 1, 1))).await.granted();
         if let Some(engine) = who {
             let report = rm_model::operation::ConfirmTicket { engine, ..inited(&grant, user, None) };
             rm.client.resource_inited(&report).await.unwrap();
@@ -186,8 +185,8 @@ async fn ticket_lookup_by_engine_returns_single_match() {
         proto::ListTicketsRequest { engine: engine_message(&engine("many")), page_size: 3, ..Default::default() };
     assert_eq!(list(of_engine.clone()).await, of_many, "oldest first");
     let em = Some(proto::EmInstance {
-        application_name: hosts[1].application_name.to_string(),
-        instance: hosts[1].instance.to_string(),
+        application_name: ems[1].application_name.to_string(),
+        instance: ems[1].instance.to_string(),
     });
     let of = |user: &str, state: &str| proto::ListTicketsRequest {
         user: user.into(),
@@ -271,8 +270,8 @@ async fn batch_get_returns_items_in_key_order() {
 async fn batch_get_crowd_delays_no_other_call() {
     const CALLS: usize = 300;
     let (database, rm) = start().await;
-    let host = em("crowded");
-    crowd(&database, &rm.client, &host, 1000, "1 hour").await;
+    let em1 = em("crowded");
+    crowd(&database, &rm.client, &em1, 1000, "1 hour").await;
     let ids: Vec<Uuid> = database.column("SELECT ticket_id FROM linkis_user_resource_meta_data").await;
     let ticket_ids: Vec<String> = ids.iter().map(Uuid::to_string).collect();
     let mut calls = JoinSet::new();
@@ -288,7 +287,7 @@ async fn batch_get_crowd_delays_no_other_call() {
     }
     let mut served = 0;
     while !calls.is_empty() {
-        let grant = rm.client.request_resource(&request(&host, "hadoop", Resource::cpu(1).unwrap())).await.granted();
+        let grant = rm.client.request_resource(&request(&em1, "hadoop", Resource::cpu(1).unwrap())).await.granted();
         assert_eq!(rm.client.ticket(grant.ticket_id).await.unwrap().id, grant.ticket_id);
         served += 1;
         while let Some(answer) = calls.try_join_next() {

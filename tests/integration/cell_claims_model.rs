@@ -8,13 +8,13 @@ const CELLS: usize = 2;
 /// How many claims home makes.
 const CLAIMS: u8 = 5;
 
-/// A claim, by its number, of the host to be in a cell.
+/// A claim, by its number, of the EM to be in a cell.
 type Claim = (usize, u8);
 
 /// A message of one step for the next, which can be late, repeated or lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Message {
-    /// To the cell: the host is to register by the claim.
+    /// To the cell: the EM is to register by the claim.
     Register(Claim),
     /// To home: the claim is over.
     Over(Claim),
@@ -25,13 +25,13 @@ enum Message {
 enum Mistake {
     /// Home deletes the EM before the cell does.
     UnregistersAtHomeFirst,
-    /// A cell takes a host by a claim that is over.
+    /// A cell takes an EM by a claim that is over.
     TakesWhatIsOver,
     /// Home deletes the EM with any ended claim.
     ForgetsAnyClaim,
 }
 
-/// The rows that concern a host.
+/// The rows that concern an EM.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct World {
     home: Option<Claim>,
@@ -69,7 +69,7 @@ impl World {
         }
     }
 
-    /// In the cell, whether or not the host ever came by the claim.
+    /// In the cell, whether or not the EM ever came by the claim.
     fn end(&mut self, (cell, claim): Claim) {
         if self.cells[cell].is_none_or(|there| there == claim) {
             self.cells[cell] = None;

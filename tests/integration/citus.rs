@@ -28,13 +28,13 @@ const PAUSE_MAX: Duration = Duration::from_secs(5);
 async fn cell_on_citus_serves_two_instances() {
     let Some(cell) = Cell::make().await else { return };
     let (one, two) = (cell.start().await, cell.start().await);
-    let host = em("host1");
-    one.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let em1 = em("host1");
+    one.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
     one.client.set_limit(&each_user(3)).await.unwrap();
-    let grant = two.client.request_resource(&request(&host, "bob", load(8, 8, 1))).await.granted();
+    let grant = two.client.request_resource(&request(&em1, "bob", load(8, 8, 1))).await.granted();
     two.client.resource_inited(&inited(&grant, "bob", None)).await.unwrap();
     // A release on one instance grants a request that waits on the other.
-    let waiting = enqueue(&one.client, patient(&host, "alice", load(4, 4, 1))).await;
+    let waiting = enqueue(&one.client, patient(&em1, "alice", load(4, 4, 1))).await;
     two.client.resource_released(&release(&grant, "bob")).await.unwrap();
     let next = grant_of(waiting).await;
     let database = cell.database().await;
@@ -103,11 +103,11 @@ impl Ledger {
 
 /// Requests, and releases every other ticket, until `stop`.
 async fn ask_on(client: RmClient, caller: usize, ledger: Arc<Ledger>, stop: Arc<AtomicBool>) {
-    let (host, user) = (em("host1"), format!("u{caller}"));
+    let (em1, user) = (em("host1"), format!("u{caller}"));
     let mut turn = 0;
     while !stop.load(Ordering::Relaxed) {
         turn += 1;
-        let grant = match client.request_resource(&request(&host, &user, load(0, 1, 1))).await {
+        let grant = match client.request_resource(&request(&em1, &user, load(0, 1, 1))).await {
             Ok(ResultResource::Available(grant)) => grant,
             Ok(ResultResource::NotEnough(refusal)) => panic!("{refusal:?}"),
             Err(error) => {

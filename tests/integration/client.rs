@@ -64,8 +64,8 @@ impl Done {
 
 /// Makes all calls that are safe to repeat, as an EM and its engines do, without request ids. Every fourth ticket stays locked.
 async fn caller(client: RmClient, number: usize, done: Arc<Done>) {
-    let host = em(&format!("host{number}"));
-    let registration = registration(host.clone(), load(100_000, 100_000, 100_000));
+    let em1 = em(&format!("host{number}"));
+    let registration = registration(em1.clone(), load(100_000, 100_000, 100_000));
     let Some(registered) = done.call("register", client.register(registration)).await else { return };
     for turn in 1.. {
         if done.stop.load(Ordering::Relaxed) {
@@ -73,7 +73,7 @@ async fn caller(client: RmClient, number: usize, done: Arc<Done>) {
         }
         let is_left = turn % 4 == 3;
         let lock_ttl = is_left.then_some(LOCK_TTL);
-        let asked = ResourceRequest { lock_ttl, ..request(&host, "hadoop", load(1, 1, 1)) };
+        let asked = ResourceRequest { lock_ttl, ..request(&em1, "hadoop", load(1, 1, 1)) };
         let Some(answer) = done.call("request", client.request_resource(&asked)).await else { continue };
         let ResultResource::Available(grant) = answer else { panic!("there is room") };
         assert!(done.granted.lock().unwrap().insert(grant.ticket_id), "one ticket for two requests");
@@ -88,10 +88,10 @@ async fn caller(client: RmClient, number: usize, done: Arc<Done>) {
             done.released.lock().unwrap().insert(grant.ticket_id);
         }
         if turn % 4 == 0 {
-            let tickets = client.tickets(Some(&host)).await.into_iter().flatten().map(|ticket| ticket.id).collect();
+            let tickets = client.tickets(Some(&em1)).await.into_iter().flatten().map(|ticket| ticket.id).collect();
             let report = EmReport { tickets, ..report(&registered, turn) };
             done.call("heartbeat", client.heartbeat(&report)).await;
-            done.call("em", client.em(&host)).await;
+            done.call("em", client.em(&em1)).await;
         }
     }
 }
@@ -232,10 +232,10 @@ async fn client_avoids_unready_instance() {
     for number in 0..16 {
         let (client, stop, rounds) = (client.clone(), stop.clone(), rounds.clone());
         callers.spawn(async move {
-            let host = em(&format!("coming-and-going{number}"));
+            let em1 = em(&format!("coming-and-going{number}"));
             while !stop.load(Ordering::Relaxed) {
-                client.register(registration(host.clone(), load(1, 1, 1))).await.unwrap();
-                client.unregister(&host).await.unwrap();
+                client.register(registration(em1.clone(), load(1, 1, 1))).await.unwrap();
+                client.unregister(&em1).await.unwrap();
                 rounds.fetch_add(1, Ordering::Relaxed);
             }
         });
@@ -269,16 +269,16 @@ async fn client_retries_call_with_lost_reply() {
     let (rm, proxy, address) = behind_proxy(&database, "lost-answers").await;
     let direct = rm.client.clone();
     let client = RmClient::new(&address, Duration::from_secs(30)).unwrap();
-    let host = em("host1");
-    client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let em1 = em("host1");
+    client.register(registration(em1.clone(), load(1000, 1000, 1000))).await.unwrap();
 
     // So that the effect of a call is visible before its reply arrives.
     let late = FaultPlan::Slow(Duration::from_millis(700));
     for round in 1..=2 {
         proxy.set_fault_plan(late);
-        let (caller, asked) = (client.clone(), request(&host, "hadoop", load(1, 1, 1)));
+        let (caller, asked) = (client.clone(), request(&em1, "hadoop", load(1, 1, 1)));
         let asking = tokio::spawn(async move { caller.request_resource(&asked).await });
-        let is_granted = || async { direct.tickets(Some(&host)).await.unwrap().len() == round };
+        let is_granted = || async { direct.tickets(Some(&em1)).await.unwrap().len() == round };
         eventually("it is granted", Duration::from_secs(5), is_granted).await;
         assert!(!asking.is_finished());
         proxy.set_fault_plan(FaultPlan::Fair);
@@ -289,9 +289,9 @@ async fn client_retries_call_with_lost_reply() {
     }
 
     proxy.set_fault_plan(late);
-    let (caller, goes) = (client.clone(), host.clone());
+    let (caller, goes) = (client.clone(), em1.clone());
     let going = tokio::spawn(async move { caller.unregister(&goes).await });
-    eventually("it is gone", Duration::from_secs(5), || async { direct.em(&host).await.is_err() }).await;
+    eventually("it is gone", Duration::from_secs(5), || async { direct.em(&em1).await.is_err() }).await;
     assert!(!going.is_finished());
     proxy.set_fault_plan(FaultPlan::Fair);
     proxy.cut_all();
@@ -300,14 +300,14 @@ async fn client_retries_call_with_lost_reply() {
     assert!(error.to_string().contains("the connection broke"), "{error}");
 
     // A client with one attempt sends no request id, and returns the same error.
-    client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    client.register(registration(em1.clone(), load(1000, 1000, 1000))).await.unwrap();
     let ids = "SELECT count(*) FROM linkis_user_request_id";
     assert_eq!(database.count(ids).await, 2);
     let once = hurried(&address, Duration::from_secs(30));
     proxy.set_fault_plan(late);
-    let asked = request(&host, "hadoop", load(1, 1, 1));
+    let asked = request(&em1, "hadoop", load(1, 1, 1));
     let asking = tokio::spawn(async move { once.request_resource(&asked).await });
-    let is_granted = || async { direct.tickets(Some(&host)).await.unwrap().len() == 1 };
+    let is_granted = || async { direct.tickets(Some(&em1)).await.unwrap().len() == 1 };
     eventually("it is granted", LONG, is_granted).await;
     proxy.set_fault_plan(FaultPlan::Fair);
     proxy.cut_all();

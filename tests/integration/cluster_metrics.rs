@@ -20,17 +20,17 @@ async fn of_cluster(rm: &Instance) -> BTreeMap<String, f64> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_metrics_are_equal_on_every_instance() {
     let (_database, first, second) = two().await;
-    let (host, drained) = (em("host1"), em("host2"));
-    first.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let (em1, drained) = (em("host1"), em("host2"));
+    first.client.register(registration(em1.clone(), load(64, 16, 20))).await.unwrap();
     first.client.register(registration(drained.clone(), load(8, 4, 2))).await.unwrap();
     first.client.set_limit(&each_user(4)).await.unwrap();
     second.client.drain(&drained, "a test").await.unwrap();
     for _ in 0..2 {
-        first.client.request_resource(&request(&host, "alice", load(1, 2, 1))).await.granted();
+        first.client.request_resource(&request(&em1, "alice", load(1, 2, 1))).await.granted();
     }
-    let used = second.client.request_resource(&request(&host, r#"b"o\b"#, load(3, 3, 1))).await.granted();
+    let used = second.client.request_resource(&request(&em1, r#"b"o\b"#, load(3, 3, 1))).await.granted();
     second.client.resource_inited(&inited(&used, r#"b"o\b"#, None)).await.unwrap();
-    let patient = ResourceRequest { wait_timeout: LONG, ..request(&host, "carol", load(1, 16, 1)) };
+    let patient = ResourceRequest { wait_timeout: LONG, ..request(&em1, "carol", load(1, 16, 1)) };
     let waits = {
         let client = second.client.clone();
         tokio::spawn(async move { client.request_resource(&patient).await })
@@ -78,13 +78,13 @@ async fn cluster_metrics_are_equal_on_every_instance() {
 /// Only the fullest scopes have series.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_metrics_list_only_fullest_scopes() {
-    let host = em("host1");
-    let (_database, rm) = start_with_em(host.clone(), load(640, 160, 200)).await;
+    let em1 = em("host1");
+    let (_database, rm) = start_with_em(em1.clone(), load(640, 160, 200)).await;
     rm.client.set_limit(&each_user(4)).await.unwrap();
     for n in 0..70 {
-        rm.client.request_resource(&request(&host, &format!("user{n}"), load(1, 1, 1))).await.granted();
+        rm.client.request_resource(&request(&em1, &format!("user{n}"), load(1, 1, 1))).await.granted();
     }
-    rm.client.request_resource(&request(&host, "user69", load(1, 1, 1))).await.granted();
+    rm.client.request_resource(&request(&em1, "user69", load(1, 1, 1))).await.granted();
     let got = async || {
         let seen = of_cluster(&rm).await;
         let scopes: Vec<_> =
@@ -105,9 +105,9 @@ async fn cluster_metrics_list_only_fullest_scopes() {
 async fn cluster_metrics_show_audit_and_repair() {
     let database = Database::fresh().await;
     let rm = Instance::start(&database).await;
-    let host = em("host1");
-    rm.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
-    rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
+    let em1 = em("host1");
+    rm.client.register(registration(em1.clone(), load(64, 16, 20))).await.unwrap();
+    rm.client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await.granted();
     assert!(rm.client.audit().await.unwrap().differences.is_empty());
     let figure = "SELECT count(*) FROM linkis_rm_cluster_figure WHERE name = 'audit' AND work_time > now() - interval '1 minute'";
     assert_eq!(database.count(figure).await, 1, "the audit of an operator is exported");

@@ -17,16 +17,16 @@ use crate::harness::*;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn instances_grant_capacity_exactly() {
     let (database, first, second) = two().await;
-    let host = em("host1");
-    first.client.register(registration(host.clone(), load(1000, 1000, 48))).await.unwrap();
+    let em1 = em("host1");
+    first.client.register(registration(em1.clone(), load(1000, 1000, 48))).await.unwrap();
 
     let mut calls = JoinSet::new();
     for n in 0..400 {
         let client = [&first, &second][n % 2].client.clone();
-        let host = host.clone();
+        let em1 = em1.clone();
         calls.spawn(async move {
             let user = format!("user{}", n % 50);
-            match client.request_resource(&request(&host, &user, load(1, 1, 1))).await.unwrap() {
+            match client.request_resource(&request(&em1, &user, load(1, 1, 1))).await.unwrap() {
                 ResultResource::Available(grant) => Some((grant, user)),
                 ResultResource::NotEnough(refusal) => {
                     assert_eq!(refusal.shortfalls[0].available, 0, "refused only when it is full: {refusal:?}");
@@ -49,7 +49,7 @@ async fn instances_grant_capacity_exactly() {
         });
     }
     lives.join_all().await;
-    assert!(first.client.em(&host).await.unwrap().is_idle());
+    assert!(first.client.em(&em1).await.unwrap().is_idle());
     assert_eq!(assert_invariants(&database, &first.client).await, 0);
 }
 
@@ -58,17 +58,17 @@ async fn instances_grant_capacity_exactly() {
 async fn ticket_lifecycles_on_two_instances_never_deadlock() {
     let (database, first, second) = two().await;
     let hosts: Vec<_> = (0..5).map(|n| em(&format!("host{n}"))).collect();
-    for host in &hosts {
+    for host in &ems {
         first.client.register(registration(host.clone(), load(100, 100, 20))).await.unwrap();
     }
     let mut callers = JoinSet::new();
     for caller in 0..200 {
         let client = [&first, &second][caller % 2].client.clone();
-        let hosts = hosts.clone();
+        let ems = ems.clone();
         callers.spawn(async move {
             for turn in 0..5 {
                 let user = format!("user{}", (caller * 7 + turn) % 11);
-                let host = &hosts[(caller * 3 + turn) % hosts.len()];
+                let host = &ems[(caller * 3 + turn) % ems.len()];
                 let Ok(ResultResource::Available(grant)) =
                     client.request_resource(&request(host, &user, load(1, 2, 1))).await
                 else {

@@ -75,8 +75,8 @@ async fn adopt(rm: &Instance, number: u8, host: &EmInstance, user: &str, creator
 
 /// Sets up three EMs with a few engines, limits, a drain, a hold, and an external cluster with queues.
 async fn cluster(rm: &Instance) -> Yarn {
-    let hosts = ["host1", "host2", "host3"].map(em);
-    for (host, zone) in hosts.iter().zip(["east", "east", "west"]) {
+    let ems = ["host1", "host2", "host3"].map(em);
+    for (host, zone) in ems.iter().zip(["east", "east", "west"]) {
         let (total, protected) = (load(64, 16, 20), load(4, 2, 0));
         let register = RegisterEm { labels: labels(&[("zone", zone)]), protected, ..registration(host.clone(), total) };
         let epoch = rm.client.register(register).await.unwrap().epoch;
@@ -96,15 +96,15 @@ async fn cluster(rm: &Instance) -> Yarn {
     ] {
         rm.client.set_limit(&rule).await.unwrap();
     }
-    adopt(rm, 1, &hosts[0], "hadoop", "IDE", load(40, 12, 1)).await;
-    adopt(rm, 2, &hosts[1], "hadoop", "IDE", in_queue((4, 2), "root.eng.etl", (16, 8))).await;
-    adopt(rm, 3, &hosts[1], "alice", "Schedulis", in_queue((8, 4), "root.eng.etl", (4, 2))).await;
-    let over = rm.client.request_resource(&request(&hosts[1], "bob", load(4, 2, 1))).await.granted();
+    adopt(rm, 1, &ems[0], "hadoop", "IDE", load(40, 12, 1)).await;
+    adopt(rm, 2, &ems[1], "hadoop", "IDE", in_queue((4, 2), "root.eng.etl", (16, 8))).await;
+    adopt(rm, 3, &ems[1], "alice", "Schedulis", in_queue((8, 4), "root.eng.etl", (4, 2))).await;
+    let over = rm.client.request_resource(&request(&ems[1], "bob", load(4, 2, 1))).await.granted();
     rm.client.resource_released(&release(&over, "bob")).await.unwrap();
-    let locked = ResourceRequest { labels: labels(&[("tenant", "red")]), ..request(&hosts[1], "alice", load(2, 1, 1)) };
+    let locked = ResourceRequest { labels: labels(&[("tenant", "red")]), ..request(&ems[1], "alice", load(2, 1, 1)) };
     rm.client.request_resource(&locked).await.granted();
-    rm.client.request_resource(&request(&hosts[1], "bob", load(1, 15, 1))).await.refused();
-    rm.client.drain(&hosts[2], "a new mainboard").await.unwrap();
+    rm.client.request_resource(&request(&ems[1], "bob", load(1, 15, 1))).await.refused();
+    rm.client.drain(&ems[2], "a new mainboard").await.unwrap();
     let hold =
         NewHold { key: LockKey::User(name("carol")), duration: Duration::from_secs(600), reason: name("a look") };
     rm.client.hold(&hold).await.unwrap();

@@ -16,10 +16,10 @@ use crate::{harness::*, proxy::FaultPlan};
 /// A database that ends its connections: calls fail fast, and succeed again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_connections_reopen_after_termination() {
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), load(1000, 1000, 1000)).await;
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), load(1000, 1000, 1000)).await;
     for _ in 0..5 {
-        rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+        rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
         database
             .execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity
@@ -27,7 +27,7 @@ async fn database_connections_reopen_after_termination() {
             )
             .await;
         eventually("it is served again", Duration::from_secs(5), || async {
-            match rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await {
+            match rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await {
                 Ok(_) => true,
                 Err(error) => {
                     assert_eq!(error.code(), Some(tonic::Code::Unavailable), "{error}");
@@ -45,16 +45,16 @@ async fn database_connections_reopen_after_termination() {
 async fn frozen_instance_serves_remaining_callers() {
     let database = Database::fresh().await;
     let process = Process::start(&["--database-url", &database.url()]);
-    let host = em("host1");
-    process.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let em1 = em("host1");
+    process.client.register(registration(em1.clone(), load(1000, 1000, 1000))).await.unwrap();
     process.freeze(true);
     let client = process.client.clone();
-    let asked = request(&host, "patient", load(1, 1, 1));
+    let asked = request(&em1, "patient", load(1, 1, 1));
     let patient = tokio::spawn(async move { client.request_resource(&asked).await });
     let mut impatient = JoinSet::new();
     for n in 0..200 {
         let (client, lock_ttl) = (process.client.clone(), Some(Duration::from_secs(3)));
-        let asked = ResourceRequest { lock_ttl, ..request(&host, &format!("impatient{n}"), load(1, 1, 1)) };
+        let asked = ResourceRequest { lock_ttl, ..request(&em1, &format!("impatient{n}"), load(1, 1, 1)) };
         impatient.spawn(async move {
             let call = client.request_resource(&asked);
             tokio::time::timeout(Duration::from_millis(300), call).await.unwrap_err();
@@ -64,7 +64,7 @@ async fn frozen_instance_serves_remaining_callers() {
     process.freeze(false);
     patient.await.unwrap().granted();
     // After all calls of the connection.
-    let last = process.client.request_resource(&request(&host, "last", load(1, 1, 1))).await.granted();
+    let last = process.client.request_resource(&request(&em1, "last", load(1, 1, 1))).await.granted();
     process.client.resource_released(&release(&last, "last")).await.unwrap();
     // Their grants are undone, or expire if the reply was sent before the cancellation arrived.
     eventually("cancelled requests have no tickets", Duration::from_secs(20), || async {

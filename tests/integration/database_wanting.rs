@@ -280,26 +280,26 @@ async fn database_connections_of_busy_instance_stay_bounded() {
     let small = Small::start("enough").await;
     small.limit(CONNECTIONS_MAX).await;
     let rm = Instance::start_on(small.database(), options(), ANY_PORT.into()).await;
-    let hosts: Vec<_> = (0..16).map(|host| em(&format!("host{host}"))).collect();
-    for host in &hosts {
-        rm.client.register(registration(host.clone(), load(100, 100, 100))).await.unwrap();
+    let hosts: Vec<_> = (0..16).map(|em1| em(&format!("host{em1}"))).collect();
+    for em1 in &ems {
+        rm.client.register(registration(em1.clone(), load(100, 100, 100))).await.unwrap();
     }
     // Another transaction owns the keys of some EMs for a while: their operations wait in lanes.
     let holds = Database::from(small.postgres.connect_options().database("small"));
     let (most, until) = (AtomicI64::new(0), Instant::now() + Duration::from_secs(12));
     let mut asking = JoinSet::new();
     for number in 0..40_usize {
-        let (client, host) = (rm.client.clone(), hosts[number % hosts.len()].clone());
+        let (client, em1) = (rm.client.clone(), ems[number % ems.len()].clone());
         asking.spawn(async move {
             while Instant::now() < until {
                 match number % 5 {
                     0 => {
-                        let grant = client.request_resource(&request(&host, "bob", load(1, 1, 1))).await.granted();
+                        let grant = client.request_resource(&request(&em1, "bob", load(1, 1, 1))).await.granted();
                         client.resource_inited(&grant.inited(name("bob"), engine("host"))).await.unwrap();
                         client.resource_released(&release(&grant, "bob")).await.unwrap();
                     }
                     1 => assert_served(client.ems().await),
-                    2 => assert_served(client.em(&host).await),
+                    2 => assert_served(client.em(&em1).await),
                     3 => assert_served(client.tickets(None).await),
                     _ => assert_served(client.audit().await),
                 }
@@ -310,8 +310,8 @@ async fn database_connections_of_busy_instance_stay_bounded() {
     let holding = async {
         while is_on() {
             let mut holders = Vec::new();
-            for host in &hosts[..8] {
-                holders.push(holds.transaction_that_holds(host).await);
+            for em1 in &ems[..8] {
+                holders.push(holds.transaction_that_holds(em1).await);
             }
             tokio::time::sleep(Duration::from_millis(400)).await;
             drop(holders);

@@ -107,11 +107,11 @@ async fn dashboard_and_alerts_name_existing_metrics() {
     folder.write_all(&certify(&ca, &["localhost"], &[], FAR), &ca);
     let security = SecuritySettings { tls: Some(folder.files()), is_open: false, ..SecuritySettings::OPEN };
     let encrypted = Instance::start_with(&database, Options { security, ..options() }).await;
-    let (client, host) = (&instance.client, em("host1"));
+    let (client, em1) = (&instance.client, em("host1"));
     client.set_limit(&each_user(20)).await.unwrap();
-    client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
-    let grant = client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
-    let patient = ResourceRequest { wait_timeout: Duration::from_secs(60), ..request(&host, "alice", load(64, 1, 1)) };
+    client.register(registration(em1.clone(), load(64, 16, 20))).await.unwrap();
+    let grant = client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await.granted();
+    let patient = ResourceRequest { wait_timeout: Duration::from_secs(60), ..request(&em1, "alice", load(64, 1, 1)) };
     let waits = tokio::spawn({
         let client = client.clone();
         async move { client.request_resource(&patient).await }

@@ -48,28 +48,25 @@ const OF_HOST1: &str = "ticket_id IS NULL AND em_instance = 'host1:9102'";
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drain_stops_grants_and_keeps_tickets() {
     let (database, first, second) = two().await;
-    let (host, other) = (em("host1"), em("host2"));
-    first.client.register(registration(host.clone(), load(100, 100, 100))).await.unwrap();
+    let (em1, other) = (em("host1"), em("host2"));
+    first.client.register(registration(em1.clone(), load(100, 100, 100))).await.unwrap();
     first.client.register(registration(other.clone(), load(10, 10, 100))).await.unwrap();
-    let again = ResourceRequest { request_id: Some("r1".into()), ..request(&host, "hadoop", load(2, 2, 1)) };
+    let again = ResourceRequest { request_id: Some("r1".into()), ..request(&em1, "hadoop", load(2, 2, 1)) };
     let locked = first.client.request_resource(&again).await.granted();
-    let used = first.client.request_resource(&request(&host, "alice", load(2, 2, 1))).await.granted();
+    let used = first.client.request_resource(&request(&em1, "alice", load(2, 2, 1))).await.granted();
     first.client.resource_inited(&inited(&used, "alice", None)).await.unwrap();
     // Both instances know the free capacity.
     for instance in [&first, &second] {
         instance.client.dry_run(&anywhere("hadoop", load(20, 1, 1))).await.granted();
     }
 
-    let drain = first.client.drain(&host, "a new disk").await.unwrap();
+    let drain = first.client.drain(&em1, "a new disk").await.unwrap();
     assert_eq!((drain.reason.as_str(), &drain.by), ("a new disk", &Principal::Anonymous));
     for instance in [&first, &second] {
         let client = &instance.client;
-        is_draining(
-            &client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.unwrap_err(),
-            "a new disk",
-        );
-        is_draining(&client.dry_run(&request(&host, "hadoop", load(1, 1, 1))).await.unwrap_err(), "a new disk");
-        let waits = patient(&host, "hadoop", load(1, 1, 1));
+        is_draining(&client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.unwrap_err(), "a new disk");
+        is_draining(&client.dry_run(&request(&em1, "hadoop", load(1, 1, 1))).await.unwrap_err(), "a new disk");
+        let waits = patient(&em1, "hadoop", load(1, 1, 1));
         is_draining(&client.request_resource(&waits).await.unwrap_err(), "a new disk");
         let mut calls = JoinSet::new();
         for _ in 0..5 {
@@ -80,13 +77,13 @@ async fn drain_stops_grants_and_keeps_tickets() {
         // A refusal considers only the EM without a drain.
         let refusal = client.request_resource(&anywhere("hadoop", load(50, 1, 1))).await.refused();
         assert!(refusal.never_fits && refusal.shortfalls[0].scope.contains("host2"), "{refusal:?}");
-        let em = client.em(&host).await.unwrap();
+        let em = client.em(&em1).await.unwrap();
         assert_eq!(em.drain.as_deref(), Some(&drain));
         let drained = client.ems().await.unwrap().into_iter().filter(|em| em.drain.is_some());
-        assert!(drained.map(|em| em.instance).eq([host.clone()]));
+        assert!(drained.map(|em| em.instance).eq([em1.clone()]));
     }
     let mut usage = UsageServiceClient::connect(second.address.clone()).await.unwrap();
-    let ems = vec![rm_edge::convert::answer::em_message(&host)];
+    let ems = vec![rm_edge::convert::answer::em_message(&em1)];
     let found = usage.batch_get_ems(proto::BatchGetEmsRequest { ems }).await.unwrap().into_inner();
     assert_eq!(found.ems[0].drain.as_ref().unwrap().reason, "a new disk");
 
@@ -101,31 +98,31 @@ async fn drain_stops_grants_and_keeps_tickets() {
     first.client.resource_released(&release(&used, "alice")).await.unwrap();
 
     // A repeated drain changes nothing; another reason changes the reason alone.
-    assert_eq!(second.client.drain(&host, "a new disk").await.unwrap(), drain);
-    let renamed = second.client.drain(&host, "a new board").await.unwrap();
+    assert_eq!(second.client.drain(&em1, "a new disk").await.unwrap(), drain);
+    let renamed = second.client.drain(&em1, "a new board").await.unwrap();
     assert_eq!((renamed.reason.as_str(), renamed.since), ("a new board", drain.since));
 
     // A drain survives registrations and unregistrations.
-    let em = first.client.register(registration(host.clone(), load(50, 50, 50))).await.unwrap();
+    let em = first.client.register(registration(em1.clone(), load(50, 50, 50))).await.unwrap();
     assert_eq!(em.drain.as_deref(), Some(&renamed), "the registration returns the drain");
     is_draining(
-        &first.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.unwrap_err(),
+        &first.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.unwrap_err(),
         "a new board",
     );
-    first.client.unregister(&host).await.unwrap();
-    assert_eq!(second.client.drain(&host, "a new board").await.unwrap(), renamed);
-    let em = second.client.register(registration(host.clone(), load(50, 50, 50))).await.unwrap();
+    first.client.unregister(&em1).await.unwrap();
+    assert_eq!(second.client.drain(&em1, "a new board").await.unwrap(), renamed);
+    let em = second.client.register(registration(em1.clone(), load(50, 50, 50))).await.unwrap();
     assert_eq!(em.drain.as_deref(), Some(&renamed));
     for instance in [&first, &second] {
-        let refused = instance.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await;
+        let refused = instance.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await;
         is_draining(&refused.unwrap_err(), "a new board");
     }
 
-    assert!(first.client.resume(&host, "it is in").await.unwrap());
-    assert!(!second.client.resume(&host, "it is in").await.unwrap(), "the EM was resumed already");
+    assert!(first.client.resume(&em1, "it is in").await.unwrap());
+    assert!(!second.client.resume(&em1, "it is in").await.unwrap(), "the EM was resumed already");
     for instance in [&first, &second] {
-        instance.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
-        assert_eq!(instance.client.em(&host).await.unwrap().drain, None);
+        instance.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
+        assert_eq!(instance.client.em(&em1).await.unwrap().drain, None);
     }
     assert_invariants(&database, &first.client).await;
     let got = [
@@ -162,12 +159,12 @@ async fn drain_of_unknown_em_fails() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn drain_of_last_em_rejects_placement() {
     let (database, rm, second) = two().await;
-    let host = em("host1");
-    rm.client.register(registration(host.clone(), cpu(10))).await.unwrap();
-    let held = rm.client.request_resource(&request(&host, "first", cpu(10))).await.granted();
+    let em1 = em("host1");
+    rm.client.register(registration(em1.clone(), cpu(10))).await.unwrap();
+    let held = rm.client.request_resource(&request(&em1, "first", cpu(10))).await.granted();
     let waits = ask_in_task(&second.client, waiting_anywhere("hadoop", cpu(1)));
     database.waiting(1).await;
-    rm.client.drain(&host, "it goes").await.unwrap();
+    rm.client.drain(&em1, "it goes").await.unwrap();
     let none = |error: ClientError| {
         let got = (error.code(), error.reason(), error.fact("matching"));
         let expected = (Some(Code::NotFound), Some("NO_EM_AVAILABLE".to_owned()), Some("1".to_owned()));
@@ -179,7 +176,7 @@ async fn drain_of_last_em_rejects_placement() {
         none(instance.client.request_resource(&anywhere("hadoop", cpu(1))).await.unwrap_err());
         none(instance.client.request_resource(&waiting_anywhere("hadoop", cpu(1))).await.unwrap_err());
     }
-    rm.client.resume(&host, "").await.unwrap();
+    rm.client.resume(&em1, "").await.unwrap();
     rm.client.request_resource(&anywhere("hadoop", cpu(1))).await.granted();
     // The other instance learns of it by its next survey.
     let chosen = async || second.client.request_resource(&anywhere("hadoop", cpu(1))).await.is_ok();
@@ -194,21 +191,21 @@ async fn drain_moves_or_rejects_waiting_requests() {
     const ANY: usize = 20;
     const NAMED: usize = 30;
     let (database, first, second) = two().await;
-    let (host, other) = (em("host1"), em("host2"));
+    let (em1, other) = (em("host1"), em("host2"));
     let mut held = Vec::new();
-    for host in [&host, &other] {
-        first.client.register(registration(host.clone(), cpu(10))).await.unwrap();
-        held.push(first.client.request_resource(&request(host, "first", cpu(10))).await.granted());
+    for em1 in [&em1, &other] {
+        first.client.register(registration(em1.clone(), cpu(10))).await.unwrap();
+        held.push(first.client.request_resource(&request(em1, "first", cpu(10))).await.granted());
     }
     let instance = |n: usize| [&first, &second][n % 2];
     let mut any: Vec<Call> =
         (0..ANY).map(|n| ask_in_task(&instance(n).client, waiting_anywhere(&format!("any{n}"), cpu(1)))).collect();
     let named: Vec<Call> =
-        (0..NAMED).map(|n| ask_in_task(&instance(n).client, patient(&host, &format!("named{n}"), cpu(1)))).collect();
+        (0..NAMED).map(|n| ask_in_task(&instance(n).client, patient(&em1, &format!("named{n}"), cpu(1)))).collect();
     let waiting = async || first.client.waiting().await.unwrap();
     eventually("all wait", LONG, async || waiting().await.len() == ANY + NAMED).await;
 
-    first.client.drain(&host, "it goes").await.unwrap();
+    first.client.drain(&em1, "it goes").await.unwrap();
     for call in named {
         is_draining(&answered(call).await.unwrap_err(), "it goes");
     }
@@ -222,12 +219,12 @@ async fn drain_moves_or_rejects_waiting_requests() {
     first.client.resource_released(&release(&held[0], "first")).await.unwrap();
     first.client.resource_released(&release(&held[1], "first")).await.unwrap();
     eventually("the other EM is full", LONG, async || first.client.em(&other).await.unwrap().locked == cpu(10)).await;
-    assert!(first.client.em(&host).await.unwrap().is_idle());
+    assert!(first.client.em(&em1).await.unwrap().is_idle());
     assert_eq!(waiting().await.len(), ANY - 10);
-    second.client.resume(&host, "it stays").await.unwrap();
+    second.client.resume(&em1, "it stays").await.unwrap();
     let mut on_host = 0;
     for call in any.drain(..) {
-        on_host += usize::from(answered(call).await.granted().em == host);
+        on_host += usize::from(answered(call).await.granted().em == em1);
     }
     assert_eq!(on_host, ANY - 10);
     assert_eq!(assert_invariants(&database, &first.client).await, ANY);
@@ -242,15 +239,15 @@ async fn drain_moves_or_rejects_waiting_requests() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn history_shows_no_grant_after_drain() {
     let (database, first, second) = two().await;
-    let host = em("host1");
-    first.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let em1 = em("host1");
+    first.client.register(registration(em1.clone(), load(1000, 1000, 1000))).await.unwrap();
     let mut callers = JoinSet::new();
     for n in 0..8 {
-        let (client, host) = ([&first, &second][n % 2].client.clone(), host.clone());
+        let (client, em1) = ([&first, &second][n % 2].client.clone(), em1.clone());
         callers.spawn(async move {
             let (mut granted, mut refused) = (0, 0);
             for _ in 0..60 {
-                match client.request_resource(&request(&host, &format!("user{n}"), load(1, 1, 1))).await {
+                match client.request_resource(&request(&em1, &format!("user{n}"), load(1, 1, 1))).await {
                     Ok(answer) => {
                         let grant = Ok(answer).granted();
                         client.resource_released(&release(&grant, &format!("user{n}"))).await.unwrap();
@@ -266,8 +263,8 @@ async fn history_shows_no_grant_after_drain() {
         });
     }
     while callers.len() > 1 {
-        first.client.drain(&host, "now and then").await.unwrap();
-        second.client.resume(&host, "").await.unwrap();
+        first.client.drain(&em1, "now and then").await.unwrap();
+        second.client.resume(&em1, "").await.unwrap();
         while callers.try_join_next().is_some() {}
         if callers.is_empty() {
             break;
@@ -298,12 +295,12 @@ async fn history_shows_no_grant_after_drain() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn force_release_ends_ticket_and_grants_next() {
     let (database, rm, second) = two().await;
-    let host = em("host1");
-    rm.client.register(registration(host.clone(), cpu(10))).await.unwrap();
-    let grant = async |user: &str| rm.client.request_resource(&request(&host, user, cpu(5))).await.granted();
+    let em1 = em("host1");
+    rm.client.register(registration(em1.clone(), cpu(10))).await.unwrap();
+    let grant = async |user: &str| rm.client.request_resource(&request(&em1, user, cpu(5))).await.granted();
     let (locked, used): (Grant, Grant) = (grant("hadoop").await, grant("alice").await);
     rm.client.resource_inited(&inited(&used, "alice", None)).await.unwrap();
-    let waits = ask_in_task(&second.client, patient(&host, "waits", cpu(10)));
+    let waits = ask_in_task(&second.client, patient(&em1, "waits", cpu(10)));
     database.waiting(1).await;
 
     assert_eq!(rm.client.force_release(used.ticket_id, "it hangs").await.unwrap(), "forced");

@@ -141,8 +141,8 @@ async fn half_sent(raw: &Raw, length: usize, calls: &mut JoinSet<Option<HeaderMa
 async fn half_sent_heartbeats_use_bounded_memory() {
     let database = Database::fresh().await;
     let process = Process::start(&["--database-url", &database.url()]);
-    let host = em("host1");
-    process.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let em1 = em("host1");
+    process.client.register(registration(em1.clone(), load(1000, 1000, 1000))).await.unwrap();
     let idle = process.memory();
     let raw = Raw::connect(&process.address).await;
     let mut calls = JoinSet::new();
@@ -153,7 +153,7 @@ async fn half_sent_heartbeats_use_bounded_memory() {
     // Until no more calls end, or the bound is exceeded.
     while rounds < 20 && most - idle <= 64 * MB {
         rounds += 1;
-        let grant = process.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+        let grant = process.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
         process.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
         while let Ok(Some(answer)) = tokio::time::timeout(Duration::from_millis(20), calls.join_next()).await {
             let headers = answer.unwrap().expect("a status");
@@ -172,8 +172,8 @@ async fn half_sent_heartbeats_use_bounded_memory() {
 async fn unread_replies_use_bounded_memory() {
     let database = Database::fresh().await;
     let process = Process::start(&["--database-url", &database.url()]);
-    let host = em("host1");
-    process.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let em1 = em("host1");
+    process.client.register(registration(em1.clone(), load(1000, 1000, 1000))).await.unwrap();
     database
         .execute(
             r#"INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
@@ -215,7 +215,7 @@ async fn unread_replies_use_bounded_memory() {
                 }
             }
         }
-        process.client.em(&host).await.unwrap();
+        process.client.em(&em1).await.unwrap();
         most = most.max(process.memory());
         assert!(
             most - idle <= 64 * MB,
@@ -242,8 +242,8 @@ async fn unread_replies_use_bounded_memory() {
 async fn message_above_byte_budget_is_rejected() {
     let database = Database::fresh().await;
     let (process, _) = server(&database, &[("MAX_BODY_BYTES", "8m")]);
-    let host = em("host1");
-    let registered = process.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let em1 = em("host1");
+    let registered = process.client.register(registration(em1.clone(), load(1000, 1000, 1000))).await.unwrap();
     let (first, second, mut calls) =
         (Raw::connect(&process.address).await, Raw::connect(&process.address).await, JoinSet::new());
     half_sent(&first, 1_700_000, &mut calls).await;
@@ -257,7 +257,7 @@ async fn message_above_byte_budget_is_rejected() {
         })
     })
     .await;
-    process.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    process.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
     process.client.heartbeat(&EmReport { tickets: tickets(100), ..report(&registered, 2) }).await.unwrap();
     calls.shutdown().await;
     drop((first, second));
@@ -348,16 +348,16 @@ async fn defect_is_logged_once_with_its_call() {
     let database = Database::fresh().await;
     // One server each, because a server logs few defects in a time.
     let servers = [(); 3].map(|()| server(&database, &[]));
-    let host = em("host1");
-    let registered = servers[0].0.client.register(registration(host.clone(), load(1, 1, 1))).await.unwrap();
+    let em1 = em("host1");
+    let registered = servers[0].0.client.register(registration(em1.clone(), load(1, 1, 1))).await.unwrap();
     assert!(servers[0].0.client.em(&em("host2")).await.is_err());
     let broken =
         "ALTER TABLE linkis_em_resource_meta_data RENAME TO gone; ALTER TABLE linkis_em_report RENAME TO gone_too";
     database.execute(broken).await;
-    let unknown = ReleaseTicket { ticket_id: Uuid::nil(), user: name("hadoop"), em: host.clone() };
+    let unknown = ReleaseTicket { ticket_id: Uuid::nil(), user: name("hadoop"), em: em1.clone() };
     let clients = servers.each_ref().map(|(process, _)| &process.client);
     let met = [
-        ("UsageService/GetEm", clients[0].em(&host).await.unwrap_err()),
+        ("UsageService/GetEm", clients[0].em(&em1).await.unwrap_err()),
         ("ResourceManagerService/ResourceReleased", clients[1].resource_released(&unknown).await.unwrap_err()),
         ("ResourceManagerService/Heartbeat", clients[2].heartbeat(&report(&registered, 1)).await.unwrap_err()),
     ];

@@ -20,39 +20,39 @@ fn ahead(error: &ClientError) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_epoch_unregister_is_refused() {
     let (database, rm, second) = two().await;
-    let host = em("host1");
-    let old = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
-    rm.client.unregister_fenced(&host, old.epoch).await.unwrap();
-    let new = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
-    let locked = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
-    let used = rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
+    let em1 = em("host1");
+    let old = rm.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
+    rm.client.unregister_fenced(&em1, old.epoch).await.unwrap();
+    let new = rm.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
+    let locked = rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
+    let used = rm.client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await.granted();
     rm.client.resource_inited(&inited(&used, "alice", None)).await.unwrap();
 
     for instance in [&rm, &second] {
-        stale(&instance.client.unregister_fenced(&host, old.epoch).await.unwrap_err());
-        ahead(&instance.client.unregister_fenced(&host, new.epoch + 1).await.unwrap_err());
+        stale(&instance.client.unregister_fenced(&em1, old.epoch).await.unwrap_err());
+        ahead(&instance.client.unregister_fenced(&em1, new.epoch + 1).await.unwrap_err());
     }
     assert!(lives(&rm.client, locked.ticket_id).await && lives(&rm.client, used.ticket_id).await);
-    assert_eq!(rm.client.em(&host).await.unwrap().epoch, new.epoch);
+    assert_eq!(rm.client.em(&em1).await.unwrap().epoch, new.epoch);
     assert_eq!(assert_invariants(&database, &rm.client).await, 2);
 
-    assert_eq!(second.client.unregister_fenced(&host, new.epoch).await.unwrap(), 2);
-    let again = rm.client.unregister_fenced(&host, new.epoch).await.unwrap_err();
+    assert_eq!(second.client.unregister_fenced(&em1, new.epoch).await.unwrap(), 2);
+    let again = rm.client.unregister_fenced(&em1, new.epoch).await.unwrap_err();
     assert_eq!(again.reason().as_deref(), Some("EM_NOT_REGISTERED"));
     // A call without an epoch is accepted for any registration.
-    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
-    rm.client.unregister(&host).await.unwrap();
+    rm.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
+    rm.client.unregister(&em1).await.unwrap();
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_epoch_confirmation_is_refused() {
     let (database, rm) = start().await;
-    let host = em("host1");
-    let old = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
-    let grant = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
-    let other = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
-    let new = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let em1 = em("host1");
+    let old = rm.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
+    let grant = rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
+    let other = rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
+    let new = rm.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
 
     let report = |epoch| ConfirmTicket { epoch: Some(epoch), ..inited(&grant, "hadoop", None) };
     stale(&rm.client.resource_inited(&report(old.epoch)).await.unwrap_err());

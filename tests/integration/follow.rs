@@ -70,16 +70,16 @@ async fn followers_receive_complete_lines_from_any_position() {
     let first = next(&mut stream).await;
     assert!(first.actions.is_empty() && !first.position.is_empty(), "a new follower begins now: {first:?}");
 
-    let host = em("host1");
-    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let em1 = em("host1");
+    rm.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
     let labels = Labels::parse("labels", [("tenant".to_owned(), "a".to_owned())].into());
-    let asked = ResourceRequest { labels: labels.unwrap(), ..request(&host, "alice", load(2, 2, 1)) };
+    let asked = ResourceRequest { labels: labels.unwrap(), ..request(&em1, "alice", load(2, 2, 1)) };
     // On another instance than the follower's.
     let grant = other.client.request_resource(&asked).await.granted();
     other.client.resource_inited(&inited(&grant, "alice", Some(load(1, 1, 1)))).await.unwrap();
     rm.client.resource_reported(&grant.reported(name("alice"), load(1, 2, 1))).await.unwrap();
     rm.client.force_release(grant.ticket_id, "it hangs").await.unwrap();
-    let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(50)), ..request(&host, "bob", load(1, 1, 1)) };
+    let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(50)), ..request(&em1, "bob", load(1, 1, 1)) };
     other.client.request_resource(&short).await.granted();
     let (got, behind) = lines(&mut stream, 7).await;
     let expected = ["registered", "granted", "inited", "reported", "forced", "granted", "expired"];
@@ -107,7 +107,7 @@ async fn followers_receive_complete_lines_from_any_position() {
     assert_eq!(position, behind);
     let mut rest = follow(&usage_there, &behind).await.unwrap();
     assert!(next(&mut rest).await.actions.is_empty());
-    rm.client.unregister(&host).await.unwrap();
+    rm.client.unregister(&em1).await.unwrap();
     assert_eq!(words(&lines(&mut rest, 1).await.0), ["unregistered"]);
     // The history says the same.
     let page = rm.client.actions(&proto::ListActionsRequest { page_size: 1000, ..Default::default() }).await.unwrap();
@@ -209,8 +209,8 @@ fn read(rm: &Instance) -> [usize; 2] {
 async fn followers_share_reads_beside_stalled_follower() {
     const FOLLOWERS: usize = 200;
     let changes = crowd_of(400);
-    let host = em("host1");
-    let (_database, rm) = start_with_em(host.clone(), load(1_000_000, 1_000_000, 1_000_000)).await;
+    let em1 = em("host1");
+    let (_database, rm) = start_with_em(em1.clone(), load(1_000_000, 1_000_000, 1_000_000)).await;
     let usage_of_many = usage(&rm.address).await;
     let idle = usage(&rm.address).await;
     let never_read = follow(&idle, "").await.unwrap();
@@ -222,10 +222,10 @@ async fn followers_share_reads_beside_stalled_follower() {
     }
     let mut callers = JoinSet::new();
     for number in 0..64 {
-        let (client, host) = (rm.client.clone(), host.clone());
+        let (client, em1) = (rm.client.clone(), em1.clone());
         callers.spawn(async move {
             for _ in (number..changes).step_by(64) {
-                client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
+                client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await.granted();
             }
         });
     }
@@ -300,7 +300,7 @@ async fn late_commit_is_followed_in_its_place() {
     execute(&mut late, "COMMIT").await;
     let (got, _) = lines(&mut stream, 2).await;
     let hosts: Vec<_> = got.iter().map(|line| line.em.as_ref().unwrap().instance.as_str()).collect();
-    assert_eq!(hosts, ["late", "soon:9102"]);
+    assert_eq!(ems, ["late", "soon:9102"]);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -17,14 +17,14 @@ fn cores(action: &proto::Action) -> i64 {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn history_of_one_commit_replays_within_capacity() {
     const CAPACITY: i64 = 32;
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), load(CAPACITY, CAPACITY, CAPACITY)).await;
-    let large = rm.client.request_resource(&request(&host, "hadoop", load(16, 16, 1))).await.granted();
-    let grows = rm.client.request_resource(&request(&host, "alice", load(8, 8, 1))).await.granted();
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), load(CAPACITY, CAPACITY, CAPACITY)).await;
+    let large = rm.client.request_resource(&request(&em1, "hadoop", load(16, 16, 1))).await.granted();
+    let grows = rm.client.request_resource(&request(&em1, "alice", load(8, 8, 1))).await.granted();
     rm.client.resource_inited(&inited(&grows, "alice", None)).await.unwrap();
     // With both grants the EM is full; the report of the engine that grows fits only into what the release leaves.
     let client = || rm.client.clone();
-    let (first, last) = (request(&host, "bob", load(8, 8, 1)), request(&host, "carol", load(4, 4, 1)));
+    let (first, last) = (request(&em1, "bob", load(8, 8, 1)), request(&em1, "carol", load(4, 4, 1)));
     let (gone, more) = (release(&large, "hadoop"), grows.reported(name("alice"), load(20, 20, 1)));
     let (granting, releasing, reporting, again) = (client(), client(), client(), client());
     let calls: Vec<PendingCall> = vec![
@@ -33,7 +33,7 @@ async fn history_of_one_commit_replays_within_capacity() {
         Box::pin(async move { reporting.resource_reported(&more).await.map(drop) }),
         Box::pin(async move { again.request_resource(&last).await.map(drop) }),
     ];
-    for done in in_one_batch(&database, &rm, &host, calls, || {}).await.join_all().await {
+    for done in in_one_batch(&database, &rm, &em1, calls, || {}).await.join_all().await {
         done.unwrap();
     }
 

@@ -142,10 +142,10 @@ async fn hold_on_two_instances_stops_all_commits() {
     let mut callers = JoinSet::new();
     for n in 0..16 {
         let (client, stop) = ([&first, &second][n % 2].client.clone(), stop.clone());
-        let (host, user) = (em(["a", "b"][n / 2 % 2]), ["hadoop", "alice"][n / 4 % 2]);
+        let (em1, user) = (em(["a", "b"][n / 2 % 2]), ["hadoop", "alice"][n / 4 % 2]);
         callers.spawn(async move {
             while !stop.load(Ordering::Relaxed) {
-                let grant = client.request_resource(&request(&host, user, load(1, 1, 1))).await.granted();
+                let grant = client.request_resource(&request(&em1, user, load(1, 1, 1))).await.granted();
                 client.resource_released(&release(&grant, user)).await.unwrap();
             }
         });
@@ -218,10 +218,10 @@ async fn hold_refusal_returns_its_reason() {
 /// A call whose contended key becomes free needs no connection of the shared readers.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contended_key_after_release_needs_no_read_connection() {
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), load(64, 64, 64)).await;
-    database.hold_by_hand(&host).await;
-    let waiting = ask_in_task(&rm.client, request(&host, "bob", load(1, 1, 1)));
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), load(64, 64, 64)).await;
+    database.hold_by_hand(&em1).await;
+    let waiting = ask_in_task(&rm.client, request(&em1, "bob", load(1, 1, 1)));
     eventually("the request is contended", LONG, async || rm.metric("linkis_rm_set_aside_operations") == 1.0).await;
     // Each reader uses a connection until the lock timeout, and there are far more readers than connections.
     let mut locks = database.transaction("LOCK TABLE linkis_em_report IN ACCESS EXCLUSIVE MODE").await;
@@ -229,11 +229,11 @@ async fn contended_key_after_release_needs_no_read_connection() {
     let reading = client(&rm.address);
     let readers: Vec<_> = (0..600)
         .map(|_| {
-            let (client, host) = (reading.clone(), host.clone());
+            let (client, em1) = (reading.clone(), em1.clone());
             let (rejected, stop) = (rejected.clone(), stop.clone());
             tokio::spawn(async move {
                 while !stop.load(Ordering::Relaxed) {
-                    let read = client.em(&host).await;
+                    let read = client.em(&em1).await;
                     let is_away = read.is_err_and(|error| error.code() == Some(Code::Unavailable));
                     rejected.fetch_add(usize::from(is_away), Ordering::Relaxed);
                 }

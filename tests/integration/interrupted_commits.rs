@@ -71,11 +71,11 @@ impl Served {
 
 async fn commits_are_found_out(cut: Cut) {
     let Served { database, direct, proxy, rm } = Served::start(&format!("{cut:?}")).await;
-    let host = em("host1");
+    let em1 = em("host1");
 
     for round in 1..=5 {
         proxy.cut_commits(cut, 1);
-        let grant = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+        let grant = rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
         assert_eq!(proxy.cuts_left(), 0, "the commit was cut");
         assert!(lives(&direct.client, grant.ticket_id).await, "the reply is true");
         assert_eq!(assert_invariants(&database, &direct.client).await, round, "granted once");
@@ -105,7 +105,7 @@ async fn commit_that_never_arrived_is_retried() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commit_evidence_ignores_other_transactions() {
     let served = Served::start("others").await;
-    let (direct, host) = (&served.direct.client, em("host1"));
+    let (direct, em1) = (&served.direct.client, em("host1"));
     let undone = Cut::BeforeCommit;
 
     let (repeated, released) = (served.grant().await, served.grant().await);
@@ -128,13 +128,13 @@ async fn commit_evidence_ignores_other_transactions() {
     served.cut(undone, calls, async { drop(direct.adopt_ticket(&adopt).await.unwrap()) }).await;
     assert!(!lives(direct, released.ticket_id).await, "the reply said that the ticket is released");
 
-    let registration = registration(host.clone(), load(1000, 1000, 1000));
+    let registration = registration(em1.clone(), load(1000, 1000, 1000));
     let (client, again) = (served.rm.client.clone(), registration.clone());
     let registers: PendingCall = Box::pin(async move { client.register(again).await.map(drop) });
-    let (client, at) = (served.rm.client.clone(), host.clone());
+    let (client, at) = (served.rm.client.clone(), em1.clone());
     let drains: PendingCall = Box::pin(async move { client.drain(&at, "a new disk").await.map(drop) });
     served.cut(undone, vec![registers, drains], async { drop(direct.register(registration).await.unwrap()) }).await;
-    assert!(direct.em(&host).await.unwrap().drain.is_some(), "the reply said that the EM is drained");
+    assert!(direct.em(&em1).await.unwrap().drain.is_some(), "the reply said that the EM is drained");
     assert_invariants(&served.database, direct).await;
 }
 
@@ -142,21 +142,21 @@ async fn commit_evidence_ignores_other_transactions() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commit_evidence_survives_later_transactions() {
     let served = Served::start("since").await;
-    let (direct, host) = (&served.direct.client, em("host1"));
-    let (client, at) = (served.rm.client.clone(), host.clone());
+    let (direct, em1) = (&served.direct.client, em("host1"));
+    let (client, at) = (served.rm.client.clone(), em1.clone());
     let drains: PendingCall = Box::pin(async move { client.drain(&at, "a new disk").await.map(drop) });
-    let resumed = async { assert!(direct.resume(&host, "it is there").await.unwrap(), "the EM was drained") };
+    let resumed = async { assert!(direct.resume(&em1, "it is there").await.unwrap(), "the EM was drained") };
     served.cut(Cut::AfterCommit, vec![drains], resumed).await;
-    assert!(direct.em(&host).await.unwrap().drain.is_none(), "the EM was resumed afterwards");
+    assert!(direct.em(&em1).await.unwrap().drain.is_none(), "the EM was resumed afterwards");
     assert_eq!(served.database.recorded("drained").await, 1, "the EM was drained once");
 }
 
 /// A batch without history lines: it adds an entry to a wait queue.
 async fn queue_entries_are_found_out(cut: Cut) {
     let served = Served::start(&format!("entries-{cut:?}")).await;
-    let (direct, host) = (&served.direct.client, em("host1"));
-    let held = direct.request_resource(&request(&host, "hadoop", load(1000, 1000, 1000))).await.granted();
-    let ask = ResourceRequest { wait_timeout: LONG, ..request(&host, "hadoop", load(1, 1, 1)) };
+    let (direct, em1) = (&served.direct.client, em("host1"));
+    let held = direct.request_resource(&request(&em1, "hadoop", load(1000, 1000, 1000))).await.granted();
+    let ask = ResourceRequest { wait_timeout: LONG, ..request(&em1, "hadoop", load(1, 1, 1)) };
     let client = served.rm.client.clone();
     let asks: PendingCall =
         Box::pin(async move { client.request_resource(&ask).await.map(|answer| drop(Ok(answer).granted())) });
@@ -207,7 +207,7 @@ fn seven_cores(creator: &str) -> Rule {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_change_on_frozen_database_ends_by_deadline() {
     let Served { database, direct, proxy, rm } = Served::start("limits-frozen").await;
-    let host = em("host1");
+    let em1 = em("host1");
     rm.client.set_limit(&seven_cores("before")).await.unwrap();
     // Each reply takes 10 ms, so that the database freezes at different points of the changes.
     for late in [0, 30, 60, 90, 120, 150, 180] {
@@ -232,7 +232,7 @@ async fn limit_change_on_frozen_database_ends_by_deadline() {
             }
         }
         // The database ends the locks of the frozen connections; the other instance serves meanwhile.
-        let ask = request(&host, "hadoop", load(1, 1, 1));
+        let ask = request(&em1, "hadoop", load(1, 1, 1));
         eventually("others are served", Duration::from_secs(10), async || {
             direct.client.request_resource(&ask).await.is_ok()
         })
@@ -250,11 +250,11 @@ async fn limit_change_on_frozen_database_ends_by_deadline() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_with_late_commit_ends_by_deadline() {
     let Served { database, direct, proxy, rm } = Served::start_hasty("grants-late").await;
-    let host = em("host1");
+    let em1 = em("host1");
     for request_id in [None, Some("r1".to_owned())] {
-        let warm = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+        let warm = rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
         rm.client.ticket_released(warm.ticket_id).await.unwrap();
-        let asked = ResourceRequest { request_id, ..request(&host, "hadoop", load(1, 1, 1)) };
+        let asked = ResourceRequest { request_id, ..request(&em1, "hadoop", load(1, 1, 1)) };
         proxy.cut_commits(Cut::Silence, 1);
         // Less than the timeout of a statement.
         let hasty = hurried(&rm.address, Duration::from_secs(10));
@@ -280,9 +280,9 @@ async fn grant_with_late_commit_ends_by_deadline() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_in_doubt_is_retryable_only_with_id() {
     let Served { database, direct, proxy, rm } = Served::start("doubt").await;
-    let host = em("host1");
+    let em1 = em("host1");
     for (round, request_id) in [(1, None), (2, Some("r1".to_owned()))] {
-        let request = ResourceRequest { request_id, ..request(&host, "hadoop", load(1, 1, 1)) };
+        let request = ResourceRequest { request_id, ..request(&em1, "hadoop", load(1, 1, 1)) };
         let without_id = ResourceRequest { request_id: None, ..request.clone() };
         let warm = rm.client.request_resource(&without_id).await.granted();
         rm.client.ticket_released(warm.ticket_id).await.unwrap();
@@ -305,7 +305,7 @@ async fn grant_in_doubt_is_retryable_only_with_id() {
         assert_eq!(assert_invariants(&database, &direct.client).await, round, "granted once");
         proxy.open();
         eventually("the instance serves again", Duration::from_secs(20), || async {
-            rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.is_ok()
+            rm.client.register(registration(em1.clone(), load(1000, 1000, 1000))).await.is_ok()
         })
         .await;
     }

@@ -16,13 +16,13 @@ use serde::Deserialize;
 
 use crate::harness::*;
 
-/// Where we choose other hosts than Linkis's manager, and why.
+/// Where we choose other EMs than Linkis's manager, and why.
 const SELECTED_ELSE: [(&str, &[&str], &str); 2] = [
     ("a host has two values of one core label", &["a"], "a host has one value of a label, and the last counts"),
     ("a core label that is none of a host, asked for", &["dev"], "Linkis drops it before it looks for hosts"),
 ];
 
-/// Where we rank hosts otherwise than Linkis's scorer, and why.
+/// Where we rank EMs otherwise than Linkis's scorer, and why.
 const RANKED_ELSE: [(&str, &[&str], &str); 2] = [
     ("an optional label that matches is better than none", &["rack2", "plain", "rack1"], OPTIONAL_IS_COUNTED),
     (
@@ -75,7 +75,7 @@ impl Table {
         Labels::parse("labels", pairs.collect::<BTreeMap<_, _>>()).unwrap()
     }
 
-    /// A host of which so much is free.
+    /// An EM of which so much is free.
     async fn register(&self, rm: &Instance, em: EmInstance, pairs: &Pairs, free: i64) {
         let reserved = self.labels(pairs, |feature| feature == Feature::Core);
         let labels = self.labels(pairs, |feature| feature != Feature::Core);
@@ -171,7 +171,7 @@ async fn label_features_select_same_ems_as_linkis() {
     let table = Table::read();
     for (number, row) in table.selection.iter().enumerate() {
         let hosts: Vec<_> = row.hosts.iter().collect();
-        let chosen = chosen(&rm, &table, &format!("kind{number}"), &row.request, &hosts).await;
+        let chosen = chosen(&rm, &table, &format!("kind{number}"), &row.request, &ems).await;
         assert_eq!(sorted(&chosen), ours(&row.what, row.linkis.clone(), &SELECTED_ELSE), "{}", row.what);
     }
     assert!(SELECTED_ELSE.iter().all(|(what, ..)| table.selection.iter().any(|row| row.what == *what)));
@@ -182,10 +182,10 @@ async fn label_features_rank_ems_as_linkis_scorer() {
     let (_database, rm) = start().await;
     let table = Table::read();
     for (number, row) in table.scores.iter().enumerate() {
-        // The worse a host is ranked, the more of it is free, and so it is preferred where nothing else decides.
+        // The worse an EM is ranked, the more of it is free, and so it is preferred where nothing else decides.
         let hosts: Vec<_> = row.linkis.iter().flatten().map(|host| (host, &row.hosts[host])).collect();
         let freest_first = row.linkis.iter().flat_map(|equals| equals.iter().rev().cloned()).collect();
-        let chosen = chosen(&rm, &table, &format!("kind{number}"), &row.request, &hosts).await;
+        let chosen = chosen(&rm, &table, &format!("kind{number}"), &row.request, &ems).await;
         assert_eq!(chosen, ours(&row.what, freest_first, &RANKED_ELSE), "{}", row.what);
     }
     assert!(RANKED_ELSE.iter().all(|(what, ..)| table.scores.iter().any(|row| row.what == *what)));

@@ -179,10 +179,10 @@ async fn replace(limits: &Limits, all: &[proto::Limit], dry_run: bool) -> proto:
 async fn limit_replacement_equals_its_dry_run() {
     let (database, rm) = start().await;
     let limits = Limits::connect(rm.address.clone()).await.unwrap();
-    let host = em("host1");
-    rm.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    let em1 = em("host1");
+    rm.client.register(registration(em1.clone(), load(1000, 1000, 1000))).await.unwrap();
     for user in ["alice", "bob", "bob", "carol", "carol", "carol"] {
-        rm.client.request_resource(&request(&host, user, load(1, 1, 1))).await.granted();
+        rm.client.request_resource(&request(&em1, user, load(1, 1, 1))).await.granted();
     }
     let before = [limit(Some("alice"), 5), limit(Some("bob"), 5), limit(None, 5)];
     for limit in before.clone() {
@@ -228,7 +228,7 @@ async fn limit_replacement_equals_its_dry_run() {
     assert_eq!((over(&same), same.state()), (over(&done), proto::LimitState::InForce));
 
     // The change is in the history and in force.
-    rm.client.request_resource(&request(&host, "erin", load(1, 1, 1))).await.refused();
+    rm.client.request_resource(&request(&em1, "erin", load(1, 1, 1))).await.refused();
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     let history = usage.list_actions(proto::ListActionsRequest::default()).await.unwrap().into_inner().actions;
     let count = |action: &str| history.iter().filter(|line| line.action == action).count();
@@ -236,7 +236,7 @@ async fn limit_replacement_equals_its_dry_run() {
     let emptied = replace(&limits, &[], false).await;
     assert_eq!((emptied.removed_count, emptied.over_limit_count), (4, 0));
     assert_eq!(all(&limits, 10).await, []);
-    rm.client.request_resource(&request(&host, "erin", load(1, 1, 1))).await.granted();
+    rm.client.request_resource(&request(&em1, "erin", load(1, 1, 1))).await.granted();
     assert_eq!(assert_invariants(&database, &rm.client).await, 7);
 }
 

@@ -37,8 +37,8 @@ async fn user_limit_on_two_instances_counts_exactly() {
     for n in 0..200 {
         let client = [&first, &second][n % 2].client.clone();
         calls.spawn(async move {
-            let host = em(&format!("host{}", n % 5));
-            let answer = client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.unwrap();
+            let em1 = em(&format!("host{}", n % 5));
+            let answer = client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.unwrap();
             matches!(answer, ResultResource::Available(_))
         });
     }
@@ -191,21 +191,21 @@ async fn limit_changes_under_load_keep_counters() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_by_any_label_counts_custom_dimension() {
     let (database, rm) = start().await;
-    let host = em("gpu-host");
+    let em1 = em("gpu-host");
     let gpus = |milli: i64| Resource::special(BTreeMap::from([("gpu_milli".into(), milli)])).unwrap();
-    rm.client.register(registration(host.clone(), gpus(8000))).await.unwrap();
+    rm.client.register(registration(em1.clone(), gpus(8000))).await.unwrap();
     let gpu = Dimension::parse_key("special.gpu_milli").unwrap();
     rm.client.set_limit(&limit(&[("tenant", Some("a,b-c"))], &[(gpu, 1500)])).await.unwrap();
     let ask = |tenant: &str, milli| {
         let labels = Labels::parse("labels", BTreeMap::from([("tenant".into(), tenant.into())])).unwrap();
-        rm_client::ResourceRequest { labels, ..request(&host, "hadoop", gpus(milli)) }
+        rm_client::ResourceRequest { labels, ..request(&em1, "hadoop", gpus(milli)) }
     };
     rm.client.request_resource(&ask("a,b-c", 1000)).await.granted();
     let refusal = rm.client.request_resource(&ask("a,b-c", 1000)).await.refused();
     assert_eq!((refusal.code, refusal.shortfalls[0].scope.as_str()), (110_022, "tenant=a,b-c"));
     rm.client.request_resource(&ask("a,b-c", 500)).await.granted();
     rm.client.request_resource(&ask("other", 4000)).await.granted();
-    rm.client.request_resource(&request(&host, "hadoop", gpus(1000))).await.granted();
+    rm.client.request_resource(&request(&em1, "hadoop", gpus(1000))).await.granted();
     assert_eq!(assert_invariants(&database, &rm.client).await, 4);
 }
 
@@ -343,8 +343,8 @@ async fn limit_change_delays_calls_without_failure() {
         let client = rm.client.clone();
         calls.spawn(async move {
             // On a known EM, and on an EM that must be read first.
-            let host = em(&format!("host{}", n % 2));
-            client.request_resource(&request(&host, &format!("user{n}"), load(1, 1, 1))).await.granted();
+            let em1 = em(&format!("host{}", n % 2));
+            client.request_resource(&request(&em1, &format!("user{n}"), load(1, 1, 1))).await.granted();
         });
     }
     let (client, released) = (rm.client.clone(), release(&seen, "hadoop"));

@@ -44,17 +44,17 @@ fn names_the_field(status: &tonic::Status, field: &str) {
     assert_eq!(status.get_details_bad_request().unwrap().field_violations[0].field, field);
 }
 
-/// The hosts of all pages, each with two EMs at most.
-async fn hosts(usage: &mut Usage, filter: proto::ListEmsRequest) -> String {
-    let (mut hosts, mut page_token) = (Vec::new(), String::new());
+/// The EMs of all pages, each with two EMs at most.
+async fn ems(usage: &mut Usage, filter: proto::ListEmsRequest) -> String {
+    let (mut ems, mut page_token) = (Vec::new(), String::new());
     loop {
         let call = proto::ListEmsRequest { page_size: 2, page_token, ..filter.clone() };
         let page = usage.list_ems(call).await.unwrap().into_inner();
         assert!(page.ems.len() <= 2);
-        hosts.extend(page.ems.into_iter().map(|em| em.em.unwrap().instance.replace(":9102", "")));
+        ems.extend(page.ems.into_iter().map(|em| em.em.unwrap().instance.replace(":9102", "")));
         page_token = page.next_page_token;
         if page_token.is_empty() {
-            return hosts.join(" ");
+            return ems.join(" ");
         }
     }
 }
@@ -219,8 +219,8 @@ async fn scopes(usage: &mut Usage, filter: proto::ListScopesRequest) -> (Vec<Str
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn list_scopes_filters_and_sorts_by_fullness() {
-    let host = em("host1");
-    let (_database, rm) = start_with_em(host.clone(), load(1000, 1000, 1000)).await;
+    let em1 = em("host1");
+    let (_database, rm) = start_with_em(em1.clone(), load(1000, 1000, 1000)).await;
     rm.client.set_limit(&rule(&[("user", None)], 10)).await.unwrap();
     rm.client.set_limit(&rule(&[("user", None), ("creator", None)], 100)).await.unwrap();
     rm.client.set_limit(&rule(&[("engine_type", None)], 1000)).await.unwrap();
@@ -230,7 +230,7 @@ async fn list_scopes_filters_and_sorts_by_fullness() {
     {
         for _ in 0..times {
             let labels = labels([("team", team)]);
-            let asked = ResourceRequest { creator: name(creator), labels, ..request(&host, user, load(1, 1, 1)) };
+            let asked = ResourceRequest { creator: name(creator), labels, ..request(&em1, user, load(1, 1, 1)) };
             rm.client.request_resource(&asked).await.granted();
         }
     }
@@ -448,14 +448,14 @@ async fn list_actions_filters_by_every_field() {
 /// A page reads a bounded number of lines, independent of the length of the history, and the next page continues.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn list_actions_page_of_rare_lines_is_bounded() {
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), load(10, 10, 10)).await;
-    rm.client.request_resource(&request(&host, "rare", load(1, 1, 1))).await.granted();
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), load(10, 10, 10)).await;
+    rm.client.request_resource(&request(&em1, "rare", load(1, 1, 1))).await.granted();
     let many = "INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, resource_type, resource, actor,
             action_time)
         SELECT 'registered', 'other', 'other', 'CPU', '{\"cores\":1}', 'somebody', now() FROM generate_series(1, 12000)";
     database.execute(many).await;
-    rm.client.request_resource(&request(&host, "rare", load(1, 1, 1))).await.granted();
+    rm.client.request_resource(&request(&em1, "rare", load(1, 1, 1))).await.granted();
     let mut usage = usage(&rm).await;
     for newest_first in [false, true] {
         let (mut found, mut pages, mut page_token) = (0, 0, String::new());

@@ -30,19 +30,19 @@ async fn count(connection: &mut sqlx::PgConnection, em: Em) -> Result<(), StoreE
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lock_wait_reads_committed_rows() {
-    let host = em("host1");
-    let (database, _rm) = start_with_em(host.clone(), load(10, 10, 10)).await;
-    let keys = BTreeSet::from([LockKey::Em(host.clone())]);
+    let em1 = em("host1");
+    let (database, _rm) = start_with_em(em1.clone(), load(10, 10, 10)).await;
+    let keys = BTreeSet::from([LockKey::Em(em1.clone())]);
     let mut first = hold(&database, keys.clone()).await;
 
-    let (mut second, key, instance) = (database.connect().await, keys.clone(), host.clone());
+    let (mut second, key, instance) = (database.connect().await, keys.clone(), em1.clone());
     let reading: JoinHandle<_> = tokio::spawn(async move {
         let mut transaction = second.begin().await.unwrap();
         resource_lock::lock(&mut transaction, &key).await.unwrap().unwrap();
         em_resource::read(&mut *transaction, [&instance]).await.unwrap().remove(&instance).unwrap()
     });
     eventually("the second waits", Duration::from_secs(5), || is_waiting(&database)).await;
-    let mut em = em_resource::read(&mut first, [&host]).await.unwrap().remove(&host).unwrap();
+    let mut em = em_resource::read(&mut first, [&em1]).await.unwrap().remove(&em1).unwrap();
     em.locked = load(7, 7, 7);
     count(&mut first, em).await.unwrap();
     execute(&mut first, "DELETE FROM linkis_resource_lock; COMMIT").await;
@@ -73,21 +73,21 @@ async fn user_lock_excludes_operations_on_other_em() {
 /// Rows that change without the locks: the write finds another version than it read, and changes nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stale_version_update_is_refused() {
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), load(10, 10, 10)).await;
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), load(10, 10, 10)).await;
     let mut connection = database.connect().await;
-    let em = em_resource::read(&mut connection, [&host]).await.unwrap().remove(&host).unwrap();
-    rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let em = em_resource::read(&mut connection, [&em1]).await.unwrap().remove(&em1).unwrap();
+    rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
     let stale = count(&mut connection, em).await.unwrap_err();
     assert!(stale.to_string().contains("0 rows were written where 1 should have been"), "{stale}");
-    assert_eq!(rm.client.em(&host).await.unwrap().locked, load(1, 1, 1));
+    assert_eq!(rm.client.em(&em1).await.unwrap().locked, load(1, 1, 1));
 }
 
 /// The database refuses what the service would never write.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_constraints_refuse_negative_counters() {
-    let host = em("host1");
-    let (database, _rm) = start_with_em(host.clone(), load(10, 10, 10)).await;
+    let em1 = em("host1");
+    let (database, _rm) = start_with_em(em1.clone(), load(10, 10, 10)).await;
     let mut connection = database.connect().await;
     for (sql, constraint) in [
         (r#"UPDATE linkis_em_resource_meta_data SET used_resource = '{"memory":-1}'"#, "used_not_negative"),
@@ -105,10 +105,10 @@ async fn database_constraints_refuse_negative_counters() {
 /// A ledger that over-commits is stopped by the database: only a registration may say that an EM is over-committed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_constraint_refuses_over_committing_grant() {
-    let host = em("host1");
-    let (database, _rm) = start_with_em(host.clone(), load(10, 10, 10)).await;
+    let em1 = em("host1");
+    let (database, _rm) = start_with_em(em1.clone(), load(10, 10, 10)).await;
     let mut connection = database.connect().await;
-    let mut em = em_resource::read(&mut connection, [&host]).await.unwrap().remove(&host).unwrap();
+    let mut em = em_resource::read(&mut connection, [&em1]).await.unwrap().remove(&em1).unwrap();
     em.locked = load(11, 1, 1);
     let refused = count(&mut connection, em).await.unwrap_err();
     let cause = refused.to_string();
@@ -142,16 +142,16 @@ async fn lock_keys_are_locked_in_one_order() {
 /// The end of a batch begins the next transaction. An idle instance has no open transaction, which the database would end.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_instance_has_no_open_transaction() {
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), load(10, 10, 10)).await;
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), load(10, 10, 10)).await;
     let idle = "SELECT count(*) FROM pg_stat_activity
         WHERE datname = current_database() AND state LIKE 'idle in transaction%'";
-    rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
     eventually("no connection idles in a transaction", Duration::from_secs(10), async || {
         database.count(idle).await == 0
     })
     .await;
-    rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -189,12 +189,12 @@ async fn rollback_on_silent_connection_is_bounded() {
 /// The database counts dead rows only between transactions; and without its count nothing is ever vacuumed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn table_statistics_advance_under_load() {
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), load(1_000_000, 1_000_000, 1_000_000)).await;
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), load(1_000_000, 1_000_000, 1_000_000)).await;
     let client = rm.client.clone();
     let busy: JoinHandle<()> = tokio::spawn(async move {
         loop {
-            client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+            client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
         }
     });
     let counted =

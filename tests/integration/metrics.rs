@@ -70,10 +70,10 @@ fn of_method(family: &str, method: &str, more: &str) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn call_and_operation_metrics_count_each_end() {
     let (_database, instance) = start().await;
-    let (client, host) = (&instance.client, em("host1"));
-    client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
-    let grant = client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
-    client.request_resource(&request(&host, "alice", load(1, 17, 1))).await.refused();
+    let (client, em1) = (&instance.client, em("host1"));
+    client.register(registration(em1.clone(), load(64, 16, 20))).await.unwrap();
+    let grant = client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await.granted();
+    client.request_resource(&request(&em1, "alice", load(1, 17, 1))).await.refused();
     client.request_resource(&request(&em("nowhere"), "alice", load(1, 1, 1))).await.unwrap_err();
     client.resource_released(&release(&grant, "bob")).await.unwrap_err();
     client.resource_released(&release(&grant, "alice")).await.unwrap();
@@ -111,25 +111,25 @@ fn requests(outcome: &str, scope: &str, dimension: &str) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_metrics_count_each_outcome() {
     let (_database, instance) = start().await;
-    let (client, host, going) = (&instance.client, em("host1"), em("host2"));
-    for em in [&host, &going] {
+    let (client, em1, going) = (&instance.client, em("host1"), em("host2"));
+    for em in [&em1, &going] {
         client.register(registration(em.clone(), load(64, 16, 20))).await.unwrap();
     }
     client.set_limit(&each_user(3)).await.unwrap();
     let ask = async |ask: ResourceRequest| client.request_resource(&ask).await;
-    let released = ask(request(&host, "alice", load(1, 1, 1))).await.granted();
+    let released = ask(request(&em1, "alice", load(1, 1, 1))).await.granted();
     client.resource_released(&release(&released, "alice")).await.unwrap();
     ask(request(&going, "alice", load(1, 1, 1))).await.granted();
     client.unregister(&going).await.unwrap();
-    let forced = ask(request(&host, "alice", load(1, 10, 1))).await.granted();
+    let forced = ask(request(&em1, "alice", load(1, 10, 1))).await.granted();
     // Some of it is taken; more than there is; more than a user may; and less than that, until its time is over.
-    ask(request(&host, "bob", load(1, 10, 1))).await.refused();
-    ask(request(&host, "bob", load(1, 17, 1))).await.refused();
-    ask(request(&host, "bob", load(1, 1, 4))).await.refused();
-    let patient = |wait_timeout| ResourceRequest { wait_timeout, ..request(&host, "bob", load(1, 10, 1)) };
+    ask(request(&em1, "bob", load(1, 10, 1))).await.refused();
+    ask(request(&em1, "bob", load(1, 17, 1))).await.refused();
+    ask(request(&em1, "bob", load(1, 1, 4))).await.refused();
+    let patient = |wait_timeout| ResourceRequest { wait_timeout, ..request(&em1, "bob", load(1, 10, 1)) };
     ask(patient(Duration::from_millis(100))).await.refused();
     ask(request(&em("nowhere"), "bob", load(1, 1, 1))).await.unwrap_err();
-    client.dry_run(&request(&host, "bob", load(1, 17, 1))).await.refused();
+    client.dry_run(&request(&em1, "bob", load(1, 17, 1))).await.refused();
     // A cancelled request and a granted one.
     let wait = |patient: ResourceRequest| {
         let client = client.clone();
@@ -144,7 +144,7 @@ async fn request_metrics_count_each_outcome() {
     eventually("it stands in line", LONG, async || client.waiting().await.unwrap().len() == 1).await;
     client.force_release(forced.ticket_id, "a test").await.unwrap();
     is_served.await.unwrap().granted();
-    let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(20)), ..request(&host, "carol", load(1, 1, 1)) };
+    let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(20)), ..request(&em1, "carol", load(1, 1, 1)) };
     ask(short).await.granted();
     eventually_is(instance.http, r#"linkis_rm_tickets_ended_total{how="expired"}"#, 1.0).await;
 
@@ -181,10 +181,10 @@ async fn request_metrics_count_each_outcome() {
 /// The age of a ticket that cannot expire is exported.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expiry_lag_metric_shows_overdue_ticket() {
-    let host = em("held");
-    let (database, instance) = start_with_em(host.clone(), load(64, 16, 20)).await;
-    let grant = instance.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
-    database.hold_by_hand(&host).await;
+    let em1 = em("held");
+    let (database, instance) = start_with_em(em1.clone(), load(64, 16, 20)).await;
+    let grant = instance.client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await.granted();
+    database.hold_by_hand(&em1).await;
     let overdue = "UPDATE linkis_user_resource_meta_data SET expires_at = now() - interval '1 hour'";
     database.execute(overdue).await;
     let lag = async || scrape(instance.http).await["linkis_rm_expiry_lag_seconds"];
@@ -240,13 +240,13 @@ async fn certificate_expiry_metric_follows_renewal() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn contended_operations_metric_shows_waiting_calls() {
-    let host = em("held");
-    let (database, instance) = start_with_em(host.clone(), load(64, 16, 20)).await;
-    database.hold_by_hand(&host).await;
+    let em1 = em("held");
+    let (database, instance) = start_with_em(em1.clone(), load(64, 16, 20)).await;
+    database.hold_by_hand(&em1).await;
     let calls: Vec<_> = (0..3)
         .map(|_| {
-            let (client, host) = (instance.client.clone(), host.clone());
-            tokio::spawn(async move { client.request_resource(&request(&host, "alice", load(1, 1, 1))).await })
+            let (client, em1) = (instance.client.clone(), em1.clone());
+            tokio::spawn(async move { client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await })
         })
         .collect();
     eventually_is(instance.http, "linkis_rm_set_aside_operations", 3.0).await;
@@ -312,16 +312,16 @@ async fn metric_families_are_exported_when_idle_and_documented() {
     instance.stop().await;
 }
 
-/// Names that callers choose, be it of methods, users, hosts or limits, are no labels.
+/// Names that callers choose, be it of methods, users, EMs or limits, are no labels.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metric_series_are_independent_of_callers() {
     let (_database, instance) = start().await;
     let client = &instance.client;
     let channel = Endpoint::new(instance.address.clone()).unwrap().connect().await.unwrap();
     let crowd = async |n: i32| {
-        let host = em(&format!("host{n}"));
-        client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
-        client.request_resource(&request(&host, &format!("user{n}"), load(1, 1, 1))).await.granted();
+        let em1 = em(&format!("host{n}"));
+        client.register(registration(em1.clone(), load(64, 16, 20))).await.unwrap();
+        client.request_resource(&request(&em1, &format!("user{n}"), load(1, 1, 1))).await.granted();
         for path in [format!("/made.up.Service{n}/Do"), format!("/linkis.rm.v1.UsageService/Do{n}")] {
             let mut stranger = tonic::client::Grpc::new(channel.clone());
             stranger.ready().await.unwrap();
@@ -375,10 +375,10 @@ async fn readyz_during_database_outage_returns_503() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readyz_during_shutdown_returns_503() {
     let (database, instance) = start().await;
-    let (client, http, host) = (instance.client.clone(), instance.http, em("held"));
-    client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
-    database.hold_by_hand(&host).await;
-    let call = tokio::spawn(async move { client.request_resource(&request(&host, "alice", load(1, 1, 1))).await });
+    let (client, http, em1) = (instance.client.clone(), instance.http, em("held"));
+    client.register(registration(em1.clone(), load(64, 16, 20))).await.unwrap();
+    database.hold_by_hand(&em1).await;
+    let call = tokio::spawn(async move { client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await });
     eventually_is(http, "linkis_rm_set_aside_operations", 1.0).await;
     let stopping = tokio::spawn(instance.stop());
     eventually_replies(http, "/readyz", 503, "not ready: stopping\n").await;
@@ -428,14 +428,14 @@ pub async fn promtool(http: SocketAddr) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metrics_of_busy_instance_pass_promtool() {
     let (_database, instance) = start().await;
-    let (client, host) = (instance.client.clone(), em("host1"));
-    client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let (client, em1) = (instance.client.clone(), em("host1"));
+    client.register(registration(em1.clone(), load(64, 16, 20))).await.unwrap();
     client.set_limit(&each_user(2)).await.unwrap();
     let busy = tokio::spawn(async move {
         for n in 0_u64.. {
             let user = format!("user{}", n % 7);
             let wait_timeout = Duration::from_millis(n % 3);
-            let ask = ResourceRequest { wait_timeout, ..request(&host, &user, load(1, 3, 1)) };
+            let ask = ResourceRequest { wait_timeout, ..request(&em1, &user, load(1, 3, 1)) };
             if let Ok(ResultResource::Available(grant)) = client.request_resource(&ask).await
                 && n % 2 == 0
             {

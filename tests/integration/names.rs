@@ -48,8 +48,8 @@ fn in_queue(queue: &str) -> Resource {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn name_with_invisible_character_is_refused_when_new() {
     let (database, rm) = start_with_host1().await;
-    let (client, host) = (&rm.client, em("host1"));
-    let grant = client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let (client, em1) = (&rm.client, em("host1"));
+    let grant = client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
     for bad in ILLEGAL {
         let registered = |change: &dyn Fn(&mut rm_model::operation::RegisterEm)| {
             let mut registration = registration(em("host2"), load(1, 1, 1));
@@ -66,7 +66,7 @@ async fn name_with_invisible_character_is_refused_when_new() {
         assert_eq!(field(registered), "total", "{bad:?}");
 
         let asked = |change: &dyn Fn(&mut rm_client::ResourceRequest)| {
-            let mut request = request(&host, "hadoop", load(1, 1, 1));
+            let mut request = request(&em1, "hadoop", load(1, 1, 1));
             change(&mut request);
             async move { client.request_resource(&request).await }
         };
@@ -103,7 +103,7 @@ async fn name_with_invisible_character_is_refused_when_new() {
         assert_eq!(field(put), "provider.name", "{bad:?}");
     }
     for good in LEGAL {
-        let asked = client.request_resource(&request(&host, good, load(1, 1, 1))).await.granted();
+        let asked = client.request_resource(&request(&em1, good, load(1, 1, 1))).await.granted();
         client.resource_released(&release(&asked, good)).await.unwrap();
         client.set_limit(&of_creator(good)).await.unwrap();
     }

@@ -15,7 +15,7 @@ use uuid::Uuid;
 
 use crate::harness::*;
 
-/// A host, and the registration under which it reports.
+/// An EM, and the registration under which it reports.
 #[derive(Clone)]
 struct Ecm {
     client: RmClient,
@@ -189,10 +189,10 @@ async fn observed_use_of_200_ems_is_stored_compactly() {
             (ecm, ticket_id, n)
         });
     }
-    let hosts = registered.join_all().await;
+    let ems = registered.join_all().await;
     for round in 1..=3 {
         let mut calls = JoinSet::new();
-        for (ecm, ticket_id, n) in hosts.clone() {
+        for (ecm, ticket_id, n) in ems.clone() {
             calls.spawn(async move {
                 // One lives; the others are as large a message.
                 let others = (1..ENGINES).map(|other| Uuid::from_u128((other << 64) + u128::try_from(n).unwrap()));
@@ -203,7 +203,7 @@ async fn observed_use_of_200_ems_is_stored_compactly() {
             });
         }
         calls.join_all().await;
-        for (_, ticket_id, _) in hosts.iter().step_by(50) {
+        for (_, ticket_id, _) in ems.iter().step_by(50) {
             assert_eq!(memory(&shown(&rm, *ticket_id).await), Some(round * GB));
         }
     }
@@ -215,23 +215,23 @@ async fn observed_use_of_200_ems_is_stored_compactly() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unreadable_ticket_fails_only_its_em_report() {
     let (database, rm) = start().await;
-    let mut hosts = Vec::new();
+    let mut ems = Vec::new();
     for n in 0..20 {
         let ecm = Ecm::register(&rm.client, &format!("host{n}")).await;
         let ticket_id = ecm.used(load(4, 2, 1)).await.ticket_id;
-        hosts.push((ecm, ticket_id));
+        ems.push((ecm, ticket_id));
     }
     let spoil = "UPDATE linkis_user_resource_meta_data SET user_used_resource = '{}' WHERE em_instance LIKE 'host7:%'";
     database.execute(spoil).await;
     let mut calls = JoinSet::new();
-    for (ecm, ticket_id) in hosts.clone() {
+    for (ecm, ticket_id) in ems.clone() {
         calls.spawn(async move {
             let told = ecm.client.heartbeat(&ecm.report(1, &[(ticket_id, load(1, 1, 1))])).await;
             assert_eq!(told.is_err(), ecm.em == em("host7"), "{:?}", told.err());
         });
     }
     calls.join_all().await;
-    for (_, ticket_id) in hosts.iter().filter(|(ecm, _)| ecm.em != em("host7")) {
+    for (_, ticket_id) in ems.iter().filter(|(ecm, _)| ecm.em != em("host7")) {
         assert_eq!(memory(&shown(&rm, *ticket_id).await), Some(GB));
     }
 }

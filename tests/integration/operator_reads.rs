@@ -21,9 +21,9 @@ const OPERATORS: usize = 200;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn operator_lists_delay_no_single_reads() {
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), load(10, 10, 10)).await;
-    let grant = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), load(10, 10, 10)).await;
+    let grant = rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
     let usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     // Each list waits for the lock timeout.
     let mut holder = database.transaction("LOCK TABLE linkis_resource_action_record IN ACCESS EXCLUSIVE MODE").await;
@@ -34,7 +34,7 @@ async fn operator_lists_delay_no_single_reads() {
     }
     eventually("the lists wait", LONG, async || is_waiting(&database).await).await;
     for _ in 0..10 {
-        rm.client.em(&host).await.unwrap();
+        rm.client.em(&em1).await.unwrap();
         rm.client.ticket(grant.ticket_id).await.unwrap();
     }
     assert!(!calls.is_empty(), "single reads return before the lists");
@@ -66,12 +66,12 @@ async fn operator_reads_leave_wait_queue_positions_unchanged() {
     const RENEWALS: usize = 4;
     // The second instance sweeps the entries of dead instances.
     let (database, rm, _second) = two().await;
-    let host = em("host1");
-    let registered = rm.client.register(registration(host.clone(), load(1, 1, 1))).await.unwrap();
-    let first = rm.client.request_resource(&request(&host, "first", load(1, 1, 1))).await.granted();
+    let em1 = em("host1");
+    let registered = rm.client.register(registration(em1.clone(), load(1, 1, 1))).await.unwrap();
+    let first = rm.client.request_resource(&request(&em1, "first", load(1, 1, 1))).await.granted();
     let mut waiters = JoinSet::new();
     for n in 0..WAITERS {
-        let ask = ResourceRequest { wait_timeout: 2 * LONG, ..request(&host, &format!("user{n}"), load(1, 1, 1)) };
+        let ask = ResourceRequest { wait_timeout: 2 * LONG, ..request(&em1, &format!("user{n}"), load(1, 1, 1)) };
         let client = rm.client.clone();
         waiters.spawn(async move {
             let grant = client.request_resource(&ask).await.granted();

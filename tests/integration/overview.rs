@@ -119,8 +119,8 @@ async fn overview_equals_stored_counters() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn watchers_share_one_overview_per_second() {
     let (_database, rm) = start().await;
-    let host = em("host1");
-    let epoch = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap().epoch;
+    let em1 = em("host1");
+    let epoch = rm.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap().epoch;
     assert_eq!(taken(&rm), 0);
     let (mut one, mut other) = (usage(&rm).await, usage(&rm).await);
     let mut streams = Vec::new();
@@ -135,9 +135,9 @@ async fn watchers_share_one_overview_per_second() {
         assert!(first.em_changes.is_empty());
     }
     let mut moments = BTreeSet::new();
-    report(&rm, &host, epoch, 1, Health::Healthy).await;
+    report(&rm, &em1, epoch, 1, Health::Healthy).await;
     rm.client.register(registration(em("host2"), load(10, 10, 10))).await.unwrap();
-    rm.client.drain(&host, "a disk").await.unwrap();
+    rm.client.drain(&em1, "a disk").await.unwrap();
     // Each stream reports each change once, in one message or several.
     for stream in &mut streams {
         let mut got = Vec::new();
@@ -155,7 +155,7 @@ async fn watchers_share_one_overview_per_second() {
             }
         }
         got.sort();
-        let got: Vec<_> = got.into_iter().map(|(host, _, after)| (host, after)).collect();
+        let got: Vec<_> = got.into_iter().map(|(em1, _, after)| (em1, after)).collect();
         let expected = [("host1:9102".to_owned(), EmState::Draining), ("host2:9102".to_owned(), EmState::Unreported)];
         assert_eq!(got, expected);
     }
@@ -237,10 +237,10 @@ async fn instances_are_listed_while_alive() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tasks_return_progress_errors_and_jobs() {
     let (database, rm, second) = two().await;
-    let host = em("host1");
-    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let em1 = em("host1");
+    rm.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
     for _ in 0..3 {
-        rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+        rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
     }
     let of_expiry = |tasks: &[proto::TaskStatus]| -> Vec<i64> {
         let expiry = tasks.iter().filter(|task| task.task == "expiry" && task.last_run_time.is_some());
@@ -256,7 +256,7 @@ async fn tasks_return_progress_errors_and_jobs() {
     eventually("steps are counted", LONG, grows).await;
 
     // A held EM cannot be unregistered.
-    database.hold_by_hand(&host).await;
+    database.hold_by_hand(&em1).await;
     let goes = "UPDATE linkis_em_resource_meta_data SET going_epoch = epoch, going_end = 'unregistered',
             going_after = '00000000-0000-0000-0000-000000000000'";
     database.execute(goes).await;
@@ -269,7 +269,7 @@ async fn tasks_return_progress_errors_and_jobs() {
     eventually("the error is listed", LONG, why).await;
     database.execute("ALTER TABLE hidden RENAME TO linkis_resource_usage_hour").await;
     let jobs = rm.client.tasks().await.unwrap().jobs;
-    assert_eq!(jobs, [proto::Job { kind: "em_goes".into(), subject: host.to_string(), left: 3 }]);
+    assert_eq!(jobs, [proto::Job { kind: "em_goes".into(), subject: em1.to_string(), left: 3 }]);
     database.release_holds().await;
     let gone = || async { rm.client.tasks().await.unwrap().jobs.is_empty() };
     eventually("the EM is unregistered", LONG, gone).await;

@@ -28,7 +28,7 @@ use crate::{
     identity::token,
 };
 
-/// How long the first picture of 10,000 hosts may take.
+/// How long the first picture of 10,000 EMs may take.
 const PICTURE_WITHIN: Duration = Duration::from_secs(2);
 
 /// A name that would do something if it were markup.
@@ -130,14 +130,14 @@ impl Stream {
 /// Four EMs, one drained, one unhealthy and busy. Tickets, one of them of a hostile user. A limit that bob has reached, a refusal
 /// by the limit and one by an EM; a waiting request. Returns the waiting call.
 pub async fn furnish(rm: &Instance) -> tokio::task::JoinHandle<()> {
-    let hosts = ["host1", "host2", "host3", HOSTILE].map(em);
+    let ems = ["host1", "host2", "host3", HOSTILE].map(em);
     let mut epochs = Vec::new();
-    for host in &hosts {
+    for host in &ems {
         let register = RegisterEm { protected: load(1, 1, 0), ..registration(host.clone(), load(11, 11, 10)) };
         epochs.push(rm.client.register(register).await.unwrap().epoch);
     }
     let report = EmReport {
-        em: hosts[1].clone(),
+        em: ems[1].clone(),
         epoch: epochs[1],
         sequence: 1,
         health: Health::Unhealthy,
@@ -146,19 +146,19 @@ pub async fn furnish(rm: &Instance) -> tokio::task::JoinHandle<()> {
         observed: None,
     };
     rm.client.heartbeat(&report).await.unwrap();
-    rm.client.drain(&hosts[2], HOSTILE).await.unwrap();
-    let used = rm.client.request_resource(&request(&hosts[0], HOSTILE, load(2, 5, 1))).await.granted();
+    rm.client.drain(&ems[2], HOSTILE).await.unwrap();
+    let used = rm.client.request_resource(&request(&ems[0], HOSTILE, load(2, 5, 1))).await.granted();
     rm.client.resource_inited(&inited(&used, HOSTILE, None)).await.unwrap();
-    rm.client.request_resource(&request(&hosts[0], HOSTILE, load(1, 1, 1))).await.granted();
+    rm.client.request_resource(&request(&ems[0], HOSTILE, load(1, 1, 1))).await.granted();
     let pattern = LabelPattern::new([("user".to_owned(), Some("bob".to_owned()))].into());
     rm.client.set_limit(&Rule { pattern, ..each_user(1) }).await.unwrap();
-    rm.client.request_resource(&request(&hosts[3], "bob", load(1, 9, 1))).await.granted();
-    rm.client.request_resource(&request(&hosts[0], "bob", load(1, 1, 1))).await.refused();
-    rm.client.request_resource(&request(&hosts[0], "carol", load(1, 100, 1))).await.refused();
+    rm.client.request_resource(&request(&ems[3], "bob", load(1, 9, 1))).await.granted();
+    rm.client.request_resource(&request(&ems[0], "bob", load(1, 1, 1))).await.refused();
+    rm.client.request_resource(&request(&ems[0], "carol", load(1, 100, 1))).await.refused();
     let got =
         || async { get(rm.http, "/api/v1/ListRefusals", "").await.json()["refusals"].as_array().unwrap().len() == 2 };
     eventually("both refusals are listed", LONG, got).await;
-    let patient = ResourceRequest { wait_timeout: 10 * LONG, ..request(&hosts[0], HOSTILE, load(9, 9, 9)) };
+    let patient = ResourceRequest { wait_timeout: 10 * LONG, ..request(&ems[0], HOSTILE, load(9, 9, 9)) };
     let client = rm.client.clone();
     let waiting = tokio::spawn(async move { drop(client.request_resource(&patient).await) });
     let seen = || async { rm.client.waiting().await.unwrap().len() == 1 };
@@ -196,9 +196,9 @@ async fn page_access_equals_grpc_access() {
         let fields = ["tickets", "line", "throughput", "scopes"].map(|field| picture["overview"].get(field).is_some());
         assert_eq!(fields, [got; 4], "{picture}");
         // The number of the state, and how many hundredths of the fullest dimension are held.
-        let hosts = [(HOSTILE, 2, 90), ("host1", 2, 60), ("host2", 4, 0), ("host3", 5, 0)];
-        let hosts = hosts.map(|(host, state, held)| json!([format!("{host}:9102"), state * 128 + held]));
-        assert_eq!(picture["came"], json!([[0, "linkis-cg-engineconnmanager", hosts]]));
+        let ems = [(HOSTILE, 2, 90), ("host1", 2, 60), ("host2", 4, 0), ("host3", 5, 0)];
+        let ems = ems.map(|(host, state, held)| json!([format!("{host}:9102"), state * 128 + held]));
+        assert_eq!(picture["came"], json!([[0, "linkis-cg-engineconnmanager", ems]]));
     }
 
     // The page has no call that changes anything.
@@ -373,7 +373,7 @@ async fn page_with_10000_ems_sends_bounded_changes() {
                 .as_str()
                 .is_some_and(|label| label.starts_with("10,000"))
         };
-        within("a browser draws 10,000 hosts", PICTURE_WITHIN, async || {
+        within("a browser draws 10,000 EMs", PICTURE_WITHIN, async || {
             browser.go("about:blank").await;
             let begun = Instant::now();
             browser.go(&format!("http://{}/", rm.http)).await;

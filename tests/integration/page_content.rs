@@ -117,7 +117,7 @@ async fn page_content_equals_service_state() {
     })
     .await;
 
-    // A host in full, found by what it is called; and a user whose name would be markup.
+    // An EM in full, found by what it is called; and a user whose name would be markup.
     browser.run("document.getElementById('search').value = 'onerror'; document.getElementById('search-form').requestSubmit()").await;
     browser.shows("#panel", &format!("{HOSTILE}:9102")).await;
     browser.run("document.querySelector('#panel .link').click()").await;

@@ -9,7 +9,7 @@ use crate::{
     page::{furnish, get, start_page},
 };
 
-/// The colour of the first host, as it is drawn.
+/// The colour of the first EM, as it is drawn.
 async fn first_host(browser: &Browser) -> String {
     let pixel = "return [...document.getElementById('map').getContext('2d').getImageData(2, 2, 1, 1).data].join()";
     browser.run(pixel).await.as_str().unwrap().to_owned()
@@ -40,7 +40,7 @@ async fn page_layout_fits_colour_schemes_and_narrow_windows() {
     browser.prefer("light").await;
     let light = first_host(&browser).await;
     browser.prefer("dark").await;
-    eventually("hosts have other colours", SHOWN_WITHIN, || async { first_host(&browser).await != light }).await;
+    eventually("EMs have other colours", SHOWN_WITHIN, || async { first_host(&browser).await != light }).await;
     browser.run("document.querySelector('#em-rows .link').click()").await;
     browser.shows("#panel", "Last actions").await;
     browser.looks_well("panel").await;
@@ -61,12 +61,12 @@ async fn page_layout_fits_colour_schemes_and_narrow_windows() {
 async fn page_layout_with_unbroken_names_keeps_width() {
     let Some(browser) = Browser::start().await else { return };
     let (_database, rm) = start_page().await;
-    let (host, user) = (em(&"h".repeat(200)), "u".repeat(200));
-    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let (em1, user) = (em(&"h".repeat(200)), "u".repeat(200));
+    rm.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
     rm.client.set_limit(&each_user(5)).await.unwrap();
-    rm.client.request_resource(&request(&host, &user, load(1, 6, 1))).await.granted();
-    rm.client.request_resource(&request(&host, &user, load(1, 100, 1))).await.refused();
-    let patient = ResourceRequest { wait_timeout: 10 * LONG, ..request(&host, &user, load(1, 9, 1)) };
+    rm.client.request_resource(&request(&em1, &user, load(1, 6, 1))).await.granted();
+    rm.client.request_resource(&request(&em1, &user, load(1, 100, 1))).await.refused();
+    let patient = ResourceRequest { wait_timeout: 10 * LONG, ..request(&em1, &user, load(1, 9, 1)) };
     let client = rm.client.clone();
     let waiting = tokio::spawn(async move { drop(client.request_resource(&patient).await) });
     let got =
@@ -77,14 +77,14 @@ async fn page_layout_with_unbroken_names_keeps_width() {
         browser.shows(place, &user).await;
     }
     browser.run("document.getElementById('em-list').open = true").await;
-    browser.shows("#em-rows", host.instance.as_str()).await;
+    browser.shows("#em-rows", em1.instance.as_str()).await;
     browser.looks_well("unbroken").await;
-    // The tip of a cell, and a host and a user in full.
+    // The tip of a cell, and an EM and a user in full.
     let point = "const map = document.getElementById('map'), { x, y } = map.getBoundingClientRect();
         map.dispatchEvent(new PointerEvent('pointermove', { clientX: x + 2, clientY: y + 2 }))";
     browser.run(point).await;
-    browser.shows("#map-tip", host.instance.as_str()).await;
-    for (place, title) in [("#em-rows .link", host.instance.as_str()), ("#locked td:nth-child(2) .link", user.as_str())]
+    browser.shows("#map-tip", em1.instance.as_str()).await;
+    for (place, title) in [("#em-rows .link", em1.instance.as_str()), ("#locked td:nth-child(2) .link", user.as_str())]
     {
         browser.run(&format!("document.querySelector('{place}').click()")).await;
         browser.shows("#panel h2", title).await;

@@ -373,12 +373,12 @@ async fn placement_refusal_returns_closest_em() {
     let (database, rm, other) = two().await;
     let mut spare = None;
     for n in 0..HOSTS {
-        let host = em(&format!("host{n}"));
-        rm.client.register(registration(host.clone(), load(100, 10, 100))).await.unwrap();
+        let em1 = em(&format!("host{n}"));
+        rm.client.register(registration(em1.clone(), load(100, 10, 100))).await.unwrap();
         let held = if n == 7 { 3 } else { 8 };
-        rm.client.request_resource(&request(&host, "alice", load(1, held, 1))).await.granted();
+        rm.client.request_resource(&request(&em1, "alice", load(1, held, 1))).await.granted();
         if n == 7 {
-            spare = Some(rm.client.request_resource(&request(&host, "alice", load(1, 2, 1))).await.granted());
+            spare = Some(rm.client.request_resource(&request(&em1, "alice", load(1, 2, 1))).await.granted());
         }
     }
     let six = anywhere("hadoop", load(1, 6, 1));

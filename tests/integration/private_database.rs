@@ -18,23 +18,23 @@ use crate::harness::*;
 async fn private_database_survives_stop_and_kill() {
     let data_dir = scratch("private");
     let arguments = ["--data-dir", data_dir.to_str().unwrap()];
-    let host = em("host1");
+    let em1 = em("host1");
     let process = Process::start(&arguments);
-    process.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
-    let first = process.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    process.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
+    let first = process.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
     assert_eq!(process.terminate(), Some(0));
     assert!(!data_dir.join("data/postmaster.pid").exists(), "PostgreSQL has stopped, too");
 
     let process = Process::start(&arguments);
     assert!(lives(&process.client, first.ticket_id).await, "data is kept");
-    let second = process.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let second = process.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
     process.kill();
     // At once: the old PostgreSQL may still be stopping.
     let process = Process::start(&arguments);
     for grant in [&first, &second] {
         assert!(lives(&process.client, grant.ticket_id).await, "no acknowledged ticket is lost");
     }
-    assert_eq!(process.client.em(&host).await.unwrap().locked, load(2, 2, 2));
+    assert_eq!(process.client.em(&em1).await.unwrap().locked, load(2, 2, 2));
     process.client.resource_released(&release(&first, "hadoop")).await.unwrap();
     assert_eq!(process.terminate(), Some(0));
     std::fs::remove_dir_all(data_dir).unwrap();
@@ -89,10 +89,10 @@ async fn private_database_refuses_other_accounts() {
     let is_root = rustix::process::geteuid().is_root();
     let data_dir = scratch("private-access");
     let arguments = ["--data-dir", data_dir.to_str().unwrap()];
-    let host = em("host1");
+    let em1 = em("host1");
     let process = Process::start(&arguments);
-    process.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
-    let grant = process.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    process.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
+    let grant = process.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
     assert_eq!(process.terminate(), Some(0));
 
     fs::write(data_dir.join("data/pg_hba.conf"), "local all all trust\n").unwrap();

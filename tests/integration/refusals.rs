@@ -58,14 +58,14 @@ fn expected(lines: &[(&str, &str, &str, i64)]) -> RefusalSums {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refusals_of_all_instances_are_summed() {
     let (_database, first, second) = two().await;
-    let host = em("host1");
-    first.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
+    let em1 = em("host1");
+    first.client.register(registration(em1.clone(), load(64, 16, 20))).await.unwrap();
     first.client.set_limit(&each_user(2)).await.unwrap();
-    let too_many_cores = |user: &str, cores| request(&host, user, load(1, cores, 1));
+    let too_many_cores = |user: &str, cores| request(&em1, user, load(1, cores, 1));
     for (rm, cores) in [(&first, 17), (&first, 18), (&second, 19)] {
         rm.client.request_resource(&too_many_cores("alice", cores)).await.refused();
     }
-    second.client.request_resource(&request(&host, "bob", load(1, 1, 3))).await.refused();
+    second.client.request_resource(&request(&em1, "bob", load(1, 1, 3))).await.refused();
     // Which of all EMs came closest says nothing.
     second.client.request_resource(&ResourceRequest { em: None, ..too_many_cores("bob", 17) }).await.refused();
     // Neither a grant nor a dry run nor an error is a refusal.
@@ -76,7 +76,7 @@ async fn refusals_of_all_instances_are_summed() {
     let patient = ResourceRequest { wait_timeout: Duration::from_millis(50), ..too_many_cores("alice", 16) };
     first.client.request_resource(&patient).await.refused();
 
-    let on_host = format!("em={host}");
+    let on_host = format!("em={em1}");
     let all = expected(&[
         ("alice", &on_host, "cores", 4),
         ("bob", "user=bob", "instances", 1),
@@ -120,11 +120,11 @@ async fn refusals_of_all_instances_are_summed() {
 /// A refusal does not wait for its row in the table of refusals. A sum that could not be written is written later, once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refusals_during_locked_table_are_written_later() {
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), load(64, 16, 20)).await;
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), load(64, 16, 20)).await;
     let refuse = async |count: usize| {
         for _ in 0..count {
-            rm.client.request_resource(&request(&host, "alice", load(1, 17, 1))).await.refused();
+            rm.client.request_resource(&request(&em1, "alice", load(1, 17, 1))).await.refused();
         }
     };
     let mut usage = connect(&rm).await;
@@ -151,14 +151,14 @@ async fn refusals_during_locked_table_are_written_later() {
 async fn refusals_above_bound_are_summed_as_others() {
     // Wherever a period ends, one of them has more kinds than an instance separates.
     const USERS: usize = 2150;
-    let host = em("host1");
-    let (_database, rm) = start_with_em(host.clone(), load(64, 16, 20)).await;
+    let em1 = em("host1");
+    let (_database, rm) = start_with_em(em1.clone(), load(64, 16, 20)).await;
     let mut callers = tokio::task::JoinSet::new();
     for caller in 0..16 {
-        let (client, host) = (rm.client.clone(), host.clone());
+        let (client, em1) = (rm.client.clone(), em1.clone());
         callers.spawn(async move {
             for user in (caller..USERS).step_by(16) {
-                client.request_resource(&request(&host, &format!("user{user}"), load(1, 17, 1))).await.refused();
+                client.request_resource(&request(&em1, &format!("user{user}"), load(1, 17, 1))).await.refused();
             }
         });
     }
@@ -184,9 +184,9 @@ async fn refusals_after_instance_kill_lose_last_seconds() {
     let database = Database::fresh().await;
     let url = database.url();
     let process = Process::start(&["--database-url", &url]);
-    let host = em("host1");
-    process.client.register(registration(host.clone(), load(64, 16, 20))).await.unwrap();
-    let refused = request(&host, "alice", load(1, 17, 1));
+    let em1 = em("host1");
+    process.client.register(registration(em1.clone(), load(64, 16, 20))).await.unwrap();
+    let refused = request(&em1, "alice", load(1, 17, 1));
     for _ in 0..40 {
         process.client.request_resource(&refused).await.refused();
     }
@@ -209,9 +209,9 @@ async fn refusals_after_instance_kill_lose_last_seconds() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn refusals_older_than_history_are_deleted() {
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), load(64, 16, 20)).await;
-    rm.client.request_resource(&request(&host, "alice", load(1, 17, 1))).await.refused();
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), load(64, 16, 20)).await;
+    rm.client.request_resource(&request(&em1, "alice", load(1, 17, 1))).await.refused();
     rm.stop().await;
     let kept = "INSERT INTO linkis_resource_refusal SELECT (jsonb_populate_record(r, jsonb_build_object(
             'period_start', r.period_start - interval '2 hours'))).* FROM linkis_resource_refusal r";

@@ -42,8 +42,8 @@ async fn dry_run(rm: &Instance, em: Option<&str>, cores: i64) -> (String, Vec<Ro
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn dry_run_returns_head_room() {
     let (database, rm) = start().await;
-    let host = em("host1");
-    let mut registration = registration(host.clone(), load(64, 16, 20));
+    let em1 = em("host1");
+    let mut registration = registration(em1.clone(), load(64, 16, 20));
     registration.protected = load(4, 2, 0);
     rm.client.register(registration).await.unwrap();
     let keys = |keys: &[&str]| LabelPattern::new(keys.iter().map(|key| ((*key).to_owned(), None)).collect());
@@ -57,10 +57,10 @@ async fn dry_run_returns_head_room() {
             .await
             .unwrap();
     }
-    rm.client.request_resource(&request(&host, "hadoop", load(3, 2, 1))).await.granted();
-    let used = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    rm.client.request_resource(&request(&em1, "hadoop", load(3, 2, 1))).await.granted();
+    let used = rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
     rm.client.resource_inited(&inited(&used, "hadoop", None)).await.unwrap();
-    rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
+    rm.client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await.granted();
     let scope = "em=linkis-cg-engineconnmanager/host1:9102";
     let room = |scope: &str, dimension: &str, available, max| (scope.to_owned(), dimension.to_owned(), available, max);
     let expected = [
@@ -87,7 +87,7 @@ async fn dry_run_returns_head_room() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_for_other_queue_names_both_queues() {
     let (_database, rm) = start().await;
-    let host = em("host1");
+    let em1 = em("host1");
     let on_queue = |queue: &str, cores| {
         let queue_name = queue.to_owned();
         Resource::from_parts(ResourceParts::Yarn(YarnAmounts {
@@ -97,8 +97,8 @@ async fn request_for_other_queue_names_both_queues() {
         }))
         .unwrap()
     };
-    rm.client.register(registration(host.clone(), on_queue("root.etl", 10))).await.unwrap();
-    let wrong = request(&host, "hadoop", on_queue("root.adhoc", 1));
+    rm.client.register(registration(em1.clone(), on_queue("root.etl", 10))).await.unwrap();
+    let wrong = request(&em1, "hadoop", on_queue("root.adhoc", 1));
     let anywhere = rm_client::ResourceRequest { em: None, ..wrong.clone() };
     let patient = rm_client::ResourceRequest { wait_timeout: std::time::Duration::from_secs(60), ..wrong.clone() };
     let answers = [
@@ -115,7 +115,7 @@ async fn request_for_other_queue_names_both_queues() {
         assert!(got.contains("root.etl") && got.contains("root.adhoc"), "{got}");
     }
     // The right one is granted, and refused when it is full.
-    let full = request(&host, "hadoop", on_queue("root.etl", 10));
+    let full = request(&em1, "hadoop", on_queue("root.etl", 10));
     rm.client.request_resource(&full).await.granted();
     assert_eq!(rm.client.request_resource(&full).await.refused().shortfalls[0].available, 0);
 }
@@ -124,7 +124,7 @@ async fn request_for_other_queue_names_both_queues() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn error_fields_repeat_error_text() {
     let (_database, rm) = start().await;
-    let host = em("host1");
+    let em1 = em("host1");
     let check = |error: &ClientError, reason: &str, facts: &[(&str, &str)]| {
         assert_eq!(error.reason().as_deref(), Some(reason), "{error}");
         for (field, value) in facts {
@@ -133,15 +133,15 @@ async fn error_fields_repeat_error_text() {
         }
     };
     let of_em = [("em_application_name", "linkis-cg-engineconnmanager"), ("em_instance", "host1:9102")];
-    check(&rm.client.unregister(&host).await.unwrap_err(), "EM_NOT_REGISTERED", &of_em);
-    let old = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
-    let new = rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    check(&rm.client.unregister(&em1).await.unwrap_err(), "EM_NOT_REGISTERED", &of_em);
+    let old = rm.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
+    let new = rm.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
     let (old, new) = (old.epoch.to_string(), new.epoch.to_string());
-    let error = rm.client.unregister_fenced(&host, old.parse().unwrap()).await.unwrap_err();
+    let error = rm.client.unregister_fenced(&em1, old.parse().unwrap()).await.unwrap_err();
     check(&error, "STALE_EPOCH", &[("epoch", &old), ("current_epoch", &new)]);
     check(&error, "STALE_EPOCH", &of_em);
 
-    let grant = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let grant = rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
     let id = grant.ticket_id.to_string();
     let error = rm.client.resource_inited(&inited(&grant, "hadoop", Some(load(1, 20, 1)))).await.unwrap_err();
     check(&error, "NOT_ENOUGH_RESOURCE", &[("requested", "20"), ("available", "10"), ("max", "10")]);

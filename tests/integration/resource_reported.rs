@@ -47,10 +47,10 @@ async fn in_use(client: &RmClient, resource: Resource) -> (Grant, Ticket) {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reported_use_shrinks_or_grows_within_capacity() {
     let (database, rm, second) = two().await;
-    let host = em("host1");
-    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let em1 = em("host1");
+    rm.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
     let (grant, before) = in_use(&rm.client, load(4, 4, 1)).await;
-    let other = rm.client.request_resource(&request(&host, "alice", load(4, 4, 1))).await.granted();
+    let other = rm.client.request_resource(&request(&em1, "alice", load(4, 4, 1))).await.granted();
 
     // In some dimensions less, in others more; and the same again, through another instance.
     for instance in [&rm, &second] {
@@ -62,7 +62,7 @@ async fn reported_use_shrinks_or_grows_within_capacity() {
         };
         assert_eq!(engine_of(&after), engine_of(&before), "the engine and the time of its confirmation stay");
     }
-    assert_eq!(rm.client.em(&host).await.unwrap().used, load(2, 5, 1));
+    assert_eq!(rm.client.em(&em1).await.unwrap().used, load(2, 5, 1));
     assert_eq!(assert_invariants(&database, &rm.client).await, 2);
 
     let error = rm.client.resource_reported(&report(&grant, load(7, 5, 1))).await.unwrap_err();
@@ -76,7 +76,7 @@ async fn reported_use_shrinks_or_grows_within_capacity() {
 
     second.client.resource_reported(&report(&grant, load(6, 5, 1))).await.unwrap();
     rm.client.resource_reported(&report(&grant, load(0, 0, 0))).await.unwrap();
-    rm.client.request_resource(&request(&host, "alice", load(6, 6, 9))).await.granted();
+    rm.client.request_resource(&request(&em1, "alice", load(6, 6, 9))).await.granted();
     assert_eq!(assert_invariants(&database, &rm.client).await, 3);
     assert_eq!(actions(&rm, &grant).await, ["granted", "inited", "reported", "reported", "reported"]);
 

@@ -131,7 +131,7 @@ async fn unregister_of_large_em_keeps_new_registration() {
     let left = tickets_of(&database, &crowded).await;
     let second = Instance::start(&database).await;
     assert!(left > 0 && left < CROWD, "{left}");
-    // The host comes back: what it gets now stays.
+    // The EM comes back: what it gets now stays.
     let back =
         second.client.register(registration(crowded.clone(), Resource::cpu(1_000_000_000).unwrap())).await.unwrap();
     let grant = second.client.request_resource(&one_core(&crowded, "alice")).await.granted();
@@ -158,24 +158,24 @@ async fn unregister_of_large_em_keeps_new_registration() {
 async fn unregister_of_many_ems_ends_tickets_once() {
     let (database, rm) = start().await;
     let hosts: Vec<EmInstance> = (0..12).map(|n| em(&format!("host{n}"))).collect();
-    for host in &hosts {
-        crowd(&database, &rm.client, host, 300, "1 hour").await;
+    for em1 in &ems {
+        crowd(&database, &rm.client, em1, 300, "1 hour").await;
     }
     let ids: Vec<(Uuid, String, String)> = database
         .rows(r#"SELECT ticket_id, "user", em_instance FROM linkis_user_resource_meta_data ORDER BY 1 DESC LIMIT 20"#)
         .await;
     let mut calls = JoinSet::new();
-    for host in hosts.clone() {
+    for em1 in ems.clone() {
         let client = rm.client.clone();
         calls.spawn(async move {
-            client.unregister(&host).await.unwrap();
+            client.unregister(&em1).await.unwrap();
         });
     }
     for (ticket_id, user, instance) in ids {
         let client = rm.client.clone();
-        let host = EmInstance::parse("em", "linkis-cg-engineconnmanager", &instance).unwrap();
+        let em1 = EmInstance::parse("em", "linkis-cg-engineconnmanager", &instance).unwrap();
         calls.spawn(async move {
-            client.resource_released(&ReleaseTicket { ticket_id, user: name(&user), em: host }).await.unwrap()
+            client.resource_released(&ReleaseTicket { ticket_id, user: name(&user), em: em1 }).await.unwrap()
         });
     }
     calls.join_all().await;
@@ -231,14 +231,14 @@ async fn limit_over_many_tickets_counts_in_steps() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn counters_of_idle_users_are_deleted() {
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), load(10_000, 10_000, 10_000)).await;
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), load(10_000, 10_000, 10_000)).await;
     rm.client.set_limit(&each_user(3)).await.unwrap();
     let mut calls = JoinSet::new();
     for n in 0..300 {
-        let (client, host, user) = (rm.client.clone(), host.clone(), format!("user{n}"));
+        let (client, em1, user) = (rm.client.clone(), em1.clone(), format!("user{n}"));
         calls.spawn(async move {
-            let grant = client.request_resource(&request(&host, &user, load(1, 1, 1))).await.granted();
+            let grant = client.request_resource(&request(&em1, &user, load(1, 1, 1))).await.granted();
             if n > 0 {
                 client.resource_released(&release(&grant, &user)).await.unwrap();
             }
@@ -252,7 +252,7 @@ async fn counters_of_idle_users_are_deleted() {
     })
     .await;
     // A returning user is counted again.
-    rm.client.request_resource(&request(&host, "user7", load(1, 1, 1))).await.granted();
+    rm.client.request_resource(&request(&em1, "user7", load(1, 1, 1))).await.granted();
     rm.client.delete_limit(&each_user(3).pattern).await.unwrap();
     eventually("counters of no limit go", Duration::from_secs(30), || async {
         database.count("SELECT count(*) FROM linkis_label_resource").await == 0
@@ -285,8 +285,8 @@ async fn limit_changes_share_few_connections() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tickets_of_later_registration_are_skipped() {
     let (database, rm) = start().await;
-    let host = em("host1");
-    crowd(&database, &rm.client, &host, CROWD, "1 hour").await;
+    let em1 = em("host1");
+    crowd(&database, &rm.client, &em1, CROWD, "1 hour").await;
     let later =
         "UPDATE linkis_user_resource_meta_data SET em_epoch = em_epoch + 1 WHERE id % 500 <> 0 RETURNING em_epoch";
     let later: Vec<i64> = database.column(later).await;
@@ -295,11 +295,11 @@ async fn tickets_of_later_registration_are_skipped() {
     let mut connection = database.pool.acquire().await.unwrap();
     let (mut after, mut parts, mut found) = (Some(Uuid::nil()), 0, HashSet::new());
     while let Some(from) = after {
-        let page = EmTicketsQuery { em: &host, after: from, limit: 4, epoch_max: Some(later[0] - 1) };
+        let page = EmTicketsQuery { em: &em1, after: from, limit: 4, epoch_max: Some(later[0] - 1) };
         let (pages, tickets) = user_resource::read_pages(&mut connection, &[page]).await.unwrap();
         assert!(tickets.len() <= 4 && tickets.values().all(|ticket| ticket.em_epoch < later[0]));
         found.extend(tickets.into_keys());
-        (after, parts) = (pages[&host].last, parts + 1);
+        (after, parts) = (pages[&em1].last, parts + 1);
     }
     assert_eq!(found.len(), older);
     assert!(parts <= 6, "{parts} parts for {older} tickets among {CROWD}");

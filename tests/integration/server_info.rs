@@ -25,10 +25,10 @@ async fn server_info_returns_bounds_in_force() {
     assert!(!info.tls && !info.authentication && info.checks.len() == 3);
 
     // The bounds are in force.
-    let host = em("host1");
-    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let em1 = em("host1");
+    rm.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
     let waits = |seconds| {
-        let asked = request(&host, "hadoop", load(1, 1, 1));
+        let asked = request(&em1, "hadoop", load(1, 1, 1));
         rm_client::ResourceRequest { wait_timeout: Duration::from_secs(seconds), ..asked }
     };
     rm.client.request_resource(&waits(77)).await.granted();

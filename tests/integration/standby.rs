@@ -157,7 +157,10 @@ async fn standby_outage_or_promotion_does_not_delay_reads() {
     pair.standby.promote().await;
     let question = ListActionsRequest { newest_first: true, ..Default::default() };
     eventually("the new primary answers", LONG, || async {
-        client.actions(&question).await.is_ok_and(|got| got.as_of_time.is_none() && contains_ticket(&got, &grant.ticket_id))
+        client
+            .actions(&question)
+            .await
+            .is_ok_and(|got| got.as_of_time.is_none() && contains_ticket(&got, &grant.ticket_id))
     })
     .await;
     instance.stop().await;

@@ -103,9 +103,9 @@ async fn usage_is_summed_by_user_em_and_type() {
 /// A count from the beginning, as after an upgrade from a release without sums, has the same result for each ticket.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_of_tickets_ended_by_earlier_release_is_summed() {
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), load(64, 16, 20)).await;
-    let grant = rm.client.request_resource(&request(&host, "alice", load(4, 4, 1))).await.granted();
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), load(64, 16, 20)).await;
+    let grant = rm.client.request_resource(&request(&em1, "alice", load(4, 4, 1))).await.granted();
     rm.client.resource_released(&release(&grant, "alice")).await.unwrap();
     eventually_used(&connect(&rm).await, 1).await;
     rm.stop().await;
@@ -127,10 +127,10 @@ async fn usage_of_tickets_ended_by_earlier_release_is_summed() {
 /// An ended ticket counts in its hour only.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_range_sums_tickets_that_ended_in_it() {
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), load(64, 16, 20)).await;
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), load(64, 16, 20)).await;
     for user in ["now", "before", "first"] {
-        let grant = rm.client.request_resource(&request(&host, user, load(1, 2, 1))).await.granted();
+        let grant = rm.client.request_resource(&request(&em1, user, load(1, 2, 1))).await.granted();
         rm.client.resource_released(&release(&grant, user)).await.unwrap();
     }
     eventually_used(&connect(&rm).await, 3).await;
@@ -189,11 +189,11 @@ async fn usage_range_sums_tickets_that_ended_in_it() {
 /// A late commit with an earlier id is not skipped.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_includes_late_commits() {
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), load(64, 16, 20)).await;
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), load(64, 16, 20)).await;
     let usage = connect(&rm).await;
     let end = async |user: &str| {
-        let grant = rm.client.request_resource(&request(&host, user, load(1, 1, 1))).await.granted();
+        let grant = rm.client.request_resource(&request(&em1, user, load(1, 1, 1))).await.granted();
         rm.client.resource_released(&release(&grant, user)).await.unwrap();
     };
     end("first").await;

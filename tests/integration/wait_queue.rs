@@ -49,18 +49,18 @@ fn cpu(cores: i64) -> Resource {
 async fn wait_queue_release_grants_head_immediately() {
     let (database, first, second) = two().await;
     let hosts: Vec<_> = (0..5).map(|n| em(&format!("host{n}"))).collect();
-    for host in &hosts {
-        first.client.register(registration(host.clone(), load(1000, 1000, 1000))).await.unwrap();
+    for em1 in &ems {
+        first.client.register(registration(em1.clone(), load(1000, 1000, 1000))).await.unwrap();
     }
     first.client.set_limit(&user_limit("hadoop", 10)).await.unwrap();
     let mut held = Vec::new();
     for n in 0..10 {
-        held.push(first.client.request_resource(&request(&hosts[n % 5], "hadoop", load(1, 1, 1))).await.granted());
+        held.push(first.client.request_resource(&request(&ems[n % 5], "hadoop", load(1, 1, 1))).await.granted());
     }
     let mut calls = JoinSet::new();
     for n in 0..50 {
-        let (client, host) = ([&first, &second][n % 2].client.clone(), hosts[n % 5].clone());
-        calls.spawn(async move { client.request_resource(&patient(&host, "hadoop", load(1, 1, 1))).await.granted() });
+        let (client, em1) = ([&first, &second][n % 2].client.clone(), ems[n % 5].clone());
+        calls.spawn(async move { client.request_resource(&patient(&em1, "hadoop", load(1, 1, 1))).await.granted() });
     }
     database.waiting(50).await;
     let line: Vec<Uuid> = first.client.waiting().await.unwrap().iter().map(|w| w.ticket_id).collect();
@@ -97,19 +97,19 @@ async fn wait_queue_release_grants_head_immediately() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_queue_large_request_is_not_starved() {
     let (database, first, second) = two().await;
-    let host = em("host1");
-    first.client.register(registration(host.clone(), cpu(100))).await.unwrap();
-    let held = first.client.request_resource(&request(&host, "first", cpu(20))).await.granted();
+    let em1 = em("host1");
+    first.client.register(registration(em1.clone(), cpu(100))).await.unwrap();
+    let held = first.client.request_resource(&request(&em1, "first", cpu(20))).await.granted();
     let stop = Arc::new(AtomicBool::new(false));
     let mut stream = JoinSet::new();
     for n in 0..24 {
-        let (client, host, stop) = ([&first, &second][n % 2].client.clone(), host.clone(), stop.clone());
+        let (client, em1, stop) = ([&first, &second][n % 2].client.clone(), em1.clone(), stop.clone());
         stream.spawn(async move {
             let mut served = 0;
             while !stop.load(Ordering::Relaxed) {
                 // A third of the callers waits; the others repeat their requests.
                 let (user, wait_timeout) = if n % 3 == 0 { ("patient", LONG) } else { ("small", Duration::ZERO) };
-                let small = request(&host, user, cpu(5));
+                let small = request(&em1, user, cpu(5));
                 let answer = client.request_resource(&ResourceRequest { wait_timeout, ..small }).await.unwrap();
                 if let ResultResource::Available(grant) = answer {
                     client.resource_released(&release(&grant, user)).await.unwrap();
@@ -119,9 +119,9 @@ async fn wait_queue_large_request_is_not_starved() {
             served
         });
     }
-    let busy = async || first.client.em(&host).await.unwrap().locked.get(&Dimension::Cores) > 50;
+    let busy = async || first.client.em(&em1).await.unwrap().locked.get(&Dimension::Cores) > 50;
     eventually("small requests are granted", LONG, busy).await;
-    let call = ask_in_task(&first.client, patient(&host, "big", cpu(90)));
+    let call = ask_in_task(&first.client, patient(&em1, "big", cpu(90)));
     let since = Mutex::new(None);
     let is_queued = async || {
         let waiting = first.client.waiting().await.unwrap();
@@ -156,19 +156,19 @@ async fn wait_queue_large_request_is_not_starved() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_queue_small_request_overtakes_without_delay() {
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), load(100, 100, 100)).await;
-    let first = rm.client.request_resource(&request(&host, "first", load(50, 1, 1))).await.granted();
-    let big = enqueue(&rm.client, patient(&host, "big", load(90, 50, 1))).await;
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), load(100, 100, 100)).await;
+    let first = rm.client.request_resource(&request(&em1, "first", load(50, 1, 1))).await.granted();
+    let big = enqueue(&rm.client, patient(&em1, "big", load(90, 50, 1))).await;
 
-    let refusal = rm.client.request_resource(&request(&host, "small", load(1, 1, 1))).await.refused();
+    let refusal = rm.client.request_resource(&request(&em1, "small", load(1, 1, 1))).await.refused();
     let short = &refusal.shortfalls[0];
     assert_eq!((&short.dimension, short.available, short.ahead), (&Dimension::Memory, 0, 90 * GB), "50 GB are free");
-    let refusal = rm.client.request_resource(&request(&host, "small", load(0, 60, 1))).await.refused();
+    let refusal = rm.client.request_resource(&request(&em1, "small", load(0, 60, 1))).await.refused();
     let short = &refusal.shortfalls[0];
     assert_eq!((&short.dimension, short.available, short.ahead), (&Dimension::Cores, 49, 50));
     // The request uses no memory, and leaves the cores that the large request needs.
-    let passes = rm.client.request_resource(&request(&host, "small", load(0, 49, 1))).await.granted();
+    let passes = rm.client.request_resource(&request(&em1, "small", load(0, 49, 1))).await.granted();
 
     rm.client.resource_released(&release(&first, "first")).await.unwrap();
     grant_of(big).await;
@@ -178,20 +178,20 @@ async fn wait_queue_small_request_overtakes_without_delay() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_queue_user_limit_blocks_no_other_user() {
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), load(10, 10, 10)).await;
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), load(10, 10, 10)).await;
     rm.client.set_limit(&user_limit("hadoop", 1)).await.unwrap();
-    let first = rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let first = rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
     let mut calls = Vec::new();
     for _ in 0..20 {
-        calls.push(enqueue(&rm.client, patient(&host, "hadoop", load(1, 1, 1))).await);
+        calls.push(enqueue(&rm.client, patient(&em1, "hadoop", load(1, 1, 1))).await);
     }
     // Nine instances are free on the EM; the head of the queue reserves one of them.
     for _ in 0..8 {
-        rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.granted();
+        rm.client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await.granted();
     }
     assert_eq!(
-        rm.client.request_resource(&request(&host, "alice", load(1, 1, 1))).await.refused().shortfalls[0].ahead,
+        rm.client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await.refused().shortfalls[0].ahead,
         1
     );
     rm.client.resource_released(&release(&first, "hadoop")).await.unwrap();
@@ -208,11 +208,11 @@ async fn wait_queue_user_limit_blocks_no_other_user() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_queue_cancelled_request_is_removed_without_grant() {
     let (database, first, second) = two().await;
-    let host = em("host1");
-    first.client.register(registration(host.clone(), cpu(10))).await.unwrap();
-    first.client.request_resource(&request(&host, "first", cpu(5))).await.granted();
-    let big = enqueue(&first.client, patient(&host, "big", cpu(10))).await;
-    let small = enqueue(&second.client, patient(&host, "small", cpu(5))).await;
+    let em1 = em("host1");
+    first.client.register(registration(em1.clone(), cpu(10))).await.unwrap();
+    first.client.request_resource(&request(&em1, "first", cpu(5))).await.granted();
+    let big = enqueue(&first.client, patient(&em1, "big", cpu(10))).await;
+    let small = enqueue(&second.client, patient(&em1, "small", cpu(5))).await;
     woken(&second, small, async { big.abort() }).await;
     assert_wait_queues_empty(&first.client).await;
     assert_eq!(assert_invariants(&database, &first.client).await, 2);
@@ -223,12 +223,12 @@ async fn wait_queue_cancelled_request_is_removed_without_grant() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_timeout_or_call_deadline_ends_wait() {
     let (database, rm) = start().await;
-    let (host, grant) = full_em(&rm.client, "host1", 10).await;
+    let (em1, grant) = full_em(&rm.client, "host1", 10).await;
     let wait_timeout = Duration::from_millis(300);
     let start = Instant::now();
     let refusal = rm
         .client
-        .request_resource(&ResourceRequest { wait_timeout, ..request(&host, "hadoop", cpu(1)) })
+        .request_resource(&ResourceRequest { wait_timeout, ..request(&em1, "hadoop", cpu(1)) })
         .await
         .refused();
     assert!(start.elapsed() >= wait_timeout, "after {:?}", start.elapsed());
@@ -239,8 +239,8 @@ async fn wait_timeout_or_call_deadline_ends_wait() {
     let mut manager = ResourceManagerServiceClient::connect(rm.address.clone()).await.unwrap();
     let mut call = tonic::Request::new(proto::RequestResourceRequest {
         em: Some(proto::EmInstance {
-            application_name: host.application_name.to_string(),
-            instance: host.instance.to_string(),
+            application_name: em1.application_name.to_string(),
+            instance: em1.instance.to_string(),
         }),
         user: "hadoop".into(),
         creator: "IDE".into(),
@@ -260,12 +260,12 @@ async fn wait_timeout_or_call_deadline_ends_wait() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_above_capacity_never_waits() {
     let (_database, rm) = start().await;
-    let (host, _grant) = full_em(&rm.client, "host1", 10).await;
-    let refusal = rm.client.request_resource(&patient(&host, "hadoop", cpu(11))).await.refused();
+    let (em1, _grant) = full_em(&rm.client, "host1", 10).await;
+    let refusal = rm.client.request_resource(&patient(&em1, "hadoop", cpu(11))).await.refused();
     assert!(refusal.never_fits);
     // A waiting request that no longer fits the capacity is refused.
-    let call = enqueue(&rm.client, patient(&host, "hadoop", cpu(10))).await;
-    rm.client.register(registration(host.clone(), cpu(9))).await.unwrap();
+    let call = enqueue(&rm.client, patient(&em1, "hadoop", cpu(10))).await;
+    rm.client.register(registration(em1.clone(), cpu(9))).await.unwrap();
     assert!(tokio::time::timeout(LONG, call).await.unwrap().unwrap().refused().never_fits);
     assert_wait_queues_empty(&rm.client).await;
 }
@@ -294,8 +294,8 @@ async fn wait_queue_any_em_grants_first_free() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_id_repeated_while_waiting_returns_same_ticket() {
     let (database, first, second) = two().await;
-    let (host, grant) = full_em(&first.client, "host1", 10).await;
-    let named = ResourceRequest { request_id: Some("r1".into()), ..patient(&host, "hadoop", cpu(5)) };
+    let (em1, grant) = full_em(&first.client, "host1", 10).await;
+    let named = ResourceRequest { request_id: Some("r1".into()), ..patient(&em1, "hadoop", cpu(5)) };
     let one = enqueue(&first.client, named.clone()).await;
     let two = enqueue(&second.client, named.clone()).await;
     first.client.resource_released(&release(&grant, "first")).await.unwrap();

@@ -48,16 +48,16 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
             let of = |what: &str| format!("{full} EMs, {what}: not named, beside named");
             for (callers, what, wanted) in [(MANY, "many callers", wanted), (1, "one caller", ONE_CALLER_MIN)] {
                 let (named, chosen) = pair(stage, ems, callers, false).await?;
-                findings.told(format!("{full} EMs, {what}: named"), "/s", named.rate);
+                findings.measured(format!("{full} EMs, {what}: named"), "/s", named.rate);
                 findings.at_least(of(what), "", chosen.rate / named.rate, wanted);
                 if callers == 1 {
-                    findings.told(format!("{full} EMs, {what}: named, p50"), "ms", named.p50);
-                    findings.told(format!("{full} EMs, {what}: not named, p50"), "ms", chosen.p50);
+                    findings.measured(format!("{full} EMs, {what}: named, p50"), "ms", named.p50);
+                    findings.measured(format!("{full} EMs, {what}: not named, p50"), "ms", chosen.p50);
                 }
                 granted += named.granted() + chosen.granted();
             }
             let (named, anywhere) = pair(stage, ems, MANY, true).await?;
-            findings.told(format!("{full} EMs, refused: named"), "/s", named.rate);
+            findings.measured(format!("{full} EMs, refused: named"), "/s", named.rate);
             findings.at_least(of("refused"), "", anywhere.rate / named.rate, REFUSED_MIN);
             if number == 0 {
                 granted += closed::ask(&stage.callers, MANY, EVEN, false, of_any_size(ems)).await?.granted();

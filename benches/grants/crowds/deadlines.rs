@@ -33,7 +33,7 @@ const BEFORE: Duration = Duration::from_secs(4);
 pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<Option<i64>, Failure> {
     stage.callers.register(EMS).await?;
     let idle = stage.rate_of_grants().await?;
-    findings.told("grants on an idle service", "/s", idle);
+    findings.measured("grants on an idle service", "/s", idle);
     let few = stage.scaled(FEW);
     for _ in 0..stage.options.rounds {
         let first = deal(stage, few, idle).await?;
@@ -42,7 +42,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
         tokio::time::sleep_until((first - CALM - BEFORE / 2).into()).await;
         let all_back = stage.pair(findings, &name, FEW_LIMIT, drained(stage, first, &left)).await?;
         let Some(all_back) = all_back else {
-            findings.unfinished.push(format!("{name}: {} still locked when given up", left.load(Relaxed)));
+            findings.unfinished.push(format!("{name}: {} still locked at the time limit", left.load(Relaxed)));
             return Ok(None);
         };
         findings.at_most(format!("{name}: all back, after the first deadline"), "s", all_back, FEW_SECONDS_MAX);
@@ -54,25 +54,25 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
 async fn many(stage: &Stage, findings: &mut Findings, idle: f64) -> Result<Option<i64>, Failure> {
     let many = stage.scaled(MANY);
     let left = AtomicI64::new(0);
-    let given_up = |how: &str| format!("{many} at once, {how}: {} still locked when given up", left.load(Relaxed));
+    let late = |how: &str| format!("{many} at once, {how}: {} still locked at the time limit", left.load(Relaxed));
 
     let first = deal(stage, many, idle).await?;
     let Ok(alone) = tokio::time::timeout(BEFORE + CALM + MANY_LIMIT, drained(stage, first, &left)).await else {
-        findings.unfinished.push(given_up("alone"));
+        findings.unfinished.push(late("alone"));
         return Ok(None);
     };
     let rate = many as f64 / alone?;
-    findings.told(format!("{many} at once, alone: taken back"), "/s", rate);
+    findings.measured(format!("{many} at once, alone: taken back"), "/s", rate);
     findings.at_least(format!("{many} at once, alone: of the rate of grants"), "", rate / idle, IDLE_RATIO_MIN);
 
     let first = deal(stage, many, idle).await?;
     tokio::time::sleep_until((first - CALM - BEFORE / 2).into()).await;
     let name = format!("{many} tickets fall due within 2 s");
     let Some(beside) = stage.pair(findings, &name, MANY_LIMIT, drained(stage, first, &left)).await? else {
-        findings.unfinished.push(given_up("beside others"));
+        findings.unfinished.push(late("beside others"));
         return Ok(None);
     };
-    findings.told(format!("{many} at once, beside half load: taken back"), "/s", many as f64 / beside);
+    findings.measured(format!("{many} at once, beside half load: taken back"), "/s", many as f64 / beside);
 
     let first = deal(stage, many, idle).await?;
     tokio::time::sleep_until((first - BEFORE / 2).into()).await;
@@ -82,14 +82,14 @@ async fn many(stage: &Stage, findings: &mut Findings, idle: f64) -> Result<Optio
     let full = tokio::time::timeout(MANY_LIMIT, drained(stage, first, &left)).await;
     let granted = (calls.done() - before) as f64 / begun.elapsed().as_secs_f64();
     let failed = stage.finish(calls).await?;
-    findings.told(format!("{many} at once, beside full load: grants"), "/s", granted);
-    findings.told(format!("{many} at once, beside full load: grants that failed"), "", failed as f64);
+    findings.measured(format!("{many} at once, beside full load: grants"), "/s", granted);
+    findings.measured(format!("{many} at once, beside full load: grants that failed"), "", failed as f64);
     let Ok(full) = full else {
-        findings.unfinished.push(given_up("beside full load"));
+        findings.unfinished.push(late("beside full load"));
         return Ok(None);
     };
     let rate = many as f64 / full?;
-    findings.told(format!("{many} at once, beside full load: taken back"), "/s", rate);
+    findings.measured(format!("{many} at once, beside full load: taken back"), "/s", rate);
     findings.at_least(
         format!("{many} at once, beside full load: of the rate of grants"),
         "",

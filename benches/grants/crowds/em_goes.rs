@@ -109,7 +109,7 @@ async fn is_lost(stage: &Stage, findings: &mut Findings, tickets: u64) -> Result
         granted = stage.callers.grant(0, tickets, tickets) => drop(granted?),
         failed = reports => failed?,
     }
-    let name = format!("an EM with {tickets} tickets is given up as lost");
+    let name = format!("an EM with {tickets} tickets is lost");
     let work = async {
         let begun = Instant::now();
         gone(stage, &em).await?;
@@ -134,7 +134,7 @@ async fn killed(stage: &mut Stage, findings: &mut Findings, tickets: u64) -> Res
     stage.restart(true, &[]).await?;
     let answered = call.await?;
     let mut left = stage.tables.stored_on(&em).await?;
-    findings.told(format!("{name}: tickets left then"), "", left as f64);
+    findings.measured(format!("{name}: tickets left then"), "", left as f64);
     if left == 0 {
         findings
             .notes
@@ -152,12 +152,12 @@ async fn killed(stage: &mut Stage, findings: &mut Findings, tickets: u64) -> Res
         }
         left = now;
         if begun.elapsed() > LIMIT {
-            findings.unfinished.push(format!("{name}: {left} tickets left when given up"));
+            findings.unfinished.push(format!("{name}: {left} tickets left at the time limit"));
             return Ok(());
         }
         tokio::time::sleep(POLL).await;
     }
-    findings.told(format!("{name}: gone after the restart"), "s", begun.elapsed().as_secs_f64());
+    findings.measured(format!("{name}: gone after the restart"), "s", begun.elapsed().as_secs_f64());
     gone(stage, &em).await
 }
 
@@ -214,14 +214,14 @@ async fn finish(
     let left = stage.tables.stored_on(em).await?;
     match done {
         Some(seconds) => {
-            findings.told(format!("{name}: gone after"), "s", seconds);
+            findings.measured(format!("{name}: gone after"), "s", seconds);
             if left > 0 {
                 findings.wrong.push(format!("{name}: it is gone, and {left} of its tickets are not"));
             }
             Ok(left == 0)
         }
         None => {
-            findings.unfinished.push(format!("{name}: {left} tickets left when given up"));
+            findings.unfinished.push(format!("{name}: {left} tickets left at the time limit"));
             Ok(false)
         }
     }

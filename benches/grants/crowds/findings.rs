@@ -72,7 +72,7 @@ impl Findings {
     }
 
     /// Adds a figure without a bound.
-    pub fn told(&mut self, name: impl Into<String>, unit: &'static str, value: f64) {
+    pub fn measured(&mut self, name: impl Into<String>, unit: &'static str, value: f64) {
         self.figure(name, unit, value, None);
     }
 

@@ -16,7 +16,7 @@ use crate::{Failure, meter::Meter};
 use super::{
     callers::{ask, em, granted, release},
     findings::Findings,
-    raw::{Connection, told},
+    raw::{Connection, describe},
     stage::Stage,
 };
 
@@ -56,7 +56,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
                 findings.notes.push(format!("with {whose}: {codes}"));
             }
             Err(_) => {
-                findings.unfinished.push(format!("{CALLERS} callers with {whose}: not all answered when given up"))
+                findings.unfinished.push(format!("{CALLERS} callers with {whose}: not all answered at the time limit"))
             }
         }
         let begun = Instant::now();
@@ -67,7 +67,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
             }
             tokio::time::sleep(POLL).await;
         }
-        findings.told("first successful call after the database resumes", "s", begun.elapsed().as_secs_f64());
+        findings.measured("first successful call after the database resumes", "s", begun.elapsed().as_secs_f64());
     }
     Ok(None)
 }
@@ -98,7 +98,7 @@ async fn ask_all(connection: Arc<Connection>, timeout: Option<Duration>) -> Resu
     }
     let mut codes = BTreeMap::<String, u64>::new();
     while let Some(answer) = calls.join_next().await {
-        let answer = answer?.map_or_else(|error| format!("no answer: {error}"), |status| told(&status));
+        let answer = answer?.map_or_else(|error| format!("no answer: {error}"), |status| describe(&status));
         *codes.entry(answer).or_default() += 1;
     }
     let codes: Vec<_> = codes.iter().map(|(code, count)| format!("{count} {code}")).collect();

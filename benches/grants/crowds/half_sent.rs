@@ -76,23 +76,23 @@ async fn one(stage: &mut Stage, findings: &mut Findings, calls: u64, connections
     let done = stage.pair(findings, &name, LIMIT, send(stage.url(), calls, connections, progress.clone())).await;
     looks.abort();
     if done?.is_none() {
-        findings.unfinished.push(format!("{name}: still sending when given up"));
+        findings.unfinished.push(format!("{name}: still sending at the time limit"));
     }
     let peak = findings.passes.iter().find(|passes| passes.name == name).and_then(|passes| passes.pairs.last());
     if let Some(peak) = peak.and_then(|pair| pair.peak) {
         findings.at_most(format!("{name}: memory above idle"), "MB", peak, MEMORY_MAX);
     }
     let megabytes = progress.bytes.load(Relaxed) as f64 / f64::from(1 << 20);
-    findings.told(format!("{name}: taken by the server"), "MB", megabytes);
-    findings.told(format!("{name}: calls refused while they were sent"), "", progress.refused.load(Relaxed) as f64);
-    findings.told(format!("{name}: calls sent but for the last byte"), "", progress.all_sent.load(Relaxed) as f64);
-    findings.told(format!("{name}: of these, ended by the server"), "", progress.ended.load(Relaxed) as f64);
+    findings.measured(format!("{name}: taken by the server"), "MB", megabytes);
+    findings.measured(format!("{name}: calls refused while they were sent"), "", progress.refused.load(Relaxed) as f64);
+    findings.measured(format!("{name}: calls sent but for the last byte"), "", progress.all_sent.load(Relaxed) as f64);
+    findings.measured(format!("{name}: of these, ended by the server"), "", progress.ended.load(Relaxed) as f64);
     if progress.enough.load(Relaxed) {
         findings.notes.push(format!("{name}: no more was sent when the server had taken {ENOUGH_MEGABYTES:.0} MB"));
     }
     tokio::time::sleep(AFTER).await;
     if let Some(kept) = memory.above() {
-        findings.told(format!("{name}: memory kept afterwards"), "MB", kept);
+        findings.measured(format!("{name}: memory kept afterwards"), "MB", kept);
     }
     Ok(())
 }

@@ -35,14 +35,14 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
         let (idle, ()) = percent(&mut meter, nothing).await?;
         let reports = fleet.reports().during(WINDOW, std::future::pending::<()>());
         let (busy, (_, seen)) = percent(&mut meter, reports).await?;
-        findings.told("server and PostgreSQL without calls", "% of a core", idle);
+        findings.measured("server and PostgreSQL without calls", "% of a core", idle);
         let (name, bound) = ("heartbeats: server and PostgreSQL, additional", PERCENT_MAX * stage.options.scale);
         findings.at_most(name, "% of a core", busy - idle, bound);
         let times = seen.times();
-        findings.told("heartbeats answered", "/s", times.calls as f64 / WINDOW.as_secs_f64());
-        findings.told("heartbeats: p50", "ms", millis(times.p50));
-        findings.told("heartbeats: p99", "ms", millis(times.p99));
-        findings.told("heartbeats that failed", "", seen.failed as f64);
+        findings.measured("heartbeats answered", "/s", times.calls as f64 / WINDOW.as_secs_f64());
+        findings.measured("heartbeats: p50", "ms", millis(times.p50));
+        findings.measured("heartbeats: p99", "ms", millis(times.p99));
+        findings.measured("heartbeats that failed", "", seen.failed as f64);
         if let Some(error) = seen.error {
             findings.wrong.push(format!("heartbeats failed; the first: {error}"));
         }

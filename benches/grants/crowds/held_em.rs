@@ -16,7 +16,7 @@ use crate::Failure;
 use super::{
     callers::{ask, em, granted, release},
     findings::Findings,
-    raw::{Connection, told},
+    raw::{Connection, describe},
     stage::Stage,
 };
 
@@ -43,10 +43,10 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
             let answers = stage.pair(findings, &name, LIMIT, ask_all(stage.url(), calls, timeout)).await;
             stage.tables.let_go(&em(0)?).await?;
             let Some(answers) = answers? else {
-                findings.unfinished.push(format!("{name}: not all answered when given up"));
+                findings.unfinished.push(format!("{name}: not all answered at the time limit"));
                 return Ok(None);
             };
-            tell(findings, &name, &answers);
+            note(findings, &name, &answers);
             let begun = Instant::now();
             let client = stage.callers.client(0);
             let grant = granted(client.request_resource(&ask(em(0)?, 0)?).await?)?;
@@ -89,7 +89,7 @@ async fn ask_all(url: String, calls: u64, timeout: Option<Duration>) -> Result<R
         let (connection, message) = (connection.clone(), message.clone());
         under_way.spawn(async move {
             match connection.call("RequestResource", &message, timeout).await {
-                Ok(status) => told(&status),
+                Ok(status) => describe(&status),
                 Err(error) => format!("no answer: {error}"),
             }
         });
@@ -101,13 +101,13 @@ async fn ask_all(url: String, calls: u64, timeout: Option<Duration>) -> Result<R
     Ok((answers, begun.elapsed()))
 }
 
-fn tell(findings: &mut Findings, name: &str, (answers, last): &ReplyCounts) {
+fn note(findings: &mut Findings, name: &str, (answers, last): &ReplyCounts) {
     let fine = |answer: &str| {
         answer == "Aborted/LOCK_TIMEOUT" || answer.starts_with(&format!("{:?}", Code::ResourceExhausted))
     };
     let odd: u64 = answers.iter().filter(|(answer, _)| !fine(answer)).map(|(_, count)| count).sum();
-    findings.told(format!("{name}: the last answered after"), "s", last.as_secs_f64());
+    findings.measured(format!("{name}: the last answered after"), "s", last.as_secs_f64());
     findings.at_most(format!("{name}: neither LOCK_TIMEOUT nor RESOURCE_EXHAUSTED"), "", odd as f64, 0.0);
-    let told: Vec<_> = answers.iter().map(|(answer, count)| format!("{count} {answer}")).collect();
-    findings.notes.push(format!("{name}: {}", told.join(", ")));
+    let counts: Vec<_> = answers.iter().map(|(answer, count)| format!("{count} {answer}")).collect();
+    findings.notes.push(format!("{name}: {}", counts.join(", ")));
 }

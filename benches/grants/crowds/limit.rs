@@ -66,8 +66,8 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
             findings.unfinished.push(format!("{name}: not answered {tries} times"));
             return Ok(None);
         };
-        findings.told("SetLimit answered after", "s", answered);
-        findings.told("the limit in force after", "s", in_force);
+        findings.measured("SetLimit answered after", "s", answered);
+        findings.measured("the limit in force after", "s", in_force);
     }
     // The audit compares the counters of the limit, too.
     Ok(Some(i64::try_from(tickets)?))

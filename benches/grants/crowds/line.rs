@@ -25,7 +25,7 @@ const SLOTS: [u64; 2] = [10, 1000];
 const SERVED_MIN: f64 = 1500.0;
 
 const WAIT: Duration = Duration::from_secs(300);
-const IN_LINE_LIMIT: Duration = Duration::from_secs(60);
+const WAITING_LIMIT: Duration = Duration::from_secs(60);
 const LIMIT: Duration = Duration::from_secs(120);
 const POLL: Duration = Duration::from_millis(200);
 
@@ -52,7 +52,7 @@ async fn one(
     let em = em(em_number)?;
     let client = stage.callers.client(0);
     client.register(registration(em.clone(), i64::try_from(slots)?)?).await?;
-    let (asked, name) = (em.clone(), format!("{waiting} wait in line for {slots} slots"));
+    let (asked, name) = (em.clone(), format!("{waiting} wait for {slots} slots"));
     let fill = move |client: rm_client::RmClient, number: u64| {
         let em = asked.clone();
         async move { Ok(granted(client.request_resource(&ask(em, number)?).await?)?.ticket_id) }
@@ -72,22 +72,22 @@ async fn one(
     }
     let begun = Instant::now();
     loop {
-        let in_line = client.waiting().await?.len() as u64;
-        if in_line == waiting {
+        let enqueued = client.waiting().await?.len() as u64;
+        if enqueued == waiting {
             break;
         }
-        if begun.elapsed() > IN_LINE_LIMIT {
-            findings.unfinished.push(format!("{name}: only {in_line} were in line when given up"));
+        if begun.elapsed() > WAITING_LIMIT {
+            findings.unfinished.push(format!("{name}: only {enqueued} waited at the time limit"));
             return Ok(false);
         }
         tokio::time::sleep(POLL).await;
     }
     let work = async {
         let begun = Instant::now();
-        let give_back = |number: u64, ticket| (stage.callers.client(number), release(ticket, em.clone(), number));
+        let release_call = |number: u64, ticket| (stage.callers.client(number), release(ticket, em.clone(), number));
         let mut back = JoinSet::new();
         for (number, ticket) in (0..).zip(held) {
-            let (client, released) = give_back(number, ticket);
+            let (client, released) = release_call(number, ticket);
             let released = released?;
             back.spawn(async move { client.resource_released(&released).await });
         }
@@ -100,7 +100,7 @@ async fn one(
         Ok(begun.elapsed().as_secs_f64())
     };
     let Some(seconds) = stage.pair(findings, &name, LIMIT, work).await? else {
-        findings.unfinished.push(format!("{name}: {} served when given up", served.load(Relaxed)));
+        findings.unfinished.push(format!("{name}: {} served at the time limit", served.load(Relaxed)));
         return Ok(false);
     };
     findings.at_least(format!("{name}: served"), "/s", waiting as f64 / seconds, SERVED_MIN);

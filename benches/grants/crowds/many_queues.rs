@@ -124,8 +124,8 @@ async fn one(stage: &Stage, findings: &mut Findings, keys: Keys, waiting: u64) -
     let idle = CostMeasurement::begin(stage).await?;
     tokio::time::sleep(IDLE).await;
     let [server, postgresql] = idle.percent().await?;
-    findings.told(format!("{name}: service, idle"), "% of core", server);
-    findings.told(format!("{name}: PostgreSQL, idle"), "% of core", postgresql);
+    findings.measured(format!("{name}: service, idle"), "% of core", server);
+    findings.measured(format!("{name}: PostgreSQL, idle"), "% of core", postgresql);
     let spent = CostMeasurement::begin(stage).await?;
     let serve = tokio::time::timeout(SERVED_TIMEOUT, serve(stage, keys, held, queued));
     let Ok(served) = serve.await else {
@@ -134,9 +134,9 @@ async fn one(stage: &Stage, findings: &mut Findings, keys: Keys, waiting: u64) -
     };
     served?;
     let (cost, elapsed) = spent.each(waiting).await?;
-    findings.told(format!("{name}: served"), "/s", waiting as f64 / elapsed.as_secs_f64());
-    findings.told(format!("{name}: service for each served"), "µs", cost.server);
-    findings.told(format!("{name}: PostgreSQL for each served"), "µs", cost.postgresql);
+    findings.measured(format!("{name}: served"), "/s", waiting as f64 / elapsed.as_secs_f64());
+    findings.measured(format!("{name}: service for each served"), "µs", cost.server);
+    findings.measured(format!("{name}: PostgreSQL for each served"), "µs", cost.postgresql);
     Ok(Some(cost.server))
 }
 

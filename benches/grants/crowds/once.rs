@@ -35,14 +35,14 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
         };
         let lives = stage.callers.each("lives", users, live);
         if stage.pair(findings, &name, LIMIT, lives).await?.is_none() {
-            findings.unfinished.push(format!("{name}: not all had come when given up"));
+            findings.unfinished.push(format!("{name}: not all had come at the time limit"));
             return Ok(None);
         }
     }
     let all = users * stage.options.rounds;
-    findings.told(format!("counters kept of {all} users after their last ticket"), "", kept(stage).await?);
+    findings.measured(format!("counters kept of {all} users after their last ticket"), "", kept(stage).await?);
     if let Some(megabytes) = memory.above() {
-        findings.told(format!("memory kept after {all} users, others' included"), "MB", megabytes);
+        findings.measured(format!("memory kept after {all} users, others' included"), "MB", megabytes);
     }
     if !stage.options.forget.is_zero() {
         forgotten(stage, findings).await?;
@@ -57,7 +57,7 @@ async fn forgotten(stage: &Stage, findings: &mut Findings) -> Result<(), Failure
         tokio::time::sleep(LOOK).await;
     }
     let minutes = begun.elapsed().as_secs_f64() / 60.0;
-    findings.told("looked at for", "min", minutes);
+    findings.measured("looked at for", "min", minutes);
     findings.at_most("counters kept then", "", kept(stage).await?, 0.0);
     Ok(())
 }

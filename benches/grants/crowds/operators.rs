@@ -59,18 +59,18 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
         };
         let name = format!("{OPERATORS} operators list {locked} locked of {} tickets", fleet.tickets());
         let Some((_, beside)) = stage.pair(findings, &name, LIMIT, work).await? else {
-            findings.unfinished.push(format!("{name}: not answered when given up"));
+            findings.unfinished.push(format!("{name}: not answered at the time limit"));
             return Ok(None);
         };
         let (calm, beside) = (calm.times(), beside.times());
-        findings.told("GetEm p50, calm", "ms", millis(calm.p50));
-        findings.told("GetEm p50, beside operators", "ms", millis(beside.p50));
+        findings.measured("GetEm p50, calm", "ms", millis(calm.p50));
+        findings.measured("GetEm p50, beside operators", "ms", millis(beside.p50));
         findings.at_most("GetEm p50, more than calm", "ms", millis(beside.p50) - millis(calm.p50), MORE_MAX);
-        findings.told("GetEm p99, beside operators", "ms", millis(beside.p99));
+        findings.measured("GetEm p99, beside operators", "ms", millis(beside.p99));
         let pages = seen.pages.lock().map(|pages| pages.clone()).unwrap_or_default();
-        findings.told("pages listed", "/s", pages.len() as f64 / WINDOW.as_secs_f64());
-        findings.told("a page: p50", "ms", median(pages));
-        findings.told("pages that failed", "", seen.failed.load(Relaxed) as f64);
+        findings.measured("pages listed", "/s", pages.len() as f64 / WINDOW.as_secs_f64());
+        findings.measured("a page: p50", "ms", median(pages));
+        findings.measured("pages that failed", "", seen.failed.load(Relaxed) as f64);
     }
     Ok(Some(fleet.tickets() + i64::try_from(locked)?))
 }

@@ -59,7 +59,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
         };
         let Some((_, large)) = stage.pair(findings, &name, WINDOW * 2, work).await? else { return Ok(None) };
         let (calm, large) = (calm.times(), large.times());
-        findings.told(format!("in a queue, p99: {name}"), "ms", millis(large.p99));
+        findings.measured(format!("in a queue, p99: {name}"), "ms", millis(large.p99));
         findings.at_most(format!("in a queue, p99 more: {name}"), "ms", millis(large.p99) - millis(calm.p99), MORE_MAX);
         let others = findings.passes.iter().find(|passes| passes.name == name).and_then(|passes| passes.pairs.last());
         if let Some(more) = others.map(|pair| millis(pair.during.p99) - millis(pair.calm.p99)) {
@@ -86,8 +86,8 @@ async fn away(
         in_queue(stage, granted).during(WINDOW, std::future::pending::<()>()).await
     };
     if let Some((_, seen)) = stage.pair(findings, name, WINDOW * 2, work).await? {
-        findings.told(format!("in a queue, p99: {name}"), "ms", millis(seen.times().p99));
-        findings.told(format!("in a queue, refused: {name}"), "", seen.failed as f64);
+        findings.measured(format!("in a queue, p99: {name}"), "ms", millis(seen.times().p99));
+        findings.measured(format!("in a queue, refused: {name}"), "", seen.failed as f64);
     }
     let meanwhile = stage.rate_of_grants().await?;
     cluster.be_away(false);

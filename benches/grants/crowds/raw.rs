@@ -129,7 +129,7 @@ async fn status(response: ResponseFuture) -> Result<Status, Failure> {
 }
 
 /// Returns the code, and the reason if there is one.
-pub(crate) fn told(status: &Status) -> String {
+pub(crate) fn describe(status: &Status) -> String {
     match status.get_details_error_info() {
         Some(info) => format!("{:?}/{}", status.code(), info.reason),
         None => format!("{:?}", status.code()),

@@ -58,9 +58,9 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
             findings.unfinished.push(format!("{name}: not ended within {:?}", ATTACK * 2));
             return Ok(None);
         };
-        findings.told(format!("{name}: resets"), "/s", resets as f64 / ATTACK.as_secs_f64());
+        findings.measured(format!("{name}: resets"), "/s", resets as f64 / ATTACK.as_secs_f64());
         let more = (attack_cores - calm_cores).max(0.0);
-        findings.told(format!("{name}: processor time"), "cores", more);
+        findings.measured(format!("{name}: processor time"), "cores", more);
         let spinning = format!("{CONNECTIONS} threads spin as much");
         let spin = async {
             let spin = Spin::begin(more);

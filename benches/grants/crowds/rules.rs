@@ -56,7 +56,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
                 let begun = Instant::now();
                 stage.restart(false, &["--limits", file.to_str().unwrap_or_default()]).await?;
                 if rates.len() == 1 {
-                    findings.told(
+                    findings.measured(
                         format!("{full} rules: a server starts with them"),
                         "s",
                         begun.elapsed().as_secs_f64(),
@@ -68,7 +68,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
                 rates.push(seen.rate);
                 granted += seen.granted();
             }
-            findings.told(format!("{full} users, one rule for each of them"), "/s", rates[0]);
+            findings.measured(format!("{full} users, one rule for each of them"), "/s", rates[0]);
             findings.at_least(
                 format!("{full} users, a rule of their own: beside that"),
                 "",
@@ -78,10 +78,10 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
             let client = stage.callers.client(0);
             let name = format!("{CHANGES} of {full} rules are changed");
             let Some(times) = stage.pair(findings, &name, LIMIT, change(client, users)).await? else {
-                findings.unfinished.push(format!("{name}: not done when given up"));
+                findings.unfinished.push(format!("{name}: not done at the time limit"));
                 return Ok(None);
             };
-            findings.told(format!("{name}: each"), "ms", median(times));
+            findings.measured(format!("{name}: each"), "ms", median(times));
         }
     }
     Ok(Some(granted))

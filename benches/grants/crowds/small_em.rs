@@ -57,8 +57,8 @@ async fn unregister(stage: &Stage, findings: &mut Findings, beside: &str) -> Res
     unregister_all(&stage.callers.client(0)).await?;
     let (cost, _) = spent.each(SMALL).await?;
     let millis = cost.postgresql / 1e3;
-    findings.told(format!("{name}: PostgreSQL for each"), "ms", millis);
-    findings.told(format!("{name}: service for each"), "ms", cost.server / 1e3);
+    findings.measured(format!("{name}: PostgreSQL for each"), "ms", millis);
+    findings.measured(format!("{name}: service for each"), "ms", cost.server / 1e3);
     fill(stage).await?;
     stage.tables.settle().await?;
     let client = stage.callers.client(0);

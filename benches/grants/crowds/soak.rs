@@ -47,14 +47,14 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings, minutes: u6
     stage.callers.grant(fleet.len(), going, going).await?;
     stage.tables.settle().await?;
     let (_, calm) = stage.others().during(CALM, std::future::pending::<()>()).await?;
-    findings.told("others in the calm: p99", "ms", millis(calm.times().p99));
+    findings.measured("others in the calm: p99", "ms", millis(calm.times().p99));
     let work = all(stage, findings, &fleet, minutes);
     let (done, reports) = fleet.reports().during(MINUTE * 2 * u32::try_from(minutes)?, work).await?;
-    findings.told("reports: p99", "ms", millis(reports.times().p99));
-    findings.told("reports that failed", "", reports.failed as f64);
+    findings.measured("reports: p99", "ms", millis(reports.times().p99));
+    findings.measured("reports that failed", "", reports.failed as f64);
     findings.notes.extend(reports.error.map(|error| format!("the first report that failed: {error}")));
     done.transpose()?;
-    judge(findings, millis(calm.times().p99));
+    check(findings, millis(calm.times().p99));
     let begun = Instant::now();
     let own = fleet.tickets();
     loop {
@@ -93,7 +93,7 @@ async fn all(stage: &Stage, findings: &mut Findings, fleet: &Fleet, minutes: u64
         };
         let (_, seen) = requests(stage, fleet).during(MINUTE, work).await?;
         match gone {
-            Some(gone) => findings.told("an EM with very many tickets is gone after", "s", gone?),
+            Some(gone) => findings.measured("an EM with very many tickets is gone after", "s", gone?),
             None if goes => {
                 findings.unfinished.push("an EM with very many tickets did not go in its minute".to_owned())
             }
@@ -102,12 +102,12 @@ async fn all(stage: &Stage, findings: &mut Findings, fleet: &Fleet, minutes: u64
         let times = seen.times();
         memory.above().ok_or("the server has ended")?;
         let megabytes = median(seen_memory) + memory.idle;
-        findings.told("requests by minute", "/s", times.calls as f64 / MINUTE.as_secs_f64());
-        findings.told("requests by minute: p50", "ms", millis(times.p50));
-        findings.told(P99, "ms", millis(times.p99));
-        findings.told("requests by minute: the slowest", "ms", millis(times.max));
-        findings.told("requests that failed, by minute", "", seen.failed as f64);
-        findings.told(MEMORY, "MB", megabytes);
+        findings.measured("requests by minute", "/s", times.calls as f64 / MINUTE.as_secs_f64());
+        findings.measured("requests by minute: p50", "ms", millis(times.p50));
+        findings.measured(P99, "ms", millis(times.p99));
+        findings.measured("requests by minute: the slowest", "ms", millis(times.max));
+        findings.measured("requests that failed, by minute", "", seen.failed as f64);
+        findings.measured(MEMORY, "MB", megabytes);
         findings.notes.extend(seen.error.map(|error| format!("minute {minute}, the first that failed: {error}")));
         eprintln!("  minute {minute} of {minutes}: p99 {:.1} ms, {megabytes:.0} MB", millis(times.p99));
     }
@@ -118,7 +118,7 @@ const P99: &str = "requests by minute: p99";
 const MEMORY: &str = "memory by minute";
 
 /// Records whether the memory stays level and requests stay as fast as in the calm phase.
-fn judge(findings: &mut Findings, calm: f64) {
+fn check(findings: &mut Findings, calm: f64) {
     let of = |name: &str| findings.figures.iter().find(|figure| figure.name == name);
     let p99 = of(P99).map(super::findings::Figure::median);
     let memory = of(MEMORY).and_then(|figure| {

@@ -123,9 +123,9 @@ async fn alone(stage: &Stage, findings: &mut Findings, name: &str) -> Result<f64
     let replies = asking.replies.load(Relaxed) - before;
     let (cost, elapsed) = spent.each(replies).await?;
     asking.end().await?;
-    findings.told(format!("{name}: replies"), "/s", replies as f64 / elapsed.as_secs_f64());
-    findings.told(format!("{name}: service for each"), "µs", cost.server);
-    findings.told(format!("{name}: PostgreSQL for each"), "µs", cost.postgresql);
+    findings.measured(format!("{name}: replies"), "/s", replies as f64 / elapsed.as_secs_f64());
+    findings.measured(format!("{name}: service for each"), "µs", cost.server);
+    findings.measured(format!("{name}: PostgreSQL for each"), "µs", cost.postgresql);
     Ok(cost.server)
 }
 
@@ -154,8 +154,8 @@ async fn beside(stage: &Stage, findings: &mut Findings, name: &str) -> Result<i6
         findings.note_failed(&format!("while: {name}"), seen);
     }
     let [before, after] = [&calm, &during].map(|seen| super::findings::millis(seen.times().p99));
-    findings.told(format!("{name}: p99 of grants that name no EM, before"), "ms", before);
-    findings.told(format!("{name}: p99 of grants that name no EM, meanwhile"), "ms", after);
+    findings.measured(format!("{name}: p99 of grants that name no EM, before"), "ms", before);
+    findings.measured(format!("{name}: p99 of grants that name no EM, meanwhile"), "ms", after);
     findings.at_most(
         format!("{name}: p99 of grants that name no EM, meanwhile and before"),
         "",

@@ -173,7 +173,7 @@ async fn terminal_limits_apply_waits_for_counting() {
     let folder = Folder::new("command-line-counting");
     folder.write("limits.toml", "[[limit]]\neach = [\"creator\"]\nmax = { instances = 7 }\n");
     let file = folder.0.join("limits.toml");
-    // Nothing is counted on a host that is held.
+    // Nothing is counted on an EM that is held.
     let key = LockKey::Em(em("host1"));
     let held = NewHold { key: key.clone(), duration: Duration::from_secs(600), reason: name("a look") };
     rm.client.hold(&held).await.unwrap();

@@ -10,21 +10,21 @@ async fn call_limit_rejects_requests_and_admits_releases() {
     const RELEASES: usize = 200;
     let database = Database::fresh().await;
     let (rm, _) = server(&database, &[("MAX_CONCURRENT_CALLS", "500")]);
-    let host = em("host1");
-    rm.client.register(registration(host.clone(), load(10_000, 10_000, 10_000))).await.unwrap();
+    let em1 = em("host1");
+    rm.client.register(registration(em1.clone(), load(10_000, 10_000, 10_000))).await.unwrap();
     let clients: Vec<_> = (0..8).map(|_| client(&rm.address)).collect();
     let mut grants = JoinSet::new();
     for n in 0..RELEASES {
-        let (client, ask) = (clients[n % 8].clone(), request(&host, "hadoop", load(1, 1, 1)));
+        let (client, ask) = (clients[n % 8].clone(), request(&em1, "hadoop", load(1, 1, 1)));
         grants.spawn(async move { client.request_resource(&ask).await.granted() });
     }
     let grants = grants.join_all().await;
     let idle = rm.memory();
     // So that none of them is done before all have come.
-    database.hold_by_hand(&host).await;
+    database.hold_by_hand(&em1).await;
     let (mut requests, mut releases) = (JoinSet::new(), JoinSet::new());
     for n in 0..REQUESTS {
-        let (client, ask) = (clients[n % 8].clone(), request(&host, &format!("user{n}"), load(1, 1, 1)));
+        let (client, ask) = (clients[n % 8].clone(), request(&em1, &format!("user{n}"), load(1, 1, 1)));
         requests.spawn(async move { client.request_resource(&ask).await });
         if n % (REQUESTS / RELEASES) == 0 {
             let (client, grant) = (clients[n % 8].clone(), grants[n * RELEASES / REQUESTS].clone());
@@ -45,7 +45,7 @@ async fn call_limit_rejects_requests_and_admits_releases() {
         count(requests.join_next().await.unwrap().unwrap());
         most = most.max(rm.memory());
     }
-    // Others are served meanwhile, and a host comes.
+    // Others are served meanwhile, and an EM comes.
     rm.client.register(registration(em("host2"), load(1, 1, 1))).await.unwrap();
     rm.client.ems().await.unwrap();
     assert!(releases.try_join_next().is_none(), "they wait, and are not turned away");

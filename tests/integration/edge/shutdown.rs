@@ -34,12 +34,12 @@ impl Endless {
 async fn shutdown_rejects_waiting_requests_immediately() {
     let database = Database::fresh().await;
     let (rm, _) = server(&database, &[]);
-    let host = em("host1");
-    rm.client.register(registration(host.clone(), load(1, 1, 1))).await.unwrap();
-    rm.client.request_resource(&request(&host, "first", load(1, 1, 1))).await.granted();
+    let em1 = em("host1");
+    rm.client.register(registration(em1.clone(), load(1, 1, 1))).await.unwrap();
+    rm.client.request_resource(&request(&em1, "first", load(1, 1, 1))).await.granted();
     let mut waiters = JoinSet::new();
     for n in 0..100 {
-        let (client, ask) = (rm.client.clone(), patient(&host, &format!("user{n}"), load(1, 1, 1)));
+        let (client, ask) = (rm.client.clone(), patient(&em1, &format!("user{n}"), load(1, 1, 1)));
         waiters.spawn(async move { client.request_resource(&ask).await.unwrap_err() });
     }
     database.waiting(100).await;
@@ -82,8 +82,8 @@ async fn health(channel: Channel, service: &str) -> ServingStatus {
 async fn shutdown_delay_reports_not_serving() {
     let database = Database::fresh().await;
     let (rm, _) = server(&database, &[("SHUTDOWN_DELAY", "1500ms")]);
-    let (address, host) = (rm.address.clone(), em("host1"));
-    rm.client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
+    let (address, em1) = (rm.address.clone(), em("host1"));
+    rm.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
     let connect = async || Channel::from_shared(address.clone()).unwrap().connect().await.unwrap();
     let channel = connect().await;
     eventually("it serves", Duration::from_secs(10), async || {
@@ -98,7 +98,7 @@ async fn shutdown_delay_reports_not_serving() {
     .await;
     assert_eq!(health(connect().await, "").await, ServingStatus::NotServing);
     assert_eq!(health(connect().await, "liveness").await, ServingStatus::Serving, "the process is alive");
-    client(&address).request_resource(&request(&host, "late", load(1, 1, 1))).await.granted();
+    client(&address).request_resource(&request(&em1, "late", load(1, 1, 1))).await.granted();
     assert_eq!(stopping.await.unwrap(), Some(0));
     let took = start.elapsed();
     assert!(took >= Duration::from_millis(1500), "after {took:?}");
@@ -109,15 +109,15 @@ async fn shutdown_delay_reports_not_serving() {
 async fn old_connection_closes_without_call_failure() {
     let database = Database::fresh().await;
     let (rm, _) = server(&database, &[("MAX_CONNECTION_AGE", "1s")]);
-    let host = em("host1");
-    rm.client.register(registration(host.clone(), load(1, 1, 1))).await.unwrap();
-    let first = rm.client.request_resource(&request(&host, "first", load(1, 1, 1))).await.granted();
+    let em1 = em("host1");
+    rm.client.register(registration(em1.clone(), load(1, 1, 1))).await.unwrap();
+    let first = rm.client.request_resource(&request(&em1, "first", load(1, 1, 1))).await.granted();
     let (requests, connection) = h2::client::handshake(tcp(&rm.address).await).await.unwrap();
     let idle = tokio::spawn(connection);
-    let lasts = ask_in_task(&rm.client, patient(&host, "patient", load(1, 1, 1)));
+    let lasts = ask_in_task(&rm.client, patient(&em1, "patient", load(1, 1, 1)));
     let (mut answered, mut unsent) = (0, 0);
     while !idle.is_finished() || answered <= 50 {
-        match rm.client.em(&host).await {
+        match rm.client.em(&em1).await {
             Ok(_) => answered += 1,
             // The client had not sent the call when the connection ended.
             Err(error) => {

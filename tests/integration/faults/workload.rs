@@ -237,23 +237,23 @@ async fn resize(rm: RmClient, registration: RegisterEm) -> Result<i64, ClientErr
 
 /// Takes an EM away with all of its tickets, and brings it back.
 async fn mover(shared: Shared, mut random: Random) {
-    let host = em(Hosts::FLEETING);
+    let em1 = em(Hosts::FLEETING);
     let (mut older, mut current) = (None, None);
     while shared.goes_on(random.millis(500, 3000)).await {
         if let Some(older) = older {
             let late = shared.client(&mut random);
-            let late = late.unregister_fenced(&host, older);
+            let late = late.unregister_fenced(&em1, older);
             let answer = shared.journal.call("an older registration", late).await;
-            shared.journal.check(!matches!(answer, Answer::Done(_)), || format!("{host} went by the word of {older}"));
+            shared.journal.check(!matches!(answer, Answer::Done(_)), || format!("{em1} went by the word of {older}"));
         }
         match current.filter(|_| random.percent(50)) {
             // A registration without a reply may be later.
             Some(epoch) => {
-                let unregister = async |rm: RmClient| rm.unregister_fenced(&host, epoch).await;
+                let unregister = async |rm: RmClient| rm.unregister_fenced(&em1, epoch).await;
                 shared.insist(&mut random, "fenced unregister", unregister).await;
             }
             None => {
-                let unregister = async |rm: RmClient| rm.unregister(&host).await;
+                let unregister = async |rm: RmClient| rm.unregister(&em1).await;
                 shared.insist(&mut random, "unregister", unregister).await;
             }
         }
@@ -269,11 +269,11 @@ async fn mover(shared: Shared, mut random: Random) {
 /// Drains EMs, now and then for another reason, and has each grant again.
 async fn drainer(shared: Shared, mut random: Random) {
     while shared.goes_on(random.millis(100, 1000)).await {
-        let host = em(random.pick([Hosts::HOT[0], Hosts::BIG[0], Hosts::BIG[1], Hosts::FLEETING]));
-        let drain = async |rm: RmClient| rm.drain(&host, "a fault").await;
+        let em1 = em(random.pick([Hosts::HOT[0], Hosts::BIG[0], Hosts::BIG[1], Hosts::FLEETING]));
+        let drain = async |rm: RmClient| rm.drain(&em1, "a fault").await;
         shared.insist(&mut random, "drain", drain).await;
         tokio::time::sleep(random.millis(0, 400)).await;
-        let resume = async |rm: RmClient| rm.resume(&host, "").await;
+        let resume = async |rm: RmClient| rm.resume(&em1, "").await;
         shared.insist(&mut random, "resume", resume).await;
     }
 }

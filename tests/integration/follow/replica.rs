@@ -146,18 +146,18 @@ async fn user(client: RmClient, number: u64, left: Arc<AtomicUsize>, is_over: Ar
         if left.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |left| left.checked_sub(1)).is_err() {
             return;
         }
-        let host = em(&format!("host{}", random.index(6)));
+        let em1 = em(&format!("host{}", random.index(6)));
         let mine = (!held.is_empty()).then(|| random.index(held.len()));
         let is_done = match (random.between(0, 99), mine) {
-            (0, _) => client.unregister(&host).await.is_ok(),
+            (0, _) => client.unregister(&em1).await.is_ok(),
             (1..4, _) => {
                 let total = load(400, 400 + random.between(0, 2), 400);
-                client.register(registration(host, total)).await.is_ok()
+                client.register(registration(em1, total)).await.is_ok()
             }
-            (4, _) => client.drain(&host, "a disk").await.is_ok(),
-            (5..7, _) => client.resume(&host, "").await.is_ok(),
+            (4, _) => client.drain(&em1, "a disk").await.is_ok(),
+            (5..7, _) => client.resume(&em1, "").await.is_ok(),
             (7..10, _) => {
-                let adopt = AdoptTicket { em: host, ..adoption("adopted", "adopted", load(1, 1, 1)) };
+                let adopt = AdoptTicket { em: em1, ..adoption("adopted", "adopted", load(1, 1, 1)) };
                 client.adopt_ticket(&adopt).await.is_ok()
             }
             (10..40, Some(mine)) => {
@@ -176,7 +176,7 @@ async fn user(client: RmClient, number: u64, left: Arc<AtomicUsize>, is_over: Ar
             _ => {
                 let user = format!("user{}", random.index(9));
                 let ttl = Duration::from_millis(if random.percent(20) { 300 } else { 600_000 });
-                let asked = ResourceRequest { lock_ttl: Some(ttl), ..request(&host, &user, load(2, 2, 1)) };
+                let asked = ResourceRequest { lock_ttl: Some(ttl), ..request(&em1, &user, load(2, 2, 1)) };
                 match client.request_resource(&asked).await {
                     Ok(ResultResource::Available(grant)) => {
                         held.push((grant, user));
@@ -188,7 +188,7 @@ async fn user(client: RmClient, number: u64, left: Arc<AtomicUsize>, is_over: Ar
             }
         };
         if !is_done {
-            // The service is away, or the host is.
+            // The service is away, or the EM is.
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }

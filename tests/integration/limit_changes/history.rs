@@ -158,11 +158,11 @@ async fn note_lines(database: &Database) {
 async fn limit_replacement_writes_history_outside_the_fence() {
     // One more is for each user.
     const RULES: i64 = 9_999;
-    let host = em("host");
-    let (database, rm) = start_with_em(host.clone(), load(1000, 1000, 1000)).await;
+    let em1 = em("host");
+    let (database, rm) = start_with_em(em1.clone(), load(1000, 1000, 1000)).await;
     let limits = Limits::connect(rm.address.clone()).await.unwrap();
     set(&limits, limit(None, 9), None).await.unwrap();
-    rm.client.request_resource(&request(&host, "user1", load(1, 1, 1))).await.granted();
+    rm.client.request_resource(&request(&em1, "user1", load(1, 1, 1))).await.granted();
     note_lines(&database).await;
     let noted = async || {
         let inside_and_before: (i64, i64) = database
@@ -186,11 +186,11 @@ async fn limit_replacement_writes_history_outside_the_fence() {
         async move { replace(&limits, &all, false).await.changed_count }
     });
     eventually("the fence is waited for", Duration::from_secs(20), || is_waiting(&database)).await;
-    rm.client.request_resource(&request(&host, "user1", load(1, 1, 1))).await.granted();
+    rm.client.request_resource(&request(&em1, "user1", load(1, 1, 1))).await.granted();
     execute(&mut counting, "ROLLBACK").await;
     assert_eq!(replacing.await.unwrap(), 1);
-    rm.client.request_resource(&request(&host, "user1", load(1, 1, 1))).await.refused();
-    rm.client.request_resource(&request(&host, "other", load(1, 1, 1))).await.granted();
+    rm.client.request_resource(&request(&em1, "user1", load(1, 1, 1))).await.refused();
+    rm.client.request_resource(&request(&em1, "other", load(1, 1, 1))).await.granted();
     assert_eq!(noted().await, (1, RULES + 1 + 2), "with two grants");
     let got: Vec<(String, String)> = database
         .rows(

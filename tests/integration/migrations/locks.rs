@@ -15,8 +15,8 @@ use super::*;
 /// A migration that waits for a lock gives up after a moment, lets later calls pass, and tries again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn migration_without_its_lock_delays_no_call() {
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), load(1000, 1000, 1000)).await;
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), load(1000, 1000, 1000)).await;
     database.execute(NOTHING_REPORTED).await;
     // A long read of the history.
     let mut reader = database.connect().await;
@@ -35,7 +35,7 @@ async fn migration_without_its_lock_delays_no_call() {
     while count("in the way of a migration") < 3 {
         let begun = Instant::now();
         assert!(starting.try_wait().unwrap().is_none(), "it has ended: {log_lines:?}");
-        rm.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+        rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
         (granted, longest) = (granted + 1, longest.max(begun.elapsed()));
     }
     assert_eq!(count("serving address="), 0);

@@ -77,11 +77,11 @@ impl Caller {
     /// Asks, and of three engines has two report in: one as much as was granted, one less.
     async fn begin(&mut self) {
         let rm = self.rm();
-        let host = em(&format!("host{}", (self.number * 7 + self.turn) % EMS));
+        let em1 = em(&format!("host{}", (self.number * 7 + self.turn) % EMS));
         let resource = asked(self.turn);
         let ask = ResourceRequest {
             engine_type: ["", "spark-3.2.1"][self.turn / 2 % 2].to_owned(),
-            ..request(&host, &self.user(), resource.clone())
+            ..request(&em1, &self.user(), resource.clone())
         };
         let grant = rm.request_resource(&ask).await.granted();
         let used = (self.turn % 3 == 1).then(|| less(&resource));

@@ -21,37 +21,37 @@ use crate::harness::*;
 /// All of them once, about an EM that comes with the round and goes with it.
 pub(super) async fn round(rm: &Instance, number: usize) {
     let client = &rm.client;
-    let host = em(&format!("round{number}"));
-    client.register(registration(host.clone(), load(10, 10, 10))).await.unwrap();
-    let epoch = client.register(registration(host.clone(), load(9, 9, 9))).await.unwrap().epoch;
-    let named = ResourceRequest { request_id: Some(format!("r{number}")), ..request(&host, "hadoop", load(1, 1, 1)) };
+    let em1 = em(&format!("round{number}"));
+    client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
+    let epoch = client.register(registration(em1.clone(), load(9, 9, 9))).await.unwrap().epoch;
+    let named = ResourceRequest { request_id: Some(format!("r{number}")), ..request(&em1, "hadoop", load(1, 1, 1)) };
     let grant = client.request_resource(&named).await.granted();
     assert_eq!(client.request_resource(&named).await.granted(), grant);
-    client.dry_run(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
-    client.request_resource(&request(&host, "hadoop", load(99, 1, 1))).await.refused();
+    client.dry_run(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
+    client.request_resource(&request(&em1, "hadoop", load(99, 1, 1))).await.refused();
     client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
     client.resource_reported(&grant.reported(name("hadoop"), load(2, 1, 1))).await.unwrap();
     client.ticket(grant.ticket_id).await.unwrap();
-    client.em(&host).await.unwrap();
-    report(client, &host, epoch, grant.ticket_id).await;
-    let anywhere = ResourceRequest { em: None, ..request(&host, "hadoop", load(1, 1, 1)) };
+    client.em(&em1).await.unwrap();
+    report(client, &em1, epoch, grant.ticket_id).await;
+    let anywhere = ResourceRequest { em: None, ..request(&em1, "hadoop", load(1, 1, 1)) };
     client.dry_run(&anywhere).await.granted();
     let chosen = client.request_resource(&anywhere).await.granted();
     client.ticket_released(chosen.ticket_id).await.unwrap();
-    let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(1)), ..request(&host, "hadoop", load(1, 1, 1)) };
+    let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(1)), ..request(&em1, "hadoop", load(1, 1, 1)) };
     let short = client.request_resource(&short).await.granted();
     eventually("it expires", Duration::from_secs(20), async || !lives(client, short.ticket_id).await).await;
     let wait_timeout = Duration::from_millis(500);
-    let patient = ResourceRequest { wait_timeout, ..request(&host, "hadoop", load(9, 1, 1)) };
+    let patient = ResourceRequest { wait_timeout, ..request(&em1, "hadoop", load(9, 1, 1)) };
     client.request_resource(&patient).await.refused();
     client.resource_released(&release(&grant, "hadoop")).await.unwrap();
     client.resource_released(&release(&grant, "hadoop")).await.unwrap();
     pages(rm, &grant.ticket_id.to_string()).await;
-    let adopt = AdoptTicket { em: host.clone(), ..adoption("adopted", "hadoop", load(1, 1, 1)) };
+    let adopt = AdoptTicket { em: em1.clone(), ..adoption("adopted", "hadoop", load(1, 1, 1)) };
     client.adopt_ticket(&adopt).await.unwrap();
     client.adopt_ticket(&adopt).await.unwrap();
-    operate(client, &host).await;
-    client.unregister(&host).await.unwrap();
+    operate(client, &em1).await;
+    client.unregister(&em1).await.unwrap();
 }
 
 /// Reports of an EM: of all it has, of something else instead, and of all again.

@@ -48,13 +48,13 @@ async fn fill(database: &Database, ems: i64) {
 async fn measure(postgres: &Counting, name_of: &str, ems: i64) -> Costs {
     let database = postgres.database(name_of).await;
     let rm = with_history(&database).await;
-    let host = em("busy");
-    rm.client.register(registration(host.clone(), load(20, 10_000, 10_000))).await.unwrap();
+    let em1 = em("busy");
+    rm.client.register(registration(em1.clone(), load(20, 10_000, 10_000))).await.unwrap();
     fill(&database, ems).await;
     let other = with_history(&database).await;
     let wait_timeout = Duration::from_secs(600);
-    let waits = ResourceRequest { em: None, wait_timeout, ..request(&host, "hadoop", load(20, 1, 1)) };
-    let taken = other.client.request_resource(&request(&host, "hadoop", load(1, 1, 1))).await.granted();
+    let waits = ResourceRequest { em: None, wait_timeout, ..request(&em1, "hadoop", load(20, 1, 1)) };
+    let taken = other.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
     let call = ask_in_task(&rm.client, waits);
     let in_line = "SELECT count(*) FROM linkis_resource_waiting";
     eventually("the request waits", LONG, async || database.count(in_line).await == 1).await;
@@ -64,7 +64,7 @@ async fn measure(postgres: &Counting, name_of: &str, ems: i64) -> Costs {
     for number in 0..CHANGES {
         tokio::time::sleep(PAUSE).await;
         let user = format!("user{number}");
-        let grant = other.client.request_resource(&request(&host, &user, load(0, 1, 1))).await.granted();
+        let grant = other.client.request_resource(&request(&em1, &user, load(0, 1, 1))).await.granted();
         other.client.resource_released(&release(&grant, &user)).await.unwrap();
     }
     let costs = postgres.costs(&database).await;

@@ -6,9 +6,9 @@ use super::*;
 async fn wait_queue_after_instance_kill_promotes_next_request() {
     let (database, rm) = start().await;
     let killed = Process::start(&["--database-url", &database.url()]);
-    let (host, grant) = full_em(&rm.client, "host1", 10).await;
-    let _lost = enqueue(&killed.client, patient(&host, "lost", cpu(10))).await;
-    let behind = enqueue(&rm.client, patient(&host, "hadoop", cpu(10))).await;
+    let (em1, grant) = full_em(&rm.client, "host1", 10).await;
+    let _lost = enqueue(&killed.client, patient(&em1, "lost", cpu(10))).await;
+    let behind = enqueue(&rm.client, patient(&em1, "hadoop", cpu(10))).await;
     killed.kill();
     rm.client.resource_released(&release(&grant, "first")).await.unwrap();
     grant_of(behind).await;
@@ -22,8 +22,8 @@ async fn wait_queue_after_instance_kill_promotes_next_request() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_queue_after_wrong_sweep_enters_again() {
     let (database, rm) = start().await;
-    let (host, grant) = full_em(&rm.client, "host1", 10).await;
-    let call = enqueue(&rm.client, patient(&host, "hadoop", cpu(10))).await;
+    let (em1, grant) = full_em(&rm.client, "host1", 10).await;
+    let call = enqueue(&rm.client, patient(&em1, "hadoop", cpu(10))).await;
     // As another instance sweeps if this instance was frozen for longer than its lifetime.
     database.execute("DELETE FROM linkis_rm_instance; DELETE FROM linkis_resource_waiting; DELETE FROM linkis_resource_waiting_spot").await;
     rm.client.resource_released(&release(&grant, "first")).await.unwrap();
@@ -36,12 +36,12 @@ async fn wait_queue_after_wrong_sweep_enters_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_queue_removal_blocked_by_lock_is_retried() {
     let (database, rm) = start().await;
-    let (host, grant) = full_em(&rm.client, "host1", 10).await;
+    let (em1, grant) = full_em(&rm.client, "host1", 10).await;
     // Another waiting request keeps the instance alive, so that no sweep removes the entries.
     let (other, _grant) = full_em(&rm.client, "host2", 10).await;
     let _stays = enqueue(&rm.client, patient(&other, "other", cpu(10))).await;
     for table in ["linkis_resource_waiting", "linkis_resource_waiting_spot"] {
-        let cancelled = enqueue(&rm.client, patient(&host, "cancelled", cpu(10))).await;
+        let cancelled = enqueue(&rm.client, patient(&em1, "cancelled", cpu(10))).await;
         let mut holder = database.transaction(&format!("SELECT 1 FROM {table} FOR UPDATE")).await;
         cancelled.abort();
         eventually("the removal waits for the lock", LONG, async || is_waiting(&database).await).await;
@@ -51,7 +51,7 @@ async fn wait_queue_removal_blocked_by_lock_is_retried() {
         eventually("only the other request waits", LONG, async || database.count(rows).await == 2).await;
     }
     rm.client.resource_released(&release(&grant, "first")).await.unwrap();
-    rm.client.request_resource(&request(&host, "hadoop", cpu(10))).await.granted();
+    rm.client.request_resource(&request(&em1, "hadoop", cpu(10))).await.granted();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -75,9 +75,9 @@ async fn wait_queue_grant_of_late_instance_removes_entry() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_queue_after_database_outage_keeps_positions() {
     let (database, first, second) = two().await;
-    let (host, grant) = full_em(&first.client, "host1", 10).await;
-    let one = enqueue(&first.client, patient(&host, "one", cpu(10))).await;
-    let two = enqueue(&second.client, patient(&host, "two", cpu(10))).await;
+    let (em1, grant) = full_em(&first.client, "host1", 10).await;
+    let one = enqueue(&first.client, patient(&em1, "one", cpu(10))).await;
+    let two = enqueue(&second.client, patient(&em1, "two", cpu(10))).await;
     let line = first.client.waiting().await.unwrap();
     let late = "UPDATE linkis_rm_instance SET alive_until = now() - interval '1 s'";
     database.execute(late).await;
@@ -95,10 +95,10 @@ async fn wait_queue_after_database_outage_keeps_positions() {
 /// Entries of dead instances hide no later entry, and are swept.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_queue_entries_of_dead_instances_are_swept() {
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), cpu(10)).await;
-    let held = rm.client.request_resource(&request(&host, "first", cpu(5))).await.granted();
-    let big = enqueue(&rm.client, patient(&host, "big", cpu(10))).await;
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), cpu(10)).await;
+    let held = rm.client.request_resource(&request(&em1, "first", cpu(5))).await.granted();
+    let big = enqueue(&rm.client, patient(&em1, "big", cpu(10))).await;
     database.execute(r#"INSERT INTO linkis_rm_instance VALUES ('00000000-0000-0000-0000-00000000dead', clock_timestamp() - interval '1 s');
         WITH ids AS MATERIALIZED (SELECT n, gen_random_uuid() AS id FROM generate_series(1, 1200) n),
         dead AS (
@@ -113,10 +113,10 @@ async fn wait_queue_entries_of_dead_instances_are_swept() {
             is_short, spot_hash)
         SELECT s.spot, dead.ticket_id, dead.instance_id, dead.position, s.resource_type, s.resource, s.wait_until, true, s.spot_hash
         FROM dead, linkis_resource_waiting_spot s"#).await;
-    let refusal = rm.client.request_resource(&request(&host, "small", cpu(1))).await.refused();
+    let refusal = rm.client.request_resource(&request(&em1, "small", cpu(1))).await.refused();
     let short = &refusal.shortfalls[0];
     assert_eq!((short.available, short.ahead), (0, 10), "five are free, and the large request reserves all of them");
-    assert_eq!(rm.client.waiting().await.unwrap()[0].ahead.get(&format!("em={host}")), Some(&0));
+    assert_eq!(rm.client.waiting().await.unwrap()[0].ahead.get(&format!("em={em1}")), Some(&0));
     let left = "SELECT count(*) FROM linkis_resource_waiting_spot";
     // The period of the sweep.
     eventually("the entries are swept", Duration::from_secs(12), async || database.count(left).await == 1).await;
@@ -130,9 +130,9 @@ async fn wait_queue_cancellation_during_database_outage_is_applied() {
     let (database, direct) = start().await;
     let (proxy, proxied) = database.behind_proxy("leaving");
     let rm = Instance::start(&proxied).await;
-    let (host, held) = full_em(&direct.client, "host1", 10).await;
-    let gone = enqueue(&rm.client, patient(&host, "gone", cpu(10))).await;
-    let behind = enqueue(&rm.client, patient(&host, "behind", cpu(10))).await;
+    let (em1, held) = full_em(&direct.client, "host1", 10).await;
+    let gone = enqueue(&rm.client, patient(&em1, "gone", cpu(10))).await;
+    let behind = enqueue(&rm.client, patient(&em1, "behind", cpu(10))).await;
     proxy.set_fault_plan(FaultPlan::Hole);
     gone.abort();
     // Longer than the attempts for a connection (3 s), and shorter than the lifetime of an instance (12 s).
@@ -150,7 +150,7 @@ async fn mass_cancellation_is_removed_in_bounded_statements() {
     const CROWD: i64 = 700;
     const REMOVED_MAX: i64 = 500;
     let (database, rm) = start().await;
-    let (host, held) = full_em(&rm.client, "host1", 10).await;
+    let (em1, held) = full_em(&rm.client, "host1", 10).await;
     let count_removed = "CREATE TABLE removed (requests bigint NOT NULL);
         CREATE FUNCTION count_removed() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN
             INSERT INTO removed SELECT count(*) FROM gone;
@@ -159,7 +159,7 @@ async fn mass_cancellation_is_removed_in_bounded_statements() {
         CREATE TRIGGER count_removed AFTER DELETE ON linkis_resource_waiting REFERENCING OLD TABLE AS gone
             FOR EACH STATEMENT EXECUTE FUNCTION count_removed()";
     database.execute(count_removed).await;
-    let calls: Vec<Call> = (0..CROWD).map(|_| ask_in_task(&rm.client, patient(&host, "bob", cpu(10)))).collect();
+    let calls: Vec<Call> = (0..CROWD).map(|_| ask_in_task(&rm.client, patient(&em1, "bob", cpu(10)))).collect();
     database.waiting(CROWD).await;
     let mut lock = database.pool.begin().await.unwrap();
     execute(&mut *lock, "LOCK TABLE linkis_resource_waiting IN EXCLUSIVE MODE").await;
@@ -180,7 +180,7 @@ async fn mass_cancellation_is_removed_in_bounded_statements() {
     let most = database.count("SELECT max(requests) FROM removed").await;
     assert!(most <= REMOVED_MAX, "{most} requests were removed by one statement");
     rm.client.resource_released(&release(&held, "first")).await.unwrap();
-    rm.client.request_resource(&request(&host, "bob", cpu(10))).await.granted();
+    rm.client.request_resource(&request(&em1, "bob", cpu(10))).await.granted();
 }
 
 /// A call whose transaction did not begin in time reports NOT_BEGUN: without a reply of the database, no lock is known.
@@ -190,15 +190,15 @@ async fn call_during_database_outage_names_no_holder() {
     let (proxy, proxied) = database.behind_proxy("holders");
     let times = RequestTimeouts { request_timeout: Duration::from_secs(1), ..options().times };
     let rm = Instance::start_with(&proxied, Options { times, ..options() }).await;
-    let host = em("host1");
-    rm.client.register(registration(host.clone(), cpu(100))).await.unwrap();
-    let grant = rm.client.request_resource(&request(&host, "hadoop", cpu(1))).await.granted();
+    let em1 = em("host1");
+    rm.client.register(registration(em1.clone(), cpu(100))).await.unwrap();
+    let grant = rm.client.request_resource(&request(&em1, "hadoop", cpu(1))).await.granted();
     proxy.set_fault_plan(FaultPlan::Hole);
     let mut reasons = Vec::new();
-    let first = ask_in_task(&rm.client, request(&host, "hadoop", cpu(1)));
+    let first = ask_in_task(&rm.client, request(&em1, "hadoop", cpu(1)));
     // The other requests wait for the batch of the first one.
     eventually("the first batch runs", LONG, async || rm.metric("linkis_rm_calls") == 1.0).await;
-    let requests: Vec<Call> = (0..20).map(|_| ask_in_task(&rm.client, request(&host, "hadoop", cpu(1)))).collect();
+    let requests: Vec<Call> = (0..20).map(|_| ask_in_task(&rm.client, request(&em1, "hadoop", cpu(1)))).collect();
     let released = rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap_err();
     reasons.extend(released.reason());
     for call in [first].into_iter().chain(requests) {
@@ -209,9 +209,9 @@ async fn call_during_database_outage_names_no_holder() {
 
     // A lock of another transaction is named.
     proxy.set_fault_plan(FaultPlan::Fair);
-    let ask = request(&host, "hadoop", cpu(1));
+    let ask = request(&em1, "hadoop", cpu(1));
     eventually("the instance serves again", LONG, async || rm.client.request_resource(&ask).await.is_ok()).await;
-    database.hold_by_hand(&host).await;
+    database.hold_by_hand(&em1).await;
     let error = rm.client.request_resource(&ask).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("LOCK_TIMEOUT"), "{error}");
     database.release_holds().await;

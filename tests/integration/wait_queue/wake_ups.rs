@@ -5,34 +5,34 @@ use super::*;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn freed_capacity_on_any_instance_wakes_head() {
     let (database, first, second) = two().await;
-    let (host, grant) = full_em(&first.client, "host1", 10).await;
+    let (em1, grant) = full_em(&first.client, "host1", 10).await;
     // An engine uses less than its grant.
-    let call = enqueue(&first.client, patient(&host, "hadoop", cpu(3))).await;
+    let call = enqueue(&first.client, patient(&em1, "hadoop", cpu(3))).await;
     let confirmed =
         async { drop(second.client.resource_inited(&inited(&grant, "first", Some(cpu(7)))).await.unwrap()) };
     woken(&first, call, confirmed).await;
 
     // An engine reports less use than before.
-    let call = enqueue(&first.client, patient(&host, "hadoop", cpu(2))).await;
+    let call = enqueue(&first.client, patient(&em1, "hadoop", cpu(2))).await;
     let reported =
         async { drop(second.client.resource_reported(&grant.reported(name("first"), cpu(5))).await.unwrap()) };
     woken(&first, call, reported).await;
 
     // An EM becomes larger.
-    let call = enqueue(&first.client, patient(&host, "hadoop", cpu(5))).await;
-    let resized = async { drop(second.client.register(registration(host.clone(), cpu(15))).await.unwrap()) };
+    let call = enqueue(&first.client, patient(&em1, "hadoop", cpu(5))).await;
+    let resized = async { drop(second.client.register(registration(em1.clone(), cpu(15))).await.unwrap()) };
     let five = woken(&first, call, resized).await;
 
     // A limit is raised, and then deleted.
     let cores = |cores| Rule { max: [(Dimension::Cores, cores)].into(), ..user_limit("alice", 0) };
     second.client.set_limit(&user_limit("alice", 0)).await.unwrap();
-    first.client.register(registration(host.clone(), cpu(1000))).await.unwrap();
+    first.client.register(registration(em1.clone(), cpu(1000))).await.unwrap();
     second.client.resource_released(&release(&five, "hadoop")).await.unwrap();
     second.client.set_limit(&cores(4)).await.unwrap();
-    first.client.request_resource(&request(&host, "alice", cpu(4))).await.granted();
-    let call = enqueue(&first.client, patient(&host, "alice", cpu(2))).await;
+    first.client.request_resource(&request(&em1, "alice", cpu(4))).await.granted();
+    let call = enqueue(&first.client, patient(&em1, "alice", cpu(2))).await;
     woken(&first, call, async { drop(second.client.set_limit(&cores(6)).await.unwrap()) }).await;
-    let call = enqueue(&first.client, patient(&host, "alice", cpu(2))).await;
+    let call = enqueue(&first.client, patient(&em1, "alice", cpu(2))).await;
     woken(&first, call, async { second.client.delete_limit(&user_limit("alice", 0).pattern).await.unwrap() }).await;
 
     let (other, _) = full_em(&first.client, "host2", 10).await;
@@ -56,8 +56,8 @@ async fn wait_queue_without_notifications_is_polled() {
     let (database, rm) = start().await;
     // The release on another instance reaches the waiting request only by a notification.
     let other = Instance::start(&database).await;
-    let (host, grant) = full_em(&rm.client, "host1", 10).await;
-    let call = enqueue(&rm.client, patient(&host, "hadoop", cpu(10))).await;
+    let (em1, grant) = full_em(&rm.client, "host1", 10).await;
+    let call = enqueue(&rm.client, patient(&em1, "hadoop", cpu(10))).await;
     let deafened = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
         WHERE datname = current_database() AND query LIKE 'LISTEN%'";
     assert_eq!(database.count(deafened).await, 2);
@@ -71,7 +71,7 @@ async fn wait_queue_without_notifications_is_polled() {
         database.count(listening).await == 2
     })
     .await;
-    let call = enqueue(&rm.client, patient(&host, "hadoop", cpu(10))).await;
+    let call = enqueue(&rm.client, patient(&em1, "hadoop", cpu(10))).await;
     let ticket = rm_model::operation::ReleaseTicket { ticket_id: grant.id, user: grant.user, em: grant.em };
     woken(&rm, call, async { other.client.resource_released(&ticket).await.unwrap() }).await;
 }
@@ -80,17 +80,17 @@ async fn wait_queue_without_notifications_is_polled() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wake_ups_are_proportional_to_grants() {
     const WAITERS: u64 = 300;
-    let host = em("host1");
-    let (database, rm) = start_with_em(host.clone(), cpu(2)).await;
+    let em1 = em("host1");
+    let (database, rm) = start_with_em(em1.clone(), cpu(2)).await;
     let mut held = Vec::new();
     for _ in 0..2 {
-        held.push(rm.client.request_resource(&request(&host, "first", cpu(1))).await.granted());
+        held.push(rm.client.request_resource(&request(&em1, "first", cpu(1))).await.granted());
     }
     let mut calls = JoinSet::new();
     for _ in 0..WAITERS {
-        let (client, host) = (rm.client.clone(), host.clone());
+        let (client, em1) = (rm.client.clone(), em1.clone());
         calls.spawn(async move {
-            let grant = client.request_resource(&patient(&host, "hadoop", cpu(1))).await.granted();
+            let grant = client.request_resource(&patient(&em1, "hadoop", cpu(1))).await.granted();
             client.resource_released(&release(&grant, "hadoop")).await.unwrap();
         });
     }
@@ -167,12 +167,11 @@ async fn freed_capacity_of_150_ems_wakes_all_waiters() {
 async fn wait_queue_after_mass_cancellation_checks_few_waiters() {
     const COUNT: usize = 600;
     let (database, rm) = start().await;
-    let (host, _grant) = full_em(&rm.client, "host1", 10).await;
+    let (em1, _grant) = full_em(&rm.client, "host1", 10).await;
     let waiting = async || database.count("SELECT count(*) FROM linkis_resource_waiting").await;
     let enqueue_all = async |user: &str, expected: usize| {
         let clients = [client(&rm.address), client(&rm.address)];
-        let calls: Vec<Call> =
-            (0..COUNT).map(|n| ask_in_task(&clients[n % 2], patient(&host, user, cpu(10)))).collect();
+        let calls: Vec<Call> = (0..COUNT).map(|n| ask_in_task(&clients[n % 2], patient(&em1, user, cpu(10)))).collect();
         eventually("all wait", LONG, async || waiting().await == i64::try_from(expected).unwrap()).await;
         calls
     };
