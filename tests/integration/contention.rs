@@ -57,7 +57,7 @@ async fn instances_grant_capacity_exactly() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ticket_lifecycles_on_two_instances_never_deadlock() {
     let (database, first, second) = two().await;
-    let hosts: Vec<_> = (0..5).map(|n| em(&format!("host{n}"))).collect();
+    let ems: Vec<_> = (0..5).map(|n| em(&format!("host{n}"))).collect();
     for host in &ems {
         first.client.register(registration(host.clone(), load(100, 100, 20))).await.unwrap();
     }

@@ -280,7 +280,7 @@ async fn database_connections_of_busy_instance_stay_bounded() {
     let small = Small::start("enough").await;
     small.limit(CONNECTIONS_MAX).await;
     let rm = Instance::start_on(small.database(), options(), ANY_PORT.into()).await;
-    let hosts: Vec<_> = (0..16).map(|em1| em(&format!("host{em1}"))).collect();
+    let ems: Vec<_> = (0..16).map(|em1| em(&format!("host{em1}"))).collect();
     for em1 in &ems {
         rm.client.register(registration(em1.clone(), load(100, 100, 100))).await.unwrap();
     }

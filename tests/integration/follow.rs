@@ -299,7 +299,7 @@ async fn late_commit_is_followed_in_its_place() {
     tokio::time::sleep(Duration::from_millis(600)).await;
     execute(&mut late, "COMMIT").await;
     let (got, _) = lines(&mut stream, 2).await;
-    let hosts: Vec<_> = got.iter().map(|line| line.em.as_ref().unwrap().instance.as_str()).collect();
+    let ems: Vec<_> = got.iter().map(|line| line.em.as_ref().unwrap().instance.as_str()).collect();
     assert_eq!(ems, ["late", "soon:9102"]);
 }
 

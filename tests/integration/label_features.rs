@@ -170,7 +170,7 @@ async fn label_features_select_same_ems_as_linkis() {
     let (_database, rm) = start().await;
     let table = Table::read();
     for (number, row) in table.selection.iter().enumerate() {
-        let hosts: Vec<_> = row.hosts.iter().collect();
+        let ems: Vec<_> = row.hosts.iter().collect();
         let chosen = chosen(&rm, &table, &format!("kind{number}"), &row.request, &ems).await;
         assert_eq!(sorted(&chosen), ours(&row.what, row.linkis.clone(), &SELECTED_ELSE), "{}", row.what);
     }
@@ -183,7 +183,7 @@ async fn label_features_rank_ems_as_linkis_scorer() {
     let table = Table::read();
     for (number, row) in table.scores.iter().enumerate() {
         // The worse an EM is ranked, the more of it is free, and so it is preferred where nothing else decides.
-        let hosts: Vec<_> = row.linkis.iter().flatten().map(|host| (host, &row.hosts[host])).collect();
+        let ems: Vec<_> = row.linkis.iter().flatten().map(|host| (host, &row.hosts[host])).collect();
         let freest_first = row.linkis.iter().flat_map(|equals| equals.iter().rev().cloned()).collect();
         let chosen = chosen(&rm, &table, &format!("kind{number}"), &row.request, &ems).await;
         assert_eq!(chosen, ours(&row.what, freest_first, &RANKED_ELSE), "{}", row.what);

@@ -108,7 +108,7 @@ async fn list_ems_filters_by_state_and_labels() {
         (proto::ListEmsRequest { min_fullness_percent: 51, ..all.clone() }, ""),
         (proto::ListEmsRequest { min_fullness_percent: 1, labels: pairs([("zone", "1")]), ..all.clone() }, ""),
     ] {
-        assert_eq!(hosts(&mut usage, filter.clone()).await, found, "{filter:?}");
+        assert_eq!(ems(&mut usage, filter.clone()).await, found, "{filter:?}");
     }
     for (wrong, field) in [
         (proto::ListEmsRequest { health: 9, ..all.clone() }, "health"),

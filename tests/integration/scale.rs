@@ -157,7 +157,7 @@ async fn unregister_of_large_em_keeps_new_registration() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unregister_of_many_ems_ends_tickets_once() {
     let (database, rm) = start().await;
-    let hosts: Vec<EmInstance> = (0..12).map(|n| em(&format!("host{n}"))).collect();
+    let ems: Vec<EmInstance> = (0..12).map(|n| em(&format!("host{n}"))).collect();
     for em1 in &ems {
         crowd(&database, &rm.client, em1, 300, "1 hour").await;
     }

@@ -48,7 +48,7 @@ fn cpu(cores: i64) -> Resource {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn wait_queue_release_grants_head_immediately() {
     let (database, first, second) = two().await;
-    let hosts: Vec<_> = (0..5).map(|n| em(&format!("host{n}"))).collect();
+    let ems: Vec<_> = (0..5).map(|n| em(&format!("host{n}"))).collect();
     for em1 in &ems {
         first.client.register(registration(em1.clone(), load(1000, 1000, 1000))).await.unwrap();
     }

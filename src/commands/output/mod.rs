@@ -200,7 +200,7 @@ impl Printer {
     }
 }
 
-/// Returns whether the user can be asked on a terminal.
+/// Returns whether a user can confirm on a terminal.
 pub fn is_attended() -> bool {
     io::stdin().is_terminal() && io::stderr().is_terminal()
 }

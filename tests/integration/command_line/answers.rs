@@ -155,8 +155,8 @@ async fn tokens_list_prints_no_secret() {
     let lines: Vec<serde_json::Value> = list("jsonl").lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(document["tokens"].as_array().unwrap(), &lines);
     let got = |name: &str| lines.iter().find(|token| token["name"] == name).unwrap();
-    assert_eq!(output("bob")["users"], serde_json::json!(["bob"]));
-    assert_eq!((&output("ada")["state"], &output("ada")["revoke_time"]), (&"good".into(), &serde_json::Value::Null));
+    assert_eq!(got("bob")["users"], serde_json::json!(["bob"]));
+    assert_eq!((&got("ada")["state"], &got("ada")["revoke_time"]), (&"good".into(), &serde_json::Value::Null));
     assert!(list("wide").starts_with("ID  ") && list("table").contains("  good  "));
     assert!(secrets.iter().all(|secret| !list("json").contains(&secret[4..40])));
 }

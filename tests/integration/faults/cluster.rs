@@ -78,14 +78,14 @@ struct Clients {
 impl Clients {
     fn new(address: &str, credentials: Option<&Arc<Credentials>>) -> Self {
         let Some(credentials) = credentials else {
-            let [caller, em1, probe] =
+            let [caller, host, probe] =
                 [CALLER_TIMEOUT, CALLER_TIMEOUT, PROBE_TIMEOUT].map(|timeout| hurried(address, timeout));
-            return Self { address: address.to_owned(), caller, em1, probe };
+            return Self { address: address.to_owned(), caller, host, probe };
         };
         let address = address.replace("http://", "https://");
         let caller = credentials.client(&address, CALLER_TIMEOUT);
-        let (em1, probe) = (credentials.host(&address, CALLER_TIMEOUT), credentials.client(&address, PROBE_TIMEOUT));
-        Self { address, caller, em1, probe }
+        let (host, probe) = (credentials.host(&address, CALLER_TIMEOUT), credentials.client(&address, PROBE_TIMEOUT));
+        Self { address, caller, host, probe }
     }
 }
 
