@@ -22,7 +22,7 @@ fn load(gb: i64, cores: i64, instances: i64) -> Option<Resource> {
 }
 
 fn em(number: i64) -> EmResource {
-    let instance = if number == 3 { HOSTILE.to_owned() } else { format!("em{number:03}:9102") };
+    let instance = if number == 3 { HOSTILE.to_owned() } else { format!("host{number:03}:9102") };
     EmResource {
         em: Some(EmInstance { application_name: "linkis-cg-engineconnmanager".into(), instance }),
         total: load(64, 16, 20),
