@@ -76,7 +76,7 @@ async fn cell_start_without_distribution_names_statement() {
     let url = format!("postgres://postgres@localhost:5432/{name}?host={socket}");
     assert!(stderr(&cell, &["--database-url", &url]).contains("names a socket"));
     let plain = cell.url().replace("/rm?", "/postgres?");
-    assert!(stderr(&cell, &["--database-url", &plain]).contains("names no coordinator of Citus"));
+    assert!(stderr(&cell, &["--database-url", &plain]).contains("does not name a coordinator of Citus"));
 }
 
 /// Replies to callers while a cell moves.

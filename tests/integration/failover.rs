@@ -139,14 +139,14 @@ async fn read_only_database_logs_one_warning() {
     pair.primary.run("SELECT pg_reload_conf()").await;
     let warned = || async {
         let lines = log.lock().unwrap();
-        lines.iter().any(|line| line.contains("no host of the database takes writes"))
+        lines.iter().any(|line| line.contains("no database host accepts writes"))
     };
     eventually("it warns", LONG, warned).await;
     // Callers, and the tasks, come to it again and again.
     for _ in 0..20 {
         assert_unavailable(
             process.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await,
-            "no writes",
+            "read-only",
         );
     }
     tokio::time::sleep(Duration::from_secs(2)).await;
@@ -155,7 +155,7 @@ async fn read_only_database_logs_one_warning() {
     // A running call may fail.
     let of_listening = warnings.iter().filter(|line| line.contains("cannot hear of more room")).count();
     assert!(of_listening <= 1 && warnings.len() <= 6, "{warnings:#?}");
-    assert_eq!(warnings.iter().filter(|line| line.contains("takes writes")).count(), 1, "{warnings:#?}");
+    assert_eq!(warnings.iter().filter(|line| line.contains("accepts writes")).count(), 1, "{warnings:#?}");
     assert_eq!(process.terminate(), Some(0));
 }
 

@@ -270,7 +270,7 @@ async fn kubernetes_provider_with_mistake_returns_field() {
     let error = client.clone().get_queue(call).await.unwrap_err();
     assert_eq!(error.code(), Code::FailedPrecondition, "{error}");
     assert!(
-        error.message().contains("the cluster of /etc/shadow cannot be asked: its kubeconfig has no such context"),
+        error.message().contains("the cluster of /etc/shadow cannot be reached: its kubeconfig has no such context"),
         "{error}"
     );
     // Until then, the policy of the provider decides.

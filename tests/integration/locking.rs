@@ -79,7 +79,7 @@ async fn stale_version_update_is_refused() {
     let em = em_resource::read(&mut connection, [&em1]).await.unwrap().remove(&em1).unwrap();
     rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
     let stale = count(&mut connection, em).await.unwrap_err();
-    assert!(stale.to_string().contains("0 rows were written where 1 should have been"), "{stale}");
+    assert!(stale.to_string().contains("0 rows were written instead of 1"), "{stale}");
     assert_eq!(rm.client.em(&em1).await.unwrap().locked, load(1, 1, 1));
 }
 

@@ -151,7 +151,7 @@ async fn pooler_with_other_pooling_is_refused_at_start() {
     ] {
         let Some(pooler) = Bouncer::start(name, Mode { pool_mode, more }).await else { return };
         let why = pooler.refusal().await;
-        assert!(why.contains("is no session of its own") && why.contains("pool_mode = session"), "{name}: {why}");
+        assert!(why.contains("does not have its own session") && why.contains("pool_mode = session"), "{name}: {why}");
     }
 }
 
@@ -163,11 +163,11 @@ async fn pooler_turned_to_transactions_makes_instance_unready() {
     pooler.turn_to(Mode { pool_mode: "transaction", more: "" });
     let is_logged = || async {
         let (code, text) = get(rm.http, "/readyz").await;
-        code == 503 && text.contains("is no session of its own")
+        code == 503 && text.contains("does not have its own session")
     };
     eventually("the missing session is logged", LONG, is_logged).await;
     let error = rm.client.em(&em("host1")).await.unwrap_err().to_string();
-    assert!(error.contains("is no session of its own"), "{error}");
+    assert!(error.contains("does not have its own session"), "{error}");
     pooler.turn_to(SESSION);
     eventually("it serves", LONG, || async { rm.client.em(&em("host1")).await.is_ok() }).await;
     rm.stop().await;

@@ -95,30 +95,30 @@ const ELSEWHERE: [(&str, &str, &str); 31] = [
     (
         "kubernetes/kubernetes#21654, kubernetes/apimachinery#72, DataDog/integrations-core PR 17280",
         "a quantity is read in another unit",
-        "amounts_are_read_as_kubernetes_writes_them",
+        "quantity_in_every_kubernetes_form_is_parsed",
     ),
-    ("kubernetes/kubernetes#138148", "a quota of other pods decides", "quotas_for_other_pods_are_left_out"),
+    ("kubernetes/kubernetes#138148", "a quota of other pods decides", "quota_with_scopes_of_other_pods_is_ignored"),
     (
         "aptakube/aptakube#465",
         "a quota of an extended resource is not read",
-        "extended_resources_are_read_of_quotas_nodes_and_pods",
+        "extended_resources_of_quotas_nodes_and_pods_are_parsed",
     ),
     ("kubernetes/kubernetes#117663", "a count of objects is an extended resource", "quota_object_counts_are_left_out"),
     (
         "apache/linkis#1899, #198; TOSIT-IO/tdp-getting-started#229",
         "a row or an address of Linkis's table is not read",
-        "rows_and_addresses_of_linkis_are_read",
+        "linkis_yarn_addresses_in_any_form_are_accepted",
     ),
     (
         "hadoop-yarn-api-python-client#98, PR 113; timberlake PR 80",
         "a standby is taken as active, or its redirect is followed",
-        "the_active_one_of_several_is_found_and_remembered",
+        "active_address_of_several_is_found_and_remembered",
     ),
-    ("apache/linkis#1039, #1148, PR 1051", "Kerberos is wanted", "what_is_no_answer_is_told_without_what_it_holds"),
+    ("apache/linkis#1039, #1148, PR 1051", "Kerberos is wanted", "yarn_malformed_reply_error_omits_content"),
     (
         "jupyter-server/enterprise_gateway#441",
         "haState is a sentence or absent",
-        "queues_and_applications_are_fetched_from_a_single_one",
+        "single_address_is_fetched_without_probe",
     ),
     (
         "capacity-scheduler and fair-scheduler replies of several releases",

@@ -244,14 +244,14 @@ async fn collector_outage_is_logged_at_each_change() {
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     };
-    register_until("the lost spans are logged", "takes no spans; they are lost").await;
+    register_until("the lost spans are logged", "refuses spans; they are dropped").await;
     let listener = tokio::net::TcpListener::bind(place).await.unwrap();
     let collected = Collected::default();
     let server = Server::builder().add_service(TraceServiceServer::new(collected.clone()));
     let serving = tokio::spawn(async move { server.serve_with_incoming(TcpIncoming::from(listener)).await });
     let _serving = AbortOnDropHandle::new(serving);
-    register_until("the recovery is logged", "takes spans again").await;
+    register_until("the recovery is logged", "accepts spans again").await;
     assert!(!collected.spans().is_empty());
-    assert_eq!(count("takes no spans; they are lost"), 1, "a change is logged, not each span");
+    assert_eq!(count("refuses spans; they are dropped"), 1, "a change is logged, not each span");
     assert_eq!(process.terminate(), Some(0));
 }

@@ -80,7 +80,7 @@ impl InstanceAddress {
 mod tests {
     use super::*;
 
-    fn told(text: &str) -> Vec<String> {
+    fn parsed(text: &str) -> Vec<String> {
         let place = |address: InstanceAddress| match address.place {
             Endpoint::Tcp { host, port } => format!("{host} {port}{}", if address.is_tls { " tls" } else { "" }),
             Endpoint::Unix(path) => format!("unix {}", path.display()),
@@ -89,7 +89,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_are_read_as_people_type_them() {
+    fn address_in_any_spelling_is_parsed() {
         for (text, places) in [
             ("127.0.0.1:50051", &["127.0.0.1 50051"][..]),
             ("http://rm1:50051/", &["rm1 50051"]),
@@ -100,7 +100,7 @@ mod tests {
             ("unix:///run/rm.sock", &["unix /run/rm.sock"]),
             ("rm1:1,rm2:1, rm1:1", &["rm1 1", "rm2 1"]),
         ] {
-            assert_eq!(told(text), places, "{text}");
+            assert_eq!(parsed(text), places, "{text}");
         }
         for wrong in [
             "",

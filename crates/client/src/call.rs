@@ -63,13 +63,8 @@ pub(super) struct RetryBudget {
 
 impl<Q: Message, A: Message + Default + 'static> ApiCall<Q, A> {
     /// Makes the call.
-    pub(super) async fn make(
-        &self,
-        pool: &ConnectionPool,
-        message: &Q,
-        patience: RetryBudget,
-    ) -> Result<A, ClientError> {
-        let deadline = Instant::now() + patience.timeout.min(TIMEOUT_MAX);
+    pub(super) async fn make(&self, pool: &ConnectionPool, message: &Q, budget: RetryBudget) -> Result<A, ClientError> {
+        let deadline = Instant::now() + budget.timeout.min(TIMEOUT_MAX);
         // Encoded once for all attempts.
         let body = Bytes::from(message.encode_to_vec());
         let (mut failed, mut not_begun, mut on) = (0, 0, None);
@@ -85,7 +80,7 @@ impl<Q: Message, A: Message + Default + 'static> ApiCall<Q, A> {
                 Err(failure) => failure,
             };
             failed += 1;
-            if failed >= patience.attempts || !failure.may_be_repeated(self.repeat) {
+            if failed >= budget.attempts || !failure.may_be_repeated(self.repeat) {
                 return Err(failure.into_status().into());
             }
             let [high, low] = random();
@@ -94,7 +89,7 @@ impl<Q: Message, A: Message + Default + 'static> ApiCall<Q, A> {
                 return Err(failure.into_status().into());
             }
             let (is_of_the_way, status) = (failure.is_of_the_way(), failure.into_status());
-            tracing::debug!(call = self.path, failed, ?pause, reason = status.message(), "a call will be tried again");
+            tracing::debug!(call = self.path, failed, ?pause, reason = status.message(), "a call is retried");
             match is_of_the_way {
                 true if failed == 1 && pool.another_serves(on) => {}
                 // Waits until an instance serves.
@@ -109,7 +104,7 @@ impl<Q: Message, A: Message + Default + 'static> ApiCall<Q, A> {
         &self,
         pool: &ConnectionPool,
         message: &Q,
-        patience: RetryBudget,
+        budget: RetryBudget,
     ) -> Result<Streaming<A>, AttemptFailure> {
         let opening = async {
             let (at, sender) = pool.next(None).await.map_err(AttemptFailure::NotSent)?;
@@ -120,8 +115,8 @@ impl<Q: Message, A: Message + Default + 'static> ApiCall<Q, A> {
             let opened = grpc.server_streaming(request, path, RawCodec(PhantomData)).await;
             opened.map(tonic::Response::into_inner).map_err(connection::failure)
         };
-        let late = |_| AttemptFailure::Lost(Status::unavailable("there was no answer in time"));
-        timeout(patience.timeout.min(TIMEOUT_MAX), opening).await.map_err(late)?
+        let late = |_| AttemptFailure::Lost(Status::unavailable("no reply before the deadline"));
+        timeout(budget.timeout.min(TIMEOUT_MAX), opening).await.map_err(late)?
     }
 
     fn request(pool: &ConnectionPool, body: Bytes) -> Request<Bytes> {
@@ -145,7 +140,7 @@ impl<Q: Message, A: Message + Default + 'static> ApiCall<Q, A> {
             *on = Some(at);
             self.send(pool, at, sender, body, deadline).await.map_err(connection::failure)
         };
-        let late = |_| AttemptFailure::Answered(Status::deadline_exceeded("there was no answer in time"));
+        let late = |_| AttemptFailure::Answered(Status::deadline_exceeded("no reply before the deadline"));
         timeout_at(deadline, trying).await.map_err(late)?
     }
 

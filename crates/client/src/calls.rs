@@ -155,7 +155,7 @@ mod tests {
     }
 
     #[test]
-    fn the_calls_are_those_of_the_api() {
+    fn call_list_equals_api_descriptors() {
         let table: BTreeSet<_> = ALL.iter().map(|(path, _)| path.trim_start_matches('/').to_owned()).collect();
         assert_eq!(table.len(), ALL.len());
         let mut api = of_api();
@@ -164,14 +164,14 @@ mod tests {
     }
 
     #[test]
-    fn the_java_client_repeats_the_same_calls() {
+    fn java_client_retries_same_calls() {
         let java = include_str!("../../../clients/java/client/src/main/java/io/linkisrm/client/Repetition.java");
         let named = java.split('"').filter(|text| text.starts_with("linkis.rm.v1."));
         assert_eq!(named.collect::<BTreeSet<_>>(), once());
     }
 
     #[test]
-    fn the_api_s_page_names_the_calls_that_are_not_repeated() {
+    fn api_page_lists_calls_without_retry() {
         let page = include_str!("../../../docs/API.md");
         let head = page.lines().find(|line| line.starts_with("| event |")).unwrap();
         let named = head.split('`').skip(1).step_by(2);

@@ -72,7 +72,7 @@ pub(super) async fn open(address: &InstanceAddress, tls: Option<&PoolTls>) -> io
             if !address.is_tls {
                 return greet(stream).await;
             }
-            let tls = tls.ok_or_else(|| io::Error::other("there is nothing to encrypt with"))?;
+            let tls = tls.ok_or_else(|| io::Error::other("the address needs TLS, but the settings have none"))?;
             let name = match &tls.name {
                 Some(name) => name.clone(),
                 None => ServerName::try_from(host.clone()).map_err(io::Error::other)?,
@@ -80,7 +80,7 @@ pub(super) async fn open(address: &InstanceAddress, tls: Option<&PoolTls>) -> io
             let stream = tls.connector.connect(name, stream).await?;
             // Without HTTP/2 on both sides, no call would succeed.
             if stream.get_ref().1.alpn_protocol() != Some(b"h2") {
-                return Err(io::Error::other("what answers there speaks no HTTP/2 over TLS"));
+                return Err(io::Error::other("the server does not offer HTTP/2 over TLS"));
             }
             greet(stream).await
         }
@@ -96,7 +96,7 @@ async fn connect(host: &str, port: u16) -> io::Result<TcpStream> {
         match timeout(share, TcpStream::connect(address)).await {
             Ok(Ok(stream)) => return Ok(stream),
             Ok(Err(error)) => last = error,
-            Err(_) => last = io::Error::new(io::ErrorKind::TimedOut, "it does not answer"),
+            Err(_) => last = io::Error::new(io::ErrorKind::TimedOut, "no reply"),
         }
     }
     Err(last)

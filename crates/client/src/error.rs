@@ -14,16 +14,16 @@ pub enum ClientError {
     #[error("{}: {}", .0.code(), .0.message())]
     Status(Box<Status>),
     /// The reply cannot be parsed: client and service have incompatible versions.
-    #[error("the service's answer cannot be understood")]
+    #[error("the reply of the service cannot be parsed")]
     Answer(#[from] FieldError),
     /// The address is not valid.
     #[error(
-        "{0:?} is not the address of a service; give one like http://127.0.0.1:50051, https://rm.example.com or unix:/run/rm.sock, or \
-         several with commas between them"
+        "{0:?} is not the address of a service; give one such as http://127.0.0.1:50051, https://rm.example.com or \
+            unix:/run/rm.sock, or several separated by commas"
     )]
     Address(String),
     /// The maximum number of addresses is exceeded.
-    #[error("there are more than {most} addresses; name some of the instances, or a load balancer")]
+    #[error("more than {most} addresses; name some of the instances, or a load balancer")]
     TooManyAddresses {
         /// Maximum number of addresses.
         most: usize,

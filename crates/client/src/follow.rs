@@ -57,7 +57,7 @@ impl Follower {
             };
             self.stream = None;
             self.failed += 1;
-            if self.failed >= self.client.patience.attempts || !failure.may_be_repeated(Idempotency::Safe) {
+            if self.failed >= self.client.retry_budget.attempts || !failure.may_be_repeated(Idempotency::Safe) {
                 return Err(failure.into_status().into());
             }
             let [high, low] = random();
@@ -71,16 +71,16 @@ impl Follower {
             Some(stream) => stream,
             None => {
                 let from = proto::FollowActionsRequest { position: self.position.clone() };
-                let opened = calls::FOLLOW_ACTIONS.open(&self.client.pool, &from, self.client.patience).await?;
+                let opened = calls::FOLLOW_ACTIONS.open(&self.client.pool, &from, self.client.retry_budget).await?;
                 self.stream.insert(opened)
             }
         };
         let lost = |why: &str| AttemptFailure::Lost(Status::unavailable(why));
         match timeout(SILENT_MAX, stream.message()).await {
             Ok(Ok(Some(message))) => Ok(message),
-            Ok(Ok(None)) => Err(lost("the service has ended the answer without a word")),
+            Ok(Ok(None)) => Err(lost("the service ended the stream without a status")),
             Ok(Err(status)) => Err(connection::failure(status)),
-            Err(_) => Err(lost("nothing was heard of the service for too long")),
+            Err(_) => Err(lost("the service sent nothing for too long")),
         }
     }
 }

@@ -54,7 +54,7 @@ pub async fn check_health(
     let addresses = InstanceAddress::parse_all(addresses)?;
     let tls = settings.encryption(&addresses)?;
     let authorization = settings.authorization()?;
-    let mut told = Vec::with_capacity(addresses.len());
+    let mut replies = Vec::with_capacity(addresses.len());
     for address in addresses {
         let asked = async {
             let open = connection::open(&address, tls.as_ref()).await;
@@ -68,11 +68,11 @@ pub async fn check_health(
             let answer = grpc.unary(question, PathAndQuery::from_static(CHECK), codec).await?;
             Ok::<_, Status>(answer.into_inner().status == SERVING)
         };
-        let late = |_| Err(Status::unavailable(format!("it has not answered within {:?}", settings.timeout)));
+        let late = |_| Err(Status::unavailable(format!("no reply within {:?}", settings.timeout)));
         let answer = timeout(settings.timeout, asked).await.unwrap_or_else(late);
-        told.push((address.text, answer.map_err(ClientError::from)));
+        replies.push((address.text, answer.map_err(ClientError::from)));
     }
-    Ok(told)
+    Ok(replies)
 }
 
 /// Health that an instance reports.
@@ -107,15 +107,15 @@ pub(super) async fn listen(
             heard(InstanceStatus::Serves);
             return pending().await;
         }
-        Ok(Err(status)) => return format!("does not tell its health: {}", status.message()),
-        Err(_) => return format!("does not tell its health within {CONNECT_TIMEOUT:?}"),
+        Ok(Err(status)) => return format!("does not report its health: {}", status.message()),
+        Err(_) => return format!("does not report its health within {CONNECT_TIMEOUT:?}"),
     };
     loop {
-        let Some(HealthCheckResponse { status }) = word else { return "tells its health no more".to_owned() };
+        let Some(HealthCheckResponse { status }) = word else { return "stopped reporting its health".to_owned() };
         heard(if status == SERVING { InstanceStatus::Serves } else { InstanceStatus::DoesNotServe });
         word = match words.message().await {
             Ok(word) => word,
-            Err(status) => return format!("tells its health no more: {}", status.message()),
+            Err(status) => return format!("stopped reporting its health: {}", status.message()),
         };
     }
 }

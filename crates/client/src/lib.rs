@@ -82,7 +82,7 @@ const PAGE_SIZE: i32 = 1000;
 #[derive(Clone, Debug)]
 pub struct RmClient {
     pool: Arc<ConnectionPool>,
-    patience: RetryBudget,
+    retry_budget: RetryBudget,
 }
 
 impl RmClient {
@@ -103,7 +103,7 @@ impl RmClient {
         let addresses = InstanceAddress::parse_all(addresses)?;
         let tls = settings.encryption(&addresses)?;
         let pool = Arc::new(ConnectionPool::new(addresses, tls, settings.authorization()?));
-        Ok(Self { pool, patience: RetryBudget { timeout: settings.timeout, attempts: settings.attempts } })
+        Ok(Self { pool, retry_budget: RetryBudget { timeout: settings.timeout, attempts: settings.attempts } })
     }
 
     /// Makes a call with the messages of the API.
@@ -115,7 +115,7 @@ impl RmClient {
         call: &ApiCall<Q, A>,
         message: &Q,
     ) -> Result<A> {
-        call.make(&self.pool, message, self.patience).await
+        call.make(&self.pool, message, self.retry_budget).await
     }
 
     /// Returns all elements of a list. `ask` creates the request after a page token, `elements` splits a page, and `read`

@@ -140,7 +140,7 @@ impl RmClient {
             weight: i32::try_from(preference.weight).unwrap_or(i32::MAX),
         };
         // A request id costs the service a row, so single attempts and dry runs have none.
-        let own_id = || (self.patience.attempts > 1 && !dry_run).then(|| Uuid::new_v4().to_string());
+        let own_id = || (self.retry_budget.attempts > 1 && !dry_run).then(|| Uuid::new_v4().to_string());
         let message = proto::RequestResourceRequest {
             em: request.em.as_ref().map(answer::em_message),
             user: request.user.to_string(),
@@ -160,9 +160,9 @@ impl RmClient {
             queue_names: request.queue_names.clone(),
             ..Default::default()
         };
-        let timeout = self.patience.timeout.saturating_add(request.wait_timeout);
+        let timeout = self.retry_budget.timeout.saturating_add(request.wait_timeout);
         let answer =
-            calls::REQUEST_RESOURCE.make(&self.pool, &message, RetryBudget { timeout, ..self.patience }).await?;
+            calls::REQUEST_RESOURCE.make(&self.pool, &message, RetryBudget { timeout, ..self.retry_budget }).await?;
         match answer.result {
             Some(Answer::Available(available)) => Ok(ResultResource::Available(answer::read_available(available)?)),
             Some(Answer::NotEnough(refusal)) => Ok(ResultResource::NotEnough(answer::read_not_enough(refusal))),

@@ -64,7 +64,7 @@ enum EndpointChoice {
     /// No address serves, but the back-off of one has ended.
     TryAgain,
     /// No address serves.
-    Nobody(Arc<str>),
+    Unavailable(Arc<str>),
 }
 
 /// Selects the next serving address in turn. A call that failed `on` an address prefers another one.
@@ -99,7 +99,7 @@ fn choose(states: &[EndpointState], turn: usize, on: Option<usize>, now: Instant
     match (not_serving, down) {
         (Some((at, sender)), _) => EndpointChoice::Take(at, sender),
         (None, _) if is_time => EndpointChoice::TryAgain,
-        (None, why) => EndpointChoice::Nobody(why.unwrap_or_default()),
+        (None, why) => EndpointChoice::Unavailable(why.unwrap_or_default()),
     }
 }
 
@@ -182,7 +182,7 @@ impl ConnectionPool {
             let choice = choose(&states.borrow_and_update(), turn, on, Instant::now());
             match choice {
                 EndpointChoice::Take(at, sender) => return Ok((at, sender)),
-                EndpointChoice::Nobody(why) => return Err(Status::unavailable(&*why)),
+                EndpointChoice::Unavailable(why) => return Err(Status::unavailable(&*why)),
                 EndpointChoice::TryAgain => self.shared.try_again(),
                 // The sender lives as long as the pool.
                 EndpointChoice::Wait => drop(states.changed().await),
@@ -246,8 +246,8 @@ impl PoolInner {
         let opened = timeout(CONNECT_TIMEOUT, connection::open(&node.address, self.tls.as_ref())).await;
         let OpenConnection { sender, ended } = match opened {
             Ok(Ok(open)) => open,
-            Ok(Err(error)) => return format!("cannot connect with {address}: {error}"),
-            Err(_) => return format!("cannot connect with {address}: it does not answer within {CONNECT_TIMEOUT:?}"),
+            Ok(Err(error)) => return format!("cannot connect to {address}: {error}"),
+            Err(_) => return format!("cannot connect to {address}: no reply within {CONNECT_TIMEOUT:?}"),
         };
         let listening = async {
             // A single address gets calls regardless of its health.
@@ -256,7 +256,7 @@ impl PoolInner {
                 return std::future::pending().await;
             }
             let heard = |word| {
-                tracing::debug!(address, ?word, "an instance says how it is");
+                tracing::debug!(address, ?word, "an instance reports its health");
                 let sender = sender.clone();
                 self.set(
                     at,
@@ -272,7 +272,7 @@ impl PoolInner {
         tokio::select! {
             why = listening => format!("{address} {why}"),
             ended = ended => match ended {
-                Ok(Err(error)) => format!("the connection with {address} broke: {error}"),
+                Ok(Err(error)) => format!("the connection to {address} broke: {error}"),
                 _ => format!("{address} closed the connection"),
             },
         }
@@ -321,14 +321,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_down_is_tried_when_it_is_time_and_waited_for_meanwhile() {
+    async fn endpoint_down_is_retried_after_its_pause() {
         let now = Instant::now();
         let (past, later) = (now - Duration::from_millis(1), now + Duration::from_secs(1));
         assert!(
-            matches!(choose(&[down(later), down(later)], 1, None, now), EndpointChoice::Nobody(why) if &*why == "refused")
+            matches!(choose(&[down(later), down(later)], 1, None, now), EndpointChoice::Unavailable(why) if &*why == "refused")
         );
         assert!(matches!(choose(&[down(later), down(past)], 0, None, now), EndpointChoice::TryAgain));
         assert!(matches!(choose(&[down(past), EndpointState::Connecting], 0, None, now), EndpointChoice::Wait));
-        assert!(matches!(choose(&[], 7, None, now), EndpointChoice::Nobody(_)));
+        assert!(matches!(choose(&[], 7, None, now), EndpointChoice::Unavailable(_)));
     }
 }

@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_repeated() {
+    fn retry_table_matches_failures() {
         let soon = Some(Duration::from_millis(200));
         let broken = || Status::unavailable("broken");
         for (failure, safe, other) in [
@@ -122,14 +122,14 @@ mod tests {
             (AttemptFailure::Answered(Status::unavailable("no upstream")), true, false),
             (AttemptFailure::Answered(Status::deadline_exceeded("late")), false, false),
         ] {
-            let told =
+            let decided =
                 (failure.may_be_repeated(Idempotency::Safe), failure.may_be_repeated(Idempotency::OnlyIfNotDone));
-            assert_eq!(told, (safe, other), "{failure:?}");
+            assert_eq!(decided, (safe, other), "{failure:?}");
         }
     }
 
     #[test]
-    fn pauses_grow_are_spread_and_no_shorter_than_asked_for() {
+    fn retry_pauses_grow_with_jitter_above_server_minimum() {
         let lost = AttemptFailure::Lost(Status::unavailable("broken"));
         let pauses = |random| [1, 2, 5, 6, 100].map(|failed| lost.pause(failed, random).as_millis());
         assert_eq!(pauses(0.0), [50, 100, 800, 1000, 1000]);

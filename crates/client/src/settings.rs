@@ -50,7 +50,7 @@ impl ClientSettings {
     }
 
     pub(super) fn authorization(&self) -> Result<Option<MetadataValue<Ascii>>, ClientError> {
-        let wrong = |_| ClientError::Secret("the token has characters that no header takes".to_owned());
+        let wrong = |_| ClientError::Secret("the token has characters that a header cannot carry".to_owned());
         let value = |token: &String| format!("Bearer {token}").parse::<MetadataValue<Ascii>>().map_err(wrong);
         let mut authorization = self.token.as_ref().map(value).transpose()?;
         if let Some(value) = &mut authorization {
@@ -153,7 +153,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_are_checked_and_not_shown() {
+    fn secrets_are_checked_and_hidden() {
         let settings = ClientSettings { token: Some("s3cret".into()), ..ClientSettings::new(Duration::from_secs(1)) };
         assert!(!format!("{settings:?}").contains("s3cret"));
         let authorization = settings.authorization().unwrap().unwrap();

@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn passwd_lines_are_read() {
+    fn passwd_lines_are_parsed() {
         let account = Account::parse("postgres:x:101:104:admin,,,:/var/lib/postgresql:/bin/bash\n", true);
         assert_eq!(account, Some(Account { name: "postgres".to_owned(), uid: 101, gid: 104, switch: true }));
         assert_eq!(Account::parse("", false), None);
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_specific_permission_bit_decides() {
+    fn permission_of_most_specific_class_decides() {
         assert!(may_pass(0o700, true, false));
         assert!(!may_pass(0o701, false, true));
         assert!(may_pass(0o701, false, false));

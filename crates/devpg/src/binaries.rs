@@ -45,7 +45,7 @@ impl Binaries {
             found = fetched(state_dir);
         }
         if found.is_empty() {
-            return Err(EmbeddedError::NoBinaries { detail: "what was fetched does not run".to_owned() });
+            return Err(EmbeddedError::NoBinaries { detail: "the fetched binaries do not run".to_owned() });
         }
         select(found, state_dir, wanted)
     }
@@ -127,7 +127,7 @@ fn probe(dir: &Path, library_dir: Option<&Path>) -> Option<Binaries> {
         Some(major) => binaries.major = major,
         None => {
             let said = last_lines(&String::from_utf8_lossy(&output.stderr), 1);
-            tracing::warn!(bin_dir = %binaries.bin_dir.display(), "passing over a PostgreSQL that does not run: {said}");
+            tracing::warn!(bin_dir = %binaries.bin_dir.display(), "skipping a PostgreSQL that does not run: {said}");
             return None;
         }
     }
@@ -143,8 +143,8 @@ fn major_version(text: &str) -> Option<u32> {
 
 fn fetch(state_dir: &Path) -> Result<(), EmbeddedError> {
     tracing::info!(
-        "no PostgreSQL server binaries found; fetching the distribution's packages into {}, once; \
-         nothing outside it is changed",
+        "no PostgreSQL server binaries found; fetching the distribution's packages into {}, once; nothing outside it \
+            changes",
         state_dir.join("postgresql").display()
     );
     // `timeout` leads a process group and forwards the death signal to all of it.
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_major_version_is_read_from_what_the_server_says() {
+    fn major_version_is_parsed_from_server_output() {
         assert_eq!(major_version("postgres (PostgreSQL) 15.18 (Debian 15.18-0+deb12u1)\n"), Some(15));
         assert_eq!(major_version("postgres (PostgreSQL) 18beta1"), Some(18));
         assert_eq!(major_version("postgres: command not found"), None);
@@ -191,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn the_version_that_made_the_data_is_chosen() {
+    fn binaries_of_data_version_are_selected() {
         let of = |major: u32| Binaries { bin_dir: PathBuf::from("/bin"), major, library_dir: None };
         let state = Path::new("/state");
         assert_eq!(select(vec![of(17), of(15)], state, Some(15)).unwrap().major, 15);

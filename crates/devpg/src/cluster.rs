@@ -326,7 +326,7 @@ fn version_of(data_dir: &Path) -> Result<Option<u32>, EmbeddedError> {
     let path = data_dir.join("PG_VERSION");
     match fs::read_to_string(&path) {
         Ok(text) => {
-            let unreadable = || io::Error::new(io::ErrorKind::InvalidData, "it holds no version number");
+            let unreadable = || io::Error::new(io::ErrorKind::InvalidData, "it has no version number");
             let major = text.trim().parse().map_err(|_| EmbeddedError::directory(path)(unreadable()))?;
             Ok(Some(major))
         }
@@ -394,13 +394,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_strange_account_name_is_one_word_of_the_map() {
+    fn account_name_with_spaces_is_one_word_of_ident_map() {
         assert_eq!(map_line("postgres"), "owner \"postgres\" \"postgres\"\n");
         assert_eq!(map_line("DOM\\a \"b"), "owner \"DOM\\a \"\"b\" \"postgres\"\n");
     }
 
     #[test]
-    fn a_socket_path_of_107_plain_bytes_fits() {
+    fn socket_path_of_107_plain_bytes_fits() {
         let rest = "/.s.PGSQL.5432".len();
         let of = |bytes: usize| PathBuf::from(format!("/{}", "d".repeat(bytes - rest - 1)));
         assert!(socket_fits(&of(107)));

@@ -22,7 +22,7 @@ pub enum EmbeddedError {
     },
     /// The state directory contains unknown files.
     #[error(
-        "{} holds {found:?}, which is no part of a database: choose an empty folder, or one that is not there yet, with --data-dir",
+        "{} contains {found:?}, which is not part of a database: choose an empty or new folder with --data-dir",
         path.display()
     )]
     OtherFiles {
@@ -70,7 +70,7 @@ pub enum EmbeddedError {
         account: String,
     },
     /// `PG_BINDIR` has no working server binaries.
-    #[error("PG_BINDIR={} holds no working `postgres` and `initdb`: correct or unset PG_BINDIR", path.display())]
+    #[error("PG_BINDIR={} has no working `postgres` and `initdb`: correct or unset PG_BINDIR", path.display())]
     BadBinDir {
         /// Value of `PG_BINDIR`.
         path: PathBuf,
@@ -119,10 +119,10 @@ pub enum EmbeddedError {
         source: io::Error,
     },
     /// The operating system refused to create a thread.
-    #[error("cannot start a thread to watch over PostgreSQL: raise the limit on processes (`ulimit -u`)")]
+    #[error("cannot start a thread that supervises PostgreSQL: raise the limit on processes (`ulimit -u`)")]
     Thread(#[source] io::Error),
     /// `initdb` failed.
-    #[error("creating the database in {} failed: {detail}; remedy that, then start again", path.display())]
+    #[error("creating the database in {} failed: {detail}; correct that, then start again", path.display())]
     Initdb {
         /// Directory of the new database.
         path: PathBuf,
@@ -177,7 +177,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_complaints_are_told_and_else_the_last_lines() {
+    fn error_detail_quotes_first_errors_or_last_lines() {
         let output = "creating\nFATAL:  no space\nHINT:  free some\nPANIC:  torn\nERROR:  later\nremoving\n";
         assert_eq!(first_complaints(output), "FATAL:  no space; HINT:  free some; PANIC:  torn");
         assert_eq!(first_complaints("a\nb\n\nc\nd\n"), "b; c; d");

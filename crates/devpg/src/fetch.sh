@@ -28,9 +28,9 @@ rm -rf "$work"
 trap 'rm -rf "$work"' EXIT
 mkdir -p "$work/lists/partial" "$work/cache/archives/partial" "$work/debs" "$libraries"
 
-# An empty status makes apt name every package the server needs, whatever is installed here; which of them to fetch is
-# decided below. The hooks are cleared because the machine's own ones clean or refresh its caches; the sandbox user
-# could not write here.
+# An empty status makes apt name every package the server needs, regardless of the installed ones; the packages to
+# fetch are selected below. The hooks are cleared because the machine's own ones clean or refresh its caches; the
+# sandbox user could not write here.
 : >"$work/status"
 cat >"$work/apt.conf" <<EOF
 #clear APT::Update::Pre-Invoke;

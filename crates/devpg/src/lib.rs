@@ -88,8 +88,8 @@ pub fn has_database(state_dir: &Path) -> bool {
 #[must_use]
 pub fn running(state_dir: &Path) -> Option<PgConnectOptions> {
     // PostgreSQL writes its socket directory into the fifth line.
-    let told = fs::read_to_string(state_dir.join(DATA_DIR).join("postmaster.pid")).ok()?;
-    told.lines().nth(4).filter(|dir| !dir.is_empty()).map(|dir| options(Path::new(dir)))
+    let pid_file = fs::read_to_string(state_dir.join(DATA_DIR).join("postmaster.pid")).ok()?;
+    pid_file.lines().nth(4).filter(|dir| !dir.is_empty()).map(|dir| options(Path::new(dir)))
 }
 
 fn options(socket_dir: &Path) -> PgConnectOptions {
@@ -116,7 +116,7 @@ impl fmt::Display for StopResult {
             Self::InOrder(status) => write!(f, "stopped in order ({status})"),
             Self::AtOnce(status) => write!(f, "stopped without a checkpoint ({status}); the next start recovers"),
             Self::ByForce(status) => write!(f, "stopped by force ({status}); the next start recovers"),
-            Self::Before(status) => write!(f, "had ended by itself ({status})"),
+            Self::Before(status) => write!(f, "had ended on its own ({status})"),
         }
     }
 }

@@ -125,12 +125,12 @@ impl PostgresProcess {
         if let Some(status) = *self.ended.borrow() {
             return StopResult::Before(status);
         }
-        for (signal, patience, outcome) in [
+        for (signal, stop_timeout, outcome) in [
             (Signal::INT, FAST_STOP_WAIT, StopResult::InOrder as fn(ExitStatus) -> StopResult),
             (Signal::QUIT, IMMEDIATE_STOP_WAIT, StopResult::AtOnce),
         ] {
             self.signal(signal);
-            if let Ok(status) = timeout(patience, self.ended()).await {
+            if let Ok(status) = timeout(stop_timeout, self.ended()).await {
                 return outcome(status);
             }
         }
@@ -175,7 +175,7 @@ fn owner(pid_file: &str) -> Option<i32> {
 fn remove_stale(cluster: &PostgresCluster) {
     let left: Vec<_> = cluster.lock_files().into_iter().filter(|file| file.exists()).collect();
     if !left.is_empty() && processes_in(&cluster.data_dir()).is_ok_and(|pids| pids.is_empty()) {
-        tracing::warn!("the PostgreSQL server did not stop in order the last time; it recovers now");
+        tracing::warn!("the PostgreSQL server was not stopped in order the last time; it recovers now");
         for file in left {
             // If this fails, PostgreSQL names the file in its error.
             let _ = fs::remove_file(file);
@@ -228,7 +228,7 @@ mod tests {
     const PID_FILE: &str = "4711\n/state/data\n1700000000\n5432\n/state/socket\n\n  1234567    98304\nready   \n";
 
     #[test]
-    fn ready_means_this_server_and_its_eighth_line() {
+    fn server_is_ready_when_eighth_line_of_own_pid_file_says_so() {
         assert!(is_ready(PID_FILE, 4711));
         assert!(!is_ready(PID_FILE, 4712));
         assert!(!is_ready(&PID_FILE.replace("ready", "starting"), 4711));
@@ -237,7 +237,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_positive_first_line_names_an_owner() {
+    fn pid_file_with_positive_first_line_names_owner() {
         assert_eq!(owner(PID_FILE), Some(4711));
         assert_eq!(owner("-4711\n"), None);
         assert_eq!(owner("\n4711\n"), None);

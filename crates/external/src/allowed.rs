@@ -59,7 +59,7 @@ impl HostPattern {
 }
 
 fn pattern(text: &str) -> Result<HostPattern, String> {
-    let wrong = || format!("{text:?} is none of HOST, HOST:PORT, *.DOMAIN and *");
+    let wrong = || format!("{text:?} has an unknown form; write HOST, HOST:PORT, *.DOMAIN or *");
     let (host, port) = match text.rsplit_once(':') {
         // The colons of an IPv6 address are within brackets.
         Some((host, port)) if !port.ends_with(']') => (host, Some(port.parse().map_err(|_| wrong())?)),
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_is_said_may_be_asked() {
+    fn allowed_hosts_match_host_port_and_domain() {
         for (hosts, address, allowed) in [
             ("", "http://rm1:8088", false),
             ("rm1", "http://rm1:8088", true),
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_host_is_refused() {
+    fn allowed_hosts_malformed_entry_is_refused() {
         for wrong in ["http://rm1", "rm1:port", "rm1:99999", "*example.com", "a*", "*.", "a b", "rm1/x"] {
             assert!(AllowedHosts::parse(wrong).is_err(), "{wrong}");
         }

@@ -32,7 +32,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn it_lets_others_go_first_and_these_stay_as_they_are() {
+    async fn background_parse_lowers_only_its_own_priority() {
         let nice = || rustix::process::getpriority_process(None).unwrap();
         let before = nice();
         assert_eq!(patiently(nice).await, Ok(NICE));
@@ -40,7 +40,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn work_that_panics_is_an_error() {
+    async fn background_parse_panic_is_an_error() {
         let panics = || panic!("as it happens");
         assert_eq!(patiently::<()>(panics).await, Err(HttpFailure::Stopping));
     }

@@ -42,7 +42,7 @@ pub fn read(keys: &mut Map<String, Value>) -> Result<CheckRules, FieldError> {
     let last_known_for =
         duration(keys, LAST_KNOWN_FOR, DEFAULT.last_known_for, Duration::seconds(1), Duration::days(1))?;
     if max_age <= refresh_interval {
-        return Err(wrong(MAX_AGE, "must be longer than refreshInterval: otherwise nothing is ever young enough"));
+        return Err(wrong(MAX_AGE, "must be longer than refreshInterval, because no snapshot would be recent enough"));
     }
     Ok(CheckRules { max_age, when_away, last_known_for, refresh_interval })
 }
@@ -68,7 +68,7 @@ pub(super) fn wrong(key: &str, problem: impl Into<String>) -> FieldError {
 pub(super) fn keys(json: &str) -> Result<Map<String, Value>, FieldError> {
     // Omits the parser's text, which may repeat a value.
     let not_json = |error: serde_json::Error| {
-        let place = format!("is no JSON object; see line {}, column {}", error.line(), error.column());
+        let place = format!("is not a JSON object; see line {}, column {}", error.line(), error.column());
         FieldError::new("config", place)
     };
     serde_json::from_str(json).map_err(not_json)
@@ -80,7 +80,7 @@ pub(super) fn text(keys: &mut Map<String, Value>, key: &str, most: usize) -> Res
         None | Some(Value::Null) => Ok(None),
         Some(Value::String(text)) if text.len() > most => Err(wrong(key, "is too long")),
         Some(Value::String(text)) => Ok(Some(text)),
-        Some(_) => Err(wrong(key, "must be a text")),
+        Some(_) => Err(wrong(key, "must be a string")),
     }
 }
 
@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_is_read_and_written_and_what_is_wrong_is_told_by_key() {
+    fn check_rules_round_trip_and_errors_name_key() {
         assert_eq!(read(&mut keys("{}")), Ok(DEFAULT));
         let said = r#"{"whenDown": "last_known", "maxAge": "20s", "lastKnownFor": "1h", "refreshInterval": "500ms"}"#;
         let rules = read(&mut keys(said)).unwrap();

@@ -99,33 +99,31 @@ pub type Credentials<'a> = (&'a str, &'a SecretString);
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum HttpFailure {
     /// The host is not among the allowed ones.
-    #[error(
-        "is not among the hosts that this server may ask: start it with --external-hosts (LINKIS_RM_EXTERNAL_HOSTS) that name it"
-    )]
+    #[error("is not an allowed host; add it to --external-hosts (LINKIS_RM_EXTERNAL_HOSTS) of this server")]
     NotAllowed,
     /// The address is invalid.
-    #[error("is no address that can be asked")]
+    #[error("is not a usable address")]
     Address,
     /// The connection failed.
     #[error("cannot be connected to")]
     Connect,
     /// The certificate is not trusted, or the server does not use TLS.
-    #[error("has no certificate that is trusted here, or speaks no TLS")]
+    #[error("has a certificate that this server does not trust, or does not use TLS")]
     Tls,
     /// A timeout expired.
     #[error("did not answer in time")]
     Timeout,
     /// The connection broke, or the response is no HTTP.
-    #[error("broke off its answer, or gave none in HTTP")]
+    #[error("broke off its reply, or did not reply in HTTP")]
     Broken,
     /// The ResourceManager is a standby.
     #[error("is not the active ResourceManager")]
     NotActive,
     /// The credentials are missing or rejected.
-    #[error("answered {0}: it wants a user and a password, or others; see authorEnable, user and pwd")]
+    #[error("answered {0}: it requires a user and a password, or rejects these; see authorEnable, user and pwd")]
     Unauthorized(u16),
     /// The response is a redirect.
-    #[error("answered {0}: it sends elsewhere, and no redirect is followed; name the address that answers")]
+    #[error("answered {0}: it redirects, and redirects are not followed; name the final address")]
     Redirect(u16),
     /// Another error status.
     #[error("answered {0}")]
@@ -138,22 +136,24 @@ pub enum HttpFailure {
     Unreadable(String),
     /// The Kubernetes server rejects the token or certificate.
     #[error(
-        "answered 401: it does not know who asks; see that the token, or the certificate, is its own and still valid"
+        "answered 401: it does not accept the credential; check that the token or certificate is issued for it and \
+            still valid"
     )]
     Unknown,
     /// The Kubernetes role may not list this kind of object.
     #[error(
-        "answered 403: whoever asks may not list {0}; give it the ClusterRole of deploy/kubernetes/external-resources.yaml"
+        "answered 403: the account may not list {0}; bind it to the ClusterRole of \
+            deploy/kubernetes/external-resources.yaml"
     )]
     Forbidden(&'static str),
     /// The configuration does not define the access.
-    #[error("cannot be asked: {0}")]
+    #[error("cannot be reached: {0}")]
     NoAccess(&'static str),
     /// The system has no trusted certificates.
-    #[error("cannot be asked: this server has no trusted certificates; install the system's (ca-certificates)")]
+    #[error("cannot be reached: this server has no trusted certificates; install the system's (ca-certificates)")]
     NoClient,
     /// The instance stopped during the parsing of the response.
-    #[error("was asked by a server that stops")]
+    #[error("was not fetched: this server is shutting down")]
     Stopping,
 }
 
@@ -208,7 +208,7 @@ impl ClusterHttp {
                 Some(roots) => roots.and_then(|roots| client.tls_certs_only(roots).build()),
             };
             client.map_err(|error| {
-                tracing::warn!(error = &error as &dyn std::error::Error, "no cluster can be asked");
+                tracing::warn!(error = &error as &dyn std::error::Error, "no external cluster can be reached");
                 HttpFailure::NoClient
             })
         });
@@ -243,7 +243,7 @@ impl ClusterHttp {
             Some(identity) => client.identity(identity),
             None => client,
         };
-        client.build().map_err(|_| HttpFailure::NoAccess("its certificates are none that can be used"))
+        client.build().map_err(|_| HttpFailure::NoAccess("its certificates cannot be used"))
     }
 
     /// Checks that the host of an address is allowed.
@@ -401,7 +401,7 @@ mod tests {
     };
 
     #[tokio::test]
-    async fn what_is_large_waits_for_its_turn_in_nobodys_time() {
+    async fn large_reply_waits_for_permit_outside_its_timeout() {
         let fake =
             FakeServer::start(|path| FakeReply::Json("x".repeat(if path == "/large" { 1 << 20 } else { 100 }))).await;
         let (http, address) = (client("127.0.0.1"), ServerAddress::parse(&format!("http://{}", fake.address)).unwrap());
@@ -422,7 +422,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_is_slow_leaves_a_turn_to_others() {
+    async fn slow_replies_leave_one_permit_to_others() {
         let seconds = Duration::from_secs;
         let (read, turn) = (seconds(60), Duration::from_millis(200));
         let times = HttpTimeouts { connect: seconds(2), read, answer: seconds(60), turn, fetch: seconds(60) };
@@ -448,7 +448,7 @@ mod tests {
             }
             for _ in 0..3 {
                 let large = timeout(seconds(30), http.get(&address, "/large", None)).await;
-                assert_eq!(large.expect("it has its turn").unwrap().len(), 1 << 20);
+                assert_eq!(large.expect("a permit becomes free").unwrap().len(), 1 << 20);
             }
             drop(slow);
         }

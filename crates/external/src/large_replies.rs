@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn who_was_slow_waits_for_others_who_were_until_he_is_quick() {
+    async fn slow_address_waits_for_slow_permit_until_quick_reply() {
         let turns = LargeReplyPermits::new(Duration::from_secs(60));
         let url = |path: &str| Url::parse(&format!("http://rm/{path}")).unwrap();
         let mut first = Vec::new();
@@ -169,7 +169,7 @@ mod tests {
             tokio::task::yield_now().await;
         }
         let quick = tokio::time::timeout(Duration::from_secs(10), turns.wait(&url("quick"))).await;
-        drop(quick.expect("there is one").unwrap());
+        drop(quick.expect("a permit is free").unwrap());
         assert!(!again.is_finished());
         drop(first.pop());
         let again = again.await.unwrap();

@@ -79,7 +79,7 @@ pub fn read(resource_type: &str, config: &str, before: Option<&str>) -> Result<B
     let known = TYPES.iter().find(|(name, _)| *name == resource_type);
     let unknown = || {
         let names: Vec<_> = TYPES.iter().map(|(name, _)| *name).collect();
-        FieldError::new("resource_type", format!("is not known; known is {}", names.join(", ")))
+        FieldError::new("resource_type", format!("is unknown; known types are {}", names.join(", ")))
     };
     known.ok_or_else(unknown)?.1(config, before)
 }
@@ -165,7 +165,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_address_is_a_host_and_a_path_at_most() {
+    fn server_address_is_scheme_host_port_and_path() {
         for (text, kept) in [
             ("http://rm1:8088", Some("http://rm1:8088")),
             ("https://gate/gateway/yarn/", Some("https://gate/gateway/yarn")),
@@ -185,9 +185,9 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_type_is_told_with_those_that_are_known() {
+    fn unknown_resource_type_error_lists_known_types() {
         let error = read("Mesos", "{}", None).unwrap_err();
-        assert_eq!(error.to_string(), "resource_type: is not known; known is Yarn, Kubernetes");
+        assert_eq!(error.to_string(), "resource_type: is unknown; known types are Yarn, Kubernetes");
         assert_eq!(read("Yarn", "{}", None).unwrap_err().field, "config.rmWebAddress");
     }
 }

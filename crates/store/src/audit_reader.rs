@@ -30,8 +30,8 @@ pub enum AuditRow {
     },
 }
 
-/// Passes all EMs, each followed by its ticket groups, to `tell`. Keeps one row in memory.
-pub async fn for_each_em(connection: &mut PgConnection, mut tell: impl FnMut(AuditRow)) -> Result<(), StoreError> {
+/// Passes all EMs, each followed by its ticket groups, to `visit`. Keeps one row in memory.
+pub async fn for_each_em(connection: &mut PgConnection, mut visit: impl FnMut(AuditRow)) -> Result<(), StoreError> {
     let mut rows = sqlx::query(
         "-- books::tell_all
         SELECT em_application_name, em_instance, e.resource_type, total_resource::text, protected_resource::text,
@@ -53,12 +53,12 @@ pub async fn for_each_em(connection: &mut PgConnection, mut tell: impl FnMut(Aud
         let row = row?;
         let is_stored = row.try_get::<Option<i64>, _>("version")?.is_some();
         if is_stored && !last.as_ref().is_some_and(|last| is_of_same(last, &row)) {
-            tell(
+            visit(
                 StoredCountersRow::from_row(&row)?.try_into().map(Box::new).map_or_else(unreadable(&row), AuditRow::Em),
             );
         }
         if row.try_get::<Option<i64>, _>("count")?.is_some() {
-            tell(EmTicketGroupRow::from_row(&row)?.try_into().map_or_else(unreadable(&row), AuditRow::Tickets));
+            visit(EmTicketGroupRow::from_row(&row)?.try_into().map_or_else(unreadable(&row), AuditRow::Tickets));
         }
         last = Some(row);
     }

@@ -114,8 +114,8 @@ impl Statement {
             sql.push(
                 "UPDATE linkis_em_resource_meta_data e SET
                     used_resource = d.used::jsonb, locked_resource = d.locked::jsonb, left_resource = d.rest::jsonb,
-                    -- Only a registration or an adoption may set it, which write the whole row; a grant that over-commits is refused
-                    -- by the constraint.
+                    -- Only a registration or an adoption sets it, and both write the whole row; the constraint refuses a grant that
+                    -- over-commits.
                     over_committed = e.over_committed AND d.over_committed, version = e.version + 1,
                     used_tickets = d.used_tickets, used_tickets_xor = d.used_tickets_xor
                 FROM unnest(",
@@ -199,7 +199,7 @@ impl Statement {
             sql.push(
                 r#") AS d (ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type, locked,
                     labels, locked_time, expires_at, principal, em_epoch)
-                -- For their lines in the history.
+                -- Returned for the history lines.
                 RETURNING ticket_id, "user", creator, engine_type, labels, em_application_name, em_instance, resource_type,
                     user_locked_resource, principal, locked_time"#,
             );

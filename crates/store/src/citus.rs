@@ -31,9 +31,7 @@ pub struct Cell(Arc<str>);
 
 /// Error of an invalid cell name.
 #[derive(Debug, thiserror::Error)]
-#[error(
-    "{0:?} names no cell: say a schema, of up to {NAME_MAX} letters a to z, digits and _, that begins with a letter"
-)]
+#[error("{0:?} is not the name of a cell: use up to {NAME_MAX} letters a to z, digits and _, beginning with a letter")]
 pub struct CellNameError(String);
 
 impl Cell {
@@ -152,7 +150,7 @@ pub(super) async fn owner(coordinator: &Primary, cell: &Cell) -> Result<UrlHosts
             Err(error) if error.is_undefined() => {
                 return Err(StoreError::NoCell {
                     cell: cell.to_string(),
-                    why: "DATABASE_URL names no coordinator of Citus".into(),
+                    why: "DATABASE_URL does not name a coordinator of Citus".into(),
                 });
             }
             owner => owner?,
@@ -196,13 +194,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cell_is_named_as_its_schema_is() {
+    fn cell_name_is_its_schema_name() {
         for name in ["a", "cell_1", "main"] {
             assert_eq!(Cell::parse(name).unwrap().to_string(), name);
         }
         let long = "a".repeat(NAME_MAX + 1);
         for wrong in ["", "1a", "_a", "Cell", "a-b", "a b", "a;b", "é", "pg_x", &long] {
-            assert!(Cell::parse(wrong).unwrap_err().to_string().contains("names no cell"), "{wrong}");
+            assert!(Cell::parse(wrong).unwrap_err().to_string().contains("is not the name of a cell"), "{wrong}");
         }
     }
 }

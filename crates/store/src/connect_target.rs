@@ -51,7 +51,7 @@ pub enum UrlError {
     #[error("is not a PostgreSQL URL; for example postgres://user:password@host/database")]
     Url,
     /// The number of ports or addresses differs from the number of hosts.
-    #[error("names {hosts} hosts and {count} {what}; name one for each host, or one port for all")]
+    #[error("names {hosts} hosts and {count} {what}; give one for each host, or one port for all")]
     Counts {
         /// Number of hosts.
         hosts: usize,
@@ -67,27 +67,24 @@ pub enum UrlError {
     #[error("names {0} hosts; at most {HOSTS_MAX} are tried")]
     TooManyHosts(usize),
     /// `target_session_attrs` has no value of libpq.
-    #[error("target_session_attrs is none of any, read-write, read-only, primary, standby and prefer-standby")]
+    #[error("target_session_attrs must be any, read-write, read-only, primary, standby or prefer-standby")]
     SessionAttrs,
     /// `target_session_attrs` excludes the primary.
-    #[error("target_session_attrs={0} asks for a host that takes no writes, and a service writes: say read-write")]
+    #[error("target_session_attrs={0} selects a read-only host, but the service writes; set read-write")]
     NoWriter(SessionAttrs),
     /// `target_session_attrs` excludes standbys.
-    #[error(
-        "target_session_attrs={0} asks for a host that takes writes, and this is where to read from a standby: say standby"
-    )]
+    #[error("target_session_attrs={0} selects a primary, but this URL is for reads from a standby; set standby")]
     NoStandby(SessionAttrs),
     /// A cell needs a coordinator with a host name and port; this URL names a socket.
-    #[error(
-        "names a socket, and the workers of Citus that have cells are at other addresses: name the coordinator by host"
-    )]
+    #[error("names a socket, but the workers of Citus have other addresses; name the coordinator by host")]
     CellAtSocket,
     /// `connect_timeout` is no number of seconds.
     #[error("connect_timeout is not a number of seconds")]
     Timeout,
     /// The user or password contains an unescaped character that ends it.
     #[error(
-        "has an @ behind the host, or a user or a password with one of / ? # in it: write @ as %40, / as %2F, ? as %3F and # as %23"
+        "has an @ after the host, or one of / ? # in the user or the password; write @ as %40, / as %2F, ? as %3F \
+            and # as %23"
     )]
     Unescaped,
 }
@@ -240,7 +237,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_password_does_not_show_itself() {
+    fn connect_target_debug_hides_password() {
         let target = ConnectTarget::parse("postgres://me:hunter2@db.example:5433/rm").unwrap();
         assert_eq!(format!("{target:?}"), "Target(db.example:5433 (rm))");
         let several =
@@ -250,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn only_another_machine_has_to_show_who_it_is() {
+    fn remote_host_without_verification_is_warned_of() {
         for (url, is_unverified) in [
             ("postgres://localhost/rm", false),
             ("postgres://127.0.0.1/rm", false),
@@ -266,7 +263,7 @@ mod tests {
     }
 
     #[test]
-    fn a_service_is_given_no_host_that_takes_no_writes() {
+    fn service_url_for_read_only_hosts_is_refused() {
         for attrs in ["any", "read-write", "primary"] {
             assert!(
                 ConnectTarget::parse(&format!("postgres://h1,h2/rm?target_session_attrs={attrs}")).is_ok(),
@@ -275,13 +272,13 @@ mod tests {
         }
         for attrs in ["read-only", "standby", "prefer-standby"] {
             let error = ConnectTarget::parse(&format!("postgres://h1,h2/rm?target_session_attrs={attrs}")).unwrap_err();
-            assert!(error.to_string().contains(&format!("target_session_attrs={attrs} asks")), "{error}");
+            assert!(error.to_string().contains(&format!("target_session_attrs={attrs} selects")), "{error}");
         }
         let standby = |attrs: &str| {
             let url = format!("postgres://h1,h2/rm?target_session_attrs={attrs}");
             ConnectTarget::parse_for(DatabaseRole::OldReads, &url).map_err(|error| error.to_string())
         };
         assert!(["any", "standby", "prefer-standby", "read-only"].into_iter().all(|attrs| standby(attrs).is_ok()));
-        assert!(["read-write", "primary"].into_iter().all(|attrs| standby(attrs).unwrap_err().contains("say standby")));
+        assert!(["read-write", "primary"].into_iter().all(|attrs| standby(attrs).unwrap_err().contains("set standby")));
     }
 }

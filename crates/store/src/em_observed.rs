@@ -94,7 +94,7 @@ pub async fn put(connection: &mut PgConnection, reports: &[(&EmReport, &Observat
         FROM (SELECT set_config('synchronous_commit', 'off', true)) AS hurry,
             unnest($1::text[], $2::text[], $3::bigint[], $4::bigint[], $5::bytea[], $6::bytea[])
                 AS k (em_application_name, em_instance, epoch, sequence, subject_hash, observed)
-        -- While it is locked, nobody removes it, and then what belongs to it.
+        -- The lock keeps the report, and so the rows that depend on it, from being deleted.
         CROSS JOIN LATERAL (SELECT FROM linkis_em_report r
             WHERE r.em_application_name = k.em_application_name AND r.em_instance = k.em_instance AND r.epoch = k.epoch
             FOR KEY SHARE SKIP LOCKED) AS r

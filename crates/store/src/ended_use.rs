@@ -35,7 +35,7 @@ impl EndRow {
             // An invalid row must not block the count of all later ones.
             resource: resource.unwrap_or_else(|error| {
                 let error: &dyn std::error::Error = &error;
-                tracing::error!(line = self.id, error, "what a ticket held cannot be counted");
+                tracing::error!(line = self.id, error, "the use of an ended ticket cannot be counted");
                 Resource::zero(ResourceType::Special)
             }),
             user: self.user,

@@ -126,7 +126,7 @@ async fn make_one(connection: &mut PgConnection, from: i64, until: i64) -> Resul
     match made.bind(from).bind(until).execute(connection).await.map_err(StoreError::from) {
         // Lines written before this partition was created stay outside it, and so do all later lines of its time range.
         Err(error) if error.is_check_violation() => {
-            tracing::warn!(part = part.name, "a part of the history was not made in time");
+            tracing::warn!(part = part.name, "a partition of the history was not created in time");
             Ok(())
         }
         // Another instance created it at the same time.

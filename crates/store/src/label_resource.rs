@@ -223,7 +223,7 @@ pub async fn remove_idle(executor: impl PgExecutor<'_>, hashes: &[Vec<u8>]) -> R
         WITH idle AS (
             SELECT scope_hash FROM linkis_label_resource WHERE scope_hash = ANY ($1) ORDER BY scope_hash
             FOR UPDATE SKIP LOCKED)
-        -- As it stands now that it is locked: another may have counted in it since it was looked at.
+        -- Read again under the lock: another transaction may have changed the counters.
         DELETE FROM linkis_label_resource r USING idle
         WHERE r.scope_hash = idle.scope_hash AND r.used_resource = '{}' AND r.locked_resource = '{}'
             AND r.version < (extract(epoch FROM clock_timestamp() - interval '60 seconds') * 1000000)::bigint",
@@ -265,11 +265,11 @@ fn hashed(
     Ok((hash, counter, StoredScopeHoldings { usage, version }))
 }
 
-/// Passes all rows to `tell`, ordered by hash, also those with contradictory amounts. An unparsable row becomes an
+/// Passes all rows to `visit`, ordered by hash, also those with contradictory amounts. An unparsable row becomes an
 /// error.
 pub async fn for_each_scope(
     connection: &mut PgConnection,
-    mut tell: impl FnMut(Result<StoredScopeCounters, StoreError>),
+    mut visit: impl FnMut(Result<StoredScopeCounters, StoreError>),
 ) -> Result<(), StoreError> {
     let mut rows = sqlx::query_as(
         "-- label_resource::tell_all
@@ -279,7 +279,7 @@ pub async fn for_each_scope(
     .fetch(connection);
     while let Some(row) = rows.next().await {
         let (hash, label_set_id, scope, used, locked): (Vec<u8>, i64, String, String, String) = row?;
-        tell(stored_row(hash, label_set_id, &scope, &used, &locked));
+        visit(stored_row(hash, label_set_id, &scope, &used, &locked));
     }
     Ok(())
 }

@@ -139,7 +139,7 @@ impl PendingStore {
     /// [`StoreError::Unreachable`] if waiting for a primary cannot help; [`StoreError::NoCell`].
     pub async fn find(target: ConnectTarget) -> Result<(Self, Result<(), NoPrimaryReason>), StoreError> {
         if target.is_unverified() {
-            tracing::warn!(%target, "the database is on another machine and has not to show who it is: see sslmode=verify-full");
+            tracing::warn!(%target, "the database is remote and its identity is not verified; set sslmode=verify-full");
         }
         let schema = Primary::watch(target.clone());
         let found = schema.at_start().await?;
@@ -312,7 +312,8 @@ impl Store {
                 }
                 Some(Some(Err(error))) if !failed => {
                     failed = true;
-                    tracing::warn!(path = %file.display(), %error, "the database's URL stays as it was");
+                    tracing::warn!(path = %file.display(), %error, "the new database URL is ignored; the previous \
+                        one stays in use");
                 }
                 Some(_) => {}
                 None => return,
@@ -332,10 +333,10 @@ impl Store {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// A statement or connection failed in the driver or in PostgreSQL.
-    #[error("the database could not do it: {}", database_text(.0))]
+    #[error("the database failed: {}", database_text(.0))]
     Database(sqlx::Error),
     /// No permit for an operator's call became free in time.
-    #[error("too many operators' calls are under way")]
+    #[error("too many operator calls are in progress; retry the call")]
     OperatorsBusy,
     /// The database does not exist, or rejects the connection; waiting does not help.
     #[error("cannot use the PostgreSQL at {address}; check DATABASE_URL")]
@@ -355,15 +356,15 @@ pub enum StoreError {
     },
     /// The session does not suit the service: its settings have no effect, or a pooler shares its PostgreSQL process.
     #[error(
-        "a connection to the database is no session of its own ({why}); name PostgreSQL itself, or a pooler that pools sessions \
-         (PgBouncer: pool_mode = session)"
+        "a database connection does not have its own session ({why}); name PostgreSQL itself, or a pooler that pools \
+            sessions (PgBouncer: pool_mode = session)"
     )]
     Unfit {
         /// Observed difference.
         why: String,
     },
     /// The encoding of the database cannot store every name.
-    #[error("the database has encoding {encoding}: UTF8 is needed; make another with ENCODING 'UTF8'")]
+    #[error("the database has encoding {encoding}, but UTF8 is needed; create another with ENCODING 'UTF8'")]
     Encoding {
         /// Encoding of the database, as PostgreSQL names it.
         encoding: String,
@@ -377,12 +378,12 @@ pub enum StoreError {
         why: String,
     },
     /// A migration failed.
-    #[error("the database's schema could not be brought up to date: {}", migration_text(.0))]
+    #[error("the migration of the database's schema failed: {}", migration_text(.0))]
     Migration(MigrateError),
     /// The tables were not created by the migrations of this release, so no migration applies to them.
     #[error(
-        "the database holds tables of an earlier state of linkis-rm ({what}), which cannot be taken over; name an empty database, register \
-         the EMs there, and adopt running engines by AdoptTicket (docs/UPGRADING.md)"
+        "the database has tables of an unsupported earlier release ({what}); name an empty database, register the \
+            EMs there, and adopt running engines by AdoptTicket (docs/UPGRADING.md)"
     )]
     EarlierState {
         /// Observed difference.
@@ -390,8 +391,8 @@ pub enum StoreError {
     },
     /// Migrations are missing and the caller does not allow applying them.
     #[error(
-        "the database's schema is older than this release ({missing} migrations are missing), and --no-migrate leaves it as it is; type \
-         linkis-rm migrate with the DATABASE_URL of a role that may change it, and start again"
+        "the database's schema is older than this release ({missing} migrations are missing); type linkis-rm migrate \
+            with the DATABASE_URL of a role that owns it, and start again"
     )]
     SchemaTooOld {
         /// Number of missing migrations.
@@ -399,12 +400,12 @@ pub enum StoreError {
     },
     /// The database role lacks a privilege.
     #[error(
-        "the database does not let its role do this; a role that migrates owns the tables, and docs/SECURITY.md says what to grant to one \
-         that serves with --no-migrate"
+        "the database role lacks a privilege; migrate as the owner of the tables, or serve with --no-migrate and the \
+            grants of docs/SECURITY.md"
     )]
     Denied(#[source] Box<StoreError>),
     /// A row holds values that the service never writes.
-    #[error("a row of {table} contradicts itself: {what}")]
+    #[error("a row of {table} is inconsistent: {what}")]
     Inconsistent {
         /// Table name.
         table: &'static str,
@@ -413,7 +414,8 @@ pub enum StoreError {
     },
     /// A later release changed how tickets are counted, so this release must not write.
     #[error(
-        "a later release ({oldest_writer}) has changed how the database counts, and this one ({}) may only read: start the later one",
+        "a later release ({oldest_writer}) has changed how tickets are counted, so this release ({}) can only read; \
+            start the later one",
         limit::WRITER
     )]
     TooOld {
@@ -422,16 +424,15 @@ pub enum StoreError {
     },
     /// A new limit would exceed the maximum number of label sets that each ticket is counted by.
     #[error(
-        "limits are for {most} sets of labels already, which is the most; delete all limits with one of these first"
+        "limits with {most} label sets exist, which is the maximum; delete all limits with one of these label sets \
+            first"
     )]
     TooManyLabelSets {
         /// Maximum number of label sets with limits.
         most: usize,
     },
     /// A write changed another number of rows than expected: another writer ignored the locks.
-    #[error(
-        "{table}: {touched} rows were written where {expected} should have been; somebody else writes without the locks"
-    )]
+    #[error("{table}: {touched} rows were written instead of {expected}; another program writes without the locks")]
     RowCount {
         /// Table name.
         table: &'static str,

@@ -28,11 +28,11 @@ pub async fn insert(
 ) -> Result<(), StoreError> {
     let is_whole = changed.len() > TOLD_MAX;
     let max = |rule: &Rule| tally_json(rule.max.iter().map(|(dimension, max)| (dimension, *max)));
-    let told = if is_whole { &[] } else { changed };
-    let mut patterns: Vec<_> = told.iter().map(|(pattern, _)| Some(limit::pattern_json(pattern))).collect();
-    let mut maxima: Vec<_> = told.iter().map(|(_, rule)| rule.map(max)).collect();
-    let mut modes: Vec<_> = told.iter().map(|(_, rule)| rule.map(|rule| rule.mode.as_str())).collect();
-    if told.is_empty() {
+    let recorded = if is_whole { &[] } else { changed };
+    let mut patterns: Vec<_> = recorded.iter().map(|(pattern, _)| Some(limit::pattern_json(pattern))).collect();
+    let mut maxima: Vec<_> = recorded.iter().map(|(_, rule)| rule.map(max)).collect();
+    let mut modes: Vec<_> = recorded.iter().map(|(_, rule)| rule.map(|rule| rule.mode.as_str())).collect();
+    if recorded.is_empty() {
         (patterns, maxima, modes) = (vec![None], vec![None], vec![None]);
     }
     sqlx::query(
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_chain_of_changes_is_followed_to_its_end_and_no_further() {
+    fn limit_changes_between_two_versions_are_returned() {
         let rows = || {
             vec![
                 row(1, 2, Some("a"), Some(1)),
@@ -146,12 +146,12 @@ mod tests {
         let (a, b, c) = (("user=a".to_owned(), true), ("user=b".to_owned(), false), ("user=c".to_owned(), true));
         assert_eq!(followed(rows(), 1, 4), Some(vec![a.clone(), b.clone(), c]));
         assert_eq!(followed(rows(), 1, 3), Some(vec![a, b]));
-        assert_eq!(followed(rows(), 9, 4), None, "nobody told how it came to the first");
-        assert_eq!(followed(rows(), 1, 5), None, "nobody told of the last");
+        assert_eq!(followed(rows(), 9, 4), None, "no change leads to the first version");
+        assert_eq!(followed(rows(), 1, 5), None, "no change leads to the last version");
     }
 
     #[test]
-    fn a_chain_that_is_broken_or_tells_too_little_is_not_followed() {
+    fn limit_changes_with_gap_or_whole_change_return_none() {
         assert_eq!(followed(vec![row(1, 2, None, None), row(3, 4, None, None)], 1, 4), None);
         let whole = ChangeRow { is_whole: true, ..row(1, 2, None, None) };
         assert_eq!(followed(vec![whole], 1, 2), None);

@@ -224,12 +224,12 @@ impl Primary {
 
     /// Returns a future that waits for a change of [`Primary::standing`].
     pub fn changed(&self) -> impl Future<Output = ()> + Send + use<> {
-        let stands = |known: &HostStates| known.standing().map(|found| found.generation);
+        let generation = |known: &HostStates| known.standing().map(|found| found.generation);
         let mut known = self.shared.known.subscribe();
-        let before = stands(&known.borrow());
+        let before = generation(&known.borrow());
         async move {
             // An error means that the store was dropped, and then the waiting task is dropped as well.
-            let _ = known.wait_for(|known| stands(known) != before).await;
+            let _ = known.wait_for(|known| generation(known) != before).await;
         }
     }
 
@@ -403,20 +403,20 @@ impl PrimaryInner {
 
     fn no_primary(&self) -> StoreError {
         let (states, hosts) = (self.known.borrow().states(), self.hosts.load());
-        let told = |(endpoint, state): (&DatabaseEndpoint, &HostState)| {
+        let describe = |(endpoint, state): (&DatabaseEndpoint, &HostState)| {
             let place = place(&endpoint.options);
             match state {
-                HostState::Unseen => format!("{place} has not been looked at"),
-                HostState::Writable(_) => format!("{place} is just being looked at again"),
+                HostState::Unseen => format!("{place} has not been probed"),
+                HostState::Writable(_) => format!("{place} is being probed again"),
                 HostState::InRecovery => format!("{place} is in recovery"),
-                HostState::ReadOnly => format!("{place} takes no writes"),
-                HostState::Elsewhere => format!("{place} has the cell no more"),
+                HostState::ReadOnly => format!("{place} is read-only"),
+                HostState::Elsewhere => format!("{place} no longer has the cell"),
                 HostState::NotYet(error) | HostState::Unfit(error) | HostState::Away { error, .. } => {
                     format!("{place}: {}", rm_telemetry::with_causes(&**error))
                 }
             }
         };
-        let hosts: Vec<_> = hosts.each.iter().zip(&states).map(told).collect();
+        let hosts: Vec<_> = hosts.each.iter().zip(&states).map(describe).collect();
         StoreError::NoPrimary { why: missing(&states), hosts: hosts.join("; ") }
     }
 
@@ -432,10 +432,10 @@ impl PrimaryInner {
             change = Some(self.decide(known));
         });
         match change {
-            Some(HostChange::Found(found)) => tracing::info!(host = found.place, "found the host that takes writes"),
+            Some(HostChange::Found(found)) => tracing::info!(host = found.place, "found the primary"),
             Some(HostChange::Lost) => {
                 let error = self.no_primary();
-                tracing::warn!(error = &error as &dyn std::error::Error, "no host of the database takes writes");
+                tracing::warn!(error = &error as &dyn std::error::Error, "no database host accepts writes");
                 // The other hosts are probed immediately.
                 self.ask();
             }

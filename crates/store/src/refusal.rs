@@ -133,7 +133,7 @@ pub async fn list(
                 (array_agg(last_requested ORDER BY last_time DESC))[1] AS last_requested,
                 (array_agg(last_available ORDER BY last_time DESC))[1] AS last_available, max(last_time) AS last_time
             FROM linkis_resource_refusal
-            -- Of comparisons of rows, only the index by user can make anything, however empty the table was when it was planned.
+            -- Only the index by user serves row comparisons, even if the table was empty when the statement was planned.
             WHERE ("user", period_start, key_hash) < (u.name, $1, $2) AND ("user", period_start, key_hash) >= (u.name, $3, '\x')
             GROUP BY "user", period_start, key_hash ORDER BY "user" DESC, period_start DESC, key_hash DESC LIMIT $4) s
         ORDER BY s.period_start DESC, s.key_hash DESC LIMIT $4"#

@@ -82,7 +82,7 @@ impl MigrationSet {
             made.get(&migration.version).is_some_and(|made| made.as_slice() != &*migration.checksum)
         };
         if let Some(other) = self.migrator.iter().find(is_other) {
-            let what = format!("migration {} of {} was another", other.version, self.remembered_in);
+            let what = format!("migration {} of {} differs", other.version, self.remembered_in);
             return Err(StoreError::EarlierState { what });
         }
         let missing = self.migrator.iter().filter(|migration| !made.contains_key(&migration.version)).collect();
@@ -103,7 +103,7 @@ pub async fn missing(connection: &mut PgConnection) -> Result<usize, StoreError>
         (missing, made) = (missing + of_side.len(), made + made_of_side);
     }
     match table {
-        Some(table) if made == 0 => Err(StoreError::EarlierState { what: format!("{table}, and no migration of it") }),
+        Some(table) if made == 0 => Err(StoreError::EarlierState { what: format!("{table} without its migration") }),
         _ => Ok(missing),
     }
 }
@@ -245,11 +245,7 @@ fn again_if_in_the_way(error: StoreError, tries: u32) -> Result<(), StoreError> 
     if !error.is_lock_timeout() || tries == TRIES_MAX {
         return Err(error);
     }
-    tracing::warn!(
-        error = &error as &dyn std::error::Error,
-        tries,
-        "somebody is in the way of a migration; trying again"
-    );
+    tracing::warn!(error = &error as &dyn std::error::Error, tries, "another transaction blocks a migration; retrying");
     Ok(())
 }
 
@@ -258,7 +254,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_text_is_told_apart_into_its_statements() {
+    fn migration_text_is_split_into_statements() {
         for (sql, parts) in [
             ("", &[][..]),
             ("a; b ;", &["a", "b"]),

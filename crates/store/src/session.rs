@@ -256,7 +256,7 @@ impl DatabaseEndpoint {
         let pinned = match pinned.map_err(StoreError::from) {
             // A statement pooler rejects BEGIN.
             Err(StoreError::Database(error)) if code(&error).is_some_and(|code| code == "08P01") => {
-                let why = format!("it takes no BEGIN: {}", crate::database_text(&error));
+                let why = format!("it rejects BEGIN: {}", crate::database_text(&error));
                 return Err(StoreError::Unfit { why });
             }
             pinned => pinned?,
@@ -283,7 +283,7 @@ async fn process(connection: &mut PgConnection) -> Result<i32, StoreError> {
 
 /// Returns the error for a connection that shares its PostgreSQL process.
 pub(super) fn shared() -> StoreError {
-    StoreError::Unfit { why: "several connections share one process of PostgreSQL".to_owned() }
+    StoreError::Unfit { why: "several connections share one PostgreSQL process".to_owned() }
 }
 
 /// Converts the error of a new connection into the type that a pool accepts.
@@ -395,7 +395,7 @@ pub async fn answered_within<T, E: From<sqlx::Error>>(
     wait: impl Future<Output = Result<T, E>>,
 ) -> Result<T, E> {
     let silent = |_| {
-        Err(sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, format!("no answer within {longest:?}"))).into())
+        Err(sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, format!("no reply within {longest:?}"))).into())
     };
     let Ok((primary, moved)) = LEAVES.try_with(|primary| (primary.clone(), primary.moved())) else {
         return timeout(longest, wait).await.unwrap_or_else(silent);
@@ -418,7 +418,7 @@ pub async fn answered_within<T, E: From<sqlx::Error>>(
 
 /// Returns the error for a connection to a host that is no longer the primary.
 fn left_behind() -> sqlx::Error {
-    let why = "another host of the database takes the writes now";
+    let why = "another database host is the primary now";
     sqlx::Error::Io(io::Error::new(io::ErrorKind::ConnectionAborted, why))
 }
 

@@ -87,8 +87,8 @@ impl StandbySearch {
     /// Reads the URL file again. Returns true, and restarts the search, if the URL changed.
     pub async fn read_again(&mut self) -> bool {
         let Some(Ok(hosts)) = self.target.read_again().await else { return false };
-        let told = |options: &[PgConnectOptions]| options.iter().map(ConnectOptions::to_url_lossy).collect::<Vec<_>>();
-        if told(&hosts.options) == told(&self.target.hosts().options) {
+        let urls = |options: &[PgConnectOptions]| options.iter().map(ConnectOptions::to_url_lossy).collect::<Vec<_>>();
+        if urls(&hosts.options) == urls(&self.target.hosts().options) {
             return false;
         }
         self.target.set(hosts);

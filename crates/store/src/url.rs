@@ -307,7 +307,7 @@ mod tests {
     use super::*;
 
     /// Returns user, address and database of each host, or the error text.
-    fn told(url: &str) -> Result<(Vec<String>, SessionAttrs), String> {
+    fn shown_hosts(url: &str) -> Result<(Vec<String>, SessionAttrs), String> {
         let hosts = parse(url).map_err(|error| error.to_string())?;
         let place = |options: &PgConnectOptions| match options.get_socket() {
             Some(socket) => format!("{}:{}", socket.display(), options.get_port()),
@@ -321,7 +321,7 @@ mod tests {
     }
 
     #[test]
-    fn several_hosts_are_read_as_libpq_reads_them() {
+    fn url_with_several_hosts_is_parsed_like_libpq() {
         use SessionAttrs::{Any, Primary, ReadWrite, Standby};
         for (url, hosts, attrs) in [
             ("postgres://u@h1:1,h2:2/db?target_session_attrs=read-write", &["u@h1:1/db", "u@h2:2/db"][..], ReadWrite),
@@ -345,32 +345,32 @@ mod tests {
             ("postgres://u@/db?host=/run/one", &["u@/run/one:5432/db"], Any),
         ] {
             let hosts = hosts.iter().map(|host| (*host).to_owned()).collect();
-            assert_eq!(told(url), Ok((hosts, attrs)), "{url}");
+            assert_eq!(shown_hosts(url), Ok((hosts, attrs)), "{url}");
         }
     }
 
     #[test]
-    fn what_libpq_would_not_read_is_refused_by_name() {
+    fn url_that_libpq_rejects_is_refused_with_cause() {
         let many = format!("postgres://{}/db", vec!["h"; HOSTS_MAX + 1].join(","));
         for (url, why) in [
             ("postgres://h1,h2,h3/db?port=1,2", "names 3 hosts and 2 ports"),
             ("postgres://h1,h2/db?hostaddr=127.0.0.1", "names 2 hosts and 1 addresses"),
             ("postgres://h1,/db", "without a name"),
-            ("postgres://h1,h2/db?target_session_attrs=master", "target_session_attrs is none of"),
+            ("postgres://h1,h2/db?target_session_attrs=master", "target_session_attrs must be"),
             ("postgres://h1,h2/db?connect_timeout=soon", "connect_timeout is not a number"),
-            ("postgres://u:a/b@h/db", "an @ behind"),
+            ("postgres://u:a/b@h/db", "an @ after"),
             ("postgres://h1:x,h2:2/db", "is not a PostgreSQL URL"),
             ("postgres://h1,%zz/db", "is not a PostgreSQL URL"),
             ("mysql://h1,h2/db", "is not a PostgreSQL URL"),
             (&many, "17 hosts"),
         ] {
-            let error = told(url).unwrap_err();
+            let error = shown_hosts(url).unwrap_err();
             assert!(error.contains(why), "{url}: {error}");
         }
     }
 
     #[test]
-    fn each_host_has_a_bounded_time() {
+    fn connect_timeout_of_host_is_bounded() {
         for (seconds, timeout) in [("0", 10), ("-1", 10), ("1", 2), ("2", 2), ("7", 7), ("3600", 10)] {
             let hosts = parse(&format!("postgres://h1,h2/db?connect_timeout={seconds}")).unwrap();
             assert_eq!(hosts.timeout, Duration::from_secs(timeout), "{seconds}");
@@ -379,7 +379,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_taken_whole() {
+    fn url_password_with_escapes_is_kept_whole() {
         let hosts = parse("postgres://u:a%40b+c&d%25:e@h1,h2/db").unwrap();
         for options in hosts.options {
             use sqlx::ConnectOptions as _;
@@ -401,7 +401,7 @@ mod tests {
         ] {
             let hosts = parse(&format!("postgres://h/db?{query}")).unwrap();
             assert_eq!(hosts.settings, Settings::default().with(settings.iter().copied()), "{query}");
-            assert!(hosts.options[0].get_options().is_none(), "a connection asks for nothing at its start");
+            assert!(hosts.options[0].get_options().is_none(), "the startup message has no options");
         }
     }
 

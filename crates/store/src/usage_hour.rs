@@ -153,7 +153,7 @@ pub async fn add(connection: &mut PgConnection, sums: &UsageSums) -> Result<(), 
         "-- usage_hour::add
         INSERT INTO linkis_resource_usage_hour AS u (used_by, is_rest, name, em_instance, hour, tickets, core_seconds,
             byte_seconds, queue_core_seconds, queue_byte_seconds)
-        -- Of thousandths of cores and microseconds, exactly.
+        -- Exact sums of thousandths of cores and of microseconds.
         SELECT used_by, is_rest, name, em_instance, hour, tickets, cores::numeric * 0.000000001, bytes::numeric * 0.000001,
             queue_cores::numeric * 0.000000001, queue_bytes::numeric * 0.000001
         FROM unnest($1::text[], $2::boolean[], $3::text[], $4::text[], $5::timestamptz[], $6::bigint[], $7::text[],
@@ -254,7 +254,7 @@ macro_rules! go_on {
 }
 
 /// SQL condition that reads the sum of a hit. A separate subquery, which runs for hits only.
-macro_rules! told {
+macro_rules! hit_condition {
     (hours) => {
         "u.hour = l.hour LIMIT 1"
     };
@@ -294,7 +294,7 @@ macro_rules! of_all {
             FROM linkis_resource_usage_hour u
             WHERE u.used_by = $1 AND u.is_rest = l.is_rest AND u.name = l.name AND u.em_instance = l.em_instance
                 AND l.hour >= $2 AND l.hour < $3 AND ",
-            told!($columns),
+            hit_condition!($columns),
             ") s ON true
         ORDER BY l.nth"
         )

@@ -75,7 +75,7 @@ impl WaitEntryRow {
         match (number.and_then(|number| asked.get(number)), &self.spot) {
             (Some(spot), _) => Ok(WaitKey::clone(spot)),
             (None, Some(spot)) => parse_spot(spot),
-            (None, None) => Err(StoreError::inconsistent(TABLE.0, "somebody stands nowhere")),
+            (None, None) => Err(StoreError::inconsistent(TABLE.0, "a queue entry has no wait key")),
         }
     }
 
@@ -164,11 +164,11 @@ pub async fn spots_of(
     .bind(ticket_ids)
     .fetch_all(executor)
     .await?;
-    let mut stands: HashMap<Uuid, WaitKeys> = HashMap::new();
+    let mut entries: HashMap<Uuid, WaitKeys> = HashMap::new();
     for (ticket_id, spot, is_short) in rows {
-        stands.entry(ticket_id).or_default().insert(parse_spot(&spot)?, is_short);
+        entries.entry(ticket_id).or_default().insert(parse_spot(&spot)?, is_short);
     }
-    Ok(stands)
+    Ok(entries)
 }
 
 /// Inserts newly waiting requests with their entries.
@@ -244,9 +244,9 @@ pub async fn update(connection: &mut PgConnection, moved: &[RequeuedDelta]) -> R
 /// Inserts entries. Copies the other columns from the rows of the requests.
 async fn insert_spots(
     connection: &mut PgConnection,
-    stands: Vec<(QueuePosition, &WaitKeys)>,
+    entries: Vec<(QueuePosition, &WaitKeys)>,
 ) -> Result<(), StoreError> {
-    let rows: Vec<(QueuePosition, &WaitKey, bool)> = (stands.iter())
+    let rows: Vec<(QueuePosition, &WaitKey, bool)> = (entries.iter())
         .flat_map(|(position, spots)| spots.iter().map(|(spot, is_short)| (*position, spot, *is_short)))
         .collect();
     let done = sqlx::query(
@@ -256,7 +256,7 @@ async fn insert_spots(
         SELECT d.spot::jsonb, w.ticket_id, w.instance_id, w.position, w.resource_type, w.resource, w.wait_until, d.is_short,
             d.spot_hash
         FROM unnest($1::text[], $2::uuid[], $3::bool[], $4::bytea[]) AS d (spot, ticket_id, is_short, spot_hash)
-        -- The offset keeps it a look-up by key, whatever the planner thinks of the rest.
+        -- OFFSET 0 forces a look-up by key.
         CROSS JOIN LATERAL (SELECT * FROM linkis_resource_waiting w WHERE w.ticket_id = d.ticket_id OFFSET 0) w",
     )
     .bind(rows.iter().map(|(_, spot, _)| spot_json(spot)).collect::<Vec<_>>())

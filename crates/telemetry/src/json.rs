@@ -115,7 +115,7 @@ mod tests {
     struct UnreachableWriter(#[source] io::Error);
 
     #[test]
-    fn a_line_is_an_object_whatever_stands_in_it() {
+    fn json_line_with_any_text_is_one_object() {
         let lines = CapturedLines::default();
         let to = lines.clone();
         let logs = tracing_subscriber::fmt().with_writer(move || to.clone());
@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_left_out_is_told_in_the_next_line() {
+    fn json_line_states_count_of_dropped_lines() {
         let mut text = String::new();
         left_out(7, "{\"level\":\"WARN\"}\n", &mut Writer::new(&mut text)).unwrap();
         assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), json!({"left_out": 7, "level": "WARN"}));

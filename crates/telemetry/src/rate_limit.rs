@@ -16,9 +16,9 @@ use tracing_subscriber::{
 };
 
 /// Maximum number of lines of one kind (one place in the code) per [`WITHIN`].
-const TOLD_MAX: u32 = 20;
+const PASSED_MAX: u32 = 20;
 
-/// Period of [`TOLD_MAX`].
+/// Period of [`PASSED_MAX`].
 const WITHIN: Duration = Duration::from_secs(10);
 
 /// Writes a line after a statement of the number of dropped lines before it.
@@ -26,7 +26,7 @@ pub(super) type SkippedLineWriter = fn(u64, &str, &mut Writer<'_>) -> fmt::Resul
 
 /// Writes the number of dropped lines as a line of text before the line.
 pub(super) fn left_out(left_out: u64, line: &str, writer: &mut Writer<'_>) -> fmt::Result {
-    write!(writer, "({left_out} like the next line were left out)\n{line}")
+    write!(writer, "({left_out} lines like the next one were dropped)\n{line}")
 }
 
 /// Formats events as `F` does. Drops warnings and errors of one kind above the limit; the next line of the kind states
@@ -42,7 +42,7 @@ pub(super) struct RateLimitedFormat<F> {
 #[derive(Debug)]
 struct EventKind {
     since: Instant,
-    told: u32,
+    passed: u32,
     left_out: u64,
 }
 
@@ -52,28 +52,28 @@ impl<F> RateLimitedFormat<F> {
         Self { format, left_out, kinds: Mutex::default() }
     }
 
-    fn tell(&self, kind: Identifier, now: Instant) -> Option<u64> {
+    fn pass(&self, kind: Identifier, now: Instant) -> Option<u64> {
         let mut kinds = self.kinds.lock().unwrap_or_else(PoisonError::into_inner);
-        kinds.entry(kind).or_insert_with(|| EventKind::new(now)).tell(now)
+        kinds.entry(kind).or_insert_with(|| EventKind::new(now)).pass(now)
     }
 }
 
 impl EventKind {
     fn new(now: Instant) -> Self {
-        Self { since: now, told: 0, left_out: 0 }
+        Self { since: now, passed: 0, left_out: 0 }
     }
 
     /// Counts one more line at `now`. Returns the number of dropped lines before it, or `None` if the line is to be
     /// dropped.
-    fn tell(&mut self, now: Instant) -> Option<u64> {
+    fn pass(&mut self, now: Instant) -> Option<u64> {
         if now.saturating_duration_since(self.since) >= WITHIN {
-            (self.since, self.told) = (now, 0);
+            (self.since, self.passed) = (now, 0);
         }
-        if self.told >= TOLD_MAX {
+        if self.passed >= PASSED_MAX {
             self.left_out += 1;
             return None;
         }
-        self.told += 1;
+        self.passed += 1;
         Some(std::mem::take(&mut self.left_out))
     }
 }
@@ -87,7 +87,7 @@ where
     fn format_event(&self, context: &FmtContext<'_, S, N>, mut writer: Writer<'_>, event: &Event<'_>) -> fmt::Result {
         let metadata = event.metadata();
         if *metadata.level() <= Level::WARN {
-            match self.tell(metadata.callsite(), Instant::now()) {
+            match self.pass(metadata.callsite(), Instant::now()) {
                 None => return Ok(()),
                 Some(0) => {}
                 Some(left_out) => {
@@ -130,7 +130,7 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn a_flood_of_one_kind_is_told_a_few_times_and_other_kinds_always() {
+    fn rate_limit_bounds_one_kind_and_passes_others() {
         let lines = CapturedLines::default();
         let to = lines.clone();
         let subscriber = tracing_subscriber::fmt()
@@ -150,10 +150,10 @@ pub(super) mod tests {
     }
 
     #[test]
-    fn what_was_left_out_is_counted() {
+    fn rate_limit_counts_dropped_lines() {
         let start = Instant::now();
         let mut kind = EventKind::new(start);
-        assert_eq!((0..TOLD_MAX + 2).filter_map(|_| kind.tell(start)).count(), 20);
-        assert_eq!([kind.tell(start + WITHIN), kind.tell(start + WITHIN)], [Some(2), Some(0)]);
+        assert_eq!((0..PASSED_MAX + 2).filter_map(|_| kind.pass(start)).count(), 20);
+        assert_eq!([kind.pass(start + WITHIN), kind.pass(start + WITHIN)], [Some(2), Some(0)]);
     }
 }

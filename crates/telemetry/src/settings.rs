@@ -35,7 +35,7 @@ impl LogFormat {
             "auto" => Ok(Self::Auto),
             "text" => Ok(Self::Text),
             "json" => Ok(Self::Json),
-            _ => Err(format!("{name}: {text:?} is none of auto, text and json")),
+            _ => Err(format!("{name}: {text:?} is unknown; set auto, text or json")),
         }
     }
 }
@@ -64,7 +64,7 @@ pub fn filter(name: &str, level: &str) -> Result<String, String> {
         "error" | "warn" => Ok(level.to_owned()),
         "info" => Ok("info,sqlx=warn".to_owned()),
         "debug" | "trace" => Ok(format!("info,sqlx=warn,linkis_rm={level}")),
-        _ => Err(format!("{name}: {level:?} is none of error, warn, info, debug and trace")),
+        _ => Err(format!("{name}: {level:?} is unknown; set error, warn, info, debug or trace")),
     }
 }
 
@@ -75,7 +75,7 @@ pub fn filter(name: &str, level: &str) -> Result<String, String> {
 pub fn directives(text: &str) -> Result<String, String> {
     match text.parse::<Targets>() {
         Ok(_) => Ok(text.to_owned()),
-        Err(error) => Err(format!("RUST_LOG: {text:?} is no filter: {error}; for example info,linkis_rm=debug")),
+        Err(error) => Err(format!("RUST_LOG: {text:?} is not a filter: {error}; for example info,linkis_rm=debug")),
     }
 }
 
@@ -99,13 +99,13 @@ mod tests {
     }
 
     #[test]
-    fn every_level_is_a_filter() {
+    fn log_level_of_each_name_is_a_filter() {
         for level in ["error", "warn", "info", "debug", "trace"] {
             let filter = filter("--log-level", level).unwrap();
             assert_eq!(directives(&filter), Ok(filter.clone()));
         }
-        assert!(filter("--log-level", "loud").unwrap_err().contains("none of error"));
+        assert!(filter("--log-level", "loud").unwrap_err().contains("set error"));
         assert!(directives("info,linkis_rm=loud").unwrap_err().contains("RUST_LOG"));
-        assert!(LogFormat::parse("--log-format", "xml").unwrap_err().contains("none of auto"));
+        assert!(LogFormat::parse("--log-format", "xml").unwrap_err().contains("set auto"));
     }
 }

@@ -32,7 +32,7 @@ async fn migration_without_its_lock_delays_no_call() {
     });
     let count = |what: &str| log_lines.lock().unwrap().iter().filter(|line| line.contains(what)).count();
     let (mut granted, mut longest) = (0, Duration::ZERO);
-    while count("in the way of a migration") < 3 {
+    while count("blocks a migration") < 3 {
         let begun = Instant::now();
         assert!(starting.try_wait().unwrap().is_none(), "it has ended: {log_lines:?}");
         rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();

@@ -30,16 +30,16 @@ const SERVICE_PORT: &str = "KUBERNETES_SERVICE_PORT";
 /// Maximum size of a file, in bytes.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 
-const NO_POD: &str = "this server runs in no pod that is told of its cluster; name k8sConfig or k8sMasterUrl";
-const NO_KUBECONFIG: &str = "k8sConfig names no kubeconfig of at most 1 MiB that this server can read";
+const NO_POD: &str = "this server does not run in a pod with access to its cluster; set k8sConfig or k8sMasterUrl";
+const NO_KUBECONFIG: &str = "k8sConfig does not name a readable kubeconfig of at most 1 MiB";
 const NO_CONTEXT: &str =
-    "its kubeconfig has no such context, or none that is current, with a cluster and a user that it has";
-const NO_ADDRESS: &str = "its kubeconfig names no server as https://HOST:PORT";
-const NO_CERTIFICATE: &str = "its certificates, or the key of one, are none, or cannot be read";
+    "its kubeconfig has no such context, no current context, or lacks the context's cluster or user";
+const NO_ADDRESS: &str = "its kubeconfig does not name a server as https://HOST:PORT";
+const NO_CERTIFICATE: &str = "its certificates or their key are malformed or unreadable";
 const NO_TOKEN: &str = "its token cannot be read";
-const NOT_ENCRYPTED: &str = "its address must begin with https:// where a token or a certificate is shown";
-const NOT_OFFERED: &str = "its kubeconfig runs a program, logs in by a password or for somebody else, goes through a proxy, or believes any \
-                           certificate or one of another name; none of that is offered: use a token, a token's file or a certificate";
+const NOT_ENCRYPTED: &str = "its address must begin with https:// because a token or a certificate is sent to it";
+const NOT_OFFERED: &str = "its kubeconfig uses a program, a password, impersonation, a proxy, or unverified \
+    certificates, which are not supported; use a token, a token file or a client certificate";
 
 /// Access to a server.
 #[derive(Debug)]
@@ -64,8 +64,9 @@ impl ServerAccess {
     /// [`HttpFailure::NoAccess`], [`HttpFailure::NotAllowed`].
     pub async fn read(source: &AccessSource, http: &ClusterHttp) -> Result<Self, HttpFailure> {
         let source = source.clone();
-        let told = tokio::task::spawn_blocking(move || told(&source)).await.map_err(|_| HttpFailure::Stopping)??;
-        let AccessConfig { address, roots, identity, token } = told;
+        let config =
+            tokio::task::spawn_blocking(move || access_config(&source)).await.map_err(|_| HttpFailure::Stopping)??;
+        let AccessConfig { address, roots, identity, token } = config;
         http.check(&address)?;
         if (token.is_some() || identity.is_some()) && !address.is_encrypted() {
             return Err(HttpFailure::NoAccess(NOT_ENCRYPTED));
@@ -74,7 +75,7 @@ impl ServerAccess {
     }
 }
 
-fn told(source: &AccessSource) -> Result<AccessConfig, HttpFailure> {
+fn access_config(source: &AccessSource) -> Result<AccessConfig, HttpFailure> {
     match source {
         AccessSource::InCluster => {
             let [host, port] = [SERVICE_HOST, SERVICE_PORT].map(|name| std::env::var(name).unwrap_or_default());

@@ -30,8 +30,8 @@ impl Drop for TempFolder {
 
 const TOKEN: &str = "gr8-s3cret";
 
-fn failure(told: Result<AccessConfig, HttpFailure>) -> &'static str {
-    match told.map(|_| ()) {
+fn failure(access: Result<AccessConfig, HttpFailure>) -> &'static str {
+    match access.map(|_| ()) {
         Err(HttpFailure::NoAccess(why)) => why,
         other => panic!("{other:?}"),
     }
@@ -46,14 +46,14 @@ fn config(cluster: &str, user: &str) -> String {
 }
 
 #[test]
-fn a_pod_is_told_of_its_cluster() {
+fn in_cluster_access_reads_service_account_files() {
     let (folder, (_, ca)) = (TempFolder::new("pod"), certified(&["k8s"]));
     folder.write("ca.crt", &ca);
     assert_eq!(failure(in_cluster("10.0.0.1", "6443", &folder.0)), NO_TOKEN);
     folder.write("token", &format!("{TOKEN}\n"));
-    let told = in_cluster("10.0.0.1", "6443", &folder.0).unwrap();
-    assert_eq!((told.address.as_str(), told.roots.unwrap().len()), ("https://10.0.0.1:6443", 1));
-    assert_eq!(told.token.unwrap().expose_secret(), TOKEN);
+    let access = in_cluster("10.0.0.1", "6443", &folder.0).unwrap();
+    assert_eq!((access.address.as_str(), access.roots.unwrap().len()), ("https://10.0.0.1:6443", 1));
+    assert_eq!(access.token.unwrap().expose_secret(), TOKEN);
     assert_eq!(in_cluster("fd00::1", "", &folder.0).unwrap().address.as_str(), "https://[fd00::1]");
     folder.write("token", "renewed");
     let renewed = in_cluster("10.0.0.1", "6443", &folder.0).unwrap().token.unwrap();
@@ -65,7 +65,7 @@ fn a_pod_is_told_of_its_cluster() {
 }
 
 #[test]
-fn a_kubeconfig_names_a_server_and_who_asks_it() {
+fn kubeconfig_gives_address_and_credentials() {
     let (folder, (_, ca)) = (TempFolder::new("kubeconfig"), certified(&["k8s"]));
     let own = rcgen::generate_simple_self_signed(["linkis".to_owned()]).unwrap();
     folder.write("ca.crt", &ca);
@@ -73,16 +73,16 @@ fn a_kubeconfig_names_a_server_and_who_asks_it() {
     folder.write("user.key", &own.signing_key.serialize_pem());
     folder.write("token", TOKEN);
     let read = |text: &str, context: Option<&str>| kubeconfig(&folder.write("config", text), context);
-    let told =
+    let access =
         read(&config("server: 'https://k8s:6443', certificate-authority: ca.crt", "tokenFile: token"), None).unwrap();
-    assert_eq!((told.address.as_str(), told.roots.unwrap().len()), ("https://k8s:6443", 1));
-    assert_eq!((told.token.unwrap().expose_secret(), told.identity.is_none()), (TOKEN, true));
+    assert_eq!((access.address.as_str(), access.roots.unwrap().len()), ("https://k8s:6443", 1));
+    assert_eq!((access.token.unwrap().expose_secret(), access.identity.is_none()), (TOKEN, true));
     let whole = folder.0.join("user.key").display().to_string();
     let user = format!("client-certificate: user.crt, client-key: '{whole}'");
-    let told = read(&config("server: 'https://k8s:6443'", &user), Some("here")).unwrap();
-    assert!(told.identity.is_some() && told.token.is_none() && told.roots.is_none());
-    let told = read(&config("server: 'http://k8s:8080'", "token: x"), Some("nobody")).unwrap();
-    assert!(told.token.is_none() && told.identity.is_none(), "a context without a user");
+    let access = read(&config("server: 'https://k8s:6443'", &user), Some("here")).unwrap();
+    assert!(access.identity.is_some() && access.token.is_none() && access.roots.is_none());
+    let access = read(&config("server: 'http://k8s:8080'", "token: x"), Some("nobody")).unwrap();
+    assert!(access.token.is_none() && access.identity.is_none(), "a context without a user");
     for (text, context, why) in [
         ("<html>", None, NO_KUBECONFIG),
         ("[]", None, NO_KUBECONFIG),
@@ -111,7 +111,7 @@ fn a_kubeconfig_names_a_server_and_who_asks_it() {
 }
 
 #[test]
-fn only_files_are_read_and_not_without_end() {
+fn kubeconfig_that_is_no_small_file_is_refused() {
     for path in ["/dev/zero", "/", "/proc/self/nowhere"] {
         assert_eq!(failure(kubeconfig(Path::new(path), None)), NO_KUBECONFIG, "{path}");
     }

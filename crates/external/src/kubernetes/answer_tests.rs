@@ -23,7 +23,7 @@ fn quota(spec: Value, status: Value) -> Option<Quota> {
 }
 
 #[test]
-fn a_list_goes_on_where_it_says() {
+fn list_page_returns_token_of_next_page() {
     let list = |metadata: Value| json!({"kind": "PodList", "metadata": metadata, "items": null}).to_string();
     let next = |metadata| page::<Pod>(list(metadata).as_bytes()).unwrap().next;
     assert_eq!(next(json!({"continue": "abc", "remainingItemCount": 7})).as_deref(), Some("abc"));
@@ -33,24 +33,24 @@ fn a_list_goes_on_where_it_says() {
 }
 
 #[test]
-fn what_is_no_such_list_is_told() {
-    for (json, told) in [
-        ("<html>", "is no PodList in JSON: it breaks off at line 1, column 1"),
-        (r#"{"kind": "PodList", "items": ["#, "is no PodList in JSON: it ends in the middle at line 1, column 30"),
-        ("{}", "is no PodList"),
-        (r#"{"kind": "Status", "status": "Failure", "message": "gr8-s3cret"}"#, "is no PodList"),
-        (r#"{"kind": "NodeList", "items": []}"#, "is no PodList"),
+fn list_of_other_kind_is_refused_with_cause() {
+    for (json, expected) in [
+        ("<html>", "is not a PodList in JSON: it is invalid at line 1, column 1"),
+        (r#"{"kind": "PodList", "items": ["#, "is not a PodList in JSON: it is truncated at line 1, column 30"),
+        ("{}", "is not a PodList"),
+        (r#"{"kind": "Status", "status": "Failure", "message": "gr8-s3cret"}"#, "is not a PodList"),
+        (r#"{"kind": "NodeList", "items": []}"#, "is not a PodList"),
         (
             r#"{"kind": "PodList", "items": [{"spec": {"containers": [{"resources": {"requests": {"cpu": "gr8-s3cret"}}}]}}]}"#,
-            "is not to be understood: there is an amount that is none",
+            "cannot be parsed: an amount is malformed",
         ),
     ] {
-        assert_eq!(page::<Pod>(json.as_bytes()).unwrap_err().to_string(), told, "{json}");
+        assert_eq!(page::<Pod>(json.as_bytes()).unwrap_err().to_string(), expected, "{json}");
     }
 }
 
 #[test]
-fn namespaces_have_names_and_may_be_going() {
+fn namespace_names_are_checked_and_terminating_is_flagged() {
     let all = json!([
         {"metadata": {"name": "etl"}, "status": {"phase": "Active"}},
         {"metadata": {"name": "old", "deletionTimestamp": "2026-11-22T20:00:00Z"}, "status": {"phase": "Terminating"}},
@@ -62,7 +62,7 @@ fn namespaces_have_names_and_may_be_going() {
 }
 
 #[test]
-fn requests_are_looked_at_before_the_bare_names() {
+fn quota_requests_precede_bare_names() {
     let hard = json!({"cpu": "9", "requests.cpu": "4", "memory": "9Gi", "limits.memory": "1Gi", "pods": "5", "requests.nvidia.com/gpu": "2"});
     let used = json!({"cpu": "8", "requests.cpu": "1500m", "memory": "1073741825"});
     let read = quota(json!({"hard": hard}), json!({"hard": hard, "used": used})).unwrap();
@@ -73,12 +73,12 @@ fn requests_are_looked_at_before_the_bare_names() {
         quota(json!({"hard": {"memory": "2Gi"}}), json!({"hard": {"memory": "1Gi"}, "used": {"memory": "0"}})).unwrap();
     assert_eq!((read.memory, read.cores), (Some(QuotaLimit { max: 1 << 30, used: 0 }), None));
     let new = quota(json!({"hard": {"cpu": "1"}}), json!({})).unwrap();
-    assert_eq!(new.cores, Some(QuotaLimit { max: 1000, used: 1000 }), "nobody has counted yet: there is nothing");
+    assert_eq!(new.cores, Some(QuotaLimit { max: 1000, used: 1000 }), "a quota without a status is used up");
     assert_eq!(quota(json!({"hard": {"pods": "1", "limits.cpu": "1"}}), json!({})), None);
 }
 
 #[test]
-fn quotas_for_other_pods_are_left_out() {
+fn quota_with_scopes_of_other_pods_is_ignored() {
     let with = |more: Value| {
         let mut spec = json!({"hard": {"cpu": "1"}});
         spec.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
@@ -114,7 +114,7 @@ fn quotas_for_other_pods_are_left_out() {
 }
 
 #[test]
-fn nodes_that_take_no_pods_are_left_out() {
+fn nodes_that_accept_no_pods_are_ignored() {
     let node = |name: &str, spec: Value| {
         json!({"metadata": {"name": name}, "spec": spec,
             "status": {"capacity": {"cpu": "8", "memory": "64Gi"}, "allocatable": {"cpu": "7910m", "memory": "62Gi", "pods": "110"}}})
@@ -134,7 +134,7 @@ fn nodes_that_take_no_pods_are_left_out() {
 }
 
 #[test]
-fn a_pod_asks_for_what_the_scheduler_counts() {
+fn pod_requests_are_summed_like_scheduler_does() {
     let of = |cpu: &str, memory: &str| json!({"requests": {"cpu": cpu, "memory": memory}, "limits": {"cpu": "64"}});
     let pod = |spec: Value| {
         let mut all = json!({"nodeName": "n1"});
@@ -152,20 +152,20 @@ fn a_pod_asks_for_what_the_scheduler_counts() {
     assert_eq!(asks(whole), amounts(9216, 1750));
     assert_eq!(asks(json!({"containers": [{}]})), amounts(0, 0));
     let waits = kept::<Pod>(json!([{"spec": {"containers": two}}, {}])).unwrap();
-    assert!(waits.is_empty(), "it is on no node yet");
+    assert!(waits.is_empty(), "an unscheduled pod uses no node");
 }
 
 /// Names in a domain other than Kubernetes's own are extended resources.
 #[test]
-fn extended_resources_are_read_of_quotas_nodes_and_pods() {
+fn extended_resources_of_quotas_nodes_and_pods_are_parsed() {
     let of = |amounts: &ExtendedResources| {
         amounts.iter().map(|(name, amount)| format!("{name}={amount}")).collect::<Vec<_>>()
     };
     let hard = json!({"requests.nvidia.com/gpu": "4", "nvidia.com/gpu": "9", "example.com/fpga": "2", "limits.cpu": "1",
         "requests.storage": "1Gi", "gold.storageclass.storage.k8s.io/requests.storage": "1Gi", "count/pods": "3", "hugepages-2Mi": "1Gi"});
     let read = quota(json!({"hard": hard}), json!({"hard": hard, "used": {"requests.nvidia.com/gpu": "1"}})).unwrap();
-    let told = |name: &str| read.extended.get(name).map(|limit| (limit.max, limit.used));
-    assert_eq!((told("nvidia.com/gpu"), told("example.com/fpga")), (Some((4, 1)), Some((2, 2))), "{read:?}");
+    let expected = |name: &str| read.extended.get(name).map(|limit| (limit.max, limit.used));
+    assert_eq!((expected("nvidia.com/gpu"), expected("example.com/fpga")), (Some((4, 1)), Some((2, 2))), "{read:?}");
     assert_eq!((read.memory, read.cores), (None, None));
     let allocatable =
         json!({"cpu": "8", "nvidia.com/gpu": "8", "kubernetes.io/batch-cpu": "1", "hugepages-1Gi": "0", "pods": "110"});
@@ -183,7 +183,7 @@ fn extended_resources_are_read_of_quotas_nodes_and_pods() {
         assert_eq!(
             pod(wrong).unwrap_err(),
             KubernetesParseError::Malformed { what: "an amount" },
-            "told, and not guessed"
+            "a malformed amount is an error"
         );
     }
     // The first 64 by name are kept; names too long for a custom dimension are dropped.
@@ -232,14 +232,14 @@ impl ListItem for Nothing {
 }
 
 #[test]
-fn a_list_of_millions_of_nothings_takes_the_memory_of_one() {
+fn list_parser_holds_one_object_at_a_time() {
     let list = format!(r#"{{"kind": "NothingList", "items": [{}{{}}]}}"#, "{},".repeat(100_000));
     assert!(page::<Nothing>(list.as_bytes()).unwrap().items.is_empty());
     assert_eq!((LIVE.load(Ordering::SeqCst), LIVE_MOST.load(Ordering::SeqCst)), (0, 1));
 }
 
 #[test]
-fn a_page_with_more_than_is_kept_ends_there() {
+fn list_page_above_maximum_is_refused() {
     let namespace = r#"{"metadata": {"name": "etl"}}"#;
     let list = |count| {
         let namespaces = vec![namespace; count].join(",");
@@ -250,7 +250,7 @@ fn a_page_with_more_than_is_kept_ends_there() {
 }
 
 #[test]
-fn what_is_in_an_object_is_bounded_too() {
+fn list_object_parts_are_bounded() {
     for (before, part, after) in [
         (r#"{"spec": {"nodeName": "n1", "containers": ["#, "{}", "]}}"),
         (r#"{"spec": {"nodeName": "n1", "initContainers": ["#, "{}", "]}}"),
@@ -281,7 +281,12 @@ fn quota_object_counts_are_left_out() {
         "limits.nvidia.com/gpu": "1", "example.com/count": "7"});
     let read = quota(json!({"hard": hard}), json!({"hard": hard, "used": hard})).unwrap();
     assert_eq!(read.extended.keys().map(|name| &**name).collect::<Vec<_>>(), ["example.com/count"]);
-    assert_eq!(quota(json!({"hard": {"count/pods": "8"}}), json!({})), None, "nothing of it is for engines");
+    assert_eq!(
+        quota(json!({"hard": {"count/pods": "8"}}), json!({})),
+        None,
+        "object counts are not amounts of \
+        engines"
+    );
 }
 
 #[test]

@@ -106,9 +106,8 @@ pub(super) fn queues(
         custom,
     };
     let all = namespaces.iter().map(|(name, goes)| quotas.queue(name, *goes));
-    QueueTree::new(QueueNaming::Namespaces, std::iter::once(root).chain(all)).map_err(|DuplicatePath(_)| {
-        KubernetesParseError::Malformed { what: "a namespace that is there twice, and so one" }
-    })
+    QueueTree::new(QueueNaming::Namespaces, std::iter::once(root).chain(all))
+        .map_err(|DuplicatePath(_)| KubernetesParseError::Malformed { what: "the list of namespaces" })
 }
 
 /// Returns the sum of amounts.
@@ -147,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn the_quota_that_leaves_least_decides_in_each_dimension() {
+    fn quota_that_leaves_least_decides_per_dimension() {
         let quotas = Quotas::new(vec![
             quota("a", Some((100, 10)), Some((10, 9))),
             quota("a", Some((50, 40)), None),
@@ -171,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_there_twice_is_refused_and_sums_do_not_overflow() {
+    fn namespace_listed_twice_is_refused_and_sums_saturate() {
         let twice = [("a".to_owned(), false), ("a".to_owned(), false)];
         assert!(queues(&twice, &Quotas::default(), None).is_err());
         let vast = ["n1", "n2"].map(|name| (name.to_owned(), requested(i64::MAX - 1, 1)));
@@ -180,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn extended_resources_are_those_of_quotas_and_elsewhere_those_of_nodes() {
+    fn extended_resources_of_quotas_precede_nodes() {
         let of = |amounts: &[(&str, i64)]| PodRequests {
             extended: amounts.iter().map(|(name, amount)| (Arc::from(*name), *amount)).collect(),
             ..PodRequests::default()

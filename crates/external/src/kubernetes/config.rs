@@ -141,14 +141,14 @@ fn parse(json: &str, before: Option<&AccessSource>) -> Result<KubernetesConfig, 
     ];
     let stray = named.into_iter().find(|(_, is_there)| *is_there).filter(|_| address.is_none());
     if let Some((key, _)) = stray {
-        return Err(wrong(key, "is for a server that k8sMasterUrl names; leave it out, or name one"));
+        return Err(wrong(key, "belongs to k8sMasterUrl; omit it, or set k8sMasterUrl"));
     }
     if context.is_some() && path.is_none() {
-        return Err(wrong("context", "is one of a kubeconfig that k8sConfig names; leave it out, or name one"));
+        return Err(wrong("context", "belongs to k8sConfig; omit it, or set k8sConfig"));
     }
     let source = match (path, address) {
         (Some(_), Some(_)) => {
-            return Err(wrong("k8sMasterUrl", "stands in the kubeconfig that k8sConfig names; leave one of both out"));
+            return Err(wrong("k8sMasterUrl", "conflicts with the kubeconfig of k8sConfig; omit one of the two"));
         }
         (Some(path), None) => {
             AccessSource::Kubeconfig { path: checked_path(path)?, context: checked_context(context)? }
@@ -165,7 +165,7 @@ fn parse(json: &str, before: Option<&AccessSource>) -> Result<KubernetesConfig, 
 fn checked_path(path: String) -> Result<String, FieldError> {
     match path.starts_with('/') && path.len() <= 4096 && !path.chars().any(char::is_control) {
         true => Ok(path),
-        false => Err(wrong("k8sConfig", "must be the whole path of a file, from / on")),
+        false => Err(wrong("k8sConfig", "must be the absolute path of a file")),
     }
 }
 
@@ -185,13 +185,13 @@ fn named_source(
     key: Option<String>,
     before: Option<&AccessSource>,
 ) -> Result<NamedServer, FieldError> {
-    const NONE: &str = "is none, in PEM or in base64 of that";
+    const NONE: &str = "is not PEM, or base64 of PEM";
     if ca.as_deref().is_some_and(|ca| certificates(ca).is_none()) {
         return Err(wrong("k8sCaCertData", NONE));
     }
     let client = match (certificate, key) {
         (None, None) => None,
-        (None, Some(_)) => return Err(wrong("k8sClientCertData", "is required beside k8sClientKeyData")),
+        (None, Some(_)) => return Err(wrong("k8sClientCertData", "is required with k8sClientKeyData")),
         (Some(certificate), Some(key)) => Some((certificate, SecretString::from(key))),
         (Some(certificate), None) => {
             let kept = match before {
@@ -199,18 +199,13 @@ fn named_source(
                 _ => None,
             };
             let kept = kept.filter(|(before, _)| *before == certificate);
-            let missing = || {
-                wrong(
-                    "k8sClientKeyData",
-                    "is required for a certificate or an address that it was not given for before",
-                )
-            };
+            let missing = || wrong("k8sClientKeyData", "is required again for another certificate or address");
             Some(kept.ok_or_else(missing)?.clone())
         }
     };
     if let Some((certificate, key)) = &client {
         if !address.is_encrypted() {
-            return Err(wrong("k8sMasterUrl", "must begin with https:// where a certificate is shown"));
+            return Err(wrong("k8sMasterUrl", "must begin with https:// because a certificate is sent to it"));
         }
         if identity(certificate, key).is_none() {
             return Err(wrong("k8sClientCertData", format!("{NONE}, or k8sClientKeyData is not its key")));
@@ -271,7 +266,7 @@ mod tests {
     }
 
     #[test]
-    fn linkis_s_own_keys_are_read_as_they_are() {
+    fn linkis_kubernetes_keys_are_accepted() {
         assert_eq!(source(serde_json::json!({})), AccessSource::InCluster);
         let kubeconfig =
             source(serde_json::json!({"k8sConfig": "/etc/kube/config", "k8sMasterUrl": "", "context": "prod"}));
@@ -295,7 +290,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_by_key() {
+    fn kubernetes_config_error_names_key() {
         let ((certificate, key), (other, _)) = (certified("linkis"), certified("other"));
         let named = |more: Value| {
             let mut all = serde_json::json!({"k8sMasterUrl": "https://k8s"});
@@ -329,12 +324,12 @@ mod tests {
         assert_eq!(
             read(&open.to_string(), None).unwrap_err().field,
             "config.k8sMasterUrl",
-            "it would not be shown to anybody"
+            "the certificate would not be sent"
         );
     }
 
     #[test]
-    fn a_key_is_never_told_and_kept_only_for_its_certificate_and_address() {
+    fn client_key_is_hidden_and_reused_only_for_same_server() {
         let (certificate, key) = certified("linkis");
         let with = |address: &str, key: Option<&str>| {
             let mut json = serde_json::json!({"k8sMasterUrl": address, "k8sClientCertData": certificate});

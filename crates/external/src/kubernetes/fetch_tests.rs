@@ -78,7 +78,7 @@ async fn failure(reply: impl Fn(&str) -> FakeReply + Send + Sync + 'static) -> (
 }
 
 #[tokio::test]
-async fn namespaces_have_what_their_quotas_or_the_nodes_leave() {
+async fn namespaces_have_head_room_of_quotas_or_nodes() {
     let fake = FakeServer::start(serving).await;
     let queues = named(&fake).queues(&client("127.0.0.1")).await.unwrap();
     let left = |name: &str| queues.left(queues.find(name).unwrap());
@@ -92,7 +92,7 @@ async fn namespaces_have_what_their_quotas_or_the_nodes_leave() {
 }
 
 #[tokio::test]
-async fn nodes_are_not_asked_for_where_quotas_say_everything() {
+async fn nodes_are_not_fetched_when_quotas_decide() {
     let fake = FakeServer::start(|path| match asked(path).0 {
         "namespaces" => list("NamespaceList", &namespaces(&["etl"]), ""),
         "resourcequotas" => list("ResourceQuotaList", &json!([quota("etl", 4, "8Gi")]), ""),
@@ -104,7 +104,7 @@ async fn nodes_are_not_asked_for_where_quotas_say_everything() {
 }
 
 #[tokio::test]
-async fn pages_are_followed_and_begun_anew_when_they_are_out_of_date() {
+async fn expired_page_token_restarts_list() {
     let gone = Arc::new(AtomicUsize::new(0));
     let fake = FakeServer::start(move |path| match asked(path) {
         ("pods", "") => list("PodList", &json!([pod("n1", "1", "1Gi")]), "a b&c"),
@@ -128,7 +128,7 @@ async fn pages_are_followed_and_begun_anew_when_they_are_out_of_date() {
 }
 
 #[tokio::test]
-async fn a_list_without_end_ends() {
+async fn endless_list_is_ended_by_bound() {
     let (failure, fake) = failure(|path| match asked(path).0 {
         "namespaces" => list("NamespaceList", &json!([]), "on"),
         _ => serving(path),
@@ -140,7 +140,7 @@ async fn a_list_without_end_ends() {
 }
 
 #[tokio::test]
-async fn many_thousands_are_kept_in_little() {
+async fn thousands_of_pods_fit_in_bounded_memory() {
     // Pages of 500 large pods, 20 MB in total; a name and two numbers are kept of each pod.
     let padding = "x".repeat(2000);
     let page: Value = (0..500)
@@ -178,19 +178,19 @@ async fn many_thousands_are_kept_in_little() {
 }
 
 #[tokio::test]
-async fn what_is_no_answer_is_told_without_what_it_holds() {
+async fn kubernetes_malformed_reply_error_omits_content() {
     for (answer, expected) in [
-        (http("200 OK", "text/html", "<html>gr8-s3cret</html>"), "is no NamespaceList in JSON"),
-        (http("200 OK", "application/json", r#"{"kind": "NamespaceList", "items": [{"#), "ends in the middle"),
-        (http("200 OK", "application/json", r#"{"kind": "gr8-s3cret"}"#), "is no NamespaceList"),
+        (http("200 OK", "text/html", "<html>gr8-s3cret</html>"), "is not a NamespaceList in JSON"),
+        (http("200 OK", "application/json", r#"{"kind": "NamespaceList", "items": [{"#), "is truncated"),
+        (http("200 OK", "application/json", r#"{"kind": "gr8-s3cret"}"#), "is not a NamespaceList"),
         (http("403 Forbidden", "application/json", "gr8-s3cret"), "may not list namespaces"),
         (http("404 Not Found", "text/html", "gr8-s3cret"), "answered 404"),
         ("HTTP/1.1 302 Found\r\nLocation: http://127.0.0.1:9/\r\nContent-Length: 0\r\n\r\n".to_owned(), "answered 302"),
     ] {
         let (failure, fake) = failure(move |_| FakeReply::Raw(answer.clone())).await;
-        let told = failure.to_string();
-        assert!(told.contains(expected) && !told.contains("gr8"), "{told}");
-        assert_eq!(fake.paths().len(), 1, "{told}: no matter of the moment");
+        let text = failure.to_string();
+        assert!(text.contains(expected) && !text.contains("gr8"), "{text}");
+        assert_eq!(fake.paths().len(), 1, "{text}: not retried");
     }
     for status in ["503 Service Unavailable", "429 Too Many Requests"] {
         let (failure, fake) = failure(move |_| FakeReply::Raw(http(status, "text/plain", ""))).await;
@@ -204,7 +204,7 @@ async fn what_is_no_answer_is_told_without_what_it_holds() {
 }
 
 #[tokio::test]
-async fn silence_and_endless_answers_end() {
+async fn silent_and_endless_replies_are_ended() {
     let begun = Instant::now();
     let (failure, fake) = failure(|_| FakeReply::Silence).await;
     assert_eq!((failure, fake.paths().len()), (HttpFailure::Timeout, 3));
@@ -223,7 +223,7 @@ async fn silence_and_endless_answers_end() {
 }
 
 #[tokio::test]
-async fn hosts_that_are_not_allowed_are_not_asked_whatever_file_names_them() {
+async fn kubernetes_host_not_allowed_gets_no_request() {
     let fake = FakeServer::start(serving).await;
     let folder = KubeconfigFolder::new("allowed");
     let config = folder.kubeconfig(&format!("http://{}", fake.address), "");
@@ -269,7 +269,7 @@ impl Drop for KubeconfigFolder {
 
 /// Each token is valid until the next one, as real tokens are.
 #[tokio::test]
-async fn a_token_that_was_renewed_is_taken_up_by_the_same_fetch() {
+async fn renewed_token_is_used_by_same_fetch() {
     let folder = KubeconfigFolder::new("renewed");
     let (token, renews) = (folder.0.join("token"), Arc::new(AtomicUsize::new(0)));
     let (tls, ca) = certified(&["127.0.0.1"]);
@@ -297,22 +297,22 @@ async fn a_token_that_was_renewed_is_taken_up_by_the_same_fetch() {
 }
 
 #[tokio::test]
-async fn whoever_stays_unknown_is_told_so() {
+async fn rejected_credential_fails_after_one_retry() {
     let (failure, fake) = failure(|_| FakeReply::Raw(http("401 Unauthorized", "text/plain", "gr8-s3cret"))).await;
-    assert_eq!((failure, fake.paths().len()), (HttpFailure::Unknown, 2), "once more, with what files say then");
+    assert_eq!((failure, fake.paths().len()), (HttpFailure::Unknown, 2), "one retry, with the files' new content");
 }
 
 #[tokio::test]
-async fn a_server_that_nobody_vouches_for_is_not_asked() {
+async fn kubernetes_server_with_untrusted_certificate_gets_no_request() {
     let folder = KubeconfigFolder::new("tls");
     let ((tls, _), (_, other)) = (certified(&["127.0.0.1"]), certified(&["127.0.0.1"]));
     let fake = FakeServer::start_with(on_path(serving), Some(tls)).await;
     let address = format!("https://{}", fake.address);
     let error = folder.kubeconfig(&address, &other).queues(&client("127.0.0.1")).await.unwrap_err();
     assert_eq!(error.failures[0].1, HttpFailure::Tls);
-    assert!(fake.paths().is_empty(), "and shown no token");
+    assert!(fake.paths().is_empty(), "no token was sent");
     // An unencrypted connection gets no token either.
     let open = folder.kubeconfig(&format!("http://{}", fake.address), &other).queues(&client("127.0.0.1")).await;
-    let told = open.unwrap_err().to_string();
-    assert!(told.contains("must begin with https://") && !told.contains(TOKEN), "{told}");
+    let text = open.unwrap_err().to_string();
+    assert!(text.contains("must begin with https://") && !text.contains(TOKEN), "{text}");
 }

@@ -34,7 +34,7 @@ pub use config::read;
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum KubernetesParseError {
     /// The response is no JSON of the expected list.
-    #[error("is no {kind} in JSON: it {} at line {line}, column {column}", if *is_cut { "ends in the middle" } else { "breaks off" })]
+    #[error("is not a {kind} in JSON: it is {} at line {line}, column {column}", if *is_cut { "truncated" } else { "invalid" })]
     NotJson {
         /// Expected kind of list.
         kind: &'static str,
@@ -46,7 +46,7 @@ enum KubernetesParseError {
         is_cut: bool,
     },
     /// The response is another object.
-    #[error("is no {kind}")]
+    #[error("is not a {kind}")]
     Other {
         /// Expected kind of list.
         kind: &'static str,
@@ -60,7 +60,7 @@ enum KubernetesParseError {
         what: &'static str,
     },
     /// A value has no valid form.
-    #[error("is not to be understood: there is {what} that is none")]
+    #[error("cannot be parsed: {what} is malformed")]
     Malformed {
         /// Expected value.
         what: &'static str,

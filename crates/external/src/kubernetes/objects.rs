@@ -64,7 +64,7 @@ pub(super) fn page<T: ListItem>(json: &[u8]) -> Result<KubernetesPage<T::Kept>, 
     }
     let next = metadata.and_then(|metadata| metadata.next).filter(|next| !next.is_empty());
     if next.as_ref().is_some_and(|next| next.len() > CONTINUE_BYTES_MAX) {
-        return Err(KubernetesParseError::Malformed { what: "a place where the list goes on" });
+        return Err(KubernetesParseError::Malformed { what: "the token of the next page" });
     }
     Ok(KubernetesPage { items: items.map_or(Ok(Vec::new()), |items| items.0)?, next })
 }

@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn amounts_are_read_as_kubernetes_writes_them() {
+    fn quantity_in_every_kubernetes_form_is_parsed() {
         for (text, millis) in [
             ("2", [2000, 2000]),
             ("500m", [500, 500]),
@@ -144,19 +144,19 @@ mod tests {
     }
 
     #[test]
-    fn fractions_of_bytes_are_rounded() {
+    fn quantity_fraction_of_byte_is_rounded() {
         assert_eq!(parts("4.1Gi", 1), Some([4_402_341_478, 4_402_341_479]));
         assert_eq!(parts("940k", 1000), Some([940_000_000, 940_000_000]));
     }
 
     #[test]
-    fn what_is_none_is_none() {
+    fn quantity_malformed_is_none() {
         for text in
             ["", "m", "Gi", "1 Gi", "1gi", "1K", "0x10", "1.2.3", "--1", "1e", "1e99", "1E3E", "ü", "1ü", "∞", "."]
         {
             assert_eq!(Quantity::parse(text), None, "{text}");
         }
-        assert_eq!(Quantity::parse(&"9".repeat(64)), None, "more than can be counted with");
+        assert_eq!(Quantity::parse(&"9".repeat(64)), None, "above the largest number");
         assert_eq!(Quantity::parse(&"0".repeat(65)), None);
     }
 }

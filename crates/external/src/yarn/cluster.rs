@@ -88,7 +88,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_is_active_says_so() {
+    fn active_resource_manager_is_recognised() {
         for (json, active) in [
             (r#"{"clusterInfo": {"id": 1, "state": "STARTED", "haState": "ACTIVE"}}"#, true),
             (r#"{"clusterInfo": {"haState": "active"}}"#, true),
@@ -103,34 +103,34 @@ mod tests {
     }
 
     #[test]
-    fn the_cluster_has_a_size() {
-        let told = size(br#"{"clusterMetrics": {"totalMB": 1024, "totalVirtualCores": 7, "totalMBX": 1}}"#);
-        assert_eq!(told, Ok(QueueAmounts { memory: 1 << 30, cores: 7 }));
+    fn cluster_metrics_give_total_size() {
+        let parsed = size(br#"{"clusterMetrics": {"totalMB": 1024, "totalVirtualCores": 7, "totalMBX": 1}}"#);
+        assert_eq!(parsed, Ok(QueueAmounts { memory: 1 << 30, cores: 7 }));
         assert!(size(br#"{"clusterMetrics": {"totalMB": 1024}}"#).is_err());
     }
 
     #[test]
-    fn applications_are_told_with_what_they_have() {
+    fn applications_are_parsed_with_allocation() {
         let json = br#"{"apps": {"app": [
             {"id": "application_2", "user": "b", "name": "n", "queue": "etl", "state": "ACCEPTED", "allocatedMB": -1,
              "allocatedVCores": -1, "startedTime": 0, "trackingUrl": "x"},
             {"id": "application_1", "user": "a", "name": "n", "queue": "root.eng.etl", "state": "RUNNING",
              "allocatedMB": 12288, "allocatedVCores": 3, "startedTime": 1795304054064}
         ]}}"#;
-        let told = applications(json).unwrap();
-        assert_eq!(told.iter().map(|app| app.id.as_str()).collect::<Vec<_>>(), ["application_1", "application_2"]);
-        assert_eq!(told[0].allocated, QueueAmounts { memory: 12 << 30, cores: 3 });
-        assert_eq!(told[1].allocated, QueueAmounts::default());
+        let parsed = applications(json).unwrap();
+        assert_eq!(parsed.iter().map(|app| app.id.as_str()).collect::<Vec<_>>(), ["application_1", "application_2"]);
+        assert_eq!(parsed[0].allocated, QueueAmounts { memory: 12 << 30, cores: 3 });
+        assert_eq!(parsed[1].allocated, QueueAmounts::default());
         for none in [r#"{"apps": null}"#, r#"{"apps": {}}"#, r#"{"apps": ""}"#, r#"{"apps": {"app": []}}"#] {
             assert_eq!(applications(none.as_bytes()), Ok(vec![]), "{none}");
         }
         let one = br#"{"apps": {"app": {"id": "application_1"}}}"#;
-        assert_eq!(applications(one).unwrap().len(), 1, "old releases write a list of one without brackets");
+        assert_eq!(applications(one).unwrap().len(), 1, "old releases write a single element without brackets");
         assert!(applications(br#"{"apps": {"app": [{}]}}"#).is_err());
         let stated = |json: &str| {
             let json =
                 format!(r#"{{"apps": {{"app": [{{"id": "a", "allocatedMB": {json}, "allocatedVCores": 1}}]}}}}"#);
-            applications(json.as_bytes()).map(|told| told[0].allocated.memory)
+            applications(json.as_bytes()).map(|parsed| parsed[0].allocated.memory)
         };
         assert_eq!([stated("\"12288.0\""), stated("null")], [Ok(12 << 30), Ok(0)]);
         for json in ["\"12 GB\"", "[[1]]", "\"NaN\""] {
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_users_write_is_cut() {
+    fn application_name_is_truncated() {
         let json = format!(r#"{{"apps": {{"app": [{{"id": "a", "name": "{}"}}]}}}}"#, "ü".repeat(10_000));
         assert_eq!(applications(json.as_bytes()).unwrap()[0].name.len(), 254);
     }

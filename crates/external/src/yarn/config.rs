@@ -22,8 +22,8 @@ const CREDENTIAL_BYTES_MAX: usize = 1024;
 const UNUSED: [&str; 4] = ["hadoopVersion", "principalName", "keytabPath", "krb5Path"];
 
 /// Reason why Kerberos is not supported.
-const NO_KERBEROS: &str = "is not offered: it would bring a C library and files of keys to each instance. Name an address that takes a \
-                           user and a password, such as that of a gateway (Apache Knox), and set it to false";
+const NO_KERBEROS: &str = "is not supported, because it needs a C library and key files on each instance; set it to \
+    false and name an address that accepts a user and a password, such as that of a gateway (Apache Knox)";
 
 /// Configuration of a provider.
 #[derive(Debug)]
@@ -111,7 +111,7 @@ fn addresses(text: Option<&str>) -> Result<Vec<ServerAddress>, FieldError> {
     let addresses: Vec<_> =
         parts.map(ServerAddress::parse).collect::<Result<_, _>>().map_err(|problem| wrong("rmWebAddress", problem))?;
     match addresses.len() {
-        0 => Err(wrong("rmWebAddress", "names no address")),
+        0 => Err(wrong("rmWebAddress", "is empty; name at least one address")),
         1..=ADDRESSES_MAX => Ok(addresses),
         many => Err(wrong("rmWebAddress", format!("names {many} addresses; at most {ADDRESSES_MAX} are allowed"))),
     }
@@ -121,13 +121,13 @@ fn addresses(text: Option<&str>) -> Result<Vec<ServerAddress>, FieldError> {
 /// addresses than it was given for.
 fn login(user: String, password: Option<String>, before: Option<&YarnConfig>) -> Result<YarnLogin, FieldError> {
     if user.is_empty() || user.contains(':') || user.chars().any(char::is_control) {
-        return Err(wrong("user", "must be a name without colon, because authorEnable is true"));
+        return Err(wrong("user", "must be a name without a colon, because authorEnable is true"));
     }
     let kept = before.and_then(|before| before.login.as_ref()).filter(|before| before.user == user);
     let password = match password {
         Some(password) => SecretString::from(password),
         None => {
-            let missing = || wrong("pwd", "is required for a user or addresses that it was not given for before");
+            let missing = || wrong("pwd", "is required again for another user or other addresses");
             kept.ok_or_else(missing)?.password.clone()
         }
     };
@@ -194,11 +194,11 @@ mod tests {
     }
 
     #[test]
-    fn linkis_s_own_row_is_read_as_it_is() {
+    fn linkis_yarn_row_is_accepted() {
         let config = parse(LINKIS, None).unwrap();
         assert_eq!(config.addresses.iter().map(ServerAddress::as_str).collect::<Vec<_>>(), ["http://127.0.0.1:8088"]);
         assert!(config.login.is_none() && config.capacity == CapacityMode::Maximum);
-        assert!(!config.stored().expose_secret().contains(SECRET), "a password that is not used is not kept");
+        assert!(!config.stored().expose_secret().contains(SECRET), "an unused password is not stored");
         assert!(config.shown().contains(r#""hadoopVersion":"3.3.4""#));
         let two = parse(r#"{"rmWebAddress": " http://a:8088/; https://b:8090 ;"}"#, None).unwrap();
         assert_eq!(
@@ -208,7 +208,7 @@ mod tests {
     }
 
     #[test]
-    fn rows_and_addresses_of_linkis_are_read() {
+    fn linkis_yarn_addresses_in_any_form_are_accepted() {
         for row in [
             "{\r\n\"rmWebAddress\": \"http://127.0.0.1:8088\",\r\n\"hadoopVersion\": \"2.7.2\",\r\n\"authorEnable\": false\r\n}",
             r#"{"rmWebAddress": "http://rm1", "hadoopVersion": null, "authorEnable": null, "user": null, "pwd": null}"#,
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_by_key() {
+    fn yarn_config_error_names_key() {
         for (json, key) in [
             ("gr8-s3cret", "config"),
             ("[]", "config"),
@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_password_is_never_told_and_kept_only_for_whom_it_was_given() {
+    fn password_is_hidden_and_reused_only_for_same_user_and_addresses() {
         let given = with_login("http://rm1:8088", r#", "pwd": "gr8-s3cret""#);
         let first = read(&given, None).unwrap();
         assert!(!first.shown().contains(SECRET) && !format!("{first:?}").contains(SECRET));

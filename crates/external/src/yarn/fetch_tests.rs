@@ -46,10 +46,10 @@ async fn failure(reply: impl Fn(&str) -> FakeReply + Send + Sync + 'static) -> (
 }
 
 #[tokio::test]
-async fn queues_and_applications_are_fetched_from_a_single_one() {
+async fn single_address_is_fetched_without_probe() {
     let rm = FakeServer::start(active(FAIR)).await;
     assert_eq!(paths(&format!("http://{}", rm.address), "").await, Ok(5));
-    assert_eq!(rm.paths(), ["scheduler"], "a single one is not asked who is active");
+    assert_eq!(rm.paths(), ["scheduler"], "a single address is not probed");
     let old = FakeServer::start(active(SHARES)).await;
     assert_eq!(paths(&format!("http://{}/", old.address), "").await, Ok(4));
     assert_eq!(old.paths(), ["scheduler", "metrics"]);
@@ -60,7 +60,7 @@ async fn queues_and_applications_are_fetched_from_a_single_one() {
 }
 
 #[tokio::test]
-async fn the_active_one_of_several_is_found_and_remembered() {
+async fn active_address_of_several_is_found_and_remembered() {
     let standby = FakeServer::start(|_| FakeReply::Json(STANDBY.into())).await;
     // Every path of a standby shows the state. Release 3.x sends a redirect, to the active one if known. Older ones
     // send text with status 200.
@@ -79,12 +79,12 @@ async fn the_active_one_of_several_is_found_and_remembered() {
     }
     assert_eq!(rm.paths(), ["info", "scheduler", "info", "scheduler"]);
     for other in [&standby, &redirecting, &alone, &old] {
-        assert_eq!(other.paths(), ["info"], "the second time it is known who is active");
+        assert_eq!(other.paths(), ["info"], "the second fetch knows the active one");
     }
 }
 
 #[tokio::test]
-async fn where_none_is_active_it_is_tried_again_and_told() {
+async fn addresses_without_active_one_are_retried_then_fail() {
     let fakes = [
         FakeServer::start(|_| FakeReply::Json(STANDBY.into())).await,
         FakeServer::start(|_| FakeReply::Json(STANDBY.into())).await,
@@ -101,7 +101,7 @@ async fn where_none_is_active_it_is_tried_again_and_told() {
 }
 
 #[tokio::test]
-async fn credentials_go_to_named_addresses_and_no_redirect_is_followed() {
+async fn redirect_is_not_followed_with_credentials() {
     let other = FakeServer::start(active(FAIR)).await;
     let elsewhere = format!("HTTP/1.1 302 Found\r\nLocation: http://{}/\r\nContent-Length: 0\r\n\r\n", other.address);
     let rm = FakeServer::start(move |_| FakeReply::Raw(elsewhere.clone())).await;
@@ -111,12 +111,12 @@ async fn credentials_go_to_named_addresses_and_no_redirect_is_followed() {
     assert!(!error.to_string().contains("gr8"), "{error}");
     assert!(other.paths().is_empty());
     let heads = rm.heads.lock().unwrap().clone();
-    assert_eq!(heads.len(), 1, "a redirect is no matter of the moment");
+    assert_eq!(heads.len(), 1, "a redirect is not retried");
     assert!(heads[0].to_lowercase().contains("authorization: basic agfkb29womdyoc1zm2nyzxq="), "{heads:?}");
 }
 
 #[tokio::test]
-async fn a_redirect_to_itself_is_no_loop() {
+async fn redirect_to_itself_fails_after_one_request() {
     let (failure, fake) =
         failure(|path| FakeReply::Raw(format!("HTTP/1.1 301 Moved\r\nLocation: {path}\r\nContent-Length: 0\r\n\r\n")))
             .await;
@@ -124,19 +124,19 @@ async fn a_redirect_to_itself_is_no_loop() {
 }
 
 #[tokio::test]
-async fn what_is_no_answer_is_told_without_what_it_holds() {
+async fn yarn_malformed_reply_error_omits_content() {
     for (answer, expected) in [
-        (http("200 OK", "text/html", "<html>gr8-s3cret</html>"), "no JSON"),
-        (http("200 OK", "application/json", &FAIR[..FAIR.len() / 2]), "ends in the middle"),
+        (http("200 OK", "text/html", "<html>gr8-s3cret</html>"), "is not JSON"),
+        (http("200 OK", "application/json", &FAIR[..FAIR.len() / 2]), "is truncated"),
         (http("200 OK", "application/json", "{}"), "scheduler.schedulerInfo"),
-        (http("401 Unauthorized", "text/html", "gr8-s3cret"), "answered 401: it wants a user"),
+        (http("401 Unauthorized", "text/html", "gr8-s3cret"), "answered 401: it requires a user"),
         (http("403 Forbidden", "text/html", "GSSException: gr8-s3cret"), "answered 403"),
         (http("404 Not Found", "text/html", "gr8-s3cret"), "answered 404"),
     ] {
         let (failure, fake) = failure(move |_| FakeReply::Raw(answer.clone())).await;
-        let told = failure.to_string();
-        assert!(told.contains(expected) && !told.contains("gr8"), "{told}");
-        assert_eq!(fake.paths().len(), 1, "{told}: no matter of the moment");
+        let text = failure.to_string();
+        assert!(text.contains(expected) && !text.contains("gr8"), "{text}");
+        assert_eq!(fake.paths().len(), 1, "{text}: not retried");
     }
     let cut = format!("HTTP/1.1 200 OK\r\nContent-Length: {}\r\n\r\n{{", FAIR.len());
     assert_eq!(failure(move |_| FakeReply::Raw(cut.clone())).await.0, HttpFailure::Broken);
@@ -145,7 +145,7 @@ async fn what_is_no_answer_is_told_without_what_it_holds() {
 }
 
 #[tokio::test]
-async fn an_endless_answer_ends() {
+async fn endless_reply_is_ended_by_bound() {
     // The timeouts are long, so that only the size can end it.
     let seconds = Duration::from_secs;
     let times = HttpTimeouts {
@@ -164,7 +164,7 @@ async fn an_endless_answer_ends() {
 }
 
 #[tokio::test]
-async fn silence_is_not_waited_for() {
+async fn silent_server_fails_by_timeout() {
     let begun = Instant::now();
     let (failure, fake) = failure(|_| FakeReply::Silence).await;
     assert_eq!((failure, fake.paths().len()), (HttpFailure::Timeout, 3));
@@ -177,14 +177,14 @@ async fn silence_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn nobody_there_is_tried_again() {
+async fn closed_port_is_retried() {
     let gone = TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let error = paths(&format!("http://{gone}"), "").await.unwrap_err();
     assert_eq!(error.to_string(), format!("http://{gone} cannot be connected to"));
 }
 
 #[tokio::test]
-async fn a_certificate_that_nobody_vouches_for_is_refused() {
+async fn yarn_server_with_untrusted_certificate_gets_no_request() {
     let (tls, _) = certified(&["localhost", "127.0.0.1"]);
     let fake = FakeServer::start_with(on_path(active(FAIR)), Some(tls)).await;
     let error = paths(&format!("https://{}", fake.address), "").await.unwrap_err();
@@ -193,7 +193,7 @@ async fn a_certificate_that_nobody_vouches_for_is_refused() {
 }
 
 #[tokio::test]
-async fn hosts_that_are_not_allowed_are_not_asked() {
+async fn yarn_host_not_allowed_gets_no_request() {
     let rm = FakeServer::start(active(FAIR)).await;
     let cluster = read("Yarn", &format!(r#"{{"rmWebAddress": "http://{}"}}"#, rm.address), None).unwrap();
     for hosts in ["", "rm1", "127.0.0.1:1"] {
@@ -204,7 +204,7 @@ async fn hosts_that_are_not_allowed_are_not_asked() {
 }
 
 #[tokio::test]
-async fn json_is_asked_for_and_may_come_packed() {
+async fn request_accepts_gzip_json() {
     let rm = FakeServer::start(active(FAIR)).await;
     assert_eq!(paths(&format!("http://{}", rm.address), "").await, Ok(5));
     let head = rm.heads.lock().unwrap()[0].to_lowercase();

@@ -234,7 +234,7 @@ mod tests {
     const KEYS: &[&str] = &["a", "b"];
 
     #[test]
-    fn keys_may_stand_there_twice_and_lists_may_be_missing() {
+    fn json_repeated_keys_and_missing_lists_are_accepted() {
         for json in [
             r#"{"a": [{"b": 1}, {"b": 2}]}"#,
             r#"{"a": {"b": 1}, "c": [[]], "a": {"b": 2}}"#,
@@ -247,7 +247,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_come_in_any_form() {
+    fn json_number_in_any_form_is_parsed() {
         let int = |json: &str| read(format!(r#"{{"a": {json}}}"#).as_bytes(), KEYS).unwrap().int("a");
         assert_eq!(int("7.9"), Some(7));
         assert_eq!(int("\"7\""), Some(7));
@@ -261,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_json_is_told_by_its_place_alone() {
+    fn json_error_states_position_without_content() {
         for (json, is_cut) in [("<html>secret", false), (r#"{"a": "secret"#, true), ("{} secret", false), ("", true)] {
             match read(json.as_bytes(), KEYS).unwrap_err() {
                 error @ YarnParseError::NotJson { is_cut: cut, .. } => {
@@ -274,11 +274,11 @@ mod tests {
     }
 
     #[test]
-    fn depth_and_size_are_bounded() {
+    fn json_depth_and_size_are_bounded() {
         let deep = format!("{}1{}", r#"{"a":"#.repeat(100_000), "}".repeat(100_000));
         assert!(matches!(read(deep.as_bytes(), KEYS), Err(YarnParseError::NotJson { .. })));
         let ignored = format!("{{\"c\": {}1{}}}", "[".repeat(100_000), "]".repeat(100_000));
-        assert_eq!(read(ignored.as_bytes(), KEYS), Ok(JsonValue::Object(vec![])), "what is skipped takes no stack");
+        assert_eq!(read(ignored.as_bytes(), KEYS), Ok(JsonValue::Object(vec![])), "skipped values use no stack");
         let many = format!("[{}{{}}]", "{},".repeat(VALUES_MAX));
         assert_eq!(read(many.as_bytes(), KEYS), Err(YarnParseError::TooMany { most: VALUES_MAX }));
     }

@@ -42,7 +42,7 @@ enum CapacityMode {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum YarnParseError {
     /// The response is no JSON, or nested too deep.
-    #[error("is no JSON, or none of at most 128 levels: it {} at line {line}, column {column}", if *is_cut { "ends in the middle" } else { "breaks off" })]
+    #[error("is not JSON of at most 128 levels: it is {} at line {line}, column {column}", if *is_cut { "truncated" } else { "invalid" })]
     NotJson {
         /// Line of the error, from 1.
         line: usize,
@@ -52,7 +52,7 @@ enum YarnParseError {
         is_cut: bool,
     },
     /// The response exceeds a maximum number of values.
-    #[error("has more than {most} of what is asked for")]
+    #[error("has more than {most} values")]
     TooMany {
         /// Maximum number.
         most: usize,
@@ -64,19 +64,19 @@ enum YarnParseError {
         what: &'static str,
     },
     /// The scheduler is neither the fair nor the capacity scheduler.
-    #[error("is of the scheduler {kind:?}; the fair and the capacity scheduler have queues")]
+    #[error("has the scheduler {kind:?}; only the fair and the capacity scheduler are supported")]
     UnknownScheduler {
         /// Type that the scheduler states.
         kind: String,
     },
     /// A queue states no capacity.
-    #[error("is not to be understood: the queue {path} says neither how much nor which share it may have")]
+    #[error("cannot be parsed: the queue {path} states neither a maximum nor a share")]
     NoSize {
         /// Path of the queue.
         path: String,
     },
     /// Use or maximum of a queue is present and cannot be parsed.
-    #[error("is not to be understood: the {what} of the queue {path} is no amount of memory and cores")]
+    #[error("cannot be parsed: the {what} of the queue {path} is not an amount of memory and cores")]
     NoAmounts {
         /// Use or maximum.
         what: &'static str,
@@ -84,13 +84,13 @@ enum YarnParseError {
         path: String,
     },
     /// A queue without child queues states no use.
-    #[error("is not to be understood: the queue {path} does not state its use")]
+    #[error("cannot be parsed: the queue {path} does not state its use")]
     NoUse {
         /// Path of the queue.
         path: String,
     },
     /// An amount of an application is present and cannot be parsed.
-    #[error("is not to be understood: {what} of the application {id} is no amount")]
+    #[error("cannot be parsed: {what} of the application {id} is not an amount")]
     NoAllocation {
         /// Key of the amount.
         what: &'static str,
@@ -98,7 +98,7 @@ enum YarnParseError {
         id: String,
     },
     /// Two queues have the same path.
-    #[error("is not to be understood: it has the queue {path} twice")]
+    #[error("cannot be parsed: the queue {path} is listed twice")]
     SamePath {
         /// Path of the queues.
         path: String,

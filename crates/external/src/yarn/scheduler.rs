@@ -122,7 +122,7 @@ impl SchedulerReply {
         let state = match queue.text("state") {
             // The fair scheduler has no states.
             None => QueueState::Running,
-            Some(text) => QueueState::parse(text).ok_or(YarnParseError::Missing { what: "a state that is known" })?,
+            Some(text) => QueueState::parse(text).ok_or(YarnParseError::Missing { what: "a known state" })?,
         };
         let applications = |fair, capacity| queue.int(fair).or_else(|| queue.int(capacity));
         self.queues.push(QueueNode {

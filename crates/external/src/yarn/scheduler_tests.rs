@@ -21,20 +21,20 @@ fn read(json: &str, capacity: CapacityMode) -> QueueTree {
 }
 
 /// Returns the paths with maximum and use in MiB and cores, and the number of running applications.
-fn told(queues: &QueueTree) -> Vec<(&str, [i64; 4], Option<i64>)> {
-    let mut told = Vec::new();
+fn amounts_by_path(queues: &QueueTree) -> Vec<(&str, [i64; 4], Option<i64>)> {
+    let mut amounts_by_path = Vec::new();
     for ExternalQueue { path, max, used, running_applications, .. } in queues.behind(None) {
         let amounts = [max.memory / MIB, max.cores, used.memory / MIB, used.cores];
-        told.push((path.as_str(), amounts, *running_applications));
+        amounts_by_path.push((path.as_str(), amounts, *running_applications));
     }
-    told
+    amounts_by_path
 }
 
 #[test]
-fn the_fair_scheduler_s_queues() {
+fn fair_scheduler_queues_are_parsed() {
     let queues = read(FAIR, CapacityMode::Maximum);
     assert_eq!(
-        told(&queues),
+        amounts_by_path(&queues),
         [
             ("root", [102_400, 100, 12_288, 3], None),
             ("root.default", [102_400, 100, 0, 0], Some(0)),
@@ -48,15 +48,15 @@ fn the_fair_scheduler_s_queues() {
 }
 
 #[test]
-fn the_capacity_scheduler_s_queues_as_far_as_they_may_grow() {
+fn capacity_scheduler_queues_have_their_maximum() {
     let queues = read(CAPACITY, CapacityMode::Maximum);
     let (mut paths, mut used) = (Vec::new(), Vec::new());
-    for (path, [_, _, memory, cores], _) in told(&queues) {
+    for (path, [_, _, memory, cores], _) in amounts_by_path(&queues) {
         paths.push(path);
         used.push((memory, cores));
     }
     assert_eq!(paths, ["root", "root.default", "root.eng", "root.eng.adhoc", "root.eng.etl"]);
-    assert_eq!(used[0], (used[1].0 + used[2].0, used[1].1 + used[2].1), "the root does not say what it uses");
+    assert_eq!(used[0], (used[1].0 + used[2].0, used[1].1 + used[2].1), "the root states no use of its own");
     assert!(used[2].0 > 0);
     let max = |path| queues.find(path).unwrap().max;
     assert_eq!(max("etl"), QueueAmounts { memory: 102_400 * MIB, cores: 100 });
@@ -64,7 +64,7 @@ fn the_capacity_scheduler_s_queues_as_far_as_they_may_grow() {
 }
 
 #[test]
-fn the_capacity_scheduler_s_guarantees_are_exact() {
+fn capacity_scheduler_guarantees_are_exact() {
     let queues = read(CAPACITY, CapacityMode::Guaranteed);
     let max = |path| queues.find(path).unwrap().max;
     assert_eq!(max("eng"), QueueAmounts { memory: 81_920 * MIB, cores: 80 });
@@ -73,21 +73,21 @@ fn the_capacity_scheduler_s_guarantees_are_exact() {
 }
 
 #[test]
-fn keys_that_stand_there_twice_are_all_read() {
+fn scheduler_keys_given_twice_are_all_parsed() {
     let queues = read(DUPLICATE_KEYS, CapacityMode::Maximum);
-    let paths: Vec<_> = told(&queues).into_iter().map(|(path, ..)| path).collect();
+    let paths: Vec<_> = amounts_by_path(&queues).into_iter().map(|(path, ..)| path).collect();
     assert_eq!(paths, ["root", "root.a", "root.b", "root.b.c", "root.d"]);
     let queue = queues.find("b.c").unwrap();
     assert_eq!(queues.left(queue), QueueAmounts { memory: 1536 * MIB, cores: 3 }, "that of root.b");
 }
 
 #[test]
-fn shares_of_the_cluster_are_counted_where_no_amounts_are_told() {
+fn queue_without_amounts_counts_share_of_cluster() {
     assert!(SchedulerReply::read(SHARES.as_bytes()).unwrap().needs_cluster());
     assert!(!SchedulerReply::read(CAPACITY.as_bytes()).unwrap().needs_cluster());
     let queues = read(SHARES, CapacityMode::Guaranteed);
     assert_eq!(
-        told(&queues),
+        amounts_by_path(&queues),
         [
             ("root", [9216, 9, 3072, 3], None),
             ("root.default", [3072, 3, 1024, 1], Some(1)),
@@ -98,40 +98,45 @@ fn shares_of_the_cluster_are_counted_where_no_amounts_are_told() {
     );
     assert_eq!(read(SHARES, CapacityMode::Maximum).find("etl").unwrap().max.cores, 7);
     let etl = queues.find("etl").unwrap();
-    assert_eq!((etl.state, queues.state(etl)), (QueueState::Running, QueueState::Stopped), "what it is in is stopped");
+    assert_eq!(
+        (etl.state, queues.state(etl)),
+        (QueueState::Running, QueueState::Stopped),
+        "the parent queue is \
+        stopped"
+    );
 }
 
 #[test]
-fn what_is_missing_or_strange_is_an_error_that_names_it() {
+fn scheduler_error_names_missing_or_unknown_value() {
     let error = |json: &str| match SchedulerReply::read(json.as_bytes()) {
         Ok(scheduler) => scheduler.queues(CapacityMode::Maximum, QueueAmounts::default()).unwrap_err().to_string(),
         Err(error) => error.to_string(),
     };
     let fair = |root: &str| format!(r#"{{"scheduler": {{"schedulerInfo": {{"type": "fairScheduler", {root}}}}}}}"#);
-    for (json, told) in [
+    for (json, amounts_by_path) in [
         ("{}", "scheduler.schedulerInfo"),
         (r#"{"scheduler": {"schedulerInfo": {"type": "fifoScheduler"}}}"#, "fifoScheduler"),
         (&fair(r#""x": 1"#), "rootQueue"),
         (&fair(r#""rootQueue": {}"#), "queueName"),
-        (&fair(r#""rootQueue": {"queueName": "root"}"#), "root says neither"),
+        (&fair(r#""rootQueue": {"queueName": "root"}"#), "root states neither"),
         (&fair(&format!(r#""rootQueue": {{{ROOT_AMOUNTS}, "state": "GONE"}}"#)), "state"),
         (
             &fair(&format!(
                 r#""rootQueue": {{{ROOT_AMOUNTS}, "childQueues": [
                     {{"queueName": "root.a", {AMOUNTS}}}, {{"queueName": "root.a", {AMOUNTS}}}]}}"#
             )),
-            "root.a twice",
+            "root.a is listed twice",
         ),
-        (FAIR.get(..FAIR.len() / 2).unwrap(), "ends in the middle"),
-        ("<html></html>", "no JSON"),
+        (FAIR.get(..FAIR.len() / 2).unwrap(), "is truncated"),
+        ("<html></html>", "is not JSON"),
     ] {
         let error = error(json);
-        assert!(error.contains(told), "{error} for {json}");
+        assert!(error.contains(amounts_by_path), "{error} for {json}");
     }
 }
 
 #[test]
-fn names_and_numbers_of_queues_are_bounded() {
+fn queue_paths_and_count_are_bounded() {
     let queue = |name: &str, inner: &str| format!(r#"{{"queueName": "{name}", {AMOUNTS}, "childQueues": [{inner}]}}"#);
     let json = |root: &str| {
         format!(r#"{{"scheduler": {{"schedulerInfo": {{"type": "fairScheduler", "rootQueue": {root}}}}}}}"#)
@@ -161,7 +166,7 @@ fn read_etl(scheduler: &str, etl: &str) -> Result<[i64; 4], String> {
     let cluster = QueueAmounts { memory: 102_400 * MIB, cores: 100 };
     let queues = scheduler.queues(CapacityMode::Maximum, cluster).map_err(|error| error.to_string())?;
     let queue = queues.find("root.etl").unwrap();
-    assert_eq!(queues.find("root").unwrap().used, queue.used, "the root uses what is used in it");
+    assert_eq!(queues.find("root").unwrap().used, queue.used, "the root's use is the sum of its queues");
     Ok([queue.max.memory / MIB, queue.max.cores, queue.used.memory / MIB, queue.used.cores])
 }
 
@@ -270,5 +275,5 @@ fn queue_amount_unread_fails_with_queue_path() {
     let error = read_etl("fairScheduler", MAX).unwrap_err();
     assert!(error.contains("root.etl does not state its use"), "{error}");
     let unread = r#""absoluteUsedCapacity": 60.0, "resourcesUsed": {"memory": "60 GB", "vCores": 60}"#;
-    assert!(read_etl("capacityScheduler", &format!("{SHARES}, {unread}")).is_err(), "what is there has to be read");
+    assert!(read_etl("capacityScheduler", &format!("{SHARES}, {unread}")).is_err(), "a malformed value is an error");
 }

@@ -187,7 +187,7 @@ pub fn read_waiting(message: proto::WaitingRequest) -> Result<WaitingRequest, Fi
         labels: Labels::parse("labels", message.labels)?,
         caps: cap::caps("caps", &message.caps)?.into_iter().map(Arc::unwrap_or_clone).collect(),
         wait_until: read_time("wait_until", message.wait_until)?,
-        ahead: message.spots.into_iter().map(|spot| (spot.scope, spot.ahead)).collect(),
+        ahead: message.spots.into_iter().map(|entry| (entry.scope, entry.ahead)).collect(),
     })
 }
 

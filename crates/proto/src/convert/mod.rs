@@ -1,12 +1,12 @@
-//! Between protobuf and the domain: the only place that knows both.
+//! Conversion between protobuf messages and the model: the only module that uses both.
 //!
 //! - [`resource`]: amounts, both ways;
 //! - [`limit`]: limits and scopes, both ways;
 //! - [`cap`]: caps, both ways;
 //! - [`audit`]: audits and repairs, both ways;
 //! - [`operator`]: drains, forced releases and holds, both ways;
-//! - [`request`]: what callers send;
-//! - [`answer`]: what callers are told, and, for the RM client, back again.
+//! - [`request`]: parsing of requests;
+//! - [`answer`]: replies, and their parsing for the RM client.
 
 pub mod answer;
 pub mod audit;

@@ -366,13 +366,13 @@ pub fn report(request: proto::HeartbeatRequest) -> Result<EmReport, FieldError> 
 }
 
 /// Parses the observed use of tickets in `field`. A ticket may occur once.
-fn observations(field: &str, told: Vec<proto::ObservedUse>) -> Result<Option<Observations>, FieldError> {
-    if told.len() > TICKETS_MAX {
-        let problem = format!("has {} tickets; at most {TICKETS_MAX} are allowed", told.len());
+fn observations(field: &str, stated: Vec<proto::ObservedUse>) -> Result<Option<Observations>, FieldError> {
+    if stated.len() > TICKETS_MAX {
+        let problem = format!("has {} tickets; at most {TICKETS_MAX} are allowed", stated.len());
         return Err(FieldError::new(field, problem));
     }
-    let (mut observed, mut seen) = (Vec::with_capacity(told.len()), HashSet::with_capacity(told.len()));
-    for (number, one) in told.into_iter().enumerate() {
+    let (mut observed, mut seen) = (Vec::with_capacity(stated.len()), HashSet::with_capacity(stated.len()));
+    for (number, one) in stated.into_iter().enumerate() {
         let in_ticket = format!("{field}[{number}].ticket_id");
         let ticket_id = Uuid::from_slice(&one.ticket_id).map_err(|_| {
             FieldError::new(&in_ticket, format!("must be the {TICKET_BYTES} bytes of the ticket's UUID"))

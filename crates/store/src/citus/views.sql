@@ -1,8 +1,8 @@
--- On the worker that has the tables of the cell {cell}: makes them usable by their own names, in the schema {cell}_local.
+-- Creates the schema {cell}_local on the worker that owns the cell {cell}: views with the names of the cell's tables.
 --
--- There, each table is a shard named after it and a number. A view over it has the table's name; what is written into the view is written
--- into the shard, with the shard's defaults. What is made here is this worker's alone: Citus neither knows of it nor takes it along when it
--- moves the cell, and drops the views with the shards that are left behind.
+-- On the worker, each table is a shard whose name is the table's name and a number. A view over the shard has the table's name; a write
+-- into the view is a write into the shard, with the shard's defaults. The schema is local to this worker: Citus neither distributes nor
+-- moves it, and drops the views with the shards that a move of the cell leaves behind.
 DO $make$
 DECLARE
     here constant int := (SELECT groupid FROM pg_catalog.pg_dist_local_group);
@@ -22,12 +22,12 @@ BEGIN
     EXECUTE format('LOCK TABLE %s IN SHARE ROW EXCLUSIVE MODE', (
         SELECT shard_name(logicalrelid, shardid) FROM pg_dist_shard WHERE logicalrelid = '{cell}.linkis_rm_migration_cell'::regclass));
     CREATE SCHEMA IF NOT EXISTS {cell}_local;
-    -- What Citus locks for what writes through it: a move waits for those who have it, and then nobody gets it until the cell is on the other
-    -- worker. Who gets it here afterwards would write what is lost.
+    -- Each write takes the lock that Citus takes for its own writes. A move of the cell waits for its owners and then keeps it until the cell
+    -- is on the other worker. A later write here would be lost, so it is refused.
     EXECUTE format($function$
         CREATE OR REPLACE FUNCTION {cell}_local.linkis_rm_writes() RETURNS trigger LANGUAGE plpgsql AS $body$
         BEGIN
-            -- Once in a transaction, at whose end it is forgotten.
+            -- Once per transaction; the setting ends with the transaction.
             IF pg_catalog.current_setting('linkis_rm.writes', true) = 'here' THEN
                 RETURN NULL;
             END IF;
@@ -45,7 +45,7 @@ BEGIN
                 WHERE attrelid = shard_name(c.oid, s.shardid)::regclass AND attnum > 0 AND NOT attisdropped ORDER BY attnum) AS columns
         FROM pg_dist_shard s JOIN pg_dist_placement p USING (shardid) JOIN pg_class c ON c.oid = s.logicalrelid
         WHERE c.relnamespace = '{cell}'::regnamespace AND p.groupid = here
-            -- Of the parts of a table, only the one for what falls into no other is used by its name.
+            -- Statements name no partition of a table but the default one.
             AND (NOT c.relispartition OR EXISTS (SELECT FROM pg_partitioned_table WHERE partdefid = c.oid))
         ORDER BY c.relname
     LOOP
@@ -56,8 +56,8 @@ BEGIN
         EXECUTE format('CREATE OR REPLACE VIEW {cell}_local.%I AS SELECT ctid, %s FROM %s', shards.name, (
             SELECT string_agg(quote_ident(name), ', ' ORDER BY number)
             FROM unnest(shards.columns) WITH ORDINALITY AS u (name, number)), shards.shard);
-        -- A shard does not number its rows. Numbers go on behind all that were ever given out, on whatever worker, also to rows that are gone:
-        -- nobody gives out a million in a second.
+        -- A shard does not number its rows. New numbers are above all earlier ones of any worker, deleted rows included, because they start
+        -- at the microseconds of the clock and fewer than a million are used per second.
         FOR numbered IN
             SELECT attname::text AS name FROM pg_attribute
             WHERE attrelid = shards.distributed AND attidentity <> '' AND attname <> ALL (seen)

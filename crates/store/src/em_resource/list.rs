@@ -68,7 +68,7 @@ pub async fn list(
             FROM looked e
             LEFT JOIN linkis_em_drain d
                 ON d.em_application_name = e.em_application_name AND d.em_instance = e.em_instance
-            -- One by one, and only if they are asked for: never all reports.
+            -- One by one, and only for the requested EMs: never all reports.
             LEFT JOIN LATERAL (
                 SELECT epoch, health, report_time FROM linkis_em_report r
                 WHERE r.em_application_name = e.em_application_name AND r.em_instance = e.em_instance

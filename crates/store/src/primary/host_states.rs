@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_host_on_the_latest_timeline_is_used() {
+    fn primary_on_latest_timeline_is_chosen() {
         use HostState::{InRecovery, ReadOnly, Unseen, Writable};
         let away = || HostState::Away { error: Arc::new(sqlx::Error::PoolTimedOut.into()), is_silent: false };
         for (states, used, chosen) in [
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn why_there_is_none_is_what_comes_nearest_to_one() {
+    fn no_primary_reason_is_of_nearest_host() {
         let away = || HostState::Away { error: Arc::new(sqlx::Error::PoolTimedOut.into()), is_silent: true };
         let unfit = || HostState::Unfit(Arc::new(StoreError::Encoding { encoding: "LATIN1".to_owned() }));
         let not_yet = || HostState::NotYet(Arc::new(sqlx::Error::PoolTimedOut.into()));
@@ -210,7 +210,7 @@ mod tests {
             (
                 vec![away(), unfit()],
                 NoPrimaryReason::Unfit(
-                    "the database has encoding LATIN1: UTF8 is needed; make another with ENCODING 'UTF8'".into(),
+                    "the database has encoding LATIN1, but UTF8 is needed; create another with ENCODING 'UTF8'".into(),
                 ),
             ),
             (vec![HostState::InRecovery, unfit()], NoPrimaryReason::InRecovery),
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn nobody_waits_for_a_host_that_said_nothing_the_last_time() {
+    fn probe_round_ends_without_hosts_silent_before() {
         let seen = |state, question| HostObservation { state, question };
         let away = |is_silent| HostState::Away { error: Arc::new(sqlx::Error::PoolTimedOut.into()), is_silent };
         for (hosts, is_answered) in [

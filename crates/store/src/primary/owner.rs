@@ -36,7 +36,8 @@ pub(super) async fn follow(shared: Arc<PrimaryInner>, coordinator: Primary, cell
             }
             Err(error) if !is_told => {
                 is_told = true;
-                tracing::warn!(%cell, error = &error as &dyn std::error::Error, "the coordinator does not say where the cell is");
+                tracing::warn!(%cell, error = &error as &dyn std::error::Error, "the coordinator did not return the \
+                    worker of the cell");
             }
             Err(_) => {}
         }

@@ -170,7 +170,7 @@ pub(super) async fn check_new(
         Ok(_) => {}
         Err(StoreError::Database(error)) => return Err(error),
         Err(error) => {
-            tracing::warn!(error = &error as &dyn std::error::Error, "a new connection to the database is of no use");
+            tracing::warn!(error = &error as &dyn std::error::Error, "a new database connection is unusable");
         }
     }
     if let Some(shared) = shared.upgrade() {

@@ -127,7 +127,7 @@ impl Shortage {
     fn why(&self) -> NoPrimaryReason {
         match self {
             Self::Refused(why) => full(why),
-            Self::Timeout => full("no more is given in time, as by a full pooler"),
+            Self::Timeout => full("no further connection is available in time, as with a full pooler"),
         }
     }
 }

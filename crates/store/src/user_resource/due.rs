@@ -76,6 +76,6 @@ pub async fn due(
         Ok(DueTicket { key: Some(key), within, late, ticket: ReleaseTicket { ticket_id: row.ticket_id, user, em } })
     };
     // An unreadable row must not block the expiry of the others.
-    let told = |error: StoreError| tracing::error!(error = &error as &dyn std::error::Error, "a ticket cannot expire");
-    Ok(rows.into_iter().filter_map(|row| due(row).map_err(told).ok()).collect())
+    let log = |error: StoreError| tracing::error!(error = &error as &dyn std::error::Error, "a ticket cannot expire");
+    Ok(rows.into_iter().filter_map(|row| due(row).map_err(log).ok()).collect())
 }

@@ -18,10 +18,10 @@ pub struct TicketGroup {
     pub count: i64,
 }
 
-/// Passes all live tickets, grouped by the columns that scope counters depend on, to `tell`. Keeps one group in memory.
+/// Passes all live tickets, grouped by the columns that scope counters depend on, to `visit`. Keeps one group in memory.
 pub async fn for_each_group(
     connection: &mut PgConnection,
-    mut tell: impl FnMut(Result<TicketGroup, StoreError>),
+    mut visit: impl FnMut(Result<TicketGroup, StoreError>),
 ) -> Result<(), StoreError> {
     #[derive(FromRow)]
     struct TicketGroupRow {
@@ -46,7 +46,7 @@ pub async fn for_each_group(
         let TicketGroupRow { ticket, count } = row?;
         let id = ticket.ticket_id;
         let ticket = Ticket::try_from(ticket).map_err(|error| naming(error, id));
-        tell(ticket.map(|ticket| TicketGroup { ticket, count }));
+        visit(ticket.map(|ticket| TicketGroup { ticket, count }));
     }
     Ok(())
 }
@@ -112,11 +112,11 @@ impl TryFrom<EmTicketGroupRow> for EmTicketGroup {
     }
 }
 
-/// Passes the live tickets of one EM, grouped by the columns that its counters depend on, to `tell`.
+/// Passes the live tickets of one EM, grouped by the columns that its counters depend on, to `visit`.
 pub async fn tell_em_groups(
     connection: &mut PgConnection,
     em: &EmInstance,
-    mut tell: impl FnMut(Result<EmTicketGroup, StoreError>),
+    mut visit: impl FnMut(Result<EmTicketGroup, StoreError>),
 ) -> Result<(), StoreError> {
     let mut rows = sqlx::query_as::<_, EmTicketGroupRow>(
         "-- user_resource::tell_em_groups
@@ -130,7 +130,7 @@ pub async fn tell_em_groups(
     .bind(em.instance.as_str())
     .fetch(connection);
     while let Some(row) = rows.next().await {
-        tell(row?.try_into());
+        visit(row?.try_into());
     }
     Ok(())
 }

@@ -165,7 +165,7 @@ mod tests {
     use rm_model::wait_queue::MUCH;
 
     #[test]
-    fn what_is_told_is_understood() {
+    fn freed_notification_round_trips_in_bounded_parts() {
         let mut spots = FreedKeys::default();
         let em = |number: u32| EmInstance::parse("em", "ecm", &format!("{}{number}", "h".repeat(200))).unwrap();
         for number in 0..100 {
@@ -177,9 +177,9 @@ mod tests {
         let understood: Vec<FreedNotification> =
             parts.iter().map(|part| FreedNotification::parse(&part.payload())).collect();
         assert_eq!(understood, parts);
-        let told: BTreeMap<WaitKeyHash, u32> = understood.iter().flat_map(|part| part.spots.clone()).collect();
-        assert_eq!(told[&WaitKeyHash::of(&WaitKey::Em(em(0)))], MUCH);
-        assert_eq!(told[&WaitKeyHash::of(&WaitKey::Em(em(7)))], 8);
+        let counts: BTreeMap<WaitKeyHash, u32> = understood.iter().flat_map(|part| part.spots.clone()).collect();
+        assert_eq!(counts[&WaitKeyHash::of(&WaitKey::Em(em(0)))], MUCH);
+        assert_eq!(counts[&WaitKeyHash::of(&WaitKey::Em(em(7)))], 8);
         assert_eq!(understood.iter().map(|part| part.em_instances().len()).sum::<usize>(), 100);
         assert!(FreedNotification::parse("not so").anywhere);
     }

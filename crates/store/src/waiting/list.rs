@@ -86,7 +86,7 @@ macro_rules! page {
             SELECT s.* FROM page w CROSS JOIN LATERAL (
                 SELECT s.ticket_id, s.spot::text AS spot, s.spot_hash, s.position FROM linkis_resource_waiting_spot s
                 WHERE s.ticket_id = w.ticket_id AND s.is_short OFFSET 0) s),
-        -- The first entries of each spot once, however many of the page wait there.
+        -- The first entries of each wait key, once per key.
         first AS MATERIALIZED (
             SELECT k.spot_hash, array_agg(o.position ORDER BY o.position) AS positions
             FROM (SELECT DISTINCT spot_hash FROM short) k CROSS JOIN LATERAL (

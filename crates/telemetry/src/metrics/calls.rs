@@ -107,25 +107,25 @@ impl CallMetrics {
             started: add(
                 registry,
                 "grpc_server_started_total",
-                "Calls that have begun: more than were handled are under way",
+                "Started calls: the difference to the handled ones is in progress",
                 Family::default(),
             ),
             handled: add(
                 registry,
                 "grpc_server_handled_total",
-                "Calls that have ended, by their code: a refusal for want of resources is an answer, and so OK",
+                "Completed calls by code: a refusal for lack of resources is a reply, and so OK",
                 Family::default(),
             ),
             seconds: add(
                 registry,
                 "grpc_server_handling_seconds",
-                "How long calls take, without requests that are ready to wait in line",
+                "Duration of calls, without requests with a wait_timeout",
                 Family::new_with_constructor(seconds),
             ),
             may_wait: add(
                 registry,
                 "linkis_rm_waiting_request_seconds",
-                "How long requests with a wait_timeout take, whether or not they had to wait",
+                "Duration of requests with a wait_timeout, whether or not they waited",
                 seconds(),
             ),
         };
@@ -227,7 +227,7 @@ mod tests {
     use crate::metrics::Metrics;
 
     #[test]
-    fn every_code_has_its_name_and_only_the_first_end_counts() {
+    fn call_metrics_count_first_end_by_code_name() {
         let method =
             || Method { grpc_type: "unary", grpc_service: "some.Service".to_owned(), grpc_method: "Do".to_owned() };
         let metrics = Metrics::new([method()], []);

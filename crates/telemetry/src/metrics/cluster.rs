@@ -157,38 +157,34 @@ impl GaugeWriter<'_, '_> {
         let ems = EmState::ALL
             .map(EmState::name)
             .map(|state| ([("state", state.to_owned())], figures.ems.get(state).copied().unwrap_or(0.0)));
-        self.family("cluster_ems", "EMs by their state: of those that are silent, nothing is heard", ems)?;
+        self.family("cluster_ems", "EMs by state: silent ones do not report", ems)?;
         let tickets = [("used", figures.used_tickets), ("locked", figures.locked_tickets)];
         let tickets = tickets.map(|(state, count)| ([("state", state.to_owned())], count));
         self.family("cluster_tickets", "Live tickets", tickets)?;
-        self.gauge(
-            "cluster_waiting_requests",
-            "Requests that wait in line, on all instances",
-            figures.waiting_requests,
-        )?;
+        self.gauge("cluster_waiting_requests", "Waiting requests of all instances", figures.waiting_requests)?;
         self.gauge(
             "cluster_waiting_oldest_seconds",
-            "For how long the first in line has waited",
+            "Longest wait of a waiting request",
             figures.waiting_oldest_seconds,
         )?;
-        self.gauge("cluster_holds", "EMs and users that somebody holds by hand: calls on them wait", figures.holds)?;
+        self.gauge("cluster_holds", "EMs and users with a hold of an operator: calls on them wait", figures.holds)?;
         let fullest = figures
             .fullest
             .iter()
             .map(|full| ([("scope", full.scope.clone()), ("dimension", full.dimension.clone())], full.share));
         self.family(
             "scope_fullness",
-            "What the fullest limits have of their maximum, in the dimension in which each is the fullest: 1 is full",
+            "Used share of the maximum of the fullest scopes, in the fullest dimension of each: 1 is full",
             fullest,
         )?;
         self.gauge(
             "usage_rolled_up_timestamp_seconds",
-            "GetUsage knows of all tickets that ended before this",
+            "Time before which GetUsage is complete",
             figures.usage_rolled_up,
         )?;
         self.gauge(
             "cluster_snapshot_timestamp_seconds",
-            "When all that is told of the cluster was worked out: if it stands still, see the background task cluster",
+            "Time of the computation of the cluster metrics: if it does not advance, see the background task cluster",
             at,
         )
     }
@@ -202,9 +198,10 @@ impl Collector for ClusterMetrics {
             writer.figures(figures, *at)?;
         }
         if let Some(audit) = cluster.audit {
-            let help = "What the last audit found that is not as the tickets say: anything but 0 is a defect, see Audit and Repair";
+            let help = "Differences between stored counters and tickets in the last audit: above 0 is a defect, see \
+                Audit and Repair";
             writer.gauge("audit_differences", help, audit.differences)?;
-            let help = "When the last audit was: it runs every hour, on one instance for all";
+            let help = "Time of the last audit: it runs every hour, on one instance for all";
             writer.gauge("audit_last_success_timestamp_seconds", help, audit.at)?;
         }
         Ok(())

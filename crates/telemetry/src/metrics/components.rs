@@ -101,31 +101,33 @@ impl CommitterMetrics {
             queue: add(
                 registry,
                 "committer_queue_operations",
-                "Operations that wait for the next batch: near 16384, calls are turned away; look at batch and commit seconds",
+                "Operations that wait for the next batch: near 16384, calls are rejected; see batch and commit \
+                    seconds",
                 Gauge::default(),
             ),
             set_aside: add(
                 registry,
                 "set_aside_operations",
-                "Operations that wait apart because others hold their EM or user: look for holds, or for a transaction that stands",
+                "Operations that wait for a contended EM or user: check for holds and for long transactions",
                 Gauge::default(),
             ),
             set_aside_total: add(
                 registry,
                 "operations_set_aside_total",
-                "Operations that met an EM or user which others hold, each as often as it did",
+                "Times that an operation met a contended EM or user",
                 Counter::default(),
             ),
             failed: add(
                 registry,
                 "operations_failed_total",
-                "Operations that were not carried out: internal is a defect, unavailable the database, lock_timeout a key that is held",
+                "Failed operations: internal is a defect, unavailable is the database, lock_timeout is a contended \
+                    key",
                 failed,
             ),
             over_watched: add(
                 registry,
                 "limits_watched_violations_total",
-                "Grants and reports that went beyond limits whose mode is watched: what would be refused if they were enforced",
+                "Grants and reports beyond advisory limits: enforced limits would refuse them",
                 Counter::default(),
             ),
             check_mismatches: add(
@@ -137,25 +139,25 @@ impl CommitterMetrics {
             batch_operations: add(
                 registry,
                 "batch_operations",
-                "Operations per transaction: near 512, the service is as busy as it can be",
+                "Operations per transaction: near 512, the service is at its maximum load",
                 Histogram::new(exponential_buckets(1.0, 2.0, 10)),
             ),
             lock_wait: add(
                 registry,
                 "lock_wait_seconds",
-                "How long a batch waits for its resource locks: other instances or an operator hold the same EMs and users",
+                "Wait of a batch for its resource locks: other instances or an operator lock the same EMs and users",
                 batch_seconds(),
             ),
             batch: add(
                 registry,
                 "batch_seconds",
-                "How long a batch takes from its beginning to the end of its commit: every call that changes something waits for one",
+                "Duration of a batch from its start to the end of its commit: every call that writes waits for one",
                 batch_seconds(),
             ),
             commit: add(
                 registry,
                 "commit_seconds",
-                "How long the COMMIT of a batch takes: the database's disk, and its synchronous standbys",
+                "Duration of the COMMIT of a batch: depends on the database's disk and its synchronous standbys",
                 batch_seconds(),
             ),
         }
@@ -224,7 +226,7 @@ impl AccessMetrics {
         let failures = add(
             registry,
             "auth_failures_total",
-            "Calls of callers that nobody knows, or that may not do what they want: the log says whose",
+            "Calls without a valid credential, or without permission: the log names the caller",
             failures,
         );
         Self { failures }
@@ -261,31 +263,31 @@ impl WaitQueueMetrics {
             callers: add(
                 registry,
                 "waiting_requests",
-                "Requests that wait in line through this instance: near --max-waiting, more are turned away",
+                "Waiting requests of this instance: near --max-waiting, more are rejected",
                 Gauge::default(),
             ),
             looks: add(
                 registry,
                 "waiting_looks_total",
-                "Looks whether a request in line can be granted now: many for each that is served are work for nothing",
+                "Checks of waiting requests: many checks per grant are wasted work",
                 Counter::default(),
             ),
             polls: add(
                 registry,
                 "waiting_polls_total",
-                "The same by the slow poll, which serves those whom nothing was told: many are served late",
+                "Checks by the slow poll, for requests without a wake-up: many mean late grants",
                 Counter::default(),
             ),
             served: add(
                 registry,
                 "waiting_served_total",
-                "Requests that were granted after they had stood in line",
+                "Requests that were granted after they had waited",
                 Counter::default(),
             ),
             turned_away: add(
                 registry,
                 "waiting_turned_away_total",
-                "Requests that were not let into the line because too many waited, or too many of one caller's: see --max-waiting",
+                "Requests rejected because too many wait, in total or of one caller: see --max-waiting",
                 Counter::default(),
             ),
         }
@@ -323,7 +325,7 @@ impl CacheMetrics {
             Self { ems: of("ems"), scopes: of("scopes"), line_spots: of("line_spots"), placement: of("placement") };
         registry.register(
             "cache_entries",
-            "What is remembered of the database, so that it need not be asked: the memory of the process grows with it",
+            "Cached entries of database rows: the memory of the process grows with them",
             entries,
         );
         caches
@@ -404,7 +406,7 @@ impl DatabaseMetrics {
         let up = add(
             registry,
             "database_up",
-            "1 while a host of the database takes writes, else 0: this instance is not ready then, and its calls fail",
+            "1 while a database host accepts writes, else 0: this instance is not ready then, and its calls fail",
             Gauge::default(),
         );
         let connections: Family<StateLabels, Gauge> = Family::default();
@@ -416,13 +418,13 @@ impl DatabaseMetrics {
         let errors = add(
             registry,
             "database_errors_total",
-            "Batches and background steps that the database failed: most are tried again, the log says which not",
+            "Batches and background steps that failed in the database: most are retried, the log names the others",
             errors,
         );
         let database = Self { up, used: of("used"), idle: of("idle"), errors };
         registry.register(
             "database_pool_connections",
-            "Connections of the pool that serves reads: if all are used for long, readers wait for each other",
+            "Connections of the pool that serves reads: while all are used, readers wait for each other",
             connections,
         );
         database
@@ -456,13 +458,14 @@ impl OverviewMetrics {
             watchers: add(
                 registry,
                 "watchers",
-                "Calls that watch the cluster through this instance: near 64, more are turned away",
+                "Open Watch calls of this instance: near 64, more are rejected",
                 Gauge::default(),
             ),
             taken: add(
                 registry,
                 "overviews_total",
-                "Overviews of the cluster that were read from the database: at most about one a second, and none for nobody",
+                "Overviews of the cluster that were read from the database: at most about one a second, and none \
+                    without a watcher",
                 Counter::default(),
             ),
         }
@@ -490,19 +493,19 @@ impl FollowMetrics {
             followers: add(
                 registry,
                 "followers",
-                "Calls that follow the history through this instance: near 256, more are turned away",
+                "Open FollowActions calls of this instance: near 256, more are rejected",
                 Gauge::default(),
             ),
             read: add(
                 registry,
                 "followed_lines_total",
-                "Lines of the history that were read as they came, each once for all who follow it here",
+                "History lines read once for all followers of this instance",
                 Counter::default(),
             ),
             read_late: add(
                 registry,
                 "followed_lines_late_total",
-                "Lines of the history that were read again, for those who follow it from further back",
+                "History lines read again for followers at earlier positions",
                 Counter::default(),
             ),
         }

@@ -45,31 +45,34 @@ impl ExternalMetrics {
             refreshes: add(
                 registry,
                 "external_refreshes_total",
-                "Snapshots by which requests are judged in queues of external clusters, by how they ended: ok, superseded, store, or why the cluster was not read",
+                "Snapshots of external clusters for decisions, by result: ok, superseded, store, or why the cluster \
+                    was not read",
                 refreshes,
             ),
             preparations: add(
                 registry,
                 "external_preparations_total",
-                "What was counted for such snapshots: by what was kept of the last one, or by all live tickets, because nothing was kept (new), it was another's turn or something was changed by hand (superseded), too much has changed since (outdated), or changes are numbered otherwise (renumbered)",
+                "Source of the counts for such a snapshot: those of the previous one (kept), or all live tickets. \
+                    Reasons for the latter: no previous counts (new), another instance or changed tables \
+                    (superseded), too many changes (outdated), another or restarted database (renumbered)",
                 Family::default(),
             ),
             tickets: add(
                 registry,
                 "external_tickets_read_total",
-                "Tickets that were read for such snapshots: those that have changed since the last one, or all that live",
+                "Tickets read for such snapshots: those changed since the previous one, or all live ones",
                 Family::default(),
             ),
             fetches: add(
                 registry,
                 "external_fetches_total",
-                "What was fetched from external clusters, by how it ended: whatever is not ok is told by the calls that waited for it",
+                "Fetches from external clusters by result: the calls that waited for a failed fetch return its error",
                 fetches,
             ),
             seconds: add(
                 registry,
                 "external_fetch_seconds",
-                "How long it took to fetch something from an external cluster, of all its addresses",
+                "Duration of a fetch from an external cluster, over all its addresses",
                 Histogram::new(exponential_buckets(0.005, 2.0, 13)),
             ),
         }

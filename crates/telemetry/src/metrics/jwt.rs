@@ -24,25 +24,22 @@ impl JwtMetrics {
             refused: add(
                 registry,
                 "jwt_refused_total",
-                "JWTs that were not believed: the log says why, and who shows them",
+                "Rejected JWTs: the log states the reason and the caller",
                 Counter::default(),
             ),
-            known: add(
-                registry,
-                "jwt_known",
-                "JWTs that are known to be good until their time is over",
-                Gauge::default(),
-            ),
+            known: add(registry, "jwt_known", "Verified JWTs in the cache", Gauge::default()),
             reloads: add(
                 registry,
                 "jwt_reloads_total",
-                "Keys of issuers, and configurations of JWTs, that changed and were taken up: whether a rotation has reached this instance",
+                "Changed issuer keys and JWT configurations that were loaded: shows whether a rotation has reached \
+                    this instance",
                 Counter::default(),
             ),
             reload_failures: add(
                 registry,
                 "jwt_reload_failures_total",
-                "Keys of issuers, and configurations of JWTs, that could not be had or used: those before stay in force; the log says why",
+                "Issuer keys and JWT configurations that could not be read or used: the previous ones stay in force; \
+                    the log states the reason",
                 Counter::default(),
             ),
         }

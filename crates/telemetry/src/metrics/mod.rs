@@ -103,7 +103,7 @@ impl Metrics {
         let version = ("version".into(), env!("CARGO_PKG_VERSION").into());
         ours.sub_registry_with_labels([version].into_iter()).register(
             "build_info",
-            "Which release this is: compare the instances while you upgrade",
+            "Release of this instance: compare the instances during an upgrade",
             ConstGauge::new(1_i64),
         );
         let committer = components::CommitterMetrics::register(ours);
@@ -168,37 +168,37 @@ mod tests {
     use super::*;
 
     /// Returns the lines of families whose names begin with `family`.
-    fn told(metrics: &Metrics, family: &str) -> Vec<String> {
+    fn lines_of(metrics: &Metrics, family: &str) -> Vec<String> {
         metrics.text().unwrap().lines().filter(|line| line.starts_with(family)).map(str::to_owned).collect()
     }
 
     #[test]
-    fn a_task_tells_how_it_fares() {
+    fn task_metrics_show_steps_errors_and_lag() {
         let metrics = Metrics::new([], []);
-        assert_eq!(told(&metrics, "linkis_rm_task"), [""; 0]);
+        assert_eq!(lines_of(&metrics, "linkis_rm_task"), [""; 0]);
         let task = metrics.task("expiry");
         task.lag(Duration::from_millis(1500));
         task.step();
         metrics.task("expiry").failed("no answer".to_owned());
         metrics.jobs("em_removal").set(2);
-        assert_eq!(told(&metrics, "linkis_rm_task_steps"), [r#"linkis_rm_task_steps_total{task="expiry"} 1"#]);
-        assert_eq!(told(&metrics, "linkis_rm_task_errors"), [r#"linkis_rm_task_errors_total{task="expiry"} 1"#]);
-        assert_eq!(told(&metrics, "linkis_rm_task_lag"), [r#"linkis_rm_task_lag_seconds{task="expiry"} 1.5"#]);
-        assert_eq!(told(&metrics, "linkis_rm_jobs"), [r#"linkis_rm_jobs{kind="em_removal"} 2"#]);
-        let seconds = |family| -> f64 { told(&metrics, family)[0].rsplit(' ').next().unwrap().parse().unwrap() };
+        assert_eq!(lines_of(&metrics, "linkis_rm_task_steps"), [r#"linkis_rm_task_steps_total{task="expiry"} 1"#]);
+        assert_eq!(lines_of(&metrics, "linkis_rm_task_errors"), [r#"linkis_rm_task_errors_total{task="expiry"} 1"#]);
+        assert_eq!(lines_of(&metrics, "linkis_rm_task_lag"), [r#"linkis_rm_task_lag_seconds{task="expiry"} 1.5"#]);
+        assert_eq!(lines_of(&metrics, "linkis_rm_jobs"), [r#"linkis_rm_jobs{kind="em_removal"} 2"#]);
+        let seconds = |family| -> f64 { lines_of(&metrics, family)[0].rsplit(' ').next().unwrap().parse().unwrap() };
         let (run, success) =
             (seconds("linkis_rm_task_last_run_timestamp"), seconds("linkis_rm_task_last_success_timestamp"));
         assert!(success > 1.7e9 && run >= success, "{run} {success}");
     }
 
     #[test]
-    fn what_is_held_counts_however_it_ends() {
+    fn contended_gauge_counts_operations_until_drop() {
         let metrics = Metrics::new([], []);
         let (first, second) = (metrics.committer.set_aside(), metrics.committer.set_aside());
         drop(first);
-        assert_eq!(told(&metrics, "linkis_rm_set_aside"), ["linkis_rm_set_aside_operations 1"]);
+        assert_eq!(lines_of(&metrics, "linkis_rm_set_aside"), ["linkis_rm_set_aside_operations 1"]);
         drop(second);
-        assert_eq!(told(&metrics, "linkis_rm_set_aside"), ["linkis_rm_set_aside_operations 0"]);
-        assert_eq!(told(&metrics, "linkis_rm_operations_set_aside"), ["linkis_rm_operations_set_aside_total 2"]);
+        assert_eq!(lines_of(&metrics, "linkis_rm_set_aside"), ["linkis_rm_set_aside_operations 0"]);
+        assert_eq!(lines_of(&metrics, "linkis_rm_operations_set_aside"), ["linkis_rm_operations_set_aside_total 2"]);
     }
 }

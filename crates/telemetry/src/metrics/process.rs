@@ -89,7 +89,7 @@ fn open_files() -> Option<f64> {
     let folder = "/proc/self/fd";
     match fs::metadata(folder).ok()?.size() {
         0 => Some(fs::read_dir(folder).ok()?.count() as f64),
-        told => Some(told as f64),
+        limit => Some(limit as f64),
     }
 }
 
@@ -98,7 +98,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_program_may_be_called_anything() {
+    fn process_stat_with_any_program_name_is_parsed() {
         let stat =
             "42 (a) b (c) S 1 42 42 0 -1 4194560 1 2 3 4 250 50 5 6 20 0 9 0 1000 123456 2560 18446744073709551615";
         let parsed = ProcessStat::parse(stat, 100.0, 4096.0);
@@ -109,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn this_process_has_been_running() {
+    fn process_stat_of_this_process_is_plausible() {
         let stat = ProcessStat::read().unwrap();
         assert!(stat.resident_memory > 1e6, "{stat:?}");
         let now = std::time::SystemTime::UNIX_EPOCH.elapsed().unwrap().as_secs_f64();

@@ -107,31 +107,33 @@ impl RequestMetrics {
             ended: add(
                 registry,
                 "requests_total",
-                "Requests for resources by how they ended, and what was short first: many that are refused by one kind of scope want another limit",
+                "Requests for resources by outcome and first shortfall: many refusals by one kind of scope suggest \
+                    another limit",
                 ended,
             ),
             waited: add(
                 registry,
                 "request_wait_seconds",
-                "How long requests stood in line that had to, by how they ended",
+                "Time in the wait queue of requests that waited, by outcome",
                 Family::new_with_constructor(seconds),
             ),
             tickets: add(
                 registry,
                 "tickets_ended_total",
-                "Tickets that ended, by how: those that expire or are lost are engines that never came, or died",
+                "Ended tickets by cause: expired or lost tickets are of engines that never started, or died",
                 tickets,
             ),
             refusals_other: add(
                 registry,
                 "refusals_other_total",
-                "Refusals that ListRefusals tells among the others, because there were too many kinds of them at once",
+                "Refusals that ListRefusals lists as others, because there were too many kinds at once",
                 Counter::default(),
             ),
             expiry_lag: add(
                 registry,
                 "expiry_lag_seconds",
-                "How long the oldest deadline has passed that is not rolled back yet: while it grows, capacity is held for nobody",
+                "Age of the oldest passed deadline whose ticket has not expired: while it grows, capacity stays \
+                    reserved without use",
                 Gauge::default(),
             ),
         }

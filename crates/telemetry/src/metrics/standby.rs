@@ -36,19 +36,20 @@ impl StandbyMetrics {
             up: add(
                 registry,
                 "standby_up",
-                "1 while a standby of the database is known to follow, else 0, also where none is named",
+                "1 while a standby of the database follows, else 0, also where none is configured",
                 Gauge::default(),
             ),
             lag: add(
                 registry,
                 "standby_lag_seconds",
-                "How old what the standby knew when it was last looked at may have been; above 10 the primary is asked",
+                "Maximum age of the standby's data at the last probe; above 10 the primary serves the reads",
                 Gauge::default(),
             ),
             reads: add(
                 registry,
                 "standby_reads_total",
-                "Reads that may be a little old, where a standby is named, by who answered: the primary while the standby is away or behind",
+                "Reads that may be stale, where a standby is configured, by server: the primary while the standby is \
+                    away or behind",
                 reads,
             ),
         }

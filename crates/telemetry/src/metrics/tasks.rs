@@ -45,32 +45,34 @@ impl TaskFamilies {
             last_run: add(
                 registry,
                 "task_last_run_timestamp_seconds",
-                "When a background task last ended a step, well or not: one that stands still is stuck or starved",
+                "Time of the last step of a background task, successful or not: a value that does not advance shows \
+                    a stuck task",
                 Family::default(),
             ),
             last_success: add(
                 registry,
                 "task_last_success_timestamp_seconds",
-                "When a background task last did a step well: if it lags behind the last run, the log says what fails",
+                "Time of the last successful step of a background task: if it lags behind the last run, the log \
+                    states the failure",
                 Family::default(),
             ),
             lag: add(
                 registry,
                 "task_lag_seconds",
-                "How far a background task is behind what is due: while it grows, more falls due than is done",
+                "Delay of a background task: while it grows, more work falls due than is done",
                 Family::default(),
             ),
-            steps: add(registry, "task_steps_total", "Steps that a background task has done well", Family::default()),
+            steps: add(registry, "task_steps_total", "Successful steps of a background task", Family::default()),
             errors: add(
                 registry,
                 "task_errors_total",
-                "Steps of a background task that failed, and will be tried again: the log says why",
+                "Failed steps of a background task, which are retried: the log states the reason",
                 Family::default(),
             ),
             jobs: add(
                 registry,
                 "jobs",
-                "Jobs that are left, by kind: large work that is done in steps, by any instance",
+                "Remaining large jobs by kind: any instance executes them in steps",
                 Family::default(),
             ),
         }

@@ -19,12 +19,12 @@ impl Collector for TraceMetrics {
         for (name, help, count) in [
             (
                 "linkis_rm_trace_spans_exported_total",
-                "Spans that the collector of traces has taken.",
+                "Spans that the trace collector accepted.",
                 export::exported as fn() -> u64,
             ),
             (
                 "linkis_rm_trace_spans_dropped_total",
-                "Spans that were lost because the collector of traces is slow or away: the log says why.",
+                "Spans dropped because the trace collector is slow or away: the log states the reason.",
                 export::dropped,
             ),
         ] {

@@ -95,7 +95,7 @@ mod tests {
 
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
-    fn told(headers: &[(&'static str, String)]) -> Option<(String, String)> {
+    fn parent_of(headers: &[(&'static str, String)]) -> Option<(String, String)> {
         let mut map = HeaderMap::new();
         for (name, value) in headers {
             map.insert(*name, value.parse().unwrap());
@@ -107,14 +107,18 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_goes_on_if_it_can_be_understood() {
+    fn trace_context_of_caller_continues_when_valid() {
         let parent = ("traceparent", format!("00-{TRACE}-00f067aa0ba902b7-01"));
         let state = |bytes: usize| ("tracestate", format!("a={}", "x".repeat(bytes - 2)));
-        assert_eq!(told(std::slice::from_ref(&parent)), Some((TRACE.to_owned(), String::new())));
-        assert_eq!(told(&[parent.clone(), state(200)]).unwrap().1.len(), 200);
-        assert_eq!(told(&[parent, state(600)]), Some((TRACE.to_owned(), String::new())), "the trace without its load");
+        assert_eq!(parent_of(std::slice::from_ref(&parent)), Some((TRACE.to_owned(), String::new())));
+        assert_eq!(parent_of(&[parent.clone(), state(200)]).unwrap().1.len(), 200);
+        assert_eq!(
+            parent_of(&[parent, state(600)]),
+            Some((TRACE.to_owned(), String::new())),
+            "the trace without its state"
+        );
         for odd in ["", "00-0-0-0", &format!("00-{}-00f067aa0ba902b7-01", "0".repeat(32)), &"x".repeat(4000)] {
-            assert_eq!(told(&[("traceparent", odd.to_owned())]), None, "{odd}");
+            assert_eq!(parent_of(&[("traceparent", odd.to_owned())]), None, "{odd}");
         }
     }
 }

@@ -88,7 +88,7 @@ impl TraceExport {
     pub async fn finish(self) {
         self.ending.cancel();
         if timeout(LAST_TIMEOUT, self.task).await.is_err() {
-            tracing::warn!("the collector of traces did not take the last spans in time");
+            tracing::warn!("the trace collector did not accept the last spans in time");
         }
     }
 }
@@ -182,16 +182,17 @@ impl SpanSender {
         let why = match timeout(self.settings.timeout, self.exporter.export(batch)).await {
             Ok(Ok(())) => None,
             Ok(Err(error)) => Some(error.to_string()),
-            Err(_) => Some(format!("it did not answer within {:?}", self.settings.timeout)),
+            Err(_) => Some(format!("no reply within {:?}", self.settings.timeout)),
         };
         let count = if why.is_none() { &EXPORTED } else { &DROPPED };
         count.fetch_add(spans, Ordering::Relaxed);
         let was_taken = std::mem::replace(&mut self.is_taken, why.is_none());
         match why {
             Some(error) if was_taken => {
-                tracing::warn!(endpoint = %self.settings.endpoint, error, "the collector of traces takes no spans; they are lost");
+                tracing::warn!(endpoint = %self.settings.endpoint, error, "the trace collector refuses spans; they \
+                    are dropped");
             }
-            None if !was_taken => tracing::info!("the collector of traces takes spans again"),
+            None if !was_taken => tracing::info!("the trace collector accepts spans again"),
             _ => {}
         }
     }

@@ -91,16 +91,17 @@ impl TraceSettings {
         let endpoint = environment.of_traces("ENDPOINT").filter(|_| !is_off && exporter.as_deref() != Some("none"));
         let Some((endpoint, name)) = endpoint else { return Ok(None) };
         if let Some(exporter) = exporter.filter(|exporter| exporter != "otlp") {
-            return Err(format!("OTEL_TRACES_EXPORTER: {exporter:?} is none of otlp and none"));
+            return Err(format!("OTEL_TRACES_EXPORTER: {exporter:?} is unknown; set otlp or none"));
         }
         if let Some((protocol, name)) = environment.of_traces("PROTOCOL").filter(|(protocol, _)| protocol != "grpc") {
             return Err(format!(
-                "{name}: {protocol:?} is not spoken; set grpc, and the endpoint to where the collector speaks it, as a rule at port 4317"
+                "{name}: {protocol:?} is not supported; set grpc, and the endpoint to the collector's gRPC port, \
+                    usually 4317"
             ));
         }
         let uri = endpoint.parse::<Uri>().ok();
         if !uri.is_some_and(|uri| matches!(uri.scheme_str(), Some("http" | "https")) && uri.host().is_some()) {
-            return Err(format!("{name}: {endpoint:?} is no URL; for example http://127.0.0.1:4317"));
+            return Err(format!("{name}: {endpoint:?} is not a URL; for example http://127.0.0.1:4317"));
         }
         check_sampler(&environment)?;
         Ok(Some(Self {
@@ -119,13 +120,15 @@ impl TraceSettings {
 fn check_sampler(environment: &EnvironmentValue<impl Fn(&str) -> Option<String>>) -> SettingResult<()> {
     let Some(sampler) = environment.get("OTEL_TRACES_SAMPLER") else { return Ok(()) };
     if !SAMPLERS.contains(&sampler.as_str()) {
-        return Err(format!("OTEL_TRACES_SAMPLER: {sampler:?} is none of {}", SAMPLERS.join(", ")));
+        return Err(format!("OTEL_TRACES_SAMPLER: {sampler:?} is unknown; set one of {}", SAMPLERS.join(", ")));
     }
     let argument = environment.get("OTEL_TRACES_SAMPLER_ARG");
     let is_ratio = argument.as_ref().is_some_and(|text| text.parse().is_ok_and(|ratio| (0.0..=1.0).contains(&ratio)));
     if sampler.ends_with("traceidratio") && !is_ratio {
         let argument = argument.unwrap_or_default();
-        return Err(format!("OTEL_TRACES_SAMPLER_ARG: {argument:?} is not a share from 0 to 1, which {sampler} needs"));
+        return Err(format!(
+            "OTEL_TRACES_SAMPLER_ARG: {argument:?} is not a number from 0 to 1, which {sampler} needs"
+        ));
     }
     Ok(())
 }
@@ -140,7 +143,8 @@ fn tls(environment: &EnvironmentValue<impl Fn(&str) -> Option<String>>) -> Setti
         (Some(certificate), Some(key)) => Ok(tls.identity(Identity::from_pem(certificate, key))),
         (None, None) => Ok(tls),
         _ => {
-            Err("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY: set both, or none".to_owned())
+            Err("OTEL_EXPORTER_OTLP_CLIENT_CERTIFICATE and OTEL_EXPORTER_OTLP_CLIENT_KEY: set both or neither"
+                .to_owned())
         }
     }
 }
@@ -156,7 +160,7 @@ mod tests {
     const ON: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4317");
 
     #[test]
-    fn traces_go_nowhere_unless_they_are_sent() {
+    fn traces_without_endpoint_or_exporter_are_off() {
         for off in [
             &[][..],
             &[("OTEL_EXPORTER_OTLP_ENDPOINT", "")],
@@ -174,19 +178,19 @@ mod tests {
     }
 
     #[test]
-    fn what_would_be_passed_over_in_silence_is_a_mistake() {
-        for (name, wrong, told) in [
+    fn trace_setting_without_support_is_refused() {
+        for (name, wrong, cause) in [
             ("OTEL_EXPORTER_OTLP_ENDPOINT", "collector", "for example http://127.0.0.1:4317"),
             ("OTEL_EXPORTER_OTLP_PROTOCOL", "http/protobuf", "set grpc"),
-            ("OTEL_TRACES_EXPORTER", "zipkin", "none of otlp"),
-            ("OTEL_TRACES_SAMPLER", "jaeger_remote", "none of always_on"),
-            ("OTEL_TRACES_SAMPLER", "traceidratio", "OTEL_TRACES_SAMPLER_ARG: \"\" is not a share"),
+            ("OTEL_TRACES_EXPORTER", "zipkin", "set otlp"),
+            ("OTEL_TRACES_SAMPLER", "jaeger_remote", "set one of always_on"),
+            ("OTEL_TRACES_SAMPLER", "traceidratio", "OTEL_TRACES_SAMPLER_ARG: \"\" is not a number"),
             ("OTEL_BSP_MAX_QUEUE_SIZE", "0", "from 1 to"),
             ("OTEL_BSP_SCHEDULE_DELAY", "soon", "from 1 to"),
             ("OTEL_EXPORTER_OTLP_CERTIFICATE", "/nowhere/at/all", "cannot be read"),
         ] {
             let mistake = read(&[(name, wrong), ON]).unwrap_err();
-            assert!(mistake.contains(name) && mistake.contains(told), "{mistake}");
+            assert!(mistake.contains(name) && mistake.contains(cause), "{mistake}");
         }
         let ratio = [ON, ("OTEL_TRACES_SAMPLER", "parentbased_traceidratio"), ("OTEL_TRACES_SAMPLER_ARG", "0.1")];
         assert!(read(&ratio).unwrap().is_some());
