@@ -110,7 +110,7 @@ async fn adoption_above_capacity_over_commits_until_release() {
     assert_eq!(left.get(&Dimension::Instances), -2);
     let (tickets, notes) = assert_books(&database, &rm.client).await;
     assert_eq!((tickets, notes.len()), (5, 2), "the EM's and the scope's: {notes:?}");
-    assert!(notes.iter().all(|note| note.contains("nothing that is short is granted there")), "{notes:?}");
+    assert!(notes.iter().all(|note| note.contains("no dimension that is short is granted there")), "{notes:?}");
 
     // Live tickets stay and can be confirmed. An EM that is short grants nothing until it has drained.
     rm.client.resource_inited(&inited(&locked, "alice", None)).await.unwrap();

@@ -368,7 +368,7 @@ async fn repair_leaves_held_em_unchanged() {
     database.hold_by_hand(&em("host1")).await;
     let report = rm.client.audit().await.unwrap();
     assert!(report.differences.is_empty());
-    let note = "em=linkis-cg-engineconnmanager/host1:9102 is held by a row in linkis_resource_lock: calls on it wait";
+    let note = "em=linkis-cg-engineconnmanager/host1:9102 is locked by a row in linkis_resource_lock; calls on it wait";
     assert_eq!(report.notes, [note]);
 
     changed(&database, "UPDATE linkis_em_resource_meta_data SET over_committed = true").await;

@@ -153,7 +153,7 @@ async fn read_only_database_logs_one_warning() {
     let got = log.lock().unwrap().clone();
     let warnings: Vec<_> = got.iter().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
     // A running call may fail.
-    let of_listening = warnings.iter().filter(|line| line.contains("cannot hear of more room")).count();
+    let of_listening = warnings.iter().filter(|line| line.contains("cannot listen for freed capacity")).count();
     assert!(of_listening <= 1 && warnings.len() <= 6, "{warnings:#?}");
     assert_eq!(warnings.iter().filter(|line| line.contains("accepts writes")).count(), 1, "{warnings:#?}");
     assert_eq!(process.terminate(), Some(0));

@@ -9,7 +9,7 @@ use crate::harness::*;
 fn stale(error: &ClientError) {
     let got = (error.code(), error.reason());
     assert_eq!(got, (Some(Code::FailedPrecondition), Some("STALE_EPOCH".to_owned())), "{error}");
-    assert!(error.to_string().contains("has to stop, or to register again"), "{error}");
+    assert!(error.to_string().contains("stop the earlier process, or register again"), "{error}");
 }
 
 fn ahead(error: &ClientError) {

@@ -569,7 +569,7 @@ pub async fn assert_invariants(database: &Database, client: &RmClient) -> usize 
         assert!(!scope.is_over_in(LimitMode::Enforced), "over its limit: {scope:?}");
     }
     let (tickets, notes) = assert_books(database, client).await;
-    assert!(notes.iter().all(|note| note.ends_with("which only watches")), "{notes:?}");
+    assert!(notes.iter().all(|note| note.ends_with("its advisory limit")), "{notes:?}");
     tickets
 }
 

@@ -142,12 +142,12 @@ async fn ticket_missing_in_three_reports_is_lost() {
 
     let error = rm.client.resource_inited(&inited(&gone, "hadoop", None)).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("TICKET_NOT_FOUND"));
-    assert!(error.to_string().contains("was given up as lost at"), "{error}");
+    assert!(error.to_string().contains("ended as lost at"), "{error}");
     rm.client.resource_released(&release(&gone, "hadoop")).await.unwrap();
     assert_eq!(recorded(&database, Some(gone.ticket_id), "released").await, 0, "it ended once");
     let got = ecm.beat(&[&kept, &wavering, &gone]).await.unknown_tickets;
     assert_eq!(got.len(), 1);
-    assert!(got[0].id == gone.ticket_id && got[0].reason.starts_with("was given up as lost at "), "{got:?}");
+    assert!(got[0].id == gone.ticket_id && got[0].reason.starts_with("ended as lost at "), "{got:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -181,7 +181,7 @@ async fn unknown_tickets_return_their_end() {
         got.map(|unknown| unknown.reason.clone()).unwrap_or_default()
     };
     assert!(reason(&released).starts_with("was released at "), "{answer:?}");
-    assert_eq!(reason(&elsewhere), "is not a ticket of this EM, or has left the history");
+    assert_eq!(reason(&elsewhere), "is not a ticket of this EM, or its end is no longer in the history");
     assert_eq!(reason(&nobody), reason(&elsewhere));
     assert_eq!(answer.unknown_tickets.len(), 3);
 }

@@ -66,7 +66,7 @@ async fn hold_blocks_em_until_release_or_deadline() {
     }
     let notes = first.client.audit().await.unwrap().notes;
     let note = notes.iter().find(|note| note.contains("host1") || note.contains("held")).expect("a note");
-    assert!(note.contains("is held by anonymous until") && note.contains("an audit"), "{notes:?}");
+    assert!(note.contains("has a hold of anonymous until") && note.contains("an audit"), "{notes:?}");
 
     // A release of the hold grants the waiting request.
     let waits = ask_in_task(&second.client, request(&em("held"), "patient", load(1, 1, 1)));

@@ -415,7 +415,7 @@ fn tokens_command_with_invalid_arguments_is_refused() {
     for (words, got) in [
         (&["create", "--name", "a", "--owner", "o", "--role", "boss"][..], "\"boss\" must be one of ecm, manager"),
         (&["create", "--name", "a", "--owner", "o", "--role", "ecm"], "is required for the role ecm"),
-        (&["create", "--name", "a", "--owner", "o", "--role", "ecm", "--em", "*"], "all hosts there are"),
+        (&["create", "--name", "a", "--owner", "o", "--role", "ecm", "--em", "*"], "matches every EM"),
         (&["create", "--name", "a", "--owner", "o", "--role", "admin", "--em", "h"], "not allowed for other roles"),
         (&["create", "--name", "a", "--owner", "o", "--role", "admin", "--user", "u"], "managers and viewers"),
         (&["create", "--name", "linkis-rm", "--owner", "o", "--role", "admin"], "is reserved for the service"),

@@ -495,8 +495,8 @@ fn jwt_configuration_mistake_ends_the_start() {
     for (config, got) in [
         ("{".to_owned(), "EOF while parsing"),
         (config(&keys("missing"), json!({})).to_string(), "missing: cannot be read: No such file"),
-        (config(&keys("keys"), json!({})).to_string(), "keys: holds no JSON Web Key Set"),
-        (config("https://idp.example/keys", json!({})).to_string(), "issuers[0].keys: is not among the hosts"),
+        (config(&keys("keys"), json!({})).to_string(), "keys: is not a JSON Web Key Set"),
+        (config("https://idp.example/keys", json!({})).to_string(), "issuers[0].keys: is not an allowed host"),
         (
             config(&keys("sound"), json!({"grants": [{"roles": ["admin"]}]})).to_string(),
             "issuers[0].grants[0].if: is missing",

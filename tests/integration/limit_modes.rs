@@ -53,7 +53,7 @@ async fn advisory_limit_grants_and_counts_violations() {
     assert!(scopes.iter().all(|scope| scope.rules[0].mode == LimitMode::Watched));
     let report = rm.client.audit().await.unwrap();
     assert!(report.differences.is_empty(), "{report:?}");
-    assert_eq!(report.notes, ["scope user=hadoop holds more than its limit, which only watches"]);
+    assert_eq!(report.notes, ["scope user=hadoop has more in use than its advisory limit"]);
 
     // Use above an enforced limit drains.
     let over = rm.client.set_limit(&rule(&[("user", None)], LimitMode::Enforced, Some(2))).await.unwrap();

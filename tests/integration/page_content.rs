@@ -187,7 +187,7 @@ async fn page_without_token_shows_only_login() {
     };
     assert_eq!(browser.complaints().await, [""; 0]);
     browser.run(&fill("lrm_nothing")).await;
-    browser.shows("#login-error", "none that is known").await;
+    browser.shows("#login-error", "is unknown").await;
     within("the login is back", LOGIN_WITHIN, async || {
         browser.run(&fill(&viewer)).await;
         browser.shows("#who", "olga (viewer)").await;

@@ -52,7 +52,7 @@ async fn page_layout_fits_colour_schemes_and_narrow_windows() {
     browser.go(&url).await;
     browser.shows("#login", "Sign in").await;
     browser.run("document.getElementById('token').value = 'lrm_nothing'; document.getElementById('login-form').requestSubmit()").await;
-    browser.shows("#login-error", "none that is known").await;
+    browser.shows("#login-error", "is unknown").await;
     browser.looks_well("login").await;
     rm.stop().await;
 }

@@ -54,12 +54,12 @@ const ELSEWHERE: [(&str, &str, &str); 31] = [
     (
         "apache-spark-on-k8s/spark#467, kubeflow/sdk#581",
         "a size overflows, is negative or empty",
-        "what_is_no_size_is_refused",
+        "malformed_size_is_refused",
     ),
     (
         "apache/linkis table dump of 2022",
         "instances is called instance; a document is nested under its class name",
-        "older_forms_read_as_the_newest",
+        "older_json_forms_equal_newest",
     ),
     (
         "apache/linkis table dump of 2022",

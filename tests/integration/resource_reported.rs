@@ -68,7 +68,7 @@ async fn reported_use_shrinks_or_grows_within_capacity() {
     let error = rm.client.resource_reported(&report(&grant, load(7, 5, 1))).await.unwrap_err();
     assert_eq!(details(&error), not_now("NOT_ENOUGH_RESOURCE"));
     assert!(error.to_string().contains("requestResource : 7GB > availableResource : 6GB"), "{error}");
-    assert!(error.to_string().contains("it held before"), "{error}");
+    assert!(error.to_string().contains("keeps its previous amounts"), "{error}");
     let ClientError::Status(status) = &error else { panic!("{error}") };
     let short = status.get_details_quota_failure().unwrap().violations;
     assert_eq!(short.len(), 1, "only what grows is short: {short:?}");

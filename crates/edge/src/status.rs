@@ -343,7 +343,7 @@ mod tests {
     #[test]
     fn status_has_source_only_for_defects() {
         let source = |error: Error| std::error::Error::source(&to_status(error)).map(ToString::to_string);
-        assert_eq!(source(Error::defect("broken")).as_deref(), Some("a defect of the service; its log says which"));
+        assert_eq!(source(Error::defect("broken")).as_deref(), Some("a defect of the service; see its log"));
         assert_eq!(source(FieldError::new("user", "is required").into()), None);
         assert_eq!(source(Error::Overloaded), None);
     }

@@ -2,8 +2,8 @@
 //!
 //! [`ExternalCluster`] is the interface of a cluster type; [`yarn`] and [`kubernetes`] implement it. [`http`] bounds
 //! each request in time and size, [`allowed`] restricts the hosts, [`check`] parses the keys that all types share.
-//! Internal: `patient` parses large replies on a low-priority thread, `turns` limits their number, `fake` has test
-//! servers.
+//! Internal: `background_parse` parses large replies on a low-priority thread, `large_replies` limits their number,
+//! `fake` has test servers.
 //!
 //! The module knows no database and no caller. Errors never contain data of a response: a caller that may set an
 //! address could otherwise read other services with it. Callers: `service::external`, and `service::jwt` for key sets.

@@ -93,7 +93,7 @@ impl EmPattern {
         let application = Some(application.to_string()).filter(|application| application != ANY);
         match host.as_str() {
             ANY if application.is_none() => {
-                Err(FieldError::new(field, "is for all hosts there are; name an application, a host, or both"))
+                Err(FieldError::new(field, "matches every EM; name an application, a host, or both"))
             }
             ANY => Ok(Self { application, instance: InstancePattern::Any }),
             host => Ok(Self::of_host(application, host)),
@@ -269,19 +269,19 @@ impl CallScope {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unauthenticated {
     /// The call has no token.
-    #[error("this service asks who calls, and the call has no token; send \"authorization: Bearer TOKEN\"")]
+    #[error("the call has no token, and this service requires one; send \"authorization: Bearer TOKEN\"")]
     Missing,
     /// The token is unknown.
-    #[error("the token of the call is none that is known; linkis-rm tokens create makes one")]
+    #[error("the token of the call is unknown; create one with linkis-rm tokens create")]
     Unknown,
     /// The token has expired.
-    #[error("the time of the call's token is over; linkis-rm tokens create makes another")]
+    #[error("the token of the call has expired; create another with linkis-rm tokens create")]
     Expired,
     /// The token was revoked.
-    #[error("the token of the call was revoked; linkis-rm tokens create makes another")]
+    #[error("the token of the call was revoked; create another with linkis-rm tokens create")]
     Revoked,
     /// The client certificate of the connection has expired.
-    #[error("the time of the certificate that this connection began with is over; connect again with another")]
+    #[error("the client certificate of this connection has expired; connect again with another")]
     CertificateExpired,
     /// The token is a rejected JWT, or an unknown token while JWTs are accepted.
     #[error(transparent)]
@@ -296,38 +296,44 @@ pub const JWT_BYTES_MAX: usize = 6 << 10;
 pub enum JwtRejection {
     /// Longer than [`JWT_BYTES_MAX`].
     #[error(
-        "the JWT of the call has more than {JWT_BYTES_MAX} bytes; have its issuer leave out what nobody asks for here, groups for example"
+        "the JWT of the call has more than {JWT_BYTES_MAX} bytes; configure its issuer to omit unused claims, groups \
+            for example"
     )]
     TooLarge,
     /// Not a JWT that can be parsed.
-    #[error("the token of the call is none of this service's, and no JWT that can be read")]
+    #[error("the token of the call is unknown, and it is not a well-formed JWT; check the token")]
     Malformed,
     /// The signature algorithm is not supported, or does not match the key.
-    #[error("the JWT of the call is signed neither by RS256 nor ES256 nor EdDSA, or otherwise than its key is for")]
+    #[error(
+        "the JWT of the call has an unsupported signature algorithm, or another than its key; sign with RS256, \
+        ES256 or EdDSA"
+    )]
     Algorithm,
     /// The configuration does not contain the issuer.
-    #[error("the JWT of the call is of an issuer that --jwt-config does not name")]
+    #[error("the issuer of the call's JWT is unknown; add it to --jwt-config")]
     Issuer,
     /// The configuration does not list the audience for the issuer.
-    #[error("the JWT of the call is for others: its audience is none of those that --jwt-config names for its issuer")]
+    #[error("the JWT of the call has another audience than --jwt-config allows for its issuer")]
     Audience,
     /// The issuer's key set does not contain the signing key.
     #[error(
-        "the JWT of the call is signed with a key that its issuer does not tell of; if the key is new, it is known in some seconds"
+        "the JWT of the call is signed with a key that its issuer does not publish; if the key is new, retry in some \
+            seconds"
     )]
     UnknownKey,
     /// The signature does not verify.
-    #[error("the signature of the call's JWT is wrong")]
+    #[error("the signature of the call's JWT is invalid")]
     Signature,
     /// The `nbf` time is in the future.
-    #[error("the JWT of the call is not good yet; are the clocks right?")]
+    #[error("the JWT of the call is not valid yet; check the clocks")]
     NotYet,
     /// The `exp` time has passed.
-    #[error("the time of the call's JWT is over; ask its issuer for another")]
+    #[error("the JWT of the call has expired; request another from its issuer")]
     Expired,
     /// The key or the configuration that accepted the JWT is no longer valid.
     #[error(
-        "the key of the call's JWT was withdrawn, or what is believed of its issuer has changed; try again, or ask for another"
+        "the key of the call's JWT was withdrawn, or the configuration of its issuer has changed; retry, or request \
+            another JWT"
     )]
     Withdrawn,
 }
@@ -360,7 +366,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pattern_is_for_its_own_host_and_no_other() {
+    fn em_pattern_matches_only_its_host() {
         for (pattern, instance, matches) in [
             ("host1", "host1:9102", true),
             ("host1", "host1", true),
@@ -386,11 +392,15 @@ mod tests {
         for wrong in ["", "*", "*/*", "/", "a/", "/b"] {
             assert!(EmPattern::parse("em", wrong).is_err(), "{wrong}");
         }
-        assert!(!EmPattern::of_host(None, "*").matches(&em("a", "host1:1")), "of a certificate, it is a name");
+        assert!(
+            !EmPattern::of_host(None, "*").matches(&em("a", "host1:1")),
+            "the rights of a certificate name no \
+            user"
+        );
     }
 
     #[test]
-    fn what_is_left_is_what_any_role_leaves() {
+    fn rights_of_several_roles_are_their_union() {
         let users = || Some([user("alice")].into());
         let ems = || vec![EmPattern::of_host(None, "host1")];
         let rights = |roles: &[Role], users| Rights { roles: roles.iter().copied().collect(), ems: ems(), users };
@@ -400,10 +410,10 @@ mod tests {
         assert_eq!(of(&[Role::Manager], None), Some(CallScope::ALL));
         let manager = of(&[Role::Manager], users()).unwrap();
         assert!(manager.has_user(&user("alice")) && !manager.has_user(&user("bob")));
-        assert!(manager.check_em(&em("a", "host1:1")).is_err(), "a manager's EMs are nobody's");
+        assert!(manager.check_em(&em("a", "host1:1")).is_err(), "a manager has no EMs");
         let ecm = of(&[Role::Ecm], users()).unwrap();
         assert!(ecm.check_em(&em("a", "host1:1")).is_ok() && ecm.check_em(&em("a", "host2:1")).is_err());
-        assert!(!ecm.has_user(&user("alice")), "an ecm's users are nobody's");
+        assert!(!ecm.has_user(&user("alice")), "an ecm has no users");
         let both = of(&[Role::Ecm, Role::Manager], users()).unwrap();
         assert!(both.check(Some(&em("a", "host1:1")), &user("bob")).is_ok());
         assert!(both.check(Some(&em("a", "host2:1")), &user("alice")).is_ok());

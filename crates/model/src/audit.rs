@@ -319,13 +319,20 @@ impl StoredEmCounters {
         let other_tickets = (self.used_tickets != counters.used_tickets).then(|| {
             let told = |digest: TicketDigest| format!("{} tickets, xored {}", digest.count, digest.xor);
             let (stored, found) = (told(self.used_tickets), told(counters.used_tickets));
-            Difference::in_words(&subject, "used_tickets", format!("its digest says {stored}; there are {found}"))
+            Difference::in_words(
+                &subject,
+                "used_tickets",
+                format!(
+                    "its digest states {stored}; the tickets give \
+                {found}"
+                ),
+            )
         });
         let is_short = counters.left.is_negative_anywhere();
         let marked = (self.over_committed != is_short).then(|| {
             let problem = match is_short {
-                true => "it holds more than it provides, and is not marked so",
-                false => "it is marked as holding more than it provides, and does not",
+                true => "more is in use than the EM provides, and the EM is not marked as over-committed",
+                false => "the EM is marked as over-committed, and is not",
             };
             Difference::in_words(&subject, "over_committed", problem)
         });
@@ -453,10 +460,10 @@ impl ScopeTicketSums {
         let told = |problem| vec![Difference::in_words(&subject, "row", problem)];
         let delete = || ScopeRepair::Delete(row.counter.clone(), row.hash.clone());
         if !row.is_in_place {
-            return Some((told("its row is where nobody looks for it"), delete()));
+            return Some((told("its row has another key than the service reads"), delete()));
         }
         if !self.counted.contains(&row.counter.label_set_id) {
-            return Some((told("there is a row, but no limit has these labels"), delete()));
+            return Some((told("a row exists, but no limit has these labels"), delete()));
         }
         let sums = self.sums.remove(&row.counter).unwrap_or_default();
         let differences = match &row.usage {
@@ -473,7 +480,7 @@ impl ScopeTicketSums {
         missing.into_iter().filter_map(|(counter, usage)| {
             let subject = Subject::Scope(counter.scope.clone());
             let mut differences = usage_differences(&subject, &ScopeHoldings::default(), &usage);
-            differences.iter_mut().for_each(|difference| "there is no row".clone_into(&mut difference.problem));
+            differences.iter_mut().for_each(|difference| "the row is missing".clone_into(&mut difference.problem));
             (!differences.is_empty()).then_some((differences, ScopeRepair::Insert(counter, usage)))
         })
     }
@@ -515,7 +522,7 @@ mod tests {
     }
 
     #[test]
-    fn only_the_dimensions_that_differ_are_told() {
+    fn audit_difference_lists_only_differing_dimensions() {
         let mut sums = EmTicketSums::new(&load(0, 0));
         sums.count(Ok(&load(2, 1)), false, 2);
         let left = [(Dimension::Memory, 5), (Dimension::Cores, 8)];
@@ -529,7 +536,7 @@ mod tests {
     }
 
     #[test]
-    fn tickets_that_cannot_be_counted_leave_no_sums() {
+    fn audit_sums_with_malformed_ticket_are_an_error() {
         let yarn = Resource::zero(ResourceType::Yarn);
         for held in [Ok(&yarn), Ok(&load(i64::MAX, 0)), Err("spoilt")] {
             let mut sums = EmTicketSums::new(&load(0, 0));
@@ -542,7 +549,7 @@ mod tests {
     }
 
     #[test]
-    fn more_differences_than_are_told_are_counted() {
+    fn audit_differences_above_list_bound_are_counted() {
         let mut differences = Differences::default();
         differences.extend((0..Differences::TOLD_MAX + 5).map(|n| Difference::in_words(n, "used", "")));
         assert_eq!((differences.first.len(), differences.count), (Differences::TOLD_MAX, Differences::TOLD_MAX + 5));

@@ -12,7 +12,7 @@
 //!
 //! Never: queries a cluster. Callers: the ledger and the refresh task.
 //!
-//! - `asked`: demand and refusal; `cluster`: clusters in a batch; `preparation`: counts for the next snapshot.
+//! - `demand`: demand and refusal; `cluster`: clusters in a batch; `preparation`: counts for the next snapshot.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -5,7 +5,7 @@
 //! clock. Caller: the committer.
 //!
 //! - `snapshot`: input of a batch; `slots`: state of an EM, a scope and a ticket; `deltas`: output;
-//! - `queueing`: wait queue entries; `in_use`: confirmations and reported use; `ending`: ends of tickets;
+//! - `queueing`: wait queue entries; `usage`: confirmations and reported use; `ending`: ends of tickets;
 //! - `adopting`: adoption; `draining`: drains and forced releases;
 //! - `steps`: operations on all tickets of an EM.
 

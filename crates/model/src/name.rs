@@ -194,14 +194,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_may_hold_what_linkis_splits_at() {
+    fn names_with_linkis_separators_are_accepted() {
         for text in ["host-1:9102", "a,b", "用户", " ", "a=b/c"] {
             assert_eq!(Name::parse("user", text).unwrap().as_str(), text);
         }
     }
 
     #[test]
-    fn bad_names_are_refused_by_field() {
+    fn invalid_name_is_refused_with_field() {
         for (text, problem) in [
             (String::new(), "must not be empty"),
             ("x".repeat(256), "has 256 characters; at most 255 are allowed"),
@@ -237,7 +237,7 @@ mod tests {
         ] {
             assert!(check(text).unwrap_err().starts_with(problem), "{:?} for {text:?}", check(text));
             let exists = Name::parse("user", text);
-            assert_eq!(exists.is_ok(), !text.contains('\u{85}'), "{text:?} exists, and can be ended");
+            assert_eq!(exists.is_ok(), !text.contains('\u{85}'), "{text:?} may exist already, and can be ended");
         }
         for text in [
             "",

@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_told_back_in_order() {
+    fn observations_round_trip_in_order() {
         let told = [(9, yarn("a", 1)), (3, Resource::load(1, 2).unwrap()), (7, yarn("", 0))];
         let kept = Observations::from_packed(of(&told).packed().to_vec());
         let read: Vec<_> = kept.iter().map(|(id, resource)| (id.as_u128(), resource)).collect();
@@ -116,7 +116,7 @@ mod tests {
     }
 
     #[test]
-    fn other_amounts_are_about_the_same_and_all_else_is_not() {
+    fn observation_subject_ignores_amounts_only() {
         let before = of(&[(1, yarn("a", 1))]).subject_hash();
         assert_eq!(of(&[(1, yarn("a", 2))]).subject_hash(), before);
         let cpu = Resource::cpu(1).unwrap();

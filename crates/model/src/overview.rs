@@ -291,7 +291,7 @@ mod tests {
     }
 
     #[test]
-    fn what_came_went_and_stands_otherwise_is_told() {
+    fn em_changes_list_arrivals_departures_and_states() {
         for (before, after, told) in [
             ("", "", ""),
             ("a:h b:h", "a:h b:h", ""),
@@ -313,7 +313,7 @@ mod tests {
     }
 
     #[test]
-    fn the_gravest_state_is_told() {
+    fn em_state_is_gravest_of_signals() {
         let healthy = EmSignals { is_going: false, is_silent: false, is_drained: false, health: Some(Health::Healthy) };
         let drained = EmSignals { is_drained: true, ..healthy };
         let silent = EmSignals { is_silent: true, ..drained };
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn sums_end_at_the_largest_number() {
+    fn overview_sums_saturate() {
         let most = DimensionTotals { total: i64::MAX, used: 5, ..Default::default() };
         let mut totals = EmTotals::default();
         totals.add(Dimension::Cores, &most);

@@ -125,7 +125,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_written_is_read() {
+    fn policy_text_round_trips() {
         for policy in [Policy::default(), Policy::new([]), Policy::new([Check::User]), Policy::new([Check::Labels])] {
             assert_eq!(Policy::parse(&policy.to_string()), policy);
         }
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn label_sets_are_of_one_kind() {
+    fn policy_checks_apply_to_matching_label_sets() {
         let set = |keys: &[&str]| keys.iter().map(|key| (*key).to_owned()).collect::<BTreeSet<_>>();
         let user = Policy::new([Check::User]);
         assert!(user.applies(&set(&["user"])));

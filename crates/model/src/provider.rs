@@ -57,7 +57,7 @@ mod tests {
     }
 
     #[test]
-    fn the_most_telling_labels_decide() {
+    fn provider_with_most_matching_labels_is_chosen() {
         let all = [
             provider("Yarn", "default", &[]),
             provider("Yarn", "etl", &[("yarnCluster", "Yarn-etl")]),

@@ -173,13 +173,13 @@ pub struct QueueTree {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum QueueError {
     /// No queue has the name.
-    #[error("there is no queue {name:?}; ListQueues tells which there are")]
+    #[error("there is no queue {name:?}; ListQueues returns all queues")]
     NotFound {
         /// Requested name.
         name: String,
     },
     /// Several queues have the name.
-    #[error("the queue {name:?} may be {}; give one of these paths", paths.join(" or "))]
+    #[error("the queue name {name:?} is ambiguous; give one of the paths {}", paths.join(" or "))]
     Ambiguous {
         /// Requested name.
         name: String,
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn names_come_with_and_without_the_root() {
+    fn queue_name_with_or_without_root_is_found() {
         for naming in [QueueNaming::Fair, QueueNaming::Capacity] {
             for (name, path) in [("root", "root"), ("root.b.y", "root.b.y"), ("b.y", "root.b.y"), ("b", "root.b")] {
                 assert_eq!(found(naming, name).as_deref(), Ok(path), "{naming:?}");
@@ -376,15 +376,15 @@ mod tests {
     }
 
     #[test]
-    fn a_leaf_that_two_queues_share_is_told_with_both() {
+    fn queue_leaf_name_of_two_queues_is_ambiguous() {
         let error = found(QueueNaming::Capacity, "x").unwrap_err();
-        assert_eq!(error.to_string(), r#"the queue "x" may be root.a.x or root.b.x; give one of these paths"#);
+        assert_eq!(error.to_string(), r#"the queue name "x" is ambiguous; give one of the paths root.a.x or root.b.x"#);
         assert!(matches!(found(QueueNaming::Capacity, "a"), Err(QueueError::Ambiguous { .. })), "root.a and root.a.a");
         assert!(found(QueueNaming::Fair, "x").is_err());
     }
 
     #[test]
-    fn what_is_left_is_the_least_along_the_path() {
+    fn queue_head_room_is_minimum_along_path() {
         let mut all = vec![queue("root", 100, 60), queue("root.a", 80, 60), queue("root.a.x", 40, 5)];
         let left = |all: &[ExternalQueue], path| {
             let queues = QueueTree::new(QueueNaming::Fair, all.to_vec()).unwrap();
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn quotas_decide_of_a_namespace_and_nodes_where_these_say_nothing() {
+    fn namespace_quota_precedes_nodes() {
         let mut all =
             vec![queue("root", 100, 90), queue("root.a", 50, 10), queue("root.b", 50, 10), queue("root.c", 5, 0)];
         all[1].max = QueueAmounts { memory: 50, cores: NO_MAXIMUM };
@@ -424,13 +424,13 @@ mod tests {
     }
 
     #[test]
-    fn two_queues_of_one_path_are_none() {
+    fn queues_with_equal_paths_are_refused() {
         let twice = [queue("root", 1, 0), queue("root", 2, 0)];
         assert_eq!(QueueTree::new(QueueNaming::Fair, twice), Err(DuplicatePath("root".into())));
     }
 
     #[test]
-    fn queues_are_told_from_anywhere() {
+    fn queue_list_continues_after_any_path() {
         let queues = queues(QueueNaming::Fair);
         let behind = |after| queues.behind(after).map(|queue| queue.path.as_str()).collect::<Vec<_>>();
         assert_eq!(behind(None).len(), 8);

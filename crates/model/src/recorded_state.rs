@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_too_long_is_told_from_its_beginning_and_is_still_json() {
+    fn recorded_state_is_truncated_to_valid_json() {
         for text in ["x", "\"", "\\", "ü", "\u{1F980}\""] {
             for length in [1, 1000, 5000, 100_000] {
                 let RecordedState(state) = RecordedState::new(&json!({ "reason": text.repeat(length) }));

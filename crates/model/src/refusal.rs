@@ -272,7 +272,7 @@ mod tests {
 
     /// The example of Linkis's own test of its message.
     #[test]
-    fn the_message_is_linkis_s_to_the_letter() {
+    fn refusal_message_equals_linkis_text() {
         assert_eq!(
             shortage_text(&short(Dimension::Memory, 644_245_094_400, -2_147_483_648, 20_454_781_747_200)),
             " use Memory, requestResource : 600GB > availableResource : -2GB,  maxResource : 19050GB."

@@ -135,7 +135,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_names_no_em_is_refused_by_any() {
+    fn refusal_without_named_em_has_scope_any() {
         let first = short(ScopeKind::Em, "em=a/b", Dimension::Cores);
         assert_eq!(RefusalKey::of("alice", &first, false).scope, "em=a/b");
         assert_eq!(RefusalKey::of("alice", &first, true).scope, "em=any");
@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn what_would_take_too_much_room_is_one_of_the_others() {
+    fn refusal_with_long_key_counts_as_others() {
         let long = short(ScopeKind::Labels, &"x".repeat(KEY_BYTES_MAX), Dimension::Custom("gpu".into()));
         let key = RefusalKey::of("alice", &long, false).to_owned();
         assert!(key.is_others());
@@ -152,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_is_told_whichever_is_counted_first() {
+    fn refusal_sum_keeps_latest_refusal() {
         let count = |refusals, last_requested, last| RefusalCount { refusals, last_requested, last_available: 0, last };
         for (one, other) in [(count(1, 5, 1), count(2, 7, 2)), (count(2, 7, 2), count(1, 5, 1))] {
             let mut sum = one;

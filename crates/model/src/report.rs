@@ -298,14 +298,14 @@ mod tests {
     }
 
     #[test]
-    fn what_does_not_live_there_is_unknown() {
+    fn report_of_ended_ticket_is_unknown() {
         let locked = LiveTicket { id: id(1), used_time: None, missed_reports: 0 };
         let result = of(&[0, 1, 2, 3, 4], &[locked, used(2, 0, 0)], Some(10));
         assert_eq!(result, Reconciliation { unknown: vec![id(0), id(3), id(4)], ..Default::default() });
     }
 
     #[test]
-    fn what_is_missing_counts_until_it_is_lost_or_back() {
+    fn missing_ticket_is_counted_until_lost_or_reported() {
         let living = [used(1, 0, 0), used(2, 0, 1), used(3, 0, 2), used(4, 0, 2), used(5, 0, i16::MAX)];
         let result = of(&[4], &living, Some(10));
         assert_eq!(result.missed, [(id(1), 1), (id(2), 2), (id(3), 3), (id(4), 0)]);
@@ -314,26 +314,26 @@ mod tests {
     }
 
     #[test]
-    fn a_locked_ticket_is_never_missing() {
+    fn locked_ticket_is_never_missing() {
         let locked = LiveTicket { id: id(1), used_time: None, missed_reports: 0 };
         assert_eq!(of(&[], &[locked], Some(10)), Reconciliation::default());
     }
 
     #[test]
-    fn an_engine_that_reported_in_since_the_report_before_is_not_missing() {
+    fn ticket_confirmed_since_last_report_is_not_missing() {
         assert_eq!(of(&[], &[used(1, 10, 0), used(2, 11, 0)], Some(10)), Reconciliation::default());
         assert_eq!(of(&[], &[used(1, 9, 0)], Some(10)).missed, [(id(1), 1)]);
     }
 
     #[test]
-    fn the_first_report_and_a_repeat_count_nothing_but_give_up_what_is_lost_already() {
+    fn first_report_counts_nothing_and_ends_lost_tickets() {
         let living = [used(1, 0, 2), used(2, 0, 3), used(3, 0, 1)];
         let result = of(&[3], &living, None);
         assert_eq!((result.missed, result.lost), (vec![(id(3), 0)], vec![id(2)]));
     }
 
     #[test]
-    fn arrivals() {
+    fn report_order_follows_epoch_and_sequence() {
         let number = |epoch, sequence| ReportNumber { epoch, sequence };
         for (report, last, expected) in [
             (number(2, 1), None, ReportOrder::New),
@@ -349,7 +349,7 @@ mod tests {
     }
 
     #[test]
-    fn load_is_checked_and_ranked_by_the_busier_of_memory_and_cores() {
+    fn load_is_checked_and_ranked_by_busier_dimension() {
         let load = |used, max, permille| Load::parse("load", used, max, permille);
         for (memory_used, memory_max, cpu_permille, field) in [
             (-1, 1, 0, "load.memory_used"),

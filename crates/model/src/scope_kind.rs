@@ -56,7 +56,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_scope_is_of_one_label_or_of_labels() {
+    fn scope_kind_follows_number_of_labels() {
         let of = |keys: &[&str]| {
             ScopeKind::of(&Scope::new(keys.iter().map(|key| ((*key).to_owned(), "x".to_owned())).collect())).as_str()
         };

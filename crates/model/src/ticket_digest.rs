@@ -51,7 +51,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn equal_sets_have_equal_digests_however_they_came_about() {
+    fn ticket_digest_of_equal_sets_is_equal() {
         let ids = [1, 2, 3, u128::MAX].map(Uuid::from_u128);
         let mut digest = TicketDigest::of(&ids);
         assert_eq!(digest, TicketDigest::of(ids.iter().rev()));
@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn other_sets_have_others() {
+    fn ticket_digest_of_other_sets_differs() {
         let ids = [1, 2, 3].map(Uuid::from_u128);
         let digest = TicketDigest::of(&ids);
         // 1 ^ 2 ^ 3 is 0: an equal number with another XOR, and another number with an equal XOR.

@@ -45,8 +45,8 @@ impl fmt::Display for TicketEnd {
         f.write_str(match self {
             Self::Released => "was released",
             Self::Expired => "expired",
-            Self::Unregistered => "went when its EM was unregistered",
-            Self::Lost => "was given up as lost",
+            Self::Unregistered => "ended when its EM was unregistered",
+            Self::Lost => "ended as lost",
             Self::Forced => "was ended by an operator",
         })
     }

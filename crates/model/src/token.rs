@@ -99,12 +99,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_checksum_is_the_usual_one() {
+    fn token_checksum_is_crc32() {
         assert_eq!(crc32(b"123456789"), 0xCBF4_3926);
     }
 
     #[test]
-    fn a_token_is_recognised_and_nothing_else() {
+    fn token_text_is_recognised_and_other_text_is_not() {
         let (token, hash) = make((0..=255).cycle().skip(7)).unwrap();
         let token = token.expose_secret();
         assert_eq!((token.len(), TokenHash::of(token)), (54, Some(hash)));
@@ -122,14 +122,14 @@ mod tests {
     }
 
     #[test]
-    fn every_character_is_as_likely_as_any_other() {
+    fn token_characters_are_uniform() {
         let count = |wanted: u8| (0..FAIR_BYTES).filter(|byte| digit(u32::from(*byte)) == wanted).count();
         assert!(DIGITS.iter().all(|wanted| count(*wanted) == 4));
         assert!(make([255; 1000]).is_none() && make([0; 42]).is_none());
     }
 
     #[test]
-    fn neither_token_nor_hash_show_themselves() {
+    fn token_and_hash_debug_is_hidden() {
         let (token, hash) = make([9; 43]).unwrap();
         let told = format!("{token:?} {hash:?}");
         assert!(!told.contains("9999") && !told.contains(token.expose_secret()), "{told}");

@@ -226,7 +226,7 @@ mod tests {
     }
 
     #[test]
-    fn all_of_a_ticket_counts_in_the_hour_of_its_end() {
+    fn usage_of_ticket_counts_in_hour_of_its_end() {
         let before = NOON - Duration::minutes(30);
         let tickets = [
             ended("alice", cores(2), before, NOON - Duration::microseconds(1)),
@@ -252,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_amounts_for_the_longest_time_neither_wrap_nor_panic() {
+    fn usage_of_largest_amounts_does_not_overflow() {
         let long = NOON - Duration::days(3_650_000);
         let tickets: Vec<_> = (0..100).map(|_| ended("alice", cores(i64::MAX), long, NOON)).collect();
         let used = UsageSums::of(&tickets).0.into_values().next().unwrap();
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_names_the_rest_are_others_and_none_is_lost() {
+    fn usage_names_above_bound_count_as_others() {
         let tickets: Vec<_> = (0..10).map(|n| ended(&format!("user{n}"), cores(1), NOON, NOON)).collect();
         let sums = UsageSums::of(&tickets);
         let known = BTreeSet::from([((NOON, UsageBy::User), UsageName::Name("user9".to_owned(), String::new()))]);

@@ -119,7 +119,7 @@ pub struct QueueEntry {
 /// Wait keys of a request; true where it is short.
 pub type WaitKeys = BTreeMap<WaitKey, bool>;
 
-/// Number of requests that stands for "unknown, possibly many".
+/// Number of requests for "unknown, possibly many".
 pub const MUCH: u32 = u32::MAX;
 
 /// Wait keys with freed capacity or fewer earlier entries, each with the approximate number of requests that caused it.
@@ -520,20 +520,20 @@ mod tests {
     }
 
     #[test]
-    fn only_the_first_in_line_keeps_room_where_it_is_not_short() {
+    fn wait_queue_head_alone_reserves_where_not_short() {
         let mut line = WaitQueues::default();
         let spots = [(em("a"), false), (user("u"), true)];
         assert_eq!(stand(&mut line, 1, &spots).len(), 2, "the first at user=u");
         assert_eq!(stand(&mut line, 2, &spots), BTreeMap::from([(user("u"), true)]));
         let ahead = |line: &WaitQueues, spot, position| line.reserved_ahead(&spot, position).get(&Dimension::Cores);
-        assert_eq!(ahead(&line, em("a"), None), 1, "one position's worth, however many wait for the user's limit");
+        assert_eq!(ahead(&line, em("a"), None), 1, "the amounts of one entry, because all wait for one limit");
         assert_eq!(ahead(&line, user("u"), None), 1 + 2);
         line.remove(position(1));
         assert_eq!(stand(&mut line, 2, &spots).len(), 2, "now the first");
     }
 
     #[test]
-    fn places_are_in_order_and_nobody_stands_before_himself() {
+    fn wait_queue_positions_are_ordered_and_exclude_own_entry() {
         let mut line = WaitQueues::default();
         for number in [3, 1, 2] {
             stand(&mut line, number, &[(em("a"), true)]);
@@ -547,7 +547,7 @@ mod tests {
     }
 
     #[test]
-    fn those_far_behind_are_told_the_same() {
+    fn wait_queue_reservation_of_many_entries_is_exact() {
         let mut line = WaitQueues::default();
         let ahead =
             |line: &WaitQueues, number| line.reserved_ahead(&em("a"), Some(position(number))).get(&Dimension::Cores);

@@ -37,23 +37,25 @@ pub enum Error {
     #[error(transparent)]
     Denied(Box<Denied>),
     /// The method does not exist.
-    #[error("this service has no such call; a later release may have it")]
+    #[error("this service does not have the call; check its name, or upgrade the service")]
     NoSuchMethod,
     /// Another transaction or a hold owned a lock key until the caller's deadline.
-    #[error("somebody else held what the call needs, an EM, a user or the limits, until its deadline; try again")]
+    #[error(
+        "lock timeout: another transaction or a hold kept the EM, the user or the limits locked until the call's \
+        deadline; retry the call"
+    )]
     LockTimeout,
     /// The transaction had not begun at the deadline, and no lock delayed it.
     #[error(
-        "the transaction of the call had not begun at its deadline: this server or its database is busy; try again"
+        "the transaction of the call had not begun at its deadline: this server or its database is busy; retry the \
+            call"
     )]
     NotBegun,
     /// Too many calls wait in this instance.
-    #[error("too many calls are waiting in this server; try again, or ask another instance")]
+    #[error("too many calls are waiting in this server; retry, or call another instance")]
     Overloaded,
     /// The byte budget for messages is exhausted by other calls.
-    #[error(
-        "the calls under way have all the memory that this server gives to their bodies; try again, or ask another instance"
-    )]
+    #[error("the byte budget for messages is used up by other calls; retry, or call another instance")]
     TooManyBytes,
     /// The message exceeds the size limit of the call, compressed or decompressed.
     #[error("the message has more than {limit} bytes, the limit of this call; send less at a time")]
@@ -68,21 +70,21 @@ pub enum Error {
     #[error("the call has no message; send one, which may be empty")]
     NoMessage,
     /// The deadline expired before the reply.
-    #[error("the deadline of the call expired; look up what it did, or repeat it, with more time")]
+    #[error("the deadline of the call expired; look up its effect, or repeat it with a longer deadline")]
     DeadlineExpired,
     /// The message did not arrive within its timeout.
-    #[error("the call's message did not arrive within {}; send it faster", humantime::format_duration(*.0))]
+    #[error("the message of the call did not arrive within {}; send it faster", humantime::format_duration(*.0))]
     BodyTimeout(Duration),
     /// The database is unavailable.
-    #[error("{}; try again", .0.missing())]
+    #[error("{}; retry", .0.missing())]
     Unavailable(#[source] Arc<StoreError>),
     /// The connection failed or timed out during the commit: the result is unknown.
-    #[error("the database has not said in time whether it committed; repeat the call to learn it")]
+    #[error("the commit of the call is unknown: the database did not respond in time; repeat the call")]
     CommitUnknown,
     /// As [`Error::CommitUnknown`], for a request without a request id, whose repetition could be granted twice.
     #[error(
-        "the database has not said in time whether the ticket {ticket_id} was granted: GetTicket tells; a request with a request_id may \
-         be repeated"
+        "the grant of the ticket {ticket_id} is unknown: the database did not respond in time; call GetTicket, or \
+            repeat a request with a request_id"
     )]
     GrantUnknown {
         /// Id of the ticket, if the grant took effect.
@@ -95,26 +97,25 @@ pub enum Error {
     #[error(transparent)]
     External(Box<ExternalError>),
     /// The history lines after the position are deleted.
-    #[error(
-        "what came behind this position is forgotten; begin anew, without a position, and take what there is from the lists"
-    )]
+    #[error("the history after this position was deleted; read the lists, then follow without a position")]
     PositionTooOld {
         /// First position that can still be followed.
         oldest: String,
     },
     /// The position belongs to another history, or is beyond the end of this one.
     #[error(
-        "the position is of another database, or of a later state of this one, which was put back; begin anew, without a position"
+        "the position is of another database, or of a later state than this restored one; read the lists, then \
+            follow without a position"
     )]
     PositionUnknown,
     /// A follower of the history does not read its messages.
-    #[error("no message was taken for too long; go on from the position of the last one")]
+    #[error("the follower did not read its messages in time; continue from the position of the last one")]
     FollowerTooSlow,
     /// The server is shutting down.
-    #[error("the server is shutting down; ask another instance")]
+    #[error("the server is shutting down; call another instance")]
     ShuttingDown,
     /// A defect of the service or of the stored data.
-    #[error("a defect of the service; its log says which")]
+    #[error("a defect of the service; see its log")]
     Internal(#[source] Arc<dyn std::error::Error + Send + Sync>),
 }
 

@@ -6,7 +6,7 @@
 //! Never: returns secrets of a provider's configuration.
 //! Callers: `rm_edge::external`, and the server, which spawns `refresh`.
 //!
-//! - `refresh`: snapshots by which requests for external queues are decided; `kept`: cache of their preparations.
+//! - `refresh`: snapshots by which requests for external queues are decided; `preparation_cache`: cache of their preparations.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -104,19 +104,19 @@ mod tests {
     }
 
     #[test]
-    fn one_alone_has_nearly_all_and_the_next_still_finds_some() {
+    fn fair_semaphore_single_caller_leaves_some_permits() {
         let share = FairSemaphore::of(500);
         let greedy = all_for(&share, &Principal::Anonymous);
         assert_eq!(greedy.len(), 469);
-        assert!(share.take_any(&Principal::Anonymous).is_some(), "for what is more than a share");
+        assert!(share.take_any(&Principal::Anonymous).is_some(), "for the permits above a share");
         let others: Vec<_> = (0..30).map(|n| share.acquire(&principal(&format!("other{n}"))).unwrap()).collect();
         assert_eq!(share.count(), 499);
         drop((greedy, others));
-        assert_eq!((share.count(), share.taken().by.len()), (0, 0), "nobody is remembered who has none");
+        assert_eq!((share.count(), share.taken().by.len()), (0, 0), "a caller without permits is removed");
     }
 
     #[test]
-    fn as_places_become_free_who_has_few_takes_them() {
+    fn fair_semaphore_freed_permit_goes_to_smaller_share() {
         let share = FairSemaphore::of(500);
         let mut greedy = all_for(&share, &principal("greedy"));
         let mut modest = all_for(&share, &principal("modest"));
@@ -137,7 +137,7 @@ mod tests {
     }
 
     #[test]
-    fn few_places_are_all_given_out() {
+    fn fair_semaphore_with_few_permits_grants_all() {
         for most in 1..=15 {
             assert_eq!(all_for(&FairSemaphore::of(most), &Principal::Anonymous).len(), most);
         }

@@ -7,7 +7,7 @@
 //! committer, which decides again under the locks.
 //! Caller: the RPC service `rm_edge::resource_manager`.
 //!
-//! - `keep`: the first task; `observe`: the observed use of engines in the reports;
+//! - `upsert`: the first task; `observations`: the observed use of engines in the reports;
 //! - `compare`: the second task.
 
 use std::{
@@ -206,12 +206,12 @@ async fn give_up_one(committer: &Committer, ticket: ReleaseTicket, deadline: Ins
     let ReleaseTicket { ticket_id, user, em } = ticket.clone();
     match committer.submit_in_background(Operation::Lost(ticket), deadline).await {
         Ok(Outcome::Lost(true)) => {
-            tracing::warn!(%ticket_id, %user, %em, "a ticket is lost: its EM reports without it");
+            tracing::warn!(%ticket_id, %user, %em, "a ticket is lost: its EM omits it from its reports");
         }
         Ok(_) => {}
         Err(error) => {
             let error: &dyn std::error::Error = &error;
-            tracing::warn!(%ticket_id, %em, error, "a lost ticket could not be given up yet");
+            tracing::warn!(%ticket_id, %em, error, "a lost ticket could not be ended yet");
         }
     }
 }

@@ -118,7 +118,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lines_are_told_up_to_the_first_number_that_may_still_come() {
+    fn history_reader_stops_at_first_uncommitted_number() {
         for (after, settled, numbers, told) in [
             (0, 0, &[1, 2, 3][..], 3),
             (0, 0, &[2, 3], 0),

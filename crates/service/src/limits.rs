@@ -114,7 +114,7 @@ impl LimitService {
         // The rule is stored from here on: no error may state that it is not.
         let told = tokio::time::timeout_at(deadline, self.until_in_force(&rule.pattern, deadline)).await;
         told.unwrap_or(Ok(SetResult::Counting)).map_err(|error| {
-            tracing::warn!(error = &error as &dyn std::error::Error, "a limit was set, and cannot be told of");
+            tracing::warn!(error = &error as &dyn std::error::Error, "a limit was set, but its reply cannot be read");
             Error::CommitUnknown
         })
     }

@@ -129,7 +129,7 @@ impl OverviewService {
             async move { this.take().await }
         };
         self.shared.run_recent(AGE_MAX, Instant::now() + WAIT_MAX, take).await?;
-        self.last.load_full().ok_or_else(|| Error::defect("an overview was taken, and is not there"))
+        self.last.load_full().ok_or_else(|| Error::defect("an overview was read, but is missing"))
     }
 
     /// Returns the last overview, regardless of its age; `None` if none was computed.

@@ -1,7 +1,7 @@
 //! Reads that a check and a batch share, so that both decide on the same rows.
 //!
 //! Never: writes. Locks rows only in [`clusters`], on request.
-//! Callers: `admission::look` and `committer::batch`.
+//! Callers: `admission::check` and `committer::batch`.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 

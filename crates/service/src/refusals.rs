@@ -206,7 +206,7 @@ mod tests {
     const NOON: OffsetDateTime = time::macros::datetime!(2026-01-01 12:00 UTC);
 
     #[test]
-    fn sums_are_written_and_not_what_came_to_them() {
+    fn refusal_sums_are_written_once() {
         let (refusals, mut kept) = (refusals(), PeriodSums::default());
         refusals.record(&user(1), &refusal(Dimension::Cores, 3), false);
         refusals.record(&user(1), &refusal(Dimension::Cores, 5), false);
@@ -238,7 +238,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_kinds_the_rest_are_others_and_none_is_lost() {
+    fn refusal_kinds_above_bound_count_as_others() {
         let (refusals, mut kept) = (refusals(), PeriodSums::default());
         for number in 0..KINDS_MAX + 10 {
             refusals.record(&user(number), &refusal(Dimension::Custom("gpu".into()), 2), false);

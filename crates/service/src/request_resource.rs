@@ -116,7 +116,7 @@ impl RequestResourceService {
         deadlines: RequestDeadlines,
         active: A,
     ) -> Result<(Outcome, usize), Error> {
-        let asked = asks.first().cloned().ok_or_else(|| Error::defect("a request without a request"))?;
+        let asked = asks.first().cloned().ok_or_else(|| Error::defect("a request without a spec"))?;
         let under_way = RequestTimer::begin(&self.metrics.requests);
         let (any_em, may_wait) = (em.is_none(), deadlines.line.is_some());
         let answered = match asks.len() {
@@ -175,7 +175,7 @@ impl RequestResourceService {
                 Ok((answer, other.and_then(|other| numbers.get(other).copied()).unwrap_or(number)))
             }
             (None, Some(refused)) => Ok(refused),
-            (None, None) => Err(Error::defect("a request without a request")),
+            (None, None) => Err(Error::defect("a request without a spec")),
         }
     }
 
@@ -244,7 +244,7 @@ impl RequestResourceService {
             }
             first.get_or_insert((em, verdict, room, number));
         }
-        first.ok_or_else(|| Error::defect("a request without a request"))
+        first.ok_or_else(|| Error::defect("a request without a spec"))
     }
 
     async fn dry_run_of(

@@ -178,7 +178,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_failure_is_shared_by_all_who_wait_for_it() {
+    async fn single_flight_failure_reaches_all_callers() {
         let shared = SingleFlight::new(&InstanceTasks::here());
         let counted = CountingAction(Arc::default(), Arc::new(Semaphore::new(0)), Err(Error::LockTimeout));
         let mut calls = ask(&shared, &counted, 20).await;
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn whoever_comes_while_it_is_done_has_it_done_once_more_together() {
+    async fn single_flight_late_callers_share_second_run() {
         let shared = SingleFlight::new(&InstanceTasks::here());
         let counted = CountingAction(Arc::default(), Arc::new(Semaphore::new(0)), Ok(()));
         let first = ask(&shared, &counted, 1).await;
@@ -201,11 +201,11 @@ mod tests {
         assert!(first.join_all().await.iter().chain(&later.join_all().await).all(Result::is_ok));
         assert_eq!(counted.count(), 2);
         shared.run_recent(Duration::from_secs(60), soon(), || counted.clone().act()).await.unwrap();
-        assert_eq!(counted.count(), 2, "what was done lately will do");
+        assert_eq!(counted.count(), 2, "a recent run is used");
     }
 
     #[tokio::test]
-    async fn nobody_waits_beyond_his_deadline() {
+    async fn single_flight_caller_fails_at_deadline() {
         let shared = SingleFlight::new(&InstanceTasks::here());
         let counted = CountingAction(Arc::default(), Arc::new(Semaphore::new(0)), Ok(()));
         let deadline = Instant::now() + Duration::from_millis(20);

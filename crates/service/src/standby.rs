@@ -218,7 +218,7 @@ impl StandbyMonitor {
                 let looked = self.look().await;
                 if was_well && let Err(error) = &looked {
                     let error: &dyn std::error::Error = error;
-                    tracing::warn!(error, "the standby cannot be asked; the primary is");
+                    tracing::warn!(error, "the standby does not respond; the primary serves the reads");
                 }
                 was_well = looked.is_ok();
                 if file_read.elapsed() >= FILE_POLL_INTERVAL {
@@ -275,7 +275,7 @@ impl StandbyMonitor {
         let Some(mark) = mark else { return Ok(()) };
         if before.is_none() {
             self.number += 1;
-            tracing::info!(host = host.place, "a standby answers what may be a little old");
+            tracing::info!(host = host.place, "a standby serves reads that may be stale");
         }
         metrics.lags(mark.noted.elapsed());
         self.shared.well.send_replace(Some(UsableStandby { host, mark, number: self.number }));

@@ -97,7 +97,7 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_a_panic_is_a_defect() {
+    async fn task_panic_is_a_defect_and_task_end_is_not() {
         let tasks = InstanceTasks::here();
         tasks.spawn(async {});
         tasks.spawn_on_thread("calm", async {}).unwrap();
@@ -110,7 +110,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_panic_on_a_thread_of_its_own_is_one_too() {
+    async fn thread_panic_is_a_defect() {
         let tasks = InstanceTasks::here();
         tasks.spawn_on_thread("panicking", async { panic!("on purpose") }).unwrap();
         tasks.close();
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_thread_of_its_own_starts_does_not_end_with_it() {
+    async fn task_of_ended_thread_continues() {
         let tasks = InstanceTasks::here();
         let (started, mut seen) = tokio::sync::mpsc::channel(1);
         let starter = tasks.clone();

@@ -190,8 +190,7 @@ impl TokenCache {
             None => KnownTokens::nothing().anonymous,
         };
         let sound = stored.into_iter().filter_map(|stored| {
-            let told =
-                |error: &StoreError| tracing::error!(error = error as &dyn std::error::Error, "nobody can use it");
+            let told = |error: &StoreError| tracing::error!(error = error as &dyn std::error::Error, "it has expired");
             stored.inspect_err(told).ok()
         });
         let by_hash = sound.map(|stored| (stored.hash, known(stored, &before, asked))).collect();
@@ -294,14 +293,14 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_let_in_until_it_is_over_or_revoked() {
+    fn token_authenticates_until_expiry_or_revocation() {
         let (hour, now, tokens) = (Duration::from_secs(3600), Instant::now(), TokenCache::default());
-        let anonymous = tokens.anonymous().expect("nobody needs one");
+        let anonymous = tokens.anonymous().expect("no token is required");
         let ((good, a), (over, b), (revoked, c)) =
             (stored(1, hour, false), stored(2, Duration::ZERO, false), stored(3, hour, true));
         tokens.replace(vec![Ok(a), Ok(b), Ok(c)], now);
         assert!(tokens.anonymous().is_none());
-        assert_eq!(anonymous.ended.why.get(), Some(&Unauthenticated::Missing), "what was begun without one ends");
+        assert_eq!(anonymous.ended.why.get(), Some(&Unauthenticated::Missing), "a stream without a token ends");
         let caller = tokens.find(&good).unwrap();
         assert_eq!(caller.principal.as_str(), "alice");
         let refused = [&over, &revoked, &stored(4, hour, false).0, &String::new()];
@@ -313,7 +312,7 @@ mod tests {
 
         tokens.replace(vec![Ok(stored(1, hour, false).1)], now);
         tokens.end_overdue();
-        assert!(!caller.ended.cancelled.is_cancelled(), "it is still the same");
+        assert!(!caller.ended.cancelled.is_cancelled(), "the token is unchanged");
         tokens.replace(vec![Ok(stored(1, hour, true).1)], now);
         tokens.end_overdue();
         assert_eq!(caller.ended.why.get(), Some(&Unauthenticated::Revoked));
@@ -321,15 +320,15 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_on_under_a_token_ends_when_its_row_is_gone() {
+    fn stream_ends_when_token_row_is_deleted() {
         let (tokens, (token, row)) = (TokenCache::default(), stored(1, Duration::MAX, false));
         tokens.replace(vec![Ok(row)], Instant::now());
         let caller = tokens.find(&token).unwrap();
         tokens.replace(vec![], Instant::now());
         assert!(caller.ended.cancelled.is_cancelled());
-        assert!(tokens.anonymous().is_some_and(|anonymous| !anonymous.ended.is_over()), "there is none again");
+        assert!(tokens.anonymous().is_some_and(|anonymous| !anonymous.ended.is_over()), "no token exists again");
         assert_eq!(tokens.find(&token).unwrap_err(), Unauthenticated::Unknown);
         tokens.replace(vec![Err(StoreError::inconsistent("linkis_rm_token", "its EMs"))], Instant::now());
-        assert!(tokens.anonymous().is_none(), "one that makes no sense lets nobody in without one");
+        assert!(tokens.anonymous().is_none(), "a malformed row still requires tokens");
     }
 }

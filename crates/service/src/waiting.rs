@@ -8,8 +8,8 @@
 //! Never: grants; reorders the queue.
 //! Callers: `request_resource` (waiting requests) and `committer` (freed capacity).
 //!
-//! - `index`: the waiters by position and wait key; `wake`: the reasons of wake-ups;
-//! - `keeper`: background tasks that renew the instance, delete queue entries and receive notifications.
+//! - `index`: the waiters by position and wait key; `wake_reason`: the reasons of wake-ups;
+//! - `maintenance`: background tasks that renew the instance, delete queue entries and receive notifications.
 
 use std::{
     collections::BTreeSet,

@@ -5,7 +5,7 @@
 //! number can become visible later, because a line takes its number before its commit. Callers: the batch write, lists,
 //! followers and retries.
 //!
-//! Submodules: `batch`: lines of a batch; `acts`: lines of changes outside batches; `row`: a line as read; `matching`,
+//! Submodules: `batch`: lines of a batch; `direct`: lines of changes outside batches; `row`: a line as read; `filter`,
 //! `by_key`: searches.
 
 use std::{collections::HashMap, time::Duration};

@@ -1,7 +1,7 @@
 //! `linkis_label_resource`: counters of scopes, one row per label set and scope.
 //!
 //! Rows are found by a hash of label set and scope. Batches lock them in the order of these hashes after the resource
-//! locks, so no deadlock can occur. Batches write the amounts through `settlement`. Empty counters are deleted in the
+//! locks, so no deadlock can occur. Batches write the amounts through `batch_write`. Empty counters are deleted in the
 //! background. Callers: the committer, checks, lists and audits.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};

@@ -8,8 +8,8 @@
 //! [`Primary::moved`]). A URL names the hosts, or the coordinator of Citus for a cell (`owner`). Caller:
 //! [`super::Store`].
 //!
-//! Submodules: `look`: probe tasks; `known`: host states and the choice; `owner`: hosts of a cell; `seats`: connections
-//! that an instance needs; `disk`: a full disk.
+//! Submodules: `probe`: probe tasks; `host_states`: host states and the choice; `owner`: hosts of a cell; `seats`:
+//! connections that an instance needs; `disk`: a full disk.
 
 use std::{
     fmt,

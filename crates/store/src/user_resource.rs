@@ -1,9 +1,9 @@
 //! `linkis_user_resource_meta_data`: live tickets.
 //!
-//! Batches write tickets through `settlement`; this module reads them, and counts missed reports. Callers: the
+//! Batches write tickets through `batch_write`; this module reads them, and counts missed reports. Callers: the
 //! committer, background tasks, audits and lists.
 //!
-//! Submodules: `of_em`: tickets by EM, in pages; `due`: tickets near their deadline; `groups`: all tickets, grouped for
+//! Submodules: `by_em`: tickets by EM, in pages; `due`: tickets near their deadline; `groups`: all tickets, grouped for
 //! audits; `list`: pages for operators.
 
 use std::collections::HashMap;

@@ -244,7 +244,7 @@ fn start_process(
     // By the environment: another release may not know of it.
     command.env("LINKIS_RM_EXTERNAL_HOSTS", "127.0.0.1");
     Process::start_command(command.args(arguments), move |line| {
-        if line.contains("panicked at") || line.contains("a defect") || line.contains("contradicts itself") {
+        if line.contains("panicked at") || line.contains("a defect") || line.contains("inconsistent") {
             defects.lock().unwrap().push(line.clone());
         }
         let mut log = log.lock().unwrap();

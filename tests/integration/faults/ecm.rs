@@ -83,7 +83,7 @@ async fn report(shared: &Shared, random: &mut Random, em: &EmInstance, epoch: i6
                         let got = || {
                             format!("{} was granted on {em}, and is not known there: {}", unknown.id, unknown.reason)
                         };
-                        shared.journal.check(!unknown.reason.contains("left the history"), got);
+                        shared.journal.check(!unknown.reason.contains("no longer in the history"), got);
                         shared.engines.remove(em, unknown.id);
                     }
                     break;

@@ -3,8 +3,9 @@
 //! The fetch lists namespaces and quotas, and also nodes and pods if a namespace has no complete quota. Kubernetes has
 //! no applications. Caller: the parent module.
 //!
-//! Submodules: `quantity`: Kubernetes amounts; `answer`: list pages; `bounded`: bounded lists; `room`: free capacity;
-//! `config`: configuration; `kubeconfig`: kubeconfig files; `access`: address and credentials; `fetch`: requests.
+//! Submodules: `quantity`: Kubernetes amounts; `objects`: list pages; `bounded_list`: bounded lists; `capacity`: free
+//! capacity; `config`: configuration; `kubeconfig`: kubeconfig files; `access`: address and credentials; `fetch`:
+//! requests.
 
 use secrecy::SecretString;
 

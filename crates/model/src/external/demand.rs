@@ -106,8 +106,8 @@ impl QueueDemand<'_> {
     fn rule(&self, now: OffsetDateTime) -> String {
         let Provider { resource_type, name, .. } = &self.cluster.provider;
         match self.cluster.age(now) {
-            Some(age) => format!("provider {name} ({resource_type}), as it was {} s ago", age.whole_seconds()),
-            None => format!("provider {name} ({resource_type}), which has not answered yet"),
+            Some(age) => format!("provider {name} ({resource_type}), snapshot of {} s ago", age.whole_seconds()),
+            None => format!("provider {name} ({resource_type}), without a snapshot yet"),
         }
     }
 
@@ -127,9 +127,12 @@ impl QueueDemand<'_> {
                 let provider = &self.cluster.provider.name;
                 self.closed(self.name, format!("provider {provider}: {error}"), true, now)
             }
-            QueueShortage::State { path, state } => {
-                self.closed(&path, format!("the queue {path} is {}, and takes nothing", state.as_str()), false, now)
-            }
+            QueueShortage::State { path, state } => self.closed(
+                &path,
+                format!("the queue {path} is {}, and accepts no applications", state.as_str()),
+                false,
+                now,
+            ),
             QueueShortage::Short(short) => self.short(&short, held, now),
         }
     }

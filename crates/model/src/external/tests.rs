@@ -233,7 +233,7 @@ proptest! {
     /// Any order of grants, reports, ends and snapshots: the counts equal those of the live tickets. Each ticket counts
     /// with at least its grant, so all grants fit.
     #[test]
-    fn nothing_is_counted_twice_and_nothing_is_missed(
+    fn queue_demand_counts_each_ticket_once(
         others in [0..30_i64, 0..30_i64],
         max in [60..160_i64, 20..120_i64, 20..100_i64, 20..100_i64],
         steps in prop::collection::vec(step(), 1..60),
@@ -245,7 +245,7 @@ proptest! {
             let fresh = QueueCapacities::new(world.rooms.snapshot.clone(), world.live());
             prop_assert_eq!(&fresh.unseen, &world.rooms.unseen, "after {:?}", step);
             let fresh = QueueCapacities::new(world.kept.rooms().snapshot.clone(), world.live());
-            prop_assert_eq!(&fresh.unseen, &world.kept.rooms().unseen, "what is kept, after {:?}", step);
+            prop_assert_eq!(&fresh.unseen, &world.kept.rooms().unseen, "the kept counts, after {:?}", step);
             prop_assert_eq!(world.kept.tickets(), world.live().count());
             for (path, max) in PATHS.into_iter().zip(max) {
                 let of_others: i64 = LEAVES.into_iter().zip(others).filter(|(leaf, _)| is_in(leaf, path)).map(|(_, n)| n).sum();
@@ -261,7 +261,7 @@ proptest! {
 
     /// With all applications known and shown by a snapshot, each ticket counts with exactly its grant.
     #[test]
-    fn what_is_shown_is_counted_exactly(
+    fn queue_demand_counts_visible_applications_exactly(
         others in [0..30_i64, 0..30_i64],
         engines in prop::collection::vec((0..2_usize, 1..30_i64, 0..40_i64), 1..10),
     ) {
@@ -283,7 +283,7 @@ proptest! {
 }
 
 #[test]
-fn a_burst_gets_what_there_is_and_no_more() {
+fn queue_burst_is_granted_up_to_head_room() {
     for (max, fits) in [([500, 400, 100, 0], 8), ([500, 50, 100, 0], 4), ([30, 400, 100, 0], 2)] {
         let mut world = World::new(max, [0, 0]);
         let granted = (0..30).filter(|_| world.grant("root.a.x", 12)).count();
@@ -292,7 +292,7 @@ fn a_burst_gets_what_there_is_and_no_more() {
 }
 
 #[test]
-fn a_refusal_names_all_that_is_short_and_what_is_closed() {
+fn queue_refusal_lists_shortfalls_and_closed_queues() {
     let mut world = World::new([100, 20, 10, 100], [0, 0]);
     assert!(world.grant("root.a.x", 5));
     let nobody = |_: &str| QueueAmounts::default();
@@ -306,7 +306,7 @@ fn a_refusal_names_all_that_is_short_and_what_is_closed() {
     assert_eq!(refused, QueueShortage::Short(vec![short("root.a.x", 5, 0, 10), short("root.a", 15, 0, 20)]));
     let someone = |path: &str| if path == "root" { amounts(90) } else { QueueAmounts::default() };
     let refused = world.rooms.judge("root.b", amounts(6), someone).unwrap_err();
-    assert_eq!(refused, QueueShortage::Short(vec![short("root", 95, 90, 100)]), "somebody else waits for the rest");
+    assert_eq!(refused, QueueShortage::Short(vec![short("root", 95, 90, 100)]), "another request waits for the rest");
     assert!(world.rooms.judge("root.b", QueueAmounts { memory: 5, cores: -3 }, someone).is_ok());
     assert!(matches!(world.rooms.judge("root.z", amounts(1), nobody), Err(QueueShortage::Queue(_))));
     let mut all: Vec<_> = world.rooms.snapshot.queues.behind(None).cloned().collect();
@@ -318,7 +318,7 @@ fn a_refusal_names_all_that_is_short_and_what_is_closed() {
 }
 
 #[test]
-fn an_older_snapshot_is_not_installed() {
+fn older_cluster_snapshot_is_not_installed() {
     let mut world = World::new([100; 4], [0, 0]);
     let of = |seconds| {
         QueueCapacities::new(Arc::new(ClusterSnapshot::new(at(seconds), &[], queues([seconds; 4], |_| 0), &[])), [])
@@ -331,7 +331,7 @@ fn an_older_snapshot_is_not_installed() {
 }
 
 #[test]
-fn what_has_no_application_is_shown_when_it_has_settled() {
+fn ticket_without_application_is_visible_after_settling() {
     let max = [100; 4];
     let mut world = World::new(max, [0, 0]);
     assert!(world.grant("root.b", 60));
@@ -350,7 +350,7 @@ fn what_has_no_application_is_shown_when_it_has_settled() {
 }
 
 #[test]
-fn an_application_with_more_than_it_was_granted_counts_with_what_it_has() {
+fn application_above_grant_counts_its_use() {
     let max = [100; 4];
     let mut world = World::new(max, [0, 0]);
     assert!(world.grant("root.b", 10) && world.grant("root.b", 10));
@@ -360,5 +360,5 @@ fn an_application_with_more_than_it_was_granted_counts_with_what_it_has() {
     let snapshot = ClusterSnapshot::new(at(5), &applications, queues(max, |path| world.used(path)), &applications);
     let rooms = QueueCapacities::new(Arc::new(snapshot), world.live());
     assert_eq!(world.rooms.install(rooms, &[]), Ok(()));
-    assert_eq!((world.used_shown("root"), world.unseen("root")), (30, 10), "nothing of it is another's to have");
+    assert_eq!((world.used_shown("root"), world.unseen("root")), (30, 10), "nothing is left for another request");
 }

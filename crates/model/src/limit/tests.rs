@@ -29,7 +29,7 @@ fn limits(is_counted: bool, rules: impl IntoIterator<Item = Rule>) -> Limits {
 }
 
 #[test]
-fn a_label_set_that_is_being_counted_decides_nothing() {
+fn label_set_being_counted_decides_nothing() {
     for is_counted in [true, false] {
         let limits = limits(is_counted, [rule(&[("user", None)], 2)]);
         assert_eq!(decided(&limits, "hadoop", "IDE"), [("user=hadoop".into(), is_counted.then_some(2))]);
@@ -40,7 +40,7 @@ fn a_label_set_that_is_being_counted_decides_nothing() {
 }
 
 #[test]
-fn kinds_whose_policy_leaves_a_label_set_out_do_not_count_there() {
+fn em_kind_without_check_does_not_count_label_set() {
     let kind = Name::parse("em", "ecm").unwrap();
     let policies = BTreeMap::from([(kind.clone(), Policy::new([]))]);
     let rules = [rule(&[("user", None)], 2)];
@@ -55,7 +55,7 @@ fn kinds_whose_policy_leaves_a_label_set_out_do_not_count_there() {
 }
 
 #[test]
-fn the_most_specific_rule_of_a_label_set_decides() {
+fn limit_most_specific_rule_decides() {
     let both = |user, creator, max| rule(&[("user", user), ("creator", creator)], max);
     let limits = limits(
         true,
@@ -72,7 +72,7 @@ fn the_most_specific_rule_of_a_label_set_decides() {
 }
 
 #[test]
-fn what_the_most_specific_rule_does_not_name_falls_to_the_next() {
+fn limit_unnamed_dimension_falls_to_next_rule() {
     let both = |user: Option<&str>, max: &[(Dimension, i64)]| Rule {
         max: max.iter().cloned().collect(),
         ..rule(&[("user", user), ("creator", Some("IDE"))], 0)
@@ -96,7 +96,7 @@ fn what_the_most_specific_rule_does_not_name_falls_to_the_next() {
 }
 
 #[test]
-fn of_labels_with_a_value_the_engine_type_weighs_most_then_the_user() {
+fn limit_specificity_weighs_engine_type_before_user() {
     let three =
         |engine, user, creator, max| rule(&[("engine_type", engine), ("user", user), ("creator", creator)], max);
     let limits = limits(
@@ -115,7 +115,7 @@ fn of_labels_with_a_value_the_engine_type_weighs_most_then_the_user() {
 }
 
 #[test]
-fn other_rules_are_told_apart_from_those_there_are() {
+fn limit_difference_lists_changed_rules() {
     let of = |user, max| rule(&[("user", Some(user))], max);
     let changes = RuleChanges::between([of("a", 1), of("b", 1), of("c", 1)], &[of("d", 1), of("b", 2), of("a", 1)]);
     let expected =
@@ -125,7 +125,7 @@ fn other_rules_are_told_apart_from_those_there_are() {
 }
 
 #[test]
-fn rules_come_in_pages_of_any_size_in_one_order() {
+fn limit_pages_of_any_size_have_one_order() {
     let values = [None, Some("a"), Some("b")];
     let mut rules = Vec::new();
     for user in values {
@@ -147,7 +147,7 @@ fn rules_come_in_pages_of_any_size_in_one_order() {
 }
 
 #[test]
-fn what_has_changed_leaves_the_same_as_reading_all_anew() {
+fn limit_changes_equal_full_read() {
     let of = |user: usize, max| rule(&[("user", Some(&format!("user{user}")))], max);
     let before = limits(true, (0..100).map(|user| of(user, 1)).chain([rule(&[("creator", None)], 5)]));
     let sets: Vec<LabelSet> = before.label_sets().cloned().collect();
@@ -173,7 +173,7 @@ fn what_has_changed_leaves_the_same_as_reading_all_anew() {
     for user in ["user7", "user8", "user100", "user1"] {
         assert_eq!(decided(&after, user, "IDE"), decided(&anew, user, "IDE"));
     }
-    assert_eq!(before.rules().count(), 101, "who counts by them still does");
+    assert_eq!(before.rules().count(), 101, "a kind that counts by them continues");
 }
 
 #[test]

@@ -28,13 +28,14 @@ pub enum Rejection {
     EmNotRegistered(EmInstance),
     /// No EM matches a request that names none.
     #[error(
-        "there is no EM {0} that lets the request in; register one, require less, or carry the labels that others are reserved for"
+        "no registered EM matches {0}; register a matching EM, remove required labels, or add the reserved labels of \
+            an EM"
     )]
     NoEmMatches(String),
     /// EMs match a request that names none, but none is available.
     #[error(
-        "no EM can be chosen: {matching} match the request, but all of them are silent, unhealthy or drained; repair or resume one, or name \
-         one that is not drained to use it all the same"
+        "no EM is available: {matching} match, but all are silent, unhealthy or drained; repair or resume one, or \
+            name an EM that is not drained"
     )]
     NoEmAvailable {
         /// Number of matching EMs.
@@ -52,8 +53,8 @@ pub enum Rejection {
     },
     /// A call with the epoch of an earlier registration.
     #[error(
-        "the EM {em} has registered again: its epoch is {registered}, and {told} is over; whoever acts for that registration has to \
-         stop, or to register again"
+        "the EM {em} has registered again: its epoch is {registered}, and {told} has ended; stop the earlier \
+            process, or register again"
     )]
     StaleEpoch {
         /// The EM.
@@ -64,15 +65,15 @@ pub enum Rejection {
         registered: i64,
     },
     /// A call with an epoch that does not exist yet.
-    #[error("epoch: is higher than that of the registration, {registered}; give that one")]
+    #[error("epoch: is higher than the epoch of the registration, {registered}; give that epoch")]
     EpochAhead {
         /// Current epoch.
         registered: i64,
     },
     /// A registration with another resource type while tickets are live.
     #[error(
-        "the EM {em} has live tickets counted as {current}; release them or unregister it before it registers as {wanted}, \
-         or on another queue"
+        "the EM {em} has live tickets counted as {current}; release them or unregister the EM before it registers as \
+            {wanted}, or with another queue"
     )]
     EmHasTickets {
         /// The EM.
@@ -83,7 +84,7 @@ pub enum Rejection {
         wanted: ResourceType,
     },
     /// The EM lacks a required label.
-    #[error("the EM {em} is not labelled {key}={value}, which the request requires; name another EM, or require less")]
+    #[error("the EM {em} lacks the required label {key}={value}; name another EM, or remove the required label")]
     LabelRequired {
         /// The EM.
         em: EmInstance,
@@ -101,7 +102,7 @@ pub enum Rejection {
         drain: Arc<EmDrain>,
     },
     /// The EM is reserved for a label that the request does not carry.
-    #[error("the EM {em} is reserved for {key}={value}; carry that label, or name another EM")]
+    #[error("the EM {em} is reserved for {key}={value}; add that label to the request, or name another EM")]
     EmReserved {
         /// The EM.
         em: EmInstance,
@@ -111,7 +112,7 @@ pub enum Rejection {
         value: String,
     },
     /// The policy of the EM kind requires a label that the request does not carry.
-    #[error("{key}: has to be given for EMs of {}, by their policy; give it among the labels, or as the field of this name", .em.application_name)]
+    #[error("{key}: is required by the policy of {}; add it to the labels, or set the field of this name", .em.application_name)]
     LabelMissing {
         /// The EM.
         em: EmInstance,
@@ -120,8 +121,8 @@ pub enum Rejection {
     },
     /// The request has a cap for labels that no limit counts it by.
     #[error(
-        "caps: no limit has what is on the EM {em} counted by {keys}; have it counted with SetLimit, these labels as each and mode \
-         LIMIT_MODE_OFF, or leave the cap out"
+        "caps: the EM {em} is not counted by {keys}; call SetLimit with these labels as each and mode \
+            LIMIT_MODE_OFF, or omit the cap"
     )]
     CapNotCounted {
         /// The EM.
@@ -130,7 +131,7 @@ pub enum Rejection {
         keys: String,
     },
     /// The EM does not provide a requested dimension.
-    #[error("{field}: the EM {em} cannot answer for it; ask only for what the EM registered")]
+    #[error("{field}: the EM {em} does not provide it; request only dimensions that the EM registered")]
     Unanswerable {
         /// Field of the call.
         field: &'static str,
@@ -141,7 +142,8 @@ pub enum Rejection {
     },
     /// The EM provides another queue or namespace.
     #[error(
-        "resource: the EM {em} provides the queue or namespace {provided:?}, not {asked:?}; ask for that one, or name another EM"
+        "resource: the EM {em} provides the queue or namespace {provided:?}, not {asked:?}; request that one, or \
+            name another EM"
     )]
     OtherQueue {
         /// The EM.
@@ -152,7 +154,7 @@ pub enum Rejection {
         asked: String,
     },
     /// The reported use has another type, queue or namespace than the grant.
-    #[error("used: is of another kind than what was granted; report it as the same type, on the same queue")]
+    #[error("used: has another type or queue than the grant; report the type and queue of the grant")]
     OtherUse {
         /// The difference.
         source: ResourceError,
@@ -169,10 +171,10 @@ pub enum Rejection {
         ended: Box<EndedTicket>,
     },
     /// An adoption under the id of an ended ticket.
-    #[error("the ticket {} {}; give an engine that runs an id of its own", .0.id, ended_at(.0))]
+    #[error("the ticket {} {}; adopt a running engine under a new id", .0.id, ended_at(.0))]
     AdoptedTooLate(Box<EndedTicket>),
     /// An adoption under the id of another live ticket.
-    #[error("there is a ticket {ticket_id} already, which differs in {differs}; give each engine an id of its own")]
+    #[error("another ticket {ticket_id} exists, which differs in {differs}; give each engine a new id")]
     TicketExists {
         /// Id of the ticket.
         ticket_id: Uuid,
@@ -180,7 +182,7 @@ pub enum Rejection {
         differs: String,
     },
     /// The request is no longer queued, because its instance was considered dead.
-    #[error("the request has lost its place in line; ask again")]
+    #[error("the request is no longer in the wait queue; repeat it")]
     PlaceLost,
     /// The ticket is not live, or has another owner.
     #[error("{}", ticket_not_found(*.ticket_id, .ended.as_deref()))]
@@ -192,15 +194,17 @@ pub enum Rejection {
     },
     /// No live ticket is used by the engine.
     #[error(
-        "no live ticket is used by the engine {}/{}; ask by ticket_id, or check the engine's application name and instance",
+        "no live ticket is used by the engine {}/{}; give the ticket_id, or check the engine's application name and \
+            instance",
         .0.application_name, .0.instance
     )]
     NoTicketOfEngine(EngineInstance),
     /// Several live tickets are used by the engine.
-    #[error("several live tickets are used by the engine {}/{}; ListTickets with this engine tells them", .0.application_name, .0.instance)]
+    #[error("several live tickets are used by the engine {}/{}; give a ticket_id, which ListTickets with this engine \
+        returns", .0.application_name, .0.instance)]
     ManyTicketsOfEngine(EngineInstance),
     /// The ticket is confirmed by another engine.
-    #[error("the ticket {ticket_id} is used by another engine, {}/{}; ask for a ticket of its own", engine.application_name, engine.instance)]
+    #[error("the ticket {ticket_id} is used by another engine, {}/{}; request a new ticket for this engine", engine.application_name, engine.instance)]
     AlreadyInited {
         /// Id of the ticket.
         ticket_id: Uuid,
@@ -209,8 +213,8 @@ pub enum Rejection {
     },
     /// The ticket is confirmed by this engine with other amounts or another application.
     #[error(
-        "the ticket {ticket_id} is in use already, with other amounts or another application than this report says; to change what it \
-         uses, call ResourceReported"
+        "the ticket {ticket_id} is in use already, with other amounts or another application; to change its use, \
+            call ResourceReported"
     )]
     InitedOtherwise {
         /// Id of the ticket.
@@ -220,13 +224,13 @@ pub enum Rejection {
     #[error("{}; the ticket stays locked until it expires: report less, or release it", .0.reason)]
     NotEnough(Box<Refusal>),
     /// The ticket is not confirmed.
-    #[error("no engine has reported in for the ticket {ticket_id} yet; call ResourceInited first")]
+    #[error("the ticket {ticket_id} is not confirmed yet; call ResourceInited first")]
     NotInited {
         /// Id of the ticket.
         ticket_id: Uuid,
     },
     /// A running engine uses more than before, and the additional amounts do not fit.
-    #[error("{}; the ticket holds what it held before: use that much, or release it", .0.reason)]
+    #[error("{}; the ticket keeps its previous amounts: use only these, or release it", .0.reason)]
     NoMore(Box<Refusal>),
     /// Another hold or transaction owns the lock key.
     #[error("{}", already_held(.key, .taken.as_deref()))]
@@ -237,25 +241,27 @@ pub enum Rejection {
         taken: Option<Box<ExistingHold>>,
     },
     /// The maximum number of holds is reached.
-    #[error("{most} EMs and users are held already, which is the most; release one of them first")]
+    #[error("{most} holds exist, which is the maximum; release one first")]
     TooManyHolds {
         /// Maximum number of holds.
         most: usize,
     },
     /// No limit counts these labels.
     #[error(
-        "no limit in force is for the labels {keys}, so that nothing is counted by them; SetLimit with these labels as each and mode          LIMIT_MODE_OFF has them counted, and ListLimits tells whether one is still being counted"
+        "nothing is counted by the labels {keys}; call SetLimit with these labels as each and mode LIMIT_MODE_OFF; \
+            ListLimits shows when the count is complete"
     )]
     ScopeNotCounted {
         /// Label names, for display.
         keys: String,
     },
     /// The limit does not exist.
-    #[error("there is no limit for {0}; ListLimits tells those that there are")]
+    #[error("there is no limit for {0}; ListLimits returns all limits")]
     NoSuchLimit(String),
     /// The maximum number of label sets is reached.
     #[error(
-        "limits are for {most} sets of labels already, which is the most; delete all limits with one of these first"
+        "limits with {most} label sets exist, which is the maximum; delete all limits with one of these label sets \
+            first"
     )]
     TooManyLabelSets {
         /// Maximum number of label sets.
@@ -270,7 +276,7 @@ pub enum Rejection {
         last: Option<(String, OffsetDateTime)>,
     },
     /// A counter would overflow.
-    #[error("{field}: the sum of what is held would be too large to count")]
+    #[error("{field}: the sum of the tickets would overflow; reduce the amounts")]
     Overflow {
         /// Field of the call.
         field: &'static str,
@@ -278,7 +284,7 @@ pub enum Rejection {
         source: ResourceError,
     },
     /// The stored counters contradict each other.
-    #[error("what is stored for {what} contradicts itself")]
+    #[error("the stored counters of {what} are inconsistent; see Audit and Repair")]
     Inconsistent {
         /// EM or scope.
         what: String,
@@ -321,7 +327,10 @@ fn already_held(key: &LockKey, taken: Option<&ExistingHold>) -> String {
             format!("{key} is held by {by} until {until} ({reason}); wait, or release that hold first")
         }
         None => {
-            format!("{key} is held by somebody's hand, or another transaction; release that hold first, or try again")
+            format!(
+                "{key} is locked by a row that an operator wrote, or by another transaction; delete that row, or \
+                retry"
+            )
         }
     }
 }
@@ -330,27 +339,29 @@ fn em_draining(em: &EmInstance, drain: &EmDrain) -> String {
     let EmDrain { reason, by, since } = drain;
     let since = rfc3339(*since);
     format!(
-        "the EM {em} is drained since {since} by {by} ({reason}): nothing new is granted there; name another EM, or leave the choice to the \
-         service"
+        "the EM {em} is drained since {since} by {by} ({reason}), and grants nothing new; name another EM, or omit \
+            the EM"
     )
 }
 
 fn ticket_not_found(ticket_id: Uuid, ended: Option<&EndedTicket>) -> String {
     match ended {
-        Some(ended) => format!("the ticket {ticket_id} {}; an engine that needs one has to ask again", ended_at(ended)),
+        Some(ended) => {
+            format!("the ticket {ticket_id} {}; request another for an engine that needs one", ended_at(ended))
+        }
         None => format!(
-            "there is no ticket {ticket_id}, nor is one remembered: the lock on the resource is lost, ask again"
+            "there is no ticket {ticket_id}, and none in the history: the lock on the resource is lost; request \
+                another"
         ),
     }
 }
 
 fn limit_changed(limit: &str, last: Option<&(String, OffsetDateTime)>) -> String {
     match last {
-        Some((by, at)) => format!(
-            "the limit for {limit} is not what was expected: it was last set by {by} at {}; read it again, and then change it",
-            rfc3339(*at)
-        ),
-        None => format!("the limit for {limit} is not what was expected: it is gone; read it again, and then set it"),
+        Some((by, at)) => {
+            format!("the limit for {limit} has changed: {by} set it at {}; read it again, then change it", rfc3339(*at))
+        }
+        None => format!("the limit for {limit} has changed: it was deleted; read the limits again, then set it"),
     }
 }
 

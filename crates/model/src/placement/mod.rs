@@ -7,8 +7,8 @@
 //!
 //! Never: decides. A proposal may be stale, and the ledger decides it. Caller: the admission's state cache.
 //!
-//! - `host`, `hosts`: candidates; `group`: groups and their sort orders;
-//! - `label_sets`: label sets of searches and their members; `search`: groups that a request may use.
+//! - `candidate`, `candidates`: candidates; `group`: groups and their sort orders;
+//! - `label_sets`: label sets of searches and their members; `query`: groups that a request may use.
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
@@ -272,7 +272,7 @@ impl ClusterView {
     }
 
     /// Returns the matching EM that best explains a refusal: with the largest free share. A full EM takes precedence over
-    /// one that would be too small even when empty. Among equals, an uncontended EM takes precedence. `None` if no available
+    /// an EM that is too small even when empty. Among equals, an uncontended EM takes precedence. `None` if no available
     /// EM matches.
     pub fn closest(&mut self, ask: &RequestSpec, policies: &Policies) -> Option<EmInstance> {
         let search = PlacementQuery::new(ask, policies, Vec::new(), &[]);

@@ -108,15 +108,15 @@ fn condition(is_available: bool, busy: u8) -> EmCondition {
 }
 
 #[test]
-fn the_freest_in_the_dimension_that_is_asked_the_most_of_comes_first_and_full_ones_never() {
+fn placement_prefers_em_freest_in_largest_requested_dimension() {
     let mut view = view([
         em("half", (100, 100), (50, 50)),
         em("full", (100, 100), (95, 0)),
         em("memory", (100, 100), (10, 90)),
         em("cores", (100, 100), (85, 0)),
     ]);
-    assert_eq!(in_order(&mut view, &ask(10, 1)), ["memory", "half", "cores"], "of memory the most");
-    assert_eq!(in_order(&mut view, &ask(1, 20))[2], "half", "of cores the most, and two have all of theirs");
+    assert_eq!(in_order(&mut view, &ask(10, 1)), ["memory", "half", "cores"], "the most memory");
+    assert_eq!(in_order(&mut view, &ask(1, 20))[2], "half", "the most cores, and two EMs have all of theirs");
     let packed = RequestSpec {
         selector: EmSelector { placement: Some(Placement::Pack), ..EmSelector::default() },
         ..ask(10, 1)
@@ -125,7 +125,7 @@ fn the_freest_in_the_dimension_that_is_asked_the_most_of_comes_first_and_full_on
 }
 
 #[test]
-fn who_packs_spares_what_is_not_asked_for() {
+fn placement_pack_spares_unrequested_dimensions() {
     // The fullest EM in memory has free cores; the others have none.
     let mut view = view([
         em("cores left", (100, 100), (80, 40)),
@@ -142,7 +142,7 @@ fn who_packs_spares_what_is_not_asked_for() {
 }
 
 #[test]
-fn the_policy_of_the_kind_says_how_to_choose_and_which_labels_are_needed() {
+fn placement_follows_policy_of_em_kind() {
     let mut view = view([em("free", (100, 100), (0, 0)), em("half", (100, 100), (50, 50))]);
     let policies = |required: &[&str], placement| {
         let required = required.iter().map(|key| (*key).to_owned()).collect();
@@ -161,7 +161,7 @@ fn the_policy_of_the_kind_says_how_to_choose_and_which_labels_are_needed() {
 }
 
 #[test]
-fn required_labels_must_match_and_what_else_an_em_has_keeps_nobody_out() {
+fn placement_required_labels_match_and_other_labels_do_not_exclude() {
     let mut view = view([
         labelled("a", &[("tenant", "a"), ("zone", "x")], &[]),
         labelled("b", &[("tenant", "b"), ("rack", "r1")], &[]),
@@ -176,7 +176,7 @@ fn required_labels_must_match_and_what_else_an_em_has_keeps_nobody_out() {
 }
 
 #[test]
-fn a_reserved_em_lets_in_who_carries_its_labels_in_whatever_way() {
+fn placement_reserved_em_accepts_labels_of_any_kind() {
     let mut view = view([
         labelled("open", &[], &[]),
         labelled("of-a", &[], &[("tenant", "a")]),
@@ -193,13 +193,13 @@ fn a_reserved_em_lets_in_who_carries_its_labels_in_whatever_way() {
         assert_eq!(sorted(found(&by)), ["of-a", "open"]);
     }
     assert_eq!(sorted(found(&asking(&[("zone", "x"), ("tenant", "a")], &[], &[]))), ["of-a", "of-a-x", "open"]);
-    assert_eq!(found(&asking(&[], &[("tenant", "a")], &[])), ["of-a"], "what it is reserved for is a label of it");
+    assert_eq!(found(&asking(&[], &[("tenant", "a")], &[])), ["of-a"], "a reserved label is also a label of the EM");
     assert_eq!(found(&asking(&[("zone", "x")], &[("tenant", "a")], &[])).len(), 2);
     assert_eq!(view.matching(&asking(&[], &[("tenant", "b")], &[]), &Policies::new()), 0);
 }
 
 #[test]
-fn what_is_preferred_ranks_before_what_is_free() {
+fn placement_preferred_labels_precede_free_share() {
     let full = |host: &str, own: &[(&str, &str)], locked| Em {
         locked: Resource::load(locked, 0).unwrap(),
         ..labelled(host, own, &[])
@@ -217,7 +217,7 @@ fn what_is_preferred_ranks_before_what_is_free() {
 }
 
 #[test]
-fn a_label_that_many_have_has_an_order_of_its_own() {
+fn placement_common_label_has_own_order() {
     let hosts = 3 * SCANNED_MAX;
     let of = |n: usize| labelled(&format!("host{n}"), &[("tenant", ["a", "b"][n % 2])], &[]);
     let mut view = view((0..hosts).map(of));
@@ -234,7 +234,7 @@ fn a_label_that_many_have_has_an_order_of_its_own() {
 
 /// Thousands of common labels on EMs with different reservations: the size depends only on the labels of the EMs.
 #[test]
-fn many_common_labels_among_many_reservations_take_little_room() {
+fn placement_common_labels_use_bounded_memory() {
     let (rows, reservations) = (40, 40 * (SCANNED_MAX + 1));
     let of = |n: usize| {
         labelled(&format!("host{n}"), &[("row", &format!("row{}", n % rows))], &[("tenant", &n.to_string())])
@@ -254,7 +254,7 @@ fn many_common_labels_among_many_reservations_take_little_room() {
 }
 
 #[test]
-fn only_one_application_can_be_asked_for() {
+fn placement_respects_requested_application() {
     let other = |host: &str| Em {
         instance: EmInstance { application_name: name("other"), instance: name(host) },
         ..em(host, (100, 100), (50, 50))
@@ -270,7 +270,7 @@ fn only_one_application_can_be_asked_for() {
 }
 
 #[test]
-fn what_changes_is_seen_and_what_is_older_is_not() {
+fn cluster_view_applies_newer_rows_only() {
     let mut view = view([em("a", (9, 9), (9, 9))]);
     assert_eq!(best(&mut view, &ask(1, 1)), None);
     view.update(Em { version: 3, ..em("a", (9, 9), (0, 0)) });
@@ -284,7 +284,7 @@ fn what_changes_is_seen_and_what_is_older_is_not() {
 }
 
 #[test]
-fn what_was_chosen_counts_as_taken_until_the_truth_is_known() {
+fn cluster_view_counts_assumed_grants_until_settled() {
     let ems: Vec<Em> = (0..10).map(|n| em(&format!("host{n}"), (100, 100), (0, 0))).collect();
     let mut view = view(ems.clone());
     let mut on: BTreeMap<EmInstance, u32> = BTreeMap::new();
@@ -294,7 +294,7 @@ fn what_was_chosen_counts_as_taken_until_the_truth_is_known() {
     assert!(on.len() == 10 && on.values().all(|count| *count == 100), "{on:?}");
     assert_eq!(view.choose(&ask(1, 1), &Policies::new(), &[]), None);
     view.settle(&ems[3].instance);
-    assert_eq!(best(&mut view, &ask(1, 1)).as_deref(), Some("host3"), "what fitted nowhere fits again");
+    assert_eq!(best(&mut view, &ask(1, 1)).as_deref(), Some("host3"), "the request that fitted nowhere fits again");
     // A survey clears assumed grants, except those made during the survey.
     for _ in 0..100 {
         assert!(view.choose(&ask(1, 1), &Policies::new(), &[]).is_some());
@@ -308,7 +308,7 @@ fn what_was_chosen_counts_as_taken_until_the_truth_is_known() {
 }
 
 #[test]
-fn a_survey_finds_what_is_new_what_has_changed_and_what_is_gone() {
+fn survey_finds_new_changed_and_removed_ems() {
     let mut view = view(["same", "changed", "gone", "sick"].map(|host| em(host, (9, 9), (0, 0))));
     let found = |host: &str, version, is_available| SurveyedEm {
         instance: em(host, (9, 9), (0, 0)).instance,
@@ -331,7 +331,7 @@ fn a_survey_finds_what_is_new_what_has_changed_and_what_is_gone() {
 }
 
 #[test]
-fn the_silent_and_the_unhealthy_are_left_out_but_count_as_matching() {
+fn placement_unavailable_ems_count_as_matching() {
     let ems = ["sick", "well"].map(|host| em(host, (9, 9), (0, 0)));
     let mut view = view(ems.clone());
     view.report(&ems[0].instance, condition(false, 0));
@@ -346,7 +346,7 @@ fn the_silent_and_the_unhealthy_are_left_out_but_count_as_matching() {
 }
 
 #[test]
-fn of_equal_shares_the_least_busy_comes_first_and_the_free_share_decides_before_that() {
+fn placement_of_equal_free_shares_prefers_least_busy() {
     let ems: Vec<Em> = (0..3).map(|n| em(&format!("host{n}"), (100, 100), (0, 0))).collect();
     let mut view = view(ems.clone());
     for (em, busy) in ems.iter().zip([9, 1, 5]) {
@@ -358,14 +358,14 @@ fn of_equal_shares_the_least_busy_comes_first_and_the_free_share_decides_before_
 }
 
 #[test]
-fn the_closest_is_full_rather_than_too_small() {
+fn placement_closest_em_is_full_rather_than_too_small() {
     let mut view = view([em("small", (10, 10), (0, 0)), em("full", (100, 100), (90, 90))]);
     assert_eq!(view.closest(&ask(50, 50), &Policies::new()).unwrap().instance.as_str(), "full");
     assert_eq!(view.closest(&ask(500, 50), &Policies::new()).unwrap().instance.as_str(), "small");
 }
 
 #[test]
-fn whoever_stands_in_line_does_so_on_a_held_em_only_where_it_fits_on_no_other() {
+fn placement_waiting_request_avoids_contended_em() {
     let (held, full) = (em("held", (100, 100), (50, 50)), em("full", (50, 50), (50, 50)));
     let mut view = view([held.clone(), full.clone(), em("small", (10, 10), (0, 0))]);
     let home = |view: &mut ClusterView, cores| {
@@ -381,7 +381,7 @@ fn whoever_stands_in_line_does_so_on_a_held_em_only_where_it_fits_on_no_other() 
 }
 
 #[test]
-fn what_somebody_holds_is_chosen_by_nobody_who_does_not_ask_for_that() {
+fn placement_contended_em_is_chosen_only_on_demand() {
     let held: Vec<Em> = (0..300).map(|n| em(&format!("held{n}"), (100, 100), (0, 0))).collect();
     let mut view = view(held.iter().cloned().chain([em("free", (100, 100), (50, 50))]));
     let held_best = |view: &mut ClusterView, ask: &RequestSpec, except: &[EmInstance]| {
@@ -415,7 +415,7 @@ fn what_somebody_holds_is_chosen_by_nobody_who_does_not_ask_for_that() {
 
 /// The EMs are full in the dimension that requests need little of, so the dominant dimension excludes none.
 #[test]
-fn that_nobody_else_has_room_is_remembered_although_somebody_holds_one_that_has() {
+fn placement_remembers_full_ems_beside_contended_one() {
     let full = |n: usize| em(&format!("host{n}"), (100, 100), (0, 100));
     let held = em("held", (100, 100), (0, 0));
     let mut view = view((0..100).map(full).chain([held.clone()]));
@@ -428,7 +428,7 @@ fn that_nobody_else_has_room_is_remembered_although_somebody_holds_one_that_has(
     let held_best = view.best_held(&wants, &Policies::new(), &[]);
     assert_eq!(held_best.as_ref(), Some(&held.instance));
     view.update(Em { version: 2, ..em("held", (100, 100), (1, 1)) });
-    assert!(is_remembered(&view), "what becomes of those that are held changes nothing");
+    assert!(is_remembered(&view), "changes of the contended EMs have no effect");
     view.note_held(&held.instance, false);
     assert!(!is_remembered(&view));
     assert_eq!(best(&mut view, &wants).as_deref(), Some("held"));
@@ -498,7 +498,7 @@ fn score(em: &Em, dominant: &Dimension, ask: &RequestSpec) -> (bool, i64) {
 proptest! {
     /// With any groups, orders and remembered sizes, the search returns the same as an exhaustive comparison.
     #[test]
-    fn it_finds_what_looking_at_each_finds(steps in prop::collection::vec(steps(), 1..200)) {
+    fn placement_equals_exhaustive_search(steps in prop::collection::vec(steps(), 1..200)) {
         let (mut view, mut plain, mut version) = (ClusterView::default(), BTreeMap::<EmInstance, (Em, bool)>::new(), 0);
         let mut held = BTreeSet::new();
         let named = |host: u8| em(&format!("host{host}"), (0, 0), (0, 0)).instance;
@@ -664,7 +664,7 @@ fn placement_largest_em_removed_narrows_search() {
     view.remove(&large.instance);
     let before = view.hosts.visits.get();
     assert_eq!(best(&mut view, &ask(60, 0)), None);
-    assert_eq!(view.hosts.visits.get() - before, 0, "none has so large a share free");
+    assert_eq!(view.hosts.visits.get() - before, 0, "no EM has as large a free share");
 }
 
 /// Returns ten labels, and a view of EMs that have all of them.

@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_dimension() {
+    fn resource_errors_name_dimension() {
         let one = Resource::load_instance(1, 1, 1).unwrap();
         let full = Resource::load_instance(1, i64::MAX, 1).unwrap();
         assert_eq!(full.add(&one), Err(ResourceError::Overflow { dimension: Dimension::Cores }));
@@ -211,7 +211,7 @@ mod tests {
     }
 
     #[test]
-    fn queues_do_not_mix_unless_one_is_empty() {
+    fn resource_queues_mix_only_with_empty_one() {
         let (q, r) = (yarn(2, "q"), yarn(1, "r"));
         let different = ResourceError::DifferentQueue { left: "q".into(), right: "r".into() };
         assert_eq!(q.add(&r), Err(different));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn custom_names_are_united() {
+    fn resource_custom_names_are_united() {
         let special = |pairs: &[(&str, i64)]| {
             Resource::special(pairs.iter().map(|(name, amount)| ((*name).to_owned(), *amount)).collect()).unwrap()
         };
@@ -232,7 +232,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_nothing_do_not_fill_a_ledger() {
+    fn resource_zero_custom_names_are_dropped() {
         let named = |range: std::ops::Range<u32>, amount| {
             Resource::special(range.map(|n| (format!("n{n}"), amount)).collect::<BTreeMap<_, _>>()).unwrap()
         };

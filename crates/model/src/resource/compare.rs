@@ -102,7 +102,7 @@ mod tests {
     }
 
     #[test]
-    fn one_equal_dimension_is_enough_not_to_be_more() {
+    fn resource_with_one_equal_dimension_is_not_more() {
         let (a, b) = (Resource::load(2, 1).unwrap(), Resource::load(1, 1).unwrap());
         assert_eq!(a.more_than(&b), Ok(false));
         assert_eq!(a.covers(&b), Ok(true));
@@ -110,14 +110,14 @@ mod tests {
     }
 
     #[test]
-    fn the_right_hand_side_is_widened() {
+    fn resource_comparison_widens_right_side() {
         let load = Resource::load(2, 1).unwrap();
         assert_eq!(load.covers(&Resource::memory(2).unwrap()), Ok(true));
         assert!(matches!(Resource::memory(2).unwrap().covers(&load), Err(ResourceError::Unanswerable { .. })));
     }
 
     #[test]
-    fn missing_and_zero_names_compare_alike() {
+    fn resource_missing_and_zero_names_compare_equal() {
         let special = |gpu, disk: Option<i64>| {
             let disk = disk.map(|amount| ("disk".to_owned(), amount));
             Resource::special(disk.into_iter().chain([("gpu".to_owned(), gpu)]).collect()).unwrap()

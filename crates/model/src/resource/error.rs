@@ -76,7 +76,7 @@ pub enum ResourceError {
         onto: ResourceType,
     },
     /// A requested dimension is not provided.
-    #[error("{dimension} is not counted there: ask only for the dimensions that were registered")]
+    #[error("{dimension} is not provided there: request only the registered dimensions")]
     UnknownDimension {
         /// The dimension.
         dimension: Dimension,

@@ -163,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn a_deficit_shows_and_shortages_come_in_order() {
+    fn left_resource_shows_deficit_and_ordered_shortages() {
         let left = Resource::left(&li(10, 10, 10), &li(1, 1, 1), &li(8, 5, 9), &li(3, 3, 0)).unwrap();
         assert_eq!(
             left.parts(),
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn the_four_must_be_alike() {
+    fn left_resource_needs_equal_types() {
         let zero = Resource::zero(ResourceType::LoadInstance);
         let memory = Resource::memory(1).unwrap();
         let (from, onto) = (ResourceType::Memory, ResourceType::LoadInstance);
@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn another_queue_has_nothing_left() {
+    fn left_resource_of_other_queue_is_zero() {
         let zero = Resource::zero(ResourceType::Yarn);
         let left = Resource::left(&yarn(5, "q"), &zero, &yarn(1, "q"), &zero).unwrap();
         assert!(left.covers(&yarn(4, "q")));
@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn an_unknown_custom_name_has_nothing_left() {
+    fn left_resource_of_unknown_custom_name_is_zero() {
         let special = |name: &str, amount| Resource::special(BTreeMap::from([(name.to_owned(), amount)])).unwrap();
         let zero = Resource::zero(ResourceType::Special);
         let left = Resource::left(&special("gpu", 2), &zero, &special("disk", 1), &zero).unwrap();

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dimension_outside_the_shape_does_not_exist() {
+    fn dimension_outside_resource_type_is_none() {
         let load = Resource::load(5, 0).unwrap();
         assert!(load.has(&Dimension::Cores));
         assert!(!load.has(&Dimension::Instances));
@@ -220,7 +220,7 @@ mod tests {
     }
 
     #[test]
-    fn equality_ignores_the_application_and_the_name_of_an_empty_queue() {
+    fn resource_equality_ignores_application_and_empty_queue_name() {
         assert_eq!(yarn(1, "q", "app_1"), yarn(1, "q", "app_2"));
         assert_ne!(yarn(1, "q", ""), yarn(1, "r", ""));
         assert_eq!(yarn(0, "q", ""), yarn(0, "r", ""));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_custom_name_equals_a_zero_one() {
+    fn missing_custom_name_equals_zero() {
         let named = Resource::special(BTreeMap::from([("gpu".into(), 2), ("disk".into(), 0)])).unwrap();
         let missing = Resource::special(BTreeMap::from([("gpu".into(), 2)])).unwrap();
         assert_eq!(named, missing);
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn zero_keeps_the_queue() {
+    fn zero_resource_keeps_queue() {
         let zero = yarn(1, "q", "app").zero_like();
         assert!(zero.is_zero());
         assert_eq!((zero.queue_name(), zero.application_id()), (Some("q"), Some("")));

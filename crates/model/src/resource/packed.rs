@@ -89,7 +89,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_packed_is_read_back() {
+    fn packed_resource_round_trips() {
         let driver = LoadInstanceAmounts { memory: i64::MAX, cores: 127, instances: 128 };
         let queue = YarnAmounts { queue_name: "root.é".into(), queue_memory: 1 << 53, ..YarnAmounts::default() };
         let mut all: Vec<Resource> = ResourceType::ALL.into_iter().map(Resource::zero).collect();
@@ -110,7 +110,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn any_bytes_are_read_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
+        fn packed_random_bytes_are_parsed_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..40)) {
             let mut rest = &bytes[..];
             if let Some(resource) = Resource::unpack(&mut rest) {
                 prop_assert!(resource.amounts().all(|(_, amount)| amount >= 0));

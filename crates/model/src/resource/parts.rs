@@ -281,14 +281,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_negative_amount_is_named() {
+    fn negative_amount_is_refused_by_dimension() {
         let yarn = YarnAmounts { queue_cores: -1, ..YarnAmounts::default() };
         let made = Resource::from_parts(ResourceParts::DriverAndYarn(LoadInstanceAmounts::default(), yarn));
         assert_eq!(made, Err(ResourceError::Negative { dimension: Dimension::QueueCores, amount: -1 }));
     }
 
     #[test]
-    fn an_empty_queue_name_is_the_default() {
+    fn empty_queue_name_is_default() {
         let made = Resource::from_parts(ResourceParts::Yarn(YarnAmounts::default())).unwrap();
         assert_eq!(made.queue_name(), Some("default"));
     }

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn a_driver_and_yarn_splits_in_two_and_comes_together() {
+    fn driver_and_yarn_resource_splits_and_joins() {
         let whole = driver_and_yarn();
         let driver = whole.project(ResourceType::LoadInstance).unwrap();
         let yarn = whole.project(ResourceType::Yarn).unwrap();
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn a_use_stays_in_the_queue_that_was_granted_also_while_nothing_is_used_there() {
+    fn zero_use_keeps_granted_queue() {
         let granted = driver_and_yarn();
         let used = |queue_cores, queue_name: &str, application_id: &str| {
             let (queue_name, application_id) = (queue_name.to_owned(), application_id.to_owned());
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn exactly_the_allowed_views_exist() {
+    fn resource_views_equal_allowed_list() {
         // One line per type, in Linkis's order: the types that it can be projected onto.
         let views = [
             "Memory: Memory Load LoadInstance DriverAndYarn DriverAndKubernetes",

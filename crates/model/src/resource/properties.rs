@@ -85,14 +85,14 @@ fn three() -> impl Strategy<Value = (Resource, Resource, Resource)> {
 
 proptest! {
     #[test]
-    fn parts_and_json_come_back(resource in any_resource()) {
+    fn resource_parts_and_json_round_trip(resource in any_resource()) {
         prop_assert_eq!(Resource::from_parts(resource.parts()).unwrap().parts(), resource.parts());
         let read = Resource::from_json(resource.resource_type(), &resource.to_json()).unwrap();
         prop_assert_eq!(read.parts(), resource.parts());
     }
 
     #[test]
-    fn adding_then_taking_away_changes_nothing((a, b, _) in three()) {
+    fn resource_add_then_subtract_is_identity((a, b, _) in three()) {
         if let Ok(sum) = a.add(&b) {
             prop_assert_eq!(sum.minus(&b).unwrap(), a.clone());
             prop_assert!(sum.covers(&a).unwrap() && sum.covers(&b).unwrap());
@@ -112,7 +112,7 @@ proptest! {
     }
 
     #[test]
-    fn less_is_the_mirror_of_more_and_never_both((a, b, _) in three()) {
+    fn resource_less_mirrors_more((a, b, _) in three()) {
         let less = a.less_than(&b);
         prop_assert_eq!(less.clone().ok(), b.more_than(&a).ok());
         if less == Ok(true) {
@@ -123,12 +123,12 @@ proptest! {
     }
 
     #[test]
-    fn minus_answers_exactly_where_covers_does((a, b, _) in three()) {
+    fn resource_minus_succeeds_where_covers_holds((a, b, _) in three()) {
         prop_assert_eq!(a.minus(&b).is_ok(), a.covers(&b) == Ok(true));
     }
 
     #[test]
-    fn what_is_left_covers_exactly_what_fits((total, used, asked) in three()) {
+    fn left_resource_covers_exactly_fitting_requests((total, used, asked) in three()) {
         let zero = Resource::zero(total.resource_type());
         if let Ok(left) = Resource::left(&total, &zero, &used, &zero) {
             prop_assert_eq!(left.covers(&asked), left.shortages(&asked).is_empty());
@@ -147,7 +147,7 @@ proptest! {
     }
 
     #[test]
-    fn nothing_panics_on_any_text(text in any::<String>(), json in "[{}\":,0-9a-z\\[\\]. -]{0,40}", rate in any::<f32>()) {
+    fn resource_parsers_never_panic(text in any::<String>(), json in "[{}\":,0-9a-z\\[\\]. -]{0,40}", rate in any::<f32>()) {
         for resource_type in ResourceType::ALL {
             let _ = Resource::from_json(resource_type, &text);
             let _ = Resource::from_json(resource_type, &json);
@@ -157,7 +157,7 @@ proptest! {
     }
 
     #[test]
-    fn a_spoilt_document_is_refused_or_read_as_what_it_says(
+    fn corrupt_json_is_refused_or_parsed_literally(
         resource in any_resource(),
         cuts in prop::collection::vec((any::<prop::sample::Index>(), 0..6_usize, "[-0-9a-z\"{}:,. ]{0,3}"), 1..4),
     ) {
@@ -176,7 +176,7 @@ proptest! {
     }
 
     #[test]
-    fn a_printed_size_reads_back_within_its_decimal(bytes in 0..=i64::MAX / 2) {
+    fn printed_size_parses_within_its_decimal(bytes in 0..=i64::MAX / 2) {
         let read = parse_size(&format_size(bytes)).unwrap();
         prop_assert!(read.abs_diff(bytes) <= bytes.unsigned_abs() / 20);
     }

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_refused() {
+    fn malformed_size_is_refused() {
         for text in [
             "",
             " ",

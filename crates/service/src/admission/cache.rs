@@ -396,7 +396,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_seen_has_a_bound_and_what_came_last_is_known() {
+    fn state_cache_within_bound_keeps_latest() {
         let cache = cache();
         for numbers in commits(EMS_MAX.max(SCOPES_MAX)) {
             let first = numbers.start;
@@ -412,13 +412,13 @@ mod tests {
     }
 
     #[test]
-    fn what_nobody_chooses_by_any_more_is_not_kept() {
+    fn state_cache_without_placement_drops_changes() {
         let cache = cache();
         let noted = || {
             let changes = cache.choice.changes();
             changes.seen.as_ref().map(|seen| (seen.ems.len(), seen.conditions.len()))
         };
-        assert_eq!(noted(), None, "nobody has chosen yet");
+        assert_eq!(noted(), None, "no placement has run yet");
         for of_reports in [false, true] {
             cache.choose(|_, _| ());
             let mut most = 0;
@@ -433,16 +433,16 @@ mod tests {
             assert!((EMS_MAX - COMMIT..=EMS_MAX).contains(&most) && noted().is_none(), "{most}, {:?}", noted());
         }
         cache.choose(|view, _| assert!(view.is_empty()));
-        assert_eq!(noted(), Some((0, 0)), "whoever chooses hears of what changes from then on");
+        assert_eq!(noted(), Some((0, 0)), "a placement receives all later changes");
     }
 
     #[test]
-    fn whoever_chooses_knows_all_that_are_held_also_after_nobody_has_chosen_for_long() {
+    fn placement_after_long_pause_knows_contended_ems() {
         let cache = cache();
         let known = || cache.choose(|view, _| (0..1000).filter(|number| view.is_held(&instance(*number))).count());
         (0..1000).for_each(|number| cache.note_held(&instance(number), true));
         (0..500).for_each(|number| cache.note_held(&instance(number), false));
-        assert_eq!(cache.choice.changes().held_changes.len(), 500, "what has come and gone is not kept");
+        assert_eq!(cache.choice.changes().held_changes.len(), 500, "ended contention is not kept");
         assert_eq!(known(), 500);
         (500..1000).for_each(|number| cache.note_held(&instance(number), false));
         assert_eq!(known(), 0);

@@ -58,7 +58,12 @@ impl AuditFindings {
             self.ems.insert(em.clone());
             self.report.differences.extend(differences);
         } else if books.over_committed {
-            self.report.note(|| format!("em={em} holds more than it provides; nothing that is short is granted there"));
+            self.report.note(|| {
+                format!(
+                    "em={em} has more in use than it provides; no dimension that is short is \
+                granted there"
+                )
+            });
         }
     }
 }
@@ -84,9 +89,9 @@ pub(super) async fn snapshot(connection: &mut PgConnection) -> Result<AuditFindi
     let room = i64::try_from(AuditReport::NOTES_MAX.saturating_sub(findings.report.notes.len())).unwrap_or(0);
     for hold in resource_hold::list(&mut *transaction, room).await? {
         findings.report.note(|| match &hold.taken {
-            None => format!("{} is held by a row in linkis_resource_lock: calls on it wait", hold.key),
+            None => format!("{} is locked by a row in linkis_resource_lock; calls on it wait", hold.key),
             Some(ExistingHold { reason, by, until, .. }) => {
-                format!("{} is held by {by} until {until} ({reason}): calls on it wait", hold.key)
+                format!("{} has a hold of {by} until {until} ({reason}); calls on it wait", hold.key)
             }
         });
     }
@@ -169,15 +174,23 @@ async fn scopes(connection: &mut PgConnection, findings: &mut AuditFindings) -> 
     findings.report.scopes = count;
     for set in limits.label_sets().filter(|set| !set.is_counted) {
         let labels = set.counting.keys.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-        findings.report.note(|| format!("the scopes of the labels {labels} are still being counted, and not compared"));
+        findings.report.note(|| {
+            format!(
+                "the scopes of the labels {labels} are still being counted, and are not \
+            compared"
+            )
+        });
     }
     for (rule, uncounted) in limits.rules().filter_map(|(rule, _)| Some((rule, rule.check_labels().err()?))) {
         findings.report.note(|| format!("limit {}, of an earlier release, {uncounted}", rule.pattern));
     }
     for (scope, is_short) in over {
         findings.report.note(|| match is_short {
-            true => format!("scope {scope} holds more than its limit; nothing that is short is granted there"),
-            false => format!("scope {scope} holds more than its limit, which only watches"),
+            true => format!(
+                "scope {scope} has more in use than its limit; no dimension that is short is granted \
+                there"
+            ),
+            false => format!("scope {scope} has more in use than its advisory limit"),
         });
     }
     match compared {
@@ -209,7 +222,7 @@ pub(super) async fn compare_cluster(
     let from_tickets = external_snapshot::from_tickets(connection, row).await?;
     let mut differences = queue_differences(&provider, &stored, from_tickets.rooms().all_unseen());
     for (ticket_id, path) in external_ticket::strays(&mut *connection, row.id()).await? {
-        let problem = format!("the ticket {ticket_id} counts there, and does not live");
+        let problem = format!("the ticket {ticket_id} is counted there, but has ended");
         differences.push(Difference::in_words(queue_subject(&provider, &path), "ticket", problem));
     }
     Ok(differences)

@@ -6,7 +6,7 @@
 //! Never: an audit blocks a batch; a repair changes a ticket of an existing EM.
 //! Callers: `rm_edge::admin` and `background::self_audit`.
 //!
-//! - `look`: one audit, in one snapshot;
+//! - `collect`: one audit, in one snapshot;
 //! - `repair`: EMs one by one under their locks; scopes, and tickets without an EM, behind the limits fence; external clusters
 //!   under their locks.
 
@@ -102,7 +102,11 @@ impl AuditService {
             cluster_figure::write(session.get().await?, AUDIT, &figure).await
         };
         if let Err(error) = within_short_timeout(noted).await {
-            tracing::warn!(error = &error as &dyn std::error::Error, "what an audit found is not in the metrics");
+            tracing::warn!(
+                error = &error as &dyn std::error::Error,
+                "the result of an audit could not be published \
+                as metrics"
+            );
         }
     }
 
@@ -138,7 +142,7 @@ impl AuditService {
         };
         // The next scheduled audit is due immediately, so that the metrics show the effect.
         if let Err(error) = within_short_timeout(cluster_figure::is_outdated(session.get().await?, AUDIT)).await {
-            tracing::warn!(error = &error as &dyn std::error::Error, "the metrics tell of a repair after an hour");
+            tracing::warn!(error = &error as &dyn std::error::Error, "the metrics show a repair after an hour");
         }
         Ok(repaired)
     }

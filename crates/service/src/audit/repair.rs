@@ -56,7 +56,7 @@ pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance, by: &Acto
     let keys = BTreeSet::from([key]);
     let Some(locks) = resource_lock::lock(&mut transaction, &keys).await? else {
         transaction.rollback().await?;
-        let problem = "it is held by a row in linkis_resource_lock; release that hold, and repair again";
+        let problem = "it is locked by a row in linkis_resource_lock; release that hold, and repair again";
         let held = Difference::in_words(Subject::Em(em.clone()), "row", problem);
         return Ok(RepairStep { remaining: vec![held], ..RepairStep::default() });
     };

@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[test]
-    fn each_of_the_fullest_is_told_once_by_its_fullest_dimension() {
+    fn fullest_scope_is_listed_once_by_fullest_dimension() {
         let told = |user: &str, dimension: &str, share| (format!("user={user}"), dimension.to_owned(), share);
         let scopes = [scope("bob", 0), scope("alice", 5), scope("carol", 15)];
         let all = [told("carol", "cores", 1.5), told("alice", "cores", 0.5), told("bob", "instances", 0.01)];
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_crowd_the_fullest_are_told_wherever_they_stand() {
+    fn fullest_scopes_of_many_are_found_at_any_position() {
         let crowd: Vec<_> = (0..1000).map(|n| scope(&format!("user{n}"), n * 7 % 1000)).collect();
         let told = look(&crowd);
         assert_eq!(told.len(), FULLEST_MAX);

@@ -76,7 +76,7 @@ impl CountLabelSets {
         }
         if round.all_counted {
             let decided = limits::decide(session, counting, Instant::now() + STEP_TIMEOUT).await;
-            return Ok(or_later(decided, "label sets that are counted cannot decide yet"));
+            return Ok(or_later(decided, "counted label sets cannot be activated yet"));
         }
         // EMs that could not be counted are tried again in the next pass.
         Ok(Step::Done)
@@ -118,7 +118,7 @@ impl Task for CountLabelSets {
         }
         if within_timeout(label_set::is_any_old(session.get().await?)).await? {
             let begun = limits::recount(session, Instant::now() + STEP_TIMEOUT).await;
-            return Ok(or_later(begun, "label sets of an earlier release cannot be counted anew yet"));
+            return Ok(or_later(begun, "label sets of an earlier release cannot be recounted yet"));
         }
         if !counting.is_empty() {
             return self.count(session, &counting).await;

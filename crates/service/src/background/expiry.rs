@@ -7,7 +7,7 @@
 //! Never: ends a ticket outside the committer, which checks the deadline again under the locks.
 //! Callers: the server starts the sweep and [`run_timers`]; the committer reports new grants.
 //!
-//! - `shares`: the budgets of each EM for timers and expirations.
+//! - `budgets`: the budgets of each EM for timers and expirations.
 
 use std::{
     sync::{
@@ -245,7 +245,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn after_tickets_were_turned_down_others_are_found_before_they_are_due() {
+    fn expiry_pause_after_rejected_timers_stays_below_horizon() {
         let millis = Duration::from_millis;
         // The wait for timers is not part of the pause.
         assert!(pause(millis(50), millis(5050)) <= millis(200));

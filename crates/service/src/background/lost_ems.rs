@@ -129,13 +129,13 @@ async fn mark_lost(committer: Committer, reap: MarkEmLost) -> TurnEnd {
     let em = reap.em.clone();
     match committer.submit_in_background(Operation::Reap(reap), Instant::now() + REAP_TIMEOUT).await {
         Ok(Outcome::Reaped(Some(ended_tickets))) => {
-            tracing::warn!(%em, ended_tickets, "an EM is lost: it was silent for too long, and is unregistered");
+            tracing::warn!(%em, ended_tickets, "an EM is lost: it was silent for too long and is unregistered");
             TurnEnd::Done
         }
         Ok(_) => TurnEnd::Done,
         Err(error) => {
             let error: &dyn std::error::Error = &error;
-            tracing::warn!(%em, error, "a silent EM could not be given up yet");
+            tracing::warn!(%em, error, "a lost EM could not be unregistered yet");
             TurnEnd::Stuck
         }
     }
@@ -222,24 +222,24 @@ mod tests {
     }
 
     #[test]
-    fn the_same_sign_has_to_be_seen_for_long_enough() {
+    fn em_with_constant_sign_is_lost_after_timeout() {
         let (mut watch, start) = (SilenceWatch::new(PATIENCE), Instant::now());
         assert_eq!(lost_at(&mut watch, start, 0..100, sign(1, 1)), Some(10));
         assert_eq!(lost_at(&mut watch, start, 11..100, sign(1, 1)), Some(11), "until it is done");
     }
 
     #[test]
-    fn any_sign_of_life_begins_the_watch_anew() {
+    fn em_sign_of_life_restarts_watch() {
         let (mut watch, start) = (SilenceWatch::new(PATIENCE), Instant::now());
         assert_eq!(lost_at(&mut watch, start, 0..9, sign(1, 1)), None);
         assert_eq!(lost_at(&mut watch, start, 9..18, sign(1, 2)), None, "a report");
         assert_eq!(lost_at(&mut watch, start, 18..27, sign(2, 2)), None, "a registration");
-        assert!(watch.observe(start + Duration::from_secs(27), vec![]).is_empty(), "not silent for a moment");
+        assert!(watch.observe(start + Duration::from_secs(27), vec![]).is_empty(), "the silence was interrupted");
         assert_eq!(lost_at(&mut watch, start, 28..100, sign(2, 2)), Some(38));
     }
 
     #[test]
-    fn a_look_that_fails_begins_the_watch_anew() {
+    fn failed_poll_restarts_watch() {
         let (mut watch, start) = (SilenceWatch::new(PATIENCE), Instant::now());
         assert_eq!(lost_at(&mut watch, start, 0..10, sign(1, 1)), None);
         watch.reset();
@@ -247,14 +247,14 @@ mod tests {
     }
 
     #[test]
-    fn a_gap_between_looks_begins_the_watch_anew() {
+    fn gap_between_polls_restarts_watch() {
         let (mut watch, start) = (SilenceWatch::new(PATIENCE), Instant::now());
         assert_eq!(lost_at(&mut watch, start, 0..5, sign(1, 1)), None);
         assert_eq!(lost_at(&mut watch, start, 60..100, sign(1, 1)), Some(70));
     }
 
     #[test]
-    fn each_em_is_watched_for_itself() {
+    fn silent_ems_are_watched_separately() {
         let (mut watch, start) = (SilenceWatch::new(PATIENCE), Instant::now());
         for second in 0..10 {
             let mut silent = vec![(em("a"), sign(1, 1))];

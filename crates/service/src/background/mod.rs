@@ -5,11 +5,11 @@
 //! Never: does unbounded work in one step; relies on being the only run.
 //! Caller: the server, which starts the tasks.
 //!
-//! - Tickets and EMs: `expiry`, `silence` (lost EMs), `going` (unregistered EMs), `holds` (expired holds).
-//! - Counters: `counting` (new label sets), `pruning` (empty counters), `self_audit` (hourly audit).
-//! - History: `indexing`, `retention`, `usage` (sums per hour), `refusals` (sums of this instance).
-//! - Figures: `cluster`, `fullest` (scopes by share of a maximum), `announcing` (the instance and its tasks).
-//! - Shared: `lease`, `steps` (retries of a step), `turns` (round robin among EMs).
+//! - Tickets and EMs: `expiry`, `lost_ems`, `unregister` (tickets of unregistered EMs), `holds` (expired holds).
+//! - Counters: `count_label_sets` (new label sets), `prune_counters` (empty counters), `self_audit` (hourly audit).
+//! - History: `build_indexes`, `prune_history`, `usage` (sums per hour), `refusals` (sums of this instance).
+//! - Figures: `cluster_figures`, `fullest` (scopes by share of a maximum), `announce` (the instance and its tasks).
+//! - Shared: `lease`, `steps` (retries of a step), `round_robin` (turns of EMs).
 
 use std::{
     future::Future,
@@ -172,7 +172,7 @@ async fn drive<T: Task>(
                     tracing::warn!(
                         task = T::NAME,
                         error = &error as &dyn std::error::Error,
-                        "background work has to wait"
+                        "background work is delayed"
                     );
                 }
                 report.failed(Error::from(error).to_string());

@@ -135,11 +135,11 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_em_that_goes_has_its_turn() {
+    async fn round_robin_gives_each_em_a_turn() {
         let (mut turns, going, now) = (RoundRobin::new(AT_ONCE), ems(AT_ONCE + 4), Instant::now());
         let first = begin(&mut turns, &going, now);
         assert_eq!(first.iter().map(|(_, em)| em).collect::<Vec<_>>(), going[..AT_ONCE].iter().collect::<Vec<_>>());
-        assert!(begin(&mut turns, &going, now).is_empty(), "there is no room");
+        assert!(begin(&mut turns, &going, now).is_empty(), "no entry is free");
         for (id, _) in &first[..6] {
             turns.ended(*id, TurnEnd::Over, now);
         }
@@ -149,7 +149,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_cannot_go_on_waits_longer_and_longer_behind_those_that_can() {
+    async fn round_robin_failing_em_backs_off_behind_others() {
         let (mut turns, going, mut now) = (RoundRobin::new(AT_ONCE), ems(2 * AT_ONCE), Instant::now());
         for (id, _) in begin(&mut turns, &going[..AT_ONCE], now) {
             turns.ended(id, TurnEnd::Stuck, now);
@@ -157,7 +157,7 @@ mod tests {
         assert!(begin(&mut turns, &going[..AT_ONCE], now).is_empty(), "they wait");
         now += STUCK_FIRST;
         let next: Vec<_> = begin(&mut turns, &going, now).into_iter().map(|(_, em)| em).collect();
-        assert_eq!(next, going[AT_ONCE..], "those that can come first");
+        assert_eq!(next, going[AT_ONCE..], "EMs without a failure come first");
         let ids: Vec<_> = turns.under_way.keys().copied().collect();
         ids.into_iter().for_each(|id| turns.ended(id, TurnEnd::Over, now));
         // No other EM has work: the failed EMs are tried again, with a bounded back-off.
@@ -168,7 +168,7 @@ mod tests {
             assert!(begin(&mut turns, &going[..AT_ONCE], now + Duration::from_millis(wait * 1000 - 1)).is_empty());
             now += Duration::from_secs(wait);
         }
-        assert_eq!(turns.had.len(), AT_ONCE, "those that are gone are forgotten");
+        assert_eq!(turns.had.len(), AT_ONCE, "unregistered EMs are removed");
         // A turn with some success resets the back-off.
         begin(&mut turns, &going[..AT_ONCE], now).iter().for_each(|(id, _)| turns.ended(*id, TurnEnd::Halted, now));
         assert!(begin(&mut turns, &going[..AT_ONCE], now).is_empty());
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn one_that_goes_on_comes_again_before_those_that_could_not() {
+    async fn round_robin_succeeding_em_precedes_failed_ones() {
         let (mut turns, known, mut now) = (RoundRobin::new(2), ems(4), Instant::now());
         begin(&mut turns, &known[..2], now).iter().for_each(|(id, _)| turns.ended(*id, TurnEnd::Stuck, now));
         now += STUCK_FIRST;
@@ -189,7 +189,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn very_many_are_sorted_once_and_not_each_time_that_a_turn_is_over() {
+    async fn round_robin_with_many_ems_sorts_once() {
         let (mut turns, known, now) = (RoundRobin::new(AT_ONCE), ems(10_000), Instant::now());
         let (mut under_way, mut order) = (VecDeque::from(begin(&mut turns, &known, now)), Vec::new());
         while let Some((id, em)) = under_way.pop_front() {

@@ -54,12 +54,21 @@ impl Task for ScheduledAudit {
             match self.audit.audit_of_standby().await {
                 Ok(report) if report.differences.count > 0 => {
                     let (differences, first) = (report.differences.count, &report.differences.first);
-                    tracing::error!(differences, ?first, "the books differ from the tickets: see AdminService/Audit");
+                    tracing::error!(
+                        differences,
+                        ?first,
+                        "the stored counters differ from the tickets; see \
+                        AdminService/Audit"
+                    );
                 }
-                Ok(report) => tracing::info!(tickets = report.tickets, "audited: the books are in order"),
+                Ok(report) => tracing::info!(
+                    tickets = report.tickets,
+                    "audited: the stored counters equal the \
+                    tickets"
+                ),
                 // Too many operator queries, or no database: the next step tries again.
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "the hourly audit has to wait");
+                    tracing::warn!(error = &error as &dyn std::error::Error, "the hourly audit is delayed");
                 }
             }
         }

@@ -38,7 +38,7 @@ pub async fn carry_out(committer: &Committer, step: &Operation) -> Result<Outcom
         if !may_pass || Instant::now() + pause_now >= deadline {
             return Err(error);
         }
-        tracing::debug!(step = step.kind(), error = &error as &dyn std::error::Error, "a step is tried again");
+        tracing::debug!(step = step.kind(), error = &error as &dyn std::error::Error, "a step is retried");
         tokio::time::sleep(pause_now).await;
         pause = (pause * 2).min(PAUSE_MAX);
     }

@@ -128,7 +128,7 @@ async fn end_tickets(committer: Committer, em: EmInstance, holder: LeaseFlag, st
             }
             Err(error) => {
                 let (em, error): (_, &dyn std::error::Error) = (step.em(), &error);
-                tracing::warn!(%em, error, "the tickets of an EM that goes cannot end yet");
+                tracing::warn!(%em, error, "the tickets of an unregistered EM cannot be ended yet");
                 return if done == 0 { TurnEnd::Stuck } else { TurnEnd::Halted };
             }
         }
@@ -166,14 +166,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn the_lease_is_kept_while_any_step_succeeds() {
+    async fn lease_is_kept_while_any_step_succeeds() {
         let mut progress = StepProgress::new();
-        assert!(!progress.is_none(), "not at once");
+        assert!(!progress.is_none(), "not immediately");
         progress.seen.1 -= STEP_TIMEOUT;
         progress.steps.fetch_add(1, Ordering::Relaxed);
         assert!(!progress.is_none(), "one has");
         progress.seen.1 -= STEP_TIMEOUT;
         assert!(progress.is_none());
-        assert!(!progress.is_none(), "another has it now, or this one tries as long again");
+        assert!(!progress.is_none(), "another instance has the lease now, or this one retries as long again");
     }
 }

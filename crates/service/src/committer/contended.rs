@@ -225,7 +225,8 @@ impl ContendedQueues {
                 operations.into_iter().for_each(|pending| lane.get_mut().join(pending, &self.seen));
             }
             Entry::Vacant(place) => {
-                tracing::info!(key = ?place.key(), operations = operations.len(), "somebody else holds a resource lock");
+                tracing::info!(key = ?place.key(), operations = operations.len(), "another transaction or a hold \
+                    owns a resource lock");
                 let key = place.key().clone();
                 let stirred = place.insert(ContendedQueue::new(&key, operations)).stirred.clone();
                 self.tasks.spawn(self.clone().serve(key, limits.clone(), stirred));
@@ -308,7 +309,11 @@ impl ContendedQueues {
                 Ok(free) => self.note_held(&free, false),
                 Err(error) => {
                     if !error.is_told() {
-                        tracing::warn!(error = &error as &dyn std::error::Error, "cannot look out for resource locks");
+                        tracing::warn!(
+                            error = &error as &dyn std::error::Error,
+                            "cannot poll contended resource \
+                            locks"
+                        );
                     }
                 }
             }

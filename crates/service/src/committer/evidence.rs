@@ -73,7 +73,7 @@ mod tests {
 
     /// An EM that is registered and unregistered in one batch leaves no row, but it has history lines.
     #[test]
-    fn a_batch_with_lines_in_the_history_is_told_by_them() {
+    fn commit_evidence_is_history_line_of_batch() {
         let left = Deltas { left_line: vec![Uuid::nil()], ..Deltas::default() };
         for deltas in [left, Deltas::default()] {
             assert!(matches!(Evidence::of(&deltas, Some(7), NOW), Evidence::Told(7, at) if at == NOW));
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_batch_that_tells_nothing_is_told_by_the_line_or_done_again() {
+    fn commit_evidence_without_history_is_queue_entry_or_retry() {
         let deltas = Deltas { left_line: vec![Uuid::nil()], ..Deltas::default() };
         assert!(matches!(Evidence::of(&deltas, None, NOW), Evidence::Left(_)));
         assert!(matches!(Evidence::of(&Deltas::default(), None, NOW), Evidence::Step));

@@ -5,11 +5,11 @@
 //! share a commit.
 //!
 //! Never: writes without the row count check; replies before the commit; leaves a transaction half done after a cancelled call.
-//! Callers: `request_resource`, `heartbeat`, `background`, and the RPC services of `transport`.
+//! Callers: `request_resource`, `heartbeat`, `background`, and the RPC services of `rm_edge`.
 //!
 //! - `queue`: selects the operations of the next batch.
 //! - `batch`: one transaction; `counters`: counters after a batch; `evidence`: whether an interrupted commit took effect.
-//! - `worker`: applies batches and handles their failures; `lanes`: queues of operations with a contended key.
+//! - `worker`: applies batches and handles their failures; `contended`: queues of operations with a contended key.
 
 use std::{
     io,
@@ -341,11 +341,11 @@ impl UndoQueue {
                 {
                     tracing::error!(
                         error = &error as &dyn std::error::Error,
-                        "a grant whose caller is gone stays until it expires"
+                        "a grant without a caller stays until it expires"
                     );
                 }
             })),
-            _ => tracing::warn!("a grant whose caller is gone could not be undone; it will expire"),
+            _ => tracing::warn!("a grant without a caller could not be undone; it expires"),
         }
     }
 }
@@ -482,7 +482,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_grant_that_nobody_looked_at_is_taken_back() {
+    async fn pending_reply_dropped_unread_undoes_grant() {
         let (reply, answer, _queue, mut inbox) = answer();
         reply.send(granted()).unwrap();
         drop(answer);
@@ -509,7 +509,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_grant_that_somebody_has_seen_stays() {
+    async fn pending_reply_read_keeps_grant() {
         let (reply, mut seen, _queue, mut inbox) = answer();
         reply.send(granted()).unwrap();
         (&mut seen.answer).await.unwrap().unwrap();

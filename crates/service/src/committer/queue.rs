@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_a_caller_waits_for_stands_behind_little_that_nobody_waits_for() {
+    async fn commit_queue_with_background_load_prefers_callers() {
         let (doors, mut queues) = CommitQueues::new();
         for _ in 0..1000 {
             doors.background.try_send(goes("background")).unwrap();
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_step_does_not_stand_behind_what_touches_one_ticket() {
+    async fn commit_queue_steps_pass_single_ticket_operations() {
         let (doors, mut queues) = CommitQueues::new();
         let user = rm_model::name::Name::parse("user", "hadoop").unwrap();
         let of = |host: &str| ReleaseTicket { ticket_id: uuid::Uuid::nil(), user: user.clone(), em: em(host) };

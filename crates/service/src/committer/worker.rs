@@ -195,7 +195,7 @@ impl Worker {
         });
         let holds: Result<bool, StoreError> = holds.await;
         if let Err(error) = &holds {
-            tracing::error!(error = error as &dyn std::error::Error, "cannot find out how a commit ended");
+            tracing::error!(error = error as &dyn std::error::Error, "cannot read the result of a commit");
             self.session.reset();
         }
         holds.ok()
@@ -257,7 +257,8 @@ fn set_aside(aside: &mut ContendedOperations, key: LockKey, mut pending: QueuedO
 /// PostgreSQL does not report the operation that waited. The part is halved until one operation remains, which moves to
 /// `aside`.
 fn after_wait(part: BatchPart, error: &StoreError, aside: &mut ContendedOperations) -> Vec<BatchPart> {
-    tracing::warn!(%error, operations = part.operations.len(), tries = part.tries, "somebody holds rows without their lock");
+    tracing::warn!(%error, operations = part.operations.len(), tries = part.tries, "another program locks rows \
+        without their resource lock");
     match part.operations.len() {
         _ if part.tries < WAITS_MAX => vec![part.again()],
         1 => {
@@ -277,7 +278,7 @@ fn after_error(part: BatchPart, error: StoreError, reused: bool) -> Vec<BatchPar
     if error.is_cancelled() && part.operations.len() > 1 && !part.is_half {
         // One statement took too long: half of the operations may fit. A half that also fails shows that the database is too
         // slow.
-        tracing::warn!(error = &error as &dyn std::error::Error, "a batch took too long; trying its halves");
+        tracing::warn!(error = &error as &dyn std::error::Error, "a batch took too long; retrying its halves");
         return part.halves();
     }
     if reused && error.is_unavailable() && !error.is_cancelled() {
@@ -285,12 +286,12 @@ fn after_error(part: BatchPart, error: StoreError, reused: bool) -> Vec<BatchPar
         return vec![part];
     }
     if error.is_race() && part.tries < RETRIES_MAX {
-        tracing::warn!(error = &error as &dyn std::error::Error, "somebody else wrote the same rows; trying again");
+        tracing::warn!(error = &error as &dyn std::error::Error, "another program wrote the same rows; retrying");
         return vec![part.again()];
     }
     if !error.is_unavailable() && !matches!(error, StoreError::TooOld { .. }) && part.operations.len() > 1 {
         // A failed operation must not fail the others. Single attempts identify the operation.
-        tracing::warn!(error = &error as &dyn std::error::Error, "a batch failed; trying its operations one by one");
+        tracing::warn!(error = &error as &dyn std::error::Error, "a batch failed; retrying its operations one by one");
         return part.singles();
     }
     let error = Error::from(error);
@@ -335,7 +336,7 @@ impl ReplyDispatcher {
     pub fn start(after_commit: CommitListeners, undoing: UndoQueue, tasks: &InstanceTasks) -> Self {
         #[expect(
             clippy::disallowed_methods,
-            reason = "as many as the committer has answered, which are bounded by its queue"
+            reason = "at most one per reply of the committer, and its queue is bounded"
         )]
         let (batches, mut committed) = mpsc::unbounded_channel();
         let own = after_commit.line.instance_id();

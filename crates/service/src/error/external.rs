@@ -9,7 +9,7 @@ use rm_model::{provider::PROVIDERS_MAX, queue::QueueError};
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum ExternalError {
     /// No provider of the type has the name.
-    #[error("there is no provider {name:?} of the type {resource_type:?}; ListProviders tells which there are")]
+    #[error("there is no provider {name:?} of the type {resource_type:?}; ListProviders returns all providers")]
     NoSuchProvider {
         /// Provider type.
         resource_type: String,
@@ -17,28 +17,31 @@ pub enum ExternalError {
         name: String,
     },
     /// No provider matches the labels of the request.
-    #[error("no provider of the type {resource_type:?} is for these labels, and none for all: put one without labels")]
+    #[error(
+        "no provider of the type {resource_type:?} matches the labels; put one with these labels, or without \
+        labels"
+    )]
     NoProviderFor {
         /// Provider type.
         resource_type: String,
     },
     /// The provider differs from the expected etag.
-    #[error("the provider {name:?} is not what expected_etag says; nothing was changed: read it again")]
+    #[error("the provider {name:?} has another etag than expected_etag; nothing was changed: read it again")]
     Changed {
         /// Name of the provider.
         name: String,
     },
     /// Another provider has equal labels.
-    #[error("the provider {name:?} is for the same labels; give others, or change that one")]
+    #[error("the provider {name:?} has the same labels; give others, or change that provider")]
     LabelsTaken {
         /// Name of that provider.
         name: String,
     },
     /// The maximum number of providers is reached.
-    #[error("there are {PROVIDERS_MAX} providers already, which is the most; delete one first")]
+    #[error("{PROVIDERS_MAX} providers exist, which is the maximum; delete one first")]
     TooMany,
     /// A name refers to no queue, or to several.
-    #[error("the provider {provider:?} does not say which queue that is: {error}")]
+    #[error("the provider {provider:?} cannot resolve the queue: {error}")]
     Queue {
         /// Name of the provider.
         provider: String,
@@ -46,7 +49,7 @@ pub enum ExternalError {
         error: QueueError,
     },
     /// The cluster sent no usable reply.
-    #[error("the provider {provider:?} does not tell: {error}")]
+    #[error("the provider {provider:?} is unavailable: {error}")]
     Fetch {
         /// Name of the provider.
         provider: String,

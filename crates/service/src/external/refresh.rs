@@ -112,7 +112,7 @@ pub async fn run(
                 if !failed {
                     tracing::warn!(
                         error = &error as &dyn std::error::Error,
-                        "cannot look which clusters are to be asked"
+                        "cannot read the external clusters to refresh"
                     );
                 }
                 failed = true;
@@ -299,7 +299,7 @@ impl Refresh {
                 }
             }
         }
-        Err(StoreError::inconsistent("linkis_external_ticket", "more changes than a snapshot can catch up with"))
+        Err(StoreError::inconsistent("linkis_external_ticket", "more changes than a snapshot can apply"))
     }
 
     /// Updates the preparation before any lock is taken. Returns false if the cluster was deleted.
@@ -346,8 +346,8 @@ impl Refresh {
         }
         // Logged once, not at each failure.
         if failures == Some(1) {
-            let why = error.map_or_else(|| "it did not answer in time".to_owned(), ToString::to_string);
-            tracing::warn!(%provider, why, "a cluster does not tell what its queues have");
+            let why = error.map_or_else(|| "no reply in time".to_owned(), ToString::to_string);
+            tracing::warn!(%provider, why, "the queues of an external cluster cannot be read");
         }
         Ok(())
     }

@@ -8,7 +8,7 @@
 //! Caller: the RPC service `rm_edge::usage`.
 //!
 //! - `position`: the position of a follower, as text, and whether it is still valid;
-//! - `recent`: the cache of pages; `reader`: the reader of new lines.
+//! - `page_cache`: the cache of pages; `reader`: the reader of new lines.
 
 use std::{
     collections::BTreeSet,
@@ -293,7 +293,7 @@ struct FollowerSender {
 impl FollowerSender {
     fn new(slow_max: Duration) -> Result<(Self, mpsc::Receiver<Result<FollowEvent, Error>>), Error> {
         let (tell, told) = mpsc::channel(2);
-        let last_word = tell.clone().try_reserve_owned().map_err(|_| Error::defect("a channel without room"))?;
+        let last_word = tell.clone().try_reserve_owned().map_err(|_| Error::defect("a full channel"))?;
         Ok((Self { tell, last_word, slow_max }, told))
     }
 
@@ -328,19 +328,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn who_takes_nothing_is_ended_and_told_why() {
+    async fn follower_without_reads_is_ended_with_reason() {
         let (outlet, mut told) = FollowerSender::new(Duration::from_millis(10)).unwrap();
         outlet.send(nothing("first")).await.unwrap();
         let ended = outlet.send(nothing("second")).await;
         assert!(matches!(ended, Err(Error::FollowerTooSlow)), "{ended:?}");
         outlet.end(ended);
         assert_eq!(told.recv().await.unwrap().unwrap().position, "first");
-        assert!(matches!(told.recv().await, Some(Err(Error::FollowerTooSlow))), "what he had not taken stays");
+        assert!(matches!(told.recv().await, Some(Err(Error::FollowerTooSlow))), "the unread messages stay");
         assert!(told.recv().await.is_none());
     }
 
     #[tokio::test]
-    async fn who_takes_late_is_told_all_the_same() {
+    async fn follower_with_late_read_gets_reason() {
         let (outlet, mut told) = FollowerSender::new(Duration::from_secs(60)).unwrap();
         outlet.send(nothing("first")).await.unwrap();
         let second = tokio::spawn(async move { outlet.send(nothing("second")).await.map(|()| outlet) });
@@ -348,6 +348,6 @@ mod tests {
         let outlet = second.await.unwrap().unwrap();
         assert_eq!(told.recv().await.unwrap().unwrap().position, "second");
         drop(told);
-        assert!(outlet.send(nothing("third")).await.is_ok(), "who is gone is nobody's failure");
+        assert!(outlet.send(nothing("third")).await.is_ok(), "a follower that left causes no error");
     }
 }

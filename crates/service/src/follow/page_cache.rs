@@ -155,22 +155,22 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_found_for_whoever_stands_in_it_and_has_all_that_follows() {
+    fn page_cache_returns_later_lines_of_any_cached_position() {
         let recent = HistoryPageCache::default();
         // Numbers 13 and 14 belong to transactions that were rolled back.
         recent.keep(HistoryPage::of(10, vec![line(11, 0), line(12, 0), line(15, 0)]));
         let found = |number| recent.next(number).map(|page| numbers(&page, number));
-        assert_eq!(found(9), None, "there may be lines between");
+        assert_eq!(found(9), None, "lines between may exist");
         assert_eq!(found(10), Some(vec![11, 12, 15]));
         assert_eq!(found(12), Some(vec![15]));
         assert_eq!(found(13), Some(vec![15]));
-        assert_eq!(found(15), None, "nothing is there yet");
+        assert_eq!(found(15), None, "no page is cached yet");
         recent.clear();
         assert_eq!(found(10), None);
     }
 
     #[test]
-    fn pages_follow_one_another_and_have_the_size_of_a_message() {
+    fn history_pages_are_adjacent_and_of_message_size() {
         let pages = HistoryPage::of(0, (1..=1201).map(|number| line(number, 0)).collect());
         let spans: Vec<_> = pages.iter().map(|page| (page.after, page.last, page.lines.len())).collect();
         let most = i64::try_from(PAGE_BYTES.div_ceil(LINE_BYTES).min(PAGE_LINES)).unwrap();
@@ -182,7 +182,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_kept_has_a_bound() {
+    fn page_cache_has_a_bound() {
         let recent = HistoryPageCache::default();
         for number in 1..=200 {
             recent.keep(HistoryPage::of(number - 1, vec![line(number, PAGE_BYTES)]));

@@ -39,7 +39,7 @@ impl Position {
     /// # Errors
     /// [`FieldError`] if this service did not write the text.
     pub fn parse(text: &str) -> Result<Self, FieldError> {
-        let wrong = || FieldError::new("position", "is none that FollowActions has told; give one as it is, or none");
+        let wrong = || FieldError::new("position", "is not a position of FollowActions; give one unchanged, or none");
         let (history, number) = text.split_once(SEPARATOR).ok_or_else(wrong)?;
         let history = u32::from_str_radix(history, 16).map_err(|_| wrong())?;
         let position = Self { history, number: number.parse().map_err(|_| wrong())? };
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_position_is_read_as_it_was_written_and_nothing_else_is() {
+    fn history_position_round_trips_and_rejects_other_text() {
         for number in [0, 1, i64::MAX] {
             let position = Position::new(horizon(0), number);
             assert_eq!(Position::parse(&position.to_string()), Ok(position), "{position}");
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn a_position_is_good_as_long_as_nothing_behind_it_is_forgotten() {
+    fn history_position_is_valid_while_later_lines_exist() {
         let at = |number| Position::new(horizon(0), number);
         let old = |number| match at(number).check(horizon(10), 20) {
             Err(Error::PositionTooOld { oldest }) => Position::parse(&oldest).map(|oldest| oldest.number).ok(),

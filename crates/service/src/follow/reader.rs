@@ -60,7 +60,7 @@ impl FollowService {
                     session.reset();
                     if is_sure {
                         let error: &dyn std::error::Error = &error;
-                        tracing::warn!(error, "the history cannot be read for those who follow it; trying again");
+                        tracing::warn!(error, "the history cannot be read for its followers; retrying");
                     }
                     is_sure = false;
                     sleep(FAILED_PAUSE).await;
@@ -89,7 +89,7 @@ impl FollowService {
             *self.origin() = None;
             self.progress
                 .send_modify(|ReaderProgress { read_to, put_back }| (*read_to, *put_back) = (None, *put_back + 1));
-            tracing::warn!(at, "the history was put back to an earlier state; those who follow it begin anew");
+            tracing::warn!(at, "the history was restored to an earlier state; its followers start again");
             return Ok((None, false));
         }
         let limit = i64::try_from(PAGE_LINES).unwrap_or(i64::MAX);

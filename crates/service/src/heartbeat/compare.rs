@@ -97,7 +97,12 @@ fn after_error(part: Vec<Comparison>, error: StoreError, reused: bool) -> Vec<Ve
         return vec![part];
     }
     // One report must not fail the others; halving identifies it.
-    tracing::warn!(error = &error as &dyn std::error::Error, reports = part.len(), "reports failed; trying halves");
+    tracing::warn!(
+        error = &error as &dyn std::error::Error,
+        reports = part.len(),
+        "reports failed; retrying in \
+        halves"
+    );
     let rest = part.split_off(part.len() / 2);
     vec![rest, part]
 }
@@ -202,7 +207,7 @@ async fn ended(connection: &mut PgConnection, part: &[Comparison]) -> Result<Has
 fn reason(ended: &HashMap<Uuid, EndedTicket>, id: &Uuid, em: &EmInstance) -> String {
     match ended.get(id).filter(|ended| ended.em == *em) {
         Some(ended) => ended_at(ended),
-        None => "is not a ticket of this EM, or has left the history".to_owned(),
+        None => "is not a ticket of this EM, or its end is no longer in the history".to_owned(),
     }
 }
 
@@ -254,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_together_say_what_one_would() {
+    fn report_comparison_by_pages_equals_single_page() {
         let tickets = [(2, 0), (4, 1), (6, 2), (8, 0), (10, 0)];
         let reported = [1, 2, 3, 4, 7, 8, 9, 11, 12];
         let (missed, lost) = (vec![(4, 0), (6, 3), (10, 1)], ids(&[6]));
@@ -272,7 +277,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_counted_before_it_failed_is_not_counted_again() {
+    fn report_comparison_after_failure_counts_once() {
         let mut before = comparison(&[], false);
         assert!(before.page(&living(&[]), 1, 3).is_empty());
         let mut again = before.again();
@@ -283,14 +288,14 @@ mod tests {
     }
 
     #[test]
-    fn only_a_report_after_which_nothing_is_or_was_missing_resets() {
+    fn report_without_missing_tickets_resets_counts() {
         let any_missed = |tickets: &[(u128, i16)]| {
             let mut comparison = comparison(&[1, 2], true);
             comparison.page(&living(tickets), 9, 3);
             comparison.any_missed
         };
         assert!(!any_missed(&[(1, 0), (2, 0)]));
-        assert!(any_missed(&[(1, 0), (2, 1)]), "it is only now back");
+        assert!(any_missed(&[(1, 0), (2, 1)]), "it returned just now");
         assert!(any_missed(&[(1, 0), (3, 0)]), "it is missing");
     }
 }

@@ -56,7 +56,7 @@ pub(super) async fn upsert(session: &mut Session, reports: &[&EmReport]) -> Hash
                 // Defects are logged where the call is answered.
                 if !error.is_defect() {
                     let (error, reports): (&dyn std::error::Error, _) = (&error, part.len());
-                    tracing::error!(error, reports, "what reports observe could not be kept");
+                    tracing::error!(error, reports, "the observed use of reports could not be stored");
                 }
                 failed.extend(part.iter().map(|(report, _)| (report.em.clone(), error.clone())));
             }
@@ -103,7 +103,7 @@ async fn check(
             let ticket = tickets.get(&ticket_id).filter(|ticket| ticket.em == *em);
             if let Some(Err(error)) = ticket.map(|ticket| observed_of(ticket, &said)) {
                 wrong.entry(em.clone()).or_insert_with(|| {
-                    let problem = format!("is no use of the ticket's: {error}");
+                    let problem = format!("does not match the type of the ticket: {error}");
                     FieldError::new(format!("observed[{number}].resource"), problem)
                 });
             }

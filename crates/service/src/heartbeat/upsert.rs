@@ -186,7 +186,12 @@ fn after_error(mut part: Vec<BlockedReport>, error: StoreError, reused: bool) ->
     }
     if !error.is_unavailable() && part.len() > 1 {
         // One report must not fail the others; halving identifies it.
-        tracing::warn!(error = &error as &dyn std::error::Error, reports = part.len(), "reports failed; trying halves");
+        tracing::warn!(
+            error = &error as &dyn std::error::Error,
+            reports = part.len(),
+            "reports failed; retrying in \
+            halves"
+        );
         let rest = part.split_off(part.len() / 2);
         return vec![rest, part];
     }
@@ -264,7 +269,8 @@ impl ReportVerdict {
                 return Err(Rejection::StaleReport { em, registered: met.registered, last }.into());
             }
             ReportOrder::FutureEpoch => {
-                let problem = format!("is higher than that of the registration, {}; give that one", met.registered);
+                let problem =
+                    format!("is higher than the epoch of the registration, {}; give that epoch", met.registered);
                 return Err(FieldError::new("epoch", problem).into());
             }
         };
@@ -302,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn only_a_report_with_nothing_to_compare_and_nothing_to_reset_is_complete() {
+    fn report_equal_to_tickets_is_complete() {
         let report = report("a", 2, 5, &[1, 2]);
         let before = Some((2, 4));
         let differs = |any_missed| ReportVerdict::Differs { previous: Some(OffsetDateTime::UNIX_EPOCH), any_missed };
@@ -314,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn by_a_repeat_or_a_first_report_nothing_is_missing() {
+    fn report_repeated_or_first_counts_no_missing_ticket() {
         let report = report("a", 2, 5, &[1]);
         let nothing = ReportVerdict::Differs { previous: None, any_missed: true };
         assert_eq!(verdict(&report, met(None, true, &[1], true)).unwrap(), nothing);
@@ -323,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_kept_is_held_or_refused() {
+    fn report_not_stored_is_queued_or_refused() {
         assert_eq!(
             verdict(&report("a", 2, 5, &[]), met(Some((2, 4)), false, &[], false)).unwrap(),
             ReportVerdict::Held
@@ -339,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn one_report_of_each_em_is_kept_at_a_time_in_the_order_in_which_they_came() {
+    fn reports_of_one_em_are_stored_in_order() {
         let room = Arc::new(Semaphore::new(1));
         let mut answers = Vec::new();
         let mut waiting = |host, sequence| {

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_shown_is_known_and_there_are_never_too_many() {
+    fn jwt_cache_keeps_used_entries_within_bound() {
         let caller =
             || Caller { principal: Principal::Anonymous, rights: Rights::of_admin(), ended: Default::default() };
         let (mut cache, one) = (JwtCache::default(), Arc::new(caller()));

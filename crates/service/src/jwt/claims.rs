@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_grant_whose_conditions_hold_counts() {
+    fn claim_grant_with_first_matching_conditions_applies() {
         let grants = json!([
             {"if": {"sub": "system:serviceaccount:linkis:manager"}, "roles": ["manager", "viewer"]},
             {"if": {"groups": ["admins", "root"], "/org/unit~1name": "it"}, "roles": ["admin"]},

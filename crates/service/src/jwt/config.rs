@@ -149,7 +149,13 @@ pub fn read(json: &[u8], allowed: &AllowedHosts) -> Result<Vec<Issuer>, JwtConfi
         let at = format!("issuers[{number}]");
         let issuer = form.check(&at, allowed)?;
         for other in &issuers {
-            let taken = |field: &str| FieldError::new(format!("{at}.{field}"), "is that of another issuer, too");
+            let taken = |field: &str| {
+                FieldError::new(
+                    format!("{at}.{field}"),
+                    "is also the name or the claim \
+                \"iss\" of another issuer",
+                )
+            };
             if other.name == issuer.name {
                 return Err(taken("name").into());
             }
@@ -165,7 +171,7 @@ pub fn read(json: &[u8], allowed: &AllowedHosts) -> Result<Vec<Issuer>, JwtConfi
 fn check_count(field: &str, count: usize, most: usize) -> Result<(), FieldError> {
     match (1..=most).contains(&count) {
         true => Ok(()),
-        false => Err(FieldError::new(field, format!("has {count}; there may be 1 to {most}"))),
+        false => Err(FieldError::new(field, format!("has {count}; 1 to {most} are allowed"))),
     }
 }
 
@@ -184,7 +190,7 @@ impl IssuerForm {
         }
         check_count(&field("audiences"), self.audiences.len(), AUDIENCES_MAX)?;
         if self.audiences.iter().any(String::is_empty) {
-            return Err(FieldError::new(field("audiences"), "has an empty one"));
+            return Err(FieldError::new(field("audiences"), "has an empty element"));
         }
         check_count(&field("grants"), self.grants.len(), GRANTS_MAX)?;
         let source = source(at, &self.keys, self.ca, self.token_file, allowed)?;
@@ -208,7 +214,11 @@ fn source(
     if !is_address {
         let without = [("ca", ca.is_some()), ("token_file", token.is_some())];
         if let Some((name, _)) = without.into_iter().find(|(_, is_set)| *is_set) {
-            return Err(FieldError::new(field(name), "is for keys at an https:// address, and these are in a file"));
+            return Err(FieldError::new(
+                field(name),
+                "is only for keys at an https:// address, but these keys are in \
+                a file",
+            ));
         }
         return match keys {
             "" => Err(FieldError::new(field("keys"), "is empty; name a file with a JSON Web Key Set, or its address")),
@@ -218,7 +228,7 @@ fn source(
     let address = ServerAddress::parse(keys).map_err(|problem| FieldError::new(field("keys"), problem))?;
     allowed.check(&address).map_err(|failure| FieldError::new(field("keys"), failure.to_string()))?;
     if token.is_some() && keys.starts_with("http://") {
-        return Err(FieldError::new(field("token_file"), "would be sent in the clear; name an https:// address"));
+        return Err(FieldError::new(field("token_file"), "would be sent unencrypted; name an https:// address"));
     }
     Ok(KeySource::Address { address, ca, token })
 }
@@ -226,7 +236,7 @@ fn source(
 impl ClaimPath {
     fn parse(field: &str, text: String) -> Result<Self, FieldError> {
         match text.is_empty() {
-            true => Err(FieldError::new(field, "names no claim")),
+            true => Err(FieldError::new(field, "is empty; name a claim")),
             false => Ok(Self(text)),
         }
     }
@@ -237,7 +247,7 @@ impl GrantForm {
         let field = |name: &str| format!("{at}.{name}");
         let role = |text: &String| {
             let names = Role::ALL.map(Role::as_str).join(", ");
-            let unknown = || FieldError::new(field("roles"), format!("{text:?} is none of {names}"));
+            let unknown = || FieldError::new(field("roles"), format!("{text:?} is unknown; give one of {names}"));
             Role::parse(text).ok_or_else(unknown)
         };
         let roles: BTreeSet<Role> = self.roles.iter().map(role).collect::<Result<_, _>>()?;
@@ -275,7 +285,7 @@ fn bound<T>(
             check_count(field, to.len(), USERS_MAX)?;
             read(&to).map(GrantBinding::To)
         }
-        (Some(_), Some(_)) => Err(FieldError::new(field, format!("stands beside {field}_from; only one of them may"))),
+        (Some(_), Some(_)) => Err(FieldError::new(field, format!("conflicts with {field}_from; omit one of them"))),
     }
 }
 
@@ -284,16 +294,16 @@ impl ClaimGrant {
         let has = |role| self.roles.contains(&role);
         let wrong = |name: &str, problem: &str| Err(FieldError::new(format!("{at}.{name}"), problem));
         if has(Role::Ecm) == (self.ems == GrantBinding::Not) {
-            return wrong("ems", "belongs to the role ecm, which needs the hosts that it speaks for; or set ems_from");
+            return wrong("ems", "is required by the role ecm, and only allowed with it; set ems or ems_from");
         }
         if self.users != GrantBinding::Not && !has(Role::Manager) && !has(Role::Viewer) {
-            return wrong("users", "is for managers and viewers; nobody else is bound to users");
+            return wrong("users", "is only allowed with the roles manager and viewer");
         }
         // Otherwise all principals of the issuer would have these rights: a principal can often choose the audience of its JWT.
         let is_for_oneself =
             self.roles.iter().all(|role| *role == Role::Viewer) && matches!(self.users, GrantBinding::From(_));
         if self.conditions.is_empty() && !is_for_oneself {
-            return wrong("if", "is missing: everybody with a JWT of this issuer would have these rights; name claims");
+            return wrong("if", "is missing, so every JWT of this issuer would have these rights; name claims");
         }
         Ok(())
     }
@@ -326,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_sound_is_read() {
+    fn jwt_config_with_valid_fields_is_parsed() {
         let issuers = told(&sound()).unwrap();
         let [issuer] = issuers.as_slice() else { panic!("{issuers:?}") };
         assert_eq!((issuer.principal.0.as_str(), issuer.grants.len()), ("sub", 3));
@@ -336,32 +346,36 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_is_told_with_its_place() {
+    fn jwt_config_error_names_field() {
         let grant = |grant: Value| ("/issuers/0/grants/0", grant);
         let when = json!({"sub": "x"});
         for ((place, value), wrong) in [
-            (("/issuers", json!([])), "issuers: has 0; there may be 1 to 16"),
+            (("/issuers", json!([])), "issuers: has 0; 1 to 16 are allowed"),
             (("/issuers/0/name", json!("K8S")), "issuers[0].name: must be"),
             (("/issuers/0/name", json!("ecm")), "issuers[0].name: must be"),
             (("/issuers/0/issuer", json!("")), "issuers[0].issuer: is empty"),
             (("/issuers/0/audiences", json!([])), "issuers[0].audiences: has 0"),
-            (("/issuers/0/audiences", json!([""])), "issuers[0].audiences: has an empty one"),
+            (("/issuers/0/audiences", json!([""])), "issuers[0].audiences: has an empty element"),
             (("/issuers/0/keys", json!("https://elsewhere/keys")), "--external-hosts"),
             (("/issuers/0/keys", json!("https://a:b@kubernetes.default.svc")), "must be http://HOST:PORT"),
             (("/issuers/0/keys", json!("http://kubernetes.default.svc")), "issuers[0].token_file: would be sent"),
-            (("/issuers/0/keys", json!("/keys.json")), "issuers[0].ca: is for keys at an https"),
+            (("/issuers/0/keys", json!("/keys.json")), "issuers[0].ca: is only for keys at an https"),
             (("/issuers/0/grants", json!([])), "issuers[0].grants: has 0"),
-            (("/issuers/0/principal", json!("")), "issuers[0].principal: names no claim"),
+            (("/issuers/0/principal", json!("")), "issuers[0].principal: is empty; name a claim"),
             (("/issuers/0/leeway", json!(1)), "unknown field `leeway`"),
             (
                 grant(json!({"if": when, "roles": ["boss"]})),
-                "issuers[0].grants[0].roles: \"boss\" is none of ecm, manager",
+                "issuers[0].grants[0].roles: \"boss\" is unknown; give one of ecm, manager",
             ),
             (grant(json!({"if": when, "roles": []})), "roles: is empty"),
-            (grant(json!({"if": when, "roles": ["ecm"]})), "grants[0].ems: belongs to the role ecm"),
-            (grant(json!({"if": when, "roles": ["ecm"], "ems": ["*"]})), "is for all hosts there are"),
-            (grant(json!({"if": when, "roles": ["ecm"], "ems": ["h"], "ems_from": "sub"})), "only one of them may"),
-            (grant(json!({"if": when, "roles": ["admin"], "users": ["alice"]})), "is for managers and viewers"),
+            (grant(json!({"if": when, "roles": ["ecm"]})), "grants[0].ems: is required by the role ecm"),
+            (grant(json!({"if": when, "roles": ["ecm"], "ems": ["*"]})), "matches every EM"),
+            (grant(json!({"if": when, "roles": ["ecm"], "ems": ["h"], "ems_from": "sub"})), "omit one of them"),
+            (
+                grant(json!({"if": when, "roles": ["admin"], "users": ["alice"]})),
+                "is only allowed with the roles \
+                manager and viewer",
+            ),
             (grant(json!({"if": when, "roles": ["viewer"], "users": []})), "users: has 0"),
             (grant(json!({"roles": ["admin"]})), "grants[0].if: is missing"),
             (grant(json!({"roles": ["viewer"]})), "grants[0].if: is missing"),
@@ -381,7 +395,7 @@ mod tests {
         let mut twice = sound();
         let first = twice["issuers"][0].clone();
         twice["issuers"].as_array_mut().unwrap().push(first);
-        assert!(told(&twice).unwrap_err().contains("issuers[1].name: is that of another issuer"));
+        assert!(told(&twice).unwrap_err().contains("issuers[1].name: is also the name"));
         assert!(told(&json!({"issuers": 1})).unwrap_err().contains("line 1 column"));
     }
 }

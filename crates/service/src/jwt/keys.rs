@@ -48,13 +48,13 @@ pub struct IssuerKey {
 #[derive(Debug, thiserror::Error)]
 pub enum KeysError {
     /// The text is not a JSON Web Key Set.
-    #[error("holds no JSON Web Key Set")]
+    #[error("is not a JSON Web Key Set")]
     Json(#[from] serde_json::Error),
     /// The set has too many keys.
-    #[error("holds {0} keys; at most {KEYS_MAX} are read")]
+    #[error("has {0} keys; at most {KEYS_MAX} are allowed")]
     TooMany(usize),
     /// No key of the set can verify a signature.
-    #[error("holds no key that can be used: RSA of 2048 bits and more for RS256, P-256 for ES256, Ed25519 for EdDSA")]
+    #[error("has no usable key: RSA of at least 2048 bits for RS256, P-256 for ES256, or Ed25519 for EdDSA")]
     None,
 }
 
@@ -282,7 +282,7 @@ mod tests {
     }
 
     #[test]
-    fn each_way_to_sign_is_checked_as_the_standards_have_it() {
+    fn signature_algorithms_match_standard_examples() {
         let _ = RING.install_default();
         let keys = keys(&[rsa(), ec(), ed()]).unwrap();
         for (jwt, id, algorithm) in
@@ -305,13 +305,13 @@ mod tests {
     }
 
     #[test]
-    fn a_signature_counts_before_what_it_is_for() {
+    fn signature_is_checked_before_audience() {
         let config = json!({"issuers": [{"name": "n", "issuer": "joe", "audiences": ["a"], "keys": "/k",
             "grants": [{"roles": ["viewer"], "users_from": "sub"}]}]});
         let issuer = config::read(config.to_string().as_bytes(), &AllowedHosts::NONE).unwrap().remove(0);
         let keys = keys(&[rsa(), ec()]).unwrap();
         let check = |id, algorithm, jwt: &str| keys.find(Some(id), algorithm).unwrap().check(jwt, &issuer).unwrap_err();
-        assert_eq!(check("r", Algorithm::RS256, RS256), JwtRejection::Audience, "it is signed, and names no audience");
+        assert_eq!(check("r", Algorithm::RS256, RS256), JwtRejection::Audience, "it is signed, but has no audience");
         let forged = RS256.replace(".cC4h", ".cC4i");
         assert_eq!(check("r", Algorithm::RS256, &forged), JwtRejection::Signature);
         assert_eq!(check("r", Algorithm::RS256, ES256), JwtRejection::Algorithm);
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_key_for_signatures_is_left_out() {
+    fn key_set_ignores_keys_without_signature_use() {
         let with = |mut key: Value, name: &str, value: &str| {
             key[name] = value.into();
             key
@@ -348,7 +348,7 @@ mod tests {
     }
 
     #[test]
-    fn a_key_that_stays_keeps_what_goes_on_under_it() {
+    fn key_rotation_keeps_streams_of_remaining_keys() {
         let before = keys(&[rsa(), ec()]).unwrap();
         let now = keys(&[ec(), ed()]).unwrap().after(&before);
         before.end_others(&now);

@@ -199,7 +199,7 @@ impl JwtAuthenticator {
         }
         let all = async { while asked.join_next().await.is_some() {} };
         if tokio::time::timeout(FIRST_KEYS_WITHIN, all).await.is_err() {
-            tracing::error!("the keys of some issuer are not here yet; its JWTs are refused until they are");
+            tracing::error!("the keys of an issuer are not loaded yet; its JWTs are rejected until then");
         }
     }
 
@@ -219,7 +219,7 @@ impl JwtAuthenticator {
                     }
                     looked = now;
                 }
-                Some(Err(error)) => tracing::error!(%error, "cannot look at the configuration of JWTs"),
+                Some(Err(error)) => tracing::error!(%error, "cannot read the JWT configuration"),
                 None => break,
             }
         }
@@ -245,16 +245,13 @@ impl JwtAuthenticator {
         match taken {
             Ok(()) => {
                 self.metrics.jwt.reloads.inc();
-                tracing::info!("the configuration of JWTs has changed and is in force");
+                tracing::info!("the changed JWT configuration is in force");
                 return ReloadResult { in_force: seen, unusable: None };
             }
             Err(error) if before.unusable != Some(seen) => {
                 self.metrics.jwt.reload_failures.inc();
                 let error = &error as &dyn std::error::Error;
-                tracing::error!(
-                    error,
-                    "the configuration of JWTs has changed and cannot be used: that before stays in force"
-                );
+                tracing::error!(error, "the changed JWT configuration cannot be used; the previous one stays in force");
             }
             Err(_) => {}
         }

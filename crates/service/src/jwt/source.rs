@@ -67,7 +67,7 @@ pub enum SourceError {
         failure: HttpFailure,
     },
     /// An address requires a token.
-    #[error("{address} answered {status}: it wants a token, or another; see token_file")]
+    #[error("{address} answered {status}: it requires a token, or rejects this one; see token_file")]
     Unauthorized {
         /// The address.
         address: String,
@@ -75,7 +75,7 @@ pub enum SourceError {
         status: u16,
     },
     /// The response does not contain usable keys.
-    #[error("{address}: what it answers {source}")]
+    #[error("{address}: its reply {source}")]
     Answer {
         /// The address.
         address: String,
@@ -170,7 +170,7 @@ impl IssuerState {
             Ok(false) => {}
             Ok(true) => {
                 metrics.jwt.reloads.inc();
-                tracing::info!(issuer, keys, "the keys of an issuer of JWTs have changed and are in force");
+                tracing::info!(issuer, keys, "the changed keys of a JWT issuer are in force");
             }
             Err(error) => {
                 metrics.jwt.reload_failures.inc();
@@ -179,7 +179,7 @@ impl IssuerState {
                     issuer,
                     keys,
                     error,
-                    "the keys of an issuer of JWTs cannot be had: those before stay in force"
+                    "the keys of a JWT issuer cannot be read; the previous ones stay in force"
                 );
             }
         }

@@ -235,7 +235,7 @@ impl From<FencedError> for Error {
             FencedError::Late => Self::LockTimeout,
             FencedError::Unknown(error) => {
                 let error = error.as_ref().map(|error| error as &dyn std::error::Error);
-                tracing::warn!(error, "a change of limits may have been committed or not");
+                tracing::warn!(error, "the commit of a limit change is unknown");
                 Self::CommitUnknown
             }
         }

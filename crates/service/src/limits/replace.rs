@@ -44,7 +44,11 @@ impl LimitService {
         let (decides, over) = match tokio::time::timeout_at(deadline, standing).await {
             Ok(Ok(standing)) => standing,
             Ok(Err(error)) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "limits were replaced, and cannot be told of");
+                tracing::warn!(
+                    error = &error as &dyn std::error::Error,
+                    "limits were replaced, but the reply cannot \
+                    be read"
+                );
                 (false, LimitExcess::unknown())
             }
             Err(_) => (false, LimitExcess::unknown()),

@@ -96,7 +96,7 @@ impl UsageQuery {
             return Err(FieldError::new("from_time", "must be before to_time"));
         }
         if to - from > USAGE_RANGE_MAX {
-            let problem = "is more than 92 days before to_time: ask for less at once";
+            let problem = "is more than 92 days before to_time; request a shorter range";
             return Err(FieldError::new("from_time", problem));
         }
         Ok(UsageRange { by: self.by, users: self.users, from, to, hourly: self.hourly })
@@ -196,7 +196,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn times_are_rounded_to_full_hours_and_bounded() {
+    fn usage_times_are_rounded_to_hours_and_bounded() {
         let range = |from, to| {
             let query = UsageQuery { by: UsageBy::User, users: None, from, to, hourly: false };
             query.range(datetime!(2026-01-02 12:30 UTC)).map(|range| (range.from, range.to))

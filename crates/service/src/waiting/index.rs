@@ -510,7 +510,7 @@ impl WaiterIndex {
     }
 
     /// Wakes the next waiter behind a granted one, with the wake reason that the granted one did not take. Returns the keys
-    /// without a next waiter; `None` stands for all that accept any EM.
+    /// without a next waiter; `None` means the waiters that accept any EM.
     fn hand_on(&mut self, position: QueuePosition, granted: &Waiter) -> Vec<Option<WaitKeyHash>> {
         let told = match granted.state {
             WaiterState::Awake(told) => told.map(WakeReason::handed_on),

@@ -47,7 +47,7 @@ fn line(count: u128) -> WaiterIndex {
 }
 
 #[test]
-fn as_many_wake_as_there_is_room_for_and_each_grant_one_more() {
+fn waiters_wake_by_capacity_and_each_grant_wakes_one() {
     let mut index = line(100);
     index.wake_at(&freed(em("a"), 3));
     assert_eq!(awake(&index), [1, 2, 3]);

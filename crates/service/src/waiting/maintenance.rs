@@ -97,7 +97,7 @@ pub async fn renew(line: LocalWaitQueue) {
             && let Err(error) = line.keep_alive(Instant::now() + RENEWAL).await
             && !error.is_logged()
         {
-            tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep those who wait in line");
+            tracing::warn!(error = &error as &dyn std::error::Error, "cannot maintain the waiting requests");
         }
     }
 }
@@ -141,7 +141,7 @@ impl WaitQueueMaintenance {
             let gone = within_timeout(waiting::sweep(self.session.get().await?, SWEEP_MAX)).await?;
             let swept = gone.requests;
             if swept > 0 {
-                tracing::warn!(requests = swept, "removed what waited on an instance that is gone");
+                tracing::warn!(requests = swept, "removed the waiting requests of an ended instance");
             }
             self.notify(gone).await?;
             // Ended requests wait no longer than one sweep.
@@ -166,7 +166,7 @@ impl WaitQueueMaintenance {
             self.session.reset_after(&error);
             self.answers_since = Instant::now();
             if !error.is_told() {
-                tracing::warn!(error = &error as &dyn std::error::Error, "cannot keep the waiting line");
+                tracing::warn!(error = &error as &dyn std::error::Error, "cannot maintain the wait queues");
             }
         }
     }
@@ -182,7 +182,8 @@ pub async fn listen(line: LocalWaitQueue, admission: Admission) {
                 Ok(()) => continue,
                 Err(error) if error.is_told() => {}
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot hear of more room; looking from time to time");
+                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot listen for freed capacity; \
+                        polling instead");
                 }
             }
         }
@@ -237,7 +238,7 @@ async fn wake(line: &LocalWaitQueue, admission: &Admission, freed: &FreedNotific
     if !line.index().is_anywhere_empty()
         && let Err(error) = admission.refresh(&freed.em_instances()).await
     {
-        tracing::warn!(error = &error as &dyn std::error::Error, "cannot see where there is more room");
+        tracing::warn!(error = &error as &dyn std::error::Error, "cannot read the freed capacity");
     }
     line.index().wake_at(freed);
 }

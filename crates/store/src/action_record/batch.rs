@@ -1,4 +1,4 @@
-//! History lines of a batch as columns, in the order of the decisions. `settlement` writes them.
+//! History lines of a batch as columns, in the order of the decisions. `batch_write` writes them.
 
 use time::OffsetDateTime;
 use uuid::Uuid;

@@ -119,14 +119,14 @@ fn amounts(texts: &Amounts) -> BTreeMap<String, i64> {
 }
 
 #[test]
-fn limits_fall_back_as_linkis_s_configuration_does() {
+fn limits_fall_back_like_linkis_configuration() {
     for case in Table::read().cases {
         assert_eq!(limited(&case.configured, &case.asked), amounts(case.here()), "{}", case.what);
     }
 }
 
 #[test]
-fn with_linkis_s_defaults_for_everybody_the_same_is_limited() {
+fn linkis_default_limits_give_equal_limits() {
     let table = Table::read();
     for case in &table.cases {
         let configured = case.with_defaults(&table.defaults);
@@ -136,7 +136,7 @@ fn with_linkis_s_defaults_for_everybody_the_same_is_limited() {
 }
 
 #[test]
-fn every_difference_to_linkis_s_configuration_is_named_and_seen() {
+fn linkis_limit_differences_are_named_and_shown() {
     let table = Table::read();
     let seen: BTreeSet<&str> = table.cases.iter().filter_map(|case| case.differs.as_deref()).chain([DEFAULT]).collect();
     assert_eq!(seen, table.differences.keys().map(String::as_str).collect());

@@ -10,7 +10,7 @@ fn error(resource_type: ResourceType, json: &str) -> String {
 }
 
 #[test]
-fn older_forms_read_as_the_newest() {
+fn older_json_forms_equal_newest() {
     use ResourceType::{DriverAndYarn, Instance, LoadInstance, Special, Yarn};
     let part = r#"{"memory":1,"cores":2,"instances":3}"#;
     let queue = r#"{"queueMemory":4,"queueCores":5,"queueInstances":6,"queueName":"q","applicationId":""}"#;
@@ -98,14 +98,14 @@ fn documents_are_bounded() {
 }
 
 #[test]
-fn the_largest_special_reads_back() {
+fn largest_special_resource_round_trips() {
     let names = (0..64).map(|n| (format!("{n:\"<96}"), i64::MAX)).collect();
     let largest = Resource::special(names).unwrap();
     assert_eq!(Resource::from_json(ResourceType::Special, &largest.to_json()), Ok(largest));
 }
 
 #[test]
-fn what_is_left_is_read_with_its_signs() {
+fn left_resource_json_keeps_signs() {
     let total = Resource::load_instance(10, 4, 3).unwrap();
     let used = Resource::load_instance(7, 9, 3).unwrap();
     let nothing = total.zero_like();

@@ -196,7 +196,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_are_under_way_than_may_be_however_many_wait_on_ems_that_go_on() {
+    fn expirations_in_progress_stay_within_budget() {
         let mut shares = EmBudgets::new(RejectedTimers::default());
         let mut under_way = crowd(&mut shares, 0..8, 1024);
         let (mut most, mut done) = (under_way.len(), 0);
@@ -206,11 +206,11 @@ mod tests {
             assert_eq!(shares.under_way, under_way.len());
         }
         assert!(most <= UNDER_WAY_MAX && done >= UNDER_WAY_MAX, "{most} of {done}");
-        assert!(shares.watched.is_empty() && shares.of_ems.is_empty(), "all that waited had their turn: {shares:?}");
+        assert!(shares.watched.is_empty() && shares.of_ems.is_empty(), "every waiting EM had its turn: {shares:?}");
     }
 
     #[test]
-    fn others_have_room_beside_many_ems_that_may_be_held() {
+    fn contended_ems_leave_budget_to_others() {
         for held in [1, 3, 8, 40] {
             let mut shares = EmBudgets::new(RejectedTimers::default());
             crowd(&mut shares, 0..held, 2048);
@@ -223,7 +223,7 @@ mod tests {
     }
 
     #[test]
-    fn ems_that_have_nothing_to_do_any_more_are_forgotten_at_last() {
+    fn ems_without_deadlines_are_removed_at_bound() {
         let mut shares = EmBudgets::new(RejectedTimers::default());
         let busy = ticket(usize::MAX, 0);
         assert!(shares.watch(&busy) && shares.begin(busy.clone()).is_some());
@@ -231,14 +231,14 @@ mod tests {
             let last = ticket(host, 0);
             assert!(shares.watch(&last) && shares.begin(last.clone()).is_some());
             assert!(shares.end(&last, false).is_empty());
-            assert!(shares.of_ems.contains_key(&last.em), "that it may be held is known for a while");
+            assert!(shares.of_ems.contains_key(&last.em), "a contended EM is remembered for some time");
             assert!(shares.of_ems.len() <= EMS_MAX);
         }
         assert!(shares.of_ems.contains_key(&busy.em));
     }
 
     #[test]
-    fn a_held_em_keeps_little_of_what_there_is_for_all() {
+    fn contended_em_has_small_budget() {
         let mut share = EmBudget::default();
         share.note(false);
         assert_eq!((share.under_way_max, share.watched_max()), (1, 4));
@@ -248,16 +248,16 @@ mod tests {
         assert_eq!((share.under_way_max, share.watched_max()), (UNDER_WAY_OF_EM_MAX, WATCHED_OF_EM_MAX));
         assert!(
             share.watched_max() < WATCHED_MAX && share.under_way_max < UNDER_WAY_MAX,
-            "there is always room for others"
+            "other EMs always have budget"
         );
     }
 
     #[test]
-    fn what_waits_on_an_em_that_turns_out_to_be_held_is_watched_no_longer() {
+    fn contended_em_returns_its_timers() {
         let (watched, under_way) = (WATCHED_OF_EM_MAX, UNDER_WAY_OF_EM_MAX);
         let next = (0..watched - under_way).map(|n| ticket(0, n)).collect();
         let mut share = EmBudget { watched, under_way, under_way_max: under_way, next };
-        assert!(share.give_back().is_empty(), "all may be watched while it goes on");
+        assert!(share.give_back().is_empty(), "all deadlines are armed while EMs are not contended");
         // All expirations in progress fail one after another, while timers of further tickets fire.
         for left in (0..under_way).rev() {
             (share.watched, share.under_way) = (share.watched - 1, left);
@@ -269,6 +269,6 @@ mod tests {
         share.next = (0..10).map(|n| ticket(0, n)).collect();
         let given_back = share.give_back();
         assert_eq!((share.watched, share.next.len()), (share.watched_max(), 3));
-        assert_eq!(given_back, (3..10).map(|n| ticket(0, n)).collect::<Vec<_>>(), "those that fell due last");
+        assert_eq!(given_back, (3..10).map(|n| ticket(0, n)).collect::<Vec<_>>(), "the latest deadlines");
     }
 }
