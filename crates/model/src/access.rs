@@ -394,8 +394,7 @@ mod tests {
         }
         assert!(
             !EmPattern::of_host(None, "*").matches(&em("a", "host1:1")),
-            "the rights of a certificate name no \
-            user"
+            "the rights of a certificate name no user"
         );
     }
 

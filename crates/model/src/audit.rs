@@ -322,10 +322,7 @@ impl StoredEmCounters {
             Difference::in_words(
                 &subject,
                 "used_tickets",
-                format!(
-                    "its digest states {stored}; the tickets give \
-                {found}"
-                ),
+                format!("its digest states {stored}; the tickets give {found}"),
             )
         });
         let is_short = counters.left.is_negative_anywhere();

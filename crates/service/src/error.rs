@@ -47,8 +47,7 @@ pub enum Error {
     LockTimeout,
     /// The transaction had not begun at the deadline, and no lock delayed it.
     #[error(
-        "the transaction of the call had not begun at its deadline: this server or its database is busy; retry the \
-            call"
+        "the transaction of the call had not begun at its deadline: this server or its database is busy; retry the call"
     )]
     NotBegun,
     /// Too many calls wait in this instance.

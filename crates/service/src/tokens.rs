@@ -190,8 +190,13 @@ impl TokenCache {
             None => KnownTokens::nothing().anonymous,
         };
         let sound = stored.into_iter().filter_map(|stored| {
-            let told = |error: &StoreError| tracing::error!(error = error as &dyn std::error::Error, "it has expired");
-            stored.inspect_err(told).ok()
+            let log = |error: &StoreError| {
+                tracing::error!(
+                    error = error as &dyn std::error::Error,
+                    "a token row cannot be read; its token is rejected"
+                )
+            };
+            stored.inspect_err(log).ok()
         });
         let by_hash = sound.map(|stored| (stored.hash, known(stored, &before, asked))).collect();
         let known = Arc::new(KnownTokens { by_hash, anonymous });

@@ -284,8 +284,7 @@ fn quota_object_counts_are_left_out() {
     assert_eq!(
         quota(json!({"hard": {"count/pods": "8"}}), json!({})),
         None,
-        "object counts are not amounts of \
-        engines"
+        "object counts are not amounts of engines"
     );
 }
 

@@ -101,8 +101,7 @@ fn queue_without_amounts_counts_share_of_cluster() {
     assert_eq!(
         (etl.state, queues.state(etl)),
         (QueueState::Running, QueueState::Stopped),
-        "the parent queue is \
-        stopped"
+        "the parent queue is stopped"
     );
 }
 

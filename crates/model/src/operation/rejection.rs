@@ -328,8 +328,7 @@ fn already_held(key: &LockKey, taken: Option<&ExistingHold>) -> String {
         }
         None => {
             format!(
-                "{key} is locked by a row that an operator wrote, or by another transaction; delete that row, or \
-                retry"
+                "{key} is locked by a row that an operator wrote, or by another transaction; delete that row, or retry"
             )
         }
     }
@@ -350,8 +349,7 @@ fn ticket_not_found(ticket_id: Uuid, ended: Option<&EndedTicket>) -> String {
             format!("the ticket {ticket_id} {}; request another for an engine that needs one", ended_at(ended))
         }
         None => format!(
-            "there is no ticket {ticket_id}, and none in the history: the lock on the resource is lost; request \
-                another"
+            "there is no ticket {ticket_id}, and none in the history: the lock on the resource is lost; request another"
         ),
     }
 }

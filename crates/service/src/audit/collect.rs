@@ -59,10 +59,7 @@ impl AuditFindings {
             self.report.differences.extend(differences);
         } else if books.over_committed {
             self.report.note(|| {
-                format!(
-                    "em={em} has more in use than it provides; no dimension that is short is \
-                granted there"
-                )
+                format!("em={em} has more in use than it provides; no dimension that is short is granted there")
             });
         }
     }
@@ -174,22 +171,18 @@ async fn scopes(connection: &mut PgConnection, findings: &mut AuditFindings) -> 
     findings.report.scopes = count;
     for set in limits.label_sets().filter(|set| !set.is_counted) {
         let labels = set.counting.keys.iter().map(String::as_str).collect::<Vec<_>>().join(", ");
-        findings.report.note(|| {
-            format!(
-                "the scopes of the labels {labels} are still being counted, and are not \
-            compared"
-            )
-        });
+        findings
+            .report
+            .note(|| format!("the scopes of the labels {labels} are still being counted, and are not compared"));
     }
     for (rule, uncounted) in limits.rules().filter_map(|(rule, _)| Some((rule, rule.check_labels().err()?))) {
         findings.report.note(|| format!("limit {}, of an earlier release, {uncounted}", rule.pattern));
     }
     for (scope, is_short) in over {
         findings.report.note(|| match is_short {
-            true => format!(
-                "scope {scope} has more in use than its limit; no dimension that is short is granted \
-                there"
-            ),
+            true => {
+                format!("scope {scope} has more in use than its limit; no dimension that is short is granted there")
+            }
             false => format!("scope {scope} has more in use than its advisory limit"),
         });
     }

@@ -104,8 +104,7 @@ impl AuditService {
         if let Err(error) = within_short_timeout(noted).await {
             tracing::warn!(
                 error = &error as &dyn std::error::Error,
-                "the result of an audit could not be published \
-                as metrics"
+                "the result of an audit could not be published as metrics"
             );
         }
     }

@@ -57,15 +57,12 @@ impl Task for ScheduledAudit {
                     tracing::error!(
                         differences,
                         ?first,
-                        "the stored counters differ from the tickets; see \
-                        AdminService/Audit"
+                        "the stored counters differ from the tickets; see AdminService/Audit"
                     );
                 }
-                Ok(report) => tracing::info!(
-                    tickets = report.tickets,
-                    "audited: the stored counters equal the \
-                    tickets"
-                ),
+                Ok(report) => {
+                    tracing::info!(tickets = report.tickets, "audited: the stored counters equal the tickets")
+                }
                 // Too many operator queries, or no database: the next step tries again.
                 Err(error) => {
                     tracing::warn!(error = &error as &dyn std::error::Error, "the hourly audit is delayed");

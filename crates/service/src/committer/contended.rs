@@ -225,8 +225,10 @@ impl ContendedQueues {
                 operations.into_iter().for_each(|pending| lane.get_mut().join(pending, &self.seen));
             }
             Entry::Vacant(place) => {
-                tracing::info!(key = ?place.key(), operations = operations.len(), "another transaction or a hold \
-                    owns a resource lock");
+                tracing::info!(
+                    key = ?place.key(), operations = operations.len(),
+                    "another transaction or a hold owns a resource lock"
+                );
                 let key = place.key().clone();
                 let stirred = place.insert(ContendedQueue::new(&key, operations)).stirred.clone();
                 self.tasks.spawn(self.clone().serve(key, limits.clone(), stirred));
@@ -311,8 +313,7 @@ impl ContendedQueues {
                     if !error.is_told() {
                         tracing::warn!(
                             error = &error as &dyn std::error::Error,
-                            "cannot poll contended resource \
-                            locks"
+                            "cannot poll contended resource locks"
                         );
                     }
                 }

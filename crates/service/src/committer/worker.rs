@@ -257,8 +257,10 @@ fn set_aside(aside: &mut ContendedOperations, key: LockKey, mut pending: QueuedO
 /// PostgreSQL does not report the operation that waited. The part is halved until one operation remains, which moves to
 /// `aside`.
 fn after_wait(part: BatchPart, error: &StoreError, aside: &mut ContendedOperations) -> Vec<BatchPart> {
-    tracing::warn!(%error, operations = part.operations.len(), tries = part.tries, "another program locks rows \
-        without their resource lock");
+    tracing::warn!(
+        %error, operations = part.operations.len(), tries = part.tries,
+        "another program locks rows without their resource lock"
+    );
     match part.operations.len() {
         _ if part.tries < WAITS_MAX => vec![part.again()],
         1 => {

@@ -18,8 +18,7 @@ pub enum ExternalError {
     },
     /// No provider matches the labels of the request.
     #[error(
-        "no provider of the type {resource_type:?} matches the labels; put one with these labels, or without \
-        labels"
+        "no provider of the type {resource_type:?} matches the labels; put one with these labels, or without labels"
     )]
     NoProviderFor {
         /// Provider type.

@@ -100,8 +100,7 @@ fn after_error(part: Vec<Comparison>, error: StoreError, reused: bool) -> Vec<Ve
     tracing::warn!(
         error = &error as &dyn std::error::Error,
         reports = part.len(),
-        "reports failed; retrying in \
-        halves"
+        "reports failed; retrying in halves"
     );
     let rest = part.split_off(part.len() / 2);
     vec![rest, part]

@@ -189,8 +189,7 @@ fn after_error(mut part: Vec<BlockedReport>, error: StoreError, reused: bool) ->
         tracing::warn!(
             error = &error as &dyn std::error::Error,
             reports = part.len(),
-            "reports failed; retrying in \
-            halves"
+            "reports failed; retrying in halves"
         );
         let rest = part.split_off(part.len() / 2);
         return vec![rest, part];

@@ -150,11 +150,7 @@ pub fn read(json: &[u8], allowed: &AllowedHosts) -> Result<Vec<Issuer>, JwtConfi
         let issuer = form.check(&at, allowed)?;
         for other in &issuers {
             let taken = |field: &str| {
-                FieldError::new(
-                    format!("{at}.{field}"),
-                    "is also the name or the claim \
-                \"iss\" of another issuer",
-                )
+                FieldError::new(format!("{at}.{field}"), "is also the name or the claim \"iss\" of another issuer")
             };
             if other.name == issuer.name {
                 return Err(taken("name").into());
@@ -216,8 +212,7 @@ fn source(
         if let Some((name, _)) = without.into_iter().find(|(_, is_set)| *is_set) {
             return Err(FieldError::new(
                 field(name),
-                "is only for keys at an https:// address, but these keys are in \
-                a file",
+                "is only for keys at an https:// address, but these keys are in a file",
             ));
         }
         return match keys {
@@ -373,8 +368,7 @@ mod tests {
             (grant(json!({"if": when, "roles": ["ecm"], "ems": ["h"], "ems_from": "sub"})), "omit one of them"),
             (
                 grant(json!({"if": when, "roles": ["admin"], "users": ["alice"]})),
-                "is only allowed with the roles \
-                manager and viewer",
+                "is only allowed with the roles manager and viewer",
             ),
             (grant(json!({"if": when, "roles": ["viewer"], "users": []})), "users: has 0"),
             (grant(json!({"roles": ["admin"]})), "grants[0].if: is missing"),

@@ -46,8 +46,7 @@ impl LimitService {
             Ok(Err(error)) => {
                 tracing::warn!(
                     error = &error as &dyn std::error::Error,
-                    "limits were replaced, but the reply cannot \
-                    be read"
+                    "limits were replaced, but the reply cannot be read"
                 );
                 (false, LimitExcess::unknown())
             }

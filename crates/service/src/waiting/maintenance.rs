@@ -182,8 +182,10 @@ pub async fn listen(line: LocalWaitQueue, admission: Admission) {
                 Ok(()) => continue,
                 Err(error) if error.is_told() => {}
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "cannot listen for freed capacity; \
-                        polling instead");
+                    tracing::warn!(
+                        error = &error as &dyn std::error::Error,
+                        "cannot listen for freed capacity; polling instead"
+                    );
                 }
             }
         }

@@ -101,8 +101,7 @@ impl CommitterMetrics {
             queue: add(
                 registry,
                 "committer_queue_operations",
-                "Operations that wait for the next batch: near 16384, calls are rejected; see batch and commit \
-                    seconds",
+                "Operations that wait for the next batch: near 16384, calls are rejected; see batch and commit seconds",
                 Gauge::default(),
             ),
             set_aside: add(
@@ -120,8 +119,7 @@ impl CommitterMetrics {
             failed: add(
                 registry,
                 "operations_failed_total",
-                "Failed operations: internal is a defect, unavailable is the database, lock_timeout is a contended \
-                    key",
+                "Failed operations: internal is a defect, unavailable is the database, lock_timeout is a contended key",
                 failed,
             ),
             over_watched: add(
