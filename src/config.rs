@@ -21,7 +21,6 @@ use rm_edge::{
 use rm_external::allowed::AllowedHosts;
 use rm_model::limit::Rule;
 use rm_service::heartbeat::LivenessTimeouts;
-use rm_store::connect_target::ConnectTarget;
 use rm_telemetry::{
     LogSettings,
     settings::{self, LogFormat},
@@ -36,7 +35,6 @@ mod removed;
 use listen::{HTTP_LISTEN, http_default, parse_addresses, parse_listen};
 use parse::{is_set, ok_or_record, parse_bytes, parse_number};
 
-use database::StandbyArguments;
 pub use database::{DatabaseArguments, DatabaseSource};
 pub use parse::{parse_duration, read_limits};
 
@@ -96,9 +94,6 @@ struct Arguments {
 
     #[command(flatten)]
     database: DatabaseArguments,
-
-    #[command(flatten)]
-    standby: StandbyArguments,
 
     /// Leave the schema unchanged, for a database role that may not change it; linkis-rm migrate brings it up to date.
     #[arg(long, env = "LINKIS_RM_NO_MIGRATE", value_parser = clap::builder::FalseyValueParser::new())]
@@ -253,8 +248,6 @@ pub struct ServiceConfig {
     pub http_listen: Option<Vec<SocketAddr>>,
     /// The PostgreSQL to use.
     pub database: DatabaseSource,
-    /// Connection target of a standby, if set.
-    pub standby: Option<ConnectTarget>,
     /// Whether the server migrates the schema.
     pub migrates: bool,
     /// Complete set of limits at the start; `None` to keep the stored ones.
@@ -311,7 +304,6 @@ impl Arguments {
             Some(text) => ok_or_record(&mut mistakes, parse_addresses(HTTP_LISTEN, text, may_leave)).map(Some),
         };
         let database = ok_or_record(&mut mistakes, self.database.choose());
-        let standby = ok_or_record(&mut mistakes, self.standby.choose(database.as_ref()));
         let limits = self.limits.as_deref().map(|file| read_limits("--limits (LINKIS_RM_LIMITS)", file)).transpose();
         let limits = ok_or_record(&mut mistakes, limits);
         let mut duration = |name: &str, text: &str, least: &str, most: &str| {
@@ -343,7 +335,6 @@ impl Arguments {
                 listen,
                 http_listen: http_listen?,
                 database: database?,
-                standby: standby?,
                 limits: limits?,
                 lock_ttl: lock_ttl?,
                 request_timeout: request_timeout?,

@@ -76,7 +76,6 @@ async fn run(config: ServiceConfig) -> Result<(), Box<dyn Error>> {
         bounds: edge::make_room(config.bounds),
         security: config.security,
         external_hosts: config.external_hosts,
-        standby: config.standby,
         migrates: config.migrates,
     };
     let server = tokio::select! {

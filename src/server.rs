@@ -96,8 +96,6 @@ pub struct Options {
     pub security: SecuritySettings,
     /// Network hosts at which external clusters may be called.
     pub external_hosts: AllowedHosts,
-    /// Standby for reads that may be stale; `None` if the primary serves them.
-    pub standby: Option<ConnectTarget>,
     /// Whether the server migrates the schema of its database. Otherwise it requires the current schema.
     pub migrates: bool,
 }

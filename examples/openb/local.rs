@@ -27,7 +27,6 @@ const OPTIONS: Options = Options {
     bounds: EdgeBounds::DEFAULT,
     security: SecuritySettings::OPEN,
     external_hosts: AllowedHosts::NONE,
-    standby: None,
     migrates: true,
 };
 

@@ -6,10 +6,7 @@ use clap::Args;
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::parse::is_set;
-use rm_store::{
-    citus::Cell,
-    connect_target::{ConnectTarget, DatabaseRole},
-};
+use rm_store::{citus::Cell, connect_target::ConnectTarget};
 
 const CELL: &str = "--cell (LINKIS_RM_CELL)";
 
@@ -63,51 +60,6 @@ impl DatabaseArguments {
             None => Ok(target),
         });
         target.map(DatabaseSource::External).map_err(|error| format!("{name}: {error}"))
-    }
-}
-
-/// Arguments of the standby.
-#[derive(Debug, Clone, Args)]
-pub struct StandbyArguments {
-    /// Standby of the same PostgreSQL, for the history, use over time and the hourly audit; its data is a few seconds old. Several hosts
-    /// are allowed.
-    #[arg(long, env = "LINKIS_RM_STANDBY_URL", hide_env_values = true, value_name = "URL")]
-    standby_url: Option<SecretString>,
-
-    /// File with that URL; a changed file is read again.
-    #[arg(long, env = "LINKIS_RM_STANDBY_URL_FILE", value_name = "FILE")]
-    standby_url_file: Option<PathBuf>,
-}
-
-impl StandbyArguments {
-    /// Returns the standby target, or the mistake. `database` is `None` if it has a mistake itself.
-    pub fn choose(&self, database: Option<&DatabaseSource>) -> Result<Option<ConnectTarget>, String> {
-        let url = self.standby_url.as_ref().filter(|url| !url.expose_secret().is_empty());
-        let file = self.standby_url_file.clone().filter(|path| is_set(path));
-        let (name, target) = match (url, file) {
-            (None, None) => return Ok(None),
-            (Some(_), Some(_)) => {
-                let problem = "LINKIS_RM_STANDBY_URL is set, too; set only one of them";
-                return Err(format!("--standby-url-file (LINKIS_RM_STANDBY_URL_FILE): {problem}"));
-            }
-            (Some(url), None) => (
-                "--standby-url (LINKIS_RM_STANDBY_URL)",
-                ConnectTarget::parse_for(DatabaseRole::OldReads, url.expose_secret()),
-            ),
-            (None, Some(file)) => (
-                "--standby-url-file (LINKIS_RM_STANDBY_URL_FILE)",
-                ConnectTarget::in_file_for(DatabaseRole::OldReads, file),
-            ),
-        };
-        match database {
-            Some(DatabaseSource::Embedded(_)) => {
-                Err(format!("{name}: needs DATABASE_URL: the private PostgreSQL has no standby"))
-            }
-            Some(DatabaseSource::External(target)) if target.cell().is_some() => {
-                Err(format!("{name}: cannot be combined with {CELL}: a cell may move to another worker"))
-            }
-            Some(DatabaseSource::External(_)) | None => target.map(Some).map_err(|error| format!("{name}: {error}")),
-        }
     }
 }
 

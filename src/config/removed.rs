@@ -11,11 +11,19 @@ struct RemovedSetting {
     instead: &'static str,
 }
 
-const SETTINGS: [RemovedSetting; 1] = [RemovedSetting {
-    flag: "--committers",
-    variable: "LINKIS_RM_COMMITTERS",
-    instead: "remove the setting: each instance has one committer, and more instances have more",
-}];
+/// What to do instead of naming a standby.
+const NO_STANDBY: &str =
+    "remove the setting: the primary serves all reads; name all hosts of the database in DATABASE_URL for a failover";
+
+const SETTINGS: [RemovedSetting; 3] = [
+    RemovedSetting {
+        flag: "--committers",
+        variable: "LINKIS_RM_COMMITTERS",
+        instead: "remove the setting: each instance has one committer, and more instances have more",
+    },
+    RemovedSetting { flag: "--standby-url", variable: "LINKIS_RM_STANDBY_URL", instead: NO_STANDBY },
+    RemovedSetting { flag: "--standby-url-file", variable: "LINKIS_RM_STANDBY_URL_FILE", instead: NO_STANDBY },
+];
 
 /// Returns the mistake if `flag` is a removed one.
 pub(super) fn flag(flag: &str) -> Option<String> {

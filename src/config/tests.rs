@@ -25,24 +25,6 @@ fn mistakes_are_reported_together() {
 }
 
 #[test]
-fn standby_needs_database_url() {
-    let (database, url) =
-        (["--database-url", "postgres://h1,h2/rm"], "postgres://h1,h2/rm?target_session_attrs=standby");
-    let with = |more: &[&str]| check(&[&database[..], more].concat());
-    assert!(with(&[]).unwrap().standby.is_none() && with(&["--standby-url", url]).unwrap().standby.is_some());
-    for (error, text) in [
-        (check(&["--standby-url", url]), "--standby-url (LINKIS_RM_STANDBY_URL): needs DATABASE_URL"),
-        (with(&["--standby-url", url, "--standby-url-file", "x"]), "--standby-url-file (LINKIS_RM_STANDBY_URL_FILE)"),
-        (with(&["--standby-url", "postgres://h1/rm?target_session_attrs=primary"]), "say standby"),
-        (with(&["--standby-url-file", "/nonexistent"]), "cannot be read"),
-        (with(&["--standby-url", url, "--cell", "c"]), "cannot be combined with --cell (LINKIS_RM_CELL)"),
-    ] {
-        let error = error.unwrap_err().to_string();
-        assert!(error.contains(text), "{error}");
-    }
-}
-
-#[test]
 fn liveness_timeouts_are_checked() {
     for (arguments, text) in [
         (&["--em-silent-after", "3m"][..], "--em-lost-after (LINKIS_RM_EM_LOST_AFTER): \"5m\" must be at least twice"),
@@ -99,7 +81,11 @@ fn bounds_are_checked() {
 
 #[test]
 fn removed_settings_are_refused_with_replacement() {
-    for (flag, variable, instead) in [("--committers", "LINKIS_RM_COMMITTERS", "each instance has one committer")] {
+    for (flag, variable, instead) in [
+        ("--committers", "LINKIS_RM_COMMITTERS", "each instance has one committer"),
+        ("--standby-url", "LINKIS_RM_STANDBY_URL", "name all hosts of the database in DATABASE_URL"),
+        ("--standby-url-file", "LINKIS_RM_STANDBY_URL_FILE", "name all hosts of the database in DATABASE_URL"),
+    ] {
         for arguments in [&["linkis-rm", flag, "2"][..], &["linkis-rm", "serve", &format!("{flag}=2")]] {
             let error = StartFailure::of(CommandLine::try_parse_from(arguments).unwrap_err()).to_string();
             assert!(

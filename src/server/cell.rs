@@ -40,7 +40,6 @@ use rm_service::{
     overview::OverviewService,
     refusals::RefusalRecorder,
     request_resource::RequestResourceService,
-    standby::{StandbyMonitor, StandbyReader},
     tasks::InstanceTasks,
     ticket_lookup::TicketLookup,
     usage::UsageQueries,
@@ -129,9 +128,7 @@ impl CellServices {
         );
         let jobs = metrics.jobs("label_sets");
         driver.start(CountLabelSets::new(committer.clone(), holder.clone(), jobs), counting.clone());
-        let watch = |watching: StandbyMonitor| tasks.spawn(watching.run(stopping.clone()));
-        let standby = StandbyReader::start(options.standby.clone(), store, id, metrics, watch);
-        let audit = AuditService::new(store.clone(), standby.clone());
+        let audit = AuditService::new(store.clone());
 
         tasks.spawn(waiting::run(line.clone(), leaving));
         tasks.spawn(waiting::renew(line.clone()));
@@ -164,7 +161,7 @@ impl CellServices {
             audit,
             holds: HoldService::new(store.clone()),
             limits,
-            usage: UsageQueries::new(store.clone(), standby, liveness.silent_after),
+            usage: UsageQueries::new(store.clone(), liveness.silent_after),
             overviews,
             fullest,
             follow,

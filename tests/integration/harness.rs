@@ -284,7 +284,6 @@ pub fn options() -> Options {
     let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
     let (security, external_hosts) = (SecuritySettings::OPEN, AllowedHosts::parse("127.0.0.1").unwrap());
     let (shutdown_delay, bounds) = (Duration::ZERO, EdgeBounds::DEFAULT);
-    let (standby, migrates) = (None, true);
     Options {
         times,
         liveness,
@@ -294,8 +293,7 @@ pub fn options() -> Options {
         bounds,
         security,
         external_hosts,
-        standby,
-        migrates,
+        migrates: true,
     }
 }
 

@@ -87,7 +87,6 @@ mod resource_reported;
 mod scale;
 mod secrets;
 mod server_info;
-mod standby;
 mod top;
 mod traces;
 mod usage_sums;

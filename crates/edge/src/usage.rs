@@ -281,7 +281,7 @@ impl UsageService for UsageRpc {
         let is_of_operator = authenticator::is_of_operator(&call);
         let filter = filters::actions(message, authenticator::reach(&call).map_err(to_status)?, is_of_operator)
             .map_err(to_status)?;
-        let usage::DatedResult { told: lines, as_of } = match message.newest_first {
+        let lines = match message.newest_first {
             false => self.usage.actions(&filter, key.unwrap_or(0), page.entries_max()).await.map_err(to_status)?,
             true => self.usage.newest_actions(&filter, key, page.entries_max()).await.map_err(to_status)?,
         };
@@ -289,8 +289,7 @@ impl UsageService for UsageRpc {
         let next_page_token = if lines.more { token.clone() } else { String::new() };
         let follow_token = if message.newest_first { String::new() } else { token };
         let actions = lines.shown.iter().map(|line| convert::answer::action(line, is_of_operator)).collect();
-        let as_of_time = as_of.map(convert::answer::timestamp);
-        Ok(Response::new(proto::ListActionsResponse { actions, next_page_token, follow_token, as_of_time }))
+        Ok(Response::new(proto::ListActionsResponse { actions, next_page_token, follow_token }))
     }
 
     async fn list_waiting(

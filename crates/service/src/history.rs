@@ -4,7 +4,7 @@
 //! Reads end at the first missing number until all transactions that may have taken it have ended.
 //!
 //! Never: waits longer than `WRITERS_WAIT_MAX` for writers.
-//! Callers: `follow`, `usage`, `standby` and `background::usage`.
+//! Callers: `follow`, `usage` and `background::usage`.
 
 use std::{
     sync::{

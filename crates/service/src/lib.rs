@@ -8,7 +8,7 @@
 //! - Requests: [`request_resource`], [`admission`], [`committer`], [`waiting`], `reading` (shared reads).
 //! - Limits and locks: [`limits`], [`holds`], [`audit`] (audit and repair of the counters), [`external`] (YARN, Kubernetes).
 //! - EMs and tickets: [`heartbeat`], [`ticket_lookup`]. Callers: [`tokens`], [`jwt`].
-//! - Reads: [`usage`], [`history`], [`follow`], [`overview`], [`refusals`], [`standby`] (reads from a standby).
+//! - Reads: [`usage`], [`history`], [`follow`], [`overview`], [`refusals`].
 //! - Infrastructure: [`background`], [`tasks`], [`fair_semaphore`] (fair semaphore), [`single_flight`] (single flight).
 
 #![warn(
@@ -38,7 +38,6 @@ mod read_state;
 pub mod refusals;
 pub mod request_resource;
 pub mod single_flight;
-pub mod standby;
 pub mod tasks;
 pub mod ticket_lookup;
 pub mod tokens;

@@ -1,7 +1,6 @@
 //! Queries of operators, managers and EMs: plain reads of EMs, tickets, wait queues and the history, without locks.
 //!
-//! Lookups by key use the pool. Lists use the connections for operators, so that they do not delay other work. Long reads of
-//! the history and of sums use a standby if it is usable.
+//! Lookups by key use the pool. Lists use the connections for operators, so that they do not delay other work.
 //!
 //! Never: writes; locks.
 //! Caller: the RPC service `rm_edge::usage`.
@@ -13,8 +12,6 @@ use std::{
     time::Duration,
 };
 
-use sqlx::PgConnection;
-use time::OffsetDateTime;
 use uuid::Uuid;
 
 use crate::error::Error;
@@ -37,10 +34,7 @@ use rm_store::{
     waiting,
 };
 
-use super::{
-    history::HistoryReader,
-    standby::{ReplayMark, StandbyRead, StandbyReader},
-};
+use super::history::HistoryReader;
 
 pub use rm_store::{
     action_record::ActionFilter, em_resource::EmFilter, user_resource::TicketFilter, waiting::WaitingFilter,
@@ -78,15 +72,6 @@ pub struct ActionPage {
     pub more: bool,
 }
 
-/// Result with its age.
-#[derive(Debug)]
-pub struct DatedResult<T> {
-    /// The result.
-    pub told: T,
-    /// Time up to which all commits are included; `None` if the primary was read.
-    pub as_of: Option<OffsetDateTime>,
-}
-
 /// Truncates lines to a page. Returns whether more lines exist.
 fn cut(mut found: Vec<ActionRecord>, limit: usize) -> (Vec<ActionRecord>, bool) {
     let mut states = 0;
@@ -105,16 +90,14 @@ fn cut(mut found: Vec<ActionRecord>, limit: usize) -> (Vec<ActionRecord>, bool) 
 #[derive(Clone, Debug)]
 pub struct UsageQueries {
     store: Store,
-    standby: StandbyReader,
     silent_after: Duration,
     history: HistoryReader,
 }
 
 impl UsageQueries {
-    /// Creates the service. Reads that may be stale use `standby` if it is usable. EMs without a report for `silent_after` are
-    /// silent.
-    pub fn new(store: Store, standby: StandbyReader, silent_after: Duration) -> Self {
-        Self { store, standby, silent_after, history: HistoryReader::default() }
+    /// Creates the service. EMs without a report for `silent_after` are silent.
+    pub fn new(store: Store, silent_after: Duration) -> Self {
+        Self { store, silent_after, history: HistoryReader::default() }
     }
 
     /// Returns an EM with the status by its reports.
@@ -266,8 +249,7 @@ impl UsageQueries {
 
     /// Returns up to `limit` matching history lines after number `after`, oldest first. No line can later appear between them.
     ///
-    /// The number of lines examined is bounded, except for those of one ticket, so a page may be short. A standby may be read;
-    /// its lines end where its history is incomplete.
+    /// The number of lines examined is bounded, except for those of one ticket, so a page may be short.
     ///
     /// # Errors
     /// Database errors.
@@ -276,38 +258,18 @@ impl UsageQueries {
         filter: &action_record::ActionFilter,
         after: i64,
         limit: usize,
-    ) -> Result<DatedResult<ActionPage>, Error> {
-        if let Some(StandbyRead { mut connection, guard }) = self.standby.acquire().await? {
-            let read = Box::pin(self.actions_on(&mut connection, Some(guard.mark), filter, (after, limit)));
-            if let Some(lines) = guard.answered(read).await? {
-                return Ok(DatedResult { told: lines, as_of: Some(guard.mark.at) });
-            }
-        }
-        let mut connection = self.store.operators().acquire().await?;
-        let lines = Box::pin(self.actions_on(&mut connection, None, filter, (after, limit))).await?;
-        Ok(DatedResult { told: lines, as_of: None })
-    }
-
-    async fn actions_on(
-        &self,
-        connection: &mut PgConnection,
-        mark: Option<ReplayMark>,
-        filter: &action_record::ActionFilter,
-        (after, limit): (i64, usize),
     ) -> Result<ActionPage, Error> {
+        let mut connection = self.store.operators().acquire().await?;
+        let connection = &mut *connection;
         // One line more than the page shows whether another page follows.
         let read = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
-        // A standby cannot determine the numbers that may still appear; lines of one ticket have no such gap.
-        if filter.is_of_ticket_alone() && (mark.is_none() || filter.ticket_id.is_some()) {
+        if filter.is_of_ticket_alone() {
             let mut shown = self.history.read(connection, filter.ticket_id, after, read).await?;
             let more = shown.len() > limit;
             shown.truncate(limit);
             return Ok(ActionPage { last: shown.last().map_or(after, |line| line.number), shown, more });
         }
-        let end = match mark {
-            Some(mark) => mark.settled,
-            None => self.history.last_settled(connection).await?,
-        };
+        let end = self.history.last_settled(connection).await?;
         let span = span(connection, filter, NumberRange { after, last: end }).await?;
         let SearchPage { lines, looked } = find(connection, filter, span, false, read).await?;
         let (shown, is_cut) = cut(lines, limit);
@@ -330,16 +292,18 @@ impl UsageQueries {
         filter: &action_record::ActionFilter,
         before: Option<i64>,
         limit: usize,
-    ) -> Result<DatedResult<ActionPage>, Error> {
-        if let Some(StandbyRead { mut connection, guard }) = self.standby.acquire().await? {
-            let read = Box::pin(newest_actions_on(&mut connection, filter, before, limit));
-            if let Some(lines) = guard.answered(read).await? {
-                return Ok(DatedResult { told: lines, as_of: Some(guard.mark.at) });
-            }
-        }
+    ) -> Result<ActionPage, Error> {
         let mut connection = self.store.operators().acquire().await?;
-        let lines = Box::pin(newest_actions_on(&mut connection, filter, before, limit)).await?;
-        Ok(DatedResult { told: lines, as_of: None })
+        let read = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
+        let last = before.map_or(i64::MAX, |before| before.saturating_sub(1));
+        let span = span(&mut connection, filter, NumberRange { after: 0, last }).await?;
+        let SearchPage { lines, looked } = find(&mut connection, filter, span, true, read).await?;
+        let (shown, is_cut) = cut(lines, limit);
+        let last = match shown.last().filter(|_| is_cut) {
+            Some(line) => line.number,
+            None => looked.after.saturating_add(1),
+        };
+        Ok(ActionPage { more: is_cut || looked.after > span.after, shown, last })
     }
 
     /// Returns up to `limit` matching live tickets after the ticket `after` (nil for the first page), oldest first, with their
@@ -358,22 +322,4 @@ impl UsageQueries {
         let observed = within_timeout(em_observed::read(&mut connection, &page.tickets)).await?;
         Ok((page, observed))
     }
-}
-
-async fn newest_actions_on(
-    connection: &mut PgConnection,
-    filter: &action_record::ActionFilter,
-    before: Option<i64>,
-    limit: usize,
-) -> Result<ActionPage, Error> {
-    let read = i64::try_from(limit.saturating_add(1)).unwrap_or(i64::MAX);
-    let last = before.map_or(i64::MAX, |before| before.saturating_sub(1));
-    let span = span(connection, filter, NumberRange { after: 0, last }).await?;
-    let SearchPage { lines, looked } = find(connection, filter, span, true, read).await?;
-    let (shown, is_cut) = cut(lines, limit);
-    let last = match shown.last().filter(|_| is_cut) {
-        Some(line) => line.number,
-        None => looked.after.saturating_add(1),
-    };
-    Ok(ActionPage { more: is_cut || looked.after > span.after, shown, last })
 }

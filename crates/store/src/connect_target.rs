@@ -1,7 +1,7 @@
 //! Connect target: the hosts and credentials of a database, re-read from a file because passwords change.
 //!
-//! The module parses a URL by its role (primary or standby) and never connects. Display and errors never contain a
-//! password. Callers: `config`, [`super::Store`] and the standby.
+//! The module parses a URL and never connects. Display and errors never contain a password. Callers: `config` and
+//! [`super::Store`].
 
 use std::{
     fmt,
@@ -28,17 +28,7 @@ const URL_BYTES_MAX: u64 = 64 << 10;
 pub struct ConnectTarget {
     hosts: Arc<ArcSwap<UrlHosts>>,
     file: Option<Arc<Path>>,
-    purpose: DatabaseRole,
     cell: Option<Cell>,
-}
-
-/// Role of a database host.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DatabaseRole {
-    /// The primary: the host that accepts writes.
-    Writes,
-    /// A standby, for reads that may be stale.
-    OldReads,
 }
 
 /// Reason why a URL, or a file with one, is rejected.
@@ -72,9 +62,6 @@ pub enum UrlError {
     /// `target_session_attrs` excludes the primary.
     #[error("target_session_attrs={0} selects a read-only host, but the service writes; set read-write")]
     NoWriter(SessionAttrs),
-    /// `target_session_attrs` excludes standbys.
-    #[error("target_session_attrs={0} selects a primary, but this URL is for reads from a standby; set standby")]
-    NoStandby(SessionAttrs),
     /// A cell needs a coordinator with a host name and port; this URL names a socket.
     #[error("names a socket, but the workers of Citus have other addresses; name the coordinator by host")]
     CellAtSocket,
@@ -90,38 +77,22 @@ pub enum UrlError {
 }
 
 impl ConnectTarget {
-    /// Parses the URL of a primary.
+    /// Parses a URL.
     ///
     /// # Errors
     /// [`UrlError`], except [`UrlError::Read`].
     pub fn parse(url: &str) -> Result<Self, UrlError> {
-        Self::parse_for(DatabaseRole::Writes, url)
+        Ok(parse(url)?.into())
     }
 
-    /// Parses the URL of a host in the role `purpose`.
-    ///
-    /// # Errors
-    /// [`UrlError`], except [`UrlError::Read`].
-    pub fn parse_for(purpose: DatabaseRole, url: &str) -> Result<Self, UrlError> {
-        Ok(Self { purpose, ..Self::from(parse(purpose, url)?) })
-    }
-
-    /// Reads the URL of a primary from a file. [`Store::follow`](super::Store::follow) applies later changes of the
+    /// Reads the URL from a file. [`Store::follow`](super::Store::follow) applies later changes of the
     /// file.
     ///
     /// # Errors
     /// [`UrlError`].
     pub fn in_file(path: PathBuf) -> Result<Self, UrlError> {
-        Self::in_file_for(DatabaseRole::Writes, path)
-    }
-
-    /// Reads the URL of a host in the role `purpose` from a file.
-    ///
-    /// # Errors
-    /// [`UrlError`].
-    pub fn in_file_for(purpose: DatabaseRole, path: PathBuf) -> Result<Self, UrlError> {
-        let hosts = Arc::new(ArcSwap::from_pointee(read(purpose, &path)?));
-        Ok(Self { hosts, file: Some(path.into()), purpose, cell: None })
+        let hosts = Arc::new(ArcSwap::from_pointee(read(&path)?));
+        Ok(Self { hosts, file: Some(path.into()), cell: None })
     }
 
     /// Reads the file again. Returns `None` if the target has no file.
@@ -129,9 +100,9 @@ impl ConnectTarget {
     /// # Errors
     /// [`UrlError`].
     pub(super) async fn read_again(&self) -> Option<Result<UrlHosts, UrlError>> {
-        let (path, purpose) = (self.file.clone()?, self.purpose);
+        let path = self.file.clone()?;
         // Blocking: the file may be on a disk that does not respond.
-        tokio::task::spawn_blocking(move || read(purpose, &path)).await.ok()
+        tokio::task::spawn_blocking(move || read(&path)).await.ok()
     }
 
     /// Sets the cell; the target is then the coordinator of Citus.
@@ -187,7 +158,7 @@ impl From<PgConnectOptions> for ConnectTarget {
 
 impl From<UrlHosts> for ConnectTarget {
     fn from(hosts: UrlHosts) -> Self {
-        Self { hosts: Arc::new(ArcSwap::from_pointee(hosts)), file: None, purpose: DatabaseRole::Writes, cell: None }
+        Self { hosts: Arc::new(ArcSwap::from_pointee(hosts)), file: None, cell: None }
     }
 }
 
@@ -215,21 +186,17 @@ impl fmt::Debug for ConnectTarget {
     }
 }
 
-/// Parses a URL and checks that its `target_session_attrs` admits the role.
-fn parse(purpose: DatabaseRole, url: &str) -> Result<UrlHosts, UrlError> {
+/// Parses a URL and checks that its `target_session_attrs` admits the primary.
+fn parse(url: &str) -> Result<UrlHosts, UrlError> {
     let hosts = url::parse(url)?;
-    match purpose {
-        DatabaseRole::Writes if !hosts.attrs.may_write() => Err(UrlError::NoWriter(hosts.attrs)),
-        DatabaseRole::OldReads if !hosts.attrs.may_read_only() => Err(UrlError::NoStandby(hosts.attrs)),
-        _ => Ok(hosts),
-    }
+    if hosts.attrs.may_write() { Ok(hosts) } else { Err(UrlError::NoWriter(hosts.attrs)) }
 }
 
 /// Reads and parses the URL in a file.
-fn read(purpose: DatabaseRole, path: &Path) -> Result<UrlHosts, UrlError> {
+fn read(path: &Path) -> Result<UrlHosts, UrlError> {
     let mut text = String::new();
     File::open(path)?.take(URL_BYTES_MAX).read_to_string(&mut text)?;
-    parse(purpose, text.trim())
+    parse(text.trim())
 }
 
 #[cfg(test)]
@@ -274,11 +241,5 @@ mod tests {
             let error = ConnectTarget::parse(&format!("postgres://h1,h2/rm?target_session_attrs={attrs}")).unwrap_err();
             assert!(error.to_string().contains(&format!("target_session_attrs={attrs} selects")), "{error}");
         }
-        let standby = |attrs: &str| {
-            let url = format!("postgres://h1,h2/rm?target_session_attrs={attrs}");
-            ConnectTarget::parse_for(DatabaseRole::OldReads, &url).map_err(|error| error.to_string())
-        };
-        assert!(["any", "standby", "prefer-standby", "read-only"].into_iter().all(|attrs| standby(attrs).is_ok()));
-        assert!(["read-write", "primary"].into_iter().all(|attrs| standby(attrs).unwrap_err().contains("set standby")));
     }
 }

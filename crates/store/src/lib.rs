@@ -8,7 +8,7 @@
 //! - Writes of a batch: [`batch_write`], [`resource_lock`]. Rows to domain values and back: `rows`.
 //! - Reads across tables: [`overview`], [`audit_reader`] (audit), [`ended_use`], [`history_tail`].
 //! - Schema and history partitions: [`schema`], [`history_partition`]. Cells on Citus: [`citus`].
-//! - Hosts and connections: [`connect_target`], [`url`], [`primary`], [`standby`], [`session`], [`operators`].
+//! - Hosts and connections: [`connect_target`], [`url`], [`primary`], [`session`], [`operators`].
 //! - All other modules: one table each, named in their first line.
 
 #![warn(
@@ -64,7 +64,6 @@ pub mod resource_lock;
 pub mod schema;
 pub mod server_instance;
 pub mod session;
-pub mod standby;
 pub mod token;
 pub mod url;
 pub mod usage_hour;

@@ -1,7 +1,6 @@
 //! `linkis_rm_server`: live instances of the service, with their throughput and the state of their background tasks.
 //!
-//! Each instance renews its row; a row that is not renewed expires. Callers: the announcing task, the standby and the
-//! lists.
+//! Each instance renews its row; a row that is not renewed expires. Callers: the announcing task and the lists.
 
 use std::time::Duration;
 
@@ -78,40 +77,6 @@ pub async fn announce(executor: impl PgExecutor<'_>, instance: &ServerInstance) 
     .execute(executor)
     .await?;
     Ok(())
-}
-
-/// Renews the row of an announced instance and returns the time of the renewal, by the clock of the database. A standby
-/// that shows this time has replayed everything before it. Commits without a disk flush.
-pub async fn mark(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Result<Option<OffsetDateTime>, StoreError> {
-    let at = sqlx::query_scalar(
-        "-- server_instance::mark
-        UPDATE linkis_rm_server SET alive_until = clock_timestamp() + make_interval(secs => $2)
-        FROM set_config('synchronous_commit', 'off', true) WHERE instance_id = $1
-        RETURNING alive_until - make_interval(secs => $2)",
-    )
-    .bind(instance_id)
-    .bind(ALIVE.as_secs_f64())
-    .fetch_optional(executor)
-    .await?;
-    Ok(at)
-}
-
-/// Returns the last renewal of an instance as the connected standby shows it; `None` if the row is missing or the host
-/// is no standby.
-pub async fn marked_on_standby(
-    executor: impl PgExecutor<'_>,
-    instance_id: Uuid,
-) -> Result<Option<OffsetDateTime>, StoreError> {
-    let at = sqlx::query_scalar(
-        "-- server_instance::marked_on_standby
-        SELECT alive_until - make_interval(secs => $2) FROM linkis_rm_server
-        WHERE instance_id = $1 AND pg_is_in_recovery()",
-    )
-    .bind(instance_id)
-    .bind(ALIVE.as_secs_f64())
-    .fetch_optional(executor)
-    .await?;
-    Ok(at)
 }
 
 /// Deletes the rows of instances that have been dead for `FORGOTTEN`.

@@ -286,14 +286,6 @@ pub(super) fn shared() -> StoreError {
     StoreError::Unfit { why: "several connections share one PostgreSQL process".to_owned() }
 }
 
-/// Converts the error of a new connection into the type that a pool accepts.
-pub(super) fn unfit(error: StoreError) -> sqlx::Error {
-    match error {
-        StoreError::Database(error) => error,
-        error => sqlx::Error::Configuration(error.into()),
-    }
-}
-
 /// Initial lock timeout of an operation that other operations wait behind.
 pub const HURRY: Duration = Duration::from_millis(40);
 

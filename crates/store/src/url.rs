@@ -73,11 +73,6 @@ impl SessionAttrs {
     pub fn may_write(self) -> bool {
         matches!(self, Self::Any | Self::ReadWrite | Self::Primary)
     }
-
-    /// Returns whether the value admits a host that accepts no writes.
-    pub fn may_read_only(self) -> bool {
-        !matches!(self, Self::ReadWrite | Self::Primary)
-    }
 }
 
 impl fmt::Display for SessionAttrs {

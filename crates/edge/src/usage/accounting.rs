@@ -23,7 +23,7 @@ use rm_service::{
     error::Error,
     refusals::PERIOD,
     usage::{
-        DatedResult, UsageQueries,
+        UsageQueries,
         accounting::{RefusalFilter, UsageQuery},
     },
 };
@@ -112,7 +112,7 @@ pub(super) async fn get_usage(
     let mut query = usage_query(message, authenticator::reach(call)?)?;
     // Without times in the call, the first page defines the range, and its token has the end.
     query.to = to.or(query.to);
-    let DatedResult { told: mut found, as_of } = usage.used(&query, after.as_ref(), page.size + 1).await?;
+    let mut found = usage.used(&query, after.as_ref(), page.size + 1).await?;
     let more = page.cut(&mut found.sums);
     let last = found.sums.last().filter(|_| more);
     let last = last.map(|last| UsageAt { used_by: last.used_by.clone(), hour: last.hour });
@@ -123,7 +123,6 @@ pub(super) async fn get_usage(
         to_time: Some(answer::timestamp(found.range.to)),
         complete_until: Some(answer::timestamp(found.complete_until)),
         next_page_token: next.unwrap_or_default(),
-        as_of_time: as_of.map(answer::timestamp),
     })
 }
 

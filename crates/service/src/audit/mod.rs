@@ -31,8 +31,6 @@ use rm_store::{
 };
 use rm_telemetry::metrics::cluster::{AuditFigures, json, seconds};
 
-use super::standby::{StandbyRead, StandbyReader};
-
 mod collect;
 mod repair;
 
@@ -49,15 +47,14 @@ const TURN_WAIT: Duration = Duration::from_secs(10);
 #[derive(Clone, Debug)]
 pub struct AuditService {
     store: Store,
-    standby: StandbyReader,
     /// Serializes audits: each reads all tickets.
     turn: Arc<Mutex<()>>,
 }
 
 impl AuditService {
-    /// Creates the service. Scheduled audits use `standby` if it is usable.
-    pub fn new(store: Store, standby: StandbyReader) -> Self {
-        Self { store, standby, turn: Arc::default() }
+    /// Creates the service.
+    pub fn new(store: Store) -> Self {
+        Self { store, turn: Arc::default() }
     }
 
     /// Compares all stored counters with the tickets in one snapshot. Memory grows with the number of scopes, not of EMs or
@@ -72,25 +69,6 @@ impl AuditService {
         let report = answered_within(TIMEOUT, collect::snapshot(session.get().await?)).await?.report;
         self.note(&mut session, &report).await;
         Ok(report)
-    }
-
-    /// Audits as [`AuditService::audit`] does, on a standby if there is one. The result may be stale by some seconds.
-    ///
-    /// # Errors
-    /// As of [`AuditService::audit`].
-    pub async fn audit_of_standby(&self) -> Result<AuditReport, Error> {
-        let turns = self.turn().await?;
-        if let Some(StandbyRead { mut connection, guard }) = self.standby.acquire().await? {
-            let read =
-                Box::pin(async { Ok(answered_within(TIMEOUT, collect::snapshot(&mut connection)).await?.report) });
-            if let Some(mut report) = guard.answered(read).await? {
-                report.at = guard.mark.at;
-                self.note(&mut self.store.operator_session(), &report).await;
-                return Ok(report);
-            }
-        }
-        drop(turns);
-        Box::pin(self.audit()).await
     }
 
     /// Stores the result for the metrics of all instances.

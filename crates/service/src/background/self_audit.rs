@@ -1,4 +1,4 @@
-//! Scheduled audit: compares the stored counters with the tickets every hour, on one instance, on a standby if there is one.
+//! Scheduled audit: compares the stored counters with the tickets every hour, on one instance.
 //!
 //! Each instance publishes the result as metrics (`cluster`).
 //!
@@ -51,7 +51,7 @@ impl Task for ScheduledAudit {
 
     async fn step(&mut self, _: &mut Session) -> Result<Step, StoreError> {
         if self.holder.holds() && self.is_due().await? {
-            match self.audit.audit_of_standby().await {
+            match self.audit.audit().await {
                 Ok(report) if report.differences.count > 0 => {
                     let (differences, first) = (report.differences.count, &report.differences.first);
                     tracing::error!(

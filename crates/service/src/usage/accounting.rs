@@ -4,7 +4,6 @@
 
 use std::collections::BTreeSet;
 
-use sqlx::PgConnection;
 use time::{Duration, OffsetDateTime, macros::datetime};
 
 use crate::error::Error;
@@ -21,7 +20,7 @@ use rm_store::{
 };
 pub use rm_store::{refusal::RefusalAt, usage_hour::UsageAt};
 
-use super::{DatedResult, LOOKED_AT_ONCE, LOOKS_MAX, StandbyRead, UsageQueries};
+use super::{LOOKED_AT_ONCE, LOOKS_MAX, UsageQueries};
 
 /// Later than any time in the tables.
 const LAST: OffsetDateTime = datetime!(9999-12-31 23:00 UTC);
@@ -160,35 +159,14 @@ impl UsageQueries {
     ///
     /// # Errors
     /// [`Error::InvalidField`] for an invalid time range; database errors.
-    pub async fn used(
-        &self,
-        query: &UsageQuery,
-        after: Option<&UsageAt>,
-        limit: i64,
-    ) -> Result<DatedResult<UsagePage>, Error> {
-        if let Some(StandbyRead { mut connection, guard }) = self.standby.acquire().await? {
-            let read = Box::pin(used_on(&mut connection, query, after, limit));
-            if let Some(page) = guard.answered(read).await? {
-                return Ok(DatedResult { told: page, as_of: Some(guard.mark.at) });
-            }
-        }
+    pub async fn used(&self, query: &UsageQuery, after: Option<&UsageAt>, limit: i64) -> Result<UsagePage, Error> {
         let mut connection = self.store.operators().acquire().await?;
-        let page = Box::pin(used_on(&mut connection, query, after, limit)).await?;
-        Ok(DatedResult { told: page, as_of: None })
+        let range = query.clone().range(clock(&mut connection).await?)?;
+        let complete_until = within_timeout(usage_hour::progress(&mut *connection)).await?.complete_until;
+        let UsageSumPage { sums, looked_to } =
+            within_timeout(usage_hour::list(&mut *connection, &range, after, limit)).await?;
+        Ok(UsagePage { sums, looked_to, range, complete_until })
     }
-}
-
-async fn used_on(
-    connection: &mut PgConnection,
-    query: &UsageQuery,
-    after: Option<&UsageAt>,
-    limit: i64,
-) -> Result<UsagePage, Error> {
-    let range = query.clone().range(clock(connection).await?)?;
-    let complete_until = within_timeout(usage_hour::progress(&mut *connection)).await?.complete_until;
-    let UsageSumPage { sums, looked_to } =
-        within_timeout(usage_hour::list(&mut *connection, &range, after, limit)).await?;
-    Ok(UsagePage { sums, looked_to, range, complete_until })
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 //! limits.
 //!
 //! Submodules: [`components`] has the committer, the wait queue, caches and the database. [`requests`], [`calls`],
-//! [`tasks`], [`external`], [`jwt`] and [`standby`] have one component each. [`cluster`] has the whole cluster. A
+//! [`tasks`], [`external`] and [`jwt`] have one component each. [`cluster`] has the whole cluster. A
 //! scrape reads `process` and `traces`. `value` has the metric types.
 
 use std::{fmt, ops::Deref, sync::Arc};
@@ -28,7 +28,6 @@ pub mod external;
 pub mod jwt;
 mod process;
 pub mod requests;
-pub mod standby;
 pub mod tasks;
 mod traces;
 mod value;
@@ -64,8 +63,6 @@ pub struct MetricFamilies {
     pub caches: components::CacheMetrics,
     /// Database.
     pub database: components::DatabaseMetrics,
-    /// Standby of the database.
-    pub standby: standby::StandbyMetrics,
     /// Fetches from external clusters.
     pub external: external::ExternalMetrics,
     /// JWT authentication.
@@ -110,7 +107,6 @@ impl Metrics {
         let (access, requests) = (components::AccessMetrics::register(ours), requests::RequestMetrics::register(ours));
         let (line, caches) = (components::WaitQueueMetrics::register(ours), components::CacheMetrics::register(ours));
         let (database, tasks) = (components::DatabaseMetrics::register(ours), TaskFamilies::register(ours));
-        let standby = standby::StandbyMetrics::register(ours);
         let external = external::ExternalMetrics::register(ours);
         let jwt = jwt::JwtMetrics::register(ours);
         let overviews = components::OverviewMetrics::register(ours);
@@ -126,7 +122,6 @@ impl Metrics {
             line,
             caches,
             database,
-            standby,
             external,
             jwt,
             overviews,
