@@ -155,7 +155,6 @@ async fn invalid_request_returns_field() {
             bad_field("wait_timeout"),
         ),
         (change(|r| r.priority = -1), bad_field("priority")),
-        (change(|r| r.group_id = "g".into()), bad_field("group_id")),
         (change(|r| r.lock_ttl = Some(EXTREMES[0])), bad_field("lock_ttl")),
         (change(|r| r.lock_ttl = Some(EXTREMES[1])), bad_field("lock_ttl")),
         (change(|r| r.wait_timeout = Some(EXTREMES[0])), bad_field("wait_timeout")),

@@ -110,15 +110,12 @@ pub fn register(request: proto::RegisterRequest) -> Result<RegisterEm, FieldErro
     Ok(RegisterEm { em, total, protected, labels, reserved })
 }
 
-/// Rejects fields that are reserved for a later release. Ignoring such a field would promise its effect.
+/// Rejects the field `priority`, which is for a later release. Ignoring it would promise its effect.
 pub fn check_planned(request: &proto::RequestResourceRequest) -> Result<(), FieldError> {
-    let planned = [("priority", request.priority != 0), ("group_id", !request.group_id.is_empty())];
-    match planned.into_iter().find(|(_, is_set)| *is_set) {
-        Some((field, _)) => {
-            Err(FieldError::new(field, "is for a later release, and means nothing in this one; leave it out"))
-        }
-        None => Ok(()),
+    if request.priority != 0 {
+        return Err(FieldError::new("priority", "is for a later release, and means nothing in this one; leave it out"));
     }
+    Ok(())
 }
 
 /// Returns `resource` once for each queue or namespace in `names`, in the caller's order of preference.
