@@ -125,11 +125,6 @@ struct Arguments {
     #[arg(long, default_value_t = 5, value_name = "NUMBER", value_parser = clap::value_parser!(u64).range(1..))]
     crowd_rounds: u64,
 
-    /// Maximum time to wait until the service has deleted the counters of users with a single request; 0 does not wait.
-    /// New counters stay for a minute, and a scan of the full size takes some minutes more
-    #[arg(long, default_value_t = 5, value_name = "MINUTES")]
-    crowds_forget: u64,
-
     /// Run only a mix of everything for this time, after the requested crowds
     #[arg(long, value_name = "MINUTES", value_parser = clap::value_parser!(u64).range(1..))]
     crowds_soak: Option<u64>,

@@ -114,13 +114,6 @@ impl Server {
         self.process.0.id()
     }
 
-    /// Kills the server.
-    pub fn kill(&mut self) -> Result<(), Failure> {
-        self.process.0.kill()?;
-        self.process.0.wait()?;
-        Ok(())
-    }
-
     /// Returns the gRPC address.
     pub fn url(&self) -> String {
         format!("http://{}", self.addresses.grpc)

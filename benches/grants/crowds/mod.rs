@@ -25,14 +25,11 @@ mod em_goes;
 mod findings;
 mod fleet;
 mod frozen;
-mod half_sent;
 mod heartbeats;
-mod held_em;
 mod limit;
 mod line;
 mod many_queues;
 mod memory;
-mod once;
 mod open;
 mod operators;
 mod queues;
@@ -59,14 +56,8 @@ pub(crate) enum Crowd {
     EmGoes,
     /// A limit that is set over many live tickets
     Limit,
-    /// Messages that are never completed
-    HalfSent,
     /// EMs that report
     Heartbeats,
-    /// Calls on an EM that an operator holds
-    HeldEm,
-    /// Users with a single request
-    Once,
     /// Operators that list tickets
     Operators,
     /// Callers while the database is stopped
@@ -96,8 +87,6 @@ pub(crate) struct Options {
     pub scale: f64,
     /// Number of rounds of calm phase and event.
     pub rounds: u64,
-    /// Time for the service to delete expired data.
-    pub forget: Duration,
 }
 
 /// Event of a run: a crowd, or a mix of everything for some minutes.
@@ -113,10 +102,7 @@ impl ScenarioEvent {
             Self::Crowd(Crowd::Deadlines) => "deadlines",
             Self::Crowd(Crowd::EmGoes) => "em-goes",
             Self::Crowd(Crowd::Limit) => "limit",
-            Self::Crowd(Crowd::HalfSent) => "half-sent",
             Self::Crowd(Crowd::Heartbeats) => "heartbeats",
-            Self::Crowd(Crowd::HeldEm) => "held-em",
-            Self::Crowd(Crowd::Once) => "once",
             Self::Crowd(Crowd::Operators) => "operators",
             Self::Crowd(Crowd::Frozen) => "frozen",
             Self::Crowd(Crowd::Line) => "line",
@@ -134,7 +120,6 @@ impl ScenarioEvent {
     /// Returns the server options of the event.
     fn server_arguments(self) -> &'static [&'static str] {
         match self {
-            Self::Crowd(Crowd::HeldEm) => &held_em::SERVER,
             Self::Crowd(Crowd::Frozen) => &frozen::SERVER,
             Self::Crowd(Crowd::Queues) => &queues::SERVER,
             _ => &[],
@@ -147,10 +132,7 @@ impl ScenarioEvent {
             Self::Crowd(Crowd::Deadlines) => deadlines::pass(stage, findings).await,
             Self::Crowd(Crowd::EmGoes) => em_goes::pass(stage, findings).await,
             Self::Crowd(Crowd::Limit) => limit::pass(stage, findings).await,
-            Self::Crowd(Crowd::HalfSent) => half_sent::pass(stage, findings).await,
             Self::Crowd(Crowd::Heartbeats) => heartbeats::pass(stage, findings).await,
-            Self::Crowd(Crowd::HeldEm) => held_em::pass(stage, findings).await,
-            Self::Crowd(Crowd::Once) => once::pass(stage, findings).await,
             Self::Crowd(Crowd::Operators) => operators::pass(stage, findings).await,
             Self::Crowd(Crowd::Frozen) => frozen::pass(stage, findings).await,
             Self::Crowd(Crowd::Line) => line::pass(stage, findings).await,
@@ -169,11 +151,7 @@ impl ScenarioEvent {
 /// Runs the requested crowds and reports their findings.
 pub(crate) async fn run(arguments: &Arguments) -> Result<(), Failure> {
     let begun = StartTime::now();
-    let options = Options {
-        scale: arguments.crowds_scale,
-        rounds: arguments.crowd_rounds,
-        forget: Duration::from_secs(60 * arguments.crowds_forget),
-    };
+    let options = Options { scale: arguments.crowds_scale, rounds: arguments.crowd_rounds };
     let (mut machine, mut passed, mut broken) = (None, Vec::new(), None);
     for event in events(arguments) {
         let mut findings = Findings::default();

@@ -1,12 +1,9 @@
-//! Raw HTTP/2 caller without a gRPC client. It can leave messages incomplete, and it observes the server's reply and
-//! its time where a client would cancel the call.
+//! Raw HTTP/2 caller without a gRPC client. It observes the server's reply and its time where a client would cancel the
+//! call.
 
-use std::{future::poll_fn, time::Duration};
+use std::time::Duration;
 
-use h2::{
-    SendStream,
-    client::{ResponseFuture, SendRequest},
-};
+use h2::client::{ResponseFuture, SendRequest};
 use tokio::{net::TcpStream, task::JoinHandle};
 use tonic::{
     Status,
@@ -21,20 +18,11 @@ const SERVICE: &str = "linkis.rm.v1.ResourceManagerService";
 /// Initial number of streams, until the server states its bound.
 const STREAMS_AT_FIRST: usize = 4096;
 
-/// Maximum amount sent in one piece.
-const CHUNK: [u8; 16 * 1024] = [0; 16 * 1024];
-
 /// A connection; dropping it breaks it.
 pub(crate) struct Connection {
     url: String,
     sender: SendRequest<Bytes>,
     driver: JoinHandle<()>,
-}
-
-/// A call with an incomplete message; dropping it cancels the call.
-pub(crate) struct HalfSent {
-    response: ResponseFuture,
-    _body: SendStream<Bytes>,
 }
 
 impl Connection {
@@ -50,11 +38,8 @@ impl Connection {
         Ok(Self { url: url.to_owned(), sender, driver })
     }
 
-    async fn begin(
-        &self,
-        call: &str,
-        timeout: Option<Duration>,
-    ) -> Result<(ResponseFuture, SendStream<Bytes>), Failure> {
+    /// Makes a call. Returns the server's status, regardless of the deadline.
+    pub async fn call(&self, call: &str, message: &[u8], timeout: Option<Duration>) -> Result<Status, Failure> {
         let mut request = Request::post(format!("{}/{SERVICE}/{call}", self.url))
             .header("content-type", "application/grpc")
             .header("te", "trailers");
@@ -62,43 +47,13 @@ impl Connection {
             request = request.header("grpc-timeout", format!("{}m", timeout.as_millis()));
         }
         let mut sender = self.sender.clone().ready().await?;
-        Ok(sender.send_request(request.body(())?, false)?)
-    }
-
-    /// Makes a call. Returns the server's status, regardless of the deadline.
-    pub async fn call(&self, call: &str, message: &[u8], timeout: Option<Duration>) -> Result<Status, Failure> {
-        let (response, mut body) = self.begin(call, timeout).await?;
-        let mut framed = prefix(message.len())?.to_vec();
+        let (response, mut body) = sender.send_request(request.body(())?, false)?;
+        // The prefix of an uncompressed message.
+        let mut framed = vec![0];
+        framed.extend(u32::try_from(message.len())?.to_be_bytes());
         framed.extend_from_slice(message);
         body.send_data(framed.into(), true)?;
         status(response).await
-    }
-
-    /// Starts a call whose message should have `claimed` bytes, and sends all but the last as fast as the server takes
-    /// them. Passes the size of each piece to `sent`. Returns when all is sent, or fails when the server rejects the
-    /// call.
-    pub async fn half_send(&self, call: &str, claimed: usize, sent: impl Fn(usize)) -> Result<HalfSent, Failure> {
-        let (response, mut body) = self.begin(call, None).await?;
-        body.send_data(Bytes::copy_from_slice(&prefix(claimed)?), false)?;
-        let chunk = Bytes::from_static(&CHUNK);
-        let mut left = claimed.saturating_sub(1);
-        while left > 0 {
-            body.reserve_capacity(left.min(chunk.len()));
-            let capacity = poll_fn(|context| body.poll_capacity(context)).await;
-            let capacity = capacity.ok_or("the server wants no more of it")??.min(left).min(chunk.len());
-            body.send_data(chunk.slice(..capacity), false)?;
-            left -= capacity;
-            sent(capacity);
-        }
-        Ok(HalfSent { response, _body: body })
-    }
-}
-
-impl HalfSent {
-    /// Waits until the server ends the call.
-    pub async fn ended(self) {
-        // A response and a reset are both an end.
-        drop(self.response.await);
     }
 }
 
@@ -106,12 +61,6 @@ impl Drop for Connection {
     fn drop(&mut self) {
         self.driver.abort();
     }
-}
-
-/// Returns the prefix of an uncompressed message of this length.
-fn prefix(length: usize) -> Result<[u8; 5], Failure> {
-    let [a, b, c, d] = u32::try_from(length)?.to_be_bytes();
-    Ok([0, a, b, c, d])
 }
 
 /// Returns the status: in the headers of a response without a message, else in the trailers.

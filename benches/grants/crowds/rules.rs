@@ -54,7 +54,7 @@ pub(crate) async fn pass(stage: &mut Stage, findings: &mut Findings) -> Result<O
             for limits in [&each, &of_each] {
                 fs::write(&file, limits)?;
                 let begun = Instant::now();
-                stage.restart(false, &["--limits", file.to_str().unwrap_or_default()]).await?;
+                stage.restart(&["--limits", file.to_str().unwrap_or_default()]).await?;
                 if rates.len() == 1 {
                     findings.measured(
                         format!("{full} rules: a server starts with them"),

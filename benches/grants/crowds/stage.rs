@@ -75,12 +75,8 @@ impl Stage {
         Ok(Self { options, callers, tables, database, server, load: Arc::new(load), granted_before: 0, failed })
     }
 
-    /// Starts another instance with other options and ends the earlier one. With `kill`, the earlier one is killed
-    /// first; otherwise it stops in order once the new one serves.
-    pub async fn restart(&mut self, kill: bool, arguments: &[&str]) -> Result<(), Failure> {
-        if kill {
-            self.server.kill()?;
-        }
+    /// Starts another instance with other options. The earlier one stops in order once the new one serves.
+    pub async fn restart(&mut self, arguments: &[&str]) -> Result<(), Failure> {
         let server = start_server(&self.database, &[arguments, &SERVER].concat()).await?;
         let load = Load::connect(&[server.url()], None).await?;
         self.granted_before += self.load.live();

@@ -1,4 +1,4 @@
-//! Tables: all SQL statements of the crowds: reads of the service's tables, and a hold that is written by hand.
+//! Tables: all SQL statements of the crowds.
 
 use rm_model::em::EmInstance;
 use sqlx::{
@@ -41,32 +41,9 @@ impl Tables {
         Ok(query.fetch_one(&self.0).await?)
     }
 
-    /// Returns the number of counters of users whose names begin with `users`.
-    pub async fn scopes_of(&self, users: &str) -> Result<i64, Failure> {
-        let sql = "SELECT count(*) FROM linkis_label_resource WHERE starts_with(scope ->> 'user', $1)";
-        Ok(sqlx::query_scalar(sql).bind(users).fetch_one(&self.0).await?)
-    }
-
-    /// Returns the number of visible resource locks. Only a hold leaves one.
+    /// Returns the number of visible resource locks. Committed batches leave none.
     pub async fn locks(&self) -> Result<i64, Failure> {
         Ok(sqlx::query_scalar("SELECT count(*) FROM linkis_resource_lock").fetch_one(&self.0).await?)
-    }
-
-    /// Holds an EM by a row written by hand.
-    pub async fn hold(&self, em: &EmInstance) -> Result<(), Failure> {
-        let sql = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance) VALUES ('em', $1, $2)";
-        let query = sqlx::query(sql).bind(em.application_name.as_str()).bind(em.instance.as_str());
-        query.execute(&self.0).await?;
-        Ok(())
-    }
-
-    /// Ends the hold of an EM.
-    pub async fn let_go(&self, em: &EmInstance) -> Result<(), Failure> {
-        let sql =
-            "DELETE FROM linkis_resource_lock WHERE scope = 'em' AND em_application_name = $1 AND em_instance = $2";
-        let query = sqlx::query(sql).bind(em.application_name.as_str()).bind(em.instance.as_str());
-        query.execute(&self.0).await?;
-        Ok(())
     }
 
     /// Does the pending maintenance of the database, so that none of it happens during a measurement.
