@@ -6,16 +6,20 @@
 //! - `parse`: durations, numbers and sizes; `listen`: listen addresses; `database`: selection of the PostgreSQL;
 //! - `removed`: settings of earlier versions.
 
-use std::{net::SocketAddr, path::PathBuf, time::Duration};
+use std::{net::SocketAddr, path::PathBuf};
 
 use clap::{
     Args, CommandFactory as _, Parser, Subcommand,
     error::{ContextKind, ContextValue},
 };
 
-use crate::{commands::Command, server::SecuritySettings};
+use crate::{
+    commands::Command,
+    server::{Options, SecuritySettings},
+};
 use rm_edge::{
     edge::{BODY_BYTES_LEAST, EdgeBounds, ListenAddress},
+    resource_manager::RequestTimeouts,
     tls,
 };
 use rm_external::allowed::AllowedHosts;
@@ -248,30 +252,10 @@ pub struct ServiceConfig {
     pub http_listen: Option<Vec<SocketAddr>>,
     /// The PostgreSQL to use.
     pub database: DatabaseSource,
-    /// Whether the server migrates the schema.
-    pub migrates: bool,
     /// Complete set of limits at the start; `None` to keep the stored ones.
     pub limits: Option<Vec<Rule>>,
-    /// Default time until a grant expires without a confirmation.
-    pub lock_ttl: Duration,
-    /// Maximum time of a call for its resource locks.
-    pub request_timeout: Duration,
-    /// Maximum time of a request in a wait queue.
-    pub max_wait: Duration,
-    /// Timeouts of missing reports.
-    pub liveness: LivenessTimeouts,
-    /// Retention of ended tickets and request ids.
-    pub history: Duration,
-    /// Timeout of calls in progress at shutdown.
-    pub drain_timeout: Duration,
-    /// Time between the shutdown announcement and the shutdown.
-    pub shutdown_delay: Duration,
-    /// Bounds of connections, calls and messages.
-    pub bounds: EdgeBounds,
-    /// Authentication and encryption.
-    pub security: SecuritySettings,
-    /// Hosts that the service may contact for external clusters.
-    pub external_hosts: AllowedHosts,
+    /// Settings of the instance.
+    pub options: Options,
     /// Logs and traces.
     pub telemetry: Telemetry,
 }
@@ -323,28 +307,25 @@ impl Arguments {
         let telemetry = self.telemetry(&mut mistakes);
         // A missing value has recorded a mistake.
         let config = || {
-            let listen = listen?;
-            Some(ServiceConfig {
-                security: security(
-                    tls?,
-                    self.jwt_config.filter(|path| is_set(path)),
-                    (&listen, http_listen.as_ref()?.as_deref()),
-                    self.insecure,
-                ),
-                migrates: !self.no_migrate,
-                listen,
-                http_listen: http_listen?,
-                database: database?,
-                limits: limits?,
-                lock_ttl: lock_ttl?,
-                request_timeout: request_timeout?,
-                max_wait: max_wait?,
+            let (listen, http_listen) = (listen?, http_listen?);
+            let jwt = self.jwt_config.filter(|path| is_set(path));
+            let options = Options {
+                times: RequestTimeouts { lock_ttl: lock_ttl?, request_timeout: request_timeout?, max_wait: max_wait? },
                 liveness: liveness?,
                 history: history?,
                 drain_timeout: drain_timeout?,
                 shutdown_delay: shutdown_delay?,
                 bounds: bounds?,
+                security: security(tls?, jwt, (&listen, http_listen.as_deref()), self.insecure),
                 external_hosts: external_hosts?,
+                migrates: !self.no_migrate,
+            };
+            Some(ServiceConfig {
+                listen,
+                http_listen,
+                database: database?,
+                limits: limits?,
+                options,
                 telemetry: telemetry?,
             })
         };

@@ -12,7 +12,7 @@ use linkis_rm::{
     server::{self, Options, Server, ServerExit},
 };
 use rm_devpg::EmbeddedPostgres;
-use rm_edge::{edge, resource_manager::RequestTimeouts};
+use rm_edge::edge;
 use rm_store::connect_target::ConnectTarget;
 use rm_telemetry::traces::TraceExport;
 use tokio::signal::unix::{SignalKind, signal};
@@ -60,26 +60,12 @@ async fn run(config: ServiceConfig) -> Result<(), Box<dyn Error>> {
         Some(address) => Some(server::listen_http(&address).await?),
         None => None,
     };
-    let page = http.as_ref().and_then(|http| server::page_url(http, config.security.tls.is_some()));
+    let page = http.as_ref().and_then(|http| server::page_url(http, config.options.security.tls.is_some()));
     tracing::info!(version = env!("CARGO_PKG_VERSION"), revision = env!("REVISION"), page, "linkis-rm starts");
-    let (options, private) = database(&config.database).await?;
-    let server_options = Options {
-        times: RequestTimeouts {
-            lock_ttl: config.lock_ttl,
-            request_timeout: config.request_timeout,
-            max_wait: config.max_wait,
-        },
-        liveness: config.liveness,
-        history: config.history,
-        drain_timeout: config.drain_timeout,
-        shutdown_delay: config.shutdown_delay,
-        bounds: edge::make_room(config.bounds),
-        security: config.security,
-        external_hosts: config.external_hosts,
-        migrates: config.migrates,
-    };
+    let (target, private) = database(&config.database).await?;
+    let bounds = edge::make_room(config.options.bounds);
     let server = tokio::select! {
-        opened = Server::open(listener, http, options, server_options) => opened?,
+        opened = Server::open(listener, http, target, Options { bounds, ..config.options }) => opened?,
         _ = terminate.recv() => return stop_early(private).await,
         _ = interrupt.recv() => return stop_early(private).await,
     };

@@ -1,6 +1,6 @@
 //! Tests of parsing and mistakes, and of the completeness of docs/CONFIGURATION.md.
 
-use std::collections::BTreeSet;
+use std::{collections::BTreeSet, time::Duration};
 
 use super::*;
 
@@ -12,9 +12,9 @@ fn check(arguments: &[&str]) -> Result<ServiceConfig, ServiceConfigError> {
 fn defaults_match_constants() {
     let config = check(&[]).unwrap();
     assert_eq!(config.listen.to_string(), "127.0.0.1:50051");
-    assert_eq!(config.lock_ttl, Duration::from_secs(600));
-    assert_eq!(config.liveness, LivenessTimeouts::DEFAULT);
-    assert_eq!(config.bounds, EdgeBounds::DEFAULT);
+    assert_eq!(config.options.times.lock_ttl, Duration::from_secs(600));
+    assert_eq!(config.options.liveness, LivenessTimeouts::DEFAULT);
+    assert_eq!(config.options.bounds, EdgeBounds::DEFAULT);
 }
 
 #[test]
@@ -53,7 +53,7 @@ fn protection_is_described() {
         (&[&tls, &["--tls-client-ca", "a"]], "TLS, with certificates or tokens"),
         (&[&tls, &["--tls-client-ca", "a", "--jwt-config", "j"]], "TLS, with certificates, tokens or JWTs"),
     ] {
-        assert_eq!(check(&arguments.concat()).unwrap().security.to_string(), text, "{arguments:?}");
+        assert_eq!(check(&arguments.concat()).unwrap().options.security.to_string(), text, "{arguments:?}");
     }
 }
 
@@ -76,7 +76,7 @@ fn bounds_are_checked() {
         let error = check(&[flag, wrong]).unwrap_err().to_string();
         assert!(error.contains(flag) && error.contains(text), "{error}");
     }
-    assert_eq!(check(&["--max-body-bytes", "16m"]).unwrap().bounds.body_bytes, 16 << 20);
+    assert_eq!(check(&["--max-body-bytes", "16m"]).unwrap().options.bounds.body_bytes, 16 << 20);
 }
 
 #[test]
@@ -106,7 +106,7 @@ fn removed_settings_are_refused_with_replacement() {
 fn no_setting_shows_a_password() {
     let url = ["--database-url", "postgres://me:hunter2@db.example/rm"];
     let config = check(&url).unwrap();
-    assert!(config.migrates && !check(&[url[0], url[1], "--no-migrate"]).unwrap().migrates);
+    assert!(config.options.migrates && !check(&[url[0], url[1], "--no-migrate"]).unwrap().options.migrates);
     let arguments = CommandLine::parse_from(["linkis-rm", url[0], url[1]]);
     let command = CommandLine::parse_from(["linkis-rm", "migrate", url[0], url[1]]);
     for shown in [format!("{config:?}"), format!("{arguments:?}"), format!("{command:?}")] {
@@ -217,13 +217,13 @@ fn open_access_needs_loopback_or_insecure() {
         (vec!["--jwt-config", "j"], false),
         ([&world[..], &insecure, &["--jwt-config", "j"]].concat(), false),
     ] {
-        let security = check(&arguments).unwrap().security;
+        let security = check(&arguments).unwrap().options.security;
         assert_eq!((security.is_open, security.is_page_open), (is_open, is_open), "{arguments:?}");
     }
     // File permissions allow the callers of the socket, but the page may have other visitors.
     let socket = ["--listen", "unix:/run/rm.sock"];
     for (arguments, is_page_open) in [(socket.to_vec(), false), ([&socket[..], &insecure].concat(), true)] {
-        let security = check(&arguments).unwrap().security;
+        let security = check(&arguments).unwrap().options.security;
         assert_eq!((security.is_open, security.is_page_open), (true, is_page_open), "{arguments:?}");
     }
     for (wrong, text) in [
