@@ -3,22 +3,25 @@
 //! A status travels in headers, of which clients accept 8 KB, so every part of it has a bound. No other module builds
 //! the status of an [`Error`]. Callers: the edge and the services, through `From<Error>`.
 //!
-//! - `facts`: the fields of an error, for `ErrorInfo.metadata`.
+//! - `rejection`: the table of rejections.
 
 use std::{collections::HashMap, sync::Arc, time::Duration};
 
 use tonic::{Code, Status};
 use tonic_types::{ErrorDetails, StatusExt as _};
+use uuid::Uuid;
 
 use rm_model::{
     access::{JwtRejection, Unauthenticated},
-    operation::Rejection,
     queue::QueueError,
     refusal::Shortfall,
 };
 use rm_service::error::{Error, ExternalError};
 
-mod facts;
+mod rejection;
+
+/// Name and value of a field of `ErrorInfo.metadata`. Programs read these fields and need not parse texts.
+type Fact = (&'static str, String);
 
 /// Domain of all reasons.
 const DOMAIN: &str = "linkis.rm";
@@ -63,7 +66,7 @@ fn cut(mut text: String, most: usize) -> String {
 /// the edge logs the one and marks the other.
 pub fn to_status(error: impl Into<Error>) -> Status {
     let error = error.into();
-    let (code, reason, hint) = classify(&error);
+    let Classification { code, reason, hint, facts } = classify(&error);
     let text = cut(error.to_string(), TEXT_BYTES_MAX);
     let mut left = DETAILS_BYTES_MAX - FRAME_BYTES - text.len();
     let mut details = ErrorDetails::new();
@@ -72,7 +75,7 @@ pub fn to_status(error: impl Into<Error>) -> Status {
         left = left.saturating_sub(field.len() + problem.len());
         details.add_bad_request_violation(field, problem);
     }
-    details.set_error_info(reason, DOMAIN, metadata(&error, &mut left));
+    details.set_error_info(reason, DOMAIN, metadata(facts, &mut left));
     match hint {
         Hint::None | Hint::Field(..) => {}
         Hint::Retry(after) => {
@@ -96,10 +99,10 @@ pub fn to_status(error: impl Into<Error>) -> Status {
     status
 }
 
-/// Returns the fields of an error that fit into `left` bytes, and reduces `left`.
-fn metadata(error: &Error, left: &mut usize) -> HashMap<String, String> {
+/// Returns the fields that fit into `left` bytes, and reduces `left`.
+fn metadata(facts: Vec<Fact>, left: &mut usize) -> HashMap<String, String> {
     let mut metadata = HashMap::new();
-    for (field, value) in facts::of(error).into_iter().take(FACTS_MAX) {
+    for (field, value) in facts.into_iter().take(FACTS_MAX) {
         let value = cut(value, FACT_BYTES_MAX);
         if let Some(rest) = left.checked_sub(field.len() + value.len() + FACT_FRAME_BYTES) {
             metadata.insert(field.to_owned(), value);
@@ -123,36 +126,77 @@ enum Hint {
     Shortfalls(Vec<Shortfall>),
 }
 
-fn classify(error: &Error) -> (Code, &'static str, Hint) {
+/// Code, reason, hint and fields of an error.
+struct Classification {
+    code: Code,
+    reason: &'static str,
+    hint: Hint,
+    facts: Vec<Fact>,
+}
+
+impl Classification {
+    fn new(code: Code, reason: &'static str, facts: impl Into<Vec<Fact>>) -> Self {
+        Self { code, reason, hint: Hint::None, facts: facts.into() }
+    }
+
+    fn missing(reason: &'static str, facts: impl Into<Vec<Fact>>) -> Self {
+        Self::new(Code::NotFound, reason, facts)
+    }
+
+    fn state(reason: &'static str, facts: impl Into<Vec<Fact>>) -> Self {
+        Self::new(Code::FailedPrecondition, reason, facts)
+    }
+
+    fn invalid(reason: &'static str, field: &str, problem: String, facts: impl Into<Vec<Fact>>) -> Self {
+        Self::new(Code::InvalidArgument, reason, facts).with(Hint::Field(field.to_owned(), problem))
+    }
+
+    fn with(self, hint: Hint) -> Self {
+        Self { hint, ..self }
+    }
+}
+
+fn classify(error: &Error) -> Classification {
+    use Classification as C;
     match error {
-        Error::InvalidField(field) => {
-            (Code::InvalidArgument, "INVALID_FIELD", Hint::Field(field.field.clone(), field.problem.clone()))
+        Error::Rejected(rejection) => rejection::classify(rejection),
+        Error::InvalidField(field) => C::invalid("INVALID_FIELD", &field.field, field.problem.clone(), []),
+        Error::Unauthenticated(error) => C::new(Code::Unauthenticated, unauthenticated(*error), []),
+        Error::Denied(denied) => {
+            let facts = [("role", denied.roles.clone()), ("needs", denied.needs.clone())];
+            C::new(Code::PermissionDenied, "ROLE_DENIED", facts)
         }
-        Error::Rejected(rejection) => classify_rejection(rejection),
-        Error::Unauthenticated(error) => (Code::Unauthenticated, unauthenticated(*error), Hint::None),
-        Error::Denied(_) => (Code::PermissionDenied, "ROLE_DENIED", Hint::None),
-        Error::NoSuchMethod => (Code::Unimplemented, "NO_SUCH_METHOD", Hint::None),
-        Error::LockTimeout => (Code::Aborted, "LOCK_TIMEOUT", Hint::Retry(RETRY_SOON)),
-        Error::NotBegun => (Code::Unavailable, "NOT_BEGUN", Hint::Retry(RETRY_SOON)),
-        Error::Overloaded => (Code::ResourceExhausted, "OVERLOADED", Hint::Retry(RETRY_SOON)),
-        Error::TooManyBytes => (Code::ResourceExhausted, "OVERLOADED", Hint::Retry(RETRY_SOON)),
-        Error::MessageTooLarge { .. } => (Code::ResourceExhausted, "MESSAGE_TOO_LARGE", Hint::None),
-        Error::CompressedFlag(_) => (Code::Internal, "COMPRESSED_FLAG", Hint::None),
-        Error::NoMessage => (Code::Unimplemented, "NO_MESSAGE", Hint::None),
-        Error::DeadlineExpired => (Code::DeadlineExceeded, "DEADLINE_EXPIRED", Hint::None),
-        Error::BodyTimeout(_) => (Code::DeadlineExceeded, "BODY_TIMEOUT", Hint::None),
-        Error::Unavailable(_) => (Code::Unavailable, "DATABASE_UNAVAILABLE", Hint::Retry(RETRY_LATER)),
-        Error::CommitUnknown => (Code::Unavailable, "COMMIT_UNKNOWN", Hint::Retry(RETRY_LATER)),
+        Error::NoSuchMethod => C::new(Code::Unimplemented, "NO_SUCH_METHOD", []),
+        Error::LockTimeout => C::new(Code::Aborted, "LOCK_TIMEOUT", []).with(Hint::Retry(RETRY_SOON)),
+        Error::NotBegun => C::new(Code::Unavailable, "NOT_BEGUN", []).with(Hint::Retry(RETRY_SOON)),
+        Error::Overloaded => C::new(Code::ResourceExhausted, "OVERLOADED", []).with(Hint::Retry(RETRY_SOON)),
+        Error::TooManyBytes => C::new(Code::ResourceExhausted, "OVERLOADED", []).with(Hint::Retry(RETRY_SOON)),
+        Error::MessageTooLarge { limit } => {
+            C::new(Code::ResourceExhausted, "MESSAGE_TOO_LARGE", [("max_bytes", limit.to_string())])
+        }
+        Error::CompressedFlag(_) => C::new(Code::Internal, "COMPRESSED_FLAG", []),
+        Error::NoMessage => C::new(Code::Unimplemented, "NO_MESSAGE", []),
+        Error::DeadlineExpired => C::new(Code::DeadlineExceeded, "DEADLINE_EXPIRED", []),
+        Error::BodyTimeout(longest) => {
+            let timeout = humantime::format_duration(*longest).to_string();
+            C::new(Code::DeadlineExceeded, "BODY_TIMEOUT", [("timeout", timeout)])
+        }
+        Error::Unavailable(_) => C::new(Code::Unavailable, "DATABASE_UNAVAILABLE", []).with(Hint::Retry(RETRY_LATER)),
+        Error::CommitUnknown => C::new(Code::Unavailable, "COMMIT_UNKNOWN", []).with(Hint::Retry(RETRY_LATER)),
         // No client retries this code automatically: a retry would be a second grant.
-        Error::GrantUnknown { .. } => (Code::Unknown, "COMMIT_UNKNOWN", Hint::None),
+        Error::GrantUnknown { ticket_id } => C::new(Code::Unknown, "COMMIT_UNKNOWN", [ticket(*ticket_id)]),
         Error::External(external) => classify_external(external),
         // Another instance may run a later release.
-        Error::Outdated(_) => (Code::Unavailable, "OUTDATED_RELEASE", Hint::Retry(RETRY_LATER)),
-        Error::PositionTooOld { .. } => (Code::OutOfRange, "POSITION_TOO_OLD", Hint::None),
-        Error::PositionUnknown => (Code::OutOfRange, "POSITION_UNKNOWN", Hint::None),
-        Error::FollowerTooSlow => (Code::ResourceExhausted, "FOLLOWER_TOO_SLOW", Hint::Retry(RETRY_SOON)),
-        Error::ShuttingDown => (Code::Unavailable, "SHUTTING_DOWN", Hint::Retry(RETRY_SOON)),
-        Error::Internal(_) => (Code::Internal, "INTERNAL", Hint::None),
+        Error::Outdated(_) => C::new(Code::Unavailable, "OUTDATED_RELEASE", []).with(Hint::Retry(RETRY_LATER)),
+        Error::PositionTooOld { oldest } => {
+            C::new(Code::OutOfRange, "POSITION_TOO_OLD", [("oldest_position", oldest.clone())])
+        }
+        Error::PositionUnknown => C::new(Code::OutOfRange, "POSITION_UNKNOWN", []),
+        Error::FollowerTooSlow => {
+            C::new(Code::ResourceExhausted, "FOLLOWER_TOO_SLOW", []).with(Hint::Retry(RETRY_SOON))
+        }
+        Error::ShuttingDown => C::new(Code::Unavailable, "SHUTTING_DOWN", []).with(Hint::Retry(RETRY_SOON)),
+        Error::Internal(_) => C::new(Code::Internal, "INTERNAL", []),
     }
 }
 
@@ -182,94 +226,53 @@ fn bad_jwt(jwt: JwtRejection) -> &'static str {
     }
 }
 
-fn classify_external(error: &ExternalError) -> (Code, &'static str, Hint) {
+/// Classifies an error of an external cluster. The field `code` is the code of Linkis.
+fn classify_external(error: &ExternalError) -> Classification {
+    use Classification as C;
+    let provider = |name: &str| ("provider", name.to_owned());
+    let code = |code: &str| ("code", code.to_owned());
     match error {
-        ExternalError::NoSuchProvider { .. } | ExternalError::NoProviderFor { .. } => {
-            (Code::NotFound, "NO_SUCH_PROVIDER", Hint::None)
+        ExternalError::NoSuchProvider { resource_type, name } => {
+            let facts = [code("110013"), ("resource_type", resource_type.clone()), provider(name)];
+            C::missing("NO_SUCH_PROVIDER", facts)
+        }
+        ExternalError::NoProviderFor { resource_type } => {
+            C::missing("NO_SUCH_PROVIDER", [code("110013"), ("resource_type", resource_type.clone())])
         }
         // Retrying the unchanged call does not help.
-        ExternalError::Changed { .. } => (Code::Aborted, "PROVIDER_CHANGED", Hint::None),
-        ExternalError::LabelsTaken { .. } => (Code::AlreadyExists, "PROVIDER_LABELS_TAKEN", Hint::None),
-        ExternalError::TooMany => (Code::FailedPrecondition, "TOO_MANY_PROVIDERS", Hint::None),
-        ExternalError::Queue { error: QueueError::NotFound { .. }, .. } => {
-            (Code::NotFound, "NO_SUCH_QUEUE", Hint::None)
+        ExternalError::Changed { name } => C::new(Code::Aborted, "PROVIDER_CHANGED", [provider(name)]),
+        ExternalError::LabelsTaken { name } => C::new(Code::AlreadyExists, "PROVIDER_LABELS_TAKEN", [provider(name)]),
+        ExternalError::TooMany => C::state("TOO_MANY_PROVIDERS", []),
+        ExternalError::Queue { provider: name, error } => {
+            let facts = |queue: &str| [code("11006"), provider(name), ("queue", queue.to_owned())];
+            match error {
+                QueueError::NotFound { name: queue } => C::missing("NO_SUCH_QUEUE", facts(queue)),
+                QueueError::Ambiguous { name: queue, .. } => {
+                    C::invalid("AMBIGUOUS_QUEUE", "queue_name", error.to_string(), facts(queue))
+                }
+            }
         }
-        ExternalError::Queue { error, .. } => {
-            (Code::InvalidArgument, "AMBIGUOUS_QUEUE", Hint::Field("queue_name".into(), error.to_string()))
+        ExternalError::Fetch { provider: name, error } => {
+            let class = error.class();
+            let linkis = if class == "not_active" { "11007" } else { "11006" };
+            let facts = [code(linkis), provider(name), ("failure", class.to_owned())];
+            match error.may_pass() {
+                true => C::new(Code::Unavailable, "EXTERNAL_UNAVAILABLE", facts).with(Hint::Retry(RETRY_LATER)),
+                false => C::state("EXTERNAL_UNAVAILABLE", facts),
+            }
         }
-        ExternalError::Fetch { error, .. } if error.may_pass() => {
-            (Code::Unavailable, "EXTERNAL_UNAVAILABLE", Hint::Retry(RETRY_LATER))
-        }
-        ExternalError::Fetch { .. } => (Code::FailedPrecondition, "EXTERNAL_UNAVAILABLE", Hint::None),
     }
 }
 
-fn classify_rejection(rejection: &Rejection) -> (Code, &'static str, Hint) {
-    match rejection {
-        Rejection::EmNotRegistered(_) => (Code::NotFound, "EM_NOT_REGISTERED", Hint::None),
-        Rejection::NoEmMatches(_) => (Code::NotFound, "NO_EM_MATCHES", Hint::None),
-        Rejection::NoEmAvailable { .. } => (Code::NotFound, "NO_EM_AVAILABLE", Hint::None),
-        Rejection::StaleReport { .. } => (Code::FailedPrecondition, "STALE_REPORT", Hint::None),
-        Rejection::StaleEpoch { .. } => (Code::FailedPrecondition, "STALE_EPOCH", Hint::None),
-        Rejection::EpochAhead { registered } => {
-            let problem = format!("is higher than that of the registration, {registered}; give that one");
-            (Code::InvalidArgument, "INVALID_FIELD", Hint::Field("epoch".into(), problem))
-        }
-        Rejection::EmHasTickets { .. } => (Code::FailedPrecondition, "EM_HAS_TICKETS", Hint::None),
-        Rejection::Unanswerable { field, source, .. } => {
-            (Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Hint::Field((*field).into(), source.to_string()))
-        }
-        Rejection::OtherQueue { provided, asked, .. } => {
-            let problem = format!("is of the queue or namespace {asked:?}; the EM provides {provided:?}");
-            (Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Hint::Field("resource".into(), problem))
-        }
-        Rejection::OtherUse { source } => {
-            (Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Hint::Field("used".into(), source.to_string()))
-        }
-        Rejection::LabelRequired { .. } => (Code::FailedPrecondition, "LABEL_REQUIRED", Hint::None),
-        Rejection::EmReserved { .. } => (Code::FailedPrecondition, "EM_RESERVED", Hint::None),
-        Rejection::EmDraining { .. } => (Code::FailedPrecondition, "EM_DRAINING", Hint::None),
-        Rejection::LabelMissing { key, .. } => {
-            (Code::InvalidArgument, "LABEL_MISSING", Hint::Field(key.clone(), rejection.to_string()))
-        }
-        Rejection::CapNotCounted { .. } => {
-            (Code::FailedPrecondition, "CAP_NOT_COUNTED", Hint::Field("caps".into(), rejection.to_string()))
-        }
-        Rejection::RequestIdReused(_) => (Code::AlreadyExists, "REQUEST_ID_REUSED", Hint::None),
-        Rejection::TicketEnded { .. } | Rejection::AdoptedTooLate(_) => {
-            (Code::FailedPrecondition, "TICKET_ENDED", Hint::None)
-        }
-        Rejection::TicketExists { .. } => (Code::AlreadyExists, "TICKET_EXISTS", Hint::None),
-        // No caller gets this rejection: the request enters the wait queue again, at its end.
-        Rejection::PlaceLost => (Code::Aborted, "PLACE_LOST", Hint::Retry(RETRY_SOON)),
-        Rejection::TicketNotFound { .. } | Rejection::NoTicketOfEngine(_) => {
-            (Code::NotFound, "TICKET_NOT_FOUND", Hint::None)
-        }
-        Rejection::ManyTicketsOfEngine(_) => (Code::FailedPrecondition, "MANY_TICKETS", Hint::None),
-        Rejection::AlreadyInited { .. } => (Code::FailedPrecondition, "TICKET_ALREADY_INITED", Hint::None),
-        Rejection::InitedOtherwise { .. } => (Code::FailedPrecondition, "TICKET_ALREADY_INITED", Hint::None),
-        Rejection::NotInited { .. } => (Code::FailedPrecondition, "TICKET_NOT_INITED", Hint::None),
-        Rejection::NotEnough(refusal) | Rejection::NoMore(refusal) => {
-            (Code::FailedPrecondition, "NOT_ENOUGH_RESOURCE", Hint::Shortfalls(refusal.shortfalls.clone()))
-        }
-        Rejection::TooManyLabelSets { .. } => (Code::FailedPrecondition, "TOO_MANY_LABEL_SETS", Hint::None),
-        Rejection::AlreadyHeld { .. } => (Code::FailedPrecondition, "ALREADY_HELD", Hint::None),
-        Rejection::TooManyHolds { .. } => (Code::FailedPrecondition, "TOO_MANY_HOLDS", Hint::None),
-        Rejection::ScopeNotCounted { .. } => (Code::NotFound, "SCOPE_NOT_COUNTED", Hint::None),
-        Rejection::NoSuchLimit(_) => (Code::NotFound, "NO_SUCH_LIMIT", Hint::None),
-        // Retrying the unchanged call does not help.
-        Rejection::LimitChanged { .. } => (Code::Aborted, "LIMIT_CHANGED", Hint::None),
-        Rejection::Overflow { field, source } => {
-            (Code::InvalidArgument, "INVALID_FIELD", Hint::Field((*field).into(), source.to_string()))
-        }
-        Rejection::Inconsistent { .. } => (Code::Internal, "INTERNAL", Hint::None),
-    }
+/// Returns the field of a ticket.
+fn ticket(ticket_id: Uuid) -> Fact {
+    ("ticket_id", ticket_id.to_string())
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use rm_model::{em::EmInstance, name::FieldError, refusal::Refusal, resource::Dimension};
+    use rm_model::{em::EmInstance, name::FieldError, operation::Rejection, refusal::Refusal, resource::Dimension};
 
     #[test]
     fn texts_are_cut_at_character_boundaries() {
