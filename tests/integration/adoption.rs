@@ -158,7 +158,7 @@ async fn adoption_of_thousands_shares_batches() {
     connections.join_all().await;
     let (tickets, notes) = assert_books(&database, &rm.client).await;
     assert_eq!((tickets, notes.len()), (CONNECTIONS * ENGINES, 5 + CONNECTIONS));
-    let batches = rm.metrics.text().unwrap();
+    let batches = rm.metrics.text();
     let batches = batches.lines().find_map(|line| line.strip_prefix("linkis_rm_batch_operations_count ")).unwrap();
     assert!(batches.parse::<f64>().unwrap() < 3000.0, "they are committed together: {batches} batches");
     let lines = "SELECT count(*) FROM linkis_resource_action_record WHERE action = 'adopted'";
@@ -222,7 +222,7 @@ async fn adoption_of_ticket_ended_in_batch_fails() {
             }
         }));
         eventually("it is set aside", LONG, || async {
-            let text = rm.metrics.text().unwrap();
+            let text = rm.metrics.text();
             text.lines().any(|line| line == format!("linkis_rm_set_aside_operations {}", number + 1))
         })
         .await;

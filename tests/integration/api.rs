@@ -166,7 +166,7 @@ async fn statements_use_indexes() {
     let (database, rm) = start().await;
     let em1 = em("host1");
     let epoch = rm.client.register(registration(em1.clone(), load(1000, 1000, 1000))).await.unwrap().epoch;
-    let store = Store::open(database.target(), options().history).await.unwrap();
+    let store = Store::open(database.target(), HISTORY).await.unwrap();
     for sequence in 1..=10 {
         let mut asked = request(&em1, "hadoop", load(1, 1, 1));
         asked.request_id = Some(uuid::Uuid::new_v4().to_string());

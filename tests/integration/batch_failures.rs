@@ -54,7 +54,7 @@ async fn together(database: &Database, rm: &Instance) -> Vec<Result<(), String>>
         });
     }
     let all = format!("linkis_rm_set_aside_operations {TOGETHER}");
-    let set_aside = async || rm.metrics.text().unwrap().lines().any(|line| line == all);
+    let set_aside = async || rm.metrics.text().lines().any(|line| line == all);
     eventually("all wait", Duration::from_secs(20), set_aside).await;
     execute(&mut holder, "ROLLBACK").await;
     calls.join_all().await
@@ -76,7 +76,7 @@ async fn batch_cancelled_by_database_is_halved_once() {
     let tries = given_up(&database).await;
     assert!((3..=9).contains(&tries), "{tries} tries for {TOGETHER} requests");
     assert_eq!(database.count(TICKETS).await, 0);
-    let text = rm.metrics.text().unwrap();
+    let text = rm.metrics.text();
     let cancelled = format!("linkis_rm_database_errors_total{{class=\"cancelled\"}} {tries}");
     assert!(text.lines().any(|line| line == cancelled), "{text}");
     database.execute("DROP TRIGGER give_up ON linkis_user_resource_meta_data").await;

@@ -94,7 +94,6 @@ async fn releases_by_ticket_id_share_reads() {
     eventually("all have come", Duration::from_secs(12), async || {
         rm.metrics
             .text()
-            .unwrap()
             .lines()
             .any(|line| line.starts_with("grpc_server_started_total") && format!("{line}\n").ends_with(&arrived))
     })

@@ -12,10 +12,8 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::server::SecuritySettings;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, SanType, date_time_ymd};
 use rm_client::{ClientSettings, RmClient};
-use rm_edge::tls::TlsFiles;
 use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use rustls::{
     ClientConfig, HandshakeKind, RootCertStore,
@@ -83,8 +81,10 @@ impl Folder {
         Self(folder)
     }
 
-    pub fn files(&self) -> TlsFiles {
-        TlsFiles { cert: self.0.join("cert"), key: self.0.join("key"), client_ca: Some(self.0.join("ca")) }
+    pub fn tls(&self, settings: Settings) -> Settings {
+        let file = |name| self.0.join(name).display().to_string();
+        let settings = settings.with("--tls-cert", file("cert")).with("--tls-key", file("key"));
+        settings.with("--tls-client-ca", file("ca"))
     }
 
     /// Each appears at once and whole, as if a link were changed.
@@ -102,8 +102,7 @@ impl Folder {
 }
 
 async fn start_tls(database: &Database, folder: &Folder) -> Instance {
-    let security = SecuritySettings { tls: Some(folder.files()), is_open: false, ..SecuritySettings::OPEN };
-    Instance::start_with(database, linkis_rm::server::Options { security, ..options() }).await
+    Instance::start_with(database, folder.tls(settings())).await
 }
 
 /// The client configuration that trusts `ca`, with an optional identity.
@@ -214,7 +213,7 @@ async fn certificate_authorizes_only_its_em() {
 }
 
 fn handshakes_failed(rm: &Instance) -> u64 {
-    counted("linkis_rm_tls_handshake_failures_total", &rm.metrics.text().unwrap())
+    counted("linkis_rm_tls_handshake_failures_total", &rm.metrics.text())
 }
 
 /// The value of a metric without labels.
@@ -299,7 +298,7 @@ async fn certificate_after_expiry_ends_its_connection() {
     .await;
     let status = got.lock().unwrap().take().unwrap();
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unauthenticated, "CERTIFICATE_EXPIRED"));
-    let none_left = || async { counted("linkis_rm_connections", &rm.metrics.text().unwrap()) == 0 };
+    let none_left = || async { counted("linkis_rm_connections", &rm.metrics.text()) == 0 };
     eventually("its connection ends", Duration::from_secs(10), none_left).await;
 }
 
@@ -323,7 +322,7 @@ async fn tls_session_is_never_resumed() {
 }
 
 fn failed_reloads(rm: &Instance) -> u64 {
-    counted("linkis_rm_tls_reload_failures_total", &rm.metrics.text().unwrap())
+    counted("linkis_rm_tls_reload_failures_total", &rm.metrics.text())
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -331,9 +330,7 @@ async fn connection_without_tls_ends_at_handshake_timeout() {
     let (database, folder) = (Database::fresh().await, Folder::new("no-tls"));
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
-    let mut options = options();
-    options.security = SecuritySettings { tls: Some(folder.files()), is_open: false, ..SecuritySettings::OPEN };
-    options.bounds.handshake_timeout = Duration::from_millis(300);
+    let options = folder.tls(settings()).with_time("--handshake-timeout", Duration::from_millis(300));
     let rm = Instance::start_with(&database, options).await;
     let (address, http, config) = (rm.address.strip_prefix("http://").unwrap().to_owned(), rm.http, config(&ca, None));
     tokio::task::spawn_blocking(move || {
@@ -360,7 +357,7 @@ async fn connection_without_tls_ends_at_handshake_timeout() {
     .await
     .unwrap();
     assert_eq!(handshakes_failed(&rm), 1);
-    let none_left = || async { counted("linkis_rm_connections", &rm.metrics.text().unwrap()) == 0 };
+    let none_left = || async { counted("linkis_rm_connections", &rm.metrics.text()) == 0 };
     eventually("their places are free again", Duration::from_secs(5), none_left).await;
 }
 

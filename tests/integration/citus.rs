@@ -260,7 +260,7 @@ async fn columns(cell: &Cell) -> Vec<String> {
 async fn cell_history_partitions_are_on_worker() {
     let Some(cell) = Cell::make().await else { return };
     let instance = cell.start().await;
-    let store = Store::open(cell.target(), options().history).await.unwrap();
+    let store = Store::open(cell.target(), HISTORY).await.unwrap();
     let mut schema = store.schema_session().unwrap();
     let connection = schema.get().await.unwrap();
     let hour = "extract(epoch FROM date_trunc('hour', now()))::bigint";

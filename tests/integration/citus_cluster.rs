@@ -149,7 +149,7 @@ impl Cell {
     }
 
     pub async fn start(&self) -> Instance {
-        Instance::start_on(self.target(), options(), ANY_PORT.into()).await
+        Instance::start_on(&format!("{}#{}", self.url(), self.name), settings(), ANY_PORT).await
     }
 
     /// The output of a command.

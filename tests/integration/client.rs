@@ -12,7 +12,6 @@ use std::{
 };
 
 use rm_client::{ClientError, ClientSettings, ResourceRequest, ResultResource, RmClient};
-use rm_edge::edge::ListenAddress;
 use rm_model::{report::EmReport, ticket::TicketState};
 use tokio::{
     net::{TcpListener, TcpSocket, TcpStream},
@@ -255,7 +254,7 @@ async fn behind_proxy(database: &Database, test: &str) -> (Instance, Proxy, Stri
     let folder = scratch(test);
     std::fs::create_dir_all(&folder).unwrap();
     let file = |folder: &PathBuf| folder.join(".s.PGSQL.5432");
-    let rm = Instance::start_at(database, options(), ListenAddress::Unix(file(&folder))).await;
+    let rm = Instance::start_at(database, settings(), &format!("unix:{}", file(&folder).display())).await;
     assert_eq!(rm.address, format!("unix:{}", file(&folder).display()));
     let proxy = Proxy::start(&format!("{test}-proxy"), &folder);
     let address = format!("unix://{}", file(&proxy.folder().to_owned()).display());
@@ -339,8 +338,7 @@ async fn client_shares_connection_among_10000_calls() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connection_age_limit_fails_no_call() {
     let database = Database::fresh().await;
-    let mut options = options();
-    options.bounds.connection_age = Some(Duration::from_secs(1));
+    let options = settings().with_time("--max-connection-age", Duration::from_secs(1));
     let rm = Instance::start_with(&database, options).await;
     let clients: Vec<_> = (0..8).map(|_| client(&rm.address)).collect();
     let (done, mut callers) = (Arc::<Done>::default(), JoinSet::new());

@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use linkis_rm::server::Options;
 use rm_client::ResultResource;
-use rm_edge::resource_manager::RequestTimeouts;
 use rm_model::{
     limit::{LabelPattern, Rule},
     resource::Dimension,
@@ -182,8 +180,7 @@ async fn refusal_needs_no_lock() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_timeout_bounds_lock_wait() {
     let database = Database::fresh().await;
-    let mut options = options();
-    options.times.request_timeout = Duration::from_millis(50);
+    let options = settings().with_time("--request-timeout", Duration::from_millis(50));
     let rm = Instance::start_with(&database, options).await;
     register_all(&rm.client, ["held", "free"], load(10, 10, 10)).await;
     database.hold_by_hand(&em("held")).await;
@@ -235,8 +232,7 @@ async fn contended_users_do_not_delay_other_users() {
     /// Longer than the waiting requests take one after another on the slowest machine.
     const PATIENCE: Duration = Duration::from_secs(240);
     let database = Database::fresh().await;
-    let times = RequestTimeouts { request_timeout: PATIENCE, ..options().times };
-    let rm = Instance::start_with(&database, Options { times, ..options() }).await;
+    let rm = Instance::start_with(&database, settings().with_time("--request-timeout", PATIENCE)).await;
     let (patient, others) = (hurried(&rm.address, PATIENCE), hurried(&rm.address, Duration::from_secs(10)));
     register_all(&rm.client, ["a", "b"], load(10_000, 10_000, 10_000)).await;
     rm.client.set_limit(&each_user(1000)).await.unwrap();

@@ -5,7 +5,6 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::server::Options;
 use rm_client::ResourceRequest;
 use rm_model::{
     adoption::AdoptTicket,
@@ -19,7 +18,6 @@ use rm_model::{
     resource::{Dimension, LoadInstanceAmounts, Resource, ResourceParts, YarnAmounts},
 };
 use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
-use rm_service::heartbeat::LivenessTimeouts;
 use tokio::task::JoinHandle;
 use uuid::Uuid;
 
@@ -117,8 +115,8 @@ async fn cluster(rm: &Instance) -> Yarn {
 async fn start_patient() -> (Database, Instance) {
     let database = Database::fresh().await;
     let (silent_after, lost_after) = (Duration::from_secs(600), Duration::from_secs(1200));
-    let liveness = LivenessTimeouts { silent_after, lost_after, ..LivenessTimeouts::DEFAULT };
-    let rm = Instance::start_with(&database, Options { liveness, ..options() }).await;
+    let patient = settings().with_time("--em-silent-after", silent_after).with_time("--em-lost-after", lost_after);
+    let rm = Instance::start_with(&database, patient).await;
     (database, rm)
 }
 

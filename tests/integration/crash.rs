@@ -150,7 +150,7 @@ async fn lease_after_silent_connection_is_renewed() {
 async fn lease_after_connection_end_is_kept() {
     let (database, rm) = start().await;
     rm.stop().await;
-    let store = Store::open(database.target(), options().history).await.unwrap();
+    let store = Store::open(database.target(), HISTORY).await.unwrap();
     let (holder, mut session) = (LeaseFlag::default(), store.session());
     let mut lease = RenewLease::new(Uuid::new_v4(), holder.clone());
     assert_eq!(lease.step(&mut session).await.unwrap(), Step::Done);

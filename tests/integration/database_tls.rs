@@ -148,7 +148,7 @@ fn details(error: &StoreError) -> String {
 }
 
 async fn open(url: &str) -> Result<Store, StoreError> {
-    Store::open(ConnectTarget::parse(url).unwrap(), options().history).await
+    Store::open(ConnectTarget::parse(url).unwrap(), HISTORY).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -6,13 +6,10 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::server::{Options, Server, ServerError, listen, listen_http};
 use rm_client::{ClientError, ClientSettings, check_health};
 use rm_devpg::{EmbeddedPostgres, EmbeddedSettings};
-use rm_store::connect_target::ConnectTarget;
-use rm_telemetry::with_causes;
 use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
-use tokio::{sync::oneshot, task::JoinSet};
+use tokio::task::JoinSet;
 use tonic::Code;
 
 use crate::{harness::*, metrics::get};
@@ -24,31 +21,13 @@ async fn run(connection: &mut PgConnection, sql: String) {
     execute(connection, sql).await;
 }
 
-/// Why no instance opens on a database.
-async fn refusal(target: impl Into<ConnectTarget>, options: Options) -> String {
-    let opened = Server::open(listen(ANY_PORT).await.unwrap(), None, target, options);
-    match tokio::time::timeout(LONG, opened).await.expect("it is refused in time") {
-        Ok(_) => panic!("an instance opens"),
-        Err(error @ ServerError::Store(_)) => with_causes(&error),
-        Err(error) => panic!("{error}"),
-    }
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_away_at_start_is_waited_for() {
     let database = Database::fresh().await;
     let (proxy, behind) = database.behind_proxy("away");
     proxy.close();
-    let (listener, http) = (listen(ANY_PORT).await.unwrap(), listen_http(&[ANY_PORT]).await.unwrap());
-    let (address, http_address) = (typed(&listener.address().unwrap().to_string()), http.local_addr().unwrap());
-    let (stop, stopped) = oneshot::channel::<()>();
-    let (runtime, target) = (tokio::runtime::Handle::current(), behind.target());
-    let serving = std::thread::spawn(move || {
-        runtime.block_on(async {
-            let server = Server::open(listener, Some(http), target, options()).await.unwrap();
-            server.serve(async { drop(stopped.await) }).await.unwrap()
-        })
-    });
+    let process = Process::start_unready(&behind.url());
+    let (address, http_address) = (process.address.clone(), process.http());
     let away = (503, "not ready: the database does not answer\n".to_owned());
     eventually("it says why it does not serve", LONG, || async { get(http_address, "/readyz").await == away }).await;
     assert_eq!(get(http_address, "/livez").await.0, 200);
@@ -63,19 +42,17 @@ async fn database_away_at_start_is_waited_for() {
     let client = client(&address);
     let error = client.em(&em("host1")).await.unwrap_err();
     assert!(error.code() == Some(Code::Unavailable) && error.to_string().contains("does not answer"), "{error}");
-    assert!(!serving.is_finished());
     proxy.open();
     let registered = || async { client.register(registration(em("host1"), load(1, 1, 1))).await.is_ok() };
     eventually("it serves", LONG, registered).await;
     eventually("health says so", LONG, || serves("")).await;
-    drop(stop);
-    tokio::task::spawn_blocking(|| serving.join().unwrap()).await.unwrap();
+    process.stop();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_absent_ends_the_start_with_reason() {
     let database = Database::fresh().await;
-    let why = refusal(ConnectTarget::from(database.options.clone().database("nonesuch")), options()).await;
+    let why = refusal(&url_of(&database.options.clone().database("nonesuch")), settings()).await;
     assert!(why.contains("database \"nonesuch\" does not exist"), "{why}");
     assert!(!why.contains("at line"), "the line of PostgreSQL's own source is left out: {why}");
 }
@@ -90,12 +67,12 @@ async fn database_of_other_encoding_is_refused_by_name() {
         let sql =
             format!("CREATE DATABASE {other} ENCODING '{encoding}' TEMPLATE template0 LC_COLLATE 'C' LC_CTYPE 'C'");
         run(&mut admin, sql).await;
-        let target = ConnectTarget::from(database.options.clone().database(&other));
+        let url = url_of(&database.options.clone().database(&other));
         if encoding == "LATIN1" {
-            let why = refusal(target, options()).await;
+            let why = refusal(&url, settings()).await;
             assert!(why.contains("encoding LATIN1, but UTF8 is needed"), "{why}");
         } else {
-            let rm = Instance::start_on(target, options(), ANY_PORT.into()).await;
+            let rm = Instance::start_on(&url, settings(), ANY_PORT).await;
             rm.client.register(registration(em("主机"), load(10, 10, 10))).await.unwrap();
             rm.client.request_resource(&request(&em("主机"), "用户", load(1, 1, 1))).await.granted();
             rm.stop().await;
@@ -112,8 +89,8 @@ async fn database_of_earlier_state_is_recognised() {
     let change = "UPDATE linkis_rm_migration_cell SET checksum = '\\x00' WHERE version = 1";
     changed.execute(change).await;
     for database in [tables, changed] {
-        for migrates in [true, false] {
-            let why = refusal(database.target(), Options { migrates, ..options() }).await;
+        for settings in [settings(), settings().with("--no-migrate", "")] {
+            let why = refusal(&database.url(), settings).await;
             assert!(why.contains("an unsupported earlier release"), "{why}");
             assert!(why.contains("empty database") && why.contains("AdoptTicket"), "it says what to do: {why}");
         }
@@ -179,20 +156,12 @@ impl Small {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_with_few_connections_keeps_instance_unready() {
     let small = Small::start("too-few").await;
-    Instance::start_on(small.database(), options(), ANY_PORT.into()).await.stop().await;
+    Instance::start_on(&url_of(&small.database()), settings(), ANY_PORT).await.stop().await;
     for limit in [1, 2, 3, 4, 6, 8] {
         eventually("the last instance is gone", LONG, || async { small.connections().await == 0 }).await;
         small.limit(limit).await;
-        let (listener, http) = (listen(ANY_PORT).await.unwrap(), listen_http(&[ANY_PORT]).await.unwrap());
-        let (address, http_address) = (typed(&listener.address().unwrap().to_string()), http.local_addr().unwrap());
-        let (stop, stopped) = oneshot::channel::<()>();
-        let (runtime, database) = (tokio::runtime::Handle::current(), small.database());
-        let serving = std::thread::spawn(move || {
-            runtime.block_on(async {
-                let server = Server::open(listener, Some(http), database, options()).await.unwrap();
-                server.serve(async { drop(stopped.await) }).await.unwrap()
-            })
-        });
+        let process = Process::start_unready(&url_of(&small.database()));
+        let (address, http_address) = (process.address.clone(), process.http());
         let says_why = |text: &str| text.contains("too many connections for role \"small\"") && text.contains("20");
         eventually("it says why it does not serve", LONG, || async {
             let (code, text) = get(http_address, "/readyz").await;
@@ -208,8 +177,7 @@ async fn database_with_few_connections_keeps_instance_unready() {
         small.limit(CONNECTIONS_MAX).await;
         eventually("it serves", LONG, || async { get(http_address, "/readyz").await.0 == 200 }).await;
         eventually("a call is served", LONG, || async { register().await.is_ok() }).await;
-        drop(stop);
-        tokio::task::spawn_blocking(|| serving.join().unwrap()).await.unwrap();
+        process.stop();
     }
     small.stop().await;
 }
@@ -279,7 +247,7 @@ fn assert_served<T>(answer: Result<T, ClientError>) {
 async fn database_connections_of_busy_instance_stay_bounded() {
     let small = Small::start("enough").await;
     small.limit(CONNECTIONS_MAX).await;
-    let rm = Instance::start_on(small.database(), options(), ANY_PORT.into()).await;
+    let rm = Instance::start_on(&url_of(&small.database()), settings(), ANY_PORT).await;
     let ems: Vec<_> = (0..16).map(|em1| em(&format!("host{em1}"))).collect();
     for em1 in &ems {
         rm.client.register(registration(em1.clone(), load(100, 100, 100))).await.unwrap();

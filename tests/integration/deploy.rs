@@ -8,7 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::server::{Options, SecuritySettings};
 use rm_client::ResourceRequest;
 use serde_json::Value;
 
@@ -88,7 +87,7 @@ const SELDOM: [&str; 1] = ["linkis_rm_external_fetches_total"];
 
 /// The names of all series of an instance, by family.
 fn exported(instance: &Instance) -> BTreeSet<String> {
-    let text = instance.metrics.text().unwrap();
+    let text = instance.metrics.text();
     let types = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split_once(' '));
     let names = types.flat_map(|(name, kind)| match kind {
         "histogram" => ["_bucket", "_sum", "_count"].map(|part| format!("{name}{part}")).to_vec(),
@@ -105,8 +104,7 @@ async fn dashboard_and_alerts_name_existing_metrics() {
     let folder = Folder::new("deploy-tls");
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["localhost"], &[], FAR), &ca);
-    let security = SecuritySettings { tls: Some(folder.files()), is_open: false, ..SecuritySettings::OPEN };
-    let encrypted = Instance::start_with(&database, Options { security, ..options() }).await;
+    let encrypted = Instance::start_with(&database, folder.tls(settings())).await;
     let (client, em1) = (&instance.client, em("host1"));
     client.set_limit(&each_user(20)).await.unwrap();
     client.register(registration(em1.clone(), load(64, 16, 20))).await.unwrap();

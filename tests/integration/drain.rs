@@ -83,7 +83,7 @@ async fn drain_stops_grants_and_keeps_tickets() {
         assert!(drained.map(|em| em.instance).eq([em1.clone()]));
     }
     let mut usage = UsageServiceClient::connect(second.address.clone()).await.unwrap();
-    let ems = vec![rm_edge::convert::answer::em_message(&em1)];
+    let ems = vec![rm_proto::convert::answer::em_message(&em1)];
     let found = usage.batch_get_ems(proto::BatchGetEmsRequest { ems }).await.unwrap().into_inner();
     assert_eq!(found.ems[0].drain.as_ref().unwrap().reason, "a new disk");
 

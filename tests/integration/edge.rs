@@ -9,7 +9,6 @@ use std::{
 
 use h2::client::{ResponseFuture, SendRequest};
 use http::{HeaderMap, Request};
-use linkis_rm::server::ServerExit;
 use rm_client::{ClientError, ResourceRequest, ResultResource};
 use rm_model::{operation::ReleaseTicket, report::EmReport};
 use rm_proto::v1::{ListEmsRequest, usage_service_client::UsageServiceClient};

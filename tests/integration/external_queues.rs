@@ -378,7 +378,7 @@ async fn request_with_several_queues_counts_once() {
     let ask = ResourceRequest { queue_names: names.into(), ..in_queue("a", 10) };
     let ended = |outcome: &str| {
         let series = format!(r#"linkis_rm_requests_total{{outcome="{outcome}""#);
-        let text = one.metrics.text().unwrap();
+        let text = one.metrics.text();
         let of_each = text.lines().filter(|line| line.starts_with(&series));
         of_each.filter_map(|line| line.rsplit(' ').next()?.parse::<u64>().ok()).sum::<u64>()
     };

@@ -9,9 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::server::{Options, Server, listen, listen_http};
 use rm_client::{ClientError, ClientSettings, Follower, ResultResource, RmClient, check_health};
-use rm_edge::{edge::EdgeBounds, resource_manager::RequestTimeouts};
 use rm_proto::v1::FollowActionsResponse;
 use rm_store::{Store, connect_target::ConnectTarget};
 use sqlx::Row as _;
@@ -39,8 +37,8 @@ fn assert_unavailable<T: std::fmt::Debug>(answer: Result<T, ClientError>, why: &
     assert!(error.retry_after().is_some() && error.reason().as_deref() == Some("DATABASE_UNAVAILABLE"), "{error:?}");
 }
 
-async fn instance(url: &str, options: Options) -> Instance {
-    Instance::start_on(ConnectTarget::parse(url).unwrap(), options, ANY_PORT.into()).await
+async fn instance(url: &str, settings: Settings) -> Instance {
+    Instance::start_on(url, settings, ANY_PORT).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -52,17 +50,8 @@ async fn instance_on_standby_serves_after_promotion() {
     let ems = "SELECT count(*) FROM linkis_em_resource_meta_data";
     eventually("the standby has the EM", LONG, || async { pair.standby.count(ems).await == Some(1) }).await;
 
-    let (listener, http) = (listen(ANY_PORT).await.unwrap(), listen_http(&[ANY_PORT]).await.unwrap());
-    let (address, http_address) = (typed(&listener.address().unwrap().to_string()), http.local_addr().unwrap());
-    let (stop, stopped) = oneshot::channel::<()>();
-    let target = ConnectTarget::parse(&pair.standby.url()).unwrap();
-    let runtime = tokio::runtime::Handle::current();
-    let serving = std::thread::spawn(move || {
-        runtime.block_on(async {
-            let server = Server::open(listener, Some(http), target, options()).await.unwrap();
-            server.serve(async { drop(stopped.await) }).await.unwrap()
-        })
-    });
+    let process = Process::start_unready(&pair.standby.url());
+    let (address, http_address) = (process.address.clone(), process.http());
     let in_recovery = (503, "not ready: the database is in recovery, a standby\n".to_owned());
     eventually("readyz returns the reason", LONG, || async { get(http_address, "/readyz").await == in_recovery }).await;
     let client = client(&address);
@@ -90,8 +79,7 @@ async fn instance_on_standby_serves_after_promotion() {
     pair.standby.run("ALTER SYSTEM RESET default_transaction_read_only").await;
     pair.standby.run("SELECT pg_reload_conf()").await;
     eventually("the instance serves", LONG, || async { client.em(&em("host1")).await.is_ok() }).await;
-    drop(stop);
-    tokio::task::spawn_blocking(|| serving.join().unwrap()).await.unwrap();
+    process.stop();
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -100,8 +88,7 @@ async fn database_url_file_change_is_followed() {
     let file = scratch("named-url");
     let name = |node: &Node| std::fs::write(&file, node.url()).unwrap();
     name(&pair.primary);
-    let target = ConnectTarget::in_file(file.clone()).unwrap();
-    let instance = Instance::start_on(target, options(), ANY_PORT.into()).await;
+    let instance = Instance::start_by(settings().with("--database-url-file", file.display()), ANY_PORT, ANY_PORT).await;
     instance.client.register(registration(em("host1"), load(64, 16, 20))).await.unwrap();
     let ems = "SELECT count(*) FROM linkis_em_resource_meta_data";
     eventually("the standby has the EM", LONG, || async { pair.standby.count(ems).await == Some(1) }).await;
@@ -170,8 +157,7 @@ async fn promotion_keeps_wait_queue_positions() {
     let count = crowd_of(200);
     let (pair, amount) = (Pair::start("line", true).await, i64::try_from(count).unwrap());
     // One caller has a share of the line, not all of it.
-    let bounds = EdgeBounds { waiting: count * 2, ..options().bounds };
-    let instance = instance(&pair.url(), Options { bounds, ..options() }).await;
+    let instance = instance(&pair.url(), settings().with("--max-waiting", count * 2)).await;
     let host = em("host1");
     instance.client.register(registration(host.clone(), load(amount, amount, amount))).await.unwrap();
     let tenth = request(&host, "alice", load(amount / 10, amount / 10, amount / 10));
@@ -185,7 +171,7 @@ async fn promotion_keeps_wait_queue_positions() {
     let waiting: Vec<_> = (0..count)
         .map(|nth| {
             let (client, mut ask) = (clients[nth / 500].clone(), request(&host, "bob", load(1, 1, 1)));
-            ask.wait_timeout = options().times.max_wait;
+            ask.wait_timeout = Duration::from_secs(600);
             tokio::spawn(async move { client.request_resource(&ask).await })
         })
         .collect();
@@ -247,8 +233,7 @@ enum Loss {
 async fn lose_the_primary(name: &str, loss: Loss) {
     let pair = Pair::start(name, true).await;
     let lock_ttl = Duration::from_secs(3);
-    let times = RequestTimeouts { lock_ttl, ..options().times };
-    let instance = instance(&pair.url(), Options { times, ..options() }).await;
+    let instance = instance(&pair.url(), settings().with_time("--lock-ttl", lock_ttl)).await;
     instance.client.register(registration(em("host1"), load(0, 1_000_000, 1_000_000))).await.unwrap();
     let (ledger, stop) = (Arc::<Ledger>::default(), Arc::<AtomicBool>::default());
     let asking: Vec<_> = (0..8)
@@ -316,7 +301,7 @@ async fn next_message(follower: &mut Follower) -> FollowActionsResponse {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn promotion_loses_no_followed_line() {
     let pair = Pair::start("positions", true).await;
-    let instance = instance(&pair.url(), options()).await;
+    let instance = instance(&pair.url(), settings()).await;
     instance.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();
     pair.separate().await;
     let undone = "BEGIN; SELECT nextval('linkis_resource_action_record_id_seq') FROM generate_series(1, 200); ROLLBACK";
@@ -382,7 +367,7 @@ async fn dead_or_silent_host_delays_no_call() {
     let name = database.options.get_database().unwrap();
     let url = format!("postgres://postgres@/{name}?host={}&target_session_attrs=primary", hosts.join(","));
     let begun = Instant::now();
-    let instance = instance(&url, options()).await;
+    let instance = instance(&url, settings()).await;
     instance.client.register(registration(em("host1"), load(64, 64, 64))).await.unwrap();
     for _ in 0..20 {
         instance.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await.granted();
@@ -393,7 +378,7 @@ async fn dead_or_silent_host_delays_no_call() {
     assert!(knocks <= 1 + seconds, "{knocks} in {seconds} s");
     instance.stop().await;
     // A command finds the host, too.
-    let store = Store::open(ConnectTarget::parse(&url).unwrap(), options().history).await.unwrap();
+    let store = Store::open(ConnectTarget::parse(&url).unwrap(), HISTORY).await.unwrap();
     sqlx::query("SELECT 1").execute(&store.pool().await.unwrap()).await.unwrap();
     store.close().await;
     holding.abort();

@@ -8,7 +8,6 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::server::ServerExit;
 use rm_client::ResourceRequest;
 use rm_model::name::Labels;
 use rm_proto::v1::{
@@ -197,7 +196,7 @@ async fn follow_position_unknown_or_old_is_refused() {
 
 /// Number of reads for followers, and for late followers.
 fn read(rm: &Instance) -> [usize; 2] {
-    let text = rm.metrics.text().unwrap();
+    let text = rm.metrics.text();
     ["linkis_rm_followed_lines_total", "linkis_rm_followed_lines_late_total"].map(|name| {
         let line = text.lines().find(|line| line.starts_with(&format!("{name} "))).unwrap();
         line.rsplit(' ').next().unwrap().parse().unwrap()
@@ -249,7 +248,7 @@ async fn followers_share_reads_beside_stalled_follower() {
         "{changes} lines, read {once} times, and {late} for late followers"
     );
     drop(never_read);
-    let nobody = || async { rm.metrics.text().unwrap().contains("linkis_rm_followers 0\n") };
+    let nobody = || async { rm.metrics.text().contains("linkis_rm_followers 0\n") };
     eventually("nobody follows", SOON, nobody).await;
 }
 

@@ -45,10 +45,10 @@ async fn handshake_crowd_delays_no_other_address() {
     let (database, folder, ca) = (Database::fresh().await, Folder::new("handshakes"), authority("ca"));
     let admin = token(&database, "admin", &["--role", "admin"]);
     folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
-    let files = folder.files();
     let mut command = Command::new(*PROGRAM);
     command.args(["--database-url", &database.url()]);
-    command.args(["--tls-cert".as_ref(), files.cert.as_os_str(), "--tls-key".as_ref(), files.key.as_os_str()]);
+    let (cert, key) = (folder.0.join("cert"), folder.0.join("key"));
+    command.args(["--tls-cert".as_ref(), cert.as_os_str(), "--tls-key".as_ref(), key.as_os_str()]);
     let rm = Process::start_command(&mut command, |line| println!("{line}"));
     let address = rm.address.strip_prefix("http://").unwrap().to_owned();
     let kept = connect_to(&address, &ca, None).await.unwrap();

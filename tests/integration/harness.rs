@@ -5,7 +5,7 @@ use std::{
     fs,
     future::Future,
     io::{BufRead as _, BufReader},
-    net::{IpAddr, Ipv4Addr, SocketAddr},
+    net::SocketAddr,
     ops::Range,
     os::unix::process::CommandExt as _,
     path::{Path, PathBuf},
@@ -18,14 +18,8 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::server::{Options, SecuritySettings, Server, ServerExit, listen, listen_http};
 use rm_client::{ClientError, ClientSettings, ResourceRequest, ResultResource, RmClient};
 use rm_devpg::{EmbeddedPostgres, EmbeddedSettings};
-use rm_edge::{
-    edge::{EdgeBounds, ListenAddress},
-    resource_manager::RequestTimeouts,
-};
-use rm_external::allowed::AllowedHosts;
 use rm_model::{
     adoption::AdoptTicket,
     em::{Em, EmInstance},
@@ -40,18 +34,13 @@ use rm_model::{
     scope::ScopeHoldings,
     ticket::{EngineInstance, Ticket, TicketState},
 };
-use rm_service::heartbeat::LivenessTimeouts;
 use rm_store::connect_target::ConnectTarget;
-use rm_telemetry::metrics::Metrics;
 use rustix::process::{Pid, Signal};
 use sqlx::{
     ConnectOptions as _, FromRow, PgConnection, PgExecutor,
     postgres::{PgConnectOptions, PgPool, PgRow},
 };
-use tokio::{
-    sync::oneshot,
-    task::{JoinHandle, JoinSet},
-};
+use tokio::task::{JoinHandle, JoinSet};
 use tonic::{
     Code, Status,
     transport::{Channel, Endpoint},
@@ -62,6 +51,9 @@ use uuid::Uuid;
 use crate::{citus_cluster::Cell, proxy::Proxy};
 
 pub use rm_tests::{PROGRAM, repo_root};
+
+/// The retention of the history by [`settings`].
+pub const HISTORY: Duration = Duration::from_secs(3600);
 
 pub const GB: i64 = 1 << 30;
 
@@ -150,7 +142,7 @@ impl Database {
         postgres().clone().database(&name).into()
     }
 
-    /// The target for a service.
+    /// The target for a store.
     pub fn target(&self) -> ConnectTarget {
         self.cell.as_ref().map_or_else(|| self.options.clone().into(), Cell::target)
     }
@@ -258,92 +250,149 @@ async fn insert_hold(executor: impl PgExecutor<'_>, em: &EmInstance) {
     hold.execute(executor).await.unwrap();
 }
 
+/// The URL of a database with these options.
+pub fn url_of(options: &PgConnectOptions) -> String {
+    let (user, database) = (options.get_username(), options.get_database().unwrap());
+    match options.get_socket() {
+        Some(socket) => {
+            format!("postgres://{user}@localhost:{}/{database}?host={}", options.get_port(), socket.display())
+        }
+        None => format!("postgres://{user}@{}:{}/{database}", options.get_host(), options.get_port()),
+    }
+}
+
 /// The URL of a database. The folder of the socket is in the query, because its path is no host name.
 pub fn url(socket: &Path, database: &str) -> String {
     format!("postgres://postgres@localhost:5432/{database}?host={}", socket.display())
 }
 
-/// A server in this process.
+/// Settings of a server: its flags with their values.
+#[derive(Clone, Default)]
+pub struct Settings(BTreeMap<&'static str, String>);
+
+/// The settings of most tests.
+pub fn settings() -> Settings {
+    let few = [("--history", "1h"), ("--drain-timeout", "5s"), ("--external-hosts", "127.0.0.1")];
+    Settings(few.map(|(flag, value)| (flag, value.to_owned())).into())
+}
+
+impl Settings {
+    /// The same settings with another value of a flag; empty for a flag without a value.
+    pub fn with(mut self, flag: &'static str, value: impl ToString) -> Self {
+        self.0.insert(flag, value.to_string());
+        self
+    }
+
+    /// The same settings with another duration of a flag.
+    pub fn with_time(self, flag: &'static str, time: Duration) -> Self {
+        self.with(flag, format!("{}ms", time.as_millis()))
+    }
+
+    pub fn arguments(&self) -> impl Iterator<Item = &str> {
+        self.0.iter().flat_map(|(flag, value)| [*flag, value]).filter(|word| !word.is_empty())
+    }
+}
+
+/// Any free port of this machine.
+pub const ANY_PORT: &str = "127.0.0.1:0";
+
+/// A port of this machine that was free a moment ago.
+pub fn free_address() -> SocketAddr {
+    std::net::TcpListener::bind(ANY_PORT).unwrap().local_addr().unwrap()
+}
+
+/// A server in a process of its own, and its metrics.
 pub struct Instance {
     pub client: RmClient,
     pub address: String,
     /// Address of metrics and health.
     pub http: SocketAddr,
     pub metrics: Metrics,
-    stop: Option<oneshot::Sender<()>>,
-    serving: JoinHandle<ServerExit>,
+    process: Process,
 }
-
-pub fn options() -> Options {
-    let times = RequestTimeouts {
-        lock_ttl: Duration::from_secs(600),
-        request_timeout: Duration::from_secs(30),
-        max_wait: Duration::from_secs(600),
-    };
-    let liveness = LivenessTimeouts::DEFAULT;
-    let (history, drain_timeout) = (Duration::from_secs(3600), Duration::from_secs(5));
-    let (security, external_hosts) = (SecuritySettings::OPEN, AllowedHosts::parse("127.0.0.1").unwrap());
-    let (shutdown_delay, bounds) = (Duration::ZERO, EdgeBounds::DEFAULT);
-    Options {
-        times,
-        liveness,
-        history,
-        drain_timeout,
-        shutdown_delay,
-        bounds,
-        security,
-        external_hosts,
-        migrates: true,
-    }
-}
-
-/// Any free port of this machine.
-pub const ANY_PORT: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 0);
 
 impl Instance {
     pub async fn start(database: &Database) -> Self {
-        Self::start_with(database, options()).await
+        Self::start_with(database, settings()).await
     }
 
-    pub async fn start_with(database: &Database, options: Options) -> Self {
-        Self::start_at(database, options, ANY_PORT.into()).await
+    pub async fn start_with(database: &Database, settings: Settings) -> Self {
+        Self::start_at(database, settings, ANY_PORT).await
     }
 
-    pub async fn start_at(database: &Database, options: Options, place: ListenAddress) -> Self {
-        Self::start_on(database.target(), options, place).await
+    pub async fn start_at(database: &Database, settings: Settings, listen: &str) -> Self {
+        Self::start_on(&database.url(), settings, listen).await
     }
 
-    /// Starts a server on any target.
-    pub async fn start_on(database: impl Into<ConnectTarget>, options: Options, place: ListenAddress) -> Self {
-        Self::start_with_http(database, options, place, ANY_PORT).await
+    /// Starts a server on the database of any URL.
+    pub async fn start_on(url: &str, settings: Settings, listen: &str) -> Self {
+        Self::start_by(settings.with("--database-url", url), listen, ANY_PORT).await
     }
 
-    pub async fn start_with_http(
-        database: impl Into<ConnectTarget>,
-        options: Options,
-        place: ListenAddress,
-        http: SocketAddr,
-    ) -> Self {
-        let (listener, http) = (listen(place).await.unwrap(), listen_http(&[http]).await.unwrap());
-        let server = Server::open(listener, Some(http), database, options).await.unwrap();
-        let address = typed(&server.address().unwrap().to_string());
-        let (http, metrics) = (server.http_address().unwrap(), server.metrics().clone());
-        let (stop, stopped) = oneshot::channel();
-        let serving = tokio::spawn(async move { server.serve(async { drop(stopped.await) }).await.unwrap() });
-        Self { client: client(&address), address, http, metrics, stop: Some(stop), serving }
+    /// Starts a server whose settings name its database.
+    pub async fn start_by(settings: Settings, listen: &str, http: &str) -> Self {
+        let mut command = Command::new(*PROGRAM);
+        command.args(["--http-listen", http]).args(settings.arguments());
+        let listen = listen.to_owned();
+        let starting = move || Process::spawn(&listen, &mut command, |line| println!("{line}"));
+        let process = tokio::task::spawn_blocking(starting).await.unwrap();
+        let http = process.http();
+        let scheme = if settings.0.contains_key("--tls-cert") { "https" } else { "http" };
+        let metrics = Metrics { url: format!("{scheme}://{http}/metrics") };
+        let (client, address) = (process.client.clone(), process.address.clone());
+        Self { client, address, http, metrics, process }
     }
 
     /// The value of a metric with its labels, or 0 if it is not exported yet.
     pub fn metric(&self, series: &str) -> f64 {
-        let text = self.metrics.text().unwrap();
+        let text = self.metrics.text();
         let value = text.lines().find_map(|line| line.strip_prefix(series)?.strip_prefix(' '));
         value.map_or(0.0, |value| value.parse().unwrap())
     }
 
-    pub async fn stop(mut self) -> ServerExit {
-        drop(self.stop.take());
-        self.serving.await.unwrap()
+    /// The value of a counter, or 0 if it is not exported yet.
+    pub fn counter(&self, series: &str) -> u64 {
+        self.metric(series) as u64
     }
+
+    pub async fn stop(self) -> ServerExit {
+        tokio::task::spawn_blocking(move || self.process.stop()).await.unwrap()
+    }
+}
+
+/// Returns the reason why no server starts on a database.
+pub async fn refusal(database_url: &str, settings: Settings) -> String {
+    let mut command = Command::new(*PROGRAM);
+    command.args(["--database-url", database_url, "--listen", ANY_PORT, "--http-listen", ""]);
+    command.args(settings.arguments()).env_remove("DATABASE_URL").env("LINKIS_RM_LOG_FORMAT", "text");
+    let ended = tokio::task::spawn_blocking(move || ran(&mut command));
+    let ended = tokio::time::timeout(LONG, ended).await.expect("it is refused in time").unwrap();
+    assert_eq!(ended.code, Some(1), "{}", ended.err);
+    ended.err
+}
+
+/// The metrics of a server. They are read over HTTP.
+#[derive(Clone)]
+pub struct Metrics {
+    url: String,
+}
+
+impl Metrics {
+    /// All metrics as Prometheus reads them.
+    pub fn text(&self) -> String {
+        let output = Command::new("curl").args(["--silent", "--insecure", "--fail", &self.url]).output().unwrap();
+        assert!(output.status.success(), "{} is read", self.url);
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+/// How a server ended after SIGTERM.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ServerExit {
+    /// All calls in progress were completed.
+    Drained,
+    /// Some calls were in progress at the drain timeout.
+    CutOff,
 }
 
 /// A fresh database and one server on it.
@@ -649,6 +698,8 @@ pub struct Process {
     pub address: String,
     /// Log lines until it served.
     pub start_log: Vec<String>,
+    /// Reads the later log lines. Returns how the server ended.
+    log: Option<std::thread::JoinHandle<ServerExit>>,
 }
 
 impl Process {
@@ -665,6 +716,18 @@ impl Process {
     /// Starts a prepared command; `log_line` receives its later log lines.
     pub fn start_command(command: &mut Command, log_line: impl FnMut(String) + Send + 'static) -> Self {
         Self::spawn("127.0.0.1:0", command, log_line)
+    }
+
+    /// Starts a server on a database that takes no writes yet. Returns it before it serves.
+    pub fn start_unready(database_url: &str) -> Self {
+        let (address, http) = (free_address(), free_address());
+        let mut command = Command::new(*PROGRAM);
+        command.args(["--database-url", database_url, "--listen", &address.to_string()]);
+        command.args(["--http-listen", &http.to_string()]).args(settings().arguments());
+        let child = command.env_remove("DATABASE_URL").env("LINKIS_RM_LOG_FORMAT", "text").spawn().unwrap();
+        let address = typed(&address.to_string());
+        let start_log = vec![format!("metrics and health over HTTP address={http}")];
+        Self { child, client: client(&address), address, start_log, log: None }
     }
 
     fn spawn(listen: &str, command: &mut Command, mut log_line: impl FnMut(String) + Send + 'static) -> Self {
@@ -688,13 +751,22 @@ impl Process {
         });
         let address = address.unwrap_or_else(|| panic!("it does not serve:\n{}", start_log.join("\n")));
         // The log is read until its end, because a full pipe would stop the process.
-        std::thread::spawn(move || log.for_each(&mut log_line));
-        Self { child, client: client(&address), address, start_log }
+        let log = std::thread::spawn(move || {
+            let mut exit = ServerExit::Drained;
+            for line in log {
+                if line.contains("some calls were still under way") {
+                    exit = ServerExit::CutOff;
+                }
+                log_line(line);
+            }
+            exit
+        });
+        Self { child, client: client(&address), address, start_log, log: Some(log) }
     }
 
     /// Address of metrics and health.
     pub fn http(&self) -> SocketAddr {
-        let address = |line: &String| line.split_once("http_address=")?.1.split(' ').next()?.parse().ok();
+        let address = |line: &String| line.split_once("metrics and health over HTTP address=")?.1.parse().ok();
         self.start_log.iter().find_map(address).unwrap_or_else(|| panic!("{:?}", self.start_log))
     }
 
@@ -719,6 +791,13 @@ impl Process {
     pub fn kill(mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
+    }
+
+    /// Sends SIGTERM, and waits for the end. Returns how the server ended.
+    pub fn stop(mut self) -> ServerExit {
+        rustix::process::kill_process(Pid::from_child(&self.child), Signal::TERM).unwrap();
+        assert!(self.child.wait().unwrap().success(), "the server stops in order");
+        self.log.take().map_or(ServerExit::Drained, |log| log.join().unwrap())
     }
 
     /// Sends SIGTERM. Returns the exit code.

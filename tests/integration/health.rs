@@ -8,7 +8,6 @@ use std::{
     task::{Context, Poll},
 };
 
-use linkis_rm::server::SecuritySettings;
 use tokio_util::task::AbortOnDropHandle;
 use tonic::{
     Code, Status,
@@ -120,8 +119,7 @@ async fn health_command_verifies_server_certificate() {
     let (database, folder) = (Database::fresh().await, Folder::new("health-tls"));
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["localhost"], &[], FAR), &ca);
-    let security = SecuritySettings { tls: Some(folder.files()), is_open: false, ..SecuritySettings::OPEN };
-    let instance = Instance::start_with(&database, linkis_rm::server::Options { security, ..options() }).await;
+    let instance = Instance::start_with(&database, folder.tls(settings())).await;
     let port = instance.address.rsplit_once(':').unwrap().1;
     let address = format!("https://localhost:{port}");
     let file = folder.0.join("ca");

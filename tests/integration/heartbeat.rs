@@ -8,7 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::server::Options;
 use rm_client::{HeartbeatReply, ResourceRequest, ResultResource, RmClient};
 use rm_model::{
     em::EmInstance,
@@ -16,7 +15,6 @@ use rm_model::{
     report::{EmReport, Health, Load},
 };
 use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
-use rm_service::heartbeat::LivenessTimeouts;
 use tokio::task::JoinSet;
 use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
@@ -29,13 +27,14 @@ mod lost_ems;
 /// Longer than any test.
 const NEVER: Duration = Duration::from_secs(3600);
 
-fn patience(silent_after: Duration, lost_after: Duration, lost_after_reports: i16) -> Options {
-    Options { liveness: LivenessTimeouts { silent_after, lost_after, lost_after_reports }, ..options() }
+fn patience(silent_after: Duration, lost_after: Duration, lost_after_reports: i16) -> Settings {
+    let times = settings().with_time("--em-silent-after", silent_after).with_time("--em-lost-after", lost_after);
+    times.with("--lost-after-reports", lost_after_reports)
 }
 
-async fn start_with(options: Options) -> (Database, Instance) {
+async fn start_with(settings: Settings) -> (Database, Instance) {
     let database = Database::fresh().await;
-    let instance = Instance::start_with(&database, options).await;
+    let instance = Instance::start_with(&database, settings).await;
     (database, instance)
 }
 

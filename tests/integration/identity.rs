@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::server::Options;
 use rm_edge::observe;
 use rm_proto::v1::{
     self as proto, limit_service_client::LimitServiceClient,
@@ -19,7 +18,7 @@ use tonic::{
 use tonic_prost::ProstCodec;
 use tonic_types::StatusExt as _;
 
-use crate::harness::*;
+use crate::{certificates, harness::*, jwt};
 
 mod user_scope;
 
@@ -221,7 +220,10 @@ async fn role_matrix_allows_exactly_its_calls() {
 async fn first_token_requires_authentication_of_every_caller() {
     let database = Database::fresh().await;
     let open = Instance::start(&database).await;
-    let closed = closed(&database).await;
+    let folder = certificates::Folder::new("closed");
+    folder.write("keys", &jwt::key_set(&[]));
+    folder.write("jwt", &jwt::config(folder.0.join("keys").to_str().unwrap(), serde_json::json!({})).to_string());
+    let closed = Instance::start_with(&database, settings().with("--jwt-config", folder.0.join("jwt").display())).await;
     open.client.register(registration(em("host1"), load(64, 16, 16))).await.unwrap();
     let refused = closed.client.register(registration(em("host1"), load(64, 16, 16))).await.unwrap_err();
     assert_eq!(refused.reason().as_deref(), Some("TOKEN_MISSING"));
@@ -250,13 +252,6 @@ async fn first_token_requires_authentication_of_every_caller() {
     let another = Instance::start(&database).await;
     let refused = another.client.ems().await.unwrap_err();
     assert_eq!(refused.reason().as_deref(), Some("TOKEN_MISSING"));
-}
-
-/// An instance that requires authentication.
-async fn closed(database: &Database) -> Instance {
-    let mut options: Options = options();
-    options.security.is_open = false;
-    Instance::start_with(database, options).await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

@@ -2,9 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use linkis_rm::server::Options;
 use rm_client::ResourceRequest;
-use rm_edge::resource_manager::RequestTimeouts;
 use rm_model::{limit::Rule, operation::Grant, resource::Dimension};
 use tokio::task::JoinSet;
 use tonic::Code;
@@ -26,21 +24,20 @@ struct Served {
 
 impl Served {
     async fn start(name: &str) -> Self {
-        Self::start_with(name, options()).await
+        Self::start_with(name, settings()).await
     }
 
     /// Starts the instance behind the proxy with a request timeout of two seconds.
     async fn start_hasty(name: &str) -> Self {
-        let times = RequestTimeouts { request_timeout: Duration::from_secs(2), ..options().times };
-        Self::start_with(name, Options { times, ..options() }).await
+        Self::start_with(name, settings().with_time("--request-timeout", Duration::from_secs(2))).await
     }
 
-    async fn start_with(name: &str, options: Options) -> Self {
+    async fn start_with(name: &str, settings: Settings) -> Self {
         let (database, direct) = start().await;
         let registration = registration(em("host1"), load(1000, 1000, 1000));
         direct.client.register(registration).await.unwrap();
         let (proxy, proxied) = database.behind_proxy(name);
-        let rm = Instance::start_with(&proxied, options).await;
+        let rm = Instance::start_with(&proxied, settings).await;
         Self { database, direct, proxy, rm }
     }
 
@@ -183,10 +180,10 @@ async fn queue_entry_with_lost_commit_is_entered_again() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_with_cut_commit_returns_commit_unknown() {
     let (database, direct) = start().await;
-    let times = RequestTimeouts { request_timeout: Duration::from_secs(2), ..options().times };
     for cut in [Cut::BeforeCommit, Cut::AfterCommit, Cut::Silence] {
         let (proxy, proxied) = database.behind_proxy(&format!("limits-{cut:?}"));
-        let rm = Instance::start_with(&proxied, Options { times, ..options() }).await;
+        let rm =
+            Instance::start_with(&proxied, settings().with_time("--request-timeout", Duration::from_secs(2))).await;
         let rule = seven_cores("IDE");
         proxy.cut_commits(cut, 1);
         let error = rm.client.set_limit(&rule).await.unwrap_err();

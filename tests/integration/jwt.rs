@@ -18,7 +18,6 @@ use axum::{
 use base64::{Engine as _, engine::general_purpose::URL_SAFE_NO_PAD};
 use hyper::server::conn::http1;
 use hyper_util::{rt::TokioIo, service::TowerToHyperService};
-use linkis_rm::server::{Options, SecuritySettings};
 use rcgen::{KeyPair, PKCS_ED25519};
 use ring::{
     rand::SystemRandom,
@@ -126,11 +125,9 @@ pub fn config(keys: &str, more: Value) -> Value {
     json!({ "issuers": [issuer] })
 }
 
-/// Options with this configuration.
-fn believing(config: PathBuf) -> Options {
-    let mut options = options();
-    options.security = SecuritySettings { jwt: Some(config), is_open: false, ..SecuritySettings::OPEN };
-    options
+/// Settings with this configuration.
+fn believing(config: PathBuf) -> Settings {
+    settings().with("--jwt-config", config.display())
 }
 
 async fn start_with_keys(database: &Database, folder: &Folder, signers: &[&Signer]) -> Instance {
@@ -151,7 +148,7 @@ async fn refused(channel: &Channel, shown: &str) -> String {
 }
 
 fn counted(rm: &Instance, name: &str) -> u64 {
-    let text = rm.metrics.text().unwrap();
+    let text = rm.metrics.text();
     let value = text.lines().find_map(|line| line.strip_prefix(&format!("linkis_rm_jwt_{name} ")));
     value.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
 }

@@ -40,11 +40,11 @@ async fn advisory_limit_grants_and_counts_violations() {
         assert_eq!((over.requested, over.available, over.max), (1, 0, 1));
         assert_eq!(over.rule, "each user (watched): at most 1 instances");
     }
-    assert_eq!(rm.metrics.committer.over_watched.get(), 1);
+    assert_eq!(rm.counter("linkis_rm_limits_watched_violations_total"), 1);
     // So is what an engine uses more than it was granted.
     rm.client.set_limit(&rule(&[("user", None)], LimitMode::Watched, Some(2))).await.unwrap();
     rm.client.resource_inited(&inited(&beyond, "hadoop", Some(load(1, 1, 2)))).await.unwrap();
-    assert_eq!(rm.metrics.committer.over_watched.get(), 2);
+    assert_eq!(rm.counter("linkis_rm_limits_watched_violations_total"), 2);
     assert_eq!(rm.client.request_resource(&ask("alice")).await.granted().over_watched, []);
 
     let scopes = rm.client.scopes().await.unwrap();

@@ -2,7 +2,6 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use linkis_rm::server::Options;
 use rm_client::ResourceRequest;
 use rm_model::{
     em::EmInstance,
@@ -85,8 +84,7 @@ async fn list_ems_filters_by_state_and_labels() {
     for statement in [silent, registered] {
         database.execute(statement).await;
     }
-    let mut watchful = options();
-    watchful.liveness.silent_after = Duration::from_secs(5);
+    let watchful = settings().with_time("--em-silent-after", Duration::from_secs(5));
     let rm = Instance::start_with(&database, watchful).await;
     let mut usage = usage(&rm).await;
     let all = proto::ListEmsRequest::default();
@@ -123,8 +121,7 @@ async fn list_ems_filters_by_state_and_labels() {
 /// A page reads a bounded number of EMs, and the next page continues behind them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn list_ems_page_of_rare_matches_is_bounded() {
-    let mut watchful = options();
-    watchful.liveness.silent_after = Duration::from_secs(5);
+    let watchful = settings().with_time("--em-silent-after", Duration::from_secs(5));
     let database = Database::fresh().await;
     let rm = Instance::start_with(&database, watchful).await;
     // More EMs than a page reads, and one matching EM behind them.
@@ -488,7 +485,7 @@ async fn list_actions_page_of_rare_lines_is_bounded() {
 async fn list_actions_of_past_partitions_uses_indexes() {
     let database = Database::fresh().await;
     let history = Duration::from_secs(10 * 24 * 3600);
-    let rm = Instance::start_with(&database, Options { history, ..options() }).await;
+    let rm = Instance::start_with(&database, settings().with_time("--history", history)).await;
     let mut connection = database.connect().await;
     let hour = "extract(epoch FROM date_trunc('hour', now()))::bigint";
     for (days, others) in [(5, 60_000), (4, 60_000), (0, 1000)] {

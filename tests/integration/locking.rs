@@ -158,7 +158,7 @@ async fn idle_instance_has_no_open_transaction() {
 async fn uncommitted_session_is_rolled_back_before_next() {
     let (database, _rm) = start().await;
     let (a, b) = (BTreeSet::from([LockKey::Em(em("a"))]), BTreeSet::from([LockKey::Em(em("b"))]));
-    let store = Store::open(database.target(), options().history).await.unwrap();
+    let store = Store::open(database.target(), HISTORY).await.unwrap();
     let (mut session, mut other) = (store.session(), store.session());
     resource_lock::lock(session.begin().await.unwrap(), &a).await.unwrap().unwrap();
     let held = resource_lock::lock(other.begin().await.unwrap(), &a).await.unwrap_err();
@@ -178,7 +178,7 @@ async fn uncommitted_session_is_rolled_back_before_next() {
 async fn rollback_on_silent_connection_is_bounded() {
     let database = Database::fresh().await;
     let (proxy, proxied) = database.behind_proxy("undoing");
-    let store = Store::open(proxied.options, options().history).await.unwrap();
+    let store = Store::open(proxied.options, HISTORY).await.unwrap();
     let mut session = store.session();
     session.begin().await.unwrap();
     proxy.forget_all();

@@ -8,7 +8,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::server::{Options, SecuritySettings};
 use rm_client::{ResourceRequest, ResultResource};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -224,11 +223,10 @@ async fn certificate_expiry_metric_follows_renewal() {
     let (database, folder) = (Database::fresh().await, Folder::new("expiry"));
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["rm.example"], &[], 2040), &ca);
-    let security = SecuritySettings { tls: Some(folder.files()), is_open: false, ..SecuritySettings::OPEN };
-    let instance = Instance::start_with(&database, Options { security, ..options() }).await;
+    let instance = Instance::start_with(&database, folder.tls(settings())).await;
     let end = |file: &str| -> Option<i64> {
         let series = format!(r#"linkis_rm_tls_certificate_expiry_timestamp_seconds{{file="{file}"}} "#);
-        instance.metrics.text().unwrap().lines().find_map(|line| line.strip_prefix(&series)?.parse().ok())
+        instance.metrics.text().lines().find_map(|line| line.strip_prefix(&series)?.parse().ok())
     };
     // The first of January, of 2040 and of 2050.
     assert_eq!(end("cert"), Some(2_208_988_800));

@@ -10,7 +10,6 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::server::Options;
 use rm_client::{ClientError, ResourceRequest};
 use rm_model::{
     limit::{LabelPattern, Rule},
@@ -24,7 +23,7 @@ use rm_service::background::{
 use rm_store::{Store, history_partition};
 use uuid::Uuid;
 
-use crate::harness::{options as options_of_tests, *};
+use crate::harness::*;
 
 /// Changes of a later release: an unknown migration, and a column that this release does not write.
 const LATER: &str = "
@@ -90,10 +89,10 @@ async fn retention_beside_locked_partition_continues() {
         INSERT INTO linkis_user_request_id SELECT 'hadoop', * FROM linkis_request_id").await;
     let mut reader = database.connect().await;
     execute(&mut reader, "BEGIN; LOCK linkis_resource_action_record_2020010100_2020010101 IN ACCESS SHARE MODE").await;
-    let store = Store::open(database.target(), options_of_tests().history).await.unwrap();
+    let store = Store::open(database.target(), HISTORY).await.unwrap();
     let (holder, mut session) = (LeaseFlag::default(), store.session());
     RenewLease::new(Uuid::new_v4(), holder.clone()).step(&mut session).await.unwrap();
-    let mut retention = PruneHistory::new(options_of_tests().history, holder, None);
+    let mut retention = PruneHistory::new(HISTORY, holder, None);
     assert!(retention.step(&mut session).await.unwrap_err().is_lock_timeout());
     let kept = "SELECT (SELECT count(*) FROM linkis_request_id) + (SELECT count(*) FROM linkis_user_request_id)";
     assert_eq!(database.count(kept).await, 0);
@@ -243,7 +242,7 @@ async fn migrations_interrupted_or_concurrent_apply_once() {
     let partitions = "SELECT count(*) FROM pg_inherits WHERE inhparent = 'linkis_resource_action_record'::regclass";
     let partitions = at_once.count(partitions).await;
     assert!((3..=4).contains(&partitions), "the current one, the next ones and the default: {partitions}");
-    let rm = Instance::start_with(&cut_off, Options { migrates: false, ..options_of_tests() }).await;
+    let rm = Instance::start_with(&cut_off, settings().with("--no-migrate", "")).await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
     assert_eq!(assert_invariants(&cut_off, &rm.client).await, 1);

@@ -31,7 +31,7 @@ const LOOSE: Duration = Duration::from_secs(2);
 
 /// How many overviews an instance has read from the database.
 fn taken(rm: &Instance) -> u64 {
-    let text = rm.metrics.text().unwrap();
+    let text = rm.metrics.text();
     let line = text.lines().find(|line| line.starts_with("linkis_rm_overviews_total")).unwrap();
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
@@ -200,7 +200,7 @@ async fn watchers_are_bounded_and_end_at_shutdown() {
     };
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unavailable, "SHUTTING_DOWN"));
     drop(streams);
-    assert_eq!(stopping.await.unwrap(), linkis_rm::server::ServerExit::Drained);
+    assert_eq!(stopping.await.unwrap(), ServerExit::Drained);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

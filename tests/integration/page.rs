@@ -7,7 +7,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::server::{Options, SecuritySettings};
 use rm_client::ResourceRequest;
 use rm_model::{
     limit::{LabelPattern, Rule},
@@ -424,8 +423,7 @@ async fn page_cookie_under_tls_is_secure() {
     let (database, folder) = (Database::fresh().await, Folder::new("page"));
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
-    let security = SecuritySettings { tls: Some(folder.files()), ..SecuritySettings::OPEN };
-    let rm = Instance::start_with(&database, Options { security, ..options() }).await;
+    let rm = Instance::start_with(&database, folder.tls(settings())).await;
     let mut config = (*config(&ca, None)).clone();
     config.alpn_protocols.clear();
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));

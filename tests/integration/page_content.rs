@@ -148,8 +148,7 @@ async fn page_content_equals_service_state() {
     waiting.abort();
     rm.stop().await;
     browser.shows("#live", "no connection").await;
-    let rm = Instance::start_with_http(database.target(), options(), place.parse::<SocketAddr>().unwrap().into(), http)
-        .await;
+    let rm = Instance::start_by(settings().with("--database-url", database.url()), &place, &http.to_string()).await;
     browser.shows("#live", "live").await;
     browser.shows("#tile-waiting b", "0").await;
     rm.stop().await;

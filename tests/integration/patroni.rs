@@ -13,9 +13,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::server::Options;
 use rm_client::{ResultResource, RmClient};
-use rm_edge::resource_manager::RequestTimeouts;
 use rm_store::connect_target::ConnectTarget;
 use rustix::process::{Pid, Signal};
 use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
@@ -308,11 +306,10 @@ async fn patroni_primary_loss_keeps_acknowledged_grants() {
     let leads = || async { proxied.parse::<PgConnectOptions>().unwrap().connect().await.is_ok() };
     eventually("HAProxy leads to it", LONG, leads).await;
     let lock_ttl = Duration::from_secs(60);
-    let times = RequestTimeouts { lock_ttl, ..options().times };
     let mut instances = vec![];
     for url in [&all, &proxied] {
-        let options = Options { times, ..options() };
-        instances.push(Instance::start_on(ConnectTarget::parse(url).unwrap(), options, ANY_PORT.into()).await);
+        let options = settings().with_time("--lock-ttl", lock_ttl);
+        instances.push(Instance::start_on(url, options, ANY_PORT).await);
     }
     instances[0].client.register(registration(em("host1"), load(0, 1_000_000, 1_000_000))).await.unwrap();
     println!("the first primary is node {first}");

@@ -9,9 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::server::{Options, ServerExit};
 use rm_client::{ResourceRequest, ResultResource};
-use rm_edge::resource_manager::RequestTimeouts;
 use rm_model::{
     em::{Em, EmInstance},
     hold::NewHold,
@@ -452,8 +450,7 @@ async fn placement_on_silent_database_ends_by_deadline() {
     let (database, direct) = start().await;
     register(&direct, 2, 10).await;
     let (proxy, proxied) = database.behind_proxy("choosing");
-    let times = RequestTimeouts { request_timeout: Duration::from_secs(2), ..options().times };
-    let rm = Instance::start_with(&proxied, Options { times, ..options() }).await;
+    let rm = Instance::start_with(&proxied, settings().with_time("--request-timeout", Duration::from_secs(2))).await;
     proxy.set_fault_plan(FaultPlan::Hole);
     // The request timeout and a second.
     let client = hurried(&rm.address, Duration::from_secs(3));

@@ -9,9 +9,6 @@ use std::{
     time::Duration,
 };
 
-use linkis_rm::server::{Server, ServerError, listen};
-use rm_store::connect_target::ConnectTarget;
-use rm_telemetry::with_causes;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::{harness::*, metrics::get};
@@ -69,9 +66,9 @@ impl Bouncer {
         panic!("PgBouncer does not start");
     }
 
-    fn target(&self) -> ConnectTarget {
+    fn url(&self) -> String {
         let database = self.database.options.get_database().unwrap();
-        ConnectTarget::parse(&format!("postgres://anybody@127.0.0.1:{}/{database}", self.port)).unwrap()
+        format!("postgres://anybody@127.0.0.1:{}/{database}", self.port)
     }
 
     /// Changes its settings while it runs.
@@ -82,13 +79,7 @@ impl Bouncer {
 
     /// Why no instance opens behind it.
     async fn refusal(&self) -> String {
-        let listener = listen(ANY_PORT).await.unwrap();
-        let opened = tokio::time::timeout(LONG, Server::open(listener, None, self.target(), options())).await;
-        match opened.expect("it is refused in time") {
-            Ok(_) => panic!("an instance opens"),
-            Err(error @ ServerError::Store(_)) => with_causes(&error),
-            Err(error) => panic!("{error}"),
-        }
+        refusal(&self.url(), settings()).await
     }
 }
 
@@ -119,7 +110,7 @@ async fn pooler_with_session_pooling_keeps_lock_timeouts() {
         ("resets", "server_reset_query = DISCARD ALL\nserver_reset_query_always = 1\nserver_lifetime = 1"),
     ] {
         let Some(pooler) = Bouncer::start(name, Mode { more, ..SESSION }).await else { return };
-        let rm = Instance::start_on(pooler.target(), options(), ANY_PORT.into()).await;
+        let rm = Instance::start_on(&pooler.url(), settings(), ANY_PORT).await;
         register_all(&rm.client, ["host1", "host2"], load(100, 100, 100)).await;
         let grant = rm.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await.granted();
         rm.client.resource_inited(&inited(&grant, "bob", None)).await.unwrap();
@@ -158,7 +149,7 @@ async fn pooler_with_other_pooling_is_refused_at_start() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn pooler_turned_to_transactions_makes_instance_unready() {
     let Some(pooler) = Bouncer::start("turned", SESSION).await else { return };
-    let rm = Instance::start_on(pooler.target(), options(), ANY_PORT.into()).await;
+    let rm = Instance::start_on(&pooler.url(), settings(), ANY_PORT).await;
     rm.client.register(registration(em("host1"), load(100, 100, 100))).await.unwrap();
     pooler.turn_to(Mode { pool_mode: "transaction", more: "" });
     let is_logged = || async {

@@ -12,13 +12,11 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::server::Options;
 use rm_model::{
     em::EmInstance,
     limit::{LabelPattern, Rule},
     resource::Dimension,
 };
-use rm_service::heartbeat::LivenessTimeouts;
 use rm_store::overview::COUNTED_MAX;
 
 use self::{costs::*, tables::*};
@@ -64,7 +62,7 @@ const LARGE: [&str; 11] = [
 
 /// An instance that does not forget what it finds.
 async fn with_history(database: &Database) -> Instance {
-    Instance::start_with(database, Options { history: HISTORY, ..options() }).await
+    Instance::start_with(database, settings().with_time("--history", HISTORY)).await
 }
 
 /// Time for overdue tickets, a new label set, and all calls.
@@ -105,8 +103,8 @@ async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Measu
     let filled = start.elapsed();
     drop(postgres.costs(&database).await);
     let (silent_after, lost_after) = (Duration::from_secs(1), Duration::from_secs(2));
-    let liveness = LivenessTimeouts { silent_after, lost_after, ..LivenessTimeouts::DEFAULT };
-    let rm = Instance::start_with(&database, Options { history: HISTORY, liveness, ..options() }).await;
+    let short = settings().with_time("--em-silent-after", silent_after).with_time("--em-lost-after", lost_after);
+    let rm = Instance::start_with(&database, short.with_time("--history", HISTORY)).await;
     let leaving = EmInstance::parse("em", em("any").application_name.as_str(), "leaving").unwrap();
     rm.client.unregister(&leaving).await.unwrap();
     let ending = "SELECT count(*) FROM linkis_user_resource_meta_data

@@ -34,7 +34,7 @@ async fn trace_log_of_all_credentials_shows_no_secret() {
     let ca = authority("ca");
     let server = certify(&ca, &["rm.example"], &[], FAR);
     folder.write_all(&server, &ca);
-    let (files, log) = (folder.files(), folder.0.join("log"));
+    let (files, log) = (folder.tls(Settings::default()), folder.0.join("log"));
     let signer = jwt::Signer::ec("k");
     folder.write("keys", &jwt::key_set(&[&signer]));
     let believed = folder.0.join("jwt");
@@ -46,8 +46,7 @@ async fn trace_log_of_all_credentials_shows_no_secret() {
     let mut command = Command::new(*PROGRAM);
     command.args(["--listen", "127.0.0.1:0", "--database-url", &url]).env("RUST_LOG", "trace");
     command.env("LINKIS_RM_LOG_FORMAT", "text");
-    command.args(["--tls-cert".as_ref(), files.cert.as_os_str(), "--tls-key".as_ref(), files.key.as_os_str()]);
-    command.args(["--tls-client-ca".as_ref(), files.client_ca.as_ref().unwrap().as_os_str()]);
+    command.args(files.arguments());
     command.args(["--jwt-config".as_ref(), believed.as_os_str()]);
     command.env_remove("LINKIS_RM_DATA_DIR").stdout(Stdio::null()).stderr(File::create(&log).unwrap());
     let mut process = Ended(command.spawn().unwrap());

@@ -10,8 +10,7 @@ use crate::harness::*;
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn server_info_returns_bounds_in_force() {
     let database = Database::fresh().await;
-    let mut options = options();
-    options.times.max_wait = Duration::from_secs(77);
+    let options = settings().with_time("--max-wait", Duration::from_secs(77));
     let (rm, second) = (Instance::start_with(&database, options).await, Instance::start(&database).await);
     let info = rm.client.server_info().await.unwrap();
     assert_eq!(info.version, env!("CARGO_PKG_VERSION"));

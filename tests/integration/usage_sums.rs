@@ -2,7 +2,6 @@
 
 use std::time::Duration;
 
-use linkis_rm::server::Options;
 use rm_client::ResourceRequest;
 use rm_proto::v1::{self as proto, UsageBy, usage_service_client::UsageServiceClient};
 use sqlx::Connection as _;
@@ -114,7 +113,7 @@ async fn usage_of_tickets_ended_by_earlier_release_is_summed() {
         UPDATE linkis_resource_usage_progress SET last_number = 0; DELETE FROM linkis_resource_usage_hour";
     database.execute(again).await;
     // And by two at once, which do not forget meanwhile what was granted so long ago.
-    let options = Options { history: Duration::from_secs(24 * 3600), ..options() };
+    let options = settings().with_time("--history", Duration::from_secs(24 * 3600));
     let start = || Instance::start_with(&database, options.clone());
     let instances = [start().await, start().await];
     let sums = eventually_used(&connect(&instances[0]).await, 1).await;
@@ -148,7 +147,7 @@ async fn usage_range_sums_tickets_that_ended_in_it() {
         FROM linkis_resource_action_record WHERE action = 'released'",
         )
         .await;
-    let options = Options { history: Duration::from_secs(24 * 3600), ..options() };
+    let options = settings().with_time("--history", Duration::from_secs(24 * 3600));
     let rm = Instance::start_with(&database, options).await;
     let usage = connect(&rm).await;
     eventually_used(&usage, 3).await;
@@ -208,7 +207,7 @@ async fn usage_includes_late_commits() {
     let number: i64 = sqlx::query_scalar(line).fetch_one(&mut *late).await.unwrap();
     end("second").await;
     let steps = || -> u64 {
-        let text = rm.metrics.text().unwrap();
+        let text = rm.metrics.text();
         let series = r#"linkis_rm_task_steps_total{task="usage"} "#;
         text.lines().find_map(|line| line.strip_prefix(series)).map_or(0, |steps| steps.parse().unwrap())
     };

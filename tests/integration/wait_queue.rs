@@ -8,9 +8,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::server::Options;
 use rm_client::{ResourceRequest, ResultResource, RmClient};
-use rm_edge::{edge::EdgeBounds, resource_manager::RequestTimeouts};
 use rm_model::{
     em::EmInstance,
     hold::NewHold,
@@ -376,9 +374,7 @@ async fn wait_queue_any_em_skips_held_em() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn full_wait_queue_grants_request_that_fits() {
     let (database, other) = start().await;
-    let rm =
-        Instance::start_with(&database, Options { bounds: EdgeBounds { waiting: 1, ..options().bounds }, ..options() })
-            .await;
+    let rm = Instance::start_with(&database, settings().with("--max-waiting", 1)).await;
     let (full, _grant) = full_em(&other.client, "host1", 10).await;
     let empty = em("host2");
     other.client.register(registration(empty.clone(), cpu(10))).await.unwrap();
@@ -389,7 +385,7 @@ async fn full_wait_queue_grants_request_that_fits() {
         let error = rm.client.request_resource(&patient(host, "alice", cpu(10))).await.unwrap_err();
         assert_eq!(error.reason().as_deref(), Some("OVERLOADED"), "{error}");
     }
-    assert_eq!(rm.metrics.line.turned_away.get(), 2);
+    assert_eq!(rm.counter("linkis_rm_waiting_turned_away_total"), 2);
     waits.abort();
     assert_wait_queues_empty(&other.client).await;
     assert_invariants(&database, &rm.client).await;

@@ -9,8 +9,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::server::Options;
-use rm_edge::resource_manager::RequestTimeouts;
 use rm_model::{hold::NewHold, operation::LockKey};
 use rustix::{
     pty::{OpenptFlags, grantpt, openpt, ptsname, unlockpt},
@@ -164,8 +162,8 @@ async fn terminal_migration_shows_progress() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terminal_limits_apply_waits_for_counting() {
     let database = Database::fresh().await;
-    let times = RequestTimeouts { request_timeout: Duration::from_secs(2), ..options().times };
-    let rm = Instance::start_with(&database, Options { times, ..options() }).await;
+    let request_timeout = Duration::from_secs(2);
+    let rm = Instance::start_with(&database, settings().with_time("--request-timeout", request_timeout)).await;
     for host in ["host1", "host2"] {
         rm.client.register(registration(em(host), load(8, 4, 4))).await.unwrap();
         rm.client.request_resource(&request(&em(host), "hadoop", load(1, 1, 1))).await.granted();
@@ -180,7 +178,7 @@ async fn terminal_limits_apply_waits_for_counting() {
     let words = ["limits", "apply", file.to_str().unwrap(), "--yes", "--reason", "as agreed"];
     let mut apply = Typed::start(program(&rm.address, &words));
     apply.until("changing the limits, and counting tickets for them, 1 EM left \u{2026} ");
-    tokio::time::sleep(2 * times.request_timeout).await;
+    tokio::time::sleep(2 * request_timeout).await;
     rm.client.release_hold(&key).await.unwrap();
     let (code, seen) = apply.end();
     assert!(seen.contains("1 added, 0 changed, 0 removed") && !seen.contains("still being counted"), "{seen:?}");

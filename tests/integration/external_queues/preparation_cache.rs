@@ -4,7 +4,7 @@ use super::*;
 
 /// A counter of an instance.
 fn counter(rm: &Instance, series: &str) -> i64 {
-    let text = rm.metrics.text().unwrap();
+    let text = rm.metrics.text();
     let value = text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse::<f64>().ok());
     value.map_or(0, |value| value as i64)
 }

@@ -6,13 +6,13 @@
 use std::collections::{BTreeMap, HashSet};
 
 use rm_client::{RmClient, calls};
-use rm_edge::convert::limit;
 use rm_model::{
     limit::{LabelPattern, Rule},
     limit_mode::LimitMode,
     policy::{Check, Policy},
     resource::Dimension,
 };
+use rm_proto::convert::limit;
 use rm_proto::v1::ReplaceLimitsRequest;
 
 use super::{

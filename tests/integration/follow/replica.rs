@@ -9,9 +9,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use linkis_rm::server::Options;
 use rm_client::{ClientError, ClientSettings, Follower, ResourceRequest, ResultResource, RmClient};
-use rm_edge::convert::answer;
 use rm_model::{
     adoption::AdoptTicket,
     em::{Em, EmInstance},
@@ -20,8 +18,8 @@ use rm_model::{
     resource::Resource,
     ticket::Ticket,
 };
+use rm_proto::convert::answer;
 use rm_proto::v1::{self as proto, FollowActionsResponse};
-use rm_service::heartbeat::LivenessTimeouts;
 use tokio::task::JoinSet;
 use uuid::Uuid;
 
@@ -204,12 +202,9 @@ async fn replica_by_feed_equals_service() {
     let silence = ["--em-silent-after", "1s", "--em-lost-after", "3s", "--lost-after-reports", "2"];
     let arguments = [&["--database-url", &url][..], &silence].concat();
     let first = Process::start(&arguments);
-    let liveness = LivenessTimeouts {
-        silent_after: Duration::from_secs(1),
-        lost_after: Duration::from_secs(3),
-        lost_after_reports: 2,
-    };
-    let second = Instance::start_with(&database, Options { liveness, ..options() }).await;
+    let (silent_after, lost_after) = (Duration::from_secs(1), Duration::from_secs(3));
+    let short = settings().with_time("--em-silent-after", silent_after).with_time("--em-lost-after", lost_after);
+    let second = Instance::start_with(&database, short.with("--lost-after-reports", 2)).await;
     register_hosts(&second.client, 0..6, load(400, 400, 400)).await;
     // An EM that reports once, with engines that it then does not name, and becomes silent.
     let fickle = em("fickle");

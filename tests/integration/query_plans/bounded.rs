@@ -28,7 +28,7 @@ async fn scopes_page_reads_bounded_rows() {
     const SHOWN: usize = 20;
     const PAGE: i64 = 1000;
     let database = Database::fresh().await;
-    let store = Store::open(database.target(), options().history).await.unwrap();
+    let store = Store::open(database.target(), HISTORY).await.unwrap();
     let fill = format!(
         r#"INSERT INTO linkis_label_set (label_set, exempt, lacking, family, queues, state)
         SELECT '["creator", "engine_type", "tenant", "user"]', '[]', 'empty', 'empty', 'apart', state
@@ -79,7 +79,7 @@ async fn waiting_page_reads_first_entries_once() {
     const PAGE: i64 = 100;
     const AHEAD_MAX: i64 = 500;
     let database = Database::fresh().await;
-    let store = Store::open(database.target(), options().history).await.unwrap();
+    let store = Store::open(database.target(), HISTORY).await.unwrap();
     let fill = format!(
         r#"INSERT INTO linkis_rm_instance (instance_id, alive_until) VALUES (gen_random_uuid(), now() + interval '1 day');
         INSERT INTO linkis_resource_waiting (ticket_id, instance_id, principal, "user", creator, engine_type, em_application_name,
@@ -160,7 +160,7 @@ async fn used(
 async fn usage_page_reads_bounded_names_and_hours() {
     const DAY: i64 = 24;
     let database = Database::fresh().await;
-    let store = Store::open(database.target(), options().history).await.unwrap();
+    let store = Store::open(database.target(), HISTORY).await.unwrap();
     // Some in every second hour; many in one; a few in the next two; and the others then.
     let fill =
         "INSERT INTO linkis_resource_usage_hour (used_by, is_rest, name, em_instance, hour, tickets, core_seconds,

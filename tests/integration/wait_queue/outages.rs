@@ -166,7 +166,7 @@ async fn mass_cancellation_is_removed_in_bounded_statements() {
     calls.iter().for_each(Call::abort);
     eventually("all are cancelled", LONG, async || {
         // Not before the first scrape.
-        let page = rm.metrics.text().unwrap();
+        let page = rm.metrics.text();
         page.contains("\nlinkis_rm_waiting_requests 0\n")
     })
     .await;
@@ -188,8 +188,7 @@ async fn mass_cancellation_is_removed_in_bounded_statements() {
 async fn call_during_database_outage_names_no_holder() {
     let database = Database::fresh().await;
     let (proxy, proxied) = database.behind_proxy("holders");
-    let times = RequestTimeouts { request_timeout: Duration::from_secs(1), ..options().times };
-    let rm = Instance::start_with(&proxied, Options { times, ..options() }).await;
+    let rm = Instance::start_with(&proxied, settings().with_time("--request-timeout", Duration::from_secs(1))).await;
     let em1 = em("host1");
     rm.client.register(registration(em1.clone(), cpu(100))).await.unwrap();
     let grant = rm.client.request_resource(&request(&em1, "hadoop", cpu(1))).await.granted();

@@ -95,12 +95,13 @@ async fn wake_ups_are_proportional_to_grants() {
         });
     }
     database.waiting(WAITERS as i64).await;
-    let before = rm.metrics.line.looks.get();
+    let before = rm.counter("linkis_rm_waiting_looks_total");
     for grant in held {
         rm.client.resource_released(&release(&grant, "first")).await.unwrap();
     }
     calls.join_all().await;
-    let (looks, served) = (rm.metrics.line.looks.get() - before, rm.metrics.line.served.get());
+    let (looks, served) =
+        (rm.counter("linkis_rm_waiting_looks_total") - before, rm.counter("linkis_rm_waiting_served_total"));
     assert_eq!(served, WAITERS);
     assert!(before <= 2 * WAITERS, "{before} checks at entry");
     assert!(looks <= 2 * served + 20, "{looks} checks for {served} grants");
@@ -177,13 +178,13 @@ async fn wait_queue_after_mass_cancellation_checks_few_waiters() {
     };
     let cut_off = enqueue_all("leaves", COUNT).await;
     let staying = enqueue_all("stays", 2 * COUNT).await;
-    let looks = rm.metrics.line.looks.get();
+    let looks = rm.counter("linkis_rm_waiting_looks_total");
     cut_off.iter().for_each(Call::abort);
     eventually("cancelled requests are removed", LONG, async || waiting().await == i64::try_from(COUNT).unwrap()).await;
     // The last of the notifications has arrived when the next poll has begun.
-    let polls = rm.metrics.line.polls.get();
-    eventually("two polls", LONG, async || rm.metrics.line.polls.get() > polls + 1).await;
-    let looks = rm.metrics.line.looks.get() - looks;
+    let polls = rm.counter("linkis_rm_waiting_polls_total");
+    eventually("two polls", LONG, async || rm.counter("linkis_rm_waiting_polls_total") > polls + 1).await;
+    let looks = rm.counter("linkis_rm_waiting_looks_total") - looks;
     assert!(looks <= 250, "{looks} checks");
     staying.iter().for_each(Call::abort);
     assert_wait_queues_empty(&rm.client).await;
