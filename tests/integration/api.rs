@@ -5,7 +5,6 @@ use std::{
     time::{Duration, Instant},
 };
 
-use rm_edge::observe;
 use rm_model::report::{EmReport, Health};
 use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use rm_store::{Store, em_report, user_resource};
@@ -18,12 +17,9 @@ use crate::harness::*;
 fn api_page_lists_every_call() {
     let docs = include_str!("../../docs/API.md");
     let calls = docs.split("\n## All calls\n").nth(1).and_then(|rest| rest.split("\n## ").next()).unwrap();
-    let methods = observe::methods(&[proto::DESCRIPTORS]).unwrap();
-    let missing: Vec<_> = methods
-        .iter()
-        .map(|method| &method.grpc_method)
-        .filter(|method| !calls.contains(&format!("`{method}`")))
-        .collect();
+    let methods = methods(proto::DESCRIPTORS);
+    let missing: Vec<_> =
+        methods.iter().map(|method| &method.name).filter(|method| !calls.contains(&format!("`{method}`"))).collect();
     assert!(missing.is_empty() && methods.len() >= 44, "not in docs/API.md: {missing:?}");
 }
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use prost::Message as _;
-use rm_edge::page::PageRequest;
+use rm_proto::page::PageRequest;
 use rm_proto::v1::{
     self as proto, resource::Kind, resource_manager_service_client::ResourceManagerServiceClient,
     usage_service_client::UsageServiceClient,

@@ -449,7 +449,7 @@ async fn commands_over_tls_send_token_or_certificate() {
     let plain = rm.address.strip_prefix("http://").unwrap();
     for address in [plain, &rm.address, &format!("{plain},{plain}/")] {
         let (code, error) = run(&["ems", "--address", address], &[]);
-        assert!(code == Some(2) && error.contains(&format!("If it encrypts: --address https://{plain}")), "{error}");
+        assert!(code == Some(2) && error.contains(&format!("If it uses TLS: --address https://{plain}")), "{error}");
         assert!(!error.contains("Start one"), "{error}");
     }
 }

@@ -158,7 +158,7 @@ async fn commands_return_documented_exit_codes() {
         (&["release", &used, "--yes"], 64, "--reason: is required"),
         (&["limits", "delete", "user"], 64, "Add --yes, and --reason,"),
         (&["limits", "delete", "user", "--yes"], 64, "--reason: is required"),
-        (&["repair", "--reason", "r"], 64, "Add --yes if"),
+        (&["repair", "--reason", "r"], 64, "add --yes to confirm"),
         (&["repair", "--yes"], 64, "--reason: is required"),
         (&["ticket", "7"], 64, "ticket_id"),
         (&["em", ""], 64, "EM.instance"),
@@ -225,7 +225,7 @@ async fn limits_commands_apply_file_and_page_lists() {
         "- each user: instances=1\n... and 500 more\n1500 would be added, 0 would be changed, 1 would be removed\n";
     assert!(code == Some(1) && diff.ends_with(summary), "{code:?} {diff}");
     let (code, _, error) = run(&["limits", "apply", path]);
-    assert!(code == Some(64) && error.contains("Add --yes"), "{error}");
+    assert!(code == Some(64) && error.contains("add --yes"), "{error}");
     let (code, applied, _) = run(&["limits", "apply", path, "--yes", "--reason", "as agreed"]);
     assert!(code == Some(0) && applied.ends_with("1500 added, 0 changed, 1 removed\n"), "{code:?} {applied}");
     assert_eq!(run(&["limits", "diff", path]), (Some(0), "the limits are those of the file\n".into(), String::new()));

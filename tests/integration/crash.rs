@@ -3,13 +3,7 @@
 use std::time::Duration;
 
 use rm_client::ResourceRequest;
-use rm_service::background::{
-    Step, Task as _,
-    lease::{LeaseFlag, RenewLease},
-};
-use rm_store::Store;
 use tokio::task::JoinSet;
-use uuid::Uuid;
 
 use crate::{harness::*, proxy::FaultPlan};
 
@@ -149,16 +143,14 @@ async fn lease_after_silent_connection_is_renewed() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lease_after_connection_end_is_kept() {
     let (database, rm) = start().await;
+    let lease = "SELECT instance_id::text || held_until FROM linkis_rm_lease";
+    let holder = async || database.column::<uuid::Uuid>("SELECT instance_id FROM linkis_rm_lease").await;
+    eventually("it is held", LONG, async || !holder().await.is_empty()).await;
+    let (before, held) = (holder().await, database.column::<String>(lease).await);
+    let ended = "SELECT pg_terminate_backend(pid, 10000) FROM pg_stat_activity
+        WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    database.execute(ended).await;
+    eventually("it is renewed", LONG, async || database.column::<String>(lease).await != held).await;
+    assert_eq!(holder().await, before);
     rm.stop().await;
-    let store = Store::open(database.target(), HISTORY).await.unwrap();
-    let (holder, mut session) = (LeaseFlag::default(), store.session());
-    let mut lease = RenewLease::new(Uuid::new_v4(), holder.clone());
-    assert_eq!(lease.step(&mut session).await.unwrap(), Step::Done);
-    assert!(holder.holds());
-    let own = sqlx::query_scalar::<_, i32>("SELECT pg_backend_pid()");
-    let own = own.fetch_one(session.get().await.unwrap()).await.unwrap();
-    let ended = sqlx::query("SELECT pg_terminate_backend($1, 10000)").bind(own);
-    ended.execute(&database.pool).await.unwrap();
-    assert_eq!(lease.step(&mut session).await.unwrap(), Step::Done);
-    assert!(holder.holds());
 }

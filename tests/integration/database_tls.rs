@@ -144,7 +144,8 @@ impl Far {
 
 /// An error and what caused it.
 fn details(error: &StoreError) -> String {
-    rm_telemetry::with_causes(error)
+    // The text of an error of the store has that of its cause.
+    error.to_string()
 }
 
 async fn open(url: &str) -> Result<Store, StoreError> {

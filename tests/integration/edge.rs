@@ -209,7 +209,7 @@ async fn unread_replies_use_bounded_memory() {
                 None => unread.push(answer),
                 Some(status) => {
                     let got = answer.headers()["grpc-message"].to_str().unwrap();
-                    assert!(status == "8" && got.contains("memory"), "{answer:?}");
+                    assert!(status == "8" && got.contains("byte%20budget"), "{answer:?}");
                     refused += 1;
                 }
             }

@@ -13,7 +13,7 @@ use rm_client::{ClientError, ClientSettings, Follower, ResultResource, RmClient,
 use rm_proto::v1::FollowActionsResponse;
 use rm_store::{Store, connect_target::ConnectTarget};
 use sqlx::Row as _;
-use tokio::{net::UnixListener, sync::oneshot};
+use tokio::net::UnixListener;
 use tonic::Code;
 use uuid::Uuid;
 

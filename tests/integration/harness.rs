@@ -18,6 +18,7 @@ use std::{
     time::{Duration, Instant},
 };
 
+use prost::Message as _;
 use rm_client::{ClientError, ClientSettings, ResourceRequest, ResultResource, RmClient};
 use rm_devpg::{EmbeddedPostgres, EmbeddedSettings};
 use rm_model::{
@@ -232,6 +233,28 @@ impl Database {
     pub async fn release_holds(&self) {
         self.execute("DELETE FROM linkis_resource_lock").await;
     }
+}
+
+/// A method of a gRPC service.
+pub struct Method {
+    pub service: String,
+    pub name: String,
+    pub is_unary: bool,
+}
+
+/// Returns the methods of all services in a set of descriptors.
+pub fn methods(descriptors: &[u8]) -> Vec<Method> {
+    let set = prost_types::FileDescriptorSet::decode(descriptors).unwrap();
+    let methods_of = |file: &prost_types::FileDescriptorProto, service: &prost_types::ServiceDescriptorProto| {
+        let full_name = format!("{}.{}", file.package(), service.name());
+        let method = |method: &prost_types::MethodDescriptorProto| Method {
+            service: full_name.clone(),
+            name: method.name().to_owned(),
+            is_unary: !method.client_streaming() && !method.server_streaming(),
+        };
+        service.method.iter().map(method).collect::<Vec<_>>()
+    };
+    set.file.iter().flat_map(|file| file.service.iter().flat_map(|service| methods_of(file, service))).collect()
 }
 
 /// A type of one column.
@@ -725,6 +748,11 @@ impl Process {
         command.args(["--database-url", database_url, "--listen", &address.to_string()]);
         command.args(["--http-listen", &http.to_string()]).args(settings().arguments());
         let child = command.env_remove("DATABASE_URL").env("LINKIS_RM_LOG_FORMAT", "text").spawn().unwrap();
+        let start = Instant::now();
+        while std::net::TcpStream::connect(http).is_err() {
+            assert!(start.elapsed() < LONG, "the page is served");
+            std::thread::sleep(Duration::from_millis(20));
+        }
         let address = typed(&address.to_string());
         let start_log = vec![format!("metrics and health over HTTP address={http}")];
         Self { child, client: client(&address), address, start_log, log: None }

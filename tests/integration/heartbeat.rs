@@ -28,6 +28,7 @@ mod lost_ems;
 const NEVER: Duration = Duration::from_secs(3600);
 
 fn patience(silent_after: Duration, lost_after: Duration, lost_after_reports: i16) -> Settings {
+    let lost_after = lost_after.max(silent_after * 2);
     let times = settings().with_time("--em-silent-after", silent_after).with_time("--em-lost-after", lost_after);
     times.with("--lost-after-reports", lost_after_reports)
 }

@@ -6,7 +6,6 @@ use std::{
     time::Duration,
 };
 
-use rm_edge::observe;
 use rm_proto::v1::{
     self as proto, limit_service_client::LimitServiceClient,
     resource_manager_service_client::ResourceManagerServiceClient, usage_service_client::UsageServiceClient,
@@ -137,10 +136,8 @@ fn described() -> BTreeMap<String, bool> {
         tonic_reflection::pb::v1::FILE_DESCRIPTOR_SET,
         tonic_reflection::pb::v1alpha::FILE_DESCRIPTOR_SET,
     ];
-    let methods = observe::methods(&sets).unwrap().into_iter();
-    methods
-        .map(|method| (format!("/{}/{}", method.grpc_service, method.grpc_method), method.grpc_type == "unary"))
-        .collect()
+    let methods = sets.into_iter().flat_map(methods);
+    methods.map(|method| (format!("/{}/{}", method.service, method.name), method.is_unary)).collect()
 }
 
 /// Permitted callers of each method: without credentials, ecm, manager, viewer, operator, admin.
@@ -221,7 +218,7 @@ async fn first_token_requires_authentication_of_every_caller() {
     let database = Database::fresh().await;
     let open = Instance::start(&database).await;
     let folder = certificates::Folder::new("closed");
-    folder.write("keys", &jwt::key_set(&[]));
+    folder.write("keys", &jwt::key_set(&[&jwt::Signer::ec("k")]));
     folder.write("jwt", &jwt::config(folder.0.join("keys").to_str().unwrap(), serde_json::json!({})).to_string());
     let closed = Instance::start_with(&database, settings().with("--jwt-config", folder.0.join("jwt").display())).await;
     open.client.register(registration(em("host1"), load(64, 16, 16))).await.unwrap();

@@ -2,8 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use rm_edge::page::PageRequest;
 use rm_model::resource::Dimension;
+use rm_proto::page::PageRequest;
 use rm_proto::v1::{self as proto, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient};
 use tokio::task::JoinSet;
 use tonic::{Code, Status, transport::Channel};

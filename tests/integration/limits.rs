@@ -10,13 +10,13 @@ use std::{
 };
 
 use rm_client::{ResourceRequest, ResultResource};
-use rm_edge::page::PageRequest;
 use rm_model::{
     em::EmInstance,
     name::Labels,
     policy::{Check, Policy},
     resource::{Dimension, Resource},
 };
+use rm_proto::page::PageRequest;
 use rm_proto::v1::{self as proto, limit_service_client::LimitServiceClient, usage_service_client::UsageServiceClient};
 use tokio::task::JoinSet;
 use tonic::Code;

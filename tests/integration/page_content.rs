@@ -1,9 +1,6 @@
 //! The page as a browser shows it: it says what the service says, soon, and nothing that it should not.
 
-use std::{
-    net::SocketAddr,
-    time::{Duration, Instant},
-};
+use std::time::{Duration, Instant};
 
 use serde_json::Value;
 

@@ -1,6 +1,6 @@
 //! Pages of lists: tokens, and the live end of the history.
 
-use rm_edge::page::PageRequest;
+use rm_proto::page::PageRequest;
 use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use sqlx::{Acquire as _, Executor as _};
 use tonic::{Code, Status, transport::Channel};

@@ -14,7 +14,6 @@ use std::{
 };
 
 use rm_client::{ResultResource, RmClient};
-use rm_store::connect_target::ConnectTarget;
 use rustix::process::{Pid, Signal};
 use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 use tokio::task::JoinSet;

@@ -17,7 +17,8 @@ use rm_service::{
     external::{ExternalResourceService, ProviderReply},
 };
 
-use super::{authenticator, convert, deadline, page::PageRequest, server_info::duration};
+use super::{authenticator, convert, deadline, server_info::duration};
+use rm_proto::page::PageRequest;
 use rm_proto::v1::{self as proto, external_resource_service_server};
 
 /// Implementation of `ExternalResourceService`.

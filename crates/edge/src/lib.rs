@@ -5,7 +5,7 @@
 //!
 //! - [`edge`]: connections, permits, byte budgets; [`authenticator`], [`access`]: authentication and permissions;
 //! - [`proto`], [`convert`], [`codec`], [`message_size`]: messages; [`status`]: errors; [`deadline`]: deadlines;
-//! - [`routes`], [`observe`]: dispatch and metrics of calls; [`page`]: pages of lists; [`json`]: calls as JSON;
+//! - [`routes`], [`observe`]: dispatch and metrics of calls; [`json`]: calls as JSON;
 //! - [`resource_manager`], [`limit`], [`usage`], [`external`], [`admin`]: the services;
 //! - [`health`], [`reflection`], [`server_info`]: statuses, descriptors and bounds of the services.
 
@@ -31,7 +31,6 @@ pub mod json;
 pub mod limit;
 pub mod message_size;
 pub mod observe;
-pub mod page;
 pub mod reflection;
 pub mod resource_manager;
 pub mod routes;

@@ -15,10 +15,8 @@ use rm_service::{
     limits::{self, SetResult},
 };
 
-use super::{
-    authenticator, convert, deadline,
-    page::{PageRequest, bad_token},
-};
+use super::{authenticator, convert, deadline};
+use rm_proto::page::{PageRequest, bad_token};
 use rm_proto::v1::{self as proto, limit_service_server::LimitService};
 
 /// Implementation of `LimitService`.

@@ -15,10 +15,10 @@ use super::{
         request::{RESERVED_MAX, TICKETS_MAX},
     },
     message_size::{HEARTBEAT_BYTES_MAX, LIMITS_BYTES_MAX, MESSAGE_BYTES_MAX},
-    page::{PAGE_SIZE, PAGE_SIZE_MAX},
     resource_manager::{LOCK_TTL_MAX, RequestTimeouts},
     usage::GET_MAX,
 };
+use rm_proto::page::{PAGE_SIZE, PAGE_SIZE_MAX};
 use rm_proto::v1 as proto;
 
 /// Settings of an instance that callers can read.

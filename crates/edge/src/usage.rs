@@ -31,11 +31,8 @@ use rm_service::{
     usage,
 };
 
-use super::{
-    authenticator, convert,
-    page::{PageRequest, bad_token, hex, parse_hex},
-    server_info::ServerInfo,
-};
+use super::{authenticator, convert, server_info::ServerInfo};
+use rm_proto::page::{PageRequest, bad_token, hex, parse_hex};
 use rm_proto::v1::{self as proto, usage_service_server::UsageService};
 
 mod accounting;

@@ -5,7 +5,7 @@
 //!
 //! - [`v1`]: the generated code of `proto/linkis/rm/v1`;
 //! - [`convert`]: between messages and the model, the only module that knows both;
-//! - [`codec`]: reading and writing of messages.
+//! - [`codec`]: reading and writing of messages; [`page`]: pages of lists and their tokens.
 
 #![warn(
     clippy::unwrap_used,
@@ -18,6 +18,7 @@
 
 pub mod codec;
 pub mod convert;
+pub mod page;
 
 /// The generated code of package `linkis.rm.v1`.
 #[expect(clippy::too_many_lines, reason = "generated code")]

@@ -4,7 +4,7 @@ use super::*;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_em_is_not_placed_until_next_report() {
-    let (_database, rm) = start_with(patience(Duration::from_millis(300), NEVER, 3)).await;
+    let (_database, rm) = start_with(patience(Duration::from_secs(1), NEVER, 3)).await;
     let ecm = Ecm::register(&rm.client, "host1", 1000).await;
     ecm.beat(&[]).await;
     eventually("it is silent", LONG, || ecm.is_silent()).await;

@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use rm_client::{ResourceRequest, RmClient};
-use rm_edge::page::PageRequest;
 use rm_model::{
     adoption::AdoptTicket,
     em::EmInstance,
@@ -11,6 +10,7 @@ use rm_model::{
     operation::LockKey,
     report::{EmReport, Health},
 };
+use rm_proto::page::PageRequest;
 use rm_proto::v1::{self as proto, usage_service_client::UsageServiceClient};
 use tonic::transport::Channel;
 use uuid::Uuid;

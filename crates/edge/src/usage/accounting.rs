@@ -5,11 +5,7 @@
 use time::OffsetDateTime;
 use tonic::Request;
 
-use crate::{
-    authenticator,
-    convert::answer,
-    page::{PageRequest, bad_token, hex, parse_hex},
-};
+use crate::{authenticator, convert::answer};
 use rm_model::{
     access::CallScope,
     name::{FieldError, check_text},
@@ -17,6 +13,7 @@ use rm_model::{
     scope_kind::ScopeKind,
     usage_sum::{UsageBy, UsageName, UsageSum},
 };
+use rm_proto::page::{PageRequest, bad_token, hex, parse_hex};
 use rm_proto::v1 as proto;
 use rm_service::usage::accounting::{RefusalAt, UsageAt};
 use rm_service::{
