@@ -154,9 +154,9 @@ async fn commands_return_documented_exit_codes() {
         (&["ticket", &locked], 1, "ended by an operator"),
         (&["limits", "delete", "--yes", "--reason", "too strict", "user"], 0, "deleted the limit each user\n"),
         // Wrong usage.
-        (&["release", &used, "--reason", "stuck"], 64, "Add --yes"),
+        (&["release", &used, "--reason", "stuck"], 64, "add --yes"),
         (&["release", &used, "--yes"], 64, "--reason: is required"),
-        (&["limits", "delete", "user"], 64, "Add --yes, and --reason,"),
+        (&["limits", "delete", "user"], 64, "add --yes, and --reason,"),
         (&["limits", "delete", "user", "--yes"], 64, "--reason: is required"),
         (&["repair", "--reason", "r"], 64, "add --yes to confirm"),
         (&["repair", "--yes"], 64, "--reason: is required"),

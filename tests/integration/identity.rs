@@ -260,7 +260,7 @@ async fn invalid_token_is_rejected_with_reason() {
     let id = tokens(&database, &["list"]).lines().find(|line| line.contains("  revoked  ")).unwrap()[..36].to_owned();
     let asked = tokens_command(&database, &["revoke", "--id", &id]).stdin(Stdio::null()).output().unwrap();
     let got = String::from_utf8_lossy(&asked.stderr).into_owned();
-    assert!(asked.status.code() == Some(64) && got.contains("Add --yes"), "there is no terminal: {got}");
+    assert!(asked.status.code() == Some(64) && got.contains("add --yes"), "there is no terminal: {got}");
     assert_eq!(tokens(&database, &["revoke", "--id", &id]), format!("revoked {id}\n"));
     let listed = tokens(&database, &["list"]);
     for token in [&good, &expired, &revoked] {

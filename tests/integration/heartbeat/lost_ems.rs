@@ -161,7 +161,7 @@ async fn service_outage_loses_no_em() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_outages_lose_no_em() {
-    let (silent_after, lost_after) = (Duration::from_millis(300), Duration::from_millis(1500));
+    let (silent_after, lost_after) = (Duration::from_secs(1), Duration::from_secs(2));
     let (database, rm) = start_with(patience(silent_after, lost_after, 3)).await;
     let ecm = Ecm::register(&rm.client, "host1", 10).await;
     ecm.beat(&[]).await;
