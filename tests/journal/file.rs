@@ -32,12 +32,15 @@ pub struct Chapter {
     pub arguments: Vec<String>,
     #[prost(message, repeated, tag = "3")]
     pub steps: Vec<Step>,
+    /// Arguments of `tokens create`, for each token that exists from the beginning. The first is an administrator's.
+    #[prost(string, repeated, tag = "4")]
+    pub tokens: Vec<String>,
 }
 
 /// A call, something that is done to the database, or the end of a segment.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Step {
-    #[prost(oneof = "Kind", tags = "1, 2, 3, 4")]
+    #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 6")]
     pub kind: Option<Kind>,
     /// The calls that were open and were answered after this step, in their order.
     #[prost(message, repeated, tag = "5")]
@@ -55,6 +58,9 @@ pub enum Kind {
     /// The caller of the open call with this number cancels it.
     #[prost(uint32, tag = "4")]
     Cancel(u32),
+    /// The open call with this number is answered without anything else being done.
+    #[prost(uint32, tag = "6")]
+    Await(u32),
 }
 
 #[derive(Clone, PartialEq, prost::Message)]

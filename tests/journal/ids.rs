@@ -3,11 +3,11 @@
 //! An identifier is a UUID, an epoch, or a text of a field that [`TOKENS`] lists. Requests of the journal hold placeholders, which
 //! [`Ids::fill`] replaces by the identifiers of the running service.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 
 use prost_reflect::MessageDescriptor;
 
-use crate::wire::{Fields, Value};
+use crate::wire::{self, Fields, Value};
 
 /// Fields whose whole text is an identifier that the service makes.
 const TOKENS: &[&str] = &["page_token", "next_page_token", "follow_token", "position", "etag", "expected_etag"];
@@ -124,7 +124,7 @@ impl Ids {
             };
             kept.push((number, value));
         }
-        kept
+        if descriptor.name() == "ListRefusalsResponse" { without_periods(kept) } else { kept }
     }
 
     /// A request with placeholders for the identifiers that are known.
@@ -212,6 +212,39 @@ impl Ids {
     pub fn number_of(&self, value: &str) -> Option<u32> {
         self.numbers.get(value).copied()
     }
+}
+
+/// Sums of refusals added over all periods of five minutes: when a period ends depends on the start of the run.
+fn without_periods(fields: Fields) -> Fields {
+    const SUM: u32 = 1;
+    const REFUSALS: u32 = 8;
+    const OTHERS: u32 = 12;
+    // By user, scope, dimension and limit. The latest period is the first, and states the last amounts.
+    let mut sums: BTreeMap<Vec<u8>, (u64, Fields)> = BTreeMap::new();
+    let mut kept = Fields::new();
+    for (number, value) in fields {
+        let Value::Message(sum) = value else {
+            kept.push((number, value));
+            continue;
+        };
+        let is_key = |number: u32| (3..REFUSALS).contains(&number) || number == OTHERS;
+        let key: Fields = sum.iter().filter(|(number, _)| is_key(*number)).cloned().collect();
+        let count = |(number, value): &(u32, Value)| match value {
+            Value::Int(count) if *number == REFUSALS => *count,
+            _ => 0,
+        };
+        let count: u64 = sum.iter().map(count).sum();
+        sums.entry(wire::encode(&key)).or_insert_with(|| (0, sum)).0 += count;
+    }
+    let added = sums.into_values().map(|(count, mut sum)| {
+        for (number, value) in &mut sum {
+            if *number == REFUSALS {
+                *value = Value::Int(count);
+            }
+        }
+        (SUM, Value::Message(sum))
+    });
+    added.chain(kept).collect()
 }
 
 /// A message without the fields that are left out.

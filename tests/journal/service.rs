@@ -76,6 +76,10 @@ impl Postgres {
         Self { _process: Process(process), folder }
     }
 
+    fn url(&self, database: &str) -> String {
+        format!("postgres://postgres@localhost:5432/{database}?host={}", self.folder.display())
+    }
+
     pub fn options(&self, database: &str) -> PgConnectOptions {
         PgConnectOptions::new().socket(&self.folder).username("postgres").database(database)
     }
@@ -130,25 +134,29 @@ fn program_path(program: &str) -> PathBuf {
 pub struct Service {
     _process: Process,
     channel: Channel,
+    tokens: Vec<String>,
 }
 
 impl Service {
-    pub async fn start(program: &Path, postgres: &Postgres, database: &str, arguments: &[String]) -> Self {
+    /// Starts the program; `tokens` are the secrets by their numbers, from 1 on.
+    pub async fn start(
+        program: &Path,
+        postgres: &Postgres,
+        database: &str,
+        arguments: &[String],
+        tokens: Vec<String>,
+    ) -> Self {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-        let url = format!("postgres://postgres@localhost:5432/{database}?host={}", postgres.folder.display());
+        let url = postgres.url(database);
         let log = fs::File::create(postgres.folder.join(format!("{database}.log"))).unwrap();
         let process = Command::new(program)
             .env_clear()
-            .args([
-                "--listen",
-                &format!("127.0.0.1:{port}"),
-                "--http-listen",
-                "",
-                "--log-level",
-                "warn",
-                "--database-url",
-                &url,
-            ])
+            .args(["--listen", &format!("127.0.0.1:{port}"), "--log-level", "warn", "--database-url", &url])
+            .args(if arguments.iter().any(|argument| argument == "--http-listen") {
+                &[][..]
+            } else {
+                &["--http-listen", ""]
+            })
             .args(arguments)
             .stdout(Stdio::null())
             .stderr(log)
@@ -166,7 +174,12 @@ impl Service {
             assert!(process.0.try_wait().unwrap().is_none(), "{} ended:\n{}", program.display(), log());
             tokio::time::sleep(Duration::from_millis(20)).await;
         };
-        Self { _process: process, channel }
+        Self { _process: process, channel, tokens }
+    }
+
+    /// The number of a token that may do everything; 0 if no token is needed.
+    pub fn admin(&self) -> u32 {
+        u32::from(!self.tokens.is_empty())
     }
 
     /// Makes a call, and reads the first message of its answer.
@@ -180,9 +193,9 @@ impl Service {
         let path = http::uri::PathAndQuery::try_from(method).unwrap();
         let mut request = Request::new(message);
         if token > 0 {
-            request
-                .metadata_mut()
-                .insert("authorization", format!("Bearer {}", crate::tables::token(token)).parse().unwrap());
+            // A number without a token has the form of one.
+            let secret = self.tokens.get(token as usize - 1).cloned().unwrap_or_else(|| format!("lrm_{token:0>49}"));
+            request.metadata_mut().insert("authorization", format!("Bearer {secret}").parse().unwrap());
         }
         if timeout > 0 {
             request.metadata_mut().insert("grpc-timeout", format!("{timeout}m").parse().unwrap());
@@ -238,6 +251,25 @@ impl Service {
         }
         prost::Message::encode_to_vec(&files)
     }
+}
+
+/// Creates tokens by the program's command before it serves, and returns their secrets. One whose name is "revoked" is revoked at once.
+pub fn create_tokens(program: &Path, postgres: &Postgres, database: &str, tokens: &[String]) -> Vec<String> {
+    let run = |arguments: &[&str]| {
+        let url = postgres.url(database);
+        let done = Command::new(program).env_clear().args(arguments).args(["--database-url", &url]).output().unwrap();
+        assert!(done.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&done.stderr));
+        String::from_utf8(done.stdout).unwrap().trim().to_owned()
+    };
+    if !tokens.is_empty() {
+        run(&["migrate"]);
+    }
+    let create = |token: &String| run(&[&["tokens", "create"], &token.split(' ').collect::<Vec<_>>()[..]].concat());
+    let secrets = tokens.iter().map(create).collect();
+    if tokens.iter().any(|token| token.starts_with("--name revoked ")) {
+        run(&["tokens", "revoke", "--name", "revoked", "--yes", "--reason", "a test"]);
+    }
+    secrets
 }
 
 /// `ServerReflectionResponse.file_descriptor_response.file_descriptor_proto`.

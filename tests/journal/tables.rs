@@ -54,7 +54,7 @@ const TABLES: &[(&str, &str, &[&str])] = &[
 // - Periodic tasks write them: linkis_resource_refusal, linkis_resource_usage_hour, linkis_resource_usage_progress, linkis_rm_cluster_figure,
 //   and those of external clusters.
 // - Rows of instances: linkis_rm_lease, linkis_rm_instance, linkis_rm_server.
-// - Tokens, which no call writes: linkis_rm_token.
+// - Tokens, which no call writes: linkis_rm_token. How a time of its last use is written is left to its instance.
 
 /// The tables as they are, without identifiers and times; `dump` gets the rows.
 pub async fn tables(pool: &PgPool, ids: &Ids, allowed: &Allowed, dump: &mut dyn FnMut(&str, &[String])) -> Vec<Table> {
@@ -103,9 +103,10 @@ pub async fn tables(pool: &PgPool, ids: &Ids, allowed: &Allowed, dump: &mut dyn 
     tables
 }
 
-/// The secret of a token that the journal makes.
-pub fn token(number: u32) -> String {
-    format!("lrm_{number:0>43}")
+/// Removes the history: the lines of created tokens name this machine's account.
+pub async fn remove_history(pool: &PgPool, allowed: &Allowed) {
+    let sql = renamed("DELETE FROM linkis_resource_action_record", allowed);
+    sqlx::query(AssertSqlSafe(sql)).execute(pool).await.unwrap();
 }
 
 /// Changes that are made past the service: the name, the statement, and what has to be true before the next call.
@@ -119,8 +120,9 @@ const CHANGES: &[(&str, &str, &str)] = &[
     // A hold of an EM falls due.
     (
         "expire_hold",
-        "UPDATE linkis_resource_lock SET hold_until = clock_timestamp() - interval '1 second' WHERE em_instance = $1",
-        "SELECT count(*) = 0 FROM linkis_resource_lock WHERE em_instance = $1",
+        "UPDATE linkis_resource_lock SET hold_until = clock_timestamp() - interval '1 second' WHERE em_instance = $1
+            AND hold_until IS NOT NULL",
+        "SELECT count(*) = 0 FROM linkis_resource_lock WHERE em_instance = $1 AND hold_until IS NOT NULL",
     ),
     // An operator holds an EM by hand.
     (
