@@ -322,7 +322,7 @@ async fn repair_marks_over_commitment_until_release() {
     let report = rm.client.audit().await.unwrap();
     assert!(report.differences.is_empty(), "{report:?}");
     assert_eq!(report.notes.len(), 1, "{report:?}");
-    assert!(report.notes[0].contains("host1:9102 holds more than it provides"), "{report:?}");
+    assert!(report.notes[0].contains("host1:9102 has more in use than it provides"), "{report:?}");
     rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.refused();
     rm.client.resource_released(&release(&grants[0], "hadoop")).await.unwrap();
     assert_invariants(&database, &rm.client).await;

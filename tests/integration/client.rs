@@ -188,7 +188,7 @@ async fn client_with_silent_address_is_not_delayed() {
     let errors = calls.collect::<JoinSet<_>>().join_all().await;
     for error in errors {
         let text = error.to_string();
-        assert!(error.code() == Some(Code::Unavailable) && text.contains("does not answer"), "{text}");
+        assert!(error.code() == Some(Code::Unavailable) && text.contains("no reply"), "{text}");
     }
 }
 

@@ -210,7 +210,7 @@ async fn unverified_remote_database_logs_one_warning() {
         // It waits for a database that does not answer.
         let mut lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
         let mut log = String::new();
-        while !log.contains("waiting for it") {
+        while !log.contains("retrying") {
             log += &lines.next().unwrap_or_else(|| panic!("it ended:\n{log}"));
             log.push('\n');
         }

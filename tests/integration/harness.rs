@@ -782,7 +782,7 @@ impl Process {
         let log = std::thread::spawn(move || {
             let mut exit = ServerExit::Drained;
             for line in log {
-                if line.contains("some calls were still under way") {
+                if line.contains("some calls were still open") {
                     exit = ServerExit::CutOff;
                 }
                 log_line(line);
