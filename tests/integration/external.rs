@@ -271,7 +271,7 @@ async fn provider_with_mistake_returns_field() {
     }
     let error = put(&client, provider("default", &config("http://rm2:8088"))).await.unwrap_err();
     assert!(
-        error.message().contains("http://rm2:8088 is not among the hosts")
+        error.message().contains("http://rm2:8088 is not an allowed host")
             && error.message().contains("--external-hosts"),
         "{error}"
     );
