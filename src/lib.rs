@@ -3,47 +3,24 @@
 //! Before an engine starts, linkis-rm grants its resources on an EM within the limits of users, creators, labels and
 //! external queues. It tracks their use while the engine runs, and frees them when the engine ends or fails.
 //!
-//! In reading order:
+//! The crates, in reading order:
 //!
-//! - [`domain`]: resources, EMs, tickets and the ledger: pure decisions;
-//! - [`store`]: PostgreSQL: the tables, the resource locks, and the private server;
-//! - [`external`]: YARN and Kubernetes clusters;
-//! - [`service`]: the use cases, above all the committer, the only writer of tickets and counters;
-//! - [`transport`]: gRPC, and the conversion between protobuf and the domain;
-//! - [`tls`]: certificates, reloaded when their files change;
-//! - [`http`]: metrics, health and the page, on a listener of its own;
-//! - [`server`]: start, operation and stop of an instance;
-//! - [`client`]: the RM client, for EMs, LinkisManager and engines written in Rust;
-//! - [`commands`]: the commands of the program, through the client;
-//! - [`config`], [`limits_file`]: settings, and limits in version control;
-//! - [`telemetry`], [`metrics`], [`error`]: logs and traces, metrics, and errors of calls;
-//! - [`notify`]: notifications for systemd.
+//! - [`rm_model`]: resources, EMs, tickets, limits and the ledger: all decisions, without I/O;
+//! - [`rm_store`]: PostgreSQL: the tables, the resource locks and the search for the primary;
+//! - [`rm_external`]: YARN and Kubernetes clusters;
+//! - [`rm_service`]: the use cases, above all the committer, which alone writes tickets and counters;
+//! - [`rm_proto`]: the messages of the API, and their conversion to the model;
+//! - [`rm_edge`]: gRPC, TLS, HTTP and the page, authentication;
+//! - [`rm_client`]: the RM client, for EMs, LinkisManager and engines written in Rust;
+//! - [`rm_telemetry`]: logs, traces and metrics; [`rm_devpg`]: the private PostgreSQL.
 //!
-//! `main → server → transport → service → {store, external} → domain`: no module uses an earlier one.
+//! This crate is the program:
 //!
-//! A program that calls the service depends on `rm-client` and `rm-proto`: no database and no server.
+//! - [`server`]: start, operation and stop of an instance; [`notify`]: notifications for systemd;
+//! - [`commands`]: the commands, through the client; [`config`]: settings; [`limits_file`]: limits in version control.
 //!
-//! # Invariants at every commit
-//!
-//! 1. No over-commitment: on every EM, used + locked ≤ total − protected, in every dimension. Two visible exceptions
-//!    exist: a capacity that was lowered below the live tickets, and an adopted engine. A dimension that is short
-//!    grants nothing until tickets end.
-//! 2. Counters equal tickets: an EM's used and locked amounts are the sums over its live tickets.
-//! 3. Atomic changes: a ticket and its counters change in one transaction.
-//! 4. No permanent reservation: a locked ticket has a deadline in its row. A used ticket ends when its EM reports
-//!    without it or is lost. A resource lock ends with its transaction, and a hold at the time in its row.
-//! 5. Any instance, one result: a decision reads the database under its locks, never the memory of an instance.
-//! 6. One effect per request: a repeated call has the effect of one and gets its reply, until the ticket ends.
-//! 7. Every refusal states its reason.
-//!
-//! # Deliberate omissions
-//!
-//! - advisory locks;
-//! - triggers, except the one on the workers of Citus;
-//! - stored procedures, except three for a role without the right to change the schema: they create, index and drop
-//!   partitions of the history;
-//! - a second path that writes grants;
-//! - state in memory on which a reply depends.
+//! docs/ARCHITECTURE.md has the walk of one request, the invariants, and the files of each kind of change. The test
+//! `workspace` enforces which crate may use which.
 
 #![warn(
     clippy::unwrap_used,
