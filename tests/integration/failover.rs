@@ -133,7 +133,7 @@ async fn read_only_database_logs_one_warning() {
     for _ in 0..20 {
         assert_unavailable(
             process.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await,
-            "read-only",
+            "is set to take no writes",
         );
     }
     tokio::time::sleep(Duration::from_secs(2)).await;

@@ -160,7 +160,7 @@ impl Database {
         if let Some(cell) = &self.cell {
             return format!("{}#{}", cell.url(), cell.name);
         }
-        url(self.options.get_socket().unwrap(), self.options.get_database().unwrap())
+        url_of(&self.options)
     }
 
     pub async fn connect(&self) -> PgConnection {

@@ -108,7 +108,7 @@ async fn health_command_requires_every_instance() {
     let both = format!("{},{}", instance.address, silent.local_addr().unwrap());
     let only_the_silent_does_not = || async {
         let (code, got) = health(&["--address", &both, "--timeout", "300ms"]).await;
-        code == 1 && got.contains(&format!("{} serves", instance.address)) && got.contains("not answered within 300ms")
+        code == 1 && got.contains(&format!("{} serves", instance.address)) && got.contains("no reply within 300ms")
     };
     eventually("the silent instance is named", LONG, only_the_silent_does_not).await;
     instance.stop().await;

@@ -10,10 +10,7 @@ async fn silent_em_is_not_placed_until_next_report() {
     eventually("it is silent", LONG, || ecm.is_silent()).await;
     let error = rm.client.request_resource(&anywhere()).await.unwrap_err();
     assert_eq!((error.code(), error.reason().as_deref()), (Some(tonic::Code::NotFound), Some("NO_EM_AVAILABLE")));
-    assert!(
-        error.to_string().contains("1 match the request, but all of them are silent, unhealthy or drained"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("1 match, but all are silent, unhealthy or drained"), "{error}");
     let error = rm.client.dry_run(&anywhere()).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("NO_EM_AVAILABLE"));
     assert_eq!(ecm.locked().await.em, ecm.em, "a named EM grants");
