@@ -10,14 +10,14 @@ pub fn repo_root() -> &'static Path {
 
 /// The program, built with the profile of the tests.
 ///
-/// Cargo builds it before the tests only if all packages are tested, so it is built here. Tests that are run without Cargo take the
-/// program as it is.
+/// Cargo builds it before the tests only if all packages are tested, so it is built here: as a part of the tests of the root package,
+/// so that its libraries have the same features, and are not built twice. Tests that are run without Cargo take the program as it is.
 pub static PROGRAM: LazyLock<&str> = LazyLock::new(|| {
     let tests = env::current_exe().unwrap_or_default();
     let folder = tests.ancestors().nth(2).unwrap_or(repo_root());
     if let Some(cargo) = env::var_os("CARGO") {
         let mut build = Command::new(cargo);
-        build.args(["build", "--quiet", "--bin", "linkis-rm", "--target-dir"]).arg(folder.join(".."));
+        build.args(["test", "--quiet", "--no-run", "--test", "workspace", "--target-dir"]).arg(folder.join(".."));
         build.args(folder.ends_with("release").then_some("--release")).current_dir(repo_root());
         assert!(build.status().is_ok_and(|status| status.success()), "the program cannot be built");
     }
