@@ -423,7 +423,9 @@ async fn page_cookie_under_tls_is_secure() {
     let (database, folder) = (Database::fresh().await, Folder::new("page"));
     let ca = authority("ca");
     folder.write_all(&certify(&ca, &["rm.example"], &[], FAR), &ca);
-    let rm = Instance::start_with(&database, folder.tls(settings())).await;
+    let (cert, key) = (folder.0.join("cert"), folder.0.join("key"));
+    let encrypted = settings().with("--tls-cert", cert.display()).with("--tls-key", key.display());
+    let rm = Instance::start_with(&database, encrypted).await;
     let mut config = (*config(&ca, None)).clone();
     config.alpn_protocols.clear();
     let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
