@@ -143,7 +143,7 @@ async fn limit_change_requires_current_etag() {
     let status = delete(&limits, limit(Some("hadoop"), 0), Some(&third)).await.unwrap_err();
     assert_eq!(code_and_reason(&status), (Code::NotFound, "NO_SUCH_LIMIT".to_owned()));
     let message = changed(set(&limits, limit(Some("hadoop"), 1), Some(&third)).await);
-    assert!(message.contains("gone"), "{message}");
+    assert!(message.contains("was deleted"), "{message}");
     assert_eq!(all(&limits, 10).await, []);
 }
 
