@@ -20,7 +20,9 @@ pub static PROGRAM: LazyLock<&str> = LazyLock::new(|| {
         build.args(["test", "--quiet", "--no-run", "--test", "workspace", "--target-dir"]).arg(folder.join(".."));
         // What Cargo sets for a test; with these, the build script of a library runs again, and all that uses the library is built again.
         let of_test = |name: &str| ["CARGO_MANIFEST_", "CARGO_PKG_"].iter().any(|prefix| name.starts_with(prefix));
-        env::vars().filter(|(name, _)| of_test(name)).for_each(|(name, _)| drop(build.env_remove(name)));
+        for (name, _) in env::vars().filter(|(name, _)| of_test(name)) {
+            build.env_remove(name);
+        }
         build.args(folder.ends_with("release").then_some("--release")).current_dir(repo_root());
         assert!(build.status().is_ok_and(|status| status.success()), "the program cannot be built");
     }
