@@ -1,13 +1,14 @@
-//! gRPC transport: decodes, validates and authorizes calls, and encodes their responses.
+//! Network edge: decodes, validates and authorizes calls, and encodes their responses; serves the page over HTTP.
 //!
-//! The services behind this module use no protobuf. They receive domain values and never validate again. The transport
-//! never decides about resources and never writes. Callers: `server`; the RM client uses the messages and `convert`.
+//! The services behind this crate use no protobuf. They receive values of `rm-model` and never validate again. The edge
+//! never decides about resources, and has no SQL. Caller: the server of the root package.
 //!
 //! - [`edge`]: connections, permits, byte budgets; [`authenticator`], [`access`]: authentication and permissions;
-//! - [`proto`], [`convert`], [`codec`], [`message_size`]: messages; [`status`]: errors; [`deadline`]: deadlines;
+//! - [`convert`], [`message_size`]: messages; [`status`]: errors; [`deadline`]: deadlines;
 //! - [`routes`], [`observe`]: dispatch and metrics of calls; [`json`]: calls as JSON;
 //! - [`resource_manager`], [`limit`], [`usage`], [`external`], [`admin`]: the services;
-//! - [`health`], [`reflection`], [`server_info`]: statuses, descriptors and bounds of the services.
+//! - [`health`], [`reflection`], [`server_info`]: statuses, descriptors and bounds of the services;
+//! - [`http`]: metrics, health and the page; [`tls`]: certificates of both listeners.
 
 #![warn(
     clippy::unwrap_used,

@@ -1,7 +1,7 @@
 //! gRPC statuses: the code, the reason and the details of each error.
 //!
 //! A status travels in headers, of which clients accept 8 KB, so every part of it has a bound. No other module builds
-//! the status of an [`Error`]. Callers: the edge and the services, through `From<Error>`.
+//! the status of an [`Error`]. Callers: the edge and the services, through [`to_status`].
 //!
 //! - `rejection`: the table of rejections.
 

@@ -6,7 +6,7 @@
 //! `fake` has test servers.
 //!
 //! The module knows no database and no caller. Errors never contain data of a response: a caller that may set an
-//! address could otherwise read other services with it. Callers: `service::external`, and `service::jwt` for key sets.
+//! address could otherwise read other services with it. Callers: `rm_service::external`, and `rm_service::jwt` for key sets.
 
 #![warn(
     clippy::unwrap_used,

@@ -1,13 +1,13 @@
-//! Use cases of the resource manager, between `transport` and `store`.
+//! Use cases of the resource manager, between `rm-edge` and `rm-store`.
 //!
 //! A request passes `request_resource`, `admission` (check and placement), `committer` (decision and write) and, if it waits,
 //! `waiting`. All operations on tickets and EMs go through the committer; only an audit repair corrects rows outside it.
-//! Never: handles the wire format, which is `transport`'s; decides outside `domain`.
-//! Callers: `transport`, `http` and `server`.
+//! Never: handles the wire format, which is that of `rm-edge`; decides outside `rm-model`.
+//! Callers: `rm-edge`, and the server of the root package.
 //!
-//! - Requests: [`request_resource`], [`admission`], [`committer`], [`waiting`], `reading` (shared reads).
+//! - Requests: [`request_resource`], [`admission`], [`committer`], [`waiting`], `read_state` (shared reads).
 //! - Limits and locks: [`limits`], [`holds`], [`audit`] (audit and repair of the counters), [`external`] (YARN, Kubernetes).
-//! - EMs and tickets: [`heartbeat`], [`ticket_lookup`]. Callers: [`tokens`], [`jwt`].
+//! - EMs and tickets: [`heartbeat`], [`ticket_lookup`]. Callers: [`tokens`], [`jwt`]. Failures: [`error`].
 //! - Reads: [`usage`], [`history`], [`follow`], [`overview`], [`refusals`].
 //! - Infrastructure: [`background`], [`tasks`], [`fair_semaphore`] (fair semaphore), [`single_flight`] (single flight).
 

@@ -3,7 +3,7 @@
 //! The service computes at most one overview per second, and only on request. All callers and watchers of that second share it.
 //!
 //! Never: locks rows of the committer; runs periodically without a caller.
-//! Callers: the RPC service `rm_edge::usage` and the web page `http::page`.
+//! Callers: the RPC service `rm_edge::usage` and the web page `rm_edge::http::page`.
 
 use std::{sync::Arc, time::Duration};
 

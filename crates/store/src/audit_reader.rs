@@ -1,7 +1,7 @@
 //! Audit reader: streams each EM row with the live tickets on that EM, grouped.
 //!
 //! A single statement reads both, so an audit compares counters and tickets of one moment. The rows are streamed:
-//! memory is bounded by one row, independent of the number of EMs. The module never writes. Caller: `service::audit`.
+//! memory is bounded by one row, independent of the number of EMs. The module never writes. Caller: `rm_service::audit`.
 
 use sqlx::{FromRow as _, PgConnection, Row as _, postgres::PgRow};
 use tokio_stream::StreamExt as _;

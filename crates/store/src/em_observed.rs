@@ -1,7 +1,7 @@
 //! `linkis_em_observed`: observed resource use of engines, as each EM last reported it.
 //!
 //! Each EM has one packed row. Statements skip locked rows and commit without a disk flush, as in `em_report`. Callers:
-//! `service::heartbeat` writes, the ticket lists read, the committer deletes.
+//! `rm_service::heartbeat` writes, the ticket lists read, the committer deletes.
 
 use std::collections::{HashMap, HashSet};
 

@@ -2,7 +2,7 @@
 //!
 //! Reports of many EMs are stored by one statement. Statements here skip rows that another transaction has locked, so
 //! that a report never waits and never delays a grant. The next report repeats the content. Reports commit without a
-//! disk flush: a database crash may lose the last ones. Callers: `service::heartbeat` and the lost-EM task.
+//! disk flush: a database crash may lose the last ones. Callers: `rm_service::heartbeat` and the lost-EM task.
 //!
 //! Submodule `status`: health, load and silence of EMs.
 

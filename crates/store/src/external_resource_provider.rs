@@ -1,4 +1,4 @@
-//! `linkis_external_resource_provider`: stored configuration of the external clusters. Caller: `service::external`.
+//! `linkis_external_resource_provider`: stored configuration of the external clusters. Caller: `rm_service::external`.
 
 use secrecy::{ExposeSecret as _, SecretString};
 use sqlx::{FromRow, PgConnection, PgExecutor};

@@ -1,7 +1,7 @@
 //! `linkis_rm_lease`: leases that select one instance for each task that only one instance runs.
 //!
 //! An instance that stops renewing loses its lease after [`LEASE`]; another instance can then take it. Caller: the
-//! background tasks of `service`.
+//! background tasks of `rm-service`.
 
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 //!
 //! A function that writes takes a connection, so that the caller's transaction decides what commits together. A write
 //! compares the number of changed rows with the expected one and fails with [`StoreError::RowCount`]. All functions
-//! return database errors; `# Errors` names the others. The store never decides a grant. Callers: `service`, the start
+//! return database errors; `# Errors` names the others. The store never decides a grant. Callers: `rm-service`, the start
 //! of the server, and the offline `commands`.
 //!
 //! - Writes of a batch: [`batch_write`], [`resource_lock`]. Rows to domain values and back: `rows`.

@@ -1,7 +1,7 @@
 //! Connections that operators' calls share.
 //!
 //! Few connections, permits and a rest after each read bound the load of lists, so that they delay only one another. A
-//! call that would wait too long is rejected. Callers: lists, audits, changes of limits, and followers in `service`.
+//! call that would wait too long is rejected. Callers: lists, audits, changes of limits, and followers in `rm-service`.
 
 use std::{
     ops::{Deref, DerefMut},

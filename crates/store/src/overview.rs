@@ -1,7 +1,7 @@
 //! Overview of the cluster: sums over EMs and small tables, never over tickets. Read-only.
 //!
 //! The cost grows with the number of EMs, not of tickets; counts of tickets are bounded. Callers: the cluster figures
-//! and the overview calls of `service`.
+//! and the overview calls of `rm-service`.
 
 use std::{collections::BTreeMap, time::Duration};
 

@@ -1,7 +1,7 @@
 //! `linkis_resource_refusal`: number of refusals by user, scope, dimension and rule, per period and instance.
 //!
 //! Each instance replaces its own rows; lists add them up over the instances. Callers: the refusal statistics of
-//! `service`.
+//! `rm-service`.
 
 use std::{collections::BTreeSet, time::Duration};
 

@@ -5,7 +5,7 @@
 //! which names the user.
 //!
 //! Invariant: one user and one id have one ticket, in either of the two tables. Callers: the check and the batch, by
-//! `service::reading`; the retention.
+//! `rm_service::read_state`; the retention.
 
 use std::{
     collections::{HashMap, HashSet},

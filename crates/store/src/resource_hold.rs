@@ -2,7 +2,7 @@
 //!
 //! A hold of a call has a deadline. An expired hold no longer counts; the next transaction that needs its key removes
 //! it, or else a background task does. A hold without a deadline is a row that an operator wrote by SQL. Changes and
-//! their history lines commit together. Callers: `service::holds`, and [`super::resource_lock`] for contended keys.
+//! their history lines commit together. Callers: `rm_service::holds`, and [`super::resource_lock`] for contended keys.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
 //! Conversion between SQL columns and domain values.
 //!
 //! A value that no row of the service can contain becomes [`StoreError::Inconsistent`], which names its table. Callers:
-//! the other modules of `store`. The module executes no SQL.
+//! the other modules of the crate. The module executes no SQL.
 
 use std::collections::BTreeMap;
 

@@ -5,7 +5,7 @@
 //! settings are read back after they are set: a connection behind a transaction pooler is rejected.
 //!
 //! Invariant: a connection whose state is in doubt is closed and never reused. Callers: the committer and all tasks of
-//! `service` that use the database.
+//! `rm-service` that use the database.
 
 use std::{collections::BTreeMap, io, pin::pin, sync::Arc, time::Duration};
 

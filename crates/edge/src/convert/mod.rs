@@ -1,7 +1,7 @@
 //! Conversion between messages and values of the service. [`rm_proto::convert`] converts values of the model.
 //!
 //! Parsers fail with a `FieldError` that names the field. No function here reads or changes state. Callers: the
-//! services of `transport` and the monitoring page.
+//! gRPC services and the monitoring page.
 //!
 //! - [`external`]: providers, external queues and applications;
 //! - `overview`: cluster totals, instances and tasks.

@@ -7,8 +7,8 @@
 //!
 //! - `socket`, `open_files`, `listener`, `slow_addresses`: where connections come from, and which are accepted;
 //! - `connection`, `stream`, `age`: one connection; `traffic`, `frames`, `allowance`: bounds of its frames;
-//! - `calls`, `places`, `share`: authentication, permits and byte budgets of a call;
-//! - `body`, `gzip`, `fields`, `answer`: requests and responses; [`gauges`]: figures for the metrics.
+//! - `service`, `permits`, `byte_budget`: authentication, permits and byte budgets of a call;
+//! - `body`, `gzip`, `fields`, `reply`: requests and responses; `gauges`, `metrics`: figures for the metrics.
 
 use std::{net::SocketAddr, sync::Arc, time::Duration};
 

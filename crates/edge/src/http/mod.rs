@@ -159,8 +159,7 @@ fn ready(readiness: &Readiness, is_verbose: bool) -> (StatusCode, String) {
         Readiness::Ready => "[+]started ok\n[+]database ok\n[+]serving ok\n".to_owned(),
         Readiness::Starting => "[-]started not yet\n[-]serving not yet\n".to_owned(),
         Readiness::NoDatabase(why) => {
-            let why = why.to_string();
-            let why = why.strip_prefix("the database ").unwrap_or(&why);
+            let why = why.strip_prefix("the database ").unwrap_or(why);
             format!("[+]started ok\n[-]database {why}\n[+]serving ok\n")
         }
         Readiness::Stopping => "[+]started ok\n[-]serving stopping\n".to_owned(),

@@ -1,6 +1,6 @@
 //! Responses: converts domain values to messages, and for the RM client back again.
 //!
-//! The services of `transport` call the functions that return messages. The RM client calls the functions
+//! The gRPC services of `rm-edge` call the functions that return messages. The RM client calls the functions
 //! named `read_…`. A `read_…` function fails with a [`FieldError`] that names the field if a message has no valid value
 //! there. No function here decides or reads state.
 

@@ -1,4 +1,4 @@
-//! Metrics of fetches from external clusters and of their snapshots. Caller: `service::external`.
+//! Metrics of fetches from external clusters and of their snapshots. Caller: `rm_service::external`.
 
 use std::time::Duration;
 
