@@ -1,12 +1,12 @@
 //! Limits file: all limits of a cluster in TOML, for version control.
 //!
 //! ```toml
-//! # At most 2 engines and 20 GB for hadoop through each creator, wherever they run.
+//! # At most 2 engines and 20 GB for hadoop through each creator, on all EMs together.
 //! [[limit]]
 //! labels = { user = "hadoop" }
 //! each = ["creator"]
 //! max = { instances = 2, memory = "20g", "special.gpu" = 1 }
-//! Above the maximum, only a violation is counted; "off" only counts the use and needs no max.
+//! # "watched" counts a violation above the maximum; "off" counts only the use and needs no max.
 //! mode = "watched"
 //! ```
 //!

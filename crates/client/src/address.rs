@@ -1,4 +1,4 @@
-//! Addresses of service instances, parsed from their text. Callers: the client and the health check.
+//! Addresses of service instances, parsed from their text. Callers: `settings`, `pool` and `health`.
 
 use std::path::PathBuf;
 

@@ -2,6 +2,7 @@
 //!
 //! `pool` selects the connection and `retry` decides about further attempts. The message is encoded once.
 //! Never: repeats a call whose result is unknown, unless the table in `calls` marks it as safe.
+//! Callers: [`RmClient::make`](super::RmClient::make), and `follow`, which opens a stream.
 
 use std::{marker::PhantomData, time::Duration};
 

@@ -1,5 +1,8 @@
-//! Table of calls with their idempotency: whether a call may be repeated when its result is unknown. `Watch` is not in the
-//! table, because this client does not use it.
+//! Table of all calls: the path, the messages and the idempotency of each, and the maximum size of a large reply.
+//!
+//! A call is marked as safe only if a repetition with an unknown first result has no further effect. `Watch` is not
+//! in the table, because this client does not use it.
+//! Callers: the methods of [`RmClient`](super::RmClient), and programs that use the messages of the API.
 
 use rm_proto::v1 as proto;
 

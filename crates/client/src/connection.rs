@@ -2,7 +2,8 @@
 //!
 //! Failures are classified: not begun, lost, or replied by the service. A call that was not begun is safe on another
 //! connection.
-//! Caller: `pool`.
+//! Never: repeats a call.
+//! Callers: `pool` opens connections; `call`, `follow` and `health` use them.
 
 use std::{
     future::Future,

@@ -1,4 +1,7 @@
-//! Calls of EMs, LinkisManager and engines: `ResourceManagerService`. Each method makes one call and converts its reply.
+//! Calls of EMs, LinkisManager and engines: `ResourceManagerService`.
+//!
+//! Each method makes one call and converts its reply. A request that may be attempted again and has no request id
+//! gets a random one, so that all attempts create one ticket. Callers: programs that use the client.
 
 use std::time::Duration;
 

@@ -1,10 +1,9 @@
 //! Connection pool: the connections to all instances, and the selection of one for each call.
 //!
-//! Each address has a task that connects, watches the health of the instance, and reconnects after a failure. The tasks
-//! store the states in `states`. A call takes the next serving address in turn, and waits only while none serves but one
-//! may soon.
+//! Each address has a task that connects, watches the health of the instance, and reconnects after a failure. A call takes
+//! the next serving address in turn. It waits only while no address serves and one of them may serve soon.
 //!
-//! Never: repeats a call. Callers: `call` and `follow`.
+//! Never: repeats a call. Caller: `call`.
 
 use std::{
     sync::{

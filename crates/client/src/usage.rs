@@ -1,4 +1,4 @@
-//! Read calls of operators: `UsageService`. Each method makes one call, or all calls of a list.
+//! Calls that read: `UsageService`. Each method makes one call, or all calls of a list.
 
 use std::collections::BTreeMap;
 

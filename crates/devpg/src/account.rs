@@ -1,6 +1,7 @@
 //! System account of the private PostgreSQL server, and commands that run under it.
 //!
-//! PostgreSQL refuses to run as root, so a root process selects or creates another account. Caller: the parent module.
+//! PostgreSQL refuses to run as root, so a root process selects or creates another account.
+//! Callers: the other modules of this crate.
 
 use std::fs;
 use std::io;

@@ -1,4 +1,6 @@
-//! Selection of the PostgreSQL server binaries, and their download if the machine has none. Caller: the parent module.
+//! Selection of the PostgreSQL server binaries, and their download if the machine has none.
+//!
+//! The data of a database fixes the major version. Never: installs a package on the machine. Caller: `cluster`.
 
 use std::collections::HashSet;
 use std::env;

@@ -1,7 +1,7 @@
 # Fetches the PostgreSQL server from the package archive this Debian-family machine already uses, and unpacks it into
 # STATE/postgresql. Needs no root and changes nothing outside STATE: apt works on private lists, cache and status.
 #
-#   sh fetch.sh STATE OLDEST     STATE: the state directory; OLDEST: the oldest major version that will do
+#   sh fetch.sh STATE OLDEST     STATE: the state directory; OLDEST: the oldest suitable major version
 #
 # The last line on standard error says why it failed. Run again after an interruption, it starts from scratch.
 set -eu
@@ -21,7 +21,7 @@ for tool in apt-get dpkg dpkg-query; do
     command -v "$tool" >/dev/null || fail "there is no $tool here, so this is no Debian or Ubuntu"
 done
 
-# The server has this path built in and turns away clients whose time zone it does not find there.
+# The server has this path built in and rejects clients whose time zone it does not find there.
 [ -e /usr/share/zoneinfo/UTC ] || fail "the server also needs the time zones of the package tzdata, which are not here"
 
 rm -rf "$work"
@@ -62,7 +62,7 @@ apt() {
     apt-get -q -c "$work/apt.conf" "$@"
 }
 
-# A foreign source that fails must not stop this: what counts is whether the server's packages are known afterwards.
+# An unrelated source may fail: the check below decides whether the packages of the server are known.
 apt update >&2 || true
 ls "$work"/lists/*_Packages* >/dev/null 2>&1 || fail "none of the machine's package sources can be reached"
 apt -s install postgresql >"$work/plan" || fail "the machine's package sources offer no package 'postgresql'"
@@ -107,7 +107,7 @@ missing=$(for name in $(library_names); do installed "$name" || echo "$name"; do
 # shellcheck disable=SC2086 # package names hold no spaces
 unpack "postgresql-$major" "postgresql-client-$major" $missing
 if ! runs; then
-    # A library of this machine is too old or damaged: take them all.
+    # A library of this machine is too old or damaged, so all of them are fetched.
     # shellcheck disable=SC2046
     unpack $(library_names)
     runs || fail "the fetched server does not run on this machine"

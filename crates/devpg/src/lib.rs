@@ -2,8 +2,9 @@
 //!
 //! The server listens on a Unix socket in a directory that only its account may enter; TCP is off. Peer authentication
 //! admits only that account and root. The data persists between runs with every durability setting on, and the server
-//! stops in order even if this process is killed. Callers: `main` and the offline commands, if no database URL is
-//! given.
+//! stops in order even if this process is killed.
+//!
+//! Callers: the server and the offline commands of the program, if no database URL is given; tests and benchmarks.
 //!
 //! Submodules: `cluster`: files; `binaries`: programs; `account`: system account; `server`: process; `error`: errors.
 

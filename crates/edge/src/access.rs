@@ -1,8 +1,8 @@
-//! Access table: the permission of each role on each call.
+//! Access table: the permission of each role on each call of the API, of reflection and of health, by gRPC path.
 //!
-//! The table lists every call of the API, of reflection and of health by its gRPC path. `identity` reads it
-//! once per call. A call that is not in the table is not served. The table decides by role only; a service checks the
-//! EMs and users of a call itself.
+//! A call that is not in the table is not served. The table decides by role only; a service checks the EMs and users of a
+//! call itself (invariant 14 of ARCHITECTURE.md). Callers: `authenticator`, once per call, and the help of the `tokens`
+//! command.
 
 use std::collections::HashMap;
 

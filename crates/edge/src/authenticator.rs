@@ -2,8 +2,8 @@
 //!
 //! [`Authenticator`] finds the caller of a call by token, JWT or certificate, and checks the access table. The edge calls
 //! [`Authenticator::admit`] once per call and stores the result in the call's extensions. The services read the caller and
-//! the call scope from there with the functions of this module. A service never reads credentials itself: the edge
-//! removes the header.
+//! the call scope from there with the functions of this module.
+//! Never: reads the database; passes credentials on to a service, because the edge removes the header.
 
 use std::{pin::Pin, sync::Arc};
 

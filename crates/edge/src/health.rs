@@ -1,7 +1,7 @@
 //! Health service: the library's, except that a watch of an unknown service does not fail.
 //!
 //! Such a watch begins with SERVICE_UNKNOWN and continues, as the protocol demands. When the service becomes known, its
-//! status follows. Caller: `server`.
+//! status follows. Caller: the server of the root package.
 
 use std::{
     future::Future,

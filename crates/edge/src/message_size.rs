@@ -2,7 +2,7 @@
 //!
 //! A heartbeat names all tickets of an EM, and a call may replace thousands of limits. Every other call has some dozen
 //! short fields. The edge uses [`limit_of`] before it reads a message; the generated services use the same bounds.
-//! Callers: `edge` and `server`.
+//! Callers: `edge`, `server_info` and the server of the root package.
 
 use std::{
     convert::Infallible,

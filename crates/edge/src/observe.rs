@@ -1,7 +1,7 @@
 //! Call metrics: counts every call by method, code and duration, and traces the calls of the API.
 //!
 //! The layer is in front of all services. It observes the response headers and trailers and never changes a call.
-//! Caller: `server`.
+//! Caller: the server of the root package.
 
 use std::{
     convert::Infallible,

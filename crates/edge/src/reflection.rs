@@ -1,7 +1,7 @@
 //! Server reflection, v1 and v1alpha: descriptors of the services, by file name and by symbol.
 //!
 //! A failed query gets an error in the stream, and the stream continues, because tools send all their queries on one
-//! stream. The next query is read when the caller has taken the previous response. Caller: `server`.
+//! stream. The next query is read when the caller has taken the previous response. Caller: the server of the root package.
 
 use std::{pin::Pin, sync::Arc};
 

@@ -1,7 +1,7 @@
 //! Routes: dispatch of calls to services, by the service name in the path.
 //!
 //! A gRPC path is a service and a method. A router of patterns would copy itself and its services for each call, and
-//! box each body twice. Callers: `edge` and `server`.
+//! box each body twice. Callers: `edge::service`, and the server of the root package, which fills the routes.
 
 use std::{convert::Infallible, fmt};
 

@@ -1,6 +1,7 @@
 //! Server info: identity, timeouts and bounds of an instance, as `GetServerInfo` returns them.
 //!
-//! A client reads its own timeouts and batch sizes from here instead of assuming them. Caller: `usage`.
+//! A client reads its own timeouts and batch sizes from here instead of assuming them. Caller: `usage`; the server of the
+//! root package fills the values once, at its start.
 
 use std::time::Duration;
 

@@ -1,6 +1,7 @@
 //! Keys that every provider configuration has: the check rules, beside the keys of Linkis.
 //!
 //! The cluster types parse their own keys with the helpers of this module. Errors name a key and never repeat a value.
+//! Callers: the `config` modules of the cluster types, and the refresh of `rm_service::external`, for the default rules.
 
 use humantime::{format_duration, parse_duration};
 use serde_json::{Map, Value};

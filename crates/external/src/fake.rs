@@ -1,4 +1,4 @@
-//! Test servers that behave as clusters do, and as clusters must not.
+//! Test servers that reply as clusters do, or wrongly. Callers: the unit tests of this crate.
 
 use std::{
     net::SocketAddr,

@@ -3,7 +3,8 @@
 //!
 //! [`assess`] returns the share that the EM counts, or the refusal with the wait keys. [`fits`] returns the same decision
 //! without the reasons. [`head_room`] returns the amounts that are still grantable. The functions read the state that the
-//! caller gives them and change nothing. Callers: the ledger (under the locks) and the admission check (on a plain read).
+//! caller gives them and change nothing. Invariants 1 and 6 of ARCHITECTURE.md are decided here.
+//! Callers: the ledger (under the locks) and the admission check (on a plain read).
 
 use std::sync::Arc;
 

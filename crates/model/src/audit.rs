@@ -2,7 +2,7 @@
 //!
 //! The module computes sums, differences and the required changes. Rows may contain anything: an unreadable value becomes a
 //! difference, and never an error of the audit.
-//! Never: reads or writes rows. The audit service does both, under the locks.
+//! Never: reads or writes rows. Callers: `rm_service::audit`, which does both under the locks, and the converters of messages.
 
 use std::{
     collections::{BTreeMap, BTreeSet, HashMap},

@@ -1,4 +1,5 @@
-//! Counters of an EM and its scopes right after a commit, for callers that request them with a reply.
+//! Counters of an EM and its scopes right after a commit. Callers: the committer, which attaches them to a reply for callers that
+//! request them, and the converters of messages.
 
 use super::{em::Em, limit::ScopeUsage};
 

@@ -1,13 +1,12 @@
 //! The ledger: applies the operations of one batch to the rows read under the locks, and returns the rows to write.
 //!
-//! Operations of a batch see the effects of earlier ones. A rejected operation changes nothing. Invariants: a grant never
-//! over-commits an EM; counters change only together with a ticket; a ticket ends once. Never: performs I/O or reads a
-//! clock. Caller: the committer.
+//! Operations of a batch see the effects of earlier ones. A rejected operation changes nothing. Invariants 1, 3 and 11 of
+//! ARCHITECTURE.md: a grant never over-commits an EM; counters change only together with a ticket; a ticket ends once.
+//! Never: performs I/O or reads a clock. Caller: the committer.
 //!
 //! - `snapshot`: input of a batch; `slots`: state of an EM, a scope and a ticket; `deltas`: output;
 //! - `queueing`: wait queue entries; `usage`: confirmations and reported use; `ending`: ends of tickets;
-//! - `adopting`: adoption; `draining`: drains and forced releases;
-//! - `steps`: operations on all tickets of an EM.
+//! - `adopting`: adoption; `draining`: drains and forced releases; `steps`: operations on all tickets of an EM.
 
 use std::{
     collections::{HashMap, HashSet},

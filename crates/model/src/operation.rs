@@ -1,7 +1,8 @@
-//! Operations: the changes that callers and tasks submit to the committer, their lock keys, and their outcomes.
+//! Operations: the changes that callers and tasks submit to the committer, their lock keys, their costs, and their outcomes.
 //!
-//! The committer groups operations into batches by their locks and costs; the ledger applies them. Each operation concerns
-//! one EM and at most one user. An operation is data only: it never performs the change itself.
+//! Each operation concerns one EM and at most one user. An operation is data only: it never performs the change itself.
+//! Callers: the edge and the background tasks create operations; the committer groups them into batches by lock keys and
+//! costs; the ledger applies them.
 //!
 //! - `request`: requests; `draining`: drains; `rejection`: error replies.
 

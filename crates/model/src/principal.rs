@@ -1,4 +1,6 @@
 //! Principals and actors: the caller of a change, carried from the edge to the history line.
+//!
+//! Callers: the edge creates them, the ledger copies them into history lines, and permits are shared by principal.
 
 use std::{fmt, sync::Arc};
 

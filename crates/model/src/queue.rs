@@ -1,6 +1,7 @@
 //! External queues as their scheduler reports them: amounts, states, and the lookup of a queue by name.
 //!
-//! A Kubernetes namespace is a queue below the cluster's nodes. Callers: the external readers and [`super::external`].
+//! A Kubernetes namespace is a queue below the cluster's nodes. Never: counts grants; [`super::external`] does.
+//! Callers: the readers of `rm-external`, which create the queues, and [`super::external`].
 
 use std::{
     collections::{BTreeMap, btree_map::Entry},

@@ -1,8 +1,8 @@
 //! Protobuf codec with small buffers.
 //!
 //! Most messages have some hundred bytes, and each call in progress owns such buffers or is sent from one. The codec
-//! therefore starts with a small buffer and reserves the exact size of a larger message. The generated services and
-//! clients use it instead of tonic's codec.
+//! therefore starts with a small buffer and reserves the exact size of a larger message.
+//! Callers: the generated services and clients, instead of tonic's codec.
 
 use std::{marker::PhantomData, sync::Arc};
 

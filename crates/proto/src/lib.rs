@@ -1,11 +1,12 @@
 //! The messages of the gRPC API, and their conversion to and from the model.
 //!
-//! The server and the client use this crate; each value that it returns as a type of the model is validated. A message is never passed on
-//! beyond the edge. This crate must not know how a message is sent.
+//! Every value that this crate returns as a type of the model is validated. Messages stay in the edge and in the client;
+//! the services get values of the model. Never: sends a message, or knows of connections.
+//! Callers: `rm-edge`, `rm-client`, and the commands of the program.
 //!
 //! - [`v1`]: the generated code of `proto/linkis/rm/v1`;
-//! - [`convert`]: between messages and the model, the only module that knows both;
-//! - [`codec`]: reading and writing of messages; [`page`]: pages of lists and their tokens.
+//! - [`convert`]: between messages and the model, the only module that uses both;
+//! - [`codec`]: encoding and decoding of messages; [`page`]: pages of lists and their tokens.
 
 #![warn(
     clippy::unwrap_used,

@@ -1,7 +1,7 @@
 //! Pages of lists: page sizes and page tokens.
 //!
 //! A token has the key of the last entry and a hash of its call and filters. A token of another call or of other
-//! filters is rejected, because its key would start at an arbitrary entry. Callers: the services that list objects.
+//! filters is rejected, because its key would start at an arbitrary entry. Callers: the gRPC services that list objects.
 
 use prost::Message;
 use sha2::{Digest as _, Sha256};

@@ -4,11 +4,10 @@
 //! refused here and never waits for a lock. The cached state only selects the path: a request that fitted by the cache goes
 //! straight to the committer, any other is checked first.
 //!
-//! Never: grants; refuses by cached state.
+//! Never: grants; refuses by cached state (invariant 7 of ARCHITECTURE.md).
 //! Callers: `request_resource`, `waiting`; `committer` and `heartbeat` update the cache.
 //!
-//! - `cache`: EMs and scopes as last observed; `survey`: updates of the cluster view;
-//! - `check`: the checks, batched.
+//! - `cache`: EMs and scopes as last observed; `survey`: updates of the cluster view; `check`: the checks, batched.
 
 use std::{
     sync::{

@@ -2,10 +2,8 @@
 //!
 //! A change takes effect behind the limits fence: a table lock under which no batch runs. Each ticket is therefore counted by
 //! the rules before or after the change. A new label set is counted in the background and decides requests when all tickets are
-//! counted.
-//!
-//! Never: changes a rule outside the fence.
-//! Callers: `rm_edge::limit`, `rm_edge::usage`, `request_resource` (caps), `background::counting`, and the server (limits
+//! counted. Never: changes a rule outside the fence.
+//! Callers: `rm_edge::limit`, `rm_edge::usage`, `request_resource` (caps), `background::count_label_sets`, and the server (limits
 //! file).
 //!
 //! - `fence`: one change behind the fence; `replace`: all rules at once; `scopes`: use of scopes;

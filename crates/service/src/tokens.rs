@@ -3,8 +3,8 @@
 //! Lookups never read the database, regardless of the number of calls with unknown tokens. The task compares a version in the
 //! database every two seconds, so a revoked token is rejected after that time at the latest.
 //!
-//! Never: holds a token in clear text, only its hash.
-//! Callers: `rm_edge::identity` (lookups); `background` runs the reload.
+//! Never: contains a token in clear text, only its hash.
+//! Callers: `rm_edge::authenticator` (lookups); `background` runs the reload.
 
 use std::{
     collections::HashMap,

@@ -1,9 +1,10 @@
 //! Batch write: one SQL statement that writes all deltas of a batch, so that a batch costs one round trip.
 //!
 //! The statement has one part (CTE) per kind of delta and omits empty parts. PostgreSQL plans each combination of parts
-//! once. Each part states the number of rows that it must change; any other number fails the batch.
+//! once. Each part states the number of rows that it must change; any other number fails the batch (invariant 13 of
+//! ARCHITECTURE.md).
 //!
-//! The module never decides: the deltas come from the ledger. Callers: the committer and the repair of an audit.
+//! Never: decides; the deltas come from the ledger. Callers: the batch of the committer, and the repair of an audit.
 
 use sqlx::{PgConnection, Postgres, QueryBuilder};
 use time::OffsetDateTime;

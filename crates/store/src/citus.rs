@@ -3,7 +3,7 @@
 //!
 //! Instances connect to the worker directly: the path through the coordinator costs several times as much and loses
 //! `lock_timeout` and NOTIFY. Schema changes go through the coordinator, which forwards them to all workers. Callers:
-//! [`super::primary`], `config` and the migration.
+//! [`super::primary`], [`super::schema`], and `config` and the `migrate` command of the program.
 
 use std::{
     fmt,

@@ -1,7 +1,7 @@
 //! Connect target: the hosts and credentials of a database, re-read from a file because passwords change.
 //!
-//! The module parses a URL and never connects. Display and errors never contain a password. Callers: `config` and
-//! [`super::Store`].
+//! The module parses a URL and never connects. Display and errors never contain a password. Callers: `config` of the
+//! program, and [`super::Store`].
 
 use std::{
     fmt,

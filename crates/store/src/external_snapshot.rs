@@ -1,9 +1,9 @@
 //! `linkis_external_snapshot` and `linkis_external_application`: queues and applications of a cluster at one moment,
 //! and the installation of a new snapshot.
 //!
-//! A snapshot is written beside the present one, its unseen use is computed from all live tickets without locks, and
-//! then brought up to date. The installation locks the cluster for two short statements only. Never: makes a batch wait
-//! for the fetch or the computation. Callers: the refresh task and the repair.
+//! A new snapshot is written beside the present one. Its unseen use is computed from all live tickets without locks, and
+//! then updated by the later changes. The installation locks the cluster for two short statements only. Never: makes a
+//! batch wait for the fetch or the computation. Callers: the refresh task, and the audit and its repair.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

@@ -2,10 +2,10 @@
 //!
 //! A function that writes takes a connection, so that the caller's transaction decides what commits together. A write
 //! compares the number of changed rows with the expected one and fails with [`StoreError::RowCount`]. All functions
-//! return database errors; `# Errors` names the others. The store never decides a grant. Callers: `rm-service`, the start
-//! of the server, and the offline `commands`.
+//! return database errors; `# Errors` names the others. Never: decides a grant. Callers: `rm-service`, and the server and
+//! the offline commands of the program.
 //!
-//! - Writes of a batch: [`batch_write`], [`resource_lock`]. Rows to domain values and back: `rows`.
+//! - Writes of a batch: [`batch_write`], [`resource_lock`]. Rows to values of the model and back: `rows`.
 //! - Reads across tables: [`overview`], [`audit_reader`] (audit), [`ended_use`], [`history_tail`].
 //! - Schema and history partitions: [`schema`], [`history_partition`]. Cells on Citus: [`citus`].
 //! - Hosts and connections: [`connect_target`], [`url`], [`primary`], [`session`], [`operators`].

@@ -1,4 +1,4 @@
-//! Conversion between SQL columns and domain values.
+//! Conversion between SQL columns and values of the model.
 //!
 //! A value that no row of the service can contain becomes [`StoreError::Inconsistent`], which names its table. Callers:
 //! the other modules of the crate. The module executes no SQL.

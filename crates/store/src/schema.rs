@@ -3,7 +3,7 @@
 //! Tables belong to home or to a cell. Each side has its own migrations and its own table of applied ones. Migrations
 //! of a later release are left alone; `oldest_writer` beside the limits decides whether this release may still write.
 //!
-//! Never: applies a migration in part. Callers: [`super::PendingStore::prepare`] and `commands`.
+//! Never: applies a migration in part. Callers: [`super::PendingStore::prepare`], and the `migrate` and `tokens` commands.
 
 use std::collections::HashMap;
 

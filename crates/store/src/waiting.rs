@@ -2,8 +2,8 @@
 //! queue entry, and `linkis_rm_instance` one liveness row per instance with waiters.
 //!
 //! Entries of instances that are not alive do not count, and are deleted later. The committer inserts and moves entries
-//! under the resource locks. A cancelled request is removed without them. The domain decides positions; this module
-//! only stores them.
+//! under the resource locks. A cancelled request is removed without them. Never: decides a position; the ledger does.
+//! Callers: `rm_service::waiting` and the committer.
 //!
 //! Submodules: `freed`: notifications that wake waiters; `json`: stored form of positions, wait keys and caps; `list`:
 //! pages for operators.

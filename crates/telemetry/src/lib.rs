@@ -1,10 +1,12 @@
-//! Telemetry of an instance besides its `metrics`: logs and traces.
+//! Telemetry of an instance: metrics, logs and traces.
 //!
 //! Logs go to standard error, as text or JSON, with a rate limit for warnings and errors. Error texts contain all
-//! causes and no passwords. Callers: every module logs by `tracing`; `server` and `commands` start the logging.
+//! causes and no passwords. Never: delays a call for a collector or a scrape.
+//! Callers: every crate of the service logs by `tracing`; `main` and the commands of the program start the logging.
 //!
-//! - [`settings`]: filter and format of logs; `bounded`: rate limit; `json`: JSON lines;
-//! - [`operation_log`]: decision log, one line per operation; [`traces`]: spans of calls and batches.
+//! - [`metrics`]: metrics in Prometheus text format; [`traces`]: spans of calls and batches;
+//! - [`operation_log`]: decision log, one line per operation;
+//! - [`settings`]: filter and format of logs; `rate_limit`: rate limit; `json`: JSON lines.
 
 #![warn(
     clippy::unwrap_used,

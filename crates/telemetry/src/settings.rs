@@ -1,4 +1,4 @@
-//! Settings of the log: filter and format. Callers: `config` and `commands`.
+//! Settings of the log: filter and format. Callers: `config` and `commands` of the program.
 
 use tracing_subscriber::filter::Targets;
 

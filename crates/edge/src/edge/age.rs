@@ -1,6 +1,6 @@
 //! Ages of connections: spread, so that connections of one moment do not all return in the same second.
 //!
-//! The server gives each accepted connection the next age in turn. Caller: the server.
+//! Caller: the server of the root package, which gives each accepted connection the next age in turn.
 
 use std::time::Duration;
 

@@ -2,7 +2,7 @@
 //!
 //! The byte budgets are charged before the service reads a message. The charges are the announced length, the length
 //! after decompression, and the size of the decoded fields. A message beyond a budget fails its call and never waits.
-//! Caller: `calls`.
+//! Caller: `service`.
 
 use std::{
     fmt,

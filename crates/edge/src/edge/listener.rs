@@ -1,7 +1,7 @@
-//! Accept loop: accepts connections, acquires their permits, and passes them to the server.
+//! Accept loop: accepts connections, acquires their permits, and passes them to the HTTP/2 server.
 //!
 //! The loop never waits for a peer: a TLS handshake, or the delay of a slowed address, runs in a task of its own.
-//! Caller: the server.
+//! Caller: the server of the root package.
 
 use std::{io, sync::Arc, time::Duration};
 

@@ -1,6 +1,6 @@
 //! Limit of open files: fits the connection bound to what the process may open.
 //!
-//! The reserve keeps file descriptors for the database and the logs. Caller: the server, once at its start.
+//! The reserve keeps file descriptors for the database and the logs. Caller: the server of the root package, at its start.
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 

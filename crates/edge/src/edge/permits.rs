@@ -1,7 +1,7 @@
 //! Permits of calls, by the purpose of a call.
 //!
 //! Requests for resources are rejected first when permits are scarce. A call that frees capacity is never rejected.
-//! Permits are fair between callers. Caller: `calls`.
+//! Permits are fair between callers (invariant 15 of ARCHITECTURE.md). Caller: `service`.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Response body of a call.
 //!
 //! A response that is no stream is read completely before it is sent, regardless of the caller's speed. Its size is
-//! then known and is charged to the byte budget. A large message is sent in pieces. Caller: `calls`.
+//! then known and is charged to the byte budget. A large message is sent in pieces. Caller: `service`.
 
 use std::{
     collections::VecDeque,

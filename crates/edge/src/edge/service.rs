@@ -1,8 +1,8 @@
 //! Edge service: authenticates each call, acquires its permits and byte budgets, and ends endless streams.
 //!
 //! The edge rejects a call before any service reads it: a request that is no gRPC call, missing credentials, no permit,
-//! an expired deadline. It logs the cause of a defect, because the caller gets only a general text. Callers: the
-//! server, and the monitoring page for its own calls.
+//! an expired deadline. It logs the cause of a defect, because the caller gets only a general text. Never: decodes a
+//! message. Callers: the HTTP/2 servers of an instance, and the monitoring page for its own calls.
 
 use std::{
     convert::Infallible,

@@ -1,11 +1,11 @@
 //! TLS of the listeners: the server certificate, and the CA for client certificates.
 //!
 //! Changed files are reloaded without a restart; unusable ones leave the earlier certificates in force. Handshakes are
-//! bounded. The module authenticates no call: the edge does, with [`names`]. Callers: the server, the edge and the HTTP
-//! listener.
+//! bounded. Never: authenticates a call; the edge does, with [`names`].
+//! Callers: the server of the root package, the edge and the HTTP listener.
 //!
 //! - [`expiry`]: end of validity; [`names`]: EMs that a client certificate names;
-//! - `turns`: order of the handshakes.
+//! - `handshakes`: permits and order of the handshakes.
 
 use std::{
     fs::File,

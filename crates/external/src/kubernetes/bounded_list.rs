@@ -1,7 +1,7 @@
 //! Bounded deserialization: memory is bounded for any response.
 //!
 //! Lists of objects are reduced one object at a time. Lists and maps inside an object have at most [`PARTS_MAX`] parts,
-//! because a few bytes of JSON can take a hundred times as much memory. Caller: `answer`.
+//! because a few bytes of JSON can take a hundred times as much memory. Caller: `objects`.
 
 use std::{collections::BTreeMap, fmt, marker::PhantomData};
 

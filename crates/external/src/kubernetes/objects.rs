@@ -1,7 +1,7 @@
 //! Parsing of list pages, and the reduction of each object to the few values that are needed.
 //!
-//! Objects are reduced one at a time during the parsing. Lists, names and amounts are bounded (`bounded`). Caller:
-//! `fetch`.
+//! Objects are reduced one at a time during the parsing. `bounded_list` bounds their lists, names and amounts. An error
+//! never contains a value of the response. Callers: `fetch` parses pages; `capacity` uses the reduced objects.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 

@@ -1,5 +1,6 @@
-//! JSON reader for schedulers of any release. Keeps only given keys, accepts repeated keys, and bounds depth and
-//! memory. Callers: `scheduler` and `cluster`.
+//! JSON reader for schedulers of any release. Keeps only given keys, accepts repeated keys, and bounds depth and memory.
+//!
+//! An error contains no data of the response. Callers: `scheduler` and `cluster`.
 
 use std::{cell::Cell, fmt};
 

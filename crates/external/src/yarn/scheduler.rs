@@ -1,4 +1,7 @@
-//! Parsing of `/ws/v1/cluster/scheduler`: all queues of the fair and the capacity scheduler. Caller: `fetch`.
+//! Parsing of `/ws/v1/cluster/scheduler`: all queues of the fair and the capacity scheduler, with maximum and use.
+//!
+//! Releases write amounts as objects, texts or shares of the cluster; a queue without a maximum or a use is an
+//! error. Maxima are rounded down and uses up, so that no amount is granted twice. Caller: `fetch`.
 
 use rm_model::queue::{CustomAmountsByName, ExternalQueue, QueueAmounts, QueueNaming, QueueState, QueueTree, ROOT};
 

@@ -1,4 +1,4 @@
-//! Responses: converts domain values to messages, and for the RM client back again.
+//! Responses: converts values of the model to messages, and back again for the RM client.
 //!
 //! The gRPC services of `rm-edge` call the functions that return messages. The RM client calls the functions
 //! named `read_…`. A `read_…` function fails with a [`FieldError`] that names the field if a message has no valid value

@@ -1,4 +1,4 @@
-//! Requests: parses the messages of callers into operations of the domain, and checks every field.
+//! Requests: parses the messages of callers into operations of the model, and checks every field.
 //!
 //! A parser fails with a [`FieldError`] that names the field, the value and the bound. A field that the message leaves
 //! unset gets its documented default. Callers: the gRPC services of `rm-edge`; the RM client uses the shared

@@ -1,4 +1,4 @@
-//! Resources: converts amounts between messages and the domain.
+//! Resources: converts amounts between messages and the model.
 //!
 //! An amount is a non-negative integer: bytes of memory, cores, millicores, or a number of engines. A parser fails with
 //! a [`FieldError`] that names the field. Callers: the other converters and the RM client.

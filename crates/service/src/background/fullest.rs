@@ -3,7 +3,7 @@
 //! An index by share would have to be written by each grant. Instead, a scan of all scopes repeats with pauses, so that it uses
 //! only a small part of the time.
 //!
-//! Callers: the task driver (`background`); `overview`, `cluster` and `rm_edge::usage` read the list.
+//! Callers: the task driver (`background`); `overview`, `cluster_figures` and `rm_edge::usage` read the list.
 
 use std::{sync::Arc, time::Duration};
 

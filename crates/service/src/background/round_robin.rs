@@ -4,7 +4,7 @@
 //! first.
 //!
 //! Never: runs the work itself; the task does.
-//! Callers: `going` and `silence`.
+//! Callers: `unregister` and `lost_ems`.
 
 use std::{
     collections::{HashMap, HashSet, VecDeque},

@@ -1,6 +1,6 @@
 //! Scheduled audit: compares the stored counters with the tickets every hour, on one instance.
 //!
-//! Each instance publishes the result as metrics (`cluster`).
+//! Each instance publishes the result as metrics (`cluster_figures`).
 //!
 //! Never: repairs.
 //! Caller: the task driver (`background`).

@@ -2,7 +2,7 @@
 //! turn.
 //!
 //! Never: retries an error that depends on the operation itself.
-//! Callers: `counting` and `going`.
+//! Callers: `count_label_sets` and `unregister`.
 
 use std::time::Duration;
 

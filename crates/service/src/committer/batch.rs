@@ -1,7 +1,7 @@
 //! Batch: one transaction that locks, reads, decides, writes, unlocks and commits for many operations.
 //!
 //! The ledger decides each operation on one snapshot. The snapshot is read after the locks, so it includes all earlier commits
-//! on the lock keys.
+//! on the lock keys. Invariants 4 and 7 of ARCHITECTURE.md depend on this order.
 //!
 //! Never: retries; the worker decides from the [`BatchError`] what to do.
 //! Caller: `worker`.

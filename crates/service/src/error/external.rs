@@ -1,4 +1,5 @@
-//! Errors of calls about external clusters.
+//! Errors of calls about external clusters, with texts for callers. Callers: `external`, and
+//! `rm_edge::status`, which maps them to statuses.
 
 use std::sync::Arc;
 

@@ -4,7 +4,7 @@
 //! before a signature is checked. Configuration and keys are reloaded when they change.
 //!
 //! Never: contacts the database or an issuer to authenticate a call.
-//! Callers: `rm_edge::identity`, and the server, which spawns [`JwtAuthenticator::follow`].
+//! Callers: `rm_edge::authenticator`, and the server, which spawns [`JwtAuthenticator::follow`].
 //!
 //! - [`config`]: issuers, and the rights that their claims give; `claims`: the evaluation of claims;
 //! - `keys`: keys of an issuer, and signatures; `source`: where keys come from; `cache`: verified JWTs.

@@ -5,10 +5,9 @@
 //! parks. A granted waiter wakes the next one, because capacity may remain. A refused waiter wakes a few later ones, which may
 //! need other dimensions, unless enough waiters for the counted capacity are awake.
 //!
-//! Invariant: parked waiters are in sets of their own, so that the next one is found directly, regardless of the number of
-//! awake ones.
+//! Invariant: parked waiters are in sets of their own, so the next one is found regardless of the number of awake ones.
 //! Never: decides a grant; accesses the database.
-//! Callers: `waiting` and its `keeper`.
+//! Callers: `waiting` and its `maintenance`.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},

@@ -1,4 +1,4 @@
-//! A history line as read, and its conversion to the domain.
+//! A history line as read, and its conversion to the model.
 
 use sqlx::FromRow;
 use time::OffsetDateTime;

@@ -1,6 +1,7 @@
 //! Metrics of the whole cluster: computed by one instance, stored, and published by every instance as last read.
 //!
-//! All values of a reading belong to one moment. Callers: the cluster-figures task publishes; the encoder reads.
+//! All values of a reading belong to one moment. Callers: the tasks for cluster figures and audits publish a reading; a
+//! scrape and the page read it.
 
 use std::{collections::BTreeMap, fmt, sync::Arc};
 

@@ -1,4 +1,7 @@
-//! Metric families by component; each component updates its own.
+//! Metric families of the committer, authentication, the wait queue, caches, the database, and other small components.
+//!
+//! Each component has a clone of its group and updates it by atomics. [`super::Metrics`] registers the groups; a scrape
+//! reads them. Never: uses a label value that a caller chooses.
 
 use prometheus_client::{
     encoding::EncodeLabelSet,

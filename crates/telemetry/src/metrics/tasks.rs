@@ -1,4 +1,4 @@
-//! Metrics of background tasks and of open jobs. Callers: the background tasks; the announcing task stores the
+//! Metrics of background tasks and of open jobs. Callers: the tasks of `rm-service`; the announcing task stores the
 //! readings.
 
 use std::{

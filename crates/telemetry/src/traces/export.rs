@@ -1,7 +1,7 @@
 //! Export of spans: a bounded queue and one task that sends them to a collector.
 //!
 //! Ending a span never waits. A slow or unreachable collector costs spans only, which are counted: a span that ends
-//! while the queue is full is dropped. Caller: `main`.
+//! while the queue is full is dropped. Caller: `main` of the program.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},

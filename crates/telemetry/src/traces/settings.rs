@@ -1,7 +1,7 @@
 //! Settings of the trace export, from the standard environment variables of OpenTelemetry.
 //!
 //! Only variables that this program acts on, or that the libraries would ignore silently, are parsed here. The
-//! libraries read headers, compression, span limits and resource attributes themselves. Caller: `config`.
+//! libraries read headers, compression, span limits and resource attributes themselves. Caller: `config` of the program.
 
 use std::{fmt, fs, time::Duration};
 
