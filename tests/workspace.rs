@@ -1,10 +1,10 @@
-//! The walls between the crates: which of them each may use, and which libraries each must not use.
+//! Walls between the crates: the crates that each may use, and the libraries that each must not use. docs/ARCHITECTURE.md explains them.
 
 use std::{collections::BTreeMap, process::Command};
 
 use serde_json::Value;
 
-/// A crate, the crates of this workspace that it may use, and libraries that it must not use.
+/// Crate name, the crates of this workspace that it may use, and the libraries that it must not use.
 struct Wall {
     name: &'static str,
     may: &'static [&'static str],

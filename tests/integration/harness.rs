@@ -1,4 +1,8 @@
-//! Helpers of all tests: one PostgreSQL, a new database for each test, servers on free ports, and common calls.
+//! Helpers of all tests: EMs, requests, clients, conditions to wait for, and the invariants of every commit.
+//!
+//! A test gets a database and a server of its own. Helpers wait for conditions, not for a time. Callers: all modules of this test target.
+//!
+//! - `database`: the PostgreSQL of the run, and a new database for each test; `server`: processes of the program.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,4 +1,6 @@
-//! The file of allowed differences: what is called otherwise, and what is not compared.
+//! Allowed differences (`allowed.txt`): new names, and names that are not compared. Callers: `replay`, `run` and `tables`.
+//!
+//! A line that no comparison of a whole replay uses is an error, so that the file cannot hide a later difference.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -7,7 +9,7 @@ use std::{
 
 #[derive(Default)]
 pub struct Allowed {
-    /// By kind and old name: the new name, or nothing if it is not compared.
+    /// New name by kind and old name; `None` if the name is not compared.
     lines: BTreeMap<(String, String), Option<String>>,
     used: Mutex<BTreeSet<(String, String)>>,
 }
@@ -37,17 +39,17 @@ impl Allowed {
         found
     }
 
-    /// The new name.
+    /// Returns the new name; the old one without a line.
     pub fn name<'a>(&'a self, kind: &str, old: &'a str) -> &'a str {
         self.get(kind, old).and_then(Option::as_deref).unwrap_or(old)
     }
 
-    /// Whether it is not compared.
+    /// Returns whether the name is not compared.
     pub fn is_left_out(&self, kind: &str, old: &str) -> bool {
         self.get(kind, old) == Some(&None)
     }
 
-    /// The lines that nothing needed.
+    /// Returns the lines that no comparison used.
     pub fn unused(&self) -> Vec<String> {
         let used = self.used.lock().unwrap();
         self.lines.keys().filter(|key| !used.contains(*key)).map(|(kind, old)| format!("{kind} {old}")).collect()

@@ -1,4 +1,6 @@
-//! The file of the journal: protobuf messages behind their lengths, compressed.
+//! Format of the journal file: one compressed protobuf message with the chapters, their steps and all expected replies.
+//!
+//! Never: contains an identifier or a time of the recorded run; `ids` replaces them. Callers: `record` writes, `replay` reads.
 
 use std::{
     fs::File,
@@ -12,17 +14,17 @@ use prost::Message as _;
 /// The whole journal.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Journal {
-    /// The descriptors of the service that was recorded, by which all messages are decoded.
+    /// Descriptors of the recorded service, which decode all messages.
     #[prost(bytes = "vec", tag = "1")]
     pub descriptors: Vec<u8>,
-    /// Methods by their numbers: `/linkis.rm.v1.UsageService/GetEm`.
+    /// Paths of the methods; a call has the index, such as that of `/linkis.rm.v1.UsageService/GetEm`.
     #[prost(string, repeated, tag = "2")]
     pub methods: Vec<String>,
     #[prost(message, repeated, tag = "3")]
     pub chapters: Vec<Chapter>,
 }
 
-/// A part of the journal with a database and a process of its own.
+/// A part of the journal that has its own database and process.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Chapter {
     #[prost(string, tag = "1")]
@@ -32,17 +34,17 @@ pub struct Chapter {
     pub arguments: Vec<String>,
     #[prost(message, repeated, tag = "3")]
     pub steps: Vec<Step>,
-    /// Arguments of `tokens create`, for each token that exists from the beginning. The first is an administrator's.
+    /// Arguments of `tokens create` for each initial token. The first token is an administrator's.
     #[prost(string, repeated, tag = "4")]
     pub tokens: Vec<String>,
 }
 
-/// A call, something that is done to the database, or the end of a segment.
+/// A call, a change of the database, or the end of a segment.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Step {
     #[prost(oneof = "Kind", tags = "1, 2, 3, 4, 6")]
     pub kind: Option<Kind>,
-    /// The calls that were open and were answered after this step, in their order.
+    /// Waiting calls that got their replies after this step, in their order.
     #[prost(message, repeated, tag = "5")]
     pub arrived: Vec<Arrived>,
 }
@@ -55,10 +57,10 @@ pub enum Kind {
     Change(Change),
     #[prost(message, tag = "3")]
     Segment(Segment),
-    /// The caller of the open call with this number cancels it.
+    /// Cancels the waiting call with this number.
     #[prost(uint32, tag = "4")]
     Cancel(u32),
-    /// The open call with this number is answered without anything else being done.
+    /// Waits for the reply to the call with this number.
     #[prost(uint32, tag = "6")]
     Await(u32),
 }
@@ -67,36 +69,36 @@ pub enum Kind {
 pub struct Call {
     #[prost(uint32, tag = "1")]
     pub method: u32,
-    /// The message with placeholders, or bytes that are no message.
+    /// Message with placeholders, or bytes that are no message.
     #[prost(bytes = "vec", tag = "2")]
     pub request: Vec<u8>,
-    /// Whether the bytes are sent as they are.
+    /// Whether the bytes are sent unchanged.
     #[prost(bool, tag = "3")]
     pub is_raw: bool,
-    /// The number of the token that is shown; 0 for none.
+    /// Number of the token, from 1; 0 for none.
     #[prost(uint32, tag = "4")]
     pub token: u32,
     /// `grpc-timeout` in milliseconds; 0 for none.
     #[prost(uint32, tag = "5")]
     pub timeout: u32,
-    /// The answer; none if the call waits.
+    /// Expected reply; `None` if the call waits.
     #[prost(message, optional, tag = "6")]
     pub answer: Option<Answer>,
-    /// Whether it changes nothing, so that it may be repeated until the answer is the same.
+    /// Whether the call only reads, so that a replay may repeat it until the reply matches.
     #[prost(bool, tag = "7")]
     pub reads: bool,
 }
 
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Arrived {
-    /// The number of the call in the chapter.
+    /// Number of the call in the chapter.
     #[prost(uint32, tag = "1")]
     pub call: u32,
     #[prost(message, optional, tag = "2")]
     pub answer: Option<Answer>,
 }
 
-/// The compared part of an answer.
+/// Compared parts of a reply.
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Answer {
     #[prost(int32, tag = "1")]
@@ -105,24 +107,24 @@ pub struct Answer {
     pub reason: String,
     #[prost(btree_map = "string, string", tag = "3")]
     pub metadata: std::collections::BTreeMap<String, String>,
-    /// The fields that `BadRequest` names.
+    /// Fields that `BadRequest` names.
     #[prost(string, repeated, tag = "4")]
     pub fields: Vec<String>,
-    /// The subjects that `QuotaFailure` names.
+    /// Subjects that `QuotaFailure` names.
     #[prost(string, repeated, tag = "5")]
     pub subjects: Vec<String>,
-    /// Whether there is a `RetryInfo`.
+    /// Whether the reply has a `RetryInfo`.
     #[prost(bool, tag = "6")]
     pub retry: bool,
-    /// The message without identifiers and times.
+    /// Message without identifiers and times.
     #[prost(bytes = "vec", tag = "7")]
     pub message: Vec<u8>,
-    /// The hash of a message that is longer than [`MESSAGE_MAX`], in its place.
+    /// Hash of the message instead, if it is longer than [`MESSAGE_MAX`].
     #[prost(bytes = "vec", tag = "8")]
     pub hash: Vec<u8>,
 }
 
-/// Something that is done to the database: its name in `tables.rs`, and texts that may be placeholders (`#7`).
+/// A change of the database: its name in `tables.rs`, and arguments that may be placeholders (`#7`).
 #[derive(Clone, PartialEq, prost::Message)]
 pub struct Change {
     #[prost(string, tag = "1")]
@@ -149,7 +151,7 @@ pub struct Table {
     pub hash: u64,
 }
 
-/// Up to how many bytes the message of an answer is kept.
+/// Maximum size of a recorded message, in bytes. A longer one is recorded as its hash.
 pub const MESSAGE_MAX: usize = 4000;
 
 pub fn read(path: &Path) -> Journal {

@@ -1,4 +1,9 @@
-//! The calls of a recording, by a seeded generator that learns from the answers. Replaying needs none of it.
+//! Generator of the recorded calls: random by a fixed seed, and guided by the replies. Caller: `record`; a replay needs no generator.
+//!
+//! The name of a chapter selects the weights of the calls. A call in progress is known to the generator as waiting, so that later calls
+//! can cancel it or free its capacity.
+//!
+//! - `requests`, `waiters`, `operators`, `reads`, `roles`: calls of one kind each.
 
 mod operators;
 mod reads;
@@ -19,7 +24,7 @@ use prost_reflect::{DynamicMessage, MessageDescriptor};
 use serde_json::{Value, json};
 use tonic::Status;
 
-/// The chapters, each with a seed by its place; the name decides the weights.
+/// Names of the chapters. The index of a chapter is its seed.
 pub const CHAPTERS: &[&str] =
     &["plain", "limits", "waiting", "reports", "operators", "roles", "external", "malformed", "queues", "mixed"];
 
@@ -29,18 +34,18 @@ const KIND: &str = "linkis-cg-engineconnmanager";
 pub fn arguments(chapter: &str) -> Vec<String> {
     let mut arguments = vec!["--em-silent-after", "1h", "--em-lost-after", "3h", "--max-wait", "30m"];
     if chapter == "external" {
-        // Where nothing listens.
+        // No server listens there.
         arguments.extend(["--external-hosts", "127.0.0.1:1"]);
     }
     arguments.into_iter().map(str::to_owned).collect()
 }
 
-/// The next step of a recording.
+/// Next step of a recording.
 pub enum Action {
     Call(Wanted),
     Change(&'static str, Vec<String>),
     Cancel(u32),
-    /// The call that was made last is answered without anything else being done.
+    /// Waits for the reply to the last call.
     Await,
 }
 
@@ -50,13 +55,13 @@ pub struct Wanted {
     pub service: &'static str,
     pub method: &'static str,
     pub body: Value,
-    /// Bytes that are no message, instead of the body.
+    /// Bytes that are no message; sent instead of the body.
     pub raw: Option<Vec<u8>>,
     pub token: u32,
     pub timeout: u32,
-    /// Whether it may wait in the queue.
+    /// Whether the call may wait in the queue.
     pub waits: bool,
-    /// How long the answer has to stay the same until it is recorded.
+    /// Time for which the reply must stay equal before it is recorded; `None` records the first reply.
     pub late: Option<Duration>,
 }
 
@@ -177,7 +182,7 @@ impl Generator {
         self.next.push_back(Action::Call(Wanted::new(service, method, body)));
     }
 
-    /// A registration, and the first report, which states a load, so that no two EMs are alike.
+    /// Pushes the registration of an EM and its first report, which states a load, so that no two EMs are equal.
     fn register(&mut self, index: usize, first: bool) {
         let grown = if first { 0 } else { self.random(3) as i64 };
         let chapter = self.chapter;
@@ -238,7 +243,7 @@ impl Generator {
         Wanted::new("ResourceManagerService", "Heartbeat", body)
     }
 
-    /// The next call or change.
+    /// Returns the next step.
     pub fn next(&mut self) -> Action {
         let mut action = self.step();
         if self.chapter == "roles"
@@ -311,7 +316,7 @@ impl Generator {
         }
     }
 
-    /// A call was answered.
+    /// Processes the reply to a call.
     pub fn answered(&mut self, _call: u32, wanted: &Wanted, output: Option<&Value>, _error: Option<&Status>) {
         let Some(output) = output else { return };
         let body = &wanted.body;
@@ -382,12 +387,12 @@ impl Generator {
         }
     }
 
-    /// A call waits.
+    /// Processes that a call waits.
     pub fn waits(&mut self, call: u32, wanted: &Wanted) {
         self.open.insert(call, wanted.clone());
     }
 
-    /// A call that waited was answered.
+    /// Processes the reply to a call that waited.
     pub fn arrived(&mut self, call: u32, granted: bool, id: Option<&str>) {
         let Some(wanted) = self.open.remove(&call) else { return };
         if let (true, Some(id)) = (granted, id) {

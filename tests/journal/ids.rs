@@ -1,7 +1,8 @@
-//! Differences between two runs of the same calls are removed: identifiers become numbers in the order of their appearance, times become a mark.
+//! Identifiers and times of one run: replaced before two runs are compared, because they differ between runs.
 //!
-//! An identifier is a UUID, an epoch, or a text of a field that [`TOKENS`] lists. Requests of the journal hold placeholders, which
-//! [`Ids::fill`] replaces by the identifiers of the running service.
+//! An identifier is a UUID, an epoch, or a text of a field that [`TOKENS`] lists. It becomes a number in the order of appearance; a time
+//! becomes a mark. Requests of the journal have placeholders, which [`Ids::fill`] replaces by the identifiers of the running service.
+//! Callers: `run`, `record` and `replay`.
 
 use std::collections::{BTreeMap, HashMap};
 
@@ -9,10 +10,10 @@ use prost_reflect::MessageDescriptor;
 
 use crate::wire::{self, Fields, Value};
 
-/// Fields whose whole text is an identifier that the service makes.
+/// Fields whose whole text is an identifier of the service.
 const TOKENS: &[&str] = &["page_token", "next_page_token", "follow_token", "position", "etag", "expected_etag"];
 
-/// Fields that are left out of the comparison, by their last names in the recording, each with its reason.
+/// Fields that are not compared: message, field, and the reason. Names are those of the recording.
 const LEFT_OUT: &[(&str, &str, &str)] = &[
     ("EmResource", "version", "counts the writes of a row, which batches decide"),
     ("ScopeUsage", "version", "begins with a time"),
@@ -43,7 +44,7 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
     ("QueueCheck", "age", "depends on time"),
 ];
 
-/// Epochs of requests stand as small negative numbers in the journal.
+/// Epochs in requests of the journal are negative numbers above minus this one.
 const EPOCH_PLACEHOLDERS: u64 = 1 << 20;
 
 /// Mark of a placeholder in a text.
@@ -60,7 +61,7 @@ pub struct Ids {
 }
 
 impl Ids {
-    /// The number of an identifier, which is new or known.
+    /// Returns the number of an identifier; a new identifier gets the next number.
     fn number(&mut self, value: &str) -> u32 {
         if let Some(number) = self.numbers.get(value) {
             return *number;
@@ -71,17 +72,17 @@ impl Ids {
         number
     }
 
-    /// The text for an identifier: its number if it is known.
+    /// Returns the text that replaces an identifier.
     pub fn known(&self, uuid: &str) -> String {
         self.numbers.get(uuid).map_or_else(|| "#?".to_owned(), |number| format!("#{number}"))
     }
 
-    /// A text of an answer without identifiers and times.
+    /// Returns a text of a reply without identifiers and times.
     pub fn text(&mut self, text: &str) -> String {
         replaced(text, |uuid| format!("#{}", self.number(uuid)))
     }
 
-    /// A value of `ErrorInfo.metadata`.
+    /// Returns a value of `ErrorInfo.metadata` without identifiers and times.
     pub fn metadata(&mut self, key: &str, value: &str) -> String {
         match key {
             "epoch" | "current_epoch" | "oldest_position" => format!("#{}", self.number(value)),
@@ -90,7 +91,7 @@ impl Ids {
         }
     }
 
-    /// An answer without identifiers and times.
+    /// Returns a reply without identifiers and times.
     pub fn answer(
         &mut self,
         descriptor: &MessageDescriptor,
@@ -127,7 +128,7 @@ impl Ids {
         if descriptor.name() == "ListRefusalsResponse" { without_periods(kept) } else { kept }
     }
 
-    /// A request with placeholders for the identifiers that are known.
+    /// Returns a request with placeholders for all known identifiers.
     pub fn request(&self, descriptor: &MessageDescriptor, fields: Fields) -> Fields {
         let placeholder = |number: &u32| format!("{MARK}{number}{MARK}");
         self.map(descriptor, fields, &|ids, name, value| match value {
@@ -154,7 +155,7 @@ impl Ids {
         })
     }
 
-    /// A request of the journal with the identifiers of this run.
+    /// Returns a request of the journal with the identifiers of this run.
     pub fn fill(&self, descriptor: &MessageDescriptor, fields: Fields) -> Fields {
         let value_of =
             |number: usize| self.values.get(number).cloned().unwrap_or_else(|| format!("no identifier {number}"));
@@ -203,23 +204,23 @@ impl Ids {
         fields.into_iter().map(one).collect()
     }
 
-    /// The identifier with this number.
+    /// Returns the identifier with this number.
     pub fn value(&self, number: usize) -> Option<&str> {
         self.values.get(number).map(String::as_str)
     }
 
-    /// The number of an identifier that is known.
+    /// Returns the number of a known identifier.
     pub fn number_of(&self, value: &str) -> Option<u32> {
         self.numbers.get(value).copied()
     }
 }
 
-/// Sums of refusals added over all periods of five minutes: when a period ends depends on the start of the run.
+/// Adds the refusal sums of all periods of five minutes, because the end of a period depends on the start of the run.
 fn without_periods(fields: Fields) -> Fields {
     const SUM: u32 = 1;
     const REFUSALS: u32 = 8;
     const OTHERS: u32 = 12;
-    // By user, scope, dimension and limit. The latest period is the first, and states the last amounts.
+    // By user, scope, dimension and limit. The latest period is the first and has the last amounts.
     let mut sums: BTreeMap<Vec<u8>, (u64, Fields)> = BTreeMap::new();
     let mut kept = Fields::new();
     for (number, value) in fields {
@@ -247,7 +248,7 @@ fn without_periods(fields: Fields) -> Fields {
     added.chain(kept).collect()
 }
 
-/// A message without the fields that are left out.
+/// Returns a message without the fields of [`LEFT_OUT`] and those that `left_out` selects.
 pub fn without(descriptor: &MessageDescriptor, fields: Fields, left_out: &mut dyn FnMut(&str, u32) -> bool) -> Fields {
     let mut kept = Fields::new();
     for (number, value) in fields {
@@ -267,7 +268,7 @@ pub fn without(descriptor: &MessageDescriptor, fields: Fields, left_out: &mut dy
     kept
 }
 
-/// A text in which UUIDs, times and ports of this machine are replaced.
+/// Returns a text with replaced UUIDs, times and ports of this machine.
 pub fn replaced(text: &str, uuid: impl FnMut(&str) -> String) -> String {
     let text = replaced_uuids(text, uuid);
     let text = replaced_words(&text, time_length, "T");
@@ -310,7 +311,7 @@ fn replaced_words(text: &str, length: impl Fn(&str) -> Option<usize>, by: &str) 
     out
 }
 
-/// How long the time is that a text begins with: `2026-11-21T02:10:07.695009Z`, also with a blank and an offset.
+/// Returns the length of the time at the start of a text: `2026-11-21T02:10:07.695009Z`, also with a blank and an offset.
 fn time_length(text: &str) -> Option<usize> {
     let bytes = text.as_bytes();
     let begins = b"dddd-dd-ddTdd:dd:dd".iter().enumerate().all(|(index, form)| match (form, bytes.get(index)) {
@@ -331,12 +332,12 @@ fn port_length(text: &str) -> Option<usize> {
 }
 
 impl Ids {
-    /// How many identifiers are known.
+    /// Returns the number of known identifiers.
     pub fn len(&self) -> usize {
         self.values.len()
     }
 
-    /// Removes the identifiers that came last.
+    /// Removes all identifiers after the first `length`.
     pub fn truncate(&mut self, length: usize) {
         for value in self.values.drain(length..) {
             self.numbers.remove(&value);

@@ -1,22 +1,12 @@
-//! The golden journal: calls to the service, recorded with all that came of them, and replayed against another build of the program.
+//! The golden journal: recorded calls to the service with all their results, replayed against another build of the program.
 //!
-//!     cargo test --test journal                      # replays the first segment of each chapter
-//!     cargo test --test journal -- replay            # replays everything
-//!     cargo test --test journal -- record            # records anew, into tests/journal/journal.gz
-//!     cargo test --test journal -- surface           # compares the files of tests/journal/surface
-//!     cargo test --test journal -- surface record    # writes them anew
+//! A change that must not change behaviour must replay the journal without a difference. docs/CONTRIBUTING.md lists the commands.
+//! Never: uses code of the workspace except the built program. Descriptors of the recording decode messages; SQL reads the tables.
 //!
-//! `--program FILE` takes another program than cargo's, `--journal FILE` another journal, `--chapter NAME,NAME` some chapters. `--dump FOLDER` writes each
-//! answer and each table as text, so that `diff` can compare two runs.
-//!
-//! The journal judges a change that must not change behaviour. It depends on nothing of this package but the built program: messages are
-//! decoded by the descriptors of the recording and compared by field numbers, tables are read by SQL. `allowed.txt` lists what may differ.
-//!
-//! - `generate`: the calls, by a seeded generator; only recording uses it;
-//! - `record` and `replay` run chapters, each a `run` with a database and a process of its own;
-//! - `file`: the journal's format; `wire`: messages as trees of field numbers; `ids`: identifiers and times are replaced;
-//! - `surface`: the schema, the descriptors, the metrics, the commands and their exit codes, as texts;
-//! - `tables`: the tables and their columns; `service`: the processes and the calls; `allowed`: the allowed differences.
+//! - `record`, `replay`: all chapters; `run`: one chapter, with its own database and process;
+//! - `generate`: the calls, for `record` only; `file`: format of the journal; `allowed`: allowed differences;
+//! - `wire`: messages as trees of field numbers; `ids`: replaced identifiers and times; `tables`: tables and their hashes;
+//! - `service`: processes and calls; `surface`: schema, descriptors, metrics, commands and exit codes as texts.
 
 mod allowed;
 mod file;
@@ -41,12 +31,12 @@ struct Settings {
     journal: PathBuf,
     chapters: Vec<String>,
     dump: Option<PathBuf>,
-    /// Only the surface, without the calls.
+    /// Whether only the surface is compared, without the calls.
     surface: bool,
 }
 
 impl Settings {
-    /// Whether this chapter is wanted.
+    /// Returns whether this chapter is selected.
     fn has(&self, name: &str) -> bool {
         self.chapters.is_empty() || self.chapters.iter().any(|wanted| wanted == name)
     }
@@ -72,9 +62,9 @@ fn settings() -> Option<Settings> {
             "--dump" => settings.dump = Some(value().into()),
             "--test-threads" | "--skip" => drop(value()),
             "--list" => return None,
-            // Options of the test harness that other targets have.
+            // Options for the test harness of the other targets.
             _ if argument.starts_with('-') => {}
-            // A filter for tests.
+            // A filter for the tests of other targets.
             _ if "journal".contains(argument.as_str()) => {}
             _ => return None,
         }

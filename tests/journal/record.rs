@@ -1,4 +1,6 @@
-//! Recording: the generator's calls are made, and what came of them is kept.
+//! Recording: makes the calls of the generator, and writes their replies and the table hashes of each segment to the journal.
+//!
+//! A reply is recorded only when the wait queue is stable, so that a replay can wait for the same state. Caller: `main`.
 
 use std::{
     collections::BTreeMap,
@@ -19,14 +21,14 @@ use crate::{
     tables, wire,
 };
 
-/// How many calls a segment has.
+/// Number of calls of a segment.
 const SEGMENT: usize = 500;
 
-/// How many segments a chapter has.
+/// Number of segments of a chapter.
 const SEGMENTS: usize = 4;
 
-/// Polls that have to list the same waiting requests after a call, and after an administrator's call: what that changes is met at the next
-/// poll of the service, within a second.
+/// Number of equal polls of the waiting requests after a call, and after a call of an administrator. The service may notice a change of an
+/// administrator only at its next slow poll, within a second.
 const STABLE: u32 = 7;
 const STABLE_AFTER_ADMINISTRATION: u32 = 150;
 
@@ -66,7 +68,7 @@ pub async fn record(settings: &Settings, postgres: &Postgres) -> Vec<String> {
     for (what, count) in met {
         println!("{count:6} {what}");
     }
-    // Some chapters that are recorded anew take the places of those before.
+    // Selected chapters replace the recorded ones; the other chapters stay.
     if !settings.chapters.is_empty() && settings.journal.exists() {
         let mut whole = file::read(&settings.journal);
         assert_eq!(whole.methods, journal.methods, "the calls have changed: record all chapters");
@@ -139,7 +141,7 @@ async fn record_chapter(
                     reads: is_read(&wanted.path()) || wanted.is_dry(),
                 };
                 let mut result = run.send(number, method, &call, sent.clone().into(), wanted.waits).await;
-                // A late answer is recorded when it has stayed the same for so long.
+                // The result of a periodic task: recorded when it has not changed for `late`.
                 if let Some(late) = wanted.late {
                     let mut since = Instant::now();
                     let known = run.ids.len();
@@ -210,7 +212,7 @@ async fn record_chapter(
     Chapter { name: name.into(), arguments, steps, tokens }
 }
 
-/// The number of the ticket that an answer of RequestResource grants.
+/// Returns the number of the ticket that a reply of RequestResource grants.
 fn granted_id(answer: &Answer) -> Option<usize> {
     let inner = |bytes, wanted| {
         wire::delimited_fields(bytes).into_iter().find(|(number, _)| *number == wanted).map(|(_, bytes)| bytes)

@@ -1,4 +1,7 @@
-//! Replaying: the recorded calls are made again, and what comes of them is compared.
+//! Replay: makes the recorded calls again, and compares each reply and each table hash with the journal.
+//!
+//! A reply of a waiting call may come one step early. A read is repeated until it matches, for [`PATIENCE`](crate::run::PATIENCE).
+//! Never: changes the journal. Caller: `main`.
 
 use std::{
     collections::BTreeMap,
@@ -19,7 +22,7 @@ use crate::{
     tables, wire,
 };
 
-/// At how many differences the replay of a chapter ends.
+/// Number of differences after which the replay of a chapter ends.
 const DIFFERENCES_MAX: usize = 20;
 
 pub async fn replay(settings: &Settings, postgres: &Postgres) -> Vec<String> {
@@ -46,7 +49,7 @@ pub async fn replay(settings: &Settings, postgres: &Postgres) -> Vec<String> {
     failures
 }
 
-/// Compares an answer with the recorded one; the words that are called otherwise are replaced in the recorded one.
+/// Compares a reply with the recorded one, in which allowed new names replace the old ones. Returns the differences.
 fn differences(
     allowed: &Allowed,
     descriptor: &MessageDescriptor,
@@ -79,7 +82,7 @@ fn differences(
     differ("RetryInfo", expected.retry.to_string(), got.retry.to_string());
     differ("hash of the message", format!("{:02x?}", expected.hash), format!("{:02x?}", got.hash));
     if expected.hash.is_empty() && expected.message != got.message {
-        // Counters hold all that was committed together: while requests wait, a batch may grant one of them, too.
+        // Counters are those after the batch, which may also grant waiting requests.
         let counters =
             descriptor.fields().find(|field| !alone && field.name() == "counters").map(|field| field.number());
         let decoded = |bytes: &[u8]| {
@@ -106,7 +109,7 @@ fn rename(allowed: &Allowed, fields: &mut wire::Fields) {
     }
 }
 
-/// An answer as text.
+/// Returns a reply as text.
 pub fn text_of(descriptor: &MessageDescriptor, answer: &Answer) -> String {
     let mut lines = Vec::new();
     let fields = wire::decode(descriptor, &answer.message).unwrap_or_default();
@@ -127,7 +130,7 @@ async fn replay_chapter(
     let names = (&chapter.name[..], &chapter.arguments[..], &chapter.tokens[..]);
     let mut run = Run::start(&settings.program, postgres, names, methods, allowed, 2).await;
     let (mut failures, mut number, mut segment) = (Vec::new(), 0u32, 0);
-    // Answers that came a step before the recording has them.
+    // Replies that came one step earlier than in the recording.
     let mut early: Vec<Arrived> = Vec::new();
     for (index, step) in chapter.steps.iter().enumerate() {
         let expected: Vec<u32> = step.arrived.iter().map(|arrived| arrived.call).collect();
@@ -147,7 +150,7 @@ async fn replay_chapter(
                 };
                 settles = !call.reads;
                 let begun = Instant::now();
-                // A call that the recording's service did not begin changed nothing: it is left out.
+                // The recorded service did not begin this call, so it changed nothing and is not repeated.
                 let was_begun = call.answer.as_ref().is_none_or(|answer| answer.reason != "NOT_BEGUN");
                 loop {
                     if !was_begun {
@@ -191,7 +194,7 @@ async fn replay_chapter(
                 let arguments: Vec<String> = change.arguments.iter().map(value).collect();
                 tables::change(&run.pool, &change.name, &arguments, allowed).await;
             }
-            // The expected answers are waited for below.
+            // `settle` below waits for the expected replies.
             Kind::Await(call) => write!(what, ": the end of call {call}").unwrap(),
             Kind::Cancel(call) => {
                 if let Some((_, answer)) = run.open.remove(call) {
@@ -227,7 +230,7 @@ async fn replay_chapter(
         if settles && !(run.open.is_empty() && due.is_empty()) {
             arrived.extend(run.settle(&due).await);
         }
-        // A wake-up may take longer than the recording waited for it.
+        // A wake-up may have been slower in the recording than now.
         let next = chapter.steps.get(index + 1).map(|next| &next.arrived[..]).unwrap_or_default();
         let is_early = |got: &Arrived| !expected.contains(&got.call) && next.iter().any(|next| next.call == got.call);
         (early, arrived) = arrived.into_iter().partition(is_early);

@@ -1,4 +1,6 @@
-//! One chapter under way: a database and a process of its own, calls to it, and the calls that wait.
+//! One chapter in progress: its database, its process, and its waiting calls. Callers: `record` and `replay`.
+//!
+//! Calls are made one at a time. A call that waits continues on its own stream, and the next call is made when `ListWaiting` shows it.
 
 use std::{
     collections::BTreeMap,
@@ -23,29 +25,29 @@ use crate::{
     tables, wire,
 };
 
-/// How long a replayed read is repeated, and an answer that the recording has is waited for.
+/// Maximum time to repeat a read of a replay, and to wait for an expected reply.
 pub const PATIENCE: Duration = Duration::from_secs(12);
 
 const LIST_WAITING: &str = "/linkis.rm.v1.UsageService/ListWaiting";
 
 pub const REQUEST_RESOURCE: &str = "/linkis.rm.v1.ResourceManagerService/RequestResource";
 
-/// One chapter under way.
+/// One chapter in progress.
 pub struct Run<'a> {
     pub service: Service,
     pub pool: PgPool,
     pub methods: &'a BTreeMap<String, MethodDescriptor>,
     pub allowed: &'a Allowed,
     pub ids: Ids,
-    /// The calls that wait, by their numbers.
+    /// Waiting calls by number.
     pub open: BTreeMap<u32, (MethodDescriptor, JoinHandle<Result<Bytes, Status>>)>,
     pub dump: String,
-    /// Polls in a row that have to list the same waiting requests.
+    /// Number of consecutive equal polls after which the wait queue is stable.
     pub stable: u32,
 }
 
 impl<'a> Run<'a> {
-    /// Starts the program on a database of its own.
+    /// Starts the program on a new database.
     pub async fn start(
         program: &Path,
         postgres: &Postgres,
@@ -65,7 +67,7 @@ impl<'a> Run<'a> {
         Self { service, pool, methods, allowed, ids, open, dump, stable }
     }
 
-    /// An answer as it is compared.
+    /// Returns the compared parts of a reply.
     pub fn normal(&mut self, method: &MethodDescriptor, result: &Result<Bytes, Status>) -> Answer {
         match result {
             Ok(bytes) => {
@@ -101,7 +103,7 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// The requests that wait, and how many they are.
+    /// Returns the number of waiting requests, and the reply that lists them.
     async fn waiting(&self) -> (usize, Bytes) {
         let page_size = Bytes::from_static(&[1 << 3, 0xe8, 0x07]);
         let method = self.allowed.name("method", LIST_WAITING);
@@ -109,7 +111,7 @@ impl<'a> Run<'a> {
         (wire::delimited_fields(&listed).iter().filter(|(number, _)| *number == 1).count(), listed)
     }
 
-    /// Waits until all calls that were answered have arrived, and what waits stays as it is.
+    /// Waits for the `expected` replies and for a stable wait queue. Returns all replies to waiting calls that have arrived.
     pub async fn settle(&mut self, expected: &[u32]) -> Vec<Arrived> {
         let start = Instant::now();
         let (mut before, mut same) = (Bytes::new(), 0);
@@ -139,7 +141,7 @@ impl<'a> Run<'a> {
         arrived
     }
 
-    /// Begins a call. `None` if it waits, and is open from now on.
+    /// Makes a call. Returns its result; `None` if the call waits and is now in `open`.
     pub async fn send(
         &mut self,
         number: u32,
@@ -151,7 +153,7 @@ impl<'a> Run<'a> {
         let path = path_of(method);
         let path = self.allowed.name("method", &path);
         if !waits {
-            // A slow machine may not begin a call in time: nothing was done.
+            // On a slow machine, a call may miss its deadline before it begins. Such a call changed nothing.
             for _ in 0..20 {
                 let answer = self.service.call(path, call.token, call.timeout, bytes.clone()).await;
                 if !answer.as_ref().is_err_and(is_not_begun) {
@@ -162,7 +164,7 @@ impl<'a> Run<'a> {
         let answer = self.service.call(path, call.token, call.timeout, bytes);
         let answer = tokio::spawn(answer);
         let start = Instant::now();
-        // A request that is granted at once may be listed for a moment, and is answered a moment after its entry is deleted.
+        // A request that is granted immediately may be listed for a moment, and its reply follows the deletion of its entry.
         let mut listed = 0;
         while !answer.is_finished() && listed < self.stable && start.elapsed() < PATIENCE {
             listed = if self.waiting().await.0 > self.open.len() { listed + 1 } else { 0 };
@@ -193,14 +195,14 @@ fn is_not_begun(status: &Status) -> bool {
     status.get_error_details().error_info().is_some_and(|info| info.reason == "NOT_BEGUN")
 }
 
-/// Who ends a call at its deadline, the service or its caller, depends on the machine.
+/// Replaces the error of a call with a deadline: the speed of the machine decides whether the service or the caller ends the call.
 pub fn leave_out_end(call: &Call, answer: &mut Answer) {
     if call.timeout > 0 && answer.code != 0 {
         *answer = Answer { code: Code::DeadlineExceeded as i32, ..Answer::default() };
     }
 }
 
-/// Of many EMs that reject a request for any EM, one is named: it is left out.
+/// Removes the EM from the rejection of a request for any EM: several EMs may reject it, and the reply names one of them.
 pub fn leave_out_any_em(path: &str, request: &[u8], answer: &mut Answer) {
     if path.ends_with("RequestResource") && wire::delimited_fields(request).iter().all(|(field, _)| *field != 1) {
         answer.metadata.retain(|key, _| !key.starts_with("em_"));

@@ -1,4 +1,6 @@
-//! A private PostgreSQL, the program that is judged, and calls to it as bytes.
+//! Processes of the journal: a private PostgreSQL, the program under test, and calls to it with messages as bytes.
+//!
+//! Callers: `run`, `record` and `surface`. Never: uses the client or the messages of this workspace, which may change with the program.
 
 use std::{
     fs,
@@ -17,7 +19,7 @@ use tonic::{
     transport::{Channel, Endpoint},
 };
 
-/// A process that ends with its owner.
+/// Process that is killed when dropped.
 struct Process(Child);
 
 impl Drop for Process {
@@ -27,7 +29,7 @@ impl Drop for Process {
     }
 }
 
-/// A PostgreSQL in a folder of its own, which does not wait for disks.
+/// Private PostgreSQL in its own folder, without disk flushes.
 pub struct Postgres {
     _process: Process,
     folder: PathBuf,
@@ -106,7 +108,7 @@ impl Drop for Postgres {
     }
 }
 
-/// PostgreSQL refuses to run as root: the account to use instead.
+/// Returns the account that PostgreSQL runs as, because it refuses to run as root.
 fn account() -> Option<(u32, u32)> {
     if !rustix::process::geteuid().is_root() {
         return None;
@@ -130,7 +132,7 @@ fn program_path(program: &str) -> PathBuf {
         .unwrap_or_else(|| panic!("no {program}"))
 }
 
-/// The program that is judged, and a connection to it.
+/// The program under test, and a connection to it.
 pub struct Service {
     _process: Process,
     channel: Channel,
@@ -138,7 +140,7 @@ pub struct Service {
 }
 
 impl Service {
-    /// Starts the program; `tokens` are the secrets by their numbers, from 1 on.
+    /// Starts the program. `tokens` has the secrets of the tokens from number 1.
     pub async fn start(
         program: &Path,
         postgres: &Postgres,
@@ -177,12 +179,12 @@ impl Service {
         Self { _process: process, channel, tokens }
     }
 
-    /// The number of a token that may do everything; 0 if no token is needed.
+    /// Returns the number of the administrator's token; 0 if the program requires no token.
     pub fn admin(&self) -> u32 {
         u32::from(!self.tokens.is_empty())
     }
 
-    /// Makes a call, and reads the first message of its answer.
+    /// Makes a call, and returns the first message of its reply.
     pub fn call(
         &self,
         method: &str,
@@ -193,7 +195,7 @@ impl Service {
         let path = http::uri::PathAndQuery::try_from(method).unwrap();
         let mut request = Request::new(message);
         if token > 0 {
-            // A number without a token has the form of one.
+            // A number without a token: an unknown secret of the right form.
             let secret = self.tokens.get(token as usize - 1).cloned().unwrap_or_else(|| format!("lrm_{token:0>49}"));
             request.metadata_mut().insert("authorization", format!("Bearer {secret}").parse().unwrap());
         }
@@ -211,7 +213,7 @@ impl Service {
         }
     }
 
-    /// All descriptors that the service has, by reflection.
+    /// Returns all descriptors of the service, by reflection.
     pub async fn descriptors(&self) -> Vec<u8> {
         let mut files = prost_types::FileDescriptorSet::default();
         for name in
@@ -253,7 +255,7 @@ impl Service {
     }
 }
 
-/// Creates tokens by the program's command before it serves, and returns their secrets. One whose name is "revoked" is revoked at once.
+/// Creates tokens by the command of the program before it serves, and returns their secrets. Revokes the token with the name `revoked`.
 pub fn create_tokens(program: &Path, postgres: &Postgres, database: &str, tokens: &[String]) -> Vec<String> {
     let run = |arguments: &[&str]| {
         let url = postgres.url(database);
@@ -284,7 +286,7 @@ fn reflected(answer: &[u8]) -> Vec<&[u8]> {
     inner(answer, 4).into_iter().flat_map(|files| inner(files, 1)).collect()
 }
 
-/// Messages as the bytes that they are.
+/// Codec that does not decode messages.
 struct Raw;
 
 impl Codec for Raw {

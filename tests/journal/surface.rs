@@ -1,5 +1,6 @@
-//! The surface of the program besides its calls: the schema, the descriptors, the metrics, the commands and their exit codes, each as a
-//! text file under `surface/`. Prose is left out, so that a better sentence is no difference.
+//! Surface of the program besides its calls: schema, descriptors, metric names, commands and exit codes, each a text file in `surface/`.
+//!
+//! Prose is omitted, so that a better sentence is no difference. Caller: `main`.
 
 use std::{
     collections::BTreeSet,
@@ -19,7 +20,7 @@ use crate::{
     service::{Postgres, Service},
 };
 
-/// Writes the files, or returns how they differ from the program.
+/// Writes the files, or returns their differences from the program.
 pub async fn surface(settings: &Settings, postgres: &Postgres) -> Vec<String> {
     let folder = settings.journal.with_file_name("surface");
     let program = &settings.program;
@@ -27,7 +28,7 @@ pub async fn surface(settings: &Settings, postgres: &Postgres) -> Vec<String> {
     let (port, address) = free_address();
     let arguments = ["--http-listen".to_owned(), address];
     let service = Service::start(program, postgres, "surface", &arguments, Vec::new()).await;
-    // It serves while it still migrates.
+    // The program accepts connections before its migrations are complete.
     let start = Instant::now();
     while let Err(status) = service.call("/linkis.rm.v1.UsageService/ListEms", 0, 0, Bytes::new()).await {
         assert!(start.elapsed() < Duration::from_secs(60), "{status}");
@@ -78,7 +79,7 @@ fn free_address() -> (u16, String) {
     (port, format!("127.0.0.1:{port}"))
 }
 
-/// Tables, columns, constraints, indexes, functions, and which migrations there are.
+/// Returns tables, columns, constraints, indexes, functions, and the applied migrations.
 async fn schema(pool: &PgPool) -> String {
     let sql = r#"
         SELECT line FROM (
@@ -112,7 +113,7 @@ async fn schema(pool: &PgPool) -> String {
     lines.iter().map(line).collect()
 }
 
-/// Messages, enums and calls with names, numbers and types.
+/// Returns messages, enums and calls with names, numbers and types.
 fn descriptors(bytes: &[u8]) -> String {
     let pool = DescriptorPool::decode(bytes).unwrap();
     let mut lines = BTreeSet::new();
@@ -161,7 +162,7 @@ fn of_enum(found: &EnumDescriptor) -> Vec<String> {
     found.values().map(value).collect()
 }
 
-/// Names and types of all metrics.
+/// Returns names and types of all metrics.
 async fn metrics(port: u16) -> String {
     let start = Instant::now();
     let body = loop {
@@ -189,7 +190,7 @@ fn output(program: &Path, arguments: &[&str]) -> std::process::Output {
     Command::new(program).env_clear().args(arguments).stdin(Stdio::null()).output().unwrap()
 }
 
-/// Of `--help`, for each command: the usage, its subcommands, and options with their values, variables and defaults.
+/// Returns the usage, subcommands and options of each command by `--help`, with values, variables and defaults.
 fn help(program: &Path) -> String {
     let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let mut text = String::new();
@@ -205,7 +206,7 @@ fn help(program: &Path) -> String {
                 section = line;
             }
             let word = line.trim_start().split("  ").next().unwrap_or_default();
-            // A possible value has its description behind a colon.
+            // The description of a possible value follows a colon.
             let word = if word.starts_with("- ") { word.split(':').next().unwrap_or_default() } else { word };
             let word = word.replace(&name, "linkis-rm");
             match section {
@@ -223,7 +224,7 @@ fn help(program: &Path) -> String {
             for mark in ["[env: ", "[default: ", "[possible values: "] {
                 if let Some((_, rest)) = line.split_once(mark) {
                     let value = rest.split(']').next().unwrap_or_default();
-                    // A default that is a sentence is prose.
+                    // A default with blanks is prose.
                     let value = if mark == "[default: " && value.contains(' ') { "…" } else { value };
                     writeln!(text, "        {mark}{value}]").unwrap();
                 }
@@ -233,7 +234,7 @@ fn help(program: &Path) -> String {
     text
 }
 
-/// How the program ends with input that is wrong.
+/// Returns the exit code for each of several wrong inputs.
 fn exit_codes(program: &Path) -> String {
     const COMMANDS: &[&str] = &[
         "--version",

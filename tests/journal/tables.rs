@@ -1,4 +1,6 @@
-//! All that knows of tables: which are compared after each segment, and the changes that are made past the service.
+//! Tables of the database: the rows that are compared after each segment, and the changes that a chapter makes by SQL.
+//!
+//! No other module of the journal has SQL of the service's tables. Callers: `run` and `replay`.
 
 use sha2::{Digest as _, Sha256};
 use sqlx::{AssertSqlSafe, PgPool, Row as _};
@@ -9,12 +11,12 @@ use crate::{
     ids::{Ids, replaced},
 };
 
-/// Tables that are compared: the order of their rows, and the columns that are left out besides those of times.
+/// Compared tables: the order of their rows, and the columns that are not compared, in addition to time columns.
 ///
-/// Identity columns are left out because sequences have gaps. Rows are ordered by texts without identifiers where the primary key is one.
+/// Identity columns are not compared, because sequences have gaps. If the primary key is an identifier, other columns order the rows.
 const TABLES: &[(&str, &str, &[&str])] = &[
     ("linkis_em_meta_data", "em_name", &["id"]),
-    // The exclusive or of UUIDs; versions; how far a background task has come.
+    // The digest is an exclusive or of UUIDs; versions count batches; the last columns are progress of background tasks.
     (
         "linkis_em_resource_meta_data",
         "em_application_name, em_instance",
@@ -34,13 +36,13 @@ const TABLES: &[(&str, &str, &[&str])] = &[
     ("linkis_user_resource_meta_data", "ticket_id", &["id", "em_epoch"]),
     ("linkis_request_id", "create_time, request_id", &[]),
     ("linkis_user_request_id", "create_time, request_id", &[]),
-    // "before" and "after" are JSON for people, which holds times and versions.
+    // `before` and `after` are JSON for display, with times and versions.
     ("linkis_resource_action_record", "id", &["id", "address", "before", "after"]),
     ("linkis_resource_lock", "scope, \"user\", em_application_name, em_instance", &[]),
-    // Counters of label sets are ordered by their scopes: the identity of a label set is left out.
+    // The scope orders the counters, because the id of a label set is not compared.
     ("linkis_label_resource", "scope_hash", &["label_set_id", "version"]),
     ("linkis_label_set", "label_set_id", &["label_set_id"]),
-    // The EM where a request for any EM was decided last changes with each poll; the position is a time.
+    // The EM of the last decision of a request for any EM changes with each poll; the position is a time.
     ("linkis_resource_waiting", "position", &["instance_id", "position", "em_application_name", "em_instance"]),
     ("linkis_resource_waiting_spot", "position, spot", &["instance_id", "position"]),
     ("linkis_em_report", "em_application_name, em_instance", &["epoch", "any_missed"]),
@@ -49,14 +51,14 @@ const TABLES: &[(&str, &str, &[&str])] = &[
     ("linkis_external_resource_provider", "resource_type, name", &["etag"]),
 ];
 // These tables are not compared.
-// - Identifiers alone: linkis_resource_limit_version, linkis_resource_limit_change, linkis_resource_action_horizon.
+// - Only identifiers: linkis_resource_limit_version, linkis_resource_limit_change, linkis_resource_action_horizon.
 // - Packed identifiers: linkis_em_observed.
-// - Periodic tasks write them: linkis_resource_refusal, linkis_resource_usage_hour, linkis_resource_usage_progress, linkis_rm_cluster_figure,
+// - Written by periodic tasks: linkis_resource_refusal, linkis_resource_usage_hour, linkis_resource_usage_progress, linkis_rm_cluster_figure,
 //   and those of external clusters.
 // - Rows of instances: linkis_rm_lease, linkis_rm_instance, linkis_rm_server.
-// - Tokens, which no call writes: linkis_rm_token. How a time of its last use is written is left to its instance.
+// - Tokens, which no call writes: linkis_rm_token. Each instance decides when it writes the time of the last use.
 
-/// The tables as they are, without identifiers and times; `dump` gets the rows.
+/// Returns the compared tables with their hashes, without identifiers and times. Passes their rows to `dump`.
 pub async fn tables(pool: &PgPool, ids: &Ids, allowed: &Allowed, dump: &mut dyn FnMut(&str, &[String])) -> Vec<Table> {
     let mut tables = Vec::new();
     for (name, order, left_out) in TABLES {
@@ -103,34 +105,34 @@ pub async fn tables(pool: &PgPool, ids: &Ids, allowed: &Allowed, dump: &mut dyn 
     tables
 }
 
-/// Removes the history: the lines of created tokens name this machine's account.
+/// Deletes the history, because its lines of created tokens name the account of this machine.
 pub async fn remove_history(pool: &PgPool, allowed: &Allowed) {
     let sql = renamed("DELETE FROM linkis_resource_action_record", allowed);
     sqlx::query(AssertSqlSafe(sql)).execute(pool).await.unwrap();
 }
 
-/// Changes that are made past the service: the name, the statement, and what has to be true before the next call.
+/// Changes by SQL instead of a call: the name, the statement, and the condition that must hold before the next call.
 const CHANGES: &[(&str, &str, &str)] = &[
-    // A ticket falls due.
+    // The deadline of a ticket passes.
     (
         "expire_ticket",
         "UPDATE linkis_user_resource_meta_data SET expires_at = clock_timestamp() - interval '1 second' WHERE ticket_id = $1::uuid",
         "SELECT count(*) = 0 FROM linkis_user_resource_meta_data WHERE ticket_id = $1::uuid",
     ),
-    // A hold of an EM falls due.
+    // The deadline of a hold passes.
     (
         "expire_hold",
         "UPDATE linkis_resource_lock SET hold_until = clock_timestamp() - interval '1 second' WHERE em_instance = $1
             AND hold_until IS NOT NULL",
         "SELECT count(*) = 0 FROM linkis_resource_lock WHERE em_instance = $1 AND hold_until IS NOT NULL",
     ),
-    // An operator holds an EM by hand.
+    // An operator holds an EM by SQL.
     (
         "hold_by_hand",
         "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance) VALUES ('em', $1, $2) ON CONFLICT DO NOTHING",
         "SELECT $1 || $2 IS NOT NULL",
     ),
-    // Wrong counters of an EM are written by hand.
+    // Sets wrong counters of an EM, for the repair.
     (
         "spoil_em",
         "UPDATE linkis_em_resource_meta_data SET used_resource = total_resource WHERE em_instance = $1",
@@ -138,7 +140,7 @@ const CHANGES: &[(&str, &str, &str)] = &[
     ),
 ];
 
-/// Makes a change, and waits until it has taken effect.
+/// Makes a change, and waits for its condition.
 pub async fn change(pool: &PgPool, name: &str, arguments: &[String], allowed: &Allowed) {
     let (_, sql, condition) =
         CHANGES.iter().find(|(found, _, _)| *found == name).unwrap_or_else(|| panic!("no change {name}"));
@@ -160,7 +162,7 @@ pub async fn change(pool: &PgPool, name: &str, arguments: &[String], allowed: &A
     }
 }
 
-/// Which rows of a table are compared: counters of label sets that are being counted or removed, and counters of nothing, are left to tasks.
+/// Returns the condition for compared rows. Empty counters, and counters of label sets that are being counted or removed, depend on tasks.
 fn rows_of(table: &str) -> &'static str {
     match table {
         "linkis_label_set" => "WHERE state = 'counted'",
@@ -172,7 +174,7 @@ fn rows_of(table: &str) -> &'static str {
     }
 }
 
-/// A statement with the names that tables have now; the longest names first, for some begin others.
+/// Returns a statement with the new table names. Replaces the longest names first, because some are prefixes of others.
 fn renamed(sql: &str, allowed: &Allowed) -> String {
     let mut names: Vec<&str> = TABLES.iter().map(|(table, _, _)| *table).filter(|table| sql.contains(table)).collect();
     names.sort_by_key(|name| std::cmp::Reverse(name.len()));

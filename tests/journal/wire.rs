@@ -1,7 +1,7 @@
-//! Messages as trees of field numbers, so that nothing depends on the name of a field.
+//! Messages as trees of field numbers, so that a comparison does not depend on the name of a field.
 //!
-//! A tree is decoded by a descriptor of the recording. Fields that the descriptor does not have are kept by their wire type. The order is canonical:
-//! fields by number, the elements of a list as they are, the entries of a map by their bytes. A scalar without presence that is zero is left out.
+//! A descriptor of the recording decodes the tree. A field that the descriptor does not have is decoded by its wire type. The order is
+//! canonical: fields by number, list elements as sent, map entries by their bytes. A scalar without presence that is zero is omitted.
 
 use prost_reflect::{FieldDescriptor, Kind, MessageDescriptor};
 
@@ -40,7 +40,7 @@ pub fn decode(descriptor: &MessageDescriptor, bytes: &[u8]) -> Option<Fields> {
         }
     }
     fields.retain(|(number, value)| !is_left_out(descriptor.get_field(*number).as_ref(), value));
-    // Stable: the elements of a list stay as they are.
+    // A stable sort keeps the order of list elements.
     fields.sort_by(|(left, a), (right, b)| {
         let is_map = descriptor.get_field(*left).is_some_and(|field| field.is_map());
         left.cmp(right)
@@ -81,7 +81,7 @@ fn bytes_of(value: &Value) -> Vec<u8> {
     encode(&vec![(1, value.clone())])
 }
 
-/// Encodes a message; lists of numbers are not packed.
+/// Encodes a message, without packed lists of numbers.
 pub fn encode(fields: &Fields) -> Vec<u8> {
     let mut out = Vec::new();
     for (number, value) in fields {
@@ -184,7 +184,7 @@ pub fn compare(
     }
 }
 
-/// A value for people, at most 400 characters of it.
+/// Returns a value for display, at most 400 characters of it.
 fn show(message: Option<&MessageDescriptor>, value: &Value) -> String {
     let mut text = whole(message, value);
     if let Some((cut, _)) = text.char_indices().nth(400) {
@@ -215,7 +215,7 @@ fn whole(message: Option<&MessageDescriptor>, value: &Value) -> String {
     }
 }
 
-/// The fields of a message that are bytes, texts or messages.
+/// Returns the fields of a message that are bytes, texts or messages.
 pub fn delimited_fields(bytes: &[u8]) -> Vec<(u32, &[u8])> {
     let (mut input, mut fields) = (Input(bytes), Vec::new());
     while let Some(key) = input.varint() {

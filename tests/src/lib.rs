@@ -1,4 +1,4 @@
-//! What the tests of linkis-rm share: the root of the repository and the built program.
+//! Common parts of all test targets: the root of the repository, and the program under test, which is built on first use.
 
 use std::{env, path::Path, process::Command, sync::LazyLock};
 
@@ -10,15 +10,15 @@ pub fn repo_root() -> &'static Path {
 
 /// The program, built with the profile of the tests.
 ///
-/// Cargo builds it before the tests only if all packages are tested, so it is built here: as a part of the tests of the root package,
-/// so that its libraries have the same features, and are not built twice. Tests that are run without Cargo take the program as it is.
+/// Cargo builds the program before the tests only if all packages are tested, so the first use builds it. The build is that of the root
+/// package's tests, so that all libraries have equal features and compile once. Without Cargo, the existing program is used.
 pub static PROGRAM: LazyLock<&str> = LazyLock::new(|| {
     let tests = env::current_exe().unwrap_or_default();
     let folder = tests.ancestors().nth(2).unwrap_or(repo_root());
     if let Some(cargo) = env::var_os("CARGO") {
         let mut build = Command::new(cargo);
         build.args(["test", "--quiet", "--no-run", "--test", "workspace", "--target-dir"]).arg(folder.join(".."));
-        // What Cargo sets for a test; with these, the build script of a library runs again, and all that uses the library is built again.
+        // Variables that Cargo sets for a test. They would rerun build scripts, and rebuild everything that depends on these.
         let of_test = |name: &str| ["CARGO_MANIFEST_", "CARGO_PKG_"].iter().any(|prefix| name.starts_with(prefix));
         for (name, _) in env::vars().filter(|(name, _)| of_test(name)) {
             build.env_remove(name);

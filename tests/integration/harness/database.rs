@@ -1,4 +1,4 @@
-//! Databases of the tests: one PostgreSQL for the run, and a new database for each test.
+//! Databases of the tests: one PostgreSQL for the run, and a new database for each test; locks and holds that a test sets by SQL.
 
 use super::*;
 

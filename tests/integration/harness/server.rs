@@ -1,4 +1,4 @@
-//! Servers of the tests: each is the built program in a process of its own.
+//! Servers of the tests: each is the built program in its own process, with its log and metrics. Dropping a server kills its process.
 
 use super::*;
 

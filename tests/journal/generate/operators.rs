@@ -38,7 +38,7 @@ impl Generator {
                 )
             }
             4 => {
-                // An EM that is held, calls that come to their deadlines, and the end of the hold.
+                // Hold an EM, let calls reach their deadlines, and end the hold.
                 let hold = json!({"em": em.json(), "duration": "600s", "reason": "an operator looks"});
                 self.push("AdminService", "ListHolds", json!({}));
                 let mut blocked = Wanted::new(
@@ -187,7 +187,7 @@ impl Generator {
             2 => call("GetQueue", json!({"provider": {"name": "none"}, "queue_name": "default"})),
             3 => call("ListQueues", json!({"provider": {"name": "none"}})),
             4 => call("ListApplications", json!({"provider": {"resource_type": "Kubernetes", "name": "none"}})),
-            // No host may be asked: it is refused.
+            // No host is allowed, so the provider is refused.
             5 => call(
                 "PutProvider",
                 json!({"provider": {"resource_type": "Yarn", "name": name, "config": "{\"rmWebAddress\":\"http://127.0.0.1:1\"}"}}),

@@ -1,4 +1,4 @@
-//! Reads, and calls that are malformed.
+//! Calls that read, and malformed calls.
 
 use std::time::Duration;
 
@@ -72,7 +72,7 @@ impl Generator {
         Action::Call(wanted)
     }
 
-    /// Reads of what periodic tasks write.
+    /// Returns a call that reads results of periodic tasks.
     pub(super) fn late(&mut self) -> Action {
         let mut late = |method, body, millis| {
             let mut wanted = Wanted::new("UsageService", method, body);

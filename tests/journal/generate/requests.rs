@@ -1,4 +1,4 @@
-//! Requests, and the lives of tickets.
+//! Requests for resources, and the calls of a ticket until its end.
 
 use serde_json::{Value, json};
 
@@ -6,7 +6,7 @@ use super::{Action, GB, Generator, KIND, Ticket, USERS, Wanted};
 
 impl Generator {
     pub(super) fn user(&mut self) -> String {
-        // A few users have most of the requests.
+        // A few users make most of the requests.
         let few = self.chance(50);
         let user = self.random(if few { 3 } else { USERS });
         format!("user{user}")
@@ -24,7 +24,7 @@ impl Generator {
         let engine = self.pick(&["spark-3.2.1", "spark-3.2.1", "hive-2.3.3", "python-3", ""]).unwrap();
         let mut body = json!({"user": user, "creator": creator, "engine_type": engine, "resource": self.amounts()});
         let named = self.chance(60);
-        // Queues become long where few EMs are named.
+        // Few named EMs make the wait queues long.
         let index = self.random(if self.chapter == "queues" { 4 } else { 10 }) as usize;
         let em = self.ems[index].clone();
         if named {
@@ -75,7 +75,7 @@ impl Generator {
             _ => {}
         }
         if self.chance(30) {
-            // A request id that was used before comes with the same body or another.
+            // Repeats an earlier request id, with an equal or another body.
             self.requests += 1;
             let number = if self.chance(25) { self.random(self.requests) } else { self.requests };
             body["request_id"] = json!(format!("request-{number}"));

@@ -1,8 +1,8 @@
-//! Tokens and roles: who makes a call.
+//! Tokens with each role, and the choice of the token of a call.
 
 use super::{Generator, Wanted};
 
-/// The tokens of a chapter, as arguments of `tokens create`.
+/// Returns the tokens of a chapter, as arguments of `tokens create`.
 pub fn tokens(chapter: &str) -> Vec<String> {
     let roles = [
         "--name root --role admin",
@@ -21,9 +21,9 @@ pub fn tokens(chapter: &str) -> Vec<String> {
 }
 
 impl Generator {
-    /// The number of a token: one that may make the call, or any, or none, or one that does not exist.
+    /// Returns the number of a token for a call: often one whose role permits the call, otherwise any, none or an unknown one.
     pub(super) fn token_for(&mut self, wanted: &Wanted) -> u32 {
-        // A hold that stays would delay all that follows.
+        // A hold that is not released would delay all later calls.
         if self.calls == 0 || wanted.method == "ReleaseHold" {
             return 1;
         }

@@ -1,12 +1,11 @@
-//! The wait queue: what concerns the requests that wait.
+//! Calls that affect a waiting request.
 
 use serde_json::json;
 
 use super::{Action, Generator, Ticket, Wanted};
 
 impl Generator {
-    /// A step that concerns a request that waits: capacity becomes free, its EM or its limit changes, another request joins its queue, or
-    /// its caller cancels.
+    /// Returns a step for a waiting request: free capacity, change its EM or limit, add another request to its queue, or cancel it.
     pub(super) fn for_a_waiter(&mut self) -> Action {
         let open: Vec<(u32, Wanted)> = self.open.iter().map(|(call, wanted)| (*call, wanted.clone())).collect();
         let Some((call, wanted)) = self.pick(&open) else { return Action::Call(self.request()) };
@@ -41,7 +40,7 @@ impl Generator {
             5 => Action::Call(Wanted::new("UsageService", "ListWaiting", json!({"em": em.json()}))),
             6 => Action::Call(Wanted::new("UsageService", "ListWaiting", json!({"user": user}))),
             7..=9 => {
-                // A wait that ends by its own deadline, and nothing else meanwhile.
+                // A request that reaches its wait deadline, without another step meanwhile.
                 let mut short = wanted;
                 short.body["wait_timeout"] = json!("1.200s");
                 if let Some(body) = short.body.as_object_mut() {
@@ -51,7 +50,7 @@ impl Generator {
                 Action::Call(short)
             }
             10..=12 => {
-                // One more of the same size, behind it.
+                // Another request of equal size, later in the queue.
                 let mut behind = wanted;
                 behind.body["user"] = json!(self.user());
                 if let Some(body) = behind.body.as_object_mut() {
