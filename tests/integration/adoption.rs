@@ -1,4 +1,4 @@
-//! Engines that run already and are put into the books, from elsewhere or after a database was lost.
+//! Adoption of running engines: from the tables of Linkis, or after the loss of a database.
 
 use rm_client::ClientError;
 use rm_model::{

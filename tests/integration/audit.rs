@@ -1,4 +1,4 @@
-//! The audit finds everything that was written past the service, and nothing else; the repair makes it what the tickets say.
+//! Audit and repair: the audit finds every counter that was changed by SQL and nothing else; the repair writes the sums of the tickets.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! Found by what the caller has: a ticket without its user and EM, tickets by their engine, many by their keys.
+//! Lookups: a ticket without its user and EM, tickets by their engine, and many objects by their keys.
 
 use std::time::Duration;
 

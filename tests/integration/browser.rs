@@ -1,4 +1,4 @@
-//! A browser without a screen: Chromium, by the WebDriver protocol.
+//! Chromium without a screen, driven by the WebDriver protocol. Callers: the tests of the page.
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! A Citus of one coordinator and two workers that all tests share, if it is installed (`tests/citus/cluster install`), and cells in it.
+//! Citus with one coordinator and two workers, common to all tests, and cells in it; if it is installed (`tests/citus/cluster install`).
 
 use std::{
     fs,

@@ -1,4 +1,4 @@
-//! The client, where there are several instances, and some of them are not there.
+//! The client with several addresses: instances that are killed, silent, not ready or at their connection age.
 
 use std::{
     collections::HashSet,

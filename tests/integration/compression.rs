@@ -1,4 +1,4 @@
-//! Messages that are compressed: accepted and answered so by every service, and bounded by what they hold.
+//! Compressed messages: every service accepts and returns gzip, within the bounds of the uncompressed size.
 
 use rm_proto::v1::{
     self as proto, admin_service_client::AdminServiceClient, limit_service_client::LimitServiceClient,

@@ -1,4 +1,4 @@
-//! A database that is wanting: it is away, has another encoding, holds tables of an earlier state, or has too few connections.
+//! Unusable databases: unreachable, with another encoding, with tables of an earlier state, or with too few connections.
 
 use std::{
     fs,

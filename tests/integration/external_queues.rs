@@ -1,4 +1,4 @@
-//! Requests in queues that an external cluster keeps: what it shows, and what was granted since, on however many instances.
+//! Requests in queues of an external cluster: its snapshot and later grants count together, on any number of instances.
 
 use std::{
     collections::{BTreeMap, HashMap},

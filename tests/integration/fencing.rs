@@ -1,4 +1,4 @@
-//! Fencing: what an older incarnation of an EM says late is refused, if it says for which registration it acts.
+//! Fencing: a call for an earlier registration of an EM is refused if it names its epoch.
 
 use rm_client::ClientError;
 use rm_model::{operation::ConfirmTicket, ticket::TicketState};

@@ -1,4 +1,4 @@
-//! A crowd of TLS handshakes from one address: others are served meanwhile, and get in.
+//! A crowd of TLS handshakes from one address: other addresses are served meanwhile and complete their handshakes.
 
 use std::{
     net::SocketAddr,

@@ -1,4 +1,4 @@
-//! The order of the history: also within one commit, that in which the service decided.
+//! Order of the history: lines of one commit are in the order of the decisions.
 
 use std::collections::BTreeMap;
 

@@ -1,4 +1,4 @@
-//! Connections that break during a commit: the service finds out whether the commit took effect, and never guesses.
+//! Connections that break during a commit: the service determines by evidence whether the commit took effect.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! JWTs: who is believed, for what, and for how long; and keys that change.
+//! JWTs: accepted issuers, the rights by their claims, their expiry, and changed keys.
 
 use std::{
     path::PathBuf,

@@ -1,4 +1,4 @@
-//! Kubernetes as an external cluster: requests in its namespaces, of an API server that answers as a real one does.
+//! Kubernetes as an external cluster: requests in namespaces of a test server that replies as a real API server.
 
 use std::{
     process::Command,

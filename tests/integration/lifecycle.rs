@@ -1,4 +1,4 @@
-//! The life of a ticket, and of an EM.
+//! Life of a ticket and of an EM: from registration and grant to release and removal.
 
 use std::time::Duration;
 

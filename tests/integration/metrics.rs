@@ -1,4 +1,4 @@
-//! Metrics and health over HTTP: what is counted, and that it stays small, cheap and apart.
+//! Metrics and health over HTTP: values, bounded series, and readiness during outages.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

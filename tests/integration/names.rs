@@ -1,4 +1,4 @@
-//! Names: a new name has no invisible character and no white space at an end; a name that exists is listed and ended as it is.
+//! Names: a new name has no invisible character and no white space at an end; an existing one with these stays usable.
 
 use std::collections::BTreeMap;
 

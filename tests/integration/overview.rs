@@ -1,7 +1,7 @@
-//! The whole cluster in a few numbers, who watches it, what serves it, and what is done in the background.
+//! Overview: cluster totals, watchers, live instances and background tasks.
 //!
-//! - `LINKIS_RM_OVERVIEW`: how many milliseconds an overview may take of a million tickets on 10,000 EMs, of which a scrape then may take 20;
-//!   otherwise there are fewer of both.
+//! - `LINKIS_RM_OVERVIEW`: maximum time of an overview with a million tickets on 10,000 EMs, in milliseconds; a scrape then may take 20.
+//!   Unset, the test has fewer tickets and EMs.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

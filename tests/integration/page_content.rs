@@ -1,4 +1,4 @@
-//! The page as a browser shows it: it says what the service says, soon, and nothing that it should not.
+//! The page in a browser: it shows the state of the service soon, and nothing to a viewer without a token.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! How the page looks: both colour schemes can be read, and no window is too narrow for it.
+//! Layout of the page: both colour schemes are readable, and narrow windows need no horizontal scrolling.
 
 use rm_client::ResourceRequest;
 

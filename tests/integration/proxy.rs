@@ -1,4 +1,4 @@
-//! Stands between the service and PostgreSQL, and breaks things on purpose.
+//! Proxy in front of the socket of PostgreSQL, which delays, cuts or freezes connections when a test demands it.
 
 use std::{
     io,

@@ -1,4 +1,4 @@
-//! Against a real YARN, if its jars exist (`tests/yarn/fetch`, `LINKIS_RM_YARN_LIB`): every queue equals the reply of YARN.
+//! Tests with a real YARN, if its jars exist (`tests/yarn/fetch`, `LINKIS_RM_YARN_LIB`): every queue equals the reply of YARN.
 
 use std::{
     collections::BTreeMap,

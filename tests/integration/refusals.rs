@@ -1,4 +1,4 @@
-//! Refusals remembered: who was refused by what, how often, on all instances together; and that remembering costs a refusal nothing.
+//! Refusal sums: by user, scope and dimension over all instances, without a cost for the refused request.
 
 use std::{collections::BTreeMap, time::Duration};
 

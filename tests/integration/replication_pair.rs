@@ -1,4 +1,4 @@
-//! A primary and a standby that follows it, each a PostgreSQL of its own, at ports of this machine.
+//! PostgreSQL primary with a standby, each a process on a port of this machine.
 
 use std::{fs, net::TcpListener, os::unix::fs::MetadataExt as _, path::PathBuf, process::Command, time::Duration};
 

@@ -1,4 +1,4 @@
-//! Traces, as a collector gets them.
+//! Traces as a collector receives them: links between calls and batches, and outages of the collector.
 
 use std::{
     collections::HashMap,

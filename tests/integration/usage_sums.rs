@@ -1,4 +1,4 @@
-//! Use over time: what tickets held that ended, summed by the hour, each of them once.
+//! Use over time: amounts of ended tickets, summed by hour, each ticket once.
 
 use std::time::Duration;
 

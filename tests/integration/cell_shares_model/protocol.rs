@@ -1,5 +1,6 @@
-//! Shares of a limit, by the rules of `docs/CELLS.md`: the rows, and what one commit may do to them. No function here touches more
-//! than one row of home, or one of a cell, as no transaction may.
+//! Shares of a limit, by the rules of `docs/CELLS.md`: the rows, and the changes that one commit may make.
+//!
+//! Never: changes more than one row of home, or one row of a cell, in one function; no transaction of the service may.
 
 /// Home's row of a cell: what it was given of the limit.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]

@@ -1,4 +1,4 @@
-//! Home, cells, and everything that was ever sent between them; and every commit that may come next.
+//! State of the model: home, cells and all messages ever sent between them; and every commit that can come next.
 
 use std::{
     collections::{BTreeSet, HashSet},

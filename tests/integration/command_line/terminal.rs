@@ -1,4 +1,4 @@
-//! Commands on a terminal: what destroys asks, no table is too wide, and what takes long says so.
+//! Commands on a terminal: confirmation of destructive commands, width of tables, and progress of slow calls.
 
 use std::{
     fs::File,

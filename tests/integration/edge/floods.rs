@@ -1,4 +1,4 @@
-//! Connections that send frames which are no part of an answered call: the flood ends, and honest clients do not.
+//! Floods of frames outside of calls: the connection ends, and an honest client with many cancels continues.
 
 use std::{collections::BTreeMap, net::SocketAddr};
 

@@ -1,4 +1,4 @@
-//! gRPC as its specification has it: each rule for servers is a row, tested here or named as the library's.
+//! The gRPC specification: each rule for servers is a row, which a test here covers or which names the library that keeps the rule.
 //!
 //! The documents are those of gRPC: its protocol over HTTP/2 (P), compression (C), health checking (H) and reflection (R).
 

@@ -1,4 +1,4 @@
-//! Messages that become many times what they were, and bodies that do not end behind their message.
+//! Request bodies that expand when they are decoded, and bodies that do not end after their message.
 
 use std::io::Write as _;
 

@@ -1,6 +1,6 @@
-//! The status of each way in which a call can fail, before, in and after its handler.
+//! Status of each way in which a call can fail: before, in and after its handler.
 //!
-//! The cases are those of gRPC's list of status codes and of its protocol over HTTP/2. Where the service deviates, the row says so.
+//! The cases are those of gRPC's list of status codes and of its protocol over HTTP/2. A row names each deviation of the service.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,4 @@
-//! A ResourceManager whose queues and applications a test says.
+//! Fake ResourceManager with the queues and applications that a test sets.
 
 use std::sync::{
     Arc, Mutex,

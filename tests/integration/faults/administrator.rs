@@ -1,4 +1,4 @@
-//! Sets and deletes limits and policies, alone, so that it knows what may be in force.
+//! The only caller that sets and deletes limits and policies, so that it knows which of them can be in force.
 //!
 //! Limits are small, so that they decide. Each also has a unique maximum of memory, which no scope reaches. It identifies the change that
 //! set the limit.

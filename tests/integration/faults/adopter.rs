@@ -1,4 +1,4 @@
-//! Puts engines into the books that run already, also where there is no room; some of them report, and all end.
+//! Caller that adopts running engines, also where they do not fit. Some of them report, and all of them end.
 
 use std::env;
 

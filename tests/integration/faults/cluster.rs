@@ -1,4 +1,4 @@
-//! A PostgreSQL of its own, and several instances of the service in front of it, each behind a proxy of its own.
+//! The cluster under test: one PostgreSQL, and several instances of the service, each connected through its own proxy.
 
 use std::{
     collections::VecDeque,

@@ -1,7 +1,6 @@
-//! Crowds: an EM with thousands of tickets that goes, again and again, in every way there is; and thousands of deadlines in the same
-//! second.
+//! Crowds: an EM with thousands of tickets unregisters in every possible way, and thousands of deadlines are in the same second.
 //!
-//! A crowd's tickets ask for no cores, so that limits of cores leave them alone; but all label sets count them.
+//! The tickets of a crowd request no cores, so limits of cores do not refuse them. All label sets count them.
 
 use std::{
     sync::{

@@ -1,4 +1,4 @@
-//! EMs that report which engines live on them.
+//! Callers that report as EMs, with the tickets of their engines.
 
 use std::{
     collections::{HashMap, HashSet},

@@ -1,4 +1,4 @@
-//! A caller: asks for resources, and lets an engine live and end, in one of many ways.
+//! Caller that requests resources and ends its engine in one of many ways.
 
 use std::{
     env,

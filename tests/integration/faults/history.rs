@@ -1,4 +1,4 @@
-//! The history, read as the database keeps it, and replayed commit by commit.
+//! History of the run, read from the database and replayed commit by commit.
 
 use std::{
     collections::{BTreeMap, HashMap},

@@ -1,4 +1,4 @@
-//! Breaks one thing after another, and waits each time until every instance serves again.
+//! Injector: causes one fault after another, and waits after each until every instance serves again.
 
 use std::{
     collections::BTreeMap,

@@ -1,4 +1,4 @@
-//! Chance that can be had again: SplitMix64, because nothing better is needed.
+//! SplitMix64: a random generator with a seed, so that a run can be repeated with equal choices.
 
 use std::time::Duration;
 

@@ -1,5 +1,4 @@
-//! The limits, replayed from the history: at no commit, and at no line, was anything granted in a scope beyond the limit that was in
-//! force then.
+//! Limits, replayed from the history: no commit and no line grants more in a scope than the limit in force allows.
 //!
 //! Rules, policies and label sets change inside a fence that excludes grants and releases. The numbers of the history lines therefore
 //! identify the rules that decided a grant. A label set's counters are locked until commit, so the lines of a scope are in the order of its

@@ -1,4 +1,4 @@
-//! Looks at the database all the while: what has to be true at every commit is true in every snapshot.
+//! Watcher: reads snapshots of the database during the run, and asserts the invariants of every commit in each.
 
 use std::{collections::HashMap, time::Duration};
 

@@ -1,4 +1,4 @@
-//! The callers: several dozen tasks that make every call at random, through any instance.
+//! Callers of the run: several dozen tasks that make random calls of all kinds through random instances.
 
 use std::{
     collections::HashMap,

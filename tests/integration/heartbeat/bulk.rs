@@ -1,4 +1,4 @@
-//! Many reports, and reports about many tickets: what they cost, and that none stands in the way of another.
+//! Many reports, and reports of many tickets: their cost, and their independence from each other.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! EMs that fall silent: not chosen, then given up; and what is not taken for silence.
+//! Silent EMs: placement avoids them, they become lost, and an outage of the service or the database loses none.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Callers with a scope: one EM, or some users.
+//! Callers that are bound to one EM or to some users.
 
 use super::*;
 
