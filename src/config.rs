@@ -219,7 +219,7 @@ impl LaunchMode {
 /// Reason why the process does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum StartFailure {
-    /// The command line is not valid, or requests help; the error knows its text and output stream.
+    /// The command line is not valid, or requests help; the error has its text and output stream.
     #[error(transparent)]
     CommandLine(#[from] clap::Error),
     /// The settings are not valid.

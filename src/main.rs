@@ -17,7 +17,7 @@ use rm_store::connect_target::ConnectTarget;
 use rm_telemetry::traces::TraceExport;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// A call makes some dozens of small allocations on any thread, and as many are freed on another.
+/// mimalloc, because a call makes some dozens of small allocations on one thread, and another thread frees as many.
 #[global_allocator]
 static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
 

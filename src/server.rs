@@ -151,7 +151,7 @@ pub struct Server {
     readiness: watch::Sender<Readiness>,
     /// Task of the HTTP listener; ends with the server.
     http: Option<(SocketAddr, AbortOnDropHandle<()>)>,
-    /// Holder of the page's services.
+    /// Slot that gives the page its services.
     page: page::PageSlot,
 }
 

@@ -1,15 +1,12 @@
 //! `demo`: a small cluster that lives on a running service, so that a newcomer sees EMs, limits, wait queues and refusals.
 //!
-//! The demo uses the API like any other caller. The name of each EM, user and creator begins with `demo-`, and each limit is for such a
-//! user. The demo starts only on a service without other EMs. It removes its objects when it ends. The deadline of each locked ticket and the reports of its EMs
-//! limit what a killed demo leaves; `demo --clean` removes that.
-//!
+//! The demo uses the API like any other caller, and starts only on a service without other EMs. The names of its EMs, users and
+//! creators begin with `demo-`, and each limit is for such a user. It removes its objects when it ends; `demo --clean` removes
+//! those of a killed demo.
 //! Bounds: [`cluster::EMS`], [`life::ENGINES_MAX`], [`pace::INTERVAL`], [`DURATION_MAX`].
 //!
-//! - `cluster`: objects and schedule of the demo, without I/O;
-//! - `life`: engines, reports and drains, until the end of the demo;
-//! - `objects`: creation and removal of EMs and limits;
-//! - `pace`: the bound on calls.
+//! - `cluster`: objects and schedule, without I/O; `objects`: creation and removal of EMs and limits;
+//! - `life`: engines, reports and drains, until the end; `pace`: the bound on calls.
 
 use std::{sync::Arc, time::Duration};
 

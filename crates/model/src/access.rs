@@ -188,7 +188,7 @@ struct AccessScope {
 }
 
 impl CallScope {
-    /// The unrestricted reach.
+    /// The unrestricted call scope.
     pub const ALL: Self = Self(None);
 
     /// Combines the `permission` of all roles in `rights`; `None` if no role permits the call.
@@ -258,7 +258,7 @@ impl CallScope {
         }))
     }
 
-    /// Returns the error for a call outside this reach; `needs` names the missing right.
+    /// Returns the error for a call outside this call scope; `needs` names the missing right.
     pub fn denied(&self, needs: impl FnOnce() -> String) -> Denied {
         let roles = self.0.as_deref().map(|bound| bound.roles.clone()).unwrap_or_default();
         Denied { roles, needs: needs() }

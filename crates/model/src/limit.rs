@@ -1,11 +1,9 @@
 //! Limits: maximum amounts for tickets that match label values, independent of their EMs.
 //!
 //! A rule names a label set, each label with a value or "each", and limits the dimensions that it names. Within one label
-//! set, the most specific matching rule that names a dimension decides it. Rules of different label sets all apply.
-//!
-//! Every label set of a rule has a counter per scope, regardless of its rules, so that a change of rules cannot unbalance a
-//! counter. A new label set is counted in steps and decides only when its counters include all tickets.
-//!
+//! set, the most specific matching rule that names a dimension decides it. Rules of different label sets all apply. A label
+//! set counts in all its scopes, regardless of its rules, so a change of rules cannot unbalance a counter. A new label set is
+//! counted in steps and decides only when its counters include all tickets.
 //! Never: reads or changes counters. Callers: the ledger, the admission check, the store and the limit service.
 //!
 //! - `label_set`: label sets and their scopes; `rule`: rules and their lookup;

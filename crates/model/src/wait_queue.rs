@@ -6,9 +6,7 @@
 //!
 //! At keys where it is not short, a request reserves nothing: a user who waits for a personal limit does not block an EM.
 //! The exception is the head of a queue, which reserves at all of its keys, so that it is granted eventually.
-//!
-//! Never: wakes or grants a request.
-//! Callers: the assessment, the ledger, the store and the admission's state cache.
+//! Never: wakes or grants a request. Callers: the assessment, the ledger, the store and the admission's state cache.
 
 use std::{
     collections::{BTreeMap, HashMap, hash_map::Entry},

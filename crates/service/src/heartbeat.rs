@@ -2,13 +2,10 @@
 //!
 //! A task stores all queued reports in one statement. The statement returns the digest of each EM's used tickets; a report with
 //! an equal digest is complete, and no ticket is read. A second task compares the tickets of all other reports.
-//!
-//! Never: takes a resource lock, so a report never delays a grant. A ticket that is lost is ended by an operation of the
-//! committer, which decides again under the locks.
+//! Never: takes a resource lock, so a report never delays a grant; ends a ticket, which an operation of the committer does.
 //! Caller: the RPC service `rm_edge::resource_manager`.
 //!
-//! - `upsert`: the first task; `observations`: the observed use of engines in the reports;
-//! - `compare`: the second task.
+//! - `upsert`: the first task; `compare`: the second task; `observations`: the observed use of engines in the reports.
 
 use std::{
     sync::{

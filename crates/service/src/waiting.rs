@@ -1,15 +1,12 @@
 //! Local wait queue: the requests that wait on this instance, and their wake-ups.
 //!
 //! The database owns the wait queues, and the ledger decides who is granted. The local queue decides only when a waiting
-//! request checks again. A release sends the head of the queue to the committer right behind itself, so that one commit mostly
-//! applies both. Each commit that frees capacity, and each removed entry, notifies the wait keys with a count, here and on
-//! other instances. A slow poll covers lost notifications.
+//! request checks again. A release sends the head of the queue to the committer directly behind itself. Each commit that frees
+//! capacity notifies the wait keys with a count, here and on other instances; a slow poll covers lost notifications.
 //! Invariant: an instance renews its row while requests wait on it; otherwise other instances delete its queue entries.
-//! Never: grants; reorders the queue.
-//! Callers: `request_resource` (waiting requests) and `committer` (freed capacity).
+//! Never: grants; reorders the queue. Callers: `request_resource` (waiting requests), `committer` (freed capacity).
 //!
-//! - `index`: the waiters by position and wait key; `wake_reason`: the reasons of wake-ups;
-//! - `maintenance`: background tasks that renew the instance, delete queue entries and receive notifications.
+//! - `index`: the waiters by position and wait key; `wake_reason`: the reasons of wake-ups; `maintenance`: background tasks.
 
 use std::{
     collections::BTreeSet,

@@ -1,25 +1,15 @@
 //! Fault run: injects faults under load, and checks afterwards that the database agrees with the replies to the callers.
 //!
-//! Several instances of the real program, each with one committer more than the one before, serve several dozen callers. The callers
-//! make every call of the API. Meanwhile instances are killed and frozen, the database crashes, and connections between them break in all
-//! possible ways. A fault is injected after all instances have recovered from the previous one, so that each outage has one cause.
+//! Several dozen callers make every call of the API to several instances of the real program. Meanwhile instances are killed and
+//! frozen, the database crashes, and connections between them break. A fault is injected after all instances have recovered from
+//! the previous one, so that each outage has one cause. All connections use TLS. Clocks of instances jump if libfaketime is installed.
 //!
-//! - `LINKIS_RM_FAULTS`: duration, e.g. `20m` [default: 15 s];
-//! - `LINKIS_RM_FAULTS_SEED`: seed of faults and calls, printed at the start. It does not fix the scheduling of the machine.
+//! - `LINKIS_RM_FAULTS`: duration, e.g. `20m` [default: 15 s]; `LINKIS_RM_FAULTS_SEED`: seed of faults and calls, printed at the start.
+//! - `LINKIS_RM_FAULTS_OTHER`: another release of the program; an instance changes its release with each restart.
 //!
-//! - `LINKIS_RM_FAULTS_OTHER`: another release of the program that serves beside this one. An instance changes its release with each
-//!   restart.
-//!
-//! Clocks of instances jump where libfaketime is installed. Not injected: a clock of the database that jumps.
-//!
-//! All connections use TLS. Callers have tokens or certificates, which are replaced meanwhile (not beside another release).
-//!
-//! - `cluster`: PostgreSQL, the instances and their proxies; `clock`: an instance's clock; `credentials`: tokens and certificates of the callers;
-//!   `injector`: the faults;
-//! - `workload`, `engine`, `adopter`, `ecm`, `crowd`, `administrator`: the callers; `journal`: their replies;
-//! - `queues`: an external cluster with queues, which some requests name;
-//! - `probe`: time without replies of an instance; `watcher`: invariants of every commit, checked continuously;
-//! - `history`, `rules`, `checks`: checks after the run; `summary`: figures of the run.
+//! Tests: `cluster`, `clock`, `credentials`, `injector`: the cluster and its faults; `workload`, `engine`, `adopter`, `ecm`, `crowd`,
+//! `administrator`, `queues`: the callers; `journal`: their replies; `probe`, `watcher`: checks during the run; `history`, `rules`,
+//! `checks`, `summary`: checks and figures after it.
 
 use std::{
     env,

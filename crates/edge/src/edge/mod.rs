@@ -1,10 +1,9 @@
-//! The edge: bounds of every connection and call before a service reads it. Callers: the server and the monitoring
-//! page.
+//! The edge: bounds of every connection and call before a service reads it.
 //!
 //! Every connection, every stored byte and every wait has a bound, so that no caller takes the share of others. One
 //! connection can occupy the headers of its streams and one window of unread bytes. Its requests and their decoded
 //! fields take a fraction of [`EdgeBounds::body_bytes`]; its responses take as much again, and 8 KB per call.
-//!
+//! Callers: the server of the root package, and the monitoring page.
 //! - `socket`, `open_files`, `listener`, `slow_addresses`: where connections come from, and which are accepted;
 //! - `connection`, `stream`, `age`: one connection; `traffic`, `frames`, `allowance`: bounds of its frames;
 //! - `service`, `permits`, `byte_budget`: authentication, permits and byte budgets of a call;

@@ -4,7 +4,6 @@
 //! labels. Each label set of an earlier search has further groups, of the EMs with all of its labels. A group is sorted by
 //! the free share of each dimension that was dominant in a request. A search therefore finds the best EM without visiting
 //! the others. Sizes that fit nowhere are remembered until a member gains capacity.
-//!
 //! Never: decides. A proposal may be stale, and the ledger decides it. Caller: the admission's state cache.
 //!
 //! - `candidate`, `candidates`: candidates; `group`: groups and their sort orders;

@@ -1,21 +1,13 @@
 //! Resources: the amounts that EMs provide and engines request, and their arithmetic.
 //!
-//! A [`Resource`] is a vector of named non-negative integers. Its [`ResourceType`] defines its [`Dimension`]s; other
-//! dimensions do not exist in it. Units are those of Linkis: bytes, whole virtual cores, and millicores for Kubernetes.
+//! A [`Resource`] is a vector of named non-negative integers in the units of Linkis: bytes, whole virtual cores, and millicores
+//! for Kubernetes. Its [`ResourceType`] defines its [`Dimension`]s. Only a [`LeftResource`] can contain a deficit.
+//! Never: wraps or saturates; an operation returns a result, or the dimension that prevents it. A type that cannot be projected
+//! is an error. All modules of the workspace use resources.
 //!
-//! Reading order: [`ResourceType`] and [`Dimension`], [`ResourceParts`] (checked conversion from and to plain values), arithmetic,
-//! comparisons, [`Resource::project`] (conversion between types), [`LeftResource`] (the signed amounts that decide a grant), JSON
-//! forms, sizes.
-//!
-//! The service needs addition, subtraction and `covers`. The other operations exist because Linkis has them; `conformance`
-//! compares each with the results of Linkis.
-//!
-//! Invariants:
-//! - an amount in a `Resource` is never negative; only a [`LeftResource`] can contain a deficit;
-//! - arithmetic never wraps or saturates: it returns a result or the dimension that prevents it;
-//! - a type that cannot be projected is an error (unlike Linkis, where it becomes infinite);
-//! - comparisons are a partial order: `less_than` is not the negation of `not_less_than`;
-//! - every resource written as JSON can be read back.
+//! Reading order: [`ResourceType`] and [`Dimension`], [`ResourceParts`] (checked conversion from and to plain values),
+//! arithmetic, comparisons (a partial order), [`Resource::project`] (conversion between types), [`LeftResource`], JSON forms,
+//! sizes. The service needs addition, subtraction and `covers`; the test `conformance` compares all operations with Linkis.
 
 mod algebra;
 mod amounts;

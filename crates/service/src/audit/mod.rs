@@ -2,7 +2,6 @@
 //! where an audit finds a difference.
 //!
 //! Audits are serialized per instance, because each reads all tickets.
-//!
 //! Never: an audit blocks a batch; a repair changes a ticket of an existing EM.
 //! Callers: `rm_edge::admin` and `background::self_audit`.
 //!

@@ -1,12 +1,10 @@
 //! Background tasks: work without a caller. Each task has a name, a session and its own metrics.
 //!
-//! The driver runs each task step by step. A step does a bounded amount of work; an error delays the next step. Most tasks run
-//! only on the instance that owns the lease. Two instances may own it for a moment, so each step must be safe to repeat.
-//! Never: does unbounded work in one step; relies on being the only run.
-//! Caller: the server, which starts the tasks.
+//! The driver runs each task step by step; an error delays the next step. Most tasks run only on the instance that owns the
+//! lease. Two instances may own it for a moment, so each step must be safe to repeat.
+//! Never: does unbounded work in one step. Caller: the server, which starts the tasks.
 //!
-//! - Tickets and EMs: `expiry`, `lost_ems`, `unregister` (tickets of unregistered EMs), `holds` (expired holds).
-//! - Counters: `count_label_sets` (new label sets), `prune_counters` (empty counters), `self_audit` (hourly audit).
+//! - Tickets, EMs, counters: `expiry`, `lost_ems`, `unregister`, `holds`; `count_label_sets`, `prune_counters`, `self_audit`.
 //! - History: `build_indexes`, `prune_history`, `usage` (sums per hour), `refusals` (sums of this instance).
 //! - Figures: `cluster_figures`, `fullest` (scopes by share of a maximum), `announce` (the instance and its tasks).
 //! - Shared: `lease`, `steps` (retries of a step), `round_robin` (turns of EMs).

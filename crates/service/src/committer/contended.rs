@@ -1,15 +1,12 @@
 //! Contended-key queues (lanes): operations whose lock key another transaction or a hold owns.
 //!
-//! Each contended key has one queue and one task with its own connection. The task waits for the key, then commits the queued
-//! operations as one batch. New operations on the key are routed here, so that batches meet a contended key only once.
-//!
-//! An operation that can be tried on another EM waits for one turn at most. If the key is still contended then, it fails with
-//! `LockTimeout`. The queue stays open until the key is free, so that placement avoids the EM. One task polls the keys of all
-//! queues without operations, so that the cost does not grow with their number.
+//! Each contended key has one queue and one task. The task waits for the key on its own connection, then commits the queued
+//! operations as one batch. New operations on the key are routed here, so that batches meet a contended key only once. An
+//! operation that can be tried on another EM waits for one turn at most, then fails with `LockTimeout`. A queue stays open until
+//! its key is free, so that placement avoids the EM; one task polls the keys of all queues without operations.
 //!
 //! Invariant: an operation is in exactly one of: commit queue, batch, contended-key queue.
-//! Never: waits for a key while it owns another one.
-//! Caller: the committer's run loop.
+//! Never: waits for a key while it owns another one. Caller: the committer's run loop.
 
 use std::{
     collections::{BTreeSet, HashMap, hash_map::Entry},

@@ -1,15 +1,13 @@
 //! The committer: applies all operations on tickets and EMs. Only an audit repair corrects tickets and counters outside it.
 //!
 //! Calls submit operations to a commit queue. The worker applies all queued operations in one transaction and replies after the
-//! commit; later ones form the next batch. No timer delays a batch: a single operation commits at once, and under load hundreds
-//! share a commit.
-//!
+//! commit; later ones form the next batch. No timer delays a batch: under load, hundreds of operations share a commit.
 //! Never: writes without the row count check; replies before the commit; leaves a transaction half done after a cancelled call.
 //! Callers: `request_resource`, `heartbeat`, `background`, and the RPC services of `rm_edge`.
 //!
-//! - `queue`: selects the operations of the next batch.
-//! - `batch`: one transaction; `counters`: counters after a batch; `evidence`: whether an interrupted commit took effect.
-//! - `worker`: applies batches and handles their failures; `contended`: queues of operations with a contended key.
+//! - `queue`: selects the operations of the next batch; `batch`: one transaction; `counters`: counters after a batch;
+//! - `worker`: applies batches and handles their failures; `evidence`: whether an interrupted commit took effect;
+//! - `contended`: queues of operations with a contended key.
 
 use std::{
     io,

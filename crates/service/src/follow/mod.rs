@@ -3,12 +3,10 @@
 //! One reader per instance reads the new lines while there is a follower, and a cache of pages serves all followers. A follower
 //! that is further back reads pages from the table, one follower at a time, and adds them to the cache. A follower that takes
 //! no message for `SLOW_MAX` is ended, and can continue from its position.
-//!
-//! Never: delays a writer or another follower for a slow one; skips a line that commits late.
+//! Never: delays a writer or another follower for a slow one; skips a line that commits late (invariant 10 of ARCHITECTURE.md).
 //! Caller: the RPC service `rm_edge::usage`.
 //!
-//! - `position`: the position of a follower, as text, and whether it is still valid;
-//! - `page_cache`: the cache of pages; `reader`: the reader of new lines.
+//! - `position`: position of a follower; `page_cache`: the cache of pages; `reader`: the reader of new lines.
 
 use std::{
     collections::BTreeSet,

@@ -51,7 +51,7 @@ struct FailureLabels {
 pub enum OperationFailure {
     /// The caller is at fault, or the operation contradicts the state.
     Rejected,
-    /// Another transaction held a resource lock until the deadline.
+    /// Another transaction owned a resource lock until the deadline.
     LockTimeout,
     /// The server has no capacity left.
     Overloaded,
@@ -364,7 +364,7 @@ pub struct DatabaseMetrics {
 pub enum DatabaseFailure {
     /// No host of the database takes writes.
     Away,
-    /// Another transaction held a row or a table for too long.
+    /// Another transaction locked a row or a table for too long.
     LockTimeout,
     /// The statement took longer than its timeout.
     Cancelled,
