@@ -197,7 +197,7 @@ async fn certificate_authorizes_only_its_em() {
             [Code::Unavailable, Code::Unknown, Code::Cancelled].contains(&status.code()) && reason(&status).is_empty(),
             "{status:?}"
         );
-        // The client hears of it by an alert, which leaves before the server has ended its side.
+        // The alert reaches the client before the server has counted the failure.
         eventually("it is counted", Duration::from_secs(5), async || handshakes_failed(&rm) > before).await;
     }
 
@@ -236,7 +236,7 @@ async fn certificate_reload_under_load_fails_no_call() {
     rm_of(&kept, "").register(register("host1")).await.unwrap();
     assert!(asks(&rm, &server_ca, Some(&new), "host1").await.is_err(), "not yet");
 
-    // Calls on a connection that is kept, and on a new one each, all the while.
+    // Continuous calls on one connection, and on a new connection each.
     let (stop, calls) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
     let load = tokio::spawn({
         let (rm, stop, calls, server_ca, kept) =
@@ -361,7 +361,7 @@ async fn connection_without_tls_ends_at_handshake_timeout() {
     eventually("their places are free again", Duration::from_secs(5), none_left).await;
 }
 
-/// This crate's own client believes the server by its authority, and says who calls by a token or by a certificate.
+/// The RM client verifies the server by its authority, and authenticates by a token or a certificate.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn client_over_tls_sends_token_or_certificate() {
     let (database, folder) = (Database::fresh().await, Folder::new("certificates-client"));

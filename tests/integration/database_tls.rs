@@ -66,7 +66,7 @@ impl Far {
         folder.write("hba", ACCESS);
         let (postgres, port) = Self::listen(&path).await;
         let admin = postgres.connect_options().port(port);
-        // Its key has to be its own, and who it runs as is known only now.
+        // The account of PostgreSQL must own the key; the account is known only now.
         let (key, data) = (path.join("key"), fs::metadata(path.join("postgres/data")).unwrap());
         fs::set_permissions(&key, Permissions::from_mode(0o600)).unwrap();
         chown(&key, Some(data.uid()), Some(data.gid())).unwrap();
@@ -126,7 +126,7 @@ impl Far {
         self.file(name)
     }
 
-    /// How a role reaches a database, verifying what answers there.
+    /// Returns the URL of a database for a role, with verification of the server.
     fn url(&self, role: &str, database: &str) -> String {
         let (port, ca) = (self.port, self.file("ca"));
         format!("postgres://{role}@localhost:{port}/{database}?sslmode=verify-full&sslrootcert={ca}")
@@ -142,7 +142,7 @@ impl Far {
     }
 }
 
-/// An error and what caused it.
+/// Returns an error with its causes.
 fn details(error: &StoreError) -> String {
     // The text of an error of the store has that of its cause.
     error.to_string()
@@ -255,11 +255,11 @@ async fn database_role_without_schema_rights_serves() {
     let mut as_owner = ConnectTarget::parse(&owner).unwrap().hosts().options[0].connect().await.unwrap();
     execute(&mut as_owner, grants).await;
 
-    // Before anything was migrated: it says what to type.
+    // Before the first migration: the error names the command.
     let early = program(&["--listen", "127.0.0.1:0", "--no-migrate"], &service);
     let (_, log) = texts(&early);
     assert!(early.status.code() == Some(1) && log.contains("linkis-rm migrate"), "{log}");
-    // Without --no-migrate, it says so, too, and has changed nothing.
+    // Without --no-migrate, the error is equal, and nothing has changed.
     let denied = program(&["migrate"], &service);
     let (_, log) = texts(&denied);
     assert!(denied.status.code() == Some(2) && log.contains("docs/SECURITY.md") && !log.contains("another@"), "{log}");
@@ -318,7 +318,7 @@ async fn database_role_without_schema_rights_serves() {
     let error = sqlx::raw_sql(present).execute(&mut connection).await.unwrap_err().to_string();
     assert!(error.contains("no part of the history that is over"), "{error}");
 
-    // A release whose migrations were not made yet.
+    // A release with missing migrations.
     execute(&mut as_owner, "DELETE FROM linkis_rm_migration_cell WHERE version = 19").await;
     let older = program(&["--listen", "127.0.0.1:0", "--no-migrate"], &service);
     let (_, log) = texts(&older);

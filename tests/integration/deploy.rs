@@ -36,7 +36,7 @@ fn folder(name: &str) -> PathBuf {
     repo_root().join("deploy").join(name)
 }
 
-/// How a tool ends, if there is one.
+/// Runs a tool; `None` if it is not installed.
 fn tool(command: &mut Command) -> Option<Output> {
     let ended = command.output().ok();
     if ended.is_none() {
@@ -82,7 +82,7 @@ fn alerts() -> Vec<&'static str> {
     ALERTS.lines().filter_map(|line| line.trim().strip_prefix("- alert: ")).collect()
 }
 
-/// There once a cluster was asked; else nowhere.
+/// Metrics that exist only after a fetch from an external cluster.
 const SELDOM: [&str; 1] = ["linkis_rm_external_fetches_total"];
 
 /// The names of all series of an instance, by family.

@@ -55,7 +55,7 @@ async fn drain_stops_grants_and_keeps_tickets() {
     let locked = first.client.request_resource(&again).await.granted();
     let used = first.client.request_resource(&request(&em1, "alice", load(2, 2, 1))).await.granted();
     first.client.resource_inited(&inited(&used, "alice", None)).await.unwrap();
-    // Both instances know the free capacity.
+    // Both instances have observed the free capacity.
     for instance in [&first, &second] {
         instance.client.dry_run(&anywhere("hadoop", load(20, 1, 1))).await.granted();
     }

@@ -81,7 +81,7 @@ impl Raw {
         Self { requests, address: address.to_owned() }
     }
 
-    /// Begins a call; answers with what is to be awaited, and where its body goes.
+    /// Begins a call. Returns the future of its response, and the sender of its body.
     async fn call(&self, method: &str) -> (ResponseFuture, h2::SendStream<Bytes>) {
         self.call_with(&format!("linkis.rm.v1.{method}"), &[]).await
     }
@@ -187,7 +187,7 @@ async fn unread_replies_use_bounded_memory() {
         let client = process.client.clone();
         async move { client.tickets(None).await.unwrap().len() }
     };
-    // The memory of so many concurrent replies is allocated from here on.
+    // The first replies allocate the memory for this many concurrent ones.
     const AT_ONCE: usize = 4;
     assert_eq!((0..AT_ONCE).map(|_| list()).collect::<JoinSet<_>>().join_all().await, [1000; AT_ONCE]);
     let (idle, body) = (process.memory(), message_prefix(3).into_iter().chain([0x20, 0xe8, 7]).collect::<Vec<u8>>());
@@ -266,7 +266,7 @@ async fn message_above_byte_budget_is_rejected() {
     .await;
 }
 
-/// A call whose message does not arrive, and a connection without a request, end at their timeouts. A call that only waits does not.
+/// A call whose message does not arrive, and a connection without a request, end at their timeouts. A waiting call does not.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn incomplete_call_ends_at_body_timeout() {
     let database = Database::fresh().await;

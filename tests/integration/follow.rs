@@ -44,7 +44,7 @@ async fn next(stream: &mut Streaming<FollowActionsResponse>) -> FollowActionsRes
     tokio::time::timeout(SOON, stream.message()).await.expect("a message in time").unwrap().expect("a message")
 }
 
-/// Lines until there are so many, and the position behind them.
+/// Returns the next `many` lines, and the position after them.
 async fn lines(stream: &mut Streaming<FollowActionsResponse>, many: usize) -> (Vec<proto::Action>, String) {
     let mut lines = Vec::new();
     loop {
@@ -98,7 +98,7 @@ async fn followers_receive_complete_lines_from_any_position() {
     assert!(of_alice[1..].iter().all(|line| line.engine.as_ref().unwrap().instance == "host1:34567"), "{of_alice:?}");
     assert!(got[6].engine.is_none(), "an expired ticket was not used");
 
-    // From any position, on any instance, the rest comes again, and nothing else.
+    // From any position, on any instance, exactly the later lines are sent again.
     let usage_there = usage(&other.address).await;
     let mut again = follow(&usage_there, &first.position).await.unwrap();
     let (repeated, position) = lines(&mut again, 7).await;
@@ -108,7 +108,7 @@ async fn followers_receive_complete_lines_from_any_position() {
     assert!(next(&mut rest).await.actions.is_empty());
     rm.client.unregister(&em1).await.unwrap();
     assert_eq!(words(&lines(&mut rest, 1).await.0), ["unregistered"]);
-    // The history says the same.
+    // The history has equal lines.
     let page = rm.client.actions(&proto::ListActionsRequest { page_size: 1000, ..Default::default() }).await.unwrap();
     assert_eq!(page.actions[1..8], got);
 }
@@ -171,7 +171,7 @@ async fn follow_position_unknown_or_old_is_refused() {
         let refused = follow(&usage, position).await.unwrap_err();
         assert_eq!(reason(&refused), code, "{position}: {refused:?}");
     }
-    // All of it becomes old, and goes with its part.
+    // All lines become old and are deleted with their partition.
     let old =
         "CREATE TABLE linkis_resource_action_record_2020010100_2020010101 PARTITION OF linkis_resource_action_record
             FOR VALUES FROM ('2020-01-01 00:00+00') TO ('2020-01-01 01:00+00');
@@ -283,7 +283,7 @@ async fn followers_are_bounded_and_end_at_shutdown() {
     assert_eq!(stopping.await.unwrap(), ServerExit::Drained);
 }
 
-/// A line that was written first and committed last delays later lines, and is sent in its place.
+/// A line that was written first and committed last delays later lines, and is sent in the order of its number.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn late_commit_is_followed_in_its_place() {
     let (database, rm) = start().await;
@@ -310,7 +310,7 @@ async fn history_command_follows_lines() {
     let mut command = Command::new(*PROGRAM);
     let child = command.args(follow).stdout(Stdio::piped()).spawn().unwrap();
     let child = Arc::new(Mutex::new(child));
-    // It has begun at some time: something is sure to come after it.
+    // The follower has started once it gets a line, so the test makes requests until one arrives.
     let is_over = || async {
         for user in ["bob", "alice"] {
             rm.client.request_resource(&request(&em("host1"), user, load(1, 1, 1))).await.granted();

@@ -106,7 +106,7 @@ impl Ecm {
     }
 }
 
-/// How often each action stands in the history of a ticket, or of EMs for `None`.
+/// Returns the number of history lines of an action for a ticket; for EMs if `None`.
 async fn recorded(database: &Database, ticket_id: Option<Uuid>, action: &str) -> i64 {
     sqlx::query_scalar(
         "SELECT count(*) FROM linkis_resource_action_record WHERE ticket_id IS NOT DISTINCT FROM $1 AND action = $2",

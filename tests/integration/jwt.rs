@@ -182,7 +182,7 @@ async fn jwt_claims_grant_roles_and_mistakes_are_rejected() {
         assert_eq!((status.code(), reason(&status).as_str()), (Code::PermissionDenied, "ROLE_DENIED"), "{status:?}");
     }
 
-    // Tokens are good beside them; and the history says who it was.
+    // Tokens remain valid beside JWTs, and the history names the caller.
     let mut usage = UsageServiceClient::new(with(&channel, &admin));
     let call = proto::ListActionsRequest { ticket_id: ticket, ..Default::default() };
     assert_eq!(usage.list_actions(call).await.unwrap().into_inner().actions[0].actor, "idp/job");

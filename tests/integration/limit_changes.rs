@@ -15,7 +15,7 @@ mod history;
 
 type Limits = LimitServiceClient<Channel>;
 
-/// At most so many instances for a user, or for each.
+/// Returns a limit on the instances of a user, or of each user.
 fn limit(user: Option<&str>, instances: i64) -> proto::Limit {
     proto::Limit {
         labels: user.map(|user| ("user".to_owned(), user.to_owned())).into_iter().collect(),
@@ -120,7 +120,7 @@ async fn limit_change_requires_current_etag() {
         assert_eq!(code_and_reason(&status), (Code::Aborted, "LIMIT_CHANGED".to_owned()), "{status:?}");
         status.message().to_owned()
     };
-    // Empty stands for none, which only the first of many who try finds.
+    // An empty etag means no limit, which only the first of many concurrent calls finds.
     let mut calls = JoinSet::new();
     for n in 0..10 {
         let limits = limits.clone();
@@ -147,7 +147,7 @@ async fn limit_change_requires_current_etag() {
     assert_eq!(all(&limits, 10).await, []);
 }
 
-/// As clients do whose answer was lost: the first try has been carried out, and the second finds what that has changed.
+/// As a client after a lost reply: the first attempt took effect, and the second one finds its change.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_change_repeated_after_lost_reply_is_unchanged() {
     let (database, rm) = start().await;
@@ -163,7 +163,7 @@ async fn limit_change_repeated_after_lost_reply_is_unchanged() {
         assert_eq!(database.count(lines).await, times);
         expected.clone_from(&set_once[0].etag);
     }
-    // Not what others have set, be it the same.
+    // An equal limit of another author is not the caller's own change.
     let by_another = "UPDATE linkis_resource_limit SET updated_by = 'somebody else'";
     database.execute(by_another).await;
     let status = set(&limits, hadoop(20), Some(&expected)).await.unwrap_err();
@@ -273,7 +273,7 @@ async fn limit_replacement_accepts_at_most_10000_limits() {
 async fn limit_deleted_while_counting_ends_its_call() {
     let (database, rm) = start_with_em(em("host"), load(1000, 1000, 1000)).await;
     rm.client.request_resource(&request(&em("host"), "hadoop", load(1, 1, 1))).await.granted();
-    // The EM is held, so that nothing is counted.
+    // A hold on the EM delays the counting.
     database.hold_by_hand(&em("host")).await;
     let of = |n: usize| crate::harness::limit(&[(&format!("label{n}"), None)], &[(Dimension::Instances, 9)]);
     let mut setters = JoinSet::new();

@@ -41,7 +41,7 @@ async fn advisory_limit_grants_and_counts_violations() {
         assert_eq!(over.rule, "each user (watched): at most 1 instances");
     }
     assert_eq!(rm.counter("linkis_rm_limits_watched_violations_total"), 1);
-    // So is what an engine uses more than it was granted.
+    // Use above the grant also counts as a violation.
     rm.client.set_limit(&rule(&[("user", None)], LimitMode::Watched, Some(2))).await.unwrap();
     rm.client.resource_inited(&inited(&beyond, "hadoop", Some(load(1, 1, 2)))).await.unwrap();
     assert_eq!(rm.counter("linkis_rm_limits_watched_violations_total"), 2);
@@ -77,7 +77,7 @@ async fn limit_off_counts_use_without_refusal() {
     counted.sort();
     let expected = [("creator=IDE,user=alice", 1, false), ("creator=IDE,user=hadoop", 2, false)];
     assert_eq!(counted, expected.map(|(scope, held, over)| (scope.to_owned(), held, over)));
-    // Only such a limit needs no maximum.
+    // Only a limit in mode off needs no maximum.
     for mode in [LimitMode::Enforced, LimitMode::Watched] {
         let error = rm.client.set_limit(&rule(&[("user", None)], mode, None)).await.unwrap_err();
         assert_eq!((error.code(), error.field().as_deref()), (Some(Code::InvalidArgument), Some("limit.max")));

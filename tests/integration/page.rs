@@ -76,7 +76,7 @@ async fn sign_in(address: SocketAddr, token: &str, headers: &str) -> Answer {
         .await
 }
 
-/// An instance whose page is there.
+/// Starts an instance with its page.
 pub async fn start_page() -> (Database, Instance) {
     let (database, rm) = start().await;
     let is_there = || async { get(rm.http, "/api/v1/session", "").await.status == 200 };
@@ -84,7 +84,7 @@ pub async fn start_page() -> (Database, Instance) {
     (database, rm)
 }
 
-/// The stream of what is new, as bytes.
+/// Event stream of the page, as bytes.
 struct Stream {
     stream: TcpStream,
     text: String,
@@ -99,7 +99,7 @@ impl Stream {
         Self { stream, text: String::new(), bytes: 0 }
     }
 
-    /// The next event, and what it says; `None` at the end.
+    /// Returns the name and the data of the next event; `None` at the end.
     async fn next(&mut self) -> Option<(String, Value)> {
         loop {
             if let Some((kind, data)) = self.take() {
@@ -119,7 +119,7 @@ impl Stream {
         let start = self.text.find("event: ")?;
         let data = start + self.text[start..].find("\ndata: ")?;
         let end = data + 1 + self.text[data + 1..].find('\n')?;
-        // A piece may end anywhere: the sizes of the pieces stand between them, on lines of their own.
+        // A chunk may end anywhere; the sizes of the chunks are on separate lines between them.
         let event = (self.text[start + 7..data].to_owned(), self.text[data + 7..end].to_owned());
         self.text.drain(..end);
         Some(event)
@@ -172,7 +172,7 @@ async fn page_access_equals_grpc_access() {
     let viewer = token(&database, "olga", &["--role", "viewer"]);
     let bound = token(&database, "otto", &["--role", "viewer", "--user", "bob"]);
     let ecm = token(&database, "host1", &["--role", "ecm", "--em", "host1"]);
-    // The last token: until it is known, calls need no token, or it is unknown.
+    // The last token: until the instance has read it, calls need no token, or it is unknown.
     let known = || async { get(rm.http, "/api/v1/GetOverview", &bearer(&ecm)).await.status == 403 };
     eventually("the tokens are known", LONG, known).await;
 
@@ -194,7 +194,7 @@ async fn page_access_equals_grpc_access() {
         assert_eq!(kind, "picture");
         let fields = ["tickets", "line", "throughput", "scopes"].map(|field| picture["overview"].get(field).is_some());
         assert_eq!(fields, [got; 4], "{picture}");
-        // The number of the state, and how many hundredths of the fullest dimension are held.
+        // State number, and the used percentage of the fullest dimension.
         let ems = [(HOSTILE, 2, 90), ("host1", 2, 60), ("host2", 4, 0), ("host3", 5, 0)];
         let ems = ems.map(|(host, state, held)| json!([format!("{host}:9102"), state * 128 + held]));
         assert_eq!(picture["came"], json!([[0, "linkis-cg-engineconnmanager", ems]]));
@@ -223,7 +223,7 @@ async fn page_cookie_authenticates_same_origin_only() {
     let (database, rm) = start_page().await;
     let viewer = token(&database, "olga", &["--role", "viewer"]);
     let ecm = token(&database, "host1", &["--role", "ecm", "--em", "host1"]);
-    // The last token: until the instance knows it, every caller may do everything, or the token is unknown.
+    // The last token: until the instance has read it, every call is permitted, or the token is unknown.
     let known = || async { get(rm.http, "/api/v1/GetOverview", &bearer(&ecm)).await.status == 403 };
     eventually("the tokens are known", LONG, known).await;
     let signed = sign_in(rm.http, &viewer, "Sec-Fetch-Site: same-origin\r\n").await;
@@ -310,7 +310,7 @@ async fn page_streams_are_bounded_and_end_at_shutdown() {
     let (_database, rm) = start_page().await;
     rm.client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     let mut streams = Vec::new();
-    // More than there is room for; one alone does not get all of it.
+    // More streams than permits; a single viewer does not get all permits.
     for _ in 0..70 {
         let mut stream = Stream::open(rm.http, "").await;
         if stream.next().await.is_some_and(|(kind, _)| kind == "picture") {

@@ -11,7 +11,7 @@ use crate::{
     page::{HOSTILE, furnish, get, start_page},
 };
 
-/// How long it may take until a page that is opened is live, until a grant is seen, and until one whose token is revoked sees nothing.
+/// Maximum times until a new page is live, until it shows a grant, and until a page with a revoked token shows nothing.
 const LIVE_WITHIN: Duration = Duration::from_secs(5);
 const GRANT_WITHIN: Duration = Duration::from_secs(3);
 const LOGIN_WITHIN: Duration = Duration::from_secs(5);
@@ -114,7 +114,7 @@ async fn page_content_equals_service_state() {
     })
     .await;
 
-    // An EM in full, found by what it is called; and a user whose name would be markup.
+    // Details of an EM, found by its name; and a user whose name would be markup.
     browser.run("document.getElementById('search').value = 'onerror'; document.getElementById('search-form').requestSubmit()").await;
     browser.shows("#panel", &format!("{HOSTILE}:9102")).await;
     browser.run("document.querySelector('#panel .link').click()").await;
@@ -140,7 +140,7 @@ async fn page_content_equals_service_state() {
     browser.run("document.getElementById('panel-close').click()").await;
     assert_eq!(browser.complaints().await, [""; 0]);
 
-    // It goes away, and comes again.
+    // The instance stops and starts again.
     let (http, place) = (rm.http, rm.address.replace("http://", ""));
     waiting.abort();
     rm.stop().await;

@@ -9,7 +9,7 @@ use crate::{
     page::{furnish, get, start_page},
 };
 
-/// The colour of the first EM, as it is drawn.
+/// Returns the colour of the first EM on the map.
 async fn first_host(browser: &Browser) -> String {
     let pixel = "return [...document.getElementById('map').getContext('2d').getImageData(2, 2, 1, 1).data].join()";
     browser.run(pixel).await.as_str().unwrap().to_owned()

@@ -30,12 +30,12 @@ const LONG: Duration = Duration::from_secs(90);
 /// How much of an outage may be ours.
 const OURS_MAX: Duration = Duration::from_millis(500);
 
-/// How many ask through each instance.
+/// Number of callers of each instance.
 const CALLERS: usize = 8;
 
 struct Cluster {
     folder: PathBuf,
-    /// How the nodes' addresses begin, if each has a network of its own.
+    /// Prefix of the nodes' addresses, if each node has its own network.
     network: Option<String>,
 }
 
@@ -92,7 +92,7 @@ impl Cluster {
         found.into_inner().unwrap()
     }
 
-    /// Whether Patroni takes a node for a synchronous standby: it hears of that later, and refuses to hand over to another.
+    /// Returns whether Patroni has recorded a node as synchronous standby. It records that late, and refuses a switchover to any other node.
     fn is_known_as_synchronous(&self, node: u16) -> bool {
         let url = format!("http://{}:{}/synchronous", self.address(node), PORT + 10 + node);
         Command::new("curl").args(["-sf", "-m", "1", "-o", "/dev/null", &url]).status().unwrap().success()
@@ -143,7 +143,7 @@ enum Fault {
     PostmasterKilled,
     Switchover,
     StandbyKilled,
-    /// Nothing goes to it, and nothing comes from it.
+    /// The node gets and sends no packets.
     CutOff,
     /// It reaches neither etcd nor its standby, and callers reach it.
     Split,
@@ -391,7 +391,7 @@ async fn patroni_primary_loss_keeps_acknowledged_grants() {
     }
 }
 
-/// How many of these tickets the history knows nothing of.
+/// Returns the number of these tickets without a history line.
 async fn lost(at: &PgConnectOptions, acknowledged: &BTreeSet<Uuid>) -> i64 {
     let mut connection = at.connect().await.unwrap();
     let got: Vec<Uuid> = acknowledged.iter().copied().collect();

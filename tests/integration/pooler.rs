@@ -40,7 +40,7 @@ impl Bouncer {
             return None;
         };
         let database = Database::fresh().await;
-        // It does not run as root, and PostgreSQL asks the system who it is: it runs as PostgreSQL's own account.
+        // PgBouncer refuses to run as root, and PostgreSQL authenticates its account: both use the account of PostgreSQL.
         let owner = fs::metadata(database.options.get_socket().unwrap()).unwrap();
         let folder = scratch(&format!("pooler-{name}"));
         fs::create_dir_all(&folder).unwrap();

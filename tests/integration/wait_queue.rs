@@ -31,7 +31,7 @@ fn user_limit(user: &str, instances: i64) -> Rule {
     limit(&[("user", Some(user))], &[(Dimension::Instances, instances)])
 }
 
-/// An EM with room for `cores`, all of which a ticket holds.
+/// Registers an EM with `cores`, all of which one ticket uses.
 async fn full_em(client: &RmClient, host: &str, cores: i64) -> (EmInstance, Grant) {
     let host = em(host);
     client.register(registration(host.clone(), Resource::cpu(cores).unwrap())).await.unwrap();
@@ -233,7 +233,7 @@ async fn wait_timeout_or_call_deadline_ends_wait() {
     assert_eq!((refusal.code, refusal.shortfalls[0].available), (11002, 0));
     assert_wait_queues_empty(&rm.client).await;
 
-    // The deadline of the call is shorter than the wait timeout, and the reply comes before it.
+    // The deadline of the call is shorter than the wait timeout, and the reply arrives before the deadline.
     let mut manager = ResourceManagerServiceClient::connect(rm.address.clone()).await.unwrap();
     let mut call = tonic::Request::new(proto::RequestResourceRequest {
         em: Some(proto::EmInstance {
@@ -351,7 +351,7 @@ async fn wait_queue_any_em_skips_held_em() {
     let grant = woken(&rm, call, async { rm.client.resource_released(&release(&grant, "first")).await.unwrap() }).await;
     assert_eq!(grant.em, full);
 
-    // The request waits for its user's limit. Its wake-up comes while the EM of its entry and the emptiest EM are held.
+    // The request waits for its user's limit. It is woken while the EM of its entry and the emptiest EM are held.
     let home = em("home");
     rm.client.register(registration(home.clone(), cpu(20))).await.unwrap();
     rm.client.request_resource(&request(&home, "other", cpu(1))).await.granted();

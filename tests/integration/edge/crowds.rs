@@ -2,8 +2,8 @@
 
 use super::*;
 
-/// 2,000 requests without waiting and 200 releases at once, of which 500 are let in: the rest is turned away before it takes memory, and
-/// nothing that gives something back.
+/// 2,000 requests and 200 releases concurrently, with permits for 500 calls: further requests are rejected before they use memory, and no
+/// release is rejected.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn call_limit_rejects_requests_and_admits_releases() {
     const REQUESTS: usize = 2000;
@@ -20,7 +20,7 @@ async fn call_limit_rejects_requests_and_admits_releases() {
     }
     let grants = grants.join_all().await;
     let idle = rm.memory();
-    // So that none of them is done before all have come.
+    // A hold, so that no call completes before all have arrived.
     database.hold_by_hand(&em1).await;
     let (mut requests, mut releases) = (JoinSet::new(), JoinSet::new());
     for n in 0..REQUESTS {
@@ -45,7 +45,7 @@ async fn call_limit_rejects_requests_and_admits_releases() {
         count(requests.join_next().await.unwrap().unwrap());
         most = most.max(rm.memory());
     }
-    // Others are served meanwhile, and an EM comes.
+    // Other calls are served meanwhile, such as the registration of an EM.
     rm.client.register(registration(em("host2"), load(1, 1, 1))).await.unwrap();
     rm.client.ems().await.unwrap();
     assert!(releases.try_join_next().is_none(), "they wait, and are not turned away");
@@ -96,7 +96,7 @@ async fn waiting_requests_use_no_call_permit() {
     rm.client.resource_released(&release(&first, "first")).await.unwrap();
     waiters.join_next().await.unwrap().unwrap().granted();
     assert!(waiters.try_join_next().is_none());
-    // Its place in line is free again.
+    // Its permit is free again.
     let (client, ask) = (rm.client.clone(), waits("user13"));
     waiters.spawn(async move { client.request_resource(&ask).await });
     eventually("it waits", Duration::from_secs(30), async || rm.client.waiting().await.unwrap().len() == 12).await;
@@ -135,7 +135,7 @@ async fn contended_key_queue_leaves_permits_for_others() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 1024 + 50);
 }
 
-/// Calls on an EM that stays held end by their timeout or are rejected. No connection ends, and memory is bounded.
+/// Calls on a held EM end by their timeout or are rejected. No connection ends, and memory is bounded.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_on_held_em_end_by_timeout() {
     const CALLS: usize = 3000;

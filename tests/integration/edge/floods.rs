@@ -53,7 +53,7 @@ fn flood_step(kind: u8, n: u32) -> Vec<u8> {
     }
 }
 
-/// A connection from an address of this machine; all that the server sends is read.
+/// Opens a connection from an address of this machine. A task reads everything that the server sends.
 async fn connect_from(from: &str, server: SocketAddr) -> (tokio::net::tcp::OwnedWriteHalf, JoinHandle<Vec<u8>>) {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(format!("{from}:0").parse().unwrap()).unwrap();
@@ -72,7 +72,7 @@ async fn connect_from(from: &str, server: SocketAddr) -> (tokio::net::tcp::Owned
     (write, received)
 }
 
-/// Floods a connection of its own until the server ends it. Returns the error code and the text of the GOAWAY, if one came.
+/// Floods a new connection until the server ends it. Returns the error code and the text of the GOAWAY, if one was received.
 async fn flood(from: &str, server: SocketAddr, kind: u8) -> Option<(u32, String)> {
     let (mut write, received) = connect_from(from, server).await;
     for first in (0..FLOOD_FRAMES).step_by(200) {
@@ -174,7 +174,7 @@ async fn honest_client_with_many_cancels_is_not_ended() {
         stream.send_data(message_prefix(0).into(), true).unwrap();
         answer
     };
-    // Calls of which every third is cancelled as soon as it is sent.
+    // Every third call is cancelled immediately after it is sent.
     for _ in 0..30 {
         let mut answers = vec![];
         for n in 0..300 {

@@ -69,7 +69,7 @@ async fn send_request(raw: &Raw, method: http::Method, content_type: Option<&str
     Answer::read(answer).await
 }
 
-/// Rules for servers that the library keeps, and that no call of a test can break.
+/// Rules for servers that the library keeps, and that no test call can break.
 const OF_THE_LIBRARY: [&str; 8] = [
     "P6 values of binary fields are read padded and unpadded, and split at commas: the service reads no binary field",
     "P12 a status text that is badly encoded is not thrown away: servers only write it",
@@ -151,7 +151,7 @@ async fn protocol_over_http2_rules_hold() {
 async fn compression_rules_hold() {
     let (_database, rm) = start().await;
     let raw = Raw::connect(&rm.address).await;
-    // C1: a method of compression that is not supported is UNIMPLEMENTED, and the supported ones are named, and it is not among them.
+    // C1: an unsupported encoding is UNIMPLEMENTED, and the reply lists the supported ones without it.
     for encoding in ["deflate", "snappy", "zstd", "br", "GZIP"] {
         let answer = Answer::of(&raw, LIST, &[("grpc-encoding", encoding)], empty()).await;
         assert_eq!(answer.code(), Some(Code::Unimplemented), "C1 {encoding} {answer:?}");
@@ -165,7 +165,7 @@ async fn compression_rules_hold() {
         assert_eq!(answer.code(), Some(Code::Internal), "C2 {answer:?}");
         assert!(answer.text().contains("flag"), "C2 {answer:?}");
     }
-    // C3: an answer is compressed only in a way that the client accepts; a message without the flag is not compressed, also if there is an encoding.
+    // C3: a reply is compressed only by an encoding that the client accepts. A message without the flag is uncompressed, also with an encoding.
     for (headers, is_gzip) in [
         (&[("grpc-encoding", "gzip")][..], false),
         (&[("grpc-encoding", "gzip"), ("grpc-accept-encoding", "deflate")], false),
@@ -189,7 +189,7 @@ async fn health_checking_rules_hold() {
         Answer::of(&raw, CHECK, &[], [message_prefix(check.len()), check].concat()).await
     };
     let serving = [&message_prefix(2)[..], &[8, 1]].concat();
-    // H1: the empty name is the server as a whole. H2: each service is known by its name.
+    // H1: the empty name means the whole server. H2: each service has a status by its name.
     let services = ["", "liveness"].into_iter().map(str::to_owned);
     let of_api = ["ResourceManager", "Limit", "Usage", "ExternalResource", "Admin"];
     for service in services.chain(of_api.into_iter().map(|name| format!("linkis.rm.v1.{name}Service"))) {
@@ -210,7 +210,7 @@ async fn health_checking_rules_hold() {
     }
 }
 
-/// Asks all on one stream of a version of reflection, and returns a line for each answer.
+/// Sends all queries on one stream of a version of reflection, and returns a line for each reply.
 macro_rules! reflect {
     ($version:ident, $address:expr, $questions:expr) => {{
         use $version::{
@@ -265,8 +265,8 @@ macro_rules! reflect {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn reflection_rules_hold() {
     let (_database, rm) = start().await;
-    // R1: files by name and by symbol. R2: what is not there is an error of code 5 in the stream. R3: extensions of a type. R4: each answer names
-    // its question, and the stream ends with the questions.
+    // R1: files by name and by symbol. R2: an unknown name is an error of code 5 in the stream. R3: extensions of a type. R4: each reply names
+    // its query, and the stream ends with the queries.
     let asked = [
         ("symbol", "x.Y"),
         ("symbol", "linkis.rm.v1.UsageService"),

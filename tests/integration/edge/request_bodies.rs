@@ -4,18 +4,17 @@ use std::io::Write as _;
 
 use super::*;
 
-/// As many parts as a heartbeat's bytes have room for, each of them nothing: 1.86 MB that are 127 MB when they are read, and 2 KB when they
-/// are compressed.
+/// Number of empty parts that fit the size of a heartbeat: 1.86 MB that decode to 127 MB, and compress to 2 KB.
 const PARTS: usize = 930_000;
 
-/// With gzip, and behind that what says that it holds nothing.
+/// Returns a message in gzip, followed by a trailer that states an empty content.
 fn packed_with_a_lie(message: &[u8]) -> Vec<u8> {
     let mut packed = flate2::write::GzEncoder::new(vec![], flate2::Compression::best());
     packed.write_all(message).unwrap();
     [packed.finish().unwrap(), vec![0; 4]].concat()
 }
 
-/// Messages of very many parts, whose bodies never end, are refused before they take memory.
+/// Messages of very many parts, whose bodies never end, are rejected before they use memory.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn message_of_many_fields_uses_bounded_memory() {
     const CALLS: usize = 6;

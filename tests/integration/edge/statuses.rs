@@ -35,7 +35,7 @@ fn get_em(application_name: &str) -> Vec<u8> {
     message(0, &proto::GetEmRequest { em: Some(em) }.encode_to_vec())
 }
 
-/// A call that fails: what is wrong with it, its method, headers and body, and the code and a part of the text of its status.
+/// A failing call: its fault, method, headers and body, and the code and a part of the text of its status.
 type Row = (&'static str, &'static str, &'static [(&'static str, &'static str)], Vec<u8>, Code, &'static str);
 
 fn rows() -> Vec<Row> {
@@ -169,13 +169,13 @@ async fn failed_call_has_the_status_of_its_cause() {
     assert_invariants(&database, &rm.client).await;
 }
 
-/// A deadline that expires before the message has come has its own status, and so has a caller without rights.
+/// A deadline that expires before the message arrives has its own status, and so has a caller without rights.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn expired_deadline_and_denied_caller_have_statuses() {
     let database = Database::fresh().await;
     let (process, _) = server(&database, &[]);
     let raw = Raw::connect(&process.address).await;
-    // Its message never comes.
+    // The message never arrives.
     let (answer, _stream) = raw.call_with(LIST, &[("grpc-timeout", "100m")]).await;
     let answer = Answer::read(answer).await;
     assert_eq!(answer.code(), Some(Code::DeadlineExceeded), "{answer:?}");

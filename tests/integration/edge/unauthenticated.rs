@@ -50,7 +50,7 @@ async fn unauthenticated_connections_yield_to_known_callers() {
     assert!(!is_ended(&mut one, Duration::from_millis(500)).await, "there is room for it");
     let mut crowd = vec![];
     for _ in 0..8 {
-        // The last of them find no place.
+        // The last connections get no permit.
         if let Ok((mut requests, connection)) = h2::client::handshake(tcp(&process.address).await).await {
             let uri = format!("{}/{WATCH}", process.address);
             let call = Request::post(uri).header("content-type", "application/grpc").body(()).unwrap();

@@ -18,7 +18,7 @@ use rm_model::queue::is_in;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 
-/// A queue of the cluster: its path, how much it may have, what others use of it, in GB and as many cores; and its state.
+/// A queue of the cluster: path, maximum, use by others (both in GB and as many cores), and state.
 pub(super) type QueueOf = (&'static str, i64, i64, &'static str);
 
 /// State of the fake cluster.
@@ -28,7 +28,7 @@ pub(super) struct Shown {
     /// Ids, queues, GB.
     pub(super) applications: Vec<(String, &'static str, i64)>,
     pub(super) is_away: bool,
-    /// How many bytes more it says of each queue.
+    /// Number of additional bytes in the reply for each queue.
     pub(super) padding: usize,
 }
 
@@ -77,7 +77,7 @@ impl Shown {
 }
 
 async fn answer(State(serving): State<Serving>, Path(what): Path<String>) -> Response {
-    // Applications, queues, applications: what is shown is the same for all three.
+    // A fetch reads applications, queues, applications: all three show one state.
     if serving.asked.fetch_add(1, Ordering::SeqCst).is_multiple_of(3) {
         let next = serving.next.lock().unwrap().clone();
         *serving.now.lock().unwrap() = next;

@@ -17,7 +17,7 @@ fn tickets_read(rm: &Instance, read: &str) -> i64 {
     counter(rm, &format!(r#"linkis_rm_external_tickets_read_total{{read="{read}"}}"#))
 }
 
-/// A cluster, and one instance, which keeps what it counted of so many tickets.
+/// Starts a cluster and one instance that has cached the counts of `tickets` tickets.
 async fn with_tickets(tickets: usize) -> (Database, Cluster, Instance, Vec<Grant>) {
     let (database, one) = start().await;
     let cluster = Cluster::start(&[("root", 1000, 0, "RUNNING"), ("root.a", 900, 0, "RUNNING")]).await;
@@ -44,7 +44,7 @@ async fn snapshot_preparation_reads_only_changed_tickets() {
     refreshed(&database).await;
     let (all, changed) = (tickets_read(&one, "all") - before.0, tickets_read(&one, "changed") - before.1);
     assert_eq!((all, changed), (0, 0), "nothing has changed");
-    // One ends, one reports in; and what the cluster shows of an application costs no reading at all.
+    // One ticket ends and one is confirmed. An application that the cluster shows costs no read.
     one.client.resource_released(&release(&granted[0], "hadoop")).await.unwrap();
     let used = of_queue("a", 1, "application_9_1");
     one.client.resource_inited(&inited(&granted[1], "hadoop", Some(used))).await.unwrap();
@@ -69,7 +69,7 @@ async fn settled_engines_are_shown_without_reads() {
     for grant in &granted {
         one.client.resource_inited(&inited(grant, "hadoop", None)).await.unwrap();
     }
-    // As if two of them had come into use nearly a minute ago.
+    // Two tickets appear to be in use for nearly a minute.
     let later = "WITH changed AS (UPDATE linkis_external_cluster SET changes = changes + 1 RETURNING changes)
         UPDATE linkis_external_ticket SET used_since = clock_timestamp() - interval '48 s', change = changes FROM changed
         WHERE ticket_id <> (SELECT ticket_id FROM linkis_external_ticket LIMIT 1)";
@@ -102,7 +102,7 @@ async fn preparation_cache_is_rebuilt_after_provider_change() {
     let before = anew(&one);
     put(&one, cluster.config(r#", "whenDown": "allow""#)).await;
     read_anew(&database, &one, before, 12).await;
-    // By hand, and so without a number: a repair makes sure that nothing goes by what was counted before.
+    // A change by SQL has no number. The repair therefore invalidates the cached counts.
     let by_hand = "UPDATE linkis_external_ticket SET memory = memory + 1073741824
         WHERE ticket_id = (SELECT ticket_id FROM linkis_external_ticket LIMIT 1)";
     database.execute(by_hand).await;
@@ -137,7 +137,7 @@ async fn preparation_cache_is_rebuilt_after_renumbered_changes() {
     renumbered_until(&database, &one, many, "outdated").await;
 }
 
-/// The one of two instances that keeps something asks, as long as it lives; where another has asked in between, it reads all.
+/// The instance with cached counts fetches while it lives. After a fetch by another instance, it reads all tickets.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn preparation_cache_keeps_lease_with_its_instance() {
     let (database, _cluster, one, granted) = with_tickets(12).await;
@@ -163,7 +163,7 @@ async fn preparation_cache_keeps_lease_with_its_instance() {
     assert_eq!(assert_invariants(&database, &two.client).await, 10);
 }
 
-/// While a cluster is away, what is kept stays up to date, and what ended is forgotten.
+/// During an outage of a cluster, cached counts are updated, and ended tickets are removed from them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn preparation_cache_survives_cluster_outage() {
     let (database, cluster, one, granted) = with_tickets(12).await;

@@ -29,7 +29,7 @@ struct Known {
     pattern: LabelPattern,
     /// The scarce dimension and its range.
     scarce: (Dimension, i64, i64),
-    /// The mark of the last known change, and of every change whose result is unknown.
+    /// Marks that can be in force: that of the last known change, and of every change with an unknown result.
     possible: HashSet<Option<i64>>,
     doubtful: HashSet<Option<i64>>,
 }
@@ -40,7 +40,7 @@ impl Known {
         Self { pattern: LabelPattern::new(labels.collect()), scarce, possible: [None].into(), doubtful: HashSet::new() }
     }
 
-    /// Notes what a change to the limit with this mark was answered.
+    /// Records the reply to a change of the limit to this mark.
     fn changed(&mut self, answer: &Answer<()>, max: Option<i64>) {
         match answer {
             Answer::Done(()) => self.possible = self.doubtful.iter().copied().chain([max]).collect(),
@@ -77,7 +77,7 @@ impl Administrator {
         ];
         let mut all = all;
         if is_alone() {
-            // Each names what the other does not: what one leaves out falls to the other.
+            // The limits name different dimensions, so each decides in its own.
             all.push(Known::new(&[("user", None), ("tenant", None)], cores));
             all.push(Known::new(&[("user", None), ("tenant", Some(TENANT))], (Dimension::Instances, 2, 20)));
             all.push(Known::new(&[("engine_family", None)], (Dimension::Cores, 30, 120)));
@@ -158,7 +158,7 @@ impl Administrator {
     }
 }
 
-/// Checks that only such limits are in force as may be.
+/// Asserts that only possible limits are in force.
 async fn compare(shared: &Shared, random: &mut Random, all: &[Known]) {
     let rm: RmClient = shared.client(random);
     let Answer::Done(rules) = shared.journal.call("usage", rm.limits()).await else { return };

@@ -16,7 +16,7 @@ use super::{
 };
 use crate::harness::*;
 
-/// One after another. An earlier release does not know how.
+/// Adopts one engine after another. An earlier release has no adoption.
 pub async fn run(shared: Shared, mut random: Random) {
     if env::var("LINKIS_RM_FAULTS_OTHER").is_ok() {
         return;
@@ -24,7 +24,7 @@ pub async fn run(shared: Shared, mut random: Random) {
     while shared.goes_on(random.millis(5, 150)).await {
         let host = random.pick([Hosts::HOT[0], Hosts::HOT[1], Hosts::BIG[0], Hosts::RESIZED, Hosts::FLEETING]);
         let adopt = AdoptTicket {
-            // Ids of any time, as those of Linkis.
+            // A random id, as in Linkis.
             ticket_id: Uuid::new_v4(),
             user: name(&format!("shared{}", random.between(0, 4))),
             creator: name(random.pick(["IDE", "notebook", "batch"])),

@@ -23,8 +23,7 @@ use super::{
 };
 use crate::harness::*;
 
-/// How late a ticket may expire, without the time in which anything was broken: a quarter of a minute, which an instance may need to
-/// notice what was.
+/// Maximum delay of an expiry, without the time of faults. An instance may need a quarter of a minute to detect the end of a fault.
 pub const LATE_MAX: Duration = Duration::from_secs(15);
 
 /// Maximum delay of the expiry of one of thousands of tickets that are due together: many steps, with several outages between them. Without a fault, the
@@ -120,7 +119,7 @@ pub async fn findings(connection: &mut PgConnection, journal: &Journal) -> Findi
         Ok(_) => EmLines::default(),
         Err(_) => history::replay_lines(journal, &history),
     };
-    // An earlier release does not say when limits come into force.
+    // An earlier release does not record when limits come into force.
     let judged = match env::var("LINKIS_RM_FAULTS_OTHER") {
         Ok(_) => Judged::default(),
         Err(_) => rules::replay(journal, &history),
@@ -237,7 +236,7 @@ fn unacknowledged(journal: &Journal, book: &Book, lives: &HashMap<Uuid, Vec<&Lin
     }
 }
 
-/// Only what an EM ceased to report is lost, or went with its EM.
+/// Asserts that a ticket is lost only after its EM stopped reporting it, or with its EM.
 fn lost(journal: &Journal, book: &Book, lives: &HashMap<Uuid, Vec<&Line>>, history: &[Line]) {
     let of_ems = history.iter().filter(|line| line.ticket_id.is_none() && line.action == "lost");
     let gone: HashSet<_> = of_ems.map(|line| (&line.em, line.at)).collect();
@@ -250,7 +249,7 @@ fn lost(journal: &Journal, book: &Book, lives: &HashMap<Uuid, Vec<&Line>>, histo
         let Some(end) = life.last().filter(|line| line.action == "lost") else { continue };
         let engine_gone = book.lives.get(id).is_some_and(|got| got.engine_gone);
         let got = || format!("{id} was lost although it was reported: {:?} {life:?}", book.lives.get(id));
-        // The tickets of an EM that goes end in steps.
+        // The tickets of an unregistering EM end in steps.
         let went = gone.iter().any(|(em, at)| **em == end.em && life[0].at <= *at && *at <= end.at);
         journal.check(engine_gone || went, got);
     }

@@ -39,11 +39,11 @@ impl Clock {
             .env("FAKETIME_DONT_FAKE_MONOTONIC", "1");
     }
 
-    /// Sets it to so many seconds after the right time, or before it.
+    /// Sets the clock to `seconds` after the right time; negative for before it.
     pub fn set(&self, seconds: i64) {
         let new = self.file.with_extension("new");
         fs::write(&new, format!("{seconds:+}\n")).unwrap();
-        // At once: a file that is just being written says no time.
+        // Renames, because a partly written file has no valid time.
         fs::rename(new, &self.file).unwrap();
     }
 }

@@ -26,7 +26,7 @@ const PROBE_TIMEOUT: Duration = Duration::from_secs(40);
 /// Maximum number of database connections: enough for three instances and some observers, and few enough to be exhausted.
 pub const CONNECTIONS_MAX: usize = 140;
 
-/// How much of each instance's log is kept.
+/// Number of stored log lines of each instance.
 const LOG_LINES: usize = 200;
 
 /// Everything that can be broken.
@@ -161,7 +161,7 @@ impl Cluster {
         *self.postgres.lock().await = Some(EmbeddedPostgres::start(settings(&self.folder)).await.unwrap());
     }
 
-    /// Stops everything in order. Answers what the instances logged of defects.
+    /// Stops everything in order. Returns the defects that the instances logged.
     pub async fn stop(&self) -> Vec<String> {
         for node in &self.nodes {
             if let Some(process) = node.process.lock().unwrap().take() {
@@ -241,7 +241,7 @@ fn start_process(
         clock.rule(&mut command);
     }
     command.args(credentials.map(Credentials::arguments).unwrap_or_default());
-    // By the environment: another release may not know of it.
+    // An environment variable, because another release may lack the setting.
     command.env("LINKIS_RM_EXTERNAL_HOSTS", "127.0.0.1");
     Process::start_command(command.args(arguments), move |line| {
         if line.contains("panicked at") || line.contains("a defect") || line.contains("inconsistent") {

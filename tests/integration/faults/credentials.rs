@@ -16,7 +16,7 @@ use crate::{
     harness::*,
 };
 
-/// How long what is new may be unknown, and what is old may be good: certificates are looked at every 3 s, tokens every 2 s.
+/// Maximum time until instances accept new credentials and reject old ones. They poll certificates every 3 s, tokens every 2 s.
 const KNOWN_WITHIN: Duration = Duration::from_secs(10);
 
 /// How long one look may take.
@@ -66,7 +66,7 @@ impl Credentials {
         self.with_token(address, timeout, &self.shown().token)
     }
 
-    /// A client of the EMs that report, who show a certificate.
+    /// Returns a client with a certificate, for the reporting EMs.
     pub fn host(&self, address: &str, timeout: Duration) -> RmClient {
         self.with_certificate(address, timeout, &self.shown().of_hosts, &[0, 1])
     }
@@ -74,7 +74,7 @@ impl Credentials {
     /// Creates another token, passes it to all callers by `hand_out`, and revokes the earlier one.
     ///
     /// # Errors
-    /// If an instance does not know the new token in time, or still accepts the old one.
+    /// Fails if an instance does not accept the new token in time, or still accepts the old one.
     pub async fn replace_token(&self, addresses: &[String], hand_out: impl FnOnce()) -> Result<(), String> {
         let before = self.shown().clone();
         let url = self.url.clone();
@@ -106,7 +106,7 @@ impl Credentials {
     /// Replaces the certificates of the instances and of the EMs, and their authority, sometimes after garbage.
     ///
     /// # Errors
-    /// If an instance does not use the new files in time, still accepts the old ones, or fails on garbage.
+    /// Fails if an instance does not use the new files in time, still accepts the old ones, or fails on garbage.
     pub async fn replace_certificates(
         &self,
         addresses: &[String],

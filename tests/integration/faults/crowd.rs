@@ -25,7 +25,7 @@ use super::{
 };
 use crate::harness::*;
 
-/// A kind of EMs of its own, with a policy of its own.
+/// Kind of the crowd's EMs, which has its own policy.
 pub const KIND: &str = "linkis-cg-crowd";
 
 /// User and creator of all tickets of crowds.
@@ -40,7 +40,7 @@ const TTL: Duration = Duration::from_secs(300);
 /// How long making a crowd may take: under a limit that is too low it stays smaller.
 const FILL_MAX: Duration = Duration::from_secs(120);
 
-/// How long to wait until an EM that is silent is given up, before it is unregistered instead.
+/// Maximum time until a silent EM is lost; after it, the test unregisters the EM.
 const LOST_MAX: Duration = Duration::from_secs(25);
 
 /// The EM of a crowd.
@@ -52,7 +52,7 @@ fn room(host: &str) -> RegisterEm {
     RegisterEm { em: em_of_crowd(host), ..registered("any", load(1 << 20, 100, 1 << 20)) }
 }
 
-/// Fills an EM, and has it go: unregistered, unregistered and back at once, or silent until it is given up.
+/// Fills an EM and removes it: unregistered, unregistered and registered again, or silent until it is lost.
 pub async fn big_em(shared: Shared, mut random: Random) {
     let host = em_of_crowd(Hosts::CROWDED);
     let register = async |rm: RmClient| rm.register(room(Hosts::CROWDED)).await;
@@ -74,7 +74,7 @@ pub async fn big_em(shared: Shared, mut random: Random) {
     }
 }
 
-/// Reports once, and never again. Engines that live there are not named once, which alone means nothing.
+/// Sends a single report, without the running engines. One missing report has no effect on a ticket.
 async fn fall_silent(shared: &Shared, random: &mut Random, epoch: i64) {
     let em = em_of_crowd(Hosts::CROWDED);
     let report = EmReport {
@@ -97,7 +97,7 @@ async fn fall_silent(shared: &Shared, random: &mut Random, epoch: i64) {
     }
 }
 
-/// Asks for thousands of tickets that all fall due within the same second, and never mentions them again.
+/// Requests thousands of tickets with deadlines in the same second, and makes no further call for them.
 pub async fn deadlines(shared: Shared, mut random: Random) {
     let register = async |rm: RmClient| rm.register(room(Hosts::DUE)).await;
     shared.insist(&mut random, "register", register).await;
@@ -153,7 +153,7 @@ fn client_of_crowd(shared: &Shared, random: &mut Random, mostly: usize) -> RmCli
     if random.percent(95) { shared.cluster.client(mostly) } else { shared.client(random) }
 }
 
-/// Asks for a ticket of the crowd, once.
+/// Requests a ticket of the crowd, without repetitions.
 async fn ask(shared: &Shared, random: &mut Random, mostly: usize, host: &str, lock_ttl: Duration) -> Option<Grant> {
     let request = ResourceRequest::new(Some(em_of_crowd(host)), name(CROWD), name(CROWD), load(1, 0, 1));
     let request = ResourceRequest { lock_ttl: Some(lock_ttl), ..request };
@@ -165,7 +165,7 @@ async fn ask(shared: &Shared, random: &mut Random, mostly: usize, host: &str, lo
     Some(grant)
 }
 
-/// Its engine reports in, once, and some use more then: what is not heard goes with its EM, or expires.
+/// Confirms the engine once; some engines then report a higher use. A ticket without a reply ends with its EM, or expires.
 async fn come_in_use(shared: &Shared, random: &mut Random, mostly: usize, grant: &Grant) {
     let report = inited(grant, CROWD, None);
     shared.journal.note(grant.ticket_id, "inited asked", |life| life.init_asked = true);

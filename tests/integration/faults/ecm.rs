@@ -74,7 +74,7 @@ async fn report(shared: &Shared, random: &mut Random, em: &EmInstance, epoch: i6
             tickets: shared.engines.on(em).into_iter().collect(),
             observed: None,
         };
-        // Like an EM that does not hear an answer: the same again, and then the next.
+        // As an EM without a reply: repeats the report, then sends the next one.
         for _ in 0..3 {
             let rm = shared.cluster.host(random.index(shared.cluster.nodes.len()));
             match shared.journal.call("heartbeat", rm.heartbeat(&report)).await {

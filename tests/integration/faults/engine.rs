@@ -25,7 +25,7 @@ use crate::harness::*;
 /// How long grants stay locked.
 const TTL: Duration = Duration::from_secs(3);
 
-/// For how long a request is repeated whose answer is not known.
+/// Maximum time to repeat a request without a known result.
 const REPEAT_MAX: Duration = Duration::from_secs(30);
 
 /// A late call of an EM that has registered again.
@@ -38,7 +38,7 @@ fn of(request: &ResourceRequest, grant: &Grant, used: Resource, application_id: 
     is_known.then(|| queues::use_of(&request.resource, path, used, application_id))
 }
 
-/// The labels of a request, with or without those of a reserved EM.
+/// Returns the name of a request in the summary, by whether its labels admit it to the EM.
 fn kind(request: &ResourceRequest) -> &'static str {
     let is_let_in = request.em.as_ref().is_none_or(|em| may_go(request, em));
     if is_let_in { "request" } else { TURNED_AWAY }
@@ -135,7 +135,7 @@ impl Caller {
         self.shared.journal.check(is_fair, || format!("{request:?} was let in: {answer:?}"));
     }
 
-    /// Goes away while the request is under way, perhaps waiting in line.
+    /// Cancels the request while it is in progress, perhaps in a wait queue.
     async fn go_away(&mut self, request: ResourceRequest) {
         let rm = self.shared.client(&mut self.random);
         let patience = self.random.millis(1, 400);
@@ -172,7 +172,7 @@ impl Caller {
         }
     }
 
-    /// Asks until there is an answer, if it has a name that makes it safe to repeat; then the engine lives.
+    /// Repeats a request with a request id until it has a result. Then runs the engine.
     async fn live(&mut self, request: ResourceRequest) {
         let start = Instant::now();
         loop {
@@ -213,7 +213,7 @@ impl Caller {
             self.repeat(request, &grant).await;
         }
         match self.random.between(0, 99) {
-            // Never heard of again: it expires.
+            // No further call: the ticket expires.
             0..15 => return,
             // Cancelled.
             15..25 => return self.release(request, &grant).await,
@@ -234,7 +234,7 @@ impl Caller {
         self.release(request, &grant).await;
     }
 
-    /// Asks again for what was granted.
+    /// Repeats a granted request.
     async fn repeat(&mut self, request: &ResourceRequest, grant: &Grant) {
         let rm = self.shared.client(&mut self.random);
         let answer = self.shared.journal.call("request", rm.request_resource(request)).await;
@@ -246,7 +246,7 @@ impl Caller {
         }
     }
 
-    /// The engine reports what it uses; false if it may not run.
+    /// Confirms the engine with its use. Returns false if the engine may not run.
     async fn report_in(&mut self, request: &ResourceRequest, grant: &Grant) -> bool {
         let application_id = if self.random.percent(30) { "application_1_1" } else { "" };
         let used = self.used(&request.resource).and_then(|used| of(request, grant, used, application_id));
@@ -270,7 +270,7 @@ impl Caller {
         runs
     }
 
-    /// The epoch of the engine's EM, if it is sent and known.
+    /// Returns the epoch of the engine's EM, if it is sent and known.
     fn epoch(&mut self, grant: &Grant) -> Option<i64> {
         let [_, current] = self.shared.epochs.get(&grant.em)?;
         (is_alone() && self.random.percent(30)).then_some(*current)

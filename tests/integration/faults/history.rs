@@ -31,7 +31,7 @@ pub struct Line {
     /// Ids follow the order of commits within an EM and a scope, and against changes of limits, whose fence excludes other
     /// writes.
     pub id: i64,
-    /// Which transaction wrote it: the lines of one are in no order that means anything.
+    /// Transaction that wrote the line.
     pub transaction: i64,
     pub action: String,
     pub ticket_id: Option<Uuid>,
@@ -59,7 +59,7 @@ impl Line {
         [self.memory, self.cores, self.instances]
     }
 
-    /// The value of a label that limits count a ticket by; `None` for what uses no queue.
+    /// Returns the value of a label that limits count by; `None` if the ticket has no queue.
     pub fn label(&self, key: &str) -> Option<String> {
         match key {
             "user" => self.user.clone(),
@@ -126,7 +126,7 @@ pub struct Goings {
     pub longest: (Duration, Duration),
 }
 
-/// Each EM, as the history says that it was after each commit.
+/// State of an EM after each commit, by the history.
 #[derive(Default)]
 struct EmThen {
     total: Option<Amounts>,
@@ -138,7 +138,7 @@ struct EmThen {
 }
 
 impl EmThen {
-    /// Answers what the line's ticket held before.
+    /// Applies a line. Returns the earlier amounts of its ticket.
     fn apply(&mut self, line: &Line) -> Option<Amounts> {
         let before = match (line.ticket_id, line.action.as_str()) {
             (Some(id), "granted" | "adopted" | "inited" | "reported") => self.held.insert(id, line.amounts()),
@@ -173,7 +173,7 @@ impl EmThen {
                 // A grant in the transaction of the unregistration was before it.
                 return;
             }
-            // The tickets of an EM that goes end in steps: fewer and fewer.
+            // The tickets of an unregistering EM end in steps, so their number only decreases.
             let is_new = |(id, before): (&Uuid, &Option<Amounts>)| before.is_none() && self.held.contains_key(id);
             return journal.check(!before.iter().any(is_new), || {
                 format!("{em} is not registered, and more live there: {commit:?}")

@@ -49,11 +49,11 @@ pub enum Fault {
     CutBeforeCommit,
     /// All connections of an instance break.
     CutAll,
-    /// All bytes come late: a slow disk, a slow network.
+    /// All bytes are late: a slow disk, a slow network.
     Slow,
     /// Nothing passes for a while, then everything does.
     Hole,
-    /// A firewall forgets all connections of an instance: they stay open, and nothing passes any more.
+    /// A firewall drops the state of all connections of an instance. They stay open and pass no bytes.
     Forgotten,
     /// No connection can be opened, and open ones end.
     Exhaust,
@@ -81,7 +81,7 @@ impl Fault {
         Self::Slow,
         Self::Hole,
         Self::Exhaust,
-        // Last: a short run leaves out what takes some seconds, or a quarter of a minute.
+        // Last, so that a short run omits the slow faults, which take up to a quarter of a minute.
         Self::Revocation,
         Self::Certificates,
         Self::CrashLong,
@@ -151,7 +151,7 @@ impl Injector {
         Self { shared, probes, random, tolls: BTreeMap::new() }
     }
 
-    /// Goes through all kinds of faults, each time in another order, until `budget` is spent.
+    /// Causes all kinds of faults, in a new random order each time, until `budget` has passed.
     pub async fn run(&mut self, budget: Duration) {
         let end = Instant::now() + budget;
         let is_short = budget < Duration::from_secs(60);
@@ -265,7 +265,7 @@ async fn break_and_mend(cluster: &Arc<Cluster>, fault: Fault, random: &mut Rando
         Fault::Hole => bad_weather(cluster, FaultPlan::Hole, random).await,
         Fault::Exhaust => exhaust(cluster, random.millis(1000, 2500)).await,
         Fault::Clock => jump(node, random).await,
-        // Each of the two comes here by itself; the others do not.
+        // Injected by the caller of this function.
         Fault::Two | Fault::Revocation | Fault::Certificates => {}
     }
 }
@@ -336,7 +336,7 @@ async fn jump(node: &Node, random: &mut Random) {
     clock.set(0);
 }
 
-/// Takes every connection that the database has, and those of the service away from it, for some time.
+/// Ends the connections of the service and occupies all connections of the database for `time`.
 async fn exhaust(cluster: &Cluster, time: Duration) {
     let end = Instant::now() + time;
     let Ok(mut admin) = cluster.connect().await else { return };

@@ -36,7 +36,7 @@ const VIOLATIONS_MAX: usize = 50;
 #[derive(Debug)]
 pub enum Answer<T> {
     Done(T),
-    /// Nothing was changed, says the service.
+    /// Nothing was changed, by the reply.
     Nothing,
     /// For a reason that the API documents.
     Rejected,
@@ -44,7 +44,7 @@ pub enum Answer<T> {
     Unclear,
 }
 
-/// The life of a ticket, as its caller knows it.
+/// Life of a ticket, by the replies to its caller.
 #[derive(Debug)]
 pub struct Life {
     pub user: String,
@@ -83,7 +83,7 @@ pub struct Book {
     pub request_ids: HashMap<String, HashSet<Uuid>>,
     /// The ids under which engines may have been adopted.
     pub adopting: HashSet<Uuid>,
-    /// The slowest answer that the database is away, by what was broken then.
+    /// The slowest reply that the database is unavailable, by the fault of that time.
     pub slowest: BTreeMap<&'static str, Duration>,
     pub violations: Vec<String>,
 }
@@ -97,7 +97,7 @@ pub struct Journal {
     broken: Mutex<(&'static str, Instant)>,
     /// When the last of it was mended.
     mended: Mutex<Instant>,
-    /// From when to when anything was broken, all that is over; by the clock that the database goes by, too.
+    /// Start and end of each past fault, by the clock of this machine, which the database uses too.
     outages: Mutex<Vec<(OffsetDateTime, OffsetDateTime)>>,
     /// When a token was last revoked.
     revoked: Mutex<Option<Instant>>,
@@ -132,7 +132,7 @@ impl Journal {
         *self.broken.lock().unwrap() = (what, Instant::now());
     }
 
-    /// Nothing is broken any more.
+    /// Records the end of a fault.
     #[expect(clippy::disallowed_methods, reason = "the database's clock is this machine's, and does not jump")]
     pub fn mended(&self) {
         let now = OffsetDateTime::now_utc();
@@ -209,7 +209,7 @@ impl Journal {
                 self.check(took < AWAY_MAX, || format!("{kind} was answered with {reason} after {took:?}"));
                 if reason == "COMMIT_UNKNOWN" { Answer::Unclear } else { Answer::Nothing }
             }
-            // The service ends a call at its deadline; the client may be faster, and then there is no reason.
+            // The service ends a call at its deadline. If the client is faster, the error has no reason.
             "DEADLINE_EXPIRED" => Answer::Unclear,
             "LOCK_TIMEOUT" | "NOT_BEGUN" | "OVERLOADED" | "PLACE_LOST" => Answer::Nothing,
             // A request that waited with the old token: its grant of that moment expires.
@@ -231,7 +231,7 @@ impl Journal {
         let code = error.code().unwrap_or(Code::Internal);
         self.count(kind, &format!("({code:?})"));
         let from_transport = matches!(error, ClientError::Status(status) if status.source().is_some());
-        // An earlier release, if one serves beside this one, does not know every call.
+        // An earlier release may lack a call.
         let is_unknown = code == Code::Unimplemented && env::var("LINKIS_RM_FAULTS_OTHER").is_ok();
         let is_fair = matches!(code, Code::Unavailable | Code::Cancelled | Code::DeadlineExceeded) || is_unknown;
         self.check(is_fair || from_transport, || format!("{kind} was answered with {error:?}"));
@@ -301,7 +301,7 @@ impl Journal {
         asker.unclear += usize::from(unclear);
     }
 
-    /// All that a user asks is one request, repeated.
+    /// Records that all requests of a user are repetitions of one.
     pub fn asks_one(&self, user: &str) {
         self.book().askers.entry(user.to_owned()).or_default().is_one = true;
     }
@@ -310,7 +310,7 @@ impl Journal {
 /// For which reasons a call may be rejected.
 fn expected(kind: &str) -> &'static [&'static str] {
     match kind {
-        // Limits come and go, and with them what caps may be for.
+        // A deleted limit also ends the label set that a cap needs.
         "request" | "dry run" => {
             &["EM_NOT_REGISTERED", "EM_DRAINING", "NO_EM_AVAILABLE", "TICKET_ENDED", "CAP_NOT_COUNTED"]
         }

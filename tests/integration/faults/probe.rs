@@ -18,7 +18,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub struct Probes(Vec<Mutex<Vec<Instant>>>);
 
-/// The EM on which a probe asks.
+/// EM of a probe.
 pub fn em_of_probe(node: usize) -> EmInstance {
     em(&format!("probe{node}"))
 }
@@ -64,7 +64,7 @@ impl Probes {
                 }
             }
             Answer::Done(ResultResource::NotEnough(refusal)) => {
-                // Limits may be lower than what all callers of the same creator hold.
+                // The use of all callers of the creator may exceed a limit.
                 self.0[node].lock().unwrap().push(Instant::now());
                 let got = || format!("a probe was refused: {}", refusal.reason);
                 shared.journal.check(!refusal.is_of_em_alone(), got);

@@ -28,7 +28,7 @@ use uuid::Uuid;
 use super::{cluster::Cluster, random::Random};
 use crate::harness::name;
 
-/// How many cores, and gigabytes, there are in each: not enough for all who ask.
+/// Cores and gigabytes of each queue, too few for all requests.
 const QUEUES: [(&str, i64); 2] = [("narrow", 7), ("wide", 25)];
 const ROOT: i64 = 29;
 
@@ -58,12 +58,12 @@ async fn answer(State(random): State<Arc<Mutex<Random>>>, Path(what): Path<Strin
     body.to_string().into_response()
 }
 
-/// Whether there are queues: an earlier release does not know how they are counted.
+/// Whether the run has external queues. An earlier release does not count them.
 pub fn are_kept() -> bool {
     env::var("LINKIS_RM_FAULTS_OTHER").is_err()
 }
 
-/// Starts the cluster, and has requests in its queues judged by it.
+/// Starts the cluster, and creates the provider by which requests in its queues are decided.
 pub async fn start(cluster: &Cluster, random: Random) {
     if !are_kept() {
         return;
@@ -104,7 +104,7 @@ fn of_queue(queue: &str, memory: i64, cores: i64, application_id: &str) -> Resou
     Resource::from_parts(ResourceParts::DriverAndYarn(driver, yarn)).unwrap()
 }
 
-/// The queues that will do for a request, if there is more than one.
+/// Returns the alternative queues of a request, if it has several.
 pub fn names(random: &mut Random, resource: &Resource) -> Vec<String> {
     match resource.queue_name() {
         Some(name) if random.percent(50) => {
@@ -115,8 +115,8 @@ pub fn names(random: &mut Random, resource: &Resource) -> Vec<String> {
     }
 }
 
-/// So much of what was granted: of the queue as much as of the EM, if it is in one, and perhaps as an application. In which of several
-/// queues, it does not say.
+/// Returns the use of a granted resource: in the queue as much as on the EM, perhaps with an application id. The resource does not name
+/// which of several queues was granted.
 pub fn use_of(granted: &Resource, queue: Option<&str>, used: Resource, application_id: &str) -> Resource {
     match granted.queue_name() {
         None => used,

@@ -19,7 +19,7 @@ use super::{
 /// Labels, each with a value or for each value.
 type Labels = BTreeMap<String, Option<String>>;
 type Keys = BTreeSet<String>;
-/// The label set of a scope, by its place, and the values of its labels.
+/// Index of the label set of a scope, and the values of its labels.
 type ScopeKey = (usize, Vec<String>);
 
 /// Totals of the replay.
@@ -31,9 +31,9 @@ pub struct Judged {
     pub lines: usize,
     /// Commits that left it full.
     pub full: usize,
-    /// How often the limits of a label set came into force.
+    /// Number of times that limits of a label set came into force.
     pub in_force: usize,
-    /// Limits that were below what was held when they began to decide.
+    /// Number of limits that were below the use when they began to decide.
     pub lowered: usize,
 }
 
@@ -48,7 +48,7 @@ struct Set {
 /// The rules as they are at one moment.
 #[derive(Debug, Default)]
 struct Rules {
-    /// Each with its maxima, and whether it refuses what goes beyond them.
+    /// Maxima by labels, and whether the limit is enforced.
     maxima: BTreeMap<Labels, (Vec<Option<i64>>, bool)>,
     /// By kind of EM.
     policies: BTreeMap<String, BTreeSet<String>>,
@@ -56,7 +56,7 @@ struct Rules {
 }
 
 impl Rules {
-    /// Applies what one transaction changed.
+    /// Applies the changes of one transaction.
     fn change(&mut self, journal: &Journal, lines: &[&Line]) {
         for line in lines {
             let scope = line.scope.as_deref().unwrap_or("{}");
@@ -80,7 +80,7 @@ impl Rules {
         }
     }
 
-    /// Label sets of limits and policies are counted from now on. Others decide until the new ones do.
+    /// Starts the counting of label sets that limits and policies need. The earlier ones decide until the new ones do.
     fn reconcile(&mut self) {
         let keys: BTreeSet<Keys> = self.maxima.keys().map(|labels| labels.keys().cloned().collect()).collect();
         let wanted: Vec<Set> = keys
@@ -100,7 +100,7 @@ impl Rules {
         }
     }
 
-    /// All tickets of a label set are counted: it decides, and what decided before does not.
+    /// Activates a counted label set in place of the earlier one with its labels.
     fn begin(&mut self, journal: &Journal, keys: &Keys, line: &Line) {
         let is_counting = |set: &Set| set.keys == *keys && !set.decides;
         if !self.sets.iter().any(is_counting) {
@@ -110,7 +110,7 @@ impl Rules {
         self.sets.iter_mut().filter(|set| set.keys == *keys).for_each(|set| set.decides = true);
     }
 
-    /// The maximum of a scope, and the kinds of EMs whose tickets do not count there.
+    /// Returns the maxima of a scope, and the kinds of EMs whose tickets do not count there.
     fn of_scope(&self, keys: &Keys, values: &[String]) -> Option<(Vec<Option<i64>>, &BTreeSet<String>)> {
         let set = self.sets.iter().find(|set| set.decides && set.keys == *keys)?;
         let scope: BTreeMap<&String, &String> = keys.iter().zip(values).collect();
@@ -155,7 +155,7 @@ struct Commit {
     adopted: bool,
 }
 
-/// Goes through the history in order.
+/// Replay of the history, in order.
 struct Replay<'a> {
     journal: &'a Journal,
     rules: Rules,
@@ -164,7 +164,7 @@ struct Replay<'a> {
     held: HashMap<Uuid, Amounts>,
     /// Amounts in a scope, by kind of EM.
     sums: HashMap<ScopeKey, BTreeMap<String, Amounts>>,
-    /// Commits of which more lines may come.
+    /// Commits that may have further lines.
     open: HashMap<ScopeKey, Commit>,
     judged: Judged,
 }
@@ -237,7 +237,7 @@ impl Replay<'_> {
         self.judged.lowered += usize::from(self.sums.iter().any(|sum| is_over(&sum)));
     }
 
-    /// The limit of a scope, and what counts there.
+    /// Returns the limit of a scope, and the amounts that count there.
     fn standing(&self, scope: &ScopeKey) -> Option<(Vec<Option<i64>>, Amounts)> {
         let (max, exempt) = self.rules.of_scope(&self.keys[scope.0], &scope.1)?;
         let mut held = Amounts::default();

@@ -32,7 +32,7 @@ use super::{
 };
 use crate::harness::*;
 
-/// How many callers ask at once.
+/// Number of concurrent callers.
 const CALLERS: usize = 36;
 
 /// How long anything is tried again and again before that is a violation: longer than any outage.
@@ -68,7 +68,7 @@ fn labels(label: Option<(&str, &str)>) -> Labels {
     Labels::parse("labels", label.into_iter().collect()).unwrap()
 }
 
-/// Whether no earlier release serves beside this one, which would not know all that is asked.
+/// Whether no earlier release serves beside this one. An earlier release may lack some calls.
 pub fn is_alone() -> bool {
     env::var("LINKIS_RM_FAULTS_OTHER").is_err()
 }
@@ -89,7 +89,7 @@ pub struct Shared {
     pub stop: CancellationToken,
 }
 
-/// The EMs, by what is done to them.
+/// The EMs, by their use in the run.
 pub struct Hosts;
 
 impl Hosts {
@@ -99,15 +99,15 @@ impl Hosts {
     pub const BIG: [&str; 3] = ["big0", "big1", "big2"];
     /// Large, for one tenant.
     pub const RESERVED: &str = "reserved";
-    /// Report what lives on them.
+    /// Report their tickets.
     pub const REPORTING: [&str; 2] = ["ecm0", "ecm1"];
     /// Is registered with one size and another.
     pub const RESIZED: &str = "resized";
-    /// Comes and goes.
+    /// Registers and unregisters repeatedly.
     pub const FLEETING: &str = "fleeting";
-    /// Comes, is filled by a crowd, and goes.
+    /// Registers, is filled by a crowd, and unregisters.
     pub const CROWDED: &str = "crowded";
-    /// Holds what falls due all at once.
+    /// Has the tickets with deadlines in the same second.
     pub const DUE: &str = "due";
 
     /// Whether an EM is in the zone.
@@ -115,7 +115,7 @@ impl Hosts {
         Self::BIG.into_iter().chain([Self::RESERVED]).any(|zoned| em(zoned) == *host)
     }
 
-    /// One to ask for resources on; `None` for wherever there is room.
+    /// Returns a random EM for a request; `None` for any EM.
     pub fn pick(random: &mut Random) -> Option<EmInstance> {
         Some(em(match random.between(0, 99) {
             0..35 => random.pick(Self::HOT),
@@ -142,7 +142,7 @@ impl Shared {
         self.cluster.client(random.index(self.cluster.nodes.len()))
     }
 
-    /// Repeats a call, each time through some instance, until it is known how it ended; `None` if it was rejected.
+    /// Repeats a call through random instances until its result is known. Returns `None` if it was rejected.
     pub async fn insist<T, F: Future<Output = Result<T, ClientError>>>(
         &self,
         random: &mut Random,
@@ -201,7 +201,7 @@ pub async fn start(shared: &mut Shared, random: &mut Random) -> JoinSet<()> {
     tasks.spawn(adopter::run(shared.clone(), random.fork()));
     tasks.spawn(resizer(shared.clone(), random.fork()));
     tasks.spawn(mover(shared.clone(), random.fork()));
-    // An earlier release does not know of drains.
+    // An earlier release has no drains.
     if env::var("LINKIS_RM_FAULTS_OTHER").is_err() {
         tasks.spawn(drainer(shared.clone(), random.fork()));
     }
@@ -278,7 +278,7 @@ async fn drainer(shared: Shared, mut random: Random) {
     }
 }
 
-/// Asks what cannot change anything, or has to be rejected.
+/// Makes calls that only read, or that must be rejected.
 async fn onlooker(shared: Shared, mut random: Random) {
     while shared.goes_on(random.millis(5, 60)).await {
         let rm = shared.client(&mut random);

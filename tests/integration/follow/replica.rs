@@ -25,7 +25,7 @@ use uuid::Uuid;
 
 use crate::{faults::random::Random, harness::*};
 
-/// The state that a reader of the feed knows, with the EMs that the feed names.
+/// State of a reader of the feed, with the EMs that the feed names.
 #[derive(Default)]
 struct Mirror {
     tickets: BTreeMap<Uuid, Held>,
@@ -44,11 +44,11 @@ struct Held {
     resource: Option<proto::Resource>,
 }
 
-/// The epoch and the version of an EM, and what it has: total, used, locked.
+/// Epoch and version of an EM; its total, used and locked amounts.
 type Counters = ((i64, i64), [Resource; 3]);
 
 impl Mirror {
-    /// Takes in what a message says.
+    /// Applies a message.
     async fn take(&mut self, client: &RmClient, got: FollowActionsResponse) {
         let mut touched = BTreeMap::new();
         for line in got.actions {

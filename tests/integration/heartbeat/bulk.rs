@@ -115,7 +115,7 @@ async fn complete_report_resets_missing_counts() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }
 
-/// Keeps all reports waiting until it is dropped, so that they are taken together.
+/// Locks the report table until dropped, so that all waiting reports form one batch.
 async fn hold_reports(database: &Database) -> sqlx::Transaction<'static, sqlx::Postgres> {
     let mut hold = database.pool.begin().await.unwrap();
     execute(&mut *hold, "LOCK TABLE linkis_em_report IN ACCESS EXCLUSIVE MODE").await;
@@ -144,7 +144,7 @@ async fn refused_report_fails_no_report_of_batch() {
         };
         reports.push((report, reason));
     }
-    // So is the first one of its EM, which comes another way.
+    // The first report of an EM is inserted by another path, and is stored too.
     reports.push((Ecm::register(&rm.client, "new", 10).await.report(&[]), None));
     let hold = hold_reports(&database).await;
     let mut calls = JoinSet::new();

@@ -72,7 +72,7 @@ async fn placement_skips_unhealthy_and_prefers_idle_em() {
     assert_eq!(rm.client.em_status(&em("by-hand")).await.unwrap(), None);
 }
 
-/// Two instances look, and both give up what they see; those that report or never did stay.
+/// Both of two instances detect lost EMs and unregister them. EMs that report, or that never reported, stay.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn lost_em_ends_with_its_tickets() {
     let short = patience(Duration::from_secs(1), Duration::from_secs(2), 3);
@@ -104,7 +104,7 @@ async fn lost_em_ends_with_its_tickets() {
     assert_eq!(back.beat(&[&lost[0]]).await.unknown_tickets.len(), 1);
 }
 
-/// The attempts on the held EM leave no gap in the watch over the other EM.
+/// Attempts on a held EM cause no gap in the observation of another EM.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn held_silent_em_delays_no_other_loss() {
     let (silent_after, watched) = (Duration::from_secs(1), Duration::from_secs(8));
@@ -114,7 +114,7 @@ async fn held_silent_em_delays_no_other_loss() {
     let beating = dies.beating(vec![]);
     held.beat(&[]).await;
     eventually("it is silent", LONG, || held.is_silent()).await;
-    // It is to be given up, and cannot be, in the middle of the watch over the other.
+    // The held EM is lost, and cannot be removed, during the observation of the other.
     tokio::time::sleep(watched / 2).await;
     drop(beating);
     eventually("the other is silent", LONG, || dies.is_silent()).await;
@@ -176,7 +176,7 @@ async fn database_outages_lose_no_em() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
 }
 
-/// Reports race with unregistrations and registrations: none is left of an EM that is gone.
+/// Reports race with unregistrations and registrations. No report row of an unregistered EM remains.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn report_row_ends_with_its_em() {
     let (database, rm) = start_with(patience(NEVER, NEVER, 1)).await;

@@ -70,7 +70,7 @@ async fn ecm_token_authorizes_only_its_em() {
     a.resource_released(released(&on_a, None)).await.unwrap();
     b.unregister(proto::UnregisterRequest { em: em_message("host2"), ..Default::default() }).await.unwrap();
 
-    // The history says who it was.
+    // The history names the caller.
     let mut usage = usage_of(&channel, &admin);
     let lines = usage.list_actions(proto::ListActionsRequest::default()).await.unwrap().into_inner().actions;
     let by = lines.iter().map(|line| (line.action.as_str(), line.actor.as_str()));
@@ -213,7 +213,7 @@ async fn user_scope_limits_requests_and_replies() {
         + (SELECT count(DISTINCT name) FROM linkis_resource_usage_hour WHERE used_by = 'user')";
     eventually("sums of both users", LONG, async || database.count(sums).await == 4).await;
 
-    // A caller with a user scope sees what belongs to alice, and nothing of bob.
+    // A caller that is bound to alice sees her objects, and none of bob's.
     let tickets = [of_alice.clone(), of_bob[1].clone()];
     for token in [&viewer, &one] {
         let got = everything(&channel, token, &tickets, engine.clone()).await;

@@ -13,7 +13,7 @@ use tokio::task::JoinSet;
 use super::{Limits, limit, replace, set};
 use crate::harness::*;
 
-/// At most so many instances for one of many users.
+/// Returns a limit on the instances of one of many users.
 fn of_user(number: usize, instances: i64) -> Rule {
     Rule {
         pattern: LabelPattern::new([("user".to_owned(), Some(format!("user{number}")))].into()),
@@ -101,7 +101,7 @@ async fn limit_change_reads_only_changed_limits() {
     assert!(of_changes < CHANGES * RULES / 4, "{of_changes} rows for {CHANGES} changes; {} without any", read[0]);
 }
 
-/// An instance is killed repeatedly during changes of limits. Its uncommitted changes are nowhere; the others apply its committed
+/// An instance is killed repeatedly during changes of limits. Its uncommitted changes have no effect. The others apply its committed
 /// ones, even without a notification.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_changes_after_instance_kill_are_equal_everywhere() {
