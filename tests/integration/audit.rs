@@ -108,7 +108,7 @@ async fn audit_under_load_finds_no_difference() {
     assert_invariants(&database, &first.client).await;
 }
 
-/// An audit keeps one EM in memory at a time. Every instance runs one each hour.
+/// An audit has one EM in memory at a time. One instance runs one each hour.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn audit_memory_is_independent_of_em_count() {
     const MB: usize = 1 << 20;
@@ -240,7 +240,7 @@ async fn audit_finds_and_repairs_manual_changes() {
             "DELETE FROM linkis_label_resource WHERE scope = '{\"user\": \"hadoop\"}'",
             vec![(HADOOP, "used", nothing(), ticket(2)), (HADOOP, "locked", nothing(), ticket(3))],
         ),
-        // It counts something: what counts nothing, the service removes by itself.
+        // A counter above zero, because the service deletes empty counters.
         (
             "INSERT INTO linkis_label_resource (label_set_id, scope, used_resource, locked_resource, scope_hash)
              VALUES (99, '{\"tenant\": \"x\"}', '{\"cores\": 1}', '{}', sha256('99:{\"tenant\":\"x\"}'))",
@@ -296,7 +296,7 @@ async fn repair_ends_tickets_of_missing_em() {
 
     let done = rm.client.repair().await.unwrap();
     assert!(done.remaining.is_empty());
-    // The tickets, and what the user held by them.
+    // The tickets, and the counters of the user.
     assert_eq!(lines(&done.repaired.first)[..2], got);
     assert_eq!(done.repaired.count, 4);
     assert_eq!(assert_invariants(&database, &rm.client).await, 1, "alice's ticket has an EM");
@@ -326,7 +326,7 @@ async fn repair_marks_over_commitment_until_release() {
     rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.refused();
     rm.client.resource_released(&release(&grants[0], "hadoop")).await.unwrap();
     assert_invariants(&database, &rm.client).await;
-    // A limit below what is held is no difference either.
+    // A limit below the use is no difference either.
     rm.client.set_limit(&each_user(0)).await.unwrap();
     let report = rm.client.audit().await.unwrap();
     assert!(report.differences.is_empty() && report.notes.len() == 2, "{report:?}");

@@ -453,7 +453,7 @@ async fn amount_above_exact_range_is_refused() {
     assert_invariants(&database, &rm.client).await;
 }
 
-/// Errors travel in headers: what they say of long names is cut.
+/// Errors travel in headers, so long names in them are shortened.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn error_with_long_names_fits_headers() {
     let (_database, rm) = start().await;

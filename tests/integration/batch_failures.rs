@@ -10,7 +10,7 @@ use crate::{
     proxy::{Cut, FaultPlan},
 };
 
-/// How many ask at once: in one batch, because they have waited for the same EM.
+/// Number of concurrent requests, which share a batch because they waited for one EM.
 const TOGETHER: usize = 64;
 
 const TICKETS: &str = "SELECT count(*) FROM linkis_user_resource_meta_data";
@@ -38,7 +38,7 @@ async fn given_up(database: &Database) -> i64 {
     database.count("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM given_up").await
 }
 
-/// Makes so many concurrent requests that they share one batch. Returns each result.
+/// Makes [`TOGETHER`] concurrent requests that share one batch. Returns each result.
 async fn together(database: &Database, rm: &Instance) -> Vec<Result<(), String>> {
     let em1 = em("host1");
     let mut holder = database.transaction_that_holds(&em1).await;
@@ -65,7 +65,7 @@ async fn with_em() -> (Database, Instance) {
     (database, rm)
 }
 
-/// Two halves that fail alike say that the database is too slow for any: nothing is tried one by one.
+/// Two halves that fail equally show that the database is too slow, so single operations are not tried.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batch_cancelled_by_database_is_halved_once() {
     let (database, rm) = with_em().await;
@@ -95,7 +95,7 @@ async fn batch_above_statement_limit_is_granted_in_halves() {
     assert_eq!(assert_invariants(&database, &rm.client).await, TOGETHER);
 }
 
-/// A transaction that is known not to be committed never returns COMMIT_UNKNOWN.
+/// A transaction that was certainly not committed never returns COMMIT_UNKNOWN.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn commit_never_arrived_returns_database_unavailable() {
     let (database, direct) = with_em().await;

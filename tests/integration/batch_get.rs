@@ -66,7 +66,7 @@ async fn release_by_ticket_id_ends_ticket() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }
 
-/// As many reads as callers there are not, when all of them name a ticket alone.
+/// Concurrent releases by ticket id alone share reads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn releases_by_ticket_id_share_reads() {
     const CONNECTIONS: usize = 10;
@@ -82,7 +82,7 @@ async fn releases_by_ticket_id_share_reads() {
     for _ in 0..CONNECTIONS {
         managers.push(Manager::connect(rm.address.clone()).await.unwrap());
     }
-    // The database has been asked before, and says nothing until all of them are there.
+    // A first read has opened the connection. Then the database does not reply until all calls have arrived.
     release_alone(&managers[0], ids.pop().unwrap()).await.unwrap();
     proxy.set_fault_plan(FaultPlan::Hole);
     let mut calls = JoinSet::new();
@@ -263,8 +263,8 @@ async fn batch_get_returns_items_in_key_order() {
     assert_eq!(violations[0].field, "ems[0].application_name");
 }
 
-/// Hundreds of calls that get a thousand each, from few connections: each is answered or turned away, and who gets one, or asks for
-/// resources, is served beside them.
+/// Hundreds of calls for a thousand objects each, from few connections: each call is served or rejected, and other calls are served
+/// meanwhile.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn batch_get_crowd_delays_no_other_call() {
     const CALLS: usize = 300;

@@ -18,7 +18,7 @@ use tokio::{
 
 use crate::harness::{eventually, skip_without};
 
-/// How long a page may take to show what it has to.
+/// Maximum time until a page shows an expected text.
 pub const SHOWN_WITHIN: Duration = Duration::from_secs(20);
 
 /// An action that must end within a time, with up to three tries, because the machine may be busy.
@@ -34,7 +34,7 @@ pub async fn within(what: &str, bound: Duration, mut once: impl AsyncFnMut() -> 
     panic!("{what} after {took:?}, not within {bound:?}");
 }
 
-/// Texts that are seen, and stand out too little from what is behind them: each with the contrast, as WCAG 2 reckons it.
+/// Script that returns visible texts with too little contrast to their background, each with the contrast by WCAG 2.
 const UNREADABLE: &str = r"
 const numbers = (colour) => colour.match(/[\d.]+/g).map(Number);
 const bright = (colour) => numbers(colour).slice(0, 3).map((part) => part / 255)
@@ -60,7 +60,7 @@ return texts.filter((element) => contrast(element) < 4.5).map((element) => `${el
 /// One at a time: each takes as much as a whole server.
 static TURN: Mutex<()> = Mutex::const_new(());
 
-/// A window of its own; it closes when it is dropped.
+/// A browser window, closed when dropped.
 pub struct Browser {
     driver: Child,
     address: SocketAddr,
@@ -71,7 +71,7 @@ pub struct Browser {
 }
 
 impl Browser {
-    /// `None`, with a line that says so, where there is none.
+    /// Opens a window. Returns `None` and prints the reason without a browser.
     pub async fn start() -> Option<Self> {
         let turn = TURN.lock().await;
         let driver = Command::new("chromedriver").arg("--port=0").stdout(Stdio::piped()).stderr(Stdio::null()).spawn();
@@ -178,8 +178,8 @@ impl Browser {
         self.run(script).await.as_i64().unwrap()
     }
 
-    /// Shows well in both colour schemes, which differ, and in narrow and wide windows: nothing scrolls sideways, and every text stands
-    /// out from what is behind it. Keeps pictures under this name.
+    /// Asserts the layout in both colour schemes, and in narrow and wide windows: no horizontal scrolling, and enough contrast of every text.
+    /// Stores pictures under this name.
     pub async fn looks_well(&self, name: &str) {
         let mut grounds = Vec::new();
         for scheme in ["light", "dark"] {
@@ -195,7 +195,7 @@ impl Browser {
         assert_ne!(grounds[0], grounds[1], "{name}");
     }
 
-    /// Keeps what is seen, for people.
+    /// Stores a picture of the page for display.
     pub async fn picture(&self, name: &str) {
         self.devtools("Emulation.setScrollbarsHidden", json!({"hidden": true})).await;
         // As wide as the window is without the scrollbar.

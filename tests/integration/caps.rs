@@ -16,7 +16,7 @@ fn cap(labels: &[&str], max: &[(Dimension, i64)]) -> Cap {
     Cap { keys: labels.iter().map(|label| (*label).to_owned()).collect(), max: max.iter().cloned().collect() }
 }
 
-/// At most so many instances of the user.
+/// Returns a cap on the instances of the user.
 fn of_user(instances: i64) -> Cap {
     cap(&["user"], &[(Dimension::Instances, instances)])
 }
@@ -84,7 +84,7 @@ async fn cap_under_advisory_limit_is_enforced() {
         eventually("it stands in line", LONG, || async { first.client.waiting().await.unwrap().len() == 1 }).await;
         let waiting = first.client.waiting().await.unwrap().remove(0);
         assert_eq!((waiting.caps, waiting.ahead), (vec![of_user(1)], [("user=hadoop".to_owned(), 0)].into()));
-        // Others are not kept from what it waits for.
+        // The capacity that the request waits for is not reserved against others.
         let other = first.client.request_resource(&capped("hadoop", &[])).await.granted();
         first.client.resource_released(&release(&other, "hadoop")).await.unwrap();
         first.client.resource_released(&release(&held, "hadoop")).await.unwrap();
@@ -149,7 +149,7 @@ async fn caps_of_uncounted_labels_are_counted_on_demand() {
     assert_eq!(database.count("SELECT count(*) FROM linkis_label_set").await, 2);
     assert_eq!(assert_invariants(&database, &rm.client).await, 5);
     assert_eq!(rm.client.audit().await.unwrap().differences.count, 0);
-    // On EMs whose policy leaves these labels out, nothing counts by them.
+    // On EMs whose policy excludes these labels, no ticket counts by them.
     let (kind, policy) = (em("host1").application_name, Policy::new([]));
     rm.client.set_policy(&kind, &policy).await.unwrap();
     assert_not_counted(&rm.client.request_resource(&asks).await.unwrap_err(), "user");

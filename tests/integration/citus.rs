@@ -277,7 +277,7 @@ async fn cell_history_partitions_are_on_worker() {
         assert!(history_partition::index_oldest(&mut *connection).await.unwrap());
     }
     assert!(!history_partition::index_oldest(&mut *connection).await.unwrap());
-    // Seen on the worker: only what is behind that part is without indexes.
+    // The worker reports it: only later partitions are without indexes.
     let below = history_partition::indexed(&mut database.pool.acquire().await.unwrap()).await.unwrap().unwrap().below;
     assert!(below > lacks, "{below} {lacks}");
     let mut usage = UsageServiceClient::connect(instance.address.clone()).await.unwrap();
@@ -294,7 +294,7 @@ async fn cell_history_partitions_are_on_worker() {
     instance.stop().await;
 }
 
-/// A row that the worker numbers itself is numbered behind all that was ever there, wherever the cell was.
+/// A row that the worker numbers gets a higher number than all earlier rows of the cell, on any worker.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cell_move_continues_history_numbers() {
     let Some(cell) = Cell::make().await else { return };
@@ -308,7 +308,7 @@ async fn cell_move_continues_history_numbers() {
         let row = sqlx::query(sql).bind(format!("{host}:9102")).fetch_one(&database.pool).await.unwrap();
         assert!(row.get::<i64, _>(0) > last);
         last = row.get(0);
-        // The newest line is gone, and its number is not given out again.
+        // The newest line is deleted, and its number is not reused.
         database.execute("DELETE FROM linkis_resource_action_record").await;
         cell.move_away().await;
     }

@@ -45,7 +45,7 @@ fn cluster() -> Option<u16> {
     })
 }
 
-/// Stops the cluster once this process is gone, and removes what it leaves.
+/// Starts a script that stops the cluster after the end of this process, and removes its files.
 fn stop_at_end(folder: &Path) {
     let script = r#"(while [ -d "/proc/$1" ]; do sleep 0.2; done; "$3" down "$2"; rm -rf "$2") &"#;
     let mut watcher = Command::new("sh");
@@ -54,7 +54,7 @@ fn stop_at_end(folder: &Path) {
     assert!(watcher.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success());
 }
 
-/// Before there is a runtime that lives as long as the cluster.
+/// Runs a statement by psql, because no runtime exists for as long as the cluster.
 fn run_at(port: u16, database: &str, sql: &str) {
     let mut psql = Command::new("psql");
     psql.args(["-XqAt", "-v", "ON_ERROR_STOP=1", "-h", "127.0.0.1", "-U", "postgres", "-d", database, "-c", sql]);
@@ -69,7 +69,7 @@ pub struct Cell {
 }
 
 impl Cell {
-    /// A name for one, and a coordinator that has none of it yet; `None`, with a word, where there is no Citus.
+    /// Returns a new cell name and the coordinator, without creating the cell. Returns `None` and prints the reason without Citus.
     pub fn named() -> Option<Self> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let Some(coordinator) = cluster() else {

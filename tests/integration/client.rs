@@ -54,7 +54,7 @@ impl Done {
         assert!(failures.is_empty(), "{} of {failures:#?}", failures.len());
     }
 
-    /// Waits until there are so many more grants.
+    /// Waits for `more` further grants.
     async fn grants(&self, more: usize) {
         let before = self.granted.lock().unwrap().len();
         eventually("more grants", LONG, async || self.granted.lock().unwrap().len() >= before + more).await;
@@ -216,7 +216,7 @@ async fn client_avoids_unready_instance() {
     let even = shares(&client).await;
     assert!(even.iter().all(|(_, count)| *count == 50), "{even:?}");
 
-    // Its health status keeps the calls away; its connection stays open.
+    // Its health status excludes the instance from calls; its connection stays open.
     proxy.close();
     proxy.cut_all();
     client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();

@@ -144,7 +144,7 @@ async fn user_lock_requires_limit_by_user() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }
 
-/// Without a limit by user, users are not locked, unless an operator holds users.
+/// Without a limit by user, user keys are not locked, unless an operator holds a user.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_of_user_needs_no_limit() {
     let (database, rm) = start_with_em(em("a"), load(1000, 1000, 1000)).await;

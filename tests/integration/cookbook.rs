@@ -48,7 +48,7 @@ fn rule(of: &[(&str, Option<&str>)], mode: LimitMode, max: &[(Dimension, i64)]) 
     Rule { pattern: LabelPattern::new(pattern), mode, max: max.iter().cloned().collect() }
 }
 
-/// An engine, and what it has of a queue.
+/// Returns the resource of an engine with amounts of a queue.
 fn in_queue((gb, cores): (i64, i64), queue_name: &str, (queue_gb, queue_cores): (i64, i64)) -> Resource {
     let driver = LoadInstanceAmounts { memory: gb * GB, cores, instances: 1 };
     let (queue_name, application_id) = (queue_name.into(), String::new());

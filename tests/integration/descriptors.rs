@@ -31,12 +31,12 @@ fn proto_files_set_packages_of_other_languages() {
     assert!(outer.len() == files.len() && outer.iter().all(|name| name.ends_with("Proto")), "{outer:?}");
 }
 
-/// Words that C++, C#, Java or Go keep for themselves: as names of fields they come out otherwise there.
+/// Keywords of C++, C#, Java or Go: generators rename fields with such names.
 #[test]
 fn proto_fields_avoid_language_keywords() {
     let keywords =
         ["protected", "private", "public", "default", "class", "operator", "namespace", "union", "internal", "event"];
-    // C++ alone keeps this one, and Linkis has it in its JSON.
+    // A keyword of C++ only, and the name in Linkis's JSON.
     let known = ["namespace"];
     for file in files(proto::DESCRIPTORS) {
         for field in file.message_type.iter().flat_map(|message| &message.field) {
@@ -109,8 +109,8 @@ fn of_enum(within: &str, of: &EnumDescriptorProto, promises: &mut BTreeSet<Strin
 /// The descriptors of the last release, without comments.
 const RELEASED: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../proto/released.binpb");
 
-/// Adding is free; nothing that a client may rely on goes, or becomes something else. With `RELEASE_WIRE` in the environment, what
-/// is built now becomes what was released.
+/// Additions are allowed; nothing that a client may rely on is removed or changed. The variable `RELEASE_WIRE` stores the current
+/// descriptors as released.
 #[test]
 fn descriptors_keep_released_promises() {
     if std::env::var_os("RELEASE_WIRE").is_some() {

@@ -132,7 +132,7 @@ async fn expiry_of_6000_deadlines_is_punctual() {
     let (crowded, other) = (em("crowded"), em("other"));
     rm.client.register(registration(other.clone(), load(1_000_000, 1_000_000, 1_000_000))).await.unwrap();
     crowd(&database, &rm.client, &crowded, TICKETS, "1 hour").await;
-    // Over ten seconds, in no order; the service hears of it when it looks next, well before the first.
+    // Deadlines within ten seconds, in random order. The next sweep of the service finds them well before the first one.
     database.execute("UPDATE linkis_user_resource_meta_data SET expires_at = now() + interval '4 seconds' + id * 7919 % 10000 * interval '1 ms';
         CREATE TABLE due AS SELECT ticket_id, expires_at FROM linkis_user_resource_meta_data").await;
     eventually("all are back", Duration::from_secs(90), || async {

@@ -86,7 +86,7 @@ impl Yarn {
         self.asked.load(Ordering::SeqCst)
     }
 
-    /// Waits until it was asked for what requests are judged by, which is not done again for minutes; answers how often it was asked so far.
+    /// Waits for the fetch of the snapshot by which requests are decided; the next one is minutes later. Returns the number of calls so far.
     async fn is_known(&self) -> usize {
         eventually("a snapshot", Duration::from_secs(10), async || self.asked() >= 3).await;
         self.asked()

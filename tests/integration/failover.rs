@@ -55,7 +55,7 @@ async fn instance_on_standby_serves_after_promotion() {
     let in_recovery = (503, "not ready: the database is in recovery, a standby\n".to_owned());
     eventually("readyz returns the reason", LONG, || async { get(http_address, "/readyz").await == in_recovery }).await;
     let client = client(&address);
-    // However it is asked, and whether or not it is a read.
+    // For writes and for reads.
     assert_unavailable(client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await, "is in recovery");
     assert_unavailable(client.em(&em("host1")).await, "is in recovery");
     assert_unavailable(client.server_info().await, "is in recovery");
@@ -92,7 +92,7 @@ async fn database_url_file_change_is_followed() {
     instance.client.register(registration(em("host1"), load(64, 16, 20))).await.unwrap();
     let ems = "SELECT count(*) FROM linkis_em_resource_meta_data";
     eventually("the standby has the EM", LONG, || async { pair.standby.count(ems).await == Some(1) }).await;
-    // As many hosts, and another one: what the one before says is of no account.
+    // An equal number of hosts, with another host: the probe of the earlier one no longer counts.
     std::fs::write(&file, "no URL").unwrap();
     name(&pair.standby);
     let in_recovery = (503, "not ready: the database is in recovery, a standby\n".to_owned());
@@ -129,7 +129,7 @@ async fn read_only_database_logs_one_warning() {
         lines.iter().any(|line| line.contains("no database host accepts writes"))
     };
     eventually("it warns", LONG, warned).await;
-    // Callers, and the tasks, come to it again and again.
+    // Callers and tasks need the database repeatedly.
     for _ in 0..20 {
         assert_unavailable(
             process.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await,
@@ -165,7 +165,7 @@ async fn promotion_keeps_wait_queue_positions() {
     for _ in 0..10 {
         held.push(instance.client.request_resource(&tenth).await.granted());
     }
-    // One connection has no room for all of them.
+    // One connection cannot have that many calls.
     let long = LONG * u32::try_from(1 + count / 200).unwrap();
     let clients: Vec<_> = (0..=count / 500).map(|_| hurried(&instance.address, long * 2)).collect();
     let waiting: Vec<_> = (0..count)
@@ -372,7 +372,7 @@ async fn dead_or_silent_host_delays_no_call() {
     for _ in 0..20 {
         instance.client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await.granted();
     }
-    // One probe a second, although there are dozens of connections.
+    // One probe per second, although the instance has dozens of connections.
     let seconds = usize::try_from(begun.elapsed().as_secs()).unwrap();
     let knocks = knocked.load(Ordering::Relaxed);
     assert!(knocks <= 1 + seconds, "{knocks} in {seconds} s");

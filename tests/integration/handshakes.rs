@@ -25,10 +25,10 @@ use crate::{
     identity::{token, with},
 };
 
-/// Where the crowd comes from: another address than the others.
+/// Address of the crowd, which no other caller has.
 const CROWD: &str = "127.0.0.2:0";
 
-/// How long an address that is no part of the crowd may have to wait until it is let in, with all that the test does beside.
+/// Maximum time until another address is connected, on a machine that also runs the test.
 const LET_IN_WITHIN: Duration = Duration::from_secs(4);
 
 /// A connection of one of the crowd, up to the end of its handshake; `None` if the server would not have it.
@@ -61,7 +61,7 @@ async fn handshake_crowd_delays_no_other_address() {
     }
     let idle = rm.memory();
 
-    // All at once, from a thread of their own; each keeps its connection.
+    // All at the same time, from a separate thread; each keeps its connection open.
     let (tls, to) = (TlsConnector::from(config(&ca, None)), address.parse().unwrap());
     let is_over = Arc::new(AtomicBool::new(false));
     let (leave, left) = std::sync::mpsc::sync_channel::<()>(1);

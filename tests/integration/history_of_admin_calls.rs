@@ -45,7 +45,7 @@ impl Person {
     }
 }
 
-/// A server in a process of its own that asks who calls, and what it logs.
+/// Starts a server that requires authentication, and returns its log.
 fn asking(database: &Database) -> (Process, Arc<Mutex<Vec<String>>>) {
     let log = Arc::<Mutex<Vec<String>>>::default();
     let lines = log.clone();
@@ -95,7 +95,7 @@ fn provider(user: &str, expected_etag: Option<&str>) -> proto::PutProviderReques
     }
 }
 
-/// Which times there are differs from run to run: that there are some is enough.
+/// Replaces times by a mark, because they differ in each run.
 fn without_times(text: &str) -> Value {
     let mut state: Value = if text.is_empty() { Value::Null } else { serde_json::from_str(text).unwrap() };
     if let Value::Object(state) = &mut state {

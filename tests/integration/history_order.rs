@@ -22,7 +22,7 @@ async fn history_of_one_commit_replays_within_capacity() {
     let large = rm.client.request_resource(&request(&em1, "hadoop", load(16, 16, 1))).await.granted();
     let grows = rm.client.request_resource(&request(&em1, "alice", load(8, 8, 1))).await.granted();
     rm.client.resource_inited(&inited(&grows, "alice", None)).await.unwrap();
-    // With both grants the EM is full; the report of the engine that grows fits only into what the release leaves.
+    // Both grants fill the EM; the higher reported use fits only into the released capacity.
     let client = || rm.client.clone();
     let (first, last) = (request(&em1, "bob", load(8, 8, 1)), request(&em1, "carol", load(4, 4, 1)));
     let (gone, more) = (release(&large, "hadoop"), grows.reported(name("alice"), load(20, 20, 1)));

@@ -39,9 +39,9 @@ type QuotaOf = (&'static str, &'static [&'static str], [i64; 2], [i64; 2]);
 struct Shown {
     namespaces: Vec<&'static str>,
     quotas: Vec<QuotaOf>,
-    /// Name, and what there is of each.
+    /// Name and allocatable amounts.
     nodes: Vec<(&'static str, [i64; 2])>,
-    /// On which node, and what it asks for.
+    /// Node and requested amounts.
     pods: Vec<(&'static str, [i64; 2])>,
 }
 
@@ -171,7 +171,7 @@ async fn kubernetes_burst_is_granted_within_quotas_and_nodes() {
         let answers = calls.join_all().await;
         answers.into_iter().filter(|answer| matches!(answer, ResultResource::Available(_))).count()
     };
-    // 7,000 millicores are left by one quota and 96 GB by the other; those for other pods say nothing.
+    // One quota leaves 7,000 millicores and one leaves 96 GB. Quotas for other pods are ignored.
     assert_eq!(burst(&in_namespace("etl", 1_500, 1), 12).await, 4);
     let refusal = one.client.request_resource(&in_namespace("etl", 1_500, 1)).await.refused();
     let short = &refusal.shortfalls[0];
@@ -181,7 +181,7 @@ async fn kubernetes_burst_is_granted_within_quotas_and_nodes() {
         (Dimension::KubernetesMillicores, 1500, 1000, 8000)
     );
     assert!(short.rule.contains("provider k8s (Kubernetes)"), "{short:?}");
-    // Two namespaces without a quota share the nodes, and those with one count there, too.
+    // Two namespaces without a quota share the nodes, where grants in namespaces with a quota count, too.
     let ask = in_namespace("free", 1_000, 12);
     assert_eq!(burst(&ask, 4).await + burst(&in_namespace("default", 1_000, 12), 4).await, 3, "44 GB less 4");
     let refusal = two.client.request_resource(&ask).await.refused();
@@ -222,7 +222,7 @@ async fn kubernetes_namespaces_return_capacity_of_quotas_or_nodes() {
     let etl = get("etl").await.unwrap();
     assert_eq!((etl.path.as_str(), etl.state()), ("root.etl", proto::QueueState::Running));
     assert_eq!((etl.max, etl.used, etl.left), (amounts(100, 8_000), amounts(4, 1_000), amounts(96, 7_000)));
-    // For a GPU there are four GB: of the quotas one leaves least, and of the nodes three have all of theirs.
+    // GPUs: the quota that leaves least decides; otherwise the nodes do.
     let gpus = |queue: &proto::Queue| queue.custom.get("nvidia.com/gpu").map(|gpus| (gpus.max, gpus.used, gpus.left));
     assert_eq!((gpus(&etl), etl.custom.len()), (Some((25, 1, 24)), 1));
     for name in ["free", "root.default", "root"] {

@@ -197,7 +197,7 @@ async fn registration_repeated_keeps_tickets_and_resizes() {
     assert!(again.epoch > first.epoch);
     assert_eq!(again.locked, load(6, 4, 1), "live tickets stay");
 
-    // Lowered below what is held: visible, and nothing that is short is granted until it drains.
+    // A capacity below the use is visible, and nothing is granted in a short dimension until the EM drains.
     let lowered = rm.client.register(registration(em1.clone(), load(4, 8, 4))).await.unwrap();
     assert_eq!(lowered.left().unwrap().get(&Dimension::Memory), -2 * GB);
     let refusal = rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.refused();
@@ -230,7 +230,7 @@ async fn unregister_ends_tickets_of_its_em() {
     let late = rm.client.resource_inited(&inited(&locked, "hadoop", None)).await.unwrap_err();
     assert_eq!(late.reason().as_deref(), Some("TICKET_NOT_FOUND"));
     assert!(late.to_string().contains("EM was unregistered"), "{late}");
-    // The engine's own release comes later, and finds that nothing is left to do.
+    // A later release by the engine has no effect.
     rm.client.resource_released(&release(&used, "hadoop")).await.unwrap();
 
     for error in [
@@ -298,7 +298,7 @@ async fn request_id_on_two_ems_grants_once() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 20);
 }
 
-/// Nothing is granted to a caller that is gone: a grant that cannot be delivered is taken back, not left to expire.
+/// A grant whose caller is gone is undone immediately, and does not wait for its expiry.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn grant_with_cancelled_call_is_undone() {
     let em1 = em("host1");
@@ -312,7 +312,7 @@ async fn grant_with_cancelled_call_is_undone() {
         eventually("it waits", Duration::from_secs(5), || is_waiting(&database)).await;
         call.abort();
         assert!(call.await.unwrap_err().is_cancelled());
-        // Behind the cancellation on the same connection: once answered, the server knows that the caller is gone.
+        // A later call on the same connection: after its reply, the server has processed the cancellation.
         rm.client.em(&em1).await.unwrap();
         execute(&mut holder, "ROLLBACK").await;
         // Behind it in the queue: when this one is answered, the other one's fate is sealed.
@@ -324,7 +324,7 @@ async fn grant_with_cancelled_call_is_undone() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
 }
 
-/// A ticket that holds nothing on its EM may hold something once the EM counts other things.
+/// A ticket with zero amounts on its EM could have other amounts in another resource type of the EM.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn em_with_tickets_keeps_its_resource_type() {
     let (database, rm) = start().await;

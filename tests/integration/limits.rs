@@ -107,7 +107,7 @@ async fn limit_over_live_tickets_counts_their_sum() {
     for grant in &grants[..3] {
         rm.client.resource_inited(&inited(grant, "hadoop", None)).await.unwrap();
     }
-    // Lower than what is held: it says so, and nothing is granted until it drains.
+    // A limit below the use: the reply names the scope, and nothing is granted until the scope drains.
     let over = rm.client.set_limit(&limit(&[("user", None)], &[(Dimension::Instances, 4)])).await.unwrap();
     assert_eq!(over.len(), 1);
     assert_eq!(over[0].usage.used.get(&Dimension::Instances), 3);
@@ -209,7 +209,7 @@ async fn limit_by_any_label_counts_custom_dimension() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 4);
 }
 
-/// Beside what programs count, in the same limit or alone.
+/// Maxima as text with a unit, beside maxima as numbers or alone.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limit_with_size_text_stores_bytes() {
     let (_database, rm) = start().await;
@@ -295,7 +295,7 @@ async fn invalid_limit_returns_field() {
     }
 }
 
-/// The file's limits are all there are: what it does not name goes. With mistakes, nothing is changed.
+/// The limits of the file replace all others. A file with mistakes changes nothing.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_file_replaces_all_limits() {
     let (database, rm) = start().await;
@@ -390,7 +390,7 @@ async fn limit_change_follows_running_grant() {
     .await;
     granter.freeze(false);
     let (granted, over) = (granting.await.unwrap(), setting.await.unwrap());
-    // A grant that was not done in time is judged by the new limit.
+    // A grant that was not committed in time is decided by the new limit.
     let is_granted = matches!(granted, ResultResource::Available(_));
     assert_eq!(over.len(), usize::from(is_granted), "granted: {is_granted}, over the limit: {over:?}");
 }
@@ -410,7 +410,7 @@ async fn policy_selects_limits_by_em_application() {
     rm.client.request_resource(&request(&em("host0"), "hadoop", load(1, 1, 1))).await.granted();
     rm.client.request_resource(&on_session).await.refused();
 
-    // Live tickets are counted by it at once, through every instance, and so are those to come.
+    // Every instance applies the policy immediately, to live and to new tickets.
     rm.client.set_policy(&kinds[1], &Policy::new([Check::Labels])).await.unwrap();
     assert_eq!(second.client.policies().await.unwrap()[&kinds[1]], Policy::new([Check::Labels]));
     let held = async |scope: &str| {
@@ -462,7 +462,7 @@ async fn policy_selects_limits_by_em_application() {
 async fn history_shows_limits_in_force() {
     let (_database, rm) = start().await;
     let each_user = limit(&[("user", None)], &[(Dimension::Instances, 3)]);
-    // Without any ticket at once, and then again when those there are have been counted.
+    // Without tickets the limit decides immediately; with tickets, after they are counted.
     rm.client.set_limit(&each_user).await.unwrap();
     rm.client.delete_limit(&each_user.pattern).await.unwrap();
     register(&rm, 1).await;
@@ -546,7 +546,7 @@ async fn label_sets_above_32_are_refused() {
         (Some(Code::FailedPrecondition), Some("TOO_MANY_LABEL_SETS"))
     );
     assert_eq!(rm.client.limits().await.unwrap().len(), 32);
-    // One more of a set that has limits is fine, and one set less makes room.
+    // Another limit of an existing label set is accepted, and the end of one label set permits a new one.
     rm.client.set_limit(&of(0, Some("a"))).await.unwrap();
     rm.client.delete_limit(&of(1, None).pattern).await.unwrap();
     rm.client.set_limit(&of(32, None)).await.unwrap();

@@ -77,7 +77,7 @@ async fn list_ems_filters_by_state_and_labels() {
     }
     rm.client.drain(&em("c"), "a disk").await.unwrap();
     rm.client.request_resource(&request(&em("d"), "hadoop", load(1, 5, 1))).await.granted();
-    // Nothing was heard of it for an hour.
+    // The EM registered an hour ago and is silent.
     let silent = "UPDATE linkis_em_report SET report_time = now() - interval '20 s' WHERE em_instance = 'a:9102'";
     let registered =
         "UPDATE linkis_em_resource_meta_data SET register_time = now() - interval '1 h' WHERE em_instance = 'a:9102'";
@@ -151,7 +151,7 @@ async fn list_ems_page_of_rare_matches_is_bounded() {
         database.execute(many).await;
     }
     let all = proto::ListEmsRequest::default();
-    // Nothing was heard of it for a while, only now.
+    // Only this EM is silent.
     let is_silent = "UPDATE linkis_em_resource_meta_data SET register_time = now() - interval '1 h' WHERE em_instance = 'last';
         UPDATE linkis_em_report SET report_time = now() + CASE em_instance WHEN 'last' THEN -interval '20 s' ELSE interval '1 h' END";
     database.execute(is_silent).await;
@@ -231,7 +231,7 @@ async fn list_scopes_filters_and_sorts_by_fullness() {
             rm.client.request_resource(&asked).await.granted();
         }
     }
-    // Below what is held.
+    // Below the use.
     rm.client.set_limit(&rule(&[("user", Some("bob"))], 2)).await.unwrap();
     let mut usage = usage(&rm).await;
     let all = proto::ListScopesRequest::default();
@@ -252,7 +252,7 @@ async fn list_scopes_filters_and_sorts_by_fullness() {
     }
     assert_eq!(scopes(&mut usage, all.clone()).await.0.len(), 3 + 3 + 1 + 2);
 
-    // The list comes by itself, and what is looked up for a user is there at once.
+    // The list is computed in the background; a lookup for a user is immediate.
     let of_bob = proto::ListScopesRequest { labels: pairs([("user", "bob")]), fullest_first: true, ..all.clone() };
     let (names, answer) = scopes(&mut usage, of_bob).await;
     assert_eq!((names.join(" "), answer.partial, answer.renew_time), ("bob IDE/bob".into(), false, None));

@@ -13,7 +13,7 @@ use tonic::{Request, transport::Channel};
 
 use crate::{certificates::Folder, harness::*, identity::*};
 
-/// A program whose log is a file, mostly of JSON.
+/// A program with its log in a file, mostly as JSON.
 struct Logging {
     child: Child,
     log: PathBuf,
@@ -165,7 +165,7 @@ async fn debug_log_shows_each_decision_with_trace() {
     process.stop();
 }
 
-/// For people, and without the colours of a terminal where there is none.
+/// The text format has no colours outside a terminal.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn text_log_has_no_colours_outside_terminal() {
     let (database, folder) = (Database::fresh().await, Folder::new("text"));

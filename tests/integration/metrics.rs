@@ -121,7 +121,7 @@ async fn request_metrics_count_each_outcome() {
     ask(request(&going, "alice", load(1, 1, 1))).await.granted();
     client.unregister(&going).await.unwrap();
     let forced = ask(request(&em1, "alice", load(1, 10, 1))).await.granted();
-    // Some of it is taken; more than there is; more than a user may; and less than that, until its time is over.
+    // Refusals: some capacity is used; more than the total; more than the limit of a user; and a passed wait timeout.
     ask(request(&em1, "bob", load(1, 10, 1))).await.refused();
     ask(request(&em1, "bob", load(1, 17, 1))).await.refused();
     ask(request(&em1, "bob", load(1, 1, 4))).await.refused();
@@ -208,7 +208,7 @@ async fn auth_failure_metric_counts_by_reason() {
     register("made-up", "host1").await.unwrap_err();
     register(&viewer, "host1").await.unwrap_err();
     register(&ecm, "host1").await.unwrap();
-    // Let in, and then denied for what it is about.
+    // An authenticated call that is denied for its EM.
     register(&ecm, "host2").await.unwrap_err();
     let seen = scrape(instance.http).await;
     let failures = |reason: &str| seen[&format!(r#"linkis_rm_auth_failures_total{{reason="{reason}"}}"#)];
@@ -339,14 +339,14 @@ async fn metric_series_are_independent_of_callers() {
     instance.stop().await;
 }
 
-/// And nothing that is asked over HTTP waits for the database.
+/// No HTTP reply waits for the database.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn readyz_during_database_outage_returns_503() {
     let database = Database::fresh().await;
     let (proxy, behind) = database.behind_proxy("metrics");
     let instance = Instance::start(&behind).await;
     eventually_replies(instance.http, "/readyz", 200, "ready\n").await;
-    // Its connections are lost, and new ones are not answered.
+    // The connections are cut, and new ones get no reply.
     proxy.set_fault_plan(FaultPlan::Hole);
     proxy.cut_all();
     eventually_replies(instance.http, "/readyz", 503, "not ready: the database does not answer\n").await;
@@ -389,7 +389,7 @@ async fn readyz_during_shutdown_returns_503() {
     eventually("it serves nothing any more", Duration::from_secs(5), is_over).await;
 }
 
-/// More than are served at once connect and say nothing: the oldest of them gives way.
+/// More silent connections than permits: the oldest one is closed for each new one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn silent_http_connections_yield_to_new_ones() {
     let (_database, instance) = start().await;
@@ -399,7 +399,7 @@ async fn silent_http_connections_yield_to_new_ones() {
     }
     let start = Instant::now();
     assert_eq!(get(instance.http, "/livez").await.0, 200);
-    // Before the silent ones have had all their time.
+    // Before the timeout of the silent connections.
     assert!(start.elapsed() < Duration::from_secs(4), "waited {:?}", start.elapsed());
     instance.stop().await;
 }

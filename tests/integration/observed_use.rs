@@ -82,7 +82,7 @@ async fn observed_use_is_shown_and_not_counted() {
     let (a, b) = (ecm.used(load(4, 2, 1)).await.ticket_id, ecm.used(load(4, 2, 1)).await.ticket_id);
     assert_eq!((shown(&rm, a).await.observed, shown(&rm, a).await.observed_time), (None, None));
 
-    // Less and more than is held.
+    // Below and above the granted amounts.
     ecm.client.heartbeat(&ecm.report(1, &[(a, load(1, 1, 1)), (b, load(900, 9, 1))])).await.unwrap();
     assert_eq!((memory(&shown(&rm, a).await), memory(&shown(&rm, b).await)), (Some(GB), Some(900 * GB)));
     assert_eq!(rm.client.em(&ecm.em).await.unwrap().used, load(8, 4, 2));
@@ -94,7 +94,7 @@ async fn observed_use_is_shown_and_not_counted() {
     assert!(first < second);
     ecm.client.heartbeat(&ecm.report(3, &[(b, load(3, 1, 1))])).await.unwrap();
     assert_eq!((memory(&shown(&rm, a).await), memory(&shown(&rm, b).await)), (None, Some(3 * GB)));
-    // A report without use, a repeated one and a late one keep the last use.
+    // A report without use, a repeated one and a late one do not change the last use.
     let third = seconds(&shown(&rm, b).await);
     let silent = EmReport { tickets: vec![a, b], ..ecm.report(5, &[]) };
     ecm.client.heartbeat(&silent).await.unwrap();
@@ -115,7 +115,7 @@ async fn observed_use_is_shown_and_not_counted() {
     assert_eq!(rm.client.em(&ecm.em).await.unwrap().used, load(8, 4, 2));
     assert_eq!(assert_invariants(&database, &rm.client).await, 2);
 
-    // It goes with the EM.
+    // The observation is deleted with the EM.
     let rows = "SELECT count(*) FROM linkis_em_observed";
     assert_eq!(database.count(rows).await, 1);
     rm.client.unregister(&ecm.em).await.unwrap();

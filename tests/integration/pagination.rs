@@ -83,7 +83,7 @@ async fn page_token_with_unknown_year_is_refused() {
     let asked = proto::GetUsageRequest { by, ..Default::default() };
     let used = PageRequest::new("GetUsage", 1, &asked).unwrap();
     let waiting = PageRequest::new("ListWaiting", 1, &proto::ListWaitingRequest::default()).unwrap();
-    // Years 1 and 9999, those before and after, and the bounds of the number.
+    // The bounds of the years 1 and 9999, times beyond them, and the bounds of the number.
     let first = [-62_135_596_800_i64, -62_135_596_801, -377_705_116_800, -210_866_803_201, -1, i64::MIN];
     let last = [253_402_300_799, 253_402_300_800, 9_224_318_016_000, i64::MAX];
     for seconds in first.into_iter().chain(last) {

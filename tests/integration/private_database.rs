@@ -81,8 +81,8 @@ fn connect_as(uid: u32, socket_dir: &Path) -> Result<(), sqlx::Error> {
     connecting.join().unwrap()
 }
 
-/// Not even if the folder of the socket is open, or the data is of a release that trusted its folder and ran as `postgres`. Such
-/// data is taken over.
+/// Other accounts are refused, even if the folder of the socket is open, or an earlier release that ran as `postgres` created the data.
+/// The account takes over such data.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn private_database_refuses_other_accounts() {
     const NOBODY: u32 = 65534;
@@ -119,7 +119,7 @@ async fn private_database_refuses_other_accounts() {
     fs::remove_dir_all(data_dir).unwrap();
 }
 
-/// The exit code of the program with these words and no other settings, and what it says.
+/// Runs the program with these arguments only. Returns its exit code and outputs.
 async fn ended(words: &[&str]) -> (Option<i32>, String, String) {
     let mut command = Command::new(*PROGRAM);
     command.args(words).env_remove("DATABASE_URL").env_remove("LINKIS_RM_DATA_DIR");
@@ -183,7 +183,7 @@ async fn data_dir_full_of_other_files_is_refused() {
     let mut left: Vec<_> = fs::read_dir(&data_dir).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     left.sort();
     assert_eq!(left, ["notes.txt", "photos"], "nothing is made there");
-    // A new file system holds this folder.
+    // A new file system has this folder.
     fs::remove_file(data_dir.join("notes.txt")).unwrap();
     fs::rename(data_dir.join("photos"), data_dir.join("lost+found")).unwrap();
     assert_eq!(Process::start(&["--data-dir", folder]).terminate(), Some(0));

@@ -15,7 +15,7 @@ use crate::harness::*;
 
 const DRIVER: LoadInstanceAmounts = LoadInstanceAmounts { memory: GB, cores: 1, instances: 1 };
 
-/// A driver and so many cores of a queue.
+/// Returns a resource with a driver and `queue_cores` cores of a queue.
 fn in_queue(queue: &str, queue_cores: i64) -> Resource {
     let queue = YarnAmounts { queue_name: queue.into(), queue_cores, ..YarnAmounts::default() };
     Resource::from_parts(ResourceParts::DriverAndYarn(DRIVER, queue)).unwrap()
@@ -39,7 +39,7 @@ async fn grant(client: &RmClient, user: &str, resource: Resource) -> Grant {
     client.request_resource(&request(&em("host1"), user, resource)).await.granted()
 }
 
-/// The scope and what was available there, of the first shortfall.
+/// Returns the scope, the dimension and the available amount of the first shortfall.
 async fn short(client: &RmClient, user: &str, resource: Resource) -> (String, Dimension, i64) {
     let refusal = client.request_resource(&request(&em("host1"), user, resource)).await.refused();
     let first = refusal.shortfalls.into_iter().next().unwrap();
@@ -68,7 +68,7 @@ async fn queue_limit_counts_each_queue_and_user() {
     assert_eq!(short_of("alice", in_queue("a", 5)).await, of("queue=a", 4));
     assert_eq!(short_of("alice", in_queue("small", 4)).await, of("queue=small", 3));
     grant(&rm.client, "alice", in_queue("a", 4)).await;
-    // As in Linkis, who names no queue means the one called default.
+    // As in Linkis, an empty queue name means the queue `default`.
     grant(&rm.client, "alice", in_queue("", 6)).await;
     assert_eq!(short_of("bob", in_queue("default", 5)).await, of("queue=default", 4));
     // A request without a queue is under no queue limit, also with another resource type.
@@ -179,7 +179,7 @@ async fn queue_counter_returns_to_zero_after_any_end() {
     assert_eq!(held().await, (5, 8));
     client.resource_reported(&in_use.reported(name("hadoop"), in_queue("a", 9))).await.unwrap();
     assert_eq!(held().await, (9, 8));
-    // Another queue, or another shape, is no use of what was granted; nothing at all in another queue is nothing in its own.
+    // A use in another queue or of another type is rejected. A use of zero in another queue is zero in the own queue.
     for other in [in_queue("b", 1), load(1, 1, 1), in_namespace("a", 1)] {
         let error = client.resource_reported(&in_use.reported(name("hadoop"), other.clone())).await.unwrap_err();
         assert_eq!(error.reason().as_deref(), Some("UNANSWERABLE_RESOURCE"), "{error}");
@@ -261,7 +261,7 @@ async fn queue_release_grants_waiting_request() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }
 
-/// As earlier releases counted: what is in all queues is one sum, in every label set; and a label of that name was a request's own.
+/// State of earlier releases: each label set has one sum of all queues, and a label `queue` was an ordinary label of a request.
 const COUNTED_BEFORE: &str = r#"
     UPDATE linkis_label_set SET queues = 'summed';
     UPDATE linkis_label_resource SET locked_resource = jsonb_build_object(
@@ -286,7 +286,7 @@ async fn queue_sums_of_earlier_release_are_recounted_by_queue() {
     rm.stop().await;
     database.execute(COUNTED_BEFORE).await;
     let rm = Instance::start(&database).await;
-    // Beside the job: what is given back goes out of the old counters and the new ones.
+    // A release during the job is subtracted from the old and the new counters.
     rm.client.resource_released(&release(&tickets[1], "hadoop")).await.unwrap();
     eventually("they are counted anew", Duration::from_secs(20), async || {
         database.count("SELECT count(*) FROM linkis_label_set WHERE state = 'counted' AND queues = 'apart'").await == 2
@@ -297,7 +297,7 @@ async fn queue_sums_of_earlier_release_are_recounted_by_queue() {
     assert!(report.notes[0].contains("limit each user") && report.notes[0].contains("add the label \"queue\""));
     assert_eq!(short(&rm.client, "hadoop", in_queue("a", 5)).await.0, "queue=a");
     grant(&rm.client, "hadoop", in_queue("b", 10)).await;
-    // The limit of before, for both queues together, is none any more, until it is said for each of them.
+    // The earlier limit on both queues together no longer applies; a limit for each queue replaces it.
     rm.client.set_limit(&limit(&[("user", None)], &[(Dimension::Cores, 50)])).await.unwrap();
     assert_eq!(assert_invariants(&database, &rm.client).await, 2);
     assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 7);

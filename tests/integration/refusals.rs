@@ -14,7 +14,7 @@ use crate::harness::*;
 
 type RefusalSums = BTreeMap<(String, String, String), i64>;
 
-/// All pages of what `call` asks for.
+/// Returns all pages of `call`.
 async fn pages(usage: &mut UsageServiceClient<Channel>, call: proto::ListRefusalsRequest) -> Vec<proto::RefusalSum> {
     let (mut got, mut call) = (vec![], call);
     loop {
@@ -66,13 +66,13 @@ async fn refusals_of_all_instances_are_summed() {
         rm.client.request_resource(&too_many_cores("alice", cores)).await.refused();
     }
     second.client.request_resource(&request(&em1, "bob", load(1, 1, 3))).await.refused();
-    // Which of all EMs came closest says nothing.
+    // The EM of a refusal for any EM is only the closest one, so it is no scope of the sum.
     second.client.request_resource(&ResourceRequest { em: None, ..too_many_cores("bob", 17) }).await.refused();
     // Neither a grant nor a dry run nor an error is a refusal.
     first.client.request_resource(&too_many_cores("alice", 1)).await.granted();
     first.client.dry_run(&too_many_cores("alice", 17)).await.refused();
     first.client.request_resource(&request(&em("nowhere"), "alice", load(1, 1, 1))).await.unwrap_err();
-    // One whose time in line is over was refused, too.
+    // A request whose wait timeout has passed is refused, too.
     let patient = ResourceRequest { wait_timeout: Duration::from_millis(50), ..too_many_cores("alice", 16) };
     first.client.request_resource(&patient).await.refused();
 
@@ -201,7 +201,7 @@ async fn refusals_after_instance_kill_lose_last_seconds() {
     let usage = connect(&rm).await;
     let left = total(&usage).await;
     assert!((40..=45).contains(&left), "{left}");
-    // The next instance counts beside what the dead one has written.
+    // The next instance adds its sums to those of the dead one.
     rm.client.request_resource(&refused).await.refused();
     eventually("one more is listed", LONG, async || total(&usage).await == left + 1).await;
     rm.stop().await;

@@ -39,7 +39,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// The primary commits only what the standby has, too, if it is `synchronous`.
+    /// Starts both. With `synchronous`, each commit waits for the standby.
     pub async fn start(name: &str, synchronous: bool) -> Self {
         let folders = ["a", "b"].map(|which| scratch(&format!("{name}-{which}")));
         folders.iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
@@ -76,7 +76,7 @@ impl Pair {
         )
     }
 
-    /// The standby hears of nothing more.
+    /// Ends the replication.
     pub async fn separate(&self) {
         let others: Vec<_> = ACCESS.lines().filter(|line| !line.contains("replication")).collect();
         fs::write(self.primary.folder.join("hba"), others.join("\n") + "\n").unwrap();
@@ -138,7 +138,7 @@ impl Node {
         execute(&mut self.connect().await, sql.to_owned()).await;
     }
 
-    /// `None` if it cannot say.
+    /// Returns the result of a query; `None` if the server does not reply.
     pub async fn count(&self, sql: &'static str) -> Option<i64> {
         let mut connection = self.options().connect().await.ok()?;
         sqlx::query_scalar(sql).fetch_one(&mut connection).await.ok()
@@ -165,7 +165,7 @@ impl Node {
         }
     }
 
-    /// Its machine is gone (SIGKILL).
+    /// Kills the server (SIGKILL), as a failed machine.
     pub async fn kill(&self) {
         self.signal(Signal::KILL);
         self.postgres.died().await;

@@ -72,7 +72,7 @@ async fn dry_run_returns_head_room() {
         room("user=hadoop", "instances", 5 - 2, 5),
         room("creator=IDE,user=hadoop", "memory", (10 - 4) * GB, 10 * GB),
     ];
-    // Named or chosen; as it is before the request, however much that asks for.
+    // On a named EM or any EM: the head-room before the request, independent of the requested amounts.
     for (em, cores) in [(Some("host1"), 1), (Some("host1"), 10), (None, 1)] {
         let (on, mut got) = dry_run(&rm, em, cores).await;
         assert_eq!(on, "host1:9102");

@@ -25,7 +25,7 @@ fn not_now(reason: &str) -> (Option<Code>, Option<String>) {
     (Some(Code::FailedPrecondition), Some(reason.to_owned()))
 }
 
-/// The lines of a ticket's history, and what it held then.
+/// Returns the history lines of a ticket, with its amounts.
 async fn life(rm: &Instance, grant: &Grant) -> Vec<(String, proto::Resource)> {
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     let call = proto::ListActionsRequest { ticket_id: grant.ticket_id.to_string(), ..Default::default() };
@@ -158,7 +158,7 @@ async fn application_id_reported_late_is_kept() {
     let Some(proto::resource::Kind::DriverAndYarn(last)) = &lines[3].1.kind else { panic!("{lines:?}") };
     assert_eq!(last.yarn.as_ref().unwrap().application_id, "application_1");
 
-    // Reporting in again says the same as long as it says nothing else.
+    // A repeated confirmation returns the ticket unchanged.
     for used in [None, Some(with(2, "")), Some(with(2, "application_1"))] {
         rm.client.resource_inited(&inited(&grant, "hadoop", used)).await.unwrap();
     }

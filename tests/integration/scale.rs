@@ -66,7 +66,7 @@ async fn expiry_beside_overdue_tickets_on_held_em_continues() {
     rm.client.register(registration(other.clone(), Resource::cpu(1_000_000).unwrap())).await.unwrap();
     crowd(&database, &rm.client, &held, 5 * CROWD, "-1 hours").await;
     database.hold_by_hand(&held).await;
-    // Earlier work has ended by now, and each of these tickets is due behind all held ones.
+    // Earlier work has ended, and each of these tickets is due after all tickets on the held EM.
     for _ in 0..3 {
         let short =
             rm_client::ResourceRequest { lock_ttl: Some(Duration::from_millis(2500)), ..one_core(&other, "alice") };
@@ -94,7 +94,7 @@ async fn expiry_beside_many_held_ems_is_punctual() {
     }
     let overdue = "UPDATE linkis_user_resource_meta_data SET expires_at = now() - interval '1 second'";
     database.execute(overdue).await;
-    // That they are held is known when each has been tried for five seconds.
+    // The service detects the holds after it has tried each EM for five seconds.
     for _ in 0..3 {
         let short = rm_client::ResourceRequest { lock_ttl: Some(TTL), ..one_core(&other, "alice") };
         let grant = rm.client.request_resource(&short).await.granted();
@@ -131,7 +131,7 @@ async fn unregister_of_large_em_keeps_new_registration() {
     let left = tickets_of(&database, &crowded).await;
     let second = Instance::start(&database).await;
     assert!(left > 0 && left < CROWD, "{left}");
-    // The EM comes back: what it gets now stays.
+    // The EM registers again: its new tickets stay.
     let back =
         second.client.register(registration(crowded.clone(), Resource::cpu(1_000_000_000).unwrap())).await.unwrap();
     let grant = second.client.request_resource(&one_core(&crowded, "alice")).await.granted();
@@ -153,7 +153,7 @@ async fn unregister_of_large_em_keeps_new_registration() {
     assert_invariants(&database, &second.client).await;
 }
 
-/// A ticket of an EM that goes can be given back by its owner, and ends once.
+/// A ticket of an unregistering EM can be released by its owner, and ends once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unregister_of_many_ems_ends_tickets_once() {
     let (database, rm) = start().await;
@@ -245,7 +245,7 @@ async fn counters_of_idle_users_are_deleted() {
         });
     }
     calls.join_all().await;
-    // As if they had come long ago: what is new stays for a minute.
+    // Makes the counters old, because a new counter stays for a minute.
     database.execute("UPDATE linkis_label_resource SET version = 0").await;
     eventually("only the counter of who holds something is left", Duration::from_secs(30), || async {
         database.count("SELECT count(*) FROM linkis_label_resource").await == 1
@@ -317,7 +317,7 @@ async fn have_go(database: &Database, host_like: &str) {
     .unwrap();
 }
 
-/// A failed step is repeated at its place, and delays only its EM.
+/// A failed step is repeated in its order, and delays only its EM.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unregister_steps_retry_after_database_errors() {
     let (database, rm) = start().await;
@@ -336,7 +336,7 @@ async fn unregister_steps_retry_after_database_errors() {
         )
         .await;
     have_go(&database, "crowded:%").await;
-    // Ten steps; handing over to others what failed would take three seconds for each.
+    // Ten steps. With a transfer to another instance, each failed step would take three seconds.
     eventually("it is gone", Duration::from_secs(20), || async { tickets_of(&database, &crowded).await == 0 }).await;
     let tries = database.count("SELECT last_value FROM tries").await;
     assert!(tries >= 20, "{tries}");
@@ -356,7 +356,7 @@ async fn unregister_of_held_ems_delays_no_other() {
     for host in &held {
         database.hold_by_hand(host).await;
     }
-    // First those that are held: they have what there is for all.
+    // The held EMs first: they use the whole budget.
     have_go(&database, "held%").await;
     tokio::time::sleep(Duration::from_secs(1)).await;
     have_go(&database, "later%").await;

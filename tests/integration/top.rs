@@ -21,7 +21,7 @@ use crate::{
 
 const SIZES: [(u16, u16); 2] = [(80, 24), (200, 50)];
 
-/// `top`, on a terminal of its own.
+/// `top` on a terminal.
 struct Top {
     child: Child,
     terminal: File,
@@ -50,7 +50,7 @@ impl Top {
         Self { child, terminal: ours, chunks, seen: String::new() }
     }
 
-    /// The result of `find` in a complete picture, once there is one.
+    /// Waits for a complete picture in which `find` has a result.
     fn until<T>(&mut self, what: &str, mut find: impl FnMut(Vec<String>) -> Option<T>) -> T {
         let deadline = Instant::now() + LONG;
         loop {
@@ -64,7 +64,7 @@ impl Top {
         }
     }
 
-    /// The lines of a picture in which this stands.
+    /// Waits for a picture with this text, and returns its lines.
     fn until_shows(&mut self, what: &str) -> Vec<String> {
         self.until(what, |lines| lines.iter().any(|line| line.contains(what)).then_some(lines))
     }
@@ -89,7 +89,7 @@ impl Top {
         (&self.terminal).write_all(keys.as_bytes()).unwrap();
     }
 
-    /// Ends it; answers all that was written to the terminal.
+    /// Ends `top`, and returns all output.
     fn quit(mut self) -> String {
         self.press("q");
         assert_eq!(self.child.wait().unwrap().code(), Some(0));
@@ -118,7 +118,7 @@ fn expected(overview: &Overview) -> Vec<String> {
         sum.total += some.total - some.protected_amount;
     }
     let shown = |dimension: &str, amount: i64| match dimension {
-        // Whole ones are used here.
+        // The test uses whole gigabytes.
         "memory" if amount == 0 => "0 B".to_owned(),
         "memory" => format!("{}.0 GB", amount / GB),
         _ => amount.to_string(),
@@ -161,10 +161,10 @@ fn shows(lines: &[String], overview: &Overview) -> bool {
     expected(overview).iter().all(|got| lines.iter().any(|line| line.contains(got)))
 }
 
-/// Overviews, by the second that they are of, as it is shown.
+/// Overviews by their second, as `top` shows it.
 type Known = Arc<Mutex<BTreeMap<String, Vec<Overview>>>>;
 
-/// Asks for them so often that none is missed, as long as there is time for it.
+/// Requests overviews so often that none is missed, if the machine is fast enough.
 async fn follow(client: RmClient, known: Known) {
     loop {
         let overview = client.overview().await.unwrap();

@@ -73,7 +73,7 @@ impl Collector {
     }
 }
 
-/// The program, whose traces go to `endpoint`.
+/// Starts the program with its traces sent to `endpoint`.
 fn traced(database: &Database, endpoint: &str, settings: &[(&str, &str)]) -> Process {
     let mut command = Command::new(*PROGRAM);
     command.args(["--database-url", &database.url(), "--http-listen", "127.0.0.1:0"]);
@@ -87,7 +87,7 @@ async fn connect(process: &Process) -> ResourceManagerServiceClient<Channel> {
     ResourceManagerServiceClient::new(channel)
 }
 
-/// Bytes of an id, as it is written.
+/// Returns the bytes of an id in hexadecimal digits.
 fn bytes(hex: &str) -> Vec<u8> {
     (0..hex.len()).step_by(2).map(|at| u8::from_str_radix(&hex[at..at + 2], 16).unwrap()).collect()
 }
@@ -152,7 +152,7 @@ async fn trace_links_call_wait_queue_and_batch() {
         assert_eq!(attribute(&call.attributes, key).as_deref(), Some(value), "{key}");
     }
 
-    // It was tried until it stood in line, and again when there was room: each time in a batch that was shared with others.
+    // One attempt entered the wait queue, and one followed the free capacity, each in a batch with other operations.
     let spans = collector.collected.spans();
     let operations: Vec<_> =
         spans.iter().filter(|span| span.name == "operation" && span.trace_id == bytes(TRACE)).collect();

@@ -15,7 +15,7 @@ async fn connect(rm: &Instance) -> UsageServiceClient<Channel> {
     UsageServiceClient::connect(rm.address.clone()).await.unwrap()
 }
 
-/// All pages of what `call` asks for.
+/// Returns all pages of `call`.
 async fn pages(usage: &UsageServiceClient<Channel>, mut call: proto::GetUsageRequest) -> Vec<proto::UsageSum> {
     let mut sums = vec![];
     loop {
@@ -112,7 +112,7 @@ async fn usage_of_tickets_ended_by_earlier_release_is_summed() {
         UPDATE linkis_resource_action_record SET action_time = action_time - interval '2 hours' WHERE action = 'granted';
         UPDATE linkis_resource_usage_progress SET last_number = 0; DELETE FROM linkis_resource_usage_hour";
     database.execute(again).await;
-    // And by two at once, which do not forget meanwhile what was granted so long ago.
+    // Two instances sum again, with a retention that still has the old grant.
     let options = settings().with_time("--history", Duration::from_secs(24 * 3600));
     let start = || Instance::start_with(&database, options.clone());
     let instances = [start().await, start().await];
@@ -239,7 +239,7 @@ async fn usage_above_10000_names_sums_others() {
     let all = async || used(&usage, UsageBy::Creator, 0).await;
     eventually("all are summed", LONG, async || tickets(&all().await) == USERS).await;
     let by_creator = all().await;
-    // More than any whole number has room for.
+    // The sum exceeds the largest integer.
     about(by_creator[0].core_seconds / i64::MAX as f64 / USERS as f64, HOUR);
     let by_user = used(&usage, UsageBy::User, 1000).await;
     assert_eq!((by_user.len(), tickets(&by_user)), (10_001, USERS));

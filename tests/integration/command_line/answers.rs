@@ -51,7 +51,7 @@ const ACTS: &[(&[&str], &str, [i32; 2])] = &[
 ];
 
 impl World {
-    /// The words of a command, with ids and the file in place of their short forms.
+    /// Returns the arguments of a command, with ids and the file instead of their short forms.
     fn words(&self, words: &[&str], file: &str) -> Vec<String> {
         let ids = self.grants.each_ref().map(|grant| grant.ticket_id.to_string());
         let word = |word: &&str| match *word {

@@ -30,7 +30,7 @@ pub fn terminal(columns: u16, rows: u16) -> (File, OwnedFd) {
     (ours.into(), theirs.into())
 }
 
-/// A command on a terminal, and what is to be seen there.
+/// A command on a terminal, with the text on it.
 struct Typed {
     child: Child,
     terminal: File,
@@ -70,7 +70,7 @@ impl Typed {
         (&self.terminal).write_all(keys.as_bytes()).unwrap();
     }
 
-    /// How it ended, and all that was to be seen.
+    /// Returns the exit code and all text of the terminal.
     fn end(mut self) -> (Option<i32>, String) {
         while let Ok(chunk) = self.chunks.recv_timeout(LONG) {
             self.seen.extend(chunk);
@@ -171,7 +171,7 @@ async fn terminal_limits_apply_waits_for_counting() {
     let folder = Folder::new("command-line-counting");
     folder.write("limits.toml", "[[limit]]\neach = [\"creator\"]\nmax = { instances = 7 }\n");
     let file = folder.0.join("limits.toml");
-    // Nothing is counted on an EM that is held.
+    // A hold on the EM delays the counting.
     let key = LockKey::Em(em("host1"));
     let held = NewHold { key: key.clone(), duration: Duration::from_secs(600), reason: name("a look") };
     rm.client.hold(&held).await.unwrap();

@@ -12,7 +12,7 @@ use sqlx::postgres::PgConnection;
 
 use super::*;
 
-/// A migration that waits for a lock gives up after a moment, lets later calls pass, and tries again.
+/// A migration that waits for a lock times out after a moment, so that later calls proceed, and tries again.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn migration_without_its_lock_delays_no_call() {
     let em1 = em("host1");
@@ -76,12 +76,12 @@ async fn keys_across(connection: &mut PgConnection) -> Vec<String> {
     across.map(|(key, ..)| key).collect()
 }
 
-/// A cell may be a database of its own: nothing of it refers to home's tables, nor these to its.
+/// A cell may be a separate database, so no foreign key connects its tables with those of home.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cell_and_home_tables_share_no_foreign_key() {
     let (database, _rm) = start().await;
     let mut connection = database.connect().await;
-    // All tables that there are belong to one of the two, but those that remember migrations and parts of a table.
+    // Every table belongs to home or to a cell, except those of applied migrations and partitions.
     let of_either: BTreeMap<String, &str> = ["cell", "home"]
         .into_iter()
         .flat_map(|side| tables(side).into_iter().map(move |table| (table, side)))

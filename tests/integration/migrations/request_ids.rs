@@ -43,8 +43,8 @@ async fn request_id_of_earlier_release_belongs_to_its_user() {
     assert_eq!(oldest_writer, 7, "the release before reads, and does not write");
 }
 
-/// A batch of the release before that is under way delays no migration. An instance waits for it before it serves, sees what the batch has
-/// written, and no later one begins.
+/// A batch of the earlier release in progress delays no migration. An instance waits for the batch before it serves and reads its rows. No
+/// later batch of that release begins.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_ids_of_earlier_batch_are_awaited_before_serving() {
     let (database, rm) = start_with_host1().await;

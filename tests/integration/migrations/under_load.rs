@@ -74,7 +74,7 @@ impl Caller {
         format!("user{}", self.number % 4)
     }
 
-    /// Asks, and of three engines has two report in: one as much as was granted, one less.
+    /// Requests a ticket, and confirms two of three engines: one with the granted amounts, one with less.
     async fn begin(&mut self) {
         let rm = self.rm();
         let em1 = em(&format!("host{}", (self.number * 7 + self.turn) % EMS));
@@ -156,7 +156,7 @@ async fn counters_of_earlier_release_are_recounted_under_load() {
     database.execute(COUNTED_BEFORE).await;
     let restarts = Instance::start(&database).await;
     instances.write().unwrap().push(restarts.client.clone());
-    // Other label sets than those of before, which have the first two numbers.
+    // New label sets; the earlier ones have the first two numbers.
     let anew = "SELECT count(*) FROM linkis_label_set
         WHERE lacking = 'empty' AND queues = 'apart' AND state = 'counted' AND label_set_id > 2";
     let all_anew = async || database.count(anew).await == 2;

@@ -16,7 +16,7 @@ use crate::{certificates::Folder, database_tls::Far, harness::*};
 /// Connections by password over TCP without TLS; by socket for the tests themselves.
 const ACCESS: &str = "local all postgres peer map=owner\nhost all all 127.0.0.1/32 scram-sha-256\n";
 
-/// A database of its own, with a role `ROLE` that owns it and has the password `secret`.
+/// A database with an owner `ROLE`, whose password is `secret`.
 #[derive(Debug)]
 struct Setup {
     /// Options of CREATE DATABASE.

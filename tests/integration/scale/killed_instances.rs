@@ -8,7 +8,7 @@ use super::*;
 const ENDED_PER_STEP: i64 = 56;
 const COUNTED_PER_STEP: i64 = 28;
 
-/// The step in which the instance died, those that were begun beside it, and those that were tried again.
+/// Maximum number of additional steps: the step of the kill, concurrent steps, and retries.
 const OTHER_STEPS: i64 = 8;
 
 /// Makes steps on the EM "crowded" slow enough to be looked at, and counts their tries.
@@ -39,7 +39,7 @@ async fn prepare(database: &Database, client: &RmClient, count: i64, within: &'s
     (crowded, other)
 }
 
-/// So many tickets ended so, each once.
+/// Asserts that `tickets` tickets ended as `how`, each once.
 async fn assert_ended_once(database: &Database, how: &str, tickets: i64) {
     let (lines, different): (i64, i64) = sqlx::query_as(
         "SELECT count(*), count(DISTINCT ticket_id) FROM linkis_resource_action_record
@@ -52,7 +52,7 @@ async fn assert_ended_once(database: &Database, how: &str, tickets: i64) {
     assert_eq!((lines, different), (tickets, tickets), "{how}");
 }
 
-/// An EM begins to go through an instance that is killed when a part of its tickets is gone; another one ends the rest.
+/// Kills the instance that unregisters an EM after a part of its tickets has ended; another instance ends the rest.
 async fn goes_through_another(database: &Database, first: Process, how: &str) {
     let (crowded, other) = (em("crowded"), em("other"));
     eventually("it is under way", Duration::from_secs(60), || async {
@@ -93,7 +93,7 @@ async fn lost_em_removal_continues_after_instance_kill() {
     let (crowded, _) = prepare(&database, &first.client, CROWD, "1 hour").await;
     let epoch = first.client.em(&crowded).await.unwrap().epoch;
     let (health, tickets) = (Health::Healthy, Default::default());
-    // It is heard of once, and then never again.
+    // The EM sends a single report.
     let last = EmReport { em: crowded, epoch, sequence: 1, health, load: None, tickets, observed: None };
     first.client.heartbeat(&last).await.unwrap();
     goes_through_another(&database, first, "lost").await;
