@@ -87,7 +87,7 @@ async fn adoption_of_invalid_ticket_names_reason() {
         let error = rm.client.adopt_ticket(&adopt).await.unwrap_err();
         assert_eq!((details(&error), error.field().as_deref()), ((code, reason.to_owned()), field));
     }
-    // A ticket that was granted is no engine that runs, until it reports in.
+    // A locked ticket has no engine until it is confirmed.
     let grant = rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
     let granted = AdoptTicket { ticket_id: grant.ticket_id, engine: engine("host1"), ..adopt };
     assert_eq!(details(&rm.client.adopt_ticket(&granted).await.unwrap_err()).0, Code::AlreadyExists);
@@ -129,7 +129,7 @@ async fn adoption_above_capacity_over_commits_until_release() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 3);
 }
 
-/// As a tool does that moves a cluster here, and types everything twice because it is not sure.
+/// As a migration tool that repeats each adoption.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn adoption_of_thousands_shares_batches() {
     const CONNECTIONS: usize = 10;
@@ -205,7 +205,7 @@ async fn adoption_during_unregister_is_refused_or_ended() {
     assert_eq!(assert_invariants(&database, &rm.client).await, again);
 }
 
-/// All in one batch: adopted, released, and adopted once more under the same id.
+/// One batch adopts, releases, and adopts again under the same id.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn adoption_of_ticket_ended_in_batch_fails() {
     let (database, rm) = start_with_em(em("host1"), load(10, 10, 10)).await;

@@ -73,7 +73,7 @@ async fn audit_under_load_finds_no_difference() {
         assert_eq!(report.ems, 4);
         seen.insert(report.tickets);
         match turn {
-            // Counters that are new, and counters that go, are in order as well.
+            // New and retired counters have no difference either.
             10 => drop(
                 second
                     .client
@@ -300,7 +300,7 @@ async fn repair_ends_tickets_of_missing_em() {
     assert_eq!(lines(&done.repaired.first)[..2], got);
     assert_eq!(done.repaired.count, 4);
     assert_eq!(assert_invariants(&database, &rm.client).await, 1, "alice's ticket has an EM");
-    // They are remembered: a late release is a success.
+    // The history has the tickets, so a late release succeeds.
     rm.client.resource_released(&release(&grants[0], "hadoop")).await.unwrap();
     rm.client.register(registration(em("host1"), load(10, 8, 10))).await.unwrap();
     rm.client.request_resource(&request(&em("host1"), "hadoop", load(10, 8, 9))).await.granted();
@@ -380,7 +380,7 @@ async fn repair_leaves_held_em_unchanged() {
     assert_invariants(&database, &rm.client).await;
 }
 
-/// The reset of one EM, or of one user, as Linkis's console has it.
+/// Repair of one EM or one user, as the reset in Linkis's console.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn repair_of_one_em_or_scope_leaves_others() {
     let (database, rm, _) = inhabited().await;

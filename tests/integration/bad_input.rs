@@ -396,7 +396,7 @@ async fn invalid_list_call_returns_field() {
     assert_eq!(details(usage.get_ticket(call).await), bad_field("ticket_id"));
 }
 
-/// Some fit into a message, but not into the database.
+/// Times that fit into a message, and not into the database.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn time_outside_database_range_returns_field() {
     /// The years −9999 and −5000, the second before the first that PostgreSQL knows, and the last before 1970.
@@ -470,7 +470,7 @@ async fn error_with_long_names_fits_headers() {
     assert_eq!(details(answer), (Code::NotFound, "EM_NOT_REGISTERED".into(), String::new()));
 }
 
-/// All legal: names are compared, never joined and split.
+/// Legal names with separators: names are compared, and never joined or split.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn names_with_separators_stay_distinct() {
     let (database, rm) = start().await;

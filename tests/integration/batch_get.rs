@@ -17,7 +17,7 @@ use crate::{harness::*, proxy::FaultPlan, scale::crowd};
 
 type Manager = ResourceManagerServiceClient<Channel>;
 
-/// Gives a ticket back by its id alone.
+/// Releases a ticket by its id alone.
 async fn release_alone(manager: &Manager, ticket_id: Uuid) -> Result<(), Status> {
     let call = proto::ResourceReleasedRequest { ticket_id: ticket_id.to_string(), ..Default::default() };
     manager.clone().resource_released(call).await.map(drop)
@@ -41,7 +41,7 @@ async fn release_by_ticket_id_ends_ticket() {
         assert!(!lives(&rm.client, grant.ticket_id).await);
     }
     assert!(rm.client.em(&em1).await.unwrap().is_idle());
-    // However it ended.
+    // For each kind of end.
     let short = ResourceRequest { lock_ttl: Some(Duration::from_millis(20)), ..request(&em1, "hadoop", load(1, 1, 1)) };
     let expired = ask(short).await;
     eventually("it expires", Duration::from_secs(10), async || !lives(&rm.client, expired.ticket_id).await).await;
@@ -103,7 +103,7 @@ async fn releases_by_ticket_id_share_reads() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
     rm.stop().await;
     database.pool.close().await;
-    // A read outside a transaction counts as one. The statistics of a connection are there once it is closed.
+    // A read outside a transaction counts as one transaction. The statistics of a connection are complete once it is closed.
     let mut connection = database.connect().await;
     let transactions: i64 =
         sqlx::query_scalar("SELECT xact_commit FROM pg_stat_database WHERE datname = current_database()")

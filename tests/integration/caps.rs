@@ -48,7 +48,7 @@ async fn cap_below_limit_decides() {
         assert_eq!((short.scope.as_str(), short.requested, short.available, short.max), ("user=hadoop", 1, 0, 1));
         assert_eq!(short.rule, "the request's own cap for user: at most 1 instances");
     }
-    // It is the request's, and not its ticket's; nor another user's.
+    // A cap applies to its own request only, and not to its ticket or another user.
     rm.client.request_resource(&capped("alice", &[of_user(1)])).await.granted();
     rm.client.request_resource(&capped("hadoop", &[])).await.granted();
     rm.client.request_resource(&capped("hadoop", &[of_user(9)])).await.granted();

@@ -53,7 +53,7 @@ pub struct Identity {
     pub key: String,
 }
 
-/// A certificate for these host names and URIs, that is over in a year.
+/// Returns a certificate for these host names and URIs, valid until `year`.
 pub fn certify(by: &Authority, hosts: &[&str], uris: &[&str], year: i32) -> Identity {
     certify_until(by, hosts, uris, date_time_ymd(year, 1, 1))
 }
@@ -70,7 +70,7 @@ fn certify_until(by: &Authority, hosts: &[&str], uris: &[&str], end: OffsetDateT
 
 pub const FAR: i32 = 2100;
 
-/// Files in a folder of their own.
+/// Files in a new folder.
 pub struct Folder(pub PathBuf);
 
 impl Folder {
@@ -87,7 +87,7 @@ impl Folder {
         settings.with("--tls-client-ca", file("ca"))
     }
 
-    /// Each appears at once and whole, as if a link were changed.
+    /// Replaces a file atomically, as a changed link.
     pub fn write(&self, name: &str, text: &str) {
         let next = self.0.join("next");
         fs::write(&next, text).unwrap();
@@ -216,7 +216,7 @@ fn handshakes_failed(rm: &Instance) -> u64 {
     counted("linkis_rm_tls_handshake_failures_total", &rm.metrics.text())
 }
 
-/// The value of a metric without labels.
+/// Returns the value of a metric without labels.
 fn counted(name: &str, text: &str) -> u64 {
     let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     value.unwrap_or_else(|| panic!("no {name} in {text}")).trim().parse().unwrap()
@@ -227,7 +227,7 @@ async fn certificate_reload_under_load_fails_no_call() {
     let (database, folder) = (Database::fresh().await, Folder::new("changing-certificates"));
     let admin = token(&database, "admin", &["--role", "admin"]);
     let (old_ca, new_ca) = (authority("old"), authority("new"));
-    // The server's own certificate is by the same authority throughout, so that its callers believe it throughout.
+    // The authority of the server certificate stays, so that callers can always verify the server.
     let server_ca = Arc::new(authority("server"));
     folder.write_all(&certify(&server_ca, &["rm.example"], &[], FAR), &old_ca);
     let rm = Arc::new(start_tls(&database, &folder).await);
@@ -339,7 +339,7 @@ async fn connection_without_tls_ends_at_handshake_timeout() {
         for stream in [&mut silent, &mut plain] {
             stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
             let mut rest = Vec::new();
-            // Perhaps an alert; then the end.
+            // The connection may send an alert before its end.
             let ended = stream.read_to_end(&mut rest);
             assert!(ended.is_ok() || ended.unwrap_err().kind() == std::io::ErrorKind::ConnectionReset);
             assert!(rest.len() < 100, "{rest:?}");

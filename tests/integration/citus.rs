@@ -255,7 +255,7 @@ async fn columns(cell: &Cell) -> Vec<String> {
     sqlx::query_scalar(sql).bind(&cell.name).fetch_all(&mut cell.coordinator().await).await.unwrap()
 }
 
-/// Parts of the history are made, indexed and dropped through the coordinator, and used on the worker.
+/// Partitions of the history are created, indexed and dropped through the coordinator, and used on the worker.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cell_history_partitions_are_on_worker() {
     let Some(cell) = Cell::make().await else { return };

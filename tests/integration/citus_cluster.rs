@@ -79,7 +79,7 @@ impl Cell {
         Some(Self { name: format!("cell{}", COUNT.fetch_add(1, Ordering::Relaxed)), coordinator })
     }
 
-    /// One as an operator makes it.
+    /// Creates a cell as an operator does.
     pub async fn make() -> Option<Self> {
         let cell = Self::named()?;
         cell.printed(&["migrate"]);
@@ -91,7 +91,7 @@ impl Cell {
         self.coordinate(&format!("SELECT citus_schema_distribute('{}')", self.name)).await;
     }
 
-    /// A command of the program's for it.
+    /// Returns a command of the program for the cell.
     pub fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(*PROGRAM);
         command.args(words).env("DATABASE_URL", self.url()).env("LINKIS_RM_CELL", &self.name);
@@ -125,7 +125,7 @@ impl Cell {
         execute(&mut self.coordinator().await, sql.to_owned()).await;
     }
 
-    /// The port of the worker that has it.
+    /// Returns the port of the cell's worker.
     pub async fn owner(&self) -> u16 {
         let port = sqlx::query("SELECT nodeport FROM citus_shards WHERE table_name = 'linkis_resource_lock'::regclass")
             .fetch_one(&mut self.coordinator().await)
@@ -134,7 +134,7 @@ impl Cell {
         u16::try_from(port.get::<i32, _>(0)).unwrap()
     }
 
-    /// Moves it to the other worker; answers how long that took.
+    /// Moves the cell to the other worker. Returns the duration.
     pub async fn move_away(&self) -> Duration {
         let (one, begun) = (self.worker(1), Instant::now());
         let to = if self.owner().await == one { self.worker(2) } else { one };
@@ -142,7 +142,7 @@ impl Cell {
         begun.elapsed()
     }
 
-    /// As the database of a test: straight to the worker that has it now.
+    /// Returns the cell as a test database: directly on its current worker.
     pub async fn database(&self) -> Database {
         let path = [("search_path", format!("{}_local", self.name)), ("linkis_rm.cell", self.name.clone())];
         self.options(self.owner().await).options(path).into()
@@ -160,7 +160,7 @@ impl Cell {
     }
 }
 
-/// The migrations of a side up to some, as an earlier release had them.
+/// Returns the migrations of one side up to a number, as in an earlier release.
 pub async fn earlier(side: &str, latest: i64) -> sqlx::migrate::Migrator {
     let folder = scratch(&format!("earlier-{side}"));
     let _ = fs::remove_dir_all(&folder);

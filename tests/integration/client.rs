@@ -169,7 +169,7 @@ impl Hole {
 async fn client_with_silent_address_is_not_delayed() {
     let (_database, rm) = start().await;
     let hole = Hole::new().await;
-    // It accepts connections, and never replies.
+    // The listener accepts connections, and never replies.
     let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let silent_address = silent.local_addr().unwrap();
     let addresses = format!("{},{silent_address},{}", hole.address, rm.address);
@@ -271,7 +271,7 @@ async fn client_retries_call_with_lost_reply() {
     let em1 = em("host1");
     client.register(registration(em1.clone(), load(1000, 1000, 1000))).await.unwrap();
 
-    // So that the effect of a call is visible before its reply arrives.
+    // Delays replies, so that the effect of a call is visible before its reply arrives.
     let late = FaultPlan::Slow(Duration::from_millis(700));
     for round in 1..=2 {
         proxy.set_fault_plan(late);

@@ -62,7 +62,7 @@ async fn cluster_metrics_are_equal_on_every_instance() {
     for rm in [&first, &second] {
         eventually(&format!("{expected:?}"), LONG, async || is_published(rm).await).await;
     }
-    // At the same moment both, when both have read it.
+    // Both instances publish equal figures after both have read them.
     eventually("both instances export the same", LONG, async || of_cluster(&first).await == of_cluster(&second).await)
         .await;
     let seen = of_cluster(&first).await;
@@ -100,7 +100,7 @@ async fn cluster_metrics_list_only_fullest_scopes() {
     rm.stop().await;
 }
 
-/// Once for all instances, when the last is an hour old.
+/// One audit for all instances, an hour after the last one.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn cluster_metrics_show_audit_and_repair() {
     let database = Database::fresh().await;
@@ -116,7 +116,7 @@ async fn cluster_metrics_show_audit_and_repair() {
     for rm in &both {
         eventually("nothing differs", LONG, async || differences(rm).await == Some(0.0)).await;
     }
-    // A manual change of a counter, and an hour later.
+    // A counter is changed by SQL, and an hour passes.
     let by_hand = r#"UPDATE linkis_em_resource_meta_data SET version = version + 1,
             locked_resource = jsonb_set(locked_resource, '{cores}', '2');
         UPDATE linkis_rm_cluster_figure SET work_time = work_time - interval '1 hour' WHERE name = 'audit'"#;

@@ -37,7 +37,7 @@ async fn instances_grant_capacity_exactly() {
     assert_eq!(granted.len(), 48);
     assert_eq!(assert_invariants(&database, &first.client).await, 48);
 
-    // All of them live their lives, each through the other instance than before, and nothing is left.
+    // Each engine continues through the other instance until its end, and no ticket remains.
     let mut lives = JoinSet::new();
     for (n, (grant, user)) in granted.into_iter().enumerate() {
         let client = [&second, &first][n % 2].client.clone();
@@ -51,7 +51,7 @@ async fn instances_grant_capacity_exactly() {
     assert_eq!(assert_invariants(&database, &first.client).await, 0);
 }
 
-/// Callers that share users over shared EMs, through two instances, with every kind of call: no deadlock, nothing lost.
+/// Callers with common users and EMs make every kind of call through two instances: no deadlock, and no lost ticket.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn ticket_lifecycles_on_two_instances_never_deadlock() {
     let (database, first, second) = two().await;

@@ -57,7 +57,7 @@ async fn frozen_instance_serves_remaining_callers() {
     impatient.join_all().await;
     process.freeze(false);
     patient.await.unwrap().granted();
-    // After all calls of the connection.
+    // This call comes after all calls of the connection.
     let last = process.client.request_resource(&request(&em1, "last", load(1, 1, 1))).await.granted();
     process.client.resource_released(&release(&last, "last")).await.unwrap();
     // Their grants are undone, or expire if the reply was sent before the cancellation arrived.

@@ -49,19 +49,19 @@ fn output_of(ended: &Output) -> String {
     [&ended.stdout, &ended.stderr].map(|out| String::from_utf8_lossy(out).into_owned()).concat()
 }
 
-/// The metrics that an expression names.
+/// Returns the metrics that an expression names.
 fn metrics(expression: &str) -> impl Iterator<Item = &str> {
     let words = expression.split(|c: char| !(c.is_ascii_alphanumeric() || c == '_'));
     words.filter(|word| ["linkis_rm_", "grpc_server_", "process_"].iter().any(|prefix| word.starts_with(prefix)))
 }
 
-/// The settings that a text names by their environment variables.
+/// Returns the settings that a text names by their environment variables.
 fn variables(text: &str) -> BTreeSet<&str> {
     let words = text.split(|c: char| !(c.is_ascii_uppercase() || c.is_ascii_digit() || c == '_'));
     words.filter(|word| word.strip_prefix("LINKIS_RM_").is_some_and(|name| !name.is_empty())).collect()
 }
 
-/// All expressions of a dashboard.
+/// Returns all expressions of a dashboard.
 fn expressions(value: &Value, found: &mut Vec<String>) {
     match value {
         Value::Object(members) => {

@@ -29,7 +29,7 @@ const GRPCURL: &str = "github.com/fullstorydev/grpcurl/cmd/grpcurl@v1.9.3";
 /// Line after the output of a command, with its exit code.
 const END: &str = "--- exit code";
 
-/// Output lines of a session that are not read yet, at most.
+/// Maximum number of unread output lines of a session.
 const LINES_MAX: usize = 1024;
 
 /// Timeout of one command.
@@ -284,7 +284,7 @@ impl Drop for Session {
     }
 }
 
-/// Whether an output is as the document says. Empty lines at its end do not count.
+/// Whether an output equals that of the document, without empty lines at its end.
 fn is_like(said: &[String], actual: &[String]) -> bool {
     let end = said.iter().rposition(|line| !line.is_empty()).map_or(0, |last| last + 1);
     fits(&said[..end], actual, &|line: &String| line.trim() == "...", &|said, actual| is_line_like(said, actual))

@@ -178,7 +178,7 @@ async fn drain_of_last_em_rejects_placement() {
     }
     rm.client.resume(&em1, "").await.unwrap();
     rm.client.request_resource(&anywhere("hadoop", cpu(1))).await.granted();
-    // The other instance learns of it by its next survey.
+    // The next survey of the other instance reads the drain.
     let chosen = async || second.client.request_resource(&anywhere("hadoop", cpu(1))).await.is_ok();
     eventually("the EM is selected again", LONG, chosen).await;
     assert_eq!(assert_invariants(&database, &rm.client).await, 2);

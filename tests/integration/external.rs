@@ -30,7 +30,7 @@ pub const FAIR: &str = include_str!("../fixtures/yarn/fair-3.4.2.json");
 const CAPACITY: &str = include_str!("../fixtures/yarn/capacity-3.4.2.json");
 const SECRET: &str = "gr8-s3cret";
 
-/// How a ResourceManager behaves.
+/// Behaviour of a fake ResourceManager.
 #[derive(Clone, Default)]
 struct Behaviour {
     /// Reply about queues; `None` is 503.
@@ -341,7 +341,7 @@ async fn provider_etag_mismatch_is_refused() {
     client.clone().delete_provider(delete(&got[1].etag)).await.unwrap();
 }
 
-/// The provider that is selected by the labels of a request.
+/// The labels of a request select its provider.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn provider_is_selected_by_labels() {
     let (_database, rm) = start().await;
@@ -451,7 +451,7 @@ async fn queues_and_applications_come_in_pages() {
     assert_eq!(reason(&client.clone().list_applications(unknown).await.unwrap_err()), "NO_SUCH_QUEUE");
 }
 
-/// Neither of them has to be there, or to be quick, for anything else.
+/// An absent or slow cluster affects no other call.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hanging_cluster_delays_no_other_call() {
     let (_database, rm) = start().await;

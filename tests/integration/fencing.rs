@@ -60,12 +60,12 @@ async fn stale_epoch_confirmation_is_refused() {
     let ticket = rm.client.ticket(grant.ticket_id).await.unwrap();
     assert!(matches!(ticket.state, TicketState::Locked { .. }), "nothing was changed");
 
-    // The ticket is older than the registration, and lives on: only the caller's own epoch counts.
+    // The ticket is older than the registration and stays live: only the epoch of the call is compared.
     rm.client.resource_inited(&report(new.epoch)).await.unwrap();
     rm.client.resource_inited(&inited(&other, "hadoop", None)).await.unwrap();
     stale(&rm.client.resource_inited(&report(old.epoch)).await.unwrap_err());
     rm.client.resource_inited(&report(new.epoch)).await.unwrap();
-    // Giving back is always right.
+    // A release is accepted for any epoch.
     rm.client.resource_released(&release(&grant, "hadoop")).await.unwrap();
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }

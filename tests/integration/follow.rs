@@ -73,7 +73,7 @@ async fn followers_receive_complete_lines_from_any_position() {
     rm.client.register(registration(em1.clone(), load(10, 10, 10))).await.unwrap();
     let labels = Labels::parse("labels", [("tenant".to_owned(), "a".to_owned())].into());
     let asked = ResourceRequest { labels: labels.unwrap(), ..request(&em1, "alice", load(2, 2, 1)) };
-    // On another instance than the follower's.
+    // On another instance than that of the follower.
     let grant = other.client.request_resource(&asked).await.granted();
     other.client.resource_inited(&inited(&grant, "alice", Some(load(1, 1, 1)))).await.unwrap();
     rm.client.resource_reported(&grant.reported(name("alice"), load(1, 2, 1))).await.unwrap();
@@ -203,7 +203,7 @@ fn read(rm: &Instance) -> [usize; 2] {
     })
 }
 
-/// Many on one connection, and one among them that never reads.
+/// Many followers on one connection; one of them never reads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn followers_share_reads_beside_stalled_follower() {
     const FOLLOWERS: usize = 200;

@@ -31,7 +31,7 @@ const CROWD: &str = "127.0.0.2:0";
 /// Maximum time until another address is connected, on a machine that also runs the test.
 const LET_IN_WITHIN: Duration = Duration::from_secs(4);
 
-/// A connection of one of the crowd, up to the end of its handshake; `None` if the server would not have it.
+/// Opens a connection of the crowd, up to the end of its handshake; `None` if the server closes it.
 async fn join(to: SocketAddr, tls: TlsConnector) -> Option<tokio_rustls::client::TlsStream<TcpStream>> {
     let socket = TcpSocket::new_v4().unwrap();
     socket.bind(CROWD.parse().unwrap()).unwrap();

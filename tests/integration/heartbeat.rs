@@ -43,7 +43,7 @@ fn anywhere() -> ResourceRequest {
     ResourceRequest { em: None, ..request(&em("any"), "hadoop", load(1, 1, 1)) }
 }
 
-/// The process on a host that registers and reports.
+/// An EM that registers and reports.
 #[derive(Clone)]
 struct Ecm {
     client: RmClient,
@@ -59,7 +59,7 @@ impl Ecm {
         Self { client: client.clone(), em, epoch: registered.epoch, sequence: Arc::default() }
     }
 
-    /// The next report.
+    /// Returns the next report.
     fn report(&self, tickets: &[&Grant]) -> EmReport {
         EmReport {
             em: self.em.clone(),

@@ -6,7 +6,7 @@ use rm_proto::v1 as proto;
 
 use crate::harness::*;
 
-/// The cores that an action leaves its ticket.
+/// Returns the cores of a ticket after an action.
 fn cores(action: &proto::Action) -> i64 {
     match action.resource.as_ref().unwrap().kind.as_ref().unwrap() {
         proto::resource::Kind::LoadInstance(amounts) => amounts.cores,

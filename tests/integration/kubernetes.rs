@@ -31,7 +31,7 @@ use crate::{
 
 const SOON: Duration = Duration::from_secs(20);
 
-/// A quota: its namespace, its scopes, how much there may be, and how much is used, in millicores and GB.
+/// A quota: namespace, scopes, maximum and use, in millicores and GB.
 type QuotaOf = (&'static str, &'static [&'static str], [i64; 2], [i64; 2]);
 
 /// State of the fake cluster, with pages of two items.
@@ -122,7 +122,7 @@ fn config(address: &str) -> String {
     json!({"k8sMasterUrl": address, "refreshInterval": "200ms", "maxAge": "20s"}).to_string()
 }
 
-/// So much of a namespace, and a little driver.
+/// Returns a resource with amounts of a namespace and a small driver.
 fn of_namespace(namespace: &str, millicores: i64, gb: i64) -> Resource {
     let driver = LoadInstanceAmounts { memory: 1, cores: 1, instances: 1 };
     let part = KubernetesAmounts { memory: gb * GB, millicores, namespace: namespace.to_owned() };
@@ -243,7 +243,7 @@ async fn kubernetes_namespaces_return_capacity_of_quotas_or_nodes() {
     let call = proto::ListApplicationsRequest { provider: selector(), ..Default::default() };
     assert!(client.clone().list_applications(call).await.unwrap().into_inner().applications.is_empty());
     assert_eq!(get("nowhere").await.unwrap_err().get_details_error_info().unwrap().reason, "NO_SUCH_QUEUE");
-    // YARN's requests are none of its concern.
+    // Requests for YARN are not affected.
     let error = client.clone().get_queue(proto::GetQueueRequest { provider: None, queue_name: "etl".into() }).await;
     assert_eq!(error.unwrap_err().get_details_error_info().unwrap().reason, "NO_SUCH_PROVIDER");
     one.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
@@ -263,7 +263,7 @@ async fn kubernetes_provider_with_mistake_returns_field() {
         let field = error.get_details_bad_request().unwrap().field_violations[0].field.clone();
         assert_eq!((error.code(), field.as_str()), (Code::InvalidArgument, at), "{error}");
     }
-    // The contents of an instance's files appear at the fetch.
+    // The files of an instance are read at each fetch.
     put(&client, provider(json!({"k8sConfig": "/etc/shadow"}).to_string())).await.unwrap();
     let selector = Some(proto::ProviderSelector { resource_type: "Kubernetes".into(), ..Default::default() });
     let call = proto::GetQueueRequest { provider: selector, queue_name: "etl".into() };
@@ -328,7 +328,7 @@ async fn trace_log_of_queue_requests_shows_no_secret() {
     eventually("both are known", SOON, async || database.count(all).await == 2).await;
     let failed = "SELECT count(*) FROM linkis_external_refresh WHERE failures > 0";
     eventually("both others were asked", SOON, async || database.count(failed).await == 2).await;
-    // The life of a request in each.
+    // One ticket in each, from request to release.
     let driver = LoadInstanceAmounts { memory: 1, cores: 1, instances: 1 };
     let part = rm_model::resource::YarnAmounts {
         queue_memory: GB,

@@ -118,7 +118,7 @@ async fn list_ems_filters_by_state_and_labels() {
     rm.stop().await;
 }
 
-/// A page reads a bounded number of EMs, and the next page continues behind them.
+/// A page reads a bounded number of EMs, and the next page continues after them.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn list_ems_page_of_rare_matches_is_bounded() {
     let watchful = settings().with_time("--em-silent-after", Duration::from_secs(5));
@@ -356,7 +356,7 @@ async fn list_actions_filters_by_every_field() {
         tickets.push((grant, user));
     }
     rm.client.resource_released(&release(&tickets[1].0, "bob")).await.unwrap();
-    // Earlier lines are some time back, beside unrelated lines.
+    // Earlier lines are older, among unrelated lines.
     for statement in [
         "UPDATE linkis_resource_action_record SET action_time = action_time - interval '45 minutes'",
         "INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, resource_type, resource, actor,

@@ -67,7 +67,7 @@ impl Logging {
 
 impl Drop for Logging {
     fn drop(&mut self) {
-        // It has ended already, unless the test failed.
+        // The process has ended, unless the test failed.
         let _ = self.child.kill();
         let _ = self.child.wait();
     }

@@ -38,7 +38,7 @@ async fn eventually_replies(address: SocketAddr, path: &str, status: u16, body: 
     eventually(&format!("{path}: {got:?}"), LONG, || async { get(address, path).await == got }).await;
 }
 
-/// The value of each series.
+/// Returns the value of each series.
 pub async fn scrape(address: SocketAddr) -> BTreeMap<String, f64> {
     let (status, text) = get(address, "/metrics").await;
     assert_eq!(status, 200, "{text}");
@@ -89,7 +89,7 @@ async fn call_and_operation_metrics_count_each_end() {
     assert_eq!(seen[&of_method("grpc_server_handling_seconds_count", "RequestResource", "")], 3.0);
     assert_eq!(seen[&of_method("grpc_server_started_total", "Unregister", "")], 0.0, "known before it is called");
 
-    // A registration, a grant and two releases; the rest was refused by a look.
+    // A registration, a grant and two releases; checks refused the other requests.
     assert_eq!(seen["linkis_rm_batch_operations_sum"], 4.0);
     assert_eq!(seen["linkis_rm_lock_wait_seconds_count"], seen["linkis_rm_batch_operations_count"]);
     assert_eq!(seen["linkis_rm_commit_seconds_count"], 3.0, "one of them wrote nothing");
@@ -102,7 +102,7 @@ async fn call_and_operation_metrics_count_each_end() {
     instance.stop().await;
 }
 
-/// The series of requests that ended so.
+/// Returns the series of requests with this outcome.
 fn requests(outcome: &str, scope: &str, dimension: &str) -> String {
     format!(r#"linkis_rm_requests_total{{outcome="{outcome}",scope="{scope}",dimension="{dimension}"}}"#)
 }
@@ -310,7 +310,7 @@ async fn metric_families_are_exported_when_idle_and_documented() {
     instance.stop().await;
 }
 
-/// Names that callers choose, be it of methods, users, EMs or limits, are no labels.
+/// Names that callers choose (of methods, users, EMs or limits) are no label values.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metric_series_are_independent_of_callers() {
     let (_database, instance) = start().await;
@@ -404,7 +404,7 @@ async fn silent_http_connections_yield_to_new_ones() {
     instance.stop().await;
 }
 
-/// `promtool check metrics` finds nothing to blame in names, types and help texts.
+/// `promtool check metrics` reports no fault in names, types and help texts.
 pub async fn promtool(http: SocketAddr) {
     let (_, text) = get(http, "/metrics").await;
     let promtool = Command::new("promtool")

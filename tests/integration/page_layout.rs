@@ -79,7 +79,7 @@ async fn page_layout_with_unbroken_names_keeps_width() {
     browser.run("document.getElementById('em-list').open = true").await;
     browser.shows("#em-rows", em1.instance.as_str()).await;
     browser.looks_well("unbroken").await;
-    // The tip of a cell, and an EM and a user in full.
+    // The tooltip of a cell, and the details of an EM and a user.
     let point = "const map = document.getElementById('map'), { x, y } = map.getBoundingClientRect();
         map.dispatchEvent(new PointerEvent('pointermove', { clientX: x + 2, clientY: y + 2 }))";
     browser.run(point).await;

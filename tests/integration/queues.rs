@@ -71,7 +71,7 @@ async fn queue_limit_counts_each_queue_and_user() {
     // As in Linkis, an empty queue name means the queue `default`.
     grant(&rm.client, "alice", in_queue("", 6)).await;
     assert_eq!(short_of("bob", in_queue("default", 5)).await, of("queue=default", 4));
-    // A request without a queue is under no queue limit, also with another resource type.
+    // Queue limits do not apply to a request without a queue, also with another resource type.
     for _ in 0..5 {
         grant(&rm.client, "hadoop", load(1, 1, 1)).await;
     }
@@ -97,7 +97,7 @@ async fn namespace_limit_counts_each_namespace() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 4);
 }
 
-/// An earlier build called thousandths of cores just cores, in limits and counters.
+/// An earlier build named thousandths of cores `cores`, in limits and counters.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn limits_and_counters_that_an_earlier_build_stored_are_read() {
     const TABLES: &str = r#"
@@ -171,7 +171,7 @@ async fn queue_counter_returns_to_zero_after_any_end() {
         let usage = usage(client, "queue=a").await;
         (usage.used.get(&Dimension::QueueCores), usage.locked.get(&Dimension::QueueCores))
     };
-    // Released: while it is locked, in use, and after less and more was reported.
+    // Ends by release: while locked, while used, and after lower and higher reports.
     let locked = grant(client, "hadoop", in_queue("a", 8)).await;
     let in_use = grant(client, "hadoop", in_queue("a", 8)).await;
     assert_eq!(held().await, (0, 16));
@@ -198,7 +198,7 @@ async fn queue_counter_returns_to_zero_after_any_end() {
     client.resource_released(&release(&locked, "hadoop")).await.unwrap();
     assert_eq!(held().await, (0, 0));
 
-    // Expired; and gone with its EM, locked and in use.
+    // Ends by expiry, and with the EM, locked and used.
     let brief =
         ResourceRequest { lock_ttl: Some(Duration::from_secs(1)), ..request(&em("host1"), "hadoop", in_queue("a", 8)) };
     client.request_resource(&brief).await.granted();

@@ -114,13 +114,13 @@ async fn request_for_other_queue_names_both_queues() {
         let got = error.to_string();
         assert!(got.contains("root.etl") && got.contains("root.adhoc"), "{got}");
     }
-    // The right one is granted, and refused when it is full.
+    // A request in the queue of the EM is granted, and refused when the EM is full.
     let full = request(&em1, "hadoop", on_queue("root.etl", 10));
     rm.client.request_resource(&full).await.granted();
     assert_eq!(rm.client.request_resource(&full).await.refused().shortfalls[0].available, 0);
 }
 
-/// No program has to take texts apart.
+/// Errors have fields, so that no program parses texts.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn error_fields_repeat_error_text() {
     let (_database, rm) = start().await;

@@ -52,7 +52,7 @@ async fn reported_use_shrinks_or_grows_within_capacity() {
     let (grant, before) = in_use(&rm.client, load(4, 4, 1)).await;
     let other = rm.client.request_resource(&request(&em1, "alice", load(4, 4, 1))).await.granted();
 
-    // In some dimensions less, in others more; and the same again, through another instance.
+    // Less in some dimensions and more in others; repeated through another instance.
     for instance in [&rm, &second] {
         let after = instance.client.resource_reported(&report(&grant, load(2, 5, 1))).await.unwrap();
         assert_eq!(*after.resource(), load(2, 5, 1));
@@ -166,14 +166,14 @@ async fn application_id_reported_late_is_kept() {
         let error = rm.client.resource_inited(&inited(&grant, "hadoop", Some(used))).await.unwrap_err();
         assert_eq!(details(&error), not_now("TICKET_ALREADY_INITED"));
     }
-    // Another application, on the same queue; another queue is another ticket's business.
+    // Another application in the ticket's queue is accepted; another queue is rejected.
     let answer = rm.client.resource_reported(&report(&grant, with(2, "application_2"))).await.unwrap();
     assert_eq!(id_of(&answer), "application_2");
     let elsewhere = |queue_cores| {
         let queue = YarnAmounts { queue_name: "q2".into(), queue_cores, ..YarnAmounts::default() };
         Resource::from_parts(ResourceParts::DriverAndYarn(LoadInstanceAmounts::default(), queue)).unwrap()
     };
-    // Nothing on another queue is nothing on its own.
+    // A use of zero in another queue is zero in the own queue.
     let nothing = rm.client.resource_reported(&report(&grant, elsewhere(0))).await.unwrap();
     assert_eq!(nothing.resource().queue_name(), Some("q1"));
     for other in [elsewhere(1), load(1, 1, 1)] {

@@ -305,7 +305,7 @@ async fn tickets_of_later_registration_are_skipped() {
     assert!(parts <= 6, "{parts} parts for {older} tickets among {CROWD}");
 }
 
-/// Marks EMs as going, as an instance that died at once has left them.
+/// Marks EMs as unregistering, as an instance leaves them that died immediately after the call.
 async fn have_go(database: &Database, host_like: &str) {
     sqlx::query(
         "UPDATE linkis_em_resource_meta_data SET version = version + 1, going_epoch = epoch, going_end = 'unregistered',

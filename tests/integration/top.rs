@@ -69,7 +69,7 @@ impl Top {
         self.until(what, |lines| lines.iter().any(|line| line.contains(what)).then_some(lines))
     }
 
-    /// The lines of the last whole picture.
+    /// Returns the lines of the last complete picture.
     fn picture(&self) -> Vec<String> {
         let pictures: Vec<&str> = self.seen.split("\u{1b}[H").collect();
         let whole = pictures.iter().rev().find(|picture| picture.contains("\u{1b}[J")).copied().unwrap_or_default();
@@ -108,7 +108,7 @@ impl Drop for Top {
     }
 }
 
-/// Texts on the screen for this overview.
+/// Returns the expected texts of an overview.
 fn expected(overview: &Overview) -> Vec<String> {
     let mut totals: BTreeMap<&str, DimensionTotals> = BTreeMap::new();
     for (dimension, some) in overview.ems.iter().flat_map(|ems| &ems.dimensions) {
@@ -204,7 +204,7 @@ async fn top_shows_overview_and_restores_terminal() {
     let used = rm.client.request_resource(&request(&em("host1"), "hadoop", load(4, 2, 1))).await.granted();
     rm.client.resource_inited(&inited(&used, "hadoop", None)).await.unwrap();
     rm.client.request_resource(&request(&em("host1"), "alice", load(30, 4, 1))).await.granted();
-    // Which are the fullest is worked out every few seconds.
+    // The fullest scopes are computed every few seconds.
     let known = || async { rm.client.overview().await.unwrap().scopes.is_some_and(|scopes| scopes.fullest.len() == 2) };
     eventually("the fullest scopes are known", LONG, known).await;
     let known = Known::default();
@@ -216,7 +216,7 @@ async fn top_shows_overview_and_restores_terminal() {
         let lines = loop {
             let (second, overview, lines) = top.agrees(&known, &seconds);
             seconds.insert(second);
-            // An earlier overview includes the ticket of the terminal before.
+            // An earlier overview includes the ticket of the previous terminal size.
             if overview.tickets.is_some_and(|tickets| (tickets.used, tickets.locked) == (1, 1)) {
                 break lines;
             }

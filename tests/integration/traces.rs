@@ -25,7 +25,7 @@ use tonic::{
 
 use crate::{harness::*, identity::*, metrics::scrape};
 
-/// The spans and the header of a collector.
+/// Received spans and header of a collector.
 #[derive(Clone, Default)]
 struct Collected(Arc<Mutex<Vec<(String, ResourceSpans)>>>);
 
@@ -50,7 +50,7 @@ impl Collected {
         scopes.flat_map(|scope| scope.spans.clone()).collect()
     }
 
-    /// The spans of a trace by their names; of several with one name, one of them.
+    /// Returns the spans of a trace by name; one of several with equal names.
     fn trace(&self, trace_id: &[u8]) -> HashMap<String, Span> {
         let spans = self.spans().into_iter().filter(|span| span.trace_id == trace_id);
         spans.map(|span| (span.name.clone(), span)).collect()

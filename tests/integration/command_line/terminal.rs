@@ -19,7 +19,7 @@ use crate::{certificates::Folder, harness::*};
 
 use super::{program, text, world};
 
-/// A terminal of this size, and the end that programs have of it.
+/// Opens a terminal of this size. Returns both of its ends.
 pub fn terminal(columns: u16, rows: u16) -> (File, OwnedFd) {
     let ours = openpt(OpenptFlags::RDWR | OpenptFlags::NOCTTY).unwrap();
     grantpt(&ours).unwrap();

@@ -19,7 +19,7 @@ const GOAWAY: u8 = 7;
 /// The error code of a GOAWAY that ends a flood.
 const ENHANCE_YOUR_CALM: u32 = 11;
 
-/// The most frames of a kind that a flood sends.
+/// Maximum number of frames of a kind in a flood.
 const FLOOD_FRAMES: u32 = 200_000;
 
 fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
@@ -80,7 +80,7 @@ async fn flood(from: &str, server: SocketAddr, kind: u8) -> Option<(u32, String)
         if write.write_all(&steps).await.is_err() {
             break;
         }
-        // Fewer calls are begun at a time than may be reset before the server has accepted them.
+        // Begins fewer calls at a time than may be reset before the server has accepted them.
         tokio::task::yield_now().await;
     }
     drop(write);
@@ -154,7 +154,7 @@ async fn address_after_flood_gets_slow_connections() {
     rm.stop().await;
 }
 
-/// Waiting calls that are cut off, deadlines that expire and calls that are cancelled while others are answered, all on one connection.
+/// Cancelled waiting calls, expired deadlines, and cancelled calls beside completed ones, all on one connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 #[expect(clippy::async_yields_async, reason = "an answer is awaited after other calls were sent, or dropped")]
 async fn honest_client_with_many_cancels_is_not_ended() {
@@ -164,7 +164,7 @@ async fn honest_client_with_many_cancels_is_not_ended() {
     for host in [&held, &free] {
         rm.client.register(registration(host.clone(), load(100_000, 100_000, 100_000))).await.unwrap();
     }
-    // The library at this end would count answers to cancelled calls as errors of the server.
+    // The library of the client would count replies to cancelled calls as errors of the server.
     let mut builder = h2::client::Builder::new();
     builder.max_concurrent_reset_streams(10 * AT_ONCE).max_local_error_reset_streams(None);
     let raw = Raw::connect_with(&rm.address, &builder).await;
@@ -198,7 +198,7 @@ async fn honest_client_with_many_cancels_is_not_ended() {
         let message = unregister.encode_to_vec();
         Bytes::from([message_prefix(message.len()), message].concat())
     };
-    // Calls that wait for an EM that is locked, and are all cut off at once: by the client, or by their deadlines.
+    // Calls that wait for a locked EM and all end at one moment: by the client, or by their deadlines.
     for deadline in [None, None, Some("300m"), Some("300m"), None, None] {
         let headers: Vec<_> = deadline.map(|deadline| ("grpc-timeout", deadline)).into_iter().collect();
         let mut answers = vec![];
@@ -212,7 +212,7 @@ async fn honest_client_with_many_cancels_is_not_ended() {
             deadline.is_some() || scrape(rm.http).await["linkis_rm_calls"] >= 0.9 * AT_ONCE as f64
         })
         .await;
-        // The last of them are under way for long enough, and deadlines expire.
+        // The last calls have been in progress long enough, and deadlines expire.
         tokio::time::sleep(Duration::from_millis(if deadline.is_some() { 300 } else { 100 })).await;
         drop(answers);
     }

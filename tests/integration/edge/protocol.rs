@@ -6,7 +6,7 @@ use tonic_reflection::pb::{v1, v1alpha};
 
 use super::*;
 
-/// Answer of a call: its HTTP status, and the fields of its headers and trailers.
+/// Reply to a call: its HTTP status, and the fields of its headers and trailers.
 #[derive(Debug)]
 pub struct Answer {
     pub status: u16,
@@ -200,7 +200,7 @@ async fn health_checking_rules_hold() {
     for service in ["unknown", "linkis.rm.v1.*", "linkis.rm.v1.UsageService/ListEms"] {
         assert_eq!(check(service).await.code(), Some(Code::NotFound), "H3 {service}");
     }
-    // H4: Watch answers at once, also for an unknown name, which is SERVICE_UNKNOWN, and the stream continues.
+    // H4: Watch replies immediately, with SERVICE_UNKNOWN for an unknown name, and the stream continues.
     let mut health = HealthClient::new(channel_to(&rm.address).await);
     for (service, status) in [("", ServingStatus::Serving), ("unknown", ServingStatus::ServiceUnknown)] {
         let mut watch = health.watch(HealthCheckRequest { service: service.to_owned() }).await.unwrap().into_inner();

@@ -56,7 +56,7 @@ async fn message_of_many_fields_uses_bounded_memory() {
     process.client.ems().await.unwrap();
 }
 
-/// Nothing is waited for behind a message that is there.
+/// A complete message is processed without waiting for the end of its body.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn call_without_end_of_body_is_answered() {
     let database = Database::fresh().await;

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// Streams without an end: a watch of health, and a reflection stream without a question.
+/// Endless streams: a health watch, and a reflection stream without a query.
 struct Endless {
     watch: Streaming<HealthCheckResponse>,
     reflection: Streaming<ServerReflectionResponse>,

@@ -25,7 +25,7 @@ pub(super) type QueueOf = (&'static str, i64, i64, &'static str);
 #[derive(Clone, Default)]
 pub(super) struct Shown {
     pub(super) queues: Vec<QueueOf>,
-    /// Ids, queues, GB.
+    /// Applications: id, queue, GB.
     pub(super) applications: Vec<(String, &'static str, i64)>,
     pub(super) is_away: bool,
     /// Number of additional bytes in the reply for each queue.

@@ -2,7 +2,7 @@
 
 use super::*;
 
-/// A counter of an instance.
+/// Returns the value of a counter of an instance.
 fn counter(rm: &Instance, series: &str) -> i64 {
     let text = rm.metrics.text();
     let value = text.lines().find_map(|line| line.strip_prefix(series)?.trim().parse::<f64>().ok());
@@ -30,7 +30,7 @@ async fn with_tickets(tickets: usize) -> (Database, Cluster, Instance, Vec<Grant
     (database, cluster, one, granted)
 }
 
-/// Counted GB of the whole cluster after a snapshot that begins now.
+/// Asserts the counted GB of a queue after a snapshot that begins now.
 async fn counted_soon(database: &Database, path: &str, gb: i64) {
     refreshed(database).await;
     assert_eq!(counted(database, path).await, gb);
@@ -84,7 +84,7 @@ async fn settled_engines_are_shown_without_reads() {
     assert_eq!(assert_invariants(&database, &one.client).await, 3);
 }
 
-/// How often all tickets were read.
+/// Returns how often all tickets were read.
 fn anew(rm: &Instance) -> i64 {
     ["new", "superseded", "outdated", "renumbered"].into_iter().map(|by| prepared(rm, by)).sum()
 }
@@ -113,7 +113,7 @@ async fn preparation_cache_is_rebuilt_after_provider_change() {
     read_anew(&database, &one, before, 13).await;
 }
 
-/// Has the numbers of changes become others, until an instance notices between two snapshots.
+/// Changes the numbers of changes until an instance detects it between two snapshots.
 async fn renumbered_until(database: &Database, rm: &Instance, sql: &'static str, by: &str) {
     let noticed = async || {
         database.execute(sql).await;

@@ -67,7 +67,7 @@ async fn burst_that_shows_late(parent: i64, fits: usize, has_ids: bool) {
     let granted = burst([&one, &two], REQUESTS, &in_queue("a.x", 12)).await;
     assert_eq!(granted.len(), fits, "{what}");
     let all = 12 * fits;
-    // Without ids, shown use may be of others: until it has settled, it counts beside the grants.
+    // Without ids, shown use may belong to others: until it has settled, it counts in addition to the grants.
     let watch = Watch::begin(&database, all, if has_ids { all } else { 2 * all });
     let id = |number: usize| format!("application_3_{number}");
     for (number, grant) in granted.iter().enumerate() {

@@ -63,7 +63,7 @@ pub struct Administrator {
 }
 
 impl Administrator {
-    /// Sets every limit once, while nothing is broken yet.
+    /// Sets every limit once, before the first fault.
     pub async fn begin(shared: Shared, random: Random) -> Self {
         let crowd = i64::try_from(shared.crowd).unwrap();
         let (cores, crowded) = ((Dimension::Cores, 4, 50), (Dimension::Instances, crowd / 4, crowd * 3));
@@ -110,7 +110,7 @@ impl Administrator {
         self.all[number].changed(&answer, Some(self.next_mark));
     }
 
-    /// A limit that has never been.
+    /// Returns a limit that was never set.
     fn rule(&mut self, number: usize) -> Rule {
         self.next_mark += 1;
         let known = &self.all[number];
@@ -124,7 +124,7 @@ impl Administrator {
         Rule { pattern: known.pattern.clone(), mode, max }
     }
 
-    /// Most of them at once, each with another maximum, and no others.
+    /// Replaces all limits by most of them, each with another maximum.
     async fn replace(&mut self) {
         let (mut limits, mut marks) = (Vec::new(), Vec::new());
         for number in 0..self.all.len() {

@@ -7,11 +7,11 @@ use std::{
     process::Command,
 };
 
-/// The path on Debian, for any processor.
+/// Path of the library on Debian, for any processor.
 const LIBRARIES: &str = "/usr/lib";
 const LIBRARY: &str = "faketime/libfaketime.so.1";
 
-/// The clock of one instance.
+/// Clock of one instance.
 pub struct Clock {
     library: PathBuf,
     file: PathBuf,
@@ -30,7 +30,7 @@ impl Clock {
         Some(clock)
     }
 
-    /// Has the process that `command` will start go by this clock.
+    /// Makes the process of `command` use this clock.
     pub fn rule(&self, command: &mut Command) {
         command
             .env("LD_PRELOAD", &self.library)

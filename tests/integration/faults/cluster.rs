@@ -17,10 +17,10 @@ use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 use super::{clock::Clock, credentials::Credentials, random::Random};
 use crate::{harness::*, proxy::Proxy};
 
-/// How long a caller has patience with an instance.
+/// Timeout of a call.
 const CALLER_TIMEOUT: Duration = Duration::from_secs(4);
 
-/// So long that the service's own answer is always seen.
+/// Timeout of a call that always gets the service's own reply.
 const PROBE_TIMEOUT: Duration = Duration::from_secs(40);
 
 /// Maximum number of database connections: enough for three instances and some observers, and few enough to be exhausted.
@@ -29,11 +29,11 @@ pub const CONNECTIONS_MAX: usize = 140;
 /// Number of stored log lines of each instance.
 const LOG_LINES: usize = 200;
 
-/// Everything that can be broken.
+/// The system under test, with all targets of faults.
 pub struct Cluster {
     postgres: tokio::sync::Mutex<Option<EmbeddedPostgres>>,
     folder: PathBuf,
-    /// Past the proxies.
+    /// Connection options of the database, without the proxies.
     pub options: PgConnectOptions,
     pub nodes: Vec<Node>,
     /// Credentials of callers; `None` beside another release, which may not support them.
@@ -43,7 +43,7 @@ pub struct Cluster {
 /// One instance of the service.
 pub struct Node {
     pub proxy: Proxy,
-    /// If its clock can be set.
+    /// Clock of the instance; `None` if it cannot be set.
     pub clock: Option<Clock>,
     program: Mutex<Programs>,
     process: Mutex<Option<Process>>,
@@ -103,7 +103,7 @@ impl Cluster {
         Self { postgres: tokio::sync::Mutex::new(Some(postgres)), folder, options, nodes, credentials }
     }
 
-    /// A client of an instance, for EMs that report.
+    /// Returns a client of an instance for reporting EMs.
     pub fn host(&self, node: usize) -> RmClient {
         self.nodes[node].clients.read().unwrap().host.clone()
     }
@@ -131,17 +131,17 @@ impl Cluster {
         self.nodes.iter().map(|node| node.clients.read().unwrap().address.clone()).collect()
     }
 
-    /// A client of an instance, for callers.
+    /// Returns a client of an instance for callers.
     pub fn client(&self, node: usize) -> RmClient {
         self.nodes[node].clients.read().unwrap().caller.clone()
     }
 
-    /// A client of an instance that outwaits everything.
+    /// Returns a client of an instance with a long timeout.
     pub fn probe(&self, node: usize) -> RmClient {
         self.nodes[node].clients.read().unwrap().probe.clone()
     }
 
-    /// A connection to the database past the proxies.
+    /// Opens a connection to the database without the proxies.
     pub async fn connect(&self) -> Result<PgConnection, sqlx::Error> {
         self.options.clone().application_name("faults").connect().await
     }
@@ -156,7 +156,7 @@ impl Cluster {
         running.died().await;
     }
 
-    /// Starts it again; it recovers.
+    /// Starts PostgreSQL again, which recovers.
     pub async fn restart_postgres(&self) {
         *self.postgres.lock().await = Some(EmbeddedPostgres::start(settings(&self.folder)).await.unwrap());
     }
@@ -184,7 +184,7 @@ impl Node {
     fn start(number: usize, postgres: &Path, folder: &Path, credentials: Option<Arc<Credentials>>) -> Self {
         let proxy = Proxy::start(&format!("faults-{number}"), postgres);
         let clock = Clock::in_folder(folder, number);
-        // Every second instance begins as the other release.
+        // Every second instance starts with the other release.
         let mut programs = Programs { other: env::var("LINKIS_RM_FAULTS_OTHER").ok(), is_next: number % 2 == 1 };
         let (log, defects) = (Arc::default(), Arc::default());
         let program = programs.next();
@@ -201,12 +201,12 @@ impl Node {
         *clients = Clients::new(&clients.address.replace("https://", "http://"), self.credentials.as_ref());
     }
 
-    /// kill -9.
+    /// Kills an instance (SIGKILL).
     pub fn kill(&self) {
         self.process.lock().unwrap().take().expect("it runs").kill();
     }
 
-    /// Starts it again, at another address. Blocks until it serves.
+    /// Starts an instance again, at another address. Blocks until it serves.
     pub fn restart(&self) {
         let program = self.program.lock().unwrap().next();
         let settings = (self.clock.as_ref(), self.credentials.as_deref());
@@ -215,12 +215,12 @@ impl Node {
         *self.process.lock().unwrap() = Some(process);
     }
 
-    /// SIGSTOP, or SIGCONT.
+    /// Freezes an instance (SIGSTOP), or continues it (SIGCONT).
     pub fn freeze(&self, frozen: bool) {
         self.process.lock().unwrap().as_ref().expect("it runs").freeze(frozen);
     }
 
-    /// The end of its log.
+    /// Returns the end of the log of an instance.
     pub fn log(&self) -> String {
         Vec::from_iter(self.log.lock().unwrap().iter().cloned()).join("\n")
     }

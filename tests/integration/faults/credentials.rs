@@ -19,7 +19,7 @@ use crate::{
 /// Maximum time until instances accept new credentials and reject old ones. They poll certificates every 3 s, tokens every 2 s.
 const KNOWN_WITHIN: Duration = Duration::from_secs(10);
 
-/// How long one look may take.
+/// Timeout of one check.
 const LOOK_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// The current credentials.
@@ -38,12 +38,12 @@ struct Shown {
     token_id: String,
     /// Certificates of the reporting EMs.
     of_hosts: Identity,
-    /// By which of the authorities all certificates are.
+    /// Index of the authority of all certificates.
     by: usize,
 }
 
 impl Credentials {
-    /// Makes them all, straight on the database.
+    /// Creates all credentials, directly in the database.
     pub fn begin(folder: &Path, url: String) -> Self {
         let folder = folder.join("credentials");
         fs::create_dir_all(&folder).unwrap();
@@ -173,7 +173,7 @@ impl Credentials {
         self.write("ca", &self.authorities[by].as_ref().pem());
     }
 
-    /// It appears at once and whole, as if a link were changed.
+    /// Replaces a file atomically, as a changed link.
     fn write(&self, name: &str, text: &str) {
         fs::write(self.path("next"), text).unwrap();
         fs::rename(self.path("next"), self.path(name)).unwrap();
@@ -184,10 +184,10 @@ impl Credentials {
     }
 }
 
-/// Whether one of the EMs that report is served.
+/// Whether the call of a reporting EM is served.
 async fn asks(rm: &RmClient) -> bool {
     let answer = rm.em(&em(Hosts::REPORTING[0])).await;
-    // It may not have registered yet.
+    // The EM may not be registered yet.
     answer.as_ref().map_or_else(|error| error.reason().as_deref() == Some("EM_NOT_REGISTERED"), |_| true)
 }
 
@@ -202,7 +202,7 @@ async fn within(what: &str, holds: impl AsyncFn() -> bool) -> Result<(), String>
     Ok(())
 }
 
-/// Its id, and itself.
+/// Id and secret of a token.
 fn create_token(url: &str) -> (String, String) {
     let words = ["create", "--name", "callers", "--owner", "the faults", "--role", "admin"].map(str::to_owned);
     let (token, got) = tokens(url, &words);

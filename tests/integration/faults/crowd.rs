@@ -31,19 +31,19 @@ pub const KIND: &str = "linkis-cg-crowd";
 /// User and creator of all tickets of crowds.
 pub const CROWD: &str = "crowd";
 
-/// How many callers make a crowd.
+/// Number of callers of a crowd.
 const CALLERS: usize = 64;
 
-/// How long the tickets of a big EM stay locked: longer than it stays.
+/// Time for which tickets of the crowded EM stay locked, longer than the EM is registered.
 const TTL: Duration = Duration::from_secs(300);
 
-/// How long making a crowd may take: under a limit that is too low it stays smaller.
+/// Maximum time to create a crowd, which stays smaller under a low limit.
 const FILL_MAX: Duration = Duration::from_secs(120);
 
 /// Maximum time until a silent EM is lost; after it, the test unregisters the EM.
 const LOST_MAX: Duration = Duration::from_secs(25);
 
-/// The EM of a crowd.
+/// Returns the EM of a crowd.
 pub fn em_of_crowd(host: &str) -> EmInstance {
     EmInstance::parse("em", KIND, em(host).instance.as_str()).unwrap()
 }
@@ -148,7 +148,7 @@ async fn fill(
     }
 }
 
-/// Mostly through one instance, as a crowd of one manager; sometimes through another.
+/// Returns an instance: mostly one for the whole crowd, as of one manager, and sometimes another.
 fn client_of_crowd(shared: &Shared, random: &mut Random, mostly: usize) -> RmClient {
     if random.percent(95) { shared.cluster.client(mostly) } else { shared.client(random) }
 }

@@ -21,10 +21,10 @@ use super::{
 };
 use crate::harness::*;
 
-/// How often they report.
+/// Interval between two reports of an EM.
 const INTERVAL: Duration = Duration::from_millis(400);
 
-/// The engines that live on reporting EMs.
+/// Tickets of the reporting EMs.
 #[derive(Debug, Default)]
 pub struct Engines(Mutex<HashMap<EmInstance, HashSet<Uuid>>>);
 
@@ -50,7 +50,7 @@ impl Engines {
     }
 }
 
-/// Registers, and reports until the end; registers again whenever that is void.
+/// Registers, and reports until the end. Registers again when the registration is no longer valid.
 pub async fn run(shared: Shared, mut random: Random, em: EmInstance) {
     let registration = RegisterEm { em: em.clone(), ..registered("any", load(60, 60, 60)) };
     while !shared.stop.is_cancelled() {
@@ -60,7 +60,7 @@ pub async fn run(shared: Shared, mut random: Random, em: EmInstance) {
     }
 }
 
-/// Reports until the registration is void, or it is time to stop.
+/// Reports until the registration is no longer valid, or the run ends.
 async fn report(shared: &Shared, random: &mut Random, em: &EmInstance, epoch: i64) {
     let mut sequence = 0;
     while shared.goes_on(INTERVAL).await {

@@ -22,7 +22,7 @@ use super::{
 };
 use crate::harness::*;
 
-/// How long grants stay locked.
+/// Time for which a grant stays locked.
 const TTL: Duration = Duration::from_secs(3);
 
 /// Maximum time to repeat a request without a known result.
@@ -31,7 +31,7 @@ const REPEAT_MAX: Duration = Duration::from_secs(30);
 /// A late call of an EM that has registered again.
 const OLDER: &str = "an older registration";
 
-/// `None` if no reply named it.
+/// Returns the use of a grant in its queue; `None` if no reply named the queue.
 fn of(request: &ResourceRequest, grant: &Grant, used: Resource, application_id: &str) -> Option<Resource> {
     let path = grant.queue.as_ref().map(|queue| queue.path.trim_start_matches("root."));
     let is_known = path.is_some() || request.queue_names.is_empty();
@@ -60,7 +60,7 @@ pub struct Caller {
     turn: usize,
 }
 
-/// How a request ended.
+/// Result of a request.
 enum End {
     Granted(Grant),
     Refused,
@@ -153,7 +153,7 @@ impl Caller {
         }
     }
 
-    /// Repeats a request before it is answered, as an impatient client does.
+    /// Repeats a request before its reply, as an impatient client.
     async fn ask_twice_at_once(&mut self, request: ResourceRequest) {
         if request.request_id.is_none() {
             return self.live(request).await;
@@ -187,7 +187,7 @@ impl Caller {
         }
     }
 
-    /// Writes down how a request was answered.
+    /// Records the reply to a request.
     fn answered(&self, request: &ResourceRequest, answer: Answer<ResultResource>) -> End {
         let journal = &self.shared.journal;
         journal.asked(request, matches!(answer, Answer::Unclear));
@@ -206,7 +206,7 @@ impl Caller {
         }
     }
 
-    /// An engine starts, lives and ends, or does not even start.
+    /// Runs an engine from its start to its end; some never start.
     async fn engine(&mut self, request: &ResourceRequest, grant: Grant) {
         tokio::time::sleep(self.random.millis(0, 150)).await;
         if self.random.percent(20) && request.request_id.is_some() {
@@ -276,7 +276,7 @@ impl Caller {
         (is_alone() && self.random.percent(30)).then_some(*current)
     }
 
-    /// The engine reports another use. It names its application with that report or later.
+    /// Reports another use, sometimes with the application id for the first time.
     async fn report_use(&mut self, request: &ResourceRequest, grant: &Grant) {
         let used = load(self.random.between(0, 8), self.random.between(0, 5), 1);
         for application_id in [self.random.pick(["", "application_1_1"]), "application_1_2"] {
@@ -294,7 +294,7 @@ impl Caller {
         }
     }
 
-    /// As much as was granted, less, or more.
+    /// Returns a use of the granted amount, less, or more.
     fn used(&mut self, granted: &Resource) -> Option<Resource> {
         let cores = granted.get(&Dimension::Cores);
         match self.random.between(0, 9) {

@@ -20,12 +20,12 @@ use crate::harness::em;
 /// outage.
 const GOING_MAX: Duration = Duration::from_secs(60);
 
-/// Memory, cores, instances.
+/// Amounts of memory, cores and instances.
 pub type Amounts = [i64; 3];
 
 const DIMENSIONS: [Dimension; 3] = [Dimension::Memory, Dimension::Cores, Dimension::Instances];
 
-/// One line.
+/// A history line.
 #[derive(Clone, Debug, FromRow)]
 pub struct Line {
     /// Ids follow the order of commits within an EM and a scope, and against changes of limits, whose fence excludes other
@@ -41,7 +41,7 @@ pub struct Line {
     labels: Option<String>,
     queue: Option<String>,
     pub kind: Option<String>,
-    /// Empty if it is of a limit or a policy.
+    /// EM of the line; empty for a limit or a policy.
     pub em: String,
     pub scope: Option<String>,
     memory: i64,
@@ -49,7 +49,7 @@ pub struct Line {
     instances: i64,
     /// The maximum of a limit, in the same order.
     pub max: Vec<Option<i64>>,
-    /// Its mode.
+    /// Mode of a limit.
     pub limit_mode: Option<String>,
     pub at: OffsetDateTime,
 }
@@ -87,7 +87,7 @@ pub fn amounts(resource: &Resource) -> Amounts {
     DIMENSIONS.map(|dimension| resource.get(&dimension))
 }
 
-/// All of it, in order.
+/// Reads the whole history in order.
 pub async fn read(connection: &mut PgConnection) -> Vec<Line> {
     sqlx::query_as(
         r#"SELECT id, xmin::text::bigint AS transaction, action, ticket_id, "user", creator, engine_type, labels::text AS labels,
@@ -105,7 +105,7 @@ pub async fn read(connection: &mut PgConnection) -> Vec<Line> {
     .unwrap()
 }
 
-/// The lives of all tickets.
+/// Returns the lines of each ticket.
 pub fn lives(history: &[Line]) -> HashMap<Uuid, Vec<&Line>> {
     let mut lives: HashMap<Uuid, Vec<&Line>> = HashMap::new();
     for line in history {
@@ -120,9 +120,9 @@ pub fn lives(history: &[Line]) -> HashMap<Uuid, Vec<&Line>> {
 #[derive(Debug, Default)]
 pub struct Goings {
     pub count: usize,
-    /// The most tickets that one had when it went.
+    /// Maximum number of tickets of an EM at its unregistration.
     pub largest: usize,
-    /// From then until the last of them ended, and for how long of that nothing was broken.
+    /// Longest time until the last of them ended, and the part of it without faults.
     pub longest: (Duration, Duration),
 }
 
@@ -133,7 +133,7 @@ struct EmThen {
     held: HashMap<Uuid, Amounts>,
     in_use: Amounts,
     is_drained: bool,
-    /// The tickets that go with the EM, and since when.
+    /// Tickets that end with the EM, and the time of its unregistration.
     leaving: HashMap<Uuid, OffsetDateTime>,
 }
 
@@ -194,7 +194,7 @@ impl EmThen {
         }
     }
 
-    /// Follows the tickets of EMs that go until the last of them has ended.
+    /// Follows the tickets of an unregistering EM until the last one has ended.
     fn follow_going(&mut self, journal: &Journal, em: &str, commit: &[&Line], goings: &mut Goings) {
         let ends = commit.iter().filter(|line| line.is_end());
         let took = |line: &&Line| {

@@ -18,10 +18,10 @@ use super::{
 };
 use crate::proxy::{Cut, FaultPlan};
 
-/// How long after the end of a fault every instance has to serve again.
+/// Maximum time after a fault until every instance serves again.
 pub const RECOVERY_MAX: Duration = Duration::from_secs(30);
 
-/// Name of a revocation, of which callers get an error.
+/// Name of the fault in which callers get an error for a revoked token.
 pub const REVOCATION: &str = "a token is revoked";
 
 /// A fault.
@@ -39,9 +39,9 @@ pub enum Fault {
     FreezeShort,
     /// pg_terminate_backend of some connections.
     Terminate,
-    /// PostgreSQL ends at once, and is started again soon.
+    /// PostgreSQL ends immediately, and is started again soon.
     Crash,
-    /// PostgreSQL ends at once, and stays away for longer than an instance waits to learn how a commit ended.
+    /// PostgreSQL ends immediately, and is down for longer than an instance waits for the evidence of a commit.
     CrashLong,
     /// Commits without a reply.
     CutAfterCommit,
@@ -57,13 +57,13 @@ pub enum Fault {
     Forgotten,
     /// No connection can be opened, and open ones end.
     Exhaust,
-    /// The clock of an instance jumps, by up to two days, there and back.
+    /// The clock of an instance jumps by up to two days, and back.
     Clock,
-    /// The token of all callers is replaced, and the one before revoked.
+    /// The token of all callers is replaced, and the old one revoked.
     Revocation,
-    /// The certificates of the instances and of EMs are replaced, and the authority by which these are believed.
+    /// The certificates of the instances and of EMs are replaced, with the authority of client certificates.
     Certificates,
-    /// Two of the others at once.
+    /// Two of the other faults concurrently.
     Two,
 }
 
@@ -132,13 +132,13 @@ impl Fault {
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Toll {
     pub injected: u32,
-    /// The longest time in which a probe was not answered, from the fault's beginning.
+    /// Longest time without a reply to a probe, from the beginning of the fault.
     pub outage: Duration,
-    /// The longest time from the fault's end until every probe was answered again.
+    /// Longest time from the end of the fault until every probe got a reply.
     pub recovery: Duration,
 }
 
-/// Breaks things.
+/// Causes the faults of a run.
 pub struct Injector {
     shared: Shared,
     probes: Arc<Probes>,
@@ -235,7 +235,7 @@ impl Injector {
     }
 }
 
-/// Breaks something, and mends it after a while.
+/// Causes a fault, and ends it after a while.
 async fn break_and_mend(cluster: &Arc<Cluster>, fault: Fault, random: &mut Random) {
     let number = random.index(cluster.nodes.len());
     let node = &cluster.nodes[number];
@@ -288,7 +288,7 @@ async fn crash(cluster: &Cluster, signal: Signal, away: Duration) {
     cluster.restart_postgres().await;
 }
 
-/// Cuts a few commits here and there.
+/// Cuts a few commits on random instances.
 async fn cut_commits(cluster: &Cluster, cut: Cut, random: &mut Random) {
     for _ in 0..random.between(1, 4) {
         let count = u32::try_from(random.between(1, 3)).unwrap();
@@ -298,7 +298,7 @@ async fn cut_commits(cluster: &Cluster, cut: Cut, random: &mut Random) {
     cluster.nodes.iter().for_each(|node| node.proxy.cut_commits(cut, 0));
 }
 
-/// On the way of one instance, or of all.
+/// Applies a plan to the proxy of one instance, or of all.
 async fn bad_weather(cluster: &Cluster, weather: FaultPlan, random: &mut Random) {
     let struck = match random.percent(30) {
         true => &cluster.nodes[..],
@@ -309,7 +309,7 @@ async fn bad_weather(cluster: &Cluster, weather: FaultPlan, random: &mut Random)
     struck.iter().for_each(|node| node.proxy.set_fault_plan(FaultPlan::Fair));
 }
 
-/// Ends some of the service's connections, by chance of `percent`.
+/// Ends each connection of the service with a probability of `percent`.
 async fn terminate(cluster: &Cluster, percent: i64) {
     let Ok(mut admin) = cluster.connect().await else { return };
     let _ = terminate_on(&mut admin, percent).await;
@@ -326,7 +326,7 @@ async fn terminate_on(admin: &mut PgConnection, percent: i64) -> Result<(), sqlx
     Ok(())
 }
 
-/// Sets the clock of an instance ahead or back a few times, and right again.
+/// Sets the clock of an instance ahead or back a few times, and then right.
 async fn jump(node: &Node, random: &mut Random) {
     let Some(clock) = &node.clock else { return };
     for _ in 0..random.between(1, 4) {

@@ -95,11 +95,11 @@ pub struct Journal {
     book: Mutex<Book>,
     /// Current faults, and the time of the last one.
     broken: Mutex<(&'static str, Instant)>,
-    /// When the last of it was mended.
+    /// End of the last fault.
     mended: Mutex<Instant>,
     /// Start and end of each past fault, by the clock of this machine, which the database uses too.
     outages: Mutex<Vec<(OffsetDateTime, OffsetDateTime)>>,
-    /// When a token was last revoked.
+    /// Time of the last revocation of a token.
     revoked: Mutex<Option<Instant>>,
 }
 
@@ -119,7 +119,7 @@ impl Journal {
         self.book.lock().unwrap()
     }
 
-    /// When, on the journal's clock.
+    /// Returns a time on the journal's clock.
     pub fn clock(&self) -> String {
         format!("{:.3} s", self.start.elapsed().as_secs_f64())
     }
@@ -141,7 +141,7 @@ impl Journal {
         *self.mended.lock().unwrap() = Instant::now();
     }
 
-    /// For how long nothing was broken between two moments, all in all.
+    /// Returns the total time without a fault between two moments.
     pub fn calm_between(&self, from: OffsetDateTime, to: OffsetDateTime) -> Duration {
         let outages = self.outages.lock().unwrap();
         let within = outages.iter().map(|(begin, end)| (*end).min(to) - (*begin).max(from));
@@ -149,7 +149,7 @@ impl Journal {
         (to - from - broken).max(time::Duration::ZERO).unsigned_abs()
     }
 
-    /// For how long nothing has been broken.
+    /// Returns the time since the last fault.
     pub fn calm(&self) -> Duration {
         match self.broken.lock().unwrap().0 {
             NOTHING => self.mended.lock().unwrap().elapsed(),
@@ -157,7 +157,7 @@ impl Journal {
         }
     }
 
-    /// A violation.
+    /// Records a violation.
     pub fn violation(&self, what: String) {
         let what = format!("at {}, {} broken: {what}", self.clock(), self.broken.lock().unwrap().0);
         eprintln!("VIOLATION {what}");
@@ -173,7 +173,7 @@ impl Journal {
         }
     }
 
-    /// Makes a call, and writes down how it was answered.
+    /// Makes a call, and records its result.
     pub async fn call<T>(&self, kind: &'static str, call: impl Future<Output = Result<T, ClientError>>) -> Answer<T> {
         let start = Instant::now();
         match call.await {
@@ -185,7 +185,7 @@ impl Journal {
         }
     }
 
-    /// Writes down that a caller went away while it waited for its answer.
+    /// Records that a caller cancelled a call before its reply.
     pub fn cancelled(&self, kind: &'static str) {
         self.count(kind, "(gone away)");
     }
@@ -226,7 +226,7 @@ impl Journal {
         }
     }
 
-    /// An error that the service did not give: the connection broke, or the caller's patience was over.
+    /// Returns the result of an error that is not from the service: a broken connection, or the timeout of the caller.
     fn broke_on_the_way<T>(&self, kind: &'static str, error: &ClientError) -> Answer<T> {
         let code = error.code().unwrap_or(Code::Internal);
         self.count(kind, &format!("({code:?})"));
@@ -260,19 +260,19 @@ impl Journal {
         life.notes.push(note);
     }
 
-    /// An engine is about to be adopted.
+    /// Records that an adoption begins.
     pub fn adopting(&self, ticket_id: Uuid) {
         self.book().adopting.insert(ticket_id);
     }
 
-    /// An engine was adopted.
+    /// Records an adoption.
     pub fn adopted(&self, adopt: &AdoptTicket) {
         let note = format!("adopted at {}", self.clock());
         let life = Life {
             user: adopt.user.to_string(),
             em: adopt.em.instance.to_string(),
             asked: adopt.used.clone(),
-            // It has no deadline.
+            // An adopted ticket has no deadline.
             expires_at: OffsetDateTime::UNIX_EPOCH,
             inited: true,
             init_asked: true,
@@ -285,7 +285,7 @@ impl Journal {
         self.book().lives.insert(adopt.ticket_id, life);
     }
 
-    /// Writes down something about a ticket that was granted.
+    /// Records a change of a granted ticket.
     pub fn note(&self, ticket_id: Uuid, note: &str, change: impl FnOnce(&mut Life)) {
         let note = format!("{note} at {}", self.clock());
         if let Some(life) = self.book().lives.get_mut(&ticket_id) {
@@ -307,7 +307,7 @@ impl Journal {
     }
 }
 
-/// For which reasons a call may be rejected.
+/// Returns the permitted rejections of a call.
 fn expected(kind: &str) -> &'static [&'static str] {
     match kind {
         // A deleted limit also ends the label set that a cap needs.
@@ -315,7 +315,7 @@ fn expected(kind: &str) -> &'static [&'static str] {
             &["EM_NOT_REGISTERED", "EM_DRAINING", "NO_EM_AVAILABLE", "TICKET_ENDED", "CAP_NOT_COUNTED"]
         }
         "request to be turned away" => &["EM_NOT_REGISTERED", "EM_DRAINING", "EM_RESERVED", "LABEL_REQUIRED"],
-        // Only of the registration that its caller has made.
+        // Only for the caller's own registration.
         "fenced unregister" => &["EM_NOT_REGISTERED", "STALE_EPOCH"],
         "an older registration" => &["EM_NOT_REGISTERED", "STALE_EPOCH", "TICKET_NOT_FOUND"],
         "drain" | "resume" => &["EM_NOT_REGISTERED"],

@@ -14,7 +14,7 @@ use crate::harness::*;
 
 const INTERVAL: Duration = Duration::from_millis(100);
 
-/// When calls of each probe were answered as they should be.
+/// Times of the correct replies to each probe.
 #[derive(Debug)]
 pub struct Probes(Vec<Mutex<Vec<Instant>>>);
 
@@ -73,12 +73,12 @@ impl Probes {
         }
     }
 
-    /// Whether each probe was answered since.
+    /// Returns whether each probe got a reply since.
     pub fn all_since(&self, since: Instant) -> bool {
         self.0.iter().all(|answers| *answers.lock().unwrap().last().unwrap() > since)
     }
 
-    /// The longest time without an answer that any probe met, from `since` until now.
+    /// Returns the longest time without a reply of any probe, from `since` until now.
     pub fn longest_outage(&self, since: Instant) -> Duration {
         let outage = |answers: &Vec<Instant>| {
             let gaps = answers.windows(2).filter(|pair| pair[1] > since).map(|pair| pair[1] - pair[0].max(since));

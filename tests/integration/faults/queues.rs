@@ -90,7 +90,7 @@ pub async fn start(cluster: &Cluster, random: Random) {
     transaction.commit().await.unwrap();
 }
 
-/// As much of an EM, and as much of one of the queues.
+/// Returns a resource with equal amounts of an EM and of one queue.
 pub fn in_queue(random: &mut Random, memory: i64, cores: i64) -> Resource {
     of_queue(random.pick(QUEUES.map(|(name, _)| name)), memory, cores, "")
 }

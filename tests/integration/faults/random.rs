@@ -18,12 +18,12 @@ impl Random {
         mixed ^ (mixed >> 31)
     }
 
-    /// A separate stream, so that its draws do not change those of others.
+    /// Returns a separate stream, so that its draws do not change those of others.
     pub fn fork(&mut self) -> Self {
         Self(self.next())
     }
 
-    /// From `low` to `high`, both included.
+    /// Returns a number from `low` to `high`, both included.
     pub fn between(&mut self, low: i64, high: i64) -> i64 {
         let span = u64::try_from(high - low + 1).unwrap();
         low + i64::try_from(self.next() % span).unwrap()

@@ -37,7 +37,7 @@ pub struct Judged {
     pub lowered: usize,
 }
 
-/// One way to count.
+/// A label set.
 #[derive(Debug, PartialEq)]
 struct Set {
     keys: Keys,
@@ -45,7 +45,7 @@ struct Set {
     decides: bool,
 }
 
-/// The rules as they are at one moment.
+/// The rules at one moment.
 #[derive(Debug, Default)]
 struct Rules {
     /// Maxima by labels, and whether the limit is enforced.
@@ -127,7 +127,7 @@ impl Rules {
         let mut matching: Vec<_> = matching.collect();
         matching.sort_by_key(|(labels, _)| Reverse(shape(labels)));
         let dimensions = matching.first()?.1.0.len();
-        // Where one decides that only watches, nothing is refused.
+        // If an advisory limit decides, nothing is refused.
         let max = |dimension: usize| {
             let decides = matching.iter().find_map(|(_, (max, is_enforced))| Some((max[dimension]?, *is_enforced)));
             decides.filter(|(_, is_enforced)| *is_enforced).map(|(max, _)| max)
@@ -151,7 +151,7 @@ struct Commit {
     /// Amounts of its tickets before, by kind of EM.
     before: HashMap<Uuid, (String, Option<Amounts>)>,
     last: i64,
-    /// Whether it adopted: the order of its grants and adoptions is unknown.
+    /// Whether the commit adopted: the order of its grants and adoptions is unknown.
     adopted: bool,
 }
 
@@ -247,7 +247,7 @@ impl Replay<'_> {
         Some((max, held))
     }
 
-    /// A commit is complete: nothing that it left short was granted by it.
+    /// Asserts for a complete commit that it granted nothing in a scope that it left short.
     fn close(&mut self, scope: &ScopeKey) {
         let Some(commit) = self.open.remove(scope) else { return };
         if let Some((max, held)) = self.standing(scope).filter(|_| !commit.adopted) {

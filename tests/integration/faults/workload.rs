@@ -35,10 +35,10 @@ use crate::harness::*;
 /// Number of concurrent callers.
 const CALLERS: usize = 36;
 
-/// How long anything is tried again and again before that is a violation: longer than any outage.
+/// Maximum time to retry a call, longer than any outage; beyond it, a failure is a violation.
 const TRIES_MAX: Duration = Duration::from_secs(60);
 
-/// How long to wait before trying again.
+/// Pause before a retry.
 pub const RETRY: Duration = Duration::from_millis(50);
 
 /// Amount that no EM grants, at any size.
@@ -83,9 +83,9 @@ pub struct Shared {
     pub journal: Arc<Journal>,
     pub engines: Arc<Engines>,
     pub epochs: Arc<Epochs>,
-    /// How many tickets a crowd is.
+    /// Number of tickets of a crowd.
     pub crowd: usize,
-    /// Nothing new is begun after it.
+    /// Cancelled when callers must begin nothing new.
     pub stop: CancellationToken,
 }
 
@@ -93,15 +93,15 @@ pub struct Shared {
 pub struct Hosts;
 
 impl Hosts {
-    /// Small, so that they refuse, and callers wait.
+    /// Small, so that they refuse requests, and callers wait.
     pub const HOT: [&str; 2] = ["hot0", "hot1"];
-    /// Large.
+    /// Large EMs.
     pub const BIG: [&str; 3] = ["big0", "big1", "big2"];
-    /// Large, for one tenant.
+    /// A large EM, reserved for one tenant.
     pub const RESERVED: &str = "reserved";
     /// Report their tickets.
     pub const REPORTING: [&str; 2] = ["ecm0", "ecm1"];
-    /// Is registered with one size and another.
+    /// Is resized repeatedly.
     pub const RESIZED: &str = "resized";
     /// Registers and unregisters repeatedly.
     pub const FLEETING: &str = "fleeting";
@@ -137,7 +137,7 @@ pub fn registered(host: &str, size: Resource) -> RegisterEm {
 }
 
 impl Shared {
-    /// Some instance.
+    /// Returns a client of a random instance.
     pub fn client(&self, random: &mut Random) -> RmClient {
         self.cluster.client(random.index(self.cluster.nodes.len()))
     }
@@ -235,7 +235,7 @@ async fn resize(rm: RmClient, registration: RegisterEm) -> Result<i64, ClientErr
     Ok(rm.register(registration).await?.epoch)
 }
 
-/// Takes an EM away with all of its tickets, and brings it back.
+/// Unregisters an EM with all of its tickets, and registers it again.
 async fn mover(shared: Shared, mut random: Random) {
     let em1 = em(Hosts::FLEETING);
     let (mut older, mut current) = (None, None);
@@ -266,7 +266,7 @@ async fn mover(shared: Shared, mut random: Random) {
     }
 }
 
-/// Drains EMs, now and then for another reason, and has each grant again.
+/// Drains EMs, sometimes with a new reason, and resumes each.
 async fn drainer(shared: Shared, mut random: Random) {
     while shared.goes_on(random.millis(100, 1000)).await {
         let em1 = em(random.pick([Hosts::HOT[0], Hosts::BIG[0], Hosts::BIG[1], Hosts::FLEETING]));

@@ -186,7 +186,7 @@ async fn user(client: RmClient, number: u64, left: Arc<AtomicUsize>, is_over: Ar
             }
         };
         if !is_done {
-            // The service is away, or the EM is.
+            // The service is unavailable, or the EM is not registered.
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     }
@@ -206,7 +206,7 @@ async fn replica_by_feed_equals_service() {
     let short = settings().with_time("--em-silent-after", silent_after).with_time("--em-lost-after", lost_after);
     let second = Instance::start_with(&database, short.with("--lost-after-reports", 2)).await;
     register_hosts(&second.client, 0..6, load(400, 400, 400)).await;
-    // An EM that reports once, with engines that it then does not name, and becomes silent.
+    // An EM that reports once without its engines, and becomes silent.
     let fickle = em("fickle");
     let epoch = second.client.register(registration(fickle.clone(), load(40, 40, 40))).await.unwrap().epoch;
     let many_tries = ClientSettings { attempts: 60, ..ClientSettings::new(Duration::from_secs(60)) };
@@ -221,7 +221,7 @@ async fn replica_by_feed_equals_service() {
         let grant = second.client.request_resource(&request(&fickle, "alice", load(1, 1, 1))).await.granted();
         second.client.resource_inited(&grant.inited(name("alice"), engine(&format!("fickle{n}")))).await.unwrap();
     }
-    // They begin in the middle of it.
+    // The followers begin during the calls.
     let begun = || async { left.load(Ordering::Relaxed) < operations * 4 / 5 };
     eventually("it is busy", Duration::from_secs(60), begun).await;
     let mut copies = JoinSet::new();

@@ -104,7 +104,7 @@ async fn complete_report_resets_missing_counts() {
             ecm.beat(&[&wavering, &kept]).await;
             assert_eq!(database.count(missed).await, 0);
         }
-        // Only then may tickets be left unread.
+        // The mark is cleared by the second complete report. Without it, the tickets of a complete report are not read.
         assert_eq!(database.count(any_missed).await, i64::from(complete == 1));
     }
     for _ in 1..=3 {
@@ -217,7 +217,7 @@ async fn locked_report_row_delays_no_other_em() {
     held.beat(&[]).await;
 }
 
-/// More than one statement reads.
+/// More tickets than one statement reads.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn report_of_40000_tickets_is_compared_by_page() {
     const TICKETS: usize = 40_000;

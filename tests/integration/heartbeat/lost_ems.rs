@@ -128,7 +128,7 @@ async fn held_silent_em_delays_no_other_loss() {
     assert_invariants(&database, &rm.client).await;
 }
 
-/// By the database's clock everyone is silent for an hour: because the service was away, or because the clock jumped.
+/// By the clock of the database all EMs are silent for an hour: after an outage of the service, or a jump of the clock.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn service_outage_loses_no_em() {
     let (silent_after, lost_after) = (Duration::from_secs(1), Duration::from_secs(3));

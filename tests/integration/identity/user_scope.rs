@@ -56,7 +56,7 @@ async fn ecm_token_authorizes_only_its_em() {
         );
         assert_eq!(fact(status, "role"), "ecm");
     }
-    // Not even where the ticket is.
+    // The error does not reveal the EM of the ticket.
     let status =
         a.resource_released(proto::ResourceReleasedRequest { ticket_id: on_b.clone(), ..Default::default() }).await;
     let got = format!("{:?}", status.unwrap_err());
@@ -434,7 +434,7 @@ async fn documented_roles_of_linkis_manager_suffice() {
     }
 }
 
-/// A label set costs every ticket something: only a caller that is bound to nothing has one counted.
+/// A label set costs each ticket some work, so only a caller without bound users can add one by a cap.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn caps_of_bound_caller_need_counted_label_set() {
     let database = Database::fresh().await;

@@ -96,7 +96,7 @@ async fn cell_and_home_tables_share_no_foreign_key() {
     let nobodys: Vec<&String> = there.iter().filter(|table| !of_either.contains_key(*table)).collect();
     assert!(nobodys.is_empty(), "{nobodys:?}");
     assert_eq!(keys_across(&mut connection).await, [""; 0]);
-    // And it would be seen.
+    // The query would find such a key.
     execute(&mut connection, "ALTER TABLE linkis_rm_token ADD COLUMN cluster_id bigint CONSTRAINT leads_across REFERENCES linkis_external_cluster (cluster_id)").await;
     assert_eq!(keys_across(&mut connection).await, ["leads_across"]);
 }

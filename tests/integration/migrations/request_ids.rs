@@ -3,7 +3,7 @@
 use super::*;
 use crate::request_ids::{assert_reused, named};
 
-/// The schema of the release before, with the rows that it would have written.
+/// SQL that creates the state of the earlier release.
 const EARLIER: &str = "
     INSERT INTO linkis_request_id (request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time)
     SELECT request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time FROM linkis_user_request_id;
@@ -23,7 +23,7 @@ async fn request_id_of_earlier_release_belongs_to_its_user() {
 
     let rm = Instance::start(&database).await;
     let client = &rm.client;
-    // The user is served as before, by either body.
+    // Requests of the user get the earlier reply, with either body.
     assert_eq!(client.request_resource(&named("host1", "hadoop", "live")).await.granted(), live);
     let over = client.request_resource(&named("host1", "hadoop", "ended")).await.unwrap_err();
     assert_eq!(over.reason().as_deref(), Some("TICKET_ENDED"));
@@ -31,7 +31,7 @@ async fn request_id_of_earlier_release_belongs_to_its_user() {
         let other = ResourceRequest { creator: name("other"), ..named("host1", "hadoop", id) };
         assert_reused(client.request_resource(&other).await.unwrap_err());
     }
-    // The ids are free for another user, and stay the first one's.
+    // Another user can use the ids, and they still belong to the first user.
     for id in ["live", "ended"] {
         let grant = client.request_resource(&named("host1", "alice", id)).await.granted();
         assert_eq!(client.ticket(grant.ticket_id).await.unwrap().user, name("alice"));

@@ -44,7 +44,7 @@ const COUNTED_BEFORE: &str = "
     UPDATE linkis_resource_limit_version SET oldest_writer = 1, version = gen_random_uuid();
     COMMIT";
 
-/// At most so much for each user with each value of another label.
+/// Returns a limit for each user and each value of another label.
 fn each_with(label: &str, dimension: Dimension, max: i64) -> Rule {
     let labels = [("user".to_owned(), None), (label.to_owned(), None)];
     Rule {
@@ -54,7 +54,7 @@ fn each_with(label: &str, dimension: Dimension, max: i64) -> Rule {
     }
 }
 
-/// The engines of one user: with a type and without, in queues and in none.
+/// The engines of one user: with and without a type, with and without a queue.
 struct Caller {
     number: usize,
     turn: usize,
@@ -63,7 +63,7 @@ struct Caller {
 }
 
 impl Caller {
-    /// Some instance that serves.
+    /// Returns a client of a serving instance.
     fn rm(&mut self) -> RmClient {
         self.turn += 1;
         let instances = self.instances.read().unwrap();

@@ -105,7 +105,7 @@ const SETUPS: &[Case<Setup, Option<&str>>] = &[
     ),
 ];
 
-/// A life of a ticket, with users that other encodings and locales misread. Deadlines are right to the second.
+/// Runs a ticket from request to release, with user names that other encodings and locales misread. Deadlines are exact to the second.
 async fn life(client: &RmClient) {
     client.register(registration(em("host1"), load(10, 10, 10))).await.unwrap();
     client.set_limit(&each_user(5)).await.unwrap();
@@ -131,7 +131,7 @@ async fn run(options: &PgConnectOptions, sql: &str) {
     execute(&mut connection, sql.to_owned()).await;
 }
 
-/// Makes the role and the database of a setup; returns the URL.
+/// Creates the role and the database of a setup. Returns the URL.
 async fn make(admin: &PgConnectOptions, port: u16, number: usize, setup: &Setup) -> String {
     let role = format!("role{number}");
     run(admin, &format!("CREATE ROLE {role} LOGIN PASSWORD 'secret'")).await;

@@ -11,7 +11,7 @@ const COUNTED_PER_STEP: i64 = 28;
 /// Maximum number of additional steps: the step of the kill, concurrent steps, and retries.
 const OTHER_STEPS: i64 = 8;
 
-/// Makes steps on the EM "crowded" slow enough to be looked at, and counts their tries.
+/// Makes steps on the EM `crowded` slow enough to be observed, and counts their attempts.
 async fn slow_down(database: &Database) {
     database
         .execute(
@@ -30,7 +30,7 @@ async fn tries(database: &Database) -> i64 {
     database.count("SELECT CASE WHEN is_called THEN last_value ELSE 0 END FROM tries").await
 }
 
-/// Two EMs, of which one is crowded.
+/// Registers two EMs, one with many tickets.
 async fn prepare(database: &Database, client: &RmClient, count: i64, within: &'static str) -> (EmInstance, EmInstance) {
     let (crowded, other) = (em("crowded"), em("other"));
     client.register(registration(other.clone(), Resource::cpu(1_000_000).unwrap())).await.unwrap();
