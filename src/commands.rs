@@ -1,4 +1,4 @@
-//! Commands of the CLI other than `serve`: they call a running service and print its replies.
+//! Commands of the CLI other than `serve`: they call a running service and print its replies. Caller: `main`.
 //!
 //! [`tokens`] and [`migrate`] use the database directly, and [`health`] checks each instance separately. A command never
 //! reads the tables of a running service otherwise.

@@ -1,7 +1,7 @@
 //! Failures of commands: messages, advice on the next command, and exit codes.
 //!
 //! Exit codes are 0 (yes or done), 1 (no), 2 (no reply) and 64 (usage). Scripts depend on them.
-//! Never: prints a password or a control character.
+//! Never: prints a password or a control character. Callers: all commands.
 
 use std::{io, io::Write as _, process::ExitCode};
 

@@ -1,4 +1,8 @@
 //! `limits`: list, comparison with a file, replacement and deletion of limits.
+//!
+//! A change is shown and confirmed before it is made; the service computes the differences. Without a terminal, consent is an
+//! argument.
+//! Submodule `counting`: progress of counting by new limits.
 
 use std::{fmt::Write as _, path::PathBuf};
 

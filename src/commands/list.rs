@@ -1,6 +1,7 @@
 //! Paged lists: fetched and printed one page at a time, so that memory does not grow with the length.
 //!
 //! A command implements [`ListCall`] for its request by the macro `listed!`, and calls [`ListArguments::list`].
+//! Callers: all commands that list.
 
 use std::cell::Cell;
 

@@ -1,6 +1,7 @@
 //! Connection of a command to the service: address, credentials and calls.
 //!
 //! All commands that call the service use [`EndpointArguments`] for their arguments and [`ServiceClient`] for their calls.
+//! Secrets are read from files, and never from arguments.
 
 use std::{
     path::{Path, PathBuf},

@@ -1,7 +1,7 @@
 //! `linkis-rm tokens`: creates, lists and revokes tokens directly in the database.
 //!
 //! A new token is printed once and only its hash is stored. Each change records the user and machine of the command in the
-//! history.
+//! history. Never: calls a service, so that the first token needs none. Submodule `listed`: the list of tokens.
 
 use std::{
     collections::BTreeSet,

@@ -1,6 +1,6 @@
 //! Settings of a client: timeouts, attempts, TLS and token.
 //!
-//! Never: shows a key or a token in `Debug` output.
+//! Never: shows a key or a token in `Debug` output. Callers: programs that create a client, and `check_health`.
 
 use std::{fmt, sync::Arc, time::Duration};
 

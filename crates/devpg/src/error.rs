@@ -1,4 +1,4 @@
-//! Errors of starting the private PostgreSQL server. Each text states the next action.
+//! Errors of starting the private PostgreSQL server. Each text names the next action. Callers: all modules of this crate.
 
 use std::io;
 use std::path::PathBuf;

@@ -1,6 +1,7 @@
 //! Process of the private server: start, supervision and stop.
 //!
-//! Signals are sent under a lock, so that none reaches another process with a reused pid. Caller: the parent module.
+//! Signals are sent under a lock, so that none reaches another process with a reused pid. A server of an earlier, killed run
+//! is stopped first. Never: outlives this process. Caller: the parent module.
 
 use std::fs;
 use std::io;

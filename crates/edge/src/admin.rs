@@ -1,7 +1,7 @@
 //! `AdminService`: audit, repair, adoption, drains, forced releases and holds.
 //!
 //! Each method parses its message, checks the call scope, calls one service and converts the result. The edge has
-//! authenticated the caller already. The module decides nothing and writes nothing. Caller: the gRPC routes.
+//! authenticated the caller already. Never: decides or writes; the services do. Caller: the gRPC routes.
 
 use std::time::Duration;
 

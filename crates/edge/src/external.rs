@@ -1,7 +1,8 @@
 //! `ExternalResourceService`: providers of external clusters, and their queues and applications.
 //!
 //! Each method parses its message, calls the service and converts the result. Lists come from the latest cluster
-//! snapshot, and each response states its age. The edge has authenticated the caller already. Caller: the gRPC routes.
+//! snapshot, and each response states its age. The edge has authenticated the caller already. Never: returns the secrets of
+//! a provider. Caller: the gRPC routes.
 
 use std::time::Duration;
 

@@ -1,7 +1,8 @@
 //! Actions: what the history records about tickets, EMs, limits, providers and tokens.
 //!
-//! An [`ActionRecord`] is one history line. The ledger and the administration services produce actions. The store writes
-//! and reads them. Invariant: the text of an action in the table never changes.
+//! An [`ActionRecord`] is one history line. Invariant: the stored text of an action never changes, because clients and
+//! earlier lines use it. Callers: the ledger and the administration services produce actions; the store writes and reads
+//! them.
 
 use time::OffsetDateTime;
 use uuid::Uuid;

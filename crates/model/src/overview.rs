@@ -1,7 +1,8 @@
 //! Cluster overview: totals of EMs, tickets, wait queues and scopes at one moment, and the changes of EM states between two
 //! moments.
 //!
-//! The store reads the sums; this module combines them. Callers: the overview service, the page and the cluster metrics.
+//! The store reads the sums; this module combines them. Never: a basis of a decision.
+//! Callers: the overview service, the page and the cluster metrics.
 
 use std::{cmp::Ordering, collections::BTreeMap};
 

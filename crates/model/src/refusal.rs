@@ -1,6 +1,7 @@
 //! Refusals: negative replies to requests, with the short dimensions and the codes and words of Linkis.
 //!
-//! The assessment creates them; services return them to callers and count them. Texts and codes stay equal to Linkis's.
+//! Invariant: texts and codes equal those of Linkis, and each refusal names a short scope (invariant 12 of ARCHITECTURE.md).
+//! Callers: the assessment creates refusals; services return them to callers and count them.
 
 use std::fmt;
 

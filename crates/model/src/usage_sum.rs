@@ -1,7 +1,7 @@
 //! Use over time: amounts of ended tickets multiplied by their duration, summed by the hour of their end.
 //!
-//! The sums are exact integers; their number per hour is bounded. They are for accounting and decide nothing.
-//! Callers: the accounting task, and the call that lists the sums.
+//! The sums are exact integers; their number per hour is bounded. Never: a basis of a decision, because they are for
+//! accounting only. Callers: the roll-up task, and the call that lists the sums.
 
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -1,7 +1,8 @@
 //! `linkis_em_resource_meta_data`: EMs with their capacity, counters and labels.
 //!
-//! Every update states the version that was read and fails with [`StoreError::RowCount`] if the row has changed since.
-//! The counters of a batch are written by `batch_write`. Callers: the committer, background tasks, audits and lists.
+//! Every update states the version that was read and fails with [`StoreError::RowCount`] if the row has changed since
+//! (invariant 13 of ARCHITECTURE.md). `batch_write` writes the counters of a batch. Callers: the committer, background
+//! tasks, audits and lists.
 //!
 //! Submodule `list`: pages of EMs for operators.
 

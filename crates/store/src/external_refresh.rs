@@ -1,7 +1,8 @@
 //! `linkis_external_refresh`: per cluster the lease on its refresh, its next due time, and the deletion of old data.
 //!
 //! The lease lets one instance at a time fetch a cluster. An instance that keeps its counts from the last snapshot is
-//! preferred, because it reads less. Callers: the refresh task and provider changes.
+//! preferred, because it reads less. Never: deletes an unbounded number of rows in one statement.
+//! Callers: the refresh task and provider changes.
 
 use std::time::{Duration, Instant};
 

@@ -1,7 +1,7 @@
 //! `linkis_label_set`: the label sets that tickets are counted by, and their states.
 //!
 //! A label set passes through [`LabelSetState`]: it is counted for all tickets before its limits decide, and its counters are
-//! deleted after its last limit. Changes require the limits lock of [`super::limit`]. Callers: limit changes and
+//! deleted after its last limit. Never: changed without the limits lock of [`super::limit`]. Callers: limit changes and
 //! background tasks.
 
 use std::collections::BTreeSet;

@@ -1,8 +1,8 @@
 //! `linkis_resource_usage_hour`: use of ended tickets, summed by hour and name. `linkis_resource_usage_progress`: the
 //! last history line that is summed.
 //!
-//! Sums and progress change in one transaction, so each history line counts once. Callers: the roll-up task and the
-//! usage calls.
+//! Invariant: sums and progress change in one transaction, so each history line counts once. Callers: the roll-up task, the
+//! retention and the usage calls.
 
 use std::{
     collections::{BTreeMap, BTreeSet},

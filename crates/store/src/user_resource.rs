@@ -1,7 +1,7 @@
 //! `linkis_user_resource_meta_data`: live tickets.
 //!
-//! Batches write tickets through `batch_write`; this module reads them, and counts missed reports. Callers: the
-//! committer, background tasks, audits and lists.
+//! This module reads tickets and counts missed reports. Never: writes another part of a ticket; `batch_write` does.
+//! Callers: the committer, background tasks, audits and lists.
 //!
 //! Submodules: `by_em`: tickets by EM, in pages; `due`: tickets near their deadline; `groups`: all tickets, grouped for
 //! audits; `list`: pages for operators.

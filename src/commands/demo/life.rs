@@ -1,4 +1,6 @@
 //! The life of the demo cluster: engines, reports of EMs, drains and a status line, until the demo ends.
+//!
+//! A failed call ends its engine; the service then ends the ticket. Never: repeats a call. Caller: `demo`.
 
 use std::{
     future::Future,

@@ -1,4 +1,6 @@
-//! Output of commands: tables for display, API messages as JSON for programs. Control characters never reach a terminal.
+//! Output of commands: tables for display, API messages as JSON for programs. Callers: all commands.
+//!
+//! Never: lets a control character of a reply reach a terminal.
 //!
 //! - `table`, `text`: tables and texts; `json`: JSON; `progress`: progress of slow calls; `terminal`: terminal size.
 

@@ -1,7 +1,7 @@
 //! Tables: columns of texts and numbers, written one page at a time, at most as wide as the terminal.
 //!
-//! On a narrow terminal, texts are shortened first; then the rightmost columns are omitted. Identifiers and numbers stay
-//! complete.
+//! On a narrow terminal, texts are shortened first; then the rightmost columns are omitted. Never: shortens an identifier or
+//! a number, because users copy them. Callers: `output` and the commands that define columns.
 
 use super::text::{clean, cut, width};
 

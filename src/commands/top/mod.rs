@@ -1,7 +1,7 @@
 //! `top`: live view of the cluster on a terminal.
 //!
-//! A task calls the service at an interval and sends the cluster feed; the main loop renders it and handles keys. Nothing
-//! is written to the service.
+//! A task calls the service at an interval and sends the cluster feed; the main loop renders it and handles keys.
+//! Never: changes anything in the service.
 //!
 //! - `state`: cluster feed and view state; `draw`: rendering of both;
 //! - `keys`: parser of terminal input; `screen`: the terminal.

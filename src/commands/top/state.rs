@@ -1,4 +1,6 @@
 //! State of `top`: the data of the cluster, and the view settings. Pure, without terminal, clock or calls.
+//!
+//! Callers: the main loop of `top`, which updates both, and `draw`.
 
 use rm_model::resource::Dimension;
 use rm_proto::v1::{EmResource, Overview, WaitingRequest};

@@ -1,7 +1,7 @@
 //! Gauges and counters of the edge, for the metrics.
 //!
-//! Counters start at zero with the instance. The modules of the edge update them; the metrics read them. No decision
-//! depends on a counter.
+//! Counters start at zero with the instance. Never: a basis of a decision. Callers: the modules of the edge update them;
+//! `metrics` and the history of the page read them.
 
 use std::sync::{
     Arc,

@@ -1,6 +1,6 @@
 //! Table of rejections: code, reason, hint and fields of each. The text of a rejection is its own (`Display`).
 //!
-//! Caller: `status`.
+//! Invariant: code and reason of a rejection never change, because programs depend on both. Caller: `status`.
 
 use time::OffsetDateTime;
 use tonic::Code::{Aborted, AlreadyExists, Internal};

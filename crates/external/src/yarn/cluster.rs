@@ -1,5 +1,6 @@
-//! Parsing of `/ws/v1/cluster/info`, `/metrics` and `/apps`: the active state, the size and the applications of a
-//! cluster. Caller: `fetch`.
+//! Parsing of `/ws/v1/cluster/info`, `/metrics` and `/apps`: the active state, the size and the applications of a cluster.
+//!
+//! A reply without a required value is an error, and a reply has at most [`APPLICATIONS_MAX`] applications. Caller: `fetch`.
 
 use rm_model::queue::{Application, QueueAmounts};
 

@@ -1,5 +1,6 @@
-//! YARN clusters, by the REST API of their ResourceManagers. Supports the fair and the capacity scheduler of any
-//! release. Caller: the parent module.
+//! YARN clusters, by the REST API of their ResourceManagers. Supports the fair and the capacity scheduler of any release.
+//!
+//! Never: decides about a request; the model does, by the fetched snapshot. Caller: the parent module.
 //!
 //! Submodules: `json`: bounded reader; `scheduler`: queues; `cluster`: active state, size and applications; `config`:
 //! configuration; `fetch`: requests to the active ResourceManager.

@@ -1,7 +1,7 @@
-//! Steps in the ledger: operations on all tickets of an EM, such as an unregistration.
+//! Steps in the ledger: operations on all tickets of an EM, such as an unregistration or the counting of a new label set.
 //!
-//! Each step processes a page of tickets in order of their ids, which bounds the transaction. The EM's row records the
-//! progress, so that a restart resumes.
+//! Each step processes one page of tickets in order of their ids. The EM's row records the progress, so that any instance
+//! resumes. Never: processes more than the page that the batch read. Caller: [`Ledger::apply`].
 
 use std::collections::HashMap;
 

@@ -1,7 +1,8 @@
 //! Rules: patterns of labels with maxima, and the lookup of the rules for a counter.
 //!
-//! A lookup is independent of the number of rules, and copies of a rule set share unchanged parts. The ranks of the labels
-//! equal those of Linkis's configuration.
+//! A lookup costs one map access per shape of pattern, regardless of the number of rules. Copies of a rule set share
+//! unchanged parts. The ranks of the labels equal those of Linkis's configuration. Never: knows counters or tickets.
+//! Callers: `maximum` and `usage`, the store, and the limit service, for preconditions and differences.
 
 use std::{
     cmp::Ordering,

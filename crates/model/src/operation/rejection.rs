@@ -1,7 +1,7 @@
 //! Rejections: errors of operations that are not valid in the current state.
 //!
-//! A rejection changes nothing. Its text is the message of the error reply; the service layer maps each variant to a status
-//! code.
+//! A rejection changes nothing. Its text is the message of the error reply; `rm_edge::status` maps each variant to a status
+//! code. Callers: the ledger and the services create rejections.
 
 use std::sync::Arc;
 

@@ -1,7 +1,7 @@
 //! Candidate: an EM as the placement last observed it, with derived values computed once.
 //!
 //! Proposed but undecided shares count as granted, so that concurrent proposals spread. Only the cluster view changes
-//! candidates, because their ranks must be updated together with them.
+//! candidates, because their ranks must be updated together with them. Callers: the other modules of `placement`.
 
 use std::cmp::Reverse;
 

@@ -4,7 +4,7 @@
 //!
 //! Amounts of different queues or namespaces cannot be combined (unlike Linkis, which gives the result the right-hand
 //! queue). An operand without amounts in its queue is compatible with every queue. The result has no application id, as in
-//! Linkis.
+//! Linkis. Callers: the ledger and the audit, for all counters.
 
 use super::amounts::Amounts;
 use super::{Dimension, Resource, ResourceError, ResourceType};

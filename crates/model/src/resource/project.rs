@@ -1,6 +1,7 @@
 //! Projection of a resource onto another type, and the common queue of two operands.
 //!
-//! All operations on two resources project first. The pairs of types that convert are fixed in one table.
+//! All operations on two resources project first. The pairs of types that convert are fixed in one table; any other pair is
+//! an error. Callers: `algebra`, `compare` and `left_resource`.
 
 use std::borrow::Cow;
 use std::sync::Arc;

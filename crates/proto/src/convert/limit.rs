@@ -1,8 +1,8 @@
 //! Limits, policies and scopes: parses and checks them, and converts them to messages.
 //!
 //! A parser fails with a [`FieldError`] that names the field, the value and the bound. The functions named `new_…` also
-//! check the names that a call creates; the others accept every stored name. Callers: `rm_edge::limit`,
-//! `rm_edge::usage` and the RM client.
+//! check the names that a call creates; the others accept every stored name. No function here reads or changes a limit.
+//! Callers: `rm_edge::limit`, `rm_edge::usage` and the RM client.
 
 use std::{collections::BTreeMap, sync::Arc};
 

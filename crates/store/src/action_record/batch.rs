@@ -1,4 +1,6 @@
-//! History lines of a batch as columns, in the order of the decisions. `batch_write` writes them.
+//! History lines of a batch as columns, in the order of the decisions, without those of granted tickets.
+//!
+//! Never: executes SQL. Caller: `batch_write`, which writes the columns.
 
 use time::OffsetDateTime;
 use uuid::Uuid;

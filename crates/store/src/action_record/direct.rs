@@ -1,6 +1,7 @@
 //! History lines of changes outside batches: limits, repairs, tokens and providers.
 //!
-//! Callers write each line in the transaction of its change.
+//! Callers write each line in the transaction of its change: `rm_service::limits`, the repair of an audit, [`crate::token`]
+//! and `rm_service::external`. Never: contains a secret.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,7 @@
 //! History lines by filter: a scan of a range of line numbers, in pages.
+//!
+//! A call scans the whole range that its caller gives, so the caller bounds the range ([`cut`]). Callers: `by_key`, and the
+//! search of `rm_service::usage`.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,6 @@
-//! Tickets by EM: pages, counts and existence checks.
+//! Tickets by EM: pages, counts and existence checks. A page scans a bounded number of tickets.
+//!
+//! Callers: the batch, for steps through an EM; the comparison of reports; the counting of label sets; the repair.
 
 use std::collections::{HashMap, HashSet};
 

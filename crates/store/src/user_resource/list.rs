@@ -1,4 +1,6 @@
-//! Pages of tickets for operators and users, oldest first.
+//! Pages of tickets for operators and users, oldest first. A page scans a bounded number of tickets, so it may be short.
+//!
+//! Caller: `rm_service::usage`.
 
 use std::collections::BTreeSet;
 

@@ -1,4 +1,6 @@
 //! Pages of waiting requests for operators and users, ordered by position. Entries of dead instances are omitted.
+//!
+//! Caller: `rm_service::usage`.
 
 use std::collections::BTreeSet;
 

@@ -1,7 +1,7 @@
 //! JSON API of the page: the reading calls, such as `GET /api/v1/ListTickets?user=alice&page_size=10`.
 //!
 //! A request becomes a gRPC call within the process, so the same permissions and bounds apply. Concurrent requests for
-//! one list share a response if the caller accepts an age. The API changes nothing. Callers: the page and HTTP tools.
+//! one list share a response if the caller accepts an age. Never: makes a changing call. Callers: the page and HTTP tools.
 
 use std::{sync::Arc, time::Duration};
 

@@ -1,6 +1,6 @@
 //! Monitoring page at `/`: static files of the program, the API's reads as JSON, and an event stream.
 //!
-//! The page changes nothing. A viewer sees exactly what the same token sees over gRPC. Caller: the HTTP listener.
+//! Never: changes anything; shows a viewer more than gRPC shows for the same token. Caller: the HTTP listener.
 //!
 //! - `session`: credentials of a viewer: a token in a cookie, or the header of gRPC;
 //! - `api`: reading calls; [`reply_cache`]: lists that many viewers request together;
