@@ -50,7 +50,6 @@ pub fn parse(text: &str) -> Result<Vec<Rule>, LimitsFileError> {
 /// A TOML value with its position.
 type SpannedValue<'t> = Spanned<DeValue<'t>>;
 
-/// Maxima by dimension.
 type Maxima = BTreeMap<Dimension, i64>;
 
 /// Parser that collects mistakes. Its methods return `None` after a mistake.

@@ -63,7 +63,6 @@ impl Sender {
     }
 }
 
-/// Opens a connection.
 pub(super) async fn open(address: &InstanceAddress, tls: Option<&PoolTls>) -> io::Result<OpenConnection> {
     match &address.place {
         Endpoint::Unix(path) => greet(UnixStream::connect(path).await?).await,

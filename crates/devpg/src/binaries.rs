@@ -52,7 +52,6 @@ impl Binaries {
         select(found, state_dir, wanted)
     }
 
-    /// Returns the path of a program.
     pub(super) fn program(&self, name: &str) -> PathBuf {
         self.bin_dir.join(name)
     }

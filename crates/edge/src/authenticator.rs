@@ -157,7 +157,6 @@ fn token(header: &str) -> Option<&str> {
     scheme.eq_ignore_ascii_case(SCHEME).then_some(token)
 }
 
-/// Logs a denied call.
 fn log_denied(call: &str, caller: &Caller, address: Option<edge::PeerAddress>, denied: &Denied) {
     let (Denied { roles, needs }, address) = (denied, address.map(tracing::field::display));
     tracing::warn!(principal = %caller.principal, address, roles, call, needs, "a call is denied");

@@ -140,7 +140,6 @@ struct ProviderSource {
     applications: CachedReading<Vec<Application>>,
 }
 
-/// Result of a fetch.
 type FetchResult<T> = Result<Arc<T>, Arc<FetchError>>;
 
 /// Last fetch: its time and result.

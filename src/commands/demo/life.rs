@@ -45,7 +45,6 @@ const REPORT_INTERVAL: Duration = Duration::from_secs(6);
 /// Time between the starts of two drains.
 const DRAIN_INTERVAL: Duration = Duration::from_secs(60);
 
-/// Duration of a drain.
 const DRAIN_TIME: Duration = Duration::from_secs(25);
 
 /// Time between two status lines.

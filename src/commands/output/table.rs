@@ -5,7 +5,6 @@
 
 use super::text::{clean, cut, width};
 
-/// Content of a column.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ColumnContent {
     /// A text, whose middle is omitted if it is too long.

@@ -28,7 +28,6 @@ pub(super) struct CallPermits {
     operators: Arc<FairSemaphore>,
 }
 
-/// Purpose of a call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum CallPurpose {
     /// Requests resources.

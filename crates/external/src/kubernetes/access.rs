@@ -41,7 +41,6 @@ const NOT_ENCRYPTED: &str = "its address must begin with https:// because a toke
 const NOT_OFFERED: &str = "its kubeconfig uses a program, a password, impersonation, a proxy, or unverified \
     certificates, which are not supported; use a token, a token file or a client certificate";
 
-/// Access to a server.
 #[derive(Debug)]
 pub(super) struct ServerAccess {
     pub address: ServerAddress,

@@ -110,7 +110,6 @@ pub(super) fn queues(
         .map_err(|DuplicatePath(_)| KubernetesParseError::Malformed { what: "the list of namespaces" })
 }
 
-/// Returns the sum of amounts.
 fn sum<'a>(all: impl Iterator<Item = &'a NodeAmounts>) -> PodRequests {
     let mut sum = PodRequests::default();
     all.for_each(|(_, requested)| sum.add(requested));

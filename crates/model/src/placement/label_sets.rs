@@ -223,7 +223,6 @@ impl ClusterView {
         id
     }
 
-    /// Creates the groups of a label set.
     fn group_label_set(&mut self, id: SetId) {
         let Self { hosts, pools, label_sets, .. } = self;
         let Some(set) = label_sets.sets.get_mut(&id) else { return };

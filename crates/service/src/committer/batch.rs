@@ -79,7 +79,6 @@ pub(super) enum BatchError {
     Store(StoreError),
     /// The connection broke during the commit. Only the evidence shows whether the commit took effect.
     Unknown {
-        /// Transaction id.
         transaction_id: String,
         /// Rows that prove the commit.
         evidence: Evidence,

@@ -46,7 +46,6 @@ const LOOKS_PER_RECONCILIATION: u32 = 40;
 /// Timeout of all fetches for one snapshot.
 const ASK_TIMEOUT: Duration = Duration::from_secs(15);
 
-/// Timeout of one refresh: the duration of the lease.
 const REFRESH_TIMEOUT: Duration = external_refresh::LEASE;
 
 /// Minimum pause of a cluster that failed several times. Requests are served again within one refresh after its recovery.

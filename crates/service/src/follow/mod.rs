@@ -85,7 +85,6 @@ impl FollowEvent {
     }
 }
 
-/// Progress of the reader.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 struct ReaderProgress {
     /// Number up to which all lines were read; `None` while there is no follower.

@@ -27,7 +27,6 @@ use rm_store::{
 /// Maximum number of tickets that one statement reads, of all EMs together.
 const PAGE: usize = 16_384;
 
-/// Report with its observations.
 type ReportObservations<'a> = (&'a EmReport, &'a Observations);
 
 /// Stores the observations of `reports`, at most one report per EM. Returns the error of each EM whose observations were not

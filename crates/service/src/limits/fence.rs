@@ -54,7 +54,6 @@ pub(super) enum FencedChange {
     Decide(Vec<i64>),
 }
 
-/// Result of a change.
 #[derive(Default)]
 pub(super) struct ChangeResult {
     /// History lines of the change.

@@ -36,7 +36,6 @@ pub use settings::TraceSettings;
 /// Span factory of the process; empty until the export starts.
 static TRACES: OnceLock<SpanFactory> = OnceLock::new();
 
-/// Factory of spans.
 #[derive(Debug)]
 struct SpanFactory {
     /// Spans of calls, selected by the configured sampler.
