@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Plants the known mistakes of planted_bugs.toml, one at a time, and shows that the tests named with each fail.
 
-    tests/planted_bugs.py                 all mistakes; a mistake that no test finds is a missing test
+    tests/planted_bugs.py                 all mistakes; a mistake that no test finds lacks a test
     tests/planted_bugs.py NAME...         only these
-    tests/planted_bugs.py --journal ...   the golden journal judges in place of the tests
-    tests/planted_bugs.py --check         nothing is built: every text occurs once, and every filter matches a test
+    tests/planted_bugs.py --journal ...   a replay of the golden journal instead of the tests
+    tests/planted_bugs.py --check         without a build: every text occurs once, and every filter matches a test
 
 Builds a copy of the last commit, under target/planted_bugs.
 """

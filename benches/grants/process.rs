@@ -18,7 +18,7 @@ use crate::Failure;
 /// Timeout until a server serves. It migrates its schema first.
 const READY_TIMEOUT: Duration = Duration::from_secs(30);
 
-/// Timeout of a child that was asked to end, before it is killed.
+/// Time between the end signal to a child and its kill.
 const STOP_TIMEOUT: Duration = Duration::from_secs(15);
 const STOP_POLL: Duration = Duration::from_millis(20);
 

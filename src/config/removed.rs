@@ -1,6 +1,6 @@
 //! Removed settings: flags and environment variables of earlier versions, each with what to do instead.
 //!
-//! A removed setting is refused at the start. If it were ignored, the server would run otherwise than its administrator asked.
+//! A removed setting is refused at the start. If it were ignored, the server would run otherwise than its administrator intended.
 //! Callers: `config`.
 
 /// A setting that no longer exists.

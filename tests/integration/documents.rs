@@ -290,7 +290,7 @@ fn is_like(said: &[String], actual: &[String]) -> bool {
     fits(&said[..end], actual, &|line: &String| line.trim() == "...", &|said, actual| is_line_like(said, actual))
 }
 
-/// Whether `actual` fits a pattern in which each gap stands for one or more elements.
+/// Whether `actual` matches a pattern in which each gap matches one or more elements.
 fn fits<P, A>(pattern: &[P], actual: &[A], is_gap: &dyn Fn(&P) -> bool, is_same: &dyn Fn(&P, &A) -> bool) -> bool {
     let Some((first, pattern)) = pattern.split_first() else { return actual.is_empty() };
     if is_gap(first) {

@@ -24,7 +24,7 @@ async fn ticket_is_locked_used_and_released() {
     assert_eq!((resource, expires_at), (load(2, 2, 1), grant.expires_at));
     assert_eq!(expires_at - ticket.locked_time, time::Duration::minutes(10));
 
-    // The engine uses less than was locked: the difference is given back.
+    // The engine uses less than the locked amounts, so the difference is freed.
     let used = rm.client.resource_inited(&inited(&grant, "hadoop", Some(load(1, 2, 1)))).await.unwrap();
     let TicketState::Used { resource, engine: who, .. } = used.state else { panic!("{used:?}") };
     assert_eq!((resource, who), (load(1, 2, 1), engine("host1")));
@@ -140,7 +140,7 @@ async fn dry_run_returns_reply_of_request_without_grant() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 0);
 }
 
-/// In Linkis a request with a zero in some dimension is locked, and can then neither be used nor given back.
+/// In Linkis, a request with a zero in some dimension is locked, and can then be neither used nor released.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn request_with_zero_dimension_is_released() {
     let em1 = em("host1");

@@ -13,13 +13,13 @@ pub fn settings() -> Settings {
 }
 
 impl Settings {
-    /// The same settings with another value of a flag; empty for a flag without a value.
+    /// Returns the settings with another value of a flag; empty for a flag without a value.
     pub fn with(mut self, flag: &'static str, value: impl ToString) -> Self {
         self.0.insert(flag, value.to_string());
         self
     }
 
-    /// The same settings with another duration of a flag.
+    /// Returns the settings with another duration of a flag.
     pub fn with_time(self, flag: &'static str, time: Duration) -> Self {
         self.with(flag, format!("{}ms", time.as_millis()))
     }

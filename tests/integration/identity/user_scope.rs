@@ -213,7 +213,7 @@ async fn user_scope_limits_requests_and_replies() {
         + (SELECT count(DISTINCT name) FROM linkis_resource_usage_hour WHERE used_by = 'user')";
     eventually("sums of both users", LONG, async || database.count(sums).await == 4).await;
 
-    // A caller that is bound to alice sees her objects, and none of bob's.
+    // A caller that is bound to alice sees the objects of alice, and none of bob.
     let tickets = [of_alice.clone(), of_bob[1].clone()];
     for token in [&viewer, &one] {
         let got = everything(&channel, token, &tickets, engine.clone()).await;

@@ -3,7 +3,7 @@
 //! A label set lists its members: all EMs with all of its labels. A search creates it; a later one evicts it. A label set
 //! with few members has no groups and is scanned instead.
 //!
-//! Invariant: `members` of a set and `label_sets` of its members agree. Caller: `search`.
+//! Invariant: `members` of a set and `label_sets` of its members agree. Callers: `query` and the cluster view.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 

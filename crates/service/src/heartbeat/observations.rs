@@ -4,7 +4,7 @@
 //! ticket.
 //!
 //! Never: stores an observation that contradicts its ticket.
-//! Caller: `keep`.
+//! Caller: `upsert`.
 
 use std::collections::HashMap;
 
