@@ -1,7 +1,7 @@
 //! Token cache: all tokens in memory, reloaded when they change.
 //!
 //! Lookups never read the database, regardless of the number of calls with unknown tokens. The task compares a version in the
-//! database every two seconds, so a revoked token is rejected after that time at the latest.
+//! database every two seconds, so each instance applies a new or revoked token within 5 s.
 //!
 //! Never: contains a token in clear text, only its hash.
 //! Callers: `rm_edge::authenticator` (lookups); `background` runs the reload.
