@@ -5,18 +5,18 @@ use std::collections::{BTreeSet, HashSet};
 
 const CELLS: usize = 2;
 
-/// How many claims home makes.
+/// Number of claims that home makes.
 const CLAIMS: u8 = 5;
 
-/// A claim, by its number, of the EM to be in a cell.
+/// A claim: its number, and the cell that the EM may be in.
 type Claim = (usize, u8);
 
 /// A message of one step for the next, which can be late, repeated or lost.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 enum Message {
-    /// To the cell: the EM is to register by the claim.
+    /// To the cell: the EM may register by the claim.
     Register(Claim),
-    /// To home: the claim is over.
+    /// To home: the claim has ended.
     Over(Claim),
 }
 
@@ -25,32 +25,32 @@ enum Message {
 enum Mistake {
     /// Home deletes the EM before the cell does.
     UnregistersAtHomeFirst,
-    /// A cell takes an EM by a claim that is over.
+    /// A cell registers an EM by an ended claim.
     TakesWhatIsOver,
     /// Home deletes the EM with any ended claim.
     ForgetsAnyClaim,
 }
 
-/// The rows that concern an EM.
+/// The rows of an EM.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Hash)]
 struct World {
     home: Option<Claim>,
-    /// By which claim each cell has it.
+    /// Claim by which each cell has the EM.
     cells: [Option<u8>; CELLS],
-    /// The claims that are over, in the cells.
+    /// Ended claims, by cell.
     over: BTreeSet<Claim>,
-    /// How many claims there were.
+    /// Number of claims so far.
     made: u8,
     sent: BTreeSet<Message>,
 }
 
 impl World {
-    /// In one cell at most, and where home says.
+    /// Whether the EM is in one cell at most, and in the cell of home's claim.
     fn is_well(&self) -> bool {
         (0..CELLS).all(|cell| self.cells[cell].is_none_or(|claim| self.home == Some((cell, claim))))
     }
 
-    /// At home: the claim that there is, or a new one.
+    /// At home: returns the current claim, or a new one.
     fn claim(&mut self, cell: usize) -> Claim {
         let claim = *self.home.get_or_insert_with(|| {
             self.made += 1;
@@ -60,7 +60,7 @@ impl World {
         claim
     }
 
-    /// In the cell.
+    /// In the cell: registers the EM.
     fn register(&mut self, (cell, claim): Claim, mistake: Option<Mistake>) {
         if self.over.contains(&(cell, claim)) && mistake != Some(Mistake::TakesWhatIsOver) {
             self.sent.insert(Message::Over((cell, claim)));
@@ -69,7 +69,7 @@ impl World {
         }
     }
 
-    /// In the cell, whether or not the EM ever came by the claim.
+    /// In the cell: ends the claim, whether or not the EM has registered by it.
     fn end(&mut self, (cell, claim): Claim) {
         if self.cells[cell].is_none_or(|there| there == claim) {
             self.cells[cell] = None;
@@ -78,7 +78,7 @@ impl World {
         }
     }
 
-    /// At home.
+    /// At home: deletes the EM.
     fn forget(&mut self, claim: Claim, mistake: Option<Mistake>) {
         if self.home == Some(claim) || mistake == Some(Mistake::ForgetsAnyClaim) {
             self.home = None;
@@ -116,7 +116,7 @@ impl World {
     }
 }
 
-/// Every state that can be reached, or the first that must not be.
+/// Returns all reachable states, or the first forbidden one.
 fn reached(mistake: Option<Mistake>) -> Result<HashSet<World>, World> {
     let mut seen = HashSet::from([World::default()]);
     let mut open = vec![World::default()];
@@ -147,7 +147,7 @@ fn claims_without_any_rule_lose_em() {
     }
 }
 
-/// By the rows alone, all that was sent being lost.
+/// Completes the work from the rows alone, with all messages lost.
 #[test]
 fn claims_after_any_crash_allow_registration() {
     for mut world in reached(None).unwrap() {

@@ -13,19 +13,19 @@ use self::{
     world::{Bounds, World, explore},
 };
 
-/// In how many rounds shares are where they are wanted: one takes back, the next gives.
+/// Number of rounds after which the shares match the demand: one round reclaims, the next one gives.
 const ROUNDS: usize = 2;
 
 static TWO_CELLS: LazyLock<HashSet<World<2>>> = LazyLock::new(|| reached(2));
 static THREE_CELLS: LazyLock<HashSet<World<3>>> = LazyLock::new(|| reached(1));
 
-/// Each cell makes two changes, or as many as is said.
+/// Number of changes of each cell: two, or the value of the variable.
 fn bounds(step: u8) -> Bounds {
     let changes = std::env::var("LINKIS_RM_SHARES").map_or(2, |changes| changes.parse().unwrap());
     Bounds { maximum: 3, changes, step }
 }
 
-/// Every state that can be reached, in each of which holds what must.
+/// Visits every reachable state, and asserts its invariants.
 fn reached<const CELLS: usize>(step: u8) -> HashSet<World<CELLS>> {
     let (seen, wrong) = explore(bounds(step), None, |world| !world.is_well());
     assert_eq!(wrong, None);
@@ -61,7 +61,7 @@ fn cell_shares_after_crashes_converge_in_two_rounds() {
     assert_all_granted(&THREE_CELLS);
 }
 
-/// From the rows alone, with all messages lost, for every set of live cells and every shortage.
+/// Asserts the result of rounds from the rows alone, with all messages lost, for every set of live cells and every shortage.
 fn assert_all_granted<const CELLS: usize>(worlds: &HashSet<World<CELLS>>) {
     let rows: HashSet<_> = worlds.iter().map(|world| (world.home, world.shares)).collect();
     for (home, shares) in rows {
@@ -73,7 +73,7 @@ fn assert_all_granted<const CELLS: usize>(worlds: &HashSet<World<CELLS>>) {
     }
 }
 
-/// Every row of numbers from 0 to `most`.
+/// Returns every list of numbers from 0 to `most`.
 fn each<const CELLS: usize>(most: u8) -> Vec<[u8; CELLS]> {
     let mut rows = vec![[0; CELLS]];
     for cell in 0..CELLS {
@@ -83,7 +83,7 @@ fn each<const CELLS: usize>(most: u8) -> Vec<[u8; CELLS]> {
     rows
 }
 
-/// Without other events.
+/// Asserts the result of rounds without other events.
 fn assert_granted<const CELLS: usize>(
     home: Home<CELLS>,
     shares: [Share; CELLS],

@@ -1,7 +1,7 @@
-//! Conformance with Apache Linkis: what its own resource classes answer, observed by running them, and what we answer.
+//! Conformance with Apache Linkis: results of its resource classes, recorded from runs, compared with the results of this crate.
 //!
-//! Each vector is (what, what Linkis says, what we say): `Same`, or `Differs(our answer, because)`. A vector that
-//! differs must really differ. A resource shows as Linkis's class name and JSON, an error as the kind and the place.
+//! Each vector is (operation, result of Linkis, comparison): `Same`, or `Differs(own result, reason)`. A vector with
+//! `Differs` must differ. A resource is written as Linkis's class name and JSON, an error as its kind and place.
 //! Linkis's display texts (its `toJson` and `toString`) are prose, not a format, and have no counterpart here.
 
 use std::collections::BTreeMap;
@@ -33,7 +33,7 @@ fn check(what: &str, linkis: &str, ours: &Ours, answer: &str) {
     }
 }
 
-/// An answer as the tables write it.
+/// A result as the tables write it.
 trait Show {
     fn show(self) -> String;
 }
@@ -161,7 +161,7 @@ fn dk() -> Resource {
     Resource::from_parts(ResourceParts::DriverAndKubernetes(LI, kubernetes(4 * G, 2000, "ns1"))).unwrap()
 }
 
-/// A request of Spark on Kubernetes in cluster mode: no amounts for the driver.
+/// Request of Spark on Kubernetes in cluster mode, without amounts for the driver.
 fn dk_cluster() -> Resource {
     Resource::from_parts(ResourceParts::DriverAndKubernetes(NO_DRIVER, kubernetes(G, 1000, "ns"))).unwrap()
 }
@@ -320,7 +320,7 @@ fn load_and_load_instance_operators_match_linkis() {
             => Differs("unanswerable: Yarn as LoadInstance", WRAPS), lis().add(&y());
         "li.notLess(dy)": "true" => Same, lis().not_less_than(&dy());
         "li>zero with cores=0": "false" => Same, some.more_than(&zero);
-        // More in any dimension: that nothing doesn't cover it.
+        // More in some dimension, so zero does not cover it.
         "li caseMore zero with cores=0": "true" => Same, zero.covers(&some).map(|covered| !covered);
         "incomparable a.moreThan(b)": "false" => Same, a.more_than(&b);
         "incomparable a.less(b)": "true" => Differs("false", "less is not the negation of not-less"), a.less_than(&b);
@@ -356,7 +356,7 @@ fn yarn_operators_match_linkis() {
         "y.equalsTo null queue": r#"THROWS NullPointerException: Cannot invoke "String.equals(Object)" because "this.queueName" is null"#
             => Differs("different queue: default, q1", "a null queue is the default one"), null_queue.equals(&y());
     }
-    // The instances of a queue count, also where the queue is the same.
+    // The instances of a queue count, also in an equal queue.
     let more_instances = Resource::from_parts(ResourceParts::Yarn(yarn(2 * G, 2, 5, "q1", ""))).unwrap();
     assert_eq!(y().not_less_than(&more_instances), Ok(false));
     assert_eq!(y().more_than(&more_instances), Ok(false));
@@ -499,7 +499,7 @@ fn sizes_are_written_and_read_alike() {
     }
 }
 
-/// The amounts in Linkis's messages about shortages, its own unit test among them.
+/// Amounts in Linkis's messages about shortages, including those of its unit test.
 #[test]
 fn whole_gigabytes_are_truncated_alike() {
     for (what, linkis) in

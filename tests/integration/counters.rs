@@ -72,7 +72,7 @@ impl Calls {
         let asked = proto::GetEmRequest { em: em_message(host) };
         let mut em = self.usage.get_em(asked).await.unwrap().into_inner().em.unwrap();
         let reported_em = got.em.clone().unwrap();
-        // A reply has no figures of reports.
+        // A reply has no data of reports.
         (em.health, em.load, em.last_report_time) =
             (reported_em.health, reported_em.load, reported_em.last_report_time);
         assert_eq!(reported_em, em);
@@ -247,7 +247,7 @@ async fn scope_call_returns_counters_by_labels() {
     rm.client.resource_released(&release(&grant, "alice")).await.unwrap();
     let free = rm.client.scope(&asked).await.unwrap();
     assert!(free.usage.locked.is_zero() && free.version > held.version && held.version > empty.version);
-    // Its row goes, and comes again: newer than it was.
+    // The row is deleted and inserted again, with a higher version.
     database.execute("DELETE FROM linkis_label_resource").await;
     rm.client.request_resource(&request(&em("host1"), "alice", load(1, 2, 1))).await.granted();
     assert!(rm.client.scope(&asked).await.unwrap().version > free.version);

@@ -14,7 +14,7 @@ use tonic::Code;
 
 use crate::{harness::*, metrics::get};
 
-/// The number of connections that an instance needs at most, as documented.
+/// Documented maximum number of connections of an instance.
 const CONNECTIONS_MAX: i64 = 20;
 
 async fn run(connection: &mut PgConnection, sql: String) {
@@ -102,7 +102,7 @@ async fn database_of_earlier_state_is_recognised() {
     }
 }
 
-/// A PostgreSQL with a role that may have so many connections.
+/// Starts a PostgreSQL with a role that has a connection limit.
 struct Small {
     postgres: EmbeddedPostgres,
     folder: std::path::PathBuf,
@@ -234,7 +234,7 @@ async fn database_with_full_disk_keeps_instance_unready() {
     rm.stop().await;
 }
 
-/// A call has its answer, or is one of too many of operators.
+/// Asserts that a call got its reply, or was rejected as one of too many calls of operators.
 #[track_caller]
 fn assert_served<T>(answer: Result<T, ClientError>) {
     if let Err(error) = answer {
@@ -242,7 +242,7 @@ fn assert_served<T>(answer: Result<T, ClientError>) {
     }
 }
 
-/// Every kind of call at once, and what runs in the background.
+/// All kinds of calls concurrently, beside the background tasks.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_connections_of_busy_instance_stay_bounded() {
     let small = Small::start("enough").await;
@@ -301,7 +301,7 @@ async fn database_connections_of_busy_instance_stay_bounded() {
     small.stop().await;
 }
 
-/// PostgreSQL counts connections that were opened, and those that were cut off.
+/// Returns PostgreSQL's counts of opened connections and of cut connections.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_connections_of_contended_keys_are_reused() {
     let (database, rm) = start_with_host1().await;
@@ -318,7 +318,7 @@ async fn database_connections_of_contended_keys_are_reused() {
     for _ in 0..3 {
         contend().await;
     }
-    // A session is counted when it ends, and an idle one soon after.
+    // PostgreSQL counts a session when it ends, and an idle one soon after.
     tokio::time::sleep(Duration::from_secs(2)).await;
     let before = database.count(counts).await;
     const ROUNDS: i64 = 20;
@@ -329,7 +329,7 @@ async fn database_connections_of_contended_keys_are_reused() {
     tokio::time::sleep(Duration::from_secs(1)).await;
     let after = database.count(counts).await;
     let (opened, abandoned) = (after / 1000 - before / 1000, after % 1000 - before % 1000);
-    // Each round opens one by hand, which is cut off.
+    // The test opens one connection in each round, which is cut.
     assert!(opened <= ROUNDS + 5, "{opened} connections were opened in {ROUNDS} rounds");
     assert!(
         abandoned <= ROUNDS + 15,

@@ -47,14 +47,14 @@ async fn put_as(rm: &Instance, name: &str, labels: BTreeMap<String, String>, con
 
 const GENERATION: &str = "SELECT coalesce(max(generation), 0) FROM linkis_external_cluster";
 
-/// Waits until a snapshot is in force that was begun after now.
+/// Waits for a snapshot that begins after this call.
 async fn refreshed(database: &Database) {
     let before = database.count(GENERATION).await;
-    // The next one may have begun already.
+    // The next snapshot may have begun already.
     eventually("two snapshots", SOON, async || database.count(GENERATION).await >= before + 2).await;
 }
 
-/// So much of a queue, and a little driver.
+/// Returns a resource with amounts of a queue and a small driver.
 fn of_queue(queue: &str, gb: i64, application_id: &str) -> Resource {
     let driver = LoadInstanceAmounts { memory: 1, cores: 1, instances: 1 };
     let (queue_name, application_id) = (queue.to_owned(), application_id.to_owned());
@@ -66,7 +66,7 @@ pub fn in_queue(queue: &str, gb: i64) -> ResourceRequest {
     request(&em("host1"), "hadoop", of_queue(queue, gb, ""))
 }
 
-/// A cluster, and two instances that know it, with one EM that has enough.
+/// Starts a cluster with a provider, two instances, and one EM with ample capacity.
 async fn two_instances(queues: &[QueueOf], more: &str) -> (Database, Cluster, Instance, Instance) {
     let (database, one, two) = two().await;
     let cluster = Cluster::start(queues).await;
@@ -85,7 +85,7 @@ async fn counted(database: &Database, path: &str) -> i64 {
     sqlx::query_scalar(sql).bind(path).fetch_one(&database.pool).await.unwrap()
 }
 
-/// Asks for so many at once, half on each instance; answers what was granted.
+/// Makes concurrent requests, half on each instance. Returns the grants.
 async fn burst(instances: [&Instance; 2], requests: usize, ask: &ResourceRequest) -> Vec<Grant> {
     let mut calls = JoinSet::new();
     for number in 0..requests {
@@ -165,7 +165,7 @@ async fn applications_of_tickets_are_counted_once() {
             report(client, grant, "a.x", &id).await;
         }
     }
-    // A part of the use first, and then all of it.
+    // The cluster shows a part of the use first, then all of it.
     for gb in [1, 7, 12] {
         cluster.show(|shown| shown.applications.iter_mut().for_each(|(.., has)| *has = gb));
         refreshed(&database).await;
@@ -205,7 +205,7 @@ async fn cluster_outage_applies_policy_of_its_provider() {
         ("default", "root.a", QueueCheckBasis::Snapshot)
     );
     assert!(judged.age.unwrap() < time::Duration::seconds(20));
-    // Refused, once nothing is young enough; others are served.
+    // Refused when the last snapshot is too old; other requests are served.
     put(&one, cluster.config("").replace("20s", "1s")).await;
     cluster.show(|shown| shown.is_away = true);
     let is_refused = async || match one.client.request_resource(&in_queue("a", 1)).await.unwrap() {
@@ -221,7 +221,7 @@ async fn cluster_outage_applies_policy_of_its_provider() {
     };
     eventually("it is refused", SOON, is_refused).await;
     one.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
-    // By the last that was known, on every instance from the next call on.
+    // Decided by the last snapshot, on every instance from the next call on.
     put(&one, cluster.config(r#", "whenDown": "last_known", "lastKnownFor": "1h""#).replace("20s", "1s")).await;
     let last_known = two.client.request_resource(&in_queue("a", 10)).await.granted();
     assert_eq!(last_known.queue.clone().unwrap().basis, QueueCheckBasis::LastKnown);
@@ -244,7 +244,7 @@ async fn cluster_outage_applies_policy_of_its_provider() {
     assert_eq!(assert_invariants(&database, &one.client).await, 4);
 }
 
-/// Twice as many as large answers are taken in at once; and what the other one answers is large.
+/// Twice as many hanging clusters as permits for large replies, beside a cluster with a large reply.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hanging_clusters_delay_no_other_refresh() {
     const HANGING: usize = 8;
@@ -352,7 +352,7 @@ async fn queue_names_select_first_fitting_queue() {
         let error = asked(wrong).await.unwrap_err();
         assert_eq!(error.get_details_bad_request().unwrap().field_violations[0].field, field, "{error}");
     }
-    // It waits for the first that it may ever get.
+    // The request waits for the first queue that can ever fit.
     let mut manager = ResourceManagerServiceClient::connect(two.address.clone()).await.unwrap();
     let wait_timeout = Some(prost_types::Duration { seconds: 20, nanos: 0 });
     let waits = proto::RequestResourceRequest { wait_timeout, ..ask(&["nowhere", "b", "a"], "") };
@@ -427,7 +427,7 @@ async fn request_with_several_queues_wakes_by_any() {
     let ResultResource::Available(grant) = granted else { panic!("{granted:?}") };
     assert_eq!(path(&grant), "root.c");
     waiting(0).await;
-    // By a new snapshot.
+    // A new snapshot shows capacity.
     let second = wait(&one, ["nowhere", "a", "b"], "2");
     waiting(1).await;
     cluster.show(|shown| shown.queues[2].1 = 30);
@@ -521,7 +521,7 @@ async fn provider_deletion_removes_its_counters() {
     let delete =
         proto::DeleteProviderRequest { resource_type: "Yarn".into(), name: "default".into(), expected_etag: None };
     external.delete_provider(delete).await.unwrap();
-    // No provider decides any more.
+    // No provider is left, so no queue decides.
     let free = one.client.request_resource(&in_queue("a", 1000)).await.granted();
     assert_eq!(free.queue, None);
     one.client
@@ -532,7 +532,7 @@ async fn provider_deletion_removes_its_counters() {
     let rows = "SELECT (SELECT count(*) FROM linkis_external_queue) + (SELECT count(*) FROM linkis_external_ticket)
         + (SELECT count(*) FROM linkis_external_snapshot) + (SELECT count(*) FROM linkis_external_refresh)";
     eventually("nothing of it is left", SOON, async || database.count(rows).await == 0).await;
-    // One of the same name is another: it knows nothing of the tickets before it.
+    // A new provider with an equal name does not count the earlier tickets.
     put(&one, cluster.config("")).await;
     eventually("a snapshot", SOON, async || database.count(GENERATION).await > 0).await;
     assert_eq!(burst([&one, &two], 4, &in_queue("a", 10)).await.len(), 2);

@@ -22,7 +22,7 @@ use crate::{
     proxy::FaultPlan,
 };
 
-/// How `linkis-rm health` ends with these words: 0 or 1, and what it says.
+/// Runs `linkis-rm health` with these arguments. Returns the exit code and the output.
 async fn health(words: &[&str]) -> (i32, String) {
     let mut command = Command::new(*PROGRAM);
     // In a container, the command has the settings of the service.
@@ -65,7 +65,7 @@ async fn health_command_reports_state_and_reason() {
     assert!(code == 1 && got.contains("is not the address of a service"), "{got}");
 }
 
-/// Another program, that says this when it is asked for its health.
+/// A fake service with this reply to a health check.
 #[derive(Clone)]
 struct Says(Status);
 

@@ -21,10 +21,10 @@ use crate::{certificates, harness::*, jwt};
 
 mod user_scope;
 
-/// Time within which instances know a new or revoked token.
+/// Maximum time until instances apply a new or revoked token.
 const KNOWN_WITHIN: Duration = Duration::from_secs(5);
 
-/// `linkis-rm tokens` with these words, on this database.
+/// Runs `linkis-rm tokens` with these arguments on a database.
 pub fn tokens_command(database: &Database, words: &[&str]) -> Command {
     let mut command = Command::new(*PROGRAM);
     command.arg("tokens").args(words).env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
@@ -42,13 +42,13 @@ pub fn tokens(database: &Database, words: &[&str]) -> String {
     String::from_utf8(done.stdout).unwrap()
 }
 
-/// A new token.
+/// Creates a token.
 pub fn token(database: &Database, name: &str, rights: &[&str]) -> String {
     let words = [&["create", "--name", name, "--owner", "the tests"], rights].concat();
     tokens(database, &words).trim_end().to_owned()
 }
 
-/// Shows a token with every call.
+/// Sends a token with every call.
 #[derive(Clone)]
 pub struct Show(pub String);
 
@@ -64,7 +64,7 @@ impl tonic::service::Interceptor for Show {
 
 type With = InterceptedService<Channel, Show>;
 
-/// A caller with a token; without one if it is empty.
+/// Returns a client with a token; without one if it is empty.
 pub fn with(channel: &Channel, token: &str) -> With {
     InterceptedService::new(channel.clone(), Show(token.to_owned()))
 }
@@ -128,7 +128,7 @@ async fn empty_call(channel: &Channel, token: &str, path: &str, is_unary: bool) 
     }
 }
 
-/// Every call that is described, with whether it is without streams.
+/// Returns every call of the descriptors, with whether it is unary.
 fn described() -> BTreeMap<String, bool> {
     let sets = [
         proto::DESCRIPTORS,
@@ -179,7 +179,7 @@ async fn role_matrix_allows_exactly_its_calls() {
     let methods = described();
     let mut seen = BTreeSet::new();
     for (path, is_unary) in &methods {
-        // Where two services have a call of the same name, the service's stands before it.
+        // The matrix names the service of a call instead, if two services have a call with this name.
         let (package, name) = (path.rsplit('.').next().unwrap(), path.rsplit('/').next().unwrap());
         let name = if matrix.contains_key(package) { package } else { name };
         let allowed = matrix.get(name).unwrap_or_else(|| panic!("{path} is in no table: who may call it?"));
@@ -370,14 +370,14 @@ async fn token_revocation_ends_streams_and_waiting_calls() {
     };
     assert_eq!((status.code(), reason(&status).as_str()), (Code::Unauthenticated, "TOKEN_REVOKED"));
     for stream in [1, 3] {
-        // A stream with a good token still answers questions.
+        // A stream with a valid token still replies to queries.
         streams[stream].0.send(ServerReflectionRequest::default()).await.unwrap();
         streams[stream].1.message().await.unwrap().unwrap();
     }
     database.waiting(0).await;
 }
 
-/// The reader of tokens notices a silent connection, and opens another one.
+/// The task that reads tokens replaces a silent connection.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn token_revocation_over_silent_connection_is_noticed() {
     let database = Database::fresh().await;
@@ -387,7 +387,7 @@ async fn token_revocation_over_silent_connection_is_noticed() {
     let channel = channel_to(&rm.address).await;
     let ask = || usage_of(&channel, &gone);
     ask().get_server_info(proto::GetServerInfoRequest {}).await.unwrap();
-    // It has read them, on the connection that is lost now.
+    // The task has read the tokens on the connection that is now silent.
     let reads = || async {
         let query = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE '%token%'";
         database.count(query).await > 1

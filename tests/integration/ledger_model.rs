@@ -73,7 +73,7 @@ struct Batch {
     shares: HashSet<Shared>,
 }
 
-/// The model, and what it is compared with.
+/// The model, and the store and ledgers that it is compared with.
 struct Comparison {
     model: Model,
     tables: Tables,
@@ -91,7 +91,7 @@ impl Comparison {
         Self { settled: model.settled(), model, tables: Tables::default(), batches, epochs: BTreeMap::new() }
     }
 
-    /// Carries out what a step stands for; false if it stands for no operation.
+    /// Applies the operation of a step. Returns false if the step has none.
     fn apply(&mut self, number: usize, step: &Step) -> bool {
         let new_id = Uuid::from_u128(u128::try_from(number).unwrap() + 1);
         let Some(operation) = self.model.operation(step, new_id) else { return false };
@@ -103,7 +103,7 @@ impl Comparison {
             self.commit();
             shares = Shared::of(&operation, &self.tables, self.model.waiting.iter().any(|w| w.in_line));
         }
-        // With what is known after the commit.
+        // Operations of the next batch use the state after the commit.
         let operation = self.model.operation(step, new_id).unwrap();
         let (model, tables) = (&mut self.model, &self.tables);
         let begin = || Batch { ledger: Ledger::new(tables.snapshot(time_of(model.now))), shares: HashSet::new() };
@@ -135,7 +135,7 @@ impl Comparison {
         self.begin();
     }
 
-    /// The next batches begin.
+    /// Begins the next batches.
     fn begin(&mut self) {
         self.model.registered.clear();
         self.model.signs = self.tables.signs();
@@ -172,7 +172,7 @@ fn run(steps: Vec<Step>, ledgers: usize) {
     }
 }
 
-/// How many random runs: `LINKIS_RM_MODEL_CASES` for more.
+/// Number of random runs; `LINKIS_RM_MODEL_CASES` raises it.
 fn cases() -> u32 {
     std::env::var("LINKIS_RM_MODEL_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(2000)
 }

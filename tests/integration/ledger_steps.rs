@@ -29,7 +29,7 @@ use uuid::Uuid;
 
 use crate::harness::{em, engine, name, registration};
 
-/// So many tickets are read for one step.
+/// Number of tickets that one step reads.
 const PAGE: usize = 2;
 
 #[derive(Clone, Debug)]
@@ -41,15 +41,15 @@ enum Step {
     /// As `Request`, for an adopted engine.
     Adopt(usize, usize, bool),
     Inited(usize),
-    /// The engine of which ticket, and how much it uses.
+    /// Ticket and use of an engine.
     Reported(usize, i64),
     Release(usize),
     EndTickets(usize),
     CountTickets(usize),
     Commit,
-    /// A label set is to be counted anew.
+    /// Starts the counting of a label set.
     NewSet,
-    /// Label sets that are counted on all EMs decide, and their predecessors are no longer counted.
+    /// Activates label sets that are counted on all EMs; earlier ones are no longer counted.
     Decide,
 }
 
@@ -91,7 +91,7 @@ impl Tables {
         Arc::new(Limits::new(Uuid::nil(), self.sets.clone(), []))
     }
 
-    /// As the store reads: of the first operation on an EM that goes through its tickets, the next few.
+    /// Reads as the store does: for the first step through the tickets of an EM, the next few tickets.
     fn snapshot(&self, batch: &[Operation]) -> LedgerSnapshot {
         let (mut pages, mut tickets) = (HashMap::new(), HashMap::new());
         for operation in batch {
@@ -152,7 +152,7 @@ impl Tables {
         self.counters.extend(deltas.scopes);
     }
 
-    /// Carries a batch out, and checks everything.
+    /// Applies a batch, and asserts all invariants.
     fn commit(&mut self, batch: &[Operation]) -> Vec<Option<Outcome>> {
         self.now += 1;
         let mut ledger = Ledger::new(self.snapshot(batch));
@@ -279,7 +279,7 @@ impl Tables {
         })
     }
 
-    /// The remaining steps come to an end.
+    /// Completes the remaining steps.
     fn go_on(&mut self) {
         for _ in 0..1000 {
             let steps: Vec<Operation> =

@@ -1,4 +1,4 @@
-//! Upgrades: releases side by side on one database, and what a later one left.
+//! Upgrades: concurrent releases on one database, and the rows of a later release.
 
 mod locks;
 mod request_ids;
@@ -53,7 +53,7 @@ async fn outdated_release_reads_and_is_refused_writes() {
     assert_invariants(&database, &rm.client).await;
 }
 
-/// Parts are made ahead, and dropped as a whole when nothing in them is to be remembered.
+/// Partitions are created in advance, and dropped when all of their lines are older than the retention.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn history_partition_after_retention_is_dropped() {
     let (database, _rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
@@ -117,7 +117,7 @@ async fn history_partitions_of_earlier_release_accept_reports() {
     assert!(error.to_string().contains("linkis_resource_action_record_action"), "{error}");
 }
 
-/// As the first release counted: tickets without an engine type are in no scope of engine types.
+/// State of the first release: tickets without an engine type are in no scope of engine types.
 const COUNTED_BEFORE: &str = "
     UPDATE linkis_label_set SET lacking = 'skipped', family = 'skipped';
     DELETE FROM linkis_label_resource WHERE scope->>'engine_type' = '';
@@ -143,11 +143,11 @@ async fn counters_of_earlier_release_are_recounted_while_serving() {
     let refusal = rm.client.request_resource(&ask).await.refused();
     assert_eq!(refusal.shortfalls[0].scope, "engine_type=,user=hadoop");
     assert_eq!(assert_invariants(&database, &rm.client).await, 3);
-    // An earlier release, which would count them as before, may only read.
+    // An earlier release would count as before, so it may only read.
     assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 7);
 }
 
-/// As the release before counted: tickets without an engine type are in no scope of engine families.
+/// State of the earlier release: tickets without an engine type are in no scope of engine families.
 const FAMILIES_SKIPPED: &str = "
     ALTER TABLE linkis_label_set DROP COLUMN family;
     DELETE FROM linkis_rm_migration_cell WHERE version = 25;
@@ -181,11 +181,11 @@ async fn engine_families_of_earlier_release_are_recounted() {
     let refusal = rm.client.request_resource(&ask).await.refused();
     assert_eq!(refusal.shortfalls[0].scope, "engine_family=");
     assert_eq!(assert_invariants(&database, &rm.client).await, 3);
-    // An earlier release, which would count them as before, may only read.
+    // An earlier release would count as before, so it may only read.
     assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 7);
 }
 
-/// A vacuum that truncates a table locks out all writers, which would be frequent in tables with much change.
+/// A vacuum that truncates a table blocks all writers, and would run often on tables with many changes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn tables_with_autovacuum_settings_never_truncate() {
     let (database, _rm) = start().await;
@@ -194,7 +194,7 @@ async fn tables_with_autovacuum_settings_never_truncate() {
     assert!(shortened.is_empty(), "add vacuum_truncate = off: {shortened:?}");
 }
 
-/// `linkis-rm migrate` on a database, begun.
+/// Starts `linkis-rm migrate` on a database.
 fn begin_to_migrate(database: &Database) -> Child {
     let mut command = Command::new(*PROGRAM);
     command.arg("migrate").env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");

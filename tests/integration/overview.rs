@@ -25,18 +25,18 @@ async fn usage(rm: &Instance) -> UsageServiceClient<Channel> {
     UsageServiceClient::connect(rm.address.clone()).await.unwrap()
 }
 
-/// How long a scrape may take of a large cluster, and anything of a small one on a machine that does much else.
+/// Maximum time of a scrape with a large cluster, and of any read of a small one on a busy machine.
 const SCRAPE_MAX: Duration = Duration::from_millis(20);
 const LOOSE: Duration = Duration::from_secs(2);
 
-/// How many overviews an instance has read from the database.
+/// Returns the number of overviews that an instance has read from the database.
 fn taken(rm: &Instance) -> u64 {
     let text = rm.metrics.text();
     let line = text.lines().find(|line| line.starts_with("linkis_rm_overviews_total")).unwrap();
     line.rsplit(' ').next().unwrap().parse().unwrap()
 }
 
-/// The state of EMs, how many there are, and the total, used, locked and left cores.
+/// State of EMs, their number, and their total, used, locked and left cores.
 fn cores(overview: &proto::Overview) -> Vec<(EmState, i64, [i64; 4])> {
     let group = |totals: &proto::EmTotals| {
         let cores = totals.dimensions["cores"];
@@ -65,7 +65,7 @@ async fn overview_equals_stored_counters() {
         let register = rm_model::operation::RegisterEm { protected, ..registration(host.clone(), load(10, 10, 10)) };
         epochs.push(rm.client.register(register).await.unwrap().epoch);
     }
-    // Resource types that the database does not add up, and one with fewer dimensions.
+    // Resource types that the database does not sum, and one with fewer dimensions.
     let gpus = Resource::special([("gpu".to_owned(), 8)].into()).unwrap();
     for (instance, total) in [("gpus", gpus), ("cores", Resource::cpu(5).unwrap())] {
         let other = EmInstance::parse("em", "other", instance).unwrap();
@@ -298,7 +298,7 @@ async fn fill(database: &Database, is_large: bool) -> i64 {
     if is_large { 10_000 } else { 1000 }
 }
 
-/// The median.
+/// Returns the median.
 fn median(mut took: Vec<Duration>) -> Duration {
     took.sort();
     took[took.len() / 2]

@@ -19,13 +19,13 @@ use tokio_util::task::AbortOnDropHandle;
 
 use crate::harness::*;
 
-/// The name of PostgreSQL's socket in its folder.
+/// Name of PostgreSQL's socket in its folder.
 const SOCKET: &str = ".s.PGSQL.5432";
 
-/// How long a commit that is cut off after it was sent has to reach the database.
+/// Time for a sent commit to reach the database before its connection is cut.
 const COMMIT_ARRIVES: Duration = Duration::from_millis(50);
 
-/// When a connection is cut that commits.
+/// Moment at which a committing connection is cut.
 #[derive(Clone, Copy, Debug)]
 pub enum Cut {
     /// The COMMIT never reaches the database.
@@ -39,9 +39,9 @@ pub enum Cut {
 /// Treatment of bytes.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum FaultPlan {
-    /// They pass.
+    /// Bytes pass.
     Fair,
-    /// They pass late.
+    /// Bytes pass late.
     Slow(Duration),
     /// Bytes pass in neither direction, and no connection ends.
     Hole,
@@ -54,11 +54,11 @@ struct Generations {
     living: u64,
     /// Connections before this number pass no bytes, as behind a firewall that dropped their state.
     known: u64,
-    /// That of new connections.
+    /// Number of the next connection.
     now: u64,
 }
 
-/// A socket in a folder of its own, for as long as this lives.
+/// A proxy with a socket in its own folder, which exists until the proxy is dropped.
 pub struct Proxy {
     folder: PathBuf,
     way: Arc<Way>,
@@ -74,7 +74,7 @@ struct Way {
 }
 
 impl Proxy {
-    /// In front of the PostgreSQL whose socket is in the folder `target`, which may come and go.
+    /// Starts a proxy in front of the PostgreSQL whose socket is in the folder `target`. PostgreSQL may stop and start meanwhile.
     pub fn start(name: &str, target: &Path) -> Self {
         let folder = scratch(&format!("proxy-{name}"));
         std::fs::create_dir_all(&folder).unwrap();
@@ -89,7 +89,7 @@ impl Proxy {
         Self { folder, way, _accepting: accepting }
     }
 
-    /// The folder of its socket.
+    /// Returns the folder of the proxy's socket.
     pub fn folder(&self) -> &Path {
         &self.folder
     }
@@ -99,22 +99,22 @@ impl Proxy {
         *self.way.cuts.lock().unwrap() = (count > 0).then_some((cut, count));
     }
 
-    /// How many of them are still to come.
+    /// Returns the number of connections that are still to be cut.
     pub fn cuts_left(&self) -> u32 {
         self.way.cuts.lock().unwrap().map_or(0, |(_, count)| count)
     }
 
-    /// Takes no more connections; those that there are stay.
+    /// Accepts no further connections; open ones stay.
     pub fn close(&self) {
         std::fs::rename(self.folder.join(SOCKET), self.folder.join("closed")).unwrap();
     }
 
-    /// Takes connections again.
+    /// Accepts connections again.
     pub fn open(&self) {
         std::fs::rename(self.folder.join("closed"), self.folder.join(SOCKET)).unwrap();
     }
 
-    /// Closes all connections that there are.
+    /// Closes all open connections.
     pub fn cut_all(&self) {
         self.way.generations.send_modify(|generations| {
             generations.now += 1;
@@ -122,7 +122,7 @@ impl Proxy {
         });
     }
 
-    /// Makes all open connections silent; new ones work.
+    /// Makes all open connections silent; new ones pass bytes.
     pub fn forget_all(&self) {
         self.way.generations.send_modify(|generations| {
             generations.now += 1;
@@ -130,7 +130,7 @@ impl Proxy {
         });
     }
 
-    /// Decides what happens to bytes from now on.
+    /// Sets the treatment of bytes from now on.
     pub fn set_fault_plan(&self, weather: FaultPlan) {
         self.way.weather.send_replace(weather);
     }
@@ -150,7 +150,7 @@ async fn accept(listener: UnixListener, way: Arc<Way>) {
     }
 }
 
-/// Serves one connection until either side is gone, or it is cut.
+/// Serves one connection until either side closes it, or it is cut.
 async fn serve(client: UnixStream, way: Arc<Way>) {
     let generation = way.generations.borrow().now;
     let mut generations = way.generations.subscribe();
@@ -158,7 +158,7 @@ async fn serve(client: UnixStream, way: Arc<Way>) {
     let ((mut from_client, to_client), (from_server, to_server)) = (client.into_split(), server.into_split());
     let answers = AbortOnDropHandle::new(tokio::spawn(copy(from_server, to_client, way.clone(), generation)));
     tokio::select! {
-        // Either side may go at any time.
+        // Either side may close at any time.
         _ = forward(&mut from_client, to_server, answers, &way, generation) => {}
         _ = generations.wait_for(|generations| generation < generations.living) => {}
     }
@@ -176,7 +176,7 @@ async fn copy(mut from: OwnedReadHalf, mut to: OwnedWriteHalf, way: Arc<Way>, ge
     }
 }
 
-/// Forwards what the client says until one of its commits is to be cut.
+/// Forwards the bytes of the client until one of its commits must be cut.
 async fn forward(
     from: &mut OwnedReadHalf,
     mut to: OwnedWriteHalf,
@@ -213,7 +213,7 @@ async fn forward(
 }
 
 impl Way {
-    /// Waits until bytes may pass that came on a connection.
+    /// Waits until bytes of a connection may pass.
     async fn pass(&self, generation: u64) {
         if generation < self.generations.borrow().known {
             std::future::pending::<()>().await;
@@ -229,7 +229,7 @@ impl Way {
         }
     }
 
-    /// Whether a commit that is under way now is to be cut.
+    /// Returns whether the current commit must be cut.
     fn take_cut(&self) -> Option<Cut> {
         let mut cuts = self.cuts.lock().unwrap();
         let (cut, count) = (*cuts)?;

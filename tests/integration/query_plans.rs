@@ -30,19 +30,19 @@ mod rare;
 mod survey;
 mod tables;
 
-/// How long nothing is forgotten.
+/// Retention that deletes nothing during the test.
 const HISTORY: Duration = Duration::from_secs(10 * 24 * 3600);
 
-/// How many times each call is made: after a few, connections keep their plans.
+/// Number of repetitions of each call: after a few, connections keep their plans.
 const ROUNDS: usize = 6;
 
 /// Maximum number of rows of one round: some pages, the rows of the calls, and a thousand tickets of an unindexed page.
 const ROWS_PER_ROUND: i64 = 2500;
 
-/// How many times as many of the history: its pages look through some lines before they ask an index, and what has ended is summed beside.
+/// Factor for the history: its pages scan some lines before they use an index, and the roll-up sums ended tickets meanwhile.
 const HISTORY_PAGES: i64 = 6;
 
-/// How many lines of the history one sum of what has ended looks through, as the background task does.
+/// Number of history lines that one step of the roll-up reads.
 const LINES_SUMMED_AT_ONCE: i64 = 10_000;
 
 /// Tables that grow with the cluster.
@@ -60,7 +60,7 @@ const LARGE: [&str; 11] = [
     "linkis_resource_waiting_spot",
 ];
 
-/// An instance that does not forget what it finds.
+/// Starts an instance with a long retention.
 async fn with_history(database: &Database) -> Instance {
     Instance::start_with(database, settings().with_time("--history", HISTORY)).await
 }
@@ -72,13 +72,13 @@ struct Measured {
     calls: Costs,
 }
 
-/// A limit of very much for each value of a label.
+/// Returns a very large limit for each value of a label.
 fn for_each(label: &str, instances: i64) -> Rule {
     let pattern = LabelPattern::new([(label.to_owned(), None)].into());
     Rule { pattern, mode: Default::default(), max: [(Dimension::Instances, instances)].into() }
 }
 
-/// A limit with labels that no other has: all live tickets are counted for it, step by step.
+/// Sets a limit with a new label set, waits until all live tickets are counted, and deletes the limit.
 async fn count_anew(database: &Database, rm: &Instance) {
     let rule = for_each("creator", 1_000_000_000);
     rm.client.set_limit(&rule).await.unwrap();
@@ -89,7 +89,7 @@ async fn count_anew(database: &Database, rm: &Instance) {
     eventually("it counts no more", Duration::from_secs(60), async || database.count(retired).await == 0).await;
 }
 
-/// A database with so many rows, and what statements cost there.
+/// Creates a database with a number of rows, and measures the costs of the statements.
 async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Measured) {
     let start = Instant::now();
     let database = postgres.database(name).await;
@@ -116,7 +116,7 @@ async fn measure(postgres: &Counting, name: &str, rows: i64) -> (Database, Measu
     .await;
     let ended = start.elapsed() - filled;
     let ending = postgres.costs(&database).await;
-    // The last batches were about tickets, too, that had ended meanwhile: none of that is what a call costs.
+    // The last batches also contain expirations, which are no cost of a call.
     eventually("nothing more is ended", Duration::from_secs(30), async || {
         tokio::time::sleep(Duration::from_secs(1)).await;
         !postgres.costs(&database).await.contains_key("user_resource::read")
@@ -165,13 +165,13 @@ async fn calls_read_no_large_table_completely() {
     postgres.stop().await;
 }
 
-/// No table was read from end to end, nor much more of it than what the calls are about.
+/// Asserts that no table was read completely, and that the reads are close to the rows of the calls.
 async fn rows_read(database: &Database, calls: &Costs) {
-    // The statistics of a connection are there for certain once it is closed.
+    // The statistics of a connection are complete once it is closed.
     database.pool.close().await;
     let mut connection = database.connect().await;
     let rows: Vec<(String, i64, i64)> = sqlx::query_as(
-        // The parts of the history together.
+        // All partitions of the history together.
         r"SELECT regexp_replace(relname, '(_action_record)_(\d.*|rest)$', '\1'), coalesce(sum(seq_scan), 0)::bigint,
             sum(coalesce(seq_tup_read, 0) + coalesce((
                 SELECT sum(idx_tup_read)::bigint FROM pg_stat_user_indexes i WHERE i.relid = t.relid), 0))::bigint
@@ -182,7 +182,7 @@ async fn rows_read(database: &Database, calls: &Costs) {
     .unwrap();
     let read: BTreeMap<_, _> = rows.into_iter().map(|(table, scans, rows)| (table, (scans, rows))).collect();
     println!("{read:#?}");
-    // Some more of what is made beside the calls came before and after them.
+    // Background statements before and after the calls are included.
     let made = |statement: &str| calls.get(statement).map_or(0, |cost| cost.calls) + 5;
     let ems: i64 = sqlx::query_scalar("SELECT count(*) FROM linkis_em_resource_meta_data")
         .fetch_one(&mut connection)
@@ -197,13 +197,13 @@ async fn rows_read(database: &Database, calls: &Costs) {
             _ => 0,
         };
         assert!(scans <= whole, "{table} was read from end to end {scans} times");
-        // A bounded count is repeated.
+        // Statements that count up to a bound run repeatedly.
         let beside = match table {
             "linkis_user_resource_meta_data" => made(BOUNDED) * COUNTED_MAX,
             "linkis_em_resource_meta_data" => (made(SUMS) + made(SURVEY)) * ems,
             // Ended tickets are summed a few thousand lines at a time, independent of earlier lines.
             "linkis_resource_action_record" => made("ended_use::list") * LINES_SUMMED_AT_ONCE,
-            // The fullest scopes are looked for among all of them, again and again; what calls touch is compared above.
+            // The search for the fullest scopes scans all scopes repeatedly; the costs of calls are compared above.
             "linkis_label_resource" => continue,
             _ => 0,
         };

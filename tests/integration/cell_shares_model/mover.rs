@@ -2,18 +2,18 @@
 
 use super::protocol::{Home, Message, Share};
 
-/// Home, and the cells that live; the others keep what they have.
+/// Home and the live cells. Other cells keep their shares.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Moving<const CELLS: usize> {
     pub home: Home<CELLS>,
     pub shares: [Share; CELLS],
     pub lives: [bool; CELLS],
-    /// How much is asked for in each cell and not granted yet.
+    /// Requested and not yet granted amount of each cell.
     pub lacks: [u8; CELLS],
 }
 
 impl<const CELLS: usize> Moving<CELLS> {
-    /// Finishes what is under way; then begins what is wanted, once for each cell, and finishes that.
+    /// Runs one round: finishes the changes in progress, then begins and finishes at most one change for each cell.
     pub fn round(&mut self) {
         self.finish();
         self.begin();

@@ -2,7 +2,7 @@
 //!
 //! Never: changes more than one row of home, or one row of a cell, in one function; no transaction of the service may.
 
-/// Home's row of a cell: what it was given of the limit.
+/// Home's row of a cell: the share of the limit that home gave it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Given {
     pub amount: u8,
@@ -14,13 +14,13 @@ pub struct Given {
 /// A change that home has begun.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Change {
-    /// The cell may hold so much from now on.
+    /// The cell gets this larger share.
     GrowTo(u8),
-    /// The cell is to give back so much, or as much of it as lies idle.
+    /// The cell must return this amount, or the idle part of it.
     ShrinkBy(u8),
 }
 
-/// A cell's row: what it judges by.
+/// A cell's row: the share by which the cell decides.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 pub struct Share {
     pub amount: u8,
@@ -32,26 +32,26 @@ pub struct Share {
 /// A message between home and a cell. It can be lost, late, repeated, or overtaken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Message {
-    /// To the cell: make the change of this number.
+    /// To the cell: the change with this number.
     Make(u8, Change),
-    /// To home: with the change of this number, the cell has so much.
+    /// To home: the share of the cell after the change with this number.
     Made(u8, u8),
 }
 
 /// A planted mistake, which the model must find.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mistake {
-    /// Home gives what it does not have.
+    /// Home gives an amount that it does not have.
     GivesMoreThanThereIs,
     /// A share grows in the cell before home has committed it.
     GrowsInTheCellFirst,
-    /// Home takes back before the cell has given.
+    /// Home reclaims before the cell has returned the amount.
     ShrinksAtHomeFirst,
-    /// A cell gives back what it holds.
+    /// A cell returns an amount that its tickets use.
     GivesBackWhatIsHeld,
-    /// A cell makes a change whose number is not the next.
+    /// A cell applies a change whose number is not the next.
     CellIgnoresNumbers,
-    /// Home believes an answer to a change that is over.
+    /// Home accepts a reply to an earlier change.
     HomeIgnoresNumbers,
 }
 
@@ -67,12 +67,12 @@ impl<const CELLS: usize> Home<CELLS> {
         self.given.iter().map(|given| given.amount).sum()
     }
 
-    /// The amount without a cell: none while a lowered limit drains.
+    /// Returns the amount without a cell: zero while a lowered limit drains.
     pub fn free(&self) -> u8 {
         self.maximum.saturating_sub(self.total())
     }
 
-    /// Begins to give a cell more, if there is so much.
+    /// Begins to give a cell an amount, if home has it.
     pub fn grow(&mut self, cell: usize, by: u8, mistake: Option<Mistake>) -> bool {
         let is_free = by <= self.free() || mistake == Some(Mistake::GivesMoreThanThereIs);
         let given = &mut self.given[cell];
@@ -86,7 +86,7 @@ impl<const CELLS: usize> Home<CELLS> {
         true
     }
 
-    /// Begins to take something back from a cell.
+    /// Begins to reclaim an amount from a cell.
     pub fn shrink(&mut self, cell: usize, by: u8, mistake: Option<Mistake>) -> bool {
         let given = &mut self.given[cell];
         if given.amount == 0 || given.under_way.is_some() {
@@ -101,12 +101,12 @@ impl<const CELLS: usize> Home<CELLS> {
 }
 
 impl Given {
-    /// The message to the cell, which any reader of the row can send again.
+    /// Returns the message to the cell, which any reader of the row can send again.
     pub fn order(&self) -> Option<Message> {
         self.under_way.map(|change| Message::Make(self.number + 1, change))
     }
 
-    /// Notes that a change is over, and what the cell has since.
+    /// Records the end of a change, and the share of the cell.
     pub fn end(&mut self, number: u8, amount: u8, mistake: Option<Mistake>) {
         let is_awaited = self.under_way.is_some() && number == self.number + 1;
         if is_awaited || mistake == Some(Mistake::HomeIgnoresNumbers) {

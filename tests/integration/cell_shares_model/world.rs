@@ -7,14 +7,14 @@ use std::{
 
 use super::protocol::{Given, Home, Message, Mistake, Share};
 
-/// How far is looked.
+/// Bounds of the visited states.
 #[derive(Debug, Clone, Copy)]
 pub struct Bounds {
-    /// The limit, which may be lowered to one, and raised again.
+    /// The limit, which can be lowered to one, and raised again.
     pub maximum: u8,
-    /// How many changes each cell makes.
+    /// Number of changes of each cell.
     pub changes: u8,
-    /// How much is given or taken back at once, at most.
+    /// Maximum amount of one change.
     pub step: u8,
 }
 
@@ -34,12 +34,12 @@ impl<const CELLS: usize> World<CELLS> {
         Self { home, shares: [Share::default(); CELLS], sent: BTreeSet::new(), bound: bounds.maximum }
     }
 
-    /// Whether more is held than the limit allows.
+    /// Whether the granted amount exceeds the bound.
     pub fn is_beyond(&self) -> bool {
         self.shares.iter().map(|share| share.held).sum::<u8>() > self.bound
     }
 
-    /// Whether all holds that must at every commit.
+    /// Whether the invariants of every commit hold.
     pub fn is_well(&self) -> bool {
         let is_well = |(given, share): (&Given, &Share)| {
             let is_equal = (share.amount, share.number) == (given.amount, given.number);
@@ -48,7 +48,7 @@ impl<const CELLS: usize> World<CELLS> {
         !self.is_beyond() && self.home.total() <= self.bound && self.home.given.iter().zip(&self.shares).all(is_well)
     }
 
-    /// After every commit that is possible.
+    /// Returns the states after each possible commit.
     fn next(&self, bounds: Bounds, mistake: Option<Mistake>) -> Vec<Self> {
         let mut next = vec![];
         let mut add = |change: &dyn Fn(&mut Self)| {
@@ -105,13 +105,13 @@ impl<const CELLS: usize> World<CELLS> {
         self.lower_bound();
     }
 
-    /// A reclaimed part of a lowered limit is not given again.
+    /// Lowers the bound: a reclaimed part of a lowered limit is not given again.
     fn lower_bound(&mut self) {
         self.bound = self.bound.min(self.home.total().max(self.home.maximum));
     }
 }
 
-/// Goes through all states that can be reached, until `ends` says that there is one too many; then that is the second.
+/// Visits all reachable states, until `ends` returns true for one, which is the second result.
 pub fn explore<const CELLS: usize>(
     bounds: Bounds,
     mistake: Option<Mistake>,

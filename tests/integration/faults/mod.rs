@@ -45,18 +45,18 @@ mod summary;
 mod watcher;
 mod workload;
 
-/// How long things are broken unless something else is asked for.
+/// Default duration of the faults.
 const DEFAULT: Duration = Duration::from_secs(14);
 
-/// How long after the end anything may still be held: what is locked then, and what an EM has to report as lost.
+/// Maximum time after the end until no amount is used: locked tickets expire, and missing tickets become lost.
 const SETTLED: Duration = Duration::from_secs(20);
 
-/// How long after the end the last trace of instances that died has to be gone: instances without waiters look every 30 s.
+/// Maximum time after the end until rows of dead instances are deleted: instances without waiters check every 30 s.
 const SWEPT: Duration = Duration::from_secs(45);
 
 const INSTANCES: usize = 3;
 
-/// How many tickets a crowd is, and how many it is where there is little time.
+/// Number of tickets of a crowd, in a long run and in a short run.
 const CROWD: usize = 6000;
 const CROWD_SHORT: usize = 240;
 

@@ -9,7 +9,7 @@ use super::{model::*, operations::*, steps::*};
 #[derive(Debug, PartialEq)]
 pub(super) enum Answer {
     Done,
-    /// And how much a limit that only watches would have let through, if that was less.
+    /// Amount that an advisory limit would have permitted, if that is less.
     Granted(Uuid, Option<i64>),
     Refused {
         available: i64,
@@ -66,7 +66,7 @@ pub(super) fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
 }
 
 impl Model {
-    /// `position` is its place among the waiting requests, if it waits.
+    /// `position` is the position among the waiting requests, if the request waits.
     pub(super) fn request(&mut self, ask: &ModelWaiting, number: Option<usize>, may_wait: bool) -> Answer {
         if let Some((body, id)) = ask.request_id.and_then(|id| self.request_ids.get(&(ask.who.user, id))).copied() {
             if body != ask.body() {
@@ -143,7 +143,7 @@ impl Model {
         }
     }
 
-    /// An engine uses so much, instead of what its ticket holds until now, perhaps as an application.
+    /// Changes the use of an engine to these amounts, perhaps with an application.
     pub(super) fn use_instead(&mut self, number: usize, wanted: i64, application: Option<usize>) -> Answer {
         let ticket = &self.tickets[number];
         if wanted > ticket.held {
@@ -161,7 +161,7 @@ impl Model {
         Answer::Done
     }
 
-    /// An engine is put into the books, whether or not there is room for it.
+    /// Adopts an engine, whether or not it fits.
     pub(super) fn adopt(&mut self, adopted: ModelTicket) -> Answer {
         if let Some(known) = self.tickets.iter().find(|t| t.id == adopted.id) {
             let is_same = known.used
@@ -231,7 +231,7 @@ impl Model {
                 if ticket.who.user != user {
                     return Answer::No("ticket");
                 }
-                // Only what is in a queue is an application.
+                // Only an engine in a queue has an application.
                 let application = application.filter(|_| used.is_some() && ticket.who.queue.is_some());
                 if let Some(no) = fenced(epoch) {
                     return no;
@@ -322,7 +322,7 @@ impl Model {
     }
 }
 
-/// How the word of another registration than the EM's is answered.
+/// Returns the reply to a call for another registration of the EM.
 fn fenced(said: Said) -> Option<Answer> {
     match said {
         Said::Nothing | Said::Current => None,

@@ -1,4 +1,4 @@
-//! The tables, as maps that take what the ledger writes as the SQL does.
+//! The tables as maps, which apply the writes of the ledger as the SQL does.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -55,7 +55,7 @@ impl StoredCluster {
         Clusters::new(vec![(CLUSTER_ID, provider())], [cluster], self.tickets.clone())
     }
 
-    /// A later snapshot comes into force.
+    /// Installs a later snapshot.
     pub(super) fn install(&mut self, now: OffsetDateTime, max: [i64; PLACES], used: [i64; PLACES], shown: &[i64]) {
         let amounts = |cores| QueueAmounts { memory: 0, cores };
         let queue = |place: usize| ExternalQueue {
@@ -86,7 +86,7 @@ impl StoredCluster {
     }
 }
 
-/// The tables, as maps that take what the ledger writes as the SQL does.
+/// The tables as maps, which apply the writes of the ledger as the SQL does.
 #[derive(Default)]
 pub(super) struct Tables {
     pub(super) ems: HashMap<EmInstance, Em>,
@@ -110,7 +110,7 @@ impl Tables {
             ems: self.ems.iter().map(|(instance, em)| (instance.clone(), of_em(em))).collect(),
             drains: self.drains.clone(),
             tickets: self.tickets.clone(),
-            // All of them at once.
+            // One page with all tickets of each EM.
             pages: self.ems.keys().map(|em| (em.clone(), TicketPage { after: Uuid::nil(), last: None })).collect(),
             ended: self.ended.clone(),
             inhabited: self.tickets.values().map(|ticket| ticket.em.clone()).collect(),
@@ -138,7 +138,7 @@ impl Tables {
         self.waiting.retain(|position, _| position.ticket_id() != ticket_id);
     }
 
-    /// The next report of an EM, if it is registered.
+    /// Returns the next report of an EM, if the EM is registered.
     pub(super) fn report(&mut self, instance: EmInstance) {
         if let Some(em) = self.ems.get(&instance) {
             let sequence = self.reports.get(&instance).map_or(1, |last| last.sequence + 1);
@@ -146,7 +146,7 @@ impl Tables {
         }
     }
 
-    /// The last signs of life of the EMs that have reported.
+    /// Returns the last signs of life of the EMs that have reported.
     pub(super) fn signs(&self) -> BTreeMap<usize, LastSignOfLife> {
         let sign = |number: usize| {
             let (em, reported) = (self.ems.get(&instance(number))?, self.reports.get(&instance(number))?);
@@ -155,7 +155,7 @@ impl Tables {
         (0..EMS).filter_map(sign).collect()
     }
 
-    /// Other limits: the counters of a new label set start from the true sums; those of a removed one are deleted.
+    /// Replaces the limits. Counters of a new label set start from the true sums; those of a removed one are deleted.
     pub(super) fn set_limits(&mut self, limits: Limits) {
         if limits.is_empty() {
             self.scopes.clear();
@@ -287,7 +287,7 @@ impl Tables {
         }
     }
 
-    /// Counters equal the model's sums over its tickets, and the tickets are the model's.
+    /// Asserts that counters and tickets equal those of the model.
     pub(super) fn check(&self, model: &Model) {
         assert_eq!(self.ems.len(), model.ems.len());
         assert_eq!(self.reports.len(), model.reported.len());

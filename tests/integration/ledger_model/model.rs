@@ -1,4 +1,4 @@
-//! The reference: no counters, only tickets; every sum is made anew.
+//! The reference model: tickets without counters. Every sum is computed from the tickets.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -11,29 +11,29 @@ use uuid::Uuid;
 
 use super::ticket_references::*;
 
-/// The state of the model.
+/// State of the model.
 #[derive(Clone, Default)]
 pub(super) struct Model {
     pub(super) now: u64,
     pub(super) ems: BTreeMap<usize, ModelEm>,
-    /// EMs that are drained, registered or not, and for which reason.
+    /// Drained EMs, registered or not, with the reason.
     pub(super) drained: BTreeMap<usize, bool>,
     pub(super) tickets: Vec<ModelTicket>,
-    /// By user and id.
+    /// Request ids, by user and id.
     pub(super) request_ids: BTreeMap<(usize, u8), (ModelBody, Uuid)>,
-    /// By label set, and the values that they are for; `None` for each.
+    /// Limits, by label set and values; `None` for each value.
     pub(super) limits: BTreeMap<(usize, Values), ModelRule>,
-    /// Whether requests have to say their engine's type.
+    /// Whether requests must state an engine type.
     pub(super) needs_engine_type: bool,
-    /// All that ever waited, the first in line first.
+    /// All requests that ever waited, in queue order.
     pub(super) waiting: Vec<ModelWaiting>,
     /// EMs that have reported.
     pub(super) reported: BTreeSet<usize>,
     /// EMs that registered since the batch began.
     pub(super) registered: BTreeSet<usize>,
-    /// The last signs of life when the batch began.
+    /// Last signs of life at the begin of the batch.
     pub(super) signs: BTreeMap<usize, LastSignOfLife>,
-    /// The epochs that registrations were answered with last.
+    /// Epochs of the last registrations, by their replies.
     pub(super) epochs: BTreeMap<usize, i64>,
     /// The last snapshot of the external cluster.
     pub(super) cluster: Option<ModelCluster>,
@@ -43,7 +43,7 @@ pub(super) struct Model {
 pub(super) struct ModelEm {
     pub(super) total: i64,
     pub(super) protected: i64,
-    /// For the first tenant.
+    /// Whether the EM is reserved for the first tenant.
     pub(super) reserved: bool,
     pub(super) zone: bool,
 }
@@ -87,7 +87,7 @@ pub(super) enum Required {
     Tenant,
 }
 
-/// A limit, in one or both of what can be short: cores (of an EM, or of a queue), and instances.
+/// A limit on cores (of an EM or a queue), on instances, or on both.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct ModelRule {
     pub(super) scarce: Option<i64>,
@@ -103,18 +103,18 @@ pub(super) enum What {
 }
 
 impl What {
-    /// In the order of a label set.
+    /// Returns the dimensions in the order of a label set.
     fn of(set: usize) -> [Self; 2] {
         if set == QUEUE_SET { [Self::Instances, Self::Scarce] } else { [Self::Scarce, Self::Instances] }
     }
 
-    /// How much of it an engine with so many cores has.
+    /// Returns the amount of an engine with this number of cores.
     fn held(self, cores: i64) -> i64 {
         if self == Self::Scarce { cores } else { 1 }
     }
 }
 
-/// Where a request may be short.
+/// Wait key of the model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Place {
     Em(usize),
@@ -146,7 +146,7 @@ pub(super) struct ModelWaiting {
     /// The use of its user.
     pub(super) cap: Option<i64>,
     pub(super) in_line: bool,
-    /// Where it stands, and whether it is short there.
+    /// Wait keys, with whether the request is short there.
     pub(super) at: BTreeMap<Place, bool>,
 }
 
@@ -158,13 +158,13 @@ impl ModelWaiting {
         (self.em, self.who, self.requires, self.amount, self.ttl, self.cap)
     }
 
-    /// Where it stands, and whether it is short there.
+    /// Wait keys, with whether the request is short there.
     pub(super) fn stands(&self) -> WaitKeys {
         self.at.iter().map(|(place, is_short)| (place.spot(), *is_short)).collect()
     }
 }
 
-/// How much there is somewhere: of each thing, what is needed, what is available, and what there is in all.
+/// Amounts at a wait key: for each dimension the needed, available and total amount.
 #[derive(Debug)]
 pub(super) struct Room {
     pub(super) place: Place,
@@ -193,13 +193,13 @@ pub(super) struct ModelTicket {
     pub(super) alive: bool,
     /// Use at the adoption.
     pub(super) adopted: Option<i64>,
-    /// Whether it is counted in the cluster, since when it is in use, and as which application.
+    /// Whether the ticket counts in the cluster, the start of its use, and its application.
     pub(super) counted: bool,
     pub(super) since: u64,
     pub(super) application: Option<usize>,
 }
 
-/// A ticket that is granted, and nothing more.
+/// A locked ticket.
 pub(super) const NEW: ModelTicket = ModelTicket {
     id: Uuid::nil(),
     em: 0,
@@ -214,7 +214,7 @@ pub(super) const NEW: ModelTicket = ModelTicket {
     application: None,
 };
 
-/// How long a cluster may take to show an engine without an application, in seconds.
+/// Seconds after which an engine without an application counts as shown by the cluster.
 const SETTLE: u64 = 60;
 
 /// Remaining amount behind earlier entries.
@@ -332,7 +332,7 @@ impl Model {
         Some(rooms)
     }
 
-    /// Why a request may not go to its EM at all.
+    /// Returns the rejection of a request by its EM.
     pub(super) fn turned_away(&self, ask: &ModelWaiting) -> Option<&'static str> {
         let em = self.ems.get(&ask.em)?;
         let is_first_tenant = ask.who.tenant == Some(0);
@@ -351,12 +351,12 @@ impl Model {
         reasons.into_iter().find(|(is_so, _)| *is_so).map(|(_, reason)| reason)
     }
 
-    /// The number of the request that began to wait so long ago.
+    /// Returns the number of the request that entered the queue this many requests ago.
     pub(super) fn waiter(&self, ago: usize) -> Option<usize> {
         self.waiting.len().checked_sub(ago + 1)
     }
 
-    /// The number of the ticket that was asked for so long ago.
+    /// Returns the number of the ticket that was requested this many tickets ago.
     pub(super) fn ticket(&self, ago: usize) -> Option<usize> {
         self.tickets.len().checked_sub(ago + 1)
     }

@@ -1,4 +1,4 @@
-//! The operations that steps stand for.
+//! Operations of the steps.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -30,12 +30,12 @@ use crate::harness::{engine, name, registration};
 use super::{model::*, steps::*, ticket_references::*};
 
 impl Model {
-    /// The ticket that a step adopts.
+    /// Returns the ticket that a step adopts.
     pub(super) fn adopted(&self, step: &Step, new_id: Uuid) -> ModelTicket {
         let Step::Adopt { em, who, used, application, again } = *step else { unreachable!("{step:?}") };
         let known = again.and_then(|ago| self.ticket(ago)).map(|number| &self.tickets[number]);
         let id = known.map_or(new_id, |known| known.id);
-        // Now and then the same once more.
+        // Sometimes repeats the adoption.
         let (em, who, used) = match known.filter(|_| used < 4) {
             Some(known) => (known.em, known.who, known.adopted.unwrap_or(known.held)),
             None => (em, who, used),
@@ -45,7 +45,7 @@ impl Model {
         ModelTicket { id, em, who, held: used, used: true, adopted, since, application, ..NEW }
     }
 
-    /// The epoch of a call.
+    /// Returns the epoch of a call.
     pub(super) fn epoch(&self, em: usize, said: Said) -> Option<i64> {
         let current = self.epochs.get(&em).copied().unwrap_or(2);
         match said {
@@ -56,7 +56,7 @@ impl Model {
         }
     }
 
-    /// The number of the ticket that an engine reports for.
+    /// Returns the number of the ticket that an engine reports for.
     pub(super) fn reporting(&self, ago: usize, in_use: bool) -> Option<usize> {
         let is_in_use = |number: &usize| self.tickets[*number].alive && self.tickets[*number].used;
         match in_use {
@@ -65,7 +65,7 @@ impl Model {
         }
     }
 
-    /// The operation that a step stands for; none for a commit.
+    /// Returns the operation of a step; `None` for a commit.
     pub(super) fn operation(&self, step: &Step, new_id: Uuid) -> Option<Operation> {
         let named = |ago| self.ticket(ago).map_or((Uuid::nil(), 0), |n| (self.tickets[n].id, self.tickets[n].em));
         Some(match *step {
@@ -83,7 +83,7 @@ impl Model {
             }
             Step::Request { wait, .. } => operation(&asked(step, new_id), wait.then_some(None)),
             Step::Retry { ago, em } => {
-                // As good as any that is not in line.
+                // A request that is not queued serves as an unknown one.
                 let who = NEW.who;
                 let (em_of_none, requires, request_id, wait, cap) = (0, None, None, true, None);
                 let request = Step::Request { em: em_of_none, who, requires, amount: 1, ttl: 1, request_id, wait, cap };
@@ -168,21 +168,21 @@ impl Who {
     }
 }
 
-/// The label of a tenant, and that of the zone.
+/// Returns the label of a tenant, and of the zone.
 fn labels(tenant_number: Option<usize>, zone: bool) -> Labels {
     let of_tenant = tenant_number.map(|number| ("tenant".to_owned(), tenant(number)));
     let of_zone = zone.then(|| ("zone".to_owned(), "x".to_owned()));
     Labels::parse("labels", of_tenant.into_iter().chain(of_zone).collect()).unwrap()
 }
 
-/// The request of a step with an id.
+/// Returns the request of a step with a request id.
 pub(super) fn asked(step: &Step, id: Uuid) -> ModelWaiting {
     let Step::Request { em, who, requires, amount, ttl, request_id, cap, .. } = *step else { unreachable!("{step:?}") };
     let (since, in_line, at) = (0, false, BTreeMap::new());
     ModelWaiting { id, since, em, who, requires, amount, ttl, request_id, cap, in_line, at }
 }
 
-/// A request; `position` is its position in line if it waits, and has one.
+/// Returns a request; `position` is its queue position, if it is queued.
 fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Operation {
     let remaining = Duration::from_secs(60);
     let required = match ask.requires {
@@ -231,7 +231,7 @@ fn body_hash(body: ModelBody) -> [u8; 32] {
     hash
 }
 
-/// All label sets are counted if there are any.
+/// Returns the limits of the model. All label sets are counted if any limit exists.
 pub(super) fn rules(model: &Model) -> Limits {
     let required = model.needs_engine_type.then(|| "engine_type".to_owned());
     let policy = Policy::default().with(required.into_iter().collect(), Placement::default());

@@ -5,7 +5,7 @@ use rm_model::limit_mode::LimitMode;
 
 use super::{model::*, ticket_references::*};
 
-/// For which registration of an EM a caller says that it acts.
+/// Registration of an EM that a call names.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Said {
     Nothing,
@@ -18,14 +18,14 @@ pub(super) fn said() -> impl Strategy<Value = Said> {
     prop_oneof![6 => Just(Said::Nothing), 3 => Just(Said::Current), 1 => Just(Said::Older), 1 => Just(Said::Newer)]
 }
 
-/// One random step; tickets are named by how long ago they were asked for.
+/// One random step. A ticket is named by the number of tickets that were requested after it.
 #[derive(Clone, Debug)]
 pub(super) enum Step {
     Register {
         em: usize,
         total: i64,
         protected: i64,
-        /// Whether it is reserved for the first tenant, and whether it has the label of the zone.
+        /// Whether the EM is reserved for the first tenant, and whether it has the label of the zone.
         reserved: bool,
         zone: bool,
     },
@@ -35,7 +35,7 @@ pub(super) enum Step {
     },
     Request {
         em: usize,
-        /// As much again of its queue, if any.
+        /// A queue of `who` gets an equal amount.
         who: Who,
         requires: Option<Required>,
         amount: i64,
@@ -44,7 +44,7 @@ pub(super) enum Step {
         wait: bool,
         cap: Option<i64>,
     },
-    /// A request that waits, or has waited, is tried again; perhaps on another EM.
+    /// Repeats a request that waits or has waited, perhaps on another EM.
     Retry {
         ago: usize,
         em: Option<usize>,
@@ -64,7 +64,7 @@ pub(super) enum Step {
         user: usize,
         epoch: Said,
     },
-    /// Mostly of one of the tickets in use, and mostly by its user.
+    /// Mostly for a used ticket, and mostly by its user.
     Reported {
         ago: usize,
         in_use: bool,
@@ -95,7 +95,7 @@ pub(super) enum Step {
     Lost {
         ago: usize,
     },
-    /// By what was known of the EM when the batch began, or by less.
+    /// With the last sign of life at the begin of the batch, or an earlier one.
     Reap {
         em: usize,
         known: bool,
@@ -108,7 +108,7 @@ pub(super) enum Step {
     Commit {
         seconds: u64,
     },
-    /// The batch ends, and the caller of a request that waits goes away.
+    /// The batch ends, and the caller of a waiting request cancels.
     Leave {
         ago: usize,
     },
@@ -118,11 +118,11 @@ pub(super) enum Step {
         values: Values,
         rule: Option<ModelRule>,
     },
-    /// The batch ends, and requests have to say their engine's type, or need not.
+    /// The batch ends, and the requirement of an engine type changes.
     Policy {
         engine_type: bool,
     },
-    /// The batch ends, and a cluster shows how large its queues are, and what is used of them, the root's first; and of applications.
+    /// The batch ends, and a cluster shows the capacity and the use of its queues, the root first, and its applications.
     Cluster {
         max: [i64; PLACES],
         used: [i64; PLACES],

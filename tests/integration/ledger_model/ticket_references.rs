@@ -1,4 +1,4 @@
-//! The few EMs, users and queues that there are, and what they are called.
+//! The EMs, users and queues of the model, with their names.
 
 use rm_model::{
     em::EmInstance,
@@ -25,7 +25,7 @@ pub(super) const APPLICATIONS: usize = 3;
 /// The queues of the cluster, the root among them.
 pub(super) const PLACES: usize = QUEUES + 1;
 
-/// The label sets that are counted, in the order in which they are checked: the labels of each, the weightiest first.
+/// Counted label sets in check order, each with its labels by descending rank.
 pub(super) const SETS: [&[&str]; 4] = [&["user"], &["queue"], &["em", "engine_family"], &["user", "tenant"]];
 
 pub(super) const USER_SET: usize = 0;
@@ -33,7 +33,7 @@ pub(super) const QUEUE_SET: usize = 1;
 pub(super) const FAMILY_SET: usize = 2;
 pub(super) const TENANT_SET: usize = 3;
 
-/// The values of the labels of a set, in their order; `None` for a label that is not there.
+/// Returns the values of the labels of a set, in their order; `None` for a missing label.
 pub(super) type Values = [Option<usize>; 2];
 
 pub(super) const CLUSTER_ID: i64 = 7;
@@ -51,7 +51,7 @@ pub(super) fn provided(cores: i64, instances: i64) -> Resource {
     Resource::load_instance(0, cores, instances).unwrap()
 }
 
-/// One engine with so many cores of an EM, and of a queue if there is one; there it may be an application.
+/// Returns the resource of one engine with cores of an EM and of its queue, if any; there it can have an application.
 pub(super) fn asked_of(queue: Option<usize>, cores: i64, application: Option<usize>) -> Resource {
     let Some(queue) = queue else { return provided(cores, 1) };
     let driver = LoadInstanceAmounts { cores, instances: 1, ..LoadInstanceAmounts::default() };
@@ -69,7 +69,7 @@ pub(super) fn queue_name(number: usize) -> String {
     format!("queue{number}")
 }
 
-/// The root's, or that of a queue.
+/// Returns the path of the root or of a queue.
 pub(super) fn path_of(place: usize) -> String {
     if place == 0 { "root".to_owned() } else { format!("root.{}", queue_name(place - 1)) }
 }
@@ -78,7 +78,7 @@ pub(super) fn provider() -> Provider {
     Provider { resource_type: name("Yarn"), name: name("yarn"), labels: Default::default() }
 }
 
-/// The number of a label set.
+/// Returns the id of a label set.
 pub(super) fn label_set_id(set: usize) -> i64 {
     i64::try_from(set).unwrap() + 1
 }
@@ -87,7 +87,7 @@ pub(super) fn tenant(number: usize) -> String {
     format!("tenant{number}")
 }
 
-/// A value of a label.
+/// Returns a value of a label.
 pub(super) fn value_of(key: &str, number: usize) -> String {
     match key {
         "user" => user(number).to_string(),
@@ -99,7 +99,7 @@ pub(super) fn value_of(key: &str, number: usize) -> String {
     }
 }
 
-/// A scope of a label set: a label that is not there has the value "".
+/// Returns a scope of a label set; a missing label has the value "".
 pub(super) fn scope_of(set: usize, values: Values) -> Scope {
     let value = |key: &str, number: Option<usize>| number.map(|number| value_of(key, number)).unwrap_or_default();
     let labels = SETS[set].iter().zip(values).map(|(key, number)| ((*key).to_owned(), value(key, number)));

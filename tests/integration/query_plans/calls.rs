@@ -1,4 +1,4 @@
-//! All calls: what managers, EMs and operators do, and a page of everything that can be asked for.
+//! All calls of managers, EMs and operators, and one page of each list.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use uuid::Uuid;
 use super::filters;
 use crate::harness::*;
 
-/// All of them once, about an EM that comes with the round and goes with it.
+/// Makes all calls once, on an EM that is registered and unregistered in the round.
 pub(super) async fn round(rm: &Instance, number: usize) {
     let client = &rm.client;
     let em1 = em(&format!("round{number}"));
@@ -54,7 +54,7 @@ pub(super) async fn round(rm: &Instance, number: usize) {
     client.unregister(&em1).await.unwrap();
 }
 
-/// Reports of an EM: of all it has, of something else instead, and of all again.
+/// Sends reports of an EM: with all tickets, with other ones, and with all again.
 async fn report(client: &RmClient, host: &EmInstance, epoch: i64, ticket_id: Uuid) {
     for (sequence, tickets, unknown) in
         [(1, ticket_id, 0), (2, Uuid::new_v4(), 1), (3, ticket_id, 0), (4, ticket_id, 0)]
@@ -65,7 +65,7 @@ async fn report(client: &RmClient, host: &EmInstance, epoch: i64, ticket_id: Uui
     }
 }
 
-/// Calls of operators.
+/// Makes the calls of operators.
 async fn operate(client: &RmClient, host: &EmInstance) {
     client.drain(host, "a disk").await.unwrap();
     client.resume(host, "").await.unwrap();
@@ -79,7 +79,7 @@ async fn operate(client: &RmClient, host: &EmInstance) {
     }
 }
 
-/// The first page of everything.
+/// Reads the first page of each list.
 async fn pages(rm: &Instance, ticket_id: &str) {
     let mut usage = UsageServiceClient::connect(rm.address.clone()).await.unwrap();
     let page_size = 10;
@@ -95,7 +95,7 @@ async fn pages(rm: &Instance, ticket_id: &str) {
         let call = proto::ListTicketsRequest { em, user: user.into(), page_size, ..Default::default() };
         assert_eq!(usage.list_tickets(call).await.unwrap().into_inner().tickets.len(), 10);
     }
-    // From behind the first that are locked, and all that are used.
+    // After the first locked tickets, and all used tickets.
     for (state, from) in [("used", None), ("locked", Some("6fffffff-ffff-ffff-ffff-ffffffffffff"))] {
         let all = proto::ListTicketsRequest { state: state.into(), ..Default::default() };
         let token = |key| PageRequest::new("ListTickets", page_size, &all).unwrap().token(key);
@@ -142,7 +142,7 @@ async fn follow(rm: &Instance, usage: &mut UsageServiceClient<Channel>) {
     }
 }
 
-/// The first page of what is filtered.
+/// Reads the first page of each list with a filter.
 async fn filtered(usage: &mut UsageServiceClient<Channel>, ticket_id: &str) {
     let page_size = 10;
     let other = Some(proto::EmInstance { application_name: "other".into(), instance: "host7".into() });

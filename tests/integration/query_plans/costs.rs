@@ -8,14 +8,14 @@ use sqlx::ConnectOptions as _;
 use super::tables::{LEAVING, due};
 use crate::harness::*;
 
-/// How many pages more a statement may touch on average with many rows than with few: indexes are a level or two deeper, and a batch
+/// Maximum number of additional database pages of a statement with many rows, on average: indexes are a level or two deeper, and a batch
 /// looks up many rows.
 pub(super) const MORE_PAGES: f64 = 25.0;
 
 /// Maximum of additional pages for each ended ticket, in batches of any size.
 pub(super) const MORE_PAGES_PER_END: f64 = 4.0;
 
-/// Maximum factor, besides.
+/// Maximum factor, in addition.
 const PAGES_RATIO: f64 = 2.0;
 
 /// Statements of one instance for all, every few seconds, with a bound on the counted rows.
@@ -27,12 +27,11 @@ pub(super) const SUMS: &str = "overview::ems";
 /// The statement that finds changed EMs, at most once a second for all requests without an EM.
 pub(super) const SURVEY: &str = "em_report::survey";
 
-/// The statements that are made beside the calls: they go through all EMs, through a page of all scopes, or through what has ended since,
-/// and touch as much.
+/// Background statements: they scan all EMs, a page of all scopes, or the tickets that ended since, and read as many pages.
 const BESIDE: [&str; 7] =
     [SUMS, BOUNDED, SURVEY, "label_resource::walk", "ended_use::list", "usage_hour::known", "usage_hour::add"];
 
-/// A PostgreSQL that counts what each statement touches, where that can be had; otherwise that of the other tests.
+/// PostgreSQL with counts of each statement, if the extension is installed; otherwise the PostgreSQL of the other tests.
 pub(super) struct Counting(Option<EmbeddedPostgres>);
 
 impl Counting {
@@ -65,7 +64,7 @@ impl Counting {
         }
     }
 
-    /// Pages of each statement since the last call.
+    /// Returns the pages of each statement since the last call.
     pub(super) async fn costs(&self, database: &Database) -> Costs {
         if self.0.is_none() {
             return Costs::new();
@@ -89,7 +88,7 @@ impl Counting {
     }
 }
 
-/// By statement: how often it was made, how many pages it touched in all, and how many rows it answered with.
+/// Costs by statement: number of runs, database pages, and returned rows.
 pub(super) type Costs = BTreeMap<String, Cost>;
 
 #[derive(Clone, Copy)]
@@ -108,7 +107,7 @@ impl Cost {
         self.pages as f64 / self.rows.max(1) as f64
     }
 
-    /// Whether it is more by the call, and not just because it answers with more rows.
+    /// Returns whether the cost per run is higher for another reason than more returned rows.
     fn is_dear_beside(self, few: Self, more: f64) -> bool {
         self.pages_per_call() > few.pages_per_call() * PAGES_RATIO + more
             && self.pages_per_row() > few.pages_per_row() * PAGES_RATIO
@@ -121,7 +120,7 @@ pub(super) fn per_end(costs: Costs, rows: i64) -> Costs {
     costs.into_iter().map(|(statement, cost)| (statement, Cost { calls: ended, rows: ended, ..cost })).collect()
 }
 
-/// Compares what statements cost with few rows and with many; answers which cost too much.
+/// Compares the costs of statements with few and with many rows. Returns the statements that cost too much.
 pub(super) fn compare(what: &str, few: &Costs, many: &Costs, more: f64) -> Vec<String> {
     println!("{what:<44}{:>8}{:>10}{:>8}{:>10}", "few:", "pages", "many:", "pages");
     let mut dear = Vec::new();

@@ -1,4 +1,4 @@
-//! Filters: what an index finds costs the same however much there is, and a page that looks through much has a bound.
+//! Filters: the cost by an index is independent of the number of rows, and a page that scans rows has a bound.
 
 use rm_proto::v1::{
     self as proto,
@@ -12,17 +12,17 @@ use crate::harness::*;
 
 type Usage = UsageServiceClient<Channel>;
 
-/// So many more EMs, each with a report, of which none is what is looked for: several times what a page looks through.
+/// Number of additional EMs with reports and without a match: several times the number that a page scans.
 const EMS: i64 = 50_000;
 
-/// How many rows a page looks through at most.
+/// Maximum number of rows that a page scans.
 const LOOKED_AT_MAX: i64 = 5000;
 
 /// Maximum number of database pages for one page of the history, with any filter: half of the lines that are read, because
 /// neighbours share pages.
 const HISTORY_PAGES_TOUCHED_MAX: i64 = 1500;
 
-/// How many pages are looked at in a row.
+/// Number of consecutive pages that are read.
 const PAGES: usize = 3;
 
 /// Number of full hours before the current one.
@@ -89,7 +89,7 @@ enum Vain {
 }
 
 impl Vain {
-    /// How many one page finds, and the token of the next.
+    /// Reads a page. Returns the number of its entries, and the token of the next page.
     async fn page(&self, usage: &mut Usage, page_token: String) -> (usize, String) {
         match self {
             Self::Ems(call) => {
@@ -129,7 +129,7 @@ pub(super) async fn a_page_that_finds_nothing_touches_no_more_than_it_may(postgr
     let ems = proto::ListEmsRequest { page_size, ..Default::default() };
     let refusals = proto::ListRefusalsRequest { page_size, ..Default::default() };
     let scopes = proto::ListScopesRequest { labels: label("tenant"), page_size, ..Default::default() };
-    // An EM and its drain, and its report if that is asked for, by their keys.
+    // Reads an EM, its drain, and its report if a filter needs it, by key.
     for (what, looks, pages_per_row) in [
         ("EMs by label", Vain::Ems(proto::ListEmsRequest { labels: label("zone"), ..ems.clone() }), 2.0),
         (
@@ -168,7 +168,7 @@ pub(super) async fn a_page_that_finds_nothing_touches_no_more_than_it_may(postgr
     rm.stop().await;
 }
 
-/// A page of the tickets of the crowd that are used.
+/// Reads a page of the used tickets of the crowd.
 pub(super) async fn used_of_crowd(
     usage: &mut Usage,
     em: Option<proto::EmInstance>,
@@ -202,7 +202,7 @@ pub(super) async fn a_page_looks_through_no_more_than_it_has_to(database: &Datab
 
 /// A page of rare lines in the current partition touches few database pages, and pages continue until the end.
 pub(super) async fn a_page_of_the_present_touches_few_pages(postgres: &Counting, database: &Database, rows: i64) {
-    // As busy instances write them: neighbours are of different batches.
+    // As busy instances write lines: neighbours are from different batches.
     let present = format!(
         r#"INSERT INTO linkis_resource_action_record (action, ticket_id, "user", creator, engine_type, labels, em_application_name,
             em_instance, resource_type, resource, actor, action_time)

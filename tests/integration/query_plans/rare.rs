@@ -1,4 +1,4 @@
-//! Calls about one EM or user beside another that has nearly everything: they touch no more the more the other has.
+//! Calls about one EM or user beside another that has nearly all rows: their cost is independent of the other's rows.
 
 use std::time::Duration;
 
@@ -20,14 +20,14 @@ use super::{
 };
 use crate::harness::*;
 
-/// Numbers of tickets, history lines, waiting requests, scopes, refusals and hours of use that the other has.
+/// Numbers of tickets, history lines, waiting requests, scopes, refusals and hours of use of the other EM or user.
 const FEW: i64 = 20_000;
 const MANY: i64 = 60_000;
 
-/// How many EMs with few tickets there are; each makes all calls once and then unregisters.
+/// Number of EMs with few tickets; each makes all calls once and then unregisters.
 const EMS: usize = 6;
 
-/// How many tickets each of them has.
+/// Number of tickets of each of them.
 const TICKETS: usize = 3;
 
 /// Maximum ratio of average pages between the two sizes, unless an index is a level deeper.
@@ -50,7 +50,7 @@ fn rare(number: usize) -> EmInstance {
     em(&format!("rare{number}"))
 }
 
-/// An EM that has few tickets.
+/// An EM with few tickets.
 struct Rare {
     em: EmInstance,
     epoch: i64,
@@ -76,7 +76,7 @@ async fn register(rm: &Instance, number: usize) -> Rare {
     Rare { em, epoch, grants }
 }
 
-/// Gives one user and one EM so much of everything, in the order of time, as the service writes it, and the rare user a little in the past.
+/// Adds rows for one user and one EM in the order of time, as the service writes them, and a few older rows for the rare user.
 async fn fill(database: &Database, rows: i64) {
     let fill = format!(
         r#"SELECT linkis_rm_make_history_part(hour - 86400, hour - 82800)
@@ -141,7 +141,7 @@ async fn fill(database: &Database, rows: i64) {
     while history_partition::index_oldest(&mut database.connect().await).await.unwrap() {}
 }
 
-/// All calls about one of the EMs and the rare user; at last the EM unregisters.
+/// Makes all calls about one of the EMs and the rare user. The EM then unregisters.
 async fn round(rm: &Instance, rare: &Rare) {
     let (client, Rare { em, epoch, grants }) = (&rm.client, rare);
     for (sequence, tickets) in [(1, Uuid::new_v4()), (2, grants[1].ticket_id)] {
@@ -244,7 +244,7 @@ async fn measure(postgres: &Counting, name_of: &str, rows: i64) -> Costs {
     rm.stop().await;
     fill(&database, rows).await;
     execute(&mut database.connect().await, "VACUUM ANALYZE").await;
-    // It plans by what was analyzed.
+    // PostgreSQL plans by the analyzed statistics.
     let rm = with_history(&database).await;
     let wait_timeout = Duration::from_secs(600);
     let waits = ResourceRequest { wait_timeout, ..request(&rare_full(), "rare", load(1, 1, 1)) };

@@ -1,4 +1,4 @@
-//! Surveys: while a request waits for any EM, what they touch depends on the changes and not on the number of EMs.
+//! Surveys: while a request waits for any EM, their cost depends on the changes and not on the number of EMs.
 
 use std::time::Duration;
 
@@ -10,20 +10,20 @@ use super::{
 };
 use crate::harness::*;
 
-/// How many EMs without free capacity there are.
+/// Number of EMs without free capacity.
 const FEW: i64 = 2000;
 const MANY: i64 = 6000;
 
-/// How many grants change an EM while surveys are counted.
+/// Number of grants that change an EM while surveys are counted.
 const CHANGES: usize = 20;
 
-/// Time between these changes: several surveys see each of them.
+/// Time between these changes, so that several surveys read each.
 const PAUSE: Duration = Duration::from_millis(250);
 
-/// How many times as many pages surveys may touch among more EMs.
+/// Maximum factor of the pages of surveys among more EMs.
 const PAGES_RATIO: f64 = 1.3;
 
-/// The statements of surveys.
+/// Statements of surveys.
 const OF_SURVEYS: [&str; 5] =
     ["action_record::ems_behind", "em_report::survey", "em_report::unhealthy", "em_resource::read", "history_end::"];
 
@@ -68,7 +68,7 @@ async fn measure(postgres: &Counting, name_of: &str, ems: i64) -> Costs {
         other.client.resource_released(&release(&grant, &user)).await.unwrap();
     }
     let costs = postgres.costs(&database).await;
-    // The surveys see the change: the request is granted once the EM has all its capacity again.
+    // The surveys read the change: the request is granted once the EM has all its capacity again.
     other.client.resource_released(&release(&taken, "hadoop")).await.unwrap();
     call.await.unwrap().granted();
     rm.stop().await;

@@ -6,28 +6,28 @@ use rm_store::history_partition;
 
 use crate::harness::*;
 
-/// So many tickets, history lines and scopes, and a hundredth of EMs, are there before, where there are few.
+/// Number of tickets, history lines and scopes with few rows; the number of EMs is a hundredth of it.
 pub(super) const FEW: i64 = 2000;
 
-/// Where there are many, unless something else is asked for.
+/// Default number with many rows.
 pub(super) const MANY: i64 = 20_000;
 
 /// One of this number of tickets is overdue.
 const DUE_PER: i64 = 25;
 
-/// How many of those there are at least, so that batches are as full with few rows as with many.
+/// Minimum number of overdue tickets, so that batches are equally full with few rows.
 const DUE_MIN: i64 = 400;
 
-/// So many more tickets are one user's, on one EM.
+/// Number of additional tickets of one user on one EM.
 const CROWD: i64 = 5000;
 
-/// The last of them, which alone is used.
+/// Id of the last of these tickets, the only used one.
 pub(super) const LAST_OF_CROWD: &str = "3fffffff-ffff-4fff-bfff-ffffffffffff";
 
 /// Number of tickets on an EM that is unregistered, and on a lost one.
 pub(super) const LEAVING: i64 = 1000;
 
-/// How many lines the history has of each ticket where there are many: 1, unless something else is asked for.
+/// Returns the number of history lines of each ticket with many rows; 1 by default.
 fn lines_each() -> i64 {
     env::var("LINKIS_RM_PLANS_LINES").map_or(1, |text| text.parse().unwrap())
 }
@@ -36,7 +36,7 @@ pub(super) fn due(rows: i64) -> i64 {
     (rows / DUE_PER).max(DUE_MIN)
 }
 
-/// Fills tables with what has nothing to do with the calls.
+/// Fills the tables with rows that do not concern the calls.
 pub(super) async fn fill(database: &Database, rows: i64) {
     let lines = if rows == FEW { 1 } else { lines_each() };
     // The lines are a day old, in a past partition.
