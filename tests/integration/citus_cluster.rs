@@ -160,7 +160,7 @@ impl Cell {
     }
 }
 
-/// Returns the migrations of one side up to a number, as in an earlier release.
+/// The migrations of a side up to some, as an earlier release had them.
 pub async fn earlier(side: &str, latest: i64) -> sqlx::migrate::Migrator {
     let folder = scratch(&format!("earlier-{side}"));
     let _ = fs::remove_dir_all(&folder);

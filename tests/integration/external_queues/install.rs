@@ -32,7 +32,7 @@ async fn cluster(connection: &mut PgConnection) -> i64 {
     .unwrap()
 }
 
-/// Grants tickets with these numbers, each with a small amount of a queue.
+/// Tickets with these numbers are granted, each a little of a queue.
 async fn grant(connection: &mut PgConnection, numbers: std::ops::RangeInclusive<i64>) {
     let (first, last) = (numbers.start(), numbers.end());
     let granted = format!(

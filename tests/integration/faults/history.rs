@@ -25,7 +25,7 @@ pub type Amounts = [i64; 3];
 
 const DIMENSIONS: [Dimension; 3] = [Dimension::Memory, Dimension::Cores, Dimension::Instances];
 
-/// A history line.
+/// One line.
 #[derive(Clone, Debug, FromRow)]
 pub struct Line {
     /// Ids follow the order of commits within an EM and a scope, and against changes of limits, whose fence excludes other
@@ -41,7 +41,7 @@ pub struct Line {
     labels: Option<String>,
     queue: Option<String>,
     pub kind: Option<String>,
-    /// EM of the line; empty for a limit or a policy.
+    /// Empty if it is of a limit or a policy.
     pub em: String,
     pub scope: Option<String>,
     memory: i64,
@@ -49,7 +49,7 @@ pub struct Line {
     instances: i64,
     /// The maximum of a limit, in the same order.
     pub max: Vec<Option<i64>>,
-    /// Mode of a limit.
+    /// Its mode.
     pub limit_mode: Option<String>,
     pub at: OffsetDateTime,
 }
