@@ -15,7 +15,7 @@ use time::OffsetDateTime;
 use super::tables::MANY;
 use crate::harness::*;
 
-/// How many rows of a table this connection has read, now and not long ago.
+/// Returns the number of rows of a table that this connection has read so far.
 async fn read_of(connection: &mut PgConnection, table: &str) -> i64 {
     let read = "SELECT (coalesce(seq_tup_read, 0) + coalesce(idx_tup_fetch, 0))::bigint FROM pg_stat_xact_user_tables
         WHERE relname = $1";
@@ -116,14 +116,14 @@ async fn waiting_page_reads_first_entries_once() {
     store.close().await;
 }
 
-/// How many pages of the database this connection has touched of a table and its indexes, now and not long ago.
+/// Returns the number of database pages of a table and its indexes that this connection has read so far.
 async fn touched_of(connection: &mut PgConnection, table: &str) -> i64 {
     let touched = "SELECT sum(pg_stat_get_xact_blocks_fetched(oid))::bigint FROM pg_class
         WHERE oid = $1::regclass OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = $1::regclass)";
     sqlx::query_scalar(touched).bind(table).fetch_one(connection).await.unwrap()
 }
 
-/// How many names a page of use looks at.
+/// Maximum number of names that a page of use scans.
 const NAMES_LOOKED_AT: i64 = 5000;
 
 /// Rows of each page and in total, with at most this number a page.
@@ -161,7 +161,7 @@ async fn usage_page_reads_bounded_names_and_hours() {
     const DAY: i64 = 24;
     let database = Database::fresh().await;
     let store = Store::open(database.target(), HISTORY).await.unwrap();
-    // Some in every second hour; many in one; a few in the next two; and the others then.
+    // Some names in every second hour, many in one, a few in the next two, and the others later.
     let fill =
         "INSERT INTO linkis_resource_usage_hour (used_by, is_rest, name, em_instance, hour, tickets, core_seconds,
             byte_seconds, queue_core_seconds, queue_byte_seconds)
@@ -177,7 +177,7 @@ async fn usage_page_reads_bounded_names_and_hours() {
     let mut session = store.session();
     let connection = session.get().await.unwrap();
     for (from, to, hourly, page_size, sizes, all) in [
-        // Twice a look at each of the first, and once at each of the many.
+        // Two reads for each of the first names, and one for each of the many.
         (1001, 1002, false, 100, vec![0, 21], 21),
         (1001, 1002, true, 100, vec![0, 21], 21),
         (1001, 1002, true, 10, vec![0, 10, 10, 1], 21),
@@ -185,7 +185,7 @@ async fn usage_page_reads_bounded_names_and_hours() {
         (1001, 1003, false, 100, vec![60, 21], 60 + 21),
         // Earlier rows are not read again.
         (1000, 1001, false, 1000, vec![1000, 1000, 1000, 1000, 1000, 1000, 60], 6060),
-        // Nothing at all.
+        // A range without sums.
         (2001, 2003, false, 100, vec![0, 0], 0),
         // A page adds up a bounded number of hours of three months.
         (0, 92 * DAY, false, 1000, [vec![113; 53], vec![92]].concat(), 6081),
