@@ -5,9 +5,9 @@
 
 use std::time::Duration;
 
-use tonic::{Request, Response, Status};
+use tonic::Request;
 
-use crate::status::to_status;
+use crate::rpc::{Reply, rpc};
 use rm_model::{
     access::CallScope,
     operation::{ForceRelease, Operation, Outcome},
@@ -49,104 +49,100 @@ impl AdminRpc {
         let deadline = deadline::of_call(call.metadata(), self.timeout);
         self.committer.submit(authenticator::actor(call), operation, deadline.into()).await
     }
-}
 
-#[tonic::async_trait]
-impl AdminService for AdminRpc {
-    async fn audit(&self, _: Request<proto::AuditRequest>) -> Result<Response<proto::AuditResponse>, Status> {
-        Ok(Response::new(convert::audit::report(&self.audit.audit().await.map_err(to_status)?)))
+    async fn audit(&self, _: Request<proto::AuditRequest>) -> Reply<proto::AuditResponse> {
+        Ok(convert::audit::report(&self.audit.audit().await?))
     }
 
-    async fn repair(&self, call: Request<proto::RepairRequest>) -> Result<Response<proto::RepairResponse>, Status> {
-        let only = convert::operator::repair(call.get_ref()).map_err(to_status)?;
+    async fn repair(&self, call: Request<proto::RepairRequest>) -> Reply<proto::RepairResponse> {
+        let only = convert::operator::repair(call.get_ref())?;
         if only.is_none() {
-            authenticator::check_admin(&call, "the role admin, or the name of one EM or scope").map_err(to_status)?;
+            authenticator::check_admin(&call, "the role admin, or the name of one EM or scope")?;
         }
-        let by = authenticator::actor_with_reason(&call, &call.get_ref().reason).map_err(to_status)?;
-        let repaired = self.audit.repair(&by, only.as_ref()).await.map_err(to_status)?;
-        Ok(Response::new(convert::audit::repaired(&repaired)))
+        let by = authenticator::actor_with_reason(&call, &call.get_ref().reason)?;
+        let repaired = self.audit.repair(&by, only.as_ref()).await?;
+        Ok(convert::audit::repaired(&repaired))
     }
 
-    async fn adopt_ticket(
-        &self,
-        call: Request<proto::AdoptTicketRequest>,
-    ) -> Result<Response<proto::AdoptTicketResponse>, Status> {
-        let adopt = convert::request::adopt(call.get_ref().clone()).map_err(to_status)?;
+    async fn adopt_ticket(&self, call: Request<proto::AdoptTicketRequest>) -> Reply<proto::AdoptTicketResponse> {
+        let adopt = convert::request::adopt(call.get_ref().clone())?;
         let deadline = deadline::of_call(call.metadata(), self.timeout);
         let counters = call.get_ref().return_counters.then_some(CallScope::ALL);
         let (by, reply_options) = (authenticator::actor(&call), (deadline, counters));
-        match submit(&self.committer, by, Operation::Adopt(adopt), reply_options).await.map_err(to_status)? {
+        match submit(&self.committer, by, Operation::Adopt(adopt), reply_options).await? {
             (Outcome::Adopted(ticket), counters) => {
-                let ticket = Some(convert::answer::ticket(&ticket));
-                Ok(Response::new(proto::AdoptTicketResponse { ticket, counters }))
+                Ok(proto::AdoptTicketResponse { ticket: Some(convert::answer::ticket(&ticket)), counters })
             }
             (other, _) => Err(unexpected(&other)),
         }
     }
 
-    async fn drain(&self, call: Request<proto::DrainRequest>) -> Result<Response<proto::DrainResponse>, Status> {
-        let drain = convert::operator::drain(call.get_ref().clone()).map_err(to_status)?;
-        authenticator::check(&call, |reach| reach.check_em(&drain.em)).map_err(to_status)?;
-        match self.submit(&call, Operation::Drain(drain)).await.map_err(to_status)? {
+    async fn drain(&self, call: Request<proto::DrainRequest>) -> Reply<proto::DrainResponse> {
+        let drain = convert::operator::drain(call.get_ref().clone())?;
+        authenticator::check(&call, |reach| reach.check_em(&drain.em))?;
+        match self.submit(&call, Operation::Drain(drain)).await? {
             Outcome::Drained(drain) => {
-                Ok(Response::new(proto::DrainResponse { drain: Some(convert::operator::drain_message(&drain)) }))
+                Ok(proto::DrainResponse { drain: Some(convert::operator::drain_message(&drain)) })
             }
             other => Err(unexpected(&other)),
         }
     }
 
-    async fn resume(&self, call: Request<proto::ResumeRequest>) -> Result<Response<proto::ResumeResponse>, Status> {
-        let resume = convert::operator::resume(call.get_ref().clone()).map_err(to_status)?;
-        authenticator::check(&call, |reach| reach.check_em(&resume.em)).map_err(to_status)?;
-        match self.submit(&call, Operation::Resume(resume)).await.map_err(to_status)? {
-            Outcome::Resumed(was_drained) => Ok(Response::new(proto::ResumeResponse { was_drained })),
+    async fn resume(&self, call: Request<proto::ResumeRequest>) -> Reply<proto::ResumeResponse> {
+        let resume = convert::operator::resume(call.get_ref().clone())?;
+        authenticator::check(&call, |reach| reach.check_em(&resume.em))?;
+        match self.submit(&call, Operation::Resume(resume)).await? {
+            Outcome::Resumed(was_drained) => Ok(proto::ResumeResponse { was_drained }),
             other => Err(unexpected(&other)),
         }
     }
 
-    async fn force_release(
-        &self,
-        call: Request<proto::ForceReleaseRequest>,
-    ) -> Result<Response<proto::ForceReleaseResponse>, Status> {
-        let (named, reason) = convert::operator::force(call.get_ref()).map_err(to_status)?;
+    async fn force_release(&self, call: Request<proto::ForceReleaseRequest>) -> Reply<proto::ForceReleaseResponse> {
+        let (named, reason) = convert::operator::force(call.get_ref())?;
         let deadline = deadline::of_call(call.metadata(), self.timeout);
-        let ticket = self.tickets.complete(named, deadline).await.map_err(to_status)?;
+        let ticket = self.tickets.complete(named, deadline).await?;
         let force = Operation::Force(ForceRelease { ticket, reason });
         let reply_options = (deadline, call.get_ref().return_counters.then_some(CallScope::ALL));
-        match submit(&self.committer, authenticator::actor(&call), force, reply_options).await.map_err(to_status)? {
-            (Outcome::Forced(ended), counters) => Ok(Response::new(proto::ForceReleaseResponse {
+        match submit(&self.committer, authenticator::actor(&call), force, reply_options).await? {
+            (Outcome::Forced(ended), counters) => Ok(proto::ForceReleaseResponse {
                 ended: ended.end.as_str().to_owned(),
                 end_time: Some(convert::answer::timestamp(ended.at)),
                 counters,
-            })),
+            }),
             (other, _) => Err(unexpected(&other)),
         }
     }
 
-    async fn hold(&self, call: Request<proto::HoldRequest>) -> Result<Response<proto::HoldResponse>, Status> {
-        let new = convert::operator::hold(call.get_ref().clone()).map_err(to_status)?;
+    async fn hold(&self, call: Request<proto::HoldRequest>) -> Reply<proto::HoldResponse> {
+        let new = convert::operator::hold(call.get_ref().clone())?;
         let deadline = deadline::of_call(call.metadata(), self.timeout);
-        let hold = self.holds.hold(&authenticator::actor(&call), &new, deadline).await.map_err(to_status)?;
-        Ok(Response::new(proto::HoldResponse { hold: Some(convert::operator::hold_message(&hold)) }))
+        let hold = self.holds.hold(&authenticator::actor(&call), &new, deadline).await?;
+        Ok(proto::HoldResponse { hold: Some(convert::operator::hold_message(&hold)) })
     }
 
-    async fn release_hold(
-        &self,
-        call: Request<proto::ReleaseHoldRequest>,
-    ) -> Result<Response<proto::ReleaseHoldResponse>, Status> {
+    async fn release_hold(&self, call: Request<proto::ReleaseHoldRequest>) -> Reply<proto::ReleaseHoldResponse> {
         let proto::ReleaseHoldRequest { em, user } = call.get_ref();
-        let key = convert::operator::key(em.clone(), user).map_err(to_status)?;
-        let was_held = self.holds.release(&authenticator::actor(&call), &key).await.map_err(to_status)?;
-        Ok(Response::new(proto::ReleaseHoldResponse { was_held }))
+        let key = convert::operator::key(em.clone(), user)?;
+        let was_held = self.holds.release(&authenticator::actor(&call), &key).await?;
+        Ok(proto::ReleaseHoldResponse { was_held })
     }
 
-    async fn list_holds(
-        &self,
-        _: Request<proto::ListHoldsRequest>,
-    ) -> Result<Response<proto::ListHoldsResponse>, Status> {
-        let holds = self.holds.list().await.map_err(to_status)?;
-        Ok(Response::new(proto::ListHoldsResponse {
-            holds: holds.iter().map(convert::operator::hold_message).collect(),
-        }))
+    async fn list_holds(&self, _: Request<proto::ListHoldsRequest>) -> Reply<proto::ListHoldsResponse> {
+        let holds = self.holds.list().await?;
+        Ok(proto::ListHoldsResponse { holds: holds.iter().map(convert::operator::hold_message).collect() })
+    }
+}
+
+rpc! {
+    AdminService = AdminRpc {
+        audit: AuditRequest => AuditResponse,
+        repair: RepairRequest => RepairResponse,
+        adopt_ticket: AdoptTicketRequest => AdoptTicketResponse,
+        drain: DrainRequest => DrainResponse,
+        resume: ResumeRequest => ResumeResponse,
+        force_release: ForceReleaseRequest => ForceReleaseResponse,
+        hold: HoldRequest => HoldResponse,
+        release_hold: ReleaseHoldRequest => ReleaseHoldResponse,
+        list_holds: ListHoldsRequest => ListHoldsResponse,
     }
 }

@@ -6,9 +6,9 @@
 
 use std::time::Duration;
 
-use tonic::{Request, Response, Status};
+use tonic::Request;
 
-use crate::status::to_status;
+use crate::rpc::{Reply, rpc};
 use rm_model::{
     name::{FieldError, Name, check_text},
     queue::{Application, ExternalQueue, QueueTree, is_in},
@@ -43,109 +43,93 @@ fn find<'a>(seen: &'a ProviderReply<QueueTree>, name: &str) -> Result<&'a Extern
     Ok(seen.value.find(name).map_err(not_found)?)
 }
 
-#[tonic::async_trait]
-impl external_resource_service_server::ExternalResourceService for ExternalResourceRpc {
-    async fn put_provider(
-        &self,
-        call: Request<proto::PutProviderRequest>,
-    ) -> Result<Response<proto::PutProviderResponse>, Status> {
+impl ExternalResourceRpc {
+    async fn put_provider(&self, call: Request<proto::PutProviderRequest>) -> Reply<proto::PutProviderResponse> {
         let (by, deadline) = (authenticator::actor(&call), deadline::of_call(call.metadata(), self.timeout));
         let proto::PutProviderRequest { provider, expected_etag } = call.into_inner();
-        let put = convert::external::put(provider).map_err(to_status)?;
+        let put = convert::external::put(provider)?;
         let expected = convert::external::expected(expected_etag.as_deref());
-        let shown = self.service.put_provider(&by, put, expected, deadline).await.map_err(to_status)?;
-        Ok(Response::new(proto::PutProviderResponse { provider: Some(convert::external::provider(&shown)) }))
+        let shown = self.service.put_provider(&by, put, expected, deadline).await?;
+        Ok(proto::PutProviderResponse { provider: Some(convert::external::provider(&shown)) })
     }
 
     async fn delete_provider(
         &self,
         call: Request<proto::DeleteProviderRequest>,
-    ) -> Result<Response<proto::DeleteProviderResponse>, Status> {
+    ) -> Reply<proto::DeleteProviderResponse> {
         let deadline = deadline::of_call(call.metadata(), self.timeout);
         let proto::DeleteProviderRequest { resource_type, name, expected_etag } = call.get_ref();
-        let resource_type = Name::parse("resource_type", resource_type).map_err(to_status)?;
-        let name = Name::parse("name", name).map_err(to_status)?;
+        let resource_type = Name::parse("resource_type", resource_type)?;
+        let name = Name::parse("name", name)?;
         let expected = convert::external::expected(expected_etag.as_deref());
-        self.service
-            .delete(&authenticator::actor(&call), &resource_type, &name, expected, deadline)
-            .await
-            .map_err(to_status)?;
-        Ok(Response::new(proto::DeleteProviderResponse {}))
+        self.service.delete(&authenticator::actor(&call), &resource_type, &name, expected, deadline).await?;
+        Ok(proto::DeleteProviderResponse {})
     }
 
-    async fn list_providers(
-        &self,
-        _: Request<proto::ListProvidersRequest>,
-    ) -> Result<Response<proto::ListProvidersResponse>, Status> {
-        let providers = self.service.providers().await.map_err(to_status)?;
+    async fn list_providers(&self, _: Request<proto::ListProvidersRequest>) -> Reply<proto::ListProvidersResponse> {
+        let providers = self.service.providers().await?;
         let providers = providers.iter().map(convert::external::provider).collect();
-        Ok(Response::new(proto::ListProvidersResponse { providers }))
+        Ok(proto::ListProvidersResponse { providers })
     }
 
-    async fn get_queue(
-        &self,
-        call: Request<proto::GetQueueRequest>,
-    ) -> Result<Response<proto::GetQueueResponse>, Status> {
+    async fn get_queue(&self, call: Request<proto::GetQueueRequest>) -> Reply<proto::GetQueueResponse> {
         let proto::GetQueueRequest { provider, queue_name } = call.get_ref();
-        let selector = convert::external::selector(provider.as_ref()).map_err(to_status)?;
-        check_queue_name(queue_name).map_err(to_status)?;
+        let selector = convert::external::selector(provider.as_ref())?;
+        check_queue_name(queue_name)?;
         if queue_name.is_empty() {
-            return Err(to_status(FieldError::new("queue_name", "must not be empty")));
+            return Err(FieldError::new("queue_name", "must not be empty").into());
         }
-        let seen = self.service.queues(&selector).await.map_err(to_status)?;
-        let found = find(&seen, queue_name).map_err(to_status)?;
+        let seen = self.service.queues(&selector).await?;
+        let found = find(&seen, queue_name)?;
         let mut along = seen.value.along(found).map(|queue| convert::external::queue(&seen.value, queue));
-        Ok(Response::new(proto::GetQueueResponse {
+        Ok(proto::GetQueueResponse {
             queue: along.next(),
             ancestors: along.collect(),
             provider_name: seen.provider.to_string(),
             age: duration(seen.age),
-        }))
+        })
     }
 
-    async fn list_queues(
-        &self,
-        call: Request<proto::ListQueuesRequest>,
-    ) -> Result<Response<proto::ListQueuesResponse>, Status> {
+    async fn list_queues(&self, call: Request<proto::ListQueuesRequest>) -> Reply<proto::ListQueuesResponse> {
         let proto::ListQueuesRequest { provider, page_size, page_token } = call.into_inner();
-        let selector = convert::external::selector(provider.as_ref()).map_err(to_status)?;
+        let selector = convert::external::selector(provider.as_ref())?;
         let filters = proto::ListQueuesRequest { provider, ..Default::default() };
-        let page = PageRequest::new("ListQueues", page_size, &filters).map_err(to_status)?;
-        let after = page.key(&page_token).map_err(to_status)?;
-        let seen = self.service.queues(&selector).await.map_err(to_status)?;
+        let page = PageRequest::new("ListQueues", page_size, &filters)?;
+        let after = page.after(&page_token, Some)?;
+        let seen = self.service.queues(&selector).await?;
         let mut found: Vec<&ExternalQueue> =
             seen.value.behind(after).take(page.entries_max().saturating_add(1)).collect();
         let next = if page.cut(&mut found) { found.last().map(|last| page.token(&last.path)) } else { None };
-        Ok(Response::new(proto::ListQueuesResponse {
+        Ok(proto::ListQueuesResponse {
             queues: found.into_iter().map(|queue| convert::external::queue(&seen.value, queue)).collect(),
             next_page_token: next.unwrap_or_default(),
             provider_name: seen.provider.to_string(),
             age: duration(seen.age),
-        }))
+        })
     }
 
     async fn list_applications(
         &self,
         call: Request<proto::ListApplicationsRequest>,
-    ) -> Result<Response<proto::ListApplicationsResponse>, Status> {
+    ) -> Reply<proto::ListApplicationsResponse> {
         // A viewer that is bound to users sees the applications of these users only.
-        let own = authenticator::reach(&call).map_err(to_status)?.users().cloned();
+        let own = authenticator::reach(&call)?.users().cloned();
         let is_seen = |user: &str| own.as_ref().is_none_or(|own| own.iter().any(|name| name.as_str() == user));
         let message = call.into_inner();
-        let selector = convert::external::selector(message.provider.as_ref()).map_err(to_status)?;
-        check_queue_name(&message.queue_name).map_err(to_status)?;
+        let selector = convert::external::selector(message.provider.as_ref())?;
+        check_queue_name(&message.queue_name)?;
         for (field, text) in [("user", &message.user), ("state", &message.state)] {
-            check_text(field, text).map_err(to_status)?;
+            check_text(field, text)?;
         }
         let filters = proto::ListApplicationsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
-        let page = PageRequest::new("ListApplications", message.page_size, &filters).map_err(to_status)?;
-        let after = page.key(&message.page_token).map_err(to_status)?.unwrap_or_default();
-        let queues = self.service.queues(&selector).await.map_err(to_status)?;
+        let page = PageRequest::new("ListApplications", message.page_size, &filters)?;
+        let after = page.after(&message.page_token, Some)?.unwrap_or_default();
+        let queues = self.service.queues(&selector).await?;
         let within = match message.queue_name.as_str() {
             "" => None,
-            name => Some(find(&queues, name).map_err(to_status)?.path.as_str()),
+            name => Some(find(&queues, name)?.path.as_str()),
         };
-        let seen = self.service.applications(&selector).await.map_err(to_status)?;
+        let seen = self.service.applications(&selector).await?;
         let behind = seen.value.partition_point(|application| application.id.as_str() <= after);
         let matching = seen.value.iter().skip(behind).filter_map(|application| {
             let path = queues.value.find(&application.queue).map_or(application.queue.as_str(), |queue| &queue.path);
@@ -158,17 +142,28 @@ impl external_resource_service_server::ExternalResourceService for ExternalResou
         let mut found: Vec<_> = matching.take(page.entries_max().saturating_add(1)).collect();
         let next = if page.cut(&mut found) { found.last().map(|(last, _)| page.token(&last.id)) } else { None };
         let ids: Vec<&str> = found.iter().map(|(app, _)| app.id.as_str()).collect();
-        let tickets = self.service.tickets_of(&seen.provider, &ids).await.map_err(to_status)?;
+        let tickets = self.service.tickets_of(&seen.provider, &ids).await?;
         let message = |(app, path): (&Application, &str)| {
             convert::external::application(app, path, tickets.get(&app.id).copied())
         };
         let applications = found.into_iter().map(message).collect();
-        Ok(Response::new(proto::ListApplicationsResponse {
+        Ok(proto::ListApplicationsResponse {
             applications,
             next_page_token: next.unwrap_or_default(),
             provider_name: seen.provider.to_string(),
             age: duration(seen.age.max(queues.age)),
-        }))
+        })
+    }
+}
+
+rpc! {
+    external_resource_service_server::ExternalResourceService = ExternalResourceRpc {
+        put_provider: PutProviderRequest => PutProviderResponse,
+        delete_provider: DeleteProviderRequest => DeleteProviderResponse,
+        list_providers: ListProvidersRequest => ListProvidersResponse,
+        get_queue: GetQueueRequest => GetQueueResponse,
+        list_queues: ListQueuesRequest => ListQueuesResponse,
+        list_applications: ListApplicationsRequest => ListApplicationsResponse,
     }
 }
 

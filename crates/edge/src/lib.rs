@@ -35,6 +35,7 @@ pub mod observe;
 pub mod reflection;
 pub mod resource_manager;
 pub mod routes;
+mod rpc;
 pub mod server_info;
 pub mod status;
 pub mod tls;

@@ -6,9 +6,9 @@
 use std::time::Duration;
 
 use tokio::time::Instant;
-use tonic::{Request, Response, Status};
+use tonic::Request;
 
-use crate::status::to_status;
+use crate::rpc::{Reply, rpc};
 use rm_model::{access::CallScope, limit::LabelPattern, name::FieldError, scope};
 use rm_service::{
     error::Error,
@@ -16,7 +16,7 @@ use rm_service::{
 };
 
 use super::{authenticator, convert, deadline};
-use rm_proto::page::{PageRequest, bad_token};
+use rm_proto::page::PageRequest;
 use rm_proto::v1::{self as proto, limit_service_server::LimitService};
 
 /// Implementation of `LimitService`.
@@ -43,8 +43,8 @@ fn pattern_key(pattern: &LabelPattern) -> String {
     serde_json::json!(pattern.labels()).to_string()
 }
 
-fn parse_pattern_key(key: &str) -> Result<LabelPattern, FieldError> {
-    serde_json::from_str(key).map(LabelPattern::new).map_err(|_| bad_token())
+fn parse_pattern_key(key: &str) -> Option<LabelPattern> {
+    serde_json::from_str(key).map(LabelPattern::new).ok()
 }
 
 /// Returns false for a limit that names only another user.
@@ -56,91 +56,72 @@ fn is_shown(pattern: &LabelPattern, reach: &CallScope) -> bool {
     }
 }
 
-#[tonic::async_trait]
-impl LimitService for LimitRpc {
-    async fn set_limit(
-        &self,
-        call: Request<proto::SetLimitRequest>,
-    ) -> Result<Response<proto::SetLimitResponse>, Status> {
-        let rule = convert::limit::new_rule("limit", call.get_ref().limit.as_ref()).map_err(to_status)?;
+impl LimitRpc {
+    async fn set_limit(&self, call: Request<proto::SetLimitRequest>) -> Reply<proto::SetLimitResponse> {
+        let rule = convert::limit::new_rule("limit", call.get_ref().limit.as_ref())?;
         let expected = convert::limit::expected(call.get_ref().expected_etag.as_deref());
-        let set = self
-            .limits
-            .set(&authenticator::actor(&call), rule, expected, self.deadline(&call))
-            .await
-            .map_err(to_status)?;
+        let set = self.limits.set(&authenticator::actor(&call), rule, expected, self.deadline(&call)).await?;
         let (decides, over) = match set {
             SetResult::InForce(over) => (true, over),
             SetResult::Counting => (false, vec![]),
         };
         let over_limit = over.iter().map(convert::limit::scope_usage).collect();
-        Ok(Response::new(proto::SetLimitResponse { over_limit, state: convert::limit::state(decides).into() }))
+        Ok(proto::SetLimitResponse { over_limit, state: convert::limit::state(decides).into() })
     }
 
-    async fn delete_limit(
-        &self,
-        call: Request<proto::DeleteLimitRequest>,
-    ) -> Result<Response<proto::DeleteLimitResponse>, Status> {
+    async fn delete_limit(&self, call: Request<proto::DeleteLimitRequest>) -> Reply<proto::DeleteLimitResponse> {
         let missing = || Error::from(FieldError::new("limit", "is required"));
-        let limit = call.get_ref().limit.as_ref().ok_or_else(missing).map_err(to_status)?;
-        let pattern = convert::limit::pattern("limit", limit).map_err(to_status)?;
+        let limit = call.get_ref().limit.as_ref().ok_or_else(missing)?;
+        let pattern = convert::limit::pattern("limit", limit)?;
         let expected = convert::limit::expected(call.get_ref().expected_etag.as_deref());
-        let by = authenticator::actor_with_reason(&call, &call.get_ref().reason).map_err(to_status)?;
-        self.limits.delete(&by, &pattern, expected, self.deadline(&call)).await.map_err(to_status)?;
-        Ok(Response::new(proto::DeleteLimitResponse {}))
+        let by = authenticator::actor_with_reason(&call, &call.get_ref().reason)?;
+        self.limits.delete(&by, &pattern, expected, self.deadline(&call)).await?;
+        Ok(proto::DeleteLimitResponse {})
     }
 
-    async fn replace_limits(
-        &self,
-        call: Request<proto::ReplaceLimitsRequest>,
-    ) -> Result<Response<proto::ReplaceLimitsResponse>, Status> {
+    async fn replace_limits(&self, call: Request<proto::ReplaceLimitsRequest>) -> Reply<proto::ReplaceLimitsResponse> {
         let message = call.get_ref();
-        let rules = convert::limit::rules("limits", &message.limits).map_err(to_status)?;
-        let by = authenticator::actor_with_reason(&call, &message.reason).map_err(to_status)?;
+        let rules = convert::limit::rules("limits", &message.limits)?;
+        let by = authenticator::actor_with_reason(&call, &message.reason)?;
         let replaced = match message.dry_run {
-            true => self.limits.replace_dry_run(rules).await.map_err(to_status)?,
-            false => self.limits.replace_and_wait(&by, rules, self.deadline(&call)).await.map_err(to_status)?,
+            true => self.limits.replace_dry_run(rules).await?,
+            false => self.limits.replace_and_wait(&by, rules, self.deadline(&call)).await?,
         };
-        Ok(Response::new(convert::limit::replaced(&replaced)))
+        Ok(convert::limit::replaced(&replaced))
     }
 
-    async fn list_limits(
-        &self,
-        call: Request<proto::ListLimitsRequest>,
-    ) -> Result<Response<proto::ListLimitsResponse>, Status> {
+    async fn list_limits(&self, call: Request<proto::ListLimitsRequest>) -> Reply<proto::ListLimitsResponse> {
         let proto::ListLimitsRequest { page_size, page_token } = call.get_ref();
-        let page = PageRequest::new("ListLimits", *page_size, &()).map_err(to_status)?;
-        let key = page.key(page_token).map_err(to_status)?;
-        let after = key.map(parse_pattern_key).transpose().map_err(to_status)?;
-        let (reach, size) =
-            (authenticator::reach(&call).map_err(to_status)?, usize::try_from(page.size).unwrap_or(usize::MAX));
-        let (found, last) =
-            self.limits.list(after.as_ref(), size, |pattern| is_shown(pattern, reach)).await.map_err(to_status)?;
+        let page = PageRequest::new("ListLimits", *page_size, &())?;
+        let after = page.after(page_token, parse_pattern_key)?;
+        let (reach, size) = (authenticator::reach(&call)?, page.entries_max());
+        let (found, last) = self.limits.list(after.as_ref(), size, |pattern| is_shown(pattern, reach)).await?;
         let limits = found.iter().map(|(record, decides)| convert::limit::limit_record(record, *decides)).collect();
         let next_page_token = last.map(|last| page.token(&pattern_key(&last))).unwrap_or_default();
-        Ok(Response::new(proto::ListLimitsResponse { limits, next_page_token }))
+        Ok(proto::ListLimitsResponse { limits, next_page_token })
     }
 
-    async fn set_policy(
-        &self,
-        call: Request<proto::SetPolicyRequest>,
-    ) -> Result<Response<proto::SetPolicyResponse>, Status> {
-        let (em_kind, policy) =
-            convert::limit::new_policy("policy", call.get_ref().policy.as_ref()).map_err(to_status)?;
-        self.limits
-            .set_policy(&authenticator::actor(&call), &em_kind, &policy, self.deadline(&call))
-            .await
-            .map_err(to_status)?;
-        Ok(Response::new(proto::SetPolicyResponse {}))
+    async fn set_policy(&self, call: Request<proto::SetPolicyRequest>) -> Reply<proto::SetPolicyResponse> {
+        let (em_kind, policy) = convert::limit::new_policy("policy", call.get_ref().policy.as_ref())?;
+        self.limits.set_policy(&authenticator::actor(&call), &em_kind, &policy, self.deadline(&call)).await?;
+        Ok(proto::SetPolicyResponse {})
     }
 
-    async fn list_policies(
-        &self,
-        _: Request<proto::ListPoliciesRequest>,
-    ) -> Result<Response<proto::ListPoliciesResponse>, Status> {
-        let policies = self.limits.policies().await.map_err(to_status)?;
+    async fn list_policies(&self, _: Request<proto::ListPoliciesRequest>) -> Reply<proto::ListPoliciesResponse> {
+        let policies = self.limits.policies().await?;
         let policies =
             policies.iter().map(|(em_kind, policy)| convert::limit::policy_message(em_kind, policy)).collect();
-        Ok(Response::new(proto::ListPoliciesResponse { policies }))
+        Ok(proto::ListPoliciesResponse { policies })
+    }
+}
+
+rpc! {
+    LimitService = LimitRpc {
+        set_limit: SetLimitRequest => SetLimitResponse,
+        delete_limit: DeleteLimitRequest => DeleteLimitResponse,
+        replace_limits: ReplaceLimitsRequest => ReplaceLimitsResponse,
+        list_limits: ListLimitsRequest => ListLimitsResponse,
+        set_policy: SetPolicyRequest => SetPolicyResponse,
+        list_policies: ListPoliciesRequest => ListPoliciesResponse,
     }
 }

@@ -9,10 +9,10 @@ use std::{sync::Arc, time::Duration};
 use prost::Message as _;
 use sha2::{Digest as _, Sha256};
 use tokio::{sync::Notify, time::Instant};
-use tonic::{Request, Response, Status, metadata::MetadataMap};
+use tonic::{Request, metadata::MetadataMap};
 use uuid::Uuid;
 
-use crate::status::to_status;
+use crate::rpc::{Reply, rpc};
 use rm_model::{
     access::CallScope,
     assessment::{DryRunResult, HeadRoom},
@@ -76,26 +76,28 @@ impl ResourceManagerRpc {
         Self { committer, request_resource, heartbeat, tickets, em_goes, times }
     }
 
-    /// Submits the operation that `read` parses, and returns its outcome with the counters after it, if requested.
+    /// Submits the operation that `read` parses, and returns its outcome with the counters after it, if the caller
+    /// requests them.
     ///
     /// The returned future owns neither the call nor the message: a future has the size of everything that it ever
     /// owns.
     fn submit<'a, M, F>(
         &'a self,
         call: Request<M>,
+        returns_counters: bool,
         read: F,
     ) -> Result<impl Future<Output = Result<OperationReply, Error>> + Send + use<'a, M, F>, Error>
     where
-        F: FnOnce(M) -> Result<(Operation, bool), FieldError>,
+        F: FnOnce(M) -> Result<Operation, FieldError>,
     {
         let (headers, call, message) = split(call);
-        let (operation, return_counters) = read(message)?;
+        let operation = read(message)?;
         authenticator::check(&call, |reach| match operation.user() {
             Some(user) => reach.check(Some(operation.em()), user),
             None => reach.check_em(operation.em()),
         })?;
         let deadline = deadline::of_call(&headers, self.times.request_timeout);
-        let counters = return_counters.then(|| authenticator::reach(&call).cloned()).transpose()?;
+        let counters = returns_counters.then(|| authenticator::reach(&call).cloned()).transpose()?;
         Ok(submit(&self.committer, authenticator::of_call(&call).into(), operation, (deadline, counters)))
     }
 
@@ -278,42 +280,35 @@ fn dry_run(
 }
 
 /// Returns the error of an outcome that does not belong to its operation: a defect.
-pub(super) fn unexpected(outcome: &Outcome) -> Status {
-    to_status(Error::defect(format!("an outcome that does not belong to its operation: {outcome:?}")))
+pub(super) fn unexpected(outcome: &Outcome) -> Error {
+    Error::defect(format!("an outcome that does not belong to its operation: {outcome:?}"))
 }
 
-#[tonic::async_trait]
-impl ResourceManagerService for ResourceManagerRpc {
-    async fn register(
-        &self,
-        call: Request<proto::RegisterRequest>,
-    ) -> Result<Response<proto::RegisterResponse>, Status> {
-        let read = |message| Ok((Operation::Register(convert::request::register(message)?), true));
-        match self.submit(call, read).map_err(to_status)?.await.map_err(to_status)? {
+impl ResourceManagerRpc {
+    async fn register(&self, call: Request<proto::RegisterRequest>) -> Reply<proto::RegisterResponse> {
+        let read = |message| convert::request::register(message).map(Operation::Register);
+        match self.submit(call, true, read)?.await? {
             (Outcome::Registered(em), counters) => {
                 // The EM may be unregistered in the same commit; then there are no counters.
                 let em = match counters.and_then(|counters| counters.em) {
                     Some(em) => em,
-                    None => convert::answer::em_resource(&em, None).map_err(Error::defect).map_err(to_status)?,
+                    None => convert::answer::em_resource(&em, None).map_err(Error::defect)?,
                 };
-                Ok(Response::new(proto::RegisterResponse { em: Some(em) }))
+                Ok(proto::RegisterResponse { em: Some(em) })
             }
             (other, _) => Err(unexpected(&other)),
         }
     }
 
-    async fn unregister(
-        &self,
-        call: Request<proto::UnregisterRequest>,
-    ) -> Result<Response<proto::UnregisterResponse>, Status> {
-        let read = |message| Ok((Operation::Unregister(convert::request::unregister(message)?), false));
-        match self.submit(call, read).map_err(to_status)?.await.map_err(to_status)? {
+    async fn unregister(&self, call: Request<proto::UnregisterRequest>) -> Reply<proto::UnregisterResponse> {
+        let read = |message| convert::request::unregister(message).map(Operation::Unregister);
+        match self.submit(call, false, read)?.await? {
             (Outcome::Unregistered { removed_tickets, in_progress }, _) => {
                 if in_progress {
                     self.em_goes.notify_one();
                 }
                 let removed_tickets = i64::try_from(removed_tickets).unwrap_or(i64::MAX);
-                Ok(Response::new(proto::UnregisterResponse { removed_tickets, in_progress }))
+                Ok(proto::UnregisterResponse { removed_tickets, in_progress })
             }
             (other, _) => Err(unexpected(&other)),
         }
@@ -322,26 +317,22 @@ impl ResourceManagerService for ResourceManagerRpc {
     async fn request_resource(
         &self,
         call: Request<proto::RequestResourceRequest>,
-    ) -> Result<Response<proto::RequestResourceResponse>, Status> {
-        let (mut call, parsed, deadlines) = self.read_request(call).map_err(to_status)?;
+    ) -> Reply<proto::RequestResourceResponse> {
+        let (mut call, parsed, deadlines) = self.read_request(call)?;
         let active: Option<ActiveCallPermit> = call.extensions_mut().remove();
         if deadlines.line.is_some() {
             calls::may_wait();
         }
-        let ticket_id = parsed.first().map_err(to_status)?.ticket_id;
-        let caps = parsed.first().map_err(to_status)?.caps.clone();
-        if !caps.is_empty() && authenticator::reach(&call).map_err(to_status)?.is_all() {
-            self.request_resource
-                .count_caps(authenticator::actor(&call), caps, deadlines.locks)
-                .await
-                .map_err(to_status)?;
+        let ticket_id = parsed.first()?.ticket_id;
+        let caps = parsed.first()?.caps.clone();
+        if !caps.is_empty() && authenticator::reach(&call)?.is_all() {
+            self.request_resource.count_caps(authenticator::actor(&call), caps, deadlines.locks).await?;
         }
         let ParsedRequest { em, specs, queue_names, is_dry_run, is_repeatable } = parsed;
         if is_dry_run {
-            let decision =
-                Box::pin(self.request_resource.dry_run(em, specs, deadlines.locks)).await.map_err(to_status)?;
-            let result = Some(dry_run(decision, &queue_names, authenticator::reach(&call).map_err(to_status)?));
-            return Ok(Response::new(proto::RequestResourceResponse { result }));
+            let decision = Box::pin(self.request_resource.dry_run(em, specs, deadlines.locks)).await?;
+            let result = Some(dry_run(decision, &queue_names, authenticator::reach(&call)?));
+            return Ok(proto::RequestResourceResponse { result });
         }
         let answer = self.request_resource.request_any(em, specs, deadlines, active);
         let answer = match deadlines.line {
@@ -352,19 +343,16 @@ impl ResourceManagerService for ResourceManagerRpc {
             Error::CommitUnknown if !is_repeatable => Error::GrantUnknown { ticket_id },
             error => error,
         });
-        let (outcome, chosen) = answer.map_err(to_status)?;
+        let (outcome, chosen) = answer?;
         let answer = match outcome {
             Outcome::Granted(grant) => {
                 let mut available = convert::answer::available(&grant);
-                available.counters = shown_counters(&call, &grant).map_err(to_status)?;
+                available.counters = shown_counters(&call, &grant)?;
                 if let Some(name) = queue_names.get(chosen) {
                     // The ticket of an earlier grant records its own queue.
                     available.queue_name = match grant.ticket_id == ticket_id {
                         true => name.clone(),
-                        false => Box::pin(self.tickets.queue_of(grant.ticket_id))
-                            .await
-                            .map_err(to_status)?
-                            .unwrap_or_default(),
+                        false => Box::pin(self.tickets.queue_of(grant.ticket_id)).await?.unwrap_or_default(),
                     };
                 }
                 Answer::Available(available)
@@ -372,21 +360,18 @@ impl ResourceManagerService for ResourceManagerRpc {
             Outcome::Refused(refusal) => Answer::NotEnough(convert::answer::not_enough(&refusal)),
             other => return Err(unexpected(&other)),
         };
-        Ok(Response::new(proto::RequestResourceResponse { result: Some(answer) }))
+        Ok(proto::RequestResourceResponse { result: Some(answer) })
     }
 
     async fn resource_inited(
         &self,
         call: Request<proto::ResourceInitedRequest>,
-    ) -> Result<Response<proto::ResourceInitedResponse>, Status> {
-        let read = |message: proto::ResourceInitedRequest| {
-            let return_counters = message.return_counters;
-            Ok((Operation::Inited(convert::request::inited(message)?), return_counters))
-        };
-        match self.submit(call, read).map_err(to_status)?.await.map_err(to_status)? {
+    ) -> Reply<proto::ResourceInitedResponse> {
+        let returns_counters = call.get_ref().return_counters;
+        let read = |message| convert::request::inited(message).map(Operation::Inited);
+        match self.submit(call, returns_counters, read)?.await? {
             (Outcome::Inited(ticket), counters) => {
-                let ticket = Some(convert::answer::ticket(&ticket));
-                Ok(Response::new(proto::ResourceInitedResponse { ticket, counters }))
+                Ok(proto::ResourceInitedResponse { ticket: Some(convert::answer::ticket(&ticket)), counters })
             }
             (other, _) => Err(unexpected(&other)),
         }
@@ -395,15 +380,12 @@ impl ResourceManagerService for ResourceManagerRpc {
     async fn resource_reported(
         &self,
         call: Request<proto::ResourceReportedRequest>,
-    ) -> Result<Response<proto::ResourceReportedResponse>, Status> {
-        let read = |message: proto::ResourceReportedRequest| {
-            let return_counters = message.return_counters;
-            Ok((Operation::Reported(convert::request::reported(message)?), return_counters))
-        };
-        match self.submit(call, read).map_err(to_status)?.await.map_err(to_status)? {
+    ) -> Reply<proto::ResourceReportedResponse> {
+        let returns_counters = call.get_ref().return_counters;
+        let read = |message| convert::request::reported(message).map(Operation::Reported);
+        match self.submit(call, returns_counters, read)?.await? {
             (Outcome::Reported(ticket), counters) => {
-                let ticket = Some(convert::answer::ticket(&ticket));
-                Ok(Response::new(proto::ResourceReportedResponse { ticket, counters }))
+                Ok(proto::ResourceReportedResponse { ticket: Some(convert::answer::ticket(&ticket)), counters })
             }
             (other, _) => Err(unexpected(&other)),
         }
@@ -412,36 +394,42 @@ impl ResourceManagerService for ResourceManagerRpc {
     async fn resource_released(
         &self,
         call: Request<proto::ResourceReleasedRequest>,
-    ) -> Result<Response<proto::ResourceReleasedResponse>, Status> {
-        let (call, named, (deadline, return_counters)) = self.read_named(call).map_err(to_status)?;
-        let reach = authenticator::reach(&call).map_err(to_status)?.clone();
+    ) -> Reply<proto::ResourceReleasedResponse> {
+        let (call, named, (deadline, return_counters)) = self.read_named(call)?;
+        let reach = authenticator::reach(&call)?.clone();
         if let TicketRef { user: Some(user), em: Some(em), .. } = &named {
-            authenticator::check(&call, |reach| reach.check(Some(em), user)).map_err(to_status)?;
+            authenticator::check(&call, |reach| reach.check(Some(em), user))?;
         }
         let ticket_id = named.ticket_id;
-        let released = self.tickets.complete(named, deadline).await.map_err(to_status)?;
+        let released = self.tickets.complete(named, deadline).await?;
         if reach.check(Some(&released.em), &released.user).is_err() {
-            return Err(to_status(Rejection::TicketNotFound { ticket_id, ended: None }));
+            return Err(Rejection::TicketNotFound { ticket_id, ended: None }.into());
         }
         let (by, operation) = (authenticator::of_call(&call).into(), Operation::Released(released));
-        match submit(&self.committer, by, operation, (deadline, return_counters.then_some(reach)))
-            .await
-            .map_err(to_status)?
-        {
-            (Outcome::Released, counters) => Ok(Response::new(proto::ResourceReleasedResponse { counters })),
+        match submit(&self.committer, by, operation, (deadline, return_counters.then_some(reach))).await? {
+            (Outcome::Released, counters) => Ok(proto::ResourceReleasedResponse { counters }),
             (other, _) => Err(unexpected(&other)),
         }
     }
 
-    async fn heartbeat(
-        &self,
-        call: Request<proto::HeartbeatRequest>,
-    ) -> Result<Response<proto::HeartbeatResponse>, Status> {
-        let (report, deadline) = self.read_report(call).map_err(to_status)?;
-        let unknown = self.heartbeat.report(report, deadline).await.map_err(to_status)?;
-        Ok(Response::new(proto::HeartbeatResponse {
+    async fn heartbeat(&self, call: Request<proto::HeartbeatRequest>) -> Reply<proto::HeartbeatResponse> {
+        let (report, deadline) = self.read_report(call)?;
+        let unknown = self.heartbeat.report(report, deadline).await?;
+        Ok(proto::HeartbeatResponse {
             unknown_tickets: unknown.into_iter().map(convert::answer::unknown_ticket).collect(),
             report_interval: prost_types::Duration::try_from(self.heartbeat.interval()).ok(),
-        }))
+        })
+    }
+}
+
+rpc! {
+    ResourceManagerService = ResourceManagerRpc {
+        register: RegisterRequest => RegisterResponse,
+        unregister: UnregisterRequest => UnregisterResponse,
+        request_resource: RequestResourceRequest => RequestResourceResponse,
+        resource_inited: ResourceInitedRequest => ResourceInitedResponse,
+        resource_reported: ResourceReportedRequest => ResourceReportedResponse,
+        resource_released: ResourceReleasedRequest => ResourceReleasedResponse,
+        heartbeat: HeartbeatRequest => HeartbeatResponse,
     }
 }

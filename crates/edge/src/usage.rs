@@ -7,10 +7,10 @@
 //! - `filters`: filters of lists; `accounting`: refusals and usage in sums;
 //! - `follow`: stream of the history; `overview`: cluster totals and tasks.
 
-use tonic::{Request, Response, Status};
+use tonic::Request;
 use uuid::Uuid;
 
-use crate::status::to_status;
+use crate::rpc::{Reply, rpc};
 use rm_model::{
     access::CallScope,
     em::{Em, EmInstance},
@@ -106,14 +106,19 @@ fn check_count(field: &str, named: usize) -> Result<(), FieldError> {
     }
 }
 
+/// Converts an EM and its status.
+fn em_message(em: &Em, status: Option<&EmStatus>) -> Result<proto::EmResource, Error> {
+    convert::answer::em_resource(em, status).map_err(Error::defect)
+}
+
 /// Page key of an EM: its names as JSON, because a name may contain any separator.
 fn em_key(em: &EmInstance) -> String {
     serde_json::json!([em.application_name.as_str(), em.instance.as_str()]).to_string()
 }
 
-fn parse_em_key(key: &str) -> Result<EmInstance, FieldError> {
-    let (application_name, instance): (String, String) = serde_json::from_str(key).map_err(|_| bad_token())?;
-    EmInstance::parse("page_token", &application_name, &instance).map_err(|_| bad_token())
+fn parse_em_key(key: &str) -> Option<EmInstance> {
+    let (application_name, instance): (String, String) = serde_json::from_str(key).ok()?;
+    EmInstance::parse("page_token", &application_name, &instance).ok()
 }
 
 /// Hides a ticket outside the call scope. A live or ended ticket of another user is reported as not found.
@@ -129,260 +134,215 @@ fn of_reach(found: Result<Ticket, Error>, ticket_id: Uuid, reach: &CallScope) ->
     }
 }
 
-#[tonic::async_trait]
-impl UsageService for UsageRpc {
-    async fn list_refusals(
-        &self,
-        call: Request<proto::ListRefusalsRequest>,
-    ) -> Result<Response<proto::ListRefusalsResponse>, Status> {
-        Ok(Response::new(accounting::list_refusals(&self.usage, &call).await.map_err(to_status)?))
+impl UsageRpc {
+    async fn list_refusals(&self, call: Request<proto::ListRefusalsRequest>) -> Reply<proto::ListRefusalsResponse> {
+        accounting::list_refusals(&self.usage, &call).await
     }
 
-    async fn get_usage(
-        &self,
-        call: Request<proto::GetUsageRequest>,
-    ) -> Result<Response<proto::GetUsageResponse>, Status> {
-        Ok(Response::new(accounting::get_usage(&self.usage, &call).await.map_err(to_status)?))
+    async fn get_usage(&self, call: Request<proto::GetUsageRequest>) -> Reply<proto::GetUsageResponse> {
+        accounting::get_usage(&self.usage, &call).await
     }
 
-    async fn get_server_info(
-        &self,
-        call: Request<proto::GetServerInfoRequest>,
-    ) -> Result<Response<proto::GetServerInfoResponse>, Status> {
+    async fn get_server_info(&self, call: Request<proto::GetServerInfoRequest>) -> Reply<proto::GetServerInfoResponse> {
         let authentication = authenticator::of_call(&call) != Principal::Anonymous;
-        Ok(Response::new(proto::GetServerInfoResponse { authentication, ..self.info.clone() }))
+        Ok(proto::GetServerInfoResponse { authentication, ..self.info.clone() })
     }
 
-    async fn get_em(&self, call: Request<proto::GetEmRequest>) -> Result<Response<proto::GetEmResponse>, Status> {
-        let em = convert::request::em_instance("em", call.get_ref().em.clone()).map_err(to_status)?;
-        authenticator::check(&call, |reach| reach.check_em(&em)).map_err(to_status)?;
-        let (em, status) = self.usage.em(&em).await.map_err(to_status)?;
-        let em = Some(convert::answer::em_resource(&em, status.as_ref()).map_err(Error::defect).map_err(to_status)?);
-        Ok(Response::new(proto::GetEmResponse { em }))
+    async fn get_em(&self, call: Request<proto::GetEmRequest>) -> Reply<proto::GetEmResponse> {
+        let em = convert::request::em_instance("em", call.get_ref().em.clone())?;
+        authenticator::check(&call, |reach| reach.check_em(&em))?;
+        let (em, status) = self.usage.em(&em).await?;
+        Ok(proto::GetEmResponse { em: Some(em_message(&em, status.as_ref())?) })
     }
 
-    async fn batch_get_ems(
-        &self,
-        call: Request<proto::BatchGetEmsRequest>,
-    ) -> Result<Response<proto::BatchGetEmsResponse>, Status> {
+    async fn batch_get_ems(&self, call: Request<proto::BatchGetEmsRequest>) -> Reply<proto::BatchGetEmsResponse> {
         let named = &call.get_ref().ems;
-        check_count("ems", named.len()).map_err(to_status)?;
+        check_count("ems", named.len())?;
         let instance = |(n, em): (usize, &proto::EmInstance)| {
             convert::request::em_instance(&format!("ems[{n}]"), Some(em.clone()))
         };
-        let named = named.iter().enumerate().map(instance).collect::<Result<Vec<_>, _>>().map_err(to_status)?;
-        authenticator::check(&call, |reach| named.iter().try_for_each(|em| reach.check_em(em))).map_err(to_status)?;
-        let found = self.usage.ems_by_name(&named).await.map_err(to_status)?;
+        let named = named.iter().enumerate().map(instance).collect::<Result<Vec<_>, _>>()?;
+        authenticator::check(&call, |reach| named.iter().try_for_each(|em| reach.check_em(em)))?;
+        let found = self.usage.ems_by_name(&named).await?;
         let mut answer = proto::BatchGetEmsResponse::default();
         for instance in &named {
             match found.get(instance) {
-                Some((em, status)) => answer
-                    .ems
-                    .push(convert::answer::em_resource(em, status.as_ref()).map_err(Error::defect).map_err(to_status)?),
+                Some((em, status)) => answer.ems.push(em_message(em, status.as_ref())?),
                 None => answer.missing.push(convert::answer::em_message(instance)),
             }
         }
-        Ok(Response::new(answer))
+        Ok(answer)
     }
 
-    async fn list_ems(&self, call: Request<proto::ListEmsRequest>) -> Result<Response<proto::ListEmsResponse>, Status> {
+    async fn list_ems(&self, call: Request<proto::ListEmsRequest>) -> Reply<proto::ListEmsResponse> {
         let message = call.get_ref();
         let filters = proto::ListEmsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
-        let page = PageRequest::new("ListEms", message.page_size, &filters).map_err(to_status)?;
-        let (filter, min_fullness) = filters::ems(message).map_err(to_status)?;
-        let key = page.key(&message.page_token).map_err(to_status)?;
-        let after = key.map(parse_em_key).transpose().map_err(to_status)?;
-        let ems = self.usage.ems(&filter, min_fullness, after.as_ref(), page.entries_max()).await.map_err(to_status)?;
+        let page = PageRequest::new("ListEms", message.page_size, &filters)?;
+        let (filter, min_fullness) = filters::ems(message)?;
+        let after = page.after(&message.page_token, parse_em_key)?;
+        let ems = self.usage.ems(&filter, min_fullness, after.as_ref(), page.entries_max()).await?;
         let next_page_token = ems.next.map(|em| page.token(&em_key(&em))).unwrap_or_default();
-        let message = |(em, status): &(Em, Option<EmStatus>)| {
-            convert::answer::em_resource(em, status.as_ref()).map_err(Error::defect)
-        };
-        let ems = ems.shown.iter().map(message).collect::<Result<_, _>>().map_err(to_status)?;
-        Ok(Response::new(proto::ListEmsResponse { ems, next_page_token }))
+        let ems = ems.shown.iter().map(|(em, status)| em_message(em, status.as_ref())).collect::<Result<_, _>>()?;
+        Ok(proto::ListEmsResponse { ems, next_page_token })
     }
 
-    async fn get_ticket(
-        &self,
-        call: Request<proto::GetTicketRequest>,
-    ) -> Result<Response<proto::GetTicketResponse>, Status> {
-        let reach = authenticator::reach(&call).map_err(to_status)?;
+    async fn get_ticket(&self, call: Request<proto::GetTicketRequest>) -> Reply<proto::GetTicketResponse> {
+        let reach = authenticator::reach(&call)?;
         let proto::GetTicketRequest { ticket_id, engine } = call.get_ref().clone();
         let ticket = match (ticket_id.as_str(), engine) {
-            ("", None) => return Err(to_status(FieldError::new("ticket_id", "is required, or an engine"))),
+            ("", None) => return Err(FieldError::new("ticket_id", "is required, or an engine").into()),
             ("", engine) => {
-                let engine = convert::request::engine_instance("engine", engine).map_err(to_status)?;
-                self.usage.ticket_of_engine(engine, reach.users()).await.map_err(to_status)?
+                let engine = convert::request::engine_instance("engine", engine)?;
+                self.usage.ticket_of_engine(engine, reach.users()).await?
             }
             (id, None) => {
-                let ticket_id = convert::request::ticket_id("ticket_id", id).map_err(to_status)?;
-                of_reach(self.usage.ticket(ticket_id).await, ticket_id, reach).map_err(to_status)?
+                let ticket_id = convert::request::ticket_id("ticket_id", id)?;
+                of_reach(self.usage.ticket(ticket_id).await, ticket_id, reach)?
             }
-            (_, Some(_)) => {
-                return Err(to_status(FieldError::new("engine", "must not be set besides ticket_id")));
-            }
+            (_, Some(_)) => return Err(FieldError::new("engine", "must not be set besides ticket_id").into()),
         };
-        let observed = self.usage.observed(&ticket).await.map_err(to_status)?;
+        let observed = self.usage.observed(&ticket).await?;
         let ticket = convert::answer::observed_ticket(&ticket, observed.as_ref());
-        Ok(Response::new(proto::GetTicketResponse { ticket: Some(ticket) }))
+        Ok(proto::GetTicketResponse { ticket: Some(ticket) })
     }
 
     async fn batch_get_tickets(
         &self,
         call: Request<proto::BatchGetTicketsRequest>,
-    ) -> Result<Response<proto::BatchGetTicketsResponse>, Status> {
-        let (named, reach) = (&call.get_ref().ticket_ids, authenticator::reach(&call).map_err(to_status)?);
-        check_count("ticket_ids", named.len()).map_err(to_status)?;
+    ) -> Reply<proto::BatchGetTicketsResponse> {
+        let (named, reach) = (&call.get_ref().ticket_ids, authenticator::reach(&call)?);
+        check_count("ticket_ids", named.len())?;
         let ticket_id = |(n, id): (usize, &String)| convert::request::ticket_id(&format!("ticket_ids[{n}]"), id);
-        let named = named.iter().enumerate().map(ticket_id).collect::<Result<Vec<_>, _>>().map_err(to_status)?;
-        let (found, observed) = self.usage.tickets_by_id(&named).await.map_err(to_status)?;
+        let named = named.iter().enumerate().map(ticket_id).collect::<Result<Vec<_>, _>>()?;
+        let (found, observed) = self.usage.tickets_by_id(&named).await?;
         let mut answer = proto::BatchGetTicketsResponse::default();
         for ticket_id in &named {
             match found.get(ticket_id).filter(|ticket| reach.has_user(&ticket.user)) {
-                Some(ticket) => {
-                    answer.tickets.push(convert::answer::observed_ticket(ticket, observed.get(ticket_id)));
-                }
+                Some(ticket) => answer.tickets.push(convert::answer::observed_ticket(ticket, observed.get(ticket_id))),
                 None => answer.missing.push(ticket_id.to_string()),
             }
         }
-        Ok(Response::new(answer))
+        Ok(answer)
     }
 
-    async fn list_tickets(
-        &self,
-        call: Request<proto::ListTicketsRequest>,
-    ) -> Result<Response<proto::ListTicketsResponse>, Status> {
+    async fn list_tickets(&self, call: Request<proto::ListTicketsRequest>) -> Reply<proto::ListTicketsResponse> {
         let message = call.get_ref();
         let filters = proto::ListTicketsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
-        let page = PageRequest::new("ListTickets", message.page_size, &filters).map_err(to_status)?;
-        let after = match page.key(&message.page_token).map_err(to_status)? {
-            None => Uuid::nil(),
-            Some(key) => Uuid::parse_str(key).map_err(|_| Error::from(bad_token())).map_err(to_status)?,
-        };
-        let filter = filters::tickets(message, authenticator::reach(&call).map_err(to_status)?).map_err(to_status)?;
-        let (found, observed) = self.usage.tickets(&filter, after, page.size).await.map_err(to_status)?;
+        let page = PageRequest::new("ListTickets", message.page_size, &filters)?;
+        let after = page.after(&message.page_token, |key| Uuid::parse_str(key).ok())?;
+        let filter = filters::tickets(message, authenticator::reach(&call)?)?;
+        let (found, observed) = self.usage.tickets(&filter, after.unwrap_or_default(), page.size).await?;
         let next_page_token = found.next.map(|ticket_id| page.token(&ticket_id.to_string())).unwrap_or_default();
         let with_observed = |ticket: &Ticket| convert::answer::observed_ticket(ticket, observed.get(&ticket.id));
         let tickets = found.tickets.iter().map(with_observed).collect();
-        Ok(Response::new(proto::ListTicketsResponse { tickets, next_page_token }))
+        Ok(proto::ListTicketsResponse { tickets, next_page_token })
     }
 
-    async fn list_actions(
-        &self,
-        call: Request<proto::ListActionsRequest>,
-    ) -> Result<Response<proto::ListActionsResponse>, Status> {
+    async fn list_actions(&self, call: Request<proto::ListActionsRequest>) -> Reply<proto::ListActionsResponse> {
         let message = call.get_ref();
         let filters = proto::ListActionsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
-        let page = PageRequest::new("ListActions", message.page_size, &filters).map_err(to_status)?;
-        let key = page.key(&message.page_token).map_err(to_status)?;
-        let key = key.map(|key| key.parse().map_err(|_| Error::from(bad_token()))).transpose().map_err(to_status)?;
+        let page = PageRequest::new("ListActions", message.page_size, &filters)?;
+        let key = page.after(&message.page_token, |key| key.parse().ok())?;
         let is_of_operator = authenticator::is_of_operator(&call);
-        let filter = filters::actions(message, authenticator::reach(&call).map_err(to_status)?, is_of_operator)
-            .map_err(to_status)?;
+        let filter = filters::actions(message, authenticator::reach(&call)?, is_of_operator)?;
         let lines = match message.newest_first {
-            false => self.usage.actions(&filter, key.unwrap_or(0), page.entries_max()).await.map_err(to_status)?,
-            true => self.usage.newest_actions(&filter, key, page.entries_max()).await.map_err(to_status)?,
+            false => self.usage.actions(&filter, key.unwrap_or(0), page.entries_max()).await?,
+            true => self.usage.newest_actions(&filter, key, page.entries_max()).await?,
         };
         let token = page.token(&lines.last.to_string());
         let next_page_token = if lines.more { token.clone() } else { String::new() };
         let follow_token = if message.newest_first { String::new() } else { token };
         let actions = lines.shown.iter().map(|line| convert::answer::action(line, is_of_operator)).collect();
-        Ok(Response::new(proto::ListActionsResponse { actions, next_page_token, follow_token }))
+        Ok(proto::ListActionsResponse { actions, next_page_token, follow_token })
     }
 
-    async fn list_waiting(
-        &self,
-        call: Request<proto::ListWaitingRequest>,
-    ) -> Result<Response<proto::ListWaitingResponse>, Status> {
+    async fn list_waiting(&self, call: Request<proto::ListWaitingRequest>) -> Reply<proto::ListWaitingResponse> {
         let message = call.get_ref();
         let filters = proto::ListWaitingRequest { page_size: 0, page_token: String::new(), ..message.clone() };
-        let page = PageRequest::new("ListWaiting", message.page_size, &filters).map_err(to_status)?;
-        let position = |key: &str| parse_hex(key).and_then(|bytes| QueuePosition::from_bytes(&bytes));
-        let after = match page.key(&message.page_token).map_err(to_status)? {
-            None => None,
-            Some(key) => Some(position(key).ok_or_else(|| Error::from(bad_token())).map_err(to_status)?),
-        };
-        let filter = filters::waiting(message, authenticator::reach(&call).map_err(to_status)?).map_err(to_status)?;
-        let mut waiting = self.usage.waiting(&filter, after, page.size + 1).await.map_err(to_status)?;
+        let page = PageRequest::new("ListWaiting", message.page_size, &filters)?;
+        let after = page.after(&message.page_token, |key| QueuePosition::from_bytes(&parse_hex(key)?))?;
+        let filter = filters::waiting(message, authenticator::reach(&call)?)?;
+        let mut waiting = self.usage.waiting(&filter, after, page.size + 1).await?;
         let more = page.cut(&mut waiting);
         let last = waiting.last().filter(|_| more);
         let next_page_token = last.map(|(position, _)| page.token(&position.to_string())).unwrap_or_default();
         let waiting = waiting.iter().map(|(_, waiting)| convert::answer::waiting(waiting)).collect();
-        Ok(Response::new(proto::ListWaitingResponse { waiting, next_page_token }))
+        Ok(proto::ListWaitingResponse { waiting, next_page_token })
     }
 
-    async fn list_scopes(
-        &self,
-        call: Request<proto::ListScopesRequest>,
-    ) -> Result<Response<proto::ListScopesResponse>, Status> {
+    async fn list_scopes(&self, call: Request<proto::ListScopesRequest>) -> Reply<proto::ListScopesResponse> {
         let message = call.get_ref();
         let filters = proto::ListScopesRequest { page_size: 0, page_token: String::new(), ..message.clone() };
-        let page = PageRequest::new("ListScopes", message.page_size, &filters).map_err(to_status)?;
-        let filter = filters::scopes(message, authenticator::reach(&call).map_err(to_status)?).map_err(to_status)?;
-        let key = page.key(&message.page_token).map_err(to_status)?;
+        let page = PageRequest::new("ListScopes", message.page_size, &filters)?;
+        let filter = filters::scopes(message, authenticator::reach(&call)?)?;
+        // The page key is the hash of the last scope; an empty one starts at the first scope.
+        let after = page.after(&message.page_token, parse_hex)?;
         if message.over_limit_only || message.fullest_first {
-            return match key {
-                Some(_) => Err(to_status(bad_token())),
-                None => Ok(Response::new(self.fullest(message, &filter, page.entries_max()).await.map_err(to_status)?)),
+            return match after {
+                Some(_) => Err(bad_token().into()),
+                None => self.fullest(message, &filter, page.entries_max()).await,
             };
         }
-        // The page key is the hash of the last scope; an empty one starts at the first scope.
-        let after = parse_hex(key.unwrap_or_default()).ok_or_else(|| Error::from(bad_token())).map_err(to_status)?;
-        let scopes = self.limits.scopes(&filter, &after, page.entries_max()).await.map_err(to_status)?;
-        Ok(Response::new(proto::ListScopesResponse {
+        let scopes = self.limits.scopes(&filter, &after.unwrap_or_default(), page.entries_max()).await?;
+        Ok(proto::ListScopesResponse {
             scopes: scopes.shown.iter().map(convert::limit::scope_usage).collect(),
             next_page_token: scopes.next.map(|place| page.token(&hex(&place))).unwrap_or_default(),
             ..Default::default()
-        }))
+        })
     }
 
-    async fn get_overview(
-        &self,
-        call: Request<proto::GetOverviewRequest>,
-    ) -> Result<Response<proto::GetOverviewResponse>, Status> {
-        let is_bound = !authenticator::reach(&call).map_err(to_status)?.is_all();
-        let snapshot = self.overviews.current().await.map_err(to_status)?;
+    async fn get_overview(&self, call: Request<proto::GetOverviewRequest>) -> Reply<proto::GetOverviewResponse> {
+        let is_bound = !authenticator::reach(&call)?.is_all();
+        let snapshot = self.overviews.current().await?;
         let overview = Some(convert::overview::overview(&snapshot.overview, is_bound));
-        Ok(Response::new(proto::GetOverviewResponse { overview }))
+        Ok(proto::GetOverviewResponse { overview })
     }
 
-    async fn get_scope(
-        &self,
-        call: Request<proto::GetScopeRequest>,
-    ) -> Result<Response<proto::GetScopeResponse>, Status> {
-        let scope = convert::limit::scope("labels", &call.get_ref().labels).map_err(to_status)?;
-        authenticator::check(&call, |reach| filters::check_scope(&scope, reach)).map_err(to_status)?;
-        let scope = Some(convert::limit::scope_usage(&self.limits.scope(&scope).await.map_err(to_status)?));
-        Ok(Response::new(proto::GetScopeResponse { scope }))
+    async fn get_scope(&self, call: Request<proto::GetScopeRequest>) -> Reply<proto::GetScopeResponse> {
+        let scope = convert::limit::scope("labels", &call.get_ref().labels)?;
+        authenticator::check(&call, |reach| filters::check_scope(&scope, reach))?;
+        let scope = Some(convert::limit::scope_usage(&self.limits.scope(&scope).await?));
+        Ok(proto::GetScopeResponse { scope })
     }
 
-    type FollowActionsStream = follow::FollowStream;
-
-    async fn follow_actions(
-        &self,
-        call: Request<proto::FollowActionsRequest>,
-    ) -> Result<Response<Self::FollowActionsStream>, Status> {
-        Ok(Response::new(follow::follow(&self.follow, &call).await.map_err(to_status)?))
+    async fn follow_actions(&self, call: Request<proto::FollowActionsRequest>) -> Reply<follow::FollowStream> {
+        follow::follow(&self.follow, &call).await
     }
 
-    type WatchStream = overview::OverviewStream;
-
-    async fn watch(&self, call: Request<proto::WatchRequest>) -> Result<Response<Self::WatchStream>, Status> {
-        Ok(Response::new(overview::watch(&self.overviews, &call).map_err(to_status)?))
+    async fn watch(&self, call: Request<proto::WatchRequest>) -> Reply<overview::OverviewStream> {
+        overview::watch(&self.overviews, &call)
     }
 
-    async fn list_instances(
-        &self,
-        _: Request<proto::ListInstancesRequest>,
-    ) -> Result<Response<proto::ListInstancesResponse>, Status> {
-        let instances = self.overviews.instances().await.map_err(to_status)?;
+    async fn list_instances(&self, _: Request<proto::ListInstancesRequest>) -> Reply<proto::ListInstancesResponse> {
+        let instances = self.overviews.instances().await?;
         let instances = instances.iter().map(convert::overview::server_instance).collect();
-        Ok(Response::new(proto::ListInstancesResponse { instances }))
+        Ok(proto::ListInstancesResponse { instances })
     }
 
-    async fn list_tasks(
-        &self,
-        _: Request<proto::ListTasksRequest>,
-    ) -> Result<Response<proto::ListTasksResponse>, Status> {
-        Ok(Response::new(overview::tasks(&self.overviews).await.map_err(to_status)?))
+    async fn list_tasks(&self, _: Request<proto::ListTasksRequest>) -> Reply<proto::ListTasksResponse> {
+        overview::tasks(&self.overviews).await
+    }
+}
+
+rpc! {
+    UsageService = UsageRpc {
+        list_refusals: ListRefusalsRequest => ListRefusalsResponse,
+        get_usage: GetUsageRequest => GetUsageResponse,
+        get_server_info: GetServerInfoRequest => GetServerInfoResponse,
+        get_em: GetEmRequest => GetEmResponse,
+        batch_get_ems: BatchGetEmsRequest => BatchGetEmsResponse,
+        list_ems: ListEmsRequest => ListEmsResponse,
+        get_ticket: GetTicketRequest => GetTicketResponse,
+        batch_get_tickets: BatchGetTicketsRequest => BatchGetTicketsResponse,
+        list_tickets: ListTicketsRequest => ListTicketsResponse,
+        list_actions: ListActionsRequest => ListActionsResponse,
+        list_waiting: ListWaitingRequest => ListWaitingResponse,
+        list_scopes: ListScopesRequest => ListScopesResponse,
+        get_overview: GetOverviewRequest => GetOverviewResponse,
+        get_scope: GetScopeRequest => GetScopeResponse,
+        list_instances: ListInstancesRequest => ListInstancesResponse,
+        list_tasks: ListTasksRequest => ListTasksResponse,
+        follow_actions: FollowActionsRequest => FollowActionsStream = follow::FollowStream,
+        watch: WatchRequest => WatchStream = overview::OverviewStream,
     }
 }

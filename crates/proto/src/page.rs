@@ -55,16 +55,20 @@ impl PageRequest {
         format!("{}{SEPARATOR}{key}", self.binding)
     }
 
-    /// Returns the key of the entry before the page; `None` for the first page.
+    /// Returns the key of the entry before the page, as `parse` reads it; `None` for the first page.
     ///
     /// # Errors
-    /// A token of another call or of other filters.
-    pub fn key<'t>(&self, token: &'t str) -> Result<Option<&'t str>, FieldError> {
+    /// A token of another call or of other filters, or with a key that `parse` rejects.
+    pub fn after<'t, K>(
+        &self,
+        token: &'t str,
+        parse: impl FnOnce(&'t str) -> Option<K>,
+    ) -> Result<Option<K>, FieldError> {
         if token.is_empty() {
             return Ok(None);
         }
-        let (binding, key) = token.split_once(SEPARATOR).ok_or_else(bad_token)?;
-        if binding == self.binding { Ok(Some(key)) } else { Err(bad_token()) }
+        let key = token.split_once(SEPARATOR).filter(|(binding, _)| *binding == self.binding).map(|(_, key)| key);
+        key.and_then(parse).map(Some).ok_or_else(bad_token)
     }
 
     /// Returns [`PageRequest::size`] as a length.
@@ -113,12 +117,13 @@ mod tests {
         );
         assert_eq!(page(-1).unwrap_err().field, "page_size");
         let token = page(1).unwrap().token("a.b");
-        assert_eq!(page(7).unwrap().key(&token), Ok(Some("a.b")), "of any size");
-        assert_eq!(page(7).unwrap().key(""), Ok(None));
+        assert_eq!(page(7).unwrap().after(&token, Some), Ok(Some("a.b")), "of any size");
+        assert_eq!(page(7).unwrap().after("", Some), Ok(None));
+        assert_eq!(page(7).unwrap().after(&token, |_| None::<()>), Err(bad_token()));
         let filtered = PageRequest::new("ListEms", 1, &"x".to_owned()).unwrap();
         let other = PageRequest::new("ListScopes", 1, &()).unwrap();
         for (page, token) in [(&filtered, token.as_str()), (&other, &token), (&other, "a"), (&other, ".a")] {
-            assert_eq!(page.key(token).unwrap_err().field, "page_token");
+            assert_eq!(page.after(token, Some).unwrap_err().field, "page_token");
         }
     }
 }

@@ -13,7 +13,7 @@ use rm_model::{
     scope_kind::ScopeKind,
     usage_sum::{UsageBy, UsageName, UsageSum},
 };
-use rm_proto::page::{PageRequest, bad_token, hex, parse_hex};
+use rm_proto::page::{PageRequest, hex, parse_hex};
 use rm_proto::v1 as proto;
 use rm_service::usage::accounting::{RefusalAt, UsageAt};
 use rm_service::{
@@ -34,9 +34,9 @@ pub(super) async fn list_refusals(
     let message = call.get_ref();
     let filters = proto::ListRefusalsRequest { page_size: 0, page_token: String::new(), ..message.clone() };
     let page = PageRequest::new("ListRefusals", message.page_size, &filters)?;
-    let after = page.key(&message.page_token)?.map(parse_refusal_key).transpose()?;
+    let after = page.after(&message.page_token, parse_refusal_key)?;
     let filter = refusal_filter(message, authenticator::reach(call)?)?;
-    let found = usage.refusals(&filter, after, usize::try_from(page.size).unwrap_or(usize::MAX)).await?;
+    let found = usage.refusals(&filter, after, page.entries_max()).await?;
     Ok(proto::ListRefusalsResponse {
         refusals: found.shown.iter().map(refusal_sum).collect(),
         next_page_token: found.next.map(|at| page.token(&refusal_key(&at))).unwrap_or_default(),
@@ -71,13 +71,10 @@ fn refusal_key(at: &RefusalAt) -> String {
     format!("{}-{}", at.period_start.unix_timestamp(), hex(&at.key_hash))
 }
 
-fn parse_refusal_key(key: &str) -> Result<RefusalAt, FieldError> {
-    let parse = |key: &str| {
-        let (seconds, hash) = key.split_once('-')?;
-        let period_start = OffsetDateTime::from_unix_timestamp(seconds.parse().ok()?).ok()?;
-        Some(RefusalAt { period_start, key_hash: parse_hex(hash)?.try_into().ok()? })
-    };
-    parse(key).ok_or_else(bad_token)
+fn parse_refusal_key(key: &str) -> Option<RefusalAt> {
+    let (seconds, hash) = key.split_once('-')?;
+    let period_start = OffsetDateTime::from_unix_timestamp(seconds.parse().ok()?).ok()?;
+    Some(RefusalAt { period_start, key_hash: parse_hex(hash)?.try_into().ok()? })
 }
 
 fn refusal_sum(sum: &RefusalSum) -> proto::RefusalSum {
@@ -105,7 +102,7 @@ pub(super) async fn get_usage(
     let message = call.get_ref();
     let filters = proto::GetUsageRequest { page_size: 0, page_token: String::new(), ..message.clone() };
     let page = PageRequest::new("GetUsage", message.page_size, &filters)?;
-    let (to, after) = page.key(&message.page_token)?.map(parse_usage_key).transpose()?.unzip();
+    let (to, after) = page.after(&message.page_token, parse_usage_key)?.unzip();
     let mut query = usage_query(message, authenticator::reach(call)?)?;
     // Without times in the call, the first page defines the range, and its token has the end.
     query.to = to.or(query.to);
@@ -158,20 +155,21 @@ fn usage_key(to: OffsetDateTime, at: &UsageAt) -> String {
     serde_json::json!((to.unix_timestamp(), name, at.hour.map(OffsetDateTime::unix_timestamp))).to_string()
 }
 
-fn parse_usage_key(key: &str) -> Result<(OffsetDateTime, UsageAt), FieldError> {
-    let (to, name, hour): UsageKey = serde_json::from_str(key).map_err(|_| bad_token())?;
-    let time = |seconds| {
-        let time = OffsetDateTime::from_unix_timestamp(seconds).ok();
-        time.filter(|time| *time >= OffsetDateTime::UNIX_EPOCH).ok_or_else(bad_token)
-    };
+fn parse_usage_key(key: &str) -> Option<(OffsetDateTime, UsageAt)> {
+    let (to, name, hour): UsageKey = serde_json::from_str(key).ok()?;
+    let time =
+        |seconds| OffsetDateTime::from_unix_timestamp(seconds).ok().filter(|time| *time >= OffsetDateTime::UNIX_EPOCH);
+    let is_text = |text: &str| check_text("page_token", text).is_ok();
     let used_by = match name {
-        Some((name, em_instance)) => {
-            check_text("page_token", &name).and_then(|()| check_text("page_token", &em_instance))?;
-            UsageName::Name(name, em_instance)
-        }
+        Some((name, em_instance)) if is_text(&name) && is_text(&em_instance) => UsageName::Name(name, em_instance),
+        Some(_) => return None,
         None => UsageName::Others,
     };
-    Ok((time(to)?, UsageAt { used_by, hour: hour.map(time).transpose()? }))
+    let hour = match hour {
+        Some(hour) => Some(time(hour)?),
+        None => None,
+    };
+    Some((time(to)?, UsageAt { used_by, hour }))
 }
 
 fn usage_sum(sum: &UsageSum) -> proto::UsageSum {
