@@ -14,39 +14,20 @@ use super::{
     scope::{Scope, USER},
 };
 
-/// A role of a caller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Role {
-    /// An EM; acts for its own EM instances.
-    Ecm,
-    /// Requests and releases resources for users.
-    Manager,
-    /// Reads only.
-    Viewer,
-    /// Operates the cluster: reads everything, drains EMs, audits and repairs the stored counters.
-    Operator,
-    /// All calls.
-    Admin,
-}
-
-impl Role {
-    /// All roles, in ascending order of rights.
-    pub const ALL: [Self; 5] = [Self::Ecm, Self::Manager, Self::Viewer, Self::Operator, Self::Admin];
-
-    /// Returns the name of the role, as tokens and the configuration write it.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Ecm => "ecm",
-            Self::Manager => "manager",
-            Self::Viewer => "viewer",
-            Self::Operator => "operator",
-            Self::Admin => "admin",
-        }
-    }
-
-    /// Parses a name from [`Role::as_str`]; `None` for any other text.
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|role| role.as_str() == text)
+text_enum! {
+    /// A role of a caller, in ascending order of rights. Tokens and the configuration contain the texts.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Role {
+        /// An EM; acts for its own EM instances.
+        Ecm = "ecm",
+        /// Requests and releases resources for users.
+        Manager = "manager",
+        /// Reads only.
+        Viewer = "viewer",
+        /// Operates the cluster: reads everything, drains EMs, audits and repairs the stored counters.
+        Operator = "operator",
+        /// All calls.
+        Admin = "admin",
     }
 }
 

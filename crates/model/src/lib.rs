@@ -13,6 +13,7 @@
 //! - [`wait_queue`]: wait queues; [`assessment`]: assessment of a request; [`selector`], [`placement`]: choice of an EM;
 //! - [`action`], [`recorded_state`]: the history; [`audit`]: stored counters against tickets; [`counters`]: counters after a commit;
 //! - [`overview`]: cluster totals; [`timestamp`]: times as text;
+//! - [`text_enum!`]: enumerations with texts;
 //! - [`operation`]: operations and their outcomes; [`ledger`]: `(state, operation) → (outcome, deltas)`.
 
 #![warn(
@@ -23,6 +24,9 @@
     clippy::print_stdout,
     clippy::too_many_lines
 )]
+
+#[macro_use]
+mod text_enum;
 
 pub mod access;
 pub mod action;

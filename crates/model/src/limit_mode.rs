@@ -2,32 +2,16 @@
 //!
 //! Stored limits and history lines contain the names, so a name never changes its meaning.
 
-/// Effect of a rule above its maximum.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum LimitMode {
-    /// The request is refused.
-    #[default]
-    Enforced,
-    /// The request is granted; the violation is returned and counted.
-    Watched,
-    /// The request is granted. The rule needs no maximum and only makes its label set counted.
-    Off,
-}
-
-impl LimitMode {
-    const ALL: [Self; 3] = [Self::Enforced, Self::Watched, Self::Off];
-
-    /// Returns the name in configurations and tables.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Enforced => "enforced",
-            Self::Watched => "watched",
-            Self::Off => "off",
-        }
-    }
-
-    /// Parses a name from [`LimitMode::as_str`]; `None` for any other text.
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|mode| mode.as_str() == text)
+text_enum! {
+    /// Effect of a rule above its maximum. Configurations and tables contain the texts.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    pub enum LimitMode {
+        /// The request is refused.
+        #[default]
+        Enforced = "enforced",
+        /// The request is granted; the violation is returned and counted.
+        Watched = "watched",
+        /// The request is granted. The rule needs no maximum and only makes its label set counted.
+        Off = "off",
     }
 }

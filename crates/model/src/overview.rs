@@ -16,23 +16,25 @@ use super::{
     ticket::Ticket,
 };
 
-/// State of an EM, ordered by severity.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum EmState {
-    /// The EM reports no problem.
-    Healthy,
-    /// The EM has not reported since its latest registration.
-    Unreported,
-    /// The EM reports a problem, but engines can start.
-    Warn,
-    /// The EM reports that it must not be selected.
-    Unhealthy,
-    /// The EM is drained.
-    Draining,
-    /// Neither a report nor a registration arrived for too long.
-    Silent,
-    /// The EM is being unregistered; its tickets end in steps.
-    Unregistering,
+text_enum! {
+    /// State of an EM, in ascending order of severity. Metrics contain the texts.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum EmState {
+        /// The EM reports no problem.
+        Healthy = "healthy",
+        /// The EM has not reported since its latest registration.
+        Unreported = "unreported",
+        /// The EM reports a problem, but engines can start.
+        Warn = "warn",
+        /// The EM reports that it must not be selected.
+        Unhealthy = "unhealthy",
+        /// The EM is drained.
+        Draining = "draining",
+        /// Neither a report nor a registration arrived for too long.
+        Silent = "silent",
+        /// The EM is being unregistered; its tickets end in steps.
+        Unregistering = "unregistering",
+    }
 }
 
 /// Facts that determine the state of an EM.
@@ -49,30 +51,6 @@ pub struct EmSignals {
 }
 
 impl EmState {
-    /// All states, in ascending severity.
-    pub const ALL: [Self; 7] = [
-        Self::Healthy,
-        Self::Unreported,
-        Self::Warn,
-        Self::Unhealthy,
-        Self::Draining,
-        Self::Silent,
-        Self::Unregistering,
-    ];
-
-    /// Returns the name in metrics.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Healthy => "healthy",
-            Self::Unreported => "unreported",
-            Self::Warn => "warn",
-            Self::Unhealthy => "unhealthy",
-            Self::Draining => "draining",
-            Self::Silent => "silent",
-            Self::Unregistering => "unregistering",
-        }
-    }
-
     /// Returns the most severe state that applies.
     pub fn of(signs: EmSignals) -> Self {
         match signs {

@@ -11,35 +11,26 @@ use super::{
     selector::Placement,
 };
 
-/// Class of limits.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Check {
-    /// Limits for creators alone.
-    Creator,
-    /// Limits for users alone.
-    User,
-    /// Limits for any other label, or for several labels together.
-    Labels,
+text_enum! {
+    /// Class of limits, in check order. Stored policies contain the texts.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum Check {
+        /// Limits for creators alone.
+        Creator = "creator",
+        /// Limits for users alone.
+        User = "user",
+        /// Limits for any other label, or for several labels together.
+        Labels = "labels",
+    }
 }
 
 impl Check {
-    /// All classes, in check order.
-    pub const ALL: [Self; 3] = [Self::Creator, Self::User, Self::Labels];
-
     fn of(label_set: &BTreeSet<String>) -> Self {
         let mut keys = label_set.iter().map(String::as_str);
         match (keys.next(), keys.next()) {
             (Some(CREATOR), None) => Self::Creator,
             (Some(USER), None) => Self::User,
             _ => Self::Labels,
-        }
-    }
-
-    fn name(self) -> &'static str {
-        match self {
-            Self::Creator => "creator",
-            Self::User => "user",
-            Self::Labels => "labels",
         }
     }
 }
@@ -109,14 +100,14 @@ impl Policy {
         if names.next() != Some("em") {
             return Self::default();
         }
-        Self::new(names.filter_map(|name| Check::ALL.into_iter().find(|check| check.name() == name)))
+        Self::new(names.filter_map(Check::parse))
     }
 }
 
 impl fmt::Display for Policy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "em")?;
-        self.checks().try_for_each(|check| write!(f, ",{}", check.name()))
+        self.checks().try_for_each(|check| write!(f, ",{}", check.as_str()))
     }
 }
 

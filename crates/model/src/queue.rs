@@ -93,30 +93,17 @@ impl DecidingDimensions {
     }
 }
 
-/// Whether a queue accepts applications. The order makes the most restrictive state of a path the maximum.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum QueueState {
-    /// The queue accepts applications.
-    Running,
-    /// The queue accepts none, and its running applications finish.
-    Draining,
-    /// The queue accepts none.
-    Stopped,
-}
-
-impl QueueState {
-    /// Returns the name that YARN uses.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Running => "RUNNING",
-            Self::Draining => "DRAINING",
-            Self::Stopped => "STOPPED",
-        }
-    }
-
-    /// Parses a name from [`QueueState::as_str`]; `None` for any other text.
-    pub fn parse(text: &str) -> Option<Self> {
-        [Self::Running, Self::Draining, Self::Stopped].into_iter().find(|state| state.as_str() == text)
+text_enum! {
+    /// Whether a queue accepts applications. The order makes the most restrictive state of a path the maximum. The texts
+    /// are those of YARN.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+    pub enum QueueState {
+        /// The queue accepts applications.
+        Running = "RUNNING",
+        /// The queue accepts none, and its running applications finish.
+        Draining = "DRAINING",
+        /// The queue accepts none.
+        Stopped = "STOPPED",
     }
 }
 

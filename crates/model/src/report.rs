@@ -11,30 +11,16 @@ use uuid::Uuid;
 
 use super::{em::EmInstance, name::FieldError, observation::Observations};
 
-/// Health that an EM reports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Health {
-    /// No problem.
-    Healthy,
-    /// A problem, but engines can start.
-    Warn,
-    /// The EM must not be selected.
-    Unhealthy,
-}
-
-impl Health {
-    /// Returns the value of `linkis_em_report.health`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Healthy => "healthy",
-            Self::Warn => "warn",
-            Self::Unhealthy => "unhealthy",
-        }
-    }
-
-    /// Parses a value from [`Health::as_str`]; `None` for any other text.
-    pub fn parse(text: &str) -> Option<Self> {
-        [Self::Healthy, Self::Warn, Self::Unhealthy].into_iter().find(|health| health.as_str() == text)
+text_enum! {
+    /// Health that an EM reports. The texts are the values of `linkis_em_report.health`.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Health {
+        /// No problem.
+        Healthy = "healthy",
+        /// A problem, but engines can start.
+        Warn = "warn",
+        /// The EM must not be selected.
+        Unhealthy = "unhealthy",
     }
 }
 

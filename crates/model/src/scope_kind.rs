@@ -4,25 +4,24 @@
 
 use super::scope::{CREATOR, NAMESPACE, QUEUE, Scope, USER};
 
-/// Kind of a scope, by its labels.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ScopeKind {
-    /// An EM.
-    Em,
-    /// A creator alone.
-    Creator,
-    /// A user alone.
-    User,
-    /// Any other label, or several together.
-    Labels,
-    /// An external queue or a namespace alone.
-    Queue,
+text_enum! {
+    /// Kind of a scope, by its labels, in check order. Replies and metrics contain the texts.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum ScopeKind {
+        /// An EM.
+        Em = "em",
+        /// A creator alone.
+        Creator = "creator",
+        /// A user alone.
+        User = "user",
+        /// Any other label, or several together.
+        Labels = "labels",
+        /// An external queue or a namespace alone.
+        Queue = "queue",
+    }
 }
 
 impl ScopeKind {
-    /// All kinds, in check order.
-    pub const ALL: [Self; 5] = [Self::Em, Self::Creator, Self::User, Self::Labels, Self::Queue];
-
     /// Returns the kind of a limited scope.
     pub fn of(scope: &Scope) -> Self {
         let mut keys = scope.labels().keys().map(String::as_str);
@@ -32,22 +31,6 @@ impl ScopeKind {
             (Some(QUEUE | NAMESPACE), None) => Self::Queue,
             _ => Self::Labels,
         }
-    }
-
-    /// Returns the name in replies and metrics.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Em => "em",
-            Self::Creator => "creator",
-            Self::User => "user",
-            Self::Labels => "labels",
-            Self::Queue => "queue",
-        }
-    }
-
-    /// Parses a name from [`ScopeKind::as_str`]; `None` for any other text.
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|kind| kind.as_str() == text)
     }
 }
 

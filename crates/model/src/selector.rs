@@ -47,27 +47,14 @@ pub struct Preference {
     pub weight: u32,
 }
 
-/// Selection among the EMs with capacity.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub enum Placement {
-    /// The EM with the largest free share, so that EMs fill evenly.
-    #[default]
-    Spread,
-    /// The EM with the smallest sufficient free share, so that other EMs stay free for large requests.
-    Pack,
-}
-
-impl Placement {
-    /// Returns the value of `linkis_em_meta_data.placement`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Spread => "spread",
-            Self::Pack => "pack",
-        }
-    }
-
-    /// Parses a value from [`Placement::as_str`]; `None` for any other text.
-    pub fn parse(text: &str) -> Option<Self> {
-        [Self::Spread, Self::Pack].into_iter().find(|placement| placement.as_str() == text)
+text_enum! {
+    /// Selection among the EMs with capacity. The texts are the values of `linkis_em_meta_data.placement`.
+    #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+    pub enum Placement {
+        /// The EM with the largest free share, so that EMs fill evenly.
+        #[default]
+        Spread = "spread",
+        /// The EM with the smallest sufficient free share, so that other EMs stay free for large requests.
+        Pack = "pack",
     }
 }

@@ -15,36 +15,18 @@ use super::{
 /// Maximum number of individual names per hour and grouping; further names are summed as others.
 pub const NAMES_MAX: usize = 10_000;
 
-/// Grouping of the sums.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum UsageBy {
-    /// By user.
-    User,
-    /// By application of the user.
-    Creator,
-    /// By engine type, which may be empty.
-    EngineType,
-    /// By EM.
-    Em,
-}
-
-impl UsageBy {
-    /// All groupings.
-    pub const ALL: [Self; 4] = [Self::User, Self::Creator, Self::EngineType, Self::Em];
-
-    /// Returns the value of `linkis_resource_usage_hour.used_by`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::User => "user",
-            Self::Creator => "creator",
-            Self::EngineType => "engine_type",
-            Self::Em => "em",
-        }
-    }
-
-    /// Parses a value from [`UsageBy::as_str`]; `None` for any other text.
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|by| by.as_str() == text)
+text_enum! {
+    /// Grouping of the sums. The texts are the values of `linkis_resource_usage_hour.used_by`.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum UsageBy {
+        /// By user.
+        User = "user",
+        /// By application of the user.
+        Creator = "creator",
+        /// By engine type, which may be empty.
+        EngineType = "engine_type",
+        /// By EM.
+        Em = "em",
     }
 }
 

@@ -12,6 +12,8 @@
 
 use std::time::{Duration, Instant};
 
+use rm_model::text_enum;
+
 use super::frames::{DATA, Frame, GOAWAY, HEADERS, PING, RST_STREAM, SETTINGS};
 
 /// Initial and maximum credit of a connection, per call that it may have in progress: one reset, or sixteen pings.
@@ -59,36 +61,24 @@ pub const ENHANCE_YOUR_CALM: u32 = 11;
 /// STREAM_CLOSED, FRAME_SIZE_ERROR.
 const PEER_ERRORS: [u32; 4] = [1, 3, 5, 6];
 
-/// Why a connection is ended: the kind of frames that used up its credit.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Excess {
-    /// Resets of calls.
-    Resets,
-    /// PING frames.
-    Pings,
-    /// SETTINGS frames.
-    Settings,
-    /// Other frames.
-    Frames,
-    /// An excess that the HTTP/2 library found.
-    Library,
+text_enum! {
+    /// Why a connection is ended: the kind of frames that used up its credit.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum Excess {
+        /// Resets of calls.
+        Resets = "resets",
+        /// PING frames.
+        Pings = "pings",
+        /// SETTINGS frames.
+        Settings = "settings",
+        /// Other frames.
+        Frames = "frames",
+        /// An excess that the HTTP/2 library found.
+        Library = "library",
+    }
 }
 
 impl Excess {
-    /// All reasons, each at its index.
-    pub const ALL: [Self; 5] = [Self::Resets, Self::Pings, Self::Settings, Self::Frames, Self::Library];
-
-    /// Returns the name in metrics and logs.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Resets => "resets",
-            Self::Pings => "pings",
-            Self::Settings => "settings",
-            Self::Frames => "frames",
-            Self::Library => "library",
-        }
-    }
-
     /// Returns the text for the peer. A gRPC client that receives `too_many_pings` pings less.
     pub fn text(self) -> &'static str {
         match self {

@@ -329,7 +329,7 @@ impl Connection {
         let address = self.peer.address;
         self.edge.slow_addresses.slow(address.and_then(|address| address.ip()), Instant::now());
         let address = address.map(tracing::field::display);
-        tracing::warn!(address, too_many = excess.name(), "ended a connection");
+        tracing::warn!(address, too_many = excess.as_str(), "ended a connection");
     }
 
     /// Returns true if this type ends the connection, and not the HTTP/2 library.

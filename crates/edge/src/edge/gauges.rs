@@ -112,7 +112,7 @@ impl EdgeGauges {
 
     /// Returns the number of connections that were ended for too many frames, by the kind of frames.
     pub fn connections_ended(&self) -> impl Iterator<Item = (&'static str, u64)> {
-        Excess::ALL.iter().zip(&self.ended).map(|(reason, counter)| (reason.name(), counter.get()))
+        Excess::ALL.iter().zip(&self.ended).map(|(reason, counter)| (reason.as_str(), counter.get()))
     }
 
     /// Returns the number of new connections that waited, or were closed, after another connection of their address had

@@ -38,33 +38,16 @@ pub fn place_of(resource: &Resource) -> Option<(&'static str, &str)> {
     queue.or_else(|| resource.namespace().map(|name| (KUBERNETES, name)))
 }
 
-/// Result of a request while no snapshot of its cluster is recent enough.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum UnavailablePolicy {
-    /// The request is refused.
-    Refuse,
-    /// The request is granted without a check of the queue.
-    Allow,
-    /// The last snapshot decides, up to a maximum age.
-    LastKnown,
-}
-
-impl UnavailablePolicy {
-    /// All policies.
-    pub const ALL: [Self; 3] = [Self::Refuse, Self::Allow, Self::LastKnown];
-
-    /// Returns the name in provider configurations.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Refuse => "refuse",
-            Self::Allow => "allow",
-            Self::LastKnown => "last_known",
-        }
-    }
-
-    /// Parses a name from [`UnavailablePolicy::as_str`]; `None` for any other text.
-    pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|when_away| when_away.as_str() == text)
+text_enum! {
+    /// Result of a request while no snapshot of its cluster is recent enough. Provider configurations contain the texts.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub enum UnavailablePolicy {
+        /// The request is refused.
+        Refuse = "refuse",
+        /// The request is granted without a check of the queue.
+        Allow = "allow",
+        /// The last snapshot decides, up to a maximum age.
+        LastKnown = "last_known",
     }
 }
 

@@ -5,31 +5,34 @@ use std::str::FromStr;
 
 use super::{Dimension, ResourceError};
 
-/// The type of a resource, which defines its dimensions. The names are those of Linkis.
-///
-/// Linkis's `Default` does not exist here (Linkis reads it as Load, as it does any unknown name).
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum ResourceType {
-    /// Memory in bytes.
-    Memory,
-    /// Whole cores.
-    Cpu,
-    /// Memory and cores.
-    Load,
-    /// A number of engines.
-    Instance,
-    /// Memory, cores and instances: the capacity of an EM.
-    LoadInstance,
-    /// Memory, cores and instances of one YARN queue.
-    Yarn,
-    /// A LoadInstance for the driver and a YARN part for its executors.
-    DriverAndYarn,
-    /// Memory and millicores of one Kubernetes namespace.
-    Kubernetes,
-    /// A LoadInstance for the driver and a Kubernetes part for its executors.
-    DriverAndKubernetes,
-    /// Amounts of custom dimensions by name.
-    Special,
+text_enum! {
+    /// The type of a resource, which defines its dimensions. The names are those of Linkis, in its
+    /// order.
+    ///
+    /// Linkis's `Default` does not exist here (Linkis reads it as Load, as it does any unknown name).
+    #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+    pub enum ResourceType {
+        /// Memory in bytes.
+        Memory = "Memory",
+        /// Whole cores.
+        Cpu = "CPU",
+        /// Memory and cores.
+        Load = "Load",
+        /// A number of engines.
+        Instance = "Instance",
+        /// Memory, cores and instances: the capacity of an EM.
+        LoadInstance = "LoadInstance",
+        /// Memory, cores and instances of one YARN queue.
+        Yarn = "Yarn",
+        /// A LoadInstance for the driver and a YARN part for its executors.
+        DriverAndYarn = "DriverAndYarn",
+        /// Memory and millicores of one Kubernetes namespace.
+        Kubernetes = "Kubernetes",
+        /// A LoadInstance for the driver and a Kubernetes part for its executors.
+        DriverAndKubernetes = "DriverAndKubernetes",
+        /// Amounts of custom dimensions by name.
+        Special = "Special",
+    }
 }
 
 const MEMORY: &[Dimension] = &[Dimension::Memory];
@@ -56,37 +59,6 @@ const DRIVER_AND_KUBERNETES: &[Dimension] = &[
 ];
 
 impl ResourceType {
-    /// All types, in Linkis's order.
-    pub const ALL: [Self; 10] = [
-        Self::Memory,
-        Self::Cpu,
-        Self::Load,
-        Self::Instance,
-        Self::LoadInstance,
-        Self::Yarn,
-        Self::DriverAndYarn,
-        Self::Kubernetes,
-        Self::DriverAndKubernetes,
-        Self::Special,
-    ];
-
-    /// Returns the name, as Linkis writes it.
-    #[must_use]
-    pub const fn as_str(self) -> &'static str {
-        match self {
-            Self::Memory => "Memory",
-            Self::Cpu => "CPU",
-            Self::Load => "Load",
-            Self::Instance => "Instance",
-            Self::LoadInstance => "LoadInstance",
-            Self::Yarn => "Yarn",
-            Self::DriverAndYarn => "DriverAndYarn",
-            Self::Kubernetes => "Kubernetes",
-            Self::DriverAndKubernetes => "DriverAndKubernetes",
-            Self::Special => "Special",
-        }
-    }
-
     /// Returns the fixed dimensions of the type; a Special has only custom ones.
     pub(crate) const fn shape(self) -> &'static [Dimension] {
         match self {
@@ -123,10 +95,7 @@ impl FromStr for ResourceType {
 
     /// Parses a name exactly as Linkis writes it.
     fn from_str(name: &str) -> Result<Self, ResourceError> {
-        Self::ALL
-            .into_iter()
-            .find(|resource_type| resource_type.as_str() == name)
-            .ok_or_else(|| ResourceError::unknown_type(name))
+        Self::parse(name).ok_or_else(|| ResourceError::unknown_type(name))
     }
 }
 

@@ -125,7 +125,7 @@ fn number(amount: i64) -> f64 {
 fn of_ems(sums: &AllEmSums) -> ClusterFigures {
     let mut figures = ClusterFigures { used_tickets: number(sums.used_tickets), ..ClusterFigures::default() };
     for ((_, state), totals) in &sums.totals {
-        *figures.ems.entry(state.name().to_owned()).or_default() += number(totals.ems);
+        *figures.ems.entry(state.as_str().to_owned()).or_default() += number(totals.ems);
         add(&mut figures.memory, totals, &Dimension::Memory);
         add(&mut figures.cores, totals, &Dimension::Cores);
         add(&mut figures.instances, totals, &Dimension::Instances);

@@ -156,7 +156,7 @@ impl GaugeWriter<'_, '_> {
         self.amounts("cluster_cores", "Cores of all EMs", &figures.cores)?;
         self.amounts("cluster_instances", "Engines on all EMs", &figures.instances)?;
         let ems = EmState::ALL
-            .map(EmState::name)
+            .map(EmState::as_str)
             .map(|state| ([("state", state.to_owned())], figures.ems.get(state).copied().unwrap_or(0.0)));
         self.family("cluster_ems", "EMs by state: silent ones do not report", ems)?;
         let tickets = [("used", figures.used_tickets), ("locked", figures.locked_tickets)];

@@ -14,12 +14,43 @@ use std::{fmt, ops::Deref, sync::Arc};
 use prometheus_client::{
     collector::Collector,
     encoding::text,
-    metrics::gauge::{ConstGauge, Gauge},
+    metrics::{
+        family::Family,
+        gauge::{ConstGauge, Gauge},
+    },
     registry::{Metric, Registry},
 };
 
 use calls::{CallMetrics, Method};
 use tasks::TaskFamilies;
+
+/// Declares the metrics of a component: visibility, field, type, name, help text, and the initial value if it is not the
+/// default. `register` registers all of them.
+macro_rules! metrics {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis struct $group:ident {
+            $($field_visibility:vis $field:ident: $kind:ty = $name:literal, $help:literal $(, $value:expr)?;)+
+        }
+    ) => {
+        $(#[$attribute])*
+        #[derive(Debug)]
+        $visibility struct $group {
+            $(
+                #[doc = $help]
+                $field_visibility $field: $kind,
+            )+
+        }
+
+        impl $group {
+            pub(super) fn register(registry: &mut prometheus_client::registry::Registry) -> Self {
+                Self { $($field: super::add(registry, $name, $help, metrics!(@initial $kind $(, $value)?)),)+ }
+            }
+        }
+    };
+    (@initial $kind:ty) => { <$kind>::default() };
+    (@initial $kind:ty, $value:expr) => { $value };
+}
 
 pub mod calls;
 pub mod cluster;
@@ -148,6 +179,16 @@ impl Metrics {
     pub fn jobs(&self, kind: &'static str) -> Gauge {
         self.tasks.jobs(kind)
     }
+}
+
+/// Label of a family with one label: its name and its value.
+type Label = [(&'static str, &'static str); 1];
+
+/// Creates a family with one label. A series exists for each of `values` from the beginning.
+fn family<M: Default>(label: &'static str, values: impl IntoIterator<Item = &'static str>) -> Family<Label, M> {
+    let family = Family::default();
+    values.into_iter().for_each(|value| drop(family.get_or_create(&[(label, value)])));
+    family
 }
 
 /// Registers a metric and returns it for its component.

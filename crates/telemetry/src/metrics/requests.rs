@@ -15,23 +15,13 @@ use tokio::time::Instant;
 
 use rm_model::{refusal::Refusal, scope_kind::ScopeKind, ticket_end::TicketEnd};
 
-use super::{Counter, add};
+use super::{Counter, Label, add, family};
 
 #[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
 struct DecisionLabels {
     outcome: &'static str,
     scope: &'static str,
     dimension: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct PlacementLabels {
-    how: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct WaitLabels {
-    outcome: &'static str,
 }
 
 /// End of a request.
@@ -81,8 +71,8 @@ pub struct RequestMetrics {
     granted: Counter,
     /// Number of refusals by the first short kind of scope, in the order of [`ScopeKind::ALL`].
     refused: [AtomicU64; ScopeKind::ALL.len()],
-    waited: Family<WaitLabels, Histogram, fn() -> Histogram>,
-    tickets: Family<PlacementLabels, Counter>,
+    waited: Family<Label, Histogram, fn() -> Histogram>,
+    tickets: Family<Label, Counter>,
     /// Number of refusals stored in the group of others.
     pub refusals_other: Counter,
     /// Age of the oldest expired ticket that is not yet rolled back, in seconds.
@@ -94,10 +84,6 @@ impl RequestMetrics {
         let ended: Family<DecisionLabels, Counter> = Family::default();
         for nothing_short in [RequestEnd::Granted, RequestEnd::Failed, RequestEnd::Cancelled] {
             drop(ended.get_or_create(&nothing_short.decided()));
-        }
-        let tickets: Family<PlacementLabels, Counter> = Family::default();
-        for how in TicketEnd::ALL {
-            drop(tickets.get_or_create(&PlacementLabels { how: how.as_str() }));
         }
         // Bounds from 5 ms to 11 minutes, each twice the previous one.
         let seconds: fn() -> Histogram = || Histogram::new(exponential_buckets(0.005, 2.0, 18));
@@ -121,7 +107,7 @@ impl RequestMetrics {
                 registry,
                 "tickets_ended_total",
                 "Ended tickets by cause: expired or lost tickets are of engines that never started, or died",
-                tickets,
+                family("how", TicketEnd::ALL.map(TicketEnd::as_str)),
             ),
             refusals_other: add(
                 registry,
@@ -165,13 +151,13 @@ impl RequestMetrics {
 
     /// Records the waiting time of a request that entered the wait queue at `since`.
     pub fn waited(&self, since: Instant, outcome: &'static str) {
-        self.waited.get_or_create(&WaitLabels { outcome }).observe(since.elapsed().as_secs_f64());
+        self.waited.get_or_create(&[("outcome", outcome)]).observe(since.elapsed().as_secs_f64());
     }
 
     /// Counts ended tickets.
     pub fn tickets_ended(&self, how: TicketEnd, count: u64) {
         if count > 0 {
-            self.tickets.get_or_create(&PlacementLabels { how: how.as_str() }).inc_by(count);
+            self.tickets.get_or_create(&[("how", how.as_str())]).inc_by(count);
         }
     }
 }

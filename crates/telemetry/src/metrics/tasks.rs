@@ -7,79 +7,36 @@ use std::{
 };
 
 use arc_swap::ArcSwapOption;
-use prometheus_client::{
-    encoding::EncodeLabelSet,
-    metrics::{family::Family, gauge::Gauge},
-    registry::Registry,
-};
+use prometheus_client::metrics::{family::Family, gauge::Gauge};
 
-use super::{Counter, add};
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct TaskLabels {
-    task: &'static str,
-}
-
-#[derive(Clone, Debug, PartialEq, Eq, Hash, EncodeLabelSet)]
-struct JobLabels {
-    kind: &'static str,
-}
+use super::{Counter, Label};
 
 /// Gauge in seconds: a duration or a Unix time.
 type Seconds = Gauge<f64, std::sync::atomic::AtomicU64>;
 
-/// Families of all tasks.
-#[derive(Debug)]
-pub(super) struct TaskFamilies {
-    last_run: Family<TaskLabels, Seconds>,
-    last_success: Family<TaskLabels, Seconds>,
-    lag: Family<TaskLabels, Seconds>,
-    steps: Family<TaskLabels, Counter>,
-    errors: Family<TaskLabels, Counter>,
-    jobs: Family<JobLabels, Gauge>,
+metrics! {
+    /// Families of all tasks.
+    pub(super) struct TaskFamilies {
+        last_run: Family<Label, Seconds> = "task_last_run_timestamp_seconds",
+            "Time of the last step of a background task, successful or not: a value that does not advance shows a stuck \
+                task";
+        last_success: Family<Label, Seconds> = "task_last_success_timestamp_seconds",
+            "Time of the last successful step of a background task: if it lags behind the last run, the log states the \
+                failure";
+        lag: Family<Label, Seconds> = "task_lag_seconds",
+            "Delay of a background task: while it grows, more work falls due than is done";
+        steps: Family<Label, Counter> = "task_steps_total",
+            "Successful steps of a background task";
+        errors: Family<Label, Counter> = "task_errors_total",
+            "Failed steps of a background task, which are retried: the log states the reason";
+        jobs: Family<Label, Gauge> = "jobs",
+            "Remaining large jobs by kind: any instance executes them in steps";
+    }
 }
 
 impl TaskFamilies {
-    pub fn register(registry: &mut Registry) -> Self {
-        Self {
-            last_run: add(
-                registry,
-                "task_last_run_timestamp_seconds",
-                "Time of the last step of a background task, successful or not: a value that does not advance shows \
-                    a stuck task",
-                Family::default(),
-            ),
-            last_success: add(
-                registry,
-                "task_last_success_timestamp_seconds",
-                "Time of the last successful step of a background task: if it lags behind the last run, the log \
-                    states the failure",
-                Family::default(),
-            ),
-            lag: add(
-                registry,
-                "task_lag_seconds",
-                "Delay of a background task: while it grows, more work falls due than is done",
-                Family::default(),
-            ),
-            steps: add(registry, "task_steps_total", "Successful steps of a background task", Family::default()),
-            errors: add(
-                registry,
-                "task_errors_total",
-                "Failed steps of a background task, which are retried: the log states the reason",
-                Family::default(),
-            ),
-            jobs: add(
-                registry,
-                "jobs",
-                "Remaining large jobs by kind: any instance executes them in steps",
-                Family::default(),
-            ),
-        }
-    }
-
     pub fn task(&self, task: &'static str) -> TaskMetrics {
-        let task = TaskLabels { task };
+        let task = [("task", task)];
         TaskMetrics {
             last_run: self.last_run.get_or_create_owned(&task),
             last_success: self.last_success.get_or_create_owned(&task),
@@ -91,7 +48,7 @@ impl TaskFamilies {
     }
 
     pub fn jobs(&self, kind: &'static str) -> Gauge {
-        self.jobs.get_or_create_owned(&JobLabels { kind })
+        self.jobs.get_or_create_owned(&[("kind", kind)])
     }
 }
 
