@@ -1,24 +1,163 @@
 //! Assessment: decides whether a request fits on its EM and in every limited scope, after the reservations of earlier queue
 //! entries.
 //!
-//! [`assess`] returns the share that the EM counts, or the refusal with the wait keys. [`fits`] returns the same decision
-//! without the reasons. [`head_room`] returns the amounts that are still grantable. The functions read the state that the
-//! caller gives them and change nothing. Invariants 1 and 6 of ARCHITECTURE.md are decided here.
+//! [`assess_dimensions`] compares what a ticket wants with what is available, in each dimension of the EM and of its
+//! scopes. All decisions follow from this list: [`assess`] returns the share that the EM counts, or the refusal with the
+//! wait keys; [`fits`] returns whether the request is granted; [`head_room`] returns the grantable amounts. The functions
+//! read the state that the caller gives them and change nothing. Invariants 1 and 6 of ARCHITECTURE.md are decided here.
 //! Callers: the ledger (under the locks) and the admission check (on a plain read).
 
 use std::sync::Arc;
 
 use super::{
     cap::Cap,
-    em::Em,
-    limit::{LimitedScope, Limits, Maximum},
+    em::{Em, EmInstance},
+    limit::{LimitedScope, Limits, Maximum, MaximumSource},
     limit_mode::LimitMode,
     operation::{PlacedRequest, Rejection, RequestSpec},
-    refusal::{Refusal, ScopeShortage, Shortfall, over_watched},
+    refusal::{Refusal, Shortfall, short_dimensions},
     resource::{Dimension, Resource, ResourceError, behind},
     scope::{Scope, ScopeCounter, ScopeHoldings, Tally},
     wait_queue::{QueuePosition, WaitKey, WaitKeys, WaitQueues},
 };
+
+/// Place of an assessment, with the deciding limit or cap of a scope.
+#[derive(Debug, Clone, Copy)]
+pub enum AssessedPlace<'a> {
+    /// An EM.
+    Em(&'a EmInstance),
+    /// A limited scope.
+    Scope(&'a Scope, MaximumSource<'a>),
+}
+
+impl AssessedPlace<'_> {
+    /// Returns the EM or scope as `key=value`, for display.
+    pub fn name(&self) -> String {
+        match self {
+            Self::Em(em) => format!("em={em}"),
+            Self::Scope(scope, _) => scope.to_string(),
+        }
+    }
+
+    /// Returns the deciding limit or cap, for display; empty for an EM.
+    pub fn rule(&self) -> String {
+        match self {
+            Self::Em(_) => String::new(),
+            Self::Scope(_, decided_by) => decided_by.to_string(),
+        }
+    }
+}
+
+/// What a ticket wants and what is available in one dimension of an EM or a scope.
+#[derive(Debug, Clone)]
+pub struct DimensionAssessment<'a> {
+    /// EM or scope.
+    pub place: AssessedPlace<'a>,
+    /// Dimension of the amounts.
+    pub dimension: Dimension,
+    /// Amount that the ticket has already.
+    pub granted: i64,
+    /// Amount that the ticket wants.
+    pub requested: i64,
+    /// Grantable amount. Negative while the use exceeds a lowered capacity or limit.
+    pub available: i64,
+    /// Amount that earlier queue entries reserve; not part of `available`.
+    pub ahead: i64,
+    /// Capacity or limit in total.
+    pub max: i64,
+    /// Amount that would be grantable without any other ticket.
+    pub grantable: i64,
+}
+
+impl DimensionAssessment<'_> {
+    /// Returns whether the dimension refuses the ticket. A dimension that does not grow is never short, because it was
+    /// granted before.
+    pub fn is_short(&self) -> bool {
+        self.requested > self.granted && self.requested > self.available
+    }
+}
+
+impl Em {
+    /// Assesses a change of a share (a result of [`Em::project`]) from `granted`, which the counters no longer include, to
+    /// `requested`.
+    fn assess<'a>(
+        &'a self,
+        (granted, requested): (&Resource, &Resource),
+        ahead: &Tally,
+    ) -> Result<Vec<DimensionAssessment<'a>>, ResourceError> {
+        let left = self.left()?;
+        let assess = |(dimension, max): (Dimension, i64)| {
+            let is_here = left.is_for(requested, &dimension);
+            let here = |amount: i64| if is_here { amount } else { 0 };
+            DimensionAssessment {
+                place: AssessedPlace::Em(&self.instance),
+                granted: granted.get(&dimension),
+                requested: requested.get(&dimension),
+                available: behind(here(left.get(&dimension)), ahead.get(&dimension)),
+                ahead: ahead.get(&dimension),
+                max,
+                grantable: here(max.saturating_sub(self.protected.get(&dimension))),
+                dimension,
+            }
+        };
+        Ok(self.total.amounts().map(assess).collect())
+    }
+}
+
+impl LimitedScope {
+    /// Assesses a change of a ticket's amounts from `granted`, which the counters include, to `requested`.
+    fn assess<'a>(
+        &'a self,
+        maxima: impl Iterator<Item = Maximum<'a>>,
+        usage: &ScopeHoldings,
+        (granted, requested): (&Resource, &Resource),
+        ahead: &Tally,
+    ) -> Vec<DimensionAssessment<'a>> {
+        let assess = |Maximum { dimension, max, decided_by }: Maximum<'a>| {
+            let (granted, ahead) = (granted.get(dimension), ahead.get(dimension));
+            let left = max.saturating_sub(usage.held(dimension)).saturating_add(granted);
+            DimensionAssessment {
+                place: AssessedPlace::Scope(self.scope(), decided_by),
+                dimension: dimension.clone(),
+                granted,
+                requested: requested.get(dimension),
+                available: behind(left, ahead),
+                ahead,
+                max,
+                grantable: max,
+            }
+        };
+        maxima.map(assess).collect()
+    }
+}
+
+/// Assesses a change of a ticket: of its share on the EM, and of its amounts in each scope. `share` and `amounts` are what
+/// the ticket has already and what it wants. The counters of the scopes still include what it has; those of the EM do not.
+/// `usage` returns the stored use of a scope; `position` is the request's queue position, if any.
+///
+/// The first list is that of the EM; one list for each scope follows.
+///
+/// # Errors
+/// [`Rejection::Inconsistent`] if the EM's counters contradict each other.
+pub fn assess_dimensions<'a, 'u>(
+    em: &'a Em,
+    scopes: &'a [LimitedScope],
+    usage: impl Fn(&ScopeCounter) -> Option<&'u ScopeHoldings>,
+    line: &WaitQueues,
+    position: Option<QueuePosition>,
+    share: (&Resource, &Resource),
+    amounts: (&Resource, &Resource),
+) -> Result<Vec<Vec<DimensionAssessment<'a>>>, Rejection> {
+    let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", em.instance), source };
+    let ahead = line.ahead_at(|| WaitKey::Em(em.instance.clone()), position);
+    let on_em = em.assess(share, &ahead).map_err(inconsistent)?;
+    let nobody = ScopeHoldings::default();
+    let in_scope = |limited: &'a LimitedScope| {
+        let ahead = line.ahead_at(|| WaitKey::Scope(limited.scope().clone()), position);
+        limited.assess(limited.enforced(), usage(&limited.counter).unwrap_or(&nobody), amounts, &ahead)
+    };
+    Ok([on_em].into_iter().chain(scopes.iter().map(in_scope)).collect())
+}
 
 /// A request that cannot be granted now.
 #[derive(Debug, Clone, PartialEq)]
@@ -39,12 +178,13 @@ pub fn audit_only_violations<'a>(
     from: &Resource,
     to: &Resource,
 ) -> Vec<Shortfall> {
-    let nobody = ScopeHoldings::default();
-    let watching = scopes.iter().filter(|limited| limited.in_mode(LimitMode::Watched).next().is_some());
-    watching
-        .flat_map(|limited| over_watched(limited, usage(&limited.counter).unwrap_or(&nobody), from, to))
-        .take(OVER_WATCHED_MAX)
-        .collect()
+    let (nobody, nobody_ahead) = (ScopeHoldings::default(), Tally::default());
+    let violations = |limited: &LimitedScope| {
+        let usage = usage(&limited.counter).unwrap_or(&nobody);
+        let assessed = limited.assess(limited.in_mode(LimitMode::Watched), usage, (from, to), &nobody_ahead);
+        short_dimensions(&assessed).map(Shortfall::from).collect::<Vec<_>>()
+    };
+    scopes.iter().flat_map(violations).take(OVER_WATCHED_MAX).collect()
 }
 
 /// Result of a dry run of a fitting request.
@@ -75,6 +215,18 @@ pub struct HeadRoom {
     pub rule: String,
 }
 
+impl From<&DimensionAssessment<'_>> for HeadRoom {
+    fn from(assessed: &DimensionAssessment<'_>) -> Self {
+        let DimensionAssessment { place, dimension, available, ahead, max, .. } = assessed;
+        let of = match place {
+            AssessedPlace::Em(_) => None,
+            AssessedPlace::Scope(scope, _) => Some((*scope).clone()),
+        };
+        let (dimension, available, ahead, max) = (dimension.clone(), *available, *ahead, *max);
+        Self { scope: place.name(), of, dimension, available, ahead, max, rule: place.rule() }
+    }
+}
+
 /// Returns the amounts that are grantable to a request without a queue position. The list contains all dimensions of the EM
 /// and all limited dimensions of each scope.
 ///
@@ -86,72 +238,9 @@ pub fn head_room<'a>(
     usage: impl Fn(&ScopeCounter) -> Option<&'a ScopeHoldings>,
     line: &WaitQueues,
 ) -> Result<Vec<HeadRoom>, Rejection> {
-    let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", em.instance), source };
-    let (left, on_em) = (em.left().map_err(inconsistent)?, WaitKey::Em(em.instance.clone()));
-    let ahead = line.reserved_ahead(&on_em, None);
-    let scope = format!("em={}", em.instance);
-    let provided = em.total.amounts().map(|(dimension, max)| HeadRoom {
-        scope: scope.clone(),
-        of: None,
-        available: behind(left.get(&dimension), ahead.get(&dimension)),
-        ahead: ahead.get(&dimension),
-        max,
-        rule: String::new(),
-        dimension,
-    });
-    let mut rooms: Vec<HeadRoom> = provided.collect();
-    let nothing = ScopeHoldings::default();
-    for limited in scopes {
-        let held = usage(&limited.counter).unwrap_or(&nothing);
-        let ahead = line.ahead_at(|| WaitKey::Scope(limited.scope().clone()), None);
-        rooms.extend(limited.enforced().map(|Maximum { dimension, max, decided_by }| {
-            let held = held.used.get(dimension).saturating_add(held.locked.get(dimension));
-            HeadRoom {
-                scope: limited.scope().to_string(),
-                of: Some(limited.scope().clone()),
-                dimension: dimension.clone(),
-                available: behind(max.saturating_sub(held), ahead.get(dimension)),
-                ahead: ahead.get(dimension),
-                max,
-                rule: decided_by.to_string(),
-            }
-        }));
-    }
-    Ok(rooms)
-}
-
-impl Em {
-    /// Checks that `share` (the result of [`Em::project`]) fits beyond the reservations `ahead`. The refusal lists all
-    /// short dimensions.
-    ///
-    /// # Errors
-    /// [`ResourceError`] if the EM's counters contradict each other.
-    pub fn assess(&self, share: &Resource, ahead: &Tally) -> Result<Result<(), Refusal>, ResourceError> {
-        self.assess_growth(&share.zero_like(), share, ahead)
-    }
-
-    /// Checks that a share can change from `from`, which the counters no longer include, to `to`. A dimension that does not
-    /// grow is never short, because it was granted before.
-    ///
-    /// # Errors
-    /// [`ResourceError`] if the EM's counters contradict each other.
-    pub fn assess_growth(
-        &self,
-        from: &Resource,
-        to: &Resource,
-        ahead: &Tally,
-    ) -> Result<Result<(), Refusal>, ResourceError> {
-        let grows = |dimension: &Dimension| to.get(dimension) > from.get(dimension);
-        let mut shortages = self.left()?.shortages_behind(to, |dimension| ahead.get(dimension));
-        shortages.retain(|short| grows(&short.dimension));
-        if shortages.is_empty() {
-            return Ok(Ok(()));
-        }
-        let nothing = self.total.zero_like();
-        let capacity = Resource::left(&self.total, &self.protected, &nothing, &nothing)?;
-        let never_fits = capacity.shortages(to).iter().any(|short| grows(&short.dimension));
-        Ok(Err(Refusal::of_em(self, shortages, never_fits)))
-    }
+    let nothing = em.total.zero_like();
+    let assessed = assess_dimensions(em, scopes, usage, line, None, (&nothing, &nothing), (&nothing, &nothing))?;
+    Ok(assessed.iter().flatten().map(HeadRoom::from).collect())
 }
 
 /// Decides a request on an EM and its scopes. `usage` returns the stored use of a scope; `position` is the request's queue
@@ -171,33 +260,22 @@ pub fn assess<'a>(
 ) -> Result<Result<Resource, Box<BlockedRequest>>, Rejection> {
     let unanswerable = |source| Rejection::Unanswerable { field: "resource", em: em.instance.clone(), source };
     let share = em.project(&ask.resource).map_err(unanswerable)?;
-    let ahead = line.ahead_at(|| WaitKey::Em(em.instance.clone()), position);
-    let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", em.instance), source };
-    let on_em = em.assess(&share, &ahead).map_err(inconsistent)?.err();
-    if on_em.is_some()
+    let (share_before, before) = (share.zero_like(), ask.resource.zero_like());
+    let (share_change, change) = ((&share_before, &share), (&before, &ask.resource));
+    let assessed = assess_dimensions(em, scopes, usage, line, position, share_change, change)?;
+    let Some(refusal) = Refusal::of(&assessed) else { return Ok(Ok(share)) };
+    let is_short = |assessed: &Vec<DimensionAssessment<'_>>| assessed.iter().any(DimensionAssessment::is_short);
+    let mut is_short = assessed.iter().map(is_short);
+    let is_short_on_em = is_short.next() == Some(true);
+    if is_short_on_em
         && let Err(ResourceError::DifferentQueue { left: provided, right: asked }) = em.total.covers(&share)
     {
         return Err(Rejection::OtherQueue { em: em.instance.clone(), provided, asked });
     }
-
-    let (nobody, nothing) = (ScopeHoldings::default(), ask.resource.zero_like());
-    let in_scope = |limited: &LimitedScope| {
-        let ahead = line.ahead_at(|| WaitKey::Scope(limited.scope().clone()), position);
-        ScopeShortage::of(limited, usage(&limited.counter).unwrap_or(&nobody), &nothing, &ask.resource, &ahead)
-    };
-    let shortages: Vec<ScopeShortage> = scopes.iter().map(in_scope).collect();
-
-    if on_em.is_none() && shortages.iter().all(ScopeShortage::is_none) {
-        return Ok(Ok(share));
-    }
-    let mut spots = WaitKeys::from([(WaitKey::Em(em.instance.clone()), on_em.is_some())]);
-    for (limited, shortage) in scopes.iter().zip(&shortages).filter(|(limited, _)| limited.is_limited()) {
-        spots.insert(WaitKey::Scope(limited.scope().clone()), !shortage.is_none());
-    }
-    match Refusal::first_of(on_em, Refusal::of_scopes(shortages)) {
-        Some(refusal) => Ok(Err(Box::new(BlockedRequest { refusal, spots }))),
-        None => Ok(Ok(share)),
-    }
+    let limited = scopes.iter().zip(is_short).filter(|(limited, _)| limited.is_limited());
+    let limited = limited.map(|(limited, is_short)| (WaitKey::Scope(limited.scope().clone()), is_short));
+    let spots = [(WaitKey::Em(em.instance.clone()), is_short_on_em)].into_iter().chain(limited).collect();
+    Ok(Err(Box::new(BlockedRequest { refusal, spots })))
 }
 
 /// Checks that an EM accepts a request at all, regardless of capacity. The decision depends on the drain, the labels of
@@ -241,16 +319,11 @@ pub fn fits<'a>(
     line: &WaitQueues,
     ask: &RequestSpec,
 ) -> bool {
-    let (Ok(share), Ok(left)) = (em.project(&ask.resource), em.left()) else { return false };
-    let ahead = line.ahead_at(|| WaitKey::Em(em.instance.clone()), None);
-    if !left.covers_behind(&share, |dimension| ahead.get(dimension)) {
-        return false;
-    }
-    let (nobody, nothing) = (ScopeHoldings::default(), ask.resource.zero_like());
-    !scopes.iter().any(|limited| {
-        let ahead = line.ahead_at(|| WaitKey::Scope(limited.scope().clone()), None);
-        ScopeShortage::is_any(limited, usage(&limited.counter).unwrap_or(&nobody), &nothing, &ask.resource, &ahead)
-    })
+    let Ok(share) = em.project(&ask.resource) else { return false };
+    let (share_before, before) = (share.zero_like(), ask.resource.zero_like());
+    let (share_change, change) = ((&share_before, &share), (&before, &ask.resource));
+    let assessed = assess_dimensions(em, scopes, usage, line, None, share_change, change);
+    assessed.is_ok_and(|assessed| !assessed.iter().flatten().any(DimensionAssessment::is_short))
 }
 
 /// Returns all wait keys that decide a request: its EM and its limited scopes.

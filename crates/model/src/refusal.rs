@@ -6,12 +6,11 @@
 use std::fmt;
 
 use super::{
+    assessment::{AssessedPlace, DimensionAssessment},
     cap::write_maxima,
-    em::Em,
-    limit::{LimitedScope, Maximum, MaximumSource, Rule},
+    limit::Rule,
     limit_mode::LimitMode,
-    resource::{Dimension, Resource, Shortage, behind, whole_gb},
-    scope::{ScopeHoldings, Tally},
+    resource::{Dimension, whole_gb},
     scope_kind::ScopeKind,
 };
 
@@ -49,91 +48,26 @@ pub struct Shortfall {
     pub rule: String,
 }
 
-/// Short dimensions of one scope.
-#[derive(Debug, Default)]
-pub struct ScopeShortage {
-    /// Short dimensions in order of precedence.
-    pub shortfalls: Vec<Shortfall>,
-    /// True if a dimension would not fit without any other ticket.
-    pub never_fits: bool,
-}
-
-impl ScopeShortage {
-    /// Returns the short dimensions of a scope for a change of a ticket's amounts from `from` to `to`, beyond the
-    /// reservations `ahead`. A dimension that does not grow is never short.
-    pub fn of(limited: &LimitedScope, usage: &ScopeHoldings, from: &Resource, to: &Resource, ahead: &Tally) -> Self {
-        let shortfalls = shortfalls(limited, missing(limited.enforced(), usage, from, to, ahead));
-        let never_fits = shortfalls.iter().any(|short| short.requested > short.max);
-        Self { shortfalls, never_fits }
-    }
-
-    /// Returns whether [`ScopeShortage::of`] would find a short dimension.
-    pub fn is_any(
-        limited: &LimitedScope,
-        usage: &ScopeHoldings,
-        from: &Resource,
-        to: &Resource,
-        ahead: &Tally,
-    ) -> bool {
-        missing(limited.enforced(), usage, from, to, ahead).next().is_some()
-    }
-
-    /// Returns whether no dimension is short.
-    pub fn is_none(&self) -> bool {
-        self.shortfalls.is_empty()
+impl From<&DimensionAssessment<'_>> for Shortfall {
+    fn from(short: &DimensionAssessment<'_>) -> Self {
+        let DimensionAssessment { place, dimension, requested, available, ahead, max, .. } = short;
+        let kind = match place {
+            AssessedPlace::Em(_) => ScopeKind::Em,
+            AssessedPlace::Scope(scope, _) => ScopeKind::of(scope),
+        };
+        let (requested, available, ahead, max) = (*requested, *available, *ahead, *max);
+        let (scope, rule) = (place.name(), place.rule());
+        Self { scope, kind, dimension: dimension.clone(), requested, available, ahead, max, rule }
     }
 }
 
-/// Returns the advisory limits that a change of a ticket's amounts from `from` to `to` violates.
-pub fn over_watched(limited: &LimitedScope, usage: &ScopeHoldings, from: &Resource, to: &Resource) -> Vec<Shortfall> {
-    let nobody_ahead = Tally::default();
-    shortfalls(limited, missing(limited.in_mode(LimitMode::Watched), usage, from, to, &nobody_ahead))
-}
-
-/// Converts short dimensions into shortfalls, in order of precedence.
-fn shortfalls<'a>(limited: &LimitedScope, missing: impl Iterator<Item = ShortDimension<'a>>) -> Vec<Shortfall> {
-    let shortfall = |short: ShortDimension<'_>| Shortfall {
-        scope: limited.scope().to_string(),
-        kind: ScopeKind::of(limited.scope()),
-        dimension: short.dimension.clone(),
-        requested: short.requested,
-        available: short.available,
-        ahead: short.ahead,
-        max: short.max,
-        rule: short.decided_by.to_string(),
-    };
-    let mut shortfalls: Vec<_> = missing.map(shortfall).collect();
-    shortfalls.sort_by_key(|short| short.dimension.precedence());
-    shortfalls
-}
-
-/// A dimension whose maximum is exceeded.
-struct ShortDimension<'a> {
-    decided_by: MaximumSource<'a>,
-    dimension: &'a Dimension,
-    requested: i64,
-    available: i64,
-    ahead: i64,
-    max: i64,
-}
-
-fn missing<'a>(
-    maxima: impl Iterator<Item = Maximum<'a>>,
-    usage: &'a ScopeHoldings,
-    from: &'a Resource,
-    to: &'a Resource,
-    ahead: &'a Tally,
-) -> impl Iterator<Item = ShortDimension<'a>> {
-    maxima.filter_map(move |Maximum { dimension, max, decided_by }| {
-        let requested = to.get(dimension);
-        // Both are sums of granted amounts, so their sum does not overflow.
-        let held = usage.used.get(dimension).saturating_add(usage.locked.get(dimension));
-        let left = max.saturating_sub(held).saturating_add(from.get(dimension));
-        let ahead = ahead.get(dimension);
-        let available = behind(left, ahead);
-        let is_short = requested > from.get(dimension) && requested > available;
-        is_short.then_some(ShortDimension { decided_by, dimension, requested, available, ahead, max })
-    })
+/// Returns the short dimensions of one EM or scope in order of precedence.
+pub(super) fn short_dimensions<'s, 'a>(
+    assessed: &'s [DimensionAssessment<'a>],
+) -> impl Iterator<Item = &'s DimensionAssessment<'a>> + use<'s, 'a> {
+    let mut short: Vec<_> = assessed.iter().filter(|assessed| assessed.is_short()).collect();
+    short.sort_by_key(|short| short.dimension.precedence());
+    short.into_iter()
 }
 
 impl fmt::Display for Rule {
@@ -148,13 +82,23 @@ impl fmt::Display for Rule {
 }
 
 impl Refusal {
-    /// Returns the refusal for shortages in check order; `None` if nothing is short.
-    pub fn of_scopes(shortages: Vec<ScopeShortage>) -> Option<Self> {
-        let never_fits = shortages.iter().any(|shortage| shortage.never_fits);
-        let shortfalls: Vec<_> = shortages.into_iter().flat_map(|shortage| shortage.shortfalls).collect();
-        let first = shortfalls.first()?;
-        let (code, text) = limit_code(&first.dimension);
-        let reason = format!("{text}{}", shortage_text(first));
+    /// Returns the refusal for the lists of [`assess_dimensions`](super::assessment::assess_dimensions); `None` if nothing
+    /// is short. Code and text are those of the EM, if it is short.
+    pub fn of(assessed: &[Vec<DimensionAssessment<'_>>]) -> Option<Self> {
+        let short: Vec<_> = assessed.iter().flat_map(|assessed| short_dimensions(assessed)).collect();
+        let never_fits = short.iter().any(|short| short.requested > short.grantable);
+        let shortfalls: Vec<_> = short.iter().copied().map(Shortfall::from).collect();
+        let (first, detail) = (short.first()?, shortage_text(shortfalls.first()?));
+        let (code, reason) = match first.place {
+            AssessedPlace::Em(em) => {
+                let (code, text) = em_code(&first.dimension);
+                (code, format!("{text}{detail}ECM Instance:{}", em.instance))
+            }
+            AssessedPlace::Scope(..) => {
+                let (code, text) = limit_code(&first.dimension);
+                (code, format!("{text}{detail}"))
+            }
+        };
         Some(Self { shortfalls, code, reason, never_fits })
     }
 
@@ -163,16 +107,10 @@ impl Refusal {
         self.shortfalls.iter().all(|short| short.rule.is_empty())
     }
 
-    /// Combines the refusals of the EM and the scopes; code and text are those of the EM, if it is short.
-    pub fn first_of(on_em: Option<Self>, in_scopes: Option<Self>) -> Option<Self> {
-        match (on_em, in_scopes) {
-            (Some(mut refusal), Some(more)) => {
-                refusal.shortfalls.extend(more.shortfalls);
-                refusal.never_fits |= more.never_fits;
-                Some(refusal)
-            }
-            (on_em, in_scopes) => on_em.or(in_scopes),
-        }
+    /// Adds the shortfalls of another refusal. Code and text stay.
+    pub(super) fn append(&mut self, more: Self) {
+        self.shortfalls.extend(more.shortfalls);
+        self.never_fits |= more.never_fits;
     }
 
     /// Returns the refusal for shortfalls in external queues. The requested queue is first; `shortfalls` must not be empty.
@@ -184,31 +122,7 @@ impl Refusal {
         let reason = format!("{text}{}", detail.unwrap_or_default());
         Self { shortfalls, code, reason, never_fits }
     }
-
-    /// Returns the refusal of an EM. `shortages` must not be empty and must be in order of precedence.
-    pub(super) fn of_em(em: &Em, shortages: Vec<Shortage>, never_fits: bool) -> Self {
-        let scope = format!("em={}", em.instance);
-        let shortfalls: Vec<_> = shortages
-            .into_iter()
-            .map(|short| Shortfall {
-                scope: scope.clone(),
-                kind: ScopeKind::Em,
-                max: em.total.get(&short.dimension),
-                dimension: short.dimension,
-                requested: short.requested,
-                available: short.available,
-                ahead: short.ahead,
-                rule: String::new(),
-            })
-            .collect();
-        let (code, text) = shortfalls.first().map_or((11000, EM_SHORT), |first| em_code(&first.dimension));
-        let detail = shortfalls.first().map(shortage_text).unwrap_or_default();
-        let reason = format!("{text}{detail}ECM Instance:{}", em.instance.instance);
-        Self { shortfalls, code, reason, never_fits }
-    }
 }
-
-const EM_SHORT: &str = "ECM resources are insufficient";
 
 /// Returns Linkis's code and text for a dimension of an EM (`RMErrorCode` 11000 to 11003).
 fn em_code(dimension: &Dimension) -> (i32, &'static str) {
@@ -216,7 +130,7 @@ fn em_code(dimension: &Dimension) -> (i32, &'static str) {
         Dimension::Memory => (11001, "ECM memory resources are insufficient"),
         Dimension::Cores => (11002, "ECM CPU resources are insufficient"),
         Dimension::Instances => (11003, "ECM Insufficient number of instances"),
-        _ => (11000, EM_SHORT),
+        _ => (11000, "ECM resources are insufficient"),
     }
 }
 

@@ -311,6 +311,12 @@ pub struct ScopeHoldings {
 }
 
 impl ScopeHoldings {
+    /// Returns the sum of both in one dimension.
+    pub fn held(&self, dimension: &Dimension) -> i64 {
+        // Both are sums of granted amounts, so their sum does not overflow.
+        self.used.get(dimension).saturating_add(self.locked.get(dimension))
+    }
+
     /// Returns whether both sums are zero.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()

@@ -236,10 +236,8 @@ impl Clusters {
                 Err(short)
             }
             (Err(mut short), Err(in_queue)) => {
-                let BlockedRequest { refusal: Refusal { shortfalls, never_fits, .. }, spots } = *in_queue;
-                short.refusal.shortfalls.extend(shortfalls);
-                short.refusal.never_fits |= never_fits;
-                short.spots.extend(spots);
+                short.refusal.append(in_queue.refusal);
+                short.spots.extend(in_queue.spots);
                 Err(short)
             }
         }

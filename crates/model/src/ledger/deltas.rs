@@ -72,8 +72,6 @@ pub struct Deltas {
     pub cluster_tickets: Vec<ClusterTicketDelta>,
     /// Number of operations that violated advisory limits; only for the metrics.
     pub over_watched: u64,
-    /// Number of requests whose check and decision differ on one state; only for the metrics.
-    pub check_mismatches: u64,
     /// Wait keys with more capacity or fewer reservations; not written, but used to wake waiters.
     pub freed: FreedKeys,
 }

@@ -6,12 +6,13 @@ use std::collections::HashMap;
 
 use super::{
     super::{
-        assessment::audit_only_violations,
+        assessment::{assess_dimensions, audit_only_violations},
         operation::{ConfirmTicket, Outcome, Rejection, UpdateTicket},
         refusal::Refusal,
         resource::Resource,
-        scope::{ScopeCounter, Tally},
+        scope::ScopeCounter,
         ticket::{Ticket, TicketState},
+        wait_queue::WaitQueues,
     },
     HistoryLine, Ledger, check_epoch, counters, give_back, owned, registered_em, stored_em,
 };
@@ -83,22 +84,28 @@ impl Ledger {
         let used_share = if is_no_more { em.current.share(used) } else { em.current.project(used) };
         let used_share =
             used_share.map_err(|source| Rejection::Unanswerable { field: "used", em: ticket.em.clone(), source })?;
-        // A running engine does not wait, so no reservations apply.
-        let nobody_ahead = Tally::default();
         let mut after = em.current.clone();
         let sum = if ticket.is_locked() { &mut after.locked } else { &mut after.used };
         *sum = sum.minus(&held_share).map_err(inconsistent)?;
-        let on_em = after.assess_growth(&held_share, &used_share, &nobody_ahead).map_err(inconsistent)?.err();
+        // A running engine does not wait, so no reservations apply.
+        let nobody_ahead = WaitQueues::default();
+        let usage = |counter: &ScopeCounter| self.scopes.get(counter).map(|slot| &slot.usage);
+        let (share_change, change) = ((&held_share, &used_share), (held, used));
+        let short = assess_dimensions(&after, &scopes, usage, &nobody_ahead, None, share_change, change)?;
+        let short = Refusal::of(&short);
         after.used = after.used.add(&used_share).map_err(|source| Rejection::Overflow { field: "used", source })?;
         if ticket.is_locked() {
             after.used_tickets.insert(ticket.id);
         }
-        let short = Refusal::first_of(on_em, self.short_in_scopes(&scopes, held, used, &nobody_ahead));
-        if let Some(refusal) = Refusal::first_of(short, self.clusters.judge_growth(ticket.id, used, self.now)) {
+        let in_queue = self.clusters.judge_growth(ticket.id, used, self.now);
+        let refusal = short.into_iter().chain(in_queue).reduce(|mut first, more| {
+            first.append(more);
+            first
+        });
+        if let Some(refusal) = refusal {
             let short = if ticket.is_locked() { Rejection::NotEnough } else { Rejection::NoMore };
             return Err(short(Box::new(refusal)));
         }
-        let usage = |counter: &ScopeCounter| self.scopes.get(counter).map(|slot| &slot.usage);
         // Compares the growth with the advisory limits while the counters still include the earlier amounts.
         let is_beyond = !audit_only_violations(&scopes, usage, held, used).is_empty();
         let mut counted = HashMap::new();

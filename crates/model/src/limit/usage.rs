@@ -34,9 +34,9 @@ impl ScopeUsage {
     pub fn fullest(&self) -> Option<(&Dimension, f64)> {
         // For display only: precision beyond 2^53 is not needed.
         let number = |amount: i64| amount as f64;
-        let held = |dimension| self.usage.used.get(dimension).saturating_add(self.usage.locked.get(dimension));
         let shares = maxima(&self.rules).filter(|(.., rule)| rule.mode != LimitMode::Off);
-        let shares = shares.map(|(dimension, max, _)| (dimension, number(held(dimension)) / number(max.max(1))));
+        let shares =
+            shares.map(|(dimension, max, _)| (dimension, number(self.usage.held(dimension)) / number(max.max(1))));
         shares.max_by(|(_, one), (_, other)| one.total_cmp(other))
     }
 
@@ -53,8 +53,7 @@ impl ScopeUsage {
 
     /// As [`ScopeUsage::is_over`], for one mode. A scope above an enforced maximum gets no grants until its use falls.
     pub fn is_over_in(&self, mode: LimitMode) -> bool {
-        let held = |dimension| self.usage.used.get(dimension).saturating_add(self.usage.locked.get(dimension));
-        maxima(&self.rules).any(|(dimension, max, rule)| rule.mode == mode && held(dimension) > max)
+        maxima(&self.rules).any(|(dimension, max, rule)| rule.mode == mode && self.usage.held(dimension) > max)
     }
 }
 

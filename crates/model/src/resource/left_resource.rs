@@ -17,19 +17,6 @@ pub struct LeftResource {
     place: Option<Arc<str>>,
 }
 
-/// A dimension in which more is requested than available.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Shortage {
-    /// The dimension.
-    pub dimension: Dimension,
-    /// Requested amount, above zero.
-    pub requested: i64,
-    /// Available amount, below the requested amount and possibly negative.
-    pub available: i64,
-    /// Amount that earlier queue entries reserve; not part of `available`.
-    pub ahead: i64,
-}
-
 impl Resource {
     /// Returns `total - protected - used - locked` per dimension. (Linkis omits the locked amounts in some places, so that
     /// two grants can use the same resource.)
@@ -94,50 +81,20 @@ impl LeftResource {
         self.amounts().any(|(_, amount)| amount < 0)
     }
 
-    /// Returns whether `asked` fits: exactly when [`LeftResource::shortages`] is empty.
+    /// Returns whether the amount of a dimension is available to `asked`. Amounts of a queue or namespace are not available
+    /// to a request for another one.
+    #[must_use]
+    pub fn is_for(&self, asked: &Resource, dimension: &Dimension) -> bool {
+        !dimension.is_external() || self.place == asked.place || asked.is_zero_outside()
+    }
+
+    /// Returns whether `asked` fits. A dimension without a requested amount always fits, even if the left amount is
+    /// negative. A dimension, queue or namespace that does not exist here has nothing left; project the request first if
+    /// only a part of it counts.
     #[must_use]
     pub fn covers(&self, asked: &Resource) -> bool {
-        self.missing(asked, |_| 0).next().is_none()
-    }
-
-    /// As [`LeftResource::covers`], with the amounts `ahead` reserved for earlier entries.
-    #[must_use]
-    pub fn covers_behind(&self, asked: &Resource, ahead: impl Fn(&Dimension) -> i64) -> bool {
-        self.missing(asked, ahead).next().is_none()
-    }
-
-    /// Returns every dimension in which more is requested than left, in Linkis's order. Cores come before memory and
-    /// instances, then the same of the queue and of the namespace, then custom names.
-    ///
-    /// A dimension without a requested amount is never short, even if the left amount is negative. A dimension, queue or
-    /// namespace that does not exist here has nothing left; project the request first if only a part of it counts.
-    #[must_use]
-    pub fn shortages(&self, asked: &Resource) -> Vec<Shortage> {
-        self.shortages_behind(asked, |_| 0)
-    }
-
-    /// As [`LeftResource::shortages`], with the amounts `ahead` reserved for earlier entries.
-    #[must_use]
-    pub fn shortages_behind(&self, asked: &Resource, ahead: impl Fn(&Dimension) -> i64) -> Vec<Shortage> {
-        let mut shortages: Vec<_> = self.missing(asked, ahead).collect();
-        shortages.sort_by(|a, b| {
-            let precedence = a.dimension.precedence().cmp(&b.dimension.precedence());
-            precedence.then_with(|| a.dimension.cmp(&b.dimension))
-        });
-        shortages
-    }
-
-    fn missing<'a>(
-        &'a self,
-        asked: &'a Resource,
-        ahead: impl Fn(&Dimension) -> i64 + 'a,
-    ) -> impl Iterator<Item = Shortage> + 'a {
-        asked.amounts().filter_map(move |(dimension, requested)| {
-            let elsewhere = dimension.is_external() && self.place != asked.place;
-            let ahead = ahead(&dimension);
-            let available = behind(if elsewhere { 0 } else { self.get(&dimension) }, ahead);
-            (requested > 0 && requested > available).then_some(Shortage { dimension, requested, available, ahead })
-        })
+        let available = |dimension: &Dimension| if self.is_for(asked, dimension) { self.get(dimension) } else { 0 };
+        asked.amounts().all(|(dimension, requested)| requested <= 0 || requested <= available(&dimension))
     }
 }
 
@@ -163,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn left_resource_shows_deficit_and_ordered_shortages() {
+    fn left_resource_shows_deficit() {
         let left = Resource::left(&li(10, 10, 10), &li(1, 1, 1), &li(8, 5, 9), &li(3, 3, 0)).unwrap();
         assert_eq!(
             left.parts(),
@@ -171,15 +128,6 @@ mod tests {
         );
         assert!(left.is_negative_anywhere());
         assert_eq!(left.to_json(), r#"{"memory":-2,"cores":1,"instances":0,"instance":0}"#);
-        let shortage = |dimension, requested, available| Shortage { dimension, requested, available, ahead: 0 };
-        assert_eq!(
-            left.shortages(&li(1, 2, 1)),
-            [
-                shortage(Dimension::Cores, 2, 1),
-                shortage(Dimension::Memory, 1, -2),
-                shortage(Dimension::Instances, 1, 0),
-            ]
-        );
         assert!(!left.covers(&li(1, 0, 0)));
         assert!(left.covers(&li(0, 1, 0)), "nothing is asked where there is a deficit");
     }
@@ -201,8 +149,7 @@ mod tests {
         let left = Resource::left(&yarn(5, "q"), &zero, &yarn(1, "q"), &zero).unwrap();
         assert!(left.covers(&yarn(4, "q")));
         assert!(left.covers(&yarn(0, "r")));
-        let dimension = Dimension::QueueMemory;
-        assert_eq!(left.shortages(&yarn(1, "r")), [Shortage { dimension, requested: 1, available: 0, ahead: 0 }]);
+        assert!(!left.covers(&yarn(1, "r")));
         assert!(Resource::left(&yarn(5, "q"), &zero, &yarn(1, "r"), &zero).is_err());
         assert!(Resource::left(&zero, &yarn(5, "q"), &yarn(1, "r"), &zero).is_err());
         let ResourceParts::Yarn(parts) = Resource::left(&zero, &yarn(5, "q"), &zero, &zero).unwrap().parts() else {

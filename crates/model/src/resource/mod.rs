@@ -30,7 +30,7 @@ use std::sync::Arc;
 use self::amounts::Amounts;
 pub use self::dimension::Dimension;
 pub use self::error::ResourceError;
-pub use self::left_resource::{LeftResource, Shortage, behind};
+pub use self::left_resource::{LeftResource, behind};
 pub use self::parts::{KubernetesAmounts, LoadInstanceAmounts, ResourceParts, YarnAmounts};
 pub use self::resource_type::ResourceType;
 pub use self::size::{format_size, parse_size, whole_gb};

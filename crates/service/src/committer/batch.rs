@@ -201,7 +201,6 @@ async fn prepare(
     let mut ledger = Ledger::new(snapshot);
     let answers: Vec<_> = wanted.iter().map(|wanted| ledger.apply(wanted.by, wanted.operation)).collect();
     let (deltas, standing) = ledger.finish();
-    metrics.committer.mismatched(deltas.check_mismatches);
     let counters = counters::told(wanted, &answers, &deltas, &standing, &versions);
     if deltas.is_empty() {
         let committed = CommitResult {

@@ -34,8 +34,6 @@ metrics! {
             family("class", OperationFailure::ALL.map(OperationFailure::as_str));
         pub over_watched: Counter = "limits_watched_violations_total",
             "Grants and reports beyond advisory limits: enforced limits would refuse them";
-        check_mismatches: Counter = "check_mismatches_total",
-            "Requests whose check and decision differ on one state: above 0 is a defect of the service; report it with its log";
         pub batch_operations: Histogram = "batch_operations",
             "Operations per transaction: near 512, the service is at its maximum load",
             Histogram::new(exponential_buckets(1.0, 2.0, 10));
@@ -57,7 +55,7 @@ text_enum! {
     pub enum OperationFailure {
         /// The caller is at fault, or the operation contradicts the state.
         Rejected = "rejected",
-        /// Another transaction held a resource lock until the deadline.
+        /// Another transaction owned a resource lock until the deadline.
         LockTimeout = "lock_timeout",
         /// The server has no capacity left.
         Overloaded = "overloaded",
@@ -84,16 +82,6 @@ impl CommitterMetrics {
     pub fn set_aside(&self) -> GaugeGuard {
         self.set_aside_total.inc();
         GaugeGuard::in_gauge(&self.set_aside)
-    }
-
-    /// Counts requests whose check and decision differ for the same state. Logs the first.
-    pub fn mismatched(&self, requests: u64) {
-        if requests > 0 && self.check_mismatches.get() == 0 {
-            tracing::error!(
-                "the check and the decision of a request differ: a defect of the service, counted from now on; report it"
-            );
-        }
-        self.check_mismatches.inc_by(requests);
     }
 
     /// Counts a failed operation.
@@ -212,7 +200,7 @@ text_enum! {
     pub enum DatabaseFailure {
         /// No host of the database takes writes.
         Away = "away",
-        /// Another transaction held a row or a table for too long.
+        /// Another transaction locked a row or a table for too long.
         LockTimeout = "lock_timeout",
         /// The statement took longer than its timeout.
         Cancelled = "cancelled",
