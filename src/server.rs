@@ -56,6 +56,7 @@ use rm_service::{
     tokens::TokenCache,
 };
 use rm_store::{PendingStore, Store, StoreError, connect_target::ConnectTarget, primary::NoPrimaryReason};
+use rm_telemetry::cause;
 use rm_telemetry::metrics::Metrics;
 
 use self::{
@@ -456,7 +457,7 @@ async fn wait_for_database(
             let why = error.missing();
             let is_news = warned.as_ref().is_none_or(|(before, at)| *before != why || at.elapsed() >= WARN_INTERVAL);
             if is_news {
-                let error = &error as &dyn std::error::Error;
+                let error = cause(&error);
                 tracing::warn!(error, "{why}: retrying; calls fail with this error meanwhile");
                 warned = Some((why.clone(), Instant::now()));
             }

@@ -24,7 +24,10 @@ use tokio::{
 };
 use uuid::Uuid;
 
-use crate::error::{Error, ExternalError};
+use crate::{
+    commit::commit,
+    error::{Error, ExternalError},
+};
 use rm_external::{self, ExternalCluster, FetchError, http::ClusterHttp};
 use rm_model::{
     action::Action,
@@ -400,14 +403,6 @@ async fn begin(session: &mut Session) -> Result<(Transaction<'_, Postgres>, Vec<
         Ok::<_, StoreError>((transaction, records))
     });
     Ok(begun.await?)
-}
-
-async fn commit(transaction: Transaction<'_, Postgres>) -> Result<(), Error> {
-    let committed = within_timeout(async { transaction.commit().await.map_err(StoreError::from) });
-    committed.await.map_err(|error| {
-        tracing::warn!(error = &error as &dyn std::error::Error, "the connection broke while committing");
-        Error::CommitUnknown
-    })
 }
 
 /// Makes a cluster decide requests by its queues. Releases that do not count external queues can no longer write.

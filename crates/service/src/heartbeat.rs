@@ -29,6 +29,7 @@ use rm_model::{
     ticket_digest::TicketDigest,
 };
 use rm_store::Store;
+use rm_telemetry::cause;
 
 use super::{admission::StateCache, committer::Committer, tasks::InstanceTasks};
 
@@ -207,7 +208,7 @@ async fn give_up_one(committer: &Committer, ticket: ReleaseTicket, deadline: Ins
         }
         Ok(_) => {}
         Err(error) => {
-            let error: &dyn std::error::Error = &error;
+            let error = cause(&error);
             tracing::warn!(%ticket_id, %em, error, "a lost ticket could not be ended yet");
         }
     }

@@ -13,7 +13,7 @@ use std::{sync::Arc, time::Duration};
 use sqlx::{Connection as _, PgConnection, Postgres, Transaction};
 use tokio::{sync::Mutex, time::Instant};
 
-use crate::error::Error;
+use crate::{commit::commit, error::Error};
 use rm_model::{
     hold::{HOLDS_MAX, NewHold, ResourceHold},
     operation::{LockKey, Rejection},
@@ -41,39 +41,6 @@ pub struct HoldService {
     changing: Arc<Mutex<()>>,
 }
 
-/// Reason why a hold was not set.
-enum HoldError {
-    Rejected(Rejection),
-    Store(StoreError),
-    /// The connection broke during the commit; the hold may be set.
-    Unknown(StoreError),
-}
-
-impl From<StoreError> for HoldError {
-    fn from(error: StoreError) -> Self {
-        Self::Store(error)
-    }
-}
-
-impl From<sqlx::Error> for HoldError {
-    fn from(error: sqlx::Error) -> Self {
-        Self::Store(error.into())
-    }
-}
-
-impl From<HoldError> for Error {
-    fn from(error: HoldError) -> Self {
-        match error {
-            HoldError::Rejected(rejection) => rejection.into(),
-            HoldError::Store(error) => error.into(),
-            HoldError::Unknown(error) => {
-                tracing::warn!(error = &error as &dyn std::error::Error, "the connection broke while committing");
-                Self::CommitUnknown
-            }
-        }
-    }
-}
-
 impl HoldService {
     /// Creates the service.
     pub fn new(store: Store) -> Self {
@@ -95,14 +62,13 @@ impl HoldService {
             match tokio::time::timeout_at(deadline, prepared).await {
                 // The commit has no timeout: its outcome would be unknown.
                 Ok(Ok((transaction, hold))) => {
-                    let committed = within_timeout(async { transaction.commit().await.map_err(StoreError::from) });
-                    committed.await.map_err(HoldError::Unknown)?;
+                    commit(transaction).await?;
                     return Ok(hold);
                 }
-                Ok(Err(HoldError::Store(error))) if error.is_lock_timeout() && Instant::now() + PAUSE < deadline => {
+                Ok(Err(Error::LockTimeout)) if Instant::now() + PAUSE < deadline => {
                     patience = (patience * 2).min(PATIENCE_MAX);
                 }
-                Ok(Err(error)) => return Err(error.into()),
+                Ok(Err(error)) => return Err(error),
                 Err(_) => return Err(Error::LockTimeout),
             }
             // Transactions that waited behind this one proceed during the pause.
@@ -137,17 +103,17 @@ async fn prepare<'c>(
     patience: Duration,
     by: &Actor,
     new: &NewHold,
-) -> Result<(Transaction<'c, Postgres>, ResourceHold), HoldError> {
+) -> Result<(Transaction<'c, Postgres>, ResourceHold), Error> {
     within_timeout(async {
         let mut transaction = connection.begin().await?;
         session::hurried(&mut transaction, patience).await?;
         let Some(taken) = resource_hold::take(&mut transaction, &new.key, &by.principal, &new.reason).await? else {
             let held = resource_hold::read(&mut *transaction, &new.key).await?;
             let taken = held.and_then(|held| held.taken).map(Box::new);
-            return Err(HoldError::Rejected(Rejection::AlreadyHeld { key: new.key.clone(), taken }));
+            return Err(Rejection::AlreadyHeld { key: new.key.clone(), taken }.into());
         };
         if resource_hold::count(&mut *transaction).await? > HOLDS_MAX {
-            return Err(HoldError::Rejected(Rejection::TooManyHolds { most: HOLDS_MAX }));
+            return Err(Rejection::TooManyHolds { most: HOLDS_MAX }.into());
         }
         limit::set_oldest_writer(&mut transaction, limit::KNOWS_DRAINS).await?;
         if matches!(new.key, LockKey::User(_)) {

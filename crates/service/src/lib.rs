@@ -23,6 +23,7 @@
 pub mod admission;
 pub mod audit;
 pub mod background;
+mod commit;
 pub mod committer;
 pub mod error;
 pub mod external;

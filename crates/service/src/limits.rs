@@ -35,6 +35,7 @@ use rm_store::{
     limit, policy,
     session::{Session, within_timeout},
 };
+use rm_telemetry::cause;
 
 mod fence;
 mod on_demand;
@@ -112,7 +113,7 @@ impl LimitService {
         // The rule is stored from here on: no error may state that it is not.
         let told = tokio::time::timeout_at(deadline, self.until_in_force(&rule.pattern, deadline)).await;
         told.unwrap_or(Ok(SetResult::Counting)).map_err(|error| {
-            tracing::warn!(error = &error as &dyn std::error::Error, "a limit was set, but its reply cannot be read");
+            tracing::warn!(error = cause(&error), "a limit was set, but its reply cannot be read");
             Error::CommitUnknown
         })
     }

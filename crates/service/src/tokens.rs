@@ -30,6 +30,7 @@ use rm_store::{
     session::{Session, within_short_timeout, within_timeout},
     token::{self, StoredToken},
 };
+use rm_telemetry::cause;
 
 use super::background::{Step, Task};
 
@@ -191,10 +192,7 @@ impl TokenCache {
         };
         let sound = stored.into_iter().filter_map(|stored| {
             let log = |error: &StoreError| {
-                tracing::error!(
-                    error = error as &dyn std::error::Error,
-                    "a token row cannot be read; its token is rejected"
-                )
+                tracing::error!(error = cause(error), "a token row cannot be read; its token is rejected")
             };
             stored.inspect_err(log).ok()
         });

@@ -55,6 +55,11 @@ pub fn start(settings: &LogSettings) {
     }
 }
 
+/// Returns an error as a field of a log line, which contains it with its causes.
+pub fn cause(error: &(impl Error + 'static)) -> &(dyn Error + 'static) {
+    error
+}
+
 /// Returns the text of an error with its causes, each once: some libraries repeat the cause in the error.
 pub fn with_causes(error: &(dyn Error + 'static)) -> String {
     let mut text = error.to_string();

@@ -8,6 +8,7 @@ use std::{io, sync::Arc, time::Duration};
 use tokio::{sync::mpsc, task::JoinSet, time::Instant};
 
 use super::{Connection, Edge, Listener, connection::PendingConnection, slow_addresses::Turn};
+use rm_telemetry::cause;
 
 /// Pause after a failure to accept. A missing file descriptor is not available again immediately.
 const PAUSE: Duration = Duration::from_millis(100);
@@ -54,7 +55,7 @@ pub async fn accept(listener: Arc<Listener>, edge: Arc<Edge>, serve: mpsc::Sende
             Err(error) => {
                 edge.gauges.accept_errors.add();
                 let open = edge.gauges.connections();
-                tracing::error!(error = &error as &dyn std::error::Error, open, "cannot accept connections");
+                tracing::error!(error = cause(&error), open, "cannot accept connections");
                 tokio::time::sleep(PAUSE).await;
             }
         }

@@ -41,6 +41,7 @@ use crate::{
 };
 use rm_model::name::FieldError;
 use rm_service::{error::Error, tokens::CallerExpiry};
+use rm_telemetry::cause;
 
 use super::{Edge, SMALL_ANSWER_BYTES, SMALL_BODY_BYTES, body::RequestBody, connection::Peer, reply::ReplyBody};
 
@@ -463,7 +464,7 @@ fn unread(status: &Status, sort: CallClass) -> Option<Error> {
 /// Logs the cause of a response that states only a defect. Faults of the caller are not logged.
 fn log_defect(method: &str, status: &Status) {
     if let (Code::Internal, Some(error)) = (status.code(), error_of(status)) {
-        tracing::error!(method, error = error as &dyn std::error::Error, "call failed: defect of the service");
+        tracing::error!(method, error = cause(error), "call failed: defect of the service");
     }
 }
 

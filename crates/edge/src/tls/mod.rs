@@ -32,6 +32,7 @@ use tokio_rustls::server::TlsStream;
 use tokio_util::sync::CancellationToken;
 
 use rm_model::FILE_POLL_INTERVAL;
+use rm_telemetry::cause;
 
 use handshakes::HandshakePermits;
 
@@ -211,7 +212,7 @@ impl Tls {
             }
             Err(error) => {
                 self.failed_reloads.fetch_add(1, Ordering::Relaxed);
-                let error = &error as &dyn std::error::Error;
+                let error = cause(&error);
                 tracing::error!(
                     error,
                     "certificates changed and cannot be used: the certificates before stay in force"

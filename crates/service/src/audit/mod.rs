@@ -28,6 +28,7 @@ use rm_store::{
     em_resource, limit,
     session::{Session, answered_within, within_short_timeout},
 };
+use rm_telemetry::cause;
 use rm_telemetry::metrics::cluster::{AuditFigures, json, seconds};
 
 mod collect;
@@ -79,10 +80,7 @@ impl AuditService {
             cluster_figure::write(session.get().await?, AUDIT, &figure).await
         };
         if let Err(error) = within_short_timeout(noted).await {
-            tracing::warn!(
-                error = &error as &dyn std::error::Error,
-                "the result of an audit could not be published as metrics"
-            );
+            tracing::warn!(error = cause(&error), "the result of an audit could not be published as metrics");
         }
     }
 
@@ -118,7 +116,7 @@ impl AuditService {
         };
         // The next scheduled audit is due immediately, so that the metrics show the effect.
         if let Err(error) = within_short_timeout(cluster_figure::is_outdated(session.get().await?, AUDIT)).await {
-            tracing::warn!(error = &error as &dyn std::error::Error, "the metrics show a repair after an hour");
+            tracing::warn!(error = cause(&error), "the metrics show a repair after an hour");
         }
         Ok(repaired)
     }

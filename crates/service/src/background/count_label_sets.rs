@@ -22,6 +22,7 @@ use rm_store::{
     session::{Session, within_timeout},
     user_resource,
 };
+use rm_telemetry::cause;
 
 use super::{
     Step, Task,
@@ -136,7 +137,7 @@ fn or_later(done: Result<(), Error>, why_not: &'static str) -> Step {
     match done {
         Ok(()) => Step::More,
         Err(error) => {
-            tracing::warn!(error = &error as &dyn std::error::Error, why_not);
+            tracing::warn!(error = cause(&error), why_not);
             Step::Done
         }
     }
@@ -150,7 +151,7 @@ async fn count_em(committer: Committer, step: CountTickets) -> bool {
             Ok(Outcome::Stepped { more: true, .. }) => {}
             Ok(_) => return true,
             Err(error) => {
-                let (em, error): (_, &dyn std::error::Error) = (step.em(), &error);
+                let (em, error) = (step.em(), cause(&error));
                 tracing::warn!(%em, error, "the tickets of an EM cannot be counted yet");
                 return false;
             }

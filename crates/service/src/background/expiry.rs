@@ -32,6 +32,7 @@ use rm_store::{
     session::{Session, within_short_timeout},
     user_resource::{self, DueKey, DueTicket},
 };
+use rm_telemetry::cause;
 use rm_telemetry::metrics::Metrics;
 
 use super::{Step, Task, lease::LeaseFlag};
@@ -219,7 +220,7 @@ impl ExpiryTimers {
             if let Err(error) = &done {
                 // The next sweep retries; the lag metric shows the delay.
                 let (ticket_id, is_defect) = (ticket.ticket_id, error.is_defect());
-                let error: &dyn std::error::Error = error;
+                let error = cause(error);
                 match is_defect {
                     true => tracing::error!(%ticket_id, error, "a ticket cannot expire"),
                     false => tracing::debug!(%ticket_id, error, "a ticket could not expire yet"),

@@ -26,6 +26,7 @@ use rm_store::{
     StoreError, em_report,
     session::{Session, within_short_timeout},
 };
+use rm_telemetry::cause;
 
 use super::{
     Step, Task,
@@ -134,7 +135,7 @@ async fn mark_lost(committer: Committer, reap: MarkEmLost) -> TurnEnd {
         }
         Ok(_) => TurnEnd::Done,
         Err(error) => {
-            let error: &dyn std::error::Error = &error;
+            let error = cause(&error);
             tracing::warn!(%em, error, "a lost EM could not be unregistered yet");
             TurnEnd::Stuck
         }

@@ -20,6 +20,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::error::Error;
 use rm_store::{Store, StoreError, Work, session::Session};
+use rm_telemetry::cause;
 use rm_telemetry::metrics::{Metrics, TaskMetrics, TaskReading};
 
 use super::tasks::InstanceTasks;
@@ -167,11 +168,7 @@ async fn drive<T: Task>(
                 session.reset_after(&error);
                 metrics.database.failed(error.failure());
                 if failures == 0 && !error.is_lock_timeout() && !error.is_told() {
-                    tracing::warn!(
-                        task = T::NAME,
-                        error = &error as &dyn std::error::Error,
-                        "background work is delayed"
-                    );
+                    tracing::warn!(task = T::NAME, error = cause(&error), "background work is delayed");
                 }
                 report.failed(Error::from(error).to_string());
                 failures = failures.saturating_add(1);

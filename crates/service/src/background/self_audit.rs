@@ -15,6 +15,7 @@ use rm_store::{
     cluster_figure::{self, AUDIT},
     session::{Session, within_short_timeout},
 };
+use rm_telemetry::cause;
 
 use super::{Step, Task, lease::LeaseFlag};
 
@@ -65,7 +66,7 @@ impl Task for ScheduledAudit {
                 }
                 // Too many operator queries, or no database: the next step tries again.
                 Err(error) => {
-                    tracing::warn!(error = &error as &dyn std::error::Error, "the hourly audit is delayed");
+                    tracing::warn!(error = cause(&error), "the hourly audit is delayed");
                 }
             }
         }

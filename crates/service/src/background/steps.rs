@@ -10,6 +10,7 @@ use tokio::time::Instant;
 
 use crate::{committer::Committer, error::Error};
 use rm_model::operation::{Operation, Outcome};
+use rm_telemetry::cause;
 
 use super::jitter;
 
@@ -38,7 +39,7 @@ pub async fn carry_out(committer: &Committer, step: &Operation) -> Result<Outcom
         if !may_pass || Instant::now() + pause_now >= deadline {
             return Err(error);
         }
-        tracing::debug!(step = step.kind(), error = &error as &dyn std::error::Error, "a step is retried");
+        tracing::debug!(step = step.kind(), error = cause(&error), "a step is retried");
         tokio::time::sleep(pause_now).await;
         pause = (pause * 2).min(PAUSE_MAX);
     }

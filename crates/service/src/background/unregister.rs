@@ -29,6 +29,7 @@ use rm_store::{
     StoreError, em_resource,
     session::{Session, within_short_timeout},
 };
+use rm_telemetry::cause;
 
 use super::{
     Step, Task,
@@ -127,7 +128,7 @@ async fn end_tickets(committer: Committer, em: EmInstance, holder: LeaseFlag, st
                 }
             }
             Err(error) => {
-                let (em, error): (_, &dyn std::error::Error) = (step.em(), &error);
+                let (em, error) = (step.em(), cause(&error));
                 tracing::warn!(%em, error, "the tickets of an unregistered EM cannot be ended yet");
                 return if done == 0 { TurnEnd::Stuck } else { TurnEnd::Halted };
             }

@@ -37,6 +37,7 @@ use rm_store::{
     user_resource::{self, EmTicketsQuery},
     waiting::{self, FreedNotification},
 };
+use rm_telemetry::cause;
 use rm_telemetry::{
     metrics::{Metrics, TimerGuard},
     traces,
@@ -147,7 +148,7 @@ pub(super) async fn run(
             Err(StoreError::from(sqlx::Error::Database(error)).into())
         }
         Err(error) => {
-            let error: &dyn std::error::Error = &error;
+            let error = cause(&error);
             tracing::warn!(error, transaction_id, "the connection broke while committing");
             Err(BatchError::Unknown { transaction_id, evidence, committed: Box::new(prepared.committed) })
         }

@@ -30,6 +30,7 @@ use rm_store::{
     resource_lock::{self, LockConflict},
     session::within_timeout,
 };
+use rm_telemetry::cause;
 use rm_telemetry::metrics::Metrics;
 
 use super::{
@@ -284,7 +285,7 @@ impl ContendedQueues {
             Err(error) => {
                 self.note_held([key], false);
                 if !error.is_told() {
-                    let error = &error as &dyn std::error::Error;
+                    let error = cause(&error);
                     tracing::warn!(error, ?key, "cannot wait for a resource lock");
                 }
                 ERROR_PAUSE
@@ -308,10 +309,7 @@ impl ContendedQueues {
                 Ok(free) => self.note_held(&free, false),
                 Err(error) => {
                     if !error.is_told() {
-                        tracing::warn!(
-                            error = &error as &dyn std::error::Error,
-                            "cannot poll contended resource locks"
-                        );
+                        tracing::warn!(error = cause(&error), "cannot poll contended resource locks");
                     }
                 }
             }

@@ -32,6 +32,7 @@ use rm_model::{
     principal::{Actor, Principal},
 };
 use rm_store::{Store, user_resource::DueTicket};
+use rm_telemetry::cause;
 use rm_telemetry::{
     metrics::{GaugeGuard, Metrics},
     operation_log::OperationLog,
@@ -337,10 +338,7 @@ impl UndoQueue {
                 if let Ok(Err(error)) = answer.await
                     && error.is_defect()
                 {
-                    tracing::error!(
-                        error = &error as &dyn std::error::Error,
-                        "a grant without a caller stays until it expires"
-                    );
+                    tracing::error!(error = cause(&error), "a grant without a caller stays until it expires");
                 }
             })),
             _ => tracing::warn!("a grant without a caller could not be undone; it expires"),

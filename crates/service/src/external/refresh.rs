@@ -17,7 +17,7 @@ use tokio::time::{Instant, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::{error::Error, tasks::InstanceTasks, waiting::LocalWaitQueue};
+use crate::{commit::commit, error::Error, tasks::InstanceTasks, waiting::LocalWaitQueue};
 use rm_external::{self, FetchError};
 use rm_model::{
     external::{ClusterSnapshot, QueueCapacities},
@@ -31,10 +31,10 @@ use rm_store::{
     session::{Session, within_timeout},
     waiting::{self, FreedNotification},
 };
+use rm_telemetry::cause;
 
 use super::{
-    ExternalResourceService, ProviderKey, ProviderSelector, ProviderSource, begin, commit,
-    preparation_cache::PreparationCache,
+    ExternalResourceService, ProviderKey, ProviderSelector, ProviderSource, begin, preparation_cache::PreparationCache,
 };
 
 /// Interval between polls for due clusters.
@@ -109,10 +109,7 @@ pub async fn run(
             }
             Err(error) => {
                 if !failed {
-                    tracing::warn!(
-                        error = &error as &dyn std::error::Error,
-                        "cannot read the external clusters to refresh"
-                    );
+                    tracing::warn!(error = cause(&error), "cannot read the external clusters to refresh");
                 }
                 failed = true;
             }
@@ -150,7 +147,7 @@ fn start(refresh: Refresh, under_way: &RefreshesInFlight, tasks: &InstanceTasks,
         let done = stopping.run_until_cancelled(timeout(REFRESH_TIMEOUT, refresh.run(&mut session))).await;
         if !matches!(done, Some(Ok(Ok(())))) {
             if let Some(Ok(Err(error))) = &done {
-                tracing::warn!(error = error as &dyn std::error::Error, "a snapshot of a cluster could not be stored");
+                tracing::warn!(error = cause(error), "a snapshot of a cluster could not be stored");
                 refresh.service.metrics.external.refreshed("store");
             }
             // Another instance may try immediately; without a database, after the lease.

@@ -12,6 +12,7 @@ use rm_store::{
     history_tail,
     session::{Session, within_timeout},
 };
+use rm_telemetry::cause;
 
 use super::{FollowService, HistoryPage, PAGE_LINES, ReaderProgress};
 
@@ -59,7 +60,7 @@ impl FollowService {
                 Err(error) => {
                     session.reset();
                     if is_sure {
-                        let error: &dyn std::error::Error = &error;
+                        let error = cause(&error);
                         tracing::warn!(error, "the history cannot be read for its followers; retrying");
                     }
                     is_sure = false;

@@ -24,6 +24,7 @@ use rm_store::{
     session::{Session, within_timeout},
     user_resource,
 };
+use rm_telemetry::cause;
 
 use super::{ReportMismatch, ReportResult};
 
@@ -85,7 +86,7 @@ fn after_error(part: Vec<Comparison>, error: StoreError, reused: bool) -> Vec<Ve
         let error = Error::from(error);
         // Defects are logged where the call is answered.
         if !error.is_defect() {
-            let (error, reports): (&dyn std::error::Error, _) = (&error, part.len());
+            let (error, reports) = (cause(&error), part.len());
             tracing::error!(error, reports, "reports could not be compared");
         }
         part.into_iter().for_each(|comparison| comparison.differing.pending.answer(Err(error.clone())));
@@ -97,11 +98,7 @@ fn after_error(part: Vec<Comparison>, error: StoreError, reused: bool) -> Vec<Ve
         return vec![part];
     }
     // One report must not fail the others; halving identifies it.
-    tracing::warn!(
-        error = &error as &dyn std::error::Error,
-        reports = part.len(),
-        "reports failed; retrying in halves"
-    );
+    tracing::warn!(error = cause(&error), reports = part.len(), "reports failed; retrying in halves");
     let rest = part.split_off(part.len() / 2);
     vec![rest, part]
 }

@@ -23,6 +23,7 @@ use rm_store::{
     session::{Session, within_timeout},
     user_resource,
 };
+use rm_telemetry::cause;
 
 /// Maximum number of tickets that one statement reads, of all EMs together.
 const PAGE: usize = 16_384;
@@ -54,7 +55,7 @@ pub(super) async fn upsert(session: &mut Session, reports: &[&EmReport]) -> Hash
                 let error = Error::from(error);
                 // Defects are logged where the call is answered.
                 if !error.is_defect() {
-                    let (error, reports): (&dyn std::error::Error, _) = (&error, part.len());
+                    let (error, reports) = (cause(&error), part.len());
                     tracing::error!(error, reports, "the observed use of reports could not be stored");
                 }
                 failed.extend(part.iter().map(|(report, _)| (report.em.clone(), error.clone())));

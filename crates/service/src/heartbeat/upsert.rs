@@ -27,6 +27,7 @@ use rm_store::{
     em_report::{self, ReportArrival},
     session::{Session, within_timeout},
 };
+use rm_telemetry::cause;
 
 use super::{QueuedReport, ReportMismatch, ReportResult, observations};
 
@@ -186,18 +187,14 @@ fn after_error(mut part: Vec<BlockedReport>, error: StoreError, reused: bool) ->
     }
     if !error.is_unavailable() && part.len() > 1 {
         // One report must not fail the others; halving identifies it.
-        tracing::warn!(
-            error = &error as &dyn std::error::Error,
-            reports = part.len(),
-            "reports failed; retrying in halves"
-        );
+        tracing::warn!(error = cause(&error), reports = part.len(), "reports failed; retrying in halves");
         let rest = part.split_off(part.len() / 2);
         return vec![rest, part];
     }
     let error = Error::from(error);
     // Defects are logged where the call is answered.
     if !error.is_defect() {
-        tracing::error!(error = &error as &dyn std::error::Error, reports = part.len(), "reports failed");
+        tracing::error!(error = cause(&error), reports = part.len(), "reports failed");
     }
     part.into_iter().for_each(|waiting| waiting.pending.answer(Err(error.clone())));
     vec![]

@@ -29,6 +29,7 @@ use rm_model::{
     access::{JWT_BYTES_MAX, JwtRejection},
     principal::Principal,
 };
+use rm_telemetry::cause;
 use rm_telemetry::metrics::Metrics;
 
 use cache::JwtCache;
@@ -250,7 +251,7 @@ impl JwtAuthenticator {
             }
             Err(error) if before.unusable != Some(seen) => {
                 self.metrics.jwt.reload_failures.inc();
-                let error = &error as &dyn std::error::Error;
+                let error = cause(&error);
                 tracing::error!(error, "the changed JWT configuration cannot be used; the previous one stays in force");
             }
             Err(_) => {}

@@ -25,6 +25,7 @@ use rm_external::{
     http::{ClusterHttp, HttpFailure},
 };
 use rm_model::FILE_POLL_INTERVAL;
+use rm_telemetry::cause;
 use rm_telemetry::metrics::Metrics;
 
 use super::{
@@ -174,7 +175,7 @@ impl IssuerState {
             }
             Err(error) => {
                 metrics.jwt.reload_failures.inc();
-                let error = &error as &dyn std::error::Error;
+                let error = cause(&error);
                 tracing::error!(
                     issuer,
                     keys,

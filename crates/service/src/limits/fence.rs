@@ -10,11 +10,10 @@ use std::{collections::BTreeSet, slice, time::Duration};
 use sqlx::{Connection as _, PgConnection};
 use tokio::time::Instant;
 
-use crate::error::Error;
+use crate::{commit::commit, error::Error};
 use rm_model::{
     limit::{CountingRule, LABEL_SETS_MAX, LabelPattern, LabelSet, Rule, RuleChanges, RulePrecondition},
     name::Name,
-    operation::Rejection,
     policy::Policy,
     principal::Actor,
 };
@@ -75,7 +74,7 @@ struct RecountPlan {
 
 impl FencedChange {
     /// Applies the change while batches run, which cannot see it yet.
-    async fn make(&self, connection: &mut PgConnection, by: &Actor) -> Result<ChangeResult, FencedError> {
+    async fn make(&self, connection: &mut PgConnection, by: &Actor) -> Result<ChangeResult, Error> {
         let mut changes = RuleChanges::default();
         let lines = match self {
             Self::Recount => vec![],
@@ -88,12 +87,12 @@ impl FencedChange {
                         vec![LimitAct::Set(rule.clone(), found.map(|found| found.rule.clone()))]
                     }
                     Err(_) if found.is_some_and(|found| found.is_set_already(rule, &by.principal)) => vec![],
-                    Err(rejection) => return Err(FencedError::Rejected(rejection)),
+                    Err(rejection) => return Err(rejection.into()),
                 }
             }
             Self::Delete(pattern, expected) => {
                 if let Some(found) = limit::records(&mut *connection, [pattern]).await?.get(pattern) {
-                    expected.check(pattern, Some(found)).map_err(FencedError::Rejected)?;
+                    expected.check(pattern, Some(found))?;
                 }
                 delete(connection, slice::from_ref(pattern)).await?
             }
@@ -201,46 +200,6 @@ async fn switch(connection: &mut PgConnection, counted: &[i64]) -> Result<Vec<Li
     Ok(now.iter().map(in_force).collect())
 }
 
-/// Reason why a change was not made.
-#[derive(Debug)]
-enum FencedError {
-    /// The store failed.
-    Refused(StoreError),
-    /// The change is not valid.
-    Rejected(Rejection),
-    /// The deadline passed before the commit.
-    Late,
-    /// The connection broke or the deadline passed during the commit; the change may be stored.
-    Unknown(Option<StoreError>),
-}
-
-impl From<StoreError> for FencedError {
-    fn from(error: StoreError) -> Self {
-        Self::Refused(error)
-    }
-}
-
-impl From<sqlx::Error> for FencedError {
-    fn from(error: sqlx::Error) -> Self {
-        StoreError::from(error).into()
-    }
-}
-
-impl From<FencedError> for Error {
-    fn from(error: FencedError) -> Self {
-        match error {
-            FencedError::Refused(error) => error.into(),
-            FencedError::Rejected(rejection) => rejection.into(),
-            FencedError::Late => Self::LockTimeout,
-            FencedError::Unknown(error) => {
-                let error = error.as_ref().map(|error| error as &dyn std::error::Error);
-                tracing::warn!(error, "the commit of a limit change is unknown");
-                Self::CommitUnknown
-            }
-        }
-    }
-}
-
 /// Applies a change, with retries until `deadline`.
 ///
 /// Each attempt waits longer for the fence, up to [`PATIENCE_MAX`]. Operations that waited behind the fence proceed between
@@ -253,7 +212,7 @@ pub(super) async fn patiently(
 ) -> Result<ChangeResult, Error> {
     let mut patience = session::HURRY;
     loop {
-        match fenced(session, patience, deadline, change, by).await.map_err(Error::from) {
+        match fenced(session, patience, deadline, change, by).await {
             Ok(made) => return Ok(made),
             Err(Error::LockTimeout) if Instant::now() + PAUSE < deadline => {
                 session.reset();
@@ -277,8 +236,8 @@ async fn fenced(
     deadline: Instant,
     change: &FencedChange,
     by: &Actor,
-) -> Result<ChangeResult, FencedError> {
-    let connection = tokio::time::timeout_at(deadline, session.get()).await.map_err(|_| FencedError::Late)??;
+) -> Result<ChangeResult, Error> {
+    let connection = tokio::time::timeout_at(deadline, session.get()).await.map_err(|_| Error::LockTimeout)??;
     let prepared = within_timeout(async {
         let mut transaction = connection.begin().await?;
         session::hurried(&mut transaction, patience).await?;
@@ -289,14 +248,16 @@ async fn fenced(
         made.record_in_advance(&mut transaction, by).await?;
         limit::close_fence(&mut transaction).await?;
         made.finish(&mut transaction, by).await?;
-        Ok::<_, FencedError>((transaction, made))
+        Ok::<_, Error>((transaction, made))
     });
     let prepared = tokio::time::timeout_at(deadline, prepared).await;
-    let (transaction, made) = prepared.map_err(|_| FencedError::Late)??;
-    let committed = within_timeout(async { transaction.commit().await.map_err(StoreError::from) });
-    match tokio::time::timeout_at(deadline, committed).await {
-        Ok(committed) => committed.map(|()| made).map_err(|error| FencedError::Unknown(Some(error))),
-        Err(_) => Err(FencedError::Unknown(None)),
+    let (transaction, made) = prepared.map_err(|_| Error::LockTimeout)??;
+    match tokio::time::timeout_at(deadline, commit(transaction)).await {
+        Ok(committed) => committed.map(|()| made),
+        Err(_) => {
+            tracing::warn!("the commit of a limit change is unknown: the database did not confirm it in time");
+            Err(Error::CommitUnknown)
+        }
     }
 }
 

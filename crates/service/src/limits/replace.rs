@@ -11,6 +11,7 @@ use rm_model::{
     principal::Actor,
 };
 use rm_store::{label_resource, session::within_timeout};
+use rm_telemetry::cause;
 
 use super::{FencedChange, LOOKED_AT_MAX, LimitService, OVER_MAX, PAGE};
 
@@ -44,10 +45,7 @@ impl LimitService {
         let (decides, over) = match tokio::time::timeout_at(deadline, standing).await {
             Ok(Ok(standing)) => standing,
             Ok(Err(error)) => {
-                tracing::warn!(
-                    error = &error as &dyn std::error::Error,
-                    "limits were replaced, but the reply cannot be read"
-                );
+                tracing::warn!(error = cause(&error), "limits were replaced, but the reply cannot be read");
                 (false, LimitExcess::unknown())
             }
             Err(_) => (false, LimitExcess::unknown()),

@@ -18,6 +18,7 @@ use rm_store::{
     session::{Session, within_timeout},
     waiting::{self, FreedNotification, RENEWAL, RemovedRequests},
 };
+use rm_telemetry::cause;
 
 use super::{LocalWaitQueue, POLL_INTERVAL};
 
@@ -97,7 +98,7 @@ pub async fn renew(line: LocalWaitQueue) {
             && let Err(error) = line.keep_alive(Instant::now() + RENEWAL).await
             && !error.is_logged()
         {
-            tracing::warn!(error = &error as &dyn std::error::Error, "cannot maintain the waiting requests");
+            tracing::warn!(error = cause(&error), "cannot maintain the waiting requests");
         }
     }
 }
@@ -166,7 +167,7 @@ impl WaitQueueMaintenance {
             self.session.reset_after(&error);
             self.answers_since = Instant::now();
             if !error.is_told() {
-                tracing::warn!(error = &error as &dyn std::error::Error, "cannot maintain the wait queues");
+                tracing::warn!(error = cause(&error), "cannot maintain the wait queues");
             }
         }
     }
@@ -182,10 +183,7 @@ pub async fn listen(line: LocalWaitQueue, admission: Admission) {
                 Ok(()) => continue,
                 Err(error) if error.is_told() => {}
                 Err(error) => {
-                    tracing::warn!(
-                        error = &error as &dyn std::error::Error,
-                        "cannot listen for freed capacity; polling instead"
-                    );
+                    tracing::warn!(error = cause(&error), "cannot listen for freed capacity; polling instead");
                 }
             }
         }
@@ -240,7 +238,7 @@ async fn wake(line: &LocalWaitQueue, admission: &Admission, freed: &FreedNotific
     if !line.index().is_anywhere_empty()
         && let Err(error) = admission.refresh(&freed.em_instances()).await
     {
-        tracing::warn!(error = &error as &dyn std::error::Error, "cannot read the freed capacity");
+        tracing::warn!(error = cause(&error), "cannot read the freed capacity");
     }
     line.index().wake_at(freed);
 }
