@@ -22,7 +22,7 @@ use rm_service::{
         expiry,
         fullest::{FullestScopes, RefreshFullest},
         holds::EndHolds,
-        lease::{LeaseFlag, RenewLease},
+        lease::RenewLease,
         lost_ems::DetectLostEms,
         prune_counters::PruneCounters,
         prune_history::PruneHistory,
@@ -117,7 +117,7 @@ impl CellServices {
         let turned_down = expiry::RejectedTimers::default();
         tasks.spawn(expiry::run_timers(committer.clone(), expiring, turned_down.clone(), stopping.clone()));
         let driver = Driver::new(store.clone(), tasks.clone(), metrics.clone(), stopping.clone());
-        let (holder, wake) = (LeaseFlag::default(), Arc::default);
+        let (holder, wake) = (driver.holder(), Arc::default);
         driver.start(expiry::ExpirySweep::new(expiring_soon, turned_down, holder.clone(), metrics.clone()), wake());
         driver.start(DetectLostEms::new(committer.clone(), liveness, holder.clone(), admission.surveys()), wake());
         let refusals = RefusalRecorder::new(metrics.clone());
@@ -144,7 +144,7 @@ impl CellServices {
             metrics.clone(),
         );
         let (overviews, fullest) = overviews(instance, store, &driver);
-        spawn_maintenance(instance, store, (&driver, &holder), audit.clone(), fullest.clone());
+        spawn_maintenance(instance, store, &driver, audit.clone(), fullest.clone());
         let heartbeat = HeartbeatService::start(store, seen, committer.clone(), liveness, tasks);
         let follow = FollowService::new(store.clone(), metrics.clone(), tasks);
         tasks.spawn(follow.clone().read_on(stopping.clone()));
@@ -187,19 +187,19 @@ fn overviews(instance: &InstanceContext<'_>, store: &Store, driver: &Driver) -> 
 fn spawn_maintenance(
     instance: &InstanceContext<'_>,
     store: &Store,
-    (driver, holder): (&Driver, &LeaseFlag),
+    driver: &Driver,
     audit: AuditService,
     scopes: FullestScopes,
 ) {
     let options = instance.options;
-    driver.start(RenewLease::new(instance.id, holder.clone()), Arc::default());
-    driver.start(PruneHistory::new(options.history, holder.clone(), store.schema_session()), Arc::default());
-    driver.start(BuildIndexes::new(holder.clone(), store.schema_session()), Arc::default());
-    driver.start(PruneCounters::new(holder.clone()), Arc::default());
-    driver.start(EndHolds::new(holder.clone()), Arc::default());
-    driver.start(RollUpUsage::new(holder.clone()), Arc::default());
-    driver.start(ScheduledAudit::new(store.clone(), audit, holder.clone()), Arc::default());
+    driver.start(RenewLease::new(instance.id, driver.holder()), Arc::default());
+    driver.start(PruneHistory::new(options.history, store.schema_session()), Arc::default());
+    driver.start(BuildIndexes::new(store.schema_session()), Arc::default());
+    driver.start(PruneCounters::default(), Arc::default());
+    driver.start(EndHolds, Arc::default());
+    driver.start(RollUpUsage::default(), Arc::default());
+    driver.start(ScheduledAudit::new(store.clone(), audit), Arc::default());
     let (silent_after, metrics) = (options.liveness.silent_after, instance.metrics.cluster.clone());
-    let cluster = ExportClusterFigures::new(store.clone(), holder.clone(), silent_after, scopes, metrics);
+    let cluster = ExportClusterFigures::new(store.clone(), driver.holder(), silent_after, scopes, metrics);
     driver.start(cluster, Arc::default());
 }

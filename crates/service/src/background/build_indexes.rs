@@ -7,19 +7,18 @@ use std::time::Duration;
 
 use rm_store::{StoreError, Work, history_partition, session::Session};
 
-use super::{Step, Task, lease::LeaseFlag};
+use super::{Step, Task};
 
 /// Background task that creates one index per step.
 #[derive(Debug)]
 pub struct BuildIndexes {
-    holder: LeaseFlag,
     schema: Option<Session>,
 }
 
 impl BuildIndexes {
     /// Creates the task. `schema` is the session for schema changes; `None` to use the session of the step.
-    pub fn new(holder: LeaseFlag, schema: Option<Session>) -> Self {
-        Self { holder, schema }
+    pub fn new(schema: Option<Session>) -> Self {
+        Self { schema }
     }
 }
 
@@ -27,19 +26,11 @@ impl Task for BuildIndexes {
     const NAME: &'static str = "history_indexes";
     const WORK: Work = Work::Long;
     const PERIOD: Duration = Duration::from_secs(60);
+    const LEASED: bool = true;
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
-        if !self.holder.holds() {
-            return Ok(Step::Done);
-        }
         let schema = self.schema.as_mut().unwrap_or(session);
-        let made = match history_partition::index_oldest(schema.get().await?).await {
-            Ok(made) => made,
-            Err(error) => {
-                schema.reset();
-                return Err(error);
-            }
-        };
+        let made = history_partition::index_oldest(schema.get().await?).await.inspect_err(|_| schema.reset())?;
         Ok(if made { Step::More } else { Step::Done })
     }
 }

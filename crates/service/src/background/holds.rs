@@ -7,29 +7,18 @@ use std::time::Duration;
 use crate::holds;
 use rm_store::{StoreError, session::Session};
 
-use super::{Step, Task, lease::LeaseFlag};
+use super::{Step, Task};
 
 /// Background task that deletes expired holds.
 #[derive(Debug)]
-pub struct EndHolds {
-    holder: LeaseFlag,
-}
-
-impl EndHolds {
-    /// Creates the task of the instance with `holder`.
-    pub fn new(holder: LeaseFlag) -> Self {
-        Self { holder }
-    }
-}
+pub struct EndHolds;
 
 impl Task for EndHolds {
     const NAME: &'static str = "holds";
     const PERIOD: Duration = Duration::from_secs(1);
+    const LEASED: bool = true;
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
-        if self.holder.holds() {
-            holds::clear(session).await?;
-        }
-        Ok(Step::Done)
+        holds::clear(session).await.map(|()| Step::Done)
     }
 }

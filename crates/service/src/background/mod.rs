@@ -24,6 +24,7 @@ use rm_telemetry::cause;
 use rm_telemetry::metrics::{Metrics, TaskMetrics, TaskReading};
 
 use super::tasks::InstanceTasks;
+use lease::LeaseFlag;
 
 pub mod announce;
 pub mod build_indexes;
@@ -71,6 +72,9 @@ pub trait Task: Send + 'static {
     /// Expected duration of a step, which selects its connection.
     const WORK: Work = Work::Short;
 
+    /// True if only the instance with the background lease makes the steps.
+    const LEASED: bool = false;
+
     /// Does a bounded part of the work.
     ///
     /// # Errors
@@ -107,12 +111,13 @@ pub struct Driver {
     metrics: Metrics,
     stopping: CancellationToken,
     running: RunningTasks,
+    holder: LeaseFlag,
 }
 
 impl Driver {
     /// Creates a driver without tasks.
     pub fn new(store: Store, tasks: InstanceTasks, metrics: Metrics, stopping: CancellationToken) -> Self {
-        Self { store, tasks, metrics, stopping, running: RunningTasks::default() }
+        Self { store, tasks, metrics, stopping, running: RunningTasks::default(), holder: LeaseFlag::default() }
     }
 
     /// Returns the running tasks.
@@ -120,16 +125,21 @@ impl Driver {
         self.running.clone()
     }
 
+    /// Returns the flag of the background lease, which [`RenewLease`](lease::RenewLease) updates.
+    pub fn holder(&self) -> LeaseFlag {
+        self.holder.clone()
+    }
+
     /// Starts a task. `wake` starts its next step immediately.
     pub fn start<T: Task>(&self, mut task: T, wake: Arc<Notify>) {
         let (mut session, report, stopping) =
             (self.store.background_session(T::WORK), self.metrics.task(T::NAME), self.stopping.clone());
         self.running.add(T::NAME, report.clone());
-        let metrics = self.metrics.clone();
+        let (metrics, holder) = (self.metrics.clone(), self.holder.clone());
         self.tasks.spawn(async move {
             tokio::select! {
                 () = stopping.cancelled() => {}
-                () = drive(&mut task, &mut session, &report, (&wake, &metrics)) => {}
+                () = drive(&mut task, &mut session, &report, (&wake, &metrics, &holder)) => {}
             }
             // A reply may still arrive on the old connection.
             session.reset();
@@ -142,7 +152,7 @@ async fn drive<T: Task>(
     task: &mut T,
     session: &mut Session,
     report: &TaskMetrics,
-    (wake, metrics): (&Notify, &Metrics),
+    (wake, metrics, holder): (&Notify, &Metrics, &LeaseFlag),
 ) {
     // Instances that start together step at different times.
     let mut due = Instant::now() + jitter(T::PERIOD);
@@ -153,7 +163,8 @@ async fn drive<T: Task>(
             () = wake.notified() => due = due.min(Instant::now()),
         }
         report.lag(due.elapsed());
-        due = match task.step(session).await {
+        let step = if T::LEASED && !holder.holds() { Ok(Step::Done) } else { task.step(session).await };
+        due = match step {
             Ok(step) => {
                 session.give_back().await;
                 failures = 0;

@@ -10,7 +10,7 @@ use rm_store::{
     session::{Session, within_timeout},
 };
 
-use super::{Step, Task, lease::LeaseFlag};
+use super::{Step, Task};
 
 /// Maximum number of counters per step: more than a million in the half hour for which counters may be empty.
 const PAGE: i64 = 500;
@@ -19,33 +19,24 @@ const PAGE: i64 = 500;
 const BITE: usize = 32;
 
 /// Background task that scans all counters repeatedly and deletes the empty ones.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct PruneCounters {
-    holder: LeaseFlag,
     /// Key of the last scanned counter; empty to begin anew.
     after: Vec<u8>,
-}
-
-impl PruneCounters {
-    /// Creates the task, which begins with the first counter.
-    pub fn new(holder: LeaseFlag) -> Self {
-        Self { holder, after: Vec::new() }
-    }
 }
 
 impl Task for PruneCounters {
     const NAME: &'static str = "pruning";
     const WORK: Work = Work::Long;
     const PERIOD: Duration = Duration::from_millis(700);
+    const LEASED: bool = true;
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
-        if self.holder.holds() {
-            let (idle, last) = within_timeout(label_resource::idle(session.get().await?, &self.after, PAGE)).await?;
-            for some in idle.chunks(BITE) {
-                within_timeout(label_resource::remove_idle(session.get().await?, some)).await?;
-            }
-            self.after = last.unwrap_or_default();
+        let (idle, last) = within_timeout(label_resource::idle(session.get().await?, &self.after, PAGE)).await?;
+        for some in idle.chunks(BITE) {
+            within_timeout(label_resource::remove_idle(session.get().await?, some)).await?;
         }
+        self.after = last.unwrap_or_default();
         Ok(Step::Done)
     }
 }

@@ -11,7 +11,7 @@ use rm_store::{
     usage_hour,
 };
 
-use super::{Step, Task, lease::LeaseFlag};
+use super::{Step, Task};
 
 /// Maximum number of rows that one statement deletes, so that no batch waits long.
 const BITE: i64 = 1000;
@@ -23,15 +23,14 @@ const USAGE_KEPT: Duration = Duration::from_secs(93 * 24 * 3600);
 #[derive(Debug)]
 pub struct PruneHistory {
     history: Duration,
-    holder: LeaseFlag,
     schema: Option<Session>,
 }
 
 impl PruneHistory {
     /// Creates the task with the retention period `history`. `schema` is the session for schema changes; `None` to use the
     /// session of the step.
-    pub fn new(history: Duration, holder: LeaseFlag, schema: Option<Session>) -> Self {
-        Self { history, holder, schema }
+    pub fn new(history: Duration, schema: Option<Session>) -> Self {
+        Self { history, schema }
     }
 }
 
@@ -39,11 +38,9 @@ impl Task for PruneHistory {
     const NAME: &'static str = "retention";
     const WORK: Work = Work::Long;
     const PERIOD: Duration = Duration::from_secs(20);
+    const LEASED: bool = true;
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
-        if !self.holder.holds() {
-            return Ok(Step::Done);
-        }
         let (history, usage_kept) = (self.history, self.history.max(USAGE_KEPT));
         let mut left = RetentionStep { more: false, failed: None };
         left.parts(history, self.schema.as_mut().unwrap_or(session)).await?;

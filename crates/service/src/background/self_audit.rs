@@ -17,7 +17,7 @@ use rm_store::{
 };
 use rm_telemetry::cause;
 
-use super::{Step, Task, lease::LeaseFlag};
+use super::{Step, Task};
 
 /// Interval between audits.
 const INTERVAL: Duration = Duration::from_secs(3600);
@@ -30,14 +30,13 @@ const FIRST_AFTER: Duration = Duration::from_secs(600);
 pub struct ScheduledAudit {
     store: Store,
     audit: AuditService,
-    holder: LeaseFlag,
     first_due: Instant,
 }
 
 impl ScheduledAudit {
-    /// Creates the task of the instance with `holder`.
-    pub fn new(store: Store, audit: AuditService, holder: LeaseFlag) -> Self {
-        Self { store, audit, holder, first_due: Instant::now() + FIRST_AFTER }
+    /// Creates the task.
+    pub fn new(store: Store, audit: AuditService) -> Self {
+        Self { store, audit, first_due: Instant::now() + FIRST_AFTER }
     }
 
     async fn is_due(&self) -> Result<bool, StoreError> {
@@ -49,26 +48,24 @@ impl ScheduledAudit {
 impl Task for ScheduledAudit {
     const NAME: &'static str = "audit";
     const PERIOD: Duration = Duration::from_secs(10);
+    const LEASED: bool = true;
 
     async fn step(&mut self, _: &mut Session) -> Result<Step, StoreError> {
-        if self.holder.holds() && self.is_due().await? {
-            match self.audit.audit().await {
-                Ok(report) if report.differences.count > 0 => {
-                    let (differences, first) = (report.differences.count, &report.differences.first);
-                    tracing::error!(
-                        differences,
-                        ?first,
-                        "the stored counters differ from the tickets; see AdminService/Audit"
-                    );
-                }
-                Ok(report) => {
-                    tracing::info!(tickets = report.tickets, "audited: the stored counters equal the tickets")
-                }
-                // Too many operator queries, or no database: the next step tries again.
-                Err(error) => {
-                    tracing::warn!(error = cause(&error), "the hourly audit is delayed");
-                }
+        if !self.is_due().await? {
+            return Ok(Step::Done);
+        }
+        match self.audit.audit().await {
+            Ok(report) if report.differences.count > 0 => {
+                let (differences, first) = (report.differences.count, &report.differences.first);
+                tracing::error!(
+                    differences,
+                    ?first,
+                    "the stored counters differ from the tickets; see AdminService/Audit"
+                );
             }
+            Ok(report) => tracing::info!(tickets = report.tickets, "audited: the stored counters equal the tickets"),
+            // Too many operator queries, or no database: the next step tries again.
+            Err(error) => tracing::warn!(error = cause(&error), "the hourly audit is delayed"),
         }
         Ok(Step::Done)
     }

@@ -19,7 +19,7 @@ use rm_store::{
     usage_hour::{self, RollUpProgress},
 };
 
-use super::{Step, Task, lease::LeaseFlag};
+use super::{Step, Task};
 
 /// Maximum number of history numbers per step, so that a step is short.
 const NUMBERS: i64 = 10_000;
@@ -34,18 +34,12 @@ const TOLD_EVERY: time::Duration = time::Duration::seconds(30);
 const LINES_LATE: time::Duration = time::Duration::seconds(30);
 
 /// Background task that sums the ended tickets.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct RollUpUsage {
-    holder: LeaseFlag,
     history: HistoryReader,
 }
 
 impl RollUpUsage {
-    /// Creates the task of the instance with `holder`.
-    pub fn new(holder: LeaseFlag) -> Self {
-        Self { holder, history: HistoryReader::default() }
-    }
-
     /// Adds the tickets that ended by the next lines. Returns whether more lines follow.
     async fn roll_up(&self, session: &mut Session) -> Result<bool, StoreError> {
         // Reads the end of the history in the transaction that stores the progress. Another primary may not know the numbers
@@ -90,11 +84,9 @@ impl Task for RollUpUsage {
     const NAME: &'static str = "usage";
     const WORK: Work = Work::Long;
     const PERIOD: Duration = Duration::from_secs(5);
+    const LEASED: bool = true;
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
-        if !self.holder.holds() {
-            return Ok(Step::Done);
-        }
         let begun = Instant::now();
         if !self.roll_up(session).await? {
             return Ok(Step::Done);
