@@ -158,7 +158,7 @@ impl RmClient {
             em_application_name: selector.application_name.as_ref().map(ToString::to_string).unwrap_or_default(),
             required_labels: selector.required.as_map().clone(),
             preferred_labels: selector.preferred.iter().map(preference).collect(),
-            placement: selector.placement.map_or(proto::Placement::Unspecified, request::placement_message).into(),
+            placement: selector.placement.map_or(proto::Placement::Unspecified, proto::Placement::from).into(),
             caps: request.caps.iter().map(cap::message).collect(),
             queue_names: request.queue_names.clone(),
             ..Default::default()
@@ -227,7 +227,7 @@ impl RmClient {
             em: Some(answer::em_message(&report.em)),
             epoch: report.epoch,
             sequence: report.sequence,
-            health: answer::health(report.health).into(),
+            health: proto::Health::from(report.health).into(),
             load: report.load.map(answer::load),
             ticket_ids: request::ticket_bytes(&report.tickets),
             observed: report.observed.as_ref().map(answer::observations).unwrap_or_default(),

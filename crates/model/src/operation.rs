@@ -256,41 +256,25 @@ impl Operation {
         match self {
             Self::Unregister(_) | Self::Reap(_) | Self::EndTickets(_) => STEP_TICKETS_MAX,
             Self::CountTickets(op) => op.tickets_max.clamp(1, STEP_COUNTED_MAX),
-            Self::Register(_)
-            | Self::Request(_)
-            | Self::Adopt(_)
-            | Self::Inited(_)
-            | Self::Reported(_)
-            | Self::Released(_)
-            | Self::Force(_)
-            | Self::Drain(_)
-            | Self::Resume(_)
-            | Self::Expire(_)
-            | Self::Lost(_) => 1,
+            _ => 1,
         }
     }
 
     /// Returns the user of the operation; `None` if it concerns a whole EM.
     pub fn user(&self) -> Option<&Name> {
         match self {
-            Self::Register(_)
-            | Self::Unregister(_)
-            | Self::Drain(_)
-            | Self::Resume(_)
-            | Self::Reap(_)
-            | Self::EndTickets(_)
-            | Self::CountTickets(_) => None,
             Self::Request(op) => Some(&op.ask.user),
-            Self::Adopt(op) => Some(&op.user),
-            Self::Inited(op) => Some(&op.user),
-            Self::Reported(op) => Some(&op.user),
-            Self::Released(op) | Self::Expire(op) | Self::Lost(op) => Some(&op.user),
-            Self::Force(op) => Some(&op.ticket.user),
+            operation => operation.ticket().map(|(_, user)| user),
         }
     }
 
     /// Returns the id of the ticket that the operation concerns or adopts; `None` for a request.
     pub fn ticket_id(&self) -> Option<Uuid> {
+        self.ticket().map(|(ticket_id, _)| ticket_id)
+    }
+
+    /// Returns the ticket that the operation concerns or adopts, with its user.
+    fn ticket(&self) -> Option<(Uuid, &Name)> {
         match self {
             Self::Register(_)
             | Self::Unregister(_)
@@ -300,11 +284,11 @@ impl Operation {
             | Self::Reap(_)
             | Self::EndTickets(_)
             | Self::CountTickets(_) => None,
-            Self::Adopt(op) => Some(op.ticket_id),
-            Self::Inited(op) => Some(op.ticket_id),
-            Self::Reported(op) => Some(op.ticket_id),
-            Self::Released(op) | Self::Expire(op) | Self::Lost(op) => Some(op.ticket_id),
-            Self::Force(op) => Some(op.ticket.ticket_id),
+            Self::Adopt(op) => Some((op.ticket_id, &op.user)),
+            Self::Inited(op) => Some((op.ticket_id, &op.user)),
+            Self::Reported(op) => Some((op.ticket_id, &op.user)),
+            Self::Released(op) | Self::Expire(op) | Self::Lost(op) => Some((op.ticket_id, &op.user)),
+            Self::Force(op) => Some((op.ticket.ticket_id, &op.ticket.user)),
         }
     }
 

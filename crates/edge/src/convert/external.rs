@@ -88,11 +88,7 @@ fn amounts(amounts: queue::QueueAmounts) -> proto::QueueAmounts {
 
 /// Converts an external queue to a message. `queues` is its cluster snapshot.
 pub fn queue(queues: &QueueTree, queue: &queue::ExternalQueue) -> proto::Queue {
-    let state = match queues.state(queue) {
-        queue::QueueState::Running => proto::QueueState::Running,
-        queue::QueueState::Draining => proto::QueueState::Draining,
-        queue::QueueState::Stopped => proto::QueueState::Stopped,
-    };
+    let state = proto::QueueState::from(queues.state(queue));
     let amounts = |of: queue::QueueAmounts| match queues.naming() {
         QueueNaming::Namespaces => proto::QueueAmounts { memory: of.memory, cores: 0, millicores: of.cores },
         QueueNaming::Fair | QueueNaming::Capacity => amounts(of),

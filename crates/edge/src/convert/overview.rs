@@ -61,22 +61,9 @@ fn em_totals(application_name: &str, state: EmState, totals: &EmTotals) -> proto
     };
     proto::EmTotals {
         em_application_name: application_name.to_owned(),
-        state: em_state(Some(state)).into(),
+        state: proto::EmState::from(state).into(),
         ems: totals.ems,
         dimensions: totals.dimensions.iter().map(|(dimension, totals)| (dimension.key(), sums(totals))).collect(),
-    }
-}
-
-fn em_state(state: Option<EmState>) -> proto::EmState {
-    match state {
-        None => proto::EmState::Unspecified,
-        Some(EmState::Healthy) => proto::EmState::Healthy,
-        Some(EmState::Unreported) => proto::EmState::Unreported,
-        Some(EmState::Warn) => proto::EmState::Warn,
-        Some(EmState::Unhealthy) => proto::EmState::Unhealthy,
-        Some(EmState::Draining) => proto::EmState::Draining,
-        Some(EmState::Silent) => proto::EmState::Silent,
-        Some(EmState::Unregistering) => proto::EmState::Unregistering,
     }
 }
 
@@ -100,10 +87,11 @@ fn scope_totals(totals: &ScopeTotals) -> proto::ScopeTotals {
 
 /// Converts one observation of a watch: the totals and the changes since the previous message.
 pub fn watched(seen: &WatchUpdate, is_bound: bool) -> proto::WatchResponse {
+    let state = |state: Option<EmState>| state.map_or(proto::EmState::Unspecified, proto::EmState::from).into();
     let change = |change: &EmChange| proto::EmChange {
         em: Some(em_message(&change.em)),
-        before: em_state(change.before).into(),
-        after: em_state(change.after).into(),
+        before: state(change.before),
+        after: state(change.after),
     };
     proto::WatchResponse {
         overview: Some(overview(&seen.snapshot.overview, is_bound)),

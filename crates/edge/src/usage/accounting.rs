@@ -121,16 +121,8 @@ pub(super) async fn get_usage(
 }
 
 fn usage_query(message: &proto::GetUsageRequest, reach: &CallScope) -> Result<UsageQuery, FieldError> {
-    let by = match message.by() {
-        proto::UsageBy::User => UsageBy::User,
-        proto::UsageBy::Creator => UsageBy::Creator,
-        proto::UsageBy::EngineType => UsageBy::EngineType,
-        proto::UsageBy::Em => UsageBy::Em,
-        proto::UsageBy::Unspecified => {
-            let problem = "must be USAGE_BY_USER, USAGE_BY_CREATOR, USAGE_BY_ENGINE_TYPE or USAGE_BY_EM";
-            return Err(FieldError::new("by", problem));
-        }
-    };
+    let unknown = "must be USAGE_BY_USER, USAGE_BY_CREATOR, USAGE_BY_ENGINE_TYPE or USAGE_BY_EM";
+    let by = message.by().read().ok_or_else(|| FieldError::new("by", unknown))?;
     let users = users(&message.user, reach)?;
     if by != UsageBy::User && users.is_some() {
         let problem = match message.user.is_empty() {

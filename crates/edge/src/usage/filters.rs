@@ -12,7 +12,6 @@ use rm_model::{
     access::{CallScope, Denied},
     action::Action,
     name::{FieldError, Labels, Name},
-    report::Health,
     scope::{Scope, USER},
     wait_queue::WaitKey,
 };
@@ -62,13 +61,7 @@ pub fn tickets(message: &proto::ListTicketsRequest, reach: &CallScope) -> Result
 
 /// Parses the filter of EMs, and the minimum fullness in percent.
 pub fn ems(message: &proto::ListEmsRequest) -> Result<(EmFilter, u8), FieldError> {
-    let health = match proto::Health::try_from(message.health) {
-        Ok(proto::Health::Unspecified) => None,
-        Ok(proto::Health::Healthy) => Some(Health::Healthy),
-        Ok(proto::Health::Warn) => Some(Health::Warn),
-        Ok(proto::Health::Unhealthy) => Some(Health::Unhealthy),
-        Err(_) => return Err(FieldError::new("health", format!("is {}, which has no meaning", message.health))),
-    };
+    let health = convert::enumeration::known::<proto::Health>("health", message.health)?.read();
     let percent = u8::try_from(message.min_fullness_percent).ok().filter(|percent| *percent <= 100);
     let percent = percent.ok_or_else(|| FieldError::new("min_fullness_percent", "must be 0 to 100"))?;
     let application_name = match message.em_application_name.as_str() {

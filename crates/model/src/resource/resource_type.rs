@@ -35,42 +35,22 @@ text_enum! {
     }
 }
 
-const MEMORY: &[Dimension] = &[Dimension::Memory];
-const CPU: &[Dimension] = &[Dimension::Cores];
-const LOAD: &[Dimension] = &[Dimension::Memory, Dimension::Cores];
-const INSTANCE: &[Dimension] = &[Dimension::Instances];
-const LOAD_INSTANCE: &[Dimension] = &[Dimension::Memory, Dimension::Cores, Dimension::Instances];
-const YARN: &[Dimension] = &[Dimension::QueueMemory, Dimension::QueueCores, Dimension::QueueInstances];
-const DRIVER_AND_YARN: &[Dimension] = &[
-    Dimension::Memory,
-    Dimension::Cores,
-    Dimension::Instances,
-    Dimension::QueueMemory,
-    Dimension::QueueCores,
-    Dimension::QueueInstances,
-];
-const KUBERNETES: &[Dimension] = &[Dimension::KubernetesMemory, Dimension::KubernetesMillicores];
-const DRIVER_AND_KUBERNETES: &[Dimension] = &[
-    Dimension::Memory,
-    Dimension::Cores,
-    Dimension::Instances,
-    Dimension::KubernetesMemory,
-    Dimension::KubernetesMillicores,
-];
-
 impl ResourceType {
     /// Returns the fixed dimensions of the type; a Special has only custom ones.
     pub(crate) const fn shape(self) -> &'static [Dimension] {
+        use Dimension::{
+            Cores, Instances, KubernetesMemory, KubernetesMillicores, Memory, QueueCores, QueueInstances, QueueMemory,
+        };
         match self {
-            Self::Memory => MEMORY,
-            Self::Cpu => CPU,
-            Self::Load => LOAD,
-            Self::Instance => INSTANCE,
-            Self::LoadInstance => LOAD_INSTANCE,
-            Self::Yarn => YARN,
-            Self::DriverAndYarn => DRIVER_AND_YARN,
-            Self::Kubernetes => KUBERNETES,
-            Self::DriverAndKubernetes => DRIVER_AND_KUBERNETES,
+            Self::Memory => const { &[Memory] },
+            Self::Cpu => const { &[Cores] },
+            Self::Load => const { &[Memory, Cores] },
+            Self::Instance => const { &[Instances] },
+            Self::LoadInstance => const { &[Memory, Cores, Instances] },
+            Self::Yarn => const { &[QueueMemory, QueueCores, QueueInstances] },
+            Self::DriverAndYarn => const { &[Memory, Cores, Instances, QueueMemory, QueueCores, QueueInstances] },
+            Self::Kubernetes => const { &[KubernetesMemory, KubernetesMillicores] },
+            Self::DriverAndKubernetes => const { &[Memory, Cores, Instances, KubernetesMemory, KubernetesMillicores] },
             Self::Special => &[],
         }
     }

@@ -16,13 +16,13 @@ use rm_model::{
     assessment::HeadRoom,
     audit::Subject,
     em::{Em, EmInstance, LabelSetProgress, UnregisterProgress},
-    external::{JudgedQueue, QueueCheckBasis},
+    external::JudgedQueue,
     name::{FieldError, Labels, Name},
     observation::{Observations, ObservedUse},
     operation::Grant,
     principal::Principal,
     refusal::{Refusal, Shortfall},
-    report::{EmStatus, Health, Load, UnknownTicket},
+    report::{EmStatus, Load, UnknownTicket},
     resource::Resource,
     scope_kind::ScopeKind,
     ticket::{EngineInstance, Ticket, TicketState},
@@ -58,15 +58,6 @@ pub fn timestamp(time: OffsetDateTime) -> Timestamp {
 pub fn time(timestamp: Timestamp) -> Option<OffsetDateTime> {
     let nanos = i128::from(timestamp.seconds) * 1_000_000_000 + i128::from(timestamp.nanos);
     OffsetDateTime::from_unix_timestamp_nanos(nanos).ok()
-}
-
-/// Converts the health of an EM to a message.
-pub fn health(health: Health) -> proto::Health {
-    match health {
-        Health::Healthy => proto::Health::Healthy,
-        Health::Warn => proto::Health::Warn,
-        Health::Unhealthy => proto::Health::Unhealthy,
-    }
 }
 
 /// Converts the load of a machine to a message: memory in bytes, CPU in thousandths.
@@ -108,7 +99,7 @@ pub fn em_resource(em: &Em, status: Option<&EmStatus>) -> Result<proto::EmResour
         labels: em.labels.as_map().clone(),
         epoch: em.epoch,
         register_time: Some(timestamp(em.register_time)),
-        health: status.and_then(|status| status.health).map_or(proto::Health::Unspecified, health).into(),
+        health: status.and_then(|status| status.health).map_or(proto::Health::Unspecified, proto::Health::from).into(),
         load: status.and_then(|status| status.load).map(load),
         last_report_time: status.map(|status| timestamp(status.last_report_time)),
         silent: status.is_some_and(|status| status.silent),
@@ -227,7 +218,7 @@ pub fn action(record: &ActionRecord, is_for_operator: bool) -> proto::Action {
         scope,
         each,
         actor: record.actor.clone(),
-        limit_mode: record.limit_mode.map_or(proto::LimitMode::Unspecified, limit::mode_message).into(),
+        limit_mode: record.limit_mode.map_or(proto::LimitMode::Unspecified, proto::LimitMode::from).into(),
         reason: record.reason.clone().unwrap_or_default(),
         address: record.address.clone().filter(|_| is_for_operator).unwrap_or_default(),
         before: record.before.clone().unwrap_or_default(),
@@ -338,14 +329,8 @@ pub fn read_em(message: proto::EmResource) -> Result<Em, FieldError> {
 /// Converts the report fields of an EM message; `None` if the EM never reported.
 pub fn read_em_status(message: &proto::EmResource) -> Result<Option<EmStatus>, FieldError> {
     let Some(last_report_time) = message.last_report_time else { return Ok(None) };
-    let health = match message.health() {
-        proto::Health::Unspecified => None,
-        proto::Health::Healthy => Some(Health::Healthy),
-        proto::Health::Warn => Some(Health::Warn),
-        proto::Health::Unhealthy => Some(Health::Unhealthy),
-    };
     Ok(Some(EmStatus {
-        health,
+        health: message.health().read(),
         load: message.load.map(|load| request::load("load", load)).transpose()?,
         last_report_time: read_time("last_report_time", Some(last_report_time))?,
         silent: message.silent,
@@ -404,29 +389,19 @@ pub fn read_available(message: proto::AvailableResource) -> Result<Grant, FieldE
 
 /// Converts the basis of a queue decision; `None` if the message states none.
 fn read_queue_check(message: proto::QueueCheck) -> Option<JudgedQueue> {
-    let basis = match message.basis() {
-        proto::QueueCheckBasis::Unspecified => return None,
-        proto::QueueCheckBasis::Snapshot => QueueCheckBasis::Snapshot,
-        proto::QueueCheckBasis::LastKnown => QueueCheckBasis::LastKnown,
-        proto::QueueCheckBasis::Unchecked => QueueCheckBasis::Unchecked,
-    };
+    let basis = message.basis().read()?;
     let age = message.age.map(|age| Duration::seconds(age.seconds) + Duration::nanoseconds(age.nanos.into()));
     Some(JudgedQueue { provider: message.provider_name, path: message.path, basis, age })
 }
 
 /// Converts the basis of a queue decision to a message.
 fn queue_check(queue: &JudgedQueue) -> proto::QueueCheck {
-    let basis = match queue.basis {
-        QueueCheckBasis::Snapshot => proto::QueueCheckBasis::Snapshot,
-        QueueCheckBasis::LastKnown => proto::QueueCheckBasis::LastKnown,
-        QueueCheckBasis::Unchecked => proto::QueueCheckBasis::Unchecked,
-    };
     let duration =
         |age: Duration| prost_types::Duration { seconds: age.whole_seconds(), nanos: age.subsec_nanoseconds() };
     proto::QueueCheck {
         provider_name: queue.provider.clone(),
         path: queue.path.clone(),
-        basis: basis.into(),
+        basis: proto::QueueCheckBasis::from(queue.basis).into(),
         age: queue.age.map(duration),
     }
 }

@@ -13,12 +13,12 @@ use rm_model::{
     },
     limit_mode::LimitMode,
     name::{FieldError, Name, check_new, check_new_label, check_text},
-    policy::{Check, Policy, REQUIRED_MAX},
+    policy::{Policy, REQUIRED_MAX},
     resource::{Dimension, parse_size},
     scope::{Scope, ScopeHoldings, Tally},
 };
 
-use super::{answer::timestamp, request};
+use super::{answer::timestamp, enumeration::known};
 
 /// Maximum number of limits in one call.
 pub const LIMITS_MAX: usize = 10_000;
@@ -52,7 +52,8 @@ pub fn pattern(field: &str, limit: &proto::Limit) -> Result<LabelPattern, FieldE
 pub fn rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, FieldError> {
     let limit = limit.ok_or_else(|| FieldError::new(field, "is required"))?;
     let pattern = pattern(field, limit)?;
-    let mode = mode(&format!("{field}.mode"), limit.mode)?;
+    let mode: proto::LimitMode = known(&format!("{field}.mode"), limit.mode)?;
+    let mode = mode.read().unwrap_or_default();
     let written = written_maxima(&format!("{field}.max_text"), &limit.max_text)?;
     let mut max = maxima(&format!("{field}.max"), &limit.max, written.is_empty() && mode != LimitMode::Off)?;
     for (dimension, amount) in written {
@@ -101,25 +102,6 @@ pub fn maxima(
         return Err(FieldError::new(field, problem));
     }
     maxima.iter().map(|(key, max)| Ok((dimension(field, key)?, amount(field, key, *max)?))).collect()
-}
-
-/// Parses the mode of a limit; unset means enforced.
-fn mode(field: &str, number: i32) -> Result<LimitMode, FieldError> {
-    match proto::LimitMode::try_from(number) {
-        Ok(proto::LimitMode::Unspecified | proto::LimitMode::Enforced) => Ok(LimitMode::Enforced),
-        Ok(proto::LimitMode::Watched) => Ok(LimitMode::Watched),
-        Ok(proto::LimitMode::Off) => Ok(LimitMode::Off),
-        Err(_) => Err(FieldError::new(field, format!("is {number}, which stands for nothing"))),
-    }
-}
-
-/// Converts the mode of a limit to a message.
-pub fn mode_message(mode: LimitMode) -> proto::LimitMode {
-    match mode {
-        LimitMode::Enforced => proto::LimitMode::Enforced,
-        LimitMode::Watched => proto::LimitMode::Watched,
-        LimitMode::Off => proto::LimitMode::Off,
-    }
 }
 
 /// Parses the limit in `field` that a call sets, and checks its names.
@@ -224,7 +206,7 @@ pub fn state(decides: bool) -> proto::LimitState {
 
 /// Converts a limit to a message, without its last change.
 pub fn limit(rule: &Rule) -> proto::Limit {
-    let (mode, name) = (mode_message(rule.mode).into(), rule.pattern.to_string());
+    let (mode, name) = (proto::LimitMode::from(rule.mode).into(), rule.pattern.to_string());
     let mut message = proto::Limit { mode, name, ..Default::default() };
     for (key, value) in rule.pattern.labels() {
         match value {
@@ -240,15 +222,11 @@ pub fn limit(rule: &Rule) -> proto::Limit {
 pub fn policy(field: &str, policy: Option<&proto::Policy>) -> Result<(Name, Policy), FieldError> {
     let policy = policy.ok_or_else(|| FieldError::new(field, "is required"))?;
     let em_kind = Name::parse(&format!("{field}.em_application_name"), &policy.em_application_name)?;
-    let check = |number: &i32| match proto::Check::try_from(*number) {
-        Ok(proto::Check::Creator) => Ok(Check::Creator),
-        Ok(proto::Check::User) => Ok(Check::User),
-        Ok(proto::Check::Labels) => Ok(Check::Labels),
-        Ok(proto::Check::Unspecified) | Err(_) => {
-            let problem =
-                format!("has the unknown check {number}; known are CHECK_CREATOR, CHECK_USER and CHECK_LABELS");
-            Err(FieldError::new(format!("{field}.checks"), problem))
-        }
+    let check = |number: &i32| {
+        let unknown =
+            || format!("has the unknown check {number}; known are CHECK_CREATOR, CHECK_USER and CHECK_LABELS");
+        let check = proto::Check::try_from(*number).ok().and_then(proto::Check::read);
+        check.ok_or_else(|| FieldError::new(format!("{field}.checks"), unknown()))
     };
     let checks = policy.checks.iter().map(check).collect::<Result<Vec<_>, _>>()?;
     let in_labels = format!("{field}.required_labels");
@@ -259,7 +237,8 @@ pub fn policy(field: &str, policy: Option<&proto::Policy>) -> Result<(Name, Poli
     for key in &policy.required_labels {
         Name::parse(&in_labels, key)?;
     }
-    let placement = request::placement(&format!("{field}.placement"), policy.placement)?.unwrap_or_default();
+    let placement =
+        known::<proto::Placement>(&format!("{field}.placement"), policy.placement)?.read().unwrap_or_default();
     Ok((em_kind, Policy::new(checks).with(policy.required_labels.iter().cloned().collect(), placement)))
 }
 
@@ -271,27 +250,19 @@ pub fn new_policy(field: &str, message: Option<&proto::Policy>) -> Result<(Name,
     Ok((em_kind, policy))
 }
 
-fn check_message(check: Check) -> proto::Check {
-    match check {
-        Check::Creator => proto::Check::Creator,
-        Check::User => proto::Check::User,
-        Check::Labels => proto::Check::Labels,
-    }
-}
-
 /// Returns all checks. They apply to kinds of EMs without a policy.
 pub fn checks() -> Vec<i32> {
-    Policy::default().checks().map(|kind| check_message(kind).into()).collect()
+    Policy::default().checks().map(|kind| proto::Check::from(kind).into()).collect()
 }
 
 /// Converts a policy to a message.
 pub fn policy_message(em_kind: &Name, policy: &Policy) -> proto::Policy {
-    let checks = policy.checks().map(|kind| check_message(kind).into()).collect();
+    let checks = policy.checks().map(|kind| proto::Check::from(kind).into()).collect();
     proto::Policy {
         em_application_name: em_kind.to_string(),
         checks,
         required_labels: policy.required_labels().iter().cloned().collect(),
-        placement: request::placement_message(policy.placement()).into(),
+        placement: proto::Placement::from(policy.placement()).into(),
     }
 }
 

@@ -11,6 +11,7 @@
 pub mod answer;
 pub mod audit;
 pub mod cap;
+pub mod enumeration;
 pub mod limit;
 pub mod operator;
 pub mod request;

@@ -18,11 +18,11 @@ use rm_model::{
     report::{EmReport, Health, Load},
     resource::{KubernetesAmounts, Resource, ResourceParts, YarnAmounts},
     scope::RESERVED,
-    selector::{EmSelector, PREFERENCES_MAX, Placement, Preference, WEIGHT_MAX},
+    selector::{EmSelector, PREFERENCES_MAX, Preference, WEIGHT_MAX},
     ticket::EngineInstance,
 };
 
-use super::resource;
+use super::{enumeration::known, resource};
 
 /// Maximum number of reserved labels of an EM.
 pub const RESERVED_MAX: usize = 8;
@@ -168,7 +168,7 @@ pub fn selector(request: &proto::RequestResourceRequest) -> Result<(EmSelector, 
     let required = Labels::parse("required_labels", request.required_labels.clone())?;
     required.check_new("required_labels")?;
     let preferred = preferences("preferred_labels", &request.preferred_labels)?;
-    let placement = placement("placement", request.placement)?;
+    let placement = known::<proto::Placement>("placement", request.placement)?.read();
     request.labels.iter().try_for_each(|(key, value)| check_new_label("labels", key, value))?;
     let mut carried = request.labels.clone();
     let for_selection = preferred.iter().map(|preference| ("preferred_labels", &preference.key, &preference.value));
@@ -209,24 +209,6 @@ fn preferences(field: &str, messages: &[proto::PreferredLabel]) -> Result<Vec<Pr
         Ok(Preference { key: message.key.clone(), value: message.value.clone(), weight })
     };
     messages.iter().enumerate().map(preference).collect()
-}
-
-/// Parses the placement in `field`; `None` if it is unset.
-pub fn placement(field: &str, number: i32) -> Result<Option<Placement>, FieldError> {
-    match proto::Placement::try_from(number) {
-        Ok(proto::Placement::Unspecified) => Ok(None),
-        Ok(proto::Placement::Spread) => Ok(Some(Placement::Spread)),
-        Ok(proto::Placement::Pack) => Ok(Some(Placement::Pack)),
-        Err(_) => Err(FieldError::new(field, format!("is {number}, which stands for nothing"))),
-    }
-}
-
-/// Converts a placement to a message.
-pub fn placement_message(placement: Placement) -> proto::Placement {
-    match placement {
-        Placement::Spread => proto::Placement::Spread,
-        Placement::Pack => proto::Placement::Pack,
-    }
 }
 
 /// Parses the epoch of the registration that a caller acts for; 0 means none.
@@ -313,16 +295,6 @@ pub fn released(request: proto::ResourceReleasedRequest) -> Result<TicketRef, Fi
     })
 }
 
-/// Parses the health of an EM; unset means healthy.
-fn health(field: &str, number: i32) -> Result<Health, FieldError> {
-    match proto::Health::try_from(number) {
-        Ok(proto::Health::Unspecified | proto::Health::Healthy) => Ok(Health::Healthy),
-        Ok(proto::Health::Warn) => Ok(Health::Warn),
-        Ok(proto::Health::Unhealthy) => Ok(Health::Unhealthy),
-        Err(_) => Err(FieldError::new(field, format!("is {number}, which stands for nothing"))),
-    }
-}
-
 /// Parses the load in `field`.
 pub fn load(field: &str, load: proto::Load) -> Result<Load, FieldError> {
     Load::parse(field, load.memory_used, load.memory_max, load.cpu_permille)
@@ -357,7 +329,7 @@ pub fn report(request: proto::HeartbeatRequest) -> Result<EmReport, FieldError> 
     }
     let load = request.load.map(|message| load("load", message)).transpose()?;
     let tickets = reported_tickets("ticket_ids", &request.ticket_ids)?;
-    let health = health("health", request.health)?;
+    let health = known::<proto::Health>("health", request.health)?.read().unwrap_or(Health::Healthy);
     let observed = observations("observed", request.observed)?;
     Ok(EmReport { em, epoch: request.epoch, sequence: request.sequence, health, load, tickets, observed })
 }
