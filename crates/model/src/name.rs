@@ -49,6 +49,14 @@ impl Name {
         Ok(Self(text.into()))
     }
 
+    /// As [`Name::parse`]; an empty text is no name.
+    ///
+    /// # Errors
+    /// Those of [`Name::parse`].
+    pub fn parse_optional(field: &str, text: &str) -> Result<Option<Self>, FieldError> {
+        if text.is_empty() { Ok(None) } else { Self::parse(field, text).map(Some) }
+    }
+
     /// Parses a name that a call creates, by the stricter rules of [`check_new`].
     ///
     /// # Errors
@@ -76,12 +84,20 @@ pub(super) fn parse_instance(field: &str, application_name: &str, instance: &str
     Ok((application_name, Name::parse(&format!("{field}.instance"), instance)?))
 }
 
+/// Checks that `field` has at most `most` elements, which `what` names.
+///
+/// # Errors
+/// More elements.
+pub fn check_at_most(field: &str, count: usize, what: &str, most: usize) -> Result<(), FieldError> {
+    match count <= most {
+        true => Ok(()),
+        false => Err(FieldError::new(field, format!("has {count} {what}; at most {most} are allowed"))),
+    }
+}
+
 /// Checks the length of a possibly empty text, and that it has no control characters.
 pub fn check_text(field: &str, text: &str) -> Result<(), FieldError> {
-    let chars = text.chars().count();
-    if chars > NAME_CHARS_MAX {
-        return Err(FieldError::new(field, format!("has {chars} characters; at most {NAME_CHARS_MAX} are allowed")));
-    }
+    check_at_most(field, text.chars().count(), "characters", NAME_CHARS_MAX)?;
     match text.chars().position(char::is_control) {
         Some(at) => Err(FieldError::new(field, format!("has a control character at position {at}"))),
         None => Ok(()),
@@ -148,12 +164,7 @@ impl Labels {
     /// # Errors
     /// Too many labels or bytes, or an invalid key or value.
     pub fn parse(field: &str, labels: BTreeMap<String, String>) -> Result<Self, FieldError> {
-        if labels.len() > LABELS_MAX {
-            return Err(FieldError::new(
-                field,
-                format!("has {} labels; at most {LABELS_MAX} are allowed", labels.len()),
-            ));
-        }
+        check_at_most(field, labels.len(), "labels", LABELS_MAX)?;
         for (key, value) in &labels {
             Name::parse(&format!("{field} (a key)"), key)?;
             Name::parse(&format!("{field}[{key:?}]"), value)?;

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use rm_model::{
     external::YARN,
-    name::{FieldError, Labels, Name},
+    name::{FieldError, Labels, Name, check_at_most},
     provider::Provider,
     queue::{self, QueueNaming, QueueTree},
 };
@@ -32,11 +32,7 @@ pub fn put(message: Option<proto::Provider>) -> Result<PutProvider, FieldError> 
         labels: Labels::parse("provider.labels", message.labels)?,
     };
     provider.labels.check_new("provider.labels")?;
-    let bytes = message.config.len();
-    if bytes > CONFIG_BYTES_MAX {
-        let problem = format!("has {bytes} bytes; at most {CONFIG_BYTES_MAX} are allowed");
-        return Err(FieldError::new("provider.config", problem));
-    }
+    check_at_most("provider.config", message.config.len(), "bytes", CONFIG_BYTES_MAX)?;
     Ok(PutProvider { provider, config: SecretString::from(message.config) })
 }
 

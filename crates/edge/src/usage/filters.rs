@@ -64,10 +64,7 @@ pub fn ems(message: &proto::ListEmsRequest) -> Result<(EmFilter, u8), FieldError
     let health = convert::enumeration::known::<proto::Health>("health", message.health)?.read();
     let percent = u8::try_from(message.min_fullness_percent).ok().filter(|percent| *percent <= 100);
     let percent = percent.ok_or_else(|| FieldError::new("min_fullness_percent", "must be 0 to 100"))?;
-    let application_name = match message.em_application_name.as_str() {
-        "" => None,
-        name => Some(Name::parse("em_application_name", name)?),
-    };
+    let application_name = Name::parse_optional("em_application_name", &message.em_application_name)?;
     let labels = Labels::parse("labels", message.labels.clone())?;
     let (silent, draining) = (message.silent, message.draining);
     Ok((EmFilter { application_name, labels, health, silent, draining }, percent))
@@ -126,10 +123,7 @@ pub fn actions(
         users: users(&message.user, reach)?,
         em: message.em.clone().map(|em| convert::request::em_instance("em", Some(em))).transpose()?,
         actions: message.actions.iter().enumerate().map(action).collect::<Result<_, _>>()?,
-        actor: match message.actor.as_str() {
-            "" => None,
-            actor => Some(Name::parse("actor", actor)?),
-        },
+        actor: Name::parse_optional("actor", &message.actor)?,
         from: moment("from_time", message.from_time)?,
         to: moment("to_time", message.to_time)?,
         objects: is_of_operator,

@@ -9,7 +9,7 @@ use crate::v1 as proto;
 use rm_model::{
     cap::{CAPS_MAX, Cap},
     limit::LABELS_MAX,
-    name::{FieldError, Name},
+    name::{FieldError, Name, check_at_most},
     scope::UncountedDimension,
 };
 
@@ -20,9 +20,7 @@ use super::limit;
 /// # Errors
 /// More than [`CAPS_MAX`] caps, an invalid cap, or two caps with equal labels.
 pub fn caps(field: &str, caps: &[proto::Cap]) -> Result<Vec<Arc<Cap>>, FieldError> {
-    if caps.len() > CAPS_MAX {
-        return Err(FieldError::new(field, format!("has {} caps; at most {CAPS_MAX} are allowed", caps.len())));
-    }
+    check_at_most(field, caps.len(), "caps", CAPS_MAX)?;
     let mut read: Vec<Arc<Cap>> = Vec::with_capacity(caps.len());
     for (number, message) in caps.iter().enumerate() {
         let field = format!("{field}[{number}]");

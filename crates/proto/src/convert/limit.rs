@@ -12,7 +12,7 @@ use rm_model::{
         DIMENSIONS_MAX, LABELS_MAX, LabelPattern, Rule, RulePrecondition, RuleRecord, RuleReplacement, ScopeUsage,
     },
     limit_mode::LimitMode,
-    name::{FieldError, Name, check_new, check_new_label, check_text},
+    name::{FieldError, Name, check_at_most, check_new, check_new_label, check_text},
     policy::{Policy, REQUIRED_MAX},
     resource::{Dimension, parse_size},
     scope::{Scope, ScopeHoldings, Tally},
@@ -120,9 +120,7 @@ pub fn new_rule(field: &str, limit: Option<&proto::Limit>) -> Result<Rule, Field
 /// # Errors
 /// More than [`LIMITS_MAX`] limits, an invalid limit, or two limits with equal labels.
 pub fn rules(field: &str, limits: &[proto::Limit]) -> Result<Vec<Rule>, FieldError> {
-    if limits.len() > LIMITS_MAX {
-        return Err(FieldError::new(field, format!("has {} limits; at most {LIMITS_MAX} are allowed", limits.len())));
-    }
+    check_at_most(field, limits.len(), "limits", LIMITS_MAX)?;
     let (mut rules, mut numbers) = (Vec::with_capacity(limits.len()), BTreeMap::new());
     for (number, limit) in limits.iter().enumerate() {
         let rule = new_rule(&format!("{field}[{number}]"), Some(limit))?;
@@ -230,10 +228,7 @@ pub fn policy(field: &str, policy: Option<&proto::Policy>) -> Result<(Name, Poli
     };
     let checks = policy.checks.iter().map(check).collect::<Result<Vec<_>, _>>()?;
     let in_labels = format!("{field}.required_labels");
-    if policy.required_labels.len() > REQUIRED_MAX {
-        let problem = format!("has {} labels; at most {REQUIRED_MAX} are allowed", policy.required_labels.len());
-        return Err(FieldError::new(in_labels, problem));
-    }
+    check_at_most(&in_labels, policy.required_labels.len(), "labels", REQUIRED_MAX)?;
     for key in &policy.required_labels {
         Name::parse(&in_labels, key)?;
     }
@@ -287,10 +282,7 @@ fn read_tally(field: &str, amounts: BTreeMap<String, i64>) -> Result<Tally, Fiel
 
 /// Checks the labels of scopes in `field`. A value may be empty.
 pub fn scope_labels(field: &str, labels: &BTreeMap<String, String>) -> Result<(), FieldError> {
-    if labels.len() > LABELS_MAX {
-        let problem = format!("has {} labels; at most {LABELS_MAX} are allowed", labels.len());
-        return Err(FieldError::new(field, problem));
-    }
+    check_at_most(field, labels.len(), "labels", LABELS_MAX)?;
     for (key, value) in labels {
         Name::parse(&format!("{field} (a key)"), key)?;
         check_text(&format!("{field}[{key:?}]"), value)?;

@@ -27,10 +27,7 @@ pub fn resume(message: proto::ResumeRequest) -> Result<ResumeEm, FieldError> {
 
 /// Parses an optional reason; `None` if it is empty.
 pub fn reason(text: &str) -> Result<Option<Name>, FieldError> {
-    match text {
-        "" => Ok(None),
-        text => Name::parse("reason", text).map(Some),
-    }
+    Name::parse_optional("reason", text)
 }
 
 /// Parses the target of a repair; `None` repairs everything.

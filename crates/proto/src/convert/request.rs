@@ -12,7 +12,7 @@ use crate::v1 as proto;
 use rm_model::{
     adoption::AdoptTicket,
     em::EmInstance,
-    name::{FieldError, Labels, Name, check_new, check_new_label, check_text},
+    name::{FieldError, Labels, Name, check_at_most, check_new, check_new_label, check_text},
     observation::Observations,
     operation::{ConfirmTicket, RegisterEm, TicketRef, UnregisterEm, UpdateTicket},
     report::{EmReport, Health, Load},
@@ -99,11 +99,7 @@ pub fn register(request: proto::RegisterRequest) -> Result<RegisterEm, FieldErro
     labels.check_new("labels")?;
     let reserved = Labels::parse("reserved_labels", request.reserved_labels)?;
     reserved.check_new("reserved_labels")?;
-    let reserved_count = reserved.as_map().len();
-    if reserved_count > RESERVED_MAX {
-        let problem = format!("has {reserved_count} labels; at most {RESERVED_MAX} are allowed");
-        return Err(FieldError::new("reserved_labels", problem));
-    }
+    check_at_most("reserved_labels", reserved.as_map().len(), "labels", RESERVED_MAX)?;
     if let Some(key) = reserved.as_map().keys().find(|key| labels.as_map().contains_key(*key)) {
         return Err(FieldError::new("reserved_labels", format!("has {key:?}, which is among labels; give it once")));
     }
@@ -123,10 +119,7 @@ pub fn check_planned(request: &proto::RequestResourceRequest) -> Result<(), Fiel
 /// # Errors
 /// Too many names, an empty or illegal name, or a resource without a queue or namespace.
 pub fn in_queues(names: &[String], resource: &Resource) -> Result<Vec<Resource>, FieldError> {
-    if names.len() > QUEUE_NAMES_MAX {
-        let problem = format!("has {} queues; at most {QUEUE_NAMES_MAX} are allowed", names.len());
-        return Err(FieldError::new("queue_names", problem));
-    }
+    check_at_most("queue_names", names.len(), "queues", QUEUE_NAMES_MAX)?;
     let in_queue = |(number, name): (usize, &String)| {
         let field = format!("queue_names[{number}]");
         let wrong = |problem: String| FieldError::new(&field, problem);
@@ -191,10 +184,7 @@ pub fn selector(request: &proto::RequestResourceRequest) -> Result<(EmSelector, 
 }
 
 fn preferences(field: &str, messages: &[proto::PreferredLabel]) -> Result<Vec<Preference>, FieldError> {
-    if messages.len() > PREFERENCES_MAX {
-        let problem = format!("has {} labels; at most {PREFERENCES_MAX} are allowed", messages.len());
-        return Err(FieldError::new(field, problem));
-    }
+    check_at_most(field, messages.len(), "labels", PREFERENCES_MAX)?;
     let preference = |(number, message): (usize, &proto::PreferredLabel)| {
         let field = format!("{field}[{number}]");
         Name::parse(&format!("{field}.key"), &message.key)?;
@@ -287,10 +277,7 @@ pub fn reported(request: proto::ResourceReportedRequest) -> Result<UpdateTicket,
 pub fn released(request: proto::ResourceReleasedRequest) -> Result<TicketRef, FieldError> {
     Ok(TicketRef {
         ticket_id: ticket_id("ticket_id", &request.ticket_id)?,
-        user: match request.user.as_str() {
-            "" => None,
-            user => Some(Name::parse("user", user)?),
-        },
+        user: Name::parse_optional("user", &request.user)?,
         em: request.em.map(|em| em_instance("em", Some(em))).transpose()?,
     })
 }
@@ -308,9 +295,7 @@ fn reported_tickets(field: &str, bytes: &[u8]) -> Result<Vec<Uuid>, FieldError> 
         let cut = format!("ends after {} of the {TICKET_BYTES} bytes of ticket {}", rest.len(), named + 1);
         return Err(FieldError::new(field, format!("{cut}; give the {TICKET_BYTES} bytes of each UUID")));
     }
-    if named > TICKETS_MAX {
-        return Err(FieldError::new(field, format!("has {named} tickets; at most {TICKETS_MAX} are allowed")));
-    }
+    check_at_most(field, named, "tickets", TICKETS_MAX)?;
     Ok(ids.iter().copied().map(Uuid::from_bytes).collect())
 }
 
@@ -336,10 +321,7 @@ pub fn report(request: proto::HeartbeatRequest) -> Result<EmReport, FieldError> 
 
 /// Parses the observed use of tickets in `field`. A ticket may occur once.
 fn observations(field: &str, stated: Vec<proto::ObservedUse>) -> Result<Option<Observations>, FieldError> {
-    if stated.len() > TICKETS_MAX {
-        let problem = format!("has {} tickets; at most {TICKETS_MAX} are allowed", stated.len());
-        return Err(FieldError::new(field, problem));
-    }
+    check_at_most(field, stated.len(), "tickets", TICKETS_MAX)?;
     let (mut observed, mut seen) = (Vec::with_capacity(stated.len()), HashSet::with_capacity(stated.len()));
     for (number, one) in stated.into_iter().enumerate() {
         let in_ticket = format!("{field}[{number}].ticket_id");
