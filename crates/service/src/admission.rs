@@ -212,10 +212,7 @@ impl Admission {
     ) -> impl Future<Output = Result<Verdict, Error>> + Send + use<'a> {
         let traced = traces::step("look");
         let (reply, answer) = oneshot::channel();
-        let queued = self.queue.try_send(CheckTask { request, room, reply }).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => Error::Overloaded,
-            mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
-        });
+        let queued = self.queue.try_send(CheckTask { request, room, reply }).map_err(Error::from);
         async move {
             let _traced = traced;
             queued?;

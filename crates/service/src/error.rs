@@ -7,6 +7,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use tokio::sync::mpsc::error::TrySendError;
 use uuid::Uuid;
 
 use rm_model::{
@@ -176,6 +177,15 @@ impl Error {
     /// Returns whether the error is temporary, independent of the call's content, and without an unknown result.
     pub fn is_transient(&self) -> bool {
         matches!(self, Self::LockTimeout | Self::NotBegun | Self::Overloaded | Self::Unavailable(_))
+    }
+}
+
+impl<T> From<TrySendError<T>> for Error {
+    fn from(error: TrySendError<T>) -> Self {
+        match error {
+            TrySendError::Full(_) => Self::Overloaded,
+            TrySendError::Closed(_) => Self::ShuttingDown,
+        }
     }
 }
 

@@ -12,7 +12,7 @@ use std::{
     collections::{BTreeMap, HashMap},
     fmt,
     future::Future,
-    sync::{Arc, Mutex as StdMutex, MutexGuard as StdMutexGuard, PoisonError},
+    sync::{Arc, Mutex as StdMutex},
     time::Duration,
 };
 
@@ -27,6 +27,7 @@ use uuid::Uuid;
 use crate::{
     commit::commit,
     error::{Error, ExternalError},
+    lock::lock,
 };
 use rm_external::{self, ExternalCluster, FetchError, http::ClusterHttp};
 use rm_model::{
@@ -342,7 +343,7 @@ impl ExternalResourceService {
                 choose(providers, resource_type.as_str(), labels).ok_or_else(none)?.name.clone()
             }
         };
-        let mut sources = self.sources();
+        let mut sources = lock(&self.sources);
         sources.retain(|(resource_type, name), _| records.iter().any(|record| is(record, resource_type, name)));
         let record = records.into_iter().find(|record| is(record, resource_type, &name));
         let record = record.ok_or_else(|| no_such_provider(resource_type, &name))?;
@@ -364,11 +365,6 @@ impl ExternalResourceService {
     /// Waits for the permit to change providers.
     async fn turn(&self, deadline: Instant) -> Result<MutexGuard<'_, ()>, Error> {
         timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)
-    }
-
-    /// Locks the providers. The map stays consistent if a holder panics.
-    fn sources(&self) -> StdMutexGuard<'_, ProviderSources> {
-        self.sources.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

@@ -9,9 +9,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
+use crate::lock::lock;
 use rm_model::principal::Principal;
 
 /// Permits that a principal may have per free permit.
@@ -55,7 +56,7 @@ impl FairSemaphore {
     }
 
     fn acquire_if(self: &Arc<Self>, by: &Principal, may: impl Fn(usize, usize) -> bool) -> Option<FairPermit> {
-        let taken = &mut *self.taken();
+        let taken = &mut *lock(&self.taken);
         let free = self.most.saturating_sub(taken.all);
         match taken.by.get_mut(by) {
             Some(his) if may(*his + 1, free) => *his += 1,
@@ -68,18 +69,13 @@ impl FairSemaphore {
 
     /// Returns the number of permits in use.
     pub fn count(&self) -> usize {
-        self.taken().all
-    }
-
-    /// Locks the counts. The counts stay consistent if a holder panics.
-    fn taken(&self) -> MutexGuard<'_, PermitCounts> {
-        self.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.taken).all
     }
 }
 
 impl Drop for FairPermit {
     fn drop(&mut self) {
-        let mut taken = self.share.taken();
+        let mut taken = lock(&self.share.taken);
         taken.all = taken.all.saturating_sub(1);
         if let Some(his) = taken.by.get_mut(&self.by) {
             *his = his.saturating_sub(1);
@@ -112,7 +108,7 @@ mod tests {
         let others: Vec<_> = (0..30).map(|n| share.acquire(&principal(&format!("other{n}"))).unwrap()).collect();
         assert_eq!(share.count(), 499);
         drop((greedy, others));
-        assert_eq!((share.count(), share.taken().by.len()), (0, 0), "a caller without permits is removed");
+        assert_eq!((share.count(), lock(&share.taken).by.len()), (0, 0), "a caller without permits is removed");
     }
 
     #[test]

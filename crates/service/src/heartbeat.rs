@@ -172,10 +172,7 @@ impl HeartbeatService {
         let timeout = || if is_contended.load(Ordering::Relaxed) { Error::LockTimeout } else { Error::NotBegun };
         let pending =
             QueuedReport { report, tickets, deadline, reply, is_contended: is_contended.clone(), _room: room };
-        self.queue.try_send(pending).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => Error::Overloaded,
-            mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
-        })?;
+        self.queue.try_send(pending)?;
         let answered = tokio::time::timeout_at(deadline, answer).await.map_err(|_| timeout())?;
         // A report is dropped without a reply at its deadline, maybe shortly before its caller's timer fires.
         let dropped = || if deadline <= Instant::now() { timeout() } else { Error::ShuttingDown };

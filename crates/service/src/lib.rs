@@ -34,6 +34,7 @@ pub mod history;
 pub mod holds;
 pub mod jwt;
 pub mod limits;
+mod lock;
 pub mod overview;
 mod read_state;
 pub mod refusals;

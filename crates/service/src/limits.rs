@@ -11,7 +11,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, MutexGuard, PoisonError},
+    sync::Arc,
     time::Duration,
 };
 
@@ -21,7 +21,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::error::Error;
+use crate::{error::Error, lock::lock};
 use rm_model::{
     limit::{LabelPattern, LabelSet, Limits, Rule, RulePrecondition, RuleRecord, ScopeUsage},
     name::Name,
@@ -197,15 +197,10 @@ impl LimitService {
 
     /// Returns the current rules, and which of them decide. Reads them only if they have changed.
     async fn current(&self, connection: &mut PgConnection) -> Result<Arc<Limits>, StoreError> {
-        let known = self.known().clone();
+        let known = lock(&self.known).clone();
         let limits = limit::current(connection, &known).await?;
-        self.known().clone_from(&limits);
+        lock(&self.known).clone_from(&limits);
         Ok(limits)
-    }
-
-    /// Locks the rules. The rules stay consistent if a holder panics.
-    fn known(&self) -> MutexGuard<'_, Arc<Limits>> {
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Applies a change and wakes the task that counts label sets.

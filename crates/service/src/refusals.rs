@@ -9,13 +9,14 @@
 use std::{
     collections::{BTreeMap, HashMap},
     hash::{BuildHasher as _, RandomState},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use time::OffsetDateTime;
 use tokio::time::Instant;
 
+use crate::lock::lock;
 use rm_model::{
     name::Name,
     refusal::Refusal,
@@ -53,26 +54,21 @@ impl RefusalRecorder {
         let (last_requested, last_available, last) = (first.requested, first.available, Instant::now());
         let count = RefusalCount { refusals: 1, last_requested, last_available, last };
         let hash = self.hasher.hash_one(key);
-        if !self.sums().add(hash, key, count) {
+        if !lock(&self.sums).add(hash, key, count) {
             let others = RefusalKey::others(first.kind, first.dimension.class());
-            self.sums().add_others(others, count);
+            lock(&self.sums).add_others(others, count);
             self.metrics.requests.refusals_other.inc();
         }
     }
 
     /// Whether there were no refusals since the last [`RefusalRecorder::take`].
     pub fn is_empty(&self) -> bool {
-        self.sums().is_empty()
+        lock(&self.sums).is_empty()
     }
 
     /// Returns and clears the recorded refusals.
     pub fn take(&self) -> RefusalSums<Instant> {
-        std::mem::take(&mut self.sums())
-    }
-
-    /// Locks the sums. The sums stay consistent if a holder panics.
-    fn sums(&self) -> MutexGuard<'_, RefusalSums<Instant>> {
-        self.sums.lock().unwrap_or_else(PoisonError::into_inner)
+        std::mem::take(&mut lock(&self.sums))
     }
 }
 

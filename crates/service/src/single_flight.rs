@@ -8,13 +8,13 @@
 
 use std::{
     future::Future,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use tokio::{sync::watch, time::Instant};
 
-use crate::error::Error;
+use crate::{error::Error, lock::lock};
 use rm_store::session::answered_within;
 
 use super::tasks::InstanceTasks;
@@ -107,7 +107,7 @@ impl SingleFlight {
     where
         F: Future<Output = Result<(), Error>> + Send + 'static,
     {
-        let mut state = self.state();
+        let mut state = lock(&self.state);
         if state.done.is_some_and(is_fresh) {
             return None;
         }
@@ -119,7 +119,7 @@ impl SingleFlight {
         let (began, shared, action) = (running.began, self.clone(), action());
         self.tasks.spawn(async move {
             let result = action.await;
-            let mut state = shared.state();
+            let mut state = lock(&shared.state);
             state.running = None;
             if result.is_ok() {
                 state.done = Some(began);
@@ -129,11 +129,6 @@ impl SingleFlight {
         });
         state.running = Some(running.clone());
         Some(running)
-    }
-
-    /// Locks the state. The state stays consistent if a holder panics.
-    fn state(&self) -> MutexGuard<'_, FlightState> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 

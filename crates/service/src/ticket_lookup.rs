@@ -80,10 +80,7 @@ impl TicketLookup {
 
     async fn find(&self, ticket_id: Uuid, deadline: Instant) -> Result<ReleaseTicket, Error> {
         let (reply, answer) = oneshot::channel();
-        self.queue.try_send(Lookup { ticket_id, reply }).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => Error::Overloaded,
-            mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
-        })?;
+        self.queue.try_send(Lookup { ticket_id, reply })?;
         let answer = async { answer.await.unwrap_or(Err(Error::ShuttingDown)) };
         answered_within(deadline.saturating_duration_since(Instant::now()), answer).await
     }

@@ -11,13 +11,13 @@
 
 use std::{
     collections::HashSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
 use tokio::time::Instant;
 
-use crate::error::Error;
+use crate::{error::Error, lock::lock};
 use rm_model::{em::EmInstance, placement::SurveyedEm};
 use rm_store::{Store, action_record, em_report, em_resource, history_tail, session::within_timeout};
 
@@ -53,12 +53,7 @@ struct State {
 impl Surveys {
     /// Records the silent EMs of a detection that began at `began`.
     pub fn note_silent(&self, began: Instant, ems: HashSet<EmInstance>) {
-        self.state().look = Some((began, ems));
-    }
-
-    /// The guarded state stays consistent if a holder panics.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.0).look = Some((began, ems));
     }
 }
 
@@ -106,7 +101,7 @@ pub(super) async fn survey(
     let writers = within_timeout(history_tail::writers(&store.pool().await?)).await?;
     let unhealthy = within_timeout(em_report::unhealthy(&store.pool().await?)).await?;
     let (before, whole, by_reports) = {
-        let state = surveys.state();
+        let state = lock(&surveys.0);
         let look = state.look.as_ref().filter(|(looked, _)| *looked + LOOK_AGE >= began);
         let differs = |silent: &HashSet<EmInstance>| -> HashSet<EmInstance> {
             let unavailable: HashSet<&EmInstance> = silent.iter().chain(&unhealthy).collect();
@@ -124,14 +119,14 @@ pub(super) async fn survey(
         Some((floor, mut ems)) => {
             ems.extend(within_timeout(action_record::ems_behind(&survey.store.pool().await?, floor)).await?);
             survey.some(ems.iter().cloned().collect()).await?;
-            let mut state = surveys.state();
+            let mut state = lock(&surveys.0);
             state.unavailable.retain(|em| !ems.contains(em));
             state.unavailable.extend(survey.unavailable);
             state.mark = Some(mark);
         }
         None => {
             survey.all().await?;
-            let mut state = surveys.state();
+            let mut state = lock(&surveys.0);
             (state.mark, state.whole, state.unavailable) = (Some(mark), Some(began), survey.unavailable);
         }
     }

@@ -11,14 +11,14 @@
 
 use std::{
     future::Future,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime},
 };
 
 use tokio::{sync::Notify, time::Instant};
 use tokio_util::sync::CancellationToken;
 
-use crate::error::Error;
+use crate::{error::Error, lock::lock};
 use rm_store::{Store, StoreError, Work, session::Session};
 use rm_telemetry::cause;
 use rm_telemetry::metrics::{Metrics, TaskMetrics, TaskReading};
@@ -94,12 +94,12 @@ pub struct RunningTasks(Arc<Mutex<Vec<(&'static str, TaskMetrics)>>>);
 impl RunningTasks {
     /// Returns the metrics of each task, by name.
     pub fn told(&self) -> Vec<(&'static str, TaskReading)> {
-        let running = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let running = lock(&self.0);
         running.iter().map(|(name, report)| (*name, report.told())).collect()
     }
 
     fn add(&self, name: &'static str, report: TaskMetrics) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).push((name, report));
+        lock(&self.0).push((name, report));
     }
 }
 

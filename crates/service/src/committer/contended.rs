@@ -11,7 +11,7 @@
 use std::{
     collections::{BTreeSet, HashMap, hash_map::Entry},
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
     },
     time::Duration,
@@ -22,7 +22,7 @@ use tokio::{
     time::Instant,
 };
 
-use crate::{admission::StateCache, error::Error, tasks::InstanceTasks, waiting::LocalWaitQueue};
+use crate::{admission::StateCache, error::Error, lock::lock, tasks::InstanceTasks, waiting::LocalWaitQueue};
 use rm_model::{em::EmInstance, limit::Limits, operation::LockKey};
 use rm_store::{
     Store, StoreError,
@@ -408,6 +408,6 @@ impl ContendedQueues {
 
     /// Locks the map. The map stays consistent if a holder panics.
     fn open(&self) -> MutexGuard<'_, HashMap<LockKey, ContendedQueue>> {
-        self.open.lock().unwrap_or_else(PoisonError::into_inner)
+        lock(&self.open)
     }
 }

@@ -254,10 +254,7 @@ impl Committer {
         let trace = traces::operation(operation.kind());
         let pending =
             QueuedOperation { by, operation, patience, progress, reply, counters, waits, trace, _room: Some(place) };
-        queue.try_send(pending).map_err(|error| match error {
-            mpsc::error::TrySendError::Full(_) => Error::Overloaded,
-            mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
-        })?;
+        queue.try_send(pending)?;
         if let Some(spot) = making_room {
             self.line.capacity_expected(spot);
         }

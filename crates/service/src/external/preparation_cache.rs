@@ -8,11 +8,12 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
 use uuid::Uuid;
 
+use crate::lock::lock;
 use rm_store::{external_refresh::RefreshRow, external_snapshot::PreparedSnapshot};
 
 /// Maximum number of live tickets in the cache, of all clusters together: some 250 bytes each. Each snapshot reads all tickets
@@ -26,38 +27,33 @@ pub(super) struct PreparationCache(Arc<Mutex<HashMap<i64, (Uuid, PreparedSnapsho
 impl PreparationCache {
     /// Removes and returns the preparation of a cluster; a refresh owns it until it ends.
     pub fn take(&self, cluster_id: i64) -> Option<(Uuid, PreparedSnapshot)> {
-        self.lock().remove(&cluster_id)
+        lock(&self.0).remove(&cluster_id)
     }
 
     /// Whether `tickets` more can be cached.
     pub fn has_room(&self, tickets: usize) -> bool {
-        let kept: usize = self.lock().values().map(|(_, prepared)| prepared.preparation.tickets()).sum();
+        let kept: usize = lock(&self.0).values().map(|(_, prepared)| prepared.preparation.tickets()).sum();
         kept.saturating_add(tickets) <= KEPT_TICKETS_MAX
     }
 
     /// Caches the preparation of a cluster.
     pub fn put(&self, cluster_id: i64, lease: Uuid, prepared: PreparedSnapshot) {
-        self.lock().insert(cluster_id, (lease, prepared));
+        lock(&self.0).insert(cluster_id, (lease, prepared));
     }
 
     /// Returns the leases of the cached preparations, by cluster.
     pub fn leases(&self) -> Vec<(i64, Uuid)> {
-        self.lock().iter().map(|(cluster_id, (lease, _))| (*cluster_id, *lease)).collect()
+        lock(&self.0).iter().map(|(cluster_id, (lease, _))| (*cluster_id, *lease)).collect()
     }
 
     /// Evicts the preparations of `leases` whose cluster has a newer lease or was deleted.
     pub fn retain(&self, leases: &[(i64, Uuid)], rows: &[RefreshRow]) {
-        let mut kept = self.lock();
+        let mut kept = lock(&self.0);
         for (cluster_id, lease) in leases {
             let is_last = rows.iter().any(|row| row.cluster_id == *cluster_id && row.lease == Some(*lease));
             if !is_last && kept.get(cluster_id).is_some_and(|(kept, _)| kept == lease) {
                 kept.remove(cluster_id);
             }
         }
-    }
-
-    /// Locks the cache. The cache stays consistent if a holder panics.
-    fn lock(&self) -> MutexGuard<'_, HashMap<i64, (Uuid, PreparedSnapshot)>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

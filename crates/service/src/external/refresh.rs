@@ -9,7 +9,7 @@
 use std::{
     collections::HashSet,
     iter,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -17,7 +17,7 @@ use tokio::time::{Instant, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use crate::{commit::commit, error::Error, tasks::InstanceTasks, waiting::LocalWaitQueue};
+use crate::{commit::commit, error::Error, lock::lock, tasks::InstanceTasks, waiting::LocalWaitQueue};
 use rm_external::{self, FetchError};
 use rm_model::{
     external::{ClusterSnapshot, QueueCapacities},
@@ -137,7 +137,7 @@ async fn look(
 /// Starts the refresh of a cluster, unless this instance is refreshing it already.
 fn start(refresh: Refresh, under_way: &RefreshesInFlight, tasks: &InstanceTasks, stopping: &CancellationToken) {
     let cluster_id = refresh.cluster_id;
-    let is_new = under_way.lock().unwrap_or_else(PoisonError::into_inner).insert(cluster_id);
+    let is_new = lock(under_way).insert(cluster_id);
     if !is_new {
         return;
     }
@@ -158,7 +158,7 @@ fn start(refresh: Refresh, under_way: &RefreshesInFlight, tasks: &InstanceTasks,
                 let _ = within_timeout(external_refresh::failed(connection, id, lease, pauses, false)).await;
             }
         }
-        under_way.lock().unwrap_or_else(PoisonError::into_inner).remove(&cluster_id);
+        lock(&under_way).remove(&cluster_id);
     });
 }
 

@@ -10,7 +10,7 @@
 
 use std::{
     collections::BTreeSet,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -20,7 +20,7 @@ use tokio::{
     time::{Instant, sleep, timeout},
 };
 
-use crate::error::Error;
+use crate::{error::Error, lock::lock};
 use rm_model::{action::ActionRecord, audit::Subject, name::Name, principal::Principal};
 use rm_store::{
     Store, StoreError, history_horizon, history_tail,
@@ -167,7 +167,7 @@ impl FollowService {
         }
         let mut connection = self.store.operators().acquire().await?;
         let horizon = within_timeout(history_horizon::read(&mut *connection)).await?;
-        *self.origin() = Some(Position::new(horizon, 0));
+        *lock(&self.origin) = Some(Position::new(horizon, 0));
         if let Some(asked) = asked {
             asked.check(horizon, within_timeout(history_tail::last_number(&mut *connection)).await?)?;
             return Ok(asked);
@@ -195,7 +195,7 @@ impl FollowService {
 
     /// Returns the start position without a database read, if the cache or the reader's progress shows it.
     fn near(&self, asked: Option<Position>) -> Option<Position> {
-        let (read_to, origin) = (self.progress.borrow().read_to?, (*self.origin())?);
+        let (read_to, origin) = (self.progress.borrow().read_to?, (*lock(&self.origin))?);
         match asked {
             None => Some(origin.at(read_to)),
             Some(asked) => {
@@ -203,11 +203,6 @@ impl FollowService {
                 Some(asked).filter(|asked| is_here && asked.at(0) == origin)
             }
         }
-    }
-
-    /// Locks the origin. The origin stays consistent if a holder panics.
-    fn origin(&self) -> MutexGuard<'_, Option<Position>> {
-        self.origin.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     async fn send_events(

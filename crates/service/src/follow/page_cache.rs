@@ -6,9 +6,10 @@
 
 use std::{
     collections::VecDeque,
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex},
 };
 
+use crate::lock::lock;
 use rm_model::action::ActionRecord;
 
 /// Maximum number of lines in one message.
@@ -91,13 +92,13 @@ struct CachedPages {
 impl HistoryPageCache {
     /// Returns the page with the line after `number`, if it is cached.
     pub fn next(&self, number: i64) -> Option<Arc<HistoryPage>> {
-        let kept = self.kept();
+        let kept = lock(&self.0);
         kept.pages.iter().rev().find(|page| page.after <= number && number < page.last).cloned()
     }
 
     /// Adds pages; evicts the oldest ones above the bounds.
     pub fn keep(&self, pages: impl IntoIterator<Item = HistoryPage>) {
-        let mut kept = self.kept();
+        let mut kept = lock(&self.0);
         for page in pages {
             kept.bytes += page.bytes;
             kept.pages.push_back(Arc::new(page));
@@ -111,12 +112,7 @@ impl HistoryPageCache {
 
     /// Evicts all pages.
     pub fn clear(&self) {
-        *self.kept() = CachedPages::default();
-    }
-
-    /// Locks the pages. The pages stay consistent if a holder panics.
-    fn kept(&self) -> MutexGuard<'_, CachedPages> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        *lock(&self.0) = CachedPages::default();
     }
 }
 
@@ -187,9 +183,9 @@ mod tests {
         for number in 1..=200 {
             recent.keep(HistoryPage::of(number - 1, vec![line(number, PAGE_BYTES)]));
         }
-        assert!(recent.kept().bytes <= KEPT_BYTES && recent.next(199).is_some() && recent.next(0).is_none());
+        assert!(lock(&recent.0).bytes <= KEPT_BYTES && recent.next(199).is_some() && recent.next(0).is_none());
         let kept = |recent: &HistoryPageCache| {
-            let kept = recent.kept();
+            let kept = lock(&recent.0);
             (kept.pages.len(), kept.bytes, kept.pages.iter().map(|page| page.bytes).sum::<usize>())
         };
         let (_, counted, held) = kept(&recent);

@@ -7,7 +7,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
-use crate::error::Error;
+use crate::{error::Error, lock::lock};
 use rm_store::{
     history_tail,
     session::{Session, within_timeout},
@@ -87,7 +87,7 @@ impl FollowService {
         if !is_sure && within_timeout(history_tail::last_number(&mut *connection)).await? < at {
             // The new primary has lost the last commits of the old one.
             self.recent.clear();
-            *self.origin() = None;
+            *lock(&self.origin) = None;
             self.progress
                 .send_modify(|ReaderProgress { read_to, put_back }| (*read_to, *put_back) = (None, *put_back + 1));
             tracing::warn!(at, "the history was restored to an earlier state; its followers start again");

@@ -11,7 +11,7 @@
 
 use std::{
     path::PathBuf,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::{Duration, SystemTime, UNIX_EPOCH},
 };
 
@@ -22,7 +22,7 @@ use sha2::{Digest as _, Sha256};
 use tokio::{task::JoinSet, time::Instant};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 
-use crate::tokens::Caller;
+use crate::{lock::lock, tokens::Caller};
 use rm_external::allowed::AllowedHosts;
 use rm_model::{
     FILE_POLL_INTERVAL,
@@ -152,7 +152,7 @@ impl JwtAuthenticator {
 
     fn find_short(&self, shown: &str) -> Result<Arc<Caller>, JwtRejection> {
         let hash = Sha256::digest(shown).into();
-        let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        let known = || lock(&self.known);
         if let Some(caller) = known().get(&hash) {
             return Ok(caller);
         }

@@ -7,7 +7,7 @@ use std::{
     fs::File,
     io::{self, Read as _},
     path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -19,6 +19,7 @@ use tokio::{
     time::{Instant, sleep, sleep_until},
 };
 
+use crate::lock::lock;
 use rm_external::{
     ServerAddress,
     allowed::AllowedHosts,
@@ -105,7 +106,7 @@ impl IssuerState {
     /// Creates an issuer with the same keys for another configuration. Streams under the copied keys end independently of the
     /// old ones.
     pub fn again(&self, issuer: Issuer) -> Self {
-        let (keys, seen) = (self.keys.load().apart(), *self.seen());
+        let (keys, seen) = (self.keys.load().apart(), *lock(&self.seen));
         Self { issuer, keys: ArcSwap::from_pointee(keys), seen: Mutex::new(seen), unknown: Notify::new() }
     }
 
@@ -129,10 +130,6 @@ impl IssuerState {
         self.keys.load().end_others(&IssuerKeys::default());
     }
 
-    fn seen(&self) -> std::sync::MutexGuard<'_, Option<[u8; 32]>> {
-        self.seen.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Applies the key file, if the source is one. Returns whether the keys have changed.
     ///
     /// # Errors
@@ -141,7 +138,7 @@ impl IssuerState {
         let KeySource::File(path) = &self.issuer.source else { return Ok(false) };
         let json = read(path, BYTES_MAX);
         let seen = json.as_ref().ok().map(|json| Sha256::digest(json).into());
-        let before = std::mem::replace(&mut *self.seen(), seen);
+        let before = std::mem::replace(&mut *lock(&self.seen), seen);
         if seen == before && seen.is_some() {
             return Ok(false);
         }
@@ -212,7 +209,7 @@ impl IssuerState {
         let json =
             ClusterHttp::believing(allowed, ca).get_document(address, token.as_ref(), most).await.map_err(failed)?;
         let seen = Some(Sha256::digest(&json).into());
-        if std::mem::replace(&mut *self.seen(), seen) == seen {
+        if std::mem::replace(&mut *lock(&self.seen), seen) == seen {
             return Ok(false);
         }
         self.take_up(&json).map_err(|source| SourceError::Answer { address: own(), source })?;
