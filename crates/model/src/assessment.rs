@@ -1,7 +1,7 @@
 //! Assessment: decides whether a request fits on its EM and in every limited scope, after the reservations of earlier queue
 //! entries.
 //!
-//! [`assess_dimensions`] compares what a ticket wants with what is available, in each dimension of the EM and of its
+//! [`assess_dimensions`] compares the requested with the available amount in each dimension of the EM and of its
 //! scopes. All decisions follow from this list: [`assess`] returns the share that the EM counts, or the refusal with the
 //! wait keys; [`fits`] returns whether the request is granted; [`head_room`] returns the grantable amounts. The functions
 //! read the state that the caller gives them and change nothing. Invariants 1 and 6 of ARCHITECTURE.md are decided here.
@@ -48,7 +48,7 @@ impl AssessedPlace<'_> {
     }
 }
 
-/// What a ticket wants and what is available in one dimension of an EM or a scope.
+/// Requested and available amount of a ticket in one dimension of an EM or a scope.
 #[derive(Debug, Clone)]
 pub struct DimensionAssessment<'a> {
     /// EM or scope.
