@@ -52,7 +52,7 @@ impl Name {
     /// As [`Name::parse`]; an empty text is no name.
     ///
     /// # Errors
-    /// Those of [`Name::parse`].
+    /// The errors of [`Name::parse`].
     pub fn parse_optional(field: &str, text: &str) -> Result<Option<Self>, FieldError> {
         if text.is_empty() { Ok(None) } else { Self::parse(field, text).map(Some) }
     }
