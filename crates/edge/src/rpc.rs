@@ -10,13 +10,15 @@ use rm_service::error::Error;
 pub(crate) type Reply<M> = Result<M, Error>;
 
 /// Implements the gRPC service for the server type, with one row `method: Request => Response` for each call. A call that
-/// returns a stream has a row `method: Request => Stream = type of the stream`, behind the others.
+/// returns a stream has a row `method: Request => Stream = type of the stream` in `streams`.
 macro_rules! rpc {
     (
         $service:path = $server:ty {
             $($call:ident: $request:ident => $response:ident,)+
-            $($stream_call:ident: $stream_request:ident => $stream:ident = $stream_type:ty,)*
         }
+        $(streams {
+            $($stream_call:ident: $stream_request:ident => $stream:ident = $stream_type:ty,)+
+        })?
     ) => {
         #[tonic::async_trait]
         impl $service for $server {
@@ -28,7 +30,7 @@ macro_rules! rpc {
                     <$server>::$call(self, call).await.map(tonic::Response::new).map_err($crate::status::to_status)
                 }
             )+
-            $(
+            $($(
                 type $stream = $stream_type;
 
                 async fn $stream_call(
@@ -37,7 +39,7 @@ macro_rules! rpc {
                 ) -> Result<tonic::Response<$stream_type>, tonic::Status> {
                     <$server>::$stream_call(self, call).await.map(tonic::Response::new).map_err($crate::status::to_status)
                 }
-            )*
+            )+)?
         }
     };
 }

@@ -342,6 +342,8 @@ rpc! {
         get_scope: GetScopeRequest => GetScopeResponse,
         list_instances: ListInstancesRequest => ListInstancesResponse,
         list_tasks: ListTasksRequest => ListTasksResponse,
+    }
+    streams {
         follow_actions: FollowActionsRequest => FollowActionsStream = follow::FollowStream,
         watch: WatchRequest => WatchStream = overview::OverviewStream,
     }
