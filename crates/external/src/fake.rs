@@ -136,8 +136,8 @@ pub(super) fn on_path(reply: impl Fn(&str) -> FakeReply + Send + Sync) -> impl F
 /// Returns a client with short timeouts for the allowed hosts.
 pub(super) fn client(allowed: &str) -> ClusterHttp {
     let millis = Duration::from_millis;
-    let (connect, read, answer, turn) = (millis(500), millis(300), millis(600), millis(600));
-    let times = HttpTimeouts { connect, read, answer, turn, fetch: millis(3000) };
+    let (connect, read, answer) = (millis(500), millis(300), millis(600));
+    let times = HttpTimeouts { connect, read, answer, fetch: millis(3000) };
     ClusterHttp::with_times(AllowedHosts::parse(allowed).unwrap(), times)
 }
 
