@@ -18,6 +18,8 @@ import tomllib
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIMEOUT_SECONDS = 600
+# The targets whose tests find bugs, and their folders.
+TARGETS = {"integration": "tests/integration", "model": "crates/model/tests/model", "store": "crates/store/tests/store"}
 TEST = re.compile(r"#\[(?:tokio::)?test\b[^\]]*\](?:\s*#\[[^\]]*\])*\s*(?:pub )?(?:async )?fn (\w+)")
 
 
@@ -49,12 +51,13 @@ def planted(root, bug):
 
 
 def tests_in_tree():
-    """Names of the integration tests, by a search for their attributes."""
-    folder, names = ROOT / "tests" / "integration", []
-    for path in folder.rglob("*.rs"):
-        module = path.relative_to(folder).with_suffix("").parts
-        module = module[:-1] if module[-1] in ("main", "mod") else module
-        names += ["::".join((*module, test)) for test in TEST.findall(path.read_text())]
+    """Names of the tests in all targets, by a search for their attributes."""
+    names = []
+    for folder in map(ROOT.joinpath, TARGETS.values()):
+        for path in folder.rglob("*.rs"):
+            module = path.relative_to(folder).with_suffix("").parts
+            module = module[:-1] if module[-1] in ("main", "mod") else module
+            names += ["::".join((*module, test)) for test in TEST.findall(path.read_text())]
     return names
 
 
@@ -62,7 +65,7 @@ def check(bugs):
     tests, problems = tests_in_tree(), 0
     for name, bug in bugs.items():
         found = planted(ROOT, bug)[1]
-        found += [f"no integration test matches {f!r}" for f in bug["tests"] if not any(f in test for test in tests)]
+        found += [f"no test matches {f!r}" for f in bug["tests"] if not any(f in test for test in tests)]
         for problem in found:
             print(f"planted bug {name}: {problem}", file=sys.stderr)
         problems += len(found)
@@ -80,8 +83,8 @@ def run(name, bug, copy, by_journal, environment):
         return "does not apply: " + "; ".join(problems), False
     for path, text in texts.items():
         path.write_text(text)
-    target, arguments = ("journal", []) if by_journal else ("integration", bug["tests"])
-    command = ["cargo", "test", "--quiet", "--locked", "--test", target]
+    targets, arguments = (["journal"], []) if by_journal else (TARGETS, bug["tests"])
+    command = ["cargo", "test", "--quiet", "--locked", *(f"--test={target}" for target in targets)]
 
     def cargo(*arguments, **options):
         return subprocess.run([*command, *arguments], cwd=copy, env=environment, text=True, capture_output=True, **options)

@@ -82,7 +82,7 @@ async fn database_of_other_encoding_is_refused_by_name() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_of_earlier_state_is_recognised() {
-    let tables = Database::fresh().await;
+    let tables = Database::empty().await;
     tables.execute("CREATE TABLE linkis_em_meta_data (id int)").await;
     let changed = Database::fresh().await;
     Instance::start(&changed).await.stop().await;

@@ -26,7 +26,6 @@ use tonic_types::StatusExt as _;
 use crate::harness::*;
 
 mod cluster;
-mod install;
 mod preparation_cache;
 mod stale_snapshots;
 

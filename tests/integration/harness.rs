@@ -2,7 +2,7 @@
 //!
 //! A test gets a database and a server of its own. Helpers wait for conditions, not for a time. Callers: all modules of this test target.
 //!
-//! - `database`: the PostgreSQL of the run, and a new database for each test; `server`: processes of the program.
+//! - `database`: a new database for each test; `server`: processes of the program.
 
 use std::{
     collections::{BTreeMap, HashMap},
@@ -11,20 +11,14 @@ use std::{
     io::{BufRead as _, BufReader},
     net::SocketAddr,
     ops::Range,
-    os::unix::process::CommandExt as _,
-    path::{Path, PathBuf},
+    path::Path,
     pin::Pin,
     process::{Child, Command, Stdio},
-    sync::{
-        OnceLock,
-        atomic::{AtomicU32, Ordering},
-    },
     time::{Duration, Instant},
 };
 
 use prost::Message as _;
 use rm_client::{ClientError, ClientSettings, ResourceRequest, ResultResource, RmClient};
-use rm_devpg::{EmbeddedPostgres, EmbeddedSettings};
 use rm_model::{
     adoption::AdoptTicket,
     em::{Em, EmInstance},
@@ -40,12 +34,16 @@ use rm_model::{
     ticket::{EngineInstance, Ticket, TicketState},
 };
 use rm_store::connect_target::ConnectTarget;
+use rm_tests::{new_database, proxy::Proxy};
 use rustix::process::{Pid, Signal};
 use sqlx::{
     ConnectOptions as _, FromRow, PgConnection, PgExecutor,
     postgres::{PgConnectOptions, PgPool, PgRow},
 };
-use tokio::task::{JoinHandle, JoinSet};
+use tokio::{
+    sync::OnceCell,
+    task::{JoinHandle, JoinSet},
+};
 use tonic::{
     Code, Status,
     transport::{Channel, Endpoint},
@@ -53,22 +51,19 @@ use tonic::{
 use tonic_types::StatusExt as _;
 use uuid::Uuid;
 
-use crate::{citus_cluster::Cell, proxy::Proxy};
+use crate::citus_cluster::Cell;
 
 mod database;
 mod server;
 
 pub use database::*;
-pub use rm_tests::{PROGRAM, repo_root};
+pub use rm_tests::{LONG, PROGRAM, eventually, execute, remove_at_end, repo_root, scratch};
 pub use server::*;
 
 /// The retention of the history by [`settings`].
 pub const HISTORY: Duration = Duration::from_secs(3600);
 
 pub const GB: i64 = 1 << 30;
-
-/// Longest wait for an event that must come.
-pub const LONG: Duration = Duration::from_secs(60);
 
 /// Size of a crowd: `few`, or `LINKIS_RM_CROWD` if it is set.
 pub fn crowd_of(few: usize) -> usize {
@@ -80,30 +75,6 @@ pub fn skip_without(tool: &str, how: &str) {
     let there = std::env::var("LINKIS_RM_TOOLS").unwrap_or_default();
     assert!(!there.split(' ').any(|named| named == tool), "{tool} is there, says LINKIS_RM_TOOLS, and is not found");
     println!("SKIPPED: there is no {tool}: {how}");
-}
-
-/// Removes a folder after the end of this process and its PostgreSQL.
-pub fn remove_at_end(folder: &Path) {
-    let script = r#"(while [ -d "/proc/$1" ] || [ -e "$2/data/postmaster.pid" ]; do sleep 0.2; done; rm -rf "$2") &"#;
-    let pid = std::process::id().to_string();
-    let mut watcher = Command::new("sh");
-    watcher.args(["-c", script, "sh", &pid]).arg(folder).process_group(0);
-    assert!(watcher.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success());
-}
-
-/// A folder of this run. Folders of ended runs are removed.
-pub fn scratch(name: &str) -> PathBuf {
-    const PREFIX: &str = "linkis-rm-test-";
-    let temp = std::env::temp_dir();
-    for entry in fs::read_dir(&temp).unwrap().flatten() {
-        let file_name = entry.file_name().to_string_lossy().into_owned();
-        let pid = file_name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
-        if pid.is_some_and(|pid| !PathBuf::from(format!("/proc/{pid}")).exists()) {
-            // The folder may belong to another user or be removed by another run.
-            let _ = fs::remove_dir_all(entry.path());
-        }
-    }
-    temp.join(format!("{PREFIX}{}-{name}", std::process::id()))
 }
 
 /// A method of a gRPC service.
@@ -323,20 +294,6 @@ pub async fn in_one_batch(
     before();
     execute(&mut holder, "ROLLBACK").await;
     made
-}
-
-/// Waits until `condition` holds; fails after `longest`.
-pub async fn eventually<F: Future<Output = bool>>(
-    what: &str,
-    longest: Duration,
-    condition: impl Fn() -> F,
-) -> Duration {
-    let start = Instant::now();
-    while !condition().await {
-        assert!(start.elapsed() < longest, "not within {longest:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-    start.elapsed()
 }
 
 /// Asserts the invariants of every commit: counters equal tickets, no EM or enforced limit is exceeded, no lock row is visible,

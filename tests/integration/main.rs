@@ -1,5 +1,7 @@
 //! The service as its callers meet it: a real server on a free port, a real PostgreSQL, the real client.
 
+use rm_tests::proxy;
+
 mod adoption;
 mod api;
 mod audit;
@@ -8,8 +10,6 @@ mod batch_failures;
 mod batch_get;
 mod browser;
 mod caps;
-mod cell_claims_model;
-mod cell_shares_model;
 mod certificates;
 mod chart;
 mod citus;
@@ -18,7 +18,6 @@ mod client;
 mod cluster_metrics;
 mod command_line;
 mod compression;
-mod conformance;
 mod contention;
 mod cookbook;
 mod counters;
@@ -50,8 +49,6 @@ mod interrupted_commits;
 mod jwt;
 mod kubernetes;
 mod label_features;
-mod ledger_model;
-mod ledger_steps;
 mod lifecycle;
 mod limit_changes;
 mod limit_modes;
@@ -73,7 +70,6 @@ mod patroni;
 mod placement;
 mod pooler;
 mod private_database;
-mod proxy;
 mod public_reports;
 mod query_plans;
 mod queues;

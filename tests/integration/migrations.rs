@@ -217,7 +217,7 @@ async fn schema(database: &Database) -> Vec<String> {
 /// A migration is applied as a whole or not at all, whenever its process ends; concurrent processes apply each once.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn migrations_interrupted_or_concurrent_apply_once() {
-    let (cut_off, at_once) = (Database::fresh().await, Database::fresh().await);
+    let (cut_off, at_once) = (Database::empty().await, Database::empty().await);
     for milliseconds in [15, 25, 40, 60, 90, 130, 200] {
         let mut migrating = begin_to_migrate(&cut_off);
         tokio::time::sleep(Duration::from_millis(milliseconds)).await;

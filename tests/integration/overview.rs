@@ -314,9 +314,11 @@ async fn overview_of_many_ems_meets_its_bound() {
     let tickets = database.count("SELECT count(*) FROM linkis_user_resource_meta_data").await;
     assert_eq!(tickets, if most.is_some() { 1_000_000 } else { 0 });
     let mut took = Vec::new();
-    for _ in 0..9 {
-        // An overview of the last second would be returned again.
-        tokio::time::sleep(Duration::from_secs(1)).await;
+    for round in 0..if most.is_some() { 9 } else { 1 } {
+        if round > 0 {
+            // An overview of the last second would be returned again.
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
         let start = Instant::now();
         let overview = rm.client.overview().await.unwrap();
         took.push(start.elapsed());

@@ -22,7 +22,6 @@ use rm_store::overview::COUNTED_MAX;
 use self::{costs::*, tables::*};
 use crate::harness::*;
 
-mod bounded;
 mod calls;
 mod costs;
 mod filters;

@@ -1,6 +1,22 @@
-//! Common parts of all test targets: the root of the repository, and the program under test, which is built on first use.
+//! Common parts of all test targets: the root of the repository, the program under test, which is built on first use, a PostgreSQL,
+//! and waits for conditions.
 
-use std::{env, path::Path, process::Command, sync::LazyLock};
+use std::{
+    env, fs,
+    os::unix::process::CommandExt as _,
+    path::{Path, PathBuf},
+    process::{Command, Stdio},
+    sync::LazyLock,
+    time::{Duration, Instant},
+};
+
+pub use database::{execute, new_database};
+
+mod database;
+pub mod proxy;
+
+/// Longest wait for an event that must come.
+pub const LONG: Duration = Duration::from_secs(60);
 
 /// Returns the root of the repository.
 #[must_use]
@@ -28,3 +44,41 @@ pub static PROGRAM: LazyLock<&str> = LazyLock::new(|| {
     }
     folder.join("linkis-rm").display().to_string().leak()
 });
+
+/// Waits until `condition` holds; fails after `longest`.
+pub async fn eventually<F: Future<Output = bool>>(
+    what: &str,
+    longest: Duration,
+    condition: impl Fn() -> F,
+) -> Duration {
+    let start = Instant::now();
+    while !condition().await {
+        assert!(start.elapsed() < longest, "not within {longest:?}: {what}");
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+    start.elapsed()
+}
+
+/// Removes a folder after the end of this process and its PostgreSQL.
+pub fn remove_at_end(folder: &Path) {
+    let script = r#"(while [ -d "/proc/$1" ] || [ -e "$2/data/postmaster.pid" ]; do sleep 0.2; done; rm -rf "$2") &"#;
+    let pid = std::process::id().to_string();
+    let mut watcher = Command::new("sh");
+    watcher.args(["-c", script, "sh", &pid]).arg(folder).process_group(0);
+    assert!(watcher.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).status().unwrap().success());
+}
+
+/// A folder of this run. Folders of ended runs are removed.
+pub fn scratch(name: &str) -> PathBuf {
+    const PREFIX: &str = "linkis-rm-test-";
+    let temp = std::env::temp_dir();
+    for entry in fs::read_dir(&temp).unwrap().flatten() {
+        let file_name = entry.file_name().to_string_lossy().into_owned();
+        let pid = file_name.strip_prefix(PREFIX).and_then(|rest| rest.split('-').next()?.parse::<u32>().ok());
+        if pid.is_some_and(|pid| !PathBuf::from(format!("/proc/{pid}")).exists()) {
+            // The folder may belong to another user or be removed by another run.
+            let _ = fs::remove_dir_all(entry.path());
+        }
+    }
+    temp.join(format!("{PREFIX}{}-{name}", std::process::id()))
+}

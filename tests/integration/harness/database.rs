@@ -1,33 +1,16 @@
-//! Databases of the tests: one PostgreSQL for the run, and a new database for each test; locks and holds that a test sets by SQL.
+//! Databases of the tests: a new one for each test; locks and holds that a test sets by SQL.
 
 use super::*;
-
-/// The PostgreSQL of this test run, which ends with the process.
-fn postgres() -> &'static PgConnectOptions {
-    static OPTIONS: OnceLock<PgConnectOptions> = OnceLock::new();
-    OPTIONS.get_or_init(|| {
-        let (sender, receiver) = std::sync::mpsc::sync_channel(1);
-        // A thread for the whole run, because the runtime of a test ends with it.
-        std::thread::spawn(move || {
-            let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(1).enable_all().build().unwrap();
-            runtime.block_on(async {
-                let data_dir = scratch("shared");
-                remove_at_end(&data_dir);
-                let settings = EmbeddedSettings { data_dir, server_options: vec![] };
-                let postgres = EmbeddedPostgres::start(settings).await.unwrap();
-                sender.send(postgres.connect_options()).unwrap();
-                panic!("PostgreSQL ended by itself: {}", postgres.died().await);
-            })
-        });
-        receiver.recv().expect("a PostgreSQL for the tests")
-    })
-}
 
 /// A database of its own. With `LINKIS_RM_CITUS_SUITE`, it is a cell on Citus, and queries of a test go to its worker.
 pub struct Database {
     pub options: PgConnectOptions,
     pub pool: PgPool,
     cell: Option<Cell>,
+}
+
+fn on_citus() -> bool {
+    std::env::var_os("LINKIS_RM_CITUS_SUITE").is_some()
 }
 
 impl From<PgConnectOptions> for Database {
@@ -37,15 +20,29 @@ impl From<PgConnectOptions> for Database {
 }
 
 impl Database {
+    /// A database with the schema of this build: a copy of one that is migrated once.
     pub async fn fresh() -> Self {
-        if std::env::var_os("LINKIS_RM_CITUS_SUITE").is_some() {
+        static MIGRATED: OnceCell<String> = OnceCell::const_new();
+        if on_citus() {
+            return Self::empty().await;
+        }
+        let migrated = MIGRATED.get_or_init(async || {
+            let database = Self::empty().await;
+            let mut migrate = Command::new(*PROGRAM);
+            migrate.arg("migrate").env("DATABASE_URL", database.url()).env_remove("LINKIS_RM_DATA_DIR");
+            assert!(migrate.status().unwrap().success());
+            database.options.get_database().unwrap().to_owned()
+        });
+        new_database(migrated.await).await.into()
+    }
+
+    /// A database without tables.
+    pub async fn empty() -> Self {
+        if on_citus() {
             let cell = Cell::make().await.expect("an installed Citus");
             return Self { cell: Some(cell.clone()), ..cell.database().await };
         }
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let name = format!("test_{}", COUNT.fetch_add(1, Ordering::Relaxed));
-        execute(&mut postgres().connect().await.unwrap(), format!("CREATE DATABASE {name}")).await;
-        postgres().clone().database(&name).into()
+        new_database("template0").await.into()
     }
 
     /// The target for a store.
@@ -144,11 +141,6 @@ impl Database {
 pub trait Value: for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres> + Send + Unpin {}
 
 impl<T: for<'r> sqlx::Decode<'r, sqlx::Postgres> + sqlx::Type<sqlx::Postgres> + Send + Unpin> Value for T {}
-
-/// Runs statements on a pool or a connection, and returns the number of rows that they changed.
-pub async fn execute(executor: impl PgExecutor<'_>, sql: impl AsRef<str>) -> u64 {
-    sqlx::raw_sql(sqlx::AssertSqlSafe(sql.as_ref().to_owned())).execute(executor).await.unwrap().rows_affected()
-}
 
 async fn insert_hold(executor: impl PgExecutor<'_>, em: &EmInstance) {
     let hold = "INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance) VALUES ('em', $1, $2)";

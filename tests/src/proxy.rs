@@ -17,7 +17,7 @@ use tokio::{
 };
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::harness::*;
+use crate::scratch;
 
 /// Name of PostgreSQL's socket in its folder.
 const SOCKET: &str = ".s.PGSQL.5432";

@@ -1,12 +1,13 @@
 //! Installation of a snapshot: changes during its preparation are processed before the lock.
 
+use std::sync::Arc;
+
 use rm_model::{
     external::ClusterSnapshot,
     queue::{ExternalQueue, QueueAmounts, QueueNaming, QueueState, QueueTree},
 };
 use rm_store::external_snapshot::{self, InstallResult};
-use sqlx::PgConnection;
-use time::OffsetDateTime;
+use rm_tests::execute;
 use uuid::Uuid;
 
 use super::*;
@@ -30,6 +31,10 @@ async fn cluster(connection: &mut PgConnection) -> i64 {
     .fetch_one(connection)
     .await
     .unwrap()
+}
+
+async fn one(connection: &mut PgConnection, sql: &'static str) -> i64 {
+    sqlx::query_scalar(sql).fetch_one(connection).await.unwrap()
 }
 
 /// Tickets with these numbers are granted, each a little of a queue.
@@ -56,9 +61,8 @@ async fn grant(connection: &mut PgConnection, numbers: std::ops::RangeInclusive<
 /// preparation.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn snapshot_install_writes_only_last_changes() {
-    let (database, rm) = start().await;
-    rm.stop().await;
-    let (mut connection, mut other) = (database.connect().await, database.connect().await);
+    let (pool, _store) = fresh().await;
+    let (mut connection, mut other) = (pool.acquire().await.unwrap(), pool.acquire().await.unwrap());
     let cluster_id = cluster(&mut other).await;
     let amounts = |n: i64| QueueAmounts { memory: n, cores: n };
     let queue = |path: String| ExternalQueue {
@@ -94,8 +98,9 @@ async fn snapshot_install_writes_only_last_changes() {
         external_snapshot::install(&mut connection, cluster_id, (LEASE, true), generation, &mut prepared).await;
     assert_eq!(installed.unwrap(), InstallResult::InForce(1));
     let written = "SELECT count(*) FROM linkis_external_queue q JOIN linkis_external_cluster c USING (cluster_id) WHERE q.xmin = c.xmin";
-    assert_eq!(database.count(written).await, 2, "the queue of the last ticket, and the root");
-    assert_eq!(database.count("SELECT unseen_memory FROM linkis_external_queue WHERE path = 'root'").await, 3501);
+    assert_eq!(one(&mut connection, written).await, 2, "the queue of the last ticket, and the root");
+    let unseen = "SELECT unseen_memory FROM linkis_external_queue WHERE path = 'root'";
+    assert_eq!(one(&mut connection, unseen).await, 3501);
     assert_eq!(prepared.preparation.tickets(), 3501);
     assert!(
         prepared.preparation.differing(&external_snapshot::stored(&mut connection, cluster_id).await.unwrap()).len()

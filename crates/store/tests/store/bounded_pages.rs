@@ -2,18 +2,22 @@
 
 use std::collections::BTreeSet;
 
-use rm_model::usage_sum::{UsageBy, UsageName};
+use rm_model::{
+    name::Name,
+    usage_sum::{UsageBy, UsageName},
+};
 use rm_store::{
-    Store,
     label_resource::{self, IndexFilter},
     usage_hour::{self, UsageAt, UsageRange, UsageSumPage},
     waiting,
 };
-use sqlx::{Connection as _, PgConnection};
-use time::OffsetDateTime;
+use rm_tests::execute;
+use sqlx::Connection as _;
 
-use super::tables::MANY;
-use crate::harness::*;
+use super::*;
+
+/// Number of rows of a large table.
+const MANY: i64 = 20_000;
 
 /// Returns the number of rows of a table that this connection has read so far.
 async fn read_of(connection: &mut PgConnection, table: &str) -> i64 {
@@ -27,8 +31,7 @@ async fn read_of(connection: &mut PgConnection, table: &str) -> i64 {
 async fn scopes_page_reads_bounded_rows() {
     const SHOWN: usize = 20;
     const PAGE: i64 = 1000;
-    let database = Database::fresh().await;
-    let store = Store::open(database.target(), HISTORY).await.unwrap();
+    let (pool, store) = fresh().await;
     let fill = format!(
         r#"INSERT INTO linkis_label_set (label_set, exempt, lacking, family, queues, state)
         SELECT '["creator", "engine_type", "tenant", "user"]', '[]', 'empty', 'empty', 'apart', state
@@ -40,8 +43,8 @@ async fn scopes_page_reads_bounded_rows() {
         WHERE state = 'counting' OR n <= {SHOWN};
         ANALYZE linkis_label_set, linkis_label_resource"#
     );
-    database.execute(fill).await;
-    let (mut session, users) = (store.session(), BTreeSet::from([name("hadoop")]));
+    execute(&pool, fill).await;
+    let (mut session, users) = (store.session(), BTreeSet::from([Name::parse("user", "hadoop").unwrap()]));
     let connection = session.get().await.unwrap();
     for what in ["all", "all, again and again", "of a user", "of a creator", "of an engine type"] {
         let (mut found, mut pages, mut after) = (BTreeSet::new(), 0, Some(Vec::new()));
@@ -78,8 +81,7 @@ async fn waiting_page_reads_first_entries_once() {
     const WAITING: i64 = 2000;
     const PAGE: i64 = 100;
     const AHEAD_MAX: i64 = 500;
-    let database = Database::fresh().await;
-    let store = Store::open(database.target(), HISTORY).await.unwrap();
+    let (pool, store) = fresh().await;
     let fill = format!(
         r#"INSERT INTO linkis_rm_instance (instance_id, alive_until) VALUES (gen_random_uuid(), now() + interval '1 day');
         INSERT INTO linkis_resource_waiting (ticket_id, instance_id, principal, "user", creator, engine_type, em_application_name,
@@ -93,7 +95,7 @@ async fn waiting_page_reads_first_entries_once() {
         FROM linkis_resource_waiting;
         ANALYZE linkis_resource_waiting, linkis_resource_waiting_spot"#
     );
-    database.execute(fill).await;
+    execute(&pool, fill).await;
     let mut session = store.session();
     let connection = session.get().await.unwrap();
     let (mut after, mut found) = (None, 0);
@@ -159,8 +161,7 @@ async fn used(
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn usage_page_reads_bounded_names_and_hours() {
     const DAY: i64 = 24;
-    let database = Database::fresh().await;
-    let store = Store::open(database.target(), HISTORY).await.unwrap();
+    let (pool, store) = fresh().await;
     // Some names in every second hour, many in one, a few in the next two, and the others later.
     let fill =
         "INSERT INTO linkis_resource_usage_hour (used_by, is_rest, name, em_instance, hour, tickets, core_seconds,
@@ -171,7 +172,7 @@ async fn usage_page_reads_bounded_names_and_hours() {
             UNION ALL SELECT 'c' || n, h FROM generate_series(1, 20) n, generate_series(1001, 1002) h
             UNION ALL SELECT '', 1001) n (name, hour);
         ANALYZE linkis_resource_usage_hour";
-    database.execute(fill).await;
+    execute(&pool, fill).await;
     let at = |hour: i64| OffsetDateTime::from_unix_timestamp((1000 + hour) * 3600).unwrap();
     let range = |from, to, hourly| UsageRange { by: UsageBy::User, users: None, from: at(from), to: at(to), hourly };
     let mut session = store.session();

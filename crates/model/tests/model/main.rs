@@ -1,0 +1,8 @@
+//! Model tests: the ledger against reference models, the cells' protocols in every state, and resources against Apache Linkis.
+
+mod cell_claims_model;
+mod cell_shares_model;
+mod conformance;
+mod harness;
+mod ledger_model;
+mod ledger_steps;
