@@ -10,7 +10,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use sqlx::{FromRow, PgExecutor};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -40,14 +40,15 @@ pub use self::{
 
 const TABLE: TableName = TableName("linkis_resource_action_record");
 
-#[derive(FromRow)]
-struct EndedRow {
-    ticket_id: Uuid,
-    action: String,
-    user: String,
-    em_application_name: String,
-    em_instance: String,
-    action_time: OffsetDateTime,
+from_row! {
+    struct EndedRow {
+        ticket_id: Uuid,
+        action: String,
+        user: String,
+        em_application_name: String,
+        em_instance: String,
+        action_time: OffsetDateTime,
+    }
 }
 
 impl TryFrom<EndedRow> for EndedTicket {

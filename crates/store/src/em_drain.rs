@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 
 use rm_model::{em::EmInstance, em_drain::EmDrain, principal::Principal};
@@ -14,12 +14,13 @@ use super::{
 
 const TABLE: TableName = TableName("linkis_em_drain");
 
-/// Drain columns of an EM; all `None` if the EM is not drained.
-#[derive(FromRow)]
-pub(super) struct DrainColumns {
-    reason: Option<String>,
-    drained_by: Option<String>,
-    drain_time: Option<OffsetDateTime>,
+from_row! {
+    /// Drain columns of an EM; all `None` if the EM is not drained.
+    pub(super) struct DrainColumns {
+        reason: Option<String>,
+        drained_by: Option<String>,
+        drain_time: Option<OffsetDateTime>,
+    }
 }
 
 impl DrainColumns {
@@ -32,12 +33,12 @@ impl DrainColumns {
     }
 }
 
-#[derive(FromRow)]
-struct DrainRow {
-    em_application_name: String,
-    em_instance: String,
-    #[sqlx(flatten)]
-    drain: DrainColumns,
+from_row! {
+    struct DrainRow {
+        em_application_name: String,
+        em_instance: String,
+        ..drain: DrainColumns,
+    }
 }
 
 /// Returns the drains of those `ems` that are drained.

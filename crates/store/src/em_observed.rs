@@ -5,7 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use sqlx::{FromRow, PgConnection};
+use sqlx::PgConnection;
 use time::OffsetDateTime;
 use tokio_stream::StreamExt as _;
 use uuid::Uuid;
@@ -114,12 +114,13 @@ pub async fn put(connection: &mut PgConnection, reports: &[(&EmReport, &Observat
     Ok(())
 }
 
-#[derive(FromRow)]
-struct ObservedRow {
-    em_application_name: String,
-    em_instance: String,
-    observed: Vec<u8>,
-    observed_time: OffsetDateTime,
+from_row! {
+    struct ObservedRow {
+        em_application_name: String,
+        em_instance: String,
+        observed: Vec<u8>,
+        observed_time: OffsetDateTime,
+    }
 }
 
 /// Returns the observations of those `tickets` that their EMs have observed. Streams one EM at a time, because each may

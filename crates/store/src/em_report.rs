@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -47,17 +47,18 @@ pub struct ReportArrival {
     pub any_missed: bool,
 }
 
-#[derive(FromRow)]
-struct ArrivalRow {
-    number: i64,
-    registered: i64,
-    last_epoch: Option<i64>,
-    last_sequence: Option<i64>,
-    last_time: Option<OffsetDateTime>,
-    kept: bool,
-    used_tickets: i64,
-    used_tickets_xor: Uuid,
-    any_missed: bool,
+from_row! {
+    struct ArrivalRow {
+        number: i64,
+        registered: i64,
+        last_epoch: Option<i64>,
+        last_sequence: Option<i64>,
+        last_time: Option<OffsetDateTime>,
+        kept: bool,
+        used_tickets: i64,
+        used_tickets_xor: Uuid,
+        any_missed: bool,
+    }
 }
 
 impl From<&ArrivalRow> for ReportArrival {
@@ -98,11 +99,11 @@ pub async fn update(
     connection: &mut PgConnection,
     reports: &[&EmReport],
 ) -> Result<Vec<Option<ReportArrival>>, StoreError> {
-    #[derive(FromRow)]
-    struct UpdatedRow {
-        #[sqlx(flatten)]
-        met: ArrivalRow,
-        written: i64,
+    from_row! {
+        struct UpdatedRow {
+            written: i64,
+            ..met: ArrivalRow,
+        }
     }
     // Asynchronous commit: a database crash loses at most the last reports, and the next ones come soon. A report thus
     // never waits for the disk, where it would delay grants.
@@ -264,13 +265,14 @@ impl<'a> ReportColumns<'a> {
     }
 }
 
-#[derive(FromRow)]
-struct SignRow {
-    em_application_name: String,
-    em_instance: String,
-    registered: i64,
-    epoch: i64,
-    sequence: i64,
+from_row! {
+    struct SignRow {
+        em_application_name: String,
+        em_instance: String,
+        registered: i64,
+        epoch: i64,
+        sequence: i64,
+    }
 }
 
 /// Returns up to `limit` EMs after `after` that have become silent, ordered by key, each with its last sign. A silent

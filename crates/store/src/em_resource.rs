@@ -8,7 +8,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use sqlx::{FromRow, PgConnection, PgExecutor, Row as _};
+use sqlx::{FromRow as _, PgConnection, PgExecutor, Row as _};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -36,30 +36,30 @@ pub use list::{EmFilter, EmScan, list};
 
 const TABLE: TableName = TableName("linkis_em_resource_meta_data");
 
-#[derive(FromRow)]
-struct EmRow {
-    em_application_name: String,
-    em_instance: String,
-    resource_type: String,
-    total_resource: String,
-    protected_resource: String,
-    used_resource: String,
-    locked_resource: String,
-    used_tickets: i64,
-    used_tickets_xor: Uuid,
-    labels: String,
-    reserved_labels: String,
-    epoch: i64,
-    register_time: OffsetDateTime,
-    version: i64,
-    going_epoch: Option<i64>,
-    going_end: Option<String>,
-    going_after: Option<Uuid>,
-    counted_to: i64,
-    counting_to: Option<i64>,
-    counted_after: Option<Uuid>,
-    #[sqlx(flatten)]
-    drain: DrainColumns,
+from_row! {
+    struct EmRow {
+        em_application_name: String,
+        em_instance: String,
+        resource_type: String,
+        total_resource: String,
+        protected_resource: String,
+        used_resource: String,
+        locked_resource: String,
+        used_tickets: i64,
+        used_tickets_xor: Uuid,
+        labels: String,
+        reserved_labels: String,
+        epoch: i64,
+        register_time: OffsetDateTime,
+        version: i64,
+        going_epoch: Option<i64>,
+        going_end: Option<String>,
+        going_after: Option<Uuid>,
+        counted_to: i64,
+        counting_to: Option<i64>,
+        counted_after: Option<Uuid>,
+        ..drain: DrainColumns,
+    }
 }
 
 impl EmRow {
@@ -280,21 +280,22 @@ pub async fn delete(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
     expect_rows(TABLE.0, ems.len(), done.rows_affected())
 }
 
-/// Columns of an EM that audits read.
-#[derive(FromRow)]
-pub(super) struct StoredCountersRow {
-    em_application_name: String,
-    em_instance: String,
-    resource_type: String,
-    total_resource: String,
-    protected_resource: String,
-    used_resource: String,
-    locked_resource: String,
-    left_resource: String,
-    used_tickets: i64,
-    used_tickets_xor: Uuid,
-    over_committed: bool,
-    version: i64,
+from_row! {
+    /// Columns of an EM that audits read.
+    pub(super) struct StoredCountersRow {
+        em_application_name: String,
+        em_instance: String,
+        resource_type: String,
+        total_resource: String,
+        protected_resource: String,
+        used_resource: String,
+        locked_resource: String,
+        left_resource: String,
+        used_tickets: i64,
+        used_tickets_xor: Uuid,
+        over_committed: bool,
+        version: i64,
+    }
 }
 
 impl TryFrom<StoredCountersRow> for StoredEmCounters {

@@ -1,6 +1,6 @@
 //! Ends of tickets in the history, as input of the sums of use over time. Read-only. Caller: the roll-up task.
 
-use sqlx::{FromRow, PgExecutor};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
 
 use rm_model::{
@@ -12,18 +12,19 @@ use super::{StoreError, rows::TableName};
 
 const TABLE: TableName = TableName("linkis_resource_action_record");
 
-#[derive(FromRow)]
-struct EndRow {
-    id: i64,
-    user: String,
-    creator: String,
-    engine_type: String,
-    em_application_name: String,
-    em_instance: String,
-    resource_type: String,
-    resource: String,
-    since: Option<OffsetDateTime>,
-    action_time: OffsetDateTime,
+from_row! {
+    struct EndRow {
+        id: i64,
+        user: String,
+        creator: String,
+        engine_type: String,
+        em_application_name: String,
+        em_instance: String,
+        resource_type: String,
+        resource: String,
+        since: Option<OffsetDateTime>,
+        action_time: OffsetDateTime,
+    }
 }
 
 impl EndRow {

@@ -8,7 +8,7 @@ use std::{
     sync::Arc,
 };
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use time::{Duration, OffsetDateTime};
 
 use rm_model::{
@@ -45,21 +45,23 @@ fn provider(resource_type: &str, name: &str, labels: &str) -> Result<Provider, S
     })
 }
 
-/// Row of a cluster.
-#[derive(Debug, Clone, FromRow)]
-pub struct ClusterRow {
-    cluster_id: i64,
-    resource_type: String,
-    name: String,
-    labels: String,
-    when_away: String,
-    max_age: i64,
-    last_known_for: i64,
-    refresh_interval: i64,
-    generation: Option<i64>,
-    begun: Option<OffsetDateTime>,
-    by_last_name: bool,
-    changes: i64,
+from_row! {
+    /// Row of a cluster.
+    #[derive(Debug, Clone)]
+    pub struct ClusterRow {
+        cluster_id: i64,
+        resource_type: String,
+        name: String,
+        labels: String,
+        when_away: String,
+        max_age: i64,
+        last_known_for: i64,
+        refresh_interval: i64,
+        generation: Option<i64>,
+        begun: Option<OffsetDateTime>,
+        by_last_name: bool,
+        changes: i64,
+    }
 }
 
 impl ClusterRow {
@@ -176,17 +178,18 @@ pub async fn read(
     rows.iter().map(|row| row.cluster(states.remove(&row.cluster_id).unwrap_or_default())).collect()
 }
 
-#[derive(FromRow)]
-struct QueueRow {
-    cluster_id: i64,
-    path: String,
-    max_memory: Option<i64>,
-    max_cores: Option<i64>,
-    used_memory: Option<i64>,
-    used_cores: Option<i64>,
-    state: Option<String>,
-    unseen_memory: Option<i64>,
-    unseen_cores: Option<i64>,
+from_row! {
+    struct QueueRow {
+        cluster_id: i64,
+        path: String,
+        max_memory: Option<i64>,
+        max_cores: Option<i64>,
+        used_memory: Option<i64>,
+        used_cores: Option<i64>,
+        state: Option<String>,
+        unseen_memory: Option<i64>,
+        unseen_cores: Option<i64>,
+    }
 }
 
 impl QueueRow {

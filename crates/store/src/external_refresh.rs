@@ -103,16 +103,18 @@ pub async fn known(executor: impl PgExecutor<'_>) -> Result<Vec<(String, String,
     .await?)
 }
 
-/// State of a cluster's refresh.
-#[derive(Debug, Clone, Copy, sqlx::FromRow)]
-pub struct RefreshRow {
-    /// Cluster id.
-    pub cluster_id: i64,
-    /// The present or last lease; `None` after a change that ticket changes do not show, which makes kept counts
-    /// invalid.
-    pub lease: Option<Uuid>,
-    /// Whether this instance is to refresh the cluster now.
-    pub is_due: bool,
+from_row! {
+    /// State of a cluster's refresh.
+    #[derive(Debug, Clone, Copy)]
+    pub struct RefreshRow {
+        /// Cluster id.
+        pub cluster_id: i64,
+        /// The present or last lease; `None` after a change that ticket changes do not show, which makes kept counts
+        /// invalid.
+        pub lease: Option<Uuid>,
+        /// Whether this instance is to refresh the cluster now.
+        pub is_due: bool,
+    }
 }
 
 /// Returns the refresh state of all clusters. A due cluster is left for `KEEPERS_FIRST` to the instance with its last
@@ -132,15 +134,17 @@ pub async fn all(executor: impl PgExecutor<'_>, kept: &[Uuid]) -> Result<Vec<Ref
     .await?)
 }
 
-/// Lease on the refresh of a cluster.
-#[derive(Debug, Clone, Copy, sqlx::FromRow)]
-pub struct RefreshLease {
-    /// Time of taking the lease, by the clock of the database.
-    pub begun: OffsetDateTime,
-    /// Whether the provider was deleted.
-    pub is_gone: bool,
-    /// Previous lease.
-    pub before: Option<Uuid>,
+from_row! {
+    /// Lease on the refresh of a cluster.
+    #[derive(Debug, Clone, Copy)]
+    pub struct RefreshLease {
+        /// Time of taking the lease, by the clock of the database.
+        pub begun: OffsetDateTime,
+        /// Whether the provider was deleted.
+        pub is_gone: bool,
+        /// Previous lease.
+        pub before: Option<Uuid>,
+    }
 }
 
 /// Takes the lease on a due cluster. `None` if another instance has it, or the cluster is not due.

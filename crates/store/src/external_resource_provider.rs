@@ -1,7 +1,7 @@
 //! `linkis_external_resource_provider`: stored configuration of the external clusters. Caller: `rm_service::external`.
 
 use secrecy::{ExposeSecret as _, SecretString};
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -29,15 +29,16 @@ pub struct ProviderRecord {
     pub update_time: OffsetDateTime,
 }
 
-#[derive(FromRow)]
-struct ProviderRow {
-    resource_type: String,
-    name: String,
-    labels: String,
-    config: String,
-    etag: Uuid,
-    updated_by: String,
-    update_time: OffsetDateTime,
+from_row! {
+    struct ProviderRow {
+        resource_type: String,
+        name: String,
+        labels: String,
+        config: String,
+        etag: Uuid,
+        updated_by: String,
+        update_time: OffsetDateTime,
+    }
 }
 
 impl TryFrom<ProviderRow> for ProviderRecord {

@@ -5,7 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use tokio_stream::{Stream, StreamExt as _};
 use uuid::Uuid;
@@ -17,17 +17,18 @@ use rm_model::{
 
 use super::StoreError;
 
-#[derive(FromRow)]
-struct ExternalTicketRow {
-    ticket_id: Uuid,
-    cluster_id: i64,
-    path: String,
-    memory: i64,
-    cores: i64,
-    used_since: Option<OffsetDateTime>,
-    application_id: Option<String>,
-    change: i64,
-    ended: bool,
+from_row! {
+    struct ExternalTicketRow {
+        ticket_id: Uuid,
+        cluster_id: i64,
+        path: String,
+        memory: i64,
+        cores: i64,
+        used_since: Option<OffsetDateTime>,
+        application_id: Option<String>,
+        change: i64,
+        ended: bool,
+    }
 }
 
 impl From<ExternalTicketRow> for ClusterTicketDelta {

@@ -1,19 +1,21 @@
 //! `linkis_resource_action_horizon`: identity of the history, and the number of the last deleted line. Callers:
 //! retention and followers.
 
-use sqlx::{FromRow, PgExecutor};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::StoreError;
 
-/// Identity and extent of the history.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, FromRow)]
-pub struct HistoryHorizon {
-    /// Id of the history; a new database has a new id.
-    pub history_id: Uuid,
-    /// Largest number of a deleted line.
-    pub forgotten: i64,
+from_row! {
+    /// Identity and extent of the history.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    pub struct HistoryHorizon {
+        /// Id of the history; a new database has a new id.
+        pub history_id: Uuid,
+        /// Largest number of a deleted line.
+        pub forgotten: i64,
+    }
 }
 
 /// Returns the present horizon.

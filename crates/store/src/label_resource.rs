@@ -6,7 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use tokio_stream::StreamExt as _;
 
 use rm_model::{
@@ -25,12 +25,13 @@ const TABLE: &str = "linkis_label_resource";
 /// Maximum number of inserts of a counter that is deleted concurrently.
 const INSERT_TRIES_MAX: u32 = 3;
 
-#[derive(FromRow)]
-struct ScopeRow {
-    label_set_id: i64,
-    scope: String,
-    used_resource: String,
-    locked_resource: String,
+from_row! {
+    struct ScopeRow {
+        label_set_id: i64,
+        scope: String,
+        used_resource: String,
+        locked_resource: String,
+    }
 }
 
 impl ScopeRow {
@@ -398,14 +399,14 @@ async fn list_by(
     looked(sqlx::query_as(sql).bind(after).bind(limit).fetch_all(executor).await?, limit)
 }
 
-/// Row of a scan, with whether its label set decides.
-#[derive(FromRow)]
-struct ScopeScanRow {
-    scope_hash: Vec<u8>,
-    #[sqlx(flatten)]
-    row: ScopeRow,
-    version: i64,
-    decides: bool,
+from_row! {
+    /// Row of a scan, with whether its label set decides.
+    struct ScopeScanRow {
+        scope_hash: Vec<u8>,
+        version: i64,
+        decides: bool,
+        ..row: ScopeRow,
+    }
 }
 
 /// Builds the result of a scan of `limit` rows. Fewer rows mean the end.

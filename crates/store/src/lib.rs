@@ -23,11 +23,14 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use rm_telemetry::metrics::components::DatabaseFailure;
-use sqlx::{PgConnection, migrate::MigrateError, postgres::PgPool};
+use sqlx::{PgConnection, postgres::PgPool};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use rm_model::FILE_POLL_INTERVAL;
+
+#[macro_use]
+mod rows;
 
 pub mod action_record;
 pub mod audit_reader;
@@ -69,8 +72,6 @@ pub mod url;
 pub mod usage_hour;
 pub mod user_resource;
 pub mod waiting;
-
-mod rows;
 
 use connect_target::ConnectTarget;
 use operators::OperatorPool;
@@ -377,8 +378,13 @@ pub enum StoreError {
         why: String,
     },
     /// A migration failed.
-    #[error("the migration of the database's schema failed: {}", migration_text(.0))]
-    Migration(MigrateError),
+    #[error("the migration of the database's schema failed: migration {version}: {}", database_text(.error))]
+    Migration {
+        /// Version of the migration.
+        version: i64,
+        /// Cause.
+        error: sqlx::Error,
+    },
     /// The tables were not created by the migrations of this release, so no migration applies to them.
     #[error(
         "the database has tables of an unsupported earlier release ({what}); name an empty database, register the \
@@ -451,14 +457,6 @@ impl From<sqlx::Error> for StoreError {
 /// Returns the message of PostgreSQL alone, without the line of its own source; the error with its causes if PostgreSQL sent none.
 fn database_text(error: &sqlx::Error) -> String {
     error.as_database_error().map_or_else(|| rm_telemetry::with_causes(error), |error| error.message().to_owned())
-}
-
-fn migration_text(error: &MigrateError) -> String {
-    match error {
-        MigrateError::ExecuteMigration(error, version) => format!("migration {version}: {}", database_text(error)),
-        MigrateError::Execute(error) => database_text(error),
-        error => rm_telemetry::with_causes(error),
-    }
 }
 
 impl StoreError {
@@ -605,8 +603,7 @@ impl StoreError {
     /// Returns the SQLSTATE, if the database sent one.
     fn code(&self) -> Option<String> {
         match self {
-            Self::Database(error)
-            | Self::Migration(MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) => {
+            Self::Database(error) | Self::Migration { error, .. } => {
                 error.as_database_error()?.code().map(String::from)
             }
             _ => None,

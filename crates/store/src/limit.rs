@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use sqlx::{Connection as _, FromRow, PgConnection, PgExecutor};
+use sqlx::{Connection as _, PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -283,13 +283,14 @@ pub async fn delete(connection: &mut PgConnection, patterns: &[LabelPattern]) ->
     rows.into_iter().map(|(pattern, mode, max)| rule(&pattern, &mode, &max)).collect()
 }
 
-#[derive(FromRow)]
-struct RecordRow {
-    pattern: String,
-    mode: String,
-    max_resource: String,
-    updated_by: String,
-    update_time: OffsetDateTime,
+from_row! {
+    struct RecordRow {
+        pattern: String,
+        mode: String,
+        max_resource: String,
+        updated_by: String,
+        update_time: OffsetDateTime,
+    }
 }
 
 impl TryFrom<RecordRow> for RuleRecord {

@@ -3,7 +3,7 @@
 //!
 //! Each row links the version before and after a change. Caller: [`super::limit`].
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use uuid::Uuid;
 
 use rm_model::{
@@ -60,15 +60,16 @@ pub async fn insert(
 /// Patterns with their rules in the order of the changes; `None` for a deleted rule.
 type RuleChangeLog = Vec<(LabelPattern, Option<Rule>)>;
 
-#[derive(FromRow)]
-struct ChangeRow {
-    before: Uuid,
-    version: Uuid,
-    pattern: Option<String>,
-    max_resource: Option<String>,
-    /// `None` in rows of an earlier release, which enforces every limit.
-    mode: Option<String>,
-    is_whole: bool,
+from_row! {
+    struct ChangeRow {
+        before: Uuid,
+        version: Uuid,
+        pattern: Option<String>,
+        max_resource: Option<String>,
+        /// `None` in rows of an earlier release, which enforces every limit.
+        mode: Option<String>,
+        is_whole: bool,
+    }
 }
 
 /// Returns the rule changes between two versions; `None` if the log does not cover them or has too many rows.

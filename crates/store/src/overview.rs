@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 
 use rm_model::{
@@ -42,13 +42,14 @@ pub struct AllEmSums {
     pub used_tickets: i64,
 }
 
-/// Columns that determine the state of an EM.
-#[derive(FromRow)]
-struct SignsRow {
-    is_going: bool,
-    is_silent: bool,
-    is_drained: bool,
-    health: Option<String>,
+from_row! {
+    /// Columns that determine the state of an EM.
+    struct SignsRow {
+        is_going: bool,
+        is_silent: bool,
+        is_drained: bool,
+        health: Option<String>,
+    }
 }
 
 impl SignsRow {
@@ -61,33 +62,33 @@ impl SignsRow {
     }
 }
 
-/// EMs of one application, resource type and state. Each sum has memory, cores and instances.
-#[derive(FromRow)]
-struct EmStateGroupRow {
-    em_application_name: String,
-    resource_type: String,
-    #[sqlx(flatten)]
-    signs: SignsRow,
-    instances: Vec<String>,
-    held_percent: Vec<i32>,
-    used_tickets: i64,
-    total: Vec<i64>,
-    protected: Vec<i64>,
-    used: Vec<i64>,
-    locked: Vec<i64>,
+from_row! {
+    /// EMs of one application, resource type and state. Each sum has memory, cores and instances.
+    struct EmStateGroupRow {
+        em_application_name: String,
+        resource_type: String,
+        instances: Vec<String>,
+        held_percent: Vec<i32>,
+        used_tickets: i64,
+        total: Vec<i64>,
+        protected: Vec<i64>,
+        used: Vec<i64>,
+        locked: Vec<i64>,
+        ..signs: SignsRow,
+    }
 }
 
-#[derive(FromRow)]
-struct AmountsRow {
-    em_application_name: String,
-    em_instance: String,
-    resource_type: String,
-    total_resource: String,
-    protected_resource: String,
-    used_resource: String,
-    locked_resource: String,
-    #[sqlx(flatten)]
-    signs: SignsRow,
+from_row! {
+    struct AmountsRow {
+        em_application_name: String,
+        em_instance: String,
+        resource_type: String,
+        total_resource: String,
+        protected_resource: String,
+        used_resource: String,
+        locked_resource: String,
+        ..signs: SignsRow,
+    }
 }
 
 /// Order of the dimensions in the sums of a [`EmStateGroupRow`].
@@ -304,14 +305,15 @@ pub struct SmallTotals {
     pub throughput: Throughput,
 }
 
-#[derive(FromRow)]
-struct TotalsRow {
-    at: OffsetDateTime,
-    locked_tickets: i64,
-    waiting: i64,
-    longest_seconds: Option<f64>,
-    grants: f64,
-    refusals: f64,
+from_row! {
+    struct TotalsRow {
+        at: OffsetDateTime,
+        locked_tickets: i64,
+        waiting: i64,
+        longest_seconds: Option<f64>,
+        grants: f64,
+        refusals: f64,
+    }
 }
 
 /// Returns the totals of small tables.

@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use sqlx::{FromRow, PgExecutor};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -83,19 +83,20 @@ pub async fn write(
     expect_rows(TABLE, rows.len(), done.rows_affected())
 }
 
-#[derive(FromRow)]
-struct RefusalSumRow {
-    period_start: OffsetDateTime,
-    key_hash: Vec<u8>,
-    user: String,
-    scope_kind: String,
-    scope: String,
-    dimension: String,
-    rule: String,
-    refusals: i64,
-    last_requested: i64,
-    last_available: i64,
-    last_time: OffsetDateTime,
+from_row! {
+    struct RefusalSumRow {
+        period_start: OffsetDateTime,
+        key_hash: Vec<u8>,
+        user: String,
+        scope_kind: String,
+        scope: String,
+        dimension: String,
+        rule: String,
+        refusals: i64,
+        last_requested: i64,
+        last_available: i64,
+        last_time: OffsetDateTime,
+    }
 }
 
 impl RefusalSumRow {

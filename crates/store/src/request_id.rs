@@ -12,7 +12,7 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -29,17 +29,18 @@ use super::{
 
 const TABLE: TableName = TableName("linkis_user_request_id");
 
-#[derive(FromRow)]
-struct RequestRow {
-    /// `None` in rows of earlier releases.
-    user: Option<String>,
-    request_id: String,
-    body_hash: Vec<u8>,
-    ticket_id: Uuid,
-    em_application_name: String,
-    em_instance: String,
-    expires_at: OffsetDateTime,
-    create_time: OffsetDateTime,
+from_row! {
+    struct RequestRow {
+        /// `None` in rows of earlier releases.
+        user: Option<String>,
+        request_id: String,
+        body_hash: Vec<u8>,
+        ticket_id: Uuid,
+        em_application_name: String,
+        em_instance: String,
+        expires_at: OffsetDateTime,
+        create_time: OffsetDateTime,
+    }
 }
 
 impl RequestRow {

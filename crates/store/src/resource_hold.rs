@@ -6,7 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 
 use rm_model::{
@@ -29,16 +29,17 @@ const TABLE: TableName = TableName("linkis_resource_lock");
 /// Maximum number of counted holds.
 const HELD_COUNTED_MAX: i64 = 20_000;
 
-#[derive(FromRow)]
-struct HoldRow {
-    scope: String,
-    user: String,
-    em_application_name: String,
-    em_instance: String,
-    reason: Option<String>,
-    held_by: Option<String>,
-    hold_time: Option<OffsetDateTime>,
-    hold_until: Option<OffsetDateTime>,
+from_row! {
+    struct HoldRow {
+        scope: String,
+        user: String,
+        em_application_name: String,
+        em_instance: String,
+        reason: Option<String>,
+        held_by: Option<String>,
+        hold_time: Option<OffsetDateTime>,
+        hold_until: Option<OffsetDateTime>,
+    }
 }
 
 /// Returns the lock key of a row.

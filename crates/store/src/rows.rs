@@ -16,6 +16,32 @@ use rm_model::{
 
 use super::StoreError;
 
+/// Defines a struct that is read from a row by the names of its columns. A field after `..` is read from the same row.
+macro_rules! from_row {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis struct $name:ident {
+            $($(#[$field_attribute:meta])* $field_visibility:vis $field:ident: $type:ty,)*
+            $(..$nested:ident: $nested_type:ty,)*
+        }
+    ) => {
+        $(#[$attribute])*
+        $visibility struct $name {
+            $($(#[$field_attribute])* $field_visibility $field: $type,)*
+            $($nested: $nested_type,)*
+        }
+
+        impl sqlx::FromRow<'_, sqlx::postgres::PgRow> for $name {
+            fn from_row(row: &sqlx::postgres::PgRow) -> Result<Self, sqlx::Error> {
+                Ok(Self {
+                    $($field: sqlx::Row::try_get(row, stringify!($field))?,)*
+                    $($nested: sqlx::FromRow::from_row(row)?,)*
+                })
+            }
+        }
+    };
+}
+
 /// A table name, for errors.
 #[derive(Clone, Copy)]
 pub(super) struct TableName(pub &'static str);

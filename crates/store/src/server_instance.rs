@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use sqlx::{FromRow, PgExecutor};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -105,15 +105,16 @@ pub async fn deregister(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Res
     Ok(())
 }
 
-#[derive(FromRow)]
-struct InstanceRow {
-    instance_id: Uuid,
-    version: String,
-    address: String,
-    start_time: OffsetDateTime,
-    grants_per_second: f64,
-    refusals_per_second: f64,
-    tasks: String,
+from_row! {
+    struct InstanceRow {
+        instance_id: Uuid,
+        version: String,
+        address: String,
+        start_time: OffsetDateTime,
+        grants_per_second: f64,
+        refusals_per_second: f64,
+        tasks: String,
+    }
 }
 
 /// Returns the live instances with their start times, oldest first.

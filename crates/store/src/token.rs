@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -68,35 +68,37 @@ pub struct StoredToken {
     pub is_revoked: bool,
 }
 
-/// A token as administrators list it.
-#[derive(Debug, FromRow)]
-pub struct ListedToken {
-    /// Token id.
-    pub token_id: Uuid,
-    /// Principal that presents the token.
-    pub name: String,
-    /// Roles of the holder.
-    pub roles: Vec<String>,
-    /// EM patterns that the rights cover.
-    pub ems: Vec<String>,
-    /// Users that the rights cover; `None` for all.
-    pub users: Option<Vec<String>>,
-    /// Contact for questions about the token.
-    pub owner: String,
-    /// Principal that created the token.
-    pub created_by: String,
-    /// Time of creation.
-    pub create_time: OffsetDateTime,
-    /// Time of expiry.
-    pub expire_time: OffsetDateTime,
-    /// Whether the token is expired.
-    pub is_over: bool,
-    /// Time of revocation; `None` if not revoked.
-    pub revoke_time: Option<OffsetDateTime>,
-    /// Principal that revoked the token.
-    pub revoked_by: Option<String>,
-    /// Time of the last use, accurate to about a minute; `None` if never used.
-    pub last_used_time: Option<OffsetDateTime>,
+from_row! {
+    /// A token as administrators list it.
+    #[derive(Debug)]
+    pub struct ListedToken {
+        /// Token id.
+        pub token_id: Uuid,
+        /// Principal that presents the token.
+        pub name: String,
+        /// Roles of the holder.
+        pub roles: Vec<String>,
+        /// EM patterns that the rights cover.
+        pub ems: Vec<String>,
+        /// Users that the rights cover; `None` for all.
+        pub users: Option<Vec<String>>,
+        /// Contact for questions about the token.
+        pub owner: String,
+        /// Principal that created the token.
+        pub created_by: String,
+        /// Time of creation.
+        pub create_time: OffsetDateTime,
+        /// Time of expiry.
+        pub expire_time: OffsetDateTime,
+        /// Whether the token is expired.
+        pub is_over: bool,
+        /// Time of revocation; `None` if not revoked.
+        pub revoke_time: Option<OffsetDateTime>,
+        /// Principal that revoked the token.
+        pub revoked_by: Option<String>,
+        /// Time of the last use, accurate to about a minute; `None` if never used.
+        pub last_used_time: Option<OffsetDateTime>,
+    }
 }
 
 /// Tokens to revoke.
@@ -108,23 +110,24 @@ pub enum TokenSelection {
     Name(Name),
 }
 
-#[derive(FromRow)]
-struct TokenRow {
-    token_id: Uuid,
-    token_hash: Vec<u8>,
-    name: String,
-    #[sqlx(flatten)]
-    rights: RightsColumns,
-    seconds_left: f64,
-    is_revoked: bool,
+from_row! {
+    struct TokenRow {
+        token_id: Uuid,
+        token_hash: Vec<u8>,
+        name: String,
+        seconds_left: f64,
+        is_revoked: bool,
+        ..rights: RightsColumns,
+    }
 }
 
-/// Columns of the rights of a token.
-#[derive(FromRow)]
-struct RightsColumns {
-    roles: Vec<String>,
-    ems: Vec<String>,
-    users: Option<Vec<String>>,
+from_row! {
+    /// Columns of the rights of a token.
+    struct RightsColumns {
+        roles: Vec<String>,
+        ems: Vec<String>,
+        users: Option<Vec<String>>,
+    }
 }
 
 impl RightsColumns {
@@ -240,15 +243,15 @@ fn object(token_id: Uuid, name: &str) -> String {
     format!("token {token_id} of {name}")
 }
 
-#[derive(FromRow)]
-struct RevokedRow {
-    token_id: Uuid,
-    name: String,
-    #[sqlx(flatten)]
-    rights: RightsColumns,
-    owner: String,
-    expire_time: OffsetDateTime,
-    revoke_time: OffsetDateTime,
+from_row! {
+    struct RevokedRow {
+        token_id: Uuid,
+        name: String,
+        owner: String,
+        expire_time: OffsetDateTime,
+        revoke_time: OffsetDateTime,
+        ..rights: RightsColumns,
+    }
 }
 
 impl RevokedRow {

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{FromRow, PgConnection, PgExecutor, Row as _, postgres::PgRow};
+use sqlx::{FromRow as _, PgConnection, PgExecutor, Row as _, postgres::PgRow};
 use time::{OffsetDateTime, macros::datetime};
 
 use rm_model::{
@@ -203,17 +203,18 @@ pub struct UsageAt {
     pub hour: Option<OffsetDateTime>,
 }
 
-#[derive(FromRow)]
-struct UsageSumRow {
-    is_rest: bool,
-    name: String,
-    em_instance: String,
-    hour: Option<OffsetDateTime>,
-    tickets: i64,
-    core_seconds: f64,
-    byte_seconds: f64,
-    queue_core_seconds: f64,
-    queue_byte_seconds: f64,
+from_row! {
+    struct UsageSumRow {
+        is_rest: bool,
+        name: String,
+        em_instance: String,
+        hour: Option<OffsetDateTime>,
+        tickets: i64,
+        core_seconds: f64,
+        byte_seconds: f64,
+        queue_core_seconds: f64,
+        queue_byte_seconds: f64,
+    }
 }
 
 impl From<UsageSumRow> for UsageSum {

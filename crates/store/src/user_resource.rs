@@ -8,7 +8,7 @@
 
 use std::collections::HashMap;
 
-use sqlx::{FromRow, PgExecutor};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -35,25 +35,26 @@ pub use list::{TicketFilter, TicketListPage, list};
 
 const TABLE: TableName = TableName("linkis_user_resource_meta_data");
 
-#[derive(FromRow)]
-struct TicketRow {
-    ticket_id: Uuid,
-    user: String,
-    creator: String,
-    engine_type: String,
-    em_application_name: String,
-    em_instance: String,
-    engine_application_name: Option<String>,
-    engine_instance: Option<String>,
-    resource_type: String,
-    user_locked_resource: Option<String>,
-    user_used_resource: Option<String>,
-    labels: String,
-    locked_time: OffsetDateTime,
-    used_time: Option<OffsetDateTime>,
-    expires_at: Option<OffsetDateTime>,
-    principal: String,
-    em_epoch: i64,
+from_row! {
+    struct TicketRow {
+        ticket_id: Uuid,
+        user: String,
+        creator: String,
+        engine_type: String,
+        em_application_name: String,
+        em_instance: String,
+        engine_application_name: Option<String>,
+        engine_instance: Option<String>,
+        resource_type: String,
+        user_locked_resource: Option<String>,
+        user_used_resource: Option<String>,
+        labels: String,
+        locked_time: OffsetDateTime,
+        used_time: Option<OffsetDateTime>,
+        expires_at: Option<OffsetDateTime>,
+        principal: String,
+        em_epoch: i64,
+    }
 }
 
 impl TryFrom<TicketRow> for Ticket {

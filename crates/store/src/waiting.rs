@@ -10,7 +10,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use sqlx::{Connection as _, FromRow, PgConnection, PgExecutor};
+use sqlx::{Connection as _, PgConnection, PgExecutor};
 use uuid::Uuid;
 
 use rm_model::{
@@ -57,16 +57,17 @@ const STANDS_MAX: i64 = 500;
 /// Sorts after every position.
 const LAST_POSITION: [u8; POSITION_BYTES + 1] = [u8::MAX; POSITION_BYTES + 1];
 
-#[derive(FromRow)]
-struct WaitEntryRow {
-    /// Number of the wait key among the requested ones, counted from 1; `None` for another wait key.
-    number: Option<i64>,
-    /// The wait key if it is not among the requested ones.
-    spot: Option<String>,
-    is_short: bool,
-    position: Vec<u8>,
-    resource_type: String,
-    resource: String,
+from_row! {
+    struct WaitEntryRow {
+        /// Number of the wait key among the requested ones, counted from 1; `None` for another wait key.
+        number: Option<i64>,
+        /// The wait key if it is not among the requested ones.
+        spot: Option<String>,
+        is_short: bool,
+        position: Vec<u8>,
+        resource_type: String,
+        resource: String,
+    }
 }
 
 impl WaitEntryRow {

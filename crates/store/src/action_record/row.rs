@@ -1,6 +1,5 @@
 //! A history line as read, and its conversion to the model.
 
-use sqlx::FromRow;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -16,30 +15,31 @@ use crate::StoreError;
 
 use super::TABLE;
 
-#[derive(FromRow)]
-pub(super) struct ActionRow {
-    id: i64,
-    action: String,
-    ticket_id: Option<Uuid>,
-    user: Option<String>,
-    em_application_name: Option<String>,
-    em_instance: Option<String>,
-    scope: Option<String>,
-    resource_type: String,
-    resource: String,
-    actor: String,
-    action_time: OffsetDateTime,
-    limit_mode: Option<String>,
-    reason: Option<String>,
-    object: Option<String>,
-    address: Option<String>,
-    before: Option<String>,
-    after: Option<String>,
-    creator: Option<String>,
-    engine_type: Option<String>,
-    labels: Option<String>,
-    engine_application_name: Option<String>,
-    engine_instance: Option<String>,
+from_row! {
+    pub(super) struct ActionRow {
+        id: i64,
+        action: String,
+        ticket_id: Option<Uuid>,
+        user: Option<String>,
+        em_application_name: Option<String>,
+        em_instance: Option<String>,
+        scope: Option<String>,
+        resource_type: String,
+        resource: String,
+        actor: String,
+        action_time: OffsetDateTime,
+        limit_mode: Option<String>,
+        reason: Option<String>,
+        object: Option<String>,
+        address: Option<String>,
+        before: Option<String>,
+        after: Option<String>,
+        creator: Option<String>,
+        engine_type: Option<String>,
+        labels: Option<String>,
+        engine_application_name: Option<String>,
+        engine_instance: Option<String>,
+    }
 }
 
 impl ActionRow {

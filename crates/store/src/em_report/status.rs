@@ -4,7 +4,7 @@
 
 use std::time::Duration;
 
-use sqlx::{FromRow, PgExecutor};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
 
 use crate::{StoreError, rows::em_columns};
@@ -16,18 +16,19 @@ use rm_model::{
 
 use super::TABLE;
 
-#[derive(FromRow)]
-struct StatusRow {
-    em_application_name: String,
-    em_instance: String,
-    /// Whether the report belongs to the last registration.
-    is_current: bool,
-    health: String,
-    memory_used: Option<i64>,
-    memory_max: Option<i64>,
-    cpu_permille: Option<i16>,
-    report_time: OffsetDateTime,
-    silent: bool,
+from_row! {
+    struct StatusRow {
+        em_application_name: String,
+        em_instance: String,
+        /// Whether the report belongs to the last registration.
+        is_current: bool,
+        health: String,
+        memory_used: Option<i64>,
+        memory_max: Option<i64>,
+        cpu_permille: Option<i16>,
+        report_time: OffsetDateTime,
+        silent: bool,
+    }
 }
 
 impl StatusRow {
@@ -83,19 +84,20 @@ pub async fn read(
     rows.into_iter().map(TryFrom::try_from).collect()
 }
 
-#[derive(FromRow)]
-struct SurveyRow {
-    em_application_name: String,
-    em_instance: String,
-    registered: i64,
-    version: i64,
-    is_current: Option<bool>,
-    health: Option<String>,
-    memory_used: Option<i64>,
-    memory_max: Option<i64>,
-    cpu_permille: Option<i16>,
-    report_time: Option<OffsetDateTime>,
-    silent: Option<bool>,
+from_row! {
+    struct SurveyRow {
+        em_application_name: String,
+        em_instance: String,
+        registered: i64,
+        version: i64,
+        is_current: Option<bool>,
+        health: Option<String>,
+        memory_used: Option<i64>,
+        memory_max: Option<i64>,
+        cpu_permille: Option<i16>,
+        report_time: Option<OffsetDateTime>,
+        silent: Option<bool>,
+    }
 }
 
 impl TryFrom<SurveyRow> for SurveyedEm {

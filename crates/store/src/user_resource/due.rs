@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::{FromRow, PgExecutor};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -42,14 +42,15 @@ pub async fn due(
     after: Option<DueKey>,
     limit: i64,
 ) -> Result<Vec<DueTicket>, StoreError> {
-    #[derive(FromRow)]
-    struct DueRow {
-        seconds: f64,
-        expires_at: OffsetDateTime,
-        ticket_id: Uuid,
-        user: String,
-        em_application_name: String,
-        em_instance: String,
+    from_row! {
+        struct DueRow {
+            seconds: f64,
+            expires_at: OffsetDateTime,
+            ticket_id: Uuid,
+            user: String,
+            em_application_name: String,
+            em_instance: String,
+        }
     }
     let rows: Vec<DueRow> = sqlx::query_as(
         r#"-- user_resource::due

@@ -1,6 +1,6 @@
 //! Ticket groups for audits: all live tickets, grouped by the columns that counters depend on.
 
-use sqlx::{FromRow, PgConnection};
+use sqlx::PgConnection;
 use tokio_stream::StreamExt as _;
 use uuid::Uuid;
 
@@ -23,11 +23,11 @@ pub async fn for_each_group(
     connection: &mut PgConnection,
     mut visit: impl FnMut(Result<TicketGroup, StoreError>),
 ) -> Result<(), StoreError> {
-    #[derive(FromRow)]
-    struct TicketGroupRow {
-        #[sqlx(flatten)]
-        ticket: TicketRow,
-        count: i64,
+    from_row! {
+        struct TicketGroupRow {
+            count: i64,
+            ..ticket: TicketRow,
+        }
     }
     let mut rows = sqlx::query_as::<_, TicketGroupRow>(
         r#"-- user_resource::tell_groups
@@ -76,18 +76,19 @@ pub struct EmTicketGroup {
     pub used_tickets: TicketDigest,
 }
 
-/// Columns of a group of tickets on one EM.
-#[derive(FromRow)]
-pub(crate) struct EmTicketGroupRow {
-    em_application_name: String,
-    em_instance: String,
-    ticket_type: String,
-    user_locked_resource: Option<String>,
-    user_used_resource: Option<String>,
-    count: i64,
-    /// XOR of the ticket ids: 128 binary digits.
-    xor: String,
-    one: String,
+from_row! {
+    /// Columns of a group of tickets on one EM.
+    pub(crate) struct EmTicketGroupRow {
+        em_application_name: String,
+        em_instance: String,
+        ticket_type: String,
+        user_locked_resource: Option<String>,
+        user_used_resource: Option<String>,
+        count: i64,
+        /// XOR of the ticket ids: 128 binary digits.
+        xor: String,
+        one: String,
+    }
 }
 
 impl TryFrom<EmTicketGroupRow> for EmTicketGroup {

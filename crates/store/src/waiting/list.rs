@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use sqlx::{FromRow, PgExecutor};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -19,24 +19,25 @@ use super::{
     json::{parse_caps, parse_position, parse_spot, spot_hash},
 };
 
-#[derive(FromRow)]
-struct WaitingRow {
-    ticket_id: Uuid,
-    user: String,
-    creator: String,
-    engine_type: String,
-    em_application_name: String,
-    em_instance: String,
-    any_em: bool,
-    resource_type: String,
-    resource: String,
-    labels: String,
-    caps: String,
-    waiting_since: OffsetDateTime,
-    wait_until: OffsetDateTime,
-    position: Vec<u8>,
-    spots: Vec<String>,
-    ahead: Vec<i64>,
+from_row! {
+    struct WaitingRow {
+        ticket_id: Uuid,
+        user: String,
+        creator: String,
+        engine_type: String,
+        em_application_name: String,
+        em_instance: String,
+        any_em: bool,
+        resource_type: String,
+        resource: String,
+        labels: String,
+        caps: String,
+        waiting_since: OffsetDateTime,
+        wait_until: OffsetDateTime,
+        position: Vec<u8>,
+        spots: Vec<String>,
+        ahead: Vec<i64>,
+    }
 }
 
 impl TryFrom<WaitingRow> for (QueuePosition, WaitingRequest) {
