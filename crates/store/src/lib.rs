@@ -29,9 +29,6 @@ use tokio_util::sync::CancellationToken;
 
 use rm_model::FILE_POLL_INTERVAL;
 
-#[macro_use]
-mod rows;
-
 pub mod action_record;
 pub mod audit_reader;
 pub mod batch_write;
@@ -72,6 +69,8 @@ pub mod url;
 pub mod usage_hour;
 pub mod user_resource;
 pub mod waiting;
+
+mod rows;
 
 use connect_target::ConnectTarget;
 use operators::OperatorPool;
@@ -539,65 +538,65 @@ impl StoreError {
     /// Returns whether PostgreSQL cancelled the statement (57014): it exceeded `statement_timeout`, or an operator
     /// cancelled it.
     pub fn is_cancelled(&self) -> bool {
-        self.code().is_some_and(|code| code == "57014")
+        self.has_code(&["57014"])
     }
 
     /// Returns whether the database is starting or stopping (57P03).
     pub fn is_starting(&self) -> bool {
-        self.code().is_some_and(|code| code == "57P03")
+        self.has_code(&["57P03"])
     }
 
     /// Returns whether a table does not exist (42P01).
     pub fn is_undefined(&self) -> bool {
-        self.code().is_some_and(|code| code == "42P01")
+        self.has_code(&["42P01"])
     }
 
     /// Returns whether the database has no free connection slot (53300).
     pub fn is_crowded(&self) -> bool {
-        matches!(self, Self::Database(error) if Self::is_full(error))
+        self.has_code(&["53300"])
     }
 
     /// Returns whether the disk of the database is full (53100).
     pub fn is_disk_full(&self) -> bool {
-        self.code().is_some_and(|code| code == "53100")
-    }
-
-    /// Returns whether `error` is SQLSTATE 53300.
-    fn is_full(error: &sqlx::Error) -> bool {
-        error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("53300"))
+        self.has_code(&["53100"])
     }
 
     /// Returns whether a table exists already (42P07), also under another name (42P17), or another session is creating
     /// it (23505).
     pub fn is_made_already(&self) -> bool {
-        self.code().is_some_and(|code| ["42P07", "42P17", "23505"].contains(&code.as_str()))
+        self.has_code(&["42P07", "42P17", "23505"])
     }
 
     /// Returns whether a row violates a check constraint (23514).
     pub fn is_check_violation(&self) -> bool {
-        self.code().is_some_and(|code| code == "23514")
+        self.has_code(&["23514"])
     }
 
     /// Returns whether a lock wait timed out (55P03) or was a deadlock (40P01).
     pub fn is_lock_timeout(&self) -> bool {
-        self.code().is_some_and(|code| code == "55P03" || code == "40P01")
+        self.has_code(&["55P03", "40P01"])
     }
 
     /// Converts a missing privilege (42501) into [`StoreError::Denied`], whose text names the next action.
     pub fn or_denied(self) -> Self {
-        if self.code().is_some_and(|code| code == "42501") { Self::Denied(Box::new(self)) } else { self }
+        if self.has_code(&["42501"]) { Self::Denied(Box::new(self)) } else { self }
     }
 
     /// Returns whether a concurrent write caused the error. The request id was used on another EM at the same moment
     /// (23505), or rows changed without the locks. A retry reads the other write.
     pub fn is_race(&self) -> bool {
-        matches!(self, Self::RowCount { .. }) || self.code().is_some_and(|code| code == "23505")
+        matches!(self, Self::RowCount { .. }) || self.has_code(&["23505"])
     }
 
     /// Returns whether the database ended the connection with this error: it shuts down, or an operator terminated the
     /// session.
     pub fn is_going_down(error: &dyn sqlx::error::DatabaseError) -> bool {
         error.code().is_none_or(|code| code.starts_with("08") || code.starts_with("57P"))
+    }
+
+    /// Returns whether the database sent one of these SQLSTATEs.
+    fn has_code(&self, codes: &[&str]) -> bool {
+        self.code().is_some_and(|code| codes.contains(&code.as_str()))
     }
 
     /// Returns the SQLSTATE, if the database sent one.
