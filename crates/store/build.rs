@@ -13,7 +13,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             .map(|entry| Ok(entry?.path()))
             .collect::<Result<_, std::io::Error>>()?;
         files.sort();
-        writeln!(code, "pub(super) const {constant}: &[MigrationFile] = &[")?;
+        writeln!(code, "pub(super) const {constant}: &[Migration] = &[")?;
         for file in files {
             let path = file.to_str().ok_or("the name of a migration is not UTF-8")?;
             let name = file.file_stem().and_then(|name| name.to_str()).ok_or("the name of a migration is not UTF-8")?;
@@ -21,7 +21,7 @@ fn main() -> Result<(), Box<dyn Error>> {
             let (version, description) = (version.parse::<i64>()?, description.replace('_', " "));
             writeln!(
                 code,
-                "    MigrationFile {{ version: {version}, description: {description:?}, \
+                "    Migration {{ version: {version}, description: {description:?}, \
                  sql: include_str!(concat!(env!(\"CARGO_MANIFEST_DIR\"), \"/{path}\")) }},"
             )?;
         }

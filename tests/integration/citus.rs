@@ -16,7 +16,7 @@ use sqlx::Row as _;
 use uuid::Uuid;
 
 use crate::{
-    citus_cluster::{Cell, earlier},
+    citus_cluster::{Cell, migrate_as_earlier},
     harness::*,
     scale::crowd,
 };
@@ -222,7 +222,7 @@ async fn cell_migration_runs_on_its_worker() {
     execute(&mut connection, format!("CREATE SCHEMA {}", cell.name)).await;
     // Citus accepts every statement of later migrations.
     for (side, latest) in [("home", 2), ("cell", 11)] {
-        earlier(side, latest).await.run(&mut connection).await.unwrap();
+        migrate_as_earlier(&mut connection, side, latest).await;
     }
     cell.distribute().await;
     assert_eq!(cell.printed(&["migrate"]), "14 migrations were made\n");

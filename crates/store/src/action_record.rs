@@ -10,7 +10,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use sqlx::{FromRow, PgExecutor};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -22,7 +22,10 @@ use rm_model::{
     ticket_end::TicketEnd,
 };
 
-use super::{StoreError, rows::TableName};
+use super::{
+    StoreError,
+    rows::{TableName, TableRow},
+};
 
 mod batch;
 mod by_key;
@@ -30,8 +33,8 @@ mod direct;
 mod filter;
 mod row;
 
-pub(super) use self::batch::ActionColumns;
-use self::row::ActionRow;
+pub(super) use self::batch::BatchRecord;
+use self::row::record;
 pub use self::{
     by_key::{ActionKey, list_by_key},
     direct::{LimitAct, OtherAct, RepairAct, insert_limits, insert_others, insert_repairs},
@@ -40,28 +43,14 @@ pub use self::{
 
 const TABLE: TableName = TableName("linkis_resource_action_record");
 
-#[derive(FromRow)]
-struct EndedRow {
-    ticket_id: Uuid,
-    action: String,
-    user: String,
-    em_application_name: String,
-    em_instance: String,
-    action_time: OffsetDateTime,
-}
-
-impl TryFrom<EndedRow> for EndedTicket {
-    type Error = StoreError;
-
-    fn try_from(row: EndedRow) -> Result<Self, StoreError> {
-        Ok(Self {
-            id: row.ticket_id,
-            user: TABLE.name("user", &row.user)?,
-            em: TABLE.em(&row.em_application_name, &row.em_instance)?,
-            end: TicketEnd::parse(&row.action).ok_or_else(|| StoreError::inconsistent(TABLE.0, &row.action))?,
-            at: row.action_time,
-        })
-    }
+fn ended(row: TableRow<'_>) -> Result<EndedTicket, StoreError> {
+    Ok(EndedTicket {
+        id: row.get("ticket_id")?,
+        user: row.name("user")?,
+        em: row.em()?,
+        end: row.parse("action", TicketEnd::parse)?,
+        at: row.get("action_time")?,
+    })
 }
 
 /// Returns the ends of those tickets among `ticket_ids` that the history still contains.
@@ -69,7 +58,7 @@ pub async fn read(
     executor: impl PgExecutor<'_>,
     ticket_ids: &[Uuid],
 ) -> Result<HashMap<Uuid, EndedTicket>, StoreError> {
-    let rows: Vec<EndedRow> = sqlx::query_as(
+    let rows = sqlx::query(
         r#"-- action_record::read
         SELECT ticket_id, action, "user", em_application_name, em_instance, action_time
         FROM linkis_resource_action_record
@@ -78,7 +67,7 @@ pub async fn read(
     .bind(ticket_ids)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(|row| EndedTicket::try_from(row).map(|ended| (ended.id, ended))).collect()
+    TABLE.parse(&rows, |row| ended(row).map(|ended| (ended.id, ended)))
 }
 
 /// Returns the adopted amounts of those tickets among `ticket_ids` whose adoption the history still contains.
@@ -86,7 +75,7 @@ pub async fn adopted(
     executor: impl PgExecutor<'_>,
     ticket_ids: &[Uuid],
 ) -> Result<HashMap<Uuid, Resource>, StoreError> {
-    let rows: Vec<(Uuid, String, String)> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- action_record::adopted
         SELECT ticket_id, resource_type, resource::text FROM linkis_resource_action_record
         WHERE ticket_id = ANY ($1) AND action = $2",
@@ -95,10 +84,7 @@ pub async fn adopted(
     .bind(Action::Adopted.as_str())
     .fetch_all(executor)
     .await?;
-    let used = |(id, resource_type, json): (Uuid, String, String)| {
-        Ok((id, TABLE.resource("resource", TABLE.resource_type(&resource_type)?, &json)?))
-    };
-    rows.into_iter().map(used).collect()
+    TABLE.parse(&rows, |row| Ok((row.get("ticket_id")?, row.resource("resource", row.resource_type()?)?)))
 }
 
 /// Returns whether the line `number` with the time `at` exists: the evidence of a commit. The number alone proves
@@ -117,7 +103,7 @@ pub async fn is_there(executor: impl PgExecutor<'_>, number: i64, at: OffsetDate
 
 /// Returns the EMs of the lines after `after` within the last hour.
 pub async fn ems_behind(executor: impl PgExecutor<'_>, after: i64) -> Result<Vec<EmInstance>, StoreError> {
-    let rows: Vec<(String, String)> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- action_record::ems_behind
         SELECT DISTINCT em_application_name, em_instance FROM linkis_resource_action_record
         WHERE id > $1 AND action_time > now() - interval '1 hour' AND em_instance IS NOT NULL",
@@ -125,7 +111,7 @@ pub async fn ems_behind(executor: impl PgExecutor<'_>, after: i64) -> Result<Vec
     .bind(after)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(|(application_name, instance)| TABLE.em(&application_name, &instance)).collect()
+    TABLE.parse(&rows, |row| row.em())
 }
 
 /// Returns up to `limit` lines after `after`, oldest first, of one ticket or of all.
@@ -151,8 +137,8 @@ pub async fn list(
             engine_application_name, engine_instance
         FROM linkis_resource_action_record WHERE id > $1 AND $3::uuid IS NULL ORDER BY id LIMIT $2"#
     };
-    let rows: Vec<ActionRow> = sqlx::query_as(sql).bind(after).bind(limit).bind(ticket_id).fetch_all(executor).await?;
-    rows.into_iter().map(ActionRecord::try_from).collect()
+    let rows = sqlx::query(sql).bind(after).bind(limit).bind(ticket_id).fetch_all(executor).await?;
+    TABLE.parse(&rows, record)
 }
 /// Deletes up to `limit` lines older than `history` outside the partitions. Returns whether more may exist.
 pub async fn delete_unpartitioned(

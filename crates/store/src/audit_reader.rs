@@ -3,15 +3,15 @@
 //! A single statement reads both, so an audit compares counters and tickets of one moment. The rows are streamed:
 //! memory is bounded by one row, independent of the number of EMs. The module never writes. Caller: `rm_service::audit`.
 
-use sqlx::{FromRow as _, PgConnection, Row as _, postgres::PgRow};
+use sqlx::{PgConnection, Row as _, postgres::PgRow};
 use tokio_stream::StreamExt as _;
 
 use rm_model::audit::StoredEmCounters;
 
 use super::{
     StoreError,
-    em_resource::StoredCountersRow,
-    user_resource::{EmTicketGroup, EmTicketGroupRow},
+    em_resource::stored_counters,
+    user_resource::{EmTicketGroup, em_ticket_group},
 };
 
 /// An item of the audit stream.
@@ -53,12 +53,10 @@ pub async fn for_each_em(connection: &mut PgConnection, mut visit: impl FnMut(Au
         let row = row?;
         let is_stored = row.try_get::<Option<i64>, _>("version")?.is_some();
         if is_stored && !last.as_ref().is_some_and(|last| is_of_same(last, &row)) {
-            visit(
-                StoredCountersRow::from_row(&row)?.try_into().map(Box::new).map_or_else(unreadable(&row), AuditRow::Em),
-            );
+            visit(stored_counters(&row).map(Box::new).map_or_else(unreadable(&row), AuditRow::Em));
         }
         if row.try_get::<Option<i64>, _>("count")?.is_some() {
-            visit(EmTicketGroupRow::from_row(&row)?.try_into().map_or_else(unreadable(&row), AuditRow::Tickets));
+            visit(em_ticket_group(&row).map_or_else(unreadable(&row), AuditRow::Tickets));
         }
         last = Some(row);
     }

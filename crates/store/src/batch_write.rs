@@ -15,16 +15,19 @@ use rm_model::{
     em::Em,
     external::{ClusterDelta, ClusterTicketDelta, TicketPhase},
     ledger::Deltas,
+    name::Name,
+    recorded_state::RecordedState,
+    resource::{LeftResource, Resource},
     scope::{ScopeCounter, ScopeHoldings},
-    ticket::{Ticket, TicketState},
+    ticket::{EngineInstance, Ticket, TicketState},
 };
 
 use super::{
-    StoreError, action_record, em_resource, expect_rows,
-    external_queue::QueueColumns,
-    label_resource,
+    StoreError,
+    action_record::BatchRecord,
+    em_resource, expect_rows, label_resource,
     resource_lock::Locks,
-    rows::{em_columns, labels_json},
+    rows::{column, labels_json, tally_json},
 };
 
 /// Name of the part that writes the history.
@@ -63,8 +66,8 @@ pub async fn write(
     statement.ended(deltas.ended.iter().filter(|ended| ended.stored).map(|ended| ended.ticket.id).collect());
     statement.granted(&deltas.granted);
     statement.new_in_use(&deltas.new_in_use);
-    let (records, granted) = action_record::ActionColumns::of(deltas);
-    statement.history(records, granted, now);
+    let (records, granted) = BatchRecord::of(deltas);
+    statement.history(&records, granted, now);
     statement.scopes(&deltas.scopes);
     statement.clusters(&deltas.clusters);
     statement.cluster_tickets(&deltas.cluster_tickets);
@@ -110,8 +113,8 @@ impl Statement {
     }
 
     fn counted(&mut self, ems: &[Em]) -> Result<(), StoreError> {
-        let ems = em_resource::EmColumns::of(ems)?;
-        self.part("counted", "linkis_em_resource_meta_data", ems.version.len(), |sql| {
+        let left = em_resource::left_amounts(ems)?;
+        self.part("counted", "linkis_em_resource_meta_data", ems.len(), |sql| {
             sql.push(
                 "UPDATE linkis_em_resource_meta_data e SET
                     used_resource = d.used::jsonb, locked_resource = d.locked::jsonb, left_resource = d.rest::jsonb,
@@ -122,15 +125,15 @@ impl Statement {
                 FROM unnest(",
             );
             sql.separated(", ")
-                .push_bind(ems.em_application_name)
-                .push_bind(ems.em_instance)
-                .push_bind(ems.used)
-                .push_bind(ems.locked)
-                .push_bind(ems.left)
-                .push_bind(ems.over_committed)
-                .push_bind(ems.version)
-                .push_bind(ems.used_tickets)
-                .push_bind(ems.used_tickets_xor);
+                .push_bind(column(ems, |em| em.instance.application_name.as_str()))
+                .push_bind(column(ems, |em| em.instance.instance.as_str()))
+                .push_bind(column(ems, |em| em.used.to_json()))
+                .push_bind(column(ems, |em| em.locked.to_json()))
+                .push_bind(column(&left, LeftResource::to_json))
+                .push_bind(column(&left, LeftResource::is_negative_anywhere))
+                .push_bind(column(ems, |em| em.version))
+                .push_bind(column(ems, |em| em.used_tickets.count))
+                .push_bind(column(ems, |em| em.used_tickets.xor));
             sql.push(
                 ") AS d (em_application_name, em_instance, used, locked, rest, over_committed, version, used_tickets,
                     used_tickets_xor)
@@ -143,7 +146,7 @@ impl Statement {
     }
 
     fn in_use(&mut self, tickets: &[Ticket]) {
-        let in_use = UsedTicketColumns::of(tickets);
+        let in_use = confirmed(tickets);
         self.part("in_use", "linkis_user_resource_meta_data", tickets.len(), |sql| {
             sql.push(
                 "UPDATE linkis_user_resource_meta_data t SET
@@ -153,11 +156,11 @@ impl Statement {
                 FROM unnest(",
             );
             sql.separated(", ")
-                .push_bind(in_use.ticket_id)
-                .push_bind(in_use.used)
-                .push_bind(in_use.used_time)
-                .push_bind(in_use.engine_application_name)
-                .push_bind(in_use.engine_instance);
+                .push_bind(column(&in_use, |(ticket, ..)| ticket.id))
+                .push_bind(column(&in_use, |(_, used)| used.resource.to_json()))
+                .push_bind(column(&in_use, |(_, used)| used.time))
+                .push_bind(column(&in_use, |(_, used)| used.engine.application_name.as_str()))
+                .push_bind(column(&in_use, |(_, used)| used.engine.instance.as_str()));
             sql.push(
                 ") AS d (ticket_id, used, used_time, engine_application_name, engine_instance)
                 WHERE t.ticket_id = d.ticket_id
@@ -174,7 +177,6 @@ impl Statement {
     }
 
     fn granted(&mut self, tickets: &[Ticket]) {
-        let (application_names, instances) = em_columns(tickets.iter().map(|ticket| &ticket.em));
         self.part("granted", "linkis_user_resource_meta_data", tickets.len(), |sql| {
             sql.push(
                 r#"INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
@@ -184,19 +186,19 @@ impl Statement {
                 FROM unnest("#,
             );
             sql.separated(", ")
-                .push_bind(tickets.iter().map(|ticket| ticket.id).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|ticket| ticket.user.as_str()).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|ticket| ticket.creator.as_str()).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|ticket| ticket.engine_type.as_str()).collect::<Vec<_>>())
-                .push_bind(application_names)
-                .push_bind(instances)
-                .push_bind(tickets.iter().map(|ticket| ticket.resource_type().as_str()).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|ticket| ticket.resource().to_json()).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|ticket| labels_json(&ticket.labels)).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|ticket| ticket.locked_time).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(expires_at).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|ticket| ticket.principal.as_str()).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|ticket| ticket.em_epoch).collect::<Vec<_>>());
+                .push_bind(column(tickets, |ticket| ticket.id))
+                .push_bind(column(tickets, |ticket| ticket.user.as_str()))
+                .push_bind(column(tickets, |ticket| ticket.creator.as_str()))
+                .push_bind(column(tickets, |ticket| ticket.engine_type.as_str()))
+                .push_bind(column(tickets, |ticket| ticket.em.application_name.as_str()))
+                .push_bind(column(tickets, |ticket| ticket.em.instance.as_str()))
+                .push_bind(column(tickets, |ticket| ticket.resource_type().as_str()))
+                .push_bind(column(tickets, |ticket| ticket.resource().to_json()))
+                .push_bind(column(tickets, |ticket| labels_json(&ticket.labels)))
+                .push_bind(column(tickets, |ticket| ticket.locked_time))
+                .push_bind(column(tickets, expires_at))
+                .push_bind(column(tickets, |ticket| ticket.principal.as_str()))
+                .push_bind(column(tickets, |ticket| ticket.em_epoch));
             sql.push(
                 r#") AS d (ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type, locked,
                     labels, locked_time, expires_at, principal, em_epoch)
@@ -208,8 +210,7 @@ impl Statement {
     }
 
     fn new_in_use(&mut self, tickets: &[Ticket]) {
-        let (application_names, instances) = em_columns(tickets.iter().map(|ticket| &ticket.em));
-        let in_use = UsedTicketColumns::of(tickets);
+        let in_use = confirmed(tickets);
         self.part("new_in_use", "linkis_user_resource_meta_data", tickets.len(), |sql| {
             sql.push(
                 r#"INSERT INTO linkis_user_resource_meta_data (ticket_id, "user", creator, engine_type, em_application_name,
@@ -221,21 +222,21 @@ impl Statement {
                 FROM unnest("#,
             );
             sql.separated(", ")
-                .push_bind(in_use.ticket_id)
-                .push_bind(tickets.iter().map(|ticket| ticket.user.as_str()).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|ticket| ticket.creator.as_str()).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|ticket| ticket.engine_type.as_str()).collect::<Vec<_>>())
-                .push_bind(application_names)
-                .push_bind(instances)
-                .push_bind(tickets.iter().map(|ticket| ticket.resource_type().as_str()).collect::<Vec<_>>())
-                .push_bind(in_use.used)
-                .push_bind(tickets.iter().map(|ticket| labels_json(&ticket.labels)).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|ticket| ticket.locked_time).collect::<Vec<_>>())
-                .push_bind(in_use.used_time)
-                .push_bind(in_use.engine_application_name)
-                .push_bind(in_use.engine_instance)
-                .push_bind(tickets.iter().map(|ticket| ticket.principal.as_str()).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|ticket| ticket.em_epoch).collect::<Vec<_>>());
+                .push_bind(column(&in_use, |(ticket, ..)| ticket.id))
+                .push_bind(column(tickets, |ticket| ticket.user.as_str()))
+                .push_bind(column(tickets, |ticket| ticket.creator.as_str()))
+                .push_bind(column(tickets, |ticket| ticket.engine_type.as_str()))
+                .push_bind(column(tickets, |ticket| ticket.em.application_name.as_str()))
+                .push_bind(column(tickets, |ticket| ticket.em.instance.as_str()))
+                .push_bind(column(tickets, |ticket| ticket.resource_type().as_str()))
+                .push_bind(column(&in_use, |(_, used)| used.resource.to_json()))
+                .push_bind(column(tickets, |ticket| labels_json(&ticket.labels)))
+                .push_bind(column(tickets, |ticket| ticket.locked_time))
+                .push_bind(column(&in_use, |(_, used)| used.time))
+                .push_bind(column(&in_use, |(_, used)| used.engine.application_name.as_str()))
+                .push_bind(column(&in_use, |(_, used)| used.engine.instance.as_str()))
+                .push_bind(column(tickets, |ticket| ticket.principal.as_str()))
+                .push_bind(column(tickets, |ticket| ticket.em_epoch));
             sql.push(
                 r#") AS d (ticket_id, "user", creator, engine_type, em_application_name, em_instance, resource_type, used,
                     labels, locked_time, used_time, engine_application_name, engine_instance, principal, em_epoch)
@@ -246,11 +247,11 @@ impl Statement {
 
     /// Adds the history lines in the order of the decisions: `records`, interleaved with the granted tickets at the
     /// line numbers `granted`. The ids of the rows ascend in that order.
-    fn history(&mut self, records: action_record::ActionColumns<'_>, granted: Vec<i32>, now: OffsetDateTime) {
-        let rows = records.line.len() + granted.len();
+    fn history(&mut self, records: &[BatchRecord<'_>], granted: Vec<i32>, now: OffsetDateTime) {
+        let rows = records.len() + granted.len();
         self.part(TOLD, "linkis_resource_action_record", rows, |sql| {
             sql.push("INSERT INTO linkis_resource_action_record (").push(LINE_COLUMNS).push(") ");
-            match (records.line.is_empty(), granted.is_empty()) {
+            match (records.is_empty(), granted.is_empty()) {
                 (true, _) => push_granted(sql),
                 (false, true) => push_records(sql, records, now, false),
                 (false, false) => {
@@ -268,40 +269,44 @@ impl Statement {
     }
 
     fn scopes(&mut self, counters: &[(ScopeCounter, ScopeHoldings)]) {
-        let scopes = label_resource::ScopeColumns::of(counters);
         self.part("scopes", "linkis_label_resource", counters.len(), |sql| {
             sql.push(
                 "UPDATE linkis_label_resource s SET
                     used_resource = d.used::jsonb, locked_resource = d.locked::jsonb, version = s.version + 1
                 FROM unnest(",
             );
-            sql.separated(", ").push_bind(scopes.scope_hash).push_bind(scopes.used).push_bind(scopes.locked);
+            sql.separated(", ")
+                .push_bind(column(counters, |(counter, _)| label_resource::scope_hash(counter).to_vec()))
+                .push_bind(column(counters, |(_, usage)| tally_json(usage.used.amounts())))
+                .push_bind(column(counters, |(_, usage)| tally_json(usage.locked.amounts())));
             sql.push(") AS d (scope_hash, used, locked) WHERE s.scope_hash = d.scope_hash RETURNING 1");
         });
     }
 
     /// Adds the unseen use of external queues. The caller has locked the cluster rows.
     fn clusters(&mut self, clusters: &[ClusterDelta]) {
-        let queues = QueueColumns::of(clusters);
+        let queues: Vec<_> = (clusters.iter())
+            .flat_map(|cluster| cluster.unseen.iter().map(|(path, unseen)| (cluster.cluster_id, path, unseen)))
+            .collect();
         self.part("clusters", "linkis_external_cluster", clusters.len(), |sql| {
             sql.push("UPDATE linkis_external_cluster c SET changes = d.changes FROM unnest(");
             sql.separated(", ")
-                .push_bind(clusters.iter().map(|cluster| cluster.cluster_id).collect::<Vec<_>>())
-                .push_bind(clusters.iter().map(|cluster| cluster.changes_before).collect::<Vec<_>>())
-                .push_bind(clusters.iter().map(|cluster| cluster.changes).collect::<Vec<_>>());
+                .push_bind(column(clusters, |cluster| cluster.cluster_id))
+                .push_bind(column(clusters, |cluster| cluster.changes_before))
+                .push_bind(column(clusters, |cluster| cluster.changes));
             sql.push(
                 ") AS d (cluster_id, before, changes) WHERE c.cluster_id = d.cluster_id AND c.changes = d.before RETURNING 1",
             );
         });
-        self.part("queues", "linkis_external_queue", queues.path.len(), |sql| {
+        self.part("queues", "linkis_external_queue", queues.len(), |sql| {
             sql.push(
                 "INSERT INTO linkis_external_queue (cluster_id, path, unseen_memory, unseen_cores) SELECT * FROM unnest(",
             );
             sql.separated(", ")
-                .push_bind(queues.cluster_id)
-                .push_bind(queues.path)
-                .push_bind(queues.memory)
-                .push_bind(queues.cores);
+                .push_bind(column(&queues, |(cluster_id, ..)| *cluster_id))
+                .push_bind(column(&queues, |(_, path, _)| path.as_str()))
+                .push_bind(column(&queues, |(.., unseen)| unseen.memory))
+                .push_bind(column(&queues, |(.., unseen)| unseen.cores));
             sql.push(
                 ") ON CONFLICT (cluster_id, path) DO UPDATE
                     SET unseen_memory = excluded.unseen_memory, unseen_cores = excluded.unseen_cores
@@ -322,15 +327,15 @@ impl Statement {
                     change, ended) SELECT * FROM unnest(",
             );
             sql.separated(", ")
-                .push_bind(tickets.iter().map(|delta| delta.ticket_id).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|delta| delta.ticket.cluster_id).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|delta| delta.ticket.path.as_str()).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|delta| delta.ticket.held.amounts.memory).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|delta| delta.ticket.held.amounts.cores).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|delta| phase(delta).0).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|delta| phase(delta).1).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|delta| delta.change).collect::<Vec<_>>())
-                .push_bind(tickets.iter().map(|delta| delta.ended).collect::<Vec<_>>());
+                .push_bind(column(tickets, |delta| delta.ticket_id))
+                .push_bind(column(tickets, |delta| delta.ticket.cluster_id))
+                .push_bind(column(tickets, |delta| delta.ticket.path.as_str()))
+                .push_bind(column(tickets, |delta| delta.ticket.held.amounts.memory))
+                .push_bind(column(tickets, |delta| delta.ticket.held.amounts.cores))
+                .push_bind(column(tickets, |delta| phase(delta).0))
+                .push_bind(column(tickets, |delta| phase(delta).1))
+                .push_bind(column(tickets, |delta| delta.change))
+                .push_bind(column(tickets, |delta| delta.ended));
             sql.push(
                 ") ON CONFLICT (ticket_id) DO UPDATE SET memory = excluded.memory, cores = excluded.cores,
                     used_since = excluded.used_since, application_id = excluded.application_id, change = excluded.change,
@@ -371,41 +376,39 @@ impl Statement {
 }
 
 /// Pushes a query for the columns of history lines, with the number of each line if `numbered`.
-fn push_records(
-    sql: &mut QueryBuilder<Postgres>,
-    records: action_record::ActionColumns<'_>,
-    now: OffsetDateTime,
-    numbered: bool,
-) {
+fn push_records(sql: &mut QueryBuilder<Postgres>, records: &[BatchRecord<'_>], now: OffsetDateTime, numbered: bool) {
     sql.push(
         r#"SELECT action, ticket_id, "user", creator, engine_type, labels::jsonb, engine_application_name, engine_instance,
             em_application_name, em_instance, resource_type, resource::jsonb, actor, reason, held_since, "#,
     );
-    let has_acts = !records.acts.address.is_empty();
+    let has_acts = records.iter().any(BatchRecord::is_act);
     sql.push(if has_acts { "address, before, after, " } else { "NULL, NULL, NULL, " });
     sql.push_bind(now).push(if numbered { ", line FROM unnest(" } else { " FROM unnest(" });
     let mut columns = sql.separated(", ");
     columns
-        .push_bind(records.action)
-        .push_bind(records.ticket_id)
-        .push_bind(records.user)
-        .push_bind(records.creator)
-        .push_bind(records.engine_type)
-        .push_bind(records.labels)
-        .push_bind(records.engine_application_name)
-        .push_bind(records.engine_instance)
-        .push_bind(records.em_application_name)
-        .push_bind(records.em_instance)
-        .push_bind(records.resource_type)
-        .push_bind(records.resource)
-        .push_bind(records.actor)
-        .push_bind(records.reason)
-        .push_bind(records.held_since);
+        .push_bind(column(records, |record| record.action.as_str()))
+        .push_bind(column(records, |record| record.ticket.map(|ticket| ticket.id)))
+        .push_bind(column(records, |record| record.ticket.map(|ticket| ticket.user.as_str())))
+        .push_bind(column(records, |record| record.ticket.map(|ticket| ticket.creator.as_str())))
+        .push_bind(column(records, |record| record.ticket.map(|ticket| ticket.engine_type.as_str())))
+        .push_bind(column(records, |record| record.ticket.map(|ticket| labels_json(&ticket.labels))))
+        .push_bind(column(records, |record| record.engine().map(|engine| engine.application_name.as_str())))
+        .push_bind(column(records, |record| record.engine().map(|engine| engine.instance.as_str())))
+        .push_bind(column(records, |record| record.em.application_name.as_str()))
+        .push_bind(column(records, |record| record.em.instance.as_str()))
+        .push_bind(column(records, |record| record.resource.resource_type().as_str()))
+        .push_bind(column(records, |record| record.resource.to_json()))
+        .push_bind(column(records, |record| record.actor))
+        .push_bind(column(records, |record| record.reason.map(Name::as_str)))
+        .push_bind(column(records, |record| record.held_since));
     if has_acts {
-        columns.push_bind(records.acts.address).push_bind(records.acts.before).push_bind(records.acts.after);
+        columns
+            .push_bind(column(records, |record| record.address))
+            .push_bind(column(records, |record| record.before.as_ref().map(RecordedState::as_str)))
+            .push_bind(column(records, |record| record.after.as_ref().map(RecordedState::as_str)));
     }
     if numbered {
-        columns.push_bind(records.line);
+        columns.push_bind(column(records, |record| record.line));
     }
     sql.push(
         r#") AS r (action, ticket_id, "user", creator, engine_type, labels, engine_application_name, engine_instance,
@@ -422,30 +425,22 @@ fn push_granted(sql: &mut QueryBuilder<Postgres>) {
     );
 }
 
-/// Columns of confirmed tickets.
-#[derive(Default)]
-struct UsedTicketColumns<'a> {
-    ticket_id: Vec<Uuid>,
-    used: Vec<String>,
-    used_time: Vec<OffsetDateTime>,
-    engine_application_name: Vec<&'a str>,
-    engine_instance: Vec<&'a str>,
+/// Use of a confirmed ticket.
+struct ConfirmedUse<'a> {
+    resource: &'a Resource,
+    engine: &'a EngineInstance,
+    time: OffsetDateTime,
 }
 
-impl<'a> UsedTicketColumns<'a> {
-    fn of(tickets: &'a [Ticket]) -> Self {
-        let mut columns = Self::default();
-        for ticket in tickets {
-            if let TicketState::Used { resource, engine, used_time } = &ticket.state {
-                columns.ticket_id.push(ticket.id);
-                columns.used.push(resource.to_json());
-                columns.used_time.push(*used_time);
-                columns.engine_application_name.push(engine.application_name.as_str());
-                columns.engine_instance.push(engine.instance.as_str());
-            }
+/// Returns the confirmed tickets with their use.
+fn confirmed(tickets: &[Ticket]) -> Vec<(&Ticket, ConfirmedUse<'_>)> {
+    let confirmed = tickets.iter().filter_map(|ticket| match &ticket.state {
+        TicketState::Used { resource, engine, used_time } => {
+            Some((ticket, ConfirmedUse { resource, engine, time: *used_time }))
         }
-        columns
-    }
+        TicketState::Locked { .. } => None,
+    });
+    confirmed.collect()
 }
 
 fn expires_at(ticket: &Ticket) -> Option<OffsetDateTime> {

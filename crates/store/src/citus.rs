@@ -114,24 +114,6 @@ pub async fn make_schema(connection: &mut PgConnection, cell: &Cell) -> Result<(
     Ok(())
 }
 
-/// Returns whether Citus distributes the tables that a connection sees, as it does those of a cell.
-///
-/// # Errors
-/// Database errors.
-pub async fn is_distributed(connection: &mut PgConnection) -> Result<bool, StoreError> {
-    let is_citus: bool = sqlx::query_scalar("SELECT to_regclass('pg_catalog.pg_dist_schema') IS NOT NULL")
-        .fetch_one(&mut *connection)
-        .await?;
-    if !is_citus {
-        return Ok(false);
-    }
-    let is_distributed = sqlx::query_scalar(
-        "-- citus::is_distributed
-        SELECT EXISTS (SELECT FROM pg_catalog.pg_dist_schema WHERE schemaid = current_schema()::regnamespace)",
-    );
-    Ok(is_distributed.fetch_one(connection).await?)
-}
-
 /// Returns the worker that owns `cell`, as the coordinator names it.
 ///
 /// # Errors

@@ -2,42 +2,22 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
-use time::OffsetDateTime;
+use sqlx::{PgConnection, PgExecutor};
 
-use rm_model::{em::EmInstance, em_drain::EmDrain, principal::Principal};
+use rm_model::{em::EmInstance, em_drain::EmDrain};
 
 use super::{
     StoreError, expect_rows,
-    rows::{TableName, em_columns},
+    rows::{TableName, TableRow, column, em_columns},
 };
 
 const TABLE: TableName = TableName("linkis_em_drain");
 
-/// Drain columns of an EM; all `None` if the EM is not drained.
-#[derive(FromRow)]
-pub(super) struct DrainColumns {
-    reason: Option<String>,
-    drained_by: Option<String>,
-    drain_time: Option<OffsetDateTime>,
-}
-
-impl DrainColumns {
-    pub fn drain(&self) -> Result<Option<Arc<EmDrain>>, StoreError> {
-        let (Some(reason), Some(by), Some(since)) = (&self.reason, &self.drained_by, self.drain_time) else {
-            return Ok(None);
-        };
-        let by = Principal::parse("drained_by", by).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
-        Ok(Some(Arc::new(EmDrain { reason: TABLE.name("reason", reason)?, by, since })))
-    }
-}
-
-#[derive(FromRow)]
-struct DrainRow {
-    em_application_name: String,
-    em_instance: String,
-    #[sqlx(flatten)]
-    drain: DrainColumns,
+/// Returns the drain of an EM; `None` if the EM is not drained.
+pub(super) fn drain(row: TableRow<'_>) -> Result<Option<Arc<EmDrain>>, StoreError> {
+    let row = row.of(TABLE);
+    let Some(since) = row.get("drain_time")? else { return Ok(None) };
+    Ok(Some(Arc::new(EmDrain { reason: row.name("reason")?, by: row.principal("drained_by")?, since })))
 }
 
 /// Returns the drains of those `ems` that are drained.
@@ -46,7 +26,7 @@ pub async fn read(
     ems: impl IntoIterator<Item = &EmInstance>,
 ) -> Result<HashMap<EmInstance, Arc<EmDrain>>, StoreError> {
     let (application_names, instances) = em_columns(ems);
-    let rows: Vec<DrainRow> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- em_drain::read
         SELECT d.em_application_name, d.em_instance, reason, drained_by, drain_time
         FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
@@ -56,13 +36,9 @@ pub async fn read(
     .bind(instances)
     .fetch_all(executor)
     .await?;
-    let mut drains = HashMap::with_capacity(rows.len());
-    for row in rows {
-        if let Some(drain) = row.drain.drain()? {
-            drains.insert(TABLE.em(&row.em_application_name, &row.em_instance)?, drain);
-        }
-    }
-    Ok(drains)
+    let drained = |row: TableRow<'_>| Ok((row.em()?, drain(row)?));
+    let drains: Vec<(EmInstance, Option<Arc<EmDrain>>)> = TABLE.parse(&rows, drained)?;
+    Ok(drains.into_iter().filter_map(|(em, drain)| Some((em, drain?))).collect())
 }
 
 /// Inserts, replaces or deletes (`None`) the drains of EMs. The caller has locked the EMs.
@@ -101,9 +77,9 @@ pub async fn write(
     )
     .bind(application_names)
     .bind(instances)
-    .bind(now.iter().map(|(_, drain)| drain.reason.as_str()).collect::<Vec<_>>())
-    .bind(now.iter().map(|(_, drain)| drain.by.as_str()).collect::<Vec<_>>())
-    .bind(now.iter().map(|(_, drain)| drain.since).collect::<Vec<_>>())
+    .bind(column(&now, |(_, drain)| drain.reason.as_str()))
+    .bind(column(&now, |(_, drain)| drain.by.as_str()))
+    .bind(column(&now, |(_, drain)| drain.since))
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, now.len(), done.rows_affected())

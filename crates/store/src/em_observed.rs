@@ -5,8 +5,7 @@
 
 use std::collections::{HashMap, HashSet};
 
-use sqlx::{FromRow, PgConnection};
-use time::OffsetDateTime;
+use sqlx::PgConnection;
 use tokio_stream::StreamExt as _;
 use uuid::Uuid;
 
@@ -19,34 +18,10 @@ use rm_model::{
 
 use super::{
     StoreError,
-    rows::{TableName, em_columns},
+    rows::{TableName, column, em_columns},
 };
 
 const TABLE: TableName = TableName("linkis_em_observed");
-
-/// Columns of the reports that contain observations.
-struct ObservationColumns<'a> {
-    em_application_name: Vec<&'a str>,
-    em_instance: Vec<&'a str>,
-    epoch: Vec<i64>,
-    sequence: Vec<i64>,
-    subject_hash: Vec<Vec<u8>>,
-    observed: Vec<&'a [u8]>,
-}
-
-impl<'a> ObservationColumns<'a> {
-    fn of(reports: &[(&'a EmReport, &'a Observations)]) -> Self {
-        let (em_application_name, em_instance) = em_columns(reports.iter().map(|(report, _)| &report.em));
-        Self {
-            em_application_name,
-            em_instance,
-            epoch: reports.iter().map(|(report, _)| report.epoch).collect(),
-            sequence: reports.iter().map(|(report, _)| report.sequence).collect(),
-            subject_hash: reports.iter().map(|(_, observed)| observed.subject_hash().to_vec()).collect(),
-            observed: reports.iter().map(|(_, observed)| observed.packed()).collect(),
-        }
-    }
-}
 
 /// Replaces observations of an unchanged set of tickets by those of newer reports, at most one per EM. Returns the EMs
 /// written. Skips locked rows; the next report repeats the observations.
@@ -54,8 +29,8 @@ pub async fn renew(
     connection: &mut PgConnection,
     reports: &[(&EmReport, &Observations)],
 ) -> Result<HashSet<EmInstance>, StoreError> {
-    let columns = ObservationColumns::of(reports);
-    let rows: Vec<(String, String)> = sqlx::query_as(
+    let (application_names, instances) = em_columns(reports.iter().map(|(report, _)| &report.em));
+    let rows = sqlx::query(
         "-- em_observed::renew
         WITH same AS MATERIALIZED (
             SELECT k.*, set_config('synchronous_commit', 'off', true)
@@ -72,21 +47,21 @@ pub async fn renew(
         WHERE o.em_application_name = same.em_application_name AND o.em_instance = same.em_instance
         RETURNING o.em_application_name, o.em_instance",
     )
-    .bind(columns.em_application_name)
-    .bind(columns.em_instance)
-    .bind(columns.epoch)
-    .bind(columns.sequence)
-    .bind(columns.subject_hash)
-    .bind(columns.observed)
+    .bind(application_names)
+    .bind(instances)
+    .bind(column(reports, |(report, _)| report.epoch))
+    .bind(column(reports, |(report, _)| report.sequence))
+    .bind(column(reports, |(_, observed)| observed.subject_hash().to_vec()))
+    .bind(column(reports, |(_, observed)| observed.packed()))
     .fetch_all(connection)
     .await?;
-    rows.into_iter().map(|(application_name, instance)| TABLE.em(&application_name, &instance)).collect()
+    TABLE.parse(&rows, |row| row.em())
 }
 
 /// Inserts or replaces observations of any set of tickets, unless a later report has stored some or the EM was removed.
 /// Writes in the order of the EMs, so that no deadlock occurs.
 pub async fn put(connection: &mut PgConnection, reports: &[(&EmReport, &Observations)]) -> Result<(), StoreError> {
-    let columns = ObservationColumns::of(reports);
+    let (application_names, instances) = em_columns(reports.iter().map(|(report, _)| &report.em));
     sqlx::query(
         "-- em_observed::put
         INSERT INTO linkis_em_observed AS o (em_application_name, em_instance, epoch, sequence, subject_hash, observed, observed_time)
@@ -103,23 +78,15 @@ pub async fn put(connection: &mut PgConnection, reports: &[(&EmReport, &Observat
             subject_hash = excluded.subject_hash, observed = excluded.observed, observed_time = excluded.observed_time
         WHERE (o.epoch, o.sequence) < (excluded.epoch, excluded.sequence)",
     )
-    .bind(columns.em_application_name)
-    .bind(columns.em_instance)
-    .bind(columns.epoch)
-    .bind(columns.sequence)
-    .bind(columns.subject_hash)
-    .bind(columns.observed)
+    .bind(application_names)
+    .bind(instances)
+    .bind(column(reports, |(report, _)| report.epoch))
+    .bind(column(reports, |(report, _)| report.sequence))
+    .bind(column(reports, |(_, observed)| observed.subject_hash().to_vec()))
+    .bind(column(reports, |(_, observed)| observed.packed()))
     .execute(connection)
     .await?;
     Ok(())
-}
-
-#[derive(FromRow)]
-struct ObservedRow {
-    em_application_name: String,
-    em_instance: String,
-    observed: Vec<u8>,
-    observed_time: OffsetDateTime,
 }
 
 /// Returns the observations of those `tickets` that their EMs have observed. Streams one EM at a time, because each may
@@ -131,7 +98,7 @@ pub async fn read<'a>(
     let tickets: HashMap<Uuid, &Ticket> = tickets.into_iter().map(|ticket| (ticket.id, ticket)).collect();
     let ems: HashSet<&EmInstance> = tickets.values().map(|ticket| &ticket.em).collect();
     let (application_names, instances) = em_columns(ems);
-    let mut rows = sqlx::query_as::<_, ObservedRow>(
+    let mut rows = sqlx::query(
         "-- em_observed::read
         SELECT o.em_application_name, o.em_instance, o.observed, o.observed_time
         FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
@@ -144,11 +111,12 @@ pub async fn read<'a>(
     let mut found = HashMap::new();
     while let Some(row) = rows.next().await {
         let row = row?;
-        let em = TABLE.em(&row.em_application_name, &row.em_instance)?;
-        for (ticket_id, said) in Observations::from_packed(row.observed).iter() {
+        let row = TABLE.row(&row);
+        let (em, at) = (row.em()?, row.get("observed_time")?);
+        for (ticket_id, said) in Observations::from_packed(row.get("observed")?).iter() {
             let ticket = tickets.get(&ticket_id).filter(|ticket| ticket.em == em);
             if let Some(resource) = ticket.and_then(|ticket| observed_of(ticket, &said).ok()) {
-                found.insert(ticket_id, ObservedUse { resource, at: row.observed_time });
+                found.insert(ticket_id, ObservedUse { resource, at });
             }
         }
     }

@@ -11,9 +11,8 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor, postgres::PgRow};
 use time::OffsetDateTime;
-use uuid::Uuid;
 
 use rm_model::{
     em::EmInstance,
@@ -23,7 +22,7 @@ use rm_model::{
 
 use super::{
     StoreError, expect_rows,
-    rows::{TableName, em_columns},
+    rows::{TableName, TableRow, column, em_columns},
 };
 
 mod status;
@@ -47,43 +46,25 @@ pub struct ReportArrival {
     pub any_missed: bool,
 }
 
-#[derive(FromRow)]
-struct ArrivalRow {
-    number: i64,
-    registered: i64,
-    last_epoch: Option<i64>,
-    last_sequence: Option<i64>,
-    last_time: Option<OffsetDateTime>,
-    kept: bool,
-    used_tickets: i64,
-    used_tickets_xor: Uuid,
-    any_missed: bool,
-}
-
-impl From<&ArrivalRow> for ReportArrival {
-    fn from(row: &ArrivalRow) -> Self {
-        let number = row.last_epoch.zip(row.last_sequence);
-        let number = number.map(|(epoch, sequence)| ReportNumber { epoch, sequence });
-        Self {
-            registered: row.registered,
-            last: number.zip(row.last_time),
-            kept: row.kept,
-            used_tickets: TicketDigest { count: row.used_tickets, xor: row.used_tickets_xor },
-            any_missed: row.any_missed,
-        }
-    }
-}
-
 /// Returns the arrivals in the order of the reports; `None` for reports without a row.
-fn merge_in_order(rows: &[ArrivalRow], reports: usize) -> Vec<Option<ReportArrival>> {
+fn merge_in_order(rows: &[PgRow], reports: usize) -> Result<Vec<Option<ReportArrival>>, StoreError> {
     let mut met = vec![None; reports];
-    for row in rows {
-        let place = usize::try_from(row.number).ok().and_then(|number| met.get_mut(number.checked_sub(1)?));
-        if let Some(place) = place {
-            *place = Some(ReportArrival::from(row));
+    for row in rows.iter().map(|row| TABLE.row(row)) {
+        let last: (Option<i64>, Option<i64>) = (row.get("last_epoch")?, row.get("last_sequence")?);
+        let last = last.0.zip(last.1).map(|(epoch, sequence)| ReportNumber { epoch, sequence });
+        let arrival = ReportArrival {
+            registered: row.get("registered")?,
+            last: last.zip(row.get("last_time")?),
+            kept: row.get("kept")?,
+            used_tickets: TicketDigest { count: row.get("used_tickets")?, xor: row.get("used_tickets_xor")? },
+            any_missed: row.get("any_missed")?,
+        };
+        let number = usize::try_from(row.get::<i64>("number")?).ok();
+        if let Some(place) = number.and_then(|number| met.get_mut(number.checked_sub(1)?)) {
+            *place = Some(arrival);
         }
     }
-    met
+    Ok(met)
 }
 
 /// Stores those of `reports` that are newer than the last report of their EM and match its epoch. The slice has at most
@@ -98,17 +79,11 @@ pub async fn update(
     connection: &mut PgConnection,
     reports: &[&EmReport],
 ) -> Result<Vec<Option<ReportArrival>>, StoreError> {
-    #[derive(FromRow)]
-    struct UpdatedRow {
-        #[sqlx(flatten)]
-        met: ArrivalRow,
-        written: i64,
-    }
     // Asynchronous commit: a database crash loses at most the last reports, and the next ones come soon. A report thus
     // never waits for the disk, where it would delay grants.
     //
     // Locked rows are skipped: a wait here would keep the rows that are locked already from others.
-    let update = sqlx::query_as(
+    let update = sqlx::query(
         "-- em_report::update
         WITH met AS MATERIALIZED (
             SELECT k.*, e.epoch AS registered, e.used_tickets, e.used_tickets_xor, r.epoch AS last_epoch,
@@ -135,17 +110,18 @@ pub async fn update(
             (SELECT count(*) FROM kept) AS written
         FROM met",
     );
-    let rows: Vec<UpdatedRow> = ReportColumns::of(reports).bind(update).fetch_all(connection).await?;
-    let written = rows.first().map_or(0, |row| row.written.unsigned_abs());
-    expect_rows(TABLE.0, rows.iter().filter(|row| row.met.kept).count(), written)?;
-    Ok(merge_in_order(&rows.into_iter().map(|row| row.met).collect::<Vec<_>>(), reports.len()))
+    let rows = bind_reports(update, reports).fetch_all(connection).await?;
+    let written: i64 = rows.first().map_or(Ok(0), |row| TABLE.row(row).get("written"))?;
+    let met = merge_in_order(&rows, reports.len())?;
+    expect_rows(TABLE.0, met.iter().flatten().filter(|met| met.kept).count(), written.unsigned_abs())?;
+    Ok(met)
 }
 
 /// Stores those of `reports` that are the first of their EM and match its epoch. Returns the EMs stored.
 ///
 /// Skips EMs whose row another transaction has locked, so that no report outlives the removal of its EM.
 pub async fn insert(connection: &mut PgConnection, reports: &[&EmReport]) -> Result<HashSet<EmInstance>, StoreError> {
-    let insert = sqlx::query_as(
+    let insert = sqlx::query(
         "-- em_report::insert
         WITH first AS (
             INSERT INTO linkis_em_report (em_application_name, em_instance, epoch, sequence, health, memory_used,
@@ -164,8 +140,8 @@ pub async fn insert(connection: &mut PgConnection, reports: &[&EmReport]) -> Res
         )
         SELECT em_application_name, em_instance, (SELECT set_config('synchronous_commit', 'off', true)) FROM first",
     );
-    let rows: Vec<(String, String, String)> = ReportColumns::of(reports).bind(insert).fetch_all(connection).await?;
-    rows.into_iter().map(|(application_name, instance, _)| TABLE.em(&application_name, &instance)).collect()
+    let rows = bind_reports(insert, reports).fetch_all(connection).await?;
+    TABLE.parse(&rows, |row| row.em())
 }
 
 /// Returns the state that each of `reports` would meet now, without storing any; `None` if its EM is not registered.
@@ -174,7 +150,7 @@ pub async fn read_arrivals(
     reports: &[&EmReport],
 ) -> Result<Vec<Option<ReportArrival>>, StoreError> {
     let (application_names, instances) = em_columns(reports.iter().map(|report| &report.em));
-    let rows: Vec<ArrivalRow> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- em_report::read_arrivals
         SELECT k.number, e.epoch AS registered, r.epoch AS last_epoch, r.sequence AS last_sequence,
             r.report_time AS last_time, false AS kept, e.used_tickets, e.used_tickets_xor,
@@ -189,7 +165,7 @@ pub async fn read_arrivals(
     .bind(instances)
     .fetch_all(connection)
     .await?;
-    Ok(merge_in_order(&rows, reports.len()))
+    merge_in_order(&rows, reports.len())
 }
 
 /// Records that no ticket is missing from those of `reports` that are still the last of their EMs. Skips locked rows;
@@ -212,65 +188,30 @@ pub async fn none_missed(connection: &mut PgConnection, reports: &[&EmReport]) -
     )
     .bind(application_names)
     .bind(instances)
-    .bind(reports.iter().map(|report| report.epoch).collect::<Vec<_>>())
-    .bind(reports.iter().map(|report| report.sequence).collect::<Vec<_>>())
+    .bind(column(reports, |report| report.epoch))
+    .bind(column(reports, |report| report.sequence))
     .execute(connection)
     .await?;
     Ok(())
 }
 
-type QueryAs<'q, O> = sqlx::query::QueryAs<'q, sqlx::Postgres, O, sqlx::postgres::PgArguments>;
-
-/// Columns of several reports.
-struct ReportColumns<'a> {
-    em_application_name: Vec<&'a str>,
-    em_instance: Vec<&'a str>,
-    epoch: Vec<i64>,
-    sequence: Vec<i64>,
-    health: Vec<&'static str>,
-    memory_used: Vec<Option<i64>>,
-    memory_max: Vec<Option<i64>>,
-    cpu_permille: Vec<Option<i16>>,
+fn number(row: TableRow<'_>) -> Result<ReportNumber, StoreError> {
+    Ok(ReportNumber { epoch: row.get("epoch")?, sequence: row.get("sequence")? })
 }
 
-impl<'a> ReportColumns<'a> {
-    fn of(reports: &[&'a EmReport]) -> Self {
-        let (em_application_name, em_instance) = em_columns(reports.iter().map(|report| &report.em));
-        Self {
-            em_application_name,
-            em_instance,
-            epoch: reports.iter().map(|report| report.epoch).collect(),
-            sequence: reports.iter().map(|report| report.sequence).collect(),
-            health: reports.iter().map(|report| report.health.as_str()).collect(),
-            memory_used: reports.iter().map(|report| report.load.map(|load| load.memory_used())).collect(),
-            memory_max: reports.iter().map(|report| report.load.map(|load| load.memory_max())).collect(),
-            cpu_permille: reports.iter().map(|report| report.load.map(|load| load.cpu_permille())).collect(),
-        }
-    }
+type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>;
 
-    fn bind<'q, O>(self, query: QueryAs<'q, O>) -> QueryAs<'q, O>
-    where
-        'a: 'q,
-    {
-        query
-            .bind(self.em_application_name)
-            .bind(self.em_instance)
-            .bind(self.epoch)
-            .bind(self.sequence)
-            .bind(self.health)
-            .bind(self.memory_used)
-            .bind(self.memory_max)
-            .bind(self.cpu_permille)
-    }
-}
-
-#[derive(FromRow)]
-struct SignRow {
-    em_application_name: String,
-    em_instance: String,
-    registered: i64,
-    epoch: i64,
-    sequence: i64,
+/// Binds all columns of reports.
+fn bind_reports<'q>(query: Query<'q>, reports: &[&'q EmReport]) -> Query<'q> {
+    query
+        .bind(column(reports, |report| report.em.application_name.as_str()))
+        .bind(column(reports, |report| report.em.instance.as_str()))
+        .bind(column(reports, |report| report.epoch))
+        .bind(column(reports, |report| report.sequence))
+        .bind(column(reports, |report| report.health.as_str()))
+        .bind(column(reports, |report| report.load.map(|load| load.memory_used())))
+        .bind(column(reports, |report| report.load.map(|load| load.memory_max())))
+        .bind(column(reports, |report| report.load.map(|load| load.cpu_permille())))
 }
 
 /// Returns up to `limit` EMs after `after` that have become silent, ordered by key, each with its last sign. A silent
@@ -282,7 +223,7 @@ pub async fn silent(
     limit: i64,
 ) -> Result<Vec<(EmInstance, LastSignOfLife)>, StoreError> {
     let after = after.map_or(("", ""), |em| (em.application_name.as_str(), em.instance.as_str()));
-    let rows: Vec<SignRow> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- em_report::silent
         SELECT r.em_application_name, r.em_instance, e.epoch AS registered, r.epoch, r.sequence
         FROM linkis_em_report r JOIN linkis_em_resource_meta_data e
@@ -298,12 +239,10 @@ pub async fn silent(
     .bind(limit)
     .fetch_all(executor)
     .await?;
-    let sign = |row: SignRow| {
-        let reported = ReportNumber { epoch: row.epoch, sequence: row.sequence };
-        let em = TABLE.em(&row.em_application_name, &row.em_instance)?;
-        Ok((em, LastSignOfLife { registered: row.registered, reported }))
+    let sign = |row: TableRow<'_>| {
+        Ok((row.em()?, LastSignOfLife { registered: row.get("registered")?, reported: number(row)? }))
     };
-    rows.into_iter().map(sign).collect()
+    TABLE.parse(&rows, sign)
 }
 
 /// Locks and returns the last reports of those among `ems` that have reported. No report of theirs is stored until the
@@ -313,7 +252,7 @@ pub async fn lock<'a>(
     ems: impl IntoIterator<Item = &'a EmInstance>,
 ) -> Result<HashMap<EmInstance, ReportNumber>, StoreError> {
     let (application_names, instances) = em_columns(ems);
-    let rows: Vec<(String, String, i64, i64)> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- em_report::lock
         SELECT r.em_application_name, r.em_instance, r.epoch, r.sequence
         FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
@@ -326,10 +265,7 @@ pub async fn lock<'a>(
     .bind(instances)
     .fetch_all(connection)
     .await?;
-    let number = |(application_name, instance, epoch, sequence): (String, String, i64, i64)| {
-        Ok((TABLE.em(&application_name, &instance)?, ReportNumber { epoch, sequence }))
-    };
-    rows.into_iter().map(number).collect()
+    TABLE.parse(&rows, |row| Ok((row.em()?, number(row)?)))
 }
 
 /// Deletes the reports of removed EMs. EMs that never reported have none.

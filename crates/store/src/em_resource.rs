@@ -8,9 +8,7 @@
 
 use std::{collections::HashMap, sync::Arc};
 
-use sqlx::{FromRow, PgConnection, PgExecutor, Row as _};
-use time::OffsetDateTime;
-use uuid::Uuid;
+use sqlx::{PgConnection, PgExecutor, Row as _, postgres::PgRow};
 
 use rm_model::{
     audit::{StoredEmCounters, TrueCounters},
@@ -22,12 +20,10 @@ use rm_model::{
 };
 
 use super::{
-    StoreError,
-    em_drain::DrainColumns,
-    expect_rows,
+    StoreError, em_drain, expect_rows,
     limit::{self, CurrentLimits},
     policy,
-    rows::{TableName, em_columns, labels_json},
+    rows::{TableName, TableRow, column, em_columns, labels_json},
 };
 
 mod list;
@@ -36,64 +32,34 @@ pub use list::{EmFilter, EmScan, list};
 
 const TABLE: TableName = TableName("linkis_em_resource_meta_data");
 
-#[derive(FromRow)]
-struct EmRow {
-    em_application_name: String,
-    em_instance: String,
-    resource_type: String,
-    total_resource: String,
-    protected_resource: String,
-    used_resource: String,
-    locked_resource: String,
-    used_tickets: i64,
-    used_tickets_xor: Uuid,
-    labels: String,
-    reserved_labels: String,
-    epoch: i64,
-    register_time: OffsetDateTime,
-    version: i64,
-    going_epoch: Option<i64>,
-    going_end: Option<String>,
-    going_after: Option<Uuid>,
-    counted_to: i64,
-    counting_to: Option<i64>,
-    counted_after: Option<Uuid>,
-    #[sqlx(flatten)]
-    drain: DrainColumns,
+fn unregister_progress(row: TableRow<'_>) -> Result<Option<UnregisterProgress>, StoreError> {
+    let Some(epoch) = row.get("going_epoch")? else { return Ok(None) };
+    Ok(Some(UnregisterProgress {
+        epoch,
+        end: row.parse("going_end", TicketEnd::parse)?,
+        after: row.get("going_after")?,
+    }))
 }
 
-impl EmRow {
-    fn going(&self) -> Result<Option<UnregisterProgress>, StoreError> {
-        let (Some(epoch), Some(end), Some(after)) = (self.going_epoch, &self.going_end, self.going_after) else {
-            return Ok(None);
-        };
-        let end = TicketEnd::parse(end).ok_or_else(|| StoreError::inconsistent(TABLE.0, end))?;
-        Ok(Some(UnregisterProgress { epoch, end, after }))
-    }
-}
-
-impl TryFrom<EmRow> for Em {
-    type Error = StoreError;
-
-    fn try_from(row: EmRow) -> Result<Self, StoreError> {
-        let resource_type = TABLE.resource_type(&row.resource_type)?;
-        Ok(Self {
-            instance: TABLE.em(&row.em_application_name, &row.em_instance)?,
-            total: TABLE.resource("total_resource", resource_type, &row.total_resource)?,
-            protected: TABLE.resource("protected_resource", resource_type, &row.protected_resource)?,
-            used: TABLE.resource("used_resource", resource_type, &row.used_resource)?,
-            locked: TABLE.resource("locked_resource", resource_type, &row.locked_resource)?,
-            used_tickets: TicketDigest { count: row.used_tickets, xor: row.used_tickets_xor },
-            labels: TABLE.labels(&row.labels)?,
-            reserved: TABLE.labels(&row.reserved_labels)?,
-            epoch: row.epoch,
-            register_time: row.register_time,
-            version: row.version,
-            going: row.going()?,
-            counted: LabelSetProgress { to: row.counted_to, under_way: row.counting_to.zip(row.counted_after) },
-            drain: row.drain.drain()?,
-        })
-    }
+fn em(row: TableRow<'_>) -> Result<Em, StoreError> {
+    let resource_type = row.resource_type()?;
+    let under_way = row.get::<Option<i64>>("counting_to")?.zip(row.get("counted_after")?);
+    Ok(Em {
+        instance: row.em()?,
+        total: row.resource("total_resource", resource_type)?,
+        protected: row.resource("protected_resource", resource_type)?,
+        used: row.resource("used_resource", resource_type)?,
+        locked: row.resource("locked_resource", resource_type)?,
+        used_tickets: TicketDigest { count: row.get("used_tickets")?, xor: row.get("used_tickets_xor")? },
+        labels: row.labels("labels")?,
+        reserved: row.labels("reserved_labels")?,
+        epoch: row.get("epoch")?,
+        register_time: row.get("register_time")?,
+        version: row.get("version")?,
+        going: unregister_progress(row)?,
+        counted: LabelSetProgress { to: row.get("counted_to")?, under_way },
+        drain: em_drain::drain(row)?,
+    })
 }
 
 /// Returns the EMs among `instances` that exist.
@@ -102,7 +68,7 @@ pub async fn read(
     instances: impl IntoIterator<Item = &EmInstance>,
 ) -> Result<HashMap<EmInstance, Em>, StoreError> {
     let (application_names, em_instances) = em_columns(instances);
-    let rows: Vec<EmRow> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- em_resource::read
         SELECT e.em_application_name, e.em_instance, resource_type, total_resource::text, protected_resource::text,
             used_resource::text, locked_resource::text, used_tickets, used_tickets_xor, labels::text,
@@ -118,7 +84,7 @@ pub async fn read(
     .bind(em_instances)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(|row| Em::try_from(row).map(|em| (em.instance.clone(), em))).collect()
+    TABLE.parse(&rows, |row| em(row).map(|em| (em.instance.clone(), em)))
 }
 
 /// Reads the first input of a batch in one statement: the present limits, a flag for waiters, and the EMs among
@@ -157,7 +123,7 @@ pub async fn read_in_force(
     let mut ems = HashMap::with_capacity(rows.len());
     for row in &rows {
         if row.try_get::<Option<&str>, _>("em_instance")?.is_some() {
-            let em = Em::try_from(EmRow::from_row(row)?)?;
+            let em = em(TABLE.row(row))?;
             ems.insert(em.instance.clone(), em);
         }
     }
@@ -177,7 +143,7 @@ pub async fn is_any(executor: impl PgExecutor<'_>) -> Result<bool, StoreError> {
 
 /// Returns up to `limit` EMs whose tickets are being ended, ordered by key.
 pub async fn going(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<EmInstance>, StoreError> {
-    let rows: Vec<(String, String)> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- em_resource::going
         SELECT em_application_name, em_instance FROM linkis_em_resource_meta_data WHERE going_epoch IS NOT NULL
         ORDER BY em_application_name, em_instance LIMIT $1",
@@ -185,7 +151,7 @@ pub async fn going(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<EmIn
     .bind(limit)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(|(application_name, instance)| TABLE.em(&application_name, &instance)).collect()
+    TABLE.parse(&rows, |row| row.em())
 }
 
 /// Returns up to `limit` EMs after `after`, ordered by key, each with the number of the last label set that its tickets
@@ -196,7 +162,7 @@ pub async fn counted(
     limit: i64,
 ) -> Result<Vec<(EmInstance, i64)>, StoreError> {
     let after = after.map_or(("", ""), |em| (em.application_name.as_str(), em.instance.as_str()));
-    let rows: Vec<(String, String, i64)> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- em_resource::counted
         SELECT em_application_name, em_instance, counted_to FROM linkis_em_resource_meta_data
         WHERE (em_application_name, em_instance) > ($1, $2)
@@ -207,14 +173,11 @@ pub async fn counted(
     .bind(limit)
     .fetch_all(executor)
     .await?;
-    let of =
-        |(application_name, instance, to): (String, String, i64)| Ok((TABLE.em(&application_name, &instance)?, to));
-    rows.into_iter().map(of).collect()
+    TABLE.parse(&rows, |row| Ok((row.em()?, row.get("counted_to")?)))
 }
 
 /// Updates all columns of EMs that registered again. Fails with [`StoreError::RowCount`] if a version has changed.
 pub async fn update(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
-    let columns = EmColumns::of(ems)?;
     let update = sqlx::query(
         "-- em_resource::update
         UPDATE linkis_em_resource_meta_data e SET
@@ -233,14 +196,13 @@ pub async fn update(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
                 counting_to, counted_after, used_tickets, used_tickets_xor, reserved_labels)
         WHERE e.em_application_name = d.em_application_name AND e.em_instance = d.em_instance AND e.version = d.version",
     );
-    let done = columns.bind(update).execute(connection).await?;
+    let done = bind_ems(update, ems)?.execute(connection).await?;
     expect_rows(TABLE.0, ems.len(), done.rows_affected())
 }
 
 /// Inserts new EMs, and the policies of new kinds.
 pub async fn insert(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
-    let columns = EmColumns::of(ems)?;
-    policy::insert(connection, &columns.em_application_name).await?;
+    policy::insert(connection, &column(ems, |em| em.instance.application_name.as_str())).await?;
     let insert = sqlx::query(
         "-- em_resource::insert
         INSERT INTO linkis_em_resource_meta_data (em_application_name, em_instance, resource_type, total_resource,
@@ -258,14 +220,13 @@ pub async fn insert(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
                 over_committed, labels, epoch, register_time, version, going_epoch, going_end, going_after, counted_to,
                 counting_to, counted_after, used_tickets, used_tickets_xor, reserved_labels)",
     );
-    let done = columns.bind(insert).execute(connection).await?;
+    let done = bind_ems(insert, ems)?.execute(connection).await?;
     expect_rows(TABLE.0, ems.len(), done.rows_affected())
 }
 
 /// Deletes EMs. Fails with [`StoreError::RowCount`] if a version has changed.
 pub async fn delete(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
     let (application_names, instances) = em_columns(ems.iter().map(|em| &em.instance));
-    let versions: Vec<i64> = ems.iter().map(|em| em.version).collect();
     let done = sqlx::query(
         "-- em_resource::delete
         DELETE FROM linkis_em_resource_meta_data e
@@ -274,54 +235,35 @@ pub async fn delete(connection: &mut PgConnection, ems: &[Em]) -> Result<(), Sto
     )
     .bind(application_names)
     .bind(instances)
-    .bind(versions)
+    .bind(column(ems, |em| em.version))
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, ems.len(), done.rows_affected())
 }
 
-/// Columns of an EM that audits read.
-#[derive(FromRow)]
-pub(super) struct StoredCountersRow {
-    em_application_name: String,
-    em_instance: String,
-    resource_type: String,
-    total_resource: String,
-    protected_resource: String,
-    used_resource: String,
-    locked_resource: String,
-    left_resource: String,
-    used_tickets: i64,
-    used_tickets_xor: Uuid,
-    over_committed: bool,
-    version: i64,
-}
-
-impl TryFrom<StoredCountersRow> for StoredEmCounters {
-    type Error = StoreError;
-
-    fn try_from(row: StoredCountersRow) -> Result<Self, StoreError> {
-        let resource_type = TABLE.resource_type(&row.resource_type)?;
-        let counter =
-            |column: &str, json: &str| TABLE.resource(column, resource_type, json).map_err(|error| error.to_string());
-        Ok(Self {
-            instance: TABLE.em(&row.em_application_name, &row.em_instance)?,
-            total: TABLE.resource("total_resource", resource_type, &row.total_resource)?,
-            protected: TABLE.resource("protected_resource", resource_type, &row.protected_resource)?,
-            used: counter("used_resource", &row.used_resource),
-            locked: counter("locked_resource", &row.locked_resource),
-            left: LeftResource::amounts_from_json(resource_type, &row.left_resource)
-                .map_err(|error| format!("left_resource {}: {error}", row.left_resource)),
-            used_tickets: TicketDigest { count: row.used_tickets, xor: row.used_tickets_xor },
-            over_committed: row.over_committed,
-            version: row.version,
-        })
-    }
+/// Returns the stored counters in a row.
+pub(super) fn stored_counters(row: &PgRow) -> Result<StoredEmCounters, StoreError> {
+    let row = TABLE.row(row);
+    let resource_type = row.resource_type()?;
+    let counter = |column| row.resource(column, resource_type).map_err(|error| error.to_string());
+    let left: &str = row.get("left_resource")?;
+    Ok(StoredEmCounters {
+        instance: row.em()?,
+        total: row.resource("total_resource", resource_type)?,
+        protected: row.resource("protected_resource", resource_type)?,
+        used: counter("used_resource"),
+        locked: counter("locked_resource"),
+        left: LeftResource::amounts_from_json(resource_type, left)
+            .map_err(|error| format!("left_resource {left}: {error}")),
+        used_tickets: TicketDigest { count: row.get("used_tickets")?, xor: row.get("used_tickets_xor")? },
+        over_committed: row.get("over_committed")?,
+        version: row.get("version")?,
+    })
 }
 
 /// Returns the stored counters of an EM, also if they contradict one another; `None` if the EM does not exist.
 pub async fn books(connection: &mut PgConnection, em: &EmInstance) -> Result<Option<StoredEmCounters>, StoreError> {
-    let row: Option<StoredCountersRow> = sqlx::query_as(
+    let row = sqlx::query(
         "-- em_resource::books
         SELECT em_application_name, em_instance, resource_type, total_resource::text, protected_resource::text,
             used_resource::text, locked_resource::text, left_resource::text, used_tickets, used_tickets_xor, over_committed,
@@ -332,7 +274,7 @@ pub async fn books(connection: &mut PgConnection, em: &EmInstance) -> Result<Opt
     .bind(em.instance.as_str())
     .fetch_optional(connection)
     .await?;
-    row.map(StoredEmCounters::try_from).transpose()
+    row.map(|row| stored_counters(&row)).transpose()
 }
 
 /// Replaces the counters of an EM by `counters`. Fails with [`StoreError::RowCount`] if the version of `books` has
@@ -365,90 +307,35 @@ pub async fn repair(
 
 type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>;
 
-/// Columns of several EMs.
-#[derive(Default)]
-pub(super) struct EmColumns<'a> {
-    pub em_application_name: Vec<&'a str>,
-    pub em_instance: Vec<&'a str>,
-    resource_type: Vec<&'a str>,
-    total: Vec<String>,
-    protected: Vec<String>,
-    pub used: Vec<String>,
-    pub locked: Vec<String>,
-    pub left: Vec<String>,
-    pub over_committed: Vec<bool>,
-    labels: Vec<String>,
-    reserved_labels: Vec<String>,
-    epoch: Vec<i64>,
-    register_time: Vec<OffsetDateTime>,
-    pub version: Vec<i64>,
-    going_epoch: Vec<Option<i64>>,
-    going_end: Vec<Option<&'static str>>,
-    going_after: Vec<Option<Uuid>>,
-    counted_to: Vec<i64>,
-    counting_to: Vec<Option<i64>>,
-    counted_after: Vec<Option<Uuid>>,
-    pub used_tickets: Vec<i64>,
-    pub used_tickets_xor: Vec<Uuid>,
+/// Binds all columns of EMs.
+fn bind_ems<'q>(query: Query<'q>, ems: &'q [Em]) -> Result<Query<'q>, StoreError> {
+    let left = left_amounts(ems)?;
+    Ok(query
+        .bind(column(ems, |em| em.instance.application_name.as_str()))
+        .bind(column(ems, |em| em.instance.instance.as_str()))
+        .bind(column(ems, |em| em.resource_type().as_str()))
+        .bind(column(ems, |em| em.total.to_json()))
+        .bind(column(ems, |em| em.protected.to_json()))
+        .bind(column(ems, |em| em.used.to_json()))
+        .bind(column(ems, |em| em.locked.to_json()))
+        .bind(column(&left, LeftResource::to_json))
+        .bind(column(&left, LeftResource::is_negative_anywhere))
+        .bind(column(ems, |em| labels_json(&em.labels)))
+        .bind(column(ems, |em| em.epoch))
+        .bind(column(ems, |em| em.register_time))
+        .bind(column(ems, |em| em.version))
+        .bind(column(ems, |em| em.going.map(|going| going.epoch)))
+        .bind(column(ems, |em| em.going.map(|going| going.end.as_str())))
+        .bind(column(ems, |em| em.going.map(|going| going.after)))
+        .bind(column(ems, |em| em.counted.to))
+        .bind(column(ems, |em| em.counted.under_way.map(|(to, _)| to)))
+        .bind(column(ems, |em| em.counted.under_way.map(|(_, after)| after)))
+        .bind(column(ems, |em| em.used_tickets.count))
+        .bind(column(ems, |em| em.used_tickets.xor))
+        .bind(column(ems, |em| labels_json(&em.reserved))))
 }
 
-impl<'a> EmColumns<'a> {
-    pub fn of(ems: &'a [Em]) -> Result<Self, StoreError> {
-        let mut columns = Self::default();
-        for em in ems {
-            let left: LeftResource = em.left().map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
-            columns.em_application_name.push(em.instance.application_name.as_str());
-            columns.em_instance.push(em.instance.instance.as_str());
-            columns.resource_type.push(em.resource_type().as_str());
-            columns.total.push(em.total.to_json());
-            columns.protected.push(em.protected.to_json());
-            columns.used.push(em.used.to_json());
-            columns.locked.push(em.locked.to_json());
-            columns.left.push(left.to_json());
-            columns.over_committed.push(left.is_negative_anywhere());
-            columns.labels.push(labels_json(&em.labels));
-            columns.reserved_labels.push(labels_json(&em.reserved));
-            columns.epoch.push(em.epoch);
-            columns.register_time.push(em.register_time);
-            columns.version.push(em.version);
-            columns.going_epoch.push(em.going.map(|going| going.epoch));
-            columns.going_end.push(em.going.map(|going| going.end.as_str()));
-            columns.going_after.push(em.going.map(|going| going.after));
-            columns.counted_to.push(em.counted.to);
-            columns.counting_to.push(em.counted.under_way.map(|(to, _)| to));
-            columns.counted_after.push(em.counted.under_way.map(|(_, after)| after));
-            columns.used_tickets.push(em.used_tickets.count);
-            columns.used_tickets_xor.push(em.used_tickets.xor);
-        }
-        Ok(columns)
-    }
-
-    fn bind<'q>(self, query: Query<'q>) -> Query<'q>
-    where
-        'a: 'q,
-    {
-        query
-            .bind(self.em_application_name)
-            .bind(self.em_instance)
-            .bind(self.resource_type)
-            .bind(self.total)
-            .bind(self.protected)
-            .bind(self.used)
-            .bind(self.locked)
-            .bind(self.left)
-            .bind(self.over_committed)
-            .bind(self.labels)
-            .bind(self.epoch)
-            .bind(self.register_time)
-            .bind(self.version)
-            .bind(self.going_epoch)
-            .bind(self.going_end)
-            .bind(self.going_after)
-            .bind(self.counted_to)
-            .bind(self.counting_to)
-            .bind(self.counted_after)
-            .bind(self.used_tickets)
-            .bind(self.used_tickets_xor)
-            .bind(self.reserved_labels)
-    }
+/// Returns the free capacity of each EM.
+pub(super) fn left_amounts(ems: &[Em]) -> Result<Vec<LeftResource>, StoreError> {
+    ems.iter().map(|em| em.left().map_err(|error| StoreError::inconsistent(TABLE.0, error))).collect()
 }

@@ -1,50 +1,36 @@
 //! Ends of tickets in the history, as input of the sums of use over time. Read-only. Caller: the roll-up task.
 
-use sqlx::{FromRow, PgExecutor};
-use time::OffsetDateTime;
+use sqlx::PgExecutor;
 
 use rm_model::{
     resource::{Resource, ResourceType},
     usage_sum::EndedTicketUse,
 };
 
-use super::{StoreError, rows::TableName};
+use super::{
+    StoreError,
+    rows::{TableName, TableRow},
+};
 
 const TABLE: TableName = TableName("linkis_resource_action_record");
 
-#[derive(FromRow)]
-struct EndRow {
-    id: i64,
-    user: String,
-    creator: String,
-    engine_type: String,
-    em_application_name: String,
-    em_instance: String,
-    resource_type: String,
-    resource: String,
-    since: Option<OffsetDateTime>,
-    action_time: OffsetDateTime,
-}
-
-impl EndRow {
-    fn parse(self) -> Result<EndedTicketUse, StoreError> {
-        let resource = TABLE.resource_type(&self.resource_type);
-        let resource = resource.and_then(|of_type| TABLE.resource("resource", of_type, &self.resource));
-        Ok(EndedTicketUse {
-            em: TABLE.em(&self.em_application_name, &self.em_instance)?,
-            // An invalid row must not block the count of all later ones.
-            resource: resource.unwrap_or_else(|error| {
-                let error: &dyn std::error::Error = &error;
-                tracing::error!(line = self.id, error, "the use of an ended ticket cannot be counted");
-                Resource::zero(ResourceType::Special)
-            }),
-            user: self.user,
-            creator: self.creator,
-            engine_type: self.engine_type,
-            since: self.since,
-            until: self.action_time,
-        })
-    }
+fn ended(row: TableRow<'_>) -> Result<EndedTicketUse, StoreError> {
+    let resource = row.resource_type().and_then(|of_type| row.resource("resource", of_type));
+    let line: i64 = row.get("id")?;
+    Ok(EndedTicketUse {
+        em: row.em()?,
+        // An invalid row must not block the count of all later ones.
+        resource: resource.unwrap_or_else(|error| {
+            let error: &dyn std::error::Error = &error;
+            tracing::error!(line, error, "the use of an ended ticket cannot be counted");
+            Resource::zero(ResourceType::Special)
+        }),
+        user: row.get("user")?,
+        creator: row.get("creator")?,
+        engine_type: row.get("engine_type")?,
+        since: row.get("since")?,
+        until: row.get("action_time")?,
+    })
 }
 
 /// Returns the number of the first line after `after`; `None` if there is none.
@@ -61,7 +47,7 @@ pub async fn next_number(executor: impl PgExecutor<'_>, after: i64) -> Result<Op
 
 /// Returns the use of the tickets that ended in the lines after `after`, up to `until`.
 pub async fn list(executor: impl PgExecutor<'_>, after: i64, until: i64) -> Result<Vec<EndedTicketUse>, StoreError> {
-    let rows: Vec<EndRow> = sqlx::query_as(
+    let rows = sqlx::query(
         r#"-- ended_use::list
         SELECT r.id, r."user", r.creator, r.engine_type, r.em_application_name, r.em_instance, r.resource_type,
             r.resource::text AS resource, r.action_time,
@@ -75,5 +61,5 @@ pub async fn list(executor: impl PgExecutor<'_>, after: i64, until: i64) -> Resu
     .bind(until)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(EndRow::parse).collect()
+    TABLE.parse(&rows, ended)
 }

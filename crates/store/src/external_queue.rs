@@ -8,111 +8,89 @@ use std::{
     sync::Arc,
 };
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use time::{Duration, OffsetDateTime};
 
 use rm_model::{
-    external::{
-        CheckRules, ClusterDelta, ClusterSnapshot, KUBERNETES, LockedCluster, QueueCapacities, UnavailablePolicy, along,
-    },
+    external::{CheckRules, ClusterSnapshot, KUBERNETES, LockedCluster, QueueCapacities, UnavailablePolicy, along},
     provider::Provider,
     queue::{CustomAmountsByName, ExternalQueue, QueueAmounts, QueueNaming, QueueState, QueueTree, ROOT, is_in},
 };
 
-use super::{StoreError, rows::TableName};
+use super::{
+    StoreError,
+    rows::{TableName, TableRow, column},
+};
 
 const CLUSTER: TableName = TableName("linkis_external_cluster");
-const SNAPSHOT: &str = "linkis_external_snapshot";
+const SNAPSHOT: TableName = TableName("linkis_external_snapshot");
 
 /// Returns all providers with their cluster ids; their number is small.
 pub async fn providers(executor: impl PgExecutor<'_>) -> Result<Vec<(i64, Provider)>, StoreError> {
-    let rows: Vec<(i64, String, String, String)> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- external_queue::providers
         SELECT cluster_id, resource_type, name, labels::text FROM linkis_external_cluster ORDER BY cluster_id",
     )
     .fetch_all(executor)
     .await?;
-    rows.into_iter()
-        .map(|(id, resource_type, name, labels)| Ok((id, provider(&resource_type, &name, &labels)?)))
-        .collect()
+    CLUSTER.parse(&rows, |row| Ok((row.get("cluster_id")?, provider(row)?)))
 }
 
-fn provider(resource_type: &str, name: &str, labels: &str) -> Result<Provider, StoreError> {
-    Ok(Provider {
-        resource_type: CLUSTER.name("resource_type", resource_type)?,
-        name: CLUSTER.name("name", name)?,
-        labels: CLUSTER.labels(labels)?,
-    })
+fn provider(row: TableRow<'_>) -> Result<Provider, StoreError> {
+    Ok(Provider { resource_type: row.name("resource_type")?, name: row.name("name")?, labels: row.labels("labels")? })
 }
 
 /// Row of a cluster.
-#[derive(Debug, Clone, FromRow)]
+#[derive(Debug, Clone)]
 pub struct ClusterRow {
-    cluster_id: i64,
-    resource_type: String,
-    name: String,
-    labels: String,
-    when_away: String,
-    max_age: i64,
-    last_known_for: i64,
-    refresh_interval: i64,
-    generation: Option<i64>,
-    begun: Option<OffsetDateTime>,
+    /// Cluster id.
+    pub id: i64,
+    /// Provider of the cluster.
+    pub provider: Provider,
+    /// Rules by which requests are checked against the queues.
+    pub rules: CheckRules,
+    /// Generation of the present snapshot; `None` if there is none.
+    pub generation: Option<i64>,
+    /// Start time of the present snapshot.
+    pub begun: Option<OffsetDateTime>,
     by_last_name: bool,
-    changes: i64,
+    /// Number of ticket changes in the cluster so far.
+    pub changes: i64,
+}
+
+fn cluster_row(row: TableRow<'_>) -> Result<ClusterRow, StoreError> {
+    let millis = |column| Ok::<_, StoreError>(Duration::milliseconds(row.get(column)?));
+    Ok(ClusterRow {
+        id: row.get("cluster_id")?,
+        provider: provider(row)?,
+        rules: CheckRules {
+            max_age: millis("max_age")?,
+            when_away: row.parse("when_away", UnavailablePolicy::parse)?,
+            last_known_for: millis("last_known_for")?,
+            refresh_interval: millis("refresh_interval")?,
+        },
+        generation: row.get("generation")?,
+        begun: row.get("begun")?,
+        by_last_name: row.get("by_last_name")?,
+        changes: row.get("changes")?,
+    })
 }
 
 impl ClusterRow {
-    /// Returns the cluster id.
-    pub fn id(&self) -> i64 {
-        self.cluster_id
-    }
-
-    /// Returns the generation of the present snapshot; `None` if there is none.
-    pub fn generation(&self) -> Option<i64> {
-        self.generation
-    }
-
-    /// Returns the start time of the present snapshot.
-    pub fn begun(&self) -> Option<OffsetDateTime> {
-        self.begun
-    }
-
-    /// Returns the number of ticket changes in the cluster so far.
-    pub fn changes(&self) -> i64 {
-        self.changes
-    }
-
-    /// Returns the provider of the cluster.
-    pub fn provider(&self) -> Result<Provider, StoreError> {
-        provider(&self.resource_type, &self.name, &self.labels)
-    }
-
-    /// Returns the rules by which requests are checked against the queues.
-    pub fn rules(&self) -> Result<CheckRules, StoreError> {
-        let when_away = UnavailablePolicy::parse(&self.when_away);
-        Ok(CheckRules {
-            max_age: Duration::milliseconds(self.max_age),
-            when_away: when_away.ok_or_else(|| StoreError::inconsistent(CLUSTER.0, &self.when_away))?,
-            last_known_for: Duration::milliseconds(self.last_known_for),
-            refresh_interval: Duration::milliseconds(self.refresh_interval),
-        })
-    }
-
     fn cluster(&self, state: QueueLookupResult) -> Result<LockedCluster, StoreError> {
         let QueueLookupResult { queues, unseen, shown } = state;
-        let naming = match self.resource_type.as_str() {
+        let naming = match self.provider.resource_type.as_str() {
             KUBERNETES => QueueNaming::Namespaces,
             _ if self.by_last_name => QueueNaming::Capacity,
             _ => QueueNaming::Fair,
         };
-        let twice = |same: rm_model::queue::DuplicatePath| StoreError::inconsistent(SNAPSHOT, same.0);
+        let twice = |same: rm_model::queue::DuplicatePath| StoreError::inconsistent(SNAPSHOT.0, same.0);
         let begun = self.begun.unwrap_or(OffsetDateTime::UNIX_EPOCH);
         let snapshot = ClusterSnapshot::stored(begun, QueueTree::new(naming, queues).map_err(twice)?, shown);
         Ok(LockedCluster {
-            id: self.cluster_id,
-            provider: self.provider()?,
-            rules: self.rules()?,
+            id: self.id,
+            provider: self.provider.clone(),
+            rules: self.rules,
             is_known: self.generation.is_some(),
             changes: self.changes,
             rooms: QueueCapacities::stored(Arc::new(snapshot), unseen),
@@ -141,7 +119,8 @@ pub async fn clusters(
         };
     }
     let sql = if locks { select!("lock", "FOR UPDATE") } else { select!("clusters", "") };
-    Ok(sqlx::query_as(sql).bind(ids.iter().copied().collect::<Vec<_>>()).fetch_all(executor).await?)
+    let rows = sqlx::query(sql).bind(column(ids, |id| *id)).fetch_all(executor).await?;
+    CLUSTER.parse(&rows, cluster_row)
 }
 
 /// Queues and applications to read of a cluster.
@@ -173,37 +152,25 @@ pub async fn read(
     for (cluster_id, shown) in applications(connection, rows, wanted).await? {
         states.entry(cluster_id).or_default().shown = shown;
     }
-    rows.iter().map(|row| row.cluster(states.remove(&row.cluster_id).unwrap_or_default())).collect()
+    rows.iter().map(|row| row.cluster(states.remove(&row.id).unwrap_or_default())).collect()
 }
 
-#[derive(FromRow)]
-struct QueueRow {
-    cluster_id: i64,
-    path: String,
-    max_memory: Option<i64>,
-    max_cores: Option<i64>,
-    used_memory: Option<i64>,
-    used_cores: Option<i64>,
-    state: Option<String>,
-    unseen_memory: Option<i64>,
-    unseen_cores: Option<i64>,
-}
-
-impl QueueRow {
-    fn queue(&self) -> Result<Option<ExternalQueue>, StoreError> {
-        let amounts = |memory: Option<i64>, cores: Option<i64>| Some(QueueAmounts { memory: memory?, cores: cores? });
-        let (Some(max), Some(used), Some(state)) = (
-            amounts(self.max_memory, self.max_cores),
-            amounts(self.used_memory, self.used_cores),
-            self.state.as_deref(),
-        ) else {
-            return Ok(None);
-        };
-        let state = QueueState::parse(state).ok_or_else(|| StoreError::inconsistent(SNAPSHOT, state))?;
-        let path = self.path.clone();
-        let (running_applications, pending_applications, custom) = (None, None, CustomAmountsByName::new());
-        Ok(Some(ExternalQueue { path, max, used, state, running_applications, pending_applications, custom }))
+/// Returns a queue of the present snapshot; `None` if the snapshot does not have it.
+fn queue(row: TableRow<'_>) -> Result<Option<ExternalQueue>, StoreError> {
+    let amounts =
+        |memory, cores| Ok::<_, StoreError>(QueueAmounts { memory: row.get(memory)?, cores: row.get(cores)? });
+    if row.get::<Option<&str>>("state")?.is_none() {
+        return Ok(None);
     }
+    Ok(Some(ExternalQueue {
+        path: row.get("path")?,
+        max: amounts("max_memory", "max_cores")?,
+        used: amounts("used_memory", "used_cores")?,
+        state: row.parse("state", QueueState::parse)?,
+        running_applications: None,
+        pending_applications: None,
+        custom: CustomAmountsByName::new(),
+    }))
 }
 
 /// Returns the possible paths of a queue with this name, and all of their ancestors.
@@ -224,12 +191,12 @@ async fn queues(
     let mut paths: BTreeSet<(i64, String)> = BTreeSet::new();
     let mut last_names: Vec<(i64, &str)> = Vec::new();
     for row in rows {
-        let Some(wanted) = wanted.get(&row.cluster_id) else { continue };
+        let Some(wanted) = wanted.get(&row.id) else { continue };
         let named = wanted.names.iter().flat_map(|name| candidates(name));
         let in_use = wanted.paths.iter().flat_map(|path| along(path)).map(str::to_owned);
-        paths.extend(named.chain(in_use).map(|path| (row.cluster_id, path)));
+        paths.extend(named.chain(in_use).map(|path| (row.id, path)));
         if row.by_last_name {
-            last_names.extend(wanted.names.iter().map(|name| (row.cluster_id, name.as_str())));
+            last_names.extend(wanted.names.iter().map(|name| (row.id, name.as_str())));
         }
     }
     if !last_names.is_empty() {
@@ -240,7 +207,7 @@ async fn queues(
     if paths.is_empty() {
         return Ok(states);
     }
-    let found: Vec<QueueRow> = sqlx::query_as(
+    let found = sqlx::query(
         "-- external_queue::queues
         SELECT k.cluster_id, k.path, s.max_memory, s.max_cores, s.used_memory, s.used_cores, s.state, u.unseen_memory,
             u.unseen_cores
@@ -250,23 +217,23 @@ async fn queues(
         LEFT JOIN LATERAL (SELECT * FROM linkis_external_queue u
             WHERE u.cluster_id = k.cluster_id AND u.path = k.path LIMIT 1) u ON true",
     )
-    .bind(paths.iter().map(|(id, _)| *id).collect::<Vec<_>>())
-    .bind(paths.iter().map(|(_, path)| path.as_str()).collect::<Vec<_>>())
-    .bind(paths.iter().map(|(id, _)| generation(rows, *id)).collect::<Vec<_>>())
+    .bind(column(&paths, |(id, _)| *id))
+    .bind(column(&paths, |(_, path)| path.as_str()))
+    .bind(column(&paths, |(id, _)| generation(rows, *id)))
     .fetch_all(connection)
     .await?;
-    for row in found {
-        let state = states.entry(row.cluster_id).or_default();
-        state.queues.extend(row.queue()?);
-        if let (Some(memory), Some(cores)) = (row.unseen_memory, row.unseen_cores) {
-            state.unseen.insert(row.path, QueueAmounts { memory, cores });
+    for row in found.iter().map(|row| SNAPSHOT.row(row)) {
+        let state = states.entry(row.get("cluster_id")?).or_default();
+        state.queues.extend(queue(row)?);
+        if let (Some(memory), Some(cores)) = (row.get("unseen_memory")?, row.get("unseen_cores")?) {
+            state.unseen.insert(row.get("path")?, QueueAmounts { memory, cores });
         }
     }
     Ok(states)
 }
 
 fn generation(rows: &[ClusterRow], cluster_id: i64) -> Option<i64> {
-    rows.iter().find(|row| row.cluster_id == cluster_id)?.generation
+    rows.iter().find(|row| row.id == cluster_id)?.generation
 }
 
 /// Returns the paths of queues with these last names in the present snapshots.
@@ -284,8 +251,8 @@ async fn by_last_name(
         CROSS JOIN LATERAL (SELECT s.path FROM linkis_external_snapshot s
             WHERE s.cluster_id = k.cluster_id AND s.generation = c.generation AND s.last_name = k.last_name LIMIT $3) s",
     )
-    .bind(last_names.iter().map(|(id, _)| *id).collect::<Vec<_>>())
-    .bind(last_names.iter().map(|(_, name)| *name).collect::<Vec<_>>())
+    .bind(column(last_names, |(id, _)| *id))
+    .bind(column(last_names, |(_, name)| *name))
     .bind(LIMIT)
     .fetch_all(connection)
     .await?)
@@ -310,9 +277,9 @@ async fn applications(
         JOIN linkis_external_application a
             ON a.cluster_id = k.cluster_id AND a.generation = k.generation AND a.application_id = k.application_id",
     )
-    .bind(keys.iter().map(|(id, _)| *id).collect::<Vec<_>>())
-    .bind(keys.iter().map(|(id, _)| generation(rows, *id)).collect::<Vec<_>>())
-    .bind(keys.iter().map(|(_, application)| *application).collect::<Vec<_>>())
+    .bind(column(&keys, |(id, _)| *id))
+    .bind(column(&keys, |(id, _)| generation(rows, *id)))
+    .bind(column(&keys, |(_, application)| *application))
     .fetch_all(connection)
     .await?;
     let mut shown: HashMap<i64, HashMap<String, QueueAmounts>> = HashMap::new();
@@ -320,32 +287,4 @@ async fn applications(
         shown.entry(cluster_id).or_default().insert(application_id, QueueAmounts { memory, cores });
     }
     Ok(shown)
-}
-
-/// Columns of the unseen use of external queues.
-#[derive(Debug, Default)]
-pub(super) struct QueueColumns<'a> {
-    pub cluster_id: Vec<i64>,
-    pub path: Vec<&'a str>,
-    pub memory: Vec<i64>,
-    pub cores: Vec<i64>,
-}
-
-impl<'a> QueueColumns<'a> {
-    pub fn of(clusters: &'a [ClusterDelta]) -> Self {
-        let mut columns = Self::default();
-        for cluster in clusters {
-            for (path, unseen) in &cluster.unseen {
-                columns.push(cluster.cluster_id, path, *unseen);
-            }
-        }
-        columns
-    }
-
-    pub fn push(&mut self, cluster_id: i64, path: &'a str, unseen: QueueAmounts) {
-        self.cluster_id.push(cluster_id);
-        self.path.push(path);
-        self.memory.push(unseen.memory);
-        self.cores.push(unseen.cores);
-    }
 }

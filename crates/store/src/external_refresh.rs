@@ -12,7 +12,13 @@ use uuid::Uuid;
 
 use rm_model::{external::CheckRules, provider::Provider};
 
-use super::{StoreError, rows::labels_json, session};
+use super::{
+    StoreError,
+    rows::{TableName, TableRow, labels_json},
+    session,
+};
+
+const TABLE: TableName = TableName("linkis_external_refresh");
 
 /// Duration of the lease. Longer than a refresh takes; another instance takes over after it if the owner dies.
 pub const LEASE: Duration = Duration::from_secs(20);
@@ -104,7 +110,7 @@ pub async fn known(executor: impl PgExecutor<'_>) -> Result<Vec<(String, String,
 }
 
 /// State of a cluster's refresh.
-#[derive(Debug, Clone, Copy, sqlx::FromRow)]
+#[derive(Debug, Clone, Copy)]
 pub struct RefreshRow {
     /// Cluster id.
     pub cluster_id: i64,
@@ -118,7 +124,7 @@ pub struct RefreshRow {
 /// Returns the refresh state of all clusters. A due cluster is left for `KEEPERS_FIRST` to the instance with its last
 /// lease; `kept` are the leases of this instance.
 pub async fn all(executor: impl PgExecutor<'_>, kept: &[Uuid]) -> Result<Vec<RefreshRow>, StoreError> {
-    Ok(sqlx::query_as(
+    let rows = sqlx::query(
         "-- external_refresh::all
         SELECT cluster_id, lease, next_refresh <= clock_timestamp()
             AND (lease IS NULL OR leased_until < clock_timestamp())
@@ -129,11 +135,15 @@ pub async fn all(executor: impl PgExecutor<'_>, kept: &[Uuid]) -> Result<Vec<Ref
     .bind(kept)
     .bind(KEEPERS_FIRST.as_secs_f64())
     .fetch_all(executor)
-    .await?)
+    .await?;
+    let refresh = |row: TableRow<'_>| {
+        Ok(RefreshRow { cluster_id: row.get("cluster_id")?, lease: row.get("lease")?, is_due: row.get("is_due")? })
+    };
+    TABLE.parse(&rows, refresh)
 }
 
 /// Lease on the refresh of a cluster.
-#[derive(Debug, Clone, Copy, sqlx::FromRow)]
+#[derive(Debug, Clone, Copy)]
 pub struct RefreshLease {
     /// Time of taking the lease, by the clock of the database.
     pub begun: OffsetDateTime,
@@ -149,7 +159,7 @@ pub async fn take(
     cluster_id: i64,
     lease: Uuid,
 ) -> Result<Option<RefreshLease>, StoreError> {
-    Ok(sqlx::query_as(
+    let taken: Option<(OffsetDateTime, bool, Option<Uuid>)> = sqlx::query_as(
         "-- external_refresh::take
         UPDATE linkis_external_refresh r SET lease = $2, leased_until = clock_timestamp() + make_interval(secs => $3)
         FROM (SELECT cluster_id, lease FROM linkis_external_refresh WHERE cluster_id = $1 FOR UPDATE) before
@@ -161,7 +171,8 @@ pub async fn take(
     .bind(lease)
     .bind(LEASE.as_secs_f64())
     .fetch_optional(executor)
-    .await?)
+    .await?;
+    Ok(taken.map(|(begun, is_gone, before)| RefreshLease { begun, is_gone, before }))
 }
 
 /// Records a failed refresh and ends the lease. Returns the number of consecutive failures; `None` if the lease was

@@ -1,7 +1,7 @@
 //! `linkis_external_resource_provider`: stored configuration of the external clusters. Caller: `rm_service::external`.
 
 use secrecy::{ExposeSecret as _, SecretString};
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -9,7 +9,7 @@ use rm_model::{name::Name, principal::Principal, provider::Provider};
 
 use super::{
     StoreError, expect_rows,
-    rows::{TableName, hash, labels_json},
+    rows::{TableName, TableRow, hash, labels_json},
 };
 
 const TABLE: TableName = TableName("linkis_external_resource_provider");
@@ -29,30 +29,16 @@ pub struct ProviderRecord {
     pub update_time: OffsetDateTime,
 }
 
-#[derive(FromRow)]
-struct ProviderRow {
-    resource_type: String,
-    name: String,
-    labels: String,
-    config: String,
-    etag: Uuid,
-    updated_by: String,
-    update_time: OffsetDateTime,
-}
-
-impl TryFrom<ProviderRow> for ProviderRecord {
-    type Error = StoreError;
-
-    fn try_from(row: ProviderRow) -> Result<Self, StoreError> {
-        let provider = Provider {
-            resource_type: TABLE.name("resource_type", &row.resource_type)?,
-            name: TABLE.name("name", &row.name)?,
-            labels: TABLE.labels(&row.labels)?,
-        };
-        let updated_by = Principal::parse("updated_by", &row.updated_by);
-        let updated_by = updated_by.map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
-        Ok(Self { provider, config: row.config.into(), etag: row.etag, updated_by, update_time: row.update_time })
-    }
+fn provider(row: TableRow<'_>) -> Result<ProviderRecord, StoreError> {
+    let provider =
+        Provider { resource_type: row.name("resource_type")?, name: row.name("name")?, labels: row.labels("labels")? };
+    Ok(ProviderRecord {
+        provider,
+        config: row.get::<String>("config")?.into(),
+        etag: row.get("etag")?,
+        updated_by: row.principal("updated_by")?,
+        update_time: row.get("update_time")?,
+    })
 }
 
 /// Excludes other writers until the transaction ends. Readers are not blocked.
@@ -64,14 +50,14 @@ pub async fn lock(connection: &mut PgConnection) -> Result<(), StoreError> {
 
 /// Returns all providers, ordered by type and name; their number is small.
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<ProviderRecord>, StoreError> {
-    let rows: Vec<ProviderRow> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- external_resource_provider::read
         SELECT resource_type, name, labels::text, config, etag, updated_by, update_time
         FROM linkis_external_resource_provider ORDER BY resource_type, name",
     )
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(ProviderRecord::try_from).collect()
+    TABLE.parse(&rows, provider)
 }
 
 /// Inserts or replaces a provider. Returns the time of the write.

@@ -22,9 +22,11 @@ use rm_model::{
 
 use super::{
     StoreError,
-    external_queue::{self, ClusterRow, QueueColumns},
+    external_queue::{self, ClusterRow},
     external_refresh::{INSTALL_WAIT, resting_as_long},
-    external_ticket, session,
+    external_ticket,
+    rows::column,
+    session,
 };
 
 /// Maximum number of changed tickets at installation: about the changes of two batches. Above it, the caller catches up
@@ -121,18 +123,11 @@ pub struct PreparedSnapshot {
     /// changes and reused their numbers.
     server: OffsetDateTime,
     /// Number of the last change that is counted.
-    changes: i64,
+    pub changes: i64,
     /// Stored unseen use by path, as of the count or later.
     stored: BTreeMap<String, QueueAmounts>,
     /// Unseen use under the new snapshot.
     pub preparation: SnapshotPreparation,
-}
-
-impl PreparedSnapshot {
-    /// Returns the number of the last change that is counted.
-    pub fn changes(&self) -> i64 {
-        self.changes
-    }
 }
 
 /// Counts all live tickets of a cluster without blocking locks. `None` if the cluster was deleted.
@@ -145,7 +140,7 @@ pub async fn prepare(
     session::thorough(&mut transaction).await?;
     let server = session::server_start(&mut transaction).await?;
     let rows = external_queue::clusters(&mut *transaction, &[cluster_id].into(), false).await?;
-    let Some(changes) = rows.first().map(ClusterRow::changes) else { return Ok(None) };
+    let Some(changes) = rows.first().map(|row| row.changes) else { return Ok(None) };
     let stored = stored(&mut transaction, cluster_id).await?;
     let mut preparation = SnapshotPreparation::new(snapshot);
     let mut tickets = external_ticket::live(&mut transaction, cluster_id);
@@ -200,7 +195,7 @@ pub async fn catch_up(
 ) -> Result<Option<usize>, StoreError> {
     let mut transaction = connection.begin_with("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY").await?;
     let rows = external_queue::clusters(&mut *transaction, &[cluster_id].into(), false).await?;
-    let Some(changes) = rows.first().map(ClusterRow::changes) else { return Ok(None) };
+    let Some(changes) = rows.first().map(|row| row.changes) else { return Ok(None) };
     let changed = external_ticket::changed(&mut *transaction, cluster_id, prepared.changes, CATCH_UP_PAGE).await?;
     changed.iter().for_each(|delta| prepared.preparation.catch_up(delta));
     let is_page = changed.len() == CATCH_UP_PAGE;
@@ -258,15 +253,15 @@ pub async fn from_tickets(connection: &mut PgConnection, row: &ClusterRow) -> Re
         "-- external_snapshot::from_tickets
         SELECT application_id, memory, cores FROM linkis_external_application WHERE cluster_id = $1 AND generation = $2",
     )
-    .bind(row.id())
-    .bind(row.generation())
+    .bind(row.id)
+    .bind(row.generation)
     .fetch_all(&mut *connection)
     .await?;
     let shown = shown.into_iter().map(|(id, memory, cores)| (id, QueueAmounts { memory, cores })).collect();
-    let begun = row.begun().unwrap_or(OffsetDateTime::UNIX_EPOCH);
+    let begun = row.begun.unwrap_or(OffsetDateTime::UNIX_EPOCH);
     let mut preparation =
         SnapshotPreparation::new(Arc::new(ClusterSnapshot::stored(begun, QueueTree::default(), shown)));
-    let mut tickets = external_ticket::live(connection, row.id());
+    let mut tickets = external_ticket::live(connection, row.id);
     while let Some(ticket) = tickets.next().await {
         preparation.put(&ticket?);
     }
@@ -308,25 +303,22 @@ pub async fn install(
     let rows = external_queue::clusters(&mut *transaction, &[cluster_id].into(), true).await?;
     let snapshot = prepared.preparation.rooms().snapshot();
     let (begun, by_last_name) = (snapshot.begun, snapshot.queues.naming() == QueueNaming::Capacity);
-    let Some(changes) = rows.first().filter(|row| row.begun().is_none_or(|in_force| in_force < begun)) else {
+    let Some(row) = rows.first().filter(|row| row.begun.is_none_or(|in_force| in_force < begun)) else {
         return Ok(InstallResult::Superseded);
     };
-    let changes = changes.changes();
     let changed = external_ticket::changed(&mut *transaction, cluster_id, prepared.changes, CAUGHT_UP_MAX + 1).await?;
     if changed.len() > CAUGHT_UP_MAX {
         return Ok(InstallResult::Outrun);
     }
     changed.iter().for_each(|delta| prepared.preparation.catch_up(delta));
-    prepared.changes = changes;
+    prepared.changes = row.changes;
     let rooms = prepared.preparation.rooms();
     differing.extend(prepared.preparation.touched().map(|path| (path.clone(), rooms.unseen(path))));
-    let mut queues = QueueColumns::default();
-    differing.iter().for_each(|(path, unseen)| queues.push(cluster_id, path, *unseen));
     let installed = sqlx::query(
         "-- external_snapshot::install
         WITH unseen AS (
             INSERT INTO linkis_external_queue (cluster_id, path, unseen_memory, unseen_cores)
-            SELECT * FROM unnest($7::bigint[], $8::text[], $9::bigint[], $10::bigint[])
+            SELECT $1, * FROM unnest($7::text[], $8::bigint[], $9::bigint[])
             ON CONFLICT (cluster_id, path) DO UPDATE
                 SET unseen_memory = excluded.unseen_memory, unseen_cores = excluded.unseen_cores),
         in_force AS (
@@ -335,7 +327,7 @@ pub async fn install(
         UPDATE linkis_external_refresh SET lease = CASE WHEN $6 THEN lease END,
             leased_until = CASE WHEN $6 THEN '-infinity'::timestamptz END, failures = 0,
             next_refresh = clock_timestamp() + make_interval(secs => in_force.refresh_interval / 1000.0)
-        FROM in_force WHERE cluster_id = $1 AND lease = $5 AND pg_postmaster_start_time() = $11",
+        FROM in_force WHERE cluster_id = $1 AND lease = $5 AND pg_postmaster_start_time() = $10",
     )
     .bind(cluster_id)
     .bind(generation)
@@ -343,10 +335,9 @@ pub async fn install(
     .bind(by_last_name)
     .bind(lease)
     .bind(keeps)
-    .bind(queues.cluster_id)
-    .bind(queues.path)
-    .bind(queues.memory)
-    .bind(queues.cores)
+    .bind(column(differing.keys(), String::as_str))
+    .bind(column(differing.values(), |unseen| unseen.memory))
+    .bind(column(differing.values(), |unseen| unseen.cores))
     .bind(prepared.server)
     .execute(&mut *transaction)
     .await?;
@@ -366,19 +357,17 @@ pub async fn write_unseen(
     cluster_id: i64,
     unseen: &[(String, QueueAmounts)],
 ) -> Result<(), StoreError> {
-    let mut queues = QueueColumns::default();
-    unseen.iter().for_each(|(path, unseen)| queues.push(cluster_id, path, *unseen));
     sqlx::query(
         "-- external_snapshot::write_unseen
         INSERT INTO linkis_external_queue (cluster_id, path, unseen_memory, unseen_cores)
-        SELECT * FROM unnest($1::bigint[], $2::text[], $3::bigint[], $4::bigint[])
+        SELECT $1, * FROM unnest($2::text[], $3::bigint[], $4::bigint[])
         ON CONFLICT (cluster_id, path) DO UPDATE
             SET unseen_memory = excluded.unseen_memory, unseen_cores = excluded.unseen_cores",
     )
-    .bind(queues.cluster_id)
-    .bind(queues.path)
-    .bind(queues.memory)
-    .bind(queues.cores)
+    .bind(cluster_id)
+    .bind(column(unseen, |(path, _)| path.as_str()))
+    .bind(column(unseen, |(_, amounts)| amounts.memory))
+    .bind(column(unseen, |(_, amounts)| amounts.cores))
     .execute(connection)
     .await?;
     Ok(())

@@ -5,8 +5,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
-use time::OffsetDateTime;
+use sqlx::{PgConnection, PgExecutor};
 use tokio_stream::{Stream, StreamExt as _};
 use uuid::Uuid;
 
@@ -15,31 +14,26 @@ use rm_model::{
     queue::QueueAmounts,
 };
 
-use super::StoreError;
+use super::{
+    StoreError,
+    rows::{TableName, TableRow},
+};
 
-#[derive(FromRow)]
-struct ExternalTicketRow {
-    ticket_id: Uuid,
-    cluster_id: i64,
-    path: String,
-    memory: i64,
-    cores: i64,
-    used_since: Option<OffsetDateTime>,
-    application_id: Option<String>,
-    change: i64,
-    ended: bool,
-}
+const TABLE: TableName = TableName("linkis_external_ticket");
 
-impl From<ExternalTicketRow> for ClusterTicketDelta {
-    fn from(row: ExternalTicketRow) -> Self {
-        let phase = match row.used_since {
-            Some(since) => TicketPhase::Used { since, application_id: row.application_id },
-            None => TicketPhase::Locked,
-        };
-        let held = QueueHolding { amounts: QueueAmounts { memory: row.memory, cores: row.cores }, phase };
-        let ticket = ClusterTicket { cluster_id: row.cluster_id, path: row.path, held };
-        Self { ticket_id: row.ticket_id, ticket, change: row.change, ended: row.ended }
-    }
+fn delta(row: TableRow<'_>) -> Result<ClusterTicketDelta, StoreError> {
+    let phase = match row.get("used_since")? {
+        Some(since) => TicketPhase::Used { since, application_id: row.get("application_id")? },
+        None => TicketPhase::Locked,
+    };
+    let held = QueueHolding { amounts: QueueAmounts { memory: row.get("memory")?, cores: row.get("cores")? }, phase };
+    let ticket = ClusterTicket { cluster_id: row.get("cluster_id")?, path: row.get("path")?, held };
+    Ok(ClusterTicketDelta {
+        ticket_id: row.get("ticket_id")?,
+        ticket,
+        change: row.get("change")?,
+        ended: row.get("ended")?,
+    })
 }
 
 /// Returns the external amounts of live tickets. The amounts cannot change while the caller owns the locks of their
@@ -48,7 +42,7 @@ pub async fn read(
     executor: impl PgExecutor<'_>,
     ticket_ids: &[Uuid],
 ) -> Result<HashMap<Uuid, ClusterTicket>, StoreError> {
-    let rows: Vec<ExternalTicketRow> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- external_ticket::read
         SELECT ticket_id, cluster_id, path, memory, cores, used_since, application_id, change, ended
         FROM linkis_external_ticket WHERE ticket_id = ANY ($1) AND NOT ended",
@@ -56,7 +50,7 @@ pub async fn read(
     .bind(ticket_ids)
     .fetch_all(executor)
     .await?;
-    Ok(rows.into_iter().map(ClusterTicketDelta::from).map(|row| (row.ticket_id, row.ticket)).collect())
+    TABLE.parse(&rows, |row| delta(row).map(|delta| (delta.ticket_id, delta.ticket)))
 }
 
 /// Returns up to `limit` tickets of a cluster that changed after `change`, ordered by change number.
@@ -66,7 +60,7 @@ pub async fn changed(
     change: i64,
     limit: usize,
 ) -> Result<Vec<ClusterTicketDelta>, StoreError> {
-    let rows: Vec<ExternalTicketRow> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- external_ticket::changed
         SELECT ticket_id, cluster_id, path, memory, cores, used_since, application_id, change, ended
         FROM linkis_external_ticket WHERE cluster_id = $1 AND change > $2 ORDER BY cluster_id, change LIMIT $3",
@@ -76,7 +70,7 @@ pub async fn changed(
     .bind(i64::try_from(limit).unwrap_or(i64::MAX))
     .fetch_all(executor)
     .await?;
-    Ok(rows.into_iter().map(ClusterTicketDelta::from).collect())
+    TABLE.parse(&rows, delta)
 }
 
 /// Streams all live tickets of a cluster, in no order.
@@ -84,14 +78,14 @@ pub fn live(
     connection: &mut PgConnection,
     cluster_id: i64,
 ) -> impl Stream<Item = Result<ClusterTicketDelta, StoreError>> + Unpin {
-    let rows = sqlx::query_as(
+    let rows = sqlx::query(
         "-- external_ticket::live
         SELECT ticket_id, cluster_id, path, memory, cores, used_since, application_id, change, ended
         FROM linkis_external_ticket WHERE cluster_id = $1 AND NOT ended",
     )
     .bind(cluster_id)
     .fetch(connection);
-    rows.map(|row: Result<ExternalTicketRow, sqlx::Error>| Ok(row?.into()))
+    rows.map(|row| delta(TABLE.row(&row?)))
 }
 
 /// Returns the first tickets that count in queues of a cluster and have no live ticket row, with their queue paths.

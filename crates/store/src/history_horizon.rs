@@ -1,14 +1,14 @@
 //! `linkis_resource_action_horizon`: identity of the history, and the number of the last deleted line. Callers:
 //! retention and followers.
 
-use sqlx::{FromRow, PgExecutor};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::StoreError;
 
 /// Identity and extent of the history.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, FromRow)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct HistoryHorizon {
     /// Id of the history; a new database has a new id.
     pub history_id: Uuid,
@@ -21,13 +21,15 @@ pub struct HistoryHorizon {
 /// # Errors
 /// [`StoreError::Inconsistent`] if the table is empty; database errors.
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<HistoryHorizon, StoreError> {
-    let horizon: Option<HistoryHorizon> = sqlx::query_as(
+    let horizon: Option<(Uuid, i64)> = sqlx::query_as(
         "-- history_horizon::read
         SELECT history_id, forgotten FROM linkis_resource_action_horizon",
     )
     .fetch_optional(executor)
     .await?;
-    horizon.ok_or_else(|| StoreError::inconsistent("linkis_resource_action_horizon", "it is empty"))
+    let empty = || StoreError::inconsistent("linkis_resource_action_horizon", "it is empty");
+    let (history_id, forgotten) = horizon.ok_or_else(empty)?;
+    Ok(HistoryHorizon { history_id, forgotten })
 }
 
 /// Records that all lines before `before` are deleted, in the transaction of the deletion.

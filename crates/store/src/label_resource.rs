@@ -4,9 +4,9 @@
 //! locks, so no deadlock can occur. Batches write the amounts through `batch_write`. Empty counters are deleted in the
 //! background. Callers: the committer, checks, lists and audits.
 
-use std::collections::{BTreeMap, BTreeSet, HashMap};
+use std::collections::{BTreeSet, HashMap};
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor, postgres::PgRow};
 use tokio_stream::StreamExt as _;
 
 use rm_model::{
@@ -17,35 +17,33 @@ use rm_model::{
 
 use super::{
     StoreError, expect_rows,
-    rows::{dimension, hash, tally_json},
+    rows::{TableName, TableRow, dimension, hash, tally_json},
 };
 
-const TABLE: &str = "linkis_label_resource";
+const TABLE: TableName = TableName("linkis_label_resource");
 
 /// Maximum number of inserts of a counter that is deleted concurrently.
 const INSERT_TRIES_MAX: u32 = 3;
 
-#[derive(FromRow)]
-struct ScopeRow {
-    label_set_id: i64,
-    scope: String,
-    used_resource: String,
-    locked_resource: String,
+fn counter(row: TableRow<'_>) -> Result<ScopeCounter, StoreError> {
+    Ok(ScopeCounter { label_set_id: row.get("label_set_id")?, scope: Scope::new(row.json("scope")?) })
 }
 
-impl ScopeRow {
-    fn parse(self) -> Result<(ScopeCounter, ScopeHoldings), StoreError> {
-        let labels = serde_json::from_str(&self.scope).map_err(|error| StoreError::inconsistent(TABLE, error))?;
-        let usage = ScopeHoldings { used: tally(&self.used_resource)?, locked: tally(&self.locked_resource)? };
-        Ok((ScopeCounter { label_set_id: self.label_set_id, scope: Scope::new(labels) }, usage))
-    }
+fn usage(row: TableRow<'_>) -> Result<ScopeHoldings, StoreError> {
+    Ok(ScopeHoldings { used: tally(row.get("used_resource")?)?, locked: tally(row.get("locked_resource")?)? })
+}
+
+/// Returns a scope with its hash and the version of its row.
+fn scope(row: TableRow<'_>) -> Result<(Vec<u8>, ScopeCounter, StoredScopeHoldings), StoreError> {
+    let holdings = StoredScopeHoldings { usage: usage(row)?, version: row.get("version")? };
+    Ok((row.get("scope_hash")?, counter(row)?, holdings))
 }
 
 fn tally(json: &str) -> Result<Tally, StoreError> {
     let amounts: HashMap<String, i64> =
-        serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE, error))?;
+        serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
     let amounts: Result<Vec<_>, StoreError> =
-        amounts.into_iter().map(|(key, amount)| Ok((dimension(TABLE, &key)?, amount))).collect();
+        amounts.into_iter().map(|(key, amount)| Ok((dimension(TABLE.0, &key)?, amount))).collect();
     Ok(Tally::new(amounts?))
 }
 
@@ -54,7 +52,7 @@ pub async fn read(
     executor: impl PgExecutor<'_>,
     counters: &BTreeSet<ScopeCounter>,
 ) -> Result<HashMap<ScopeCounter, ScopeHoldings>, StoreError> {
-    let rows: Vec<ScopeRow> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- label_resource::read
         SELECT label_set_id, scope::text, used_resource::text, locked_resource::text
         FROM linkis_label_resource WHERE scope_hash = ANY ($1)",
@@ -62,7 +60,7 @@ pub async fn read(
     .bind(counters.iter().map(|counter| scope_hash(counter).to_vec()).collect::<Vec<_>>())
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(ScopeRow::parse).collect()
+    TABLE.parse(&rows, |row| Ok((counter(row)?, usage(row)?)))
 }
 
 /// Locks the rows of `counters` until the transaction ends, and returns their usage. Inserts rows for new counters.
@@ -96,7 +94,7 @@ async fn lock_existing(
     let by_hash: HashMap<[u8; 32], &ScopeCounter> =
         counters.iter().map(|counter| (scope_hash(counter), counter)).collect();
     // Rows are matched by hash, which avoids sending and parsing the labels of hundreds of scopes.
-    let rows: Vec<(Vec<u8>, String, String, i64)> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- label_resource::lock
         SELECT scope_hash, used_resource::text, locked_resource::text, version
         FROM linkis_label_resource WHERE scope_hash = ANY ($1) ORDER BY scope_hash FOR UPDATE",
@@ -104,15 +102,15 @@ async fn lock_existing(
     .bind(by_hash.keys().map(<[u8; 32]>::as_slice).collect::<Vec<_>>())
     .fetch_all(connection)
     .await?;
-    let usage = |(hash, used, locked, version): (Vec<u8>, String, String, i64)| {
-        let counter =
-            by_hash.get(hash.as_slice()).ok_or_else(|| StoreError::inconsistent(TABLE, "a row not asked for"))?;
+    let mut found = HashMap::with_capacity(rows.len());
+    for row in rows.iter().map(|row| TABLE.row(row)) {
+        let counter = by_hash.get(row.get::<&[u8]>("scope_hash")?).ok_or_else(|| row.wrong("a row not asked for"))?;
         if let Some(versions) = &mut versions {
-            versions.insert((*counter).clone(), version);
+            versions.insert((*counter).clone(), row.get("version")?);
         }
-        Ok(((*counter).clone(), ScopeHoldings { used: tally(&used)?, locked: tally(&locked)? }))
-    };
-    rows.into_iter().map(usage).collect()
+        found.insert((*counter).clone(), usage(row)?);
+    }
+    Ok(found)
 }
 
 /// Returns the usage and version of one counter. A counter without a row has zero usage, and a version between those of
@@ -121,7 +119,7 @@ pub async fn read_one(
     executor: impl PgExecutor<'_>,
     counter: &ScopeCounter,
 ) -> Result<StoredScopeHoldings, StoreError> {
-    let (used, locked, version): (String, String, i64) = sqlx::query_as(
+    let row = sqlx::query(
         "-- label_resource::read_one
         SELECT used_resource::text, locked_resource::text, version FROM linkis_label_resource WHERE scope_hash = $1
         UNION ALL
@@ -131,7 +129,8 @@ pub async fn read_one(
     .bind(scope_hash(counter).as_slice())
     .fetch_one(executor)
     .await?;
-    Ok(StoredScopeHoldings { usage: ScopeHoldings { used: tally(&used)?, locked: tally(&locked)? }, version })
+    let row = TABLE.row(&row);
+    Ok(StoredScopeHoldings { usage: usage(row)?, version: row.get("version")? })
 }
 
 /// Inserts rows for counters without one. A row that another transaction inserted meanwhile stays unchanged.
@@ -157,23 +156,6 @@ pub async fn insert(
     .execute(connection)
     .await?;
     Ok(())
-}
-
-/// Columns of several counters with their usage.
-pub(super) struct ScopeColumns {
-    pub scope_hash: Vec<Vec<u8>>,
-    pub used: Vec<String>,
-    pub locked: Vec<String>,
-}
-
-impl ScopeColumns {
-    pub fn of(counters: &[(ScopeCounter, ScopeHoldings)]) -> Self {
-        Self {
-            scope_hash: counters.iter().map(|(counter, _)| scope_hash(counter).to_vec()).collect(),
-            used: counters.iter().map(|(_, usage)| tally_json(usage.used.amounts())).collect(),
-            locked: counters.iter().map(|(_, usage)| tally_json(usage.locked.amounts())).collect(),
-        }
-    }
 }
 
 /// Deletes up to `limit` counters of a retired label set. Returns whether more may exist.
@@ -241,7 +223,7 @@ pub async fn list_set(
     after: &[u8],
     limit: i64,
 ) -> Result<Vec<(Vec<u8>, ScopeCounter, StoredScopeHoldings)>, StoreError> {
-    let rows: Vec<ListedRow> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- label_resource::list_set
         SELECT scope_hash, label_set_id, scope::text, used_resource::text, locked_resource::text, version
         FROM linkis_label_resource WHERE (label_set_id, scope_hash) > ($1, $2) AND label_set_id <= $1
@@ -252,17 +234,7 @@ pub async fn list_set(
     .bind(limit)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(hashed).collect()
-}
-
-/// Row of a list: hash, label set, labels, used, locked, version.
-type ListedRow = (Vec<u8>, i64, String, String, String, i64);
-
-fn hashed(
-    (hash, label_set_id, scope, used_resource, locked_resource, version): ListedRow,
-) -> Result<(Vec<u8>, ScopeCounter, StoredScopeHoldings), StoreError> {
-    let (counter, usage) = ScopeRow { label_set_id, scope, used_resource, locked_resource }.parse()?;
-    Ok((hash, counter, StoredScopeHoldings { usage, version }))
+    TABLE.parse(&rows, scope)
 }
 
 /// Passes all rows to `visit`, ordered by hash, also those with contradictory amounts. An unparsable row becomes an
@@ -271,37 +243,22 @@ pub async fn for_each_scope(
     connection: &mut PgConnection,
     mut visit: impl FnMut(Result<StoredScopeCounters, StoreError>),
 ) -> Result<(), StoreError> {
-    let mut rows = sqlx::query_as(
+    let mut rows = sqlx::query(
         "-- label_resource::tell_all
         SELECT scope_hash, label_set_id, scope::text, used_resource::text, locked_resource::text
         FROM linkis_label_resource ORDER BY scope_hash",
     )
     .fetch(connection);
     while let Some(row) = rows.next().await {
-        let (hash, label_set_id, scope, used, locked): (Vec<u8>, i64, String, String, String) = row?;
-        visit(stored_row(hash, label_set_id, &scope, &used, &locked));
+        visit(stored(TABLE.row(&row?)));
     }
     Ok(())
 }
 
-fn stored_row(
-    hash: Vec<u8>,
-    label_set_id: i64,
-    scope: &str,
-    used: &str,
-    locked: &str,
-) -> Result<StoredScopeCounters, StoreError> {
-    let labels: BTreeMap<String, String> =
-        serde_json::from_str(scope).map_err(|error| StoreError::inconsistent(TABLE, format!("{scope}: {error}")))?;
-    let counter = ScopeCounter { label_set_id, scope: Scope::new(labels) };
+fn stored(row: TableRow<'_>) -> Result<StoredScopeCounters, StoreError> {
+    let (hash, counter): (Vec<u8>, ScopeCounter) = (row.get("scope_hash")?, counter(row)?);
     let is_in_place = hash == scope_hash(&counter);
-    let usage = || Ok(ScopeHoldings { used: tally(used)?, locked: tally(locked)? });
-    Ok(StoredScopeCounters {
-        usage: usage().map_err(|error: StoreError| error.to_string()),
-        counter,
-        hash,
-        is_in_place,
-    })
+    Ok(StoredScopeCounters { usage: usage(row).map_err(|error| error.to_string()), counter, hash, is_in_place })
 }
 
 /// Deletes the rows with these hashes, all of which must exist.
@@ -313,7 +270,7 @@ pub async fn delete(connection: &mut PgConnection, hashes: &[Vec<u8>]) -> Result
     .bind(hashes)
     .execute(connection)
     .await?;
-    expect_rows(TABLE, hashes.len(), done.rows_affected())
+    expect_rows(TABLE.0, hashes.len(), done.rows_affected())
 }
 
 /// Result of scanning a range of scopes.
@@ -395,28 +352,19 @@ async fn list_by(
     after: &[u8],
     limit: i64,
 ) -> Result<ScopeScan, StoreError> {
-    looked(sqlx::query_as(sql).bind(after).bind(limit).fetch_all(executor).await?, limit)
-}
-
-/// Row of a scan, with whether its label set decides.
-#[derive(FromRow)]
-struct ScopeScanRow {
-    scope_hash: Vec<u8>,
-    #[sqlx(flatten)]
-    row: ScopeRow,
-    version: i64,
-    decides: bool,
+    looked(&sqlx::query(sql).bind(after).bind(limit).fetch_all(executor).await?, limit)
 }
 
 /// Builds the result of a scan of `limit` rows. Fewer rows mean the end.
-fn looked(rows: Vec<ScopeScanRow>, limit: i64) -> Result<ScopeScan, StoreError> {
+fn looked(rows: &[PgRow], limit: i64) -> Result<ScopeScan, StoreError> {
     let is_full = i64::try_from(rows.len()).is_ok_and(|seen| seen == limit);
-    let last = rows.last().map(|row| row.scope_hash.clone()).filter(|_| is_full);
-    let scope = |row: ScopeScanRow| {
-        let (counter, usage) = row.row.parse()?;
-        Ok((row.scope_hash, counter, StoredScopeHoldings { usage, version: row.version }))
-    };
-    let scopes = rows.into_iter().filter(|row| row.decides).map(scope).collect::<Result<_, StoreError>>()?;
+    let last = rows.last().filter(|_| is_full).map(|row| TABLE.row(row).get("scope_hash")).transpose()?;
+    let mut scopes = Vec::with_capacity(rows.len());
+    for row in rows.iter().map(|row| TABLE.row(row)) {
+        if row.get("decides")? {
+            scopes.push(scope(row)?);
+        }
+    }
     Ok(ScopeScan { scopes, last })
 }
 
@@ -436,7 +384,7 @@ pub async fn list_of(
         )
     );
     let users: Vec<_> = users.iter().map(Name::as_str).collect();
-    looked(sqlx::query_as(sql).bind(after).bind(limit).bind(users).fetch_all(executor).await?, limit)
+    looked(&sqlx::query(sql).bind(after).bind(limit).bind(users).fetch_all(executor).await?, limit)
 }
 
 /// Label by which scopes can be listed, each with its own index.
@@ -470,13 +418,14 @@ pub async fn list_with(
         IndexFilter::Creator => list!("list_with, a creator", next_with!("creator", "$3")),
         IndexFilter::EngineType => list!("list_with, an engine type", next_with!("engine_type", "$3")),
     };
-    looked(sqlx::query_as(sql).bind(after).bind(limit).bind(value).fetch_all(executor).await?, limit)
+    looked(&sqlx::query(sql).bind(after).bind(limit).bind(value).fetch_all(executor).await?, limit)
 }
 
 fn scope_json(scope: &Scope) -> String {
     serde_json::json!(scope.labels()).to_string()
 }
 
-fn scope_hash(counter: &ScopeCounter) -> [u8; 32] {
+/// Returns the key of a counter.
+pub(super) fn scope_hash(counter: &ScopeCounter) -> [u8; 32] {
     hash(&format!("{}:{}", counter.label_set_id, scope_json(&counter.scope)))
 }

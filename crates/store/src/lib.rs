@@ -23,7 +23,7 @@
 use std::{fmt, sync::Arc, time::Duration};
 
 use rm_telemetry::metrics::components::DatabaseFailure;
-use sqlx::{PgConnection, migrate::MigrateError, postgres::PgPool};
+use sqlx::{PgConnection, postgres::PgPool};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
@@ -377,8 +377,13 @@ pub enum StoreError {
         why: String,
     },
     /// A migration failed.
-    #[error("the migration of the database's schema failed: {}", migration_text(.0))]
-    Migration(MigrateError),
+    #[error("the migration of the database's schema failed: migration {version}: {}", database_text(.error))]
+    Migration {
+        /// Version of the migration.
+        version: i64,
+        /// Cause.
+        error: sqlx::Error,
+    },
     /// The tables were not created by the migrations of this release, so no migration applies to them.
     #[error(
         "the database has tables of an unsupported earlier release ({what}); name an empty database, register the \
@@ -451,14 +456,6 @@ impl From<sqlx::Error> for StoreError {
 /// Returns the message of PostgreSQL alone, without the line of its own source; the error with its causes if PostgreSQL sent none.
 fn database_text(error: &sqlx::Error) -> String {
     error.as_database_error().map_or_else(|| rm_telemetry::with_causes(error), |error| error.message().to_owned())
-}
-
-fn migration_text(error: &MigrateError) -> String {
-    match error {
-        MigrateError::ExecuteMigration(error, version) => format!("migration {version}: {}", database_text(error)),
-        MigrateError::Execute(error) => database_text(error),
-        error => rm_telemetry::with_causes(error),
-    }
 }
 
 impl StoreError {
@@ -541,59 +538,54 @@ impl StoreError {
     /// Returns whether PostgreSQL cancelled the statement (57014): it exceeded `statement_timeout`, or an operator
     /// cancelled it.
     pub fn is_cancelled(&self) -> bool {
-        self.code().is_some_and(|code| code == "57014")
+        self.has_code(&["57014"])
     }
 
     /// Returns whether the database is starting or stopping (57P03).
     pub fn is_starting(&self) -> bool {
-        self.code().is_some_and(|code| code == "57P03")
+        self.has_code(&["57P03"])
     }
 
     /// Returns whether a table does not exist (42P01).
     pub fn is_undefined(&self) -> bool {
-        self.code().is_some_and(|code| code == "42P01")
+        self.has_code(&["42P01"])
     }
 
     /// Returns whether the database has no free connection slot (53300).
     pub fn is_crowded(&self) -> bool {
-        matches!(self, Self::Database(error) if Self::is_full(error))
+        self.has_code(&["53300"])
     }
 
     /// Returns whether the disk of the database is full (53100).
     pub fn is_disk_full(&self) -> bool {
-        self.code().is_some_and(|code| code == "53100")
-    }
-
-    /// Returns whether `error` is SQLSTATE 53300.
-    fn is_full(error: &sqlx::Error) -> bool {
-        error.as_database_error().is_some_and(|error| error.code().as_deref() == Some("53300"))
+        self.has_code(&["53100"])
     }
 
     /// Returns whether a table exists already (42P07), also under another name (42P17), or another session is creating
     /// it (23505).
     pub fn is_made_already(&self) -> bool {
-        self.code().is_some_and(|code| ["42P07", "42P17", "23505"].contains(&code.as_str()))
+        self.has_code(&["42P07", "42P17", "23505"])
     }
 
     /// Returns whether a row violates a check constraint (23514).
     pub fn is_check_violation(&self) -> bool {
-        self.code().is_some_and(|code| code == "23514")
+        self.has_code(&["23514"])
     }
 
     /// Returns whether a lock wait timed out (55P03) or was a deadlock (40P01).
     pub fn is_lock_timeout(&self) -> bool {
-        self.code().is_some_and(|code| code == "55P03" || code == "40P01")
+        self.has_code(&["55P03", "40P01"])
     }
 
     /// Converts a missing privilege (42501) into [`StoreError::Denied`], whose text names the next action.
     pub fn or_denied(self) -> Self {
-        if self.code().is_some_and(|code| code == "42501") { Self::Denied(Box::new(self)) } else { self }
+        if self.has_code(&["42501"]) { Self::Denied(Box::new(self)) } else { self }
     }
 
     /// Returns whether a concurrent write caused the error. The request id was used on another EM at the same moment
     /// (23505), or rows changed without the locks. A retry reads the other write.
     pub fn is_race(&self) -> bool {
-        matches!(self, Self::RowCount { .. }) || self.code().is_some_and(|code| code == "23505")
+        matches!(self, Self::RowCount { .. }) || self.has_code(&["23505"])
     }
 
     /// Returns whether the database ended the connection with this error: it shuts down, or an operator terminated the
@@ -602,11 +594,15 @@ impl StoreError {
         error.code().is_none_or(|code| code.starts_with("08") || code.starts_with("57P"))
     }
 
+    /// Returns whether the database sent one of these SQLSTATEs.
+    fn has_code(&self, codes: &[&str]) -> bool {
+        self.code().is_some_and(|code| codes.contains(&code.as_str()))
+    }
+
     /// Returns the SQLSTATE, if the database sent one.
     fn code(&self) -> Option<String> {
         match self {
-            Self::Database(error)
-            | Self::Migration(MigrateError::Execute(error) | MigrateError::ExecuteMigration(error, _)) => {
+            Self::Database(error) | Self::Migration { error, .. } => {
                 error.as_database_error()?.code().map(String::from)
             }
             _ => None,

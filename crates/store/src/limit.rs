@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use sqlx::{Connection as _, FromRow, PgConnection, PgExecutor};
+use sqlx::{Connection as _, PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -23,10 +23,10 @@ use rm_model::{
 
 use super::{
     StoreError, expect_rows, label_set, limit_change, policy, resource_hold,
-    rows::{dimension, hash, tally_json},
+    rows::{TableName, TableRow, dimension, hash, tally_json},
 };
 
-const TABLE: &str = "linkis_resource_limit";
+const TABLE: TableName = TableName("linkis_resource_limit");
 
 /// Length of an etag, in bytes of the hash.
 const ETAG_BYTES: usize = 16;
@@ -153,18 +153,18 @@ pub async fn rules(executor: impl PgExecutor<'_>) -> Result<Vec<Rule>, StoreErro
 
 /// Parses the pattern of a rule from JSON.
 pub(super) fn pattern(json: &str) -> Result<LabelPattern, StoreError> {
-    Ok(LabelPattern::new(serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE, error))?))
+    Ok(LabelPattern::new(serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE.0, error))?))
 }
 
 /// Parses a rule from its columns.
 pub(super) fn rule(pattern_json: &str, mode: &str, max: &str) -> Result<Rule, StoreError> {
     let max: BTreeMap<String, i64> =
-        serde_json::from_str(max).map_err(|error| StoreError::inconsistent(TABLE, error))?;
+        serde_json::from_str(max).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
     let max = max
         .into_iter()
-        .map(|(key, amount)| Ok((dimension(TABLE, &key)?, amount)))
+        .map(|(key, amount)| Ok((dimension(TABLE.0, &key)?, amount)))
         .collect::<Result<_, StoreError>>()?;
-    let mode = LimitMode::parse(mode).ok_or_else(|| StoreError::inconsistent(TABLE, format!("mode {mode}")))?;
+    let mode = LimitMode::parse(mode).ok_or_else(|| StoreError::inconsistent(TABLE.0, format!("mode {mode}")))?;
     Ok(Rule { pattern: pattern(pattern_json)?, mode, max })
 }
 
@@ -268,7 +268,7 @@ pub async fn upsert(connection: &mut PgConnection, rules: &[Rule], by: &Principa
     .bind(rules.iter().map(|rule| rule.mode.as_str()).collect::<Vec<_>>())
     .execute(connection)
     .await?;
-    expect_rows(TABLE, rules.len(), done.rows_affected())
+    expect_rows(TABLE.0, rules.len(), done.rows_affected())
 }
 
 /// Deletes the rules of `patterns` and returns those that existed.
@@ -283,25 +283,14 @@ pub async fn delete(connection: &mut PgConnection, patterns: &[LabelPattern]) ->
     rows.into_iter().map(|(pattern, mode, max)| rule(&pattern, &mode, &max)).collect()
 }
 
-#[derive(FromRow)]
-struct RecordRow {
-    pattern: String,
-    mode: String,
-    max_resource: String,
-    updated_by: String,
-    update_time: OffsetDateTime,
-}
-
-impl TryFrom<RecordRow> for RuleRecord {
-    type Error = StoreError;
-
-    fn try_from(row: RecordRow) -> Result<Self, StoreError> {
-        let RecordRow { pattern, mode, max_resource, updated_by, update_time } = row;
-        // Over the stored text, so that a change by an earlier release also changes the etag.
-        let stored = format!("{pattern} {mode} {max_resource} {} {updated_by}", update_time.unix_timestamp_nanos());
-        let etag = hash(&stored).iter().take(ETAG_BYTES).map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { rule: rule(&pattern, &mode, &max_resource)?, updated_by, update_time, etag })
-    }
+fn record(row: TableRow<'_>) -> Result<RuleRecord, StoreError> {
+    let (pattern, mode, max_resource): (&str, &str, &str) =
+        (row.get("pattern")?, row.get("mode")?, row.get("max_resource")?);
+    let (updated_by, update_time): (String, OffsetDateTime) = (row.get("updated_by")?, row.get("update_time")?);
+    // Over the stored text, so that a change by an earlier release also changes the etag.
+    let stored = format!("{pattern} {mode} {max_resource} {} {updated_by}", update_time.unix_timestamp_nanos());
+    let etag = hash(&stored).iter().take(ETAG_BYTES).map(|byte| format!("{byte:02x}")).collect();
+    Ok(RuleRecord { rule: rule(pattern, mode, max_resource)?, updated_by, update_time, etag })
 }
 
 /// Returns the rules of `patterns` that exist, with author, time and etag.
@@ -309,7 +298,7 @@ pub async fn records<'a>(
     executor: impl PgExecutor<'_>,
     patterns: impl IntoIterator<Item = &'a LabelPattern>,
 ) -> Result<HashMap<LabelPattern, RuleRecord>, StoreError> {
-    let rows: Vec<RecordRow> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- limit::records
         SELECT pattern::text, mode, max_resource::text, updated_by, update_time
         FROM linkis_resource_limit WHERE pattern_hash = ANY ($1)",
@@ -317,8 +306,7 @@ pub async fn records<'a>(
     .bind(pattern_hashes(patterns))
     .fetch_all(executor)
     .await?;
-    let record = |row| RuleRecord::try_from(row).map(|record| (record.rule.pattern.clone(), record));
-    rows.into_iter().map(record).collect()
+    TABLE.parse(&rows, |row| record(row).map(|record| (record.rule.pattern.clone(), record)))
 }
 
 fn pattern_hashes<'a>(patterns: impl IntoIterator<Item = &'a LabelPattern>) -> Vec<Vec<u8>> {

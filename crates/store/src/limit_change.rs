@@ -3,7 +3,7 @@
 //!
 //! Each row links the version before and after a change. Caller: [`super::limit`].
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use uuid::Uuid;
 
 use rm_model::{
@@ -11,7 +11,10 @@ use rm_model::{
     limit_mode::LimitMode,
 };
 
-use super::{StoreError, limit, rows::tally_json};
+use super::{
+    StoreError, limit,
+    rows::{TableName, TableRow, tally_json},
+};
 
 /// Maximum number of changed rules that one change records individually.
 const TOLD_MAX: usize = 1000;
@@ -60,7 +63,6 @@ pub async fn insert(
 /// Patterns with their rules in the order of the changes; `None` for a deleted rule.
 type RuleChangeLog = Vec<(LabelPattern, Option<Rule>)>;
 
-#[derive(FromRow)]
 struct ChangeRow {
     before: Uuid,
     version: Uuid,
@@ -73,7 +75,7 @@ struct ChangeRow {
 
 /// Returns the rule changes between two versions; `None` if the log does not cover them or has too many rows.
 pub async fn between(executor: impl PgExecutor<'_>, from: Uuid, to: Uuid) -> Result<Option<RuleChangeLog>, StoreError> {
-    let rows: Vec<ChangeRow> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- limit_change::between
         SELECT before, version, pattern::text, max_resource::text, mode, is_whole FROM linkis_resource_limit_change
         WHERE number > (SELECT max(number) FROM linkis_resource_limit_change WHERE version = $1)
@@ -83,7 +85,17 @@ pub async fn between(executor: impl PgExecutor<'_>, from: Uuid, to: Uuid) -> Res
     .bind(i64::try_from(FOLLOWED_MAX).unwrap_or(i64::MAX))
     .fetch_all(executor)
     .await?;
-    follow(rows, from, to)
+    let change = |row: TableRow<'_>| {
+        Ok(ChangeRow {
+            before: row.get("before")?,
+            version: row.get("version")?,
+            pattern: row.get("pattern")?,
+            max_resource: row.get("max_resource")?,
+            mode: row.get("mode")?,
+            is_whole: row.get("is_whole")?,
+        })
+    };
+    follow(TableName("linkis_resource_limit_change").parse(&rows, change)?, from, to)
 }
 
 /// Follows the chain of versions. Each change must begin at the version where the previous one ended; a gap means that

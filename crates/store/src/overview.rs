@@ -5,19 +5,19 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 
 use rm_model::{
     em::EmInstance,
     overview::{DimensionTotals, EmAmounts, EmSignals, EmState, EmTotals, LineTotals, Throughput, summed_dimensions},
     report::Health,
-    resource::{Dimension, ResourceType},
+    resource::Dimension,
 };
 
 use super::{
     StoreError,
-    rows::TableName,
+    rows::{TableName, TableRow},
     session::{Session, within_timeout},
 };
 
@@ -42,55 +42,15 @@ pub struct AllEmSums {
     pub used_tickets: i64,
 }
 
-/// Columns that determine the state of an EM.
-#[derive(FromRow)]
-struct SignsRow {
-    is_going: bool,
-    is_silent: bool,
-    is_drained: bool,
-    health: Option<String>,
+/// Returns the state of an EM.
+fn state(row: TableRow<'_>) -> Result<EmState, StoreError> {
+    let (is_going, is_silent, is_drained) = (row.get("is_going")?, row.get("is_silent")?, row.get("is_drained")?);
+    let health: Option<&str> = row.get("health")?;
+    let health = health.map(|_| row.of(TableName("linkis_em_report")).parse("health", Health::parse)).transpose()?;
+    Ok(EmState::of(EmSignals { is_going, is_silent, is_drained, health }))
 }
 
-impl SignsRow {
-    fn state(&self) -> Result<EmState, StoreError> {
-        let parse =
-            |text: &String| Health::parse(text).ok_or_else(|| StoreError::inconsistent("linkis_em_report", text));
-        let health = self.health.as_ref().map(parse).transpose()?;
-        let Self { is_going, is_silent, is_drained, .. } = *self;
-        Ok(EmState::of(EmSignals { is_going, is_silent, is_drained, health }))
-    }
-}
-
-/// EMs of one application, resource type and state. Each sum has memory, cores and instances.
-#[derive(FromRow)]
-struct EmStateGroupRow {
-    em_application_name: String,
-    resource_type: String,
-    #[sqlx(flatten)]
-    signs: SignsRow,
-    instances: Vec<String>,
-    held_percent: Vec<i32>,
-    used_tickets: i64,
-    total: Vec<i64>,
-    protected: Vec<i64>,
-    used: Vec<i64>,
-    locked: Vec<i64>,
-}
-
-#[derive(FromRow)]
-struct AmountsRow {
-    em_application_name: String,
-    em_instance: String,
-    resource_type: String,
-    total_resource: String,
-    protected_resource: String,
-    used_resource: String,
-    locked_resource: String,
-    #[sqlx(flatten)]
-    signs: SignsRow,
-}
-
-/// Order of the dimensions in the sums of a [`EmStateGroupRow`].
+/// Order of the dimensions in the sums of a group of EMs.
 const PLACES: [Dimension; 3] = [Dimension::Memory, Dimension::Cores, Dimension::Instances];
 
 /// SQL columns that determine the state of an EM. An EM is silent after `$1` seconds.
@@ -114,53 +74,6 @@ macro_rules! ems {
     };
 }
 
-/// SQL of a column's memory, cores and instances.
-macro_rules! amounts {
-    ($column:literal) => {
-        concat!(amounts!($column, "memory"), ", ", amounts!($column, "cores"), ", ", amounts!($column, "instances"))
-    };
-    ($column:literal, $key:literal) => {
-        concat!("(e.", $column, "_resource -> '", $key, "')::bigint AS ", $column, "_", $key)
-    };
-}
-
-/// SQL of the sums of these.
-macro_rules! sums {
-    ($column:literal) => {
-        concat!(
-            "ARRAY[",
-            sums!($column, "memory"),
-            ", ",
-            sums!($column, "cores"),
-            ", ",
-            sums!($column, "instances"),
-            "] AS ",
-            $column
-        )
-    };
-    ($column:literal, $key:literal) => {
-        concat!("least(coalesce(sum(", $column, "_", $key, "), 0), 9223372036854775807)::bigint")
-    };
-}
-
-/// SQL of the used share of a dimension in percent, rounded down. Floating-point numbers prevent an overflow by adopted
-/// amounts.
-macro_rules! held {
-    ($key:literal) => {
-        concat!(
-            "floor((used_",
-            $key,
-            "::float8 + locked_",
-            $key,
-            ") * 100 / greatest(total_",
-            $key,
-            "::float8 - protected_",
-            $key,
-            ", 1))"
-        )
-    };
-}
-
 /// Returns the sums over all EMs. An EM is silent after `silent_after` without a report. PostgreSQL computes the sums
 /// and reads each EM once.
 pub async fn ems(session: &mut Session, silent_after: Duration) -> Result<AllEmSums, StoreError> {
@@ -178,33 +91,36 @@ async fn read_ems(connection: &mut PgConnection, silent_after: Duration) -> Resu
     )
     .execute(&mut *connection)
     .await?;
-    let rows: Vec<EmStateGroupRow> = sqlx::query_as(concat!(
+    let rows = sqlx::query(concat!(
         "-- overview::ems
         SELECT em_application_name, resource_type, is_going, is_silent, is_drained, health,
             array_agg(em_instance) AS instances, least(sum(used_tickets), 9223372036854775807)::bigint AS used_tickets,
-            array_agg(least(coalesce(greatest(",
-        held!("memory"),
-        ", ",
-        held!("cores"),
-        ", ",
-        held!("instances"),
-        "), 0), 255)::int) AS held_percent, ",
-        sums!("total"),
-        ", ",
-        sums!("protected"),
-        ", ",
-        sums!("used"),
-        ", ",
-        sums!("locked"),
-        " FROM (SELECT e.em_application_name, e.em_instance, e.resource_type, e.used_tickets, ",
-        amounts!("total"),
-        ", ",
-        amounts!("protected"),
-        ", ",
-        amounts!("used"),
-        ", ",
-        amounts!("locked"),
-        ", ",
+            -- Floating-point numbers prevent an overflow by adopted amounts.
+            array_agg(least(coalesce(greatest(
+                floor((used_memory::float8 + locked_memory) * 100 / greatest(total_memory::float8 - protected_memory, 1)),
+                floor((used_cores::float8 + locked_cores) * 100 / greatest(total_cores::float8 - protected_cores, 1)),
+                floor((used_instances::float8 + locked_instances) * 100 / greatest(total_instances::float8 - protected_instances, 1))), 0), 255)::int) AS held_percent,
+            ARRAY[least(coalesce(sum(total_memory), 0), 9223372036854775807)::bigint,
+                least(coalesce(sum(total_cores), 0), 9223372036854775807)::bigint,
+                least(coalesce(sum(total_instances), 0), 9223372036854775807)::bigint] AS total,
+            ARRAY[least(coalesce(sum(protected_memory), 0), 9223372036854775807)::bigint,
+                least(coalesce(sum(protected_cores), 0), 9223372036854775807)::bigint,
+                least(coalesce(sum(protected_instances), 0), 9223372036854775807)::bigint] AS protected,
+            ARRAY[least(coalesce(sum(used_memory), 0), 9223372036854775807)::bigint,
+                least(coalesce(sum(used_cores), 0), 9223372036854775807)::bigint,
+                least(coalesce(sum(used_instances), 0), 9223372036854775807)::bigint] AS used,
+            ARRAY[least(coalesce(sum(locked_memory), 0), 9223372036854775807)::bigint,
+                least(coalesce(sum(locked_cores), 0), 9223372036854775807)::bigint,
+                least(coalesce(sum(locked_instances), 0), 9223372036854775807)::bigint] AS locked
+        FROM (SELECT e.em_application_name, e.em_instance, e.resource_type, e.used_tickets,
+            (e.total_resource -> 'memory')::bigint AS total_memory, (e.total_resource -> 'cores')::bigint AS total_cores,
+                (e.total_resource -> 'instances')::bigint AS total_instances,
+            (e.protected_resource -> 'memory')::bigint AS protected_memory, (e.protected_resource -> 'cores')::bigint AS protected_cores,
+                (e.protected_resource -> 'instances')::bigint AS protected_instances,
+            (e.used_resource -> 'memory')::bigint AS used_memory, (e.used_resource -> 'cores')::bigint AS used_cores,
+                (e.used_resource -> 'instances')::bigint AS used_instances,
+            (e.locked_resource -> 'memory')::bigint AS locked_memory, (e.locked_resource -> 'cores')::bigint AS locked_cores,
+                (e.locked_resource -> 'instances')::bigint AS locked_instances, ",
         signs!(),
         " FROM ",
         ems!(),
@@ -216,22 +132,26 @@ async fn read_ems(connection: &mut PgConnection, silent_after: Duration) -> Resu
     .await?;
     let (mut sums, mut others) = (AllEmSums::default(), Vec::new());
     let mut standings = Vec::new();
-    for row in rows {
-        let (resource_type, state) = (TABLE.resource_type(&row.resource_type)?, row.signs.state()?);
-        let application_name = TABLE.name("em_application_name", &row.em_application_name)?;
-        for (instance, held) in row.instances.iter().zip(&row.held_percent) {
+    for row in rows.iter().map(|row| TABLE.row(row)) {
+        let (resource_type, state) = (row.resource_type()?, state(row)?);
+        let application_name = row.name("em_application_name")?;
+        let instances: Vec<String> = row.get("instances")?;
+        let held_percent: Vec<i32> = row.get("held_percent")?;
+        for (instance, held) in instances.iter().zip(held_percent) {
             let instance = TABLE.name("em_instance", instance)?;
             let em = EmInstance { application_name: application_name.clone(), instance };
-            standings.push(((em, state), u8::try_from(*held).unwrap_or(u8::MAX)));
+            standings.push(((em, state), u8::try_from(held).unwrap_or(u8::MAX)));
         }
-        sums.used_tickets = sums.used_tickets.saturating_add(row.used_tickets);
-        let totals = sums.totals.entry((row.em_application_name.clone(), state)).or_default();
-        totals.ems += i64::try_from(row.instances.len()).unwrap_or(i64::MAX);
+        sums.used_tickets = sums.used_tickets.saturating_add(row.get("used_tickets")?);
+        let totals = sums.totals.entry((application_name.to_string(), state)).or_default();
+        totals.ems += i64::try_from(instances.len()).unwrap_or(i64::MAX);
         match summed_dimensions(resource_type) {
             Some(dimensions) => {
-                dimensions.iter().for_each(|dimension| totals.add(dimension.clone(), &row.sums(dimension)))
+                for dimension in dimensions {
+                    totals.add(dimension.clone(), &dimension_totals(row, dimension)?);
+                }
             }
-            None => others.push(row.resource_type),
+            None => others.push(resource_type.as_str()),
         }
     }
     standings.sort_unstable_by(|((one, _), _), ((other, _), _)| one.cmp(other));
@@ -242,24 +162,28 @@ async fn read_ems(connection: &mut PgConnection, silent_after: Duration) -> Resu
     Ok(sums)
 }
 
-impl EmStateGroupRow {
-    fn sums(&self, dimension: &Dimension) -> DimensionTotals {
-        let place = PLACES.iter().position(|one| one == dimension);
-        let sum = |sums: &[i64]| place.and_then(|place| sums.get(place).copied()).unwrap_or_default();
-        let [total, protected, used, locked] =
-            [&self.total, &self.protected, &self.used, &self.locked].map(|sums| sum(sums));
-        DimensionTotals { total, protected, used, locked }
-    }
+fn dimension_totals(row: TableRow<'_>, dimension: &Dimension) -> Result<DimensionTotals, StoreError> {
+    let place = PLACES.iter().position(|one| one == dimension);
+    let sum = |column| {
+        let sums: Vec<i64> = row.get(column)?;
+        Ok::<_, StoreError>(place.and_then(|place| sums.get(place).copied()).unwrap_or_default())
+    };
+    Ok(DimensionTotals {
+        total: sum("total")?,
+        protected: sum("protected")?,
+        used: sum("used")?,
+        locked: sum("locked")?,
+    })
 }
 
 /// Adds EMs of other resource types, whose amounts PostgreSQL does not sum.
 async fn add_others(
     connection: &mut PgConnection,
     silent_after: Duration,
-    resource_types: Vec<String>,
+    resource_types: Vec<&str>,
     sums: &mut AllEmSums,
 ) -> Result<(), StoreError> {
-    let rows: Vec<AmountsRow> = sqlx::query_as(concat!(
+    let rows = sqlx::query(concat!(
         "-- overview::other_ems
         SELECT e.em_application_name, e.em_instance, e.resource_type, total_resource::text, protected_resource::text, used_resource::text,
             locked_resource::text, ",
@@ -272,21 +196,20 @@ async fn add_others(
     .bind(resource_types)
     .fetch_all(connection)
     .await?;
-    for row in rows {
-        let resource_type: ResourceType = TABLE.resource_type(&row.resource_type)?;
-        let read = |column, json: &str| TABLE.resource(column, resource_type, json);
+    for row in rows.iter().map(|row| TABLE.row(row)) {
+        let resource_type = row.resource_type()?;
         let amounts = EmAmounts {
-            total: read("total_resource", &row.total_resource)?,
-            protected: read("protected_resource", &row.protected_resource)?,
-            used: read("used_resource", &row.used_resource)?,
-            locked: read("locked_resource", &row.locked_resource)?,
+            total: row.resource("total_resource", resource_type)?,
+            protected: row.resource("protected_resource", resource_type)?,
+            used: row.resource("used_resource", resource_type)?,
+            locked: row.resource("locked_resource", resource_type)?,
         };
-        let em = TABLE.em(&row.em_application_name, &row.em_instance)?;
+        let em = row.em()?;
         let place = sums.states.binary_search_by(|(known, _)| known.cmp(&em)).ok();
         if let Some(held) = place.and_then(|place| sums.held_percent.get_mut(place)) {
             *held = amounts.held_percent();
         }
-        sums.totals.entry((row.em_application_name, row.signs.state()?)).or_default().add_amounts(&amounts);
+        sums.totals.entry((em.application_name.to_string(), state(row)?)).or_default().add_amounts(&amounts);
     }
     Ok(())
 }
@@ -304,19 +227,9 @@ pub struct SmallTotals {
     pub throughput: Throughput,
 }
 
-#[derive(FromRow)]
-struct TotalsRow {
-    at: OffsetDateTime,
-    locked_tickets: i64,
-    waiting: i64,
-    longest_seconds: Option<f64>,
-    grants: f64,
-    refusals: f64,
-}
-
 /// Returns the totals of small tables.
 pub async fn totals(executor: impl PgExecutor<'_>) -> Result<SmallTotals, StoreError> {
-    let row: TotalsRow = sqlx::query_as(
+    let row = sqlx::query(
         "-- overview::totals
         SELECT clock_timestamp() AS at, locked_tickets, waiting, longest_seconds, grants, refusals FROM
             (SELECT count(*) AS locked_tickets FROM (
@@ -330,17 +243,18 @@ pub async fn totals(executor: impl PgExecutor<'_>) -> Result<SmallTotals, StoreE
     .bind(COUNTED_MAX)
     .fetch_one(executor)
     .await?;
+    let row = TABLE.row(&row);
     Ok(SmallTotals {
-        at: row.at,
-        locked_tickets: row.locked_tickets,
-        line: LineTotals { waiting: row.waiting, longest_seconds: row.longest_seconds },
-        throughput: Throughput { grants: row.grants, refusals: row.refusals },
+        at: row.get("at")?,
+        locked_tickets: row.get("locked_tickets")?,
+        line: LineTotals { waiting: row.get("waiting")?, longest_seconds: row.get("longest_seconds")? },
+        throughput: Throughput { grants: row.get("grants")?, refusals: row.get("refusals")? },
     })
 }
 
 /// Returns the first EMs in removal with the number of their remaining tickets, counted up to [`COUNTED_MAX`].
 pub async fn going(executor: impl PgExecutor<'_>) -> Result<Vec<(EmInstance, i64)>, StoreError> {
-    let rows: Vec<(String, String, i64)> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- overview::going
         SELECT e.em_application_name, e.em_instance, t.tickets FROM (
             SELECT em_application_name, em_instance, going_after FROM linkis_em_resource_meta_data
@@ -356,10 +270,7 @@ pub async fn going(executor: impl PgExecutor<'_>) -> Result<Vec<(EmInstance, i64
     .bind(COUNTED_MAX)
     .fetch_all(executor)
     .await?;
-    let going = |(application_name, instance, tickets): (String, String, i64)| {
-        Ok((TABLE.em(&application_name, &instance)?, tickets))
-    };
-    rows.into_iter().map(going).collect()
+    TABLE.parse(&rows, |row| Ok((row.em()?, row.get("tickets")?)))
 }
 
 /// Returns the label sets in the state *counting* by their label names, each with the number of EMs whose tickets are

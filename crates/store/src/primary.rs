@@ -119,9 +119,7 @@ struct PrimaryInner {
     /// Number of the last probe request.
     asked: watch::Sender<u64>,
     /// Generation of the primary: the number of times that another host became the primary.
-    generation: AtomicU64,
-    /// The generation again, for tasks that wait for its change.
-    moves: watch::Sender<u64>,
+    generation: watch::Sender<u64>,
     /// Number of pooled connections that stopped responding.
     losses: AtomicU64,
     seats: Seats,
@@ -304,14 +302,14 @@ impl Primary {
 
     /// Returns the generation of the primary. A connection of an older generation must be dropped.
     pub fn generation(&self) -> u64 {
-        self.shared.generation.load(Ordering::Acquire)
+        self.shared.generation()
     }
 
     /// Returns a future that waits until the present primary is no longer the primary.
     pub fn moved(&self) -> impl Future<Output = ()> + Send + use<> {
-        let (mut moves, now) = (self.shared.moves.subscribe(), self.generation());
+        let mut generation = self.shared.generation.subscribe();
         async move {
-            if moves.wait_for(|generation| *generation != now).await.is_err() {
+            if generation.changed().await.is_err() {
                 std::future::pending().await
             }
         }
@@ -357,9 +355,8 @@ impl PrimaryInner {
         Arc::new(Self {
             known: watch::Sender::new(HostStates::of(hosts.each.len())),
             asked: watch::Sender::new(0),
-            generation: AtomicU64::new(0),
+            generation: watch::Sender::new(0),
             losses: AtomicU64::new(0),
-            moves: watch::Sender::new(0),
             seats: Seats::default(),
             hosts: ArcSwap::from_pointee(hosts),
             target,
@@ -367,14 +364,15 @@ impl PrimaryInner {
         })
     }
 
-    /// Requests a probe of every host. Returns the number of the request.
+    /// Returns the generation of the primary. The lock of the value is not kept.
+    fn generation(&self) -> u64 {
+        *self.generation.borrow()
+    }
+
+    /// Requests a probe of every host. Returns the number of the request, or of a later one.
     fn ask(&self) -> u64 {
-        let mut question = 0;
-        self.asked.send_modify(|asked| {
-            *asked += 1;
-            question = *asked;
-        });
-        question
+        self.asked.send_modify(|asked| *asked += 1);
+        *self.asked.borrow()
     }
 
     /// Marks the primary of `generation` as doubted after a failed connection: it is not returned before its next
@@ -476,8 +474,7 @@ impl PrimaryInner {
     fn drop_current(&self, known: &mut HostStates) {
         known.found = None;
         if let Some(left) = known.last.take() {
-            let generation = self.generation.fetch_add(1, Ordering::AcqRel) + 1;
-            self.moves.send_replace(generation);
+            self.generation.send_modify(|generation| *generation += 1);
             tokio::spawn(async move { left.close().await });
         }
     }
@@ -489,7 +486,7 @@ impl PrimaryInner {
         Some(Arc::new(PrimaryHost {
             index,
             place: place(&endpoint.options),
-            generation: self.generation.load(Ordering::Acquire),
+            generation: self.generation(),
             pool: pool(POOL_CONNECTIONS_MAX),
             operators: pool(operators::CONNECTIONS_MAX),
             lanes: pool(LANES_MAX),

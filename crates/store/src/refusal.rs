@@ -5,7 +5,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use sqlx::{FromRow, PgExecutor};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -15,9 +15,12 @@ use rm_model::{
     scope_kind::ScopeKind,
 };
 
-use super::{StoreError, expect_rows, rows::hash};
+use super::{
+    StoreError, expect_rows,
+    rows::{TableName, TableRow, column, hash},
+};
 
-const TABLE: &str = "linkis_resource_refusal";
+const TABLE: TableName = TableName("linkis_resource_refusal");
 
 /// Size of the hash of a refusal key, in bytes.
 const HASH_BYTES: usize = 32;
@@ -68,51 +71,38 @@ pub async fn write(
     )
     .bind(period_start)
     .bind(instance_id)
-    .bind(rows.iter().map(|row| key_hash(row.key).to_vec()).collect::<Vec<_>>())
-    .bind(rows.iter().map(|row| row.key.user.as_str()).collect::<Vec<_>>())
-    .bind(rows.iter().map(|row| row.key.kind.as_str()).collect::<Vec<_>>())
-    .bind(rows.iter().map(|row| row.key.scope.as_str()).collect::<Vec<_>>())
-    .bind(rows.iter().map(|row| row.key.dimension.as_str()).collect::<Vec<_>>())
-    .bind(rows.iter().map(|row| row.key.rule.as_str()).collect::<Vec<_>>())
-    .bind(rows.iter().map(|row| i64::try_from(row.count.refusals).unwrap_or(i64::MAX)).collect::<Vec<_>>())
-    .bind(rows.iter().map(|row| row.count.last_requested).collect::<Vec<_>>())
-    .bind(rows.iter().map(|row| row.count.last_available).collect::<Vec<_>>())
-    .bind(rows.iter().map(|row| row.count.last).collect::<Vec<_>>())
+    .bind(column(rows, |row| key_hash(row.key).to_vec()))
+    .bind(column(rows, |row| row.key.user.as_str()))
+    .bind(column(rows, |row| row.key.kind.as_str()))
+    .bind(column(rows, |row| row.key.scope.as_str()))
+    .bind(column(rows, |row| row.key.dimension.as_str()))
+    .bind(column(rows, |row| row.key.rule.as_str()))
+    .bind(column(rows, |row| i64::try_from(row.count.refusals).unwrap_or(i64::MAX)))
+    .bind(column(rows, |row| row.count.last_requested))
+    .bind(column(rows, |row| row.count.last_available))
+    .bind(column(rows, |row| row.count.last))
     .execute(executor)
     .await?;
-    expect_rows(TABLE, rows.len(), done.rows_affected())
+    expect_rows(TABLE.0, rows.len(), done.rows_affected())
 }
 
-#[derive(FromRow)]
-struct RefusalSumRow {
-    period_start: OffsetDateTime,
-    key_hash: Vec<u8>,
-    user: String,
-    scope_kind: String,
-    scope: String,
-    dimension: String,
-    rule: String,
-    refusals: i64,
-    last_requested: i64,
-    last_available: i64,
-    last_time: OffsetDateTime,
-}
-
-impl RefusalSumRow {
-    fn parse(self) -> Result<(RefusalAt, RefusalSum), StoreError> {
-        let unknown = |what: &str| StoreError::inconsistent(TABLE, what);
-        let key_hash = self.key_hash.try_into().map_err(|_| unknown("the length of a hash"))?;
-        let (user, scope, dimension, rule) = (self.user, self.scope, self.dimension, self.rule);
-        let kind = ScopeKind::parse(&self.scope_kind).ok_or_else(|| unknown(&self.scope_kind))?;
-        let count = RefusalCount {
-            refusals: self.refusals.unsigned_abs(),
-            last_requested: self.last_requested,
-            last_available: self.last_available,
-            last: self.last_time,
-        };
-        let (period_start, key) = (self.period_start, RefusalKey { user, kind, scope, dimension, rule });
-        Ok((RefusalAt { period_start, key_hash }, RefusalSum { period_start, key, count }))
-    }
+fn sum(row: TableRow<'_>) -> Result<(RefusalAt, RefusalSum), StoreError> {
+    let key_hash = row.get::<&[u8]>("key_hash")?.try_into().map_err(|_| row.wrong("the length of a hash"))?;
+    let key = RefusalKey {
+        user: row.get("user")?,
+        kind: row.parse("scope_kind", ScopeKind::parse)?,
+        scope: row.get("scope")?,
+        dimension: row.get("dimension")?,
+        rule: row.get("rule")?,
+    };
+    let count = RefusalCount {
+        refusals: row.get::<i64>("refusals")?.unsigned_abs(),
+        last_requested: row.get("last_requested")?,
+        last_available: row.get("last_available")?,
+        last: row.get("last_time")?,
+    };
+    let period_start = row.get("period_start")?;
+    Ok((RefusalAt { period_start, key_hash }, RefusalSum { period_start, key, count }))
 }
 
 /// Returns up to `limit` sums over all instances, latest period first, after `after` and down to the period that starts
@@ -147,7 +137,7 @@ pub async fn list(
         WHERE (period_start, key_hash) < ($1, $2) AND period_start >= $3 AND $5::text[] IS NULL
         GROUP BY period_start, key_hash ORDER BY period_start DESC, key_hash DESC LIMIT $4"#
     };
-    let rows: Vec<RefusalSumRow> = sqlx::query_as(sql)
+    let rows = sqlx::query(sql)
         .bind(after.period_start)
         .bind(after.key_hash.to_vec())
         .bind(from)
@@ -155,7 +145,7 @@ pub async fn list(
         .bind(users.map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
         .fetch_all(executor)
         .await?;
-    rows.into_iter().map(RefusalSumRow::parse).collect()
+    TABLE.parse(&rows, sum)
 }
 
 /// Deletes up to `limit` rows of periods older than `history`. Returns whether more may exist.

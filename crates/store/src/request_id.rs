@@ -12,8 +12,7 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
-use time::OffsetDateTime;
+use sqlx::{PgConnection, PgExecutor};
 use uuid::Uuid;
 
 use rm_model::{
@@ -23,44 +22,28 @@ use rm_model::{
 
 use super::{
     StoreError, action_record, expect_rows,
-    rows::{TableName, em_columns},
+    rows::{TableName, TableRow, em_columns},
     user_resource,
 };
 
 const TABLE: TableName = TableName("linkis_user_request_id");
 
-#[derive(FromRow)]
-struct RequestRow {
-    /// `None` in rows of earlier releases.
-    user: Option<String>,
-    request_id: String,
-    body_hash: Vec<u8>,
-    ticket_id: Uuid,
-    em_application_name: String,
-    em_instance: String,
-    expires_at: OffsetDateTime,
-    create_time: OffsetDateTime,
-}
-
-impl RequestRow {
-    fn record(self, user: Name) -> Result<RequestRecord, StoreError> {
-        let id = TABLE.name("request_id", &self.request_id)?;
-        let body_hash = self.body_hash.try_into().map_err(|_| StoreError::inconsistent(TABLE.0, "body_hash"))?;
-        let em = TABLE.em(&self.em_application_name, &self.em_instance)?;
-        Ok(RequestRecord {
-            user,
-            request_id: RequestId { id, body_hash },
-            grant: Grant {
-                ticket_id: self.ticket_id,
-                em,
-                expires_at: self.expires_at,
-                over_watched: Vec::new(),
-                queue: None,
-                counters: None,
-            },
-            create_time: self.create_time,
-        })
-    }
+fn record(row: TableRow<'_>, user: Name) -> Result<RequestRecord, StoreError> {
+    let id = row.name("request_id")?;
+    let body_hash = row.get::<&[u8]>("body_hash")?.try_into().map_err(|_| row.wrong("body_hash"))?;
+    Ok(RequestRecord {
+        user,
+        request_id: RequestId { id, body_hash },
+        grant: Grant {
+            ticket_id: row.get("ticket_id")?,
+            em: row.em()?,
+            expires_at: row.get("expires_at")?,
+            over_watched: Vec::new(),
+            queue: None,
+            counters: None,
+        },
+        create_time: row.get("create_time")?,
+    })
 }
 
 /// Returns the records of those `asked` pairs of user and request id that have been used.
@@ -72,7 +55,7 @@ pub async fn read(
     asked: &HashSet<(&Name, &RequestId)>,
 ) -> Result<HashMap<RequestKey, RequestRecord>, StoreError> {
     let (users, ids): (Vec<&str>, Vec<&str>) = asked.iter().map(|(user, id)| (user.as_str(), id.id.as_str())).unzip();
-    let rows: Vec<RequestRow> = sqlx::query_as(
+    let rows = sqlx::query(
         r#"-- request_id::read
         SELECT r."user", r.request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time
         FROM unnest($1::text[], $2::text[]) AS k ("user", request_id)
@@ -86,11 +69,11 @@ pub async fn read(
     .fetch_all(&mut *connection)
     .await?;
     let (mut records, mut earlier) = (HashMap::with_capacity(rows.len()), Vec::new());
-    for row in rows {
-        match &row.user {
+    for row in rows.iter().map(|row| TABLE.row(row)) {
+        // `None` in rows of earlier releases.
+        match row.get("user")? {
             Some(user) => {
-                let user = TABLE.name("user", user)?;
-                let record = row.record(user)?;
+                let record = record(row, TABLE.name("user", user)?)?;
                 records.insert(record.key(), record);
             }
             None => earlier.push(row),
@@ -106,32 +89,30 @@ pub async fn read(
 async fn add_earlier(
     connection: &mut PgConnection,
     asked: &HashSet<(&Name, &RequestId)>,
-    earlier: Vec<RequestRow>,
+    earlier: Vec<TableRow<'_>>,
     records: &mut HashMap<RequestKey, RequestRecord>,
 ) -> Result<(), StoreError> {
-    let same_body = |row: &RequestRow| {
-        asked.iter().find(|(_, id)| id.id.as_str() == row.request_id && id.body_hash.as_slice() == row.body_hash)
-    };
     let (mut of_user, mut of_others) = (Vec::new(), Vec::new());
     for row in earlier {
-        match same_body(&row) {
+        let (id, body_hash): (&str, &[u8]) = (row.get("request_id")?, row.get("body_hash")?);
+        match asked.iter().find(|(_, asked)| asked.id.as_str() == id && asked.body_hash.as_slice() == body_hash) {
             Some((user, _)) => of_user.push(((*user).clone(), row)),
-            None => of_others.push(row),
+            None => of_others.push((row.get("ticket_id")?, row)),
         }
     }
     if !of_others.is_empty() {
         // A row with another body belongs to the user of its ticket. The id is used for that user and free for others.
-        let ticket_ids: Vec<Uuid> = of_others.iter().map(|row| row.ticket_id).collect();
+        let ticket_ids: Vec<Uuid> = of_others.iter().map(|(ticket_id, _)| *ticket_id).collect();
         let live = user_resource::read(&mut *connection, &ticket_ids).await?;
         let ended = action_record::read(connection, &ticket_ids).await?;
-        for row in of_others {
-            let live = live.get(&row.ticket_id).map(|ticket| &ticket.user);
-            let user = live.or(ended.get(&row.ticket_id).map(|ended| &ended.user));
+        for (ticket_id, row) in of_others {
+            let live = live.get(&ticket_id).map(|ticket| &ticket.user);
+            let user = live.or(ended.get(&ticket_id).map(|ended| &ended.user));
             of_user.extend(user.map(|user| (user.clone(), row)));
         }
     }
     for (user, row) in of_user {
-        let record = row.record(user)?;
+        let record = record(row, user)?;
         records.entry(record.key()).or_insert(record);
     }
     Ok(())

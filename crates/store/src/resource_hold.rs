@@ -6,8 +6,7 @@
 
 use std::collections::BTreeSet;
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
-use time::OffsetDateTime;
+use sqlx::{PgConnection, PgExecutor};
 
 use rm_model::{
     action::Action,
@@ -20,8 +19,8 @@ use rm_model::{
 
 use super::{
     StoreError, expect_rows,
-    resource_lock::{LockColumns, LockKeyColumns},
-    rows::TableName,
+    resource_lock::LockKeyColumns,
+    rows::{TableName, TableRow, column},
 };
 
 const TABLE: TableName = TableName("linkis_resource_lock");
@@ -29,42 +28,22 @@ const TABLE: TableName = TableName("linkis_resource_lock");
 /// Maximum number of counted holds.
 const HELD_COUNTED_MAX: i64 = 20_000;
 
-#[derive(FromRow)]
-struct HoldRow {
-    scope: String,
-    user: String,
-    em_application_name: String,
-    em_instance: String,
-    reason: Option<String>,
-    held_by: Option<String>,
-    hold_time: Option<OffsetDateTime>,
-    hold_until: Option<OffsetDateTime>,
-}
-
 /// Returns the lock key of a row.
-fn key_of(scope: &str, user: &str, (application_name, instance): (&str, &str)) -> Result<LockKey, StoreError> {
-    Ok(match scope {
-        "user" => LockKey::User(TABLE.name("user", user)?),
-        _ => LockKey::Em(TABLE.em(application_name, instance)?),
+fn key(row: TableRow<'_>) -> Result<LockKey, StoreError> {
+    Ok(match row.get("scope")? {
+        "user" => LockKey::User(row.name("user")?),
+        _ => LockKey::Em(row.em()?),
     })
 }
 
-impl HoldRow {
-    fn taken(&self) -> Result<Option<ExistingHold>, StoreError> {
-        let (Some(reason), Some(by)) = (&self.reason, &self.held_by) else { return Ok(None) };
-        let (Some(since), Some(until)) = (self.hold_time, self.hold_until) else { return Ok(None) };
-        let by = Principal::parse("held_by", by).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
-        Ok(Some(ExistingHold { reason: TABLE.name("reason", reason)?, by, since, until }))
-    }
-}
-
-impl TryFrom<HoldRow> for ResourceHold {
-    type Error = StoreError;
-
-    fn try_from(row: HoldRow) -> Result<Self, StoreError> {
-        let key = key_of(&row.scope, &row.user, (&row.em_application_name, &row.em_instance))?;
-        Ok(Self { key, taken: row.taken()? })
-    }
+fn hold(row: TableRow<'_>) -> Result<ResourceHold, StoreError> {
+    let taken = match (row.get("hold_time")?, row.get("hold_until")?) {
+        (Some(since), Some(until)) => {
+            Some(ExistingHold { reason: row.name("reason")?, by: row.principal("held_by")?, since, until })
+        }
+        _ => None,
+    };
+    Ok(ResourceHold { key: key(row)?, taken })
 }
 
 /// SQL of a hold as JSON for the history; NULL for an expired hold, or before [`begin`].
@@ -126,7 +105,7 @@ pub async fn begin(
     by: &Actor,
 ) -> Result<ResourceHold, StoreError> {
     let columns = LockKeyColumns::of(&new.key);
-    let row: HoldRow = sqlx::query_as(concat!(
+    let row = sqlx::query(concat!(
         r#"-- resource_hold::begin
         WITH begun AS (
             UPDATE linkis_resource_lock SET reason = $9, held_by = $10, hold_time = t.now,
@@ -159,7 +138,7 @@ pub async fn begin(
     .bind(taken.before.as_deref())
     .fetch_one(connection)
     .await?;
-    row.try_into()
+    hold(TABLE.row(&row))
 }
 
 /// Returns the number of hold rows that calls have created, expired ones included.
@@ -190,7 +169,7 @@ pub async fn count_held(executor: impl PgExecutor<'_>) -> Result<i64, StoreError
 /// Returns the hold on a key, if there is one.
 pub async fn read(executor: impl PgExecutor<'_>, key: &LockKey) -> Result<Option<ResourceHold>, StoreError> {
     let key = LockKeyColumns::of(key);
-    let row: Option<HoldRow> = sqlx::query_as(
+    let row = sqlx::query(
         r#"-- resource_hold::read
         SELECT scope, "user", em_application_name, em_instance, reason, held_by, hold_time, hold_until FROM linkis_resource_lock
         WHERE scope = $1 AND "user" = $2 AND em_application_name = $3 AND em_instance = $4
@@ -202,7 +181,7 @@ pub async fn read(executor: impl PgExecutor<'_>, key: &LockKey) -> Result<Option
     .bind(key.em_instance)
     .fetch_optional(executor)
     .await?;
-    row.map(ResourceHold::try_from).transpose()
+    row.map(|row| hold(TABLE.row(&row))).transpose()
 }
 
 /// Returns those `keys` that have a hold row, each with whether that hold is expired.
@@ -210,8 +189,8 @@ pub(super) async fn among(
     executor: impl PgExecutor<'_>,
     keys: &BTreeSet<LockKey>,
 ) -> Result<Vec<(LockKey, bool)>, StoreError> {
-    let columns = LockColumns::of(keys);
-    let rows: Vec<(String, String, String, String, bool)> = sqlx::query_as(
+    let keys: Vec<_> = keys.iter().map(LockKeyColumns::of).collect();
+    let rows = sqlx::query(
         r#"-- resource_hold::among
         SELECT k.*, l.is_over FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
             AS k (scope, "user", em_application_name, em_instance)
@@ -221,22 +200,18 @@ pub(super) async fn among(
                 AND l.em_instance = k.em_instance
             OFFSET 0) l"#,
     )
-    .bind(columns.scope)
-    .bind(columns.user)
-    .bind(columns.em_application_name)
-    .bind(columns.em_instance)
+    .bind(column(&keys, |key| key.scope))
+    .bind(column(&keys, |key| key.user))
+    .bind(column(&keys, |key| key.em_application_name))
+    .bind(column(&keys, |key| key.em_instance))
     .fetch_all(executor)
     .await?;
-    rows.into_iter()
-        .map(|(scope, user, application_name, instance, is_over)| {
-            Ok((key_of(&scope, &user, (&application_name, &instance))?, is_over))
-        })
-        .collect()
+    TABLE.parse(&rows, |row| Ok((key(row)?, row.get("is_over")?)))
 }
 
 /// Returns up to `limit` holds in key order, rows that operators wrote included.
 pub async fn list(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<ResourceHold>, StoreError> {
-    let rows: Vec<HoldRow> = sqlx::query_as(
+    let rows = sqlx::query(
         r#"-- resource_hold::list
         SELECT scope, "user", em_application_name, em_instance, reason, held_by, hold_time, hold_until FROM linkis_resource_lock
         WHERE hold_until IS NULL OR hold_until > clock_timestamp()
@@ -245,7 +220,7 @@ pub async fn list(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<Resou
     .bind(limit)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(ResourceHold::try_from).collect()
+    TABLE.parse(&rows, hold)
 }
 
 /// Removes a hold before its deadline, regardless of its owner. Returns false if there is none.
@@ -291,7 +266,7 @@ async fn end(connection: &mut PgConnection, key: &LockKey, by: &Actor, only_over
 
 /// Returns up to `limit` keys of expired holds that are not removed, oldest deadline first.
 pub async fn over(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<LockKey>, StoreError> {
-    let rows: Vec<HoldRow> = sqlx::query_as(
+    let rows = sqlx::query(
         r#"-- resource_hold::over
         SELECT scope, "user", em_application_name, em_instance, reason, held_by, hold_time, hold_until FROM linkis_resource_lock
         WHERE hold_until <= clock_timestamp() ORDER BY hold_until LIMIT $1"#,
@@ -299,7 +274,7 @@ pub async fn over(executor: impl PgExecutor<'_>, limit: i64) -> Result<Vec<LockK
     .bind(limit)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(|row| ResourceHold::try_from(row).map(|hold| hold.key)).collect()
+    TABLE.parse(&rows, key)
 }
 
 /// Returns whether user locks are still enabled for holds although no hold on a user exists.

@@ -18,7 +18,7 @@ use time::OffsetDateTime;
 
 use rm_model::operation::LockKey;
 
-use super::{StoreError, resource_hold};
+use super::{StoreError, resource_hold, rows::column, session};
 
 /// Resource locks of one transaction.
 #[derive(Debug)]
@@ -39,7 +39,7 @@ pub struct Locks {
 /// # Errors
 /// [`StoreError::is_lock_timeout`] if another transaction owns a key for longer than `lock_timeout`.
 pub async fn lock(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Result<Option<Locks>, StoreError> {
-    let columns = LockColumns::of(keys);
+    let keys_in_order: Vec<_> = keys.iter().map(LockKeyColumns::of).collect();
     // `unnest` keeps the order of its arrays, so rows are inserted, and waited for, in key order. The clock is read
     // after the last insert; `now()` would be the start of the transaction.
     let (taken, places, now, transaction_id): (i64, Option<String>, OffsetDateTime, String) = sqlx::query_as(
@@ -51,10 +51,10 @@ pub async fn lock(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Re
             RETURNING ctid)
         SELECT count(*), array_agg(ctid)::text, clock_timestamp(), pg_current_xact_id()::text FROM taken"#,
     )
-    .bind(columns.scope)
-    .bind(columns.user)
-    .bind(columns.em_application_name)
-    .bind(columns.em_instance)
+    .bind(column(&keys_in_order, |key| key.scope))
+    .bind(column(&keys_in_order, |key| key.user))
+    .bind(column(&keys_in_order, |key| key.em_application_name))
+    .bind(column(&keys_in_order, |key| key.em_instance))
     .fetch_one(connection)
     .await?;
     let all = usize::try_from(taken).is_ok_and(|taken| taken == keys.len());
@@ -75,10 +75,7 @@ pub enum LockConflict {
 /// Waits up to `timeout` until one key is free, without locking the key: a waiter here delays no other transaction.
 pub async fn wait(connection: &mut PgConnection, key: &LockKey, timeout: Duration) -> Result<LockConflict, StoreError> {
     let mut transaction = connection.begin().await?;
-    sqlx::query("SELECT set_config('lock_timeout', $1, true)")
-        .bind(format!("{}ms", timeout.as_millis().max(1)))
-        .execute(&mut *transaction)
-        .await?;
+    session::hurried(&mut transaction, timeout.max(Duration::from_millis(1))).await?;
     let taken = lock(&mut transaction, &BTreeSet::from([key.clone()])).await;
     transaction.rollback().await?;
     match taken {
@@ -137,10 +134,7 @@ async fn classify(connection: &mut PgConnection, mut parts: Vec<BTreeSet<LockKey
     let start = Instant::now();
     let mut sifted = KeyCheck::default();
     let mut transaction = connection.begin().await?;
-    sqlx::query("SELECT set_config('lock_timeout', $1, true)")
-        .bind(format!("{}ms", TRY.as_millis()))
-        .execute(&mut *transaction)
-        .await?;
+    session::hurried(&mut transaction, TRY).await?;
     while let Some(part) = parts.pop() {
         if start.elapsed() > ALL_TRIES && !sifted.held.is_empty() {
             break;
@@ -167,27 +161,6 @@ async fn classify(connection: &mut PgConnection, mut parts: Vec<BTreeSet<LockKey
     }
     transaction.rollback().await?;
     Ok(sifted)
-}
-
-/// Columns of several keys.
-pub(super) struct LockColumns<'a> {
-    pub scope: Vec<&'static str>,
-    pub user: Vec<&'a str>,
-    pub em_application_name: Vec<&'a str>,
-    pub em_instance: Vec<&'a str>,
-}
-
-impl<'a> LockColumns<'a> {
-    pub fn of(keys: &'a BTreeSet<LockKey>) -> Self {
-        let mut columns = Self { scope: vec![], user: vec![], em_application_name: vec![], em_instance: vec![] };
-        for key in keys.iter().map(LockKeyColumns::of) {
-            columns.scope.push(key.scope);
-            columns.user.push(key.user);
-            columns.em_application_name.push(key.em_application_name);
-            columns.em_instance.push(key.em_instance);
-        }
-        columns
-    }
 }
 
 /// Columns of one key.

@@ -3,13 +3,16 @@
 //! A value that no row of the service can contain becomes [`StoreError::Inconsistent`], which names its table. Callers:
 //! the other modules of the crate. The module executes no SQL.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, fmt};
 
+use serde::de::DeserializeOwned;
 use sha2::{Digest as _, Sha256};
+use sqlx::{Decode, Postgres, Row as _, Type, postgres::PgRow};
 
 use rm_model::{
     em::EmInstance,
     name::{Labels, Name},
+    principal::Principal,
     resource::{Dimension, Resource, ResourceType},
     ticket::EngineInstance,
 };
@@ -21,6 +24,20 @@ use super::StoreError;
 pub(super) struct TableName(pub &'static str);
 
 impl TableName {
+    /// Returns a row of the table.
+    pub fn row(self, row: &PgRow) -> TableRow<'_> {
+        TableRow { table: self, row }
+    }
+
+    /// Parses rows of the table.
+    pub fn parse<T, C: FromIterator<T>>(
+        self,
+        rows: &[PgRow],
+        parse: impl Fn(TableRow<'_>) -> Result<T, StoreError>,
+    ) -> Result<C, StoreError> {
+        rows.iter().map(|row| parse(self.row(row))).collect()
+    }
+
     /// Parses a name. `column` names it in the error.
     pub fn name(self, column: &str, text: &str) -> Result<Name, StoreError> {
         Name::parse(column, text).map_err(|error| StoreError::inconsistent(self.0, error))
@@ -59,10 +76,80 @@ impl TableName {
     }
 }
 
+/// A row of a table, read by the names of its columns.
+#[derive(Clone, Copy)]
+pub(super) struct TableRow<'r> {
+    table: TableName,
+    row: &'r PgRow,
+}
+
+impl<'r> TableRow<'r> {
+    /// Returns the row as one of another table, from which some of its columns are joined.
+    pub fn of(self, table: TableName) -> Self {
+        Self { table, ..self }
+    }
+
+    /// Returns the value of a column.
+    pub fn get<T: Decode<'r, Postgres> + Type<Postgres>>(self, column: &str) -> Result<T, StoreError> {
+        self.row.try_get(column).map_err(|error| self.wrong(error))
+    }
+
+    /// Returns the error for values that no row of the service can contain.
+    pub fn wrong(self, what: impl fmt::Display) -> StoreError {
+        StoreError::inconsistent(self.table.0, what)
+    }
+
+    /// Parses the text of a column by `parse`.
+    pub fn parse<T>(self, column: &str, parse: impl FnOnce(&str) -> Option<T>) -> Result<T, StoreError> {
+        let text = self.get(column)?;
+        parse(text).ok_or_else(|| self.wrong(text))
+    }
+
+    /// Parses the JSON text of a column.
+    pub fn json<T: DeserializeOwned>(self, column: &str) -> Result<T, StoreError> {
+        serde_json::from_str(self.get(column)?).map_err(|error| self.wrong(error))
+    }
+
+    /// Parses a name.
+    pub fn name(self, column: &str) -> Result<Name, StoreError> {
+        self.table.name(column, self.get(column)?)
+    }
+
+    /// Parses a principal.
+    pub fn principal(self, column: &str) -> Result<Principal, StoreError> {
+        Principal::parse(column, self.get(column)?).map_err(|error| self.wrong(error))
+    }
+
+    /// Parses the key of an EM.
+    pub fn em(self) -> Result<EmInstance, StoreError> {
+        self.table.em(self.get("em_application_name")?, self.get("em_instance")?)
+    }
+
+    /// Parses the resource type.
+    pub fn resource_type(self) -> Result<ResourceType, StoreError> {
+        self.table.resource_type(self.get("resource_type")?)
+    }
+
+    /// Parses amounts of a resource type from JSON.
+    pub fn resource(self, column: &str, resource_type: ResourceType) -> Result<Resource, StoreError> {
+        self.table.resource(column, resource_type, self.get(column)?)
+    }
+
+    /// Parses labels from a JSON object.
+    pub fn labels(self, column: &str) -> Result<Labels, StoreError> {
+        self.table.labels(self.get(column)?)
+    }
+}
+
 /// Returns labels as a JSON object.
 pub(super) fn labels_json(labels: &Labels) -> String {
     let pairs = labels.as_map().iter().map(|(key, value)| (key.clone(), value.clone().into()));
     serde_json::Value::Object(pairs.collect()).to_string()
+}
+
+/// Returns one column of several rows.
+pub(super) fn column<'a, T: 'a, V>(rows: impl IntoIterator<Item = &'a T>, value: impl Fn(&'a T) -> V) -> Vec<V> {
+    rows.into_iter().map(value).collect()
 }
 
 /// Returns the two key columns of several EMs.

@@ -7,86 +7,117 @@
 
 use std::collections::HashMap;
 
-use sqlx::{
-    AssertSqlSafe, Connection as _, PgConnection, SqlSafeStr as _,
-    migrate::{Migrate as _, Migration, MigrationType, Migrator},
-};
+use sha2::{Digest as _, Sha384};
+use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 
-use super::{StoreError, citus, limit};
+use super::{StoreError, limit};
 
 /// Maximum number of attempts of a migration that cannot get its locks. Each attempt delays other sessions for at most
 /// `lock_timeout`.
 const TRIES_MAX: u32 = 60;
 
+/// Advisory lock of the transaction that applies a migration.
+const LOCK: i64 = 0x6c69_6e6b_6973_726d;
+
 /// A file of the folder `migrations`.
-struct MigrationFile {
+#[derive(Debug, Clone, Copy)]
+struct Migration {
     version: i64,
     description: &'static str,
     sql: &'static str,
 }
 
 mod files {
-    use super::MigrationFile;
+    use super::Migration;
 
     include!(concat!(env!("OUT_DIR"), "/migrations.rs"));
 }
 
 /// Migrations of one side, and the table that records the applied ones.
+#[derive(Debug, Clone, Copy)]
 struct MigrationSet {
-    migrator: Migrator,
-    remembered_in: &'static str,
+    migrations: &'static [Migration],
+    record: &'static str,
 }
 
-/// Returns the migrations of home (data for all cells) and of a cell (data found by its EM).
-fn sides() -> [MigrationSet; 2] {
-    [
-        MigrationSet::new(files::HOME, "linkis_rm_migration_home"),
-        MigrationSet::new(files::CELL, "linkis_rm_migration_cell"),
-    ]
+/// Migrations of home (data for all cells) and of a cell (data found by its EM).
+const SIDES: [MigrationSet; 2] = [
+    MigrationSet { migrations: files::HOME, record: "linkis_rm_migration_home" },
+    MigrationSet { migrations: files::CELL, record: "linkis_rm_migration_cell" },
+];
+
+impl Migration {
+    fn checksum(&self) -> Vec<u8> {
+        Sha384::digest(self.sql).to_vec()
+    }
 }
 
 impl MigrationSet {
-    fn new(files: &[MigrationFile], remembered_in: &'static str) -> Self {
-        let migrations = files.iter().map(|file| {
-            Migration::new(
-                file.version,
-                file.description.into(),
-                MigrationType::Simple,
-                file.sql.into_sql_str(),
-                file.sql.starts_with("-- no-transaction"),
-            )
-        });
-        let mut migrator = Migrator::with_migrations(migrations.collect());
-        migrator.set_ignore_missing(true).dangerous_set_table_name(remembered_in);
-        Self { migrator, remembered_in }
-    }
-
     /// Returns the migrations that are not applied, and the number of applied ones.
     ///
     /// # Errors
     /// [`StoreError::EarlierState`] if an applied migration had another content; database errors.
-    async fn missing(&self, connection: &mut PgConnection) -> Result<(Vec<&Migration>, usize), StoreError> {
+    async fn missing(self, connection: &mut PgConnection) -> Result<(Vec<&'static Migration>, usize), StoreError> {
         let is_there: bool = sqlx::query_scalar("SELECT to_regclass($1) IS NOT NULL")
-            .bind(self.remembered_in)
+            .bind(self.record)
             .fetch_one(&mut *connection)
             .await?;
         let made: HashMap<i64, Vec<u8>> = match is_there {
             true => {
-                let sql = format!("SELECT version, checksum FROM {} WHERE success", self.remembered_in);
+                let sql = format!("SELECT version, checksum FROM {} WHERE success", self.record);
                 let made: Vec<(i64, Vec<u8>)> = sqlx::query_as(AssertSqlSafe(sql)).fetch_all(connection).await?;
                 made.into_iter().collect()
             }
             false => HashMap::new(),
         };
-        let is_other = |migration: &&Migration| {
-            made.get(&migration.version).is_some_and(|made| made.as_slice() != &*migration.checksum)
-        };
-        if let Some(other) = self.migrator.iter().find(is_other) {
-            let what = format!("migration {} of {} differs", other.version, self.remembered_in);
+        let is_other =
+            |migration: &&Migration| made.get(&migration.version).is_some_and(|made| *made != migration.checksum());
+        if let Some(other) = self.migrations.iter().find(is_other) {
+            let what = format!("migration {} of {} differs", other.version, self.record);
             return Err(StoreError::EarlierState { what });
         }
-        let missing = self.migrator.iter().filter(|migration| !made.contains_key(&migration.version)).collect();
+        let missing = self.migrations.iter().filter(|migration| !made.contains_key(&migration.version)).collect();
         Ok((missing, made.len()))
+    }
+
+    /// Applies a migration, whole or not at all, unless another instance has applied it. Returns whether it did.
+    async fn apply(self, migration: &Migration, connection: &mut PgConnection) -> Result<bool, sqlx::Error> {
+        let mut transaction = connection.begin().await?;
+        // On Citus, the bound of a transaction also applies on the workers.
+        sqlx::raw_sql("SET LOCAL lock_timeout = '2s'").execute(&mut *transaction).await?;
+        sqlx::query("SELECT pg_advisory_xact_lock($1)").bind(LOCK).execute(&mut *transaction).await?;
+        let record = format!(
+            "CREATE TABLE IF NOT EXISTS {} (
+                version bigint PRIMARY KEY,
+                description text NOT NULL,
+                installed_on timestamptz NOT NULL DEFAULT now(),
+                success boolean NOT NULL,
+                checksum bytea NOT NULL,
+                execution_time bigint NOT NULL)",
+            self.record
+        );
+        sqlx::raw_sql(AssertSqlSafe(record)).execute(&mut *transaction).await?;
+        let is_applied = format!("SELECT EXISTS (SELECT FROM {} WHERE version = $1)", self.record);
+        let is_applied = sqlx::query_scalar(AssertSqlSafe(is_applied)).bind(migration.version);
+        if is_applied.fetch_one(&mut *transaction).await? {
+            return Ok(false);
+        }
+        // Citus forwards the text as it received it and accepts one statement in a text, so each statement is sent alone.
+        for statement in statements(migration.sql) {
+            sqlx::raw_sql(statement).execute(&mut *transaction).await?;
+        }
+        let insert = format!(
+            "INSERT INTO {} (version, description, success, checksum, execution_time) VALUES ($1, $2, true, $3, 0)",
+            self.record
+        );
+        sqlx::query(AssertSqlSafe(insert))
+            .bind(migration.version)
+            .bind(migration.description)
+            .bind(migration.checksum())
+            .execute(&mut *transaction)
+            .await?;
+        transaction.commit().await?;
+        Ok(true)
     }
 }
 
@@ -98,7 +129,7 @@ pub async fn missing(connection: &mut PgConnection) -> Result<usize, StoreError>
     // Read first: a migration creates its tables and its record together.
     let table = any_table(&mut *connection).await?;
     let (mut missing, mut made) = (0, 0);
-    for side in sides() {
+    for side in SIDES {
         let (of_side, made_of_side) = side.missing(&mut *connection).await?;
         (missing, made) = (missing + of_side.len(), made + made_of_side);
     }
@@ -127,67 +158,29 @@ async fn any_table(connection: &mut PgConnection) -> Result<Option<String>, Stor
 /// # Errors
 /// [`StoreError::EarlierState`]; database errors.
 pub async fn migrate(connection: &mut PgConnection) -> Result<usize, StoreError> {
-    let is_distributed = citus::is_distributed(&mut *connection).await?;
     if missing(&mut *connection).await? == 0 {
         return Ok(0);
     }
-    let mut missing = 0;
-    for side in sides() {
-        let of_side = side.missing(&mut *connection).await?.0.len();
-        if of_side > 0 {
-            match is_distributed {
-                true => one_by_one(&side, &mut *connection).await?,
-                false => run(&side.migrator, &mut *connection).await?,
-            }
-            missing += of_side;
-        }
-    }
-    Ok(missing)
-}
-
-/// Applies the missing migrations on tables that Citus distributes. Citus forwards the text as it received it and
-/// accepts one statement in a text, so each statement is sent alone.
-async fn one_by_one(side: &MigrationSet, connection: &mut PgConnection) -> Result<(), StoreError> {
-    connection.lock().await.map_err(StoreError::Migration)?;
-    let made = async {
-        connection.ensure_migrations_table(side.remembered_in).await.map_err(StoreError::Migration)?;
-        let mut tries = 0;
-        // Another instance may have applied migrations since.
+    let (mut made, mut tries) = (0, 0);
+    for side in SIDES {
         for migration in side.missing(&mut *connection).await?.0 {
-            while let Err(error) = make(migration, side.remembered_in, &mut *connection).await {
-                tries += 1;
-                again_if_in_the_way(error, tries)?;
-            }
+            let applied = loop {
+                match side.apply(migration, &mut *connection).await {
+                    Ok(applied) => break applied,
+                    Err(error) => {
+                        tries += 1;
+                        again_if_in_the_way(StoreError::Migration { version: migration.version, error }, tries)?;
+                    }
+                }
+            };
+            made += usize::from(applied);
         }
-        Ok(())
-    };
-    let made = made.await;
-    connection.unlock().await.map_err(StoreError::Migration)?;
-    made
-}
-
-/// Applies one migration, whole or not at all.
-async fn make(migration: &Migration, remembered_in: &str, connection: &mut PgConnection) -> Result<(), StoreError> {
-    let mut transaction = connection.begin().await?;
-    // The bound of a transaction also applies on the workers.
-    let bound = std::iter::once("SET LOCAL lock_timeout = '2s'");
-    for statement in bound.chain(statements(migration.sql.as_str())) {
-        sqlx::raw_sql(AssertSqlSafe(statement)).execute(&mut *transaction).await?;
     }
-    let remember = format!(
-        "INSERT INTO {remembered_in} (version, description, success, checksum, execution_time) VALUES ($1, $2, true, $3, 0)"
-    );
-    sqlx::query(AssertSqlSafe(remember))
-        .bind(migration.version)
-        .bind(&*migration.description)
-        .bind(&*migration.checksum)
-        .execute(&mut *transaction)
-        .await?;
-    Ok(transaction.commit().await?)
+    Ok(made)
 }
 
 /// Splits a text into its statements.
-fn statements(sql: &str) -> impl Iterator<Item = &str> {
+fn statements(sql: &'static str) -> impl Iterator<Item = &'static str> {
     let (mut found, mut begin, mut at) = (Vec::new(), 0, 0);
     while let Some(rest) = sql.get(at..).filter(|rest| !rest.is_empty()) {
         if rest.starts_with(';') {
@@ -225,15 +218,6 @@ fn piece(text: &str) -> usize {
 pub async fn keep_earlier_out(connection: &mut PgConnection) -> Result<(), StoreError> {
     let mut tries = 0;
     while let Err(error) = limit::keep_earlier_out(&mut *connection).await {
-        tries += 1;
-        again_if_in_the_way(error, tries)?;
-    }
-    Ok(())
-}
-
-async fn run(migrator: &Migrator, connection: &mut PgConnection) -> Result<(), StoreError> {
-    let mut tries = 0;
-    while let Err(error) = migrator.run(&mut *connection).await.map_err(StoreError::Migration) {
         tries += 1;
         again_if_in_the_way(error, tries)?;
     }

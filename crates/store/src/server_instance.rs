@@ -5,13 +5,16 @@
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
-use sqlx::{FromRow, PgExecutor};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
 use rm_model::overview::Throughput;
 
-use super::StoreError;
+use super::{
+    StoreError,
+    rows::{TableName, TableRow},
+};
 
 /// Time for which a row counts after its renewal.
 const ALIVE: Duration = Duration::from_secs(10);
@@ -105,35 +108,26 @@ pub async fn deregister(executor: impl PgExecutor<'_>, instance_id: Uuid) -> Res
     Ok(())
 }
 
-#[derive(FromRow)]
-struct InstanceRow {
-    instance_id: Uuid,
-    version: String,
-    address: String,
-    start_time: OffsetDateTime,
-    grants_per_second: f64,
-    refusals_per_second: f64,
-    tasks: String,
-}
-
 /// Returns the live instances with their start times, oldest first.
 pub async fn list(executor: impl PgExecutor<'_>) -> Result<Vec<(ServerInstance, OffsetDateTime)>, StoreError> {
-    let rows: Vec<InstanceRow> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- server_instance::list
         SELECT instance_id, version, address, start_time, grants_per_second, refusals_per_second, tasks::text
         FROM linkis_rm_server WHERE alive_until > clock_timestamp() ORDER BY instance_id",
     )
     .fetch_all(executor)
     .await?;
-    let instance = |row: InstanceRow| {
-        let tasks =
-            serde_json::from_str(&row.tasks).map_err(|error| StoreError::inconsistent("linkis_rm_server", error))?;
-        let throughput = Throughput { grants: row.grants_per_second, refusals: row.refusals_per_second };
-        let instance =
-            ServerInstance { id: row.instance_id, version: row.version, address: row.address, throughput, tasks };
-        Ok((instance, row.start_time))
+    let instance = |row: TableRow<'_>| {
+        let instance = ServerInstance {
+            id: row.get("instance_id")?,
+            version: row.get("version")?,
+            address: row.get("address")?,
+            throughput: Throughput { grants: row.get("grants_per_second")?, refusals: row.get("refusals_per_second")? },
+            tasks: row.json("tasks")?,
+        };
+        Ok((instance, row.get("start_time")?))
     };
-    let mut instances = rows.into_iter().map(instance).collect::<Result<Vec<_>, StoreError>>()?;
+    let mut instances: Vec<(_, OffsetDateTime)> = TableName("linkis_rm_server").parse(&rows, instance)?;
     instances.sort_by_key(|(_, start_time)| *start_time);
     Ok(instances)
 }

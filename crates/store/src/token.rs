@@ -6,7 +6,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use sqlx::{FromRow, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -23,7 +23,7 @@ use super::{
     StoreError,
     action_record::{self, OtherAct},
     expect_rows,
-    rows::TableName,
+    rows::{TableName, TableRow},
 };
 
 const TABLE: TableName = TableName("linkis_rm_token");
@@ -69,7 +69,7 @@ pub struct StoredToken {
 }
 
 /// A token as administrators list it.
-#[derive(Debug, FromRow)]
+#[derive(Debug)]
 pub struct ListedToken {
     /// Token id.
     pub token_id: Uuid,
@@ -108,53 +108,32 @@ pub enum TokenSelection {
     Name(Name),
 }
 
-#[derive(FromRow)]
-struct TokenRow {
-    token_id: Uuid,
-    token_hash: Vec<u8>,
-    name: String,
-    #[sqlx(flatten)]
-    rights: RightsColumns,
-    seconds_left: f64,
-    is_revoked: bool,
+fn rights(row: TableRow<'_>) -> Result<Rights, StoreError> {
+    let token_id: Uuid = row.get("token_id")?;
+    let wrong = |what: &str| row.wrong(format!("token {token_id}: its {what}"));
+    let (roles, ems): (Vec<String>, Vec<String>) = (row.get("roles")?, row.get("ems")?);
+    let users: Option<Vec<String>> = row.get("users")?;
+    let roles = roles.iter().map(|role| Role::parse(role).ok_or_else(|| wrong("roles")));
+    let ems = ems.iter().map(|em| EmPattern::parse("ems", em).map_err(|_| wrong("EMs")));
+    let users = users.map(|users| users.iter().map(|user| TABLE.name("users", user)).collect());
+    Ok(Rights {
+        roles: roles.collect::<Result<_, _>>()?,
+        ems: ems.collect::<Result<_, _>>()?,
+        users: users.transpose()?,
+    })
 }
 
-/// Columns of the rights of a token.
-#[derive(FromRow)]
-struct RightsColumns {
-    roles: Vec<String>,
-    ems: Vec<String>,
-    users: Option<Vec<String>>,
-}
-
-impl RightsColumns {
-    fn rights(&self, token_id: Uuid) -> Result<Rights, StoreError> {
-        let wrong = |what: &str| StoreError::inconsistent(TABLE.0, format!("token {token_id}: its {what}"));
-        let roles = self.roles.iter().map(|role| Role::parse(role).ok_or_else(|| wrong("roles")));
-        let ems = self.ems.iter().map(|em| EmPattern::parse("ems", em).map_err(|_| wrong("EMs")));
-        let users = self.users.as_ref().map(|users| users.iter().map(|user| TABLE.name("users", user)).collect());
-        Ok(Rights {
-            roles: roles.collect::<Result<_, _>>()?,
-            ems: ems.collect::<Result<_, _>>()?,
-            users: users.transpose()?,
-        })
-    }
-}
-
-impl TryFrom<TokenRow> for StoredToken {
-    type Error = StoreError;
-
-    fn try_from(row: TokenRow) -> Result<Self, StoreError> {
-        let wrong = |what: &str| StoreError::inconsistent(TABLE.0, format!("token {}: its {what}", row.token_id));
-        Ok(Self {
-            id: row.token_id,
-            hash: TokenHash::from_bytes(&row.token_hash).ok_or_else(|| wrong("hash"))?,
-            name: TABLE.name("name", &row.name)?,
-            rights: row.rights.rights(row.token_id)?,
-            left: Duration::try_from_secs_f64(row.seconds_left).unwrap_or_default(),
-            is_revoked: row.is_revoked,
-        })
-    }
+fn stored(row: TableRow<'_>) -> Result<StoredToken, StoreError> {
+    let id: Uuid = row.get("token_id")?;
+    Ok(StoredToken {
+        id,
+        hash: TokenHash::from_bytes(row.get("token_hash")?)
+            .ok_or_else(|| row.wrong(format!("token {id}: its hash")))?,
+        name: row.name("name")?,
+        rights: rights(row)?,
+        left: Duration::try_from_secs_f64(row.get("seconds_left")?).unwrap_or_default(),
+        is_revoked: row.get("is_revoked")?,
+    })
 }
 
 /// Returns the version of the tokens. Every change increments it.
@@ -170,7 +149,7 @@ pub async fn version(executor: impl PgExecutor<'_>) -> Result<i64, StoreError> {
 /// Returns all tokens, including retained revoked and expired ones. An unparsable row becomes an error and
 /// authenticates no caller.
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<Result<StoredToken, StoreError>>, StoreError> {
-    let rows: Vec<TokenRow> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- token::read
         SELECT token_id, token_hash, name, roles, ems, users, revoke_time IS NOT NULL AS is_revoked,
             extract(epoch FROM expire_time - clock_timestamp())::float8 AS seconds_left
@@ -179,7 +158,7 @@ pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<Result<StoredToke
     .bind(TOKENS_MAX)
     .fetch_all(executor)
     .await?;
-    Ok(rows.into_iter().map(StoredToken::try_from).collect())
+    Ok(rows.iter().map(|row| stored(TABLE.row(row))).collect())
 }
 
 /// Records the present time as the last use of tokens.
@@ -240,29 +219,15 @@ fn object(token_id: Uuid, name: &str) -> String {
     format!("token {token_id} of {name}")
 }
 
-#[derive(FromRow)]
-struct RevokedRow {
-    token_id: Uuid,
-    name: String,
-    #[sqlx(flatten)]
-    rights: RightsColumns,
-    owner: String,
-    expire_time: OffsetDateTime,
-    revoke_time: OffsetDateTime,
-}
-
-impl RevokedRow {
-    /// A row with invalid rights can also be revoked; its history line has no states.
-    fn line(&self) -> OtherAct {
-        let rights = self.rights.rights(self.token_id).ok();
-        let state = |revoked| Some(RecordedState::of_token(rights.as_ref()?, &self.owner, self.expire_time, revoked));
-        OtherAct {
-            action: Action::TokenRevoked,
-            object: object(self.token_id, &self.name),
-            before: state(None),
-            after: state(Some(self.revoke_time)),
-        }
-    }
+/// Returns the id of a revoked token, and the history line. A row with invalid rights can also be revoked; its history
+/// line has no states.
+fn revoked(row: TableRow<'_>) -> Result<(Uuid, OtherAct), StoreError> {
+    let (id, name, owner): (Uuid, &str, &str) = (row.get("token_id")?, row.get("name")?, row.get("owner")?);
+    let (expire_time, revoke_time) = (row.get("expire_time")?, row.get("revoke_time")?);
+    let rights = rights(row).ok();
+    let state = |revoked| Some(RecordedState::of_token(rights.as_ref()?, owner, expire_time, revoked));
+    let (before, after) = (state(None), state(Some(revoke_time)));
+    Ok((id, OtherAct { action: Action::TokenRevoked, object: object(id, name), before, after }))
 }
 
 /// Revokes the selected tokens that are not revoked, and writes the history. Returns the ids of the revoked tokens.
@@ -276,7 +241,7 @@ pub async fn revoke(
         TokenSelection::Id(id) => (Some(*id), None),
         TokenSelection::Name(name) => (None, Some(name.as_str())),
     };
-    let revoked: Vec<RevokedRow> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- token::revoke
         UPDATE linkis_rm_token SET revoke_time = clock_timestamp(), revoked_by = $3
         WHERE (token_id = $1 OR name = $2) AND revoke_time IS NULL
@@ -287,16 +252,16 @@ pub async fn revoke(
     .bind(by.as_str())
     .fetch_all(&mut *connection)
     .await?;
-    if !revoked.is_empty() {
-        let lines: Vec<OtherAct> = revoked.iter().map(RevokedRow::line).collect();
+    let (ids, lines): (Vec<Uuid>, Vec<OtherAct>) = TABLE.parse::<_, Vec<_>>(&rows, revoked)?.into_iter().unzip();
+    if !lines.is_empty() {
         action_record::insert_others(connection, &lines, by).await?;
     }
-    Ok(revoked.into_iter().map(|token| token.token_id).collect())
+    Ok(ids)
 }
 
 /// Returns all tokens, newest first.
 pub async fn list(executor: impl PgExecutor<'_>) -> Result<Vec<ListedToken>, StoreError> {
-    Ok(sqlx::query_as(
+    let rows = sqlx::query(
         "-- token::list
         SELECT token_id, name, roles, ems, users, owner, created_by, create_time, expire_time,
             expire_time <= clock_timestamp() AS is_over, revoke_time, revoked_by, last_used_time
@@ -304,7 +269,25 @@ pub async fn list(executor: impl PgExecutor<'_>) -> Result<Vec<ListedToken>, Sto
     )
     .bind(TOKENS_MAX)
     .fetch_all(executor)
-    .await?)
+    .await?;
+    let listed = |row: TableRow<'_>| {
+        Ok(ListedToken {
+            token_id: row.get("token_id")?,
+            name: row.get("name")?,
+            roles: row.get("roles")?,
+            ems: row.get("ems")?,
+            users: row.get("users")?,
+            owner: row.get("owner")?,
+            created_by: row.get("created_by")?,
+            create_time: row.get("create_time")?,
+            expire_time: row.get("expire_time")?,
+            is_over: row.get("is_over")?,
+            revoke_time: row.get("revoke_time")?,
+            revoked_by: row.get("revoked_by")?,
+            last_used_time: row.get("last_used_time")?,
+        })
+    };
+    TABLE.parse(&rows, listed)
 }
 
 /// Increments the version, so that every instance reads the tokens again after the commit. Excludes other changes until

@@ -9,7 +9,7 @@ use std::{
     time::Duration,
 };
 
-use sqlx::{FromRow, PgConnection, PgExecutor, Row as _, postgres::PgRow};
+use sqlx::{PgConnection, PgExecutor, Row as _, postgres::PgRow};
 use time::{OffsetDateTime, macros::datetime};
 
 use rm_model::{
@@ -17,9 +17,12 @@ use rm_model::{
     usage_sum::{HourKey, UsageAmount, UsageBy, UsageName, UsageSum, UsageSums},
 };
 
-use super::{StoreError, expect_rows};
+use super::{
+    StoreError, expect_rows,
+    rows::{TableName, TableRow, column},
+};
 
-const TABLE: &str = "linkis_resource_usage_hour";
+const TABLE: TableName = TableName("linkis_resource_usage_hour");
 
 /// Maximum number of names that a page scans without a result, and of rows that a page adds up. Each name may have one
 /// row per retained hour, with up to [`NAMES_MAX`](rm_model::usage_sum::NAMES_MAX) names per hour.
@@ -65,29 +68,21 @@ pub async fn advance(executor: impl PgExecutor<'_>, from: i64, to: RollUpProgres
     Ok(done.rows_affected() == 1)
 }
 
-/// Key columns of several sums.
-#[derive(Default)]
-struct UsageKeyColumns<'a> {
-    used_by: Vec<&'static str>,
-    is_rest: Vec<bool>,
-    name: Vec<&'a str>,
-    em_instance: Vec<&'a str>,
-    hour: Vec<OffsetDateTime>,
+/// Key columns of a sum.
+struct UsageKey<'a> {
+    used_by: &'static str,
+    is_rest: bool,
+    name: &'a str,
+    em_instance: &'a str,
+    hour: OffsetDateTime,
 }
 
-impl<'a> UsageKeyColumns<'a> {
-    fn of(sums: &'a UsageSums) -> Self {
-        let mut columns = Self::default();
-        for ((hour, by), used_by) in sums.0.keys() {
-            let (is_rest, name, em_instance) = name_columns(used_by);
-            columns.used_by.push(by.as_str());
-            columns.is_rest.push(is_rest);
-            columns.name.push(name);
-            columns.em_instance.push(em_instance);
-            columns.hour.push(*hour);
-        }
-        columns
-    }
+fn keys(sums: &UsageSums) -> Vec<UsageKey<'_>> {
+    let keys = sums.0.keys().map(|((hour, by), used_by)| {
+        let (is_rest, name, em_instance) = name_columns(used_by);
+        UsageKey { used_by: by.as_str(), is_rest, name, em_instance, hour: *hour }
+    });
+    keys.collect()
 }
 
 fn name_columns(used_by: &UsageName) -> (bool, &str, &str) {
@@ -102,7 +97,7 @@ fn used_by(is_rest: bool, name: String, em_instance: String) -> UsageName {
 }
 
 fn usage_by(text: &str) -> Result<UsageBy, StoreError> {
-    UsageBy::parse(text).ok_or_else(|| StoreError::inconsistent(TABLE, text))
+    UsageBy::parse(text).ok_or_else(|| StoreError::inconsistent(TABLE.0, text))
 }
 
 /// Returns the names of `sums` that have their own row already, and the number of names in each of their hours.
@@ -110,7 +105,7 @@ pub async fn known(
     connection: &mut PgConnection,
     sums: &UsageSums,
 ) -> Result<(BTreeSet<(HourKey, UsageName)>, BTreeMap<HourKey, usize>), StoreError> {
-    let keys = UsageKeyColumns::of(sums);
+    let keys = keys(sums);
     let known: Vec<(String, String, String, OffsetDateTime)> = sqlx::query_as(
         "-- usage_hour::known
         SELECT u.used_by, u.name, u.em_instance, u.hour
@@ -118,17 +113,17 @@ pub async fn known(
         JOIN linkis_resource_usage_hour u ON u.used_by = d.used_by AND NOT u.is_rest AND u.name = d.name
             AND u.em_instance = d.em_instance AND u.hour = d.hour",
     )
-    .bind(&keys.used_by)
-    .bind(&keys.name)
-    .bind(&keys.em_instance)
-    .bind(&keys.hour)
+    .bind(column(&keys, |key| key.used_by))
+    .bind(column(&keys, |key| key.name))
+    .bind(column(&keys, |key| key.em_instance))
+    .bind(column(&keys, |key| key.hour))
     .fetch_all(&mut *connection)
     .await?;
     let key = |(by, name, em_instance, hour): (String, String, String, OffsetDateTime)| {
         Ok(((hour, usage_by(&by)?), UsageName::Name(name, em_instance)))
     };
     let known = known.into_iter().map(key).collect::<Result<_, StoreError>>()?;
-    let hours: BTreeSet<OffsetDateTime> = keys.hour.into_iter().collect();
+    let hours: BTreeSet<OffsetDateTime> = keys.iter().map(|key| key.hour).collect();
     let counts: Vec<(OffsetDateTime, String, i64)> = sqlx::query_as(
         "-- usage_hour::known, how many
         SELECT hour, used_by, count(*) FROM linkis_resource_usage_hour WHERE hour = ANY ($1) GROUP BY hour, used_by",
@@ -147,7 +142,7 @@ pub async fn add(connection: &mut PgConnection, sums: &UsageSums) -> Result<(), 
     if sums.0.is_empty() {
         return Ok(());
     }
-    let (keys, used) = (UsageKeyColumns::of(sums), || sums.0.values());
+    let (keys, used) = (keys(sums), || sums.0.values());
     let amounts = |amount: fn(&UsageAmount) -> i128| used().map(|used| amount(used).to_string()).collect::<Vec<_>>();
     let done = sqlx::query(
         "-- usage_hour::add
@@ -164,19 +159,19 @@ pub async fn add(connection: &mut PgConnection, sums: &UsageSums) -> Result<(), 
             queue_core_seconds = u.queue_core_seconds + excluded.queue_core_seconds,
             queue_byte_seconds = u.queue_byte_seconds + excluded.queue_byte_seconds",
     )
-    .bind(keys.used_by)
-    .bind(keys.is_rest)
-    .bind(keys.name)
-    .bind(keys.em_instance)
-    .bind(keys.hour)
-    .bind(used().map(|used| used.tickets).collect::<Vec<_>>())
+    .bind(column(&keys, |key| key.used_by))
+    .bind(column(&keys, |key| key.is_rest))
+    .bind(column(&keys, |key| key.name))
+    .bind(column(&keys, |key| key.em_instance))
+    .bind(column(&keys, |key| key.hour))
+    .bind(column(used(), |used| used.tickets))
     .bind(amounts(|used| used.cores))
     .bind(amounts(|used| used.bytes))
     .bind(amounts(|used| used.queue_cores))
     .bind(amounts(|used| used.queue_bytes))
     .execute(connection)
     .await?;
-    expect_rows(TABLE, sums.0.len(), done.rows_affected())
+    expect_rows(TABLE.0, sums.0.len(), done.rows_affected())
 }
 
 /// Selection of sums.
@@ -203,31 +198,16 @@ pub struct UsageAt {
     pub hour: Option<OffsetDateTime>,
 }
 
-#[derive(FromRow)]
-struct UsageSumRow {
-    is_rest: bool,
-    name: String,
-    em_instance: String,
-    hour: Option<OffsetDateTime>,
-    tickets: i64,
-    core_seconds: f64,
-    byte_seconds: f64,
-    queue_core_seconds: f64,
-    queue_byte_seconds: f64,
-}
-
-impl From<UsageSumRow> for UsageSum {
-    fn from(row: UsageSumRow) -> Self {
-        Self {
-            used_by: used_by(row.is_rest, row.name, row.em_instance),
-            hour: row.hour,
-            tickets: row.tickets,
-            core_seconds: row.core_seconds,
-            byte_seconds: row.byte_seconds,
-            queue_core_seconds: row.queue_core_seconds,
-            queue_byte_seconds: row.queue_byte_seconds,
-        }
-    }
+fn sum(row: TableRow<'_>) -> Result<UsageSum, StoreError> {
+    Ok(UsageSum {
+        used_by: used_by(row.get("is_rest")?, row.get("name")?, row.get("em_instance")?),
+        hour: row.get("hour")?,
+        tickets: row.get("tickets")?,
+        core_seconds: row.get("core_seconds")?,
+        byte_seconds: row.get("byte_seconds")?,
+        queue_core_seconds: row.get("queue_core_seconds")?,
+        queue_byte_seconds: row.get("queue_byte_seconds")?,
+    })
 }
 
 /// SQL columns of an hourly sum, or of a total.
@@ -371,8 +351,7 @@ pub async fn list(
     };
     let users: Vec<_> = users.iter().map(Name::as_str).collect();
     let rows = query.bind(limit).bind(users).fetch_all(executor).await?;
-    let sums = rows.iter().map(|row| UsageSumRow::from_row(row).map(UsageSum::from)).collect::<Result<_, _>>()?;
-    Ok(UsageSumPage { sums, looked_to: None })
+    Ok(UsageSumPage { sums: TABLE.parse(&rows, sum)?, looked_to: None })
 }
 
 impl UsageRange {
@@ -387,7 +366,7 @@ impl UsageRange {
         let mut sums = Vec::with_capacity(rows.len());
         for row in rows {
             if row.try_get::<Option<i64>, _>("tickets")?.is_some() {
-                sums.push(UsageSum::from(UsageSumRow::from_row(row)?));
+                sums.push(sum(TABLE.row(row))?);
             }
         }
         let Some(last) = rows.last() else { return Ok(UsageSumPage { sums, looked_to: None }) };

@@ -8,19 +8,20 @@
 
 use std::collections::HashMap;
 
-use sqlx::{FromRow, PgExecutor};
-use time::OffsetDateTime;
+use sqlx::PgExecutor;
 use uuid::Uuid;
 
 use rm_model::{
     name::Name,
     operation::ReleaseTicket,
-    principal::Principal,
     report::EmReport,
-    ticket::{EngineInstance, Ticket, TicketState},
+    ticket::{Ticket, TicketState},
 };
 
-use super::{StoreError, rows::TableName};
+use super::{
+    StoreError,
+    rows::{TableName, TableRow},
+};
 
 mod by_em;
 mod due;
@@ -29,76 +30,42 @@ mod list;
 
 pub use by_em::{EmTicketsQuery, are_more_than, count_on, inhabited, living, read_on, read_pages};
 pub use due::{DueKey, DueTicket, due};
-pub(super) use groups::EmTicketGroupRow;
+pub(super) use groups::em_ticket_group;
 pub use groups::{EmTicketGroup, TicketGroup, for_each_group, tell_em_groups};
 pub use list::{TicketFilter, TicketListPage, list};
 
 const TABLE: TableName = TableName("linkis_user_resource_meta_data");
 
-#[derive(FromRow)]
-struct TicketRow {
-    ticket_id: Uuid,
-    user: String,
-    creator: String,
-    engine_type: String,
-    em_application_name: String,
-    em_instance: String,
-    engine_application_name: Option<String>,
-    engine_instance: Option<String>,
-    resource_type: String,
-    user_locked_resource: Option<String>,
-    user_used_resource: Option<String>,
-    labels: String,
-    locked_time: OffsetDateTime,
-    used_time: Option<OffsetDateTime>,
-    expires_at: Option<OffsetDateTime>,
-    principal: String,
-    em_epoch: i64,
-}
-
-impl TryFrom<TicketRow> for Ticket {
-    type Error = StoreError;
-
-    fn try_from(row: TicketRow) -> Result<Self, StoreError> {
-        let resource_type = TABLE.resource_type(&row.resource_type)?;
-        let state = match &row {
-            TicketRow { user_locked_resource: Some(json), expires_at: Some(expires_at), .. } => TicketState::Locked {
-                resource: TABLE.resource("user_locked_resource", resource_type, json)?,
-                expires_at: *expires_at,
-            },
-            TicketRow {
-                user_used_resource: Some(json),
-                used_time: Some(used_time),
-                engine_application_name: Some(application_name),
-                engine_instance: Some(instance),
-                ..
-            } => TicketState::Used {
-                resource: TABLE.resource("user_used_resource", resource_type, json)?,
-                engine: EngineInstance::parse("engine", application_name, instance)
-                    .map_err(|error| StoreError::inconsistent(TABLE.0, error))?,
-                used_time: *used_time,
-            },
-            _ => return Err(StoreError::inconsistent(TABLE.0, format!("ticket {}: its state", row.ticket_id))),
-        };
-        Ok(Self {
-            id: row.ticket_id,
-            user: TABLE.name("user", &row.user)?,
-            creator: TABLE.name("creator", &row.creator)?,
-            em: TABLE.em(&row.em_application_name, &row.em_instance)?,
-            labels: TABLE.labels(&row.labels)?,
-            engine_type: row.engine_type,
-            locked_time: row.locked_time,
-            state,
-            principal: Principal::parse("principal", &row.principal)
-                .map_err(|error| StoreError::inconsistent(TABLE.0, error))?,
-            em_epoch: row.em_epoch,
-        })
-    }
+fn ticket(row: TableRow<'_>) -> Result<Ticket, StoreError> {
+    let (id, resource_type) = (row.get("ticket_id")?, row.resource_type()?);
+    let state = match (row.get("expires_at")?, row.get("used_time")?) {
+        (Some(expires_at), _) => {
+            TicketState::Locked { resource: row.resource("user_locked_resource", resource_type)?, expires_at }
+        }
+        (None, Some(used_time)) => TicketState::Used {
+            resource: row.resource("user_used_resource", resource_type)?,
+            engine: TABLE.engine(row.get("engine_application_name")?, row.get("engine_instance")?)?,
+            used_time,
+        },
+        (None, None) => return Err(row.wrong(format!("ticket {id}: its state"))),
+    };
+    Ok(Ticket {
+        id,
+        user: row.name("user")?,
+        creator: row.name("creator")?,
+        em: row.em()?,
+        labels: row.labels("labels")?,
+        engine_type: row.get("engine_type")?,
+        locked_time: row.get("locked_time")?,
+        state,
+        principal: row.principal("principal")?,
+        em_epoch: row.get("em_epoch")?,
+    })
 }
 
 /// Returns the live tickets among `ticket_ids`.
 pub async fn read(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<HashMap<Uuid, Ticket>, StoreError> {
-    let rows: Vec<TicketRow> = sqlx::query_as(
+    let rows = sqlx::query(
         r#"-- user_resource::read
         SELECT ticket_id, "user", creator, engine_type, em_application_name, em_instance, engine_application_name,
             engine_instance, resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
@@ -108,19 +75,19 @@ pub async fn read(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<
     .bind(ticket_ids)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(|row| Ticket::try_from(row).map(|ticket| (ticket.id, ticket))).collect()
+    TABLE.parse(&rows, |row| ticket(row).map(|ticket| (ticket.id, ticket)))
 }
 
 /// Returns the users of the live tickets among `ticket_ids`.
 pub async fn users(executor: impl PgExecutor<'_>, ticket_ids: &[Uuid]) -> Result<Vec<(Uuid, Name)>, StoreError> {
-    let rows: Vec<(Uuid, String)> = sqlx::query_as(
+    let rows = sqlx::query(
         r#"-- user_resource::users
         SELECT ticket_id, "user" FROM linkis_user_resource_meta_data WHERE ticket_id = ANY ($1)"#,
     )
     .bind(ticket_ids)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(|(id, user)| TABLE.name("user", &user).map(|user| (id, user))).collect()
+    TABLE.parse(&rows, |row| Ok((row.get("ticket_id")?, row.name("user")?)))
 }
 
 /// Returns user and EM of the live tickets among `ticket_ids`.
@@ -128,7 +95,7 @@ pub async fn owners(
     executor: impl PgExecutor<'_>,
     ticket_ids: &[Uuid],
 ) -> Result<HashMap<Uuid, ReleaseTicket>, StoreError> {
-    let rows: Vec<(Uuid, String, String, String)> = sqlx::query_as(
+    let rows = sqlx::query(
         r#"-- user_resource::owners
         SELECT ticket_id, "user", em_application_name, em_instance
         FROM linkis_user_resource_meta_data WHERE ticket_id = ANY ($1)"#,
@@ -136,11 +103,11 @@ pub async fn owners(
     .bind(ticket_ids)
     .fetch_all(executor)
     .await?;
-    let owner = |(ticket_id, user, application_name, instance): (Uuid, String, String, String)| {
-        let (user, em) = (TABLE.name("user", &user)?, TABLE.em(&application_name, &instance)?);
-        Ok((ticket_id, ReleaseTicket { ticket_id, user, em }))
+    let owner = |row: TableRow<'_>| {
+        let ticket_id = row.get("ticket_id")?;
+        Ok((ticket_id, ReleaseTicket { ticket_id, user: row.name("user")?, em: row.em()? }))
     };
-    rows.into_iter().map(owner).collect()
+    TABLE.parse(&rows, owner)
 }
 
 /// Stores for used tickets the number of consecutive reports that missed them, and marks the EM's report accordingly.

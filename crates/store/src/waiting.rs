@@ -10,7 +10,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use sqlx::{Connection as _, FromRow, PgConnection, PgExecutor};
+use sqlx::{Connection as _, PgConnection, PgExecutor};
 use uuid::Uuid;
 
 use rm_model::{
@@ -24,7 +24,7 @@ use rm_model::{
 
 use super::{
     StoreError, expect_rows,
-    rows::{TableName, em_columns, labels_json},
+    rows::{TableName, TableRow, em_columns, labels_json},
 };
 
 mod freed;
@@ -57,34 +57,12 @@ const STANDS_MAX: i64 = 500;
 /// Sorts after every position.
 const LAST_POSITION: [u8; POSITION_BYTES + 1] = [u8::MAX; POSITION_BYTES + 1];
 
-#[derive(FromRow)]
-struct WaitEntryRow {
-    /// Number of the wait key among the requested ones, counted from 1; `None` for another wait key.
-    number: Option<i64>,
-    /// The wait key if it is not among the requested ones.
-    spot: Option<String>,
-    is_short: bool,
-    position: Vec<u8>,
-    resource_type: String,
-    resource: String,
-}
-
-impl WaitEntryRow {
-    fn spot(&self, asked: &[&WaitKey]) -> Result<WaitKey, StoreError> {
-        let number = self.number.and_then(|number| usize::try_from(number - 1).ok());
-        match (number.and_then(|number| asked.get(number)), &self.spot) {
-            (Some(spot), _) => Ok(WaitKey::clone(spot)),
-            (None, Some(spot)) => parse_spot(spot),
-            (None, None) => Err(StoreError::inconsistent(TABLE.0, "a queue entry has no wait key")),
-        }
-    }
-
-    fn resource(&self) -> Result<Resource, StoreError> {
-        TABLE.resource("resource", TABLE.resource_type(&self.resource_type)?, &self.resource)
-    }
-
-    fn waits_for_same(&self, other: &Self) -> bool {
-        self.resource_type == other.resource_type && self.resource == other.resource
+/// Returns the wait key of an entry: by number among the `asked` ones, counted from 1, or as stored.
+fn spot(row: TableRow<'_>, asked: &[&WaitKey]) -> Result<WaitKey, StoreError> {
+    let number: Option<i64> = row.get("number")?;
+    match number.and_then(|number| asked.get(usize::try_from(number - 1).ok()?)) {
+        Some(spot) => Ok(WaitKey::clone(spot)),
+        None => parse_spot(row.get("spot")?),
     }
 }
 
@@ -98,7 +76,7 @@ pub async fn line(
         ViewExtent::All => LAST_POSITION.to_vec(),
         ViewExtent::UpTo(position) => position.as_bytes().to_vec(),
     };
-    let rows: Vec<WaitEntryRow> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- waiting::line
         SELECT k.number, NULL::text AS spot, s.is_short, s.position, s.resource_type, s.resource::text
         FROM unnest($1::bytea[], $5::bytea[]) WITH ORDINALITY AS k (spot_hash, last, number)
@@ -124,15 +102,17 @@ pub async fn line(
     .fetch_all(executor)
     .await?;
     let asked: Vec<&WaitKey> = spots.keys().collect();
-    let (mut line, mut before) = (WaitQueues::default(), None::<(&WaitEntryRow, Resource)>);
-    for row in &rows {
+    let (mut line, mut before) = (WaitQueues::default(), None::<((&str, &str), Resource)>);
+    for row in rows.iter().map(|row| TABLE.row(row)) {
+        let text = (row.get("resource_type")?, row.get("resource")?);
         // Consecutive entries often wait for equal amounts, so the parsed amounts are reused.
         let resource = match before.take() {
-            Some((other, resource)) if other.waits_for_same(row) => resource,
-            _ => row.resource()?,
+            Some((other, resource)) if other == text => resource,
+            _ => row.resource("resource", row.resource_type()?)?,
         };
-        before = Some((row, resource.clone()));
-        line.insert(row.spot(&asked)?, parse_position(&row.position)?, QueueEntry { resource, is_short: row.is_short });
+        before = Some((text, resource.clone()));
+        let entry = QueueEntry { resource, is_short: row.get("is_short")? };
+        line.insert(spot(row, &asked)?, parse_position(row.get("position")?)?, entry);
     }
     Ok(line)
 }

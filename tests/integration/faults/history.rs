@@ -6,7 +6,7 @@ use std::{
 };
 
 use rm_model::resource::{Dimension, Resource};
-use sqlx::{FromRow, PgConnection};
+use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -25,33 +25,35 @@ pub type Amounts = [i64; 3];
 
 const DIMENSIONS: [Dimension; 3] = [Dimension::Memory, Dimension::Cores, Dimension::Instances];
 
-/// One line.
-#[derive(Clone, Debug, FromRow)]
-pub struct Line {
-    /// Ids follow the order of commits within an EM and a scope, and against changes of limits, whose fence excludes other
-    /// writes.
-    pub id: i64,
-    /// Transaction that wrote the line.
-    pub transaction: i64,
-    pub action: String,
-    pub ticket_id: Option<Uuid>,
-    pub user: Option<String>,
-    pub creator: Option<String>,
-    pub engine_type: Option<String>,
-    labels: Option<String>,
-    queue: Option<String>,
-    pub kind: Option<String>,
-    /// Empty if it is of a limit or a policy.
-    pub em: String,
-    pub scope: Option<String>,
-    memory: i64,
-    cores: i64,
-    instances: i64,
-    /// The maximum of a limit, in the same order.
-    pub max: Vec<Option<i64>>,
-    /// Its mode.
-    pub limit_mode: Option<String>,
-    pub at: OffsetDateTime,
+from_row! {
+    /// A history line.
+    #[derive(Clone, Debug)]
+    pub struct Line {
+        /// Ids follow the order of commits within an EM and a scope, and against changes of limits, whose fence excludes other
+        /// writes.
+        pub id: i64,
+        /// Transaction that wrote the line.
+        pub transaction: i64,
+        pub action: String,
+        pub ticket_id: Option<Uuid>,
+        pub user: Option<String>,
+        pub creator: Option<String>,
+        pub engine_type: Option<String>,
+        labels: Option<String>,
+        queue: Option<String>,
+        pub kind: Option<String>,
+        /// EM of the line; empty for a limit or a policy.
+        pub em: String,
+        pub scope: Option<String>,
+        memory: i64,
+        cores: i64,
+        instances: i64,
+        /// The maximum of a limit, in the same order.
+        pub max: Vec<Option<i64>>,
+        /// Mode of a limit.
+        pub limit_mode: Option<String>,
+        pub at: OffsetDateTime,
+    }
 }
 
 impl Line {

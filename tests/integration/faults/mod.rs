@@ -25,6 +25,25 @@ use self::{
 };
 use crate::harness::eventually;
 
+/// Defines a struct that is read from a row by the names of its columns.
+macro_rules! from_row {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis struct $name:ident {
+            $($(#[$field_attribute:meta])* $field_visibility:vis $field:ident: $type:ty,)*
+        }
+    ) => {
+        $(#[$attribute])*
+        $visibility struct $name { $($(#[$field_attribute])* $field_visibility $field: $type,)* }
+
+        impl sqlx::FromRow<'_, sqlx::postgres::PgRow> for $name {
+            fn from_row(row: &sqlx::postgres::PgRow) -> Result<Self, sqlx::Error> {
+                Ok(Self { $($field: sqlx::Row::try_get(row, stringify!($field))?,)* })
+            }
+        }
+    };
+}
+
 mod administrator;
 mod adopter;
 mod checks;

@@ -2,7 +2,7 @@
 
 use std::{collections::HashMap, time::Duration};
 
-use sqlx::{FromRow, PgConnection};
+use sqlx::PgConnection;
 
 use super::{journal::Journal, workload::Shared};
 
@@ -11,33 +11,37 @@ const INTERVAL: Duration = Duration::from_millis(400);
 /// How late the last of a mass of deadlines may be dealt with when nothing is broken, and has not been for as long.
 const OVERDUE_MAX: Duration = Duration::from_secs(8);
 
-/// Violations in one snapshot.
-#[derive(Debug, FromRow)]
-struct Wrong {
-    /// EMs whose counters are not the sums over their tickets.
-    miscounted: Vec<String>,
-    /// EMs that are over-committed, and not marked as such by a resize.
-    over: Vec<String>,
-    /// Queues of the cluster in which something else is counted than their tickets hold.
-    miscounted_queues: Vec<String>,
-    /// Queues with more in them than there is.
-    over_queues: Vec<String>,
-    /// Tickets on EMs that there are not.
-    homeless: i64,
-    locks: i64,
+from_row! {
+    /// Violations in one snapshot.
+    #[derive(Debug)]
+    struct Wrong {
+        /// EMs whose counters are not the sums over their tickets.
+        miscounted: Vec<String>,
+        /// EMs that are over-committed, and not marked as such by a resize.
+        over: Vec<String>,
+        /// Queues of the cluster in which something else is counted than their tickets hold.
+        miscounted_queues: Vec<String>,
+        /// Queues with more in them than there is.
+        over_queues: Vec<String>,
+        /// Tickets on EMs that there are not.
+        homeless: i64,
+        locks: i64,
+    }
 }
 
-/// State that is compared between snapshots.
-#[derive(Debug, FromRow)]
-struct Seen {
-    /// For how long the deadline has passed that passed first, in seconds.
-    overdue: f64,
-    /// EMs that go, and the registrations whose tickets end with them.
-    going: Vec<String>,
-    going_epochs: Vec<i64>,
-    /// EMs with tickets, and the oldest registration that these are of.
-    held: Vec<String>,
-    oldest_epochs: Vec<i64>,
+from_row! {
+    /// State that is compared between snapshots.
+    #[derive(Debug)]
+    struct Seen {
+        /// For how long the deadline has passed that passed first, in seconds.
+        overdue: f64,
+        /// EMs that go, and the registrations whose tickets end with them.
+        going: Vec<String>,
+        going_epochs: Vec<i64>,
+        /// EMs with tickets, and the oldest registration that these are of.
+        held: Vec<String>,
+        oldest_epochs: Vec<i64>,
+    }
 }
 
 impl Seen {

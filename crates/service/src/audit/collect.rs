@@ -198,7 +198,7 @@ async fn clusters(connection: &mut PgConnection, findings: &mut AuditFindings) -
     for row in external_queue::clusters(&mut *connection, &ids, false).await? {
         let differences = compare_cluster(connection, &row).await?;
         if !differences.is_empty() {
-            findings.clusters.insert(row.id(), row.provider()?.name);
+            findings.clusters.insert(row.id, row.provider.name.clone());
             findings.report.differences.extend(differences);
         }
     }
@@ -210,11 +210,11 @@ pub(super) async fn compare_cluster(
     connection: &mut PgConnection,
     row: &ClusterRow,
 ) -> Result<Vec<Difference>, StoreError> {
-    let provider = row.provider()?.name;
-    let stored = external_snapshot::stored(connection, row.id()).await?;
+    let provider = row.provider.name.clone();
+    let stored = external_snapshot::stored(connection, row.id).await?;
     let from_tickets = external_snapshot::from_tickets(connection, row).await?;
     let mut differences = queue_differences(&provider, &stored, from_tickets.rooms().all_unseen());
-    for (ticket_id, path) in external_ticket::strays(&mut *connection, row.id()).await? {
+    for (ticket_id, path) in external_ticket::strays(&mut *connection, row.id).await? {
         let problem = format!("the ticket {ticket_id} is counted there, but has ended");
         differences.push(Difference::in_words(queue_subject(&provider, &path), "ticket", problem));
     }

@@ -131,7 +131,7 @@ pub(super) async fn cluster(
     }
     let strays: Vec<_> = external_ticket::strays(&mut *transaction, cluster_id).await?.into_keys().collect();
     external_ticket::delete(&mut *transaction, &strays).await?;
-    let provider = row.provider()?.name;
+    let provider = row.provider.name.clone();
     let stored = external_snapshot::stored(&mut transaction, cluster_id).await?;
     let from_tickets = external_snapshot::from_tickets(&mut transaction, row).await?;
     let unseen = from_tickets.differing(&stored);

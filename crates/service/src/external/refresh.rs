@@ -186,10 +186,10 @@ impl Refresh {
         }
         let kept = self.valid_preparation(session, &taken).await?;
         // A cached preparation must be updated with tickets that ended after it.
-        self.clean(session, kept.as_ref().map_or(i64::MAX, PreparedSnapshot::changes)).await?;
+        self.clean(session, kept.as_ref().map_or(i64::MAX, |kept| kept.changes)).await?;
         let rows = external_queue::clusters(session.get().await?, &[cluster_id].into(), false).await?;
         let Some(row) = rows.first() else { return Ok(()) };
-        let (provider, rules) = (row.provider()?, row.rules()?);
+        let (provider, rules) = (row.provider.clone(), row.rules);
         let selector = ProviderSelector {
             resource_type: provider.resource_type.clone(),
             by: ProviderKey::Name(provider.name.clone()),

@@ -8,8 +8,9 @@ use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::forma
 use rm_model::{action::ActionRecord, name::Name};
 
 use super::{
-    ActionFilter, ActionRow, NumberRange, TABLE,
+    ActionFilter, NumberRange, TABLE,
     filter::{is_of, select_matching},
+    record,
 };
 use crate::StoreError;
 
@@ -159,8 +160,7 @@ pub async fn list_by_key(
         looked = numbers.cut_at(edge, newest_first);
     }
     let sql = AssertSqlSafe(by_key!(of_names, key, newest_first, until));
-    let rows = sqlx::query_as(sql).bind(looked.after).bind(looked.last).bind(limit);
-    let rows: Vec<ActionRow> = filter.bind(rows.bind(&names)).fetch_all(connection).await?;
-    let lines = rows.into_iter().map(ActionRecord::try_from).collect::<Result<_, _>>()?;
-    Ok((lines, looked))
+    let rows = sqlx::query(sql).bind(looked.after).bind(looked.last).bind(limit);
+    let rows = filter.bind(rows.bind(&names)).fetch_all(connection).await?;
+    Ok((TABLE.parse(&rows, record)?, looked))
 }

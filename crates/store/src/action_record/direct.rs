@@ -19,7 +19,7 @@ use rm_model::{
     resource::{Resource, ResourceType},
 };
 
-use crate::{StoreError, expect_rows, limit};
+use crate::{StoreError, expect_rows, limit, rows::column};
 
 use super::TABLE;
 
@@ -37,83 +37,70 @@ pub enum LimitAct {
     InForce(BTreeSet<String>),
 }
 
-impl LimitAct {
-    fn action(&self) -> Action {
-        match self {
-            Self::Set(..) => Action::LimitSet,
-            Self::Deleted(_) => Action::LimitDeleted,
-            Self::Policy(..) => Action::PolicySet,
-            Self::InForce(_) => Action::LimitsInForce,
+/// Columns of the history line of a [`LimitAct`].
+struct LimitLine<'a> {
+    action: Action,
+    em_kind: Option<&'a str>,
+    /// Pattern of the rule, label names of the label set, or checks of the policy, as JSON.
+    scope: String,
+    /// Maximum of the rule; zero amounts if it exceeds the range of a resource.
+    max: Resource,
+    mode: Option<&'static str>,
+    actor: &'a str,
+    address: Option<&'a str>,
+    reason: Option<&'a str>,
+    before: Option<RecordedState>,
+    after: Option<RecordedState>,
+}
+
+impl<'a> LimitLine<'a> {
+    /// Returns a line by `by` without a maximum and states.
+    fn new(action: Action, scope: String, by: &'a Actor) -> Self {
+        let (em_kind, mode, before, after) = (None, None, None, None);
+        let (actor, address, reason) = (by.as_str(), by.address(), by.reason());
+        let max = Resource::zero(ResourceType::Special);
+        Self { action, em_kind, scope, max, mode, actor, address, reason, before, after }
+    }
+
+    fn of_rule(action: Action, rule: &Rule, by: &'a Actor) -> Self {
+        let max = Resource::special(rule.max.iter().map(|(dimension, max)| (dimension.key(), *max)).collect());
+        Self {
+            max: max.unwrap_or_else(|_| Resource::zero(ResourceType::Special)),
+            mode: Some(rule.mode.as_str()),
+            ..Self::new(action, limit::pattern_json(&rule.pattern), by)
         }
     }
 
-    fn em_kind(&self) -> Option<&str> {
-        match self {
-            Self::Policy(kind, ..) => Some(kind.as_str()),
-            Self::Set(..) | Self::Deleted(_) | Self::InForce(_) => None,
-        }
-    }
-
-    /// Returns the actor and address. The actor of `CurrentLimits` is the service itself.
-    fn actor<'a>(&self, by: &'a Actor) -> (&'a str, Option<&'a str>) {
-        match self {
-            Self::Set(..) | Self::Deleted(_) | Self::Policy(..) => (by.as_str(), by.address()),
-            Self::InForce(_) => (Principal::Service.as_str(), None),
-        }
-    }
-
-    /// Returns the reason that the actor gave. `CurrentLimits` has none.
-    fn reason<'a>(&self, by: &'a Actor) -> Option<&'a str> {
-        match self {
-            Self::Set(..) | Self::Deleted(_) | Self::Policy(..) => by.reason(),
-            Self::InForce(_) => None,
-        }
-    }
-
-    fn states(&self) -> (Option<String>, Option<String>) {
-        let (before, after) = match self {
-            Self::Set(rule, before) => {
-                (before.as_ref().map(RecordedState::of_rule), Some(RecordedState::of_rule(rule)))
+    fn of(act: &'a LimitAct, by: &'a Actor) -> Self {
+        match act {
+            LimitAct::Set(rule, before) => Self {
+                before: before.as_ref().map(RecordedState::of_rule),
+                after: Some(RecordedState::of_rule(rule)),
+                ..Self::of_rule(Action::LimitSet, rule, by)
+            },
+            LimitAct::Deleted(rule) => {
+                Self { before: Some(RecordedState::of_rule(rule)), ..Self::of_rule(Action::LimitDeleted, rule, by) }
             }
-            Self::Deleted(rule) => (Some(RecordedState::of_rule(rule)), None),
-            Self::Policy(_, policy, before) => {
-                (before.as_ref().map(RecordedState::of_policy), Some(RecordedState::of_policy(policy)))
+            LimitAct::Policy(kind, policy, before) => {
+                let checks = serde_json::json!(policy.to_string().split(',').collect::<Vec<_>>()).to_string();
+                Self {
+                    em_kind: Some(kind.as_str()),
+                    before: before.as_ref().map(RecordedState::of_policy),
+                    after: Some(RecordedState::of_policy(policy)),
+                    ..Self::new(Action::PolicySet, checks, by)
+                }
             }
-            Self::InForce(_) => (None, None),
-        };
-        (before.map(RecordedState::into_string), after.map(RecordedState::into_string))
-    }
-
-    /// Returns the pattern of the rule, or the label names of the label set, or the checks of the policy, as JSON.
-    fn scope(&self) -> String {
-        match self {
-            Self::Set(rule, _) | Self::Deleted(rule) => limit::pattern_json(&rule.pattern),
-            Self::Policy(_, policy, _) => {
-                serde_json::json!(policy.to_string().split(',').collect::<Vec<_>>()).to_string()
-            }
-            Self::InForce(keys) => {
-                limit::pattern_json(&LabelPattern::new(keys.iter().map(|key| (key.clone(), None)).collect()))
+            // The actor is the service itself, without an address and a reason.
+            LimitAct::InForce(keys) => {
+                let labels = LabelPattern::new(keys.iter().map(|key| (key.clone(), None)).collect());
+                Self {
+                    actor: Principal::Service.as_str(),
+                    address: None,
+                    reason: None,
+                    ..Self::new(Action::LimitsInForce, limit::pattern_json(&labels), by)
+                }
             }
         }
-    }
-
-    /// Returns the mode of the rule.
-    fn mode(&self) -> Option<&'static str> {
-        match self {
-            Self::Set(rule, _) | Self::Deleted(rule) => Some(rule.mode.as_str()),
-            Self::Policy(..) | Self::InForce(_) => None,
-        }
-    }
-
-    /// Returns the maximum of the rule, or zero amounts if it exceeds the range of a resource.
-    fn max(&self) -> String {
-        let max = match self {
-            Self::Set(rule, _) | Self::Deleted(rule) => {
-                Resource::special(rule.max.iter().map(|(dimension, max)| (dimension.key(), *max)).collect()).ok()
-            }
-            Self::Policy(..) | Self::InForce(_) => None,
-        };
-        max.unwrap_or_else(|| Resource::zero(ResourceType::Special)).to_json()
     }
 }
 
@@ -127,8 +114,7 @@ pub async fn insert_limits(connection: &mut PgConnection, lines: &[LimitAct], by
     if lines.is_empty() {
         return Ok(());
     }
-    let (actors, addresses): (Vec<_>, Vec<_>) = lines.iter().map(|line| line.actor(by)).unzip();
-    let (before, after): (Vec<_>, Vec<_>) = lines.iter().map(LimitAct::states).unzip();
+    let lines = column(lines, |line| LimitLine::of(line, by));
     let done = sqlx::query(
         "-- action_record::insert_limits
         INSERT INTO linkis_resource_action_record (action, em_application_name, scope, resource_type, resource, actor,
@@ -137,17 +123,17 @@ pub async fn insert_limits(connection: &mut PgConnection, lines: &[LimitAct], by
         FROM unnest($1::text[], $2::text[], $3::text[], $4::text[], $5::text[], $7::text[], $8::text[], $9::text[], $10::text[],
             $11::text[]) AS d (action, em_kind, scope, max, actor, mode, address, before, after, reason)",
     )
-    .bind(lines.iter().map(|line| line.action().as_str()).collect::<Vec<_>>())
-    .bind(lines.iter().map(LimitAct::em_kind).collect::<Vec<_>>())
-    .bind(lines.iter().map(LimitAct::scope).collect::<Vec<_>>())
-    .bind(lines.iter().map(LimitAct::max).collect::<Vec<_>>())
-    .bind(actors)
+    .bind(column(&lines, |line| line.action.as_str()))
+    .bind(column(&lines, |line| line.em_kind))
+    .bind(column(&lines, |line| line.scope.as_str()))
+    .bind(column(&lines, |line| line.max.to_json()))
+    .bind(column(&lines, |line| line.actor))
     .bind(ResourceType::Special.as_str())
-    .bind(lines.iter().map(LimitAct::mode).collect::<Vec<_>>())
-    .bind(addresses)
-    .bind(before)
-    .bind(after)
-    .bind(lines.iter().map(|line| line.reason(by)).collect::<Vec<_>>())
+    .bind(column(&lines, |line| line.mode))
+    .bind(column(&lines, |line| line.address))
+    .bind(column(&lines, |line| line.before.as_ref().map(RecordedState::as_str)))
+    .bind(column(&lines, |line| line.after.as_ref().map(RecordedState::as_str)))
+    .bind(column(&lines, |line| line.reason))
     .execute(connection)
     .await?;
     expect_rows(TABLE.0, lines.len(), done.rows_affected())

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeSet;
 
-use sqlx::{PgExecutor, Postgres, postgres::PgArguments, query::QueryAs};
+use sqlx::{PgExecutor, Postgres, postgres::PgArguments, query::Query};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -13,7 +13,7 @@ use rm_model::{action::ActionRecord, em::EmInstance, name::Name};
 
 use crate::StoreError;
 
-use super::row::ActionRow;
+use super::{TABLE, row::record};
 
 /// Filter of history lines. Empty fields match every line.
 #[derive(Debug, Clone, Default)]
@@ -112,10 +112,7 @@ macro_rules! matching {
 
 impl ActionFilter {
     /// Binds the filter as parameters 5 and later.
-    pub(super) fn bind<'q, O>(
-        &'q self,
-        query: QueryAs<'q, Postgres, O, PgArguments>,
-    ) -> QueryAs<'q, Postgres, O, PgArguments> {
+    pub(super) fn bind<'q>(&'q self, query: Query<'q, Postgres, PgArguments>) -> Query<'q, Postgres, PgArguments> {
         let em = self.em.as_ref();
         query
             .bind(self.users.as_ref().map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
@@ -145,9 +142,9 @@ pub async fn list_matching(
         (false, false) => matching!("all", "$4::uuid IS NULL", "id ASC"),
         (false, true) => matching!("all, newest first", "$4::uuid IS NULL", "id DESC"),
     };
-    let rows = sqlx::query_as(sql).bind(numbers.after).bind(numbers.last).bind(limit).bind(filter.ticket_id);
-    let rows: Vec<ActionRow> = filter.bind(rows).fetch_all(executor).await?;
-    rows.into_iter().map(ActionRecord::try_from).collect()
+    let rows = sqlx::query(sql).bind(numbers.after).bind(numbers.last).bind(limit).bind(filter.ticket_id);
+    let rows = filter.bind(rows).fetch_all(executor).await?;
+    TABLE.parse(&rows, record)
 }
 
 impl NumberRange {

@@ -1,9 +1,5 @@
 //! A history line as read, and its conversion to the model.
 
-use sqlx::FromRow;
-use time::OffsetDateTime;
-use uuid::Uuid;
-
 use rm_model::{
     action::{Action, ActionRecord, TicketDetail},
     audit::Subject,
@@ -12,92 +8,58 @@ use rm_model::{
     scope::Scope,
 };
 
-use crate::StoreError;
+use crate::{StoreError, rows::TableRow};
 
 use super::TABLE;
 
-#[derive(FromRow)]
-pub(super) struct ActionRow {
-    id: i64,
-    action: String,
-    ticket_id: Option<Uuid>,
-    user: Option<String>,
-    em_application_name: Option<String>,
-    em_instance: Option<String>,
-    scope: Option<String>,
-    resource_type: String,
-    resource: String,
-    actor: String,
-    action_time: OffsetDateTime,
-    limit_mode: Option<String>,
-    reason: Option<String>,
-    object: Option<String>,
-    address: Option<String>,
-    before: Option<String>,
-    after: Option<String>,
-    creator: Option<String>,
-    engine_type: Option<String>,
-    labels: Option<String>,
-    engine_application_name: Option<String>,
-    engine_instance: Option<String>,
+/// Returns the ticket's creator, engine type, labels and engine, if the line has them.
+fn detail(row: TableRow<'_>) -> Result<Option<Box<TicketDetail>>, StoreError> {
+    let Some(creator) = row.get("creator")? else { return Ok(None) };
+    let engine: (Option<&str>, Option<&str>) = (row.get("engine_application_name")?, row.get("engine_instance")?);
+    let engine = match engine {
+        (Some(application_name), Some(instance)) => Some(TABLE.engine(application_name, instance)?),
+        _ => None,
+    };
+    Ok(Some(Box::new(TicketDetail {
+        creator,
+        engine_type: row.get("engine_type")?,
+        labels: row.labels("labels")?,
+        engine,
+    })))
 }
 
-impl ActionRow {
-    /// Returns the ticket's creator, engine type, labels and engine, if the line has them.
-    fn detail(&self) -> Result<Option<Box<TicketDetail>>, StoreError> {
-        let (Some(creator), Some(engine_type), Some(labels)) = (&self.creator, &self.engine_type, &self.labels) else {
-            return Ok(None);
-        };
-        let engine = match (&self.engine_application_name, &self.engine_instance) {
-            (Some(application_name), Some(instance)) => Some(TABLE.engine(application_name, instance)?),
-            _ => None,
-        };
-        let (creator, engine_type, labels) = (creator.clone(), engine_type.clone(), TABLE.labels(labels)?);
-        Ok(Some(Box::new(TicketDetail { creator, engine_type, labels, engine })))
+fn subject(row: TableRow<'_>, action: Action) -> Result<Subject, StoreError> {
+    if let Some(object) = row.get("object")? {
+        return Ok(Subject::Other(object));
     }
-
-    fn subject(&self, action: Action) -> Result<Subject, StoreError> {
-        if let Some(object) = &self.object {
-            return Ok(Subject::Other(object.clone()));
-        }
-        match (&self.em_application_name, &self.em_instance, &self.scope) {
-            (Some(kind), None, Some(_)) => Ok(Subject::Policy(TABLE.name("em_application_name", kind)?)),
-            (None, None, Some(pattern)) if action.is_of_rules() => {
-                let labels = serde_json::from_str(pattern).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
-                Ok(Subject::Rule(LabelPattern::new(labels)))
-            }
-            (Some(application_name), Some(instance), None) => Ok(Subject::Em(TABLE.em(application_name, instance)?)),
-            (None, None, Some(scope)) => {
-                let labels = serde_json::from_str(scope).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
-                Ok(Subject::Scope(Scope::new(labels)))
-            }
-            _ => Err(StoreError::inconsistent(TABLE.0, format!("line {}: neither an EM nor a scope", self.id))),
-        }
+    let columns: [Option<&str>; 3] = [row.get("em_application_name")?, row.get("em_instance")?, row.get("scope")?];
+    match columns {
+        [Some(kind), None, Some(_)] => Ok(Subject::Policy(TABLE.name("em_application_name", kind)?)),
+        [None, None, Some(_)] if action.is_of_rules() => Ok(Subject::Rule(LabelPattern::new(row.json("scope")?))),
+        [Some(application_name), Some(instance), None] => Ok(Subject::Em(TABLE.em(application_name, instance)?)),
+        [None, None, Some(_)] => Ok(Subject::Scope(Scope::new(row.json("scope")?))),
+        _ => Err(row.wrong(format!("line {}: neither an EM nor a scope", row.get::<i64>("id")?))),
     }
 }
 
-impl TryFrom<ActionRow> for ActionRecord {
-    type Error = StoreError;
-
-    fn try_from(row: ActionRow) -> Result<Self, StoreError> {
-        let resource_type = TABLE.resource_type(&row.resource_type)?;
-        let action = Action::parse(&row.action).ok_or_else(|| StoreError::inconsistent(TABLE.0, &row.action))?;
-        let (subject, detail) = (row.subject(action)?, row.detail()?);
-        let user = row.user.map(|user| TABLE.name("user", &user)).transpose()?;
-        Ok(Self {
-            number: row.id,
-            action,
-            ticket: row.ticket_id.zip(user),
-            detail,
-            subject,
-            resource: TABLE.resource("resource", resource_type, &row.resource)?,
-            limit_mode: row.limit_mode.as_deref().and_then(LimitMode::parse),
-            reason: row.reason,
-            address: row.address,
-            before: row.before,
-            after: row.after,
-            actor: row.actor,
-            at: row.action_time,
-        })
-    }
+/// Returns the history line in a row.
+pub(super) fn record(row: TableRow<'_>) -> Result<ActionRecord, StoreError> {
+    let action = row.parse("action", Action::parse)?;
+    let user: Option<&str> = row.get("user")?;
+    let user = user.map(|user| TABLE.name("user", user)).transpose()?;
+    Ok(ActionRecord {
+        number: row.get("id")?,
+        action,
+        ticket: row.get::<Option<_>>("ticket_id")?.zip(user),
+        detail: detail(row)?,
+        subject: subject(row, action)?,
+        resource: row.resource("resource", row.resource_type()?)?,
+        limit_mode: row.get::<Option<&str>>("limit_mode")?.and_then(LimitMode::parse),
+        reason: row.get("reason")?,
+        address: row.get("address")?,
+        before: row.get("before")?,
+        after: row.get("after")?,
+        actor: row.get("actor")?,
+        at: row.get("action_time")?,
+    })
 }

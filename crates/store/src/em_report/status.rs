@@ -4,10 +4,12 @@
 
 use std::time::Duration;
 
-use sqlx::{FromRow, PgExecutor};
-use time::OffsetDateTime;
+use sqlx::PgExecutor;
 
-use crate::{StoreError, rows::em_columns};
+use crate::{
+    StoreError,
+    rows::{TableRow, em_columns},
+};
 use rm_model::{
     em::EmInstance,
     placement::SurveyedEm,
@@ -16,44 +18,22 @@ use rm_model::{
 
 use super::TABLE;
 
-#[derive(FromRow)]
-struct StatusRow {
-    em_application_name: String,
-    em_instance: String,
-    /// Whether the report belongs to the last registration.
-    is_current: bool,
-    health: String,
-    memory_used: Option<i64>,
-    memory_max: Option<i64>,
-    cpu_permille: Option<i16>,
-    report_time: OffsetDateTime,
-    silent: bool,
+fn load(row: TableRow<'_>) -> Result<Option<Load>, StoreError> {
+    let Some(used) = row.get("memory_used")? else { return Ok(None) };
+    let load = Load::parse("load", used, row.get("memory_max")?, row.get::<i16>("cpu_permille")?.into());
+    load.map(Some).map_err(|error| row.wrong(error))
 }
 
-impl StatusRow {
-    fn load(&self) -> Result<Option<Load>, StoreError> {
-        let (Some(used), Some(max), Some(permille)) = (self.memory_used, self.memory_max, self.cpu_permille) else {
-            return Ok(None);
-        };
-        let load = Load::parse("load", used, max, permille.into());
-        load.map(Some).map_err(|error| StoreError::inconsistent(TABLE.0, error))
-    }
-}
-
-impl TryFrom<StatusRow> for (EmInstance, EmStatus) {
-    type Error = StoreError;
-
-    fn try_from(row: StatusRow) -> Result<Self, StoreError> {
-        let health = Health::parse(&row.health).ok_or_else(|| StoreError::inconsistent(TABLE.0, &row.health))?;
-        let load = row.load()?;
-        let status = EmStatus {
-            health: row.is_current.then_some(health),
-            load: load.filter(|_| row.is_current),
-            last_report_time: row.report_time,
-            silent: row.silent,
-        };
-        Ok((TABLE.em(&row.em_application_name, &row.em_instance)?, status))
-    }
+fn status(row: TableRow<'_>) -> Result<EmStatus, StoreError> {
+    // Whether the report belongs to the last registration.
+    let is_current: bool = row.get("is_current")?;
+    let (health, load) = (row.parse("health", Health::parse)?, load(row)?);
+    Ok(EmStatus {
+        health: is_current.then_some(health),
+        load: load.filter(|_| is_current),
+        last_report_time: row.get("report_time")?,
+        silent: row.get("silent")?,
+    })
 }
 
 /// Returns the status of those `instances` that have reported. An EM is silent if it neither reported nor registered
@@ -64,7 +44,7 @@ pub async fn read(
     silent_after: Duration,
 ) -> Result<EmStatuses, StoreError> {
     let (application_names, em_instances) = em_columns(instances);
-    let rows: Vec<StatusRow> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- em_report::read
         SELECT r.em_application_name, r.em_instance, r.epoch = e.epoch AS is_current, health, memory_used, memory_max,
             cpu_permille, report_time,
@@ -80,52 +60,18 @@ pub async fn read(
     .bind(silent_after.as_secs_f64())
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(TryFrom::try_from).collect()
+    TABLE.parse(&rows, |row| Ok((row.em()?, status(row)?)))
 }
 
-#[derive(FromRow)]
-struct SurveyRow {
-    em_application_name: String,
-    em_instance: String,
-    registered: i64,
-    version: i64,
-    is_current: Option<bool>,
-    health: Option<String>,
-    memory_used: Option<i64>,
-    memory_max: Option<i64>,
-    cpu_permille: Option<i16>,
-    report_time: Option<OffsetDateTime>,
-    silent: Option<bool>,
+fn surveyed(row: TableRow<'_>) -> Result<SurveyedEm, StoreError> {
+    let condition = match row.get::<Option<bool>>("is_current")? {
+        Some(_) => status(row)?.into(),
+        None => EmCondition::default(),
+    };
+    Ok(SurveyedEm { instance: row.em()?, version: (row.get("registered")?, row.get("version")?), condition })
 }
 
-impl TryFrom<SurveyRow> for SurveyedEm {
-    type Error = StoreError;
-
-    fn try_from(row: SurveyRow) -> Result<Self, StoreError> {
-        let version = (row.registered, row.version);
-        let (Some(is_current), Some(health), Some(report_time), Some(silent)) =
-            (row.is_current, row.health, row.report_time, row.silent)
-        else {
-            let instance = TABLE.em(&row.em_application_name, &row.em_instance)?;
-            return Ok(Self { instance, version, condition: EmCondition::default() });
-        };
-        let (instance, status): (EmInstance, EmStatus) = StatusRow {
-            em_application_name: row.em_application_name,
-            em_instance: row.em_instance,
-            is_current,
-            health,
-            memory_used: row.memory_used,
-            memory_max: row.memory_max,
-            cpu_permille: row.cpu_permille,
-            report_time,
-            silent,
-        }
-        .try_into()?;
-        Ok(Self { instance, version, condition: status.into() })
-    }
-}
-
-/// SQL columns of a [`SurveyRow`]. An EM is silent after `$1` seconds.
+/// SQL columns of a [`SurveyedEm`]. An EM is silent after `$1` seconds.
 macro_rules! surveyed {
     () => {
         "e.em_application_name, e.em_instance, e.epoch AS registered, e.version, r.epoch = e.epoch AS is_current,
@@ -143,7 +89,7 @@ pub async fn survey(
     silent_after: Duration,
 ) -> Result<Vec<SurveyedEm>, StoreError> {
     let after = after.map_or(("", ""), |em| (em.application_name.as_str(), em.instance.as_str()));
-    let rows: Vec<SurveyRow> = sqlx::query_as(concat!(
+    let rows = sqlx::query(concat!(
         "-- em_report::survey
         SELECT ",
         surveyed!(),
@@ -158,7 +104,7 @@ pub async fn survey(
     .bind(limit)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(TryFrom::try_from).collect()
+    TABLE.parse(&rows, surveyed)
 }
 
 /// Like [`survey`], for the registered EMs among `ems`.
@@ -168,7 +114,7 @@ pub async fn survey_of(
     silent_after: Duration,
 ) -> Result<Vec<SurveyedEm>, StoreError> {
     let (application_names, instances) = em_columns(ems);
-    let rows: Vec<SurveyRow> = sqlx::query_as(concat!(
+    let rows = sqlx::query(concat!(
         "-- em_report::survey_of
         SELECT ",
         surveyed!(),
@@ -184,12 +130,12 @@ pub async fn survey_of(
     .bind(instances)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(TryFrom::try_from).collect()
+    TABLE.parse(&rows, surveyed)
 }
 
 /// Returns the EMs whose last report is unhealthy and belongs to their present registration.
 pub async fn unhealthy(executor: impl PgExecutor<'_>) -> Result<Vec<EmInstance>, StoreError> {
-    let rows: Vec<(String, String)> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- em_report::unhealthy
         SELECT r.em_application_name, r.em_instance FROM linkis_em_report r JOIN linkis_em_resource_meta_data e
             ON e.em_application_name = r.em_application_name AND e.em_instance = r.em_instance
@@ -197,5 +143,5 @@ pub async fn unhealthy(executor: impl PgExecutor<'_>) -> Result<Vec<EmInstance>,
     )
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(|(application_name, instance)| TABLE.em(&application_name, &instance)).collect()
+    TABLE.parse(&rows, |row| row.em())
 }

@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-use sqlx::{FromRow as _, PgExecutor, Row as _};
+use sqlx::{PgExecutor, Row as _};
 
 use crate::{StoreError, rows::labels_json};
 use rm_model::{
@@ -11,7 +11,7 @@ use rm_model::{
     report::Health,
 };
 
-use super::{EmRow, TABLE};
+use super::{TABLE, em};
 
 /// Filter of a list of EMs. Empty fields match every EM.
 #[derive(Debug, Default)]
@@ -95,7 +95,7 @@ pub async fn list(
     for row in &rows {
         last = row.try_get::<Option<[String; 2]>, _>("last")?;
         if row.try_get::<Option<&str>, _>("em_instance")?.is_some() {
-            ems.push(Em::try_from(EmRow::from_row(row)?)?);
+            ems.push(em(TABLE.row(row))?);
         }
     }
     let last = last.map(|[application_name, instance]| TABLE.em(&application_name, &instance)).transpose()?;

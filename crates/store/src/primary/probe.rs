@@ -174,7 +174,7 @@ pub(super) async fn check_new(
         }
     }
     if let Some(shared) = shared.upgrade() {
-        shared.doubt(shared.generation.load(Ordering::Acquire));
+        shared.doubt(shared.generation());
     }
     std::future::pending().await
 }

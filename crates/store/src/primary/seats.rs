@@ -116,10 +116,8 @@ enum Shortage {
 impl Shortage {
     fn of(error: &StoreError) -> Option<Self> {
         match error {
-            StoreError::Database(error) if StoreError::is_full(error) => {
-                Some(Self::Refused(crate::database_text(error)))
-            }
             StoreError::Database(sqlx::Error::PoolTimedOut) => Some(Self::Timeout),
+            StoreError::Database(refused) if error.is_crowded() => Some(Self::Refused(crate::database_text(refused))),
             _ => None,
         }
     }

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use crate::{StoreError, rows::em_columns};
 use rm_model::{em::EmInstance, ledger::TicketPage, report::LiveTicket, ticket::Ticket};
 
-use super::{TABLE, TicketRow};
+use super::{TABLE, ticket};
 
 /// Query for the next tickets of an EM, in the order of their ids.
 #[derive(Debug, Clone, Copy)]
@@ -58,7 +58,7 @@ async fn ends(
         return Ok(HashMap::new());
     }
     let (application_names, instances) = em_columns(passing().map(|page| page.em));
-    let rows: Vec<(String, String, Uuid)> = sqlx::query_as(concat!(
+    let rows = sqlx::query(concat!(
         "-- user_resource::ends
         SELECT k.em_application_name, k.em_instance, t.ticket_id
         FROM unnest($1::text[], $2::text[], $3::uuid[]) AS k (em_application_name, em_instance, after)
@@ -73,7 +73,7 @@ async fn ends(
     .bind(PASSED_MAX - 1)
     .fetch_all(connection)
     .await?;
-    rows.into_iter().map(|(name, instance, last)| Ok((TABLE.em(&name, &instance)?, last))).collect()
+    TABLE.parse(&rows, |row| Ok((row.em()?, row.get("ticket_id")?)))
 }
 
 /// Reads the next page of tickets of several EMs, at most one page per EM, each in the order of ticket ids.
@@ -84,7 +84,7 @@ pub async fn read_pages(
     let ends = ends(&mut *connection, pages).await?;
     let end_of = |page: &EmTicketsQuery<'_>| ends.get(page.em).copied();
     let (application_names, instances) = em_columns(pages.iter().map(|page| page.em));
-    let rows: Vec<TicketRow> = sqlx::query_as(concat!(
+    let rows = sqlx::query(concat!(
         r#"-- user_resource::read_pages
         SELECT t.ticket_id, "user", creator, engine_type, t.em_application_name, t.em_instance, engine_application_name,
             engine_instance, resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
@@ -106,8 +106,8 @@ pub async fn read_pages(
     .await?;
     let mut tickets = HashMap::with_capacity(rows.len());
     let mut seen: HashMap<EmInstance, (usize, Uuid)> = HashMap::new();
-    for row in rows {
-        let ticket = Ticket::try_from(row)?;
+    for row in &rows {
+        let ticket = ticket(TABLE.row(row))?;
         let (count, last) = seen.entry(ticket.em.clone()).or_default();
         (*count, *last) = (*count + 1, ticket.id.max(*last));
         tickets.insert(ticket.id, ticket);
@@ -126,7 +126,7 @@ pub async fn read_on<'a>(
     ems: impl IntoIterator<Item = &'a EmInstance>,
 ) -> Result<HashMap<Uuid, Ticket>, StoreError> {
     let (application_names, instances) = em_columns(ems);
-    let rows: Vec<TicketRow> = sqlx::query_as(
+    let rows = sqlx::query(
         r#"-- user_resource::read_on
         SELECT ticket_id, "user", creator, engine_type, t.em_application_name, t.em_instance, engine_application_name,
             engine_instance, resource_type, user_locked_resource::text, user_used_resource::text, labels::text,
@@ -141,7 +141,7 @@ pub async fn read_on<'a>(
     .bind(instances)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(|row| Ticket::try_from(row).map(|ticket| (ticket.id, ticket))).collect()
+    TABLE.parse(&rows, |row| ticket(row).map(|ticket| (ticket.id, ticket)))
 }
 
 /// Returns whether more than `most` tickets are live. Reads at most `most` + 1 rows.
@@ -162,11 +162,11 @@ pub async fn count_on(
     most: usize,
 ) -> Result<Vec<(EmInstance, usize)>, StoreError> {
     let (application_names, instances) = em_columns(ems);
-    let rows: Vec<(String, String, i64)> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- user_resource::count_on
         SELECT k.em_application_name, k.em_instance, (SELECT count(*) FROM (
             SELECT FROM linkis_user_resource_meta_data t
-            WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance LIMIT $3) t)
+            WHERE t.em_application_name = k.em_application_name AND t.em_instance = k.em_instance LIMIT $3) t) AS count
         FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)",
     )
     .bind(application_names)
@@ -174,10 +174,7 @@ pub async fn count_on(
     .bind(i64::try_from(most).unwrap_or(i64::MAX))
     .fetch_all(executor)
     .await?;
-    let of = |(application_name, instance, count): (String, String, i64)| {
-        Ok((TABLE.em(&application_name, &instance)?, usize::try_from(count).unwrap_or(most)))
-    };
-    rows.into_iter().map(of).collect()
+    TABLE.parse(&rows, |row| Ok((row.em()?, usize::try_from(row.get::<i64>("count")?).unwrap_or(most))))
 }
 
 /// Returns the live tickets of EMs as their reports need them: per EM the first `limit` after the given ticket, ordered
@@ -219,7 +216,7 @@ pub async fn inhabited<'a>(
     ems: impl IntoIterator<Item = &'a EmInstance>,
 ) -> Result<HashSet<EmInstance>, StoreError> {
     let (application_names, instances) = em_columns(ems);
-    let rows: Vec<(String, String)> = sqlx::query_as(
+    let rows = sqlx::query(
         "-- user_resource::inhabited
         SELECT k.em_application_name, k.em_instance
         FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
@@ -230,5 +227,5 @@ pub async fn inhabited<'a>(
     .bind(instances)
     .fetch_all(executor)
     .await?;
-    rows.into_iter().map(|(application_name, instance)| TABLE.em(&application_name, &instance)).collect()
+    TABLE.parse(&rows, |row| row.em())
 }

@@ -2,11 +2,11 @@
 
 use std::time::Duration;
 
-use sqlx::{FromRow, PgExecutor};
+use sqlx::PgExecutor;
 use time::OffsetDateTime;
 use uuid::Uuid;
 
-use crate::StoreError;
+use crate::{StoreError, rows::TableRow};
 use rm_model::operation::ReleaseTicket;
 
 use super::TABLE;
@@ -42,16 +42,7 @@ pub async fn due(
     after: Option<DueKey>,
     limit: i64,
 ) -> Result<Vec<DueTicket>, StoreError> {
-    #[derive(FromRow)]
-    struct DueRow {
-        seconds: f64,
-        expires_at: OffsetDateTime,
-        ticket_id: Uuid,
-        user: String,
-        em_application_name: String,
-        em_instance: String,
-    }
-    let rows: Vec<DueRow> = sqlx::query_as(
+    let rows = sqlx::query(
         r#"-- user_resource::due
         SELECT extract(epoch FROM expires_at - clock_timestamp())::float8 AS seconds, expires_at, ticket_id, "user",
             em_application_name, em_instance
@@ -67,15 +58,15 @@ pub async fn due(
     .bind(since.map(|since| since.as_secs_f64()))
     .fetch_all(executor)
     .await?;
-    let due = |row: DueRow| {
-        let user = TABLE.name("user", &row.user)?;
-        let em = TABLE.em(&row.em_application_name, &row.em_instance)?;
-        let within = Duration::try_from_secs_f64(row.seconds).unwrap_or_default();
-        let late = Duration::try_from_secs_f64(-row.seconds).unwrap_or_default();
-        let key = DueKey { expires_at: row.expires_at, ticket_id: row.ticket_id };
-        Ok(DueTicket { key: Some(key), within, late, ticket: ReleaseTicket { ticket_id: row.ticket_id, user, em } })
+    let due = |row: TableRow<'_>| {
+        let seconds = row.get("seconds")?;
+        let within = Duration::try_from_secs_f64(seconds).unwrap_or_default();
+        let late = Duration::try_from_secs_f64(-seconds).unwrap_or_default();
+        let key = DueKey { expires_at: row.get("expires_at")?, ticket_id: row.get("ticket_id")? };
+        let ticket = ReleaseTicket { ticket_id: key.ticket_id, user: row.name("user")?, em: row.em()? };
+        Ok(DueTicket { key: Some(key), within, late, ticket })
     };
     // An unreadable row must not block the expiry of the others.
     let log = |error: StoreError| tracing::error!(error = &error as &dyn std::error::Error, "a ticket cannot expire");
-    Ok(rows.into_iter().filter_map(|row| due(row).map_err(log).ok()).collect())
+    Ok(rows.iter().filter_map(|row| due(TABLE.row(row)).map_err(log).ok()).collect())
 }

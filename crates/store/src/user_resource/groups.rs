@@ -1,13 +1,13 @@
 //! Ticket groups for audits: all live tickets, grouped by the columns that counters depend on.
 
-use sqlx::{FromRow, PgConnection};
+use sqlx::{PgConnection, postgres::PgRow};
 use tokio_stream::StreamExt as _;
 use uuid::Uuid;
 
 use crate::StoreError;
 use rm_model::{em::EmInstance, resource::Resource, ticket::Ticket, ticket_digest::TicketDigest};
 
-use super::{TABLE, TicketRow};
+use super::{TABLE, ticket};
 
 /// Group of tickets with equal labels, state and amounts.
 #[derive(Debug)]
@@ -23,13 +23,7 @@ pub async fn for_each_group(
     connection: &mut PgConnection,
     mut visit: impl FnMut(Result<TicketGroup, StoreError>),
 ) -> Result<(), StoreError> {
-    #[derive(FromRow)]
-    struct TicketGroupRow {
-        #[sqlx(flatten)]
-        ticket: TicketRow,
-        count: i64,
-    }
-    let mut rows = sqlx::query_as::<_, TicketGroupRow>(
+    let mut rows = sqlx::query(
         r#"-- user_resource::tell_groups
         SELECT min(ticket_id::text)::uuid AS ticket_id, "user", creator, engine_type,
             em_application_name, em_instance,
@@ -43,10 +37,10 @@ pub async fn for_each_group(
     )
     .fetch(connection);
     while let Some(row) = rows.next().await {
-        let TicketGroupRow { ticket, count } = row?;
-        let id = ticket.ticket_id;
-        let ticket = Ticket::try_from(ticket).map_err(|error| naming(error, id));
-        visit(ticket.map(|ticket| TicketGroup { ticket, count }));
+        let row = row?;
+        let row = TABLE.row(&row);
+        let (id, count) = (row.get("ticket_id")?, row.get("count")?);
+        visit(ticket(row).map(|ticket| TicketGroup { ticket, count }).map_err(|error| naming(error, id)));
     }
     Ok(())
 }
@@ -76,40 +70,27 @@ pub struct EmTicketGroup {
     pub used_tickets: TicketDigest,
 }
 
-/// Columns of a group of tickets on one EM.
-#[derive(FromRow)]
-pub(crate) struct EmTicketGroupRow {
-    em_application_name: String,
-    em_instance: String,
-    ticket_type: String,
-    user_locked_resource: Option<String>,
-    user_used_resource: Option<String>,
-    count: i64,
-    /// XOR of the ticket ids: 128 binary digits.
-    xor: String,
-    one: String,
-}
-
-impl TryFrom<EmTicketGroupRow> for EmTicketGroup {
-    type Error = StoreError;
-
-    fn try_from(row: EmTicketGroupRow) -> Result<Self, StoreError> {
-        let is_locked = row.user_locked_resource.is_some();
-        let xor = u128::from_str_radix(&row.xor, 2).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
-        let used_tickets = match is_locked {
-            true => TicketDigest::default(),
-            false => TicketDigest { count: row.count, xor: Uuid::from_u128(xor) },
-        };
-        let json = row.user_locked_resource.or(row.user_used_resource).unwrap_or_default();
-        let held = TABLE.resource_type(&row.ticket_type).and_then(|kind| TABLE.resource("ticket", kind, &json));
-        Ok(Self {
-            em: TABLE.em(&row.em_application_name, &row.em_instance)?,
-            held: held.map_err(|error| format!("{error}, e.g. of ticket {}", row.one)),
-            is_locked,
-            count: u32::try_from(row.count).map_err(|error| StoreError::inconsistent(TABLE.0, error))?,
-            used_tickets,
-        })
-    }
+/// Returns the group of tickets in a row.
+pub(crate) fn em_ticket_group(row: &PgRow) -> Result<EmTicketGroup, StoreError> {
+    let row = TABLE.row(row);
+    let (count, one): (i64, &str) = (row.get("count")?, row.get("one")?);
+    let locked: Option<&str> = row.get("user_locked_resource")?;
+    let used: Option<&str> = row.get("user_used_resource")?;
+    // 128 binary digits.
+    let xor = u128::from_str_radix(row.get("xor")?, 2).map_err(|error| row.wrong(error))?;
+    let used_tickets = match locked {
+        Some(_) => TicketDigest::default(),
+        None => TicketDigest { count, xor: Uuid::from_u128(xor) },
+    };
+    let json = locked.or(used).unwrap_or_default();
+    let held = TABLE.resource_type(row.get("ticket_type")?).and_then(|kind| TABLE.resource("ticket", kind, json));
+    Ok(EmTicketGroup {
+        em: row.em()?,
+        held: held.map_err(|error| format!("{error}, e.g. of ticket {one}")),
+        is_locked: locked.is_some(),
+        count: u32::try_from(count).map_err(|error| row.wrong(error))?,
+        used_tickets,
+    })
 }
 
 /// Passes the live tickets of one EM, grouped by the columns that its counters depend on, to `visit`.
@@ -118,7 +99,7 @@ pub async fn tell_em_groups(
     em: &EmInstance,
     mut visit: impl FnMut(Result<EmTicketGroup, StoreError>),
 ) -> Result<(), StoreError> {
-    let mut rows = sqlx::query_as::<_, EmTicketGroupRow>(
+    let mut rows = sqlx::query(
         "-- user_resource::tell_em_groups
         SELECT em_application_name, em_instance, resource_type AS ticket_type, user_locked_resource::text,
             user_used_resource::text, count(*) AS count,
@@ -130,7 +111,7 @@ pub async fn tell_em_groups(
     .bind(em.instance.as_str())
     .fetch(connection);
     while let Some(row) = rows.next().await {
-        visit(row?.try_into());
+        visit(em_ticket_group(&row?));
     }
     Ok(())
 }

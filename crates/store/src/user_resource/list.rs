@@ -4,7 +4,7 @@
 
 use std::collections::BTreeSet;
 
-use sqlx::{FromRow as _, PgExecutor, Row as _};
+use sqlx::{PgExecutor, Row as _};
 use uuid::Uuid;
 
 use crate::StoreError;
@@ -14,7 +14,7 @@ use rm_model::{
     ticket::{EngineInstance, Ticket},
 };
 
-use super::TicketRow;
+use super::{TABLE, ticket};
 
 /// Filter of a list of tickets. Empty fields match every ticket.
 #[derive(Debug, Default)]
@@ -171,7 +171,7 @@ pub async fn list(
     for row in &rows {
         next = row.try_get("last")?;
         if row.try_get::<Option<Uuid>, _>("ticket_id")?.is_some() {
-            tickets.push(Ticket::try_from(TicketRow::from_row(row)?)?);
+            tickets.push(ticket(TABLE.row(row))?);
         }
     }
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);

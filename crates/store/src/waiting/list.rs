@@ -4,11 +4,9 @@
 
 use std::collections::BTreeSet;
 
-use sqlx::{FromRow, PgExecutor};
-use time::OffsetDateTime;
-use uuid::Uuid;
+use sqlx::PgExecutor;
 
-use crate::StoreError;
+use crate::{StoreError, rows::TableRow};
 use rm_model::{
     name::Name,
     wait_queue::{QueuePosition, WaitKey, WaitingRequest},
@@ -19,48 +17,24 @@ use super::{
     json::{parse_caps, parse_position, parse_spot, spot_hash},
 };
 
-#[derive(FromRow)]
-struct WaitingRow {
-    ticket_id: Uuid,
-    user: String,
-    creator: String,
-    engine_type: String,
-    em_application_name: String,
-    em_instance: String,
-    any_em: bool,
-    resource_type: String,
-    resource: String,
-    labels: String,
-    caps: String,
-    waiting_since: OffsetDateTime,
-    wait_until: OffsetDateTime,
-    position: Vec<u8>,
-    spots: Vec<String>,
-    ahead: Vec<i64>,
-}
-
-impl TryFrom<WaitingRow> for (QueuePosition, WaitingRequest) {
-    type Error = StoreError;
-
-    fn try_from(row: WaitingRow) -> Result<Self, StoreError> {
-        let resource_type = TABLE.resource_type(&row.resource_type)?;
-        let ahead = row.spots.iter().zip(row.ahead).map(|(spot, ahead)| Ok((parse_spot(spot)?.to_string(), ahead)));
-        let waiting = WaitingRequest {
-            ticket_id: row.ticket_id,
-            waiting_since: row.waiting_since,
-            user: TABLE.name("user", &row.user)?,
-            creator: TABLE.name("creator", &row.creator)?,
-            em: TABLE.em(&row.em_application_name, &row.em_instance)?,
-            any_em: row.any_em,
-            resource: TABLE.resource("resource", resource_type, &row.resource)?,
-            labels: TABLE.labels(&row.labels)?,
-            caps: parse_caps(&row.caps)?,
-            engine_type: row.engine_type,
-            wait_until: row.wait_until,
-            ahead: ahead.collect::<Result<_, StoreError>>()?,
-        };
-        Ok((parse_position(&row.position)?, waiting))
-    }
+fn waiting(row: TableRow<'_>) -> Result<(QueuePosition, WaitingRequest), StoreError> {
+    let (spots, ahead): (Vec<String>, Vec<i64>) = (row.get("spots")?, row.get("ahead")?);
+    let ahead = spots.iter().zip(ahead).map(|(spot, ahead)| Ok((parse_spot(spot)?.to_string(), ahead)));
+    let waiting = WaitingRequest {
+        ticket_id: row.get("ticket_id")?,
+        waiting_since: row.get("waiting_since")?,
+        user: row.name("user")?,
+        creator: row.name("creator")?,
+        em: row.em()?,
+        any_em: row.get("any_em")?,
+        resource: row.resource("resource", row.resource_type()?)?,
+        labels: row.labels("labels")?,
+        caps: parse_caps(row.get("caps")?)?,
+        engine_type: row.get("engine_type")?,
+        wait_until: row.get("wait_until")?,
+        ahead: ahead.collect::<Result<_, StoreError>>()?,
+    };
+    Ok((parse_position(row.get("position")?)?, waiting))
 }
 
 /// Filter of a list of waiting requests. Empty fields match every request.
@@ -169,7 +143,7 @@ pub async fn list(
         (None, false) => BY_SPOTS,
         (None, true) => ALL,
     };
-    let rows: Vec<WaitingRow> = sqlx::query_as(sql)
+    let rows = sqlx::query(sql)
         .bind(after.as_ref().map_or(&[][..], QueuePosition::as_bytes))
         .bind(limit)
         .bind(STANDS_MAX)
@@ -178,5 +152,5 @@ pub async fn list(
         .bind(&LAST_POSITION[..])
         .fetch_all(executor)
         .await?;
-    rows.into_iter().map(TryFrom::try_from).collect()
+    TABLE.parse(&rows, waiting)
 }
