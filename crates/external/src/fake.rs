@@ -26,8 +26,6 @@ pub(super) enum FakeReply {
     Gzip(Vec<u8>),
     /// A head, followed by spaces without end.
     Endless(&'static str),
-    /// The beginning of a response, then nothing.
-    Begun(String),
     Silence,
 }
 
@@ -103,10 +101,6 @@ async fn answer(
             let _ = stream.write_all(head.as_bytes()).await;
             while stream.write_all(&[b' '; 65_536]).await.is_ok() {}
             return;
-        }
-        FakeReply::Begun(part) => {
-            let _ = stream.write_all(part.as_bytes()).await;
-            return std::future::pending().await;
         }
         FakeReply::Silence => return std::future::pending().await,
     };
