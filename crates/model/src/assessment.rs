@@ -14,7 +14,7 @@ use super::{
     limit::{LimitedScope, Limits, Maximum},
     limit_mode::LimitMode,
     operation::{PlacedRequest, Rejection, RequestSpec},
-    refusal::{Refusal, ScopeShortage, Shortfall, over_watched},
+    refusal::{Refusal, ScopeShortage, Shortfall, advisory_shortfalls},
     resource::{Dimension, Resource, ResourceError, behind},
     scope::{Scope, ScopeCounter, ScopeHoldings, Tally},
     wait_queue::{QueuePosition, WaitKey, WaitKeys, WaitQueues},
@@ -26,24 +26,24 @@ pub struct BlockedRequest {
     /// Refusal for the caller.
     pub refusal: Refusal,
     /// All wait keys of the request; true where it is short.
-    pub spots: WaitKeys,
+    pub wait_keys: WaitKeys,
 }
 
 /// Maximum number of advisory violations that a grant lists.
-const OVER_WATCHED_MAX: usize = 32;
+const ADVISORY_VIOLATIONS_MAX: usize = 32;
 
 /// Returns the first advisory limits that a fitting request violates, at most 32.
-pub fn audit_only_violations<'a>(
+pub fn advisory_violations<'a>(
     scopes: &[LimitedScope],
     usage: impl Fn(&ScopeCounter) -> Option<&'a ScopeHoldings>,
     from: &Resource,
     to: &Resource,
 ) -> Vec<Shortfall> {
     let nobody = ScopeHoldings::default();
-    let watching = scopes.iter().filter(|limited| limited.in_mode(LimitMode::Watched).next().is_some());
+    let watching = scopes.iter().filter(|limited| limited.in_mode(LimitMode::Advisory).next().is_some());
     watching
-        .flat_map(|limited| over_watched(limited, usage(&limited.counter).unwrap_or(&nobody), from, to))
-        .take(OVER_WATCHED_MAX)
+        .flat_map(|limited| advisory_shortfalls(limited, usage(&limited.counter).unwrap_or(&nobody), from, to))
+        .take(ADVISORY_VIOLATIONS_MAX)
         .collect()
 }
 
@@ -53,7 +53,7 @@ pub struct DryRunResult {
     /// Grantable amounts.
     pub head_room: Vec<HeadRoom>,
     /// Advisory limits that the request would violate.
-    pub over_watched: Vec<Shortfall>,
+    pub advisory_violations: Vec<Shortfall>,
 }
 
 /// Grantable amount in one dimension of an EM or a scope.
@@ -160,7 +160,7 @@ impl Em {
 /// Returns the share that the EM counts, or the refusal with the wait keys.
 ///
 /// # Errors
-/// [`Rejection::Unanswerable`], [`Rejection::OtherQueue`], [`Rejection::Inconsistent`].
+/// [`Rejection::NotProvided`], [`Rejection::OtherQueue`], [`Rejection::Inconsistent`].
 pub fn assess<'a>(
     em: &Em,
     scopes: &[LimitedScope],
@@ -169,8 +169,8 @@ pub fn assess<'a>(
     position: Option<QueuePosition>,
     ask: &RequestSpec,
 ) -> Result<Result<Resource, Box<BlockedRequest>>, Rejection> {
-    let unanswerable = |source| Rejection::Unanswerable { field: "resource", em: em.instance.clone(), source };
-    let share = em.project(&ask.resource).map_err(unanswerable)?;
+    let not_provided = |source| Rejection::NotProvided { field: "resource", em: em.instance.clone(), source };
+    let share = em.project(&ask.resource).map_err(not_provided)?;
     let ahead = line.ahead_at(|| WaitKey::Em(em.instance.clone()), position);
     let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", em.instance), source };
     let on_em = em.assess(&share, &ahead).map_err(inconsistent)?.err();
@@ -190,12 +190,12 @@ pub fn assess<'a>(
     if on_em.is_none() && shortages.iter().all(ScopeShortage::is_none) {
         return Ok(Ok(share));
     }
-    let mut spots = WaitKeys::from([(WaitKey::Em(em.instance.clone()), on_em.is_some())]);
+    let mut wait_keys = WaitKeys::from([(WaitKey::Em(em.instance.clone()), on_em.is_some())]);
     for (limited, shortage) in scopes.iter().zip(&shortages).filter(|(limited, _)| limited.is_limited()) {
-        spots.insert(WaitKey::Scope(limited.scope().clone()), !shortage.is_none());
+        wait_keys.insert(WaitKey::Scope(limited.scope().clone()), !shortage.is_none());
     }
     match Refusal::first_of(on_em, Refusal::of_scopes(shortages)) {
-        Some(refusal) => Ok(Err(Box::new(BlockedRequest { refusal, spots }))),
+        Some(refusal) => Ok(Err(Box::new(BlockedRequest { refusal, wait_keys }))),
         None => Ok(Ok(share)),
     }
 }

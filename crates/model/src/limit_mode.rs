@@ -9,19 +9,19 @@ pub enum LimitMode {
     #[default]
     Enforced,
     /// The request is granted; the violation is returned and counted.
-    Watched,
+    Advisory,
     /// The request is granted. The rule needs no maximum and only makes its label set counted.
     Off,
 }
 
 impl LimitMode {
-    const ALL: [Self; 3] = [Self::Enforced, Self::Watched, Self::Off];
+    const ALL: [Self; 3] = [Self::Enforced, Self::Advisory, Self::Off];
 
     /// Returns the name in configurations and tables.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Enforced => "enforced",
-            Self::Watched => "watched",
+            Self::Advisory => "advisory",
             Self::Off => "off",
         }
     }

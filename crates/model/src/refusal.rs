@@ -85,9 +85,14 @@ impl ScopeShortage {
 }
 
 /// Returns the advisory limits that a change of a ticket's amounts from `from` to `to` violates.
-pub fn over_watched(limited: &LimitedScope, usage: &ScopeHoldings, from: &Resource, to: &Resource) -> Vec<Shortfall> {
+pub fn advisory_shortfalls(
+    limited: &LimitedScope,
+    usage: &ScopeHoldings,
+    from: &Resource,
+    to: &Resource,
+) -> Vec<Shortfall> {
     let nobody_ahead = Tally::default();
-    shortfalls(limited, missing(limited.in_mode(LimitMode::Watched), usage, from, to, &nobody_ahead))
+    shortfalls(limited, missing(limited.in_mode(LimitMode::Advisory), usage, from, to, &nobody_ahead))
 }
 
 /// Converts short dimensions into shortfalls, in order of precedence.

@@ -54,7 +54,7 @@ impl RequestRow {
                 ticket_id: self.ticket_id,
                 em,
                 expires_at: self.expires_at,
-                over_watched: Vec::new(),
+                advisory_violations: Vec::new(),
                 queue: None,
                 counters: None,
             },

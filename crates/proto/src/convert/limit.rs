@@ -107,7 +107,7 @@ pub fn maxima(
 fn mode(field: &str, number: i32) -> Result<LimitMode, FieldError> {
     match proto::LimitMode::try_from(number) {
         Ok(proto::LimitMode::Unspecified | proto::LimitMode::Enforced) => Ok(LimitMode::Enforced),
-        Ok(proto::LimitMode::Watched) => Ok(LimitMode::Watched),
+        Ok(proto::LimitMode::Advisory) => Ok(LimitMode::Advisory),
         Ok(proto::LimitMode::Off) => Ok(LimitMode::Off),
         Err(_) => Err(FieldError::new(field, format!("is {number}, which stands for nothing"))),
     }
@@ -117,7 +117,7 @@ fn mode(field: &str, number: i32) -> Result<LimitMode, FieldError> {
 pub fn mode_message(mode: LimitMode) -> proto::LimitMode {
     match mode {
         LimitMode::Enforced => proto::LimitMode::Enforced,
-        LimitMode::Watched => proto::LimitMode::Watched,
+        LimitMode::Advisory => proto::LimitMode::Advisory,
         LimitMode::Off => proto::LimitMode::Off,
     }
 }

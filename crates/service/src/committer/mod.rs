@@ -257,8 +257,8 @@ impl Committer {
             mpsc::error::TrySendError::Full(_) => Error::Overloaded,
             mpsc::error::TrySendError::Closed(_) => Error::ShuttingDown,
         })?;
-        if let Some(spot) = making_room {
-            self.line.capacity_expected(spot);
+        if let Some(wait_key) = making_room {
+            self.line.capacity_expected(wait_key);
         }
         Ok(answer)
     }
@@ -366,7 +366,7 @@ async fn run(mut queues: CommitQueues, lanes: Arc<contended::ContendedQueues>, m
         batch.iter_mut().for_each(|pending| pending.waits = None);
         let batch = lanes.divert(batch.into_iter());
         for (key, operations) in worker.commit(batch).await {
-            lanes.set_aside(key, operations, &worker.limits());
+            lanes.queue(key, operations, &worker.limits());
         }
     }
 }
@@ -432,7 +432,7 @@ impl QueuedOperation {
 
     /// Marks the operation as waiting again after its transaction met a contended key.
     fn requeue(&mut self) {
-        self.trace.set_aside();
+        self.trace.contended();
         self.progress.change(RUNNING, CONTENDED);
     }
 
@@ -476,7 +476,14 @@ mod tests {
     fn granted() -> Result<Outcome, Error> {
         let em = EmInstance::parse("em", "ecm", "host1").unwrap();
         let (ticket_id, expires_at) = (Uuid::from_u128(7), time::OffsetDateTime::UNIX_EPOCH);
-        Ok(Outcome::Granted(Grant { ticket_id, em, expires_at, over_watched: Vec::new(), queue: None, counters: None }))
+        Ok(Outcome::Granted(Grant {
+            ticket_id,
+            em,
+            expires_at,
+            advisory_violations: Vec::new(),
+            queue: None,
+            counters: None,
+        }))
     }
 
     #[tokio::test]

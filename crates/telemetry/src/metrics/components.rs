@@ -25,11 +25,11 @@ fn batch_seconds() -> Histogram {
 #[derive(Debug)]
 pub struct CommitterMetrics {
     queue: Gauge,
-    set_aside: Gauge,
-    set_aside_total: Counter,
+    contended: Gauge,
+    contentions: Counter,
     failed: Family<FailureLabels, Counter>,
     /// Number of operations that exceeded advisory limits.
-    pub over_watched: Counter,
+    pub advisory_violations: Counter,
     check_mismatches: Counter,
     /// Operations per attempted batch.
     pub batch_operations: Histogram,
@@ -107,15 +107,15 @@ impl CommitterMetrics {
                 "Operations that wait for the next batch: near 16384, calls are rejected; see batch and commit seconds",
                 Gauge::default(),
             ),
-            set_aside: add(
+            contended: add(
                 registry,
-                "set_aside_operations",
+                "contended_operations",
                 "Operations that wait for a contended EM or user: check for holds and for long transactions",
                 Gauge::default(),
             ),
-            set_aside_total: add(
+            contentions: add(
                 registry,
-                "operations_set_aside_total",
+                "contentions_total",
                 "Times that an operation met a contended EM or user",
                 Counter::default(),
             ),
@@ -125,9 +125,9 @@ impl CommitterMetrics {
                 "Failed operations: internal is a defect, unavailable is the database, lock_timeout is a contended key",
                 failed,
             ),
-            over_watched: add(
+            advisory_violations: add(
                 registry,
-                "limits_watched_violations_total",
+                "limits_advisory_violations_total",
                 "Grants and reports beyond advisory limits: enforced limits would refuse them",
                 Counter::default(),
             ),
@@ -170,9 +170,9 @@ impl CommitterMetrics {
     }
 
     /// Counts an operation in a contended-key queue while the returned value exists.
-    pub fn set_aside(&self) -> GaugeGuard {
-        self.set_aside_total.inc();
-        GaugeGuard::in_gauge(&self.set_aside)
+    pub fn contended(&self) -> GaugeGuard {
+        self.contentions.inc();
+        GaugeGuard::in_gauge(&self.contended)
     }
 
     /// Counts requests whose check and decision differ for the same state. Logs the first.
@@ -249,13 +249,13 @@ impl AccessMetrics {
 pub struct WaitQueueMetrics {
     callers: Gauge,
     /// Number of checks of waiting requests after a wake-up, failed attempts included.
-    pub looks: Counter,
+    pub checks: Counter,
     /// Number of checks by the slow poll.
     pub polls: Counter,
     /// Number of requests granted after they had waited.
     pub served: Counter,
     /// Number of requests rejected by the wait queue.
-    pub turned_away: Counter,
+    pub rejected: Counter,
 }
 
 impl WaitQueueMetrics {
@@ -267,9 +267,9 @@ impl WaitQueueMetrics {
                 "Waiting requests of this instance: near --max-waiting, more are rejected",
                 Gauge::default(),
             ),
-            looks: add(
+            checks: add(
                 registry,
-                "waiting_looks_total",
+                "waiting_checks_total",
                 "Checks of waiting requests: many checks per grant are wasted work",
                 Counter::default(),
             ),
@@ -285,9 +285,9 @@ impl WaitQueueMetrics {
                 "Requests that were granted after they had waited",
                 Counter::default(),
             ),
-            turned_away: add(
+            rejected: add(
                 registry,
-                "waiting_turned_away_total",
+                "waiting_rejected_total",
                 "Requests rejected because too many wait, in total or of one caller: see --max-waiting",
                 Counter::default(),
             ),

@@ -11,7 +11,7 @@ pub struct JwtMetrics {
     /// Number of rejected JWTs.
     pub refused: Counter,
     /// Number of cached JWTs, whose signatures need no further check.
-    pub known: Gauge,
+    pub cached: Gauge,
     /// Number of applied changes of keys and configurations.
     pub reloads: Counter,
     /// Number of failed reloads of keys and configurations.
@@ -27,7 +27,7 @@ impl JwtMetrics {
                 "Rejected JWTs: the log states the reason and the caller",
                 Counter::default(),
             ),
-            known: add(registry, "jwt_known", "Verified JWTs in the cache", Gauge::default()),
+            cached: add(registry, "jwt_cache_entries", "Verified JWTs in the cache", Gauge::default()),
             reloads: add(
                 registry,
                 "jwt_reloads_total",
