@@ -6,8 +6,8 @@
 //! labels = { user = "hadoop" }
 //! each = ["creator"]
 //! max = { instances = 2, memory = "20g", "special.gpu" = 1 }
-//! # "watched" counts a violation above the maximum; "off" counts only the use and needs no max.
-//! mode = "watched"
+//! # "advisory" counts a violation above the maximum; "off" counts only the use and needs no max.
+//! mode = "advisory"
 //! ```
 //!
 //! A file is accepted or rejected as a whole, and all its mistakes are reported. In a limit with TOML errors, only the
@@ -150,7 +150,7 @@ impl LimitsReader {
         let mode = self.typed("mode", value, "a string", DeValue::as_str)?;
         let known = LimitMode::parse(mode);
         if known.is_none() {
-            let problem = format!("is {mode:?}; must be \"enforced\", \"watched\" or \"off\"");
+            let problem = format!("is {mode:?}; must be \"enforced\", \"advisory\" or \"off\"");
             self.wrong(value.span().start, "mode", problem);
         }
         known
@@ -301,7 +301,7 @@ mod tests {
             ("[[limit]]", ""),
             ("labels = { queue = 'q' }", ""),
             ("max = { cores = 1, queue_cores = 1 }", ""),
-            ("mode = 'of'", "mode: is \"of\"; must be \"enforced\", \"watched\" or \"off\""),
+            ("mode = 'of'", "mode: is \"of\"; must be \"enforced\", \"advisory\" or \"off\""),
             ("[[limit]]", ""),
             ("labels = { zone = 'a ' }", "labels[\"zone\"]: has white space at an end; leave it out"),
             ("max.cores = 1", ""),

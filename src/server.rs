@@ -48,7 +48,7 @@ use rm_model::{
 };
 use rm_proto::v1 as proto;
 use rm_service::{
-    background::announce::told_address,
+    background::announce::address_text,
     error::Error,
     heartbeat::LivenessTimeouts,
     jwt::{JwtAuthenticator, JwtError},
@@ -535,7 +535,7 @@ async fn finish(
 /// Returns the URL of the page at a listener of [`listen_http`].
 pub fn page_url(http: &TcpListener, is_encrypted: bool) -> Option<String> {
     let scheme = if is_encrypted { "https" } else { "http" };
-    Some(format!("{scheme}://{}/", told_address(&http.local_addr().ok()?)))
+    Some(format!("{scheme}://{}/", address_text(&http.local_addr().ok()?)))
 }
 
 /// Logs the identity, the addresses and the protection of the instance.
@@ -560,7 +560,7 @@ fn log_start(
 /// Returns the address that other instances and callers read.
 fn announced(address: &ListenAddress) -> String {
     match address {
-        ListenAddress::Tcp(addresses) => addresses.first().map(told_address).unwrap_or_default(),
+        ListenAddress::Tcp(addresses) => addresses.first().map(address_text).unwrap_or_default(),
         ListenAddress::Unix(_) => address.to_string(),
     }
 }

@@ -45,7 +45,7 @@ impl ResourceManagerService for Empty {
             em: call.into_inner().em,
             expire_time: Some(SystemTime::now().into()),
             head_room: vec![],
-            over_watched: vec![],
+            advisory_violations: vec![],
             queue_name: String::new(),
             queue_check: None,
         };

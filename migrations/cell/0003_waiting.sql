@@ -41,9 +41,9 @@ CREATE TABLE linkis_resource_waiting (
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 
 -- One row per EM or limited scope where a request stands in line.
-CREATE TABLE linkis_resource_waiting_spot (
+CREATE TABLE linkis_resource_waiting_entry (
     -- An EM, or the labels of a scope, as a JSON object.
-    spot jsonb NOT NULL,
+    wait_key jsonb NOT NULL,
     ticket_id uuid NOT NULL,
     -- Those of the request, so that who stands at a spot is read without looking each request up.
     instance_id uuid NOT NULL,
@@ -54,10 +54,10 @@ CREATE TABLE linkis_resource_waiting_spot (
     -- Whether it is short there; otherwise it is first in line elsewhere, and keeps its room here.
     is_short boolean NOT NULL,
     -- SHA-256 of the spot, which may be longer than an index takes.
-    spot_hash bytea NOT NULL,
+    wait_key_hash bytea NOT NULL,
     -- By instance, so that however many stand there whose instances are dead, the first of those who live are found at once.
-    CONSTRAINT linkis_resource_waiting_spot_key PRIMARY KEY (spot_hash, instance_id, position),
-    CONSTRAINT linkis_resource_waiting_spot_hash CHECK (octet_length(spot_hash) = 32)
+    CONSTRAINT linkis_resource_waiting_entry_key PRIMARY KEY (wait_key_hash, instance_id, position),
+    CONSTRAINT linkis_resource_waiting_entry_hash CHECK (octet_length(wait_key_hash) = 32)
 ) WITH (autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, autovacuum_vacuum_cost_delay = 0);
 -- Leaving the line.
-CREATE INDEX linkis_resource_waiting_spot_ticket ON linkis_resource_waiting_spot (ticket_id);
+CREATE INDEX linkis_resource_waiting_entry_ticket ON linkis_resource_waiting_entry (ticket_id);

@@ -8,5 +8,5 @@ ALTER TABLE linkis_request_id SET (vacuum_truncate = off);
 ALTER TABLE linkis_em_report SET (vacuum_truncate = off);
 ALTER TABLE linkis_em_observed SET (vacuum_truncate = off, toast.vacuum_truncate = off);
 ALTER TABLE linkis_resource_waiting SET (vacuum_truncate = off);
-ALTER TABLE linkis_resource_waiting_spot SET (vacuum_truncate = off);
+ALTER TABLE linkis_resource_waiting_entry SET (vacuum_truncate = off);
 ALTER TABLE linkis_rm_instance SET (vacuum_truncate = off);

@@ -106,4 +106,4 @@ CREATE TABLE linkis_external_refresh (
 ) WITH (fillfactor = 50);
 
 -- Who waits at queues of a provider: nobody else is in it.
-CREATE INDEX linkis_resource_waiting_spot_queue ON linkis_resource_waiting_spot ((spot -> 'queue' ->> 0)) WHERE spot ? 'queue';
+CREATE INDEX linkis_resource_waiting_entry_queue ON linkis_resource_waiting_entry ((wait_key -> 'queue' ->> 0)) WHERE wait_key ? 'queue';

@@ -78,8 +78,8 @@ impl HealthCommand {
             (_, Some(Code::NotFound)) => {
                 format!("has no service {:?}; use liveness, or omit --service", self.service)
             }
-            (_, Some(Code::Unimplemented)) => "returns no health: another program uses the address".to_owned(),
-            _ => format!("returns no health: {error}"),
+            (_, Some(Code::Unimplemented)) => "has no health service: another program uses the address".to_owned(),
+            _ => format!("fails the health check: {error}"),
         })
     }
 }

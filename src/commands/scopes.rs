@@ -68,7 +68,7 @@ impl ListScopesCommand {
 pub fn mode(limit: &Limit) -> &'static str {
     match limit.mode() {
         LimitMode::Unspecified | LimitMode::Enforced => "enforced",
-        LimitMode::Watched => "watched",
+        LimitMode::Advisory => "advisory",
         LimitMode::Off => "off",
     }
 }

@@ -59,8 +59,8 @@ impl ListWaitingCommand {
 
 /// The displayed position is the last one among the queues where the request is short.
 fn row(waiting: &WaitingRequest) -> TableRow {
-    let keys: Vec<String> = waiting.spots.iter().map(|entry| entry.scope.clone()).collect();
-    let ahead = waiting.spots.iter().map(|entry| entry.ahead).max().unwrap_or(0);
+    let keys: Vec<String> = waiting.entries.iter().map(|entry| entry.scope.clone()).collect();
+    let ahead = waiting.entries.iter().map(|entry| entry.ahead).max().unwrap_or(0);
     let [memory, cores, instances, others] = amount_cells(waiting.resource.as_ref());
     vec![
         ahead.saturating_add(1).to_string(),

@@ -81,7 +81,7 @@ async fn adoption_of_invalid_ticket_names_reason() {
             Some("ticket_id"),
         ),
         (AdoptTicket { used: load(0, 0, 0), ..adopt.clone() }, Code::InvalidArgument, "INVALID_FIELD", Some("used")),
-        (AdoptTicket { used: gpus, ..adopt.clone() }, Code::InvalidArgument, "UNANSWERABLE_RESOURCE", Some("used")),
+        (AdoptTicket { used: gpus, ..adopt.clone() }, Code::InvalidArgument, "RESOURCE_NOT_PROVIDED", Some("used")),
     ];
     for (adopt, code, reason, field) in cases {
         let error = rm.client.adopt_ticket(&adopt).await.unwrap_err();
@@ -223,7 +223,7 @@ async fn adoption_of_ticket_ended_in_batch_fails() {
         }));
         eventually("it is set aside", LONG, || async {
             let text = rm.metrics.text();
-            text.lines().any(|line| line == format!("linkis_rm_set_aside_operations {}", number + 1))
+            text.lines().any(|line| line == format!("linkis_rm_contended_operations {}", number + 1))
         })
         .await;
     }

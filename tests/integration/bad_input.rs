@@ -72,8 +72,8 @@ fn bad_field(field: &str) -> (Code, String, String) {
     (Code::InvalidArgument, "INVALID_FIELD".into(), field.into())
 }
 
-fn unanswerable(field: &str) -> (Code, String, String) {
-    (Code::InvalidArgument, "UNANSWERABLE_RESOURCE".into(), field.into())
+fn not_provided(field: &str) -> (Code, String, String) {
+    (Code::InvalidArgument, "RESOURCE_NOT_PROVIDED".into(), field.into())
 }
 
 /// Runs `calls` against a server with one EM and one ticket, and checks that nothing has changed afterwards.
@@ -121,10 +121,10 @@ async fn invalid_request_returns_field() {
         (change(|r| r.resource = load_of(-1, 1, 1)), bad_field("resource")),
         (change(|r| r.resource = load_of(1, -1, 1)), bad_field("resource")),
         (change(|r| r.resource = special("gpu", -1)), bad_field("resource")),
-        (change(|r| r.resource = special("gpu", 1)), unanswerable("resource")),
+        (change(|r| r.resource = special("gpu", 1)), not_provided("resource")),
         (
             change(|r| r.resource = of(Kind::Yarn(proto::YarnResource { queue_cores: 1, ..Default::default() }))),
-            unanswerable("resource"),
+            not_provided("resource"),
         ),
         (
             change(|r| r.resource = json("LoadInstance", r#"{"memory":1,"cores":1}"#)),
@@ -235,7 +235,7 @@ async fn invalid_ticket_call_returns_field() {
             (proto::ResourceInitedRequest { user: "eve".into(), ..good.clone() }, unknown.clone()),
             (proto::ResourceInitedRequest { em: other_em.clone(), ..good.clone() }, unknown.clone()),
             (proto::ResourceInitedRequest { engine: None, ..good.clone() }, bad_field("engine")),
-            (proto::ResourceInitedRequest { used: special("gpu", 1), ..good.clone() }, unanswerable("used")),
+            (proto::ResourceInitedRequest { used: special("gpu", 1), ..good.clone() }, not_provided("used")),
             (proto::ResourceInitedRequest { used: load_of(-1, 0, 0), ..good.clone() }, bad_field("used")),
             (proto::ResourceInitedRequest { epoch: -1, ..good.clone() }, bad_field("epoch")),
             (proto::ResourceInitedRequest { epoch: i64::MAX, ..good.clone() }, bad_field("epoch")),

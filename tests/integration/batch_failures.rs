@@ -53,9 +53,9 @@ async fn together(database: &Database, rm: &Instance) -> Vec<Result<(), String>>
             }
         });
     }
-    let all = format!("linkis_rm_set_aside_operations {TOGETHER}");
-    let set_aside = async || rm.metrics.text().lines().any(|line| line == all);
-    eventually("all wait", Duration::from_secs(20), set_aside).await;
+    let all = format!("linkis_rm_contended_operations {TOGETHER}");
+    let contended = async || rm.metrics.text().lines().any(|line| line == all);
+    eventually("all wait", Duration::from_secs(20), contended).await;
     execute(&mut holder, "ROLLBACK").await;
     calls.join_all().await
 }

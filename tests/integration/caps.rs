@@ -74,8 +74,8 @@ async fn cap_below_limit_decides() {
 async fn cap_under_advisory_limit_is_enforced() {
     let (database, first) = start_with_host1().await;
     let second = Instance::start(&database).await;
-    let watched = Rule { max: [(Dimension::Instances, 0)].into(), ..in_mode(&["user"], LimitMode::Watched) };
-    for rule in [in_mode(&["user"], LimitMode::Off), watched] {
+    let advisory = Rule { max: [(Dimension::Instances, 0)].into(), ..in_mode(&["user"], LimitMode::Advisory) };
+    for rule in [in_mode(&["user"], LimitMode::Off), advisory] {
         first.client.set_limit(&rule).await.unwrap();
         let held = first.client.request_resource(&capped("hadoop", &[of_user(1)])).await.granted();
         first.client.request_resource(&capped("hadoop", &[of_user(1)])).await.refused();

@@ -218,7 +218,7 @@ async fn locked_row_does_not_delay_other_ems() {
         assert_eq!(database.count(failed).await, 0, "a failed transaction is rolled back immediately");
     }
     // The request has waited in a batch, and then in the contended-key queue.
-    eventually("the request is contended", LONG, async || rm.metric("linkis_rm_set_aside_operations") == 1.0).await;
+    eventually("the request is contended", LONG, async || rm.metric("linkis_rm_contended_operations") == 1.0).await;
     assert_eq!(database.count(failed).await, 0, "a failed transaction is rolled back immediately");
     assert!(!waiting.is_finished());
     execute(&mut holder, "ROLLBACK").await;

@@ -87,7 +87,7 @@ async fn cluster(rm: &Instance) -> Yarn {
         rule(&[("user", None)], LimitMode::Enforced, &[(Dimension::Instances, 10), (Dimension::Cores, 20)]),
         rule(&[("user", Some("hadoop")), ("creator", Some("IDE"))], LimitMode::Enforced, &[(Dimension::Instances, 2)]),
         rule(&[("engine_type", None)], LimitMode::Off, &[]),
-        rule(&[("tenant", None)], LimitMode::Watched, &[(Dimension::Cores, 16)]),
+        rule(&[("tenant", None)], LimitMode::Advisory, &[(Dimension::Cores, 16)]),
         rule(&[("user", None), ("em_application", None)], LimitMode::Off, &[]),
         rule(&[("user", None), ("engine_type", None)], LimitMode::Off, &[]),
         rule(&[("user", None), ("queue", None)], LimitMode::Off, &[]),

@@ -391,7 +391,7 @@ async fn request_with_several_queues_counts_once() {
     assert_eq!(refusal.shortfalls[0].scope, "provider=default,queue=root.a", "the queue that is named first");
     assert_eq!(all(), [1, 1, 1, 0, 0]);
     let entries =
-        "SELECT (SELECT count(*) FROM linkis_resource_waiting) + (SELECT count(*) FROM linkis_resource_waiting_spot)";
+        "SELECT (SELECT count(*) FROM linkis_resource_waiting) + (SELECT count(*) FROM linkis_resource_waiting_entry)";
     eventually("no request waits", LONG, async || database.count(entries).await == 0).await;
     let got = "SELECT coalesce(sum(refusals), 0)::bigint FROM linkis_resource_refusal";
     eventually("both refusals are listed", SOON, async || database.count(got).await >= 2).await;

@@ -288,7 +288,7 @@ pub async fn in_one_batch(
     let mut made = JoinSet::new();
     for call in calls {
         made.spawn(call);
-        let waits = async || rm.metric("linkis_rm_set_aside_operations") == made.len() as f64;
+        let waits = async || rm.metric("linkis_rm_contended_operations") == made.len() as f64;
         eventually("the call waits for the EM", LONG, waits).await;
     }
     before();

@@ -89,7 +89,7 @@ impl tower::Service<http::Request<Body>> for Says {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn health_command_escapes_foreign_text() {
-    for (code, prefix) in [(Code::Unavailable, "does not reply: "), (Code::Internal, "returns no health: ")] {
+    for (code, prefix) in [(Code::Unavailable, "does not reply: "), (Code::Internal, "fails the health check: ")] {
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap().to_string();
         let server = Server::builder().add_service(Says(Status::new(code, "\u{1b}[2Jgone\u{202e}")));

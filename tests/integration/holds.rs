@@ -70,7 +70,7 @@ async fn hold_blocks_em_until_release_or_deadline() {
 
     // A release of the hold grants the waiting request.
     let waits = ask_in_task(&second.client, request(&em("held"), "patient", load(1, 1, 1)));
-    let is_contended = async || second.metric("linkis_rm_set_aside_operations") == 1.0;
+    let is_contended = async || second.metric("linkis_rm_contended_operations") == 1.0;
     eventually("the request is contended", LONG, is_contended).await;
     assert!(second.client.release_hold(&of_em("held")).await.unwrap());
     grant_of(waits).await;
@@ -222,7 +222,7 @@ async fn contended_key_after_release_needs_no_read_connection() {
     let (database, rm) = start_with_em(em1.clone(), load(64, 64, 64)).await;
     database.hold_by_hand(&em1).await;
     let waiting = ask_in_task(&rm.client, request(&em1, "bob", load(1, 1, 1)));
-    eventually("the request is contended", LONG, async || rm.metric("linkis_rm_set_aside_operations") == 1.0).await;
+    eventually("the request is contended", LONG, async || rm.metric("linkis_rm_contended_operations") == 1.0).await;
     // Each reader uses a connection until the lock timeout, and there are far more readers than connections.
     let mut locks = database.transaction("LOCK TABLE linkis_em_report IN ACCESS EXCLUSIVE MODE").await;
     let (rejected, stop) = (Arc::<AtomicUsize>::default(), Arc::<AtomicBool>::default());

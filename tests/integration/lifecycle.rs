@@ -184,7 +184,7 @@ async fn em_provides_driver_part_of_yarn_request() {
         Resource::from_parts(ResourceParts::DriverAndYarn(driver, YarnAmounts { queue_name: "q2".into(), ..queue }));
     let grant = rm.client.request_resource(&request(&em1, "hadoop", asked)).await.granted();
     let error = rm.client.resource_inited(&inited(&grant, "hadoop", Some(elsewhere.unwrap()))).await.unwrap_err();
-    assert_eq!(error.reason().as_deref(), Some("UNANSWERABLE_RESOURCE"), "another queue than was granted");
+    assert_eq!(error.reason().as_deref(), Some("RESOURCE_NOT_PROVIDED"), "another queue than was granted");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

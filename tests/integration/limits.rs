@@ -354,7 +354,7 @@ async fn limit_change_delays_calls_without_failure() {
     assert!(calls.try_join_next().is_none());
     execute(&mut changing, "ROLLBACK").await;
     tokio::time::timeout(LONG, calls.join_all()).await.expect("all calls end");
-    assert_eq!(rm.metric("linkis_rm_operations_set_aside_total"), 0.0, "no call was contended");
+    assert_eq!(rm.metric("linkis_rm_contentions_total"), 0.0, "no call was contended");
     assert_eq!(assert_invariants(&database, &rm.client).await, 60);
 }
 

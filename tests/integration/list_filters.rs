@@ -299,7 +299,7 @@ async fn list_waiting_filters_by_user_em_and_scope() {
     }
     let mut usage = usage(&rm).await;
     let listed = usage.list_waiting(proto::ListWaitingRequest::default()).await.unwrap().into_inner().waiting;
-    let entry = |number: usize| (listed[number].spots[0].scope.clone(), listed[number].spots[0].ahead);
+    let entry = |number: usize| (listed[number].entries[0].scope.clone(), listed[number].entries[0].ahead);
     assert_eq!([entry(0), entry(2)], [(format!("em={full}"), 0), (format!("em={full}"), 1)]);
     let all = proto::ListWaitingRequest::default();
     let (on_full, of_hadoop) = (em_message(&full), pairs([("user", "hadoop")]));

@@ -167,7 +167,7 @@ async fn request_metrics_count_each_outcome() {
         let waited = format!(r#"linkis_rm_request_wait_seconds_count{{outcome="{outcome}"}}"#);
         assert_eq!(seen[&waited], 1.0, "{outcome}");
     }
-    assert!(seen.contains_key("linkis_rm_expiry_lag_seconds") && seen.contains_key("linkis_rm_waiting_looks_total"));
+    assert!(seen.contains_key("linkis_rm_expiry_lag_seconds") && seen.contains_key("linkis_rm_waiting_checks_total"));
     assert_eq!(seen["linkis_rm_waiting_served_total"], 1.0);
     assert_eq!(seen["linkis_rm_waiting_request_seconds_count"], 3.0, "timed out, granted and cancelled");
     let handling = of_method("grpc_server_handling_seconds_count", "RequestResource", "");
@@ -247,18 +247,18 @@ async fn contended_operations_metric_shows_waiting_calls() {
             tokio::spawn(async move { client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await })
         })
         .collect();
-    eventually_is(instance.http, "linkis_rm_set_aside_operations", 3.0).await;
+    eventually_is(instance.http, "linkis_rm_contended_operations", 3.0).await;
     database.release_holds().await;
     for call in calls {
         call.await.unwrap().granted();
     }
     let seen = scrape(instance.http).await;
-    assert_eq!(seen["linkis_rm_set_aside_operations"], 0.0);
-    assert!(seen["linkis_rm_operations_set_aside_total"] >= 3.0, "{seen:?}");
+    assert_eq!(seen["linkis_rm_contended_operations"], 0.0);
+    assert!(seen["linkis_rm_contentions_total"] >= 3.0, "{seen:?}");
     instance.stop().await;
 }
 
-/// Every bounded resource has a metric, which is exported while idle and documented.
+/// Every bounded resource has a metric, which is exported while idle and documented; a gauge and a counter have different names.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn metric_families_are_exported_when_idle_and_documented() {
     const DOCUMENTED: &str = include_str!("../../docs/METRICS.md");
@@ -268,7 +268,7 @@ async fn metric_families_are_exported_when_idle_and_documented() {
         "linkis_rm_batch_seconds_count",
         "linkis_rm_lock_wait_seconds_count",
         "linkis_rm_commit_seconds_count",
-        "linkis_rm_set_aside_operations",
+        "linkis_rm_contended_operations",
         "linkis_rm_waiting_requests",
         "linkis_rm_connections",
         "linkis_rm_calls",
@@ -276,7 +276,7 @@ async fn metric_families_are_exported_when_idle_and_documented() {
         "linkis_rm_expiry_lag_seconds",
         "linkis_rm_watchers",
         "linkis_rm_followers",
-        "linkis_rm_jwt_known",
+        "linkis_rm_jwt_cache_entries",
         "process_resident_memory_bytes",
     ];
     let (_database, instance) = start().await;
@@ -306,6 +306,11 @@ async fn metric_families_are_exported_when_idle_and_documented() {
         let family = series.split('{').next().unwrap();
         let family = ["_bucket", "_sum", "_count"].iter().find_map(|part| family.strip_suffix(part)).unwrap_or(family);
         assert!(DOCUMENTED.contains(&format!("`{family}`")), "{family} is not in docs/METRICS.md");
+    }
+    let text = instance.metrics.text();
+    let types: BTreeSet<&str> = text.lines().filter_map(|line| line.strip_prefix("# TYPE ")).collect();
+    for gauge in types.iter().filter_map(|line| line.strip_suffix(" gauge")) {
+        assert!(!types.contains(&*format!("{gauge}_total counter")), "{gauge} and {gauge}_total differ too little");
     }
     instance.stop().await;
 }
@@ -377,11 +382,11 @@ async fn readyz_during_shutdown_returns_503() {
     client.register(registration(em1.clone(), load(64, 16, 20))).await.unwrap();
     database.hold_by_hand(&em1).await;
     let call = tokio::spawn(async move { client.request_resource(&request(&em1, "alice", load(1, 1, 1))).await });
-    eventually_is(http, "linkis_rm_set_aside_operations", 1.0).await;
+    eventually_is(http, "linkis_rm_contended_operations", 1.0).await;
     let stopping = tokio::spawn(instance.stop());
     eventually_replies(http, "/readyz", 503, "not ready: stopping\n").await;
     assert_eq!(get(http, "/livez").await.0, 200);
-    assert_eq!(scrape(http).await["linkis_rm_set_aside_operations"], 1.0);
+    assert_eq!(scrape(http).await["linkis_rm_contended_operations"], 1.0);
     database.release_holds().await;
     call.await.unwrap().granted();
     stopping.await.unwrap();

@@ -312,7 +312,7 @@ async fn contended_em_is_skipped(by_operator: bool) {
     };
     // Concurrent requests find the contended EM; later requests avoid it.
     tokio::join!(ask(1), ask(2), ask(3), ask(4), ask(5), ask(6));
-    let contentions = || rm.metric("linkis_rm_operations_set_aside_total");
+    let contentions = || rm.metric("linkis_rm_contentions_total");
     let before = contentions();
     for user in 7..=26 {
         ask(user).await;
@@ -326,7 +326,7 @@ async fn contended_em_is_skipped(by_operator: bool) {
     let error = hasty.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.unwrap_err();
     assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::Aborted), Some("LOCK_TIMEOUT")), "{error}");
     let waits = ask_in_task(&rm.client, anywhere("hadoop", load(1, 1, 1)));
-    eventually("the request is contended", LONG, async || rm.metric("linkis_rm_set_aside_operations") == 1.0).await;
+    eventually("the request is contended", LONG, async || rm.metric("linkis_rm_contended_operations") == 1.0).await;
     match holder {
         Some(mut holder) => drop(execute(&mut holder, "ROLLBACK").await),
         None => assert!(rm.client.release_hold(&LockKey::Em(held.clone())).await.unwrap()),
@@ -425,7 +425,7 @@ async fn placement_keeps_limits_and_request_ids() {
 
     let unanswerable = Resource::special(BTreeMap::from([("gpu".into(), 1)])).unwrap();
     let error = rm.client.request_resource(&anywhere("hadoop", unanswerable)).await.unwrap_err();
-    assert_eq!(error.reason().as_deref(), Some("UNANSWERABLE_RESOURCE"));
+    assert_eq!(error.reason().as_deref(), Some("RESOURCE_NOT_PROVIDED"));
 }
 
 /// A refusal is cached for a second: capacity that another instance registers is found within two seconds.

@@ -56,7 +56,7 @@ const LARGE: [&str; 11] = [
     "linkis_resource_refusal",
     "linkis_resource_usage_hour",
     "linkis_resource_waiting",
-    "linkis_resource_waiting_spot",
+    "linkis_resource_waiting_entry",
 ];
 
 /// Starts an instance with a long retention.

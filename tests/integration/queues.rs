@@ -182,9 +182,9 @@ async fn queue_counter_returns_to_zero_after_any_end() {
     // A use in another queue or of another type is rejected. A use of zero in another queue is zero in the own queue.
     for other in [in_queue("b", 1), load(1, 1, 1), in_namespace("a", 1)] {
         let error = client.resource_reported(&in_use.reported(name("hadoop"), other.clone())).await.unwrap_err();
-        assert_eq!(error.reason().as_deref(), Some("UNANSWERABLE_RESOURCE"), "{error}");
+        assert_eq!(error.reason().as_deref(), Some("RESOURCE_NOT_PROVIDED"), "{error}");
         let error = client.resource_inited(&inited(&locked, "hadoop", Some(other))).await.unwrap_err();
-        assert_eq!(error.reason().as_deref(), Some("UNANSWERABLE_RESOURCE"), "{error}");
+        assert_eq!(error.reason().as_deref(), Some("RESOURCE_NOT_PROVIDED"), "{error}");
     }
     let driver_only = Resource::from_parts(ResourceParts::DriverAndYarn(DRIVER, YarnAmounts::default())).unwrap();
     client.resource_reported(&in_use.reported(name("hadoop"), driver_only.clone())).await.unwrap();

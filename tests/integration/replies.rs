@@ -109,7 +109,7 @@ async fn request_for_other_queue_names_both_queues() {
     ];
     for error in answers.map(Result::unwrap_err) {
         let reason = error.reason();
-        assert_eq!((error.code(), reason.as_deref()), (Some(Code::InvalidArgument), Some("UNANSWERABLE_RESOURCE")));
+        assert_eq!((error.code(), reason.as_deref()), (Some(Code::InvalidArgument), Some("RESOURCE_NOT_PROVIDED")));
         assert_eq!(error.field().as_deref(), Some("resource"));
         let got = error.to_string();
         assert!(got.contains("root.etl") && got.contains("root.adhoc"), "{got}");

@@ -178,7 +178,7 @@ async fn application_id_reported_late_is_kept() {
     assert_eq!(nothing.resource().queue_name(), Some("q1"));
     for other in [elsewhere(1), load(1, 1, 1)] {
         let error = rm.client.resource_reported(&report(&grant, other)).await.unwrap_err();
-        assert_eq!(error.reason().as_deref(), Some("UNANSWERABLE_RESOURCE"), "{error}");
+        assert_eq!(error.reason().as_deref(), Some("RESOURCE_NOT_PROVIDED"), "{error}");
         assert_eq!(error.field().as_deref(), Some("used"));
     }
     let long = with(2, &"a".repeat(255));
@@ -199,7 +199,7 @@ async fn reported_use_of_removed_dimension_may_shrink() {
     let after = rm.client.resource_reported(&report(&grant, of(4, 1))).await.unwrap();
     assert_eq!(*after.resource(), of(4, 1));
     let error = rm.client.resource_reported(&report(&grant, of(4, 2))).await.unwrap_err();
-    assert_eq!(error.reason().as_deref(), Some("UNANSWERABLE_RESOURCE"), "{error}");
+    assert_eq!(error.reason().as_deref(), Some("RESOURCE_NOT_PROVIDED"), "{error}");
     rm.client.resource_reported(&report(&grant, of(4, 0))).await.unwrap();
     rm.client.resource_inited(&inited(&locked, "hadoop", None)).await.unwrap_err();
     for grant in [grant, locked] {

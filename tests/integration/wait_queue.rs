@@ -385,7 +385,7 @@ async fn full_wait_queue_grants_request_that_fits() {
         let error = rm.client.request_resource(&patient(host, "alice", cpu(10))).await.unwrap_err();
         assert_eq!(error.reason().as_deref(), Some("OVERLOADED"), "{error}");
     }
-    assert_eq!(rm.counter("linkis_rm_waiting_turned_away_total"), 2);
+    assert_eq!(rm.counter("linkis_rm_waiting_rejected_total"), 2);
     waits.abort();
     assert_wait_queues_empty(&other.client).await;
     assert_invariants(&database, &rm.client).await;

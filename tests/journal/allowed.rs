@@ -20,7 +20,7 @@ impl Allowed {
         for line in text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()) {
             let (difference, _) = line.split_once(" : ").unwrap_or_else(|| panic!("a line without a reason: {line}"));
             let (kind, names) = difference.split_once(' ').unwrap_or_else(|| panic!("a line without a kind: {line}"));
-            let kinds = ["table", "column", "method", "reason", "metadata", "named", "field", "word"];
+            let kinds = ["table", "column", "method", "reason", "metadata", "named", "field", "word", "part"];
             assert!(kinds.contains(&kind), "an unknown kind: {line}");
             let (old, new) =
                 names.split_once(" -> ").map_or((names, None), |(old, new)| (old, Some(new.trim().to_owned())));
@@ -42,6 +42,36 @@ impl Allowed {
     /// Returns the new name; the old one without a line.
     pub fn name<'a>(&'a self, kind: &str, old: &'a str) -> &'a str {
         self.get(kind, old).and_then(Option::as_deref).unwrap_or(old)
+    }
+
+    /// Returns the old name.
+    pub fn old_name<'a>(&'a self, kind: &str, new: &'a str) -> &'a str {
+        let is_new = |((of, _), to): &(&(String, String), &Option<String>)| of == kind && to.as_deref() == Some(new);
+        self.lines.iter().find(is_new).map_or(new, |((_, old), _)| {
+            self.get(kind, old);
+            old
+        })
+    }
+
+    /// Returns the new name of a column.
+    pub fn column<'a>(&'a self, table: &str, old: &'a str) -> &'a str {
+        self.get("column", &format!("{table}.{old}")).and_then(Option::as_deref).unwrap_or(old)
+    }
+
+    /// Returns the old name of a column.
+    pub fn old_column(&self, table: &str, new: &str) -> String {
+        let of_table = |((kind, old), to): (&(String, String), &Option<String>)| {
+            let old = old.strip_prefix(table)?.strip_prefix('.')?;
+            (kind == "column" && to.as_deref() == Some(new)).then(|| old.to_owned())
+        };
+        self.lines.iter().find_map(of_table).unwrap_or_else(|| new.to_owned())
+    }
+
+    /// Returns a text of a reply with its new parts.
+    pub fn text(&self, text: &str) -> String {
+        let parts = self.lines.iter().filter(|((kind, old), _)| kind == "part" && text.contains(old.as_str()));
+        let parts = parts.map(|((kind, old), _)| (old, self.name(kind, old)));
+        parts.fold(self.name("word", text).to_owned(), |text, (old, new)| text.replace(old, new))
     }
 
     /// Returns whether the name is not compared.

@@ -102,7 +102,7 @@ fn differences(
 fn rename(allowed: &Allowed, fields: &mut wire::Fields) {
     for (_, value) in fields {
         match value {
-            wire::Value::Text(text) => *text = allowed.name("word", text).to_owned(),
+            wire::Value::Text(text) => *text = allowed.text(text),
             wire::Value::Message(fields) => rename(allowed, fields),
             _ => {}
         }

@@ -2,6 +2,8 @@
 //!
 //! No other module of the journal has SQL of the service's tables. Callers: `run` and `replay`.
 
+use std::collections::BTreeMap;
+
 use sha2::{Digest as _, Sha256};
 use sqlx::{AssertSqlSafe, PgPool, Row as _};
 
@@ -71,36 +73,40 @@ pub async fn tables(pool: &PgPool, ids: &Ids, allowed: &Allowed, dump: &mut dyn 
                 ORDER BY column_name",
         );
         let columns = columns.bind(now).fetch_all(pool).await.unwrap();
-        let mut kept = Vec::new();
+        // By the recorded names, whose order the rows have.
+        let mut kept = BTreeMap::new();
         for column in columns {
             let (column, kind): (String, String) = (column.get(0), column.get(1));
-            let is_old = |old: &&str| {
-                let key = format!("{name}.{old}");
-                let now = allowed.name("column", &key);
-                now == column || (now == key && *old == column)
-            };
-            if kind.starts_with("timestamp") || left_out.iter().any(is_old) {
-                continue;
-            }
-            if !allowed.is_left_out("column", &format!("{name}.{column}")) {
-                kept.push(column);
+            let old = allowed.old_column(name, &column);
+            if !kind.starts_with("timestamp")
+                && !left_out.contains(&&*old)
+                && !allowed.is_left_out("column", &format!("{name}.{old}"))
+            {
+                kept.insert(old, column);
             }
         }
-        let selected: Vec<String> = kept.iter().map(|column| format!("coalesce(\"{column}\"::text, '-')")).collect();
+        let selected: Vec<String> = kept.values().map(|column| format!("coalesce(\"{column}\"::text, '-')")).collect();
+        let order: Vec<&str> = order.split(", ").map(|old| allowed.column(name, old)).collect();
         let sql = format!(
-            "SELECT concat_ws(' | ', {}) FROM \"{now}\" {} ORDER BY {order}",
+            "SELECT ARRAY[{}]::text[] FROM \"{now}\" {} ORDER BY {}",
             selected.join(", "),
-            renamed(rows_of(name), allowed)
+            renamed(rows_of(name), allowed),
+            order.join(", ")
         );
-        let rows = sqlx::query_scalar::<_, String>(AssertSqlSafe(sql)).fetch_all(pool).await;
+        let rows = sqlx::query_scalar::<_, Vec<String>>(AssertSqlSafe(sql)).fetch_all(pool).await;
+        let row = |values: &Vec<String>| {
+            let values: Vec<&str> = values.iter().map(|value| allowed.old_name("word", value)).collect();
+            replaced(&values.join(" | "), |uuid| ids.known(uuid))
+        };
         let rows: Vec<String> = match rows {
-            Ok(rows) => rows.iter().map(|row| replaced(row, |uuid| ids.known(uuid))).collect(),
+            Ok(rows) => rows.iter().map(row).collect(),
             Err(error) => vec![format!("cannot be read: {error}")],
         };
         dump(name, &rows);
         let hash = Sha256::digest(rows.join("\n"));
         let hash = u64::from_be_bytes(hash[..8].try_into().unwrap());
-        tables.push(Table { name: (*name).to_owned(), columns: kept, rows: rows.len() as u64, hash });
+        let columns = kept.into_keys().collect();
+        tables.push(Table { name: (*name).to_owned(), columns, rows: rows.len() as u64, hash });
     }
     tables
 }

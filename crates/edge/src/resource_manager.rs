@@ -272,7 +272,7 @@ fn dry_run(
             queue_name: queue_names.get(chosen).cloned().unwrap_or_default(),
             em: Some(convert::answer::em_message(&em)),
             head_room: room.head_room.into_iter().filter(is_shown).map(convert::answer::head_room).collect(),
-            over_watched: room.over_watched.iter().map(convert::answer::shortfall).collect(),
+            advisory_violations: room.advisory_violations.iter().map(convert::answer::shortfall).collect(),
             ..Default::default()
         }),
         Verdict::Refused(short) => Answer::NotEnough(convert::answer::not_enough(&short.refusal)),

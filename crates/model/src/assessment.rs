@@ -165,14 +165,14 @@ pub struct BlockedRequest {
     /// Refusal for the caller.
     pub refusal: Refusal,
     /// All wait keys of the request; true where it is short.
-    pub spots: WaitKeys,
+    pub wait_keys: WaitKeys,
 }
 
 /// Maximum number of advisory violations that a grant lists.
-const OVER_WATCHED_MAX: usize = 32;
+const ADVISORY_VIOLATIONS_MAX: usize = 32;
 
 /// Returns the first advisory limits that a fitting request violates, at most 32.
-pub fn audit_only_violations<'a>(
+pub fn advisory_violations<'a>(
     scopes: &[LimitedScope],
     usage: impl Fn(&ScopeCounter) -> Option<&'a ScopeHoldings>,
     from: &Resource,
@@ -181,10 +181,10 @@ pub fn audit_only_violations<'a>(
     let (nobody, nobody_ahead) = (ScopeHoldings::default(), Tally::default());
     let violations = |limited: &LimitedScope| {
         let usage = usage(&limited.counter).unwrap_or(&nobody);
-        let assessed = limited.assess(limited.in_mode(LimitMode::Watched), usage, (from, to), &nobody_ahead);
+        let assessed = limited.assess(limited.in_mode(LimitMode::Advisory), usage, (from, to), &nobody_ahead);
         short_dimensions(&assessed).map(Shortfall::from).collect::<Vec<_>>()
     };
-    scopes.iter().flat_map(violations).take(OVER_WATCHED_MAX).collect()
+    scopes.iter().flat_map(violations).take(ADVISORY_VIOLATIONS_MAX).collect()
 }
 
 /// Result of a dry run of a fitting request.
@@ -193,7 +193,7 @@ pub struct DryRunResult {
     /// Grantable amounts.
     pub head_room: Vec<HeadRoom>,
     /// Advisory limits that the request would violate.
-    pub over_watched: Vec<Shortfall>,
+    pub advisory_violations: Vec<Shortfall>,
 }
 
 /// Grantable amount in one dimension of an EM or a scope.
@@ -249,7 +249,7 @@ pub fn head_room<'a>(
 /// Returns the share that the EM counts, or the refusal with the wait keys.
 ///
 /// # Errors
-/// [`Rejection::Unanswerable`], [`Rejection::OtherQueue`], [`Rejection::Inconsistent`].
+/// [`Rejection::NotProvided`], [`Rejection::OtherQueue`], [`Rejection::Inconsistent`].
 pub fn assess<'a>(
     em: &Em,
     scopes: &[LimitedScope],
@@ -258,8 +258,8 @@ pub fn assess<'a>(
     position: Option<QueuePosition>,
     ask: &RequestSpec,
 ) -> Result<Result<Resource, Box<BlockedRequest>>, Rejection> {
-    let unanswerable = |source| Rejection::Unanswerable { field: "resource", em: em.instance.clone(), source };
-    let share = em.project(&ask.resource).map_err(unanswerable)?;
+    let not_provided = |source| Rejection::NotProvided { field: "resource", em: em.instance.clone(), source };
+    let share = em.project(&ask.resource).map_err(not_provided)?;
     let (share_before, before) = (share.zero_like(), ask.resource.zero_like());
     let (share_change, change) = ((&share_before, &share), (&before, &ask.resource));
     let assessed = assess_dimensions(em, scopes, usage, line, position, share_change, change)?;
@@ -274,8 +274,8 @@ pub fn assess<'a>(
     }
     let limited = scopes.iter().zip(is_short).filter(|(limited, _)| limited.is_limited());
     let limited = limited.map(|(limited, is_short)| (WaitKey::Scope(limited.scope().clone()), is_short));
-    let spots = [(WaitKey::Em(em.instance.clone()), is_short_on_em)].into_iter().chain(limited).collect();
-    Ok(Err(Box::new(BlockedRequest { refusal, spots })))
+    let wait_keys = [(WaitKey::Em(em.instance.clone()), is_short_on_em)].into_iter().chain(limited).collect();
+    Ok(Err(Box::new(BlockedRequest { refusal, wait_keys })))
 }
 
 /// Checks that an EM accepts a request at all, regardless of capacity. The decision depends on the drain, the labels of

@@ -17,7 +17,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    assessment::{assess, audit_only_violations, check_em},
+    assessment::{advisory_violations, assess, check_em},
     em::{Em, EmInstance, LabelSetProgress},
     em_drain::EmDrain,
     external::Clusters,
@@ -259,7 +259,7 @@ impl Ledger {
             Ok(judged) => judged,
             Err(short) => return Ok(self.wait_or_refuse(op, position, *short)),
         };
-        let over_watched = audit_only_violations(&scopes, usage, &op.ask.resource.zero_like(), &op.ask.resource);
+        let advisory_violations = advisory_violations(&scopes, usage, &op.ask.resource.zero_like(), &op.ask.resource);
         let overflow = |source| Rejection::Overflow { field: "resource", source };
         let em_locked = em.current.locked.add(&share).map_err(overflow)?;
         let mut counted = HashMap::new();
@@ -270,7 +270,7 @@ impl Ledger {
         *em.counted = true;
         let expires_at = self.now.saturating_add(duration(op));
         let (ticket_id, em) = (op.ask.ticket_id, op.em.clone());
-        let grant = Grant { ticket_id, em, expires_at, over_watched: Vec::new(), queue: None, counters: None };
+        let grant = Grant { ticket_id, em, expires_at, advisory_violations: Vec::new(), queue: None, counters: None };
         let ticket = self.new_ticket(op, epoch, grant.expires_at);
         self.clusters.count(&ticket);
         let granted_line = Some(self.deltas.lines.len());
@@ -283,11 +283,12 @@ impl Ledger {
             self.deltas.request_ids.push(record);
         }
         let granted_at = scopes.into_iter().map(|limited| WaitKey::Scope(limited.counter.scope));
-        let granted_at = granted_at.chain([WaitKey::Em(op.em.clone())]).chain(self.clusters.spots_of(op.ask.ticket_id));
-        let granted_at = granted_at.map(|spot| (spot, false));
+        let granted_at =
+            granted_at.chain([WaitKey::Em(op.em.clone())]).chain(self.clusters.wait_keys_of(op.ask.ticket_id));
+        let granted_at = granted_at.map(|wait_key| (wait_key, false));
         self.dequeue(op, granted_at.collect());
-        self.deltas.over_watched += u64::from(!over_watched.is_empty());
-        Ok(Outcome::Granted(Grant { over_watched, queue, ..grant }))
+        self.deltas.advisory_violations += u64::from(!advisory_violations.is_empty());
+        Ok(Outcome::Granted(Grant { advisory_violations, queue, ..grant }))
     }
 
     /// Adds the scope counters after `change` to `counted`, which may contain earlier changes of the same operation.

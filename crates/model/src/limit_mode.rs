@@ -10,7 +10,7 @@ text_enum! {
         #[default]
         Enforced = "enforced",
         /// The request is granted; the violation is returned and counted.
-        Watched = "watched",
+        Advisory = "advisory",
         /// The request is granted. The rule needs no maximum and only makes its label set counted.
         Off = "off",
     }

@@ -433,7 +433,7 @@ pub struct QueuedOutcome {
     /// Position of the request.
     pub position: QueuePosition,
     /// Wait keys of the request.
-    pub spots: WaitKeys,
+    pub wait_keys: WaitKeys,
     /// Refusal that the request would get without waiting.
     pub refusal: Refusal,
 }
@@ -448,7 +448,7 @@ pub struct Grant {
     /// Deadline of the confirmation; the ticket expires then.
     pub expires_at: OffsetDateTime,
     /// Advisory limits that the grant violates; empty when the grant is returned again for its request id.
-    pub over_watched: Vec<Shortfall>,
+    pub advisory_violations: Vec<Shortfall>,
     /// External queue of the grant, with the basis of the decision; `None` when returned again.
     pub queue: Option<JudgedQueue>,
     /// Counters after the grant, if requested; `None` when returned again.

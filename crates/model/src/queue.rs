@@ -262,7 +262,7 @@ impl QueueTree {
 
     /// Returns the maximum and the use of one queue; for a namespace without a quota, those of the nodes. The maximum is
     /// `None` if it is unknown.
-    pub fn told(&self, queue: &ExternalQueue) -> (Option<QueueAmounts>, QueueAmounts) {
+    pub fn max_and_used(&self, queue: &ExternalQueue) -> (Option<QueueAmounts>, QueueAmounts) {
         if self.naming != QueueNaming::Namespaces {
             return (Some(queue.max), queue.used);
         }
@@ -400,15 +400,15 @@ mod tests {
             (left.memory, left.cores)
         };
         assert_eq!([left("a"), left("b"), left("c"), left("root")], [(40, 10), (10, 10), (5, 5), (10, 10)]);
-        let told = |name| queues.told(queues.find(name).unwrap());
+        let amounts_of = |name| queues.max_and_used(queues.find(name).unwrap());
         let amounts = |memory, cores| QueueAmounts { memory, cores };
-        assert_eq!(told("a"), (Some(amounts(50, 100)), amounts(10, 90)));
-        assert_eq!(told("b"), (Some(amounts(100, 100)), amounts(90, 90)));
+        assert_eq!(amounts_of("a"), (Some(amounts(50, 100)), amounts(10, 90)));
+        assert_eq!(amounts_of("b"), (Some(amounts(100, 100)), amounts(90, 90)));
         // The nodes need not be readable if quotas limit everything.
         let none = ExternalQueue { max: amounts(NO_MAXIMUM, NO_MAXIMUM), used: amounts(0, 0), ..queue("root", 0, 0) };
         let queues = QueueTree::new(QueueNaming::Namespaces, [none, queue("root.c", 5, 1)]).unwrap();
         assert_eq!(queues.left(queues.find("c").unwrap()), amounts(4, 4));
-        assert_eq!(queues.told(queues.find("root").unwrap()).0, None);
+        assert_eq!(queues.max_and_used(queues.find("root").unwrap()).0, None);
     }
 
     #[test]

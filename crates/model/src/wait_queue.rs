@@ -126,8 +126,8 @@ pub struct FreedKeys(BTreeMap<WaitKey, u32>);
 
 impl FreedKeys {
     /// Adds freed capacity of `requests` requests at a key.
-    pub fn add(&mut self, spot: WaitKey, requests: u32) {
-        let noted = self.0.entry(spot).or_default();
+    pub fn add(&mut self, wait_key: WaitKey, requests: u32) {
+        let noted = self.0.entry(wait_key).or_default();
         *noted = noted.saturating_add(requests);
     }
 
@@ -138,8 +138,8 @@ impl FreedKeys {
     }
 
     /// Returns whether capacity was freed at a key.
-    pub fn contains(&self, spot: &WaitKey) -> bool {
-        self.0.contains_key(spot)
+    pub fn contains(&self, wait_key: &WaitKey) -> bool {
+        self.0.contains_key(wait_key)
     }
 
     /// Returns whether no capacity was freed.
@@ -149,7 +149,7 @@ impl FreedKeys {
 
     /// Returns each key with the number of requests that freed capacity; [`MUCH`] if unknown.
     pub fn iter(&self) -> impl Iterator<Item = (&WaitKey, u32)> {
-        self.0.iter().map(|(spot, requests)| (spot, *requests))
+        self.0.iter().map(|(wait_key, requests)| (wait_key, *requests))
     }
 }
 
@@ -211,11 +211,11 @@ pub type ViewedKeys = BTreeMap<WaitKey, ViewExtent>;
 
 /// Returns the keys and extents that several requests need together.
 pub fn viewed_keys(requests: impl IntoIterator<Item = (WaitKey, ViewExtent)>) -> ViewedKeys {
-    let mut spots = ViewedKeys::new();
-    for (spot, extent) in requests {
-        spots.entry(spot).and_modify(|viewed| *viewed = viewed.and(extent)).or_insert(extent);
+    let mut wait_keys = ViewedKeys::new();
+    for (wait_key, extent) in requests {
+        wait_keys.entry(wait_key).and_modify(|viewed| *viewed = viewed.and(extent)).or_insert(extent);
     }
-    spots
+    wait_keys
 }
 
 /// The wait queues of some wait keys, and the wait keys of each request in them.
@@ -311,8 +311,8 @@ impl WaitQueue {
 
 impl WaitQueues {
     /// Returns the sum of the entries at a key before `position`, or of all entries without a position.
-    pub fn reserved_ahead(&self, spot: &WaitKey, position: Option<QueuePosition>) -> Tally {
-        match (self.queues.get(spot), position) {
+    pub fn reserved_ahead(&self, wait_key: &WaitKey, position: Option<QueuePosition>) -> Tally {
+        match (self.queues.get(wait_key), position) {
             (None, _) => Tally::default(),
             (Some(queue), None) => queue.total().clone(),
             (Some(queue), Some(position)) => queue.sum_before(position),
@@ -320,22 +320,22 @@ impl WaitQueues {
     }
 
     /// As [`WaitQueues::reserved_ahead`], without computing the key if all queues are empty.
-    pub fn ahead_at(&self, spot: impl FnOnce() -> WaitKey, position: Option<QueuePosition>) -> Tally {
-        if self.is_empty() { Tally::default() } else { self.reserved_ahead(&spot(), position) }
+    pub fn ahead_at(&self, wait_key: impl FnOnce() -> WaitKey, position: Option<QueuePosition>) -> Tally {
+        if self.is_empty() { Tally::default() } else { self.reserved_ahead(&wait_key(), position) }
     }
 
     /// Selects the keys at which a request is queued: those where it is short. The first short entry of a key is queued at
     /// all of its keys.
-    pub fn keys_for(&self, position: QueuePosition, spots: &WaitKeys) -> WaitKeys {
-        let is_first = |spot: &WaitKey| {
-            let first = self.queues.get(spot).and_then(|queue| queue.first_short);
+    pub fn keys_for(&self, position: QueuePosition, wait_keys: &WaitKeys) -> WaitKeys {
+        let is_first = |wait_key: &WaitKey| {
+            let first = self.queues.get(wait_key).and_then(|queue| queue.first_short);
             first.is_none_or(|first| position <= first)
         };
-        let keeps_all = spots.iter().any(|(spot, is_short)| *is_short && is_first(spot));
-        spots
+        let keeps_all = wait_keys.iter().any(|(wait_key, is_short)| *is_short && is_first(wait_key));
+        wait_keys
             .iter()
             .filter(|(_, is_short)| **is_short || keeps_all)
-            .map(|(spot, short)| (spot.clone(), *short))
+            .map(|(wait_key, short)| (wait_key.clone(), *short))
             .collect()
     }
 
@@ -352,8 +352,8 @@ impl WaitQueues {
     }
 
     /// Inserts an entry at a key.
-    pub fn insert(&mut self, spot: WaitKey, position: QueuePosition, stand: QueueEntry) {
-        self.insert_at(self.key(spot), position, stand);
+    pub fn insert(&mut self, wait_key: WaitKey, position: QueuePosition, stand: QueueEntry) {
+        self.insert_at(self.key(wait_key), position, stand);
     }
 
     /// Removes all entries of a request.
@@ -364,29 +364,29 @@ impl WaitQueues {
         }
     }
 
-    /// Sets the wait keys of a request to exactly `spots`. Queues without a change keep their sums.
-    pub fn put(&mut self, position: QueuePosition, spots: &WaitKeys, resource: &Resource) {
+    /// Sets the wait keys of a request to exactly `wait_keys`. Queues without a change keep their sums.
+    pub fn put(&mut self, position: QueuePosition, wait_keys: &WaitKeys, resource: &Resource) {
         let left: Vec<Arc<WaitKey>> = (self.keys.get(&position).into_iter().flatten())
             .inspect(|_| visit())
-            .filter(|key| !spots.contains_key(&***key))
+            .filter(|key| !wait_keys.contains_key(&***key))
             .cloned()
             .collect();
         for key in left {
             self.remove_at(&key, position);
         }
-        for (spot, is_short) in spots {
+        for (wait_key, is_short) in wait_keys {
             let stand = QueueEntry { resource: resource.clone(), is_short: *is_short };
-            let before = self.queues.get(spot).and_then(|queue| queue.stands.get(&position));
+            let before = self.queues.get(wait_key).and_then(|queue| queue.stands.get(&position));
             if before != Some(&stand) {
-                self.insert(spot.clone(), position, stand);
+                self.insert(wait_key.clone(), position, stand);
             }
         }
     }
 
-    /// Copies the queues of `spots` from `other`, each up to its extent.
-    pub fn replace(&mut self, spots: ViewedKeys, other: &Self) {
-        for (spot, extent) in spots {
-            let (queue, key) = (other.queues.get(&spot), self.key(spot));
+    /// Copies the queues of `wait_keys` from `other`, each up to its extent.
+    pub fn replace(&mut self, wait_keys: ViewedKeys, other: &Self) {
+        for (wait_key, extent) in wait_keys {
+            let (queue, key) = (other.queues.get(&wait_key), self.key(wait_key));
             match extent {
                 ViewExtent::All => self.replace_all(&key, queue),
                 ViewExtent::UpTo(last) => self.replace_first(&key, last, queue),
@@ -395,7 +395,7 @@ impl WaitQueues {
     }
 
     /// Returns the number of non-empty wait queues.
-    pub fn spots(&self) -> usize {
+    pub fn wait_keys(&self) -> usize {
         self.queues.len()
     }
 
@@ -427,8 +427,8 @@ impl WaitQueues {
     }
 
     /// Returns the stored instance of the wait key, or a new one.
-    fn key(&self, spot: WaitKey) -> Arc<WaitKey> {
-        self.queues.get_key_value(&spot).map(|(key, _)| key.clone()).unwrap_or_else(|| Arc::new(spot))
+    fn key(&self, wait_key: WaitKey) -> Arc<WaitKey> {
+        self.queues.get_key_value(&wait_key).map(|(key, _)| key.clone()).unwrap_or_else(|| Arc::new(wait_key))
     }
 
     fn insert_at(&mut self, key: Arc<WaitKey>, position: QueuePosition, stand: QueueEntry) {
@@ -466,8 +466,8 @@ impl WaitQueues {
     }
 
     /// Returns whether a key has entries.
-    pub fn contains(&self, spot: &WaitKey) -> bool {
-        self.queues.contains_key(spot)
+    pub fn contains(&self, wait_key: &WaitKey) -> bool {
+        self.queues.contains_key(wait_key)
     }
 
     /// Drops the content one wait queue or request at a time, so that the caller can yield in between.
@@ -508,11 +508,15 @@ mod tests {
     }
 
     /// Queues a request at the selected keys. Its number is its position and the number of requested cores.
-    fn stand(line: &mut WaitQueues, number: u128, spots: &[(WaitKey, bool)]) -> WaitKeys {
-        let stands = line.keys_for(position(number), &spots.iter().cloned().collect());
+    fn stand(line: &mut WaitQueues, number: u128, wait_keys: &[(WaitKey, bool)]) -> WaitKeys {
+        let stands = line.keys_for(position(number), &wait_keys.iter().cloned().collect());
         let resource = Resource::cpu(i64::try_from(number).unwrap()).unwrap();
-        for (spot, is_short) in &stands {
-            line.insert(spot.clone(), position(number), QueueEntry { resource: resource.clone(), is_short: *is_short });
+        for (wait_key, is_short) in &stands {
+            line.insert(
+                wait_key.clone(),
+                position(number),
+                QueueEntry { resource: resource.clone(), is_short: *is_short },
+            );
         }
         stands
     }
@@ -520,14 +524,15 @@ mod tests {
     #[test]
     fn wait_queue_head_alone_reserves_where_not_short() {
         let mut line = WaitQueues::default();
-        let spots = [(em("a"), false), (user("u"), true)];
-        assert_eq!(stand(&mut line, 1, &spots).len(), 2, "the first at user=u");
-        assert_eq!(stand(&mut line, 2, &spots), BTreeMap::from([(user("u"), true)]));
-        let ahead = |line: &WaitQueues, spot, position| line.reserved_ahead(&spot, position).get(&Dimension::Cores);
+        let wait_keys = [(em("a"), false), (user("u"), true)];
+        assert_eq!(stand(&mut line, 1, &wait_keys).len(), 2, "the first at user=u");
+        assert_eq!(stand(&mut line, 2, &wait_keys), BTreeMap::from([(user("u"), true)]));
+        let ahead =
+            |line: &WaitQueues, wait_key, position| line.reserved_ahead(&wait_key, position).get(&Dimension::Cores);
         assert_eq!(ahead(&line, em("a"), None), 1, "the amounts of one entry, because all wait for one limit");
         assert_eq!(ahead(&line, user("u"), None), 1 + 2);
         line.remove(position(1));
-        assert_eq!(stand(&mut line, 2, &spots).len(), 2, "now the first");
+        assert_eq!(stand(&mut line, 2, &wait_keys).len(), 2, "now the first");
     }
 
     #[test]
@@ -536,8 +541,9 @@ mod tests {
         for number in [3, 1, 2] {
             stand(&mut line, number, &[(em("a"), true)]);
         }
-        let ahead =
-            |spot, number: Option<u128>| line.reserved_ahead(&spot, number.map(position)).get(&Dimension::Cores);
+        let ahead = |wait_key, number: Option<u128>| {
+            line.reserved_ahead(&wait_key, number.map(position)).get(&Dimension::Cores)
+        };
         assert_eq!([1, 2, 3, 4].map(|number| ahead(em("a"), Some(number))), [0, 1, 1 + 2, 1 + 2 + 3]);
         assert_eq!((ahead(em("a"), None), ahead(em("b"), None)), (6, 0));
         line.remove(position(2));
@@ -589,7 +595,7 @@ mod tests {
                 line.remove(own);
                 line.insert(key.clone(), own, entry());
             });
-            assert_eq!(line.spots(), usize::try_from(count).unwrap());
+            assert_eq!(line.wait_keys(), usize::try_from(count).unwrap());
             visits
         });
         for extent in [ViewExtent::All, ViewExtent::UpTo(own)] {
@@ -640,7 +646,7 @@ mod tests {
             let (number, cores) = (u128::from(next(12)), i64::try_from(next(3)).unwrap());
             let own: Vec<(usize, bool)> =
                 (0..3).filter_map(|at| Some((at, next(2) == 0)).filter(|_| next(2) == 0)).collect();
-            let spots: WaitKeys = own.iter().map(|(at, is_short)| (keys[*at].clone(), *is_short)).collect();
+            let wait_keys: WaitKeys = own.iter().map(|(at, is_short)| (keys[*at].clone(), *is_short)).collect();
             let resource = Resource::cpu(cores).unwrap();
             match next(4) {
                 0 => {
@@ -650,7 +656,7 @@ mod tests {
                 1 => {
                     plain.retain(|(_, other), _| *other != number);
                     plain.extend(own.iter().map(|(at, is_short)| ((*at, number), (cores, *is_short))));
-                    line.put(position(number), &spots, &resource);
+                    line.put(position(number), &wait_keys, &resource);
                 }
                 kind => {
                     // Another view of one queue, whole or up to a position.
@@ -673,7 +679,7 @@ mod tests {
                 }
             }
             let is_in = |at: usize| plain.keys().any(|(key, _)| *key == at);
-            assert_eq!(line.spots(), (0..3).filter(|at| is_in(*at)).count());
+            assert_eq!(line.wait_keys(), (0..3).filter(|at| is_in(*at)).count());
             for (at, key) in keys.iter().enumerate() {
                 let sum = |last| {
                     plain
@@ -687,8 +693,8 @@ mod tests {
                 assert_eq!(line.reserved_ahead(key, Some(position(number))).get(&Dimension::Cores), sum(number));
                 let is_first =
                     !plain.iter().any(|((key, other), (_, is_short))| *key == at && *other < number && *is_short);
-                let spots = WaitKeys::from([(key.clone(), true), (em("other"), false)]);
-                assert_eq!(line.keys_for(position(number), &spots).len(), 1 + usize::from(is_first));
+                let wait_keys = WaitKeys::from([(key.clone(), true), (em("other"), false)]);
+                assert_eq!(line.keys_for(position(number), &wait_keys).len(), 1 + usize::from(is_first));
             }
             let own: WaitKeys = plain
                 .iter()
@@ -711,8 +717,8 @@ mod tests {
                     QueueEntry { resource: Resource::cpu(1).unwrap(), is_short: false },
                 );
             }
-            let spots = WaitKeys::from([(em("a"), true), (user("u"), false)]);
-            visits::count(|| assert_eq!(line.keys_for(position(count), &spots).len(), 2))
+            let wait_keys = WaitKeys::from([(em("a"), true), (user("u"), false)]);
+            visits::count(|| assert_eq!(line.keys_for(position(count), &wait_keys).len(), 2))
         });
     }
 }

@@ -171,7 +171,7 @@ impl Error {
 
     /// Returns whether the cause was logged already, once for all calls.
     pub fn is_logged(&self) -> bool {
-        matches!(self, Self::Unavailable(error) if error.is_told())
+        matches!(self, Self::Unavailable(error) if error.is_logged())
     }
 
     /// Returns whether the error is temporary, independent of the call's content, and without an unknown result.

@@ -106,17 +106,17 @@ pub(super) async fn line(
     limits: &Limits,
     clusters: &Clusters,
 ) -> Result<WaitQueueView, StoreError> {
-    let spots = viewed_keys(requests.iter().flat_map(|request| {
+    let wait_keys = viewed_keys(requests.iter().flat_map(|request| {
         let extent = ViewExtent::of(request.position());
-        let in_queue = clusters.asked(&request.ask.resource, &request.ask.labels).map(|asked| asked.spots());
+        let in_queue = clusters.asked(&request.ask.resource, &request.ask.labels).map(|asked| asked.wait_keys());
         let in_queue = in_queue.unwrap_or_default();
-        assessment::wait_keys(request, limits).chain(in_queue).map(move |spot| (spot, extent))
+        assessment::wait_keys(request, limits).chain(in_queue).map(move |wait_key| (wait_key, extent))
     }));
     let in_line: Vec<Uuid> =
         requests.iter().filter_map(|request| request.position()).map(|position| position.ticket_id()).collect();
-    let line = match spots.is_empty() {
+    let line = match wait_keys.is_empty() {
         true => WaitQueues::default(),
-        false => waiting::line(connection, &spots, &in_line).await?,
+        false => waiting::line(connection, &wait_keys, &in_line).await?,
     };
-    Ok(WaitQueueView { line, spots: Some(spots) })
+    Ok(WaitQueueView { line, wait_keys: Some(wait_keys) })
 }

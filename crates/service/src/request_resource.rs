@@ -379,7 +379,7 @@ impl RequestResourceService {
         loop {
             let (other, mut again) = (next.other.take(), None);
             let ask = other.and_then(|other| others.get(other)).unwrap_or(&request.ask).clone();
-            let (until, stands) = (caller.until(), !caller.spots().is_empty());
+            let (until, stands) = (caller.until(), !caller.wait_keys().is_empty());
             let patience = match caller.any_em() {
                 false => until.into(),
                 // A request without a named EM does not wait for contended EMs, unless it has no queue entry and all its EMs
@@ -439,7 +439,7 @@ impl RequestResourceService {
                     continue;
                 }
                 // A queued request survives a short outage.
-                Err(error) if error.is_transient() && !caller.spots().is_empty() => match caller.back_off().await {
+                Err(error) if error.is_transient() && !caller.wait_keys().is_empty() => match caller.back_off().await {
                     WaitResult::Look(_) => continue,
                     WaitResult::TimeIsUp => {
                         return refusal.map_or(Err(error), |refusal| Ok((Outcome::Refused(refusal), None)));
@@ -561,7 +561,7 @@ impl RequestResourceService {
         let since = caller.freed_count();
         // An error is ignored: the next freed event or poll repeats the check.
         let wait = caller.wait(request.ask.ticket_id, true).await.ok()?;
-        let mut spots = BTreeSet::new();
+        let mut wait_keys = BTreeSet::new();
         for (number, ask) in others.iter().enumerate() {
             let mut tried = Vec::new();
             let mut em = match caller.any_em() {
@@ -577,8 +577,8 @@ impl RequestResourceService {
                         return Some(QueuedAttempt { elsewhere, woken_by: None, other: Some(number) });
                     }
                     Ok(Verdict::Refused(short)) => {
-                        let short = short.spots.into_iter().filter(|(_, is_short)| *is_short);
-                        spots.extend(short.map(|(spot, _)| spot));
+                        let short = short.wait_keys.into_iter().filter(|(_, is_short)| *is_short);
+                        wait_keys.extend(short.map(|(wait_key, _)| wait_key));
                     }
                     Err(_) => {}
                 }
@@ -588,7 +588,7 @@ impl RequestResourceService {
                 }
             }
         }
-        caller.subscribe(spots, since);
+        caller.subscribe(wait_keys, since);
         None
     }
 
@@ -647,7 +647,7 @@ fn looks_again(woken_by: Option<WakeReason>, turned_away: usize, caller: &WaitHa
 
 /// Whether the queue entry is unchanged by this refusal, so that the request can stay parked.
 fn stands_well(caller: &WaitHandle, short: &BlockedRequest) -> bool {
-    !short.refusal.never_fits && short.spots == caller.spots()
+    !short.refusal.never_fits && short.wait_keys == caller.wait_keys()
 }
 
 /// Next attempt of a waiting request.

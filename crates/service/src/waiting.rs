@@ -111,9 +111,9 @@ impl LocalWaitQueue {
         (self.index().callers > 0).then(|| WaitKeyHash::of(&WaitKey::Em(em.clone())))
     }
 
-    /// Wakes the head of the queue at `spot`: an operation that will free capacity there is in the commit queue.
-    pub fn capacity_expected(&self, spot: WaitKeyHash) {
-        self.index().room_comes(spot);
+    /// Wakes the head of the queue at `wait_key`: an operation that will free capacity there is in the commit queue.
+    pub fn capacity_expected(&self, wait_key: WaitKeyHash) {
+        self.index().room_comes(wait_key);
     }
 
     /// Handles a committed batch. The batch freed capacity at `freed` and granted the requests at the positions `granted`, each
@@ -149,7 +149,7 @@ impl LocalWaitQueue {
     /// [`Error::Overloaded`] if too many requests wait here, or too many of this principal.
     pub fn enqueue(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Result<WaitHandle, Error> {
         self.enter_if_room(any_em, ask, until).ok_or_else(|| {
-            self.metrics.line.turned_away.inc();
+            self.metrics.line.rejected.inc();
             Error::Overloaded
         })
     }
@@ -279,8 +279,8 @@ impl WaitHandle {
     }
 
     /// Returns the wait keys of the queue entry; empty if the request is not queued.
-    pub fn spots(&self) -> WaitKeys {
-        self.stands.as_ref().map(|(_, spots)| spots.clone()).unwrap_or_default()
+    pub fn wait_keys(&self) -> WaitKeys {
+        self.stands.as_ref().map(|(_, wait_keys)| wait_keys.clone()).unwrap_or_default()
     }
 
     /// Records that the request was submitted to the committer.
@@ -297,16 +297,16 @@ impl WaitHandle {
     /// Records the position and wait keys that the ledger has stored.
     pub fn update_entry(&mut self, waiting: &QueuedOutcome) {
         self.stood_since.get_or_insert_with(Instant::now);
-        if self.spots() != waiting.spots {
-            self.stands = Some((waiting.position, waiting.spots.clone()));
+        if self.wait_keys() != waiting.wait_keys {
+            self.stands = Some((waiting.position, waiting.wait_keys.clone()));
             self.register(self.news_count);
         }
     }
 
-    /// Also wakes the request for freed capacity at `spots`, including freed events since the sequence number `since`.
-    pub fn subscribe(&mut self, spots: BTreeSet<WaitKey>, since: u64) {
-        if self.hears_of != spots {
-            self.hears_of = spots;
+    /// Also wakes the request for freed capacity at `wait_keys`, including freed events since the sequence number `since`.
+    pub fn subscribe(&mut self, wait_keys: BTreeSet<WaitKey>, since: u64) {
+        if self.hears_of != wait_keys {
+            self.hears_of = wait_keys;
             self.register(since);
         }
     }
@@ -317,8 +317,8 @@ impl WaitHandle {
     }
 
     fn register(&self, since: u64) {
-        if let Some((position, spots)) = &self.stands {
-            let short = spots.iter().filter(|(_, is_short)| **is_short).map(|(spot, _)| spot);
+        if let Some((position, wait_keys)) = &self.stands {
+            let short = wait_keys.iter().filter(|(_, is_short)| **is_short).map(|(wait_key, _)| wait_key);
             let keys: BTreeSet<WaitKeyHash> = short.chain(&self.hears_of).map(WaitKeyHash::of).collect();
             self.line.index().insert(*position, self.sleeper.clone(), keys, since);
         }
@@ -349,7 +349,7 @@ impl WaitHandle {
     /// Counts a check, or an attempt without a grant, by its reason.
     pub fn count_check(&self, wake: WakeReason) {
         let counts = &self.line.metrics.line;
-        if wake.is_poll { counts.polls.inc() } else { counts.looks.inc() }
+        if wake.is_poll { counts.polls.inc() } else { counts.checks.inc() }
     }
 
     /// Waits `FAILURE_PAUSE` after a transient error, then checks again.

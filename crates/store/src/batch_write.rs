@@ -31,7 +31,7 @@ use super::{
 };
 
 /// Name of the part that writes the history.
-const TOLD: &str = "told";
+const RECORDED: &str = "recorded";
 
 /// Columns of a history line of a batch.
 const LINE_COLUMNS: &str = r#"action, ticket_id, "user", creator, engine_type, labels, engine_application_name, engine_instance,
@@ -249,7 +249,7 @@ impl Statement {
     /// line numbers `granted`. The ids of the rows ascend in that order.
     fn history(&mut self, records: &[BatchRecord<'_>], granted: Vec<i32>, now: OffsetDateTime) {
         let rows = records.len() + granted.len();
-        self.part(TOLD, "linkis_resource_action_record", rows, |sql| {
+        self.part(RECORDED, "linkis_resource_action_record", rows, |sql| {
             sql.push("INSERT INTO linkis_resource_action_record (").push(LINE_COLUMNS).push(") ");
             match (records.is_empty(), granted.is_empty()) {
                 (true, _) => push_granted(sql),
@@ -354,7 +354,7 @@ impl Statement {
     }
 
     async fn execute(mut self, connection: &mut PgConnection, own: Option<Uuid>) -> Result<WriteResult, StoreError> {
-        let tells = self.parts.iter().any(|part| part.name == TOLD);
+        let is_recorded = self.parts.iter().any(|part| part.name == RECORDED);
         self.sql.push(" SELECT ARRAY[");
         for (nth, part) in self.parts.iter().enumerate() {
             let separator = if nth == 0 { "" } else { ", " };
@@ -365,7 +365,7 @@ impl Statement {
                 WHERE alive_until > clock_timestamp() AND instance_id IS DISTINCT FROM ",
         );
         self.sql.push_bind(own).push("), ");
-        self.sql.push(if tells { "(SELECT min(id) FROM told)" } else { "NULL::bigint" });
+        self.sql.push(if is_recorded { "(SELECT min(id) FROM recorded)" } else { "NULL::bigint" });
         let (touched, others_wait, first_line): (Vec<i64>, bool, Option<i64>) =
             self.sql.build_query_as().fetch_one(connection).await?;
         for (part, touched) in self.parts.iter().zip(touched) {

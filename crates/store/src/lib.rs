@@ -531,7 +531,7 @@ impl StoreError {
 
     /// Returns whether the search for a primary has already logged this error. All calls without a primary fail with
     /// it.
-    pub fn is_told(&self) -> bool {
+    pub fn is_logged(&self) -> bool {
         matches!(self, Self::NoPrimary { .. })
     }
 

@@ -17,7 +17,7 @@ use super::{
 };
 
 /// Maximum number of changed rules that one change records individually.
-const TOLD_MAX: usize = 1000;
+const RECORDED_MAX: usize = 1000;
 
 /// Number of rows kept, and maximum number of rows to apply: above it, reading all rules is cheaper.
 const KEPT: i64 = 10_000;
@@ -29,7 +29,7 @@ pub async fn insert(
     before: Uuid,
     changed: &[(&LabelPattern, Option<&Rule>)],
 ) -> Result<(), StoreError> {
-    let is_whole = changed.len() > TOLD_MAX;
+    let is_whole = changed.len() > RECORDED_MAX;
     let max = |rule: &Rule| tally_json(rule.max.iter().map(|(dimension, max)| (dimension, *max)));
     let recorded = if is_whole { &[] } else { changed };
     let mut patterns: Vec<_> = recorded.iter().map(|(pattern, _)| Some(limit::pattern_json(pattern))).collect();

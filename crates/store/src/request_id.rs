@@ -38,7 +38,7 @@ fn record(row: TableRow<'_>, user: Name) -> Result<RequestRecord, StoreError> {
             ticket_id: row.get("ticket_id")?,
             em: row.em()?,
             expires_at: row.get("expires_at")?,
-            over_watched: Vec::new(),
+            advisory_violations: Vec::new(),
             queue: None,
             counters: None,
         },

@@ -113,7 +113,7 @@ pub async fn begin(
             FROM (SELECT clock_timestamp() AS now) t
             WHERE scope = $1 AND "user" = $2 AND em_application_name = $3 AND em_instance = $4
             RETURNING scope, "user", em_application_name, em_instance, reason, held_by, hold_time, hold_until
-        ), told AS (
+        ), recorded AS (
             INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, scope, resource_type, resource,
                 actor, reason, action_time, address, before, after)
             SELECT $6, nullif(em_application_name, ''), nullif(em_instance, ''),

@@ -1,4 +1,4 @@
-//! Wait queues: `linkis_resource_waiting` has one row per waiting request, `linkis_resource_waiting_spot` one row per
+//! Wait queues: `linkis_resource_waiting` has one row per waiting request, `linkis_resource_waiting_entry` one row per
 //! queue entry, and `linkis_rm_instance` one liveness row per instance with waiters.
 //!
 //! Entries of instances that are not alive do not count, and are deleted later. The committer inserts and moves entries
@@ -31,7 +31,7 @@ mod freed;
 mod json;
 mod list;
 
-use json::{caps_json, parse_position, parse_spot, spot_hash, spot_json};
+use json::{caps_json, parse_position, parse_wait_key, wait_key_hash, wait_key_json};
 
 pub use freed::{CHANNEL, FreedNotification, WaitKeyHash, notify};
 pub use list::{WaitingFilter, list};
@@ -58,18 +58,18 @@ const STANDS_MAX: i64 = 500;
 const LAST_POSITION: [u8; POSITION_BYTES + 1] = [u8::MAX; POSITION_BYTES + 1];
 
 /// Returns the wait key of an entry: by number among the `asked` ones, counted from 1, or as stored.
-fn spot(row: TableRow<'_>, asked: &[&WaitKey]) -> Result<WaitKey, StoreError> {
+fn wait_key(row: TableRow<'_>, asked: &[&WaitKey]) -> Result<WaitKey, StoreError> {
     let number: Option<i64> = row.get("number")?;
     match number.and_then(|number| asked.get(usize::try_from(number - 1).ok()?)) {
-        Some(spot) => Ok(WaitKey::clone(spot)),
-        None => parse_spot(row.get("spot")?),
+        Some(wait_key) => Ok(WaitKey::clone(wait_key)),
+        None => parse_wait_key(row.get("wait_key")?),
     }
 }
 
-/// Returns the first entries at `spots`, to the extent given for each, and all entries of `ticket_ids` at any wait key.
+/// Returns the first entries at `wait_keys`, to the extent given for each, and all entries of `ticket_ids` at any wait key.
 pub async fn line(
     executor: impl PgExecutor<'_>,
-    spots: &ViewedKeys,
+    wait_keys: &ViewedKeys,
     ticket_ids: &[Uuid],
 ) -> Result<WaitQueues, StoreError> {
     let last = |extent: &ViewExtent| match extent {
@@ -78,30 +78,30 @@ pub async fn line(
     };
     let rows = sqlx::query(
         "-- waiting::line
-        SELECT k.number, NULL::text AS spot, s.is_short, s.position, s.resource_type, s.resource::text
-        FROM unnest($1::bytea[], $5::bytea[]) WITH ORDINALITY AS k (spot_hash, last, number)
+        SELECT k.number, NULL::text AS wait_key, s.is_short, s.position, s.resource_type, s.resource::text
+        FROM unnest($1::bytea[], $5::bytea[]) WITH ORDINALITY AS k (wait_key_hash, last, number)
         CROSS JOIN LATERAL (
             SELECT f.* FROM linkis_rm_instance i
             CROSS JOIN LATERAL (
-                SELECT s.is_short, s.position, s.resource_type, s.resource FROM linkis_resource_waiting_spot s
-                WHERE s.spot_hash = k.spot_hash AND s.instance_id = i.instance_id AND s.position <= k.last
+                SELECT s.is_short, s.position, s.resource_type, s.resource FROM linkis_resource_waiting_entry s
+                WHERE s.wait_key_hash = k.wait_key_hash AND s.instance_id = i.instance_id AND s.position <= k.last
                     AND s.wait_until > clock_timestamp() - make_interval(secs => $4)
-                ORDER BY s.spot_hash, s.instance_id, s.position LIMIT $3) f
+                ORDER BY s.wait_key_hash, s.instance_id, s.position LIMIT $3) f
             WHERE i.alive_until > clock_timestamp()
             ORDER BY f.position LIMIT $3) s
         UNION ALL
-        SELECT NULL, s.spot::text, s.is_short, s.position, s.resource_type, s.resource::text
-        FROM linkis_resource_waiting_spot s
+        SELECT NULL, s.wait_key::text, s.is_short, s.position, s.resource_type, s.resource::text
+        FROM linkis_resource_waiting_entry s
         WHERE s.ticket_id = ANY ($2)",
     )
-    .bind(spots.keys().map(|spot| spot_hash(spot).to_vec()).collect::<Vec<_>>())
+    .bind(wait_keys.keys().map(|wait_key| wait_key_hash(wait_key).to_vec()).collect::<Vec<_>>())
     .bind(ticket_ids)
     .bind(STANDS_MAX)
     .bind(OVERDUE.as_secs_f64())
-    .bind(spots.values().map(last).collect::<Vec<_>>())
+    .bind(wait_keys.values().map(last).collect::<Vec<_>>())
     .fetch_all(executor)
     .await?;
-    let asked: Vec<&WaitKey> = spots.keys().collect();
+    let asked: Vec<&WaitKey> = wait_keys.keys().collect();
     let (mut line, mut before) = (WaitQueues::default(), None::<((&str, &str), Resource)>);
     for row in rows.iter().map(|row| TABLE.row(row)) {
         let text = (row.get("resource_type")?, row.get("resource")?);
@@ -112,41 +112,41 @@ pub async fn line(
         };
         before = Some((text, resource.clone()));
         let entry = QueueEntry { resource, is_short: row.get("is_short")? };
-        line.insert(spot(row, &asked)?, parse_position(row.get("position")?)?, entry);
+        line.insert(wait_key(row, &asked)?, parse_position(row.get("position")?)?, entry);
     }
     Ok(line)
 }
 
 /// Returns up to `limit` external queues of `provider` with a wait queue.
 pub async fn queues(executor: impl PgExecutor<'_>, provider: &Name, limit: i64) -> Result<Vec<WaitKey>, StoreError> {
-    let spots: Vec<String> = sqlx::query_scalar(
+    let wait_keys: Vec<String> = sqlx::query_scalar(
         "-- waiting::queues
-        SELECT DISTINCT spot::text FROM linkis_resource_waiting_spot
-        WHERE spot ? 'queue' AND spot -> 'queue' ->> 0 = $1 LIMIT $2",
+        SELECT DISTINCT wait_key::text FROM linkis_resource_waiting_entry
+        WHERE wait_key ? 'queue' AND wait_key -> 'queue' ->> 0 = $1 LIMIT $2",
     )
     .bind(provider.as_str())
     .bind(limit)
     .fetch_all(executor)
     .await?;
-    spots.iter().map(|spot| parse_spot(spot)).collect()
+    wait_keys.iter().map(|wait_key| parse_wait_key(wait_key)).collect()
 }
 
 /// Returns the wait keys of those requests among `ticket_ids` that are queued, each with whether the request is short
 /// there.
-pub async fn spots_of(
+pub async fn wait_keys_of(
     executor: impl PgExecutor<'_>,
     ticket_ids: &[Uuid],
 ) -> Result<HashMap<Uuid, WaitKeys>, StoreError> {
     let rows: Vec<(Uuid, String, bool)> = sqlx::query_as(
-        "-- waiting::spots_of
-        SELECT ticket_id, spot::text, is_short FROM linkis_resource_waiting_spot WHERE ticket_id = ANY ($1)",
+        "-- waiting::wait_keys_of
+        SELECT ticket_id, wait_key::text, is_short FROM linkis_resource_waiting_entry WHERE ticket_id = ANY ($1)",
     )
     .bind(ticket_ids)
     .fetch_all(executor)
     .await?;
     let mut entries: HashMap<Uuid, WaitKeys> = HashMap::new();
-    for (ticket_id, spot, is_short) in rows {
-        entries.entry(ticket_id).or_default().insert(parse_spot(&spot)?, is_short);
+    for (ticket_id, wait_key, is_short) in rows {
+        entries.entry(ticket_id).or_default().insert(parse_wait_key(&wait_key)?, is_short);
     }
     Ok(entries)
 }
@@ -192,7 +192,7 @@ pub async fn insert(connection: &mut PgConnection, waiting: &[EnqueuedDelta]) ->
     .execute(&mut *connection)
     .await?;
     expect_rows(TABLE.0, waiting.len(), done.rows_affected())?;
-    insert_spots(connection, waiting.iter().map(|delta| (delta.position, &delta.spots)).collect()).await
+    insert_entries(connection, waiting.iter().map(|delta| (delta.position, &delta.wait_keys)).collect()).await
 }
 
 /// Replaces the EM and the entries of waiting requests.
@@ -212,40 +212,40 @@ pub async fn update(connection: &mut PgConnection, moved: &[RequeuedDelta]) -> R
     .await?;
     expect_rows(TABLE.0, moved.len(), done.rows_affected())?;
     sqlx::query(
-        "-- waiting::update, the spots
-        DELETE FROM linkis_resource_waiting_spot WHERE ticket_id = ANY ($1)",
+        "-- waiting::update, the wait_keys
+        DELETE FROM linkis_resource_waiting_entry WHERE ticket_id = ANY ($1)",
     )
     .bind(&ticket_ids)
     .execute(&mut *connection)
     .await?;
-    insert_spots(connection, moved.iter().map(|delta| (delta.position, &delta.spots)).collect()).await
+    insert_entries(connection, moved.iter().map(|delta| (delta.position, &delta.wait_keys)).collect()).await
 }
 
 /// Inserts entries. Copies the other columns from the rows of the requests.
-async fn insert_spots(
+async fn insert_entries(
     connection: &mut PgConnection,
     entries: Vec<(QueuePosition, &WaitKeys)>,
 ) -> Result<(), StoreError> {
     let rows: Vec<(QueuePosition, &WaitKey, bool)> = (entries.iter())
-        .flat_map(|(position, spots)| spots.iter().map(|(spot, is_short)| (*position, spot, *is_short)))
+        .flat_map(|(position, wait_keys)| wait_keys.iter().map(|(wait_key, is_short)| (*position, wait_key, *is_short)))
         .collect();
     let done = sqlx::query(
-        "-- waiting::insert_spots
-        INSERT INTO linkis_resource_waiting_spot (spot, ticket_id, instance_id, position, resource_type, resource, wait_until,
-            is_short, spot_hash)
-        SELECT d.spot::jsonb, w.ticket_id, w.instance_id, w.position, w.resource_type, w.resource, w.wait_until, d.is_short,
-            d.spot_hash
-        FROM unnest($1::text[], $2::uuid[], $3::bool[], $4::bytea[]) AS d (spot, ticket_id, is_short, spot_hash)
+        "-- waiting::insert_entries
+        INSERT INTO linkis_resource_waiting_entry (wait_key, ticket_id, instance_id, position, resource_type, resource, wait_until,
+            is_short, wait_key_hash)
+        SELECT d.wait_key::jsonb, w.ticket_id, w.instance_id, w.position, w.resource_type, w.resource, w.wait_until, d.is_short,
+            d.wait_key_hash
+        FROM unnest($1::text[], $2::uuid[], $3::bool[], $4::bytea[]) AS d (wait_key, ticket_id, is_short, wait_key_hash)
         -- OFFSET 0 forces a look-up by key.
         CROSS JOIN LATERAL (SELECT * FROM linkis_resource_waiting w WHERE w.ticket_id = d.ticket_id OFFSET 0) w",
     )
-    .bind(rows.iter().map(|(_, spot, _)| spot_json(spot)).collect::<Vec<_>>())
+    .bind(rows.iter().map(|(_, wait_key, _)| wait_key_json(wait_key)).collect::<Vec<_>>())
     .bind(rows.iter().map(|(position, ..)| position.ticket_id()).collect::<Vec<_>>())
     .bind(rows.iter().map(|(.., is_short)| *is_short).collect::<Vec<_>>())
-    .bind(rows.iter().map(|(_, spot, _)| spot_hash(spot).to_vec()).collect::<Vec<_>>())
+    .bind(rows.iter().map(|(_, wait_key, _)| wait_key_hash(wait_key).to_vec()).collect::<Vec<_>>())
     .execute(connection)
     .await?;
-    expect_rows("linkis_resource_waiting_spot", rows.len(), done.rows_affected())
+    expect_rows("linkis_resource_waiting_entry", rows.len(), done.rows_affected())
 }
 
 /// Deletes requests with their entries. All must be queued, and the caller owns the locks, so no entry can move
@@ -257,7 +257,7 @@ pub async fn delete(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Resul
     let gone: i64 = sqlx::query_scalar(
         "-- waiting::delete
         WITH gone AS (DELETE FROM linkis_resource_waiting WHERE ticket_id = ANY ($1) RETURNING 1),
-            spots AS (DELETE FROM linkis_resource_waiting_spot WHERE ticket_id = ANY ($1) RETURNING 1)
+            wait_keys AS (DELETE FROM linkis_resource_waiting_entry WHERE ticket_id = ANY ($1) RETURNING 1)
         SELECT count(*) FROM gone",
     )
     .bind(ticket_ids)
@@ -272,7 +272,7 @@ pub struct RemovedRequests {
     /// Number of requests.
     pub requests: u64,
     /// Wait keys of their entries, with the number of requests at each.
-    pub spots: FreedKeys,
+    pub wait_keys: FreedKeys,
 }
 
 /// Removes the queued requests among `ticket_ids`, each with all of its entries, in one transaction.
@@ -291,7 +291,7 @@ async fn remove(connection: &mut PgConnection, ticket_ids: &[Uuid]) -> Result<Re
     .bind(ticket_ids)
     .fetch_all(&mut *connection)
     .await?;
-    remove_spots(connection, gone).await
+    remove_entries(connection, gone).await
 }
 
 /// Removes up to `limit` requests whose instance has been dead for `OVERDUE`, or whose deadline passed as long ago.
@@ -319,26 +319,26 @@ pub async fn sweep(connection: &mut PgConnection, limit: i64) -> Result<RemovedR
     .bind(FORGOTTEN.as_secs_f64())
     .execute(&mut *transaction)
     .await?;
-    let gone = remove_spots(&mut transaction, gone).await?;
+    let gone = remove_entries(&mut transaction, gone).await?;
     transaction.commit().await?;
     Ok(gone)
 }
 
 /// Deletes the entries in a separate statement: a statement that waited for the request's row would not see entries
 /// that were moved meanwhile.
-async fn remove_spots(connection: &mut PgConnection, gone: Vec<Uuid>) -> Result<RemovedRequests, StoreError> {
-    let spots: Vec<String> = sqlx::query_scalar(
-        "-- waiting::remove_spots
-        DELETE FROM linkis_resource_waiting_spot WHERE ticket_id = ANY ($1) RETURNING spot::text",
+async fn remove_entries(connection: &mut PgConnection, gone: Vec<Uuid>) -> Result<RemovedRequests, StoreError> {
+    let wait_keys: Vec<String> = sqlx::query_scalar(
+        "-- waiting::remove_entries
+        DELETE FROM linkis_resource_waiting_entry WHERE ticket_id = ANY ($1) RETURNING wait_key::text",
     )
     .bind(&gone)
     .fetch_all(connection)
     .await?;
     let mut freed = FreedKeys::default();
-    for spot in &spots {
-        freed.add(parse_spot(spot)?, 1);
+    for wait_key in &wait_keys {
+        freed.add(parse_wait_key(wait_key)?, 1);
     }
-    Ok(RemovedRequests { requests: gone.len() as u64, spots: freed })
+    Ok(RemovedRequests { requests: gone.len() as u64, wait_keys: freed })
 }
 
 /// Returns whether an instance has been dead for `OVERDUE` and may have left entries. False while `instance_id` itself

@@ -22,7 +22,7 @@ use super::{traces, with_causes};
 /// Log target of the decisions: `RUST_LOG=info,linkis_rm::decisions=debug` enables these lines.
 pub const TARGET: &str = "linkis_rm::decisions";
 
-fn is_told() -> bool {
+fn is_enabled() -> bool {
     tracing::enabled!(target: TARGET, Level::DEBUG)
 }
 
@@ -67,7 +67,7 @@ pub fn request(ask: &RequestSpec, may_wait: bool, answer: &Result<Outcome, impl 
         }
         attributes
     });
-    if !is_told() {
+    if !is_enabled() {
         return;
     }
     let (ticket_id, em) = (grant.map(|grant| display(grant.ticket_id)), grant.map(|grant| display(&grant.em)));
@@ -100,7 +100,7 @@ struct OperationFields {
 impl OperationLog {
     /// Captures the fields of `operation`. Empty for requests, which [`request`] logs.
     pub fn of(by: &Principal, operation: &Operation) -> Self {
-        if operation.request().is_some() || !is_told() {
+        if operation.request().is_some() || !is_enabled() {
             return Self(None);
         }
         Self(Some(Box::new(OperationFields {

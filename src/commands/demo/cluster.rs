@@ -66,7 +66,7 @@ pub fn limits() -> [Limit; 3] {
     [
         limit("demo-bob", "instances", 4, LimitMode::Enforced),
         limit("demo-carol", "cores", 24, LimitMode::Enforced),
-        limit("demo-dora", "instances", 6, LimitMode::Watched),
+        limit("demo-dora", "instances", 6, LimitMode::Advisory),
     ]
 }
 

@@ -229,7 +229,7 @@ fn queue_lines(cluster: &ClusterFeed, columns: usize, most: usize, lines: &mut V
 }
 
 fn waiting_text(waiting: &WaitingRequest, columns: usize) -> StyledLine {
-    let position = waiting.spots.iter().map(|entry| entry.ahead).max().unwrap_or(0).saturating_add(1);
+    let position = waiting.entries.iter().map(|entry| entry.ahead).max().unwrap_or(0).saturating_add(1);
     let since = text::time(waiting.waiting_since.as_ref());
     let since = since.get(11..19).unwrap_or(&since);
     let mut texts = vec![
@@ -237,7 +237,7 @@ fn waiting_text(waiting: &WaitingRequest, columns: usize) -> StyledLine {
         format!("  since {since}"),
         format!("  {}", text::resource(waiting.resource.as_ref())),
     ];
-    texts.extend(waiting.spots.iter().map(|spot| format!("  short: {}", spot.scope)));
+    texts.extend(waiting.entries.iter().map(|entry| format!("  short: {}", entry.scope)));
     vec![(Style::Plain, whole(texts, columns))]
 }
 

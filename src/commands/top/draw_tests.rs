@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use rm_proto::v1::{
     DimensionTotals, EmInstance, EmResource, EmState, EmTotals, Limit, LineTotals, LoadInstanceResource, Overview,
-    Resource, ScopeTotals, ScopeUsage, Throughput, TicketTotals, WaitingRequest, WaitingSpot, resource::Kind,
+    Resource, ScopeTotals, ScopeUsage, Throughput, TicketTotals, WaitQueueEntry, WaitingRequest, resource::Kind,
 };
 
 use super::super::super::output::{
@@ -77,7 +77,7 @@ fn cluster() -> ClusterFeed {
         user: user.into(),
         creator: "IDE".into(),
         resource: load(4, 2, 1),
-        spots: vec![WaitingSpot { scope: "user=hadoop".into(), ahead }],
+        entries: vec![WaitQueueEntry { scope: "user=hadoop".into(), ahead }],
         ..Default::default()
     };
     ClusterFeed {

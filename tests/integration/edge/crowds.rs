@@ -31,14 +31,14 @@ async fn call_limit_rejects_requests_and_admits_releases() {
             releases.spawn(async move { client.resource_released(&release(&grant, "hadoop")).await });
         }
     }
-    let (mut turned_away, mut granted, mut most) = (0, Vec::new(), idle);
+    let (mut rejected, mut granted, mut most) = (0, Vec::new(), idle);
     let mut count = |answer: Result<ResultResource, ClientError>| match answer {
         Ok(answer) => granted.push(Ok(answer).granted().ticket_id),
         Err(error) => {
             let got = (error.code(), error.reason());
             assert_eq!(got, (Some(Code::ResourceExhausted), Some("OVERLOADED".to_owned())), "{error}");
             assert!(error.retry_after().is_some(), "the rejection has a retry time");
-            turned_away += 1;
+            rejected += 1;
         }
     };
     for _ in 0..REQUESTS - 500 {
@@ -59,7 +59,7 @@ async fn call_limit_rejects_requests_and_admits_releases() {
         most = most.max(rm.memory());
     }
     let places = granted.len();
-    assert_eq!(places + turned_away, REQUESTS);
+    assert_eq!(places + rejected, REQUESTS);
     assert!((400..=500).contains(&places), "{places} had a place");
     // Measured: 1.2 times as much without optimizations, 1.3 with them, because less is resident when idle.
     assert!(most <= idle * 3 / 2, "{} MB, and {} MB when idle", most / MB, idle / MB);
@@ -120,11 +120,11 @@ async fn contended_key_queue_leaves_permits_for_others() {
         let (client, ask) = (clients[n % 4].clone(), request(&held, &format!("user{n}"), load(1, 1, 1)));
         calls.spawn(async move { client.request_resource(&ask).await });
     }
-    let mut turned_away = 0;
-    while turned_away < 1300 - 1024 {
+    let mut rejected = 0;
+    while rejected < 1300 - 1024 {
         let error = calls.join_next().await.unwrap().unwrap().unwrap_err();
         assert_eq!(error.reason().as_deref(), Some("OVERLOADED"), "{error}");
-        turned_away += 1;
+        rejected += 1;
     }
     for n in 0..50 {
         rm.client.request_resource(&request(&free, &format!("user{n}"), load(1, 1, 1))).await.granted();
@@ -153,20 +153,20 @@ async fn calls_on_held_em_end_by_timeout() {
         let (client, ask) = (clients[n % 8].clone(), request(&held, &format!("user{n}"), load(1, 1, 1)));
         calls.spawn(async move { client.request_resource(&ask).await });
     }
-    let (mut waited, mut turned_away, mut most, mut others) = (0, 0, idle, 0);
+    let (mut waited, mut rejected, mut most, mut others) = (0, 0, idle, 0);
     while let Some(answer) = calls.join_next().await {
         let error = answer.unwrap().unwrap_err();
         match (error.code(), error.reason().as_deref()) {
             (Some(Code::Aborted), Some("LOCK_TIMEOUT")) => waited += 1,
-            (Some(Code::ResourceExhausted), Some("OVERLOADED")) => turned_away += 1,
+            (Some(Code::ResourceExhausted), Some("OVERLOADED")) => rejected += 1,
             _ => panic!("{error}"),
         }
-        if (waited + turned_away) % 100 == 0 {
+        if (waited + rejected) % 100 == 0 {
             rm.client.request_resource(&request(&free, "alice", load(1, 1, 1))).await.granted();
             (most, others) = (most.max(rm.memory()), others + 1);
         }
     }
-    assert!(waited >= 1000 && turned_away > 0, "{waited} waited, {turned_away} were turned away");
+    assert!(waited >= 1000 && rejected > 0, "{waited} waited, {rejected} were turned away");
     assert!(most <= idle + 64 * MB, "{} MB, and {} MB when idle", most / MB, idle / MB);
     database.release_holds().await;
     assert_eq!(assert_invariants(&database, &rm.client).await, others);

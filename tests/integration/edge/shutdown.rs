@@ -138,7 +138,7 @@ async fn shutdown_waits_for_running_calls() {
     let (database, rm) = start_with_em(em("host1"), load(1000, 1000, 1000)).await;
     database.hold_by_hand(&em("host1")).await;
     let call = ask_in_task(&rm.client, request(&em("host1"), "hadoop", load(1, 1, 1)));
-    eventually("the call runs", LONG, async || rm.metric("linkis_rm_set_aside_operations") == 1.0).await;
+    eventually("the call runs", LONG, async || rm.metric("linkis_rm_contended_operations") == 1.0).await;
     let channel = channel_to(&rm.address).await;
     let mut watch = HealthClient::new(channel).watch(HealthCheckRequest::default()).await.unwrap().into_inner();
     let stopping = tokio::spawn(rm.stop());

@@ -118,7 +118,7 @@ impl Administrator {
         let max = [(scarce, self.random.between(low, high)), (Dimension::Memory, self.next_mark)].into();
         let mode = match self.random.between(0, 9) {
             0 => LimitMode::Off,
-            1..3 => LimitMode::Watched,
+            1..3 => LimitMode::Advisory,
             _ => LimitMode::Enforced,
         };
         Rule { pattern: known.pattern.clone(), mode, max }

@@ -55,7 +55,7 @@ pub const LEFT: &str =
 /// Rows that remain, including queue entries of dead instances, which delay no call.
 pub const LEFT_OVER: &str = "SELECT (SELECT count(*) FROM linkis_user_resource_meta_data),
     (SELECT count(*) FROM linkis_resource_lock), (SELECT count(*) FROM linkis_resource_waiting),
-    (SELECT count(*) FROM linkis_resource_waiting_spot)";
+    (SELECT count(*) FROM linkis_resource_waiting_entry)";
 
 /// Waits until nothing is left, by `Left`.
 pub async fn settle(connection: &mut PgConnection, journal: &Journal, left: &'static str, longest: Duration) {
@@ -66,9 +66,9 @@ pub async fn settle(connection: &mut PgConnection, journal: &Journal, left: &'st
             return;
         }
         if start.elapsed() > longest {
-            let (tickets, locks, waiting, spots) = left;
+            let (tickets, locks, waiting, wait_keys) = left;
             return journal.violation(format!(
-                "left over {longest:?} after the end: {tickets} tickets, {waiting} waiting at {spots} spots, {locks} locks"
+                "left over {longest:?} after the end: {tickets} tickets, {waiting} waiting at {wait_keys} wait_keys, {locks} locks"
             ));
         }
         tokio::time::sleep(Duration::from_millis(50)).await;

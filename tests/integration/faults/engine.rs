@@ -240,7 +240,7 @@ impl Caller {
         let answer = self.shared.journal.call("request", rm.request_resource(request)).await;
         if let Answer::Done(answer) = answer {
             // A violation is reported once.
-            let same = Grant { over_watched: vec![], queue: None, ..grant.clone() };
+            let same = Grant { advisory_violations: vec![], queue: None, ..grant.clone() };
             let is_same = matches!(&answer, ResultResource::Available(again) if *again == same);
             self.shared.journal.check(is_same, || format!("{grant:?} was asked for again, and answered {answer:?}"));
         }

@@ -35,7 +35,7 @@ async fn placement_on_held_ems_grants_first_released() {
         }
         let ask = ResourceRequest { wait_timeout, ..anywhere("hadoop", load(1, 1, 1)) };
         let call = ask_in_task(&rm.client, ask);
-        let waits = async || rm.metric("linkis_rm_set_aside_operations") == 1.0;
+        let waits = async || rm.metric("linkis_rm_contended_operations") == 1.0;
         eventually("the request is contended", LONG, waits).await;
         assert!(rm.client.release_hold(&LockKey::Em(fuller.clone())).await.unwrap());
         let granted = tokio::time::timeout(LONG, call).await.expect("a reply").unwrap().granted();
@@ -58,11 +58,11 @@ async fn placement_among_held_ems_finds_free_em() {
     let holder = hold_all(&database, HELD, true).await;
     let ask = async || rm.client.request_resource(&anywhere("hadoop", load(1, 1, 1))).await.granted().em;
     assert_eq!(ask().await, free);
-    let found_out = rm.metric("linkis_rm_operations_set_aside_total");
+    let found_out = rm.metric("linkis_rm_contentions_total");
     for _ in 0..10 {
         assert_eq!(ask().await, free);
     }
-    assert_eq!(rm.metric("linkis_rm_operations_set_aside_total"), found_out, "no later request is contended");
+    assert_eq!(rm.metric("linkis_rm_contentions_total"), found_out, "no later request is contended");
     end_holds(holder, true).await;
     eventually("the other EMs are selected again", LONG, async || ask().await != free).await;
     assert_invariants(&database, &rm.client).await;

@@ -130,8 +130,8 @@ async fn fill(database: &Database, rows: i64) {
         SELECT ticket_id, '00000000-0000-0000-0000-000000000001', 'm', "user", 'IDE', '', em_application_name, em_instance, false,
             'LoadInstance', resource, '{{}}', now(), now() + interval '1 day', '\x0000'::bytea || int8send(0) || uuid_send(ticket_id), '[]'
         FROM ticket;
-        INSERT INTO linkis_resource_waiting_spot (spot, ticket_id, instance_id, position, resource_type, resource, wait_until,
-            is_short, spot_hash)
+        INSERT INTO linkis_resource_waiting_entry (wait_key, ticket_id, instance_id, position, resource_type, resource, wait_until,
+            is_short, wait_key_hash)
         SELECT jsonb_build_object('em', jsonb_build_array(em_application_name, em_instance)), ticket_id, instance_id, position,
             resource_type, resource, wait_until, true, sha256(em_instance::bytea)
         FROM linkis_resource_waiting;"#

@@ -14,7 +14,7 @@ async fn wait_queue_after_instance_kill_promotes_next_request() {
     grant_of(behind).await;
     assert_wait_queues_empty(&rm.client).await;
     let rows =
-        "SELECT (SELECT count(*) FROM linkis_resource_waiting) + (SELECT count(*) FROM linkis_resource_waiting_spot)";
+        "SELECT (SELECT count(*) FROM linkis_resource_waiting) + (SELECT count(*) FROM linkis_resource_waiting_entry)";
     eventually("no entry is left", LONG, async || database.count(rows).await == 0).await;
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }
@@ -25,7 +25,7 @@ async fn wait_queue_after_wrong_sweep_enters_again() {
     let (em1, grant) = full_em(&rm.client, "host1", 10).await;
     let call = enqueue(&rm.client, patient(&em1, "hadoop", cpu(10))).await;
     // As another instance sweeps if this instance was frozen for longer than its lifetime.
-    database.execute("DELETE FROM linkis_rm_instance; DELETE FROM linkis_resource_waiting; DELETE FROM linkis_resource_waiting_spot").await;
+    database.execute("DELETE FROM linkis_rm_instance; DELETE FROM linkis_resource_waiting; DELETE FROM linkis_resource_waiting_entry").await;
     rm.client.resource_released(&release(&grant, "first")).await.unwrap();
     grant_of(call).await;
     assert_wait_queues_empty(&rm.client).await;
@@ -40,14 +40,14 @@ async fn wait_queue_removal_blocked_by_lock_is_retried() {
     // Another waiting request keeps the instance alive, so that no sweep removes the entries.
     let (other, _grant) = full_em(&rm.client, "host2", 10).await;
     let _stays = enqueue(&rm.client, patient(&other, "other", cpu(10))).await;
-    for table in ["linkis_resource_waiting", "linkis_resource_waiting_spot"] {
+    for table in ["linkis_resource_waiting", "linkis_resource_waiting_entry"] {
         let cancelled = enqueue(&rm.client, patient(&em1, "cancelled", cpu(10))).await;
         let mut holder = database.transaction(&format!("SELECT 1 FROM {table} FOR UPDATE")).await;
         cancelled.abort();
         eventually("the removal waits for the lock", LONG, async || is_waiting(&database).await).await;
         eventually("the removal ends at its timeout", LONG, async || !is_waiting(&database).await).await;
         execute(&mut holder, "ROLLBACK").await;
-        let rows = "SELECT (SELECT count(*) FROM linkis_resource_waiting) + (SELECT count(*) FROM linkis_resource_waiting_spot)";
+        let rows = "SELECT (SELECT count(*) FROM linkis_resource_waiting) + (SELECT count(*) FROM linkis_resource_waiting_entry)";
         eventually("only the other request waits", LONG, async || database.count(rows).await == 2).await;
     }
     rm.client.resource_released(&release(&grant, "first")).await.unwrap();
@@ -67,7 +67,7 @@ async fn wait_queue_grant_of_late_instance_removes_entry() {
         rm.client.resource_released(&release(&held, user)).await.unwrap();
         (held, user) = (grant_of(call).await, "hadoop");
         assert_eq!(database.count("SELECT count(*) FROM linkis_resource_waiting").await, 0);
-        assert_eq!(database.count("SELECT count(*) FROM linkis_resource_waiting_spot").await, 0);
+        assert_eq!(database.count("SELECT count(*) FROM linkis_resource_waiting_entry").await, 0);
     }
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }
@@ -109,15 +109,15 @@ async fn wait_queue_entries_of_dead_instances_are_swept() {
                 substring(position FOR 2) || int8send(n) || uuid_send(id)
             FROM linkis_resource_waiting, ids
             RETURNING ticket_id, instance_id, position)
-        INSERT INTO linkis_resource_waiting_spot (spot, ticket_id, instance_id, position, resource_type, resource, wait_until,
-            is_short, spot_hash)
-        SELECT s.spot, dead.ticket_id, dead.instance_id, dead.position, s.resource_type, s.resource, s.wait_until, true, s.spot_hash
-        FROM dead, linkis_resource_waiting_spot s"#).await;
+        INSERT INTO linkis_resource_waiting_entry (wait_key, ticket_id, instance_id, position, resource_type, resource, wait_until,
+            is_short, wait_key_hash)
+        SELECT s.wait_key, dead.ticket_id, dead.instance_id, dead.position, s.resource_type, s.resource, s.wait_until, true, s.wait_key_hash
+        FROM dead, linkis_resource_waiting_entry s"#).await;
     let refusal = rm.client.request_resource(&request(&em1, "small", cpu(1))).await.refused();
     let short = &refusal.shortfalls[0];
     assert_eq!((short.available, short.ahead), (0, 10), "five are free, and the large request reserves all of them");
     assert_eq!(rm.client.waiting().await.unwrap()[0].ahead.get(&format!("em={em1}")), Some(&0));
-    let left = "SELECT count(*) FROM linkis_resource_waiting_spot";
+    let left = "SELECT count(*) FROM linkis_resource_waiting_entry";
     // The period of the sweep.
     eventually("the entries are swept", Duration::from_secs(12), async || database.count(left).await == 1).await;
     rm.client.resource_released(&release(&held, "first")).await.unwrap();

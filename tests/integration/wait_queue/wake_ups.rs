@@ -95,13 +95,13 @@ async fn wake_ups_are_proportional_to_grants() {
         });
     }
     database.waiting(WAITERS as i64).await;
-    let before = rm.counter("linkis_rm_waiting_looks_total");
+    let before = rm.counter("linkis_rm_waiting_checks_total");
     for grant in held {
         rm.client.resource_released(&release(&grant, "first")).await.unwrap();
     }
     calls.join_all().await;
     let (looks, served) =
-        (rm.counter("linkis_rm_waiting_looks_total") - before, rm.counter("linkis_rm_waiting_served_total"));
+        (rm.counter("linkis_rm_waiting_checks_total") - before, rm.counter("linkis_rm_waiting_served_total"));
     assert_eq!(served, WAITERS);
     assert!(before <= 2 * WAITERS, "{before} checks at entry");
     assert!(looks <= 2 * served + 20, "{looks} checks for {served} grants");
@@ -178,13 +178,13 @@ async fn wait_queue_after_mass_cancellation_checks_few_waiters() {
     };
     let cut_off = enqueue_all("leaves", COUNT).await;
     let staying = enqueue_all("stays", 2 * COUNT).await;
-    let looks = rm.counter("linkis_rm_waiting_looks_total");
+    let looks = rm.counter("linkis_rm_waiting_checks_total");
     cut_off.iter().for_each(Call::abort);
     eventually("cancelled requests are removed", LONG, async || waiting().await == i64::try_from(COUNT).unwrap()).await;
     // The last of the notifications has arrived when the next poll has begun.
     let polls = rm.counter("linkis_rm_waiting_polls_total");
     eventually("two polls", LONG, async || rm.counter("linkis_rm_waiting_polls_total") > polls + 1).await;
-    let looks = rm.counter("linkis_rm_waiting_looks_total") - looks;
+    let looks = rm.counter("linkis_rm_waiting_checks_total") - looks;
     assert!(looks <= 250, "{looks} checks");
     staying.iter().for_each(Call::abort);
     assert_wait_queues_empty(&rm.client).await;

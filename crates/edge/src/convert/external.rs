@@ -89,7 +89,7 @@ pub fn queue(queues: &QueueTree, queue: &queue::ExternalQueue) -> proto::Queue {
         QueueNaming::Namespaces => proto::QueueAmounts { memory: of.memory, cores: 0, millicores: of.cores },
         QueueNaming::Fair | QueueNaming::Capacity => amounts(of),
     };
-    let (max, used) = queues.told(queue);
+    let (max, used) = queues.max_and_used(queue);
     let custom = |(name, amounts): (&str, queue::CustomAmounts)| {
         let queue::CustomAmounts { max, used } = amounts;
         (name.to_owned(), proto::CustomAmounts { max, used, left: max.saturating_sub(used) })

@@ -29,7 +29,7 @@ pub struct EdgeGauges {
     pub(super) slowed: EdgeCounter,
     pub(super) handshakes_failed: EdgeCounter,
     pub(super) shed: EdgeCounter,
-    pub(super) turned_away: EdgeCounter,
+    pub(super) rejected: EdgeCounter,
     pub(super) late: EdgeCounter,
 }
 
@@ -68,7 +68,7 @@ impl EdgeGauges {
             slowed: EdgeCounter::default(),
             handshakes_failed: EdgeCounter::default(),
             shed: EdgeCounter::default(),
-            turned_away: EdgeCounter::default(),
+            rejected: EdgeCounter::default(),
             late: EdgeCounter::default(),
         }
     }
@@ -100,7 +100,7 @@ impl EdgeGauges {
 
     /// Returns the number of connections that were closed at their deadline: no TLS or HTTP/2 preface in time, or no
     /// authenticated call in a crowd.
-    pub fn handshakes_late(&self) -> u64 {
+    pub fn handshake_timeouts(&self) -> u64 {
         self.ungreeted.get()
     }
 
@@ -147,12 +147,12 @@ impl EdgeGauges {
     }
 
     /// Returns the number of calls that were rejected without a permit.
-    pub fn calls_turned_away(&self) -> u64 {
-        self.turned_away.get()
+    pub fn calls_rejected(&self) -> u64 {
+        self.rejected.get()
     }
 
     /// Returns the number of calls whose body timed out.
-    pub fn bodies_late(&self) -> u64 {
+    pub fn body_timeouts(&self) -> u64 {
         self.late.get()
     }
 }

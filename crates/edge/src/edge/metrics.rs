@@ -44,10 +44,10 @@ const ROWS: [GaugeRow; 13] = [
         EdgeGauges::accept_errors,
     ),
     (
-        "handshakes_late_total",
+        "handshake_timeouts_total",
         "Connections closed without TLS, HTTP/2 or, in a crowd, authentication in time: an attack, or a client of another protocol",
         MetricType::Counter,
-        EdgeGauges::handshakes_late,
+        EdgeGauges::handshake_timeouts,
     ),
     (
         "connections_slowed_total",
@@ -80,16 +80,16 @@ const ROWS: [GaugeRow; 13] = [
         EdgeGauges::calls_shed,
     ),
     (
-        "calls_turned_away_total",
+        "calls_rejected_total",
         "Calls rejected because too many were open, in total or of one caller: see --max-concurrent-calls, or start another instance",
         MetricType::Counter,
-        EdgeGauges::calls_turned_away,
+        EdgeGauges::calls_rejected,
     ),
     (
-        "bodies_late_total",
+        "body_timeouts_total",
         "Calls whose messages did not arrive in time: a bad network, or an attack",
         MetricType::Counter,
-        EdgeGauges::bodies_late,
+        EdgeGauges::body_timeouts,
     ),
 ];
 

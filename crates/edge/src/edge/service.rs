@@ -139,7 +139,7 @@ impl EdgeInner {
         let place = match self.edge.places.acquire(request.uri().path(), admitted.as_ref()) {
             Ok(place) => place,
             Err(error) => {
-                self.edge.gauges.turned_away.add();
+                self.edge.gauges.rejected.add();
                 return refused(error);
             }
         };
@@ -147,7 +147,7 @@ impl EdgeInner {
         let call = match CallPermit::begin(&self.edge, request.extensions().get::<Arc<Peer>>(), sort) {
             Ok(call) => Arc::new(call),
             Err(error) => {
-                self.edge.gauges.turned_away.add();
+                self.edge.gauges.rejected.add();
                 return refused(error);
             }
         };

@@ -26,8 +26,8 @@ pub(super) fn classify(rejection: &Rejection) -> Classification {
         Rejection::StaleReport { em, registered, last } => {
             C::state("STALE_REPORT", of_em(em, stale_report(*registered, *last)))
         }
-        Rejection::StaleEpoch { em, told, registered } => {
-            let epochs = [("epoch", told.to_string()), ("current_epoch", registered.to_string())];
+        Rejection::StaleEpoch { em, epoch, registered } => {
+            let epochs = [("epoch", epoch.to_string()), ("current_epoch", registered.to_string())];
             C::state("STALE_EPOCH", of_em(em, epochs))
         }
         Rejection::EpochAhead { registered } => {
@@ -38,15 +38,15 @@ pub(super) fn classify(rejection: &Rejection) -> Classification {
             let types = [("current_type", current.to_string()), ("wanted_type", wanted.to_string())];
             C::state("EM_HAS_TICKETS", of_em(em, types))
         }
-        Rejection::Unanswerable { field, em, source } => {
-            C::invalid("UNANSWERABLE_RESOURCE", field, source.to_string(), of_em(em, []))
+        Rejection::NotProvided { field, em, source } => {
+            C::invalid("RESOURCE_NOT_PROVIDED", field, source.to_string(), of_em(em, []))
         }
         Rejection::OtherQueue { em, provided, asked } => {
             let problem = format!("is of the queue or namespace {asked:?}; the EM provides {provided:?}");
             let queues = [("provided", provided.clone()), ("asked", asked.clone())];
-            C::invalid("UNANSWERABLE_RESOURCE", "resource", problem, of_em(em, queues))
+            C::invalid("RESOURCE_NOT_PROVIDED", "resource", problem, of_em(em, queues))
         }
-        Rejection::OtherUse { source } => C::invalid("UNANSWERABLE_RESOURCE", "used", source.to_string(), []),
+        Rejection::OtherUse { source } => C::invalid("RESOURCE_NOT_PROVIDED", "used", source.to_string(), []),
         Rejection::LabelRequired { em, key, value } => C::state("LABEL_REQUIRED", of_em(em, label(key, value))),
         Rejection::EmReserved { em, key, value } => C::state("EM_RESERVED", of_em(em, label(key, value))),
         Rejection::EmDraining { em, drain } => {

@@ -96,7 +96,7 @@ pub fn waiting(message: &proto::ListWaitingRequest, reach: &CallScope) -> Result
     let scope = Some(&message.scope).filter(|labels| !labels.is_empty());
     let scope = scope.map(|labels| WaitKey::Scope(Scope::new(labels.clone())));
     let keys = em.map(WaitKey::Em).into_iter().chain(scope).collect();
-    Ok(WaitingFilter { users: users(&message.user, reach)?, spots: keys })
+    Ok(WaitingFilter { users: users(&message.user, reach)?, wait_keys: keys })
 }
 
 /// Parses the filter of history lines. Only operators get lines about tokens and providers.

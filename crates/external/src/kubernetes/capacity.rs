@@ -174,7 +174,7 @@ mod tests {
         assert!(queues(&twice, &Quotas::default(), None).is_err());
         let vast = ["n1", "n2"].map(|name| (name.to_owned(), requested(i64::MAX - 1, 1)));
         let queues = queues(&[("a".to_owned(), false)], &Quotas::default(), Some((&vast, &vast))).unwrap();
-        assert_eq!(queues.told(queues.find("a").unwrap()).0, Some(amounts(i64::MAX - 1, 2)));
+        assert_eq!(queues.max_and_used(queues.find("a").unwrap()).0, Some(amounts(i64::MAX - 1, 2)));
     }
 
     #[test]

@@ -228,26 +228,26 @@ impl Clusters {
         match (judged, asked.judge(line, request.position(), now)) {
             (Ok(judged), Ok(queue)) => Ok((judged, queue)),
             (Ok(_), Err(mut short)) => {
-                short.spots.extend(assessment::wait_keys(request, limits).map(|spot| (spot, false)));
+                short.wait_keys.extend(assessment::wait_keys(request, limits).map(|wait_key| (wait_key, false)));
                 Err(short)
             }
             (Err(mut short), Ok(_)) => {
-                short.spots.extend(asked.spots().into_iter().map(|spot| (spot, false)));
+                short.wait_keys.extend(asked.wait_keys().into_iter().map(|wait_key| (wait_key, false)));
                 Err(short)
             }
             (Err(mut short), Err(in_queue)) => {
                 short.refusal.append(in_queue.refusal);
-                short.spots.extend(in_queue.spots);
+                short.wait_keys.extend(in_queue.wait_keys);
                 Err(short)
             }
         }
     }
 
     /// Returns the wait keys of a ticket's queue and its ancestors.
-    pub fn spots_of(&self, ticket_id: Uuid) -> Vec<WaitKey> {
+    pub fn wait_keys_of(&self, ticket_id: Uuid) -> Vec<WaitKey> {
         let ticket = self.tickets.get(&ticket_id);
-        let spots = ticket.and_then(|ticket| Some(self.by_id.get(&ticket.cluster_id)?.spots(&ticket.path)));
-        spots.unwrap_or_default()
+        let wait_keys = ticket.and_then(|ticket| Some(self.by_id.get(&ticket.cluster_id)?.wait_keys(&ticket.path)));
+        wait_keys.unwrap_or_default()
     }
 
     /// Returns the refusal if a ticket may not grow to `used` in its queue; `None` if it fits or does not grow.
@@ -331,7 +331,7 @@ impl LockedCluster {
         }
     }
 
-    pub(super) fn spots(&self, path: &str) -> Vec<WaitKey> {
+    pub(super) fn wait_keys(&self, path: &str) -> Vec<WaitKey> {
         let provider = &self.provider.name;
         along(path).map(|path| WaitKey::Queue { provider: provider.clone(), path: path.to_owned() }).collect()
     }

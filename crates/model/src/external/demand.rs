@@ -41,10 +41,10 @@ pub(super) fn full_path(name: &str) -> String {
 
 impl QueueDemand<'_> {
     /// Returns the wait keys of the queue and its ancestors; those of the root if the queue is unknown.
-    pub fn spots(&self) -> Vec<WaitKey> {
+    pub fn wait_keys(&self) -> Vec<WaitKey> {
         match self.cluster.rooms.path(self.name) {
-            Ok(path) => self.cluster.spots(path),
-            Err(_) => self.cluster.spots(ROOT),
+            Ok(path) => self.cluster.wait_keys(path),
+            Err(_) => self.cluster.wait_keys(ROOT),
         }
     }
 
@@ -92,8 +92,8 @@ impl QueueDemand<'_> {
             Err(no_room) => return Err(self.refused(no_room, held, now)),
         };
         let ahead = |path: &str| {
-            let spot = || WaitKey::Queue { provider: cluster.provider.name.clone(), path: path.to_owned() };
-            let (ahead, [cores, memory]) = (line.ahead_at(spot, position), cluster.dimensions());
+            let wait_key = || WaitKey::Queue { provider: cluster.provider.name.clone(), path: path.to_owned() };
+            let (ahead, [cores, memory]) = (line.ahead_at(wait_key, position), cluster.dimensions());
             QueueAmounts { memory: ahead.get(&memory), cores: ahead.get(&cores) }
         };
         match rooms.judge(path, need, ahead) {
@@ -153,7 +153,7 @@ impl QueueDemand<'_> {
         });
         // Linkis uses this code for missing YARN information.
         let refusal = Refusal { shortfalls: shortfalls.collect(), code: 11_006, reason, never_fits };
-        Box::new(BlockedRequest { refusal, spots: self.stands(&[path.to_owned()]) })
+        Box::new(BlockedRequest { refusal, wait_keys: self.stands(&[path.to_owned()]) })
     }
 
     fn short(&self, short: &[ShortQueue], held: QueueAmounts, now: OffsetDateTime) -> Box<BlockedRequest> {
@@ -180,18 +180,19 @@ impl QueueDemand<'_> {
             .flat_map(|short| dimensions.iter().filter_map(move |dimension| of(short, dimension)))
             .collect();
         let paths: Vec<String> = short.iter().map(|short| short.path.clone()).collect();
-        Box::new(BlockedRequest { refusal: Refusal::of_queues(shortfalls), spots: self.stands(&paths) })
+        Box::new(BlockedRequest { refusal: Refusal::of_queues(shortfalls), wait_keys: self.stands(&paths) })
     }
 
     /// Returns the wait keys of a request that is short at these paths.
     fn stands(&self, short: &[String]) -> WaitKeys {
-        let is_short = |spot: &WaitKey| matches!(spot, WaitKey::Queue { path, .. } if short.contains(path));
-        let mut spots: WaitKeys = self.spots().into_iter().map(|spot| (spot.clone(), is_short(&spot))).collect();
-        if !spots.values().any(|is_short| *is_short) {
+        let is_short = |wait_key: &WaitKey| matches!(wait_key, WaitKey::Queue { path, .. } if short.contains(path));
+        let mut wait_keys: WaitKeys =
+            self.wait_keys().into_iter().map(|wait_key| (wait_key.clone(), is_short(&wait_key))).collect();
+        if !wait_keys.values().any(|is_short| *is_short) {
             // No key is short: the request waits for a queue that does not exist yet.
-            spots.values_mut().for_each(|is_short| *is_short = true);
+            wait_keys.values_mut().for_each(|is_short| *is_short = true);
         }
-        spots
+        wait_keys
     }
 }
 

@@ -25,10 +25,10 @@ impl Ledger {
             };
         }
         let em = registered_em(&mut self.ems, &op.em)?;
-        let unanswerable = |source| Rejection::Unanswerable { field: "used", em: op.em.clone(), source };
-        let share = em.current.project(&op.used).map_err(unanswerable)?;
+        let not_provided = |source| Rejection::NotProvided { field: "used", em: op.em.clone(), source };
+        let share = em.current.project(&op.used).map_err(not_provided)?;
         // Only checks that the amounts are comparable: same queue and same namespace.
-        em.current.total.covers(&share).map_err(unanswerable)?;
+        em.current.total.covers(&share).map_err(not_provided)?;
         let mut after = em.current.clone();
         let overflow = |source| Rejection::Overflow { field: "used", source };
         after.used = after.used.add(&share).map_err(overflow)?;

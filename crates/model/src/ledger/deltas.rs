@@ -71,7 +71,7 @@ pub struct Deltas {
     /// Tickets with changed amounts in external queues.
     pub cluster_tickets: Vec<ClusterTicketDelta>,
     /// Number of operations that violated advisory limits; only for the metrics.
-    pub over_watched: u64,
+    pub advisory_violations: u64,
     /// Wait keys with more capacity or fewer reservations; not written, but used to wake waiters.
     pub freed: FreedKeys,
 }
@@ -151,7 +151,7 @@ pub struct EnqueuedDelta {
     /// The request with its waiting parameters.
     pub request: PlacedRequest,
     /// Wait keys of the request.
-    pub spots: WaitKeys,
+    pub wait_keys: WaitKeys,
 }
 
 /// A queued request with other wait keys.
@@ -162,7 +162,7 @@ pub struct RequeuedDelta {
     /// EM of the latest decision.
     pub em: EmInstance,
     /// New wait keys.
-    pub spots: WaitKeys,
+    pub wait_keys: WaitKeys,
 }
 
 /// A ticket that ended.

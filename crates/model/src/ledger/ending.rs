@@ -31,7 +31,7 @@ impl Ledger {
 
     /// Records freed capacity in the external queue of a ticket. Call before the ticket ends there.
     pub(super) fn free_queue(&mut self, ticket_id: Uuid) {
-        self.clusters.spots_of(ticket_id).into_iter().for_each(|spot| self.deltas.freed.add(spot, 1));
+        self.clusters.wait_keys_of(ticket_id).into_iter().for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
     }
 
     pub(super) fn released(&mut self, op: &ReleaseTicket) -> Result<Outcome, Rejection> {

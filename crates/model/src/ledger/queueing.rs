@@ -32,12 +32,12 @@ impl Ledger {
         position: Option<QueuePosition>,
         short: BlockedRequest,
     ) -> Outcome {
-        let BlockedRequest { refusal, spots } = short;
+        let BlockedRequest { refusal, wait_keys } = short;
         let line = &mut self.line.line;
         let before = position.map(|position| line.keys_of(position)).unwrap_or_default();
         match (&op.wait, position) {
             (Some(wait), Some(position)) if wait.is_elsewhere => {
-                return Outcome::Waiting(Box::new(QueuedOutcome { position, spots: before, refusal }));
+                return Outcome::Waiting(Box::new(QueuedOutcome { position, wait_keys: before, refusal }));
             }
             (Some(_), _) if !refusal.never_fits => {}
             _ => {
@@ -46,30 +46,30 @@ impl Ledger {
             }
         }
         let position = position.unwrap_or_else(|| QueuePosition::new(0, self.now, op.ask.ticket_id));
-        let spots = line.keys_for(position, &spots);
+        let wait_keys = line.keys_for(position, &wait_keys);
         if before.is_empty() {
-            let (request, spots) = (op.clone(), spots.clone());
-            self.deltas.waiting.push(EnqueuedDelta { position, since: self.now, request, spots });
-        } else if before != spots {
-            self.deltas.moved.push(RequeuedDelta { position, em: op.em.clone(), spots: spots.clone() });
-            let left = before.into_keys().filter(|spot| !spots.contains_key(spot));
-            left.for_each(|spot| self.deltas.freed.add(spot, 1));
+            let (request, wait_keys) = (op.clone(), wait_keys.clone());
+            self.deltas.waiting.push(EnqueuedDelta { position, since: self.now, request, wait_keys });
+        } else if before != wait_keys {
+            self.deltas.moved.push(RequeuedDelta { position, em: op.em.clone(), wait_keys: wait_keys.clone() });
+            let left = before.into_keys().filter(|wait_key| !wait_keys.contains_key(wait_key));
+            left.for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
         }
-        line.put(position, &spots, &op.ask.resource);
-        Outcome::Waiting(Box::new(QueuedOutcome { position, spots, refusal }))
+        line.put(position, &wait_keys, &op.ask.resource);
+        Outcome::Waiting(Box::new(QueuedOutcome { position, wait_keys, refusal }))
     }
 
     /// Removes the queue entries of a request, if any. Frees its reservation at all keys except `stays_at`, where its
     /// ticket now counts.
     pub(super) fn dequeue(&mut self, op: &PlacedRequest, stays_at: WaitKeys) {
         let Some(position) = op.position() else { return };
-        let spots = self.line.line.keys_of(position);
-        if spots.is_empty() {
+        let wait_keys = self.line.line.keys_of(position);
+        if wait_keys.is_empty() {
             return;
         }
         self.line.line.remove(position);
         self.deltas.left_line.push(position.ticket_id());
-        let left = spots.into_keys().filter(|spot| !stays_at.contains_key(spot));
-        left.for_each(|spot| self.deltas.freed.add(spot, 1));
+        let left = wait_keys.into_keys().filter(|wait_key| !stays_at.contains_key(wait_key));
+        left.for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
     }
 }

@@ -84,11 +84,11 @@ pub(super) fn registered_em<'a>(
 }
 
 /// Rejects a call with the epoch of an earlier registration or of a future one.
-pub(super) fn check_epoch(em: &Em, told: Option<i64>) -> Result<(), Rejection> {
+pub(super) fn check_epoch(em: &Em, epoch: Option<i64>) -> Result<(), Rejection> {
     let registered = em.epoch;
-    match told {
-        Some(told) if told < registered => Err(Rejection::StaleEpoch { em: em.instance.clone(), told, registered }),
-        Some(told) if told > registered => Err(Rejection::EpochAhead { registered }),
+    match epoch {
+        Some(epoch) if epoch < registered => Err(Rejection::StaleEpoch { em: em.instance.clone(), epoch, registered }),
+        Some(epoch) if epoch > registered => Err(Rejection::EpochAhead { registered }),
         _ => Ok(()),
     }
 }

@@ -72,5 +72,5 @@ pub struct WaitQueueView {
     /// Entries at the keys that were read, and all keys of the queued requests of the batch.
     pub line: WaitQueues,
     /// Keys that were read, and the extent of each; `None` if no request waits anywhere.
-    pub spots: Option<ViewedKeys>,
+    pub wait_keys: Option<ViewedKeys>,
 }

@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::{
     super::{
-        assessment::{assess_dimensions, audit_only_violations},
+        assessment::{advisory_violations, assess_dimensions},
         operation::{ConfirmTicket, Outcome, Rejection, UpdateTicket},
         refusal::Refusal,
         resource::Resource,
@@ -83,7 +83,7 @@ impl Ledger {
         let is_no_more = is_covered && !ticket.is_locked();
         let used_share = if is_no_more { em.current.share(used) } else { em.current.project(used) };
         let used_share =
-            used_share.map_err(|source| Rejection::Unanswerable { field: "used", em: ticket.em.clone(), source })?;
+            used_share.map_err(|source| Rejection::NotProvided { field: "used", em: ticket.em.clone(), source })?;
         let mut after = em.current.clone();
         let sum = if ticket.is_locked() { &mut after.locked } else { &mut after.used };
         *sum = sum.minus(&held_share).map_err(inconsistent)?;
@@ -107,7 +107,7 @@ impl Ledger {
             return Err(short(Box::new(refusal)));
         }
         // Compares the growth with the advisory limits while the counters still include the earlier amounts.
-        let is_beyond = !audit_only_violations(&scopes, usage, held, used).is_empty();
+        let is_beyond = !advisory_violations(&scopes, usage, held, used).is_empty();
         let mut counted = HashMap::new();
         self.count(&mut counted, &scopes, |at, usage| {
             give_back(at, usage, ticket)?;
@@ -117,7 +117,7 @@ impl Ledger {
         let em = registered_em(&mut self.ems, &ticket.em)?;
         *em.current = after;
         *em.counted = true;
-        self.deltas.over_watched += u64::from(is_beyond);
+        self.deltas.advisory_violations += u64::from(is_beyond);
         if held.amounts().any(|(dimension, amount)| amount > used.get(&dimension)) {
             self.free(&ticket.em, &scopes, 1);
             self.free_queue(ticket.id);

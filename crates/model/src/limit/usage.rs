@@ -48,7 +48,7 @@ impl ScopeUsage {
     /// Returns whether the use exceeds an enforced or advisory maximum. Causes: a lowered limit, an adoption, or an
     /// advisory limit.
     pub fn is_over(&self) -> bool {
-        self.is_over_in(LimitMode::Enforced) || self.is_over_in(LimitMode::Watched)
+        self.is_over_in(LimitMode::Enforced) || self.is_over_in(LimitMode::Advisory)
     }
 
     /// As [`ScopeUsage::is_over`], for one mode. A scope above an enforced maximum gets no grants until its use falls.

@@ -53,14 +53,14 @@ pub enum Rejection {
     },
     /// A call with the epoch of an earlier registration.
     #[error(
-        "the EM {em} has registered again: its epoch is {registered}, and {told} has ended; stop the earlier \
+        "the EM {em} has registered again: its epoch is {registered}, and {epoch} has ended; stop the earlier \
             process, or register again"
     )]
     StaleEpoch {
         /// The EM.
         em: EmInstance,
         /// Epoch of the call.
-        told: i64,
+        epoch: i64,
         /// Current epoch.
         registered: i64,
     },
@@ -132,7 +132,7 @@ pub enum Rejection {
     },
     /// The EM does not provide a requested dimension.
     #[error("{field}: the EM {em} does not provide it; request only dimensions that the EM registered")]
-    Unanswerable {
+    NotProvided {
         /// Field of the call.
         field: &'static str,
         /// The EM.
@@ -309,7 +309,7 @@ impl Rejection {
         matches!(
             self,
             Self::EmNotRegistered(_)
-                | Self::Unanswerable { .. }
+                | Self::NotProvided { .. }
                 | Self::OtherQueue { .. }
                 | Self::LabelRequired { .. }
                 | Self::EmReserved { .. }

@@ -147,7 +147,8 @@ pub fn observed_ticket(of: &Ticket, observed: Option<&ObservedUse>) -> proto::Ti
 
 /// Converts a waiting request and its queue entries to a message.
 pub fn waiting(waiting: &WaitingRequest) -> proto::WaitingRequest {
-    let spots = waiting.ahead.iter().map(|(scope, ahead)| proto::WaitingSpot { scope: scope.clone(), ahead: *ahead });
+    let entries =
+        waiting.ahead.iter().map(|(scope, ahead)| proto::WaitQueueEntry { scope: scope.clone(), ahead: *ahead });
     proto::WaitingRequest {
         ticket_id: waiting.ticket_id.to_string(),
         user: waiting.user.to_string(),
@@ -159,7 +160,7 @@ pub fn waiting(waiting: &WaitingRequest) -> proto::WaitingRequest {
         labels: waiting.labels.as_map().clone(),
         waiting_since: Some(timestamp(waiting.waiting_since)),
         wait_until: Some(timestamp(waiting.wait_until)),
-        spots: spots.collect(),
+        entries: entries.collect(),
         caps: waiting.caps.iter().map(cap::message).collect(),
     }
 }
@@ -178,7 +179,7 @@ pub fn read_waiting(message: proto::WaitingRequest) -> Result<WaitingRequest, Fi
         labels: Labels::parse("labels", message.labels)?,
         caps: cap::caps("caps", &message.caps)?.into_iter().map(Arc::unwrap_or_clone).collect(),
         wait_until: read_time("wait_until", message.wait_until)?,
-        ahead: message.spots.into_iter().map(|entry| (entry.scope, entry.ahead)).collect(),
+        ahead: message.entries.into_iter().map(|entry| (entry.scope, entry.ahead)).collect(),
     })
 }
 
@@ -246,7 +247,7 @@ pub fn available(grant: &Grant) -> proto::AvailableResource {
         em: Some(em_message(&grant.em)),
         expire_time: Some(timestamp(grant.expires_at)),
         head_room: vec![],
-        over_watched: grant.over_watched.iter().map(shortfall).collect(),
+        advisory_violations: grant.advisory_violations.iter().map(shortfall).collect(),
         queue_name: String::new(),
         queue_check: grant.queue.as_ref().map(queue_check),
         counters: None,
@@ -381,7 +382,7 @@ pub fn read_available(message: proto::AvailableResource) -> Result<Grant, FieldE
         },
         em: request::em_instance("em", message.em)?,
         expires_at: message.expire_time.and_then(time).unwrap_or(OffsetDateTime::UNIX_EPOCH),
-        over_watched: message.over_watched.into_iter().map(read_shortfall).collect(),
+        advisory_violations: message.advisory_violations.into_iter().map(read_shortfall).collect(),
         queue: message.queue_check.and_then(read_queue_check),
         counters: None,
     })

@@ -34,7 +34,7 @@ macro_rules! enumeration {
 enumeration!(Check: Creator, User, Labels);
 enumeration!(EmState: Healthy, Unreported, Warn, Unhealthy, Draining, Silent, Unregistering);
 enumeration!(Health: Healthy, Warn, Unhealthy);
-enumeration!(LimitMode: Enforced, Watched, Off);
+enumeration!(LimitMode: Enforced, Advisory, Off);
 enumeration!(Placement: Spread, Pack);
 enumeration!(QueueCheckBasis: Snapshot, LastKnown, Unchecked);
 enumeration!(QueueState: Running, Draining, Stopped);

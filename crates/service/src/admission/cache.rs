@@ -240,8 +240,9 @@ impl StateCache {
             }
             standing.ems.retain(|em| !known.ems.contains_key(&em.instance));
             standing.scopes.retain(|(scope, _)| !known.scopes.contains_key(scope));
-            let spots = standing.line.spots.take().unwrap_or_default();
-            standing.line.spots = Some(spots.into_iter().filter(|(spot, _)| !known.line.line.contains(spot)).collect());
+            let wait_keys = standing.line.wait_keys.take().unwrap_or_default();
+            standing.line.wait_keys =
+                Some(wait_keys.into_iter().filter(|(wait_key, _)| !known.line.line.contains(wait_key)).collect());
         }
         self.choice.note_ems(&standing.ems, &standing.gone);
         self.remember(&mut seen, standing);
@@ -261,17 +262,17 @@ impl StateCache {
         for gone in &standing.gone {
             seen.state.ems.remove(gone);
         }
-        if standing.line.spots.is_none() {
+        if standing.line.wait_keys.is_none() {
             seen.drop_line();
         }
         let ObservedChanges { state, ems, scopes, .. } = seen;
         // An evicted entry costs a check, and nothing else.
         store(&mut state.ems, ems, EMS_MAX, standing.ems.into_iter().map(|em| (em.instance.clone(), em)));
         store(&mut state.scopes, scopes, SCOPES_MAX, standing.scopes);
-        if let Some(spots) = standing.line.spots {
-            state.line.line.replace(spots, &standing.line.line);
+        if let Some(wait_keys) = standing.line.wait_keys {
+            state.line.line.replace(wait_keys, &standing.line.line);
         }
-        self.metrics.caches.seen(state.ems.len(), state.scopes.len(), state.line.line.spots());
+        self.metrics.caches.seen(state.ems.len(), state.scopes.len(), state.line.line.wait_keys());
     }
 
     /// Whether the request fits by the cached state.

@@ -175,7 +175,7 @@ impl CheckState {
             Ok(_) => Verdict::Fits,
             Err(mut short) => {
                 if let Some(position) = position {
-                    short.spots = self.line.line.keys_for(position, &short.spots);
+                    short.wait_keys = self.line.line.keys_for(position, &short.wait_keys);
                 }
                 Verdict::Refused(short)
             }
@@ -189,7 +189,7 @@ impl CheckState {
         let usage = |counter: &ScopeCounter| self.scopes.get(counter);
         DryRunResult {
             head_room: assessment::head_room(em, &scopes, usage, &self.line.line).unwrap_or_default(),
-            over_watched: assessment::audit_only_violations(&scopes, usage, &asked.zero_like(), asked),
+            advisory_violations: assessment::advisory_violations(&scopes, usage, &asked.zero_like(), asked),
         }
     }
 

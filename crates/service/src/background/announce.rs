@@ -56,21 +56,21 @@ impl Task for AnnounceInstance {
     const PERIOD: Duration = Duration::from_secs(2);
 
     async fn step(&mut self, session: &mut Session) -> Result<Step, StoreError> {
-        let report = |(name, told): (&'static str, rm_telemetry::metrics::TaskReading)| TaskReport {
+        let report = |(name, reading): (&'static str, rm_telemetry::metrics::TaskReading)| TaskReport {
             task: name.to_owned(),
-            last_run: told.last_run,
-            last_success: told.last_success,
-            lag: told.lag,
-            steps: told.steps,
-            errors: told.errors,
-            last_error: told.last_error,
+            last_run: reading.last_run,
+            last_success: reading.last_success,
+            lag: reading.lag,
+            steps: reading.steps,
+            errors: reading.errors,
+            last_error: reading.last_error,
         };
         let instance = ServerInstance {
             id: self.id,
             version: env!("CARGO_PKG_VERSION").to_owned(),
             address: self.address.clone(),
             throughput: self.throughput(),
-            tasks: self.running.told().into_iter().map(report).collect(),
+            tasks: self.running.readings().into_iter().map(report).collect(),
         };
         within_short_timeout(server_instance::announce(session.get().await?, &instance)).await?;
         within_short_timeout(server_instance::delete_dead(session.get().await?)).await?;
@@ -87,7 +87,7 @@ impl Task for AnnounceInstance {
 }
 
 /// Returns the address to announce. The host name replaces an unspecified IP address, at which no client could connect.
-pub fn told_address(address: &std::net::SocketAddr) -> String {
+pub fn address_text(address: &std::net::SocketAddr) -> String {
     let machine = || std::fs::read_to_string("/proc/sys/kernel/hostname").ok();
     match address.ip().is_unspecified().then(machine).flatten() {
         Some(machine) => format!("{}:{}", machine.trim(), address.port()),

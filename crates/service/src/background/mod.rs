@@ -93,9 +93,9 @@ pub struct RunningTasks(Arc<Mutex<Vec<(&'static str, TaskMetrics)>>>);
 
 impl RunningTasks {
     /// Returns the metrics of each task, by name.
-    pub fn told(&self) -> Vec<(&'static str, TaskReading)> {
+    pub fn readings(&self) -> Vec<(&'static str, TaskReading)> {
         let running = lock(&self.0);
-        running.iter().map(|(name, report)| (*name, report.told())).collect()
+        running.iter().map(|(name, report)| (*name, report.reading())).collect()
     }
 
     fn add(&self, name: &'static str, report: TaskMetrics) {
@@ -178,7 +178,7 @@ async fn drive<T: Task>(
             Err(error) => {
                 session.reset_after(&error);
                 metrics.database.failed(error.failure());
-                if failures == 0 && !error.is_lock_timeout() && !error.is_told() {
+                if failures == 0 && !error.is_lock_timeout() && !error.is_logged() {
                     tracing::warn!(task = T::NAME, error = cause(&error), "background work is delayed");
                 }
                 report.failed(Error::from(error).to_string());

@@ -62,7 +62,7 @@ pub(super) struct CommitResult {
     /// Whether requests may wait on other instances.
     pub others_wait: bool,
     /// Number of operations that exceeded an advisory limit.
-    pub over_watched: u64,
+    pub advisory_violations: u64,
     /// How each ended ticket ended.
     pub ended: Vec<TicketEnd>,
 }
@@ -202,7 +202,7 @@ async fn prepare(
     let mut ledger = Ledger::new(snapshot);
     let answers: Vec<_> = wanted.iter().map(|wanted| ledger.apply(wanted.by, wanted.operation)).collect();
     let (deltas, standing) = ledger.finish();
-    let counters = counters::told(wanted, &answers, &deltas, &standing, &versions);
+    let counters = counters::requested_counters(wanted, &answers, &deltas, &standing, &versions);
     if deltas.is_empty() {
         let committed = CommitResult {
             answers,
@@ -210,7 +210,7 @@ async fn prepare(
             standing,
             freed: FreedKeys::default(),
             others_wait: true,
-            over_watched: 0,
+            advisory_violations: 0,
             ended: vec![],
         };
         return Ok(PreparedBatch { to_commit: None, committed });
@@ -225,8 +225,8 @@ async fn prepare(
         waiting::notify(&mut *connection, &parts).await?;
     }
     let ended = deltas.ended.iter().map(|ended| ended.end).collect();
-    let Deltas { freed, over_watched, .. } = deltas;
-    let committed = CommitResult { answers, counters, standing, freed, others_wait, over_watched, ended };
+    let Deltas { freed, advisory_violations, .. } = deltas;
+    let committed = CommitResult { answers, counters, standing, freed, others_wait, advisory_violations, ended };
     Ok(PreparedBatch { to_commit: Some((transaction_id, evidence)), committed })
 }
 

@@ -205,8 +205,8 @@ impl ContendedQueues {
             let key = pending.operation.lock_keys(true).find(|key| open.contains_key(key));
             match key.and_then(|key| open.get_mut(&key)) {
                 Some(lane) => {
-                    pending.waits = Some(self.metrics.committer.set_aside());
-                    pending.trace.set_aside();
+                    pending.waits = Some(self.metrics.committer.contended());
+                    pending.trace.contended();
                     lane.join(pending, &self.seen);
                 }
                 None => others.push(pending),
@@ -216,8 +216,8 @@ impl ContendedQueues {
     }
 
     /// Adds operations to the queue of `key`. Opens the queue, with `limits` as the last known limits, if it is not open.
-    pub fn set_aside(self: &Arc<Self>, key: LockKey, mut operations: Vec<QueuedOperation>, limits: &Arc<Limits>) {
-        operations.iter_mut().for_each(|pending| pending.waits = Some(self.metrics.committer.set_aside()));
+    pub fn queue(self: &Arc<Self>, key: LockKey, mut operations: Vec<QueuedOperation>, limits: &Arc<Limits>) {
+        operations.iter_mut().for_each(|pending| pending.waits = Some(self.metrics.committer.contended()));
         match self.open().entry(key) {
             Entry::Occupied(mut lane) => {
                 operations.into_iter().for_each(|pending| lane.get_mut().join(pending, &self.seen));
@@ -274,7 +274,7 @@ impl ContendedQueues {
                 self.note_held([key], false);
                 let batch = self.take(key);
                 for (key, operations) in worker.commit(batch).await {
-                    self.set_aside(key, operations, &worker.limits());
+                    self.queue(key, operations, &worker.limits());
                 }
                 Duration::ZERO
             }
@@ -284,7 +284,7 @@ impl ContendedQueues {
             }
             Err(error) => {
                 self.note_held([key], false);
-                if !error.is_told() {
+                if !error.is_logged() {
                     let error = cause(&error);
                     tracing::warn!(error, ?key, "cannot wait for a resource lock");
                 }
@@ -308,7 +308,7 @@ impl ContendedQueues {
             match within_timeout(looked).await {
                 Ok(free) => self.note_held(&free, false),
                 Err(error) => {
-                    if !error.is_told() {
+                    if !error.is_logged() {
                         tracing::warn!(error = cause(&error), "cannot poll contended resource locks");
                     }
                 }

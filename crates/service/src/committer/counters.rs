@@ -33,7 +33,7 @@ struct CounterSnapshot<'a> {
 }
 
 /// Returns the counters per operation, in the order of `wanted`; empty if no operation requested them.
-pub(super) fn told(
+pub(super) fn requested_counters(
     wanted: &[BatchItem<'_>],
     answers: &[Result<Outcome, Rejection>],
     deltas: &Deltas,

@@ -37,8 +37,8 @@ impl Evidence {
         if let Some(number) = first_line {
             return Self::Told(number, now);
         }
-        let entered = deltas.waiting.iter().map(|new| (new.position.ticket_id(), new.spots.clone()));
-        let moved = deltas.moved.iter().map(|moved| (moved.position.ticket_id(), moved.spots.clone()));
+        let entered = deltas.waiting.iter().map(|new| (new.position.ticket_id(), new.wait_keys.clone()));
+        let moved = deltas.moved.iter().map(|moved| (moved.position.ticket_id(), moved.wait_keys.clone()));
         let stands: Vec<_> = entered.chain(moved).collect();
         match (stands.is_empty(), deltas.left_line.is_empty()) {
             (false, _) => Self::Stands(stands),
@@ -56,10 +56,10 @@ impl Evidence {
             Self::Told(number, at) => action_record::is_there(&mut *connection, *number, *at).await?,
             Self::Stands(stands) => {
                 let ticket_ids: Vec<Uuid> = stands.iter().map(|(ticket_id, _)| *ticket_id).collect();
-                let found = waiting::spots_of(&mut *connection, &ticket_ids).await?;
-                stands.iter().any(|(ticket_id, spots)| found.get(ticket_id) == Some(spots))
+                let found = waiting::wait_keys_of(&mut *connection, &ticket_ids).await?;
+                stands.iter().any(|(ticket_id, wait_keys)| found.get(ticket_id) == Some(wait_keys))
             }
-            Self::Left(ticket_ids) => waiting::spots_of(&mut *connection, ticket_ids).await?.is_empty(),
+            Self::Left(ticket_ids) => waiting::wait_keys_of(&mut *connection, ticket_ids).await?.is_empty(),
             Self::Step => false,
         })
     }

@@ -255,8 +255,8 @@ impl Committer {
         let pending =
             QueuedOperation { by, operation, patience, progress, reply, counters, waits, trace, _room: Some(place) };
         queue.try_send(pending)?;
-        if let Some(spot) = making_room {
-            self.line.capacity_expected(spot);
+        if let Some(wait_key) = making_room {
+            self.line.capacity_expected(wait_key);
         }
         Ok(answer)
     }
@@ -361,7 +361,7 @@ async fn run(mut queues: CommitQueues, lanes: Arc<contended::ContendedQueues>, m
         batch.iter_mut().for_each(|pending| pending.waits = None);
         let batch = lanes.divert(batch.into_iter());
         for (key, operations) in worker.commit(batch).await {
-            lanes.set_aside(key, operations, &worker.limits());
+            lanes.queue(key, operations, &worker.limits());
         }
     }
 }
@@ -427,7 +427,7 @@ impl QueuedOperation {
 
     /// Marks the operation as waiting again after its transaction met a contended key.
     fn requeue(&mut self) {
-        self.trace.set_aside();
+        self.trace.contended();
         self.progress.change(RUNNING, CONTENDED);
     }
 
@@ -471,7 +471,14 @@ mod tests {
     fn granted() -> Result<Outcome, Error> {
         let em = EmInstance::parse("em", "ecm", "host1").unwrap();
         let (ticket_id, expires_at) = (Uuid::from_u128(7), time::OffsetDateTime::UNIX_EPOCH);
-        Ok(Outcome::Granted(Grant { ticket_id, em, expires_at, over_watched: Vec::new(), queue: None, counters: None }))
+        Ok(Outcome::Granted(Grant {
+            ticket_id,
+            em,
+            expires_at,
+            advisory_violations: Vec::new(),
+            queue: None,
+            counters: None,
+        }))
     }
 
     #[tokio::test]

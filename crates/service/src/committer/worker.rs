@@ -173,7 +173,7 @@ impl Worker {
     }
 
     fn committed(&self, part: Vec<QueuedOperation>, committed: CommitResult) {
-        self.metrics.committer.over_watched.inc_by(committed.over_watched);
+        self.metrics.committer.advisory_violations.inc_by(committed.advisory_violations);
         for how in TicketEnd::ALL {
             let count = committed.ended.iter().filter(|end| **end == how).count();
             self.metrics.requests.tickets_ended(how, u64::try_from(count).unwrap_or(u64::MAX));
@@ -230,7 +230,7 @@ impl Worker {
         let mut rest = Vec::with_capacity(part.operations.len());
         for pending in part.operations {
             match pending.operation.lock_keys(true).find(|key| held.contains(key)) {
-                Some(key) => set_aside(aside, key, pending),
+                Some(key) => queue_contended(aside, key, pending),
                 None => rest.push(pending),
             }
         }
@@ -247,7 +247,7 @@ impl Worker {
     }
 }
 
-fn set_aside(aside: &mut ContendedOperations, key: LockKey, mut pending: QueuedOperation) {
+fn queue_contended(aside: &mut ContendedOperations, key: LockKey, mut pending: QueuedOperation) {
     pending.requeue();
     aside.entry(key).or_default().push(pending);
 }
@@ -266,7 +266,7 @@ fn after_wait(part: BatchPart, error: &StoreError, aside: &mut ContendedOperatio
         1 => {
             for pending in part.operations {
                 if let Some(key) = pending.operation.lock_keys(false).next() {
-                    set_aside(aside, key, pending);
+                    queue_contended(aside, key, pending);
                 }
             }
             vec![]
@@ -299,8 +299,8 @@ fn after_error(part: BatchPart, error: StoreError, reused: bool) -> Vec<BatchPar
     let error = Error::from(error);
     let is_heard = part.operations.iter().any(|pending| !pending.reply.is_closed());
     // A caller logs a defect with the request that caused it. A missing primary is logged once by the store.
-    let is_told = error.is_logged() || is_heard && error.is_defect();
-    if !is_told {
+    let is_logged = error.is_logged() || is_heard && error.is_defect();
+    if !is_logged {
         tracing::error!(
             error = &error as &dyn std::error::Error,
             operations = part.operations.len(),

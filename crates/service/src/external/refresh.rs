@@ -351,13 +351,13 @@ impl Refresh {
     /// Wakes requests that wait for external queues with free capacity, here and on other instances.
     async fn wake(&self, session: &mut Session, provider: &Name, rooms: &QueueCapacities) -> Result<(), StoreError> {
         let connection = session.get().await?;
-        let spots = within_timeout(waiting::queues(&mut *connection, provider, WOKEN_QUEUES_MAX)).await?;
+        let wait_keys = within_timeout(waiting::queues(&mut *connection, provider, WOKEN_QUEUES_MAX)).await?;
         let mut freed = FreedKeys::default();
-        for spot in spots {
-            if let WaitKey::Queue { path, .. } = &spot {
+        for wait_key in wait_keys {
+            if let WaitKey::Queue { path, .. } = &wait_key {
                 let room = rooms.room(path);
                 if room.memory > 0 || room.cores > 0 {
-                    freed.add(spot, MUCH);
+                    freed.add(wait_key, MUCH);
                 }
             }
         }

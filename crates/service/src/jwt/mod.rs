@@ -162,7 +162,7 @@ impl JwtAuthenticator {
             known.put(hash, caller.clone());
             known.len()
         };
-        self.metrics.jwt.known.set(i64::try_from(count).unwrap_or(i64::MAX));
+        self.metrics.jwt.cached.set(i64::try_from(count).unwrap_or(i64::MAX));
         Ok(caller)
     }
 

@@ -496,7 +496,7 @@ impl WaiterIndex {
     /// Subtracts the capacity of one granted request: from `freed` of the same commit, or from the capacity that was freed
     /// before.
     fn granted_at(&mut self, key: WaitKeyHash, is_em: bool, freed: &mut FreedNotification) {
-        match freed.spots.get_mut(&key) {
+        match freed.wait_keys.get_mut(&key) {
             Some(requests) if *requests == MUCH => {}
             Some(requests) if *requests > 0 => *requests -= 1,
             _ => {
@@ -544,8 +544,8 @@ impl WaiterIndex {
             room => (room as usize, room),
         };
         // Also if the same batch has granted as much: the grants may have used other capacity.
-        let mut is_any_told = !freed.spots.keys().any(|key| freed.is_em(key));
-        for (key, requests) in &freed.spots {
+        let mut is_any_told = !freed.wait_keys.keys().any(|key| freed.is_em(key));
+        for (key, requests) in &freed.wait_keys {
             let queue = if freed.is_em(key) { WaiterSet::Em(*key) } else { WaiterSet::At(*key) };
             let woken = self.wake_first_of(queue, enough(*requests), &wake);
             is_any_told |= woken.iter().any(|position| self.anywhere.has(*position));

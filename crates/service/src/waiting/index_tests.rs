@@ -18,10 +18,10 @@ fn em(host: &str) -> WaitKey {
     WaitKey::Em(EmInstance::parse("em", "ecm", host).unwrap())
 }
 
-fn freed(spot: WaitKey, requests: u32) -> FreedNotification {
-    let mut spots = FreedKeys::default();
-    spots.add(spot, requests);
-    FreedNotification::at(&spots).remove(0)
+fn freed(wait_key: WaitKey, requests: u32) -> FreedNotification {
+    let mut wait_keys = FreedKeys::default();
+    wait_keys.add(wait_key, requests);
+    FreedNotification::at(&wait_keys).remove(0)
 }
 
 fn awake(index: &WaiterIndex) -> Vec<u128> {
@@ -39,8 +39,8 @@ fn sleeper(number: u128) -> WaiterProfile {
 fn line(count: u128) -> WaiterIndex {
     let mut index = WaiterIndex { callers: 1, ..WaiterIndex::default() };
     for number in 0..count {
-        let spot = em(if number == 0 { "b" } else { "a" });
-        index.insert(position(number), sleeper(number), [WaitKeyHash::of(&spot)], 0);
+        let wait_key = em(if number == 0 { "b" } else { "a" });
+        index.insert(position(number), sleeper(number), [WaitKeyHash::of(&wait_key)], 0);
         assert_eq!(index.rest(position(number)), None);
     }
     index
@@ -261,10 +261,10 @@ impl Model {
 
     /// Commits releases at EMs and the submitted requests, and lets each awake waiter check once.
     fn advance(&mut self, released: &[usize]) {
-        let (mut spots, mut granted, mut refused) = (FreedKeys::default(), vec![], vec![]);
+        let (mut wait_keys, mut granted, mut refused) = (FreedKeys::default(), vec![], vec![]);
         for &at in released {
             self.free[at] += 1;
-            spots.add(em(&at.to_string()), 1);
+            wait_keys.add(em(&at.to_string()), 1);
         }
         for number in self.numbers() {
             let (step, home, ..) = self.waiters[&number];
@@ -272,7 +272,7 @@ impl Model {
                 Step::Submitted(_, at) if self.fits(&self.free, at, number) => {
                     self.free[at] -= 1;
                     if at != home {
-                        spots.add(em(&home.to_string()), 1);
+                        wait_keys.add(em(&home.to_string()), 1);
                     }
                     granted.push((number, em(&at.to_string())));
                     self.waiters.remove(&number);
@@ -282,7 +282,7 @@ impl Model {
                 _ => {}
             }
         }
-        commit(&mut self.index, FreedNotification::of(&spots), &granted);
+        commit(&mut self.index, FreedNotification::of(&wait_keys), &granted);
         for (number, wake) in refused {
             self.checks += 1;
             self.index.pass_on(position(number), wake);

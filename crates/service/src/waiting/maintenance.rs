@@ -155,10 +155,10 @@ impl WaitQueueMaintenance {
     }
 
     async fn notify(&mut self, gone: RemovedRequests) -> Result<(), StoreError> {
-        if gone.spots.is_empty() {
+        if gone.wait_keys.is_empty() {
             return Ok(());
         }
-        let freed = gone.spots.counted_up_to(LEFT_COUNTED_MAX);
+        let freed = gone.wait_keys.counted_up_to(LEFT_COUNTED_MAX);
         within_timeout(waiting::notify(self.session.get().await?, &FreedNotification::at(&freed))).await
     }
 
@@ -166,7 +166,7 @@ impl WaitQueueMaintenance {
         if let Err(error) = kept {
             self.session.reset_after(&error);
             self.answers_since = Instant::now();
-            if !error.is_told() {
+            if !error.is_logged() {
                 tracing::warn!(error = cause(&error), "cannot maintain the wait queues");
             }
         }
@@ -181,7 +181,7 @@ pub async fn listen(line: LocalWaitQueue, admission: Admission) {
             heard = handle_notification(&line, &admission) => match heard {
                 // The connection is lost; reconnect immediately.
                 Ok(()) => continue,
-                Err(error) if error.is_told() => {}
+                Err(error) if error.is_logged() => {}
                 Err(error) => {
                     tracing::warn!(error = cause(&error), "cannot listen for freed capacity; polling instead");
                 }

@@ -18,7 +18,7 @@ use super::{
 /// Polls the coordinator for the owner of `cell`, at the rate of the probes. A missing reply leaves the last owner in
 /// place.
 pub(super) async fn follow(shared: Arc<PrimaryInner>, coordinator: Primary, cell: Cell) {
-    let (mut asked, mut is_told) = (shared.asked.subscribe(), false);
+    let (mut asked, mut is_logged) = (shared.asked.subscribe(), false);
     let mut from = None;
     loop {
         let _ = asked.borrow_and_update();
@@ -32,10 +32,10 @@ pub(super) async fn follow(shared: Arc<PrimaryInner>, coordinator: Primary, cell
                     from = Some((owner, url));
                     shared.show(hosts);
                 }
-                is_told = false;
+                is_logged = false;
             }
-            Err(error) if !is_told => {
-                is_told = true;
+            Err(error) if !is_logged => {
+                is_logged = true;
                 tracing::warn!(%cell, error = &error as &dyn std::error::Error, "the coordinator did not return the \
                     worker of the cell");
             }

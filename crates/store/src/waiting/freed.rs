@@ -15,7 +15,7 @@ use rm_model::{
     wait_queue::{FreedKeys, WaitKey},
 };
 
-use super::{TABLE, spot_hash};
+use super::{TABLE, wait_key_hash};
 
 /// Notification channel of freed capacity.
 pub const CHANNEL: &str = "linkis_rm_freed";
@@ -38,8 +38,8 @@ pub struct WaitKeyHash(u64);
 
 impl WaitKeyHash {
     /// Returns the hash of a wait key.
-    pub fn of(spot: &WaitKey) -> Self {
-        let hash = spot_hash(spot);
+    pub fn of(wait_key: &WaitKey) -> Self {
+        let hash = wait_key_hash(wait_key);
         Self(hash.iter().take(8).fold(0, |key, byte| key << 8 | u64::from(*byte)))
     }
 }
@@ -50,7 +50,7 @@ pub struct FreedNotification {
     /// Whether capacity may have been freed anywhere.
     pub anywhere: bool,
     /// Wait keys with about how many requests freed capacity there.
-    pub spots: BTreeMap<WaitKeyHash, u32>,
+    pub wait_keys: BTreeMap<WaitKeyHash, u32>,
     /// Names of the EMs among the wait keys, for requests that wait for any EM.
     pub ems: Vec<(String, String)>,
     /// Hashes of these EMs.
@@ -62,12 +62,12 @@ pub struct FreedNotification {
 }
 
 impl FreedNotification {
-    /// Returns the notifications for `spots`: one or more parts, or a single *anywhere* if more than `PARTS_MAX` are
+    /// Returns the notifications for `wait_keys`: one or more parts, or a single *anywhere* if more than `PARTS_MAX` are
     /// needed.
-    pub fn at(spots: &FreedKeys) -> Vec<Self> {
+    pub fn at(wait_keys: &FreedKeys) -> Vec<Self> {
         let (mut parts, mut size) = (vec![Self::default()], 0);
-        for (spot, requests) in spots.iter() {
-            let em = em_of(spot);
+        for (wait_key, requests) in wait_keys.iter() {
+            let em = em_of(wait_key);
             let bytes = KEY_BYTES + em.as_ref().map_or(0, |em| serde_json::json!(em).to_string().len());
             if size + bytes > PAYLOAD_BYTES_MAX {
                 parts.push(Self::default());
@@ -75,26 +75,26 @@ impl FreedNotification {
             }
             size += bytes;
             if let Some(part) = parts.last_mut() {
-                part.note(spot, requests, em);
+                part.note(wait_key, requests, em);
             }
         }
         let fits = |part: &Self| part.payload().len() <= PAYLOAD_BYTES_MAX + FRAME_BYTES;
         if parts.len() <= PARTS_MAX && parts.iter().all(fits) { parts } else { vec![Self::anywhere()] }
     }
 
-    /// Returns a single value for `spots`, without a size limit, for use inside the instance.
-    pub fn of(spots: &FreedKeys) -> Self {
+    /// Returns a single value for `wait_keys`, without a size limit, for use inside the instance.
+    pub fn of(wait_keys: &FreedKeys) -> Self {
         let mut freed = Self::default();
-        spots.iter().for_each(|(spot, requests)| freed.note(spot, requests, em_of(spot)));
+        wait_keys.iter().for_each(|(wait_key, requests)| freed.note(wait_key, requests, em_of(wait_key)));
         freed
     }
 
-    fn note(&mut self, spot: &WaitKey, requests: u32, em: Option<(String, String)>) {
-        let noted = self.spots.entry(WaitKeyHash::of(spot)).or_default();
+    fn note(&mut self, wait_key: &WaitKey, requests: u32, em: Option<(String, String)>) {
+        let noted = self.wait_keys.entry(WaitKeyHash::of(wait_key)).or_default();
         *noted = noted.saturating_add(requests);
         if let Some(em) = em {
             self.ems.push(em);
-            self.em_keys.insert(WaitKeyHash::of(spot));
+            self.em_keys.insert(WaitKeyHash::of(wait_key));
         }
     }
 
@@ -136,8 +136,8 @@ impl FreedNotification {
     }
 }
 
-fn em_of(spot: &WaitKey) -> Option<(String, String)> {
-    match spot {
+fn em_of(wait_key: &WaitKey) -> Option<(String, String)> {
+    match wait_key {
         WaitKey::Em(em) => Some((em.application_name.to_string(), em.instance.to_string())),
         WaitKey::Scope(_) | WaitKey::Queue { .. } => None,
     }
@@ -166,18 +166,18 @@ mod tests {
 
     #[test]
     fn freed_notification_round_trips_in_bounded_parts() {
-        let mut spots = FreedKeys::default();
+        let mut wait_keys = FreedKeys::default();
         let em = |number: u32| EmInstance::parse("em", "ecm", &format!("{}{number}", "h".repeat(200))).unwrap();
         for number in 0..100 {
-            spots.add(WaitKey::Em(em(number)), if number == 0 { MUCH } else { number });
-            spots.add(WaitKey::Em(em(number)), 1);
+            wait_keys.add(WaitKey::Em(em(number)), if number == 0 { MUCH } else { number });
+            wait_keys.add(WaitKey::Em(em(number)), 1);
         }
-        let parts = FreedNotification::at(&spots);
+        let parts = FreedNotification::at(&wait_keys);
         assert!(parts.len() > 1 && parts.iter().all(|part| part.payload().len() < 8000));
         let understood: Vec<FreedNotification> =
             parts.iter().map(|part| FreedNotification::parse(&part.payload())).collect();
         assert_eq!(understood, parts);
-        let counts: BTreeMap<WaitKeyHash, u32> = understood.iter().flat_map(|part| part.spots.clone()).collect();
+        let counts: BTreeMap<WaitKeyHash, u32> = understood.iter().flat_map(|part| part.wait_keys.clone()).collect();
         assert_eq!(counts[&WaitKeyHash::of(&WaitKey::Em(em(0)))], MUCH);
         assert_eq!(counts[&WaitKeyHash::of(&WaitKey::Em(em(7)))], 8);
         assert_eq!(understood.iter().map(|part| part.em_instances().len()).sum::<usize>(), 100);

@@ -55,8 +55,8 @@ enum WaitKeyJson {
     Queue(String, String),
 }
 
-pub(super) fn spot_json(spot: &WaitKey) -> String {
-    let json = match spot {
+pub(super) fn wait_key_json(wait_key: &WaitKey) -> String {
+    let json = match wait_key {
         WaitKey::Em(em) => WaitKeyJson::Em(em.application_name.to_string(), em.instance.to_string()),
         WaitKey::Scope(scope) => WaitKeyJson::Scope(scope.labels().clone()),
         WaitKey::Queue { provider, path } => WaitKeyJson::Queue(provider.to_string(), path.clone()),
@@ -64,7 +64,7 @@ pub(super) fn spot_json(spot: &WaitKey) -> String {
     serde_json::json!(json).to_string()
 }
 
-pub(super) fn parse_spot(json: &str) -> Result<WaitKey, StoreError> {
+pub(super) fn parse_wait_key(json: &str) -> Result<WaitKey, StoreError> {
     match serde_json::from_str(json).map_err(|error| StoreError::inconsistent(TABLE.0, error))? {
         WaitKeyJson::Em(application_name, instance) => Ok(WaitKey::Em(TABLE.em(&application_name, &instance)?)),
         WaitKeyJson::Scope(labels) => Ok(WaitKey::Scope(Scope::new(labels))),
@@ -72,6 +72,6 @@ pub(super) fn parse_spot(json: &str) -> Result<WaitKey, StoreError> {
     }
 }
 
-pub(super) fn spot_hash(spot: &WaitKey) -> [u8; 32] {
-    hash(&spot_json(spot))
+pub(super) fn wait_key_hash(wait_key: &WaitKey) -> [u8; 32] {
+    hash(&wait_key_json(wait_key))
 }

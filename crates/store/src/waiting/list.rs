@@ -14,12 +14,12 @@ use rm_model::{
 
 use super::{
     LAST_POSITION, STANDS_MAX, TABLE,
-    json::{parse_caps, parse_position, parse_spot, spot_hash},
+    json::{parse_caps, parse_position, parse_wait_key, wait_key_hash},
 };
 
 fn waiting(row: TableRow<'_>) -> Result<(QueuePosition, WaitingRequest), StoreError> {
-    let (spots, ahead): (Vec<String>, Vec<i64>) = (row.get("spots")?, row.get("ahead")?);
-    let ahead = spots.iter().zip(ahead).map(|(spot, ahead)| Ok((parse_spot(spot)?.to_string(), ahead)));
+    let (wait_keys, ahead): (Vec<String>, Vec<i64>) = (row.get("wait_keys")?, row.get("ahead")?);
+    let ahead = wait_keys.iter().zip(ahead).map(|(wait_key, ahead)| Ok((parse_wait_key(wait_key)?.to_string(), ahead)));
     let waiting = WaitingRequest {
         ticket_id: row.get("ticket_id")?,
         waiting_since: row.get("waiting_since")?,
@@ -43,7 +43,7 @@ pub struct WaitingFilter {
     /// Users to match.
     pub users: Option<BTreeSet<Name>>,
     /// Wait keys at which a request must be short, all of them.
-    pub spots: Vec<WaitKey>,
+    pub wait_keys: Vec<WaitKey>,
 }
 
 /// SQL of a page of the requests that `$first` selects; only for these the entries are read. Parameters: $1 last
@@ -60,28 +60,28 @@ macro_rules! page {
             r#"),
         short AS MATERIALIZED (
             SELECT s.* FROM page w CROSS JOIN LATERAL (
-                SELECT s.ticket_id, s.spot::text AS spot, s.spot_hash, s.position FROM linkis_resource_waiting_spot s
+                SELECT s.ticket_id, s.wait_key::text AS wait_key, s.wait_key_hash, s.position FROM linkis_resource_waiting_entry s
                 WHERE s.ticket_id = w.ticket_id AND s.is_short OFFSET 0) s),
         -- The first entries of each wait key, once per key.
         first AS MATERIALIZED (
-            SELECT k.spot_hash, array_agg(o.position ORDER BY o.position) AS positions
-            FROM (SELECT DISTINCT spot_hash FROM short) k CROSS JOIN LATERAL (
+            SELECT k.wait_key_hash, array_agg(o.position ORDER BY o.position) AS positions
+            FROM (SELECT DISTINCT wait_key_hash FROM short) k CROSS JOIN LATERAL (
                 SELECT o.position FROM linkis_rm_instance j CROSS JOIN LATERAL (
-                    SELECT o.position FROM linkis_resource_waiting_spot o
-                    WHERE o.spot_hash = k.spot_hash AND o.instance_id = j.instance_id AND o.is_short
-                    ORDER BY o.spot_hash, o.instance_id, o.position LIMIT $3) o
+                    SELECT o.position FROM linkis_resource_waiting_entry o
+                    WHERE o.wait_key_hash = k.wait_key_hash AND o.instance_id = j.instance_id AND o.is_short
+                    ORDER BY o.wait_key_hash, o.instance_id, o.position LIMIT $3) o
                 WHERE j.alive_until > clock_timestamp()
                 ORDER BY o.position LIMIT $3) o
-            GROUP BY k.spot_hash)
+            GROUP BY k.wait_key_hash)
         SELECT w.ticket_id, w."user", w.creator, w.engine_type, w.em_application_name, w.em_instance, w.any_em,
             w.resource_type, w.resource::text, w.labels::text, w.caps::text, w.waiting_since, w.wait_until,
-            w.position, s.spots, s.ahead
+            w.position, s.wait_keys, s.ahead
         FROM page w CROSS JOIN LATERAL (
-            SELECT coalesce(array_agg(s.spot), '{}') AS spots,
+            SELECT coalesce(array_agg(s.wait_key), '{}') AS wait_keys,
                 -- The entries up to this one, without itself where it is among them.
                 coalesce(array_agg(greatest(0, coalesce(width_bucket(s.position, f.positions)
                     - (s.position <= f.positions[cardinality(f.positions)])::int, 0))::bigint), '{}') AS ahead
-            FROM short s LEFT JOIN first f ON f.spot_hash = s.spot_hash
+            FROM short s LEFT JOIN first f ON f.wait_key_hash = s.wait_key_hash
             WHERE s.ticket_id = w.ticket_id) s
         ORDER BY w.position"#
         )
@@ -105,25 +105,25 @@ const BY_USERS: &str = page!(
             JOIN linkis_rm_instance i ON i.instance_id = w.instance_id AND i.alive_until > clock_timestamp()
             -- Only the index by user has this order: one user may have nearly all.
             WHERE (w."user", w.position) > (u.name, $1) AND (w."user", w.position) <= (u.name, $6) AND NOT EXISTS (
-                SELECT FROM unnest($5::bytea[]) AS k (spot_hash) WHERE NOT EXISTS (
-                    SELECT FROM linkis_resource_waiting_spot s
-                    WHERE s.ticket_id = w.ticket_id AND s.spot_hash = k.spot_hash AND s.is_short))
+                SELECT FROM unnest($5::bytea[]) AS k (wait_key_hash) WHERE NOT EXISTS (
+                    SELECT FROM linkis_resource_waiting_entry s
+                    WHERE s.ticket_id = w.ticket_id AND s.wait_key_hash = k.wait_key_hash AND s.is_short))
             ORDER BY w."user", w.position LIMIT $2) w
         ORDER BY w.position LIMIT $2"#
 );
 
 /// Requests with an entry at the first of the wait keys.
-const BY_SPOTS: &str = page!(
-    "by spots",
+const BY_WAIT_KEYS: &str = page!(
+    "by wait keys",
     r#"SELECT w.* FROM (
             SELECT f.ticket_id FROM linkis_rm_instance i CROSS JOIN LATERAL (
-                SELECT f.ticket_id, f.position FROM linkis_resource_waiting_spot f
-                WHERE f.spot_hash = ($5::bytea[])[1] AND f.instance_id = i.instance_id AND f.is_short AND f.position > $1
+                SELECT f.ticket_id, f.position FROM linkis_resource_waiting_entry f
+                WHERE f.wait_key_hash = ($5::bytea[])[1] AND f.instance_id = i.instance_id AND f.is_short AND f.position > $1
                     AND f.position <= $6 AND NOT EXISTS (
-                        SELECT FROM unnest($5::bytea[]) AS k (spot_hash) WHERE NOT EXISTS (
-                            SELECT FROM linkis_resource_waiting_spot s
-                            WHERE s.ticket_id = f.ticket_id AND s.spot_hash = k.spot_hash AND s.is_short))
-                ORDER BY f.spot_hash, f.instance_id, f.position LIMIT $2) f
+                        SELECT FROM unnest($5::bytea[]) AS k (wait_key_hash) WHERE NOT EXISTS (
+                            SELECT FROM linkis_resource_waiting_entry s
+                            WHERE s.ticket_id = f.ticket_id AND s.wait_key_hash = k.wait_key_hash AND s.is_short))
+                ORDER BY f.wait_key_hash, f.instance_id, f.position LIMIT $2) f
             WHERE i.alive_until > clock_timestamp() AND $4::text[] IS NULL
             ORDER BY f.position LIMIT $2) f
         -- The offset keeps it a look-up by key.
@@ -138,9 +138,9 @@ pub async fn list(
     limit: i64,
 ) -> Result<Vec<(QueuePosition, WaitingRequest)>, StoreError> {
     // A separate SQL text per index.
-    let sql = match (&filter.users, filter.spots.is_empty()) {
+    let sql = match (&filter.users, filter.wait_keys.is_empty()) {
         (Some(_), _) => BY_USERS,
-        (None, false) => BY_SPOTS,
+        (None, false) => BY_WAIT_KEYS,
         (None, true) => ALL,
     };
     let rows = sqlx::query(sql)
@@ -148,7 +148,7 @@ pub async fn list(
         .bind(limit)
         .bind(STANDS_MAX)
         .bind(filter.users.as_ref().map(|users| users.iter().map(Name::as_str).collect::<Vec<_>>()))
-        .bind(filter.spots.iter().map(|spot| spot_hash(spot).to_vec()).collect::<Vec<_>>())
+        .bind(filter.wait_keys.iter().map(|wait_key| wait_key_hash(wait_key).to_vec()).collect::<Vec<_>>())
         .bind(&LAST_POSITION[..])
         .fetch_all(executor)
         .await?;

@@ -89,11 +89,11 @@ async fn waiting_page_reads_first_entries_once() {
         SELECT id, instance_id, 'm', 'hadoop', 'IDE', '', 'ecm', 'full', false, 'CPU', '{{"cores":1}}', '{{}}', now(),
             now() + interval '1 day', '\x0000'::bytea || int8send(n) || uuid_send(id), '[]'
         FROM linkis_rm_instance, (SELECT n, gen_random_uuid() AS id FROM generate_series(1, {WAITING}) n) n;
-        INSERT INTO linkis_resource_waiting_spot (spot, ticket_id, instance_id, position, resource_type, resource, wait_until,
-            is_short, spot_hash)
+        INSERT INTO linkis_resource_waiting_entry (wait_key, ticket_id, instance_id, position, resource_type, resource, wait_until,
+            is_short, wait_key_hash)
         SELECT '{{"em":["ecm","full"]}}', ticket_id, instance_id, position, resource_type, resource, wait_until, true, sha256('full')
         FROM linkis_resource_waiting;
-        ANALYZE linkis_resource_waiting, linkis_resource_waiting_spot"#
+        ANALYZE linkis_resource_waiting, linkis_resource_waiting_entry"#
     );
     execute(&pool, fill).await;
     let mut session = store.session();
@@ -101,9 +101,9 @@ async fn waiting_page_reads_first_entries_once() {
     let (mut after, mut found) = (None, 0);
     loop {
         let mut transaction = connection.begin().await.unwrap();
-        let before = read_of(&mut transaction, "linkis_resource_waiting_spot").await;
+        let before = read_of(&mut transaction, "linkis_resource_waiting_entry").await;
         let page = waiting::list(&mut *transaction, &waiting::WaitingFilter::default(), after, PAGE).await.unwrap();
-        let read = read_of(&mut transaction, "linkis_resource_waiting_spot").await - before;
+        let read = read_of(&mut transaction, "linkis_resource_waiting_entry").await - before;
         transaction.commit().await.unwrap();
         assert!(read <= PAGE + AHEAD_MAX, "{read} entries for a page from {found} on");
         for (number, (_, request)) in (found..).zip(&page) {

@@ -25,14 +25,14 @@ metrics! {
     pub struct CommitterMetrics {
         queue: Gauge = "committer_queue_operations",
             "Operations that wait for the next batch: near 16384, calls are rejected; see batch and commit seconds";
-        set_aside: Gauge = "set_aside_operations",
+        contended: Gauge = "contended_operations",
             "Operations that wait for a contended EM or user: check for holds and for long transactions";
-        set_aside_total: Counter = "operations_set_aside_total",
+        contentions: Counter = "contentions_total",
             "Times that an operation met a contended EM or user";
         failed: Family<Label, Counter> = "operations_failed_total",
             "Failed operations: internal is a defect, unavailable is the database, lock_timeout is a contended key",
             family("class", OperationFailure::ALL.map(OperationFailure::as_str));
-        pub over_watched: Counter = "limits_watched_violations_total",
+        pub advisory_violations: Counter = "limits_advisory_violations_total",
             "Grants and reports beyond advisory limits: enforced limits would refuse them";
         pub batch_operations: Histogram = "batch_operations",
             "Operations per transaction: near 512, the service is at its maximum load",
@@ -79,9 +79,9 @@ impl CommitterMetrics {
     }
 
     /// Counts an operation in a contended-key queue while the returned value exists.
-    pub fn set_aside(&self) -> GaugeGuard {
-        self.set_aside_total.inc();
-        GaugeGuard::in_gauge(&self.set_aside)
+    pub fn contended(&self) -> GaugeGuard {
+        self.contentions.inc();
+        GaugeGuard::in_gauge(&self.contended)
     }
 
     /// Counts a failed operation.
@@ -135,13 +135,13 @@ metrics! {
     pub struct WaitQueueMetrics {
         callers: Gauge = "waiting_requests",
             "Waiting requests of this instance: near --max-waiting, more are rejected";
-        pub looks: Counter = "waiting_looks_total",
+        pub checks: Counter = "waiting_checks_total",
             "Checks of waiting requests: many checks per grant are wasted work";
         pub polls: Counter = "waiting_polls_total",
             "Checks by the slow poll, for requests without a wake-up: many mean late grants";
         pub served: Counter = "waiting_served_total",
             "Requests that were granted after they had waited";
-        pub turned_away: Counter = "waiting_turned_away_total",
+        pub rejected: Counter = "waiting_rejected_total",
             "Requests rejected because too many wait, in total or of one caller: see --max-waiting";
     }
 }

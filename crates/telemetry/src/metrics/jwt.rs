@@ -10,7 +10,7 @@ metrics! {
     pub struct JwtMetrics {
         pub refused: Counter = "jwt_refused_total",
             "Rejected JWTs: the log states the reason and the caller";
-        pub known: Gauge = "jwt_known",
+        pub cached: Gauge = "jwt_cache_entries",
             "Verified JWTs in the cache";
         pub reloads: Counter = "jwt_reloads_total",
             "Changed issuer keys and JWT configurations that were loaded: shows whether a rotation has reached this \

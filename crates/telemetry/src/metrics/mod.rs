@@ -230,11 +230,11 @@ mod tests {
     #[test]
     fn contended_gauge_counts_operations_until_drop() {
         let metrics = Metrics::new([], []);
-        let (first, second) = (metrics.committer.set_aside(), metrics.committer.set_aside());
+        let (first, second) = (metrics.committer.contended(), metrics.committer.contended());
         drop(first);
-        assert_eq!(lines_of(&metrics, "linkis_rm_set_aside"), ["linkis_rm_set_aside_operations 1"]);
+        assert_eq!(lines_of(&metrics, "linkis_rm_contended"), ["linkis_rm_contended_operations 1"]);
         drop(second);
-        assert_eq!(lines_of(&metrics, "linkis_rm_set_aside"), ["linkis_rm_set_aside_operations 0"]);
-        assert_eq!(lines_of(&metrics, "linkis_rm_operations_set_aside"), ["linkis_rm_operations_set_aside_total 2"]);
+        assert_eq!(lines_of(&metrics, "linkis_rm_contended"), ["linkis_rm_contended_operations 0"]);
+        assert_eq!(lines_of(&metrics, "linkis_rm_contentions"), ["linkis_rm_contentions_total 2"]);
     }
 }

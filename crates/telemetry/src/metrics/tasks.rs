@@ -89,7 +89,7 @@ impl TaskMetrics {
     }
 
     /// Returns the present values.
-    pub fn told(&self) -> TaskReading {
+    pub fn reading(&self) -> TaskReading {
         TaskReading {
             last_run: self.last_run.get(),
             last_success: self.last_success.get(),

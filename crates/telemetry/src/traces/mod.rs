@@ -141,7 +141,7 @@ pub fn operation(kind: &'static str) -> OperationTrace {
 
 impl OperationTrace {
     /// Records that the operation waits for a contended key.
-    pub fn set_aside(&mut self) {
+    pub fn contended(&mut self) {
         if let (Some(traced), Some(traces)) = (&mut self.0, TRACES.get()) {
             traced.waits = TraceStep::of(traces, "set aside", &traced.operation);
         }

@@ -35,7 +35,7 @@ pub(super) fn answer(outcome: Result<Outcome, Rejection>) -> Answer {
         ) => Answer::Done,
         Ok(Outcome::Resumed(was_drained)) => Answer::Rolled(was_drained),
         Ok(Outcome::Granted(grant)) => {
-            Answer::Granted(grant.ticket_id, grant.over_watched.first().map(|over| over.available))
+            Answer::Granted(grant.ticket_id, grant.advisory_violations.first().map(|over| over.available))
         }
         Ok(Outcome::Refused(refusal)) => Answer::Refused { available: refusal.shortfalls[0].available },
         Ok(Outcome::Waiting(waiting)) => Answer::Waiting { available: waiting.refusal.shortfalls[0].available },
@@ -88,9 +88,9 @@ impl Model {
         }
         let Some(available) = rooms.iter().find_map(Room::short) else {
             self.leave(number);
-            let watched = self.over_watched(ask);
+            let advisory = self.advisory_violations(ask);
             self.grant(ask);
-            return Answer::Granted(ask.id, watched);
+            return Answer::Granted(ask.id, advisory);
         };
         if !may_wait || rooms.iter().any(Room::never_fits) {
             self.leave(number);

@@ -126,12 +126,16 @@ impl Tables {
 
     pub(super) fn line(&self) -> WaitQueueView {
         let mut line = WaitQueues::default();
-        for (position, (resource, spots)) in &self.waiting {
-            for (spot, is_short) in spots {
-                line.insert(spot.clone(), *position, QueueEntry { resource: resource.clone(), is_short: *is_short });
+        for (position, (resource, wait_keys)) in &self.waiting {
+            for (wait_key, is_short) in wait_keys {
+                line.insert(
+                    wait_key.clone(),
+                    *position,
+                    QueueEntry { resource: resource.clone(), is_short: *is_short },
+                );
             }
         }
-        WaitQueueView { line, spots: None }
+        WaitQueueView { line, wait_keys: None }
     }
 
     pub(super) fn leave(&mut self, ticket_id: Uuid) {
@@ -257,11 +261,11 @@ impl Tables {
             assert!(self.tickets.insert(ticket.id, ticket).is_none(), "inserted rows are new");
         }
         for new in deltas.waiting {
-            let before = self.waiting.insert(new.position, (new.request.ask.resource.clone(), new.spots));
+            let before = self.waiting.insert(new.position, (new.request.ask.resource.clone(), new.wait_keys));
             assert_eq!(before, None, "inserted rows are new");
         }
         for moved in deltas.moved {
-            self.waiting.get_mut(&moved.position).expect("updated rows exist").1 = moved.spots;
+            self.waiting.get_mut(&moved.position).expect("updated rows exist").1 = moved.wait_keys;
         }
         for ticket_id in deltas.left_line {
             assert!(self.waiting.keys().any(|position| position.ticket_id() == ticket_id), "deleted rows exist");
@@ -321,8 +325,8 @@ impl Tables {
         let in_line = model.waiting.iter().filter(|w| w.in_line);
         let mut stands = 0;
         for w in in_line {
-            let spots = &self.waiting[&QueuePosition::new(0, time_of(w.since), w.id)].1;
-            assert_eq!(*spots, w.stands());
+            let wait_keys = &self.waiting[&QueuePosition::new(0, time_of(w.since), w.id)].1;
+            assert_eq!(*wait_keys, w.stands());
             stands += 1;
         }
         assert_eq!(self.waiting.len(), stands);

@@ -124,7 +124,7 @@ pub(super) enum Place {
 }
 
 impl Place {
-    fn spot(self) -> WaitKey {
+    fn wait_key(self) -> WaitKey {
         match self {
             Self::Em(em) => WaitKey::Em(instance(em)),
             Self::Scope(set, values) => WaitKey::Scope(scope_of(set, values)),
@@ -160,7 +160,7 @@ impl ModelWaiting {
 
     /// Wait keys, with whether the request is short there.
     pub(super) fn stands(&self) -> WaitKeys {
-        self.at.iter().map(|(place, is_short)| (place.spot(), *is_short)).collect()
+        self.at.iter().map(|(place, is_short)| (place.wait_key(), *is_short)).collect()
     }
 }
 
@@ -276,9 +276,9 @@ impl Model {
     }
 
     /// Violations of advisory limits: the amounts that would be available.
-    pub(super) fn over_watched(&self, ask: &ModelWaiting) -> Option<i64> {
-        let watched = self.in_scopes(LimitMode::Watched, (ask.em, ask.who, ask.amount), None, |_, _| 0);
-        watched.iter().find_map(Room::short)
+    pub(super) fn advisory_violations(&self, ask: &ModelWaiting) -> Option<i64> {
+        let advisory = self.in_scopes(LimitMode::Advisory, (ask.em, ask.who, ask.amount), None, |_, _| 0);
+        advisory.iter().find_map(Room::short)
     }
 
     /// Use that a running engine can report: on its EM, in its scopes and in its queue.

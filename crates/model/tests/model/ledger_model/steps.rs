@@ -203,5 +203,5 @@ fn application() -> impl Strategy<Value = Option<usize>> {
 }
 
 fn mode() -> impl Strategy<Value = LimitMode> {
-    prop_oneof![3 => Just(LimitMode::Enforced), 1 => Just(LimitMode::Watched), 1 => Just(LimitMode::Off)]
+    prop_oneof![3 => Just(LimitMode::Enforced), 1 => Just(LimitMode::Advisory), 1 => Just(LimitMode::Off)]
 }

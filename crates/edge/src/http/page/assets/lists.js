@@ -34,7 +34,7 @@ export function scopesTable(scopes) {
     { name: "held", width: "18%", of: ({ full }) => bar([full.share > 1 ? "over" : full.share >= 0.9 ? "hot" : "used", full.used / full.most], ["locked", full.locked / full.most]) },
     { name: "held", class: "n", width: "6.5em", of: ({ full }) => amount(full.dimension, full.used + full.locked) },
     { name: "most", class: "n", width: "6.5em", of: ({ full }) => amount(full.dimension, full.most) },
-    { name: "of", class: "wide", width: "7em", of: ({ full }) => plain(full.dimension) + (full.mode === "LIMIT_MODE_WATCHED" ? " (advisory)" : "") },
+    { name: "of", class: "wide", width: "7em", of: ({ full }) => plain(full.dimension) + (full.mode === "LIMIT_MODE_ADVISORY" ? " (advisory)" : "") },
   ];
   return table(columns, rows, "no limit applies to a live ticket");
 }
@@ -63,7 +63,7 @@ async function waiting() {
     { name: "user", width: "22%", of: (row) => link(`${row.user} / ${row.creator}`, () => showUser(row.user)) },
     { name: "request", class: "wrap", of: (row) => resource(row.resource) },
     { name: "for", class: "wide", width: "7em", of: (row) => `${span(age(row.waiting_since))} of ${span((Date.parse(row.wait_until) - Date.parse(row.waiting_since)) / 1000)}` },
-    { name: "short at", class: "wrap", of: (row) => row.spots.map(short).join(", ") },
+    { name: "short at", class: "wrap", of: (row) => row.entries.map(short).join(", ") },
   ], rows, "no request waits"));
 }
 

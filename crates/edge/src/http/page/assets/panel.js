@@ -139,7 +139,7 @@ function userParts({ held, scopes, line }) {
     element("h3", {}, "Waiting requests"),
     table([
       { name: "request", class: "wrap", of: (row) => resource(row.resource) },
-      { name: "short at", class: "wrap", of: (row) => row.spots.map((entry) => entry.scope).join(", ") },
+      { name: "short at", class: "wrap", of: (row) => row.entries.map((entry) => entry.scope).join(", ") },
       { name: "for", class: "n", width: "4em", of: (row) => span(age(row.waiting_since)) },
     ], line.waiting, "nothing"),
   ];
