@@ -22,6 +22,8 @@ pub(super) enum FakeReply {
     Json(String),
     /// The whole response as sent.
     Raw(String),
+    /// JSON, packed by gzip to these bytes.
+    Gzip(Vec<u8>),
     /// A head, followed by spaces without end.
     Endless(&'static str),
     /// The beginning of a response, then nothing.
@@ -91,6 +93,12 @@ async fn answer(
     let answer = match reply(&head) {
         FakeReply::Json(body) => http("200 OK", "application/json", &body),
         FakeReply::Raw(answer) => answer,
+        FakeReply::Gzip(packed) => {
+            let head = http("200 OK", "application/json\r\nContent-Encoding: gzip", "");
+            let head = head.replace("Content-Length: 0", &format!("Content-Length: {}", packed.len()));
+            let _ = stream.write_all(&[head.as_bytes(), &packed].concat()).await;
+            return;
+        }
         FakeReply::Endless(head) => {
             let _ = stream.write_all(head.as_bytes()).await;
             while stream.write_all(&[b' '; 65_536]).await.is_ok() {}
@@ -111,6 +119,13 @@ pub(super) fn http(status: &str, content_type: &str, body: &str) -> String {
     format!(
         "HTTP/1.1 {status}\r\nContent-Type: {content_type}\r\nContent-Length: {length}\r\nConnection: close\r\n\r\n{body}"
     )
+}
+
+/// Packs a text by gzip.
+pub(super) fn gzip(text: &str) -> Vec<u8> {
+    let mut packed = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::best());
+    std::io::Write::write_all(&mut packed, text.as_bytes()).unwrap();
+    packed.finish().unwrap()
 }
 
 /// Adapts a function of the path to one of the head.

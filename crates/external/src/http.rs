@@ -4,21 +4,31 @@
 //! Callers: the cluster types of this module, and the fetch of JWT key sets.
 
 use std::{
+    error::Error,
+    future::{Future, poll_fn},
+    io::{self, Write as _},
     ops::Deref,
+    pin::Pin,
     sync::{Arc, OnceLock},
     time::Duration,
 };
 
-use reqwest::{
-    Certificate, Client, ClientBuilder, Identity, RequestBuilder, Response, StatusCode, Url, header, redirect,
+use base64::{Engine as _, prelude::BASE64_STANDARD};
+use flate2::write::MultiGzDecoder;
+use hyper::{
+    HeaderMap, Request, StatusCode,
+    body::{Body as _, Bytes, Incoming},
+    header::{self, HeaderValue},
 };
 use secrecy::{ExposeSecret as _, SecretString};
 use tokio::time::{Instant, timeout_at};
 use tokio_rustls::rustls;
+use url::Url;
 
 use super::{
     ServerAddress,
     allowed::AllowedHosts,
+    connector::{self, Certificates, ClientIdentity, HttpClient},
     large_replies::{LargeReplyPermit, LargeReplyPermits},
 };
 
@@ -51,6 +61,9 @@ const BODY_BYTES_MAX: usize = 32 << 20;
 /// Maximum size of a response that needs no permit, in bytes: little, even for all clusters together.
 const SMALL_BYTES_MAX: usize = 64 << 10;
 
+/// Bytes that are unpacked at once: at most a thousand times as many, and so little above a maximum.
+const PACKED_BYTES: usize = 1 << 10;
+
 /// Maximum number of attempts per fetch, and the minimum pause before the second. Pauses keep instances from retrying
 /// in lockstep or continuously.
 pub(super) const ROUNDS_MAX: u32 = 3;
@@ -69,7 +82,7 @@ pub(super) fn rest(round: u32) -> Duration {
 #[derive(Debug, Clone)]
 pub struct ClusterHttp {
     /// The client, or the reason why it cannot be created.
-    client: Arc<OnceLock<Result<Client, HttpFailure>>>,
+    client: Arc<OnceLock<Result<HttpClient, HttpFailure>>>,
     allowed: Arc<AllowedHosts>,
     turns: LargeReplyPermits,
     times: HttpTimeouts,
@@ -81,7 +94,7 @@ pub struct ClusterHttp {
 #[derive(Debug)]
 pub(super) struct HttpReply {
     body: Vec<u8>,
-    turn: Option<LargeReplyPermit>,
+    _turn: Option<LargeReplyPermit>,
 }
 
 impl Deref for HttpReply {
@@ -158,6 +171,26 @@ pub enum HttpFailure {
 }
 
 impl HttpFailure {
+    /// Classifies an error and drops its text, which may contain the address with its secrets.
+    pub(super) fn of(error: &(dyn Error + 'static)) -> Self {
+        let mut source = Some(error);
+        while let Some(error) = source {
+            if let Some(failure) = error.downcast_ref::<Self>() {
+                return failure.clone();
+            }
+            if error.is::<rustls::Error>() {
+                return Self::Tls;
+            }
+            // The `source` of an I/O error is the source of the wrapped error, not the wrapped error.
+            let wrapped = error.downcast_ref::<io::Error>().and_then(io::Error::get_ref);
+            source = match wrapped {
+                Some(wrapped) => Some(wrapped),
+                None => error.source(),
+            };
+        }
+        Self::Broken
+    }
+
     /// Returns whether a retry may succeed.
     pub fn may_pass(&self) -> bool {
         match self {
@@ -200,50 +233,23 @@ impl ClusterHttp {
     }
 
     /// Returns the client, created at first use because it reads the system's certificates.
-    fn client(&self) -> Result<&Client, HttpFailure> {
+    fn client(&self) -> Result<&HttpClient, HttpFailure> {
         let client = self.client.get_or_init(|| {
-            let client = self.builder();
-            let client = match self.ca.as_deref().map(|pem| Certificate::from_pem_bundle(pem)) {
-                None => client.build(),
-                Some(roots) => roots.and_then(|roots| client.tls_certs_only(roots).build()),
-            };
-            client.map_err(|error| {
-                tracing::warn!(error = &error as &dyn std::error::Error, "no external cluster can be reached");
-                HttpFailure::NoClient
-            })
+            let roots = self.ca.as_deref().map(|pem| connector::certificates(pem)).transpose();
+            let roots = roots.inspect_err(|error| tracing::warn!(%error, "no external cluster can be reached"));
+            self.client_of(roots.map_err(|_| HttpFailure::NoClient)?, None)
         });
         client.as_ref().map_err(Clone::clone)
-    }
-
-    fn builder(&self) -> ClientBuilder {
-        // A provider may be installed already; it is the same one.
-        let _ = rustls::crypto::ring::default_provider().install_default();
-        Client::builder()
-            .connect_timeout(self.times.connect)
-            .redirect(redirect::Policy::none())
-            // A proxy from the environment would receive credentials, and requests for hosts that were not allowed to
-            // it.
-            .no_proxy()
-            .pool_max_idle_per_host(1)
-            .referer(false)
-            .user_agent(concat!("linkis-rm/", env!("CARGO_PKG_VERSION")))
     }
 
     /// Returns a client that trusts only `roots`, if given, and authenticates with `identity`.
     pub(super) fn client_of(
         &self,
-        roots: Option<Vec<Certificate>>,
-        identity: Option<Identity>,
-    ) -> Result<Client, HttpFailure> {
-        let client = match roots {
-            Some(roots) => self.builder().tls_certs_only(roots),
-            None => self.builder(),
-        };
-        let client = match identity {
-            Some(identity) => client.identity(identity),
-            None => client,
-        };
-        client.build().map_err(|_| HttpFailure::NoAccess("its certificates cannot be used"))
+        roots: Option<Certificates>,
+        identity: Option<ClientIdentity>,
+    ) -> Result<HttpClient, HttpFailure> {
+        let client = connector::client(roots, identity, self.times.connect);
+        client.map_err(|_| HttpFailure::NoAccess("its certificates cannot be used"))
     }
 
     /// Checks that the host of an address is allowed.
@@ -267,19 +273,16 @@ impl ClusterHttp {
         login: Option<Credentials<'_>>,
     ) -> Result<HttpReply, HttpFailure> {
         self.check(address)?;
-        let url: Url = address.join(path)?;
-        let request = self.client()?.get(url).header(header::ACCEPT, "application/json");
-        let request = match login {
-            Some((user, password)) => request.basic_auth(user, Some(password.expose_secret())),
-            None => request,
-        };
-        self.answer(request, BODY_BYTES_MAX).await
+        let login = login.map(|(user, password)| {
+            format!("Basic {}", BASE64_STANDARD.encode(format!("{user}:{}", password.expose_secret())))
+        });
+        self.answer(self.client()?, &address.join(path)?, login, BODY_BYTES_MAX).await
     }
 
     /// Fetches `path` with a query at an address, with the given client and bearer token.
     pub(super) async fn get_by(
         &self,
-        client: &Client,
+        client: &HttpClient,
         address: &ServerAddress,
         (path, query): (&str, &[(&str, &str)]),
         token: Option<&SecretString>,
@@ -287,12 +290,7 @@ impl ClusterHttp {
         self.check(address)?;
         let mut url = address.join(path)?;
         url.query_pairs_mut().extend_pairs(query);
-        let request = client.get(url).header(header::ACCEPT, "application/json");
-        let request = match token {
-            Some(token) => request.bearer_auth(token.expose_secret()),
-            None => request,
-        };
-        self.answer(request, BODY_BYTES_MAX).await
+        self.answer(client, &url, token.map(bearer), BODY_BYTES_MAX).await
     }
 
     /// Fetches the document at an address, with a bearer token if given.
@@ -306,61 +304,127 @@ impl ClusterHttp {
         most: usize,
     ) -> Result<Vec<u8>, HttpFailure> {
         self.check(address)?;
-        let request = self.client()?.get(address.url.clone()).header(header::ACCEPT, "application/json");
-        let request = match token {
-            Some(token) => request.bearer_auth(token.expose_secret()),
-            None => request,
-        };
-        Ok(self.answer(request, most).await?.body)
+        Ok(self.answer(self.client()?, &address.url, token.map(bearer), most).await?.body)
     }
 
     /// Sends a request and reads the body, of at most `most` bytes.
-    async fn answer(&self, request: RequestBuilder, most: usize) -> Result<HttpReply, HttpFailure> {
+    async fn answer(
+        &self,
+        client: &HttpClient,
+        url: &Url,
+        authorization: Option<String>,
+        most: usize,
+    ) -> Result<HttpReply, HttpFailure> {
         let mut deadline = Instant::now() + self.times.answer;
-        let mut response = self.until(deadline, request.send()).await?;
-        check_status(&response)?;
+        let response = self.until(deadline, client.request(request(url, authorization)?)).await?;
+        check_status(response.status())?;
         // Memory grows with the received bytes only, and a silent server gets no permit.
-        let mut answer = HttpReply { body: Vec::new(), turn: None };
+        let (head, mut body) = response.into_parts();
+        let (mut unpacked, mut turn) = (Unpacked::new(&head.headers), None::<LargeReplyPermit>);
         loop {
-            let coming = self.until(deadline, response.chunk());
-            let come = match &mut answer.turn {
+            let coming = self.until(deadline, next_data(&mut body));
+            let come = match &mut turn {
                 Some(turn) => turn.keep(coming).await?,
                 None => coming.await?,
             };
-            let Some(chunk) = come else { break };
-            let bytes = answer.body.len() + chunk.len();
-            if bytes > most {
-                return Err(HttpFailure::TooLarge(most));
+            let Some(data) = come else { break };
+            for data in data.chunks(PACKED_BYTES) {
+                let bytes = unpacked.add(data).map_err(|_| HttpFailure::Broken)?;
+                if bytes > most {
+                    return Err(HttpFailure::TooLarge(most));
+                }
+                if bytes > SMALL_BYTES_MAX && turn.is_none() {
+                    let asked = Instant::now();
+                    turn = Some(self.turns.wait(url).await?);
+                    deadline += asked.elapsed();
+                }
             }
-            if bytes > SMALL_BYTES_MAX && answer.turn.is_none() {
-                let asked = Instant::now();
-                answer.turn = Some(self.turns.wait(response.url()).await?);
-                deadline += asked.elapsed();
-            }
-            answer.body.extend_from_slice(&chunk);
         }
-        if let Some(turn) = &mut answer.turn {
+        if let Some(turn) = &mut turn {
             turn.read();
         }
-        Ok(answer)
+        let body = unpacked.finish().map_err(|_| HttpFailure::Broken)?;
+        // The decoder keeps the last bytes until here.
+        (body.len() <= most).then_some(HttpReply { body, _turn: turn }).ok_or(HttpFailure::TooLarge(most))
     }
 
-    /// Waits for the next piece. The timeout is counted here, because the client's own would include the wait for a
-    /// permit.
-    async fn until<T>(
+    /// Waits for the next piece. The timeout excludes the wait for a permit.
+    async fn until<T, E: Error + 'static>(
         &self,
         deadline: Instant,
-        coming: impl Future<Output = Result<T, reqwest::Error>>,
+        coming: impl Future<Output = Result<T, E>>,
     ) -> Result<T, HttpFailure> {
         match timeout_at(deadline.min(Instant::now() + self.times.read), coming).await {
-            Ok(come) => come.map_err(|error| failure(&error)),
+            Ok(come) => come.map_err(|error| HttpFailure::of(&error)),
             Err(_) => Err(HttpFailure::Timeout),
         }
     }
 }
 
-fn check_status(response: &Response) -> Result<(), HttpFailure> {
-    let status = response.status();
+/// Body of a response as it comes, unpacked if the head says that it is packed.
+enum Unpacked {
+    Plain(Vec<u8>),
+    Gzip(Box<MultiGzDecoder<Vec<u8>>>),
+}
+
+impl Unpacked {
+    fn new(head: &HeaderMap) -> Self {
+        match head.get(header::CONTENT_ENCODING).is_some_and(|coding| coding == "gzip") {
+            true => Self::Gzip(Box::new(MultiGzDecoder::new(Vec::new()))),
+            false => Self::Plain(Vec::new()),
+        }
+    }
+
+    /// Adds received bytes. Returns the length of the body so far.
+    fn add(&mut self, data: &[u8]) -> io::Result<usize> {
+        match self {
+            Self::Plain(body) => {
+                body.extend_from_slice(data);
+                Ok(body.len())
+            }
+            Self::Gzip(decoder) => {
+                decoder.write_all(data)?;
+                Ok(decoder.get_ref().len())
+            }
+        }
+    }
+
+    fn finish(self) -> io::Result<Vec<u8>> {
+        match self {
+            Self::Plain(body) => Ok(body),
+            Self::Gzip(decoder) => decoder.finish(),
+        }
+    }
+}
+
+fn request(url: &Url, authorization: Option<String>) -> Result<Request<String>, HttpFailure> {
+    let mut request = Request::get(url.as_str())
+        .header(header::ACCEPT, "application/json")
+        .header(header::ACCEPT_ENCODING, "gzip")
+        .header(header::USER_AGENT, concat!("linkis-rm/", env!("CARGO_PKG_VERSION")));
+    if let Some(authorization) = authorization {
+        let mut value = HeaderValue::try_from(authorization).map_err(|_| HttpFailure::Address)?;
+        value.set_sensitive(true);
+        request = request.header(header::AUTHORIZATION, value);
+    }
+    request.body(String::new()).map_err(|_| HttpFailure::Address)
+}
+
+fn bearer(token: &SecretString) -> String {
+    format!("Bearer {}", token.expose_secret())
+}
+
+/// Receives the next data of a body; `None` at its end.
+async fn next_data(body: &mut Incoming) -> Result<Option<Bytes>, hyper::Error> {
+    while let Some(frame) = poll_fn(|context| Pin::new(&mut *body).poll_frame(context)).await {
+        if let Ok(data) = frame?.into_data() {
+            return Ok(Some(data));
+        }
+    }
+    Ok(None)
+}
+
+fn check_status(status: StatusCode) -> Result<(), HttpFailure> {
     match status {
         StatusCode::OK => Ok(()),
         StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => Err(HttpFailure::Unauthorized(status.as_u16())),
@@ -369,34 +433,17 @@ fn check_status(response: &Response) -> Result<(), HttpFailure> {
     }
 }
 
-/// Classifies an error and drops its text, which may contain the address with its secrets.
-fn failure(error: &reqwest::Error) -> HttpFailure {
-    let mut source: Option<&(dyn std::error::Error + 'static)> = Some(error);
-    while let Some(error) = source {
-        if error.is::<rustls::Error>() {
-            return HttpFailure::Tls;
-        }
-        // The `source` of an I/O error is the source of the wrapped error, not the wrapped error.
-        let wrapped = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
-        source = match wrapped {
-            Some(wrapped) => Some(wrapped),
-            None => error.source(),
-        };
-    }
-    match error {
-        error if error.is_timeout() => HttpFailure::Timeout,
-        error if error.is_connect() => HttpFailure::Connect,
-        _ => HttpFailure::Broken,
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use tokio::{task::JoinSet, time::timeout};
+    use tokio::{
+        io::{AsyncReadExt as _, AsyncWriteExt as _},
+        task::JoinSet,
+        time::timeout,
+    };
 
     use super::*;
     use crate::{
-        fake::{self, FakeReply, FakeServer, client},
+        fake::{self, FakeReply, FakeServer, client, gzip},
         large_replies::LARGE_ANSWERS_MAX,
     };
 
@@ -419,6 +466,66 @@ mod tests {
         assert_eq!((large.len(), http.turns.free()), (1 << 20, LARGE_ANSWERS_MAX - 1));
         drop(large);
         assert_eq!(http.turns.free(), LARGE_ANSWERS_MAX);
+    }
+
+    #[tokio::test]
+    async fn packed_reply_is_unpacked_within_its_bound() {
+        let text = "gr8 ".repeat(50_000);
+        let (packed, bomb) = (gzip(&text), gzip(&"0".repeat(BODY_BYTES_MAX + 1)));
+        assert!(bomb.len() < 1 << 17, "{}", bomb.len());
+        let fake = FakeServer::start(move |path| {
+            FakeReply::Gzip(match path {
+                "/whole" => packed.clone(),
+                "/two" => [&packed[..], &packed].concat(),
+                "/cut" => packed[..packed.len() - 9].to_vec(),
+                "/wrong" => [&packed[..], b"no gzip"].concat(),
+                _ => bomb.clone(),
+            })
+        })
+        .await;
+        let (http, address) = (client("127.0.0.1"), ServerAddress::parse(&format!("http://{}", fake.address)).unwrap());
+        let get = async |path: &str| http.get(&address, path, None).await;
+        assert_eq!(get("/whole").await.unwrap()[..], *text.as_bytes());
+        assert_eq!(get("/two").await.unwrap().len(), 2 * text.len());
+        assert_eq!(get("/cut").await.map(drop).unwrap_err(), HttpFailure::Broken);
+        assert_eq!(get("/wrong").await.map(drop).unwrap_err(), HttpFailure::Broken);
+        assert_eq!(get("/bomb").await.map(drop).unwrap_err(), HttpFailure::TooLarge(BODY_BYTES_MAX));
+        let document = ServerAddress::parse(&format!("http://{}/document", fake.address)).unwrap();
+        assert_eq!(http.get_document(&document, None, 1000).await.unwrap_err(), HttpFailure::TooLarge(1000));
+        assert_eq!(http.turns.free(), LARGE_ANSWERS_MAX);
+    }
+
+    #[tokio::test]
+    async fn unpacking_ends_soon_above_bound() {
+        let bomb = gzip(&"0".repeat(8 << 20));
+        let head = HeaderMap::from_iter([(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"))]);
+        let mut unpacked = Unpacked::new(&head);
+        for piece in bomb.chunks(PACKED_BYTES) {
+            let before = unpacked.add(&[]).unwrap();
+            assert!(unpacked.add(piece).unwrap() - before <= 2 << 20, "a piece grows by a thousand times at most");
+        }
+        assert_eq!(unpacked.finish().unwrap().len(), 8 << 20);
+    }
+
+    #[tokio::test]
+    async fn connection_serves_several_requests() {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = ServerAddress::parse(&format!("http://{}", listener.local_addr().unwrap())).unwrap();
+        let served = tokio::spawn(async move {
+            let (mut stream, _) = listener.accept().await.unwrap();
+            for _ in 0..2 {
+                let mut head = Vec::new();
+                while !head.ends_with(b"\r\n\r\n") {
+                    head.push(stream.read_u8().await.unwrap());
+                }
+                stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\n{}").await.unwrap();
+            }
+        });
+        let http = client("127.0.0.1");
+        for _ in 0..2 {
+            assert_eq!(http.get(&address, "/", None).await.unwrap()[..], *b"{}");
+        }
+        served.await.unwrap();
     }
 
     #[tokio::test]

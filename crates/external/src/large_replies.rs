@@ -10,11 +10,11 @@ use std::{
     time::Duration,
 };
 
-use reqwest::Url;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
     time::{Instant, timeout_at},
 };
+use url::Url;
 
 use super::http::HttpFailure;
 

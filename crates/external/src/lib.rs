@@ -2,7 +2,7 @@
 //!
 //! [`ExternalCluster`] is the interface of a cluster type; [`yarn`] and [`kubernetes`] implement it. [`http`] bounds
 //! each request in time and size, [`allowed`] restricts the hosts, [`check`] parses the keys that all types share.
-//! Internal: `background_parse` parses large replies on a low-priority thread, `large_replies` limits their number,
+//! Internal: `connector` connects, `background_parse` parses large replies on a low-priority thread, `large_replies` limits their number,
 //! `fake` has test servers.
 //!
 //! The module knows no database and no caller. Errors never contain data of a response: a caller that may set an
@@ -19,18 +19,18 @@
 
 use std::{fmt, future::Future, pin::Pin};
 
-use reqwest::Url;
-use secrecy::SecretString;
-
 use rm_model::{
     external::{CheckRules, KUBERNETES, YARN},
     name::FieldError,
     queue::{Application, QueueTree},
 };
+use secrecy::SecretString;
+use url::Url;
 
 pub mod allowed;
 mod background_parse;
 pub mod check;
+mod connector;
 #[cfg(test)]
 mod fake;
 pub mod http;

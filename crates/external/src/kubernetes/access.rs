@@ -9,11 +9,11 @@ use std::{
     path::{Path, PathBuf},
 };
 
-use reqwest::{Certificate, Client, Identity};
 use secrecy::{ExposeSecret as _, SecretString};
 
 use crate::{
     ServerAddress,
+    connector::{Certificates, ClientIdentity, HttpClient},
     http::{ClusterHttp, HttpFailure},
 };
 
@@ -45,14 +45,14 @@ const NOT_OFFERED: &str = "its kubeconfig uses a program, a password, impersonat
 pub(super) struct ServerAccess {
     pub address: ServerAddress,
     pub token: Option<SecretString>,
-    pub client: Client,
+    pub client: HttpClient,
 }
 
 /// Access data before the client is built.
 struct AccessConfig {
     address: ServerAddress,
-    roots: Option<Vec<Certificate>>,
-    identity: Option<Identity>,
+    roots: Option<Certificates>,
+    identity: Option<ClientIdentity>,
     token: Option<SecretString>,
 }
 
@@ -143,11 +143,11 @@ fn kubeconfig(path: &Path, context: Option<&str>) -> Result<AccessConfig, HttpFa
     Ok(AccessConfig { address, roots, identity, token })
 }
 
-fn read_certificates(text: &str) -> Result<Vec<Certificate>, HttpFailure> {
+fn read_certificates(text: &str) -> Result<Certificates, HttpFailure> {
     certificates(text).ok_or(HttpFailure::NoAccess(NO_CERTIFICATE))
 }
 
-fn read_identity(certificate: &str, key: &SecretString) -> Result<Identity, HttpFailure> {
+fn read_identity(certificate: &str, key: &SecretString) -> Result<ClientIdentity, HttpFailure> {
     identity(certificate, key).ok_or(HttpFailure::NoAccess(NO_CERTIFICATE))
 }
 

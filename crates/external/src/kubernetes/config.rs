@@ -6,13 +6,13 @@
 use std::fmt;
 
 use base64::{Engine as _, prelude::BASE64_STANDARD};
-use reqwest::{Certificate, Identity};
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Map, Value};
 
 use crate::{
     ExternalCluster, ServerAddress,
     check::{self, wrong},
+    connector::{self, Certificates, ClientIdentity},
 };
 use rm_model::{external::CheckRules, name::FieldError};
 
@@ -103,16 +103,13 @@ pub(super) fn pem(text: &str) -> Option<Vec<u8>> {
 }
 
 /// Parses the certificates in a text; `None` if there are none.
-pub(super) fn certificates(text: &str) -> Option<Vec<Certificate>> {
-    Certificate::from_pem_bundle(&pem(text)?).ok().filter(|all| !all.is_empty())
+pub(super) fn certificates(text: &str) -> Option<Certificates> {
+    connector::certificates(&pem(text)?).ok().filter(|all| !all.is_empty())
 }
 
 /// Parses a client certificate with its key; `None` if they are invalid.
-pub(super) fn identity(certificate: &str, key: &SecretString) -> Option<Identity> {
-    let mut both = pem(key.expose_secret())?;
-    both.push(b'\n');
-    both.extend(pem(certificate)?);
-    Identity::from_pem(&both).ok()
+pub(super) fn identity(certificate: &str, key: &SecretString) -> Option<ClientIdentity> {
+    ClientIdentity::parse(&pem(certificate)?, &pem(key.expose_secret())?)
 }
 
 /// Parses a configuration. An omitted key is copied from `before`, if it belongs to the same certificate and address.
