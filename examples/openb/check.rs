@@ -3,7 +3,6 @@
 
 use std::collections::{BTreeSet, HashMap};
 
-use indicatif::HumanCount;
 use rm_client::RmClient;
 use rm_model::{
     scope::{CREATOR, Tally, USER},
@@ -13,6 +12,7 @@ use rm_model::{
 use super::{
     calls::{APPLICATION, CallError, em_instance, repeated},
     model::Model,
+    report::Thousands,
     trace::{Amounts, Node},
 };
 
@@ -121,7 +121,7 @@ impl CheckResult {
     /// Returns one line, for display.
     pub fn summary(&self, when: &str, peaks: &[&str]) -> String {
         let peaks = if peaks.is_empty() { String::new() } else { format!(" (peak of {})", peaks.join(", ")) };
-        let tickets = HumanCount(self.tickets as u64);
+        let tickets = Thousands(self.tickets as u64);
         match self.violations.len() {
             0 => format!("checked at {when}{peaks}: {tickets} tickets live, every counter is their sum"),
             wrong => format!("checked at {when}{peaks}: {tickets} tickets live, {wrong} VIOLATIONS"),

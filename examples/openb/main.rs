@@ -51,14 +51,13 @@ use std::{
 };
 
 use clap::Parser;
-use indicatif::HumanCount;
 use rm_client::{ClientSettings, RmClient};
 use rm_model::selector::Placement;
 
 use plan::Plan;
 use progress::Progress;
 use replay::{Pace, Terms};
-use report::Tally;
+use report::{Tally, Thousands};
 use trace::{Trace, TraceError};
 
 const CALL_TIMEOUT: Duration = Duration::from_secs(60);
@@ -168,7 +167,7 @@ fn terms(trace: &Trace, arguments: &Arguments) -> Result<Terms, TraceError> {
 
 fn describe(trace: &Trace, plan: &Plan, terms: Terms) {
     let [nodes, tasks, steps, most] =
-        [trace.nodes.len(), trace.tasks.len(), plan.steps.len(), plan.most_tasks].map(|n| HumanCount(n as u64));
+        [trace.nodes.len(), trace.tasks.len(), plan.steps.len(), plan.most_tasks].map(|n| Thousands(n as u64));
     let unscheduled = trace.tasks.iter().filter(|task| task.scheduled.is_none()).count();
     println!(
         "{nodes} nodes; {tasks} tasks, {unscheduled} of them never scheduled, at most {most} at once; {steps} events"
@@ -187,7 +186,7 @@ async fn make_room(
 ) -> Result<(), Box<dyn Error>> {
     let left_behind = nodes::registered(client, address, trace).await?;
     if !left_behind.is_empty() && !arguments.replace {
-        let count = HumanCount(left_behind.len() as u64);
+        let count = Thousands(left_behind.len() as u64);
         return Err(format!(
             "{count} nodes of the trace are registered at {address} already: if no other replay is running there, \
              --replace unregisters them first"
@@ -218,7 +217,6 @@ async fn replay(
     let progress = Progress::new(plan.steps.len());
     let pace = Pace { speed: arguments.speed.0, in_flight };
     let tally = replay::run(client, trace, plan, terms, pace, &progress).await;
-    progress.finish();
     let mut tally = tally?;
     let all: Vec<_> = trace.nodes.iter().collect();
     let removed = nodes::unregister(client, &all, in_flight).await?;

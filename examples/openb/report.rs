@@ -2,11 +2,10 @@
 
 use std::{
     collections::BTreeMap,
-    fmt::{self, Formatter},
+    fmt::{self, Display, Formatter},
     time::Duration,
 };
 
-use indicatif::{HumanCount, HumanFloatCount};
 use rm_model::{refusal::Refusal, selector::Placement};
 
 use super::{
@@ -19,6 +18,18 @@ use super::{
 
 /// Maximum number of violations in the table.
 const VIOLATIONS_SHOWN_MAX: usize = 20;
+
+/// A count, its digits in groups of three.
+pub struct Thousands(pub u64);
+
+impl Display for Thousands {
+    fn fmt(&self, f: &mut Formatter<'_>) -> fmt::Result {
+        match self.0 {
+            count @ 0..1000 => write!(f, "{count}"),
+            count => write!(f, "{},{:03}", Self(count / 1000), count % 1000),
+        }
+    }
+}
 
 /// Figures so far.
 #[derive(Debug, Default)]
@@ -137,7 +148,7 @@ impl Report<'_> {
             writeln!(f, "{}", format!("{what:<16} {service:>14} {first_fit:>14}").trim_end())
         };
         let counts = |f: &mut Formatter<'_>, what: &str, service: u64, first_fit: u64| {
-            line(f, what, &HumanCount(service).to_string(), &HumanCount(first_fit).to_string())
+            line(f, what, &Thousands(service).to_string(), &Thousands(first_fit).to_string())
         };
         line(f, "", if self.terms.choose { "service chose" } else { "service" }, "first fit")?;
         counts(f, "granted", service.granted, first_fit.granted)?;
@@ -154,8 +165,8 @@ impl Report<'_> {
 
     fn verdict(&self, f: &mut Formatter<'_>) -> fmt::Result {
         let (service, first_fit) = (self.tally.answers.granted, self.first_fit.granted);
-        let fewer = HumanCount(first_fit.saturating_sub(service));
-        let more = HumanCount(service.saturating_sub(first_fit));
+        let fewer = Thousands(first_fit.saturating_sub(service));
+        let more = Thousands(service.saturating_sub(first_fit));
         match self.tally.grants_no_fewer(self.first_fit) {
             true => writeln!(f, "the service granted no fewer than first fit: {more} more")?,
             false => writeln!(f, "the service granted FEWER than first fit: {fewer} fewer")?,
@@ -171,7 +182,7 @@ impl Report<'_> {
             true => "every answer was compared with what was held at that moment",
             false => "every refusal was asked to explain itself",
         };
-        writeln!(f, "{} answers, {} of them refusals: {how}", HumanCount(self.tasks as u64), HumanCount(refused))
+        writeln!(f, "{} answers, {} of them refusals: {how}", Thousands(self.tasks as u64), Thousands(refused))
     }
 
     fn peaks(&self, f: &mut Formatter<'_>) -> fmt::Result {
@@ -179,7 +190,7 @@ impl Report<'_> {
             let Some((at, held)) = self.tally.peaks.get(name) else { continue };
             let (held, all) = (held.values()[index], self.cluster.values()[index]);
             let share = held as f64 * 100.0 / all as f64;
-            let text = format!("{name}, {share:.1} % of {}, at second {at}", HumanCount(all.unsigned_abs()));
+            let text = format!("{name}, {share:.1} % of {}, at second {at}", Thousands(all.unsigned_abs()));
             let label = if self.terms.choose { "held" } else { "peak" };
             row(f, label, held.unsigned_abs(), &text)?;
         }
@@ -193,7 +204,8 @@ impl Report<'_> {
         let millis = |share| at(share).unwrap_or_default().as_secs_f64() * 1e3;
         let rate = latencies.len() as f64 / tally.elapsed.as_secs_f64().max(f64::EPSILON);
         let seconds = tally.elapsed.as_secs_f64();
-        let text = format!("in {seconds:.1} s, {:.0} a second, {} repeated", HumanFloatCount(rate), tally.repeats);
+        let text =
+            format!("in {seconds:.1} s, {} a second, {} repeated", Thousands(rate.round() as u64), tally.repeats);
         row(f, "calls", latencies.len() as u64, &text)?;
         let [median, most, longest] = [50, 99, 100].map(millis);
         let label = "latency";
@@ -206,6 +218,6 @@ impl Report<'_> {
 }
 
 fn row(f: &mut Formatter<'_>, what: &str, count: u64, text: &str) -> fmt::Result {
-    let line = format!("{what:<10} {:>13}  {text}", HumanCount(count).to_string());
+    let line = format!("{what:<10} {:>13}  {text}", Thousands(count).to_string());
     writeln!(f, "{}", line.trim_end())
 }

@@ -6,7 +6,6 @@ use std::{
 };
 
 use rm_model::resource::{Dimension, Resource, ResourceError};
-use serde::{Deserialize, de::DeserializeOwned};
 
 const NODES: &str = include_str!("data/openb_node_list_all_node.csv");
 const TASKS: &str = include_str!("data/openb_pod_list_default.csv");
@@ -14,8 +13,8 @@ const TASKS: &str = include_str!("data/openb_pod_list_default.csv");
 /// Why the trace cannot be replayed.
 #[derive(Debug, thiserror::Error)]
 pub enum TraceError {
-    #[error("a line of {file} cannot be read")]
-    Line { file: &'static str, source: csv::Error },
+    #[error("{file} has the line {line:?}, which cannot be read")]
+    Line { file: &'static str, line: String },
     #[error("the times of {0} are out of order: it must be created, then scheduled, then deleted")]
     Times(String),
     #[error("{0} accepts only GPU models that no node has")]
@@ -33,9 +32,8 @@ pub struct Amounts {
 }
 
 /// A node, which registers as an EM.
-#[derive(Debug, Deserialize)]
+#[derive(Debug)]
 pub struct Node {
-    #[serde(rename = "sn")]
     pub name: String,
     cpu_milli: i64,
     memory_mib: i64,
@@ -44,7 +42,7 @@ pub struct Node {
 }
 
 /// A task, which requests a ticket. Times are in seconds since the start of the trace.
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone)]
 pub struct Task {
     pub name: String,
     cpu_milli: i64,
@@ -55,12 +53,9 @@ pub struct Task {
     /// Accepted GPU models, separated by `|`; empty for any model.
     gpu_spec: String,
     pub qos: String,
-    #[serde(rename = "creation_time")]
     pub created: i64,
     /// `None` for a task that waited without success until its deletion.
-    #[serde(rename = "scheduled_time")]
     pub scheduled: Option<i64>,
-    #[serde(rename = "deletion_time")]
     pub deleted: i64,
 }
 
@@ -77,8 +72,8 @@ impl Trace {
     /// # Errors
     /// An unreadable line, or a task whose times are not in order.
     pub fn read(hold: bool) -> Result<Self, TraceError> {
-        let nodes = read_lines("the list of nodes", NODES)?;
-        let mut tasks: Vec<Task> = read_lines("the list of tasks", TASKS)?;
+        let nodes = read_lines("the list of nodes", NODES, Node::read)?;
+        let mut tasks = read_lines("the list of tasks", TASKS, Task::read)?;
         for task in &tasks {
             let started = task.scheduled.unwrap_or(task.created);
             if started < task.created || task.deleted < started {
@@ -107,18 +102,52 @@ impl Trace {
     }
 }
 
-fn read_lines<T: DeserializeOwned>(file: &'static str, text: &str) -> Result<Vec<T>, TraceError> {
-    let lines: Result<_, _> = csv::Reader::from_reader(text.as_bytes()).into_deserialize().collect();
-    lines.map_err(|source| TraceError::Line { file, source })
+/// Reads the lines after the heading. No field of the files has a comma or quotes.
+fn read_lines<T>(file: &'static str, text: &str, read: impl Fn(&[&str]) -> Option<T>) -> Result<Vec<T>, TraceError> {
+    let read = |line: &str| {
+        let fields: Vec<_> = line.split(',').collect();
+        read(&fields).ok_or_else(|| TraceError::Line { file, line: line.to_owned() })
+    };
+    text.lines().skip(1).map(read).collect()
 }
 
 impl Node {
+    fn read(fields: &[&str]) -> Option<Self> {
+        let &[name, cpu_milli, memory_mib, gpu, model] = fields else { return None };
+        Some(Self {
+            name: name.to_owned(),
+            cpu_milli: cpu_milli.parse().ok()?,
+            memory_mib: memory_mib.parse().ok()?,
+            gpu: gpu.parse().ok()?,
+            model: model.to_owned(),
+        })
+    }
+
     pub fn total(&self) -> Amounts {
         Amounts { cpu_milli: self.cpu_milli, memory_mib: self.memory_mib, gpu_milli: self.gpu * 1000 }
     }
 }
 
 impl Task {
+    fn read(fields: &[&str]) -> Option<Self> {
+        let &[name, cpu_milli, memory_mib, num_gpu, gpu_milli, gpu_spec, qos, _, created, deleted, scheduled] = fields
+        else {
+            return None;
+        };
+        Some(Self {
+            name: name.to_owned(),
+            cpu_milli: cpu_milli.parse().ok()?,
+            memory_mib: memory_mib.parse().ok()?,
+            num_gpu: num_gpu.parse().ok()?,
+            gpu_milli: gpu_milli.parse().ok()?,
+            gpu_spec: gpu_spec.to_owned(),
+            qos: qos.to_owned(),
+            created: created.parse().ok()?,
+            scheduled: if scheduled.is_empty() { None } else { Some(scheduled.parse().ok()?) },
+            deleted: deleted.parse().ok()?,
+        })
+    }
+
     /// Returns the demand of the task. GPUs count as one sum per node, regardless of how their fractions fit on single
     /// cards.
     pub fn need(&self) -> Amounts {
