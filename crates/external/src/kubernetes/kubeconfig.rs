@@ -4,6 +4,8 @@
 use secrecy::SecretString;
 use serde::{Deserialize, de::IgnoredAny};
 
+use super::yaml;
+
 /// Keys of a kubeconfig.
 #[derive(Deserialize)]
 #[serde(rename_all = "kebab-case")]
@@ -83,7 +85,8 @@ pub(super) enum KubeconfigError {
 
 /// Returns the cluster and the user of a context, or of the current one.
 pub(super) fn choose(yaml: &str, context: Option<&str>) -> Result<(Cluster, User), KubeconfigError> {
-    let config: Kubeconfig = serde_saphyr::from_str(yaml).map_err(|_| KubeconfigError::Unreadable)?;
+    let config = yaml::read(yaml).and_then(|config| serde_json::from_value::<Kubeconfig>(config).ok());
+    let config = config.ok_or(KubeconfigError::Unreadable)?;
     let (cluster, user) = config.choose(context).ok_or(KubeconfigError::NoContext)?;
     if cluster.wants_more() || user.wants_more() {
         return Err(KubeconfigError::NotOffered);

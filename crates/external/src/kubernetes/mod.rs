@@ -4,7 +4,7 @@
 //! no applications. Caller: the parent module.
 //!
 //! Submodules: `quantity`: Kubernetes amounts; `objects`: list pages; `bounded_list`: bounded lists; `capacity`: free
-//! capacity; `config`: configuration; `kubeconfig`: kubeconfig files; `access`: address and credentials; `fetch`:
+//! capacity; `config`: configuration; `yaml`, `kubeconfig`: kubeconfig files; `access`: address and credentials; `fetch`:
 //! requests.
 
 use secrecy::SecretString;
@@ -27,6 +27,7 @@ mod fetch;
 mod kubeconfig;
 mod objects;
 mod quantity;
+mod yaml;
 
 use config::KubernetesConfig;
 pub use config::read;
