@@ -15,6 +15,7 @@ use rm_devpg::EmbeddedPostgres;
 use rm_edge::edge;
 use rm_store::connect_target::ConnectTarget;
 use rm_telemetry::traces::TraceExport;
+use sd_notify::NotifyState;
 use tokio::signal::unix::{SignalKind, signal};
 
 /// mimalloc, because a call makes some dozens of small allocations on one thread, and another thread frees as many.
@@ -81,7 +82,7 @@ async fn run(config: ServiceConfig) -> Result<(), Box<dyn Error>> {
         tracing::info!(%address, "metrics and health over HTTP");
     }
     tracing::info!(address = %server.address()?, "serving");
-    notify::notify("READY=1");
+    notify::notify(NotifyState::Ready);
     let mut died = None;
     let stop = async {
         tokio::select! {
@@ -89,7 +90,7 @@ async fn run(config: ServiceConfig) -> Result<(), Box<dyn Error>> {
             _ = interrupt.recv() => {}
             status = has_died(private.as_ref()) => died = Some(status),
         }
-        notify::notify("STOPPING=1");
+        notify::notify(NotifyState::Stopping);
     };
     let ending = server.serve(stop).await;
     if let Some(traces) = traces {
@@ -116,7 +117,7 @@ async fn run(config: ServiceConfig) -> Result<(), Box<dyn Error>> {
 
 /// Stops before the instance has served a call.
 async fn stop_early(private: Option<EmbeddedPostgres>) -> Result<(), Box<dyn Error>> {
-    notify::notify("STOPPING=1");
+    notify::notify(NotifyState::Stopping);
     if let Some(private) = private {
         tracing::info!("the private PostgreSQL {}", private.stop().await);
     }

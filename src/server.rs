@@ -14,6 +14,7 @@ mod health;
 use std::{fmt, future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
 
 use arc_swap::ArcSwap;
+use sd_notify::NotifyState;
 use tokio::{net::TcpListener, sync::watch, task::JoinSet, time::Instant};
 use tokio_util::{sync::CancellationToken, task::AbortOnDropHandle};
 use tower_layer::Layer as _;
@@ -437,7 +438,7 @@ async fn wait_for_database(
     (readiness, metrics): (watch::Sender<Readiness>, Metrics),
 ) -> Result<(Store, TokenCache), ServerError> {
     // The process is ready for systemd: it can only wait.
-    notify::notify("READY=1");
+    notify::notify(NotifyState::Ready);
     let (tasks, stopping) = (InstanceTasks::here(), CancellationToken::new());
     let (health, health_service) = reporter();
     let health = HealthState { grpc: health, readiness, metrics: metrics.clone() };

@@ -145,7 +145,7 @@ async fn systemd_receives_ready_and_stopping() {
     let mut command = Command::new(*PROGRAM);
     command.args(["--database-url", &database.url()]).env("NOTIFY_SOCKET", &path);
     let process = Process::start_command(&mut command, |_| ());
-    assert_eq!(got(), "READY=1");
+    assert_eq!(got(), "READY=1\n");
     assert_eq!(process.terminate(), Some(0));
-    assert_eq!(got(), "STOPPING=1");
+    assert_eq!(got(), "STOPPING=1\n");
 }
