@@ -26,8 +26,6 @@ pub(super) enum FakeReply {
     Gzip(Vec<u8>),
     /// A head, followed by spaces without end.
     Endless(&'static str),
-    /// The beginning of a response, then nothing.
-    Begun(String),
     Silence,
 }
 
@@ -104,10 +102,6 @@ async fn answer(
             while stream.write_all(&[b' '; 65_536]).await.is_ok() {}
             return;
         }
-        FakeReply::Begun(part) => {
-            let _ = stream.write_all(part.as_bytes()).await;
-            return std::future::pending().await;
-        }
         FakeReply::Silence => return std::future::pending().await,
     };
     let _ = stream.write_all(answer.as_bytes()).await;
@@ -136,8 +130,8 @@ pub(super) fn on_path(reply: impl Fn(&str) -> FakeReply + Send + Sync) -> impl F
 /// Returns a client with short timeouts for the allowed hosts.
 pub(super) fn client(allowed: &str) -> ClusterHttp {
     let millis = Duration::from_millis;
-    let (connect, read, answer, turn) = (millis(500), millis(300), millis(600), millis(600));
-    let times = HttpTimeouts { connect, read, answer, turn, fetch: millis(3000) };
+    let (connect, read, answer) = (millis(500), millis(300), millis(600));
+    let times = HttpTimeouts { connect, read, answer, fetch: millis(3000) };
     ClusterHttp::with_times(AllowedHosts::parse(allowed).unwrap(), times)
 }
 

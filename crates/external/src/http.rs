@@ -21,7 +21,10 @@ use hyper::{
     header::{self, HeaderValue},
 };
 use secrecy::{ExposeSecret as _, SecretString};
-use tokio::time::{Instant, timeout_at};
+use tokio::{
+    sync::{OwnedSemaphorePermit, Semaphore},
+    time::{Instant, timeout_at},
+};
 use tokio_rustls::rustls;
 use url::Url;
 
@@ -29,7 +32,6 @@ use super::{
     ServerAddress,
     allowed::AllowedHosts,
     connector::{self, Certificates, ClientIdentity, HttpClient},
-    large_replies::{LargeReplyPermit, LargeReplyPermits},
 };
 
 /// Timeouts of a fetch.
@@ -41,8 +43,6 @@ pub(super) struct HttpTimeouts {
     pub read: Duration,
     /// Timeout of a response, without the wait for a permit.
     pub answer: Duration,
-    /// Time with a permit after which a response counts as slow.
-    pub turn: Duration,
     /// Timeout of a fetch over all addresses and attempts.
     pub fetch: Duration,
 }
@@ -51,7 +51,6 @@ const TIMES: HttpTimeouts = HttpTimeouts {
     connect: Duration::from_secs(2),
     read: Duration::from_secs(5),
     answer: Duration::from_secs(10),
-    turn: Duration::from_secs(2),
     fetch: Duration::from_secs(20),
 };
 
@@ -60,6 +59,9 @@ const BODY_BYTES_MAX: usize = 32 << 20;
 
 /// Maximum size of a response that needs no permit, in bytes: little, even for all clusters together.
 const SMALL_BYTES_MAX: usize = 64 << 10;
+
+/// Maximum number of concurrent large responses. Each may have the maximum size, plus the memory of its parsed form.
+const LARGE_REPLIES_MAX: usize = 4;
 
 /// Bytes that are unpacked at once: at most a thousand times as many, and so little above a maximum.
 const PACKED_BYTES: usize = 1 << 10;
@@ -84,7 +86,7 @@ pub struct ClusterHttp {
     /// The client, or the reason why it cannot be created.
     client: Arc<OnceLock<Result<HttpClient, HttpFailure>>>,
     allowed: Arc<AllowedHosts>,
-    turns: LargeReplyPermits,
+    permits: Arc<Semaphore>,
     times: HttpTimeouts,
     /// Trusted certificates in PEM; `None` for the system's.
     ca: Option<Arc<Vec<u8>>>,
@@ -94,7 +96,7 @@ pub struct ClusterHttp {
 #[derive(Debug)]
 pub(super) struct HttpReply {
     body: Vec<u8>,
-    _turn: Option<LargeReplyPermit>,
+    _permit: Option<OwnedSemaphorePermit>,
 }
 
 impl Deref for HttpReply {
@@ -223,8 +225,8 @@ impl ClusterHttp {
     }
 
     pub(super) fn with_times(allowed: AllowedHosts, times: HttpTimeouts) -> Self {
-        let turns = LargeReplyPermits::new(times.turn);
-        Self { client: Arc::default(), allowed: Arc::new(allowed), turns, times, ca: None }
+        let permits = Arc::new(Semaphore::new(LARGE_REPLIES_MAX));
+        Self { client: Arc::default(), allowed: Arc::new(allowed), permits, times, ca: None }
     }
 
     /// Creates a client for the hosts `allowed` that trusts only the certificates `ca` (PEM); `None` for the system's.
@@ -320,32 +322,24 @@ impl ClusterHttp {
         check_status(response.status())?;
         // Memory grows with the received bytes only, and a silent server gets no permit.
         let (head, mut body) = response.into_parts();
-        let (mut unpacked, mut turn) = (Unpacked::new(&head.headers), None::<LargeReplyPermit>);
-        loop {
-            let coming = self.until(deadline, next_data(&mut body));
-            let come = match &mut turn {
-                Some(turn) => turn.keep(coming).await?,
-                None => coming.await?,
-            };
-            let Some(data) = come else { break };
+        let (mut buffer, mut permit) = (ReplyBuffer::new(&head.headers), None);
+        while let Some(data) = self.until(deadline, next_data(&mut body)).await? {
             for data in data.chunks(PACKED_BYTES) {
-                let bytes = unpacked.add(data).map_err(|_| HttpFailure::Broken)?;
+                let bytes = buffer.add(data).map_err(|_| HttpFailure::Broken)?;
                 if bytes > most {
                     return Err(HttpFailure::TooLarge(most));
                 }
-                if bytes > SMALL_BYTES_MAX && turn.is_none() {
-                    let asked = Instant::now();
-                    turn = Some(self.turns.wait(url).await?);
-                    deadline += asked.elapsed();
+                if bytes > SMALL_BYTES_MAX && permit.is_none() {
+                    let begin = Instant::now();
+                    let free = self.permits.clone().acquire_owned().await;
+                    permit = Some(free.map_err(|_| HttpFailure::Stopping)?);
+                    deadline += begin.elapsed();
                 }
             }
         }
-        if let Some(turn) = &mut turn {
-            turn.read();
-        }
-        let body = unpacked.finish().map_err(|_| HttpFailure::Broken)?;
+        let body = buffer.finish().map_err(|_| HttpFailure::Broken)?;
         // The decoder keeps the last bytes until here.
-        (body.len() <= most).then_some(HttpReply { body, _turn: turn }).ok_or(HttpFailure::TooLarge(most))
+        (body.len() <= most).then_some(HttpReply { body, _permit: permit }).ok_or(HttpFailure::TooLarge(most))
     }
 
     /// Waits for the next piece. The timeout excludes the wait for a permit.
@@ -362,12 +356,12 @@ impl ClusterHttp {
 }
 
 /// Body of a response as it comes, unpacked if the head says that it is packed.
-enum Unpacked {
+enum ReplyBuffer {
     Plain(Vec<u8>),
     Gzip(Box<MultiGzDecoder<Vec<u8>>>),
 }
 
-impl Unpacked {
+impl ReplyBuffer {
     fn new(head: &HeaderMap) -> Self {
         match head.get(header::CONTENT_ENCODING).is_some_and(|coding| coding == "gzip") {
             true => Self::Gzip(Box::new(MultiGzDecoder::new(Vec::new()))),
@@ -435,24 +429,17 @@ fn check_status(status: StatusCode) -> Result<(), HttpFailure> {
 
 #[cfg(test)]
 mod tests {
-    use tokio::{
-        io::{AsyncReadExt as _, AsyncWriteExt as _},
-        task::JoinSet,
-        time::timeout,
-    };
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
     use super::*;
-    use crate::{
-        fake::{self, FakeReply, FakeServer, client, gzip},
-        large_replies::LARGE_ANSWERS_MAX,
-    };
+    use crate::fake::{FakeReply, FakeServer, client, gzip};
 
     #[tokio::test]
     async fn large_reply_waits_for_permit_outside_its_timeout() {
         let fake =
             FakeServer::start(|path| FakeReply::Json("x".repeat(if path == "/large" { 1 << 20 } else { 100 }))).await;
         let (http, address) = (client("127.0.0.1"), ServerAddress::parse(&format!("http://{}", fake.address)).unwrap());
-        let others = http.turns.all().await;
+        let others = http.permits.clone().acquire_many_owned(LARGE_REPLIES_MAX as u32).await.unwrap();
         assert_eq!(http.get(&address, "/small", None).await.unwrap().len(), 100);
         let large = tokio::spawn({
             let http = http.clone();
@@ -463,9 +450,9 @@ mod tests {
         assert!(!large.is_finished());
         drop(others);
         let large = large.await.unwrap().unwrap();
-        assert_eq!((large.len(), http.turns.free()), (1 << 20, LARGE_ANSWERS_MAX - 1));
+        assert_eq!((large.len(), http.permits.available_permits()), (1 << 20, LARGE_REPLIES_MAX - 1));
         drop(large);
-        assert_eq!(http.turns.free(), LARGE_ANSWERS_MAX);
+        assert_eq!(http.permits.available_permits(), LARGE_REPLIES_MAX);
     }
 
     #[tokio::test]
@@ -492,19 +479,19 @@ mod tests {
         assert_eq!(get("/bomb").await.map(drop).unwrap_err(), HttpFailure::TooLarge(BODY_BYTES_MAX));
         let document = ServerAddress::parse(&format!("http://{}/document", fake.address)).unwrap();
         assert_eq!(http.get_document(&document, None, 1000).await.unwrap_err(), HttpFailure::TooLarge(1000));
-        assert_eq!(http.turns.free(), LARGE_ANSWERS_MAX);
+        assert_eq!(http.permits.available_permits(), LARGE_REPLIES_MAX);
     }
 
     #[tokio::test]
     async fn unpacking_ends_soon_above_bound() {
         let bomb = gzip(&"0".repeat(8 << 20));
         let head = HeaderMap::from_iter([(header::CONTENT_ENCODING, HeaderValue::from_static("gzip"))]);
-        let mut unpacked = Unpacked::new(&head);
+        let mut buffer = ReplyBuffer::new(&head);
         for piece in bomb.chunks(PACKED_BYTES) {
-            let before = unpacked.add(&[]).unwrap();
-            assert!(unpacked.add(piece).unwrap() - before <= 2 << 20, "a piece grows by a thousand times at most");
+            let before = buffer.add(&[]).unwrap();
+            assert!(buffer.add(piece).unwrap() - before <= 2 << 20, "a piece grows by a thousand times at most");
         }
-        assert_eq!(unpacked.finish().unwrap().len(), 8 << 20);
+        assert_eq!(buffer.finish().unwrap().len(), 8 << 20);
     }
 
     #[tokio::test]
@@ -526,38 +513,5 @@ mod tests {
             assert_eq!(http.get(&address, "/", None).await.unwrap()[..], *b"{}");
         }
         served.await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn slow_replies_leave_one_permit_to_others() {
-        let seconds = Duration::from_secs;
-        let (read, turn) = (seconds(60), Duration::from_millis(200));
-        let times = HttpTimeouts { connect: seconds(2), read, answer: seconds(60), turn, fetch: seconds(60) };
-        let http = ClusterHttp::with_times(AllowedHosts::parse("127.0.0.1").unwrap(), times);
-        let fake = FakeServer::start(|path| match path {
-            "/large" => FakeReply::Json("x".repeat(1 << 20)),
-            _ => FakeReply::Begun(fake::http("200 OK", "application/json", &"x".repeat(1 << 20))[..1 << 19].to_owned()),
-        })
-        .await;
-        let address = ServerAddress::parse(&format!("http://{}", fake.address)).unwrap();
-        // The addresses are not recorded as slow in the first round. The second round finds them recorded, and they
-        // wait for one another.
-        for round in 0..2 {
-            let slow: JoinSet<_> = (0..2 * LARGE_ANSWERS_MAX)
-                .map(|n| {
-                    let (http, address) = (http.clone(), address.clone());
-                    async move { http.get(&address, &format!("/slow{n}"), None).await.map(drop) }
-                })
-                .collect();
-            let begun = || fake.paths().iter().filter(|path| path.starts_with("slow")).count();
-            while http.turns.free() > 1 || begun() < (round + 1) * 2 * LARGE_ANSWERS_MAX {
-                tokio::time::sleep(Duration::from_millis(5)).await;
-            }
-            for _ in 0..3 {
-                let large = timeout(seconds(30), http.get(&address, "/large", None)).await;
-                assert_eq!(large.expect("a permit becomes free").unwrap().len(), 1 << 20);
-            }
-            drop(slow);
-        }
     }
 }

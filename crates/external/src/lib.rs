@@ -2,8 +2,8 @@
 //!
 //! [`ExternalCluster`] is the interface of a cluster type; [`yarn`] and [`kubernetes`] implement it. [`http`] bounds
 //! each request in time and size, [`allowed`] restricts the hosts, [`check`] parses the keys that all types share.
-//! Internal: `connector` connects, `background_parse` parses large replies on a low-priority thread, `large_replies` limits their number,
-//! `fake` has test servers.
+//! Internal: `connector` connects, `background_parse` parses large replies on a low-priority thread, `fake` has test
+//! servers.
 //!
 //! The module knows no database and no caller. Errors never contain data of a response: a caller that may set an
 //! address could otherwise read other services with it. Callers: `rm_service::external`, and `rm_service::jwt` for key sets.
@@ -35,7 +35,6 @@ mod connector;
 mod fake;
 pub mod http;
 pub mod kubernetes;
-mod large_replies;
 pub mod yarn;
 
 use http::{ClusterHttp, HttpFailure};

@@ -164,13 +164,7 @@ async fn thousands_of_pods_fit_in_bounded_memory() {
     })
     .await;
     let seconds = Duration::from_secs;
-    let times = HttpTimeouts {
-        connect: seconds(10),
-        read: seconds(30),
-        answer: seconds(30),
-        turn: seconds(30),
-        fetch: seconds(120),
-    };
+    let times = HttpTimeouts { connect: seconds(10), read: seconds(30), answer: seconds(30), fetch: seconds(120) };
     let http = ClusterHttp::with_times(AllowedHosts::parse("127.0.0.1").unwrap(), times);
     let queues = named(&fake).queues(&http).await.unwrap();
     let free = queues.left(queues.find("free").unwrap());
@@ -210,13 +204,7 @@ async fn silent_and_endless_replies_are_ended() {
     assert_eq!((failure, fake.paths().len()), (HttpFailure::Timeout, 3));
     assert!(begun.elapsed() < Duration::from_secs(4), "{:?}", begun.elapsed());
     let seconds = Duration::from_secs;
-    let times = HttpTimeouts {
-        connect: seconds(2),
-        read: seconds(10),
-        answer: seconds(60),
-        turn: seconds(60),
-        fetch: seconds(60),
-    };
+    let times = HttpTimeouts { connect: seconds(2), read: seconds(10), answer: seconds(60), fetch: seconds(60) };
     let http = ClusterHttp::with_times(AllowedHosts::parse("127.0.0.1").unwrap(), times);
     let fake = FakeServer::start(|_| FakeReply::Endless("HTTP/1.1 200 OK\r\n\r\n")).await;
     assert_eq!(named(&fake).queues(&http).await.unwrap_err().failures[0].1, HttpFailure::TooLarge(32 << 20));

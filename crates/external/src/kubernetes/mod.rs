@@ -3,9 +3,8 @@
 //! The fetch lists namespaces and quotas, and also nodes and pods if a namespace has no complete quota. Kubernetes has
 //! no applications. Caller: the parent module.
 //!
-//! Submodules: `quantity`: Kubernetes amounts; `objects`: list pages; `bounded_list`: bounded lists; `capacity`: free
-//! capacity; `config`: configuration; `yaml`, `kubeconfig`: kubeconfig files; `access`: address and credentials; `fetch`:
-//! requests.
+//! Submodules: `quantity`: Kubernetes amounts; `objects`: list pages; `capacity`: free capacity; `config`: configuration;
+//! `yaml`, `kubeconfig`: kubeconfig files; `access`: address and credentials; `fetch`: requests.
 
 use secrecy::SecretString;
 
@@ -20,7 +19,6 @@ use super::{
 };
 
 mod access;
-mod bounded_list;
 mod capacity;
 mod config;
 mod fetch;

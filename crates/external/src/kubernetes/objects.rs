@@ -3,18 +3,17 @@
 //! Objects are reduced one at a time during the parsing. `bounded_list` bounds their lists, names and amounts. An error
 //! never contains a value of the response. Callers: `fetch` parses pages; `capacity` uses the reduced objects.
 
-use std::{collections::BTreeMap, fmt, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc};
 
 use serde::{
-    Deserialize, Deserializer,
-    de::{DeserializeOwned, IgnoredAny, MapAccess, Visitor},
+    Deserialize,
+    de::{DeserializeOwned, IgnoredAny},
 };
 
 use rm_model::queue::QueueAmounts;
 
 use super::{
     KubernetesParseError,
-    bounded_list::{BoundedItems, BoundedList, BoundedMap, LenientQuantity},
     quantity::{Quantity, RoundingMode},
 };
 
@@ -66,7 +65,12 @@ pub(super) fn page<T: ListItem>(json: &[u8]) -> Result<KubernetesPage<T::Kept>, 
     if next.as_ref().is_some_and(|next| next.len() > CONTINUE_BYTES_MAX) {
         return Err(KubernetesParseError::Malformed { what: "the token of the next page" });
     }
-    Ok(KubernetesPage { items: items.map_or(Ok(Vec::new()), |items| items.0)?, next })
+    let items = items.unwrap_or_default().into_iter().filter_map(|item| item.keep().transpose());
+    let items = items.collect::<Result<Vec<_>, _>>()?;
+    if items.len() > T::MOST {
+        return Err(KubernetesParseError::TooMany { most: T::MOST, what: T::NAME });
+    }
+    Ok(KubernetesPage { items, next })
 }
 
 #[derive(Deserialize)]
@@ -74,7 +78,7 @@ pub(super) fn page<T: ListItem>(json: &[u8]) -> Result<KubernetesPage<T::Kept>, 
 struct ItemList<T: ListItem> {
     kind: Option<String>,
     metadata: Option<ListMetadata>,
-    items: Option<BoundedItems<T>>,
+    items: Option<Vec<T>>,
 }
 
 #[derive(Deserialize)]
@@ -100,8 +104,34 @@ fn name(name: Option<String>) -> Result<String, KubernetesParseError> {
     name.filter(is_name).ok_or(KubernetesParseError::Malformed { what: "the name of a namespace" })
 }
 
-fn parts<T>(few: Option<&BoundedList<T>>) -> &[T] {
-    few.map_or(&[], |few| few.0.as_slice())
+/// Amount given as text or number; `None` for anything else.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(from = "RawQuantity")]
+struct LenientQuantity(Option<Quantity>);
+
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum RawQuantity {
+    Text(String),
+    Number(serde_json::Number),
+    Other(IgnoredAny),
+}
+
+impl From<RawQuantity> for LenientQuantity {
+    fn from(raw: RawQuantity) -> Self {
+        Self(match raw {
+            RawQuantity::Text(text) => Quantity::parse(&text),
+            RawQuantity::Number(number) => Quantity::parse(&number.to_string()),
+            RawQuantity::Other(_) => None,
+        })
+    }
+}
+
+/// Amounts by name. Null is an invalid amount, not a missing one.
+type NamedQuantities = BTreeMap<String, LenientQuantity>;
+
+fn parts<T>(list: Option<&Vec<T>>) -> &[T] {
+    list.map_or(&[], Vec::as_slice)
 }
 
 fn quantity(amount: LenientQuantity) -> Result<Quantity, KubernetesParseError> {
@@ -139,50 +169,14 @@ fn is_extended(name: &str) -> bool {
 /// Amounts of extended resources, by name.
 pub(super) type ExtendedResources = BTreeMap<Arc<str>, i64>;
 
-/// Requested or allocatable amounts, without other resources.
-#[derive(Default)]
-struct ResourceAmounts {
-    cpu: Option<LenientQuantity>,
-    memory: Option<LenientQuantity>,
-    extended: Vec<(Arc<str>, LenientQuantity)>,
-}
-
-impl<'de> Deserialize<'de> for ResourceAmounts {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_map(AmountsVisitor)
-    }
-}
-
-struct AmountsVisitor;
-
-impl<'de> Visitor<'de> for AmountsVisitor {
-    type Value = ResourceAmounts;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("amounts by name")
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<ResourceAmounts, A::Error> {
-        let mut amounts = ResourceAmounts::default();
-        while let Some(name) = map.next_key::<String>()? {
-            match name.as_str() {
-                // Null is an invalid amount, not a missing one.
-                "cpu" => amounts.cpu = Some(map.next_value()?),
-                "memory" => amounts.memory = Some(map.next_value()?),
-                _ if is_extended(&name) && amounts.extended.len() < EXTENDED_MAX => {
-                    amounts.extended.push((name.into(), map.next_value()?));
-                }
-                _ => drop(map.next_value::<IgnoredAny>()?),
-            }
-        }
-        Ok(amounts)
-    }
-}
+/// Requested or allocatable amounts.
+#[derive(Default, Deserialize)]
+struct ResourceAmounts(NamedQuantities);
 
 impl ResourceAmounts {
     fn read(&self, rounds: RoundingMode) -> Result<[Option<i64>; 2], KubernetesParseError> {
-        let memory = self.memory.map(|amount| bytes(amount, rounds)).transpose()?;
-        let cpu = self.cpu.map(|amount| millicores(amount, rounds)).transpose()?;
+        let memory = self.0.get("memory").map(|amount| bytes(*amount, rounds)).transpose()?;
+        let cpu = self.0.get("cpu").map(|amount| millicores(*amount, rounds)).transpose()?;
         Ok([memory, cpu])
     }
 
@@ -193,7 +187,8 @@ impl ResourceAmounts {
 
     /// Returns extended resources in whole units.
     fn extended(&self, rounds: RoundingMode) -> Result<ExtendedResources, KubernetesParseError> {
-        self.extended.iter().map(|(name, amount)| Ok((name.clone(), bytes(*amount, rounds)?))).collect()
+        let extended = self.0.iter().filter(|(name, _)| is_extended(name)).take(EXTENDED_MAX);
+        extended.map(|(name, amount)| Ok((name.as_str().into(), bytes(*amount, rounds)?))).collect()
     }
 }
 
@@ -291,21 +286,21 @@ pub(super) struct ResourceQuota {
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
 struct QuotaSpec {
-    hard: Option<BoundedMap>,
-    scopes: Option<BoundedList<String>>,
+    hard: Option<NamedQuantities>,
+    scopes: Option<Vec<String>>,
     scope_selector: Option<ScopeSelector>,
 }
 
 #[derive(Deserialize, Default)]
 struct QuotaStatus {
-    hard: Option<BoundedMap>,
-    used: Option<BoundedMap>,
+    hard: Option<NamedQuantities>,
+    used: Option<NamedQuantities>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
 struct ScopeSelector {
-    match_expressions: Option<BoundedList<ScopeExpression>>,
+    match_expressions: Option<Vec<ScopeExpression>>,
 }
 
 #[derive(Deserialize)]
@@ -345,7 +340,7 @@ impl ListItem for ResourceQuota {
         if !spec.is_of_engines() {
             return Ok(None);
         }
-        let find = |amounts: &Option<BoundedMap>, key: &str| amounts.as_ref()?.0.get(key).copied();
+        let find = |amounts: &Option<NamedQuantities>, key: &str| amounts.as_ref()?.get(key).copied();
         let limit = |names: [&str; 2], read: fn(LenientQuantity, RoundingMode) -> Result<i64, KubernetesParseError>| {
             // Requests count, and both names mean requests; the explicit name is tried first.
             let hard =
@@ -358,7 +353,7 @@ impl ListItem for ResourceQuota {
         };
         let memory = limit(["requests.memory", "memory"], bytes)?;
         let cores = limit(["requests.cpu", "cpu"], millicores)?;
-        let named = [&status.hard, &spec.hard].into_iter().flatten().flat_map(|named| named.0.keys());
+        let named = [&status.hard, &spec.hard].into_iter().flatten().flat_map(|named| named.keys());
         let named = named.map(|key| key.strip_prefix("requests.").unwrap_or(key)).filter(|name| is_extended(name));
         let mut extended = BTreeMap::new();
         for name in named {
@@ -384,7 +379,7 @@ pub(super) struct Node {
 #[derive(Deserialize, Default)]
 struct NodeSpec {
     unschedulable: Option<bool>,
-    taints: Option<BoundedList<Taint>>,
+    taints: Option<Vec<Taint>>,
 }
 
 #[derive(Deserialize)]
@@ -395,7 +390,7 @@ struct Taint {
 #[derive(Deserialize, Default)]
 struct NodeStatus {
     allocatable: Option<ResourceAmounts>,
-    conditions: Option<BoundedList<Condition>>,
+    conditions: Option<Vec<Condition>>,
 }
 
 #[derive(Deserialize)]
@@ -444,8 +439,8 @@ pub(super) struct Pod {
 #[serde(rename_all = "camelCase")]
 struct PodSpec {
     node_name: Option<String>,
-    containers: Option<BoundedList<Container>>,
-    init_containers: Option<BoundedList<Container>>,
+    containers: Option<Vec<Container>>,
+    init_containers: Option<Vec<Container>>,
     overhead: Option<ResourceAmounts>,
     resources: Option<Resources>,
 }

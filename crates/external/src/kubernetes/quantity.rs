@@ -1,4 +1,4 @@
-//! Kubernetes quantities, such as `500m`, `1.5`, `2Gi` and `1e3`. Callers: `objects` and `bounded_list`.
+//! Kubernetes quantities, such as `500m`, `1.5`, `2Gi` and `1e3`. Caller: `objects`.
 
 /// Maximum length of a quantity, in bytes: Kubernetes writes about a dozen characters.
 const BYTES_MAX: usize = 64;

@@ -148,13 +148,7 @@ async fn yarn_malformed_reply_error_omits_content() {
 async fn endless_reply_is_ended_by_bound() {
     // The timeouts are long, so that only the size can end it.
     let seconds = Duration::from_secs;
-    let times = HttpTimeouts {
-        connect: seconds(2),
-        read: seconds(10),
-        answer: seconds(60),
-        turn: seconds(60),
-        fetch: seconds(60),
-    };
+    let times = HttpTimeouts { connect: seconds(2), read: seconds(10), answer: seconds(60), fetch: seconds(60) };
     let http = ClusterHttp::with_times(AllowedHosts::parse("127.0.0.1").unwrap(), times);
     for head in ["HTTP/1.1 200 OK\r\n\r\n", "HTTP/1.1 200 OK\r\nContent-Length: 99999999999999\r\n\r\n"] {
         let rm = FakeServer::start(move |_| FakeReply::Endless(head)).await;
