@@ -305,10 +305,10 @@ pub async fn repair(
     expect_rows(TABLE.0, 1, done.rows_affected())
 }
 
-type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>;
+type PgQuery<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>;
 
 /// Binds all columns of EMs.
-fn bind_ems<'q>(query: Query<'q>, ems: &'q [Em]) -> Result<Query<'q>, StoreError> {
+fn bind_ems<'q>(query: PgQuery<'q>, ems: &'q [Em]) -> Result<PgQuery<'q>, StoreError> {
     let left = left_amounts(ems)?;
     Ok(query
         .bind(column(ems, |em| em.instance.application_name.as_str()))
