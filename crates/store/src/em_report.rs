@@ -22,7 +22,7 @@ use rm_model::{
 
 use super::{
     StoreError, expect_rows,
-    rows::{TableName, TableRow, column, em_columns},
+    rows::{BoundQuery, TableName, TableRow, column, em_columns},
 };
 
 mod status;
@@ -199,10 +199,8 @@ fn number(row: TableRow<'_>) -> Result<ReportNumber, StoreError> {
     Ok(ReportNumber { epoch: row.get("epoch")?, sequence: row.get("sequence")? })
 }
 
-type Query<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>;
-
 /// Binds all columns of reports.
-fn bind_reports<'q>(query: Query<'q>, reports: &[&'q EmReport]) -> Query<'q> {
+fn bind_reports<'q>(query: BoundQuery<'q>, reports: &[&'q EmReport]) -> BoundQuery<'q> {
     query
         .bind(column(reports, |report| report.em.application_name.as_str()))
         .bind(column(reports, |report| report.em.instance.as_str()))

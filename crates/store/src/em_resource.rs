@@ -23,7 +23,7 @@ use super::{
     StoreError, em_drain, expect_rows,
     limit::{self, CurrentLimits},
     policy,
-    rows::{TableName, TableRow, column, em_columns, labels_json},
+    rows::{BoundQuery, TableName, TableRow, column, em_columns, labels_json},
 };
 
 mod list;
@@ -305,10 +305,8 @@ pub async fn repair(
     expect_rows(TABLE.0, 1, done.rows_affected())
 }
 
-type PgQuery<'q> = sqlx::query::Query<'q, sqlx::Postgres, sqlx::postgres::PgArguments>;
-
 /// Binds all columns of EMs.
-fn bind_ems<'q>(query: PgQuery<'q>, ems: &'q [Em]) -> Result<PgQuery<'q>, StoreError> {
+fn bind_ems<'q>(query: BoundQuery<'q>, ems: &'q [Em]) -> Result<BoundQuery<'q>, StoreError> {
     let left = left_amounts(ems)?;
     Ok(query
         .bind(column(ems, |em| em.instance.application_name.as_str()))

@@ -19,6 +19,9 @@ use rm_model::{
 
 use super::StoreError;
 
+/// A statement with its bound values.
+pub(super) type BoundQuery<'q> = sqlx::query::Query<'q, Postgres, sqlx::postgres::PgArguments>;
+
 /// A table name, for errors.
 #[derive(Clone, Copy)]
 pub(super) struct TableName(pub &'static str);
@@ -107,7 +110,8 @@ impl<'r> TableRow<'r> {
 
     /// Parses the JSON text of a column.
     pub fn json<T: DeserializeOwned>(self, column: &str) -> Result<T, StoreError> {
-        serde_json::from_str(self.get(column)?).map_err(|error| self.wrong(error))
+        let text = self.get(column)?;
+        serde_json::from_str(text).map_err(|error| self.wrong(format!("{column} {text}: {error}")))
     }
 
     /// Parses a name.
