@@ -42,7 +42,7 @@ async fn idle_instance_has_no_open_transaction() {
     rm.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
 }
 
-/// The database counts dead rows only between transactions; and without its count nothing is ever vacuumed.
+/// The database counts dead rows only between transactions, and vacuums by that count.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn table_statistics_advance_under_load() {
     let em1 = em("host1");

@@ -28,10 +28,10 @@ const RESOURCE_MANAGER: &str = "org.apache.hadoop.yarn.server.resourcemanager.Re
 const NODE_MANAGER: &str = "org.apache.hadoop.yarn.server.nodemanager.NodeManager";
 const ADMIN: &str = "org.apache.hadoop.yarn.client.cli.RMAdminCLI";
 
-/// A virtual machine may take its time to start, on a machine that builds something.
+/// Timeout of the start of a virtual machine, on a busy machine.
 const START: Duration = Duration::from_secs(120);
 
-/// The folder of the jars; without it, the test says that it is skipped.
+/// Returns the folder of the jars. Without it, prints that the test is skipped.
 fn jars() -> Option<PathBuf> {
     let lib = std::env::var_os("LINKIS_RM_YARN_LIB").filter(|lib| !lib.is_empty());
     if lib.is_none() {
@@ -50,7 +50,7 @@ fn xml(properties: &[(String, String)]) -> String {
     format!("<configuration>\n{}</configuration>", properties.iter().map(property).collect::<String>())
 }
 
-/// Processes of one cluster, in a folder of their own.
+/// Processes of one cluster, in a new folder.
 struct Yarn {
     lib: PathBuf,
     folder: PathBuf,
@@ -207,7 +207,7 @@ impl Yarn {
         assert_eq!(without_numbers(&answer), without_numbers(&fs::read_to_string(&kept).unwrap()), "{file}");
     }
 
-    /// Starts an application that only sleeps; answers with its id.
+    /// Starts an application that only sleeps. Returns its id.
     async fn submit(&self, queue: &str, memory: i64, cores: i64) -> String {
         let (_, new) = self.call("POST", "/ws/v1/cluster/apps/new-application?user.name=hadoop", "").await.unwrap();
         let new: Value = serde_json::from_str(&new).unwrap();
@@ -242,7 +242,7 @@ impl Yarn {
     }
 }
 
-/// Ports, lengths and seconds are others each time.
+/// Removes ports, lengths and seconds, which differ in each run.
 fn without_numbers(answer: &str) -> String {
     answer.split(|letter: char| letter.is_ascii_digit()).filter(|part| !part.is_empty()).collect::<Vec<_>>().join("#")
 }
@@ -259,7 +259,7 @@ fn fair(queue: &Value, all: &mut BTreeMap<String, [i64; 5]>) {
     }
 }
 
-/// Answers with what the queue uses.
+/// Returns the use of a queue, and inserts the queue into `all`.
 fn capacity(queue: &Value, all: &mut BTreeMap<String, [i64; 5]>) -> [i64; 2] {
     let inner = queue["queues"]["queue"].as_array().into_iter().flatten();
     let sums = inner.map(|inner| capacity(inner, all)).fold([0, 0], |[a, b], [c, d]| [a + c, b + d]);
@@ -282,7 +282,7 @@ async fn listed(client: &Client<Channel>) -> BTreeMap<String, [i64; 5]> {
     page.into_inner().queues.into_iter().map(row).collect()
 }
 
-/// Waits until both say the same of every queue, and `is_so` of it.
+/// Waits until both return equal queues, for which `is_so` holds.
 async fn agree(yarn: &Yarn, client: &Client<Channel>, what: &str, is_so: impl Fn(&BTreeMap<String, [i64; 5]>) -> bool) {
     let begun = std::time::Instant::now();
     loop {
@@ -438,7 +438,7 @@ async fn resource_manager_failover_delays_one_request() {
     yarn.says_as_recorded(0, "standby-alone-3.4.2.txt").await;
     yarn.admin(&["-transitionToActive", "rm1"]);
     yarn.says_as_recorded(1, "standby-3.4.2.txt").await;
-    // The remaining amount is known when the node is registered.
+    // The free amount is positive once the node is registered.
     let has_room = async || etl().await.is_ok_and(|got| got.into_inner().queue.unwrap().left.unwrap().memory > 0);
     eventually("the first is active", START, async || has_room().await).await;
     rm.client.register(registration(em("host1"), load(1000, 1000, 1000))).await.unwrap();

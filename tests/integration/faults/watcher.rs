@@ -8,7 +8,7 @@ use super::{journal::Journal, workload::Shared};
 
 const INTERVAL: Duration = Duration::from_millis(400);
 
-/// How late the last of a mass of deadlines may be dealt with when nothing is broken, and has not been for as long.
+/// Maximum delay of an expiry without a fault for as long.
 const OVERDUE_MAX: Duration = Duration::from_secs(8);
 
 from_row! {
@@ -45,7 +45,7 @@ from_row! {
 }
 
 impl Seen {
-    /// No deadline has passed for long, and no ticket outlives the end of its registration.
+    /// Asserts that no deadline has passed for long, and that no ticket outlives its registration.
     fn check(&self, journal: &Journal, ended: &mut HashMap<String, i64>) {
         let calm = journal.calm();
         let is_late = calm > OVERDUE_MAX && self.overdue > OVERDUE_MAX.as_secs_f64();
@@ -63,7 +63,7 @@ impl Seen {
     }
 }
 
-/// Looks until the workload stops.
+/// Reads snapshots until the workload stops.
 pub async fn run(shared: Shared) {
     let (mut connection, mut ended) = (None, HashMap::new());
     while shared.goes_on(INTERVAL).await {
@@ -78,7 +78,7 @@ pub async fn run(shared: Shared) {
                 let is_right = none.iter().all(|none| none.is_empty()) && wrong.homeless + wrong.locks == 0;
                 shared.journal.check(is_right, || format!("{wrong:?}"));
             }
-            // The database is away, or its connections are exhausted.
+            // The database is unavailable, or has no free connection.
             _ => connection = None,
         }
     }

@@ -80,7 +80,7 @@ async fn stale_version_update_is_refused() {
     assert_eq!(read(&mut connection, &em1).await.locked, load(1));
 }
 
-/// The database refuses what the service would never write.
+/// The constraints of the database reject rows that the service never writes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_constraints_refuse_negative_counters() {
     let (_pool, mut connection, _) = with_em().await;
@@ -97,7 +97,7 @@ async fn database_constraints_refuse_negative_counters() {
     }
 }
 
-/// A ledger that over-commits is stopped by the database: only a registration may say that an EM is over-committed.
+/// The database rejects the write of a ledger that over-commits: only a registration may mark an EM as over-committed.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_constraint_refuses_over_committing_grant() {
     let (_pool, mut connection, em1) = with_em().await;
@@ -141,7 +141,7 @@ async fn uncommitted_session_is_rolled_back_before_next() {
     // Abandoned in the middle, and used again: what it had locked is free.
     resource_lock::lock(session.begin().await.unwrap(), &b).await.unwrap().unwrap();
     resource_lock::lock(other.begin().await.unwrap(), &a).await.unwrap().unwrap();
-    // Outside a transaction nothing is held.
+    // Outside a transaction, the session owns no lock.
     session.get().await.unwrap();
     resource_lock::lock(other.begin().await.unwrap(), &b).await.unwrap().unwrap();
     other.roll_back().await.unwrap();
