@@ -144,7 +144,7 @@ const ERASE: &str = "\r\u{1b}[K";
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn terminal_migration_shows_progress() {
-    let database = Database::fresh().await;
+    let database = Database::empty().await;
     // Another transaction creates a table of the same name and stays open.
     let mut holder = database.connect().await;
     execute(&mut holder, "BEGIN; CREATE TABLE linkis_resource_limit ()").await;

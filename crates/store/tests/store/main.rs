@@ -8,7 +8,7 @@ use rm_model::{
     name::Labels,
     resource::Resource,
 };
-use rm_store::{Store, StoreError, batch_write, session};
+use rm_store::{Store, StoreError, batch_write, em_resource, session};
 use rm_tests::new_database;
 use sqlx::{PgConnection, PgPool};
 use time::OffsetDateTime;
@@ -60,5 +60,5 @@ async fn register(connection: &mut PgConnection, instance: &EmInstance) {
         counted: Default::default(),
         drain: None,
     };
-    write(connection, Deltas { ems_inserted: vec![em], ..Deltas::default() }).await.unwrap();
+    em_resource::insert(connection, &[em]).await.unwrap();
 }
