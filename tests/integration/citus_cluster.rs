@@ -1,10 +1,8 @@
 //! Citus with one coordinator and two workers, common to all tests, and cells in it; if it is installed (`tests/citus/cluster install`).
 
 use std::{
-    collections::BTreeMap,
-    fs,
     net::TcpListener,
-    path::{Path, PathBuf},
+    path::Path,
     process::{Command, Stdio},
     sync::{
         OnceLock,
@@ -14,7 +12,6 @@ use std::{
 };
 
 use rm_store::{citus::Cell as Name, connect_target::ConnectTarget};
-use sha2::Digest as _;
 use sqlx::{ConnectOptions as _, PgConnection, Row as _, postgres::PgConnectOptions};
 
 use crate::harness::*;
@@ -159,25 +156,5 @@ impl Cell {
         let output = self.command(words).output().unwrap();
         assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
-    }
-}
-
-/// Applies the migrations of a side up to `latest`, as an earlier release did.
-pub async fn migrate_as_earlier(connection: &mut PgConnection, side: &str, latest: i64) {
-    let record = format!("linkis_rm_migration_{side}");
-    let created = format!(
-        "CREATE TABLE {record} (version bigint PRIMARY KEY, description text NOT NULL, installed_on timestamptz NOT NULL
-            DEFAULT now(), success boolean NOT NULL, checksum bytea NOT NULL, execution_time bigint NOT NULL)"
-    );
-    execute(&mut *connection, created).await;
-    let files = fs::read_dir(repo_root().join("migrations").join(side)).unwrap().flatten();
-    let versions: BTreeMap<i64, PathBuf> =
-        files.map(|file| (file.file_name().to_str().unwrap()[..4].parse().unwrap(), file.path())).collect();
-    for (version, path) in versions.range(..=latest) {
-        let sql = fs::read_to_string(path).unwrap();
-        let checksum = sha2::Sha384::digest(&sql).to_vec();
-        execute(&mut *connection, sql).await;
-        let insert = format!("INSERT INTO {record} VALUES ($1, '', now(), true, $2, 0)");
-        sqlx::query(sqlx::AssertSqlSafe(insert)).bind(version).bind(checksum).execute(&mut *connection).await.unwrap();
     }
 }

@@ -190,7 +190,7 @@ const DISK_FULL: &str = "CREATE SEQUENCE disk_full_attempts;
     END $$;
     DO $$ DECLARE ledger regclass; BEGIN
         FOR ledger IN SELECT oid FROM pg_class WHERE relkind IN ('r', 'p') AND NOT relispartition AND relname IN (
-            'linkis_em_resource_meta_data', 'linkis_user_resource_meta_data', 'linkis_request_id', 'linkis_user_request_id',
+            'linkis_em_resource_meta_data', 'linkis_user_resource_meta_data', 'linkis_user_request_id',
             'linkis_resource_action_record')
         LOOP
             EXECUTE format('CREATE TRIGGER disk_full BEFORE INSERT ON %s FOR EACH ROW EXECUTE FUNCTION disk_full()', ledger);

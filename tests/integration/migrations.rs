@@ -1,20 +1,14 @@
 //! Upgrades: concurrent releases on one database, and the rows of a later release.
 
 mod locks;
-mod request_ids;
-mod under_load;
+mod previous_release;
 
 use std::{
-    collections::BTreeMap,
     process::{Child, Command, Stdio},
     time::Duration,
 };
 
-use rm_client::{ClientError, ResourceRequest};
-use rm_model::{
-    limit::{LabelPattern, Rule},
-    resource::Dimension,
-};
+use rm_client::ClientError;
 use rm_store::history_partition;
 
 use crate::harness::*;
@@ -78,13 +72,12 @@ async fn retention_beside_locked_partition_continues() {
     let (database, rm) = start().await;
     rm.stop().await;
     database.execute("SELECT linkis_rm_make_history_part(1577836800, 1577840400);
-        INSERT INTO linkis_request_id (request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time)
-        SELECT n::text, sha256('x'), gen_random_uuid(), 'ecm', 'host1', '2020-01-01', '2020-01-01' FROM generate_series(1, 10) n;
-        INSERT INTO linkis_user_request_id SELECT 'hadoop', * FROM linkis_request_id").await;
+        INSERT INTO linkis_user_request_id
+        SELECT 'hadoop', n::text, sha256('x'), gen_random_uuid(), 'ecm', 'host1', '2020-01-01', '2020-01-01' FROM generate_series(1, 10) n").await;
     let mut reader = database.connect().await;
     execute(&mut reader, "BEGIN; LOCK linkis_resource_action_record_2020010100_2020010101 IN ACCESS SHARE MODE").await;
     let rm = Instance::start(&database).await;
-    let kept = "SELECT (SELECT count(*) FROM linkis_request_id) + (SELECT count(*) FROM linkis_user_request_id)";
+    let kept = "SELECT count(*) FROM linkis_user_request_id";
     eventually("the request ids are deleted", LONG, async || database.count(kept).await == 0).await;
     let partitions =
         "SELECT count(*) FROM pg_class WHERE relname = 'linkis_resource_action_record_2020010100_2020010101'";
@@ -92,97 +85,6 @@ async fn retention_beside_locked_partition_continues() {
     execute(&mut reader, "ROLLBACK").await;
     eventually("the partition is deleted", LONG, async || database.count(partitions).await == 0).await;
     rm.stop().await;
-}
-
-/// History partitions of an earlier release.
-const NOTHING_REPORTED: &str = "
-    ALTER TABLE linkis_resource_action_record DROP CONSTRAINT linkis_resource_action_record_action;
-    ALTER TABLE linkis_resource_action_record ADD CONSTRAINT linkis_resource_action_record_action CHECK (action <> 'reported');
-    DELETE FROM linkis_rm_migration_cell WHERE version = 6";
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn history_partitions_of_earlier_release_accept_reports() {
-    let (database, rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
-    rm.stop().await;
-    database.execute(NOTHING_REPORTED).await;
-    let rm = Instance::start(&database).await;
-    let grant = rm.client.request_resource(&request(&em("host1"), "hadoop", load(1, 1, 1))).await.granted();
-    rm.client.resource_inited(&inited(&grant, "hadoop", None)).await.unwrap();
-    rm.client.resource_reported(&grant.reported(name("hadoop"), load(2, 1, 1))).await.unwrap();
-    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
-    let unknown =
-        "INSERT INTO linkis_resource_action_record (action, ticket_id, resource_type, resource, actor, action_time)
-        VALUES ('forgotten', gen_random_uuid(), 'CPU', '{}', 'anonymous', now())";
-    let error = sqlx::raw_sql(unknown).execute(&database.pool).await.unwrap_err();
-    assert!(error.to_string().contains("linkis_resource_action_record_action"), "{error}");
-}
-
-/// State of the first release: tickets without an engine type are in no scope of engine types.
-const COUNTED_BEFORE: &str = "
-    UPDATE linkis_label_set SET lacking = 'skipped', family = 'skipped';
-    DELETE FROM linkis_label_resource WHERE scope->>'engine_type' = '';
-    UPDATE linkis_resource_limit_version SET oldest_writer = 1, version = gen_random_uuid()";
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn counters_of_earlier_release_are_recounted_while_serving() {
-    let (database, rm) = start_with_em(em("host1"), load(1000, 1000, 1000)).await;
-    let each = LabelPattern::new(BTreeMap::from([("user".to_owned(), None), ("engine_type".to_owned(), None)]));
-    let rule = Rule { pattern: each, mode: Default::default(), max: BTreeMap::from([(Dimension::Instances, 3)]) };
-    rm.client.set_limit(&rule).await.unwrap();
-    let ask = ResourceRequest { engine_type: String::new(), ..request(&em("host1"), "hadoop", load(1, 1, 1)) };
-    rm.client.request_resource(&ask).await.granted();
-    rm.client.request_resource(&ask).await.granted();
-    rm.stop().await;
-    database.execute(COUNTED_BEFORE).await;
-    let rm = Instance::start(&database).await;
-    eventually("they are counted anew", Duration::from_secs(20), || async {
-        database.count("SELECT count(*) FROM linkis_label_set WHERE state = 'counted' AND lacking = 'empty'").await == 1
-    })
-    .await;
-    rm.client.request_resource(&ask).await.granted();
-    let refusal = rm.client.request_resource(&ask).await.refused();
-    assert_eq!(refusal.shortfalls[0].scope, "engine_type=,user=hadoop");
-    assert_eq!(assert_invariants(&database, &rm.client).await, 3);
-    // An earlier release would count as before, so it may only read.
-    assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 7);
-}
-
-/// State of the earlier release: tickets without an engine type are in no scope of engine families.
-const FAMILIES_SKIPPED: &str = "
-    ALTER TABLE linkis_label_set DROP COLUMN family;
-    DELETE FROM linkis_rm_migration_cell WHERE version = 25;
-    DELETE FROM linkis_label_resource WHERE scope->>'engine_family' = '';
-    UPDATE linkis_resource_limit_version SET oldest_writer = 6, version = gen_random_uuid()";
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn engine_families_of_earlier_release_are_recounted() {
-    let (database, rm) = start_with_em(em("host1"), load(1000, 1000, 1000)).await;
-    let each = |label: &str| Rule {
-        pattern: LabelPattern::new(BTreeMap::from([(label.to_owned(), None)])),
-        mode: Default::default(),
-        max: BTreeMap::from([(Dimension::Instances, 3)]),
-    };
-    rm.client.set_limit(&each("engine_family")).await.unwrap();
-    rm.client.set_limit(&each("user")).await.unwrap();
-    let ask = ResourceRequest { engine_type: String::new(), ..request(&em("host1"), "hadoop", load(1, 1, 1)) };
-    rm.client.request_resource(&ask).await.granted();
-    rm.client.request_resource(&ResourceRequest { user: name("alice"), ..ask.clone() }).await.granted();
-    let before = database.count("SELECT label_set_id FROM linkis_label_set WHERE label_set = '[\"user\"]'").await;
-    rm.stop().await;
-    database.execute(FAMILIES_SKIPPED).await;
-    let rm = Instance::start(&database).await;
-    eventually("engine families are counted anew", Duration::from_secs(20), || async {
-        database.count("SELECT count(*) FROM linkis_label_set WHERE state = 'counted' AND family = 'empty'").await == 2
-    })
-    .await;
-    let after = database.count("SELECT label_set_id FROM linkis_label_set WHERE label_set = '[\"user\"]'").await;
-    assert_eq!(after, before, "users are counted as before");
-    rm.client.request_resource(&ask).await.granted();
-    let refusal = rm.client.request_resource(&ask).await.refused();
-    assert_eq!(refusal.shortfalls[0].scope, "engine_family=");
-    assert_eq!(assert_invariants(&database, &rm.client).await, 3);
-    // An earlier release would count as before, so it may only read.
-    assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 7);
 }
 
 /// A vacuum that truncates a table blocks all writers, and would run often on tables with many changes.

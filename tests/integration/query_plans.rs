@@ -45,11 +45,10 @@ const HISTORY_PAGES: i64 = 6;
 const LINES_SUMMED_AT_ONCE: i64 = 10_000;
 
 /// Tables that grow with the cluster.
-const LARGE: [&str; 11] = [
+const LARGE: [&str; 10] = [
     "linkis_em_resource_meta_data",
     "linkis_user_resource_meta_data",
     "linkis_label_resource",
-    "linkis_request_id",
     "linkis_user_request_id",
     "linkis_resource_action_record",
     "linkis_resource_lock",

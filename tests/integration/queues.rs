@@ -97,33 +97,6 @@ async fn namespace_limit_counts_each_namespace() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 4);
 }
 
-/// An earlier build named thousandths of cores `cores`, in limits and counters.
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn limits_and_counters_that_an_earlier_build_stored_are_read() {
-    const TABLES: &str = r#"
-        UPDATE linkis_label_resource SET
-            used_resource = replace(used_resource::text, 'kubernetes_millicores', 'kubernetes_cores')::jsonb,
-            locked_resource = replace(locked_resource::text, 'kubernetes_millicores', 'kubernetes_cores')::jsonb;
-        UPDATE linkis_resource_limit SET
-            max_resource = replace(max_resource::text, 'kubernetes_millicores', 'kubernetes_cores')::jsonb;
-        UPDATE linkis_resource_limit_version SET version = gen_random_uuid()"#;
-    let (database, rm) =
-        with_limits(&[limit(&[("namespace", None)], &[(Dimension::KubernetesMillicores, 4000)])]).await;
-    let grant_before = grant(&rm.client, "hadoop", in_namespace("a", 3000)).await;
-    let stored = "SELECT count(*) FROM linkis_label_resource WHERE locked_resource ? 'kubernetes_millicores'";
-    assert_eq!(database.count(stored).await, 1);
-    database.execute(TABLES).await;
-    assert_eq!(database.count(stored).await, 0);
-
-    assert_eq!(rm.client.limits().await.unwrap()[0].max, [(Dimension::KubernetesMillicores, 4000)].into());
-    let got = short(&rm.client, "hadoop", in_namespace("a", 1001)).await;
-    assert_eq!(got, ("namespace=a".to_owned(), Dimension::KubernetesMillicores, 1000));
-    rm.client.resource_released(&release(&grant_before, "hadoop")).await.unwrap();
-    grant(&rm.client, "hadoop", in_namespace("a", 4000)).await;
-    assert_eq!(database.count(stored).await, 1, "it is stored under its name");
-    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
-}
-
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn queue_dimension_limit_requires_queue_label() {
     let (_database, rm) = with_limits(&[]).await;
@@ -259,46 +232,4 @@ async fn queue_release_grants_waiting_request() {
     assert!(since.elapsed() < Duration::from_millis(700), "at once, not by the slow poll: {:?}", since.elapsed());
     assert_eq!(granted.em, em("host2"));
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
-}
-
-/// State of earlier releases: each label set has one sum of all queues, and a label `queue` was an ordinary label of a request.
-const COUNTED_BEFORE: &str = r#"
-    UPDATE linkis_label_set SET queues = 'summed';
-    UPDATE linkis_label_resource SET locked_resource = jsonb_build_object(
-        'memory', 2147483648, 'cores', 2, 'instances', 2, 'queue_cores', 12) WHERE scope = '{"user": "hadoop"}';
-    UPDATE linkis_user_resource_meta_data SET labels = '{"queue": "said"}';
-    UPDATE linkis_label_resource SET scope = '{"queue": "said"}', locked_resource = jsonb_build_object(
-        'memory', 2147483648, 'cores', 2, 'instances', 2, 'queue_cores', 12),
-        scope_hash = sha256(convert_to(label_set_id || ':{"queue":"said"}', 'UTF8')) WHERE scope = '{"queue": "a"}';
-    DELETE FROM linkis_label_resource WHERE scope = '{"queue": "b"}';
-    UPDATE linkis_resource_limit SET max_resource = '{"queue_cores": 13, "cores": 50}' WHERE name = 'each user';
-    UPDATE linkis_resource_limit_version SET oldest_writer = 2, version = gen_random_uuid()"#;
-
-#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn queue_sums_of_earlier_release_are_recounted_by_queue() {
-    let (database, rm) = with_limits(&[
-        limit(&[("user", None)], &[(Dimension::Cores, 50)]),
-        limit(&[("queue", None)], &[(Dimension::QueueCores, 10)]),
-    ])
-    .await;
-    let tickets =
-        [grant(&rm.client, "hadoop", in_queue("a", 6)).await, grant(&rm.client, "hadoop", in_queue("b", 6)).await];
-    rm.stop().await;
-    database.execute(COUNTED_BEFORE).await;
-    let rm = Instance::start(&database).await;
-    // A release during the job is subtracted from the old and the new counters.
-    rm.client.resource_released(&release(&tickets[1], "hadoop")).await.unwrap();
-    eventually("they are counted anew", Duration::from_secs(20), async || {
-        database.count("SELECT count(*) FROM linkis_label_set WHERE state = 'counted' AND queues = 'apart'").await == 2
-    })
-    .await;
-    let report = rm.client.audit().await.unwrap();
-    assert_eq!((report.differences.first, report.notes.len()), (vec![], 1), "{:?}", report.notes);
-    assert!(report.notes[0].contains("limit each user") && report.notes[0].contains("add the label \"queue\""));
-    assert_eq!(short(&rm.client, "hadoop", in_queue("a", 5)).await.0, "queue=a");
-    grant(&rm.client, "hadoop", in_queue("b", 10)).await;
-    // The earlier limit on both queues together no longer applies; a limit for each queue replaces it.
-    rm.client.set_limit(&limit(&[("user", None)], &[(Dimension::Cores, 50)])).await.unwrap();
-    assert_eq!(assert_invariants(&database, &rm.client).await, 2);
-    assert_eq!(database.count("SELECT oldest_writer::bigint FROM linkis_resource_limit_version").await, 7);
 }

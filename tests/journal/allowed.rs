@@ -20,7 +20,7 @@ impl Allowed {
         for line in text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty()) {
             let (difference, _) = line.split_once(" : ").unwrap_or_else(|| panic!("a line without a reason: {line}"));
             let (kind, names) = difference.split_once(' ').unwrap_or_else(|| panic!("a line without a kind: {line}"));
-            let kinds = ["table", "column", "method", "reason", "metadata", "named", "field", "word", "part"];
+            let kinds = ["table", "column", "method", "reason", "metadata", "named", "field", "word", "part", "absent"];
             assert!(kinds.contains(&kind), "an unknown kind: {line}");
             let (old, new) =
                 names.split_once(" -> ").map_or((names, None), |(old, new)| (old, Some(new.trim().to_owned())));
@@ -65,6 +65,16 @@ impl Allowed {
             (kind == "column" && to.as_deref() == Some(new)).then(|| old.to_owned())
         };
         self.lines.iter().find_map(of_table).unwrap_or_else(|| new.to_owned())
+    }
+
+    /// Returns the columns of a table that no longer exist, with the value that each row had.
+    pub fn absent(&self, table: &str) -> Vec<(String, String)> {
+        let of_table = |((kind, old), value): (&(String, String), &Option<String>)| {
+            let column = old.strip_prefix(table)?.strip_prefix('.').filter(|_| kind == "absent")?;
+            self.get(kind, old);
+            Some((column.to_owned(), value.clone()?))
+        };
+        self.lines.iter().filter_map(of_table).collect()
     }
 
     /// Returns a text of a reply with its new parts.

@@ -74,7 +74,8 @@ pub async fn tables(pool: &PgPool, ids: &Ids, allowed: &Allowed, dump: &mut dyn 
         );
         let columns = columns.bind(now).fetch_all(pool).await.unwrap();
         // By the recorded names, whose order the rows have.
-        let mut kept = BTreeMap::new();
+        let absent = allowed.absent(name).into_iter().map(|(column, value)| (column, format!("'{value}'")));
+        let mut kept: BTreeMap<String, String> = absent.collect();
         for column in columns {
             let (column, kind): (String, String) = (column.get(0), column.get(1));
             let old = allowed.old_column(name, &column);
@@ -82,10 +83,10 @@ pub async fn tables(pool: &PgPool, ids: &Ids, allowed: &Allowed, dump: &mut dyn 
                 && !left_out.contains(&&*old)
                 && !allowed.is_left_out("column", &format!("{name}.{old}"))
             {
-                kept.insert(old, column);
+                kept.insert(old, format!("coalesce(\"{column}\"::text, '-')"));
             }
         }
-        let selected: Vec<String> = kept.values().map(|column| format!("coalesce(\"{column}\"::text, '-')")).collect();
+        let selected: Vec<&str> = kept.values().map(String::as_str).collect();
         let order: Vec<&str> = order.split(", ").map(|old| allowed.column(name, old)).collect();
         let sql = format!(
             "SELECT ARRAY[{}]::text[] FROM \"{now}\" {} ORDER BY {}",

@@ -21,7 +21,7 @@ use super::{
     name::Name,
     policy::Policy,
     resource::{Dimension, Resource},
-    scope::{QueueCounting, Scope, ScopeCounter, TicketLabels, USER},
+    scope::{Scope, ScopeCounter, TicketLabels, USER},
 };
 
 mod label_set;
@@ -65,8 +65,6 @@ pub struct LimitedScope {
     /// Matching rules, the most specific first. Each decides the dimensions that no earlier rule names. Empty if no rule
     /// matches or the label set is still being counted.
     pub rules: Vec<Arc<Rule>>,
-    /// How amounts in external queues count in the scope.
-    pub queues: QueueCounting,
     /// Cap of the decided request for this label set, if any.
     pub cap: Option<Arc<Cap>>,
 }
@@ -88,7 +86,7 @@ impl LimitedScope {
     }
 
     fn counts(&self, dimension: &Dimension) -> bool {
-        self.queues == QueueCounting::Summed || self.scope().counts(dimension)
+        self.scope().counts(dimension)
     }
 }
 
@@ -228,7 +226,7 @@ impl Limits {
         let in_set = |(set, rules): &(LabelSet, Arc<RuleSet>)| {
             let counter = ScopeCounter { label_set_id: set.id, scope: set.counting.scope(labels)? };
             let cap = caps.iter().find(|cap| set.is_counted && cap.keys == set.counting.keys).cloned();
-            Some(LimitedScope { cap, ..decide(rules, set.counting.queues, counter) })
+            Some(LimitedScope { cap, ..decide(rules, counter) })
         };
         self.sets.iter().filter_map(in_set).collect()
     }
@@ -246,21 +244,21 @@ impl Limits {
     pub fn deciding_at(&self, scope: &Scope) -> Option<LimitedScope> {
         let is_of = |set: &LabelSet| set.is_counted && set.counting.keys.iter().eq(scope.labels().keys());
         let (set, rules) = self.sets.iter().find(|(set, _)| is_of(set))?;
-        Some(decide(rules, set.counting.queues, ScopeCounter { label_set_id: set.id, scope: scope.clone() }))
+        Some(decide(rules, ScopeCounter { label_set_id: set.id, scope: scope.clone() }))
     }
 
     /// Returns a counter with the rules that decide there.
     pub fn of_counter(&self, counter: ScopeCounter) -> LimitedScope {
         match self.sets.iter().find(|(set, _)| set.id == counter.label_set_id) {
-            Some((set, rules)) => decide(rules, set.counting.queues, counter),
-            None => LimitedScope { counter, rules: Vec::new(), queues: QueueCounting::Apart, cap: None },
+            Some((_, rules)) => decide(rules, counter),
+            None => LimitedScope { counter, rules: Vec::new(), cap: None },
         }
     }
 }
 
-fn decide(rules: &RuleSet, queues: QueueCounting, counter: ScopeCounter) -> LimitedScope {
+fn decide(rules: &RuleSet, counter: ScopeCounter) -> LimitedScope {
     let rules = rules.matching(&counter.scope).cloned().collect();
-    LimitedScope { counter, rules, queues, cap: None }
+    LimitedScope { counter, rules, cap: None }
 }
 
 #[cfg(test)]

@@ -120,26 +120,6 @@ impl<'a> TicketLabels<'a> {
     }
 }
 
-/// Scope of a ticket that lacks a label of the label set.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum MissingLabelPolicy {
-    /// No scope: the counting of the first release.
-    Skipped,
-    /// The scope with the value ""; no scope if the label is the engine family: the counting of earlier releases.
-    EmptyButFamily,
-    /// The scope with the value "", so that a request without the label does not escape the limit.
-    Empty,
-}
-
-/// Counting of amounts in queues and namespaces.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum QueueCounting {
-    /// All in one sum, regardless of the labels: the counting of earlier releases.
-    Summed,
-    /// Separately, only in label sets that contain the queue or namespace.
-    Apart,
-}
-
 /// Label values that a counter belongs to.
 #[derive(Debug, Clone, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct Scope(Arc<BTreeMap<String, String>>);
@@ -151,25 +131,13 @@ impl Scope {
     }
 
     /// Returns the scope of a ticket in a label set; `None` if it does not count there. A ticket without a queue or
-    /// namespace counts in no scope of one.
-    pub fn of<'k>(
-        labels: &TicketLabels<'_>,
-        keys: impl Iterator<Item = &'k str>,
-        lacking: MissingLabelPolicy,
-        queues: QueueCounting,
-    ) -> Option<Self> {
-        // With [`QueueCounting::Summed`], these labels were ordinary labels.
-        let is_derived = |key| matches!(key, QUEUE | NAMESPACE) && queues == QueueCounting::Apart;
-        let find = |key| match key {
-            QUEUE | NAMESPACE if !is_derived(key) => labels.carried(key),
-            _ => labels.get(key),
-        };
-        let value = |key: &'k str| match (find(key), lacking) {
-            (None, MissingLabelPolicy::Skipped) => None,
-            (None, MissingLabelPolicy::EmptyButFamily) if key == ENGINE_FAMILY => None,
+    /// namespace counts in no scope of one. Without another label it counts in the scope with the value "", so that a
+    /// request without the label does not escape the limit.
+    pub fn of<'k>(labels: &TicketLabels<'_>, keys: impl Iterator<Item = &'k str>) -> Option<Self> {
+        let value = |key: &'k str| match labels.get(key) {
             // The ticket uses nothing there, so no limit is escaped.
-            (None, _) if is_derived(key) => None,
-            (value, _) => Some(value.unwrap_or_default()),
+            None if matches!(key, QUEUE | NAMESPACE) => None,
+            value => Some(value.unwrap_or_default()),
         };
         let pairs: Option<BTreeMap<String, String>> =
             keys.map(|key| Some((key.to_owned(), value(key)?.to_owned()))).collect();
@@ -186,7 +154,8 @@ impl Scope {
         self.0.keys().map(String::as_str).collect::<Vec<_>>().join(", ")
     }
 
-    /// Returns whether the scope counts a dimension under [`QueueCounting::Apart`].
+    /// Returns whether the scope counts a dimension: amounts in external queues count only where the labels name the queue
+    /// or namespace.
     pub fn counts(&self, dimension: &Dimension) -> bool {
         label_of(dimension).is_none_or(|label| self.0.contains_key(label))
     }

@@ -32,7 +32,6 @@ use crate::{
 use rm_external::{self, ExternalCluster, FetchError, http::ClusterHttp};
 use rm_model::{
     action::Action,
-    external::CheckRules,
     name::{FieldError, Name},
     principal::Actor,
     provider::{PROVIDERS_MAX, Provider, choose},
@@ -44,7 +43,7 @@ use rm_store::{
     action_record::{self, OtherAct},
     external_refresh,
     external_resource_provider::{self as table, ProviderRecord},
-    external_ticket, limit,
+    external_ticket,
     session::{Session, within_timeout},
 };
 use rm_telemetry::metrics::Metrics;
@@ -216,7 +215,7 @@ impl ExternalResourceService {
         let line = OtherAct { action: Action::ProviderPut, object: object(&provider), before, after };
         let written = within_timeout(async {
             let update_time = table::upsert(&mut transaction, &provider, &config, etag, &by.principal).await?;
-            put_cluster(&mut transaction, &provider, etag, &cluster.rules()).await?;
+            external_refresh::put(&mut transaction, &provider, etag, &cluster.rules()).await?;
             action_record::insert_others(&mut transaction, &[line], by).await?;
             Ok::<_, StoreError>(update_time)
         });
@@ -399,17 +398,6 @@ async fn begin(session: &mut Session) -> Result<(Transaction<'_, Postgres>, Vec<
         Ok::<_, StoreError>((transaction, records))
     });
     Ok(begun.await?)
-}
-
-/// Makes a cluster decide requests by its queues. Releases that do not count external queues can no longer write.
-async fn put_cluster(
-    transaction: &mut Transaction<'_, Postgres>,
-    provider: &Provider,
-    etag: Uuid,
-    rules: &CheckRules,
-) -> Result<(), StoreError> {
-    external_refresh::put(transaction, provider, etag, rules).await?;
-    limit::set_oldest_writer(transaction, limit::KNOWS_QUEUES).await
 }
 
 fn is(record: &ProviderRecord, resource_type: &Name, name: &Name) -> bool {

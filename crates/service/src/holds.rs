@@ -115,7 +115,6 @@ async fn prepare<'c>(
         if resource_hold::count(&mut *transaction).await? > HOLDS_MAX {
             return Err(Rejection::TooManyHolds { most: HOLDS_MAX }.into());
         }
-        limit::set_oldest_writer(&mut transaction, limit::KNOWS_DRAINS).await?;
         if matches!(new.key, LockKey::User(_)) {
             limit::hold_users(&mut transaction).await?;
         }

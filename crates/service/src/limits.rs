@@ -279,12 +279,3 @@ pub async fn decide(session: &mut Session, counted: &[i64], deadline: Instant) -
     patiently(session, deadline, &FencedChange::Decide(counted.to_vec()), &Principal::Service.into()).await?;
     Ok(())
 }
-
-/// Starts counting the label sets again that an earlier release counts differently. Until then, the old counters decide.
-///
-/// # Errors
-/// As [`decide`].
-pub async fn recount(session: &mut Session, deadline: Instant) -> Result<(), Error> {
-    patiently(session, deadline, &FencedChange::Recount, &Principal::Service.into()).await?;
-    Ok(())
-}

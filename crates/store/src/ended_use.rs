@@ -50,9 +50,7 @@ pub async fn list(executor: impl PgExecutor<'_>, after: i64, until: i64) -> Resu
     let rows = sqlx::query(
         r#"-- ended_use::list
         SELECT r.id, r."user", r.creator, r.engine_type, r.em_application_name, r.em_instance, r.resource_type,
-            r.resource::text AS resource, r.action_time,
-            coalesce(r.held_since, (SELECT min(g.action_time) FROM linkis_resource_action_record g
-                WHERE g.ticket_id = r.ticket_id AND g.action IN ('granted', 'adopted'))) AS since
+            r.resource::text AS resource, r.action_time, r.held_since AS since
         FROM linkis_resource_action_record r
         WHERE r.id > $1 AND r.id <= $2 AND r.ticket_id IS NOT NULL
             AND r.action IN ('released', 'forced', 'expired', 'unregistered', 'lost')"#,

@@ -11,20 +11,11 @@ use sqlx::{PgConnection, PgExecutor};
 use rm_model::{
     limit::{CountingRule, LabelSet},
     name::Name,
-    scope::{MissingLabelPolicy, QueueCounting},
 };
 
 use super::{StoreError, expect_rows, rows::TableName};
 
 const TABLE: TableName = TableName("linkis_label_set");
-
-/// Values of `linkis_label_set.lacking`, and of `family` for the engine family.
-const SKIPPED: &str = "skipped";
-const EMPTY: &str = "empty";
-
-/// Values of `linkis_label_set.queues`.
-const SUMMED: &str = "summed";
-const APART: &str = "apart";
 
 /// State of a label set.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,35 +40,20 @@ impl LabelSetState {
 
 /// Returns the label sets that are counted, ordered by id.
 pub async fn read(executor: impl PgExecutor<'_>) -> Result<Vec<LabelSet>, StoreError> {
-    let rows: Vec<(i64, String, String, String, String, String, bool)> = sqlx::query_as(
+    let rows: Vec<(i64, String, String, bool)> = sqlx::query_as(
         "-- label_set::read
-        SELECT label_set_id, label_set::text, exempt::text, lacking, family, queues, state = 'counted'
+        SELECT label_set_id, label_set::text, exempt::text, state = 'counted'
         FROM linkis_label_set WHERE state <> 'retired' ORDER BY label_set_id",
     )
     .fetch_all(executor)
     .await?;
-    let set =
-        |(id, keys, exempt, lacking, family, queues, is_counted): (_, String, String, String, String, String, _)| {
-            let keys = serde_json::from_str(&keys).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
-            let exempt: Vec<String> =
-                serde_json::from_str(&exempt).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
-            let exempt = exempt.iter().map(|kind| TABLE.name("exempt", kind)).collect::<Result<_, _>>()?;
-            let lacking = match (lacking.as_str(), family.as_str()) {
-                (SKIPPED, SKIPPED) => MissingLabelPolicy::Skipped,
-                (EMPTY, SKIPPED) => MissingLabelPolicy::EmptyButFamily,
-                (EMPTY, EMPTY) => MissingLabelPolicy::Empty,
-                (lacking, family) => {
-                    let found = format!("lacking {lacking} and family {family}");
-                    return Err(StoreError::inconsistent(TABLE.0, found));
-                }
-            };
-            let queues = match queues.as_str() {
-                SUMMED => QueueCounting::Summed,
-                APART => QueueCounting::Apart,
-                other => return Err(StoreError::inconsistent(TABLE.0, format!("queues {other}"))),
-            };
-            Ok(LabelSet { id, counting: CountingRule { keys, lacking, queues, exempt }, is_counted })
-        };
+    let set = |(id, keys, exempt, is_counted): (_, String, String, _)| {
+        let keys = serde_json::from_str(&keys).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
+        let exempt: Vec<String> =
+            serde_json::from_str(&exempt).map_err(|error| StoreError::inconsistent(TABLE.0, error))?;
+        let exempt = exempt.iter().map(|kind| TABLE.name("exempt", kind)).collect::<Result<_, _>>()?;
+        Ok(LabelSet { id, counting: CountingRule { keys, exempt }, is_counted })
+    };
     rows.into_iter().map(set).collect()
 }
 
@@ -90,21 +66,6 @@ pub async fn ids(executor: impl PgExecutor<'_>) -> Result<BTreeSet<i64>, StoreEr
     .fetch_all(executor)
     .await?;
     Ok(ids.into_iter().collect())
-}
-
-/// Returns whether a label set is counted in a way that this release replaces, and no replacement is being counted.
-pub async fn is_any_old(executor: impl PgExecutor<'_>) -> Result<bool, StoreError> {
-    Ok(sqlx::query_scalar(
-        "-- label_set::is_any_old
-        SELECT EXISTS (
-            SELECT FROM linkis_label_set old WHERE state <> 'retired' AND (lacking <> $1 OR family <> $1 OR queues <> $2) AND NOT EXISTS (
-                SELECT FROM linkis_label_set
-                WHERE label_set = old.label_set AND state = 'counting' AND lacking = $1 AND family = $1 AND queues = $2))",
-    )
-    .bind(EMPTY)
-    .bind(APART)
-    .fetch_one(executor)
-    .await?)
 }
 
 /// Returns the ids of the label sets in `state`.
@@ -122,24 +83,12 @@ pub async fn in_state(executor: impl PgExecutor<'_>, state: LabelSetState) -> Re
 pub async fn insert(connection: &mut PgConnection, counting: CountingRule) -> Result<LabelSet, StoreError> {
     let id = sqlx::query_scalar(
         "-- label_set::insert
-        INSERT INTO linkis_label_set (label_set, exempt, lacking, family, queues, state)
-        VALUES ($1::text::jsonb, $2::text::jsonb, $3, $4, $5, $6)
+        INSERT INTO linkis_label_set (label_set, exempt, state)
+        VALUES ($1::text::jsonb, $2::text::jsonb, $3)
         RETURNING label_set_id",
     )
     .bind(serde_json::json!(counting.keys).to_string())
     .bind(serde_json::json!(counting.exempt.iter().map(Name::as_str).collect::<Vec<_>>()).to_string())
-    .bind(match counting.lacking {
-        MissingLabelPolicy::Skipped => SKIPPED,
-        MissingLabelPolicy::EmptyButFamily | MissingLabelPolicy::Empty => EMPTY,
-    })
-    .bind(match counting.lacking {
-        MissingLabelPolicy::Skipped | MissingLabelPolicy::EmptyButFamily => SKIPPED,
-        MissingLabelPolicy::Empty => EMPTY,
-    })
-    .bind(match counting.queues {
-        QueueCounting::Summed => SUMMED,
-        QueueCounting::Apart => APART,
-    })
     .bind(LabelSetState::Counting.as_str())
     .fetch_one(connection)
     .await?;

@@ -216,7 +216,6 @@ impl PendingStore {
             (connection, _) = primary.connect_with(session::UNBOUNDED).await?;
             citus::make_usable(&mut connection, &cell).await.map_err(StoreError::or_denied)?;
         }
-        schema::keep_earlier_out(&mut connection).await.map_err(StoreError::or_denied)?;
         let operators = OperatorPool::new(primary.clone());
         Ok(Store { target, schema, primary, operators, turns: Turns::default() })
     }

@@ -11,7 +11,7 @@ use std::{
     sync::Arc,
 };
 
-use sqlx::{Connection as _, PgConnection, PgExecutor};
+use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -42,20 +42,9 @@ pub struct CurrentLimits {
     pub oldest_writer: i32,
 }
 
-/// Writer number of this release. A release that counts differently raises it.
-pub const WRITER: i32 = 7;
-
-/// Writer number required after the first limit change or drain.
-pub const KNOWS_DRAINS: i32 = 5;
-
-/// Writer number required once a provider limits external queues.
-pub const KNOWS_QUEUES: i32 = 6;
-
-/// Writer number required once tickets without an engine type are counted by engine family.
-pub const KNOWS_FAMILIES: i32 = 7;
-
-/// Writer number of the first release whose request ids are separate per user.
-const KNOWS_USERS_OF_REQUEST_IDS: i32 = 7;
+/// Writer number of this release. A release that counts differently raises it, and stores it as `oldest_writer` when
+/// earlier releases may no longer write.
+pub const WRITER: i32 = 1;
 
 /// Checks that this release may write.
 ///
@@ -63,40 +52,6 @@ const KNOWS_USERS_OF_REQUEST_IDS: i32 = 7;
 /// [`StoreError::TooOld`].
 pub fn check_writer(oldest_writer: i32) -> Result<(), StoreError> {
     if oldest_writer <= WRITER { Ok(()) } else { Err(StoreError::TooOld { oldest_writer }) }
-}
-
-/// Excludes releases older than `writer` from writing, because they would ignore what the transaction writes. Later
-/// owners of the same resource locks see the new value.
-pub async fn set_oldest_writer(connection: &mut PgConnection, writer: i32) -> Result<(), StoreError> {
-    sqlx::query(
-        "-- limit::keep_older_out
-        UPDATE linkis_resource_limit_version SET oldest_writer = $1 WHERE only_row AND oldest_writer < $1",
-    )
-    .bind(writer)
-    .execute(connection)
-    .await?;
-    Ok(())
-}
-
-/// Excludes releases that share request ids between users. Waits until their batches end, so that this release sees all
-/// of their request ids before it writes its own.
-///
-/// # Errors
-/// [`StoreError::is_lock_timeout`] if a batch takes longer than `lock_timeout`.
-pub async fn keep_earlier_out(connection: &mut PgConnection) -> Result<(), StoreError> {
-    let oldest_writer: i32 = sqlx::query_scalar(
-        "-- limit::keep_earlier_out
-        SELECT oldest_writer FROM linkis_resource_limit_version WHERE only_row",
-    )
-    .fetch_one(&mut *connection)
-    .await?;
-    if oldest_writer >= KNOWS_USERS_OF_REQUEST_IDS {
-        return Ok(());
-    }
-    let mut transaction = connection.begin().await?;
-    close_fence(&mut transaction).await?;
-    set_oldest_writer(&mut transaction, KNOWS_USERS_OF_REQUEST_IDS).await?;
-    Ok(transaction.commit().await?)
 }
 
 /// Returns the present limits, or `known` if they have not changed. The limits cannot change until the transaction
@@ -168,8 +123,8 @@ pub(super) fn rule(pattern_json: &str, mode: &str, max: &str) -> Result<Rule, St
     Ok(Rule { pattern: pattern(pattern_json)?, mode, max })
 }
 
-/// Starts a change of the limits: excludes other changes until the transaction ends and sets a new version, which
-/// earlier releases may not use. Batches continue until [`close_fence`]. Returns the previous version.
+/// Starts a change of the limits: excludes other changes until the transaction ends and sets a new version. Batches
+/// continue until [`close_fence`]. Returns the previous version.
 ///
 /// # Errors
 /// [`StoreError::is_lock_timeout`] if another change takes longer than `lock_timeout`; [`StoreError::TooOld`].
@@ -179,10 +134,8 @@ pub async fn begin_change(connection: &mut PgConnection) -> Result<Uuid, StoreEr
         "-- limit::begin_change
         WITH before AS MATERIALIZED (SELECT version FROM linkis_resource_limit_version WHERE only_row)
         UPDATE linkis_resource_limit_version v
-        SET version = gen_random_uuid(), oldest_writer = greatest(oldest_writer, $1)
-        FROM before WHERE only_row RETURNING before.version, oldest_writer",
+        SET version = gen_random_uuid() FROM before WHERE only_row RETURNING before.version, oldest_writer",
     )
-    .bind(KNOWS_DRAINS)
     .fetch_one(&mut *connection)
     .await?;
     check_writer(oldest_writer)?;

@@ -169,15 +169,8 @@ pub(super) fn tally_json<'a>(amounts: impl Iterator<Item = (&'a Dimension, i64)>
 
 /// Returns the dimension that `table` stores as `key`.
 pub(super) fn dimension(table: &'static str, key: &str) -> Result<Dimension, StoreError> {
-    let known = match key {
-        MILLICORES_BEFORE => Some(Dimension::KubernetesMillicores),
-        key => Dimension::parse_key(key),
-    };
-    known.ok_or_else(|| StoreError::inconsistent(table, key))
+    Dimension::parse_key(key).ok_or_else(|| StoreError::inconsistent(table, key))
 }
-
-/// Former key of Kubernetes millicores: still read, never written.
-const MILLICORES_BEFORE: &str = "kubernetes_cores";
 
 /// Returns the SHA-256 of `text`, for keys that may exceed the size of an index entry.
 pub(super) fn hash(text: &str) -> [u8; 32] {

@@ -10,7 +10,7 @@ use std::collections::HashMap;
 use sha2::{Digest as _, Sha384};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 
-use super::{StoreError, limit};
+use super::StoreError;
 
 /// Maximum number of attempts of a migration that cannot get its locks. Each attempt delays other sessions for at most
 /// `lock_timeout`.
@@ -119,6 +119,20 @@ impl MigrationSet {
         transaction.commit().await?;
         Ok(true)
     }
+
+    /// As [`Self::apply`], again after each lock timeout.
+    async fn until_applied(self, migration: &Migration, connection: &mut PgConnection) -> Result<bool, StoreError> {
+        let mut tries = 0;
+        loop {
+            match self.apply(migration, &mut *connection).await {
+                Ok(applied) => return Ok(applied),
+                Err(error) => {
+                    tries += 1;
+                    again_if_in_the_way(StoreError::Migration { version: migration.version, error }, tries)?;
+                }
+            }
+        }
+    }
 }
 
 /// Returns the number of migrations of this release that are not applied.
@@ -161,19 +175,10 @@ pub async fn migrate(connection: &mut PgConnection) -> Result<usize, StoreError>
     if missing(&mut *connection).await? == 0 {
         return Ok(0);
     }
-    let (mut made, mut tries) = (0, 0);
+    let mut made = 0;
     for side in SIDES {
         for migration in side.missing(&mut *connection).await?.0 {
-            let applied = loop {
-                match side.apply(migration, &mut *connection).await {
-                    Ok(applied) => break applied,
-                    Err(error) => {
-                        tries += 1;
-                        again_if_in_the_way(StoreError::Migration { version: migration.version, error }, tries)?;
-                    }
-                }
-            };
-            made += usize::from(applied);
+            made += usize::from(side.until_applied(migration, &mut *connection).await?);
         }
     }
     Ok(made)
@@ -211,17 +216,11 @@ fn piece(text: &str) -> usize {
     }
 }
 
-/// Excludes earlier releases from writing: see [`limit::keep_earlier_out`].
-///
-/// # Errors
-/// [`StoreError::is_lock_timeout`] if batches keep the lock for all attempts; database errors.
-pub async fn keep_earlier_out(connection: &mut PgConnection) -> Result<(), StoreError> {
-    let mut tries = 0;
-    while let Err(error) = limit::keep_earlier_out(&mut *connection).await {
-        tries += 1;
-        again_if_in_the_way(error, tries)?;
-    }
-    Ok(())
+/// Applies a migration of a later release to a cell. Only tests use it: the first release has no second migration.
+#[doc(hidden)]
+pub async fn apply_later(connection: &mut PgConnection, version: i64, sql: &'static str) -> Result<(), StoreError> {
+    let [_, cell] = SIDES;
+    cell.until_applied(&Migration { version, description: "later", sql }, connection).await.map(drop)
 }
 
 /// Logs a lock timeout, so that the caller can try again. Returns any other error, and the last lock timeout.
@@ -235,7 +234,26 @@ fn again_if_in_the_way(error: StoreError, tries: u32) -> Result<(), StoreError> 
 
 #[cfg(test)]
 mod tests {
+    use std::fmt::Write as _;
+
+    use sha2::{Digest as _, Sha256};
+
     use super::*;
+
+    /// A database records the migrations with their checksums and refuses changed ones.
+    #[test]
+    fn migration_files_never_change() {
+        let mut sums = String::new();
+        for (side, files) in [("cell", files::CELL), ("home", files::HOME)] {
+            for file in files {
+                let name = file.description.replace(' ', "_");
+                let hash: String = Sha256::digest(file.sql).iter().map(|byte| format!("{byte:02x}")).collect();
+                writeln!(sums, "{hash}  {side}/{:04}_{name}.sql", file.version).unwrap();
+            }
+        }
+        let kept = include_str!("../../../migrations/sha256sums");
+        assert_eq!(sums, kept, "a change of the schema is a new file, with a new line in migrations/sha256sums");
+    }
 
     #[test]
     fn migration_text_is_split_into_statements() {

@@ -258,7 +258,7 @@ fn lost(journal: &Journal, book: &Book, lives: &HashMap<Uuid, Vec<&Line>>, histo
 /// One ticket for each request id, which is that of the reply.
 async fn request_ids(connection: &mut PgConnection, journal: &Journal, book: &Book) {
     let rows: Vec<(String, Uuid)> =
-        sqlx::query_as("SELECT request_id, ticket_id FROM linkis_user_request_id UNION ALL SELECT request_id, ticket_id FROM linkis_request_id").fetch_all(connection).await.unwrap();
+        sqlx::query_as("SELECT request_id, ticket_id FROM linkis_user_request_id").fetch_all(connection).await.unwrap();
     let kept: HashMap<String, Uuid> = rows.into_iter().collect();
     for (request_id, got) in &book.request_ids {
         let is_one = got.len() == 1 && got.iter().next() == kept.get(request_id);

@@ -78,8 +78,6 @@ pub(super) async fn fill(database: &Database, rows: i64) {
         SELECT 'granted', ticket_id, "user", creator, engine_type, labels, em_application_name, em_instance, resource_type,
             coalesce(user_locked_resource, user_used_resource), principal, date_trunc('hour', now()) - interval '1 day'
         FROM linkis_user_resource_meta_data, generate_series(1, {lines});
-        INSERT INTO linkis_request_id (request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at, create_time)
-        SELECT n::text, sha256('x'), gen_random_uuid(), 'other', 'host1', now(), now() FROM generate_series(1, {rows}) n;
         INSERT INTO linkis_user_request_id ("user", request_id, body_hash, ticket_id, em_application_name, em_instance, expires_at,
             create_time)
         SELECT 'user' || n % 100, n::text, sha256('x'), gen_random_uuid(), 'other', 'host1', now(), now() FROM generate_series(1, {rows}) n;

@@ -7,7 +7,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use crate::{
     name::Name,
     policy::Policy,
-    scope::{ENGINE_FAMILY, MissingLabelPolicy, QueueCounting, Scope, TicketLabels},
+    scope::{Scope, TicketLabels},
 };
 
 /// A way of counting: the labels of the scopes and the exempt tickets.
@@ -15,10 +15,6 @@ use crate::{
 pub struct CountingRule {
     /// Label names.
     pub keys: BTreeSet<String>,
-    /// Scope of tickets that lack one of the labels.
-    pub lacking: MissingLabelPolicy,
-    /// How amounts in external queues count.
-    pub queues: QueueCounting,
     /// Application names of EMs whose policies exclude this label set.
     pub exempt: BTreeSet<Name>,
 }
@@ -30,25 +26,15 @@ impl CountingRule {
             let leaving_out = policies.iter().filter(|(_, policy)| !policy.applies(keys));
             leaving_out.map(|(kind, _)| kind.clone()).collect()
         };
-        let counting = |keys| Self {
-            exempt: exempt(&keys),
-            lacking: MissingLabelPolicy::Empty,
-            queues: QueueCounting::Apart,
-            keys,
-        };
+        let counting = |keys| Self { exempt: exempt(&keys), keys };
         sets.into_iter().map(counting).collect()
-    }
-
-    /// Returns whether the label set contains the engine family.
-    pub fn has_families(&self) -> bool {
-        self.keys.contains(ENGINE_FAMILY)
     }
 
     /// Returns the scope of a ticket with these labels; `None` if the ticket does not count.
     pub(super) fn scope(&self, labels: &TicketLabels<'_>) -> Option<Scope> {
         match self.exempt.contains(labels.em_kind()) {
             true => None,
-            false => Scope::of(labels, self.keys.iter().map(String::as_str), self.lacking, self.queues),
+            false => Scope::of(labels, self.keys.iter().map(String::as_str)),
         }
     }
 }

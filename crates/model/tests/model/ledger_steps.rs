@@ -20,7 +20,7 @@ use rm_model::{
     },
     principal::Principal,
     resource::{Dimension, Resource},
-    scope::{MissingLabelPolicy, QueueCounting, ScopeCounter, ScopeHoldings},
+    scope::{ScopeCounter, ScopeHoldings},
     ticket::Ticket,
     ticket_digest::TicketDigest,
 };
@@ -198,8 +198,7 @@ impl Tables {
     fn new_set(&mut self) {
         self.sets_made += 1;
         self.sets.retain(|set| set.is_counted);
-        let (lacking, queues) = (MissingLabelPolicy::Empty, QueueCounting::Apart);
-        let counting = CountingRule { keys: ["user".to_owned()].into(), lacking, queues, exempt: [].into() };
+        let counting = CountingRule { keys: ["user".to_owned()].into(), exempt: [].into() };
         self.sets.push(LabelSet { id: self.sets_made, counting, is_counted: false });
     }
 

@@ -117,10 +117,6 @@ impl Task for CountLabelSets {
         if !self.holder.holds() {
             return Ok(Step::Done);
         }
-        if within_timeout(label_set::is_any_old(session.get().await?)).await? {
-            let begun = limits::recount(session, Instant::now() + STEP_TIMEOUT).await;
-            return Ok(or_later(begun, "label sets of an earlier release cannot be recounted yet"));
-        }
         if !counting.is_empty() {
             return self.count(session, &counting).await;
         }

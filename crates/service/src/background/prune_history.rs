@@ -49,7 +49,6 @@ impl Task for PruneHistory {
             session,
         )?;
         left.note(within_timeout(request_id::delete_expired(session.get().await?, history, BITE)).await, session)?;
-        left.note(within_timeout(request_id::delete_earlier(session.get().await?, history, BITE)).await, session)?;
         left.note(within_timeout(refusal::delete_expired(session.get().await?, history, BITE)).await, session)?;
         left.note(within_timeout(usage_hour::delete_expired(session.get().await?, usage_kept, BITE)).await, session)?;
         match left.failed {

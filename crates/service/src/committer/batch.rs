@@ -373,7 +373,6 @@ async fn write(connection: &mut PgConnection, deltas: &Deltas) -> Result<(), Sto
     }
     if !deltas.drains.is_empty() {
         em_drain::write(connection, &deltas.drains).await?;
-        limit::set_oldest_writer(connection, limit::KNOWS_DRAINS).await?;
     }
     if !deltas.request_ids.is_empty() {
         request_id::insert(connection, &deltas.request_ids).await?;

@@ -384,7 +384,7 @@ impl Refresh {
 }
 
 impl ExternalResourceService {
-    /// Creates clusters for all current providers and deletes all others. Providers of an earlier release have no cluster yet.
+    /// Creates clusters for all current providers and deletes all others.
     async fn reconcile(&self, session: &mut Session) -> Result<(), Error> {
         let providers = within_timeout(super::table::read(&self.store.pool().await?)).await?;
         let known = within_timeout(external_refresh::known(&self.store.pool().await?)).await?;
@@ -408,7 +408,7 @@ impl ExternalResourceService {
                 continue;
             }
             let rules = super::cluster(record).map_or(rm_external::check::DEFAULT, |cluster| cluster.rules());
-            within_timeout(super::put_cluster(&mut transaction, &record.provider, record.etag, &rules)).await?;
+            within_timeout(external_refresh::put(&mut transaction, &record.provider, record.etag, &rules)).await?;
         }
         for (resource_type, name, _) in &known {
             let is_there = |record: &super::ProviderRecord| {

@@ -39,8 +39,6 @@ const LINES_INSIDE_MAX: usize = 100;
 
 /// Change of the limits.
 pub(super) enum FencedChange {
-    /// Count all label sets as this release does.
-    Recount,
     /// Add or replace a rule, if the stored one is as expected.
     Set(Rule, RulePrecondition),
     /// Delete the rule of this pattern, if it is as expected.
@@ -77,7 +75,6 @@ impl FencedChange {
     async fn make(&self, connection: &mut PgConnection, by: &Actor) -> Result<ChangeResult, Error> {
         let mut changes = RuleChanges::default();
         let lines = match self {
-            Self::Recount => vec![],
             Self::Set(rule, expected) => {
                 let found = limit::records(&mut *connection, [&rule.pattern]).await?;
                 let found = found.get(&rule.pattern);
@@ -291,9 +288,6 @@ async fn reconcile(connection: &mut PgConnection, lines: &[LimitAct]) -> Result<
     for counting in wanted.iter().filter(|counting| !kept.iter().any(|set| set.counting == **counting)) {
         before.extend(kept.iter().filter(|set| set.counting.keys == counting.keys).map(|set| set.id));
         begun.push(label_set::insert(connection, counting.clone()).await?);
-    }
-    if begun.iter().any(|set| set.counting.has_families()) {
-        limit::set_oldest_writer(connection, limit::KNOWS_FAMILIES).await?;
     }
     Ok(RecountPlan { begun, before, decided })
 }

@@ -33,8 +33,8 @@ async fn scopes_page_reads_bounded_rows() {
     const PAGE: i64 = 1000;
     let (pool, store) = fresh().await;
     let fill = format!(
-        r#"INSERT INTO linkis_label_set (label_set, exempt, lacking, family, queues, state)
-        SELECT '["creator", "engine_type", "tenant", "user"]', '[]', 'empty', 'empty', 'apart', state
+        r#"INSERT INTO linkis_label_set (label_set, exempt, state)
+        SELECT '["creator", "engine_type", "tenant", "user"]', '[]', state
         FROM unnest(ARRAY['counting', 'counted']) state;
         INSERT INTO linkis_label_resource (label_set_id, scope, used_resource, locked_resource, scope_hash)
         SELECT label_set_id, scope, '{{"cores":1}}', '{{}}', sha256(convert_to(label_set_id || ':' || scope, 'UTF8'))
