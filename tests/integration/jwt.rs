@@ -406,7 +406,7 @@ async fn jwt_unknown_key_refetches_keys_at_bounded_rate() {
     for _ in 0..50 {
         asks(&channel, &boss).await.unwrap();
     }
-    assert_eq!((publisher.asked(), counted(&rm, "known")), (1, 1));
+    assert_eq!((publisher.asked(), counted(&rm, "cache_entries")), (1, 1));
 
     // Many unknown keys, and an unreachable address, cause few fetches.
     let failures = counted(&rm, "reload_failures_total");
@@ -479,7 +479,7 @@ async fn invalid_jwt_crowd_delays_no_valid_caller() {
         tokio::time::timeout(LONG, asks(&channel, &boss)).await.expect("a reply").unwrap();
     }
     crowd.join_all().await;
-    assert_eq!((counted(&rm, "known"), counted(&rm, "refused_total")), (1, u64::try_from(all).unwrap()));
+    assert_eq!((counted(&rm, "cache_entries"), counted(&rm, "refused_total")), (1, u64::try_from(all).unwrap()));
     proxy.open();
 }
 
