@@ -334,6 +334,10 @@ async fn metric_series_are_independent_of_callers() {
         }
     };
     crowd(0).await;
+    // The first overview of the cluster adds its series.
+    let has_overview =
+        async || series(instance.http).await.iter().any(|name| name.starts_with("linkis_rm_cluster_ems"));
+    eventually("the cluster is measured", LONG, has_overview).await;
     let before = series(instance.http).await;
     for n in 1..20 {
         crowd(n).await;
