@@ -1,7 +1,7 @@
 //! HTTP client for external clusters. Requests are bounded in time and size and are never redirected. Credentials are
 //! sent only to configured addresses.
 //!
-//! Callers: the cluster types of this module, and the fetch of JWT key sets.
+//! Callers: `yarn` and `kubernetes`, and the fetch of JWT key sets.
 
 use std::{
     error::Error,

@@ -20,7 +20,7 @@ impl From<PgConnectOptions> for Database {
 }
 
 impl Database {
-    /// A database with the schema of this build: a copy of one that is migrated once.
+    /// Creates a database with the schema of this build. It is a copy of a database that is migrated once in each run.
     pub async fn fresh() -> Self {
         static MIGRATED: OnceCell<String> = OnceCell::const_new();
         if on_citus() {
@@ -36,7 +36,7 @@ impl Database {
         new_database(migrated.await).await.into()
     }
 
-    /// A database without tables.
+    /// Creates a database without tables.
     pub async fn empty() -> Self {
         if on_citus() {
             let cell = Cell::make().await.expect("an installed Citus");
