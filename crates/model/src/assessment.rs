@@ -77,12 +77,44 @@ impl DimensionAssessment<'_> {
     }
 }
 
+/// What a ticket has already, and what it wants.
+#[derive(Debug, Clone, Copy)]
+pub struct AmountChange<'a> {
+    /// Amounts that the ticket has.
+    pub granted: &'a Resource,
+    /// Amounts that the ticket wants.
+    pub requested: &'a Resource,
+}
+
+/// All dimensions that decide a ticket.
+#[derive(Debug, Clone)]
+pub struct Assessment<'a> {
+    /// Dimensions of the EM.
+    pub on_em: Vec<DimensionAssessment<'a>>,
+    /// Dimensions of each scope, in the order of the scopes.
+    pub in_scopes: Vec<Vec<DimensionAssessment<'a>>>,
+}
+
+impl<'a> Assessment<'a> {
+    /// Returns the dimensions of the EM, then those of each scope.
+    pub fn places(&self) -> impl Iterator<Item = &[DimensionAssessment<'a>]> {
+        [&self.on_em].into_iter().chain(&self.in_scopes).map(Vec::as_slice)
+    }
+
+    fn dimensions(&self) -> impl Iterator<Item = &DimensionAssessment<'a>> {
+        self.places().flatten()
+    }
+}
+
+fn is_short(assessed: &[DimensionAssessment<'_>]) -> bool {
+    assessed.iter().any(DimensionAssessment::is_short)
+}
+
 impl Em {
-    /// Assesses a change of a share (a result of [`Em::project`]) from `granted`, which the counters no longer include, to
-    /// `requested`.
+    /// Assesses a change of a share (a result of [`Em::project`]). The counters no longer include the granted amounts.
     fn assess<'a>(
         &'a self,
-        (granted, requested): (&Resource, &Resource),
+        AmountChange { granted, requested }: AmountChange<'_>,
         ahead: &Tally,
     ) -> Result<Vec<DimensionAssessment<'a>>, ResourceError> {
         let left = self.left()?;
@@ -105,12 +137,12 @@ impl Em {
 }
 
 impl LimitedScope {
-    /// Assesses a change of a ticket's amounts from `granted`, which the counters include, to `requested`.
+    /// Assesses a change of a ticket's amounts. The counters include the granted ones.
     fn assess<'a>(
         &'a self,
         maxima: impl Iterator<Item = Maximum<'a>>,
         usage: &ScopeHoldings,
-        (granted, requested): (&Resource, &Resource),
+        AmountChange { granted, requested }: AmountChange<'_>,
         ahead: &Tally,
     ) -> Vec<DimensionAssessment<'a>> {
         let assess = |Maximum { dimension, max, decided_by }: Maximum<'a>| {
@@ -131,11 +163,9 @@ impl LimitedScope {
     }
 }
 
-/// Assesses a change of a ticket: of its share on the EM, and of its amounts in each scope. `share` and `amounts` are what
-/// the ticket has already and what it wants. The counters of the scopes still include what it has; those of the EM do not.
-/// `usage` returns the stored use of a scope; `position` is the request's queue position, if any.
-///
-/// The first list is that of the EM; one list for each scope follows.
+/// Assesses a change of a ticket: of its share on the EM, and of its amounts in each scope. The counters of the scopes still
+/// include what the ticket has; those of the EM do not. `usage` returns the stored use of a scope; `position` is the
+/// request's queue position, if any.
 ///
 /// # Errors
 /// [`Rejection::Inconsistent`] if the EM's counters contradict each other.
@@ -145,9 +175,9 @@ pub fn assess_dimensions<'a, 'u>(
     usage: impl Fn(&ScopeCounter) -> Option<&'u ScopeHoldings>,
     line: &WaitQueues,
     position: Option<QueuePosition>,
-    share: (&Resource, &Resource),
-    amounts: (&Resource, &Resource),
-) -> Result<Vec<Vec<DimensionAssessment<'a>>>, Rejection> {
+    share: AmountChange<'_>,
+    amounts: AmountChange<'_>,
+) -> Result<Assessment<'a>, Rejection> {
     let inconsistent = |source| Rejection::Inconsistent { what: format!("the EM {}", em.instance), source };
     let ahead = line.ahead_at(|| WaitKey::Em(em.instance.clone()), position);
     let on_em = em.assess(share, &ahead).map_err(inconsistent)?;
@@ -156,7 +186,22 @@ pub fn assess_dimensions<'a, 'u>(
         let ahead = line.ahead_at(|| WaitKey::Scope(limited.scope().clone()), position);
         limited.assess(limited.enforced(), usage(&limited.counter).unwrap_or(&nobody), amounts, &ahead)
     };
-    Ok([on_em].into_iter().chain(scopes.iter().map(in_scope)).collect())
+    Ok(Assessment { on_em, in_scopes: scopes.iter().map(in_scope).collect() })
+}
+
+/// Assesses a request, which has nothing yet and wants `share` on the EM.
+fn assess_request<'a, 'u>(
+    em: &'a Em,
+    scopes: &'a [LimitedScope],
+    usage: impl Fn(&ScopeCounter) -> Option<&'u ScopeHoldings>,
+    line: &WaitQueues,
+    position: Option<QueuePosition>,
+    share: &Resource,
+    ask: &RequestSpec,
+) -> Result<Assessment<'a>, Rejection> {
+    let on_em = AmountChange { granted: &share.zero_like(), requested: share };
+    let in_scopes = AmountChange { granted: &ask.resource.zero_like(), requested: &ask.resource };
+    assess_dimensions(em, scopes, usage, line, position, on_em, in_scopes)
 }
 
 /// A request that cannot be granted now.
@@ -179,9 +224,10 @@ pub fn advisory_violations<'a>(
     to: &Resource,
 ) -> Vec<Shortfall> {
     let (nobody, nobody_ahead) = (ScopeHoldings::default(), Tally::default());
+    let change = AmountChange { granted: from, requested: to };
     let violations = |limited: &LimitedScope| {
         let usage = usage(&limited.counter).unwrap_or(&nobody);
-        let assessed = limited.assess(limited.in_mode(LimitMode::Advisory), usage, (from, to), &nobody_ahead);
+        let assessed = limited.assess(limited.in_mode(LimitMode::Advisory), usage, change, &nobody_ahead);
         short_dimensions(&assessed).map(Shortfall::from).collect::<Vec<_>>()
     };
     scopes.iter().flat_map(violations).take(ADVISORY_VIOLATIONS_MAX).collect()
@@ -239,8 +285,9 @@ pub fn head_room<'a>(
     line: &WaitQueues,
 ) -> Result<Vec<HeadRoom>, Rejection> {
     let nothing = em.total.zero_like();
-    let assessed = assess_dimensions(em, scopes, usage, line, None, (&nothing, &nothing), (&nothing, &nothing))?;
-    Ok(assessed.iter().flatten().map(HeadRoom::from).collect())
+    let change = AmountChange { granted: &nothing, requested: &nothing };
+    let assessment = assess_dimensions(em, scopes, usage, line, None, change, change)?;
+    Ok(assessment.dimensions().map(HeadRoom::from).collect())
 }
 
 /// Decides a request on an EM and its scopes. `usage` returns the stored use of a scope; `position` is the request's queue
@@ -260,20 +307,16 @@ pub fn assess<'a>(
 ) -> Result<Result<Resource, Box<BlockedRequest>>, Rejection> {
     let not_provided = |source| Rejection::NotProvided { field: "resource", em: em.instance.clone(), source };
     let share = em.project(&ask.resource).map_err(not_provided)?;
-    let (share_before, before) = (share.zero_like(), ask.resource.zero_like());
-    let (share_change, change) = ((&share_before, &share), (&before, &ask.resource));
-    let assessed = assess_dimensions(em, scopes, usage, line, position, share_change, change)?;
-    let Some(refusal) = Refusal::of(&assessed) else { return Ok(Ok(share)) };
-    let is_short = |assessed: &Vec<DimensionAssessment<'_>>| assessed.iter().any(DimensionAssessment::is_short);
-    let mut is_short = assessed.iter().map(is_short);
-    let is_short_on_em = is_short.next() == Some(true);
+    let assessment = assess_request(em, scopes, usage, line, position, &share, ask)?;
+    let Some(refusal) = Refusal::of(&assessment) else { return Ok(Ok(share)) };
+    let is_short_on_em = is_short(&assessment.on_em);
     if is_short_on_em
         && let Err(ResourceError::DifferentQueue { left: provided, right: asked }) = em.total.covers(&share)
     {
         return Err(Rejection::OtherQueue { em: em.instance.clone(), provided, asked });
     }
-    let limited = scopes.iter().zip(is_short).filter(|(limited, _)| limited.is_limited());
-    let limited = limited.map(|(limited, is_short)| (WaitKey::Scope(limited.scope().clone()), is_short));
+    let limited = scopes.iter().zip(&assessment.in_scopes).filter(|(limited, _)| limited.is_limited());
+    let limited = limited.map(|(limited, assessed)| (WaitKey::Scope(limited.scope().clone()), is_short(assessed)));
     let wait_keys = [(WaitKey::Em(em.instance.clone()), is_short_on_em)].into_iter().chain(limited).collect();
     Ok(Err(Box::new(BlockedRequest { refusal, wait_keys })))
 }
@@ -320,10 +363,8 @@ pub fn fits<'a>(
     ask: &RequestSpec,
 ) -> bool {
     let Ok(share) = em.project(&ask.resource) else { return false };
-    let (share_before, before) = (share.zero_like(), ask.resource.zero_like());
-    let (share_change, change) = ((&share_before, &share), (&before, &ask.resource));
-    let assessed = assess_dimensions(em, scopes, usage, line, None, share_change, change);
-    assessed.is_ok_and(|assessed| !assessed.iter().flatten().any(DimensionAssessment::is_short))
+    let assessment = assess_request(em, scopes, usage, line, None, &share, ask);
+    assessment.is_ok_and(|assessment| !assessment.places().any(is_short))
 }
 
 /// Returns all wait keys that decide a request: its EM and its limited scopes.

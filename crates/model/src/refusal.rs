@@ -6,7 +6,7 @@
 use std::fmt;
 
 use super::{
-    assessment::{AssessedPlace, DimensionAssessment},
+    assessment::{AssessedPlace, Assessment, DimensionAssessment},
     cap::write_maxima,
     limit::Rule,
     limit_mode::LimitMode,
@@ -82,10 +82,9 @@ impl fmt::Display for Rule {
 }
 
 impl Refusal {
-    /// Returns the refusal for the lists of [`assess_dimensions`](super::assessment::assess_dimensions); `None` if nothing
-    /// is short. Code and text are those of the EM, if it is short.
-    pub fn of(assessed: &[Vec<DimensionAssessment<'_>>]) -> Option<Self> {
-        let short: Vec<_> = assessed.iter().flat_map(|assessed| short_dimensions(assessed)).collect();
+    /// Returns the refusal for an assessment; `None` if nothing is short. Code and text are those of the EM, if it is short.
+    pub fn of(assessment: &Assessment<'_>) -> Option<Self> {
+        let short: Vec<_> = assessment.places().flat_map(short_dimensions).collect();
         let never_fits = short.iter().any(|short| short.requested > short.grantable);
         let shortfalls: Vec<_> = short.iter().copied().map(Shortfall::from).collect();
         let (first, detail) = (short.first()?, shortage_text(shortfalls.first()?));

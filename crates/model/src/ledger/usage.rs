@@ -6,7 +6,7 @@ use std::collections::HashMap;
 
 use super::{
     super::{
-        assessment::{advisory_violations, assess_dimensions},
+        assessment::{AmountChange, advisory_violations, assess_dimensions},
         operation::{ConfirmTicket, Outcome, Rejection, UpdateTicket},
         refusal::Refusal,
         resource::Resource,
@@ -90,9 +90,9 @@ impl Ledger {
         // A running engine does not wait, so no reservations apply.
         let nobody_ahead = WaitQueues::default();
         let usage = |counter: &ScopeCounter| self.scopes.get(counter).map(|slot| &slot.usage);
-        let (share_change, change) = ((&held_share, &used_share), (held, used));
-        let short = assess_dimensions(&after, &scopes, usage, &nobody_ahead, None, share_change, change)?;
-        let short = Refusal::of(&short);
+        let share = AmountChange { granted: &held_share, requested: &used_share };
+        let amounts = AmountChange { granted: held, requested: used };
+        let short = Refusal::of(&assess_dimensions(&after, &scopes, usage, &nobody_ahead, None, share, amounts)?);
         after.used = after.used.add(&used_share).map_err(|source| Rejection::Overflow { field: "used", source })?;
         if ticket.is_locked() {
             after.used_tickets.insert(ticket.id);
