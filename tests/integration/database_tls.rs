@@ -4,9 +4,8 @@
 use std::{
     fs::{self, Permissions},
     io::{BufRead as _, BufReader},
-    net::TcpListener,
     os::unix::fs::{MetadataExt as _, PermissionsExt as _, chown},
-    path::{Path, PathBuf},
+    path::PathBuf,
     process::{Command, Output, Stdio},
     sync::{
         Arc, OnceLock,
@@ -17,7 +16,7 @@ use std::{
 
 use rcgen::{CertificateParams, DnType, KeyPair};
 use rm_client::RmClient;
-use rm_devpg::{EmbeddedPostgres, EmbeddedSettings};
+use rm_devpg::EmbeddedPostgres;
 use rm_store::{Store, StoreError, connect_target::ConnectTarget, history_partition, primary::Primary};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 
@@ -64,7 +63,7 @@ impl Far {
         let (ca, path) = (authority("database"), folder.0.clone());
         folder.write_all(&certify(&ca, &["localhost"], &[], FAR), &ca);
         folder.write("hba", ACCESS);
-        let (postgres, port) = Self::listen(&path).await;
+        let (postgres, port) = start_postgres_on_port(&path.join("postgres"), &path.join("hba"), &[]).await;
         let admin = postgres.connect_options().port(port);
         // The account of PostgreSQL must own the key; the account is known only now.
         let (key, data) = (path.join("key"), fs::metadata(path.join("postgres/data")).unwrap());
@@ -81,25 +80,6 @@ impl Far {
         let speaks = || async { far.run("SELECT 1 / (current_setting('ssl') = 'on')::int").await.is_ok() };
         eventually("it speaks TLS", Duration::from_secs(20), speaks).await;
         (postgres, far)
-    }
-
-    /// A free port, which another process may take first.
-    pub async fn listen(path: &Path) -> (EmbeddedPostgres, u16) {
-        let setting = |name: &str, value: String| (name.to_owned(), value);
-        let mut failures = Vec::new();
-        for _ in 0..5 {
-            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            let server_options = vec![
-                setting("port", port.to_string()),
-                setting("listen_addresses", "127.0.0.1".to_owned()),
-                setting("hba_file", path.join("hba").to_str().unwrap().to_owned()),
-            ];
-            match EmbeddedPostgres::start(EmbeddedSettings { data_dir: path.join("postgres"), server_options }).await {
-                Ok(postgres) => return (postgres, port),
-                Err(error) => failures.push(error),
-            }
-        }
-        panic!("no PostgreSQL: {failures:?}");
     }
 
     /// As its superuser.
@@ -345,7 +325,6 @@ async fn database_password_rotation_fails_no_call() {
                     let grant = client.request_resource(&request(&em("host1"), "bob", load(1, 1, 1))).await.granted();
                     client.resource_released(&release(&grant, "bob")).await.unwrap();
                     calls.fetch_add(1, Ordering::Relaxed);
-                    tokio::time::sleep(Duration::from_millis(5)).await;
                 }
             })
         })

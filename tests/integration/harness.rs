@@ -57,7 +57,9 @@ mod database;
 mod server;
 
 pub use database::*;
-pub use rm_tests::{LONG, PROGRAM, eventually, execute, remove_at_end, repo_root, scratch};
+pub use rm_tests::{
+    LONG, PROGRAM, eventually, execute, remove_at_end, repo_root, scratch, start_postgres, start_postgres_on_port,
+};
 pub use server::*;
 
 /// The retention of the history by [`settings`].

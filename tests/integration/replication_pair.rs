@@ -1,8 +1,8 @@
 //! PostgreSQL primary with a standby, each a process on a port of this machine.
 
-use std::{fs, net::TcpListener, os::unix::fs::MetadataExt as _, path::PathBuf, process::Command, time::Duration};
+use std::{fs, os::unix::fs::MetadataExt as _, path::PathBuf, process::Command, time::Duration};
 
-use rm_devpg::{EmbeddedPostgres, EmbeddedSettings};
+use rm_devpg::EmbeddedPostgres;
 use rustix::process::{Pid, Signal};
 use sqlx::{ConnectOptions as _, PgConnection, postgres::PgConnectOptions};
 
@@ -15,11 +15,8 @@ host replication all 127.0.0.1/32 trust
 ";
 
 /// Small: several of them run beside each other.
-const SMALL: [(&str, &str); 6] = [
-    ("listen_addresses", "127.0.0.1"),
+const SMALL: [(&str, &str); 4] = [
     ("shared_buffers", "32MB"),
-    // A killed process, not a machine with its memory.
-    ("fsync", "off"),
     ("wal_receiver_timeout", "5s"),
     ("wal_retrieve_retry_interval", "100ms"),
     ("max_connections", "150"),
@@ -44,9 +41,7 @@ impl Pair {
         let folders = ["a", "b"].map(|which| scratch(&format!("{name}-{which}")));
         folders.iter().for_each(|folder| fs::create_dir_all(folder).unwrap());
         let [a, b] = folders;
-        let first =
-            EmbeddedPostgres::start(EmbeddedSettings { data_dir: a.clone(), server_options: vec![] }).await.unwrap();
-        first.stop().await;
+        start_postgres(&a, &[]).await.unwrap().stop().await;
         [&a, &b].into_iter().for_each(|folder| fs::write(folder.join("hba"), ACCESS).unwrap());
         // A copy of a stopped node.
         let copied = Command::new("cp").arg("-a").arg(a.join("data")).arg(b.join("data")).status().unwrap();
@@ -104,20 +99,9 @@ impl Node {
     /// A free port, which another process may take first.
     async fn start(folder: PathBuf, more: &[(&str, &str)]) -> Self {
         remove_at_end(&folder);
-        let setting = |(name, value): (&str, &str)| (name.to_owned(), value.to_owned());
-        let mut failures = Vec::new();
-        for _ in 0..5 {
-            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            let hba = folder.join("hba");
-            let own = [("port", port.to_string()), ("hba_file", hba.to_str().unwrap().to_owned())];
-            let own = own.iter().map(|(name, value)| (*name, value.as_str()));
-            let server_options = SMALL.into_iter().chain(own).chain(more.iter().copied()).map(setting).collect();
-            match EmbeddedPostgres::start(EmbeddedSettings { data_dir: folder.clone(), server_options }).await {
-                Ok(postgres) => return Self { postgres, folder, port },
-                Err(error) => failures.push(error),
-            }
-        }
-        panic!("no PostgreSQL: {failures:?}");
+        let (data, hba, options) = (folder.clone(), folder.join("hba"), [&SMALL, more].concat());
+        let (postgres, port) = start_postgres_on_port(&data, &hba, &options).await;
+        Self { postgres, folder, port }
     }
 
     pub fn options(&self) -> PgConnectOptions {

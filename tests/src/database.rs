@@ -1,11 +1,15 @@
 //! One PostgreSQL for a test run, and a new database for each test.
 
-use std::sync::{
-    OnceLock,
-    atomic::{AtomicU32, Ordering},
+use std::{
+    net::TcpListener,
+    path::Path,
+    sync::{
+        OnceLock,
+        atomic::{AtomicU32, Ordering},
+    },
 };
 
-use rm_devpg::{EmbeddedPostgres, EmbeddedSettings};
+use rm_devpg::{EmbeddedError, EmbeddedPostgres, EmbeddedSettings};
 use sqlx::{AssertSqlSafe, ConnectOptions as _, PgExecutor, postgres::PgConnectOptions};
 
 use crate::{remove_at_end, scratch};
@@ -21,17 +25,37 @@ fn postgres() -> &'static PgConnectOptions {
             runtime.block_on(async {
                 let data_dir = scratch("shared");
                 remove_at_end(&data_dir);
-                // No test outlives a crash of the machine.
-                let fast = [("fsync", "off"), ("full_page_writes", "off")];
-                let server_options = fast.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-                let settings = EmbeddedSettings { data_dir, server_options };
-                let postgres = EmbeddedPostgres::start(settings).await.unwrap();
+                let postgres = start_postgres(&data_dir, &[]).await.unwrap();
                 sender.send(postgres.connect_options()).unwrap();
                 panic!("PostgreSQL ended by itself: {}", postgres.died().await);
             })
         });
         receiver.recv().expect("a PostgreSQL for the tests")
     })
+}
+
+/// Starts a PostgreSQL that never waits for its disk: no test outlives a crash of the machine.
+pub async fn start_postgres(data_dir: &Path, options: &[(&str, &str)]) -> Result<EmbeddedPostgres, EmbeddedError> {
+    let fast = [("fsync", "off"), ("full_page_writes", "off")];
+    let options = fast.iter().chain(options).map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let settings = EmbeddedSettings { data_dir: data_dir.to_owned(), server_options: options.collect() };
+    EmbeddedPostgres::start(settings).await
+}
+
+/// Starts a PostgreSQL on a free port of this machine, with access by the file `hba`. Returns it with its port.
+pub async fn start_postgres_on_port(data_dir: &Path, hba: &Path, options: &[(&str, &str)]) -> (EmbeddedPostgres, u16) {
+    let mut failures = Vec::new();
+    // Another process may take the port first.
+    for _ in 0..5 {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let (text, hba) = (port.to_string(), hba.to_str().unwrap());
+        let own = [("port", &*text), ("listen_addresses", "127.0.0.1"), ("hba_file", hba)];
+        match start_postgres(data_dir, &[&own, options].concat()).await {
+            Ok(postgres) => return (postgres, port),
+            Err(error) => failures.push(error),
+        }
+    }
+    panic!("no PostgreSQL: {failures:?}");
 }
 
 /// Creates a database as a copy of `template`.

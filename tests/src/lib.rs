@@ -10,7 +10,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-pub use database::{execute, new_database};
+pub use database::{execute, new_database, start_postgres, start_postgres_on_port};
 
 mod database;
 pub mod proxy;
@@ -45,7 +45,7 @@ pub static PROGRAM: LazyLock<&str> = LazyLock::new(|| {
     folder.join("linkis-rm").display().to_string().leak()
 });
 
-/// Waits until `condition` holds; fails after `longest`.
+/// Waits until `condition` holds; fails after `longest`. The pauses between checks grow, so that a long wait costs little.
 pub async fn eventually<F: Future<Output = bool>>(
     what: &str,
     longest: Duration,
@@ -54,7 +54,7 @@ pub async fn eventually<F: Future<Output = bool>>(
     let start = Instant::now();
     while !condition().await {
         assert!(start.elapsed() < longest, "not within {longest:?}: {what}");
-        tokio::time::sleep(Duration::from_millis(5)).await;
+        tokio::time::sleep((start.elapsed() / 20).clamp(Duration::from_millis(5), Duration::from_millis(50))).await;
     }
     start.elapsed()
 }

@@ -1,17 +1,13 @@
 //! PostgreSQL as others set it up: passwords, schemas, time zones, encodings, parameters in the URL.
 
-use std::{
-    fs::File,
-    process::{Command, Stdio},
-    time::{Duration, SystemTime},
-};
+use std::time::{Duration, SystemTime};
 
 use rm_client::{ResourceRequest, RmClient};
-use rm_devpg::EmbeddedPostgres;
 use sqlx::{ConnectOptions as _, postgres::PgConnectOptions};
+use tokio::task::JoinSet;
 
 use super::{Case, case};
-use crate::{certificates::Folder, database_tls::Far, harness::*};
+use crate::{certificates::Folder, harness::*};
 
 /// Connections by password over TCP without TLS; by socket for the tests themselves.
 const ACCESS: &str = "local all postgres peer map=owner\nhost all all 127.0.0.1/32 scram-sha-256\n";
@@ -148,47 +144,31 @@ async fn make(admin: &PgConnectOptions, port: u16, number: usize, setup: &Setup)
     format!("postgres://{role}:{}@127.0.0.1:{port}/{role}{}", setup.password, setup.parameters)
 }
 
-/// Starts the program, and waits until its log has the text.
-async fn logs(folder: &Folder, number: usize, url: &str, text: &str) {
-    let log = folder.0.join(format!("log{number}"));
-    let mut command = Command::new(*PROGRAM);
-    command.args(["--listen", "127.0.0.1:0", "--http-listen", ""]).env("DATABASE_URL", url);
-    command.env_remove("LINKIS_RM_DATA_DIR").stdout(Stdio::null()).stderr(File::create(&log).unwrap());
-    let mut process = command.spawn().unwrap();
-    let read = || std::fs::read_to_string(&log).unwrap();
-    let got = tokio::time::timeout(LONG, async {
-        while !read().contains(text) {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    });
-    let is_logged = got.await.is_ok();
-    let _ = process.kill();
-    process.wait().unwrap();
-    assert!(is_logged, "{text:?} is not in the log:\n{}", read());
-}
-
-async fn postgres() -> (Folder, EmbeddedPostgres, u16) {
-    let folder = Folder::new("public-reports");
-    folder.write("hba", ACCESS);
-    let (postgres, port) = Far::listen(&folder.0).await;
-    (folder, postgres, port)
+/// Serves on a setup, or names the reason.
+async fn check(admin: PgConnectOptions, port: u16, number: usize) {
+    let case = &SETUPS[number];
+    println!("{}: {}: {:?}", case.source, case.fault, case.input);
+    let url = make(&admin, port, number, &case.input).await;
+    let Some(reason) = case.right else {
+        let rm = Instance::start_on(&url, settings(), ANY_PORT).await;
+        life(&rm.client).await;
+        rm.stop().await;
+        return;
+    };
+    let got = refusal(&url, settings()).await;
+    assert!(got.contains(reason), "{got}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn database_with_odd_settings_serves_or_names_reason() {
-    let (folder, postgres, port) = postgres().await;
+    let folder = Folder::new("public-reports");
+    folder.write("hba", ACCESS);
+    let (postgres, port) = start_postgres_on_port(&folder.0.join("postgres"), &folder.0.join("hba"), &[]).await;
     let admin = postgres.connect_options().port(port);
-    for (number, case) in SETUPS.iter().enumerate() {
-        println!("{}: {}: {:?}", case.source, case.fault, case.input);
-        let url = make(&admin, port, number, &case.input).await;
-        match case.right {
-            Some(text) => logs(&folder, number, &url, text).await,
-            None => {
-                let process = Process::start(&["--database-url", &url]);
-                life(&process.client).await;
-                assert_eq!(process.terminate(), Some(0));
-            }
-        }
+    // A few at once.
+    for numbers in (0..SETUPS.len()).collect::<Vec<_>>().chunks(4) {
+        let checks = numbers.iter().map(|number| check(admin.clone(), port, *number));
+        checks.collect::<JoinSet<_>>().join_all().await;
     }
     postgres.stop().await;
 }
@@ -201,15 +181,14 @@ async fn database_with_transaction_timeout_serves() {
         return skip_without("postgresql-17", "a transaction_timeout is set in no older release");
     }
     let name = database.options.get_database().unwrap();
-    run(&database.options, &format!("ALTER DATABASE {name} SET transaction_timeout = '2s'")).await;
+    run(&database.options, &format!("ALTER DATABASE {name} SET transaction_timeout = '1s'")).await;
     let rm = Instance::start(&database).await;
     life(&rm.client).await;
     rm.client.register(registration(em("host1"), load(1, 1, 1))).await.unwrap();
     let held = rm.client.request_resource(&request(&em("host1"), "alice", load(1, 1, 1))).await.granted();
-    let waits = ResourceRequest { wait_timeout: LONG, ..request(&em("host1"), "bob", load(1, 1, 1)) };
-    let call = ask_in_task(&rm.client, waits);
-    // Longer than several timeouts.
-    tokio::time::sleep(Duration::from_secs(8)).await;
+    let call = enqueue(&rm.client, patient(&em("host1"), "bob", load(1, 1, 1))).await;
+    // A poll each second: several timeouts.
+    eventually("several timeouts pass", LONG, async || rm.metric("linkis_rm_waiting_polls_total") >= 4.0).await;
     rm.client.resource_released(&release(&held, "alice")).await.unwrap();
     call.await.unwrap().granted();
     assert_invariants(&database, &rm.client).await;
