@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use rm_devpg::{EmbeddedPostgres, EmbeddedSettings};
+use rm_devpg::EmbeddedPostgres;
 use sqlx::ConnectOptions as _;
 
 use super::tables::{LEAVING, due};
@@ -44,8 +44,7 @@ impl Counting {
         let data_dir = scratch(name);
         remove_at_end(&data_dir);
         let options = [("shared_preload_libraries", "pg_stat_statements"), ("pg_stat_statements.track", "all")];
-        let server_options = options.map(|(name, value)| (name.to_owned(), value.to_owned())).into();
-        Self(Some(EmbeddedPostgres::start(EmbeddedSettings { data_dir, server_options }).await.unwrap()))
+        Self(Some(start_postgres(&data_dir, &options).await.unwrap()))
     }
 
     pub(super) async fn database(&self, name: &str) -> Database {

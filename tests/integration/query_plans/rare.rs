@@ -21,8 +21,8 @@ use super::{
 use crate::harness::*;
 
 /// Numbers of tickets, history lines, waiting requests, scopes, refusals and hours of use of the other EM or user.
-const FEW: i64 = 20_000;
-const MANY: i64 = 60_000;
+const FEW: i64 = 6000;
+const MANY: i64 = 18_000;
 
 /// Number of EMs with few tickets; each makes all calls once and then unregisters.
 const EMS: usize = 6;
@@ -265,8 +265,8 @@ async fn measure(postgres: &Counting, name_of: &str, rows: i64) -> Costs {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn calls_about_one_em_touch_no_other_rows() {
     let postgres = Counting::start(&Database::fresh().await, "plans-rare").await;
-    let few = measure(&postgres, "rare_beside_few", FEW).await;
-    let many = measure(&postgres, "rare_beside_many", MANY).await;
+    let (few, many) =
+        tokio::join!(measure(&postgres, "rare_beside_few", FEW), measure(&postgres, "rare_beside_many", MANY));
     let mut dear = Vec::new();
     for (statement, many) in many.iter().filter(|(statement, _)| OF_ONE.iter().any(|of| statement.starts_with(of))) {
         let Some(few) = few.get(statement) else { continue };

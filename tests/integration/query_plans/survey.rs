@@ -1,7 +1,5 @@
 //! Surveys: while a request waits for any EM, their cost depends on the changes and not on the number of EMs.
 
-use std::time::Duration;
-
 use rm_client::ResourceRequest;
 
 use super::{
@@ -14,11 +12,8 @@ use crate::harness::*;
 const FEW: i64 = 2000;
 const MANY: i64 = 6000;
 
-/// Number of grants that change an EM while surveys are counted.
-const CHANGES: usize = 20;
-
-/// Time between these changes, so that several surveys read each.
-const PAUSE: Duration = Duration::from_millis(250);
+/// Number of grants that change an EM while surveys are counted, one before each survey.
+const CHANGES: usize = 4;
 
 /// Maximum factor of the pages of surveys among more EMs.
 const PAGES_RATIO: f64 = 1.3;
@@ -52,20 +47,26 @@ async fn measure(postgres: &Counting, name_of: &str, ems: i64) -> Costs {
     rm.client.register(registration(em1.clone(), load(20, 10_000, 10_000))).await.unwrap();
     fill(&database, ems).await;
     let other = with_history(&database).await;
-    let wait_timeout = Duration::from_secs(600);
-    let waits = ResourceRequest { em: None, wait_timeout, ..request(&em1, "hadoop", load(20, 1, 1)) };
+    let waits = ResourceRequest { em: None, ..patient(&em1, "hadoop", load(20, 1, 1)) };
     let taken = other.client.request_resource(&request(&em1, "hadoop", load(1, 1, 1))).await.granted();
     let call = ask_in_task(&rm.client, waits);
     let in_line = "SELECT count(*) FROM linkis_resource_waiting";
     eventually("the request waits", LONG, async || database.count(in_line).await == 1).await;
+    let survey = async || {
+        // Each poll of the waiting request is a survey.
+        let polls = || rm.metric("linkis_rm_waiting_polls_total");
+        let before = polls();
+        eventually("a survey", LONG, async || polls() > before).await;
+    };
     // The first surveys read all EMs.
-    tokio::time::sleep(Duration::from_secs(4)).await;
+    survey().await;
+    survey().await;
     drop(postgres.costs(&database).await);
     for number in 0..CHANGES {
-        tokio::time::sleep(PAUSE).await;
         let user = format!("user{number}");
         let grant = other.client.request_resource(&request(&em1, &user, load(0, 1, 1))).await.granted();
         other.client.resource_released(&release(&grant, &user)).await.unwrap();
+        survey().await;
     }
     let costs = postgres.costs(&database).await;
     // The surveys read the change: the request is granted once the EM has all its capacity again.
@@ -79,8 +80,8 @@ async fn measure(postgres: &Counting, name_of: &str, ems: i64) -> Costs {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn surveys_read_only_changed_ems() {
     let postgres = Counting::start(&Database::fresh().await, "plans-survey").await;
-    let few = measure(&postgres, "survey_of_few", FEW).await;
-    let many = measure(&postgres, "survey_of_many", MANY).await;
+    let (few, many) =
+        tokio::join!(measure(&postgres, "survey_of_few", FEW), measure(&postgres, "survey_of_many", MANY));
     postgres.stop().await;
     let pages = |costs: &Costs| {
         let of_surveys = |statement: &str| OF_SURVEYS.iter().any(|of| statement.starts_with(of));
