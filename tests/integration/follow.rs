@@ -294,8 +294,9 @@ async fn late_commit_is_followed_in_its_place() {
     execute(&mut late, "BEGIN; INSERT INTO linkis_resource_action_record (action, em_application_name, em_instance, resource_type, resource, actor, action_time)
         SELECT 'registered', 'ecm', 'late', 'CPU', '{\"cores\":1}', 'anonymous', clock_timestamp()").await;
     rm.client.register(registration(em("soon"), load(1, 1, 1))).await.unwrap();
-    // Longer than the wait for open transactions.
-    tokio::time::sleep(Duration::from_millis(600)).await;
+    // Longer than the service waits for open transactions (500 ms).
+    let passed = tokio::time::timeout(Duration::from_millis(600), stream.message()).await;
+    assert!(passed.is_err(), "no line passes an open transaction: {passed:?}");
     execute(&mut late, "COMMIT").await;
     let (got, _) = lines(&mut stream, 2).await;
     let ems: Vec<_> = got.iter().map(|line| line.em.as_ref().unwrap().instance.as_str()).collect();
@@ -315,7 +316,6 @@ async fn history_command_follows_lines() {
         for user in ["bob", "alice"] {
             rm.client.request_resource(&request(&em("host1"), user, load(1, 1, 1))).await.granted();
         }
-        tokio::time::sleep(Duration::from_millis(50)).await;
         child.lock().unwrap().try_wait().unwrap().is_some()
     };
     eventually("it shows one", SOON, is_over).await;

@@ -6,10 +6,10 @@ use std::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
     },
-    time::{Duration, Instant},
+    time::Duration,
 };
 
-use rm_client::{ClientError, ClientSettings, Follower, ResourceRequest, ResultResource, RmClient};
+use rm_client::{ClientSettings, Follower, ResourceRequest, ResultResource, RmClient};
 use rm_model::{
     adoption::AdoptTicket,
     em::{Em, EmInstance},
@@ -66,7 +66,7 @@ impl Mirror {
         let names: Vec<_> =
             touched.values().map(|em| EmInstance::parse("em", &em.application_name, &em.instance).unwrap()).collect();
         for chunk in names.chunks(1000) {
-            let found = retried(|| client.ems_by_name(chunk)).await;
+            let found = client.ems_by_name(chunk).await.unwrap();
             for em in chunk {
                 let key = em.instance.to_string();
                 match found.iter().find(|found| found.instance == *em && found.is_registered()) {
@@ -124,18 +124,6 @@ impl Held {
     }
 }
 
-/// Retries while no instance replies.
-async fn retried<T, F: Future<Output = Result<T, ClientError>>>(mut ask: impl FnMut() -> F) -> T {
-    let start = Instant::now();
-    loop {
-        match ask().await {
-            Ok(answer) => return answer,
-            Err(error) => assert!(start.elapsed() < Duration::from_secs(60), "{error:?}"),
-        }
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
-}
-
 /// A caller that makes random calls on random EMs, a number of times.
 async fn user(client: RmClient, number: u64, left: Arc<AtomicUsize>, is_over: Arc<AtomicBool>) {
     let mut random = Random::new(number);
@@ -146,48 +134,47 @@ async fn user(client: RmClient, number: u64, left: Arc<AtomicUsize>, is_over: Ar
         }
         let em1 = em(&format!("host{}", random.index(6)));
         let mine = (!held.is_empty()).then(|| random.index(held.len()));
-        let is_done = match (random.between(0, 99), mine) {
-            (0, _) => client.unregister(&em1).await.is_ok(),
+        let done = match (random.between(0, 99), mine) {
+            (0, _) => client.unregister(&em1).await.map(drop),
             (1..4, _) => {
                 let total = load(400, 400 + random.between(0, 2), 400);
-                client.register(registration(em1, total)).await.is_ok()
+                client.register(registration(em1, total)).await.map(drop)
             }
-            (4, _) => client.drain(&em1, "a disk").await.is_ok(),
-            (5..7, _) => client.resume(&em1, "").await.is_ok(),
+            (4, _) => client.drain(&em1, "a disk").await.map(drop),
+            (5..7, _) => client.resume(&em1, "").await.map(drop),
             (7..10, _) => {
                 let adopt = AdoptTicket { em: em1, ..adoption("adopted", "adopted", load(1, 1, 1)) };
-                client.adopt_ticket(&adopt).await.is_ok()
+                client.adopt_ticket(&adopt).await.map(drop)
             }
             (10..40, Some(mine)) => {
                 let (grant, user) = &held[mine];
-                client.resource_inited(&inited(grant, user, Some(load(1, 1, 1)))).await.is_ok()
+                client.resource_inited(&inited(grant, user, Some(load(1, 1, 1)))).await.map(drop)
             }
             (40..48, Some(mine)) => {
                 let (grant, user) = &held[mine];
-                client.resource_reported(&grant.reported(name(user), load(1, 2, 1))).await.is_ok()
+                client.resource_reported(&grant.reported(name(user), load(1, 2, 1))).await.map(drop)
             }
-            (48..50, Some(mine)) => client.force_release(held.swap_remove(mine).0.ticket_id, "it hangs").await.is_ok(),
+            (48..50, Some(mine)) => {
+                client.force_release(held.swap_remove(mine).0.ticket_id, "it hangs").await.map(drop)
+            }
             (50..70, Some(mine)) => {
                 let (grant, user) = held.swap_remove(mine);
-                client.resource_released(&release(&grant, &user)).await.is_ok()
+                client.resource_released(&release(&grant, &user)).await.map(drop)
             }
             _ => {
                 let user = format!("user{}", random.index(9));
                 let ttl = Duration::from_millis(if random.percent(20) { 300 } else { 600_000 });
                 let asked = ResourceRequest { lock_ttl: Some(ttl), ..request(&em1, &user, load(2, 2, 1)) };
-                match client.request_resource(&asked).await {
-                    Ok(ResultResource::Available(grant)) => {
+                client.request_resource(&asked).await.map(|answer| {
+                    if let ResultResource::Available(grant) = answer {
                         held.push((grant, user));
-                        true
                     }
-                    Ok(ResultResource::NotEnough(_)) => true,
-                    Err(_) => false,
-                }
+                })
             }
         };
-        if !is_done {
+        if let Err(error) = done {
             // The service is unavailable, or the EM is not registered.
-            tokio::time::sleep(Duration::from_millis(10)).await;
+            tokio::time::sleep(error.retry_after().unwrap_or_default()).await;
         }
     }
 }
@@ -259,7 +246,7 @@ async fn replica_by_feed_equals_service() {
     eventually("half is done", Duration::from_secs(120), half).await;
     let address = first.address.trim_start_matches("http://").to_owned();
     first.kill();
-    tokio::time::sleep(Duration::from_millis(300)).await;
+    eventually("both followers reconnect", LONG, async || second.metric("linkis_rm_followers") == 2.0).await;
     let first = Process::start_at(&address, &arguments);
     users.join_all().await;
     is_over.store(true, Ordering::Relaxed);

@@ -107,21 +107,23 @@ async fn lost_em_ends_with_its_tickets() {
 /// Attempts on a held EM cause no gap in the observation of another EM.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn held_silent_em_delays_no_other_loss() {
-    let (silent_after, watched) = (Duration::from_secs(1), Duration::from_secs(8));
+    let (silent_after, watched) = (Duration::from_secs(1), Duration::from_secs(6));
     let (database, rm) = start_with(patience(silent_after, silent_after + watched, 3)).await;
     let (held, dies) = (Ecm::register(&rm.client, "held", 10).await, Ecm::register(&rm.client, "dies", 10).await);
     database.hold_by_hand(&held.em).await;
     let beating = dies.beating(vec![]);
     held.beat(&[]).await;
     eventually("it is silent", LONG, || held.is_silent()).await;
-    // The held EM is lost, and cannot be removed, during the observation of the other.
-    tokio::time::sleep(watched / 2).await;
+    // Each second is an observation. The held EM is lost, and cannot be removed, during the observation of the other.
+    let observations = || rm.metric(r#"linkis_rm_task_steps_total{task="silence"}"#);
+    let begun = observations();
+    eventually("half of its observations", LONG, async || observations() >= begun + 3.0).await;
     drop(beating);
     eventually("the other is silent", LONG, || dies.is_silent()).await;
-    let silent = Instant::now();
+    let begun = observations();
     eventually("the other is given up", LONG, async || !dies.is_registered().await).await;
-    let took = silent.elapsed();
-    assert!(took < watched + Duration::from_secs(4), "{took:?}: its watch began anew");
+    let made = observations() - begun;
+    assert!(made < 9.0, "its watch began anew: {made} observations");
     assert!(held.is_registered().await, "the held EM cannot be unregistered");
     database.release_holds().await;
     eventually("it is given up, too", LONG, async || !held.is_registered().await).await;
@@ -164,9 +166,12 @@ async fn database_outages_lose_no_em() {
     ecm.beat(&[]).await;
     let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity
         WHERE datname = current_database() AND application_name = 'linkis-rm'";
-    for _ in 0..25 {
+    let observations = || rm.metric(r#"linkis_rm_task_steps_total{task="silence"}"#);
+    // With fewer observations in a row, it would be lost.
+    for _ in 0..5 {
+        let before = observations();
         database.count(cut).await;
-        tokio::time::sleep(Duration::from_millis(200)).await;
+        eventually("the next observation", LONG, async || observations() > before).await;
         assert_eq!(database.count("SELECT count(*) FROM linkis_em_resource_meta_data").await, 1);
     }
     eventually("it is given up when the database stays", LONG, || async {
