@@ -5,7 +5,7 @@ use std::{
     io::Write as _,
     net::SocketAddr,
     process::{Command, Stdio},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use rm_client::{ResourceRequest, ResultResource};
@@ -361,11 +361,13 @@ async fn readyz_during_database_outage_returns_503() {
     eventually_replies(instance.http, "/readyz", 503, "not ready: the database does not answer\n").await;
     let why = "[+]started ok\n[-]database does not answer\n[+]serving ok\nnot ready: the database does not answer\n";
     assert_eq!(get(instance.http, "/readyz?verbose").await, (503, why.to_owned()));
-    let start = Instant::now();
-    for _ in 0..20 {
-        assert_eq!(scrape(instance.http).await["linkis_rm_database_up"], 0.0);
-    }
-    assert!(start.elapsed() < Duration::from_secs(2), "20 scrapes took {:?}", start.elapsed());
+    tokio::time::timeout(LONG, async {
+        for _ in 0..20 {
+            assert_eq!(scrape(instance.http).await["linkis_rm_database_up"], 0.0);
+        }
+    })
+    .await
+    .expect("replies without a wait for the database");
     assert_eq!(get(instance.http, "/livez").await, (200, "alive\n".to_owned()));
     assert_eq!(get(instance.http, "/livez?verbose").await, (200, "[+]process ok\nalive\n".to_owned()));
     proxy.set_fault_plan(FaultPlan::Fair);
@@ -406,10 +408,10 @@ async fn silent_http_connections_yield_to_new_ones() {
     for _ in 0..200 {
         silent.push(TcpStream::connect(instance.http).await.unwrap());
     }
-    let start = Instant::now();
     assert_eq!(get(instance.http, "/livez").await.0, 200);
-    // Before the timeout of the silent connections.
-    assert!(start.elapsed() < Duration::from_secs(4), "waited {:?}", start.elapsed());
+    let mut is_open = silent.into_iter().map(|stream| stream.into_std().unwrap().peek(&mut [0]).is_err());
+    // Not all have ended, as they would by their timeout.
+    assert_eq!((is_open.next(), is_open.next_back()), (Some(false), Some(true)));
     instance.stop().await;
 }
 

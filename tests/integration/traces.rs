@@ -5,7 +5,6 @@ use std::{
     net::TcpListener,
     process::Command,
     sync::{Arc, Mutex},
-    time::{Duration, Instant},
 };
 
 use opentelemetry_proto::tonic::{
@@ -207,7 +206,12 @@ async fn trace_spans_are_sent_at_shutdown() {
 async fn silent_collector_drops_spans_without_delay() {
     let (database, silent) = (Database::fresh().await, TcpListener::bind("127.0.0.1:0").unwrap());
     let endpoint = format!("http://{}", silent.local_addr().unwrap());
-    let few = [("OTEL_BSP_MAX_QUEUE_SIZE", "16"), ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "8")];
+    // An export lasts longer than the test.
+    let few = [
+        ("OTEL_BSP_MAX_QUEUE_SIZE", "16"),
+        ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "8"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "120000"),
+    ];
     let process = traced(&database, &endpoint, &few);
     let mut rm = connect(&process).await;
     for _ in 0..50 {
@@ -216,10 +220,8 @@ async fn silent_collector_drops_spans_without_delay() {
     let seen = scrape(process.http()).await;
     assert!(seen["linkis_rm_trace_spans_dropped_total"] >= 200.0, "{seen:?}");
     assert_eq!(seen["linkis_rm_trace_spans_exported_total"], 0.0);
-    let start = Instant::now();
-    assert_eq!(process.terminate(), Some(0));
-    // The export timeout is 10 seconds, and the shutdown does not wait for it.
-    assert!(start.elapsed() < Duration::from_secs(8), "{:?}", start.elapsed());
+    let stopped = tokio::time::timeout(LONG, tokio::task::spawn_blocking(|| process.terminate())).await;
+    assert_eq!(stopped.expect("the shutdown does not wait for an export").unwrap(), Some(0));
 }
 
 /// A missing collector: the loss is logged once, and the recovery once.
@@ -234,15 +236,14 @@ async fn collector_outage_is_logged_at_each_change() {
     command.env("OTEL_EXPORTER_OTLP_TIMEOUT", "200");
     let got = lines.clone();
     let process = Process::start_command(&mut command, move |line| got.lock().unwrap().push(line));
-    let mut rm = connect(&process).await;
+    let rm = connect(&process).await;
     let count = |text: &str| lines.lock().unwrap().iter().filter(|line| line.contains(text)).count();
-    let mut register_until = async |what: &str, text: &str| {
-        let start = Instant::now();
-        while count(text) == 0 {
-            assert!(start.elapsed() < LONG, "not within {LONG:?}: {what}");
-            rm.register(register("host1")).await.unwrap();
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+    let register_until = async |what: &str, text: &str| {
+        eventually(what, LONG, async || {
+            rm.clone().register(register("host1")).await.unwrap();
+            count(text) > 0
+        })
+        .await;
     };
     register_until("the lost spans are logged", "refuses spans; they are dropped").await;
     let listener = tokio::net::TcpListener::bind(place).await.unwrap();
