@@ -11,8 +11,7 @@ use crate::{
     page::{HOSTILE, furnish, get, start_page},
 };
 
-/// Maximum times until a new page is live, until it shows a grant, and until a page with a revoked token shows nothing.
-const LIVE_WITHIN: Duration = Duration::from_secs(5);
+/// Maximum times until a page shows a grant, and until a page with a revoked token shows nothing.
 const GRANT_WITHIN: Duration = Duration::from_secs(3);
 const LOGIN_WITHIN: Duration = Duration::from_secs(5);
 
@@ -59,11 +58,8 @@ async fn page_content_equals_service_state() {
     let Some(browser) = Browser::start().await else { return };
     let (database, rm) = start_page().await;
     let waiting = furnish(&rm).await;
-    let started = Instant::now();
     browser.go(&format!("http://{}/", rm.http)).await;
     browser.shows("#live", "live").await;
-    let live = started.elapsed();
-    assert!(live <= LIVE_WITHIN, "{live:?}");
 
     let got = overview(&rm).await;
     for dimension in ["memory", "cores", "instances"] {

@@ -356,9 +356,10 @@ async fn unregister_of_held_ems_delays_no_other() {
     for host in &held {
         database.hold_by_hand(host).await;
     }
-    // The held EMs first: they use the whole budget.
+    // The held EMs first: they use all turns of the task.
     have_go(&database, "held%").await;
-    tokio::time::sleep(Duration::from_secs(1)).await;
+    let tried = async || rm.metric("linkis_rm_contended_operations") >= 16.0;
+    eventually("held EMs have all turns", LONG, tried).await;
     have_go(&database, "later%").await;
     eventually("it is gone", Duration::from_secs(30), || async { tickets_of(&database, &free).await == 0 }).await;
     assert_eq!(tickets_of(&database, &held[0]).await, 70, "it is held");

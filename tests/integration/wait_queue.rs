@@ -17,7 +17,6 @@ use rm_model::{
     resource::{Dimension, Resource},
 };
 use rm_proto::v1::{self as proto, resource_manager_service_client::ResourceManagerServiceClient};
-use rm_store::waiting::CHANNEL;
 use sqlx::postgres::PgListener;
 use tokio::task::JoinSet;
 use uuid::Uuid;

@@ -178,7 +178,9 @@ async fn terminal_limits_apply_waits_for_counting() {
     let words = ["limits", "apply", file.to_str().unwrap(), "--yes", "--reason", "as agreed"];
     let mut apply = Typed::start(program(&rm.address, &words));
     apply.until("changing the limits, and counting tickets for them, 1 EM left \u{2026} ");
-    tokio::time::sleep(2 * request_timeout).await;
+    let replied = r#"grpc_server_handled_total{grpc_type="unary",grpc_service="linkis.rm.v1.LimitService",grpc_method="ReplaceLimits",grpc_code="OK"}"#;
+    // To the dry run and to the change.
+    eventually("the service replies", LONG, async || rm.metric(replied) >= 2.0).await;
     rm.client.release_hold(&key).await.unwrap();
     let (code, seen) = apply.end();
     assert!(seen.contains("1 added, 0 changed, 0 removed") && !seen.contains("still being counted"), "{seen:?}");

@@ -115,7 +115,7 @@ async fn local_wake_up_sends_no_notification() {
     let (database, first) = start().await;
     let (host, mut held) = full_em(&first.client, "host1", 10).await;
     let mut listener = PgListener::connect_with(&database.pool).await.unwrap();
-    listener.listen(CHANNEL).await.unwrap();
+    listener.listen("linkis_rm_freed").await.unwrap();
     let mut user = "first".to_owned();
     for next in ["alice", "bob", "carol"] {
         let call = enqueue(&first.client, patient(&host, next, cpu(10))).await;
@@ -131,7 +131,7 @@ async fn local_wake_up_sends_no_notification() {
     grant_of(call).await;
     let payload = listener.recv().await.unwrap();
     assert!(payload.payload().contains("host1"), "{payload:?}");
-    database.execute(format!("NOTIFY {CHANNEL}, 'the end'")).await;
+    database.execute("NOTIFY linkis_rm_freed, 'the end'").await;
     let next = listener.recv().await.unwrap();
     assert_eq!(next.payload(), "the end", "only the last release was notified");
     assert_eq!(assert_invariants(&database, &first.client).await, 1);
