@@ -11,7 +11,6 @@ use std::{
 
 use rm_client::{ClientError, ClientSettings, Follower, ResultResource, RmClient, check_health};
 use rm_proto::v1::FollowActionsResponse;
-use rm_store::{Store, connect_target::ConnectTarget};
 use sqlx::Row as _;
 use tokio::net::UnixListener;
 use tonic::Code;
@@ -19,7 +18,7 @@ use uuid::Uuid;
 
 use crate::{
     harness::*,
-    metrics::get,
+    metrics::{get, scrape},
     replication_pair::{Node, Pair},
 };
 
@@ -118,9 +117,10 @@ async fn read_only_database_logs_one_warning() {
     let lines = log.clone();
     let url = pair.primary.url();
     let mut command = std::process::Command::new(*PROGRAM);
-    let process = Process::start_command(command.args(["--database-url", &url]), move |line| {
-        lines.lock().unwrap().push(line);
-    });
+    let process =
+        Process::start_command(command.args(["--database-url", &url, "--http-listen", ANY_PORT]), move |line| {
+            lines.lock().unwrap().push(line);
+        });
     process.client.register(registration(em("host1"), load(64, 16, 20))).await.unwrap();
     pair.primary.run("ALTER SYSTEM SET default_transaction_read_only = on").await;
     pair.primary.run("SELECT pg_reload_conf()").await;
@@ -136,7 +136,9 @@ async fn read_only_database_logs_one_warning() {
             "is set to take no writes",
         );
     }
-    tokio::time::sleep(Duration::from_secs(2)).await;
+    let errors = r#"linkis_rm_task_errors_total{task="silence"}"#;
+    let failed_twice = async || scrape(process.http()).await[errors] >= 2.0;
+    eventually("a task of each second fails twice", LONG, failed_twice).await;
     let got = log.lock().unwrap().clone();
     let warnings: Vec<_> = got.iter().filter(|line| line.contains("WARN") || line.contains("ERROR")).collect();
     // A running call may fail.
@@ -378,9 +380,9 @@ async fn dead_or_silent_host_delays_no_call() {
     assert!(knocks <= 1 + seconds, "{knocks} in {seconds} s");
     instance.stop().await;
     // A command finds the host, too.
-    let store = Store::open(ConnectTarget::parse(&url).unwrap(), HISTORY).await.unwrap();
-    sqlx::query("SELECT 1").execute(&store.pool().await.unwrap()).await.unwrap();
-    store.close().await;
+    let mut migrate = std::process::Command::new(*PROGRAM);
+    let migrated = ran(migrate.arg("migrate").env("DATABASE_URL", &url).env_remove("LINKIS_RM_DATA_DIR"));
+    assert_eq!(migrated.code, Some(0), "{}", migrated.err);
     holding.abort();
     std::fs::remove_dir_all(silent).unwrap();
 }

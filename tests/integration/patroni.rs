@@ -85,7 +85,6 @@ impl Cluster {
                     return true;
                 }
             }
-            tokio::time::sleep(Duration::from_millis(100)).await;
             false
         };
         eventually("a primary with a synchronous standby", LONG, is_whole).await;
@@ -237,6 +236,14 @@ impl ClientReplies {
     }
 }
 
+/// Waits until each instance has granted some more tickets.
+async fn more_grants(got: &[Arc<ClientReplies>; 2]) {
+    let granted = || got.each_ref().map(|got| got.granted.lock().unwrap().len());
+    let before = granted();
+    let is_more = async || granted().iter().zip(before).all(|(now, before)| *now >= before + 100);
+    eventually("more grants", LONG, is_more).await;
+}
+
 /// Requests tickets and releases most of them.
 async fn ask_on(client: RmClient, user: String, got: Arc<ClientReplies>, stop: Arc<AtomicBool>) {
     while !stop.load(Ordering::Relaxed) {
@@ -251,6 +258,7 @@ async fn ask_on(client: RmClient, user: String, got: Arc<ClientReplies>, stop: A
                 let is_unknown = error.reason().as_deref() == Some("COMMIT_UNKNOWN");
                 let count = if is_unknown { &got.unknown } else { &got.failed };
                 count.fetch_add(1, Ordering::Relaxed);
+                // Shorter than the service advises, because the test measures the outage.
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         }
@@ -329,8 +337,7 @@ async fn patroni_primary_loss_keeps_acknowledged_grants() {
                 asking.push(tokio::spawn(ask_on(instance.client.clone(), user, got.clone(), stop.clone())));
             }
         }
-        let enough = || async { got.iter().all(|got| got.granted.lock().unwrap().len() > 100) };
-        eventually("grants", LONG, enough).await;
+        more_grants(&got).await;
         let begun = Instant::now();
         fault.begin(&cluster, primary);
         let nodes = vec![cluster.options(1), cluster.options(2)];
@@ -340,9 +347,9 @@ async fn patroni_primary_loss_keeps_acknowledged_grants() {
         let granted =
             || async { got.iter().zip([at_all, at_proxy]).all(|(got, at)| got.outage(begun, at).1.is_some()) };
         eventually("grants again", LONG, granted).await;
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        more_grants(&got).await;
         fault.end(&cluster, primary);
-        tokio::time::sleep(Duration::from_secs(3)).await;
+        more_grants(&got).await;
         stop.store(true, Ordering::Relaxed);
         for asked in asking {
             asked.await.unwrap();

@@ -1,6 +1,7 @@
 //! PgBouncer between the service and its database: session pooling serves, and every other mode is refused with the reason.
 
 use std::{
+    cell::RefCell,
     fs,
     net::TcpListener,
     os::unix::{fs::MetadataExt as _, process::CommandExt as _},
@@ -52,15 +53,12 @@ impl Bouncer {
             if rustix::process::geteuid().is_root() {
                 command.uid(owner.uid()).gid(owner.gid());
             }
-            let mut child = command.spawn().unwrap();
-            for _ in 0..500 {
-                if std::net::TcpStream::connect(("127.0.0.1", port)).is_ok() {
-                    return Some(Self { child, folder, database, port });
-                }
-                if child.try_wait().unwrap().is_some() {
-                    break;
-                }
-                tokio::time::sleep(Duration::from_millis(10)).await;
+            let child = RefCell::new(command.spawn().unwrap());
+            let serves = || std::net::TcpStream::connect(("127.0.0.1", port)).is_ok();
+            let has_ended = || child.borrow_mut().try_wait().unwrap().is_some();
+            eventually("PgBouncer serves, or ends without a free port", LONG, async || serves() || has_ended()).await;
+            if serves() {
+                return Some(Self { child: child.into_inner(), folder, database, port });
             }
         }
         panic!("PgBouncer does not start");

@@ -117,7 +117,6 @@ async fn preparation_cache_is_rebuilt_after_provider_change() {
 async fn renumbered_until(database: &Database, rm: &Instance, sql: &'static str, by: &str) {
     let noticed = async || {
         database.execute(sql).await;
-        tokio::time::sleep(Duration::from_millis(100)).await;
         prepared(rm, by) > 0
     };
     eventually(by, SOON, noticed).await;
