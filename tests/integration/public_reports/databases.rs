@@ -165,12 +165,16 @@ async fn database_with_odd_settings_serves_or_names_reason() {
     folder.write("hba", ACCESS);
     let (postgres, port) = start_postgres_on_port(&folder.0.join("postgres"), &folder.0.join("hba"), &[]).await;
     let admin = postgres.connect_options().port(port);
-    // A few at once.
+    // A few at once. After a failure, the others still need PostgreSQL.
+    let mut ended = Vec::new();
     for numbers in (0..SETUPS.len()).collect::<Vec<_>>().chunks(4) {
-        let checks = numbers.iter().map(|number| check(admin.clone(), port, *number));
-        checks.collect::<JoinSet<_>>().join_all().await;
+        let mut checks: JoinSet<_> = numbers.iter().map(|number| check(admin.clone(), port, *number)).collect();
+        while let Some(end) = checks.join_next().await {
+            ended.push(end);
+        }
     }
     postgres.stop().await;
+    ended.into_iter().for_each(|end| end.unwrap());
 }
 
 /// terraform-provider-postgresql PR 663.
