@@ -84,6 +84,13 @@ impl Allowed {
         parts.fold(self.name("word", text).to_owned(), |text, (old, new)| text.replace(old, new))
     }
 
+    /// Returns a text of a reply with its old parts, for a comparison by hash.
+    pub fn old_text(&self, text: &str) -> String {
+        let parts =
+            self.lines.iter().filter_map(|((kind, old), new)| Some((old, new.as_ref().filter(|_| kind == "part")?)));
+        parts.fold(self.old_name("word", text).to_owned(), |text, (old, new)| text.replace(new, old))
+    }
+
     /// Returns whether the name is not compared.
     pub fn is_left_out(&self, kind: &str, old: &str) -> bool {
         self.get(kind, old) == Some(&None)

@@ -3,9 +3,10 @@
 //! The name of a chapter selects the weights of the calls. A call in progress is known to the generator as waiting, so that later calls
 //! can cancel it or free its capacity.
 //!
-//! - `requests`, `waiters`, `operators`, `reads`, `roles`: calls of one kind each.
+//! - `requests`, `waiters`, `operators`, `queues`, `reads`, `roles`: calls of one kind each.
 
 mod operators;
+mod queues;
 mod reads;
 mod requests;
 mod roles;
@@ -24,9 +25,22 @@ use prost_reflect::{DynamicMessage, MessageDescriptor};
 use serde_json::{Value, json};
 use tonic::Status;
 
+use crate::{cluster::ADDRESS, ids::LATER};
+
 /// Names of the chapters. The index of a chapter is its seed.
-pub const CHAPTERS: &[&str] =
-    &["plain", "limits", "waiting", "reports", "operators", "roles", "external", "malformed", "queues", "mixed"];
+pub const CHAPTERS: &[&str] = &[
+    "plain",
+    "limits",
+    "waiting",
+    "reports",
+    "operators",
+    "roles",
+    "external",
+    "malformed",
+    "queues",
+    "mixed",
+    "yarn",
+];
 
 const GB: i64 = 1 << 30;
 const KIND: &str = "linkis-cg-engineconnmanager";
@@ -36,6 +50,9 @@ pub fn arguments(chapter: &str) -> Vec<String> {
     if chapter == "external" {
         // No server listens there.
         arguments.extend(["--external-hosts", "127.0.0.1:1"]);
+    }
+    if chapter == "yarn" {
+        arguments.extend(["--external-hosts", ADDRESS]);
     }
     arguments.into_iter().map(str::to_owned).collect()
 }
@@ -125,6 +142,8 @@ pub struct Generator {
     etags: Vec<Value>,
     position: Option<Value>,
     calls: usize,
+    /// State of the external cluster.
+    cluster: u64,
 }
 
 const USERS: u64 = 10;
@@ -148,6 +167,7 @@ impl Generator {
             etags: Vec::new(),
             position: None,
             calls: 0,
+            cluster: 0,
         };
         for index in 0..generator.ems.len() {
             generator.register(index, true);
@@ -158,6 +178,9 @@ impl Generator {
             (json!({"user": "user3"}), json!([]), json!({"instances": 5})),
         ] {
             generator.push("LimitService", "SetLimit", json!({"limit": {"labels": labels, "each": each, "max": max}}));
+        }
+        if chapter == "yarn" {
+            generator.put_cluster();
         }
         generator
     }
@@ -232,7 +255,7 @@ impl Generator {
             .take(2)
             .map(|ticket| json!({"ticket_id": base64(uuid::Uuid::parse_str(&ticket.id).unwrap().as_bytes()), "resource": ticket.resource}))
             .collect();
-        let epoch = if self.random(25) == 0 { em.epoch + (1 << 40) } else { em.epoch };
+        let epoch = if self.random(25) == 0 { em.epoch + LATER } else { em.epoch };
         let sequence = match self.random(20) {
             0 => (em.sequence - 1).max(1),
             1 => 1,
@@ -274,6 +297,7 @@ impl Generator {
         }
         let (open_max, for_waiters) = match self.chapter {
             "queues" => (12, 45),
+            "yarn" => (9, 25),
             "waiting" | "mixed" => (7, 20),
             _ => (5, 8),
         };
@@ -284,6 +308,9 @@ impl Generator {
         }
         if !self.open.is_empty() && self.chance(for_waiters) {
             return self.for_a_waiter();
+        }
+        if self.chapter == "yarn" && self.chance(6) {
+            return self.cluster();
         }
         let full = self.tickets.len() as u64;
         let operators = if matches!(self.chapter, "operators" | "mixed" | "limits" | "external") { 16 } else { 5 };
@@ -330,12 +357,15 @@ impl Generator {
             "RequestResource" if !wanted.is_dry() => {
                 let available = &output["available"];
                 if let Some(id) = available["ticket_id"].as_str() {
-                    self.granted(id, available["em"].clone(), wanted);
+                    self.granted(id, available, wanted);
                 }
             }
             "ResourceInited" => {
                 if let Some(ticket) = self.tickets.iter_mut().find(|ticket| body["ticket_id"] == ticket.id) {
                     ticket.engine = Some(body["engine"].clone());
+                    if self.chapter == "yarn" && body["used"].is_object() {
+                        ticket.resource = body["used"].clone();
+                    }
                 }
             }
             "AdoptTicket" => {
@@ -363,7 +393,7 @@ impl Generator {
                     .unwrap_or_default()
             }
             "FollowActions" => self.position = Some(output["position"].clone()),
-            "ListEms" | "ListTickets" | "ListScopes" | "ListWaiting" | "ListActions" => {
+            "ListEms" | "ListTickets" | "ListWaiting" | "ListActions" => {
                 if let Some(token) = output["next_page_token"].as_str().filter(|token| !token.is_empty()) {
                     let mut next = body.clone();
                     next["page_token"] = json!(token);
@@ -374,16 +404,14 @@ impl Generator {
         }
     }
 
-    fn granted(&mut self, id: &str, em: Value, wanted: &Wanted) {
+    fn granted(&mut self, id: &str, available: &Value, wanted: &Wanted) {
         if self.tickets.iter().all(|ticket| ticket.id != id) {
             let user = wanted.body["user"].as_str().unwrap_or_default().to_owned();
-            self.tickets.push(Ticket {
-                id: id.to_owned(),
-                user,
-                em,
-                resource: wanted.body["resource"].clone(),
-                engine: None,
-            });
+            let mut resource = wanted.body["resource"].clone();
+            if let Some(queue) = available["queue_name"].as_str().filter(|queue| !queue.is_empty()) {
+                resource["driver_and_yarn"]["yarn"]["queue_name"] = json!(queue);
+            }
+            self.tickets.push(Ticket { id: id.to_owned(), user, em: available["em"].clone(), resource, engine: None });
         }
     }
 
@@ -392,13 +420,10 @@ impl Generator {
         self.open.insert(call, wanted.clone());
     }
 
-    /// Processes the reply to a call that waited.
-    pub fn arrived(&mut self, call: u32, granted: bool, id: Option<&str>) {
-        let Some(wanted) = self.open.remove(&call) else { return };
-        if let (true, Some(id)) = (granted, id) {
-            let solo = json!({"application_name": "linkis-cg-solo", "instance": "em9:9102"});
-            let em = wanted.body.get("em").cloned().unwrap_or(solo);
-            self.granted(id, em, &wanted);
+    /// Processes the reply to a call that waited: the id of a granted ticket, and the grant.
+    pub fn arrived(&mut self, call: u32, id: Option<&str>, available: &Value) {
+        if let (Some(wanted), Some(id)) = (self.open.remove(&call), id) {
+            self.granted(id, available, &wanted);
         }
     }
 }

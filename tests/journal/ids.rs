@@ -8,7 +8,10 @@ use std::collections::{BTreeMap, HashMap};
 
 use prost_reflect::MessageDescriptor;
 
-use crate::wire::{self, Fields, Value};
+use crate::{
+    cluster::ADDRESS,
+    wire::{self, Fields, Value},
+};
 
 /// Fields whose whole text is an identifier of the service.
 const TOKENS: &[&str] = &["page_token", "next_page_token", "follow_token", "position", "etag", "expected_etag"];
@@ -41,11 +44,17 @@ const LEFT_OUT: &[(&str, &str, &str)] = &[
     ("AuditResponse", "scopes", "a periodic task removes counters of nothing"),
     ("WatchResponse", "em_changes", "depends on time"),
     ("GetQueueResponse", "age", "depends on time"),
+    ("ListQueuesResponse", "age", "depends on time"),
+    ("ListApplicationsResponse", "age", "depends on time"),
     ("QueueCheck", "age", "depends on time"),
 ];
 
-/// Epochs in requests of the journal are negative numbers above minus this one.
+/// Maximum number of placeholders for epochs. An epoch in a request of the journal is the negative number of its identifier; an epoch that is
+/// [`LATER`] than an identifier follows below all of these.
 const EPOCH_PLACEHOLDERS: u64 = 1 << 20;
+
+/// Distance of an epoch of the future from the present one, so that it stays in the future however old the journal is.
+pub const LATER: i64 = 1 << 40;
 
 /// Mark of a placeholder in a text.
 const MARK: char = '\u{1}';
@@ -58,9 +67,20 @@ const BYTES_MARK: &[u8; 12] = b"\x01journal-id:";
 pub struct Ids {
     numbers: HashMap<String, u32>,
     values: Vec<String>,
+    /// Address of the external cluster, if the run has one.
+    cluster: Option<String>,
 }
 
 impl Ids {
+    pub fn new(cluster: Option<String>) -> Self {
+        Self { cluster, ..Self::default() }
+    }
+
+    /// Returns a text with the address of the external cluster of this run.
+    pub fn with_address(&self, text: &str) -> String {
+        self.cluster.as_ref().map_or(text.to_owned(), |cluster| text.replace(ADDRESS, cluster))
+    }
+
     /// Returns the number of an identifier; a new identifier gets the next number.
     fn number(&mut self, value: &str) -> u32 {
         if let Some(number) = self.numbers.get(value) {
@@ -148,8 +168,9 @@ impl Ids {
                 Value::Bytes(bytes.chunks(16).flat_map(chunk).collect())
             }
             Value::Int(epoch) if name == "epoch" => {
-                let number = ids.numbers.get(&epoch.to_string());
-                Value::Int(number.map_or(epoch, |number| 0u64.wrapping_sub(u64::from(*number) + 1)))
+                let number = |epoch: u64| ids.number_of(&epoch.to_string()).map(u64::from);
+                let later = || number(epoch.wrapping_sub(LATER as u64)).map(|number| number + EPOCH_PLACEHOLDERS);
+                Value::Int(number(epoch).or_else(later).map_or(epoch, |number| (number + 1).wrapping_neg()))
             }
             value => value,
         })
@@ -170,6 +191,7 @@ impl Ids {
                         .collect(),
                 )
             }
+            Value::Text(text) => Value::Text(self.with_address(&text)),
             Value::Bytes(bytes) if bytes.len() % 16 == 0 => {
                 let chunk = |chunk: &[u8]| match chunk.strip_prefix(BYTES_MARK) {
                     Some(number) => {
@@ -180,8 +202,10 @@ impl Ids {
                 };
                 Value::Bytes(bytes.chunks(16).flat_map(chunk).collect())
             }
-            Value::Int(epoch) if name == "epoch" && epoch.wrapping_neg().wrapping_sub(1) < EPOCH_PLACEHOLDERS => {
-                Value::Int(value_of(epoch.wrapping_neg().wrapping_sub(1) as usize).parse().unwrap_or_default())
+            // `!epoch` is `-epoch - 1`.
+            Value::Int(epoch) if name == "epoch" && !epoch < 2 * EPOCH_PLACEHOLDERS => {
+                let known: u64 = value_of((!epoch % EPOCH_PLACEHOLDERS) as usize).parse().unwrap_or_default();
+                Value::Int(if !epoch < EPOCH_PLACEHOLDERS { known } else { known + LATER as u64 })
             }
             value => value,
         })
@@ -272,7 +296,8 @@ pub fn without(descriptor: &MessageDescriptor, fields: Fields, left_out: &mut dy
 pub fn replaced(text: &str, uuid: impl FnMut(&str) -> String) -> String {
     let text = replaced_uuids(text, uuid);
     let text = replaced_words(&text, time_length, "T");
-    replaced_words(&text, port_length, "127.0.0.1:P")
+    let text = replaced_words(&text, port_length, "127.0.0.1:P");
+    replaced_words(&text, age_length, "N s ago")
 }
 
 fn replaced_uuids(text: &str, mut change: impl FnMut(&str) -> String) -> String {
@@ -324,6 +349,12 @@ fn time_length(text: &str) -> Option<usize> {
     begins.then(|| {
         19 + rest.take_while(|byte| byte.is_ascii_digit() || matches!(byte, b'.' | b'Z' | b'+' | b':')).count()
     })
+}
+
+/// Returns the length of the age at the start of a text: `12 s ago`.
+fn age_length(text: &str) -> Option<usize> {
+    let digits = text.bytes().take_while(u8::is_ascii_digit).count();
+    (digits > 0 && text[digits..].starts_with(" s ago")).then_some(digits + " s ago".len())
 }
 
 fn port_length(text: &str) -> Option<usize> {

@@ -16,9 +16,9 @@ use crate::{
     file::{self, Answer, Call, Change, Chapter, Journal, Kind, Segment, Step},
     generate::{self, Action, Generator},
     replay::text_of,
-    run::{REQUEST_RESOURCE, Run, is_read, leave_out_any_em, leave_out_end, methods_of, shortened},
+    run::{REQUEST_RESOURCE, Run, is_read, methods_of, shortened},
     service::{Postgres, Service},
-    tables, wire,
+    wire,
 };
 
 /// Number of calls of a segment.
@@ -27,10 +27,10 @@ const SEGMENT: usize = 500;
 /// Number of segments of a chapter.
 const SEGMENTS: usize = 4;
 
-/// Number of equal polls of the waiting requests after a call, and after a call of an administrator. The service may notice a change of an
-/// administrator only at its next slow poll, within a second.
+/// Number of equal polls of the waiting requests after a call, and after a call of an administrator or a change of the cluster, which the
+/// service may notice only at its next slow poll, within a second.
 const STABLE: u32 = 7;
-const STABLE_AFTER_ADMINISTRATION: u32 = 150;
+const STABLE_LATE: u32 = 150;
 
 pub async fn record(settings: &Settings, postgres: &Postgres) -> Vec<String> {
     let first = postgres.create("descriptors").await;
@@ -115,26 +115,33 @@ async fn record_chapter(
             }
             Action::Change(name, arguments) => {
                 let arguments: Vec<String> = arguments;
-                tables::change(&run.pool, name, &arguments, &allowed).await;
+                run.change(name, &arguments).await;
                 let numbered = arguments
                     .iter()
                     .map(|text| run.ids.number_of(text).map_or(text.clone(), |number| format!("#{number}")));
                 step.kind = Some(Kind::Change(Change { name: name.into(), arguments: numbered.collect() }));
+                run.stable = if name == "cluster_shows" { STABLE_LATE } else { STABLE };
                 step.arrived = run.settle(&[]).await;
+                run.stable = STABLE;
             }
             Action::Call(wanted) => {
                 let method = &methods.get(&wanted.path()).unwrap_or_else(|| panic!("no {}", wanted.path()));
                 let input = method.input();
                 let bytes = wanted.bytes(&input);
                 let tree = wanted.raw.is_none().then(|| wire::decode(&input, &bytes)).flatten();
-                let request =
-                    tree.as_ref().map_or(bytes.clone(), |tree| wire::encode(&run.ids.request(&input, tree.clone())));
-                let sent = tree.as_ref().map_or(bytes, wire::encode);
+                let is_raw = tree.is_none();
+                let (request, sent) = match tree {
+                    None => (bytes.clone(), bytes),
+                    Some(tree) => {
+                        let request = run.ids.request(&input, tree);
+                        (wire::encode(&request), wire::encode(&run.ids.fill(&input, request)))
+                    }
+                };
                 let index = names.iter().position(|name| *name == wanted.path()).unwrap();
                 let mut call = Call {
                     method: index as u32,
                     request,
-                    is_raw: tree.is_none(),
+                    is_raw,
                     token: wanted.token,
                     timeout: wanted.timeout,
                     answer: None,
@@ -159,8 +166,7 @@ async fn record_chapter(
                 run.note(&format!("{number} {} token {}", wanted.path(), wanted.token));
                 if let Some(result) = &result {
                     let mut answer = run.normal(method, result);
-                    leave_out_any_em(&wanted.path(), &call.request, &mut answer);
-                    leave_out_end(&call, &mut answer);
+                    run.leave_out(method, &call, &mut answer);
                     run.note(&format!("    {}", text_of(&method.output(), &answer)));
                     call.answer = Some(shortened(answer));
                     let output = result.as_ref().ok().map(|bytes| json_of(&method.output(), bytes));
@@ -172,7 +178,7 @@ async fn record_chapter(
                 step.kind = Some(Kind::Call(call));
                 if !run.open.is_empty() && !reads {
                     let administers = ["AdminService", "LimitService"].iter().any(|name| wanted.path().contains(name));
-                    run.stable = if administers { STABLE_AFTER_ADMINISTRATION } else { STABLE };
+                    run.stable = if administers { STABLE_LATE } else { STABLE };
                     step.arrived = run.settle(&[]).await;
                     run.stable = STABLE;
                 }
@@ -181,13 +187,11 @@ async fn record_chapter(
         }
         for arrived in &mut step.arrived {
             let answer = arrived.answer.take().unwrap();
-            let method = &methods[REQUEST_RESOURCE];
-            run.note(&format!("    arrived {}: {}", arrived.call, text_of(&method.output(), &answer)));
-            generator.arrived(
-                arrived.call,
-                answer.code == 0 && granted_id(&answer).is_some(),
-                granted_id(&answer).and_then(|id| run.ids.value(id)),
-            );
+            let output = methods[REQUEST_RESOURCE].output();
+            run.note(&format!("    arrived {}: {}", arrived.call, text_of(&output, &answer)));
+            let available = &json_of(&output, &answer.message)["available"];
+            let id = available["ticket_id"].as_str().and_then(|id| id.strip_prefix('#')?.parse().ok());
+            generator.arrived(arrived.call, id.and_then(|id| run.ids.value(id)), available);
             arrived.answer = Some(shortened(answer));
         }
         if step.kind.is_some() {
@@ -210,15 +214,6 @@ async fn record_chapter(
         fs::write(folder.join(format!("{name}.txt")), &run.dump).unwrap();
     }
     Chapter { name: name.into(), arguments, steps, tokens }
-}
-
-/// Returns the number of the ticket that a reply of RequestResource grants.
-fn granted_id(answer: &Answer) -> Option<usize> {
-    let inner = |bytes, wanted| {
-        wire::delimited_fields(bytes).into_iter().find(|(number, _)| *number == wanted).map(|(_, bytes)| bytes)
-    };
-    let id = inner(inner(&answer.message, 1)?, 1)?;
-    std::str::from_utf8(id).ok()?.strip_prefix('#')?.parse().ok()
 }
 
 fn json_of(descriptor: &MessageDescriptor, bytes: &[u8]) -> serde_json::Value {

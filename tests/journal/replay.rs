@@ -17,9 +17,9 @@ use crate::{
     allowed::Allowed,
     file::{self, Answer, Arrived, Chapter, Journal, Kind},
     ids,
-    run::{PATIENCE, REQUEST_RESOURCE, Run, leave_out_any_em, leave_out_end, methods_of, shortened},
+    run::{PATIENCE, REQUEST_RESOURCE, Run, methods_of, shortened},
     service::Postgres,
-    tables, wire,
+    wire,
 };
 
 /// Number of differences after which the replay of a chapter ends.
@@ -50,18 +50,17 @@ pub async fn replay(settings: &Settings, postgres: &Postgres) -> Vec<String> {
 }
 
 /// Compares a reply with the recorded one, in which allowed new names replace the old ones. Returns the differences.
-fn differences(
-    allowed: &Allowed,
-    descriptor: &MessageDescriptor,
-    expected: &Answer,
-    got: &Answer,
-    alone: bool,
-) -> Vec<String> {
-    let got = if expected.hash.is_empty() { got.clone() } else { shortened(got.clone()) };
+fn differences(allowed: &Allowed, descriptor: &MessageDescriptor, expected: &Answer, got: &Answer) -> Vec<String> {
+    let mut got = got.clone();
+    if !expected.hash.is_empty() {
+        let mut fields = wire::decode(descriptor, &got.message).unwrap_or_default();
+        rename(&mut fields, &|text| allowed.old_text(text));
+        got.message = wire::encode(&fields);
+        got = shortened(got);
+    }
     let mut expected = expected.clone();
     let named = |kind: &str, text: &str| allowed.name(kind, text).to_owned();
     expected.reason = named("reason", &expected.reason);
-    let mut got = got;
     for answer in [&mut expected, &mut got] {
         answer.metadata.retain(|key, _| !allowed.is_left_out("metadata", key));
     }
@@ -82,28 +81,24 @@ fn differences(
     differ("RetryInfo", expected.retry.to_string(), got.retry.to_string());
     differ("hash of the message", format!("{:02x?}", expected.hash), format!("{:02x?}", got.hash));
     if expected.hash.is_empty() && expected.message != got.message {
-        // Counters are those after the batch, which may also grant waiting requests.
-        let counters =
-            descriptor.fields().find(|field| !alone && field.name() == "counters").map(|field| field.number());
         let decoded = |bytes: &[u8]| {
             let fields = wire::decode(descriptor, bytes).unwrap_or_default();
             ids::without(descriptor, fields, &mut |name, number| {
-                (name == descriptor.name() && Some(number) == counters)
-                    || allowed.is_left_out("field", &format!("{name}.{number}"))
+                allowed.is_left_out("field", &format!("{name}.{number}"))
             })
         };
         let (mut fields, got) = (decoded(&expected.message), decoded(&got.message));
-        rename(allowed, &mut fields);
+        rename(&mut fields, &|text| allowed.text(text));
         wire::compare(Some(descriptor), "", &fields, &got, &mut found);
     }
     found
 }
 
-fn rename(allowed: &Allowed, fields: &mut wire::Fields) {
+fn rename(fields: &mut wire::Fields, new: &dyn Fn(&str) -> String) {
     for (_, value) in fields {
         match value {
-            wire::Value::Text(text) => *text = allowed.text(text),
-            wire::Value::Message(fields) => rename(allowed, fields),
+            wire::Value::Text(text) => *text = new(text),
+            wire::Value::Message(fields) => rename(fields, new),
             _ => {}
         }
     }
@@ -168,13 +163,9 @@ async fn replay_chapter(
                         }
                         (_, None) => break,
                     };
-                    let alone = run.open.is_empty();
-                    let (mut expected, mut got) = (expected.clone(), got);
-                    for answer in [&mut expected, &mut got] {
-                        leave_out_any_em(path, &call.request, answer);
-                        leave_out_end(call, answer);
-                    }
-                    found = differences(allowed, &method.output(), &expected, &got, alone);
+                    let mut got = got;
+                    run.leave_out(method, call, &mut got);
+                    found = differences(allowed, &method.output(), expected, &got);
                     if found.is_empty() || !call.reads || begun.elapsed() > PATIENCE {
                         run.note(&format!("{number} {path}"));
                         run.note(&format!("    {}", text_of(&method.output(), &got)));
@@ -192,7 +183,7 @@ async fn replay_chapter(
                     id.map_or(text.clone(), str::to_owned)
                 };
                 let arguments: Vec<String> = change.arguments.iter().map(value).collect();
-                tables::change(&run.pool, &change.name, &arguments, allowed).await;
+                run.change(&change.name, &arguments).await;
             }
             // `settle` below waits for the expected replies.
             Kind::Await(call) => write!(what, ": the end of call {call}").unwrap(),
@@ -243,7 +234,7 @@ async fn replay_chapter(
         for (expected, got) in step.arrived.iter().zip(&arrived) {
             if let (Some(expected), Some(got)) = (&expected.answer, &got.answer) {
                 found.extend(
-                    differences(allowed, &output, expected, got, false)
+                    differences(allowed, &output, expected, got)
                         .into_iter()
                         .map(|text| format!("(answered then: a call that waited) {text}")),
                 );

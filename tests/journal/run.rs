@@ -19,14 +19,18 @@ use tonic_types::StatusExt as _;
 
 use crate::{
     allowed::Allowed,
+    cluster::{ADDRESS, Cluster},
     file::{self, Answer, Arrived, Call},
-    ids::Ids,
+    ids::{Ids, replaced},
     service::{self, Postgres, Service},
     tables, wire,
 };
 
 /// Maximum time to repeat a read of a replay, and to wait for an expected reply.
 pub const PATIENCE: Duration = Duration::from_secs(12);
+
+/// Number of calls after a change that the service answers before the next step, so that its tasks note the change meanwhile.
+const POLLS_AFTER_CHANGE: usize = 30;
 
 const LIST_WAITING: &str = "/linkis.rm.v1.UsageService/ListWaiting";
 
@@ -39,6 +43,8 @@ pub struct Run<'a> {
     pub methods: &'a BTreeMap<String, MethodDescriptor>,
     pub allowed: &'a Allowed,
     pub ids: Ids,
+    /// External cluster of a chapter whose arguments name one.
+    cluster: Option<Cluster>,
     /// Waiting calls by number.
     pub open: BTreeMap<u32, (MethodDescriptor, JoinHandle<Result<Bytes, Status>>)>,
     pub dump: String,
@@ -62,9 +68,12 @@ impl<'a> Run<'a> {
         if !tokens.is_empty() {
             tables::remove_history(&pool, allowed).await;
         }
-        let service = Service::start(program, postgres, name, arguments, secrets).await;
-        let (ids, open, dump) = (Ids::default(), BTreeMap::new(), String::new());
-        Self { service, pool, methods, allowed, ids, open, dump, stable }
+        let cluster = if arguments.iter().any(|text| text == ADDRESS) { Some(Cluster::start().await) } else { None };
+        let ids = Ids::new(cluster.as_ref().map(|cluster| cluster.address.clone()));
+        let arguments: Vec<String> = arguments.iter().map(|text| ids.with_address(text)).collect();
+        let service = Service::start(program, postgres, name, &arguments, secrets).await;
+        let (open, dump) = (BTreeMap::new(), String::new());
+        Self { service, pool, methods, allowed, ids, cluster, open, dump, stable }
     }
 
     /// Returns the compared parts of a reply.
@@ -133,6 +142,7 @@ impl<'a> Run<'a> {
             let (method, answer) = self.open.remove(&call).unwrap();
             let result = answer.await.unwrap();
             if let Err(status) = &result {
+                let status = replaced(&status.to_string(), |uuid| self.ids.known(uuid));
                 self.note(&format!("    call {call}: {status}"));
             }
             let answer = self.normal(&method, &result);
@@ -161,8 +171,7 @@ impl<'a> Run<'a> {
                 }
             }
         }
-        let answer = self.service.call(path, call.token, call.timeout, bytes);
-        let answer = tokio::spawn(answer);
+        let answer = tokio::spawn(self.service.waiting_call(path, call.token, call.timeout, bytes));
         let start = Instant::now();
         // A request that is granted immediately may be listed for a moment, and its reply follows the deletion of its entry.
         let mut listed = 0;
@@ -177,12 +186,50 @@ impl<'a> Run<'a> {
         None
     }
 
+    /// Makes a change of the database or of the external cluster.
+    pub async fn change(&self, name: &str, arguments: &[String]) {
+        match &self.cluster {
+            Some(cluster) if name == "cluster_shows" => {
+                cluster.show(arguments[0].parse().unwrap());
+                tables::next_snapshot(&self.pool).await;
+            }
+            _ => tables::change(&self.pool, name, arguments, self.allowed).await,
+        }
+        // A commit of the service is visible here before the service itself has noted it.
+        for _ in 0..POLLS_AFTER_CHANGE {
+            self.waiting().await;
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+
     pub async fn tables(&mut self) -> Vec<file::Table> {
         let Self { pool, ids, allowed, dump, .. } = self;
         tables::tables(pool, ids, allowed, &mut |name, rows| {
             writeln!(dump, "TABLE {name}\n{}", rows.join("\n")).unwrap()
         })
         .await
+    }
+
+    /// Removes from a reply what the speed of the machine or an equal choice decides.
+    pub fn leave_out(&self, method: &MethodDescriptor, call: &Call, answer: &mut Answer) {
+        // The service or the caller ends a call with a deadline.
+        if call.timeout > 0 && answer.code != 0 {
+            *answer = Answer { code: Code::DeadlineExceeded as i32, ..Answer::default() };
+        }
+        // Several EMs may reject a request for any EM, and the reply names one of them.
+        let names_em = || wire::delimited_fields(&call.request).iter().any(|(field, _)| *field == 1);
+        if path_of(method) == REQUEST_RESOURCE && !names_em() {
+            answer.metadata.retain(|key, _| !key.starts_with("em_"));
+        }
+        // Counters are those after the batch, which may also grant waiting requests.
+        let output = method.output();
+        if !self.open.is_empty()
+            && let Some(counters) = output.get_field_by_name("counters")
+        {
+            let mut fields = wire::decode(&output, &answer.message).unwrap_or_default();
+            fields.retain(|(number, _)| *number != counters.number());
+            answer.message = wire::encode(&fields);
+        }
     }
 
     pub fn note(&mut self, text: &str) {
@@ -193,20 +240,6 @@ impl<'a> Run<'a> {
 
 fn is_not_begun(status: &Status) -> bool {
     status.get_error_details().error_info().is_some_and(|info| info.reason == "NOT_BEGUN")
-}
-
-/// Replaces the error of a call with a deadline: the speed of the machine decides whether the service or the caller ends the call.
-pub fn leave_out_end(call: &Call, answer: &mut Answer) {
-    if call.timeout > 0 && answer.code != 0 {
-        *answer = Answer { code: Code::DeadlineExceeded as i32, ..Answer::default() };
-    }
-}
-
-/// Removes the EM from the rejection of a request for any EM: several EMs may reject it, and the reply names one of them.
-pub fn leave_out_any_em(path: &str, request: &[u8], answer: &mut Answer) {
-    if path.ends_with("RequestResource") && wire::delimited_fields(request).iter().all(|(field, _)| *field != 1) {
-        answer.metadata.retain(|key, _| !key.starts_with("em_"));
-    }
 }
 
 pub fn path_of(method: &MethodDescriptor) -> String {

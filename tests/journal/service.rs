@@ -184,8 +184,20 @@ impl Service {
         u32::from(!self.tokens.is_empty())
     }
 
-    /// Makes a call, and returns the first message of its reply.
+    /// Makes a call that must end within two minutes, and returns the first message of its reply.
     pub fn call(
+        &self,
+        method: &str,
+        token: u32,
+        timeout: u32,
+        message: Bytes,
+    ) -> impl Future<Output = Result<Bytes, Status>> + use<> {
+        let answer = tokio::time::timeout(Duration::from_secs(120), self.waiting_call(method, token, timeout, message));
+        async { answer.await.map_err(|_| Status::new(Code::Unknown, "no answer within two minutes"))? }
+    }
+
+    /// Makes a call that may wait as long as its chapter lasts.
+    pub fn waiting_call(
         &self,
         method: &str,
         token: u32,
@@ -205,10 +217,11 @@ impl Service {
         let mut client = Grpc::new(self.channel.clone()).max_decoding_message_size(usize::MAX);
         async move {
             client.ready().await.map_err(|error| Status::new(Code::Unavailable, format!("no connection: {error}")))?;
-            let call = client.server_streaming(request, path, Raw);
-            let answer =
-                tokio::time::timeout(Duration::from_secs(120), async { call.await?.into_inner().message().await });
-            let answer = answer.await.map_err(|_| Status::new(Code::Unknown, "no answer within two minutes"))??;
+            let mut stream = client.server_streaming(request, path, Raw).await?.into_inner();
+            let answer = stream.message().await?;
+            // HTTP/2 closes a connection with many streams that ended early, and thereby waiting calls. Only `Watch` and `FollowActions`
+            // have no end.
+            let _ = tokio::time::timeout(Duration::from_millis(50), stream.message()).await;
             answer.ok_or_else(|| Status::new(Code::Unknown, "no message"))
         }
     }

@@ -169,6 +169,18 @@ pub async fn change(pool: &PgPool, name: &str, arguments: &[String], allowed: &A
     }
 }
 
+/// Waits until each external cluster has a snapshot that was begun after now.
+pub async fn next_snapshot(pool: &PgPool) {
+    let now: String = sqlx::query_scalar("SELECT clock_timestamp()::text").fetch_one(pool).await.unwrap();
+    let begun =
+        "SELECT coalesce(bool_and(coalesce(begun > $1::timestamptz, false)), false) FROM linkis_external_cluster";
+    let start = std::time::Instant::now();
+    while !sqlx::query_scalar::<_, bool>(begun).bind(&now).fetch_one(pool).await.unwrap() {
+        assert!(start.elapsed().as_secs() < 30, "no snapshot of the external cluster");
+        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
+    }
+}
+
 /// Returns the condition for compared rows. Empty counters, and counters of label sets that are being counted or removed, depend on tasks.
 fn rows_of(table: &str) -> &'static str {
     match table {

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::{Action, GB, Generator, KIND, Wanted};
+use crate::ids::LATER;
 
 impl Generator {
     pub(super) fn operator(&mut self) -> Action {
@@ -126,7 +127,7 @@ impl Generator {
                 )
             }
             18 | 19 => self.provider(),
-            _ => call("ResourceManagerService", "Unregister", json!({"em": em.json(), "epoch": em.epoch + (1 << 40)})),
+            _ => call("ResourceManagerService", "Unregister", json!({"em": em.json(), "epoch": em.epoch + LATER})),
         }
     }
 

@@ -54,7 +54,8 @@ impl Generator {
             ),
             8 => paged(self, "ListTickets", json!({"user": user})),
             9 => paged(self, "ListTickets", json!({"em": em, "state": "used"})),
-            10 => paged(self, "ListScopes", json!({})),
+            // One page: whether another follows also depends on counters of nothing, which tasks remove.
+            10 => Wanted::new("UsageService", "ListScopes", json!({"page_size": 1000})),
             11 => Wanted::new("UsageService", "GetScope", json!({"labels": {"user": user}})),
             12 => Wanted::new(
                 "UsageService",

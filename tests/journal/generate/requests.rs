@@ -74,6 +74,9 @@ impl Generator {
             13 => body["resource"] = json!({"special": {"resources": {"unknown": 1}}}),
             _ => {}
         }
+        if self.chapter == "yarn" && self.chance(70) {
+            self.name_queue(&mut body);
+        }
         if self.chance(30) {
             // Repeats an earlier request id, with an equal or another body.
             self.requests += 1;
@@ -82,7 +85,7 @@ impl Generator {
         }
         let waiting = match self.chapter {
             "waiting" | "queues" => 60,
-            "mixed" => 30,
+            "mixed" | "yarn" => 30,
             _ => 10,
         };
         let mut wanted = Wanted::new("ResourceManagerService", "RequestResource", body);
@@ -115,6 +118,11 @@ impl Generator {
             5 if self.chance(30) => body["epoch"] = json!(1i64 << 50),
             _ => {}
         }
+        if self.chapter == "yarn"
+            && let Some(used) = self.used_in_queue(&ticket.resource)
+        {
+            body["used"] = used;
+        }
         Action::Call(Wanted::new("ResourceManagerService", "ResourceInited", body))
     }
 
@@ -125,7 +133,10 @@ impl Generator {
     pub(super) fn reported(&mut self) -> Action {
         let tickets = self.tickets.clone();
         let Some(ticket) = self.pick(&tickets) else { return Action::Call(self.request()) };
-        let used = if self.chance(40) { ticket.resource.clone() } else { self.amounts() };
+        let mut used = if self.chance(40) { ticket.resource.clone() } else { self.amounts() };
+        if self.chapter == "yarn" {
+            used = self.used_in_queue(&ticket.resource).unwrap_or(used);
+        }
         let mut body = json!({"ticket_id": ticket.id, "user": ticket.user, "em": ticket.em, "used": used});
         if self.chance(20) {
             body["return_counters"] = json!(true);
