@@ -14,7 +14,8 @@
 //! - [`rm_client`]: the RM client, for EMs, LinkisManager and engines written in Rust;
 //! - [`rm_telemetry`]: logs, traces and metrics; [`rm_devpg`]: the private PostgreSQL.
 //!
-//! This crate is the program:
+//! This crate is the program. It parses the command line, then runs a command or the server, and returns the exit
+//! code:
 //!
 //! - [`server`]: start, operation and stop of an instance; [`notify`]: notifications for systemd;
 //! - [`commands`]: the commands, through the client; [`config`]: settings; [`limits_file`]: limits in version control.
@@ -31,8 +32,148 @@
     clippy::too_many_lines
 )]
 
-pub mod commands;
-pub mod config;
-pub mod limits_file;
-pub mod notify;
-pub mod server;
+mod commands;
+mod config;
+mod limits_file;
+mod notify;
+mod server;
+
+use std::{error::Error, process::ExitCode};
+
+use rm_devpg::EmbeddedPostgres;
+use rm_edge::edge;
+use rm_store::connect_target::ConnectTarget;
+use rm_telemetry::traces::TraceExport;
+use sd_notify::NotifyState;
+use tokio::signal::unix::{SignalKind, signal};
+
+use crate::{
+    commands::EXIT_USAGE,
+    config::{DatabaseSource, LaunchMode, ServiceConfig, StartFailure},
+    server::{Options, Server, ServerExit},
+};
+
+/// Runs the program.
+#[tokio::main]
+pub async fn main() -> ExitCode {
+    let config = match LaunchMode::from_command_line() {
+        Ok(LaunchMode::Serve(config)) => config,
+        Ok(LaunchMode::Command(command)) => return command.run().await,
+        Err(StartFailure::CommandLine(error)) => {
+            if !error.use_stderr() {
+                // A failure to write to the standard output has no other place to be reported.
+                let _ = error.print();
+                return ExitCode::SUCCESS;
+            }
+            eprint!("{}", rm_telemetry::without_passwords(&error.render().to_string()));
+            return ExitCode::from(EXIT_USAGE);
+        }
+        Err(StartFailure::Settings(error)) => {
+            let text = rm_telemetry::without_passwords(&error.to_string());
+            eprintln!("{text}linkis-rm --help lists the settings.");
+            return ExitCode::from(EXIT_USAGE);
+        }
+    };
+    rm_telemetry::start(&config.telemetry.log);
+    match run(*config).await {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            // The last line of the log has the format of the others, so that log collectors read it.
+            tracing::error!(target: rm_telemetry::EXIT, error = %rm_telemetry::with_causes(&*error), "linkis-rm ends");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+async fn run(config: ServiceConfig) -> Result<(), Box<dyn Error>> {
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
+    let listener = server::listen(config.listen).await?;
+    let http = match config.http_listen {
+        Some(address) => Some(server::listen_http(&address).await?),
+        None => None,
+    };
+    let page = http.as_ref().and_then(|http| server::page_url(http, config.options.security.tls.is_some()));
+    tracing::info!(version = env!("CARGO_PKG_VERSION"), revision = env!("REVISION"), page, "linkis-rm starts");
+    let (target, private) = database(&config.database).await?;
+    let bounds = edge::make_room(config.options.bounds);
+    let server = tokio::select! {
+        opened = Server::open(listener, http, target, Options { bounds, ..config.options }) => opened?,
+        _ = terminate.recv() => return stop_early(private).await,
+        _ = interrupt.recv() => return stop_early(private).await,
+    };
+    let traces =
+        config.telemetry.traces.map(|settings| TraceExport::start(settings, server.instance_id())).transpose()?;
+    if let Some(rules) = config.limits {
+        let limits = rules.len();
+        let changes = server.replace_limits(rules).await?;
+        let (added, changed, removed) = (changes.added.len(), changes.changed.len(), changes.removed.len());
+        tracing::info!(limits, added, changed, removed, "limits replaced by those of the file");
+    }
+    if let Some(address) = server.http_address() {
+        tracing::info!(%address, "metrics and health over HTTP");
+    }
+    tracing::info!(address = %server.address()?, "serving");
+    notify::notify(NotifyState::Ready);
+    let mut died = None;
+    let stop = async {
+        tokio::select! {
+            _ = terminate.recv() => {}
+            _ = interrupt.recv() => {}
+            status = has_died(private.as_ref()) => died = Some(status),
+        }
+        notify::notify(NotifyState::Stopping);
+    };
+    let ending = server.serve(stop).await;
+    if let Some(traces) = traces {
+        traces.finish().await;
+    }
+    let ending = ending?;
+    if let Some(private) = private {
+        if let Some(status) = died {
+            let log = private.log_path();
+            return Err(format!(
+                "the private PostgreSQL ended unexpectedly ({status}); {} has the cause",
+                log.display()
+            )
+            .into());
+        }
+        tracing::info!("the private PostgreSQL {}", private.stop().await);
+    }
+    match ending {
+        ServerExit::Drained => tracing::info!("stopped; all calls finished"),
+        ServerExit::CutOff => tracing::warn!("stopped; some calls were still open after the drain timeout"),
+    }
+    Ok(())
+}
+
+/// Stops before the instance has served a call.
+async fn stop_early(private: Option<EmbeddedPostgres>) -> Result<(), Box<dyn Error>> {
+    notify::notify(NotifyState::Stopping);
+    if let Some(private) = private {
+        tracing::info!("the private PostgreSQL {}", private.stop().await);
+    }
+    tracing::info!("stopped before it served");
+    Ok(())
+}
+
+async fn database(
+    database: &DatabaseSource,
+) -> Result<(ConnectTarget, Option<EmbeddedPostgres>), rm_devpg::EmbeddedError> {
+    let data_dir = match database {
+        DatabaseSource::External(target) => return Ok((target.clone(), None)),
+        DatabaseSource::Embedded(Some(data_dir)) => data_dir.clone(),
+        DatabaseSource::Embedded(None) => rm_devpg::default_data_dir()?,
+    };
+    tracing::info!(data_dir = %data_dir.display(), "using a private PostgreSQL");
+    let private = EmbeddedPostgres::start(rm_devpg::EmbeddedSettings { data_dir, server_options: vec![] }).await?;
+    Ok((private.connect_options().into(), Some(private)))
+}
+
+/// Waits for the end of the private PostgreSQL. Never completes without one.
+async fn has_died(private: Option<&EmbeddedPostgres>) -> std::process::ExitStatus {
+    match private {
+        Some(private) => private.died().await,
+        None => std::future::pending().await,
+    }
+}

@@ -3,12 +3,8 @@
 //! [`Server::open`] prepares the database; [`Server::serve`] runs until the stop signal, then completes the calls in
 //! progress within the drain timeout. The server never decides about resources. Caller: `main`.
 //!
-//! - `cell`: services and background tasks of a cell; `assembly`: their gRPC routes;
-//! - `connections`: accepted connections and HTTP/2; `health`: readiness of the instance.
+//! `health` publishes the readiness of the instance.
 
-mod assembly;
-mod cell;
-mod connections;
 mod health;
 
 use std::{fmt, future::Future, net::SocketAddr, path::PathBuf, sync::Arc, time::Duration};
@@ -22,9 +18,11 @@ use uuid::Uuid;
 
 use crate::notify;
 use rm_edge::{
+    assembly,
     authenticator::Authenticator,
     compressible,
-    edge::{Edge, EdgeBounds, EdgeService, ListenAddress, Listener},
+    connections::{accepted, serve_calls},
+    edge::{Edge, EdgeBounds, EdgeService, ListenAddress, Listener, RequestBody},
     health::reporter,
     http::{
         self, Readiness,
@@ -39,6 +37,7 @@ use rm_edge::{
     observe::{self, ObserveLayer},
     resource_manager::RequestTimeouts,
     routes::Routes,
+    server_info::ServerInfo,
     tls::{self, Tls, TlsError},
 };
 use rm_external::allowed::AllowedHosts;
@@ -49,10 +48,12 @@ use rm_model::{
 use rm_proto::v1 as proto;
 use rm_service::{
     background::announce::address_text,
+    cell::{CellServices, CellSettings, InstanceContext},
     error::Error,
     heartbeat::LivenessTimeouts,
     jwt::{JwtAuthenticator, JwtError},
     limits::LimitService,
+    overview::OverviewService,
     tasks::InstanceTasks,
     tokens::TokenCache,
 };
@@ -60,12 +61,7 @@ use rm_store::{PendingStore, Store, StoreError, connect_target::ConnectTarget, p
 use rm_telemetry::cause;
 use rm_telemetry::metrics::Metrics;
 
-use self::{
-    assembly::assemble,
-    cell::InstanceContext,
-    connections::{accepted, serve_calls},
-    health::{HealthState, LIVENESS, watch_health},
-};
+use self::health::{HealthState, LIVENESS, watch_health};
 
 /// Time between the stop and the end of endless streams and idle connections, so that their peers receive the
 /// announcement.
@@ -102,6 +98,18 @@ pub struct Options {
     pub migrates: bool,
 }
 
+impl Options {
+    /// Returns the settings of the instance's cell.
+    fn cell(&self) -> CellSettings {
+        CellSettings {
+            liveness: self.liveness,
+            history: self.history,
+            waiting_max: self.bounds.waiting,
+            external_hosts: self.external_hosts.clone(),
+        }
+    }
+}
+
 /// Authentication and TLS of callers.
 #[derive(Debug, Clone)]
 pub struct SecuritySettings {
@@ -113,11 +121,6 @@ pub struct SecuritySettings {
     pub is_open: bool,
     /// Whether every viewer of the page has these rights.
     pub is_page_open: bool,
-}
-
-impl SecuritySettings {
-    /// No protection: for one machine, or for a program that embeds the server.
-    pub const OPEN: Self = Self { tls: None, jwt: None, is_open: true, is_page_open: true };
 }
 
 /// Describes the protection of an instance, for display.
@@ -315,11 +318,6 @@ impl Server {
         self.instance_id
     }
 
-    /// Returns the metrics of the instance.
-    pub fn metrics(&self) -> &Metrics {
-        &self.metrics
-    }
-
     /// Returns the address for gRPC.
     ///
     /// # Errors
@@ -358,14 +356,20 @@ impl Server {
         let defect = tasks.defect();
         let (health, health_service) = reporter();
         let address = listener.address().map(|address| announced(&address)).unwrap_or_default();
-        let instance = InstanceContext::new((instance_id, address.clone()), &options, (&metrics, &tasks, &stopping));
-        let (routes, overviews) = assemble(&instance, &store, &tokens)?;
+        let instance = InstanceContext {
+            id: instance_id,
+            address: address.clone(),
+            settings: options.cell(),
+            metrics: &metrics,
+            tasks: &tasks,
+            stopping: &stopping,
+            tokens: &tokens,
+        };
+        let (routes, overviews) = start_cell(&instance, &options, &store)?;
         let routes = routes.and(compressible!(health_service).max_decoding_message_size(QUESTION_BYTES_MAX));
         let health = HealthState { grpc: health, readiness, metrics: metrics.clone() };
         tasks.spawn(watch_health(health, store.clone(), leaving.clone()));
-        tasks.spawn(store.primary().clone().stay_equipped(stopping.clone()));
-        tasks.spawn(store.primary().clone().watch_disk(stopping.clone()));
-        take_up_changes(&tasks, &store, tls.as_ref(), jwt.as_ref(), &stopping);
+        follow_changes(&tasks, &store, tls.as_ref(), jwt.as_ref(), &stopping);
         let incoming = accepted(listener, &edge, &tasks, &stopping, options.bounds.connection_age);
         tasks.close();
 
@@ -411,11 +415,26 @@ impl Server {
         tracing::info!("stopping: finishing open calls");
         let drained = tokio::time::timeout(options.drain_timeout, finish(serving, &edge, &tasks)).await;
         store.close().await;
-        match drained {
-            Ok(served) => served.map(|()| ServerExit::Drained),
-            Err(_) => Ok(ServerExit::CutOff),
-        }
+        drained.map_or(Ok(ServerExit::CutOff), |served| served.map(|()| ServerExit::Drained))
     }
+}
+
+/// Starts the services of a cell. Returns the routes of all calls, and the overviews for the page.
+fn start_cell(
+    instance: &InstanceContext<'_>,
+    options: &Options,
+    store: &Store,
+) -> Result<(Routes<RequestBody>, OverviewService), ServerError> {
+    let cell = CellServices::start(instance, store).map_err(ServerError::Thread)?;
+    let overviews = cell.overviews.clone();
+    let info = ServerInfo {
+        instance_id: instance.id,
+        times: options.times,
+        liveness: options.liveness,
+        history: options.history,
+        tls: options.security.tls.is_some(),
+    };
+    Ok((assembly::routes(cell, info)?, overviews))
 }
 
 /// Migrates the schema, reads the tokens, and opens the database connections of the instance.
@@ -492,14 +511,17 @@ async fn wait_for_database(
     ended
 }
 
-/// Starts the tasks that reload changed files: database password, certificates, and issuers of JWTs.
-fn take_up_changes(
+/// Starts the tasks that follow changes of the database, and of files: database password, certificates, and issuers of
+/// JWTs.
+fn follow_changes(
     tasks: &InstanceTasks,
     store: &Store,
     tls: Option<&Arc<Tls>>,
     jwt: Option<&Arc<JwtAuthenticator>>,
     stopping: &CancellationToken,
 ) {
+    tasks.spawn(store.primary().clone().stay_equipped(stopping.clone()));
+    tasks.spawn(store.primary().clone().watch_disk(stopping.clone()));
     tasks.spawn(store.clone().follow(stopping.clone()));
     if let Some(tls) = tls {
         tasks.spawn(tls.clone().follow(stopping.clone()));

@@ -4,10 +4,10 @@
 //! it at their deletion.
 //!
 //! ```text
-//! cargo run --release --example openb                                      with its own service, at full speed
-//! cargo run --release --example openb -- --address http://127.0.0.1:50051  with a running service
-//! cargo run --release --example openb -- --hold                            until the cluster is full
-//! cargo run --release --example openb -- --choose --user-limits            the service selects nodes, within limits
+//! cargo run --release                                             the service, in another terminal
+//! cargo run --release --example openb                             at full speed
+//! cargo run --release --example openb -- --hold                   until the cluster is full
+//! cargo run --release --example openb -- --choose --user-limits   the service selects nodes, within limits
 //! ```
 //!
 //! In the trace hardly more than fifty tasks live at the same time, so nothing is ever short. With `--hold` no task
@@ -32,7 +32,6 @@
 mod calls;
 mod check;
 mod explain;
-mod local;
 mod model;
 mod nodes;
 mod plan;
@@ -65,9 +64,9 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(60);
 /// Replay a trace of a production cluster against the resource manager
 #[derive(Debug, Parser)]
 struct Arguments {
-    /// Service to use, such as http://127.0.0.1:50051; without it, the replay starts one
-    #[arg(long)]
-    address: Option<String>,
+    /// Service to use; it has no EMs but those of the trace
+    #[arg(long, default_value = "http://127.0.0.1:50051")]
+    address: String,
     /// Trace seconds per second; "none" makes no pauses
     #[arg(long, default_value = "none", value_parser = parse_speed)]
     speed: Speed,
@@ -128,28 +127,16 @@ async fn run(arguments: &Arguments) -> Result<bool, Box<dyn Error>> {
     let terms = terms(&trace, arguments)?;
     let plan = Plan::make(&trace, terms.limit)?;
     describe(&trace, &plan, terms);
-    let local = match arguments.address {
-        None => Some(local::Local::start().await?),
-        Some(_) => None,
-    };
-    let address =
-        arguments.address.as_ref().or(local.as_ref().map(|local| &local.address)).cloned().unwrap_or_default();
-    println!("service at {address}{}", if local.is_some() { ", started for this replay" } else { "" });
-    let client = RmClient::with(&address, &ClientSettings::once(CALL_TIMEOUT))?;
-    if local.is_none() {
-        make_room(&client, &address, &trace, arguments).await?;
-    }
+    let address = arguments.address.as_str();
+    println!("service at {address}");
+    let client = RmClient::with(address, &ClientSettings::once(CALL_TIMEOUT))?;
+    make_room(&client, &trace, arguments).await?;
     let replayed = tokio::select! {
         replayed = replay(&client, &trace, &plan, terms, arguments) => replayed,
         _ = tokio::signal::ctrl_c() => Err("interrupted".into()),
     };
-    match local {
-        Some(local) => {
-            let stopped = local.stop().await;
-            return replayed.and_then(|tally| stopped.map(|()| tally.is_good(&plan.first_fit, terms)));
-        }
-        None if replayed.is_err() => eprintln!("Nodes may be left at {address}: --replace unregisters them next time."),
-        None => {}
+    if replayed.is_err() {
+        eprintln!("Nodes may be left at {address}: --replace unregisters them next time.");
     }
     replayed.map(|tally| tally.is_good(&plan.first_fit, terms))
 }
@@ -178,12 +165,8 @@ fn describe(trace: &Trace, plan: &Plan, terms: Terms) {
 }
 
 /// Removes earlier nodes of the trace, or fails without `--replace`. Their tickets would not be in the plan.
-async fn make_room(
-    client: &RmClient,
-    address: &str,
-    trace: &Trace,
-    arguments: &Arguments,
-) -> Result<(), Box<dyn Error>> {
+async fn make_room(client: &RmClient, trace: &Trace, arguments: &Arguments) -> Result<(), Box<dyn Error>> {
+    let address = &arguments.address;
     let left_behind = nodes::registered(client, address, trace).await?;
     if !left_behind.is_empty() && !arguments.replace {
         let count = Thousands(left_behind.len() as u64);

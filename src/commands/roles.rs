@@ -6,7 +6,7 @@ use rm_model::access::{Permission, Role};
 
 /// Returns the sentence about roles at the end of a command's help.
 pub fn needs<Q, A>(call: &ApiCall<Q, A>) -> String {
-    needs_by(call.path)
+    needs_by(call.path())
 }
 
 /// As [`needs`], for the call at a path.

@@ -1,23 +1,24 @@
 //! One call: attempts on one address after another, while safe and before its deadline.
 //!
-//! `pool` selects the connection and `retry` decides about further attempts. The message is encoded once.
+//! `pool` selects the connection and `retry` decides about further attempts. The message is encoded once. Attempts send and
+//! receive encoded messages, so that their code is compiled once and not for each call of the API.
 //! Never: repeats a call whose result is unknown, unless the table in `calls` marks it as safe.
 //! Callers: [`RmClient::make`](super::RmClient::make), and `follow`, which opens a stream.
 
 use std::{marker::PhantomData, time::Duration};
 
+use async_recursion::async_recursion as boxed;
 use http::uri::PathAndQuery;
 use prost::{
     Message,
-    bytes::{BufMut as _, Bytes},
+    bytes::{Buf as _, BufMut as _, Bytes},
 };
 use tokio::time::{Instant, sleep, timeout, timeout_at};
 use tonic::{
     Request, Status, Streaming,
     client::Grpc,
-    codec::{Codec, EncodeBuf, Encoder},
+    codec::{Codec, DecodeBuf, Decoder, EncodeBuf, Encoder},
 };
-use tonic_prost::ProstDecoder;
 
 use super::{
     ClientError,
@@ -36,22 +37,59 @@ const NOT_BEGUN_MAX: u32 = 16;
 /// A call of the API with the types of its request and reply.
 #[derive(Debug)]
 pub struct ApiCall<Q, A> {
-    /// Path of the method.
-    pub path: &'static str,
-    /// Whether the call may be repeated when its result is unknown.
-    pub(super) repeat: Idempotency,
-    /// Maximum size of a reply, in bytes.
-    pub(super) answer_bytes_max: usize,
+    pub(super) method: Method,
     types: PhantomData<fn(Q) -> A>,
+}
+
+/// A method of the API.
+#[derive(Debug)]
+pub(super) struct Method {
+    path: &'static str,
+    /// Whether the call may be repeated when its result is unknown.
+    pub repeat: Idempotency,
+    /// Maximum size of a reply, in bytes.
+    answer_bytes_max: usize,
 }
 
 impl<Q, A> ApiCall<Q, A> {
     pub(super) const fn new(path: &'static str, repeat: Idempotency) -> Self {
-        Self { path, repeat, answer_bytes_max: 4 << 20, types: PhantomData }
+        Self { method: Method { path, repeat, answer_bytes_max: 4 << 20 }, types: PhantomData }
     }
 
     pub(super) const fn with_large_answers(self, answer_bytes_max: usize) -> Self {
-        Self { answer_bytes_max, ..self }
+        Self { method: Method { answer_bytes_max, ..self.method }, types: PhantomData }
+    }
+
+    /// Returns the path of the method.
+    #[must_use]
+    pub const fn path(&self) -> &'static str {
+        self.method.path
+    }
+}
+
+impl<Q: Message, A: Message + Default> ApiCall<Q, A> {
+    /// Makes the call.
+    pub(super) async fn make(&self, pool: &ConnectionPool, message: &Q, budget: RetryBudget) -> Result<A, ClientError> {
+        let reply = self.method.make(pool, message.encode_to_vec().into(), budget).await?;
+        Ok(self.decode(reply)?)
+    }
+
+    /// Opens a streaming call on the next serving address, with one attempt. The messages are decoded by [`ApiCall::decode`].
+    pub(super) async fn open(
+        &self,
+        pool: &ConnectionPool,
+        message: &Q,
+        budget: RetryBudget,
+    ) -> Result<Streaming<Bytes>, AttemptFailure> {
+        self.method.open(pool, message.encode_to_vec().into(), budget).await
+    }
+
+    /// Decodes a reply.
+    ///
+    /// # Errors
+    /// `INTERNAL` for bytes that are not such a message.
+    pub(super) fn decode(&self, reply: Bytes) -> Result<A, Status> {
+        A::decode(reply).map_err(|error| Status::internal(format!("the reply cannot be decoded: {error}")))
     }
 }
 
@@ -62,12 +100,10 @@ pub(super) struct RetryBudget {
     pub attempts: u32,
 }
 
-impl<Q: Message, A: Message + Default + 'static> ApiCall<Q, A> {
-    /// Makes the call.
-    pub(super) async fn make(&self, pool: &ConnectionPool, message: &Q, budget: RetryBudget) -> Result<A, ClientError> {
+impl Method {
+    #[boxed]
+    async fn make(&self, pool: &ConnectionPool, body: Bytes, budget: RetryBudget) -> Result<Bytes, ClientError> {
         let deadline = Instant::now() + budget.timeout.min(TIMEOUT_MAX);
-        // Encoded once for all attempts.
-        let body = Bytes::from(message.encode_to_vec());
         let (mut failed, mut not_begun, mut on) = (0, 0, None);
         loop {
             let failure = match self.attempt(pool, body.clone(), deadline, &mut on).await {
@@ -100,20 +136,20 @@ impl<Q: Message, A: Message + Default + 'static> ApiCall<Q, A> {
         }
     }
 
-    /// Opens a streaming call on the next serving address, with one attempt.
-    pub(super) async fn open(
+    #[boxed]
+    async fn open(
         &self,
         pool: &ConnectionPool,
-        message: &Q,
+        body: Bytes,
         budget: RetryBudget,
-    ) -> Result<Streaming<A>, AttemptFailure> {
+    ) -> Result<Streaming<Bytes>, AttemptFailure> {
         let opening = async {
             let (at, sender) = pool.next(None).await.map_err(AttemptFailure::NotSent)?;
             // Without a deadline, because the stream has no end.
-            let request = Self::request(pool, Bytes::from(message.encode_to_vec()));
+            let request = Self::request(pool, body);
             let mut grpc = Grpc::with_origin(sender, pool.origin(at)).max_decoding_message_size(self.answer_bytes_max);
             let path = PathAndQuery::from_static(self.path);
-            let opened = grpc.server_streaming(request, path, RawCodec(PhantomData)).await;
+            let opened = grpc.server_streaming(request, path, RawCodec).await;
             opened.map(tonic::Response::into_inner).map_err(connection::failure)
         };
         let late = |_| AttemptFailure::Lost(Status::unavailable("no reply before the deadline"));
@@ -135,7 +171,7 @@ impl<Q: Message, A: Message + Default + 'static> ApiCall<Q, A> {
         body: Bytes,
         deadline: Instant,
         on: &mut Option<usize>,
-    ) -> Result<A, AttemptFailure> {
+    ) -> Result<Bytes, AttemptFailure> {
         let trying = async {
             let (at, sender) = pool.next(*on).await.map_err(AttemptFailure::NotSent)?;
             *on = Some(at);
@@ -152,42 +188,49 @@ impl<Q: Message, A: Message + Default + 'static> ApiCall<Q, A> {
         sender: Sender,
         body: Bytes,
         deadline: Instant,
-    ) -> Result<A, Status> {
+    ) -> Result<Bytes, Status> {
         let mut request = Self::request(pool, body);
         request.set_timeout(deadline.saturating_duration_since(Instant::now()));
         let grpc = Grpc::with_origin(sender, pool.origin(at));
         let path = PathAndQuery::from_static(self.path);
         let mut grpc = grpc.max_decoding_message_size(self.answer_bytes_max);
-        Ok(grpc.unary(request, path, RawCodec(PhantomData)).await?.into_inner())
+        Ok(grpc.unary(request, path, RawCodec).await?.into_inner())
     }
 }
 
-/// Codec that sends an encoded message and decodes replies.
-struct RawCodec<A>(PhantomData<fn() -> A>);
+/// Codec of encoded messages.
+struct RawCodec;
 
-impl<A: Message + Default + 'static> Codec for RawCodec<A> {
+impl Codec for RawCodec {
     type Encode = Bytes;
-    type Decode = A;
-    type Encoder = RawEncoder;
-    type Decoder = ProstDecoder<A>;
+    type Decode = Bytes;
+    type Encoder = Self;
+    type Decoder = Self;
 
-    fn encoder(&mut self) -> RawEncoder {
-        RawEncoder
+    fn encoder(&mut self) -> Self {
+        Self
     }
 
-    fn decoder(&mut self) -> ProstDecoder<A> {
-        ProstDecoder::default()
+    fn decoder(&mut self) -> Self {
+        Self
     }
 }
 
-struct RawEncoder;
-
-impl Encoder for RawEncoder {
+impl Encoder for RawCodec {
     type Item = Bytes;
     type Error = Status;
 
     fn encode(&mut self, message: Bytes, to: &mut EncodeBuf<'_>) -> Result<(), Status> {
         to.put(message);
         Ok(())
+    }
+}
+
+impl Decoder for RawCodec {
+    type Item = Bytes;
+    type Error = Status;
+
+    fn decode(&mut self, from: &mut DecodeBuf<'_>) -> Result<Option<Bytes>, Status> {
+        Ok(Some(from.copy_to_bytes(from.remaining())))
     }
 }

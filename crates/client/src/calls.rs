@@ -24,7 +24,7 @@ macro_rules! calls {
         )*
 
         #[cfg(test)]
-        const ALL: &[(&str, Idempotency)] = &[$(($name.path, $name.repeat)),*];
+        const ALL: &[(&str, Idempotency)] = &[$(($name.path(), $name.method.repeat)),*];
     };
 }
 

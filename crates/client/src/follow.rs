@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use prost::bytes::Bytes;
 use tokio::time::{sleep, timeout};
 use tonic::{Status, Streaming};
 
@@ -22,7 +23,7 @@ const SILENT_MAX: Duration = Duration::from_secs(30);
 pub struct Follower {
     client: RmClient,
     position: String,
-    stream: Option<Streaming<proto::FollowActionsResponse>>,
+    stream: Option<Streaming<Bytes>>,
     /// Number of failures since the last message.
     failed: u32,
 }
@@ -77,7 +78,7 @@ impl Follower {
         };
         let lost = |why: &str| AttemptFailure::Lost(Status::unavailable(why));
         match timeout(SILENT_MAX, stream.message()).await {
-            Ok(Ok(Some(message))) => Ok(message),
+            Ok(Ok(Some(message))) => calls::FOLLOW_ACTIONS.decode(message).map_err(connection::failure),
             Ok(Ok(None)) => Err(lost("the service ended the stream without a status")),
             Ok(Err(status)) => Err(connection::failure(status)),
             Err(_) => Err(lost("the service sent nothing for too long")),

@@ -21,7 +21,9 @@
 
 pub mod access;
 pub mod admin;
+pub mod assembly;
 pub mod authenticator;
+pub mod connections;
 pub mod convert;
 pub mod deadline;
 pub mod edge;

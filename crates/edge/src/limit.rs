@@ -95,7 +95,7 @@ impl LimitRpc {
         let page = PageRequest::new("ListLimits", *page_size, &())?;
         let after = page.after(page_token, parse_pattern_key)?;
         let (reach, size) = (authenticator::reach(&call)?, page.entries_max());
-        let (found, last) = self.limits.list(after.as_ref(), size, |pattern| is_shown(pattern, reach)).await?;
+        let (found, last) = self.limits.list(after.as_ref(), size, &|pattern| is_shown(pattern, reach)).await?;
         let limits = found.iter().map(|(record, decides)| convert::limit::limit_record(record, *decides)).collect();
         let next_page_token = last.map(|last| page.token(&pattern_key(&last))).unwrap_or_default();
         Ok(proto::ListLimitsResponse { limits, next_page_token })

@@ -334,9 +334,10 @@ impl ResourceManagerRpc {
             let result = Some(dry_run(decision, &queue_names, authenticator::reach(&call)?));
             return Ok(proto::RequestResourceResponse { result });
         }
+        let active = active.map(|permit| permit as Arc<_>);
         let answer = self.request_resource.request_any(em, specs, deadlines, active);
         let answer = match deadlines.line {
-            Some(_) => authenticator::while_admitted(&call, Box::pin(answer)).await,
+            Some(_) => authenticator::while_admitted(&call, answer).await,
             None => answer.await,
         };
         let answer = answer.map_err(|error| match error {

@@ -16,6 +16,7 @@ use std::{
     time::Duration,
 };
 
+use async_recursion::async_recursion as boxed;
 use secrecy::{ExposeSecret as _, SecretString};
 use sqlx::{Connection as _, Postgres, Transaction};
 use tokio::{
@@ -198,6 +199,7 @@ impl ExternalResourceService {
     /// - [`Error::InvalidField`] for the configuration or an address that is not allowed.
     /// - [`ExternalError::Changed`] if `expected` does not match; [`ExternalError::LabelsTaken`]; [`ExternalError::TooMany`].
     /// - [`Error::LockTimeout`] at `deadline`; [`Error::CommitUnknown`].
+    #[boxed]
     pub async fn put_provider(
         &self,
         by: &Actor,
@@ -261,6 +263,7 @@ impl ExternalResourceService {
     /// # Errors
     /// - [`ExternalError::NoSuchProvider`]; [`ExternalError::Changed`] if `expected` does not match.
     /// - [`Error::LockTimeout`] at `deadline`; [`Error::CommitUnknown`].
+    #[boxed]
     pub async fn delete(
         &self,
         by: &Actor,
@@ -292,6 +295,7 @@ impl ExternalResourceService {
     ///
     /// # Errors
     /// Database errors, and stored configurations that cannot be read.
+    #[boxed]
     pub async fn providers(&self) -> Result<Vec<ProviderView>, Error> {
         let records = within_timeout(table::read(&self.store.pool().await?)).await?;
         records.into_iter().map(shown).collect()
@@ -301,6 +305,7 @@ impl ExternalResourceService {
     ///
     /// # Errors
     /// [`ExternalError::NoSuchProvider`], [`ExternalError::NoProviderFor`], [`ExternalError::Fetch`].
+    #[boxed]
     pub async fn queues(&self, selector: &ProviderSelector) -> Result<ProviderReply<QueueTree>, Error> {
         let source = self.source(selector).await?;
         let (asked, http) = (source.clone(), self.http.clone());
@@ -312,6 +317,7 @@ impl ExternalResourceService {
     ///
     /// # Errors
     /// As of [`ExternalResourceService::queues`].
+    #[boxed]
     pub async fn applications(&self, selector: &ProviderSelector) -> Result<ProviderReply<Vec<Application>>, Error> {
         let source = self.source(selector).await?;
         let (asked, http) = (source.clone(), self.http.clone());
@@ -323,6 +329,7 @@ impl ExternalResourceService {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn tickets_of(&self, provider: &Name, ids: &[&str]) -> Result<HashMap<String, Uuid>, Error> {
         if ids.is_empty() {
             return Ok(HashMap::new());

@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use async_recursion::async_recursion as boxed;
 use time::OffsetDateTime;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore, mpsc, oneshot},
@@ -160,6 +161,7 @@ impl HeartbeatService {
     /// [`Rejection::EmNotRegistered`]: rm_model::operation::Rejection::EmNotRegistered
     ///
     /// [`Rejection::StaleReport`]: rm_model::operation::Rejection::StaleReport
+    #[boxed]
     pub async fn report(&self, mut report: EmReport, deadline: Instant) -> Result<Vec<UnknownTicket>, Error> {
         report.tickets.sort_unstable();
         report.tickets.dedup();

@@ -10,6 +10,7 @@
 
 use std::{sync::Arc, time::Duration};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::{Connection as _, PgConnection, Postgres, Transaction};
 use tokio::{sync::Mutex, time::Instant};
 
@@ -53,6 +54,7 @@ impl HoldService {
     /// - [`Rejection::AlreadyHeld`] if another caller holds the key; [`Rejection::TooManyHolds`].
     /// - [`Error::LockTimeout`] if other transactions owned the key until `deadline`.
     /// - [`Error::CommitUnknown`] if the connection broke during the commit.
+    #[boxed]
     pub async fn hold(&self, by: &Actor, new: &NewHold, deadline: Instant) -> Result<ResourceHold, Error> {
         let _turn = tokio::time::timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)?;
         let mut session = self.store.operator_session();
@@ -81,6 +83,7 @@ impl HoldService {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn release(&self, by: &Actor, key: &LockKey) -> Result<bool, Error> {
         let mut session = self.store.operator_session();
         let was_over = within_timeout(resource_hold::end_over(session.get().await?, key)).await?;
@@ -91,6 +94,7 @@ impl HoldService {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn list(&self) -> Result<Vec<ResourceHold>, Error> {
         let mut connection = self.store.operators().acquire().await?;
         Ok(within_timeout(resource_hold::list(&mut *connection, LISTED_MAX)).await?)
@@ -131,6 +135,7 @@ const OVER_MAX: i64 = 100;
 ///
 /// # Errors
 /// Database errors.
+#[boxed]
 pub async fn clear(session: &mut Session) -> Result<(), StoreError> {
     for key in within_timeout(resource_hold::over(session.get().await?, OVER_MAX)).await? {
         within_timeout(resource_hold::end_over(session.get().await?, &key)).await?;

@@ -23,6 +23,7 @@
 pub mod admission;
 pub mod audit;
 pub mod background;
+pub mod cell;
 mod commit;
 pub mod committer;
 pub mod error;

@@ -15,6 +15,7 @@ use std::{
     time::Duration,
 };
 
+use async_recursion::async_recursion as boxed;
 use sqlx::PgConnection;
 use tokio::{
     sync::{Mutex, Notify, Semaphore},
@@ -102,6 +103,7 @@ impl LimitService {
     /// - [`Rejection::LimitChanged`] if the stored rule differs from `expected`.
     /// - [`Error::LockTimeout`] if the fence could not be closed by `deadline`.
     /// - [`Error::CommitUnknown`] if the outcome is unknown.
+    #[boxed]
     pub async fn set(
         &self,
         by: &Actor,
@@ -123,6 +125,7 @@ impl LimitService {
     /// # Errors
     /// - [`Rejection::NoSuchLimit`]; [`Rejection::LimitChanged`] if the stored rule differs from `expected`.
     /// - [`Error::LockTimeout`] if the fence could not be closed by `deadline`.
+    #[boxed]
     pub async fn delete(
         &self,
         by: &Actor,
@@ -138,6 +141,7 @@ impl LimitService {
     ///
     /// # Errors
     /// [`Error::LockTimeout`] if the fence could not be closed by `deadline`.
+    #[boxed]
     pub async fn set_policy(
         &self,
         by: &Actor,
@@ -154,6 +158,7 @@ impl LimitService {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn policies(&self) -> Result<BTreeMap<Name, Policy>, Error> {
         let mut connection = self.store.operators().acquire().await?;
         Ok(within_timeout(policy::read(&mut *connection)).await?)
@@ -166,11 +171,12 @@ impl LimitService {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn list(
         &self,
         after: Option<&LabelPattern>,
         limit: usize,
-        is_shown: impl Fn(&LabelPattern) -> bool,
+        is_shown: &(dyn Fn(&LabelPattern) -> bool + Sync),
     ) -> Result<(Vec<(RuleRecord, bool)>, Option<LabelPattern>), Error> {
         let mut connection = self.store.operators().acquire().await?;
         let limits = within_timeout(self.current(&mut connection)).await?;

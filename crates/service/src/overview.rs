@@ -8,6 +8,7 @@
 use std::{sync::Arc, time::Duration};
 
 use arc_swap::ArcSwapOption;
+use async_recursion::async_recursion as boxed;
 use time::OffsetDateTime;
 use tokio::{
     sync::mpsc,
@@ -123,6 +124,7 @@ impl OverviewService {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn current(&self) -> Result<Arc<OverviewSnapshot>, Error> {
         let take = || {
             let this = self.clone();
@@ -232,6 +234,7 @@ impl OverviewService {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn instances(&self) -> Result<Vec<(ServerInstance, OffsetDateTime)>, Error> {
         let mut connection = self.store.operators().acquire().await?;
         Ok(within_timeout(server_instance::list(&mut *connection)).await?)
@@ -241,6 +244,7 @@ impl OverviewService {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn jobs(&self) -> Result<Vec<RemainingWork>, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let going = within_timeout(overview::going(&mut *connection)).await?;

@@ -10,6 +10,7 @@
 
 use std::{collections::BTreeSet, pin::Pin, sync::Arc};
 
+use async_recursion::async_recursion as boxed;
 use tokio::time::Instant;
 
 use crate::error::Error;
@@ -35,6 +36,9 @@ use super::{
     refusals::RefusalRecorder,
     waiting::{LocalWaitQueue, WaitHandle, WaitResult, WakeReason},
 };
+
+/// Permit of a call that counts as active. It is released when the request enters the wait queue.
+pub type ActivePermit = Option<Arc<dyn Send + Sync>>;
 
 /// Maximum number of EMs to try before a new survey: so many full EMs show that the cluster view is stale.
 const CANDIDATES_MAX: usize = 4;
@@ -109,12 +113,13 @@ impl RequestResourceService {
     ///
     /// # Errors
     /// [`Error::Rejected`] if no EM can be used, and the errors of [`Committer::submit`].
-    pub async fn request_any<A>(
+    #[boxed]
+    pub async fn request_any(
         &self,
         em: Option<EmInstance>,
         asks: Vec<Arc<RequestSpec>>,
         deadlines: RequestDeadlines,
-        active: A,
+        active: ActivePermit,
     ) -> Result<(Outcome, usize), Error> {
         let asked = asks.first().cloned().ok_or_else(|| Error::defect("a request without a spec"))?;
         let under_way = RequestTimer::begin(&self.metrics.requests);
@@ -143,12 +148,12 @@ impl RequestResourceService {
 
     /// Tries the specs one after another without waiting. If none is granted, waits for the first spec that can fit later; the
     /// others stay alternatives.
-    async fn judge_in_turn<A>(
+    async fn judge_in_turn(
         &self,
         em: Option<EmInstance>,
         asks: Vec<Arc<RequestSpec>>,
         deadlines: RequestDeadlines,
-        active: A,
+        active: ActivePermit,
     ) -> Result<(Outcome, usize), Error> {
         let (mut may_fit, mut first) = (Vec::new(), None);
         for (number, ask) in asks.into_iter().enumerate() {
@@ -181,13 +186,13 @@ impl RequestResourceService {
 
     /// Decides one spec, with waiting. A waiting request may also be granted as one of `others`; the output parameter returns
     /// its index.
-    async fn judge<A>(
+    async fn judge(
         &self,
         em: Option<EmInstance>,
         ask: Arc<RequestSpec>,
         others: (AlternativeSpecs<'_>, &mut Option<usize>),
         deadlines: RequestDeadlines,
-        active: A,
+        active: ActivePermit,
     ) -> Result<Outcome, Error> {
         let any_em = em.is_none();
         if let (Some(em), Some(until)) = (&em, deadlines.line) {
@@ -230,6 +235,7 @@ impl RequestResourceService {
     ///
     /// # Errors
     /// [`Error::Rejected`] if no EM can be used, and the errors of the check.
+    #[boxed]
     pub async fn dry_run(
         &self,
         em: Option<EmInstance>,

@@ -2,8 +2,9 @@
 //!
 //! Callers: all modules that spawn; the server waits for the tasks at shutdown.
 
-use std::{future::Future, io, thread};
+use std::{future::Future, io, pin::Pin, thread};
 
+use async_recursion::async_recursion as boxed;
 use tokio::runtime::{self, Handle};
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 
@@ -40,7 +41,7 @@ impl InstanceTasks {
 
     /// Spawns a task.
     pub fn spawn(&self, task: impl Future<Output = ()> + Send + 'static) {
-        self.tracker.spawn_on(self.alarming(task), &self.runtime);
+        self.tracker.spawn_on(self.alarming(Box::pin(task)), &self.runtime);
     }
 
     /// Spawns a task on its own thread, where it never waits for other tasks.
@@ -49,12 +50,13 @@ impl InstanceTasks {
     /// If a thread cannot be spawned.
     pub fn spawn_on_thread(&self, name: &str, task: impl Future<Output = ()> + Send + 'static) -> io::Result<()> {
         let runtime = runtime::Builder::new_current_thread().enable_all().build()?;
-        let task = self.tracker.track_future(self.alarming(task));
+        let task = self.tracker.track_future(self.alarming(Box::pin(task)));
         thread::Builder::new().name(name.to_owned()).spawn(move || runtime.block_on(task))?;
         Ok(())
     }
 
-    fn alarming(&self, task: impl Future<Output = ()> + Send + 'static) -> impl Future<Output = ()> + Send + 'static {
+    /// Returns the task with an alarm for its panic. Boxed, so that the code of a spawn is compiled once and not for each task.
+    fn alarming(&self, task: Pin<Box<dyn Future<Output = ()> + Send>>) -> impl Future<Output = ()> + Send + use<> {
         let (alarm, primary) = (PanicAlarm(self.defect.clone()), self.primary.clone());
         async move {
             match primary {
@@ -76,6 +78,7 @@ impl InstanceTasks {
     }
 
     /// Waits until all tasks have ended.
+    #[boxed]
     pub async fn wait(&self) {
         self.tracker.wait().await;
     }

@@ -7,6 +7,7 @@
 
 use std::collections::{HashMap, HashSet};
 
+use async_recursion::async_recursion as boxed;
 use tokio::{
     sync::{mpsc, oneshot},
     time::Instant,
@@ -56,6 +57,7 @@ impl TicketLookup {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn queue_of(&self, ticket_id: Uuid) -> Result<Option<String>, Error> {
         let found = within_timeout(user_resource::read(&self.store.pool().await?, &[ticket_id])).await?;
         Ok(found.get(&ticket_id).and_then(|ticket| place_of(ticket.resource())).map(|(_, name)| name.to_owned()))
@@ -67,6 +69,7 @@ impl TicketLookup {
     /// - [`Rejection::TicketNotFound`] if the ticket is neither live nor in the history, or if the given user or EM is wrong.
     /// - [`Error::Overloaded`] if too many lookups wait.
     /// - Database errors; [`Error::Unavailable`] if the database has not replied by `deadline`.
+    #[boxed]
     pub async fn complete(&self, named: TicketRef, deadline: Instant) -> Result<ReleaseTicket, Error> {
         match named {
             TicketRef { ticket_id, user: Some(user), em: Some(em) } => Ok(ReleaseTicket { ticket_id, user, em }),

@@ -16,6 +16,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use async_recursion::async_recursion as boxed;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -73,6 +74,7 @@ impl CallerExpiry {
     }
 
     /// Waits until the credential has ended. Returns the reason.
+    #[boxed]
     pub async fn why(&self) -> Unauthenticated {
         let over = async {
             match self.until {
@@ -155,6 +157,7 @@ impl TokenCache {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn read(store: &Store) -> Result<Self, StoreError> {
         let tokens = Self::default();
         tokens.replace(within_timeout(token::read(&store.pool().await?)).await?, Instant::now());

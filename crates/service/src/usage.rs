@@ -12,6 +12,7 @@ use std::{
     time::Duration,
 };
 
+use async_recursion::async_recursion as boxed;
 use uuid::Uuid;
 
 use crate::error::Error;
@@ -104,6 +105,7 @@ impl UsageQueries {
     ///
     /// # Errors
     /// [`Rejection::EmNotRegistered`]; database errors.
+    #[boxed]
     pub async fn em(&self, instance: &EmInstance) -> Result<(Em, Option<EmStatus>), Error> {
         let mut found = within_timeout(em_resource::read(&self.store.pool().await?, [instance])).await?;
         let em = found.remove(instance).ok_or_else(|| Rejection::EmNotRegistered(instance.clone()))?;
@@ -117,6 +119,7 @@ impl UsageQueries {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn ems_by_name(
         &self,
         instances: &[EmInstance],
@@ -136,6 +139,7 @@ impl UsageQueries {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn tickets_by_id(
         &self,
         ticket_ids: &[Uuid],
@@ -153,6 +157,7 @@ impl UsageQueries {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn ems(
         &self,
         filter: &em_resource::EmFilter,
@@ -194,6 +199,7 @@ impl UsageQueries {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn observed(&self, ticket: &Ticket) -> Result<Option<ObservedUse>, Error> {
         let read = async {
             let mut connection = self.store.pool().await?.acquire().await?;
@@ -206,6 +212,7 @@ impl UsageQueries {
     ///
     /// # Errors
     /// [`Rejection::TicketNotFound`]; database errors.
+    #[boxed]
     pub async fn ticket(&self, ticket_id: Uuid) -> Result<Ticket, Error> {
         let pool = self.store.pool().await?;
         if let Some(ticket) = within_timeout(user_resource::read(&pool, &[ticket_id])).await?.remove(&ticket_id) {
@@ -219,6 +226,7 @@ impl UsageQueries {
     ///
     /// # Errors
     /// [`Rejection::NoTicketOfEngine`]; [`Rejection::ManyTicketsOfEngine`]; database errors.
+    #[boxed]
     pub async fn ticket_of_engine(
         &self,
         engine: EngineInstance,
@@ -238,6 +246,7 @@ impl UsageQueries {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn waiting(
         &self,
         filter: &waiting::WaitingFilter,
@@ -253,6 +262,7 @@ impl UsageQueries {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn actions(
         &self,
         filter: &action_record::ActionFilter,
@@ -287,6 +297,7 @@ impl UsageQueries {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn newest_actions(
         &self,
         filter: &action_record::ActionFilter,
@@ -311,6 +322,7 @@ impl UsageQueries {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn tickets(
         &self,
         filter: &TicketFilter,

@@ -22,6 +22,7 @@
 
 use std::{fmt, sync::Arc, time::Duration};
 
+use async_recursion::async_recursion as boxed;
 use rm_telemetry::metrics::components::DatabaseFailure;
 use sqlx::{PgConnection, postgres::PgPool};
 use tokio::sync::Semaphore;
@@ -136,6 +137,7 @@ impl PendingStore {
     ///
     /// # Errors
     /// [`StoreError::Unreachable`] if waiting for a primary cannot help; [`StoreError::NoCell`].
+    #[boxed]
     pub async fn find(target: ConnectTarget) -> Result<(Self, Result<(), NoPrimaryReason>), StoreError> {
         if target.is_unverified() {
             tracing::warn!(%target, "the database is remote and its identity is not verified; set sslmode=verify-full");
@@ -159,6 +161,7 @@ impl PendingStore {
     }
 
     /// Waits until a host accepts writes.
+    #[boxed]
     pub async fn found(&self) {
         self.primary.awaited().await;
     }
@@ -197,6 +200,7 @@ impl PendingStore {
     /// # Errors
     /// [`StoreError::SchemaTooOld`] if migrations are missing and `migrates` is false; [`StoreError::Denied`] if the
     /// role lacks a privilege; database errors.
+    #[boxed]
     pub async fn prepare(&self, history: Duration, migrates: bool) -> Result<Store, StoreError> {
         let Self { target, schema, primary } = self.clone();
         let (mut connection, _) = schema.connect_with(session::UNBOUNDED).await?;
@@ -298,6 +302,7 @@ impl Store {
     /// Polls the file of the database URL and applies its changes, until `stopping`.
     ///
     /// New connections use the new credentials and hosts. An invalid URL is logged once and ignored.
+    #[boxed]
     pub async fn follow(self, stopping: CancellationToken) {
         let Some(file) = self.target.file() else { return };
         let mut failed = false;
@@ -321,6 +326,7 @@ impl Store {
 
     /// Closes all connections. Connections that the database does not close within `CLOSE_TIMEOUT` end with the
     /// process.
+    #[boxed]
     pub async fn close(&self) {
         let closed = async { tokio::join!(self.primary.close(), self.schema.close()) };
         let _ = tokio::time::timeout(CLOSE_TIMEOUT, closed).await;

@@ -7,7 +7,7 @@
 //! Invariant: a connection whose state is in doubt is closed and never reused. Callers: the committer and all tasks of
 //! `rm-service` that use the database.
 
-use std::{collections::BTreeMap, io, pin::pin, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, future::poll_fn, io, pin::pin, sync::Arc, task::Poll, time::Duration};
 
 use sqlx::{
     AssertSqlSafe, ConnectOptions as _, Connection as _, Postgres, Row as _,
@@ -17,7 +17,7 @@ use sqlx::{
 use time::OffsetDateTime;
 use tokio::{
     sync::{OwnedSemaphorePermit, Semaphore},
-    time::{Instant, timeout},
+    time::{Instant, sleep, timeout},
 };
 
 use super::{
@@ -371,14 +371,18 @@ pub async fn check(connection: &mut PgConnection) -> Result<(), sqlx::Error> {
 
 /// Waits for the database for up to `ANSWER_TIMEOUT`. After an error the caller must not reuse the connection: a reply
 /// may still arrive.
-pub async fn within_timeout<T, E: From<sqlx::Error>>(wait: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-    answered_within(ANSWER_TIMEOUT, wait).await
+pub fn within_timeout<T, E: From<sqlx::Error>>(
+    wait: impl Future<Output = Result<T, E>>,
+) -> impl Future<Output = Result<T, E>> {
+    answered_within(ANSWER_TIMEOUT, wait)
 }
 
 /// Like [`within_timeout`], with a shorter timeout, for a statement that takes no locks and reads by an index. A late reply
 /// means that the connection was lost silently; a new connection is faster.
-pub async fn within_short_timeout<T, E: From<sqlx::Error>>(wait: impl Future<Output = Result<T, E>>) -> Result<T, E> {
-    answered_within(SOON, wait).await
+pub fn within_short_timeout<T, E: From<sqlx::Error>>(
+    wait: impl Future<Output = Result<T, E>>,
+) -> impl Future<Output = Result<T, E>> {
+    answered_within(SOON, wait)
 }
 
 /// Like [`within_timeout`], with the timeout `longest`, for long work.
@@ -386,25 +390,34 @@ pub async fn answered_within<T, E: From<sqlx::Error>>(
     longest: Duration,
     wait: impl Future<Output = Result<T, E>>,
 ) -> Result<T, E> {
-    let silent = |_| {
-        Err(sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, format!("no reply within {longest:?}"))).into())
-    };
-    let Ok((primary, moved)) = LEAVES.try_with(|primary| (primary.clone(), primary.moved())) else {
-        return timeout(longest, wait).await.unwrap_or_else(silent);
-    };
-    let answered = async {
-        let mut wait = pin!(wait);
-        if let Ok(answered) = timeout(longest.min(LATE_AFTER), &mut wait).await {
-            return answered;
+    let (mut silence, mut wait) = (pin!(silence(longest)), pin!(wait));
+    // Compiled once for each statement, so the timers are in a function of their own.
+    poll_fn(|context| match wait.as_mut().poll(context) {
+        Poll::Pending => silence.as_mut().poll(context).map(|error| Err(error.into())),
+        answered => answered,
+    })
+    .await
+}
+
+/// Returns the error that ends a wait which began now: after `longest`, or as soon as another host is the primary.
+fn silence(longest: Duration) -> impl Future<Output = sqlx::Error> + Send {
+    let leaves = LEAVES.try_with(|primary| (primary.clone(), primary.moved()));
+    async move {
+        if let Ok((primary, moved)) = leaves {
+            let late = async {
+                sleep(longest.min(LATE_AFTER)).await;
+                // The host may be silently lost, and another may be the primary already.
+                primary.ask();
+                sleep(longest.saturating_sub(LATE_AFTER)).await;
+            };
+            tokio::select! {
+                () = moved => return left_behind(),
+                () = late => {}
+            }
+        } else {
+            sleep(longest).await;
         }
-        // The host may be silently lost, and another may be the primary already.
-        primary.ask();
-        timeout(longest.saturating_sub(LATE_AFTER), wait).await.unwrap_or_else(silent)
-    };
-    tokio::select! {
-        biased;
-        answered = answered => answered,
-        () = moved => Err(left_behind().into()),
+        sqlx::Error::Io(io::Error::new(io::ErrorKind::TimedOut, format!("no reply within {longest:?}")))
     }
 }
 

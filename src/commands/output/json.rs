@@ -28,10 +28,10 @@ pub fn answer_of<Q, A>(call: &ApiCall<Q, A>) -> Result<MessageDescriptor, Schema
     static POOL: OnceLock<Option<DescriptorPool>> = OnceLock::new();
     let pool = POOL.get_or_init(|| DescriptorPool::decode(proto::DESCRIPTORS).ok());
     let found = pool.as_ref().and_then(|pool| {
-        let (service, method) = call.path.strip_prefix('/')?.split_once('/')?;
+        let (service, method) = call.path().strip_prefix('/')?.split_once('/')?;
         pool.get_service_by_name(service)?.methods().find(|known| known.name() == method)
     });
-    Ok(found.ok_or_else(|| wrong(call.path))?.output())
+    Ok(found.ok_or_else(|| wrong(call.path()))?.output())
 }
 
 /// Returns the element type of a repeated field.

@@ -11,6 +11,7 @@
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::PgConnection;
 use tokio::sync::{Mutex, MutexGuard, OwnedSemaphorePermit};
 
@@ -62,6 +63,7 @@ impl AuditService {
     ///
     /// # Errors
     /// [`Error::Overloaded`] if another audit does not end in time; database errors.
+    #[boxed]
     pub async fn audit(&self) -> Result<AuditReport, Error> {
         let _turns = self.turn().await?;
         // A session of its own: if the caller is gone, the connection is closed, and the database cancels the statement.
@@ -97,6 +99,7 @@ impl AuditService {
     /// # Errors
     /// [`Rejection::EmNotRegistered`] or [`Rejection::ScopeNotCounted`] for a single subject; otherwise as of
     /// [`AuditService::audit`].
+    #[boxed]
     pub async fn repair(&self, by: &Actor, only: Option<&RepairTarget>) -> Result<RepairReport, Error> {
         let mut session = self.store.operator_session();
         let repaired = match only {

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use tokio::time::Instant;
 
 use crate::{committer::Committer, error::Error};
@@ -25,6 +26,7 @@ const PAUSE_MAX: Duration = Duration::from_millis(640);
 ///
 /// # Errors
 /// The error of the last attempt.
+#[boxed]
 pub async fn carry_out(committer: &Committer, step: &Operation) -> Result<Outcome, Error> {
     let deadline = Instant::now() + STEP_TIMEOUT;
     let mut pause = PAUSE_FIRST;

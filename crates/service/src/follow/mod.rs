@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use async_recursion::async_recursion as boxed;
 use sqlx::PgConnection;
 use tokio::{
     sync::{Notify, Semaphore, mpsc, watch},
@@ -136,6 +137,7 @@ impl FollowService {
     /// - [`Error::PositionTooOld`] if lines after the position have been deleted.
     /// - [`Error::PositionUnknown`] if the position is not of this history.
     /// - [`Error::InvalidField`] if the position is malformed.
+    #[boxed]
     pub async fn follow(
         &self,
         position: &str,

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -27,6 +28,7 @@ const AWAY_MAX: Duration = Duration::from_secs(60);
 
 impl FollowService {
     /// Reads new lines while there is a follower, until shutdown.
+    #[boxed]
     pub async fn read_on(self, stopping: CancellationToken) {
         let reading = async {
             let mut session = self.store.lent_session();

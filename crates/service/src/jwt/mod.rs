@@ -16,6 +16,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use async_recursion::async_recursion as boxed;
 use jsonwebtoken::{Algorithm, dangerous::insecure_decode_claims, decode_header};
 use serde::Deserialize;
 use sha2::{Digest as _, Sha256};
@@ -193,6 +194,7 @@ impl JwtAuthenticator {
 
     /// Fetches the keys from addresses, for at most `FIRST_KEYS_WITHIN`, so that an instance can authenticate callers when it
     /// starts.
+    #[boxed]
     pub async fn first_keys(&self) {
         let mut asked = JoinSet::new();
         for issuing in self.issuers.load().iter().filter(|issuing| issuing.is_elsewhere()) {
@@ -206,6 +208,7 @@ impl JwtAuthenticator {
 
     /// Reloads configuration and keys when they change, until shutdown. An unusable configuration leaves the previous one in
     /// force.
+    #[boxed]
     pub async fn follow(self: Arc<Self>, stopping: CancellationToken) {
         let mut following = self.follow_all();
         let mut looked = ReloadResult { in_force: self.first, unusable: None };

@@ -2,6 +2,7 @@
 //!
 //! Callers: `rm_edge::limit`, and the server, which applies the limits file.
 
+use async_recursion::async_recursion as boxed;
 use sqlx::PgConnection;
 use tokio::time::Instant;
 
@@ -20,6 +21,7 @@ impl LimitService {
     ///
     /// # Errors
     /// [`Error::LockTimeout`] if the fence could not be closed by `deadline`; [`Error::CommitUnknown`].
+    #[boxed]
     pub async fn replace(&self, by: &Actor, rules: Vec<Rule>, deadline: Instant) -> Result<RuleChanges, Error> {
         Ok(self.change(by, deadline, &FencedChange::Replace(rules)).await?.changes)
     }
@@ -28,6 +30,7 @@ impl LimitService {
     ///
     /// # Errors
     /// As of [`LimitService::replace`].
+    #[boxed]
     pub async fn replace_and_wait(
         &self,
         by: &Actor,
@@ -57,6 +60,7 @@ impl LimitService {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn replace_dry_run(&self, rules: Vec<Rule>) -> Result<RuleReplacement, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let limits = within_timeout(self.current(&mut connection)).await?;

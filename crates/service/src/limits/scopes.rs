@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::PgConnection;
 
 use crate::error::Error;
@@ -70,6 +71,7 @@ impl LimitService {
     ///
     /// # Errors
     /// [`Rejection::ScopeNotCounted`] if no label set counts these labels.
+    #[boxed]
     pub async fn scope(&self, scope: &Scope) -> Result<ScopeUsage, Error> {
         let mut connection = self.store.pool().await?.acquire().await?;
         let limits = within_timeout(self.current(&mut connection)).await?;
@@ -85,6 +87,7 @@ impl LimitService {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn scopes(&self, filter: &ScopeFilter, after: &[u8], limit: usize) -> Result<ScopePage, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let limits = within_timeout(self.current(&mut connection)).await?;
@@ -117,6 +120,7 @@ impl LimitService {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn fullest_of_users(&self, filter: &ScopeFilter) -> Result<(Vec<ScopeUsage>, bool), Error> {
         let (mut fullest, mut after) = (Vec::new(), Vec::new());
         for _ in 0..SCOPE_LOOKS_MAX {

@@ -4,6 +4,7 @@
 
 use std::collections::BTreeSet;
 
+use async_recursion::async_recursion as boxed;
 use time::{Duration, OffsetDateTime, macros::datetime};
 
 use crate::error::Error;
@@ -122,6 +123,7 @@ impl UsageQueries {
     ///
     /// # Errors
     /// Database errors.
+    #[boxed]
     pub async fn refusals(
         &self,
         filter: &RefusalFilter,
@@ -159,6 +161,7 @@ impl UsageQueries {
     ///
     /// # Errors
     /// [`Error::InvalidField`] for an invalid time range; database errors.
+    #[boxed]
     pub async fn used(&self, query: &UsageQuery, after: Option<&UsageAt>, limit: i64) -> Result<UsagePage, Error> {
         let mut connection = self.store.operators().acquire().await?;
         let range = query.clone().range(clock(&mut connection).await?)?;

@@ -4,6 +4,7 @@
 
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::{Connection as _, PgConnection};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -34,6 +35,7 @@ impl Primary {
 
     /// Tries a write every second while the disk is full, until `stopping`. The first successful write makes the
     /// instance ready.
+    #[boxed]
     pub async fn watch_disk(self, stopping: CancellationToken) {
         let mut known = self.shared.known.subscribe();
         loop {

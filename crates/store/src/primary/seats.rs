@@ -14,6 +14,7 @@ use std::{
     time::Duration,
 };
 
+use async_recursion::async_recursion as boxed;
 use sqlx::{Connection as _, PgConnection, Postgres, pool::PoolConnection};
 use tokio::{
     task::JoinSet,
@@ -171,6 +172,7 @@ impl Primary {
     ///
     /// # Errors
     /// [`StoreError::NoPrimary`], with [`NoPrimaryReason::Full`] if the database has too few; database errors.
+    #[boxed]
     pub async fn equip(&self) -> Result<(), StoreError> {
         let found = self.usable().await?;
         let opened = self.open_all(&found).await;
@@ -236,6 +238,7 @@ impl Primary {
     }
 
     /// Checks every second for missing connections, until `stopping`. Calls fail with the reason while one is missing.
+    #[boxed]
     pub async fn stay_equipped(self, stopping: CancellationToken) {
         let (mut warned, mut timeouts) = (None::<Instant>, 0);
         while stopping.run_until_cancelled(tokio::time::sleep(LOOK_INTERVAL)).await.is_some() {

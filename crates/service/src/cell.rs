@@ -1,16 +1,19 @@
 //! Cell: starts the services and background tasks over the tables of one cell.
 //!
 //! [`CellServices::start`] creates every object once and connects them. A background task of a cell never touches the
-//! tables of another. Caller: `assembly`.
+//! tables of another. Caller: the server of the root package, once at its start.
 
-use std::sync::Arc;
+use std::{io, sync::Arc, time::Duration};
 
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use rm_external::http::ClusterHttp;
-use rm_service::{
+use rm_external::{allowed::AllowedHosts, http::ClusterHttp};
+use rm_store::Store;
+use rm_telemetry::metrics::Metrics;
+
+use crate::{
     admission::{Admission, StateCache},
     audit::AuditService,
     background::{
@@ -34,7 +37,7 @@ use rm_service::{
     committer::{CommitListeners, Committer},
     external::{ExternalResourceService, refresh},
     follow::FollowService,
-    heartbeat::HeartbeatService,
+    heartbeat::{HeartbeatService, LivenessTimeouts},
     holds::HoldService,
     limits::LimitService,
     overview::OverviewService,
@@ -42,53 +45,70 @@ use rm_service::{
     request_resource::RequestResourceService,
     tasks::InstanceTasks,
     ticket_lookup::TicketLookup,
+    tokens::{RefreshTokens, TokenCache},
     usage::UsageQueries,
     waiting::{self, LocalWaitQueue},
 };
-use rm_store::Store;
-use rm_telemetry::metrics::Metrics;
 
-use super::{Options, ServerError};
+/// Settings of a cell.
+#[derive(Debug)]
+pub struct CellSettings {
+    /// Timeouts of missing heartbeats.
+    pub liveness: LivenessTimeouts,
+    /// Retention time of ended tickets and request ids.
+    pub history: Duration,
+    /// Maximum number of waiting requests.
+    pub waiting_max: usize,
+    /// Network hosts at which external clusters may be called.
+    pub external_hosts: AllowedHosts,
+}
 
-/// Objects that all cells of an instance share.
-pub(super) struct InstanceContext<'a> {
+/// Identity, settings and objects of the instance that its cells share.
+#[derive(Debug)]
+pub struct InstanceContext<'a> {
+    /// Identifier of the instance.
     pub id: Uuid,
     /// Address for gRPC, as other instances read it.
     pub address: String,
-    pub options: &'a Options,
+    /// Settings of each cell.
+    pub settings: CellSettings,
+    /// Metrics of the instance.
     pub metrics: &'a Metrics,
+    /// Tasks of the instance, which the background tasks join.
     pub tasks: &'a InstanceTasks,
+    /// Cancelled when the instance stops.
     pub stopping: &'a CancellationToken,
-}
-
-impl<'a> InstanceContext<'a> {
-    /// Creates the context of the instance with this identifier and address.
-    pub fn new(
-        (id, address): (Uuid, String),
-        options: &'a Options,
-        (metrics, tasks, stopping): (&'a Metrics, &'a InstanceTasks, &'a CancellationToken),
-    ) -> Self {
-        Self { id, address, options, metrics, tasks, stopping }
-    }
+    /// Tokens of the instance, which one of its tasks reads again.
+    pub tokens: &'a TokenCache,
 }
 
 /// Services of a cell. Its background work continues until the instance stops.
-pub(super) struct CellServices {
-    /// Runs the background tasks.
-    pub driver: Driver,
+pub struct CellServices {
+    /// Decides and writes; the only writer of tickets and counters.
     pub committer: Committer,
+    /// Decides requests for resources.
     pub request_resource: RequestResourceService,
+    /// Receives heartbeats.
     pub heartbeat: HeartbeatService,
+    /// Completes references to tickets.
     pub tickets: TicketLookup,
     /// Wakes the task that ends the tickets of unregistering EMs.
     pub em_goes: Arc<Notify>,
+    /// Audits and repairs the counters.
     pub audit: AuditService,
+    /// Resource holds.
     pub holds: HoldService,
+    /// Limits and policies.
     pub limits: LimitService,
+    /// Reads of EMs, tickets and history.
     pub usage: UsageQueries,
+    /// Overviews of the cluster.
     pub overviews: OverviewService,
+    /// The fullest scopes.
     pub fullest: FullestScopes,
+    /// Streams of the history.
     pub follow: FollowService,
+    /// External clusters and queues.
     pub external: ExternalResourceService,
 }
 
@@ -96,22 +116,21 @@ impl CellServices {
     /// Starts the services of the cell whose tables `store` has.
     ///
     /// # Errors
-    /// [`ServerError::Thread`] if the committer gets no thread.
-    pub fn start(instance: &InstanceContext<'_>, store: &Store) -> Result<Self, ServerError> {
-        let &InstanceContext { id, options, metrics, tasks, stopping, .. } = instance;
-        let liveness = options.liveness;
+    /// Errors of the system if the committer gets no thread.
+    pub fn start(instance: &InstanceContext<'_>, store: &Store) -> io::Result<Self> {
+        let &InstanceContext { id, ref settings, metrics, tasks, stopping, .. } = instance;
+        let liveness = settings.liveness;
         let seen = StateCache::new(metrics.clone());
         let (expiring_soon, expiring) = expiry::channel();
         let (line, leaving) =
-            LocalWaitQueue::new(store.clone(), id, options.bounds.waiting, metrics.clone(), tasks, stopping.clone());
+            LocalWaitQueue::new(store.clone(), id, settings.waiting_max, metrics.clone(), tasks, stopping.clone());
         let after_commit = CommitListeners {
             seen: seen.clone(),
             expiring_soon: expiring_soon.clone(),
             abandoned: line.leaving(),
             line: line.clone(),
         };
-        let committer = Committer::start(store.clone(), after_commit, metrics.clone(), tasks);
-        let committer = committer.map_err(ServerError::Thread)?;
+        let committer = Committer::start(store.clone(), after_commit, metrics.clone(), tasks)?;
         let admission = Admission::start(store, seen.clone(), liveness.silent_after, tasks);
         let (em_goes, counting) = (Arc::<Notify>::default(), Arc::<Notify>::default());
         let turned_down = expiry::RejectedTimers::default();
@@ -148,11 +167,10 @@ impl CellServices {
         let heartbeat = HeartbeatService::start(store, seen, committer.clone(), liveness, tasks);
         let follow = FollowService::new(store.clone(), metrics.clone(), tasks);
         tasks.spawn(follow.clone().read_on(stopping.clone()));
-        let external = ClusterHttp::new(options.external_hosts.clone());
+        let external = ClusterHttp::new(settings.external_hosts.clone());
         let external = ExternalResourceService::new(store.clone(), external, metrics.clone());
         tasks.spawn(refresh(external.clone(), line, tasks.clone(), stopping.clone()));
         Ok(Self {
-            driver,
             committer,
             request_resource,
             heartbeat,
@@ -178,7 +196,7 @@ fn overviews(instance: &InstanceContext<'_>, store: &Store, driver: &Driver) -> 
     let announcing =
         AnnounceInstance::new(instance.id, instance.address.clone(), instance.metrics.clone(), driver.running());
     driver.start(announcing, Arc::default());
-    let silent_after = instance.options.liveness.silent_after;
+    let silent_after = instance.settings.liveness.silent_after;
     let (metrics, tasks) = (instance.metrics.clone(), instance.tasks);
     (OverviewService::new(store.clone(), silent_after, fullest.clone(), metrics, tasks), fullest)
 }
@@ -191,15 +209,15 @@ fn spawn_maintenance(
     audit: AuditService,
     scopes: FullestScopes,
 ) {
-    let options = instance.options;
+    driver.start(RefreshTokens::new(instance.tokens.clone()), Arc::default());
     driver.start(RenewLease::new(instance.id, driver.holder()), Arc::default());
-    driver.start(PruneHistory::new(options.history, store.schema_session()), Arc::default());
+    driver.start(PruneHistory::new(instance.settings.history, store.schema_session()), Arc::default());
     driver.start(BuildIndexes::new(store.schema_session()), Arc::default());
     driver.start(PruneCounters::default(), Arc::default());
     driver.start(EndHolds, Arc::default());
     driver.start(RollUpUsage::default(), Arc::default());
     driver.start(ScheduledAudit::new(store.clone(), audit), Arc::default());
-    let (silent_after, metrics) = (options.liveness.silent_after, instance.metrics.cluster.clone());
+    let (silent_after, metrics) = (instance.settings.liveness.silent_after, instance.metrics.cluster.clone());
     let cluster = ExportClusterFigures::new(store.clone(), driver.holder(), silent_after, scopes, metrics);
     driver.start(cluster, Arc::default());
 }

@@ -1,11 +1,16 @@
-//! Assembly: builds the gRPC routes of an instance from the services of its cell. Caller: the server, once at its
-//! start.
+//! Assembly: builds the gRPC routes of an instance from the services of its cell. Caller: the server of the root package,
+//! once at its start.
 
-use std::sync::Arc;
-
+use prost_reflect::DescriptorError;
 use tonic_reflection::pb::{v1, v1alpha};
 
-use rm_edge::{
+use rm_proto::v1::{
+    admin_service_server::AdminServiceServer, external_resource_service_server::ExternalResourceServiceServer,
+    limit_service_server::LimitServiceServer, usage_service_server::UsageServiceServer,
+};
+use rm_service::cell::CellServices;
+
+use crate::{
     admin::AdminRpc,
     compressible,
     edge::RequestBody,
@@ -16,52 +21,20 @@ use rm_edge::{
     resource_manager::ResourceManagerRpc,
     routes::Routes,
     server_info::ServerInfo,
+    usage::UsageRpc,
 };
-use rm_proto::v1::{
-    admin_service_server::AdminServiceServer, external_resource_service_server::ExternalResourceServiceServer,
-    limit_service_server::LimitServiceServer, usage_service_server::UsageServiceServer,
-};
-use rm_service::{
-    overview::OverviewService,
-    tokens::{RefreshTokens, TokenCache},
-};
-use rm_store::Store;
-
-use super::{
-    ServerError,
-    cell::{CellServices, InstanceContext},
-};
-
-/// Starts the cell. Returns the routes of all calls, and the overviews for the page.
-pub(super) fn assemble(
-    instance: &InstanceContext<'_>,
-    store: &Store,
-    tokens: &TokenCache,
-) -> Result<(Routes<RequestBody>, OverviewService), ServerError> {
-    let cell = CellServices::start(instance, store)?;
-    // Tokens belong to the instance and not to a cell.
-    cell.driver.start(RefreshTokens::new(tokens.clone()), Arc::default());
-    let overviews = cell.overviews.clone();
-    Ok((routes(instance, cell)?, overviews))
-}
 
 /// Returns the routes of all calls of a cell.
-fn routes(instance: &InstanceContext<'_>, cell: CellServices) -> Result<Routes<RequestBody>, ServerError> {
-    let options = instance.options;
-    let (times, timeout) = (options.times, options.times.request_timeout);
-    let info = ServerInfo {
-        instance_id: instance.id,
-        times,
-        liveness: options.liveness,
-        history: options.history,
-        tls: options.security.tls.is_some(),
-    };
+///
+/// # Errors
+/// Unreadable descriptors: a defect of the build.
+pub fn routes(cell: CellServices, info: ServerInfo) -> Result<Routes<RequestBody>, DescriptorError> {
+    let (times, timeout) = (info.times, info.times.request_timeout);
     let CellServices { committer, tickets, limits, .. } = cell;
     let admin = AdminRpc::new(cell.audit, committer.clone(), tickets.clone(), cell.holds, timeout);
     let manager =
         ResourceManagerRpc::new(committer, cell.request_resource, cell.heartbeat, tickets, cell.em_goes, times);
-    let usage =
-        rm_edge::usage::UsageRpc::new(cell.usage, limits.clone(), cell.overviews, cell.fullest, cell.follow, info);
+    let usage = UsageRpc::new(cell.usage, limits.clone(), cell.overviews, cell.fullest, cell.follow, info);
     let external = ExternalResourceRpc::new(cell.external, timeout);
     let limits = LimitRpc::new(limits, timeout);
     let reflection = v1::server_reflection_server::ServerReflectionServer::new(Reflection::v1()?);

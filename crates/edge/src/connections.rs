@@ -1,7 +1,7 @@
 //! Accepted connections, and the HTTP/2 servers on them.
 //!
 //! Connections with a bounded age are distributed over several servers, one per age, so that they do not all end
-//! together. Caller: the server.
+//! together. Caller: the server of the root package.
 
 use std::{sync::Arc, time::Duration};
 
@@ -9,11 +9,12 @@ use tokio::{sync::mpsc, task::JoinSet};
 use tokio_stream::wrappers::ReceiverStream;
 use tokio_util::sync::CancellationToken;
 
-use rm_edge::{
+use rm_service::tasks::InstanceTasks;
+
+use crate::{
     edge::{self, Edge, EdgeBounds, EdgeService, Listener},
     observe::ObserveLayer,
 };
-use rm_service::tasks::InstanceTasks;
 
 /// Interval between two keep-alive pings on a connection without traffic.
 const KEEPALIVE_INTERVAL: Duration = Duration::from_secs(20);
@@ -24,10 +25,10 @@ const KEEPALIVE_TIMEOUT: Duration = Duration::from_secs(10);
 const ACCEPTED_MAX: usize = 16;
 
 /// Accepted connections with one age.
-pub(super) type IncomingConnections = (Option<Duration>, ReceiverStream<std::io::Result<edge::Connection>>);
+pub type IncomingConnections = (Option<Duration>, ReceiverStream<std::io::Result<edge::Connection>>);
 
 /// Accepts connections until the server stops. With an `age`, distributes them in turn over ages around it.
-pub(super) fn accepted(
+pub fn accepted(
     listener: Arc<Listener>,
     edge: &Arc<Edge>,
     tasks: &InstanceTasks,
@@ -56,7 +57,7 @@ pub(super) fn accepted(
 }
 
 /// Serves calls on connections of every age until the server stops. The set is empty after the last connection.
-pub(super) fn serve_calls(
+pub fn serve_calls(
     calls: EdgeService,
     incoming: Vec<IncomingConnections>,
     bounds: &EdgeBounds,
