@@ -38,7 +38,7 @@ impl MigrateCommand {
             Ok(made) => {
                 let text = match made {
                     0 => "the schema is up to date\n".to_owned(),
-                    made => format!("{made} migrations were made\n"),
+                    made => format!("{made} migrations were applied\n"),
                 };
                 // A closed output still gets the exit code.
                 let _ = std::io::stdout().write_all(text.as_bytes());

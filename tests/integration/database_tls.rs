@@ -244,7 +244,7 @@ async fn database_role_without_schema_rights_serves() {
     let (_, log) = texts(&denied);
     assert!(denied.status.code() == Some(2) && log.contains("docs/SECURITY.md") && !log.contains("another@"), "{log}");
     let migrated = program(&["migrate"], &owner);
-    assert!(migrated.status.success() && texts(&migrated).0.contains("migrations were made"), "{migrated:?}");
+    assert!(migrated.status.success() && texts(&migrated).0.contains("migrations were applied"), "{migrated:?}");
     for who in [&owner, &service] {
         let again = program(&["migrate"], who);
         assert!(again.status.success() && texts(&again).0 == "the schema is up to date\n", "{again:?}");

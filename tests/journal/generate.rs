@@ -37,7 +37,6 @@ pub const CHAPTERS: &[&str] = &[
     "roles",
     "external",
     "malformed",
-    "queues",
     "mixed",
     "yarn",
 ];
@@ -214,7 +213,7 @@ impl Generator {
         em.sequence = 0;
         let total = match em.kind {
             "linkis-cg-gpu" => json!({"special": {"resources": {"gpu_milli": 8000, "slots": 12}}}),
-            _ if matches!(chapter, "waiting" | "queues" | "mixed") => {
+            _ if matches!(chapter, "waiting" | "mixed") => {
                 json!({"load_instance": {"memory": (12 + em.index + grown) * GB, "cores": 9 + em.index + grown, "instances": 4}})
             }
             _ => {
@@ -296,7 +295,6 @@ impl Generator {
             return self.late();
         }
         let (open_max, for_waiters) = match self.chapter {
-            "queues" => (12, 45),
             "yarn" => (9, 25),
             "waiting" | "mixed" => (7, 20),
             _ => (5, 8),

@@ -1,7 +1,7 @@
 //! The golden journal: recorded calls to the service with all their results, replayed against another build of the program.
 //!
 //! A change that must not change behaviour must replay the journal without a difference. docs/CONTRIBUTING.md lists the commands.
-//! Not covered: long wait queues (`queues`), whose recordings are not equal yet.
+//! Not covered: more than nine requests that wait at once.
 //! Never: uses code of the workspace except the built program. Descriptors of the recording decode messages; SQL reads the tables.
 //!
 //! - `record`, `replay`: all chapters; `run`: one chapter, with its own database and process;

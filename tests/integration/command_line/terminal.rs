@@ -154,7 +154,7 @@ async fn terminal_migration_shows_progress() {
     migrate.until("migrating the schema \u{2026} ");
     execute(&mut holder, "ROLLBACK").await;
     let (code, seen) = migrate.end();
-    assert!(seen.contains(" migrations were made"), "{seen:?}");
+    assert!(seen.contains(" migrations were applied"), "{seen:?}");
     assert_eq!(code, Some(0));
 }
 

@@ -24,8 +24,7 @@ impl Generator {
         let engine = self.pick(&["spark-3.2.1", "spark-3.2.1", "hive-2.3.3", "python-3", ""]).unwrap();
         let mut body = json!({"user": user, "creator": creator, "engine_type": engine, "resource": self.amounts()});
         let named = self.chance(60);
-        // Few named EMs make the wait queues long.
-        let index = self.random(if self.chapter == "queues" { 4 } else { 10 }) as usize;
+        let index = self.random(10) as usize;
         let em = self.ems[index].clone();
         if named {
             body["em"] = em.json();
@@ -84,7 +83,7 @@ impl Generator {
             body["request_id"] = json!(format!("request-{number}"));
         }
         let waiting = match self.chapter {
-            "waiting" | "queues" => 60,
+            "waiting" => 60,
             "mixed" | "yarn" => 30,
             _ => 10,
         };

@@ -20,7 +20,7 @@ use rm_service::limits::ScopeFilter;
 use rm_service::usage::{ActionFilter, EmFilter, TicketFilter, WaitingFilter};
 
 /// Maximum number of actions that one call may name.
-const ACTIONS_MAX: usize = 20;
+const ACTIONS_MAX: usize = Action::ALL.len();
 
 /// Returns the users of a call that names `user` or none; `None` selects all users. A user outside the call scope
 /// selects nothing, as a user without objects does.

@@ -158,16 +158,16 @@ metrics! {
     pub struct CacheMetrics {
         entries: Family<Label, Gauge> = "cache_entries",
             "Cached entries of database rows: the memory of the process grows with them",
-            family("cache", ["ems", "scopes", "line_spots", "placement"]);
+            family("cache", ["ems", "scopes", "wait_keys", "placement"]);
     }
 }
 
 impl CacheMetrics {
     /// Sets the numbers of cached EMs, scopes, and wait keys with a wait queue.
-    pub fn seen(&self, ems: usize, scopes: usize, line_spots: usize) {
+    pub fn seen(&self, ems: usize, scopes: usize, wait_keys: usize) {
         self.set("ems", ems);
         self.set("scopes", scopes);
-        self.set("line_spots", line_spots);
+        self.set("wait_keys", wait_keys);
     }
 
     /// Sets the number of EMs in the cluster view.
