@@ -28,18 +28,8 @@ use tonic::Status;
 use crate::{cluster::ADDRESS, ids::LATER};
 
 /// Names of the chapters. The index of a chapter is its seed.
-pub const CHAPTERS: &[&str] = &[
-    "plain",
-    "limits",
-    "waiting",
-    "reports",
-    "operators",
-    "roles",
-    "external",
-    "malformed",
-    "mixed",
-    "yarn",
-];
+pub const CHAPTERS: &[&str] =
+    &["plain", "limits", "waiting", "reports", "operators", "roles", "external", "malformed", "mixed", "yarn"];
 
 const GB: i64 = 1 << 30;
 const KIND: &str = "linkis-cg-engineconnmanager";

@@ -5,6 +5,7 @@
 
 use std::future::pending;
 
+use async_recursion::async_recursion as boxed;
 use http::{Uri, uri::PathAndQuery};
 use tokio::time::timeout;
 use tonic::{
@@ -46,6 +47,7 @@ const CHECK: &str = "/grpc.health.v1.Health/Check";
 /// # Errors
 /// As [`super::RmClient::with`]. The entry of an instance contains its error; [`tonic::Code::Unavailable`] without a reply
 /// within the call timeout.
+#[boxed]
 pub async fn check_health(
     addresses: &str,
     settings: &ClientSettings,

@@ -62,7 +62,8 @@ pub enum Action {
 }
 
 impl Action {
-    const ALL: [Self; 24] = [
+    /// All actions.
+    pub const ALL: [Self; 24] = [
         Self::Registered,
         Self::Resized,
         Self::Granted,

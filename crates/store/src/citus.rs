@@ -13,6 +13,7 @@ use std::{
     },
 };
 
+use async_recursion::async_recursion as boxed;
 use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::{
@@ -109,6 +110,7 @@ impl TableSet {
 ///
 /// # Errors
 /// Database errors.
+#[boxed]
 pub async fn make_schema(connection: &mut PgConnection, cell: &Cell) -> Result<(), StoreError> {
     sqlx::raw_sql(cell.sql("CREATE SCHEMA IF NOT EXISTS {cell}")).execute(connection).await?;
     Ok(())

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use async_recursion::async_recursion as boxed;
 use sqlx::{Connection as _, PgConnection};
 use time::{OffsetDateTime, format_description::BorrowedFormatItem, macros::format_description};
 
@@ -107,6 +108,7 @@ pub async fn make(connection: &mut PgConnection, history: Duration) -> Result<()
 
 /// Creates partitions if there is none for now, for a command that writes history while no service runs. The length
 /// suits a retention of a week; a service later creates its own partitions after these.
+#[boxed]
 pub async fn make_first(connection: &mut PgConnection) -> Result<(), StoreError> {
     let now = session::clock(&mut *connection).await?;
     match parts(&mut *connection).await?.iter().any(|part| part.until > now) {

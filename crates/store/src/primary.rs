@@ -21,6 +21,7 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
+use async_recursion::async_recursion as boxed;
 use sqlx::{
     PgConnection,
     postgres::{PgConnectOptions, PgPool, PgPoolOptions},
@@ -264,6 +265,7 @@ impl Primary {
     ///
     /// # Errors
     /// [`StoreError::NoPrimary`]; database errors.
+    #[boxed]
     pub async fn connect_with(&self, settings: &[(&str, &str)]) -> Result<(PgConnection, u64), StoreError> {
         let found = self.found().await?;
         self.connect_to(&found, settings).await

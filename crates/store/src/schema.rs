@@ -7,6 +7,7 @@
 
 use std::collections::HashMap;
 
+use async_recursion::async_recursion as boxed;
 use sha2::{Digest as _, Sha384};
 use sqlx::{AssertSqlSafe, Connection as _, PgConnection};
 
@@ -171,6 +172,7 @@ async fn any_table(connection: &mut PgConnection) -> Result<Option<String>, Stor
 ///
 /// # Errors
 /// [`StoreError::EarlierState`]; database errors.
+#[boxed]
 pub async fn migrate(connection: &mut PgConnection) -> Result<usize, StoreError> {
     if missing(&mut *connection).await? == 0 {
         return Ok(0);

@@ -6,6 +6,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use async_recursion::async_recursion as boxed;
 use sqlx::{PgConnection, PgExecutor};
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -176,6 +177,7 @@ pub async fn note_use(executor: impl PgExecutor<'_>, ids: &[Uuid]) -> Result<(),
 
 /// Inserts a token for `by`, writes the history, and deletes tokens past their retention. Returns false at
 /// `TOKENS_MAX`.
+#[boxed]
 pub async fn insert(connection: &mut PgConnection, token: &NewToken, by: &Actor) -> Result<bool, StoreError> {
     turn(&mut *connection).await?;
     sqlx::query(
@@ -231,6 +233,7 @@ fn revoked(row: TableRow<'_>) -> Result<(Uuid, OtherAct), StoreError> {
 }
 
 /// Revokes the selected tokens that are not revoked, and writes the history. Returns the ids of the revoked tokens.
+#[boxed]
 pub async fn revoke(
     connection: &mut PgConnection,
     which: &TokenSelection,
@@ -260,7 +263,8 @@ pub async fn revoke(
 }
 
 /// Returns all tokens, newest first.
-pub async fn list(executor: impl PgExecutor<'_>) -> Result<Vec<ListedToken>, StoreError> {
+#[boxed]
+pub async fn list(connection: &mut PgConnection) -> Result<Vec<ListedToken>, StoreError> {
     let rows = sqlx::query(
         "-- token::list
         SELECT token_id, name, roles, ems, users, owner, created_by, create_time, expire_time,
@@ -268,7 +272,7 @@ pub async fn list(executor: impl PgExecutor<'_>) -> Result<Vec<ListedToken>, Sto
         FROM linkis_rm_token ORDER BY token_id DESC LIMIT $1",
     )
     .bind(TOKENS_MAX)
-    .fetch_all(executor)
+    .fetch_all(connection)
     .await?;
     let listed = |row: TableRow<'_>| {
         Ok(ListedToken {
