@@ -7,7 +7,7 @@ use super::{Dimension, ResourceError};
 
 text_enum! {
     /// The type of a resource, which defines its dimensions. The names are those of Linkis, in its
-    /// order.
+    /// order. A new type is the last, because `packed` stores the index.
     ///
     /// Linkis's `Default` does not exist here (Linkis reads it as Load, as it does any unknown name).
     #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
