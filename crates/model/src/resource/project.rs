@@ -165,6 +165,7 @@ mod tests {
             "DriverAndKubernetes: LoadInstance Kubernetes DriverAndKubernetes",
             "Special: Special",
         ];
+        assert_eq!(views.len(), ResourceType::ALL.len());
         for (from, expected) in ResourceType::ALL.into_iter().zip(views) {
             let mut seen = format!("{from}:");
             for onto in ResourceType::ALL {
