@@ -14,7 +14,6 @@ use std::{
     time::Duration,
 };
 
-use async_recursion::async_recursion as boxed;
 use sqlx::PgConnection;
 use tokio::time::{Instant, sleep};
 use uuid::Uuid;
@@ -41,7 +40,6 @@ impl HistoryReader {
     ///
     /// # Errors
     /// Database errors.
-    #[boxed]
     pub async fn read(
         &self,
         connection: &mut PgConnection,

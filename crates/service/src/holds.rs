@@ -135,7 +135,6 @@ const OVER_MAX: i64 = 100;
 ///
 /// # Errors
 /// Database errors.
-#[boxed]
 pub async fn clear(session: &mut Session) -> Result<(), StoreError> {
     for key in within_timeout(resource_hold::over(session.get().await?, OVER_MAX)).await? {
         within_timeout(resource_hold::end_over(session.get().await?, &key)).await?;

@@ -14,7 +14,6 @@ use std::{
     time::Duration,
 };
 
-use async_recursion::async_recursion as boxed;
 use tokio::{sync::mpsc, time::Instant};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -254,7 +253,6 @@ impl WaitHandle {
     ///
     /// # Errors
     /// Database errors: an instance without renewal cannot have queue entries.
-    #[boxed]
     pub async fn wait(&mut self, ticket_id: Uuid, is_elsewhere: bool) -> Result<WaitParameters, Error> {
         self.line.keep_alive(self.until).await?;
         self.in_doubt = Some(ticket_id);

@@ -17,7 +17,6 @@ use std::{
     time::Duration,
 };
 
-use async_recursion::async_recursion as boxed;
 use tokio::{
     sync::mpsc,
     task::{JoinError, JoinSet},
@@ -179,7 +178,6 @@ fn pause(reading: Duration, round: Duration) -> Duration {
 }
 
 /// Expires tickets when they fall due, until `stop` is cancelled.
-#[boxed]
 pub async fn run_timers(
     committer: Committer,
     mut falling_due: mpsc::Receiver<DueTicket>,

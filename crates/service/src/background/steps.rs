@@ -6,7 +6,6 @@
 
 use std::time::Duration;
 
-use async_recursion::async_recursion as boxed;
 use tokio::time::Instant;
 
 use crate::{committer::Committer, error::Error};
@@ -26,7 +25,6 @@ const PAUSE_MAX: Duration = Duration::from_millis(640);
 ///
 /// # Errors
 /// The error of the last attempt.
-#[boxed]
 pub async fn carry_out(committer: &Committer, step: &Operation) -> Result<Outcome, Error> {
     let deadline = Instant::now() + STEP_TIMEOUT;
     let mut pause = PAUSE_FIRST;

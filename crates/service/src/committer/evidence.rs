@@ -6,7 +6,6 @@
 //! Never: decides a retry.
 //! Caller: `worker`.
 
-use async_recursion::async_recursion as boxed;
 use sqlx::PgConnection;
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -52,7 +51,6 @@ impl Evidence {
     ///
     /// # Errors
     /// [`StoreError`] if the rows cannot be read.
-    #[boxed]
     pub async fn holds(&self, connection: &mut PgConnection) -> Result<bool, StoreError> {
         Ok(match self {
             Self::Told(number, at) => action_record::is_there(&mut *connection, *number, *at).await?,

@@ -16,7 +16,6 @@ use std::{
     },
 };
 
-use async_recursion::async_recursion as boxed;
 use tokio::{
     sync::mpsc,
     time::{Duration, Instant},
@@ -126,7 +125,6 @@ impl CommitQueues {
     }
 
     /// Waits until an operation is queued. Returns false if all senders are dropped.
-    #[boxed]
     pub async fn wait(&mut self) -> bool {
         let [large, steps, background] = &mut self.in_turn;
         if [&self.callers, large, steps, background].iter().any(|queue| !queue.next.is_empty()) {

@@ -12,7 +12,6 @@ use std::{
     time::Duration,
 };
 
-use async_recursion::async_recursion as boxed;
 use tokio::{sync::mpsc, time::Instant};
 
 use uuid::Uuid;
@@ -116,7 +115,6 @@ impl Worker {
     /// Applies `batch` and replies to its callers. Operations whose callers are gone are not applied.
     ///
     /// Returns the operations with a contended lock key; they have no reply and wait again.
-    #[boxed]
     pub async fn commit(&mut self, batch: Vec<QueuedOperation>) -> ContendedOperations {
         let mut aside = ContendedOperations::new();
         let operations = batch.into_iter().filter(QueuedOperation::begin).collect();

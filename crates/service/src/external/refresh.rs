@@ -13,7 +13,6 @@ use std::{
     time::Duration,
 };
 
-use async_recursion::async_recursion as boxed;
 use tokio::time::{Instant, interval, timeout};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -75,7 +74,6 @@ const CLEAN_MAX: Duration = Duration::from_secs(3);
 type RefreshesInFlight = Arc<Mutex<HashSet<i64>>>;
 
 /// Refreshes the clusters that are due, until shutdown.
-#[boxed]
 pub async fn run(
     service: ExternalResourceService,
     line: LocalWaitQueue,

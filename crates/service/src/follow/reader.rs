@@ -4,7 +4,6 @@
 
 use std::time::Duration;
 
-use async_recursion::async_recursion as boxed;
 use tokio::time::{Instant, sleep};
 use tokio_util::sync::CancellationToken;
 
@@ -28,7 +27,6 @@ const AWAY_MAX: Duration = Duration::from_secs(60);
 
 impl FollowService {
     /// Reads new lines while there is a follower, until shutdown.
-    #[boxed]
     pub async fn read_on(self, stopping: CancellationToken) {
         let reading = async {
             let mut session = self.store.lent_session();

@@ -12,7 +12,6 @@ use std::{
 };
 
 use arc_swap::ArcSwap;
-use async_recursion::async_recursion as boxed;
 use secrecy::SecretString;
 use sha2::{Digest as _, Sha256};
 use tokio::{
@@ -218,7 +217,6 @@ impl IssuerState {
     }
 
     /// Reloads the keys when they change, while the future is polled.
-    #[boxed]
     pub async fn follow(self: Arc<Self>, allowed: AllowedHosts, metrics: Metrics) {
         match &self.issuer.source {
             KeySource::File(_) => self.follow_file(metrics).await,

@@ -8,7 +8,6 @@
 
 use std::time::Duration;
 
-use async_recursion::async_recursion as boxed;
 use sqlx::postgres::PgListener;
 use tokio::{sync::mpsc, time::Instant};
 use uuid::Uuid;
@@ -54,7 +53,6 @@ const RECONNECT_PAUSE: Duration = Duration::from_millis(500);
 
 /// Removes ended requests, deletes entries of dead instances, and polls the local waiters. Returns at shutdown, after all
 /// requests have ended.
-#[boxed]
 pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Uuid>) {
     // A session of its own: a shortage of connections must not delay the removal of entries that reserve capacity.
     let mut keeper = WaitQueueMaintenance {
@@ -87,7 +85,6 @@ pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Uuid
 }
 
 /// Renews the instance's row while requests wait here, until shutdown.
-#[boxed]
 pub async fn renew(line: LocalWaitQueue) {
     line.connect().await;
     let mut renewals = tokio::time::interval(POLL_INTERVAL);
@@ -177,7 +174,6 @@ impl WaitQueueMaintenance {
 }
 
 /// Wakes local waiters when other instances free capacity, until shutdown.
-#[boxed]
 pub async fn listen(line: LocalWaitQueue, admission: Admission) {
     loop {
         tokio::select! {
