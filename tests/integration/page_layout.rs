@@ -37,10 +37,12 @@ async fn page_layout_fits_colour_schemes_and_narrow_windows() {
     }
     browser.run("document.getElementById('em-list').open = true").await;
     browser.looks_well("full").await;
+    // The map is drawn anew some time after the scheme changes.
+    let dark = first_host(&browser).await;
     browser.prefer("light").await;
-    let light = first_host(&browser).await;
+    eventually("EMs have light colours", SHOWN_WITHIN, || async { first_host(&browser).await != dark }).await;
     browser.prefer("dark").await;
-    eventually("EMs have other colours", SHOWN_WITHIN, || async { first_host(&browser).await != light }).await;
+    eventually("EMs have dark colours", SHOWN_WITHIN, || async { first_host(&browser).await == dark }).await;
     browser.run("document.querySelector('#em-rows .link').click()").await;
     browser.shows("#panel", "Last actions").await;
     browser.looks_well("panel").await;
