@@ -10,7 +10,7 @@ use super::output::text::clean_lines;
 
 use crate::config::{DatabaseArguments, DatabaseSource};
 use rm_devpg::{EmbeddedError, EmbeddedPostgres};
-use rm_store::{PendingStore, StoreError, connect_target::ConnectTarget, primary::Primary, server_instance, session};
+use rm_store::{PendingStore, StoreError, connect_target::ConnectTarget, endpoint, primary::Primary, server_instance};
 
 /// A connection without a statement timeout.
 pub(super) struct DatabaseConnection {
@@ -60,7 +60,7 @@ impl DatabaseConnection {
                 (target, private, Place::Folder(folder))
             }
         };
-        let (connection, _) = Primary::watch(target.clone()).connect_with(session::UNBOUNDED).await?;
+        let (connection, _) = Primary::watch(target.clone()).connect_with(endpoint::UNBOUNDED).await?;
         Ok(Self { connection, target, private, place })
     }
 

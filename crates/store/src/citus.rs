@@ -19,7 +19,8 @@ use sqlx::{AssertSqlSafe, PgConnection};
 use super::{
     StoreError,
     primary::Primary,
-    session::{Settings, within_short_timeout, within_timeout},
+    endpoint::Settings,
+    session::{within_short_timeout, within_timeout},
     url::UrlHosts,
 };
 

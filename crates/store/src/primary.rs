@@ -34,7 +34,8 @@ use super::{
     citus::{self, Cell, TableSet},
     connect_target::{ConnectTarget, place},
     operators,
-    session::{CONNECT_TIMEOUT, DatabaseEndpoint, Settings},
+    endpoint::{DatabaseEndpoint, Settings},
+    session::CONNECT_TIMEOUT,
     url::UrlHosts,
 };
 

@@ -9,7 +9,8 @@ use sqlx::postgres::PgConnectOptions;
 
 use super::{
     connect_target::UrlError,
-    session::{CONNECT_TIMEOUT, Settings},
+    endpoint::Settings,
+    session::CONNECT_TIMEOUT,
 };
 
 /// Maximum number of hosts in a URL.

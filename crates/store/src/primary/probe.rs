@@ -15,7 +15,8 @@ use super::{
     super::{
         StoreError,
         citus::{self, TableSet},
-        session::{self, ALIVE_TIMEOUT, DatabaseEndpoint, LATE_AFTER},
+        endpoint::{self, DatabaseEndpoint},
+    session::{self, ALIVE_TIMEOUT, LATE_AFTER},
     },
     PrimaryInner,
     host_states::{HostObservation, HostState},
@@ -130,7 +131,7 @@ async fn ask(kept: &mut ProbeConnection, tables: &TableSet) -> Result<HostState,
     .fetch_one(&mut *connection)
     .await?;
     if row.try_get::<i32, _>(3)? != *pid {
-        return Err(session::shared());
+        return Err(endpoint::shared());
     }
     Ok(match (row.try_get(0)?, row.try_get(1)?) {
         (true, _) => HostState::InRecovery,
