@@ -11,15 +11,16 @@ struct Wall {
     must_not: &'static [&'static str],
 }
 
-const WALLS: [Wall; 9] = [
+const WALLS: [Wall; 10] = [
     Wall { name: "rm-model", may: &[], must_not: &["prost", "sqlx", "tokio", "tonic", "tracing"] },
+    Wall { name: "rm-engine", may: &["rm-model"], must_not: &["prost", "sqlx", "tokio", "tonic", "tracing"] },
     Wall { name: "rm-proto", may: &["rm-model"], must_not: &["hyper", "sqlx"] },
     Wall { name: "rm-telemetry", may: &["rm-model"], must_not: &["prost", "sqlx"] },
     Wall { name: "rm-store", may: &["rm-model", "rm-telemetry"], must_not: &["prost", "tonic"] },
     Wall { name: "rm-external", may: &["rm-model"], must_not: &["sqlx", "tonic"] },
     Wall {
         name: "rm-service",
-        may: &["rm-external", "rm-model", "rm-store", "rm-telemetry"],
+        may: &["rm-engine", "rm-external", "rm-model", "rm-store", "rm-telemetry"],
         must_not: &["axum", "hyper", "prost", "tonic"],
     },
     Wall { name: "rm-edge", may: &["rm-model", "rm-proto", "rm-service", "rm-telemetry"], must_not: &["sqlx"] },

@@ -380,7 +380,7 @@ impl Operation {
     }
 }
 
-/// Outcome of an applied operation.
+/// Outcome of a submitted operation.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Outcome {
     /// The registered EM.
@@ -425,6 +425,8 @@ pub enum Outcome {
         /// Whether further steps may be necessary.
         more: bool,
     },
+    /// The key of the EM is contended, so nothing was applied, and another EM can be tried. Only the committer returns it.
+    Contended,
 }
 
 /// A queued request, with the reason.

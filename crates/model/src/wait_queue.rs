@@ -14,6 +14,7 @@ use std::{
     sync::{Arc, OnceLock},
 };
 
+use serde::{Deserialize, Serialize};
 use time::OffsetDateTime;
 use uuid::Uuid;
 
@@ -113,6 +114,10 @@ pub struct QueueEntry {
     /// Whether the request is short here; otherwise the entry only reserves capacity.
     pub is_short: bool,
 }
+
+/// 64-bit hash of a wait key. A collision causes a spurious check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
+pub struct WaitKeyHash(pub u64);
 
 /// Wait keys of a request; true where it is short.
 pub type WaitKeys = BTreeMap<WaitKey, bool>;

@@ -14,6 +14,7 @@ use async_recursion::async_recursion as boxed;
 use tokio::time::Instant;
 
 use crate::error::Error;
+use rm_engine::wake_reason::WakeReason;
 use rm_model::{
     assessment::{BlockedRequest, DryRunResult},
     cap::Cap,
@@ -34,7 +35,7 @@ use super::{
     committer::{Committer, LockWait},
     limits::LimitService,
     refusals::RefusalRecorder,
-    waiting::{LocalWaitQueue, WaitHandle, WaitResult, WakeReason},
+    waiting::{LocalWaitQueue, WaitHandle, WaitResult},
 };
 
 /// Permit of a call that counts as active. It is released when the request enters the wait queue.
@@ -69,7 +70,8 @@ impl RequestDeadlines {
     fn leave_hope(self, any_em: bool, answer: &Result<Outcome, Error>) -> bool {
         match answer {
             Ok(Outcome::Refused(refusal)) => !refusal.never_fits,
-            answer => any_em && self.line.is_some() && LockWait::try_other_ems(self.locks).is_contended(answer),
+            Ok(Outcome::Contended) => any_em && self.line.is_some(),
+            _ => false,
         }
     }
 }
@@ -167,7 +169,7 @@ impl RequestResourceService {
                     first.get_or_insert((refused, number));
                 }
                 // All EMs with capacity for the spec are contended.
-                Err(_) if fits_some_day => {}
+                Ok(Outcome::Contended) if fits_some_day => {}
                 answer => return Ok((answer?, number)),
             }
         }
@@ -328,8 +330,8 @@ impl RequestResourceService {
                     }
                 }
                 // Another EM may have capacity now.
-                (answer, _) if line.is_none() && patience.is_contended(&answer) => {}
-                (answer, Some(held)) if may_do_elsewhere(&answer, patience) => in_vain.push(held),
+                (Ok(Outcome::Contended), _) if line.is_none() => {}
+                (answer, Some(held)) if may_do_elsewhere(&answer) => in_vain.push(held),
                 (answer, _) => return answer,
             }
         }
@@ -346,10 +348,10 @@ impl RequestResourceService {
             if !matches!(answer, Ok(Outcome::Granted(_))) {
                 self.admission.release_assumption(&em);
             }
-            if !may_do_elsewhere(&answer, patience) {
+            if !may_do_elsewhere(&answer) {
                 return Some(answer);
             }
-            full += usize::from(!patience.is_contended(&answer));
+            full += usize::from(!matches!(answer, Ok(Outcome::Contended)));
             tried.push(em);
         }
         None
@@ -408,6 +410,18 @@ impl RequestResourceService {
                     caller.granted();
                     return Ok((granted, other));
                 }
+                Ok(Outcome::Contended) if stands => {
+                    turned_away += 1;
+                    again = looks_again(next.woken_by.take(), turned_away, caller);
+                }
+                Ok(Outcome::Contended) => {
+                    turned_away += 1;
+                    let other = self.other_home(&request, caller).await?;
+                    if let Some(em) = self.admission.best_candidate(&request.ask, &[]).or(other) {
+                        request.em = em;
+                    }
+                    continue;
+                }
                 Ok(answer) => {
                     caller.mark_removed();
                     match self.other_home(&request, caller).await? {
@@ -429,18 +443,6 @@ impl RequestResourceService {
                             return Err(self.admission.no_candidate_error(&request.ask).into());
                         }
                         None => return Err(Error::Rejected(rejection)),
-                    }
-                    continue;
-                }
-                answer if patience.is_contended(&answer) && stands => {
-                    turned_away += 1;
-                    again = looks_again(next.woken_by.take(), turned_away, caller);
-                }
-                answer if patience.is_contended(&answer) => {
-                    turned_away += 1;
-                    let other = self.other_home(&request, caller).await?;
-                    if let Some(em) = self.admission.best_candidate(&request.ask, &[]).or(other) {
-                        request.em = em;
                     }
                     continue;
                 }
@@ -631,11 +633,12 @@ impl RequestResourceService {
 }
 
 /// Whether a result concerns one EM alone, so that another EM may still fit: it is full, contended or unregistered.
-fn may_do_elsewhere(answer: &Result<Outcome, Error>, patience: LockWait) -> bool {
+fn may_do_elsewhere(answer: &Result<Outcome, Error>) -> bool {
     match answer {
         Ok(Outcome::Refused(refusal)) => refusal.is_of_em_alone(),
+        Ok(Outcome::Contended) => true,
         Err(Error::Rejected(rejection)) => rejection.is_of_em(),
-        answer => patience.is_contended(answer),
+        _ => false,
     }
 }
 

@@ -6,7 +6,7 @@
 //! Invariant: an instance renews its row while requests wait on it; otherwise other instances delete its queue entries.
 //! Never: grants; reorders the queue. Callers: `request_resource` (waiting requests), `committer` (freed capacity).
 //!
-//! - `index`: the waiters by position and wait key; `wake_reason`: the reasons of wake-ups; `maintenance`: background tasks.
+//! - `rm_engine::waiter_index`: the waiters by position and wait key; `maintenance`: background tasks.
 
 use std::{
     collections::BTreeSet,
@@ -14,20 +14,27 @@ use std::{
     time::Duration,
 };
 
-use tokio::{sync::mpsc, time::Instant};
+use tokio::{
+    sync::{Notify, mpsc},
+    time::Instant,
+};
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use crate::error::Error;
+use rm_engine::{
+    waiter_index::{FreedCapacity, WaiterIndex, WaiterProfile},
+    wake_reason::WakeReason,
+};
 use rm_model::{
     em::EmInstance,
     operation::{Operation, QueuedOutcome, RequestSpec, WaitParameters},
-    wait_queue::{FreedKeys, QueuePosition, WaitKey, WaitKeys},
+    wait_queue::{FreedKeys, QueuePosition, WaitKey, WaitKeyHash, WaitKeys},
 };
 use rm_store::{
     Store,
     session::{Session, answered_within, within_timeout},
-    waiting::{self, FreedNotification, WaitKeyHash},
+    waiting::{self, key_hash},
 };
 use rm_telemetry::metrics::{GaugeGuard, Metrics};
 
@@ -37,13 +44,12 @@ use super::{
     tasks::InstanceTasks,
 };
 
-mod index;
 mod maintenance;
-mod wake_reason;
 
-use index::{WaiterIndex, WaiterProfile};
 pub use maintenance::{listen, renew, run};
-pub use wake_reason::WakeReason;
+
+/// The waiters of this instance.
+type Waiters = WaiterIndex<Arc<Notify>>;
 
 /// Interval of an instance with waiters between renewals of its row, searches for dead instances, and polls of the queue heads.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
@@ -59,7 +65,7 @@ const FAILURE_PAUSE: Duration = Duration::from_millis(500);
 pub struct LocalWaitQueue {
     store: Store,
     instance_id: Uuid,
-    index: Arc<Mutex<WaiterIndex>>,
+    index: Arc<Mutex<Waiters>>,
     leaving: mpsc::UnboundedSender<Uuid>,
     stopping: CancellationToken,
     metrics: Metrics,
@@ -108,12 +114,12 @@ impl LocalWaitQueue {
             Operation::Force(forced) => &forced.ticket.em,
             _ => return None,
         };
-        (self.index().callers > 0).then(|| WaitKeyHash::of(&WaitKey::Em(em.clone())))
+        (self.index().callers > 0).then(|| key_hash(&WaitKey::Em(em.clone())))
     }
 
     /// Wakes the head of the queue at `wait_key`: an operation that will free capacity there is in the commit queue.
     pub fn capacity_expected(&self, wait_key: WaitKeyHash) {
-        self.index().room_comes(wait_key);
+        self.change(|index| index.room_comes(wait_key));
     }
 
     /// Handles a committed batch. The batch freed capacity at `freed` and granted the requests at the positions `granted`, each
@@ -129,18 +135,18 @@ impl LocalWaitQueue {
             return;
         }
         // Computes the hashes of the keys before locking the index.
-        let freed = FreedNotification::of(freed);
-        let granted: Vec<_> =
-            granted.map(|(position, em)| (position, WaitKeyHash::of(&WaitKey::Em(em.clone())))).collect();
-        self.index().committed(freed, granted, others_wait);
+        let freed = freed_capacity(freed);
+        let granted: Vec<_> = granted.map(|(position, em)| (position, key_hash(&WaitKey::Em(em.clone())))).collect();
+        self.change(|index| index.committed(freed, granted, others_wait));
     }
 
     /// Wakes requests without a named EM after contended EMs became free.
     pub fn contention_ended(&self) {
-        let mut index = self.index();
-        if index.callers > 0 {
-            index.wake_anywhere();
-        }
+        self.change(|index| {
+            if index.callers > 0 {
+                index.wake_anywhere();
+            }
+        });
     }
 
     /// Creates a handle for a request that waits until `until`.
@@ -190,9 +196,34 @@ impl LocalWaitQueue {
     }
 
     /// Locks the index. The index stays consistent if a holder panics.
-    fn index(&self) -> MutexGuard<'_, WaiterIndex> {
+    fn index(&self) -> MutexGuard<'_, Waiters> {
         self.index.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Changes the index, and notifies the waiters that the change wakes.
+    fn change<T>(&self, change: impl FnOnce(&mut Waiters) -> T) -> T {
+        let (result, woken) = {
+            let mut index = self.index();
+            let result = change(&mut index);
+            (result, index.take_woken())
+        };
+        woken.iter().for_each(|waiter| waiter.notify_one());
+        result
+    }
+}
+
+/// Returns what was freed, by the hashes of the wait keys.
+fn freed_capacity(keys: &FreedKeys) -> FreedCapacity {
+    let mut freed = FreedCapacity::default();
+    for (wait_key, requests) in keys.iter() {
+        let key = key_hash(wait_key);
+        let noted = freed.wait_keys.entry(key).or_default();
+        *noted = noted.saturating_add(requests);
+        if matches!(wait_key, WaitKey::Em(_)) {
+            freed.ems.insert(key);
+        }
+    }
+    freed
 }
 
 /// Renews the instance's row. Reconnects once if an idle connection does not reply within [`IDLE_TIMEOUT`].
@@ -219,7 +250,7 @@ async fn renew_instance(signs: Arc<tokio::sync::Mutex<Session>>, instance_id: Uu
 #[derive(Debug)]
 pub struct WaitHandle {
     line: LocalWaitQueue,
-    sleeper: WaiterProfile,
+    sleeper: WaiterProfile<Arc<Notify>>,
     until: Instant,
     /// Ticket id under which a queue entry may exist in the database, also after an unknown commit.
     in_doubt: Option<Uuid>,
@@ -319,7 +350,7 @@ impl WaitHandle {
     fn register(&self, since: u64) {
         if let Some((position, wait_keys)) = &self.stands {
             let short = wait_keys.iter().filter(|(_, is_short)| **is_short).map(|(wait_key, _)| wait_key);
-            let keys: BTreeSet<WaitKeyHash> = short.chain(&self.hears_of).map(WaitKeyHash::of).collect();
+            let keys: BTreeSet<WaitKeyHash> = short.chain(&self.hears_of).map(key_hash).collect();
             self.line.index().insert(*position, self.sleeper.clone(), keys, since);
         }
     }
@@ -342,7 +373,7 @@ impl WaitHandle {
     /// Forwards a wake-up without a grant to later waiters, because they may need other dimensions.
     pub fn forward_wake(&self, wake: WakeReason) {
         if let Some(position) = self.position() {
-            self.line.index().pass_on(position, wake);
+            self.line.change(|index| index.pass_on(position, wake));
         }
     }
 

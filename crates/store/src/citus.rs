@@ -18,8 +18,8 @@ use sqlx::{AssertSqlSafe, PgConnection};
 
 use super::{
     StoreError,
-    primary::Primary,
     endpoint::Settings,
+    primary::Primary,
     session::{within_short_timeout, within_timeout},
     url::UrlHosts,
 };

@@ -33,8 +33,8 @@ use super::{
     StoreError,
     citus::{self, Cell, TableSet},
     connect_target::{ConnectTarget, place},
-    operators,
     endpoint::{DatabaseEndpoint, Settings},
+    operators,
     session::CONNECT_TIMEOUT,
     url::UrlHosts,
 };

@@ -7,11 +7,7 @@ use std::{fmt, str::FromStr as _, time::Duration};
 
 use sqlx::postgres::PgConnectOptions;
 
-use super::{
-    connect_target::UrlError,
-    endpoint::Settings,
-    session::CONNECT_TIMEOUT,
-};
+use super::{connect_target::UrlError, endpoint::Settings, session::CONNECT_TIMEOUT};
 
 /// Maximum number of hosts in a URL.
 pub const HOSTS_MAX: usize = 16;

@@ -33,7 +33,7 @@ mod list;
 
 use json::{caps_json, parse_position, parse_wait_key, wait_key_hash, wait_key_json};
 
-pub use freed::{CHANNEL, FreedNotification, WaitKeyHash, notify};
+pub use freed::{CHANNEL, FreedNotification, key_hash, notify};
 pub use list::{WaitingFilter, list};
 
 const TABLE: TableName = TableName("linkis_resource_waiting");

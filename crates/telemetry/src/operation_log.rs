@@ -36,6 +36,7 @@ fn outcome<E>(answer: &Result<Outcome, E>) -> (&'static str, Option<&Shortfall>)
         Ok(Outcome::Expired(false) | Outcome::Lost(false) | Outcome::Resumed(false) | Outcome::Reaped(None)) => {
             ("nothing_to_do", None)
         }
+        Ok(Outcome::Contended) => ("contended", None),
         Ok(_) => ("done", None),
     }
 }

@@ -228,7 +228,7 @@ impl World {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(2000) })]
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(500) })]
 
     /// Any order of grants, reports, ends and snapshots: the counts equal those of the live tickets. Each ticket counts
     /// with at least its grant, so all grants fit.

@@ -496,6 +496,8 @@ fn score(em: &Em, dominant: &Dimension, ask: &RequestSpec) -> (bool, i64) {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::with_cases(64) })]
+
     /// With any groups, orders and remembered sizes, the search returns the same as an exhaustive comparison.
     #[test]
     fn placement_equals_exhaustive_search(steps in prop::collection::vec(steps(), 1..200)) {

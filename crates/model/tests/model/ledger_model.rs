@@ -174,7 +174,7 @@ fn run(steps: Vec<Step>, ledgers: usize) {
 
 /// Number of random runs; `LINKIS_RM_MODEL_CASES` raises it.
 fn cases() -> u32 {
-    std::env::var("LINKIS_RM_MODEL_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(2000)
+    std::env::var("LINKIS_RM_MODEL_CASES").ok().and_then(|text| text.parse().ok()).unwrap_or(500)
 }
 
 proptest! {

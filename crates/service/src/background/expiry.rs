@@ -6,8 +6,6 @@
 //!
 //! Never: ends a ticket outside the committer, which checks the deadline again under the locks.
 //! Callers: the server starts the sweep and [`run_timers`]; the committer reports new grants.
-//!
-//! - `budgets`: the budgets of each EM for timers and expirations.
 
 use std::{
     sync::{
@@ -26,6 +24,7 @@ use tokio_stream::StreamExt as _;
 use tokio_util::{sync::CancellationToken, time::DelayQueue};
 
 use crate::committer::Committer;
+use rm_engine::expiry_budgets::EmBudgets;
 use rm_model::operation::{Operation, ReleaseTicket};
 use rm_store::{
     StoreError, Work,
@@ -36,10 +35,6 @@ use rm_telemetry::cause;
 use rm_telemetry::metrics::Metrics;
 
 use super::{Step, Task, lease::LeaseFlag};
-
-mod budgets;
-
-use budgets::EmBudgets;
 
 /// How far ahead of a deadline a sweep reads it.
 pub const HORIZON: Duration = Duration::from_secs(2);
@@ -185,7 +180,7 @@ pub async fn run_timers(
     stop: CancellationToken,
 ) {
     let (queue, rolling_back) = (DelayQueue::new(), JoinSet::new());
-    let mut timers = ExpiryTimers { committer, queue, shares: EmBudgets::new(turned_down), rolling_back };
+    let mut timers = ExpiryTimers { committer, queue, shares: EmBudgets::default(), rolling_back };
     loop {
         tokio::select! {
             () = stop.cancelled() => return,
@@ -194,6 +189,9 @@ pub async fn run_timers(
                 timers.shares.begin(due.into_inner()).into_iter().for_each(|ticket| timers.roll_back(ticket));
             }
             Some(done) = timers.rolling_back.join_next() => timers.unmark(done),
+        }
+        if timers.shares.take_rejected() {
+            turned_down.note();
         }
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Each contended key has one queue and one task. The task waits for the key on its own connection, then commits the queued
 //! operations as one batch. New operations on the key are routed here, so that batches meet a contended key only once. An
-//! operation that can be tried on another EM waits for one turn at most, then fails with `LockTimeout`. A queue stays open until
+//! operation that can be tried on another EM waits for one turn at most, and ends as `Outcome::Contended`. A queue stays open until
 //! its key is free, so that placement avoids the EM; one task polls the keys of all queues without operations.
 //!
 //! Invariant: an operation is in exactly one of: commit queue, batch, contended-key queue.
@@ -23,7 +23,12 @@ use tokio::{
 };
 
 use crate::{admission::StateCache, error::Error, lock::lock, tasks::InstanceTasks, waiting::LocalWaitQueue};
-use rm_model::{em::EmInstance, limit::Limits, operation::LockKey};
+use rm_engine::commit_queue::BATCH_COST_MAX;
+use rm_model::{
+    em::EmInstance,
+    limit::Limits,
+    operation::{LockKey, Outcome},
+};
 use rm_store::{
     Store, StoreError,
     primary::LANES_MAX,
@@ -35,7 +40,6 @@ use rm_telemetry::metrics::Metrics;
 
 use super::{
     QueuedOperation,
-    queue::BATCH_COST_MAX,
     worker::{ReplyDispatcher, Worker},
 };
 
@@ -69,7 +73,7 @@ struct ContendedQueue {
     waiting: Vec<QueuedOperation>,
     /// Whether the key was contended at the end of the last turn.
     is_held: bool,
-    /// Whether an operation failed with `LockTimeout` because of the contended key.
+    /// Whether an operation ended as contended.
     is_watched: bool,
     /// Notifies the task that an empty queue has an operation, or will stay empty.
     stirred: Arc<Notify>,
@@ -113,7 +117,7 @@ impl ContendedQueue {
     /// Fails an operation so that its caller tries another EM. The transaction of the operation never began or was rolled back.
     fn send_elsewhere(&mut self, pending: QueuedOperation) {
         self.is_watched = true;
-        pending.reply(Err(Error::LockTimeout));
+        pending.reply(Ok(Outcome::Contended));
     }
 
     /// Records the lock state of the key for placement, if it changed. Returns whether it changed.

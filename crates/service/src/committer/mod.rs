@@ -5,7 +5,7 @@
 //! Never: writes without the row count check; replies before the commit; leaves a transaction half done after a cancelled call.
 //! Callers: `request_resource`, `heartbeat`, `background`, and the RPC services of `rm_edge`.
 //!
-//! - `queue`: selects the operations of the next batch; `batch`: one transaction; `counters`: counters after a batch;
+//! - `permits`: bound of the queued operations; `batch`: one transaction; `counters`: counters after a batch;
 //! - `worker`: applies batches and handles their failures; `evidence`: whether an interrupted commit took effect;
 //! - `contended`: queues of operations with a contended key.
 
@@ -25,6 +25,7 @@ use tokio::{
 use uuid::Uuid;
 
 use crate::error::Error;
+use rm_engine::commit_queue::{BATCH_COST_MAX, CommitQueues, OperationClass};
 use rm_model::{
     counters::Counters,
     name::Name,
@@ -45,11 +46,14 @@ mod batch;
 mod contended;
 mod counters;
 mod evidence;
-mod queue;
+mod permits;
 mod worker;
 
 use batch::BatchItem;
-use queue::{BATCH_COST_MAX, CommitQueues, OperationPermit, OperationPermits, QueueSenders};
+use permits::{OperationPermit, OperationPermits, WAITING_MAX};
+
+/// Capacity of the channel to the committer: twice the permits, because undo operations need none.
+const INBOX_MAX: usize = 2 * WAITING_MAX;
 
 /// Idle time after which the committer ends its open transaction.
 const REST_AFTER: Duration = Duration::from_secs(1);
@@ -66,7 +70,7 @@ const DETACHED_TIMEOUT: Duration = Duration::from_secs(10);
 /// Handle of the committer: submits operations to its commit queues.
 #[derive(Clone, Debug)]
 pub struct Committer {
-    doors: QueueSenders,
+    inbox: mpsc::Sender<QueuedOperation>,
     room: OperationPermits,
     line: LocalWaitQueue,
     undoing: UndoQueue,
@@ -78,7 +82,7 @@ pub struct Committer {
 pub struct LockWait {
     /// The caller's deadline.
     pub until: Instant,
-    /// Time from which the operation stops waiting for a contended EM and fails with [`Error::LockTimeout`], so that its caller
+    /// Time from which the operation stops waiting for a contended EM and ends as [`Outcome::Contended`], so that its caller
     /// can try another EM. `None` if the operation has no alternative EM.
     goes_at: Option<Instant>,
 }
@@ -90,7 +94,7 @@ impl From<Instant> for LockWait {
 }
 
 impl LockWait {
-    /// Fails at once on a contended EM, so that the caller can try another EM.
+    /// Ends at once on a contended EM, so that the caller can try another EM.
     pub fn try_other_ems(until: Instant) -> Self {
         Self { until, goes_at: Some(Instant::now()) }
     }
@@ -103,12 +107,6 @@ impl LockWait {
     /// Whether the operation has stopped waiting for a contended EM.
     fn has_given_up(self) -> bool {
         self.goes_at.is_some_and(|goes_at| goes_at <= Instant::now())
-    }
-
-    /// Whether `reply` reports a contended EM before the deadline. The operation was then not applied, and another EM can be
-    /// tried.
-    pub fn is_contended<T>(self, answer: &Result<T, Error>) -> bool {
-        self.goes_at.is_some() && matches!(answer, Err(Error::LockTimeout)) && Instant::now() < self.until
     }
 }
 
@@ -139,15 +137,15 @@ impl Committer {
         metrics: Metrics,
         tasks: &InstanceTasks,
     ) -> io::Result<Self> {
-        let (doors, queues) = CommitQueues::new();
-        let undoing = UndoQueue { queue: doors.callers.downgrade(), metrics: metrics.clone() };
+        let (inbox, arrived) = mpsc::channel(INBOX_MAX);
+        let undoing = UndoQueue { inbox: inbox.downgrade(), metrics: metrics.clone() };
         let (line, seen) = (after_commit.line.clone(), after_commit.seen.clone());
         let answers = worker::ReplyDispatcher::start(after_commit, undoing.clone(), tasks);
         let told = (answers, seen, line.clone());
         let lanes = Arc::new(contended::ContendedQueues::new(store.clone(), told, metrics.clone(), tasks.clone()));
         let worker = worker::Worker::new(store.committer_session(), lanes.answers(), metrics.clone(), Arc::default());
-        tasks.spawn_on_thread("committer", run(queues, lanes, worker))?;
-        Ok(Self { doors, room: OperationPermits::default(), line, undoing, metrics })
+        tasks.spawn_on_thread("committer", run(arrived, lanes, worker))?;
+        Ok(Self { inbox, room: OperationPermits::default(), line, undoing, metrics })
     }
 
     /// Submits an operation that a caller waits for, and returns its result after the commit.
@@ -157,7 +155,7 @@ impl Committer {
     /// transaction has not begun.
     ///
     /// # Errors
-    /// - [`Error::LockTimeout`] at the deadline if a lock key is contended then, or earlier as [`LockWait`] requires.
+    /// - [`Error::LockTimeout`] at the deadline if a lock key is contended then.
     /// - [`Error::NotBegun`] at the deadline if the transaction has not begun for another reason.
     /// - [`Error::CommitUnknown`] soon after the deadline if the transaction has not ended.
     /// - [`Error::Overloaded`] if too many operations wait.
@@ -167,8 +165,8 @@ impl Committer {
         operation: Operation,
         patience: LockWait,
     ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
-        let queue = self.doors.called(&operation);
-        self.execute(queue, by, operation, patience, None)
+        let class = OperationClass::called(&operation);
+        self.execute(class, by, operation, patience, None)
     }
 
     /// Submits an operation as [`Committer::submit`] does. If `wanted`, also returns the counters after the commit, or `None`
@@ -183,9 +181,9 @@ impl Committer {
         patience: LockWait,
         wanted: bool,
     ) -> impl Future<Output = Result<(Outcome, Option<Box<Counters>>), Error>> + Send + use<'a> {
-        let queue = self.doors.called(&operation);
+        let class = OperationClass::called(&operation);
         let (tell, told) = wanted.then(oneshot::channel).unzip();
-        let done = self.execute(queue, by, operation, patience, tell);
+        let done = self.execute(class, by, operation, patience, tell);
         async move {
             let outcome = done.await?;
             // The counters are sent before the outcome.
@@ -202,30 +200,31 @@ impl Committer {
         operation: Operation,
         deadline: Instant,
     ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
-        let queue = self.doors.uncalled(&operation);
-        self.execute(queue, Principal::Service.into(), operation, deadline.into(), None)
+        let class = OperationClass::uncalled(&operation);
+        self.execute(class, Principal::Service.into(), operation, deadline.into(), None)
     }
 
     fn execute<'a>(
         &'a self,
-        queue: &mpsc::Sender<QueuedOperation>,
+        class: OperationClass,
         by: Actor,
         operation: Operation,
         patience: LockWait,
         counters: Option<CounterSender>,
     ) -> impl Future<Output = Result<Outcome, Error>> + Send + use<'a> {
         let told = OperationLog::of(&by.principal, &operation);
-        let mut queued = self.enqueue(queue, by, operation, patience, counters);
+        let mut queued = self.enqueue(class, by, operation, patience, counters);
         async move {
             // Borrowed, because a moved reply would occupy the future twice.
             let done = match &mut queued {
-                Ok(answer) => answer.wait(patience.until).await,
+                Ok(answer) => match answer.wait(patience.until).await {
+                    Ok(Outcome::Contended) if patience.until <= Instant::now() => Err(Error::LockTimeout),
+                    done => done,
+                },
                 Err(error) => Err(error.clone()),
             };
             told.tell(&done);
-            if let Err(error) = &done
-                && !patience.is_contended(&done)
-            {
+            if let Err(error) = &done {
                 self.metrics.committer.failed(error.failure());
             }
             done
@@ -235,7 +234,7 @@ impl Committer {
     /// Adds an operation to a queue. Returns the reply to wait for.
     fn enqueue(
         &self,
-        queue: &mpsc::Sender<QueuedOperation>,
+        class: OperationClass,
         by: Actor,
         operation: Operation,
         patience: LockWait,
@@ -252,9 +251,19 @@ impl Committer {
         let waits = Some(self.metrics.committer.queued());
         let making_room = self.line.freed_key(&operation);
         let trace = traces::operation(operation.kind());
-        let pending =
-            QueuedOperation { by, operation, patience, progress, reply, counters, waits, trace, _room: Some(place) };
-        queue.try_send(pending)?;
+        let pending = QueuedOperation {
+            class,
+            by,
+            operation,
+            patience,
+            progress,
+            reply,
+            counters,
+            waits,
+            trace,
+            _room: Some(place),
+        };
+        self.inbox.try_send(pending)?;
         if let Some(wait_key) = making_room {
             self.line.capacity_expected(wait_key);
         }
@@ -315,20 +324,30 @@ impl Drop for PendingReply {
 /// Queue of undo operations: they revert grants whose callers are gone.
 #[derive(Clone, Debug)]
 struct UndoQueue {
-    queue: mpsc::WeakSender<QueuedOperation>,
+    inbox: mpsc::WeakSender<QueuedOperation>,
     metrics: Metrics,
 }
 
 impl UndoQueue {
     fn submit(&self, by: Principal, operation: Operation) {
-        let (by, queue) = (by.into(), self.queue.upgrade());
+        let (class, by, inbox) = (OperationClass::called(&operation), by.into(), self.inbox.upgrade());
         let (reply, answer) = oneshot::channel();
         let patience = (Instant::now() + DETACHED_TIMEOUT).into();
         let waits = Some(self.metrics.committer.queued());
         let (progress, trace) = (OperationState::default(), traces::OperationTrace::default());
-        let pending =
-            QueuedOperation { by, operation, patience, progress, reply, counters: None, waits, trace, _room: None };
-        let queued = queue.is_some_and(|queue| queue.try_send(pending).is_ok());
+        let pending = QueuedOperation {
+            class,
+            by,
+            operation,
+            patience,
+            progress,
+            reply,
+            counters: None,
+            waits,
+            trace,
+            _room: None,
+        };
+        let queued = inbox.is_some_and(|inbox| inbox.try_send(pending).is_ok());
         match Handle::try_current() {
             // The task owns the reply channel: an operation without a receiver is not applied.
             Ok(runtime) if queued => drop(runtime.spawn(async move {
@@ -343,21 +362,32 @@ impl UndoQueue {
     }
 }
 
-async fn run(mut queues: CommitQueues, lanes: Arc<contended::ContendedQueues>, mut worker: worker::Worker) {
+async fn run(
+    mut inbox: mpsc::Receiver<QueuedOperation>,
+    lanes: Arc<contended::ContendedQueues>,
+    mut worker: worker::Worker,
+) {
+    let mut queues = CommitQueues::default();
     loop {
-        let is_open = match tokio::time::timeout(REST_AFTER, queues.wait()).await {
-            Ok(is_open) => is_open,
-            Err(_) => {
+        if queues.is_empty() {
+            let first = match tokio::time::timeout(REST_AFTER, inbox.recv()).await {
+                Ok(first) => first,
+                Err(_) => {
+                    worker.session().idle().await;
+                    inbox.recv().await
+                }
+            };
+            let Some(first) = first else {
+                lanes.close();
                 worker.session().idle().await;
-                queues.wait().await
-            }
-        };
-        if !is_open {
-            lanes.close();
-            worker.session().idle().await;
-            return;
+                return;
+            };
+            enter(&mut queues, first);
         }
-        let mut batch = queues.next();
+        while let Ok(arrived) = inbox.try_recv() {
+            enter(&mut queues, arrived);
+        }
+        let mut batch = queues.next(Instant::now().into_std());
         batch.iter_mut().for_each(|pending| pending.waits = None);
         let batch = lanes.divert(batch.into_iter());
         for (key, operations) in worker.commit(batch).await {
@@ -366,9 +396,14 @@ async fn run(mut queues: CommitQueues, lanes: Arc<contended::ContendedQueues>, m
     }
 }
 
+fn enter(queues: &mut CommitQueues<QueuedOperation>, pending: QueuedOperation) {
+    queues.push(pending.class, pending.operation.cost(), pending);
+}
+
 /// Operation in a commit queue, with its reply channel.
 #[derive(Debug)]
 struct QueuedOperation {
+    class: OperationClass,
     by: Actor,
     operation: Operation,
     patience: LockWait,
@@ -464,7 +499,7 @@ mod tests {
         let ((reply, answer), (queue, inbox)) = (oneshot::channel(), mpsc::channel(1));
         let metrics = Metrics::new([], []);
         let undo = Name::parse("user", "hadoop").ok().map(|user| (Principal::Anonymous, user));
-        let undoing = UndoQueue { queue: queue.downgrade(), metrics };
+        let undoing = UndoQueue { inbox: queue.downgrade(), metrics };
         (reply, PendingReply { answer, progress: OperationState::default(), undo, undoing }, queue, inbox)
     }
 

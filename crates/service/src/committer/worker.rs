@@ -1,6 +1,6 @@
 //! Worker: applies batches on one connection, handles the failures of their transactions, and replies.
 //!
-//! A failed batch is retried, split, or failed, by its error. Operations with a contended key are returned to the caller of
+//! `rm_engine::batch_policy` decides whether a failed batch is retried, split, or failed. Operations with a contended key are returned to the caller of
 //! [`Worker::commit`]. An interrupted commit is resolved by the evidence that the batch left.
 //!
 //! Never: replies before the commit; retries a batch whose commit may have taken effect.
@@ -17,6 +17,7 @@ use tokio::{sync::mpsc, time::Instant};
 use uuid::Uuid;
 
 use crate::{background::expiry, error::Error, tasks::InstanceTasks};
+use rm_engine::batch_policy::{BatchFailure, BatchPart, Retry};
 use rm_model::{
     limit::Limits,
     operation::{Grant, LockKey, Operation, Outcome, PlacedRequest, ReleaseTicket},
@@ -36,14 +37,11 @@ use super::{
     evidence::Evidence,
 };
 
-/// Maximum number of retries of a batch after a write conflict.
-const RETRIES_MAX: u32 = 5;
-
-/// Maximum number of retries of a batch after a lock timeout on rows, before it is split in halves.
-const WAITS_MAX: u32 = 2;
-
 /// Operations by a contended lock key of theirs.
 pub(super) type ContendedOperations = BTreeMap<LockKey, Vec<QueuedOperation>>;
+
+/// Operations that share one attempt.
+type QueuedPart = BatchPart<QueuedOperation>;
 
 /// Applies batches on its own connection.
 pub(super) struct Worker {
@@ -54,45 +52,6 @@ pub(super) struct Worker {
     limits: Arc<Limits>,
     /// Id of this instance, which wakes its own waiters without a notification.
     own: Uuid,
-}
-
-/// Operations that share one attempt, with the number of their attempts.
-struct BatchPart {
-    operations: Vec<QueuedOperation>,
-    tries: u32,
-    /// Whether the part is half of a batch that failed.
-    is_half: bool,
-    /// Whether another transaction locks the limits or rows of these operations.
-    is_contended: bool,
-}
-
-impl BatchPart {
-    fn again(self) -> Self {
-        Self { tries: self.tries + 1, ..self }
-    }
-
-    /// Fails overdue operations and drops operations whose callers are gone.
-    fn drop_overdue(&mut self) {
-        let now = Instant::now();
-        let wanted = std::mem::take(&mut self.operations).into_iter().filter(|pending| !pending.reply.is_closed());
-        let (overdue, rest) = wanted.partition(|pending| pending.patience.until <= now);
-        self.operations = rest;
-        answer_all(overdue, if self.is_contended { &Error::LockTimeout } else { &Error::NotBegun });
-    }
-
-    /// Splits the part in two halves. A single operation stays one part.
-    fn halves(mut self) -> Vec<Self> {
-        let rest = self.operations.split_off(self.operations.len() / 2);
-        let is_contended = self.is_contended;
-        let of = |operations| Self { operations, tries: WAITS_MAX, is_half: true, is_contended };
-        [self.operations, rest].into_iter().filter(|operations| !operations.is_empty()).map(of).collect()
-    }
-
-    fn singles(self) -> Vec<Self> {
-        let (tries, is_half, is_contended) = (self.tries, self.is_half, self.is_contended);
-        let single = |pending| Self { operations: vec![pending], tries, is_half, is_contended };
-        self.operations.into_iter().map(single).collect()
-    }
 }
 
 impl Worker {
@@ -118,9 +77,9 @@ impl Worker {
     pub async fn commit(&mut self, batch: Vec<QueuedOperation>) -> ContendedOperations {
         let mut aside = ContendedOperations::new();
         let operations = batch.into_iter().filter(QueuedOperation::begin).collect();
-        let mut parts = vec![BatchPart { operations, tries: 0, is_half: false, is_contended: false }];
+        let mut parts = vec![BatchPart::new(operations)];
         while let Some(mut part) = parts.pop() {
-            part.drop_overdue();
+            drop_overdue(&mut part);
             if part.operations.is_empty() {
                 continue;
             }
@@ -131,35 +90,43 @@ impl Worker {
                 trace.failed();
             }
             drop(trace);
-            match ended {
-                Ok(committed) => self.committed(part.operations, committed),
-                Err(BatchError::Held) => parts.extend(self.split(part, &mut aside).await),
-                // A limit change waits only for earlier batches and ends soon.
-                Err(BatchError::Fenced) => parts.push(BatchPart { is_contended: true, ..part }),
-                Err(BatchError::OtherLimits(limits)) => {
-                    self.limits = limits;
-                    parts.push(part);
+            let failed = match ended {
+                Ok(committed) => {
+                    self.committed(part.operations, committed);
+                    continue;
                 }
                 Err(BatchError::Unknown { transaction_id, evidence, committed }) => {
                     match self.was_committed(&transaction_id, &evidence).await {
                         Some(true) => self.committed(part.operations, *committed),
-                        Some(false) if part.tries < RETRIES_MAX => parts.push(part.again()),
-                        Some(false) => answer_all(part.operations, &Error::lost_connection()),
+                        Some(false) => retry(part, (BatchFailure::NotCommitted, None), &mut parts, &mut aside),
                         None => answer_all(part.operations, &Error::CommitUnknown),
                     }
+                    continue;
                 }
-                Err(BatchError::Store(error)) if error.is_lock_timeout() => {
-                    self.metrics.database.failed(error.failure());
-                    // The retry must not wait for the locks of its own last attempt.
-                    self.session.idle().await;
-                    parts.extend(after_wait(BatchPart { is_contended: true, ..part }, &error, &mut aside));
+                Err(BatchError::Held) => match self.split(&mut part, &mut aside).await {
+                    Ok(()) => (BatchFailure::KeysRemoved, None),
+                    Err(error) => {
+                        self.session.reset();
+                        answer_all(part.operations, &error.into());
+                        continue;
+                    }
+                },
+                Err(BatchError::Fenced) => (BatchFailure::LimitsLocked, None),
+                Err(BatchError::OtherLimits(limits)) => {
+                    self.limits = limits;
+                    (BatchFailure::LimitsChanged, None)
                 }
                 Err(BatchError::Store(error)) => {
                     self.metrics.database.failed(error.failure());
-                    self.session.reset_after(&error);
-                    parts.extend(after_error(BatchPart { is_contended: false, ..part }, error, reused));
+                    match error.is_lock_timeout() {
+                        // The next attempt must not wait for the locks of this one.
+                        true => self.session.idle().await,
+                        false => self.session.reset_after(&error),
+                    }
+                    (failure_of(&error, reused), Some(error))
                 }
-            }
+            };
+            retry(part, failed, &mut parts, &mut aside);
         }
         aside
     }
@@ -216,29 +183,20 @@ impl Worker {
         Ok(self.limits.locks_users())
     }
 
-    /// Moves the operations with a contended key to `aside`. Returns the part with the other operations, or `None` after an
-    /// error.
-    async fn split(&mut self, part: BatchPart, aside: &mut ContendedOperations) -> Option<BatchPart> {
-        let held = match self.held(&part).await {
-            Ok(held) => held,
-            Err(error) => {
-                self.session.reset();
-                answer_all(part.operations, &error.into());
-                return None;
-            }
-        };
-        let mut rest = Vec::with_capacity(part.operations.len());
-        for pending in part.operations {
+    /// Moves the operations with a contended key from `part` to `aside`.
+    async fn split(&mut self, part: &mut QueuedPart, aside: &mut ContendedOperations) -> Result<(), StoreError> {
+        let held = self.held(part).await?;
+        for pending in std::mem::take(&mut part.operations) {
             match pending.operation.lock_keys(true).find(|key| held.contains(key)) {
                 Some(key) => queue_contended(aside, key, pending),
-                None => rest.push(pending),
+                None => part.operations.push(pending),
             }
         }
-        Some(BatchPart { operations: rest, tries: part.tries, is_half: part.is_half, is_contended: false })
+        Ok(())
     }
 
     /// Returns the contended keys of a part.
-    async fn held(&mut self, part: &BatchPart) -> Result<BTreeSet<LockKey>, StoreError> {
+    async fn held(&mut self, part: &QueuedPart) -> Result<BTreeSet<LockKey>, StoreError> {
         if self.limits.locks_users() {
             self.locks_users().await?;
         }
@@ -252,63 +210,78 @@ fn queue_contended(aside: &mut ContendedOperations, key: LockKey, mut pending: Q
     aside.entry(key).or_default().push(pending);
 }
 
-/// Decides the retry after a lock timeout on rows that another transaction locks without the resource lock.
-///
-/// PostgreSQL does not report the operation that waited. The part is halved until one operation remains, which moves to
-/// `aside`.
-fn after_wait(part: BatchPart, error: &StoreError, aside: &mut ContendedOperations) -> Vec<BatchPart> {
-    tracing::warn!(
-        %error, operations = part.operations.len(), tries = part.tries,
-        "another program locks rows without their resource lock"
-    );
-    match part.operations.len() {
-        _ if part.tries < WAITS_MAX => vec![part.again()],
-        1 => {
+/// Returns what an error of the store means for a batch; `reused` states whether its connection had been used before.
+fn failure_of(error: &StoreError, reused: bool) -> BatchFailure {
+    match error {
+        error if error.is_lock_timeout() => BatchFailure::RowsLocked,
+        error if error.is_cancelled() => BatchFailure::TooLong,
+        // A connection that broke while idle costs one new connection.
+        error if error.is_unavailable() && reused => BatchFailure::ConnectionLost,
+        error if error.is_unavailable() || matches!(error, StoreError::TooOld { .. }) => BatchFailure::Unavailable,
+        error if error.is_race() => BatchFailure::Race,
+        _ => BatchFailure::Defect,
+    }
+}
+
+/// Carries out what follows from a failed attempt: adds parts to try again, sets operations aside, or fails them.
+fn retry(
+    mut part: QueuedPart,
+    (failure, error): (BatchFailure, Option<StoreError>),
+    parts: &mut Vec<QueuedPart>,
+    aside: &mut ContendedOperations,
+) {
+    let retry = part.after(failure);
+    if let Some(error) = &error {
+        log_retry(&part, failure, retry, error);
+    }
+    match retry {
+        Retry::Again => parts.push(part),
+        Retry::Halves => parts.extend(part.halves()),
+        Retry::Singles => parts.extend(part.singles()),
+        Retry::WaitForKey => {
             for pending in part.operations {
                 if let Some(key) = pending.operation.lock_keys(false).next() {
                     queue_contended(aside, key, pending);
                 }
             }
-            vec![]
         }
-        _ => part.halves(),
+        Retry::Fail => match error.map(Error::from) {
+            Some(error) => fail(part, &error),
+            None => answer_all(part.operations, &Error::lost_connection()),
+        },
     }
 }
 
-/// Decides the retry of a batch that failed without a change. Returns the parts to try again; all others get `error`.
-fn after_error(part: BatchPart, error: StoreError, reused: bool) -> Vec<BatchPart> {
-    if error.is_cancelled() && part.operations.len() > 1 && !part.is_half {
-        // One statement took too long: half of the operations may fit. A half that also fails shows that the database is too
-        // slow.
-        tracing::warn!(error = &error as &dyn std::error::Error, "a batch took too long; retrying its halves");
-        return part.halves();
-    }
-    if reused && error.is_unavailable() && !error.is_cancelled() {
-        // A connection that broke while idle costs one new connection; the attempt does not count.
-        return vec![part];
-    }
-    if error.is_race() && part.tries < RETRIES_MAX {
-        tracing::warn!(error = &error as &dyn std::error::Error, "another program wrote the same rows; retrying");
-        return vec![part.again()];
-    }
-    if !error.is_unavailable() && !matches!(error, StoreError::TooOld { .. }) && part.operations.len() > 1 {
-        // A failed operation must not fail the others. Single attempts identify the operation.
-        tracing::warn!(error = &error as &dyn std::error::Error, "a batch failed; retrying its operations one by one");
-        return part.singles();
-    }
-    let error = Error::from(error);
+/// Fails the operations of a part with an error of the store.
+fn fail(part: QueuedPart, error: &Error) {
     let is_heard = part.operations.iter().any(|pending| !pending.reply.is_closed());
     // A caller logs a defect with the request that caused it. A missing primary is logged once by the store.
     let is_logged = error.is_logged() || is_heard && error.is_defect();
     if !is_logged {
-        tracing::error!(
-            error = &error as &dyn std::error::Error,
-            operations = part.operations.len(),
-            "operations failed"
-        );
+        let operations = part.operations.len();
+        tracing::error!(error = error as &dyn std::error::Error, operations, "operations failed");
     }
-    answer_all(part.operations, &error);
-    vec![]
+    answer_all(part.operations, error);
+}
+
+fn log_retry(part: &QueuedPart, failure: BatchFailure, retry: Retry, error: &StoreError) {
+    let what = match (retry, failure) {
+        (Retry::Fail, _) | (_, BatchFailure::ConnectionLost) => return,
+        (_, BatchFailure::RowsLocked) => "another program locks rows without their resource lock",
+        (Retry::Again, _) => "another program wrote the same rows; retrying",
+        (Retry::Halves, _) => "a batch took too long; retrying its halves",
+        (Retry::Singles | Retry::WaitForKey, _) => "a batch failed; retrying its operations one by one",
+    };
+    tracing::warn!(error = error as &dyn std::error::Error, operations = part.operations.len(), "{what}");
+}
+
+/// Fails overdue operations and drops operations whose callers are gone.
+fn drop_overdue(part: &mut QueuedPart) {
+    let now = Instant::now();
+    let wanted = std::mem::take(&mut part.operations).into_iter().filter(|pending| !pending.reply.is_closed());
+    let (overdue, rest) = wanted.partition(|pending| pending.patience.until <= now);
+    part.operations = rest;
+    answer_all(overdue, if part.is_contended { &Error::LockTimeout } else { &Error::NotBegun });
 }
 
 fn answer_all(part: Vec<QueuedOperation>, error: &Error) {

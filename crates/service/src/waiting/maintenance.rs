@@ -13,6 +13,7 @@ use tokio::{sync::mpsc, time::Instant};
 use uuid::Uuid;
 
 use crate::admission::Admission;
+use rm_engine::waiter_index::FreedCapacity;
 use rm_store::{
     StoreError,
     session::{Session, within_timeout},
@@ -20,7 +21,7 @@ use rm_store::{
 };
 use rm_telemetry::cause;
 
-use super::{LocalWaitQueue, POLL_INTERVAL};
+use super::{LocalWaitQueue, POLL_INTERVAL, Waiters};
 
 /// Number of polls after which entries without a live instance are deleted even if no instance is known to be dead.
 const SWEEP_POLLS: u32 = 30;
@@ -68,7 +69,7 @@ pub async fn run(line: LocalWaitQueue, mut leaving: mpsc::UnboundedReceiver<Uuid
             _ = leaving.recv_many(&mut keeper.left, LEAVE_MAX) => keeper.remove_entries().await,
             () = line.stopping.cancelled() => break,
             _ = polls.tick() => {
-                line.index().poll();
+                line.change(Waiters::poll);
                 keeper.poll(&line).await
             }
         };
@@ -205,7 +206,7 @@ async fn handle_notification(line: &LocalWaitQueue, admission: &Admission) -> Re
     listener.eager_reconnect(false);
     listener.listen(waiting::CHANNEL).await?;
     // Notifications before `LISTEN` are lost, so wake the heads of all queues.
-    line.index().wake_first();
+    line.change(Waiters::wake_first);
     loop {
         let heard = tokio::select! {
             () = &mut moved => return Ok(()),
@@ -232,7 +233,7 @@ async fn handle_notification(line: &LocalWaitQueue, admission: &Admission) -> Re
 
 async fn wake(line: &LocalWaitQueue, admission: &Admission, freed: &FreedNotification) {
     if freed.anywhere {
-        line.index().wake_first();
+        line.change(Waiters::wake_first);
         return;
     }
     if !line.index().is_anywhere_empty()
@@ -240,5 +241,6 @@ async fn wake(line: &LocalWaitQueue, admission: &Admission, freed: &FreedNotific
     {
         tracing::warn!(error = cause(&error), "cannot read the freed capacity");
     }
-    line.index().wake_at(freed);
+    let freed = FreedCapacity { wait_keys: freed.wait_keys.clone(), ems: freed.em_keys().clone() };
+    line.change(|index| index.wake_at(&freed));
 }

@@ -16,7 +16,7 @@ use super::{
         StoreError,
         citus::{self, TableSet},
         endpoint::{self, DatabaseEndpoint},
-    session::{self, ALIVE_TIMEOUT, LATE_AFTER},
+        session::{self, ALIVE_TIMEOUT, LATE_AFTER},
     },
     PrimaryInner,
     host_states::{HostObservation, HostState},

@@ -118,7 +118,9 @@ impl Shortage {
     fn of(error: &StoreError) -> Option<Self> {
         match error {
             StoreError::Database(sqlx::Error::PoolTimedOut) => Some(Self::Timeout),
-            StoreError::Database(refused) if error.is_crowded() => Some(Self::Refused(crate::error::database_text(refused))),
+            StoreError::Database(refused) if error.is_crowded() => {
+                Some(Self::Refused(crate::error::database_text(refused)))
+            }
             _ => None,
         }
     }

@@ -12,7 +12,7 @@ use uuid::Uuid;
 use crate::StoreError;
 use rm_model::{
     em::EmInstance,
-    wait_queue::{FreedKeys, WaitKey},
+    wait_queue::{FreedKeys, WaitKey, WaitKeyHash},
 };
 
 use super::{TABLE, wait_key_hash};
@@ -32,16 +32,10 @@ const KEY_BYTES: usize = 35;
 /// Maximum number of notifications per commit. Above it, one notification means *anywhere*.
 const PARTS_MAX: usize = 8;
 
-/// 64-bit hash of a wait key. A collision causes a spurious check.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
-pub struct WaitKeyHash(u64);
-
-impl WaitKeyHash {
-    /// Returns the hash of a wait key.
-    pub fn of(wait_key: &WaitKey) -> Self {
-        let hash = wait_key_hash(wait_key);
-        Self(hash.iter().take(8).fold(0, |key, byte| key << 8 | u64::from(*byte)))
-    }
+/// Returns the hash of a wait key.
+pub fn key_hash(wait_key: &WaitKey) -> WaitKeyHash {
+    let hash = wait_key_hash(wait_key);
+    WaitKeyHash(hash.iter().take(8).fold(0, |key, byte| key << 8 | u64::from(*byte)))
 }
 
 /// Payload of a notification: where capacity was freed.
@@ -82,19 +76,12 @@ impl FreedNotification {
         if parts.len() <= PARTS_MAX && parts.iter().all(fits) { parts } else { vec![Self::anywhere()] }
     }
 
-    /// Returns a single value for `wait_keys`, without a size limit, for use inside the instance.
-    pub fn of(wait_keys: &FreedKeys) -> Self {
-        let mut freed = Self::default();
-        wait_keys.iter().for_each(|(wait_key, requests)| freed.note(wait_key, requests, em_of(wait_key)));
-        freed
-    }
-
     fn note(&mut self, wait_key: &WaitKey, requests: u32, em: Option<(String, String)>) {
-        let noted = self.wait_keys.entry(WaitKeyHash::of(wait_key)).or_default();
+        let noted = self.wait_keys.entry(key_hash(wait_key)).or_default();
         *noted = noted.saturating_add(requests);
         if let Some(em) = em {
             self.ems.push(em);
-            self.em_keys.insert(WaitKeyHash::of(wait_key));
+            self.em_keys.insert(key_hash(wait_key));
         }
     }
 
@@ -116,7 +103,7 @@ impl FreedNotification {
     /// Parses a notification. An invalid payload counts as *anywhere*.
     pub fn parse(payload: &str) -> Self {
         let mut freed: Self = serde_json::from_str(payload).unwrap_or_else(|_| Self::anywhere());
-        freed.em_keys = freed.em_instances().into_iter().map(|em| WaitKeyHash::of(&WaitKey::Em(em))).collect();
+        freed.em_keys = freed.em_instances().into_iter().map(|em| key_hash(&WaitKey::Em(em))).collect();
         freed
     }
 
@@ -124,9 +111,9 @@ impl FreedNotification {
         serde_json::json!(self).to_string()
     }
 
-    /// Returns whether a wait key is an EM of this value.
-    pub fn is_em(&self, key: &WaitKeyHash) -> bool {
-        self.em_keys.contains(key)
+    /// Returns the hashes of the EMs among the wait keys.
+    pub fn em_keys(&self) -> &BTreeSet<WaitKeyHash> {
+        &self.em_keys
     }
 
     /// Returns the EMs among the wait keys.
@@ -178,8 +165,8 @@ mod tests {
             parts.iter().map(|part| FreedNotification::parse(&part.payload())).collect();
         assert_eq!(understood, parts);
         let counts: BTreeMap<WaitKeyHash, u32> = understood.iter().flat_map(|part| part.wait_keys.clone()).collect();
-        assert_eq!(counts[&WaitKeyHash::of(&WaitKey::Em(em(0)))], MUCH);
-        assert_eq!(counts[&WaitKeyHash::of(&WaitKey::Em(em(7)))], 8);
+        assert_eq!(counts[&key_hash(&WaitKey::Em(em(0)))], MUCH);
+        assert_eq!(counts[&key_hash(&WaitKey::Em(em(7)))], 8);
         assert_eq!(understood.iter().map(|part| part.em_instances().len()).sum::<usize>(), 100);
         assert!(FreedNotification::parse("not so").anywhere);
     }

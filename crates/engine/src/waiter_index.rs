@@ -6,25 +6,23 @@
 //! need other dimensions, unless enough waiters for the counted capacity are awake.
 //!
 //! Invariant: parked waiters are in sets of their own, so the next one is found regardless of the number of awake ones.
-//! Never: decides a grant; accesses the database.
-//! Callers: `waiting` and its `maintenance`.
+//! Never: decides a grant; notifies a waiter itself: [`WaiterIndex::take_woken`] returns the handles of those to notify.
+//! Caller: `rm_service::waiting`.
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
+    mem,
     ops::Bound,
     sync::Arc,
 };
 
-use tokio::sync::Notify;
-
 use rm_model::{
     resource::Dimension,
     visits::visit,
-    wait_queue::{MUCH, QueuePosition},
+    wait_queue::{MUCH, QueuePosition, WaitKeyHash},
 };
-use rm_store::waiting::{FreedNotification, WaitKeyHash};
 
-use super::wake_reason::WakeReason;
+use crate::wake_reason::WakeReason;
 
 /// Maximum number of waiters to wake at a key if the freed capacity is unknown. Each granted waiter wakes another.
 const WAKE_MAX: usize = 16;
@@ -44,6 +42,15 @@ const POLLED_MAX: usize = 512;
 
 /// Maximum number of stored freed events, for requests that are about to enter the queue.
 const NEWS_MAX: usize = 4096;
+
+/// Freed capacity of one commit or notification.
+#[derive(Debug, Clone, Default)]
+pub struct FreedCapacity {
+    /// Wait keys, each with about how many requests freed capacity there; [`MUCH`] if unknown.
+    pub wait_keys: BTreeMap<WaitKeyHash, u32>,
+    /// The EMs among the wait keys.
+    pub ems: BTreeSet<WaitKeyHash>,
+}
 
 /// Location of freed capacity.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -192,12 +199,12 @@ impl Waiters {
     }
 }
 
-/// The waiters of this instance.
-#[derive(Debug, Default)]
-pub(super) struct WaiterIndex {
+/// The waiters of one instance. `H` is the handle by which a waiter is notified.
+#[derive(Debug)]
+pub struct WaiterIndex<H> {
     /// Number of waiting requests, including those without a position.
     pub callers: usize,
-    waiters: BTreeMap<QueuePosition, Waiter>,
+    waiters: BTreeMap<QueuePosition, Waiter<H>>,
     at: BTreeMap<WaitKeyHash, Waiters>,
     anywhere: Waiters,
     /// The last waiter that was polled in rotation.
@@ -207,29 +214,47 @@ pub(super) struct WaiterIndex {
     news: VecDeque<FreedEvent>,
     /// Sequence number of the last freed event.
     news_count: u64,
+    /// Handles of parked waiters that were woken and are not notified yet.
+    woken: Vec<H>,
+}
+
+impl<H> Default for WaiterIndex<H> {
+    fn default() -> Self {
+        Self {
+            callers: 0,
+            waiters: BTreeMap::new(),
+            at: BTreeMap::new(),
+            anywhere: Waiters::default(),
+            turn: None,
+            polled: None,
+            news: VecDeque::new(),
+            news_count: 0,
+            woken: Vec::new(),
+        }
+    }
 }
 
 #[derive(Debug)]
-struct Waiter {
-    sleeper: WaiterProfile,
+struct Waiter<H> {
+    sleeper: WaiterProfile<H>,
     keys: Vec<WaitKeyHash>,
     state: WaiterState,
     /// Whether the waiter was submitted since it last parked. The submission may have met later events.
     tries: bool,
 }
 
-impl Waiter {
+impl<H> Waiter<H> {
     /// Whether the waiter checks now, by a state that may be older than the last event, and was not submitted.
     fn is_checking(&self) -> bool {
         self.state == WaiterState::Awake(None) && !self.tries
     }
 }
 
-/// Wake-up handle of a waiter, with its requirements.
+/// Handle of a waiter, with its requirements.
 #[derive(Debug, Clone, Default)]
-pub(super) struct WaiterProfile {
-    /// Wakes the waiter.
-    pub wake: Arc<Notify>,
+pub struct WaiterProfile<H> {
+    /// Handle by which the waiter is notified.
+    pub wake: H,
     /// Whether the waiter accepts any EM.
     pub any_em: bool,
     /// Dimensions that the waiter needs.
@@ -243,14 +268,14 @@ enum WaiterState {
     Awake(Option<WakeReason>),
 }
 
-impl WaiterIndex {
+impl<H: Clone> WaiterIndex<H> {
     /// Adds a waiter, or changes its wait keys, after a decision that began at the freed event `since`.
     ///
     /// Events since then may have missed the waiter. A concerned waiter must check once more before it parks.
     pub fn insert(
         &mut self,
         position: QueuePosition,
-        sleeper: WaiterProfile,
+        sleeper: WaiterProfile<H>,
         keys: impl IntoIterator<Item = WaitKeyHash>,
         since: u64,
     ) {
@@ -271,6 +296,11 @@ impl WaiterIndex {
         }
         self.waiters.insert(position, Waiter { sleeper, keys, state: WaiterState::Asleep, tries: false });
         self.set_state(position, WaiterState::Awake(again));
+    }
+
+    /// Returns the handles of the parked waiters that were woken since the last call. The caller notifies them.
+    pub fn take_woken(&mut self) -> Vec<H> {
+        mem::take(&mut self.woken)
     }
 
     /// Returns the sequence number of the last freed event.
@@ -299,7 +329,7 @@ impl WaiterIndex {
         }
     }
 
-    fn take(&mut self, position: QueuePosition) -> Option<Waiter> {
+    fn take(&mut self, position: QueuePosition) -> Option<Waiter<H>> {
         let waiter = self.waiters.remove(&position)?;
         waiter.keys.iter().for_each(|key| self.leave(*key, position));
         self.anywhere.remove(position);
@@ -307,7 +337,7 @@ impl WaiterIndex {
     }
 
     /// Resets the counted capacity where the last awake waiter has left.
-    fn settle(&mut self, left: &Waiter) {
+    fn settle(&mut self, left: &Waiter<H>) {
         for key in &left.keys {
             if let Some(waiters) = self.at.get_mut(key) {
                 waiters.settle();
@@ -373,7 +403,7 @@ impl WaiterIndex {
         let Some(waiter) = self.waiters.get(&position) else { return };
         let told = match waiter.state {
             WaiterState::Asleep => {
-                waiter.sleeper.wake.notify_one();
+                self.woken.push(waiter.sleeper.wake.clone());
                 wake
             }
             WaiterState::Awake(told) => wake.and(told),
@@ -403,7 +433,7 @@ impl WaiterIndex {
         &mut self,
         queue: WaiterSet,
         (count, room): (usize, u32),
-        wake: impl Fn(&Waiter) -> WakeReason,
+        wake: impl Fn(&Waiter<H>) -> WakeReason,
     ) -> Vec<QueuePosition> {
         let (mut woken, is_anywhere) = (Vec::new(), matches!(queue, WaiterSet::Em(_) | WaiterSet::Anywhere));
         if count == 0 {
@@ -421,7 +451,7 @@ impl WaiterIndex {
         while counted < count
             && let Some(position) = next(woken.last().copied())
         {
-            if checking < count && self.waiters.get(&position).is_some_and(Waiter::is_checking) {
+            if checking < count && self.waiters.get(&position).is_some_and(Waiter::<H>::is_checking) {
                 checking += 1;
             } else {
                 counted += 1;
@@ -462,7 +492,7 @@ impl WaiterIndex {
     /// Wakes others where the batch freed more than the grants used. Other instances may have freed more if `others_wait`.
     pub fn committed(
         &mut self,
-        mut freed: FreedNotification,
+        mut freed: FreedCapacity,
         granted: impl IntoIterator<Item = (QueuePosition, WaitKeyHash)>,
         others_wait: bool,
     ) {
@@ -474,7 +504,7 @@ impl WaiterIndex {
                 self.granted_at(*key, *key == em, &mut freed);
             }
             if !is_home {
-                self.granted_at(em, true, &mut FreedNotification::default());
+                self.granted_at(em, true, &mut FreedCapacity::default());
             }
             left.push((position, waiter));
         }
@@ -495,7 +525,7 @@ impl WaiterIndex {
 
     /// Subtracts the capacity of one granted request: from `freed` of the same commit, or from the capacity that was freed
     /// before.
-    fn granted_at(&mut self, key: WaitKeyHash, is_em: bool, freed: &mut FreedNotification) {
+    fn granted_at(&mut self, key: WaitKeyHash, is_em: bool, freed: &mut FreedCapacity) {
         match freed.wait_keys.get_mut(&key) {
             Some(requests) if *requests == MUCH => {}
             Some(requests) if *requests > 0 => *requests -= 1,
@@ -510,7 +540,7 @@ impl WaiterIndex {
 
     /// Wakes the next waiter behind a granted one, with the wake reason that the granted one did not take. Returns the keys
     /// without a next waiter; `None` means the waiters that accept any EM.
-    fn hand_on(&mut self, position: QueuePosition, granted: &Waiter) -> Vec<Option<WaitKeyHash>> {
+    fn hand_on(&mut self, position: QueuePosition, granted: &Waiter<H>) -> Vec<Option<WaitKeyHash>> {
         let told = match granted.state {
             WaiterState::Awake(told) => told.map(WakeReason::handed_on),
             WaiterState::Asleep => None,
@@ -529,7 +559,7 @@ impl WaiterIndex {
     }
 
     /// Wakes the first waiters where capacity was freed, as many as may fit.
-    pub fn wake_at(&mut self, freed: &FreedNotification) {
+    pub fn wake_at(&mut self, freed: &FreedCapacity) {
         self.wake_freed(freed, |_| WakeReason::NEWS);
     }
 
@@ -538,15 +568,15 @@ impl WaiterIndex {
         self.wake_first_of(WaiterSet::Anywhere, (WAKE_MAX, SERVED_MAX), |_| WakeReason::NEWS);
     }
 
-    fn wake_freed(&mut self, freed: &FreedNotification, wake: impl Fn(&Waiter) -> WakeReason) {
+    fn wake_freed(&mut self, freed: &FreedCapacity, wake: impl Fn(&Waiter<H>) -> WakeReason) {
         let enough = |requests: u32| match requests.min(SERVED_MAX) {
             room if requests == MUCH => (WAKE_MAX, room),
             room => (room as usize, room),
         };
         // Also if the same batch has granted as much: the grants may have used other capacity.
-        let mut is_any_told = !freed.wait_keys.keys().any(|key| freed.is_em(key));
+        let mut is_any_told = freed.ems.is_empty();
         for (key, requests) in &freed.wait_keys {
-            let queue = if freed.is_em(key) { WaiterSet::Em(*key) } else { WaiterSet::At(*key) };
+            let queue = if freed.ems.contains(key) { WaiterSet::Em(*key) } else { WaiterSet::At(*key) };
             let woken = self.wake_first_of(queue, enough(*requests), &wake);
             is_any_told |= woken.iter().any(|position| self.anywhere.has(*position));
         }
@@ -610,7 +640,7 @@ impl WaiterIndex {
             let waiters = key.map_or(Some(&mut self.anywhere), |key| self.at.get_mut(&key));
             let Some(from) = waiters.and_then(|waiters| waiters.pass_from(position, wake.is_poll)) else { continue };
             // Later waiters at a key with the same needs would find less.
-            let may_fit = |at, other: &Waiter| {
+            let may_fit = |at, other: &Waiter<H>| {
                 at != position && (key.is_none() || from < position || other.sleeper.needs != needs)
             };
             next.extend(self.next_idle(key, from, may_fit));
@@ -626,7 +656,7 @@ impl WaiterIndex {
         &self,
         key: Option<WaitKeyHash>,
         position: QueuePosition,
-        concerns: impl Fn(QueuePosition, &Waiter) -> bool,
+        concerns: impl Fn(QueuePosition, &Waiter<H>) -> bool,
     ) -> Option<QueuePosition> {
         let waiters = key.map_or(Some(&self.anywhere), |key| self.at.get(&key))?;
         let behind = waiters.idle.range((Bound::Excluded(position), Bound::Unbounded));
@@ -636,5 +666,5 @@ impl WaiterIndex {
 }
 
 #[cfg(test)]
-#[path = "index_tests.rs"]
+#[path = "waiter_index_tests.rs"]
 mod tests;

@@ -1,6 +1,7 @@
 //! Wake reasons: why a parked request checks again, and which later waiters it may wake.
 //!
-//! Callers: `index`, which assigns the reasons, and `request_resource`, which decides by them whether a check is needed.
+//! Callers: `waiter_index`, which assigns the reasons, and `rm_service::request_resource`, which decides by them whether a
+//! check is needed.
 
 /// Number of later waiters that a freed event may reach by forwarding.
 const PASSES_AFTER_NEWS: u8 = 15;
@@ -13,7 +14,7 @@ pub struct WakeReason {
     /// Whether the wake-up is a poll without a known change.
     pub is_poll: bool,
     /// Whether the index counted free capacity for this waiter; the next freed capacity then wakes other waiters.
-    pub(super) is_room: bool,
+    pub(crate) is_room: bool,
     /// Whether an operation that frees capacity is in the commit queue. The waiter is submitted right behind it, without a
     /// check.
     pub is_coming: bool,
@@ -29,19 +30,19 @@ impl WakeReason {
     pub const POLL: Self = Self { is_poll: true, is_room: false, ..Self::NEWS };
 
     /// Poll of another waiter, in rotation.
-    pub(super) const TURN: Self = Self { passes: 0, ..Self::POLL };
+    pub(crate) const TURN: Self = Self { passes: 0, ..Self::POLL };
 
     /// An earlier waiter was granted: capacity may remain for the next one.
-    pub(super) const GRANT: Self = Self { is_news: false, is_room: false, ..Self::NEWS };
+    pub(crate) const GRANT: Self = Self { is_news: false, is_room: false, ..Self::NEWS };
 
     /// An operation that frees capacity is in the commit queue.
-    pub(super) const COMING: Self = Self { is_coming: true, ..Self::GRANT };
+    pub(crate) const COMING: Self = Self { is_coming: true, ..Self::GRANT };
 
     /// Capacity was freed, and this instance has observed it.
-    pub(super) const SEEN: Self = Self { is_news: false, ..Self::NEWS };
+    pub(crate) const SEEN: Self = Self { is_news: false, ..Self::NEWS };
 
     /// Merges two reasons: the merged one requires every check that either of them requires.
-    pub(super) fn and(self, other: Option<Self>) -> Self {
+    pub(crate) fn and(self, other: Option<Self>) -> Self {
         let other = other.unwrap_or(self);
         Self {
             is_news: self.is_news || other.is_news,
@@ -53,12 +54,12 @@ impl WakeReason {
     }
 
     /// Returns the reason for the next waiter after an unsuccessful check; `None` if the chain ends.
-    pub(super) fn passed(self) -> Option<Self> {
+    pub(crate) fn passed(self) -> Option<Self> {
         Some(Self { passes: self.passes.checked_sub(1)?, is_news: false, is_room: false, ..self.handed_on() })
     }
 
     /// Returns the reason for the next waiter if this one was granted before it checked.
-    pub(super) fn handed_on(self) -> Self {
+    pub(crate) fn handed_on(self) -> Self {
         Self { is_coming: false, ..self }
     }
 }

@@ -4,15 +4,13 @@
 //! progress. Each success doubles the budget, and a failure reduces it to one.
 //!
 //! Invariant: the sums never exceed `WATCHED_MAX` and `UNDER_WAY_MAX`.
-//! Caller: `expiry`.
+//! Caller: `rm_service::background::expiry`.
 
 use std::collections::{HashMap, HashSet, VecDeque};
 
 use uuid::Uuid;
 
 use rm_model::{em::EmInstance, operation::ReleaseTicket};
-
-use super::RejectedTimers;
 
 /// Maximum number of tickets with a timer or an expiration in progress, in total and per EM.
 const WATCHED_MAX: usize = 8192;
@@ -30,15 +28,16 @@ const UNDER_WAY_OF_EM_FIRST: usize = 256;
 const EMS_MAX: usize = 2 * WATCHED_MAX;
 
 /// Budgets of all EMs.
-#[derive(Debug)]
-pub(super) struct EmBudgets {
+#[derive(Debug, Default)]
+pub struct EmBudgets {
     /// Tickets with a timer or an expiration in progress.
     watched: HashSet<Uuid>,
     /// EMs with such tickets, and EMs whose last expiration failed.
     of_ems: HashMap<EmInstance, EmBudget>,
     /// Number of expirations in progress.
     under_way: usize,
-    turned_down: RejectedTimers,
+    /// Whether a ticket was left to the next sweep since the last query.
+    has_rejected: bool,
 }
 
 /// Use and budget of one EM.
@@ -81,9 +80,9 @@ impl EmBudget {
 }
 
 impl EmBudgets {
-    /// Creates empty budgets. `turned_down` records tickets that are left to the next sweep.
-    pub fn new(turned_down: RejectedTimers) -> Self {
-        Self { watched: HashSet::new(), of_ems: HashMap::new(), under_way: 0, turned_down }
+    /// Returns whether tickets were left to the next sweep since the last call.
+    pub fn take_rejected(&mut self) -> bool {
+        std::mem::take(&mut self.has_rejected)
     }
 
     /// Whether another ticket may have a timer.
@@ -104,7 +103,7 @@ impl EmBudgets {
         let room = WATCHED_MAX.saturating_sub(self.watched.len());
         let share = self.share(&ticket.em);
         if share.watched >= share.of_room(share.watched_max(), room) {
-            self.turned_down.note();
+            self.has_rejected = true;
             return false;
         }
         share.watched += 1;
@@ -169,7 +168,7 @@ impl EmBudgets {
     /// Leaves tickets to the next sweep, which finds them again.
     fn unwatch(&mut self, tickets: VecDeque<ReleaseTicket>) {
         if !tickets.is_empty() {
-            self.turned_down.note();
+            self.has_rejected = true;
         }
         for ticket in tickets {
             self.watched.remove(&ticket.ticket_id);
@@ -197,7 +196,7 @@ mod tests {
 
     #[test]
     fn expirations_in_progress_stay_within_budget() {
-        let mut shares = EmBudgets::new(RejectedTimers::default());
+        let mut shares = EmBudgets::default();
         let mut under_way = crowd(&mut shares, 0..8, 1024);
         let (mut most, mut done) = (under_way.len(), 0);
         while let Some(ticket) = under_way.pop_front() {
@@ -212,7 +211,7 @@ mod tests {
     #[test]
     fn contended_ems_leave_budget_to_others() {
         for held in [1, 3, 8, 40] {
-            let mut shares = EmBudgets::new(RejectedTimers::default());
+            let mut shares = EmBudgets::default();
             crowd(&mut shares, 0..held, 2048);
             for n in 0..8 {
                 let other = ticket(1000, n);
@@ -224,7 +223,7 @@ mod tests {
 
     #[test]
     fn ems_without_deadlines_are_removed_at_bound() {
-        let mut shares = EmBudgets::new(RejectedTimers::default());
+        let mut shares = EmBudgets::default();
         let busy = ticket(usize::MAX, 0);
         assert!(shares.watch(&busy) && shares.begin(busy.clone()).is_some());
         for host in 0..2 * EMS_MAX {

@@ -1,0 +1,186 @@
+//! Retries: what follows when the transaction of a batch fails.
+//!
+//! A failure of one operation must not fail its neighbours, and a batch whose commit may have taken effect is never tried
+//! again. PostgreSQL names neither the operation that waited for a row nor the one that failed, so such a batch is split.
+//!
+//! Never: decides whether a commit took effect, which the evidence of the batch does.
+//! Caller: `rm_service::committer::worker`.
+
+/// Maximum number of attempts after a write conflict.
+const RETRIES_MAX: u32 = 5;
+
+/// Maximum number of attempts after a lock timeout on rows, before the part is split in halves.
+const WAITS_MAX: u32 = 2;
+
+/// Operations that share one attempt. `T` is an operation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BatchPart<T> {
+    /// The operations, in the order in which they are applied.
+    pub operations: Vec<T>,
+    /// Number of counted attempts so far.
+    tries: u32,
+    /// Whether the part is half of a batch that failed.
+    is_half: bool,
+    /// Whether another transaction locks the limits or rows of these operations.
+    pub is_contended: bool,
+}
+
+/// Failure of an attempt. Nothing of it was committed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BatchFailure {
+    /// A limit change is in progress. It waits only for earlier batches and ends soon.
+    LimitsLocked,
+    /// The limits changed since the last batch.
+    LimitsChanged,
+    /// Other operations of the batch have a contended lock key and were removed from the part.
+    KeysRemoved,
+    /// Another transaction locks rows without their resource lock.
+    RowsLocked,
+    /// A statement took too long.
+    TooLong,
+    /// Another program wrote the same rows.
+    Race,
+    /// The connection broke in the commit, and the commit did not take effect.
+    NotCommitted,
+    /// The connection had been used before, and broke. A new connection may work.
+    ConnectionLost,
+    /// The database is unavailable, or this release must not write.
+    Unavailable,
+    /// An operation cannot be applied.
+    Defect,
+}
+
+/// What follows from a failure.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Retry {
+    /// The same part once more.
+    Again,
+    /// Each half alone.
+    Halves,
+    /// Each operation alone.
+    Singles,
+    /// The only operation waits in the queue of its lock key.
+    WaitForKey,
+    /// All operations fail.
+    Fail,
+}
+
+impl<T> BatchPart<T> {
+    /// Creates the first part, with all operations of a batch.
+    pub fn new(operations: Vec<T>) -> Self {
+        Self { operations, tries: 0, is_half: false, is_contended: false }
+    }
+
+    /// Decides what follows from `failure`, and counts the attempt.
+    pub fn after(&mut self, failure: BatchFailure) -> Retry {
+        self.is_contended = matches!(failure, BatchFailure::LimitsLocked | BatchFailure::RowsLocked);
+        let is_one = self.operations.len() <= 1;
+        match failure {
+            BatchFailure::LimitsLocked
+            | BatchFailure::LimitsChanged
+            | BatchFailure::KeysRemoved
+            | BatchFailure::ConnectionLost => Retry::Again,
+            BatchFailure::RowsLocked if self.tries < WAITS_MAX => self.again(),
+            BatchFailure::RowsLocked if is_one => Retry::WaitForKey,
+            BatchFailure::RowsLocked => Retry::Halves,
+            // Half of the operations may fit. A half that also fails shows that the database is too slow.
+            BatchFailure::TooLong if is_one || self.is_half => Retry::Fail,
+            BatchFailure::TooLong => Retry::Halves,
+            BatchFailure::Race | BatchFailure::NotCommitted if self.tries < RETRIES_MAX => self.again(),
+            // Single attempts identify the operation that fails.
+            BatchFailure::Race | BatchFailure::Defect if !is_one => Retry::Singles,
+            BatchFailure::Race | BatchFailure::NotCommitted | BatchFailure::Unavailable | BatchFailure::Defect => {
+                Retry::Fail
+            }
+        }
+    }
+
+    fn again(&mut self) -> Retry {
+        self.tries += 1;
+        Retry::Again
+    }
+
+    /// Splits the part in two halves. A single operation stays one part.
+    pub fn halves(mut self) -> Vec<Self> {
+        let rest = self.operations.split_off(self.operations.len() / 2);
+        let of = |operations| Self { operations, tries: WAITS_MAX, is_half: true, is_contended: self.is_contended };
+        [self.operations, rest].into_iter().filter(|operations| !operations.is_empty()).map(of).collect()
+    }
+
+    /// Splits the part into parts of one operation.
+    pub fn singles(self) -> Vec<Self> {
+        let Self { operations, tries, is_half, is_contended } = self;
+        let single = |operation| Self { operations: vec![operation], tries, is_half, is_contended };
+        operations.into_iter().map(single).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Applies a batch whose failure depends on the operations of a part. Returns the operations that failed, those that wait
+    /// for their keys, and the number of attempts.
+    fn run(operations: u32, fails: impl Fn(&[u32]) -> Option<BatchFailure>) -> (Vec<u32>, Vec<u32>, u32) {
+        let mut parts = vec![BatchPart::new((0..operations).collect())];
+        let (mut failed, mut waiting, mut attempts) = (vec![], vec![], 0);
+        while let Some(mut part) = parts.pop() {
+            attempts += 1;
+            assert!(attempts < 10_000, "attempts end");
+            let Some(failure) = fails(&part.operations) else { continue };
+            match part.after(failure) {
+                Retry::Again => parts.push(part),
+                Retry::Halves => parts.extend(part.halves()),
+                Retry::Singles => parts.extend(part.singles()),
+                Retry::WaitForKey => waiting.extend(part.operations),
+                Retry::Fail => failed.extend(part.operations),
+            }
+        }
+        (failed, waiting, attempts)
+    }
+
+    #[test]
+    fn failed_operation_fails_no_other() {
+        let (failed, waiting, attempts) = run(512, |part| part.contains(&7).then_some(BatchFailure::Defect));
+        assert_eq!((failed, waiting, attempts), (vec![7], vec![], 1 + 512));
+    }
+
+    #[test]
+    fn write_conflict_is_tried_again_then_alone() {
+        let (failed, _, attempts) = run(4, |part| part.contains(&2).then_some(BatchFailure::Race));
+        assert_eq!((failed, attempts), (vec![2], RETRIES_MAX + 1 + 4));
+        let (failed, _, attempts) = run(4, |_| Some(BatchFailure::NotCommitted));
+        assert_eq!((failed.len(), attempts), (4, RETRIES_MAX + 1), "alone it would fail likewise");
+    }
+
+    #[test]
+    fn locked_row_moves_one_operation_to_its_key() {
+        let (failed, waiting, attempts) = run(512, |part| part.contains(&500).then_some(BatchFailure::RowsLocked));
+        assert_eq!((failed, waiting), (vec![], vec![500]));
+        assert!(attempts <= WAITS_MAX + 1 + 2 * 9, "{attempts}");
+    }
+
+    #[test]
+    fn slow_batch_is_halved_once() {
+        let (failed, _, attempts) = run(8, |part| (part.len() > 4).then_some(BatchFailure::TooLong));
+        assert_eq!((failed.len(), attempts), (0, 3));
+        let (failed, _, attempts) = run(8, |part| part.contains(&0).then_some(BatchFailure::TooLong));
+        assert_eq!((failed, attempts), (vec![0, 1, 2, 3], 3));
+    }
+
+    #[test]
+    fn unavailable_database_fails_all_at_once() {
+        assert_eq!(run(512, |_| Some(BatchFailure::Unavailable)).2, 1);
+    }
+
+    #[test]
+    fn only_locked_limits_and_rows_count_as_contended() {
+        let mut part = BatchPart::new(vec![0]);
+        for (failure, is_contended) in
+            [(BatchFailure::LimitsLocked, true), (BatchFailure::Race, false), (BatchFailure::RowsLocked, true)]
+        {
+            part.after(failure);
+            assert_eq!(part.is_contended, is_contended, "{failure:?}");
+        }
+    }
+}

@@ -1,0 +1,27 @@
+//! The engine: scheduling of requests and operations, as pure values.
+//!
+//! The engine decides which operations share a batch, what follows from the failure of a batch, and which waiting requests
+//! check again. It never decides a grant: the ledger of `rm-model` does, on rows that are locked. Whatever the engine loses
+//! costs latency, never a wrong grant.
+//!
+//! Never: reads a clock, waits, or accesses the database. `rm-service` passes in the time and carries out the results.
+//!
+//! - Commits: [`commit_queue`] selects the operations of a batch; [`batch_policy`] decides what follows from a failure.
+//! - Waiting requests: [`waiter_index`], with [`wake_reason`].
+//! - Deadlines: [`expiry_budgets`].
+
+#![warn(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    clippy::panic,
+    clippy::unreachable,
+    clippy::print_stdout,
+    clippy::too_many_lines,
+    clippy::iter_over_hash_type
+)]
+
+pub mod batch_policy;
+pub mod commit_queue;
+pub mod expiry_budgets;
+pub mod waiter_index;
+pub mod wake_reason;
