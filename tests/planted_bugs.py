@@ -19,7 +19,7 @@ import tomllib
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 TIMEOUT_SECONDS = 600
 # The targets whose tests find bugs, and their folders.
-TARGETS = {"integration": "tests/integration", "model": "crates/model/tests/model", "store": "crates/store/tests/store"}
+TARGETS = {"integration": "tests/integration", "model": "crates/model/tests/model", "store": "crates/store/tests/store", "sim": "crates/engine/tests/sim"}
 TEST = re.compile(r"#\[(?:tokio::)?test\b[^\]]*\](?:\s*#\[[^\]]*\])*\s*(?:pub )?(?:async )?fn (\w+)")
 
 

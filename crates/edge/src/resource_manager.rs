@@ -15,7 +15,7 @@ use uuid::Uuid;
 use crate::rpc::{Reply, rpc};
 use rm_model::{
     access::CallScope,
-    assessment::{DryRunResult, HeadRoom},
+    assessment::{DryRunResult, HeadRoom, Verdict},
     em::EmInstance,
     name::{FieldError, Name, check_new, check_text},
     operation::{Grant, Operation, Outcome, Rejection, RequestId, RequestSpec, TicketRef},
@@ -23,7 +23,6 @@ use rm_model::{
     report::EmReport,
 };
 use rm_service::{
-    admission::Verdict,
     committer::Committer,
     error::Error,
     heartbeat::HeartbeatService,

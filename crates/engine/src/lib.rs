@@ -1,11 +1,12 @@
 //! The engine: scheduling of requests and operations, as pure values.
 //!
-//! The engine decides which operations share a batch, what follows from the failure of a batch, and which waiting requests
-//! check again. It never decides a grant: the ledger of `rm-model` does, on rows that are locked. Whatever the engine loses
+//! The engine decides what a request does next, which operations share a batch, what follows from the failure of a batch, and
+//! which waiting requests check again. It never decides a grant: the ledger of `rm-model` does, on rows that are locked. Whatever the engine loses
 //! costs latency, never a wrong grant.
 //!
 //! Never: reads a clock, waits, or accesses the database. `rm-service` passes in the time and carries out the results.
 //!
+//! - Requests: [`request`], from the submission to the reply.
 //! - Commits: [`commit_queue`] selects the operations of a batch; [`batch_policy`] decides what follows from a failure.
 //! - Waiting requests: [`waiter_index`], with [`wake_reason`].
 //! - Deadlines: [`expiry_budgets`].
@@ -23,5 +24,6 @@
 pub mod batch_policy;
 pub mod commit_queue;
 pub mod expiry_budgets;
+pub mod request;
 pub mod waiter_index;
 pub mod wake_reason;

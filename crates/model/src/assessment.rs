@@ -213,6 +213,15 @@ pub struct BlockedRequest {
     pub wait_keys: WaitKeys,
 }
 
+/// Result of a check without locks.
+#[derive(Debug, Clone)]
+pub enum Verdict {
+    /// The request can be granted unless another request uses the capacity first.
+    Fits,
+    /// The request cannot be granted now.
+    Refused(Box<BlockedRequest>),
+}
+
 /// Maximum number of advisory violations that a grant lists.
 const ADVISORY_VIOLATIONS_MAX: usize = 32;
 

@@ -24,7 +24,7 @@ use tokio::{
 
 use crate::{error::Error, single_flight::SingleFlight, tasks::InstanceTasks};
 use rm_model::{
-    assessment::{BlockedRequest, DryRunResult},
+    assessment::{DryRunResult, Verdict},
     cap::Cap,
     em::EmInstance,
     operation::{PlacedRequest, Rejection, RequestSpec},
@@ -49,15 +49,6 @@ const QUEUE_MAX: usize = 16_384;
 
 /// Maximum age of a survey that shows that a request fits on no EM.
 const SURVEY_AGE: Duration = Duration::from_secs(1);
-
-/// Result of a check.
-#[derive(Debug)]
-pub enum Verdict {
-    /// The request can be granted unless another request uses the capacity first.
-    Fits,
-    /// The request cannot be granted now.
-    Refused(Box<BlockedRequest>),
-}
 
 /// Handle of the admission of one instance. Clones share it.
 #[derive(Clone, Debug)]

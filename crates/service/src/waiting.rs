@@ -23,6 +23,7 @@ use uuid::Uuid;
 
 use crate::error::Error;
 use rm_engine::{
+    request::WaitResult,
     waiter_index::{FreedCapacity, WaiterIndex, WaiterProfile},
     wake_reason::WakeReason,
 };
@@ -140,6 +141,11 @@ impl LocalWaitQueue {
         self.change(|index| index.committed(freed, granted, others_wait));
     }
 
+    /// Returns the sequence number of the last freed event.
+    pub fn freed_count(&self) -> u64 {
+        self.index().news_count()
+    }
+
     /// Wakes requests without a named EM after contended EMs became free.
     pub fn contention_ended(&self) {
         self.change(|index| {
@@ -149,19 +155,8 @@ impl LocalWaitQueue {
         });
     }
 
-    /// Creates a handle for a request that waits until `until`.
-    ///
-    /// # Errors
-    /// [`Error::Overloaded`] if too many requests wait here, or too many of this principal.
-    pub fn enqueue(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Result<WaitHandle, Error> {
-        self.enter_if_room(any_em, ask, until).ok_or_else(|| {
-            self.metrics.line.rejected.inc();
-            Error::Overloaded
-        })
-    }
-
-    /// Creates a handle as [`LocalWaitQueue::enqueue`] does; `None` if too many requests wait. A request may still be granted
-    /// without waiting.
+    /// Creates a handle for a request that waits until `until`; `None` if too many requests wait here, or too many of this
+    /// principal.
     pub fn enter_if_room(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Option<WaitHandle> {
         let place = self.places.acquire(&ask.principal)?;
         self.index().callers += 1;
@@ -267,17 +262,6 @@ pub struct WaitHandle {
     _place: FairPermit,
 }
 
-/// Reason why a parked request continues.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum WaitResult {
-    /// The request must check again.
-    Look(WakeReason),
-    /// The wait deadline has passed.
-    TimeIsUp,
-    /// The server is shutting down.
-    Stopping,
-}
-
 impl WaitHandle {
     /// Renews the instance and returns the wait parameters of the request for the ledger. `is_elsewhere` states whether the
     /// attempt uses another EM or spec than the queue entry.
@@ -287,16 +271,19 @@ impl WaitHandle {
     pub async fn wait(&mut self, ticket_id: Uuid, is_elsewhere: bool) -> Result<WaitParameters, Error> {
         self.line.keep_alive(self.until).await?;
         self.in_doubt = Some(ticket_id);
-        self.news_count = self.line.index().news_count();
-        let remaining = self.until.saturating_duration_since(Instant::now());
-        let position = self.position();
-        Ok(WaitParameters {
+        self.news_count = self.line.freed_count();
+        Ok(self.parameters(is_elsewhere))
+    }
+
+    /// Returns the wait parameters of the request now.
+    pub fn parameters(&self, is_elsewhere: bool) -> WaitParameters {
+        WaitParameters {
             instance_id: self.line.instance_id,
-            remaining,
-            any_em: self.any_em(),
+            remaining: self.until.saturating_duration_since(Instant::now()),
+            any_em: self.sleeper.any_em,
             is_elsewhere,
-            position,
-        })
+            position: self.position(),
+        }
     }
 
     /// Returns the wait deadline.
@@ -304,14 +291,9 @@ impl WaitHandle {
         self.until
     }
 
-    /// Whether the request can be granted on any EM.
-    pub fn any_em(&self) -> bool {
-        self.sleeper.any_em
-    }
-
-    /// Returns the wait keys of the queue entry; empty if the request is not queued.
-    pub fn wait_keys(&self) -> WaitKeys {
-        self.stands.as_ref().map(|(_, wait_keys)| wait_keys.clone()).unwrap_or_default()
+    /// Returns the wait keys of the queue entry; `None` if the request is not queued.
+    pub fn wait_keys(&self) -> Option<&WaitKeys> {
+        self.stands.as_ref().map(|(_, wait_keys)| wait_keys)
     }
 
     /// Records that the request was submitted to the committer.
@@ -328,7 +310,7 @@ impl WaitHandle {
     /// Records the position and wait keys that the ledger has stored.
     pub fn update_entry(&mut self, waiting: &QueuedOutcome) {
         self.stood_since.get_or_insert_with(Instant::now);
-        if self.wait_keys() != waiting.wait_keys {
+        if self.wait_keys() != Some(&waiting.wait_keys) {
             self.stands = Some((waiting.position, waiting.wait_keys.clone()));
             self.register(self.news_count);
         }
@@ -340,11 +322,6 @@ impl WaitHandle {
             self.hears_of = wait_keys;
             self.register(since);
         }
-    }
-
-    /// Returns the sequence number of the last freed event.
-    pub fn freed_count(&self) -> u64 {
-        self.line.index().news_count()
     }
 
     fn register(&self, since: u64) {
@@ -365,7 +342,7 @@ impl WaitHandle {
         }
         tokio::select! {
             () = self.line.stopping.cancelled() => WaitResult::Stopping,
-            () = tokio::time::sleep_until(self.until) => WaitResult::TimeIsUp,
+            () = tokio::time::sleep_until(self.until) => WaitResult::DeadlinePassed,
             () = self.sleeper.wake.notified() => WaitResult::Look(self.line.index().woken_by(position)),
         }
     }
@@ -389,7 +366,7 @@ impl WaitHandle {
         tokio::select! {
             () = self.line.stopping.cancelled() => WaitResult::Stopping,
             () = tokio::time::sleep_until(again), if again < self.until => WaitResult::Look(WakeReason::NEWS),
-            () = tokio::time::sleep_until(self.until) => WaitResult::TimeIsUp,
+            () = tokio::time::sleep_until(self.until) => WaitResult::DeadlinePassed,
         }
     }
 

@@ -1,0 +1,230 @@
+//! A store in memory: EMs, tickets and queue entries. The real ledger decides each batch.
+
+use std::{
+    collections::{BTreeMap, BTreeSet, HashMap},
+    sync::Arc,
+};
+
+use rm_engine::request::Failure;
+use rm_model::{
+    em::{Em, EmInstance},
+    em_drain::EmDrain,
+    external::Clusters,
+    ledger::{Deltas, Ledger, LedgerSnapshot, WaitQueueView},
+    limit::Limits,
+    operation::{Operation, Outcome, PlacedRequest, RegisterEm},
+    principal::Principal,
+    resource::{Dimension, Resource},
+    ticket::Ticket,
+    wait_queue::{FreedKeys, QueuePosition, ViewExtent, WaitKey, WaitKeyHash, WaitQueues},
+};
+use time::OffsetDateTime;
+use uuid::Uuid;
+
+/// Error of an action in the simulation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SimError {
+    /// The database is unavailable.
+    Unavailable,
+    /// The result of a commit is unknown.
+    CommitUnknown,
+    /// The deadline for locks has passed.
+    LockTimeout,
+    /// An action failed for a reason of its own.
+    Defect,
+}
+
+/// Result of an operation.
+pub type SimResult = Result<Outcome, Failure<SimError>>;
+
+/// What one batch did.
+pub struct Committed {
+    pub results: Vec<SimResult>,
+    pub freed: FreedKeys,
+    pub ems: Vec<Em>,
+}
+
+/// A request in the stored wait queue.
+struct StoredEntry {
+    request: PlacedRequest,
+    instance: Uuid,
+    keys: BTreeSet<WaitKey>,
+}
+
+/// The tables.
+#[derive(Default)]
+pub struct Store {
+    now: i64,
+    ems: BTreeMap<EmInstance, Em>,
+    tickets: BTreeMap<Uuid, Ticket>,
+    drains: BTreeMap<EmInstance, Arc<EmDrain>>,
+    entries: BTreeMap<QueuePosition, StoredEntry>,
+    line: WaitQueues,
+    numbers: BTreeMap<WaitKey, u64>,
+    /// EMs whose key a transaction of another program owns.
+    pub contended: BTreeSet<EmInstance>,
+}
+
+impl Store {
+    pub fn ems(&self) -> impl Iterator<Item = &Em> {
+        self.ems.values()
+    }
+
+    pub fn tickets(&self) -> impl Iterator<Item = &Ticket> {
+        self.tickets.values()
+    }
+
+    /// Returns the number of a wait key, as its hash.
+    pub fn key(&mut self, wait_key: &WaitKey) -> WaitKeyHash {
+        let next = self.numbers.len() as u64;
+        WaitKeyHash(*self.numbers.entry(wait_key.clone()).or_insert(next))
+    }
+
+    fn snapshot(&self, batch: &[Operation]) -> LedgerSnapshot {
+        let tickets = batch.iter().filter_map(|operation| {
+            let id = operation.ticket_id()?;
+            Some((id, self.tickets.get(&id)?.clone()))
+        });
+        let wait_keys = self.entries.values().flat_map(|entry| &entry.keys);
+        LedgerSnapshot {
+            now: OffsetDateTime::from_unix_timestamp(self.now).unwrap(),
+            ems: self.ems.iter().map(|(instance, em)| (instance.clone(), em.clone())).collect(),
+            tickets: tickets.collect(),
+            pages: HashMap::new(),
+            ended: HashMap::new(),
+            inhabited: self.tickets.values().map(|ticket| ticket.em.clone()).collect(),
+            reports: HashMap::new(),
+            drains: self.drains.iter().map(|(em, drain)| (em.clone(), drain.clone())).collect(),
+            adopted: HashMap::new(),
+            request_ids: HashMap::new(),
+            limits: Arc::<Limits>::default(),
+            scopes: HashMap::new(),
+            line: WaitQueueView {
+                line: self.line.clone(),
+                wait_keys: Some(wait_keys.map(|wait_key| (wait_key.clone(), ViewExtent::All)).collect()),
+            },
+            clusters: Clusters::default(),
+        }
+    }
+
+    /// Decides a request without writing anything.
+    pub fn check(&self, request: &PlacedRequest) -> SimResult {
+        let operation = Operation::Request(request.clone());
+        let mut ledger = Ledger::new(self.snapshot(std::slice::from_ref(&operation)));
+        ledger.apply(&Principal::Anonymous.into(), &operation).map_err(|error| Failure::Rejected(Box::new(error)))
+    }
+
+    /// Applies a batch of one instance, and asserts the invariants.
+    pub fn commit(&mut self, instance: Uuid, batch: &[Operation]) -> Committed {
+        self.now += 1;
+        let mut ledger = Ledger::new(self.snapshot(batch));
+        let mut apply = |operation| {
+            ledger.apply(&Principal::Anonymous.into(), operation).map_err(|error| Failure::Rejected(Box::new(error)))
+        };
+        let results = batch.iter().map(&mut apply).collect();
+        let (deltas, state) = ledger.finish();
+        let freed = deltas.freed.clone();
+        self.write(instance, deltas);
+        self.assert_invariants();
+        Committed { results, freed, ems: state.ems }
+    }
+
+    fn write(&mut self, instance: Uuid, deltas: Deltas) {
+        for ems in [deltas.ems_counted, deltas.ems_updated, deltas.ems_resized, deltas.ems_inserted] {
+            for em in ems {
+                let version = em.version + 1;
+                self.ems.insert(em.instance.clone(), Em { version, ..em });
+            }
+        }
+        for (em, drain) in deltas.drains {
+            self.ems.get_mut(&em).unwrap().drain = drain.clone();
+            match drain {
+                Some(drain) => drop(self.drains.insert(em, drain)),
+                None => drop(self.drains.remove(&em)),
+            }
+        }
+        for entry in deltas.waiting {
+            let keys: BTreeSet<WaitKey> = entry.wait_keys.keys().cloned().collect();
+            self.line.put(entry.position, &entry.wait_keys, &entry.request.ask.resource);
+            self.entries.insert(entry.position, StoredEntry { request: entry.request, instance, keys });
+        }
+        for entry in deltas.moved {
+            let stored = self.entries.get_mut(&entry.position).unwrap();
+            stored.keys = entry.wait_keys.keys().cloned().collect();
+            stored.request.em = entry.em;
+            self.line.put(entry.position, &entry.wait_keys, &stored.request.ask.resource);
+        }
+        for ticket_id in deltas.left_line {
+            // An entry that this batch has also made was removed before it was written.
+            self.remove(ticket_id);
+        }
+        for ended in deltas.ended {
+            assert!(self.tickets.remove(&ended.ticket.id).is_some() || !ended.stored);
+        }
+        for ticket in deltas.granted {
+            assert!(self.tickets.insert(ticket.id, ticket).is_none(), "a request is granted once");
+        }
+    }
+
+    fn remove(&mut self, ticket_id: Uuid) -> Option<StoredEntry> {
+        let position = *self.entries.keys().find(|position| position.ticket_id() == ticket_id)?;
+        self.line.remove(position);
+        self.entries.remove(&position)
+    }
+
+    /// Removes the entry of a request whose caller is gone, and returns the keys that it frees.
+    pub fn leave(&mut self, ticket_id: Uuid) -> FreedKeys {
+        let mut freed = FreedKeys::default();
+        let left = self.remove(ticket_id);
+        left.into_iter().flat_map(|entry| entry.keys).for_each(|wait_key| freed.add(wait_key, 1));
+        freed
+    }
+
+    /// Removes the entries of an instance that is dead.
+    pub fn sweep(&mut self, instance: Uuid) -> FreedKeys {
+        let of_instance = self.entries.iter().filter(|(_, entry)| entry.instance == instance);
+        let dead: Vec<Uuid> = of_instance.map(|(position, _)| position.ticket_id()).collect();
+        let mut freed = FreedKeys::default();
+        for ticket_id in dead {
+            self.leave(ticket_id).iter().for_each(|(wait_key, requests)| freed.add(wait_key.clone(), requests));
+        }
+        freed
+    }
+
+    /// Returns a stored request that the ledger would grant now: a waiter that was forgotten.
+    pub fn grantable(&self) -> Option<Uuid> {
+        let grantable = |position: &QueuePosition, entry: &StoredEntry, em: &EmInstance| {
+            let mut wait = entry.request.wait.clone()?;
+            wait.position = Some(*position);
+            wait.is_elsewhere = *em != entry.request.em;
+            let request = PlacedRequest { em: em.clone(), wait: Some(wait), ..entry.request.clone() };
+            matches!(self.check(&request), Ok(Outcome::Granted(_))).then_some(position.ticket_id())
+        };
+        self.entries.iter().find_map(|(position, entry)| match entry.request.wait.as_ref()?.any_em {
+            false => grantable(position, entry, &entry.request.em),
+            true => self.ems.keys().find_map(|em| grantable(position, entry, em)),
+        })
+    }
+
+    fn assert_invariants(&self) {
+        for em in self.ems.values() {
+            let cores = |resource: &Resource| resource.get(&Dimension::Cores);
+            let tickets = self.tickets.values().filter(|ticket| ticket.em == em.instance);
+            let sum: i64 = tickets.map(|ticket| cores(ticket.resource())).sum();
+            assert_eq!(cores(&em.locked) + cores(&em.used), sum, "counters equal tickets on {}", em.instance);
+            assert!(sum <= cores(&em.total), "{} is over-committed", em.instance);
+        }
+    }
+}
+
+/// Returns the registration of an EM.
+pub fn register(em: &EmInstance, cores: i64) -> Operation {
+    let total = Resource::cpu(cores).unwrap();
+    Operation::Register(RegisterEm {
+        em: em.clone(),
+        protected: total.zero_like(),
+        total,
+        labels: Default::default(),
+        reserved: Default::default(),
+    })
+}
