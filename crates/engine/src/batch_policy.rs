@@ -1,7 +1,7 @@
 //! Retries: what follows when the transaction of a batch fails.
 //!
 //! A failure of one operation must not fail its neighbours, and a batch whose commit may have taken effect is never tried
-//! again. PostgreSQL names neither the operation that waited for a row nor the one that failed, so such a batch is split.
+//! again. PostgreSQL does not name the operation that waited for a row or failed, so such a batch is split.
 //!
 //! Never: decides whether a commit took effect, which the evidence of the batch does.
 //! Caller: `rm_service::committer::worker`.
@@ -50,14 +50,14 @@ pub enum BatchFailure {
     Defect,
 }
 
-/// What follows from a failure.
+/// Decision after a failure.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Retry {
-    /// The same part once more.
+    /// Try the same part once more.
     Again,
-    /// Each half alone.
+    /// Try each half alone.
     Halves,
-    /// Each operation alone.
+    /// Try each operation alone.
     Singles,
     /// The only operation waits in the queue of its lock key.
     WaitForKey,

@@ -1,8 +1,8 @@
 //! The engine: scheduling of requests and operations, as pure values.
 //!
 //! The engine decides what a request does next, which operations share a batch, what follows from the failure of a batch, and
-//! which waiting requests check again. It never decides a grant: the ledger of `rm-model` does, on rows that are locked. Whatever the engine loses
-//! costs latency, never a wrong grant.
+//! which waiting requests check again. It never decides a grant: the ledger of `rm-model` does, on rows that are locked. A loss of
+//! its state costs latency, never a wrong grant.
 //!
 //! Never: reads a clock, waits, or accesses the database. `rm-service` passes in the time and carries out the results.
 //!

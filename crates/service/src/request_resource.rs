@@ -203,11 +203,10 @@ impl RequestCall<'_> {
     async fn run(&mut self, mut request: Request<Error>) -> Result<(Outcome, usize), Error> {
         let mut action = request.start(self);
         while self.queued.is_none() {
-            let event = match action {
-                Action::Reply(reply) => return self.end(reply),
-                action => self.carry_out(action).await,
-            };
-            action = request.step(event, self);
+            match self.carry_out(action).await {
+                Ok(event) => action = request.step(event, self),
+                Err(result) => return self.end(result),
+            }
         }
         // Boxed: most calls do not wait and need no space for this future.
         let answer = traces::within("line", Box::pin(self.run_in_queue(request, action))).await;
@@ -227,16 +226,16 @@ impl RequestCall<'_> {
         mut action: Action<Error>,
     ) -> Result<(Outcome, usize), Error> {
         loop {
-            let event = match action {
-                Action::Reply(reply) => return self.end(reply),
-                action => self.carry_out(action).await,
-            };
-            action = request.step(event, self);
+            match self.carry_out(action).await {
+                Ok(event) => action = request.step(event, self),
+                Err(result) => return self.end(result),
+            }
         }
     }
 
-    async fn carry_out(&mut self, action: Action<Error>) -> Event<Error> {
-        match action {
+    /// Carries out an action and returns its result; the result of the request if the action is the reply.
+    async fn carry_out(&mut self, action: Action<Error>) -> Result<Event<Error>, RequestResult<Error>> {
+        Ok(match action {
             Action::Survey(age) => Event::Surveyed(self.survey(age).await.map_err(failure)),
             Action::Check(request, in_queue) => Event::Checked(self.check(request, in_queue).await.map_err(failure)),
             Action::Commit(request, patience, in_queue) => {
@@ -250,8 +249,8 @@ impl RequestCall<'_> {
                 Some(queued) => queued.back_off().await,
                 None => WaitResult::DeadlinePassed,
             }),
-            Action::Reply(_) => Event::Woken(WaitResult::Stopping),
-        }
+            Action::Reply(result) => return Err(result),
+        })
     }
 
     async fn survey(&self, age: SurveyAge) -> Result<(), Error> {
@@ -298,8 +297,8 @@ impl RequestCall<'_> {
         self.queued.as_ref().map_or(self.deadlines.locks, WaitHandle::until)
     }
 
-    fn end(&self, reply: RequestResult<Error>) -> Result<(Outcome, usize), Error> {
-        match reply {
+    fn end(&self, result: RequestResult<Error>) -> Result<(Outcome, usize), Error> {
+        match result {
             RequestResult::Decided(outcome, number) => Ok((outcome, number)),
             RequestResult::Rejected(rejection) => Err(Error::Rejected(rejection)),
             RequestResult::QueueFull => {

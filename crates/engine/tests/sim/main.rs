@@ -4,6 +4,7 @@
 //! After each commit, no EM is over-committed, and counters equal tickets. Each request has one reply. When nothing happens
 //! any more, no waiting request would be granted by the ledger. The transitions that occur are those of ARCHITECTURE.md.
 
+mod instance;
 mod store;
 mod world;
 

@@ -9,27 +9,25 @@ use std::{
 
 use rm_engine::{
     commit_queue::{CommitQueues, OperationClass},
-    request::{Action, Event, Failure, InQueue, Patience, Request, RequestResult, SharedState, WaitResult},
-    waiter_index::{FreedCapacity, WaiterIndex, WaiterProfile},
+    request::{Action, Event, Failure, Patience, Request, RequestResult, WaitResult},
+    waiter_index::FreedCapacity,
     wake_reason::WakeReason,
 };
 use rm_model::{
     assessment::{BlockedRequest, Verdict},
     em::EmInstance,
-    limit::Limits,
     name::Name,
-    operation::{
-        DrainEm, Operation, Outcome, PlacedRequest, QueuedOutcome, Rejection, ReleaseTicket, RequestSpec, ResumeEm,
-        WaitParameters,
-    },
-    placement::ClusterView,
+    operation::{DrainEm, Operation, Outcome, ReleaseTicket, RequestSpec, ResumeEm},
     principal::Principal,
     resource::Resource,
     wait_queue::{FreedKeys, QueuePosition, WaitKey, WaitKeyHash, WaitKeys},
 };
 use uuid::Uuid;
 
-use crate::store::{SimError, SimResult, Store, register};
+use crate::{
+    instance::{Call, Handle, Instance, QueuedOperation, Shared, prepare},
+    store::{SimError, SimResult, Store, register},
+};
 
 /// A generator of random numbers; equal seeds give equal numbers.
 pub struct Random(u64);
@@ -60,155 +58,6 @@ pub struct Shape {
     pub ems: usize,
     pub requests: u64,
     pub faults: bool,
-}
-
-/// An operation in a commit queue; with the call that waits for it.
-struct QueuedOperation {
-    operation: Operation,
-    patience: Patience,
-    call: Option<u64>,
-}
-
-/// The structures that the requests of an instance share.
-struct Instance {
-    id: Uuid,
-    view: RefCell<ClusterView>,
-    contended: RefCell<BTreeSet<EmInstance>>,
-    waiters: RefCell<WaiterIndex<u64>>,
-    queues: CommitQueues<QueuedOperation>,
-    calls: BTreeMap<u64, Call>,
-    /// Notifications of other instances that have not arrived.
-    notifications: Vec<FreedKeys>,
-    limits: Arc<Limits>,
-}
-
-/// A caller with its request.
-struct Call {
-    request: Request<SimError>,
-    /// Action that is under way; `None` while the committer has the request.
-    action: Option<Action<SimError>>,
-    handle: Handle,
-}
-
-/// What an instance knows about a request in its wait queue.
-struct Handle {
-    number: u64,
-    any_em: bool,
-    ticket_id: Uuid,
-    is_queued: bool,
-    entry: Option<(QueuePosition, WaitKeys)>,
-    subscribed: BTreeSet<WaitKey>,
-    news_count: u64,
-    is_asleep: bool,
-    is_notified: bool,
-    /// Whether the next belief of the cache is that the request fits.
-    believes_fit: Cell<bool>,
-}
-
-/// A request and the shared structures of its instance.
-struct Shared<'a> {
-    instance: &'a Instance,
-    store: &'a mut Store,
-    handle: &'a mut Handle,
-}
-
-impl Shared<'_> {
-    fn insert(&mut self, since: u64) {
-        let Some((position, wait_keys)) = &self.handle.entry else { return };
-        let short = wait_keys.iter().filter(|(_, is_short)| **is_short).map(|(wait_key, _)| wait_key);
-        let keys: BTreeSet<WaitKeyHash> =
-            short.chain(&self.handle.subscribed).map(|wait_key| self.store.key(wait_key)).collect();
-        let profile = WaiterProfile { wake: self.handle.number, any_em: self.handle.any_em, needs: Default::default() };
-        self.instance.waiters.borrow_mut().insert(*position, profile, keys, since);
-    }
-}
-
-impl SharedState for Shared<'_> {
-    fn needs_check(&self, _: &PlacedRequest) -> bool {
-        !self.handle.believes_fit.get()
-    }
-
-    fn observed_verdict(&self, _: &PlacedRequest) -> Option<Verdict> {
-        self.handle.believes_fit.get().then_some(Verdict::Fits)
-    }
-
-    fn choose(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
-        self.instance.view.borrow_mut().choose(ask, self.instance.limits.policies(), except)
-    }
-
-    fn release_assumption(&self, em: &EmInstance) {
-        self.instance.view.borrow_mut().settle(em);
-    }
-
-    fn best_candidate(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
-        self.instance.view.borrow_mut().best(ask, self.instance.limits.policies(), except)
-    }
-
-    fn best_contended(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
-        self.instance.view.borrow_mut().best_held(ask, self.instance.limits.policies(), except)
-    }
-
-    fn is_contended(&self, em: &EmInstance) -> bool {
-        self.instance.contended.borrow().contains(em)
-    }
-
-    fn nearest_fit(&self, ask: &RequestSpec) -> Option<EmInstance> {
-        self.instance.view.borrow_mut().closest(ask, self.instance.limits.policies())
-    }
-
-    fn no_candidate(&self, ask: &RequestSpec) -> Rejection {
-        Rejection::NoEmMatches(ask.selector.to_string())
-    }
-
-    fn enter_queue(&mut self, _: bool, _: &RequestSpec) -> bool {
-        self.handle.is_queued = true;
-        self.instance.waiters.borrow_mut().callers += 1;
-        true
-    }
-
-    fn has_entry(&self) -> bool {
-        self.handle.entry.is_some()
-    }
-
-    fn has_entry_at(&self, wait_keys: &WaitKeys) -> bool {
-        self.handle.entry.as_ref().is_some_and(|(_, at)| at == wait_keys)
-    }
-
-    fn update_entry(&mut self, entry: &QueuedOutcome) {
-        if self.handle.entry.as_ref().is_none_or(|(_, wait_keys)| *wait_keys != entry.wait_keys) {
-            self.handle.entry = Some((entry.position, entry.wait_keys.clone()));
-            self.insert(self.handle.news_count);
-        }
-    }
-
-    fn mark_removed(&mut self) {
-        if let Some((position, _)) = self.handle.entry.take() {
-            self.instance.waiters.borrow_mut().remove(position);
-        }
-    }
-
-    fn granted(&mut self) {
-        self.handle.entry = None;
-    }
-
-    fn freed_count(&self) -> u64 {
-        self.instance.waiters.borrow().news_count()
-    }
-
-    fn subscribe(&mut self, wait_keys: BTreeSet<WaitKey>, since: u64) {
-        if self.handle.subscribed != wait_keys {
-            self.handle.subscribed = wait_keys;
-            self.insert(since);
-        }
-    }
-
-    fn forward_wake(&self, wake: WakeReason) {
-        if let Some((position, _)) = self.handle.entry {
-            self.instance.waiters.borrow_mut().pass_on(position, wake);
-        }
-    }
-
-    fn count_check(&self, _: WakeReason) {}
 }
 
 /// All instances, their store, and what has happened.
@@ -657,7 +506,7 @@ impl World {
         self.notify(number);
     }
 
-    /// Sends freed capacity to all instances except the one that has woken its waiters already.
+    /// Sends freed capacity to all instances except `from`, which has woken its waiters already.
     fn publish(&mut self, from: Option<usize>, freed: &FreedKeys) {
         if freed.is_empty() {
             return;
@@ -677,30 +526,6 @@ impl World {
             }
         }
     }
-}
-
-impl Instance {
-    /// Whether anything is under way that is not a sleeping request.
-    fn is_busy(&self) -> bool {
-        let is_busy = |call: &Call| match &call.action {
-            Some(Action::Wait) => call.handle.is_notified,
-            action => action.is_some(),
-        };
-        !self.queues.is_empty() || !self.notifications.is_empty() || self.calls.values().any(is_busy)
-    }
-}
-
-/// Adds the wait parameters to an action in the queue.
-fn prepare(instance: &Instance, handle: &mut Handle, request: &mut PlacedRequest, in_queue: Option<InQueue>) {
-    let Some(InQueue { is_elsewhere }) = in_queue else { return };
-    handle.news_count = instance.waiters.borrow().news_count();
-    request.wait = Some(WaitParameters {
-        instance_id: instance.id,
-        remaining: Duration::from_secs(60),
-        any_em: handle.any_em,
-        is_elsewhere,
-        position: handle.entry.as_ref().map(|(position, _)| *position),
-    });
 }
 
 fn verdict(result: SimResult) -> Result<Verdict, Failure<SimError>> {

@@ -251,18 +251,8 @@ impl Committer {
         let waits = Some(self.metrics.committer.queued());
         let making_room = self.line.freed_key(&operation);
         let trace = traces::operation(operation.kind());
-        let pending = QueuedOperation {
-            class,
-            by,
-            operation,
-            patience,
-            progress,
-            reply,
-            counters,
-            waits,
-            trace,
-            _room: Some(place),
-        };
+        let pending = QueuedOperation::new(class, by, operation, patience, reply);
+        let pending = QueuedOperation { progress, counters, waits, trace, _room: Some(place), ..pending };
         self.inbox.try_send(pending)?;
         if let Some(wait_key) = making_room {
             self.line.capacity_expected(wait_key);
@@ -334,19 +324,7 @@ impl UndoQueue {
         let (reply, answer) = oneshot::channel();
         let patience = (Instant::now() + DETACHED_TIMEOUT).into();
         let waits = Some(self.metrics.committer.queued());
-        let (progress, trace) = (OperationState::default(), traces::OperationTrace::default());
-        let pending = QueuedOperation {
-            class,
-            by,
-            operation,
-            patience,
-            progress,
-            reply,
-            counters: None,
-            waits,
-            trace,
-            _room: None,
-        };
+        let pending = QueuedOperation { waits, ..QueuedOperation::new(class, by, operation, patience, reply) };
         let queued = inbox.is_some_and(|inbox| inbox.try_send(pending).is_ok());
         match Handle::try_current() {
             // The task owns the reply channel: an operation without a receiver is not applied.
@@ -454,6 +432,18 @@ impl OperationState {
 }
 
 impl QueuedOperation {
+    /// Creates an operation without gauge, trace, counters and permit.
+    fn new(
+        class: OperationClass,
+        by: Actor,
+        operation: Operation,
+        patience: LockWait,
+        reply: oneshot::Sender<Result<Outcome, Error>>,
+    ) -> Self {
+        let (progress, trace) = (OperationState::default(), traces::OperationTrace::default());
+        Self { class, by, operation, patience, progress, reply, counters: None, waits: None, trace, _room: None }
+    }
+
     /// Marks the operation as running. Returns false if its caller is gone.
     fn begin(&self) -> bool {
         let begins = || self.progress.change(WAITING, RUNNING) || self.progress.change(CONTENDED, RUNNING);

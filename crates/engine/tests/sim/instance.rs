@@ -1,0 +1,199 @@
+//! An instance: the structures that its requests share, its calls, and its commit queue.
+
+use std::{
+    cell::{Cell, RefCell},
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use rm_engine::{
+    commit_queue::CommitQueues,
+    request::{Action, InQueue, Patience, Request, SharedState},
+    waiter_index::{WaiterIndex, WaiterProfile},
+    wake_reason::WakeReason,
+};
+use rm_model::{
+    assessment::Verdict,
+    em::EmInstance,
+    limit::Limits,
+    operation::{Operation, PlacedRequest, QueuedOutcome, Rejection, RequestSpec, WaitParameters},
+    placement::ClusterView,
+    wait_queue::{FreedKeys, QueuePosition, WaitKey, WaitKeyHash, WaitKeys},
+};
+use uuid::Uuid;
+
+use crate::store::{SimError, Store};
+
+/// An operation in a commit queue; with the call that waits for it.
+pub struct QueuedOperation {
+    pub operation: Operation,
+    pub patience: Patience,
+    pub call: Option<u64>,
+}
+
+/// The structures that the requests of an instance share.
+pub struct Instance {
+    pub id: Uuid,
+    pub view: RefCell<ClusterView>,
+    pub contended: RefCell<BTreeSet<EmInstance>>,
+    pub waiters: RefCell<WaiterIndex<u64>>,
+    pub queues: CommitQueues<QueuedOperation>,
+    pub calls: BTreeMap<u64, Call>,
+    /// Notifications of other instances that have not arrived.
+    pub notifications: Vec<FreedKeys>,
+    pub limits: Arc<Limits>,
+}
+
+/// A caller with its request.
+pub struct Call {
+    pub request: Request<SimError>,
+    /// Action that is under way; `None` while the committer has the request.
+    pub action: Option<Action<SimError>>,
+    pub handle: Handle,
+}
+
+/// State of a request in the wait queue of an instance.
+pub struct Handle {
+    pub number: u64,
+    pub any_em: bool,
+    pub ticket_id: Uuid,
+    pub is_queued: bool,
+    pub entry: Option<(QueuePosition, WaitKeys)>,
+    pub subscribed: BTreeSet<WaitKey>,
+    pub news_count: u64,
+    pub is_asleep: bool,
+    pub is_notified: bool,
+    /// Whether the next belief of the cache is that the request fits.
+    pub believes_fit: Cell<bool>,
+}
+
+/// A request and the shared structures of its instance.
+pub struct Shared<'a> {
+    pub instance: &'a Instance,
+    pub store: &'a mut Store,
+    pub handle: &'a mut Handle,
+}
+
+impl Shared<'_> {
+    fn insert(&mut self, since: u64) {
+        let Some((position, wait_keys)) = &self.handle.entry else { return };
+        let short = wait_keys.iter().filter(|(_, is_short)| **is_short).map(|(wait_key, _)| wait_key);
+        let keys: BTreeSet<WaitKeyHash> =
+            short.chain(&self.handle.subscribed).map(|wait_key| self.store.key(wait_key)).collect();
+        let profile = WaiterProfile { wake: self.handle.number, any_em: self.handle.any_em, needs: Default::default() };
+        self.instance.waiters.borrow_mut().insert(*position, profile, keys, since);
+    }
+}
+
+impl SharedState for Shared<'_> {
+    fn needs_check(&self, _: &PlacedRequest) -> bool {
+        !self.handle.believes_fit.get()
+    }
+
+    fn observed_verdict(&self, _: &PlacedRequest) -> Option<Verdict> {
+        self.handle.believes_fit.get().then_some(Verdict::Fits)
+    }
+
+    fn choose(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
+        self.instance.view.borrow_mut().choose(ask, self.instance.limits.policies(), except)
+    }
+
+    fn release_assumption(&self, em: &EmInstance) {
+        self.instance.view.borrow_mut().settle(em);
+    }
+
+    fn best_candidate(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
+        self.instance.view.borrow_mut().best(ask, self.instance.limits.policies(), except)
+    }
+
+    fn best_contended(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
+        self.instance.view.borrow_mut().best_held(ask, self.instance.limits.policies(), except)
+    }
+
+    fn is_contended(&self, em: &EmInstance) -> bool {
+        self.instance.contended.borrow().contains(em)
+    }
+
+    fn nearest_fit(&self, ask: &RequestSpec) -> Option<EmInstance> {
+        self.instance.view.borrow_mut().closest(ask, self.instance.limits.policies())
+    }
+
+    fn no_candidate(&self, ask: &RequestSpec) -> Rejection {
+        Rejection::NoEmMatches(ask.selector.to_string())
+    }
+
+    fn enter_queue(&mut self, _: bool, _: &RequestSpec) -> bool {
+        self.handle.is_queued = true;
+        self.instance.waiters.borrow_mut().callers += 1;
+        true
+    }
+
+    fn has_entry(&self) -> bool {
+        self.handle.entry.is_some()
+    }
+
+    fn has_entry_at(&self, wait_keys: &WaitKeys) -> bool {
+        self.handle.entry.as_ref().is_some_and(|(_, at)| at == wait_keys)
+    }
+
+    fn update_entry(&mut self, entry: &QueuedOutcome) {
+        if self.handle.entry.as_ref().is_none_or(|(_, wait_keys)| *wait_keys != entry.wait_keys) {
+            self.handle.entry = Some((entry.position, entry.wait_keys.clone()));
+            self.insert(self.handle.news_count);
+        }
+    }
+
+    fn mark_removed(&mut self) {
+        if let Some((position, _)) = self.handle.entry.take() {
+            self.instance.waiters.borrow_mut().remove(position);
+        }
+    }
+
+    fn granted(&mut self) {
+        self.handle.entry = None;
+    }
+
+    fn freed_count(&self) -> u64 {
+        self.instance.waiters.borrow().news_count()
+    }
+
+    fn subscribe(&mut self, wait_keys: BTreeSet<WaitKey>, since: u64) {
+        if self.handle.subscribed != wait_keys {
+            self.handle.subscribed = wait_keys;
+            self.insert(since);
+        }
+    }
+
+    fn forward_wake(&self, wake: WakeReason) {
+        if let Some((position, _)) = self.handle.entry {
+            self.instance.waiters.borrow_mut().pass_on(position, wake);
+        }
+    }
+
+    fn count_check(&self, _: WakeReason) {}
+}
+
+impl Instance {
+    /// Whether anything is under way that is not a sleeping request.
+    pub fn is_busy(&self) -> bool {
+        let is_busy = |call: &Call| match &call.action {
+            Some(Action::Wait) => call.handle.is_notified,
+            action => action.is_some(),
+        };
+        !self.queues.is_empty() || !self.notifications.is_empty() || self.calls.values().any(is_busy)
+    }
+}
+
+/// Adds the wait parameters to an action in the queue.
+pub fn prepare(instance: &Instance, handle: &mut Handle, request: &mut PlacedRequest, in_queue: Option<InQueue>) {
+    let Some(InQueue { is_elsewhere }) = in_queue else { return };
+    handle.news_count = instance.waiters.borrow().news_count();
+    request.wait = Some(WaitParameters {
+        instance_id: instance.id,
+        remaining: Duration::from_secs(60),
+        any_em: handle.any_em,
+        is_elsewhere,
+        position: handle.entry.as_ref().map(|(position, _)| *position),
+    });
+}
