@@ -81,9 +81,9 @@ pub trait SharedState {
 pub enum Failure<E> {
     /// The ledger rejected the operation.
     Rejected(Box<Rejection>),
-    /// The action failed now and may succeed later. A waiting request survives it.
+    /// The action had no effect and may succeed later. A waiting request survives it.
     Transient(E),
-    /// The action failed.
+    /// The action failed, or its result is unknown. The request ends and is not repeated here.
     Final(E),
 }
 
@@ -116,7 +116,7 @@ pub enum SurveyAge {
 /// How long a submitted operation waits for a contended EM.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Patience {
-    /// Until the deadline of the request.
+    /// Until the deadline of the action: for locks, or in the queue for waiting.
     Deadline,
     /// Not at all: other EMs can be tried.
     OtherEms,
