@@ -7,7 +7,8 @@
 //! Never: reads a clock, waits, or accesses the database. `rm-service` passes in the time and carries out the results.
 //!
 //! - Requests: [`request`], from the submission to the reply.
-//! - Commits: [`commit_queue`] selects the operations of a batch; [`batch_policy`] decides what follows from a failure.
+//! - Commits: [`commit_queue`] selects the operations of a batch; [`batch_policy`] decides what follows from a failure;
+//!   [`contended_keys`] has the operations whose keys others own.
 //! - Waiting requests: [`waiter_index`], with [`wake_reason`].
 //! - Deadlines: [`expiry_budgets`].
 
@@ -23,6 +24,7 @@
 
 pub mod batch_policy;
 pub mod commit_queue;
+pub mod contended_keys;
 pub mod expiry_budgets;
 pub mod request;
 pub mod waiter_index;

@@ -13,16 +13,14 @@ use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
     mem,
     ops::Bound,
-    sync::Arc,
 };
 
 use rm_model::{
-    resource::Dimension,
     visits::visit,
     wait_queue::{MUCH, QueuePosition, WaitKeyHash},
 };
 
-use crate::wake_reason::WakeReason;
+use crate::wake_reason::{Needs, WakeReason};
 
 /// Maximum number of waiters to wake at a key if the freed capacity is unknown. Each granted waiter wakes another.
 const WAKE_MAX: usize = 16;
@@ -70,6 +68,8 @@ enum WaiterSet {
 struct FreedEvent {
     queue: WaiterSet,
     up_to: Option<QueuePosition>,
+    /// Whether a waiter at the key itself has been woken. The others accept any EM, and may not match this one.
+    has_local: bool,
 }
 
 /// The waiters of one wait key, or all waiters that accept any EM. Each is `idle`, `hinted` or `assigned`.
@@ -85,9 +85,8 @@ struct Waiters {
     /// Capacity that was freed and not granted since. Reset when the last awake waiter parks: all that may fit have then
     /// checked.
     room: Room,
-    /// The first waiter that found nothing and woke no other, because enough were awake. The last awake waiter forwards in its
-    /// place.
-    unpassed: Option<QueuePosition>,
+    /// Wake-up of the waiters that found nothing and woke no other, because enough were awake. The last awake waiter forwards it.
+    unpassed: Option<ForwardedWake>,
 }
 
 /// Freed capacity that was not granted since, as a number of requests.
@@ -129,6 +128,16 @@ impl Room {
             None => self.other = self.other.saturating_sub(1),
         }
     }
+}
+
+/// A wake-up that an unsuccessful waiter forwards.
+#[derive(Debug, Clone, Copy)]
+struct ForwardedWake {
+    /// Position behind which the next waiter is.
+    behind: QueuePosition,
+    wake: WakeReason,
+    /// Whether counted capacity is left. Without, the grants may have left some dimensions of it, for waiters with other needs.
+    is_counted: bool,
 }
 
 impl Waiters {
@@ -189,13 +198,26 @@ impl Waiters {
         next.into_iter().inspect(|_| visit()).flatten().min().copied()
     }
 
-    /// Returns the position behind which an unsuccessful waiter wakes another; `None` if enough others are awake for the
-    /// counted capacity.
-    fn pass_from(&mut self, position: QueuePosition, is_poll: bool) -> Option<QueuePosition> {
-        let first = self.unpassed.map_or(position, |first| first.min(position));
-        let is_enough = !is_poll && self.awake() as u64 > self.room.sum();
-        self.unpassed = is_enough.then_some(first);
-        (!is_enough).then_some(first)
+    /// Forwards a wake-up behind a position. Returns what to forward now; `None` if enough waiters are awake for the counted
+    /// capacity.
+    fn forward(&mut self, behind: QueuePosition, wake: WakeReason) -> Option<ForwardedWake> {
+        let before = self.unpassed.take();
+        let room = self.room.sum();
+        let forwarded = ForwardedWake {
+            behind: before.map_or(behind, |before| before.behind.min(behind)),
+            wake: wake.and(before.map(|before| before.wake)),
+            is_counted: room > 0 || wake.is_poll,
+        };
+        if wake.is_poll || self.awake() as u64 <= room.max(1) {
+            return Some(forwarded);
+        }
+        self.unpassed = Some(forwarded);
+        None
+    }
+
+    /// Returns the wake-up that the last awake waiter forwards before it parks, if there is one.
+    fn take_unpassed(&mut self) -> Option<ForwardedWake> {
+        if self.awake() == 1 { self.unpassed.take() } else { None }
     }
 }
 
@@ -258,7 +280,7 @@ pub struct WaiterProfile<H> {
     /// Whether the waiter accepts any EM.
     pub any_em: bool,
     /// Dimensions that the waiter needs.
-    pub needs: Arc<[Dimension]>,
+    pub needs: Needs,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -311,13 +333,13 @@ impl<H: Clone> WaiterIndex<H> {
     fn has_missed(&self, position: QueuePosition, keys: &[WaitKeyHash], any_em: bool, since: u64) -> bool {
         let count = usize::try_from(self.news_count.saturating_sub(since)).unwrap_or(usize::MAX);
         let concerns = |news: &FreedEvent| {
-            let is_there = match news.queue {
-                WaiterSet::At(key) => keys.contains(&key),
-                WaiterSet::Em(key) => any_em || keys.contains(&key),
-                WaiterSet::Anywhere => any_em,
-                WaiterSet::Everywhere => true,
-            };
-            is_there && news.up_to.is_none_or(|up_to| position < up_to)
+            let is_covered = news.up_to.is_some_and(|up_to| up_to <= position);
+            match news.queue {
+                WaiterSet::At(key) => keys.contains(&key) && !is_covered,
+                WaiterSet::Em(key) => any_em && !is_covered || keys.contains(&key) && !(is_covered && news.has_local),
+                WaiterSet::Anywhere => any_em && !is_covered,
+                WaiterSet::Everywhere => !is_covered,
+            }
         };
         count > self.news.len() || self.news.iter().rev().take(count).any(concerns)
     }
@@ -378,11 +400,36 @@ impl<H: Clone> WaiterIndex<H> {
         let waiter = self.waiters.get_mut(&position)?;
         waiter.tries = false;
         let told = match waiter.state {
+            WaiterState::Awake(None) => self.forward_unpassed(position),
             WaiterState::Awake(told) => told,
             WaiterState::Asleep => None,
         };
         self.set_state(position, told.map_or(WaiterState::Asleep, |_| WaiterState::Awake(None)));
         told
+    }
+
+    /// Forwards the wake-ups at the keys where a waiter is the last awake one. Returns the reason if they reach the waiter itself.
+    fn forward_unpassed(&mut self, position: QueuePosition) -> Option<WakeReason> {
+        let mut own: Option<WakeReason> = None;
+        for key in self.keys_of(position) {
+            let waiters = key.map_or(Some(&mut self.anywhere), |key| self.at.get_mut(&key));
+            let Some(forwarded) = waiters.and_then(Waiters::take_unpassed) else { continue };
+            let may_serve = |_, other: &Waiter<H>| {
+                key.is_none() && forwarded.is_counted || !forwarded.wake.has_tried(other.sleeper.needs)
+            };
+            match self.next_idle(key, forwarded.behind, may_serve) {
+                Some(next) if next == position => own = Some(forwarded.wake.and(own)),
+                Some(next) => self.wake(next, forwarded.wake),
+                None => {}
+            }
+        }
+        own
+    }
+
+    /// Returns the keys of a waiter; `None` stands for the waiters that accept any EM.
+    fn keys_of(&self, position: QueuePosition) -> Vec<Option<WaitKeyHash>> {
+        let Some(waiter) = self.waiters.get(&position) else { return Vec::new() };
+        waiter.keys.iter().copied().map(Some).chain(waiter.sleeper.any_em.then_some(None)).collect()
     }
 
     /// Records that a waiter was submitted to the committer.
@@ -415,10 +462,10 @@ impl<H: Clone> WaiterIndex<H> {
         self.waiters.get(&position).map(|waiter| waiter.state)
     }
 
-    fn publish(&mut self, queue: WaiterSet, up_to: Option<QueuePosition>) {
+    fn publish(&mut self, queue: WaiterSet, up_to: Option<QueuePosition>, has_local: bool) {
         if self.callers > 0 {
             self.news_count += 1;
-            self.news.push_back(FreedEvent { queue, up_to });
+            self.news.push_back(FreedEvent { queue, up_to, has_local });
             if self.news.len() > NEWS_MAX {
                 self.news.pop_front();
             }
@@ -462,7 +509,8 @@ impl<H: Clone> WaiterIndex<H> {
         let is_local = |at: &&Waiters| woken.iter().any(|position| at.has(*position));
         let local = at.filter(|at| !is_local(at)).and_then(|at| at.next_unassigned(None));
         woken.extend(local);
-        self.publish(queue, woken.iter().max().copied().filter(|_| is_enough));
+        let has_local = at.is_some_and(|at| woken.iter().any(|position| at.has(*position)));
+        self.publish(queue, woken.iter().max().copied().filter(|_| is_enough), has_local);
         for position in &woken {
             if let Some(wake) = self.waiters.get(position).map(&wake) {
                 self.wake(*position, wake);
@@ -514,7 +562,7 @@ impl<H: Clone> WaiterIndex<H> {
             last.extend(self.hand_on(*position, waiter));
         }
         // A request that enters now comes behind all of them, and no waiter would wake it.
-        last.into_iter().for_each(|key| self.publish(key.map_or(WaiterSet::Anywhere, WaiterSet::At), None));
+        last.into_iter().for_each(|key| self.publish(key.map_or(WaiterSet::Anywhere, WaiterSet::At), None, false));
         // The cache has observed a submitted waiter and all earlier ones.
         self.wake_freed(
             &freed,
@@ -547,7 +595,10 @@ impl<H: Clone> WaiterIndex<H> {
         };
         let (mut woken, mut last) = (BTreeSet::new(), Vec::new());
         for key in granted.keys.iter().copied().map(Some).chain(granted.sleeper.any_em.then_some(None)) {
-            match self.next_idle(key, position, |_, _| true) {
+            let waiters = key.map_or(Some(&mut self.anywhere), |key| self.at.get_mut(&key));
+            let unpassed = waiters.and_then(|waiters| waiters.unpassed.take());
+            let behind = unpassed.map_or(position, |unpassed| unpassed.behind.min(position));
+            match self.next_idle(key, behind, |_, _| true) {
                 Some(next) => {
                     woken.insert(next);
                 }
@@ -619,7 +670,7 @@ impl<H: Clone> WaiterIndex<H> {
         };
         let first: BTreeSet<QueuePosition> = at.flat_map(first).collect();
         first.into_iter().for_each(|position| self.wake(position, WakeReason::NEWS));
-        self.publish(WaiterSet::Everywhere, None);
+        self.publish(WaiterSet::Everywhere, None, false);
     }
 
     /// Forwards a wake-up without a grant to later waiters that need other dimensions; those with the same needs would find
@@ -628,25 +679,24 @@ impl<H: Clone> WaiterIndex<H> {
     /// A waiter that must check again keeps the reason and forwards it only afterwards.
     pub fn pass_on(&mut self, position: QueuePosition, wake: WakeReason) {
         let Some(waiter) = self.waiters.get(&position) else { return };
-        let Some(passed) = wake.passed() else { return };
+        let Some(passed) = wake.passed(waiter.sleeper.needs) else { return };
         if let WaiterState::Awake(Some(told)) = waiter.state {
             self.set_state(position, WaiterState::Awake(Some(told.and(Some(passed)))));
             return;
         }
-        let needs = waiter.sleeper.needs.clone();
-        let keys = waiter.keys.clone().into_iter().map(Some).chain(waiter.sleeper.any_em.then_some(None));
-        let mut next = BTreeSet::new();
-        for key in keys {
+        let mut next = Vec::new();
+        for key in self.keys_of(position) {
             let waiters = key.map_or(Some(&mut self.anywhere), |key| self.at.get_mut(&key));
-            let Some(from) = waiters.and_then(|waiters| waiters.pass_from(position, wake.is_poll)) else { continue };
-            // Later waiters at a key with the same needs would find less.
-            let may_fit = |at, other: &Waiter<H>| {
-                at != position && (key.is_none() || from < position || other.sleeper.needs != needs)
+            let Some(forwarded) = waiters.and_then(|waiters| waiters.forward(position, passed)) else { continue };
+            // Waiters for any EM with the same needs may match other EMs, and those before this one have not checked.
+            let is_other = key.is_none() || forwarded.behind < position;
+            let may_serve = |at, other: &Waiter<H>| {
+                at != position && (is_other && forwarded.is_counted || !forwarded.wake.has_tried(other.sleeper.needs))
             };
-            next.extend(self.next_idle(key, from, may_fit));
+            next.extend(self.next_idle(key, forwarded.behind, may_serve).map(|next| (next, forwarded.wake)));
         }
-        for next in next {
-            self.wake(next, passed);
+        for (next, wake) in next {
+            self.wake(next, wake);
         }
     }
 

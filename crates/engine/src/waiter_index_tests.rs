@@ -4,7 +4,7 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::*;
-use rm_model::visits;
+use rm_model::{resource::Resource, visits};
 
 fn position(number: u128) -> QueuePosition {
     QueuePosition::new(0, OffsetDateTime::UNIX_EPOCH, Uuid::from_u128(number))
@@ -29,8 +29,8 @@ fn awake(index: &WaiterIndex<()>) -> Vec<u128> {
 
 /// Each tenth waiter needs memory, the others need cores.
 fn sleeper(number: u128) -> WaiterProfile<()> {
-    let needs = [if number.is_multiple_of(10) { Dimension::Memory } else { Dimension::Cores }];
-    WaiterProfile { needs: needs.into(), ..WaiterProfile::default() }
+    let resource = if number.is_multiple_of(10) { Resource::memory(1) } else { Resource::cpu(1) };
+    WaiterProfile { needs: Needs::of(&resource.unwrap()), ..WaiterProfile::default() }
 }
 
 /// The first waiter is at EM b, the others at EM a; all are parked.
@@ -125,8 +125,7 @@ fn waiter_without_capacity_passes_news_to_few_later_waiters() {
         index.pass_on(position(number), wake);
         assert_eq!(index.rest(position(number)), None);
     }
-    assert_eq!(looked[..5], [1, 10, 11, 20, 21], "later waiters with other needs");
-    assert_eq!(looked.len(), 16);
+    assert_eq!(looked, [1, 10], "one later waiter with other needs; all others would find less");
 }
 
 #[test]

@@ -3,8 +3,25 @@
 //! Callers: `waiter_index`, which assigns the reasons, and `rm_service::request_resource`, which decides by them whether a
 //! check is needed.
 
+use rm_model::resource::Resource;
+
 /// Number of later waiters that a freed event may reach by forwarding.
 const PASSES_AFTER_NEWS: u8 = 15;
+
+/// Number of different needs that one chain of forwarded wake-ups remembers.
+const TRIED_MAX: usize = 4;
+
+/// The dimensions that a request needs, as a set of bits. All custom dimensions count as one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Needs(u16);
+
+impl Needs {
+    /// Returns the dimensions of which a resource has a part.
+    pub fn of(resource: &Resource) -> Self {
+        let needed = resource.amounts().filter(|(_, amount)| *amount > 0);
+        Self(needed.fold(0, |bits, (dimension, _)| bits | 1 << dimension.precedence()))
+    }
+}
 
 /// Reason of a wake-up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,12 +36,21 @@ pub struct WakeReason {
     /// check.
     pub is_coming: bool,
     passes: u8,
+    /// Needs of the earlier waiters that found too little: a later one with the same needs would find less. The default fills the
+    /// rest.
+    tried: [Needs; TRIED_MAX],
 }
 
 impl WakeReason {
     /// Capacity may have been freed that this instance has not observed.
-    pub const NEWS: Self =
-        Self { is_news: true, is_poll: false, is_room: true, is_coming: false, passes: PASSES_AFTER_NEWS };
+    pub const NEWS: Self = Self {
+        is_news: true,
+        is_poll: false,
+        is_room: true,
+        is_coming: false,
+        passes: PASSES_AFTER_NEWS,
+        tried: [Needs(0); TRIED_MAX],
+    };
 
     /// Poll of a queue head without a known change.
     pub const POLL: Self = Self { is_poll: true, is_room: false, ..Self::NEWS };
@@ -34,6 +60,9 @@ impl WakeReason {
 
     /// An earlier waiter was granted: capacity may remain for the next one.
     pub(crate) const GRANT: Self = Self { is_news: false, is_room: false, ..Self::NEWS };
+
+    /// The waiter has just entered the queue, and an EM other than that of its entry may have capacity.
+    pub(crate) const ENTRY: Self = Self { passes: 0, ..Self::GRANT };
 
     /// An operation that frees capacity is in the commit queue.
     pub(crate) const COMING: Self = Self { is_coming: true, ..Self::GRANT };
@@ -50,12 +79,23 @@ impl WakeReason {
             is_room: self.is_room || other.is_room,
             is_coming: self.is_coming || other.is_coming,
             passes: self.passes.max(other.passes),
+            tried: if self.tried == other.tried { self.tried } else { Self::NEWS.tried },
         }
     }
 
-    /// Returns the reason for the next waiter after an unsuccessful check; `None` if the chain ends.
-    pub(crate) fn passed(self) -> Option<Self> {
-        Some(Self { passes: self.passes.checked_sub(1)?, is_news: false, is_room: false, ..self.handed_on() })
+    /// Returns the reason for the next waiter after an unsuccessful check by one with these needs; `None` if the chain ends.
+    pub(crate) fn passed(self, needs: Needs) -> Option<Self> {
+        let mut tried = self.tried;
+        if !self.has_tried(needs) {
+            tried.rotate_right(1);
+            tried[0] = needs;
+        }
+        Some(Self { passes: self.passes.checked_sub(1)?, is_news: false, is_room: false, tried, ..self.handed_on() })
+    }
+
+    /// Whether an earlier waiter of the chain with these needs found too little.
+    pub(crate) fn has_tried(self, needs: Needs) -> bool {
+        self.tried.contains(&needs)
     }
 
     /// Returns the reason for the next waiter if this one was granted before it checked.

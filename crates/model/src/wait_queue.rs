@@ -324,6 +324,11 @@ impl WaitQueues {
         }
     }
 
+    /// Returns the amounts that the entry at a position reserves at a key; `None` if there is no entry.
+    pub fn reserved_by(&self, wait_key: &WaitKey, position: QueuePosition) -> Option<&Resource> {
+        Some(&self.queues.get(wait_key)?.stands.get(&position)?.resource)
+    }
+
     /// As [`WaitQueues::reserved_ahead`], without computing the key if all queues are empty.
     pub fn ahead_at(&self, wait_key: impl FnOnce() -> WaitKey, position: Option<QueuePosition>) -> Tally {
         if self.is_empty() { Tally::default() } else { self.reserved_ahead(&wait_key(), position) }

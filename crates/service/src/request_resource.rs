@@ -113,7 +113,7 @@ impl RequestResourceService {
         let under_way = RequestTimer::begin(&self.metrics.requests);
         let (any_em, may_wait) = (em.is_none(), deadlines.line.is_some());
         let mut call = RequestCall { service: self, deadlines, active, queued: None };
-        let answered = call.run(Request::new(em, asks, may_wait)).await;
+        let answered = call.run(em, asks).await;
         let (answer, number) = match answered {
             Ok((answer, number)) => (Ok(answer), number),
             Err(error) => (Err(error), 0),
@@ -200,8 +200,8 @@ struct RequestCall<'a> {
 
 impl RequestCall<'_> {
     /// Carries out the actions of a request until its reply.
-    async fn run(&mut self, mut request: Request<Error>) -> Result<(Outcome, usize), Error> {
-        let mut action = request.start(self);
+    async fn run(&mut self, em: Option<EmInstance>, asks: Vec<Arc<RequestSpec>>) -> Result<(Outcome, usize), Error> {
+        let (mut request, mut action) = Request::start(em, asks, self.deadlines.line.is_some(), self);
         while self.queued.is_none() {
             match self.carry_out(action).await {
                 Ok(event) => action = request.step(event, self),
@@ -299,7 +299,7 @@ impl RequestCall<'_> {
 
     fn end(&self, result: RequestResult<Error>) -> Result<(Outcome, usize), Error> {
         match result {
-            RequestResult::Decided(outcome, number) => Ok((outcome, number)),
+            RequestResult::Decided { outcome, spec } => Ok((outcome, spec)),
             RequestResult::Rejected(rejection) => Err(Error::Rejected(rejection)),
             RequestResult::QueueFull => {
                 self.service.metrics.line.rejected.inc();
@@ -308,7 +308,9 @@ impl RequestCall<'_> {
             RequestResult::DeadlinePassed => Err(Error::LockTimeout),
             RequestResult::Stopping => Err(Error::ShuttingDown),
             RequestResult::Failed(error) => Err(error),
-            RequestResult::Broken => Err(Error::defect("a request received a result that belongs to no action")),
+            RequestResult::Broken { stage, event } => Err(Error::defect(format!(
+                "a request in stage {stage} received \"{event}\", which belongs to no action"
+            ))),
         }
     }
 }

@@ -25,7 +25,7 @@ use crate::error::Error;
 use rm_engine::{
     request::WaitResult,
     waiter_index::{FreedCapacity, WaiterIndex, WaiterProfile},
-    wake_reason::WakeReason,
+    wake_reason::{Needs, WakeReason},
 };
 use rm_model::{
     em::EmInstance,
@@ -160,8 +160,7 @@ impl LocalWaitQueue {
     pub fn enter_if_room(&self, any_em: bool, ask: &RequestSpec, until: Instant) -> Option<WaitHandle> {
         let place = self.places.acquire(&ask.principal)?;
         self.index().callers += 1;
-        let needs = ask.resource.amounts().filter(|(_, amount)| *amount > 0).map(|(dimension, _)| dimension);
-        let sleeper = WaiterProfile { wake: Arc::default(), any_em, needs: needs.collect() };
+        let sleeper = WaiterProfile { wake: Arc::default(), any_em, needs: Needs::of(&ask.resource) };
         Some(WaitHandle {
             line: self.clone(),
             sleeper,
@@ -336,7 +335,7 @@ impl WaitHandle {
     pub async fn wait_for_wake(&self) -> WaitResult {
         let Some(position) = self.position() else { return WaitResult::Look(WakeReason::NEWS) };
         // A separate statement, so that the index is unlocked before the wait.
-        let untold = self.line.index().rest(position);
+        let untold = self.line.change(|index| index.rest(position));
         if let Some(wake) = untold {
             return WaitResult::Look(wake);
         }

@@ -9,15 +9,16 @@ use std::{
 
 use rm_engine::{
     commit_queue::CommitQueues,
+    contended_keys::{ContendedKeys, KeyEffects},
     request::{Action, InQueue, Patience, Request, SharedState},
     waiter_index::{WaiterIndex, WaiterProfile},
-    wake_reason::WakeReason,
+    wake_reason::{Needs, WakeReason},
 };
 use rm_model::{
     assessment::Verdict,
     em::EmInstance,
     limit::Limits,
-    operation::{Operation, PlacedRequest, QueuedOutcome, Rejection, RequestSpec, WaitParameters},
+    operation::{LockKey, Operation, PlacedRequest, QueuedOutcome, Rejection, RequestSpec, WaitParameters},
     placement::ClusterView,
     wait_queue::{FreedKeys, QueuePosition, WaitKey, WaitKeyHash, WaitKeys},
 };
@@ -32,11 +33,20 @@ pub struct QueuedOperation {
     pub call: Option<u64>,
 }
 
+impl QueuedOperation {
+    /// Returns the lock key that can be contended.
+    pub fn key(&self) -> LockKey {
+        LockKey::Em(self.operation.em().clone())
+    }
+}
+
 /// The structures that the requests of an instance share.
 pub struct Instance {
     pub id: Uuid,
     pub view: RefCell<ClusterView>,
-    pub contended: RefCell<BTreeSet<EmInstance>>,
+    pub keys: ContendedKeys<QueuedOperation, LockKey>,
+    /// Keys with a task.
+    pub tasks: BTreeSet<LockKey>,
     pub waiters: RefCell<WaiterIndex<u64>>,
     pub queues: CommitQueues<QueuedOperation>,
     pub calls: BTreeMap<u64, Call>,
@@ -60,6 +70,8 @@ pub struct Handle {
     pub ticket_id: Uuid,
     pub is_queued: bool,
     pub entry: Option<(QueuePosition, WaitKeys)>,
+    /// Dimensions that the request needs.
+    pub needs: Needs,
     pub subscribed: BTreeSet<WaitKey>,
     pub news_count: u64,
     pub is_asleep: bool,
@@ -81,7 +93,8 @@ impl Shared<'_> {
         let short = wait_keys.iter().filter(|(_, is_short)| **is_short).map(|(wait_key, _)| wait_key);
         let keys: BTreeSet<WaitKeyHash> =
             short.chain(&self.handle.subscribed).map(|wait_key| self.store.key(wait_key)).collect();
-        let profile = WaiterProfile { wake: self.handle.number, any_em: self.handle.any_em, needs: Default::default() };
+        let Handle { number, any_em, needs, .. } = *self.handle;
+        let profile = WaiterProfile { wake: number, any_em, needs };
         self.instance.waiters.borrow_mut().insert(*position, profile, keys, since);
     }
 }
@@ -112,7 +125,7 @@ impl SharedState for Shared<'_> {
     }
 
     fn is_contended(&self, em: &EmInstance) -> bool {
-        self.instance.contended.borrow().contains(em)
+        self.instance.view.borrow().is_held(em)
     }
 
     fn nearest_fit(&self, ask: &RequestSpec) -> Option<EmInstance> {
@@ -123,8 +136,8 @@ impl SharedState for Shared<'_> {
         Rejection::NoEmMatches(ask.selector.to_string())
     }
 
-    fn enter_queue(&mut self, _: bool, _: &RequestSpec) -> bool {
-        self.handle.is_queued = true;
+    fn enter_queue(&mut self, _: bool, ask: &RequestSpec) -> bool {
+        (self.handle.is_queued, self.handle.needs) = (true, Needs::of(&ask.resource));
         self.instance.waiters.borrow_mut().callers += 1;
         true
     }
@@ -175,13 +188,43 @@ impl SharedState for Shared<'_> {
 }
 
 impl Instance {
+    /// Creates an instance without calls.
+    pub fn new(id: Uuid) -> Self {
+        Self {
+            id,
+            view: RefCell::new(ClusterView::seeded(0)),
+            keys: ContendedKeys::default(),
+            tasks: BTreeSet::new(),
+            waiters: RefCell::default(),
+            queues: CommitQueues::default(),
+            calls: BTreeMap::new(),
+            notifications: Vec::new(),
+            limits: Arc::default(),
+        }
+    }
+
+    /// Records which EMs became contended or free.
+    pub fn note_contended(&mut self, effects: &KeyEffects<QueuedOperation, LockKey>) {
+        let mut is_any_free = false;
+        for (em, is_contended) in &effects.ems {
+            self.view.borrow_mut().note_held(em, *is_contended);
+            is_any_free |= !is_contended;
+        }
+        if is_any_free {
+            self.waiters.borrow_mut().wake_anywhere();
+        }
+    }
+
     /// Whether anything is under way that is not a sleeping request.
     pub fn is_busy(&self) -> bool {
         let is_busy = |call: &Call| match &call.action {
             Some(Action::Wait) => call.handle.is_notified,
             action => action.is_some(),
         };
-        !self.queues.is_empty() || !self.notifications.is_empty() || self.calls.values().any(is_busy)
+        !self.queues.is_empty()
+            || !self.tasks.is_empty()
+            || !self.notifications.is_empty()
+            || self.calls.values().any(is_busy)
     }
 }
 

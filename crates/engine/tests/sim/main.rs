@@ -3,54 +3,128 @@
 //!
 //! After each commit, no EM is over-committed, and counters equal tickets. Each request has one reply. When nothing happens
 //! any more, no waiting request would be granted by the ledger. The transitions that occur are those of ARCHITECTURE.md.
+//!
+//! A failing run is shortened, and printed as a test for `regressions`. `LINKIS_RM_SIM_SEEDS` sets the number of fixed seeds,
+//! `LINKIS_RM_SIM_SECONDS` the time for new ones, `LINKIS_RM_SIM_FIRST_SEED` the first seed of both.
 
+mod choices;
+mod faults;
 mod instance;
+mod regressions;
 mod store;
 mod world;
 
-use std::{fs, path::Path};
+use std::{
+    any::Any,
+    collections::{BTreeMap, BTreeSet},
+    fs,
+    ops::Range,
+    panic::{self, AssertUnwindSafe},
+    path::Path,
+    time::{Duration, Instant, SystemTime},
+};
 
-use world::{Shape, Transitions, World};
+use choices::{Choices, Record};
+use world::{Faults, Shape, Transitions, World};
 
-const ONE_INSTANCE: Shape = Shape { instances: 1, ems: 3, requests: 60, faults: false };
-const SEVERAL_INSTANCES: Shape = Shape { instances: 3, ems: 4, requests: 80, faults: false };
-const FAULTS: Shape = Shape { instances: 3, ems: 4, requests: 80, faults: true };
+const ONE_INSTANCE: Shape = Shape { instances: 1, ems: 3, requests: 60, faults: Faults::None };
+const SEVERAL_INSTANCES: Shape = Shape { instances: 3, ems: 4, requests: 80, faults: Faults::None };
+const ORDERLY_FAULTS: Shape = Shape { instances: 2, ems: 4, requests: 80, faults: Faults::Orderly };
+const FAULTS: Shape = Shape { instances: 3, ems: 4, requests: 80, faults: Faults::All };
 
-/// Number of seeds of each shape; `LINKIS_RM_SIM_SEEDS` raises it.
-fn seeds() -> u64 {
-    std::env::var("LINKIS_RM_SIM_SEEDS").ok().and_then(|text| text.parse().ok()).unwrap_or(100)
+/// Time to shorten a failing run.
+const SHORTENING_MAX: Duration = Duration::from_secs(30);
+
+/// Reads a number from the environment.
+fn setting(name: &str) -> Option<u64> {
+    std::env::var(name).ok()?.parse().ok()
+}
+
+/// Seeds of each shape: `LINKIS_RM_SIM_SEEDS` of them, from `LINKIS_RM_SIM_FIRST_SEED`.
+fn seeds(factor: u64) -> Range<u64> {
+    let first = setting("LINKIS_RM_SIM_FIRST_SEED").unwrap_or(0);
+    first..first + factor * setting("LINKIS_RM_SIM_SEEDS").unwrap_or(100)
 }
 
 /// Heading of the table of transitions.
 const HEADING: &str = "| stage | result → next stage |\n|---|---|\n";
 
+/// Runs a world. Returns it, and the message of a failure.
+fn run(choices: Choices, shape: Shape) -> (World, Option<String>) {
+    let mut world = World::new(choices, shape);
+    let result = panic::catch_unwind(AssertUnwindSafe(|| world.run()));
+    (world, result.err().map(|panic| message(&*panic)))
+}
+
+fn message(panic: &(dyn Any + Send)) -> String {
+    let text = panic.downcast_ref::<String>().cloned();
+    text.or_else(|| panic.downcast_ref::<&str>().map(|text| (*text).to_owned())).unwrap_or_default()
+}
+
+/// Replays a recorded run, and prints its steps.
+fn replay(shape: Shape, record: &str) {
+    let mut world = World::new(Choices::replayed(record.parse().unwrap()), shape);
+    world.is_printed = true;
+    world.run();
+}
+
+/// Removes steps from a failing run as long as it fails.
+fn shortened(shape: Shape, mut record: Record) -> Record {
+    let fails = |record: &Record| run(Choices::replayed(record.clone()), shape).1.is_some();
+    let (mut chunk, begin) = (record.0.len() / 2, Instant::now());
+    while chunk > 0 {
+        let mut at = 1;
+        while at < record.0.len() && begin.elapsed() < SHORTENING_MAX {
+            let mut shorter = record.clone();
+            shorter.0.drain(at..(at + chunk).min(record.0.len()));
+            match fails(&shorter) {
+                true => record = shorter,
+                false => at += chunk,
+            }
+        }
+        chunk /= 2;
+    }
+    record
+}
+
 /// Runs a shape with several seeds, and adds the transitions that occurred.
-fn run(shape: Shape, seeds: u64, transitions: &mut Transitions) {
+///
+/// Returns the numbers of steps and grants.
+fn run_all(shape: Shape, seeds: Range<u64>, transitions: &mut Transitions) -> (u64, u64) {
     let (mut steps, mut grants) = (0, 0);
-    for seed in 0..seeds {
-        let run = std::panic::catch_unwind(|| {
-            let mut world = World::new(seed, shape);
-            world.run();
-            world
-        });
-        let Ok(world) = run else { panic!("seed {seed} of {shape:?}") };
+    for seed in seeds {
+        let (world, failure) = run(Choices::random(seed), shape);
+        if let Some(failure) = failure {
+            panic::set_hook(Box::new(|_| {}));
+            let record = shortened(shape, world.choices.record);
+            drop(panic::take_hook());
+            panic!(
+                "seed {seed} of {shape:?}: {failure}\n\n#[test]\nfn NAME() {{\n    replay({shape:?}, \"{record}\");\n}}\n"
+            );
+        }
         (steps, grants) = (steps + world.steps, grants + world.grants);
         for (transition, stages) in world.transitions {
             transitions.entry(transition).or_default().extend(stages);
         }
     }
-    println!("{shape:?}: {steps} steps, {grants} grants");
-    assert!(grants > 0);
+    assert!(grants > 0, "no request was granted");
+    (steps, grants)
 }
 
 #[test]
 fn requests_of_one_instance_are_all_served() {
-    run(ONE_INSTANCE, seeds(), &mut Transitions::new());
+    run_all(ONE_INSTANCE, seeds(1), &mut Transitions::new());
 }
 
 #[test]
 fn requests_of_several_instances_are_all_served() {
-    run(SEVERAL_INSTANCES, seeds(), &mut Transitions::new());
+    run_all(SEVERAL_INSTANCES, seeds(1), &mut Transitions::new());
+}
+
+/// No waiter depends on a poll while all notifications arrive.
+#[test]
+fn requests_beside_orderly_faults_are_all_served() {
+    run_all(ORDERLY_FAULTS, seeds(1), &mut Transitions::new());
 }
 
 /// Requests beside faults leave no waiter forgotten. They go through all stages and results of the table in ARCHITECTURE.md, and no
@@ -58,7 +132,7 @@ fn requests_of_several_instances_are_all_served() {
 #[test]
 fn requests_beside_faults_follow_transition_table() {
     let mut found = Transitions::new();
-    run(FAULTS, 4 * seeds(), &mut found);
+    run_all(FAULTS, seeds(4), &mut found);
     let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/ARCHITECTURE.md");
     let document = fs::read_to_string(document).unwrap();
     let table = documented(&document);
@@ -68,16 +142,51 @@ fn requests_beside_faults_follow_transition_table() {
     assert!(unknown.is_empty() && missed.is_empty(), "not in the table: {unknown:?}; did not occur: {missed:?}");
 }
 
+/// Runs seeds that no run had before, for `LINKIS_RM_SIM_SECONDS`.
+#[test]
+fn requests_of_new_seeds_are_all_served() {
+    let time = Duration::from_secs(setting("LINKIS_RM_SIM_SECONDS").unwrap_or(1));
+    let begin = Instant::now();
+    let clock = || SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap().as_secs() << 24;
+    let mut seed = setting("LINKIS_RM_SIM_FIRST_SEED").unwrap_or_else(clock);
+    let (first, mut steps, mut grants) = (seed, 0, 0);
+    while begin.elapsed() < time {
+        for shape in [ONE_INSTANCE, SEVERAL_INSTANCES, ORDERLY_FAULTS, FAULTS] {
+            let ran = run_all(shape, seed..seed + 20, &mut Transitions::new());
+            (steps, grants) = (steps + ran.0, grants + ran.1);
+        }
+        seed += 20;
+    }
+    println!("seeds {first} to {seed}: {steps} steps, {grants} grants in {:.0?}", begin.elapsed());
+}
+
+/// Equal choices give equal runs: a failing seed can be repeated.
+#[test]
+fn run_repeats_with_its_seed_and_its_record() {
+    for seed in 0..20 {
+        let (world, failure) = run(Choices::random(seed), FAULTS);
+        assert_eq!(failure, None);
+        let again = run(Choices::random(seed), FAULTS).0;
+        assert_eq!(
+            (again.steps, again.grants, &again.choices.record),
+            (world.steps, world.grants, &world.choices.record)
+        );
+        let record = world.choices.record.to_string();
+        let replayed = run(Choices::replayed(record.parse().unwrap()), FAULTS).0;
+        assert_eq!((replayed.steps, replayed.grants), (world.steps, world.grants));
+    }
+}
+
 /// Returns the transitions that a document lists.
-fn documented(document: &str) -> Transitions {
+fn documented(document: &str) -> BTreeMap<(&str, &str), BTreeSet<&str>> {
     let table = document.split_once(HEADING).expect("the table has its heading").1;
-    let mut transitions = Transitions::new();
+    let mut transitions = BTreeMap::new();
     for line in table.lines().take_while(|line| line.starts_with('|')) {
         let cells: Vec<&str> = line.trim_matches('|').split('|').map(str::trim).collect();
         for result in cells[1].split("; ") {
             let (result, next) = result.split_once(" → ").expect(result);
-            let next = next.split(", ").map(|next| next.trim_matches('`').to_owned()).collect();
-            transitions.insert((cells[0].trim_matches('`').to_owned(), result.to_owned()), next);
+            let next = next.split(", ").map(|next| next.trim_matches('`')).collect();
+            transitions.insert((cells[0].trim_matches('`'), result), next);
         }
     }
     transitions

@@ -122,7 +122,9 @@ impl Store {
             ledger.apply(&Principal::Anonymous.into(), operation).map_err(|error| Failure::Rejected(Box::new(error)))
         };
         let results = batch.iter().map(&mut apply).collect();
-        let (deltas, state) = ledger.finish();
+        let (deltas, mut state) = ledger.finish();
+        // The ledger states them in no order, and a seed must repeat its run.
+        state.ems.sort_unstable_by(|one, other| one.instance.cmp(&other.instance));
         let freed = deltas.freed.clone();
         self.write(instance, deltas);
         self.assert_invariants();
@@ -191,14 +193,14 @@ impl Store {
         freed
     }
 
-    /// Returns a stored request that the ledger would grant now: a waiter that was forgotten.
-    pub fn grantable(&self) -> Option<Uuid> {
+    /// Returns a stored request that the ledger would grant now, with the EM: a waiter that was forgotten.
+    pub fn grantable(&self) -> Option<(Uuid, EmInstance)> {
         let grantable = |position: &QueuePosition, entry: &StoredEntry, em: &EmInstance| {
             let mut wait = entry.request.wait.clone()?;
             wait.position = Some(*position);
             wait.is_elsewhere = *em != entry.request.em;
             let request = PlacedRequest { em: em.clone(), wait: Some(wait), ..entry.request.clone() };
-            matches!(self.check(&request), Ok(Outcome::Granted(_))).then_some(position.ticket_id())
+            matches!(self.check(&request), Ok(Outcome::Granted(_))).then(|| (position.ticket_id(), em.clone()))
         };
         self.entries.iter().find_map(|(position, entry)| match entry.request.wait.as_ref()?.any_em {
             false => grantable(position, entry, &entry.request.em),
@@ -208,18 +210,19 @@ impl Store {
 
     fn assert_invariants(&self) {
         for em in self.ems.values() {
-            let cores = |resource: &Resource| resource.get(&Dimension::Cores);
-            let tickets = self.tickets.values().filter(|ticket| ticket.em == em.instance);
-            let sum: i64 = tickets.map(|ticket| cores(ticket.resource())).sum();
-            assert_eq!(cores(&em.locked) + cores(&em.used), sum, "counters equal tickets on {}", em.instance);
-            assert!(sum <= cores(&em.total), "{} is over-committed", em.instance);
+            let tickets = || self.tickets.values().filter(|ticket| ticket.em == em.instance);
+            for dimension in [Dimension::Cores, Dimension::Memory] {
+                let sum: i64 = tickets().map(|ticket| ticket.resource().get(&dimension)).sum();
+                let counted = em.locked.get(&dimension) + em.used.get(&dimension);
+                assert_eq!(counted, sum, "counters equal tickets on {}", em.instance);
+                assert!(sum <= em.total.get(&dimension), "{} is over-committed", em.instance);
+            }
         }
     }
 }
 
 /// Returns the registration of an EM.
-pub fn register(em: &EmInstance, cores: i64) -> Operation {
-    let total = Resource::cpu(cores).unwrap();
+pub fn register(em: &EmInstance, total: Resource) -> Operation {
     Operation::Register(RegisterEm {
         em: em.clone(),
         protected: total.zero_like(),

@@ -1,23 +1,24 @@
-//! A world of instances, requests and faults. A seed decides what happens next.
+//! A world of instances, requests and faults. The choices decide what happens next.
 
 use std::{
-    cell::{Cell, RefCell},
+    cell::Cell,
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
     time::{Duration, Instant},
 };
 
 use rm_engine::{
-    commit_queue::{CommitQueues, OperationClass},
+    commit_queue::OperationClass,
+    contended_keys::{KeyEffects, KeyTask, KeyWaiter},
     request::{Action, Event, Failure, Patience, Request, RequestResult, WaitResult},
     waiter_index::FreedCapacity,
-    wake_reason::WakeReason,
+    wake_reason::{Needs, WakeReason},
 };
 use rm_model::{
     assessment::{BlockedRequest, Verdict},
     em::EmInstance,
     name::Name,
-    operation::{DrainEm, Operation, Outcome, ReleaseTicket, RequestSpec, ResumeEm},
+    operation::{LockKey, Operation, Outcome, ReleaseTicket, RequestSpec, ResumeEm},
     principal::Principal,
     resource::Resource,
     wait_queue::{FreedKeys, QueuePosition, WaitKey, WaitKeyHash, WaitKeys},
@@ -25,30 +26,20 @@ use rm_model::{
 use uuid::Uuid;
 
 use crate::{
+    choices::Choices,
     instance::{Call, Handle, Instance, QueuedOperation, Shared, prepare},
     store::{SimError, SimResult, Store, register},
 };
 
-/// A generator of random numbers; equal seeds give equal numbers.
-pub struct Random(u64);
-
-impl Random {
-    pub fn new(seed: u64) -> Self {
-        Self(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) | 1)
-    }
-
-    pub fn below(&mut self, bound: usize) -> usize {
-        self.0 = self.0.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-        usize::try_from(self.0 >> 33).unwrap() % bound
-    }
-
-    fn one_in(&mut self, chances: usize) -> bool {
-        self.below(chances) == 0
-    }
-
-    fn of<T: Clone>(&mut self, items: &[T]) -> Option<T> {
-        if items.is_empty() { None } else { items.get(self.below(items.len())).cloned() }
-    }
+/// What disturbs the instances.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Faults {
+    None,
+    /// Callers that leave, contended keys, drains, and instances that die. All notifications arrive, and no action fails, so that
+    /// no waiter depends on a poll.
+    Orderly,
+    /// Also failures, unknown commits, lost notifications and lost entries.
+    All,
 }
 
 /// Size of a world, and its faults.
@@ -57,35 +48,37 @@ pub struct Shape {
     pub instances: usize,
     pub ems: usize,
     pub requests: u64,
-    pub faults: bool,
+    pub faults: Faults,
 }
 
 /// All instances, their store, and what has happened.
 pub struct World {
-    shape: Shape,
-    random: Random,
-    store: Store,
-    instances: Vec<Instance>,
-    ems: Vec<EmInstance>,
+    pub shape: Shape,
+    pub choices: Choices,
+    pub store: Store,
+    pub instances: Vec<Instance>,
+    pub ems: Vec<EmInstance>,
     submitted: u64,
     replies: BTreeMap<u64, usize>,
     start: Instant,
-    /// Number of steps so far.
+    /// Number of steps so far: of requests, batches, notifications and faults.
     pub steps: u64,
     /// Number of grants so far.
     pub grants: u64,
     /// Stages with a result, and the stages that followed.
     pub transitions: Transitions,
+    /// Whether each step is printed.
+    pub is_printed: bool,
 }
 
 /// The next stages of each stage and result.
-pub type Transitions = BTreeMap<(String, String), BTreeSet<String>>;
+pub type Transitions = BTreeMap<(&'static str, &'static str), BTreeSet<&'static str>>;
 
 impl World {
-    pub fn new(seed: u64, shape: Shape) -> Self {
+    pub fn new(choices: Choices, shape: Shape) -> Self {
         let mut world = Self {
             shape,
-            random: Random::new(seed),
+            choices,
             store: Store::default(),
             instances: Vec::new(),
             ems: (0..shape.ems).map(|number| em(&format!("host{number}"))).collect(),
@@ -95,51 +88,45 @@ impl World {
             steps: 0,
             grants: 0,
             transitions: Transitions::new(),
+            is_printed: false,
         };
+        world.choices.begin_step();
         for em in &world.ems {
-            let cores = 1 + i64::try_from(world.random.below(4)).unwrap();
-            world.store.commit(Uuid::nil(), &[register(em, cores)]);
+            let [memory, cores] = [(); 2].map(|()| 1 + amount(&mut world.choices));
+            world.store.commit(Uuid::nil(), &[register(em, Resource::load(memory, cores).unwrap())]);
         }
         (0..shape.instances).for_each(|_| world.add_instance());
         world
     }
 
-    fn add_instance(&mut self) {
-        let id = Uuid::from_u128((1 << 100) + u128::from(self.steps) * 64 + self.instances.len() as u128);
-        self.instances.push(Instance {
-            id,
-            view: RefCell::default(),
-            contended: RefCell::default(),
-            waiters: RefCell::default(),
-            queues: CommitQueues::default(),
-            calls: BTreeMap::new(),
-            notifications: Vec::new(),
-            limits: Arc::default(),
-        });
+    pub fn add_instance(&mut self) {
+        let id = (1 << 100) + u128::from(self.steps) * 64 + self.instances.len() as u128;
+        self.instances.push(Instance::new(Uuid::from_u128(id)));
     }
 
     /// Runs all requests, with faults; then without faults until nothing happens any more; then asserts that no waiter was
     /// forgotten.
     pub fn run(&mut self) {
-        while self.submitted < self.shape.requests {
+        let mut after = 0;
+        while after < 200 && self.choices.begin_step() {
             self.advance(true);
+            after += u64::from(self.submitted >= self.shape.requests);
         }
-        for _ in 0..200 {
-            self.advance(true);
-        }
+        self.choices.continue_at_random(0);
         self.store.contended.clear();
         for em in self.ems.clone() {
             self.submit_operation(0, Operation::Resume(ResumeEm { em, reason: None }));
         }
         self.settle();
-        for _ in 0..self.shape.ems + 2 {
-            // Lost notifications and ended contention are found by the poll.
-            for number in 0..self.instances.len() {
-                self.learn_contention(number);
-                self.instances[number].waiters.borrow_mut().poll();
-                self.notify(number);
+        if self.shape.faults == Faults::All {
+            // The polls find what lost notifications missed.
+            for _ in 0..self.shape.ems + 2 {
+                for number in 0..self.instances.len() {
+                    self.instances[number].waiters.borrow_mut().poll();
+                    self.notify(number);
+                }
+                self.settle();
             }
-            self.settle();
         }
         for call in self.instances.iter().flat_map(|instance| instance.calls.values()) {
             assert!(matches!(call.action, Some(Action::Wait)), "an operation of a request was lost");
@@ -148,11 +135,11 @@ impl World {
         assert_eq!(forgotten, None, "a waiter that fits was forgotten");
         let calls = self.instances.iter().map(|instance| instance.calls.len() as u64).sum::<u64>();
         let crashed = self.submitted - calls - self.replies.len() as u64;
-        assert!(self.shape.faults || crashed == 0, "{crashed} requests have no reply");
+        assert!(self.shape.faults != Faults::None || crashed == 0, "{crashed} requests have no reply");
     }
 
     fn settle(&mut self) {
-        for _ in 0..1_000_000 {
+        for _ in 0..100_000 {
             if !self.advance(false) {
                 return;
             }
@@ -162,63 +149,82 @@ impl World {
 
     /// Does one thing; returns false if nothing is left to do.
     fn advance(&mut self, goes_on: bool) -> bool {
-        self.steps += 1;
-        let number = self.random.below(self.instances.len());
-        let things = if goes_on { 12 } else { 4 };
-        match self.random.below(things) {
+        let number = self.choices.below(self.instances.len());
+        let things = if goes_on { 13 } else { 5 };
+        match self.choices.below(things) {
             0 | 1 => self.act(number, goes_on),
-            2 => self.commit(number, goes_on),
+            2 => self.commit_next(number, goes_on),
             3 => self.hear(number, goes_on),
-            4 | 5 if self.submitted < self.shape.requests => self.submit(number),
-            6 | 7 => self.release(number),
-            8 if self.shape.faults => self.disturb(number),
+            4 => self.take_turn(number, goes_on),
+            5 | 6 if self.submitted < self.shape.requests => self.submit(number),
+            7 | 8 => self.release(number),
+            9 if self.shape.faults != Faults::None => self.disturb(number),
             _ => {}
         }
-        goes_on || self.instances.iter().any(|instance| instance.is_busy())
+        goes_on || self.instances.iter().any(Instance::is_busy)
     }
 
     fn submit(&mut self, number: usize) {
         self.submitted += 1;
-        let (call, any_em) = (self.submitted, self.random.one_in(2));
-        let named = if any_em { None } else { self.random.of(&self.ems) };
-        let specs = 1 + self.random.below(2);
+        let (call, any_em) = (self.submitted, self.choices.one_in(2));
+        let named = if any_em { None } else { self.choices.of(&self.ems) };
+        let specs = 1 + self.choices.below(2);
         let ticket_id = Uuid::from_u128(call.into());
-        let asks = (0..specs).map(|_| spec(ticket_id, 1 + i64::try_from(self.random.below(4)).unwrap())).collect();
-        let handle = Handle {
+        let asks = (0..specs).map(|_| spec(ticket_id, requested(&mut self.choices))).collect();
+        let mut handle = Handle {
             number: call,
             any_em,
             ticket_id,
             is_queued: false,
             entry: None,
+            needs: Needs::default(),
             subscribed: BTreeSet::new(),
             news_count: 0,
             is_asleep: false,
             is_notified: false,
-            believes_fit: Cell::new(self.random.one_in(2)),
+            believes_fit: Cell::new(self.choices.one_in(2)),
         };
-        let request = Request::new(named, asks, !self.random.one_in(4));
-        self.instances[number].calls.insert(call, Call { request, action: None, handle });
-        self.step(number, call, None);
+        let may_wait = !self.choices.one_in(4);
+        let instance = &self.instances[number];
+        let mut shared = Shared { instance, store: &mut self.store, handle: &mut handle };
+        let (request, action) = Request::start(named, asks, may_wait, &mut shared);
+        self.begin(number, (request, handle), ("New", "submitted"), action);
     }
 
-    /// Gives a request the result of its action, or starts it, and begins the next action.
-    fn step(&mut self, number: usize, call: u64, event: Option<Event<SimError>>) {
-        let believes_fit = self.random.one_in(2);
+    /// Gives a request the result of its action, and begins the next action.
+    pub fn step(&mut self, number: usize, call: u64, event: Event<SimError>) {
+        let believes_fit = self.choices.one_in(2);
         let instance = &mut self.instances[number];
         let Some(Call { mut request, mut handle, .. }) = instance.calls.remove(&call) else { return };
         handle.believes_fit.set(believes_fit);
         let mut shared = Shared { instance, store: &mut self.store, handle: &mut handle };
-        let transition = (request.stage().to_owned(), event.as_ref().map_or("submitted", Event::name).to_owned());
-        let mut action = match event {
-            None => request.start(&mut shared),
-            Some(event) => request.step(event, &mut shared),
-        };
+        let transition = (request.stage(), event.name());
+        let action = request.step(event, &mut shared);
+        self.begin(number, (request, handle), transition, action);
+    }
+
+    /// Begins an action of a request.
+    fn begin(
+        &mut self,
+        number: usize,
+        (request, mut handle): (Request<SimError>, Handle),
+        transition: (&'static str, &'static str),
+        mut action: Action<SimError>,
+    ) {
+        self.steps += 1;
+        let (call, instance) = (handle.number, &mut self.instances[number]);
         let next = if matches!(action, Action::Reply(_)) { "reply" } else { request.stage() };
-        self.transitions.entry(transition).or_default().insert(next.to_owned());
+        self.transitions.entry(transition).or_default().insert(next);
+        if self.is_printed {
+            let entry = handle.entry.as_ref().map(|(_, wait_keys)| wait_keys);
+            let (stage, result) = transition;
+            println!("{number}: request {call}: {stage}, {result} → {next}; {}; queued at {entry:?}", named(&action));
+        }
         match &mut action {
             Action::Reply(reply) => {
-                assert!(!matches!(reply, RequestResult::Broken), "a result belongs to an action");
-                self.grants += u64::from(matches!(reply, RequestResult::Decided(Outcome::Granted(_), _)));
+                assert!(!matches!(reply, RequestResult::Broken { .. }), "a result belongs to an action: {reply:?}");
+                let is_granted = matches!(reply, RequestResult::Decided { outcome: Outcome::Granted(_), .. });
+                self.grants += u64::from(is_granted);
                 *self.replies.entry(call).or_default() += 1;
                 assert_eq!(self.replies[&call], 1, "a request has one reply");
                 self.end(number, handle);
@@ -235,7 +241,7 @@ impl World {
                         let wake = woken.flatten().unwrap_or(WakeReason::NEWS);
                         instance.calls.insert(call, Call { request, action: None, handle });
                         self.notify(number);
-                        return self.step(number, call, Some(Event::Woken(WaitResult::Look(wake))));
+                        return self.step(number, call, Event::Woken(WaitResult::Look(wake)));
                     }
                 }
             }
@@ -258,7 +264,7 @@ impl World {
     }
 
     /// Removes what an ended call leaves behind.
-    fn end(&mut self, number: usize, handle: Handle) {
+    pub fn end(&mut self, number: usize, handle: Handle) {
         let instance = &mut self.instances[number];
         if handle.is_queued {
             instance.waiters.borrow_mut().callers -= 1;
@@ -274,18 +280,18 @@ impl World {
 
     /// Finishes the action of one call of an instance.
     fn act(&mut self, number: usize, goes_on: bool) {
-        let fails = goes_on && self.shape.faults && self.random.one_in(10);
-        let gives_up = goes_on && self.random.one_in(30);
+        let fails = goes_on && self.shape.faults == Faults::All && self.choices.one_in(10);
+        let gives_up = goes_on && self.choices.one_in(30);
         let ready = |call: &Call| match &call.action {
             Some(Action::Wait) => call.handle.is_notified || gives_up,
             action => action.is_some(),
         };
         let calls = &self.instances[number].calls;
         let calls: Vec<u64> = calls.iter().filter(|(_, call)| ready(call)).map(|(number, _)| *number).collect();
-        let Some(call) = self.random.of(&calls) else { return };
+        let Some(call) = self.choices.of(&calls) else { return };
         let instance = &mut self.instances[number];
         let Some(action) = instance.calls.get_mut(&call).and_then(|call| call.action.take()) else { return };
-        let is_final = self.random.one_in(4);
+        let is_final = self.choices.one_in(4);
         let failure = || match is_final {
             true => Failure::Final(SimError::Defect),
             false => Failure::Transient(SimError::Unavailable),
@@ -299,7 +305,7 @@ impl World {
             }
             Action::Check(..) if fails => Event::Checked(Err(failure())),
             Action::Check(request, _) => Event::Checked(verdict(self.store.check(&request))),
-            Action::Pause if goes_on && self.random.one_in(4) => Event::Woken(WaitResult::DeadlinePassed),
+            Action::Pause if goes_on && self.choices.one_in(4) => Event::Woken(WaitResult::DeadlinePassed),
             Action::Pause => Event::Woken(WaitResult::Look(WakeReason::NEWS)),
             Action::Wait => {
                 let Some(Call { handle, .. }) = instance.calls.get_mut(&call) else { return };
@@ -316,39 +322,104 @@ impl World {
             }
             Action::Commit(..) | Action::Reply(_) => return,
         };
-        self.step(number, call, Some(event));
+        self.step(number, call, event);
     }
 
     /// Commits the next batch of an instance.
-    fn commit(&mut self, number: usize, goes_on: bool) {
-        let now = self.start + Duration::from_millis(self.steps);
-        let fails = goes_on && self.shape.faults && self.random.one_in(10);
-        let is_unknown = goes_on && self.shape.faults && self.random.one_in(20);
+    fn commit_next(&mut self, number: usize, goes_on: bool) {
+        let (now, mut effects) = (self.now(), KeyEffects::default());
         let instance = &mut self.instances[number];
-        let batch = instance.queues.next(now);
-        let contended = &self.store.contended;
-        let (blocked, batch): (Vec<_>, Vec<_>) =
-            batch.into_iter().partition(|queued| contended.contains(queued.operation.em()));
-        let mut results: Vec<(u64, SimResult)> = Vec::new();
-        for queued in blocked {
-            instance.contended.borrow_mut().insert(queued.operation.em().clone());
-            instance.view.borrow_mut().note_held(queued.operation.em(), true);
-            match (queued.patience, queued.call) {
-                (Patience::Deadline, Some(call)) if self.random.one_in(8) => {
-                    results.push((call, Err(Failure::Transient(SimError::LockTimeout))));
+        let mut batch = Vec::new();
+        for queued in instance.queues.next(now) {
+            let key = queued.key();
+            let is_contended = instance.keys.contains(&key) || self.store.contended.contains(queued.operation.em());
+            if !is_contended {
+                batch.push(queued);
+                continue;
+            }
+            instance.tasks.extend(instance.keys.open(&key, key.clone()));
+            let (until, leaves_at) = match queued.patience {
+                Patience::Deadline => (now + Duration::from_millis(300), None),
+                Patience::OtherEms => (now + Duration::from_secs(60), Some(now)),
+                Patience::OtherEmsAfterPause => (now + Duration::from_secs(60), Some(now + Duration::from_millis(100))),
+            };
+            let waiter = KeyWaiter { operation: queued, cost: 1, is_request: true, until, leaves_at };
+            instance.keys.join(&key, waiter, now, &mut effects);
+        }
+        self.commit(number, batch, goes_on);
+        self.apply(number, effects);
+    }
+
+    /// Lets the task of a contended key of an instance do one turn.
+    fn take_turn(&mut self, number: usize, goes_on: bool) {
+        let (now, mut effects) = (self.now(), KeyEffects::default());
+        let instance = &mut self.instances[number];
+        let tasks: Vec<LockKey> = instance.tasks.iter().cloned().collect();
+        let Some(key) = self.choices.of(&tasks) else { return };
+        let calls = &instance.calls;
+        let is_wanted = |queued: &QueuedOperation| queued.call.is_none_or(|call| calls.contains_key(&call));
+        let task = instance.keys.next_task(&key, (now, false), is_wanted, &mut effects);
+        let LockKey::Em(em) = &key else { return };
+        let is_contended = self.store.contended.contains(em);
+        let mut batch = Vec::new();
+        match task {
+            KeyTask::Turn => {
+                instance.keys.found(&key, is_contended, now, &mut effects);
+                if !is_contended {
+                    batch = instance.keys.take(&key);
                 }
-                (Patience::Deadline, _) | (_, None) => instance.queues.push(OperationClass::Called, 1, queued),
-                (_, Some(call)) => results.push((call, Ok(Outcome::Contended))),
+            }
+            KeyTask::Watch => instance.keys.found(&key, is_contended, now, &mut effects),
+            KeyTask::End => drop(instance.tasks.remove(&key)),
+        }
+        self.steps += 1;
+        self.commit(number, batch, goes_on);
+        self.apply(number, effects);
+    }
+
+    /// Carries out what follows from a change of the contended keys.
+    fn apply(&mut self, number: usize, effects: KeyEffects<QueuedOperation, LockKey>) {
+        self.instances[number].note_contended(&effects);
+        self.notify(number);
+        let timeout = || Err(Failure::Transient(SimError::LockTimeout));
+        let ended = effects.elsewhere.into_iter().map(|queued| (queued, Ok(Outcome::Contended)));
+        let ended = ended.chain(effects.rejected.into_iter().map(|queued| (queued, timeout())));
+        let ended = ended.chain(effects.overdue.into_iter().map(|queued| (queued, timeout())));
+        for (queued, result) in ended {
+            if let Some(call) = queued.call {
+                self.step(number, call, Event::Committed(result));
             }
         }
+    }
+
+    /// Commits a batch of an instance.
+    fn commit(&mut self, number: usize, batch: Vec<QueuedOperation>, goes_on: bool) {
+        if batch.is_empty() {
+            return;
+        }
+        self.steps += 1;
+        if self.is_printed {
+            let name = |queued: &QueuedOperation| {
+                let Operation::Request(request) = &queued.operation else {
+                    return format!("{} at {}", queued.operation.kind(), queued.operation.em());
+                };
+                format!("request {} at {}", request.ask.ticket_id.as_u128(), request.em)
+            };
+            let operations: Vec<String> = batch.iter().map(name).collect();
+            println!("{number}: batch of {}", operations.join(", "));
+        }
+        let fails = goes_on && self.shape.faults == Faults::All && self.choices.one_in(10);
+        let is_unknown = goes_on && self.shape.faults == Faults::All && self.choices.one_in(20);
+        let mut results: Vec<(u64, SimResult)> = Vec::new();
         if fails {
             let failed = batch.into_iter().filter_map(|queued| queued.call);
-            let error = match self.random.one_in(4) {
+            let error = match self.choices.one_in(4) {
                 true => Failure::Final(SimError::Defect),
                 false => Failure::Transient(SimError::Unavailable),
             };
             results.extend(failed.map(|call| (call, Err(error.clone()))));
-        } else if !batch.is_empty() {
+        } else {
+            let instance = &mut self.instances[number];
             let operations: Vec<Operation> = batch.iter().map(|queued| queued.operation.clone()).collect();
             let committed = self.store.commit(instance.id, &operations);
             let mut view = instance.view.borrow_mut();
@@ -367,6 +438,11 @@ impl World {
             self.publish(Some(number), &committed.freed);
             for (queued, result) in batch.into_iter().zip(committed.results) {
                 let Some(call) = queued.call else { continue };
+                if is_unknown && !self.instances[number].calls.contains_key(&call) {
+                    // The entry leaves, if there is one. A grant without a caller expires.
+                    let freed = self.store.leave(Uuid::from_u128(call.into()));
+                    self.publish(None, &freed);
+                }
                 let result = if is_unknown { Err(Failure::Final(SimError::CommitUnknown)) } else { result };
                 results.push((call, result));
             }
@@ -374,7 +450,7 @@ impl World {
         self.notify(number);
         for (call, result) in results {
             match self.instances[number].calls.contains_key(&call) {
-                true => self.step(number, call, Some(Event::Committed(result))),
+                true => self.step(number, call, Event::Committed(result)),
                 false => self.undo(number, result),
             }
         }
@@ -401,10 +477,14 @@ impl World {
         if count == 0 {
             return;
         }
-        let chosen = self.random.below(count);
+        self.steps += 1;
+        let chosen = self.choices.below(count);
         let freed = self.instances[number].notifications.swap_remove(chosen);
-        if goes_on && self.shape.faults && self.random.one_in(4) {
+        if goes_on && self.shape.faults == Faults::All && self.choices.one_in(4) {
             return;
+        }
+        if self.is_printed {
+            println!("{number}: hears of {:?}", freed.iter().collect::<Vec<_>>());
         }
         let freed = capacity(&mut self.store, &freed);
         let instance = &self.instances[number];
@@ -417,14 +497,11 @@ impl World {
 
     /// Releases a ticket.
     fn release(&mut self, number: usize) {
-        let tickets: Vec<ReleaseTicket> = self
-            .store
-            .tickets()
-            .map(|ticket| ReleaseTicket { ticket_id: ticket.id, user: ticket.user.clone(), em: ticket.em.clone() })
-            .collect();
-        if let Some(released) = self.random.of(&tickets) {
-            self.submit_release(number, released);
-        }
+        let tickets: Vec<Uuid> = self.store.tickets().map(|ticket| ticket.id).collect();
+        let chosen = self.choices.of(&tickets);
+        let Some(ticket) = self.store.tickets().find(|ticket| Some(ticket.id) == chosen) else { return };
+        let released = ReleaseTicket { ticket_id: ticket.id, user: ticket.user.clone(), em: ticket.em.clone() };
+        self.submit_release(number, released);
     }
 
     fn submit_release(&mut self, number: usize, released: ReleaseTicket) {
@@ -434,80 +511,13 @@ impl World {
         self.notify(number);
     }
 
-    fn submit_operation(&mut self, number: usize, operation: Operation) {
+    pub fn submit_operation(&mut self, number: usize, operation: Operation) {
         let queued = QueuedOperation { operation, patience: Patience::Deadline, call: None };
         self.instances[number].queues.push(OperationClass::Called, 1, queued);
     }
 
-    /// A fault: a crash of an instance, a caller that leaves, a key that another program owns for some time, a drain, or an
-    /// instance that others take for dead.
-    fn disturb(&mut self, number: usize) {
-        match self.random.below(13) {
-            8 | 9 => {
-                let Some(em) = self.random.of(&self.ems) else { return };
-                let reason = Name::parse("reason", "disk").unwrap();
-                self.submit_operation(number, Operation::Drain(DrainEm { em, reason }));
-            }
-            10 => {
-                let Some(em) = self.random.of(&self.ems) else { return };
-                self.submit_operation(number, Operation::Resume(ResumeEm { em, reason: None }));
-            }
-            11 => {
-                let freed = self.store.sweep(self.instances[number].id);
-                self.publish(None, &freed);
-            }
-            12 => self.shut_down(number),
-            0 => {
-                let dead = self.instances.swap_remove(number);
-                self.add_instance();
-                let freed = self.store.sweep(dead.id);
-                self.publish(None, &freed);
-            }
-            1..=3 => {
-                let calls: Vec<u64> = self.instances[number].calls.keys().copied().collect();
-                let Some(call) = self.random.of(&calls) else { return };
-                if let Some(Call { handle, .. }) = self.instances[number].calls.remove(&call) {
-                    self.end(number, handle);
-                    self.notify(number);
-                }
-            }
-            4 | 5 => {
-                if let Some(em) = self.random.of(&self.ems) {
-                    self.store.contended.insert(em);
-                }
-            }
-            _ => {
-                self.store.contended.pop_first();
-                self.learn_contention(number);
-            }
-        }
-    }
-
-    /// Ends all sleeping and pausing requests of an instance.
-    fn shut_down(&mut self, number: usize) {
-        let rests = |call: &Call| matches!(call.action, Some(Action::Wait | Action::Pause));
-        let calls = &self.instances[number].calls;
-        let calls: Vec<u64> = calls.iter().filter(|(_, call)| rests(call)).map(|(number, _)| *number).collect();
-        calls.into_iter().for_each(|call| self.step(number, call, Some(Event::Woken(WaitResult::Stopping))));
-    }
-
-    /// An instance finds out which keys are free again.
-    fn learn_contention(&mut self, number: usize) {
-        let instance = &self.instances[number];
-        let free: Vec<EmInstance> =
-            instance.contended.borrow().iter().filter(|em| !self.store.contended.contains(em)).cloned().collect();
-        for em in &free {
-            instance.contended.borrow_mut().remove(em);
-            instance.view.borrow_mut().note_held(em, false);
-        }
-        if !free.is_empty() {
-            instance.waiters.borrow_mut().wake_anywhere();
-        }
-        self.notify(number);
-    }
-
     /// Sends freed capacity to all instances except `from`, which has woken its waiters already.
-    fn publish(&mut self, from: Option<usize>, freed: &FreedKeys) {
+    pub fn publish(&mut self, from: Option<usize>, freed: &FreedKeys) {
         if freed.is_empty() {
             return;
         }
@@ -518,13 +528,28 @@ impl World {
         }
     }
 
-    fn notify(&mut self, number: usize) {
+    pub fn notify(&mut self, number: usize) {
         let instance = &mut self.instances[number];
         for call in instance.waiters.get_mut().take_woken() {
             if let Some(call) = instance.calls.get_mut(&call) {
                 call.handle.is_notified = true;
             }
         }
+    }
+
+    fn now(&self) -> Instant {
+        self.start + Duration::from_millis(self.steps)
+    }
+}
+
+/// Returns an action as text.
+fn named(action: &Action<SimError>) -> String {
+    match action {
+        Action::Check(request, _) => format!("check at {}", request.em),
+        Action::Commit(request, patience, _) => {
+            format!("commit at {}, {patience:?}, {:?}", request.em, request.ask.resource)
+        }
+        action => format!("{action:?}"),
     }
 }
 
@@ -553,7 +578,17 @@ fn em(host: &str) -> EmInstance {
     EmInstance::parse("em", "ecm", host).unwrap()
 }
 
-fn spec(ticket_id: Uuid, cores: i64) -> Arc<RequestSpec> {
+fn amount(choices: &mut Choices) -> i64 {
+    i64::try_from(choices.below(4)).unwrap()
+}
+
+/// Chooses what a request needs: cores, memory, or both.
+fn requested(choices: &mut Choices) -> Resource {
+    let (memory, cores) = (amount(choices), amount(choices));
+    Resource::load(memory, if memory == 0 { cores.max(1) } else { cores }).unwrap()
+}
+
+fn spec(ticket_id: Uuid, resource: Resource) -> Arc<RequestSpec> {
     let name = |text| Name::parse("name", text).unwrap();
     Arc::new(RequestSpec {
         principal: Principal::Anonymous,
@@ -561,7 +596,7 @@ fn spec(ticket_id: Uuid, cores: i64) -> Arc<RequestSpec> {
         user: name("hadoop"),
         creator: name("IDE"),
         engine_type: String::new(),
-        resource: Resource::cpu(cores).unwrap(),
+        resource,
         labels: Default::default(),
         selector: Default::default(),
         caps: Default::default(),

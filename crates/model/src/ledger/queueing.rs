@@ -7,7 +7,7 @@ use super::{
     super::{
         assessment::BlockedRequest,
         operation::{Outcome, PlacedRequest, QueuedOutcome, Rejection},
-        wait_queue::{QueuePosition, WaitKeys},
+        wait_queue::{QueuePosition, WaitKey, WaitKeys},
     },
     EnqueuedDelta, Ledger, RequeuedDelta,
 };
@@ -59,17 +59,23 @@ impl Ledger {
         Outcome::Waiting(Box::new(QueuedOutcome { position, wait_keys, refusal }))
     }
 
-    /// Removes the queue entries of a request, if any. Frees its reservation at all keys except `stays_at`, where its
-    /// ticket now counts.
+    /// Removes the queue entries of a request, if any. Frees its reservation at all keys except `stays_at`, where its ticket now
+    /// counts, if the ticket uses all of it: a request can be granted as a smaller spec.
     pub(super) fn dequeue(&mut self, op: &PlacedRequest, stays_at: WaitKeys) {
         let Some(position) = op.position() else { return };
-        let wait_keys = self.line.line.keys_of(position);
+        let line = &mut self.line.line;
+        let wait_keys = line.keys_of(position);
         if wait_keys.is_empty() {
             return;
         }
-        self.line.line.remove(position);
+        let is_used = |wait_key: &WaitKey| {
+            let reserved = line.reserved_by(wait_key, position);
+            stays_at.contains_key(wait_key)
+                && reserved.is_none_or(|reserved| reserved.not_more_than(&op.ask.resource) == Ok(true))
+        };
+        let left: Vec<WaitKey> = wait_keys.into_keys().filter(|wait_key| !is_used(wait_key)).collect();
+        line.remove(position);
         self.deltas.left_line.push(position.ticket_id());
-        let left = wait_keys.into_keys().filter(|wait_key| !stays_at.contains_key(wait_key));
-        left.for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
+        left.into_iter().for_each(|wait_key| self.deltas.freed.add(wait_key, 1));
     }
 }

@@ -4,7 +4,7 @@
 //! Sizes that did not fit are remembered until a member gains capacity. Caller: the cluster view.
 
 use std::{
-    collections::{BTreeMap, BTreeSet, HashMap, HashSet},
+    collections::{BTreeMap, BTreeSet, HashMap},
     ops::Bound,
 };
 
@@ -32,7 +32,7 @@ pub(super) struct CandidateId(pub u32);
 /// further orders, which spare the dimensions that a request does not need.
 #[derive(Debug, Default)]
 pub(super) struct CandidateGroup {
-    members: HashSet<CandidateId>,
+    members: BTreeSet<CandidateId>,
     /// Capacity of the members per dimension: sum, and amount of each member.
     capacity: BTreeMap<Dimension, GroupCapacity>,
     /// Available members by sort order.

@@ -11,7 +11,7 @@
 
 use std::{
     collections::{BTreeMap, HashMap, HashSet},
-    hash::{BuildHasher as _, RandomState},
+    hash::{BuildHasher as _, DefaultHasher, Hash as _, Hasher as _, RandomState},
 };
 
 use super::{
@@ -46,7 +46,7 @@ const FIRST_TOUCH: u64 = 1 << 40;
 type Label = (String, String);
 
 /// Cluster view: all EMs as last observed, indexed for searches.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ClusterView {
     hosts: CandidateTable,
     /// Pools by reserved labels; EMs without reserved labels are under the empty list.
@@ -57,8 +57,8 @@ pub struct ClusterView {
     held: HashSet<EmInstance>,
     /// Number of selections and observations of EMs.
     touches: u64,
-    /// Random order of the EMs that were never selected; differs between views.
-    order: RandomState,
+    /// Seed of the order of the EMs that were never selected; differs between views.
+    seed: u64,
     /// Number of the latest survey.
     survey: u64,
     /// EMs that may have assumed grants.
@@ -87,7 +87,28 @@ pub struct SurveyedEm {
 /// Policies by application name of the EMs.
 pub type Policies = BTreeMap<Name, Policy>;
 
+impl Default for ClusterView {
+    fn default() -> Self {
+        Self::seeded(RandomState::new().hash_one(0))
+    }
+}
+
 impl ClusterView {
+    /// Creates an empty view. Views with equal seeds order EMs that were never selected alike.
+    pub fn seeded(seed: u64) -> Self {
+        Self {
+            hosts: CandidateTable::default(),
+            pools: BTreeMap::new(),
+            labelled: HashMap::new(),
+            label_sets: LabelSets::default(),
+            held: HashSet::new(),
+            touches: 0,
+            seed,
+            survey: 0,
+            assumed: HashSet::new(),
+        }
+    }
+
     /// Returns the number of EMs.
     pub fn len(&self) -> usize {
         self.hosts.len()
@@ -114,7 +135,7 @@ impl ClusterView {
         let (is_known, told) = (known.is_some(), of_registration.map(|known| (known.condition, known.reported)));
         self.remove(&em.instance);
         if em.is_registered() {
-            let touched = if is_known { self.touch() } else { self.order.hash_one(&em.instance) % FIRST_TOUCH };
+            let touched = if is_known { self.touch() } else { self.first_touch(&em.instance) };
             // An EM with contradictory amounts is never proposed. Requests that name it get the error.
             let (condition, reported) = told.unwrap_or_default();
             if let Ok(mut host) = Candidate::new(em, condition, touched, self.survey) {
@@ -301,6 +322,13 @@ impl ClusterView {
             };
         });
         matching
+    }
+
+    /// Returns the position of an EM among those that were never selected.
+    fn first_touch(&self, em: &EmInstance) -> u64 {
+        let mut hasher = DefaultHasher::new();
+        (self.seed, em).hash(&mut hasher);
+        hasher.finish() % FIRST_TOUCH
     }
 
     fn touch(&mut self) -> u64 {

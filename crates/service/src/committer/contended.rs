@@ -1,15 +1,11 @@
-//! Contended-key queues (lanes): operations whose lock key another transaction or a hold owns.
+//! Contended-key queues (lanes): the tasks that wait for contended keys and commit what is queued there.
 //!
-//! Each contended key has one queue and one task. The task waits for the key on its own connection, then commits the queued
-//! operations as one batch. New operations on the key are routed here, so that batches meet a contended key only once. An
-//! operation that can be tried on another EM waits for one turn at most, and ends as `Outcome::Contended`. A queue stays open until
-//! its key is free, so that placement avoids the EM; one task polls the keys of all queues without operations.
+//! `rm_engine::contended_keys` has the operations of each key. Each key has one task, which waits for the key on its own
+//! connection, then commits the queued operations as one batch. One task polls the keys of all queues without operations.
 //!
-//! Invariant: an operation is in exactly one of: commit queue, batch, contended-key queue.
 //! Never: waits for a key while it owns another one. Caller: the committer's run loop.
 
 use std::{
-    collections::{BTreeSet, HashMap, hash_map::Entry},
     sync::{
         Arc, Mutex, MutexGuard,
         atomic::{AtomicBool, Ordering},
@@ -23,9 +19,8 @@ use tokio::{
 };
 
 use crate::{admission::StateCache, error::Error, lock::lock, tasks::InstanceTasks, waiting::LocalWaitQueue};
-use rm_engine::commit_queue::BATCH_COST_MAX;
+use rm_engine::contended_keys::{ContendedKeys, KeyEffects, KeyTask, KeyWaiter};
 use rm_model::{
-    em::EmInstance,
     limit::Limits,
     operation::{LockKey, Outcome},
 };
@@ -62,105 +57,8 @@ const WATCH_POLL: Duration = Duration::from_millis(500);
 /// Pause of a queue after a database error.
 const ERROR_PAUSE: Duration = Duration::from_millis(500);
 
-/// Maximum number of operations in one queue while requests can enter. The bound keeps one contended key from using all
-/// permits.
-const LANE_REQUESTS_MAX: usize = 1024;
-
-/// The operations that wait for one contended key.
-struct ContendedQueue {
-    /// The EM of the key; `None` for a user key.
-    em: Option<EmInstance>,
-    waiting: Vec<QueuedOperation>,
-    /// Whether the key was contended at the end of the last turn.
-    is_held: bool,
-    /// Whether an operation ended as contended.
-    is_watched: bool,
-    /// Notifies the task that an empty queue has an operation, or will stay empty.
-    stirred: Arc<Notify>,
-}
-
-impl ContendedQueue {
-    fn new(key: &LockKey, waiting: Vec<QueuedOperation>) -> Self {
-        let em = match key {
-            LockKey::Em(em) => Some(em.clone()),
-            LockKey::User(_) => None,
-        };
-        Self { em, waiting, is_held: false, is_watched: false, stirred: Arc::default() }
-    }
-
-    /// Whether an operation can fail early because its EM is contended and another EM can be tried.
-    fn may_go(&self, pending: &QueuedOperation) -> bool {
-        self.em.is_some() && pending.patience.has_given_up()
-    }
-
-    /// Adds an operation. Fails it instead if another EM can be tried, or if it is a request and the queue is full.
-    fn join(&mut self, pending: QueuedOperation, seen: &StateCache) {
-        let is_full = pending.operation.request().is_some() && self.waiting.len() >= LANE_REQUESTS_MAX;
-        if self.may_go(&pending) && (self.is_held || is_full) {
-            // A full queue counts as contended.
-            self.set_held(true, seen);
-            self.send_elsewhere(pending);
-        } else if is_full {
-            // A caller that is gone needs no reply.
-            pending.reply(Err(Error::Overloaded));
-        } else {
-            if self.waiting.is_empty() {
-                self.stirred.notify_one();
-            }
-            if self.is_held {
-                pending.progress.set_contended(true);
-            }
-            self.waiting.push(pending);
-        }
-    }
-
-    /// Fails an operation so that its caller tries another EM. The transaction of the operation never began or was rolled back.
-    fn send_elsewhere(&mut self, pending: QueuedOperation) {
-        self.is_watched = true;
-        pending.reply(Ok(Outcome::Contended));
-    }
-
-    /// Records the lock state of the key for placement, if it changed. Returns whether it changed.
-    fn set_held(&mut self, is_held: bool, seen: &StateCache) -> bool {
-        let is_new = self.is_held != is_held;
-        self.is_held = is_held;
-        if let (true, Some(em)) = (is_new, &self.em) {
-            seen.note_held(em, is_held);
-        }
-        is_new
-    }
-
-    /// Records the lock state of the key: first for placement, then for the operations. Fails the operations that can be tried
-    /// on another EM while the key is contended. Returns whether a contended EM became free.
-    fn note_held(&mut self, is_held: bool, seen: &StateCache) -> bool {
-        let is_new = self.set_held(is_held, seen);
-        self.waiting.iter().for_each(|pending| pending.progress.set_contended(is_held));
-        if !is_held {
-            self.is_watched = false;
-            return is_new && self.em.is_some();
-        }
-        let waiting = std::mem::take(&mut self.waiting).into_iter();
-        let (may_go, stay): (Vec<_>, Vec<_>) = waiting.partition(|pending| self.may_go(pending));
-        self.waiting = stay;
-        may_go.into_iter().for_each(|pending| self.send_elsewhere(pending));
-        false
-    }
-
-    /// Whether the queue is empty, but stays open because its contended key made operations fail.
-    fn is_only_watched(&self) -> bool {
-        self.is_held && self.is_watched && self.waiting.is_empty()
-    }
-}
-
-/// Next action of a queue's task.
-enum ContendedQueueTask {
-    /// Run a turn: operations wait.
-    Turn,
-    /// Poll the key: operations failed because it is contended.
-    Watch,
-    /// Close the queue.
-    Nothing,
-}
+type Keys = ContendedKeys<QueuedOperation, Arc<Notify>>;
+type Effects = KeyEffects<QueuedOperation, Arc<Notify>>;
 
 /// All open contended-key queues.
 pub(super) struct ContendedQueues {
@@ -170,7 +68,7 @@ pub(super) struct ContendedQueues {
     seen: StateCache,
     /// The waiting requests of this instance.
     line: LocalWaitQueue,
-    open: Mutex<HashMap<LockKey, ContendedQueue>>,
+    open: Mutex<Keys>,
     /// Whether the committer has stopped, so that no operation arrives any more.
     is_closing: AtomicBool,
     active: Semaphore,
@@ -200,48 +98,87 @@ impl ContendedQueues {
 
     /// Moves operations with an open queue into it. Returns the other operations.
     pub fn divert(&self, arrived: impl Iterator<Item = QueuedOperation>) -> Vec<QueuedOperation> {
-        let mut open = self.open();
-        if open.is_empty() {
-            return arrived.collect();
-        }
-        let mut others = Vec::new();
-        for mut pending in arrived {
-            let key = pending.operation.lock_keys(true).find(|key| open.contains_key(key));
-            match key.and_then(|key| open.get_mut(&key)) {
-                Some(lane) => {
-                    pending.waits = Some(self.metrics.committer.contended());
-                    pending.trace.contended();
-                    lane.join(pending, &self.seen);
-                }
-                None => others.push(pending),
+        self.change(|keys, effects| {
+            if keys.is_empty() {
+                return arrived.collect();
             }
-        }
-        others
+            let mut others = Vec::new();
+            for mut pending in arrived {
+                match pending.operation.lock_keys(true).find(|key| keys.contains(key)) {
+                    Some(key) => {
+                        pending.trace.contended();
+                        self.join(keys, &key, pending, effects);
+                    }
+                    None => others.push(pending),
+                }
+            }
+            others
+        })
     }
 
     /// Adds operations to the queue of `key`. Opens the queue, with `limits` as the last known limits, if it is not open.
-    pub fn queue(self: &Arc<Self>, key: LockKey, mut operations: Vec<QueuedOperation>, limits: &Arc<Limits>) {
-        operations.iter_mut().for_each(|pending| pending.waits = Some(self.metrics.committer.contended()));
-        match self.open().entry(key) {
-            Entry::Occupied(mut lane) => {
-                operations.into_iter().for_each(|pending| lane.get_mut().join(pending, &self.seen));
-            }
-            Entry::Vacant(place) => {
-                tracing::info!(
-                    key = ?place.key(), operations = operations.len(),
-                    "another transaction or a hold owns a resource lock"
-                );
-                let key = place.key().clone();
-                let stirred = place.insert(ContendedQueue::new(&key, operations)).stirred.clone();
-                self.tasks.spawn(self.clone().serve(key, limits.clone(), stirred));
-            }
+    pub fn queue(self: &Arc<Self>, key: &LockKey, operations: Vec<QueuedOperation>, limits: &Arc<Limits>) {
+        let count = operations.len();
+        let opened = self.change(|keys, effects| {
+            let opened = keys.open(key, Arc::default());
+            operations.into_iter().for_each(|pending| self.join(keys, key, pending, effects));
+            opened
+        });
+        if let Some(stirred) = opened {
+            tracing::info!(?key, operations = count, "another transaction or a hold owns a resource lock");
+            self.tasks.spawn(self.clone().serve(key.clone(), limits.clone(), stirred));
         }
+    }
+
+    fn join(&self, keys: &mut Keys, key: &LockKey, mut pending: QueuedOperation, effects: &mut Effects) {
+        pending.waits = Some(self.metrics.committer.contended());
+        if keys.is_contended(key) {
+            pending.progress.set_contended(true);
+        }
+        let waiter = KeyWaiter {
+            cost: pending.operation.cost(),
+            is_request: pending.operation.request().is_some(),
+            until: pending.patience.until.into_std(),
+            leaves_at: pending.patience.goes_at.map(Instant::into_std),
+            operation: pending,
+        };
+        keys.join(key, waiter, Instant::now().into_std(), effects);
+    }
+
+    /// Changes the queues, then carries out what follows: first for placement, then for the operations.
+    fn change<R>(&self, change: impl FnOnce(&mut Keys, &mut Effects) -> R) -> R {
+        let mut effects = Effects::default();
+        let result = {
+            let mut keys = self.open();
+            let result = change(&mut keys, &mut effects);
+            // Within the lock, so that placement has the changes of a key in their order.
+            effects.ems.iter().for_each(|(em, is_contended)| self.seen.note_held(em, *is_contended));
+            result
+        };
+        let is_any_free = effects.ems.iter().any(|(_, is_contended)| !is_contended);
+        // The transaction of an operation that leaves never began or was rolled back. Callers that are gone need no reply.
+        for pending in effects.elsewhere {
+            pending.reply(Ok(Outcome::Contended));
+        }
+        for pending in effects.rejected {
+            pending.reply(Err(Error::Overloaded));
+        }
+        for pending in effects.overdue {
+            // The caller could not cancel: the operation seemed to run at its deadline.
+            let error = pending.progress.timeout();
+            pending.reply(Err(error));
+        }
+        effects.notified.iter().for_each(|task| task.notify_one());
+        if is_any_free {
+            self.line.contention_ended();
+        }
+        result
     }
 
     /// Ends the polling of empty queues at shutdown. Queued operations are still applied.
     pub fn close(&self) {
         self.is_closing.store(true, Ordering::Release);
-        self.open().values().for_each(|lane| lane.stirred.notify_one());
+        self.open().tasks().for_each(|task| task.notify_one());
     }
 
     /// Runs the task of one queue until the queue closes.
@@ -249,17 +186,17 @@ impl ContendedQueues {
         let session = self.store.lane_session();
         let mut worker = Worker::new(session, self.answers(), self.metrics.clone(), limits);
         loop {
-            match self.need(&key) {
-                ContendedQueueTask::Turn => {
+            match self.next_task(&key) {
+                KeyTask::Turn => {
                     let pause = self.take_turn(&mut worker, &key).await;
                     // A new operation in an empty queue ends the pause early.
                     let _ = tokio::time::timeout(pause, stirred.notified()).await;
                 }
-                ContendedQueueTask::Watch => {
+                KeyTask::Watch => {
                     worker.session().give_back().await;
                     self.watch(&stirred).await;
                 }
-                ContendedQueueTask::Nothing => return worker.session().give_back().await,
+                KeyTask::End => return worker.session().give_back().await,
             }
         }
     }
@@ -276,9 +213,10 @@ impl ContendedQueues {
         match self.obstacle(worker, key).await {
             Ok(LockConflict::None) => {
                 self.note_held([key], false);
-                let batch = self.take(key);
+                let mut batch = self.open().take(key);
+                batch.iter_mut().for_each(|pending| pending.waits = None);
                 for (key, operations) in worker.commit(batch).await {
-                    self.queue(key, operations, &worker.limits());
+                    self.queue(&key, operations, &worker.limits());
                 }
                 Duration::ZERO
             }
@@ -304,7 +242,7 @@ impl ContendedQueues {
             after = self.watching.lock() => after,
         };
         while tokio::time::timeout(WATCH_POLL, stirred.notified()).await.is_err() {
-            let watched = self.watched();
+            let watched = self.open().watched();
             let looked = async {
                 let mut connection = self.store.pool().await?.acquire().await?;
                 resource_lock::unlocked(&mut connection, watched, &mut after).await
@@ -318,11 +256,6 @@ impl ContendedQueues {
                 }
             }
         }
-    }
-
-    /// The keys of the empty queues that stay open.
-    fn watched(&self) -> BTreeSet<LockKey> {
-        self.open().iter().filter(|(_, lane)| lane.is_only_watched()).map(|(key, _)| key.clone()).collect()
     }
 
     /// Waits for the key up to one turn and returns the conflict that remains.
@@ -352,66 +285,27 @@ impl ContendedQueues {
 
     /// Number of queues that take turns, at least one.
     fn count(&self) -> u32 {
-        let count = self.open().values().filter(|lane| !lane.is_only_watched()).count();
-        u32::try_from(count).unwrap_or(u32::MAX).max(1)
+        u32::try_from(self.open().turns()).unwrap_or(u32::MAX).max(1)
     }
 
-    /// Records the lock state of `keys`. Wakes the waiting requests without an EM if a contended EM became free.
-    fn note_held<'a>(&self, keys: impl IntoIterator<Item = &'a LockKey>, is_held: bool) {
-        let (mut open, mut is_any_free) = (self.open(), false);
-        for key in keys {
-            let Some(lane) = open.get_mut(key) else { continue };
-            is_any_free |= lane.note_held(is_held, &self.seen);
-            if lane.waiting.is_empty() {
-                lane.stirred.notify_one();
+    /// Records the lock state of `keys`, for the operations that wait there and for placement.
+    fn note_held<'a>(&self, found: impl IntoIterator<Item = &'a LockKey>, is_held: bool) {
+        self.change(|keys, effects| {
+            for key in found {
+                keys.waiting(key).for_each(|pending| pending.progress.set_contended(is_held));
+                keys.found(key, is_held, Instant::now().into_std(), effects);
             }
-        }
-        drop(open);
-        if is_any_free {
-            self.line.contention_ended();
-        }
+        });
     }
 
-    /// Fails the overdue operations of a queue, drops those without a caller, and returns the next action. Closes the queue if
-    /// it has no further use.
-    fn need(&self, key: &LockKey) -> ContendedQueueTask {
-        let mut open = self.open();
-        let Some(lane) = open.get_mut(key) else { return ContendedQueueTask::Nothing };
-        let now = Instant::now();
-        let waits = std::mem::take(&mut lane.waiting).into_iter().filter(QueuedOperation::has_caller);
-        let (overdue, rest): (Vec<_>, Vec<_>) = waits.partition(|pending| pending.patience.until <= now);
-        lane.waiting = rest;
-        for pending in overdue {
-            // The caller could not cancel: the operation seemed to run at its deadline.
-            let error = pending.progress.timeout();
-            pending.reply(Err(error));
-        }
-        if !lane.waiting.is_empty() {
-            return ContendedQueueTask::Turn;
-        }
-        if lane.is_only_watched() && !self.is_closing.load(Ordering::Acquire) {
-            return ContendedQueueTask::Watch;
-        }
-        lane.set_held(false, &self.seen);
-        open.remove(key);
-        ContendedQueueTask::Nothing
+    /// Fails the overdue operations of a queue, drops those without a caller, and returns the next action.
+    fn next_task(&self, key: &LockKey) -> KeyTask {
+        let now = (Instant::now().into_std(), self.is_closing.load(Ordering::Acquire));
+        self.change(|keys, effects| keys.next_task(key, now, QueuedOperation::has_caller, effects))
     }
 
-    /// Removes the first operations of a queue, up to the cost of one batch. The queue stays open.
-    fn take(&self, key: &LockKey) -> Vec<QueuedOperation> {
-        let mut open = self.open();
-        let Some(lane) = open.get_mut(key) else { return Vec::new() };
-        let mut cost = 0;
-        let fits = |pending: &&QueuedOperation| {
-            cost += pending.operation.cost();
-            cost <= BATCH_COST_MAX
-        };
-        let count = lane.waiting.iter().take_while(fits).count();
-        lane.waiting.drain(..count).map(|pending| QueuedOperation { waits: None, ..pending }).collect()
-    }
-
-    /// Locks the map. The map stays consistent if a holder panics.
-    fn open(&self) -> MutexGuard<'_, HashMap<LockKey, ContendedQueue>> {
+    /// Locks the queues. They stay consistent if a holder panics.
+    fn open(&self) -> MutexGuard<'_, Keys> {
         lock(&self.open)
     }
 }

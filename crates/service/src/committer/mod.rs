@@ -103,11 +103,6 @@ impl LockWait {
     pub fn try_other_ems_after_pause(until: Instant) -> Self {
         Self { until, goes_at: Some(Instant::now() + HOLDER_PATIENCE) }
     }
-
-    /// Whether the operation has stopped waiting for a contended EM.
-    fn has_given_up(self) -> bool {
-        self.goes_at.is_some_and(|goes_at| goes_at <= Instant::now())
-    }
 }
 
 /// Components that are notified after each commit.
@@ -369,7 +364,7 @@ async fn run(
         batch.iter_mut().for_each(|pending| pending.waits = None);
         let batch = lanes.divert(batch.into_iter());
         for (key, operations) in worker.commit(batch).await {
-            lanes.queue(key, operations, &worker.limits());
+            lanes.queue(&key, operations, &worker.limits());
         }
     }
 }

@@ -99,7 +99,7 @@ impl Worker {
                     match self.was_committed(&transaction_id, &evidence).await {
                         Some(true) => self.committed(part.operations, *committed),
                         Some(false) => retry(part, (BatchFailure::NotCommitted, None), &mut parts, &mut aside),
-                        None => answer_all(part.operations, &Error::CommitUnknown),
+                        None => self.answers.unknown(part.operations),
                     }
                     continue;
                 }
@@ -303,6 +303,7 @@ enum Undo {
 #[derive(Clone)]
 pub(super) struct ReplyDispatcher {
     batches: mpsc::UnboundedSender<(Vec<QueuedOperation>, CommitResult)>,
+    abandoned: mpsc::UnboundedSender<Uuid>,
     own: Uuid,
 }
 
@@ -314,14 +315,29 @@ impl ReplyDispatcher {
             reason = "at most one per reply of the committer, and its queue is bounded"
         )]
         let (batches, mut committed) = mpsc::unbounded_channel();
-        let own = after_commit.line.instance_id();
+        let (own, abandoned) = (after_commit.line.instance_id(), after_commit.abandoned.clone());
         let responder = Responder { after_commit, undoing };
         tasks.spawn(async move {
             while let Some((part, committed)) = committed.recv().await {
                 responder.respond(part, committed);
             }
         });
-        Self { batches, own }
+        Self { batches, abandoned, own }
+    }
+
+    /// Replies that the result of the commit is unknown. An entry that the batch may have made leaves the queue if its caller is
+    /// gone; a caller that is there removes it itself.
+    fn unknown(&self, part: Vec<QueuedOperation>) {
+        for pending in part {
+            let waiting = pending.operation.request().filter(|request| request.wait.is_some());
+            let ticket_id = waiting.map(|request| request.ask.ticket_id);
+            if !pending.reply(Err(Error::CommitUnknown))
+                && let Some(ticket_id) = ticket_id
+            {
+                // The receiver ends only at shutdown; other instances then delete the entry.
+                let _ = self.abandoned.send(ticket_id);
+            }
+        }
     }
 
     fn committed(&self, part: Vec<QueuedOperation>, committed: CommitResult) {

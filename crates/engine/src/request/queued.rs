@@ -1,0 +1,506 @@
+//! A request in the wait queue: its entry, and its attempts after each wake-up.
+//!
+//! A request that names no EM looks for one at each wake-up; its entry stays where it is, unless its EM goes or is refused for
+//! good. A request with several specs waits with one and may be granted as another (`OtherSpecs`).
+//! Caller: `request`.
+
+use std::{collections::BTreeSet, mem};
+
+use rm_model::{
+    assessment::{BlockedRequest, Verdict},
+    em::EmInstance,
+    operation::{Outcome, PlacedRequest, Rejection},
+    refusal::Refusal,
+    wait_queue::WaitKey,
+};
+
+use super::{
+    Action, CANDIDATES_MAX, Event, Failure, InQueue, NumberedSpec, Patience, QueueStart, RequestResult, SharedState,
+    SurveyAge, WaitResult, fail, no_candidate, placed,
+};
+use crate::wake_reason::WakeReason;
+
+/// The action under way, and what follows from its result.
+#[derive(Debug)]
+enum QueueStage<E> {
+    /// The request is done.
+    Done,
+    /// The committer has the request.
+    Committing(QueueAttempt),
+    /// Sleeps.
+    Waiting,
+    /// Surveys after a wake-up, to look for an EM.
+    SurveyingToLook(WakeReason),
+    /// Checks after a wake-up whether an EM has capacity. The others were checked before.
+    CheckingCandidate { wake: WakeReason, em: EmInstance, checked: Vec<EmInstance> },
+    /// Checks after a wake-up whether the EM of the entry has capacity now.
+    CheckingHome(WakeReason),
+    /// Checks whether the request can be granted as another spec at an EM.
+    CheckingOther { em: EmInstance, search: OtherSpecs },
+    /// Surveys, to move the entry to another EM.
+    SurveyingToMove(LeaveReason),
+    /// Pauses after a failure, then looks for capacity again.
+    Pausing,
+    /// Pauses after a failure, then is submitted again. The error is the reply at the deadline.
+    PausingToCommit(E),
+}
+
+/// An attempt in the queue, with the wake-up that caused it.
+#[derive(Debug)]
+enum QueueAttempt {
+    /// At the EM of the entry without a check: to enter the queue, to move, or because capacity is about to be freed there.
+    Unchecked(Option<WakeReason>),
+    /// At the EM of the entry, after other EMs were checked.
+    Home(WakeReason),
+    /// At an EM of the cluster view. The others were checked before.
+    Candidate { wake: WakeReason, em: EmInstance, checked: Vec<EmInstance> },
+    /// As another spec.
+    Other { em: EmInstance, search: OtherSpecs },
+}
+
+impl QueueAttempt {
+    fn wake(&self) -> Option<WakeReason> {
+        match self {
+            Self::Unchecked(wake) => *wake,
+            Self::Home(wake) | Self::Candidate { wake, .. } => Some(*wake),
+            Self::Other { search, .. } => match search.then {
+                AfterOthers::Wait(again) => again,
+                AfterOthers::Forward(wake) => Some(wake),
+            },
+        }
+    }
+}
+
+/// Why an entry leaves its EM.
+#[derive(Debug)]
+enum LeaveReason {
+    /// The ledger has decided, and no entry is left.
+    Decided(Outcome),
+    /// The EM cannot be used.
+    Rejected(Box<Rejection>),
+    /// The EM is contended, and the request has no entry yet.
+    Contended,
+}
+
+/// The specs other than that of the entry, which are checked one after another.
+#[derive(Debug)]
+struct OtherSpecs {
+    then: AfterOthers,
+    /// Last event that freed capacity before the first check.
+    since: u64,
+    /// Number of the spec that is checked, among the others.
+    number: usize,
+    /// EMs at which the spec was checked.
+    checked: Vec<EmInstance>,
+    /// Keys at which the specs are short.
+    short: BTreeSet<WaitKey>,
+}
+
+/// Continuation if no other spec fits.
+#[derive(Debug)]
+enum AfterOthers {
+    /// The request sleeps, or looks at once if it has a reason.
+    Wait(Option<WakeReason>),
+    /// The wake-up is forwarded, and the request sleeps.
+    Forward(WakeReason),
+}
+
+/// A request in the wait queue.
+#[derive(Debug)]
+pub(super) struct QueuedRequest<E> {
+    stage: QueueStage<E>,
+    /// Whether the caller has named the EM.
+    is_named: bool,
+    /// The request at the EM of its entry.
+    home: PlacedRequest,
+    /// Number of the spec of the entry.
+    spec: usize,
+    /// The specs that may be granted instead.
+    others: Vec<NumberedSpec>,
+    /// The last refusal.
+    refusal: Option<Box<Refusal>>,
+    /// Number of attempts in a row that met a contended EM.
+    contended: usize,
+}
+
+impl<E> QueuedRequest<E> {
+    /// Creates a request that has a permit to wait, and no entry yet.
+    pub fn new(QueueStart { em, spec, others, is_named }: QueueStart) -> Self {
+        Self {
+            stage: QueueStage::Done,
+            is_named,
+            home: placed(em, &spec.ask),
+            spec: spec.number,
+            others,
+            refusal: None,
+            contended: 0,
+        }
+    }
+
+    pub fn stage(&self) -> &'static str {
+        match self.stage {
+            QueueStage::Done => "Done",
+            QueueStage::Committing(_) => "CommittingQueued",
+            QueueStage::Waiting => "Waiting",
+            QueueStage::SurveyingToLook(_) => "SurveyingToLook",
+            QueueStage::CheckingCandidate { .. } => "CheckingCandidate",
+            QueueStage::CheckingHome(_) => "CheckingHome",
+            QueueStage::CheckingOther { .. } => "CheckingOther",
+            QueueStage::SurveyingToMove(_) => "SurveyingToMove",
+            QueueStage::Pausing => "Pausing",
+            QueueStage::PausingToCommit(_) => "PausingToCommit",
+        }
+    }
+
+    /// Continues after a result; `None` if it does not belong to the stage.
+    pub fn step(&mut self, event: Event<E>, shared: &mut impl SharedState) -> Option<Action<E>> {
+        use QueueStage as Stage;
+        Some(match (mem::replace(&mut self.stage, Stage::Done), event) {
+            (Stage::Committing(attempt), Event::Committed(result)) => self.committed(attempt, result, shared),
+            (Stage::Waiting | Stage::Pausing, Event::Woken(WaitResult::Look(wake))) => self.look(wake, shared),
+            (Stage::PausingToCommit(_), Event::Woken(WaitResult::Look(_))) => self.enter(shared),
+            (Stage::Waiting | Stage::Pausing, Event::Woken(WaitResult::DeadlinePassed)) => self.deadline_passed(None),
+            (Stage::PausingToCommit(error), Event::Woken(WaitResult::DeadlinePassed)) => {
+                self.deadline_passed(Some(error))
+            }
+            (Stage::Waiting | Stage::Pausing | Stage::PausingToCommit(_), Event::Woken(WaitResult::Stopping)) => {
+                Action::Reply(RequestResult::Stopping)
+            }
+            (Stage::SurveyingToLook(wake), Event::Surveyed(Ok(()))) => self.check_candidate(wake, Vec::new(), shared),
+            (Stage::SurveyingToLook(_), Event::Surveyed(Err(Failure::Transient(_)))) => self.pause(),
+            (Stage::SurveyingToMove(reason), Event::Surveyed(Ok(()))) => self.move_entry(reason, shared),
+            (Stage::SurveyingToLook(_) | Stage::SurveyingToMove(_), Event::Surveyed(Err(failure))) => fail(failure),
+            (Stage::CheckingHome(wake), Event::Checked(result)) => self.checked_home(wake, result, shared),
+            (Stage::CheckingCandidate { wake, em, mut checked }, Event::Checked(result)) => match result {
+                Ok(Verdict::Fits) => self.submit(QueueAttempt::Candidate { wake, em, checked }, shared),
+                _ => {
+                    shared.release_assumption(&em);
+                    checked.push(em);
+                    self.check_candidate(wake, checked, shared)
+                }
+            },
+            (Stage::CheckingOther { em, search }, Event::Checked(result)) => {
+                self.checked_other(em, search, result, shared)
+            }
+            _ => return None,
+        })
+    }
+
+    /// Submits the request at the EM of its entry, to enter the queue or to stay in it.
+    pub fn enter(&mut self, shared: &impl SharedState) -> Action<E> {
+        self.submit(QueueAttempt::Unchecked(None), shared)
+    }
+
+    /// Submits the request. The entry stays unchanged if an attempt on another EM or as another spec fails.
+    fn submit(&mut self, attempt: QueueAttempt, shared: &impl SharedState) -> Action<E> {
+        let home = &self.home;
+        // A request without a named EM does not wait for contended EMs, unless it has no entry and all its EMs are contended.
+        let is_stuck = || self.contended > 0 && !shared.has_entry() && shared.is_contended(&home.em);
+        let patience = match self.is_named {
+            true => Patience::Deadline,
+            false if is_stuck() => Patience::OtherEmsAfterPause,
+            false => Patience::OtherEms,
+        };
+        let mut request = PlacedRequest { wait: None, ..home.clone() };
+        let mut is_elsewhere = false;
+        match &attempt {
+            QueueAttempt::Unchecked(_) | QueueAttempt::Home(_) => {}
+            QueueAttempt::Candidate { em, .. } => {
+                is_elsewhere = *em != home.em;
+                request.em = em.clone();
+            }
+            QueueAttempt::Other { em, search } => {
+                is_elsewhere = true;
+                let ask = self.others.get(search.number).map_or(&home.ask, |other| &other.ask);
+                request = placed(em.clone(), ask);
+            }
+        }
+        self.stage = QueueStage::Committing(attempt);
+        Action::Commit(request, patience, Some(InQueue { is_elsewhere }))
+    }
+
+    /// Continues after an attempt.
+    fn committed(
+        &mut self,
+        attempt: QueueAttempt,
+        result: Result<Outcome, Failure<E>>,
+        shared: &mut impl SharedState,
+    ) -> Action<E> {
+        let has_entry = shared.has_entry();
+        match result {
+            Ok(Outcome::Waiting(entry)) => {
+                self.contended = 0;
+                if let Some(wake) = attempt.wake() {
+                    shared.count_check(wake);
+                }
+                shared.update_entry(&entry);
+                self.refusal = Some(Box::new(entry.refusal));
+                self.stayed_queued(attempt, shared)
+            }
+            Ok(outcome @ Outcome::Granted(_)) => {
+                let spec = match attempt {
+                    QueueAttempt::Other { search, .. } => self.others.get(search.number).map(|other| other.number),
+                    _ => None,
+                };
+                shared.granted();
+                Action::Reply(RequestResult::Decided { outcome, spec: spec.unwrap_or(self.spec) })
+            }
+            Ok(Outcome::Contended) if has_entry => {
+                let wake = attempt.wake().unwrap_or(WakeReason::NEWS);
+                self.contended += 1;
+                let again = match self.contended < CANDIDATES_MAX {
+                    // Another EM may have capacity.
+                    true => Some(wake.handed_on()),
+                    false => {
+                        self.contended = 0;
+                        shared.forward_wake(wake);
+                        None
+                    }
+                };
+                match attempt {
+                    QueueAttempt::Other { .. } => self.sleep(again, shared),
+                    _ => self.check_others(AfterOthers::Wait(again), shared),
+                }
+            }
+            Ok(Outcome::Contended) => {
+                self.contended += 1;
+                self.leave(LeaveReason::Contended, shared)
+            }
+            Ok(outcome) => {
+                shared.mark_removed();
+                self.leave(LeaveReason::Decided(outcome), shared)
+            }
+            // The instance missed its renewals and lost its entries. The request enters at the end of the queue.
+            Err(Failure::Rejected(rejection)) if *rejection == Rejection::PlaceLost => {
+                shared.mark_removed();
+                self.enter(shared)
+            }
+            Err(Failure::Rejected(rejection)) if rejection.is_of_em() => {
+                self.leave(LeaveReason::Rejected(rejection), shared)
+            }
+            // A queued request survives a short outage.
+            Err(Failure::Transient(error)) if has_entry => {
+                self.stage = QueueStage::PausingToCommit(error);
+                Action::Pause
+            }
+            Err(failure) => fail(failure),
+        }
+    }
+
+    /// Continues after an attempt that was not granted: with the next EM or spec, or by sleeping.
+    fn stayed_queued(&mut self, attempt: QueueAttempt, shared: &mut impl SharedState) -> Action<E> {
+        match attempt {
+            QueueAttempt::Candidate { wake, em, mut checked } => {
+                checked.push(em);
+                self.check_candidate(wake, checked, shared)
+            }
+            QueueAttempt::Other { em, mut search } => {
+                search.checked.push(em);
+                self.check_other(search, shared)
+            }
+            // Only the EM of the entry was tried. Capacity at another one may have been freed before the request had an entry, or
+            // together with what it was submitted for.
+            QueueAttempt::Unchecked(wake) if !self.is_named && shared.best_candidate(&self.home.ask, &[]).is_some() => {
+                let again = wake.map_or(WakeReason::ENTRY, WakeReason::handed_on);
+                self.check_others(AfterOthers::Wait(Some(again)), shared)
+            }
+            QueueAttempt::Unchecked(None) => self.check_others(AfterOthers::Wait(None), shared),
+            QueueAttempt::Unchecked(Some(wake)) | QueueAttempt::Home(wake) => {
+                self.check_others(AfterOthers::Forward(wake), shared)
+            }
+        }
+    }
+
+    /// Moves the entry to another EM if the request names none.
+    fn leave(&mut self, reason: LeaveReason, shared: &mut impl SharedState) -> Action<E> {
+        match self.is_named {
+            true => self.stay(reason, shared),
+            false => self.survey(SurveyAge::Fresh, QueueStage::SurveyingToMove(reason)),
+        }
+    }
+
+    fn move_entry(&mut self, reason: LeaveReason, shared: &mut impl SharedState) -> Action<E> {
+        let home = &mut self.home;
+        let nearest = shared.nearest_fit(&home.ask).filter(|em| *em != home.em);
+        let em = match reason {
+            LeaveReason::Contended => shared.best_candidate(&home.ask, &[]).or(nearest),
+            LeaveReason::Decided(_) | LeaveReason::Rejected(_) => nearest,
+        };
+        match em {
+            Some(em) => {
+                home.em = em;
+                self.enter(shared)
+            }
+            None => self.stay(reason, shared),
+        }
+    }
+
+    /// Ends a request that finds no other EM. A request that only met a contended EM tries it again.
+    fn stay(&mut self, reason: LeaveReason, shared: &mut impl SharedState) -> Action<E> {
+        match reason {
+            LeaveReason::Contended => self.enter(shared),
+            LeaveReason::Decided(outcome) => Action::Reply(RequestResult::Decided { outcome, spec: self.spec }),
+            LeaveReason::Rejected(rejection) if rejection.is_draining() && !self.is_named => {
+                no_candidate(&self.home.ask, shared)
+            }
+            LeaveReason::Rejected(rejection) => Action::Reply(RequestResult::Rejected(rejection)),
+        }
+    }
+
+    /// Sleeps, or looks at once if there is a reason.
+    fn sleep(&mut self, again: Option<WakeReason>, shared: &mut impl SharedState) -> Action<E> {
+        match again {
+            Some(wake) => self.look(wake, shared),
+            None => {
+                self.stage = QueueStage::Waiting;
+                Action::Wait
+            }
+        }
+    }
+
+    /// Checks whether the request can be granted now.
+    fn look(&mut self, wake: WakeReason, shared: &mut impl SharedState) -> Action<E> {
+        if wake.is_coming {
+            return self.submit(QueueAttempt::Unchecked(Some(wake)), shared);
+        }
+        if self.is_named {
+            match shared.observed_verdict(&self.home) {
+                // The ledger would find the same result as a check.
+                Some(Verdict::Fits) => return self.submit(QueueAttempt::Home(wake), shared),
+                // The observed state is as new as the wake-up.
+                Some(Verdict::Refused(short)) if !wake.is_news && is_unchanged(shared, &short) => {
+                    return self.check_others(AfterOthers::Forward(wake), shared);
+                }
+                _ => {}
+            }
+        }
+        shared.count_check(wake);
+        match self.is_named {
+            true => self.check_home(wake),
+            false => self.survey(SurveyAge::Recent, QueueStage::SurveyingToLook(wake)),
+        }
+    }
+
+    /// Checks the next EM by the cluster view, which counts the request there, so that concurrent waiters select different EMs.
+    fn check_candidate(
+        &mut self,
+        wake: WakeReason,
+        checked: Vec<EmInstance>,
+        shared: &mut impl SharedState,
+    ) -> Action<E> {
+        if checked.len() < CANDIDATES_MAX
+            && let Some(em) = shared.choose(&self.home.ask, &checked)
+        {
+            let request = PlacedRequest { em: em.clone(), ..self.home.clone() };
+            self.stage = QueueStage::CheckingCandidate { wake, em, checked };
+            return Action::Check(request, Some(InQueue { is_elsewhere: false }));
+        }
+        match shared.is_contended(&self.home.em) {
+            true => self.check_others(AfterOthers::Forward(wake), shared),
+            false => self.check_home(wake),
+        }
+    }
+
+    fn check_home(&mut self, wake: WakeReason) -> Action<E> {
+        self.stage = QueueStage::CheckingHome(wake);
+        Action::Check(self.home.clone(), Some(InQueue { is_elsewhere: false }))
+    }
+
+    fn checked_home(
+        &mut self,
+        wake: WakeReason,
+        result: Result<Verdict, Failure<E>>,
+        shared: &mut impl SharedState,
+    ) -> Action<E> {
+        match result {
+            Ok(Verdict::Refused(short)) if is_unchanged(shared, &short) => {
+                self.check_others(AfterOthers::Forward(wake), shared)
+            }
+            // The ledger decides, and reports an EM that was unregistered.
+            Ok(_) | Err(Failure::Rejected(_)) => self.submit(QueueAttempt::Home(wake), shared),
+            Err(Failure::Transient(_)) => self.pause(),
+            Err(failure) => fail(failure),
+        }
+    }
+
+    /// Checks the other specs, if any, after the spec of the entry was not granted.
+    fn check_others(&mut self, then: AfterOthers, shared: &mut impl SharedState) -> Action<E> {
+        let since = shared.freed_count();
+        self.check_other(OtherSpecs { then, since, number: 0, checked: Vec::new(), short: BTreeSet::new() }, shared)
+    }
+
+    /// Checks the next other spec, on up to [`CANDIDATES_MAX`] EMs. If none is left, subscribes to the keys where they are
+    /// short.
+    fn check_other(&mut self, mut search: OtherSpecs, shared: &mut impl SharedState) -> Action<E> {
+        while let Some(NumberedSpec { ask, .. }) = self.others.get(search.number) {
+            let home = || Some(self.home.em.clone()).filter(|_| search.checked.is_empty());
+            let em = match !self.is_named && search.checked.len() < CANDIDATES_MAX {
+                true => shared.best_candidate(ask, &search.checked).or_else(home),
+                false => home(),
+            };
+            if let Some(em) = em {
+                let request = placed(em.clone(), ask);
+                self.stage = QueueStage::CheckingOther { em, search };
+                return Action::Check(request, Some(InQueue { is_elsewhere: true }));
+            }
+            search.number += 1;
+            search.checked.clear();
+        }
+        if !self.others.is_empty() {
+            shared.subscribe(search.short, search.since);
+        }
+        match search.then {
+            AfterOthers::Wait(again) => self.sleep(again, shared),
+            AfterOthers::Forward(wake) => {
+                shared.forward_wake(wake);
+                self.sleep(None, shared)
+            }
+        }
+    }
+
+    fn checked_other(
+        &mut self,
+        em: EmInstance,
+        mut search: OtherSpecs,
+        result: Result<Verdict, Failure<E>>,
+        shared: &mut impl SharedState,
+    ) -> Action<E> {
+        match result {
+            Ok(Verdict::Fits) => {
+                return self.submit(QueueAttempt::Other { em, search }, shared);
+            }
+            Ok(Verdict::Refused(short)) => {
+                let short = short.wait_keys.into_iter().filter(|(_, is_short)| *is_short);
+                search.short.extend(short.map(|(wait_key, _)| wait_key));
+            }
+            // The next freed event or poll repeats the check.
+            Err(_) => {}
+        }
+        search.checked.push(em);
+        self.check_other(search, shared)
+    }
+
+    fn survey(&mut self, age: SurveyAge, stage: QueueStage<E>) -> Action<E> {
+        self.stage = stage;
+        Action::Survey(age)
+    }
+
+    fn pause(&mut self) -> Action<E> {
+        self.stage = QueueStage::Pausing;
+        Action::Pause
+    }
+
+    /// Replies at the wait deadline: with the last refusal, or with the error of the last attempt.
+    fn deadline_passed(&mut self, error: Option<E>) -> Action<E> {
+        Action::Reply(match (self.refusal.take(), error) {
+            (Some(refusal), _) => RequestResult::Decided { outcome: Outcome::Refused(refusal), spec: self.spec },
+            (None, Some(error)) => RequestResult::Failed(error),
+            (None, None) => RequestResult::DeadlinePassed,
+        })
+    }
+}
+
+/// Whether a refusal leaves the queue entry as it is, so that the request can sleep.
+fn is_unchanged(shared: &impl SharedState, short: &BlockedRequest) -> bool {
+    !short.refusal.never_fits && shared.has_entry_at(&short.wait_keys)
+}

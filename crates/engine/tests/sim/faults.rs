@@ -1,0 +1,71 @@
+//! Faults: crashes, callers that leave, contended keys, drains, lost entries, shutdowns.
+
+use rm_engine::request::{Action, Event, WaitResult};
+use rm_model::{
+    name::Name,
+    operation::{DrainEm, Operation, ResumeEm},
+};
+
+use crate::{
+    instance::Call,
+    world::{Faults, World},
+};
+
+impl World {
+    /// Lets one fault happen to an instance.
+    pub fn disturb(&mut self, number: usize) {
+        self.steps += 1;
+        // The last two lose entries or end calls.
+        match self.choices.below(if self.shape.faults == Faults::All { 13 } else { 11 }) {
+            0 => self.crash(number),
+            1..=3 => self.cancel(number),
+            4 | 5 => {
+                if let Some(em) = self.choices.of(&self.ems) {
+                    self.store.contended.insert(em);
+                }
+            }
+            6 | 7 => drop(self.store.contended.pop_first()),
+            8 | 9 => {
+                let Some(em) = self.choices.of(&self.ems) else { return };
+                let reason = Name::parse("reason", "disk").unwrap();
+                self.submit_operation(number, Operation::Drain(DrainEm { em, reason }));
+            }
+            10 => {
+                let Some(em) = self.choices.of(&self.ems) else { return };
+                self.submit_operation(number, Operation::Resume(ResumeEm { em, reason: None }));
+            }
+            11 => {
+                // Other instances take it for dead.
+                let freed = self.store.sweep(self.instances[number].id);
+                self.publish(None, &freed);
+            }
+            _ => self.shut_down(number),
+        }
+    }
+
+    /// An instance dies, and a new one takes its place.
+    fn crash(&mut self, number: usize) {
+        let dead = self.instances.swap_remove(number);
+        self.add_instance();
+        let freed = self.store.sweep(dead.id);
+        self.publish(None, &freed);
+    }
+
+    /// A caller leaves.
+    fn cancel(&mut self, number: usize) {
+        let calls: Vec<u64> = self.instances[number].calls.keys().copied().collect();
+        let Some(call) = self.choices.of(&calls) else { return };
+        if let Some(Call { handle, .. }) = self.instances[number].calls.remove(&call) {
+            self.end(number, handle);
+            self.notify(number);
+        }
+    }
+
+    /// Ends all sleeping and pausing requests of an instance.
+    fn shut_down(&mut self, number: usize) {
+        let rests = |call: &Call| matches!(call.action, Some(Action::Wait | Action::Pause));
+        let calls = &self.instances[number].calls;
+        let calls: Vec<u64> = calls.iter().filter(|(_, call)| rests(call)).map(|(number, _)| *number).collect();
+        calls.into_iter().for_each(|call| self.step(number, call, Event::Woken(WaitResult::Stopping)));
+    }
+}
