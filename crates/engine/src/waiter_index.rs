@@ -559,7 +559,7 @@ impl<H: Clone> WaiterIndex<H> {
         // All granted waiters have left, so that none of them is the next one.
         let mut last = BTreeSet::new();
         for (position, waiter) in &left {
-            last.extend(self.hand_on(*position, waiter));
+            last.extend(self.hand_on(*position, waiter, &freed));
         }
         // A request that enters now comes behind all of them, and no waiter would wake it.
         last.into_iter().for_each(|key| self.publish(key.map_or(WaiterSet::Anywhere, WaiterSet::At), None, false));
@@ -586,9 +586,15 @@ impl<H: Clone> WaiterIndex<H> {
         }
     }
 
-    /// Wakes the next waiter behind a granted one, with the wake reason that the granted one did not take. Returns the keys
-    /// without a next waiter; `None` means the waiters that accept any EM.
-    fn hand_on(&mut self, position: QueuePosition, granted: &Waiter<H>) -> Vec<Option<WaitKeyHash>> {
+    /// Wakes the next waiter behind a granted one, with the wake reason that the granted one did not take; where the batch freed
+    /// capacity, also the first one ahead, which may fit in what is left. Returns the keys without a next waiter; `None`
+    /// means the waiters that accept any EM.
+    fn hand_on(
+        &mut self,
+        position: QueuePosition,
+        granted: &Waiter<H>,
+        freed: &FreedCapacity,
+    ) -> Vec<Option<WaitKeyHash>> {
         let told = match granted.state {
             WaiterState::Awake(told) => told.map(WakeReason::handed_on),
             WaiterState::Asleep => None,
@@ -596,6 +602,10 @@ impl<H: Clone> WaiterIndex<H> {
         let (mut woken, mut last) = (BTreeSet::new(), Vec::new());
         for key in granted.keys.iter().copied().map(Some).chain(granted.sleeper.any_em.then_some(None)) {
             let waiters = key.map_or(Some(&mut self.anywhere), |key| self.at.get_mut(&key));
+            let is_freed = key.map_or(!freed.ems.is_empty(), |key| freed.wait_keys.contains_key(&key));
+            if is_freed && let Some(waiters) = &waiters {
+                woken.extend(waiters.idle.first().filter(|first| **first < position));
+            }
             let unpassed = waiters.and_then(|waiters| waiters.unpassed.take());
             let behind = unpassed.map_or(position, |unpassed| unpassed.behind.min(position));
             match self.next_idle(key, behind, |_, _| true) {

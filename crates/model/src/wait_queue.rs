@@ -15,7 +15,7 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
-use time::OffsetDateTime;
+use time::{Duration, OffsetDateTime};
 use uuid::Uuid;
 
 use super::{
@@ -83,6 +83,14 @@ impl QueuePosition {
     /// Returns the bytes to store.
     pub fn as_bytes(&self) -> &[u8] {
         &self.0
+    }
+
+    /// Returns the entry time, in microseconds.
+    pub fn since(&self) -> OffsetDateTime {
+        let mut micros = [0; 8];
+        micros.copy_from_slice(&self.0[2..10]);
+        let micros = u64::from_be_bytes(micros).wrapping_sub(1 << 63).cast_signed();
+        OffsetDateTime::from_unix_timestamp_nanos(i128::from(micros) * 1000).unwrap_or(OffsetDateTime::UNIX_EPOCH)
     }
 
     /// Returns the id of the ticket that a grant creates.
@@ -324,6 +332,20 @@ impl WaitQueues {
         }
     }
 
+    /// Returns the position of a request that is short at these keys and enters now: behind all their entries, also if the clock went
+    /// back, or if several requests enter at the same time.
+    pub fn last_position(&self, wait_keys: &WaitKeys, now: OffsetDateTime, ticket_id: Uuid) -> QueuePosition {
+        let queues = wait_keys.keys().filter_map(|wait_key| self.queues.get(wait_key));
+        let last = queues.filter_map(|queue| queue.stands.last_key_value()).map(|(position, _)| *position).max();
+        let position = QueuePosition::new(0, now, ticket_id);
+        match last {
+            Some(last) if position < last => {
+                QueuePosition::new(0, last.since().saturating_add(Duration::microseconds(1)), ticket_id)
+            }
+            _ => position,
+        }
+    }
+
     /// Returns the amounts that the entry at a position reserves at a key; `None` if there is no entry.
     pub fn reserved_by(&self, wait_key: &WaitKey, position: QueuePosition) -> Option<&Resource> {
         Some(&self.queues.get(wait_key)?.stands.get(&position)?.resource)
@@ -529,6 +551,22 @@ mod tests {
             );
         }
         stands
+    }
+
+    #[test]
+    fn wait_queue_entry_comes_last_at_equal_or_earlier_time() {
+        let mut line = WaitQueues::default();
+        stand(&mut line, 9, &[(em("a"), true)]);
+        let wait_keys = WaitKeys::from([(em("a"), true), (em("b"), true)]);
+        for (now, micros) in [(0, 1), (-5, 1), (7, 7)] {
+            let now = OffsetDateTime::UNIX_EPOCH + Duration::microseconds(now);
+            let entered = line.last_position(&wait_keys, now, Uuid::from_u128(1));
+            assert!(position(9) < entered, "{now}");
+            assert_eq!(entered.since() - OffsetDateTime::UNIX_EPOCH, Duration::microseconds(micros));
+        }
+        // At other keys, the time and the ticket id decide.
+        let elsewhere = line.last_position(&WaitKeys::from([(em("b"), true)]), OffsetDateTime::UNIX_EPOCH, Uuid::nil());
+        assert!(elsewhere < position(9));
     }
 
     #[test]

@@ -132,7 +132,7 @@ fn requests_beside_orderly_faults_are_all_served() {
 #[test]
 fn requests_beside_faults_follow_transition_table() {
     let mut found = Transitions::new();
-    run_all(FAULTS, seeds(4), &mut found);
+    run_all(FAULTS, seeds(6), &mut found);
     let document = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/ARCHITECTURE.md");
     let document = fs::read_to_string(document).unwrap();
     let table = documented(&document);

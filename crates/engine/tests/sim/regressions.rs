@@ -52,3 +52,15 @@ fn waiter_for_any_em_is_woken_by_freed_em() {
          0 1 13 1 2 1;0 0 19 0 3 1;0 0 8 1 1 1;0 0 28 0 3 1;0 2 1;0 7 3;0 1 5 2 2 0;",
     );
 }
+
+/// A release and a grant in one batch left capacity for a waiter ahead of the granted one.
+#[test]
+fn waiter_ahead_of_granted_one_is_woken() {
+    replay(
+        Shape { instances: 3, ems: 2, requests: 25, faults: Faults::None },
+        "3 2 3 1;1 6 0 1 1 0 2 3 3 1 0;1 5 0 0 0 0 2 0 0;1 6 0 0 0 2 3 0 1;1 2 0 0 1;2 8 0; \
+         0 6 0 0 1 3 2 0 1 0 2;2 2;0 3 0;1 3;2 5 1 1 1 0 0 3 0 3;2 8 0;0 6 1 0 1 0 0 3;1 6 0 0 1 3 1 1 3 1 0; \
+         0 6 0 0 0 0 0 1 2;2 2 1 0 0 0;1 3 0;0 2 1 1 0 1 1;2 6 1 1 3 2 0 0 0 2;1 6;0 2 0 0;1 5;1 1 8 0 0 1; \
+         0 1 24;2 1 22 2 0 1 1;0 3 0;0 1 11 0 0 0;0 2 1 1 1;1 2;0 1 2 0 0 1;0 1 5 1 0 0;0 7 0;",
+    );
+}

@@ -291,7 +291,7 @@ impl World {
         let Some(call) = self.choices.of(&calls) else { return };
         let instance = &mut self.instances[number];
         let Some(action) = instance.calls.get_mut(&call).and_then(|call| call.action.take()) else { return };
-        let is_final = self.choices.one_in(4);
+        let is_final = self.choices.one_in(2);
         let failure = || match is_final {
             true => Failure::Final(SimError::Defect),
             false => Failure::Transient(SimError::Unavailable),

@@ -45,11 +45,11 @@ impl Ledger {
                 return Outcome::Refused(Box::new(refusal));
             }
         }
-        let position = position.unwrap_or_else(|| QueuePosition::new(0, self.now, op.ask.ticket_id));
+        let position = position.unwrap_or_else(|| line.last_position(&wait_keys, self.now, op.ask.ticket_id));
         let wait_keys = line.keys_for(position, &wait_keys);
         if before.is_empty() {
             let (request, wait_keys) = (op.clone(), wait_keys.clone());
-            self.deltas.waiting.push(EnqueuedDelta { position, since: self.now, request, wait_keys });
+            self.deltas.waiting.push(EnqueuedDelta { position, since: position.since(), request, wait_keys });
         } else if before != wait_keys {
             self.deltas.moved.push(RequeuedDelta { position, em: op.em.clone(), wait_keys: wait_keys.clone() });
             let left = before.into_keys().filter(|wait_key| !wait_keys.contains_key(wait_key));

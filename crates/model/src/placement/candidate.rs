@@ -11,7 +11,7 @@ use crate::{
     resource::{Dimension, LeftResource, Resource, ResourceError},
 };
 
-use super::{group::CandidateId, label_sets::SetId};
+use super::{group::CandidateId, label_sets::SetId, pool::PoolId};
 
 /// An EM as last observed.
 #[derive(Debug)]
@@ -24,14 +24,16 @@ pub(super) struct Candidate {
     pub left: LeftResource,
     /// Amounts that an empty EM could grant.
     pub capacity: LeftResource,
-    /// Sum of proposed shares that are not decided yet, and the latest survey at a proposal.
-    assumed: Option<(Resource, u64)>,
+    /// The latest survey at a proposal that is not decided yet.
+    assumed: Option<u64>,
     /// Whether the EM is contended.
     pub is_held: bool,
     /// Time of the latest selection or observation, as a counter of the view.
     touched: u64,
     /// Survey that found it last.
     pub surveyed: u64,
+    /// The pool that has it in its groups.
+    pub pool: PoolId,
     /// Label sets that it is a member of.
     pub label_sets: Vec<SetId>,
 }
@@ -59,7 +61,7 @@ pub(super) struct Rank {
     pub share: u64,
     busy: Reverse<u8>,
     touched: Reverse<u64>,
-    pub host: CandidateId,
+    pub candidate: CandidateId,
 }
 
 impl Rank {
@@ -71,18 +73,30 @@ impl Rank {
             share,
             busy: Reverse(u8::MAX),
             touched: Reverse(u64::MAX),
-            host: CandidateId(0),
+            candidate: CandidateId(0),
         }
     }
 }
 
 /// Unit of a free share: parts of the whole.
-pub(super) const WHOLE: i128 = 1_000_000_000;
+const WHOLE: f64 = 1e9;
+
+/// Returns the ratio of two amounts, for an order: a larger amount never has a smaller ratio, because each step rounds
+/// monotonically.
+#[expect(clippy::cast_precision_loss, reason = "an order needs no exact ratio")]
+pub(super) fn ratio(amount: i128, whole: i128) -> f64 {
+    amount as f64 / whole as f64
+}
 
 /// Returns an amount as a share of `whole`; 0 if either is not positive.
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "the ratio is positive, and the cast saturates"
+)]
 pub(super) fn share_of(amount: i64, whole: i64) -> u64 {
     match (amount, whole) {
-        (1.., 1..) => u64::try_from(i128::from(amount) * WHOLE / i128::from(whole)).unwrap_or(u64::MAX),
+        (1.., 1..) => (ratio(amount.into(), whole.into()) * WHOLE) as u64,
         _ => 0,
     }
 }
@@ -106,6 +120,7 @@ impl Candidate {
             is_held: false,
             touched,
             surveyed,
+            pool: PoolId::default(),
             label_sets: Vec::new(),
         })
     }
@@ -139,35 +154,26 @@ impl Candidate {
         self.em.label(&label.0) == Some(&label.1)
     }
 
-    pub fn rank(&self, host: CandidateId, order: &CandidateOrder) -> Rank {
+    pub fn rank(&self, candidate: CandidateId, order: &CandidateOrder) -> Rank {
         Rank {
             held: Reverse(self.is_held),
             spare: order.spared.iter().any(|dimension| self.left.get(dimension) > 0),
             share: share_of(self.left.get(&order.dimension), self.capacity.get(&order.dimension)),
             busy: Reverse(self.condition.busy),
             touched: Reverse(self.touched),
-            host,
+            candidate,
         }
     }
 
     /// Counts a proposal as granted until the decision is observed.
     pub fn assume(&mut self, share: &Resource, touched: u64, survey: u64) {
-        self.touched = touched;
-        let assumed = match &self.assumed {
-            Some((before, _)) => before.add(share),
-            None => Ok(share.clone()),
-        };
-        let locked = assumed.as_ref().ok().and_then(|assumed| self.em.locked.add(assumed).ok());
-        let left =
-            locked.and_then(|locked| Resource::left(&self.em.total, &self.em.protected, &self.em.used, &locked).ok());
-        if let (Ok(assumed), Some(left)) = (assumed, left) {
-            (self.left, self.assumed) = (left, Some((assumed, survey)));
-        }
+        self.left.take_off(share);
+        (self.touched, self.assumed) = (touched, Some(survey));
     }
 
     /// Returns whether a proposal was made before a survey and is still assumed.
     pub fn is_assumed_before(&self, survey: u64) -> bool {
-        self.assumed.as_ref().is_some_and(|(_, assumed_in)| *assumed_in < survey)
+        self.assumed.is_some_and(|assumed_in| assumed_in < survey)
     }
 
     /// Clears the assumed grants.

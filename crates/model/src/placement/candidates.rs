@@ -2,6 +2,8 @@
 
 use std::collections::HashMap;
 
+use slab::Slab;
+
 use crate::em::EmInstance;
 
 use super::{candidate::Candidate, group::CandidateId};
@@ -9,8 +11,7 @@ use super::{candidate::Candidate, group::CandidateId};
 /// EMs by index and by name.
 #[derive(Debug, Default)]
 pub(super) struct CandidateTable {
-    slots: Vec<Option<Candidate>>,
-    free: Vec<CandidateId>,
+    slots: Slab<Candidate>,
     ids: HashMap<EmInstance, CandidateId>,
     /// Number of visited EMs.
     #[cfg(test)]
@@ -29,11 +30,11 @@ impl CandidateTable {
     pub fn get(&self, id: CandidateId) -> Option<&Candidate> {
         #[cfg(test)]
         self.visits.set(self.visits.get() + 1);
-        self.slots.get(id.0 as usize)?.as_ref()
+        self.slots.get(id.0 as usize)
     }
 
     pub fn get_mut(&mut self, id: CandidateId) -> Option<&mut Candidate> {
-        self.slots.get_mut(id.0 as usize)?.as_mut()
+        self.slots.get_mut(id.0 as usize)
     }
 
     pub fn iter(&self) -> impl Iterator<Item = (CandidateId, &Candidate)> {
@@ -41,24 +42,16 @@ impl CandidateTable {
     }
 
     /// Inserts a candidate; `None` if the index space is exhausted.
-    pub fn insert(&mut self, host: Candidate) -> Option<CandidateId> {
-        let id = match self.free.pop() {
-            Some(id) => id,
-            None => {
-                let id = CandidateId(u32::try_from(self.slots.len()).ok()?);
-                self.slots.push(None);
-                id
-            }
-        };
-        self.ids.insert(host.em.instance.clone(), id);
-        *self.slots.get_mut(id.0 as usize)? = Some(host);
+    pub fn insert(&mut self, candidate: Candidate) -> Option<CandidateId> {
+        let entry = self.slots.vacant_entry();
+        let id = CandidateId(u32::try_from(entry.key()).ok()?);
+        self.ids.insert(candidate.em.instance.clone(), id);
+        entry.insert(candidate);
         Some(id)
     }
 
     pub fn remove(&mut self, em: &EmInstance) -> Option<Candidate> {
         let id = self.ids.remove(em)?;
-        let host = self.slots.get_mut(id.0 as usize)?.take();
-        self.free.push(id);
-        host
+        self.slots.try_remove(id.0 as usize)
     }
 }

@@ -14,7 +14,7 @@ use crate::{
 };
 
 use super::{
-    candidate::{Candidate, CandidateOrder, Rank, WHOLE, share_of},
+    candidate::{Candidate, CandidateOrder, Rank, ratio, share_of},
     candidates::CandidateTable,
 };
 
@@ -104,18 +104,18 @@ pub(super) struct CandidateQuery<'a> {
 }
 
 impl CandidateQuery<'_> {
-    fn may_be(&self, host: &Candidate) -> bool {
-        host.em.provides(self.share).is_ok() && self.only.is_none_or(|only| only(host))
+    fn may_be(&self, candidate: &Candidate) -> bool {
+        candidate.em.provides(self.share).is_ok() && self.only.is_none_or(|only| only(candidate))
     }
 }
 
 impl CandidateGroup {
     /// Creates a group of these members.
-    pub fn new(members: impl IntoIterator<Item = CandidateId>, hosts: &CandidateTable) -> Self {
+    pub fn new(members: impl IntoIterator<Item = CandidateId>, candidates: &CandidateTable) -> Self {
         let mut group = Self::default();
         for id in members {
-            if let Some(host) = hosts.get(id) {
-                group.insert(id, host);
+            if let Some(candidate) = candidates.get(id) {
+                group.insert(id, candidate);
             }
         }
         group
@@ -133,18 +133,18 @@ impl CandidateGroup {
         self.members.iter().copied()
     }
 
-    pub fn insert(&mut self, id: CandidateId, host: &Candidate) {
+    pub fn insert(&mut self, id: CandidateId, candidate: &Candidate) {
         self.members.insert(id);
-        for (dimension, amount) in host.capacity.amounts() {
+        for (dimension, amount) in candidate.capacity.amounts() {
             self.capacity.entry(dimension).or_default().insert(amount);
         }
-        self.rank(id, host);
+        self.rank(id, candidate);
     }
 
     /// Removes a member, which must be unchanged since it was inserted or ranked.
-    pub fn remove(&mut self, id: CandidateId, host: &Candidate) {
+    pub fn remove(&mut self, id: CandidateId, candidate: &Candidate) {
         self.members.remove(&id);
-        for (dimension, amount) in host.capacity.amounts() {
+        for (dimension, amount) in candidate.capacity.amounts() {
             if let Some(capacity) = self.capacity.get_mut(&dimension) {
                 capacity.remove(amount);
                 if capacity.members.is_empty() {
@@ -152,26 +152,26 @@ impl CandidateGroup {
                 }
             }
         }
-        self.unrank(id, host);
+        self.unrank(id, candidate);
     }
 
     /// Inserts a member into all sort orders after a change.
-    pub fn rank(&mut self, id: CandidateId, host: &Candidate) {
-        if host.is_available() {
+    pub fn rank(&mut self, id: CandidateId, candidate: &Candidate) {
+        if candidate.is_available() {
             for (order, ranks) in &mut self.orders {
-                ranks.insert(host.rank(id, order));
+                ranks.insert(candidate.rank(id, order));
             }
-            if !host.is_held {
-                self.full.clear_refused_sizes(&host.left);
+            if !candidate.is_held {
+                self.full.clear_refused_sizes(&candidate.left);
             }
-            self.small.clear_refused_sizes(&host.capacity);
+            self.small.clear_refused_sizes(&candidate.capacity);
         }
     }
 
     /// Removes a member from all sort orders before a change. The member remains in the group.
-    pub fn unrank(&mut self, id: CandidateId, host: &Candidate) {
+    pub fn unrank(&mut self, id: CandidateId, candidate: &Candidate) {
         for (order, ranks) in &mut self.orders {
-            ranks.remove(&host.rank(id, order));
+            ranks.remove(&candidate.rank(id, order));
         }
     }
 
@@ -184,10 +184,13 @@ impl CandidateGroup {
     fn dominant(&self, share: &Resource) -> Dimension {
         let part = |dimension: &Dimension, asked: i64| {
             let whole = self.capacity.get(dimension).map_or(0, |capacity| capacity.sum).max(1);
-            i128::from(asked) * WHOLE * WHOLE / whole
+            ratio(i128::from(asked), whole)
         };
-        let asked = share.amounts().filter(|(_, asked)| *asked > 0);
-        let dominant = asked.max_by_key(|(dimension, asked)| part(dimension, *asked));
+        let asked = share.amounts().filter(|(_, asked)| *asked > 0).map(|(dimension, asked)| {
+            let part = part(&dimension, asked);
+            (dimension, part)
+        });
+        let dominant = asked.max_by(|(_, one), (_, other)| one.total_cmp(other));
         dominant.map_or(Dimension::Memory, |(dimension, _)| dimension)
     }
 
@@ -198,7 +201,7 @@ impl CandidateGroup {
     }
 
     /// Returns the best EM with capacity for the share, with its rank. `is_held` selects the contended EMs or the others.
-    pub fn best(&mut self, wanted: &CandidateQuery<'_>, hosts: &CandidateTable) -> Option<Rank> {
+    pub fn best(&mut self, wanted: &CandidateQuery<'_>, candidates: &CandidateTable) -> Option<Rank> {
         if !self.may_provide(wanted.share) || !wanted.is_held && self.full.applies_to(wanted.share) {
             return None;
         }
@@ -207,7 +210,9 @@ impl CandidateGroup {
         let largest = self.capacity.get(&dimension).map_or(0, GroupCapacity::largest);
         let needed = share_of(wanted.share.get(&dimension), largest);
         let has_room = |rank: &&Rank| {
-            hosts.get(rank.host).is_some_and(|host| host.left.covers(wanted.share) && wanted.may_be(host))
+            candidates
+                .get(rank.candidate)
+                .is_some_and(|candidate| candidate.left.covers(wanted.share) && wanted.may_be(candidate))
         };
         let spared = match wanted.placement {
             Placement::Spread => Vec::new(),
@@ -216,7 +221,7 @@ impl CandidateGroup {
         let is_held = wanted.is_held;
         // Contended EMs rank below the others.
         let end = if is_held { Bound::Excluded(Rank::lowest(false, false, 0)) } else { Bound::Unbounded };
-        let ranks = self.ranks(CandidateOrder { dimension, spared }, hosts);
+        let ranks = self.ranks(CandidateOrder { dimension, spared }, candidates);
         let found = match wanted.placement {
             Placement::Spread => {
                 let freest = ranks.range((Bound::Unbounded, end)).rev();
@@ -237,17 +242,19 @@ impl CandidateGroup {
 
     /// Returns the EM that best explains a refusal, with its rank. True: the share would fit on it if it were empty. Among
     /// equals, the EM has the largest free share; an uncontended EM takes precedence.
-    pub fn closest(&mut self, wanted: &CandidateQuery<'_>, hosts: &CandidateTable) -> Option<(bool, Rank)> {
+    pub fn closest(&mut self, wanted: &CandidateQuery<'_>, candidates: &CandidateTable) -> Option<(bool, Rank)> {
         if !self.may_provide(wanted.share) {
             return None;
         }
         let dimension = self.dominant(wanted.share);
         if !self.small.applies_to(wanted.share) {
             let would_fit = |rank: &&Rank| {
-                hosts.get(rank.host).is_some_and(|host| host.capacity.covers(wanted.share) && wanted.may_be(host))
+                candidates
+                    .get(rank.candidate)
+                    .is_some_and(|candidate| candidate.capacity.covers(wanted.share) && wanted.may_be(candidate))
             };
             if let Some(rank) = self
-                .ranks(CandidateOrder { dimension: dimension.clone(), spared: Vec::new() }, hosts)
+                .ranks(CandidateOrder { dimension: dimension.clone(), spared: Vec::new() }, candidates)
                 .iter()
                 .rev()
                 .find(would_fit)
@@ -258,8 +265,8 @@ impl CandidateGroup {
                 self.small.insert(wanted.share);
             }
         }
-        let may_be = |rank: &&Rank| hosts.get(rank.host).is_some_and(|host| wanted.may_be(host));
-        self.ranks(CandidateOrder { dimension, spared: Vec::new() }, hosts)
+        let may_be = |rank: &&Rank| candidates.get(rank.candidate).is_some_and(|candidate| wanted.may_be(candidate));
+        self.ranks(CandidateOrder { dimension, spared: Vec::new() }, candidates)
             .iter()
             .rev()
             .find(may_be)
@@ -267,10 +274,11 @@ impl CandidateGroup {
     }
 
     /// Returns any available member that fulfils `only`, regardless of its dimensions.
-    pub fn any(&self, hosts: &CandidateTable, only: &dyn Fn(&Candidate) -> bool) -> Option<CandidateId> {
-        let can_be = |id: &CandidateId| hosts.get(*id).is_some_and(|host| host.is_available() && only(host));
+    pub fn any(&self, candidates: &CandidateTable, only: &dyn Fn(&Candidate) -> bool) -> Option<CandidateId> {
+        let can_be =
+            |id: &CandidateId| candidates.get(*id).is_some_and(|candidate| candidate.is_available() && only(candidate));
         match self.orders.values().next() {
-            Some(available) => available.iter().map(|rank| rank.host).find(can_be),
+            Some(available) => available.iter().map(|rank| rank.candidate).find(can_be),
             None => self.members().find(can_be),
         }
     }
@@ -283,14 +291,17 @@ impl CandidateGroup {
         there.filter(|dimension| !asked.contains(dimension)).cloned().collect()
     }
 
-    fn ranks(&mut self, mut order: CandidateOrder, hosts: &CandidateTable) -> &BTreeSet<Rank> {
+    fn ranks(&mut self, mut order: CandidateOrder, candidates: &CandidateTable) -> &BTreeSet<Rank> {
         if self.orders.len() >= ORDERS_MAX && !self.orders.contains_key(&order) {
             order.spared.clear();
         }
         let members = &self.members;
         self.orders.entry(order).or_insert_with_key(|order| {
-            let available = members.iter().filter_map(|id| Some((*id, hosts.get(*id)?)));
-            available.filter(|(_, host)| host.is_available()).map(|(id, host)| host.rank(id, order)).collect()
+            let available = members.iter().filter_map(|id| Some((*id, candidates.get(*id)?)));
+            available
+                .filter(|(_, candidate)| candidate.is_available())
+                .map(|(id, candidate)| candidate.rank(id, order))
+                .collect()
         })
     }
 }

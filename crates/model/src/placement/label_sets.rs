@@ -9,7 +9,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use crate::em::Em;
 
-use super::{ClusterView, Label, candidates::CandidateTable, group::CandidateId, pool_of};
+use super::{ClusterView, Label, candidates::CandidateTable, group::CandidateId};
 
 /// Maximum number of label sets.
 pub(super) const SETS_MAX: usize = 1024;
@@ -116,21 +116,21 @@ impl LabelSets {
     }
 
     /// Adds an EM to all sets that it belongs to, and returns them.
-    pub fn join(&mut self, host: CandidateId, em: &Em) -> Vec<SetId> {
+    pub fn join(&mut self, candidate: CandidateId, em: &Em) -> Vec<SetId> {
         let joined = self.of(em);
         for id in &joined {
             if let Some(set) = self.sets.get_mut(id) {
-                set.members.insert(host);
+                set.members.insert(candidate);
             }
         }
         joined
     }
 
     /// Removes an EM from the sets in `joined`.
-    pub fn leave(&mut self, host: CandidateId, joined: &[SetId]) {
+    pub fn leave(&mut self, candidate: CandidateId, joined: &[SetId]) {
         for id in joined {
             if let Some(set) = self.sets.get_mut(id) {
-                set.members.remove(&host);
+                set.members.remove(&candidate);
             }
         }
     }
@@ -141,7 +141,7 @@ impl LabelSets {
     }
 
     /// Returns the sets to evict for a new one with these members; `None` if one of them was used recently.
-    fn to_evict(&self, members: &HashSet<CandidateId>, hosts: &CandidateTable) -> Option<BTreeSet<SetId>> {
+    fn to_evict(&self, members: &HashSet<CandidateId>, candidates: &CandidateTable) -> Option<BTreeSet<SetId>> {
         let mut evicted = BTreeSet::new();
         let mut evict = |set: Option<SetId>| {
             let is_recent = |set: &IndexedLabelSet| set.searched + RECENT_SEARCHES > self.searches;
@@ -152,9 +152,9 @@ impl LabelSets {
         if self.sets.len() >= SETS_MAX {
             evict(self.oldest(self.sets.keys().copied()))?;
         }
-        for host in members.iter().filter_map(|id| hosts.get(*id)) {
-            if host.label_sets.len() >= SETS_OF_EM_MAX {
-                evict(self.oldest(host.label_sets.iter().copied()))?;
+        for candidate in members.iter().filter_map(|id| candidates.get(*id)) {
+            if candidate.label_sets.len() >= SETS_OF_EM_MAX {
+                evict(self.oldest(candidate.label_sets.iter().copied()))?;
             }
         }
         Some(evicted)
@@ -176,7 +176,7 @@ impl ClusterView {
             Some(id) => id,
             None => {
                 let members: HashSet<CandidateId> = self.having_all(rarest, labels).collect();
-                let Some(evicted) = self.label_sets.to_evict(&members, &self.hosts) else {
+                let Some(evicted) = self.label_sets.to_evict(&members, &self.candidates) else {
                     return match members.len() {
                         ..=SCANNED_MAX => Candidates::Few(members.into_iter().collect()),
                         _ => Candidates::Among(self.grouped_set_of(rarest)),
@@ -216,22 +216,21 @@ impl ClusterView {
     fn make_label_set(&mut self, labels: &BTreeSet<Label>, rarest: &Label, members: HashSet<CandidateId>) -> SetId {
         let id = self.label_sets.insert(labels, rarest, members);
         for member in self.label_sets.members(id) {
-            if let Some(host) = self.hosts.get_mut(member) {
-                host.label_sets.push(id);
+            if let Some(candidate) = self.candidates.get_mut(member) {
+                candidate.label_sets.push(id);
             }
         }
         id
     }
 
     fn group_label_set(&mut self, id: SetId) {
-        let Self { hosts, pools, label_sets, .. } = self;
+        let Self { candidates, pools, label_sets, .. } = self;
         let Some(set) = label_sets.sets.get_mut(&id) else { return };
         set.is_grouped = true;
         for member in &set.members {
-            let Some(host) = hosts.get(*member) else { continue };
-            let (reserved, kind) = pool_of(&host.em);
-            if let Some(pool) = pools.get_mut(&reserved).and_then(|pools| pools.get_mut(&kind)) {
-                pool.by_set.entry(id).or_default().insert(*member, host);
+            let Some(candidate) = candidates.get(*member) else { continue };
+            if let Some(pool) = pools.get_mut(candidate.pool) {
+                pool.by_set.entry(id).or_default().insert(*member, candidate);
             }
         }
     }
@@ -239,10 +238,9 @@ impl ClusterView {
     pub(super) fn evict_label_set(&mut self, id: SetId) {
         let Some(set) = self.label_sets.remove(id) else { return };
         for member in set.members {
-            let Some(host) = self.hosts.get_mut(member) else { continue };
-            host.label_sets.retain(|of_host| *of_host != id);
-            let (reserved, kind) = pool_of(&host.em);
-            if let Some(pool) = self.pools.get_mut(&reserved).and_then(|pools| pools.get_mut(&kind)) {
+            let Some(candidate) = self.candidates.get_mut(member) else { continue };
+            candidate.label_sets.retain(|of_host| *of_host != id);
+            if let Some(pool) = self.pools.get_mut(candidate.pool) {
                 pool.by_set.remove(&id);
             }
         }

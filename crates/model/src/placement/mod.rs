@@ -6,7 +6,7 @@
 //! the others. Sizes that fit nowhere are remembered until a member gains capacity.
 //! Never: decides. A proposal may be stale, and the ledger decides it. Caller: the admission's state cache.
 //!
-//! - `candidate`, `candidates`: candidates; `group`: groups and their sort orders;
+//! - `candidate`, `candidates`: candidates; `group`: groups and their sort orders; `pool`: the groups of one kind of EM;
 //! - `label_sets`: label sets of searches and their members; `query`: groups that a request may use.
 
 use std::{
@@ -28,6 +28,7 @@ mod candidate;
 mod candidates;
 mod group;
 mod label_sets;
+mod pool;
 mod query;
 
 #[cfg(test)]
@@ -35,8 +36,9 @@ mod tests;
 
 use candidate::{Candidate, Rank};
 use candidates::CandidateTable;
-use group::{CandidateGroup, CandidateId, CandidateQuery};
-use label_sets::{LabelSets, SETS_OF_EM_MAX, SetId};
+use group::{CandidateId, CandidateQuery};
+use label_sets::{LabelSets, SETS_OF_EM_MAX};
+use pool::CandidatePools;
 use query::{DemandByType, PlacementQuery, for_each_group, preferences};
 
 /// Counter start above the random values of EMs that were never selected.
@@ -48,9 +50,8 @@ type Label = (String, String);
 /// Cluster view: all EMs as last observed, indexed for searches.
 #[derive(Debug)]
 pub struct ClusterView {
-    hosts: CandidateTable,
-    /// Pools by reserved labels; EMs without reserved labels are under the empty list.
-    pools: BTreeMap<Vec<Label>, BTreeMap<(Name, ResourceType), CandidatePool>>,
+    candidates: CandidateTable,
+    pools: CandidatePools,
     labelled: HashMap<Label, HashSet<CandidateId>>,
     label_sets: LabelSets,
     /// Contended EMs, including those that the view does not contain.
@@ -61,16 +62,8 @@ pub struct ClusterView {
     seed: u64,
     /// Number of the latest survey.
     survey: u64,
-    /// EMs that may have assumed grants.
-    assumed: HashSet<EmInstance>,
-}
-
-/// EMs of one application, resource type and list of reserved labels.
-#[derive(Debug, Default)]
-struct CandidatePool {
-    all: CandidateGroup,
-    /// Groups of the label sets with members in this pool.
-    by_set: HashMap<SetId, CandidateGroup>,
+    /// EMs that may have assumed grants; some of them more than once.
+    assumed: Vec<CandidateId>,
 }
 
 /// An EM as a survey found it.
@@ -97,21 +90,21 @@ impl ClusterView {
     /// Creates an empty view. Views with equal seeds order EMs that were never selected alike.
     pub fn seeded(seed: u64) -> Self {
         Self {
-            hosts: CandidateTable::default(),
-            pools: BTreeMap::new(),
+            candidates: CandidateTable::default(),
+            pools: CandidatePools::default(),
             labelled: HashMap::new(),
             label_sets: LabelSets::default(),
             held: HashSet::new(),
             touches: 0,
             seed,
             survey: 0,
-            assumed: HashSet::new(),
+            assumed: Vec::new(),
         }
     }
 
     /// Returns the number of EMs.
     pub fn len(&self) -> usize {
-        self.hosts.len()
+        self.candidates.len()
     }
 
     /// Returns whether the view has no EMs.
@@ -121,13 +114,14 @@ impl ClusterView {
 
     /// Replaces an EM, unless the view contains a newer version. The condition remains.
     pub fn update(&mut self, em: Em) {
-        let (known, version) = (self.hosts.id(&em.instance).and_then(|id| self.hosts.get(id)), version_of(&em));
-        if known.is_some_and(|known| version_of(&known.em) > version) {
+        let id = self.candidates.id(&em.instance);
+        let known = id.and_then(|id| self.candidates.get(id));
+        if known.is_some_and(|known| version_of(&known.em) > version_of(&em)) {
             return;
         }
-        if known.is_some_and(|known| known.is_like(&em)) {
-            let (instance, touched, survey) = (em.instance.clone(), self.touch(), self.survey);
-            self.change(&instance, |host| host.refresh(em, touched, survey));
+        if let Some(id) = id.filter(|_| known.is_some_and(|known| known.is_like(&em))) {
+            let (touched, survey) = (self.touch(), self.survey);
+            self.change(id, |candidate| candidate.refresh(em, touched, survey));
             return;
         }
         // A condition from before the latest registration no longer applies.
@@ -138,19 +132,20 @@ impl ClusterView {
             let touched = if is_known { self.touch() } else { self.first_touch(&em.instance) };
             // An EM with contradictory amounts is never proposed. Requests that name it get the error.
             let (condition, reported) = told.unwrap_or_default();
-            if let Ok(mut host) = Candidate::new(em, condition, touched, self.survey) {
-                host.reported = reported;
-                self.insert(host);
+            if let Ok(mut candidate) = Candidate::new(em, condition, touched, self.survey) {
+                candidate.reported = reported;
+                self.insert(candidate);
             }
         }
     }
 
     /// Records the condition of a report.
     pub fn report(&mut self, em: &EmInstance, condition: EmCondition) {
-        if let Some(host) = self.hosts.id(em).and_then(|id| self.hosts.get_mut(id)) {
-            host.reported = self.survey;
-            if host.condition != condition {
-                self.change(em, |host| host.condition = condition);
+        let Some(id) = self.candidates.id(em) else { return };
+        if let Some(candidate) = self.candidates.get_mut(id) {
+            candidate.reported = self.survey;
+            if candidate.condition != condition {
+                self.change(id, |candidate| candidate.condition = condition);
             }
         }
     }
@@ -161,7 +156,9 @@ impl ClusterView {
             true => self.held.insert(em.clone()),
             false => self.held.remove(em),
         };
-        self.change(em, |host| host.is_held = is_held);
+        if let Some(id) = self.candidates.id(em) {
+            self.change(id, |candidate| candidate.is_held = is_held);
+        }
     }
 
     /// Returns whether an EM is contended.
@@ -171,10 +168,10 @@ impl ClusterView {
 
     /// Removes an EM.
     pub fn remove(&mut self, em: &EmInstance) {
-        let Some(id) = self.hosts.id(em) else { return };
-        let Some(host) = self.hosts.remove(em) else { return };
-        self.label_sets.leave(id, &host.label_sets);
-        for label in labels_of(&host.em) {
+        let Some(id) = self.candidates.id(em) else { return };
+        let Some(candidate) = self.candidates.remove(em) else { return };
+        self.label_sets.leave(id, &candidate.label_sets);
+        for label in labels_of(&candidate.em) {
             if let Some(ids) = self.labelled.get_mut(&label) {
                 ids.remove(&id);
                 if ids.is_empty() {
@@ -182,19 +179,7 @@ impl ClusterView {
                 }
             }
         }
-        let (reserved, kind) = pool_of(&host.em);
-        if let Some(pools) = self.pools.get_mut(&reserved) {
-            if let Some(pool) = pools.get_mut(&kind) {
-                pool.for_each_of(&host.label_sets, |group| group.remove(id, &host));
-                pool.drop_empty(&host.label_sets);
-                if pool.all.is_empty() {
-                    pools.remove(&kind);
-                }
-            }
-            if pools.is_empty() {
-                self.pools.remove(&reserved);
-            }
-        }
+        self.pools.remove(id, &candidate);
     }
 
     /// Starts a survey and returns its number. Its results are as recent as reports from now on.
@@ -207,22 +192,23 @@ impl ClusterView {
     pub fn surveyed(&mut self, survey: u64, found: Vec<SurveyedEm>) -> Vec<EmInstance> {
         let mut changed = Vec::new();
         for SurveyedEm { instance, version, condition } in found {
-            let Some(host) = self.hosts.id(&instance).and_then(|id| self.hosts.get_mut(id)) else {
+            let id = self.candidates.id(&instance);
+            let (Some(id), Some(candidate)) = (id, id.and_then(|id| self.candidates.get_mut(id))) else {
                 changed.push(instance);
                 continue;
             };
-            host.surveyed = survey;
-            let known = version_of(&host.em);
+            candidate.surveyed = survey;
+            let known = version_of(&candidate.em);
             // A report since the start of the survey is at least as recent.
-            let is_other = host.reported < survey && host.condition != condition;
-            let is_assumed = host.is_assumed_before(survey);
+            let is_other = candidate.reported < survey && candidate.condition != condition;
+            let is_assumed = candidate.is_assumed_before(survey);
             if is_other || is_assumed {
-                self.change(&instance, |host| {
+                self.change(id, |candidate| {
                     if is_other {
-                        host.condition = condition;
+                        candidate.condition = condition;
                     }
                     if is_assumed {
-                        host.clear_assumed();
+                        candidate.clear_assumed();
                     }
                 });
             }
@@ -235,11 +221,14 @@ impl ClusterView {
 
     /// Clears all assumed grants from before a survey, including those of EMs that the survey did not read.
     pub fn settle_before(&mut self, survey: u64) {
-        for em in std::mem::take(&mut self.assumed) {
-            let host = self.hosts.id(&em).and_then(|id| self.hosts.get(id));
-            match host.map(|host| (host.is_assumed_before(survey), host.is_assumed_before(u64::MAX))) {
-                Some((true, _)) => self.change(&em, Candidate::clear_assumed),
-                Some((false, true)) => drop(self.assumed.insert(em)),
+        for id in std::mem::take(&mut self.assumed) {
+            match self
+                .candidates
+                .get(id)
+                .map(|candidate| (candidate.is_assumed_before(survey), candidate.is_assumed_before(u64::MAX)))
+            {
+                Some((true, _)) => self.change(id, Candidate::clear_assumed),
+                Some((false, true)) => self.assumed.push(id),
                 Some((false, false)) | None => {}
             }
         }
@@ -248,8 +237,8 @@ impl ClusterView {
     /// Removes those of `ems` that were not found since the start of a survey.
     pub fn remove_unseen<'a>(&mut self, survey: u64, ems: impl IntoIterator<Item = &'a EmInstance>) {
         for em in ems {
-            let host = self.hosts.id(em).and_then(|id| self.hosts.get(id));
-            if host.is_some_and(|host| host.surveyed < survey) {
+            let candidate = self.candidates.id(em).and_then(|id| self.candidates.get(id));
+            if candidate.is_some_and(|candidate| candidate.surveyed < survey) {
                 self.remove(em);
             }
         }
@@ -257,8 +246,8 @@ impl ClusterView {
 
     /// Ends a survey of all EMs: removes the EMs that it did not find.
     pub fn end_survey(&mut self, survey: u64) {
-        let gone = self.hosts.iter().filter(|(_, host)| host.surveyed < survey);
-        let gone: Vec<EmInstance> = gone.map(|(_, host)| host.em.instance.clone()).collect();
+        let gone = self.candidates.iter().filter(|(_, candidate)| candidate.surveyed < survey);
+        let gone: Vec<EmInstance> = gone.map(|(_, candidate)| candidate.em.instance.clone()).collect();
         gone.iter().for_each(|em| self.remove(em));
         self.settle_before(survey);
     }
@@ -266,16 +255,20 @@ impl ClusterView {
     /// Selects the best EM on which the request fits, without `except` and contended EMs. EMs with preferred labels take
     /// precedence. The share counts as granted until the EM is observed again or [`ClusterView::settle`] is called.
     pub fn choose(&mut self, ask: &RequestSpec, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
-        let (em, share) = self.find(ask, policies, except, false)?;
+        let (id, share) = self.find(ask, policies, except, false)?;
         let (touched, survey) = (self.touch(), self.survey);
-        self.change(&em, |host| host.assume(&share, touched, survey));
-        self.assumed.insert(em.clone());
-        Some(em)
+        self.change(id, |candidate| candidate.assume(&share, touched, survey));
+        self.assumed.push(id);
+        self.instance(id)
+    }
+
+    fn instance(&self, id: CandidateId) -> Option<EmInstance> {
+        self.candidates.get(id).map(|candidate| candidate.em.instance.clone())
     }
 
     /// As [`ClusterView::choose`], without counting the share as granted.
     pub fn best(&mut self, ask: &RequestSpec, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
-        self.find(ask, policies, except, false).map(|(em, _)| em)
+        self.find(ask, policies, except, false).and_then(|(id, _)| self.instance(id))
     }
 
     /// As [`ClusterView::best`], among the contended EMs.
@@ -283,12 +276,14 @@ impl ClusterView {
         if self.held.is_empty() {
             return None;
         }
-        self.find(ask, policies, except, true).map(|(em, _)| em)
+        self.find(ask, policies, except, true).and_then(|(id, _)| self.instance(id))
     }
 
     /// Clears the assumed grants of an EM after a proposal that was not granted.
     pub fn settle(&mut self, em: &EmInstance) {
-        self.change(em, Candidate::clear_assumed);
+        if let Some(id) = self.candidates.id(em) {
+            self.change(id, Candidate::clear_assumed);
+        }
     }
 
     /// Returns the matching EM that best explains a refusal: with the largest free share. A full EM takes precedence over
@@ -299,26 +294,26 @@ impl ClusterView {
         let mut shares = DemandByType::of(ask);
         let mut best: Option<(bool, Rank)> = None;
         let mut any = None;
-        for_each_group(self, &search, |kind, group, hosts, only| {
+        for_each_group(self, &search, |kind, group, candidates, only| {
             let wanted = |share| CandidateQuery { share, placement: Placement::Spread, is_held: false, only };
-            let found = shares.on(kind.1).and_then(|share| group.closest(&wanted(share), hosts));
+            let found = shares.on(kind.1).and_then(|share| group.closest(&wanted(share), candidates));
             best = best.max(found);
             if found.is_none() && any.is_none() {
-                any = group.any(hosts, &|host| only.is_none_or(|only| only(host)));
+                any = group.any(candidates, &|candidate| only.is_none_or(|only| only(candidate)));
             }
         });
-        let id = best.map(|(_, rank)| rank.host).or(any)?;
-        self.hosts.get(id).map(|host| host.em.instance.clone())
+        let id = best.map(|(_, rank)| rank.candidate).or(any)?;
+        self.instance(id)
     }
 
     /// Returns the number of EMs that match the request, including silent and unhealthy ones.
     pub fn matching(&mut self, ask: &RequestSpec, policies: &Policies) -> usize {
         let search = PlacementQuery::new(ask, policies, Vec::new(), &[]);
         let mut matching = 0;
-        for_each_group(self, &search, |_, group, hosts, only| {
+        for_each_group(self, &search, |_, group, candidates, only| {
             matching += match only {
                 None => group.len(),
-                Some(only) => group.members().filter(|id| hosts.get(*id).is_some_and(only)).count(),
+                Some(only) => group.members().filter(|id| candidates.get(*id).is_some_and(only)).count(),
             };
         });
         matching
@@ -336,21 +331,22 @@ impl ClusterView {
         FIRST_TOUCH + self.touches
     }
 
-    fn insert(&mut self, mut host: Candidate) {
-        host.is_held = self.held.contains(&host.em.instance);
-        let (reserved, kind) = pool_of(&host.em);
-        let Some(id) = self.hosts.insert(host) else { return };
-        let Some(host) = self.hosts.get_mut(id) else { return };
-        for label in labels_of(&host.em) {
+    fn insert(&mut self, mut candidate: Candidate) {
+        candidate.is_held = self.held.contains(&candidate.em.instance);
+        candidate.pool = self.pools.of(&candidate.em);
+        let Some(id) = self.candidates.insert(candidate) else { return };
+        let Some(candidate) = self.candidates.get_mut(id) else { return };
+        for label in labels_of(&candidate.em) {
             self.labelled.entry(label).or_default().insert(id);
         }
-        host.label_sets = self.label_sets.join(id, &host.em);
-        let pool = self.pools.entry(reserved).or_default().entry(kind).or_default();
-        for set in host.label_sets.iter().filter(|set| self.label_sets.is_grouped(**set)) {
-            pool.by_set.entry(*set).or_default();
+        candidate.label_sets = self.label_sets.join(id, &candidate.em);
+        if let Some(pool) = self.pools.get_mut(candidate.pool) {
+            for set in candidate.label_sets.iter().filter(|set| self.label_sets.is_grouped(**set)) {
+                pool.by_set.entry(*set).or_default();
+            }
+            pool.for_each_of(&candidate.label_sets, |group| group.insert(id, candidate));
         }
-        pool.for_each_of(&host.label_sets, |group| group.insert(id, host));
-        let mut joined = host.label_sets.clone();
+        let mut joined = candidate.label_sets.clone();
         while joined.len() > SETS_OF_EM_MAX
             && let Some(oldest) = self.label_sets.oldest(joined.iter().copied())
         {
@@ -359,15 +355,13 @@ impl ClusterView {
         }
     }
 
-    /// Changes an EM, if the view contains it. `change` must not change its labels or capacity.
-    fn change(&mut self, em: &EmInstance, change: impl FnOnce(&mut Candidate)) {
-        let Some(id) = self.hosts.id(em) else { return };
-        let Some(host) = self.hosts.get_mut(id) else { return };
-        let (reserved, kind) = pool_of(&host.em);
-        let Some(pool) = self.pools.get_mut(&reserved).and_then(|pools| pools.get_mut(&kind)) else { return };
-        pool.for_each_of(&host.label_sets, |group| group.unrank(id, host));
-        change(host);
-        pool.for_each_of(&host.label_sets, |group| group.rank(id, host));
+    /// Changes an EM. `change` must not change its labels or capacity.
+    fn change(&mut self, id: CandidateId, change: impl FnOnce(&mut Candidate)) {
+        let Some(candidate) = self.candidates.get_mut(id) else { return };
+        let Some(pool) = self.pools.get_mut(candidate.pool) else { return };
+        pool.for_each_of(&candidate.label_sets, |group| group.unrank(id, candidate));
+        change(candidate);
+        pool.for_each_of(&candidate.label_sets, |group| group.rank(id, candidate));
     }
 
     fn find(
@@ -376,17 +370,17 @@ impl ClusterView {
         policies: &Policies,
         except: &[EmInstance],
         is_held: bool,
-    ) -> Option<(EmInstance, Resource)> {
+    ) -> Option<(CandidateId, Resource)> {
         let mut shares = DemandByType::of(ask);
         for preferred in preferences(ask) {
             let search = PlacementQuery::new(ask, policies, preferred, except);
             let mut best: Option<((bool, u64), Rank, ResourceType)> = None;
             let rank_of = |found: &((bool, u64), Rank, ResourceType)| (found.0, found.1);
-            for_each_group(self, &search, |(application_name, resource_type), group, hosts, only| {
+            for_each_group(self, &search, |(application_name, resource_type), group, candidates, only| {
                 let Some(share) = shares.on(*resource_type) else { return };
                 let placement = ask.selector.placement.or_else(|| Some(policies.get(application_name)?.placement()));
                 let placement = placement.unwrap_or_default();
-                let found = group.best(&CandidateQuery { share, placement, is_held, only }, hosts).map(|rank| {
+                let found = group.best(&CandidateQuery { share, placement, is_held, only }, candidates).map(|rank| {
                     let score = match placement {
                         Placement::Spread => (true, rank.share),
                         Placement::Pack => (!rank.spare, u64::MAX - rank.share),
@@ -396,38 +390,11 @@ impl ClusterView {
                 best = best.into_iter().chain(found).max_by_key(rank_of);
             });
             if let Some((_, rank, resource_type)) = best {
-                let em = self.hosts.get(rank.host)?.em.instance.clone();
-                return Some((em, shares.on(resource_type)?.clone()));
+                return Some((rank.candidate, shares.on(resource_type)?.clone()));
             }
         }
         None
     }
-}
-
-impl CandidatePool {
-    /// Calls `each` for the pool's groups of an EM with these label sets.
-    fn for_each_of(&mut self, label_sets: &[SetId], mut each: impl FnMut(&mut CandidateGroup)) {
-        each(&mut self.all);
-        for set in label_sets {
-            if let Some(group) = self.by_set.get_mut(set) {
-                each(group);
-            }
-        }
-    }
-
-    /// Drops the empty groups of some label sets.
-    fn drop_empty(&mut self, label_sets: &[SetId]) {
-        for set in label_sets {
-            if self.by_set.get(set).is_some_and(CandidateGroup::is_empty) {
-                self.by_set.remove(set);
-            }
-        }
-    }
-}
-
-fn pool_of(em: &Em) -> (Vec<Label>, (Name, ResourceType)) {
-    let reserved = em.reserved.as_map().iter().map(|(key, value)| (key.clone(), value.clone())).collect();
-    (reserved, (em.instance.application_name.clone(), em.resource_type()))
 }
 
 fn labels_of(em: &Em) -> impl Iterator<Item = Label> {

@@ -23,7 +23,7 @@ use super::{
     candidates::CandidateTable,
     group::{CandidateGroup, CandidateId},
     label_sets::Candidates,
-    pool_of,
+    pool::{CandidatePool, CandidatePools},
 };
 
 /// Conditions of a request on EMs, besides capacity.
@@ -58,8 +58,8 @@ pub(super) fn for_each_group(
     search: &PlacementQuery<'_>,
     mut each: impl FnMut(&(Name, ResourceType), &mut CandidateGroup, &CandidateTable, Option<&dyn Fn(&Candidate) -> bool>),
 ) {
-    let holds = |host: &Candidate| {
-        search.labels.iter().all(|label| host.has(label)) && !search.except.contains(&host.em.instance)
+    let holds = |candidate: &Candidate| {
+        search.labels.iter().all(|label| candidate.has(label)) && !search.except.contains(&candidate.em.instance)
     };
     let (set, has_labels) = match view.candidates(&search.labels) {
         Candidates::Few(ids) => return for_each_of_few(view, search, ids, holds, each),
@@ -68,16 +68,16 @@ pub(super) fn for_each_group(
     };
     let only: Option<&dyn Fn(&Candidate) -> bool> =
         if has_labels && search.except.is_empty() { None } else { Some(&holds) };
-    let ClusterView { hosts, pools, .. } = view;
+    let ClusterView { candidates, pools, .. } = view;
     for reserved in reservations(pools, search.ask) {
-        let Some(kinds) = pools.get_mut(&reserved) else { continue };
-        for (kind, pool) in kinds.iter_mut().filter(|(kind, _)| search.serves(&kind.0)) {
+        for id in pools.of_reserved(&reserved) {
+            let Some(pool) = pools.get_mut(id).filter(|pool| search.serves(&pool.kind.0)) else { continue };
             let group = match set {
                 None => Some(&mut pool.all),
                 Some(set) => pool.by_set.get_mut(&set),
             };
             if let Some(group) = group {
-                each(kind, group, hosts, only);
+                each(&pool.kind, group, candidates, only);
             }
         }
     }
@@ -92,25 +92,26 @@ fn for_each_of_few(
     mut each: impl FnMut(&(Name, ResourceType), &mut CandidateGroup, &CandidateTable, Option<&dyn Fn(&Candidate) -> bool>),
 ) {
     let mut groups: BTreeMap<_, Vec<CandidateId>> = BTreeMap::new();
-    for (id, host) in few.into_iter().filter_map(|id| Some((id, view.hosts.get(id)?))) {
-        if host.em.admits(search.ask.labels.as_map())
-            && search.serves(&host.em.instance.application_name)
-            && holds(host)
+    for (id, candidate) in few.into_iter().filter_map(|id| Some((id, view.candidates.get(id)?))) {
+        if candidate.em.admits(search.ask.labels.as_map())
+            && search.serves(&candidate.em.instance.application_name)
+            && holds(candidate)
         {
-            groups.entry(pool_of(&host.em)).or_default().push(id);
+            groups.entry(candidate.pool).or_default().push(id);
         }
     }
-    for ((_, kind), ids) in groups {
-        each(&kind, &mut CandidateGroup::new(ids, &view.hosts), &view.hosts, None);
+    for (pool, ids) in groups {
+        let Some(CandidatePool { kind, .. }) = view.pools.get(pool) else { continue };
+        each(kind, &mut CandidateGroup::new(ids, &view.candidates), &view.candidates, None);
     }
 }
 
 /// Returns the lists of reserved labels that the request carries completely; the empty list first.
-fn reservations<P>(pools: &BTreeMap<Vec<Label>, P>, ask: &RequestSpec) -> Vec<Vec<Label>> {
+fn reservations(pools: &CandidatePools, ask: &RequestSpec) -> Vec<Vec<Label>> {
     let mut let_in = vec![Vec::new()];
     for (key, value) in ask.labels.as_map() {
         let first = (key.clone(), value.clone());
-        let from_first = pools.range(vec![first.clone()]..).map(|(reserved, _)| reserved);
+        let from_first = pools.reserved_from(vec![first.clone()]);
         let with_it = from_first.take_while(|reserved| reserved.first() == Some(&first));
         let_in.extend(with_it.filter(|reserved| reserved.iter().all(|(key, value)| ask.has(key, value))).cloned());
     }
@@ -119,6 +120,9 @@ fn reservations<P>(pools: &BTreeMap<Vec<Label>, P>, ask: &RequestSpec) -> Vec<Ve
 
 /// Returns all combinations of preferred labels, by descending weight; the last one is empty.
 pub(super) fn preferences(ask: &RequestSpec) -> Vec<Vec<Label>> {
+    if ask.selector.preferred.is_empty() {
+        return vec![Vec::new()];
+    }
     let preferred = ask.selector.preferred.get(..PREFERENCES_MAX).unwrap_or(&ask.selector.preferred);
     let way = |bits: u32| {
         let chosen = preferred.iter().enumerate().filter(|(number, _)| bits >> number & 1 == 1);

@@ -7,7 +7,6 @@ use time::OffsetDateTime;
 use uuid::Uuid;
 
 use super::{
-    candidate::WHOLE,
     label_sets::{RECENT_SEARCHES, SCANNED_MAX, SETS_MAX},
     *,
 };
@@ -241,7 +240,7 @@ fn placement_common_labels_use_bounded_memory() {
     };
     let mut view = view((0..reservations).map(of));
     let groups = |view: &ClusterView| -> usize {
-        let pools = view.pools.values().flat_map(BTreeMap::values);
+        let pools = view.pools.all();
         pools.map(|pool| pool.by_set.len()).sum()
     };
     for n in 0..rows {
@@ -250,7 +249,7 @@ fn placement_common_labels_use_bounded_memory() {
     }
     assert_eq!((view.label_sets.len(), groups(&view)), (rows, reservations));
     (0..reservations).for_each(|n| view.remove(&of(n).instance));
-    assert_eq!((view.pools.len(), groups(&view)), (0, 0));
+    assert_eq!((view.pools.all().count(), groups(&view)), (0, 0));
 }
 
 #[test]
@@ -421,9 +420,8 @@ fn placement_remembers_full_ems_beside_contended_one() {
     let mut view = view((0..100).map(full).chain([held.clone()]));
     view.note_held(&held.instance, true);
     let wants = ask(10, 1);
-    let is_remembered = |view: &ClusterView| {
-        view.pools.values().flat_map(BTreeMap::values).all(|pool| pool.all.is_known_to_be_full_for(&wants.resource))
-    };
+    let is_remembered =
+        |view: &ClusterView| view.pools.all().all(|pool| pool.all.is_known_to_be_full_for(&wants.resource));
     assert!(best(&mut view, &wants).is_none() && is_remembered(&view));
     let held_best = view.best_held(&wants, &Policies::new(), &[]);
     assert_eq!(held_best.as_ref(), Some(&held.instance));
@@ -476,7 +474,8 @@ fn dominant(ems: &[&Em], reserved: &Labels, ask: &RequestSpec) -> Dimension {
     let alike: Vec<&&Em> = ems.iter().filter(|em| em.reserved == *reserved).collect();
     let part = |dimension: &Dimension| {
         let whole = alike.iter().map(|em| em.total.get(dimension)).sum::<i64>();
-        i128::from(ask.resource.get(dimension)) * WHOLE * WHOLE / i128::from(whole.max(1))
+        const WHOLE: i128 = 1_000_000_000_000_000_000;
+        i128::from(ask.resource.get(dimension)) * WHOLE / i128::from(whole.max(1))
     };
     let asked = ask.resource.amounts().filter(|(_, asked)| *asked > 0).map(|(dimension, _)| dimension);
     asked.max_by_key(part).unwrap_or(Dimension::Memory)
@@ -598,11 +597,11 @@ proptest! {
 fn visits(view: &mut ClusterView, ask: &RequestSpec) -> u64 {
     let policies = Policies::new();
     let decide = |view: &mut ClusterView| {
-        let before = view.hosts.visits.get();
+        let before = view.candidates.visits.get();
         view.best(ask, &policies, &[]);
         view.closest(ask, &policies);
         view.matching(ask, &policies);
-        view.hosts.visits.get() - before
+        view.candidates.visits.get() - before
     };
     decide(view);
     decide(view)
@@ -664,9 +663,9 @@ fn placement_largest_em_removed_narrows_search() {
     let mut view = view((0..1000).map(|n| em(&format!("host{n}"), (100, 100), (50, 0))).chain([large.clone()]));
     assert_eq!(best(&mut view, &ask(60, 0)).as_deref(), Some("large"));
     view.remove(&large.instance);
-    let before = view.hosts.visits.get();
+    let before = view.candidates.visits.get();
     assert_eq!(best(&mut view, &ask(60, 0)), None);
-    assert_eq!(view.hosts.visits.get() - before, 0, "no EM has as large a free share");
+    assert_eq!(view.candidates.visits.get() - before, 0, "no EM has as large a free share");
 }
 
 /// Returns ten labels, and a view of EMs that have all of them.
@@ -690,11 +689,9 @@ fn label_sets_of_one_em_are_bounded() {
     for bits in 1..1 << ten.len() {
         assert!(best(&mut view, &requiring(&ten, bits)).is_some());
     }
-    let of_em = |view: &ClusterView| view.hosts.iter().map(|(_, host)| host.label_sets.len()).max();
+    let of_em = |view: &ClusterView| view.candidates.iter().map(|(_, host)| host.label_sets.len()).max();
     assert_eq!((view.label_sets.len(), of_em(&view)), (SETS_OF_EM_MAX, Some(SETS_OF_EM_MAX)), "recent sets stay");
-    let groups = |view: &ClusterView| {
-        view.pools.values().flat_map(BTreeMap::values).map(|pool| pool.by_set.len()).sum::<usize>()
-    };
+    let groups = |view: &ClusterView| view.pools.all().map(|pool| pool.by_set.len()).sum::<usize>();
     assert_eq!(groups(&view), SETS_OF_EM_MAX);
     // One set stays in use; the others are no longer requested.
     (0..RECENT_SEARCHES).for_each(|_| assert!(best(&mut view, &requiring(&ten, 1)).is_some()));

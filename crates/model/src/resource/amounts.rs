@@ -85,6 +85,16 @@ impl Amounts {
         Ok(combined)
     }
 
+    /// Subtracts other amounts, in every dimension that both have.
+    pub(super) fn take_off(&mut self, taken: &Self) {
+        for (left, taken) in self.fixed.iter_mut().zip(&taken.fixed) {
+            *left = left.saturating_sub(*taken);
+        }
+        for (name, left) in &mut self.custom {
+            *left = left.saturating_sub(taken.custom.get(name).copied().unwrap_or(0));
+        }
+    }
+
     /// Enforces the limits of custom names. Names with zero amounts are for display only and are dropped first, so that a
     /// long-lived sum does not fill up with zeros.
     pub(super) fn within_limits(mut self) -> Result<Self, ResourceError> {

@@ -75,6 +75,11 @@ impl LeftResource {
         super::json::write(&self.parts())
     }
 
+    /// Subtracts what a request takes, in every dimension that both have.
+    pub fn take_off(&mut self, taken: &Resource) {
+        self.amounts.take_off(&taken.amounts);
+    }
+
     /// Returns whether any dimension is negative.
     #[must_use]
     pub fn is_negative_anywhere(&self) -> bool {
