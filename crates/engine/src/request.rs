@@ -86,7 +86,7 @@ pub trait SharedState {
 pub enum Failure<E> {
     /// The ledger rejected the operation.
     Rejected(Box<Rejection>),
-    /// The action had no effect and may succeed later. A waiting request survives it.
+    /// The action had no effect and may succeed later. A request with a queue entry survives it.
     Transient(E),
     /// The action failed, or its result is unknown. The request ends and is not repeated here.
     Final(E),

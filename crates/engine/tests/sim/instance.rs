@@ -24,7 +24,10 @@ use rm_model::{
 };
 use uuid::Uuid;
 
-use crate::store::{SimError, Store};
+use crate::{
+    choices::Choices,
+    store::{SimError, Store, verdict},
+};
 
 /// An operation in a commit queue; with the call that waits for it.
 pub struct QueuedOperation {
@@ -55,6 +58,26 @@ pub struct Instance {
     pub limits: Arc<Limits>,
 }
 
+/// What the cache of an instance has observed of a request.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Belief {
+    /// That the request fits, which may be wrong.
+    Fits,
+    /// The present state.
+    Known,
+    Nothing,
+}
+
+impl Belief {
+    pub fn chosen(choices: &mut Choices) -> Self {
+        match choices.below(4) {
+            0 => Self::Nothing,
+            2 => Self::Known,
+            _ => Self::Fits,
+        }
+    }
+}
+
 /// A caller with its request.
 pub struct Call {
     pub request: Request<SimError>,
@@ -76,8 +99,8 @@ pub struct Handle {
     pub news_count: u64,
     pub is_asleep: bool,
     pub is_notified: bool,
-    /// Whether the next belief of the cache is that the request fits.
-    pub believes_fit: Cell<bool>,
+    /// What the cache has observed.
+    pub belief: Cell<Belief>,
 }
 
 /// A request and the shared structures of its instance.
@@ -101,11 +124,19 @@ impl Shared<'_> {
 
 impl SharedState for Shared<'_> {
     fn needs_check(&self, _: &PlacedRequest) -> bool {
-        !self.handle.believes_fit.get()
+        self.handle.belief.get() != Belief::Fits
     }
 
-    fn observed_verdict(&self, _: &PlacedRequest) -> Option<Verdict> {
-        self.handle.believes_fit.get().then_some(Verdict::Fits)
+    fn observed_verdict(&self, request: &PlacedRequest) -> Option<Verdict> {
+        match self.handle.belief.get() {
+            Belief::Fits => Some(Verdict::Fits),
+            Belief::Known => {
+                let mut request = request.clone();
+                prepare(self.instance, self.handle, &mut request, false);
+                verdict(self.store.check(&request)).ok()
+            }
+            Belief::Nothing => None,
+        }
     }
 
     fn choose(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
@@ -229,9 +260,14 @@ impl Instance {
 }
 
 /// Adds the wait parameters to an action in the queue.
-pub fn prepare(instance: &Instance, handle: &mut Handle, request: &mut PlacedRequest, in_queue: Option<InQueue>) {
-    let Some(InQueue { is_elsewhere }) = in_queue else { return };
-    handle.news_count = instance.waiters.borrow().news_count();
+pub fn enter(instance: &Instance, handle: &mut Handle, request: &mut PlacedRequest, in_queue: Option<InQueue>) {
+    if let Some(InQueue { is_elsewhere }) = in_queue {
+        handle.news_count = instance.waiters.borrow().news_count();
+        prepare(instance, handle, request, is_elsewhere);
+    }
+}
+
+fn prepare(instance: &Instance, handle: &Handle, request: &mut PlacedRequest, is_elsewhere: bool) {
     request.wait = Some(WaitParameters {
         instance_id: instance.id,
         remaining: Duration::from_secs(60),

@@ -7,6 +7,7 @@ use std::{
 
 use rm_engine::request::Failure;
 use rm_model::{
+    assessment::{BlockedRequest, Verdict},
     em::{Em, EmInstance},
     em_drain::EmDrain,
     external::Clusters,
@@ -16,7 +17,7 @@ use rm_model::{
     principal::Principal,
     resource::{Dimension, Resource},
     ticket::Ticket,
-    wait_queue::{FreedKeys, QueuePosition, ViewExtent, WaitKey, WaitKeyHash, WaitQueues},
+    wait_queue::{FreedKeys, QueuePosition, ViewExtent, WaitKey, WaitKeyHash, WaitKeys, WaitQueues},
 };
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -218,6 +219,16 @@ impl Store {
                 assert!(sum <= em.total.get(&dimension), "{} is over-committed", em.instance);
             }
         }
+    }
+}
+
+/// Returns what the result of a check means.
+pub fn verdict(result: SimResult) -> Result<Verdict, Failure<SimError>> {
+    let blocked = |refusal, wait_keys| Verdict::Refused(Box::new(BlockedRequest { refusal, wait_keys }));
+    match result? {
+        Outcome::Refused(refusal) => Ok(blocked(*refusal, WaitKeys::new())),
+        Outcome::Waiting(queued) => Ok(blocked(queued.refusal, queued.wait_keys)),
+        _ => Ok(Verdict::Fits),
     }
 }
 

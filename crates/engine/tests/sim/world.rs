@@ -15,20 +15,19 @@ use rm_engine::{
     wake_reason::{Needs, WakeReason},
 };
 use rm_model::{
-    assessment::{BlockedRequest, Verdict},
     em::EmInstance,
     name::Name,
     operation::{LockKey, Operation, Outcome, ReleaseTicket, RequestSpec, ResumeEm},
     principal::Principal,
     resource::Resource,
-    wait_queue::{FreedKeys, QueuePosition, WaitKey, WaitKeyHash, WaitKeys},
+    wait_queue::{FreedKeys, QueuePosition, WaitKey, WaitKeyHash},
 };
 use uuid::Uuid;
 
 use crate::{
     choices::Choices,
-    instance::{Call, Handle, Instance, QueuedOperation, Shared, prepare},
-    store::{SimError, SimResult, Store, register},
+    instance::{Belief, Call, Handle, Instance, QueuedOperation, Shared, enter},
+    store::{SimError, SimResult, Store, register, verdict},
 };
 
 /// What disturbs the instances.
@@ -182,7 +181,7 @@ impl World {
             news_count: 0,
             is_asleep: false,
             is_notified: false,
-            believes_fit: Cell::new(self.choices.one_in(2)),
+            belief: Cell::new(Belief::chosen(&mut self.choices)),
         };
         let may_wait = !self.choices.one_in(4);
         let instance = &self.instances[number];
@@ -193,10 +192,10 @@ impl World {
 
     /// Gives a request the result of its action, and begins the next action.
     pub fn step(&mut self, number: usize, call: u64, event: Event<SimError>) {
-        let believes_fit = self.choices.one_in(2);
+        let belief = Belief::chosen(&mut self.choices);
         let instance = &mut self.instances[number];
         let Some(Call { mut request, mut handle, .. }) = instance.calls.remove(&call) else { return };
-        handle.believes_fit.set(believes_fit);
+        handle.belief.set(belief);
         let mut shared = Shared { instance, store: &mut self.store, handle: &mut handle };
         let transition = (request.stage(), event.name());
         let action = request.step(event, &mut shared);
@@ -246,7 +245,7 @@ impl World {
                 }
             }
             Action::Commit(placed, patience, in_queue) => {
-                prepare(instance, &mut handle, placed, *in_queue);
+                enter(instance, &mut handle, placed, *in_queue);
                 if let Some((position, _)) = handle.entry {
                     instance.waiters.borrow_mut().tries(position);
                 }
@@ -256,7 +255,7 @@ impl World {
                 instance.calls.insert(call, Call { request, action: None, handle });
                 return self.notify(number);
             }
-            Action::Check(placed, in_queue) => prepare(instance, &mut handle, placed, *in_queue),
+            Action::Check(placed, in_queue) => enter(instance, &mut handle, placed, *in_queue),
             Action::Survey(_) | Action::Pause => {}
         }
         instance.calls.insert(call, Call { request, action: Some(action), handle });
@@ -550,15 +549,6 @@ fn named(action: &Action<SimError>) -> String {
             format!("commit at {}, {patience:?}, {:?}", request.em, request.ask.resource)
         }
         action => format!("{action:?}"),
-    }
-}
-
-fn verdict(result: SimResult) -> Result<Verdict, Failure<SimError>> {
-    let blocked = |refusal, wait_keys| Verdict::Refused(Box::new(BlockedRequest { refusal, wait_keys }));
-    match result? {
-        Outcome::Refused(refusal) => Ok(blocked(*refusal, WaitKeys::new())),
-        Outcome::Waiting(queued) => Ok(blocked(queued.refusal, queued.wait_keys)),
-        _ => Ok(Verdict::Fits),
     }
 }
 

@@ -240,8 +240,8 @@ impl CandidateGroup {
         found
     }
 
-    /// Returns the EM that best explains a refusal, with its rank. True: the share would fit on it if it were empty. Among
-    /// equals, the EM has the largest free share; an uncontended EM takes precedence.
+    /// Returns the EM that best explains a refusal, with its rank. True: the share would fit on it if it were empty. An
+    /// uncontended EM takes precedence, then the largest free share.
     pub fn closest(&mut self, wanted: &CandidateQuery<'_>, candidates: &CandidateTable) -> Option<(bool, Rank)> {
         if !self.may_provide(wanted.share) {
             return None;

@@ -286,9 +286,8 @@ impl ClusterView {
         }
     }
 
-    /// Returns the matching EM that best explains a refusal: with the largest free share. A full EM takes precedence over
-    /// an EM that is too small even when empty. Among equals, an uncontended EM takes precedence. `None` if no available
-    /// EM matches.
+    /// Returns the matching EM that best explains a refusal. A full EM takes precedence over an EM that is too small even when
+    /// empty, then an uncontended EM over a contended one, then the largest free share. `None` if no available EM matches.
     pub fn closest(&mut self, ask: &RequestSpec, policies: &Policies) -> Option<EmInstance> {
         let search = PlacementQuery::new(ask, policies, Vec::new(), &[]);
         let mut shares = DemandByType::of(ask);

@@ -3,7 +3,7 @@
 //! `rm_engine::batch_policy` decides whether a failed batch is retried, split, or failed. Operations with a contended key are returned to the caller of
 //! [`Worker::commit`]. An interrupted commit is resolved by the evidence that the batch left.
 //!
-//! Never: replies before the commit; retries a batch whose commit may have taken effect.
+//! Never: replies before the commit; retries a batch whose commit may have taken effect, unless its repetition is safe.
 //! Callers: the committer's run loop and the contended-key queues.
 
 use std::{

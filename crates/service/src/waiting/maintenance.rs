@@ -3,7 +3,8 @@
 //! [`run`] deletes queue entries of ended requests and of dead instances, and polls the local waiters. [`renew`] renews the
 //! instance's row. [`listen`] receives notifications of other instances and wakes local waiters.
 //!
-//! Never: deletes entries of an instance that lives. All instances first have time to renew after an outage.
+//! Never: deletes entries of an instance that lives before their deadlines. All instances first have time to renew after an
+//! outage.
 //! Caller: the server, which spawns the tasks.
 
 use std::time::Duration;
