@@ -48,6 +48,8 @@ pub struct Shape {
     pub ems: usize,
     pub requests: u64,
     pub faults: Faults,
+    /// Whether a waiter may depend on a poll at the end. Lost notifications need it.
+    pub polls: bool,
 }
 
 /// All instances, their store, and what has happened.
@@ -117,8 +119,7 @@ impl World {
             self.submit_operation(0, Operation::Resume(ResumeEm { em, reason: None }));
         }
         self.settle();
-        if self.shape.faults == Faults::All {
-            // The polls find what lost notifications missed.
+        if self.shape.polls {
             for _ in 0..self.shape.ems + 2 {
                 for number in 0..self.instances.len() {
                     self.instances[number].waiters.borrow_mut().poll();
