@@ -153,12 +153,12 @@ pub async fn connect_to(
 /// Result of a call that presents `identity` and no token.
 async fn asks(rm: &Instance, server_ca: &Authority, identity: Option<&Identity>, host: &str) -> Result<(), Status> {
     let unavailable = |error: tonic::transport::Error| Status::unavailable(error.to_string());
-    let asked = async {
+    let call = async {
         let channel = connect(rm, server_ca, identity).await.map_err(unavailable)?;
         UsageServiceClient::new(channel).get_em(proto::GetEmRequest { em: em_message(host) }).await.map(|_| ())
     };
     // A call without a reply must not stop the test for ever.
-    tokio::time::timeout(LONG, asked).await.unwrap_or_else(|_| Err(Status::deadline_exceeded("no reply")))
+    tokio::time::timeout(LONG, call).await.unwrap_or_else(|_| Err(Status::deadline_exceeded("no reply")))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
