@@ -38,7 +38,7 @@ pub struct KeyWaiter<T> {
     pub leaves_at: Option<Instant>,
 }
 
-/// What a change means for the operations and for placement.
+/// Effects of a change on the operations and on placement.
 #[derive(Debug)]
 pub struct KeyEffects<T, H> {
     /// EMs that became contended (true) or free.
@@ -181,7 +181,7 @@ impl<T, H: Clone> ContendedKeys<T, H> {
     }
 
     /// Returns the next action for a key. Removes overdue operations, and those that are not `wanted` any more. Closes a queue
-    /// that has no further use; if the committer ends (`is_closing`), also one that is only watched.
+    /// that has no further use. A watched queue without operations closes only if the committer ends (`is_closing`).
     pub fn next_task(
         &mut self,
         key: &LockKey,

@@ -266,6 +266,11 @@ struct Waiter<H> {
 }
 
 impl<H> Waiter<H> {
+    /// Returns the keys of the waiter; `None` means those that accept any EM.
+    fn all_keys(&self) -> Vec<Option<WaitKeyHash>> {
+        self.keys.iter().copied().map(Some).chain(self.sleeper.any_em.then_some(None)).collect()
+    }
+
     /// Whether the waiter checks now, by a state that may be older than the last event, and was not submitted.
     fn is_checking(&self) -> bool {
         self.state == WaiterState::Awake(None) && !self.tries
@@ -399,21 +404,21 @@ impl<H: Clone> WaiterIndex<H> {
     pub fn rest(&mut self, position: QueuePosition) -> Option<WakeReason> {
         let waiter = self.waiters.get_mut(&position)?;
         waiter.tries = false;
-        let told = match waiter.state {
+        let reason = match waiter.state {
             WaiterState::Awake(None) => self.forward_unpassed(position),
-            WaiterState::Awake(told) => told,
+            WaiterState::Awake(reason) => reason,
             WaiterState::Asleep => None,
         };
-        self.set_state(position, told.map_or(WaiterState::Asleep, |_| WaiterState::Awake(None)));
-        told
+        self.set_state(position, reason.map_or(WaiterState::Asleep, |_| WaiterState::Awake(None)));
+        reason
     }
 
     /// Forwards the wake-ups at the keys where a waiter is the last awake one. Returns the reason if they reach the waiter itself.
     fn forward_unpassed(&mut self, position: QueuePosition) -> Option<WakeReason> {
         let mut own: Option<WakeReason> = None;
-        for key in self.keys_of(position) {
-            let waiters = key.map_or(Some(&mut self.anywhere), |key| self.at.get_mut(&key));
-            let Some(forwarded) = waiters.and_then(Waiters::take_unpassed) else { continue };
+        let keys = self.waiters.get(&position).map(Waiter::all_keys).unwrap_or_default();
+        for key in keys {
+            let Some(forwarded) = self.waiters_at(key).and_then(Waiters::take_unpassed) else { continue };
             let may_serve = |_, other: &Waiter<H>| {
                 key.is_none() && forwarded.is_counted || !forwarded.wake.has_tried(other.sleeper.needs)
             };
@@ -426,10 +431,9 @@ impl<H: Clone> WaiterIndex<H> {
         own
     }
 
-    /// Returns the keys of a waiter; `None` stands for the waiters that accept any EM.
-    fn keys_of(&self, position: QueuePosition) -> Vec<Option<WaitKeyHash>> {
-        let Some(waiter) = self.waiters.get(&position) else { return Vec::new() };
-        waiter.keys.iter().copied().map(Some).chain(waiter.sleeper.any_em.then_some(None)).collect()
+    /// Returns the waiters at a key; `None` means those that accept any EM.
+    fn waiters_at(&mut self, key: Option<WaitKeyHash>) -> Option<&mut Waiters> {
+        key.map_or(Some(&mut self.anywhere), |key| self.at.get_mut(&key))
     }
 
     /// Records that a waiter was submitted to the committer.
@@ -441,21 +445,21 @@ impl<H: Clone> WaiterIndex<H> {
 
     /// Takes the wake reason of a woken waiter.
     pub fn woken_by(&mut self, position: QueuePosition) -> WakeReason {
-        let Some(WaiterState::Awake(Some(told))) = self.state(position) else { return WakeReason::NEWS };
+        let Some(WaiterState::Awake(Some(reason))) = self.state(position) else { return WakeReason::NEWS };
         self.set_state(position, WaiterState::Awake(None));
-        told
+        reason
     }
 
     fn wake(&mut self, position: QueuePosition, wake: WakeReason) {
         let Some(waiter) = self.waiters.get(&position) else { return };
-        let told = match waiter.state {
+        let reason = match waiter.state {
             WaiterState::Asleep => {
                 self.woken.push(waiter.sleeper.wake.clone());
                 wake
             }
-            WaiterState::Awake(told) => wake.and(told),
+            WaiterState::Awake(reason) => wake.and(reason),
         };
-        self.set_state(position, WaiterState::Awake(Some(told)));
+        self.set_state(position, WaiterState::Awake(Some(reason)));
     }
 
     fn state(&self, position: QueuePosition) -> Option<WaiterState> {
@@ -506,10 +510,10 @@ impl<H: Clone> WaiterIndex<H> {
             woken.push(position);
         }
         let is_enough = counted == count;
-        let is_local = |at: &&Waiters| woken.iter().any(|position| at.has(*position));
-        let local = at.filter(|at| !is_local(at)).and_then(|at| at.next_unassigned(None));
-        woken.extend(local);
         let has_local = at.is_some_and(|at| woken.iter().any(|position| at.has(*position)));
+        let local = at.filter(|_| !has_local).and_then(|at| at.next_unassigned(None));
+        let has_local = has_local || local.is_some();
+        woken.extend(local);
         self.publish(queue, woken.iter().max().copied().filter(|_| is_enough), has_local);
         for position in &woken {
             if let Some(wake) = self.waiters.get(position).map(&wake) {
@@ -586,8 +590,8 @@ impl<H: Clone> WaiterIndex<H> {
         }
     }
 
-    /// Wakes the next waiter behind a granted one, with the wake reason that the granted one did not take; where the batch freed
-    /// capacity, also the first one ahead, which may fit in what is left. Returns the keys without a next waiter; `None`
+    /// Wakes the next waiter behind a granted one, with the wake reason that the granted one did not take. Where the batch freed
+    /// capacity, also wakes the first waiter ahead, which may fit in what is left. Returns the keys without a next waiter; `None`
     /// means the waiters that accept any EM.
     fn hand_on(
         &mut self,
@@ -595,13 +599,13 @@ impl<H: Clone> WaiterIndex<H> {
         granted: &Waiter<H>,
         freed: &FreedCapacity,
     ) -> Vec<Option<WaitKeyHash>> {
-        let told = match granted.state {
-            WaiterState::Awake(told) => told.map(WakeReason::handed_on),
+        let reason = match granted.state {
+            WaiterState::Awake(reason) => reason.map(WakeReason::handed_on),
             WaiterState::Asleep => None,
         };
         let (mut woken, mut last) = (BTreeSet::new(), Vec::new());
-        for key in granted.keys.iter().copied().map(Some).chain(granted.sleeper.any_em.then_some(None)) {
-            let waiters = key.map_or(Some(&mut self.anywhere), |key| self.at.get_mut(&key));
+        for key in granted.all_keys() {
+            let waiters = self.waiters_at(key);
             let is_freed = key.map_or(!freed.ems.is_empty(), |key| freed.wait_keys.contains_key(&key));
             if is_freed && let Some(waiters) = &waiters {
                 woken.extend(waiters.idle.first().filter(|first| **first < position));
@@ -615,7 +619,7 @@ impl<H: Clone> WaiterIndex<H> {
                 None => last.push(key),
             }
         }
-        woken.into_iter().for_each(|next| self.wake(next, WakeReason::GRANT.and(told)));
+        woken.into_iter().for_each(|next| self.wake(next, WakeReason::GRANT.and(reason)));
         last
     }
 
@@ -690,13 +694,13 @@ impl<H: Clone> WaiterIndex<H> {
     pub fn pass_on(&mut self, position: QueuePosition, wake: WakeReason) {
         let Some(waiter) = self.waiters.get(&position) else { return };
         let Some(passed) = wake.passed(waiter.sleeper.needs) else { return };
-        if let WaiterState::Awake(Some(told)) = waiter.state {
-            self.set_state(position, WaiterState::Awake(Some(told.and(Some(passed)))));
+        if let WaiterState::Awake(Some(reason)) = waiter.state {
+            self.set_state(position, WaiterState::Awake(Some(reason.and(Some(passed)))));
             return;
         }
-        let mut next = Vec::new();
-        for key in self.keys_of(position) {
-            let waiters = key.map_or(Some(&mut self.anywhere), |key| self.at.get_mut(&key));
+        let (keys, mut next) = (waiter.all_keys(), Vec::new());
+        for key in keys {
+            let waiters = self.waiters_at(key);
             let Some(forwarded) = waiters.and_then(|waiters| waiters.forward(position, passed)) else { continue };
             // Waiters for any EM with the same needs may match other EMs, and those before this one have not checked.
             let is_other = key.is_none() || forwarded.behind < position;

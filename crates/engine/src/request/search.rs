@@ -2,7 +2,7 @@
 //!
 //! A request that names an EM is tried there. Another one tries the best EMs of the cluster view: after [`CANDIDATES_MAX`] full
 //! ones it surveys, and then tries a last resort, which explains the refusal. If no spec is granted, the request waits with the
-//! first one that can fit later.
+//! first spec that can fit later.
 //! Caller: `request`.
 
 use std::{mem, vec};
@@ -43,7 +43,7 @@ enum Attempt {
     LastResort { contended: Option<EmInstance> },
 }
 
-/// What follows from a result.
+/// Continuation after a result.
 #[derive(Debug)]
 pub(super) enum SearchStep<E> {
     /// The next action.
