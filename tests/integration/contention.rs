@@ -4,7 +4,9 @@ use std::time::Duration;
 
 use rm_client::ResultResource;
 use rm_model::{
+    hold::NewHold,
     limit::{LabelPattern, Rule},
+    operation::LockKey,
     resource::Dimension,
 };
 use tokio::task::JoinSet;
@@ -144,23 +146,21 @@ async fn user_lock_requires_limit_by_user() {
     assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }
 
-/// Without a limit by user, user keys are not locked, unless an operator holds a user.
+/// Without a limit by user, user keys are not locked: a row of another program there blocks nothing, and a hold does.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_of_user_needs_no_limit() {
     let (database, rm) = start_with_em(em("a"), load(1000, 1000, 1000)).await;
     rm.client.request_resource(&request(&em("a"), "hadoop", load(1, 1, 1))).await.granted();
-    database
-        .execute(
-            r#"BEGIN; LOCK TABLE linkis_resource_limit_version IN ACCESS EXCLUSIVE MODE;
-        UPDATE linkis_resource_limit_version SET users_held = true, version = gen_random_uuid();
-        INSERT INTO linkis_resource_lock (scope, "user") VALUES ('user', 'hadoop'); COMMIT"#,
-        )
-        .await;
+    database.execute(r#"INSERT INTO linkis_resource_lock (scope, "user") VALUES ('user', 'hadoop')"#).await;
+    rm.client.request_resource(&request(&em("a"), "hadoop", load(1, 1, 1))).await.granted();
+    database.release_holds().await;
+    let (key, duration) = (LockKey::User(name("hadoop")), Duration::from_secs(600));
+    rm.client.hold(&NewHold { key: key.clone(), duration, reason: name("an audit") }).await.unwrap();
     let hasty = hurried(&rm.address, Duration::from_millis(400));
     let error = hasty.request_resource(&request(&em("a"), "hadoop", load(1, 1, 1))).await.unwrap_err();
     assert_eq!(error.reason().as_deref(), Some("LOCK_TIMEOUT"));
     rm.client.request_resource(&request(&em("a"), "alice", load(1, 1, 1))).await.granted();
-    database.release_holds().await;
+    assert!(rm.client.release_hold(&key).await.unwrap());
     rm.client.request_resource(&request(&em("a"), "hadoop", load(1, 1, 1))).await.granted();
     assert_invariants(&database, &rm.client).await;
 }

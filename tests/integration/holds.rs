@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use rm_client::{ClientError, RmClient};
+use rm_client::{ClientError, ResourceRequest, RmClient};
 use rm_model::{
     hold::{NewHold, ResourceHold},
     operation::LockKey,
@@ -41,22 +41,22 @@ fn is_locked_out<T: std::fmt::Debug>(answer: Result<T, ClientError>) {
     assert_eq!((error.code(), error.reason().as_deref()), (Some(Code::Aborted), Some("LOCK_TIMEOUT")), "{error}");
 }
 
-async fn locks(database: &Database) -> i64 {
-    database.count("SELECT count(*) FROM linkis_resource_lock").await
+async fn stored(database: &Database) -> i64 {
+    database.count("SELECT count(*) FROM linkis_resource_hold").await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_blocks_em_until_release_or_deadline() {
     let (database, first, second) = two().await;
     register_all(&first.client, ["held", "free"], load(1000, 1000, 1000)).await;
-    let ask = || request(&em("held"), "hadoop", load(1, 1, 1));
-    let grant = first.client.request_resource(&ask()).await.granted();
+    let wanted = || request(&em("held"), "hadoop", load(1, 1, 1));
+    let grant = first.client.request_resource(&wanted()).await.granted();
     let hold = first.client.hold(&new(of_em("held"), Duration::from_secs(600))).await.unwrap();
     let taken = hold.taken.clone().unwrap();
     assert_eq!((taken.reason.as_str(), taken.by.as_str()), ("an audit", "anonymous"));
     assert_eq!(taken.until - taken.since, time::Duration::seconds(600));
     for instance in [&first, &second] {
-        is_locked_out(hurried(instance).request_resource(&ask()).await);
+        is_locked_out(hurried(instance).request_resource(&wanted()).await);
         is_locked_out(hurried(instance).resource_released(&release(&grant, "hadoop")).await);
         instance.client.request_resource(&request(&em("free"), "hadoop", load(1, 1, 1))).await.granted();
         assert_eq!(instance.client.holds().await.unwrap(), std::slice::from_ref(&hold));
@@ -84,13 +84,14 @@ async fn hold_blocks_em_until_release_or_deadline() {
         again.taken.as_ref().unwrap().until < before.taken.unwrap().until,
         "the owner of a hold can change its deadline"
     );
-    is_locked_out(hurried(&first).request_resource(&ask()).await);
-    let (next, until) = (first.client.request_resource(&ask()).await.granted().ticket_id, again.taken.unwrap().until);
+    is_locked_out(hurried(&first).request_resource(&wanted()).await);
+    let (next, until) =
+        (first.client.request_resource(&wanted()).await.granted().ticket_id, again.taken.unwrap().until);
     let early = format!(
         "SELECT count(*) FROM linkis_resource_action_record WHERE ticket_id = '{next}' AND action_time < '{until}'"
     );
     assert_eq!(database.count(early).await, 0, "no grant before the deadline");
-    eventually("the hold is deleted", LONG, async || locks(&database).await == 0).await;
+    eventually("the hold is deleted", LONG, async || stored(&database).await == 0).await;
     assert_invariants(&database, &first.client).await;
     let got: Vec<String> = database
         .column(
@@ -124,12 +125,8 @@ async fn hold_without_waiting_calls_is_deleted() {
     let (database, rm) = start().await;
     rm.client.hold(&new(of_em("nowhere"), Duration::from_millis(100))).await.unwrap();
     rm.client.hold(&new(of_user("unknown"), Duration::from_millis(100))).await.unwrap();
-    assert_eq!(locks(&database).await, 2);
-    let users_held = "SELECT count(*) FROM linkis_resource_limit_version WHERE users_held";
-    eventually("both holds are deleted", LONG, async || {
-        locks(&database).await == 0 && database.count(users_held).await == 0
-    })
-    .await;
+    assert_eq!(stored(&database).await, 2);
+    eventually("both holds are deleted", LONG, async || stored(&database).await == 0).await;
     assert_eq!(rm.client.holds().await.unwrap(), []);
 }
 
@@ -172,8 +169,6 @@ async fn hold_on_two_instances_stops_all_commits() {
     }
     stop.store(true, Ordering::Relaxed);
     callers.join_all().await;
-    let users_held = "SELECT count(*) FROM linkis_resource_limit_version WHERE users_held";
-    eventually("no user is held", LONG, async || database.count(users_held).await == 0).await;
     assert_eq!(assert_invariants(&database, &first.client).await, 0);
 }
 
@@ -186,7 +181,7 @@ async fn hold_refusal_returns_its_reason() {
 
     // A hold by a row without an owner, and a hold of another caller.
     database.hold_by_hand(&em("a")).await;
-    database.execute("INSERT INTO linkis_resource_lock (scope, em_application_name, em_instance, reason, held_by, hold_time, hold_until)
+    database.execute("INSERT INTO linkis_resource_hold (scope, em_application_name, em_instance, reason, held_by, hold_time, hold_until)
             VALUES ('em', 'linkis-cg-engineconnmanager', 'b:9102', 'mine', 'other', now(), now() + interval '1 minute')").await;
     for (host, held_by) in [("a", None), ("b", Some("other"))] {
         let error = rm.client.hold(&new(of_em(host), Duration::from_secs(1))).await.unwrap_err();
@@ -212,7 +207,106 @@ async fn hold_refusal_returns_its_reason() {
             }
         }
     }
-    assert_eq!((taken, refused, locks(&database).await), (100, 2, 100));
+    assert_eq!((taken, refused, stored(&database).await), (100, 2, 100));
+}
+
+fn anywhere(user: &str) -> ResourceRequest {
+    ResourceRequest { em: None, ..patient(&em("held"), user, load(1, 1, 1)) }
+}
+
+/// A request that may wait enters the queue at a held EM, and requests behind it keep their order across the hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn request_on_held_em_waits_in_queue() {
+    let (database, first, second) = two().await;
+    register_all(&first.client, ["held", "free"], load(10, 10, 10)).await;
+    first.client.hold(&new(of_em("held"), Duration::from_secs(600))).await.unwrap();
+    // An operation that cannot wait in a queue is contended, and requests enter the queue beside it.
+    let blocked = ask_in_task(&first.client, request(&em("held"), "hadoop", load(1, 1, 1)));
+    let is_contended = async || first.metric("linkis_rm_contended_operations") == 1.0;
+    eventually("the request is contended", LONG, is_contended).await;
+    let large = enqueue(&first.client, patient(&em("held"), "large", load(9, 9, 9))).await;
+    let small = enqueue(&second.client, patient(&em("held"), "small", load(9, 9, 9))).await;
+    let listed = second.client.waiting().await.unwrap();
+    let ahead: Vec<_> = listed.iter().map(|waiting| (waiting.user.as_str(), waiting.ahead.clone())).collect();
+    let of = |number| [("em=linkis-cg-engineconnmanager/held:9102".to_owned(), number)].into();
+    assert_eq!(ahead, [("large", of(0)), ("small", of(1))]);
+    // A request for any EM is granted elsewhere.
+    assert_eq!(grant_of(ask_in_task(&second.client, anywhere("hadoop"))).await.em, em("free"));
+
+    assert!(second.client.release_hold(&of_em("held")).await.unwrap());
+    let granted = grant_of(large).await;
+    // The second one reserves what is left.
+    blocked.await.unwrap().refused();
+    assert_eq!(first.client.waiting().await.unwrap().len(), 1, "no capacity for the second one");
+    first.client.resource_released(&release(&granted, "large")).await.unwrap();
+    grant_of(small).await;
+    assert_eq!(assert_invariants(&database, &first.client).await, 2);
+}
+
+/// The end of a hold at its deadline grants the waiting requests; a request whose deadline is earlier states the hold.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_at_deadline_grants_waiting_requests() {
+    let (database, rm) = start_with_em(em("held"), load(10, 10, 10)).await;
+    rm.client.hold(&new(of_em("held"), Duration::from_secs(600))).await.unwrap();
+    let short =
+        ResourceRequest { wait_timeout: Duration::from_millis(300), ..patient(&em("held"), "a", load(1, 1, 1)) };
+    let refusal = rm.client.request_resource(&short).await.refused();
+    assert!(
+        refusal.reason.contains("is held by anonymous until") && refusal.reason.contains("an audit"),
+        "{refusal:?}"
+    );
+    assert!(!refusal.never_fits);
+    // A request that never fits is refused at once, whether its EM is held or not.
+    let too_large = patient(&em("held"), "a", load(11, 1, 1));
+    assert!(rm.client.request_resource(&too_large).await.refused().never_fits);
+    assert_wait_queues_empty(&rm.client).await;
+    // All EMs are held.
+    let call = enqueue(&rm.client, anywhere("hadoop")).await;
+    let again = rm.client.hold(&new(of_em("held"), Duration::from_millis(500))).await.unwrap();
+    let (grant, until) = (grant_of(call).await.ticket_id, again.taken.unwrap().until);
+    let early = format!(
+        "SELECT count(*) FROM linkis_resource_action_record WHERE ticket_id = '{grant}' AND action_time < '{until}'"
+    );
+    assert_eq!(database.count(early).await, 0, "no grant before the deadline");
+    assert_invariants(&database, &rm.client).await;
+}
+
+/// A request of a held user waits at its user alone, and keeps no capacity from others.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn request_of_held_user_blocks_no_other_user() {
+    let (database, rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
+    rm.client.hold(&new(of_user("hadoop"), Duration::from_secs(600))).await.unwrap();
+    let named = enqueue(&rm.client, patient(&em("host1"), "hadoop", load(6, 6, 6))).await;
+    let any = enqueue(&rm.client, anywhere("hadoop")).await;
+    for waiting in rm.client.waiting().await.unwrap() {
+        assert_eq!(waiting.ahead.keys().collect::<Vec<_>>(), ["user=hadoop"]);
+    }
+    let other = rm.client.request_resource(&request(&em("host1"), "alice", load(5, 5, 5))).await.granted();
+    assert!(rm.client.release_hold(&of_user("hadoop")).await.unwrap());
+    eventually("the first waits for the EM", LONG, async || {
+        let waiting = rm.client.waiting().await.unwrap();
+        waiting.iter().any(|waiting| waiting.ahead.keys().any(|key| key.starts_with("em=")))
+    })
+    .await;
+    rm.client.resource_released(&release(&other, "alice")).await.unwrap();
+    grant_of(named).await;
+    grant_of(any).await;
+    assert_eq!(assert_invariants(&database, &rm.client).await, 2);
+}
+
+/// A user is held while the user's request waits for an EM: the request gives way to others, and keeps its position.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn held_user_gives_way_to_later_requests() {
+    let (database, rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
+    let full = rm.client.request_resource(&request(&em("host1"), "first", load(10, 10, 10))).await.granted();
+    let held = enqueue(&rm.client, patient(&em("host1"), "hadoop", load(10, 10, 10))).await;
+    let later = enqueue(&rm.client, patient(&em("host1"), "alice", load(10, 10, 10))).await;
+    rm.client.hold(&new(of_user("hadoop"), Duration::from_secs(600))).await.unwrap();
+    rm.client.resource_released(&release(&full, "first")).await.unwrap();
+    let granted = grant_of(later).await;
+    rm.client.resource_released(&release(&granted, "alice")).await.unwrap();
+    woken(&rm, held, async { assert!(rm.client.release_hold(&of_user("hadoop")).await.unwrap()) }).await;
+    assert_eq!(assert_invariants(&database, &rm.client).await, 1);
 }
 
 /// A call whose contended key becomes free needs no connection of the shared readers.

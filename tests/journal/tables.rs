@@ -129,9 +129,8 @@ const CHANGES: &[(&str, &str, &str)] = &[
     // The deadline of a hold passes.
     (
         "expire_hold",
-        "UPDATE linkis_resource_lock SET hold_until = clock_timestamp() - interval '1 second' WHERE em_instance = $1
-            AND hold_until IS NOT NULL",
-        "SELECT count(*) = 0 FROM linkis_resource_lock WHERE em_instance = $1 AND hold_until IS NOT NULL",
+        "UPDATE linkis_resource_hold SET hold_until = clock_timestamp() - interval '1 second' WHERE em_instance = $1",
+        "SELECT count(*) = 0 FROM linkis_resource_hold WHERE em_instance = $1",
     ),
     // An operator holds an EM by SQL.
     (

@@ -123,7 +123,8 @@ impl AdminRpc {
     async fn release_hold(&self, call: Request<proto::ReleaseHoldRequest>) -> Reply<proto::ReleaseHoldResponse> {
         let proto::ReleaseHoldRequest { em, user } = call.get_ref();
         let key = convert::operator::key(em.clone(), user)?;
-        let was_held = self.holds.release(&authenticator::actor(&call), &key).await?;
+        let deadline = deadline::of_call(call.metadata(), self.timeout);
+        let was_held = self.holds.release(&authenticator::actor(&call), &key, deadline).await?;
         Ok(proto::ReleaseHoldResponse { was_held })
     }
 

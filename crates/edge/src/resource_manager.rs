@@ -158,6 +158,7 @@ impl ResourceManagerRpc {
             lock_ttl: self.lock_ttl(message.lock_ttl)?,
             request_id,
             return_counters: message.return_counters,
+            may_wait: message.wait_timeout.is_some_and(|wait| wait != prost_types::Duration::default()),
         };
         let queue_names = message.queue_names;
         let specs = match queue_names.is_empty() {

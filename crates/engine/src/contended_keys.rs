@@ -203,15 +203,22 @@ impl<T, H: Clone> ContendedKeys<T, H> {
         KeyTask::End
     }
 
-    /// Removes the first operations of a queue, up to the cost of one batch. The queue stays open.
-    pub fn take(&mut self, key: &LockKey) -> Vec<T> {
+    /// Removes the first operations of a queue that are `selected`, up to the cost of one batch. The queue stays open.
+    pub fn take(&mut self, key: &LockKey, selected: impl Fn(&T) -> bool) -> Vec<T> {
         let Some(queue) = self.0.get_mut(key) else { return Vec::new() };
-        let (mut cost, mut batch) = (0, Vec::new());
-        while let Some(waiter) = queue.waiting.pop_front_if(|waiter| cost + waiter.cost <= BATCH_COST_MAX) {
-            cost += waiter.cost;
-            batch.push(waiter.operation);
-        }
-        batch
+        let mut left = BATCH_COST_MAX;
+        queue.remove(|waiter| {
+            let is_taken = selected(&waiter.operation) && waiter.cost <= left;
+            // Later operations do not overtake one for which there is no space.
+            left = if is_taken {
+                left - waiter.cost
+            } else if selected(&waiter.operation) {
+                0
+            } else {
+                left
+            };
+            is_taken
+        })
     }
 
     /// Returns the operations in the queue of a key.
@@ -292,7 +299,7 @@ mod tests {
         let (mut effects, later) = (KeyEffects::default(), now + Duration::from_secs(5));
         keys.join(&key, waiter(2, later, None), now, &mut effects);
         assert_eq!(keys.next_task(&key, (now + Duration::from_secs(10), false), |_| true, &mut effects), KeyTask::Turn);
-        assert_eq!((effects.overdue, keys.take(&key)), (vec![1], vec![2]));
+        assert_eq!((effects.overdue, keys.take(&key, |_| true)), (vec![1], vec![2]));
     }
 
     #[test]
@@ -307,9 +314,10 @@ mod tests {
         // Other operations enter a full queue.
         keys.join(&key, KeyWaiter { is_request: false, ..waiter(0, now, None) }, now, &mut effects);
         assert_eq!((effects.rejected.len(), keys.waiting(&key).count()), (1, KEY_REQUESTS_MAX + 1));
-        assert_eq!(keys.take(&key).len(), BATCH_COST_MAX);
+        assert_eq!(keys.take(&key, |_| true).len(), BATCH_COST_MAX);
+        assert_eq!(keys.take(&key, |operation| *operation == KEY_REQUESTS_MAX as u32), [KEY_REQUESTS_MAX as u32]);
         keys.join(&key, KeyWaiter { cost: BATCH_COST_MAX, ..waiter(0, now, None) }, now, &mut effects);
-        assert_eq!(keys.take(&key).len(), BATCH_COST_MAX);
+        assert_eq!(keys.take(&key, |_| true).len(), BATCH_COST_MAX);
     }
 
     #[test]
@@ -321,6 +329,6 @@ mod tests {
         keys.found(&user, true, now, &mut effects);
         keys.join(&user, waiter(1, now, Some(now)), now, &mut effects);
         assert!(effects.elsewhere.is_empty() && effects.ems.is_empty(), "{effects:?}");
-        assert_eq!(keys.take(&user), [1]);
+        assert_eq!(keys.take(&user, |_| true), [1]);
     }
 }

@@ -50,7 +50,7 @@ pub trait SharedState {
     fn release_assumption(&self, em: &EmInstance);
     /// Returns the EM of [`SharedState::choose`] without counting the resource as used.
     fn best_candidate(&self, spec: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance>;
-    /// Returns the best EM among the contended ones, except those in `except`.
+    /// Returns the best EM among the contended and held ones, except those in `except`.
     fn best_contended(&self, spec: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance>;
     /// Whether the key of an EM is contended.
     fn is_contended(&self, em: &EmInstance) -> bool;
@@ -248,7 +248,6 @@ impl<E> Request<E> {
     pub fn start(
         named: Option<EmInstance>,
         asks: Vec<Arc<RequestSpec>>,
-        may_wait: bool,
         shared: &mut impl SharedState,
     ) -> (Self, Action<E>) {
         let mut specs = asks.into_iter().enumerate().map(|(number, ask)| NumberedSpec { number, ask });
@@ -256,6 +255,7 @@ impl<E> Request<E> {
             return (Self(Phase::Broken), Action::Reply(RequestResult::Broken { stage: "New", event: "no spec" }));
         };
         let others: Vec<NumberedSpec> = specs.collect();
+        let may_wait = first.ask.may_wait;
         if let (Some(em), [], true) = (&named, &others[..], may_wait) {
             let em = em.clone();
             // The request is ready to wait, so the check is skipped: the ledger would find the same result. A full wait queue
@@ -264,7 +264,7 @@ impl<E> Request<E> {
                 return Self::queue(QueueStart { em, spec: first, others, is_named: true }, shared);
             }
         }
-        let mut search = Box::new(EmSearch::new(named, first, others, may_wait));
+        let mut search = Box::new(EmSearch::new(named, first, others));
         match search.start(shared) {
             SearchStep::Act(action) => (Self(Phase::Outside(search)), action),
             SearchStep::Queue(start) => Self::queue(start, shared),

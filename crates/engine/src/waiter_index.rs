@@ -29,14 +29,14 @@ const WAKE_MAX: usize = 16;
 const SERVED_MAX: u32 = 512;
 
 /// Maximum number of waiters besides the queue heads that check at one poll, in rotation.
-const TURN_MAX: usize = 64;
+const TURN_MAX: usize = 16;
 
 /// Maximum number of later idle waiters to examine for other dimensions. With as many awake waiters at a key, an expected
 /// release wakes no other.
 const NEAR_MAX: usize = 64;
 
 /// Maximum number of wait keys whose first waiter checks at one poll, in rotation.
-const POLLED_MAX: usize = 512;
+const POLLED_MAX: usize = 64;
 
 /// Maximum number of stored freed events, for requests that are about to enter the queue.
 const NEWS_MAX: usize = 4096;

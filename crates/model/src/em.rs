@@ -84,6 +84,8 @@ pub struct Em {
     pub counted: LabelSetProgress,
     /// Drain of the EM, if any.
     pub drain: Option<Arc<EmDrain>>,
+    /// Whether an operator held the EM when its row was read. Placement avoids it.
+    pub is_held: bool,
 }
 
 /// An unregistration in progress. The tickets of all registrations up to `epoch` end in steps. The row is deleted last,

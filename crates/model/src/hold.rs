@@ -1,13 +1,22 @@
 //! Holds: operator locks on an EM or a user, which block all changes to it for up to ten minutes.
 //!
-//! A hold is a committed row in the lock table, so it does not depend on any instance. This module defines its data only.
-//! Callers: the hold service, the audit and the store.
+//! A hold is a committed row, so it does not depend on any instance. The ledger applies no operation on a held EM, and none of a
+//! held user. A request that may wait enters the wait queue there; other operations wait in the committer.
+//! Callers: the ledger, the admission check, the hold service, the audit and the store.
 
-use std::{fmt, time::Duration};
+use std::{collections::HashMap, fmt, time::Duration};
 
 use time::OffsetDateTime;
 
-use super::{name::Name, operation::LockKey, principal::Principal};
+use super::{
+    assessment::BlockedRequest,
+    name::Name,
+    operation::{LockKey, Operation, PlacedRequest},
+    principal::Principal,
+    refusal::Refusal,
+    scope::{Scope, USER},
+    wait_queue::{WaitKey, WaitQueues},
+};
 
 /// Maximum duration of a hold.
 pub const HOLD_MAX: Duration = Duration::from_secs(600);
@@ -35,6 +44,77 @@ pub struct ExistingHold {
     pub since: OffsetDateTime,
     /// Deadline after which the hold ends, by the database clock.
     pub until: OffsetDateTime,
+}
+
+/// Holds in effect, by EM or user.
+#[derive(Debug, Clone, Default)]
+pub struct Holds(HashMap<LockKey, ExistingHold>);
+
+impl FromIterator<(LockKey, ExistingHold)> for Holds {
+    fn from_iter<I: IntoIterator<Item = (LockKey, ExistingHold)>>(holds: I) -> Self {
+        Self(holds.into_iter().collect())
+    }
+}
+
+impl Holds {
+    /// Whether no EM or user is held.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Whether an EM or user is held.
+    pub fn contains(&self, key: &LockKey) -> bool {
+        self.0.contains_key(key)
+    }
+
+    /// Returns the held EM or user of an operation, if any.
+    pub fn key_of(&self, operation: &Operation) -> Option<LockKey> {
+        if self.is_empty() { None } else { operation.lock_keys(true).find(|key| self.contains(key)) }
+    }
+
+    /// Returns the wait keys of a request that may wait and whose EM or user is held, with the refusal.
+    pub fn block(&self, request: &PlacedRequest) -> Option<BlockedRequest> {
+        if !request.ask.may_wait || self.is_empty() {
+            return None;
+        }
+        let keys = [LockKey::Em(request.em.clone()), LockKey::User(request.ask.user.clone())];
+        let (key, hold) = keys.iter().find_map(|key| self.0.get_key_value(key))?;
+        let wait_keys = [(key.wait_key(), true)].into();
+        Some(BlockedRequest { refusal: Refusal::of_hold(key, hold, &request.ask.resource), wait_keys })
+    }
+
+    /// Replaces the assessment of a request that may wait and whose EM or user is held, unless the request never fits. It waits only
+    /// for the end of the hold, so that it keeps no capacity from others.
+    ///
+    /// A queued request for any EM stays where it is, because its other EMs are not held.
+    pub fn or_block<T>(
+        &self,
+        assessed: Result<T, Box<BlockedRequest>>,
+        request: &PlacedRequest,
+        queues: &WaitQueues,
+    ) -> Result<T, Box<BlockedRequest>> {
+        let Some(mut held) = self.block(request) else { return assessed };
+        if assessed.as_ref().is_err_and(|short| short.refusal.never_fits) {
+            return assessed;
+        }
+        let is_of_em = held.refusal.is_of_em_alone();
+        if let Some(wait) = request.wait.as_ref().filter(|wait| wait.any_em && is_of_em)
+            && let Some(position) = wait.position
+        {
+            held.wait_keys = queues.keys_of(position);
+        }
+        Err(Box::new(held))
+    }
+}
+
+impl LockKey {
+    /// Returns the wait key of the requests that wait for the end of a hold on this key.
+    pub fn wait_key(&self) -> WaitKey {
+        match self {
+            Self::Em(em) => WaitKey::Em(em.clone()),
+            Self::User(user) => WaitKey::Scope(Scope::new([(USER.to_owned(), user.to_string())].into())),
+        }
+    }
 }
 
 /// A hold to start.

@@ -21,6 +21,7 @@ use super::{
     em::{Em, EmInstance, LabelSetProgress},
     em_drain::EmDrain,
     external::Clusters,
+    hold::Holds,
     limit::{LimitedScope, Limits},
     operation::{Grant, Operation, Outcome, PlacedRequest, RegisterEm, Rejection, RequestKey, RequestRecord},
     principal::{Actor, Principal},
@@ -62,6 +63,7 @@ pub struct Ledger {
     reports: HashMap<EmInstance, ReportNumber>,
     drains: HashMap<EmInstance, Arc<EmDrain>>,
     drains_changed: HashSet<EmInstance>,
+    holds: Holds,
     adopted: HashMap<Uuid, Resource>,
     request_ids: HashMap<RequestKey, RequestRecord>,
     limits: Arc<Limits>,
@@ -88,6 +90,7 @@ impl Ledger {
             reports: snapshot.reports,
             drains: snapshot.drains,
             drains_changed: HashSet::new(),
+            holds: snapshot.holds,
             adopted: snapshot.adopted,
             request_ids: snapshot.request_ids,
             limits: snapshot.limits,
@@ -98,12 +101,17 @@ impl Ledger {
         }
     }
 
-    /// Applies an operation of the actor `by`.
+    /// Applies an operation of the actor `by`, unless its EM or its user is held.
     ///
     /// # Errors
     /// [`Rejection`] if the operation is not valid in the current state; nothing is changed.
     pub fn apply(&mut self, by: &Actor, operation: &Operation) -> Result<Outcome, Rejection> {
         self.by = by.clone();
+        if let Some(key) = self.holds.key_of(operation)
+            && !operation.may_queue()
+        {
+            return Ok(Outcome::Held(key));
+        }
         match operation {
             Operation::Register(op) => self.register(op),
             Operation::Unregister(op) => self.unregister(op),
@@ -196,6 +204,7 @@ impl Ledger {
                 going: None,
                 counted: LabelSetProgress { to: self.limits.newest_label_set(), under_way: None },
                 drain: self.drains.get(&op.em).cloned(),
+                is_held: false,
             },
             Some(em) => em.clone(),
         };
@@ -255,6 +264,7 @@ impl Ledger {
         let usage = |counter: &ScopeCounter| self.scopes.get(counter).map(|slot| &slot.usage);
         let judged = assess(em.current, &scopes, usage, &self.line.line, position, &op.ask)?;
         let judged = self.clusters.judge(judged, op, &self.limits, &self.line.line, self.now);
+        let judged = self.holds.or_block(judged, op, &self.line.line);
         let (share, queue) = match judged {
             Ok(judged) => judged,
             Err(short) => return Ok(self.wait_or_refuse(op, position, *short)),

@@ -54,7 +54,6 @@ pub struct Limits {
     rules: Vec<(BTreeSet<String>, Arc<RuleSet>)>,
     /// Policies by the application name of EMs. EMs without a policy have all limits.
     policies: BTreeMap<Name, Policy>,
-    users_held: bool,
 }
 
 /// A counter of a ticket, with the rules that decide there, if any.
@@ -141,7 +140,7 @@ impl Limits {
         let sets = sets.into_iter().map(|(rules, set)| (set, rules)).collect();
         let mut rules: Vec<_> = by_set.into_iter().collect();
         rules.sort_by(|(a, _), (b, _)| check_order(a).cmp(&check_order(b)));
-        Self { version, sets, rules, policies: BTreeMap::new(), users_held: false }
+        Self { version, sets, rules, policies: BTreeMap::new() }
     }
 
     /// Replaces the policies.
@@ -149,15 +148,10 @@ impl Limits {
         Self { policies, ..self }
     }
 
-    /// Sets whether an operator holds users.
-    pub fn with_users_held(self, users_held: bool) -> Self {
-        Self { users_held, ..self }
-    }
-
     /// Returns the same label sets and policies with other rules.
     pub fn with_rules(&self, rules: impl IntoIterator<Item = Rule>) -> Self {
         let sets = self.label_sets().cloned().collect();
-        Self::new(self.version, sets, rules).with_policies(self.policies.clone()).with_users_held(self.users_held)
+        Self::new(self.version, sets, rules).with_policies(self.policies.clone())
     }
 
     /// Returns the policies, by the application name of EMs.
@@ -210,9 +204,9 @@ impl Limits {
         self.sets.iter().map(|(set, _)| set.id).max().unwrap_or(0)
     }
 
-    /// Returns whether operations must lock users: a label set contains the user, or an operator holds users.
+    /// Returns whether operations must lock users: a label set contains the user.
     pub fn locks_users(&self) -> bool {
-        self.users_held || self.sets.iter().any(|(set, _)| set.counting.keys.contains(USER))
+        self.sets.iter().any(|(set, _)| set.counting.keys.contains(USER))
     }
 
     /// Returns the counters of a ticket with these labels, in check order. The EM's row states which counters already

@@ -334,6 +334,11 @@ impl Operation {
         }
     }
 
+    /// Returns whether the operation is a request that may wait in a queue.
+    pub fn may_queue(&self) -> bool {
+        self.request().is_some_and(|request| request.ask.may_wait)
+    }
+
     /// Returns the adoption of [`Operation::Adopt`].
     pub fn adopts(&self) -> Option<&AdoptTicket> {
         match self {
@@ -427,6 +432,8 @@ pub enum Outcome {
     },
     /// The key of the EM is contended, so nothing was applied, and another EM can be tried. Only the committer returns it.
     Contended,
+    /// An operator holds this EM or user, so nothing was applied. The committer tries the operation again after the hold.
+    Held(LockKey),
 }
 
 /// A queued request, with the reason.

@@ -8,10 +8,14 @@ use std::fmt;
 use super::{
     assessment::{AssessedPlace, Assessment, DimensionAssessment},
     cap::write_maxima,
+    hold::ExistingHold,
     limit::Rule,
     limit_mode::LimitMode,
-    resource::{Dimension, whole_gb},
+    operation::LockKey,
+    resource::{Dimension, Resource, whole_gb},
     scope_kind::ScopeKind,
+    timestamp::rfc3339,
+    wait_queue::WaitKey,
 };
 
 /// Reason why a request cannot be granted. [`Refusal::shortfalls`] is never empty; the first one determines code and text.
@@ -110,6 +114,30 @@ impl Refusal {
     pub(super) fn append(&mut self, more: Self) {
         self.shortfalls.extend(more.shortfalls);
         self.never_fits |= more.never_fits;
+    }
+
+    /// Returns the refusal of a request whose EM or user is held. Another EM may grant it if only its EM is held.
+    pub(super) fn of_hold(key: &LockKey, hold: &ExistingHold, resource: &Resource) -> Self {
+        let wait_key = key.wait_key();
+        let (kind, code) = match &wait_key {
+            WaitKey::Scope(scope) => (ScopeKind::of(scope), limit_code(&Dimension::Instances).0),
+            _ => (ScopeKind::Em, em_code(&Dimension::Instances).0),
+        };
+        let held = format!("held by {} until {} ({})", hold.by, rfc3339(hold.until), hold.reason);
+        let reason = format!("{wait_key} is {held}; wait, or have an operator release the hold");
+        let requested = resource.get(&Dimension::Instances).max(1);
+        let rule = if kind == ScopeKind::Em { String::new() } else { "hold".to_owned() };
+        let shortfall = Shortfall {
+            scope: wait_key.to_string(),
+            kind,
+            dimension: Dimension::Instances,
+            requested,
+            available: 0,
+            ahead: 0,
+            max: 0,
+            rule,
+        };
+        Self { shortfalls: vec![shortfall], code, reason, never_fits: false }
     }
 
     /// Returns the refusal for shortfalls in external queues. The requested queue is first; `shortfalls` must not be empty.

@@ -113,14 +113,14 @@ impl Admission {
         self.seen.choose(|view, policies| view.best(ask, policies, except))
     }
 
-    /// Returns the best EM for the request among the contended ones, except those in `except`.
+    /// Returns the best EM for the request among the contended and held ones, except those in `except`.
     pub fn best_contended(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
-        self.seen.choose(|view, policies| view.best_held(ask, policies, except))
+        self.seen.choose(|view, policies| view.best_blocked(ask, policies, except))
     }
 
     /// Whether the key of an EM is contended.
     pub fn is_contended(&self, em: &EmInstance) -> bool {
-        self.seen.choose(|view, _| view.is_held(em))
+        self.seen.choose(|view, _| view.is_contended(em))
     }
 
     /// Ends the counting of [`Admission::choose`] on `em`: it did not grant the request.

@@ -1,14 +1,14 @@
 //! Holds: an operator blocks all changes of an EM or a user for a limited time.
 //!
-//! A hold is a committed row of `linkis_resource_lock`, whose unique constraint blocks all transactions on the key. Inserting
-//! it waits for the transaction that owns the key. If no limit counts by user, user locks are switched on behind the limits
-//! fence, so that all transactions without them have ended. When [`HoldService::hold`] returns, no earlier transaction on the
-//! key is in progress.
+//! A hold begins while all transactions on its key are excluded: an EM by its resource lock, a user by the limits fence. When
+//! [`HoldService::hold`] returns, no earlier transaction on the key is in progress, and later ones read the hold. The end of a
+//! hold wakes the requests that wait for it. It excludes nothing for a user: a request that enters the queue meanwhile may be
+//! woken by the next poll.
 //!
 //! Never: owns a database lock beyond its transaction.
 //! Callers: `rm_edge::admin` and `background::holds`.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
 use async_recursion::async_recursion as boxed;
 use sqlx::{Connection as _, PgConnection, Postgres, Transaction};
@@ -18,11 +18,15 @@ use crate::{commit::commit, error::Error};
 use rm_model::{
     hold::{HOLDS_MAX, NewHold, ResourceHold},
     operation::{LockKey, Rejection},
-    principal::Actor,
+    principal::{Actor, Principal},
+    wait_queue::{FreedKeys, MUCH},
 };
 use rm_store::{
-    Store, StoreError, limit, resource_hold,
+    Store, StoreError, limit,
+    resource_hold::{self, HoldEnd},
+    resource_lock,
     session::{self, Session, within_timeout},
+    waiting::{self, FreedNotification},
 };
 
 /// Maximum number of holds in a list.
@@ -42,6 +46,16 @@ pub struct HoldService {
     changing: Arc<Mutex<()>>,
 }
 
+/// A change of a hold.
+#[derive(Debug, Clone, Copy)]
+enum HoldChange<'a> {
+    Begin(&'a NewHold),
+    Release(&'a LockKey),
+}
+
+/// Result of a change; `None` if there was no hold to release.
+type HoldResult = Option<ResourceHold>;
+
 impl HoldService {
     /// Creates the service.
     pub fn new(store: Store) -> Self {
@@ -56,16 +70,38 @@ impl HoldService {
     /// - [`Error::CommitUnknown`] if the connection broke during the commit.
     #[boxed]
     pub async fn hold(&self, by: &Actor, new: &NewHold, deadline: Instant) -> Result<ResourceHold, Error> {
+        let begun = self.change(by, HoldChange::Begin(new), deadline).await?;
+        begun.ok_or_else(|| Error::defect("a hold did not begin"))
+    }
+
+    /// Ends a hold before its deadline, regardless of its owner. Returns false if there is none.
+    ///
+    /// # Errors
+    /// - [`Error::LockTimeout`] if other transactions owned the key until `deadline`.
+    /// - [`Error::CommitUnknown`] if the connection broke during the commit.
+    #[boxed]
+    pub async fn release(&self, by: &Actor, key: &LockKey, deadline: Instant) -> Result<bool, Error> {
+        Ok(self.change(by, HoldChange::Release(key), deadline).await?.is_some())
+    }
+
+    /// Makes a change, and repeats it until its locks are free.
+    async fn change(&self, by: &Actor, change: HoldChange<'_>, deadline: Instant) -> Result<HoldResult, Error> {
         let _turn = tokio::time::timeout_at(deadline, self.changing.lock()).await.map_err(|_| Error::LockTimeout)?;
         let mut session = self.store.operator_session();
         let mut patience = session::HURRY;
         loop {
-            let prepared = async { prepare(session.get().await?, patience, by, new).await };
+            let prepared = async {
+                let connection = session.get().await?;
+                match change {
+                    HoldChange::Begin(new) => begin(connection, patience, by, new).await,
+                    HoldChange::Release(key) => release(connection, patience, by, key).await,
+                }
+            };
             match tokio::time::timeout_at(deadline, prepared).await {
                 // The commit has no timeout: its outcome would be unknown.
-                Ok(Ok((transaction, hold))) => {
+                Ok(Ok((transaction, changed))) => {
                     commit(transaction).await?;
-                    return Ok(hold);
+                    return Ok(changed);
                 }
                 Ok(Err(Error::LockTimeout)) if Instant::now() + PAUSE < deadline => {
                     patience = (patience * 2).min(PATIENCE_MAX);
@@ -79,17 +115,6 @@ impl HoldService {
         }
     }
 
-    /// Ends a hold before its deadline, regardless of its owner. Returns false if there is none.
-    ///
-    /// # Errors
-    /// Database errors.
-    #[boxed]
-    pub async fn release(&self, by: &Actor, key: &LockKey) -> Result<bool, Error> {
-        let mut session = self.store.operator_session();
-        let was_over = within_timeout(resource_hold::end_over(session.get().await?, key)).await?;
-        Ok(!was_over && within_timeout(resource_hold::release(session.get().await?, key, by)).await?)
-    }
-
     /// Returns the first `LISTED_MAX` holds.
     ///
     /// # Errors
@@ -101,17 +126,32 @@ impl HoldService {
     }
 }
 
-/// Inserts a hold in a transaction, which the caller must commit.
-async fn prepare<'c>(
+/// Sets a hold in a transaction, which the caller must commit.
+async fn begin<'c>(
     connection: &'c mut PgConnection,
     patience: Duration,
     by: &Actor,
     new: &NewHold,
-) -> Result<(Transaction<'c, Postgres>, ResourceHold), Error> {
+) -> Result<(Transaction<'c, Postgres>, HoldResult), Error> {
     within_timeout(async {
         let mut transaction = connection.begin().await?;
         session::hurried(&mut transaction, patience).await?;
-        let Some(taken) = resource_hold::take(&mut transaction, &new.key, &by.principal, &new.reason).await? else {
+        let (locks, is_taken) = match &new.key {
+            LockKey::Em(_) => {
+                let locks = resource_lock::lock(&mut transaction, &BTreeSet::from([new.key.clone()])).await?;
+                let is_taken = locks.is_none();
+                (locks, is_taken)
+            }
+            // Batches lock users only where a limit counts by user.
+            LockKey::User(_) => {
+                limit::close_fence(&mut transaction).await?;
+                (None, resource_hold::has_row(&mut *transaction, &new.key).await?)
+            }
+        };
+        if is_taken {
+            return Err(Rejection::AlreadyHeld { key: new.key.clone(), taken: None }.into());
+        }
+        let Some(hold) = resource_hold::begin(&mut transaction, new, by).await? else {
             let held = resource_hold::read(&mut *transaction, &new.key).await?;
             let taken = held.and_then(|held| held.taken).map(Box::new);
             return Err(Rejection::AlreadyHeld { key: new.key.clone(), taken }.into());
@@ -119,36 +159,74 @@ async fn prepare<'c>(
         if resource_hold::count(&mut *transaction).await? > HOLDS_MAX {
             return Err(Rejection::TooManyHolds { most: HOLDS_MAX }.into());
         }
-        if matches!(new.key, LockKey::User(_)) {
-            limit::hold_users(&mut transaction).await?;
+        if let Some(locks) = locks {
+            resource_lock::unlock(&mut transaction, locks).await?;
         }
-        let hold = resource_hold::begin(&mut transaction, new, &taken, by).await?;
-        Ok((transaction, hold))
+        Ok((transaction, Some(hold)))
     })
     .await
 }
 
-/// Maximum number of expired holds that one step deletes.
-const OVER_MAX: i64 = 100;
+/// Ends a hold, or deletes the row of another program, in a transaction, which the caller must commit.
+async fn release<'c>(
+    connection: &'c mut PgConnection,
+    patience: Duration,
+    by: &Actor,
+    key: &LockKey,
+) -> Result<(Transaction<'c, Postgres>, HoldResult), Error> {
+    within_timeout(async {
+        let mut transaction = connection.begin().await?;
+        session::hurried(&mut transaction, patience).await?;
+        let row = resource_hold::end(&mut transaction, key, by, HoldEnd::RowDeleted).await?;
+        let hold = end(&mut transaction, key, by, HoldEnd::Released).await?;
+        Ok((transaction, hold.or(row)))
+    })
+    .await
+}
 
-/// Deletes expired holds that no operation has met, and switches user locks off when no user is held any more.
+/// Ends the hold on a key, and wakes the requests that wait for its end after the commit. A committed row of another program, which owns
+/// the key of an EM, does not keep the hold.
+async fn end(connection: &mut PgConnection, key: &LockKey, by: &Actor, how: HoldEnd) -> Result<HoldResult, StoreError> {
+    let locks = match key {
+        LockKey::Em(_) => resource_lock::lock(&mut *connection, &BTreeSet::from([key.clone()])).await?,
+        LockKey::User(_) => None,
+    };
+    let ended = resource_hold::end(&mut *connection, key, by, how).await?;
+    if let Some(locks) = locks {
+        resource_lock::unlock(&mut *connection, locks).await?;
+    }
+    if ended.is_some() {
+        let mut freed = FreedKeys::default();
+        freed.add(key.wait_key(), MUCH);
+        waiting::notify(&mut *connection, &FreedNotification::at(&freed)).await?;
+    }
+    Ok(ended)
+}
+
+/// Maximum number of expired holds that one step deletes.
+const EXPIRED_MAX: i64 = 100;
+
+/// Maximum wait for the lock of an EM whose hold has expired.
+const EXPIRY_PATIENCE: Duration = Duration::from_millis(200);
+
+/// Deletes expired holds. A key that other transactions own waits for the next step.
 ///
 /// # Errors
 /// Database errors.
 pub async fn clear(session: &mut Session) -> Result<(), StoreError> {
-    for key in within_timeout(resource_hold::over(session.get().await?, OVER_MAX)).await? {
-        within_timeout(resource_hold::end_over(session.get().await?, &key)).await?;
-    }
-    if within_timeout(resource_hold::users_unlocked(session.get().await?)).await? {
+    for key in within_timeout(resource_hold::expired(session.get().await?, EXPIRED_MAX)).await? {
         let connection = session.get().await?;
-        within_timeout(async {
+        let ended = within_timeout(async {
             let mut transaction = connection.begin().await?;
-            session::hurried(&mut transaction, session::HURRY).await?;
-            limit::unlock_users(&mut transaction).await?;
+            session::hurried(&mut transaction, EXPIRY_PATIENCE).await?;
+            end(&mut transaction, &key, &Principal::Service.into(), HoldEnd::Expired).await?;
             transaction.commit().await?;
             Ok::<_, StoreError>(())
-        })
-        .await?;
+        });
+        match ended.await {
+            Err(error) if error.is_lock_timeout() => {}
+            ended => ended?,
+        }
     }
     Ok(())
 }

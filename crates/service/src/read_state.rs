@@ -6,15 +6,18 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use sqlx::PgConnection;
+use time::OffsetDateTime;
 use uuid::Uuid;
 
 use rm_model::{
     assessment,
+    em::{Em, EmInstance},
     external::{Clusters, TicketPhase, place_of},
+    hold::Holds,
     ledger::WaitQueueView,
     limit::Limits,
     name::{Labels, Name},
-    operation::{PlacedRequest, RequestId, RequestKey, RequestRecord},
+    operation::{LockKey, PlacedRequest, RequestId, RequestKey, RequestRecord},
     resource::Resource,
     ticket::EndedTicket,
     wait_queue::{ViewExtent, WaitQueues, viewed_keys},
@@ -22,8 +25,23 @@ use rm_model::{
 use rm_store::{
     StoreError, action_record,
     external_queue::{self, QueueLookup},
-    external_ticket, request_id, waiting,
+    external_ticket, request_id, resource_hold, waiting,
 };
+
+/// Returns the holds in effect at the time `now`, or at present, on the EMs and users of operations, and notes them in `ems`. Reads nothing if nothing is held.
+pub(super) async fn holds(
+    connection: &mut PgConnection,
+    (any_held, now): (bool, Option<OffsetDateTime>),
+    keys: impl IntoIterator<Item = LockKey>,
+    ems: &mut HashMap<EmInstance, Em>,
+) -> Result<Holds, StoreError> {
+    if !any_held {
+        return Ok(Holds::default());
+    }
+    let holds = resource_hold::in_effect(connection, &keys.into_iter().collect(), now).await?;
+    ems.values_mut().for_each(|em| em.is_held = holds.contains(&LockKey::Em(em.instance.clone())));
+    Ok(holds)
+}
 
 /// Returns the used request ids among those of `requests`, and the ended tickets that were granted under them.
 pub(super) async fn request_ids(
@@ -99,18 +117,23 @@ pub(super) async fn clusters(
     Ok(Clusters::new(providers, clusters, held))
 }
 
-/// Reads the queue entries at the wait keys of `requests`, and the entries of those requests themselves.
+/// Reads the queue entries at the wait keys of `requests`, and at those of their holds, and the entries of those requests themselves.
 pub(super) async fn line(
     connection: &mut PgConnection,
     requests: &[&PlacedRequest],
     limits: &Limits,
     clusters: &Clusters,
+    holds: &Holds,
 ) -> Result<WaitQueueView, StoreError> {
     let wait_keys = viewed_keys(requests.iter().flat_map(|request| {
         let extent = ViewExtent::of(request.position());
         let in_queue = clusters.asked(&request.ask.resource, &request.ask.labels).map(|asked| asked.wait_keys());
         let in_queue = in_queue.unwrap_or_default();
-        assessment::wait_keys(request, limits).chain(in_queue).map(move |wait_key| (wait_key, extent))
+        let held = holds.block(request).map(|held| held.wait_keys).unwrap_or_default();
+        assessment::wait_keys(request, limits)
+            .chain(in_queue)
+            .chain(held.into_keys())
+            .map(move |wait_key| (wait_key, extent))
     }));
     let in_line: Vec<Uuid> =
         requests.iter().filter_map(|request| request.position()).map(|position| position.ticket_id()).collect();

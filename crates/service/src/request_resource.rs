@@ -111,7 +111,7 @@ impl RequestResourceService {
     ) -> Result<(Outcome, usize), Error> {
         let asked = asks.first().cloned().ok_or_else(|| Error::defect("a request without a spec"))?;
         let under_way = RequestTimer::begin(&self.metrics.requests);
-        let (any_em, may_wait) = (em.is_none(), deadlines.line.is_some());
+        let (any_em, may_wait) = (em.is_none(), asked.may_wait);
         let mut call = RequestCall { service: self, deadlines, active, queued: None };
         let answered = call.run(em, asks).await;
         let (answer, number) = match answered {
@@ -201,7 +201,7 @@ struct RequestCall<'a> {
 impl RequestCall<'_> {
     /// Carries out the actions of a request until its reply.
     async fn run(&mut self, em: Option<EmInstance>, asks: Vec<Arc<RequestSpec>>) -> Result<(Outcome, usize), Error> {
-        let (mut request, mut action) = Request::start(em, asks, self.deadlines.line.is_some(), self);
+        let (mut request, mut action) = Request::start(em, asks, self);
         while self.queued.is_none() {
             match self.carry_out(action).await {
                 Ok(event) => action = request.step(event, self),

@@ -33,7 +33,7 @@ pub enum AuditRow {
 /// Passes all EMs, each followed by its ticket groups, to `visit`. Keeps one row in memory.
 pub async fn for_each_em(connection: &mut PgConnection, mut visit: impl FnMut(AuditRow)) -> Result<(), StoreError> {
     let mut rows = sqlx::query(
-        "-- books::tell_all
+        "-- audit_reader::for_each_em
         SELECT em_application_name, em_instance, e.resource_type, total_resource::text, protected_resource::text,
             used_resource::text, locked_resource::text, left_resource::text, used_tickets, used_tickets_xor, over_committed,
             version, ticket_type, user_locked_resource::text, user_used_resource::text, count, xor, one

@@ -160,7 +160,8 @@ pub(super) async fn is_here(connection: &mut PgConnection, cell: &Cell) -> Resul
             to_regclass($2) IS NOT NULL",
     )
     .bind(format!("{cell}.linkis_resource_lock"))
-    .bind(format!("{cell}_local.linkis_resource_lock"));
+    // The newest table: the views are made again after its migration.
+    .bind(format!("{cell}_local.linkis_resource_hold"));
     let (is_here, is_usable): (bool, bool) = look.fetch_one(&mut *connection).await?;
     if is_here && !is_usable {
         make_usable(connection, cell).await?;

@@ -59,6 +59,7 @@ fn em(row: TableRow<'_>) -> Result<Em, StoreError> {
         going: unregister_progress(row)?,
         counted: LabelSetProgress { to: row.get("counted_to")?, under_way },
         drain: em_drain::drain(row)?,
+        is_held: false,
     })
 }
 
@@ -69,28 +70,34 @@ pub async fn read(
 ) -> Result<HashMap<EmInstance, Em>, StoreError> {
     let (application_names, em_instances) = em_columns(instances);
     let rows = sqlx::query(
-        "-- em_resource::read
+        r#"-- em_resource::read
         SELECT e.em_application_name, e.em_instance, resource_type, total_resource::text, protected_resource::text,
             used_resource::text, locked_resource::text, used_tickets, used_tickets_xor, labels::text,
             reserved_labels::text, epoch, register_time,
-            version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after, reason, drained_by, drain_time
+            version, going_epoch, going_end, going_after, counted_to, counting_to, counted_after, reason, drained_by, drain_time,
+            EXISTS (SELECT FROM linkis_resource_hold h WHERE h.scope = 'em' AND h."user" = ''
+                AND h.em_application_name = e.em_application_name AND h.em_instance = e.em_instance
+                AND h.hold_until > clock_timestamp()) AS is_held
         FROM unnest($1::text[], $2::text[]) AS k (em_application_name, em_instance)
         JOIN linkis_em_resource_meta_data e
             ON e.em_application_name = k.em_application_name AND e.em_instance = k.em_instance
         LEFT JOIN linkis_em_drain d
-            ON d.em_application_name = e.em_application_name AND d.em_instance = e.em_instance",
+            ON d.em_application_name = e.em_application_name AND d.em_instance = e.em_instance"#,
     )
     .bind(application_names)
     .bind(em_instances)
     .fetch_all(executor)
     .await?;
-    TABLE.parse(&rows, |row| em(row).map(|em| (em.instance.clone(), em)))
+    TABLE.parse(&rows, |row| {
+        let em = Em { is_held: row.get("is_held")?, ..em(row)? };
+        Ok((em.instance.clone(), em))
+    })
 }
 
 /// Reads the first input of a batch in one statement: the present limits, a flag for waiters, and the EMs among
 /// `instances` that exist.
 ///
-/// Returns `known` as the limits if they have not changed. The limits cannot change until the transaction ends.
+/// Does not read whether the EMs are held. Returns `known` as the limits if they have not changed. The limits cannot change until the transaction ends.
 pub async fn read_in_force(
     connection: &mut PgConnection,
     known: &Arc<Limits>,
@@ -100,7 +107,8 @@ pub async fn read_in_force(
     let rows = sqlx::query(
         "-- em_resource::read_in_force
         SELECT v.version AS limits_version, v.oldest_writer,
-            EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp()) AS anybody_waits, e.*
+            EXISTS (SELECT FROM linkis_rm_instance WHERE alive_until > clock_timestamp()) AS anybody_waits,
+            EXISTS (SELECT FROM linkis_resource_hold) AS any_held, e.*
         FROM linkis_resource_limit_version v LEFT JOIN (
             SELECT e.em_application_name, e.em_instance, resource_type, total_resource::text, protected_resource::text,
                 used_resource::text, locked_resource::text, used_tickets, used_tickets_xor, labels::text,
@@ -119,7 +127,7 @@ pub async fn read_in_force(
     .await?;
     let first = rows.first().ok_or_else(|| StoreError::inconsistent("linkis_resource_limit_version", "it is empty"))?;
     let (version, anybody_waits) = (first.try_get("limits_version")?, first.try_get("anybody_waits")?);
-    let oldest_writer = first.try_get("oldest_writer")?;
+    let (any_held, oldest_writer) = (first.try_get("any_held")?, first.try_get("oldest_writer")?);
     let mut ems = HashMap::with_capacity(rows.len());
     for row in &rows {
         if row.try_get::<Option<&str>, _>("em_instance")?.is_some() {
@@ -128,7 +136,7 @@ pub async fn read_in_force(
         }
     }
     let limits = limit::of_version(connection, version, known).await?;
-    Ok((CurrentLimits { limits, anybody_waits, oldest_writer }, ems))
+    Ok((CurrentLimits { limits, anybody_waits, any_held, oldest_writer }, ems))
 }
 
 /// Returns whether any EM exists.
@@ -176,7 +184,7 @@ pub async fn counted(
     TABLE.parse(&rows, |row| Ok((row.em()?, row.get("counted_to")?)))
 }
 
-/// Updates all columns of EMs that registered again. Fails with [`StoreError::RowCount`] if a version has changed.
+/// Updates all columns of EMs that registered again, or that a step changed. Fails with [`StoreError::RowCount`] if a version has changed.
 pub async fn update(connection: &mut PgConnection, ems: &[Em]) -> Result<(), StoreError> {
     let update = sqlx::query(
         "-- em_resource::update

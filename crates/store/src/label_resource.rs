@@ -244,7 +244,7 @@ pub async fn for_each_scope(
     mut visit: impl FnMut(Result<StoredScopeCounters, StoreError>),
 ) -> Result<(), StoreError> {
     let mut rows = sqlx::query(
-        "-- label_resource::tell_all
+        "-- label_resource::for_each_scope
         SELECT scope_hash, label_set_id, scope::text, used_resource::text, locked_resource::text
         FROM linkis_label_resource ORDER BY scope_hash",
     )

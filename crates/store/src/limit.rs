@@ -22,7 +22,7 @@ use rm_model::{
 };
 
 use super::{
-    StoreError, expect_rows, label_set, limit_change, policy, resource_hold,
+    StoreError, expect_rows, label_set, limit_change, policy,
     rows::{TableName, TableRow, dimension, hash, tally_json},
 };
 
@@ -38,13 +38,15 @@ pub struct CurrentLimits {
     pub limits: Arc<Limits>,
     /// Whether any instance may have waiters. An instance writes its liveness row before its first queue entry.
     pub anybody_waits: bool,
+    /// Whether there are holds, expired ones included.
+    pub any_held: bool,
     /// Oldest release that may write.
     pub oldest_writer: i32,
 }
 
 /// Writer number of this release. A release that counts differently raises it, and stores it as `oldest_writer` when
 /// earlier releases may no longer write.
-pub const WRITER: i32 = 1;
+pub const WRITER: i32 = 2;
 
 /// Checks that this release may write.
 ///
@@ -86,13 +88,12 @@ async fn read(connection: &mut PgConnection, version: Uuid, known: &Limits) -> R
         None => rules(&mut *connection).await?,
     };
     let sets = label_set::read(&mut *connection).await?;
-    let policies = policy::read(&mut *connection).await?;
-    let users_held = users_held(connection).await?;
+    let policies = policy::read(connection).await?;
     let limits = match changes {
         Some(changes) => known.changed(version, sets, changes),
         None => Limits::new(version, sets, all),
     };
-    Ok(limits.with_policies(policies).with_users_held(users_held))
+    Ok(limits.with_policies(policies))
 }
 
 /// Returns all rules.
@@ -142,46 +143,6 @@ pub async fn begin_change(connection: &mut PgConnection) -> Result<Uuid, StoreEr
     Ok(before)
 }
 
-/// Makes batches lock users regardless of the rules, until [`unlock_users`]. Returns after all batches without user
-/// locks have ended.
-///
-/// # Errors
-/// Errors of [`begin_change`] and [`close_fence`].
-pub async fn hold_users(connection: &mut PgConnection) -> Result<(), StoreError> {
-    // Locked first: either the unlock sees the new hold, or this call sees that users are unlocked.
-    lock_limits(connection).await?;
-    if !users_held(&mut *connection).await? {
-        let before = begin_change(connection).await?;
-        resource_hold::set_users_held(connection, true).await?;
-        limit_change::insert(connection, before, &[]).await?;
-        close_fence(connection).await?;
-    }
-    Ok(())
-}
-
-/// Makes batches lock users only for rules that count by user, if no hold on a user remains.
-///
-/// # Errors
-/// Errors of [`begin_change`].
-pub async fn unlock_users(connection: &mut PgConnection) -> Result<(), StoreError> {
-    lock_limits(connection).await?;
-    if resource_hold::users_unlocked(&mut *connection).await? {
-        let before = begin_change(connection).await?;
-        resource_hold::set_users_held(connection, false).await?;
-        limit_change::insert(connection, before, &[]).await?;
-    }
-    Ok(())
-}
-
-async fn users_held(executor: impl PgExecutor<'_>) -> Result<bool, StoreError> {
-    Ok(sqlx::query_scalar(
-        "-- limit::users_held
-        SELECT users_held FROM linkis_resource_limit_version WHERE only_row",
-    )
-    .fetch_one(executor)
-    .await?)
-}
-
 /// Excludes other changes of the limits until the transaction ends.
 async fn lock_limits(connection: &mut PgConnection) -> Result<(), StoreError> {
     sqlx::query("LOCK TABLE linkis_resource_limit_version IN SHARE UPDATE EXCLUSIVE MODE").execute(connection).await?;
@@ -189,7 +150,7 @@ async fn lock_limits(connection: &mut PgConnection) -> Result<(), StoreError> {
 }
 
 /// Closes the limits fence: waits until no batch uses the rules, and blocks new batches until the transaction ends. The
-/// caller must commit soon.
+/// caller must commit soon. No transaction before it has decided by what this one changes.
 ///
 /// # Errors
 /// [`StoreError::is_lock_timeout`] if a batch takes longer than `lock_timeout`. Later batches wait meanwhile.

@@ -2,11 +2,11 @@
 //!
 //! A transaction inserts one row per key in one statement, in the order of [`LockKey`], and deletes the rows before it
 //! commits. Another transaction on the same key blocks on the unique index until the first transaction ends. If the
-//! owner dies, PostgreSQL rolls the rows back. A visible row is therefore a hold ([`resource_hold`]), which lasts until
-//! its deletion.
+//! owner dies, PostgreSQL rolls the rows back. A visible row is therefore of another program or of an operator, and blocks the
+//! key until its deletion.
 //!
 //! The module never waits for one key while it owns another, except inside a single insert. Callers: the committer, its
-//! contended-key queues, and the repair of an audit.
+//! contended-key queues, holds, and the repair of an audit.
 
 use std::{
     collections::BTreeSet,
@@ -18,7 +18,7 @@ use time::OffsetDateTime;
 
 use rm_model::operation::LockKey;
 
-use super::{StoreError, resource_hold, rows::column, session};
+use super::{StoreError, expect_rows, resource_hold, rows::column, session};
 
 /// Resource locks of one transaction.
 #[derive(Debug)]
@@ -34,7 +34,7 @@ pub struct Locks {
 
 /// Locks `keys` in the current transaction of `connection`. The caller must read rows in a later statement.
 ///
-/// Returns `None` if a hold owns one of the keys; the caller must then roll back.
+/// Returns `None` if a committed row owns one of the keys; the caller must then roll back.
 ///
 /// # Errors
 /// [`StoreError::is_lock_timeout`] if another transaction owns a key for longer than `lock_timeout`.
@@ -61,6 +61,21 @@ pub async fn lock(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Re
     Ok(places.filter(|_| all).map(|places| Locks { now, transaction_id, count: keys.len(), places }))
 }
 
+/// Deletes lock rows before the commit of their transaction.
+///
+/// # Errors
+/// [`StoreError::RowCount`] if the rows are gone; database errors.
+pub async fn unlock(connection: &mut PgConnection, locks: Locks) -> Result<(), StoreError> {
+    let done = sqlx::query(
+        "-- resource_lock::unlock
+        DELETE FROM linkis_resource_lock WHERE ctid = ANY ($1::text::tid[])",
+    )
+    .bind(locks.places)
+    .execute(connection)
+    .await?;
+    expect_rows("linkis_resource_lock", locks.count, done.rows_affected())
+}
+
 /// Result of waiting for a lock key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum LockConflict {
@@ -68,21 +83,25 @@ pub enum LockConflict {
     None,
     /// Another transaction owns the key.
     Transaction,
-    /// A hold owns the key: a committed row.
+    /// A committed row of another program owns the key.
+    Row,
+    /// An operator holds the EM or user. Whether the key can be locked is not known.
     Hold,
 }
 
 /// Waits up to `timeout` until one key is free, without locking the key: a waiter here delays no other transaction.
 pub async fn wait(connection: &mut PgConnection, key: &LockKey, timeout: Duration) -> Result<LockConflict, StoreError> {
+    let keys = BTreeSet::from([key.clone()]);
+    if !resource_hold::in_effect(&mut *connection, &keys, None).await?.is_empty() {
+        return Ok(LockConflict::Hold);
+    }
     let mut transaction = connection.begin().await?;
     session::hurried(&mut transaction, timeout.max(Duration::from_millis(1))).await?;
-    let taken = lock(&mut transaction, &BTreeSet::from([key.clone()])).await;
+    let taken = lock(&mut transaction, &keys).await;
     transaction.rollback().await?;
     match taken {
         Ok(Some(_)) => Ok(LockConflict::None),
-        // An expired hold is removed and no longer blocks the key.
-        Ok(None) if resource_hold::end_over(connection, key).await? => Ok(LockConflict::None),
-        Ok(None) => Ok(LockConflict::Hold),
+        Ok(None) => Ok(LockConflict::Row),
         Err(error) if error.is_lock_timeout() => Ok(LockConflict::Transaction),
         Err(error) => Err(error),
     }
@@ -92,28 +111,28 @@ pub async fn wait(connection: &mut PgConnection, key: &LockKey, timeout: Duratio
 ///
 /// Bisects the keys, because a statement that times out does not name the key that it waited for. The time is bounded,
 /// so with many contended keys the result is a part of them; the next batch finds others.
-pub async fn held(connection: &mut PgConnection, keys: &BTreeSet<LockKey>) -> Result<BTreeSet<LockKey>, StoreError> {
-    Ok(classify(connection, vec![keys.clone()]).await?.held.into_iter().collect())
+pub async fn contended(
+    connection: &mut PgConnection,
+    keys: &BTreeSet<LockKey>,
+) -> Result<BTreeSet<LockKey>, StoreError> {
+    Ok(classify(connection, vec![keys.clone()]).await?.contended.into_iter().collect())
 }
 
 /// Returns the keys among `keys` that are free.
 ///
-/// A single read finds the holds. Bisection, as in [`held`], finds the keys of other transactions, starting at `after`.
+/// A single read finds the holds and the rows of other programs. Bisection, as in [`contended`], finds the keys of other transactions, starting at `after`.
 /// The time bound ends a search with many contended keys early; `after` is then the key at which the next call resumes.
 pub async fn unlocked(
     connection: &mut PgConnection,
     mut keys: BTreeSet<LockKey>,
     after: &mut Option<LockKey>,
 ) -> Result<BTreeSet<LockKey>, StoreError> {
-    for (key, is_over) in resource_hold::among(&mut *connection, &keys).await? {
-        // An expired hold is removed and no longer blocks the key.
-        if !is_over || !resource_hold::end_over(connection, &key).await? {
-            keys.remove(&key);
-        }
+    for key in resource_hold::held(&mut *connection, &keys).await? {
+        keys.remove(&key);
     }
     let behind = after.take().map(|after| keys.split_off(&after)).unwrap_or_default();
-    let KeyCheck { free, held } = classify(connection, vec![keys, behind]).await?;
-    *after = held.last().cloned();
+    let KeyCheck { free, contended } = classify(connection, vec![keys, behind]).await?;
+    *after = contended.last().cloned();
     Ok(free)
 }
 
@@ -122,7 +141,7 @@ pub async fn unlocked(
 struct KeyCheck {
     free: BTreeSet<LockKey>,
     /// Contended keys, in the order of their checks.
-    held: Vec<LockKey>,
+    contended: Vec<LockKey>,
 }
 
 /// Classifies keys as free or contended. Checks the last of `parts` first.
@@ -136,7 +155,7 @@ async fn classify(connection: &mut PgConnection, mut parts: Vec<BTreeSet<LockKey
     let mut transaction = connection.begin().await?;
     session::hurried(&mut transaction, TRY).await?;
     while let Some(part) = parts.pop() {
-        if start.elapsed() > ALL_TRIES && !sifted.held.is_empty() {
+        if start.elapsed() > ALL_TRIES && !sifted.contended.is_empty() {
             break;
         }
         if part.is_empty() {
@@ -148,7 +167,7 @@ async fn classify(connection: &mut PgConnection, mut parts: Vec<BTreeSet<LockKey
         match taken {
             Ok(Some(_)) => sifted.free.extend(part),
             Err(error) if !error.is_lock_timeout() => return Err(error),
-            Ok(None) | Err(_) if part.len() <= 1 => sifted.held.extend(part),
+            Ok(None) | Err(_) if part.len() <= 1 => sifted.contended.extend(part),
             Ok(None) | Err(_) => {
                 let mut first = part;
                 let middle = first.iter().nth(first.len() / 2).cloned();

@@ -31,7 +31,7 @@ mod list;
 pub use by_em::{EmTicketsQuery, are_more_than, count_on, inhabited, living, read_on, read_pages};
 pub use due::{DueKey, DueTicket, due};
 pub(super) use groups::em_ticket_group;
-pub use groups::{EmTicketGroup, TicketGroup, for_each_group, tell_em_groups};
+pub use groups::{EmTicketGroup, TicketGroup, for_each_em_group, for_each_group};
 pub use list::{TicketFilter, TicketListPage, list};
 
 const TABLE: TableName = TableName("linkis_user_resource_meta_data");

@@ -35,8 +35,12 @@ async fn placement_on_held_ems_grants_first_released() {
         }
         let ask = ResourceRequest { wait_timeout, ..anywhere("hadoop", load(1, 1, 1)) };
         let call = ask_in_task(&rm.client, ask);
-        let waits = async || rm.metric("linkis_rm_contended_operations") == 1.0;
-        eventually("the request is contended", LONG, waits).await;
+        // A request with a timeout enters the queue.
+        let waits = async || match wait_timeout {
+            Duration::ZERO => rm.metric("linkis_rm_contended_operations") == 1.0,
+            _ => rm.client.waiting().await.unwrap().len() == 1,
+        };
+        eventually("the request waits", LONG, waits).await;
         assert!(rm.client.release_hold(&LockKey::Em(fuller.clone())).await.unwrap());
         let granted = tokio::time::timeout(LONG, call).await.expect("a reply").unwrap().granted();
         assert_eq!(granted.em, fuller);

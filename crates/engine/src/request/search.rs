@@ -90,11 +90,11 @@ pub(super) struct EmSearch {
 }
 
 impl EmSearch {
-    pub fn new(named: Option<EmInstance>, spec: NumberedSpec, others: Vec<NumberedSpec>, may_wait: bool) -> Self {
+    pub fn new(named: Option<EmInstance>, spec: NumberedSpec, others: Vec<NumberedSpec>) -> Self {
         Self {
             stage: SearchStage::Done,
             named,
-            may_wait,
+            may_wait: spec.ask.may_wait,
             spec,
             remaining: others.into_iter(),
             tried: TriedEms::default(),

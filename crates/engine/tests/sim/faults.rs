@@ -1,9 +1,9 @@
-//! Faults: crashes, callers that leave, contended keys, drains, lost entries, shutdowns.
+//! Faults: crashes, callers that leave, contended keys, drains, holds, lost entries, shutdowns.
 
 use rm_engine::request::{Action, Event, WaitResult};
 use rm_model::{
     name::Name,
-    operation::{DrainEm, Operation, ResumeEm},
+    operation::{DrainEm, LockKey, Operation, ResumeEm},
 };
 
 use crate::{
@@ -15,8 +15,12 @@ impl World {
     /// Lets one fault happen to an instance.
     pub fn disturb(&mut self, number: usize) {
         self.steps += 1;
-        // The last two lose entries or end calls.
-        match self.choices.below(if self.shape.faults == Faults::All { 13 } else { 11 }) {
+        // Two of them lose entries or end calls, and are not orderly.
+        let kinds: &[usize] = match self.shape.faults {
+            Faults::All => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15],
+            _ => &[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 13, 14, 15],
+        };
+        match self.choices.of(kinds).unwrap_or_default() {
             0 => self.crash(number),
             1..=3 => self.cancel(number),
             4 | 5 => {
@@ -39,7 +43,17 @@ impl World {
                 let freed = self.store.sweep(self.instances[number].id);
                 self.publish(None, &freed);
             }
-            _ => self.shut_down(number),
+            12 => self.shut_down(number),
+            13 => {
+                let user = LockKey::User(Name::parse("name", "hadoop").unwrap());
+                let em = self.choices.of(&self.ems).map(LockKey::Em);
+                let key = if self.choices.one_in(4) { Some(user) } else { em };
+                key.into_iter().for_each(|key| self.store.hold(key));
+            }
+            _ => {
+                let freed = self.store.end_hold();
+                self.publish(None, &freed);
+            }
         }
     }
 

@@ -4,12 +4,12 @@ use std::{
     cell::{Cell, RefCell},
     collections::{BTreeMap, BTreeSet},
     sync::Arc,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use rm_engine::{
     commit_queue::CommitQueues,
-    contended_keys::{ContendedKeys, KeyEffects},
+    contended_keys::{ContendedKeys, KeyEffects, KeyWaiter},
     request::{Action, InQueue, Patience, Request, SharedState},
     waiter_index::{WaiterIndex, WaiterProfile},
     wake_reason::{Needs, WakeReason},
@@ -152,11 +152,11 @@ impl SharedState for Shared<'_> {
     }
 
     fn best_contended(&self, ask: &RequestSpec, except: &[EmInstance]) -> Option<EmInstance> {
-        self.instance.view.borrow_mut().best_held(ask, self.instance.limits.policies(), except)
+        self.instance.view.borrow_mut().best_blocked(ask, self.instance.limits.policies(), except)
     }
 
     fn is_contended(&self, em: &EmInstance) -> bool {
-        self.instance.view.borrow().is_held(em)
+        self.instance.view.borrow().is_contended(em)
     }
 
     fn nearest_fit(&self, ask: &RequestSpec) -> Option<EmInstance> {
@@ -219,6 +219,24 @@ impl SharedState for Shared<'_> {
 }
 
 impl Instance {
+    /// Moves an operation into the queue of a key that it waits for.
+    pub fn wait_for_key(
+        &mut self,
+        key: LockKey,
+        queued: QueuedOperation,
+        now: Instant,
+        effects: &mut KeyEffects<QueuedOperation, LockKey>,
+    ) {
+        self.tasks.extend(self.keys.open(&key, key.clone()));
+        let (until, leaves_at) = match queued.patience {
+            Patience::Deadline => (now + Duration::from_millis(300), None),
+            Patience::OtherEms => (now + Duration::from_secs(60), Some(now)),
+            Patience::OtherEmsAfterPause => (now + Duration::from_secs(60), Some(now + Duration::from_millis(100))),
+        };
+        let waiter = KeyWaiter { operation: queued, cost: 1, is_request: true, until, leaves_at };
+        self.keys.join(&key, waiter, now, effects);
+    }
+
     /// Creates an instance without calls.
     pub fn new(id: Uuid) -> Self {
         Self {
@@ -238,7 +256,7 @@ impl Instance {
     pub fn note_contended(&mut self, effects: &KeyEffects<QueuedOperation, LockKey>) {
         let mut is_any_free = false;
         for (em, is_contended) in &effects.ems {
-            self.view.borrow_mut().note_held(em, *is_contended);
+            self.view.borrow_mut().note_contended(em, *is_contended);
             is_any_free |= !is_contended;
         }
         if is_any_free {

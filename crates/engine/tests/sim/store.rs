@@ -11,13 +11,15 @@ use rm_model::{
     em::{Em, EmInstance},
     em_drain::EmDrain,
     external::Clusters,
+    hold::ExistingHold,
     ledger::{Deltas, Ledger, LedgerSnapshot, WaitQueueView},
     limit::Limits,
-    operation::{Operation, Outcome, PlacedRequest, RegisterEm},
+    name::Name,
+    operation::{LockKey, Operation, Outcome, PlacedRequest, RegisterEm},
     principal::Principal,
     resource::{Dimension, Resource},
     ticket::Ticket,
-    wait_queue::{FreedKeys, QueuePosition, ViewExtent, WaitKey, WaitKeyHash, WaitKeys, WaitQueues},
+    wait_queue::{FreedKeys, MUCH, QueuePosition, ViewExtent, WaitKey, WaitKeyHash, WaitKeys, WaitQueues},
 };
 use time::OffsetDateTime;
 use uuid::Uuid;
@@ -64,6 +66,8 @@ pub struct Store {
     numbers: BTreeMap<WaitKey, u64>,
     /// EMs whose key a transaction of another program owns.
     pub contended: BTreeSet<EmInstance>,
+    /// Holds of operators.
+    holds: BTreeMap<LockKey, ExistingHold>,
 }
 
 impl Store {
@@ -95,6 +99,7 @@ impl Store {
             ended: HashMap::new(),
             inhabited: self.tickets.values().map(|ticket| ticket.em.clone()).collect(),
             reports: HashMap::new(),
+            holds: self.holds.clone().into_iter().collect(),
             drains: self.drains.iter().map(|(em, drain)| (em.clone(), drain.clone())).collect(),
             adopted: HashMap::new(),
             request_ids: HashMap::new(),
@@ -106,6 +111,38 @@ impl Store {
             },
             clusters: Clusters::default(),
         }
+    }
+
+    /// Holds an EM or a user.
+    pub fn hold(&mut self, key: LockKey) {
+        let since = OffsetDateTime::from_unix_timestamp(self.now).unwrap();
+        let reason = Name::parse("reason", "audit").unwrap();
+        let until = since + time::Duration::minutes(1);
+        self.note_hold(&key, true);
+        self.holds.insert(key, ExistingHold { reason, by: Principal::Anonymous, since, until });
+    }
+
+    /// Ends the first hold, and returns the keys where requests wait for its end.
+    pub fn end_hold(&mut self) -> FreedKeys {
+        let mut freed = FreedKeys::default();
+        if let Some((key, _)) = self.holds.pop_first() {
+            self.note_hold(&key, false);
+            freed.add(key.wait_key(), MUCH);
+        }
+        freed
+    }
+
+    fn note_hold(&mut self, key: &LockKey, is_held: bool) {
+        let LockKey::Em(em) = key else { return };
+        if let Some(em) = self.ems.get_mut(em) {
+            em.is_held = is_held;
+            em.version += 1;
+        }
+    }
+
+    /// Whether an EM or a user is held.
+    pub fn is_held(&self, key: &LockKey) -> bool {
+        self.holds.contains_key(key)
     }
 
     /// Decides a request without writing anything.

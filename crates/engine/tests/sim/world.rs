@@ -9,7 +9,7 @@ use std::{
 
 use rm_engine::{
     commit_queue::OperationClass,
-    contended_keys::{KeyEffects, KeyTask, KeyWaiter},
+    contended_keys::{KeyEffects, KeyTask},
     request::{Action, Event, Failure, Patience, Request, RequestResult, WaitResult},
     waiter_index::FreedCapacity,
     wake_reason::{Needs, WakeReason},
@@ -115,6 +115,11 @@ impl World {
         }
         self.choices.continue_at_random(0);
         self.store.contended.clear();
+        while let freed = self.store.end_hold()
+            && !freed.is_empty()
+        {
+            self.publish(None, &freed);
+        }
         for em in self.ems.clone() {
             self.submit_operation(0, Operation::Resume(ResumeEm { em, reason: None }));
         }
@@ -170,7 +175,7 @@ impl World {
         let named = if any_em { None } else { self.choices.of(&self.ems) };
         let specs = 1 + self.choices.below(2);
         let ticket_id = Uuid::from_u128(call.into());
-        let asks = (0..specs).map(|_| spec(ticket_id, requested(&mut self.choices))).collect();
+        let resources: Vec<Resource> = (0..specs).map(|_| requested(&mut self.choices)).collect();
         let mut handle = Handle {
             number: call,
             any_em,
@@ -185,9 +190,10 @@ impl World {
             belief: Cell::new(Belief::chosen(&mut self.choices)),
         };
         let may_wait = !self.choices.one_in(4);
+        let asks = resources.into_iter().map(|resource| spec(ticket_id, resource, may_wait)).collect();
         let instance = &self.instances[number];
         let mut shared = Shared { instance, store: &mut self.store, handle: &mut handle };
-        let (request, action) = Request::start(named, asks, may_wait, &mut shared);
+        let (request, action) = Request::start(named, asks, &mut shared);
         self.begin(number, (request, handle), ("New", "submitted"), action);
     }
 
@@ -337,14 +343,7 @@ impl World {
                 batch.push(queued);
                 continue;
             }
-            instance.tasks.extend(instance.keys.open(&key, key.clone()));
-            let (until, leaves_at) = match queued.patience {
-                Patience::Deadline => (now + Duration::from_millis(300), None),
-                Patience::OtherEms => (now + Duration::from_secs(60), Some(now)),
-                Patience::OtherEmsAfterPause => (now + Duration::from_secs(60), Some(now + Duration::from_millis(100))),
-            };
-            let waiter = KeyWaiter { operation: queued, cost: 1, is_request: true, until, leaves_at };
-            instance.keys.join(&key, waiter, now, &mut effects);
+            instance.wait_for_key(key, queued, now, &mut effects);
         }
         self.commit(number, batch, goes_on);
         self.apply(number, effects);
@@ -359,17 +358,20 @@ impl World {
         let calls = &instance.calls;
         let is_wanted = |queued: &QueuedOperation| queued.call.is_none_or(|call| calls.contains_key(&call));
         let task = instance.keys.next_task(&key, (now, false), is_wanted, &mut effects);
-        let LockKey::Em(em) = &key else { return };
-        let is_contended = self.store.contended.contains(em);
+        let is_locked = matches!(&key, LockKey::Em(em) if self.store.contended.contains(em));
+        let is_held = self.store.is_held(&key);
         let mut batch = Vec::new();
         match task {
             KeyTask::Turn => {
-                instance.keys.found(&key, is_contended, now, &mut effects);
-                if !is_contended {
-                    batch = instance.keys.take(&key);
+                instance.keys.found(&key, is_locked || is_held, now, &mut effects);
+                if !is_locked {
+                    batch = match is_held {
+                        true => instance.keys.take(&key, |queued| queued.operation.may_queue()),
+                        false => instance.keys.take(&key, |_| true),
+                    };
                 }
             }
-            KeyTask::Watch => instance.keys.found(&key, is_contended, now, &mut effects),
+            KeyTask::Watch => instance.keys.found(&key, is_locked || is_held, now, &mut effects),
             KeyTask::End => drop(instance.tasks.remove(&key)),
         }
         self.steps += 1;
@@ -409,6 +411,7 @@ impl World {
             println!("{number}: batch of {}", operations.join(", "));
         }
         let fails = goes_on && self.shape.faults == Faults::All && self.choices.one_in(10);
+        let (now, mut effects) = (self.now(), KeyEffects::default());
         let is_unknown = goes_on && self.shape.faults == Faults::All && self.choices.one_in(20);
         let mut results: Vec<(u64, SimResult)> = Vec::new();
         if fails {
@@ -437,6 +440,10 @@ impl World {
             self.instances[number].waiters.borrow_mut().committed(freed, granted, others_wait);
             self.publish(Some(number), &committed.freed);
             for (queued, result) in batch.into_iter().zip(committed.results) {
+                if let (false, Ok(Outcome::Held(key))) = (is_unknown, &result) {
+                    self.instances[number].wait_for_key(key.clone(), queued, now, &mut effects);
+                    continue;
+                }
                 let Some(call) = queued.call else { continue };
                 if is_unknown && !self.instances[number].calls.contains_key(&call) {
                     // The entry leaves, if there is one. A grant without a caller expires.
@@ -447,7 +454,7 @@ impl World {
                 results.push((call, result));
             }
         }
-        self.notify(number);
+        self.apply(number, effects);
         for (call, result) in results {
             match self.instances[number].calls.contains_key(&call) {
                 true => self.step(number, call, Event::Committed(result)),
@@ -579,7 +586,7 @@ fn requested(choices: &mut Choices) -> Resource {
     Resource::load(memory, if memory == 0 { cores.max(1) } else { cores }).unwrap()
 }
 
-fn spec(ticket_id: Uuid, resource: Resource) -> Arc<RequestSpec> {
+fn spec(ticket_id: Uuid, resource: Resource, may_wait: bool) -> Arc<RequestSpec> {
     let name = |text| Name::parse("name", text).unwrap();
     Arc::new(RequestSpec {
         principal: Principal::Anonymous,
@@ -594,5 +601,6 @@ fn spec(ticket_id: Uuid, resource: Resource) -> Arc<RequestSpec> {
         lock_ttl: Duration::from_secs(3600),
         request_id: None,
         return_counters: false,
+        may_wait,
     })
 }

@@ -15,6 +15,7 @@ use super::super::{
     em::{Em, EmInstance},
     em_drain::EmDrain,
     external::Clusters,
+    hold::Holds,
     limit::Limits,
     operation::{RequestKey, RequestRecord},
     report::ReportNumber,
@@ -43,6 +44,8 @@ pub struct LedgerSnapshot {
     pub reports: HashMap<EmInstance, ReportNumber>,
     /// Drains of the EMs that this batch registers, drains or resumes.
     pub drains: HashMap<EmInstance, Arc<EmDrain>>,
+    /// Holds in effect on the EMs and users of the batch.
+    pub holds: Holds,
     /// Use at adoption of the live tickets that this batch adopts again, if recorded.
     pub adopted: HashMap<Uuid, Resource>,
     /// Known request ids.

@@ -128,6 +128,8 @@ pub struct RequestSpec {
     pub request_id: Option<RequestId>,
     /// Whether the grant returns the counters.
     pub return_counters: bool,
+    /// Whether the request waits in a queue if it cannot be granted now.
+    pub may_wait: bool,
 }
 
 impl RequestSpec {

@@ -26,8 +26,8 @@ pub(super) struct Candidate {
     pub capacity: LeftResource,
     /// The latest survey at a proposal that is not decided yet.
     assumed: Option<u64>,
-    /// Whether the EM is contended.
-    pub is_held: bool,
+    /// Whether the EM is contended, or held by an operator.
+    pub is_blocked: bool,
     /// Time of the latest selection or observation, as a counter of the view.
     touched: u64,
     /// Survey that found it last.
@@ -56,7 +56,7 @@ pub(super) struct CandidateOrder {
 /// 5. longest time since the last selection or observation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Rank {
-    pub held: Reverse<bool>,
+    pub blocked: Reverse<bool>,
     pub spare: bool,
     pub share: u64,
     busy: Reverse<u8>,
@@ -66,9 +66,9 @@ pub(super) struct Rank {
 
 impl Rank {
     /// Returns the lower bound of all ranks with these values.
-    pub fn lowest(is_held: bool, spare: bool, share: u64) -> Self {
+    pub fn lowest(is_blocked: bool, spare: bool, share: u64) -> Self {
         Self {
-            held: Reverse(is_held),
+            blocked: Reverse(is_blocked),
             spare,
             share,
             busy: Reverse(u8::MAX),
@@ -117,7 +117,7 @@ impl Candidate {
             condition,
             reported: 0,
             assumed: None,
-            is_held: false,
+            is_blocked: false,
             touched,
             surveyed,
             pool: PoolId::default(),
@@ -142,6 +142,7 @@ impl Candidate {
             && self.em.total == em.total
             && self.em.protected == em.protected
             && self.em.drain.is_some() == em.drain.is_some()
+            && self.em.is_held == em.is_held
     }
 
     /// Returns whether it can be selected for a request.
@@ -156,7 +157,7 @@ impl Candidate {
 
     pub fn rank(&self, candidate: CandidateId, order: &CandidateOrder) -> Rank {
         Rank {
-            held: Reverse(self.is_held),
+            blocked: Reverse(self.is_blocked),
             spare: order.spared.iter().any(|dimension| self.left.get(dimension) > 0),
             share: share_of(self.left.get(&order.dimension), self.capacity.get(&order.dimension)),
             busy: Reverse(self.condition.busy),

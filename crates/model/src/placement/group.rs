@@ -98,7 +98,7 @@ pub(super) struct CandidateQuery<'a> {
     pub share: &'a Resource,
     pub placement: Placement,
     /// Whether to search the contended EMs instead of the others.
-    pub is_held: bool,
+    pub is_blocked: bool,
     /// Further condition, if any.
     pub only: Option<&'a dyn Fn(&Candidate) -> bool>,
 }
@@ -161,7 +161,7 @@ impl CandidateGroup {
             for (order, ranks) in &mut self.orders {
                 ranks.insert(candidate.rank(id, order));
             }
-            if !candidate.is_held {
+            if !candidate.is_blocked {
                 self.full.clear_refused_sizes(&candidate.left);
             }
             self.small.clear_refused_sizes(&candidate.capacity);
@@ -200,9 +200,9 @@ impl CandidateGroup {
         self.full.applies_to(share)
     }
 
-    /// Returns the best EM with capacity for the share, with its rank. `is_held` selects the contended EMs or the others.
+    /// Returns the best EM with capacity for the share, with its rank. `is_blocked` selects the contended EMs or the others.
     pub fn best(&mut self, wanted: &CandidateQuery<'_>, candidates: &CandidateTable) -> Option<Rank> {
-        if !self.may_provide(wanted.share) || !wanted.is_held && self.full.applies_to(wanted.share) {
+        if !self.may_provide(wanted.share) || !wanted.is_blocked && self.full.applies_to(wanted.share) {
             return None;
         }
         let dimension = self.dominant(wanted.share);
@@ -218,23 +218,23 @@ impl CandidateGroup {
             Placement::Spread => Vec::new(),
             Placement::Pack => self.not_asked(wanted.share),
         };
-        let is_held = wanted.is_held;
+        let is_blocked = wanted.is_blocked;
         // Contended EMs rank below the others.
-        let end = if is_held { Bound::Excluded(Rank::lowest(false, false, 0)) } else { Bound::Unbounded };
+        let end = if is_blocked { Bound::Excluded(Rank::lowest(false, false, 0)) } else { Bound::Unbounded };
         let ranks = self.ranks(CandidateOrder { dimension, spared }, candidates);
         let found = match wanted.placement {
             Placement::Spread => {
                 let freest = ranks.range((Bound::Unbounded, end)).rev();
-                freest.take_while(|rank| rank.held.0 == is_held && rank.share >= needed).find(has_room)
+                freest.take_while(|rank| rank.blocked.0 == is_blocked && rank.share >= needed).find(has_room)
             }
             Placement::Pack => {
-                let without = ranks.range(Rank::lowest(is_held, false, needed)..Rank::lowest(is_held, true, 0));
-                let with = ranks.range((Bound::Included(Rank::lowest(is_held, true, needed)), end));
+                let without = ranks.range(Rank::lowest(is_blocked, false, needed)..Rank::lowest(is_blocked, true, 0));
+                let with = ranks.range((Bound::Included(Rank::lowest(is_blocked, true, needed)), end));
                 without.chain(with).find(has_room)
             }
         };
         let found = found.copied();
-        if found.is_none() && !is_held && wanted.only.is_none() {
+        if found.is_none() && !is_blocked && wanted.only.is_none() {
             self.full.insert(wanted.share);
         }
         found

@@ -55,7 +55,7 @@ pub struct ClusterView {
     labelled: HashMap<Label, HashSet<CandidateId>>,
     label_sets: LabelSets,
     /// Contended EMs, including those that the view does not contain.
-    held: HashSet<EmInstance>,
+    contended: HashSet<EmInstance>,
     /// Number of selections and observations of EMs.
     touches: u64,
     /// Seed of the order of the EMs that were never selected; differs between views.
@@ -94,7 +94,7 @@ impl ClusterView {
             pools: CandidatePools::default(),
             labelled: HashMap::new(),
             label_sets: LabelSets::default(),
-            held: HashSet::new(),
+            contended: HashSet::new(),
             touches: 0,
             seed,
             survey: 0,
@@ -150,20 +150,20 @@ impl ClusterView {
         }
     }
 
-    /// Sets whether an EM is contended. [`ClusterView::choose`] ignores contended EMs.
-    pub fn note_held(&mut self, em: &EmInstance, is_held: bool) {
-        match is_held {
-            true => self.held.insert(em.clone()),
-            false => self.held.remove(em),
+    /// Sets whether an EM is contended. [`ClusterView::choose`] ignores contended EMs and those that operators hold.
+    pub fn note_contended(&mut self, em: &EmInstance, is_contended: bool) {
+        match is_contended {
+            true => self.contended.insert(em.clone()),
+            false => self.contended.remove(em),
         };
         if let Some(id) = self.candidates.id(em) {
-            self.change(id, |candidate| candidate.is_held = is_held);
+            self.change(id, |candidate| candidate.is_blocked = is_contended || candidate.em.is_held);
         }
     }
 
     /// Returns whether an EM is contended.
-    pub fn is_held(&self, em: &EmInstance) -> bool {
-        self.held.contains(em)
+    pub fn is_contended(&self, em: &EmInstance) -> bool {
+        self.contended.contains(em)
     }
 
     /// Removes an EM.
@@ -271,11 +271,13 @@ impl ClusterView {
         self.find(ask, policies, except, false).and_then(|(id, _)| self.instance(id))
     }
 
-    /// As [`ClusterView::best`], among the contended EMs.
-    pub fn best_held(&mut self, ask: &RequestSpec, policies: &Policies, except: &[EmInstance]) -> Option<EmInstance> {
-        if self.held.is_empty() {
-            return None;
-        }
+    /// As [`ClusterView::best`], among the contended and held EMs.
+    pub fn best_blocked(
+        &mut self,
+        ask: &RequestSpec,
+        policies: &Policies,
+        except: &[EmInstance],
+    ) -> Option<EmInstance> {
         self.find(ask, policies, except, true).and_then(|(id, _)| self.instance(id))
     }
 
@@ -294,7 +296,7 @@ impl ClusterView {
         let mut best: Option<(bool, Rank)> = None;
         let mut any = None;
         for_each_group(self, &search, |kind, group, candidates, only| {
-            let wanted = |share| CandidateQuery { share, placement: Placement::Spread, is_held: false, only };
+            let wanted = |share| CandidateQuery { share, placement: Placement::Spread, is_blocked: false, only };
             let found = shares.on(kind.1).and_then(|share| group.closest(&wanted(share), candidates));
             best = best.max(found);
             if found.is_none() && any.is_none() {
@@ -331,7 +333,7 @@ impl ClusterView {
     }
 
     fn insert(&mut self, mut candidate: Candidate) {
-        candidate.is_held = self.held.contains(&candidate.em.instance);
+        candidate.is_blocked = candidate.em.is_held || self.contended.contains(&candidate.em.instance);
         candidate.pool = self.pools.of(&candidate.em);
         let Some(id) = self.candidates.insert(candidate) else { return };
         let Some(candidate) = self.candidates.get_mut(id) else { return };
@@ -368,7 +370,7 @@ impl ClusterView {
         ask: &RequestSpec,
         policies: &Policies,
         except: &[EmInstance],
-        is_held: bool,
+        is_blocked: bool,
     ) -> Option<(CandidateId, Resource)> {
         let mut shares = DemandByType::of(ask);
         for preferred in preferences(ask) {
@@ -379,13 +381,14 @@ impl ClusterView {
                 let Some(share) = shares.on(*resource_type) else { return };
                 let placement = ask.selector.placement.or_else(|| Some(policies.get(application_name)?.placement()));
                 let placement = placement.unwrap_or_default();
-                let found = group.best(&CandidateQuery { share, placement, is_held, only }, candidates).map(|rank| {
-                    let score = match placement {
-                        Placement::Spread => (true, rank.share),
-                        Placement::Pack => (!rank.spare, u64::MAX - rank.share),
-                    };
-                    (score, rank, *resource_type)
-                });
+                let found =
+                    group.best(&CandidateQuery { share, placement, is_blocked, only }, candidates).map(|rank| {
+                        let score = match placement {
+                            Placement::Spread => (true, rank.share),
+                            Placement::Pack => (!rank.spare, u64::MAX - rank.share),
+                        };
+                        (score, rank, *resource_type)
+                    });
                 best = best.into_iter().chain(found).max_by_key(rank_of);
             });
             if let Some((_, rank, resource_type)) = best {

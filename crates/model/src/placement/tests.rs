@@ -43,6 +43,7 @@ fn em(host: &str, total: (i64, i64), locked: (i64, i64)) -> Em {
         going: None,
         counted: Default::default(),
         drain: None,
+        is_held: false,
     }
 }
 
@@ -64,6 +65,7 @@ fn ask(memory: i64, cores: i64) -> RequestSpec {
         lock_ttl: Duration::from_secs(1),
         request_id: None,
         return_counters: false,
+        may_wait: false,
     }
 }
 
@@ -371,11 +373,11 @@ fn placement_waiting_request_avoids_contended_em() {
         view.closest(&ask(cores, cores), &Policies::new()).unwrap().instance.to_string()
     };
     assert_eq!(home(&mut view, 20), "held");
-    view.note_held(&held.instance, true);
+    view.note_contended(&held.instance, true);
     assert_eq!(home(&mut view, 20), "full");
     assert_eq!(home(&mut view, 80), "held");
     // The request never fits on the small EM.
-    view.note_held(&full.instance, true);
+    view.note_contended(&full.instance, true);
     assert_eq!(home(&mut view, 20), "held");
 }
 
@@ -384,10 +386,10 @@ fn placement_contended_em_is_chosen_only_on_demand() {
     let held: Vec<Em> = (0..300).map(|n| em(&format!("held{n}"), (100, 100), (0, 0))).collect();
     let mut view = view(held.iter().cloned().chain([em("free", (100, 100), (50, 50))]));
     let held_best = |view: &mut ClusterView, ask: &RequestSpec, except: &[EmInstance]| {
-        view.best_held(ask, &Policies::new(), except).map(|em| em.instance.to_string())
+        view.best_blocked(ask, &Policies::new(), except).map(|em| em.instance.to_string())
     };
     assert_eq!(held_best(&mut view, &ask(1, 1), &[]), None);
-    held.iter().for_each(|em| view.note_held(&em.instance, true));
+    held.iter().for_each(|em| view.note_contended(&em.instance, true));
     assert_eq!(in_order(&mut view, &ask(1, 1)), ["free"]);
     assert_eq!(in_order(&mut view, &ask(60, 1)), [""; 0]);
     let packed = RequestSpec {
@@ -405,11 +407,11 @@ fn placement_contended_em_is_chosen_only_on_demand() {
     // The EM stays contended across a registration, and is used again as soon as it is released.
     view.update(Em { epoch: 2, ..em("held7", (200, 200), (0, 0)) });
     assert_eq!(best(&mut view, &ask(60, 1)), None);
-    view.note_held(&held[7].instance, false);
+    view.note_contended(&held[7].instance, false);
     assert_eq!(best(&mut view, &ask(60, 1)).as_deref(), Some("held7"));
     view.remove(&held[8].instance);
     view.update(held[8].clone());
-    assert!(view.is_held(&held[8].instance) && !in_order(&mut view, &ask(60, 1)).contains(&"held8".to_owned()));
+    assert!(view.is_contended(&held[8].instance) && !in_order(&mut view, &ask(60, 1)).contains(&"held8".to_owned()));
 }
 
 /// The EMs are full in the dimension that requests need little of, so the dominant dimension excludes none.
@@ -418,16 +420,16 @@ fn placement_remembers_full_ems_beside_contended_one() {
     let full = |n: usize| em(&format!("host{n}"), (100, 100), (0, 100));
     let held = em("held", (100, 100), (0, 0));
     let mut view = view((0..100).map(full).chain([held.clone()]));
-    view.note_held(&held.instance, true);
+    view.note_contended(&held.instance, true);
     let wants = ask(10, 1);
     let is_remembered =
         |view: &ClusterView| view.pools.all().all(|pool| pool.all.is_known_to_be_full_for(&wants.resource));
     assert!(best(&mut view, &wants).is_none() && is_remembered(&view));
-    let held_best = view.best_held(&wants, &Policies::new(), &[]);
+    let held_best = view.best_blocked(&wants, &Policies::new(), &[]);
     assert_eq!(held_best.as_ref(), Some(&held.instance));
     view.update(Em { version: 2, ..em("held", (100, 100), (1, 1)) });
     assert!(is_remembered(&view), "changes of the contended EMs have no effect");
-    view.note_held(&held.instance, false);
+    view.note_contended(&held.instance, false);
     assert!(!is_remembered(&view));
     assert_eq!(best(&mut view, &wants).as_deref(), Some("held"));
 }
@@ -539,7 +541,7 @@ proptest! {
                         true => held.insert(named(host)),
                         false => held.remove(&named(host)),
                     };
-                    view.note_held(&named(host), is_held);
+                    view.note_contended(&named(host), is_held);
                 }
                 Step::Settle => {
                     let all: Vec<EmInstance> = plain.keys().cloned().collect();
@@ -565,7 +567,7 @@ proptest! {
                     };
                     let possible = plain.values().filter(fitting).map(|(em, _)| &em.instance);
                     let (of_held, possible): (BTreeSet<_>, BTreeSet<_>) = possible.partition(|em| held.contains(*em));
-                    let found = [view.best(&ask, &Policies::new(), &[]), view.best_held(&ask, &Policies::new(), &[])];
+                    let found = [view.best(&ask, &Policies::new(), &[]), view.best_blocked(&ask, &Policies::new(), &[])];
                     let matching: Vec<&Em> = plain.values().map(|(em, _)| em).filter(|em| matches(em)).collect();
                     let mut dominants = BTreeMap::new();
                     let mut score = |em: &EmInstance| {

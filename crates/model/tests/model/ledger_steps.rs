@@ -12,6 +12,7 @@ use rm_model::{
     adoption::AdoptTicket,
     em::{Em, EmInstance},
     external::Clusters,
+    hold::Holds,
     ledger::{Deltas, Ledger, LedgerSnapshot, TicketPage, WaitQueueView},
     limit::{CountingRule, LabelSet, Limits},
     operation::{
@@ -117,6 +118,7 @@ impl Tables {
             ended: HashMap::new(),
             inhabited: self.tickets.values().map(|ticket| ticket.em.clone()).collect(),
             reports: HashMap::new(),
+            holds: Holds::default(),
             drains: HashMap::new(),
             adopted: HashMap::new(),
             request_ids: HashMap::new(),
@@ -236,6 +238,7 @@ impl Tables {
                     lock_ttl: Duration::from_secs(1_000_000),
                     request_id: None,
                     return_counters: false,
+                    may_wait: false,
                 }),
                 wait: None,
                 scopes: Default::default(),

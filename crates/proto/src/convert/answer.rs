@@ -324,6 +324,7 @@ pub fn read_em(message: proto::EmResource) -> Result<Em, FieldError> {
         }),
         counted: LabelSetProgress::default(),
         drain: message.drain.map(operator::read_drain).transpose()?.map(Arc::new),
+        is_held: false,
     })
 }
 

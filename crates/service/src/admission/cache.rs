@@ -137,9 +137,9 @@ struct PendingChanges {
     seen: Option<SeenEms>,
     retired: RetiredEntries,
     /// EMs whose keys are contended.
-    held: HashSet<EmInstance>,
+    contended: HashSet<EmInstance>,
     /// EMs that became contended or free since the last placement: at most as many as are contended now or were contended then.
-    held_changes: HashMap<EmInstance, bool>,
+    contended_changes: HashMap<EmInstance, bool>,
 }
 
 #[derive(Debug, Default)]
@@ -173,12 +173,12 @@ impl PlacementState {
         });
     }
 
-    fn note_held(&self, em: &EmInstance, is_held: bool) {
-        let PendingChanges { held, held_changes, .. } = &mut *self.changes();
-        let is_new = if is_held { held.insert(em.clone()) } else { held.remove(em) };
+    fn note_contended(&self, em: &EmInstance, is_contended: bool) {
+        let PendingChanges { contended, contended_changes, .. } = &mut *self.changes();
+        let is_new = if is_contended { contended.insert(em.clone()) } else { contended.remove(em) };
         // Two opposite changes before the next placement cancel each other.
-        if is_new && held_changes.remove(em).is_none() {
-            held_changes.insert(em.clone(), is_held);
+        if is_new && contended_changes.remove(em).is_none() {
+            contended_changes.insert(em.clone(), is_contended);
         }
     }
 
@@ -186,9 +186,9 @@ impl PlacementState {
         let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
         // The view is locked first, so that no other placement reads it before the changes are applied. Commits wait for
         // neither lock.
-        let (seen, held) = {
+        let (seen, contended) = {
             let mut changes = self.changes();
-            (changes.seen.replace(SeenEms::default()), mem::take(&mut changes.held_changes))
+            (changes.seen.replace(SeenEms::default()), mem::take(&mut changes.contended_changes))
         };
         let SeenEms { ems, conditions } = seen.unwrap_or_default();
         for (instance, em) in ems {
@@ -200,8 +200,8 @@ impl PlacementState {
         for (instance, condition) in conditions {
             view.report(&instance, condition);
         }
-        for (instance, is_held) in held {
-            view.note_held(&instance, is_held);
+        for (instance, is_contended) in contended {
+            view.note_contended(&instance, is_contended);
         }
         look(&mut view)
     }
@@ -299,8 +299,8 @@ impl StateCache {
     }
 
     /// Records whether the key of an EM is contended, so that changes of the EM wait. Repeated calls change nothing.
-    pub fn note_held(&self, em: &EmInstance, is_held: bool) {
-        self.choice.note_held(em, is_held);
+    pub fn note_contended(&self, em: &EmInstance, is_contended: bool) {
+        self.choice.note_contended(em, is_contended);
     }
 
     /// Whether no label set counts the labels of one of `caps`, by the last known limits.
@@ -384,6 +384,7 @@ mod tests {
             going: None,
             counted: Default::default(),
             drain: None,
+            is_held: false,
         }
     }
 
@@ -440,14 +441,14 @@ mod tests {
     #[test]
     fn placement_after_long_pause_knows_contended_ems() {
         let cache = cache();
-        let known = || cache.choose(|view, _| (0..1000).filter(|number| view.is_held(&instance(*number))).count());
-        (0..1000).for_each(|number| cache.note_held(&instance(number), true));
-        (0..500).for_each(|number| cache.note_held(&instance(number), false));
-        assert_eq!(cache.choice.changes().held_changes.len(), 500, "ended contention is not kept");
+        let known = || cache.choose(|view, _| (0..1000).filter(|number| view.is_contended(&instance(*number))).count());
+        (0..1000).for_each(|number| cache.note_contended(&instance(number), true));
+        (0..500).for_each(|number| cache.note_contended(&instance(number), false));
+        assert_eq!(cache.choice.changes().contended_changes.len(), 500, "ended contention is not kept");
         assert_eq!(known(), 500);
-        (500..1000).for_each(|number| cache.note_held(&instance(number), false));
+        (500..1000).for_each(|number| cache.note_contended(&instance(number), false));
         assert_eq!(known(), 0);
-        assert_eq!(cache.choice.changes().held_changes.len(), 0);
+        assert_eq!(cache.choice.changes().contended_changes.len(), 0);
     }
 
     #[test]
@@ -486,13 +487,13 @@ mod tests {
     #[test]
     fn contended_em_reported_twice_stays_contended() {
         let cache = cache();
-        let is_held = || cache.choose(|view, _| view.is_held(&instance(1)));
+        let is_contended = || cache.choose(|view, _| view.is_contended(&instance(1)));
         for expected in [true, false] {
-            cache.note_held(&instance(1), expected);
-            cache.note_held(&instance(1), expected);
-            assert_eq!(is_held(), expected);
-            cache.note_held(&instance(1), expected);
-            assert_eq!(is_held(), expected);
+            cache.note_contended(&instance(1), expected);
+            cache.note_contended(&instance(1), expected);
+            assert_eq!(is_contended(), expected);
+            cache.note_contended(&instance(1), expected);
+            assert_eq!(is_contended(), expected);
         }
     }
 

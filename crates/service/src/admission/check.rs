@@ -23,12 +23,13 @@ use crate::{
     read_state::{self, QueueUse},
 };
 use rm_model::{
-    assessment::{self, assess},
+    assessment::{self, BlockedRequest, assess},
     em::{Em, EmInstance},
     external::{Clusters, place_of},
+    hold::Holds,
     ledger::{PostCommitState, WaitQueueView},
     limit::Limits,
-    operation::{PlacedRequest, Rejection, RequestKey, RequestRecord},
+    operation::{LockKey, PlacedRequest, Rejection, RequestKey, RequestRecord},
     scope::{ScopeCounter, ScopeHoldings},
     ticket::EndedTicket,
 };
@@ -123,6 +124,8 @@ pub(super) struct CheckState {
     /// Ended tickets that were granted under these request ids.
     pub ended: HashMap<Uuid, EndedTicket>,
     pub line: WaitQueueView,
+    /// Holds on the EMs and users; empty in the cache.
+    pub holds: Holds,
     /// Clusters of the requested external queues; empty in the cache.
     pub clusters: Clusters,
     /// Database time of the read, if external queues were read.
@@ -164,21 +167,26 @@ impl CheckState {
             return Err(Rejection::PlaceLost);
         }
         assessment::check_em(em, &self.limits, &request.ask)?;
-        let scopes = request.scopes(&self.limits);
-        let usage = |counter: &ScopeCounter| self.scopes.get(counter);
-        let judged = assess(em, &scopes, usage, &self.line.line, position, &request.ask)?;
-        let judged = match self.now {
-            Some(now) => self.clusters.judge(judged, request, &self.limits, &self.line.line, now),
-            None => judged.map(|share| (share, None)),
-        };
-        Ok(match judged {
-            Ok(_) => Verdict::Fits,
+        let assessed = self.assess(em, request)?;
+        Ok(match self.holds.or_block(assessed, request, &self.line.line) {
+            Ok(()) => Verdict::Fits,
             Err(mut short) => {
                 if let Some(position) = position {
                     short.wait_keys = self.line.line.keys_for(position, &short.wait_keys);
                 }
                 Verdict::Refused(short)
             }
+        })
+    }
+
+    /// Assesses a request on its EM, in its scopes and in its external queue.
+    fn assess(&self, em: &Em, request: &PlacedRequest) -> Result<Result<(), Box<BlockedRequest>>, Rejection> {
+        let scopes = request.scopes(&self.limits);
+        let usage = |counter: &ScopeCounter| self.scopes.get(counter);
+        let assessed = assess(em, &scopes, usage, &self.line.line, request.position(), &request.ask)?;
+        Ok(match self.now {
+            Some(now) => self.clusters.judge(assessed, request, &self.limits, &self.line.line, now).map(|_| ()),
+            None => assessed.map(|_| ()),
         })
     }
 
@@ -203,7 +211,7 @@ impl CheckState {
 async fn read(session: &mut Session, looks: &[CheckTask], known: &Arc<Limits>) -> Result<CheckState, StoreError> {
     let connection = session.get().await?;
     let instances: HashSet<&EmInstance> = looks.iter().map(|look| &look.request.em).collect();
-    let (CurrentLimits { limits, anybody_waits, .. }, mut ems) =
+    let (CurrentLimits { limits, anybody_waits, any_held, .. }, mut ems) =
         em_resource::read_in_force(&mut *connection, known, instances).await?;
     ems.retain(|_, em| em.is_registered());
     let requests: Vec<&PlacedRequest> = looks.iter().map(|look| &look.request).collect();
@@ -220,9 +228,12 @@ async fn read(session: &mut Session, looks: &[CheckTask], known: &Arc<Limits>) -
         false => Some(session::clock(&mut *connection).await?),
     };
     let clusters = read_state::clusters(&mut *connection, &QueueUse { asked, tickets: vec![] }, false).await?;
+    let lock_keys =
+        requests.iter().flat_map(|request| [LockKey::Em(request.em.clone()), LockKey::User(request.ask.user.clone())]);
+    let holds = read_state::holds(&mut *connection, (any_held, None), lock_keys, &mut ems).await?;
     let line = match anybody_waits {
-        true => read_state::line(&mut *connection, &requests, &limits, &clusters).await?,
+        true => read_state::line(&mut *connection, &requests, &limits, &clusters, &holds).await?,
         false => WaitQueueView::default(),
     };
-    Ok(CheckState { ems, limits, scopes, request_ids, ended, line, clusters, now })
+    Ok(CheckState { ems, limits, scopes, request_ids, ended, line, holds, clusters, now })
 }

@@ -51,12 +51,13 @@ pub(super) struct RepairStep {
 pub(super) async fn em(connection: &mut PgConnection, em: &EmInstance, by: &Actor) -> Result<RepairStep, StoreError> {
     let mut transaction = connection.begin().await?;
     session::patient(&mut transaction).await?;
-    let key = LockKey::Em(em.clone());
-    resource_hold::end_over(&mut transaction, &key).await?;
-    let keys = BTreeSet::from([key]);
-    let Some(locks) = resource_lock::lock(&mut transaction, &keys).await? else {
+    let keys = BTreeSet::from([LockKey::Em(em.clone())]);
+    let locks = resource_lock::lock(&mut transaction, &keys).await?;
+    let is_held = !resource_hold::in_effect(&mut *transaction, &keys, None).await?.is_empty();
+    let Some(locks) = locks.filter(|_| !is_held) else {
         transaction.rollback().await?;
-        let problem = "it is locked by a row in linkis_resource_lock; release that hold, and repair again";
+        let problem =
+            "an operator holds it, or a row in linkis_resource_lock locks it; release that hold, and repair again";
         let held = Difference::in_words(Subject::Em(em.clone()), "row", problem);
         return Ok(RepairStep { remaining: vec![held], ..RepairStep::default() });
     };
@@ -84,7 +85,7 @@ async fn em_under_lock(
     let Some(books) = em_resource::books(connection, em).await? else { return Ok(RepairStep::default()) };
     let mut sums = EmTicketSums::new(&books.total);
     let mut counted = Ok(());
-    user_resource::tell_em_groups(connection, em, |group| match group {
+    user_resource::for_each_em_group(connection, em, |group| match group {
         Ok(group) => {
             sums.count(group.held.as_ref().map_err(String::as_str), group.is_locked, group.count);
             sums.note_used(&group.used_tickets);

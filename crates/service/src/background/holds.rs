@@ -1,4 +1,4 @@
-//! Expired holds: deletes them. An operation that needs the key deletes an expired hold itself; this task deletes the others.
+//! Expired holds: deletes them, and wakes the requests that wait for their end.
 //!
 //! Caller: the task driver (`background`).
 

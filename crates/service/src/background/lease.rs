@@ -25,8 +25,9 @@ use rm_store::{
 
 use super::{Step, Task};
 
-/// Name of the lease on all background work.
-const BACKGROUND: &str = "background";
+/// Name of the lease on all background work. A release with another writer number has a lease of its own, because one of the two may
+/// not write.
+const BACKGROUND: &str = "background of writer 2";
 
 /// Time during which an instance that steps down does not take the lease.
 const HANDED_OVER: Duration = Duration::from_secs(3);

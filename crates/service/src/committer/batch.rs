@@ -70,8 +70,8 @@ pub(super) struct CommitResult {
 /// Reason why a batch was not committed.
 #[derive(Debug)]
 pub(super) enum BatchError {
-    /// Another transaction or a hold owns some of its lock keys.
-    Held,
+    /// Another transaction or a committed row of another program owns some of its lock keys.
+    Contended,
     /// A limit change is in progress.
     Fenced,
     /// The limits have changed and require other locks.
@@ -179,8 +179,8 @@ async fn prepare(
     drop(waiting);
     let locks = match taken {
         Ok(Some(locks)) => locks,
-        Ok(None) => return Err(BatchError::Held),
-        Err(error) if error.is_lock_timeout() => return Err(BatchError::Held),
+        Ok(None) => return Err(BatchError::Contended),
+        Err(error) if error.is_lock_timeout() => return Err(BatchError::Contended),
         Err(error) => return Err(error.into()),
     };
     let (now, transaction_id) = (locks.now, locks.transaction_id.clone());
@@ -236,7 +236,7 @@ async fn read(
     connection: &mut PgConnection,
     operations: &[&Operation],
     in_force: CurrentLimits,
-    ems: HashMap<EmInstance, Em>,
+    mut ems: HashMap<EmInstance, Em>,
     (now, tells_counters): (OffsetDateTime, bool),
 ) -> Result<(LedgerSnapshot, ScopeVersions), StoreError> {
     let limits = in_force.limits;
@@ -280,9 +280,11 @@ async fn read(
         false => label_resource::lock(&mut *connection, &scopes, wanted).await?,
     };
     let clusters = read_state::clusters(&mut *connection, &queue_use(operations, &tickets), true).await?;
+    let lock_keys = operations.iter().flat_map(|operation| operation.lock_keys(true));
+    let holds = read_state::holds(&mut *connection, (in_force.any_held, Some(now)), lock_keys, &mut ems).await?;
     let any_in_line = requests.iter().any(|request| request.position().is_some());
     let line = match in_force.anybody_waits || any_in_line {
-        true => read_state::line(&mut *connection, &requests, &limits, &clusters).await?,
+        true => read_state::line(&mut *connection, &requests, &limits, &clusters, &holds).await?,
         false => WaitQueueView::default(),
     };
     let snapshot = LedgerSnapshot {
@@ -294,6 +296,7 @@ async fn read(
         inhabited,
         reports,
         drains,
+        holds,
         adopted,
         request_ids,
         limits,

@@ -1,7 +1,8 @@
 //! Contended-key queues (lanes): the tasks that wait for contended keys and commit what is queued there.
 //!
 //! `rm_engine::contended_keys` has the operations of each key. Each key has one task, which waits for the key on its own
-//! connection, then commits the queued operations as one batch. One task polls the keys of all queues without operations.
+//! connection, then commits the queued operations as one batch. While an operator holds the key, only requests that may wait are
+//! committed: the ledger moves them into the wait queue. One task polls the keys of all queues without operations.
 //!
 //! Never: waits for a key while it owns another one. Caller: the committer's run loop.
 
@@ -48,7 +49,7 @@ const TURN: Duration = Duration::from_millis(200);
 /// Shortest turn.
 const TURN_MIN: Duration = Duration::from_millis(10);
 
-/// Interval between polls of a key that a committed row (a hold) owns. PostgreSQL cannot wait for a committed row.
+/// Interval between polls of a key that a hold or a committed row owns. PostgreSQL cannot wait for a committed row.
 const HOLD_POLL: Duration = Duration::from_millis(50);
 
 /// Interval between polls of the keys of all empty queues.
@@ -152,7 +153,7 @@ impl ContendedQueues {
             let mut keys = self.open();
             let result = change(&mut keys, &mut effects);
             // Within the lock, so that placement has the changes of a key in their order.
-            effects.ems.iter().for_each(|(em, is_contended)| self.seen.note_held(em, *is_contended));
+            effects.ems.iter().for_each(|(em, is_contended)| self.seen.note_contended(em, *is_contended));
             result
         };
         let is_any_free = effects.ems.iter().any(|(_, is_contended)| !is_contended);
@@ -212,26 +213,43 @@ impl ContendedQueues {
         };
         match self.obstacle(worker, key).await {
             Ok(LockConflict::None) => {
-                self.note_held([key], false);
-                let mut batch = self.open().take(key);
-                batch.iter_mut().for_each(|pending| pending.waits = None);
-                for (key, operations) in worker.commit(batch).await {
-                    self.queue(&key, operations, &worker.limits());
-                }
+                self.note_contended([key], false);
+                let batch = self.open().take(key, |_| true);
+                self.commit(worker, batch).await;
                 Duration::ZERO
             }
-            Ok(obstacle) => {
-                self.note_held([key], true);
-                if obstacle == LockConflict::Hold { HOLD_POLL } else { Duration::ZERO }
+            Ok(LockConflict::Hold) => {
+                self.note_contended([key], true);
+                let batch = self.open().take(key, |pending| pending.operation.may_queue());
+                self.commit(worker, batch).await;
+                HOLD_POLL
+            }
+            Ok(LockConflict::Row) => {
+                self.note_contended([key], true);
+                HOLD_POLL
+            }
+            Ok(LockConflict::Transaction) => {
+                self.note_contended([key], true);
+                Duration::ZERO
             }
             Err(error) => {
-                self.note_held([key], false);
+                self.note_contended([key], false);
                 if !error.is_logged() {
                     let error = cause(&error);
                     tracing::warn!(error, ?key, "cannot wait for a resource lock");
                 }
                 ERROR_PAUSE
             }
+        }
+    }
+
+    async fn commit(self: &Arc<Self>, worker: &mut Worker, mut batch: Vec<QueuedOperation>) {
+        if batch.is_empty() {
+            return;
+        }
+        batch.iter_mut().for_each(|pending| pending.waits = None);
+        for (key, operations) in worker.commit(batch).await {
+            self.queue(&key, operations, &worker.limits());
         }
     }
 
@@ -248,7 +266,7 @@ impl ContendedQueues {
                 resource_lock::unlocked(&mut connection, watched, &mut after).await
             };
             match within_timeout(looked).await {
-                Ok(free) => self.note_held(&free, false),
+                Ok(free) => self.note_contended(&free, false),
                 Err(error) => {
                     if !error.is_logged() {
                         tracing::warn!(error = cause(&error), "cannot poll contended resource locks");
@@ -265,7 +283,7 @@ impl ContendedQueues {
     async fn obstacle(&self, worker: &mut Worker, key: &LockKey) -> Result<LockConflict, StoreError> {
         let waited = async { resource_lock::wait(worker.session().get().await?, key, self.turn()).await };
         let mut obstacle = within_timeout(waited).await;
-        if matches!((&obstacle, key), (Ok(LockConflict::Transaction | LockConflict::Hold), LockKey::User(_))) {
+        if matches!((&obstacle, key), (Ok(LockConflict::Transaction | LockConflict::Row), LockKey::User(_))) {
             match worker.locks_users().await {
                 Ok(true) => {}
                 Ok(false) => obstacle = Ok(LockConflict::None),
@@ -289,11 +307,11 @@ impl ContendedQueues {
     }
 
     /// Records the lock state of `keys`, for the operations that wait there and for placement.
-    fn note_held<'a>(&self, found: impl IntoIterator<Item = &'a LockKey>, is_held: bool) {
+    fn note_contended<'a>(&self, found: impl IntoIterator<Item = &'a LockKey>, is_contended: bool) {
         self.change(|keys, effects| {
             for key in found {
-                keys.waiting(key).for_each(|pending| pending.progress.set_contended(is_held));
-                keys.found(key, is_held, Instant::now().into_std(), effects);
+                keys.waiting(key).for_each(|pending| pending.progress.set_contended(is_contended));
+                keys.found(key, is_contended, Instant::now().into_std(), effects);
             }
         });
     }

@@ -399,7 +399,7 @@ struct OperationState(Arc<AtomicU8>);
 const WAITING: u8 = 0;
 const RUNNING: u8 = 1;
 const ABANDONED: u8 = 2;
-/// Waits for a key that another transaction, or a row that an operator wrote, owns.
+/// Waits for a key that another transaction or a row of another program owns, or that an operator holds.
 const CONTENDED: u8 = 3;
 
 impl OperationState {

@@ -8,6 +8,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    iter, mem,
     sync::Arc,
     time::Duration,
 };
@@ -92,18 +93,18 @@ impl Worker {
             drop(trace);
             let failed = match ended {
                 Ok(committed) => {
-                    self.committed(part.operations, committed);
+                    self.committed(part.operations, committed, &mut aside);
                     continue;
                 }
                 Err(BatchError::Unknown { transaction_id, evidence, committed }) => {
                     match self.was_committed(&transaction_id, &evidence).await {
-                        Some(true) => self.committed(part.operations, *committed),
+                        Some(true) => self.committed(part.operations, *committed, &mut aside),
                         Some(false) => retry(part, (BatchFailure::NotCommitted, None), &mut parts, &mut aside),
                         None => self.answers.unknown(part.operations),
                     }
                     continue;
                 }
-                Err(BatchError::Held) => match self.split(&mut part, &mut aside).await {
+                Err(BatchError::Contended) => match self.split(&mut part, &mut aside).await {
                     Ok(()) => (BatchFailure::KeysRemoved, None),
                     Err(error) => {
                         self.session.reset();
@@ -139,7 +140,23 @@ impl Worker {
         Ok(committed)
     }
 
-    fn committed(&self, part: Vec<QueuedOperation>, committed: CommitResult) {
+    /// Sends the replies of a batch. Moves the operations on held EMs and users to `aside`.
+    fn committed(&self, mut part: Vec<QueuedOperation>, mut committed: CommitResult, aside: &mut ContendedOperations) {
+        if committed.answers.iter().any(|answer| matches!(answer, Ok(Outcome::Held(_)))) {
+            let answers = part.into_iter().zip(mem::take(&mut committed.answers));
+            let counters = mem::take(&mut committed.counters).into_iter().chain(iter::repeat_with(|| None));
+            part = Vec::new();
+            for ((pending, answer), counters) in answers.zip(counters) {
+                match answer {
+                    Ok(Outcome::Held(key)) => queue_contended(aside, key, pending),
+                    answer => {
+                        part.push(pending);
+                        committed.answers.push(answer);
+                        committed.counters.push(counters);
+                    }
+                }
+            }
+        }
         self.metrics.committer.advisory_violations.inc_by(committed.advisory_violations);
         for how in TicketEnd::ALL {
             let count = committed.ended.iter().filter(|end| **end == how).count();
@@ -185,9 +202,9 @@ impl Worker {
 
     /// Moves the operations with a contended key from `part` to `aside`.
     async fn split(&mut self, part: &mut QueuedPart, aside: &mut ContendedOperations) -> Result<(), StoreError> {
-        let held = self.held(part).await?;
+        let contended = self.contended(part).await?;
         for pending in std::mem::take(&mut part.operations) {
-            match pending.operation.lock_keys(true).find(|key| held.contains(key)) {
+            match pending.operation.lock_keys(true).find(|key| contended.contains(key)) {
                 Some(key) => queue_contended(aside, key, pending),
                 None => part.operations.push(pending),
             }
@@ -196,12 +213,12 @@ impl Worker {
     }
 
     /// Returns the contended keys of a part.
-    async fn held(&mut self, part: &QueuedPart) -> Result<BTreeSet<LockKey>, StoreError> {
+    async fn contended(&mut self, part: &QueuedPart) -> Result<BTreeSet<LockKey>, StoreError> {
         if self.limits.locks_users() {
             self.locks_users().await?;
         }
         let keys = batch::lock_keys(part.operations.iter().map(|pending| &pending.operation), &self.limits);
-        within_timeout(resource_lock::held(self.session.get().await?, &keys)).await
+        within_timeout(resource_lock::contended(self.session.get().await?, &keys)).await
     }
 }
 

@@ -24,7 +24,7 @@ pub async fn for_each_group(
     mut visit: impl FnMut(Result<TicketGroup, StoreError>),
 ) -> Result<(), StoreError> {
     let mut rows = sqlx::query(
-        r#"-- user_resource::tell_groups
+        r#"-- user_resource::for_each_group
         SELECT min(ticket_id::text)::uuid AS ticket_id, "user", creator, engine_type,
             em_application_name, em_instance,
             min(engine_application_name) AS engine_application_name, min(engine_instance) AS engine_instance,
@@ -94,13 +94,13 @@ pub(crate) fn em_ticket_group(row: &PgRow) -> Result<EmTicketGroup, StoreError> 
 }
 
 /// Passes the live tickets of one EM, grouped by the columns that its counters depend on, to `visit`.
-pub async fn tell_em_groups(
+pub async fn for_each_em_group(
     connection: &mut PgConnection,
     em: &EmInstance,
     mut visit: impl FnMut(Result<EmTicketGroup, StoreError>),
 ) -> Result<(), StoreError> {
     let mut rows = sqlx::query(
-        "-- user_resource::tell_em_groups
+        "-- user_resource::for_each_em_group
         SELECT em_application_name, em_instance, resource_type AS ticket_type, user_locked_resource::text,
             user_used_resource::text, count(*) AS count,
             bit_xor(('x' || replace(ticket_id::text, '-', ''))::bit(128))::text AS xor, min(ticket_id::text) AS one

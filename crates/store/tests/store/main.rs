@@ -59,6 +59,7 @@ async fn register(connection: &mut PgConnection, instance: &EmInstance) {
         going: None,
         counted: Default::default(),
         drain: None,
+        is_held: false,
     };
     em_resource::insert(connection, &[em]).await.unwrap();
 }

@@ -26,7 +26,7 @@ metrics! {
         queue: Gauge = "committer_queue_operations",
             "Operations that wait for the next batch: near 16384, calls are rejected; see batch and commit seconds";
         contended: Gauge = "contended_operations",
-            "Operations that wait for a contended EM or user: check for holds and for long transactions";
+            "Operations that wait for a contended EM or user, without requests in a queue: check for holds and long transactions";
         contentions: Counter = "contentions_total",
             "Times that an operation met a contended EM or user";
         failed: Family<Label, Counter> = "operations_failed_total",

@@ -11,6 +11,7 @@ use rm_model::{
     external::{
         CheckRules, ClusterSnapshot, ClusterTicket, Clusters, LockedCluster, QueueCapacities, UnavailablePolicy, along,
     },
+    hold::Holds,
     ledger::{Deltas, HistoryLine, LedgerSnapshot, TicketPage, WaitQueueView},
     limit::Limits,
     operation::{RequestKey, RequestRecord},
@@ -108,6 +109,7 @@ impl Tables {
         LedgerSnapshot {
             now,
             ems: self.ems.iter().map(|(instance, em)| (instance.clone(), of_em(em))).collect(),
+            holds: Holds::default(),
             drains: self.drains.clone(),
             tickets: self.tickets.clone(),
             // One page with all tickets of each EM.

@@ -207,6 +207,7 @@ fn operation(ask: &ModelWaiting, position: Option<Option<QueuePosition>>) -> Ope
                 .request_id
                 .map(|id| RequestId { id: name(&id.to_string()), body_hash: body_hash(ask.body()) }),
             return_counters: false,
+            may_wait: position.is_some(),
         }),
         wait: position.map(|position| WaitParameters {
             instance_id: Uuid::nil(),
