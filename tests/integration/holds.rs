@@ -172,6 +172,26 @@ async fn hold_on_two_instances_stops_all_commits() {
     assert_eq!(assert_invariants(&database, &first.client).await, 0);
 }
 
+/// A batch of a user, in progress when the hold is requested, ends before ResourceHold returns.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn hold_of_user_waits_for_batch_in_progress() {
+    let (database, rm) = start_with_em(em("host1"), load(10, 10, 10)).await;
+    let mut row = database.transaction("SELECT FROM linkis_em_resource_meta_data FOR UPDATE").await;
+    let call = ask_in_task(&rm.client, request(&em("host1"), "hadoop", load(1, 1, 1)));
+    let writing =
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    eventually("the batch waits for the row", LONG, async || database.count(writing).await == 1).await;
+    rm.client.hold(&new(of_user("hadoop"), Duration::from_secs(600))).await.unwrap();
+    execute(&mut row, "ROLLBACK").await;
+    // Its batch follows on the same EM.
+    rm.client.request_resource(&request(&em("host1"), "alice", load(1, 1, 1))).await.granted();
+    let tickets = rm.client.tickets(None).await.unwrap();
+    assert!(tickets.iter().all(|ticket| ticket.user.as_str() == "alice"), "{tickets:?}");
+    assert!(rm.client.release_hold(&of_user("hadoop")).await.unwrap());
+    grant_of(call).await;
+    assert_eq!(assert_invariants(&database, &rm.client).await, 2);
+}
+
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hold_refusal_returns_its_reason() {
     let (database, rm) = start().await;
